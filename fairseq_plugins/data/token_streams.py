@@ -1,0 +1,169 @@
+"""A split of binarized text as parallel streams, cut into segments.
+
+The tokens of a split stand one after another, as fairseq-preprocess wrote them, with ``</s>`` at
+the end of every line. S streams share them out as consecutive parts that differ by one token at
+most, and each stream is read in segments of T tokens, the last one shorter. So every token is
+predicted exactly once, whatever S and T are. The first token of the split is predicted from
+``</s>``, the first of any other stream from the token before it.
+
+Letters: N tokens of the split, S streams of all workers, B streams of one worker, T tokens of a
+segment, K segments of a stream.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+
+import numpy as np
+import torch
+from fairseq.data import Dictionary, FairseqDataset, data_utils
+from fairseq.data.indexed_dataset import (
+    MMapIndexedDataset,
+    data_file_path,
+    index_file_path,
+)
+from torch import Tensor
+
+
+def load_tokens(
+    split_path: str, dictionary: Dictionary, dataset_impl: str | None = None, combine: bool = False
+) -> np.ndarray:
+    """Return the tokens of a split, (N,), without reading a memory-mapped one into memory.
+
+    Args:
+        split_path: path without ending, such as ``data-bin/train``.
+        dictionary: the symbols that the tokens index.
+        dataset_impl: fairseq's ``--dataset-impl``; None to look at the files.
+        combine: also append ``train1``, ``train2``, … where they exist.
+
+    Raises:
+        FileNotFoundError: there is no such split.
+        ValueError: the split is empty, or was binarized with another dictionary.
+    """
+    parts = []
+    for number in itertools.count():
+        path = split_path + (str(number) if number else "")
+        part = _load_part(path, dictionary, dataset_impl)
+        if part is None:
+            break
+        parts.append(part)
+        if not combine:
+            break
+    if not parts:
+        raise FileNotFoundError(
+            f"no data at {split_path}.bin: name the folder that fairseq-preprocess wrote, and a "
+            "split that it has"
+        )
+    tokens = parts[0] if len(parts) == 1 else np.concatenate(parts)
+    if tokens.size == 0:
+        raise ValueError(f"the split {split_path} is empty: binarize a text with at least one line")
+    largest = int(tokens.max())
+    if largest >= len(dictionary):
+        raise ValueError(
+            f"the split {split_path} holds symbol number {largest}, but dict.txt has only "
+            f"{len(dictionary)} symbols: use the dict.txt that the split was binarized with"
+        )
+    return tokens
+
+
+def _load_part(path: str, dictionary: Dictionary, dataset_impl: str | None) -> np.ndarray | None:
+    if os.path.exists(data_file_path(path)) and os.path.getsize(data_file_path(path)) == 0:
+        return np.empty(0, dtype=np.int64)
+    dataset = data_utils.load_indexed_dataset(path, dictionary, dataset_impl)
+    if dataset is None:
+        return None
+    if isinstance(dataset, MMapIndexedDataset):
+        # one sentence may hold the whole split (a text without line ends), and fairseq copies a
+        # sentence each time it is touched: read the file itself
+        dtype = MMapIndexedDataset.Index(index_file_path(path)).dtype
+        return np.memmap(data_file_path(path), dtype=dtype, mode="r")
+    return np.concatenate([dataset[i].numpy() for i in range(len(dataset))])
+
+
+class TokenStreams(FairseqDataset):
+    """Segments of S parallel streams over the tokens of a split.
+
+    Item ``k·S + s`` is segment k of stream s.
+
+    Args:
+        tokens: (N,).
+        dictionary: the symbols.
+        num_streams: S, at most N.
+        segment_length: T.
+    """
+
+    def __init__(
+        self, tokens: np.ndarray, dictionary: Dictionary, num_streams: int, segment_length: int
+    ) -> None:
+        super().__init__()
+        self.tokens = tokens
+        self.pad = dictionary.pad()
+        self.eos = dictionary.eos()
+        self.num_streams = num_streams
+        self.segment_length = segment_length
+        # the first streams are a token longer where N is no multiple of S
+        self._length, self._longer = divmod(len(tokens), num_streams)
+        longest = self._length + (self._longer > 0)
+        self.num_segments = -(-longest // segment_length)
+
+    def segment_bounds(self, segment: int, stream: int) -> tuple[int, int]:
+        """Return where segment ``segment`` of stream ``stream`` begins and ends in the split."""
+        first = stream * self._length + min(stream, self._longer)
+        last = first + self._length + (stream < self._longer)
+        begin = first + segment * self.segment_length
+        return min(begin, last), min(begin + self.segment_length, last)
+
+    def __getitem__(self, index: int) -> dict[str, int | Tensor]:
+        begin, end = self.segment_bounds(*divmod(index, self.num_streams))
+        target = torch.from_numpy(self.tokens[begin:end].astype(np.int64))
+        previous = torch.from_numpy(self.tokens[max(0, begin - 1) : end - 1].astype(np.int64))
+        if begin == 0:
+            previous = torch.cat([torch.tensor([self.eos]), previous])
+        return {"id": index, "source": previous[: len(target)], "target": target}
+
+    def __len__(self) -> int:
+        return self.num_segments * self.num_streams
+
+    def collater(self, samples: list[dict[str, int | Tensor]]) -> dict:
+        """Return a batch; shorter segments are padded on the right, (B, T)."""
+        if not samples:
+            return {}
+
+        def padded(key: str) -> Tensor:
+            return torch.nn.utils.rnn.pad_sequence(
+                [sample[key] for sample in samples], batch_first=True, padding_value=self.pad
+            )
+
+        lengths = torch.tensor([len(sample["target"]) for sample in samples])
+        return {
+            "id": torch.tensor([sample["id"] for sample in samples]),
+            "nsentences": len(samples),
+            "ntokens": int(lengths.sum()),
+            "net_input": {"src_tokens": padded("source"), "src_lengths": lengths},
+            "target": padded("target"),
+        }
+
+    def num_tokens(self, index: int) -> int:
+        """Return the number of tokens that item ``index`` predicts."""
+        begin, end = self.segment_bounds(*divmod(index, self.num_streams))
+        return end - begin
+
+    def size(self, index: int) -> int:
+        """Return the same as :meth:`num_tokens`; fairseq asks for both."""
+        return self.num_tokens(index)
+
+    def ordered_indices(self) -> np.ndarray:
+        """Return all items, segment by segment."""
+        return np.arange(len(self))
+
+    def batches(self, num_shards: int) -> list[list[int]]:
+        """Return the items of each batch: for each segment, one batch a worker.
+
+        fairseq deals batches out to workers in turn, so worker w always gets streams w·B to
+        (w + 1)·B - 1, in the order of the segments.
+        """
+        per_shard = self.num_streams // num_shards
+        return [
+            list(range(first, first + per_shard)) for first in range(0, len(self), per_shard)
+        ]

@@ -1,0 +1,115 @@
+"""All-attention network: attention layers with persistent vectors in place of feed-forward layers.
+
+Sukhbaatar, Grave, Lample, Jegou, Joulin: Augmenting Self-attention with Persistent Memory
+(2019, arXiv:1907.01470).
+"""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from fairseq.models import register_model
+
+from fairseq_plugins.models.presets import register_presets
+from fairseq_plugins.models.segment_language_model import (
+    SegmentDecoder,
+    SegmentLanguageModel,
+    SegmentLanguageModelConfig,
+    build_embedding,
+    build_output,
+    check_config,
+    embedding_scale,
+)
+from fairseq_plugins.modules.relative_attention import RelativeAttention, Window
+from fairseq_plugins.modules.relative_positions import LearnedRelativePositions
+from fairseq_plugins.modules.segment_layer import FeedForward, SegmentLayer
+
+
+@dataclass
+class AllAttentionConfig(SegmentLanguageModelConfig):
+    """Options of ``all_attention_lm``."""
+
+    persistent_vectors: int = field(
+        default=1024,
+        metadata={"help": "persistent key-value pairs a head (N in the paper); 0 for none"},
+    )
+    attention_span: int = field(
+        default=512,
+        metadata={"help": "how many tokens before its own a token attends to (L in the paper)"},
+    )
+
+
+@register_model("all_attention_lm", dataclass=AllAttentionConfig)
+class AllAttentionLanguageModel(SegmentLanguageModel):
+    """All-attention language model (section 4) with a fixed span."""
+
+    @classmethod
+    def build_model(cls, cfg: AllAttentionConfig, task: Any) -> "AllAttentionLanguageModel":
+        """Build the model for the task's dictionary.
+
+        Raises:
+            ValueError: an option has a value that no such model has.
+        """
+        dictionary = task.source_dictionary
+        check_config(cfg, len(dictionary))
+        if cfg.persistent_vectors < 0:
+            raise ValueError(
+                f"--persistent-vectors is {cfg.persistent_vectors}: it must be at least 0"
+            )
+        if cfg.attention_span < 1:
+            raise ValueError(f"--attention-span is {cfg.attention_span}: it must be at least 1")
+
+        mem_len = cfg.attention_span if cfg.mem_len is None else cfg.mem_len
+        # the context of a token ends before the token itself (section 4.3)
+        farthest = min(mem_len, cfg.attention_span) if cfg.same_length else cfg.attention_span
+        layers = [
+            SegmentLayer(
+                cfg.decoder_embed_dim,
+                RelativeAttention(
+                    cfg.decoder_embed_dim,
+                    cfg.decoder_attention_heads,
+                    Window(nearest=1, farthest=farthest),
+                    cfg.attention_dropout,
+                    cfg.persistent_vectors,
+                ),
+                FeedForward(
+                    cfg.decoder_embed_dim, cfg.decoder_ffn_embed_dim, cfg.activation_dropout
+                )
+                if cfg.decoder_ffn_embed_dim
+                else None,
+            )
+            for _ in range(cfg.decoder_layers)
+        ]
+        embed_tokens = build_embedding(cfg, dictionary)
+        decoder = SegmentDecoder(
+            dictionary,
+            embed_tokens,
+            embedding_scale(cfg),
+            LearnedRelativePositions(
+                cfg.attention_span,
+                cfg.decoder_embed_dim // cfg.decoder_attention_heads,
+                cfg.clamp_len,
+            ),
+            layers,
+            build_output(cfg, dictionary, embed_tokens),
+            min(mem_len, farthest),
+            cfg.embed_dropout,
+        )
+        summary = (
+            f"memory {min(mem_len, farthest)} tokens, clamp {cfg.clamp_len or 'none'}, "
+            f"same length {'yes' if cfg.same_length else 'no'}, attention span {farthest}"
+        )
+        return cls(decoder, summary)
+
+
+register_presets(
+    "all_attention_lm",
+    {
+        "all_attention_lm_tiny": {
+            "decoder_layers": 4,
+            "decoder_embed_dim": 128,
+            "decoder_attention_heads": 4,
+            "persistent_vectors": 256,
+            "attention_span": 256,
+        },
+    },
+)

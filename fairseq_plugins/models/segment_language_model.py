@@ -1,0 +1,395 @@
+"""The language model that Transformer-XL, all-attention and adaptive span are settings of.
+
+A stack of layers over a segment of text and a memory of the segments before. Four things are
+chosen: position encoding, span of the attention, persistent vectors, feed-forward sublayer.
+
+Shapes: B streams, T tokens of a segment, M remembered tokens, V symbols, d model width.
+"""
+
+import logging
+import math
+from dataclasses import dataclass, field
+from typing import Any, Optional
+
+from fairseq.data import Dictionary
+from fairseq.dataclass import FairseqDataclass
+from fairseq.models import FairseqIncrementalDecoder, FairseqLanguageModel
+from fairseq.modules import AdaptiveInput, AdaptiveSoftmax
+from omegaconf import II
+from torch import Tensor, nn
+
+from fairseq_plugins.modules.segment_layer import SegmentLayer
+from fairseq_plugins.modules.segment_memory import Cursor, SegmentMemory
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass
+class SegmentLanguageModelConfig(FairseqDataclass):
+    """Options that all segment language models have; named as fairseq names them where it does."""
+
+    decoder_layers: int = field(default=6, metadata={"help": "number of layers"})
+    decoder_embed_dim: int = field(default=512, metadata={"help": "model width"})
+    decoder_attention_heads: int = field(
+        default=8, metadata={"help": "number of attention heads; must divide the model width"}
+    )
+    decoder_ffn_embed_dim: int = field(
+        default=0,
+        metadata={"help": "inner width of the feed-forward sublayers; 0: layers have none"},
+    )
+    embed_dropout: float = field(
+        default=0.0,
+        metadata={"help": "dropout of the input embeddings and of the final representation"},
+    )
+    attention_dropout: float = field(default=0.0, metadata={"help": "dropout of attention weights"})
+    activation_dropout: float = field(
+        default=0.0, metadata={"help": "dropout after the activation of the feed-forward sublayers"}
+    )
+    mem_len: Optional[int] = field(
+        default=None,
+        metadata={
+            "help": "how many tokens before the segment are remembered (default: as many as the "
+            "attention reaches); evaluation may use another number through --model-overrides"
+        },
+    )
+    clamp_len: Optional[int] = field(
+        default=None,
+        metadata={"help": "distances beyond this one use its position vector (default: no limit)"},
+    )
+    same_length: bool = field(
+        default=False,
+        metadata={"help": "let every token attend to the same number of tokens, --mem-len of them"},
+    )
+    share_decoder_input_output_embed: bool = field(
+        default=False, metadata={"help": "tie the output projection to the input embeddings"}
+    )
+    output_bias: bool = field(
+        default=False,
+        metadata={"help": "give the output projection a bias (adaptive softmax has none)"},
+    )
+    adaptive_input: bool = field(
+        default=False, metadata={"help": "input embeddings in bands, rare symbols narrower"}
+    )
+    adaptive_input_cutoff: Optional[str] = field(
+        default=None,
+        metadata={"help": "where the bands of the adaptive input end, such as 20000,60000"},
+    )
+    adaptive_input_factor: float = field(
+        default=4, metadata={"help": "how much narrower each band of the adaptive input is"}
+    )
+    adaptive_softmax_cutoff: Optional[str] = field(
+        default=None,
+        metadata={
+            "help": "where the clusters of the adaptive softmax end, such as 20000,60000; "
+            "goes with --criterion adaptive_loss"
+        },
+    )
+    adaptive_softmax_factor: float = field(
+        default=4, metadata={"help": "how much narrower each cluster of the adaptive softmax is"}
+    )
+    adaptive_softmax_dropout: float = field(
+        default=0.0, metadata={"help": "dropout of the adaptive softmax's tail projections"}
+    )
+    tie_adaptive_weights: bool = field(
+        default=False,
+        metadata={"help": "tie the embeddings of adaptive input and adaptive softmax"},
+    )
+    tie_adaptive_proj: bool = field(
+        default=False,
+        metadata={"help": "tie the projections of adaptive input and adaptive softmax as well"},
+    )
+    tokens_per_sample: int = II("task.tokens_per_sample")
+
+
+def check_config(cfg: SegmentLanguageModelConfig, vocabulary: int) -> None:
+    """Raise ``ValueError`` for options that no segment language model can be built from."""
+    for option, least in [
+        ("decoder_layers", 1),
+        ("decoder_embed_dim", 1),
+        ("decoder_attention_heads", 1),
+        ("decoder_ffn_embed_dim", 0),
+        ("mem_len", 0),
+        ("clamp_len", 1),
+    ]:
+        value = getattr(cfg, option)
+        if value is not None and value < least:
+            raise ValueError(f"{_flag(option)} is {value}: it must be at least {least}")
+    for option in ("embed_dropout", "attention_dropout", "activation_dropout"):
+        value = getattr(cfg, option)
+        if not 0 <= value < 1:
+            raise ValueError(f"{_flag(option)} is {value}: it must be in [0, 1)")
+    if cfg.decoder_embed_dim % cfg.decoder_attention_heads:
+        raise ValueError(
+            f"--decoder-attention-heads is {cfg.decoder_attention_heads}: it must divide "
+            f"--decoder-embed-dim, {cfg.decoder_embed_dim}"
+        )
+    if cfg.same_length and cfg.mem_len == 0:
+        raise ValueError("--same-length with --mem-len 0 leaves nothing to attend to: drop one")
+    _check_output_options(cfg)
+    for option in ("adaptive_input_cutoff", "adaptive_softmax_cutoff"):
+        parse_cutoffs(getattr(cfg, option), option, vocabulary)
+
+
+def _check_output_options(cfg: SegmentLanguageModelConfig) -> None:
+    adaptive_softmax = cfg.adaptive_softmax_cutoff is not None
+    if cfg.adaptive_input and cfg.adaptive_input_cutoff is None:
+        raise ValueError("--adaptive-input needs --adaptive-input-cutoff, such as 20000,60000")
+    if adaptive_softmax and cfg.output_bias:
+        raise ValueError("--output-bias: adaptive softmax has no biases; drop one of the two")
+    if cfg.share_decoder_input_output_embed and (cfg.adaptive_input or adaptive_softmax):
+        raise ValueError(
+            "--share-decoder-input-output-embed ties plain embeddings: with adaptive input and "
+            "softmax use --tie-adaptive-weights"
+        )
+    if cfg.tie_adaptive_proj and not cfg.tie_adaptive_weights:
+        raise ValueError("--tie-adaptive-proj needs --tie-adaptive-weights")
+    if cfg.tie_adaptive_weights:
+        if not (cfg.adaptive_input and adaptive_softmax):
+            raise ValueError(
+                "--tie-adaptive-weights needs --adaptive-input and --adaptive-softmax-cutoff"
+            )
+        for option in ("cutoff", "factor"):
+            of_input = getattr(cfg, f"adaptive_input_{option}")
+            of_softmax = getattr(cfg, f"adaptive_softmax_{option}")
+            if of_input != of_softmax:
+                raise ValueError(
+                    f"--tie-adaptive-weights needs the same --adaptive-input-{option} and "
+                    f"--adaptive-softmax-{option}, not {of_input} and {of_softmax}"
+                )
+
+
+def parse_cutoffs(text: str | None, option: str, vocabulary: int) -> list[int]:
+    """Return the numbers in ``text``, such as "20000,60000".
+
+    Raises:
+        ValueError: they are not rising numbers below the vocabulary's size.
+    """
+    if text is None:
+        return []
+    try:
+        cutoffs = [int(part) for part in str(text).strip("[]()").split(",")]
+    except ValueError:
+        cutoffs = []
+    if not cutoffs or cutoffs[0] < 1 or sorted(set(cutoffs)) != cutoffs:
+        raise ValueError(
+            f"{_flag(option)} is {text!r}: it must be rising numbers, such as 20000,60000"
+        )
+    if cutoffs[-1] >= vocabulary:
+        raise ValueError(
+            f"{_flag(option)} is {text!r}: its last number must be below the {vocabulary} symbols "
+            "of the dictionary"
+        )
+    return cutoffs
+
+
+def _flag(option: str) -> str:
+    return "--" + option.replace("_", "-")
+
+
+def build_embedding(cfg: SegmentLanguageModelConfig, dictionary: Dictionary) -> nn.Module:
+    """Return the map of tokens (B, T) to input embeddings (B, T, d)."""
+    if cfg.adaptive_input:
+        return AdaptiveInput(
+            len(dictionary),
+            dictionary.pad(),
+            cfg.decoder_embed_dim,
+            cfg.adaptive_input_factor,
+            cfg.decoder_embed_dim,
+            parse_cutoffs(cfg.adaptive_input_cutoff, "adaptive_input_cutoff", len(dictionary)),
+        )
+    embedding = nn.Embedding(len(dictionary), cfg.decoder_embed_dim, dictionary.pad())
+    if cfg.share_decoder_input_output_embed:
+        # unit variance after scaling by √d, and logits of unit variance from the same weights
+        nn.init.normal_(embedding.weight, std=cfg.decoder_embed_dim**-0.5)
+        nn.init.zeros_(embedding.weight[dictionary.pad()])
+    return embedding
+
+
+def build_output(
+    cfg: SegmentLanguageModelConfig, dictionary: Dictionary, embed_tokens: nn.Module
+) -> nn.Module:
+    """Return the output projection (B, T, d) -> (B, T, V), or an adaptive softmax."""
+    if cfg.adaptive_softmax_cutoff is not None:
+        return AdaptiveSoftmax(
+            len(dictionary),
+            cfg.decoder_embed_dim,
+            parse_cutoffs(cfg.adaptive_softmax_cutoff, "adaptive_softmax_cutoff", len(dictionary)),
+            cfg.adaptive_softmax_dropout,
+            cfg.adaptive_softmax_factor,
+            embed_tokens if cfg.tie_adaptive_weights else None,
+            cfg.tie_adaptive_proj,
+        )
+    projection = nn.Linear(cfg.decoder_embed_dim, len(dictionary), bias=cfg.output_bias)
+    if cfg.share_decoder_input_output_embed:
+        projection.weight = embed_tokens.weight
+    return projection
+
+
+class SegmentDecoder(FairseqIncrementalDecoder):
+    """Embeddings, layers and output of a segment language model.
+
+    Args:
+        dictionary: the symbols.
+        embed_tokens: tokens (B, T) to embeddings (B, T, d).
+        embed_scale: what the embeddings are multiplied by.
+        positions: the farthest distance to position vectors of all distances, falling to -1.
+        layers: the layers, first to last.
+        output: projection to V scores, or an adaptive softmax.
+        mem_len: M, how many tokens before a segment its layers may read.
+        dropout: probability of dropping an element of embeddings and final representation.
+    """
+
+    def __init__(
+        self,
+        dictionary: Dictionary,
+        embed_tokens: nn.Module,
+        embed_scale: float,
+        positions: nn.Module,
+        layers: list[SegmentLayer],
+        output: nn.Module,
+        mem_len: int,
+        dropout: float,
+    ) -> None:
+        super().__init__(dictionary)
+        self.embed_tokens = embed_tokens
+        self.embed_scale = embed_scale
+        self.positions = positions
+        self.layers = nn.ModuleList(layers)
+        adaptive = isinstance(output, AdaptiveSoftmax)
+        self.adaptive_softmax = output if adaptive else None
+        self.output_projection = None if adaptive else output
+        self.mem_len = mem_len
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(
+        self,
+        prev_output_tokens: Tensor,
+        encoder_out: None = None,
+        incremental_state: dict[str, Any] | None = None,
+        memory: Cursor | None = None,
+    ) -> tuple[Tensor, None]:
+        """Return the scores of the symbols that may follow each token.
+
+        Args:
+            prev_output_tokens: the segment, (B, T); with ``incremental_state`` all tokens so far,
+                of which only those it has not seen are computed.
+            encoder_out: None; fairseq's generator passes it.
+            incremental_state: fairseq's dictionary of one generation.
+            memory: the segment's place in its streams; None for a segment without a past, which
+                also leaves no trace.
+
+        Returns:
+            (B, T, V) scores, or the (B, T, d) input of the adaptive softmax; and None for
+            attention, which is not kept.
+        """
+        features, extra = self.extract_features(
+            prev_output_tokens, encoder_out, incremental_state, memory
+        )
+        return self.output_layer(features), extra
+
+    def extract_features(
+        self,
+        prev_output_tokens: Tensor,
+        encoder_out: None = None,
+        incremental_state: dict[str, Any] | None = None,
+        memory: Cursor | None = None,
+    ) -> tuple[Tensor, None]:
+        """Return the final representation (B, T, d); arguments as in :meth:`forward`."""
+        if incremental_state is not None:
+            generated = incremental_state.setdefault("segment_memory", SegmentMemory())
+            memory = generated.at(generated.end(self))
+            prev_output_tokens = prev_output_tokens[:, memory.start :]
+        x = self.dropout(self.embed_scale * self.embed_tokens(prev_output_tokens))
+        past = None if memory is None else memory.read(self, like=x)
+        remembered = 0 if past is None else past[0][0].size(-2)
+        positions = self.positions(remembered + x.size(1) - 1)
+        states = []
+        for layer, state in zip(self.layers, past or [None] * len(self.layers), strict=True):
+            x, state = layer(x, positions, state)
+            states.append(state)
+        if memory is not None:
+            memory.write(self, states, x.size(1), self.mem_len)
+        return self.dropout(x), None
+
+    def output_layer(self, features: Tensor) -> Tensor:
+        """Map (B, T, d) to scores (B, T, V); the adaptive softmax does its own part later."""
+        return features if self.output_projection is None else self.output_projection(features)
+
+    def get_normalized_probs(
+        self, net_output: tuple[Tensor, Any], log_probs: bool, sample: dict | None = None
+    ) -> Tensor:
+        """Return (log-)probabilities of all symbols, (B, T, V).
+
+        Raises:
+            FloatingPointError: a target's log-probability is not finite; fairseq-eval-lm would
+                leave that token out of its average.
+        """
+        probs = super().get_normalized_probs(net_output, log_probs, sample)
+        if log_probs and sample is not None:
+            of_targets = probs.gather(-1, sample["target"].unsqueeze(-1))
+            if not of_targets.isfinite().all():
+                raise FloatingPointError(
+                    "the log-probability of a token is not finite: evaluate without --fp16, or "
+                    "look for NaN in the checkpoint"
+                )
+        return probs
+
+    def reorder_incremental_state(
+        self, incremental_state: dict[str, Any], new_order: Tensor
+    ) -> None:
+        """Let beam i go on from beam ``new_order[i]``."""
+        if "segment_memory" in incremental_state:
+            incremental_state["segment_memory"].reorder(new_order)
+
+    def max_positions(self) -> int:
+        """Return how long an input may be: relative positions set no limit."""
+        return 1_000_000_000
+
+
+class SegmentLanguageModel(FairseqLanguageModel):
+    """A language model over streams of text, read segment by segment.
+
+    Args:
+        decoder: its :class:`SegmentDecoder`.
+        summary: memory, clamp and span in words, for the log.
+    """
+
+    def __init__(self, decoder: SegmentDecoder, summary: str) -> None:
+        super().__init__(decoder)
+        self.summary = summary
+
+    def forward(
+        self, src_tokens: Tensor, src_lengths: Tensor | None = None, memory: Cursor | None = None
+    ) -> tuple[Tensor, None]:
+        """Score what follows each of ``src_tokens`` (B, T); see :meth:`SegmentDecoder.forward`."""
+        return self.decoder(src_tokens, memory=memory)
+
+    def prepare_for_inference_(self, cfg: Any) -> None:
+        """Say what memory the figures that follow were got with."""
+        super().prepare_for_inference_(cfg)
+        logger.info(self.summary)
+
+    def load_state_dict(self, state_dict: dict, *args: Any, **kwargs: Any):
+        """Load weights.
+
+        Raises:
+            ValueError: they belong to a dictionary of another size.
+        """
+        rows = sum(
+            weight.size(0)
+            for name, weight in state_dict.items()
+            if name == "decoder.embed_tokens.weight"
+            or (name.startswith("decoder.embed_tokens.embeddings.") and name.endswith(".0.weight"))
+        )
+        if rows != len(self.decoder.dictionary):
+            raise ValueError(
+                f"the checkpoint has embeddings of {rows} symbols and the dictionary (dict.txt) "
+                f"has {len(self.decoder.dictionary)}: use the data that the model was trained with"
+            )
+        return super().load_state_dict(state_dict, *args, **kwargs)
+
+
+def embedding_scale(cfg: SegmentLanguageModelConfig) -> float:
+    """Return √d for embeddings that start with variance 1/d, 1 for those with variance 1."""
+    small = cfg.share_decoder_input_output_embed or cfg.adaptive_input
+    return math.sqrt(cfg.decoder_embed_dim) if small else 1.0

@@ -1,0 +1,333 @@
+"""Language modelling over continuous text, read as parallel streams of segments."""
+
+import hashlib
+import logging
+import os
+from dataclasses import dataclass, field
+from typing import Any, Optional
+
+import numpy as np
+import torch
+from fairseq import utils
+from fairseq.data import (
+    AppendTokenDataset,
+    Dictionary,
+    IdDataset,
+    NestedDictionaryDataset,
+    NumelDataset,
+    PadDataset,
+    PrependTokenDataset,
+    StripTokenDataset,
+    TokenBlockDataset,
+)
+from fairseq.data.indexed_dataset import get_available_dataset_impl
+from fairseq.dataclass import ChoiceEnum, FairseqDataclass
+from fairseq.distributed import utils as distributed_utils
+from fairseq.tasks import FairseqTask, register_task
+from omegaconf import II
+
+from fairseq_plugins.data.stream_iterator import StreamIterator
+from fairseq_plugins.data.token_streams import TokenStreams, load_tokens
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass
+class SegmentLanguageModelingConfig(FairseqDataclass):
+    """Options of ``segment_language_modeling``."""
+
+    data: Optional[str] = field(
+        default=None,
+        metadata={"help": "folder that fairseq-preprocess wrote; several, with : between them, are "
+        "read in turn, one an epoch"},
+    )
+    tokens_per_sample: int = field(
+        default=512, metadata={"help": "segment length: tokens that are computed at once"}
+    )
+    continue_past_eos: bool = field(
+        default=False,
+        metadata={
+            "help": "generation goes on past </s>, to --max-len-b tokens, and prints it: for "
+            "models of running text, where </s> is the end of a line"
+        },
+    )
+    batch_size: Optional[int] = II("dataset.batch_size")
+    dataset_impl: Optional[ChoiceEnum(get_available_dataset_impl())] = II("dataset.dataset_impl")
+
+
+class RunningTextDictionary(Dictionary):
+    """A dictionary that writes ``</s>`` out where fairseq's leaves it away."""
+
+    def string(self, tensor: Any, *args: Any, **options: Any) -> str:
+        """Return ``tensor`` as text, with ``</s>`` where it stands."""
+        return super().string(tensor, *args, **{**options, "include_eos": True})
+
+
+@register_task("segment_language_modeling", dataclass=SegmentLanguageModelingConfig)
+class SegmentLanguageModelingTask(FairseqTask):
+    """Train and evaluate segment language models (Transformer-XL, section 3.2).
+
+    ``--batch-size`` is the number of parallel streams of a worker. Each batch brings the memory of
+    its streams as ``net_input["memory"]``; the model reads and extends it, so that fairseq's
+    commands need no special case.
+
+    Args:
+        cfg: the options.
+        dictionary: the symbols.
+    """
+
+    def __init__(self, cfg: SegmentLanguageModelingConfig, dictionary: Dictionary) -> None:
+        super().__init__(cfg)
+        self.dictionary = dictionary
+        self.state.merge_state_dict({"dictionary": _fingerprint(dictionary)})
+        self._training_memory = None
+
+    @classmethod
+    def setup_task(
+        cls, cfg: SegmentLanguageModelingConfig, **kwargs: Any
+    ) -> "SegmentLanguageModelingTask":
+        """Load the dictionary.
+
+        Raises:
+            ValueError: there is no data folder, no dictionary in it, or no such segment length.
+        """
+        if not cfg.data:
+            raise ValueError("DATA is missing: name the folder that fairseq-preprocess wrote")
+        if cfg.tokens_per_sample < 1:
+            raise ValueError(
+                f"--tokens-per-sample is {cfg.tokens_per_sample}: it must be at least 1"
+            )
+        path = os.path.join(utils.split_paths(cfg.data)[0], "dict.txt")
+        if not os.path.exists(path):
+            raise ValueError(
+                f"DATA is {cfg.data}: there is no {path}; name the folder that fairseq-preprocess "
+                "wrote"
+            )
+        kind = RunningTextDictionary if cfg.continue_past_eos else Dictionary
+        dictionary = kind.load(path)
+        logger.info("dictionary: %d symbols", len(dictionary))
+        return cls(cfg, dictionary)
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Take over what a checkpoint says of its task.
+
+        Raises:
+            ValueError: the model was trained with another dictionary.
+        """
+        trained_with = state_dict.get("dictionary", self.state.dictionary)
+        if trained_with != self.state.dictionary:
+            raise ValueError(
+                f"DATA is {self.cfg.data}: its dict.txt is not the one that the checkpoint was "
+                "trained with; binarize the text with fairseq-preprocess --srcdict and that one"
+            )
+
+    def load_dataset(self, split: str, epoch: int = 1, combine: bool = False, **kwargs: Any) -> None:
+        """Load a split; :meth:`get_batch_iterator` decides on its streams.
+
+        Raises:
+            FileNotFoundError: there is no such split.
+            ValueError: it is empty, or was binarized with another dictionary.
+        """
+        paths = utils.split_paths(self.cfg.data)
+        path = os.path.join(paths[(epoch - 1) % len(paths)], split)
+        tokens = load_tokens(path, self.dictionary, self.cfg.dataset_impl, combine)
+        # one stream; get_batch_iterator lays out as many as it is asked for
+        self.datasets[split] = TokenStreams(
+            tokens, self.dictionary, num_streams=1, segment_length=self.cfg.tokens_per_sample
+        )
+
+    def get_batch_iterator(
+        self,
+        dataset: Any,
+        max_tokens: int | None = None,
+        max_sentences: int | None = None,
+        num_shards: int = 1,
+        shard_id: int = 0,
+        num_workers: int = 0,
+        epoch: int = 1,
+        data_buffer_size: int = 0,
+        skip_remainder_batch: bool = False,
+        **options: Any,
+    ) -> Any:
+        """Return an iterator over a split as parallel streams, or over separate sentences.
+
+        Args:
+            dataset: a split of this task, or the sentences of fairseq-interactive.
+            max_tokens: refused for streams, which are counted with ``max_sentences``.
+            max_sentences: B, the streams of each worker (``--batch-size``); 1 if None.
+            num_shards: number of workers.
+            shard_id: this worker.
+            num_workers: of fairseq's iterator over sentences; a batch of streams is a few slices
+                of a memory-mapped file, cheaper to cut here than to hand over from a process.
+            epoch: number of the epoch, from 1.
+            data_buffer_size: batches to prepare ahead.
+            skip_remainder_batch: leave out the last segment of each stream.
+            options: of fairseq's iterator over sentences.
+
+        Raises:
+            ValueError: ``--max-tokens`` is given, or there are more streams than tokens.
+        """
+        if not isinstance(dataset, TokenStreams):
+            return super().get_batch_iterator(
+                dataset,
+                max_tokens=max_tokens,
+                max_sentences=max_sentences,
+                num_shards=num_shards,
+                shard_id=shard_id,
+                num_workers=num_workers,
+                epoch=epoch,
+                data_buffer_size=data_buffer_size,
+                **options,
+            )
+        if max_tokens is not None:
+            raise ValueError(
+                f"--max-tokens is {max_tokens}: streams of text are counted; leave it out and give "
+                "--batch-size, the number of parallel streams"
+            )
+        streams = self._lay_out(dataset.tokens, (max_sentences or 1), num_shards)
+        logger.info(
+            "%s tokens in %d streams, segments of %d tokens; worker %d of %d has %d streams",
+            f"{len(streams.tokens):,}",
+            streams.num_streams,
+            streams.segment_length,
+            shard_id + 1,
+            num_shards,
+            streams.num_streams // num_shards,
+        )
+        return StreamIterator(
+            streams,
+            num_shards,
+            shard_id,
+            epoch=epoch,
+            buffer_size=data_buffer_size,
+            skip_remainder_batch=skip_remainder_batch,
+        )
+
+    def _lay_out(self, tokens: np.ndarray, streams: int, num_shards: int) -> TokenStreams:
+        if streams * num_shards > len(tokens):
+            workers = f" with {num_shards} workers" if num_shards > 1 else ""
+            raise ValueError(
+                f"--batch-size is {streams}{workers}: that makes {streams * num_shards} parallel "
+                f"streams of a split with {len(tokens)} tokens; use at most "
+                f"{len(tokens) // num_shards} (for validation: --batch-size-valid)"
+            )
+        return TokenStreams(
+            tokens, self.dictionary, streams * num_shards, self.cfg.tokens_per_sample
+        )
+
+    def eval_lm_dataloader(
+        self,
+        dataset: TokenStreams,
+        batch_size: int | None = None,
+        num_shards: int = 1,
+        shard_id: int = 0,
+        data_buffer_size: int = 10,
+        context_window: int = 0,
+        **unused: Any,
+    ) -> Any:
+        """Return the batches of fairseq-eval-lm: ``batch_size`` streams, one if None.
+
+        Raises:
+            ValueError: ``--context-window`` is given.
+        """
+        if context_window > 0:
+            raise ValueError(
+                f"--context-window is {context_window}: the memory is the context here; leave it "
+                "out and use --model-overrides \"{'mem_len': ...}\""
+            )
+        return self.get_batch_iterator(
+            dataset,
+            max_sentences=batch_size,
+            num_shards=num_shards,
+            shard_id=shard_id,
+            data_buffer_size=data_buffer_size,
+        ).next_epoch_itr(shuffle=False)
+
+    def train_step(self, sample: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
+        """Train on a batch, and keep hold of its streams' memory for the next checkpoint."""
+        cursor = sample["net_input"].get("memory")
+        if cursor is not None:
+            self._training_memory = cursor.memory
+        return super().train_step(sample, *args, **kwargs)
+
+    def begin_valid_epoch(self, epoch: int, model: Any) -> None:
+        """Gather the workers' memories: fairseq validates before each checkpoint in mid-epoch.
+
+        All workers pass here, while only worker 0 is asked to write the checkpoint.
+        """
+        if self._training_memory is not None and distributed_utils.get_world_size(None) > 1:
+            self._training_memory.gather(distributed_utils.get_data_parallel_group())
+
+    def build_dataset_for_inference(
+        self, src_tokens: list[torch.Tensor], src_lengths: list[int], **kwargs: Any
+    ) -> NestedDictionaryDataset:
+        """Return prompts as a dataset: ``</s>``, then the prompt without its closing ``</s>``."""
+        prompts = StripTokenDataset(
+            TokenBlockDataset(
+                src_tokens,
+                src_lengths,
+                block_size=None,
+                pad=self.dictionary.pad(),
+                eos=self.dictionary.eos(),
+                break_mode="eos",
+            ),
+            self.dictionary.eos(),
+        )
+        source = PrependTokenDataset(prompts, token=self.dictionary.eos())
+        pad = self.dictionary.pad()
+        return NestedDictionaryDataset(
+            {
+                "id": IdDataset(),
+                "net_input": {
+                    "src_tokens": PadDataset(source, pad_idx=pad, left_pad=False),
+                    "src_lengths": NumelDataset(source, reduce=False),
+                },
+                "target": PadDataset(
+                    AppendTokenDataset(prompts, token=pad), pad_idx=pad, left_pad=False
+                ),
+            },
+            sizes=[np.array(src_lengths)],
+        )
+
+    def build_generator(self, models: Any, args: Any, **kwargs: Any) -> Any:
+        """Return fairseq's generator; with ``--continue-past-eos`` nothing but length ends it."""
+        if self.cfg.continue_past_eos:
+            # <s> never occurs in text, so a generator that waits for it does not stop
+            extra = dict(kwargs.pop("extra_gen_cls_kwargs", None) or {})
+            kwargs["extra_gen_cls_kwargs"] = {**extra, "eos": self.dictionary.bos()}
+        return super().build_generator(models, args, **kwargs)
+
+    def inference_step(
+        self,
+        generator: Any,
+        models: Any,
+        sample: dict[str, Any],
+        prefix_tokens: torch.Tensor | None = None,
+        constraints: Any = None,
+    ) -> Any:
+        """Continue each prompt, which starts a stream of its own: its memory holds nothing else."""
+        if constraints is not None:
+            raise ValueError("--constraints: a language model has no constrained decoding; drop it")
+        if prefix_tokens is None:
+            if sample.get("target") is not None:
+                prefix_tokens = sample["target"]
+            else:
+                prefix_tokens = sample["net_input"]["src_tokens"][:, 1:]
+        with torch.no_grad():
+            return generator.generate(
+                models, sample, prefix_tokens=prefix_tokens, bos_token=self.dictionary.eos()
+            )
+
+    @property
+    def source_dictionary(self) -> Dictionary:
+        """Return the symbols."""
+        return self.dictionary
+
+    @property
+    def target_dictionary(self) -> Dictionary:
+        """Return the symbols."""
+        return self.dictionary
+
+
+def _fingerprint(dictionary: Dictionary) -> str:
+    return hashlib.sha256("\n".join(dictionary.symbols).encode()).hexdigest()

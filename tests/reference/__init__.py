@@ -1,0 +1,1 @@
+"""Slow implementations, written from the papers' equations, that the fast ones are held to."""

@@ -1,0 +1,136 @@
+"""Fast attention against the equations, values and gradients, in float64."""
+
+import pytest
+import torch
+
+from fairseq_plugins.modules import relative_attention
+from fairseq_plugins.modules.relative_attention import (
+    RelativeAttention,
+    Window,
+    align_by_distance,
+    hidden_by_window,
+)
+from fairseq_plugins.modules.relative_positions import LearnedRelativePositions
+from tests.reference.all_attention import multi_head
+
+STREAMS, HEADS, WIDTH = 2, 2, 8
+
+
+def make(span, persistent, nearest=1, clamp_len=None):
+    torch.manual_seed(1)
+    attention = RelativeAttention(WIDTH, HEADS, Window(nearest, span), num_persistent=persistent)
+    positions = LearnedRelativePositions(span, WIDTH // HEADS, clamp_len)
+    return attention.double(), positions.double()
+
+
+def reference(attention, positions, x, memory):
+    context = x if memory is None else torch.cat([memory, x], dim=1)
+    farthest = positions.farthest
+
+    def u(distance):
+        return positions.weight[min(max(distance, 1), farthest) - 1]
+
+    span = attention.window.farthest
+    return torch.stack(
+        [multi_head(attention, x[b], context[b], u, span) for b in range(x.size(0))]
+    )
+
+
+@pytest.mark.parametrize("block", [2, 3, 128])
+@pytest.mark.parametrize("persistent", [0, 5])
+@pytest.mark.parametrize(
+    ("remembered", "length", "span", "nearest", "clamp_len"),
+    [
+        (0, 1, 4, 1, None),
+        (0, 7, 4, 1, None),
+        (0, 7, 20, 1, None),
+        (4, 5, 4, 1, None),
+        (6, 5, 4, 1, None),
+        (3, 5, 6, 1, None),
+        (6, 1, 4, 1, None),
+        (4, 5, 4, 0, None),
+        (0, 5, 4, 0, None),
+        (6, 5, 8, 1, 3),
+    ],
+)
+def test_values_and_gradients_equal_the_equations(
+    monkeypatch, block, persistent, remembered, length, span, nearest, clamp_len
+):
+    monkeypatch.setattr(relative_attention, "QUERY_BLOCK", block)
+    attention, positions = make(span, persistent, nearest, clamp_len)
+    x = torch.randn(STREAMS, length, WIDTH, dtype=torch.float64, requires_grad=True)
+    memory = None
+    if remembered:
+        memory = torch.randn(STREAMS, remembered, WIDTH, dtype=torch.float64, requires_grad=True)
+    weight = torch.randn(STREAMS, length, WIDTH, dtype=torch.float64)
+    inputs = [x, *attention.parameters(), positions.weight]
+    if memory is not None:
+        inputs.append(memory)
+
+    table = positions(remembered + length - 1)
+    fast, _ = attention(x, table, None if memory is None else (memory,))
+    slow = reference(attention, positions, x, memory)
+    torch.testing.assert_close(fast, slow)
+    fast_gradients = torch.autograd.grad((fast * weight).sum(), inputs, allow_unused=True)
+    slow_gradients = torch.autograd.grad((slow * weight).sum(), inputs, allow_unused=True)
+    for fast_gradient, slow_gradient, value in zip(
+        fast_gradients, slow_gradients, inputs, strict=True
+    ):
+        zero = torch.zeros_like(value)
+        torch.testing.assert_close(
+            zero if fast_gradient is None else fast_gradient,
+            zero if slow_gradient is None else slow_gradient,
+        )
+
+
+def test_cached_projections_give_the_values_of_remembered_hidden_states():
+    attention, positions = make(span=4, persistent=3)
+    x = torch.randn(STREAMS, 9, WIDTH, dtype=torch.float64)
+    with torch.no_grad():
+        _, state = attention(x[:, :5], positions(4))
+        assert len(state) == 2
+        cached, _ = attention(x[:, 5:], positions(8), state)
+    hidden, state = attention(x[:, 5:], positions(8), (x[:, :5],))
+    assert len(state) == 1
+    torch.testing.assert_close(cached, hidden.detach())
+
+
+def test_projections_learn_from_remembered_hidden_states():
+    attention, positions = make(span=4, persistent=0)
+    x = torch.randn(STREAMS, 1, WIDTH, dtype=torch.float64)
+    out, _ = attention(x, positions(4), (torch.randn(STREAMS, 4, WIDTH, dtype=torch.float64),))
+    out.sum().backward()
+    # the segment's only token sees nothing but memory, so the gradient comes from there
+    assert attention.k_proj.weight.grad.abs().max() > 0
+    assert attention.v_proj.weight.grad.abs().max() > 0
+
+
+def test_align_by_distance_moves_each_row_by_one():
+    scores = torch.arange(12.0).view(3, 4)
+    expected = torch.tensor([[2.0, 3.0, 4.0], [5.0, 6.0, 7.0], [8.0, 9.0, 10.0]])
+    assert torch.equal(align_by_distance(scores, 3), expected)
+
+
+def test_window_hides_what_is_nearer_and_farther():
+    hidden = hidden_by_window(2, 2, 4, Window(1, 2), like=torch.zeros(()))
+    # distances of the first query: 2 1 0 -1, of the second: 3 2 1 0
+    assert hidden.tolist() == [[False, False, True, True], [True, False, False, True]]
+
+
+def test_dropout_acts_on_attention_weights_in_training_only():
+    attention, positions = make(span=4, persistent=3)
+    x = torch.randn(STREAMS, 5, WIDTH, dtype=torch.float64)
+    plain, _ = attention(x, positions(4))
+    attention.dropout = 0.5
+    assert not torch.allclose(attention(x, positions(4))[0], plain)
+    torch.testing.assert_close(attention.eval()(x, positions(4))[0], plain)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_stays_finite_where_a_query_sees_nothing(dtype):
+    attention, positions = make(span=4, persistent=0)
+    attention, positions = attention.to(dtype), positions.to(dtype)
+    x = (100 * torch.randn(STREAMS, 5, WIDTH)).to(dtype)
+    out, _ = attention(x, positions(4))
+    assert out.isfinite().all()
+    assert torch.equal(out[:, 0], torch.zeros_like(out[:, 0]))
