@@ -28,5 +28,6 @@ if tuple(int(part) for part in fairseq.__version__.split(".")[:2]) < (0, 12):
 # hold this class, a plain container; torch's safe loader refuses classes it has not been told of.
 torch.serialization.add_safe_globals([argparse.Namespace])
 
+from fairseq_plugins.criterions import exact_adaptive_loss  # noqa: E402, F401
 from fairseq_plugins.models import all_attention  # noqa: E402, F401
 from fairseq_plugins.tasks import segment_language_modeling  # noqa: E402, F401

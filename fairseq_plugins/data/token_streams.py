@@ -78,6 +78,8 @@ def _load_part(path: str, dictionary: Dictionary, dataset_impl: str | None) -> n
         # sentence each time it is touched: read the file itself
         dtype = MMapIndexedDataset.Index(index_file_path(path)).dtype
         return np.memmap(data_file_path(path), dtype=dtype, mode="r")
+    if dataset.supports_prefetch:
+        dataset.prefetch(range(len(dataset)))
     return np.concatenate([dataset[i].numpy() for i in range(len(dataset))])
 
 

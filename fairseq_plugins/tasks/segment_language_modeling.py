@@ -121,6 +121,19 @@ class SegmentLanguageModelingTask(FairseqTask):
                 "trained with; binarize the text with fairseq-preprocess --srcdict and that one"
             )
 
+    def build_criterion(self, cfg: Any, from_checkpoint: bool = False) -> Any:
+        """Build the loss.
+
+        Raises:
+            ValueError: it is fairseq's ``adaptive_loss``, which leaves tokens out.
+        """
+        if cfg._name == "adaptive_loss":
+            raise ValueError(
+                "--criterion adaptive_loss leaves the second symbol of every cluster but the first "
+                "out of the loss: use --criterion exact_adaptive_loss"
+            )
+        return super().build_criterion(cfg, from_checkpoint)
+
     def load_dataset(self, split: str, epoch: int = 1, combine: bool = False, **kwargs: Any) -> None:
         """Load a split; :meth:`get_batch_iterator` decides on its streams.
 

@@ -1,0 +1,1 @@
+"""Losses that fairseq can name."""

@@ -1,0 +1,166 @@
+"""Memory belongs to a walk over the data: what moves it and what does not."""
+
+import logging
+
+import pytest
+import torch
+
+from fairseq_plugins.data.stream_iterator import StreamIterator
+from fairseq_plugins.data.token_streams import TokenStreams
+from fairseq_plugins.modules.segment_memory import SegmentMemory
+from tests.test_token_streams import text
+from tests.tiny import dictionary, tiny_model, tokens
+
+
+def run(model, stream, memory, start, end):
+    return model(stream[:, start:end], memory=memory.at(start))[0]
+
+
+def test_a_batch_without_a_cursor_moves_nothing():
+    model, stream = tiny_model().double(), tokens(2, 12)
+    memory, other = SegmentMemory(), SegmentMemory()
+    for m in (memory, other):
+        run(model, stream, m, 0, 6)
+    model(tokens(2, 6, seed=9))
+    assert torch.equal(run(model, stream, memory, 6, 12), run(model, stream, other, 6, 12))
+
+
+def test_two_walks_do_not_disturb_each_other():
+    model, stream = tiny_model().double(), tokens(2, 12)
+    alone = SegmentMemory()
+    run(model, stream, alone, 0, 6)
+    expected = run(model, stream, alone, 6, 12)
+    training, validation = SegmentMemory(), SegmentMemory()
+    run(model, stream, training, 0, 6)
+    with torch.no_grad():
+        run(model, tokens(5, 12, seed=9), validation, 0, 6)
+    assert torch.equal(run(model, stream, training, 6, 12), expected)
+
+
+def test_models_of_an_ensemble_remember_for_themselves():
+    one, two, stream = tiny_model(1).double(), tiny_model(2).double(), tokens(2, 12)
+    shared, own = SegmentMemory(), SegmentMemory()
+    for model in (one, two):
+        run(model, stream, shared, 0, 6)
+    run(two, stream, own, 0, 6)
+    assert torch.equal(run(two, stream, shared, 6, 12), run(two, stream, own, 6, 12))
+
+
+def test_a_segment_that_is_run_again_reads_what_it_read_before():
+    model, stream = tiny_model().double(), tokens(2, 18)
+    memory = SegmentMemory()
+    run(model, stream, memory, 0, 6)
+    first = run(model, stream, memory, 6, 12)
+    again = run(model, stream, memory, 6, 12)
+    assert torch.equal(first, again)
+    whole = model(stream)[0]
+    torch.testing.assert_close(run(model, stream, memory, 12, 18), whole[:, 12:])
+
+
+def test_a_skipped_segment_is_said(caplog):
+    model, stream = tiny_model().double(), tokens(2, 18)
+    memory = SegmentMemory()
+    run(model, stream, memory, 0, 6)
+    with caplog.at_level(logging.WARNING):
+        run(model, stream, memory, 12, 18)
+    assert "segment at token 12 follows one that ended at token 6" in caplog.text
+
+
+def test_a_cold_start_in_the_middle_is_said(caplog):
+    with caplog.at_level(logging.WARNING):
+        run(tiny_model(), tokens(2, 18), SegmentMemory(), 6, 12)
+    assert "segment at token 6 starts with an empty memory" in caplog.text
+
+
+def test_memory_has_no_gradient():
+    model, stream = tiny_model().double(), tokens(2, 12)
+    memory = SegmentMemory()
+    run(model, stream, memory, 0, 6)
+    embedding = model.decoder.embed_tokens.weight
+    for parameter in model.parameters():
+        parameter.grad = None
+    run(model, stream, memory, 6, 12).sum().backward()
+    only_before = set(stream[:, :6].flatten().tolist()) - set(stream[:, 6:].flatten().tolist())
+    assert only_before
+    assert embedding.grad[sorted(only_before)].abs().max() == 0
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_state_survives_a_checkpoint_and_another_number_of_workers(tmp_path, dtype):
+    model, stream = tiny_model().to(dtype), tokens(4, 12)
+    memory = SegmentMemory()
+    run(model, stream, memory, 0, 6)
+    torch.save(memory.state_dict(), tmp_path / "state.pt")
+    expected = run(model, stream, memory, 6, 12)
+    state = torch.load(tmp_path / "state.pt", weights_only=True)
+    for worker in (0, 1):
+        restored = SegmentMemory()
+        restored.load_state_dict(state, worker, 2)
+        rows = slice(2 * worker, 2 * worker + 2)
+        assert torch.equal(run(model, stream[rows], restored, 6, 12), expected[rows])
+
+
+def iterator(streams=2, segment=5, **options):
+    dataset = TokenStreams(text(43), dictionary(), streams, segment)
+    return StreamIterator(dataset, num_shards=1, shard_id=0, **options)
+
+
+@pytest.mark.parametrize("buffer_size", [0, 4])
+def test_each_walk_has_a_memory_of_its_own_and_cursors_in_order(buffer_size):
+    walks = iterator(buffer_size=buffer_size)
+    cursors = [
+        [batch["net_input"]["memory"] for batch in walks.next_epoch_itr(shuffle=True)]
+        for _ in range(2)
+    ]
+    for walk in cursors:
+        assert [cursor.start for cursor in walk] == [0, 5, 10, 15, 20]
+        assert len({id(cursor.memory) for cursor in walk}) == 1
+    assert cursors[0][0].memory is not cursors[1][0].memory
+
+
+def test_a_walk_resumes_where_it_stopped_with_its_memory():
+    model = tiny_model().double()
+    walks = iterator()
+    epoch = walks.next_epoch_itr()
+    for _ in range(2):
+        model(**next(epoch)["net_input"])
+    state = walks.state_dict()
+    rest = [model(**batch["net_input"])[0] for batch in epoch]
+
+    resumed = iterator()
+    resumed.load_state_dict(state)
+    again = [model(**batch["net_input"])[0] for batch in resumed.next_epoch_itr()]
+    assert len(again) == len(rest) == 3
+    for one, other in zip(rest, again, strict=True):
+        assert torch.equal(one, other)
+
+
+def test_a_walk_over_other_streams_is_refused():
+    walks = iterator()
+    next(walks.next_epoch_itr())
+    with pytest.raises(
+        ValueError,
+        match="over 43 tokens in 2 streams with segments of 5, and this run has 43 tokens in 3 "
+        "streams with segments of 5: resume with the same data, --tokens-per-sample",
+    ):
+        iterator(streams=3).load_state_dict(walks.state_dict())
+
+
+def test_a_checkpoint_without_memory_is_said(caplog):
+    walks = iterator()
+    next(walks.next_epoch_itr())
+    with caplog.at_level(logging.WARNING):
+        state = walks.state_dict()
+        assert state["memory"] is None
+        iterator().load_state_dict(state)
+    assert "the checkpoint holds no memory of the streams: with --disable-validation" in caplog.text
+    assert "the checkpoint holds no memory of the streams: resuming cold" in caplog.text
+
+
+def test_the_end_of_an_epoch_is_saved_without_memory():
+    walks = iterator()
+    for _ in walks.next_epoch_itr():
+        pass
+    state = walks.state_dict()
+    assert (state["epoch"], state["iterations_in_epoch"]) == (2, 0)
+    assert "memory" not in state

@@ -1,0 +1,108 @@
+"""Streams over a split: every token once, in order, with its true predecessor."""
+
+import numpy as np
+import pytest
+import torch
+from fairseq.data.indexed_dataset import MMapIndexedDatasetBuilder, make_builder
+
+from fairseq_plugins.data.token_streams import TokenStreams, load_tokens
+from tests.tiny import dictionary
+
+PAD, EOS = 1, 2
+
+
+def text(length):
+    """Tokens that can be told apart by their predecessor: 4 5 6 … 19 4 5 …"""
+    return np.array([4 + i % 16 for i in range(length)], dtype=np.uint16)
+
+
+LAYOUTS = [
+    (length, streams, workers)
+    for length in (1, 10, 97, 100)
+    for streams in (1, 2, 3, 8)
+    for workers in (1, 2)
+    if streams * workers <= length
+]
+
+
+@pytest.mark.parametrize(("length", "streams", "workers"), LAYOUTS)
+@pytest.mark.parametrize("segment", [1, 7, 64, 1000])
+def test_every_token_is_predicted_once_from_the_one_before(length, streams, workers, segment):
+    tokens = text(length)
+    dataset = TokenStreams(tokens, dictionary(), streams * workers, segment)
+    rows = {stream: ([], []) for stream in range(streams * workers)}
+    batches = dataset.batches(workers)
+    for number, batch in enumerate(batches):
+        collated = dataset.collater([dataset[i] for i in batch])
+        worker = number % workers
+        assert [i % dataset.num_streams for i in batch] == list(
+            range(worker * streams, (worker + 1) * streams)
+        )
+        assert collated["ntokens"] == int((collated["target"] != PAD).sum())
+        assert collated["ntokens"] == sum(dataset.num_tokens(i) for i in batch)
+        for row, index in enumerate(batch):
+            keep = collated["target"][row] != PAD
+            source, target = rows[index % dataset.num_streams]
+            source += collated["net_input"]["src_tokens"][row][keep].tolist()
+            target += collated["target"][row][keep].tolist()
+            # padding stands on the right only, and alike on both sides
+            assert keep.tolist() == sorted(keep.tolist(), reverse=True)
+            assert torch.equal(collated["net_input"]["src_tokens"][row] != PAD, keep)
+    predicted = [token for _, target in rows.values() for token in target]
+    read = [token for source, _ in rows.values() for token in source]
+    assert predicted == tokens.tolist()
+    assert read == [EOS, *tokens.tolist()[:-1]]
+    lengths = [len(target) for _, target in rows.values()]
+    assert max(lengths) - min(lengths) <= 1
+    assert len(batches) == dataset.num_segments * workers == -(-max(lengths) // segment) * workers
+
+
+def write(folder, name, sentences, impl="mmap"):
+    path = str(folder / name)
+    builder = make_builder(f"{path}.bin", impl=impl, vocab_size=20)
+    for sentence in sentences:
+        builder.add_item(torch.tensor(sentence, dtype=torch.int))
+    builder.finalize(f"{path}.idx")
+    return path
+
+
+SENTENCES = [[4, 5, 2], [6, 2], [7, 8, 9, 2]]
+
+
+@pytest.mark.parametrize("impl", ["mmap", "lazy", "cached"])
+def test_load_tokens_joins_the_sentences(tmp_path, impl):
+    path = write(tmp_path, "train", SENTENCES, impl)
+    assert load_tokens(path, dictionary(), impl).tolist() == sum(SENTENCES, [])
+
+
+def test_load_tokens_appends_numbered_parts_when_asked(tmp_path):
+    path = write(tmp_path, "train", SENTENCES)
+    write(tmp_path, "train1", [[10, 2]])
+    assert load_tokens(path, dictionary()).tolist() == sum(SENTENCES, [])
+    assert load_tokens(path, dictionary(), combine=True).tolist() == [*sum(SENTENCES, []), 10, 2]
+
+
+def test_memory_mapped_tokens_stay_on_disk(tmp_path):
+    path = write(tmp_path, "train", SENTENCES)
+    assert isinstance(load_tokens(path, dictionary()), np.memmap)
+
+
+def test_a_missing_split_is_named(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"no data at .*valid\.bin: name the folder"):
+        load_tokens(str(tmp_path / "valid"), dictionary())
+
+
+@pytest.mark.parametrize("sentences", [[], [[]]])
+def test_an_empty_split_is_refused(tmp_path, sentences):
+    builder = MMapIndexedDatasetBuilder(str(tmp_path / "valid.bin"))
+    for sentence in sentences:
+        builder.add_item(torch.tensor(sentence, dtype=torch.int))
+    builder.finalize(str(tmp_path / "valid.idx"))
+    with pytest.raises(ValueError, match=r"the split .*valid is empty: binarize a text"):
+        load_tokens(str(tmp_path / "valid"), dictionary())
+
+
+def test_symbols_beyond_the_dictionary_are_refused(tmp_path):
+    path = write(tmp_path, "train", [[4, 20, 2]])
+    with pytest.raises(ValueError, match="holds symbol number 20, but dict.txt has only 20"):
+        load_tokens(path, dictionary())

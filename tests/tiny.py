@@ -1,0 +1,40 @@
+"""Models, text and dictionaries that fit a test."""
+
+import torch
+from fairseq.data import Dictionary
+
+import fairseq_plugins  # noqa: F401 (registers the models)
+from fairseq_plugins.models.all_attention import AllAttentionConfig, AllAttentionLanguageModel
+
+VOCABULARY = 20
+_SPECIAL = 4
+
+
+def dictionary() -> Dictionary:
+    """20 symbols: <s> <pad> </s> <unk> and sixteen letters."""
+    made = Dictionary()
+    for letter in "abcdefghijklmnop":
+        made.add_symbol(letter)
+    return made
+
+
+def tiny_model(seed: int = 1, **options) -> AllAttentionLanguageModel:
+    """An all-attention model of 3 layers, d 16, 2 heads, N 5, span 6, without dropout."""
+    values = {
+        "decoder_layers": 3,
+        "decoder_embed_dim": 16,
+        "decoder_attention_heads": 2,
+        "persistent_vectors": 5,
+        "attention_span": 6,
+        "tokens_per_sample": 8,
+        **options,
+    }
+    torch.manual_seed(seed)
+    task = type("Task", (), {"source_dictionary": dictionary()})()
+    return AllAttentionLanguageModel.build_model(AllAttentionConfig(**values), task)
+
+
+def tokens(streams: int, length: int, seed: int = 2) -> torch.Tensor:
+    """Random letters, (streams, length)."""
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(_SPECIAL, VOCABULARY, (streams, length), generator=generator)
