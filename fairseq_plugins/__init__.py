@@ -3,10 +3,6 @@
 Importing this package registers its tasks and models with fairseq.
 """
 
-import argparse
-
-import torch
-
 try:
     import fairseq
 except ModuleNotFoundError as error:
@@ -24,10 +20,9 @@ if tuple(int(part) for part in fairseq.__version__.split(".")[:2]) < (0, 12):
         "pip install --no-build-isolation 'fairseq-fixed==0.12.3.1'"
     )
 
-# Checkpoints of models that are built from parsed arguments (fairseq's translation transformer)
-# hold this class, a plain container; torch's safe loader refuses classes it has not been told of.
-torch.serialization.add_safe_globals([argparse.Namespace])
-
+from fairseq_plugins.checkpoint_safety import allow_option_containers  # noqa: E402
 from fairseq_plugins.criterions import exact_adaptive_loss  # noqa: E402, F401
 from fairseq_plugins.models import all_attention  # noqa: E402, F401
 from fairseq_plugins.tasks import segment_language_modeling  # noqa: E402, F401
+
+allow_option_containers()

@@ -81,7 +81,7 @@ class SegmentLanguageModelConfig(FairseqDataclass):
         default=None,
         metadata={
             "help": "where the clusters of the adaptive softmax end, such as 20000,60000; "
-            "goes with --criterion exact_adaptive_loss"
+            "goes with --criterion exact_adaptive_loss --ddp-backend legacy_ddp"
         },
     )
     adaptive_softmax_factor: float = field(

@@ -10,15 +10,12 @@ import numpy as np
 import torch
 from fairseq import utils
 from fairseq.data import (
-    AppendTokenDataset,
     Dictionary,
     IdDataset,
+    ListDataset,
     NestedDictionaryDataset,
     NumelDataset,
     PadDataset,
-    PrependTokenDataset,
-    StripTokenDataset,
-    TokenBlockDataset,
 )
 from fairseq.data.indexed_dataset import get_available_dataset_impl
 from fairseq.dataclass import ChoiceEnum, FairseqDataclass
@@ -275,29 +272,18 @@ class SegmentLanguageModelingTask(FairseqTask):
         self, src_tokens: list[torch.Tensor], src_lengths: list[int], **kwargs: Any
     ) -> NestedDictionaryDataset:
         """Return prompts as a dataset: ``</s>``, then the prompt without its closing ``</s>``."""
-        prompts = StripTokenDataset(
-            TokenBlockDataset(
-                src_tokens,
-                src_lengths,
-                block_size=None,
-                pad=self.dictionary.pad(),
-                eos=self.dictionary.eos(),
-                break_mode="eos",
-            ),
-            self.dictionary.eos(),
-        )
-        source = PrependTokenDataset(prompts, token=self.dictionary.eos())
-        pad = self.dictionary.pad()
+        eos = torch.tensor([self.dictionary.eos()])
+        prompts = [torch.cat([eos, tokens[:-1]]) for tokens in src_tokens]
+        source = ListDataset(prompts, src_lengths)
         return NestedDictionaryDataset(
             {
                 "id": IdDataset(),
                 "net_input": {
-                    "src_tokens": PadDataset(source, pad_idx=pad, left_pad=False),
-                    "src_lengths": NumelDataset(source, reduce=False),
+                    "src_tokens": PadDataset(
+                        source, pad_idx=self.dictionary.pad(), left_pad=False
+                    ),
+                    "src_lengths": NumelDataset(source),
                 },
-                "target": PadDataset(
-                    AppendTokenDataset(prompts, token=pad), pad_idx=pad, left_pad=False
-                ),
             },
             sizes=[np.array(src_lengths)],
         )
@@ -318,14 +304,30 @@ class SegmentLanguageModelingTask(FairseqTask):
         prefix_tokens: torch.Tensor | None = None,
         constraints: Any = None,
     ) -> Any:
-        """Continue each prompt, which starts a stream of its own: its memory holds nothing else."""
+        """Continue each prompt, which starts a stream of its own: its memory holds nothing else.
+
+        Args:
+            generator: what :meth:`build_generator` returned.
+            models: the ensemble.
+            sample: a batch of prompts, or of segments, which are then the prompts.
+            prefix_tokens: the segments' first ``--prefix-size`` tokens, (B, P).
+            constraints: refused.
+
+        Raises:
+            ValueError: a prompt goes past ``</s>`` and generation does not.
+        """
         if constraints is not None:
             raise ValueError("--constraints: a language model has no constrained decoding; drop it")
         if prefix_tokens is None:
-            if sample.get("target") is not None:
+            if "target" in sample:
                 prefix_tokens = sample["target"]
             else:
                 prefix_tokens = sample["net_input"]["src_tokens"][:, 1:]
+        if not self.cfg.continue_past_eos and prefix_tokens.eq(self.dictionary.eos()).any():
+            raise ValueError(
+                "a prompt holds </s>, which ends generation: give --continue-past-eos, which "
+                "generates running text"
+            )
         with torch.no_grad():
             return generator.generate(
                 models, sample, prefix_tokens=prefix_tokens, bos_token=self.dictionary.eos()

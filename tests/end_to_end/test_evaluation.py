@@ -1,0 +1,109 @@
+"""fairseq-eval-lm counts every token once and gives the same loss whatever the segments."""
+
+import shutil
+
+import numpy as np
+import pytest
+
+from tests.end_to_end.commands import (
+    MODEL,
+    TASK,
+    evaluate,
+    log_probabilities,
+    loss,
+    run,
+    tokens_evaluated,
+    train,
+)
+
+
+def test_loss_of_every_token_is_the_same_for_all_segment_lengths(data, checkpoint, test_tokens):
+    found = {}
+    for length in (1, 7, 64, 100_000):
+        printed = evaluate(
+            data, checkpoint, "--tokens-per-sample", length, "--output-word-probs"
+        )
+        assert tokens_evaluated(printed) == test_tokens
+        found[length] = log_probabilities(printed)
+        assert len(found[length]) == test_tokens
+    for length in (1, 7, 64):
+        np.testing.assert_allclose(found[length], found[100_000], atol=3e-6)
+
+
+def test_a_shorter_memory_changes_the_loss(data, checkpoint):
+    short = evaluate(
+        data, checkpoint, "--tokens-per-sample", 7, "--model-overrides", "{'mem_len': 2}"
+    )
+    assert "memory 2 tokens, clamp none, same length no, attention span 12" in short
+    assert loss(short) != loss(evaluate(data, checkpoint, "--tokens-per-sample", 7))
+
+
+@pytest.mark.parametrize(("streams", "length", "shards"), [(1, 7, 2), (5, 16, 1), (3, 16, 3)])
+def test_shards_together_score_every_token(data, checkpoint, test_tokens, streams, length, shards):
+    counts = []
+    for shard in range(shards):
+        options = ("--tokens-per-sample", length, "--batch-size", streams)
+        sharding = ("--num-shards", shards, "--shard-id", shard)
+        counts.append(tokens_evaluated(evaluate(data, checkpoint, *options, *sharding)))
+    assert sum(counts) == test_tokens
+
+
+def test_the_log_says_what_the_figure_was_got_with(data, checkpoint, test_tokens):
+    printed = evaluate(data, checkpoint, "--tokens-per-sample", 16, "--batch-size", 3)
+    assert "memory 12 tokens, clamp none, same length no, attention span 12" in printed
+    assert f"{test_tokens:,} tokens in 3 streams, segments of 16 tokens" in printed
+
+
+def test_adaptive_input_and_softmax_train_and_evaluate(data, tmp_path, test_tokens):
+    bands = ("--adaptive-input-cutoff", "8,14", "--adaptive-softmax-cutoff", "8,14")
+    factors = ("--adaptive-input-factor", 2, "--adaptive-softmax-factor", 2)
+    tied = ("--adaptive-input", "--tie-adaptive-weights", "--tie-adaptive-proj")
+    criterion = ("--criterion", "exact_adaptive_loss", "--ddp-backend", "legacy_ddp")
+    options = (*bands, *factors, *tied, *criterion, "--max-update", 20)
+    printed = train(data, tmp_path, *options, "--valid-subset", "test")
+    checkpoint = tmp_path / "checkpoint_last.pt"
+    result = evaluate(data, checkpoint, "--tokens-per-sample", 8, "--batch-size", 4)
+    assert tokens_evaluated(result) == test_tokens
+    # the loss that training logged of the same tokens, rounded there to three places
+    assert f"loss {loss(result):.2f}" in printed.replace("loss 0", "")
+
+
+BAD_RUNS = [
+    (["--max-tokens", 100], "--max-tokens is 100: streams of text are counted; leave it out"),
+    (
+        ["--batch-size-valid", 5000],
+        "--batch-size is 5000: that makes 5000 parallel streams of a split with",
+    ),
+    (["--tokens-per-sample", 0], "--tokens-per-sample is 0: it must be at least 1"),
+    (
+        ["--criterion", "adaptive_loss", "--ddp-backend", "legacy_ddp"],
+        "--criterion adaptive_loss leaves the second symbol of every cluster but the first",
+    ),
+    (["--valid-subset", "dev"], "dev.bin: name the folder that fairseq-preprocess wrote"),
+]
+
+
+@pytest.mark.parametrize(("options", "message"), BAD_RUNS)
+def test_a_run_that_cannot_be_is_refused_by_name(data, tmp_path, options, message):
+    assert message in train(data, tmp_path / "none", *options, fails=True)
+    assert not list((tmp_path / "none").glob("*.pt"))
+
+
+def test_a_context_window_is_refused(data, checkpoint):
+    printed = evaluate(data, checkpoint, "--context-window", 5, fails=True)
+    assert "--context-window is 5: the memory is the context here" in printed
+
+
+def test_a_folder_without_data_is_refused(tmp_path):
+    words = (tmp_path, *TASK, *MODEL, "--batch-size", 1, "--optimizer", "sgd")
+    printed = run("fairseq-train", *words, fails=True)
+    assert f"DATA is {tmp_path}: there is no {tmp_path}/dict.txt" in printed
+
+
+def test_another_dictionary_is_refused(data, checkpoint, tmp_path):
+    other = tmp_path / "bin"
+    shutil.copytree(data, other)
+    lines = (other / "dict.txt").read_text().splitlines()
+    (other / "dict.txt").write_text("\n".join(lines[::-1]) + "\n")
+    printed = evaluate(other, checkpoint, fails=True)
+    assert "its dict.txt is not the one that the checkpoint was trained with" in printed

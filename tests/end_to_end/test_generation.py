@@ -1,0 +1,52 @@
+"""fairseq-interactive and fairseq-generate continue prompts."""
+
+import re
+
+from tests.end_to_end.commands import TASK, run
+
+
+def hypotheses(printed):
+    """Return the generated texts in order."""
+    return re.findall(r"^H-\d+\t\S+\t(.*)$", printed, re.MULTILINE)
+
+
+def test_interactive_continues_each_prompt_to_the_end_of_its_line(data, checkpoint):
+    printed = run(
+        "fairseq-interactive",
+        data,
+        *TASK,
+        *("--path", checkpoint, "--beam", 3, "--max-len-b", 30),
+        *("--buffer-size", 2, "--batch-size", 2),
+        text="the cat\na dog ran\n",
+    )
+    first, second = hypotheses(printed)
+    assert first.startswith("the cat") and second.startswith("a dog ran")
+    assert "</s>" not in first + second
+
+
+def test_sampling_goes_on_past_the_end_of_a_line(data, checkpoint):
+    words = ("--path", checkpoint, "--sampling", "--sampling-topk", 5, "--beam", 1, "--nbest", 1)
+    lengths = ("--min-len", 60, "--max-len-b", 60, "--continue-past-eos", "--seed", 1)
+    printed = run("fairseq-interactive", data, *TASK, *words, *lengths, text="the cat\n")
+    (sample,) = hypotheses(printed)
+    assert len(sample.split()) == 60
+    assert "</s>" in sample
+
+
+def test_generate_continues_segments_of_a_split(data, checkpoint):
+    words = ("--path", checkpoint, "--gen-subset", "test", "--beam", 2)
+    segments = ("--tokens-per-sample", 8, "--batch-size", 5, "--prefix-size", 4)
+    lengths = ("--continue-past-eos", "--max-len-b", 12)
+    printed = run("fairseq-generate", data, *TASK, *words, *segments, *lengths)
+    targets = re.findall(r"^T-\d+\t(.*)$", printed, re.MULTILINE)
+    found = hypotheses(printed)
+    assert len(targets) == len(found) > 0
+    for target, hypothesis in zip(targets, found, strict=True):
+        assert hypothesis.split()[:4] == target.split()[:4] or len(target.split()) < 4
+        assert len(hypothesis.split()) == 12
+
+
+def test_generate_refuses_prompts_that_end_generation(data, checkpoint):
+    words = ("--path", checkpoint, "--gen-subset", "test", "--beam", 2, "--batch-size", 5)
+    printed = run("fairseq-generate", data, *TASK, *words, fails=True)
+    assert "a prompt holds </s>, which ends generation: give --continue-past-eos" in printed

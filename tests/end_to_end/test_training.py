@@ -1,0 +1,151 @@
+"""fairseq-train: what validation, stopping, workers and precision may and may not change."""
+
+import socket
+import subprocess
+import sys
+
+import pytest
+import torch
+
+import fairseq_plugins  # noqa: F401 (lets the safe loader read fairseq's options of sgd)
+from tests.end_to_end.commands import MODEL, TASK, environment, start, train
+
+STEPS = 8
+NO_VALIDATION = ("--disable-validation",)
+
+
+def parameters(folder):
+    """Weights of the last checkpoint, read by torch's safe loader."""
+    state = torch.load(folder / "checkpoint_last.pt", weights_only=True)
+    return state["model"]
+
+
+def assert_equal(one, other, **tolerance):
+    """All weights of two models agree."""
+    assert one.keys() == other.keys()
+    for name in one:
+        torch.testing.assert_close(one[name], other[name], **tolerance, msg=name)
+
+
+EXACT = {"rtol": 0, "atol": 0}
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(data, tmp_path_factory):
+    """Folder of a run of 8 updates without validation."""
+    folder = tmp_path_factory.mktemp("uninterrupted")
+    train(data, folder, "--max-update", STEPS, *NO_VALIDATION)
+    return folder
+
+
+def test_validation_in_the_middle_changes_nothing(data, uninterrupted, tmp_path):
+    train(data, tmp_path, "--max-update", STEPS, "--validate-interval-updates", 2)
+    assert_equal(parameters(tmp_path), parameters(uninterrupted), **EXACT)
+
+
+def test_a_resumed_run_is_the_uninterrupted_run(data, uninterrupted, tmp_path):
+    train(data, tmp_path, "--max-update", 3)
+    printed = train(data, tmp_path, "--max-update", STEPS)
+    assert "resuming with the memory of 24 tokens of each stream" in printed
+    assert_equal(parameters(tmp_path), parameters(uninterrupted), **EXACT)
+
+
+def test_without_its_memory_a_resumed_run_would_differ(data, uninterrupted, tmp_path):
+    train(data, tmp_path, "--max-update", 3)
+    path = tmp_path / "checkpoint_last.pt"
+    state = torch.load(path, weights_only=True)
+    del state["extra_state"]["train_iterator"]["memory"]
+    torch.save(state, path)
+    printed = train(data, tmp_path, "--max-update", STEPS)
+    assert "the checkpoint holds no memory of the streams: resuming cold" in printed
+    with pytest.raises(AssertionError):
+        assert_equal(parameters(tmp_path), parameters(uninterrupted), rtol=1e-4, atol=1e-5)
+
+
+def test_other_streams_are_refused_on_resuming(data, tmp_path):
+    train(data, tmp_path, "--max-update", 3)
+    printed = train(data, tmp_path, "--max-update", STEPS, "--batch-size", 2, fails=True)
+    assert "in 4 streams with segments of 8, and this run has" in printed
+    assert "begin the epoch anew with --reset-dataloader" in printed
+
+
+def train_on_two_workers(data, folder, *options):
+    """Run both workers of a training with the same global batch: 2 streams each."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    words = (
+        data,
+        *TASK,
+        *MODEL,
+        *("--tokens-per-sample", 8, "--batch-size", 2, "--optimizer", "sgd", "--lr", 0.5),
+        *("--save-dir", folder, "--log-format", "simple", "--no-epoch-checkpoints", "--cpu"),
+        *("--ddp-backend", "legacy_ddp", "--distributed-backend", "gloo"),
+        *("--distributed-no-spawn", "--distributed-world-size", 2),
+        *("--distributed-init-method", f"tcp://127.0.0.1:{port}"),
+        *options,
+    )
+    workers = [start("fairseq-train", *words, "--distributed-rank", rank) for rank in (0, 1)]
+    printed = [worker.communicate(timeout=300)[0] for worker in workers]
+    assert [worker.returncode for worker in workers] == [0, 0], "\n".join(printed)[-4000:]
+    return printed[0]
+
+
+def test_two_workers_learn_what_one_learns(data, uninterrupted, tmp_path):
+    printed = train_on_two_workers(data, tmp_path, "--max-update", STEPS, *NO_VALIDATION)
+    assert "in 4 streams, segments of 8 tokens; worker 1 of 2 has 2 streams" in printed
+    assert_equal(parameters(tmp_path), parameters(uninterrupted), rtol=1e-4, atol=1e-6)
+
+
+def test_two_workers_resume_with_the_memory_of_both(data, uninterrupted, tmp_path):
+    train_on_two_workers(data, tmp_path, "--max-update", 3)
+    printed = train_on_two_workers(data, tmp_path, "--max-update", STEPS)
+    assert "resuming with the memory of 24 tokens of each stream" in printed
+    assert_equal(parameters(tmp_path), parameters(uninterrupted), rtol=1e-4, atol=1e-6)
+
+
+def test_one_worker_goes_on_with_the_memory_that_two_saved(data, uninterrupted, tmp_path):
+    train_on_two_workers(data, tmp_path, "--max-update", 3)
+    train(data, tmp_path, "--max-update", STEPS)
+    assert_equal(parameters(tmp_path), parameters(uninterrupted), rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "precision",
+    [
+        ["--bf16"],
+        ["--amp"],
+        pytest.param(
+            ["--fp16"],
+            marks=pytest.mark.skipif(
+                not torch.cuda.is_available(),
+                reason="fairseq's fp16 optimizer puts its flat parameters on a GPU",
+            ),
+        ),
+    ],
+)
+def test_other_precisions_train(data, uninterrupted, tmp_path, precision):
+    train(data, tmp_path, "--max-update", STEPS, *NO_VALIDATION, *precision)
+    found = parameters(tmp_path)
+    assert all(weight.isfinite().all() for weight in found.values())
+    assert_equal(found, parameters(uninterrupted), rtol=0.1, atol=0.05)
+    moved = torch.load(tmp_path / "checkpoint_last.pt", weights_only=True)
+    assert moved["optimizer_history"][-1]["num_updates"] == STEPS
+
+
+def test_accumulated_gradients_follow_the_streams(data, tmp_path):
+    printed = train(data, tmp_path, "--max-update", 4, "--update-freq", 2)
+    assert "a batch was skipped" not in printed
+    state = torch.load(tmp_path / "checkpoint_last.pt", weights_only=True)
+    assert state["extra_state"]["train_iterator"]["memory"]["end"] == 4 * 2 * 8
+
+
+def test_a_checkpoint_holds_plain_containers(data, tmp_path):
+    train(data, tmp_path, "--max-update", 3, "--optimizer", "adam", "--lr", 0.001)
+    # in a process that has never heard of fairseq or of this package
+    script = "import sys, torch; torch.load(sys.argv[1], weights_only=True); print('loaded')"
+    path = tmp_path / "checkpoint_last.pt"
+    done = subprocess.run(
+        [sys.executable, "-c", script, path], capture_output=True, text=True, env=environment()
+    )
+    assert done.stdout.strip() == "loaded", done.stderr
