@@ -1,0 +1,134 @@
+"""The plugin loads by path, installed, twice and in spawned workers; a bad fairseq is explained."""
+
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+from tests.end_to_end.commands import PLUGIN, ROOT, environment
+
+CHECK = """
+from fairseq.models import ARCH_MODEL_REGISTRY
+from fairseq.tasks import TASK_REGISTRY
+from fairseq.criterions import CRITERION_REGISTRY
+import fairseq_plugins
+assert "segment_language_modeling" in TASK_REGISTRY
+assert "all_attention_lm_tiny" in ARCH_MODEL_REGISTRY
+assert "exact_adaptive_loss" in CRITERION_REGISTRY
+print("loaded from", fairseq_plugins.__path__[0])
+"""
+LOAD = """
+import argparse, sys
+from fairseq import utils
+def load(path):
+    utils.import_user_module(argparse.Namespace(user_dir=path))
+"""
+
+
+def python(script, *words, path="", cwd="/"):
+    """Run a script from a folder that knows nothing of the repository."""
+    return subprocess.run(
+        [sys.executable, "-c", script, *map(str, words)],
+        capture_output=True,
+        text=True,
+        cwd=cwd,
+        env=environment(PYTHONPATH=str(path)),
+    )
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory):
+    """Folder that holds a copy of the package, installed with pip from a copy of the source."""
+    source = tmp_path_factory.mktemp("source")
+    shutil.copytree(PLUGIN, source / "fairseq_plugins")
+    for name in ("setup.py", "pyproject.toml", "README.md", "LICENSE", "requirements"):
+        copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copy
+        copy(ROOT / name, source / name)
+    target = tmp_path_factory.mktemp("site")
+    offline = ("--no-deps", "--no-build-isolation", "--no-index", "--quiet")
+    done = subprocess.run(
+        [sys.executable, "-m", "pip", "install", *offline, "--target", target, source],
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    return target
+
+
+def test_by_path():
+    done = python(LOAD + "load(sys.argv[1])" + CHECK, PLUGIN)
+    assert done.stdout.strip() == f"loaded from {PLUGIN}", done.stderr
+
+
+def test_from_an_installed_copy(installed):
+    done = python(LOAD + "load(sys.argv[1])" + CHECK, installed / "fairseq_plugins")
+    assert done.stdout.strip() == f"loaded from {installed}/fairseq_plugins", done.stderr
+
+
+def test_by_import_from_an_installed_copy(installed):
+    done = python("import fairseq_plugins" + CHECK, path=installed)
+    assert done.stdout.strip() == f"loaded from {installed}/fairseq_plugins", done.stderr
+
+
+def test_twice_in_one_process():
+    script = "import fairseq_plugins" + LOAD + "load(sys.argv[1])\n"
+    script += "utils.import_user_module.memo.clear()\nload(sys.argv[1])" + CHECK
+    done = python(script, PLUGIN, path=ROOT)
+    assert done.stdout.strip() == f"loaded from {PLUGIN}", done.stderr
+
+
+def test_another_copy_than_the_imported_one_is_refused(installed):
+    done = python("import fairseq_plugins" + LOAD + "load(sys.argv[1])", PLUGIN, path=installed)
+    assert f"Failed to import --user-dir={PLUGIN}" in done.stderr
+
+
+def test_in_a_spawned_worker(tmp_path):
+    # fairseq spawns one process a GPU, and each of them imports --user-dir anew
+    check = "".join(f"    {line}\n" for line in CHECK.splitlines())
+    (tmp_path / "spawned.py").write_text(
+        LOAD + f"def work(rank, path):\n    load(path)\n{check}"
+        "if __name__ == '__main__':\n"
+        "    import torch\n"
+        "    torch.multiprocessing.spawn(work, args=(sys.argv[1],), nprocs=2)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, tmp_path / "spawned.py", PLUGIN],
+        capture_output=True,
+        text=True,
+        env=environment(PYTHONPATH=""),
+        cwd=tmp_path,
+    )
+    assert done.stdout.count(f"loaded from {PLUGIN}") == 2, done.stderr
+
+
+def test_a_missing_fairseq_is_explained():
+    done = python("import sys; sys.modules['fairseq'] = None\nimport fairseq_plugins", path=ROOT)
+    assert "ModuleNotFoundError: fairseq_plugins needs fairseq 0.12, which is not" in done.stderr
+    assert "pip install --no-build-isolation 'fairseq-fixed==0.12.3.1'" in done.stderr
+
+
+def test_an_old_fairseq_is_explained(tmp_path):
+    (tmp_path / "fairseq.py").write_text("__version__ = '0.10.2'\n")
+    done = python("import fairseq_plugins", path=f"{tmp_path}:{ROOT}")
+    assert "fairseq_plugins needs fairseq 0.12, and 0.10.2 is installed: pip" in done.stderr
+
+
+def test_parsed_options_in_a_checkpoint_load_safely_and_code_does_not(tmp_path):
+    script = """
+import argparse, os, sys, torch
+import fairseq_plugins
+class Code:
+    def __reduce__(self):
+        return os.mkdir, (sys.argv[2],)
+torch.save({"args": argparse.Namespace(arch="transformer")}, sys.argv[1])
+assert torch.load(sys.argv[1], weights_only=True)["args"].arch == "transformer"
+torch.save({"args": Code()}, sys.argv[1])
+try:
+    torch.load(sys.argv[1])
+except Exception as error:
+    print(type(error).__name__)
+"""
+    done = python(script, tmp_path / "checkpoint.pt", tmp_path / "made", path=ROOT)
+    assert done.stdout.strip() == "UnpicklingError", done.stderr
+    assert not (tmp_path / "made").exists()
