@@ -3,14 +3,15 @@
 import pytest
 import torch
 
-from fairseq_plugins.modules import relative_attention
-from fairseq_plugins.modules.relative_attention import (
-    RelativeAttention,
+from fairseq_plugins.modules import window_attention as window_attention_file
+from fairseq_plugins.modules.relative_attention import RelativeAttention
+from fairseq_plugins.modules.relative_positions import LearnedRelativePositions
+from fairseq_plugins.modules.window_attention import (
     Window,
     align_by_distance,
     hidden_by_window,
+    window_attention,
 )
-from fairseq_plugins.modules.relative_positions import LearnedRelativePositions
 from tests.reference.all_attention import multi_head
 
 STREAMS, HEADS, WIDTH = 2, 2, 8
@@ -56,7 +57,7 @@ def reference(attention, positions, x, memory):
 def test_values_and_gradients_equal_the_equations(
     monkeypatch, block, persistent, remembered, length, span, nearest, clamp_len
 ):
-    monkeypatch.setattr(relative_attention, "QUERY_BLOCK", block)
+    monkeypatch.setattr(window_attention_file, "QUERY_BLOCK", block)
     attention, positions = make(span, persistent, nearest, clamp_len)
     x = torch.randn(STREAMS, length, WIDTH, dtype=torch.float64, requires_grad=True)
     memory = None
@@ -134,3 +135,27 @@ def test_half_precision_stays_finite_where_a_query_sees_nothing(dtype):
     out, _ = attention(x, positions(4))
     assert out.isfinite().all()
     assert torch.equal(out[:, 0], torch.zeros_like(out[:, 0]))
+
+
+def test_gradients_with_dropout_are_those_of_finite_differences(monkeypatch):
+    monkeypatch.setattr(window_attention_file, "QUERY_BLOCK", 2)
+    torch.manual_seed(1)
+    heads, streams, queries, keys, persistent, width = 2, 2, 3, 5, 2, 3
+
+    def draw(*shape):
+        return torch.randn(*shape, dtype=torch.float64, requires_grad=True)
+
+    inputs = (
+        draw(heads, streams, queries, width),
+        draw(heads, streams, keys, width),
+        draw(heads, streams, keys, width),
+        draw(keys + 1, width),
+        draw(heads, persistent, width),
+        draw(heads, persistent, width),
+    )
+
+    def attend(*tensors):
+        torch.manual_seed(3)  # the same weights are dropped each time
+        return window_attention(*tensors, Window(1, 3), 0.4)
+
+    assert torch.autograd.gradcheck(attend, inputs)

@@ -19,9 +19,10 @@ from fairseq_plugins.models.segment_language_model import (
     check_config,
     embedding_scale,
 )
-from fairseq_plugins.modules.relative_attention import RelativeAttention, Window
+from fairseq_plugins.modules.relative_attention import RelativeAttention
 from fairseq_plugins.modules.relative_positions import LearnedRelativePositions
 from fairseq_plugins.modules.segment_layer import FeedForward, SegmentLayer
+from fairseq_plugins.modules.window_attention import Window
 
 
 @dataclass

@@ -95,7 +95,7 @@ def test_a_context_window_is_refused(data, checkpoint):
 
 
 def test_a_folder_without_data_is_refused(tmp_path):
-    words = (tmp_path, *TASK, *MODEL, "--batch-size", 1, "--optimizer", "sgd")
+    words = (tmp_path, *TASK, *MODEL, "--batch-size", 1, "--save-dir", tmp_path)
     printed = run("fairseq-train", *words, fails=True)
     assert f"DATA is {tmp_path}: there is no {tmp_path}/dict.txt" in printed
 
