@@ -6,7 +6,7 @@ unexport PYTHONPATH PYTHONHOME
 .PHONY: help set-up quickstart test lint
 
 help:
-	@echo "make quickstart   set up, then train and evaluate small models of every kind"
+	@echo "make quickstart   set up, then train, evaluate and sample a small character model"
 	@echo "make test         set up, then run the tests"
 	@echo "make lint         set up, then check style and formatting"
 	@echo "Set-up builds .venv once, with $(PYTHON); for another Python: make test PYTHON=python3.12"

@@ -20,9 +20,9 @@ if tuple(int(part) for part in fairseq.__version__.split(".")[:2]) < (0, 12):
         "pip install --no-build-isolation 'fairseq-fixed==0.12.3.1'"
     )
 
-from fairseq_plugins.checkpoint_safety import allow_option_containers  # noqa: E402
-from fairseq_plugins.criterions import exact_adaptive_loss  # noqa: E402, F401
-from fairseq_plugins.models import all_attention  # noqa: E402, F401
-from fairseq_plugins.tasks import segment_language_modeling  # noqa: E402, F401
+from fairseq_plugins.checkpoint_safety import allow_option_containers
+from fairseq_plugins.criterions import exact_adaptive_loss  # noqa: F401
+from fairseq_plugins.models import all_attention  # noqa: F401
+from fairseq_plugins.tasks import segment_language_modeling  # noqa: F401
 
 allow_option_containers()

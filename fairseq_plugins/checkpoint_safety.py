@@ -10,10 +10,10 @@ from omegaconf import DictConfig, ListConfig
 from omegaconf.base import ContainerMetadata, Metadata
 from omegaconf.nodes import AnyNode
 
-# argparse.Namespace: options of models and optimizers that fairseq builds from parsed arguments (its
-# translation transformer, sgd). The others: options as fairseq holds them in memory, and what
-# stands for a tensor while worker 0 broadcasts the checkpoint that several workers resume from. All
-# of them hold values and nothing that runs.
+# argparse.Namespace: options of models and optimizers that fairseq builds from parsed arguments
+# (its translation transformer, sgd). The others: options as fairseq holds them in memory, and what
+# stands for a tensor while worker 0 broadcasts the checkpoint that several workers resume from.
+# All of them hold values and nothing that runs.
 OPTION_CONTAINERS = [
     argparse.Namespace,
     DictConfig,

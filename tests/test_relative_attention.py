@@ -32,9 +32,7 @@ def reference(attention, positions, x, memory):
         return positions.weight[min(max(distance, 1), farthest) - 1]
 
     span = attention.window.farthest
-    return torch.stack(
-        [multi_head(attention, x[b], context[b], u, span) for b in range(x.size(0))]
-    )
+    return torch.stack([multi_head(attention, x[b], context[b], u, span) for b in range(x.size(0))])
 
 
 @pytest.mark.parametrize("block", [2, 3, 128])

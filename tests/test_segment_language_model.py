@@ -102,9 +102,7 @@ def test_incremental_decoding_equals_one_pass():
     stream = tokens(2, 20)
     state = {}
     with torch.no_grad():
-        steps = [
-            model.decoder(stream[:, : i + 1], incremental_state=state)[0] for i in range(20)
-        ]
+        steps = [model.decoder(stream[:, : i + 1], incremental_state=state)[0] for i in range(20)]
         whole = model(stream)[0]
     assert all(step.size(1) == 1 for step in steps)
     torch.testing.assert_close(torch.cat(steps, dim=1), whole)

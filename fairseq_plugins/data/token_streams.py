@@ -166,6 +166,4 @@ class TokenStreams(FairseqDataset):
         (w + 1)·B - 1, in the order of the segments.
         """
         per_shard = self.num_streams // num_shards
-        return [
-            list(range(first, first + per_shard)) for first in range(0, len(self), per_shard)
-        ]
+        return [list(range(first, first + per_shard)) for first in range(0, len(self), per_shard)]

@@ -60,7 +60,7 @@ class _History:
 
 
 class SegmentMemory:
-    """Memory of a set of parallel streams, for each model that reads them (an ensemble has several).
+    """Memory of a set of parallel streams, for each model that reads them, as in an ensemble.
 
     Nothing moves but by :meth:`Cursor.write`: a batch that carries no cursor leaves it alone.
     """
@@ -71,7 +71,7 @@ class SegmentMemory:
         self._gathered: tuple[int, dict[str, Any]] | None = None
 
     def at(self, start: int) -> Cursor:
-        """Return the place in the streams where the segment that starts at token ``start`` reads."""
+        """Return the place of the segment that starts at token ``start`` of each stream."""
         return Cursor(self, start)
 
     def end(self, model: nn.Module) -> int:
@@ -123,7 +123,7 @@ class SegmentMemory:
         return None
 
     def load_state_dict(self, state: dict[str, Any], shard_id: int, num_shards: int) -> None:
-        """Continue from ``state``, of which this worker reads part ``shard_id`` of ``num_shards``."""
+        """Continue from ``state``; this worker reads part ``shard_id`` of ``num_shards`` of it."""
 
         def part(tensor: Tensor) -> Tensor:
             size = tensor.size(_STREAM_DIM) // num_shards

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 # The wider a block, the more masked scores it holds; the narrower, the smaller its products.
-QUERY_BLOCK = 128
+QUERY_BLOCK = 64
 
 
 class Window(NamedTuple):
@@ -38,7 +38,7 @@ class _Block(NamedTuple):
     offset: int  # the distance of the first query to the first key
 
     def distances(self, table: Tensor) -> Tensor:
-        """Return the rows (K + 1, d_h) of a table that ends with distance -1, for falling distances.
+        """Return the rows (K + 1, d_h) of a table of falling distances that ends with -1.
 
         They begin with the distance of the last query to the first key.
         """
@@ -63,8 +63,8 @@ def align_by_distance(scores: Tensor, num_keys: int) -> Tensor:
         num_keys: K.
 
     Returns:
-        (…, C, K), a view: entry (i, j) is entry (i, C - 1 - i + j) of ``scores``. In memory the rows
-        of these lie K apart.
+        (…, C, K), a view: entry (i, j) is entry (i, C - 1 - i + j) of ``scores``. In memory these
+        rows lie K apart.
     """
     *batch, queries, columns = scores.shape
     flat = scores.view(*batch, queries * columns)
@@ -215,7 +215,8 @@ def window_attention(
         (H, B, T, d_h).
     """
     others = [
-        tensor.to(query.dtype) for tensor in (keys, values, table, persistent_keys, persistent_values)
+        tensor.to(query.dtype)
+        for tensor in (keys, values, table, persistent_keys, persistent_values)
     ]
     with torch.autocast(query.device.type, enabled=False):
         return _WindowAttention.apply(query, *others, window, dropout, torch.is_grad_enabled())

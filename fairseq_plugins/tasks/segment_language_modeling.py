@@ -35,8 +35,10 @@ class SegmentLanguageModelingConfig(FairseqDataclass):
 
     data: Optional[str] = field(
         default=None,
-        metadata={"help": "folder that fairseq-preprocess wrote; several, with : between them, are "
-        "read in turn, one an epoch"},
+        metadata={
+            "help": "folder that fairseq-preprocess wrote; several, with : between them, are "
+            "read in turn, one an epoch"
+        },
     )
     tokens_per_sample: int = field(
         default=512, metadata={"help": "segment length: tokens that are computed at once"}
@@ -131,7 +133,9 @@ class SegmentLanguageModelingTask(FairseqTask):
             )
         return super().build_criterion(cfg, from_checkpoint)
 
-    def load_dataset(self, split: str, epoch: int = 1, combine: bool = False, **kwargs: Any) -> None:
+    def load_dataset(
+        self, split: str, epoch: int = 1, combine: bool = False, **kwargs: Any
+    ) -> None:
         """Load a split; :meth:`get_batch_iterator` decides on its streams.
 
         Raises:
@@ -279,9 +283,7 @@ class SegmentLanguageModelingTask(FairseqTask):
             {
                 "id": IdDataset(),
                 "net_input": {
-                    "src_tokens": PadDataset(
-                        source, pad_idx=self.dictionary.pad(), left_pad=False
-                    ),
+                    "src_tokens": PadDataset(source, pad_idx=self.dictionary.pad(), left_pad=False),
                     "src_lengths": NumelDataset(source),
                 },
             },

@@ -20,9 +20,7 @@ from tests.end_to_end.commands import (
 def test_loss_of_every_token_is_the_same_for_all_segment_lengths(data, checkpoint, test_tokens):
     found = {}
     for length in (1, 7, 64, 100_000):
-        printed = evaluate(
-            data, checkpoint, "--tokens-per-sample", length, "--output-word-probs"
-        )
+        printed = evaluate(data, checkpoint, "--tokens-per-sample", length, "--output-word-probs")
         assert tokens_evaluated(printed) == test_tokens
         found[length] = log_probabilities(printed)
         assert len(found[length]) == test_tokens

@@ -1,0 +1,104 @@
+"""What the README says is there is there, and its commands run."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.end_to_end.commands import ROOT, environment
+
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+TABLE = [
+    [cell.strip() for cell in line.strip("|").split("|")]
+    for line in README.splitlines()
+    if line.startswith("| ") and "](" in line
+]
+
+
+def links(text):
+    """Return the targets of the Markdown links in a text."""
+    return re.findall(r"\]\(([^)#]+)\)", text)
+
+
+def dead_rows(rows, root):
+    """Return the rows that name no file, test or example, or one that does not exist."""
+    return [
+        row
+        for row in rows
+        if len(row) != 4
+        or any(len(links(cell)) != 1 or not (root / links(cell)[0]).is_file() for cell in row[1:])
+    ]
+
+
+def test_the_table_has_no_dead_row():
+    assert len(TABLE) >= 10
+    assert dead_rows(TABLE, ROOT) == []
+
+
+def test_a_dead_row_would_be_found(tmp_path):
+    assert dead_rows(TABLE, tmp_path) == TABLE
+    assert dead_rows([TABLE[0][:3]], ROOT) == [TABLE[0][:3]]
+
+
+def test_every_module_of_the_package_is_in_the_table():
+    listed = {target for row in TABLE for target in links(row[1])}
+    modules = {
+        path.relative_to(ROOT).as_posix()
+        for path in (ROOT / "fairseq_plugins" / "modules").glob("*.py")
+        if path.name != "__init__.py"
+    }
+    assert modules <= listed
+
+
+def test_links_lead_to_files():
+    for target in links(README):
+        assert target.startswith("https://") or (ROOT / target).exists(), target
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A folder in which the README's commands find the plugin and a small corpus."""
+    place = tmp_path_factory.mktemp("readme")
+    (place / "fairseq_plugins").symlink_to(ROOT / "fairseq_plugins")
+    text = place / "quickstart" / "data" / "text"
+    text.mkdir(parents=True)
+    lines = [
+        f"d e f ▁ f {number} ( ) :".replace(str(number), " ".join(str(number)))
+        for number in range(400)
+    ]
+    for split in ("train", "valid", "test"):
+        (text / split).write_text("\n".join(lines) + "\n", encoding="utf-8")
+    binarize = [sys.executable, "-m", "fairseq_cli.preprocess", "--only-source"]
+    splits = [f"--{split}pref={text / split}" for split in ("train", "valid", "test")]
+    destination = ["--destdir", text.parent / "bin"]
+    subprocess.run([*binarize, *splits, *destination], check=True, capture_output=True)
+    return place
+
+
+def test_the_commands_run_in_order(folder):
+    commands = re.findall(r"```sh\n(.*?)```", README, re.DOTALL)
+    assert [re.search(r"fairseq-[\w-]+", c)[0] for c in commands] == [
+        "fairseq-train",
+        "fairseq-eval-lm",
+        "fairseq-interactive",
+    ]
+    printed = []
+    for command in commands:
+        command = command.replace("--max-update 4000", "--max-update 3")
+        done = subprocess.run(
+            ["bash", "-euo", "pipefail", "-c", command],
+            cwd=folder,
+            env=environment(
+                PATH=f"{Path(sys.executable).parent}:/usr/bin:/bin", PYTHONIOENCODING="utf-8"
+            ),
+            capture_output=True,
+            text=True,
+            encoding="utf-8",
+        )
+        assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+        printed.append(done.stdout + done.stderr)
+    assert (folder / "checkpoints" / "checkpoint_last.pt").exists()
+    assert "memory 64 tokens" in printed[1]
+    assert re.search(r"^H-0\t\S+\td e f ▁", printed[2], re.MULTILINE)
