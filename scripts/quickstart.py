@@ -25,17 +25,17 @@ from run_command import ROOT, child_process, format_command, program, short
 
 COMMON_OPTIONS = shlex.split("--user-dir fairseq_plugins --task segment_language_modeling")
 TRAINING_OPTIONS = shlex.split("""
-    --arch all_attention_lm_tiny --tokens-per-sample 256
-    --batch-size 16 --required-batch-size-multiple 1
-    --optimizer adam --lr 0.003 --lr-scheduler cosine --warmup-updates 100 --clip-norm 0.25
-    --max-update 1500 --save-interval-updates 250 --keep-interval-updates 1 --no-epoch-checkpoints
-    --seed 1
+    --arch all_attention_lm_tiny --tokens-per-sample 128 --batch-size 8
+    --optimizer adam --adam-betas 0.9,0.98 --clip-norm 0.25
+    --lr 0.004 --lr-scheduler cosine --warmup-updates 100 --max-update 2600
+    --save-interval-updates 650 --keep-interval-updates 1 --no-epoch-checkpoints --seed 1
 """)
 EVALUATION_OPTIONS = shlex.split("""
-    --tokens-per-sample 256 --batch-size 16 --required-batch-size-multiple 1
+    --tokens-per-sample 512 --batch-size 1
 """)
 SAMPLING_OPTIONS = shlex.split("""
-    --beam 1 --nbest 1 --sampling --sampling-topp 0.9 --max-len-b 400 --continue-past-eos --seed 1
+    --beam 1 --nbest 1 --sampling --sampling-topp 0.9 --continue-past-eos
+    --min-len 400 --max-len-b 400 --seed 1
 """)
 PROMPT = "def "
 ASCII = 128
@@ -246,7 +246,7 @@ def sample(output: Path) -> None:
     prompt = separate_characters(PROMPT)
     length = option(SAMPLING_OPTIONS, "--max-len-b")
     announce(
-        f"[5] sample: up to {length} characters that the model writes after {PROMPT!r}",
+        f"[5] sample: {length} characters that the model writes from {PROMPT!r}",
         words,
         before=f"echo {shlex.quote(prompt)} | ",
     )

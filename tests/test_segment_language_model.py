@@ -234,9 +234,9 @@ def test_every_option_has_a_help_text():
 
 # V: symbols of the dictionary; the count of each preset, written out
 PRESETS = {
-    # 4 layers of q, k, v, o and N = 256 keys and values, norms; positions; embeddings and output
+    # 6 layers of q, k, v, o, N = 64 keys and values, norms; positions; embeddings and output
     "all_attention_lm_tiny": lambda v: (
-        4 * (4 * 128 * 128 + 2 * 256 * 128 + 2 * 128) + 256 * 32 + 2 * v * 128
+        6 * (4 * 128 * 128 + 2 * 64 * 128 + 2 * 128) + 128 * 32 + 2 * v * 128
     ),
 }
 

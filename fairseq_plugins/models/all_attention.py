@@ -106,11 +106,11 @@ register_presets(
     "all_attention_lm",
     {
         "all_attention_lm_tiny": {
-            "decoder_layers": 4,
+            "decoder_layers": 6,
             "decoder_embed_dim": 128,
             "decoder_attention_heads": 4,
-            "persistent_vectors": 256,
-            "attention_span": 256,
+            "persistent_vectors": 64,
+            "attention_span": 128,
         },
     },
 )
