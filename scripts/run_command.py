@@ -68,7 +68,8 @@ def child_process(words: list[str], log: Path | None = None) -> Iterator[subproc
     Raises ValueError when its exit status is not 0.
     """
     # The symbols are not ASCII: a child must not read or write them in the locale's encoding.
-    environment = {**os.environ, "PYTHONIOENCODING": "utf-8"}
+    # Warnings of fairseq about its own use of hydra and torch would bury what matters.
+    environment = {**os.environ, "PYTHONIOENCODING": "utf-8", "PYTHONWARNINGS": "ignore"}
     streams = {}
     with ExitStack() as stack:
         if log:
