@@ -26,7 +26,7 @@ OPTION_CONTAINERS = [
     dict,
     list,
     int,
-    (typing.Any, "typing.Any"),
+    typing.Any,
 ]
 
 

@@ -10,6 +10,7 @@ from fairseq.sequence_generator import SequenceGenerator
 
 from fairseq_plugins.models.all_attention import AllAttentionConfig, AllAttentionLanguageModel
 from fairseq_plugins.modules.segment_memory import SegmentMemory
+from fairseq_plugins.tasks.segment_language_modeling import SegmentLanguageModelingConfig
 from tests.reference.all_attention import network
 from tests.tiny import VOCABULARY, dictionary, tiny_model, tokens
 
@@ -49,6 +50,23 @@ def test_loss_does_not_depend_on_segment_length(mode, persistent):
     whole = scores_by_segment(model, stream, 70, mode)
     for length in (1, 7, 64):
         torch.testing.assert_close(scores_by_segment(model, stream, length, mode), whole)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("adaptive", [False, True])
+def test_mixed_precision_trains_with_a_memory(dtype, adaptive):
+    options = {}
+    if adaptive:
+        options = {"adaptive_input": True, "adaptive_input_cutoff": "8,14"}
+    model, stream = tiny_model(**options), tokens(2, 18)
+    plain = scores_by_segment(model, stream, 6)
+    for mode in (torch.no_grad, torch.enable_grad):
+        with torch.autocast("cpu", dtype=dtype):
+            mixed = scores_by_segment(model, stream, 6, mode)
+        assert mixed.dtype == dtype
+        torch.testing.assert_close(mixed.float(), plain, atol=0.1, rtol=0.05)
+    mixed.float().logsumexp(-1).sum().backward()
+    assert all(p.grad.isfinite().all() for p in model.parameters() if p.grad is not None)
 
 
 def test_a_memory_that_is_too_short_shows():
@@ -183,6 +201,29 @@ BAD_OPTIONS = [
         "--adaptive-softmax-cutoff is '8,100': its last number must be below the 20 symbols",
     ),
     (
+        {"adaptive_softmax_cutoff": "1,8"},
+        "--adaptive-softmax-cutoff is '1,8': its first number must be at least 4, so that padding",
+    ),
+    (
+        {"adaptive_softmax_cutoff": "8,10,12"},
+        "--adaptive-softmax-factor is 4: 3 cutoffs leave the last band less than one of the "
+        "--decoder-embed-dim 16 dimensions",
+    ),
+    ({"adaptive_input_cutoff": "8"}, "--adaptive-input-cutoff needs --adaptive-input"),
+    (
+        {"adaptive_softmax_dropout": 0.1},
+        "--adaptive-softmax-dropout needs --adaptive-softmax-cutoff",
+    ),
+    (
+        {"adaptive_softmax_dropout": 2.0, "adaptive_softmax_cutoff": "8"},
+        r"--adaptive-softmax-dropout is 2.0: it must be in \[0, 1\)",
+    ),
+    ({"activation_dropout": 0.1}, "--activation-dropout needs --decoder-ffn-embed-dim"),
+    (
+        {"mem_len": 7},
+        "--mem-len is 7: attention reaches no farther back than --attention-span, 6 tokens",
+    ),
+    (
         {"adaptive_softmax_cutoff": "9,8"},
         "--adaptive-softmax-cutoff is '9,8': it must be rising numbers",
     ),
@@ -226,9 +267,11 @@ def test_weights_of_another_dictionary_are_refused():
         tiny_model().load_state_dict(state)
 
 
-def test_every_option_has_a_help_text():
-    for option in dataclasses.fields(AllAttentionConfig):
-        if option.name not in ("_name", "tokens_per_sample"):
+@pytest.mark.parametrize("config", [AllAttentionConfig, SegmentLanguageModelingConfig])
+def test_every_option_has_a_help_text(config):
+    for option in dataclasses.fields(config):
+        of_fairseq = str(option.default).startswith("${")
+        if option.name != "_name" and not of_fairseq:
             assert option.metadata.get("help"), option.name
 
 
@@ -241,11 +284,17 @@ PRESETS = {
 }
 
 
+def test_another_attention_span_than_trained_is_refused():
+    message = "position vectors for 6 distances and --attention-span is 9: leave the span"
+    with pytest.raises(ValueError, match=message):
+        tiny_model(attention_span=9).load_state_dict(tiny_model().state_dict())
+
+
 def test_every_preset_builds_with_its_parameter_count():
     named = set(ARCH_MODEL_INV_REGISTRY["all_attention_lm"]) - {"all_attention_lm"}
     assert named == set(PRESETS)
     for name, count in PRESETS.items():
-        cfg = AllAttentionConfig(tokens_per_sample=8)
+        cfg = AllAttentionConfig()
         blank = type("Namespace", (), {})()
         ARCH_CONFIG_REGISTRY[name](blank)
         for option, value in vars(blank).items():

@@ -57,6 +57,23 @@ def test_a_segment_that_is_run_again_reads_what_it_read_before():
     torch.testing.assert_close(run(model, stream, memory, 12, 18), whole[:, 12:])
 
 
+def test_segments_that_are_run_again_never_read_themselves(caplog):
+    # automatic mixed precision runs all accumulated batches of an update again after an overflow
+    model, stream = tiny_model(decoder_layers=1).double(), tokens(2, 24)
+    memory = SegmentMemory()
+    first = [run(model, stream, memory, start, start + 6) for start in (0, 6, 12, 18)]
+    again = run(model, stream, memory, 12, 18)
+    assert "segment at token 12 is run again after later ones" in caplog.text
+    changed = stream.clone()
+    changed[:, 17] = changed[:, 17] % 16 + 4
+    other = SegmentMemory()
+    for start in (0, 6, 12, 18):
+        run(model, changed, other, start, start + 6)
+    assert torch.equal(run(model, changed, other, 12, 18)[:, :5], again[:, :5])
+    # the second of them finds the memory of the first, which reaches far enough for one layer
+    torch.testing.assert_close(run(model, stream, memory, 18, 24), first[3])
+
+
 def test_a_skipped_segment_is_said(caplog):
     model, stream = tiny_model().double(), tokens(2, 18)
     memory = SegmentMemory()
@@ -135,6 +152,28 @@ def test_a_walk_resumes_where_it_stopped_with_its_memory():
         assert torch.equal(one, other)
 
 
+def test_another_dictionary_is_refused_in_mid_epoch_and_between_epochs():
+    other = dictionary()
+    other.symbols[5], other.symbols[6] = other.symbols[6], other.symbols[5]
+    resumed = StreamIterator(TokenStreams(text(43), other, 2, 5), num_shards=1, shard_id=0)
+    walks = iterator()
+    epoch = walks.next_epoch_itr()
+    next(epoch)
+    states = [walks.state_dict()]
+    for _ in epoch:
+        pass
+    states.append(walks.state_dict())
+    for state in states:
+        with pytest.raises(ValueError, match=r"dict\.txt in DATA is not the one"):
+            resumed.load_state_dict(state)
+
+
+def test_memory_is_left_out_of_a_checkpoint_on_request():
+    model, walks = tiny_model(), iterator(save_memory=False)
+    model(**next(walks.next_epoch_itr())["net_input"])
+    assert walks.state_dict()["memory"] is None
+
+
 def test_a_walk_over_other_streams_is_refused():
     walks = iterator()
     next(walks.next_epoch_itr())
@@ -150,10 +189,11 @@ def test_a_checkpoint_without_memory_is_said(caplog):
     walks = iterator()
     next(walks.next_epoch_itr())
     with caplog.at_level(logging.WARNING):
+        # no model has run, as on a worker whose memory was not gathered
         state = walks.state_dict()
         assert state["memory"] is None
         iterator().load_state_dict(state)
-    assert "the checkpoint holds no memory of the streams: with --disable-validation" in caplog.text
+    assert "so leave out --disable-validation and --validate-after-updates" in caplog.text
     assert "the checkpoint holds no memory of the streams: resuming cold" in caplog.text
 
 

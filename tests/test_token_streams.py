@@ -40,6 +40,14 @@ def test_every_token_is_predicted_once_from_the_one_before(length, streams, work
         )
         assert collated["ntokens"] == int((collated["target"] != PAD).sum())
         assert collated["ntokens"] == sum(dataset.num_tokens(i) for i in batch)
+        # all workers' batches of a segment are alike in width, and none is empty
+        widest = max(
+            dataset.num_tokens(i)
+            for i in range(len(dataset))[number // workers * dataset.num_streams :][
+                : dataset.num_streams
+            ]
+        )
+        assert collated["target"].shape == (streams, widest)
         for row, index in enumerate(batch):
             keep = collated["target"][row] != PAD
             source, target = rows[index % dataset.num_streams]
@@ -101,6 +109,20 @@ def test_an_empty_split_is_refused(tmp_path, sentences):
     builder.finalize(str(tmp_path / "valid.idx"))
     with pytest.raises(ValueError, match=r"the split .*valid is empty: binarize a text"):
         load_tokens(str(tmp_path / "valid"), dictionary())
+
+
+def test_a_split_that_is_cut_short_is_refused(tmp_path):
+    path = write(tmp_path, "train", SENTENCES)
+    with open(f"{path}.bin", "r+b") as file:
+        file.truncate(6)
+    with pytest.raises(ValueError, match=r"train is incomplete: .*train\.bin and .* differ"):
+        load_tokens(path, dictionary())
+
+
+def test_padding_in_the_text_is_refused(tmp_path):
+    path = write(tmp_path, "train", [[4, PAD, 2]])
+    with pytest.raises(ValueError, match="holds <pad>, which fairseq takes for padding"):
+        load_tokens(path, dictionary())
 
 
 def test_symbols_beyond_the_dictionary_are_refused(tmp_path):

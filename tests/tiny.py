@@ -26,7 +26,6 @@ def tiny_model(seed: int = 1, **options) -> AllAttentionLanguageModel:
         "decoder_attention_heads": 2,
         "persistent_vectors": 5,
         "attention_span": 6,
-        "tokens_per_sample": 8,
         **options,
     }
     torch.manual_seed(seed)

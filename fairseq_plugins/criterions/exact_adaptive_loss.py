@@ -16,9 +16,9 @@ from torch import Tensor
 class ExactAdaptiveLoss(AdaptiveLoss):
     """fairseq's ``adaptive_loss`` with no token left out, summed in single precision.
 
-    fairseq's own takes symbol ``<pad>``, number 1, out of every cluster. Numbers in a cluster count
-    from its first symbol, so it drops the second symbol of each cluster but the first: the loss
-    that is trained on and logged then covers fewer tokens than it is divided by.
+    fairseq's own takes ``<pad>``, symbol 1, out of every cluster. Symbols of a cluster are counted
+    from its first one, so for the second symbol of each cluster but the first it drops the loss
+    within the cluster, and the loss that is trained on and logged is too low.
     """
 
     def forward(self, model: Any, sample: dict, reduce: bool = True) -> tuple[Tensor, int, dict]:

@@ -8,10 +8,15 @@ from typing import Any
 
 from fairseq.data.iterators import CountingIterator, EpochBatchIterator
 
-from fairseq_plugins.data.token_streams import TokenStreams
+from fairseq_plugins.data.token_streams import TokenStreams, fingerprint
 from fairseq_plugins.modules.segment_memory import SegmentMemory
 
 logger = logging.getLogger(__name__)
+
+OTHER_DICTIONARY = (
+    "dict.txt in DATA is not the one that the checkpoint was trained with: binarize the text with "
+    "fairseq-preprocess --srcdict and that one, or train anew in another --save-dir"
+)
 
 
 class _BatchesWithMemory(CountingIterator):
@@ -48,11 +53,17 @@ class StreamIterator(EpochBatchIterator):
         dataset: the streams of all workers.
         num_shards: number of workers.
         shard_id: this worker.
+        save_memory: whether checkpoints in mid-epoch hold the memory.
         options: what fairseq's iterator takes besides.
     """
 
     def __init__(
-        self, dataset: TokenStreams, num_shards: int, shard_id: int, **options: Any
+        self,
+        dataset: TokenStreams,
+        num_shards: int,
+        shard_id: int,
+        save_memory: bool = True,
+        **options: Any,
     ) -> None:
         super().__init__(
             dataset=dataset,
@@ -63,6 +74,7 @@ class StreamIterator(EpochBatchIterator):
             disable_shuffling=True,
             **options,
         )
+        self.save_memory = save_memory
         self.memory = SegmentMemory()
 
     def _get_iterator_for_epoch(
@@ -71,8 +83,9 @@ class StreamIterator(EpochBatchIterator):
         batches = super()._get_iterator_for_epoch(epoch, False, fix_batches_to_gpus, offset)
         if batches is None:
             return None
-        self.memory = SegmentMemory()
-        return _BatchesWithMemory(batches, self.memory, self.dataset.segment_length)
+        segment_length = self.dataset.segment_length
+        self.memory = SegmentMemory(last_start=(self.dataset.num_segments - 1) * segment_length)
+        return _BatchesWithMemory(batches, self.memory, segment_length)
 
     def _layout(self) -> dict[str, int]:
         return {
@@ -82,24 +95,37 @@ class StreamIterator(EpochBatchIterator):
         }
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the place in the epoch, the streams' layout and their memory."""
+        """Return the place in the epoch, the dictionary, the streams' layout and their memory."""
         state = super().state_dict()
+        state["dictionary"] = fingerprint(self.dataset.dictionary)
         state["layout"] = self._layout()
         if state["iterations_in_epoch"] > 0:
-            state["memory"] = self.memory.state_dict()
-            if state["memory"] is None:
-                logger.warning(
-                    "the checkpoint holds no memory of the streams: with --disable-validation the "
-                    "workers' memories are not gathered, and a resumed run will start cold"
-                )
+            state["memory"] = self._memory_state() if self.save_memory else None
+        return state
+
+    def _memory_state(self) -> dict[str, Any] | None:
+        state = self.memory.state_dict()
+        if state is None:
+            logger.warning(
+                "the checkpoint holds no memory of the streams, and a run resumed from it will "
+                "start cold: the workers' memories are gathered when fairseq validates, so leave "
+                "out --disable-validation and --validate-after-updates"
+            )
+        else:
+            size = sum(t.numel() * t.element_size() for layer in state["layers"] for t in layer)
+            logger.info("the checkpoint holds the memory of the streams: %.1f MiB", size / 2**20)
         return state
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Go to the place in ``state_dict``, with the memory that the run had there.
 
         Raises:
-            ValueError: the run was in the middle of an epoch over other streams.
+            ValueError: the run had another dictionary, or was in the middle of an epoch over other
+                streams.
         """
+        dictionary = fingerprint(self.dataset.dictionary)
+        if state_dict.get("dictionary", dictionary) != dictionary:
+            raise ValueError(OTHER_DICTIONARY)
         in_epoch = state_dict.get("iterations_in_epoch", 0) > 0
         saved = state_dict.get("layout", self._layout())
         if in_epoch and saved != self._layout():

@@ -12,6 +12,7 @@ segment, K segments of a stream.
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import os
 
@@ -39,7 +40,8 @@ def load_tokens(
 
     Raises:
         FileNotFoundError: there is no such split.
-        ValueError: the split is empty, or was binarized with another dictionary.
+        ValueError: the split is empty or incomplete, was binarized with another dictionary, or
+            holds ``<pad>``, which cannot be told from padding.
     """
     parts = []
     for number in itertools.count():
@@ -64,7 +66,17 @@ def load_tokens(
             f"the split {split_path} holds symbol number {largest}, but dict.txt has only "
             f"{len(dictionary)} symbols: use the dict.txt that the split was binarized with"
         )
+    if (tokens == dictionary.pad()).any():
+        raise ValueError(
+            f"the split {split_path} holds {dictionary[dictionary.pad()]}, which fairseq takes for "
+            "padding and would not score: replace that word in the text and binarize it again"
+        )
     return tokens
+
+
+def fingerprint(dictionary: Dictionary) -> str:
+    """Return a short text that differs for dictionaries whose symbols or their order differ."""
+    return hashlib.sha256("\n".join(dictionary.symbols).encode()).hexdigest()
 
 
 def _load_part(path: str, dictionary: Dictionary, dataset_impl: str | None) -> np.ndarray | None:
@@ -76,8 +88,13 @@ def _load_part(path: str, dictionary: Dictionary, dataset_impl: str | None) -> n
     if isinstance(dataset, MMapIndexedDataset):
         # one sentence may hold the whole split (a text without line ends), and fairseq copies a
         # sentence each time it is touched: read the file itself
-        dtype = MMapIndexedDataset.Index(index_file_path(path)).dtype
-        return np.memmap(data_file_path(path), dtype=dtype, mode="r")
+        index = MMapIndexedDataset.Index(index_file_path(path))
+        if os.path.getsize(data_file_path(path)) != index.sizes.sum() * index.dtype().itemsize:
+            raise ValueError(
+                f"the split {path} is incomplete: {path}.bin and {path}.idx differ in length; "
+                "binarize the text again"
+            )
+        return np.memmap(data_file_path(path), dtype=index.dtype, mode="r")
     if dataset.supports_prefetch:
         dataset.prefetch(range(len(dataset)))
     return np.concatenate([dataset[i].numpy() for i in range(len(dataset))])
@@ -100,6 +117,7 @@ class TokenStreams(FairseqDataset):
     ) -> None:
         super().__init__()
         self.tokens = tokens
+        self.dictionary = dictionary
         self.pad = dictionary.pad()
         self.eos = dictionary.eos()
         self.num_streams = num_streams
@@ -128,14 +146,18 @@ class TokenStreams(FairseqDataset):
         return self.num_segments * self.num_streams
 
     def collater(self, samples: list[dict[str, int | Tensor]]) -> dict:
-        """Return a batch; shorter segments are padded on the right, (B, T)."""
-        if not samples:
-            return {}
+        """Return a batch; shorter segments are padded on the right, (B, T).
+
+        All workers' batches of a segment are as wide as the longest of all its streams, the first:
+        so none of them is empty, and their memories fit together.
+        """
+        width = self.num_tokens(samples[0]["id"] // self.num_streams * self.num_streams)
 
         def padded(key: str) -> Tensor:
-            return torch.nn.utils.rnn.pad_sequence(
-                [sample[key] for sample in samples], batch_first=True, padding_value=self.pad
-            )
+            batch = torch.full((len(samples), width), self.pad)
+            for row, sample in zip(batch, samples, strict=True):
+                row[: len(sample[key])] = sample[key]
+            return batch
 
         lengths = torch.tensor([len(sample["target"]) for sample in samples])
         return {

@@ -13,11 +13,13 @@ from fairseq_plugins.models.presets import register_presets
 from fairseq_plugins.models.segment_language_model import (
     SegmentDecoder,
     SegmentLanguageModel,
-    SegmentLanguageModelConfig,
     build_embedding,
     build_output,
-    check_config,
     embedding_scale,
+)
+from fairseq_plugins.models.segment_language_model_config import (
+    SegmentLanguageModelConfig,
+    check_config,
 )
 from fairseq_plugins.modules.relative_attention import RelativeAttention
 from fairseq_plugins.modules.relative_positions import LearnedRelativePositions
@@ -51,17 +53,22 @@ class AllAttentionLanguageModel(SegmentLanguageModel):
             ValueError: an option has a value that no such model has.
         """
         dictionary = task.source_dictionary
-        check_config(cfg, len(dictionary))
+        check_config(cfg, dictionary)
         if cfg.persistent_vectors < 0:
             raise ValueError(
                 f"--persistent-vectors is {cfg.persistent_vectors}: it must be at least 0"
             )
         if cfg.attention_span < 1:
             raise ValueError(f"--attention-span is {cfg.attention_span}: it must be at least 1")
+        if cfg.mem_len is not None and cfg.mem_len > cfg.attention_span:
+            raise ValueError(
+                f"--mem-len is {cfg.mem_len}: attention reaches no farther back than "
+                f"--attention-span, {cfg.attention_span} tokens"
+            )
 
         mem_len = cfg.attention_span if cfg.mem_len is None else cfg.mem_len
         # the context of a token ends before the token itself (section 4.3)
-        farthest = min(mem_len, cfg.attention_span) if cfg.same_length else cfg.attention_span
+        farthest = mem_len if cfg.same_length else cfg.attention_span
         layers = [
             SegmentLayer(
                 cfg.decoder_embed_dim,
@@ -92,11 +99,11 @@ class AllAttentionLanguageModel(SegmentLanguageModel):
             ),
             layers,
             build_output(cfg, dictionary, embed_tokens),
-            min(mem_len, farthest),
+            mem_len,
             cfg.embed_dropout,
         )
         summary = (
-            f"memory {min(mem_len, farthest)} tokens, clamp {cfg.clamp_len or 'none'}, "
+            f"memory {mem_len} tokens, clamp {cfg.clamp_len or 'none'}, "
             f"same length {'yes' if cfg.same_length else 'no'}, attention span {farthest}"
         )
         return cls(decoder, summary)

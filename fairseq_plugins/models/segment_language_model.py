@@ -8,182 +8,22 @@ Shapes: B streams, T tokens of a segment, M remembered tokens, V symbols, d mode
 
 import logging
 import math
-from dataclasses import dataclass, field
-from typing import Any, Optional
+from typing import Any
 
+import torch
 from fairseq.data import Dictionary
-from fairseq.dataclass import FairseqDataclass
 from fairseq.models import FairseqIncrementalDecoder, FairseqLanguageModel
 from fairseq.modules import AdaptiveInput, AdaptiveSoftmax
-from omegaconf import II
 from torch import Tensor, nn
 
+from fairseq_plugins.models.segment_language_model_config import (
+    SegmentLanguageModelConfig,
+    parse_cutoffs,
+)
 from fairseq_plugins.modules.segment_layer import SegmentLayer
 from fairseq_plugins.modules.segment_memory import Cursor, SegmentMemory
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass
-class SegmentLanguageModelConfig(FairseqDataclass):
-    """Options that all segment language models have; named as fairseq names them where it does."""
-
-    decoder_layers: int = field(default=6, metadata={"help": "number of layers"})
-    decoder_embed_dim: int = field(default=512, metadata={"help": "model width"})
-    decoder_attention_heads: int = field(
-        default=8, metadata={"help": "number of attention heads; must divide the model width"}
-    )
-    decoder_ffn_embed_dim: int = field(
-        default=0,
-        metadata={"help": "inner width of the feed-forward sublayers; 0: layers have none"},
-    )
-    embed_dropout: float = field(
-        default=0.0,
-        metadata={"help": "dropout of the input embeddings and of the final representation"},
-    )
-    attention_dropout: float = field(default=0.0, metadata={"help": "dropout of attention weights"})
-    activation_dropout: float = field(
-        default=0.0, metadata={"help": "dropout after the activation of the feed-forward sublayers"}
-    )
-    mem_len: Optional[int] = field(
-        default=None,
-        metadata={
-            "help": "how many tokens before the segment are remembered (default: as many as the "
-            "attention reaches); evaluation may use another number through --model-overrides"
-        },
-    )
-    clamp_len: Optional[int] = field(
-        default=None,
-        metadata={"help": "distances beyond this one use its position vector (default: no limit)"},
-    )
-    same_length: bool = field(
-        default=False,
-        metadata={"help": "let every token attend to the same number of tokens, --mem-len of them"},
-    )
-    share_decoder_input_output_embed: bool = field(
-        default=False, metadata={"help": "tie the output projection to the input embeddings"}
-    )
-    output_bias: bool = field(
-        default=False,
-        metadata={"help": "give the output projection a bias (adaptive softmax has none)"},
-    )
-    adaptive_input: bool = field(
-        default=False, metadata={"help": "input embeddings in bands, rare symbols narrower"}
-    )
-    adaptive_input_cutoff: Optional[str] = field(
-        default=None,
-        metadata={"help": "where the bands of the adaptive input end, such as 20000,60000"},
-    )
-    adaptive_input_factor: float = field(
-        default=4, metadata={"help": "how much narrower each band of the adaptive input is"}
-    )
-    adaptive_softmax_cutoff: Optional[str] = field(
-        default=None,
-        metadata={
-            "help": "where the clusters of the adaptive softmax end, such as 20000,60000; "
-            "goes with --criterion exact_adaptive_loss --ddp-backend legacy_ddp"
-        },
-    )
-    adaptive_softmax_factor: float = field(
-        default=4, metadata={"help": "how much narrower each cluster of the adaptive softmax is"}
-    )
-    adaptive_softmax_dropout: float = field(
-        default=0.0, metadata={"help": "dropout of the adaptive softmax's tail projections"}
-    )
-    tie_adaptive_weights: bool = field(
-        default=False,
-        metadata={"help": "tie the embeddings of adaptive input and adaptive softmax"},
-    )
-    tie_adaptive_proj: bool = field(
-        default=False,
-        metadata={"help": "tie the projections of adaptive input and adaptive softmax as well"},
-    )
-    tokens_per_sample: int = II("task.tokens_per_sample")
-
-
-def check_config(cfg: SegmentLanguageModelConfig, vocabulary: int) -> None:
-    """Raise ``ValueError`` for options that no segment language model can be built from."""
-    for option, least in [
-        ("decoder_layers", 1),
-        ("decoder_embed_dim", 1),
-        ("decoder_attention_heads", 1),
-        ("decoder_ffn_embed_dim", 0),
-        ("mem_len", 0),
-        ("clamp_len", 1),
-    ]:
-        value = getattr(cfg, option)
-        if value is not None and value < least:
-            raise ValueError(f"{_flag(option)} is {value}: it must be at least {least}")
-    for option in ("embed_dropout", "attention_dropout", "activation_dropout"):
-        value = getattr(cfg, option)
-        if not 0 <= value < 1:
-            raise ValueError(f"{_flag(option)} is {value}: it must be in [0, 1)")
-    if cfg.decoder_embed_dim % cfg.decoder_attention_heads:
-        raise ValueError(
-            f"--decoder-attention-heads is {cfg.decoder_attention_heads}: it must divide "
-            f"--decoder-embed-dim, {cfg.decoder_embed_dim}"
-        )
-    if cfg.same_length and cfg.mem_len == 0:
-        raise ValueError("--same-length with --mem-len 0 leaves nothing to attend to: drop one")
-    _check_output_options(cfg)
-    for option in ("adaptive_input_cutoff", "adaptive_softmax_cutoff"):
-        parse_cutoffs(getattr(cfg, option), option, vocabulary)
-
-
-def _check_output_options(cfg: SegmentLanguageModelConfig) -> None:
-    adaptive_softmax = cfg.adaptive_softmax_cutoff is not None
-    if cfg.adaptive_input and cfg.adaptive_input_cutoff is None:
-        raise ValueError("--adaptive-input needs --adaptive-input-cutoff, such as 20000,60000")
-    if adaptive_softmax and cfg.output_bias:
-        raise ValueError("--output-bias: adaptive softmax has no biases; drop one of the two")
-    if cfg.share_decoder_input_output_embed and (cfg.adaptive_input or adaptive_softmax):
-        raise ValueError(
-            "--share-decoder-input-output-embed ties plain embeddings: with adaptive input and "
-            "softmax use --tie-adaptive-weights"
-        )
-    if cfg.tie_adaptive_proj and not cfg.tie_adaptive_weights:
-        raise ValueError("--tie-adaptive-proj needs --tie-adaptive-weights")
-    if cfg.tie_adaptive_weights:
-        if not (cfg.adaptive_input and adaptive_softmax):
-            raise ValueError(
-                "--tie-adaptive-weights needs --adaptive-input and --adaptive-softmax-cutoff"
-            )
-        for option in ("cutoff", "factor"):
-            of_input = getattr(cfg, f"adaptive_input_{option}")
-            of_softmax = getattr(cfg, f"adaptive_softmax_{option}")
-            if of_input != of_softmax:
-                raise ValueError(
-                    f"--tie-adaptive-weights needs the same --adaptive-input-{option} and "
-                    f"--adaptive-softmax-{option}, not {of_input} and {of_softmax}"
-                )
-
-
-def parse_cutoffs(text: str | None, option: str, vocabulary: int) -> list[int]:
-    """Return the numbers in ``text``, such as "20000,60000".
-
-    Raises:
-        ValueError: they are not rising numbers below the vocabulary's size.
-    """
-    if text is None:
-        return []
-    try:
-        cutoffs = [int(part) for part in str(text).strip("[]()").split(",")]
-    except ValueError:
-        cutoffs = []
-    if not cutoffs or cutoffs[0] < 1 or sorted(set(cutoffs)) != cutoffs:
-        raise ValueError(
-            f"{_flag(option)} is {text!r}: it must be rising numbers, such as 20000,60000"
-        )
-    if cutoffs[-1] >= vocabulary:
-        raise ValueError(
-            f"{_flag(option)} is {text!r}: its last number must be below the {vocabulary} symbols "
-            "of the dictionary"
-        )
-    return cutoffs
-
-
-def _flag(option: str) -> str:
-    return "--" + option.replace("_", "-")
 
 
 def build_embedding(cfg: SegmentLanguageModelConfig, dictionary: Dictionary) -> nn.Module:
@@ -195,7 +35,7 @@ def build_embedding(cfg: SegmentLanguageModelConfig, dictionary: Dictionary) -> 
             cfg.decoder_embed_dim,
             cfg.adaptive_input_factor,
             cfg.decoder_embed_dim,
-            parse_cutoffs(cfg.adaptive_input_cutoff, "adaptive_input_cutoff", len(dictionary)),
+            parse_cutoffs(cfg, "adaptive_input", dictionary),
         )
     embedding = nn.Embedding(len(dictionary), cfg.decoder_embed_dim, dictionary.pad())
     if cfg.share_decoder_input_output_embed:
@@ -213,7 +53,7 @@ def build_output(
         return AdaptiveSoftmax(
             len(dictionary),
             cfg.decoder_embed_dim,
-            parse_cutoffs(cfg.adaptive_softmax_cutoff, "adaptive_softmax_cutoff", len(dictionary)),
+            parse_cutoffs(cfg, "adaptive_softmax", dictionary),
             cfg.adaptive_softmax_dropout,
             cfg.adaptive_softmax_factor,
             embed_tokens if cfg.tie_adaptive_weights else None,
@@ -299,7 +139,10 @@ class SegmentDecoder(FairseqIncrementalDecoder):
             generated = incremental_state.setdefault("segment_memory", SegmentMemory())
             memory = generated.at(generated.end(self))
             prev_output_tokens = prev_output_tokens[:, memory.start :]
-        x = self.dropout(self.embed_scale * self.embed_tokens(prev_output_tokens))
+        # fairseq's adaptive input cannot gather what automatic mixed precision makes of its bands
+        with torch.autocast(prev_output_tokens.device.type, enabled=False):
+            x = self.embed_scale * self.embed_tokens(prev_output_tokens)
+        x = self.dropout(x)
         past = None if memory is None else memory.read(self, like=x)
         remembered = 0 if past is None else past[0][0].size(-2)
         positions = self.positions(remembered + x.size(1) - 1)
@@ -373,7 +216,7 @@ class SegmentLanguageModel(FairseqLanguageModel):
         """Load weights.
 
         Raises:
-            ValueError: they belong to a dictionary of another size.
+            ValueError: they belong to a dictionary of another size, or to another attention span.
         """
         rows = sum(
             weight.size(0)
@@ -385,6 +228,13 @@ class SegmentLanguageModel(FairseqLanguageModel):
             raise ValueError(
                 f"the checkpoint has embeddings of {rows} symbols and the dictionary (dict.txt) "
                 f"has {len(self.decoder.dictionary)}: use the data that the model was trained with"
+            )
+        trained = state_dict.get("decoder.positions.weight")
+        if trained is not None and trained.shape != self.decoder.positions.weight.shape:
+            raise ValueError(
+                f"the checkpoint has position vectors for {trained.size(0)} distances and "
+                f"--attention-span is {self.decoder.positions.weight.size(0)}: leave the span as "
+                "it was trained; --mem-len may be changed"
             )
         return super().load_state_dict(state_dict, *args, **kwargs)
 

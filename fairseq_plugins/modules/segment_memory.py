@@ -35,7 +35,7 @@ def _last(state: LayerState, length: int, before: int = 0) -> LayerState:
     """Cut every tensor to the ``length`` tokens that end ``before`` tokens before its end."""
     cut = []
     for tensor in state:
-        end = tensor.size(_TIME_DIM) - before
+        end = max(0, tensor.size(_TIME_DIM) - before)
         start = max(0, end - length)
         cut.append(tensor.narrow(_TIME_DIM, start, end - start))
     return tuple(cut)
@@ -63,9 +63,14 @@ class SegmentMemory:
     """Memory of a set of parallel streams, for each model that reads them, as in an ensemble.
 
     Nothing moves but by :meth:`Cursor.write`: a batch that carries no cursor leaves it alone.
+
+    Args:
+        last_start: where the last segment of the walk starts, if that is known: after it nothing
+            reads the memory any more.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, last_start: int | None = None) -> None:
+        self._last_start = last_start
         self._histories: WeakKeyDictionary[nn.Module, _History] = WeakKeyDictionary()
         self._restored: _History | None = None
         self._gathered: tuple[int, dict[str, Any]] | None = None
@@ -94,7 +99,7 @@ class SegmentMemory:
         streams. fairseq writes checkpoints on worker 0 alone, without asking the others.
         """
         history = next(iter(self._histories.values()), None)
-        if history is None:
+        if history is None or history.start == self._last_start:
             return
         rank, workers = dist.get_rank(group), dist.get_world_size(group)
 
@@ -117,7 +122,9 @@ class SegmentMemory:
         if history is None:
             return None
         if not (dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1):
-            return _as_state_dict(history, lambda tensor: tensor.detach().cpu().clone())
+            return _as_state_dict(
+                history, lambda tensor: torch.empty_like(tensor, device="cpu").copy_(tensor)
+            )
         if self._gathered is not None and self._gathered[0] == history.end:
             return self._gathered[1]
         return None
@@ -172,16 +179,22 @@ class Cursor:
                     self.start,
                 )
             return None
-        again = self.start == history.start and history.length > 0
-        if not again and self.start != history.end:
+        if self.start > history.end:
             logger.warning(
                 "the segment at token %d follows one that ended at token %d (a batch was skipped): "
                 "the memory goes on from there",
                 self.start,
                 history.end,
             )
-        before = history.length if again else 0
-        states = [_last(state, history.mem_len, before) for state in history.layers]
+        # a segment that is run again must not read itself, nor what came after it
+        rewound = max(0, history.end - self.start)
+        if rewound > history.length:
+            logger.warning(
+                "the segment at token %d is run again after later ones: its memory is shorter than "
+                "it was the first time",
+                self.start,
+            )
+        states = [_last(state, history.mem_len, rewound) for state in history.layers]
         if not states or states[0][0].size(_TIME_DIM) == 0:
             return None
         return [tuple(t.to(device=like.device, dtype=like.dtype) for t in s) for s in states]
@@ -201,3 +214,4 @@ class Cursor:
             tuple(tensor.detach() for tensor in _last(state, mem_len + length)) for state in states
         ]
         self.memory._histories[model] = _History(layers, self.start, length, mem_len)
+        self.memory._gathered = None

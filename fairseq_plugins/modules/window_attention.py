@@ -37,6 +37,16 @@ class _Block(NamedTuple):
     keys: int
     offset: int  # the distance of the first query to the first key
 
+    def vectors(
+        self, query: Tensor, keys: Tensor, values: Tensor, *persistent: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the block's queries (H, B, C, d_h), and keys and values (H, B, K + N, d_h)."""
+        return (
+            query.narrow(2, self.start, self.queries),
+            _with_persistent(keys.narrow(2, self.first, self.keys), persistent[0]),
+            _with_persistent(values.narrow(2, self.first, self.keys), persistent[1]),
+        )
+
     def distances(self, table: Tensor) -> Tensor:
         """Return the rows (K + 1, d_h) of a table of falling distances that ends with -1.
 
@@ -103,12 +113,11 @@ class _WindowAttention(torch.autograd.Function):
         dropout: float,
         differentiable: bool,
     ) -> Tensor:
+        inputs = (query, keys, values, table, persistent_keys, persistent_values)
         out = torch.empty_like(query)
-        kept = []
+        kept: list[Tensor | None] = []
         for block in _blocks(query.size(2), keys.size(2) - query.size(2), window):
-            q = query.narrow(2, block.start, block.queries)
-            k = _with_persistent(keys.narrow(2, block.first, block.keys), persistent_keys)
-            v = _with_persistent(values.narrow(2, block.first, block.keys), persistent_values)
+            q, k, v = block.vectors(query, keys, values, persistent_keys, persistent_values)
             # (H, B, C, d_h) x (H, B, K + N, d_h) -> (H, B, C, K + N)
             scores = q @ k.transpose(-1, -2)
             if block.keys > 0:
@@ -119,7 +128,7 @@ class _WindowAttention(torch.autograd.Function):
                 of_context.masked_fill_(hidden, torch.finfo(scores.dtype).min)
             if scores.size(-1) == 0:
                 out.narrow(2, block.start, block.queries).zero_()
-                kept.append((scores, None))
+                kept += [scores, None]
                 continue
             weights = torch.softmax(scores, dim=-1)
             if persistent_keys.size(1) == 0 and block.offset < window.nearest:
@@ -131,25 +140,24 @@ class _WindowAttention(torch.autograd.Function):
             dropped = weights if keep is None else weights * keep / (1 - dropout)
             out.narrow(2, block.start, block.queries).copy_(dropped @ v)
             if differentiable:
-                kept.append((weights, keep))
+                kept += [weights, keep]
         if differentiable:
-            ctx.save_for_backward(query, keys, values, table, persistent_keys, persistent_values)
-            ctx.kept, ctx.window, ctx.dropout = kept, window, dropout
+            ctx.save_for_backward(*inputs, *kept)
+            ctx.window, ctx.dropout = window, dropout
         return out
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_out: Tensor) -> tuple:
-        query, keys, values, table, persistent_keys, persistent_values = ctx.saved_tensors
+        inputs, kept = ctx.saved_tensors[:6], ctx.saved_tensors[6:]
+        query, keys, values, table, persistent_keys, persistent_values = inputs
         grad_query, grad_table = torch.empty_like(query), torch.zeros_like(table)
         grad_keys, grad_values = torch.zeros_like(keys), torch.zeros_like(values)
         grad_persistent_keys = torch.zeros_like(persistent_keys)
         grad_persistent_values = torch.zeros_like(persistent_values)
         blocks = _blocks(query.size(2), keys.size(2) - query.size(2), ctx.window)
-        for block, (weights, keep) in zip(blocks, ctx.kept, strict=True):
-            q = query.narrow(2, block.start, block.queries)
-            k = _with_persistent(keys.narrow(2, block.first, block.keys), persistent_keys)
-            v = _with_persistent(values.narrow(2, block.first, block.keys), persistent_values)
+        for block, weights, keep in zip(blocks, kept[::2], kept[1::2], strict=True):
+            q, k, v = block.vectors(query, keys, values, persistent_keys, persistent_values)
             grad = grad_out.narrow(2, block.start, block.queries)
 
             dropped = weights if keep is None else weights * keep / (1 - ctx.dropout)

@@ -1,6 +1,5 @@
 """Language modelling over continuous text, read as parallel streams of segments."""
 
-import hashlib
 import logging
 import os
 from dataclasses import dataclass, field
@@ -20,11 +19,12 @@ from fairseq.data import (
 from fairseq.data.indexed_dataset import get_available_dataset_impl
 from fairseq.dataclass import ChoiceEnum, FairseqDataclass
 from fairseq.distributed import utils as distributed_utils
+from fairseq.sequence_scorer import SequenceScorer
 from fairseq.tasks import FairseqTask, register_task
 from omegaconf import II
 
-from fairseq_plugins.data.stream_iterator import StreamIterator
-from fairseq_plugins.data.token_streams import TokenStreams, load_tokens
+from fairseq_plugins.data.stream_iterator import OTHER_DICTIONARY, StreamIterator
+from fairseq_plugins.data.token_streams import TokenStreams, fingerprint, load_tokens
 
 logger = logging.getLogger(__name__)
 
@@ -50,7 +50,13 @@ class SegmentLanguageModelingConfig(FairseqDataclass):
             "models of running text, where </s> is the end of a line"
         },
     )
-    batch_size: Optional[int] = II("dataset.batch_size")
+    no_save_memory: bool = field(
+        default=False,
+        metadata={
+            "help": "leave the streams' memory (layers x streams x memory length x width numbers) "
+            "out of checkpoints in mid-epoch; a run resumed from one starts cold"
+        },
+    )
     dataset_impl: Optional[ChoiceEnum(get_available_dataset_impl())] = II("dataset.dataset_impl")
 
 
@@ -78,7 +84,7 @@ class SegmentLanguageModelingTask(FairseqTask):
     def __init__(self, cfg: SegmentLanguageModelingConfig, dictionary: Dictionary) -> None:
         super().__init__(cfg)
         self.dictionary = dictionary
-        self.state.merge_state_dict({"dictionary": _fingerprint(dictionary)})
+        self.state.merge_state_dict({"dictionary": fingerprint(dictionary)})
         self._training_memory = None
 
     @classmethod
@@ -115,23 +121,20 @@ class SegmentLanguageModelingTask(FairseqTask):
         """
         trained_with = state_dict.get("dictionary", self.state.dictionary)
         if trained_with != self.state.dictionary:
-            raise ValueError(
-                f"DATA is {self.cfg.data}: its dict.txt is not the one that the checkpoint was "
-                "trained with; binarize the text with fairseq-preprocess --srcdict and that one"
-            )
+            raise ValueError(OTHER_DICTIONARY)
 
-    def build_criterion(self, cfg: Any, from_checkpoint: bool = False) -> Any:
+    def build_criterion(self, cfg: Any, *args: Any, **kwargs: Any) -> Any:
         """Build the loss.
 
         Raises:
-            ValueError: it is fairseq's ``adaptive_loss``, which leaves tokens out.
+            ValueError: it is fairseq's ``adaptive_loss``, which leaves a part out.
         """
         if cfg._name == "adaptive_loss":
             raise ValueError(
-                "--criterion adaptive_loss leaves the second symbol of every cluster but the first "
-                "out of the loss: use --criterion exact_adaptive_loss"
+                "--criterion adaptive_loss leaves a part of the loss of the second symbol of every "
+                "cluster but the first out: use --criterion exact_adaptive_loss"
             )
-        return super().build_criterion(cfg, from_checkpoint)
+        return super().build_criterion(cfg, *args, **kwargs)
 
     def load_dataset(
         self, split: str, epoch: int = 1, combine: bool = False, **kwargs: Any
@@ -179,7 +182,7 @@ class SegmentLanguageModelingTask(FairseqTask):
             options: of fairseq's iterator over sentences.
 
         Raises:
-            ValueError: ``--max-tokens`` is given, or there are more streams than tokens.
+            ValueError: ``--max-tokens`` is given, or there are no streams, or more than tokens.
         """
         if not isinstance(dataset, TokenStreams):
             return super().get_batch_iterator(
@@ -195,10 +198,13 @@ class SegmentLanguageModelingTask(FairseqTask):
             )
         if max_tokens is not None:
             raise ValueError(
-                f"--max-tokens is {max_tokens}: streams of text are counted; leave it out and give "
-                "--batch-size, the number of parallel streams"
+                "give --batch-size, the number of parallel streams, in place of --max-tokens "
+                f"(here {max_tokens}): the text is read as streams, in segments of "
+                "--tokens-per-sample"
             )
-        streams = self._lay_out(dataset.tokens, (max_sentences or 1), num_shards)
+        streams = self._lay_out(
+            dataset.tokens, 1 if max_sentences is None else max_sentences, num_shards
+        )
         logger.info(
             "%s tokens in %d streams, segments of %d tokens; worker %d of %d has %d streams",
             f"{len(streams.tokens):,}",
@@ -212,12 +218,15 @@ class SegmentLanguageModelingTask(FairseqTask):
             streams,
             num_shards,
             shard_id,
+            save_memory=not self.cfg.no_save_memory,
             epoch=epoch,
             buffer_size=data_buffer_size,
             skip_remainder_batch=skip_remainder_batch,
         )
 
     def _lay_out(self, tokens: np.ndarray, streams: int, num_shards: int) -> TokenStreams:
+        if streams < 1:
+            raise ValueError(f"--batch-size is {streams}: it must be at least 1")
         if streams * num_shards > len(tokens):
             workers = f" with {num_shards} workers" if num_shards > 1 else ""
             raise ValueError(
@@ -242,8 +251,15 @@ class SegmentLanguageModelingTask(FairseqTask):
         """Return the batches of fairseq-eval-lm: ``batch_size`` streams, one if None.
 
         Raises:
-            ValueError: ``--context-window`` is given.
+            ValueError: ``--context-window`` is given, or several workers run, of which
+                fairseq-eval-lm would print the first one's part as the result.
         """
+        workers = distributed_utils.get_global_world_size()
+        if workers > 1:
+            raise ValueError(
+                f"--distributed-world-size is {workers} (by default, all GPUs): fairseq-eval-lm "
+                "prints the loss of one worker's part of the text; give --distributed-world-size 1"
+            )
         if context_window > 0:
             raise ValueError(
                 f"--context-window is {context_window}: the memory is the context here; leave it "
@@ -269,7 +285,8 @@ class SegmentLanguageModelingTask(FairseqTask):
 
         All workers pass here, while only worker 0 is asked to write the checkpoint.
         """
-        if self._training_memory is not None and distributed_utils.get_world_size(None) > 1:
+        workers = distributed_utils.get_global_world_size()
+        if workers > 1 and self._training_memory is not None and not self.cfg.no_save_memory:
             self._training_memory.gather(distributed_utils.get_data_parallel_group())
 
     def build_dataset_for_inference(
@@ -325,7 +342,9 @@ class SegmentLanguageModelingTask(FairseqTask):
                 prefix_tokens = sample["target"]
             else:
                 prefix_tokens = sample["net_input"]["src_tokens"][:, 1:]
-        if not self.cfg.continue_past_eos and prefix_tokens.eq(self.dictionary.eos()).any():
+        ends = prefix_tokens.eq(self.dictionary.eos()).any()
+        scoring = isinstance(generator, SequenceScorer)
+        if ends and not scoring and not self.cfg.continue_past_eos:
             raise ValueError(
                 "a prompt holds </s>, which ends generation: give --continue-past-eos, which "
                 "generates running text"
@@ -344,7 +363,3 @@ class SegmentLanguageModelingTask(FairseqTask):
     def target_dictionary(self) -> Dictionary:
         """Return the symbols."""
         return self.dictionary
-
-
-def _fingerprint(dictionary: Dictionary) -> str:
-    return hashlib.sha256("\n".join(dictionary.symbols).encode()).hexdigest()

@@ -51,3 +51,10 @@ def test_generate_refuses_prompts_that_end_generation(data, checkpoint):
     words = ("--path", checkpoint, "--gen-subset", "test", "--beam", 2, "--batch-size", 5)
     printed = run("fairseq-generate", data, *TASK, *words, fails=True)
     assert "a prompt holds </s>, which ends generation: give --continue-past-eos" in printed
+
+
+def test_generate_scores_given_text(data, checkpoint, test_tokens):
+    words = ("--path", checkpoint, "--gen-subset", "test", "--score-reference")
+    printed = run("fairseq-generate", data, *TASK, *words, "--batch-size", 3)
+    scores = re.findall(r"^P-\d+\t(.*)$", printed, re.MULTILINE)
+    assert sum(len(line.split()) for line in scores) == test_tokens

@@ -1,5 +1,6 @@
 """fairseq-train: what validation, stopping, workers and precision may and may not change."""
 
+import shutil
 import socket
 import subprocess
 import sys
@@ -8,7 +9,7 @@ import pytest
 import torch
 
 import fairseq_plugins  # noqa: F401 (lets the safe loader read fairseq's options of sgd)
-from tests.end_to_end.commands import MODEL, TASK, environment, start, train
+from tests.end_to_end.commands import MODEL, TASK, environment, run, start, train
 
 STEPS = 8
 NO_VALIDATION = ("--disable-validation",)
@@ -69,6 +70,25 @@ def test_other_streams_are_refused_on_resuming(data, tmp_path):
     assert "begin the epoch anew with --reset-dataloader" in printed
 
 
+def test_another_dictionary_is_refused_on_resuming(data, tmp_path):
+    train(data, tmp_path / "model", "--max-update", 3)
+    other = shutil.copytree(data, tmp_path / "bin")
+    lines = (other / "dict.txt").read_text().splitlines()
+    (other / "dict.txt").write_text("\n".join(lines[::-1]) + "\n")
+    printed = train(other, tmp_path / "model", "--max-update", STEPS, fails=True)
+    assert "dict.txt in DATA is not the one that the checkpoint was trained with" in printed
+
+
+def test_a_preset_is_what_the_command_line_does_not_say(data, tmp_path):
+    preset = ("--arch", "all_attention_lm_tiny", "--decoder-layers", 1)
+    words = ("--batch-size", 2, "--optimizer", "adam", "--max-update", 1, "--save-dir", tmp_path)
+    run("fairseq-train", data, *TASK, *preset, *words, *NO_VALIDATION)
+    state = torch.load(tmp_path / "checkpoint_last.pt", weights_only=True)
+    model = state["cfg"]["model"]
+    assert (model["decoder_layers"], model["persistent_vectors"]) == (1, 64)
+    assert state["model"]["decoder.positions.weight"].shape == (128, 32)
+
+
 def train_on_two_workers(data, folder, *options):
     """Run both workers of a training with the same global batch: 2 streams each."""
     with socket.socket() as free:
@@ -104,6 +124,33 @@ def test_two_workers_resume_with_the_memory_of_both(data, uninterrupted, tmp_pat
     assert_equal(parameters(tmp_path), parameters(uninterrupted), rtol=1e-4, atol=1e-6)
 
 
+def test_two_workers_end_an_epoch_of_uneven_streams(data, tmp_path):
+    # the last segment of some streams is empty, of others not; adaptive softmax takes no empty one
+    adaptive = ("--adaptive-softmax-cutoff", 8, "--criterion", "exact_adaptive_loss")
+    tokens = sum(len(line.split()) + 1 for line in (data.parent / "train.txt").open())
+    assert tokens % 6
+    layout = ("--batch-size", 3, "--tokens-per-sample", tokens // 6)
+    train_on_two_workers(data, tmp_path, *adaptive, *layout, "--max-epoch", 1)
+    assert all(weight.isfinite().all() for weight in parameters(tmp_path).values())
+
+
+def test_fairseq_eval_lm_does_not_print_the_figure_of_a_part(data, checkpoint):
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    words = (data, *TASK, "--path", checkpoint, "--gen-subset", "test", "--cpu")
+    group = ("--distributed-backend", "gloo", "--distributed-no-spawn")
+    place = ("--distributed-init-method", f"tcp://127.0.0.1:{port}")
+    workers = [
+        start("fairseq-eval-lm", *words, *group, *place, *size)
+        for size in (("--distributed-world-size", 2, "--distributed-rank", r) for r in (0, 1))
+    ]
+    printed = [worker.communicate(timeout=300)[0] for worker in workers]
+    assert all(worker.returncode for worker in workers)
+    assert "--distributed-world-size is 2 (by default, all GPUs)" in printed[0]
+    assert "Loss (base 2)" not in "".join(printed)
+
+
 def test_one_worker_goes_on_with_the_memory_that_two_saved(data, uninterrupted, tmp_path):
     train_on_two_workers(data, tmp_path, "--max-update", 3)
     train(data, tmp_path, "--max-update", STEPS)
@@ -114,6 +161,8 @@ def test_one_worker_goes_on_with_the_memory_that_two_saved(data, uninterrupted, 
     "precision",
     [
         ["--bf16"],
+        # fairseq mixes precisions on GPUs only: on a CPU this shows that the option is harmless,
+        # and test_mixed_precision_trains_with_a_memory that mixed precision works
         ["--amp"],
         pytest.param(
             ["--fp16"],
