@@ -1,0 +1,48 @@
+"""The quickstart's own commands, run for real on a small corpus with two updates."""
+
+import json
+import re
+
+import pytest
+
+import prepare_python_source
+import quickstart
+from tests.end_to_end.commands import ROOT
+
+
+@pytest.fixture(scope="module")
+def output(tmp_path_factory):
+    """A working folder with the corpus of a small library: this repository's scripts."""
+    folder = tmp_path_factory.mktemp("quickstart")
+    library = folder / "library"
+    library.mkdir()
+    scripts = sorted((ROOT / "scripts").glob("*.py"))
+    for number in range(120):
+        lines = scripts[number % len(scripts)].read_text(encoding="utf-8").splitlines()
+        part = "".join(f"{line}\n" for line in lines[number : number + 20] if line.isascii())
+        (library / f"m{number:03}.py").write_text(f"# {number}\n{part}")
+    (library / "m000.py").write_text("".join(map(chr, range(32, 127))) + "\n")
+    prepare_python_source.prepare(folder / "data", library)
+    (folder / "checkpoints").mkdir()
+    return folder
+
+
+def test_all_steps_after_the_corpus(output, monkeypatch, capsys):
+    options = list(quickstart.TRAINING_OPTIONS)
+    options[options.index("--max-update") + 1] = "2"
+    options[options.index("--save-interval-updates") + 1] = "1"
+    monkeypatch.setattr(quickstart, "TRAINING_OPTIONS", options)
+    monkeypatch.setattr(quickstart, "prepare", lambda output: None)
+    assert quickstart.main(["--output", str(output)]) == 0
+    result = json.loads((output / "result.json").read_text())
+    text = (output / "data" / "text" / "test.txt").read_text()
+    assert (result["updates"], result["tokens"]) == (2, len(text))
+    printed = capsys.readouterr().out
+    sample = printed.split("--seed 1\n\n")[-1].rsplit("\n\nlog in", 1)[0]
+    assert sample.startswith(quickstart.PROMPT)
+    # a model that has learnt nothing writes <unk> and the like, too
+    assert len(re.sub("<(s|pad|unk)>", "?", sample)) == 400
+
+    # the same command again trains no further
+    assert quickstart.main(["--output", str(output)]) == 0
+    assert "2 of 2 updates done, nothing left to do" in capsys.readouterr().out
