@@ -23,7 +23,9 @@ from checkpoints import repair_checkpoints, training_progress
 from prepare_python_source import SPACE, separate_characters
 from run_command import ROOT, child_process, format_command, program, short
 
-COMMON_OPTIONS = shlex.split("--user-dir fairseq_plugins --task segment_language_modeling")
+COMMON_OPTIONS = shlex.split("""
+    --user-dir fairseq_plugins --task segment_language_modeling --distributed-world-size 1
+""")
 TRAINING_OPTIONS = shlex.split("""
     --arch all_attention_lm_tiny --tokens-per-sample 128 --batch-size 8
     --optimizer adam --adam-betas 0.9,0.98 --clip-norm 0.25

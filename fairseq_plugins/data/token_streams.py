@@ -26,6 +26,8 @@ from fairseq.data.indexed_dataset import (
 )
 from torch import Tensor
 
+_SCANNED = 2**24
+
 
 def load_tokens(
     split_path: str, dictionary: Dictionary, dataset_impl: str | None = None, combine: bool = False
@@ -60,13 +62,15 @@ def load_tokens(
     tokens = parts[0] if len(parts) == 1 else np.concatenate(parts)
     if tokens.size == 0:
         raise ValueError(f"the split {split_path} is empty: binarize a text with at least one line")
-    largest = int(tokens.max())
+    # piece by piece: the comparisons of a billion tokens at once would fill the memory
+    pieces = [tokens[i : i + _SCANNED] for i in range(0, len(tokens), _SCANNED)]
+    largest = max(int(piece.max()) for piece in pieces)
     if largest >= len(dictionary):
         raise ValueError(
             f"the split {split_path} holds symbol number {largest}, but dict.txt has only "
             f"{len(dictionary)} symbols: use the dict.txt that the split was binarized with"
         )
-    if (tokens == dictionary.pad()).any():
+    if any((piece == dictionary.pad()).any() for piece in pieces):
         raise ValueError(
             f"the split {split_path} holds {dictionary[dictionary.pad()]}, which fairseq takes for "
             "padding and would not score: replace that word in the text and binarize it again"
