@@ -30,7 +30,7 @@ TRAINING_OPTIONS = shlex.split("""
     --arch all_attention_lm_tiny --tokens-per-sample 128 --batch-size 8
     --optimizer adam --adam-betas 0.9,0.98 --clip-norm 0.25
     --lr 0.004 --lr-scheduler cosine --warmup-updates 100 --max-update 2600
-    --save-interval-updates 650 --keep-interval-updates 1 --no-epoch-checkpoints --seed 1
+    --save-interval-updates 325 --keep-interval-updates 1 --no-epoch-checkpoints --seed 1
 """)
 EVALUATION_OPTIONS = shlex.split("""
     --tokens-per-sample 512 --batch-size 1
@@ -119,7 +119,11 @@ def train(output: Path) -> None:
         print(f"\n[2] training: {updates} of {goal} updates done, nothing left to do", flush=True)
         return
     words = training_command(output, terminal=sys.stderr.isatty())
-    announce(f"[2] training: about 3 minutes on 2 cores, {updates} of {goal} updates done", words)
+    announce(
+        f"[2] training: about 3 minutes on 2 cores, {updates} of {goal} updates done; fairseq's "
+        f"bar\n    counts a whole epoch, of which training takes the first {goal} updates",
+        words,
+    )
     with child_process(words):
         pass
 
@@ -248,7 +252,7 @@ def sample(output: Path) -> None:
     prompt = separate_characters(PROMPT)
     length = option(SAMPLING_OPTIONS, "--max-len-b")
     announce(
-        f"[5] sample: {length} characters that the model writes from {PROMPT!r}",
+        f"[5] sample: {length} characters, {PROMPT!r} and what the model writes after it",
         words,
         before=f"echo {shlex.quote(prompt)} | ",
     )
@@ -285,7 +289,10 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         quickstart(parser.parse_args(arguments).output.resolve())
     except KeyboardInterrupt:
-        print("\ninterrupted; `make quickstart` goes on from here")
+        print(
+            "\ninterrupted (a traceback above is fairseq's way to stop); "
+            "`make quickstart` goes on from the last checkpoint"
+        )
         return 130
     except ValueError as error:
         print(f"error: {error}", file=sys.stderr)

@@ -233,7 +233,10 @@ def test_ctrl_c_tells_how_to_go_on(tmp_path, monkeypatch, capsys):
 
     monkeypatch.setattr(quickstart, "prepare", interrupt)
     assert quickstart.main(["--output", str(tmp_path / "quickstart")]) == 130
-    assert capsys.readouterr().out == "\ninterrupted; `make quickstart` goes on from here\n"
+    assert capsys.readouterr().out == (
+        "\ninterrupted (a traceback above is fairseq's way to stop); "
+        "`make quickstart` goes on from the last checkpoint\n"
+    )
 
 
 def test_place_without_write_access_is_refused(tmp_path, capsys):

@@ -1,5 +1,6 @@
 """What the README says is there is there, and its commands run."""
 
+import dataclasses
 import re
 import subprocess
 import sys
@@ -7,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from fairseq_plugins.models.all_attention import AllAttentionConfig
+from fairseq_plugins.tasks.segment_language_modeling import SegmentLanguageModelingConfig
 from tests.end_to_end.commands import ROOT, environment
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -52,6 +55,21 @@ def test_every_module_of_the_package_is_in_the_table():
     assert modules <= listed
 
 
+def option_row(option):
+    """Return the README's row of an option of a configuration."""
+    default = option.default
+    default = "" if default is None or default is False else f"{default}"
+    help_text = option.metadata["help"].replace("|", "\\|")
+    return f"| `--{option.name.replace('_', '-')}` | {default} | {help_text} |"
+
+
+@pytest.mark.parametrize("config", [SegmentLanguageModelingConfig, AllAttentionConfig])
+def test_every_option_is_listed_as_it_is(config):
+    for option in dataclasses.fields(config):
+        if option.name not in ("_name", "data") and option.metadata.get("help"):
+            assert option_row(option) in README.splitlines()
+
+
 def test_links_lead_to_files():
     for target in links(README):
         assert target.startswith("https://") or (ROOT / target).exists(), target
@@ -83,6 +101,7 @@ def test_the_commands_run_in_order(folder):
         "fairseq-train",
         "fairseq-eval-lm",
         "fairseq-interactive",
+        "fairseq-generate",
     ]
     printed = []
     for command in commands:
@@ -102,3 +121,4 @@ def test_the_commands_run_in_order(folder):
     assert (folder / "checkpoints" / "checkpoint_last.pt").exists()
     assert "memory 64 tokens" in printed[1]
     assert re.search(r"^H-0\t\S+\td e f ▁", printed[2], re.MULTILINE)
+    assert len(re.findall(r"^H-\d+\t", printed[3], re.MULTILINE)) >= 8

@@ -15,6 +15,7 @@ from fairseq_plugins.models.segment_language_model import (
     SegmentLanguageModel,
     build_embedding,
     build_output,
+    check_task,
     embedding_scale,
 )
 from fairseq_plugins.models.segment_language_model_config import (
@@ -52,6 +53,7 @@ class AllAttentionLanguageModel(SegmentLanguageModel):
         Raises:
             ValueError: an option has a value that no such model has.
         """
+        check_task(task)
         dictionary = task.source_dictionary
         check_config(cfg, dictionary)
         if cfg.persistent_vectors < 0:

@@ -6,6 +6,8 @@ chosen: position encoding, span of the attention, persistent vectors, feed-forwa
 Shapes: B streams, T tokens of a segment, M remembered tokens, V symbols, d model width.
 """
 
+import ast
+import difflib
 import logging
 import math
 from typing import Any
@@ -14,6 +16,7 @@ import torch
 from fairseq.data import Dictionary
 from fairseq.models import FairseqIncrementalDecoder, FairseqLanguageModel
 from fairseq.modules import AdaptiveInput, AdaptiveSoftmax
+from fairseq.tasks import FairseqTask
 from torch import Tensor, nn
 
 from fairseq_plugins.models.segment_language_model_config import (
@@ -22,8 +25,18 @@ from fairseq_plugins.models.segment_language_model_config import (
 )
 from fairseq_plugins.modules.segment_layer import SegmentLayer
 from fairseq_plugins.modules.segment_memory import Cursor, SegmentMemory
+from fairseq_plugins.tasks.segment_language_modeling import SegmentLanguageModelingTask
 
 logger = logging.getLogger(__name__)
+
+
+def check_task(task: Any) -> None:
+    """Raise ``ValueError`` for a task that would give the model no memory."""
+    if isinstance(task, FairseqTask) and not isinstance(task, SegmentLanguageModelingTask):
+        raise ValueError(
+            f"the task is {type(task).__name__}, which keeps no memory of the segments before, so "
+            "its figures would be wrong: give --task segment_language_modeling"
+        )
 
 
 def build_embedding(cfg: SegmentLanguageModelConfig, dictionary: Dictionary) -> nn.Module:
@@ -208,8 +221,20 @@ class SegmentLanguageModel(FairseqLanguageModel):
         return self.decoder(src_tokens, memory=memory)
 
     def prepare_for_inference_(self, cfg: Any) -> None:
-        """Say what memory the figures that follow were got with."""
+        """Say what memory the figures that follow were got with.
+
+        Raises:
+            ValueError: ``--model-overrides`` names no option of the model; fairseq would ignore it.
+        """
         super().prepare_for_inference_(cfg)
+        options = sorted(getattr(self, "__dataclass").__dataclass_fields__)
+        for name in ast.literal_eval(cfg.common_eval.model_overrides):
+            if name not in options:
+                near = difflib.get_close_matches(name.replace("-", "_"), options, n=1)
+                hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(options)}"
+                raise ValueError(
+                    f"--model-overrides names {name!r}, no option of the model: {hint}"
+                )
         logger.info(self.summary)
 
     def load_state_dict(self, state_dict: dict, *args: Any, **kwargs: Any):

@@ -206,14 +206,20 @@ class SegmentLanguageModelingTask(FairseqTask):
             dataset.tokens, 1 if max_sentences is None else max_sentences, num_shards
         )
         logger.info(
-            "%s tokens in %d streams, segments of %d tokens; worker %d of %d has %d streams",
+            "%s tokens in %s, segments of %d tokens; worker %d of %d has %s",
             f"{len(streams.tokens):,}",
-            streams.num_streams,
+            _streams(streams.num_streams),
             streams.segment_length,
             shard_id + 1,
             num_shards,
-            streams.num_streams // num_shards,
+            _streams(streams.num_streams // num_shards),
         )
+        if streams.num_streams > 1 and streams.num_segments == 1:
+            logger.warning(
+                "no stream is longer than a segment of %d tokens, so there is nothing to remember: "
+                "give fewer streams (--batch-size) or shorter segments (--tokens-per-sample)",
+                streams.segment_length,
+            )
         return StreamIterator(
             streams,
             num_shards,
@@ -333,7 +339,8 @@ class SegmentLanguageModelingTask(FairseqTask):
             constraints: refused.
 
         Raises:
-            ValueError: a prompt goes past ``</s>`` and generation does not.
+            ValueError: a prompt is as long as generation may be, or goes past ``</s>`` and
+                generation does not.
         """
         if constraints is not None:
             raise ValueError("--constraints: a language model has no constrained decoding; drop it")
@@ -342,8 +349,18 @@ class SegmentLanguageModelingTask(FairseqTask):
                 prefix_tokens = sample["target"]
             else:
                 prefix_tokens = sample["net_input"]["src_tokens"][:, 1:]
-        ends = prefix_tokens.eq(self.dictionary.eos()).any()
+        longest = prefix_tokens.size(1)
         scoring = isinstance(generator, SequenceScorer)
+        if not scoring:
+            source_length = sample["net_input"]["src_tokens"].size(1)
+            limit = int(generator.max_len_a * source_length + generator.max_len_b)
+            if longest >= limit:
+                raise ValueError(
+                    f"--max-len-b is {generator.max_len_b}: prompts of {longest} tokens, which "
+                    "count too, leave nothing to generate; raise it, or cut the prompts with "
+                    "--prefix-size"
+                )
+        ends = prefix_tokens.eq(self.dictionary.eos()).any()
         if ends and not scoring and not self.cfg.continue_past_eos:
             raise ValueError(
                 "a prompt holds </s>, which ends generation: give --continue-past-eos, which "
@@ -363,3 +380,7 @@ class SegmentLanguageModelingTask(FairseqTask):
     def target_dictionary(self) -> Dictionary:
         """Return the symbols."""
         return self.dictionary
+
+
+def _streams(number: int) -> str:
+    return f"{number} stream" if number == 1 else f"{number} streams"

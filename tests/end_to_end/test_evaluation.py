@@ -92,6 +92,27 @@ def test_a_run_that_cannot_be_is_refused_by_name(data, tmp_path, options, messag
     assert not list((tmp_path / "none").glob("*.pt"))
 
 
+@pytest.mark.parametrize(
+    ("name", "hint"), [("mem-len", "did you mean 'mem_len'?"), ("tokens", "there are ")]
+)
+def test_overrides_of_no_option_are_refused(data, checkpoint, name, hint):
+    overrides = ("--model-overrides", f"{{{name!r}: 10}}")
+    printed = evaluate(data, checkpoint, *overrides, fails=True)
+    assert f"--model-overrides names {name!r}, no option of the model: {hint}" in printed
+
+
+def test_evaluation_without_the_task_is_refused(data, checkpoint):
+    words = (*TASK[:2], "--path", checkpoint, "--gen-subset", "test")
+    printed = run("fairseq-eval-lm", data, *words, fails=True)
+    assert "the task is LanguageModelingTask, which keeps no memory of the segments" in printed
+
+
+def test_streams_shorter_than_a_segment_are_said(data, checkpoint):
+    printed = evaluate(data, checkpoint, "--tokens-per-sample", 64, "--batch-size", 8)
+    assert "no stream is longer than a segment of 64 tokens" in printed
+    assert "no stream is longer" not in evaluate(data, checkpoint, "--tokens-per-sample", 64)
+
+
 def test_a_context_window_is_refused(data, checkpoint):
     printed = evaluate(data, checkpoint, "--context-window", 5, fails=True)
     assert "--context-window is 5: the memory is the context here" in printed

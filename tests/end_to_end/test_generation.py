@@ -53,6 +53,13 @@ def test_generate_refuses_prompts_that_end_generation(data, checkpoint):
     assert "a prompt holds </s>, which ends generation: give --continue-past-eos" in printed
 
 
+def test_generate_refuses_prompts_that_fill_the_length(data, checkpoint):
+    words = ("--path", checkpoint, "--gen-subset", "test", "--batch-size", 5, "--max-len-b", 20)
+    segments = ("--tokens-per-sample", 20, "--continue-past-eos")
+    printed = run("fairseq-generate", data, *TASK, *words, *segments, fails=True)
+    assert "--max-len-b is 20: prompts of 20 tokens, which count too, leave nothing" in printed
+
+
 def test_generate_scores_given_text(data, checkpoint, test_tokens):
     words = ("--path", checkpoint, "--gen-subset", "test", "--score-reference")
     printed = run("fairseq-generate", data, *TASK, *words, "--batch-size", 3)
