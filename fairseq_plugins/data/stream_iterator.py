@@ -22,8 +22,7 @@ OTHER_DICTIONARY = (
 class _BatchesWithMemory(CountingIterator):
     """Puts the cursor of each batch's segment into its ``net_input``.
 
-    It runs in the main process, after the loader's workers and fairseq's buffer, so the memory is
-    never copied.
+    It comes after fairseq's buffer of batches, so that a cursor is made when its batch is due.
     """
 
     def __init__(self, batches: Iterable, memory: SegmentMemory, segment_length: int) -> None:

@@ -38,13 +38,18 @@ class _Block(NamedTuple):
     offset: int  # the distance of the first query to the first key
 
     def vectors(
-        self, query: Tensor, keys: Tensor, values: Tensor, *persistent: Tensor
+        self,
+        query: Tensor,
+        keys: Tensor,
+        values: Tensor,
+        persistent_keys: Tensor,
+        persistent_values: Tensor,
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Return the block's queries (H, B, C, d_h), and keys and values (H, B, K + N, d_h)."""
         return (
             query.narrow(2, self.start, self.queries),
-            _with_persistent(keys.narrow(2, self.first, self.keys), persistent[0]),
-            _with_persistent(values.narrow(2, self.first, self.keys), persistent[1]),
+            _with_persistent(keys.narrow(2, self.first, self.keys), persistent_keys),
+            _with_persistent(values.narrow(2, self.first, self.keys), persistent_values),
         )
 
     def distances(self, table: Tensor) -> Tensor:

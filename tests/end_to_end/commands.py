@@ -22,9 +22,7 @@ def environment(**extra):
 
 def start(command, *words, **extra):
     """Start a fairseq command and return its process."""
-    module = {"fairseq-interactive": "interactive", "fairseq-eval-lm": "eval_lm"}.get(
-        command, command.removeprefix("fairseq-")
-    )
+    module = command.removeprefix("fairseq-").replace("-", "_")
     return subprocess.Popen(
         [sys.executable, "-m", f"fairseq_cli.{module}", *map(str, words)],
         stdin=subprocess.PIPE,
