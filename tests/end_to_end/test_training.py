@@ -126,7 +126,9 @@ def test_two_workers_resume_with_the_memory_of_both(data, uninterrupted, tmp_pat
 
 def test_two_workers_end_an_epoch_of_uneven_streams(data, tmp_path):
     # the last segment of some streams is empty, of others not; adaptive softmax takes no empty one
-    adaptive = ("--adaptive-softmax-cutoff", 8, "--criterion", "exact_adaptive_loss")
+    bands = ("--adaptive-input-cutoff", 8, "--adaptive-softmax-cutoff", 8)
+    tied = ("--adaptive-input", "--tie-adaptive-weights", "--criterion", "exact_adaptive_loss")
+    adaptive = (*bands, *tied)
     tokens = sum(len(line.split()) + 1 for line in (data.parent / "train.txt").open())
     assert tokens % 6
     layout = ("--batch-size", 3, "--tokens-per-sample", tokens // 6)
