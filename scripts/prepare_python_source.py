@@ -249,7 +249,7 @@ def main() -> int:
     try:
         prepare(output, Path(sysconfig.get_path("stdlib")))
     except KeyboardInterrupt:
-        print("\ninterrupted; the same command starts over", file=sys.stderr)
+        print("\ninterrupted; the corpus will be built anew", file=sys.stderr)
         return 130
     except ValueError as error:
         print(f"error: {error}", file=sys.stderr)

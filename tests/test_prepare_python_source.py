@@ -241,7 +241,7 @@ def test_as_many_tokens_as_characters_are_accepted(tmp_path):
 @pytest.mark.parametrize(
     ("error", "status", "message"),
     [
-        (KeyboardInterrupt(), 130, "\ninterrupted; the same command starts over\n"),
+        (KeyboardInterrupt(), 130, "\ninterrupted; the corpus will be built anew\n"),
         (ValueError("what is wrong"), 1, "error: what is wrong\n"),
     ],
 )
