@@ -4,12 +4,14 @@ import pytest
 import torch
 
 from fairseq_plugins.modules import window_attention as window_attention_file
+from fairseq_plugins.modules.layer_states import HiddenStates, KeyValueCache
 from fairseq_plugins.modules.relative_attention import RelativeAttention
-from fairseq_plugins.modules.relative_positions import LearnedRelativePositions
+from fairseq_plugins.modules.relative_positions import LearnedRelativePositions, SharedDistanceTable
 from fairseq_plugins.modules.window_attention import (
     Window,
     align_by_distance,
     hidden_by_window,
+    spread_by_distance,
     window_attention,
 )
 from tests.reference.all_attention import multi_head
@@ -19,9 +21,15 @@ STREAMS, HEADS, WIDTH = 2, 2, 8
 
 def make(span, persistent, nearest=1, clamp_len=None):
     torch.manual_seed(1)
-    attention = RelativeAttention(WIDTH, HEADS, Window(nearest, span), num_persistent=persistent)
+    window = Window(nearest, span)
+    shared = SharedDistanceTable()
+    attention = RelativeAttention(WIDTH, HEADS, window, shared, num_persistent=persistent)
     positions = LearnedRelativePositions(span, WIDTH // HEADS, clamp_len)
     return attention.double(), positions.double()
+
+
+def table(positions, farthest):
+    return SharedDistanceTable()(positions(farthest))
 
 
 def reference(attention, positions, x, memory):
@@ -66,8 +74,8 @@ def test_values_and_gradients_equal_the_equations(
     if memory is not None:
         inputs.append(memory)
 
-    table = positions(remembered + length - 1)
-    fast, _ = attention(x, table, None if memory is None else (memory,))
+    state = None if memory is None else HiddenStates(memory)
+    fast, _ = attention(x, table(positions, remembered + length - 1), state)
     slow = reference(attention, positions, x, memory)
     torch.testing.assert_close(fast, slow)
     fast_gradients = torch.autograd.grad((fast * weight).sum(), inputs, allow_unused=True)
@@ -86,18 +94,19 @@ def test_cached_projections_give_the_values_of_remembered_hidden_states():
     attention, positions = make(span=4, persistent=3)
     x = torch.randn(STREAMS, 9, WIDTH, dtype=torch.float64)
     with torch.no_grad():
-        _, state = attention(x[:, :5], positions(4))
-        assert len(state) == 2
-        cached, _ = attention(x[:, 5:], positions(8), state)
-    hidden, state = attention(x[:, 5:], positions(8), (x[:, :5],))
-    assert len(state) == 1
+        _, state = attention(x[:, :5], table(positions, 4))
+        assert isinstance(state, KeyValueCache)
+        cached, _ = attention(x[:, 5:], table(positions, 8), state)
+    hidden, state = attention(x[:, 5:], table(positions, 8), HiddenStates(x[:, :5]))
+    assert isinstance(state, HiddenStates)
     torch.testing.assert_close(cached, hidden.detach())
 
 
 def test_projections_learn_from_remembered_hidden_states():
     attention, positions = make(span=4, persistent=0)
     x = torch.randn(STREAMS, 1, WIDTH, dtype=torch.float64)
-    out, _ = attention(x, positions(4), (torch.randn(STREAMS, 4, WIDTH, dtype=torch.float64),))
+    memory = HiddenStates(torch.randn(STREAMS, 4, WIDTH, dtype=torch.float64))
+    out, _ = attention(x, table(positions, 4), memory)
     out.sum().backward()
     # the segment's only token sees nothing but memory, so the gradient comes from there
     assert attention.k_proj.weight.grad.abs().max() > 0
@@ -110,6 +119,13 @@ def test_align_by_distance_moves_each_row_by_one():
     assert torch.equal(align_by_distance(scores, 3), expected)
 
 
+def test_spread_by_distance_is_the_inverse_and_zero_elsewhere():
+    scores = torch.randn(2, 3, 3)
+    spread = spread_by_distance(scores)
+    assert torch.equal(align_by_distance(spread, 3), scores)
+    assert spread.count_nonzero() == scores.numel()
+
+
 def test_window_hides_what_is_nearer_and_farther():
     hidden = hidden_by_window(2, 2, 4, Window(1, 2), like=torch.zeros(()))
     # distances of the first query: 2 1 0 -1, of the second: 3 2 1 0
@@ -119,10 +135,10 @@ def test_window_hides_what_is_nearer_and_farther():
 def test_dropout_acts_on_attention_weights_in_training_only():
     attention, positions = make(span=4, persistent=3)
     x = torch.randn(STREAMS, 5, WIDTH, dtype=torch.float64)
-    plain, _ = attention(x, positions(4))
+    plain, _ = attention(x, table(positions, 4))
     attention.dropout = 0.5
-    assert not torch.allclose(attention(x, positions(4))[0], plain)
-    torch.testing.assert_close(attention.eval()(x, positions(4))[0], plain)
+    assert not torch.allclose(attention(x, table(positions, 4))[0], plain)
+    torch.testing.assert_close(attention.eval()(x, table(positions, 4))[0], plain)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -130,12 +146,13 @@ def test_half_precision_stays_finite_where_a_query_sees_nothing(dtype):
     attention, positions = make(span=4, persistent=0)
     attention, positions = attention.to(dtype), positions.to(dtype)
     x = (100 * torch.randn(STREAMS, 5, WIDTH)).to(dtype)
-    out, _ = attention(x, positions(4))
+    out, _ = attention(x, table(positions, 4))
     assert out.isfinite().all()
     assert torch.equal(out[:, 0], torch.zeros_like(out[:, 0]))
 
 
-def test_gradients_with_dropout_are_those_of_finite_differences(monkeypatch):
+@pytest.mark.parametrize("groups", [1, 2])
+def test_gradients_with_dropout_are_those_of_finite_differences(monkeypatch, groups):
     monkeypatch.setattr(window_attention_file, "QUERY_BLOCK", 2)
     torch.manual_seed(1)
     heads, streams, queries, keys, persistent, width = 2, 2, 3, 5, 2, 3
@@ -145,15 +162,16 @@ def test_gradients_with_dropout_are_those_of_finite_differences(monkeypatch):
 
     inputs = (
         draw(heads, streams, queries, width),
+        draw(heads, streams, queries, width),
         draw(heads, streams, keys, width),
         draw(heads, streams, keys, width),
-        draw(keys + 1, width),
+        draw(groups, keys + 1, width),
         draw(heads, persistent, width),
         draw(heads, persistent, width),
     )
 
     def attend(*tensors):
         torch.manual_seed(3)  # the same weights are dropped each time
-        return window_attention(*tensors, Window(1, 3), 0.4)
+        return window_attention(*tensors[:5], tensors[5:], Window(1, 3), 0.4)
 
     assert torch.autograd.gradcheck(attend, inputs)

@@ -231,10 +231,8 @@ BAD_OPTIONS = [
         {"adaptive_softmax_cutoff": "some"},
         "--adaptive-softmax-cutoff is 'some': it must be rising numbers",
     ),
-    (
-        {"adaptive_softmax_cutoff": "8", "output_bias": True},
-        "--output-bias: adaptive softmax has no biases",
-    ),
+    ({"no_decoder_final_norm": True}, "--no-decoder-final-norm needs --decoder-normalize-before"),
+    ({"output_dropout": -0.1}, r"--output-dropout is -0.1: it must be in \[0, 1\)"),
     (
         {"adaptive_softmax_cutoff": "8", "share_decoder_input_output_embed": True},
         "--share-decoder-input-output-embed ties plain embeddings",

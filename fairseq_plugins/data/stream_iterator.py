@@ -111,7 +111,7 @@ class StreamIterator(EpochBatchIterator):
                 "out --disable-validation and --validate-after-updates"
             )
         else:
-            size = sum(t.numel() * t.element_size() for layer in state["layers"] for t in layer)
+            size = sum(hidden.nbytes for hidden in state["layers"])
             logger.info("the checkpoint holds the memory of the streams: %.1f MiB", size / 2**20)
         return state
 

@@ -6,8 +6,11 @@ most, and each stream is read in segments of T tokens, the last one shorter. So 
 predicted exactly once, whatever S and T are. The first token of the split is predicted from
 ``</s>``, the first of any other stream from the token before it.
 
+With an extended context of C tokens each segment comes with the C tokens before it, of whichever
+stream, which are read but not predicted: the context of models without a memory.
+
 Letters: N tokens of the split, S streams of all workers, B streams of one worker, T tokens of a
-segment, K segments of a stream.
+segment, K segments of a stream, C tokens of extended context.
 """
 
 from __future__ import annotations
@@ -114,10 +117,16 @@ class TokenStreams(FairseqDataset):
         dictionary: the symbols.
         num_streams: S, at most N.
         segment_length: T.
+        extended_context: C.
     """
 
     def __init__(
-        self, tokens: np.ndarray, dictionary: Dictionary, num_streams: int, segment_length: int
+        self,
+        tokens: np.ndarray,
+        dictionary: Dictionary,
+        num_streams: int,
+        segment_length: int,
+        extended_context: int = 0,
     ) -> None:
         super().__init__()
         self.tokens = tokens
@@ -126,6 +135,7 @@ class TokenStreams(FairseqDataset):
         self.eos = dictionary.eos()
         self.num_streams = num_streams
         self.segment_length = segment_length
+        self.extended_context = extended_context
         # the first streams are a token longer where N is no multiple of S
         self._length, self._longer = divmod(len(tokens), num_streams)
         longest = self._length + (self._longer > 0)
@@ -140,11 +150,15 @@ class TokenStreams(FairseqDataset):
 
     def __getitem__(self, index: int) -> dict[str, int | Tensor]:
         begin, end = self.segment_bounds(*divmod(index, self.num_streams))
+        context = min(begin, self.extended_context) if end > begin else 0
         target = torch.from_numpy(self.tokens[begin:end].astype(np.int64))
-        previous = torch.from_numpy(self.tokens[max(0, begin - 1) : end - 1].astype(np.int64))
-        if begin == 0:
-            previous = torch.cat([torch.tensor([self.eos]), previous])
-        return {"id": index, "source": previous[: len(target)], "target": target}
+        first = begin - context
+        source = torch.from_numpy(self.tokens[max(0, first - 1) : end - 1].astype(np.int64))
+        if first == 0:
+            source = torch.cat([torch.tensor([self.eos]), source])
+        # what the context predicts is padding, which is not scored
+        target = torch.cat([torch.full((context,), self.pad), target])
+        return {"id": index, "source": source[: len(target)], "target": target, "context": context}
 
     def __len__(self) -> int:
         return self.num_segments * self.num_streams
@@ -155,7 +169,8 @@ class TokenStreams(FairseqDataset):
         All workers' batches of a segment are as wide as the longest of all its streams, the first:
         so none of them is empty, and their memories fit together.
         """
-        width = self.num_tokens(samples[0]["id"] // self.num_streams * self.num_streams)
+        first = samples[0]["id"] // self.num_streams * self.num_streams
+        width = self.num_tokens(first) + self.extended_context
 
         def padded(key: str) -> Tensor:
             batch = torch.full((len(samples), width), self.pad)
@@ -164,10 +179,13 @@ class TokenStreams(FairseqDataset):
             return batch
 
         lengths = torch.tensor([len(sample["target"]) for sample in samples])
+        context = [sample["context"] for sample in samples]
         return {
             "id": torch.tensor([sample["id"] for sample in samples]),
             "nsentences": len(samples),
-            "ntokens": int(lengths.sum()),
+            "ntokens": int(lengths.sum()) - sum(context),
+            # where fairseq's scorer begins
+            "start_indices": context,
             "net_input": {"src_tokens": padded("source"), "src_lengths": lengths},
             "target": padded("target"),
         }

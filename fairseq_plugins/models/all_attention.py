@@ -8,23 +8,30 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from fairseq.models import register_model
+from torch import nn
 
 from fairseq_plugins.models.presets import register_presets
+from fairseq_plugins.models.segment_decoder import Context, EmbeddingDropout, SegmentDecoder
 from fairseq_plugins.models.segment_language_model import (
-    SegmentDecoder,
     SegmentLanguageModel,
     build_embedding,
+    build_feed_forward,
+    build_final_norm,
     build_output,
     check_task,
     embedding_scale,
+    summarise,
 )
 from fairseq_plugins.models.segment_language_model_config import (
     SegmentLanguageModelConfig,
     check_config,
 )
 from fairseq_plugins.modules.relative_attention import RelativeAttention
-from fairseq_plugins.modules.relative_positions import LearnedRelativePositions
-from fairseq_plugins.modules.segment_layer import FeedForward, SegmentLayer
+from fairseq_plugins.modules.relative_positions import (
+    LearnedRelativePositions,
+    SharedDistanceTable,
+)
+from fairseq_plugins.modules.segment_layer import SegmentLayer
 from fairseq_plugins.modules.window_attention import Window
 
 
@@ -70,22 +77,21 @@ class AllAttentionLanguageModel(SegmentLanguageModel):
 
         mem_len = cfg.attention_span if cfg.mem_len is None else cfg.mem_len
         # the context of a token ends before the token itself (section 4.3)
-        farthest = mem_len if cfg.same_length else cfg.attention_span
+        window = Window(1, mem_len if cfg.same_length else cfg.attention_span)
         layers = [
             SegmentLayer(
                 cfg.decoder_embed_dim,
                 RelativeAttention(
                     cfg.decoder_embed_dim,
                     cfg.decoder_attention_heads,
-                    Window(nearest=1, farthest=farthest),
-                    cfg.attention_dropout,
-                    cfg.persistent_vectors,
+                    window,
+                    SharedDistanceTable(),
+                    dropout=cfg.attention_dropout,
+                    num_persistent=cfg.persistent_vectors,
                 ),
-                FeedForward(
-                    cfg.decoder_embed_dim, cfg.decoder_ffn_embed_dim, cfg.activation_dropout
-                )
-                if cfg.decoder_ffn_embed_dim
-                else None,
+                build_feed_forward(cfg, nn.Dropout),
+                nn.Dropout(cfg.dropout),
+                cfg.decoder_normalize_before,
             )
             for _ in range(cfg.decoder_layers)
         ]
@@ -94,21 +100,19 @@ class AllAttentionLanguageModel(SegmentLanguageModel):
             dictionary,
             embed_tokens,
             embedding_scale(cfg),
+            layers,
+            build_output(cfg, dictionary, embed_tokens),
+            Context(mem_len, cfg.tokens_per_sample),
+            EmbeddingDropout(None, nn.Dropout(cfg.embed_dropout), nn.Dropout(cfg.output_dropout)),
             LearnedRelativePositions(
                 cfg.attention_span,
                 cfg.decoder_embed_dim // cfg.decoder_attention_heads,
                 cfg.clamp_len,
             ),
-            layers,
-            build_output(cfg, dictionary, embed_tokens),
-            mem_len,
-            cfg.embed_dropout,
+            layer_norm=build_final_norm(cfg),
+            checkpoint_activations=cfg.checkpoint_activations,
         )
-        summary = (
-            f"memory {mem_len} tokens, clamp {cfg.clamp_len or 'none'}, "
-            f"same length {'yes' if cfg.same_length else 'no'}, attention span {farthest}"
-        )
-        return cls(decoder, summary)
+        return cls(decoder, f"{summarise(cfg, mem_len)}, attention span {window.farthest}")
 
 
 register_presets(

@@ -5,6 +5,7 @@ from typing import Optional
 
 from fairseq.data import Dictionary
 from fairseq.dataclass import FairseqDataclass
+from omegaconf import II
 
 
 @dataclass
@@ -20,9 +21,25 @@ class SegmentLanguageModelConfig(FairseqDataclass):
         default=0,
         metadata={"help": "inner width of the feed-forward sublayers; 0: layers have none"},
     )
+    decoder_normalize_before: bool = field(
+        default=False,
+        metadata={
+            "help": "normalise what enters a sublayer (pre-norm) in place of the sum (post-norm)"
+        },
+    )
+    no_decoder_final_norm: bool = field(
+        default=False,
+        metadata={"help": "with pre-norm, leave the last layer's output as it is"},
+    )
+    dropout: float = field(
+        default=0.0, metadata={"help": "dropout of what each sublayer adds to its input"}
+    )
     embed_dropout: float = field(
         default=0.0,
-        metadata={"help": "dropout of the input embeddings and of the final representation"},
+        metadata={"help": "dropout of the input embeddings and of sinusoidal position encodings"},
+    )
+    output_dropout: float = field(
+        default=0.0, metadata={"help": "dropout of the last layer's output"}
     )
     attention_dropout: float = field(default=0.0, metadata={"help": "dropout of attention weights"})
     activation_dropout: float = field(
@@ -31,8 +48,8 @@ class SegmentLanguageModelConfig(FairseqDataclass):
     mem_len: Optional[int] = field(
         default=None,
         metadata={
-            "help": "how many tokens before the segment are remembered (default: as many as the "
-            "attention reaches); evaluation may use another number through --model-overrides"
+            "help": "how many tokens before the segment are remembered, 0 for no recurrence "
+            "(default: see the model); evaluation may use another number through --model-overrides"
         },
     )
     clamp_len: Optional[int] = field(
@@ -48,7 +65,10 @@ class SegmentLanguageModelConfig(FairseqDataclass):
     )
     output_bias: bool = field(
         default=False,
-        metadata={"help": "give the output projection a bias (adaptive softmax has none)"},
+        metadata={
+            "help": "give the output projection a bias; for the tied adaptive softmax also the "
+            "first projection of the published models"
+        },
     )
     adaptive_input: bool = field(
         default=False, metadata={"help": "input embeddings in bands, rare symbols narrower"}
@@ -79,8 +99,20 @@ class SegmentLanguageModelConfig(FairseqDataclass):
     )
     tie_adaptive_proj: bool = field(
         default=False,
-        metadata={"help": "tie the projections of adaptive input and adaptive softmax as well"},
+        metadata={
+            "help": "tie the projections of adaptive input and adaptive softmax as well, but for "
+            "the first, which is never tied"
+        },
     )
+    checkpoint_activations: bool = field(
+        default=False,
+        metadata={
+            "help": "compute the layers' activations again in the backward pass: less memory, more "
+            "time"
+        },
+    )
+    tokens_per_sample: int = II("task.tokens_per_sample")
+    extended_context: int = II("task.extended_context")
 
 
 def check_config(cfg: SegmentLanguageModelConfig, dictionary: Dictionary) -> None:
@@ -97,7 +129,9 @@ def check_config(cfg: SegmentLanguageModelConfig, dictionary: Dictionary) -> Non
         if value is not None and value < least:
             raise ValueError(f"{_flag(option)} is {value}: it must be at least {least}")
     for option in (
+        "dropout",
         "embed_dropout",
+        "output_dropout",
         "attention_dropout",
         "activation_dropout",
         "adaptive_softmax_dropout",
@@ -116,6 +150,8 @@ def check_config(cfg: SegmentLanguageModelConfig, dictionary: Dictionary) -> Non
         )
     if cfg.same_length and cfg.mem_len == 0:
         raise ValueError("--same-length with --mem-len 0 leaves nothing to attend to: drop one")
+    if cfg.no_decoder_final_norm and not cfg.decoder_normalize_before:
+        raise ValueError("--no-decoder-final-norm needs --decoder-normalize-before")
     _check_embedding_and_output(cfg)
     for part in ("adaptive_input", "adaptive_softmax"):
         parse_cutoffs(cfg, part, dictionary)
@@ -129,8 +165,6 @@ def _check_embedding_and_output(cfg: SegmentLanguageModelConfig) -> None:
         raise ValueError("--adaptive-input-cutoff needs --adaptive-input")
     if cfg.adaptive_softmax_dropout > 0 and not adaptive_softmax:
         raise ValueError("--adaptive-softmax-dropout needs --adaptive-softmax-cutoff")
-    if adaptive_softmax and cfg.output_bias:
-        raise ValueError("--output-bias: adaptive softmax has no biases; drop one of the two")
     if cfg.share_decoder_input_output_embed and (cfg.adaptive_input or adaptive_softmax):
         raise ValueError(
             "--share-decoder-input-output-embed ties plain embeddings: with adaptive input and "

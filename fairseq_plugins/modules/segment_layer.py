@@ -5,10 +5,11 @@ Shapes: B streams, T tokens of a segment, d model width, f inner width.
 
 from __future__ import annotations
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .segment_memory import LayerState
+from .layer_states import HiddenStates, LayerState
 
 
 class FeedForward(nn.Module):
@@ -17,10 +18,10 @@ class FeedForward(nn.Module):
     Args:
         embed_dim: d.
         inner_dim: f.
-        dropout: probability of dropping an inner activation.
+        dropout: acts on the inner activations.
     """
 
-    def __init__(self, embed_dim: int, inner_dim: int, dropout: float = 0.0) -> None:
+    def __init__(self, embed_dim: int, inner_dim: int, dropout: nn.Module) -> None:
         super().__init__()
         self.fc1 = nn.Linear(embed_dim, inner_dim)
         self.fc2 = nn.Linear(inner_dim, embed_dim)
@@ -28,33 +29,58 @@ class FeedForward(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Map (B, T, d) to (B, T, d)."""
-        return self.fc2(F.dropout(F.relu(self.fc1(x)), self.dropout, self.training))
+        return self.fc2(self.dropout(F.relu(self.fc1(x))))
 
 
 class SegmentLayer(nn.Module):
-    """``LN(x + attention(x))``, then ``LN(x + feed_forward(x))`` where there is one (equation 6).
+    """``LN(x + attention(x))``, then ``LN(x + feed_forward(x))`` where there is one.
+
+    All-attention, equation 6; Transformer-XL, section 3.3. With ``normalize_before`` it is
+    ``x + attention(LN(x))``, memory included, and ``x + feed_forward(LN(x))``.
 
     Args:
         embed_dim: d.
-        attention: maps ``(x, positions, memory)`` to ``(y, state)``, x and y (B, T, d).
+        attention: maps ``(x, table, memory)`` to ``(y, state)``, x and y (B, T, d).
         feed_forward: any map of (B, T, d) to itself, or None for a layer of attention alone.
+        dropout: acts on what each sublayer adds.
+        normalize_before: normalise the input of each sublayer in place of the sum.
     """
 
     def __init__(
-        self, embed_dim: int, attention: nn.Module, feed_forward: nn.Module | None = None
+        self,
+        embed_dim: int,
+        attention: nn.Module,
+        feed_forward: nn.Module | None,
+        dropout: nn.Module,
+        normalize_before: bool = False,
     ) -> None:
         super().__init__()
         self.self_attn = attention
         self.self_attn_layer_norm = nn.LayerNorm(embed_dim)
         self.feed_forward = feed_forward
         self.final_layer_norm = nn.LayerNorm(embed_dim) if feed_forward is not None else None
+        self.dropout = dropout
+        self.normalize_before = normalize_before
 
     def forward(
-        self, x: Tensor, positions: Tensor, memory: LayerState | None = None
+        self, x: Tensor, table: Tensor | None, memory: LayerState | None = None
     ) -> tuple[Tensor, LayerState]:
         """Return the layer's output (B, T, d) and its state of memory and segment together."""
-        attended, state = self.self_attn(x, positions, memory)
-        x = self.self_attn_layer_norm(x + attended)
+        if not self.normalize_before:
+            attended, state = self.self_attn(x, table, memory)
+            x = self.self_attn_layer_norm(x + self.dropout(attended))
+            if self.feed_forward is not None:
+                x = self.final_layer_norm(x + self.dropout(self.feed_forward(x)))
+            return x, state
+
+        normalized = memory
+        if isinstance(memory, HiddenStates):
+            normalized = HiddenStates(self.self_attn_layer_norm(memory.hidden))
+        attended, state = self.self_attn(self.self_attn_layer_norm(x), table, normalized)
+        if isinstance(state, HiddenStates):
+            # the memory holds what enters the layer, so that the normalisation learns from it too
+            state = HiddenStates(x if memory is None else torch.cat([memory.hidden, x], dim=1))
+        x = x + self.dropout(attended)
         if self.feed_forward is not None:
-            x = self.final_layer_norm(x + self.feed_forward(x))
+            x = x + self.dropout(self.feed_forward(self.final_layer_norm(x)))
         return x, state

@@ -4,17 +4,12 @@ Segment-level recurrence (Transformer-XL, section 3.2): each layer reads states 
 segments that are fixed, that is, without a gradient. A :class:`SegmentMemory` belongs to one
 walk over the data (a training epoch, a validation pass, an evaluation, a generation) and never to
 the model, so that no walk can disturb another.
-
-Shapes: B streams, M remembered tokens, T tokens of a segment, d model width, H heads, d_h head
-width. A layer's state is a tuple of tensors whose last two dimensions are time and width and whose
-third from last is the stream: ``(hidden (B, M, d),)`` where gradients are wanted, so that the
-projections learn from the memory too, and ``(keys (H, B, M, d_h), values (H, B, M, d_h))`` where
-they are not, so that nothing is projected twice.
 """
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -23,22 +18,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from .layer_states import HiddenStates, LayerState
+
 logger = logging.getLogger(__name__)
-
-LayerState = tuple[Tensor, ...]
-
-_STREAM_DIM = -3
-_TIME_DIM = -2
-
-
-def _last(state: LayerState, length: int, before: int = 0) -> LayerState:
-    """Cut every tensor to the ``length`` tokens that end ``before`` tokens before its end."""
-    cut = []
-    for tensor in state:
-        end = max(0, tensor.size(_TIME_DIM) - before)
-        start = max(0, end - length)
-        cut.append(tensor.narrow(_TIME_DIM, start, end - start))
-    return tuple(cut)
 
 
 @dataclass
@@ -72,6 +54,7 @@ class SegmentMemory:
     def __init__(self, last_start: int | None = None) -> None:
         self._last_start = last_start
         self._histories: WeakKeyDictionary[nn.Module, _History] = WeakKeyDictionary()
+        self._constants: WeakKeyDictionary[nn.Module, dict[str, Any]] = WeakKeyDictionary()
         self._restored: _History | None = None
         self._gathered: tuple[int, dict[str, Any]] | None = None
 
@@ -86,11 +69,12 @@ class SegmentMemory:
 
     def reorder(self, new_order: Tensor) -> None:
         """Let stream i go on from stream ``new_order[i]`` (beam search moves its beams)."""
+        if torch.equal(new_order, torch.arange(len(new_order), device=new_order.device)):
+            streams = {s.streams for h in self._histories.values() for s in h.layers[:1]}
+            if streams <= {len(new_order)}:
+                return  # sampling asks for this order at every token
         for history in self._histories.values():
-            history.layers = [
-                tuple(tensor.index_select(_STREAM_DIM, new_order) for tensor in state)
-                for state in history.layers
-            ]
+            history.layers = [state.select(new_order) for state in history.layers]
 
     def gather(self, group: Any = None) -> None:
         """Bring the memory of all workers to worker 0, in the order of the streams.
@@ -107,7 +91,7 @@ class SegmentMemory:
             tensor = tensor.contiguous()
             parts = [torch.empty_like(tensor) for _ in range(workers)] if rank == 0 else None
             dist.gather(tensor, parts, dst=0, group=group)
-            return tensor if parts is None else torch.cat([p.cpu() for p in parts], _STREAM_DIM)
+            return tensor if parts is None else torch.cat([p.cpu() for p in parts])
 
         state = _as_state_dict(history, gathered)
         self._gathered = (history.end, state) if rank == 0 else None
@@ -132,11 +116,11 @@ class SegmentMemory:
     def load_state_dict(self, state: dict[str, Any], shard_id: int, num_shards: int) -> None:
         """Continue from ``state``; this worker reads part ``shard_id`` of ``num_shards`` of it."""
 
-        def part(tensor: Tensor) -> Tensor:
-            size = tensor.size(_STREAM_DIM) // num_shards
-            return tensor.narrow(_STREAM_DIM, shard_id * size, size).clone()
+        def part(hidden: Tensor) -> HiddenStates:
+            size = hidden.size(0) // num_shards
+            return HiddenStates(hidden.narrow(0, shard_id * size, size).clone())
 
-        layers = [tuple(part(tensor) for tensor in layer) for layer in state["layers"]]
+        layers = [part(hidden) for hidden in state["layers"]]
         self._restored = _History(layers, state["end"], 0, state["mem_len"])
 
     def _history_of(self, model: nn.Module) -> _History | None:
@@ -145,11 +129,11 @@ class SegmentMemory:
         return self._histories.get(model)
 
 
-def _as_state_dict(history: _History, copy: Any) -> dict[str, Any]:
+def _as_state_dict(history: _History, copy: Callable[[Tensor], Tensor]) -> dict[str, Any]:
     return {
         "end": history.end,
         "mem_len": history.mem_len,
-        "layers": [[copy(t) for t in _last(state, history.mem_len)] for state in history.layers],
+        "layers": [copy(state.last(history.mem_len).hidden) for state in history.layers],
     }
 
 
@@ -194,24 +178,26 @@ class Cursor:
                 "it was the first time",
                 self.start,
             )
-        states = [_last(state, history.mem_len, rewound) for state in history.layers]
-        if not states or states[0][0].size(_TIME_DIM) == 0:
+        states = [state.last(history.mem_len, rewound) for state in history.layers]
+        if not states or states[0].length == 0:
             return None
-        return [tuple(t.to(device=like.device, dtype=like.dtype) for t in s) for s in states]
+        return [state.to(like) for state in states]
 
     def write(self, model: nn.Module, states: list[LayerState], length: int, mem_len: int) -> None:
         """Remember ``states``, which end with the ``length`` tokens of this segment.
 
         Args:
             model: the model whose memory it is.
-            states: for each layer what it read, memory and segment: (…, up to M + T, …).
-            length: T, the tokens of this segment.
+            states: for each layer what it read, memory and segment.
+            length: the tokens of this segment.
             mem_len: how many tokens the next segment may read.
         """
         if mem_len == 0:
             states = []
-        layers = [
-            tuple(tensor.detach() for tensor in _last(state, mem_len + length)) for state in states
-        ]
+        layers = [state.last(mem_len + length) for state in states]
         self.memory._histories[model] = _History(layers, self.start, length, mem_len)
         self.memory._gathered = None
+
+    def constants(self, model: nn.Module) -> dict[str, Any]:
+        """Return what ``model`` computes once a walk: without gradients its weights are fixed."""
+        return self.memory._constants.setdefault(model, {})

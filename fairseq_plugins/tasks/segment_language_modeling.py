@@ -43,6 +43,13 @@ class SegmentLanguageModelingConfig(FairseqDataclass):
     tokens_per_sample: int = field(
         default=512, metadata={"help": "segment length: tokens that are computed at once"}
     )
+    extended_context: int = field(
+        default=0,
+        metadata={
+            "help": "tokens before each segment that are computed anew with it and not scored: the "
+            "context of models without a memory (--mem-len 0)"
+        },
+    )
     continue_past_eos: bool = field(
         default=False,
         metadata={
@@ -102,6 +109,8 @@ class SegmentLanguageModelingTask(FairseqTask):
             raise ValueError(
                 f"--tokens-per-sample is {cfg.tokens_per_sample}: it must be at least 1"
             )
+        if cfg.extended_context < 0:
+            raise ValueError(f"--extended-context is {cfg.extended_context}: it must be at least 0")
         path = os.path.join(utils.split_paths(cfg.data)[0], "dict.txt")
         if not os.path.exists(path):
             raise ValueError(
@@ -122,6 +131,22 @@ class SegmentLanguageModelingTask(FairseqTask):
         trained_with = state_dict.get("dictionary", self.state.dictionary)
         if trained_with != self.state.dictionary:
             raise ValueError(OTHER_DICTIONARY)
+
+    def build_model(self, cfg: Any, from_checkpoint: bool = False) -> Any:
+        """Build the model.
+
+        Raises:
+            ValueError: it has a memory, and segments come with an extended context.
+        """
+        model = super().build_model(cfg, from_checkpoint)
+        memory = model.decoder.context.memory
+        if self.cfg.extended_context > 0 and memory > 0:
+            raise ValueError(
+                f"--extended-context is {self.cfg.extended_context} for a model with a memory of "
+                f"{memory} tokens, which would hold them twice: leave it out, or give --mem-len 0 "
+                "(in evaluation: --model-overrides \"{'mem_len': 0}\")"
+            )
+        return model
 
     def build_criterion(self, cfg: Any, *args: Any, **kwargs: Any) -> Any:
         """Build the loss.
@@ -206,10 +231,11 @@ class SegmentLanguageModelingTask(FairseqTask):
             dataset.tokens, 1 if max_sentences is None else max_sentences, num_shards
         )
         logger.info(
-            "%s tokens in %s, segments of %d tokens; worker %d of %d has %s",
+            "%s tokens in %s, segments of %d tokens%s; worker %d of %d has %s",
             f"{len(streams.tokens):,}",
             _streams(streams.num_streams),
             streams.segment_length,
+            f" after {streams.extended_context} of context" if streams.extended_context else "",
             shard_id + 1,
             num_shards,
             _streams(streams.num_streams // num_shards),
@@ -241,7 +267,11 @@ class SegmentLanguageModelingTask(FairseqTask):
                 f"{len(tokens) // num_shards} (for validation: --batch-size-valid)"
             )
         return TokenStreams(
-            tokens, self.dictionary, streams * num_shards, self.cfg.tokens_per_sample
+            tokens,
+            self.dictionary,
+            streams * num_shards,
+            self.cfg.tokens_per_sample,
+            self.cfg.extended_context,
         )
 
     def eval_lm_dataloader(
@@ -269,8 +299,11 @@ class SegmentLanguageModelingTask(FairseqTask):
         if context_window > 0:
             raise ValueError(
                 f"--context-window is {context_window}: the memory is the context here; leave it "
-                "out and use --model-overrides \"{'mem_len': ...}\""
+                "out and use --model-overrides \"{'mem_len': ...}\", or for a model without "
+                "memory --extended-context"
             )
+        if _is_characters(self.dictionary):
+            logger.info("each token is a character: Loss (base 2) is in bits per character")
         return self.get_batch_iterator(
             dataset,
             max_sentences=batch_size,
@@ -331,6 +364,8 @@ class SegmentLanguageModelingTask(FairseqTask):
     ) -> Any:
         """Continue each prompt, which starts a stream of its own: its memory holds nothing else.
 
+        With ``--score-reference`` give the log-probabilities of sentences, or segments, instead.
+
         Args:
             generator: what :meth:`build_generator` returned.
             models: the ensemble.
@@ -344,13 +379,19 @@ class SegmentLanguageModelingTask(FairseqTask):
         """
         if constraints is not None:
             raise ValueError("--constraints: a language model has no constrained decoding; drop it")
+        scoring = isinstance(generator, SequenceScorer)
+        if self.cfg.extended_context > 0 and not scoring:
+            raise ValueError(
+                f"--extended-context is {self.cfg.extended_context}: prompts have none; drop it"
+            )
+        if scoring and "target" not in sample:
+            sample = {**sample, "target": self._sentences(**sample["net_input"])}
         if prefix_tokens is None:
             if "target" in sample:
                 prefix_tokens = sample["target"]
             else:
                 prefix_tokens = sample["net_input"]["src_tokens"][:, 1:]
         longest = prefix_tokens.size(1)
-        scoring = isinstance(generator, SequenceScorer)
         if not scoring:
             source_length = sample["net_input"]["src_tokens"].size(1)
             limit = int(generator.max_len_a * source_length + generator.max_len_b)
@@ -371,6 +412,12 @@ class SegmentLanguageModelingTask(FairseqTask):
                 models, sample, prefix_tokens=prefix_tokens, bos_token=self.dictionary.eos()
             )
 
+    def _sentences(self, src_tokens: torch.Tensor, src_lengths: torch.Tensor) -> torch.Tensor:
+        """Return the sentences (B, T) of prompts (B, T): less ``</s>`` before, and with it after."""
+        sentences = torch.full_like(src_tokens, self.dictionary.pad())
+        sentences[:, :-1] = src_tokens[:, 1:]
+        return sentences.scatter(1, src_lengths.unsqueeze(1) - 1, self.dictionary.eos())
+
     @property
     def source_dictionary(self) -> Dictionary:
         """Return the symbols."""
@@ -384,3 +431,9 @@ class SegmentLanguageModelingTask(FairseqTask):
 
 def _streams(number: int) -> str:
     return f"{number} stream" if number == 1 else f"{number} streams"
+
+
+def _is_characters(dictionary: Dictionary) -> bool:
+    """Return whether symbols are single characters, or bytes by their number."""
+    words = dictionary.symbols[dictionary.nspecial :]
+    return all(len(w) == 1 for w in words) or all(w.isdecimal() and int(w) < 256 for w in words)

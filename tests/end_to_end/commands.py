@@ -42,13 +42,13 @@ def run(command, *words, text="", fails=False):
     return printed
 
 
-def train(data, folder, *options, fails=False):
-    """Train the small model in ``folder``: 4 streams, segments of 8, plain gradient descent."""
+def train(data, folder, *options, model=MODEL, fails=False):
+    """Train a small model in ``folder``: 4 streams, segments of 8, plain gradient descent."""
     return run(
         "fairseq-train",
         data,
         *TASK,
-        *MODEL,
+        *model,
         *("--tokens-per-sample", 8, "--batch-size", 4, "--optimizer", "sgd", "--lr", 0.5),
         *("--save-dir", folder, "--log-format", "simple", "--no-epoch-checkpoints"),
         *options,

@@ -1,0 +1,218 @@
+"""The decoder that Transformer-XL, all-attention and adaptive span are settings of.
+
+A stack of layers over a segment of text and a memory of the segments before. Four things are
+chosen: position encoding, span of the attention, persistent vectors, feed-forward sublayer.
+
+Shapes: B streams, T tokens of a segment, M remembered tokens, D distances, H heads, V symbols, d
+model width, d_h head width.
+"""
+
+from typing import Any, NamedTuple
+
+import torch
+from fairseq.data import Dictionary
+from fairseq.models import FairseqIncrementalDecoder
+from fairseq.modules import AdaptiveSoftmax
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from fairseq_plugins.modules.layer_states import LayerState
+from fairseq_plugins.modules.segment_layer import SegmentLayer
+from fairseq_plugins.modules.segment_memory import Cursor, SegmentMemory
+from fairseq_plugins.modules.variational_dropout import WordDropout
+
+
+class Context(NamedTuple):
+    """How far back the layers read.
+
+    ``memory`` tokens before a segment; in generation, where each token is a segment, a decoder
+    without memory reads ``segment`` tokens, the length of the segments that it was trained on.
+    """
+
+    memory: int
+    segment: int
+
+
+class EmbeddingDropout(NamedTuple):
+    """What is dropped before the first layer and after the last one."""
+
+    words: WordDropout | None
+    embeddings: nn.Module
+    output: nn.Module
+
+
+class SegmentDecoder(FairseqIncrementalDecoder):
+    """Embeddings, layers and output of a segment language model.
+
+    Args:
+        dictionary: the symbols.
+        embed_tokens: tokens (B, T) to embeddings (B, T, d).
+        embed_scale: what the embeddings are multiplied by.
+        layers: the layers, first to last.
+        output: projection to V scores, or an adaptive softmax.
+        context: how far back the layers read.
+        dropout: before the first layer and after the last.
+        positions: the farthest distance to an encoding of all distances, falling to -1, of which
+            each layer's attention makes its own table; None for none.
+        absolute_positions: adds to a layer's input what depends on a token's place; None for none.
+        layer_norm: normalises the last layer's output; None for none.
+        checkpoint_activations: compute each layer's activations again in the backward pass, in
+            place of keeping them.
+    """
+
+    def __init__(
+        self,
+        dictionary: Dictionary,
+        embed_tokens: nn.Module,
+        embed_scale: float,
+        layers: list[SegmentLayer],
+        output: nn.Module,
+        context: Context,
+        dropout: EmbeddingDropout,
+        positions: nn.Module | None = None,
+        absolute_positions: nn.Module | None = None,
+        layer_norm: nn.Module | None = None,
+        checkpoint_activations: bool = False,
+    ) -> None:
+        super().__init__(dictionary)
+        self.embed_tokens = embed_tokens
+        self.embed_scale = embed_scale
+        self.word_dropout = dropout.words
+        self.embed_dropout = dropout.embeddings
+        self.positions = positions
+        self.absolute_positions = absolute_positions
+        self.layers = nn.ModuleList(layers)
+        self.layer_norm = layer_norm
+        self.output_dropout = dropout.output
+        adaptive = isinstance(output, AdaptiveSoftmax)
+        self.adaptive_softmax = output if adaptive else None
+        self.output_projection = None if adaptive else output
+        self.context = context
+        self.checkpoint_activations = checkpoint_activations
+
+    def forward(
+        self,
+        prev_output_tokens: Tensor,
+        encoder_out: None = None,
+        incremental_state: dict[str, Any] | None = None,
+        memory: Cursor | None = None,
+    ) -> tuple[Tensor, None]:
+        """Return the scores of the symbols that may follow each token.
+
+        Args:
+            prev_output_tokens: the segment, (B, T); with ``incremental_state`` all tokens so far,
+                of which only those it has not seen are computed.
+            encoder_out: None; fairseq's generator passes it.
+            incremental_state: fairseq's dictionary of one generation.
+            memory: the segment's place in its streams; None for a segment without a past, which
+                also leaves no trace.
+
+        Returns:
+            (B, T, V) scores, or the (B, T, d) input of the adaptive softmax; and None for
+            attention, which is not kept.
+        """
+        features, extra = self.extract_features(
+            prev_output_tokens, encoder_out, incremental_state, memory
+        )
+        return self.output_layer(features), extra
+
+    def extract_features(
+        self,
+        prev_output_tokens: Tensor,
+        encoder_out: None = None,
+        incremental_state: dict[str, Any] | None = None,
+        memory: Cursor | None = None,
+    ) -> tuple[Tensor, None]:
+        """Return the final representation (B, T, d); arguments as in :meth:`forward`."""
+        remember, first = self.context.memory, 0
+        if incremental_state is not None:
+            generated = incremental_state.setdefault("segment_memory", SegmentMemory())
+            first = generated.end(self)
+            memory = generated.at(first)
+            prev_output_tokens = prev_output_tokens[:, first:]
+            remember = remember or self.context.segment
+        x = self._embed(prev_output_tokens)
+        past = None if memory is None else memory.read(self, like=x)
+        remembered = 0 if past is None else past[0].length
+        tables = self._distance_tables(remembered + x.size(1) - 1, remember + x.size(1) - 1, memory)
+        states: list[LayerState] = []
+        for index, layer in enumerate(self.layers):
+            if self.absolute_positions is not None:
+                x = self.absolute_positions(x, index, first)
+            state = None if past is None else past[index]
+            if self.checkpoint_activations and torch.is_grad_enabled():
+                x, state = checkpoint(layer, x, tables[index], state, use_reentrant=False)
+            else:
+                x, state = layer(x, tables[index], state)
+            states.append(state)
+        if memory is not None:
+            memory.write(self, states, x.size(1), remember)
+        if self.layer_norm is not None:
+            x = self.layer_norm(x)
+        return self.output_dropout(x), None
+
+    def _embed(self, tokens: Tensor) -> Tensor:
+        # fairseq's adaptive input cannot gather what automatic mixed precision makes of its bands
+        with torch.autocast(tokens.device.type, enabled=False):
+            x = self.embed_scale * self.embed_tokens(tokens)
+        if self.word_dropout is not None:
+            x = self.word_dropout(x, tokens)
+        return self.embed_dropout(x)
+
+    def _distance_tables(
+        self, farthest: int, ever_farthest: int, memory: Cursor | None
+    ) -> list[Tensor | None]:
+        """Return each layer's vectors (G, D, d_h) of the distances ``farthest``, or more, to -1.
+
+        They are projected once an update where gradients are wanted, else once a walk.
+        """
+        if self.positions is None:
+            return [None] * len(self.layers)
+        if torch.is_grad_enabled() or memory is None:
+            return self._project_distances(farthest)
+        constants = memory.constants(self)
+        if constants.get("farthest", -1) < farthest:
+            # twice as many as needed: a memory that fills token by token would project each time
+            constants["farthest"] = max(farthest, min(2 * farthest, ever_farthest))
+            constants["tables"] = self._project_distances(constants["farthest"])
+        return constants["tables"]
+
+    def _project_distances(self, farthest: int) -> list[Tensor]:
+        encoding = self.positions(farthest, next(self.parameters()).device)
+        return [layer.self_attn.distance_table(encoding) for layer in self.layers]
+
+    def output_layer(self, features: Tensor) -> Tensor:
+        """Map (B, T, d) to scores (B, T, V); the adaptive softmax does its own part later."""
+        return features if self.output_projection is None else self.output_projection(features)
+
+    def get_normalized_probs(
+        self, net_output: tuple[Tensor, Any], log_probs: bool, sample: dict | None = None
+    ) -> Tensor:
+        """Return (log-)probabilities of all symbols, (B, T, V).
+
+        Raises:
+            FloatingPointError: a target's log-probability is not finite; fairseq-eval-lm would
+                leave that token out of its average.
+        """
+        probs = super().get_normalized_probs(net_output, log_probs, sample)
+        if log_probs and sample is not None:
+            of_targets = probs.gather(-1, sample["target"].unsqueeze(-1))
+            if not of_targets.isfinite().all():
+                raise FloatingPointError(
+                    "the log-probability of a token is not finite: evaluate without --fp16, or "
+                    "look for NaN in the checkpoint"
+                )
+        return probs
+
+    def reorder_incremental_state(
+        self, incremental_state: dict[str, Any], new_order: Tensor
+    ) -> None:
+        """Let beam i go on from beam ``new_order[i]``."""
+        if "segment_memory" in incremental_state:
+            incremental_state["segment_memory"].reorder(new_order)
+
+    def max_positions(self) -> int:
+        """Return how long an input may be: relative positions set no limit."""
+        if self.absolute_positions is not None:
+            return self.context.segment
+        return 1_000_000_000

@@ -1,0 +1,162 @@
+"""Transformer-XL through fairseq's commands: losses, ablations, generation, scoring."""
+
+import re
+from itertools import pairwise
+
+import numpy as np
+import pytest
+
+from tests.end_to_end.commands import (
+    TASK,
+    evaluate,
+    log_probabilities,
+    loss,
+    run,
+    tokens_evaluated,
+    train,
+)
+
+SIZE = ("--arch", "transformer_xl_tiny", "--decoder-layers", 2, "--decoder-embed-dim", 16)
+# weights of the published size would leave so small a model indifferent to its past
+INIT = ("--decoder-ffn-embed-dim", 24, "--init-std", 0.3)
+MODEL = (*SIZE, "--decoder-attention-heads", 2, *INIT)
+COVERING = "{'mem_len': 1000}"
+
+
+def train_xl(data, folder, *options, **how):
+    """Train a small Transformer-XL for 15 updates of 4 streams in segments of 8."""
+    short = ("--max-update", 15, "--disable-validation")
+    return train(data, folder, *short, *options, model=MODEL, **how)
+
+
+@pytest.fixture(scope="module")
+def recurrent(data, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("recurrent")
+    train_xl(data, folder)
+    return folder / "checkpoint_last.pt"
+
+
+def test_loss_of_every_token_is_the_same_for_all_segment_lengths(data, recurrent, test_tokens):
+    found = []
+    for length in (1, 7, 64, 100_000):
+        options = ("--tokens-per-sample", length, "--output-word-probs")
+        printed = evaluate(data, recurrent, *options, "--model-overrides", COVERING)
+        assert tokens_evaluated(printed) == test_tokens
+        found.append(log_probabilities(printed))
+        assert len(found[-1]) == test_tokens
+    for one, other in pairwise(found):
+        np.testing.assert_allclose(one, other, atol=3e-6)
+
+
+def test_memory_clamp_and_same_length_are_changed_at_evaluation_and_logged(data, recurrent):
+    options = ("--tokens-per-sample", 7, "--batch-size", 2)
+    plain = evaluate(data, recurrent, *options)
+    assert "memory 8 tokens, clamp none, same length no, positions transformer-xl" in plain
+    found = {loss(plain)}
+    for overrides, said in [
+        ("{'mem_len': 3}", "memory 3 tokens, clamp none, same length no"),
+        ("{'clamp_len': 2}", "memory 8 tokens, clamp 2, same length no"),
+        ("{'same_length': True}", "memory 8 tokens, clamp none, same length yes"),
+        ("{'mem_len': 0}", "memory 0 tokens, clamp none, same length no"),
+    ]:
+        printed = evaluate(data, recurrent, *options, "--model-overrides", overrides)
+        assert said in printed
+        found.add(loss(printed))
+    assert len(found) == 5
+
+
+def test_extended_context_makes_the_loss_independent_of_segments_and_streams(
+    data, recurrent, test_tokens
+):
+    found = []
+    for length, streams in ((1000, 1), (7, 1), (16, 5)):
+        options = ("--tokens-per-sample", length, "--batch-size", streams)
+        context = ("--extended-context", 1000, "--model-overrides", "{'mem_len': 0}")
+        printed = evaluate(data, recurrent, *options, *context)
+        assert tokens_evaluated(printed) == test_tokens
+        assert f"segments of {length} tokens after 1000 of context" in printed
+        found.append(loss(printed))
+    assert len(set(found)) == 1
+    assert found[0] == loss(evaluate(data, recurrent, "--model-overrides", COVERING))
+
+
+def test_extended_context_with_a_memory_is_refused(data, recurrent):
+    printed = evaluate(data, recurrent, "--extended-context", 5, fails=True)
+    assert "--extended-context is 5 for a model with a memory of 8 tokens" in printed
+    printed = evaluate(data, recurrent, "--extended-context", -1, fails=True)
+    assert "--extended-context is -1: it must be at least 0" in printed
+
+
+ABLATIONS = [
+    ("--positions", "sinusoidal-absolute", "--criterion", "half_cross_entropy"),
+    ("--positions", "learned-absolute", "--extended-context", 4),
+    ("--positions", "shaw", "--decoder-normalize-before", "--checkpoint-activations"),
+    ("--mem-len", 0, "--untie-r", "--locked-dropout", "--embed-dropout", 0.1),
+]
+
+
+@pytest.mark.parametrize("options", ABLATIONS)
+def test_ablations_train_and_evaluate(data, tmp_path, test_tokens, options):
+    train_xl(data, tmp_path, *options)
+    checkpoint = tmp_path / "checkpoint_last.pt"
+    context = options[2:] if "--extended-context" in options else ()
+    printed = evaluate(data, checkpoint, "--tokens-per-sample", 8, "--batch-size", 2, *context)
+    assert tokens_evaluated(printed) == test_tokens
+    positions = "transformer-xl" if options[0] != "--positions" else options[1]
+    memory = 8 if positions == "shaw" else 0
+    assert f"memory {memory} tokens" in printed
+    assert f"positions {positions}" in printed
+
+
+def test_half_loss_with_adaptive_softmax_trains_on_half_the_tokens(data, tmp_path):
+    bands = ("--adaptive-input-cutoff", "8,14", "--adaptive-softmax-cutoff", "8,14")
+    # the preset ties plain embeddings, which bands exclude
+    model = ("--arch", "transformer_xl", *MODEL[2:])
+    options = ("--adaptive-input", *bands, "--tie-adaptive-weights", "--tie-adaptive-proj")
+    factors = ("--adaptive-input-factor", 2, "--adaptive-softmax-factor", 2, "--output-bias")
+    how = ("--ddp-backend", "legacy_ddp", "--log-interval", 1, "--max-update", 2)
+    words = {}
+    for criterion in ("exact_adaptive_loss", "half_exact_adaptive_loss"):
+        chosen = (*options, *factors, *how, "--criterion", criterion, "--disable-validation")
+        printed = train(data, tmp_path / criterion, *chosen, model=model)
+        words[criterion] = float(re.search(r"wpb=([\d.]+)", printed)[1])
+    assert words == {"exact_adaptive_loss": 32, "half_exact_adaptive_loss": 16}
+
+
+def test_absolute_positions_with_a_memory_are_refused(data, tmp_path):
+    options = ("--positions", "learned-absolute", "--mem-len", 8)
+    printed = train_xl(data, tmp_path / "none", *options, fails=True)
+    assert "--mem-len is 8 with --positions learned-absolute: a remembered token" in printed
+
+
+@pytest.mark.parametrize("search", [("--beam", 3), ("--beam", 1, "--sampling")])
+def test_generation_continues_a_prompt(data, recurrent, search):
+    lengths = ("--continue-past-eos", "--min-len", 30, "--max-len-b", 30, "--nbest", 1)
+    words = (data, *TASK, "--path", recurrent, *search, *lengths)
+    printed = run("fairseq-interactive", *words, text="the cat\n")
+    hypothesis = re.search(r"^H-0\t[^\t]*\t(.*)$", printed, re.MULTILINE)[1].split()
+    assert hypothesis[:2] == ["the", "cat"]
+    assert len(hypothesis) == 30
+
+
+def test_sentences_are_scored_one_by_one(data, recurrent, tmp_path):
+    sentences = ["the cat sat", "a dog ran far away and then home again", "mat"]
+    scored = run(
+        "fairseq-interactive",
+        *(data, *TASK, "--path", recurrent, "--score-reference", "--buffer-size", 3),
+        *("--batch-size", 3),
+        text="".join(f"{s}\n" for s in sentences),
+    )
+    for number, sentence in enumerate(sentences):
+        (tmp_path / "text").write_text(f"{sentence}\n")
+        folder = tmp_path / f"{number}"
+        texts = ("--testpref", tmp_path / "text", "--srcdict", data / "dict.txt")
+        run("fairseq-preprocess", "--only-source", *texts, "--destdir", folder)
+        printed = evaluate(folder, recurrent, "--output-word-probs")
+        found = re.search(rf"^P-{number}\t(.*)$", scored, re.MULTILINE)[1].split()
+        expected = np.array(log_probabilities(printed)) / np.log(2)
+        assert len(found) == len(sentence.split()) + 1
+        np.testing.assert_allclose([float(f) for f in found], expected, atol=2e-4)
+        said = re.search(rf"^H-{number}\t([^\t]*)\t(.*)$", scored, re.MULTILINE)
+        assert said[2] == sentence
+        assert float(said[1]) == pytest.approx(expected.mean(), abs=2e-4)
