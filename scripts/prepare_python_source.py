@@ -20,13 +20,10 @@ import re
 import shutil
 import sys
 import sysconfig
-import time
-from contextlib import suppress
 from pathlib import Path
 
-from tqdm import tqdm
-
-from run_command import child_process, format_command, program, short
+from preprocess_command import preprocess_command, run_preprocess
+from run_command import short
 
 SPLITS = ("train", "valid", "test")
 SPACE = "\u2581"
@@ -129,42 +126,15 @@ def write_texts(texts: dict[str, str], folder: Path) -> None:
         (folder / f"{split}.chars").write_text(symbols, encoding="utf-8", newline="\n")
 
 
-def preprocess_command(folder: Path) -> list[str]:
-    """fairseq-preprocess command that binarizes folder/text into folder/bin."""
-    command = [program("fairseq-preprocess"), "--only-source"]
-    for split in SPLITS:
-        command += [f"--{split}pref", short(folder / "text" / f"{split}.chars")]
-    # With fairseq's default factor of 8 the dictionary would get made-up symbols.
-    command += ["--destdir", short(folder / "bin"), "--padding-factor", "1"]
-    return [*command, "--workers", str(WORKERS)]
-
-
-def tokens_on_disk(folder: Path) -> int:
-    """Number of tokens in the binarized files of a folder that fairseq is writing."""
-    size = 0
-    for path in folder.glob("*.bin"):
-        # fairseq removes the parts of a file once they are merged.
-        with suppress(FileNotFoundError):
-            size += path.stat().st_size
-    return size // BYTES_PER_TOKEN
-
-
 def binarize(folder: Path, characters: int) -> None:
-    """Run fairseq-preprocess with a progress bar over the tokens on disk."""
-    command = preprocess_command(folder)
-    print(f"$ {format_command(command)}", flush=True)
-    with (
-        child_process(command, folder / "preprocess.log") as child,
-        tqdm(
-            total=characters, desc="count, binarize", unit=" tokens", unit_scale=True, disable=None
-        ) as bar,
-    ):
-        while child.poll() is None:
-            tokens = min(tokens_on_disk(folder / "bin"), characters)
-            bar.update(max(0, tokens - bar.n))
-            time.sleep(0.2)
-        if child.returncode == 0:
-            bar.update(characters - bar.n)
+    """Binarize folder/text into folder/bin with fairseq-preprocess, under a progress bar."""
+    texts = {split: folder / "text" / f"{split}.chars" for split in SPLITS}
+    # With fairseq's default factor of 8 the dictionary would get made-up symbols.
+    command = preprocess_command(texts, folder / "bin", WORKERS, "--padding-factor", "1")
+    log = folder / "preprocess.log"
+    run_preprocess(
+        command, folder / "bin", log, characters, BYTES_PER_TOKEN, description="count, binarize"
+    )
 
 
 def check_tokens(folder: Path, split: str, characters: int) -> None:

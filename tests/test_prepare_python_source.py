@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import prepare_python_source
+import preprocess_command
 
 ALL_CHARACTERS = string.ascii_letters + string.digits + string.punctuation + " "
 EOS = 2
@@ -158,7 +159,7 @@ def test_command_is_printed(stdlib, tmp_path, monkeypatch, capsys):
         ran.append(words)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(prepare_python_source, "child_process", run)
+    monkeypatch.setattr(preprocess_command, "child_process", run)
     with pytest.raises(KeyboardInterrupt):
         prepare_python_source.prepare(tmp_path / "data", stdlib)
     printed = capsys.readouterr().out.replace("\\\n", "").split()
