@@ -129,3 +129,28 @@ def test_symbols_beyond_the_dictionary_are_refused(tmp_path):
     path = write(tmp_path, "train", [[4, 20, 2]])
     with pytest.raises(ValueError, match=r"holds symbol number 20, but dict\.txt has only 20"):
         load_tokens(path, dictionary())
+
+
+@pytest.mark.parametrize("streams", [1, 3])
+@pytest.mark.parametrize("segment", [1, 4, 50])
+def test_extended_context_is_the_text_before_and_is_not_predicted(streams, segment):
+    tokens = text(45)
+    dataset = TokenStreams(tokens, dictionary(), streams, segment, extended_context=5)
+    whole = [EOS, *tokens.tolist()]
+    predicted = {}
+    for batch in dataset.batches(1):
+        collated = dataset.collater([dataset[i] for i in batch])
+        assert collated["ntokens"] == int((collated["target"] != PAD).sum())
+        for row, index in enumerate(batch):
+            begin, end = dataset.segment_bounds(*divmod(index, streams))
+            context = min(begin, 5) if end > begin else 0
+            assert collated["start_indices"][row] == context
+            length = context + end - begin
+            assert collated["net_input"]["src_lengths"][row] == length
+            source = collated["net_input"]["src_tokens"][row].tolist()
+            assert source[:length] == whole[begin - context : end]
+            target = collated["target"][row].tolist()
+            assert target[:context] == [PAD] * context
+            assert set(target[length:]) <= {PAD}
+            predicted[begin] = target[context:length]
+    assert [t for begin in sorted(predicted) for t in predicted[begin]] == tokens.tolist()

@@ -8,14 +8,7 @@ from typing import Any, Optional
 import numpy as np
 import torch
 from fairseq import utils
-from fairseq.data import (
-    Dictionary,
-    IdDataset,
-    ListDataset,
-    NestedDictionaryDataset,
-    NumelDataset,
-    PadDataset,
-)
+from fairseq.data import Dictionary, NestedDictionaryDataset
 from fairseq.data.indexed_dataset import get_available_dataset_impl
 from fairseq.dataclass import ChoiceEnum, FairseqDataclass
 from fairseq.distributed import utils as distributed_utils
@@ -23,7 +16,9 @@ from fairseq.sequence_scorer import SequenceScorer
 from fairseq.tasks import FairseqTask, register_task
 from omegaconf import II
 
+from fairseq_plugins.data.prompts import prompts, sentences
 from fairseq_plugins.data.stream_iterator import OTHER_DICTIONARY, StreamIterator
+from fairseq_plugins.data.symbols import RunningTextDictionary, is_characters
 from fairseq_plugins.data.token_streams import TokenStreams, fingerprint, load_tokens
 
 logger = logging.getLogger(__name__)
@@ -65,14 +60,6 @@ class SegmentLanguageModelingConfig(FairseqDataclass):
         },
     )
     dataset_impl: Optional[ChoiceEnum(get_available_dataset_impl())] = II("dataset.dataset_impl")
-
-
-class RunningTextDictionary(Dictionary):
-    """A dictionary that writes ``</s>`` out where fairseq's leaves it away."""
-
-    def string(self, tensor: Any, *args: Any, **options: Any) -> str:
-        """Return ``tensor`` as text, with ``</s>`` where it stands."""
-        return super().string(tensor, *args, **{**options, "include_eos": True})
 
 
 @register_task("segment_language_modeling", dataclass=SegmentLanguageModelingConfig)
@@ -302,7 +289,7 @@ class SegmentLanguageModelingTask(FairseqTask):
                 "out and use --model-overrides \"{'mem_len': ...}\", or for a model without "
                 "memory --extended-context"
             )
-        if _is_characters(self.dictionary):
+        if is_characters(self.dictionary):
             logger.info("each token is a character: Loss (base 2) is in bits per character")
         return self.get_batch_iterator(
             dataset,
@@ -332,19 +319,7 @@ class SegmentLanguageModelingTask(FairseqTask):
         self, src_tokens: list[torch.Tensor], src_lengths: list[int], **kwargs: Any
     ) -> NestedDictionaryDataset:
         """Return prompts as a dataset: ``</s>``, then the prompt without its closing ``</s>``."""
-        eos = torch.tensor([self.dictionary.eos()])
-        prompts = [torch.cat([eos, tokens[:-1]]) for tokens in src_tokens]
-        source = ListDataset(prompts, src_lengths)
-        return NestedDictionaryDataset(
-            {
-                "id": IdDataset(),
-                "net_input": {
-                    "src_tokens": PadDataset(source, pad_idx=self.dictionary.pad(), left_pad=False),
-                    "src_lengths": NumelDataset(source),
-                },
-            },
-            sizes=[np.array(src_lengths)],
-        )
+        return prompts(self.dictionary, src_tokens, src_lengths)
 
     def build_generator(self, models: Any, args: Any, **kwargs: Any) -> Any:
         """Return fairseq's generator; with ``--continue-past-eos`` nothing but length ends it."""
@@ -385,7 +360,7 @@ class SegmentLanguageModelingTask(FairseqTask):
                 f"--extended-context is {self.cfg.extended_context}: prompts have none; drop it"
             )
         if scoring and "target" not in sample:
-            sample = {**sample, "target": self._sentences(**sample["net_input"])}
+            sample = {**sample, "target": sentences(self.dictionary, **sample["net_input"])}
         if prefix_tokens is None:
             if "target" in sample:
                 prefix_tokens = sample["target"]
@@ -412,12 +387,6 @@ class SegmentLanguageModelingTask(FairseqTask):
                 models, sample, prefix_tokens=prefix_tokens, bos_token=self.dictionary.eos()
             )
 
-    def _sentences(self, src_tokens: torch.Tensor, src_lengths: torch.Tensor) -> torch.Tensor:
-        """Return the sentences (B, T) of prompts (B, T): less ``</s>`` before, and with it after."""
-        sentences = torch.full_like(src_tokens, self.dictionary.pad())
-        sentences[:, :-1] = src_tokens[:, 1:]
-        return sentences.scatter(1, src_lengths.unsqueeze(1) - 1, self.dictionary.eos())
-
     @property
     def source_dictionary(self) -> Dictionary:
         """Return the symbols."""
@@ -431,9 +400,3 @@ class SegmentLanguageModelingTask(FairseqTask):
 
 def _streams(number: int) -> str:
     return f"{number} stream" if number == 1 else f"{number} streams"
-
-
-def _is_characters(dictionary: Dictionary) -> bool:
-    """Return whether symbols are single characters, or bytes by their number."""
-    words = dictionary.symbols[dictionary.nspecial :]
-    return all(len(w) == 1 for w in words) or all(w.isdecimal() and int(w) < 256 for w in words)

@@ -19,8 +19,8 @@ def sinusoid(place, width):
 def attention(layer, x, context, seen, encode):
     """The sublayer for one stream: x (T, d), context (M + T, d), both ending alike.
 
-    ``seen(distance)`` says whether a key is visible, ``encode(head, distance)`` is the position key,
-    or None where there is none. Terms a to d of the score are summed one by one.
+    ``seen(distance)`` says whether a key is visible, ``encode(head, distance)`` is the position
+    key, or None where there is none. Terms a to d of the score are summed one by one.
     """
     before = context.size(0) - x.size(0)
     outputs = []

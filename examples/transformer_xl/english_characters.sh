@@ -1,0 +1,42 @@
+#!/usr/bin/env bash
+# A small character model of any English text: with and without memory, and with a longer one.
+#
+#   bash examples/transformer_xl/english_characters.sh prepare TEXT DATA
+#   bash examples/transformer_xl/english_characters.sh train DATA CHECKPOINTS [options]
+#   bash examples/transformer_xl/english_characters.sh evaluate DATA CHECKPOINTS [options]
+#
+# TEXT holds train.txt, valid.txt and test.txt. Without memory: train with --mem-len 0. Two CPU
+# cores are enough.
+set -euo pipefail
+task=(--user-dir fairseq_plugins --task segment_language_modeling --distributed-world-size 1)
+action=${1:-}
+
+case $action in
+prepare)
+    text=$2 data=$3
+    mkdir -p "$data/text"
+    for split in train valid test; do
+        # one symbol a character, the space written as U+2581; the end of a line becomes </s>
+        LC_ALL=C.UTF-8 sed 's/ /▁/g; s/./& /g' "$text/$split.txt" >"$data/text/$split.chars"
+    done
+    fairseq-preprocess --only-source --trainpref "$data/text/train.chars" \
+        --validpref "$data/text/valid.chars" --testpref "$data/text/test.chars" \
+        --destdir "$data/bin" --padding-factor 1 --workers 3
+    ;;
+train)
+    data=$2 checkpoints=$3
+    fairseq-train "$data/bin" "${task[@]}" --arch transformer_xl_tiny \
+        --tokens-per-sample 64 --batch-size 16 --batch-size-valid 64 \
+        --optimizer adam --clip-norm 0.25 --lr 0.002 --lr-scheduler cosine --warmup-updates 200 \
+        --max-update 2500 --seed 1 --save-dir "$checkpoints" --no-epoch-checkpoints "${@:4}"
+    ;;
+evaluate)
+    data=$2 checkpoints=$3
+    fairseq-eval-lm "$data/bin" "${task[@]}" --path "$checkpoints/checkpoint_best.pt" \
+        --gen-subset test --tokens-per-sample 64 --batch-size 1 "${@:4}"
+    ;;
+*)
+    sed -n '3,9s/^# \{0,1\}//p' "$0" >&2
+    exit 2
+    ;;
+esac

@@ -1,0 +1,49 @@
+#!/usr/bin/env bash
+# A small word model of any English text: with and without memory, and with a longer one.
+#
+#   bash examples/transformer_xl/english_words.sh prepare TEXT DATA
+#   bash examples/transformer_xl/english_words.sh train DATA CHECKPOINTS [options]
+#   bash examples/transformer_xl/english_words.sh evaluate DATA CHECKPOINTS [options]
+#
+# TEXT holds train.txt, valid.txt and test.txt. Without memory: train with --mem-len 0. Two CPU
+# cores are enough.
+set -euo pipefail
+task=(--user-dir fairseq_plugins --task segment_language_modeling --distributed-world-size 1)
+action=${1:-}
+
+case $action in
+prepare)
+    text=$2 data=$3
+    mkdir -p "$data/text"
+    for split in train valid test; do
+        # punctuation marks are words; the end of a line becomes </s>
+        LC_ALL=C.UTF-8 sed -E 's/([^[:alnum:][:space:]])/ \1 /g' "$text/$split.txt" \
+            >"$data/text/$split.words"
+    done
+    # words seen fewer than 3 times become <unk>
+    fairseq-preprocess --only-source --trainpref "$data/text/train.words" \
+        --validpref "$data/text/valid.words" --testpref "$data/text/test.words" \
+        --thresholdsrc 3 --destdir "$data/bin" --padding-factor 1 --workers 3
+    ;;
+train)
+    data=$2 checkpoints=$3
+    fairseq-train "$data/bin" "${task[@]}" --arch transformer_xl \
+        --decoder-layers 4 --decoder-embed-dim 128 --decoder-attention-heads 4 \
+        --decoder-ffn-embed-dim 512 --dropout 0.1 --embed-dropout 0.1 --output-dropout 0.1 \
+        --adaptive-input --adaptive-input-cutoff 2000,8000 --adaptive-softmax-cutoff 2000,8000 \
+        --tie-adaptive-weights --tie-adaptive-proj --output-bias \
+        --criterion exact_adaptive_loss --ddp-backend legacy_ddp \
+        --tokens-per-sample 32 --batch-size 32 --batch-size-valid 64 \
+        --optimizer adam --clip-norm 0.25 --lr 0.002 --lr-scheduler cosine --warmup-updates 200 \
+        --max-update 1500 --seed 1 --save-dir "$checkpoints" --no-epoch-checkpoints "${@:4}"
+    ;;
+evaluate)
+    data=$2 checkpoints=$3
+    fairseq-eval-lm "$data/bin" "${task[@]}" --path "$checkpoints/checkpoint_best.pt" \
+        --gen-subset test --tokens-per-sample 32 --batch-size 1 "${@:4}"
+    ;;
+*)
+    sed -n '3,9s/^# \{0,1\}//p' "$0" >&2
+    exit 2
+    ;;
+esac
