@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from fairseq_plugins.models.all_attention import AllAttentionConfig
+from fairseq_plugins.models.transformer_xl import TransformerXLConfig
 from fairseq_plugins.tasks.segment_language_modeling import SegmentLanguageModelingConfig
 from tests.end_to_end.commands import ROOT, environment
 
@@ -63,7 +64,9 @@ def option_row(option):
     return f"| `--{option.name.replace('_', '-')}` | {default} | {help_text} |"
 
 
-@pytest.mark.parametrize("config", [SegmentLanguageModelingConfig, AllAttentionConfig])
+@pytest.mark.parametrize(
+    "config", [SegmentLanguageModelingConfig, AllAttentionConfig, TransformerXLConfig]
+)
 def test_every_option_is_listed_as_it_is(config):
     for option in dataclasses.fields(config):
         if option.name not in ("_name", "data") and option.metadata.get("help"):
@@ -83,7 +86,7 @@ def folder(tmp_path_factory):
     text = place / "quickstart" / "data" / "text"
     text.mkdir(parents=True)
     lines = [
-        f"d e f ▁ f {number} ( ) :".replace(str(number), " ".join(str(number)))
+        f"d e f ▁ f {number} ( x ) : + =".replace(str(number), " ".join(str(number)))
         for number in range(400)
     ]
     for split in ("train", "valid", "test"):
@@ -100,6 +103,7 @@ def test_the_commands_run_in_order(folder):
     assert [re.search(r"fairseq-[\w-]+", c)[0] for c in commands] == [
         "fairseq-train",
         "fairseq-eval-lm",
+        "fairseq-interactive",
         "fairseq-interactive",
         "fairseq-generate",
     ]
@@ -121,4 +125,8 @@ def test_the_commands_run_in_order(folder):
     assert (folder / "checkpoints" / "checkpoint_last.pt").exists()
     assert "memory 64 tokens" in printed[1]
     assert re.search(r"^H-0\t\S+\td e f ▁", printed[2], re.MULTILINE)
-    assert len(re.findall(r"^H-\d+\t", printed[3], re.MULTILINE)) >= 8
+    assert re.findall(r"^H-\d+\t\S+\t(.*)$", printed[3], re.MULTILINE) == [
+        "d e f ▁ f ( x ) :",
+        "x + = 1",
+    ]
+    assert len(re.findall(r"^H-\d+\t", printed[4], re.MULTILINE)) >= 8

@@ -102,7 +102,7 @@ class AllAttentionLanguageModel(SegmentLanguageModel):
             embedding_scale(cfg),
             layers,
             build_output(cfg, dictionary, embed_tokens),
-            Context(mem_len, cfg.tokens_per_sample),
+            Context(mem_len, cfg.tokens_per_sample + cfg.extended_context),
             EmbeddingDropout(None, nn.Dropout(cfg.embed_dropout), nn.Dropout(cfg.output_dropout)),
             LearnedRelativePositions(
                 cfg.attention_span,

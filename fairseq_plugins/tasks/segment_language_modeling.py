@@ -2,64 +2,24 @@
 
 import logging
 import os
-from dataclasses import dataclass, field
-from typing import Any, Optional
+from typing import Any
 
 import numpy as np
 import torch
 from fairseq import utils
 from fairseq.data import Dictionary, NestedDictionaryDataset
-from fairseq.data.indexed_dataset import get_available_dataset_impl
-from fairseq.dataclass import ChoiceEnum, FairseqDataclass
 from fairseq.distributed import utils as distributed_utils
 from fairseq.sequence_scorer import SequenceScorer
 from fairseq.tasks import FairseqTask, register_task
-from omegaconf import II
 
 from fairseq_plugins.data.prompts import prompts, sentences
 from fairseq_plugins.data.stream_iterator import OTHER_DICTIONARY, StreamIterator
 from fairseq_plugins.data.symbols import RunningTextDictionary, is_characters
 from fairseq_plugins.data.token_streams import TokenStreams, fingerprint, load_tokens
+from fairseq_plugins.models.segment_decoder import SegmentDecoder
+from fairseq_plugins.tasks.segment_language_modeling_config import SegmentLanguageModelingConfig
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass
-class SegmentLanguageModelingConfig(FairseqDataclass):
-    """Options of ``segment_language_modeling``."""
-
-    data: Optional[str] = field(
-        default=None,
-        metadata={
-            "help": "folder that fairseq-preprocess wrote; several, with : between them, are "
-            "read in turn, one an epoch"
-        },
-    )
-    tokens_per_sample: int = field(
-        default=512, metadata={"help": "segment length: tokens that are computed at once"}
-    )
-    extended_context: int = field(
-        default=0,
-        metadata={
-            "help": "tokens before each segment that are computed anew with it and not scored: the "
-            "context of models without a memory (--mem-len 0)"
-        },
-    )
-    continue_past_eos: bool = field(
-        default=False,
-        metadata={
-            "help": "generation goes on past </s>, to --max-len-b tokens, and prints it: for "
-            "models of running text, where </s> is the end of a line"
-        },
-    )
-    no_save_memory: bool = field(
-        default=False,
-        metadata={
-            "help": "leave the streams' memory (layers x streams x memory length x width numbers) "
-            "out of checkpoints in mid-epoch; a run resumed from one starts cold"
-        },
-    )
-    dataset_impl: Optional[ChoiceEnum(get_available_dataset_impl())] = II("dataset.dataset_impl")
 
 
 @register_task("segment_language_modeling", dataclass=SegmentLanguageModelingConfig)
@@ -92,12 +52,11 @@ class SegmentLanguageModelingTask(FairseqTask):
         """
         if not cfg.data:
             raise ValueError("DATA is missing: name the folder that fairseq-preprocess wrote")
-        if cfg.tokens_per_sample < 1:
-            raise ValueError(
-                f"--tokens-per-sample is {cfg.tokens_per_sample}: it must be at least 1"
-            )
-        if cfg.extended_context < 0:
-            raise ValueError(f"--extended-context is {cfg.extended_context}: it must be at least 0")
+        for option, least in (("tokens_per_sample", 1), ("extended_context", 0)):
+            value = getattr(cfg, option)
+            if value < least:
+                flag = option.replace("_", "-")
+                raise ValueError(f"--{flag} is {value}: it must be at least {least}")
         path = os.path.join(utils.split_paths(cfg.data)[0], "dict.txt")
         if not os.path.exists(path):
             raise ValueError(
@@ -123,9 +82,15 @@ class SegmentLanguageModelingTask(FairseqTask):
         """Build the model.
 
         Raises:
-            ValueError: it has a memory, and segments come with an extended context.
+            ValueError: it reads no segments, or it has a memory and segments come with an
+                extended context.
         """
         model = super().build_model(cfg, from_checkpoint)
+        if not isinstance(getattr(model, "decoder", None), SegmentDecoder):
+            raise ValueError(
+                f"--arch is {cfg._name}, which is no segment language model: choose "
+                "transformer_xl, all_attention_lm or a preset of theirs, or another --task"
+            )
         memory = model.decoder.context.memory
         if self.cfg.extended_context > 0 and memory > 0:
             raise ValueError(

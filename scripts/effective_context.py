@@ -1,0 +1,150 @@
+"""Relative effective context length (Transformer-XL, section 4.3 and appendix C), on arrays.
+
+``l_i(c, t)`` is the loss in nats of model i at position t with a context of c tokens. Of a group of
+models:
+
+    b(c, t)    = min over i of l_i(c, t)                     the best short-context model's loss
+    T          = the share r of positions with the largest b(c, t): the hardest ones
+    f_i(c, c') = mean over t in T of min(b(c, t), l_i(c', t))
+    g_i(c, c') = (exp f_i(c, c) - exp f_i(c, c')) / exp f_i(c, c)
+
+c is lengthened by a step until the gain g falls below a threshold; the RECL of model i is the last
+c reached. How the definition is read here, where it leaves room:
+
+- b never exceeds l_i(c, t), so f_i(c, c) is the mean of b over T: the same base for all models.
+- T holds ⌈r · positions⌉ positions, of equal ones the earlier, and is chosen anew for each c.
+- c starts at the first context that is measured: a model that gains less than the threshold there
+  has that one as its RECL, which so is an upper bound.
+- A model whose gain never falls below the threshold has the longest context that was measured as
+  its RECL, which so is a lower bound.
+- A model that cannot read c tokens reads as many as it can, and its RECL is at most that (the 128
+  of table 8's Transformer).
+
+Shapes: N positions, M models.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+
+class Contexts(NamedTuple):
+    """Contexts in tokens to go through: ``first``, then by ``step`` longer, at most ``longest``."""
+
+    first: int
+    step: int
+    longest: int
+
+
+class Gain(NamedTuple):
+    """What a model gains from ``long`` tokens of context over the group's ``short`` ones."""
+
+    short: int
+    long: int
+    gain: float
+
+
+class EffectiveContext(NamedTuple):
+    """RECL of a model in tokens, the gains on the way, and which bound it is, if it is one.
+
+    ``bound`` is "exact"; "at most", where the first context was enough; or "at least", where the
+    longest was not.
+    """
+
+    tokens: int
+    bound: str
+    gains: list[Gain]
+
+
+def check_contexts(contexts: Contexts) -> None:
+    """Raise ValueError for contexts that cannot be gone through."""
+    for option, value in (("--first-context", contexts.first), ("--step", contexts.step)):
+        if value < 1:
+            raise ValueError(f"{option} is {value}: it must be at least 1")
+    if contexts.longest < contexts.first + contexts.step:
+        raise ValueError(
+            f"--max-context is {contexts.longest}: it must be at least --first-context plus "
+            f"--step, {contexts.first + contexts.step}"
+        )
+
+
+def hardest_positions(baseline: np.ndarray, ratio: float) -> np.ndarray:
+    """Indices T of the share ``ratio`` of positions with the largest baseline (N,), rising.
+
+    Raises ValueError when the share is not in (0, 1] or there are no positions.
+    """
+    if not 0 < ratio <= 1:
+        raise ValueError(f"--ratios has {ratio}: it must be above 0 and at most 1")
+    if len(baseline) == 0:
+        raise ValueError("there are no positions to choose from: score more tokens")
+    number = math.ceil(ratio * len(baseline))
+    return np.sort(np.argsort(-baseline, kind="stable")[:number])
+
+
+def relative_loss(baseline: np.ndarray, long: np.ndarray, hardest: np.ndarray) -> float:
+    """``f_i(c, c')`` in nats of baseline b(c, ·), l_i(c', ·), both (N,), and T."""
+    return float(np.minimum(baseline, long)[hardest].mean(dtype=np.float64))
+
+
+def relative_gain(short: Sequence[np.ndarray], long: np.ndarray, ratio: float) -> float:
+    """``g_i(c, c')``, from 0 to 1.
+
+    Args:
+        short: l_i(c, ·) of each model of the group, M times (N,).
+        long: l_i(c', ·) of the one, (N,).
+        ratio: r.
+
+    Raises ValueError when the losses are not of the same number of positions, or not finite.
+    """
+    lengths = sorted({len(losses) for losses in (*short, long)})
+    if len(lengths) > 1:
+        raise ValueError(f"losses of {lengths} positions cannot be compared: score the same text")
+    baseline = np.min(np.stack(short), axis=0)
+    if not (np.isfinite(baseline).all() and np.isfinite(long).all()):
+        raise ValueError("a loss is not finite: look for NaN in the checkpoints")
+    hardest = hardest_positions(baseline, ratio)
+    base = relative_loss(baseline, baseline, hardest)
+    # of differences: perplexities of hopeless positions would overflow
+    return -math.expm1(relative_loss(baseline, long, hardest) - base)
+
+
+def effective_context(
+    losses: Callable[[int, int], np.ndarray],
+    num_models: int,
+    model: int,
+    contexts: Contexts,
+    ratio: float,
+    threshold: float,
+    limit: int | None = None,
+) -> EffectiveContext:
+    """RECL of one model of a group.
+
+    Args:
+        losses: gives l_i(c, ·), (N,), of model i and context c.
+        num_models: M.
+        model: i.
+        contexts: the contexts to go through.
+        ratio: r.
+        threshold: the gain, as a share of the perplexity, below which it ends.
+        limit: as many tokens as the model can read; None for no limit.
+
+    Raises ValueError as check_contexts and relative_gain.
+    """
+    check_contexts(contexts)
+    gains: list[Gain] = []
+    short = contexts.first
+    bound = "at least"
+    while short + contexts.step <= contexts.longest:
+        long = short + contexts.step
+        group = [losses(other, short) for other in range(num_models)]
+        gains.append(Gain(short, long, relative_gain(group, losses(model, long), ratio)))
+        if gains[-1].gain < threshold:
+            bound = "exact" if short > contexts.first else "at most"
+            break
+        short = long
+    if limit is not None and short > limit:
+        # there is nothing beyond it to have missed
+        return EffectiveContext(limit, "exact" if bound == "at least" else bound, gains)
+    return EffectiveContext(short, bound, gains)

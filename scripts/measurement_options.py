@@ -1,0 +1,125 @@
+"""Options that the measurements of language models share, and how such a script ends."""
+
+import argparse
+import logging
+import sys
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+from run_command import short
+
+
+class NamedCheckpoint(NamedTuple):
+    """A checkpoint and what tables and plots call it."""
+
+    label: str
+    path: Path
+
+
+def add_text_options(parser: argparse.ArgumentParser, output: str) -> None:
+    """Add the options that say which models score which text, and where results go."""
+    parser.add_argument(
+        "--data", type=Path, required=True, help="folder that fairseq-preprocess wrote"
+    )
+    parser.add_argument(
+        "--checkpoint",
+        nargs="+",
+        required=True,
+        metavar="[LABEL=]PATH",
+        help="models to compare, with what they are called in tables and plots",
+    )
+    parser.add_argument("--split", default="test", help="part of the data to score (test)")
+    parser.add_argument("--max-tokens", type=int, help="score only the first so many tokens (all)")
+    add_output_options(parser, output)
+
+
+def add_output_options(parser: argparse.ArgumentParser, output: str) -> None:
+    """Add the options that say where to compute and where results go."""
+    parser.add_argument("--cpu", action="store_true", help="use no GPU")
+    parser.add_argument("--output", type=Path, default=Path(output), help=f"folder ({output})")
+
+
+def parse_checkpoints(words: list[str]) -> list[NamedCheckpoint]:
+    """Checkpoints that --checkpoint names; one without a label is called by its path.
+
+    Raises ValueError when two have the same label.
+    """
+    checkpoints = []
+    for word in words:
+        label, equals, path = word.partition("=")
+        if not equals or Path(word).exists():
+            label, path = word, word
+        checkpoints.append(NamedCheckpoint(label, Path(path).resolve()))
+    labels = [checkpoint.label for checkpoint in checkpoints]
+    for label in labels:
+        if labels.count(label) > 1:
+            raise ValueError(
+                f"--checkpoint has {label!r} more than once: give each a label of its own, "
+                "LABEL=PATH"
+            )
+    return checkpoints
+
+
+def parse_numbers(option: str, text: str, kind: type, least: float, most: float) -> list:
+    """Rising, different numbers from a comma-separated list.
+
+    Args:
+        option: that it is the value of.
+        text: the list.
+        kind: int or float.
+        least: the numbers are at least this.
+        most: and at most this.
+
+    Raises ValueError when it is no such list.
+    """
+    try:
+        numbers = sorted({kind(word) for word in text.split(",")})
+    except ValueError:
+        numbers = []
+    if not numbers or not all(least <= number <= most for number in numbers):
+        bounds = f"at least {least}" if most == float("inf") else f"from {least} to {most}"
+        raise ValueError(
+            f"{option} is {text!r}: give numbers {bounds} with commas between them, no spaces"
+        )
+    return numbers
+
+
+def check_at_least(option: str, value: int, least: int) -> None:
+    """Raise ValueError for a number that is too small."""
+    if value < least:
+        raise ValueError(f"{option} is {value}: it must be at least {least}")
+
+
+def exit_status(work: Callable[[], None], interrupted: str) -> int:
+    """Do the work of a script and return its exit status; ``interrupted`` is said after Ctrl-C."""
+    # fairseq's imports let every message of every library through, and its loader of batches
+    # warns on machines without a GPU
+    root = logging.getLogger()
+    before = root.level
+    root.setLevel(logging.WARNING)
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="'pin_memory' argument is set as true")
+            work()
+    except KeyboardInterrupt:
+        print(f"\ninterrupted; {interrupted}", file=sys.stderr)
+        return 130
+    except (ValueError, FloatingPointError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    finally:
+        root.setLevel(before)
+    return 0
+
+
+def make_output_folder(output: Path) -> None:
+    """Make the folder of --output; raises ValueError when it cannot be written."""
+    try:
+        output.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ValueError(
+            f"--output {short(output)} cannot be written ({error.strerror}): "
+            "give a folder in a place where you may write"
+        ) from error
