@@ -16,6 +16,7 @@ def draw(length, seed=0):
     return torch.randn(shape, generator=generator), torch.randn(shape, generator=generator)
 
 
+@torch.no_grad()
 @pytest.mark.parametrize("kept", [0, 1, 5, 40])
 @pytest.mark.parametrize("length", [1, 3, 8])
 def test_a_cache_holds_the_last_tokens_of_all_that_was_written(kept, length):
@@ -31,6 +32,7 @@ def test_a_cache_holds_the_last_tokens_of_all_that_was_written(kept, length):
         assert cache.key_buffer.size(2) <= kept + max(length, kept // 2) + length
 
 
+@torch.no_grad()
 def test_a_cache_that_is_extended_keeps_what_it_had():
     keys, values = draw(9)
     old = KeyValueCache.of(keys[:, :, :4], values[:, :, :4]).extended(*draw(1))
@@ -41,6 +43,7 @@ def test_a_cache_that_is_extended_keeps_what_it_had():
     assert torch.equal(old.values, before[1])
 
 
+@torch.no_grad()
 def test_a_cache_that_has_room_copies_nothing():
     cache = KeyValueCache.of(*draw(8)).extended(*draw(1))
     room = cache.key_buffer.size(2) - cache.end
@@ -75,6 +78,38 @@ def test_states_take_the_dtype_they_are_wanted_in():
     cache = KeyValueCache.of(*draw(3)).last(2).to(like)
     assert (cache.keys.dtype, cache.values.dtype, cache.length) == (like.dtype, like.dtype, 2)
     assert HiddenStates(torch.zeros(1, 2, 3)).to(like).hidden.dtype == like.dtype
+
+
+def test_gradients_may_follow_states_without():
+    model, stream, memory = tiny_transformer_xl().double(), tokens(3, 12), SegmentMemory()
+    with torch.no_grad():
+        model(stream[:, :4], memory=memory.at(0))
+    for start in (4, 8):
+        model(stream[:, start : start + 4], memory=memory.at(start))[0].sum().backward()
+    assert memory.state_dict() is None
+    expected = SegmentMemory()
+    with torch.no_grad():
+        for start in (0, 4):
+            model(stream[:, start : start + 4], memory=expected.at(start))
+        scores = [model(stream[:, 8:], memory=walk.at(8))[0] for walk in (memory, expected)]
+    torch.testing.assert_close(*scores)
+
+
+def test_a_segment_that_is_run_again_without_gradients_reads_what_it_read_before():
+    model, stream, memory = tiny_transformer_xl(mem_len=5).double(), tokens(2, 24), SegmentMemory()
+    with torch.no_grad():
+        for start in (0, 4, 8):
+            model(stream[:, start : start + 4], memory=memory.at(start))
+        first = model(stream[:, 12:16], memory=memory.at(12))[0]
+        model(tokens(2, 4, seed=8), memory=memory.at(12))
+        again = model(stream[:, 12:16], memory=memory.at(12))[0]
+        after = model(stream[:, 16:20], memory=memory.at(16))[0]
+        undisturbed = SegmentMemory()
+        for start in (0, 4, 8, 12):
+            model(stream[:, start : start + 4], memory=undisturbed.at(start))
+        expected = model(stream[:, 16:20], memory=undisturbed.at(16))[0]
+    assert torch.equal(first, again)
+    torch.testing.assert_close(after, expected)
 
 
 @pytest.mark.parametrize("order", [[0, 1, 2], [0, 1], [2, 1, 0], [0, 1, 2, 0]])

@@ -9,7 +9,8 @@
 # cores are enough.
 set -euo pipefail
 task=(--user-dir fairseq_plugins --task segment_language_modeling --distributed-world-size 1)
-action=${1:-}
+action=usage
+[ $# -lt 3 ] || action=$1
 
 case $action in
 prepare)
@@ -36,7 +37,7 @@ evaluate)
         --gen-subset test --tokens-per-sample 64 --batch-size 1 "${@:4}"
     ;;
 *)
-    sed -n '3,9s/^# \{0,1\}//p' "$0" >&2
+    sed -n '2,/^set /{/^set /d;s/^# \{0,1\}//;p}' "$0" >&2
     exit 2
     ;;
 esac

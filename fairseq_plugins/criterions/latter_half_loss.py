@@ -28,10 +28,17 @@ def latter_half(target: Tensor, pad: int) -> Tensor:
 
 
 class _LatterHalf:
-    """Keeps the first half of each segment from a criterion in training; validation scores all."""
+    """Keeps the first half of each segment from a criterion in training; validation scores all.
+
+    The tokens that training logs (``wpb``, ``wps``) are those of the latter halves.
+    """
 
     def forward(self, model: Any, sample: dict, reduce: bool = True) -> tuple[Tensor, int, dict]:
-        """Return the summed loss in nats, the number of tokens that count and the statistics."""
+        """Return the summed loss in nats, the number of tokens that count and the statistics.
+
+        Raises:
+            ValueError: as the criterion does.
+        """
         if self.training:
             target = latter_half(sample["target"], self.padding_idx)
             ntokens = int(target.ne(self.padding_idx).sum())

@@ -99,12 +99,14 @@ class AllAttentionLanguageModel(SegmentLanguageModel):
         decoder = SegmentDecoder(
             dictionary,
             embed_tokens,
-            embedding_scale(cfg),
-            layers,
-            build_output(cfg, dictionary, embed_tokens),
-            Context(mem_len, cfg.tokens_per_sample + cfg.extended_context),
-            EmbeddingDropout(None, nn.Dropout(cfg.embed_dropout), nn.Dropout(cfg.output_dropout)),
-            LearnedRelativePositions(
+            embed_scale=embedding_scale(cfg),
+            layers=layers,
+            output=build_output(cfg, dictionary, embed_tokens),
+            context=Context(mem_len, cfg.tokens_per_sample + cfg.extended_context),
+            dropout=EmbeddingDropout(
+                None, nn.Dropout(cfg.embed_dropout), nn.Dropout(cfg.output_dropout)
+            ),
+            positions=LearnedRelativePositions(
                 cfg.attention_span,
                 cfg.decoder_embed_dim // cfg.decoder_attention_heads,
                 cfg.clamp_len,

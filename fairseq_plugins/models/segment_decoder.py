@@ -25,8 +25,8 @@ from fairseq_plugins.modules.variational_dropout import WordDropout
 class Context(NamedTuple):
     """How far back the layers read.
 
-    ``memory`` tokens before a segment; in generation, where each token is a segment, a decoder
-    without memory reads ``segment`` tokens, the length of the segments that it was trained on.
+    ``memory`` tokens before a segment. In generation, where each token is a segment, a decoder
+    without memory sees ``segment`` tokens, as many as the segments that it was trained on have.
     """
 
     memory: int
@@ -54,7 +54,8 @@ class SegmentDecoder(FairseqIncrementalDecoder):
         dropout: before the first layer and after the last.
         positions: the farthest distance to an encoding of all distances, falling to -1, of which
             each layer's attention makes its own table; None for none.
-        absolute_positions: adds to a layer's input what depends on a token's place; None for none.
+        absolute_positions: adds what depends on a token's place to the embeddings, before their
+            dropout, and to the input of each layer; None for none.
         layer_norm: normalises the last layer's output; None for none.
         checkpoint_activations: compute each layer's activations again in the backward pass, in
             place of keeping them.
@@ -130,15 +131,15 @@ class SegmentDecoder(FairseqIncrementalDecoder):
             first = generated.end(self)
             memory = generated.at(first)
             prev_output_tokens = prev_output_tokens[:, first:]
-            remember = remember or self.context.segment
-        x = self._embed(prev_output_tokens)
+            remember = remember or self.context.segment - 1
+        x = self._embed(prev_output_tokens, first)
         past = None if memory is None else memory.read(self, like=x)
         remembered = 0 if past is None else past[0].length
         tables = self._distance_tables(remembered + x.size(1) - 1, remember + x.size(1) - 1, memory)
         states: list[LayerState] = []
         for index, layer in enumerate(self.layers):
             if self.absolute_positions is not None:
-                x = self.absolute_positions(x, index, first)
+                x = self.absolute_positions.add_to_layer(x, index, first)
             state = None if past is None else past[index]
             if self.checkpoint_activations and torch.is_grad_enabled():
                 x, state = checkpoint(layer, x, tables[index], state, use_reentrant=False)
@@ -151,12 +152,14 @@ class SegmentDecoder(FairseqIncrementalDecoder):
             x = self.layer_norm(x)
         return self.output_dropout(x), None
 
-    def _embed(self, tokens: Tensor) -> Tensor:
+    def _embed(self, tokens: Tensor, first: int) -> Tensor:
         # fairseq's adaptive input cannot gather what automatic mixed precision makes of its bands
         with torch.autocast(tokens.device.type, enabled=False):
             x = self.embed_scale * self.embed_tokens(tokens)
         if self.word_dropout is not None:
             x = self.word_dropout(x, tokens)
+        if self.absolute_positions is not None:
+            x = self.absolute_positions.add_to_embeddings(x, first)
         return self.embed_dropout(x)
 
     def _distance_tables(
@@ -168,7 +171,7 @@ class SegmentDecoder(FairseqIncrementalDecoder):
         """
         if self.positions is None:
             return [None] * len(self.layers)
-        if torch.is_grad_enabled() or memory is None:
+        if self.training or torch.is_grad_enabled() or memory is None:
             return self._project_distances(farthest)
         constants = memory.constants(self)
         if constants.get("farthest", -1) < farthest:

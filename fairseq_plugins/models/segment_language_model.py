@@ -25,6 +25,8 @@ from fairseq_plugins.modules.segment_layer import FeedForward
 from fairseq_plugins.modules.segment_memory import Cursor
 from fairseq_plugins.tasks.segment_language_modeling import SegmentLanguageModelingTask
 
+CHANGED_IN_EVALUATION = ("clamp_len", "mem_len", "same_length")
+
 logger = logging.getLogger(__name__)
 
 
@@ -70,11 +72,16 @@ def build_output(
             embed_tokens if cfg.tie_adaptive_weights else None,
             cfg.tie_adaptive_proj,
         )
-        if not cfg.output_bias:
-            return AdaptiveSoftmax(*options)
-        # bands that are not narrower have no projection in the published models
-        head_projection = cfg.tie_adaptive_weights and cfg.adaptive_softmax_factor != 1
-        return BiasedAdaptiveSoftmax(*options, head_projection)
+        if cfg.output_bias:
+            head_projection = cfg.tie_adaptive_weights and cfg.adaptive_softmax_factor != 1
+            output = BiasedAdaptiveSoftmax(*options, head_projection)
+        else:
+            output = AdaptiveSoftmax(*options)
+        if cfg.tie_adaptive_proj and cfg.adaptive_softmax_factor == 1:
+            # bands as wide as the model need no projection, and have none in the published models
+            for band in [*embed_tokens.embeddings, *output.tail]:
+                band[1 if isinstance(band[0], nn.Embedding) else 0] = nn.Identity()
+        return output
     projection = nn.Linear(cfg.decoder_embed_dim, len(dictionary), bias=cfg.output_bias)
     if cfg.share_decoder_input_output_embed:
         projection.weight = embed_tokens.weight
@@ -103,16 +110,17 @@ class SegmentLanguageModel(FairseqLanguageModel):
         """Say what memory the figures that follow were got with.
 
         Raises:
-            ValueError: ``--model-overrides`` names no option of the model; fairseq would ignore it.
+            ValueError: ``--model-overrides`` names something else than how far back the model
+                reads: fairseq would ignore it, or build another model than was trained.
         """
         super().prepare_for_inference_(cfg)
-        options = sorted(getattr(self, "__dataclass").__dataclass_fields__)
         for name in ast.literal_eval(cfg.common_eval.model_overrides):
-            if name not in options:
-                near = difflib.get_close_matches(name.replace("-", "_"), options, n=1)
-                hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(options)}"
+            if name not in CHANGED_IN_EVALUATION:
+                near = difflib.get_close_matches(name.replace("-", "_"), CHANGED_IN_EVALUATION, n=1)
+                there = ", ".join(CHANGED_IN_EVALUATION)
+                hint = f"did you mean {near[0]!r}?" if near else f"there are {there}"
                 raise ValueError(
-                    f"--model-overrides names {name!r}, no option of the model: {hint}"
+                    f"--model-overrides names {name!r}, which evaluation cannot change: {hint}"
                 )
         logger.info(self.summary)
 
@@ -139,6 +147,13 @@ class SegmentLanguageModel(FairseqLanguageModel):
                 f"the checkpoint has position vectors for {trained.size(0)} distances and "
                 f"--attention-span is {self.decoder.positions.weight.size(0)}: leave the span as "
                 "it was trained; --mem-len may be changed"
+            )
+        places = state_dict.get("decoder.absolute_positions.weight")
+        if places is not None and places.shape != self.decoder.absolute_positions.weight.shape:
+            raise ValueError(
+                f"the checkpoint has position vectors for segments of {places.size(1)} tokens, and "
+                f"this model for {self.decoder.absolute_positions.weight.size(1)}: resume with the "
+                "--tokens-per-sample and --extended-context that it was trained with"
             )
         return super().load_state_dict(state_dict, *args, **kwargs)
 

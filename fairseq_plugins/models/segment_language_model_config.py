@@ -112,7 +112,8 @@ class SegmentLanguageModelConfig(FairseqDataclass):
         },
     )
     tokens_per_sample: int = II("task.tokens_per_sample")
-    extended_context: int = II("task.extended_context")
+    # tasks of fairseq have no such option; check_task then says that they are the wrong ones
+    extended_context: int = II("oc.select:task.extended_context,0")
 
 
 def check_config(cfg: SegmentLanguageModelConfig, dictionary: Dictionary) -> None:
@@ -124,10 +125,13 @@ def check_config(cfg: SegmentLanguageModelConfig, dictionary: Dictionary) -> Non
         ("decoder_ffn_embed_dim", 0),
         ("mem_len", 0),
         ("clamp_len", 1),
+        ("adaptive_input_factor", 1),
+        ("adaptive_softmax_factor", 1),
     ]:
         value = getattr(cfg, option)
         if value is not None and value < least:
-            raise ValueError(f"{_flag(option)} is {value}: it must be at least {least}")
+            remedy = "; leave it out for no limit" if option == "clamp_len" else ""
+            raise ValueError(f"{_flag(option)} is {value}: it must be at least {least}{remedy}")
     for option in (
         "dropout",
         "embed_dropout",
@@ -149,7 +153,10 @@ def check_config(cfg: SegmentLanguageModelConfig, dictionary: Dictionary) -> Non
             "--activation-dropout needs --decoder-ffn-embed-dim: there is none to drop"
         )
     if cfg.same_length and cfg.mem_len == 0:
-        raise ValueError("--same-length with --mem-len 0 leaves nothing to attend to: drop one")
+        raise ValueError(
+            "--same-length with --mem-len 0 leaves nothing to attend to: give a longer memory, or "
+            "leave --same-length out"
+        )
     if cfg.no_decoder_final_norm and not cfg.decoder_normalize_before:
         raise ValueError("--no-decoder-final-norm needs --decoder-normalize-before")
     _check_embedding_and_output(cfg)

@@ -46,7 +46,7 @@ from fairseq_plugins.modules.window_attention import UNLIMITED, Window
 
 RELATIVE = ("transformer-xl", "shaw")
 ABSOLUTE = ("learned-absolute", "sinusoidal-absolute")
-# The published code draws the projections of adaptive embeddings narrower than the other weights.
+# The published code draws the projections of adaptive bands narrower than the other weights.
 _ADAPTIVE_PROJECTION_STD = 0.01
 
 
@@ -107,11 +107,11 @@ class TransformerXLLanguageModel(SegmentLanguageModel):
         decoder = SegmentDecoder(
             dictionary,
             embed_tokens,
-            cfg.decoder_embed_dim**0.5,
-            _build_layers(cfg, mem_len),
-            build_output(cfg, dictionary, embed_tokens),
-            Context(mem_len, cfg.tokens_per_sample + cfg.extended_context),
-            EmbeddingDropout(
+            embed_scale=cfg.decoder_embed_dim**0.5,
+            layers=_build_layers(cfg, mem_len),
+            output=build_output(cfg, dictionary, embed_tokens),
+            context=Context(mem_len, cfg.tokens_per_sample + cfg.extended_context),
+            dropout=EmbeddingDropout(
                 WordDropout(cfg.word_dropout, len(dictionary)),
                 dropout(cfg.embed_dropout),
                 dropout(cfg.output_dropout),
@@ -139,6 +139,11 @@ def _check_options(cfg: TransformerXLConfig) -> None:
                     f"--{option.replace('_', '-')} with --positions {cfg.positions}: it acts on "
                     "distances, which absolute positions do not encode; drop one of the two"
                 )
+    if cfg.same_length and _memory_length(cfg) == 0:
+        raise ValueError(
+            "--same-length: without a memory there is nothing to attend to; give --mem-len (and no "
+            "--extended-context), or leave --same-length out"
+        )
     if cfg.untie_r and cfg.positions != "transformer-xl":
         raise ValueError(
             f"--untie-r with --positions {cfg.positions}: only transformer-xl has vectors u and v"
@@ -206,7 +211,8 @@ def _build_layers(cfg: TransformerXLConfig, mem_len: int) -> list[SegmentLayer]:
 
 def _build_relative_positions(cfg: TransformerXLConfig) -> nn.Module | None:
     if cfg.positions == "transformer-xl":
-        return SinusoidalRelativePositions(cfg.decoder_embed_dim, cfg.clamp_len, cfg.embed_dropout)
+        dropout = _dropout(cfg)(cfg.embed_dropout)
+        return SinusoidalRelativePositions(cfg.decoder_embed_dim, cfg.clamp_len, dropout)
     return Distances(cfg.clamp_len) if cfg.positions == "shaw" else None
 
 
@@ -215,7 +221,7 @@ def _build_absolute_positions(cfg: TransformerXLConfig) -> nn.Module | None:
         places = cfg.tokens_per_sample + cfg.extended_context
         return LearnedAbsolutePositions(cfg.decoder_layers, places, cfg.decoder_embed_dim)
     if cfg.positions == "sinusoidal-absolute":
-        return SinusoidalAbsolutePositions(cfg.decoder_embed_dim, cfg.embed_dropout)
+        return SinusoidalAbsolutePositions(cfg.decoder_embed_dim)
     return None
 
 
@@ -235,10 +241,18 @@ def initialise(decoder: SegmentDecoder, std: float, dictionary: Dictionary) -> N
             nn.init.normal_(module.u, std=std)
             nn.init.normal_(module.v, std=std)
     embedding = decoder.embed_tokens
+    projections = []
     if isinstance(embedding, AdaptiveInput):
-        for _, projection in embedding.embeddings:
-            nn.init.normal_(projection.weight, std=_ADAPTIVE_PROJECTION_STD)
+        projections += [band[1] for band in embedding.embeddings]
         embedding = embedding.embeddings[0][0]
+    if decoder.adaptive_softmax is not None:
+        projections += [tail[0] for tail in decoder.adaptive_softmax.tail]
+        if isinstance(decoder.adaptive_softmax.head, nn.Sequential):
+            projections.append(decoder.adaptive_softmax.head[0])
+    for projection in projections:
+        # tied ones are drawn with the embeddings, and bands of full width have none
+        if isinstance(projection, nn.Linear):
+            nn.init.normal_(projection.weight, std=_ADAPTIVE_PROJECTION_STD)
     nn.init.zeros_(embedding.weight[dictionary.pad()])
 
 

@@ -9,32 +9,30 @@ Shapes: B streams, T tokens of a segment, L layers, P places, d model width.
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .relative_positions import sinusoids
 
 
 class SinusoidalAbsolutePositions(nn.Module):
-    """Sinusoids added to the input of the first layer (Vaswani et al. 2017).
+    """Sinusoids added to the embeddings (Vaswani et al. 2017).
 
     Args:
         embed_dim: d; even.
-        dropout: probability of dropping an element of them.
     """
 
-    def __init__(self, embed_dim: int, dropout: float = 0.0) -> None:
+    def __init__(self, embed_dim: int) -> None:
         super().__init__()
         self.embed_dim = embed_dim
-        self.dropout = dropout
 
-    def forward(self, x: Tensor, layer: int, first: int) -> Tensor:
-        """Return what enters layer ``layer`` (from 0), (B, T, d), tokens beginning at ``first``."""
-        if layer > 0:
-            return x
+    def add_to_embeddings(self, x: Tensor, first: int) -> Tensor:
+        """Return the embeddings (B, T, d), tokens beginning at place ``first``, with the places."""
         places = torch.arange(first, first + x.size(1), device=x.device)
-        encoding = sinusoids(places, self.embed_dim).to(x.dtype)
-        return x + F.dropout(encoding, self.dropout, self.training)
+        return x + sinusoids(places, self.embed_dim).to(x.dtype)
+
+    def add_to_layer(self, x: Tensor, layer: int, first: int) -> Tensor:
+        """Return what enters layer ``layer`` (from 0), (B, T, d): as it is."""
+        return x
 
 
 class LearnedAbsolutePositions(nn.Module):
@@ -55,7 +53,11 @@ class LearnedAbsolutePositions(nn.Module):
         """Draw the vectors from N(0, 1 / d)."""
         nn.init.normal_(self.weight, std=self.weight.size(-1) ** -0.5)
 
-    def forward(self, x: Tensor, layer: int, first: int) -> Tensor:
+    def add_to_embeddings(self, x: Tensor, first: int) -> Tensor:
+        """Return the embeddings (B, T, d) as they are."""
+        return x
+
+    def add_to_layer(self, x: Tensor, layer: int, first: int) -> Tensor:
         """Return what enters layer ``layer`` (from 0), (B, T, d), tokens beginning at ``first``.
 
         Raises:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 
@@ -88,6 +89,11 @@ class KeyValueCache:
 
         This cache keeps what it had; what was written behind it before is lost.
         """
+        if torch.is_grad_enabled():
+            # what gradients pass through may not be overwritten
+            return KeyValueCache.of(
+                torch.cat([self.keys, keys], dim=2), torch.cat([self.values, values], dim=2)
+            )
         new = keys.size(2)
         cache = self if self.end + new <= self.key_buffer.size(2) else self._moved(new)
         cache.key_buffer[:, :, cache.end : cache.end + new] = keys
@@ -98,7 +104,10 @@ class KeyValueCache:
         """Return the ``length`` tokens, or as many as there are, that end ``before`` the end."""
         start, end = _bounds(self.length, length, before)
         return KeyValueCache(
-            self.key_buffer, self.value_buffer, self.start + start, self.start + end
+            self.key_buffer.detach(),
+            self.value_buffer.detach(),
+            self.start + start,
+            self.start + end,
         )
 
     def select(self, order: Tensor) -> KeyValueCache:

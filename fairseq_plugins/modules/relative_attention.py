@@ -49,6 +49,9 @@ class RelativeAttention(nn.Module):
         biases: u and v, which several layers may share; None for none.
         dropout: probability of dropping an attention weight.
         num_persistent: N, 0 for none.
+
+    Raises:
+        ValueError: the window is empty.
     """
 
     def __init__(
@@ -62,6 +65,8 @@ class RelativeAttention(nn.Module):
         num_persistent: int = 0,
     ) -> None:
         super().__init__()
+        if window.farthest < window.nearest:
+            raise ValueError(f"the window {window} is empty: nothing would be left to attend to")
         self.num_heads = num_heads
         self.head_dim = embed_dim // num_heads
         self.window = window

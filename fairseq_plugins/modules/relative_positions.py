@@ -13,7 +13,6 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 
@@ -37,10 +36,12 @@ class SinusoidalRelativePositions(nn.Module):
     Args:
         embed_dim: d; even.
         clamp_len: distances beyond it use its vector; None for no limit.
-        dropout: probability of dropping an element.
+        dropout: acts on the sinusoids, as on the embeddings; None for none.
     """
 
-    def __init__(self, embed_dim: int, clamp_len: int | None = None, dropout: float = 0.0) -> None:
+    def __init__(
+        self, embed_dim: int, clamp_len: int | None = None, dropout: nn.Module | None = None
+    ) -> None:
         super().__init__()
         self.embed_dim = embed_dim
         self.clamp_len = clamp_len
@@ -49,7 +50,9 @@ class SinusoidalRelativePositions(nn.Module):
     def forward(self, farthest: int, device: torch.device | None = None) -> Tensor:
         """Return R of the distances ``farthest`` to -1, (D, d), in double precision."""
         distances = _falling(farthest, device).clamp(0, self.clamp_len)
-        return F.dropout(sinusoids(distances, self.embed_dim), self.dropout, self.training)
+        encoding = sinusoids(distances, self.embed_dim)
+        # dropout takes streams first: (D, d) -> (1, D, d) -> (D, d)
+        return encoding if self.dropout is None else self.dropout(encoding.unsqueeze(0)).squeeze(0)
 
 
 class ProjectedDistanceTable(nn.Module):
@@ -114,9 +117,11 @@ class LearnedDistanceTable(nn.Module):
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
         # evaluation may use a longer memory: distances beyond those trained share the last vector
         trained = state_dict.get(f"{prefix}weight")
-        if trained is not None:
+        heads, _, head_dim = self.weight.shape
+        if trained is not None and trained.shape == (heads, trained.size(1), head_dim):
             self.farthest = trained.size(1) - 1
-            self.weight = nn.Parameter(self.weight.new_empty(trained.shape))
+            # the parameter stays the one that distributed training holds
+            self.weight.data = self.weight.new_empty(trained.shape)
         super()._load_from_state_dict(state_dict, prefix, *rest)
 
 

@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from .layer_states import HiddenStates, LayerState
+from .layer_states import HiddenStates, KeyValueCache, LayerState
 
 logger = logging.getLogger(__name__)
 
@@ -99,11 +99,12 @@ class SegmentMemory:
     def state_dict(self) -> dict[str, Any] | None:
         """Return the memory of the one training model as plain containers on the CPU.
 
-        None where there is nothing to keep, or where only a part of the streams could be kept
+        None where there is nothing to keep (what was read without gradients is of no use to
+        training), or where only a part of the streams could be kept
         because this worker never gathered the others' (:meth:`gather`).
         """
         history = next(iter(self._histories.values()), self._restored)
-        if history is None:
+        if history is None or any(isinstance(s, KeyValueCache) for s in history.layers):
             return None
         if not (dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1):
             return _as_state_dict(

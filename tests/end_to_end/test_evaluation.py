@@ -93,12 +93,13 @@ def test_a_run_that_cannot_be_is_refused_by_name(data, tmp_path, options, messag
 
 
 @pytest.mark.parametrize(
-    ("name", "hint"), [("mem-len", "did you mean 'mem_len'?"), ("tokens", "there are ")]
+    ("name", "hint"),
+    [("mem-len", "did you mean 'mem_len'?"), ("tokens_per_sample", "there are clamp_len")],
 )
 def test_overrides_of_no_option_are_refused(data, checkpoint, name, hint):
     overrides = ("--model-overrides", f"{{{name!r}: 10}}")
     printed = evaluate(data, checkpoint, *overrides, fails=True)
-    assert f"--model-overrides names {name!r}, no option of the model: {hint}" in printed
+    assert f"--model-overrides names {name!r}, which evaluation cannot change: {hint}" in printed
 
 
 def test_evaluation_without_the_task_is_refused(data, checkpoint):
