@@ -6,30 +6,30 @@
 #   bash examples/transformer_xl/enwik8_18l.sh evaluate DATA CHECKPOINTS [options]
 #
 # The paper gives the number of layers and of parameters; widths are chosen to meet them, and
-# the rest is that of the 12-layer model. STREAMS is the number of parallel streams of a worker:
-# with N GPUs give 22 / N. Computed, not measured, in fp32: 1.3 GiB for weights, gradients and
-# Adam's state, and 1.0 GiB a stream for activations (22 GiB for 22); --checkpoint-activations,
-# --bf16 and --update-freq need less. Not run here.
+# the rest is that of the 12-layer model. --batch-size counts the parallel streams of a worker:
+# with N GPUs add --batch-size 22/N. Computed, not measured, in fp32: 1.3 GiB for weights,
+# gradients and Adam's state, and 1.0 GiB a stream for activations (22 GiB for 22);
+# --checkpoint-activations and --bf16 need less. (--update-freq is no substitute: it puts
+# consecutive segments into one update.) Not run here.
 set -euo pipefail
 task=(--user-dir fairseq_plugins --task segment_language_modeling)
-action=${1:-}
+action=usage data=${2:-} checkpoints=${3:-}
+[ $# -lt 3 ] || action=$1
 
 case $action in
 train)
-    data=$2 checkpoints=$3
     fairseq-train "$data/bin" "${task[@]}" \
-        --arch transformer_xl_enwik8_18l --tokens-per-sample 512 --batch-size "${STREAMS:-22}" \
+        --arch transformer_xl_enwik8_18l --tokens-per-sample 512 --batch-size 22 \
         --optimizer adam --clip-norm 0.25 --lr 0.00025 --lr-scheduler cosine \
         --max-update 400000 --save-interval-updates 4000 --keep-interval-updates 1 \
         --save-dir "$checkpoints" --no-epoch-checkpoints "${@:4}"
     ;;
 evaluate)
-    data=$2 checkpoints=$3
     fairseq-eval-lm "$data/bin" "${task[@]}" --distributed-world-size 1 \
         --path "$checkpoints/checkpoint_best.pt" --gen-subset test \
         --tokens-per-sample 80 \
         --model-overrides "{'mem_len': 2100, 'clamp_len': 820, 'same_length': True}" \
-        --batch-size "${STREAMS:-1}" "${@:4}"
+        --batch-size 1 "${@:4}"
     ;;
 *)
     sed -n '2,/^set /{/^set /d;s/^# \{0,1\}//;p}' "$0" >&2

@@ -5,30 +5,31 @@
 #   bash examples/transformer_xl/enwik8_large.sh train DATA CHECKPOINTS [options]
 #   bash examples/transformer_xl/enwik8_large.sh evaluate DATA CHECKPOINTS [options]
 #
-# The published code trains on segments of 768; the paper says 784. STREAMS is the number of
-# parallel streams of a worker: with N GPUs give 64 / N. Computed, not measured, in fp32: 4.1
-# GiB for weights, gradients and Adam's state, and 3.0 GiB a stream for activations (194 GiB for
-# 64); --checkpoint-activations, --bf16 and --update-freq need less. Not run here.
+# fairseq's cosine begins after the warm-up, the published code's with it.
+# The published code trains on segments of 768; the paper says 784. --batch-size counts the
+# parallel streams of a worker: with N GPUs add --batch-size 64/N. Computed, not measured, in
+# fp32: 4.1 GiB for weights, gradients and Adam's state, and 3.0 GiB a stream for activations
+# (194 GiB for 64); --checkpoint-activations and --bf16 need less. (--update-freq is no
+# substitute: it puts consecutive segments into one update.) Not run here.
 set -euo pipefail
 task=(--user-dir fairseq_plugins --task segment_language_modeling)
-action=${1:-}
+action=usage data=${2:-} checkpoints=${3:-}
+[ $# -lt 3 ] || action=$1
 
 case $action in
 train)
-    data=$2 checkpoints=$3
     fairseq-train "$data/bin" "${task[@]}" \
-        --arch transformer_xl_enwik8_large --tokens-per-sample 768 --batch-size "${STREAMS:-64}" \
+        --arch transformer_xl_enwik8_large --tokens-per-sample 768 --batch-size 64 \
         --optimizer adam --clip-norm 0.25 --lr 0.00025 --lr-scheduler cosine --warmup-updates 4000 \
         --max-update 400000 --save-interval-updates 4000 --keep-interval-updates 1 \
         --save-dir "$checkpoints" --no-epoch-checkpoints "${@:4}"
     ;;
 evaluate)
-    data=$2 checkpoints=$3
     fairseq-eval-lm "$data/bin" "${task[@]}" --distributed-world-size 1 \
         --path "$checkpoints/checkpoint_best.pt" --gen-subset test \
         --tokens-per-sample 128 \
         --model-overrides "{'mem_len': 3800, 'clamp_len': 1000, 'same_length': True}" \
-        --batch-size "${STREAMS:-1}" "${@:4}"
+        --batch-size 1 "${@:4}"
     ;;
 *)
     sed -n '2,/^set /{/^set /d;s/^# \{0,1\}//;p}' "$0" >&2

@@ -5,31 +5,31 @@
 #   bash examples/transformer_xl/lm1b_base.sh train DATA CHECKPOINTS [options]
 #   bash examples/transformer_xl/lm1b_base.sh evaluate DATA CHECKPOINTS [options]
 #
-# STREAMS is the number of parallel streams of a worker: with N GPUs give 224 / N. Computed, not
-# measured, in fp32: 5.3 GiB for weights, gradients and Adam's state, and 0.05 GiB a stream for
-# activations (11 GiB for 224); --checkpoint-activations, --bf16 and --update-freq need less.
-# Not run here.
+# fairseq's cosine begins after the warm-up, the published code's with it.
+# --batch-size counts the parallel streams of a worker: with N GPUs add --batch-size 224/N.
+# Computed, not measured, in fp32: 5.3 GiB for weights, gradients and Adam's state, and 0.05 GiB
+# a stream for activations (11 GiB for 224); --checkpoint-activations and --bf16 need less.
+# (--update-freq is no substitute: it puts consecutive segments into one update.) Not run here.
 set -euo pipefail
 task=(--user-dir fairseq_plugins --task segment_language_modeling)
-action=${1:-}
+action=usage data=${2:-} checkpoints=${3:-}
+[ $# -lt 3 ] || action=$1
 
 case $action in
 train)
-    data=$2 checkpoints=$3
     fairseq-train "$data/bin" "${task[@]}" \
-        --arch transformer_xl_lm1b_base --tokens-per-sample 32 --batch-size "${STREAMS:-224}" \
+        --arch transformer_xl_lm1b_base --tokens-per-sample 32 --batch-size 224 \
         --criterion exact_adaptive_loss --ddp-backend legacy_ddp \
         --optimizer adam --clip-norm 0.25 --lr 0.00025 --lr-scheduler cosine --warmup-updates 20000 \
         --max-update 500000 --save-interval-updates 4000 --keep-interval-updates 1 \
         --save-dir "$checkpoints" --no-epoch-checkpoints "${@:4}"
     ;;
 evaluate)
-    data=$2 checkpoints=$3
     fairseq-eval-lm "$data/bin" "${task[@]}" --distributed-world-size 1 \
         --path "$checkpoints/checkpoint_best.pt" --gen-subset test \
         --tokens-per-sample 32 \
         --model-overrides "{'mem_len': 128, 'same_length': True}" \
-        --batch-size "${STREAMS:-1}" "${@:4}"
+        --batch-size 1 "${@:4}"
     ;;
 *)
     sed -n '2,/^set /{/^set /d;s/^# \{0,1\}//;p}' "$0" >&2

@@ -5,32 +5,33 @@
 #   bash examples/transformer_xl/lm1b_large.sh train DATA CHECKPOINTS [options]
 #   bash examples/transformer_xl/lm1b_large.sh evaluate DATA CHECKPOINTS [options]
 #
+# fairseq's cosine begins after the warm-up, the published code's with it.
 # The published weights were drawn with --init-std 0.005 and trained with a learning rate of
-# 0.0001 on TPUs, 0.00025 elsewhere. STREAMS is the number of parallel streams of a worker: with
-# N GPUs give 512 / N. Computed, not measured, in fp32: 12.5 GiB for weights, gradients and
-# Adam's state, and 0.14 GiB a stream for activations (72 GiB for 512);
-# --checkpoint-activations, --bf16 and --update-freq need less. Not run here.
+# 0.0001 on TPUs, 0.00025 elsewhere. --batch-size counts the parallel streams of a worker: with
+# N GPUs add --batch-size 512/N. Computed, not measured, in fp32: 12.5 GiB for weights,
+# gradients and Adam's state, and 0.14 GiB a stream for activations (72 GiB for 512);
+# --checkpoint-activations and --bf16 need less. (--update-freq is no substitute: it puts
+# consecutive segments into one update.) Not run here.
 set -euo pipefail
 task=(--user-dir fairseq_plugins --task segment_language_modeling)
-action=${1:-}
+action=usage data=${2:-} checkpoints=${3:-}
+[ $# -lt 3 ] || action=$1
 
 case $action in
 train)
-    data=$2 checkpoints=$3
     fairseq-train "$data/bin" "${task[@]}" \
-        --arch transformer_xl_lm1b_large --tokens-per-sample 32 --batch-size "${STREAMS:-512}" \
+        --arch transformer_xl_lm1b_large --tokens-per-sample 32 --batch-size 512 \
         --criterion exact_adaptive_loss --ddp-backend legacy_ddp --init-std 0.005 \
         --optimizer adam --clip-norm 0.25 --lr 0.0001 --lr-scheduler cosine --warmup-updates 30000 \
         --max-update 1200000 --save-interval-updates 4000 --keep-interval-updates 1 \
         --save-dir "$checkpoints" --no-epoch-checkpoints "${@:4}"
     ;;
 evaluate)
-    data=$2 checkpoints=$3
     fairseq-eval-lm "$data/bin" "${task[@]}" --distributed-world-size 1 \
         --path "$checkpoints/checkpoint_best.pt" --gen-subset test \
         --tokens-per-sample 32 \
         --model-overrides "{'mem_len': 128, 'same_length': True}" \
-        --batch-size "${STREAMS:-1}" "${@:4}"
+        --batch-size 1 "${@:4}"
     ;;
 *)
     sed -n '2,/^set /{/^set /d;s/^# \{0,1\}//;p}' "$0" >&2

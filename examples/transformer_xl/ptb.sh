@@ -5,30 +5,30 @@
 #   bash examples/transformer_xl/ptb.sh train DATA CHECKPOINTS [options]
 #   bash examples/transformer_xl/ptb.sh evaluate DATA CHECKPOINTS [options]
 #
-# STREAMS is the number of parallel streams of a worker: with N GPUs give 10 / N. Not run here.
-# No memory but 70 tokens of extended context, variational dropout. What the published run has
-# besides and this one lacks: jittered segment lengths, activation regularisation (0.2 and 0.1),
-# the average of the weights of 50 more epochs, softmax temperature 1.08 in evaluation.
+# --batch-size counts the parallel streams of a worker: with N GPUs add --batch-size 10/N. Not
+# run here. No memory but 70 tokens of extended context, variational dropout. What the published
+# run has besides and this one lacks: jittered segment lengths, activation regularisation (0.2
+# and 0.1), the average of the weights of 50 more epochs, softmax temperature 1.08 in
+# evaluation; and its weight decay is part of the gradient, fairseq's is not.
 set -euo pipefail
 task=(--user-dir fairseq_plugins --task segment_language_modeling)
-action=${1:-}
+action=usage data=${2:-} checkpoints=${3:-}
+[ $# -lt 3 ] || action=$1
 
 case $action in
 train)
-    data=$2 checkpoints=$3
     fairseq-train "$data/bin" "${task[@]}" \
         --arch transformer_xl_ptb --tokens-per-sample 70 --extended-context 70 \
-        --batch-size "${STREAMS:-10}" --optimizer adam --weight-decay 1.2e-6 --clip-norm 0.25 \
+        --batch-size 10 --optimizer adam --weight-decay 1.2e-6 --clip-norm 0.25 \
         --lr 0.0003 --min-lr 0.0001 --lr-scheduler cosine --warmup-updates 3000 \
         --max-epoch 125 --max-update 166000 \
         --save-dir "$checkpoints" --no-epoch-checkpoints "${@:4}"
     ;;
 evaluate)
-    data=$2 checkpoints=$3
     fairseq-eval-lm "$data/bin" "${task[@]}" --distributed-world-size 1 \
         --path "$checkpoints/checkpoint_best.pt" --gen-subset test \
         --tokens-per-sample 10 --extended-context 130 \
-        --batch-size "${STREAMS:-1}" "${@:4}"
+        --batch-size 1 "${@:4}"
     ;;
 *)
     sed -n '2,/^set /{/^set /d;s/^# \{0,1\}//;p}' "$0" >&2
