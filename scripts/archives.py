@@ -103,5 +103,5 @@ def read_members(
     if missing:
         raise ValueError(
             f"{label} lacks {', '.join(missing[:3])}{' and more' * (len(missing) > 3)}: "
-            "give the archive as it was published, or a folder with these files"
+            "give it as it was published"
         )

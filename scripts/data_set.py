@@ -22,6 +22,7 @@ class DataSet(ABC):
         checksums: of the archive or of each member, by name.
         vocabulary: number of symbols, as published.
         disk_bytes: space that the preparation takes at most, with the download.
+        recipe: command file of examples/transformer_xl that trains on it.
     """
 
     name: str
@@ -30,6 +31,7 @@ class DataSet(ABC):
     checksums: Mapping[str, Checksum]
     vocabulary: int
     disk_bytes: int
+    recipe: str
 
     @property
     @abstractmethod

@@ -159,6 +159,7 @@ def download(
         try:
             check(partial, url)
         except ValueError as error:
+            # the next run starts anew there
             partial.unlink()
             reasons.append(str(error))
             print(f"  {error}", flush=True)

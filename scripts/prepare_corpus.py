@@ -19,12 +19,7 @@ from pathlib import Path
 
 from data_set import DataSet
 from download import download
-from run_command import program, short
-
-NEXT_COMMAND = shlex.split("""
-    --user-dir fairseq_plugins --task segment_language_modeling --arch all_attention_lm_tiny
-    --tokens-per-sample 128 --batch-size 8 --optimizer adam --lr 0.003 --max-update 1000
-""")
+from run_command import short
 
 
 @dataclass(frozen=True)
@@ -217,7 +212,8 @@ def prepare(data_set: DataSet, request: Request, build: Build, **options: str) -
     Raises ValueError when something is in the way, missing or not what was published.
     """
     output = request.output
-    next_command = [program("fairseq-train"), short(output / "bin"), *NEXT_COMMAND]
+    recipe = f"examples/transformer_xl/{data_set.recipe}.sh"
+    next_command = ["bash", recipe, "train", short(output), "CHECKPOINTS"]
     digest = request.srcdict and file_digest(request.srcdict)
     settings = {"data_set": data_set.name, **options, "srcdict": digest}
     if is_complete(output, settings):

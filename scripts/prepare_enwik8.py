@@ -21,6 +21,7 @@ ENWIK8 = CharacterDataSet(
     checksums={"enwik8": Checksum("md5", "a1fa5ffddb56f4953e226637dabbb36a")},
     vocabulary=205,
     disk_bytes=300_000_000,
+    recipe="enwik8_base",
     member="enwik8",
     sizes={"train": 90_000_000, "valid": 5_000_000, "test": 5_000_000},
     symbol=str,

@@ -25,6 +25,7 @@ TEXT8 = CharacterDataSet(
     checksums={"text8": Checksum("md5", "3bea1919949baf155f99411df5fada7e")},
     vocabulary=27,
     disk_bytes=300_000_000,
+    recipe="text8_large",
     member="text8",
     sizes={"train": 90_000_000, "valid": 5_000_000, "test": 5_000_000},
     symbol=symbol,

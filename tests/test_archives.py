@@ -79,10 +79,7 @@ def test_file_that_is_no_archive_is_not_several_members(tmp_path):
 @pytest.mark.parametrize("write", [write_zip, write_tar, write_folder])
 def test_missing_member_is_refused(tmp_path, write):
     write(tmp_path / "data", [("two", b"")])
-    message = (
-        f"--from {tmp_path}/data lacks one: give the archive as it was published, "
-        "or a folder with these files"
-    )
+    message = f"--from {tmp_path}/data lacks one: give it as it was published"
     with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
         read(tmp_path / "data")
 

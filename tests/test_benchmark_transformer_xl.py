@@ -91,9 +91,8 @@ def counted(reader, setting, warm):
 @pytest.mark.parametrize(
     ("setting", "superfluous"),
     [
-        # a query's scores by distance have a column more than it sees keys, a table a row more;
-        # the memory's gradient, which nobody wants, is computed with that of the segment
-        (Setting("train", 5, 7, 2), 3 * 10 * WIDTH + 2 * WIDTH**2 + 2 * 14 * WIDTH**2),
+        # a query's scores by distance have a column more than it sees keys, a table a row more
+        (Setting("train", 5, 7, 2), 3 * 10 * WIDTH + 2 * WIDTH**2),
         (Setting("train", 5, 0, 2), 3 * 10 * WIDTH + 2 * WIDTH**2),
         (Setting("evaluate", 5, 7, 2), 10 * WIDTH),
         (Setting("evaluate", 5, 12, 2, 3), 10 * WIDTH),

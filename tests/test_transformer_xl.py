@@ -297,7 +297,7 @@ def test_shaw_distances_beyond_those_trained_share_the_last_vector():
 
 
 def test_an_empty_window_is_refused():
-    with pytest.raises(ValueError, match="the window .* is empty: nothing would be left"):
+    with pytest.raises(ValueError, match=r"the window .* is empty: nothing would be left"):
         RelativeAttention(WIDTH, HEADS, Window(0, -1))
 
 

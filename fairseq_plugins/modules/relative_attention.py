@@ -101,11 +101,14 @@ class RelativeAttention(nn.Module):
             )
             keys, values = state.keys, state.values
         else:
-            context = x if memory is None else torch.cat([memory.hidden, x], dim=1)
-            keys = self._split_heads(self.k_proj(context)).contiguous()
-            values = self._split_heads(self.v_proj(context)).contiguous()
+            # projected apart: the gradient of the memory itself, which nobody wants, costs as much
+            context = [x] if memory is None else [memory.hidden, x]
+            keys, values = (
+                torch.cat([self._split_heads(project(part)) for part in context], dim=2)
+                for project in (self.k_proj, self.v_proj)
+            )
             if torch.is_grad_enabled():
-                state = HiddenStates(context)
+                state = HiddenStates(torch.cat(context, dim=1))
             else:
                 state = KeyValueCache.of(keys, values)
 

@@ -5,6 +5,7 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
+import torch
 
 from tests.end_to_end.commands import (
     TASK,
@@ -121,6 +122,29 @@ def test_half_loss_with_adaptive_softmax_trains_on_half_the_tokens(data, tmp_pat
         printed = train(data, tmp_path / criterion, *chosen, model=model)
         words[criterion] = float(re.search(r"wpb=([\d.]+)", printed)[1])
     assert words == {"exact_adaptive_loss": 32, "half_exact_adaptive_loss": 16}
+
+
+def test_other_tasks_are_refused(data, tmp_path):
+    how = (
+        "--tokens-per-sample",
+        8,
+        "--batch-size",
+        4,
+        "--optimizer",
+        "sgd",
+        "--save-dir",
+        tmp_path,
+    )
+    words = (data, *TASK[:2], "--task", "language_modeling", *MODEL, *how)
+    printed = run("fairseq-train", *words, fails=True)
+    assert "the task is LanguageModelingTask, which keeps no memory of the segments" in printed
+
+
+def test_checkpoints_from_before_an_option_evaluate(data, recurrent, tmp_path):
+    state = torch.load(recurrent, weights_only=True)
+    del state["cfg"]["model"]["extended_context"]
+    torch.save(state, tmp_path / "old.pt")
+    assert loss(evaluate(data, tmp_path / "old.pt")) == loss(evaluate(data, recurrent))
 
 
 def test_absolute_positions_with_a_memory_are_refused(data, tmp_path):
