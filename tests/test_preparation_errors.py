@@ -155,7 +155,7 @@ def test_folder_in_place_of_a_checked_archive_is_refused(call, tmp_path):
 
 def test_archive_without_the_text_is_refused(call, tmp_path):
     (tmp_path / "x.zip").write_bytes(zipped({"text9": b""}))
-    message = f"--from {tmp_path}/x.zip lacks text8: give the archive as it was published"
+    message = f"--from {tmp_path}/x.zip lacks text8: give it as it was published"
     assert refused(call("text8", "--from", tmp_path / "x.zip"), message)
     assert nothing_left(tmp_path)
 
