@@ -3,6 +3,7 @@
 import pytest
 import torch
 from fairseq.criterions.adaptive_loss import AdaptiveLoss
+from fairseq.criterions.cross_entropy import CrossEntropyCriterion
 
 from fairseq_plugins.criterions.exact_adaptive_loss import ExactAdaptiveLoss
 from tests.reference.adaptive_softmax import log_probability
@@ -76,6 +77,11 @@ def test_fairseqs_own_leaves_a_symbol_of_each_tail_cluster_out():
 def test_a_model_without_adaptive_softmax_is_refused():
     with pytest.raises(ValueError, match="exact_adaptive_loss needs --adaptive-softmax-cutoff"):
         ExactAdaptiveLoss(Task(), sentence_avg=False)(tiny_model(), every_symbol())
+
+
+def test_criteria_for_plain_softmaxes_are_refused():
+    with pytest.raises(ValueError, match="--adaptive-softmax-cutoff needs --criterion exact_ad"):
+        CrossEntropyCriterion(Task(), sentence_avg=False)(tiny_model(**ADAPTIVE), every_symbol())
 
 
 def test_tied_clusters_are_the_embeddings():

@@ -296,6 +296,16 @@ def test_shaw_distances_beyond_those_trained_share_the_last_vector():
     torch.testing.assert_close(scores_by_segment(longer, stream, 5)[0], expected)
 
 
+def test_sinusoids_beyond_those_trained_are_said(caplog):
+    model = tiny_transformer_xl(positions="sinusoidal-absolute")
+    model(tokens(1, 8))
+    assert not caplog.text
+    model(tokens(1, 9))
+    assert "a segment has 9 tokens, its context included, and positions were trained up to 8" in (
+        caplog.text
+    )
+
+
 def test_an_empty_window_is_refused():
     with pytest.raises(ValueError, match=r"the window .* is empty: nothing would be left"):
         RelativeAttention(WIDTH, HEADS, Window(0, -1))
@@ -419,6 +429,8 @@ def test_position_encodings_are_dropped_with_the_embeddings():
 
 # each message, with the options that cause it
 BAD_OPTIONS = [
+    ({"mem_len": "128"}, "--mem-len is '128': it must be at least 0"),
+    ({"same_length": "yes"}, "--same-length is 'yes': give True or False"),
     ({"mem_len": -1}, "--mem-len is -1: it must be at least 0"),
     ({"clamp_len": 0}, "--clamp-len is 0: it must be at least 1; leave it out for no limit"),
     (

@@ -14,15 +14,23 @@ action=usage
 
 case $action in
 prepare)
-    text=$2 data=$3
-    mkdir -p "$data/text"
+    text=$2 data=$3 partial=$3.partial
+    [ ! -e "$data" ] || { echo "$data exists: remove it, or name another folder" >&2; exit 1; }
     for split in train valid test; do
-        # one symbol a character, the space written as U+2581; the end of a line becomes </s>
-        LC_ALL=C.UTF-8 sed 's/ /▁/g; s/./& /g' "$text/$split.txt" >"$data/text/$split.chars"
+        [ -s "$text/$split.txt" ] || { echo "there is no text in $text/$split.txt" >&2; exit 1; }
     done
-    fairseq-preprocess --only-source --trainpref "$data/text/train.chars" \
-        --validpref "$data/text/valid.chars" --testpref "$data/text/test.chars" \
-        --destdir "$data/bin" --padding-factor 1 --workers 3
+    rm -rf "$partial"
+    mkdir -p "$partial/text"
+    for split in train valid test; do
+        # one symbol a character, the space written as U+2581 and what fairseq takes for one too as
+        # U+2409 (tab) or U+2423; the end of a line becomes </s>
+        LC_ALL=C.UTF-8 sed 's/ /▁/g; s/\t/␉/g; s/\xC2\xA0\|[[:space:]]/␣/g; s/./& /g' \
+            "$text/$split.txt" >"$partial/text/$split.chars"
+    done
+    fairseq-preprocess --only-source --trainpref "$partial/text/train.chars" \
+        --validpref "$partial/text/valid.chars" --testpref "$partial/text/test.chars" \
+        --destdir "$partial/bin" --padding-factor 1 --workers 3
+    mv "$partial" "$data"
     ;;
 train)
     data=$2 checkpoints=$3

@@ -5,7 +5,8 @@
 #   bash examples/transformer_xl/english_words.sh train DATA CHECKPOINTS [options]
 #   bash examples/transformer_xl/english_words.sh evaluate DATA CHECKPOINTS [options]
 #
-# TEXT holds train.txt, valid.txt and test.txt. Without memory: train with --mem-len 0. Two CPU
+# TEXT holds train.txt, valid.txt and test.txt, with more than 8,000 words that are seen 3 times; for
+# less text add smaller --adaptive-input-cutoff and --adaptive-softmax-cutoff. Without memory: train with --mem-len 0. Two CPU
 # cores are enough.
 set -euo pipefail
 task=(--user-dir fairseq_plugins --task segment_language_modeling --distributed-world-size 1)
@@ -14,17 +15,23 @@ action=usage
 
 case $action in
 prepare)
-    text=$2 data=$3
-    mkdir -p "$data/text"
+    text=$2 data=$3 partial=$3.partial
+    [ ! -e "$data" ] || { echo "$data exists: remove it, or name another folder" >&2; exit 1; }
+    for split in train valid test; do
+        [ -s "$text/$split.txt" ] || { echo "there is no text in $text/$split.txt" >&2; exit 1; }
+    done
+    rm -rf "$partial"
+    mkdir -p "$partial/text"
     for split in train valid test; do
         # punctuation marks are words; the end of a line becomes </s>
         LC_ALL=C.UTF-8 sed -E 's/([^[:alnum:][:space:]])/ \1 /g' "$text/$split.txt" \
-            >"$data/text/$split.words"
+            >"$partial/text/$split.words"
     done
     # words seen fewer than 3 times become <unk>
-    fairseq-preprocess --only-source --trainpref "$data/text/train.words" \
-        --validpref "$data/text/valid.words" --testpref "$data/text/test.words" \
-        --thresholdsrc 3 --destdir "$data/bin" --padding-factor 1 --workers 3
+    fairseq-preprocess --only-source --trainpref "$partial/text/train.words" \
+        --validpref "$partial/text/valid.words" --testpref "$partial/text/test.words" \
+        --thresholdsrc 3 --destdir "$partial/bin" --padding-factor 1 --workers 3
+    mv "$partial" "$data"
     ;;
 train)
     data=$2 checkpoints=$3

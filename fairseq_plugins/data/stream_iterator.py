@@ -142,7 +142,7 @@ class StreamIterator(EpochBatchIterator):
             logger.warning("the checkpoint holds no memory of the streams: resuming cold")
         else:
             self.memory.load_state_dict(memory, self.shard_id, self.num_shards)
-            logger.info("resuming with the memory of %d tokens of each stream", memory["end"])
+            logger.info("resuming with its memory, after %d tokens of each stream", memory["end"])
 
 
 def _describe(layout: dict[str, int]) -> str:

@@ -7,6 +7,7 @@ Shapes: B streams, T tokens of a segment, M remembered tokens, D distances, H he
 model width, d_h head width.
 """
 
+import logging
 from typing import Any, NamedTuple
 
 import torch
@@ -20,6 +21,8 @@ from fairseq_plugins.modules.layer_states import LayerState
 from fairseq_plugins.modules.segment_layer import SegmentLayer
 from fairseq_plugins.modules.segment_memory import Cursor, SegmentMemory
 from fairseq_plugins.modules.variational_dropout import WordDropout
+
+logger = logging.getLogger(__name__)
 
 
 class Context(NamedTuple):
@@ -90,6 +93,7 @@ class SegmentDecoder(FairseqIncrementalDecoder):
         self.output_projection = None if adaptive else output
         self.context = context
         self.checkpoint_activations = checkpoint_activations
+        self._told_of_places = False
 
     def forward(
         self,
@@ -160,6 +164,14 @@ class SegmentDecoder(FairseqIncrementalDecoder):
             x = self.word_dropout(x, tokens)
         if self.absolute_positions is not None:
             x = self.absolute_positions.add_to_embeddings(x, first)
+            if first + tokens.size(1) > self.context.segment and not self._told_of_places:
+                self._told_of_places = True
+                logger.warning(
+                    "a segment has %d tokens, its context included, and positions were trained up "
+                    "to %d: give a smaller --tokens-per-sample or --extended-context",
+                    first + tokens.size(1),
+                    self.context.segment,
+                )
         return self.embed_dropout(x)
 
     def _distance_tables(
@@ -194,9 +206,15 @@ class SegmentDecoder(FairseqIncrementalDecoder):
         """Return (log-)probabilities of all symbols, (B, T, V).
 
         Raises:
+            ValueError: a criterion for plain softmaxes trains an adaptive one.
             FloatingPointError: a target's log-probability is not finite; fairseq-eval-lm would
                 leave that token out of its average.
         """
+        if self.adaptive_softmax is not None and sample is None and torch.is_grad_enabled():
+            raise ValueError(
+                "--adaptive-softmax-cutoff needs --criterion exact_adaptive_loss or "
+                "half_exact_adaptive_loss: this one is for plain softmaxes"
+            )
         probs = super().get_normalized_probs(net_output, log_probs, sample)
         if log_probs and sample is not None:
             of_targets = probs.gather(-1, sample["target"].unsqueeze(-1))

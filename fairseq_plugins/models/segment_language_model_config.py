@@ -129,9 +129,11 @@ def check_config(cfg: SegmentLanguageModelConfig, dictionary: Dictionary) -> Non
         ("adaptive_softmax_factor", 1),
     ]:
         value = getattr(cfg, option)
-        if value is not None and value < least:
+        if value is not None and (isinstance(value, str) or value < least):
             remedy = "; leave it out for no limit" if option == "clamp_len" else ""
-            raise ValueError(f"{_flag(option)} is {value}: it must be at least {least}{remedy}")
+            raise ValueError(f"{_flag(option)} is {value!r}: it must be at least {least}{remedy}")
+    if not isinstance(cfg.same_length, bool):
+        raise ValueError(f"--same-length is {cfg.same_length!r}: give True or False")
     for option in (
         "dropout",
         "embed_dropout",

@@ -98,6 +98,8 @@ class SegmentLanguageModelingTask(FairseqTask):
                 f"{memory} tokens, which would hold them twice: leave it out, or give --mem-len 0 "
                 "(in evaluation: --model-overrides \"{'mem_len': 0}\")"
             )
+        if not from_checkpoint:
+            logger.info(model.summary)  # models that are loaded say it before they are used
         return model
 
     def build_criterion(self, cfg: Any, *args: Any, **kwargs: Any) -> Any:
