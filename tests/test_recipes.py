@@ -13,7 +13,7 @@ import fairseq_plugins  # noqa: F401 (registers what the commands name)
 from tests.end_to_end.commands import ROOT
 
 # fairseq's use of hydra
-pytestmark = pytest.mark.filterwarnings("ignore:.*is validated against ConfigStore:UserWarning")
+pytestmark = pytest.mark.filterwarnings(r"ignore:[\s\S]*is validated against ConfigStore:UserWarning")
 
 FOLDER = ROOT / "examples" / "transformer_xl"
 # batch, segment, dropout, attention dropout, learning rate, warm-up, updates; evaluation: segment,
