@@ -13,7 +13,8 @@ import fairseq_plugins  # noqa: F401 (registers what the commands name)
 from tests.end_to_end.commands import ROOT
 
 # fairseq's use of hydra
-pytestmark = pytest.mark.filterwarnings(r"ignore:[\s\S]*is validated against ConfigStore:UserWarning")
+HYDRA = r"ignore:[\s\S]*is validated against ConfigStore:UserWarning"
+pytestmark = pytest.mark.filterwarnings(HYDRA)
 
 FOLDER = ROOT / "examples" / "transformer_xl"
 # batch, segment, dropout, attention dropout, learning rate, warm-up, updates; evaluation: segment,
@@ -125,7 +126,7 @@ def test_options_after_those_of_the_file_win(stand_ins):
 
 
 @pytest.mark.parametrize("recipe", [*PUBLISHED, *OTHERS])
-@pytest.mark.parametrize("arguments", [[], ["train"], ["evaluate", "DATA"], ["dance", "A", "B"]])
+@pytest.mark.parametrize("arguments", [["train"], ["dance", "A", "B"]])
 def test_what_is_missing_is_answered_with_the_usage(recipe, arguments):
     done = subprocess.run(
         ["bash", FOLDER / f"{recipe}.sh", *arguments], capture_output=True, text=True

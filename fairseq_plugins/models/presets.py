@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.util
 from argparse import Namespace
 from collections.abc import Callable
 from typing import Any
 
-from fairseq.models import ARCH_CONFIG_REGISTRY, register_model_architecture
+from fairseq.models import (
+    ARCH_CONFIG_REGISTRY,
+    MODEL_DATACLASS_REGISTRY,
+    register_model_architecture,
+)
+from omegaconf import DictConfig, OmegaConf
 
 
 def register_presets(model: str, presets: dict[str, dict[str, Any]]) -> None:
@@ -15,13 +21,16 @@ def register_presets(model: str, presets: dict[str, dict[str, Any]]) -> None:
 
     The model's own name becomes a preset without values, so that all of them share one behaviour.
     """
-    ARCH_CONFIG_REGISTRY[model] = _preset({})
+    ARCH_CONFIG_REGISTRY[model] = _preset(model, {})
     for name, values in presets.items():
-        register_model_architecture(model, name)(_preset(values))
+        register_model_architecture(model, name)(_preset(model, values))
 
 
-def _preset(values: dict[str, Any]) -> Callable[[Any], None]:
+def _preset(model: str, values: dict[str, Any]) -> Callable[[Any], None]:
     def apply(cfg: Any) -> None:
+        if OmegaConf.is_config(cfg):
+            _add_options_newer_than_checkpoint(cfg, MODEL_DATACLASS_REGISTRY[model])
+            return
         for option, value in values.items():
             if not hasattr(cfg, option):
                 setattr(cfg, option, value)
@@ -29,6 +38,16 @@ def _preset(values: dict[str, Any]) -> Callable[[Any], None]:
             _keep_bf16_off_tpus(cfg)
 
     return apply
+
+
+def _add_options_newer_than_checkpoint(cfg: DictConfig, options: type) -> None:
+    """Give options that a checkpoint does not know their defaults, with which it was trained.
+
+    fairseq does so for models, but not where the model goes by the name of a preset.
+    """
+    for option in dataclasses.fields(options):
+        if option.name not in cfg:
+            cfg[option.name] = option.default
 
 
 def _keep_bf16_off_tpus(args: Namespace) -> None:

@@ -39,7 +39,7 @@ def recurrent(data, tmp_path_factory):
 
 def test_loss_of_every_token_is_the_same_for_all_segment_lengths(data, recurrent, test_tokens):
     found = []
-    for length in (1, 7, 64, 100_000):
+    for length in (1, 7, 100_000):
         options = ("--tokens-per-sample", length, "--output-word-probs")
         printed = evaluate(data, recurrent, *options, "--model-overrides", COVERING)
         assert tokens_evaluated(printed) == test_tokens
@@ -56,21 +56,19 @@ def test_memory_clamp_and_same_length_are_changed_at_evaluation_and_logged(data,
     found = {loss(plain)}
     for overrides, said in [
         ("{'mem_len': 3}", "memory 3 tokens, clamp none, same length no"),
-        ("{'clamp_len': 2}", "memory 8 tokens, clamp 2, same length no"),
-        ("{'same_length': True}", "memory 8 tokens, clamp none, same length yes"),
-        ("{'mem_len': 0}", "memory 0 tokens, clamp none, same length no"),
+        ("{'clamp_len': 2, 'same_length': True}", "memory 8 tokens, clamp 2, same length yes"),
     ]:
         printed = evaluate(data, recurrent, *options, "--model-overrides", overrides)
         assert said in printed
         found.add(loss(printed))
-    assert len(found) == 5
+    assert len(found) == 3
 
 
 def test_extended_context_makes_the_loss_independent_of_segments_and_streams(
     data, recurrent, test_tokens
 ):
     found = []
-    for length, streams in ((1000, 1), (7, 1), (16, 5)):
+    for length, streams in ((1000, 1), (7, 5)):
         options = ("--tokens-per-sample", length, "--batch-size", streams)
         context = ("--extended-context", 1000, "--model-overrides", "{'mem_len': 0}")
         printed = evaluate(data, recurrent, *options, *context)
@@ -164,7 +162,8 @@ def test_generation_continues_a_prompt(data, recurrent, search):
 
 
 def test_sentences_are_scored_one_by_one(data, recurrent, tmp_path):
-    sentences = ["the cat sat", "a dog ran far away and then home again", "mat"]
+    sentences = ["the cat sat", "mat", "a dog ran far away and then home again"]
+    found = {}
     scored = run(
         "fairseq-interactive",
         *(data, *TASK, "--path", recurrent, "--score-reference", "--buffer-size", 3),
@@ -172,15 +171,16 @@ def test_sentences_are_scored_one_by_one(data, recurrent, tmp_path):
         text="".join(f"{s}\n" for s in sentences),
     )
     for number, sentence in enumerate(sentences):
-        (tmp_path / "text").write_text(f"{sentence}\n")
-        folder = tmp_path / f"{number}"
-        texts = ("--testpref", tmp_path / "text", "--srcdict", data / "dict.txt")
-        run("fairseq-preprocess", "--only-source", *texts, "--destdir", folder)
-        printed = evaluate(folder, recurrent, "--output-word-probs")
-        found = re.search(rf"^P-{number}\t(.*)$", scored, re.MULTILINE)[1].split()
-        expected = np.array(log_probabilities(printed)) / np.log(2)
-        assert len(found) == len(sentence.split()) + 1
-        np.testing.assert_allclose([float(f) for f in found], expected, atol=2e-4)
         said = re.search(rf"^H-{number}\t([^\t]*)\t(.*)$", scored, re.MULTILINE)
+        found[number] = re.search(rf"^P-{number}\t(.*)$", scored, re.MULTILINE)[1].split()
+        found[number] = [float(f) for f in found[number]]
         assert said[2] == sentence
-        assert float(said[1]) == pytest.approx(expected.mean(), abs=2e-4)
+        assert len(found[number]) == len(sentence.split()) + 1
+        assert float(said[1]) == pytest.approx(np.mean(found[number]), abs=2e-4)
+    # the last one as a text of its own
+    (tmp_path / "text").write_text(f"{sentences[-1]}\n")
+    texts = ("--testpref", tmp_path / "text", "--srcdict", data / "dict.txt")
+    run("fairseq-preprocess", "--only-source", *texts, "--destdir", tmp_path / "bin")
+    printed = evaluate(tmp_path / "bin", recurrent, "--output-word-probs")
+    expected = np.array(log_probabilities(printed)) / np.log(2)
+    np.testing.assert_allclose(found[len(sentences) - 1], expected, atol=2e-4)
