@@ -68,6 +68,14 @@ def test_presets_have_the_published_number_of_parameters(name):
         assert ours == count
 
 
+def test_the_tiny_preset_has_the_number_of_the_readme():
+    _, model = build_preset("transformer_xl_tiny", 100)
+    # 4 layers of q, k, v, o, W_kR, feed-forward with biases, norms; u, v; embeddings, output bias
+    layer = 5 * 128 * 128 + 2 * 128 * 512 + 512 + 128 + 4 * 128
+    count = 4 * layer + 2 * 128 + 100 * 128 + 100
+    assert sum(p.numel() for p in model.parameters()) == count == 869_732
+
+
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_presets_set_what_is_published(name):
     layers, width, heads, head_dim, inner, bands, dropout, attention = PUBLISHED[name]

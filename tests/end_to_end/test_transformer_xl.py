@@ -96,15 +96,16 @@ ABLATIONS = [
 
 @pytest.mark.parametrize("options", ABLATIONS)
 def test_ablations_train_and_evaluate(data, tmp_path, test_tokens, options):
-    train_xl(data, tmp_path, *options)
+    trained = train_xl(data, tmp_path, *options)
     checkpoint = tmp_path / "checkpoint_last.pt"
     context = options[2:] if "--extended-context" in options else ()
     printed = evaluate(data, checkpoint, "--tokens-per-sample", 8, "--batch-size", 2, *context)
     assert tokens_evaluated(printed) == test_tokens
     positions = "transformer-xl" if options[0] != "--positions" else options[1]
     memory = 8 if positions == "shaw" else 0
-    assert f"memory {memory} tokens" in printed
-    assert f"positions {positions}" in printed
+    for said in (trained, printed):
+        assert f"memory {memory} tokens" in said
+        assert f"positions {positions}" in said
 
 
 def test_half_loss_with_adaptive_softmax_trains_on_half_the_tokens(data, tmp_path):
