@@ -28,8 +28,8 @@ def make(span, persistent, nearest=1, clamp_len=None):
     return attention.double(), positions.double()
 
 
-def table(positions, farthest):
-    return SharedDistanceTable()(positions(farthest))
+def terms(attention, positions, farthest):
+    return attention.distance_terms(positions(farthest), None)
 
 
 def reference(attention, positions, x, memory):
@@ -75,7 +75,7 @@ def test_values_and_gradients_equal_the_equations(
         inputs.append(memory)
 
     state = None if memory is None else HiddenStates(memory)
-    fast, _ = attention(x, table(positions, remembered + length - 1), state)
+    fast, _ = attention(x, terms(attention, positions, remembered + length - 1), state)
     slow = reference(attention, positions, x, memory)
     torch.testing.assert_close(fast, slow)
     fast_gradients = torch.autograd.grad((fast * weight).sum(), inputs, allow_unused=True)
@@ -94,10 +94,10 @@ def test_cached_projections_give_the_values_of_remembered_hidden_states():
     attention, positions = make(span=4, persistent=3)
     x = torch.randn(STREAMS, 9, WIDTH, dtype=torch.float64)
     with torch.no_grad():
-        _, state = attention(x[:, :5], table(positions, 4))
+        _, state = attention(x[:, :5], terms(attention, positions, 4))
         assert isinstance(state, KeyValueCache)
-        cached, _ = attention(x[:, 5:], table(positions, 8), state)
-    hidden, state = attention(x[:, 5:], table(positions, 8), HiddenStates(x[:, :5]))
+        cached, _ = attention(x[:, 5:], terms(attention, positions, 8), state)
+    hidden, state = attention(x[:, 5:], terms(attention, positions, 8), HiddenStates(x[:, :5]))
     assert isinstance(state, HiddenStates)
     torch.testing.assert_close(cached, hidden.detach())
 
@@ -106,7 +106,7 @@ def test_projections_learn_from_remembered_hidden_states():
     attention, positions = make(span=4, persistent=0)
     x = torch.randn(STREAMS, 1, WIDTH, dtype=torch.float64)
     memory = HiddenStates(torch.randn(STREAMS, 4, WIDTH, dtype=torch.float64))
-    out, _ = attention(x, table(positions, 4), memory)
+    out, _ = attention(x, terms(attention, positions, 4), memory)
     out.sum().backward()
     # the segment's only token sees nothing but memory, so the gradient comes from there
     assert attention.k_proj.weight.grad.abs().max() > 0
@@ -135,10 +135,10 @@ def test_window_hides_what_is_nearer_and_farther():
 def test_dropout_acts_on_attention_weights_in_training_only():
     attention, positions = make(span=4, persistent=3)
     x = torch.randn(STREAMS, 5, WIDTH, dtype=torch.float64)
-    plain, _ = attention(x, table(positions, 4))
+    plain, _ = attention(x, terms(attention, positions, 4))
     attention.dropout = 0.5
-    assert not torch.allclose(attention(x, table(positions, 4))[0], plain)
-    torch.testing.assert_close(attention.eval()(x, table(positions, 4))[0], plain)
+    assert not torch.allclose(attention(x, terms(attention, positions, 4))[0], plain)
+    torch.testing.assert_close(attention.eval()(x, terms(attention, positions, 4))[0], plain)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -146,7 +146,7 @@ def test_half_precision_stays_finite_where_a_query_sees_nothing(dtype):
     attention, positions = make(span=4, persistent=0)
     attention, positions = attention.to(dtype), positions.to(dtype)
     x = (100 * torch.randn(STREAMS, 5, WIDTH)).to(dtype)
-    out, _ = attention(x, table(positions, 4))
+    out, _ = attention(x, terms(attention, positions, 4))
     assert out.isfinite().all()
     assert torch.equal(out[:, 0], torch.zeros_like(out[:, 0]))
 
@@ -155,7 +155,7 @@ def test_half_precision_stays_finite_where_a_query_sees_nothing(dtype):
 def test_gradients_with_dropout_are_those_of_finite_differences(monkeypatch, groups):
     monkeypatch.setattr(window_attention_file, "QUERY_BLOCK", 2)
     torch.manual_seed(1)
-    heads, streams, queries, keys, persistent, width = 2, 2, 3, 5, 2, 3
+    heads, streams, queries, keys, width = 2, 2, 3, 5, 3
 
     def draw(*shape):
         return torch.randn(*shape, dtype=torch.float64, requires_grad=True)
@@ -166,12 +166,11 @@ def test_gradients_with_dropout_are_those_of_finite_differences(monkeypatch, gro
         draw(heads, streams, keys, width),
         draw(heads, streams, keys, width),
         draw(groups, keys + 1, width),
-        draw(heads, persistent, width),
-        draw(heads, persistent, width),
+        draw(heads, 2),
     )
 
     def attend(*tensors):
         torch.manual_seed(3)  # the same weights are dropped each time
-        return window_attention(*tensors[:5], tensors[5:], Window(1, 3), 0.4)
+        return window_attention(*tensors[:5], Window(1, 3), 0.4, tensors[5], with_total=True)
 
     assert torch.autograd.gradcheck(attend, inputs)

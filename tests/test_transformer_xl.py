@@ -56,8 +56,8 @@ def test_values_and_gradients_equal_the_double_loop(
     weight = torch.randn_like(x)
     inputs = [x, memory, *attention.parameters()]
 
-    table = attention.distance_table(encoding(remembered + length - 1))
-    fast, _ = attention(x, table, HiddenStates(memory) if remembered else None)
+    terms = attention.distance_terms(encoding(remembered + length - 1), None)
+    fast, _ = attention(x, terms, HiddenStates(memory) if remembered else None)
     context = torch.cat([memory, x], dim=1)
     encode = reference.encoder(attention, clamp_len)
     slow = torch.stack(
@@ -176,7 +176,7 @@ def test_generation_keeps_no_more_than_the_memory():
     assert all(layer.length == 6 for layer in history.layers)
     assert all(layer.key_buffer.size(2) < 20 for layer in history.layers)
     # distances 5 to -1
-    assert cursor.constants(model.decoder)["tables"][0].size(1) == 5 + 2
+    assert cursor.constants(model.decoder)["terms"][0].table.size(1) == 5 + 2
 
 
 def test_generation_without_recurrence_sees_as_many_tokens_as_a_segment():
@@ -236,10 +236,10 @@ def test_activation_checkpointing_changes_neither_values_nor_gradients(positions
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_half_precision_keeps_far_positions_apart(dtype):
     model = tiny_transformer_xl(mem_len=600, decoder_layers=1).to(dtype)
-    table = model.decoder._distance_tables(590, 590, None)[0]
+    table = model.decoder._distance_terms(590, 590, None)[0].table
     assert table.dtype == dtype
     exact = tiny_transformer_xl(mem_len=600, decoder_layers=1)
-    expected = exact.decoder._distance_tables(590, 590, None)[0]
+    expected = exact.decoder._distance_terms(590, 590, None)[0].table
     torch.testing.assert_close(table.float(), expected, atol=0.05, rtol=0.05)
 
 

@@ -7,6 +7,7 @@ Sukhbaatar, Grave, Lample, Jegou, Joulin: Augmenting Self-attention with Persist
 from dataclasses import dataclass, field
 from typing import Any
 
+from fairseq.dataclass import ChoiceEnum
 from fairseq.models import register_model
 from torch import nn
 
@@ -26,13 +27,25 @@ from fairseq_plugins.models.segment_language_model_config import (
     SegmentLanguageModelConfig,
     check_config,
 )
-from fairseq_plugins.modules.relative_attention import RelativeAttention
+from fairseq_plugins.modules.adaptive_span import AdaptiveSpan
+from fairseq_plugins.modules.persistent_attention import SoftmaxFeedForward
+from fairseq_plugins.modules.relative_attention import (
+    HEAD_SPLIT,
+    JOINT,
+    SINGLE_HEAD,
+    SPLIT,
+    RelativeAttention,
+)
 from fairseq_plugins.modules.relative_positions import (
     LearnedRelativePositions,
     SharedDistanceTable,
 )
 from fairseq_plugins.modules.segment_layer import SegmentLayer
 from fairseq_plugins.modules.window_attention import Window
+
+
+FEED_FORWARD = "ff-attn"
+VARIANTS = (JOINT, SPLIT, HEAD_SPLIT, SINGLE_HEAD, FEED_FORWARD)
 
 
 @dataclass
@@ -43,64 +56,63 @@ class AllAttentionConfig(SegmentLanguageModelConfig):
         default=1024,
         metadata={"help": "persistent key-value pairs a head (N in the paper); 0 for none"},
     )
+    persistent_variant: ChoiceEnum(VARIANTS) = field(
+        default=JOINT,
+        metadata={
+            "help": "how persistent vectors take part (section 5.3): all (one softmax with the "
+            "context), attn-split (a softmax of their own), head-split (half of the heads see them "
+            "alone, the other half the context alone), single-head (attn-split with one head as "
+            "wide as the model), ff-attn (a sublayer of its own after the attention)"
+        },
+    )
     attention_span: int = field(
         default=512,
-        metadata={"help": "how many tokens before its own a token attends to (L in the paper)"},
+        metadata={
+            "help": "how many tokens before its own a token attends to (L in the paper); with "
+            "--adaptive-span at most"
+        },
+    )
+    adaptive_span: bool = field(
+        default=False,
+        metadata={
+            "help": "let each head learn how far it sees; goes with --criterion "
+            "span_cross_entropy or span_exact_adaptive_loss"
+        },
+    )
+    span_ramp: int = field(
+        default=32,
+        metadata={"help": "over how many tokens the mask of an adaptive span falls from 1 to 0"},
+    )
+    span_init: float = field(
+        default=0.0,
+        metadata={"help": "adaptive spans start as this part, 0 to 1, of --attention-span"},
     )
 
 
 @register_model("all_attention_lm", dataclass=AllAttentionConfig)
 class AllAttentionLanguageModel(SegmentLanguageModel):
-    """All-attention language model (section 4) with a fixed span."""
+    """All-attention language model (section 4), its ablations (5.3) and adaptive span with FFN."""
 
     @classmethod
     def build_model(cls, cfg: AllAttentionConfig, task: Any) -> "AllAttentionLanguageModel":
         """Build the model for the task's dictionary.
 
         Raises:
-            ValueError: an option has a value that no such model has.
+            ValueError: an option has a value that no such model has, or two do not go together.
         """
         check_task(task)
         dictionary = task.source_dictionary
         check_config(cfg, dictionary)
-        if cfg.persistent_vectors < 0:
-            raise ValueError(
-                f"--persistent-vectors is {cfg.persistent_vectors}: it must be at least 0"
-            )
-        if cfg.attention_span < 1:
-            raise ValueError(f"--attention-span is {cfg.attention_span}: it must be at least 1")
-        if cfg.mem_len is not None and cfg.mem_len > cfg.attention_span:
-            raise ValueError(
-                f"--mem-len is {cfg.mem_len}: attention reaches no farther back than "
-                f"--attention-span, {cfg.attention_span} tokens"
-            )
-
+        _check_options(cfg)
         mem_len = cfg.attention_span if cfg.mem_len is None else cfg.mem_len
         # the context of a token ends before the token itself (section 4.3)
         window = Window(1, mem_len if cfg.same_length else cfg.attention_span)
-        layers = [
-            SegmentLayer(
-                cfg.decoder_embed_dim,
-                RelativeAttention(
-                    cfg.decoder_embed_dim,
-                    cfg.decoder_attention_heads,
-                    window,
-                    SharedDistanceTable(),
-                    dropout=cfg.attention_dropout,
-                    num_persistent=cfg.persistent_vectors,
-                ),
-                build_feed_forward(cfg, nn.Dropout),
-                nn.Dropout(cfg.dropout),
-                cfg.decoder_normalize_before,
-            )
-            for _ in range(cfg.decoder_layers)
-        ]
         embed_tokens = build_embedding(cfg, dictionary)
         decoder = SegmentDecoder(
             dictionary,
             embed_tokens,
             embed_scale=embedding_scale(cfg),
-            layers=layers,
+            layers=[_build_layer(cfg, window) for _ in range(cfg.decoder_layers)],
             output=build_output(cfg, dictionary, embed_tokens),
             context=Context(mem_len, cfg.tokens_per_sample + cfg.extended_context),
             dropout=EmbeddingDropout(
@@ -114,7 +126,72 @@ class AllAttentionLanguageModel(SegmentLanguageModel):
             layer_norm=build_final_norm(cfg),
             checkpoint_activations=cfg.checkpoint_activations,
         )
-        return cls(decoder, f"{summarise(cfg, mem_len)}, attention span {window.farthest}")
+        kind = "adaptive attention span up to" if cfg.adaptive_span else "attention span"
+        return cls(decoder, f"{summarise(cfg, mem_len)}, {kind} {window.farthest}")
+
+
+def _check_options(cfg: AllAttentionConfig) -> None:
+    for option, least in (("persistent_vectors", 0), ("attention_span", 1), ("span_ramp", 1)):
+        value = getattr(cfg, option)
+        if value < least:
+            flag = option.replace("_", "-")
+            raise ValueError(f"--{flag} is {value}: it must be at least {least}")
+    if not 0 <= cfg.span_init <= 1:
+        raise ValueError(
+            f"--span-init is {cfg.span_init}: it is a part of --attention-span, from 0 to 1"
+        )
+    if cfg.mem_len is not None and cfg.mem_len > cfg.attention_span:
+        raise ValueError(
+            f"--mem-len is {cfg.mem_len}: attention reaches no farther back than "
+            f"--attention-span, {cfg.attention_span} tokens"
+        )
+    if cfg.persistent_variant != JOINT and cfg.persistent_vectors == 0:
+        raise ValueError(
+            f"--persistent-variant is {cfg.persistent_variant} with --persistent-vectors 0: there "
+            "are none to place; leave the variant out, or give a number of vectors"
+        )
+    if cfg.persistent_variant == HEAD_SPLIT and cfg.decoder_attention_heads % 2:
+        raise ValueError(
+            f"--persistent-variant head-split with --decoder-attention-heads "
+            f"{cfg.decoder_attention_heads}: half of them see the context; give an even number"
+        )
+    if cfg.persistent_variant == FEED_FORWARD and cfg.decoder_ffn_embed_dim:
+        raise ValueError(
+            f"--decoder-ffn-embed-dim is {cfg.decoder_ffn_embed_dim} with --persistent-variant "
+            "ff-attn, whose --persistent-vectors are the feed-forward sublayer: leave it out"
+        )
+
+
+def _build_layer(cfg: AllAttentionConfig, window: Window) -> SegmentLayer:
+    separate = cfg.persistent_variant == FEED_FORWARD
+    heads = cfg.decoder_attention_heads
+    span = None
+    if cfg.adaptive_span:
+        see_context = heads // 2 if cfg.persistent_variant == HEAD_SPLIT else heads
+        span = AdaptiveSpan(see_context, cfg.attention_span, cfg.span_ramp, cfg.span_init)
+    attention = RelativeAttention(
+        cfg.decoder_embed_dim,
+        heads,
+        window,
+        SharedDistanceTable(),
+        dropout=cfg.attention_dropout,
+        num_persistent=0 if separate else cfg.persistent_vectors,
+        variant=JOINT if separate else cfg.persistent_variant,
+        span=span,
+    )
+    if separate:
+        feed_forward = SoftmaxFeedForward(
+            cfg.persistent_vectors, cfg.decoder_embed_dim, cfg.attention_dropout
+        )
+    else:
+        feed_forward = build_feed_forward(cfg, nn.Dropout)
+    return SegmentLayer(
+        cfg.decoder_embed_dim,
+        attention,
+        feed_forward,
+        nn.Dropout(cfg.dropout),
+        cfg.decoder_normalize_before,
+    )
 
 
 register_presets(

@@ -17,7 +17,9 @@ from fairseq.modules import AdaptiveSoftmax
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from fairseq_plugins.modules.adaptive_span import AdaptiveSpan, read_head_groups
 from fairseq_plugins.modules.layer_states import LayerState
+from fairseq_plugins.modules.relative_attention import DistanceTerms
 from fairseq_plugins.modules.segment_layer import SegmentLayer
 from fairseq_plugins.modules.segment_memory import Cursor, SegmentMemory
 from fairseq_plugins.modules.variational_dropout import WordDropout
@@ -95,6 +97,12 @@ class SegmentDecoder(FairseqIncrementalDecoder):
         self.checkpoint_activations = checkpoint_activations
         self._told_of_places = False
 
+    @property
+    def spans(self) -> list[AdaptiveSpan]:
+        """Return the learned spans of the layers, first to last; [] where spans are fixed."""
+        spans = [layer.self_attn.span for layer in self.layers]
+        return [span for span in spans if span is not None]
+
     def forward(
         self,
         prev_output_tokens: Tensor,
@@ -138,17 +146,18 @@ class SegmentDecoder(FairseqIncrementalDecoder):
             remember = remember or self.context.segment - 1
         x = self._embed(prev_output_tokens, first)
         past = None if memory is None else memory.read(self, like=x)
-        remembered = 0 if past is None else past[0].length
-        tables = self._distance_tables(remembered + x.size(1) - 1, remember + x.size(1) - 1, memory)
+        # where heads learn how far they see, layers remember more or less
+        remembered = 0 if past is None else max(state.length for state in past)
+        terms = self._distance_terms(remembered + x.size(1) - 1, remember + x.size(1) - 1, memory)
         states: list[LayerState] = []
         for index, layer in enumerate(self.layers):
             if self.absolute_positions is not None:
                 x = self.absolute_positions.add_to_layer(x, index, first)
             state = None if past is None else past[index]
             if self.checkpoint_activations and torch.is_grad_enabled():
-                x, state = checkpoint(layer, x, tables[index], state, use_reentrant=False)
+                x, state = checkpoint(layer, x, terms[index], state, use_reentrant=False)
             else:
-                x, state = layer(x, tables[index], state)
+                x, state = layer(x, terms[index], state)
             states.append(state)
         if memory is not None:
             memory.write(self, states, x.size(1), remember)
@@ -174,27 +183,32 @@ class SegmentDecoder(FairseqIncrementalDecoder):
                 )
         return self.embed_dropout(x)
 
-    def _distance_tables(
+    def _distance_terms(
         self, farthest: int, ever_farthest: int, memory: Cursor | None
-    ) -> list[Tensor | None]:
-        """Return each layer's vectors (G, D, d_h) of the distances ``farthest``, or more, to -1.
+    ) -> list[DistanceTerms]:
+        """Return each layer's terms for the distances ``farthest``, or more, to -1.
 
-        They are projected once an update where gradients are wanted, else once a walk.
+        They are computed once an update where gradients are wanted, else once a walk.
         """
-        if self.positions is None:
-            return [None] * len(self.layers)
         if self.training or torch.is_grad_enabled() or memory is None:
-            return self._project_distances(farthest)
+            return self._compute_terms(farthest)
         constants = memory.constants(self)
         if constants.get("farthest", -1) < farthest:
             # twice as many as needed: a memory that fills token by token would project each time
             constants["farthest"] = max(farthest, min(2 * farthest, ever_farthest))
-            constants["tables"] = self._project_distances(constants["farthest"])
-        return constants["tables"]
+            constants["terms"] = self._compute_terms(constants["farthest"])
+        return constants["terms"]
 
-    def _project_distances(self, farthest: int) -> list[Tensor]:
-        encoding = self.positions(farthest, next(self.parameters()).device)
-        return [layer.self_attn.distance_table(encoding) for layer in self.layers]
+    def _compute_terms(self, farthest: int) -> list[DistanceTerms]:
+        encoding = None
+        if self.positions is not None:
+            encoding = self.positions(farthest, next(self.parameters()).device)
+        attentions = [layer.self_attn for layer in self.layers]
+        groups = read_head_groups(self.spans) if self.spans else [None] * len(attentions)
+        return [
+            attention.distance_terms(encoding, of_layer)
+            for attention, of_layer in zip(attentions, groups, strict=True)
+        ]
 
     def output_layer(self, features: Tensor) -> Tensor:
         """Map (B, T, d) to scores (B, T, V); the adaptive softmax does its own part later."""

@@ -74,7 +74,7 @@ def build_output(
         )
         if cfg.output_bias:
             head_projection = cfg.tie_adaptive_weights and cfg.adaptive_softmax_factor != 1
-            output = BiasedAdaptiveSoftmax(*options, head_projection)
+            output = BiasedAdaptiveSoftmax(*options, head_projection, cfg.tie_adaptive_head_proj)
         else:
             output = AdaptiveSoftmax(*options)
         if cfg.tie_adaptive_proj and cfg.adaptive_softmax_factor == 1:

@@ -101,7 +101,14 @@ class SegmentLanguageModelConfig(FairseqDataclass):
         default=False,
         metadata={
             "help": "tie the projections of adaptive input and adaptive softmax as well, but for "
-            "the first, which is never tied"
+            "the first"
+        },
+    )
+    tie_adaptive_head_proj: bool = field(
+        default=False,
+        metadata={
+            "help": "tie the first projection too, as the published all-attention model does; needs "
+            "--tie-adaptive-proj and --output-bias, without which the softmax has none"
         },
     )
     checkpoint_activations: bool = field(
@@ -181,6 +188,13 @@ def _check_embedding_and_output(cfg: SegmentLanguageModelConfig) -> None:
         )
     if cfg.tie_adaptive_proj and not cfg.tie_adaptive_weights:
         raise ValueError("--tie-adaptive-proj needs --tie-adaptive-weights")
+    if cfg.tie_adaptive_head_proj and not (cfg.tie_adaptive_proj and cfg.output_bias):
+        raise ValueError("--tie-adaptive-head-proj needs --tie-adaptive-proj and --output-bias")
+    if cfg.tie_adaptive_head_proj and cfg.adaptive_softmax_factor == 1:
+        raise ValueError(
+            "--tie-adaptive-head-proj with --adaptive-softmax-factor 1: bands as wide as the model "
+            "have no projections; leave it out"
+        )
     if cfg.tie_adaptive_weights:
         if not (cfg.adaptive_input and adaptive_softmax):
             raise ValueError(

@@ -1,4 +1,4 @@
-"""An adaptive softmax with the biases and the first projection of Transformer-XL's.
+"""An adaptive softmax with the biases and the first projection of the published models.
 
 Shapes: C clusters beside the frequent symbols, d model width.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import torch
 from fairseq.modules import AdaptiveInput, AdaptiveSoftmax
+from fairseq.modules.adaptive_softmax import TiedLinear
 from torch import Tensor, nn
 
 
@@ -34,7 +35,9 @@ class BiasedAdaptiveSoftmax(AdaptiveSoftmax):
         adaptive_inputs: embeddings to tie the weights to; None for weights of its own.
         tie_proj: tie the clusters' projections to those of the embeddings too.
         head_projection: project what the frequent symbols and the clusters are scored from, d to d,
-            which fairseq's does not; never tied.
+            which fairseq's does not.
+        tie_head_proj: tie that projection to the one of the embeddings of frequent symbols
+            (all-attention's published models; Transformer-XL's do not).
     """
 
     def __init__(
@@ -47,10 +50,14 @@ class BiasedAdaptiveSoftmax(AdaptiveSoftmax):
         adaptive_inputs: AdaptiveInput | None,
         tie_proj: bool,
         head_projection: bool,
+        tie_head_proj: bool = False,
     ) -> None:
         super().__init__(vocab_size, input_dim, cutoff, dropout, factor, adaptive_inputs, tie_proj)
         parts = [self.head, Bias(self.cutoff[0] + len(self.cutoff) - 1)]
-        if head_projection:
+        if tie_head_proj:
+            _, projection = adaptive_inputs.weights_for_band(0)
+            parts.insert(0, TiedLinear(projection, transpose=True))
+        elif head_projection:
             parts.insert(0, nn.Linear(input_dim, input_dim, bias=False))
         self.head = nn.Sequential(*parts)
         for first, last, tail in zip(self.cutoff, self.cutoff[1:], self.tail, strict=False):

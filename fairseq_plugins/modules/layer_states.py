@@ -5,12 +5,15 @@ states, from which keys and values are projected anew, so that the projections l
 memory too; where no gradient is wanted keys and values themselves are kept, so that nothing is
 projected twice.
 
+Where heads have learned spans, no more is kept than the ones that see farthest reach.
+
 Shapes: B streams, S tokens, T new ones of them, H heads, d model width, d_h head width.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import sys
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -18,9 +21,10 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class HiddenStates:
-    """The input of a layer, hidden (B, S, d)."""
+    """The input of a layer, hidden (B, S, d), of which ``reach`` tokens are worth remembering."""
 
     hidden: Tensor
+    reach: int = sys.maxsize
 
     @property
     def length(self) -> int:
@@ -32,18 +36,21 @@ class HiddenStates:
         """Return B."""
         return self.hidden.size(0)
 
-    def last(self, length: int, before: int = 0) -> HiddenStates:
-        """Return the ``length`` tokens, or as many as there are, that end ``before`` the end."""
-        start, end = _bounds(self.length, length, before)
-        return HiddenStates(self.hidden[:, start:end].detach())
+    def last(self, length: int, before: int = 0, segment: int = 0) -> HiddenStates:
+        """Return the ``segment`` tokens that end ``before`` the end, and ``length`` before them.
+
+        Or as many as there are, and no more than ``reach`` before the segment.
+        """
+        start, end = _bounds(self.length, min(length, self.reach) + segment, before)
+        return replace(self, hidden=self.hidden[:, start:end].detach())
 
     def select(self, order: Tensor) -> HiddenStates:
         """Return stream ``order[i]`` as stream i."""
-        return HiddenStates(self.hidden.index_select(0, order))
+        return replace(self, hidden=self.hidden.index_select(0, order))
 
     def to(self, like: Tensor) -> HiddenStates:
         """Return the states in the device and dtype of ``like``."""
-        return HiddenStates(self.hidden.to(device=like.device, dtype=like.dtype))
+        return replace(self, hidden=self.hidden.to(device=like.device, dtype=like.dtype))
 
 
 @dataclass(frozen=True)
@@ -51,18 +58,25 @@ class KeyValueCache:
     """Keys and values of a layer, each (H, B, S, d_h), that grow in place.
 
     They are tokens ``start`` to ``end`` of two buffers (H, B, room, d_h). New ones are written
-    behind them, so that a segment costs what it brings and not what is remembered.
+    behind them, so that a segment costs what it brings and not what is remembered, which is no more
+    than ``reach`` tokens before it.
     """
 
     key_buffer: Tensor
     value_buffer: Tensor
     start: int
     end: int
+    reach: int = sys.maxsize
 
     @classmethod
-    def of(cls, keys: Tensor, values: Tensor) -> KeyValueCache:
+    def of(cls, keys: Tensor, values: Tensor, reach: int = sys.maxsize) -> KeyValueCache:
         """Return a cache of ``keys`` and ``values``, (H, B, S, d_h)."""
-        return cls(keys, values, 0, keys.size(2))
+        return cls(keys, values, 0, keys.size(2), reach)
+
+    @property
+    def groups(self) -> tuple[KeyValueCache, ...]:
+        """Return this cache: it is of the one group that all heads are in."""
+        return (self,)
 
     @property
     def length(self) -> int:
@@ -92,40 +106,44 @@ class KeyValueCache:
         if torch.is_grad_enabled():
             # what gradients pass through may not be overwritten
             return KeyValueCache.of(
-                torch.cat([self.keys, keys], dim=2), torch.cat([self.values, values], dim=2)
+                torch.cat([self.keys, keys], dim=2),
+                torch.cat([self.values, values], dim=2),
+                self.reach,
             )
         new = keys.size(2)
         cache = self if self.end + new <= self.key_buffer.size(2) else self._moved(new)
         cache.key_buffer[:, :, cache.end : cache.end + new] = keys
         cache.value_buffer[:, :, cache.end : cache.end + new] = values
-        return KeyValueCache(cache.key_buffer, cache.value_buffer, cache.start, cache.end + new)
+        return replace(cache, end=cache.end + new)
 
-    def last(self, length: int, before: int = 0) -> KeyValueCache:
-        """Return the ``length`` tokens, or as many as there are, that end ``before`` the end."""
-        start, end = _bounds(self.length, length, before)
-        return KeyValueCache(
-            self.key_buffer.detach(),
-            self.value_buffer.detach(),
-            self.start + start,
-            self.start + end,
+    def last(self, length: int, before: int = 0, segment: int = 0) -> KeyValueCache:
+        """Return the ``segment`` tokens that end ``before`` the end, and ``length`` before them.
+
+        Or as many as there are, and no more than ``reach`` before the segment.
+        """
+        start, end = _bounds(self.length, min(length, self.reach) + segment, before)
+        return replace(
+            self,
+            key_buffer=self.key_buffer.detach(),
+            value_buffer=self.value_buffer.detach(),
+            start=self.start + start,
+            end=self.start + end,
         )
 
     def select(self, order: Tensor) -> KeyValueCache:
         """Return stream ``order[i]`` as stream i."""
-        return KeyValueCache(
-            self.key_buffer.index_select(1, order),
-            self.value_buffer.index_select(1, order),
-            self.start,
-            self.end,
+        return replace(
+            self,
+            key_buffer=self.key_buffer.index_select(1, order),
+            value_buffer=self.value_buffer.index_select(1, order),
         )
 
     def to(self, like: Tensor) -> KeyValueCache:
         """Return the cache in the device and dtype of ``like``."""
-        return KeyValueCache(
-            self.key_buffer.to(device=like.device, dtype=like.dtype),
-            self.value_buffer.to(device=like.device, dtype=like.dtype),
-            self.start,
-            self.end,
+        return replace(
+            self,
+            key_buffer=self.key_buffer.to(device=like.device, dtype=like.dtype),
+            value_buffer=self.value_buffer.to(device=like.device, dtype=like.dtype),
         )
 
     def _moved(self, new: int) -> KeyValueCache:
@@ -137,10 +155,44 @@ class KeyValueCache:
             buffer = kept.new_empty(*kept.shape[:2], room, kept.size(3))
             buffer[:, :, : self.length] = kept
             buffers.append(buffer)
-        return KeyValueCache(*buffers, 0, self.length)
+        return KeyValueCache(*buffers, 0, self.length, self.reach)
 
 
-LayerState = HiddenStates | KeyValueCache
+@dataclass(frozen=True)
+class GroupedCaches:
+    """Keys and values of a layer whose heads see more or less far: a cache a group of heads."""
+
+    groups: tuple[KeyValueCache, ...]
+
+    @property
+    def length(self) -> int:
+        """Return S of the group that remembers most."""
+        return max(cache.length for cache in self.groups)
+
+    @property
+    def streams(self) -> int:
+        """Return B."""
+        return self.groups[0].streams
+
+    def last(self, length: int, before: int = 0, segment: int = 0) -> GroupedCaches:
+        """Return what :meth:`KeyValueCache.last` gives for each group."""
+        return GroupedCaches(tuple(c.last(length, before, segment) for c in self.groups))
+
+    def select(self, order: Tensor) -> GroupedCaches:
+        """Return stream ``order[i]`` as stream i."""
+        return GroupedCaches(tuple(cache.select(order) for cache in self.groups))
+
+    def to(self, like: Tensor) -> GroupedCaches:
+        """Return the caches in the device and dtype of ``like``."""
+        return GroupedCaches(tuple(cache.to(like) for cache in self.groups))
+
+
+LayerState = HiddenStates | KeyValueCache | GroupedCaches
+
+
+def join_caches(caches: list[KeyValueCache]) -> KeyValueCache | GroupedCaches:
+    """Return the state of a layer from the caches of its groups of heads."""
+    return caches[0] if len(caches) == 1 else GroupedCaches(tuple(caches))
 
 
 def _bounds(size: int, length: int, before: int) -> tuple[int, int]:

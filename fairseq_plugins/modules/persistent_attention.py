@@ -1,6 +1,7 @@
-"""Persistent key-value vectors (all-attention, section 4.2, equations 10-13).
+"""Persistent key-value vectors and attention to them (all-attention, section 4, equations 9-13).
 
-Shapes: H heads, N persistent vectors, d_h head width.
+Shapes: H heads, B streams, T tokens of a segment, N persistent vectors, d model width, d_h head
+width.
 """
 
 from __future__ import annotations
@@ -9,6 +10,8 @@ import math
 
 import torch
 from torch import Tensor, nn
+
+from .window_attention import EVERY_KEY, window_attention
 
 
 class PersistentVectors(nn.Module):
@@ -40,3 +43,72 @@ class PersistentVectors(nn.Module):
     def forward(self) -> tuple[Tensor, Tensor]:
         """Return keys and values, each (H, N, d_h)."""
         return self.key_scale * self.keys, self.value_scale * self.values
+
+    def attend(
+        self, query: Tensor, dropout: float = 0.0, with_total: bool = False
+    ) -> tuple[Tensor, Tensor | None]:
+        """Attend from each query to the persistent vectors of its head alone.
+
+        Args:
+            query: (H, B, T, d_h), already divided by √d_h.
+            dropout: probability of dropping a weight.
+            with_total: return the logarithm of what the weights were divided by, too.
+
+        Returns:
+            (H, B, T, d_h), and log Σ exp(score), (H, B, T), or None.
+        """
+        keys, values = self()
+        # streams share the vectors: (H, B, T, d_h) -> (H, 1, B·T, d_h)
+        queries = query.flatten(1, 2).unsqueeze(1)
+        attended, total = window_attention(
+            queries,
+            queries,
+            keys.unsqueeze(1),
+            values.unsqueeze(1),
+            None,
+            EVERY_KEY,
+            dropout,
+            with_total=with_total,
+        )
+        return attended.view(query.shape), None if total is None else total.view(query.shape[:3])
+
+
+def joint_softmax(
+    first: Tensor, first_total: Tensor, second: Tensor, second_total: Tensor
+) -> Tensor:
+    """Return what one softmax over two sets of keys gives (equation 13), from those over each set.
+
+    Args:
+        first: attended values (H, B, T, d_h) of the one set.
+        first_total: log Σ exp(score) of its keys, (H, B, T); -∞ for an empty set.
+        second: of the other set, which may not be empty, (H, B, T, d_h).
+        second_total: (H, B, T).
+
+    Returns:
+        (H, B, T, d_h).
+    """
+    share_of_second = torch.sigmoid(second_total - first_total).unsqueeze(-1).to(first.dtype)
+    return torch.lerp(first, second, share_of_second)
+
+
+class SoftmaxFeedForward(nn.Module):
+    """``U softmax(V x)``: a feed-forward sublayer as attention to persistent vectors (equation 9).
+
+    No biases, no projections; V and U are persistent keys and values of one head as wide as the
+    model. The keys' scale √d and the queries' 1/√d cancel out.
+
+    Args:
+        num_vectors: N, the inner width.
+        embed_dim: d.
+        dropout: probability of dropping a weight.
+    """
+
+    def __init__(self, num_vectors: int, embed_dim: int, dropout: float = 0.0) -> None:
+        super().__init__()
+        self.persistent = PersistentVectors(num_vectors, 1, embed_dim)
+        self.dropout = dropout
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map (B, T, d) to (B, T, d)."""
+        query = (x / math.sqrt(x.size(-1))).unsqueeze(0)
+        return self.persistent.attend(query, self.dropout if self.training else 0.0)[0].squeeze(0)

@@ -1,20 +1,36 @@
-"""Multi-head attention by content and by distance, with persistent vectors.
+"""Multi-head attention by content and by distance, with persistent vectors and learned spans.
 
-Transformer-XL, section 3.3; all-attention, sections 3 and 4. Shapes: B streams, H heads, T tokens
-of the segment, M tokens of the memory, S = M + T, D distances, N persistent vectors, d model width,
-d_h = d / H.
+Transformer-XL, section 3.3; all-attention, sections 3, 4 and 5.3. Shapes: B streams, H heads, T
+tokens of the segment, M tokens of the memory, S = M + T, D distances, N persistent vectors, d model
+width, d_h = d / H.
 """
 
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .layer_states import HiddenStates, KeyValueCache, LayerState
-from .persistent_attention import PersistentVectors
-from .window_attention import Window, window_attention
+from .adaptive_span import AdaptiveSpan, HeadGroup, HeadGroups
+from .layer_states import HiddenStates, KeyValueCache, LayerState, join_caches
+from .persistent_attention import PersistentVectors, joint_softmax
+from .window_attention import UNLIMITED, Window, window_attention
+
+# How persistent vectors take part (all-attention, section 5.3, figure 2); the paper's fifth way,
+# ff-attn, is a sublayer of its own.
+JOINT = "all"
+SPLIT = "attn-split"
+HEAD_SPLIT = "head-split"
+SINGLE_HEAD = "single-head"
+
+# Training remembers so many tokens more than the widest head sees: it may see farther after the
+# next updates.
+SPAN_MARGIN = 64
+
+_ALL_HEADS = HeadGroups((HeadGroup(None, UNLIMITED, UNLIMITED),), None)
 
 
 class PositionBiases(nn.Module):
@@ -29,6 +45,21 @@ class PositionBiases(nn.Module):
         super().__init__()
         self.u = nn.Parameter(torch.zeros(num_heads, head_dim))
         self.v = nn.Parameter(torch.zeros(num_heads, head_dim))
+
+
+class DistanceTerms(NamedTuple):
+    """What the scores of a layer take from distances alone, the same for all its tokens.
+
+    Args:
+        table: vectors of the distances S - 1, or more, down to -1, (G, D, d_h), G being 1 or H;
+            None for none.
+        groups: heads that are computed together, with how far they see.
+        log_masks: of each group, :meth:`AdaptiveSpan.log_mask`; None for fixed spans.
+    """
+
+    table: Tensor | None
+    groups: HeadGroups = _ALL_HEADS
+    log_masks: tuple[Tensor | None, ...] = (None,)
 
 
 class RelativeAttention(nn.Module):
@@ -49,6 +80,11 @@ class RelativeAttention(nn.Module):
         biases: u and v, which several layers may share; None for none.
         dropout: probability of dropping an attention weight.
         num_persistent: N, 0 for none.
+        variant: how persistent vectors take part: in one softmax with the context ("all"), in one
+            of their own ("attn-split"), as all that the latter half of the heads see, which then
+            see no context ("head-split"), or in a softmax of their own with one head of width d
+            ("single-head").
+        span: learned spans of the heads that see the context; None where all see the window.
 
     Raises:
         ValueError: the window is empty.
@@ -63,77 +99,171 @@ class RelativeAttention(nn.Module):
         biases: PositionBiases | None = None,
         dropout: float = 0.0,
         num_persistent: int = 0,
+        variant: str = JOINT,
+        span: AdaptiveSpan | None = None,
     ) -> None:
         super().__init__()
         if window.farthest < window.nearest:
             raise ValueError(f"the window {window} is empty: nothing would be left to attend to")
         self.num_heads = num_heads
         self.head_dim = embed_dim // num_heads
+        self.context_heads = num_heads // 2 if variant == HEAD_SPLIT else num_heads
         self.window = window
         self.distance_table = distance_table
         self.biases = biases
         self.dropout = dropout
+        self.variant = variant
+        self.span = span
         self.q_proj = nn.Linear(embed_dim, embed_dim, bias=False)
+        # head-split keeps the rows of heads that see no context, as the paper's counts do
         self.k_proj = nn.Linear(embed_dim, embed_dim, bias=False)
         self.v_proj = nn.Linear(embed_dim, embed_dim, bias=False)
         self.out_proj = nn.Linear(embed_dim, embed_dim, bias=False)
-        self.persistent = (
-            PersistentVectors(num_persistent, num_heads, self.head_dim) if num_persistent else None
+        self.persistent = None
+        if num_persistent:
+            heads = {HEAD_SPLIT: num_heads - self.context_heads, SINGLE_HEAD: 1}
+            of_persistent = heads.get(variant, num_heads)
+            width = embed_dim if variant == SINGLE_HEAD else self.head_dim
+            self.persistent = PersistentVectors(num_persistent, of_persistent, width)
+
+    def distance_terms(self, encoding: Tensor | None, groups: HeadGroups | None) -> DistanceTerms:
+        """Return what the scores take from distances, given their encoding and the spans now."""
+        table = None if self.distance_table is None else self.distance_table(encoding)
+        if groups is None:
+            return DistanceTerms(table)
+        return DistanceTerms(
+            table, groups, tuple(self.span.log_mask(group) for group in groups.groups)
         )
 
     def forward(
-        self, x: Tensor, table: Tensor | None, memory: LayerState | None = None
+        self, x: Tensor, terms: DistanceTerms, memory: LayerState | None = None
     ) -> tuple[Tensor, LayerState]:
         """Attend from each token of the segment.
 
         Args:
             x: the segment, (B, T, d).
-            table: vectors of the distances S - 1, or more, down to -1, (G, D, d_h).
+            terms: what :meth:`distance_terms` returned.
             memory: this layer's state of the M tokens before.
 
         Returns:
             the attended values (B, T, d), and the state of memory and segment together.
         """
         query = self.q_proj(x)
-        if isinstance(memory, KeyValueCache):
-            state: LayerState = memory.extended(
-                self._split_heads(self.k_proj(x)), self._split_heads(self.v_proj(x))
-            )
-            keys, values = state.keys, state.values
-        else:
-            # projected apart: the gradient of the memory itself, which nobody wants, costs as much
-            context = [x] if memory is None else [memory.hidden, x]
-            keys, values = (
-                torch.cat([self._split_heads(project(part)) for part in context], dim=2)
-                for project in (self.k_proj, self.v_proj)
-            )
-            if torch.is_grad_enabled():
-                state = HiddenStates(torch.cat(context, dim=1))
-            else:
-                state = KeyValueCache.of(keys, values)
-
         if self.biases is None:
             content_query = position_query = self._scaled(query)
         else:
             content_query = self._scaled(query + self.biases.u.flatten().to(query.dtype))
             position_query = self._scaled(query + self.biases.v.flatten().to(query.dtype))
-        attended = window_attention(
-            content_query,
-            position_query,
-            keys,
-            values,
-            table,
-            None if self.persistent is None else self.persistent(),
-            self.window,
-            self.dropout if self.training else 0.0,
+        attended, total, state = self._attend_to_context(
+            content_query[: self.context_heads],
+            position_query[: self.context_heads],
+            x,
+            terms,
+            memory,
         )
+        if self.persistent is not None:
+            attended = self._with_persistent(attended, total, content_query)
         # (H, B, T, d_h) -> (B, T, H, d_h) -> (B, T, d)
         return self.out_proj(attended.permute(1, 2, 0, 3).flatten(2)), state
+
+    def _with_persistent(self, attended: Tensor, total: Tensor | None, query: Tensor) -> Tensor:
+        """Bring persistent vectors into (H, B, T, d_h), the way that the variant says."""
+        dropout = self.dropout if self.training else 0.0
+        if self.variant == SINGLE_HEAD:
+            # (H, B, T, d_h) -> (1, B, T, d): one head's √d in place of √d_h
+            wide = query.permute(1, 2, 0, 3).flatten(2) / math.sqrt(self.num_heads)
+            of_persistent, _ = self.persistent.attend(wide.unsqueeze(0), dropout)
+            return attended + self._split_heads(of_persistent.squeeze(0))
+        own = query[self.context_heads :] if self.variant == HEAD_SPLIT else query
+        of_persistent, of_total = self.persistent.attend(own, dropout, self.variant == JOINT)
+        if self.variant == HEAD_SPLIT:
+            return torch.cat([attended, of_persistent])
+        if self.variant == SPLIT:
+            return attended + of_persistent
+        return joint_softmax(attended, total, of_persistent, of_total)
+
+    def _attend_to_context(
+        self,
+        content_query: Tensor,
+        position_query: Tensor,
+        x: Tensor,
+        terms: DistanceTerms,
+        memory: LayerState | None,
+    ) -> tuple[Tensor, Tensor | None, LayerState]:
+        """Attend from (H, B, T, d_h) to memory and segment, each group of heads to what it sees.
+
+        Returns (H, B, T, d_h), log Σ exp(score), (H, B, T), where persistent vectors want it, and
+        the state of memory and segment.
+        """
+        with_total = self.persistent is not None and self.variant == JOINT
+        hidden = memory if isinstance(memory, HiddenStates) else None
+        attended, totals, caches = [], [], []
+        for number, group in enumerate(terms.groups.groups):
+            if memory is None or hidden is not None:
+                cache = KeyValueCache.of(*self._keys_and_values(x, group, hidden), group.reach)
+            else:
+                cache = memory.groups[number].extended(*self._keys_and_values(x, group))
+            farthest = min(group.reach, self.window.farthest)
+            log_mask, table = terms.log_masks[number], terms.table
+            out, total = window_attention(
+                _of_group(content_query, group),
+                _of_group(position_query, group),
+                cache.keys,
+                cache.values,
+                table if table is None or table.size(0) == 1 else _of_group(table, group),
+                Window(self.window.nearest, farthest),
+                self.dropout if self.training else 0.0,
+                # what the window hides needs no mask
+                log_mask if log_mask is None else log_mask[:, group.reach - farthest :],
+                with_total,
+            )
+            attended.append(out)
+            totals.append(total)
+            caches.append(cache)
+        state = join_caches(caches)
+        if torch.is_grad_enabled() and (memory is None or hidden is not None):
+            reach = terms.groups.reach + (0 if self.span is None else SPAN_MARGIN)
+            context = x if hidden is None else torch.cat([hidden.hidden, x], dim=1)
+            state = HiddenStates(context, reach)
+        order = terms.groups.order
+        if order is None:
+            return attended[0], totals[0], state
+        return (
+            torch.cat(attended)[order],
+            torch.cat(totals)[order] if with_total else None,
+            state,
+        )
+
+    def _keys_and_values(
+        self, x: Tensor, group: HeadGroup, memory: HiddenStates | None = None
+    ) -> list[Tensor]:
+        """Project what a group of heads sees: keys and values, each (H_g, B, S_g, d_h)."""
+        # projected apart: the gradient of the memory itself, which nobody wants, costs as much
+        context = [x]
+        if memory is not None:
+            context = [memory.hidden[:, max(0, memory.length - group.reach) :], x]
+        return [
+            torch.cat([self._project(projection, part, group) for part in context], dim=2)
+            for projection in (self.k_proj, self.v_proj)
+        ]
+
+    def _project(self, projection: nn.Linear, x: Tensor, group: HeadGroup) -> Tensor:
+        weight = projection.weight
+        if group.heads is not None or self.context_heads < self.num_heads:
+            # (d, d) -> (H, d_h, d) -> (H_g·d_h, d)
+            of_heads = weight.unflatten(0, (self.num_heads, -1))[: self.context_heads]
+            weight = _of_group(of_heads, group).flatten(0, 1)
+        return self._split_heads(F.linear(x, weight))
 
     def _scaled(self, query: Tensor) -> Tensor:
         # (B, T, d) -> (H, B, T, d_h)
         return self._split_heads(query / math.sqrt(self.head_dim)).contiguous()
 
     def _split_heads(self, x: Tensor) -> Tensor:
-        # (B, T, d) -> (B, T, H, d_h) -> (H, B, T, d_h)
-        return x.unflatten(-1, (self.num_heads, self.head_dim)).permute(2, 0, 1, 3)
+        # (B, T, H·d_h) -> (B, T, H, d_h) -> (H, B, T, d_h)
+        return x.unflatten(-1, (-1, self.head_dim)).permute(2, 0, 1, 3)
+
+
+def _of_group(per_head: Tensor, group: HeadGroup) -> Tensor:
+    """Return the entries (H_g, …) of a group of heads from those of all, (H, …)."""
+    return per_head if group.heads is None else per_head[group.heads]

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .layer_states import HiddenStates, LayerState
+from .relative_attention import DistanceTerms
 
 
 class FeedForward(nn.Module):
@@ -40,7 +41,7 @@ class SegmentLayer(nn.Module):
 
     Args:
         embed_dim: d.
-        attention: maps ``(x, table, memory)`` to ``(y, state)``, x and y (B, T, d).
+        attention: maps ``(x, terms, memory)`` to ``(y, state)``, x and y (B, T, d).
         feed_forward: any map of (B, T, d) to itself, or None for a layer of attention alone.
         dropout: acts on what each sublayer adds.
         normalize_before: normalise the input of each sublayer in place of the sum.
@@ -63,11 +64,11 @@ class SegmentLayer(nn.Module):
         self.normalize_before = normalize_before
 
     def forward(
-        self, x: Tensor, table: Tensor | None, memory: LayerState | None = None
+        self, x: Tensor, terms: DistanceTerms, memory: LayerState | None = None
     ) -> tuple[Tensor, LayerState]:
         """Return the layer's output (B, T, d) and its state of memory and segment together."""
         if not self.normalize_before:
-            attended, state = self.self_attn(x, table, memory)
+            attended, state = self.self_attn(x, terms, memory)
             x = self.self_attn_layer_norm(x + self.dropout(attended))
             if self.feed_forward is not None:
                 x = self.final_layer_norm(x + self.dropout(self.feed_forward(x)))
@@ -75,11 +76,12 @@ class SegmentLayer(nn.Module):
 
         normalized = memory
         if isinstance(memory, HiddenStates):
-            normalized = HiddenStates(self.self_attn_layer_norm(memory.hidden))
-        attended, state = self.self_attn(self.self_attn_layer_norm(x), table, normalized)
+            normalized = HiddenStates(self.self_attn_layer_norm(memory.hidden), memory.reach)
+        attended, state = self.self_attn(self.self_attn_layer_norm(x), terms, normalized)
         if isinstance(state, HiddenStates):
             # the memory holds what enters the layer, so that the normalisation learns from it too
-            state = HiddenStates(x if memory is None else torch.cat([memory.hidden, x], dim=1))
+            hidden = x if memory is None else torch.cat([memory.hidden, x], dim=1)
+            state = HiddenStates(hidden, state.reach)
         x = x + self.dropout(attended)
         if self.feed_forward is not None:
             x = x + self.dropout(self.feed_forward(self.final_layer_norm(x)))

@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from .layer_states import HiddenStates, KeyValueCache, LayerState
+from .layer_states import HiddenStates, LayerState
 
 logger = logging.getLogger(__name__)
 
@@ -104,7 +104,7 @@ class SegmentMemory:
         because this worker never gathered the others' (:meth:`gather`).
         """
         history = next(iter(self._histories.values()), self._restored)
-        if history is None or any(isinstance(s, KeyValueCache) for s in history.layers):
+        if history is None or not all(isinstance(s, HiddenStates) for s in history.layers):
             return None
         if not (dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1):
             return _as_state_dict(
@@ -195,7 +195,7 @@ class Cursor:
         """
         if mem_len == 0:
             states = []
-        layers = [state.last(mem_len + length) for state in states]
+        layers = [state.last(mem_len, segment=length) for state in states]
         self.memory._histories[model] = _History(layers, self.start, length, mem_len)
         self.memory._gathered = None
 

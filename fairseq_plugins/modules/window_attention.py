@@ -1,4 +1,4 @@
-"""Attention of a segment to a window of earlier tokens and to persistent vectors, and its gradient.
+"""Attention of a segment to a window of earlier tokens, and its gradient.
 
 Transformer-XL, section 3.3 and appendix B; all-attention, equations 12 and 13; for all heads and
 streams at once. Queries are taken in blocks, each with just the keys that its window reaches. The
@@ -6,8 +6,8 @@ gradient is written out: the scores by far outnumber everything else, and automa
 would copy them several times over.
 
 Shapes: H heads, B streams, T queries (the segment), S keys (memory and segment), D distances,
-G groups of heads with distance vectors of their own (1 or H), N persistent vectors, d_h head width;
-in a block: C queries that see at most K keys.
+G groups of heads with distance vectors of their own (1 or H), W distances on the ramp of an
+adaptive span, d_h head width; in a block: C queries that see at most K keys.
 """
 
 from __future__ import annotations
@@ -35,6 +35,10 @@ class Window(NamedTuple):
     farthest: int = UNLIMITED
 
 
+# For keys that have no place in the text, such as persistent vectors.
+EVERY_KEY = Window(-UNLIMITED, UNLIMITED)
+
+
 class _Block(NamedTuple):
     """C queries from ``start`` on, and the K keys from ``first`` on that some of them see."""
 
@@ -45,16 +49,12 @@ class _Block(NamedTuple):
     offset: int  # the distance of the first query to the first key
 
     def of_queries(self, tensor: Tensor) -> Tensor:
-        """Return the block's part (H, B, C, d_h) of one vector a query."""
+        """Return the block's part (H, B, C, …) of what has one entry a query."""
         return tensor.narrow(2, self.start, self.queries)
 
-    def of_keys(self, tensor: Tensor, persistent: Tensor) -> Tensor:
-        """Return its part of one vector a key, then the persistent ones: (H, B, K + N, d_h)."""
-        context = tensor.narrow(2, self.first, self.keys)
-        if persistent.size(1) == 0:
-            return context
-        heads, streams = context.shape[:2]
-        return torch.cat([context, persistent.unsqueeze(1).expand(heads, streams, -1, -1)], dim=2)
+    def of_keys(self, tensor: Tensor) -> Tensor:
+        """Return its part (H, B, K, d_h) of one vector a key."""
+        return tensor.narrow(2, self.first, self.keys)
 
     def of_distances(self, table: Tensor) -> Tensor:
         """Return the rows (G, K + 1, d_h) of a table of falling distances that ends with -1.
@@ -62,6 +62,18 @@ class _Block(NamedTuple):
         They begin with the distance of the last query to the first key.
         """
         return table.narrow(1, table.size(1) - 1 - self.offset - self.queries, self.keys + 1)
+
+    def on_ramp(
+        self, by_distance: Tensor, log_mask: Tensor, farthest: int
+    ) -> tuple[Tensor, Tensor]:
+        """Return the columns of ``by_distance`` (H, B, C, K + 1) that ``log_mask`` (H, W) acts on.
+
+        And its own columns for them; it begins with the distance ``farthest``.
+        """
+        first = self.offset + self.queries - 1 - farthest
+        unseen = min(max(0, -first), log_mask.size(1))
+        width = log_mask.size(1) - unseen
+        return by_distance.narrow(3, max(0, first), width), log_mask.narrow(1, unseen, width)
 
 
 def _blocks(query: Tensor, keys: Tensor, window: Window) -> Iterator[_Block]:
@@ -73,7 +85,7 @@ def _blocks(query: Tensor, keys: Tensor, window: Window) -> Iterator[_Block]:
         size = min(block, queries - start)
         own = remembered + start
         first = max(0, own - window.farthest)
-        seen = max(0, own + size - window.nearest - first)
+        seen = min(max(0, own + size - window.nearest - first), keys.size(2))
         yield _Block(start, size, first, seen, own - first)
 
 
@@ -120,7 +132,7 @@ def hidden_by_window(offset: int, queries: int, keys: int, window: Window, like:
 
 def _hide(scores: Tensor, block: _Block, window: Window) -> None:
     """Make the scores (H, B, C, K) outside the window negligible; only the two ends have any."""
-    near = max(0, block.offset - window.nearest + 1)
+    near = min(block.keys, max(0, block.offset - window.nearest + 1))
     far = min(near, max(0, block.offset + block.queries - 1 - window.farthest))
     for first, end in ((0, far), (near, block.keys)):
         if first < end:
@@ -148,101 +160,115 @@ class _WindowAttention(torch.autograd.Function):
         keys: Tensor,
         values: Tensor,
         table: Tensor,
-        persistent_keys: Tensor,
-        persistent_values: Tensor,
+        log_mask: Tensor,
         window: Window,
         dropout: float,
+        with_total: bool,
         differentiable: bool,
-    ) -> Tensor:
+    ) -> tuple[Tensor, Tensor | None]:
         out = torch.empty_like(content_query)
+        total = out.new_empty(out.shape[:3], dtype=_precise(out)) if with_total else None
         kept: list[Tensor | None] = []
         for block in _blocks(content_query, keys, window):
-            # (H, B, C, d_h) x (H, B, d_h, K + N) -> (H, B, C, K + N)
-            scores = block.of_queries(content_query) @ block.of_keys(
-                keys, persistent_keys
-            ).transpose(-1, -2)
-            if block.keys > 0:
-                of_context = scores[..., : block.keys]
-                if table.size(1) > 0:
-                    by_distance = _times_table(
-                        block.of_queries(position_query), block.of_distances(table)
-                    )
-                    of_context += align_by_distance(by_distance, block.keys)
-                _hide(of_context, block, window)
-            if scores.size(-1) == 0:
-                block.of_queries(out).zero_()
-                kept += [scores, None]
-                continue
-            weights = torch.softmax(scores, dim=-1)
-            if persistent_keys.size(1) == 0 and block.offset < window.nearest:
-                # the first tokens of a stream may see nothing at all; they attend to nothing
-                weights[..., : window.nearest - block.offset, :] = 0.0
+            # (H, B, C, d_h) x (H, B, d_h, K) -> (H, B, C, K)
+            scores = block.of_queries(content_query) @ block.of_keys(keys).transpose(-1, -2)
+            if block.keys > 0 and table.size(1) > 0:
+                rows = block.of_distances(table)
+                by_distance = _times_table(block.of_queries(position_query), rows)
+                masked, log_of_mask = block.on_ramp(by_distance, log_mask, window.farthest)
+                # (H, W) -> (H, 1, 1, W)
+                masked += log_of_mask[:, None, None].to(masked.dtype)
+                scores += align_by_distance(by_distance, block.keys)
+            _hide(scores, block, window)
+            # the first tokens of a stream may see nothing at all; they attend to nothing
+            blind = window.nearest - block.offset if block.keys > 0 else block.queries
+            weights, of_block = _weights(scores, max(0, blind), with_total)
             keep = None
             if dropout > 0:
                 keep = torch.rand_like(weights, dtype=torch.float32) >= dropout
             dropped = weights if keep is None else weights * keep / (1 - dropout)
-            block.of_queries(out).copy_(dropped @ block.of_keys(values, persistent_values))
+            block.of_queries(out).copy_(dropped @ block.of_keys(values))
+            if total is not None:
+                block.of_queries(total).copy_(of_block)
             if differentiable:
                 kept += [weights, keep]
         if differentiable:
-            ctx.save_for_backward(
-                content_query,
-                position_query,
-                keys,
-                values,
-                table,
-                persistent_keys,
-                persistent_values,
-                *kept,
-            )
+            inputs = (content_query, position_query, keys, values, table, log_mask)
+            ctx.save_for_backward(*inputs, out, *kept)
             ctx.window, ctx.dropout = window, dropout
-        return out
+        return out, total
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad_out: Tensor) -> tuple:
+    def backward(ctx: Any, grad_out: Tensor, grad_total: Tensor | None) -> tuple:
         saved = ctx.saved_tensors  # once: activation checkpointing allows no second look
-        inputs, kept = saved[:7], saved[7:]
-        content_query, position_query, keys, values, table = inputs[:5]
-        persistent_keys, persistent_values = inputs[5:]
+        inputs, out, kept = saved[:6], saved[6], saved[7:]
+        content_query, position_query, keys, values, table, log_mask = inputs
         grads = (
             torch.empty_like(content_query),
-            torch.zeros_like(position_query),
-            *(torch.zeros_like(tensor) for tensor in inputs[2:]),
+            *(torch.zeros_like(tensor) for tensor in inputs[1:]),
         )
-        grad_content_query, grad_position_query, grad_keys, grad_values, grad_table = grads[:5]
-        grad_persistent_keys, grad_persistent_values = grads[5:]
+        grad_content_query, grad_position_query, grad_keys, grad_values, *by_place = grads
+        grad_table, grad_log_mask = by_place
+        # what the softmax takes off the gradient of every weight of a query: Σ w·(dL/dw) = y·(dL/dy)
+        common = (grad_out * out).sum(dim=-1, keepdim=True)
+        if grad_total is not None:
+            common -= grad_total.unsqueeze(-1).to(common.dtype)
         blocks = _blocks(content_query, keys, ctx.window)
         for block, weights, keep in zip(blocks, kept[::2], kept[1::2], strict=True):
             grad = block.of_queries(grad_out)
-            context = slice(block.first, block.first + block.keys)
-
             dropped = weights if keep is None else weights * keep / (1 - ctx.dropout)
-            # (H, B, K + N, C) x (H, B, C, d_h) -> (H, B, K + N, d_h)
-            grad_v = dropped.transpose(-1, -2) @ grad
-            grad_weights = grad @ block.of_keys(values, persistent_values).transpose(-1, -2)
+            # (H, B, K, C) x (H, B, C, d_h) -> (H, B, K, d_h)
+            block.of_keys(grad_values).add_(dropped.transpose(-1, -2) @ grad)
+            grad_weights = grad @ block.of_keys(values).transpose(-1, -2)
             if keep is not None:
-                grad_weights = grad_weights * keep / (1 - ctx.dropout)
+                grad_weights.mul_(keep).div_(1 - ctx.dropout)
             # hidden keys have weight 0, so their scores' gradient is 0 without further ado
-            grad_scores = torch._softmax_backward_data(grad_weights, weights, -1, weights.dtype)
-            block.of_queries(grad_content_query).copy_(
-                grad_scores @ block.of_keys(keys, persistent_keys)
+            grad_scores = grad_weights.sub_(block.of_queries(common)).mul_(weights)
+            block.of_queries(grad_content_query).copy_(grad_scores @ block.of_keys(keys))
+            block.of_keys(grad_keys).add_(
+                grad_scores.transpose(-1, -2) @ block.of_queries(content_query)
             )
-            grad_k = grad_scores.transpose(-1, -2) @ block.of_queries(content_query)
             if block.keys > 0 and table.size(1) > 0:
                 rows = block.of_distances(table)
-                by_distance = spread_by_distance(grad_scores[..., : block.keys])
+                by_distance = spread_by_distance(grad_scores)
+                masked, grad_log_of_mask = block.on_ramp(
+                    by_distance, grad_log_mask, ctx.window.farthest
+                )
+                grad_log_of_mask += masked.sum(dim=(1, 2), dtype=grad_log_mask.dtype)
                 # (G, H/G·B·C, K + 1) x (G, K + 1, d_h) -> (H, B, C, d_h)
                 grouped = by_distance.view(rows.size(0), -1, rows.size(1))
                 block.of_queries(grad_position_query).copy_((grouped @ rows).view(grad.shape))
                 query = block.of_queries(position_query).reshape(rows.size(0), -1, rows.size(2))
                 block.of_distances(grad_table).add_(grouped.transpose(1, 2) @ query)
-            grad_keys[:, :, context] += grad_k[:, :, : block.keys]
-            grad_values[:, :, context] += grad_v[:, :, : block.keys]
-            if persistent_keys.size(1) > 0:
-                grad_persistent_keys += grad_k[:, :, block.keys :].sum(dim=1)
-                grad_persistent_values += grad_v[:, :, block.keys :].sum(dim=1)
-        return (*grads, None, None, None)
+        return (*grads, None, None, None, None)
+
+
+def _weights(scores: Tensor, blind: int, with_total: bool) -> tuple[Tensor, Tensor | None]:
+    """Turn scores (H, B, C, K), in place, into weights, all 0 for the first ``blind`` queries.
+
+    Returns them and, where it is wanted, log Σ exp(score), (H, B, C).
+    """
+    total = None
+    if with_total and scores.size(-1) > 0:
+        largest = scores.amax(-1, keepdim=True)
+        weights = scores.sub_(largest).exp_()
+        sums = weights.sum(-1, keepdim=True, dtype=_precise(scores))
+        weights.mul_(sums.reciprocal())
+        total = (largest + sums.log()).squeeze(-1)
+    else:
+        weights = torch.softmax(scores, dim=-1) if scores.size(-1) > 0 else scores
+        if with_total:
+            total = scores.new_empty(scores.shape[:-1], dtype=_precise(scores))
+    if blind > 0:
+        weights[..., :blind, :] = 0.0
+        if total is not None:
+            total[..., :blind] = -torch.inf
+    return weights, total
+
+
+def _precise(tensor: Tensor) -> torch.dtype:
+    return torch.promote_types(tensor.dtype, torch.float32)
 
 
 def window_attention(
@@ -251,15 +277,16 @@ def window_attention(
     keys: Tensor,
     values: Tensor,
     table: Tensor | None,
-    persistent: tuple[Tensor, Tensor] | None,
     window: Window,
     dropout: float = 0.0,
-) -> Tensor:
-    """Attend from each query to the tokens in its window and to the persistent vectors.
+    log_mask: Tensor | None = None,
+    with_total: bool = False,
+) -> tuple[Tensor, Tensor | None]:
+    """Attend from each query to the keys in its window.
 
-    The score of query t for the token at distance x is ``c_t·k_{t-x} + q_t·p_x``, c the content
-    query and q the position query, for a persistent vector ``c_t·m_k``, and one softmax goes over
-    all of them. A query that sees nothing gets zero.
+    The score of query t for the token at distance x is ``c_t·k_{t-x} + q_t·p_x + log m_x``, c the
+    content query, q the position query and m the mask of an adaptive span, which thus multiplies
+    the weights before they are normalised. A query that sees nothing gets zero.
 
     Args:
         content_query: (H, B, T, d_h), already divided by √d_h, as is the next.
@@ -267,24 +294,31 @@ def window_attention(
         keys: (H, B, S, d_h), the last T of them of the queries' own tokens.
         values: (H, B, S, d_h).
         table: p for the distances S - 1, or more, down to -1, (G, D, d_h); None for none.
-        persistent: keys and values, each (H, N, d_h); None for none.
         window: the distances that a query sees.
         dropout: probability of dropping a weight.
+        log_mask: log m of the distances that fall from ``window.farthest``, (H, W), -∞ allowed;
+            nearer ones have m = 1. It needs a table. None for no mask.
+        with_total: return the logarithm of what the weights were divided by, too.
 
     Returns:
-        (H, B, T, d_h).
+        (H, B, T, d_h), and log Σ exp(score) of the keys in each window, (H, B, T), -∞ where there
+        are none; or None without ``with_total``.
     """
     heads, _, _, head_dim = content_query.shape
     if table is None:
         table = content_query.new_empty(1, 0, head_dim)
-    if persistent is None:
-        none = content_query.new_empty(heads, 0, head_dim)
-        persistent = (none, none)
+    if log_mask is None:
+        log_mask = content_query.new_empty(heads, 0)
     others = [
-        tensor.to(content_query.dtype)
-        for tensor in (position_query, keys, values, table, *persistent)
+        tensor.to(content_query.dtype) for tensor in (position_query, keys, values, table)
     ]
     with torch.autocast(content_query.device.type, enabled=False):
         return _WindowAttention.apply(
-            content_query, *others, window, dropout, torch.is_grad_enabled()
+            content_query,
+            *others,
+            log_mask,
+            window,
+            dropout,
+            with_total,
+            torch.is_grad_enabled(),
         )

@@ -1,61 +1,114 @@
-"""All-attention layer and network, token by token (Sukhbaatar et al. 2019, sections 3 and 4)."""
+"""All-attention layer and network, token by token (Sukhbaatar et al. 2019, sections 3 to 5)."""
 
 import math
 
 import torch
 
 
-def attend(q, k, v, u, m_k, m_v, span, include_self=False):
+def softmax(scores, masks):
+    """Weights exp(s)·m / Σ exp(s)·m of lists of scores and of mask values."""
+    exponentials = [torch.exp(s) * m for s, m in zip(scores, masks, strict=True)]
+    total = sum(exponentials)
+    return [e / total for e in exponentials]
+
+
+def mean(weights, values):
+    """Σ w·v."""
+    return sum(w * value for w, value in zip(weights, values, strict=True))
+
+
+def soft_mask(z, ramp):
+    """m_z of the distance to a key, the nearest one at distance 1: x = 0 (section 4.3)."""
+    return lambda distance: torch.clamp((ramp + z - (distance - 1)) / ramp, 0, 1)
+
+
+def attend(q, k, v, u, m_k, m_v, span, include_self=False, mask=None, joint=True):
     """One head of equations 12 and 13 over one stream, one query and one key at a time.
 
     q (T, d_h); k, v (M + T, d_h), the last T of them the queries' own tokens; u: distance -> d_h;
-    m_k, m_v: lists of persistent keys and values. Returns (T, d_h).
+    m_k, m_v: lists of persistent keys and values; mask: distance -> m; joint: one softmax over
+    context and persistent vectors, or one over each (section 5.3). Returns (T, d_h).
     """
     head_dim = q.size(1)
     before = k.size(0) - q.size(0)
     rows = []
     for t in range(q.size(0)):
-        scores, read = [], []
+        scores, masks, read = [], [], []
         for c in range(k.size(0)):
             distance = before + t - c
             if (1 - include_self) <= distance <= span:
                 scores.append(q[t] @ (k[c] + u(distance)) / math.sqrt(head_dim))
+                masks.append(1.0 if mask is None else mask(distance))
                 read.append(v[c])
-        for key, value in zip(m_k, m_v, strict=True):
-            scores.append(q[t] @ key / math.sqrt(head_dim))
-            read.append(value)
-        if not scores:
-            rows.append(torch.zeros_like(q[t]))
-            continue
-        exponentials = [torch.exp(s) for s in scores]
-        total = sum(exponentials)
-        rows.append(sum(e / total * value for e, value in zip(exponentials, read, strict=True)))
+        persistent = [q[t] @ key / math.sqrt(head_dim) for key in m_k]
+        row = torch.zeros_like(q[t])
+        if joint and scores + persistent:
+            weights = softmax(scores + persistent, masks + [1.0] * len(m_k))
+            row = row + mean(weights, read + list(m_v))
+        if not joint and scores:
+            row = row + mean(softmax(scores, masks), read)
+        if not joint and persistent:
+            row = row + mean(softmax(persistent, [1.0] * len(m_k)), m_v)
+        rows.append(row)
     return torch.stack(rows)
+
+
+def vectors(persistent, head):
+    """√d_h·m_k and √N·m_v of a head, as lists (section 5.1)."""
+    _, count, width = persistent.keys.shape
+    keys = [math.sqrt(width) * m for m in persistent.keys[head]]
+    return keys, [math.sqrt(count) * m for m in persistent.values[head]]
 
 
 def multi_head(layer, x, context, u, span):
     """Equation 14's sublayer for one stream: x (T, d), context (M + T, d), both ending alike."""
     heads = []
+    see_context = layer.num_heads // 2 if layer.variant == "head-split" else layer.num_heads
     for h in range(layer.num_heads):
         rows = slice(h * layer.head_dim, (h + 1) * layer.head_dim)
         m_k, m_v = [], []
         if layer.persistent is not None:
-            count = layer.persistent.keys.size(1)
-            m_k = [math.sqrt(layer.head_dim) * m for m in layer.persistent.keys[h]]
-            m_v = [math.sqrt(count) * m for m in layer.persistent.values[h]]
+            if layer.variant in ("all", "attn-split"):
+                m_k, m_v = vectors(layer.persistent, h)
+            elif layer.variant == "head-split" and h >= see_context:
+                m_k, m_v = vectors(layer.persistent, h - see_context)
+        seen = context if h < see_context else context[:0]
+        mask = None
+        if layer.span is not None and h < see_context:
+            mask = soft_mask(layer.span.value[h] * layer.span.max_span, layer.span.ramp)
         heads.append(
             attend(
                 x @ layer.q_proj.weight[rows].T,
-                context @ layer.k_proj.weight[rows].T,
-                context @ layer.v_proj.weight[rows].T,
+                seen @ layer.k_proj.weight[rows].T,
+                seen @ layer.v_proj.weight[rows].T,
                 u,
                 m_k,
                 m_v,
                 span,
-                include_self=layer.window.nearest == 0,
+                layer.window.nearest == 0,
+                mask,
+                layer.variant == "all",
             )
         )
-    return torch.cat(heads, dim=1) @ layer.out_proj.weight.T
+    attended = torch.cat(heads, dim=1)
+    if layer.persistent is not None and layer.variant == "single-head":
+        m_k, m_v = vectors(layer.persistent, 0)
+        q = x @ layer.q_proj.weight.T
+        none = x[:0]
+        attended = attended + attend(q, none, none, u, m_k, m_v, span)
+    return attended @ layer.out_proj.weight.T
+
+
+def softmax_feed_forward(layer, x):
+    """Equation 9: U softmax(V x), V and U reparameterised as persistent keys and values."""
+    _, count, width = layer.persistent.keys.shape
+    rows = []
+    for t in range(x.size(0)):
+        # V_i = m_k, and its scale √d over the queries' √d is 1
+        scores = [x[t] @ m for m in layer.persistent.keys[0]]
+        values = [math.sqrt(count) * m for m in layer.persistent.values[0]]
+        rows.append(mean(softmax(scores, [1.0] * count), values))
+    return torch.stack(rows)
 
 
 def layer_norm(x, weight, bias, eps=1e-5):
@@ -63,6 +116,14 @@ def layer_norm(x, weight, bias, eps=1e-5):
     mean = x.mean(dim=1, keepdim=True)
     variance = ((x - mean) ** 2).mean(dim=1, keepdim=True)
     return (x - mean) / torch.sqrt(variance + eps) * weight + bias
+
+
+def feed_forward(layer, x):
+    """Equation 5, or equation 9 for ff-attn."""
+    if hasattr(layer, "persistent"):
+        return softmax_feed_forward(layer, x)
+    inner = torch.clamp(x @ layer.fc1.weight.T + layer.fc1.bias, min=0)
+    return inner @ layer.fc2.weight.T + layer.fc2.bias
 
 
 def network(decoder, tokens, span):
@@ -79,10 +140,8 @@ def network(decoder, tokens, span):
         norm = layer.self_attn_layer_norm
         x = layer_norm(x + attended, norm.weight, norm.bias)
         if layer.feed_forward is not None:
-            f = layer.feed_forward
-            inner = torch.clamp(x @ f.fc1.weight.T + f.fc1.bias, min=0)
             norm = layer.final_layer_norm
-            x = layer_norm(x + inner @ f.fc2.weight.T + f.fc2.bias, norm.weight, norm.bias)
+            x = layer_norm(x + feed_forward(layer.feed_forward, x), norm.weight, norm.bias)
     scores = x @ decoder.output_projection.weight.T
     bias = decoder.output_projection.bias
     return scores if bias is None else scores + bias
