@@ -156,7 +156,9 @@ def test_incremental_decoding_equals_one_pass_and_beams_move(monkeypatch):
         steps = [model.decoder(stream[:, : i + 1], incremental_state=state)[0] for i in range(10)]
         model.decoder.reorder_incremental_state(state, order)
         turned = stream[order]
-        rest = [model.decoder(turned[:, : i + 1], incremental_state=state)[0] for i in range(10, 20)]
+        rest = [
+            model.decoder(turned[:, : i + 1], incremental_state=state)[0] for i in range(10, 20)
+        ]
         whole = model(stream)[0]
     torch.testing.assert_close(torch.cat(steps, dim=1), whole[:, :10])
     torch.testing.assert_close(torch.cat(rest, dim=1), whole[order][:, 10:])
@@ -387,3 +389,28 @@ def test_checkpointed_activations_give_the_same_gradients(monkeypatch):
 def test_a_single_group_keeps_one_cache():
     history = read(long_model([20.0] * 4), 2)
     assert all(isinstance(state, KeyValueCache) for state in history.layers)
+
+
+@pytest.mark.parametrize("now", [10, 40])
+def test_weights_of_another_largest_span_are_fitted(now, caplog):
+    """Heads see as far as before, or as far as they now may."""
+    trained = tiny_model(attention_span=20, adaptive_span=True, span_ramp=4).double()
+    for span in trained.decoder.spans:
+        span.value.data = torch.tensor([0.1, 0.2], dtype=torch.float64)
+    model = tiny_model(seed=2, attention_span=now, adaptive_span=True, span_ramp=4).double()
+    model.load_state_dict(trained.state_dict())
+    assert f"--attention-span 20, and here it is {now}" in caplog.text
+    assert "--reset-optimizer" in caplog.text
+    for span in model.decoder.spans:
+        assert (span.value * now).tolist() == pytest.approx([2, 4])
+    stream = tokens(2, 60)
+    torch.testing.assert_close(
+        scores_by_segment(model, stream, 7), scores_by_segment(trained, stream, 7)
+    )
+
+
+def test_distances_that_had_no_vector_get_the_farthest_ones():
+    trained, model = tiny_model(attention_span=6), tiny_model(attention_span=9)
+    model.load_state_dict(trained.state_dict())
+    before, now = (m.decoder.positions.weight for m in (trained, model))
+    assert torch.equal(now, torch.cat([before, before[-1:].expand(3, -1)]))

@@ -8,8 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from fairseq_plugins.criterions.span_loss import SpanCrossEntropyConfig
 from fairseq_plugins.models.all_attention import AllAttentionConfig
 from fairseq_plugins.models.transformer_xl import TransformerXLConfig
+from fairseq_plugins.optim.adagrad_with_clip import AdagradWithClipConfig
 from fairseq_plugins.tasks.segment_language_modeling import SegmentLanguageModelingConfig
 from tests.end_to_end.commands import ROOT, environment
 
@@ -65,7 +67,14 @@ def option_row(option):
 
 
 @pytest.mark.parametrize(
-    "config", [SegmentLanguageModelingConfig, AllAttentionConfig, TransformerXLConfig]
+    "config",
+    [
+        SegmentLanguageModelingConfig,
+        AllAttentionConfig,
+        TransformerXLConfig,
+        SpanCrossEntropyConfig,
+        AdagradWithClipConfig,
+    ],
 )
 def test_every_option_is_listed_as_it_is(config):
     for option in dataclasses.fields(config):

@@ -5,10 +5,9 @@ import math
 
 import pytest
 import torch
-from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_INV_REGISTRY
 from fairseq.sequence_generator import SequenceGenerator
 
-from fairseq_plugins.models.all_attention import AllAttentionConfig, AllAttentionLanguageModel
+from fairseq_plugins.models.all_attention import AllAttentionConfig
 from fairseq_plugins.modules.segment_memory import SegmentMemory
 from fairseq_plugins.tasks.segment_language_modeling import SegmentLanguageModelingConfig
 from tests.reference.all_attention import network
@@ -193,6 +192,41 @@ BAD_OPTIONS = [
         "--decoder-attention-heads is 3: it must divide --decoder-embed-dim, 16",
     ),
     ({"persistent_vectors": -1}, "--persistent-vectors is -1: it must be at least 0"),
+    ({"span_ramp": 0}, "--span-ramp is 0: it must be at least 1"),
+    ({"span_init": 1.5}, r"--span-init is 1.5: it is a part of --attention-span, from 0 to 1"),
+    (
+        {"persistent_variant": "attn-split", "persistent_vectors": 0},
+        "--persistent-variant is attn-split with --persistent-vectors 0: there are none to place",
+    ),
+    (
+        {
+            "persistent_variant": "head-split",
+            "decoder_attention_heads": 1,
+        },
+        "--persistent-variant head-split with --decoder-attention-heads 1: .* give an even number",
+    ),
+    (
+        {"persistent_variant": "ff-attn", "decoder_ffn_embed_dim": 8},
+        "--decoder-ffn-embed-dim is 8 with --persistent-variant ff-attn, .*: leave it out",
+    ),
+    (
+        {"tie_adaptive_head_proj": True},
+        "--tie-adaptive-head-proj needs --tie-adaptive-proj and --output-bias",
+    ),
+    (
+        {
+            "adaptive_input": True,
+            "adaptive_input_cutoff": "8",
+            "adaptive_input_factor": 1,
+            "adaptive_softmax_cutoff": "8",
+            "adaptive_softmax_factor": 1,
+            "tie_adaptive_weights": True,
+            "tie_adaptive_proj": True,
+            "tie_adaptive_head_proj": True,
+            "output_bias": True,
+        },
+        "--tie-adaptive-head-proj with --adaptive-softmax-factor 1: bands as wide as the model",
+    ),
     ({"attention_span": 0}, "--attention-span is 0: it must be at least 1"),
     ({"same_length": True, "mem_len": 0}, "--same-length with --mem-len 0 leaves nothing"),
     ({"adaptive_input": True}, "--adaptive-input needs --adaptive-input-cutoff"),
@@ -271,34 +305,3 @@ def test_every_option_has_a_help_text(config):
         of_fairseq = str(option.default).startswith("${")
         if option.name != "_name" and not of_fairseq:
             assert option.metadata.get("help"), option.name
-
-
-# V: symbols of the dictionary; the count of each preset, written out
-PRESETS = {
-    # 6 layers of q, k, v, o, N = 64 keys and values, norms; positions; embeddings and output
-    "all_attention_lm_tiny": lambda v: (
-        6 * (4 * 128 * 128 + 2 * 64 * 128 + 2 * 128) + 128 * 32 + 2 * v * 128
-    ),
-}
-
-
-def test_another_attention_span_than_trained_is_refused():
-    message = "position vectors for 6 distances and --attention-span is 9: leave the span"
-    with pytest.raises(ValueError, match=message):
-        tiny_model(attention_span=9).load_state_dict(tiny_model().state_dict())
-
-
-def test_every_preset_builds_with_its_parameter_count():
-    named = set(ARCH_MODEL_INV_REGISTRY["all_attention_lm"]) - {"all_attention_lm"}
-    assert named == set(PRESETS)
-    for name, count in PRESETS.items():
-        cfg = AllAttentionConfig()
-        blank = type("Namespace", (), {})()
-        ARCH_CONFIG_REGISTRY[name](blank)
-        for option, value in vars(blank).items():
-            assert hasattr(cfg, option), f"{name} sets {option}, which is no option"
-            setattr(cfg, option, value)
-        task = type("Task", (), {"source_dictionary": dictionary()})()
-        with torch.device("meta"):
-            model = AllAttentionLanguageModel.build_model(cfg, task)
-        assert sum(p.numel() for p in model.parameters()) == count(VOCABULARY), name

@@ -11,6 +11,7 @@ from fairseq.dataclass import ChoiceEnum
 from fairseq.models import register_model
 from torch import nn
 
+from fairseq_plugins.models.all_attention_presets import PRESETS
 from fairseq_plugins.models.presets import register_presets
 from fairseq_plugins.models.segment_decoder import Context, EmbeddingDropout, SegmentDecoder
 from fairseq_plugins.models.segment_language_model import (
@@ -42,7 +43,6 @@ from fairseq_plugins.modules.relative_positions import (
 )
 from fairseq_plugins.modules.segment_layer import SegmentLayer
 from fairseq_plugins.modules.window_attention import Window
-
 
 FEED_FORWARD = "ff-attn"
 VARIANTS = (JOINT, SPLIT, HEAD_SPLIT, SINGLE_HEAD, FEED_FORWARD)
@@ -194,15 +194,4 @@ def _build_layer(cfg: AllAttentionConfig, window: Window) -> SegmentLayer:
     )
 
 
-register_presets(
-    "all_attention_lm",
-    {
-        "all_attention_lm_tiny": {
-            "decoder_layers": 6,
-            "decoder_embed_dim": 128,
-            "decoder_attention_heads": 4,
-            "persistent_vectors": 64,
-            "attention_span": 128,
-        },
-    },
-)
+register_presets("all_attention_lm", PRESETS)

@@ -9,6 +9,7 @@ import logging
 import math
 from typing import Any
 
+import torch
 from fairseq.data import Dictionary
 from fairseq.models import FairseqLanguageModel
 from fairseq.modules import AdaptiveInput, AdaptiveSoftmax
@@ -123,12 +124,21 @@ class SegmentLanguageModel(FairseqLanguageModel):
                     f"--model-overrides names {name!r}, which evaluation cannot change: {hint}"
                 )
         logger.info(self.summary)
+        for layer, span in enumerate(self.decoder.spans, start=1):
+            tokens = span.tokens()
+            logger.info(
+                "layer %d: attention spans %.0f tokens in the mean, %.0f at most, ramp included",
+                layer,
+                tokens.mean(),
+                tokens.max(),
+            )
 
     def load_state_dict(self, state_dict: dict, *args: Any, **kwargs: Any):
-        """Load weights.
+        """Load weights; those of another ``--attention-span`` are fitted to this one.
 
         Raises:
-            ValueError: they belong to a dictionary of another size, or to another attention span.
+            ValueError: they belong to a dictionary of another size, or to longer or shorter
+                segments with learned absolute positions.
         """
         rows = sum(
             weight.size(0)
@@ -141,13 +151,6 @@ class SegmentLanguageModel(FairseqLanguageModel):
                 f"the checkpoint has embeddings of {rows} symbols and the dictionary (dict.txt) "
                 f"has {len(self.decoder.dictionary)}: use the data that the model was trained with"
             )
-        trained = state_dict.get("decoder.positions.weight")
-        if trained is not None and trained.shape != self.decoder.positions.weight.shape:
-            raise ValueError(
-                f"the checkpoint has position vectors for {trained.size(0)} distances and "
-                f"--attention-span is {self.decoder.positions.weight.size(0)}: leave the span as "
-                "it was trained; --mem-len may be changed"
-            )
         places = state_dict.get("decoder.absolute_positions.weight")
         if places is not None and places.shape != self.decoder.absolute_positions.weight.shape:
             raise ValueError(
@@ -155,7 +158,31 @@ class SegmentLanguageModel(FairseqLanguageModel):
                 f"this model for {self.decoder.absolute_positions.weight.size(1)}: resume with the "
                 "--tokens-per-sample and --extended-context that it was trained with"
             )
-        return super().load_state_dict(state_dict, *args, **kwargs)
+        return super().load_state_dict(self._fit_to_span(state_dict), *args, **kwargs)
+
+    def _fit_to_span(self, state_dict: dict) -> dict:
+        """Return weights of models with another largest span as weights of this one's.
+
+        Distances that had no vector get the farthest one's; heads see as far as before, or as far
+        as they now may.
+        """
+        trained = state_dict.get("decoder.positions.weight")
+        if trained is None or len(trained) == len(self.decoder.positions.weight):
+            return state_dict
+        before, now = len(trained), len(self.decoder.positions.weight)
+        logger.warning(
+            "the checkpoint was trained with --attention-span %d, and here it is %d: its position "
+            "vectors and learned spans are fitted to it; continue training with --reset-optimizer, "
+            "or --finetune-from-model",
+            before,
+            now,
+        )
+        added = trained[-1:].expand(max(0, now - before), -1)
+        fitted = {**state_dict, "decoder.positions.weight": torch.cat([trained[:now], added])}
+        for name, value in state_dict.items():
+            if name.endswith(".self_attn.span.value"):
+                fitted[name] = (value * before / now).clamp(max=1)
+        return fitted
 
 
 def build_feed_forward(cfg: SegmentLanguageModelConfig, dropout: type[nn.Module]) -> Any:

@@ -107,8 +107,8 @@ class SegmentLanguageModelConfig(FairseqDataclass):
     tie_adaptive_head_proj: bool = field(
         default=False,
         metadata={
-            "help": "tie the first projection too, as the published all-attention model does; needs "
-            "--tie-adaptive-proj and --output-bias, without which the softmax has none"
+            "help": "tie the first projection too, as the published all-attention model does; "
+            "needs --tie-adaptive-proj and --output-bias, without which the softmax has none"
         },
     )
     checkpoint_activations: bool = field(

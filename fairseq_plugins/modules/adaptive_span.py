@@ -60,9 +60,7 @@ class AdaptiveSpan(nn.Module):
         initial: the value that training starts with.
     """
 
-    def __init__(
-        self, num_heads: int, max_span: int, ramp: int = 32, initial: float = 0.0
-    ) -> None:
+    def __init__(self, num_heads: int, max_span: int, ramp: int = 32, initial: float = 0.0) -> None:
         super().__init__()
         self.max_span = max_span
         self.ramp = ramp

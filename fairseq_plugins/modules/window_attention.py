@@ -203,14 +203,14 @@ class _WindowAttention(torch.autograd.Function):
     def backward(ctx: Any, grad_out: Tensor, grad_total: Tensor | None) -> tuple:
         saved = ctx.saved_tensors  # once: activation checkpointing allows no second look
         inputs, out, kept = saved[:6], saved[6], saved[7:]
-        content_query, position_query, keys, values, table, log_mask = inputs
+        content_query, position_query, keys, values, table, _ = inputs
         grads = (
             torch.empty_like(content_query),
             *(torch.zeros_like(tensor) for tensor in inputs[1:]),
         )
         grad_content_query, grad_position_query, grad_keys, grad_values, *by_place = grads
         grad_table, grad_log_mask = by_place
-        # what the softmax takes off the gradient of every weight of a query: Σ w·(dL/dw) = y·(dL/dy)
+        # what the softmax takes off every weight's gradient: Σ w·(dL/dw) = y·(dL/dy)
         common = (grad_out * out).sum(dim=-1, keepdim=True)
         if grad_total is not None:
             common -= grad_total.unsqueeze(-1).to(common.dtype)
@@ -309,9 +309,7 @@ def window_attention(
         table = content_query.new_empty(1, 0, head_dim)
     if log_mask is None:
         log_mask = content_query.new_empty(heads, 0)
-    others = [
-        tensor.to(content_query.dtype) for tensor in (position_query, keys, values, table)
-    ]
+    others = [tensor.to(content_query.dtype) for tensor in (position_query, keys, values, table)]
     with torch.autocast(content_query.device.type, enabled=False):
         return _WindowAttention.apply(
             content_query,

@@ -17,6 +17,7 @@ from fairseq_plugins.data.stream_iterator import OTHER_DICTIONARY, StreamIterato
 from fairseq_plugins.data.symbols import RunningTextDictionary, is_characters
 from fairseq_plugins.data.token_streams import TokenStreams, fingerprint, load_tokens
 from fairseq_plugins.models.segment_decoder import SegmentDecoder
+from fairseq_plugins.optim.constraints import apply_constraints
 from fairseq_plugins.tasks.segment_language_modeling_config import SegmentLanguageModelingConfig
 
 logger = logging.getLogger(__name__)
@@ -40,6 +41,7 @@ class SegmentLanguageModelingTask(FairseqTask):
         self.dictionary = dictionary
         self.state.merge_state_dict({"dictionary": fingerprint(dictionary)})
         self._training_memory = None
+        self._learns_spans = False
 
     @classmethod
     def setup_task(
@@ -91,6 +93,7 @@ class SegmentLanguageModelingTask(FairseqTask):
                 f"--arch is {cfg._name}, which is no segment language model: choose "
                 "transformer_xl, all_attention_lm or a preset of theirs, or another --task"
             )
+        self._learns_spans = bool(model.decoder.spans)
         memory = model.decoder.context.memory
         if self.cfg.extended_context > 0 and memory > 0:
             raise ValueError(
@@ -112,6 +115,13 @@ class SegmentLanguageModelingTask(FairseqTask):
             raise ValueError(
                 "--criterion adaptive_loss leaves a part of the loss of the second symbol of every "
                 "cluster but the first out: use --criterion exact_adaptive_loss"
+            )
+        if self._learns_spans and not cfg._name.startswith("span_"):
+            logger.warning(
+                "--criterion %s has no penalty for long attention spans, which --adaptive-span "
+                "learns: they will hardly shrink; use span_cross_entropy, or with adaptive softmax "
+                "span_exact_adaptive_loss",
+                cfg._name,
             )
         return super().build_criterion(cfg, *args, **kwargs)
 
@@ -272,6 +282,11 @@ class SegmentLanguageModelingTask(FairseqTask):
         if cursor is not None:
             self._training_memory = cursor.memory
         return super().train_step(sample, *args, **kwargs)
+
+    def optimizer_step(self, optimizer: Any, model: Any, update_num: int) -> None:
+        """Update the parameters, and put those that have a constraint back within it."""
+        super().optimizer_step(optimizer, model, update_num)
+        apply_constraints(optimizer, model)
 
     def begin_valid_epoch(self, epoch: int, model: Any) -> None:
         """Gather the workers' memories: fairseq validates before each checkpoint in mid-epoch.

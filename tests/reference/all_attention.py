@@ -101,7 +101,7 @@ def multi_head(layer, x, context, u, span):
 
 def softmax_feed_forward(layer, x):
     """Equation 9: U softmax(V x), V and U reparameterised as persistent keys and values."""
-    _, count, width = layer.persistent.keys.shape
+    count = layer.persistent.keys.size(1)
     rows = []
     for t in range(x.size(0)):
         # V_i = m_k, and its scale √d over the queries' √d is 1

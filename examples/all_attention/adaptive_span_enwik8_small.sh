@@ -1,0 +1,43 @@
+#!/usr/bin/env bash
+# Transformer with adaptive spans, 12 layers, on enwik8: 39M parameters, published 1.02 bits per
+# character (Sukhbaatar et al. 2019, arXiv:1905.07799).
+#
+#   python scripts/prepare_enwik8.py --newlines eos --output DATA
+#   bash examples/all_attention/adaptive_span_enwik8_small.sh train DATA CHECKPOINTS [options]
+#   bash examples/all_attention/adaptive_span_enwik8_small.sh evaluate DATA CHECKPOINTS [options]
+#
+# The published run has no final phase. What differs from the published run: each pass over the
+# data starts at its beginning, not at a random token of the first segment; what would lie before
+# a stream is hidden, not zeros that are attended to; evaluation scores every token, not whole
+# segments only. --batch-size counts the parallel streams of a worker: with N GPUs add
+# --batch-size 64/N. Computed, not measured, in fp32: 0.4 GiB for weights, gradients and Adagrad's
+# state, and for activations 0.3 GiB a stream at the start (17 GiB for 64), 0.6 where every head
+# sees 1,024 tokens (36 GiB); --checkpoint-activations and --bf16 need less. (--update-freq is no
+# substitute: it puts consecutive segments into one update.) Not run here.
+set -euo pipefail
+task=(--user-dir fairseq_plugins --task segment_language_modeling)
+training=(
+    --arch adaptive_span_lm_enwik8_small --tokens-per-sample 512 --batch-size 64
+    --criterion span_cross_entropy --span-loss 5e-7
+    --optimizer adagrad_with_clip --adagrad-clip 0.03 --clip-norm 0
+    --lr-scheduler fixed --warmup-updates 32000
+    --save-interval-updates 4000 --keep-interval-updates 1 --no-epoch-checkpoints
+)
+action=usage data=${2:-} checkpoints=${3:-}
+[ $# -lt 3 ] || action=$1
+
+case $action in
+train)
+    fairseq-train "$data/bin" "${task[@]}" "${training[@]}" --lr 0.07 --max-update 600000 \
+        --save-dir "$checkpoints" "${@:4}"
+    ;;
+evaluate)
+    fairseq-eval-lm "$data/bin" "${task[@]}" --distributed-world-size 1 \
+        --path "$checkpoints/checkpoint_best.pt" --gen-subset test \
+        --tokens-per-sample 512 --batch-size 8 "${@:4}"
+    ;;
+*)
+    sed -n '2,/^set /{/^set /d;s/^# \{0,1\}//;p}' "$0" >&2
+    exit 2
+    ;;
+esac

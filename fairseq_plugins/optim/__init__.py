@@ -1,0 +1,1 @@
+"""Update rules that fairseq can name, and constraints that hold after each update."""

@@ -1,0 +1,157 @@
+r"""Validation loss of trainings against their updates, from the logs that fairseq-train writes.
+
+    python scripts/plot_losses.py --log all=all.log feed-forward=ffn.log --output losses
+
+A log is a file that --log-file of fairseq-train names, or what the command printed, with any
+--log-format but none. Of an update that a log has twice, as one of a resumed training may, the
+later loss counts. Losses are means a token in base 2, as fairseq prints them.
+
+Writes losses.json and losses.png, and prints a table: the last loss and the smallest one.
+"""
+
+import argparse
+import json
+import math
+import re
+import sys
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from measurement_options import exit_status, make_output_folder
+from measurement_results import check_plotting, markdown_table, save_plot
+from quickstart import write_atomically
+from run_command import short
+
+UNIT = "bits a token"
+_JSON = re.compile(r'(?:^|\| )(\{"epoch".*"valid_loss".*\})$')
+_SIMPLE = re.compile(r"(?:^|\| )epoch \d+ \| valid on 'valid' subset \| (.*)$")
+
+
+class Log(NamedTuple):
+    """A training's log and what tables and plots call it."""
+
+    label: str
+    path: Path
+
+
+def parse_logs(words: list[str]) -> list[Log]:
+    """Logs that --log names; one without a label is called by its path.
+
+    Raises ValueError when two have the same label.
+    """
+    logs: dict[str, Log] = {}
+    for word in words:
+        label, equals, path = word.partition("=")
+        if not equals or Path(word).exists():
+            label, path = word, word
+        if label in logs:
+            raise ValueError(
+                f"--log has {label!r} more than once: give each a label of its own, LABEL=PATH"
+            )
+        logs[label] = Log(label, Path(path).resolve())
+    return list(logs.values())
+
+
+def validation(line: str) -> tuple[int, float] | None:
+    """Updates and validation loss that a line of a log tells; None for all other lines."""
+    if found := _JSON.search(line):
+        values = json.loads(found[1])
+        return int(values["valid_num_updates"]), float(values["valid_loss"])
+    if found := _SIMPLE.search(line):
+        values = dict(field.split(" ", 1) for field in found[1].split(" | "))
+        return int(values["num_updates"]), float(values["loss"])
+    return None
+
+
+def read_losses(log: Log) -> dict[int, float]:
+    """Validation losses of a log by update, which rise.
+
+    Raises ValueError when there is no such file, or no loss in it, or one that is no number.
+    """
+    label = f"--log {short(log.path)}"
+    if not log.path.is_file():
+        raise ValueError(f"{label} is no file: name one that --log-file of fairseq-train wrote")
+    with log.path.open(encoding="utf-8", errors="replace") as lines:
+        losses = dict(found for line in lines if (found := validation(line.rstrip())))
+    if not losses:
+        raise ValueError(
+            f"{label} tells no validation loss: name the log of a training that has validated, "
+            "written with --log-format json or simple"
+        )
+    for update, loss in losses.items():
+        if not math.isfinite(loss):
+            raise ValueError(
+                f"{label}: the validation loss after {update:,} updates is {loss}: leave out this "
+                "log of a training that diverged"
+            )
+    return dict(sorted(losses.items()))
+
+
+def summary(log: Log, losses: dict[int, float]) -> dict[str, Any]:
+    """All losses of a log, the last one and the smallest one with their updates."""
+    last, best = max(losses), min(losses, key=lambda update: losses[update])
+    return {
+        "training": log.label,
+        "log": short(log.path),
+        "updates": list(losses),
+        "losses": list(losses.values()),
+        "last": {"update": last, "loss": losses[last]},
+        "smallest": {"update": best, "loss": losses[best]},
+    }
+
+
+def format_table(rows: list[dict[str, Any]]) -> str:
+    """Table of the last and smallest losses in Markdown."""
+    cells = [
+        [row["training"]]
+        + [
+            text
+            for figure in (row["last"], row["smallest"])
+            for text in (f"{figure['update']:,}", f"{figure['loss']:.3f}")
+        ]
+        for row in rows
+    ]
+    headers = ["training", "last update", f"loss, {UNIT}", "update of the smallest", "loss"]
+    return markdown_table(headers, cells)
+
+
+def draw(axes: Any, rows: list[dict[str, Any]]) -> None:
+    """Draw each training's validation loss against its updates."""
+    for row in rows:
+        axes.plot(row["updates"], row["losses"], marker=".", label=row["training"])
+    axes.set_xlabel("updates")
+    axes.set_ylabel(f"validation loss, {UNIT}")
+    axes.grid(alpha=0.3)
+    axes.legend()
+
+
+def plot_losses(arguments: argparse.Namespace) -> None:
+    """Read the logs and draw them; raises ValueError for what cannot be, before any output."""
+    rows = [summary(log, read_losses(log)) for log in parse_logs(arguments.log)]
+    check_plotting()
+    make_output_folder(arguments.output)
+    write_atomically(arguments.output / "losses.json", {"unit": UNIT, "rows": rows})
+    print(f"{format_table(rows)}\n")
+    save_plot(arguments.output / "losses.png", lambda axes: draw(axes, rows))
+    print(f"written to {short(arguments.output.resolve())}/losses.json and .png")
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Command line of the script; returns its exit status."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--log",
+        nargs="+",
+        required=True,
+        metavar="[LABEL=]PATH",
+        help="logs to compare, with what they are called in table and plot",
+    )
+    parser.add_argument("--output", type=Path, default=Path("losses"), help="folder (losses)")
+    parsed = parser.parse_args(arguments)
+    return exit_status(lambda: plot_losses(parsed), "run the same command again")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

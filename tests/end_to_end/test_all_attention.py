@@ -1,0 +1,179 @@
+"""All-attention and adaptive span through fairseq's commands."""
+
+import re
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import torch
+from tensorboardX.proto.event_pb2 import Event
+
+from tests.end_to_end.commands import (
+    TASK,
+    evaluate,
+    log_probabilities,
+    run,
+    tokens_evaluated,
+    train,
+)
+from tests.end_to_end.test_training import EXACT, assert_equal, parameters
+
+SIZE = ("--decoder-layers", 2, "--decoder-embed-dim", 16, "--decoder-attention-heads", 2)
+VARIANTS = ("all", "attn-split", "head-split", "single-head", "ff-attn")
+ADAPTIVE = ("--adaptive-span", "--attention-span", 24, "--span-ramp", 4, "--span-init", 0.2)
+MODEL = ("--arch", "all_attention_lm", *SIZE, "--persistent-vectors", 4, *ADAPTIVE)
+SPAN_LOSS = ("--criterion", "span_cross_entropy", "--span-loss", 0.001)
+# a learning rate that drives spans against both ends
+WILD = ("--optimizer", "adagrad_with_clip", "--adagrad-clip", 0, "--lr", 0.3)
+
+
+def train_spans(data, folder, *options, updates=10, **how):
+    how.setdefault("model", MODEL)
+    return train(data, folder, *SPAN_LOSS, *WILD, "--max-update", updates, *options, **how)
+
+
+def spans(folder):
+    """The learned spans of the last checkpoint, a row a layer."""
+    named = parameters(folder).items()
+    return torch.stack([value for name, value in named if name.endswith("self_attn.span.value")])
+
+
+@pytest.fixture(scope="module")
+def learned(data, tmp_path_factory):
+    """A run with learned spans: its folder, its log, its TensorBoard folder."""
+    folder = tmp_path_factory.mktemp("learned")
+    board = folder / "board"
+    printed = train_spans(
+        data,
+        folder,
+        *("--log-interval", 2, "--validate-interval-updates", 5, "--tensorboard-logdir", board),
+    )
+    return folder, printed, board
+
+
+def test_spans_are_logged_and_validation_logs_them_by_layer(learned):
+    _, printed, _ = learned
+    in_training = re.findall(r"train_inner:.*span_mean=([\d.]+), span_max=([\d.]+)", printed)
+    assert len(in_training) == 5
+    assert len(set(in_training)) > 1
+    validations = [line for line in printed.splitlines() if "valid on 'valid' subset" in line]
+    for line in validations:
+        found = {key: float(n) for key, n in re.findall(r"(span_\w+) ([\d.]+)", line)}
+        assert found.keys() >= {f"span_{of}_{n}" for of in ("mean", "max") for n in (1, 2)}
+        assert found["span_max"] == max(found["span_max_1"], found["span_max_2"])
+        assert 4 <= found["span_mean"] <= 24
+    assert len(validations) >= 2
+    assert "adaptive attention span up to 24" in printed
+
+
+def scalars(board, split):
+    """Tag to values of a TensorBoard folder, read record by record."""
+    found = {}
+    for path in (board / split).iterdir():
+        content, place = path.read_bytes(), 0
+        while place < len(content):
+            length = int.from_bytes(content[place : place + 8], "little")
+            event = Event.FromString(content[place + 12 : place + 12 + length])
+            for value in event.summary.value:
+                found.setdefault(value.tag, []).append(value.simple_value)
+            place += 16 + length
+    return found
+
+
+def test_spans_appear_in_tensorboard(learned):
+    _, _, board = learned
+    assert len(scalars(board, "train_inner")["span_mean"]) == 5
+    of_validation = scalars(board, "valid")
+    for key in ("span_mean_1", "span_max_1", "span_mean_2", "span_max_2"):
+        assert all(4 <= value <= 24 for value in of_validation[key])
+
+
+@pytest.mark.parametrize(
+    "precision",
+    [(), ("--bf16",), ("--fp16", "--fp16-no-flatten-grads", "--fp16-init-scale", 4)],
+    ids=["fp32", "bf16", "fp16"],
+)
+def test_spans_stay_in_their_interval(data, tmp_path, precision):
+    train_spans(data, tmp_path, *precision, "--span-loss", 1.0, updates=4)
+    shut = spans(tmp_path)
+    assert torch.equal(shut, torch.zeros_like(shut))  # 0.2 less than four steps of 0.3
+    assert shut.dtype == torch.float32
+
+
+def test_loss_does_not_depend_on_the_segment_length(data, learned, test_tokens):
+    found = []
+    for length in (1, 7, 100_000):
+        options = ("--tokens-per-sample", length, "--output-word-probs")
+        printed = evaluate(data, learned[0] / "checkpoint_last.pt", *options)
+        assert tokens_evaluated(printed) == test_tokens
+        found.append(log_probabilities(printed))
+    for one, other in pairwise(found):
+        np.testing.assert_allclose(one, other, atol=3e-5)
+    for layer in (1, 2):
+        assert f"layer {layer}: attention spans" in printed
+
+
+def test_generation_runs(data, learned):
+    printed = run(
+        "fairseq-interactive",
+        data,
+        *TASK,
+        *("--path", learned[0] / "checkpoint_last.pt", "--beam", 2, "--max-len-b", 12),
+        text="the cat\n",
+    )
+    assert re.search(r"^H-0\t-[\d.]+\tthe cat", printed, re.MULTILINE)
+
+
+def test_a_resumed_run_is_the_uninterrupted_run(data, tmp_path):
+    """The memory that a checkpoint holds is as long as the spans were, which then change."""
+    train_spans(data, tmp_path / "whole")
+    train_spans(data, tmp_path / "parts", updates=4)
+    state = torch.load(tmp_path / "parts" / "checkpoint_last.pt", weights_only=True)
+    lengths = [len(h[0]) for h in state["extra_state"]["train_iterator"]["memory"]["layers"]]
+    assert lengths == [24, 24]
+    printed = train_spans(data, tmp_path / "parts")
+    assert "resuming with its memory" in printed
+    assert_equal(parameters(tmp_path / "parts"), parameters(tmp_path / "whole"), **EXACT)
+    assert not torch.equal(spans(tmp_path / "whole"), torch.full((2, 2), 0.2))
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_every_variant_trains_and_is_scored(data, tmp_path, variant, test_tokens):
+    options = ("--persistent-variant", variant, "--attention-dropout", 0.1)
+    train_spans(data, tmp_path, updates=3, model=(*MODEL, *options))
+    printed = evaluate(data, tmp_path / "checkpoint_last.pt", "--tokens-per-sample", 9)
+    assert tokens_evaluated(printed) == test_tokens
+
+
+def test_adaptive_embeddings_go_with_the_penalty(data, tmp_path):
+    cutoffs = ("--adaptive-input-cutoff", "6,10", "--adaptive-softmax-cutoff", "6,10")
+    tied = ("--tie-adaptive-weights", "--tie-adaptive-proj", "--tie-adaptive-head-proj")
+    narrower = ("--adaptive-input-factor", 2, "--adaptive-softmax-factor", 2)
+    options = ("--adaptive-input", *cutoffs, *tied, *narrower, "--output-bias")
+    loss = ("--criterion", "span_exact_adaptive_loss", "--ddp-backend", "legacy_ddp")
+    printed = train_spans(data, tmp_path, *loss, updates=4, model=(*MODEL, *options))
+    assert "span_loss" in printed
+    saved = parameters(tmp_path)
+    first = saved["decoder.embed_tokens.embeddings.0.1.weight"]
+    assert torch.equal(saved["decoder.adaptive_softmax.head.0.weight"], first)
+
+
+def test_a_loss_without_the_penalty_is_warned_of(data, tmp_path):
+    plain = ("--criterion", "cross_entropy", "--max-update", 1, "--disable-validation")
+    printed = train(data, tmp_path, *plain, model=MODEL)
+    assert "--criterion cross_entropy has no penalty for long attention spans" in printed
+
+
+def test_a_penalty_without_learned_spans_is_refused(data, tmp_path):
+    fixed = ("--arch", "all_attention_lm", *SIZE, "--persistent-vectors", 4)
+    printed = train_spans(data, tmp_path, model=fixed, fails=True)
+    assert "--criterion span_cross_entropy needs --adaptive-span" in printed
+
+
+def test_another_largest_span_continues_with_a_fresh_optimizer(data, learned, tmp_path):
+    wider = (*MODEL, "--attention-span", 40)
+    again = ("--restore-file", learned[0] / "checkpoint_last.pt", "--reset-optimizer")
+    again += ("--reset-dataloader", "--reset-lr-scheduler", "--reset-meters")
+    printed = train_spans(data, tmp_path, *again, updates=12, model=wider)
+    assert "trained with --attention-span 24, and here it is 40" in printed
+    assert len(parameters(tmp_path)["decoder.positions.weight"]) == 40
