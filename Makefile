@@ -9,8 +9,9 @@ help:
 	@echo "make quickstart   set up, then train, evaluate and sample a small character model"
 	@echo "make test         set up, then run the tests"
 	@echo "make lint         set up, then check style and formatting"
-	@echo "make bench        set up, then measure speed and memory; with ORIGINAL=PATH beside a"
-	@echo "                  checkout of the published Transformer-XL code"
+	@echo "make bench        set up, then measure speed and memory; beside the published code with"
+	@echo "                  checkouts of it, ORIGINAL=PATH of Transformer-XL's and"
+	@echo "                  ORIGINAL_ADAPTIVE_SPAN=PATH of all-attention's"
 	@echo "Set-up builds .venv once, with $(PYTHON); for another Python: make test PYTHON=python3.12"
 
 set-up:
@@ -29,3 +30,6 @@ lint: set-up
 bench: set-up
 	@.venv/bin/python scripts/benchmark_transformer_xl.py --dtype fp32 bf16 bf16-autocast \
 		--output benchmark $(if $(ORIGINAL),--original "$(ORIGINAL)")
+	@.venv/bin/python scripts/benchmark_all_attention.py --dtype fp32 bf16 bf16-autocast \
+		--output benchmark/all_attention \
+		$(if $(ORIGINAL_ADAPTIVE_SPAN),--original "$(ORIGINAL_ADAPTIVE_SPAN)")

@@ -1,40 +1,47 @@
-"""The models that a benchmark of transformer_xl compares, how they read, and their arithmetic.
+"""What benchmarks compare: models in dtypes, what these read, and how.
 
 Shapes: B streams, T tokens of a segment, M remembered tokens, V symbols, d model width.
 """
 
 import functools
 import math
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
-from types import SimpleNamespace
 from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from fairseq.data import Dictionary
-from fairseq.models.transformer_lm import TransformerLanguageModel, TransformerLanguageModelConfig
 from torch import Tensor, nn
 
 import plugin_path  # noqa: F401 (makes fairseq_plugins importable)
-from fairseq_plugins.models.transformer_xl import (
-    RELATIVE,
-    TransformerXLConfig,
-    TransformerXLLanguageModel,
-)
-from fairseq_plugins.models.transformer_xl_presets import PRESETS
+from fairseq_plugins.modules.layer_states import HiddenStates
 from fairseq_plugins.modules.segment_memory import SegmentMemory
-from original_transformer_xl import OriginalModel, copy_weights
 
-# Symbols of the data sets that the sizes were published for, and of any other size.
-SYMBOLS = {"enwik8": 205, "text8": 27, "wt103": 267_735, "lm1b": 793_471}
-SYMBOLS_OF_OTHERS = 205
 DTYPES = FP32, BF16, AUTOCAST = ("fp32", "bf16", "bf16-autocast")
-OURS, PLAIN, ORIGINAL = MODELS = ("transformer_xl", "transformer_lm", "original")
+MODES = TRAIN, EVALUATE = ("train", "evaluate")
+
+
+class Models(NamedTuple):
+    """Names of the models of a benchmark: this package's, the plain one, the published code's."""
+
+    ours: str
+    plain: str
+    original: str = "original"
+
+
+class Contender(NamedTuple):
+    """One of a benchmark's models in one of DTYPES."""
+
+    model: str
+    dtype: str
 
 
 @dataclass(frozen=True)
 class Setting:
-    """What is read how: T tokens a segment, a memory of M, B streams; see ``--evaluate``."""
+    """What is read how: T tokens a segment, a memory of M, B streams; distances end at a clamp."""
 
     mode: str
     segment: int
@@ -44,64 +51,53 @@ class Setting:
 
     @property
     def text(self) -> str:
-        """The setting as it is given on the command line."""
+        """Segment, memory, batch and, where there is one, clamp, with slashes between."""
         numbers = [self.segment, self.memory, self.batch, *([self.clamp] if self.clamp else [])]
         return "/".join(map(str, numbers))
 
     @property
     def training(self) -> bool:
         """Whether gradients are computed."""
-        return self.mode == "train"
+        return self.mode == TRAIN
 
     @property
     def segments(self) -> int:
-        """Segments that renew the memory once: a repeat, which so has its share of every cost."""
+        """Segments that renew the memory once."""
         return max(1, math.ceil(self.memory / self.segment))
 
 
-class Contender(NamedTuple):
-    """One of MODELS in one of DTYPES."""
+class Case(NamedTuple):
+    """A size of the models, as its option names it, in a setting."""
 
-    model: str
-    dtype: str
+    size: str
+    setting: Setting
+
+    @property
+    def text(self) -> str:
+        """The case in words."""
+        return f"{self.size}, {self.setting.mode} {self.setting.text}"
 
 
-def configuration(size: str, setting: Setting) -> TransformerXLConfig:
-    """Options of a preset for a setting, without dropout.
+def choose_contenders(models: Models, dtypes: list[str], original: bool) -> list[Contender]:
+    """Who takes part, in turn.
 
-    Raises ValueError when there is no such preset, or it has no memory.
+    The published code is measured in fp32 and, beside bf16 of any kind, under autocast.
     """
-    known = [
-        name
-        for name, values in PRESETS.items()
-        if values.get("positions", RELATIVE[0]) == RELATIVE[0]
-    ]
-    if size not in known:
-        raise ValueError(f"--size is {size!r}: give presets with a memory, {', '.join(known)}")
-    values = {name: value for name, value in PRESETS[size].items() if "dropout" not in name}
-    return TransformerXLConfig(
-        **values,
-        tokens_per_sample=setting.segment,
-        extended_context=0,
-        mem_len=setting.memory,
-        clamp_len=setting.clamp,
-        same_length=setting.clamp is not None,
-    )
+    chosen = [Contender(model, dtype) for dtype in dtypes for model in (models.ours, models.plain)]
+    if original:
+        chosen.append(Contender(models.original, FP32))
+        if dtypes != [FP32]:
+            chosen.append(Contender(models.original, AUTOCAST))
+    return chosen
 
 
 @functools.lru_cache(maxsize=1)
-def vocabulary(size: str) -> Dictionary:
-    """A dictionary as large as that of the data set that a size was published for."""
-    data_set = size.removeprefix("transformer_xl_").split("_")[0]
+def make_dictionary(symbols: int) -> Dictionary:
+    """A dictionary of so many symbols, fairseq's special ones among them."""
     dictionary = Dictionary()
-    for number in range(SYMBOLS.get(data_set, SYMBOLS_OF_OTHERS) - dictionary.nspecial):
+    for number in range(symbols - dictionary.nspecial):
         dictionary.add_symbol(str(number))
     return dictionary
-
-
-def cutoffs(cfg: TransformerXLConfig) -> list[int]:
-    """Where the bands of the adaptive embeddings end; [] for plain ones."""
-    return [int(number) for number in (cfg.adaptive_input_cutoff or "").split(",") if number]
 
 
 def draw_tokens(dictionary: Dictionary, setting: Setting, generator: torch.Generator) -> Tensor:
@@ -109,51 +105,6 @@ def draw_tokens(dictionary: Dictionary, setting: Setting, generator: torch.Gener
     first, symbols = dictionary.nspecial, len(dictionary)
     uniform = torch.rand(setting.batch, setting.segment + 1, generator=generator)
     return (first * (symbols / first) ** uniform).long().clamp_(max=symbols - 1)
-
-
-def multiply_adds(
-    cfg: TransformerXLConfig, dictionary: Dictionary, setting: Setting, plain: bool = False
-) -> float:
-    """Multiply-adds of the matrix products that a segment needs; plain for a transformer_lm.
-
-    With f the inner width, n = B*T tokens and P the pairs of a query and a key that it sees, a
-    layer takes 4*n*d^2 (projections) + 2*n*d*f (feed-forward) + 3*B*P*d (scores by content and by
-    distance, values). A plain one has no memory and no scores by distance. Training, but not
-    evaluation, which has them from before, projects the memory too, 2*B*M*d^2, and the T + M
-    distances, (T + M)*d^2.
-
-    The output takes n*d*V. An adaptive one takes n*d*(frequent symbols + clusters) and, for the
-    tokens of a cluster, its width for each of its symbols; bands narrower than the model project
-    what is read of them, and what they score. The first band's scores are projected for all tokens.
-
-    The gradient takes as much again for each factor of a product that wants one: training is 3
-    times the forward pass, but 2 times where one factor is the memory or the sinusoids.
-    """
-    width, first = cfg.decoder_embed_dim, dictionary.nspecial
-    memory = 0 if plain else setting.memory
-    tokens = setting.batch * setting.segment
-    farthest = memory if cfg.same_length and not plain else math.inf
-    pairs = sum(min(memory + place + 1, farthest) for place in range(setting.segment))
-    layer = 4 * tokens * width**2 + 2 * tokens * width * cfg.decoder_ffn_embed_dim
-    layer += (2 if plain else 3) * setting.batch * pairs * width
-    ends = [*cutoffs(cfg), len(dictionary)]
-    output = tokens * width * (ends[0] + len(ends) - 1)
-    narrower = len(ends) > 1 and cfg.adaptive_input_factor > 1
-    for band, (start, end) in enumerate(zip([first, *ends], ends, strict=False)):
-        inner = width // cfg.adaptive_input_factor**band if narrower else width
-        in_band = tokens * math.log(end / start) / math.log(len(dictionary) / first)
-        if band:
-            output += in_band * inner * (end - start)
-        if narrower:
-            output += in_band * inner * width
-            if band or not plain:
-                output += (in_band if band else tokens) * inner * width
-    forward = cfg.decoder_layers * layer + output
-    if not setting.training:
-        return forward
-    distances = 0 if plain else setting.segment + memory
-    constant = (2 * setting.batch * memory + distances) * width**2
-    return 3 * forward + 2 * cfg.decoder_layers * constant
 
 
 def token_losses(decoder: nn.Module, scores: Tensor, targets: Tensor) -> Tensor:
@@ -173,28 +124,8 @@ def token_losses(decoder: nn.Module, scores: Tensor, targets: Tensor) -> Tensor:
     return losses.view_as(targets)
 
 
-def build_plain(cfg: TransformerXLConfig, dictionary: Dictionary) -> TransformerLanguageModel:
-    """The transformer_lm of fairseq, of the same size, without dropout."""
-    shared = {
-        name: getattr(cfg, name)
-        for name in TransformerLanguageModelConfig.__dataclass_fields__
-        if "dropout" not in name and hasattr(cfg, name)
-    }
-    options = TransformerLanguageModelConfig(
-        **shared,
-        decoder_input_dim=cfg.decoder_embed_dim,
-        decoder_output_dim=cfg.decoder_embed_dim,
-        dropout=0.0,
-        add_bos_token=False,
-        max_target_positions=cfg.tokens_per_sample,
-        tpu=False,
-    )
-    task = SimpleNamespace(source_dictionary=dictionary, target_dictionary=dictionary)
-    return TransformerLanguageModel.build_model(options, task)
-
-
-class Reader:
-    """A contender that reads streams segment by segment, with a memory of its own.
+class Reader(ABC):
+    """A contender that reads streams segment by segment.
 
     Args:
         contender: which model, in which dtype.
@@ -210,64 +141,82 @@ class Reader:
         self.model = model.to(device).train(setting.training)
         if contender.dtype == BF16:
             self.model.bfloat16()
-        self.memory = SegmentMemory()
-        self.original_memory: list[Tensor] = []
-        self.start = 0
 
-    def read(self, tokens: Tensor) -> Tensor:
-        """Read tokens (B, T + 1) and return the losses (B, T) of all but the first."""
+    @contextmanager
+    def _precision(self) -> Iterator[None]:
         autocast = self.contender.dtype == AUTOCAST
         with (
             torch.set_grad_enabled(self.setting.training),
             torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=autocast),
         ):
-            losses = self._losses(tokens)
-            loss = losses.mean()
+            yield
+
+    def score(self, tokens: Tensor) -> Tensor:
+        """Read tokens (B, T + 1) and return the losses (B, T) of all but the first.
+
+        In training nothing is learned from them.
+        """
+        with self._precision():
+            return self._losses(tokens).detach()
+
+    def read(self, tokens: Tensor) -> None:
+        """Read tokens (B, T + 1), in training with the gradient of all but the first one's loss."""
+        with self._precision():
+            loss = self._losses(tokens).mean()
         if self.setting.training:
             loss.backward()
             self.model.zero_grad(set_to_none=True)
-        return losses.detach()
+
+    @abstractmethod
+    def _losses(self, tokens: Tensor) -> Tensor:
+        """Losses (B, T) of all tokens (B, T + 1) but the first."""
+
+
+class PlainReader(Reader):
+    """One of fairseq's own language models, without a memory."""
 
     def _losses(self, tokens: Tensor) -> Tensor:
-        if self.contender.model == ORIGINAL:
-            losses, self.original_memory = self.model.losses(tokens, self.original_memory)
-            return losses
-        read, targets = tokens[:, :-1], tokens[:, 1:]
-        if self.contender.model == PLAIN:
-            scores, _ = self.model(read)
-        else:
-            scores, _ = self.model(read, memory=self.memory.at(self.start))
-            self.start += self.setting.segment
-        return token_losses(self.model.decoder, scores, targets)
+        scores, _ = self.model(tokens[:, :-1])
+        return token_losses(self.model.decoder, scores, tokens[:, 1:])
 
 
-def build_readers(
-    size: str,
-    setting: Setting,
-    contenders: list[Contender],
-    device: torch.device,
-    original_class: type[nn.Module] | None = None,
-) -> list[Reader]:
-    """One reader a contender, those of ORIGINAL's class and of OURS with the same weights."""
-    cfg, dictionary = configuration(size, setting), vocabulary(size)
-    torch.manual_seed(1)
-    original = None
-    if original_class is not None:
-        original = OriginalModel(original_class, cfg, cutoffs(cfg), len(dictionary))
+class MemoryReader(Reader):
+    """A segment language model of this package, with a memory of its own."""
 
-    def build(name: str) -> nn.Module:
-        if name == ORIGINAL:
-            return original
-        if name == PLAIN:
-            return build_plain(cfg, dictionary)
-        task = SimpleNamespace(source_dictionary=dictionary)
-        model = TransformerXLLanguageModel.build_model(cfg, task)
-        if original is not None:
-            copy_weights(original.model, model.decoder)
-        return model
+    def __init__(
+        self, contender: Contender, model: nn.Module, setting: Setting, device: torch.device
+    ) -> None:
+        super().__init__(contender, model, setting, device)
+        self.memory = SegmentMemory()
+        self.start = 0
 
-    models = [build(contender.model) for contender in contenders]
-    return [
-        Reader(contender, model, setting, device)
-        for contender, model in zip(contenders, models, strict=True)
-    ]
+    def remember(self, past: Tensor) -> None:
+        """Begin as if (B, M, d) had entered each of the layers."""
+        decoder = self.model.decoder
+        # one tensor for all layers: what is there before the clock starts is not to raise the peak
+        states = [HiddenStates(past.to(next(decoder.parameters()).dtype))] * len(decoder.layers)
+        self.memory.at(0).write(decoder, states, past.size(1), decoder.context.memory)
+        self.start = past.size(1)
+
+    def _losses(self, tokens: Tensor) -> Tensor:
+        scores, _ = self.model(tokens[:, :-1], memory=self.memory.at(self.start))
+        self.start += tokens.size(1) - 1
+        return token_losses(self.model.decoder, scores, tokens[:, 1:])
+
+
+class OriginalReader(Reader):
+    """A published model, with a memory of its own."""
+
+    def __init__(
+        self, contender: Contender, model: nn.Module, setting: Setting, device: torch.device
+    ) -> None:
+        super().__init__(contender, model, setting, device)
+        self.memory: list[Tensor] = []
+
+    def remember(self, past: Tensor) -> None:
+        """Begin as if (B, M, d) had entered each of the layers."""
+        self.memory = self.model.memory_of(past)
+
+    def _losses(self, tokens: Tensor) -> Tensor:
+        losses, self.memory = self.model.losses(tokens, self.memory)
+        return losses

@@ -19,7 +19,7 @@ from torch import device as Device
 
 import plugin_path  # noqa: F401 (makes fairseq_plugins importable)
 from fairseq_plugins.models.segment_language_model import SegmentLanguageModel
-from measurement_options import NamedCheckpoint
+from measurement_options import NamedFile
 from run_command import short
 from score_text import (
     load_language_model,
@@ -64,7 +64,7 @@ class ContextLosses:
         device: where they are computed.
     """
 
-    checkpoints: list[NamedCheckpoint]
+    checkpoints: list[NamedFile]
     windows: Windows
     folder: Path
     device: Device
@@ -145,7 +145,7 @@ def _identity(path: Path) -> dict[str, Any]:
     return {"path": str(path), "size": status.st_size, "mtime": status.st_mtime_ns}
 
 
-def context_limit(checkpoint: NamedCheckpoint, stride: int) -> int | None:
+def context_limit(checkpoint: NamedFile, stride: int) -> int | None:
     """As much context as positions of a model were trained for, in tokens; None for no limit.
 
     Raises ValueError when it is less than the tokens that a window predicts.

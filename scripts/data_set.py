@@ -22,7 +22,7 @@ class DataSet(ABC):
         checksums: of the archive or of each member, by name.
         vocabulary: number of symbols, as published.
         disk_bytes: space that the preparation takes at most, with the download.
-        recipe: command file of examples/transformer_xl that trains on it.
+        recipe: command file in examples that trains on it, without its suffix.
     """
 
     name: str

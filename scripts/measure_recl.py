@@ -32,7 +32,7 @@ from measurement_options import (
     check_at_least,
     exit_status,
     make_output_folder,
-    parse_checkpoints,
+    parse_named_files,
     parse_numbers,
 )
 from measurement_results import check_plotting, markdown_table, save_plot
@@ -92,7 +92,7 @@ def measure_recl(arguments: argparse.Namespace) -> None:
     first = arguments.step if arguments.first_context is None else arguments.first_context
     contexts = Contexts(first, arguments.step, arguments.max_context)
     ratios = check_options(arguments, contexts)
-    checkpoints = parse_checkpoints(arguments.checkpoint)
+    checkpoints = parse_named_files("--checkpoint", arguments.checkpoint)
     task = load_task(arguments.data, arguments.stride)
     positions = len(load_tokens(task, arguments.split, arguments.max_tokens))
     if positions <= arguments.max_context:

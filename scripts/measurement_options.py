@@ -11,8 +11,8 @@ from typing import NamedTuple
 from run_command import short
 
 
-class NamedCheckpoint(NamedTuple):
-    """A checkpoint and what tables and plots call it."""
+class NamedFile(NamedTuple):
+    """A checkpoint or a log, and what tables and plots call it."""
 
     label: str
     path: Path
@@ -41,25 +41,24 @@ def add_output_options(parser: argparse.ArgumentParser, output: str) -> None:
     parser.add_argument("--output", type=Path, default=Path(output), help=f"folder ({output})")
 
 
-def parse_checkpoints(words: list[str]) -> list[NamedCheckpoint]:
-    """Checkpoints that --checkpoint names; one without a label is called by its path.
+def parse_named_files(option: str, words: list[str]) -> list[NamedFile]:
+    """Files that the words of an option name; one without a label is called by its path.
 
     Raises ValueError when two have the same label.
     """
-    checkpoints = []
+    files = []
     for word in words:
         label, equals, path = word.partition("=")
         if not equals or Path(word).exists():
             label, path = word, word
-        checkpoints.append(NamedCheckpoint(label, Path(path).resolve()))
-    labels = [checkpoint.label for checkpoint in checkpoints]
+        files.append(NamedFile(label, Path(path).resolve()))
+    labels = [file.label for file in files]
     for label in labels:
         if labels.count(label) > 1:
             raise ValueError(
-                f"--checkpoint has {label!r} more than once: give each a label of its own, "
-                "LABEL=PATH"
+                f"{option} has {label!r} more than once: give each a label of its own, LABEL=PATH"
             )
-    return checkpoints
+    return files
 
 
 def parse_numbers(option: str, text: str, kind: type, least: float, most: float) -> list:

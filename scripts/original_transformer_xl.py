@@ -5,8 +5,6 @@ None of that code is here: its licence is not this project's. It was written for
 when imported; masks of booleans in place of bytes; and weights drawn here, which it leaves empty.
 """
 
-import importlib
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,23 +15,15 @@ from torch import Tensor, nn
 
 import plugin_path  # noqa: F401 (makes fairseq_plugins importable)
 from fairseq_plugins.models.segment_decoder import SegmentDecoder
+from original_checkout import Checkout
 
-MODULE = "mem_transformer"
-CLASS = "MemTransformerLM"
-
-
-def find_original(path: Path) -> Path:
-    """Folder of the model's file in a checkout, which is its root or its folder pytorch.
-
-    Raises ValueError when there is none.
-    """
-    for folder in (path, path / "pytorch"):
-        if (folder / f"{MODULE}.py").is_file():
-            return folder.resolve()
-    raise ValueError(
-        f"--original is {path}, and neither it nor its folder pytorch has {MODULE}.py: give the "
-        "folder of a checkout of the published code, https://github.com/kimiyoung/transformer-xl"
-    )
+CHECKOUT = Checkout(
+    "https://github.com/kimiyoung/transformer-xl",
+    "mem_transformer",
+    "MemTransformerLM",
+    folder="pytorch",
+    places=("utils",),
+)
 
 
 def import_original(path: Path) -> type[nn.Module]:
@@ -41,20 +31,9 @@ def import_original(path: Path) -> type[nn.Module]:
 
     Raises ValueError when it cannot be imported.
     """
-    folder = find_original(path)
-    places = [str(folder), str(folder / "utils")]
     # it reads the version's two numbers, and makes no use of them
-    version = torch.version.cuda or "0.0"
-    with mock.patch.object(sys, "path", places + sys.path):
-        try:
-            with mock.patch.object(torch.version, "cuda", version):
-                module = importlib.import_module(MODULE)
-            return getattr(module, CLASS)
-        except Exception as error:
-            raise ValueError(
-                f"--original is {path}, whose {MODULE}.py cannot be imported or has no {CLASS} "
-                f"({type(error).__name__}: {error}): give an unchanged checkout"
-            ) from error
+    with mock.patch.object(torch.version, "cuda", torch.version.cuda or "0.0"):
+        return CHECKOUT.import_class(path)
 
 
 @contextmanager

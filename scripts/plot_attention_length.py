@@ -24,12 +24,12 @@ from torch import device as Device
 
 from benchmark_machine import hardware_line
 from measurement_options import (
-    NamedCheckpoint,
+    NamedFile,
     add_text_options,
     check_at_least,
     exit_status,
     make_output_folder,
-    parse_checkpoints,
+    parse_named_files,
     parse_numbers,
 )
 from measurement_results import check_plotting, markdown_table, save_plot
@@ -95,7 +95,7 @@ def parse_lengths(arguments: argparse.Namespace) -> list[AttentionLength]:
     return [AttentionLength(memory, 0, same_length, arguments.clamp_len) for memory in memories]
 
 
-def check_length(checkpoint: NamedCheckpoint, length: AttentionLength, segment: int) -> None:
+def check_length(checkpoint: NamedFile, length: AttentionLength, segment: int) -> None:
     """Check that the model of a checkpoint can have this attention length.
 
     Raises ValueError when it cannot.
@@ -127,7 +127,7 @@ def check_length(checkpoint: NamedCheckpoint, length: AttentionLength, segment: 
 
 
 def measure(
-    checkpoint: NamedCheckpoint,
+    checkpoint: NamedFile,
     length: AttentionLength,
     arguments: argparse.Namespace,
     device: Device,
@@ -198,7 +198,7 @@ def draw(axes: Any, rows: list[dict[str, Any]]) -> None:
 
 def plot_attention_length(arguments: argparse.Namespace) -> None:
     """Measure each model at each length; raises ValueError for what cannot be, before any work."""
-    checkpoints = parse_checkpoints(arguments.checkpoint)
+    checkpoints = parse_named_files("--checkpoint", arguments.checkpoint)
     lengths = parse_lengths(arguments)
     check_at_least("--batch-size", arguments.batch_size, 1)
     task = load_task(arguments.data, arguments.tokens_per_sample)

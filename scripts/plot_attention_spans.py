@@ -22,10 +22,10 @@ from torch import Tensor
 import plugin_path  # noqa: F401 (makes fairseq_plugins importable)
 from fairseq_plugins.modules.adaptive_span import AdaptiveSpan
 from measurement_options import (
-    NamedCheckpoint,
+    NamedFile,
     exit_status,
     make_output_folder,
-    parse_checkpoints,
+    parse_named_files,
 )
 from measurement_results import check_plotting, markdown_table, save_plot
 from quickstart import write_atomically
@@ -46,7 +46,7 @@ def spans_in_tokens(values: Tensor, largest: int, ramp: int) -> list[int]:
     return span.tokens().ceil().int().tolist()
 
 
-def read_spans(checkpoint: NamedCheckpoint) -> dict[str, Any]:
+def read_spans(checkpoint: NamedFile) -> dict[str, Any]:
     """Spans of all heads of a checkpoint, layer by layer, in tokens.
 
     Raises ValueError when it cannot be read or holds no adaptive spans.
@@ -132,7 +132,10 @@ def draw(axes: Any, models: list[dict[str, Any]]) -> None:
 
 def plot_attention_spans(arguments: argparse.Namespace) -> None:
     """Read the spans and draw them; raises ValueError for what cannot be, before any output."""
-    models = [read_spans(checkpoint) for checkpoint in parse_checkpoints(arguments.checkpoint)]
+    models = [
+        read_spans(checkpoint)
+        for checkpoint in parse_named_files("--checkpoint", arguments.checkpoint)
+    ]
     check_plotting()
     make_output_folder(arguments.output)
     write_atomically(arguments.output / "attention_spans.json", {"models": models})

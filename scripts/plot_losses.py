@@ -15,9 +15,9 @@ import math
 import re
 import sys
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-from measurement_options import exit_status, make_output_folder
+from measurement_options import NamedFile, exit_status, make_output_folder, parse_named_files
 from measurement_results import check_plotting, markdown_table, save_plot
 from quickstart import write_atomically
 from run_command import short
@@ -25,31 +25,6 @@ from run_command import short
 UNIT = "bits a token"
 _JSON = re.compile(r'(?:^|\| )(\{"epoch".*"valid_loss".*\})$')
 _SIMPLE = re.compile(r"(?:^|\| )epoch \d+ \| valid on 'valid' subset \| (.*)$")
-
-
-class Log(NamedTuple):
-    """A training's log and what tables and plots call it."""
-
-    label: str
-    path: Path
-
-
-def parse_logs(words: list[str]) -> list[Log]:
-    """Logs that --log names; one without a label is called by its path.
-
-    Raises ValueError when two have the same label.
-    """
-    logs: dict[str, Log] = {}
-    for word in words:
-        label, equals, path = word.partition("=")
-        if not equals or Path(word).exists():
-            label, path = word, word
-        if label in logs:
-            raise ValueError(
-                f"--log has {label!r} more than once: give each a label of its own, LABEL=PATH"
-            )
-        logs[label] = Log(label, Path(path).resolve())
-    return list(logs.values())
 
 
 def validation(line: str) -> tuple[int, float] | None:
@@ -63,7 +38,7 @@ def validation(line: str) -> tuple[int, float] | None:
     return None
 
 
-def read_losses(log: Log) -> dict[int, float]:
+def read_losses(log: NamedFile) -> dict[int, float]:
     """Validation losses of a log by update, which rise.
 
     Raises ValueError when there is no such file, or no loss in it, or one that is no number.
@@ -87,7 +62,7 @@ def read_losses(log: Log) -> dict[int, float]:
     return dict(sorted(losses.items()))
 
 
-def summary(log: Log, losses: dict[int, float]) -> dict[str, Any]:
+def summary(log: NamedFile, losses: dict[int, float]) -> dict[str, Any]:
     """All losses of a log, the last one and the smallest one with their updates."""
     last, best = max(losses), min(losses, key=lambda update: losses[update])
     return {
@@ -127,7 +102,7 @@ def draw(axes: Any, rows: list[dict[str, Any]]) -> None:
 
 def plot_losses(arguments: argparse.Namespace) -> None:
     """Read the logs and draw them; raises ValueError for what cannot be, before any output."""
-    rows = [summary(log, read_losses(log)) for log in parse_logs(arguments.log)]
+    rows = [summary(log, read_losses(log)) for log in parse_named_files("--log", arguments.log)]
     check_plotting()
     make_output_folder(arguments.output)
     write_atomically(arguments.output / "losses.json", {"unit": UNIT, "rows": rows})

@@ -212,7 +212,7 @@ def prepare(data_set: DataSet, request: Request, build: Build, **options: str) -
     Raises ValueError when something is in the way, missing or not what was published.
     """
     output = request.output
-    recipe = f"examples/transformer_xl/{data_set.recipe}.sh"
+    recipe = f"examples/{data_set.recipe}.sh"
     next_command = ["bash", recipe, "train", short(output), "CHECKPOINTS"]
     digest = request.srcdict and file_digest(request.srcdict)
     settings = {"data_set": data_set.name, **options, "srcdict": digest}

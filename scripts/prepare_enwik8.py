@@ -9,6 +9,7 @@ a line gets a last </s> there too). Bits per character of the two conventions do
 """
 
 import sys
+from dataclasses import replace
 
 from binarize_characters import CharacterDataSet, binarize_characters, check_newlines
 from checksums import Checksum
@@ -21,7 +22,7 @@ ENWIK8 = CharacterDataSet(
     checksums={"enwik8": Checksum("md5", "a1fa5ffddb56f4953e226637dabbb36a")},
     vocabulary=205,
     disk_bytes=300_000_000,
-    recipe="enwik8_base",
+    recipe="transformer_xl/enwik8_base",
     member="enwik8",
     sizes={"train": 90_000_000, "valid": 5_000_000, "test": 5_000_000},
     symbol=str,
@@ -40,8 +41,9 @@ def main() -> int:
 
     def work(request: Request) -> None:
         newlines = check_newlines(arguments.newlines)
+        recipe = {"drop": ENWIK8.recipe, "eos": "all_attention/enwik8_small"}[newlines]
         prepare(
-            ENWIK8,
+            replace(ENWIK8, recipe=recipe),
             request,
             lambda source, folder: binarize_characters(ENWIK8, source, folder, request, newlines),
             newlines=newlines,

@@ -25,7 +25,7 @@ LM1B = WordDataSet(
     },
     vocabulary=793_471,
     disk_bytes=15_000_000_000,
-    recipe="lm1b_base",
+    recipe="transformer_xl/lm1b_base",
     splits={
         **{f"news.en-{shard:05}-of-00100": "train" for shard in range(1, 100)},
         "news.en.heldout-00001-of-00050": "valid",

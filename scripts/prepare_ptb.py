@@ -22,7 +22,7 @@ PTB = WordDataSet(
     },
     vocabulary=10_000,
     disk_bytes=50_000_000,
-    recipe="ptb",
+    recipe="transformer_xl/ptb",
     splits={f"ptb.{split}.txt": split for split in ("train", "valid", "test")},
     # <unk> and the end of line
     unlisted=2,

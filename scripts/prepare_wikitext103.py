@@ -18,7 +18,7 @@ WIKITEXT103 = WordDataSet(
     checksums={"wikitext-103-v1.zip": Checksum("md5", "9ddaacaf6af0710eda8c456decff7832")},
     vocabulary=267_735,
     disk_bytes=2_000_000_000,
-    recipe="wt103_base",
+    recipe="transformer_xl/wt103_base",
     splits={f"wiki.{split}.tokens": split for split in ("train", "valid", "test")},
     # <unk> and the end of line
     unlisted=2,

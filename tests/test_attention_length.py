@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import plot_attention_length
-from measurement_options import NamedCheckpoint
+from measurement_options import NamedFile
 from plot_attention_length import AttentionLength, check_length, parse_lengths
 from tests.saved_models import token_losses, write_checkpoint, write_text
 
@@ -109,7 +109,7 @@ def test_lengths_that_cannot_be_are_refused(values, message):
 )
 def test_a_length_that_a_model_cannot_have_is_refused(folder, models, name, length, message):
     with pytest.raises(ValueError, match=re.escape(message)):
-        check_length(NamedCheckpoint("L", folder / f"{name}.pt"), length, 8)
+        check_length(NamedFile("L", folder / f"{name}.pt"), length, 8)
 
 
 @pytest.mark.parametrize(
@@ -123,7 +123,7 @@ def test_a_length_that_a_model_cannot_have_is_refused(folder, models, name, leng
     ],
 )
 def test_a_length_that_a_model_can_have_is_taken(folder, models, name, length):
-    check_length(NamedCheckpoint("L", folder / f"{name}.pt"), length, 8)
+    check_length(NamedFile("L", folder / f"{name}.pt"), length, 8)
 
 
 def words(folder, output, *others):

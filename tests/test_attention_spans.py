@@ -5,7 +5,7 @@ import pytest
 import torch
 
 import plot_attention_spans
-from measurement_options import NamedCheckpoint
+from measurement_options import NamedFile
 from plot_attention_spans import read_spans, spans_in_tokens
 from tests import saved_models
 from tests.tiny import tiny_model, tokens
@@ -135,7 +135,7 @@ def test_the_scale_suits_the_spans(spans, scale):
 def test_checkpoints_without_spans_are_refused(folder, tmp_path, capsys, name, message):
     path = folder / f"{name}.pt"
     with pytest.raises(ValueError, match=rf"^--checkpoint {path}:? {re.escape(message)}$"):
-        read_spans(NamedCheckpoint("x", path))
+        read_spans(NamedFile("x", path))
     output = tmp_path / "spans"
     # nothing is written for the others either
     words = ["--checkpoint", f"all={folder}/all.pt", str(path), "--output", str(output)]

@@ -10,27 +10,22 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-import benchmark_contenders
+import benchmark_comparison
 import benchmark_machine
 import benchmark_report
 import benchmark_transformer_xl as benchmark
-from benchmark_contenders import (
-    AUTOCAST,
-    BF16,
-    FP32,
-    ORIGINAL,
-    OURS,
-    PLAIN,
-    Contender,
-    Setting,
+import benchmark_transformer_xl_contenders as contenders
+from benchmark_contenders import AUTOCAST, BF16, FP32, Case, Contender, Setting, draw_tokens
+from benchmark_transformer_xl_contenders import (
+    MODELS,
     build_readers,
     configuration,
-    draw_tokens,
     multiply_adds,
     vocabulary,
 )
 from fairseq_plugins.modules import window_attention
 
+OURS, PLAIN, ORIGINAL = MODELS
 SIZE = "transformer_xl_tiny"
 LAYERS, WIDTH, INNER, SYMBOLS = 4, 128, 512, 205
 CPU = torch.device("cpu")
@@ -59,13 +54,12 @@ def options(**given):
 def quick(monkeypatch):
     """Small products, and memory measured without another process."""
     monkeypatch.setattr(benchmark_machine, "PRODUCT_WIDTH", 64)
-    monkeypatch.setattr(benchmark.Benchmark, "peak_of", lambda *_: 3 * 2**20)
+    monkeypatch.setattr(benchmark.TransformerXLBenchmark, "peak_of", lambda *_: 3 * 2**20)
 
 
 @pytest.fixture
-def stub(tmp_path, monkeypatch):
-    """A folder for a stand-in of the published code, and a function that writes it."""
-    monkeypatch.delitem(sys.modules, "mem_transformer", raising=False)
+def stub(tmp_path):
+    """Writes a stand-in of the published code and returns its folder."""
 
     def write(text=STAND_IN):
         folder = tmp_path / "checkout" / "pytorch"
@@ -73,8 +67,7 @@ def stub(tmp_path, monkeypatch):
         (folder / "mem_transformer.py").write_text(text)
         return folder.parent
 
-    yield write
-    sys.modules.pop("mem_transformer", None)
+    return write
 
 
 def counted(reader, setting, warm):
@@ -126,9 +119,7 @@ def test_operations_of_adaptive_embeddings_by_hand(monkeypatch, factor):
     }
     setting = Setting("evaluate", 3, 9, 1)
     whole = multiply_adds(configuration(SIZE, setting), vocabulary(SIZE), setting)
-    monkeypatch.setitem(
-        benchmark_contenders.PRESETS, "adaptive", {**benchmark_contenders.PRESETS[SIZE], **adaptive}
-    )
+    monkeypatch.setitem(contenders.PRESETS, "adaptive", {**contenders.PRESETS[SIZE], **adaptive})
     cfg = configuration("adaptive", setting)
     of_layers = whole - 3 * WIDTH * SYMBOLS
     shares = [
@@ -164,15 +155,21 @@ def test_a_repeat_renews_the_memory():
     assert Setting("train", 512, 512, 1).segments == Setting("train", 512, 0, 1).segments == 1
 
 
-def test_contenders():
+def test_contenders(monkeypatch):
+    # any class will do: no model is made of it
+    monkeypatch.setattr(benchmark, "import_original", lambda _: torch.nn.Module)
+
+    def chosen(size, dtypes, original):
+        made = benchmark.TransformerXLBenchmark(
+            options(size=[size], dtype=dtypes, original=original)
+        )
+        return made.contenders(made.cases[0])
+
     ours, plain = Contender(OURS, FP32), Contender(PLAIN, FP32)
-    assert benchmark.choose_contenders(SIZE, [FP32], False) == [ours, plain]
-    assert benchmark.choose_contenders(SIZE, [FP32], True) == [ours, plain, (ORIGINAL, FP32)]
-    assert benchmark.choose_contenders(SIZE, [BF16], True)[2:] == [
-        (ORIGINAL, FP32),
-        (ORIGINAL, AUTOCAST),
-    ]
-    adaptive = benchmark.choose_contenders("transformer_xl_wt103_base", [AUTOCAST], True)
+    assert chosen(SIZE, [FP32], None) == [ours, plain]
+    assert chosen(SIZE, [FP32], Path()) == [ours, plain, (ORIGINAL, FP32)]
+    assert chosen(SIZE, [BF16], Path())[2:] == [(ORIGINAL, FP32), (ORIGINAL, AUTOCAST)]
+    adaptive = chosen("transformer_xl_wt103_base", [AUTOCAST], Path())
     assert adaptive == [(OURS, AUTOCAST), (ORIGINAL, FP32)]
 
 
@@ -232,10 +229,10 @@ def test_sizes_without_a_memory_are_refused(capsys):
 
 
 def test_interruption_is_one_line(monkeypatch, capsys):
-    def interrupted(_):
+    def interrupted(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(benchmark, "run", interrupted)
+    monkeypatch.setattr(benchmark_comparison, "run", interrupted)
     assert benchmark.main([]) == 130
     assert capsys.readouterr().out == (
         "\ninterrupted, nothing was written; the same command starts anew\n"
@@ -375,13 +372,13 @@ def test_an_original_that_cannot_be_imported_is_refused(stub, text, reason):
         f"MemTransformerLM ({reason}): give an unchanged checkout"
     )
     with pytest.raises(ValueError, match=exactly(message)):
-        benchmark.Benchmark(options(original=checkout))
+        benchmark.TransformerXLBenchmark(options(original=checkout))
+    assert "mem_transformer" not in sys.modules
 
 
 def test_memory_is_measured_in_another_process():
-    setting = Setting("train", 4, 6, 2)
-    made = benchmark.Benchmark(options())
-    peak = made.peak_of(SIZE, setting, Contender(OURS, FP32))
+    made = benchmark.TransformerXLBenchmark(options())
+    peak = made.peak_of(Case(SIZE, Setting("train", 4, 6, 2)), Contender(OURS, FP32))
     parameters = LAYERS * (5 * WIDTH**2 + 2 * WIDTH * INNER) + SYMBOLS * WIDTH
     # weights and gradients
     assert peak > 8 * parameters
@@ -389,11 +386,11 @@ def test_memory_is_measured_in_another_process():
 
 def test_memory_that_cannot_be_measured_is_an_error(monkeypatch):
     ended = subprocess.CompletedProcess([], 1, stdout="", stderr="Traceback\nno room\n")
-    monkeypatch.setattr(benchmark.subprocess, "run", lambda *_, **__: ended)
+    monkeypatch.setattr(benchmark_comparison.subprocess, "run", lambda *_, **__: ended)
     message = (
         f"the memory of {OURS} {FP32} ({SIZE}, train 4/6/2) cannot be measured, exit status 1, no "
         "room: where memory is short give a smaller size, segment, memory or batch"
     )
-    made, setting = benchmark.Benchmark(options()), Setting("train", 4, 6, 2)
+    made = benchmark.TransformerXLBenchmark(options())
     with pytest.raises(ValueError, match=exactly(message)):
-        made.peak_of(SIZE, setting, Contender(OURS, FP32))
+        made.peak_of(Case(SIZE, Setting("train", 4, 6, 2)), Contender(OURS, FP32))

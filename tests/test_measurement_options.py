@@ -7,12 +7,12 @@ import warnings
 import pytest
 
 from measurement_options import (
-    NamedCheckpoint,
+    NamedFile,
     add_text_options,
     check_at_least,
     exit_status,
     make_output_folder,
-    parse_checkpoints,
+    parse_named_files,
     parse_numbers,
 )
 
@@ -20,17 +20,17 @@ from measurement_options import (
 def test_checkpoints_have_labels_or_are_called_by_their_path(tmp_path):
     odd = tmp_path / "a=b.pt"
     odd.touch()
-    assert parse_checkpoints(["XL=x.pt", str(tmp_path / "y.pt"), str(odd)]) == [
-        NamedCheckpoint("XL", (tmp_path.cwd() / "x.pt")),
-        NamedCheckpoint(str(tmp_path / "y.pt"), tmp_path / "y.pt"),
-        NamedCheckpoint(str(odd), odd),
+    assert parse_named_files("--checkpoint", ["XL=x.pt", str(tmp_path / "y.pt"), str(odd)]) == [
+        NamedFile("XL", (tmp_path.cwd() / "x.pt")),
+        NamedFile(str(tmp_path / "y.pt"), tmp_path / "y.pt"),
+        NamedFile(str(odd), odd),
     ]
 
 
 def test_a_label_that_occurs_twice_is_refused():
     message = "--checkpoint has 'XL' more than once: give each a label of its own, LABEL=PATH"
     with pytest.raises(ValueError, match=re.escape(message)):
-        parse_checkpoints(["XL=x.pt", "XL=y.pt"])
+        parse_named_files("--checkpoint", ["XL=x.pt", "XL=y.pt"])
 
 
 def test_numbers_rise_and_differ():

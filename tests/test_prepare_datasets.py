@@ -61,6 +61,8 @@ def test_corpus_from_a_file(call, tmp_path, name):
     _, interpreter, recipe, *words = last.split()
     assert (interpreter, words) == ("bash", ["train", str(out), "CHECKPOINTS"])
     assert (run_command.ROOT / recipe).is_file()
+    # the convention of newlines is the all-attention paper's
+    assert ("all_attention" in recipe) == (name == "enwik8")
 
 
 @pytest.mark.parametrize("name", SMALL)

@@ -17,7 +17,7 @@ from effective_context import (
     relative_gain,
     relative_loss,
 )
-from measurement_options import NamedCheckpoint
+from measurement_options import NamedFile
 from tests.saved_models import token_losses, write_checkpoint, write_text
 
 CPU = torch.device("cpu")
@@ -194,7 +194,7 @@ def models(folder, text):
 
 
 def losses_of(folder, *names, positions=60, stride=1, batch_size=4, output="losses"):
-    checkpoints = [NamedCheckpoint(name, folder / name) for name in names]
+    checkpoints = [NamedFile(name, folder / name) for name in names]
     (folder / output).mkdir(exist_ok=True)
     windows = Windows(folder / "bin", "test", positions, stride, batch_size)
     return ContextLosses(checkpoints, windows, folder / output, CPU)
@@ -236,8 +236,8 @@ def test_absolute_positions_limit_the_context(folder, models):
     assert losses.contexts(0) == [10]
     message = "--stride is 13: places was trained on segments of 12 tokens; give a stride of at"
     with pytest.raises(ValueError, match=message):
-        context_limit(NamedCheckpoint("places", folder / "places.pt"), 13)
-    assert context_limit(NamedCheckpoint("XL", folder / "xl.pt"), 13) is None
+        context_limit(NamedFile("places", folder / "places.pt"), 13)
+    assert context_limit(NamedFile("XL", folder / "xl.pt"), 13) is None
 
 
 def test_losses_are_measured_once_and_kept(folder, models, monkeypatch):

@@ -121,7 +121,8 @@ def test_align_by_distance_moves_each_row_by_one():
 
 def test_spread_by_distance_is_the_inverse_and_zero_elsewhere():
     scores = torch.randn(2, 3, 3)
-    spread = spread_by_distance(scores)
+    spread = torch.full((2, 3, 4), 7.0)
+    spread_by_distance(scores, spread)
     assert torch.equal(align_by_distance(spread, 3), scores)
     assert spread.count_nonzero() == scores.numel()
 

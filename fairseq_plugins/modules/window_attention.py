@@ -12,6 +12,7 @@ adaptive span, d_h head width; in a block: C queries that see at most K keys.
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Iterator
 from typing import Any, NamedTuple
@@ -106,18 +107,16 @@ def align_by_distance(scores: Tensor, num_keys: int) -> Tensor:
     return flat.narrow(-1, queries - 1, queries * num_keys).view(*batch, queries, num_keys)
 
 
-def spread_by_distance(scores: Tensor) -> Tensor:
-    """Turn scores by key (…, C, K) into scores by distance (…, C, K + 1), zero where no key is.
+def spread_by_distance(scores: Tensor, spread: Tensor) -> None:
+    """Write scores by key (…, C, K) into scores by distance (…, C, K + 1), zero where no key is.
 
     The inverse of :func:`align_by_distance`, which gives the gradient of one from the other's.
     """
     *batch, queries, keys = scores.shape
-    spread = scores.new_empty(*batch, queries, keys + 1)
     flat = spread.view(*batch, queries * (keys + 1))
     flat.narrow(-1, 0, queries - 1).zero_()
     flat.narrow(-1, queries * (keys + 1) - 1, 1).zero_()
     align_by_distance(spread, keys).copy_(scores)
-    return spread
 
 
 def hidden_by_window(offset: int, queries: int, keys: int, window: Window, like: Tensor) -> Tensor:
@@ -142,11 +141,37 @@ def _hide(scores: Tensor, block: _Block, window: Window) -> None:
             scores[..., first:end].masked_fill_(hidden, torch.finfo(scores.dtype).min)
 
 
-def _times_table(query: Tensor, rows: Tensor) -> Tensor:
-    """Multiply queries (H, B, C, d_h) with distance vectors (G, K, d_h): (H, B, C, K)."""
-    # (H, B, C, d_h) -> (G, H/G·B·C, d_h) x (G, d_h, K) -> (H, B, C, K)
-    grouped = query.reshape(rows.size(0), -1, query.size(-1))
-    return (grouped @ rows.transpose(1, 2)).view(*query.shape[:3], rows.size(1))
+class _Workspace:
+    """Buffers that each block uses anew: pages of new ones would cost as much as filling them.
+
+    Args:
+        like: a tensor of their device and dtype.
+    """
+
+    def __init__(self, like: Tensor) -> None:
+        self._like = like
+        self._buffers: dict[str, Tensor] = {}
+
+    def take(self, name: str, *shape: int) -> Tensor:
+        """Return the buffer ``name`` in a shape, with whatever is in it."""
+        size = math.prod(shape)
+        if name not in self._buffers or self._buffers[name].numel() < size:
+            self._buffers[name] = self._like.new_empty(size)
+        return self._buffers[name][:size].view(shape)
+
+    def product(self, name: str, left: Tensor, right: Tensor) -> Tensor:
+        """Multiply (H, B, m, k) with (H, B, k, n) into the buffer ``name``: (H, B, m, n)."""
+        out = self.take(name, *left.shape[:3], right.size(3))
+        torch.bmm(left.flatten(0, 1), right.flatten(0, 1), out=out.flatten(0, 1))
+        return out
+
+    def times_table(self, query: Tensor, rows: Tensor) -> Tensor:
+        """Multiply queries (H, B, C, d_h) with distance vectors (G, K, d_h): (H, B, C, K)."""
+        # (H, B, C, d_h) -> (G, H/G·B·C, d_h) x (G, d_h, K) -> (H, B, C, K)
+        grouped = query.reshape(rows.size(0), -1, query.size(-1))
+        out = self.take("by distance", *query.shape[:3], rows.size(1))
+        torch.bmm(grouped, rows.transpose(1, 2), out=out.view(*grouped.shape[:2], -1))
+        return out
 
 
 class _WindowAttention(torch.autograd.Function):
@@ -169,12 +194,15 @@ class _WindowAttention(torch.autograd.Function):
         out = torch.empty_like(content_query)
         total = out.new_empty(out.shape[:3], dtype=_precise(out)) if with_total else None
         kept: list[Tensor | None] = []
+        work = _Workspace(out)
         for block in _blocks(content_query, keys, window):
             # (H, B, C, d_h) x (H, B, d_h, K) -> (H, B, C, K)
-            scores = block.of_queries(content_query) @ block.of_keys(keys).transpose(-1, -2)
+            scores = work.product(
+                "scores", block.of_queries(content_query), block.of_keys(keys).transpose(2, 3)
+            )
             if block.keys > 0 and table.size(1) > 0:
                 rows = block.of_distances(table)
-                by_distance = _times_table(block.of_queries(position_query), rows)
+                by_distance = work.times_table(block.of_queries(position_query), rows)
                 masked, log_of_mask = block.on_ramp(by_distance, log_mask, window.farthest)
                 # (H, W) -> (H, 1, 1, W)
                 masked += log_of_mask[:, None, None].to(masked.dtype)
@@ -182,14 +210,22 @@ class _WindowAttention(torch.autograd.Function):
             _hide(scores, block, window)
             # the first tokens of a stream may see nothing at all; they attend to nothing
             blind = window.nearest - block.offset if block.keys > 0 else block.queries
-            weights, of_block = _weights(scores, max(0, blind), with_total)
+            weights = torch.empty_like(scores)
+            if not differentiable:
+                weights = work.take("weights", *scores.shape)
+            if block.keys > 0:
+                torch.softmax(scores, dim=-1, out=weights)
+                if total is not None:
+                    block.of_queries(total).copy_(_log_total(scores, weights))
+            if blind > 0:
+                weights[..., :blind, :] = 0.0
+                if total is not None:
+                    block.of_queries(total)[..., :blind] = -torch.inf
             keep = None
             if dropout > 0:
                 keep = torch.rand_like(weights, dtype=torch.float32) >= dropout
             dropped = weights if keep is None else weights * keep / (1 - dropout)
-            block.of_queries(out).copy_(dropped @ block.of_keys(values))
-            if total is not None:
-                block.of_queries(total).copy_(of_block)
+            block.of_queries(out).copy_(work.product("values", dropped, block.of_keys(values)))
             if differentiable:
                 kept += [weights, keep]
         if differentiable:
@@ -210,6 +246,7 @@ class _WindowAttention(torch.autograd.Function):
         )
         grad_content_query, grad_position_query, grad_keys, grad_values, *by_place = grads
         grad_table, grad_log_mask = by_place
+        grad_out, work = grad_out.contiguous(), _Workspace(grad_out)
         # what the softmax takes off every weight's gradient: Σ w·(dL/dw) = y·(dL/dy)
         common = (grad_out * out).sum(dim=-1, keepdim=True)
         if grad_total is not None:
@@ -219,19 +256,23 @@ class _WindowAttention(torch.autograd.Function):
             grad = block.of_queries(grad_out)
             dropped = weights if keep is None else weights * keep / (1 - ctx.dropout)
             # (H, B, K, C) x (H, B, C, d_h) -> (H, B, K, d_h)
-            block.of_keys(grad_values).add_(dropped.transpose(-1, -2) @ grad)
-            grad_weights = grad @ block.of_keys(values).transpose(-1, -2)
+            block.of_keys(grad_values).add_(work.product("keys", dropped.transpose(2, 3), grad))
+            # (H, B, C, d_h) x (H, B, d_h, K) -> (H, B, C, K)
+            grad_weights = work.product("scores", grad, block.of_keys(values).transpose(2, 3))
             if keep is not None:
                 grad_weights.mul_(keep).div_(1 - ctx.dropout)
             # hidden keys have weight 0, so their scores' gradient is 0 without further ado
             grad_scores = grad_weights.sub_(block.of_queries(common)).mul_(weights)
-            block.of_queries(grad_content_query).copy_(grad_scores @ block.of_keys(keys))
+            block.of_queries(grad_content_query).copy_(
+                work.product("queries", grad_scores, block.of_keys(keys))
+            )
             block.of_keys(grad_keys).add_(
-                grad_scores.transpose(-1, -2) @ block.of_queries(content_query)
+                work.product("keys", grad_scores.transpose(2, 3), block.of_queries(content_query))
             )
             if block.keys > 0 and table.size(1) > 0:
                 rows = block.of_distances(table)
-                by_distance = spread_by_distance(grad_scores)
+                by_distance = work.take("by distance", *grad.shape[:3], block.keys + 1)
+                spread_by_distance(grad_scores, by_distance)
                 masked, grad_log_of_mask = block.on_ramp(
                     by_distance, grad_log_mask, ctx.window.farthest
                 )
@@ -244,27 +285,11 @@ class _WindowAttention(torch.autograd.Function):
         return (*grads, None, None, None, None)
 
 
-def _weights(scores: Tensor, blind: int, with_total: bool) -> tuple[Tensor, Tensor | None]:
-    """Turn scores (H, B, C, K), in place, into weights, all 0 for the first ``blind`` queries.
-
-    Returns them and, where it is wanted, log Σ exp(score), (H, B, C).
-    """
-    total = None
-    if with_total and scores.size(-1) > 0:
-        largest = scores.amax(-1, keepdim=True)
-        weights = scores.sub_(largest).exp_()
-        sums = weights.sum(-1, keepdim=True, dtype=_precise(scores))
-        weights.mul_(sums.reciprocal())
-        total = (largest + sums.log()).squeeze(-1)
-    else:
-        weights = torch.softmax(scores, dim=-1) if scores.size(-1) > 0 else scores
-        if with_total:
-            total = scores.new_empty(scores.shape[:-1], dtype=_precise(scores))
-    if blind > 0:
-        weights[..., :blind, :] = 0.0
-        if total is not None:
-            total[..., :blind] = -torch.inf
-    return weights, total
+def _log_total(scores: Tensor, weights: Tensor) -> Tensor:
+    """Return log Σ exp(score) (H, B, C) of scores and their softmax, (H, B, C, K)."""
+    # exp(s) / w is the sum, whichever key it is taken from
+    largest, of_largest = (t.amax(-1).to(_precise(t)) for t in (scores, weights))
+    return largest - of_largest.log_()
 
 
 def _precise(tensor: Tensor) -> torch.dtype:
