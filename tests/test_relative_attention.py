@@ -172,6 +172,67 @@ def test_gradients_with_dropout_are_those_of_finite_differences(monkeypatch, gro
 
     def attend(*tensors):
         torch.manual_seed(3)  # the same weights are dropped each time
-        return window_attention(*tensors[:5], Window(1, 3), 0.4, tensors[5], with_total=True)
+        content, position, *keys_values_table, log_mask = tensors
+        how = (Window(1, 3), 0.4, position, log_mask)
+        return window_attention(content, *keys_values_table, *how, with_total=True)
 
     assert torch.autograd.gradcheck(attend, inputs)
+
+
+@pytest.mark.parametrize("fused", [True, False])
+@pytest.mark.parametrize("block", [2, 128])
+@pytest.mark.parametrize("position_query", [True, False])
+@pytest.mark.parametrize("groups", [0, 1, 2])
+@pytest.mark.parametrize(
+    ("queries", "keys", "window"),
+    [(5, 5, (1, 3)), (5, 9, (1, 3)), (5, 9, (0, 20)), (1, 1, (1, 4)), (4, 4, (6, 9))],
+)
+def test_without_gradients_values_and_totals_are_the_same(
+    monkeypatch, fused, block, position_query, groups, queries, keys, window
+):
+    """PyTorch's fused attention stands in for the blocks where no gradient is wanted."""
+    assert window_attention_file._FUSED is not None
+    if not fused:
+        monkeypatch.setattr(window_attention_file, "_FUSED", None)
+    monkeypatch.setattr(window_attention_file, "QUERY_BLOCK_FUSED", block)
+    torch.manual_seed(1)
+    heads, streams, width = 2, 3, 4
+
+    def draw(*shape):
+        return torch.randn(*shape, dtype=torch.float64)
+
+    inputs = [draw(heads, streams, n, width) for n in (queries, keys, keys)]
+    table = draw(groups, keys + 1, width) if groups else None
+    how = {
+        "position_query": draw(heads, streams, queries, width) if position_query else None,
+        "log_mask": draw(heads, 2) if groups else None,
+        "with_total": True,
+    }
+    expected = window_attention(*inputs, table, Window(*window), **how)
+    with torch.no_grad():
+        found = window_attention(*inputs, table, Window(*window), **how)
+    torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.enable_grad])
+def test_memory_layout_makes_no_difference(mode):
+    torch.manual_seed(1)
+    heads, streams, queries, keys, width = 2, 3, 4, 6, 4
+    sizes = (queries, queries, keys, keys)
+    # (B, T, H, d_h) -> (H, B, T, d_h), as projections leave them
+    strided = [torch.randn(streams, n, heads, width).permute(2, 0, 1, 3) for n in sizes]
+    table, found = torch.randn(1, keys + 1, width), []
+    for inputs in (strided, [tensor.contiguous() for tensor in strided]):
+        inputs = [tensor.clone(memory_format=torch.preserve_format) for tensor in inputs]
+        with mode():
+            if torch.is_grad_enabled():
+                inputs = [tensor.requires_grad_() for tensor in inputs]
+            query, position_query, *rest = inputs
+            out, total = window_attention(
+                query, *rest, table, Window(1, 3), 0.0, position_query, with_total=True
+            )
+            found.append([out, total])
+            if torch.is_grad_enabled():
+                found[-1] += torch.autograd.grad(out.sum() + total[..., 1:].sum(), inputs)
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(one, other)

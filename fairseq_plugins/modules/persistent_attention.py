@@ -62,7 +62,6 @@ class PersistentVectors(nn.Module):
         queries = query.flatten(1, 2).unsqueeze(1)
         attended, total = window_attention(
             queries,
-            queries,
             keys.unsqueeze(1),
             values.unsqueeze(1),
             None,

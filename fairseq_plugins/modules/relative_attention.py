@@ -150,13 +150,13 @@ class RelativeAttention(nn.Module):
         """
         query = self.q_proj(x)
         if self.biases is None:
-            content_query = position_query = self._scaled(query)
+            content_query, position_query = self._scaled(query), None
         else:
             content_query = self._scaled(query + self.biases.u.flatten().to(query.dtype))
             position_query = self._scaled(query + self.biases.v.flatten().to(query.dtype))
         attended, total, state = self._attend_to_context(
             content_query[: self.context_heads],
-            position_query[: self.context_heads],
+            position_query,
             x,
             terms,
             memory,
@@ -185,7 +185,7 @@ class RelativeAttention(nn.Module):
     def _attend_to_context(
         self,
         content_query: Tensor,
-        position_query: Tensor,
+        position_query: Tensor | None,
         x: Tensor,
         terms: DistanceTerms,
         memory: LayerState | None,
@@ -207,12 +207,12 @@ class RelativeAttention(nn.Module):
             log_mask, table = terms.log_masks[number], terms.table
             out, total = window_attention(
                 _of_group(content_query, group),
-                _of_group(position_query, group),
                 cache.keys,
                 cache.values,
                 table if table is None or table.size(0) == 1 else _of_group(table, group),
                 Window(self.window.nearest, farthest),
                 self.dropout if self.training else 0.0,
+                None if position_query is None else _of_group(position_query, group),
                 # what the window hides needs no mask
                 log_mask if log_mask is None else log_mask[:, group.reach - farthest :],
                 with_total,
@@ -238,13 +238,16 @@ class RelativeAttention(nn.Module):
         self, x: Tensor, group: HeadGroup, memory: HiddenStates | None = None
     ) -> list[Tensor]:
         """Project what a group of heads sees: keys and values, each (H_g, B, S_g, d_h)."""
+        projected = [
+            self._project(projection, x, group) for projection in (self.k_proj, self.v_proj)
+        ]
+        if memory is None:
+            return [part.contiguous() for part in projected]
         # projected apart: the gradient of the memory itself, which nobody wants, costs as much
-        context = [x]
-        if memory is not None:
-            context = [memory.hidden[:, max(0, memory.length - group.reach) :], x]
+        seen = memory.hidden[:, max(0, memory.length - group.reach) :]
         return [
-            torch.cat([self._project(projection, part, group) for part in context], dim=2)
-            for projection in (self.k_proj, self.v_proj)
+            torch.cat([self._project(projection, seen, group), own], dim=2)
+            for projection, own in zip((self.k_proj, self.v_proj), projected, strict=True)
         ]
 
     def _project(self, projection: nn.Linear, x: Tensor, group: HeadGroup) -> Tensor:
