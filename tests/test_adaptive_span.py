@@ -4,16 +4,16 @@ import itertools
 
 import pytest
 import torch
-from torch.utils.flop_counter import FlopCounterMode
 
 from fairseq_plugins.modules import adaptive_span as adaptive_span_file
-from fairseq_plugins.modules import window_attention as window_attention_file
+from fairseq_plugins.modules import query_blocks as query_blocks_file
 from fairseq_plugins.modules.adaptive_span import AdaptiveSpan, cheapest_parts, read_head_groups
 from fairseq_plugins.modules.layer_states import GroupedCaches, HiddenStates, KeyValueCache
+from fairseq_plugins.modules.query_blocks import Window
 from fairseq_plugins.modules.relative_attention import RelativeAttention
 from fairseq_plugins.modules.relative_positions import LearnedRelativePositions, SharedDistanceTable
 from fairseq_plugins.modules.segment_memory import SegmentMemory
-from fairseq_plugins.modules.window_attention import Window
+from tests.operations import multiply_adds_of
 from tests.reference.all_attention import multi_head, network
 from tests.test_segment_language_model import scores_by_segment
 from tests.tiny import tiny_model, tokens
@@ -65,7 +65,7 @@ def terms(attention, positions, farthest):
 def test_values_and_gradients_equal_the_equations(
     monkeypatch, block, group_cost, values, variant, persistent, remembered, length
 ):
-    monkeypatch.setattr(window_attention_file, "QUERY_BLOCK", block)
+    monkeypatch.setattr(query_blocks_file, "QUERY_BLOCK", block)
     monkeypatch.setattr(adaptive_span_file, "_GROUP_COST", group_cost)
     attention, positions = make(values, variant, persistent)
     x = torch.randn(STREAMS, length, WIDTH, dtype=torch.float64, requires_grad=True)
@@ -273,16 +273,18 @@ def cached_bytes(history):
 
 
 def operations(model, mode):
-    """Floating-point operations of the matrix products of a segment after a long history."""
+    """Multiply-adds of a segment after a long history."""
     memory = SegmentMemory()
     with mode():
         for segment in range(17):
             model(tokens(1, 64, seed=segment), memory=memory.at(segment * 64))
-        with FlopCounterMode(display=False) as counter:
+
+        def last_segment():
             scores = model(tokens(1, 64), memory=memory.at(17 * 64))[0]
             if scores.requires_grad:
                 scores.sum().backward()
-    return counter.get_total_flops()
+
+        return multiply_adds_of(last_segment)
 
 
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.enable_grad])

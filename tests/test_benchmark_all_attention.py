@@ -4,14 +4,14 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch.utils.flop_counter import FlopCounterMode
 
 import benchmark_all_attention as benchmark
 import benchmark_all_attention_contenders as contenders
 import benchmark_machine
 from benchmark_all_attention_contenders import MODELS, SIZES, Size, build_readers, multiply_adds
 from benchmark_contenders import AUTOCAST, BF16, FP32, MODES, Contender
-from fairseq_plugins.modules import window_attention
+from fairseq_plugins.modules import query_blocks
+from tests.operations import multiply_adds_of
 
 CPU = torch.device("cpu")
 OURS, PLAIN, ORIGINAL = MODELS
@@ -82,15 +82,15 @@ def counted(size, model, mode):
     shape = (size.batch, size.segment + 1)
     for _ in range(2):
         reader.read(torch.randint(4, 205, shape, generator=generator))
-    with FlopCounterMode(display=False) as counter:
-        reader.read(torch.randint(4, 205, shape, generator=generator))
-    return counter.get_total_flops() // 2
+    tokens = torch.randint(4, 205, shape, generator=generator)
+    return multiply_adds_of(lambda: reader.read(tokens))
 
 
 @pytest.mark.parametrize("model", [OURS, PLAIN])
 @pytest.mark.parametrize("mode", MODES)
 def test_operations_are_those_that_pytorch_counts(monkeypatch, mode, model):
-    monkeypatch.setattr(window_attention, "QUERY_BLOCK", 1)  # no key is scored that is not seen
+    for block in ("QUERY_BLOCK", "QUERY_BLOCK_FUSED"):
+        monkeypatch.setattr(query_blocks, block, 1)  # no key is scored that is not seen
     # a query's scores by distance have a column more than it sees keys
     superfluous = LAYERS * BATCH * SEGMENT * WIDTH * (3 if mode == "train" else 1)
     training = mode == "train"

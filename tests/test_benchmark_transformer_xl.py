@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch.utils.flop_counter import FlopCounterMode
 
 import benchmark_comparison
 import benchmark_machine
@@ -23,7 +22,8 @@ from benchmark_transformer_xl_contenders import (
     multiply_adds,
     vocabulary,
 )
-from fairseq_plugins.modules import window_attention
+from fairseq_plugins.modules import query_blocks
+from tests.operations import multiply_adds_of
 
 OURS, PLAIN, ORIGINAL = MODELS
 SIZE = "transformer_xl_tiny"
@@ -76,9 +76,7 @@ def counted(reader, setting, warm):
     segments = [draw_tokens(vocabulary(SIZE), setting, generator) for _ in range(warm + 1)]
     for tokens in segments[:-1]:
         reader.read(tokens)
-    with FlopCounterMode(display=False) as counter:
-        reader.read(segments[-1])
-    return counter.get_total_flops() // 2
+    return multiply_adds_of(lambda: reader.read(segments[-1]))
 
 
 @pytest.mark.parametrize(
@@ -92,7 +90,8 @@ def counted(reader, setting, warm):
     ],
 )
 def test_operations_are_those_that_pytorch_counts(monkeypatch, setting, superfluous):
-    monkeypatch.setattr(window_attention, "QUERY_BLOCK", 1)  # no key is scored that is not seen
+    for block in ("QUERY_BLOCK", "QUERY_BLOCK_FUSED"):
+        monkeypatch.setattr(query_blocks, block, 1)  # no key is scored that is not seen
     (reader,) = build_readers(SIZE, setting, [Contender(OURS, FP32)], CPU)
     expected = multiply_adds(configuration(SIZE, setting), vocabulary(SIZE), setting)
     assert counted(reader, setting, warm=4) == expected + LAYERS * superfluous

@@ -5,15 +5,15 @@ import math
 import pytest
 import torch
 
-from fairseq_plugins.modules import window_attention as window_attention_file
+from fairseq_plugins.modules import query_blocks as query_blocks_file
 from fairseq_plugins.modules.persistent_attention import (
     PersistentVectors,
     SoftmaxFeedForward,
     joint_softmax,
 )
+from fairseq_plugins.modules.query_blocks import Window
 from fairseq_plugins.modules.relative_attention import RelativeAttention
 from fairseq_plugins.modules.relative_positions import LearnedRelativePositions, SharedDistanceTable
-from fairseq_plugins.modules.window_attention import Window
 from tests.reference.all_attention import softmax_feed_forward
 
 HEADS, STREAMS, TOKENS, WIDTH, VECTORS = 2, 3, 5, 4, 6
@@ -37,7 +37,7 @@ def test_vectors_start_with_unit_variance_and_parameters_as_small_as_a_feed_forw
 
 @pytest.mark.parametrize("block", [2, 64])
 def test_attention_and_its_gradient_are_those_of_a_softmax(monkeypatch, block):
-    monkeypatch.setattr(window_attention_file, "QUERY_BLOCK", block)
+    monkeypatch.setattr(query_blocks_file, "QUERY_BLOCK", block)
     torch.manual_seed(1)
     vectors = PersistentVectors(VECTORS, HEADS, WIDTH).double()
     query = draw(HEADS, STREAMS, TOKENS, WIDTH)

@@ -3,17 +3,18 @@
 import pytest
 import torch
 
+from fairseq_plugins.modules import query_blocks as query_blocks_file
 from fairseq_plugins.modules import window_attention as window_attention_file
 from fairseq_plugins.modules.layer_states import HiddenStates, KeyValueCache
-from fairseq_plugins.modules.relative_attention import RelativeAttention
-from fairseq_plugins.modules.relative_positions import LearnedRelativePositions, SharedDistanceTable
-from fairseq_plugins.modules.window_attention import (
+from fairseq_plugins.modules.query_blocks import (
     Window,
     align_by_distance,
     hidden_by_window,
     spread_by_distance,
-    window_attention,
 )
+from fairseq_plugins.modules.relative_attention import RelativeAttention
+from fairseq_plugins.modules.relative_positions import LearnedRelativePositions, SharedDistanceTable
+from fairseq_plugins.modules.window_attention import window_attention
 from tests.reference.all_attention import multi_head
 
 STREAMS, HEADS, WIDTH = 2, 2, 8
@@ -63,7 +64,7 @@ def reference(attention, positions, x, memory):
 def test_values_and_gradients_equal_the_equations(
     monkeypatch, block, persistent, remembered, length, span, nearest, clamp_len
 ):
-    monkeypatch.setattr(window_attention_file, "QUERY_BLOCK", block)
+    monkeypatch.setattr(query_blocks_file, "QUERY_BLOCK", block)
     attention, positions = make(span, persistent, nearest, clamp_len)
     x = torch.randn(STREAMS, length, WIDTH, dtype=torch.float64, requires_grad=True)
     memory = None
@@ -154,7 +155,7 @@ def test_half_precision_stays_finite_where_a_query_sees_nothing(dtype):
 
 @pytest.mark.parametrize("groups", [1, 2])
 def test_gradients_with_dropout_are_those_of_finite_differences(monkeypatch, groups):
-    monkeypatch.setattr(window_attention_file, "QUERY_BLOCK", 2)
+    monkeypatch.setattr(query_blocks_file, "QUERY_BLOCK", 2)
     torch.manual_seed(1)
     heads, streams, queries, keys, width = 2, 2, 3, 5, 3
 
@@ -194,7 +195,7 @@ def test_without_gradients_values_and_totals_are_the_same(
     assert window_attention_file._FUSED is not None
     if not fused:
         monkeypatch.setattr(window_attention_file, "_FUSED", None)
-    monkeypatch.setattr(window_attention_file, "QUERY_BLOCK_FUSED", block)
+    monkeypatch.setattr(query_blocks_file, "QUERY_BLOCK_FUSED", block)
     torch.manual_seed(1)
     heads, streams, width = 2, 3, 4
 

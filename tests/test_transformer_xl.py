@@ -5,8 +5,9 @@ import itertools
 import pytest
 import torch
 
-from fairseq_plugins.modules import window_attention as window_attention_file
+from fairseq_plugins.modules import query_blocks as query_blocks_file
 from fairseq_plugins.modules.layer_states import HiddenStates
+from fairseq_plugins.modules.query_blocks import UNLIMITED, Window
 from fairseq_plugins.modules.relative_attention import PositionBiases, RelativeAttention
 from fairseq_plugins.modules.relative_positions import (
     Distances,
@@ -15,7 +16,6 @@ from fairseq_plugins.modules.relative_positions import (
     SinusoidalRelativePositions,
 )
 from fairseq_plugins.modules.segment_memory import SegmentMemory
-from fairseq_plugins.modules.window_attention import UNLIMITED, Window
 from tests.reference import transformer_xl as reference
 from tests.test_segment_language_model import scores_by_segment
 from tests.tiny import tiny_transformer_xl, tokens
@@ -49,7 +49,7 @@ def make_attention(positions, window, clamp_len):
 def test_values_and_gradients_equal_the_double_loop(
     monkeypatch, block, positions, clamp_len, remembered, length, farthest
 ):
-    monkeypatch.setattr(window_attention_file, "QUERY_BLOCK", block)
+    monkeypatch.setattr(query_blocks_file, "QUERY_BLOCK", block)
     attention, encoding = make_attention(positions, Window(0, farthest), clamp_len)
     x = torch.randn(STREAMS, length, WIDTH, dtype=torch.float64, requires_grad=True)
     memory = torch.randn(STREAMS, remembered, WIDTH, dtype=torch.float64, requires_grad=True)

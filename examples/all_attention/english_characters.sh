@@ -34,7 +34,7 @@ train | train-fixed)
         --persistent-vectors 512 --attention-span 256 "${span[@]}" \
         --tokens-per-sample 64 --batch-size 16 --batch-size-valid 64 \
         --optimizer adam --clip-norm 0.25 --lr 0.002 --lr-scheduler cosine --warmup-updates 200 \
-        --max-update 2000 --validate-interval-updates 100 --max-valid-steps 24 \
+        --max-update 1200 --validate-interval-updates 100 --max-valid-steps 24 \
         --log-format json --log-interval 50 --log-file "$checkpoints/train.log" \
         --seed 1 --save-dir "$checkpoints" --no-epoch-checkpoints "${@:4}"
     ;;

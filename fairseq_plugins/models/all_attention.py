@@ -30,6 +30,7 @@ from fairseq_plugins.models.segment_language_model_config import (
 )
 from fairseq_plugins.modules.adaptive_span import AdaptiveSpan
 from fairseq_plugins.modules.persistent_attention import SoftmaxFeedForward
+from fairseq_plugins.modules.query_blocks import Window
 from fairseq_plugins.modules.relative_attention import (
     HEAD_SPLIT,
     JOINT,
@@ -42,7 +43,6 @@ from fairseq_plugins.modules.relative_positions import (
     SharedDistanceTable,
 )
 from fairseq_plugins.modules.segment_layer import SegmentLayer
-from fairseq_plugins.modules.window_attention import Window
 
 FEED_FORWARD = "ff-attn"
 VARIANTS = (JOINT, SPLIT, HEAD_SPLIT, SINGLE_HEAD, FEED_FORWARD)

@@ -33,6 +33,7 @@ from fairseq_plugins.modules.absolute_positions import (
     LearnedAbsolutePositions,
     SinusoidalAbsolutePositions,
 )
+from fairseq_plugins.modules.query_blocks import UNLIMITED, Window
 from fairseq_plugins.modules.relative_attention import PositionBiases, RelativeAttention
 from fairseq_plugins.modules.relative_positions import (
     Distances,
@@ -42,7 +43,6 @@ from fairseq_plugins.modules.relative_positions import (
 )
 from fairseq_plugins.modules.segment_layer import SegmentLayer
 from fairseq_plugins.modules.variational_dropout import LockedDropout, WordDropout
-from fairseq_plugins.modules.window_attention import UNLIMITED, Window
 
 RELATIVE = ("transformer-xl", "shaw")
 ABSOLUTE = ("learned-absolute", "sinusoidal-absolute")

@@ -11,7 +11,8 @@ import math
 import torch
 from torch import Tensor, nn
 
-from .window_attention import EVERY_KEY, window_attention
+from .query_blocks import EVERY_KEY
+from .window_attention import window_attention
 
 
 class PersistentVectors(nn.Module):

@@ -17,7 +17,8 @@ from torch import Tensor, nn
 from .adaptive_span import AdaptiveSpan, HeadGroup, HeadGroups
 from .layer_states import HiddenStates, KeyValueCache, LayerState, join_caches
 from .persistent_attention import PersistentVectors, joint_softmax
-from .window_attention import UNLIMITED, Window, window_attention
+from .query_blocks import UNLIMITED, Window
+from .window_attention import window_attention
 
 # How persistent vectors take part (all-attention, section 5.3, figure 2); the paper's fifth way,
 # ff-attn, is a sublayer of its own.

@@ -13,127 +13,25 @@ adaptive span, d_h head width; in a block: C queries that see at most K keys.
 from __future__ import annotations
 
 import math
-import sys
-from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-# The wider a block, the more hidden scores it holds; the narrower, the smaller its products. A
-# processor's caches hold the scores of 64 queries; a GPU wants more work in each kernel.
-QUERY_BLOCK = 64
-QUERY_BLOCK_FUSED = 128
-QUERY_BLOCK_ON_GPU = 512
+from .query_blocks import (
+    EVERY_KEY,
+    Block,
+    Window,
+    align_by_distance,
+    hidden_by_window,
+    split_into_blocks,
+    spread_by_distance,
+)
 
 # PyTorch's own softmax attention for CPUs: (B, H, C, d_h) and a bias for each score in, values and
 # log Σ exp(score) out, without the scores in between. It has a public name, but not with that sum.
 _FUSED = getattr(torch.ops.aten, "_scaled_dot_product_flash_attention_for_cpu", None)
-
-UNLIMITED = sys.maxsize
-
-
-class Window(NamedTuple):
-    """The distances that a query sees: ``nearest`` 0 includes its own token, 1 starts before it."""
-
-    nearest: int
-    farthest: int = UNLIMITED
-
-
-# For keys that have no place in the text, such as persistent vectors.
-EVERY_KEY = Window(-UNLIMITED, UNLIMITED)
-
-
-class _Block(NamedTuple):
-    """C queries from ``start`` on, and the K keys from ``first`` on that some of them see."""
-
-    start: int
-    queries: int
-    first: int
-    keys: int
-    offset: int  # the distance of the first query to the first key
-
-    def of_queries(self, tensor: Tensor) -> Tensor:
-        """Return the block's part (H, B, C, …) of what has one entry a query."""
-        return tensor.narrow(2, self.start, self.queries)
-
-    def of_keys(self, tensor: Tensor) -> Tensor:
-        """Return its part (H, B, K, d_h) of one vector a key."""
-        return tensor.narrow(2, self.first, self.keys)
-
-    def of_distances(self, table: Tensor) -> Tensor:
-        """Return the rows (G, K + 1, d_h) of a table of falling distances that ends with -1.
-
-        They begin with the distance of the last query to the first key.
-        """
-        return table.narrow(1, table.size(1) - 1 - self.offset - self.queries, self.keys + 1)
-
-    def on_ramp(
-        self, by_distance: Tensor, log_mask: Tensor, farthest: int
-    ) -> tuple[Tensor, Tensor]:
-        """Return the columns of ``by_distance`` (H, B, C, K + 1) that ``log_mask`` (H, W) acts on.
-
-        And its own columns for them; it begins with the distance ``farthest``.
-        """
-        first = self.offset + self.queries - 1 - farthest
-        unseen = min(max(0, -first), log_mask.size(1))
-        width = log_mask.size(1) - unseen
-        return by_distance.narrow(3, max(0, first), width), log_mask.narrow(1, unseen, width)
-
-
-def _blocks(query: Tensor, keys: Tensor, window: Window, fused: bool = False) -> Iterator[_Block]:
-    queries, remembered = query.size(2), keys.size(2) - query.size(2)
-    least = QUERY_BLOCK if query.device.type == "cpu" else QUERY_BLOCK_ON_GPU
-    if fused:
-        least = queries if window == EVERY_KEY else QUERY_BLOCK_FUSED
-    # of equal size: a small last block would cost as much time as a full one
-    block = -(-queries // max(1, queries // least))
-    for start in range(0, queries, block):
-        size = min(block, queries - start)
-        own = remembered + start
-        first = max(0, own - window.farthest)
-        seen = min(max(0, own + size - window.nearest - first), keys.size(2))
-        yield _Block(start, size, first, seen, own - first)
-
-
-def align_by_distance(scores: Tensor, num_keys: int) -> Tensor:
-    """Turn scores by distance into scores by key, without a copy (Transformer-XL, appendix B).
-
-    Args:
-        scores: (…, C, K + 1), contiguous; column c of the last query is its score for key c, and
-            of each query before for the key one further back.
-        num_keys: K.
-
-    Returns:
-        (…, C, K), a view: entry (i, j) is entry (i, C - 1 - i + j) of ``scores``. In memory these
-        rows lie K apart.
-    """
-    *batch, queries, columns = scores.shape
-    flat = scores.view(*batch, queries * columns)
-    return flat.narrow(-1, queries - 1, queries * num_keys).view(*batch, queries, num_keys)
-
-
-def spread_by_distance(scores: Tensor, spread: Tensor) -> None:
-    """Write scores by key (…, C, K) into scores by distance (…, C, K + 1), zero where no key is.
-
-    The inverse of :func:`align_by_distance`, which gives the gradient of one from the other's.
-    """
-    *batch, queries, keys = scores.shape
-    flat = spread.view(*batch, queries * (keys + 1))
-    flat.narrow(-1, 0, queries - 1).zero_()
-    flat.narrow(-1, queries * (keys + 1) - 1, 1).zero_()
-    align_by_distance(spread, keys).copy_(scores)
-
-
-def hidden_by_window(offset: int, queries: int, keys: int, window: Window, like: Tensor) -> Tensor:
-    """Return which keys are outside the window: bool (C, K), True where hidden.
-
-    ``offset`` is the distance between the first query and the first key.
-    """
-    rows = torch.arange(offset, offset + queries, device=like.device).unsqueeze(1)
-    distance = rows - torch.arange(keys, device=like.device)
-    return (distance < window.nearest) | (distance > window.farthest)
 
 
 class _Workspace:
@@ -178,7 +76,7 @@ class _Workspace:
             total.flatten(0, 1).add_(self.product("sum", left, right))
 
     def bias(
-        self, block: _Block, query: Tensor, table: Tensor, log_mask: Tensor, window: Window
+        self, block: Block, query: Tensor, table: Tensor, log_mask: Tensor, window: Window
     ) -> Tensor:
         """Return what is added to the products of queries and keys, (H, B, C, K).
 
@@ -203,7 +101,7 @@ class _Workspace:
         self._hide(bias, block, window)
         return bias
 
-    def _hide(self, bias: Tensor, block: _Block, window: Window) -> None:
+    def _hide(self, bias: Tensor, block: Block, window: Window) -> None:
         """Make scores (H, B, C, K) outside the window negligible; only the two ends have any."""
         near = max(0, block.offset - window.nearest + 1)
         far = min(near, max(0, block.offset + block.queries - 1 - window.farthest))
@@ -242,7 +140,7 @@ class _WindowAttention(torch.autograd.Function):
         fused = _FUSED is not None and out.device.type == "cpu" and dropout == 0
         fused = fused and not differentiable
         by_distance = content_query if position_query is None else position_query
-        for block in _blocks(content_query, keys, window, fused):
+        for block in split_into_blocks(content_query, keys, window, fused):
             query, key, value = (
                 part.flatten(0, 1)
                 for part in (
@@ -311,7 +209,7 @@ class _WindowAttention(torch.autograd.Function):
         common = (grad_out * out).sum(dim=-1, keepdim=True)
         if grad_total is not None:
             common -= grad_total.unsqueeze(-1).to(common.dtype)
-        blocks = _blocks(content_query, keys, ctx.window)
+        blocks = split_into_blocks(content_query, keys, ctx.window)
         for block, weights, keep in zip(blocks, kept[::2], kept[1::2], strict=True):
             query, grad, of_all, key, value = (
                 part.flatten(0, 1)
