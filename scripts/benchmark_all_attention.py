@@ -38,7 +38,7 @@ from original_all_attention import import_original
 
 EXPLANATION = """
 Cases: small, 18 layers of width 512, 8 heads, each with 1,024 persistent vectors and a span of 410
-tokens, with the ramp 442, of 8,192; tiny, 6 layers of width 256, 2 heads, 512 vectors, span 103,
+tokens, with the ramp 442, of 8,192; tiny, 6 layers of width 256, 4 heads, 512 vectors, span 103,
 with the ramp 135, of 1,024; uneven, like small, but one head of each layer has the span of 8,192
 tokens, and the others have from 16 to 200, each its own. All have 205 symbols. Setting:
 segment/memory/batch, in tokens, tokens that the widest head sees, and streams. Tokens a second: the

@@ -16,7 +16,12 @@ from tests.end_to_end.commands import (
     tokens_evaluated,
     train,
 )
-from tests.end_to_end.test_training import EXACT, assert_equal, parameters
+from tests.end_to_end.test_training import (
+    EXACT,
+    assert_equal,
+    parameters,
+    train_on_two_workers,
+)
 
 SIZE = ("--decoder-layers", 2, "--decoder-embed-dim", 16, "--decoder-attention-heads", 2)
 VARIANTS = ("all", "attn-split", "head-split", "single-head", "ff-attn")
@@ -98,6 +103,16 @@ def test_spans_stay_in_their_interval(data, tmp_path, precision):
     shut = spans(tmp_path)
     assert torch.equal(shut, torch.zeros_like(shut))  # 0.2 less than four steps of 0.3
     assert shut.dtype == torch.float32
+
+
+def test_two_workers_keep_the_same_spans_in_their_interval(data, tmp_path):
+    options = (*SPAN_LOSS, *WILD, "--max-update", 6, "--disable-validation")
+    train(data, tmp_path / "one", *options, model=MODEL)
+    train_on_two_workers(data, tmp_path / "two", *options, model=MODEL)
+    learned = spans(tmp_path / "two")
+    assert ((learned == 0) | (learned == 1)).any()
+    assert ((learned >= 0) & (learned <= 1)).all()
+    torch.testing.assert_close(learned, spans(tmp_path / "one"), rtol=1e-3, atol=1e-4)
 
 
 def test_loss_does_not_depend_on_the_segment_length(data, learned, test_tokens):

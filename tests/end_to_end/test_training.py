@@ -89,7 +89,7 @@ def test_a_preset_is_what_the_command_line_does_not_say(data, tmp_path):
     assert state["model"]["decoder.positions.weight"].shape == (128, 32)
 
 
-def train_on_two_workers(data, folder, *options):
+def train_on_two_workers(data, folder, *options, model=MODEL):
     """Run both workers of a training with the same global batch: 2 streams each."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -97,7 +97,7 @@ def train_on_two_workers(data, folder, *options):
     words = (
         data,
         *TASK,
-        *MODEL,
+        *model,
         *("--tokens-per-sample", 8, "--batch-size", 2, "--optimizer", "sgd", "--lr", 0.5),
         *("--save-dir", folder, "--log-format", "simple", "--no-epoch-checkpoints", "--cpu"),
         *("--ddp-backend", "legacy_ddp", "--distributed-backend", "gloo"),
