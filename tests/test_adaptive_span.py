@@ -416,3 +416,30 @@ def test_distances_that_had_no_vector_get_the_farthest_ones():
     model.load_state_dict(trained.state_dict())
     before, now = (m.decoder.positions.weight for m in (trained, model))
     assert torch.equal(now, torch.cat([before, before[-1:].expand(3, -1)]))
+
+
+@pytest.mark.parametrize("mem_len", [3, 7, 12])
+def test_same_length_cuts_what_spans_would_reach(mem_len):
+    model = tiny_model(
+        attention_span=SPAN,
+        adaptive_span=True,
+        span_ramp=RAMP,
+        mem_len=mem_len,
+        same_length=True,
+        decoder_layers=1,
+    ).double()
+    spread_spans(model)
+    stream = tokens(1, 30)
+    expected = network(model.decoder, stream[0], mem_len)
+    for mode in (torch.no_grad, torch.enable_grad):
+        found = scores_by_segment(model, stream, 6, mode)
+        torch.testing.assert_close(found[0], expected)
+
+
+def test_normalising_before_keeps_no_more_in_memory():
+    histories = [
+        read(long_model([20.0] * 4, decoder_normalize_before=before), 18, torch.enable_grad)
+        for before in (False, True)
+    ]
+    assert [layer.length for layer in histories[1].layers] == [28 + 64 + 64] * 2
+    assert cached_bytes(histories[0]) == cached_bytes(histories[1])

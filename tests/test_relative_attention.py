@@ -7,6 +7,7 @@ from fairseq_plugins.modules import query_blocks as query_blocks_file
 from fairseq_plugins.modules import window_attention as window_attention_file
 from fairseq_plugins.modules.layer_states import HiddenStates, KeyValueCache
 from fairseq_plugins.modules.query_blocks import (
+    EVERY_KEY,
     Window,
     align_by_distance,
     hidden_by_window,
@@ -237,3 +238,33 @@ def test_memory_layout_makes_no_difference(mode):
                 found[-1] += torch.autograd.grad(out.sum() + total[..., 1:].sum(), inputs)
     for one, other in zip(*found, strict=True):
         torch.testing.assert_close(one, other)
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+def test_dropped_weights_are_those_drawn_and_the_others_are_scaled(persistent):
+    torch.manual_seed(1)
+    heads, streams, queries, keys, width, dropout = 2, 3, 4, 6, 4, 0.3
+    window = EVERY_KEY if persistent else Window(0, 9)
+    query = torch.randn(heads, streams, queries, width, dtype=torch.float64, requires_grad=True)
+    key, value = torch.randn(2, heads, streams, keys, width, dtype=torch.float64)
+    torch.manual_seed(7)
+    out, _ = window_attention(query, key, value, None, window, dropout)
+    scores = query @ key.transpose(2, 3)
+    if not persistent:
+        hidden = torch.arange(keys) > torch.arange(keys - queries, keys).unsqueeze(1)
+        scores = scores.masked_fill(hidden, -torch.inf)
+    torch.manual_seed(7)
+    keep = torch.rand(heads * streams, queries, keys).view(scores.shape) >= dropout
+    expected = (scores.softmax(-1) * keep / (1 - dropout)) @ value
+    torch.testing.assert_close(out, expected)
+    weight = torch.randn_like(out)
+    (one,), (other,) = (torch.autograd.grad((x * weight).sum(), query) for x in (out, expected))
+    torch.testing.assert_close(one, other)
+
+
+def test_dropout_acts_on_the_context_alone_too():
+    attention, positions = make(span=4, persistent=0)
+    x = torch.randn(STREAMS, 5, WIDTH, dtype=torch.float64)
+    attention.dropout = 0.5
+    one, other = (attention(x, terms(attention, positions, 4))[0] for _ in range(2))
+    assert not torch.allclose(one, other)
