@@ -71,6 +71,20 @@ def test_loss_and_gradient_are_those_of_tokens_and_penalty(kind, config, options
         torch.testing.assert_close(other, one)
 
 
+@pytest.mark.parametrize("sentence_avg", [False, True])
+def test_the_penalty_is_that_of_each_token_whatever_gradients_are_divided_by(sentence_avg):
+    losses = []
+    for coefficient in (0.0, 0.01):
+        model, _ = build(*BOTH[0])
+        config = SpanCrossEntropyConfig(span_loss=coefficient, sentence_avg=sentence_avg)
+        losses.append(SpanCrossEntropy.build_criterion(config, TASK)(model, batch()))
+    (without, size, _), (with_penalty, _, log) = losses
+    assert size == (3 if sentence_avg else 24)
+    penalty = 0.01 * SPAN * 1.375
+    assert (with_penalty - without).item() == pytest.approx(24 * penalty, rel=1e-4)
+    assert log["span_loss"].item() == pytest.approx(24 * penalty)
+
+
 @pytest.mark.parametrize(("kind", "config", "options"), BOTH)
 def test_validation_scores_the_tokens_alone(kind, config, options):
     model, criterion = build(kind, config, options)

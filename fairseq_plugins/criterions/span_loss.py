@@ -82,9 +82,9 @@ class _SpanLoss:
         loss, sample_size, logging_output = super().forward(model, sample, reduce)
         penalty = self.span_loss * sum(span.penalty() for span in spans)
         if self.training:
-            # gradients are divided by the number of tokens of all workers
-            loss = loss + penalty * sample_size
-        logging_output["span_loss"] = penalty.detach() * sample_size
+            # of each token: gradients are divided by their number, or by that of streams, later
+            loss = loss + penalty * sample["ntokens"]
+        logging_output["span_loss"] = penalty.detach() * sample["ntokens"]
         logging_output.update(self._observe(spans))
         return loss, sample_size, logging_output
 
@@ -109,8 +109,8 @@ class _SpanLoss:
         def total(key: str) -> Any:
             return sum(log[key] for log in logging_outputs)
 
-        sample_size = total("sample_size")
-        metrics.log_scalar("span_loss", total("span_loss") / sample_size, sample_size, round=6)
+        tokens = total("ntokens")
+        metrics.log_scalar("span_loss", total("span_loss") / tokens, tokens, round=6)
         for key in logging_outputs[0]:
             if key.startswith(("span_mean", "span_max")):
                 # of weight 0: not their average since the last line, but what they are now

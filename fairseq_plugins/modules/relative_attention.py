@@ -230,8 +230,8 @@ class RelativeAttention(nn.Module):
         if order is None:
             return attended[0], totals[0], state
         return (
-            torch.cat(attended)[order],
-            torch.cat(totals)[order] if with_total else None,
+            torch.cat(attended).index_select(0, order),
+            torch.cat(totals).index_select(0, order) if with_total else None,
             state,
         )
 
@@ -270,4 +270,4 @@ class RelativeAttention(nn.Module):
 
 def _of_group(per_head: Tensor, group: HeadGroup) -> Tensor:
     """Return the entries (H_g, …) of a group of heads from those of all, (H, …)."""
-    return per_head if group.heads is None else per_head[group.heads]
+    return per_head if group.heads is None else per_head.index_select(0, group.heads)
