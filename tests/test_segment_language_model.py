@@ -193,6 +193,7 @@ BAD_OPTIONS = [
     ),
     ({"persistent_vectors": -1}, "--persistent-vectors is -1: it must be at least 0"),
     ({"span_ramp": 0}, "--span-ramp is 0: it must be at least 1"),
+    ({"span_init": 0.5}, r"--span-init is 0.5: it needs --adaptive-span"),
     ({"span_init": 1.5}, r"--span-init is 1.5: it is a part of --attention-span, from 0 to 1"),
     (
         {"persistent_variant": "attn-split", "persistent_vectors": 0},

@@ -114,7 +114,8 @@ def test_state_survives_a_checkpoint_and_another_number_of_workers(tmp_path, dty
         restored = SegmentMemory()
         restored.load_state_dict(state, worker, 2)
         rows = slice(2 * worker, 2 * worker + 2)
-        assert torch.equal(run(model, stream[rows], restored, 6, 12), expected[rows])
+        # products of more rows may be summed in another order
+        torch.testing.assert_close(run(model, stream[rows], restored, 6, 12), expected[rows])
 
 
 def iterator(streams=2, segment=5, **options):

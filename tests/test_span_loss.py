@@ -135,6 +135,20 @@ def test_a_model_without_learned_spans_is_refused(kind, config, options, message
         criterion(tiny_model(**options), batch())
 
 
+@pytest.mark.parametrize(
+    ("softmax", "criterion", "message"),
+    [
+        (ADAPTIVE, BOTH[0], "span_cross_entropy is for models without .* span_exact_adaptive_loss"),
+        ({}, BOTH[1], "span_exact_adaptive_loss is for models with --adaptive-softmax-cutoff: use"),
+    ],
+)
+def test_a_loss_for_the_other_softmax_is_refused(softmax, criterion, message):
+    kind, config, _ = criterion
+    model, wrong = build(kind, config, softmax)
+    with pytest.raises(ValueError, match=message):
+        wrong(model, batch())
+
+
 def test_a_negative_coefficient_is_refused():
     with pytest.raises(ValueError, match=r"--span-loss is -1.0: it must be at least 0"):
         SpanCrossEntropy.build_criterion(

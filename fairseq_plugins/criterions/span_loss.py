@@ -53,12 +53,12 @@ class _SpanLoss:
         task: the task.
 
     Raises:
-        ValueError: the coefficient is negative.
+        ValueError: the coefficient is not a number of 0 or more.
     """
 
     def __init__(self, cfg: Any, task: FairseqTask) -> None:
         super().__init__(task, cfg.sentence_avg)
-        if cfg.span_loss < 0:
+        if not cfg.span_loss >= 0:
             raise ValueError(f"--span-loss is {cfg.span_loss}: it must be at least 0")
         self.span_loss = cfg.span_loss
 
@@ -71,13 +71,20 @@ class _SpanLoss:
         """Return the loss with the penalty, in nats, the tokens and the statistics.
 
         Raises:
-            ValueError: the model learns no spans.
+            ValueError: the model learns no spans, or the loss is not for its softmax.
         """
-        spans: list[AdaptiveSpan] = model.decoder.spans
+        spans: list[AdaptiveSpan] = getattr(model.decoder, "spans", [])
         if not spans:
             raise ValueError(
                 f"--criterion {self.name} needs --adaptive-span; without it use --criterion "
                 f"{self.without_spans}"
+            )
+        adaptive = model.decoder.adaptive_softmax is not None
+        if adaptive != (self.name == SpanExactAdaptiveLoss.name):
+            raise ValueError(
+                f"--criterion {self.name} is for models with{'out' if adaptive else ''} "
+                "--adaptive-softmax-cutoff: use --criterion "
+                f"{SpanExactAdaptiveLoss.name if adaptive else SpanCrossEntropy.name}"
             )
         loss, sample_size, logging_output = super().forward(model, sample, reduce)
         penalty = self.span_loss * sum(span.penalty() for span in spans)

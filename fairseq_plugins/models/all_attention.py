@@ -140,6 +140,8 @@ def _check_options(cfg: AllAttentionConfig) -> None:
         raise ValueError(
             f"--span-init is {cfg.span_init}: it is a part of --attention-span, from 0 to 1"
         )
+    if cfg.span_init > 0 and not cfg.adaptive_span:
+        raise ValueError(f"--span-init is {cfg.span_init}: it needs --adaptive-span")
     if cfg.mem_len is not None and cfg.mem_len > cfg.attention_span:
         raise ValueError(
             f"--mem-len is {cfg.mem_len}: attention reaches no farther back than "

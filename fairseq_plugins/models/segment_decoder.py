@@ -226,8 +226,9 @@ class SegmentDecoder(FairseqIncrementalDecoder):
         """
         if self.adaptive_softmax is not None and sample is None and torch.is_grad_enabled():
             raise ValueError(
-                "--adaptive-softmax-cutoff needs --criterion exact_adaptive_loss or "
-                "half_exact_adaptive_loss: this one is for plain softmaxes"
+                "--adaptive-softmax-cutoff needs --criterion exact_adaptive_loss, "
+                "half_exact_adaptive_loss or span_exact_adaptive_loss: this one is for plain "
+                "softmaxes"
             )
         probs = super().get_normalized_probs(net_output, log_probs, sample)
         if log_probs and sample is not None:

@@ -113,8 +113,15 @@ class SegmentLanguageModel(FairseqLanguageModel):
         Raises:
             ValueError: ``--model-overrides`` names something else than how far back the model
                 reads: fairseq would ignore it, or build another model than was trained.
+            FloatingPointError: a weight is not finite, which fused attention may pass over.
         """
         super().prepare_for_inference_(cfg)
+        for name, parameter in self.named_parameters():
+            if not parameter.isfinite().all():
+                raise FloatingPointError(
+                    f"{name} has a number that is not finite: the checkpoint is of a training that "
+                    "diverged; use an earlier one"
+                )
         for name in ast.literal_eval(cfg.common_eval.model_overrides):
             if name not in CHANGED_IN_EVALUATION:
                 near = difflib.get_close_matches(name.replace("-", "_"), CHANGED_IN_EVALUATION, n=1)
@@ -134,11 +141,11 @@ class SegmentLanguageModel(FairseqLanguageModel):
             )
 
     def load_state_dict(self, state_dict: dict, *args: Any, **kwargs: Any):
-        """Load weights; those of another ``--attention-span`` are fitted to this one.
+        """Load weights; those of another, or a fixed, attention span are fitted to this one.
 
         Raises:
             ValueError: they belong to a dictionary of another size, or to longer or shorter
-                segments with learned absolute positions.
+                segments with learned absolute positions, or have learned spans and this model not.
         """
         rows = sum(
             weight.size(0)
@@ -166,6 +173,17 @@ class SegmentLanguageModel(FairseqLanguageModel):
         Distances that had no vector get the farthest one's; heads see as far as before, or as far
         as they now may.
         """
+        spans = {f"decoder.layers.{i}.self_attn.span.value" for i in range(len(self.decoder.spans))}
+        if not spans and any(name.endswith(".self_attn.span.value") for name in state_dict):
+            raise ValueError(
+                "the checkpoint has learned attention spans, and this model has none: leave "
+                "--adaptive-span as it was trained"
+            )
+        if spans.isdisjoint(state_dict):
+            # heads of a fixed span see all of it
+            values = (span.value for span in self.decoder.spans)
+            opened = dict(zip(sorted(spans), map(torch.ones_like, values), strict=True))
+            state_dict = {**state_dict, **opened}
         trained = state_dict.get("decoder.positions.weight")
         if trained is None or len(trained) == len(self.decoder.positions.weight):
             return state_dict

@@ -3,7 +3,8 @@
 Sukhbaatar, Grave, Bojanowski, Joulin: Adaptive Attention Span in Transformers (2019,
 arXiv:1905.07799). A soft mask m_z(x) = clamp((R + z - x) / R, 0, 1) multiplies the attention weight
 of the key at x, counted from 0 for the nearest one; z is the head's span times the largest one, R
-the length of the ramp.
+the length of the ramp. (The published code adds 1e-8 to the sum of the masked weights, which were
+normalised over keys beyond the span too: where those had nearly all the weight, it differs.)
 
 Shapes: H heads, W distances on the ramp.
 """
@@ -96,11 +97,12 @@ class AdaptiveSpan(nn.Module):
         return f"max_span={self.max_span}, ramp={self.ramp}"
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> AdaptiveSpan:
-        def at_least_single(tensor: Tensor) -> Tensor:
+        def but_not_to_half(tensor: Tensor) -> Tensor:
             moved = fn(tensor)
-            return moved.to(torch.promote_types(moved.dtype, torch.float32))
+            # what fn rounded is lost: start again from the tensor, moved as it is
+            return tensor.to(moved.device) if moved.dtype.itemsize < 4 else moved
 
-        return super()._apply(at_least_single, recurse)
+        return super()._apply(but_not_to_half, recurse)
 
     def _load_from_state_dict(self, *args: object) -> None:
         super()._load_from_state_dict(*args)

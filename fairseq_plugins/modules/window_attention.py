@@ -138,7 +138,8 @@ class _WindowAttention(torch.autograd.Function):
         kept: list[Tensor | None] = []
         work = _Workspace(out)
         fused = _FUSED is not None and out.device.type == "cpu" and dropout == 0
-        fused = fused and not differentiable
+        # it takes what is not a number for nothing, and half precision may overflow
+        fused = fused and not differentiable and out.dtype != torch.float16
         by_distance = content_query if position_query is None else position_query
         for block in split_into_blocks(content_query, keys, window, fused):
             query, key, value = (

@@ -174,12 +174,22 @@ class FairseqAdagradWithClip(FairseqOptimizer):
 
         The learning rate is the scheduler's, which may have lowered it.
 
+        Raises:
+            ValueError: the sums are of parameters of another shape.
+
         Args:
             state_dict: what :meth:`state_dict` returned.
             optimizer_overrides: ``--optimizer-overrides``, which come last.
         """
         given = {name: self.optimizer_config[name] for name in ("clip", "weight_decay")}
         super().load_state_dict(state_dict, {**given, **(optimizer_overrides or {})})
+        for parameter, state in self._optimizer.state.items():
+            if state["sum"].shape != parameter.shape:
+                raise ValueError(
+                    "the checkpoint's optimizer state is of a parameter of shape "
+                    f"{tuple(state['sum'].shape)}, here {tuple(parameter.shape)}, as after another "
+                    "--attention-span: give --reset-optimizer, or --finetune-from-model"
+                )
 
     def step(self, *args: Any, **kwargs: Any) -> None:
         """Update the parameters, unless under ``--amp`` a gradient is not finite."""
