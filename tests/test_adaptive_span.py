@@ -353,23 +353,6 @@ def test_memory_follows_the_span_in_training():
     assert lengths[16] == [28 + 64 + 64] * 2
 
 
-def test_checkpointed_activations_give_the_same_gradients(monkeypatch):
-    monkeypatch.setattr(adaptive_span_file, "_GROUP_COST", 0)
-    gradients = []
-    for checkpoint_activations in (False, True):
-        model = tiny_model(
-            attention_span=16,
-            adaptive_span=True,
-            span_ramp=4,
-            checkpoint_activations=checkpoint_activations,
-        ).double()
-        spread_spans(model)
-        scores_by_segment(model, tokens(2, 24), 8, torch.enable_grad).square().sum().backward()
-        gradients.append([p.grad for p in model.parameters()])
-    for one, other in zip(*gradients, strict=True):
-        torch.testing.assert_close(one, other)
-
-
 def test_a_single_group_keeps_one_cache():
     history = read(long_model([20.0] * 4), 2)
     assert all(isinstance(state, KeyValueCache) for state in history.layers)

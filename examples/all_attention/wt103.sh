@@ -10,7 +10,8 @@
 # train makes 800,000 updates; finish goes on from there at a tenth of the learning rate, to
 # 850,000. What differs from the published run: each pass over the data starts at its beginning,
 # not at a random token of the first segment; what would lie before a stream is hidden, not zeros
-# that are attended to; evaluation scores every token, not whole segments only. --batch-size
+# that are attended to; embeddings start as fairseq's adaptive input does, with variance 1 after
+# their scale, not 170; evaluation scores every token, not whole segments only. --batch-size
 # counts the parallel streams of a worker: with N GPUs add --batch-size 64/N. Computed, not
 # measured, in fp32: 2.0 GiB for weights, gradients and Adam's state, and for activations 1.2 GiB
 # a stream at the start (77 GiB for 64), 1.7 where every head sees 1,024 tokens (111 GiB);
