@@ -26,6 +26,7 @@ def add_text_options(parser: argparse.ArgumentParser, output: str) -> None:
     parser.add_argument(
         "--checkpoint",
         nargs="+",
+        action="extend",
         required=True,
         metavar="[LABEL=]PATH",
         help="models to compare, with what they are called in tables and plots",

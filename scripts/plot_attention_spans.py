@@ -158,6 +158,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument(
         "--checkpoint",
         nargs="+",
+        action="extend",
         required=True,
         metavar="[LABEL=]PATH",
         help="models to compare, with what they are called in table and plot",

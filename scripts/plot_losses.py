@@ -119,6 +119,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument(
         "--log",
         nargs="+",
+        action="extend",
         required=True,
         metavar="[LABEL=]PATH",
         help="logs to compare, with what they are called in table and plot",

@@ -43,7 +43,8 @@ def logs(tmp_path):
 
 
 def test_a_label_that_occurs_twice_is_refused(capsys):
-    assert plot_losses.main(["--log", "all=x.log", "all=y.log"]) == 1
+    # whether the option is given once or twice
+    assert plot_losses.main(["--log", "all=x.log", "--log", "all=y.log"]) == 1
     message = "--log has 'all' more than once: give each a label of its own, LABEL=PATH"
     assert message in capsys.readouterr().err
 

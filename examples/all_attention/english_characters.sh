@@ -35,6 +35,7 @@ train | train-fixed)
         --tokens-per-sample 64 --batch-size 16 --batch-size-valid 64 \
         --optimizer adam --clip-norm 0.25 --lr 0.002 --lr-scheduler cosine --warmup-updates 200 \
         --max-update 1200 --validate-interval-updates 100 --max-valid-steps 24 \
+        --save-interval-updates 100 --keep-interval-updates 1 \
         --log-format json --log-interval 50 --log-file "$checkpoints/train.log" \
         --seed 1 --save-dir "$checkpoints" --no-epoch-checkpoints "${@:4}"
     ;;

@@ -127,7 +127,10 @@ class AllAttentionLanguageModel(SegmentLanguageModel):
             checkpoint_activations=cfg.checkpoint_activations,
         )
         kind = "adaptive attention span up to" if cfg.adaptive_span else "attention span"
-        return cls(decoder, f"{summarise(cfg, mem_len)}, {kind} {window.farthest}")
+        vectors = f"{cfg.persistent_vectors} persistent vectors"
+        if cfg.persistent_vectors:
+            vectors += f" ({cfg.persistent_variant})"
+        return cls(decoder, f"{summarise(cfg, mem_len)}, {kind} {window.farthest}, {vectors}")
 
 
 def _check_options(cfg: AllAttentionConfig) -> None:

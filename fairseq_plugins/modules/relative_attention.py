@@ -201,7 +201,8 @@ class RelativeAttention(nn.Module):
         attended, totals, caches = [], [], []
         for number, group in enumerate(terms.groups.groups):
             if memory is None or hidden is not None:
-                cache = KeyValueCache.of(*self._keys_and_values(x, group, hidden), group.reach)
+                projected = self._keys_and_values(x, group, hidden)
+                cache = KeyValueCache.of(*(p.contiguous() for p in projected), group.reach)
             else:
                 cache = memory.groups[number].extended(*self._keys_and_values(x, group))
             farthest = min(group.reach, self.window.farthest)
@@ -243,7 +244,7 @@ class RelativeAttention(nn.Module):
             self._project(projection, x, group) for projection in (self.k_proj, self.v_proj)
         ]
         if memory is None:
-            return [part.contiguous() for part in projected]
+            return projected
         # projected apart: the gradient of the memory itself, which nobody wants, costs as much
         seen = memory.hidden[:, max(0, memory.length - group.reach) :]
         return [
