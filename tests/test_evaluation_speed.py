@@ -35,7 +35,7 @@ def test_a_preset_has_its_sizes():
 
 
 def test_a_preset_that_cannot_be_is_refused():
-    message = "--arch transformer_lm is none of this package: give one of all_attention_lm, "
+    message = "--arch transformer_lm is none of this package: give one of adaptive_span_lm_"
     with pytest.raises(ValueError, match=re.escape(message)):
         sizes_of_arch("transformer_lm", 99)
     message = "--symbols is 99: --arch transformer_xl_wt103_base has cutoffs 20000,40000,200000;"

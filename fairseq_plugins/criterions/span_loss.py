@@ -117,7 +117,7 @@ class _SpanLoss:
             return sum(log[key] for log in logging_outputs)
 
         tokens = total("ntokens")
-        metrics.log_scalar("span_loss", total("span_loss") / tokens, tokens, round=6)
+        metrics.log_scalar("span_loss", total("span_loss") / tokens, tokens, round=9)
         for key in logging_outputs[0]:
             if key.startswith(("span_mean", "span_max")):
                 # of weight 0: not their average since the last line, but what they are now
