@@ -23,6 +23,14 @@ def add_text_options(parser: argparse.ArgumentParser, output: str) -> None:
     parser.add_argument(
         "--data", type=Path, required=True, help="folder that fairseq-preprocess wrote"
     )
+    add_checkpoint_option(parser)
+    parser.add_argument("--split", default="test", help="part of the data to score (test)")
+    parser.add_argument("--max-tokens", type=int, help="score only the first so many tokens (all)")
+    add_output_options(parser, output)
+
+
+def add_checkpoint_option(parser: argparse.ArgumentParser) -> None:
+    """Add the option that says which models are compared."""
     parser.add_argument(
         "--checkpoint",
         nargs="+",
@@ -31,9 +39,6 @@ def add_text_options(parser: argparse.ArgumentParser, output: str) -> None:
         metavar="[LABEL=]PATH",
         help="models to compare, with what they are called in tables and plots",
     )
-    parser.add_argument("--split", default="test", help="part of the data to score (test)")
-    parser.add_argument("--max-tokens", type=int, help="score only the first so many tokens (all)")
-    add_output_options(parser, output)
 
 
 def add_output_options(parser: argparse.ArgumentParser, output: str) -> None:

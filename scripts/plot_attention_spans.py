@@ -23,6 +23,7 @@ import plugin_path  # noqa: F401 (makes fairseq_plugins importable)
 from fairseq_plugins.modules.adaptive_span import AdaptiveSpan
 from measurement_options import (
     NamedFile,
+    add_checkpoint_option,
     exit_status,
     make_output_folder,
     parse_named_files,
@@ -155,14 +156,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument(
-        "--checkpoint",
-        nargs="+",
-        action="extend",
-        required=True,
-        metavar="[LABEL=]PATH",
-        help="models to compare, with what they are called in table and plot",
-    )
+    add_checkpoint_option(parser)
     parser.add_argument(
         "--output", type=Path, default=Path("attention_spans"), help="folder (attention_spans)"
     )

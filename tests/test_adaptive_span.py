@@ -13,6 +13,7 @@ from fairseq_plugins.modules.query_blocks import Window
 from fairseq_plugins.modules.relative_attention import RelativeAttention
 from fairseq_plugins.modules.relative_positions import LearnedRelativePositions, SharedDistanceTable
 from fairseq_plugins.modules.segment_memory import SegmentMemory
+from tests.gradients import assert_same
 from tests.operations import multiply_adds_of
 from tests.reference.all_attention import multi_head, network
 from tests.test_segment_language_model import scores_by_segment
@@ -70,7 +71,6 @@ def test_values_and_gradients_equal_the_equations(
     attention, positions = make(values, variant, persistent)
     x = torch.randn(STREAMS, length, WIDTH, dtype=torch.float64, requires_grad=True)
     memory = torch.randn(STREAMS, remembered, WIDTH, dtype=torch.float64, requires_grad=True)
-    weight = torch.randn_like(x)
     inputs = [x, memory, *attention.parameters(), positions.weight]
 
     state = HiddenStates(memory) if remembered else None
@@ -82,13 +82,7 @@ def test_values_and_gradients_equal_the_equations(
             for b in range(STREAMS)
         ]
     )
-    torch.testing.assert_close(fast, slow)
-    gradients = [
-        torch.autograd.grad((out * weight).sum(), inputs, allow_unused=True, materialize_grads=True)
-        for out in (fast, slow)
-    ]
-    for one, other in zip(*gradients, strict=True):
-        torch.testing.assert_close(one, other)
+    assert_same(fast, slow, inputs)
 
 
 @pytest.mark.parametrize("variant", VARIANTS)

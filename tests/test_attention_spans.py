@@ -3,6 +3,7 @@ import re
 
 import pytest
 import torch
+from matplotlib.figure import Figure
 
 import plot_attention_spans
 from measurement_options import NamedFile
@@ -105,8 +106,7 @@ def test_table_json_and_plot(folder, tmp_path, capsys):
     ("spans", "scale"), [([[32, 32], [40, 64]], "linear"), ([[32, 33], [32, 8192]], "log")]
 )
 def test_the_scale_suits_the_spans(spans, scale):
-    figure = pytest.importorskip("matplotlib.figure").Figure()
-    axes = figure.add_subplot()
+    axes = Figure().add_subplot()
     layers = [
         {"layer": number, "mean": sum(heads) / 2, "largest": max(heads), "spans": heads}
         for number, heads in enumerate(spans, start=1)

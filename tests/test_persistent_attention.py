@@ -14,6 +14,7 @@ from fairseq_plugins.modules.persistent_attention import (
 from fairseq_plugins.modules.query_blocks import Window
 from fairseq_plugins.modules.relative_attention import RelativeAttention
 from fairseq_plugins.modules.relative_positions import LearnedRelativePositions, SharedDistanceTable
+from tests.gradients import assert_same
 from tests.reference.all_attention import softmax_feed_forward
 
 HEADS, STREAMS, TOKENS, WIDTH, VECTORS = 2, 3, 5, 4, 6
@@ -45,16 +46,9 @@ def test_attention_and_its_gradient_are_those_of_a_softmax(monkeypatch, block):
     keys, values = vectors()
     scores = torch.einsum("hbtd,hnd->hbtn", query, keys)
     expected = torch.einsum("hbtn,hnd->hbtd", scores.softmax(-1), values)
-    torch.testing.assert_close(attended, expected)
-    torch.testing.assert_close(total, scores.logsumexp(-1))
-    weight, of_total = torch.randn_like(query), torch.randn_like(total)
     inputs = [query, vectors.keys, vectors.values]
-    fast = (attended * weight).sum() + (total * of_total).sum()
-    slow = (expected * weight).sum() + (scores.logsumexp(-1) * of_total).sum()
-    for one, other in zip(
-        torch.autograd.grad(fast, inputs), torch.autograd.grad(slow, inputs), strict=True
-    ):
-        torch.testing.assert_close(one, other)
+    assert_same(attended, expected, inputs)
+    assert_same(total, scores.logsumexp(-1), inputs)
 
 
 def test_one_softmax_over_two_sets_comes_from_one_over_each():
@@ -66,13 +60,7 @@ def test_one_softmax_over_two_sets_comes_from_one_over_each():
 
     joint = joint_softmax(*over(0, 3), *over(3, 7))
     whole, _ = over(0, 7)
-    torch.testing.assert_close(joint, whole)
-    weight = torch.randn_like(whole)
-    for one, other in zip(
-        *(torch.autograd.grad((x * weight).sum(), [scores, values]) for x in (joint, whole)),
-        strict=True,
-    ):
-        torch.testing.assert_close(one, other)
+    assert_same(joint, whole, [scores, values])
 
 
 def test_an_empty_context_leaves_the_persistent_vectors_alone():
@@ -87,12 +75,7 @@ def test_the_softmax_feed_forward_is_equation_9():
     layer = SoftmaxFeedForward(VECTORS, WIDTH).double()
     x = draw(1, TOKENS, WIDTH)
     fast, slow = layer(x)[0], softmax_feed_forward(layer, x[0])
-    torch.testing.assert_close(fast, slow)
-    inputs = [x, *layer.parameters()]
-    for one, other in zip(
-        *(torch.autograd.grad(y.square().sum(), inputs) for y in (fast, slow)), strict=True
-    ):
-        torch.testing.assert_close(one, other)
+    assert_same(fast, slow, [x, *layer.parameters()])
 
 
 def test_the_softmax_feed_forward_drops_weights_in_training_only():

@@ -13,9 +13,15 @@ from fairseq_plugins.modules.query_blocks import (
     hidden_by_window,
     spread_by_distance,
 )
-from fairseq_plugins.modules.relative_attention import RelativeAttention
-from fairseq_plugins.modules.relative_positions import LearnedRelativePositions, SharedDistanceTable
+from fairseq_plugins.modules.relative_attention import PositionBiases, RelativeAttention
+from fairseq_plugins.modules.relative_positions import (
+    Distances,
+    LearnedDistanceTable,
+    LearnedRelativePositions,
+    SharedDistanceTable,
+)
 from fairseq_plugins.modules.window_attention import window_attention
+from tests.gradients import assert_same
 from tests.reference.all_attention import multi_head
 
 STREAMS, HEADS, WIDTH = 2, 2, 8
@@ -71,7 +77,6 @@ def test_values_and_gradients_equal_the_equations(
     memory = None
     if remembered:
         memory = torch.randn(STREAMS, remembered, WIDTH, dtype=torch.float64, requires_grad=True)
-    weight = torch.randn(STREAMS, length, WIDTH, dtype=torch.float64)
     inputs = [x, *attention.parameters(), positions.weight]
     if memory is not None:
         inputs.append(memory)
@@ -79,17 +84,7 @@ def test_values_and_gradients_equal_the_equations(
     state = None if memory is None else HiddenStates(memory)
     fast, _ = attention(x, terms(attention, positions, remembered + length - 1), state)
     slow = reference(attention, positions, x, memory)
-    torch.testing.assert_close(fast, slow)
-    fast_gradients = torch.autograd.grad((fast * weight).sum(), inputs, allow_unused=True)
-    slow_gradients = torch.autograd.grad((slow * weight).sum(), inputs, allow_unused=True)
-    for fast_gradient, slow_gradient, value in zip(
-        fast_gradients, slow_gradients, inputs, strict=True
-    ):
-        zero = torch.zeros_like(value)
-        torch.testing.assert_close(
-            zero if fast_gradient is None else fast_gradient,
-            zero if slow_gradient is None else slow_gradient,
-        )
+    assert_same(fast, slow, inputs)
 
 
 def test_cached_projections_give_the_values_of_remembered_hidden_states():
@@ -245,8 +240,10 @@ def test_dropped_weights_are_those_drawn_and_the_others_are_scaled(persistent):
     torch.manual_seed(1)
     heads, streams, queries, keys, width, dropout = 2, 3, 4, 6, 4, 0.3
     window = EVERY_KEY if persistent else Window(0, 9)
-    query = torch.randn(heads, streams, queries, width, dtype=torch.float64, requires_grad=True)
-    key, value = torch.randn(2, heads, streams, keys, width, dtype=torch.float64)
+    query, key, value = (
+        torch.randn(heads, streams, number, width, dtype=torch.float64, requires_grad=True)
+        for number in (queries, keys, keys)
+    )
     torch.manual_seed(7)
     out, _ = window_attention(query, key, value, None, window, dropout)
     scores = query @ key.transpose(2, 3)
@@ -256,10 +253,7 @@ def test_dropped_weights_are_those_drawn_and_the_others_are_scaled(persistent):
     torch.manual_seed(7)
     keep = torch.rand(heads * streams, queries, keys).view(scores.shape) >= dropout
     expected = (scores.softmax(-1) * keep / (1 - dropout)) @ value
-    torch.testing.assert_close(out, expected)
-    weight = torch.randn_like(out)
-    (one,), (other,) = (torch.autograd.grad((x * weight).sum(), query) for x in (out, expected))
-    torch.testing.assert_close(one, other)
+    assert_same(out, expected, [query, key, value])
 
 
 def test_dropout_acts_on_the_context_alone_too():
@@ -268,3 +262,26 @@ def test_dropout_acts_on_the_context_alone_too():
     attention.dropout = 0.5
     one, other = (attention(x, terms(attention, positions, 4))[0] for _ in range(2))
     assert not torch.allclose(one, other)
+
+
+def test_half_of_the_heads_take_their_part_of_biases_and_tables():
+    """Where half of the heads see the context, theirs are the first of u, v and p."""
+    torch.manual_seed(1)
+    heads, head_dim = 4, 2
+    window, biases = Window(1, 9), PositionBiases(heads, head_dim)
+    for vector in (biases.u, biases.v):
+        torch.nn.init.normal_(vector)
+    table = LearnedDistanceTable(heads, 9, head_dim)
+    split, whole = (
+        RelativeAttention(
+            WIDTH, heads, window, table, biases, num_persistent=number, variant=variant
+        ).double()
+        for number, variant in ((3, "head-split"), (0, "all"))
+    )
+    whole.load_state_dict(split.state_dict(), strict=False)
+    for attention in (split, whole):
+        attention.out_proj.weight.data = torch.eye(WIDTH, dtype=torch.float64)
+    x = torch.randn(STREAMS, 6, WIDTH, dtype=torch.float64)
+    of_both = [a(x, a.distance_terms(Distances()(5), None))[0] for a in (split, whole)]
+    seen = heads // 2 * head_dim
+    torch.testing.assert_close(of_both[0][..., :seen], of_both[1][..., :seen])

@@ -168,10 +168,13 @@ class SegmentLanguageModel(FairseqLanguageModel):
         return super().load_state_dict(self._fit_to_span(state_dict), *args, **kwargs)
 
     def _fit_to_span(self, state_dict: dict) -> dict:
-        """Return weights of models with another largest span as weights of this one's.
+        """Return weights of models with another largest span, or a fixed one, as weights of this.
 
         Distances that had no vector get the farthest one's; heads see as far as before, or as far
         as they now may.
+
+        Raises:
+            ValueError: they have learned spans, and this model does not.
         """
         spans = {f"decoder.layers.{i}.self_attn.span.value" for i in range(len(self.decoder.spans))}
         if not spans and any(name.endswith(".self_attn.span.value") for name in state_dict):
@@ -179,7 +182,7 @@ class SegmentLanguageModel(FairseqLanguageModel):
                 "the checkpoint has learned attention spans, and this model has none: leave "
                 "--adaptive-span as it was trained"
             )
-        if spans.isdisjoint(state_dict):
+        if spans and spans.isdisjoint(state_dict):
             # heads of a fixed span see all of it
             values = (span.value for span in self.decoder.spans)
             opened = dict(zip(sorted(spans), map(torch.ones_like, values), strict=True))

@@ -80,7 +80,7 @@ class AdaptiveSpan(nn.Module):
 
         Where m is 0 it is -∞ and has no gradient.
         """
-        value = self.value if group.heads is None else self.value[group.heads]
+        value = self.value if group.heads is None else self.value.index_select(0, group.heads)
         # the key at distance 1 is the nearest, x = 0
         x = torch.arange(group.reach - 1, group.open - 1, -1, device=value.device)
         mask = ((self.ramp + self.max_span * value.unsqueeze(1) - x) / self.ramp).clamp(0, 1)

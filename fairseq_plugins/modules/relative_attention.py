@@ -157,7 +157,7 @@ class RelativeAttention(nn.Module):
             position_query = self._scaled(query + self.biases.v.flatten().to(query.dtype))
         attended, total, state = self._attend_to_context(
             content_query[: self.context_heads],
-            position_query,
+            None if position_query is None else position_query[: self.context_heads],
             x,
             terms,
             memory,
@@ -207,11 +207,13 @@ class RelativeAttention(nn.Module):
                 cache = memory.groups[number].extended(*self._keys_and_values(x, group))
             farthest = min(group.reach, self.window.farthest)
             log_mask, table = terms.log_masks[number], terms.table
+            if table is not None and table.size(0) > 1:
+                table = _of_group(table[: self.context_heads], group)
             out, total = window_attention(
                 _of_group(content_query, group),
                 cache.keys,
                 cache.values,
-                table if table is None or table.size(0) == 1 else _of_group(table, group),
+                table,
                 Window(self.window.nearest, farthest),
                 self.dropout if self.training else 0.0,
                 None if position_query is None else _of_group(position_query, group),

@@ -9,9 +9,7 @@ import torch
 from tensorboardX.proto.event_pb2 import Event
 
 from tests.end_to_end.commands import (
-    MODEL as SMALL,
-)
-from tests.end_to_end.commands import (
+    MODEL,
     TASK,
     evaluate,
     log_probabilities,
@@ -29,14 +27,14 @@ from tests.end_to_end.test_training import (
 SIZE = ("--decoder-layers", 2, "--decoder-embed-dim", 16, "--decoder-attention-heads", 2)
 VARIANTS = ("all", "attn-split", "head-split", "single-head", "ff-attn")
 ADAPTIVE = ("--adaptive-span", "--attention-span", 24, "--span-ramp", 4, "--span-init", 0.2)
-MODEL = ("--arch", "all_attention_lm", *SIZE, "--persistent-vectors", 4, *ADAPTIVE)
+LEARNING = ("--arch", "all_attention_lm", *SIZE, "--persistent-vectors", 4, *ADAPTIVE)
 SPAN_LOSS = ("--criterion", "span_cross_entropy", "--span-loss", 0.001)
 # a learning rate that drives spans against both ends
 WILD = ("--optimizer", "adagrad_with_clip", "--adagrad-clip", 0, "--lr", 0.3)
 
 
 def train_spans(data, folder, *options, updates=10, **how):
-    how.setdefault("model", MODEL)
+    how.setdefault("model", LEARNING)
     return train(data, folder, *SPAN_LOSS, *WILD, "--max-update", updates, *options, **how)
 
 
@@ -113,8 +111,8 @@ def test_two_workers_keep_the_same_spans_in_their_interval(data, tmp_path):
     for penalty, name in ((0.2, "shut"), (0.001, "free")):
         options = ("--criterion", "span_cross_entropy", "--span-loss", penalty, "--lr", 0.02)
         options += ("--max-update", 6, "--disable-validation")
-        train(data, tmp_path / f"one {name}", *options, model=MODEL)
-        train_on_two_workers(data, tmp_path / f"two {name}", *options, model=MODEL)
+        train(data, tmp_path / f"one {name}", *options, model=LEARNING)
+        train_on_two_workers(data, tmp_path / f"two {name}", *options, model=LEARNING)
         one, two = (spans(tmp_path / f"{workers} {name}") for workers in ("one", "two"))
         torch.testing.assert_close(two, one, rtol=1e-5, atol=1e-6)
         assert torch.equal(two, torch.zeros_like(two)) == (name == "shut")
@@ -160,7 +158,7 @@ def test_a_resumed_run_is_the_uninterrupted_run(data, tmp_path):
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_every_variant_trains_and_is_scored(data, tmp_path, variant, test_tokens):
     options = ("--persistent-variant", variant, "--attention-dropout", 0.1)
-    train_spans(data, tmp_path, updates=3, model=(*MODEL, *options))
+    train_spans(data, tmp_path, updates=3, model=(*LEARNING, *options))
     printed = evaluate(data, tmp_path / "checkpoint_last.pt", "--tokens-per-sample", 9)
     assert tokens_evaluated(printed) == test_tokens
 
@@ -171,7 +169,7 @@ def test_adaptive_embeddings_go_with_the_penalty(data, tmp_path):
     narrower = ("--adaptive-input-factor", 2, "--adaptive-softmax-factor", 2)
     options = ("--adaptive-input", *cutoffs, *tied, *narrower, "--output-bias")
     loss = ("--criterion", "span_exact_adaptive_loss", "--ddp-backend", "legacy_ddp")
-    printed = train_spans(data, tmp_path, *loss, updates=4, model=(*MODEL, *options))
+    printed = train_spans(data, tmp_path, *loss, updates=4, model=(*LEARNING, *options))
     assert "span_loss" in printed
     saved = parameters(tmp_path)
     first = saved["decoder.embed_tokens.embeddings.0.1.weight"]
@@ -180,7 +178,7 @@ def test_adaptive_embeddings_go_with_the_penalty(data, tmp_path):
 
 def test_a_loss_without_the_penalty_is_warned_of(data, tmp_path):
     plain = ("--criterion", "cross_entropy", "--max-update", 1, "--disable-validation")
-    printed = train(data, tmp_path, *plain, model=MODEL)
+    printed = train(data, tmp_path, *plain, model=LEARNING)
     assert "--criterion cross_entropy has no penalty for long attention spans" in printed
 
 
@@ -191,7 +189,7 @@ def test_a_penalty_without_learned_spans_is_refused(data, tmp_path):
 
 
 def test_another_largest_span_is_refused_with_the_optimizers_state(data, learned, tmp_path):
-    wider = (*MODEL, "--attention-span", 40)
+    wider = (*LEARNING, "--attention-span", 40)
     again = ("--restore-file", learned[0] / "checkpoint_last.pt", "--reset-dataloader")
     printed = train_spans(data, tmp_path, *again, updates=12, model=wider, fails=True)
     assert "(24, 8), here (40, 8), as after another --attention-span" in printed
@@ -199,7 +197,7 @@ def test_another_largest_span_is_refused_with_the_optimizers_state(data, learned
 
 def test_a_fixed_span_is_turned_into_an_adaptive_one(data, checkpoint, tmp_path):
     """The checkpoint's heads see 12 tokens, and go on from there."""
-    adaptive = (*SMALL, "--adaptive-span", "--span-ramp", 4)
+    adaptive = (*MODEL, "--adaptive-span", "--span-ramp", 4)
     printed = train_spans(
         data, tmp_path, "--finetune-from-model", checkpoint, "--lr", 0, updates=1, model=adaptive
     )
@@ -214,7 +212,7 @@ def test_learned_spans_stay_when_overridden(data, learned):
 
 
 def test_another_largest_span_continues_with_a_fresh_optimizer(data, learned, tmp_path):
-    wider = (*MODEL, "--attention-span", 40)
+    wider = (*LEARNING, "--attention-span", 40)
     again = ("--restore-file", learned[0] / "checkpoint_last.pt", "--reset-optimizer")
     again += ("--reset-dataloader", "--reset-lr-scheduler", "--reset-meters")
     printed = train_spans(data, tmp_path, *again, updates=12, model=wider)

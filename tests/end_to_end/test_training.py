@@ -166,6 +166,7 @@ def test_one_worker_goes_on_with_the_memory_that_two_saved(data, uninterrupted, 
         # fairseq mixes precisions on GPUs only: on a CPU this shows that the option is harmless,
         # and test_mixed_precision_trains_with_a_memory that mixed precision works
         ["--amp"],
+        ["--fp16", "--fp16-no-flatten-grads", "--fp16-init-scale", "4"],
         pytest.param(
             ["--fp16"],
             marks=pytest.mark.skipif(

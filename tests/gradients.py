@@ -1,0 +1,19 @@
+"""Two computations of the same: their values and gradients."""
+
+import torch
+from torch import Tensor
+
+
+def assert_same(one: Tensor, other: Tensor, inputs: list[Tensor]) -> None:
+    """Two results agree, and so does the gradient of a random sum of them for each of the inputs.
+
+    An input that a result does not depend on has gradient 0.
+    """
+    torch.testing.assert_close(one, other)
+    weight = torch.randn_like(one)
+    gradients = [
+        torch.autograd.grad((out * weight).sum(), inputs, retain_graph=True, materialize_grads=True)
+        for out in (one, other)
+    ]
+    for of_one, of_other in zip(*gradients, strict=True):
+        torch.testing.assert_close(of_one, of_other)
