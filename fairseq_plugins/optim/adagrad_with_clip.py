@@ -19,9 +19,11 @@ from typing import Any
 
 import torch
 from fairseq.dataclass import FairseqDataclass
-from fairseq.optim import FairseqOptimizer, register_optimizer
+from fairseq.optim import register_optimizer
 from omegaconf import II
 from torch import Tensor, nn
+
+from fairseq_plugins.optim.amp_scaled_step import AmpScaledStep
 
 EPSILON = 1e-10
 
@@ -133,7 +135,7 @@ class AdagradWithClipConfig(FairseqDataclass):
 
 
 @register_optimizer("adagrad_with_clip", dataclass=AdagradWithClipConfig)
-class FairseqAdagradWithClip(FairseqOptimizer):
+class FairseqAdagradWithClip(AmpScaledStep):
     """:class:`AdagradWithClip` as fairseq's ``--optimizer adagrad_with_clip``.
 
     Args:
@@ -143,11 +145,6 @@ class FairseqAdagradWithClip(FairseqOptimizer):
     Raises:
         ValueError: an option is negative.
     """
-
-    # fairseq's AMPOptimizer unscales the gradients to take their norm, and torch's scaler, which
-    # is then handed this object and not the optimizer within, would unscale them again: they would
-    # never be long enough to clip. This tells it to leave them to step().
-    _step_supports_amp_scaling = True
 
     def __init__(self, cfg: AdagradWithClipConfig, params: Iterable[nn.Parameter]) -> None:
         super().__init__(cfg)
@@ -190,9 +187,3 @@ class FairseqAdagradWithClip(FairseqOptimizer):
                     f"{tuple(state['sum'].shape)}, here {tuple(parameter.shape)}, as after another "
                     "--attention-span: give --reset-optimizer, or --finetune-from-model"
                 )
-
-    def step(self, *args: Any, **kwargs: Any) -> None:
-        """Update the parameters, unless under ``--amp`` a gradient is not finite."""
-        # the scaler sets found_inf, a tensor, while it steps; it would wait for the device itself
-        if not getattr(self, "found_inf", False):
-            super().step(*args, **kwargs)

@@ -1,0 +1,63 @@
+"""How much of a memory is read: usage and KL divergence of the reads from uniform ones.
+
+Lample et al. 2019 (arXiv:1907.05242), section 4.2. Over a set of tokens, z'_i is the sum of the
+weights with which slot i is read and z = z' / Σ z'. Usage is the fraction of slots with z_i > 0;
+``KL = log K + Σ z_i log z_i``, in nats: 0 where all slots are read alike, log K where one is.
+
+Shapes: N tokens, H heads, k slots read by a head, K slots.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+
+class MemoryUsage:
+    """The weights with which the slots of one memory were read.
+
+    Args:
+        slots: K.
+        heads: H; with ``by_head`` each head's reads are kept apart.
+        by_head: whether they are.
+    """
+
+    def __init__(self, slots: int, heads: int = 1, by_head: bool = False) -> None:
+        self.heads = heads if by_head else 1
+        self.reads = torch.zeros(self.heads, slots, dtype=torch.float64)  # (H or 1, K)
+        self.tokens = 0
+
+    def record(self, slots: Tensor, weights: Tensor) -> None:
+        """Add the reads of ``slots`` with ``weights``, both (N, H, k)."""
+        weights = weights.detach().double()
+        self.reads = self.reads.to(weights.device)
+        self.tokens += len(slots)
+        for head in range(self.heads):
+            part = (slice(None), head) if self.heads > 1 else slice(None)
+            self.reads[head].index_add_(0, slots[part].flatten(), weights[part].flatten())
+
+    def clear(self) -> None:
+        """Forget all reads."""
+        self.reads.zero_()
+        self.tokens = 0
+
+    def total(self) -> Tensor:
+        """Return z' (K,), of all heads and, where there are several, all workers."""
+        reads = self.reads.sum(0)
+        if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
+            dist.all_reduce(reads)
+        return reads
+
+
+def usage(reads: Tensor) -> float:
+    """Return the fraction of slots that were read at all, given z' (K,)."""
+    return (reads > 0).double().mean().item()
+
+
+def kl_from_uniform(reads: Tensor) -> float:
+    """Return ``log K + Σ z log z`` in nats, given z' (K,); NaN if nothing was read."""
+    z = reads.double() / reads.double().sum()
+    return math.log(len(z)) + torch.special.xlogy(z, z).sum().item()

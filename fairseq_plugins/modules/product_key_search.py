@@ -1,0 +1,179 @@
+"""The keys of a memory, and the exact search for those that fit a query best.
+
+Lample et al. 2019 (arXiv:1907.05242), sections 3.1 to 3.3. Equal scores are ranked by a fixed rule,
+so that the same query always reads the same slots: of product keys, the better first sub-key goes
+first, then the better second one; equal sub-keys, and flat keys, go by their number.
+
+Shapes: N queries, H heads, K slots, n = √K sub-keys of each half, d_q query width, k slots selected
+by a head.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from .top_k import top_k
+
+# How many scores of flat keys are held at a time, whatever the number of queries.
+FLAT_SCORES = 1 << 24
+
+# Of (R, d) queries and (n, d) keys: the numbers (R, k) of the best keys of each query, best first.
+Search = Callable[[Tensor, Tensor, int], Tensor]
+
+
+def at_least_single(scores: Tensor) -> Tensor:
+    """Return ``scores`` in single precision, or in double precision if they have it."""
+    return scores.to(torch.promote_types(scores.dtype, torch.float))
+
+
+def search_with_torch(queries: Tensor, keys: Tensor, k: int) -> Tensor:
+    """Return the numbers (R, k) of the best ``keys`` (n, d) of each of ``queries`` (R, d)."""
+    rows = max(1, FLAT_SCORES // len(keys))
+    parts = [top_k(at_least_single(part @ keys.t()), k) for part in queries.split(rows)]
+    return torch.cat(parts) if parts else queries.new_empty(0, k, dtype=torch.long)
+
+
+def search_with_faiss(queries: Tensor, keys: Tensor, k: int) -> Tensor:
+    """Do the same with faiss's exact inner products, on a GPU where its GPU version is installed.
+
+    faiss rounds in its own way and leaves the order of equal scores open.
+
+    Raises:
+        ValueError: faiss is not installed.
+    """
+    try:
+        import faiss
+    except ImportError:
+        raise ValueError(
+            "--memory-search faiss needs faiss, which is not installed: pip install faiss-cpu, or "
+            "take --memory-search torch"
+        ) from None
+    of_queries, of_keys = (x.detach().float().cpu().numpy() for x in (queries, keys))
+    if queries.is_cuda and hasattr(faiss, "StandardGpuResources"):
+        _, best = faiss.knn_gpu(
+            faiss.StandardGpuResources(), of_queries, of_keys, k, metric=faiss.METRIC_INNER_PRODUCT
+        )
+    else:
+        _, best = faiss.knn(of_queries, of_keys, k, metric=faiss.METRIC_INNER_PRODUCT)
+    return torch.from_numpy(best).to(queries.device)
+
+
+SEARCHES: dict[str, Search] = {"torch": search_with_torch, "faiss": search_with_faiss}
+
+
+def candidate_pairs(k: int, n: int) -> Tensor:
+    """Return the pairs (2, P) of ranks, from 0, of which the best k pairs consist.
+
+    Of two lists of n scores sorted downwards, the pair of ranks (a, b), from 1, has the a·b pairs
+    up to its own ahead of it: it can be among the best k only if a·b <= k. For k = 32 these are 119
+    pairs of 1,024 (section 3.2). They are in the order in which pairs of equal score are ranked.
+    """
+    ranks = torch.arange(1, min(k, n) + 1)
+    return (ranks[:, None] * ranks <= k).nonzero().t()
+
+
+class ProductKeys(nn.Module):
+    """Keys that are all pairs of two sets of sub-keys, with sub-keys of each head its own (3.1).
+
+    Slot i·n + j has sub-key i of the first set and j of the second. They are drawn uniformly from
+    ±1/√(d_q/2).
+
+    Args:
+        heads: H.
+        slots: K, a square number.
+        query_dim: d_q, an even number.
+        search: a key of ``SEARCHES``.
+
+    Raises:
+        ValueError: ``slots`` is not a square number, or ``query_dim`` is odd.
+    """
+
+    def __init__(self, heads: int, slots: int, query_dim: int, search: str = "torch") -> None:
+        super().__init__()
+        self.subkeys_per_half = math.isqrt(slots)
+        if self.subkeys_per_half**2 != slots:
+            near = self.subkeys_per_half**2, (self.subkeys_per_half + 1) ** 2
+            raise ValueError(
+                f"--memory-slots is {slots}: product keys need a square number, such as {near[0]} "
+                f"or {near[1]}"
+            )
+        if query_dim % 2:
+            raise ValueError(
+                f"--memory-query-dim is {query_dim}: product keys halve it, so it must be even"
+            )
+        half = query_dim // 2
+        # (H, halves, n, d_q/2)
+        self.subkeys = nn.Parameter(torch.empty(heads, 2, self.subkeys_per_half, half))
+        nn.init.uniform_(self.subkeys, -(half**-0.5), half**-0.5)
+        self.search = search
+
+    def forward(self, queries: Tensor, k: int) -> tuple[Tensor, Tensor]:
+        """Return the scores and the slots (N, H, k) that fit ``queries`` (N, H, d_q) best.
+
+        They are exactly the best of all K, best first (equation 4 and what follows it).
+        """
+        n = self.subkeys_per_half
+        # (N, H, d_q) -> (H, halves, N, d_q/2)
+        halves = queries.unflatten(-1, (2, -1)).permute(1, 2, 0, 3)
+        # (H·halves, N, d_q/2), (H·halves, n, d_q/2) -> (H, halves, N, n)
+        scores = torch.bmm(halves.flatten(0, 1), self.subkeys.flatten(0, 1).transpose(1, 2))
+        scores = at_least_single(scores.view(*halves.shape[:3], n))
+        with torch.no_grad():
+            best = self._best_of_halves(scores, halves, min(k, n))
+            first, second = scores.gather(-1, best).unbind(1)
+            a, b = candidate_pairs(k, n).to(scores.device)
+            # (H, N, P): only pairs that can win are added up
+            pairs = top_k(first.index_select(-1, a) + second.index_select(-1, b), k)
+            # (H, N, k): the numbers of the two sub-keys of each selected slot
+            one = best[:, 0].gather(-1, a[pairs])
+            other = best[:, 1].gather(-1, b[pairs])
+        selected = scores[:, 0].gather(-1, one) + scores[:, 1].gather(-1, other)
+        return selected.transpose(0, 1), (one * n + other).transpose(0, 1)
+
+    def _best_of_halves(self, scores: Tensor, halves: Tensor, k: int) -> Tensor:
+        if self.search == "torch":
+            return top_k(scores, k)
+        found = [
+            SEARCHES[self.search](queries, keys, k)
+            for queries, keys in zip(halves.flatten(0, 1), self.subkeys.flatten(0, 1), strict=True)
+        ]
+        best = torch.stack(found).view(*scores.shape[:3], k)
+        # pairs are chosen among by rank: the order has to be that of the scores added up
+        order = top_k(scores.gather(-1, best), k)
+        return best.gather(-1, order)
+
+
+class FlatKeys(nn.Module):
+    """K keys of full width for each head, all of which are compared: the ablation (section 4.5).
+
+    Args:
+        heads: H.
+        slots: K.
+        query_dim: d_q.
+        search: a key of ``SEARCHES``.
+    """
+
+    def __init__(self, heads: int, slots: int, query_dim: int, search: str = "torch") -> None:
+        super().__init__()
+        self.keys = nn.Parameter(torch.empty(heads, slots, query_dim))
+        # as long as two halves of product keys together
+        bound = (query_dim / 2) ** -0.5
+        nn.init.uniform_(self.keys, -bound, bound)
+        self.search = search
+
+    def forward(self, queries: Tensor, k: int) -> tuple[Tensor, Tensor]:
+        """Return scores and slots (N, H, k) that fit ``queries`` (N, H, d_q) best (equation 1)."""
+        scores, slots = [], []
+        for of_head, keys in zip(queries.unbind(1), self.keys, strict=True):
+            with torch.no_grad():
+                best = SEARCHES[self.search](of_head, keys, k)
+            # (N, k, d_q), (N, d_q, 1) -> (N, k)
+            selected = nn.functional.embedding(best, keys)
+            fit = torch.bmm(selected, of_head.unsqueeze(-1)).squeeze(-1)
+            scores.append(at_least_single(fit))
+            slots.append(best)
+        return torch.stack(scores, dim=1), torch.stack(slots, dim=1)
