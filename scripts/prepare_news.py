@@ -37,7 +37,8 @@ from tqdm import tqdm
 import subword_units
 from binarize_words import SplitSizes, count_unknown, mend_offsets
 from data_set import SPLITS
-from moses_tokenization import TextSizes, check_language, check_workers, read_lines, tokenize
+from moses_tokenization import check_language, tokenize
+from parallel_lines import TextSizes, check_workers, read_lines
 from preparation_steps import Steps, write_json
 from preprocess_command import preprocess_command, run_preprocess
 from run_command import short

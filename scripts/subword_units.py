@@ -20,7 +20,7 @@ from subword_nmt.apply_bpe import BPE
 from subword_nmt.learn_bpe import learn_bpe
 from tqdm import tqdm
 
-from moses_tokenization import TextSizes, map_lines, read_lines
+from parallel_lines import TextSizes, map_lines, read_lines
 from run_command import short
 
 FASTBPE = "fastbpe"

@@ -4,9 +4,9 @@ import sys
 
 import pytest
 
-import moses_tokenization
+import parallel_lines
 import subword_units
-from moses_tokenization import TextSizes
+from parallel_lines import TextSizes
 from subword_units import TOOLS, apply, check_size, check_tool, count_words, learn
 
 TRAIN = "low lower lowest\n\nlow newer wider new\nlow low lowest\n"
@@ -71,7 +71,7 @@ def test_one_space_is_between_units(tmp_path, codes, tool):
 
 
 def test_both_tools_and_any_processes_make_the_same(tmp_path, monkeypatch):
-    monkeypatch.setattr(moses_tokenization, "CHUNK", 20)
+    monkeypatch.setattr(parallel_lines, "CHUNK", 20)
     # forgetting words changes nothing either
     monkeypatch.setattr(subword_units, "REMEMBERED", 1)
     draw = random.Random(1)
