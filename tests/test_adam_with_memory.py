@@ -1,0 +1,334 @@
+"""Lazy Adam of the rows that were read, beside fairseq's Adam: rule, precision, clipping, state."""
+
+import copy
+
+import pytest
+import torch
+from fairseq.dataclass.configs import FairseqConfig
+from fairseq.optim import FP16Optimizer, MemoryEfficientFP16Optimizer
+from fairseq.optim.adam import Adam, FairseqAdam, FairseqAdamConfig
+from omegaconf import OmegaConf
+
+from fairseq_plugins.modules.memory_layer import ProductKeyMemory
+from fairseq_plugins.optim import adam_with_memory
+from fairseq_plugins.optim.adam_with_memory import (
+    AdamWithMemory,
+    AdamWithMemoryConfig,
+    FairseqAdamWithMemory,
+)
+from fairseq_plugins.optim.sparse_rows import rows_of, with_rows
+
+WIDTH, SLOTS = 8, 64
+BETAS = (0.9, 0.98)
+
+
+def make_memory(apart=True, slots=SLOTS, knn=3, seed=1):
+    torch.manual_seed(seed)
+    memory = ProductKeyMemory(WIDTH, slots=slots, heads=2, knn=knn, query_dim=4)
+    if apart:
+        memory.keep_gradient_beside_autograd()
+        memory.keys.subkeys.param_group = memory.values
+    return memory
+
+
+def dense(memory):
+    return [parameter for parameter in memory.parameters() if parameter.requires_grad]
+
+
+def options(cls=AdamWithMemoryConfig, **values):
+    values = {"lr": [0.01], "adam_betas": str(BETAS), "tpu": False, **values}
+    return OmegaConf.merge(OmegaConf.structured(cls), values)
+
+
+def learn(memory, optimizer, updates=5, tokens=4, after=lambda update: None, seed=2):
+    """Updates on losses whose gradients differ from update to update."""
+    torch.manual_seed(seed)
+    dtype = memory.values.dtype
+    for update in range(updates):
+        optimizer.zero_grad()
+        x, wanted = torch.randn(2, tokens, WIDTH).to(dtype)
+        optimizer.backward((memory(x) - wanted).float().square().sum())
+        after(update)
+        optimizer.step()
+    return memory
+
+
+def test_rows_that_are_all_read_are_updated_as_fairseqs_adam_would_bit_for_bit():
+    lazy, plain = make_memory(slots=16, knn=16), make_memory(apart=False, slots=16, knn=16)
+    choices = {"lr": [1e-3], "adam_eps": 1e-6}
+    learn(lazy, FairseqAdamWithMemory(options(**choices), dense(lazy)))
+    learn(plain, FairseqAdam(options(FairseqAdamConfig, **choices), dense(plain)))
+    for name, parameter in plain.named_parameters():
+        assert torch.equal(lazy.state_dict()[name], parameter), name
+
+
+def test_weight_decay_of_rows_that_are_all_read_is_that_of_fairseqs_adam():
+    lazy, plain = make_memory(slots=16, knn=16), make_memory(apart=False, slots=16, knn=16)
+    choices = {"lr": [1e-3], "weight_decay": 0.1}
+    learn(lazy, FairseqAdamWithMemory(options(memory_weight_decay=0.1, **choices), dense(lazy)))
+    learn(plain, FairseqAdam(options(FairseqAdamConfig, **choices), dense(plain)))
+    assert torch.equal(lazy.values, plain.values)
+
+
+def test_the_rule_is_that_of_torchs_sparse_adam():
+    lazy, plain = make_memory(), make_memory()
+    ours = FairseqAdamWithMemory(options(memory_lr=0.02), dense(lazy))
+    theirs = torch.optim.SparseAdam([plain.values], lr=0.02, betas=BETAS)
+    torch.manual_seed(3)
+    for _ in range(6):
+        rows = torch.randint(SLOTS, (5,)).unique()
+        grad = with_rows(lazy.values, rows, torch.randn(len(rows), WIDTH))
+        lazy.values.grad, plain.values.grad = grad.clone(), grad
+        ours.step()
+        theirs.step()
+    torch.testing.assert_close(lazy.values, plain.values)
+
+
+@pytest.mark.parametrize("decay", [0.0, 0.1])
+def test_rows_that_are_not_read_stay_bit_for_bit_in_values_and_state(decay):
+    memory = make_memory()
+    optimizer = FairseqAdamWithMemory(options(memory_weight_decay=decay), dense(memory))
+    learn(memory, optimizer, updates=2)
+    state = optimizer.optimizer.state[memory.values]
+    before = copy.deepcopy([memory.values.data, state["exp_avg"], state["exp_avg_sq"]])
+    read = []
+    learn(memory, optimizer, 1, 2, lambda _: read.append(rows_of(memory.values.grad)[0]), seed=9)
+    untouched = torch.ones(SLOTS, dtype=torch.bool)
+    untouched[read[0]] = False
+    assert 0 < untouched.sum() < SLOTS
+    for old, new in zip(before, (memory.values.data, *list(state.values())[1:]), strict=True):
+        assert torch.equal(old[untouched], new[untouched])
+        assert not torch.equal(old[~untouched], new[~untouched])
+
+
+def test_parts_make_no_difference(monkeypatch):
+    one, other = make_memory(), make_memory()
+    learn(one, FairseqAdamWithMemory(options(), dense(one)))
+    monkeypatch.setattr(adam_with_memory, "UPDATED_AT_ONCE", 3 * WIDTH)
+    learn(other, FairseqAdamWithMemory(options(), dense(other)))
+    assert torch.equal(one.values, other.values)
+
+
+@pytest.mark.parametrize("max_norm", [0.0, 0.5, 1000.0])
+def test_norm_and_clipping_are_those_of_all_gradients_together(max_norm):
+    lazy, plain = make_memory(), make_memory(apart=False)
+    ours = FairseqAdamWithMemory(options(), dense(lazy))
+    theirs = FairseqAdam(options(FairseqAdamConfig), dense(plain))
+    torch.manual_seed(2)
+    x = torch.randn(5, WIDTH)
+    norms = []
+    for memory, optimizer in ((lazy, ours), (plain, theirs)):
+        optimizer.backward(memory(x).square().sum())
+        optimizer.multiply_grads(0.25)
+        norms.append(optimizer.clip_grad_norm(max_norm))
+    torch.testing.assert_close(*norms)
+    assert 0.5 < norms[0] < 1000
+    scaled = lazy.values.grad.to_dense() * ours.optimizer.table_scale
+    torch.testing.assert_close(scaled, plain.values.grad)
+    torch.testing.assert_close(lazy.keys.subkeys.grad, plain.keys.subkeys.grad)
+
+
+def test_two_passes_before_an_update_are_one_of_both():
+    twice, once = make_memory(), make_memory()
+    torch.manual_seed(2)
+    x = torch.randn(6, WIDTH)
+    for memory, parts in ((twice, x.split([4, 2])), (once, [x])):
+        optimizer = FairseqAdamWithMemory(options(), dense(memory))
+        for part in parts:
+            optimizer.backward(memory(part).square().sum())
+        optimizer.clip_grad_norm(0.1)
+        optimizer.step()
+    torch.testing.assert_close(twice.values, once.values)
+
+
+def test_an_update_that_is_not_finite_leaves_no_gradient():
+    memory = make_memory()
+    optimizer = FairseqAdamWithMemory(options(), dense(memory))
+    before = memory.values.clone()
+    optimizer.backward(memory(torch.randn(3, WIDTH)).sum() * torch.inf)
+    optimizer.multiply_grads(0.5)
+    assert not optimizer.clip_grad_norm(1.0).isfinite()
+    assert memory.values.grad is None
+    assert optimizer.optimizer.table_scale == 1.0
+    optimizer.zero_grad()
+    optimizer.step()
+    assert torch.equal(memory.values, before)
+
+
+def test_under_amp_a_step_with_infinite_gradients_is_left_out():
+    memory = make_memory()
+    optimizer = FairseqAdamWithMemory(options(), dense(memory))
+    before = memory.values.clone()
+    optimizer.backward(memory(torch.randn(3, WIDTH)).sum())
+    optimizer.found_inf = torch.tensor(1.0)
+    optimizer.step()
+    assert torch.equal(memory.values, before)
+    optimizer.found_inf = torch.tensor(0.0)
+    optimizer.step()
+    assert not torch.equal(memory.values, before)
+
+
+def wrapped(memory, precision, **common):
+    cfg = OmegaConf.structured(FairseqConfig)
+    cfg.common.update({precision: True, "fp16_no_flatten_grads": True, **common})
+    cfg.optimizer = options()
+    if common.get("memory_efficient_fp16"):
+        inner = FairseqAdamWithMemory(cfg.optimizer, dense(memory))
+        return MemoryEfficientFP16Optimizer(cfg, dense(memory), inner)
+    # what --optimizer adam_with_memory makes fairseq's command line put there
+    cfg.optimizer._name = "adam_with_memory"
+    return FP16Optimizer.build_optimizer(cfg, dense(memory))
+
+
+@pytest.mark.parametrize(
+    ("dtype", "precision", "common"),
+    [
+        (torch.bfloat16, "bf16", {}),
+        (torch.float16, "fp16", {"fp16_init_scale": 4}),
+        (torch.float16, "fp16", {"fp16_init_scale": 4, "memory_efficient_fp16": True}),
+    ],
+)
+def test_in_half_precision_small_steps_add_up(dtype, precision, common):
+    exact = make_memory()
+    with torch.no_grad():
+        for parameter in exact.parameters():
+            parameter.copy_(parameter.to(dtype))
+    half = copy.deepcopy(exact).to(dtype)
+    half.keys.subkeys.param_group = half.values
+    reference = FairseqAdamWithMemory(options(memory_lr=1e-4), dense(exact))
+    optimizer = wrapped(half, precision, **common)
+    optimizer.optimizer.memory_lr = 1e-4
+    torch.manual_seed(2)
+    x = torch.randn(4, WIDTH).to(dtype)
+    for memory, one in ((exact, reference), (half, optimizer)):
+        for _ in range(40):
+            one.zero_grad()
+            one.backward(memory(x.to(memory.values.dtype)).float().sum())
+            one.multiply_grads(0.5)
+            one.clip_grad_norm(0.1)
+            one.step()
+    assert half.values.dtype == dtype
+    state = optimizer.optimizer.state[half.values]
+    # a step is less than what half precision can add to a value: only the copy has their sum
+    moved = exact.values.detach() - half.values.new_tensor(0).float()
+    torch.testing.assert_close(state["master"], moved, rtol=0, atol=2e-3)
+    assert torch.equal(half.values, state["master"].to(dtype))
+    assert {state[name].dtype for name in ("exp_avg", "exp_avg_sq")} == {torch.float32}
+
+
+def test_fp16_passes_over_an_overflow_and_goes_on():
+    memory = make_memory().to(torch.float16)
+    memory.keys.subkeys.param_group = memory.values
+    optimizer = wrapped(memory, "fp16", fp16_init_scale=2**30)
+    before = memory.values.clone()
+    x = torch.randn(4, WIDTH).half()
+    optimizer.zero_grad()
+    optimizer.backward(memory(x).float().sum())
+    with pytest.raises(OverflowError):
+        optimizer.clip_grad_norm(0.0)
+    assert memory.values.grad is None
+    assert torch.equal(memory.values, before)
+
+
+def test_schedules_leave_the_learning_rate_of_the_memory_alone():
+    memory = make_memory()
+    optimizer = FairseqAdamWithMemory(options(lr=[0.5], memory_lr=0.125), dense(memory))
+    optimizer.set_lr(0.25)
+    # reduce_lr_on_plateau writes to the groups themselves
+    for group in optimizer.optimizer.param_groups:
+        group["lr"] = 0.0
+    assert optimizer.get_lr() == 0.0
+    before = memory.values.clone()
+    memory.values.grad = with_rows(memory.values, torch.tensor([2]), torch.ones(1, WIDTH))
+    optimizer.step()
+    moved = torch.zeros(SLOTS, WIDTH)
+    moved[2] = 0.125
+    torch.testing.assert_close(before - memory.values, moved)
+
+
+def test_a_resumed_optimizer_goes_on_as_if_it_had_not_stopped():
+    memory = make_memory()
+    optimizer = FairseqAdamWithMemory(options(), dense(memory))
+    learn(memory, optimizer)
+    resumed = make_memory(seed=5)
+    resumed.load_state_dict(memory.state_dict())
+    other = FairseqAdamWithMemory(options(lr=[7.0]), dense(resumed))
+    other.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    learn(memory, optimizer, seed=4)
+    learn(resumed, other, seed=4)
+    assert torch.equal(memory.values, resumed.values)
+    assert other.get_lr() == 0.01
+
+
+def test_what_concerns_the_memory_is_as_given_when_training_resumes():
+    memory = make_memory()
+    first = FairseqAdamWithMemory(options(memory_lr=0.5, memory_weight_decay=0.1), dense(memory))
+    learn(memory, first)
+    second = FairseqAdamWithMemory(options(memory_lr=0.25), dense(memory))
+    second.load_state_dict(first.state_dict())
+    assert second.optimizer.memory_lr == 0.25
+    assert second.optimizer.memory_weight_decay == 0.0
+
+
+def test_a_resumed_state_keeps_single_precision_in_a_model_of_half_precision():
+    memory = make_memory().bfloat16()
+    memory.keys.subkeys.param_group = memory.values
+    optimizer = FairseqAdamWithMemory(options(), dense(memory))
+    learn(memory, optimizer)
+    other = FairseqAdamWithMemory(options(), dense(memory))
+    other.load_state_dict(optimizer.state_dict())
+    one, two = (x.optimizer.state[memory.values] for x in (optimizer, other))
+    for name in ("exp_avg", "exp_avg_sq", "master"):
+        assert two[name].dtype == torch.float32
+        assert torch.equal(one[name], two[name])
+
+
+def test_a_state_without_tables_is_that_of_adam():
+    layer = torch.nn.Linear(2, 2)
+    optimizer = FairseqAdamWithMemory(options(), layer.parameters())
+    assert optimizer.tables == []
+    layer(torch.ones(1, 2)).sum().backward()
+    optimizer.step()
+    plain = Adam(layer.parameters())
+    plain.load_state_dict(optimizer.state_dict())
+    assert len(plain.state_dict()["state"]) == 2
+
+
+def test_state_of_another_memory_is_refused():
+    memory, larger = make_memory(), make_memory(slots=81)
+    optimizer = FairseqAdamWithMemory(options(), dense(memory))
+    learn(memory, optimizer)
+    other = FairseqAdamWithMemory(options(), dense(larger))
+    with pytest.raises(
+        ValueError,
+        match=r"values of shape \(64, 8\), here \(81, 8\): give --reset-optimizer$",
+    ):
+        other.load_state_dict(optimizer.state_dict())
+
+
+def test_flat_copies_of_the_parameters_are_refused():
+    memory = make_memory()
+    assert not FairseqAdamWithMemory(options(), dense(memory)).supports_flat_params
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"memory_lr": -1.0}, r"^--memory-lr is -1.0: it must be 0 or more$"),
+        ({"memory_weight_decay": -0.5}, r"^--memory-weight-decay is -0.5: it must be 0 or more$"),
+        ({"fp16_adam_stats": True}, r"^--fp16-adam-stats with --optimizer adam_with_memory: leave"),
+    ],
+)
+def test_wrong_options_are_refused(values, message):
+    with pytest.raises(ValueError, match=message):
+        FairseqAdamWithMemory(options(**values), dense(make_memory()))
+
+
+def test_no_gradient_of_the_tables_size_is_made():
+    memory = make_memory()
+    optimizer = AdamWithMemory(dense(memory), [memory.values], lr=0.01)
+    memory(torch.randn(2, WIDTH)).sum().backward()
+    assert memory.values.grad.is_sparse
+    assert memory.values.grad._values().size(0) <= 2 * 2 * 3
+    optimizer.step()
+    assert memory.values.grad is None
