@@ -10,13 +10,14 @@ from fairseq.optim.adam import Adam, FairseqAdam, FairseqAdamConfig
 from omegaconf import OmegaConf
 
 from fairseq_plugins.modules.memory_layer import ProductKeyMemory
+from fairseq_plugins.modules.memory_values import rows_as_gradient
 from fairseq_plugins.optim import adam_with_memory
 from fairseq_plugins.optim.adam_with_memory import (
     AdamWithMemory,
     AdamWithMemoryConfig,
     FairseqAdamWithMemory,
 )
-from fairseq_plugins.optim.sparse_rows import rows_of, with_rows
+from fairseq_plugins.optim.sparse_rows import rows_of
 
 WIDTH, SLOTS = 8, 64
 BETAS = (0.9, 0.98)
@@ -77,7 +78,7 @@ def test_the_rule_is_that_of_torchs_sparse_adam():
     torch.manual_seed(3)
     for _ in range(6):
         rows = torch.randint(SLOTS, (5,)).unique()
-        grad = with_rows(lazy.values, rows, torch.randn(len(rows), WIDTH))
+        grad = rows_as_gradient(rows, torch.randn(len(rows), WIDTH), lazy.values.shape)
         lazy.values.grad, plain.values.grad = grad.clone(), grad
         ours.step()
         theirs.step()
@@ -239,7 +240,9 @@ def test_schedules_leave_the_learning_rate_of_the_memory_alone():
         group["lr"] = 0.0
     assert optimizer.get_lr() == 0.0
     before = memory.values.clone()
-    memory.values.grad = with_rows(memory.values, torch.tensor([2]), torch.ones(1, WIDTH))
+    memory.values.grad = rows_as_gradient(
+        torch.tensor([2]), torch.ones(1, WIDTH), memory.values.shape
+    )
     optimizer.step()
     moved = torch.zeros(SLOTS, WIDTH)
     moved[2] = 0.125

@@ -10,8 +10,9 @@ from omegaconf import OmegaConf
 
 from fairseq_plugins.modules import column_shards
 from fairseq_plugins.modules.memory_layer import ProductKeyMemory
+from fairseq_plugins.modules.memory_values import rows_as_gradient
 from fairseq_plugins.optim.adam_with_memory import AdamWithMemoryConfig, FairseqAdamWithMemory
-from fairseq_plugins.optim.sparse_rows import average_over_workers, rows_of, with_rows
+from fairseq_plugins.optim.sparse_rows import average_over_workers, rows_of
 from tests.two_workers import on_two_workers
 
 WIDTH, SLOTS, TOKENS, UPDATES = 8, 64, 10, 4
@@ -131,8 +132,10 @@ def exchange(rank):
         (torch.tensor([1, 4, 8]), torch.tensor([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]])),
         (torch.tensor([4]), torch.tensor([[10.0, 20.0]])),
     ][rank]
-    mean = average_over_workers(table, with_rows(table, rows, grads))
-    alone = average_over_workers(table, with_rows(table, rows, grads) if rank == 0 else None)
+    mean = average_over_workers(table, rows_as_gradient(rows, grads, table.shape))
+    alone = average_over_workers(
+        table, rows_as_gradient(rows, grads, table.shape) if rank == 0 else None
+    )
     return [*rows_of(mean), alone.to_dense(), average_over_workers(table, None)]
 
 

@@ -18,6 +18,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from .single_precision import SinglePrecision
+
 # What one more group of heads costs, in keys of one head: its products are smaller, and more.
 _GROUP_COST = 256
 
@@ -48,7 +50,7 @@ class HeadGroups(NamedTuple):
         return max(group.reach for group in self.groups)
 
 
-class AdaptiveSpan(nn.Module):
+class AdaptiveSpan(SinglePrecision):
     """The learned spans of a layer's heads.
 
     ``value`` (H,), in [0, 1], is each head's z as a part of the largest span. It stays in single
@@ -95,14 +97,6 @@ class AdaptiveSpan(nn.Module):
     def extra_repr(self) -> str:
         """Return the largest span and the ramp."""
         return f"max_span={self.max_span}, ramp={self.ramp}"
-
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> AdaptiveSpan:
-        def but_not_to_half(tensor: Tensor) -> Tensor:
-            moved = fn(tensor)
-            # what fn rounded is lost: start again from the tensor, moved as it is
-            return tensor.to(moved.device) if moved.dtype.itemsize < 4 else moved
-
-        return super()._apply(but_not_to_half, recurse)
 
     def _load_from_state_dict(self, *args: object) -> None:
         super()._load_from_state_dict(*args)

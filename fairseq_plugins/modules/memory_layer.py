@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from .column_shards import draw_columns, gather_columns, own_columns, sharded_weighted_sum
 from .memory_usage import MemoryUsage
-from .memory_values import weighted_sum
+from .memory_values import rows_as_gradient, weighted_sum
 from .product_key_search import SEARCHES, FlatKeys, ProductKeys
 from .query_network import QueryNetwork
 
@@ -183,7 +183,8 @@ class ProductKeyMemory(nn.Module):
 
     def _add_gradient(self, table: Tensor) -> None:
         grad, table.grad = table.grad, None
-        # two sparse tensors are added by laying their rows end to end, to be coalesced once
+        # as weighted_sum made it, each row once and rising, which torch no longer knows of
+        grad = rows_as_gradient(grad._indices()[0], grad._values(), grad.shape)
         self.values.grad = grad if self.values.grad is None else self.values.grad + grad
 
 

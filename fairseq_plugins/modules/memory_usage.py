@@ -39,9 +39,9 @@ class MemoryUsage:
             part = (slice(None), head) if self.heads > 1 else slice(None)
             self.reads[head].index_add_(0, slots[part].flatten(), weights[part].flatten())
 
-    def clear(self) -> None:
-        """Forget all reads."""
-        self.reads.zero_()
+    def clear(self, device: torch.device | None = None) -> None:
+        """Forget all reads, and count those that follow on ``device``, where it is given."""
+        self.reads = torch.zeros_like(self.reads, device=device)
         self.tokens = 0
 
     def total(self) -> Tensor:

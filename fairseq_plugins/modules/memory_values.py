@@ -14,6 +14,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 
 def weighted_sum(values: Tensor, rows: Tensor, weights: Tensor, sparse: bool = True) -> Tensor:
@@ -46,16 +47,25 @@ class _WriteRows(torch.autograd.Function):
         return summed.view_as(summed)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         rows, weights = ctx.saved_tensors
         touched, grads = row_gradients(rows, weights, grad)
         if ctx.sparse:
-            of_values = torch.sparse_coo_tensor(
-                touched.unsqueeze(0), grads, ctx.shape, is_coalesced=True, check_invariants=False
-            )
+            of_values = rows_as_gradient(touched, grads, ctx.shape)
         else:
             of_values = grads.new_zeros(ctx.shape).index_copy_(0, touched, grads)
         return grad, of_values, None, None, None
+
+
+def rows_as_gradient(rows: Tensor, grads: Tensor, shape: torch.Size) -> Tensor:
+    """Return the sparse gradient of ``shape`` (K, d) that has ``grads`` (U, d) in ``rows`` (U,).
+
+    The rows have to rise; torch then need not sort them again.
+    """
+    return torch.sparse_coo_tensor(
+        rows.unsqueeze(0), grads, shape, is_coalesced=True, check_invariants=False
+    )
 
 
 def row_gradients(rows: Tensor, weights: Tensor, grad: Tensor) -> tuple[Tensor, Tensor]:

@@ -34,7 +34,7 @@ def search_with_torch(queries: Tensor, keys: Tensor, k: int) -> Tensor:
     """Return the numbers (R, k) of the best ``keys`` (n, d) of each of ``queries`` (R, d)."""
     rows = max(1, FLAT_SCORES // len(keys))
     parts = [top_k(at_least_single(part @ keys.t()), k) for part in queries.split(rows)]
-    return torch.cat(parts) if parts else queries.new_empty(0, k, dtype=torch.long)
+    return torch.cat(parts)
 
 
 def search_with_faiss(queries: Tensor, keys: Tensor, k: int) -> Tensor:

@@ -15,19 +15,21 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from .single_precision import SinglePrecision
 
-class SharedBatchNorm(nn.BatchNorm1d):
+
+class SharedBatchNorm(SinglePrecision, nn.BatchNorm1d):
     """Batch norm whose statistics are those of all workers' tokens together.
 
     torch's own ``SyncBatchNorm`` does this on GPUs alone. Workers may have different numbers of
-    tokens, also none. Statistics are computed in single precision at least.
+    tokens, also none. Statistics are computed, and kept, in single precision at least.
     """
 
     def forward(self, x: Tensor) -> Tensor:
         """Normalise each of the features of ``x`` (N, features)."""
-        if not self.training:
-            return super().forward(x)
         values = x.to(torch.promote_types(x.dtype, torch.float))
+        if not self.training:
+            return super().forward(values).to(x.dtype)
         # the sum of the tokens and, beside it, their number
         count = values.new_full((1,), float(len(values)))
         sums = _over_workers(torch.cat([values.sum(0), count]))

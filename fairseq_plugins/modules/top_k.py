@@ -29,7 +29,7 @@ def top_k(scores: Tensor, k: int) -> Tensor:
     vectorised = rows.device.type == "cpu" and rows.dtype == torch.float32
     if vectorised and n >= 2 * (k + SPARE):
         parts = rows.split(max(1, SORTED_AT_ONCE // n))
-        found = [_by_leading_bits(part.contiguous(), k) for part in parts] or [_by_topk(rows, k)]
+        found = [_by_leading_bits(part.contiguous(), k) for part in parts]
         best, sure = (torch.cat(column) for column in zip(*found, strict=True))
     else:
         best, sure = _by_topk(rows, k)
@@ -61,13 +61,13 @@ def _by_leading_bits(scores: Tensor, k: int) -> tuple[Tensor, Tensor]:
     # (R, n) -> (R, m)
     leading = tagged[:, n - k - SPARE :]
     places = leading.bitwise_and(place_bits).long()
-    values, order = scores.gather(1, places).topk(k, dim=-1)
+    values, order = scores.gather(1, places).topk(k + 1, dim=-1)
     least = leading[:, 0]
     # of positive numbers the last bits add, of negative ones they take away
     bound = torch.where(least >= 0, least | place_bits, least & ~place_bits).view(torch.float32)
-    sure = _all_differ(values) & (values[:, -1] > bound)
+    sure = _all_differ(values) & (values[:, k - 1] > bound)
     # an infinite number and its place make a NaN, which is sorted to the end and loses the place
-    return places.gather(1, order), sure & ~leading[:, -1].view(torch.float32).isnan()
+    return places.gather(1, order[:, :k]), sure & ~leading[:, -1].view(torch.float32).isnan()
 
 
 def _all_differ(falling: Tensor) -> Tensor:

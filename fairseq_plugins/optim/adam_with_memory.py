@@ -30,11 +30,13 @@ from fairseq.optim.adam import Adam, FairseqAdamConfig
 from torch import Tensor, nn
 
 from fairseq_plugins.modules.column_shards import gather_columns
+from fairseq_plugins.modules.memory_values import rows_as_gradient
 from fairseq_plugins.optim.amp_scaled_step import AmpScaledStep
-from fairseq_plugins.optim.sparse_rows import average_over_workers, rows_of, with_rows
+from fairseq_plugins.optim.sparse_rows import average_over_workers, rows_of
 
-# How many numbers of a table are updated at a time: they stay in a core's cache on the way.
-UPDATED_AT_ONCE = 1 << 17
+# How many numbers of a table are updated at a time: few enough to stay in the caches on the way,
+# enough that threads, which meet after each operation, do not wait for one another all the time.
+UPDATED_AT_ONCE = 1 << 19
 
 
 class AdamWithMemory(Adam):
@@ -294,7 +296,7 @@ class FairseqAdamWithMemory(AmpScaledStep):
                 elif table.grad is not None:
                     # the own columns' gradient is the sum over all workers' tokens already
                     rows, grads = rows_of(table.grad)
-                    table.grad = with_rows(table, rows, grads / dist.get_world_size())
+                    table.grad = rows_as_gradient(rows, grads / dist.get_world_size(), table.shape)
 
     def clip_grad_norm(
         self, max_norm: float, aggregate_norm_fn: Callable[[Tensor], Tensor] | None = None
@@ -305,7 +307,7 @@ class FairseqAdamWithMemory(AmpScaledStep):
             if table.grad is not None:
                 # gradients of several passes are added up once, here
                 rows, grads = rows_of(table.grad)
-                table.grad = with_rows(table, rows, grads)
+                table.grad = rows_as_gradient(rows, grads, table.shape)
                 of_table = torch.linalg.vector_norm(grads, dtype=torch.float32)
                 if hasattr(table, "shard"):
                     squares = of_table.square()

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from fairseq_plugins.modules.memory_values import row_gradients
+from fairseq_plugins.modules.memory_values import row_gradients, rows_as_gradient
 
 
 def rows_of(grad: Tensor) -> tuple[Tensor, Tensor]:
@@ -19,13 +19,6 @@ def rows_of(grad: Tensor) -> tuple[Tensor, Tensor]:
         return grad.indices()[0], grad.values()
     rows, values = grad._indices()[0], grad._values()
     return row_gradients(rows.unsqueeze(1), values.new_ones(len(rows), 1), values)
-
-
-def with_rows(like: Tensor, rows: Tensor, grads: Tensor) -> Tensor:
-    """Return the sparse gradient of ``like`` (K, d) that has ``grads`` (U, d) in ``rows`` (U,)."""
-    return torch.sparse_coo_tensor(
-        rows.unsqueeze(0), grads, like.shape, is_coalesced=True, check_invariants=False
-    )
 
 
 def average_over_workers(table: Tensor, grad: Tensor | None) -> Tensor | None:
@@ -49,7 +42,7 @@ def average_over_workers(table: Tensor, grad: Tensor | None) -> Tensor | None:
     shared.index_copy_(0, torch.searchsorted(union, rows), grads)
     shared /= dist.get_world_size()
     dist.all_reduce(shared)
-    return with_rows(table, union, shared)
+    return rows_as_gradient(union, shared, table.shape)
 
 
 def _gather(rows: Tensor) -> list[Tensor]:

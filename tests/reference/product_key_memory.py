@@ -1,0 +1,117 @@
+"""Product-key memory, token by token and key by key, in float64 (Lample et al. 2019, section 3)."""
+
+import torch
+
+
+def best_pairs(first, second, k):
+    """Slots i·n + j of the k largest of all n² sums first[i] + second[j], best first.
+
+    Of equal sums goes first the one of the better first sub-score, then that of the lower i, then
+    that of the better second sub-score, then that of the lower j. Sums have the tensors' precision.
+    """
+    n = len(first)
+    ones, others = first.tolist(), second.tolist()
+    sums = [(first[i] + second).tolist() for i in range(n)]
+
+    def rank(slot):
+        i, j = divmod(slot, n)
+        return -sums[i][j], -ones[i], i, -others[j], j
+
+    return sorted(range(n * n), key=rank)[:k]
+
+
+def best_keys(scores, k):
+    """Numbers of the k largest scores, best first; of equal ones the lower number first."""
+    listed = scores.tolist()
+    return sorted(range(len(listed)), key=lambda number: (-listed[number], number))[:k]
+
+
+def linear(layer, vector):
+    """W·x + b, one output at a time."""
+    rows = zip(layer.weight.double(), layer.bias.double(), strict=True)
+    return torch.stack([row @ vector + bias for row, bias in rows])
+
+
+def batch_norm(norm, vectors, training):
+    """Normalise each feature over the tokens, or by the running statistics: a list of vectors."""
+    if not vectors:
+        return []
+    features = []
+    for f in range(len(vectors[0])):
+        column = [vector[f] for vector in vectors]
+        mean, variance = norm.running_mean[f].double(), norm.running_var[f].double()
+        if training:
+            mean = sum(column) / len(column)
+            variance = sum((value - mean) ** 2 for value in column) / len(column)
+        weight, bias = norm.weight[f].double(), norm.bias[f].double()
+        deviation = torch.sqrt(variance + norm.eps)
+        features.append([(value - mean) / deviation * weight + bias for value in column])
+    return [torch.stack(list(row)) for row in zip(*features, strict=True)]
+
+
+def layer_norm(norm, vector):
+    """Normalise one query over its dimensions."""
+    mean = sum(vector) / len(vector)
+    variance = sum((value - mean) ** 2 for value in vector) / len(vector)
+    scaled = (vector - mean) / torch.sqrt(variance + norm.eps)
+    return scaled * norm.weight.double() + norm.bias.double()
+
+
+def queries(network, tokens, training):
+    """Lists, one a token, of H queries (d_q,): section 3.1, tokens a list of vectors (d,)."""
+    of_tokens = []
+    linear_layers = [layer for layer in network.layers if hasattr(layer, "weight")]
+    for token in tokens:
+        vector = token.double()
+        for number, layer in enumerate(linear_layers):
+            vector = linear(layer, torch.clamp(vector, min=0) if number else vector)
+        of_tokens.append(vector)
+    if network.batch_norm is not None:
+        of_tokens = batch_norm(network.batch_norm, of_tokens, training)
+    by_head = []
+    for vector in of_tokens:
+        width = len(vector) // network.heads
+        heads = [vector[h * width : (h + 1) * width] for h in range(network.heads)]
+        if network.layer_norm is not None:
+            heads = [layer_norm(network.layer_norm, query) for query in heads]
+        by_head.append(heads)
+    return by_head
+
+
+def select(keys, head, query, k):
+    """Slots and scores (k,) of the best keys of all K (equation 1), product keys or flat ones."""
+    if hasattr(keys, "keys"):
+        scores = torch.stack([key.double() @ query for key in keys.keys[head]])
+        slots = best_keys(scores, k)
+        return slots, torch.stack([scores[slot] for slot in slots])
+    half = len(query) // 2
+    # every key is the concatenation of a sub-key of each set, and its score the sum of theirs
+    first = torch.stack([key.double() @ query[:half] for key in keys.subkeys[head, 0]])
+    second = torch.stack([key.double() @ query[half:] for key in keys.subkeys[head, 1]])
+    slots = best_pairs(first, second, k)
+    n = len(first)
+    return slots, torch.stack([first[slot // n] + second[slot % n] for slot in slots])
+
+
+def read(memory, heads):
+    """What one token reads with its H queries: equations 1 to 3, heads summed (3.3)."""
+    total = torch.zeros(memory.values.size(1), dtype=torch.float64)
+    for head, query in enumerate(heads):
+        slots, scores = select(memory.keys, head, query, memory.knn)
+        exponentials = torch.exp(scores - scores.max())
+        weights = exponentials / exponentials.sum()
+        for slot, weight in zip(slots, weights, strict=True):
+            total = total + weight * memory.values[slot].double()
+    return total if memory.projection is None else linear(memory.projection, total)
+
+
+def product_key_memory(memory, x, padding=None):
+    """The output (N, d) of a memory without dropout for tokens x (N, d), padding a list of bool."""
+    padding = [False] * len(x) if padding is None else padding
+    tokens = [vector for vector, pad in zip(x, padding, strict=True) if not pad]
+    outputs = [
+        read(memory, heads) for heads in queries(memory.query_network, tokens, memory.training)
+    ]
+    rest = iter(outputs)
+    nothing = torch.zeros(x.size(1), dtype=torch.float64)
+    return torch.stack([nothing if pad else next(rest) for pad in padding])
