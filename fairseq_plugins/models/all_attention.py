@@ -22,6 +22,7 @@ from fairseq_plugins.models.segment_language_model import (
     build_output,
     check_task,
     embedding_scale,
+    place_memory,
     summarise,
 )
 from fairseq_plugins.models.segment_language_model_config import (
@@ -112,7 +113,7 @@ class AllAttentionLanguageModel(SegmentLanguageModel):
             dictionary,
             embed_tokens,
             embed_scale=embedding_scale(cfg),
-            layers=[_build_layer(cfg, window) for _ in range(cfg.decoder_layers)],
+            layers=[_build_layer(cfg, window, n) for n in range(1, cfg.decoder_layers + 1)],
             output=build_output(cfg, dictionary, embed_tokens),
             context=Context(mem_len, cfg.tokens_per_sample + cfg.extended_context),
             dropout=EmbeddingDropout(
@@ -167,7 +168,7 @@ def _check_options(cfg: AllAttentionConfig) -> None:
         )
 
 
-def _build_layer(cfg: AllAttentionConfig, window: Window) -> SegmentLayer:
+def _build_layer(cfg: AllAttentionConfig, window: Window, number: int) -> SegmentLayer:
     separate = cfg.persistent_variant == FEED_FORWARD
     heads = cfg.decoder_attention_heads
     span = None
@@ -190,12 +191,14 @@ def _build_layer(cfg: AllAttentionConfig, window: Window) -> SegmentLayer:
         )
     else:
         feed_forward = build_feed_forward(cfg, nn.Dropout)
+    feed_forward, memory_sublayer = place_memory(cfg, number, feed_forward)
     return SegmentLayer(
         cfg.decoder_embed_dim,
         attention,
         feed_forward,
         nn.Dropout(cfg.dropout),
         cfg.decoder_normalize_before,
+        memory_sublayer,
     )
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from fairseq.models import (
     ARCH_CONFIG_REGISTRY,
+    ARCH_MODEL_REGISTRY,
     MODEL_DATACLASS_REGISTRY,
     register_model_architecture,
 )
@@ -21,7 +22,11 @@ def register_presets(model: str, presets: dict[str, dict[str, Any]]) -> None:
 
     The model's own name becomes a preset without values, so that all of them share one behaviour.
     """
-    ARCH_CONFIG_REGISTRY[model] = _preset(model, {})
+    if model in ARCH_MODEL_REGISTRY:
+        ARCH_CONFIG_REGISTRY[model] = _preset(model, {})
+    else:
+        # fairseq registers the name of a model only where that has a dataclass
+        register_model_architecture(model, model)(_preset(model, {}))
     for name, values in presets.items():
         register_model_architecture(model, name)(_preset(model, values))
 

@@ -19,6 +19,7 @@ from torch.utils.checkpoint import checkpoint
 
 from fairseq_plugins.modules.adaptive_span import AdaptiveSpan, read_head_groups
 from fairseq_plugins.modules.layer_states import LayerState
+from fairseq_plugins.modules.memory_layer import ProductKeyMemory
 from fairseq_plugins.modules.relative_attention import DistanceTerms
 from fairseq_plugins.modules.segment_layer import SegmentLayer
 from fairseq_plugins.modules.segment_memory import Cursor, SegmentMemory
@@ -103,6 +104,15 @@ class SegmentDecoder(FairseqIncrementalDecoder):
         spans = [layer.self_attn.span for layer in self.layers]
         return [span for span in spans if span is not None]
 
+    @property
+    def product_key_memories(self) -> dict[int, ProductKeyMemory]:
+        """Return the product-key memories by the number of their layer, from 1."""
+        return {
+            number: layer.product_key_memory.memory
+            for number, layer in enumerate(self.layers, start=1)
+            if layer.product_key_memory is not None
+        }
+
     def forward(
         self,
         prev_output_tokens: Tensor,
@@ -145,6 +155,7 @@ class SegmentDecoder(FairseqIncrementalDecoder):
             prev_output_tokens = prev_output_tokens[:, first:]
             remember = remember or self.context.segment - 1
         x = self._embed(prev_output_tokens, first)
+        padding_mask = self._padding_mask(prev_output_tokens)
         past = None if memory is None else memory.read(self, like=x)
         # where heads learn how far they see, layers remember more or less
         remembered = 0 if past is None else max(state.length for state in past)
@@ -155,9 +166,11 @@ class SegmentDecoder(FairseqIncrementalDecoder):
                 x = self.absolute_positions.add_to_layer(x, index, first)
             state = None if past is None else past[index]
             if self.checkpoint_activations and torch.is_grad_enabled():
-                x, state = checkpoint(layer, x, terms[index], state, use_reentrant=False)
+                x, state = checkpoint(
+                    layer, x, terms[index], state, padding_mask, use_reentrant=False
+                )
             else:
-                x, state = layer(x, terms[index], state)
+                x, state = layer(x, terms[index], state, padding_mask)
             states.append(state)
         if memory is not None:
             memory.write(self, states, x.size(1), remember)
@@ -182,6 +195,13 @@ class SegmentDecoder(FairseqIncrementalDecoder):
                     self.context.segment,
                 )
         return self.embed_dropout(x)
+
+    def _padding_mask(self, tokens: Tensor) -> Tensor | None:
+        """Return where ``tokens`` (B, T) are padding; None where nothing in the layers asks."""
+        if not self.product_key_memories:
+            return None
+        padding_mask = tokens.eq(self.dictionary.pad())
+        return padding_mask if padding_mask.any() else None
 
     def _distance_terms(
         self, farthest: int, ever_farthest: int, memory: Cursor | None

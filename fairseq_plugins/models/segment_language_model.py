@@ -16,12 +16,15 @@ from fairseq.modules import AdaptiveInput, AdaptiveSoftmax
 from fairseq.tasks import FairseqTask
 from torch import Tensor, nn
 
+from fairseq_plugins.models.memory_options import build_memory, parse_memory_layers
+from fairseq_plugins.models.memory_statistics import watch_memories
 from fairseq_plugins.models.segment_decoder import SegmentDecoder
 from fairseq_plugins.models.segment_language_model_config import (
     SegmentLanguageModelConfig,
     parse_cutoffs,
 )
 from fairseq_plugins.modules.biased_adaptive_softmax import BiasedAdaptiveSoftmax
+from fairseq_plugins.modules.memory_sublayer import MemorySublayer
 from fairseq_plugins.modules.segment_layer import FeedForward
 from fairseq_plugins.modules.segment_memory import Cursor
 from fairseq_plugins.tasks.segment_language_modeling import SegmentLanguageModelingTask
@@ -100,6 +103,8 @@ class SegmentLanguageModel(FairseqLanguageModel):
     def __init__(self, decoder: SegmentDecoder, summary: str) -> None:
         super().__init__(decoder)
         self.summary = summary
+        memories = decoder.product_key_memories
+        watch_memories(self, {f"memory{number}": memories[number] for number in memories})
 
     def forward(
         self, src_tokens: Tensor, src_lengths: Tensor | None = None, memory: Cursor | None = None
@@ -215,6 +220,20 @@ def build_feed_forward(cfg: SegmentLanguageModelConfig, dropout: type[nn.Module]
     )
 
 
+def place_memory(
+    cfg: SegmentLanguageModelConfig, number: int, feed_forward: nn.Module | None
+) -> tuple[nn.Module | None, MemorySublayer | None]:
+    """Return the feed-forward sublayer of layer ``number``, from 1, and the memory after it.
+
+    Where the layer has a memory, that takes the place of ``feed_forward``, or with
+    ``--memory-interleave`` comes after it (product-key memory, section 3.3).
+    """
+    if number not in parse_memory_layers(cfg.memory_layers, cfg.decoder_layers, "--memory-layers"):
+        return feed_forward, None
+    memory = MemorySublayer(build_memory(cfg, cfg.decoder_embed_dim))
+    return (feed_forward, memory) if cfg.memory_interleave else (memory, None)
+
+
 def build_final_norm(cfg: SegmentLanguageModelConfig) -> nn.LayerNorm | None:
     """Return the norm after the last layer, which pre-norm layers need."""
     if not cfg.decoder_normalize_before or cfg.no_decoder_final_norm:
@@ -224,10 +243,13 @@ def build_final_norm(cfg: SegmentLanguageModelConfig) -> nn.LayerNorm | None:
 
 def summarise(cfg: SegmentLanguageModelConfig, mem_len: int) -> str:
     """Return what a reader of the log needs to trust a figure: memory, clamp, same length."""
-    return (
+    summary = (
         f"memory {mem_len} tokens, clamp {cfg.clamp_len or 'none'}, "
         f"same length {'yes' if cfg.same_length else 'no'}"
     )
+    if cfg.memory_layers:
+        summary += f", product-key memories in layers {cfg.memory_layers}"
+    return summary
 
 
 def embedding_scale(cfg: SegmentLanguageModelConfig) -> float:

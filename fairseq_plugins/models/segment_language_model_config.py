@@ -4,12 +4,17 @@ from dataclasses import dataclass, field
 from typing import Optional
 
 from fairseq.data import Dictionary
-from fairseq.dataclass import FairseqDataclass
 from omegaconf import II
+
+from fairseq_plugins.models.memory_options import (
+    MemoryLayersOptions,
+    check_interleave,
+    parse_memory_layers,
+)
 
 
 @dataclass
-class SegmentLanguageModelConfig(FairseqDataclass):
+class SegmentLanguageModelConfig(MemoryLayersOptions):
     """Options that all segment language models have; named as fairseq names them where it does."""
 
     decoder_layers: int = field(default=6, metadata={"help": "number of layers"})
@@ -168,6 +173,8 @@ def check_config(cfg: SegmentLanguageModelConfig, dictionary: Dictionary) -> Non
         )
     if cfg.no_decoder_final_norm and not cfg.decoder_normalize_before:
         raise ValueError("--no-decoder-final-norm needs --decoder-normalize-before")
+    layers = parse_memory_layers(cfg.memory_layers, cfg.decoder_layers, "--memory-layers")
+    check_interleave(cfg, bool(layers), "--memory-layers")
     _check_embedding_and_output(cfg)
     for part in ("adaptive_input", "adaptive_softmax"):
         parse_cutoffs(cfg, part, dictionary)

@@ -22,6 +22,7 @@ from fairseq_plugins.models.segment_language_model import (
     build_final_norm,
     build_output,
     check_task,
+    place_memory,
     summarise,
 )
 from fairseq_plugins.models.segment_language_model_config import (
@@ -190,23 +191,28 @@ def _build_layers(cfg: TransformerXLConfig, mem_len: int) -> list[SegmentLayer]:
             return None
         return PositionBiases(heads, head_dim) if cfg.untie_r else shared_biases
 
-    return [
-        SegmentLayer(
+    def layer(number: int) -> SegmentLayer:
+        attention = RelativeAttention(
             cfg.decoder_embed_dim,
-            RelativeAttention(
-                cfg.decoder_embed_dim,
-                heads,
-                window,
-                distance_table(),
-                biases(),
-                cfg.attention_dropout,
-            ),
-            build_feed_forward(cfg, _dropout(cfg)),
+            heads,
+            window,
+            distance_table(),
+            biases(),
+            cfg.attention_dropout,
+        )
+        feed_forward, memory_sublayer = place_memory(
+            cfg, number, build_feed_forward(cfg, _dropout(cfg))
+        )
+        return SegmentLayer(
+            cfg.decoder_embed_dim,
+            attention,
+            feed_forward,
             _dropout(cfg)(cfg.dropout),
             cfg.decoder_normalize_before,
+            memory_sublayer,
         )
-        for _ in range(cfg.decoder_layers)
-    ]
+
+    return [layer(number) for number in range(1, cfg.decoder_layers + 1)]
 
 
 def _build_relative_positions(cfg: TransformerXLConfig) -> nn.Module | None:
@@ -226,8 +232,16 @@ def _build_absolute_positions(cfg: TransformerXLConfig) -> nn.Module | None:
 
 
 def initialise(decoder: SegmentDecoder, std: float, dictionary: Dictionary) -> None:
-    """Draw all weights as the published code does: N(0, std), norms N(1, std), biases 0."""
+    """Draw all weights as the published code does: N(0, std), norms N(1, std), biases 0.
+
+    Product-key memories, which that code does not have, keep all of their own.
+    """
+    of_memories = {
+        module for memory in decoder.product_key_memories.values() for module in memory.modules()
+    }
     for module in decoder.modules():
+        if module in of_memories:
+            continue
         if isinstance(module, nn.LayerNorm):
             nn.init.normal_(module.weight, 1.0, std)
             nn.init.zeros_(module.bias)

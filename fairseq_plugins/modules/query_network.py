@@ -27,7 +27,7 @@ class SharedBatchNorm(SinglePrecision, nn.BatchNorm1d):
 
     def forward(self, x: Tensor) -> Tensor:
         """Normalise each of the features of ``x`` (N, features)."""
-        values = x.to(torch.promote_types(x.dtype, torch.float))
+        values = x.to(torch.promote_types(x.dtype, self.weight.dtype))
         if not self.training:
             return super().forward(values).to(x.dtype)
         # the sum of the tokens and, beside it, their number
