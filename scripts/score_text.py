@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 from fairseq.checkpoint_utils import load_model_ensemble_and_task
-from fairseq.models import ARCH_MODEL_REGISTRY
+from fairseq.models import ARCH_MODEL_REGISTRY, BaseFairseqModel
 from fairseq.utils import move_to_cuda
 from torch import Tensor
 from tqdm import tqdm
@@ -68,22 +68,31 @@ def load_tokens(
     return task.dataset(split).tokens[:max_tokens]
 
 
-def load_checkpoint(checkpoint: Path) -> dict[str, Any]:
-    """Content of a checkpoint, its tensors left in the file; nothing that it holds is executed.
+def read_checkpoint(checkpoint: Path) -> Any:
+    """Content of a file, its tensors left in there; nothing that it holds is executed.
 
-    Raises ValueError when the file is missing, broken or none of a model of this package.
+    Raises ValueError when the file is missing, broken or holds more than weights and options.
     """
     label = f"--checkpoint {short(checkpoint)}"
     if not checkpoint.is_file():
         raise ValueError(f"{label} is no file: name one that fairseq-train wrote")
     try:
-        state = torch.load(checkpoint, map_location="cpu", weights_only=True, mmap=True)
+        return torch.load(checkpoint, map_location="cpu", weights_only=True, mmap=True)
     except (pickle.UnpicklingError, RuntimeError, EOFError) as error:
         raise ValueError(
             f"{label} holds more than weights and options, or is cut short, and is not loaded "
             f"({str(error).splitlines()[0]}): name a checkpoint that fairseq-train wrote with "
             "this plugin"
         ) from error
+
+
+def load_checkpoint(checkpoint: Path) -> dict[str, Any]:
+    """Content of the checkpoint of a segment language model, as read_checkpoint reads it.
+
+    Raises ValueError when the file is missing, broken or none of a model of this package.
+    """
+    label = f"--checkpoint {short(checkpoint)}"
+    state = read_checkpoint(checkpoint)
     options = (state.get("cfg") or {}).get("model") if isinstance(state, dict) else None
     name = options.get("_name") if isinstance(options, dict) else None
     if not issubclass(ARCH_MODEL_REGISTRY.get(name, object), SegmentLanguageModel):
@@ -146,6 +155,29 @@ def in_unit(nats: float, unit: str) -> float:
 
 
 @torch.no_grad()
+def score_features(
+    model: BaseFairseqModel, features: Tensor, target: Tensor, scored: Tensor
+) -> Tensor:
+    """Losses of some of the tokens that a batch predicts, in nats, row after row: (tokens,).
+
+    Args:
+        model: any whose decoder maps features to scores.
+        features: what its last layer says of each token, (B, T, d).
+        target: the tokens predicted there, (B, T).
+        scored: which of them are wanted, (B, T).
+    """
+    features, target = features[scored], target[scored]
+    piece = max(1, _LOG_PROBABILITIES // len(model.decoder.dictionary))
+    losses = []
+    for some, their_target in zip(features.split(piece), target.split(piece), strict=True):
+        output = model.decoder.output_layer(some.unsqueeze(0))
+        sample = {"target": their_target.unsqueeze(0)}
+        log_probs = model.get_normalized_probs((output, None), log_probs=True, sample=sample)
+        losses.append(-log_probs.gather(-1, sample["target"].unsqueeze(-1)).view(-1).float())
+    return torch.cat(losses)
+
+
+@torch.no_grad()
 def score_batch(model: SegmentLanguageModel, batch: dict[str, Any]) -> Tensor:
     """Losses of the tokens that a batch predicts, in nats, row after row: (tokens,).
 
@@ -157,16 +189,7 @@ def score_batch(model: SegmentLanguageModel, batch: dict[str, Any]) -> Tensor:
         net_input["src_tokens"], memory=net_input.get("memory")
     )
     # an extended context is not scored: its probabilities would cost the most where it is long
-    scored = target.ne(model.decoder.dictionary.pad())
-    features, target = features[scored], target[scored]
-    piece = max(1, _LOG_PROBABILITIES // len(model.decoder.dictionary))
-    losses = []
-    for some, their_target in zip(features.split(piece), target.split(piece), strict=True):
-        output = model.decoder.output_layer(some.unsqueeze(0))
-        sample = {"target": their_target.unsqueeze(0)}
-        log_probs = model.get_normalized_probs((output, None), log_probs=True, sample=sample)
-        losses.append(-log_probs.gather(-1, sample["target"].unsqueeze(-1)).view(-1).float())
-    return torch.cat(losses)
+    return score_features(model, features, target, target.ne(model.decoder.dictionary.pad()))
 
 
 def score_text(

@@ -7,7 +7,9 @@ import pytest
 import torch
 import torch.distributed as dist
 from omegaconf import OmegaConf
+from torch.nn.parallel import DistributedDataParallel
 
+from fairseq_plugins.models.memory_options import keep_shards_apart
 from fairseq_plugins.modules import column_shards
 from fairseq_plugins.modules.memory_layer import ProductKeyMemory
 from fairseq_plugins.modules.memory_values import rows_as_gradient
@@ -159,6 +161,21 @@ def test_columns_are_drawn_as_one_worker_draws_them(rows, monkeypatch):
         column_shards.draw_columns(part, column_shards.ColumnShard(start, start + 4, WIDTH), 0.5)
         parts.append(part.detach())
     assert torch.equal(torch.cat(parts, dim=1), whole)
+
+
+def wrap(rank):
+    memory = make(sharded=True)[0]
+    before = memory.values.detach().clone()
+    keep_shards_apart(memory)
+    DistributedDataParallel(memory)
+    return [before, memory.values.detach()]
+
+
+def test_torchs_data_parallelism_leaves_each_worker_its_columns(tmp_path):
+    (first, of_first), (second, of_second) = on_two_workers(wrap, tmp_path)
+    assert not torch.equal(first, second)
+    assert torch.equal(first, of_first)
+    assert torch.equal(second, of_second)
 
 
 def refuse(rank):

@@ -5,6 +5,8 @@ from typing import Any, Optional
 
 from fairseq.dataclass import ChoiceEnum, FairseqDataclass
 from omegaconf import II
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
 from fairseq_plugins.modules.memory_layer import KEYS, ProductKeyMemory
 from fairseq_plugins.modules.product_key_search import SEARCHES
@@ -77,6 +79,13 @@ class MemoryOptions(FairseqDataclass):
     memory_search: ChoiceEnum(list(SEARCHES)) = field(
         default="torch",
         metadata={"help": "what finds the best keys: torch, or faiss where it is installed"},
+    )
+    memory_shard_values: bool = field(
+        default=False,
+        metadata={
+            "help": "let each of several workers hold some columns of the values alone, for "
+            "memories larger than a device; needs --optimizer adam_with_memory"
+        },
     )
     # evaluation has no optimizer
     memory_optimizer: Optional[str] = II("oc.select:optimizer._name,null")
@@ -166,7 +175,13 @@ def build_memory(options: MemoryOptions, embed_dim: int) -> ProductKeyMemory:
         value_dropout=options.memory_value_dropout,
         keys=str(options.memory_keys),
         search=str(options.memory_search),
+        shard_values=options.memory_shard_values,
     )
+    if memory.shard is not None and options.memory_optimizer != OPTIMIZER:
+        raise ValueError(
+            f"--memory-shard-values with --optimizer {options.memory_optimizer}: another one would "
+            f"average the columns of all workers; give --optimizer {OPTIMIZER}, or leave it out"
+        )
     if options.memory_optimizer == OPTIMIZER:
         memory.keep_gradient_beside_autograd()
         # fairseq shows optimizers only parameters that require a gradient, or copies of them in
@@ -174,6 +189,17 @@ def build_memory(options: MemoryOptions, embed_dim: int) -> ProductKeyMemory:
         # require a gradient: the first of them leads to the values.
         next(memory.keys.parameters()).param_group = memory.values
     return memory
+
+
+def keep_shards_apart(model: nn.Module) -> None:
+    """Keep torch's data parallelism from giving all workers the columns of worker 0.
+
+    Args:
+        model: what fairseq wraps to train it on several workers, memories inside.
+    """
+    shards = [name for name, values in model.named_parameters() if hasattr(values, "shard")]
+    if shards:
+        DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, shards)
 
 
 def _parse_hidden_dims(text: Any) -> list[int]:

@@ -19,6 +19,7 @@ from fairseq_plugins.models.memory_options import (
     MemoryLayersOptions,
     MemoryOptions,
     check_interleave,
+    keep_shards_apart,
     parse_memory_layers,
 )
 from fairseq_plugins.models.memory_statistics import watch_memories
@@ -82,6 +83,7 @@ class MemoryLanguageModel(TransformerLanguageModel):
                 setattr(cfg, width, cfg.decoder_embed_dim)
         model = super().build_model(cfg, task)
         memories = put_memories(model.decoder, layers, cfg)
+        keep_shards_apart(model)
         watch_memories(model, {f"memory{number}": memories[number] for number in memories})
         return model
 
@@ -136,6 +138,7 @@ class MemoryTransformer(TransformerModel):
             layers = parse_memory_layers(text, len(stack.layers), f"--{part}-memory-layers")
             for number, memory in put_memories(stack, layers, options).items():
                 memories[f"{part}_memory{number}"] = memory
+        keep_shards_apart(model)
         watch_memories(model, memories)
         return model
 

@@ -16,7 +16,11 @@ from fairseq.modules import AdaptiveInput, AdaptiveSoftmax
 from fairseq.tasks import FairseqTask
 from torch import Tensor, nn
 
-from fairseq_plugins.models.memory_options import build_memory, parse_memory_layers
+from fairseq_plugins.models.memory_options import (
+    build_memory,
+    keep_shards_apart,
+    parse_memory_layers,
+)
 from fairseq_plugins.models.memory_statistics import watch_memories
 from fairseq_plugins.models.segment_decoder import SegmentDecoder
 from fairseq_plugins.models.segment_language_model_config import (
@@ -103,6 +107,7 @@ class SegmentLanguageModel(FairseqLanguageModel):
     def __init__(self, decoder: SegmentDecoder, summary: str) -> None:
         super().__init__(decoder)
         self.summary = summary
+        keep_shards_apart(self)
         memories = decoder.product_key_memories
         watch_memories(self, {f"memory{number}": memories[number] for number in memories})
 

@@ -1,0 +1,48 @@
+#!/usr/bin/env bash
+# Transformer of 24 layers and width 1600 on English news, with 0 to 3 memories of 512² slots:
+# 835M, 1,238M, 1,641M or 2,044M parameters.
+#
+#   python scripts/prepare_news.py --input NEWS --output DATA
+#   bash examples/product_key_memory/24l_1600d.sh train DATA CHECKPOINTS MEMORIES [options]
+#   bash examples/product_key_memory/24l_1600d.sh evaluate DATA CHECKPOINTS [options]
+#
+# MEMORIES is 0, 1, 2 or 3. They take the place of feed-forward sublayers: 1 that of layer 12, 2
+# those of layers 8 and 16, 3 those of 6, 12 and 18. Our own choice, where we know of nothing
+# published: batch, length of the blocks, warm-up, clipping, number of updates, dropout,
+# activation, batch norm of the queries. --batch-size 8 and --update-freq 32 make 256 blocks of
+# 512 tokens an update on one GPU: with N GPUs add --update-freq 32/N, or another --batch-size.
+# Computed, not measured, in fp16: 15.5, 20.7, 25.9 or 31.0 GiB for weights, gradients and the
+# optimizers' state, the same on each GPU; activations come on top of it. Not run here.
+set -euo pipefail
+task=(--user-dir fairseq_plugins --task language_modeling --tokens-per-sample 512)
+training=(
+    --arch pkm_transformer_lm_24l_1600d
+    --memory-query-dim 512 --memory-query-batch-norm
+    --optimizer adam_with_memory --adam-betas '(0.9, 0.98)' --lr 0.00025 --memory-lr 0.001
+    --lr-scheduler inverse_sqrt --warmup-updates 4000 --clip-norm 1
+    --fp16 --fp16-no-flatten-grads --ddp-backend legacy_ddp
+    --batch-size 8 --update-freq 32 --required-batch-size-multiple 1
+    --max-update 250000 --save-interval-updates 5000 --keep-interval-updates 1
+    --no-epoch-checkpoints
+)
+# layers with a memory, by the number of memories
+layers=("" 12 8,16 6,12,18)
+action=usage data=${2:-} checkpoints=${3:-} memories=${4:-}
+[ $# -lt 3 ] || action=$1
+[ "$action" != train ] || [[ $memories =~ ^[0-3]$ ]] || action=usage
+
+case $action in
+train)
+    fairseq-train "$data/bin" "${task[@]}" "${training[@]}" \
+        --memory-layers "${layers[memories]}" --save-dir "$checkpoints" "${@:5}"
+    ;;
+evaluate)
+    fairseq-eval-lm "$data/bin" "${task[@]}" --distributed-world-size 1 \
+        --path "$checkpoints/checkpoint_best.pt" --gen-subset test \
+        --batch-size 8 --required-batch-size-multiple 1 "${@:4}"
+    ;;
+*)
+    sed -n '2,/^set /{/^set /d;s/^# \{0,1\}//;p}' "$0" >&2
+    exit 2
+    ;;
+esac

@@ -1,0 +1,47 @@
+#!/usr/bin/env bash
+# Ablation of product-key memory: how many heads it has, and how many slots each of them reads
+# (Lample et al. 2019, section 4.5, figure 5).
+#
+#   python scripts/prepare_news.py --input NEWS --output DATA
+#   bash examples/product_key_memory/ablation_heads.sh train DATA CHECKPOINTS HEADS KNN [options]
+#   bash examples/product_key_memory/ablation_heads.sh evaluate DATA CHECKPOINTS [options]
+#
+# HEADS and KNN are numbers, such as 1 64, 2 32, 4 16 and 8 8, which read 64 slots a token each.
+# 512² slots in layer 5, batch norm of the queries (our own choice). The model has 6 layers and 8
+# heads. Our own choice, where we know of nothing published: width (1024), batch, length of the
+# blocks, warm-up, clipping, number of updates, dropout, activation. --batch-size 8 and
+# --update-freq 32 make 256 blocks of 512 tokens an update on one GPU: with N GPUs add
+# --update-freq 32/N, or another --batch-size. Computed, not measured, in fp16: 6.0 GiB for
+# weights, gradients and the optimizers' state with 4 heads; activations come on top of it. Not
+# run here.
+set -euo pipefail
+task=(--user-dir fairseq_plugins --task language_modeling --tokens-per-sample 512)
+training=(
+    --arch pkm_transformer_lm_ablation
+    --memory-query-dim 512 --memory-query-batch-norm
+    --optimizer adam_with_memory --adam-betas '(0.9, 0.98)' --lr 0.00025 --memory-lr 0.001
+    --lr-scheduler inverse_sqrt --warmup-updates 4000 --clip-norm 1
+    --fp16 --fp16-no-flatten-grads --ddp-backend legacy_ddp
+    --batch-size 8 --update-freq 32 --required-batch-size-multiple 1
+    --max-update 250000 --save-interval-updates 5000 --keep-interval-updates 1
+    --no-epoch-checkpoints
+)
+action=usage data=${2:-} checkpoints=${3:-} heads=${4:-} knn=${5:-}
+[ $# -lt 3 ] || action=$1
+[ "$action" != train ] || [[ $heads,$knn =~ ^[1-9][0-9]*,[1-9][0-9]*$ ]] || action=usage
+
+case $action in
+train)
+    fairseq-train "$data/bin" "${task[@]}" "${training[@]}" \
+        --memory-heads "$heads" --memory-knn "$knn" --save-dir "$checkpoints" "${@:6}"
+    ;;
+evaluate)
+    fairseq-eval-lm "$data/bin" "${task[@]}" --distributed-world-size 1 \
+        --path "$checkpoints/checkpoint_best.pt" --gen-subset test \
+        --batch-size 8 --required-batch-size-multiple 1 "${@:4}"
+    ;;
+*)
+    sed -n '2,/^set /{/^set /d;s/^# \{0,1\}//;p}' "$0" >&2
+    exit 2
+    ;;
+esac

@@ -1,0 +1,59 @@
+#!/usr/bin/env bash
+# Ablation of product-key memory: product keys against flat ones (Lample et al. 2019, section 4.5,
+# table 4, figure 6).
+#
+#   python scripts/prepare_news.py --input NEWS --output DATA
+#   bash examples/product_key_memory/ablation_keys.sh train DATA CHECKPOINTS SLOTS KEYS [options]
+#   bash examples/product_key_memory/ablation_keys.sh evaluate DATA CHECKPOINTS [options]
+#
+# SLOTS is 16k, 65k, 147k, 262k, 590k or 1M; KEYS is product or flat. The paper has no perplexity
+# of flat keys above 147k: all of them are searched for each token, too slowly to converge. Memory
+# in layer 5, batch norm of the queries (our own choice). The model has 6 layers and 8 heads. Our
+# own choice, where we know of nothing published: width (1024), batch, length of the blocks,
+# warm-up, clipping, number of updates, dropout, activation. --batch-size 8 and --update-freq 32
+# make 256 blocks of 512 tokens an update on one GPU: with N GPUs add --update-freq 32/N, or
+# another --batch-size. Computed, not measured, in fp16, for weights, gradients and the
+# optimizers' state: 2.7 to 16.5 GiB with product keys; flat ones add 20 bytes for each number of
+# 4 · SLOTS · 512, as 0.6 GiB for 16k and 5.6 for 147k. Activations come on top of it. Not run
+# here.
+set -euo pipefail
+task=(--user-dir fairseq_plugins --task language_modeling --tokens-per-sample 512)
+training=(
+    --arch pkm_transformer_lm_ablation
+    --memory-query-dim 512 --memory-query-batch-norm
+    --optimizer adam_with_memory --adam-betas '(0.9, 0.98)' --lr 0.00025 --memory-lr 0.001
+    --lr-scheduler inverse_sqrt --warmup-updates 4000 --clip-norm 1
+    --fp16 --fp16-no-flatten-grads --ddp-backend legacy_ddp
+    --batch-size 8 --update-freq 32 --required-batch-size-multiple 1
+    --max-update 250000 --save-interval-updates 5000 --keep-interval-updates 1
+    --no-epoch-checkpoints
+)
+case ${4:-} in
+16k) slots=16384 ;;
+65k) slots=65536 ;;
+147k) slots=147456 ;;
+262k) slots=262144 ;;
+590k) slots=589824 ;;
+1M) slots=1048576 ;;
+*) slots= ;;
+esac
+keys=${5:-}
+action=usage data=${2:-} checkpoints=${3:-}
+[ $# -lt 3 ] || action=$1
+[ "$action" != train ] || [[ $slots && $keys =~ ^(product|flat)$ ]] || action=usage
+
+case $action in
+train)
+    fairseq-train "$data/bin" "${task[@]}" "${training[@]}" \
+        --memory-slots "$slots" --memory-keys "$keys" --save-dir "$checkpoints" "${@:6}"
+    ;;
+evaluate)
+    fairseq-eval-lm "$data/bin" "${task[@]}" --distributed-world-size 1 \
+        --path "$checkpoints/checkpoint_best.pt" --gen-subset test \
+        --batch-size 8 --required-batch-size-multiple 1 "${@:4}"
+    ;;
+*)
+    sed -n '2,/^set /{/^set /d;s/^# \{0,1\}//;p}' "$0" >&2
+    exit 2
+    ;;
+esac

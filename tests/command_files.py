@@ -1,0 +1,54 @@
+"""What the command files of examples give to fairseq, and what fairseq understands."""
+
+import json
+import os
+import subprocess
+import sys
+
+from fairseq import options
+from fairseq.dataclass.utils import convert_namespace_to_omegaconf
+
+from tests.end_to_end.commands import ROOT
+
+EXAMPLES = ROOT / "examples"
+# fairseq's use of hydra
+HYDRA = r"ignore:[\s\S]*is validated against ConfigStore:UserWarning"
+
+
+def write_stand_ins(folder):
+    """Fill a folder with commands that print their words as JSON, and CHECKPOINTS that has one."""
+    for name in ("fairseq-train", "fairseq-eval-lm"):
+        path = folder / name
+        program = f"#!{sys.executable}\nimport json, sys\nprint(json.dumps(sys.argv[1:]))\n"
+        path.write_text(program, encoding="utf-8")
+        path.chmod(0o755)
+    (folder / "CHECKPOINTS").mkdir()
+    (folder / "CHECKPOINTS" / "checkpoint_last.pt").touch()
+    return folder
+
+
+def words(stand_ins, recipe, action, *more, data="DATA", checkpoints=None):
+    """What an action of a command file gives to fairseq."""
+    places = (data, checkpoints or stand_ins / "CHECKPOINTS")
+    done = subprocess.run(
+        ["bash", EXAMPLES / f"{recipe}.sh", action, *places, *more],
+        env={**os.environ, "PATH": f"{stand_ins}:{os.environ['PATH']}"},
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return json.loads(done.stdout)
+
+
+def parse(parser, given):
+    """fairseq's reading of a command's words."""
+    return convert_namespace_to_omegaconf(options.parse_args_and_arch(parser, given))
+
+
+def training(stand_ins, recipe, *more, action="train"):
+    return parse(options.get_training_parser(), words(stand_ins, recipe, action, *more))
+
+
+def evaluation(stand_ins, recipe):
+    return parse(options.get_eval_lm_parser(), words(stand_ins, recipe, "evaluate"))

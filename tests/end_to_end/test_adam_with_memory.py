@@ -1,0 +1,75 @@
+"""A memory's values trained row by row in fairseq-train: workers, sharding, other optimizers."""
+
+import pytest
+import torch
+
+from tests.end_to_end.commands import train
+from tests.end_to_end.test_training import NO_VALIDATION, parameters, train_on_two_workers
+
+VALUES = "decoder.layers.1.feed_forward.memory.values"
+MODEL = (
+    *("--arch", "transformer_xl", "--decoder-layers", "2", "--decoder-embed-dim", "16"),
+    *("--decoder-attention-heads", "2", "--decoder-ffn-embed-dim", "16", "--mem-len", "8"),
+    *("--memory-layers", "2", "--memory-slots", "64", "--memory-heads", "2", "--memory-knn", "4"),
+    *("--memory-query-dim", "8", "--memory-query-batch-norm"),
+)
+# batch norm takes back what the bias before it adds, whose gradient is rounding errors: a large
+# epsilon keeps Adam from making steps of them
+OPTIMIZER = (
+    *("--optimizer", "adam_with_memory", "--adam-eps", 1e-3, "--lr", 0.01, "--memory-lr", 0.05),
+    *("--clip-norm", 0.5, "--max-update", 4),
+)
+SHARED = ("--memory-shard-values",)
+
+
+@pytest.fixture(scope="module")
+def alone(data, tmp_path_factory):
+    """Folder of a model that one worker trained on 4 streams."""
+    folder = tmp_path_factory.mktemp("alone")
+    train(data, folder, "--batch-size", 4, *OPTIMIZER, *NO_VALIDATION, model=MODEL)
+    return folder
+
+
+def assert_same(one, other):
+    ours, theirs = parameters(one), parameters(other)
+    assert ours.keys() == theirs.keys()
+    for name, weight in theirs.items():
+        torch.testing.assert_close(ours[name], weight, rtol=1e-4, atol=1e-5, msg=name)
+
+
+@pytest.mark.parametrize("options", [(), SHARED], ids=["whole", "sharded"])
+def test_two_workers_learn_what_one_learns(data, alone, tmp_path, options):
+    train_on_two_workers(data, tmp_path, *OPTIMIZER, *options, *NO_VALIDATION, model=MODEL)
+    assert parameters(tmp_path)[VALUES].shape == (64, 16)
+    assert_same(tmp_path, alone)
+
+
+def test_a_sharded_training_is_resumed(data, alone, tmp_path):
+    # with validation, before which the memories of the streams are gathered
+    train_on_two_workers(data, tmp_path, *OPTIMIZER, *SHARED, "--max-update", 2, model=MODEL)
+    train_on_two_workers(data, tmp_path, *OPTIMIZER, *SHARED, model=MODEL)
+    assert_same(tmp_path, alone)
+
+
+@pytest.mark.parametrize(("first", "second"), [("adam", "lazy"), ("lazy", "adam")])
+def test_checkpoints_of_both_optimizers_load_into_each_other(data, tmp_path, first, second):
+    optimizers = {
+        "adam": ("--optimizer", "adam", "--lr", 0.01, *NO_VALIDATION),
+        "lazy": (*OPTIMIZER, "--clip-norm", 0, *NO_VALIDATION),
+    }
+    train(data, tmp_path, *optimizers[first], "--max-update", 2, model=MODEL)
+    before = parameters(tmp_path)
+    words = (*optimizers[second], "--max-update", 3)
+    printed = train(data, tmp_path, *words, model=MODEL, fails=True)
+    assert "Optimizer does not match; please reset the optimizer (--reset-optimizer)" in printed
+    still = ("--reset-optimizer", "--lr", 0, *(("--memory-lr", 0) if second == "lazy" else ()))
+    train(data, tmp_path, *words, *still, model=MODEL)
+    after = parameters(tmp_path)
+    assert torch.equal(before[VALUES], after[VALUES])
+    assert before.keys() == after.keys()
+
+
+def test_sharded_values_need_their_optimizer(data, tmp_path):
+    words = (*SHARED, "--optimizer", "adam", "--max-update", 1)
+    with pytest.raises(AssertionError, match="--memory-shard-values with --optimizer adam: ano"):
+        train_on_two_workers(data, tmp_path, *words, model=MODEL)
