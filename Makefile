@@ -33,3 +33,5 @@ bench: set-up
 	@.venv/bin/python scripts/benchmark_all_attention.py --dtype fp32 bf16 bf16-autocast \
 		--output benchmark/all_attention \
 		$(if $(ORIGINAL_ADAPTIVE_SPAN),--original "$(ORIGINAL_ADAPTIVE_SPAN)")
+	@.venv/bin/python scripts/benchmark_product_key_memory.py --dtype fp32 bf16 bf16-autocast \
+		--output benchmark/product_key_memory

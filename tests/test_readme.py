@@ -10,6 +10,8 @@ import pytest
 
 from fairseq_plugins.criterions.span_loss import SpanCrossEntropyConfig
 from fairseq_plugins.models.all_attention import AllAttentionConfig
+from fairseq_plugins.models.memory_options import MemoryLayersOptions
+from fairseq_plugins.models.product_key_memory import MemoryTransformerOptions
 from fairseq_plugins.models.transformer_xl import TransformerXLConfig
 from fairseq_plugins.optim.adagrad_with_clip import AdagradWithClipConfig
 from fairseq_plugins.tasks.segment_language_modeling import SegmentLanguageModelingConfig
@@ -74,6 +76,8 @@ def option_row(option):
         TransformerXLConfig,
         SpanCrossEntropyConfig,
         AdagradWithClipConfig,
+        MemoryLayersOptions,
+        MemoryTransformerOptions,
     ],
 )
 def test_every_option_is_listed_as_it_is(config):
@@ -91,7 +95,8 @@ def test_links_lead_to_files():
 def folder(tmp_path_factory):
     """A folder in which the README's commands find the plugin and a small corpus."""
     place = tmp_path_factory.mktemp("readme")
-    (place / "fairseq_plugins").symlink_to(ROOT / "fairseq_plugins")
+    for name in ("fairseq_plugins", "scripts"):
+        (place / name).symlink_to(ROOT / name)
     text = place / "quickstart" / "data" / "text"
     text.mkdir(parents=True)
     lines = [
@@ -109,16 +114,19 @@ def folder(tmp_path_factory):
 
 def test_the_commands_run_in_order(folder):
     commands = re.findall(r"```sh\n(.*?)```", README, re.DOTALL)
-    assert [re.search(r"fairseq-[\w-]+", c)[0] for c in commands] == [
+    assert [re.search(r"fairseq-[\w-]+|measure_\w+", c)[0] for c in commands] == [
         "fairseq-train",
         "fairseq-eval-lm",
         "fairseq-interactive",
         "fairseq-interactive",
         "fairseq-generate",
+        "fairseq-train",
+        "fairseq-eval-lm",
+        "measure_memory_usage",
     ]
     printed = []
     for command in commands:
-        command = command.replace("--max-update 4000", "--max-update 3")
+        command = re.sub(r"--max-update \d+", "--max-update 3", command)
         done = subprocess.run(
             ["bash", "-euo", "pipefail", "-c", command],
             cwd=folder,
