@@ -10,8 +10,10 @@ by a head.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -55,11 +57,19 @@ def search_with_faiss(queries: Tensor, keys: Tensor, k: int) -> Tensor:
     of_queries, of_keys = (x.detach().float().cpu().numpy() for x in (queries, keys))
     if queries.is_cuda and hasattr(faiss, "StandardGpuResources"):
         _, best = faiss.knn_gpu(
-            faiss.StandardGpuResources(), of_queries, of_keys, k, metric=faiss.METRIC_INNER_PRODUCT
+            _gpu_resources(), of_queries, of_keys, k, metric=faiss.METRIC_INNER_PRODUCT
         )
     else:
         _, best = faiss.knn(of_queries, of_keys, k, metric=faiss.METRIC_INNER_PRODUCT)
     return torch.from_numpy(best).to(queries.device)
+
+
+@functools.cache
+def _gpu_resources() -> Any:
+    """Return faiss's working memory on the GPU, which takes long to allocate."""
+    import faiss
+
+    return faiss.StandardGpuResources()
 
 
 SEARCHES: dict[str, Search] = {"torch": search_with_torch, "faiss": search_with_faiss}

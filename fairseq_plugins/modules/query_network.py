@@ -38,16 +38,18 @@ class SharedBatchNorm(SinglePrecision, nn.BatchNorm1d):
         # not from the mean of the squares: where the mean is large, little remains of a difference
         centred = values - mean
         variance = _over_workers(centred.square().sum(0)) / count.clamp(min=1)
-        if count > 0:
-            self._follow(mean.detach(), variance.detach(), count.item())
+        self._follow(mean.detach(), variance.detach(), count)
         normalised = centred * torch.rsqrt(variance + self.eps)
         return (normalised * self.weight + self.bias).to(x.dtype)
 
-    def _follow(self, mean: Tensor, variance: Tensor, count: float) -> None:
-        self.num_batches_tracked += 1
-        unbiased = variance * count / max(1.0, count - 1)
-        self.running_mean.lerp_(mean.to(self.running_mean), self.momentum)
-        self.running_var.lerp_(unbiased.to(self.running_var), self.momentum)
+    def _follow(self, mean: Tensor, variance: Tensor, count: Tensor) -> None:
+        # on the device: to read whether there are tokens would wait for all that is queued
+        any_tokens = count > 0
+        self.num_batches_tracked += any_tokens.squeeze(0)
+        step = self.momentum * any_tokens.to(self.running_mean)
+        unbiased = variance * count / (count - 1).clamp(min=1)
+        self.running_mean.lerp_(mean.to(self.running_mean), step)
+        self.running_var.lerp_(unbiased.to(self.running_var), step)
 
 
 class _SumOverWorkers(torch.autograd.Function):
