@@ -38,7 +38,7 @@ class SharedBatchNorm(SinglePrecision, nn.BatchNorm1d):
         # not from the mean of the squares: where the mean is large, little remains of a difference
         centred = values - mean
         variance = _over_workers(centred.square().sum(0)) / count.clamp(min=1)
-        self._follow(mean.detach(), variance.detach(), count)
+        self._follow(mean.detach(), variance.detach(), count.detach())
         normalised = centred * torch.rsqrt(variance + self.eps)
         return (normalised * self.weight + self.bias).to(x.dtype)
 
