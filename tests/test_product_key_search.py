@@ -284,23 +284,24 @@ def test_keys_start_uniform_within_one_over_the_root_of_half_the_width(kind):
     assert shares.tolist() == pytest.approx([0.1] * 10, abs=0.02)
 
 
-def test_half_precision_scores_are_added_and_ranked_in_single_precision():
+@pytest.mark.parametrize("autocast", [False, True])
+def test_half_precision_is_multiplied_added_and_ranked_in_single_precision(autocast):
     torch.manual_seed(1)
     n, k = 16, 40
-    # sub-keys of one number: each sub-score is one product, rounded to bfloat16
+    # of one number each: a sub-score is one product
     subkeys = torch.randn(1, 2, n, 1).bfloat16()
     queries = torch.randn(8, 1, 2).bfloat16()
-    scores, slots = product_keys(subkeys)(queries, k)
+    with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+        scores, slots = product_keys(subkeys)(queries, k)
     assert scores.dtype == torch.float32
-    halves = queries.unflatten(-1, (2, 1)) * subkeys.squeeze(-1)
-    assert halves.dtype == torch.bfloat16
+    halves = queries.float().unflatten(-1, (2, 1)) * subkeys.float().squeeze(-1)
     others = 0
     for token in range(8):
         first, second = halves[token, 0]
-        expected = best_pairs(first.float(), second.float(), k)
+        expected = best_pairs(first, second, k)
         assert slots[token, 0].tolist() == expected
-        sums = [first[slot // n].float() + second[slot % n].float() for slot in expected]
+        sums = [first[slot // n] + second[slot % n] for slot in expected]
         assert torch.equal(scores[token, 0], torch.stack(sums))
-        others += expected != best_pairs(first, second, k)
-    # with sums in half precision the slots would be others
+        others += expected != best_pairs(first.bfloat16(), second.bfloat16(), k)
+    # with products in half precision the slots would be others
     assert others > 0

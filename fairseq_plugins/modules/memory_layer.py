@@ -24,9 +24,10 @@ from torch import Tensor, nn
 
 from .column_shards import draw_columns, gather_columns, own_columns, sharded_weighted_sum
 from .memory_usage import MemoryUsage
-from .memory_values import rows_as_gradient, weighted_sum
+from .memory_values import add_row_gradients, rows_as_gradient, weighted_sum
 from .product_key_search import SEARCHES, FlatKeys, ProductKeys
 from .query_network import QueryNetwork
+from .recomputation import is_recomputed
 
 KEYS = {"product": ProductKeys, "flat": FlatKeys}
 
@@ -177,6 +178,11 @@ class ProductKeyMemory(nn.Module):
     def _table(self) -> Tensor:
         if not (self._gradient_beside_autograd and torch.is_grad_enabled() and self.training):
             return self.values
+        # fairseq clears gradients before an update, but with --fp16 only those that it knows: if
+        # the keys have none, what is here was left by a pass that ran out of memory
+        first_keys = next(self.keys.parameters())
+        if first_keys.requires_grad and first_keys.grad is None and not is_recomputed():
+            self.values.grad = None
         table = self.values.detach().requires_grad_()
         table.register_post_accumulate_grad_hook(self._add_gradient)
         return table
@@ -185,7 +191,9 @@ class ProductKeyMemory(nn.Module):
         grad, table.grad = table.grad, None
         # as weighted_sum made it, each row once and rising, which torch no longer knows of
         grad = rows_as_gradient(grad._indices()[0], grad._values(), grad.shape)
-        self.values.grad = grad if self.values.grad is None else self.values.grad + grad
+        if self.values.grad is not None:
+            grad = add_row_gradients(self.values.grad, grad)
+        self.values.grad = grad
 
 
 def _check(options: dict) -> None:

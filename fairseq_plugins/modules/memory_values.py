@@ -50,7 +50,14 @@ class _WriteRows(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         rows, weights = ctx.saved_tensors
-        touched, grads = row_gradients(rows, weights, grad)
+        # tokens of which nothing depends, such as those of fairseq's batches for workers that have
+        # none left, have read in vain: their rows are to stay as they are
+        used = grad.ne(0).any(-1)
+        if not used.all():
+            rows, weights, of_used = rows[used], weights[used], grad[used]
+        else:
+            of_used = grad
+        touched, grads = row_gradients(rows, weights, of_used)
         if ctx.sparse:
             of_values = rows_as_gradient(touched, grads, ctx.shape)
         else:
@@ -66,6 +73,18 @@ def rows_as_gradient(rows: Tensor, grads: Tensor, shape: torch.Size) -> Tensor:
     return torch.sparse_coo_tensor(
         rows.unsqueeze(0), grads, shape, is_coalesced=True, check_invariants=False
     )
+
+
+def add_row_gradients(one: Tensor, other: Tensor) -> Tensor:
+    """Return the sum of two sparse gradients (K, d), coalesced.
+
+    torch would lay their rows end to end on a GPU, pass after pass, until there are more than the
+    table has.
+    """
+    rows = torch.cat([one._indices()[0], other._indices()[0]])
+    grads = torch.cat([one._values(), other._values()])
+    touched, summed = row_gradients(rows.unsqueeze(1), grads.new_ones(len(rows), 1), grads)
+    return rows_as_gradient(touched, summed, one.shape)
 
 
 def row_gradients(rows: Tensor, weights: Tensor, grad: Tensor) -> tuple[Tensor, Tensor]:

@@ -27,16 +27,20 @@ FLAT_SCORES = 1 << 24
 Search = Callable[[Tensor, Tensor, int], Tensor]
 
 
-def at_least_single(scores: Tensor) -> Tensor:
-    """Return ``scores`` in single precision, or in double precision if they have it."""
-    return scores.to(torch.promote_types(scores.dtype, torch.float))
+def at_least_single(x: Tensor) -> Tensor:
+    """Return ``x`` in single precision, or in double precision if it has that.
+
+    Products in half precision are full of ties, which hide what is best.
+    """
+    return x.to(torch.promote_types(x.dtype, torch.float))
 
 
 def search_with_torch(queries: Tensor, keys: Tensor, k: int) -> Tensor:
     """Return the numbers (R, k) of the best ``keys`` (n, d) of each of ``queries`` (R, d)."""
     rows = max(1, FLAT_SCORES // len(keys))
-    parts = [top_k(at_least_single(part @ keys.t()), k) for part in queries.split(rows)]
-    return torch.cat(parts)
+    with torch.autocast(queries.device.type, enabled=False):
+        queries, keys = at_least_single(queries), at_least_single(keys)
+        return torch.cat([top_k(part @ keys.t(), k) for part in queries.split(rows)])
 
 
 def search_with_faiss(queries: Tensor, keys: Tensor, k: int) -> Tensor:
@@ -75,14 +79,15 @@ def _gpu_resources() -> Any:
 SEARCHES: dict[str, Search] = {"torch": search_with_torch, "faiss": search_with_faiss}
 
 
-def candidate_pairs(k: int, n: int) -> Tensor:
+@functools.cache
+def candidate_pairs(k: int, n: int, device: torch.device | None = None) -> Tensor:
     """Return the pairs (2, P) of ranks, from 0, of which the best k pairs consist.
 
     Of two lists of n scores sorted downwards, the pair of ranks (a, b), from 1, has the a·b pairs
     up to its own ahead of it: it can be among the best k only if a·b <= k. For k = 32 these are 119
     pairs of 1,024 (section 3.2). They are in the order in which pairs of equal score are ranked.
     """
-    ranks = torch.arange(1, min(k, n) + 1)
+    ranks = torch.arange(1, min(k, n) + 1, device=device)
     return (ranks[:, None] * ranks <= k).nonzero().t()
 
 
@@ -129,13 +134,16 @@ class ProductKeys(nn.Module):
         n = self.subkeys_per_half
         # (N, H, d_q) -> (H, halves, N, d_q/2)
         halves = queries.unflatten(-1, (2, -1)).permute(1, 2, 0, 3)
-        # (H·halves, N, d_q/2), (H·halves, n, d_q/2) -> (H, halves, N, n)
-        scores = torch.bmm(halves.flatten(0, 1), self.subkeys.flatten(0, 1).transpose(1, 2))
-        scores = at_least_single(scores.view(*halves.shape[:3], n))
+        with torch.autocast(queries.device.type, enabled=False):
+            # (H·halves, N, d_q/2), (H·halves, n, d_q/2) -> (H, halves, N, n)
+            scores = torch.bmm(
+                at_least_single(halves).flatten(0, 1),
+                at_least_single(self.subkeys).flatten(0, 1).transpose(1, 2),
+            ).view(*halves.shape[:3], n)
         with torch.no_grad():
             best = self._best_of_halves(scores, halves, min(k, n))
             first, second = scores.gather(-1, best).unbind(1)
-            a, b = candidate_pairs(k, n).to(scores.device)
+            a, b = candidate_pairs(k, n, scores.device)
             # (H, N, P): only pairs that can win are added up
             pairs = top_k(first.index_select(-1, a) + second.index_select(-1, b), k)
             # (H, N, k): the numbers of the two sub-keys of each selected slot

@@ -15,38 +15,59 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from .recomputation import is_recomputed
 from .single_precision import SinglePrecision
 
 
-class SharedBatchNorm(SinglePrecision, nn.BatchNorm1d):
+class SharedBatchNorm(SinglePrecision):
     """Batch norm whose statistics are those of all workers' tokens together.
 
     torch's own ``SyncBatchNorm`` does this on GPUs alone. Workers may have different numbers of
-    tokens, also none. Statistics are computed, and kept, in single precision at least.
+    tokens, also none. Statistics are computed, and kept, in single precision at least. Names are
+    those of ``torch.nn.BatchNorm1d``, but for its count of batches, which ``--store-ema`` cannot
+    average.
+
+    Args:
+        features: how many there are.
+        eps: added to the variance.
+        momentum: how far the running statistics follow those of a batch.
     """
+
+    def __init__(self, features: int, eps: float = 1e-5, momentum: float = 0.1) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(features))
+        self.bias = nn.Parameter(torch.zeros(features))
+        self.register_buffer("running_mean", torch.zeros(features))
+        self.register_buffer("running_var", torch.ones(features))
+        self.eps = eps
+        self.momentum = momentum
 
     def forward(self, x: Tensor) -> Tensor:
         """Normalise each of the features of ``x`` (N, features)."""
         values = x.to(torch.promote_types(x.dtype, self.weight.dtype))
-        if not self.training:
-            return super().forward(values).to(x.dtype)
+        if self.training:
+            mean, variance = self._measure(values)
+        else:
+            mean, variance = self.running_mean, self.running_var
+        normalised = (values - mean) * torch.rsqrt(variance + self.eps)
+        return (normalised * self.weight + self.bias).to(x.dtype)
+
+    def _measure(self, values: Tensor) -> tuple[Tensor, Tensor]:
+        """Return mean and variance of all workers' tokens, and follow them."""
         # the sum of the tokens and, beside it, their number
         count = values.new_full((1,), float(len(values)))
         sums = _over_workers(torch.cat([values.sum(0), count]))
-        total, count = sums.split([self.num_features, 1])
+        total, count = sums.split([values.size(1), 1])
         mean = total / count.clamp(min=1)
         # not from the mean of the squares: where the mean is large, little remains of a difference
-        centred = values - mean
-        variance = _over_workers(centred.square().sum(0)) / count.clamp(min=1)
-        self._follow(mean.detach(), variance.detach(), count.detach())
-        normalised = centred * torch.rsqrt(variance + self.eps)
-        return (normalised * self.weight + self.bias).to(x.dtype)
+        variance = _over_workers((values - mean).square().sum(0)) / count.clamp(min=1)
+        if not is_recomputed():
+            self._follow(mean.detach(), variance.detach(), count.detach())
+        return mean, variance
 
     def _follow(self, mean: Tensor, variance: Tensor, count: Tensor) -> None:
         # on the device: to read whether there are tokens would wait for all that is queued
-        any_tokens = count > 0
-        self.num_batches_tracked += any_tokens.squeeze(0)
-        step = self.momentum * any_tokens.to(self.running_mean)
+        step = self.momentum * (count > 0).to(self.running_mean)
         unbiased = variance * count / (count - 1).clamp(min=1)
         self.running_mean.lerp_(mean.to(self.running_mean), step)
         self.running_var.lerp_(unbiased.to(self.running_var), step)

@@ -1,7 +1,6 @@
-"""Gradients of some rows of a table: one gradient a row, and the same on every worker.
+"""Gradients of some rows of a table, the same on every worker.
 
-A gradient is a sparse tensor of shape (K, d) with one sparse dimension. R rows, with repetitions; U
-rows without.
+A gradient is a coalesced sparse tensor of shape (K, d) with one sparse dimension, of U rows.
 """
 
 from __future__ import annotations
@@ -10,15 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from fairseq_plugins.modules.memory_values import row_gradients, rows_as_gradient
-
-
-def rows_of(grad: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the rows of a sparse gradient, (U,) rising, and what each has in all, (U, d)."""
-    if grad.is_coalesced():
-        return grad.indices()[0], grad.values()
-    rows, values = grad._indices()[0], grad._values()
-    return row_gradients(rows.unsqueeze(1), values.new_ones(len(rows), 1), values)
+from fairseq_plugins.modules.memory_values import rows_as_gradient
 
 
 def average_over_workers(table: Tensor, grad: Tensor | None) -> Tensor | None:
@@ -34,7 +25,7 @@ def average_over_workers(table: Tensor, grad: Tensor | None) -> Tensor | None:
         rows = torch.empty(0, dtype=torch.long, device=table.device)
         grads = table.new_empty(0, table.size(1))
     else:
-        rows, grads = rows_of(grad)
+        rows, grads = grad.indices()[0], grad.values()
     union = torch.cat(_gather(rows)).unique()
     if len(union) == 0:
         return None

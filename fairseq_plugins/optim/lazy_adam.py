@@ -1,0 +1,162 @@
+"""Lazy Adam: the rows of a table that were read take a step of Adam, all others rest.
+
+The rule is the one that torch calls SparseAdam: ::
+
+    of the rows that were read:  m ← β₁ m + (1 - β₁) g,  v ← β₂ v + (1 - β₂) g²
+                                 p ← p - lr · √(1 - β₂ᵗ) / (1 - β₁ᵗ) · m / (√v + ε)
+    of all others:               nothing
+
+where t counts the updates, of whichever rows. Where every row is read at each update this is
+fairseq's Adam, bit for bit. Weight decay acts on the rows that were read.
+
+Shapes: K rows of a table, d width, U rows that were read.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fairseq_plugins.modules.column_shards import gather_columns
+
+# How many numbers of a table are updated at a time: on a CPU few enough to stay in the caches on
+# the way, and enough that threads, which meet after each operation, do not wait for one another all
+# the time; on a GPU enough to keep it busy.
+UPDATED_AT_ONCE = {"cpu": 1 << 19, "cuda": 1 << 26}
+
+
+class LazyAdam:
+    """Updates tables of values by sparse gradients, and keeps their moments.
+
+    The state of a table is ``step``, ``exp_avg`` and ``exp_avg_sq`` (K, d), in single precision,
+    and for a table of lower precision ``master``, its values in single precision. A table that is
+    sharded over workers (see :mod:`.column_shards`) has its own columns' state.
+
+    Args:
+        tables: parameters (K, d).
+        lr: learning rate.
+        weight_decay: of the rows that were read.
+    """
+
+    def __init__(self, tables: list[nn.Parameter], lr: float, weight_decay: float) -> None:
+        self.tables = tables
+        self.lr = lr
+        self.weight_decay = weight_decay
+        self.state: list[dict[str, Any]] = [{} for _ in tables]
+        self._gathered: list[dict[str, Any]] | None = None
+
+    @torch.no_grad()
+    def update(self, betas: tuple[float, float], eps: float, scale: Tensor) -> None:
+        """Take a step with the gradients of the tables, multiplied by ``scale``, and clear them."""
+        for table, state in zip(self.tables, self.state, strict=True):
+            grad, table.grad = table.grad, None
+            if grad is not None:
+                self._start(state, table)
+                self._update_rows(table, state, grad, betas, eps, scale.to(table.device))
+
+    def _start(self, state: dict[str, Any], table: nn.Parameter) -> None:
+        if not state:
+            state["step"] = 0
+            # zeros take no memory before they are written
+            state["exp_avg"] = torch.zeros_like(table, dtype=torch.float32)
+            state["exp_avg_sq"] = torch.zeros_like(table, dtype=torch.float32)
+        if table.dtype != torch.float32 and "master" not in state:
+            state["master"] = table.detach().float()
+
+    def _update_rows(
+        self,
+        table: nn.Parameter,
+        state: dict[str, Any],
+        grad: Tensor,
+        betas: tuple[float, float],
+        eps: float,
+        scale: Tensor,
+    ) -> None:
+        state["step"] += 1
+        correction1, correction2 = (1 - beta ** state["step"] for beta in betas)
+        step_size = self.lr * correction2**0.5 / correction1
+        values = state.get("master", table)
+        length = max(1, UPDATED_AT_ONCE[table.device.type] // table.size(1))
+        parts = (whole.split(length) for whole in (grad.indices()[0], grad.values()))
+        for rows, grads in zip(*parts, strict=True):
+            grads = grads.float() * scale
+            mean, square, value = (
+                whole.index_select(0, rows)
+                for whole in (state["exp_avg"], state["exp_avg_sq"], values)
+            )
+            mean.mul_(betas[0]).add_(grads, alpha=1 - betas[0])
+            square.mul_(betas[1]).addcmul_(grads, grads, value=1 - betas[1])
+            state["exp_avg"].index_copy_(0, rows, mean)
+            state["exp_avg_sq"].index_copy_(0, rows, square)
+            if self.weight_decay > 0:
+                value.add_(value, alpha=-self.weight_decay * self.lr)
+            value.addcdiv_(mean, square.sqrt_().add_(eps), value=-step_size)
+            values.index_copy_(0, rows, value)
+            if values is not table:
+                table.index_copy_(0, rows, value.to(table.dtype))
+
+    def gather(self) -> None:
+        """Gather sharded tables and their state in worker 0, for one ``state_dict()`` of each.
+
+        All workers must call it.
+        """
+        self._gathered = []
+        for table, state in zip(self.tables, self.state, strict=True):
+            if hasattr(table, "shard"):
+                table.gathered = gather_columns(table)
+                state = {
+                    name: gather_columns(value) if isinstance(value, Tensor) else value
+                    for name, value in state.items()
+                }
+            self._gathered.append(state)
+
+    def state_dict(self) -> list[dict[str, Any]]:
+        """Return the state of each table, of sharded ones that of all columns.
+
+        Raises:
+            ValueError: there are some, and :meth:`gather` was not called.
+        """
+        if not any(hasattr(table, "shard") for table in self.tables):
+            return self.state
+        gathered, self._gathered = self._gathered, None
+        if gathered is None:
+            raise ValueError(
+                "a memory's values are sharded over workers: call consolidate_state_dict() on all "
+                "of them before state_dict() on worker 0"
+            )
+        return gathered
+
+    def load_state_dict(self, states: list[dict[str, Any]]) -> None:
+        """Take over a state, in single precision whatever the tables have.
+
+        Raises:
+            ValueError: it is of other tables.
+        """
+        if len(states) != len(self.tables):
+            raise ValueError(
+                f"the checkpoint's optimizer state is of {len(states)} memories, and the model has "
+                f"{len(self.tables)}: give --reset-optimizer"
+            )
+        self.state = [
+            self._loaded(saved, table) for saved, table in zip(states, self.tables, strict=True)
+        ]
+
+    def _loaded(self, saved: dict[str, Any], table: nn.Parameter) -> dict[str, Any]:
+        if not saved:
+            return {}
+        shard = getattr(table, "shard", None)
+        shape = (len(table), table.size(1) if shard is None else shard.width)
+        if saved["exp_avg"].shape != shape:
+            raise ValueError(
+                "the checkpoint's optimizer state is of a memory with values of shape "
+                f"{tuple(saved['exp_avg'].shape)}, here {shape}: give --reset-optimizer"
+            )
+        state: dict[str, Any] = {"step": int(saved["step"])}
+        for name in ("exp_avg", "exp_avg_sq", "master"):
+            if name in saved and (name != "master" or table.dtype != torch.float32):
+                # cut before it is moved: the whole may be larger than the device's memory
+                own = saved[name] if shard is None else shard.of(saved[name])
+                state[name] = own.to(table.device, torch.float32, copy=True)
+        return state
