@@ -143,6 +143,41 @@ def count_unknown(prefix: str, dictionary: Dictionary, expected: SplitSizes) -> 
     return sum(int((piece == dictionary.unk()).sum()) for piece in pieces)
 
 
+def binarize_splits(
+    command: list[str],
+    folder: Path,
+    log: Path,
+    sizes: Mapping[str, SplitSizes],
+    dictionaries: Mapping[str, Dictionary],
+) -> dict[str, int]:
+    """Run a fairseq-preprocess command and return how many <unk> are in each split.
+
+    Args:
+        command: what to run.
+        folder: that it writes to.
+        log: file for its output, which is left there only when it fails.
+        sizes: lines and tokens of each split, by the names of its files without suffix.
+        dictionaries: of each split.
+
+    Raises ValueError when it fails or a split has not the expected number of lines and tokens.
+    """
+    tokens = sum(size.tokens for size in sizes.values())
+    symbols = max(len(dictionary) for dictionary in dictionaries.values())
+    itemsize = np.dtype(best_fitting_int_dtype(symbols)).itemsize
+    try:
+        run_preprocess(command, folder, log, tokens, itemsize)
+    except KeyboardInterrupt:
+        log.unlink(missing_ok=True)
+        raise
+    log.unlink()
+    unknown = {}
+    for split, size in sizes.items():
+        prefix = str(folder / split)
+        mend_offsets(prefix)
+        unknown[split] = count_unknown(prefix, dictionaries[split], size)
+    return unknown
+
+
 def binarize_words(
     data_set: WordDataSet, source: Path, folder: Path, request: Request, workers: int
 ) -> dict:
@@ -174,20 +209,12 @@ def binarize_words(
     )
     # Beside the folder, which does not outlive a failure.
     log = folder.with_name("preprocess.log")
-    tokens = sum(size.tokens for size in sizes.values())
-    itemsize = np.dtype(best_fitting_int_dtype(len(dictionary))).itemsize
-    try:
-        run_preprocess(command, folder / "bin", log, tokens, itemsize)
-    except KeyboardInterrupt:
-        log.unlink(missing_ok=True)
-        raise
-    log.unlink()
+    dictionaries = dict.fromkeys(sizes, dictionary)
+    unknown = binarize_splits(command, folder / "bin", log, sizes, dictionaries)
     for split, size in sizes.items():
-        prefix = str(folder / "bin" / split)
-        mend_offsets(prefix)
-        unknown = count_unknown(prefix, dictionary, size)
-        print(f"{split}: {unknown - size.unknown:,} words are not in the dictionary: now <unk>")
-        size.unknown = unknown
+        lost = unknown[split] - size.unknown
+        print(f"{split}: {lost:,} words are not in the dictionary: now <unk>")
+        size.unknown = unknown[split]
         texts[split].unlink()
     dictionary_file.unlink()
     return {

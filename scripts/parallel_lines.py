@@ -11,7 +11,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from tqdm import tqdm
 
@@ -47,24 +47,40 @@ def check_workers(workers: int) -> None:
         raise ValueError(f"--workers {workers} is no number of processes: give 1 or more")
 
 
-def read_lines(path: Path) -> Iterator[str]:
-    """Lines of a UTF-8 text, compressed if its name ends with .gz, without what ends them.
+def open_text(path: Path) -> BinaryIO:
+    """Bytes of a text, which is compressed if its name ends with .gz."""
+    return gzip.open(path) if path.suffix == ".gz" else path.open("rb")
+
+
+def decode_lines(lines: Iterable[bytes], label: str) -> Iterator[str]:
+    """Lines of a UTF-8 text without what ends them; label says in messages what it is.
 
     Only a newline ends a line, after a carriage return or not. A byte-order mark is left out.
+
+    Raises ValueError, naming the line, when one is not UTF-8.
+    """
+    for number, line in enumerate(lines, 1):
+        try:
+            text = line.decode("utf-8-sig" if number == 1 else "utf-8")
+        except UnicodeDecodeError as error:
+            raise ValueError(
+                f"{label}, line {number}: byte {error.start + 1} of the line is no UTF-8 "
+                f"({error.reason}): convert the file to UTF-8 or mend the line"
+            ) from error
+        yield text.removesuffix("\n").removesuffix("\r")
+
+
+def read_lines(path: Path) -> Iterator[str]:
+    """Lines of a UTF-8 text, compressed if its name ends with .gz, as decode_lines has them.
 
     Raises ValueError, naming the file and the line, when it cannot be read.
     """
     number = 0
     try:
-        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as stream:
-            for number, line in enumerate(stream, 1):
-                text = line.decode("utf-8-sig" if number == 1 else "utf-8")
-                yield text.removesuffix("\n").removesuffix("\r")
-    except UnicodeDecodeError as error:
-        raise ValueError(
-            f"{short(path)}, line {number}: byte {error.start + 1} of the line is no UTF-8 "
-            f"({error.reason}): convert the file to UTF-8 or mend the line"
-        ) from error
+        with open_text(path) as stream:
+            for line in decode_lines(stream, short(path)):
+                yield line
+                number += 1
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
         raise ValueError(
             f"{short(path)}, after line {number}: the file is truncated, damaged or not gzip's "

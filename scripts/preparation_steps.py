@@ -11,6 +11,7 @@ were made again from something else, is made again.
 import hashlib
 import json
 import shutil
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -77,6 +78,11 @@ class Steps:
                     "remove it or give another folder"
                 )
             self.records = steps
+
+    def claim(self) -> None:
+        """Make the folder, to be known again where it gets something beside the steps first."""
+        self.output.mkdir(parents=True, exist_ok=True)
+        self._save()
 
     def _save(self) -> None:
         content = {"preparation": self.preparation, "steps": self.records}
@@ -182,3 +188,31 @@ class Steps:
             while folder.is_relative_to(self.output):
                 folder.rmdir()
                 folder = folder.parent
+
+
+def run_script(
+    work: Callable[[], Any], output: Path, interrupted: str = "complete steps are kept"
+) -> int:
+    """Do the work of a script, tell what went wrong, and return its exit status.
+
+    Args:
+        work: raises ValueError when something is in the way.
+        output: --output.
+        interrupted: what Ctrl-C leaves.
+    """
+    try:
+        work()
+    except KeyboardInterrupt:
+        print(f"\ninterrupted; {interrupted}, run the same command again", file=sys.stderr)
+        return 130
+    except ValueError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    except OSError as error:
+        print(
+            f"error: --output {short(output)}: {error}: make room, or give a folder where you may "
+            "write",
+            file=sys.stderr,
+        )
+        return 1
+    return 0

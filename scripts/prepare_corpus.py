@@ -86,16 +86,16 @@ def request_of(arguments: argparse.Namespace) -> Request:
     )
 
 
-def check_space(data_set: DataSet, output: Path) -> None:
-    """Check the free disk space.
+def check_space(name: str, needed: int, output: Path) -> None:
+    """Check that the disk of output has the bytes that a preparation needs.
 
     Raises ValueError when there is too little.
     """
     existing = next(folder for folder in output.parents if folder.is_dir())
     free = shutil.disk_usage(existing).free
-    if free < data_set.disk_bytes:
+    if free < needed:
         raise ValueError(
-            f"--output {short(output)}: {data_set.name} takes up to {data_set.disk_bytes / 1e9:.2f}"
+            f"--output {short(output)}: {name} takes up to {needed / 1e9:.2f}"
             f" GB while it is prepared, {free / 1e9:.2f} GB are free: make room or give a folder "
             "on another disk"
         )
@@ -221,7 +221,7 @@ def prepare(data_set: DataSet, request: Request, build: Build, **options: str) -
         description = json.loads((output / "corpus.json").read_text(encoding="utf-8"))
         report(output, description, next_command)
         return
-    check_space(data_set, output)
+    check_space(data_set.name, data_set.disk_bytes, output)
     with partial_folder(output, data_set.files) as partial:
         source = find_source(data_set, request, partial)
         corpus = partial / "corpus"

@@ -30,25 +30,21 @@ from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 
-import numpy as np
-from fairseq.data.indexed_dataset import best_fitting_int_dtype
 from tqdm import tqdm
 
 import subword_units
-from binarize_words import SplitSizes, count_unknown, mend_offsets
+from binarize_words import SplitSizes, binarize_splits
 from data_set import SPLITS
-from moses_tokenization import check_language, tokenize
+from moses_tokenization import VISIBLE, check_language, tokenize
 from parallel_lines import TextSizes, check_workers, read_lines
-from preparation_steps import Steps, write_json
-from preprocess_command import preprocess_command, run_preprocess
+from preparation_steps import Steps, run_script, write_json
+from preprocess_command import preprocess_command
 from run_command import short
 from symbol_dictionary import counted_dictionary
 
 # Validation and test "are both composed of 5000 news articles" (4.1).
 HELD_OUT = 5000
 SEED = 1
-# What is left of a paragraph without blanks and the control characters that Moses drops.
-VISIBLE = re.compile(r"[^\s\0-\x1f]")
 SUFFIX = re.compile(r"\.txt(\.gz)?$")
 MOST_WORKERS = 16
 
@@ -237,20 +233,12 @@ def binarize(output: Path, sizes: dict[str, dict], workers: int, target: Path) -
     command = preprocess_command(texts, target, processes, "--srcdict", short(target / "dict.txt"))
     # Beside the folder, which does not outlive a failure.
     log = output / "preprocess.log"
-    tokens = sum(size["words"] + size["lines"] for size in sizes.values())
-    itemsize = np.dtype(best_fitting_int_dtype(len(dictionary))).itemsize
-    try:
-        run_preprocess(command, target, log, tokens, itemsize)
-    except KeyboardInterrupt:
-        log.unlink(missing_ok=True)
-        raise
-    log.unlink()
-    unknown = {}
-    for split, size in sizes.items():
-        prefix = str(target / split)
-        mend_offsets(prefix)
-        expected = SplitSizes(lines=size["lines"], tokens=size["words"] + size["lines"])
-        unknown[split] = count_unknown(prefix, dictionary, expected)
+    expected = {
+        split: SplitSizes(lines=size["lines"], tokens=size["words"] + size["lines"])
+        for split, size in sizes.items()
+    }
+    dictionaries = dict.fromkeys(sizes, dictionary)
+    unknown = binarize_splits(command, target, log, expected, dictionaries)
     return {"symbols": len(dictionary) - dictionary.nspecial, "unknown": unknown}
 
 
@@ -371,22 +359,7 @@ def parse() -> argparse.Namespace:
 def main() -> int:
     """Command line of the script; returns its exit status."""
     options = parse()
-    try:
-        print(json.dumps(prepare(options), indent=2))
-    except KeyboardInterrupt:
-        print("\ninterrupted; complete steps are kept, run the same command again", file=sys.stderr)
-        return 130
-    except ValueError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
-    except OSError as error:
-        print(
-            f"error: --output {short(options.output)}: {error}: make room, or give a folder where "
-            "you may write",
-            file=sys.stderr,
-        )
-        return 1
-    return 0
+    return run_script(lambda: print(json.dumps(prepare(options), indent=2)), options.output)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""fairseq-preprocess: its command for a text in one language, and a progress bar beside it."""
+"""fairseq-preprocess: its command for texts in one language or two, and a progress bar."""
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -11,15 +11,32 @@ from run_command import child_process, format_command, program, short
 
 
 def preprocess_command(
-    texts: Mapping[str, Path], destination: Path, workers: int, *options: str
+    texts: Mapping[str, Path | Sequence[Path]],
+    destination: Path,
+    workers: int,
+    *options: str,
+    languages: tuple[str, str] | None = None,
 ) -> list[str]:
     """fairseq-preprocess command that binarizes the text of each split into a folder.
 
     fairseq binarizes the first part of a text after the others: 2 workers would work in turn.
+
+    Args:
+        texts: the text of each split, or with languages what its two texts have before
+            ``.LANGUAGE``; several become SPLIT, SPLIT1 and so on.
+        destination: the folder.
+        workers: number of processes.
+        options: further words.
+        languages: source and target; None for texts in one language.
     """
-    command = [program("fairseq-preprocess"), "--only-source"]
+    command = [program("fairseq-preprocess")]
+    if languages:
+        command += ["--source-lang", languages[0], "--target-lang", languages[1]]
+    else:
+        command.append("--only-source")
     for split, text in texts.items():
-        command += [f"--{split}pref", short(text)]
+        several = [text] if isinstance(text, Path) else text
+        command += [f"--{split}pref", ",".join(map(short, several))]
     return [*command, "--destdir", short(destination), *options, "--workers", str(workers)]
 
 
