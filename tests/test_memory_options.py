@@ -11,9 +11,11 @@ from fairseq_plugins.models.memory_options import (
     MemoryLayersOptions,
     MemoryOptions,
     build_memory,
-    check_interleave,
+    check_placed,
     parse_memory_layers,
 )
+from fairseq_plugins.modules import memory_layer
+from fairseq_plugins.modules.column_shards import ColumnShard
 from fairseq_plugins.modules.memory_layer import ProductKeyMemory
 from fairseq_plugins.modules.product_key_search import FlatKeys, ProductKeys
 
@@ -55,11 +57,11 @@ def test_a_refusal_names_the_option_that_was_given():
 
 
 def test_interleaving_needs_a_memory():
-    check_interleave(options(memory_interleave=True), True, "--memory-layers")
-    check_interleave(options(), False, "--memory-layers")
+    check_placed(options(memory_interleave=True), True, "--memory-layers")
+    check_placed(options(), False, "--memory-layers")
     message = "--memory-interleave without a memory to place: give --memory-layers, such as"
     with pytest.raises(ValueError, match=message):
-        check_interleave(options(memory_interleave=True), False, "--memory-layers")
+        check_placed(options(memory_interleave=True), False, "--memory-layers")
 
 
 def test_defaults_are_the_published_sizes():
@@ -100,6 +102,7 @@ def test_every_option_reaches_the_memory(monkeypatch):
             memory_value_dropout=0.3,
             memory_keys="flat",
             memory_search="torch",
+            memory_shard_values=True,
         ),
         5,
     )
@@ -118,6 +121,7 @@ def test_every_option_reaches_the_memory(monkeypatch):
         "value_dropout": 0.3,
         "keys": "flat",
         "search": "torch",
+        "shard_values": True,
     }
     placed = {"memory_interleave", "memory_layers", "memory_optimizer"}
     known = {option.name for option in dataclasses.fields(MemoryLayersOptions)}
@@ -173,3 +177,23 @@ def test_adam_with_memory_finds_the_values(keys):
         linked = [p.param_group for p in parameters if hasattr(p, "param_group")]
         assert len(linked) == 1
         assert linked[0] is memory.values
+
+
+def test_options_of_memories_without_a_memory_are_told(caplog):
+    check_placed(MemoryOptions(memory_slots=64, memory_knn=3), False, "--memory-layers")
+    check_placed(MemoryOptions(memory_knn=3), False, "--memory-layers")
+    remedy = "of memories: give --memory-layers, such as --memory-layers 6, to have one"
+    assert caplog.messages == [
+        f"no layer has a memory, and --memory-slots, --memory-knn are options {remedy}",
+        f"no layer has a memory, and --memory-knn is an option {remedy}",
+    ]
+    caplog.clear()
+    check_placed(MemoryOptions(), False, "--memory-layers")
+    check_placed(MemoryOptions(memory_slots=64), True, "--memory-layers")
+    assert caplog.messages == []
+
+
+def test_shards_need_the_optimizer_that_knows_of_them(monkeypatch):
+    monkeypatch.setattr(memory_layer, "own_columns", lambda width: ColumnShard(0, 2, width))
+    with pytest.raises(ValueError, match=r"^--memory-shard-values with --optimizer adam: another"):
+        build_memory(options(memory_shard_values=True, memory_optimizer="adam"), 4)

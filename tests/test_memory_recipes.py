@@ -209,7 +209,7 @@ def test_the_small_recipe_trains_and_scores_all_tokens(stand_ins, tmp_path):
     printed = run("fairseq-train", *words(stand_ins, recipe, "train", *small, *blocks, **places))
     assert '"valid_memory5_usage"' in printed
     saved = [path.name for path in (tmp_path / "checkpoints").iterdir()]
-    assert sorted(saved) == ["checkpoint_best.pt", "train.log"]
+    assert sorted(saved) == ["checkpoint_best.pt", "checkpoint_last.pt", "train.log"]
     printed = run("fairseq-eval-lm", *words(stand_ins, recipe, "evaluate", *blocks, **places))
     assert tokens_evaluated(printed) == 91
 

@@ -2,7 +2,7 @@ import pytest
 from sacremoses import MosesDetokenizer
 
 import parallel_lines
-from moses_tokenization import tokenize
+from moses_tokenization import check_language, tokenize
 from parallel_lines import TextSizes
 
 SENTENCES = [
@@ -56,12 +56,21 @@ def test_language_decides(tmp_path):
     assert tokens(tmp_path, ["l'eau, c'est"], "en") == ["l &apos;eau , c &apos;est"]
 
 
+def test_hyphens_are_tokens_on_request(tmp_path):
+    assert tokens(tmp_path, ["a well-known b - c"], aggressive_hyphens=True) == [
+        "a well @-@ known b - c"
+    ]
+    assert tokens(tmp_path, ["a well-known b"]) == ["a well-known b"]
+
+
 def test_unknown_language_is_refused(tmp_path):
     with pytest.raises(
         ValueError, match=r"^--language xx is none that .* give one of as, bn, .*en"
     ):
         tokens(tmp_path, ["a"], "xx")
     assert not (tmp_path / "target").exists()
+    with pytest.raises(ValueError, match=r"^--source-lang xx is none that"):
+        check_language("xx", "source-lang")
 
 
 def test_punctuation_is_made_uniform_on_request(tmp_path):

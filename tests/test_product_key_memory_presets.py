@@ -172,8 +172,8 @@ def test_the_tiny_presets():
     assert [len(memories(layer)) for layer in model.decoder.layers] == [0, 0, 1, 0]
     layer, feed_forward = of_layer(128)
     count = (100 + POSITIONS + 2) * 128 + 4 * layer - feed_forward
-    count += of_memory(128, 1024, 4, 64, batch_norm=True)
-    assert parameters(model) == count == 912_768
+    count += of_memory(128, 1024, 4, 64)
+    assert parameters(model) == count == 912_256
     (memory,) = memories(model)
     assert memory.knn == 8
     args = argparse.Namespace()

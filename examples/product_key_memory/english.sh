@@ -10,7 +10,8 @@
 # norm of the queries: train with --memory-query-batch-norm. 6 layers of width 128 and 4 heads,
 # feed-forward sublayers of 512, the memory in place of that of layer 5. The whole validation part
 # is scored at the end, and at the ends of epochs if the text is short, which CHECKPOINTS/train.log
-# tells. The checkpoint holds the model only, 0.15 GB with 262k slots. A CPU and 4 GB of memory are
+# tells. A checkpoint has 0.4 GB with 262k slots; the same command again goes on from the last one.
+# evaluate needs the options of train that say how long a block is. A CPU and 4 GB of memory are
 # enough.
 set -euo pipefail
 task=(--user-dir fairseq_plugins --task language_modeling --tokens-per-sample 256)
@@ -43,8 +44,7 @@ train)
         --lr-scheduler inverse_sqrt --warmup-updates 200 --warmup-init-lr 1e-7 \
         --dropout 0.1 --clip-norm 1 --batch-size 16 --max-update 600 --seed 1 \
         --log-format json --log-interval 50 --log-file "$checkpoints/train.log" \
-        --save-dir "$checkpoints" --no-epoch-checkpoints --no-last-checkpoints \
-        --no-save-optimizer-state "${@:5}"
+        --save-dir "$checkpoints" --no-epoch-checkpoints "${@:5}"
     ;;
 evaluate)
     data=$2 checkpoints=$3

@@ -1,5 +1,7 @@
 """Options of product-key memories, which all models share, and what is built from them."""
 
+import dataclasses
+import logging
 from dataclasses import dataclass, field
 from typing import Any, Optional
 
@@ -10,6 +12,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from fairseq_plugins.modules.memory_layer import KEYS, ProductKeyMemory
 from fairseq_plugins.modules.product_key_search import SEARCHES
+
+logger = logging.getLogger(__name__)
 
 # The optimizer that updates only the rows of a memory that were read.
 OPTIMIZER = "adam_with_memory"
@@ -135,15 +139,36 @@ def parse_memory_layers(text: str | None, layers: int, option: str) -> list[int]
     return sorted(numbers)
 
 
-def check_interleave(options: MemoryOptions, memories: bool, option: str) -> None:
-    """Raise ``ValueError`` for ``--memory-interleave`` in a model without memories.
+def check_placed(options: MemoryOptions, memories: bool, option: str) -> None:
+    """Say that options of memories have no effect in a model without any.
+
+    A preset's sizes may stand beside a baseline's ``--memory-layers ""``, so most are only told of.
 
     Args:
         options: of the model.
         memories: whether it has some.
         option: the option that says in which layers.
+
+    Raises:
+        ValueError: ``--memory-interleave`` is among them.
     """
-    if options.memory_interleave and not memories:
+    if memories:
+        return
+    without_effect = [
+        field.name
+        for field in dataclasses.fields(MemoryOptions)
+        if field.name not in ("_name", "memory_optimizer")
+        and getattr(options, field.name) != field.default
+    ]
+    if without_effect:
+        names = ", ".join("--" + name.replace("_", "-") for name in without_effect)
+        logger.warning(
+            "no layer has a memory, and %s of memories: give %s, such as %s 6, to have one",
+            f"{names} " + ("is an option" if len(without_effect) == 1 else "are options"),
+            option,
+            option,
+        )
+    if options.memory_interleave:
         raise ValueError(
             f"--memory-interleave without a memory to place: give {option}, such as {option} 6, or "
             "leave it out"

@@ -18,7 +18,7 @@ from omegaconf import II
 from fairseq_plugins.models.memory_options import (
     MemoryLayersOptions,
     MemoryOptions,
-    check_interleave,
+    check_placed,
     keep_shards_apart,
     parse_memory_layers,
 )
@@ -75,7 +75,7 @@ class MemoryLanguageModel(TransformerLanguageModel):
                 "transformer_xl, which takes --memory-layers too"
             )
         layers = parse_memory_layers(cfg.memory_layers, cfg.decoder_layers, "--memory-layers")
-        check_interleave(cfg, bool(layers), "--memory-layers")
+        check_placed(cfg, bool(layers), "--memory-layers")
         if layers:
             _check_numbering(cfg, "decoder", "--memory-layers")
         for width in ("decoder_input_dim", "decoder_output_dim"):
@@ -86,6 +86,21 @@ class MemoryLanguageModel(TransformerLanguageModel):
         keep_shards_apart(model)
         watch_memories(model, {f"memory{number}": memories[number] for number in memories})
         return model
+
+    def prepare_for_inference_(self, cfg: Any) -> None:
+        """Get ready to score or generate.
+
+        Raises:
+            ValueError: blocks are longer than those that the model has positions for: fairseq
+                would leave them out and report what is left, or a perplexity of 1.
+        """
+        super().prepare_for_inference_(cfg)
+        length = getattr(cfg.task, "tokens_per_sample", None) or 0
+        if length > self.max_positions():
+            raise ValueError(
+                f"--tokens-per-sample is {length}: the model has positions for blocks of up to "
+                f"{self.max_positions()} tokens, give no more"
+            )
 
 
 @dataclass
@@ -127,7 +142,7 @@ class MemoryTransformer(TransformerModel):
         """
         options = _memory_options(args)
         texts = {part: getattr(options, f"{part}_memory_layers") for part in ("encoder", "decoder")}
-        check_interleave(options, any(texts.values()), "--encoder-memory-layers")
+        check_placed(options, any(texts.values()), "--encoder-memory-layers")
         for part, text in texts.items():
             if text:
                 _check_numbering(args, part, f"--{part}-memory-layers")

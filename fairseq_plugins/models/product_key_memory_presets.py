@@ -38,7 +38,6 @@ _TINY_MEMORY: dict[str, Any] = {
     "memory_heads": 4,
     "memory_knn": 8,
     "memory_query_dim": 64,
-    "memory_query_batch_norm": True,
 }
 
 LANGUAGE_MODELS: dict[str, dict[str, Any]] = {

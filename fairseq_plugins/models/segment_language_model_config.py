@@ -8,7 +8,7 @@ from omegaconf import II
 
 from fairseq_plugins.models.memory_options import (
     MemoryLayersOptions,
-    check_interleave,
+    check_placed,
     parse_memory_layers,
 )
 
@@ -174,7 +174,7 @@ def check_config(cfg: SegmentLanguageModelConfig, dictionary: Dictionary) -> Non
     if cfg.no_decoder_final_norm and not cfg.decoder_normalize_before:
         raise ValueError("--no-decoder-final-norm needs --decoder-normalize-before")
     layers = parse_memory_layers(cfg.memory_layers, cfg.decoder_layers, "--memory-layers")
-    check_interleave(cfg, bool(layers), "--memory-layers")
+    check_placed(cfg, bool(layers), "--memory-layers")
     _check_embedding_and_output(cfg)
     for part in ("adaptive_input", "adaptive_softmax"):
         parse_cutoffs(cfg, part, dictionary)

@@ -4,8 +4,8 @@ Every worker reads for all workers' tokens, in its own columns, and each gets ba
 its own tokens. The values that are read, their gradients and so the updates are those of one worker
 that has the whole table and all the tokens. (Lample et al. 2019 keep the table on every device.)
 
-All workers must run the same passes in the same order, as fairseq's trainer does and fairseq-eval-lm
-does not; they may have different numbers of tokens, also none.
+All workers must run the same passes in the same order, as fairseq's trainer does, and
+fairseq-eval-lm does not; they may have different numbers of tokens, also none.
 
 Shapes: N tokens of a worker, M of all workers, R rows read by a token, K rows, d width, c columns
 of a worker.

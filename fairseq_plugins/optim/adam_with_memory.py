@@ -10,6 +10,7 @@ of the table's size, and exchange them between workers. Here they join in again:
 gradients and its clipping, in scaling and averaging, and in checkpoints.
 """
 
+import logging
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
@@ -24,6 +25,8 @@ from fairseq_plugins.modules.memory_values import rows_as_gradient
 from fairseq_plugins.optim.amp_scaled_step import AmpScaledStep
 from fairseq_plugins.optim.lazy_adam import LazyAdam
 from fairseq_plugins.optim.sparse_rows import average_over_workers
+
+logger = logging.getLogger(__name__)
 
 
 class AdamWithMemory(Adam):
@@ -174,6 +177,11 @@ class FairseqAdamWithMemory(AmpScaledStep):
         linked = (getattr(param, "param_group", None) for param in params)
         tables = {id(table): table for table in linked if isinstance(table, nn.Parameter)}
         self._optimizer = AdamWithMemory(params, list(tables.values()), **self.optimizer_config)
+        if tables:
+            shapes = ", ".join(f"{len(table):,} x {table.size(1):,}" for table in self.tables)
+            logger.info("lazy Adam updates the values of memories: %s numbers", shapes)
+        else:
+            logger.info("no parameter belongs to a memory: this is fairseq's Adam")
 
     @property
     def optimizer_config(self) -> dict[str, Any]:

@@ -80,6 +80,13 @@ def test_a_language_model_is_trained_and_scored(data, language_model, test_token
     assert loss(printed) < math.log2(24)
 
 
+def test_blocks_longer_than_the_models_are_refused(data, language_model):
+    """fairseq would leave them out, and report a perplexity of 1."""
+    path = ("--path", language_model[0] / "checkpoint_last.pt", "--gen-subset", "test")
+    printed = run("fairseq-eval-lm", data, *TASK, *path, *ALL, fails=True)
+    assert "ValueError: --tokens-per-sample is 1024: the model has positions for blocks" in printed
+
+
 def test_training_knows_its_optimizer_and_evaluation_loads_it(language_model):
     folder, printed = language_model
     assert model_options(folder)["memory_optimizer"] == "adam_with_memory"
