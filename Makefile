@@ -35,3 +35,6 @@ bench: set-up
 		$(if $(ORIGINAL_ADAPTIVE_SPAN),--original "$(ORIGINAL_ADAPTIVE_SPAN)")
 	@.venv/bin/python scripts/benchmark_product_key_memory.py --dtype fp32 bf16 bf16-autocast \
 		--output benchmark/product_key_memory
+	@.venv/bin/python scripts/benchmark_product_key_memory.py --slots 65536 --heads 1 4 8 \
+		--knn 8 32 --tokens 512 4096 --mode train inference search \
+		--output benchmark/product_key_memory_shapes
