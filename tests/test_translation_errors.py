@@ -30,7 +30,7 @@ def left(place):
         ),
         (
             "new.de.gz",
-            gzip.compress(b"a\nb\xff\n"),
+            gzip.compress(b"a\nb\xff\n", mtime=0),
             r"{place}/new.de.gz, line 2: byte 2 of the line is no UTF-8",
         ),
         ("new.en.gz", b"a\n", r"{place}/new.en.gz, after line 0: the file is truncated, damaged"),
