@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from .column_shards import draw_columns, gather_columns, own_columns, sharded_weighted_sum
 from .memory_usage import MemoryUsage
-from .memory_values import add_row_gradients, rows_as_gradient, weighted_sum
+from .memory_values import SpareRows, add_row_gradients, rows_as_gradient, weighted_sum
 from .product_key_search import SEARCHES, FlatKeys, ProductKeys
 from .query_network import QueryNetwork
 from .recomputation import is_recomputed
@@ -144,6 +144,7 @@ class ProductKeyMemory(nn.Module):
         all the same, added to ``values.grad`` as a sparse tensor.
         """
         self.values.requires_grad_(False)
+        self.values.spare = SpareRows()
         self.sparse = True
         self._gradient_beside_autograd = True
 
@@ -184,6 +185,7 @@ class ProductKeyMemory(nn.Module):
         if first_keys.requires_grad and first_keys.grad is None and not is_recomputed():
             self.values.grad = None
         table = self.values.detach().requires_grad_()
+        table.spare = getattr(self.values, "spare", None)
         table.register_post_accumulate_grad_hook(self._add_gradient)
         return table
 

@@ -17,6 +17,36 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 
+class SpareRows:
+    """Memory of row gradients that are no longer needed, for the next ones.
+
+    A CPU takes longer to get fresh memory from the system than to compute the gradients. It is the
+    attribute ``spare`` of a table of values, if that has one.
+    """
+
+    def __init__(self) -> None:
+        self._free: Tensor | None = None
+        self._lent: int | None = None
+
+    def take(self, count: int, like: Tensor) -> Tensor:
+        """Return a tensor (count, d) for whatever, of the dtype and the width of ``like``."""
+        rows, self._free = self._free, None
+        fits = rows is not None and rows.dtype == like.dtype and rows.size(1) == like.size(1)
+        if not fits or len(rows) < count:
+            # somewhat more, for the next time
+            rows = like.new_empty(count + count // 8, like.size(1))
+        self._lent = rows.data_ptr()
+        return rows[:count]
+
+    def give_back(self, rows: Tensor) -> None:
+        """Take back what was taken last, and nothing else; nobody may use it any longer."""
+        if rows.data_ptr() == self._lent:
+            storage = rows.untyped_storage()
+            length = storage.nbytes() // (rows.element_size() * rows.size(1))
+            self._free = rows.detach().as_strided((length, rows.size(1)), (rows.size(1), 1), 0)
+            self._lent = None
+
+
 def weighted_sum(values: Tensor, rows: Tensor, weights: Tensor, sparse: bool = True) -> Tensor:
     """Return ``Σ_r weights[t, r] · values[rows[t, r]]`` for each token t: (N, d).
 
@@ -32,7 +62,8 @@ def weighted_sum(values: Tensor, rows: Tensor, weights: Tensor, sparse: bool = T
     )
     if not values.requires_grad:
         return summed
-    return _WriteRows.apply(summed, values, rows, weights.detach(), sparse)
+    spare = getattr(values, "spare", None)
+    return _WriteRows.apply(summed, values, rows, weights.detach(), sparse, spare)
 
 
 class _WriteRows(torch.autograd.Function):
@@ -40,10 +71,16 @@ class _WriteRows(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, summed: Tensor, values: Tensor, rows: Tensor, weights: Tensor, sparse: bool
+        ctx: Any,
+        summed: Tensor,
+        values: Tensor,
+        rows: Tensor,
+        weights: Tensor,
+        sparse: bool,
+        spare: SpareRows | None,
     ) -> Tensor:
         ctx.save_for_backward(rows, weights)
-        ctx.shape, ctx.sparse = values.shape, sparse
+        ctx.shape, ctx.sparse, ctx.spare = values.shape, sparse, spare
         return summed.view_as(summed)
 
     @staticmethod
@@ -57,12 +94,12 @@ class _WriteRows(torch.autograd.Function):
             rows, weights, of_used = rows[used], weights[used], grad[used]
         else:
             of_used = grad
-        touched, grads = row_gradients(rows, weights, of_used)
+        touched, grads = row_gradients(rows, weights, of_used, ctx.spare)
         if ctx.sparse:
             of_values = rows_as_gradient(touched, grads, ctx.shape)
         else:
             of_values = grads.new_zeros(ctx.shape).index_copy_(0, touched, grads)
-        return grad, of_values, None, None, None
+        return grad, of_values, None, None, None, None
 
 
 def rows_as_gradient(rows: Tensor, grads: Tensor, shape: torch.Size) -> Tensor:
@@ -87,24 +124,37 @@ def add_row_gradients(one: Tensor, other: Tensor) -> Tensor:
     return rows_as_gradient(touched, summed, one.shape)
 
 
-def row_gradients(rows: Tensor, weights: Tensor, grad: Tensor) -> tuple[Tensor, Tensor]:
+def row_gradients(
+    rows: Tensor, weights: Tensor, grad: Tensor, spare: SpareRows | None = None
+) -> tuple[Tensor, Tensor]:
     """Return the rows that were read, (U,) rising, and their gradients (U, d).
 
     Args:
         rows: (N, R), which rows each token read.
         weights: (N, R), with which weights.
         grad: (N, d), the gradient of the weighted sums.
+        spare: memory for the gradients.
     """
     by_row, reads = rows.flatten().sort()
     touched, counts = torch.unique_consecutive(by_row, return_counts=True)
-    if len(touched) == 0:
-        return touched, grad.new_empty(0, grad.size(-1))
+    tokens = reads.div(rows.size(-1), rounding_mode="floor")
+    weights = weights.flatten()[reads].to(grad.dtype)
     # a row's gradient is a weighted sum over its readers, as a token's output is one over its rows
-    grads = F.embedding_bag(
-        reads.div(rows.size(-1), rounding_mode="floor"),
-        grad.contiguous(),
-        counts.cumsum(0) - counts,
-        per_sample_weights=weights.flatten()[reads].to(grad.dtype),
-        mode="sum",
-    )
+    ends = counts.cumsum(0)
+    if spare is not None and _on_cpu(grad):
+        from .row_sums_loop import sum_rows
+
+        grads = spare.take(len(touched), grad)
+        inputs = grad.contiguous(), tokens, weights, F.pad(ends, (1, 0))
+        sum_rows(*(x.detach().numpy() for x in (*inputs, grads)))
+    elif len(touched) == 0:
+        grads = grad.new_empty(0, grad.size(-1))
+    else:
+        grads = F.embedding_bag(
+            tokens, grad.contiguous(), ends - counts, per_sample_weights=weights, mode="sum"
+        )
     return touched, grads
+
+
+def _on_cpu(x: Tensor) -> bool:
+    return x.device.type == "cpu" and x.dtype in (torch.float32, torch.float64)

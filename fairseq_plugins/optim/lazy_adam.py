@@ -7,7 +7,7 @@ The rule is the one that torch calls SparseAdam: ::
     of all others:               nothing
 
 where t counts the updates, of whichever rows. Where every row is read at each update this is
-fairseq's Adam, bit for bit. Weight decay acts on the rows that were read.
+fairseq's Adam, on a GPU bit for bit. Weight decay acts on the rows that were read.
 
 Shapes: K rows of a table, d width, U rows that were read.
 """
@@ -16,15 +16,70 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from fairseq_plugins.modules.column_shards import gather_columns
 
-# How many numbers of a table are updated at a time: on a CPU few enough to stay in the caches on
-# the way, and enough that threads, which meet after each operation, do not wait for one another all
-# the time; on a GPU enough to keep it busy.
-UPDATED_AT_ONCE = {"cpu": 1 << 19, "cuda": 1 << 26}
+# How many numbers of a table are updated at a time: enough to keep a GPU busy, while copies of them
+# take little memory.
+UPDATED_AT_ONCE = 1 << 26
+
+
+def update_rows(
+    values: Tensor,
+    exp_avg: Tensor,
+    exp_avg_sq: Tensor,
+    rows: Tensor,
+    grads: Tensor,
+    betas: tuple[float, float],
+    scale: Tensor,
+    keep: float,
+    step_size: float,
+    eps: float,
+) -> None:
+    """Update ``values``, ``exp_avg`` and ``exp_avg_sq``, all (K, d), in the rows that were read.
+
+    Args:
+        values: in single precision, as all are.
+        exp_avg: the first moment.
+        exp_avg_sq: the second.
+        rows: (U,), each once.
+        grads: (U, d).
+        betas: β₁ and β₂.
+        scale: (1,), by what gradients are multiplied.
+        keep: by what values are multiplied before the step: weight decay.
+        step_size: lr · √(1 - β₂ᵗ) / (1 - β₁ᵗ).
+        eps: ε.
+    """
+    grads = grads * scale
+    mean, square, value = (x.index_select(0, rows) for x in (exp_avg, exp_avg_sq, values))
+    mean.mul_(betas[0]).add_(grads, alpha=1 - betas[0])
+    square.mul_(betas[1]).addcmul_(grads, grads, value=1 - betas[1])
+    exp_avg.index_copy_(0, rows, mean)
+    exp_avg_sq.index_copy_(0, rows, square)
+    value.mul_(keep).addcdiv_(mean, square.sqrt_().add_(eps), value=-step_size)
+    values.index_copy_(0, rows, value)
+
+
+def _update_on_cpu(
+    values: Tensor,
+    exp_avg: Tensor,
+    exp_avg_sq: Tensor,
+    rows: Tensor,
+    grads: Tensor,
+    betas: tuple[float, float],
+    scale: Tensor,
+    keep: float,
+    step_size: float,
+    eps: float,
+) -> None:
+    from . import lazy_adam_loop
+
+    arrays = (x.detach().numpy() for x in (values, exp_avg, exp_avg_sq, rows, grads))
+    numbers = betas[0], 1 - betas[0], betas[1], 1 - betas[1], scale.item(), keep, step_size, eps
+    lazy_adam_loop.update_rows(*arrays, np.float32(numbers))
 
 
 class LazyAdam:
@@ -55,6 +110,8 @@ class LazyAdam:
             if grad is not None:
                 self._start(state, table)
                 self._update_rows(table, state, grad, betas, eps, scale.to(table.device))
+                if hasattr(table, "spare"):
+                    table.spare.give_back(grad.values())
 
     def _start(self, state: dict[str, Any], table: nn.Parameter) -> None:
         if not state:
@@ -77,25 +134,16 @@ class LazyAdam:
         state["step"] += 1
         correction1, correction2 = (1 - beta ** state["step"] for beta in betas)
         step_size = self.lr * correction2**0.5 / correction1
+        keep = 1 - self.weight_decay * self.lr
         values = state.get("master", table)
-        length = max(1, UPDATED_AT_ONCE[table.device.type] // table.size(1))
+        update = _update_on_cpu if table.device.type == "cpu" else update_rows
+        length = max(1, UPDATED_AT_ONCE // table.size(1))
         parts = (whole.split(length) for whole in (grad.indices()[0], grad.values()))
         for rows, grads in zip(*parts, strict=True):
-            grads = grads.float() * scale
-            mean, square, value = (
-                whole.index_select(0, rows)
-                for whole in (state["exp_avg"], state["exp_avg_sq"], values)
-            )
-            mean.mul_(betas[0]).add_(grads, alpha=1 - betas[0])
-            square.mul_(betas[1]).addcmul_(grads, grads, value=1 - betas[1])
-            state["exp_avg"].index_copy_(0, rows, mean)
-            state["exp_avg_sq"].index_copy_(0, rows, square)
-            if self.weight_decay > 0:
-                value.add_(value, alpha=-self.weight_decay * self.lr)
-            value.addcdiv_(mean, square.sqrt_().add_(eps), value=-step_size)
-            values.index_copy_(0, rows, value)
+            moments = state["exp_avg"], state["exp_avg_sq"]
+            update(values, *moments, rows, grads.float(), betas, scale, keep, step_size, eps)
             if values is not table:
-                table.index_copy_(0, rows, value.to(table.dtype))
+                table.index_copy_(0, rows, values.index_select(0, rows).to(table.dtype))
 
     def gather(self) -> None:
         """Gather sharded tables and their state in worker 0, for one ``state_dict()`` of each.
