@@ -5,7 +5,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from fairseq_plugins.modules.memory_values import weighted_sum
+from fairseq_plugins.modules.memory_values import SpareRows, row_gradients, weighted_sum
 from tests.gradients import assert_same
 
 TABLE, WIDTH, TOKENS, READS = 12, 4, 5, 6
@@ -184,3 +184,48 @@ def test_nothing_as_large_as_reads_times_width_or_as_the_table_is_held():
     assert largest(tokens, reads, 10 * table, width, sparse=True) == tokens * width
     # and the table would have been noticed
     assert largest(tokens, reads, table, width, sparse=False) == table * width
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_gradients_in_spare_memory_are_the_same(dtype):
+    _, rows, weights = draw(dtype=dtype)
+    grad = torch.randn(TOKENS, WIDTH, dtype=dtype)
+    expected = row_gradients(rows, weights.detach(), grad)
+    found = row_gradients(rows, weights.detach(), grad, SpareRows())
+    assert torch.equal(found[0], expected[0])
+    torch.testing.assert_close(found[1], expected[1])
+
+
+def test_no_rows_have_no_gradients_in_spare_memory_either():
+    nothing = torch.empty(0, READS)
+    for spare in (None, SpareRows()):
+        rows, grads = row_gradients(nothing.long(), nothing, torch.empty(0, WIDTH), spare)
+        assert rows.shape == (0,)
+        assert grads.shape == (0, WIDTH)
+
+
+def test_spare_memory_is_taken_again_when_it_was_given_back_and_is_large_enough():
+    spare, like = SpareRows(), torch.empty(1, WIDTH)
+    first = spare.take(16, like)
+    assert first.shape == (16, WIDTH)
+    # it was not given back
+    other = spare.take(16, like)
+    assert other.data_ptr() != first.data_ptr()
+    # only what was taken last is taken back
+    spare.give_back(first)
+    spare.give_back(torch.empty(16, WIDTH))
+    assert spare.take(4, like).data_ptr() not in (first.data_ptr(), other.data_ptr())
+    last = spare.take(16, like)
+    spare.give_back(last)
+    # an eighth more than was asked for was there
+    again = spare.take(18, like)
+    assert again.data_ptr() == last.data_ptr()
+    spare.give_back(again)
+    larger = spare.take(19, like)
+    assert larger.data_ptr() != last.data_ptr()
+    spare.give_back(larger)
+    for unlike in (torch.empty(1, WIDTH + 1), torch.empty(1, WIDTH).double()):
+        taken = spare.take(2, unlike)
+        assert taken.dtype == unlike.dtype
+        assert taken.shape == (2, unlike.size(1))
+        spare.give_back(taken)

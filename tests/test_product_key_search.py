@@ -6,15 +6,9 @@ import sys
 import pytest
 import torch
 
-from fairseq_plugins.modules import product_key_search
-from fairseq_plugins.modules.product_key_search import (
-    FlatKeys,
-    ProductKeys,
-    candidate_pairs,
-    search_with_faiss,
-    search_with_torch,
-    top_k,
-)
+from fairseq_plugins.modules import key_searches
+from fairseq_plugins.modules.key_searches import search_with_faiss, search_with_torch
+from fairseq_plugins.modules.product_key_search import FlatKeys, ProductKeys
 from tests.reference.product_key_memory import best_keys, best_pairs
 
 SUBKEYS, TOKENS, HALF = 6, 5, 3
@@ -129,64 +123,13 @@ def test_many_product_keys_give_the_slots_of_a_search_through_all(search, k):
     assert (slots.sort(dim=-1).values.diff(dim=-1) > 0).all()
 
 
-@pytest.mark.parametrize("k", [1, 2, 5, 6])
-@pytest.mark.parametrize("limit", [0, 1, 3, 500])
-def test_top_k_ranks_equal_scores_by_their_number(limit, k):
-    torch.manual_seed(1)
-    scores = integers(limit, 40, 2, 6)
-    found = top_k(scores, k)
-    assert found.shape == (40, 2, k)
-    for row, numbers in zip(scores.flatten(0, 1), found.flatten(0, 1), strict=True):
-        assert numbers.tolist() == best_keys(row, k)
-
-
-def test_top_k_ranks_long_rows_by_number_too():
-    torch.manual_seed(1)
-    scores = integers(2, 4, 3000)
-    for row, numbers in zip(scores, top_k(scores, 50), strict=True):
-        assert numbers.tolist() == best_keys(row, 50)
-
-
-def test_top_k_sees_a_tie_just_beyond_the_last_place():
-    # only the one of lower number is to be found, wherever it stands
-    for at in range(1, 300):
-        scores = torch.zeros(300)
-        scores[[at - 1, at]] = 1
-        assert top_k(scores, 1).tolist() == [at - 1]
-
-
-def test_32_of_pairs_need_119_candidates():
-    assert candidate_pairs(32, 512).shape == (2, 119)
-
-
-@pytest.mark.parametrize(("k", "n"), [(1, 4), (3, 2), (4, 2), (5, 9), (32, 512), (32, 5), (36, 6)])
-def test_candidates_are_the_pairs_that_can_win_and_no_others(k, n):
-    candidates = {tuple(pair) for pair in candidate_pairs(k, n).t().tolist()}
-    assert len(candidates) == candidate_pairs(k, n).size(1)
-    ranks = torch.arange(min(n, k + 1))
-    for a in ranks.tolist():
-        for b in ranks.tolist():
-            # the most favourable scores for this pair: those up to it are all but alike, those
-            # after it far below
-            first = (ranks <= a).double() - 1e-3 * ranks
-            second = (ranks <= b).double() - 1e-3 * ranks
-            sums = first[:, None] + second
-            ahead = (sums > sums[a, b]).sum().item()
-            assert ((a, b) in candidates) == (ahead < k)
-
-
-def test_candidates_are_in_the_order_of_equal_scores():
-    pairs = candidate_pairs(32, 512).t().tolist()
-    assert pairs == sorted(pairs)
-
-
 @pytest.mark.parametrize("k", [1, 4, SLOTS - 1, SLOTS])
 @pytest.mark.parametrize("limit", [0, 1, 500])
 @pytest.mark.parametrize("scores_at_a_time", [1, 2 * SLOTS, 1 << 24])
 def test_flat_keys_give_the_best_of_all_in_order_in_chunks_of_any_size(
     monkeypatch, scores_at_a_time, limit, k
 ):
-    monkeypatch.setattr(product_key_search, "FLAT_SCORES", scores_at_a_time)
+    monkeypatch.setattr(key_searches, "FLAT_SCORES", scores_at_a_time)
     torch.manual_seed(1)
     keys = FlatKeys(2, SLOTS, HALF)
     keys.keys.data = integers(limit, 2, SLOTS, HALF)
@@ -200,9 +143,10 @@ def test_flat_keys_give_the_best_of_all_in_order_in_chunks_of_any_size(
 
 
 def test_no_more_scores_of_flat_keys_are_held_than_allowed(monkeypatch):
-    monkeypatch.setattr(product_key_search, "FLAT_SCORES", 2 * SLOTS)
+    monkeypatch.setattr(key_searches, "FLAT_SCORES", 2 * SLOTS)
     held = []
-    monkeypatch.setattr(product_key_search, "top_k", lambda x, k: held.append(x) or top_k(x, k))
+    top_k = key_searches.top_k
+    monkeypatch.setattr(key_searches, "top_k", lambda x, k: held.append(x) or top_k(x, k))
     search_with_torch(torch.randn(5, HALF), torch.randn(SLOTS, HALF), 3)
     assert [len(scores) for scores in held] == [2, 2, 1]
 
@@ -235,7 +179,7 @@ def test_faiss_finds_the_best_scores_where_some_are_equal(kind, k):
 @pytest.mark.parametrize("k", [3, SUBKEYS])
 def test_a_search_may_give_sub_keys_in_any_order(monkeypatch, k):
     monkeypatch.setitem(
-        product_key_search.SEARCHES, "faiss", lambda *args: search_with_torch(*args).flip(-1)
+        key_searches.SEARCHES, "faiss", lambda *args: search_with_torch(*args).flip(-1)
     )
     queries, subkeys = draw("many values", 2)
     found = product_keys(subkeys, search="faiss")(queries, k)

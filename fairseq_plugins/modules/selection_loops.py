@@ -17,8 +17,12 @@ def _insert(score, number, filled, scores, numbers):
 
     It goes behind equal scores.
     """
-    place = min(filled, len(scores) - 1)
-    while place > 0 and not score <= scores[place - 1]:
+    place = filled
+    if filled == len(scores):
+        place -= 1
+        if score <= scores[place] or scores[place] != scores[place]:
+            return
+    while place > 0 and (scores[place - 1] < score or score != score):
         scores[place] = scores[place - 1]
         numbers[place] = numbers[place - 1]
         place -= 1
@@ -45,9 +49,7 @@ def _select(row, scores, numbers):
         candidates[count] = number
         count += not row[number] < floor
     for i in range(count):
-        number = candidates[i]
-        if i < k or not row[number] <= scores[k - 1]:
-            _insert(row[number], number, i, scores, numbers)
+        _insert(row[candidates[i]], candidates[i], min(i, k), scores, numbers)
 
 
 @compiled

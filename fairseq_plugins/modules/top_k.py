@@ -18,11 +18,12 @@ def top_k(scores: Tensor, k: int) -> Tensor:
     if k == n:
         return scores.argsort(dim=-1, descending=True, stable=True)
     rows = scores.detach().reshape(-1, n)
-    best = _select(rows, k) if rows.device.type == "cpu" else _select_with_topk(rows, k)
+    best = select_in_loop(rows, k) if rows.device.type == "cpu" else select_with_topk(rows, k)
     return best.view(*scores.shape[:-1], k)
 
 
-def _select(rows: Tensor, k: int) -> Tensor:
+def select_in_loop(rows: Tensor, k: int) -> Tensor:
+    """Return the numbers (R, k) for ``rows`` (R, n) on a CPU, of at least single precision."""
     from .selection_loops import select
 
     best = torch.empty(len(rows), k, dtype=torch.long)
@@ -30,7 +31,8 @@ def _select(rows: Tensor, k: int) -> Tensor:
     return best
 
 
-def _select_with_topk(rows: Tensor, k: int) -> Tensor:
+def select_with_topk(rows: Tensor, k: int) -> Tensor:
+    """Return the numbers (R, k) for ``rows`` (R, n) with n > k, on any device."""
     # one more than asked for: it shows whether another has the score of the last
     values, best = rows.topk(k + 1, dim=-1)
     best = best[:, :k]

@@ -7,7 +7,8 @@ The rule is the one that torch calls SparseAdam: ::
     of all others:               nothing
 
 where t counts the updates, of whichever rows. Where every row is read at each update this is
-fairseq's Adam, on a GPU bit for bit. Weight decay acts on the rows that were read.
+fairseq's Adam: bit for bit by torch's operations (:func:`update_rows`), up to rounding in the loop
+that a CPU runs. Weight decay acts on the rows that were read.
 
 Shapes: K rows of a table, d width, U rows that were read.
 """
@@ -35,7 +36,7 @@ def update_rows(
     grads: Tensor,
     betas: tuple[float, float],
     scale: Tensor,
-    keep: float,
+    decay: float,
     step_size: float,
     eps: float,
 ) -> None:
@@ -48,8 +49,8 @@ def update_rows(
         rows: (U,), each once.
         grads: (U, d).
         betas: β₁ and β₂.
-        scale: (1,), by what gradients are multiplied.
-        keep: by what values are multiplied before the step: weight decay.
+        scale: a number, by what gradients are multiplied.
+        decay: what part of them values lose before the step.
         step_size: lr · √(1 - β₂ᵗ) / (1 - β₁ᵗ).
         eps: ε.
     """
@@ -59,11 +60,13 @@ def update_rows(
     square.mul_(betas[1]).addcmul_(grads, grads, value=1 - betas[1])
     exp_avg.index_copy_(0, rows, mean)
     exp_avg_sq.index_copy_(0, rows, square)
-    value.mul_(keep).addcdiv_(mean, square.sqrt_().add_(eps), value=-step_size)
+    if decay > 0:
+        value.add_(value, alpha=-decay)
+    value.addcdiv_(mean, square.sqrt_().add_(eps), value=-step_size)
     values.index_copy_(0, rows, value)
 
 
-def _update_on_cpu(
+def update_rows_in_loop(
     values: Tensor,
     exp_avg: Tensor,
     exp_avg_sq: Tensor,
@@ -71,14 +74,15 @@ def _update_on_cpu(
     grads: Tensor,
     betas: tuple[float, float],
     scale: Tensor,
-    keep: float,
+    decay: float,
     step_size: float,
     eps: float,
 ) -> None:
+    """Do the same on a CPU, where operations one after the other would wait for its memory."""
     from . import lazy_adam_loop
 
     arrays = (x.detach().numpy() for x in (values, exp_avg, exp_avg_sq, rows, grads))
-    numbers = betas[0], 1 - betas[0], betas[1], 1 - betas[1], scale.item(), keep, step_size, eps
+    numbers = betas[0], 1 - betas[0], betas[1], 1 - betas[1], scale.item(), decay, step_size, eps
     lazy_adam_loop.update_rows(*arrays, np.float32(numbers))
 
 
@@ -134,14 +138,14 @@ class LazyAdam:
         state["step"] += 1
         correction1, correction2 = (1 - beta ** state["step"] for beta in betas)
         step_size = self.lr * correction2**0.5 / correction1
-        keep = 1 - self.weight_decay * self.lr
+        decay = self.weight_decay * self.lr
         values = state.get("master", table)
-        update = _update_on_cpu if table.device.type == "cpu" else update_rows
+        update = update_rows_in_loop if table.device.type == "cpu" else update_rows
         length = max(1, UPDATED_AT_ONCE // table.size(1))
         parts = (whole.split(length) for whole in (grad.indices()[0], grad.values()))
         for rows, grads in zip(*parts, strict=True):
             moments = state["exp_avg"], state["exp_avg_sq"]
-            update(values, *moments, rows, grads.float(), betas, scale, keep, step_size, eps)
+            update(values, *moments, rows, grads.float(), betas, scale, decay, step_size, eps)
             if values is not table:
                 table.index_copy_(0, rows, values.index_select(0, rows).to(table.dtype))
 

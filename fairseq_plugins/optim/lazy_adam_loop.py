@@ -21,10 +21,10 @@ def update_rows(values, exp_avg, exp_avg_sq, rows, grads, numbers):
         exp_avg_sq: the second.
         rows: (U,), each once.
         grads: (U, d).
-        numbers: β₁, 1 - β₁, β₂, 1 - β₂, by what gradients are multiplied, by what values are
-            multiplied before the step (weight decay), the step size, and ε.
+        numbers: β₁, 1 - β₁, β₂, 1 - β₂, by what gradients are multiplied, what part of them values
+            lose before the step (weight decay), the step size, and ε.
     """
-    beta1, rest1, beta2, rest2, scale, keep, step_size, eps = numbers
+    beta1, rest1, beta2, rest2, scale, decay, step_size, eps = numbers
     for u in numba.prange(len(rows)):
         row = rows[u]
         for i in range(values.shape[1]):
@@ -34,4 +34,4 @@ def update_rows(values, exp_avg, exp_avg_sq, rows, grads, numbers):
             exp_avg[row, i] = mean
             exp_avg_sq[row, i] = square
             step = step_size * mean / (np.float32(math.sqrt(square)) + eps)
-            values[row, i] = values[row, i] * keep - step
+            values[row, i] -= decay * values[row, i] + step
