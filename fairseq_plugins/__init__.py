@@ -21,8 +21,13 @@ if tuple(int(part) for part in fairseq.__version__.split(".")[:2]) < (0, 12):
 
 from fairseq_plugins.checkpoint_safety import allow_option_containers
 from fairseq_plugins.criterions import exact_adaptive_loss, latter_half_loss, span_loss
-from fairseq_plugins.models import all_attention, product_key_memory, transformer_xl
-from fairseq_plugins.optim import adagrad_with_clip, adam_with_memory
+from fairseq_plugins.models import (
+    all_attention,
+    product_key_memory,
+    transformer_xl,
+    weighted_transformer,
+)
+from fairseq_plugins.optim import adagrad_with_clip, adam_with_branch_weights, adam_with_memory
 from fairseq_plugins.tasks import segment_language_modeling
 
 allow_option_containers()

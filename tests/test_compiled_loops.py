@@ -1,13 +1,17 @@
 """Compiled loops: any number of threads gives the same; where nothing is kept they work too."""
 
+import sys
+
 import numba
 import numpy as np
 import pytest
 import torch
 
-from fairseq_plugins.modules import compiled_loops
+from fairseq_plugins.modules import compiled_loops, loop_choice
+from fairseq_plugins.modules.memory_layer import ProductKeyMemory
 from fairseq_plugins.modules.row_sums_loop import sum_rows
 from fairseq_plugins.modules.selection_loops import select, select_pairs
+from fairseq_plugins.optim.adam_with_memory import AdamWithMemory
 from fairseq_plugins.optim.lazy_adam_loop import update_rows
 
 ROWS, WIDTH = 40, 8
@@ -76,3 +80,50 @@ def test_where_nothing_can_be_written_it_is_compiled_all_the_same(monkeypatch):
     compiled_loops.compiled(fill)(numbers, 2.0)
     assert numbers.tolist() == [2.0] * 5
     assert len(refused) == 1
+
+
+def trained():
+    """A memory's outputs while it learns."""
+    torch.manual_seed(1)
+    memory = ProductKeyMemory(16, slots=81, heads=2, knn=5, query_dim=8)
+    memory.keep_gradient_beside_autograd()
+    learned = [weight for weight in memory.parameters() if weight.requires_grad]
+    optimizer = AdamWithMemory(learned, [memory.values], 0.01, lr=1e-3)
+    outputs = []
+    for _ in range(4):
+        out = memory(torch.randn(7, 16))
+        outputs.append(out.detach())
+        out.square().sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return torch.stack(outputs)
+
+
+def test_without_numba_torchs_operations_do_the_same(monkeypatch):
+    with_numba = trained()
+
+    def find_spec(name):
+        assert name == "numba"
+
+    loop_choice._numba_is_installed.cache_clear()
+    with monkeypatch.context() as patched:
+        patched.setattr(loop_choice.importlib.util, "find_spec", find_spec)
+        patched.setitem(sys.modules, "fairseq_plugins.modules.selection_loops", None)
+        patched.setitem(sys.modules, "fairseq_plugins.modules.row_sums_loop", None)
+        patched.setitem(sys.modules, "fairseq_plugins.optim.lazy_adam_loop", None)
+        without = trained()
+    loop_choice._numba_is_installed.cache_clear()
+    torch.testing.assert_close(without, with_numba)
+
+
+@pytest.mark.parametrize(
+    ("x", "expected"),
+    [
+        (torch.ones(1), True),
+        (torch.ones(1).double(), True),
+        (torch.ones(1).bfloat16(), False),
+        (torch.ones(1, device="meta"), False),
+    ],
+)
+def test_loops_are_for_what_numpy_knows_on_a_cpu(x, expected):
+    assert loop_choice.in_loops(x) == expected

@@ -13,6 +13,7 @@ from fairseq_plugins.models.all_attention import AllAttentionConfig
 from fairseq_plugins.models.memory_options import MemoryLayersOptions
 from fairseq_plugins.models.product_key_memory import MemoryTransformerOptions
 from fairseq_plugins.models.transformer_xl import TransformerXLConfig
+from fairseq_plugins.models.weighted_transformer import BranchOptions
 from fairseq_plugins.optim.adagrad_with_clip import AdagradWithClipConfig
 from fairseq_plugins.tasks.segment_language_modeling import SegmentLanguageModelingConfig
 from tests.end_to_end.commands import ROOT, environment
@@ -78,6 +79,7 @@ def option_row(option):
         AdagradWithClipConfig,
         MemoryLayersOptions,
         MemoryTransformerOptions,
+        BranchOptions,
     ],
 )
 def test_every_option_is_listed_as_it_is(config):

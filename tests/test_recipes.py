@@ -17,6 +17,8 @@ from tests.command_files import (
 from tests.end_to_end.commands import run
 from tests.saved_models import write_text
 from tests.test_memory_recipes import ARGUMENTS
+from tests.test_weighted_transformer_recipes import ARGUMENTS as WEIGHTED_ARGUMENTS
+from tests.test_weighted_transformer_recipes import RECIPES as WEIGHTED_RECIPES
 
 pytestmark = pytest.mark.filterwarnings(HYDRA)
 
@@ -54,6 +56,7 @@ RECIPES = [
     *(f"all_attention/{name}" for name in ALL_ATTENTION),
     *OTHERS,
     *ARGUMENTS,
+    *WEIGHTED_RECIPES,
 ]
 WITH_FINAL_PHASE = [name for name, (*_, last) in ALL_ATTENTION.items() if last]
 # the points of the paper's figure 2: variant, persistent vectors, layers
@@ -241,6 +244,12 @@ def test_what_is_missing_is_answered_with_the_usage(recipe, arguments):
         ["bash", EXAMPLES / f"{recipe}.sh", *arguments], capture_output=True, text=True
     )
     assert done.returncode == 2
-    given = " ".join(["train DATA CHECKPOINTS", *ARGUMENTS.get(recipe, [])[:1], "[options]"])
+    given = " ".join(
+        [
+            "train DATA CHECKPOINTS",
+            *{**ARGUMENTS, **WEIGHTED_ARGUMENTS}.get(recipe, [])[:1],
+            "[options]",
+        ]
+    )
     assert f"bash examples/{recipe}.sh {given}" in done.stderr
     assert "set -euo" not in done.stderr

@@ -16,6 +16,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from .loop_choice import in_loops
+
 
 class SpareRows:
     """Memory of row gradients that are no longer needed, for the next ones.
@@ -141,7 +143,7 @@ def row_gradients(
     weights = weights.flatten()[reads].to(grad.dtype)
     # a row's gradient is a weighted sum over its readers, as a token's output is one over its rows
     ends = counts.cumsum(0)
-    if spare is not None and _on_cpu(grad):
+    if spare is not None and in_loops(grad):
         from .row_sums_loop import sum_rows
 
         grads = spare.take(len(touched), grad)
@@ -154,7 +156,3 @@ def row_gradients(
             tokens, grad.contiguous(), ends - counts, per_sample_weights=weights, mode="sum"
         )
     return touched, grads
-
-
-def _on_cpu(x: Tensor) -> bool:
-    return x.device.type == "cpu" and x.dtype in (torch.float32, torch.float64)

@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from .key_searches import SEARCHES, at_least_single
+from .loop_choice import in_loops
 from .top_k import top_k
 
 # How many scores of sub-keys are computed at a time: few enough for the caches of a CPU, enough to
@@ -110,7 +111,7 @@ def _search(
         best = torch.stack([SEARCHES[search](*pair, min(k, keys.size(1))) for pair in pairs])
         # pairs are chosen among by rank: the order has to be that of the scores added up
         best = best.gather(-1, top_k(scores.gather(-1, best), best.size(-1)))
-    elif scores.device.type == "cpu":
+    elif in_loops(scores):
         return best_pairs_in_loop(by_head, k)
     else:
         best = top_k(scores, min(k, keys.size(1)))

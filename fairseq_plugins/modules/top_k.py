@@ -8,6 +8,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from .loop_choice import in_loops
+
 
 def top_k(scores: Tensor, k: int) -> Tensor:
     """Return the numbers (…, k) of the largest of ``scores`` (…, n), best first.
@@ -18,12 +20,12 @@ def top_k(scores: Tensor, k: int) -> Tensor:
     if k == n:
         return scores.argsort(dim=-1, descending=True, stable=True)
     rows = scores.detach().reshape(-1, n)
-    best = select_in_loop(rows, k) if rows.device.type == "cpu" else select_with_topk(rows, k)
+    best = select_in_loop(rows, k) if in_loops(rows) else select_with_topk(rows, k)
     return best.view(*scores.shape[:-1], k)
 
 
 def select_in_loop(rows: Tensor, k: int) -> Tensor:
-    """Return the numbers (R, k) for ``rows`` (R, n) on a CPU, of at least single precision."""
+    """Return the numbers (R, k) for ``rows`` (R, n) that :func:`in_loops` is true of."""
     from .selection_loops import select
 
     best = torch.empty(len(rows), k, dtype=torch.long)

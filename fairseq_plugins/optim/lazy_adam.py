@@ -22,10 +22,11 @@ import torch
 from torch import Tensor, nn
 
 from fairseq_plugins.modules.column_shards import gather_columns
+from fairseq_plugins.modules.loop_choice import in_loops
 
-# How many numbers of a table are updated at a time: enough to keep a GPU busy, while copies of them
-# take little memory.
-UPDATED_AT_ONCE = 1 << 26
+# How many numbers of a table are updated at a time: enough to keep the device busy, while copies of
+# them take little memory.
+UPDATED_AT_ONCE = {"cpu": 1 << 22, "cuda": 1 << 26}
 
 
 def update_rows(
@@ -120,9 +121,8 @@ class LazyAdam:
     def _start(self, state: dict[str, Any], table: nn.Parameter) -> None:
         if not state:
             state["step"] = 0
-            # zeros take no memory before they are written
-            state["exp_avg"] = torch.zeros_like(table, dtype=torch.float32)
-            state["exp_avg_sq"] = torch.zeros_like(table, dtype=torch.float32)
+            for name in ("exp_avg", "exp_avg_sq"):
+                state[name] = torch.zeros_like(table, dtype=torch.float32)
         if table.dtype != torch.float32 and "master" not in state:
             state["master"] = table.detach().float()
 
@@ -140,8 +140,8 @@ class LazyAdam:
         step_size = self.lr * correction2**0.5 / correction1
         decay = self.weight_decay * self.lr
         values = state.get("master", table)
-        update = update_rows_in_loop if table.device.type == "cpu" else update_rows
-        length = max(1, UPDATED_AT_ONCE // table.size(1))
+        update = update_rows_in_loop if in_loops(values) else update_rows
+        length = max(1, UPDATED_AT_ONCE[table.device.type] // table.size(1))
         parts = (whole.split(length) for whole in (grad.indices()[0], grad.values()))
         for rows, grads in zip(*parts, strict=True):
             moments = state["exp_avg"], state["exp_avg_sq"]

@@ -1,0 +1,31 @@
+#!/usr/bin/env bash
+# Gating in the Weighted Transformer (section 4.5): only the K branches with the largest α
+# contribute, in training as well. Published: worse by a large margin, without figures.
+#
+#   python scripts/prepare_wmt14.py --pair en-de --bpe-size 37000 --output DATA
+#   bash examples/weighted_transformer/gating.sh train DATA CHECKPOINTS K [options]
+#   bash examples/weighted_transformer/gating.sh evaluate DATA CHECKPOINTS [options]
+#
+# K is from 1 to the number of branches, 8, which is the ungated model. The rest is that of
+# wmt14_en_de_2l.sh: the paper does not say which configuration it was. It varied the number of
+# branches M too, which is --encoder-attention-heads M --decoder-attention-heads M. Of a branch that
+# does not contribute α gets no gradient: Adam's momentum and the projection may bring it back. Not
+# run here.
+set -euo pipefail
+recipe=$(dirname "$0")/wmt14_en_de_2l.sh
+action=usage data=${2:-} checkpoints=${3:-} k=${4:-}
+[ $# -lt 3 ] || action=$1
+[ "$action" != train ] || [[ $k =~ ^[1-9][0-9]*$ ]] || action=usage
+
+case $action in
+train)
+    exec bash "$recipe" train "$data" "$checkpoints" --branch-top-k "$k" "${@:5}"
+    ;;
+evaluate)
+    exec bash "$recipe" "$@"
+    ;;
+*)
+    sed -n '2,/^set /{/^set /d;s/^# \{0,1\}//;p}' "$0" >&2
+    exit 2
+    ;;
+esac

@@ -1,0 +1,53 @@
+#!/usr/bin/env bash
+# Weighted Transformer (B), or large, on WMT14 English-German: 6 layers, width 1024, 16
+# branches, dropout 0.3, 214M parameters. Published BLEU: 27.2 on newstest2013 and 28.9 on
+# newstest2014, where the plain transformer has 26.4 and 28.4.
+#
+#   python scripts/prepare_wmt14.py --pair en-de --bpe-size 37000 --output DATA
+#   bash examples/weighted_transformer/wmt14_en_de_big.sh train DATA CHECKPOINTS [options]
+#   bash examples/weighted_transformer/wmt14_en_de_big.sh evaluate DATA CHECKPOINTS [options]
+#
+# An update is of up to 25,000 tokens of the side that has more: --max-tokens 3125 and
+# --update-freq 8 on one GPU; with N GPUs add --update-freq 8/N. κ and α stay as they are in the
+# last 10,000 of 250,000 updates: with another --max-update add another
+# --freeze-branch-weights-after. As published, evaluate takes the last checkpoint; it translates
+# newstest2013, which is the part test1, and newstest2014, which is test, into CHECKPOINTS/test1
+# and test. Options of train are fairseq's (--fp16 needs --fp16-no-flatten-grads, --bf16 nothing
+# more), those of evaluate scripts/evaluate_translation.py's. Our own choice: merges of BPE,
+# beam, length penalty. Computed, not measured, in fp32: 3.2 GiB for weights, gradients and
+# Adam's state; activations come on top of it. Not run here.
+set -euo pipefail
+training=(
+    --user-dir fairseq_plugins --task translation --source-lang en --target-lang de
+    --arch weighted_transformer_wmt_big
+    --optimizer adam_with_branch_weights --adam-betas '(0.9, 0.98)' --adam-eps 1e-9
+    --lr 0.000494106 --lr-scheduler inverse_sqrt --warmup-updates 4000 --warmup-init-lr 1.23526e-7
+    --criterion label_smoothed_cross_entropy --label-smoothing 0.1
+    --max-tokens 3125 --update-freq 8 --required-batch-size-multiple 1 --ddp-backend legacy_ddp
+    --max-update 250000 --freeze-branch-weights-after 240000
+    --save-interval-updates 1000 --keep-interval-updates 1 --no-epoch-checkpoints
+    --log-format json
+)
+action=usage data=${2:-} checkpoints=${3:-}
+[ $# -lt 3 ] || action=$1
+
+case $action in
+train)
+    # fairseq does not make the folder of --log-file
+    mkdir -p "$checkpoints"
+    fairseq-train "$data/bin" "${training[@]}" --log-file "$checkpoints/train.log" \
+        --save-dir "$checkpoints" "${@:4}"
+    ;;
+evaluate)
+    for part in test1 test; do
+        python "$(dirname "$0")/../../scripts/evaluate_translation.py" "$data/bin" \
+            --path "$checkpoints/checkpoint_last.pt" --source-lang en --target-lang de \
+            --split "$part" --compound-split --beam 4 --lenpen 0.6 \
+            --output "$checkpoints/$part" "${@:4}"
+    done
+    ;;
+*)
+    sed -n '2,/^set /{/^set /d;s/^# \{0,1\}//;p}' "$0" >&2
+    exit 2
+    ;;
+esac

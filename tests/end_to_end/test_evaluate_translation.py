@@ -1,0 +1,114 @@
+"""A small model is trained to name numbers, translates with fairseq-generate, and is scored."""
+
+import json
+import re
+from contextlib import contextmanager
+from types import SimpleNamespace
+
+import pytest
+import sacrebleu
+
+import evaluate_translation
+import number_names
+from tests import translation_texts
+from tests.end_to_end.commands import PLUGIN, run
+
+TESTED = 29
+SMALL = (
+    *("--arch", "transformer", "--encoder-layers", 1, "--decoder-layers", 1, "--dropout", 0),
+    *("--encoder-embed-dim", 32, "--encoder-ffn-embed-dim", 64, "--encoder-attention-heads", 2),
+    *("--decoder-attention-heads", 2, "--share-all-embeddings"),
+)
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    """Prepared texts in the folder out, and a checkpoint of fairseq's transformer."""
+    folder = tmp_path_factory.mktemp("numbers")
+    parts = {
+        "one": ("train", 200),
+        "two": ("train", 30),
+        "dev": ("valid", 20),
+        "new": ("test", TESTED),
+    }
+    for name, (part, count) in parts.items():
+        pairs = list(number_names.sentences(part, count, seed=1))
+        for side, language in enumerate(number_names.LANGUAGES):
+            text = "".join(f"{pair[side]}.\n" for pair in pairs)
+            (folder / f"{name}.{language}").write_text(text, encoding="utf-8")
+    status, _, error = translation_texts.run(folder, "--bpe-size", 300, "--max-length", 250)
+    assert (status, error) == (0, "")
+    run(
+        "fairseq-train",
+        folder / "out" / "bin",
+        *("--user-dir", PLUGIN, *SMALL, "--optimizer", "adam", "--lr", 0.005),
+        *("--max-tokens", 1000, "--required-batch-size-multiple", 1, "--num-workers", 0),
+        *("--max-update", 100, "--disable-validation", "--no-epoch-checkpoints"),
+        *("--save-dir", folder, "--log-format", "simple"),
+    )
+    return folder
+
+
+def evaluate(place, *words):
+    given = [place / "out" / "bin", "--path", place / "checkpoint_last.pt", "--source-lang", "en"]
+    given += ["--target-lang", "de", "--output", place / "scores", *words]
+    return evaluate_translation.main(list(map(str, given)))
+
+
+@contextmanager
+def forked(words, log):
+    """What child_process does, without the seconds that a new Python takes to import fairseq."""
+    log.write_text(run("fairseq-generate", *words[1:]), encoding="utf-8")
+    yield SimpleNamespace(poll=lambda: 0)
+
+
+def test_a_whole_part_is_translated_and_scored(place, capfd):
+    assert evaluate(place, "--examples", 1, "--", "--num-workers", 0) == 0
+    printed = capfd.readouterr().out
+    lines = (place / "scores" / "translation.txt").read_text(encoding="utf-8").split("\n")[:-1]
+    references = (place / "new.de").read_text(encoding="utf-8").split("\n")[:-1]
+    found = json.loads((place / "scores" / "scores.json").read_text(encoding="utf-8"))
+    assert len(lines) == found["sentences"] == TESTED
+    bleu = sacrebleu.corpus_bleu(lines, [references]).score
+    assert found["detokenized"]["score"] == pytest.approx(bleu)
+    # another order would be seen
+    assert len(set(lines)) > 2
+    assert not any("@@" in line or " ." in line for line in lines)
+    assert f"translation: {lines[0]}\nreference:   {references[0]}\n" in printed
+    # what fairseq-generate itself says of each place
+    told = run("fairseq-generate", *found["command"].split()[1:])
+    of_place = dict(re.findall(r"^H-(\d+)\t\S+\t(.*)$", told, re.MULTILINE))
+    assert lines == evaluate_translation.detokenize([of_place[str(n)] for n in range(TESTED)], "de")
+
+
+def test_the_log_says_why_a_command_failed(place, capsys):
+    output = place / "failed"
+    status = evaluate(place, "--output", output, "--", "--num-workers", 0, "--nonsense")
+    assert status == 1
+    message = rf"error: fairseq-generate ended with exit status 2: .* in {output}/generate.log and"
+    assert re.match(message, capsys.readouterr().err)
+    log = (output / "generate.log").read_text(encoding="utf-8")
+    assert "unrecognized arguments: --nonsense" in log
+
+
+def test_what_fairseq_leaves_out_is_noticed(place, monkeypatch, capsys):
+    monkeypatch.setattr(evaluate_translation, "child_process", forked)
+    sources = (place / "out" / "bpe" / "test.en").read_text(encoding="utf-8").splitlines()
+    most = sorted(len(line.split()) + 1 for line in sources)[TESTED // 2]
+    kept = sum(len(line.split()) + 1 <= most for line in sources)
+    assert 0 < kept < TESTED
+    options = ("--skip-invalid-size-inputs-valid-test", "--max-source-positions", most)
+    before = (place / "scores").exists()
+    assert evaluate(place, "--", "--num-workers", 0, *options) == 1
+    message = f"error: fairseq-generate gave {kept} translations of the {TESTED} sentences of"
+    assert capsys.readouterr().err.startswith(message)
+    assert (place / "scores").exists() == before
+
+
+def test_another_part_is_scored_by_its_own_reference(place, monkeypatch):
+    monkeypatch.setattr(evaluate_translation, "child_process", forked)
+    options = ("--split", "test1", "--output", place / "other", "--beam", 1)
+    assert evaluate(place, *options, "--", "--num-workers", 0) == 0
+    found = json.loads((place / "other" / "scores.json").read_text(encoding="utf-8"))
+    assert found["reference"] == str(place / "out" / "references" / "test1.de")
+    assert found["sentences"] == 20

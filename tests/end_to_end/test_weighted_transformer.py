@@ -1,0 +1,142 @@
+"""The Weighted Transformer through fairseq's commands: training, resuming, generating."""
+
+import re
+
+import pytest
+import torch
+
+from tests.end_to_end.commands import PLUGIN, run
+
+USER_DIR = ("--user-dir", PLUGIN)
+
+# without the first fairseq leaves the last batch out; other processes take long to start
+ALL = ("--required-batch-size-multiple", 1, "--num-workers", 0)
+MODEL = (
+    *("--arch", "weighted_transformer_tiny", "--share-decoder-input-output-embed"),
+    *("--encoder-embed-dim", 32, "--encoder-ffn-embed-dim", 64),
+    *("--decoder-embed-dim", 32, "--decoder-ffn-embed-dim", 64),
+    *("--criterion", "label_smoothed_cross_entropy", "--label-smoothing", 0.1),
+    *("--branch-warmup-updates", 5, "--lr", 0.005, "--cpu", "--max-tokens", 200, *ALL),
+    *("--log-format", "simple", "--no-epoch-checkpoints", "--seed", 1),
+)
+OPTIMIZER = ("--optimizer", "adam_with_branch_weights", "--adam-betas", "(0.9, 0.98)")
+
+
+@pytest.fixture(scope="module")
+def pairs(data, tmp_path_factory):
+    """Folder of a binarized translation task with one dictionary: the same words, last to first."""
+    folder = tmp_path_factory.mktemp("pairs")
+    for split in ("train", "valid", "test"):
+        lines = (data.parent / f"{split}.txt").read_text().splitlines()
+        turned = (" ".join(reversed(line.split())) for line in lines)
+        (folder / f"{split}.there").write_text("\n".join(lines) + "\n")
+        (folder / f"{split}.back").write_text("\n".join(turned) + "\n")
+    texts = [f"--{split}pref={folder}/{split}" for split in ("train", "valid", "test")]
+    languages = ("--source-lang", "there", "--target-lang", "back", "--joined-dictionary")
+    run("fairseq-preprocess", *languages, *texts, "--destdir", folder / "bin")
+    return folder / "bin"
+
+
+def train(pairs, folder, *options, optimizer=OPTIMIZER, fails=False):
+    save = ("--save-dir", folder)
+    return run("fairseq-train", pairs, *USER_DIR, *MODEL, *optimizer, *save, *options, fails=fails)
+
+
+def branch_weights(folder):
+    model = torch.load(folder / "checkpoint_last.pt", weights_only=True)["model"]
+    found = {name: x for name, x in model.items() if name.endswith((".kappa", ".alpha"))}
+    assert len(found) == 8
+    return found
+
+
+def saved_updates(folder):
+    """How many updates each branched attention's schedule counts."""
+    state = torch.load(folder / "checkpoint_last.pt", weights_only=True)["last_optimizer_state"]
+    return [group["updates"] for group in state["param_groups"][1:]]
+
+
+def assert_on_simplex(found):
+    for x in found.values():
+        assert x.dtype == torch.float32
+        assert x.min() >= 0
+        assert x.double().sum().item() == pytest.approx(1, abs=1e-6)
+
+
+@pytest.fixture(scope="module")
+def model(pairs, tmp_path_factory):
+    """Folder of a model after two epochs, and the log of its training."""
+    folder = tmp_path_factory.mktemp("weighted transformer")
+    return folder, train(pairs, folder, "--max-epoch", 2, "--tensorboard-logdir", folder / "board")
+
+
+def test_it_is_trained_and_its_weights_are_logged(model):
+    folder, printed = model
+    assert_on_simplex(branch_weights(folder))
+    assert "kappa and alpha of 4 branched attentions have their own schedule" in printed
+    (last,) = re.findall(r"epoch 002 \| valid on 'valid' subset \|.*", printed)
+    figures = dict(re.findall(r"((?:en|de)coder\d_(?:kappa|alpha)\d) ([\d.]+)", last))
+    assert len(figures) == 4 * 2 * 4
+    of_layer = [float(figures[f"decoder2_alpha{i}"]) for i in (1, 2, 3, 4)]
+    name = "decoder.layers.1.encoder_attn.feed_forward.weights.alpha"
+    assert of_layer == pytest.approx(branch_weights(folder)[name].tolist(), abs=1e-3)
+
+
+@pytest.mark.parametrize("replaced", ["learned", "uniform", "random"])
+def test_it_translates(pairs, model, replaced):
+    path = ("--path", model[0] / "checkpoint_last.pt", "--beam", 4, "--cpu", "--print-alignment")
+    overrides = ("--model-overrides", f"{{'branch_weights': '{replaced}'}}")
+    printed = run("fairseq-generate", pairs, *USER_DIR, *path, *overrides, *ALL, "--batch-size", 8)
+    assert len(re.findall(r"^H-\d+\t", printed, re.MULTILINE)) == 31
+    assert len(re.findall(r"^A-\d+\t", printed, re.MULTILINE)) == 31
+    assert "Generate test with beam=4: BLEU4 = " in printed
+
+
+def test_it_translates_interactively(pairs, model):
+    path = ("--path", model[0] / "checkpoint_last.pt", "--beam", 4, "--cpu")
+    printed = run("fairseq-interactive", pairs, *USER_DIR, *path, text="the cat\nhome\n")
+    assert len(re.findall(r"^H-\d+\t-[\d.]+\t[a-z ]*$", printed, re.MULTILINE)) == 2
+
+
+def test_a_resumed_run_goes_on_with_the_schedule(pairs, model, tmp_path):
+    train(pairs, tmp_path, "--max-epoch", 1)
+    half = saved_updates(tmp_path)
+    train(pairs, tmp_path, "--max-epoch", 2)
+    assert saved_updates(tmp_path) == saved_updates(model[0]) == [2 * n for n in half]
+    assert half[0] > 5
+
+
+@pytest.mark.parametrize(
+    "precision", [("--bf16", "--fp16-no-flatten-grads"), ("--memory-efficient-bf16",)]
+)
+def test_half_precision_keeps_them_on_the_simplex(pairs, tmp_path, precision):
+    train(pairs, tmp_path, "--max-update", 12, *precision)
+    assert_on_simplex(branch_weights(tmp_path))
+
+
+def test_frozen_from_an_update_on(pairs, tmp_path):
+    frozen = ("--freeze-branch-weights-after", 4)
+    train(pairs, tmp_path, "--max-update", 4, *frozen)
+    early = branch_weights(tmp_path)
+    train(pairs, tmp_path, "--max-update", 9, *frozen)
+    for name, x in branch_weights(tmp_path).items():
+        assert torch.equal(x, early[name])
+
+
+def test_another_optimizer_is_refused(pairs, tmp_path):
+    printed = train(
+        pairs, tmp_path, "--max-update", 2, optimizer=("--optimizer", "adam"), fails=True
+    )
+    assert "give --optimizer adam_with_branch_weights" in printed
+
+
+def test_fairseqs_own_transformer_is_loaded_too(pairs, tmp_path):
+    options = [str(word) for word in MODEL]
+    at = options.index("--branch-warmup-updates")
+    del options[at : at + 2]
+    options[1] = "transformer"
+    train_options = (*options, "--optimizer", "adam", "--max-update", 3, "--save-dir", tmp_path)
+    layers = ("--encoder-layers", 1, "--decoder-layers", 1, "--encoder-attention-heads", 2)
+    run("fairseq-train", pairs, *USER_DIR, *train_options, *layers)
+    path = ("--path", tmp_path / "checkpoint_last.pt", "--cpu", *ALL)
+    printed = run("fairseq-generate", pairs, *USER_DIR, *path)
+    assert len(re.findall(r"^H-\d+\t", printed, re.MULTILINE)) == 31

@@ -1,0 +1,255 @@
+"""The Weighted Transformer in fairseq's encoder and decoder: layers, sizes, decoding, refusals."""
+
+import re
+
+import pytest
+import torch
+from fairseq.logging import metrics
+from fairseq.sequence_generator import SequenceGenerator
+
+from fairseq_plugins.models.weighted_transformer import OPTIMIZER
+from fairseq_plugins.modules.branch_weights import BranchWeights
+from fairseq_plugins.modules.branched_attention import BranchedAttention
+from tests.reference.weighted_transformer import branched_attention
+from tests.tiny import dictionary
+from tests.tiny_weighted_transformer import (
+    PAD,
+    sentences,
+    tiny_plain_transformer,
+    tiny_weighted_transformer,
+)
+
+NORMS = pytest.mark.parametrize("pre_norm", [False, True], ids=["post-norm", "pre-norm"])
+ATTENTIONS = pytest.mark.parametrize("attention", ["encoder", "self"])
+
+
+def add(x, sublayer, layer_norm, pre_norm):
+    """A residual sublayer, normalised before it or after."""
+    return x + sublayer(layer_norm(x)) if pre_norm else layer_norm(x + sublayer(x))
+
+
+def by_equations(module, x, key, visible):
+    """Branched attention of all sentences; ``key`` None for the queries themselves."""
+    return torch.stack(
+        [
+            branched_attention(module, x[:, b], (x if key is None else key)[:, b], visible[b])
+            for b in range(x.size(1))
+        ],
+        dim=1,
+    )
+
+
+@NORMS
+def test_an_encoder_layer_is_one_residual_sublayer(pre_norm):
+    model = tiny_weighted_transformer(encoder_normalize_before=pre_norm).double().eval()
+    layer = model.encoder.layers[1]
+    x = torch.randn(6, 2, 16, dtype=torch.double)
+    padding = sentences()["src_tokens"].eq(PAD)
+    visible = ~padding[:, None].expand(-1, 6, -1)
+    expected = add(
+        x,
+        lambda x: by_equations(layer.self_attn, x, None, visible),
+        layer.self_attn_layer_norm,
+        pre_norm,
+    )
+    torch.testing.assert_close(layer(x, padding), expected)
+    # a mask of which token sees which
+    diagonal = torch.eye(6)
+    visible = visible & ~diagonal.bool()
+    expected = add(
+        x,
+        lambda x: by_equations(layer.self_attn, x, None, visible),
+        layer.self_attn_layer_norm,
+        pre_norm,
+    )
+    torch.testing.assert_close(layer(x, padding, diagonal), expected)
+
+
+@NORMS
+@ATTENTIONS
+def test_a_decoder_layer_is_two_residual_sublayers_of_which_one_is_branched(attention, pre_norm):
+    model = tiny_weighted_transformer(
+        decoder_normalize_before=pre_norm, branch_decoder_attention=attention
+    )
+    layer = model.double().eval().decoder.layers[1]
+    x, encoder_out = torch.randn(5, 2, 16).double(), torch.randn(6, 2, 16).double()
+    padding = sentences()["src_tokens"].eq(PAD)
+    future = torch.triu(torch.full((5, 5), float("-inf"), dtype=torch.double), 1)
+
+    def to_self(x):
+        if attention == "self":
+            return by_equations(layer.self_attn, x, None, (future == 0).expand(2, -1, -1))
+        return layer.self_attn(x, x, x, attn_mask=future, need_weights=False)[0]
+
+    def to_encoder(x):
+        if attention == "encoder":
+            visible = ~padding[:, None].expand(-1, 5, -1)
+            return by_equations(layer.encoder_attn, x, encoder_out, visible)
+        return layer.encoder_attn(x, encoder_out, encoder_out, key_padding_mask=padding)[0]
+
+    out, weights, _ = layer(x, encoder_out, padding, self_attn_mask=future, need_attn=True)
+    expected = add(x, to_self, layer.self_attn_layer_norm, pre_norm)
+    expected = add(expected, to_encoder, layer.encoder_attn_layer_norm, pre_norm)
+    torch.testing.assert_close(out, expected)
+    assert weights.shape == (2, 5, 6)
+    branched = [name for name, m in layer.named_modules() if isinstance(m, BranchedAttention)]
+    assert branched == [f"{attention}_attn"]
+
+
+@ATTENTIONS
+def test_parameters_are_those_of_the_plain_transformer_but_for_branch_weights_and_one_norm(
+    attention,
+):
+    weighted = tiny_weighted_transformer(branch_decoder_attention=attention)
+    plain = tiny_plain_transformer()
+    counts = [sum(p.numel() for p in model.parameters()) for model in (weighted, plain)]
+    layers, branches, width = 4, 4, 16
+    assert counts[0] - counts[1] == layers * (2 * branches - 2 * width)
+
+
+@ATTENTIONS
+def test_decoding_word_by_word_gives_what_a_whole_sentence_gives(attention):
+    model = tiny_weighted_transformer(branch_decoder_attention=attention).eval()
+    batch = sentences()
+    with torch.no_grad():
+        whole, _ = model(**batch)
+        encoder_out = model.encoder(batch["src_tokens"], batch["src_lengths"])
+        state = {}
+        for length in range(1, 6):
+            words = batch["prev_output_tokens"][:, :length]
+            last, _ = model.decoder(words, encoder_out=encoder_out, incremental_state=state)
+            real = words[:, -1].ne(PAD)
+            torch.testing.assert_close(last[real, 0], whole[real, length - 1])
+
+
+def test_padding_changes_nothing():
+    model = tiny_weighted_transformer().eval()
+    batch = sentences()
+    whole, _ = model(**batch)
+    alone, _ = model(
+        batch["src_tokens"][1:, 2:], torch.tensor([4]), batch["prev_output_tokens"][1:]
+    )
+    torch.testing.assert_close(whole[1:], alone)
+
+
+def test_beam_search_translates_and_returns_alignments():
+    model = tiny_weighted_transformer().eval()
+    batch = sentences()
+    generator = SequenceGenerator([model], dictionary(), beam_size=3, max_len_b=6)
+    sample = {"net_input": {name: batch[name] for name in ("src_tokens", "src_lengths")}}
+    for hypotheses in generator.generate([model], sample):
+        assert len(hypotheses) == 3
+        scores = [hypothesis["score"].item() for hypothesis in hypotheses]
+        assert scores == sorted(scores, reverse=True)
+        best = hypotheses[0]
+        assert best["attention"].shape == (6, len(best["tokens"]))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"share_all_embeddings": False, "share_decoder_input_output_embed": True},
+        {
+            "share_all_embeddings": False,
+            "adaptive_softmax_cutoff": "8,14",
+        },
+        {"checkpoint_activations": True},
+        {"decoder_layers": 3, "encoder_layerdrop": 0.5},
+    ],
+)
+def test_what_fairseqs_transformer_does_goes_on(options):
+    model = tiny_weighted_transformer(**options)
+    model.train()
+    out, _ = model(**sentences())
+    out.square().sum().backward()
+    grads = [w.kappa.grad for w in model.modules() if isinstance(w, BranchWeights)]
+    assert any(grad is not None and grad.abs().sum() > 0 for grad in grads)
+    assert len(grads) == len(model.encoder.layers) + len(model.decoder.layers)
+
+
+def test_options_reach_every_branched_layer():
+    model = tiny_weighted_transformer(
+        decoder_layers=3,
+        branch_parameterization="softmax",
+        branch_weights="uniform",
+        branch_top_k=2,
+        branch_lr=0.5,
+        branch_warmup_updates=7,
+        freeze_branch_weights_after=9,
+    )
+    for part, layers in (("encoder", 2), ("decoder", 3)):
+        stack = getattr(model, part)
+        found = [m for m in stack.modules() if isinstance(m, BranchWeights)]
+        assert len(found) == layers
+        for weights in found:
+            assert weights.softmax
+            assert weights.outside_training == "uniform"
+            assert weights.top_k == 2
+            schedule = weights.schedule
+            assert schedule.factor == pytest.approx(0.5 * (16 / layers) ** -0.5)
+            assert (schedule.warmup, schedule.freeze_after) == (7, 9)
+            assert not schedule.projected
+
+
+def test_validation_logs_what_was_learned_by_layer():
+    model = tiny_weighted_transformer(branch_weights="uniform").eval()
+    with metrics.aggregate(new_root=True) as found:
+        model(**sentences())
+    values = found.get_smoothed_values()
+    layers = [f"{part}{number}" for part in ("encoder", "decoder") for number in (1, 2)]
+    expected = {
+        f"{layer}_{kind}{i}"
+        for layer in layers
+        for kind in ("kappa", "alpha")
+        for i in (1, 2, 3, 4)
+    }
+    assert expected <= set(values)
+    kappa = model.encoder.layers[1].self_attn.feed_forward.weights.kappa
+    for i in range(4):
+        assert values[f"encoder2_kappa{i + 1}"] == pytest.approx(kappa[i].item(), abs=1e-4)
+    with metrics.aggregate(new_root=True) as found:
+        model.train()(**sentences())
+    assert not expected & set(found.get_smoothed_values())
+
+
+def test_training_with_an_optimizer_that_knows_no_branches_is_refused():
+    model = tiny_weighted_transformer()
+    # as fairseq does when it loads a model
+    model.set_num_updates(3)
+    message = (
+        "this --optimizer would let kappa and alpha leave the simplex, at the learning rate of all "
+        f"weights: give --optimizer {OPTIMIZER}"
+    )
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+        model.train().set_num_updates(0)
+    model.eval().set_num_updates(0)
+    for weights in model.modules():
+        if isinstance(weights, BranchWeights):
+            weights.schedule.taken = True
+    model.train().set_num_updates(0)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"branch_lr": 0.0}, "--branch-lr is 0.0: it must be above 0"),
+        ({"branch_warmup_updates": 0}, "--branch-warmup-updates is 0: it must be at least 1"),
+        (
+            {"freeze_branch_weights_after": -1},
+            "--freeze-branch-weights-after is -1: it must be 0 or more",
+        ),
+        (
+            {"cross_self_attention": True},
+            "--cross-self-attention is True: the weighted_transformer has no such thing, leave it "
+            "out or take --arch transformer",
+        ),
+        (
+            {"quant_noise_pq": 0.1},
+            "--quant-noise-pq is 0.1: the weighted_transformer has no such thing, leave it out or "
+            "take --arch transformer",
+        ),
+    ],
+)
+def test_options_out_of_range_are_refused(options, message):
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+        tiny_weighted_transformer(**options)
