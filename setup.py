@@ -9,7 +9,7 @@ setup(
     license="MIT",
     packages=find_packages(include=["fairseq_plugins", "fairseq_plugins.*"]),
     python_requires=">=3.10",
-    install_requires=["numba", "numpy", "torch>=2.6"],
+    install_requires=["numba; python_version < '3.14'", "numpy", "torch>=2.6"],
     # fairseq is an extra: several distributions provide it, and an installed one is kept.
     # fairseq-fixed and fastBPE are compiled against the torch and the Cython that are installed:
     # where pip finds no wheel of them, they take `pip install --no-build-isolation`.

@@ -94,7 +94,8 @@ class Report:
         columns = self.rivals()
         titles = [self.size_title, "mode", "setting", "model", "dtype"]
         titles += ["tokens/s (lowest to highest)", "of the arithmetic", *columns]
-        titles.append("peak memory, MiB")
+        with_memory = any(row.peak_bytes for row in self.measurements)
+        titles += ["peak memory, MiB"] * with_memory
         lines = [titles, ["---"] * len(titles)]
         for row in self.measurements:
             speeds = f"{row.rate():,.0f} ({row.rate(max):,.0f} to {row.rate(min):,.0f})"
@@ -103,7 +104,7 @@ class Report:
             for rival in columns.values():
                 ratio = self.speed_ratio(row, *rival)
                 cells.append("" if ratio is None else f"{ratio:.2f}")
-            lines.append([*cells, f"{row.peak_bytes / _MIB:,.0f}"])
+            lines.append(cells + [f"{row.peak_bytes / _MIB:,.0f}"] * with_memory)
         return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
     def draw_chart(self, path: Path) -> None:

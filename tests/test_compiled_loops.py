@@ -1,6 +1,6 @@
 """Compiled loops: any number of threads gives the same; where nothing is kept they work too."""
 
-import sys
+import builtins
 
 import numba
 import numpy as np
@@ -66,20 +66,72 @@ def fill(numbers, value):
         numbers[i] = value
 
 
-def test_where_nothing_can_be_written_it_is_compiled_all_the_same(monkeypatch):
-    compile_loop, refused = numba.njit, []
+def recorded(monkeypatch, refuse=None):
+    """Options of each version that is compiled from now on; ``refuse`` raises for those kept."""
+    compile_loop, options = numba.njit, []
 
-    def njit(**options):
-        if options.pop("cache", False):
-            refused.append(options)
-            raise RuntimeError("cannot cache function 'fill': no locator available for file")
-        return compile_loop(**options)
+    def njit(**given):
+        options.append(given)
+        if given["cache"] and refuse is not None:
+            refuse()
+        return compile_loop(**{**given, "cache": False})
 
     monkeypatch.setattr(compiled_loops.numba, "njit", njit)
+    return options
+
+
+def refuse_folder():
+    raise RuntimeError("cannot cache function 'fill': no locator available for file")
+
+
+def refuse_space():
+    raise OSError(28, "No space left on device")
+
+
+@pytest.mark.parametrize("refuse", [refuse_folder, refuse_space])
+def test_where_nothing_can_be_written_it_is_compiled_all_the_same(monkeypatch, refuse):
+    options = recorded(monkeypatch, refuse)
     numbers = np.zeros(5)
     compiled_loops.compiled(fill)(numbers, 2.0)
     assert numbers.tolist() == [2.0] * 5
-    assert len(refused) == 1
+    assert [given["cache"] for given in options] == [True, False]
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_threads_are_as_many_as_torchs(monkeypatch, threads):
+    options, asked = recorded(monkeypatch), []
+    monkeypatch.setattr(compiled_loops.torch, "get_num_threads", lambda: threads)
+    monkeypatch.setattr(compiled_loops.numba.config, "NUMBA_NUM_THREADS", 8)
+    monkeypatch.setattr(compiled_loops.numba, "set_num_threads", asked.append)
+    compiled_loops.compiled(fill)(np.zeros(5), 2.0)
+    assert [given["parallel"] for given in options] == [threads > 1]
+    assert asked == ([2] if threads > 1 else [])
+
+
+def test_versions_that_differ_have_names_of_their_own(monkeypatch):
+    names = []
+
+    def njit(**given):
+        def keep(function):
+            names.append(function.__qualname__)
+            return numba.core.registry.CPUDispatcher(function)
+
+        return keep
+
+    monkeypatch.setattr(compiled_loops.numba, "njit", njit)
+    run = compiled_loops.compiled(fill)
+    for threads, dtype in [(1, np.float32), (1, np.float64), (2, np.float32), (1, np.float32)]:
+        monkeypatch.setattr(compiled_loops.torch, "get_num_threads", lambda n=threads: n)
+        monkeypatch.setattr(compiled_loops.numba, "set_num_threads", lambda n: None)
+        run(np.zeros(5, dtype), 2.0)
+    assert len(names) == len(set(names)) == 3
+
+
+def test_a_step_divided_by_nothing_raises_nothing():
+    tables = [np.zeros((2, WIDTH), np.float32) for _ in range(3)]
+    numbers = np.float32((0.9, 0.1, 0.98, 0.02, 1.0, 0.0, 1e-3, 0.0))
+    update_rows(*tables, np.arange(2), np.zeros((2, WIDTH), np.float32), numbers)
+    assert np.isnan(tables[0]).all()
 
 
 def trained():
@@ -99,21 +151,24 @@ def trained():
     return torch.stack(outputs)
 
 
-def test_without_numba_torchs_operations_do_the_same(monkeypatch):
+@pytest.mark.parametrize("message", ["No module named 'numba'", "Numba needs NumPy 9 or less"])
+def test_without_numba_torchs_operations_do_the_same(monkeypatch, caplog, message):
     with_numba = trained()
+    imported = builtins.__import__
 
-    def find_spec(name):
-        assert name == "numba"
+    def refuse(name, *args):
+        if name == "numba" or name.endswith("_loops") or name.endswith("_loop"):
+            raise ImportError(message)
+        return imported(name, *args)
 
-    loop_choice._numba_is_installed.cache_clear()
+    loop_choice._has_numba.cache_clear()
     with monkeypatch.context() as patched:
-        patched.setattr(loop_choice.importlib.util, "find_spec", find_spec)
-        patched.setitem(sys.modules, "fairseq_plugins.modules.selection_loops", None)
-        patched.setitem(sys.modules, "fairseq_plugins.modules.row_sums_loop", None)
-        patched.setitem(sys.modules, "fairseq_plugins.optim.lazy_adam_loop", None)
+        patched.setattr(builtins, "__import__", refuse)
         without = trained()
-    loop_choice._numba_is_installed.cache_clear()
+    loop_choice._has_numba.cache_clear()
     torch.testing.assert_close(without, with_numba)
+    warned = "memories on this CPU go without compiled loops, slowly: " + message
+    assert [record.message for record in caplog.records].count(warned) == 1
 
 
 @pytest.mark.parametrize(

@@ -191,30 +191,32 @@ def test_gradients_in_spare_memory_are_the_same(dtype):
     _, rows, weights = draw(dtype=dtype)
     grad = torch.randn(TOKENS, WIDTH, dtype=dtype)
     expected = row_gradients(rows, weights.detach(), grad)
-    found = row_gradients(rows, weights.detach(), grad, SpareRows())
+    found = row_gradients(rows, weights.detach(), grad, SpareRows(TABLE))
     assert torch.equal(found[0], expected[0])
     torch.testing.assert_close(found[1], expected[1])
 
 
 def test_no_rows_have_no_gradients_in_spare_memory_either():
     nothing = torch.empty(0, READS)
-    for spare in (None, SpareRows()):
+    for spare in (None, SpareRows(TABLE)):
         rows, grads = row_gradients(nothing.long(), nothing, torch.empty(0, WIDTH), spare)
         assert rows.shape == (0,)
         assert grads.shape == (0, WIDTH)
 
 
 def test_spare_memory_is_taken_again_when_it_was_given_back_and_is_large_enough():
-    spare, like = SpareRows(), torch.empty(1, WIDTH)
+    spare, like = SpareRows(100), torch.empty(1, WIDTH)
     first = spare.take(16, like)
     assert first.shape == (16, WIDTH)
     # it was not given back
     other = spare.take(16, like)
     assert other.data_ptr() != first.data_ptr()
     # only what was taken last is taken back
+    foreign = torch.empty(16, WIDTH)
     spare.give_back(first)
-    spare.give_back(torch.empty(16, WIDTH))
-    assert spare.take(4, like).data_ptr() not in (first.data_ptr(), other.data_ptr())
+    spare.give_back(foreign)
+    held = [x.data_ptr() for x in (first, other, foreign)]
+    assert spare.take(4, like).data_ptr() not in held
     last = spare.take(16, like)
     spare.give_back(last)
     # an eighth more than was asked for was there
@@ -229,3 +231,32 @@ def test_spare_memory_is_taken_again_when_it_was_given_back_and_is_large_enough(
         assert taken.dtype == unlike.dtype
         assert taken.shape == (2, unlike.size(1))
         spare.give_back(taken)
+
+
+def test_memory_at_the_address_of_what_was_lent_is_not_taken_for_it():
+    spare, like = SpareRows(100), torch.empty(1, WIDTH)
+    for _ in range(20):
+        lent = spare.take(64, like)
+        address = lent.data_ptr()
+        del lent
+        # the allocator gives the same memory to someone else
+        other = torch.empty(72, WIDTH)
+        if other.data_ptr() == address:
+            break
+    else:
+        pytest.skip("the allocator gave the memory to nobody else")
+    spare.give_back(other[:64])
+    assert spare.take(64, like).data_ptr() != address
+
+
+def test_no_more_rows_are_held_than_a_table_has():
+    taken = SpareRows(17).take(16, torch.empty(1, WIDTH))
+    assert taken.untyped_storage().nbytes() == 17 * WIDTH * 4
+
+
+def test_spare_memory_is_not_saved(tmp_path):
+    spare = SpareRows(100)
+    spare.give_back(spare.take(100, torch.empty(1, 1000)))
+    torch.save(spare, tmp_path / "spare.pt")
+    assert (tmp_path / "spare.pt").stat().st_size < 10_000
+    assert torch.load(tmp_path / "spare.pt", weights_only=False).take(3, torch.empty(1, 2)).shape

@@ -141,10 +141,11 @@ class ProductKeyMemory(nn.Module):
         """Leave the values out of what training code sees, which would hold a gradient for all K.
 
         They no longer require a gradient, as far as anyone can see; the rows that are read get one
-        all the same, added to ``values.grad`` as a sparse tensor.
+        all the same, added to ``values.grad`` as a sparse tensor. After an update the next one may
+        take the memory of that tensor: copy what is to be kept.
         """
         self.values.requires_grad_(False)
-        self.values.spare = SpareRows()
+        self.values.spare = SpareRows(len(self.values))
         self.sparse = True
         self._gradient_beside_autograd = True
 

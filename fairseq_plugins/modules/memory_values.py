@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from .loop_choice import in_loops
 
@@ -23,27 +24,39 @@ class SpareRows:
     """Memory of row gradients that are no longer needed, for the next ones.
 
     A CPU takes longer to get fresh memory from the system than to compute the gradients. It is the
-    attribute ``spare`` of a table of values, if that has one.
+    attribute ``spare`` of a table of values, if that has one. Where gradients are added up or
+    averaged before the update, nothing is given back, and all memory is fresh.
+
+    Args:
+        most: K.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, most: int) -> None:
+        self.most = most
         self._free: Tensor | None = None
-        self._lent: int | None = None
+        self._lent: StorageWeakRef | None = None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Return what makes another one, without the memory."""
+        return SpareRows, (self.most,)
 
     def take(self, count: int, like: Tensor) -> Tensor:
         """Return a tensor (count, d) for whatever, of the dtype and the width of ``like``."""
         rows, self._free = self._free, None
-        fits = rows is not None and rows.dtype == like.dtype and rows.size(1) == like.size(1)
-        if not fits or len(rows) < count:
-            # somewhat more, for the next time
-            rows = like.new_empty(count + count // 8, like.size(1))
-        self._lent = rows.data_ptr()
+        if rows is not None and (rows.dtype, rows.size(1)) != (like.dtype, like.size(1)):
+            rows = None
+        if rows is None or len(rows) < count:
+            # the old memory goes before the new one comes, which is somewhat more, for the next
+            # time
+            rows = None
+            rows = like.new_empty(min(count + count // 8, self.most), like.size(1))
+        self._lent = StorageWeakRef(rows.untyped_storage())
         return rows[:count]
 
     def give_back(self, rows: Tensor) -> None:
         """Take back what was taken last, and nothing else; nobody may use it any longer."""
-        if rows.data_ptr() == self._lent:
-            storage = rows.untyped_storage()
+        storage = rows.untyped_storage()
+        if self._lent is not None and StorageWeakRef(storage) == self._lent:
             length = storage.nbytes() // (rows.element_size() * rows.size(1))
             self._free = rows.detach().as_strided((length, rows.size(1)), (rows.size(1), 1), 0)
             self._lent = None

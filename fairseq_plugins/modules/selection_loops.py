@@ -1,6 +1,7 @@
 """Selections of the best scores on a CPU, in one pass over the scores.
 
-Equal scores are ranked as :mod:`.product_key_search` says. A score that is not a number goes first.
+Equal scores are ranked as :mod:`.product_key_search` says. Scores that are not numbers go first, in
+any order.
 
 Shapes: R rows, n scores of a row, k wanted, N queries, H heads, n also sub-keys of each half.
 """

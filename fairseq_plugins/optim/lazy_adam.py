@@ -80,11 +80,11 @@ def update_rows_in_loop(
     eps: float,
 ) -> None:
     """Do the same on a CPU, where operations one after the other would wait for its memory."""
-    from . import lazy_adam_loop
+    from .lazy_adam_loop import update_rows as update
 
     arrays = (x.detach().numpy() for x in (values, exp_avg, exp_avg_sq, rows, grads))
     numbers = betas[0], 1 - betas[0], betas[1], 1 - betas[1], scale.item(), decay, step_size, eps
-    lazy_adam_loop.update_rows(*arrays, np.float32(numbers))
+    update(*arrays, np.float32(numbers))
 
 
 class LazyAdam:

@@ -129,6 +129,20 @@ def test_another_optimizer_is_refused(pairs, tmp_path):
     assert "give --optimizer adam_with_branch_weights" in printed
 
 
+def test_a_model_that_is_validated_by_translating_is_loaded(pairs, tmp_path):
+    by_bleu = (
+        "--eval-bleu",
+        "--best-checkpoint-metric",
+        "bleu",
+        "--maximize-best-checkpoint-metric",
+    )
+    printed = train(pairs, tmp_path, "--max-epoch", 1, *by_bleu)
+    assert re.search(r"valid on 'valid' subset .*\| bleu [\d.]+", printed)
+    path = ("--path", tmp_path / "checkpoint_best.pt", "--cpu", *ALL)
+    translated = run("fairseq-generate", pairs, *USER_DIR, *path)
+    assert len(re.findall(r"^H-\d+\t", translated, re.MULTILINE)) == 31
+
+
 def test_fairseqs_own_transformer_is_loaded_too(pairs, tmp_path):
     options = [str(word) for word in MODEL]
     at = options.index("--branch-warmup-updates")
