@@ -3,10 +3,12 @@ PYTHON ?= python3
 # Packages from outside .venv would shadow its own.
 unexport PYTHONPATH PYTHONHOME
 
-.PHONY: help set-up quickstart test lint bench
+.PHONY: help set-up quickstart quickstart-translation test lint bench
 
 help:
 	@echo "make quickstart   set up, then train, evaluate and sample a small character model"
+	@echo "make quickstart-translation"
+	@echo "                  set up, then train a small model to translate number names, and score it"
 	@echo "make test         set up, then run the tests"
 	@echo "make lint         set up, then check style and formatting"
 	@echo "make bench        set up, then measure speed and memory; beside the published code with"
@@ -19,6 +21,9 @@ set-up:
 
 quickstart: set-up
 	@.venv/bin/python scripts/quickstart.py
+
+quickstart-translation: set-up
+	@.venv/bin/python scripts/quickstart_translation.py
 
 test: set-up
 	@.venv/bin/python -m pytest
@@ -38,3 +43,4 @@ bench: set-up
 	@.venv/bin/python scripts/benchmark_product_key_memory.py --slots 65536 --heads 1 4 8 \
 		--knn 8 32 --tokens 512 4096 --mode train inference search \
 		--output benchmark/product_key_memory_shapes
+	@.venv/bin/python scripts/benchmark_weighted_transformer.py --output benchmark/weighted_transformer

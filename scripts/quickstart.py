@@ -6,10 +6,8 @@ Each step prints what it does and the shell command it runs, to be pasted at the
 Ctrl-C is safe at any moment: the same command goes on from the last checkpoint.
 """
 
-import argparse
 import json
 import lzma
-import os
 import re
 import shlex
 import sys
@@ -17,11 +15,19 @@ import time
 from pathlib import Path
 
 import numpy as np
-from tqdm import tqdm
 
-from checkpoints import repair_checkpoints, training_progress
+from checkpoints import training_progress
 from prepare_python_source import SPACE, separate_characters
-from run_command import ROOT, child_process, format_command, program, short
+from quickstart_steps import (
+    Training,
+    announce,
+    option,
+    python_command,
+    run_logged,
+    run_quickstart,
+    write_atomically,
+)
+from run_command import ROOT, child_process, program, short
 
 COMMON_OPTIONS = shlex.split("""
     --user-dir fairseq_plugins --task segment_language_modeling --distributed-world-size 1
@@ -43,89 +49,27 @@ PROMPT = "def "
 ASCII = 128
 
 
-def option(options: list[str], name: str) -> str:
-    """Value of an option in a list of command line words."""
-    return options[options.index(name) + 1]
-
-
-def write_atomically(path: Path, value: dict) -> None:
-    """Write a JSON file that is never seen half-written."""
-    temporary = path.with_name(path.name + ".tmp")
-    temporary.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
-    os.replace(temporary, path)
-
-
-def check_training_options(record: Path, checkpoint: Path) -> None:
-    """Record the training options, so that training goes on with the same ones only.
-
-    Raises ValueError when the checkpoint was trained with other options.
-    """
-    options = [*COMMON_OPTIONS, *TRAINING_OPTIONS]
-    if checkpoint.exists() and record.exists():
-        recorded = json.loads(record.read_text(encoding="utf-8"))["options"]
-        if recorded != options:
-            raise ValueError(
-                f"{short(checkpoint)} was trained with other options than TRAINING_OPTIONS of "
-                f"scripts/quickstart.py (see {short(record)}): remove "
-                f"{short(checkpoint.parent)} or give another folder with --output"
-            )
-    write_atomically(record, {"options": options})
-
-
-def announce(title: str, words: list[str], before: str = "") -> None:
-    """Print what a step is for and the command that it runs."""
-    print(f"\n{title}\n$ {before}{format_command(words)}", flush=True)
-
-
-def run_logged(words: list[str], log: Path, description: str, sent: str = "") -> str:
-    """Run a command with its output in a log, showing the time it takes, and return the output."""
-    with (
-        child_process(words, log) as child,
-        tqdm(desc=description, bar_format="{desc}: {elapsed}", leave=False, disable=None) as clock,
-    ):
-        child.stdin.write(sent.encode())
-        child.stdin.close()
-        while child.poll() is None:
-            clock.refresh()
-            time.sleep(0.2)
-    return log.read_text(encoding="utf-8")
-
-
 def prepare(output: Path) -> None:
     """Step 1: the corpus."""
-    words = [program(Path(sys.executable).name), "scripts/prepare_python_source.py"]
-    words += ["--output", short(output / "data")]
+    words = [*python_command("prepare_python_source.py"), "--output", short(output / "data")]
     announce("[1] corpus: the characters of the Python standard library's own source files", words)
     with child_process(words):
         pass
 
 
-def training_command(output: Path, terminal: bool) -> list[str]:
-    """fairseq-train command, with log lines in place of a progress bar when not on a terminal."""
-    words = [program("fairseq-train"), short(output / "data" / "bin")]
-    words += [*COMMON_OPTIONS, *TRAINING_OPTIONS, "--save-dir", short(output / "checkpoints")]
-    return words if terminal else [*words, "--log-format", "simple", "--log-interval", "50"]
+def training(output: Path) -> Training:
+    """The training of step 2."""
+    options = [*COMMON_OPTIONS, *TRAINING_OPTIONS]
+    return Training(Path(__file__).name, output, output / "data" / "bin", options)
 
 
 def train(output: Path) -> None:
     """Step 2: training, from the last checkpoint if there is one."""
-    folder = output / "checkpoints"
-    checkpoint = folder / "checkpoint_last.pt"
-    repair_checkpoints(folder)
-    check_training_options(output / "training.json", checkpoint)
-    updates, _ = training_progress(checkpoint)
-    goal = int(option(TRAINING_OPTIONS, "--max-update"))
-    if updates >= goal:
-        print(f"\n[2] training: {updates} of {goal} updates done, nothing left to do", flush=True)
-        return
-    words = training_command(output, terminal=sys.stderr.isatty())
-    announce(
-        f"[2] training: about 3 minutes on 2 cores, {updates} of {goal} updates done; fairseq's "
-        f"bar\n    counts a whole epoch, of which training takes the first {goal} updates",
-        words,
+    training(output).run(
+        2,
+        "about 3 minutes on 2 cores",
+        "counts a whole epoch, of which training takes the first {goal} updates",
     )
-    with child_process(words):
-        pass
 
 
 def bigram_bits_per_character(train: str, test: str) -> float:
@@ -182,8 +126,8 @@ def check_tokens(tokens: int, characters: int) -> None:
 
 def model_options(output: Path) -> list[str]:
     """Options by which fairseq finds the data and the trained model."""
-    checkpoint = output / "checkpoints" / "checkpoint_last.pt"
-    return [short(output / "data" / "bin"), *COMMON_OPTIONS, "--path", short(checkpoint)]
+    source = training(output)
+    return [short(source.data), *COMMON_OPTIONS, "--path", short(source.checkpoint)]
 
 
 def evaluate(output: Path) -> dict:
@@ -205,7 +149,7 @@ def compare(output: Path, evaluation: dict) -> None:
     print("\n[4] comparison: bits per character of the test part, fewer are better\n")
     data = output / "data"
     train, test = ((data / "text" / f"{name}.txt").read_text("ascii") for name in ("train", "test"))
-    updates, seconds = training_progress(output / "checkpoints" / "checkpoint_last.pt")
+    updates, seconds = training_progress(training(output).checkpoint)
     bits = {
         "bigram, add-one": bigram_bits_per_character(train, test),
         "xz -9": xz_bits_per_character(test),
@@ -261,17 +205,7 @@ def sample(output: Path) -> None:
 
 
 def quickstart(output: Path) -> None:
-    """Run all the steps; those already done are passed over, evaluation and sampling repeated.
-
-    Raises ValueError when output cannot be written.
-    """
-    try:
-        (output / "checkpoints").mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ValueError(
-            f"--output {short(output)} cannot be written ({error.strerror}): "
-            "give a folder in a place where you may write"
-        ) from error
+    """Run all the steps; those already done are passed over, evaluation and sampling repeated."""
     prepare(output)
     train(output)
     compare(output, evaluate(output))
@@ -280,24 +214,7 @@ def quickstart(output: Path) -> None:
 
 def main(arguments: list[str] | None = None) -> int:
     """Command line of the script; returns its exit status."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument(
-        "--output", type=Path, default=ROOT / "quickstart", help="working folder (quickstart)"
-    )
-    try:
-        quickstart(parser.parse_args(arguments).output.resolve())
-    except KeyboardInterrupt:
-        print(
-            "\ninterrupted (a traceback above is fairseq's way to stop); "
-            "`make quickstart` goes on from the last checkpoint"
-        )
-        return 130
-    except ValueError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
-    return 0
+    return run_quickstart(quickstart, __doc__, ROOT / "quickstart", "quickstart", arguments)
 
 
 if __name__ == "__main__":

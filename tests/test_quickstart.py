@@ -4,13 +4,13 @@ import re
 import shlex
 import shutil
 import subprocess
-import sys
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 import quickstart
+import quickstart_steps
 
 EVALUATION_LOG = """\
 2026-01-01 00:00:00 | INFO | fairseq_cli.eval_lm | num. model params: 1,234
@@ -59,26 +59,6 @@ def test_xz_bits_are_those_of_the_command():
     assert quickstart.xz_bits_per_character(text) == 8 * len(compressed.stdout) / len(text)
 
 
-def test_training_goes_on_with_the_same_options_only(tmp_path, monkeypatch):
-    record, checkpoint = tmp_path / "training.json", tmp_path / "checkpoints" / "checkpoint_last.pt"
-    checkpoint.parent.mkdir()
-    quickstart.check_training_options(record, checkpoint)
-    checkpoint.touch()
-    quickstart.check_training_options(record, checkpoint)
-
-    monkeypatch.setattr(quickstart, "TRAINING_OPTIONS", ["--lr", "1"])
-    message = (
-        f"{checkpoint} was trained with other options than TRAINING_OPTIONS of "
-        f"scripts/quickstart.py (see {record}): remove {checkpoint.parent} "
-        "or give another folder with --output"
-    )
-    with pytest.raises(ValueError, match=exactly(message)):
-        quickstart.check_training_options(record, checkpoint)
-    checkpoint.unlink()
-    quickstart.check_training_options(record, checkpoint)
-    assert json.loads(record.read_text())["options"][-2:] == ["--lr", "1"]
-
-
 @pytest.fixture
 def ran(monkeypatch):
     """Commands that the driver would have run."""
@@ -89,7 +69,7 @@ def ran(monkeypatch):
         commands.append(words)
         yield
 
-    monkeypatch.setattr(quickstart, "child_process", pretend)
+    monkeypatch.setattr(quickstart_steps, "child_process", pretend)
     return commands
 
 
@@ -100,19 +80,9 @@ def test_training_command(tmp_path, ran, capsys):
     # a test's standard error is no terminal
     assert ran[0][1:] == [*expected, "--log-format", "simple", "--log-interval", "50"]
     assert Path(ran[0][0]).name == "fairseq-train"
-    assert quickstart.training_command(tmp_path, terminal=True)[1:] == expected
+    assert quickstart.training(tmp_path).command(terminal=True)[1:] == expected
     printed = capsys.readouterr().out
     assert shlex.split(printed[printed.index("$ ") + 2 :].replace("\\\n", "")) == ran[0]
-
-
-@pytest.mark.parametrize(("missing", "commands"), [(1, 1), (0, 0)])
-def test_training_is_passed_over_once_done(tmp_path, ran, monkeypatch, capsys, missing, commands):
-    goal = int(quickstart.option(quickstart.TRAINING_OPTIONS, "--max-update"))
-    monkeypatch.setattr(quickstart, "training_progress", lambda path: (goal - missing, 0.0))
-    quickstart.train(tmp_path)
-    assert len(ran) == commands
-    done = f"{goal} of {goal} updates done, nothing left to do"
-    assert (done in capsys.readouterr().out) == (commands == 0)
 
 
 def test_evaluation_is_parsed():
@@ -208,41 +178,3 @@ def test_prompt_reaches_the_command_as_symbols(tmp_path, monkeypatch, capsys):
     quickstart.sample(tmp_path)
     assert received == ["d e f \u2581\n"]
     assert "\n$ echo 'd e f \u2581' | " in capsys.readouterr().out
-
-
-def test_output_of_a_logged_command_is_returned_and_kept(tmp_path):
-    code = "import sys; print(sys.stdin.read()); print('error', file=sys.stderr)"
-    log = tmp_path / "log"
-    output = quickstart.run_logged([sys.executable, "-c", code], log, "test", sent="d \u2581")
-    assert sorted(output.split()) == ["d", "error", "\u2581"]
-    assert log.read_text(encoding="utf-8") == output
-
-
-def test_command_that_fails_is_refused(tmp_path):
-    message = (
-        f"{Path(sys.executable).name} ended with exit status 3: remove the cause named by its "
-        f"messages in {tmp_path}/log and run the same command again"
-    )
-    with pytest.raises(ValueError, match=exactly(message)):
-        quickstart.run_logged([sys.executable, "-c", "exit(3)"], tmp_path / "log", "test")
-
-
-def test_ctrl_c_tells_how_to_go_on(tmp_path, monkeypatch, capsys):
-    def interrupt(output):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(quickstart, "prepare", interrupt)
-    assert quickstart.main(["--output", str(tmp_path / "quickstart")]) == 130
-    assert capsys.readouterr().out == (
-        "\ninterrupted (a traceback above is fairseq's way to stop); "
-        "`make quickstart` goes on from the last checkpoint\n"
-    )
-
-
-def test_place_without_write_access_is_refused(tmp_path, capsys):
-    (tmp_path / "file").touch()
-    assert quickstart.main(["--output", str(tmp_path / "file" / "quickstart")]) == 1
-    assert capsys.readouterr().err == (
-        f"error: --output {tmp_path}/file/quickstart cannot be written (Not a directory): "
-        "give a folder in a place where you may write\n"
-    )

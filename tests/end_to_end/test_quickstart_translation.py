@@ -1,0 +1,89 @@
+"""The translation quickstart's own commands, run for real on few sentences with two updates."""
+
+import importlib
+import io
+import json
+import re
+import shlex
+import sys
+from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+import evaluate_translation
+import preprocess_command
+import quickstart_steps
+import quickstart_translation as quickstart
+from tests.end_to_end.commands import run
+
+TESTED = 12
+
+
+@contextmanager
+def forked(words, log=None):
+    """What child_process does, without the seconds that a new Python takes to import fairseq."""
+    command, *arguments = words
+    if Path(command).name.startswith("fairseq-"):
+        printed = run(Path(command).name, *arguments)
+    else:
+        script = importlib.import_module(Path(arguments[0]).stem)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(sys, "argv", arguments)
+            assert script.main() == 0
+        printed = ""
+    if log:
+        log.write_text(printed, encoding="utf-8")
+    yield SimpleNamespace(poll=lambda: 0, returncode=0, stdin=io.BytesIO())
+
+
+@pytest.fixture(scope="module")
+def small():
+    """The driver with a small corpus, two updates, and its children forked."""
+    corpus = ["--train", "300", "--valid", "20", "--test", str(TESTED), "--seed", "1"]
+    training = list(quickstart.TRAINING_OPTIONS)
+    for name, value in (
+        ("--max-update", "2"),
+        ("--save-interval-updates", "1"),
+        ("--max-tokens", "600"),
+    ):
+        training[training.index(name) + 1] = value
+    # other processes take long to start
+    preparation = [*quickstart.PREPARATION_OPTIONS, "--workers", "1"]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(quickstart, "CORPUS_OPTIONS", corpus)
+        patch.setattr(quickstart, "PREPARATION_OPTIONS", preparation)
+        patch.setattr(quickstart, "TRAINING_OPTIONS", training)
+        for module in (quickstart, quickstart_steps, evaluate_translation, preprocess_command):
+            patch.setattr(module, "child_process", forked)
+        yield quickstart
+
+
+def test_all_steps(small, tmp_path, capfd):
+    assert small.main(["--output", str(tmp_path)]) == 0
+    printed = capfd.readouterr().out
+    result = json.loads((tmp_path / "result.json").read_text())
+    assert (result["updates"], result["sentences"]) == (2, TESTED)
+    # hardly any pair is left out by its length
+    assert result["pairs"]["train"] > 290
+    assert result["pairs"]["test"] == TESTED
+    examples = re.findall(r"^source: .*\ntranslation: .*\nreference: .*$", printed, re.MULTILINE)
+    assert len(examples) == small.EXAMPLES
+    assert re.search(r"^2 updates, \d+ s of training: BLEU 0\.\d+, 0\.0 % exact", printed, re.M)
+
+    # the same command again trains no further
+    assert small.main(["--output", str(tmp_path)]) == 0
+    assert "2 of 2 updates done, nothing left to do" in capfd.readouterr().out
+
+    # and the commands that it suggests do what it says of them
+    another, plot, _ = (
+        shlex.split(command.replace("\\\n", ""))
+        for command in small.next_commands(tmp_path).values()
+    )
+    told = run("fairseq-interactive", *another[4:], text=f"{another[1]}\n")
+    assert re.search(r"^S-0\t.*\nW-0\t.*\nH-0\t.*\nD-0\t", told, re.MULTILINE)
+    assert "<unk>" not in re.search(r"^S-0\t(.*)$", told, re.MULTILINE)[1]
+    with forked(plot):
+        pass
+    assert (tmp_path / "branch_weights" / "branch_weights.png").exists()
