@@ -136,6 +136,20 @@ def test_dropout_of_attention_acts_in_training_alone():
     assert torch.equal(heads(), heads())
 
 
+def test_dropout_that_is_to_be_retained_acts_outside_of_training():
+    module = build(dtype=torch.float, dropout=0.5, self_attention=True).eval()
+    module.feed_forward.activation_dropout.p = 0.5
+    x = torch.randn(KEYS, SENTENCES, WIDTH)
+    for part, compute in [
+        (module.heads.dropout_module, lambda: module.heads(x, x, x, need_weights=False)[0]),
+        (module.feed_forward.activation_dropout, lambda: module.feed_forward(x)),
+    ]:
+        assert torch.equal(compute(), compute())
+        # as fairseq does for --retain-dropout
+        part.make_generation_fast_("", retain_dropout=True)
+        assert not torch.equal(compute(), compute())
+
+
 def test_activation_and_its_dropout_are_those_asked_for():
     torch.manual_seed(1)
     weights = BranchWeights(2, SCHEDULE)

@@ -22,7 +22,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from fairseq.modules import MultiheadAttention
+from fairseq.modules import FairseqDropout, MultiheadAttention
 from torch import Tensor, nn
 
 from .branch_weights import BranchWeights
@@ -85,7 +85,8 @@ class AttentionHeads(MultiheadAttention):
             padding = key_padding_mask[:, None, None].bool()
             mask = torch.zeros_like(padding, dtype=queries.dtype) if mask is None else mask
             mask = mask.masked_fill(padding, float("-inf"))
-        dropout = self.dropout_module.p if self.dropout_module.training else 0.0
+        module = self.dropout_module
+        dropout = module.p if module.training or module.apply_during_inference else 0.0
         heads = F.scaled_dot_product_attention(
             queries, keys, values, None if mask is None else mask.to(queries.dtype), dropout
         )
@@ -127,7 +128,8 @@ class BranchedFeedForward(nn.Module):
             )
         self.weights = weights
         self.activation = activation
-        self.activation_dropout = nn.Dropout(activation_dropout)
+        # which --retain-dropout keeps outside of training
+        self.activation_dropout = FairseqDropout(activation_dropout, type(self).__name__)
         self.out_proj = nn.Linear(embed_dim, embed_dim)
         nn.init.xavier_uniform_(self.out_proj.weight)
         nn.init.zeros_(self.out_proj.bias)
