@@ -25,6 +25,7 @@ import torch.nn.functional as F
 from fairseq.modules import FairseqDropout, MultiheadAttention
 from torch import Tensor, nn
 
+from .branch_linear import branch_linear
 from .branch_weights import BranchWeights
 
 
@@ -141,16 +142,13 @@ class BranchedFeedForward(nn.Module):
         """Map heads side by side (…, M·h) to (…, d)."""
         constant = not (self.training or torch.is_grad_enabled())
         into, bias, out, out_bias = self._fold_once() if constant else self._fold_anew()
-        # (…, M·h) -> (M, N, h)
-        x = heads.reshape(-1, self.branches, into.size(1)).transpose(0, 1)
-        # (M, N, h), (M, h, f) -> (M, N, f)
-        inner = self.activation(torch.baddbmm(bias, x, into))
-        # (M, N, f) -> (N, M·f)
-        inner = self.activation_dropout(inner).transpose(0, 1).flatten(1)
+        # (…, M·h) -> (N, M·h) -> (N, M·f)
+        inner = self.activation(branch_linear(heads.flatten(0, -2), into, bias))
+        inner = self.activation_dropout(inner)
         return F.linear(inner, out, out_bias).view(*heads.shape[:-1], -1)
 
     def _fold(self) -> tuple[Tensor, ...]:
-        """Return matrices and biases: (M, h, f), (M, 1, f); after the activation (d, M·f), (d,).
+        """Return matrices and biases: (M, h, f), (M, f); after the activation (d, M·f), (d,).
 
         κ and α are in them.
         """
@@ -166,7 +164,7 @@ class BranchedFeedForward(nn.Module):
         )
         out = self.fc2.weight * alpha.repeat_interleave(first.size(1))
         # not all of it where only some branches contribute
-        return into, bias.unsqueeze(1), out, self.fc2.bias * alpha.sum()
+        return into, bias, out, self.fc2.bias * alpha.sum()
 
     def _fold_anew(self) -> tuple[Tensor, ...]:
         # an optimizer is about to change the weights, and fairseq's do so behind autograd's back
