@@ -18,6 +18,7 @@ setup(
         "translation": ["fastBPE", "num2words", "sacrebleu", "sacremoses", "subword-nmt"],
         "faiss-cpu": ["faiss-cpu"],
         "faiss-gpu": ["faiss-gpu"],
+        "import": ["safetensors"],
         "plots": ["matplotlib", "tensorboardX"],
     },
 )

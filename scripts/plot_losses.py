@@ -1,10 +1,14 @@
-r"""Validation loss of trainings against their updates, from the logs that fairseq-train writes.
+r"""Validation loss of trainings against updates or time, from the logs that fairseq-train writes.
 
     python scripts/plot_losses.py --log all=all.log feed-forward=ffn.log --output losses
+    python scripts/plot_losses.py --log all=all.log feed-forward=ffn.log --against time
 
 A log is a file that --log-file of fairseq-train names, or what the command printed, with any
 --log-format but none. Of an update that a log has twice, as one of a resumed training may, the
-later loss counts. Losses are means a token in base 2, as fairseq prints them.
+later loss counts. Losses are means a token in base 2, as fairseq prints them. Time is that since
+the start, validation and saving included, as the last line before a validation tells it: give
+--log-interval and --validate-interval-updates such that there is one. What a resumed training did
+again counts.
 
 Writes losses.json and losses.png, and prints a table: the last loss and the smallest one.
 """
@@ -14,8 +18,9 @@ import json
 import math
 import re
 import sys
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from measurement_options import NamedFile, exit_status, make_output_folder, parse_named_files
 from measurement_results import check_plotting, markdown_table, save_plot
@@ -23,8 +28,17 @@ from quickstart import write_atomically
 from run_command import short
 
 UNIT = "bits a token"
+UPDATES, TIME = "updates", "time"
 _JSON = re.compile(r'(?:^|\| )(\{"epoch".*"valid_loss".*\})$')
+_WALL = re.compile(r'(?:"wall": "|\bwall=)([\d.]+)')
 _SIMPLE = re.compile(r"(?:^|\| )epoch \d+ \| valid on 'valid' subset \| (.*)$")
+
+
+class Validation(NamedTuple):
+    """A validation's loss, and the seconds of training before it; None where no line tells them."""
+
+    loss: float
+    seconds: float | None
 
 
 def validation(line: str) -> tuple[int, float] | None:
@@ -38,40 +52,63 @@ def validation(line: str) -> tuple[int, float] | None:
     return None
 
 
-def read_losses(log: NamedFile) -> dict[int, float]:
-    """Validation losses of a log by update, which rise.
+def validations(lines: Iterable[str]) -> dict[int, Validation]:
+    """Validations that lines tell, by update; the later one where an update has several."""
+    found, before, wall = {}, 0.0, None
+    for line in lines:
+        if told := _WALL.search(line):
+            now = float(told[1])
+            if wall is not None and now < wall:
+                # resumed: fairseq's clock starts anew
+                before += wall
+            wall = now
+        elif told := validation(line.rstrip()):
+            update, loss = told
+            found[update] = Validation(loss, None if wall is None else before + wall)
+    return dict(sorted(found.items()))
 
-    Raises ValueError when there is no such file, or no loss in it, or one that is no number.
+
+def read_validations(log: NamedFile, timed: bool = False) -> dict[int, Validation]:
+    """Validations of a log by update, which rise.
+
+    Raises ValueError when there is no such file, or no loss in it, or one that is no number, or
+    none of the times that are asked for by ``timed``.
     """
     label = f"--log {short(log.path)}"
     if not log.path.is_file():
         raise ValueError(f"{label} is no file: name one that --log-file of fairseq-train wrote")
     with log.path.open(encoding="utf-8", errors="replace") as lines:
-        losses = dict(found for line in lines if (found := validation(line.rstrip())))
-    if not losses:
+        found = validations(lines)
+    if not found:
         raise ValueError(
             f"{label} tells no validation loss: name the log of a training that has validated, "
             "written with --log-format json or simple"
         )
-    for update, loss in losses.items():
+    for update, (loss, seconds) in found.items():
         if not math.isfinite(loss):
             raise ValueError(
                 f"{label}: the validation loss after {update:,} updates is {loss}: leave out this "
                 "log of a training that diverged"
             )
-    return dict(sorted(losses.items()))
+        if timed and seconds is None:
+            raise ValueError(
+                f"{label} does not tell when {update:,} updates were done: use --against updates, "
+                "or train with a --log-interval below that of validation"
+            )
+    return found
 
 
-def summary(log: NamedFile, losses: dict[int, float]) -> dict[str, Any]:
+def summary(log: NamedFile, found: dict[int, Validation]) -> dict[str, Any]:
     """All losses of a log, the last one and the smallest one with their updates."""
-    last, best = max(losses), min(losses, key=lambda update: losses[update])
+    last, best = max(found), min(found, key=lambda update: found[update].loss)
     return {
         "training": log.label,
         "log": short(log.path),
-        "updates": list(losses),
-        "losses": list(losses.values()),
-        "last": {"update": last, "loss": losses[last]},
-        "smallest": {"update": best, "loss": losses[best]},
+        "updates": list(found),
+        "losses": [validated.loss for validated in found.values()],
+        "seconds": [validated.seconds for validated in found.values()],
+        "last": {"update": last, "loss": found[last].loss},
+        "smallest": {"update": best, "loss": found[best].loss},
     }
 
 
@@ -90,11 +127,12 @@ def format_table(rows: list[dict[str, Any]]) -> str:
     return markdown_table(headers, cells)
 
 
-def draw(axes: Any, rows: list[dict[str, Any]]) -> None:
-    """Draw each training's validation loss against its updates."""
+def draw(axes: Any, rows: list[dict[str, Any]], against: str) -> None:
+    """Draw each training's validation loss against its updates or the minutes before it."""
     for row in rows:
-        axes.plot(row["updates"], row["losses"], marker=".", label=row["training"])
-    axes.set_xlabel("updates")
+        x = row["updates"] if against == UPDATES else [now / 60 for now in row["seconds"]]
+        axes.plot(x, row["losses"], marker=".", label=row["training"])
+    axes.set_xlabel(UPDATES if against == UPDATES else "minutes")
     axes.set_ylabel(f"validation loss, {UNIT}")
     axes.grid(alpha=0.3)
     axes.legend()
@@ -102,12 +140,16 @@ def draw(axes: Any, rows: list[dict[str, Any]]) -> None:
 
 def plot_losses(arguments: argparse.Namespace) -> None:
     """Read the logs and draw them; raises ValueError for what cannot be, before any output."""
-    rows = [summary(log, read_losses(log)) for log in parse_named_files("--log", arguments.log)]
+    timed = arguments.against == TIME
+    rows = [
+        summary(log, read_validations(log, timed))
+        for log in parse_named_files("--log", arguments.log)
+    ]
     check_plotting()
     make_output_folder(arguments.output)
     write_atomically(arguments.output / "losses.json", {"unit": UNIT, "rows": rows})
     print(f"{format_table(rows)}\n")
-    save_plot(arguments.output / "losses.png", lambda axes: draw(axes, rows))
+    save_plot(arguments.output / "losses.png", lambda axes: draw(axes, rows, arguments.against))
     print(f"written to {short(arguments.output.resolve())}/losses.json and .png")
 
 
@@ -123,6 +165,9 @@ def main(arguments: list[str] | None = None) -> int:
         required=True,
         metavar="[LABEL=]PATH",
         help="logs to compare, with what they are called in table and plot",
+    )
+    parser.add_argument(
+        "--against", choices=(UPDATES, TIME), default=UPDATES, help="what is drawn across (updates)"
     )
     parser.add_argument("--output", type=Path, default=Path("losses"), help="folder (losses)")
     parsed = parser.parse_args(arguments)

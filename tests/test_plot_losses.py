@@ -5,13 +5,14 @@ import pytest
 
 import plot_losses
 from measurement_options import NamedFile
-from plot_losses import read_losses, validation
+from plot_losses import read_validations, validation, validations
 
 # as fairseq-train writes them with --log-format json to --log-file, and as it prints them
 JSON_LOG = """\
 {'_name': None, 'common': {'_name': None, 'log_interval': 5, 'log_format': 'json'}}
 begin dry-run validation on "valid" subset
-{"epoch": 1, "update": 0.27, "loss": "2.985", "ppl": "7.92", "num_updates": "10", "lr": "0.07"}
+{"epoch": 1, "update": 0.27, "loss": "2.985", "ppl": "7.92", "num_updates": "10", "lr": "0.07", \
+"train_wall": "50", "wall": "60"}
 begin validation on "valid" subset
 {"epoch": 1, "valid_loss": "3.059", "valid_ppl": "8.33", "valid_num_updates": "10"}
 {"epoch": 1, "valid_loss": "2.5", "valid_ppl": "5.66", "valid_num_updates": "1200"}
@@ -74,6 +75,7 @@ def test_table_json_and_plot(logs, tmp_path, capsys):
                 "log": f"{tmp_path}/all.log",
                 "updates": [10, 1200, 1400],
                 "losses": [3.059, 2.5, 2.954],
+                "seconds": [60.0, 60.0, 60.0],
                 "last": {"update": 1400, "loss": 2.954},
                 "smallest": {"update": 1200, "loss": 2.5},
             },
@@ -83,6 +85,7 @@ def test_table_json_and_plot(logs, tmp_path, capsys):
                 # the later of two lines about update 20
                 "updates": [10, 20],
                 "losses": [3.06, 2.95],
+                "seconds": [None, None],
                 "last": {"update": 20, "loss": 2.95},
                 "smallest": {"update": 20, "loss": 2.95},
             },
@@ -113,10 +116,51 @@ def test_logs_without_losses_are_refused(tmp_path, capsys, content, message):
     if content is not None:
         log.write_text(content, encoding="utf-8")
     with pytest.raises(ValueError, match=rf"^--log {log}:? {re.escape(message)}$"):
-        read_losses(NamedFile("all", log))
+        read_validations(NamedFile("all", log))
     output = tmp_path / "losses"
     assert plot_losses.main(["--log", str(log), "--output", str(output)]) == 1
     printed = capsys.readouterr()
     assert printed.out == ""
     assert message in printed.err
     assert not output.exists()
+
+
+def test_a_resumed_trainings_time_goes_on():
+    lines = [
+        '{"num_updates": "10", "train_wall": "9", "wall": "20"}',
+        '{"epoch": 1, "valid_loss": "3", "valid_num_updates": "10"}',
+        "epoch 001:     15 / 37 loss=2.9, num_updates=15, train_wall=14, wall=30",
+        # from the checkpoint of update 10, by a new clock
+        "epoch 001:     15 / 37 loss=2.9, num_updates=15, train_wall=5, wall=7",
+        '{"epoch": 1, "valid_loss": "2", "valid_num_updates": "20"}',
+    ]
+    assert validations(lines) == {10: (3.0, 20.0), 20: (2.0, 37.0)}
+    assert validations(lines[1:2]) == {10: (3.0, None)}
+
+
+def test_losses_against_time(logs, tmp_path, capsys):
+    command = ["--against", "time", "--output", str(tmp_path / "losses")]
+    assert plot_losses.main(["--log", logs[0], *command]) == 0
+    assert (tmp_path / "losses" / "losses.png").stat().st_size > 5000
+    capsys.readouterr()
+    assert plot_losses.main(["--log", *logs, *command]) == 1
+    message = (
+        f"--log {tmp_path}/ffn.log does not tell when 10 updates were done: use --against "
+        "updates, or train with a --log-interval below that of validation"
+    )
+    assert message in capsys.readouterr().err
+
+
+def test_what_is_drawn_across():
+    drawn = {}
+
+    class Axes:
+        def __getattr__(self, name):
+            return lambda *values, **options: drawn.setdefault(name, values)
+
+    row = {"updates": [5, 9], "seconds": [60.0, 90.0], "losses": [3.0, 2.0], "training": "all"}
+    for against, x in (("updates", [5, 9]), ("time", [1.0, 1.5])):
+        drawn.clear()
+        plot_losses.draw(Axes(), [row], against)
+        assert drawn["plot"] == (x, [3.0, 2.0])
+        assert drawn["set_xlabel"] == ("minutes" if against == "time" else "updates",)

@@ -88,6 +88,13 @@ class AllAttentionConfig(SegmentLanguageModelConfig):
         default=0.0,
         metadata={"help": "adaptive spans start as this part, 0 to 1, of --attention-span"},
     )
+    span_epsilon: float = field(
+        default=0.0,
+        metadata={
+            "help": "what is added to the sum of attention weights after the mask of an adaptive "
+            "span: models of the published code have 1e-8, which costs a second attention"
+        },
+    )
 
 
 @register_model("all_attention_lm", dataclass=AllAttentionConfig)
@@ -115,7 +122,7 @@ class AllAttentionLanguageModel(SegmentLanguageModel):
             embed_scale=embedding_scale(cfg),
             layers=[_build_layer(cfg, window, n) for n in range(1, cfg.decoder_layers + 1)],
             output=build_output(cfg, dictionary, embed_tokens),
-            context=Context(mem_len, cfg.tokens_per_sample + cfg.extended_context),
+            context=Context(mem_len, cfg.tokens_per_sample + cfg.extended_context, cfg.zero_memory),
             dropout=EmbeddingDropout(
                 None, nn.Dropout(cfg.embed_dropout), nn.Dropout(cfg.output_dropout)
             ),
@@ -146,6 +153,10 @@ def _check_options(cfg: AllAttentionConfig) -> None:
         )
     if cfg.span_init > 0 and not cfg.adaptive_span:
         raise ValueError(f"--span-init is {cfg.span_init}: it needs --adaptive-span")
+    if not 0 <= cfg.span_epsilon < 1:
+        raise ValueError(f"--span-epsilon is {cfg.span_epsilon}: it must be in [0, 1)")
+    if cfg.span_epsilon > 0 and not cfg.adaptive_span:
+        raise ValueError(f"--span-epsilon is {cfg.span_epsilon}: it needs --adaptive-span")
     if cfg.mem_len is not None and cfg.mem_len > cfg.attention_span:
         raise ValueError(
             f"--mem-len is {cfg.mem_len}: attention reaches no farther back than "
@@ -174,7 +185,9 @@ def _build_layer(cfg: AllAttentionConfig, window: Window, number: int) -> Segmen
     span = None
     if cfg.adaptive_span:
         see_context = heads // 2 if cfg.persistent_variant == HEAD_SPLIT else heads
-        span = AdaptiveSpan(see_context, cfg.attention_span, cfg.span_ramp, cfg.span_init)
+        span = AdaptiveSpan(
+            see_context, cfg.attention_span, cfg.span_ramp, cfg.span_init, cfg.span_epsilon
+        )
     attention = RelativeAttention(
         cfg.decoder_embed_dim,
         heads,

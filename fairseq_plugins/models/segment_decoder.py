@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from fairseq_plugins.modules.adaptive_span import AdaptiveSpan, read_head_groups
-from fairseq_plugins.modules.layer_states import LayerState
+from fairseq_plugins.modules.layer_states import HiddenStates, LayerState
 from fairseq_plugins.modules.memory_layer import ProductKeyMemory
 from fairseq_plugins.modules.relative_attention import DistanceTerms
 from fairseq_plugins.modules.segment_layer import SegmentLayer
@@ -33,10 +33,12 @@ class Context(NamedTuple):
 
     ``memory`` tokens before a segment. In generation, where each token is a segment, a decoder
     without memory sees ``segment`` tokens, as many as the segments that it was trained on have.
+    With ``from_zeros`` streams start with a memory of zero vectors in place of none.
     """
 
     memory: int
     segment: int
+    from_zeros: bool = False
 
 
 class EmbeddingDropout(NamedTuple):
@@ -157,6 +159,9 @@ class SegmentDecoder(FairseqIncrementalDecoder):
         x = self._embed(prev_output_tokens, first)
         padding_mask = self._padding_mask(prev_output_tokens)
         past = None if memory is None else memory.read(self, like=x)
+        if past is None and self.context.from_zeros and self.context.memory > 0:
+            zeros = HiddenStates(x.new_zeros(x.size(0), self.context.memory, x.size(2)))
+            past = [zeros] * len(self.layers)
         # where heads learn how far they see, layers remember more or less
         remembered = 0 if past is None else max(state.length for state in past)
         terms = self._distance_terms(remembered + x.size(1) - 1, remember + x.size(1) - 1, memory)

@@ -252,6 +252,8 @@ def summarise(cfg: SegmentLanguageModelConfig, mem_len: int) -> str:
         f"memory {mem_len} tokens, clamp {cfg.clamp_len or 'none'}, "
         f"same length {'yes' if cfg.same_length else 'no'}"
     )
+    if cfg.zero_memory:
+        summary += ", zero vectors at the start"
     if cfg.memory_layers:
         summary += f", product-key memories in layers {cfg.memory_layers}"
     return summary

@@ -65,6 +65,13 @@ class SegmentLanguageModelConfig(MemoryLayersOptions):
         default=False,
         metadata={"help": "let every token attend to the same number of tokens, --mem-len of them"},
     )
+    zero_memory: bool = field(
+        default=False,
+        metadata={
+            "help": "let streams start with a memory of --mem-len zero vectors, which tokens "
+            "attend to, as models of some published code were trained, in place of none"
+        },
+    )
     share_decoder_input_output_embed: bool = field(
         default=False, metadata={"help": "tie the output projection to the input embeddings"}
     )

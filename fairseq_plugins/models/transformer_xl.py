@@ -111,7 +111,7 @@ class TransformerXLLanguageModel(SegmentLanguageModel):
             embed_scale=cfg.decoder_embed_dim**0.5,
             layers=_build_layers(cfg, mem_len),
             output=build_output(cfg, dictionary, embed_tokens),
-            context=Context(mem_len, cfg.tokens_per_sample + cfg.extended_context),
+            context=Context(mem_len, cfg.tokens_per_sample + cfg.extended_context, cfg.zero_memory),
             dropout=EmbeddingDropout(
                 WordDropout(cfg.word_dropout, len(dictionary)),
                 dropout(cfg.embed_dropout),

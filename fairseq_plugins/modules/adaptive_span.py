@@ -3,10 +3,13 @@
 Sukhbaatar, Grave, Bojanowski, Joulin: Adaptive Attention Span in Transformers (2019,
 arXiv:1905.07799). A soft mask m_z(x) = clamp((R + z - x) / R, 0, 1) multiplies the attention weight
 of the key at x, counted from 0 for the nearest one; z is the head's span times the largest one, R
-the length of the ramp. (The published code adds 1e-8 to the sum of the masked weights, which were
-normalised over keys beyond the span too: where those had nearly all the weight, it differs.)
+the length of the ramp.
 
-Shapes: H heads, W distances on the ramp.
+The published code normalises the weights twice: over the keys that it computes, some beyond the
+span, and after the mask by their sum plus 1e-8. Where keys beyond the span have nearly all of the
+weight, that number leaves less than 1. Models which were trained that way have it as ``epsilon``.
+
+Shapes: H heads, B streams, T tokens of a segment, W distances on the ramp.
 """
 
 from __future__ import annotations
@@ -19,6 +22,9 @@ import torch
 from torch import Tensor, nn
 
 from .single_precision import SinglePrecision
+
+# The published code drops keys beyond the widest span of a layer by so many at a time.
+_TRIMMED_AT_ONCE = 64
 
 # What one more group of heads costs, in keys of one head: its products are smaller, and more.
 _GROUP_COST = 256
@@ -61,12 +67,21 @@ class AdaptiveSpan(SinglePrecision):
         max_span: the largest span, in tokens.
         ramp: R, in tokens.
         initial: the value that training starts with.
+        epsilon: what the sum of the masked weights is enlarged by; 0 for nothing.
     """
 
-    def __init__(self, num_heads: int, max_span: int, ramp: int = 32, initial: float = 0.0) -> None:
+    def __init__(
+        self,
+        num_heads: int,
+        max_span: int,
+        ramp: int = 32,
+        initial: float = 0.0,
+        epsilon: float = 0.0,
+    ) -> None:
         super().__init__()
         self.max_span = max_span
         self.ramp = ramp
+        self.epsilon = epsilon
         self.value = nn.Parameter(torch.full((num_heads,), float(initial)))
 
     def tokens(self) -> Tensor:
@@ -90,13 +105,23 @@ class AdaptiveSpan(SinglePrecision):
         # log is taken where it is finite only: the other branch's infinite gradient would get in
         return torch.where(seen, torch.where(seen, mask, 1).log(), -torch.inf)
 
+    def remainder(self, masked: Tensor, unmasked: Tensor) -> Tensor:
+        """Return what ``epsilon`` leaves of each sum of weights, which would be 1: (H, B, T).
+
+        Args:
+            masked: log Σ m·exp(score), (H, B, T); -∞ where a query sees nothing.
+            unmasked: log Σ exp(score) of the same keys and those beyond the span.
+        """
+        # 1 / (1 + ε·Σ exp(s) / Σ m·exp(s)); nothing is left to shrink where both sums are 0
+        return torch.sigmoid((masked - unmasked).nan_to_num(nan=0.0) - math.log(self.epsilon))
+
     def constrained(self) -> Iterable[tuple[nn.Parameter, Callable[[Tensor], None]]]:
         """Return the spans with what keeps them in [0, 1]; the optimizer's copy obeys it too."""
         return [(self.value, _to_unit_interval)]
 
     def extra_repr(self) -> str:
-        """Return the largest span and the ramp."""
-        return f"max_span={self.max_span}, ramp={self.ramp}"
+        """Return the largest span, the ramp and epsilon."""
+        return f"max_span={self.max_span}, ramp={self.ramp}, epsilon={self.epsilon}"
 
     def _load_from_state_dict(self, *args: object) -> None:
         super()._load_from_state_dict(*args)
@@ -119,6 +144,10 @@ def read_head_groups(spans: list[AdaptiveSpan]) -> list[HeadGroups]:
 def _group_heads(span: AdaptiveSpan, values: list[float]) -> HeadGroups:
     z = [span.max_span * min(1.0, max(0.0, value)) for value in values]
     reaches = [min(span.max_span, math.ceil(tokens + span.ramp)) for tokens in z]
+    if span.epsilon:
+        hidden = span.max_span - max(reaches)
+        reach = span.max_span - hidden // _TRIMMED_AT_ONCE * _TRIMMED_AT_ONCE
+        return HeadGroups((HeadGroup(None, reach, min(reach, math.ceil(min(z)))),), None)
     rising = sorted(range(len(z)), key=reaches.__getitem__)
     parts = cheapest_parts([reaches[head] for head in rising])
     groups = []

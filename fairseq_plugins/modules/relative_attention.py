@@ -7,6 +7,7 @@ width, d_h = d / H.
 
 from __future__ import annotations
 
+import functools
 import math
 from typing import NamedTuple
 
@@ -61,6 +62,18 @@ class DistanceTerms(NamedTuple):
     table: Tensor | None
     groups: HeadGroups = _ALL_HEADS
     log_masks: tuple[Tensor | None, ...] = (None,)
+
+
+class Totals(NamedTuple):
+    """log Σ exp(score) of the keys of each query, (H, B, T), -∞ for none.
+
+    Args:
+        seen: with the mask of learned spans; None where nobody asks.
+        unmasked: without it; None where spans have no epsilon.
+    """
+
+    seen: Tensor | None
+    unmasked: Tensor | None = None
 
 
 class RelativeAttention(nn.Module):
@@ -155,20 +168,36 @@ class RelativeAttention(nn.Module):
         else:
             content_query = self._scaled(query + self.biases.u.flatten().to(query.dtype))
             position_query = self._scaled(query + self.biases.v.flatten().to(query.dtype))
-        attended, total, state = self._attend_to_context(
+        attended, totals, state = self._attend_to_context(
             content_query[: self.context_heads],
             None if position_query is None else position_query[: self.context_heads],
             x,
             terms,
             memory,
         )
-        if self.persistent is not None:
-            attended = self._with_persistent(attended, total, content_query)
+        if self.persistent is not None and self.variant == JOINT:
+            attended, totals = self._join_persistent(attended, totals, content_query)
+        if totals.unmasked is not None:
+            remainder = self.span.remainder(totals.seen, totals.unmasked)
+            attended = attended * remainder.unsqueeze(-1).to(attended.dtype)
+        if self.persistent is not None and self.variant != JOINT:
+            attended = self._add_persistent(attended, content_query)
         # (H, B, T, d_h) -> (B, T, H, d_h) -> (B, T, d)
         return self.out_proj(attended.permute(1, 2, 0, 3).flatten(2)), state
 
-    def _with_persistent(self, attended: Tensor, total: Tensor | None, query: Tensor) -> Tensor:
-        """Bring persistent vectors into (H, B, T, d_h), the way that the variant says."""
+    def _join_persistent(
+        self, attended: Tensor, totals: Totals, query: Tensor
+    ) -> tuple[Tensor, Totals]:
+        """Bring persistent vectors into the softmax of (H, B, T, d_h), and into its totals."""
+        dropout = self.dropout if self.training else 0.0
+        of_persistent, of_total = self.persistent.attend(query, dropout, with_total=True)
+        joint = joint_softmax(attended, totals.seen, of_persistent, of_total)
+        if totals.unmasked is None:
+            return joint, totals
+        return joint, Totals(*(torch.logaddexp(total, of_total) for total in totals))
+
+    def _add_persistent(self, attended: Tensor, query: Tensor) -> Tensor:
+        """Put persistent vectors with a softmax of their own beside (H, B, T, d_h)."""
         dropout = self.dropout if self.training else 0.0
         if self.variant == SINGLE_HEAD:
             # (H, B, T, d_h) -> (1, B, T, d): one head's √d in place of √d_h
@@ -176,12 +205,10 @@ class RelativeAttention(nn.Module):
             of_persistent, _ = self.persistent.attend(wide.unsqueeze(0), dropout)
             return attended + self._split_heads(of_persistent.squeeze(0))
         own = query[self.context_heads :] if self.variant == HEAD_SPLIT else query
-        of_persistent, of_total = self.persistent.attend(own, dropout, self.variant == JOINT)
+        of_persistent, _ = self.persistent.attend(own, dropout)
         if self.variant == HEAD_SPLIT:
             return torch.cat([attended, of_persistent])
-        if self.variant == SPLIT:
-            return attended + of_persistent
-        return joint_softmax(attended, total, of_persistent, of_total)
+        return attended + of_persistent
 
     def _attend_to_context(
         self,
@@ -190,13 +217,13 @@ class RelativeAttention(nn.Module):
         x: Tensor,
         terms: DistanceTerms,
         memory: LayerState | None,
-    ) -> tuple[Tensor, Tensor | None, LayerState]:
+    ) -> tuple[Tensor, Totals, LayerState]:
         """Attend from (H, B, T, d_h) to memory and segment, each group of heads to what it sees.
 
-        Returns (H, B, T, d_h), log Σ exp(score), (H, B, T), where persistent vectors want it, and
-        the state of memory and segment.
+        Returns (H, B, T, d_h), the totals, and the state of memory and segment.
         """
-        with_total = self.persistent is not None and self.variant == JOINT
+        twice = self.span is not None and self.span.epsilon > 0
+        with_total = twice or (self.persistent is not None and self.variant == JOINT)
         hidden = memory if isinstance(memory, HiddenStates) else None
         attended, totals, caches = [], [], []
         for number, group in enumerate(terms.groups.groups):
@@ -209,17 +236,20 @@ class RelativeAttention(nn.Module):
             log_mask, table = terms.log_masks[number], terms.table
             if table is not None and table.size(0) > 1:
                 table = _of_group(table[: self.context_heads], group)
-            out, total = window_attention(
+            attend = functools.partial(
+                window_attention,
                 _of_group(content_query, group),
                 cache.keys,
                 cache.values,
                 table,
                 Window(self.window.nearest, farthest),
-                self.dropout if self.training else 0.0,
-                None if position_query is None else _of_group(position_query, group),
+                position_query=None if position_query is None else _of_group(position_query, group),
+            )
+            out, total = attend(
+                dropout=self.dropout if self.training else 0.0,
                 # what the window hides needs no mask
-                log_mask if log_mask is None else log_mask[:, group.reach - farthest :],
-                with_total,
+                log_mask=log_mask if log_mask is None else log_mask[:, group.reach - farthest :],
+                with_total=with_total,
             )
             attended.append(out)
             totals.append(total)
@@ -229,12 +259,15 @@ class RelativeAttention(nn.Module):
             reach = terms.groups.reach + (0 if self.span is None else SPAN_MARGIN)
             context = x if hidden is None else torch.cat([hidden.hidden, x], dim=1)
             state = HiddenStates(context, reach)
+        if twice:
+            # one group of all heads
+            return attended[0], Totals(totals[0], attend(with_total=True)[1]), state
         order = terms.groups.order
         if order is None:
-            return attended[0], totals[0], state
+            return attended[0], Totals(totals[0]), state
         return (
             torch.cat(attended).index_select(0, order),
-            torch.cat(totals).index_select(0, order) if with_total else None,
+            Totals(torch.cat(totals).index_select(0, order) if with_total else None),
             state,
         )
 

@@ -1,0 +1,53 @@
+#!/usr/bin/env bash
+# Small models of Multi30k English-German: the Weighted Transformer beside fairseq's transformer.
+#
+#   bash examples/weighted_transformer/multi30k.sh prepare RAW DATA
+#   bash examples/weighted_transformer/multi30k.sh train DATA CHECKPOINTS [options]
+#   bash examples/weighted_transformer/multi30k.sh train-plain DATA CHECKPOINTS [options]
+#   bash examples/weighted_transformer/multi30k.sh evaluate DATA CHECKPOINTS [options]
+#
+# RAW holds train, val and test_2016_flickr, each with .en and .de. train is of the Weighted
+# Transformer, 3 layers, width 256, 4 branches; train-plain is of fairseq's transformer with all
+# else the same. Every 100 updates the validation loss, and κ and α of each layer, are written to
+# CHECKPOINTS/train.log. evaluate translates test 2016 with the last checkpoint into
+# CHECKPOINTS/learned; with --branch-weights random or uniform give another --output. Two CPU cores
+# are enough.
+set -euo pipefail
+action=usage
+[ $# -lt 3 ] || action=$1
+
+case $action in
+prepare)
+    python "$(dirname "$0")/../../scripts/prepare_translation.py" \
+        --source-lang en --target-lang de --train "$2/train" --valid "$2/val" \
+        --test "$2/test_2016_flickr" --bpe-size 8000 --output "$3"
+    ;;
+train | train-plain)
+    data=$2 checkpoints=$3
+    model=(--arch weighted_transformer --optimizer adam_with_branch_weights
+        --freeze-branch-weights-after 1200)
+    [ "$action" = train ] || model=(--arch transformer --optimizer adam)
+    # fairseq does not make the folder of --log-file
+    mkdir -p "$checkpoints"
+    fairseq-train "$data/bin" --user-dir fairseq_plugins --task translation \
+        --source-lang en --target-lang de "${model[@]}" --share-all-embeddings \
+        --encoder-layers 3 --encoder-embed-dim 256 --encoder-ffn-embed-dim 1024 \
+        --decoder-layers 3 --decoder-embed-dim 256 --decoder-ffn-embed-dim 1024 \
+        --encoder-attention-heads 4 --decoder-attention-heads 4 --dropout 0.2 \
+        --criterion label_smoothed_cross_entropy --label-smoothing 0.1 \
+        --adam-betas '(0.9, 0.98)' --lr 0.002 --lr-scheduler inverse_sqrt --warmup-updates 600 \
+        --max-tokens 3000 --max-update 1400 --validate-interval-updates 100 \
+        --no-epoch-checkpoints --log-format json --log-interval 50 \
+        --log-file "$checkpoints/train.log" --seed 1 --save-dir "$checkpoints" "${@:4}"
+    ;;
+evaluate)
+    data=$2 checkpoints=$3
+    python "$(dirname "$0")/../../scripts/evaluate_translation.py" "$data/bin" \
+        --path "$checkpoints/checkpoint_last.pt" --source-lang en --target-lang de \
+        --compound-split --beam 4 --lenpen 0.6 --output "$checkpoints/learned" "${@:4}"
+    ;;
+*)
+    sed -n '2,/^set /{/^set /d;s/^# \{0,1\}//;p}' "$0" >&2
+    exit 2
+    ;;
+esac

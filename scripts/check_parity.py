@@ -1,0 +1,211 @@
+"""Losses of imported models beside those that the original code computed, token by token.
+
+    python scripts/check_parity.py FOLDER
+
+FOLDER holds a folder for each case: model.pt, config.json with "source" and "settings", vocab.txt,
+text.txt, and expected.npz with the losses of each setting in nats. Each goes the way of a user:
+scripts/import_checkpoint.py, fairseq-preprocess with the imported dict.txt, fairseq-eval-lm with
+--output-word-probs. Prints a table, and ends with 1 where a loss differs by more than 2e-4, or by
+more than the original itself between two settings that make no difference, such as the block size
+of the adaptive-span code: its rounding errors are larger then.
+
+The original Transformer-XL with an adaptive softmax returns the losses of a segment cluster by
+cluster, not in the order of the text; so ours are put into that order for the comparison.
+"""
+
+import argparse
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from tqdm import tqdm
+
+from import_checkpoint import ADAPTIVE_SPAN, TRANSFORMER_XL
+from measurement_options import exit_status
+from measurement_results import markdown_table
+from quickstart_steps import python_command
+from run_command import ROOT, program, short
+
+TOLERANCE = 2e-4
+# what evaluation may change through --model-overrides
+_OVERRIDES = ("mem_len", "clamp_len", "same_length")
+# a symbol and its log-probability, as fairseq-eval-lm prints them
+_WORD = re.compile(r"\S+ \[(-?\d+\.\d{6}|-?inf|nan)\]")
+
+
+class Row(NamedTuple):
+    """What was compared in a setting of a case."""
+
+    case: str
+    setting: str
+    tokens: int
+    largest: float
+    allowed: float
+    perplexity: float
+
+    @property
+    def agrees(self) -> bool:
+        """Whether all losses do; not so for NaN."""
+        return self.largest <= self.allowed
+
+
+def run_quietly(words: list[str]) -> str:
+    """Output of a command of this environment.
+
+    Raises ValueError with its last lines when it fails.
+    """
+    environment = {**os.environ, "PYTHONIOENCODING": "utf-8", "PYTHONWARNINGS": "ignore"}
+    done = subprocess.run(words, cwd=ROOT, env=environment, capture_output=True, text=True)
+    if done.returncode:
+        last = "\n".join((done.stdout + done.stderr).splitlines()[-12:])
+        raise ValueError(f"{' '.join(words)} ended with exit status {done.returncode}:\n{last}")
+    return done.stdout + done.stderr
+
+
+def import_case(case: Path, config: dict[str, Any], folder: Path) -> None:
+    """Import a case's model, and binarize its text with the imported dictionary."""
+    files = ("checkpoint", "model.pt"), ("config", "config.json"), ("vocab", "vocab.txt")
+    named = [word for option, name in files for word in (f"--{option}", str(case / name))]
+    run_quietly(
+        [
+            *python_command("import_checkpoint.py"),
+            *("--source", config["source"], *named, "--output", str(folder / "model")),
+        ]
+    )
+    run_quietly(
+        [
+            *(program("fairseq-preprocess"), "--only-source", "--testpref", str(case / "text.txt")),
+            *("--srcdict", str(folder / "model" / "dict.txt"), "--destdir", str(folder / "data")),
+        ]
+    )
+
+
+def read_losses(folder: Path, setting: dict[str, Any]) -> np.ndarray:
+    """Loss of each token, in nats, that fairseq-eval-lm computes."""
+    length = setting["tgt_len"] if "tgt_len" in setting else setting["block_size"]
+    overrides = {name: setting[name] for name in _OVERRIDES if name in setting}
+    if overrides.get("clamp_len", 1) <= 0:
+        overrides["clamp_len"] = None
+    printed = run_quietly(
+        [
+            *(program("fairseq-eval-lm"), str(folder / "data"), "--user-dir", "fairseq_plugins"),
+            *("--task", "segment_language_modeling", "--tokens-per-sample", str(length)),
+            *("--path", str(folder / "model" / "checkpoint.pt"), "--gen-subset", "test"),
+            *("--batch-size", "1", "--model-overrides", str(overrides), "--output-word-probs"),
+            *("--distributed-world-size", "1", "--cpu"),
+        ]
+    )
+    return np.array([-float(score) for score in _WORD.findall(printed)])
+
+
+def cluster_order(case: Path, config: dict[str, Any], segment: int) -> np.ndarray:
+    """Where the original Transformer-XL has the loss of each token: see above."""
+    symbols = (case / "vocab.txt").read_text(encoding="utf-8").split("\n")
+    numbers = {symbol: number for number, symbol in enumerate(symbols)}
+    lines = (case / "text.txt").read_text(encoding="utf-8").splitlines()
+    tokens = [numbers[word] for line in lines for word in (*line.split(), "<eos>")]
+    clusters = np.searchsorted(config["cutoffs"], tokens, side="right")
+    # stable: within a cluster the order is that of the text
+    return np.lexsort((clusters, np.arange(len(tokens)) // segment))
+
+
+def own_rounding(expected: dict[str, np.ndarray], config: dict[str, Any]) -> float:
+    """How much the original differs from itself between settings that make no difference."""
+    if config["source"] != ADAPTIVE_SPAN:
+        return 0.0
+    # one block size reads as much as another
+    losses = [expected[name] for name in config["settings"]]
+    return float(np.ptp(losses, axis=0).max())
+
+
+def compare(case: Path, bar: tqdm) -> list[Row]:
+    """Compare a case's losses in all of its settings.
+
+    Raises ValueError when tokens are missing.
+    """
+    config = json.loads((case / "config.json").read_text(encoding="utf-8"))
+    rows = []
+    with np.load(case / "expected.npz") as expected, tempfile.TemporaryDirectory() as temporary:
+        allowed = max(TOLERANCE, own_rounding(expected, config))
+        import_case(case, config, Path(temporary))
+        for name, setting in config["settings"].items():
+            found, wanted = read_losses(Path(temporary), setting), expected[name]
+            if found.shape != wanted.shape:
+                raise ValueError(
+                    f"{case.name}, {name}: {len(found)} tokens were scored, not {len(wanted)}"
+                )
+            perplexity = float(np.exp(found.mean()))
+            if config["source"] == TRANSFORMER_XL and config["cutoffs"]:
+                found = found[cluster_order(case, config, setting["tgt_len"])]
+            largest = float(np.abs(found - wanted).max())
+            rows.append(Row(case.name, name, len(found), largest, allowed, perplexity))
+            bar.update()
+    return rows
+
+
+def check_parity(folder: Path) -> bool:
+    """Compare all cases of a folder, print the table, and tell whether all agree.
+
+    Raises ValueError when there are none, or a command fails.
+    """
+    cases = sorted(path.parent for path in folder.resolve().glob("*/expected.npz"))
+    if not cases:
+        raise ValueError(f"{short(folder.resolve())} has no case: no folder with expected.npz")
+    settings = sum(
+        len(json.loads((case / "config.json").read_text(encoding="utf-8"))["settings"])
+        for case in cases
+    )
+    with tqdm(total=settings, desc="parity", unit="setting", disable=None) as bar:
+        rows = [row for case in cases for row in compare(case, bar)]
+    headers = [
+        "case",
+        "setting",
+        "tokens compared",
+        "largest difference",
+        "allowed",
+        "perplexity",
+        "agrees",
+    ]
+    cells = [
+        [
+            row.case,
+            row.setting,
+            f"{row.tokens:,}",
+            f"{row.largest:.1e}",
+            f"{row.allowed:.1e}",
+            f"{row.perplexity:.2f}",
+            "yes" if row.agrees else "NO",
+        ]
+        for row in rows
+    ]
+    print(markdown_table(headers, cells))
+    missed = sum(not row.agrees for row in rows)
+    print(
+        f"\n{len(rows) - missed} of {len(rows)} settings agree, token by token, in nats; where "
+        f"more than {TOLERANCE} is allowed, the original differs from itself by that"
+    )
+    return missed == 0
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Command line of the script; returns its exit status."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("folder", type=Path, help="the cases")
+    parsed = parser.parse_args(arguments)
+    agreed = []
+    status = exit_status(
+        lambda: agreed.append(check_parity(parsed.folder)), "run the same command again"
+    )
+    return status or int(not agreed[0])
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,180 @@
+r"""Models of the original code as fairseq checkpoints that this package evaluates and trains.
+
+    python scripts/import_checkpoint.py --source transformer-xl --checkpoint weights.pt \
+        --config config.json --vocab vocab.txt --output OUTPUT
+
+--source transformer-xl: a state dict of the PyTorch code, n_layer and so on as --config.
+--source adaptive-span: what the adaptive-span code saves; of all-attention too.
+--source huggingface-transfo-xl: pytorch_model.bin or model.safetensors, and config.json.
+
+The vocabulary is a text file, a symbol a line, in the order of the model's numbers; <eos> becomes
+fairseq's </s>. Writes OUTPUT/checkpoint.pt, OUTPUT/dict.txt, and OUTPUT/options.txt with the
+model's options for fairseq-train --finetune-from-model. No file is executed, and where anything
+does not fit, all that does not is listed and nothing written.
+"""
+
+import argparse
+import os
+import shlex
+import sys
+import warnings
+from pathlib import Path
+from typing import Any
+
+import torch
+from fairseq import options as fairseq_options
+from fairseq.dataclass.utils import convert_namespace_to_omegaconf
+from fairseq.models import ARCH_MODEL_REGISTRY
+from omegaconf import OmegaConf
+from torch import Tensor
+
+import plugin_path  # noqa: F401 (makes fairseq_plugins importable)
+from fairseq_plugins.tasks.segment_language_modeling import SegmentLanguageModelingTask
+from foreign_checkpoint import ForeignConfig, ForeignTensors, read_tensors
+from foreign_vocabulary import ForeignVocabulary
+from import_adaptive_span import AdaptiveSpanImport
+from import_transformer_xl import TransformerXLImport
+from measurement_options import exit_status
+from run_command import short
+
+SOURCES = TRANSFORMER_XL, ADAPTIVE_SPAN, HUGGING_FACE = (
+    "transformer-xl",
+    "adaptive-span",
+    "huggingface-transfo-xl",
+)
+WRITTEN = CHECKPOINT, DICTIONARY, OPTIONS = "checkpoint.pt", "dict.txt", "options.txt"
+
+
+def read_source(
+    source: str, config: ForeignConfig, vocabulary: ForeignVocabulary
+) -> TransformerXLImport | AdaptiveSpanImport:
+    """What reads the files of a source."""
+    if source == ADAPTIVE_SPAN:
+        return AdaptiveSpanImport(config, vocabulary)
+    return TransformerXLImport(config, vocabulary, source == HUGGING_FACE)
+
+
+def flags(options: dict[str, Any]) -> list[str]:
+    """Options of a model as words of a command line."""
+    words = []
+    for name, value in options.items():
+        if value is not None and value is not False:
+            words.append("--" + name.replace("_", "-"))
+            words += [] if value is True else [str(value)]
+    return words
+
+
+def refuse(problems: list[str]) -> None:
+    """Raise ValueError with all problems, if there are any."""
+    if problems:
+        listed = "\n".join(f"  - {problem}" for problem in problems)
+        raise ValueError(f"the files do not fit together, and nothing was written:\n{listed}")
+
+
+def build_state(
+    words: list[str], weights: dict[str, Tensor], vocabulary: ForeignVocabulary
+) -> dict[str, Any]:
+    """Content of a fairseq checkpoint: options, and weights that a model of them takes.
+
+    Raises ValueError for options that no model has.
+    """
+    given = fairseq_options.parse_args_and_arch(
+        fairseq_options.get_training_parser(),
+        ["DATA", "--task", "segment_language_modeling", *words],
+    )
+    with warnings.catch_warnings():
+        # of fairseq's own use of hydra
+        warnings.simplefilter("ignore", UserWarning)
+        cfg = convert_namespace_to_omegaconf(given)
+    model = ARCH_MODEL_REGISTRY[cfg.model._name].build_model(
+        cfg.model, SegmentLanguageModelingTask(cfg.task, vocabulary.dictionary)
+    )
+    # buffers of fairseq's modules say nothing of the original
+    model.load_state_dict({**dict(model.named_buffers()), **weights})
+    return {
+        "args": None,
+        "cfg": OmegaConf.to_container(cfg, resolve=True, enum_to_str=True),
+        "model": model.state_dict(),
+        "criterion": {},
+        "optimizer_history": [
+            {
+                "criterion_name": "ImportedCriterion",
+                "optimizer_name": "ImportedOptimizer",
+                "lr_scheduler_state": {},
+                "num_updates": 0,
+            }
+        ],
+        "task_state": {},
+        "extra_state": {
+            "train_iterator": {"epoch": 1, "iterations_in_epoch": 0, "shuffle": False},
+            "val_loss": None,
+        },
+        "last_optimizer_state": None,
+    }
+
+
+def write(output: Path, state: dict[str, Any], vocabulary: ForeignVocabulary, words: list[str]):
+    """Write the files, none of which is ever seen half-written."""
+    output.mkdir(parents=True, exist_ok=True)
+    temporary = [output / f"{name}.tmp" for name in WRITTEN]
+    try:
+        torch.save(state, temporary[0])
+        vocabulary.dictionary.save(str(temporary[1]))
+        temporary[2].write_text(shlex.join(words) + "\n", encoding="utf-8")
+        for path in temporary:
+            os.replace(path, path.with_suffix(""))
+    finally:
+        for path in temporary:
+            path.unlink(missing_ok=True)
+
+
+def import_checkpoint(arguments: argparse.Namespace) -> None:
+    """Read the files, and write the model; raises ValueError, before any output, for misfits."""
+    existing = [name for name in WRITTEN if (arguments.output / name).exists()]
+    if existing:
+        raise ValueError(
+            f"--output {short(arguments.output)} has {', '.join(existing)} already: name another "
+            "folder, or remove them"
+        )
+    problems: list[str] = []
+    config = ForeignConfig(arguments.config, problems)
+    vocabulary = ForeignVocabulary(arguments.vocab, problems)
+    read = read_tensors(arguments.checkpoint)
+    source = read_source(arguments.source, config, vocabulary)
+    if not config.readable:
+        refuse(problems)
+    tensors = ForeignTensors(read, problems)
+    weights = source.translate(tensors)
+    tensors.note_surplus()
+    refuse(problems)
+    words = [
+        *("--arch", source.arch, *flags(source.options())),
+        *("--tokens-per-sample", str(source.tokens_per_sample)),
+    ]
+    state = build_state(words, weights, vocabulary)
+    write(arguments.output, state, vocabulary, words)
+    parameters = sum(tensor.numel() for tensor in read.values())
+    output = short(arguments.output.resolve())
+    print(f"{len(read)} tensors of {parameters:,} numbers, {len(vocabulary)} symbols")
+    print(f"written to {output}/{CHECKPOINT}, {DICTIONARY} and {OPTIONS}")
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Command line of the script; returns its exit status."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--source", choices=SOURCES, required=True, help="the code it is from")
+    for option, help_text in [
+        ("--checkpoint", "the model's weights"),
+        ("--config", "the model's options, JSON"),
+        ("--vocab", "the model's symbols, a line each"),
+        ("--output", "folder to write"),
+    ]:
+        parser.add_argument(option, type=Path, required=True, help=help_text)
+    parsed = parser.parse_args(arguments)
+    return exit_status(lambda: import_checkpoint(parsed), "run the same command again")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
