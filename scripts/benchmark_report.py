@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from benchmark_contenders import AUTOCAST, FP32, Models
-from quickstart import write_atomically
+from quickstart_steps import write_atomically
 from run_command import short
 
 _MIB = 2**20

@@ -45,7 +45,7 @@ from measurement_options import (
     parse_numbers,
 )
 from measurement_results import check_plotting, markdown_table, save_plot
-from quickstart import write_atomically
+from quickstart_steps import write_atomically
 from run_command import short
 from score_text import choose_device, score_batch
 from untrained_models import (

@@ -41,7 +41,7 @@ from measurement_options import (
 )
 from measurement_results import check_plotting, markdown_table, save_plot
 from memory_reads import SHARES, describe, record_usage
-from quickstart import write_atomically
+from quickstart_steps import write_atomically
 from run_command import short
 from score_split import Reading, check_inputs, load_model, load_split, score_split
 from score_text import choose_device

@@ -25,7 +25,7 @@ from typing import Any
 
 from measurement_options import exit_status, make_output_folder
 from measurement_results import check_plotting, markdown_table, save_plot
-from quickstart import write_atomically
+from quickstart_steps import write_atomically
 from run_command import short
 from score_text import read_checkpoint
 

@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 
 from measurement_options import NamedFile, exit_status, make_output_folder, parse_named_files
 from measurement_results import check_plotting, markdown_table, save_plot
-from quickstart import write_atomically
+from quickstart_steps import write_atomically
 from run_command import short
 
 UNIT = "bits a token"

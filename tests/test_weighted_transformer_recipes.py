@@ -37,6 +37,7 @@ WEIGHTED_TRANSFORMER = {
 RECIPES = [
     *WEIGHTED_TRANSFORMER,
     *("weighted_transformer/table3", "weighted_transformer/gating"),
+    "weighted_transformer/multi30k",
 ]
 # names of the arguments of train after CHECKPOINTS, and an example of them
 ARGUMENTS = {"weighted_transformer/gating": ("K", "4")}
@@ -174,6 +175,27 @@ def test_gating_keeps_the_best_branches(stand_ins):
     assert {m.top_k for m in model.modules() if isinstance(m, BranchWeights)} == {3}
     gated, plain = (evaluations(stand_ins, name) for name in ("weighted_transformer/gating", SMALL))
     assert gated == plain
+
+
+def test_multi30k_compares_models_that_differ_in_the_architecture_alone(stand_ins):
+    recipe = "weighted_transformer/multi30k"
+    weighted = training(stand_ins, recipe, "--seed", "2")
+    plain = training(stand_ins, recipe, "--seed", "2", action="train-plain")
+    archs = (weighted.model.arch, plain.model.arch)
+    assert archs == ("weighted_transformer", "transformer")
+    optimizers = (weighted.optimizer._name, plain.optimizer._name)
+    assert optimizers == ("adam_with_branch_weights", "adam")
+    assert weighted.model.freeze_branch_weights_after < weighted.optimization.max_update
+    for group in ("common", "dataset", "optimization", "criterion", "lr_scheduler", "task"):
+        assert weighted[group] == plain[group]
+    for name in ("adam_betas", "adam_eps", "weight_decay"):
+        assert weighted.optimizer[name] == plain.optimizer[name]
+    shared = set(vars(weighted.model)) & set(vars(plain.model)) - {"arch", "optimizer", "_name"}
+    assert {"dropout", "encoder_layers", "decoder_ffn_embed_dim"} <= shared
+    for name in shared:
+        assert getattr(weighted.model, name) == getattr(plain.model, name), name
+    (found,) = evaluations(stand_ins, recipe)
+    assert (found.split, found.compound_split, found.branch_weights) == ("test", True, "learned")
 
 
 @pytest.mark.parametrize("k", [[], ["0"], ["two"], ["--bf16"]])

@@ -18,6 +18,7 @@ from fairseq.optim.adam import Adam, FairseqAdamConfig
 from torch import Tensor, nn
 
 from fairseq_plugins.modules.branch_weights import BranchSchedule, project_to_simplex
+from fairseq_plugins.optim.adam_options import adam_options
 from fairseq_plugins.optim.amp_scaled_step import AmpScaledStep
 
 logger = logging.getLogger(__name__)
@@ -111,12 +112,4 @@ class FairseqAdamWithBranchWeights(AmpScaledStep):
     @property
     def optimizer_config(self) -> dict[str, Any]:
         """Return the arguments of :class:`AdamWithBranchWeights`."""
-        betas = self.cfg.adam_betas
-        if isinstance(betas, str):
-            betas = tuple(float(beta) for beta in betas.strip("()[] ").split(","))
-        return {
-            "lr": self.cfg.lr[0],
-            "betas": tuple(betas),
-            "eps": self.cfg.adam_eps,
-            "weight_decay": self.cfg.weight_decay,
-        }
+        return adam_options(self.cfg)

@@ -22,6 +22,7 @@ from fairseq.optim.adam import Adam, FairseqAdamConfig
 from torch import Tensor, nn
 
 from fairseq_plugins.modules.memory_values import rows_as_gradient
+from fairseq_plugins.optim.adam_options import adam_options
 from fairseq_plugins.optim.amp_scaled_step import AmpScaledStep
 from fairseq_plugins.optim.lazy_adam import LazyAdam
 from fairseq_plugins.optim.sparse_rows import average_over_workers
@@ -186,14 +187,8 @@ class FairseqAdamWithMemory(AmpScaledStep):
     @property
     def optimizer_config(self) -> dict[str, Any]:
         """Return the arguments of :class:`AdamWithMemory`."""
-        betas = self.cfg.adam_betas
-        if isinstance(betas, str):
-            betas = tuple(float(beta) for beta in betas.strip("()[] ").split(","))
         return {
-            "lr": self.cfg.lr[0],
-            "betas": tuple(betas),
-            "eps": self.cfg.adam_eps,
-            "weight_decay": self.cfg.weight_decay,
+            **adam_options(self.cfg),
             "memory_lr": self.cfg.memory_lr,
             "memory_weight_decay": self.cfg.memory_weight_decay,
         }
