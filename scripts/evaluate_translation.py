@@ -97,7 +97,7 @@ def check_checkpoints(paths: Sequence[Path], branch_weights: str) -> None:
             raise ValueError(str(error).replace("--checkpoint", "--path", 1)) from error
         weights = state.get("model") if isinstance(state, dict) else None
         # fairseq would take the option for any model, to no effect
-        if not any(name.endswith(".kappa") for name in weights or ()):
+        if not any(name.endswith((".kappa", ".kappa_logits")) for name in weights or ()):
             raise ValueError(
                 f"--branch-weights is {branch_weights}, and --path {short(path)} holds a model "
                 "without branches: leave it out, or name a weighted_transformer"

@@ -14,7 +14,6 @@ Writes branch_weights.json and branch_weights.png, and prints a table of the las
 """
 
 import argparse
-import json
 import math
 import re
 import sys
@@ -28,16 +27,15 @@ from measurement_results import check_plotting, markdown_table, save_plot
 from quickstart_steps import write_atomically
 from run_command import short
 from score_text import read_checkpoint
+from training_log import validation_values
 
 SYMBOLS = {"kappa": "κ", "alpha": "α"}
 # By layer and by "kappa" or "alpha": the weights of all branches.
 Weights = dict[str, dict[str, list[float]]]
 
-_JSON = re.compile(r'(?:^|\| )(\{"epoch".*"valid_loss".*\})$')
-_SIMPLE = re.compile(r"(?:^|\| )epoch \d+ \| valid on 'valid' subset \| (.*)$")
 _FIGURE = re.compile(r"((?:encoder|decoder)\d+)_(kappa|alpha)(\d+)")
 _PARAMETER = re.compile(
-    r"(encoder|decoder)\.layers\.(\d+)\.\w+_attn\.feed_forward\.weights\.(kappa|alpha)"
+    r"(encoder|decoder)\.layers\.(\d+)\.\w+_attn\.feed_forward\.weights\.(kappa|alpha)(_logits)?"
 )
 # As many colours has matplotlib's cycle; more branches are told apart by their lines.
 _COLORS = 10
@@ -53,13 +51,8 @@ def layer_order(layer: str) -> tuple[bool, int]:
 
 def validation(line: str) -> tuple[int, Weights] | None:
     """Updates and weights that a line of a log tells; None for a line without them."""
-    if found := _JSON.search(line):
-        values = {
-            name.removeprefix("valid_"): value for name, value in json.loads(found[1]).items()
-        }
-    elif found := _SIMPLE.search(line):
-        values = dict(field.partition(" ")[::2] for field in found[1].split(" | "))
-    else:
+    values = validation_values(line)
+    if values is None:
         return None
     figures = sorted(
         (found[1], found[2], int(found[3]), float(value))
@@ -110,12 +103,9 @@ def weights_of_checkpoint(checkpoint: Path) -> tuple[int, Weights]:
             f"--checkpoint {short(checkpoint)} has no kappa and alpha: name checkpoints of a "
             "weighted_transformer"
         )
-    # parsed arguments have only those options that were given
-    options = state["cfg"]["model"]
-    softmax = getattr(options, "branch_parameterization", "simplex") == "softmax"
     weights: Weights = {}
-    for (part, number, kind), value in parameters.items():
-        learned = value.float().softmax(0) if softmax else value
+    for (part, number, kind, logits), value in parameters.items():
+        learned = value.softmax(0) if logits else value
         weights.setdefault(f"{part}{int(number) + 1}", {})[kind] = learned.tolist()
     return state["optimizer_history"][-1]["num_updates"], weights
 

@@ -5,16 +5,15 @@ r"""Validation loss of trainings against updates or time, from the logs that fai
 
 A log is a file that --log-file of fairseq-train names, or what the command printed, with any
 --log-format but none. Of an update that a log has twice, as one of a resumed training may, the
-later loss counts. Losses are means a token in base 2, as fairseq prints them. Time is that since
-the start, validation and saving included, as the last line before a validation tells it: give
---log-interval and --validate-interval-updates such that there is one. What a resumed training did
-again counts.
+later loss counts. Losses are means a token in base 2, as fairseq prints them; with smoothed labels
+those are what it calls nll_loss. Time is that since the start, validation and saving included, as
+the last line before a validation tells it: give --log-interval and --validate-interval-updates such
+that there is one. What a resumed training did again counts.
 
 Writes losses.json and losses.png, and prints a table: the last loss and the smallest one.
 """
 
 import argparse
-import json
 import math
 import re
 import sys
@@ -26,12 +25,11 @@ from measurement_options import NamedFile, exit_status, make_output_folder, pars
 from measurement_results import check_plotting, markdown_table, save_plot
 from quickstart_steps import write_atomically
 from run_command import short
+from training_log import validation_values
 
 UNIT = "bits a token"
 UPDATES, TIME = "updates", "time"
-_JSON = re.compile(r'(?:^|\| )(\{"epoch".*"valid_loss".*\})$')
 _WALL = re.compile(r'(?:"wall": "|\bwall=)([\d.]+)')
-_SIMPLE = re.compile(r"(?:^|\| )epoch \d+ \| valid on 'valid' subset \| (.*)$")
 
 
 class Validation(NamedTuple):
@@ -43,13 +41,12 @@ class Validation(NamedTuple):
 
 def validation(line: str) -> tuple[int, float] | None:
     """Updates and validation loss that a line of a log tells; None for all other lines."""
-    if found := _JSON.search(line):
-        values = json.loads(found[1])
-        return int(values["valid_num_updates"]), float(values["valid_loss"])
-    if found := _SIMPLE.search(line):
-        values = dict(field.split(" ", 1) for field in found[1].split(" | "))
-        return int(values["num_updates"]), float(values["loss"])
-    return None
+    values = validation_values(line)
+    # a line that was cut short has no number of updates, which comes behind the loss
+    if values is None or not values.get("num_updates"):
+        return None
+    loss = values.get("nll_loss", values["loss"])
+    return int(values["num_updates"]), float(loss)
 
 
 def validations(lines: Iterable[str]) -> dict[int, Validation]:

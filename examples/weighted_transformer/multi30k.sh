@@ -36,7 +36,8 @@ train | train-plain)
         --encoder-attention-heads 4 --decoder-attention-heads 4 --dropout 0.2 \
         --criterion label_smoothed_cross_entropy --label-smoothing 0.1 \
         --adam-betas '(0.9, 0.98)' --lr 0.002 --lr-scheduler inverse_sqrt --warmup-updates 600 \
-        --max-tokens 3000 --max-update 1400 --validate-interval-updates 100 \
+        --max-tokens 3000 --required-batch-size-multiple 1 --max-update 1400 \
+        --validate-interval-updates 100 \
         --no-epoch-checkpoints --log-format json --log-interval 50 \
         --log-file "$checkpoints/train.log" --seed 1 --save-dir "$checkpoints" "${@:4}"
     ;;

@@ -78,17 +78,10 @@ class BranchedDecoderLayer(TransformerDecoderLayerBase):
         weights: κ and α, of as many branches as there are heads.
         branched: "encoder" for the attention to the encoder, which a feed-forward network follows
             in the plain transformer, or "self" for masked self-attention.
-        no_encoder_attn: whether there is no attention to the encoder.
     """
 
-    def __init__(
-        self,
-        cfg: TransformerConfig,
-        weights: BranchWeights,
-        branched: str,
-        no_encoder_attn: bool = False,
-    ) -> None:
-        super().__init__(cfg, no_encoder_attn)
+    def __init__(self, cfg: TransformerConfig, weights: BranchWeights, branched: str) -> None:
+        super().__init__(cfg)
         options = _attention_options(cfg, cfg.decoder.attention_heads)
         if branched == "self":
             heads = AttentionHeads(self.embed_dim, self_attention=True, **options)
@@ -143,7 +136,7 @@ class BranchedDecoderLayer(TransformerDecoderLayerBase):
         x = residual + self.dropout_module(x)
         if not self.normalize_before:
             x = self.self_attn_layer_norm(x)
-        if self.encoder_attn is None or encoder_out is None:
+        if encoder_out is None:
             return x, None, None
         residual = x
         if self.normalize_before:

@@ -25,6 +25,7 @@ from fairseq_plugins.models.transformer_branch_layers import (
 )
 from fairseq_plugins.models.weighted_transformer_presets import PRESETS
 from fairseq_plugins.modules.branch_weights import (
+    LEARNED,
     PARAMETERIZATIONS,
     REPLACEMENTS,
     BranchSchedule,
@@ -54,10 +55,10 @@ class BranchOptions(FairseqDataclass):
         },
     )
     branch_weights: ChoiceEnum(list(REPLACEMENTS)) = field(
-        default="learned",
+        default=LEARNED,
         metadata={
-            "help": "outside of training: the learned kappa and alpha, random ones (by --seed), or "
-            "1/M (table 3)"
+            "help": "what evaluation weighs branches by, through --model-overrides: the learned "
+            "kappa and alpha, random ones (by --seed), or 1/M (table 3)"
         },
     )
     branch_top_k: Optional[int] = field(
@@ -129,11 +130,21 @@ class WeightedTransformer(TransformerModel):
         """Note the number of updates; fairseq does so before each.
 
         Raises:
-            ValueError: training has begun with an optimizer that knows nothing of κ and α.
+            ValueError: training has begun with an optimizer that knows nothing of κ and α, or with
+                others in their place when it validates.
         """
         super().set_num_updates(num_updates)
-        schedules = [m.schedule for m in self.modules() if isinstance(m, BranchWeights)]
-        if self._is_trained and not all(schedule.taken for schedule in schedules):
+        if not self._is_trained:
+            return
+        found = [module for module in self.modules() if isinstance(module, BranchWeights)]
+        for weights in found:
+            if weights.outside_training != LEARNED:
+                raise ValueError(
+                    f"--branch-weights is {weights.outside_training} in training, which would "
+                    "validate with other weights than it learns: leave it out, and give it where "
+                    "the model is evaluated, --model-overrides \"{'branch_weights': ...}\""
+                )
+        if not all(weights.schedule.taken for weights in found):
             raise ValueError(
                 "this --optimizer would let kappa and alpha leave the simplex, at the learning "
                 f"rate of all weights: give --optimizer {OPTIMIZER}"
@@ -163,6 +174,9 @@ def _check_parts(cfg: TransformerConfig) -> None:
         ("cross-self-attention", cfg.cross_self_attention),
         ("no-cross-attention", cfg.no_cross_attention),
         ("quant-noise-pq", cfg.quant_noise.pq),
+        ("quant-noise-scalar", cfg.quant_noise.scalar),
+        ("encoder-xformers-att-config", cfg.encoder.xformers_att_config),
+        ("decoder-xformers-att-config", cfg.decoder.xformers_att_config),
     ]:
         if value:
             raise ValueError(

@@ -17,7 +17,7 @@ from .single_precision import SinglePrecision
 
 PARAMETERIZATIONS = ("simplex", "softmax")
 # what weighs the branches outside of training (table 3)
-REPLACEMENTS = ("learned", "random", "uniform")
+REPLACEMENTS = LEARNED, RANDOM, UNIFORM = ("learned", "random", "uniform")
 
 
 @torch.no_grad()
@@ -26,8 +26,8 @@ def project_to_simplex(x: Tensor) -> None:
     falling = x.double().sort(descending=True).values
     # how much all numbers are too large, if the first 1, 2, … of them are to stay above 0
     excess = (falling.cumsum(0) - 1) / torch.arange(1, len(x) + 1, device=x.device)
-    above = int((falling > excess).sum())
-    x.copy_((x.double() - excess[above - 1]).clamp(min=0))
+    # it rises with each number that stays above 0, and then falls
+    x.copy_((x.double() - excess.max()).clamp(min=0))
 
 
 def draw_from_simplex(branches: int) -> Tensor:
@@ -68,8 +68,8 @@ class BranchSchedule:
 class BranchWeights(SinglePrecision):
     """κ and α of one attention, both (M,): not negative, with sums of 1 (equations 6 and 7).
 
-    They start at random places of the simplex. κ is held in ``kappa``, α in ``alpha``; with the
-    softmax as parameterisation those hold its logits.
+    They start at random places of the simplex, and are held in ``kappa`` and ``alpha``; with the
+    softmax as parameterisation ``kappa_logits`` and ``alpha_logits`` are held in their place.
 
     Args:
         branches: M.
@@ -80,7 +80,8 @@ class BranchWeights(SinglePrecision):
         top_k: only the branches with the k largest α contribute (section 4.5); None for all.
 
     Raises:
-        ValueError: a choice is unknown, or ``top_k`` is not from 1 to M.
+        ValueError: a choice is unknown, ``top_k`` is not from 1 to M, or it is to choose among
+            equal weights.
     """
 
     def __init__(
@@ -88,7 +89,7 @@ class BranchWeights(SinglePrecision):
         branches: int,
         schedule: BranchSchedule,
         parameterization: str = "simplex",
-        outside_training: str = "learned",
+        outside_training: str = LEARNED,
         top_k: int | None = None,
     ) -> None:
         super().__init__()
@@ -103,33 +104,42 @@ class BranchWeights(SinglePrecision):
                 f"--branch-top-k is {top_k}: it must be from 1 to the number of branches, "
                 f"{branches}"
             )
+        if top_k is not None and outside_training == UNIFORM:
+            raise ValueError(
+                "--branch-weights uniform with --branch-top-k: no weight is larger than another; "
+                "leave out one of the two"
+            )
+        self.branches = branches
         self.softmax = parameterization == "softmax"
         self.outside_training = outside_training
         self.top_k = top_k
         self.schedule = schedule
-        for name in ("kappa", "alpha"):
+        for name in self._names:
             drawn = draw_from_simplex(branches)
             parameter = nn.Parameter(drawn.log() if self.softmax else drawn)
             parameter.param_group = schedule
             setattr(self, name, parameter)
-        if outside_training == "random":
+        if outside_training == RANDOM:
             for name in ("random_kappa", "random_alpha"):
                 self.register_buffer(name, draw_from_simplex(branches), persistent=False)
 
+    @property
+    def _names(self) -> tuple[str, str]:
+        # other names: weights would pass for logits, and logits for weights, when they are loaded
+        return ("kappa_logits", "alpha_logits") if self.softmax else ("kappa", "alpha")
+
     def learned(self) -> tuple[Tensor, Tensor]:
         """Return the learned κ and α, both (M,), of all branches."""
-        if self.softmax:
-            return self.kappa.softmax(0), self.alpha.softmax(0)
-        return self.kappa, self.alpha
+        kappa, alpha = (getattr(self, name) for name in self._names)
+        return (kappa.softmax(0), alpha.softmax(0)) if self.softmax else (kappa, alpha)
 
     def forward(self) -> tuple[Tensor, Tensor]:
         """Return κ and α, both (M,), α with zeros for branches that do not contribute."""
-        if self.training or self.outside_training == "learned":
-            kappa, alpha = self.learned()
-        elif self.outside_training == "random":
+        kappa, alpha = self.learned()
+        if not self.training and self.outside_training == RANDOM:
             kappa, alpha = self.random_kappa, self.random_alpha
-        else:
-            kappa = alpha = torch.full_like(self.kappa, 1 / len(self.kappa))
+        elif not self.training and self.outside_training == UNIFORM:
+            kappa = alpha = torch.full_like(kappa, 1 / self.branches)
         if self.top_k is not None:
             best = alpha.topk(self.top_k).indices
             alpha = alpha * torch.zeros_like(alpha).scatter(0, best, 1)

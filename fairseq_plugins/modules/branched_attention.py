@@ -121,7 +121,7 @@ class BranchedFeedForward(nn.Module):
         activation_dropout: float = 0.0,
     ) -> None:
         super().__init__()
-        self.branches = len(weights.kappa)
+        self.branches = weights.branches
         if ffn_embed_dim % self.branches:
             raise ValueError(
                 f"the feed-forward width is {ffn_embed_dim}: the {self.branches} branches share "
@@ -141,41 +141,49 @@ class BranchedFeedForward(nn.Module):
     def forward(self, heads: Tensor) -> Tensor:
         """Map heads side by side (…, M·h) to (…, d)."""
         constant = not (self.training or torch.is_grad_enabled())
-        into, bias, out, out_bias = self._fold_once() if constant else self._fold_anew()
+        into, bias, out, out_bias = self._fold_once() if constant else self._fold()
         # (…, M·h) -> (N, M·h) -> (N, M·f)
         inner = self.activation(branch_linear(heads.flatten(0, -2), into, bias))
         inner = self.activation_dropout(inner)
-        return F.linear(inner, out, out_bias).view(*heads.shape[:-1], -1)
+        return F.linear(inner, out, out_bias).view(*heads.shape[:-1], len(out))
 
     def _fold(self) -> tuple[Tensor, ...]:
         """Return matrices and biases: (M, h, f), (M, f); after the activation (d, M·f), (d,).
 
         κ and α are in them.
         """
-        kappa, alpha = (x.to(self.fc1.weight.dtype) for x in self.weights())
+        kappa, alpha = self.weights()
+        dtype = self.fc1.weight.dtype
         # (M·f, d) -> (M, f, d); (d, M·h) -> (M, d, h)
         first = self.fc1.weight.unflatten(0, (self.branches, -1))
         projection = self.out_proj.weight.unflatten(1, (self.branches, -1)).transpose(0, 1)
         into = (torch.bmm(first, projection) * kappa[:, None, None]).mT
         bias = torch.addcmul(
             self.fc1.bias.unflatten(0, (self.branches, -1)),
-            kappa[:, None],
+            kappa[:, None].to(dtype),
             first @ self.out_proj.bias,
         )
         out = self.fc2.weight * alpha.repeat_interleave(first.size(1))
         # not all of it where only some branches contribute
-        return into, bias, out, self.fc2.bias * alpha.sum()
+        out_bias = self.fc2.bias * alpha.sum()
+        # κ and α are in single precision, whatever the matrices are in
+        return into.to(dtype), bias, out.to(dtype), out_bias.to(dtype)
 
-    def _fold_anew(self) -> tuple[Tensor, ...]:
-        # an optimizer is about to change the weights, and fairseq's do so behind autograd's back
-        self._folded = None
-        return self._fold()
+    def train(self, mode: bool = True) -> BranchedFeedForward:
+        """Set the module in training mode or out of it."""
+        if mode:
+            # an optimizer is about to change the weights, and fairseq's do so behind autograd's
+            # back
+            self._folded = None
+        return super().train(mode)
 
     def _fold_once(self) -> tuple[Tensor, ...]:
         """Return the same, formed anew only where a weight has changed since the last time."""
         now = [(x.data_ptr(), x._version) for x in self.parameters()]
         if self._folded is None or self._folded[0] != now:
-            self._folded = now, self._fold()
+            # what follows may have another precision
+            with torch.autocast(self.fc1.weight.device.type, enabled=False):
+                self._folded = now, self._fold()
         return self._folded[1]
 
 
