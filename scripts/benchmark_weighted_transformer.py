@@ -42,12 +42,12 @@ PARTS = SUBLAYERS, TRAINING, GENERATION = ("sublayers", "training", "generation"
 EXPLANATION = """
 Setting: tokens, or sentences and tokens of each with a slash between. Sublayers: output projection
 and feed-forward network, without attention; train is a forward and a backward pass. Whole models
-have a joint vocabulary of {symbols:,} symbols; training is an update with fairseq's Adam, of random
-sentences; generation is fairseq's beam search (beam {beam}), counted in tokens of the best
-translations. Tokens a second: the median repeat of {steps}, the slowest and the fastest. Of the
-arithmetic: what part of the time the multiply-adds of the merged computation's or the plain
-model's sublayers would take at the rate measured here ({rate:,.0f} billion a second); 0 where it is
-not counted.
+have a joint vocabulary of {symbols:,} symbols; training is an update with fairseq's Adam, without
+its trainer, of random sentences of one length; generation is fairseq's beam search (beam {beam}),
+counted in tokens of the best translations. Tokens a second: the median repeat of {steps}, the
+slowest and the fastest. Of the arithmetic: what part of the time the multiply-adds of the merged
+computation's or the plain model's sublayers would take at the rate measured here ({rate:,.0f}
+billion a second); 0 where it is not counted.
 Machine: {hardware}."""
 
 

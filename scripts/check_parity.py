@@ -68,6 +68,18 @@ def run_quietly(words: list[str]) -> str:
     return done.stdout + done.stderr
 
 
+def read_config(case: Path) -> dict[str, Any]:
+    """Options of a case's model, its source and settings among them.
+
+    Raises ValueError when these are not there.
+    """
+    config = json.loads((case / "config.json").read_text(encoding="utf-8"))
+    for name in ("source", "settings"):
+        if name not in config:
+            raise ValueError(f"{case.name}: config.json lacks {name}")
+    return config
+
+
 def import_case(case: Path, config: dict[str, Any], folder: Path) -> None:
     """Import a case's model, and binarize its text with the imported dictionary."""
     files = ("checkpoint", "model.pt"), ("config", "config.json"), ("vocab", "vocab.txt")
@@ -127,11 +139,14 @@ def own_rounding(expected: dict[str, np.ndarray], config: dict[str, Any]) -> flo
 def compare(case: Path, bar: tqdm) -> list[Row]:
     """Compare a case's losses in all of its settings.
 
-    Raises ValueError when tokens are missing.
+    Raises ValueError when settings or tokens are missing.
     """
-    config = json.loads((case / "config.json").read_text(encoding="utf-8"))
+    config = read_config(case)
     rows = []
     with np.load(case / "expected.npz") as expected, tempfile.TemporaryDirectory() as temporary:
+        lacking = set(config["settings"]) - set(expected)
+        if lacking:
+            raise ValueError(f"{case.name}: expected.npz has no {', '.join(sorted(lacking))}")
         allowed = max(TOLERANCE, own_rounding(expected, config))
         import_case(case, config, Path(temporary))
         for name, setting in config["settings"].items():
@@ -157,10 +172,7 @@ def check_parity(folder: Path) -> bool:
     cases = sorted(path.parent for path in folder.resolve().glob("*/expected.npz"))
     if not cases:
         raise ValueError(f"{short(folder.resolve())} has no case: no folder with expected.npz")
-    settings = sum(
-        len(json.loads((case / "config.json").read_text(encoding="utf-8"))["settings"])
-        for case in cases
-    )
+    settings = sum(len(read_config(case)["settings"]) for case in cases)
     with tqdm(total=settings, desc="parity", unit="setting", disable=None) as bar:
         rows = [row for case in cases for row in compare(case, bar)]
     headers = [

@@ -5,6 +5,7 @@ Nothing in a file is executed. What is wrong is collected, so that a user learns
 
 import json
 import pickle
+import re
 from pathlib import Path
 from typing import Any
 from zipfile import is_zipfile
@@ -16,6 +17,8 @@ from run_command import short
 
 # Under one of these a training's checkpoint has the weights.
 _CONTAINERS = ("model", "state_dict")
+# what PyTorch says of a pickle that names a class or a function of other code
+_OTHER_CODE = re.compile(r"\bGLOBAL\b")
 # torch.nn.DataParallel puts it before each name
 _PREFIX = "module."
 
@@ -33,7 +36,7 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
     for name in _CONTAINERS:
         if isinstance(content, dict) and isinstance(content.get(name), dict):
             content = content[name]
-    if not isinstance(content, dict) or not content:
+    if not (isinstance(content, dict) and content and all(isinstance(k, str) for k in content)):
         raise ValueError(f"{label} holds {type(content).__name__}, not tensors by name")
     others = [name for name, value in content.items() if not isinstance(value, Tensor)]
     if others:
@@ -65,15 +68,19 @@ def _load(path: Path) -> Any:
     try:
         # files of before PyTorch 1.6 are no zip archives and cannot be mapped
         return torch.load(path, map_location="cpu", weights_only=True, mmap=is_zipfile(path))
-    except pickle.UnpicklingError as error:
+    except Exception as error:
+        # reading a damaged file may fail in any way
+        of_pickle = isinstance(error, pickle.UnpicklingError)
+        if not (of_pickle and _OTHER_CODE.search(str(error))):
+            # PyTorch would advise to execute what is in it
+            detail = "" if of_pickle else f": {error}"
+            raise ValueError(f"{label} is broken or no file of torch.save{detail}") from error
         raise ValueError(
             f"{label} holds more than tensors, and loading the rest would execute what is in it. "
             "If it is a whole model, extract its tensors where it was trained, with the original "
             f'code:\n    model = torch.load("{path.name}", map_location="cpu")\n'
             '    torch.save(model.state_dict(), "weights.pt")\nand name weights.pt here'
         ) from error
-    except (RuntimeError, EOFError, OSError, ValueError, KeyError) as error:
-        raise ValueError(f"{label} is broken or no file of torch.save: {error}") from error
 
 
 class ForeignTensors:

@@ -34,7 +34,7 @@ from foreign_checkpoint import ForeignConfig, ForeignTensors, read_tensors
 from foreign_vocabulary import ForeignVocabulary
 from import_adaptive_span import AdaptiveSpanImport
 from import_transformer_xl import TransformerXLImport
-from measurement_options import exit_status
+from measurement_options import exit_status, make_output_folder
 from run_command import short
 
 SOURCES = TRANSFORMER_XL, ADAPTIVE_SPAN, HUGGING_FACE = (
@@ -113,9 +113,14 @@ def build_state(
     }
 
 
-def write(output: Path, state: dict[str, Any], vocabulary: ForeignVocabulary, words: list[str]):
-    """Write the files, none of which is ever seen half-written."""
-    output.mkdir(parents=True, exist_ok=True)
+def write(
+    output: Path, state: dict[str, Any], vocabulary: ForeignVocabulary, words: list[str]
+) -> None:
+    """Write the files, none of which is ever seen half-written.
+
+    Raises ValueError when the folder cannot be made.
+    """
+    make_output_folder(output)
     temporary = [output / f"{name}.tmp" for name in WRITTEN]
     try:
         torch.save(state, temporary[0])

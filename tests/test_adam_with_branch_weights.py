@@ -178,7 +178,8 @@ def test_logits_of_a_softmax_are_not_projected():
     network = make_network(parameterization="softmax")
     optimizer = FairseqAdamWithBranchWeights(options(), list(network.parameters()))
     learn(network, optimizer)
-    assert network.weights.kappa.abs().sum() > 1.5
+    for logits in (network.weights.kappa_logits, network.weights.alpha_logits):
+        assert logits.abs().sum() > 1.5
     for x in network.weights():
         assert_on_simplex(x)
 

@@ -66,3 +66,38 @@ def test_under_autocast_the_product_is_of_its_dtype_and_gradients_of_the_inputs(
     torch.testing.assert_close(out, expected.to(out.dtype), rtol=0.02, atol=0.02)
     out.float().sum().backward()
     assert {x.grad.dtype for x in inputs} == {torch.float}
+
+
+def test_under_autocast_double_precision_stays():
+    inputs = draw()
+    with torch.autocast("cpu", torch.bfloat16):
+        out = branch_linear(*inputs)
+    assert out.dtype == torch.double
+    assert_same(out, one_by_one(*inputs), inputs)
+
+
+@pytest.mark.parametrize("other", range(3))
+def test_mixed_precisions_are_refused_as_any_linear_layer_refuses_them(other):
+    inputs = [x.float() if at == other else x for at, x in enumerate(draw())]
+    with pytest.raises(RuntimeError, match="dtype"):
+        branch_linear(*inputs)
+
+
+@pytest.mark.parametrize("frozen", range(3))
+def test_nothing_is_computed_for_the_gradient_of_what_is_frozen(frozen):
+    inputs = draw()
+    inputs[frozen].requires_grad_(False)
+    out = branch_linear(*inputs)
+    # what autograd would pass over in silence
+    grads = out.grad_fn.apply(torch.ones_like(out))
+    assert [at for at, grad in enumerate(grads) if grad is None] == [frozen]
+    learned = [x for x in inputs if x.requires_grad]
+    assert_same(out, one_by_one(*inputs), learned)
+
+
+def test_gradients_of_gradients_are_refused():
+    inputs = draw()
+    out = branch_linear(*inputs).square().sum()
+    for grad in torch.autograd.grad(out, inputs, create_graph=True):
+        with pytest.raises(RuntimeError, match="once_differentiable"):
+            grad.sum().backward(retain_graph=True)

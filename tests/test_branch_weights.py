@@ -43,6 +43,9 @@ def test_projection_is_the_nearest_point_of_the_simplex(spread, branches):
         ([0.0, 1.0, 0.0], [0.0, 1.0, 0.0]),
         ([0.25, 0.25, 0.5], [0.25, 0.25, 0.5]),
         ([2.0, 2.0, 0.0], [0.5, 0.5, 0.0]),
+        ([7.0, 7.0, 7.0, 7.0], [0.25, 0.25, 0.25, 0.25]),
+        # the last two are as large as what is taken from all
+        ([0.9, 0.4, 0.15, 0.15], [0.75, 0.25, 0.0, 0.0]),
         ([-3.0], [1.0]),
     ],
 )
@@ -55,6 +58,13 @@ def test_projection_of_many_large_and_small_numbers_stays_on_the_simplex():
     found = projected(1e6 + torch.randn(64))
     assert found.min() >= 0
     assert found.double().sum().item() == pytest.approx(1, abs=1e-6)
+
+
+def test_what_is_on_the_simplex_stays_there():
+    torch.manual_seed(1)
+    for branches in (1, 2, 7):
+        x = draw_from_simplex(branches)
+        torch.testing.assert_close(projected(x), x, rtol=0, atol=1e-7)
 
 
 def test_the_start_is_uniform_on_the_simplex():
@@ -80,8 +90,18 @@ def test_learned_weights_start_on_the_simplex_and_differ(parameterization):
 
 def test_softmax_of_the_logits():
     weights = BranchWeights(3, SCHEDULE, "softmax")
-    weights.kappa.data = torch.tensor([0.0, 1.0, 2.0])
-    torch.testing.assert_close(weights()[0], torch.tensor([0.0, 1.0, 2.0]).softmax(0))
+    logits = torch.tensor([0.0, 1.0, 2.0]), torch.tensor([3.0, 0.0, 1.0])
+    weights.kappa_logits.data, weights.alpha_logits.data = logits
+    for found, x in zip(weights(), logits, strict=True):
+        torch.testing.assert_close(found, x.softmax(0))
+
+
+@pytest.mark.parametrize("saved", ["simplex", "softmax"])
+def test_weights_are_not_loaded_as_logits_nor_logits_as_weights(saved):
+    (loaded,) = {"simplex", "softmax"} - {saved}
+    state = BranchWeights(3, SCHEDULE, saved).state_dict()
+    with pytest.raises(RuntimeError, match=r"Missing key.*\n\s*Unexpected key"):
+        BranchWeights(3, SCHEDULE, loaded).load_state_dict(state)
 
 
 def test_the_learning_rate_is_that_of_the_paper():
@@ -151,8 +171,13 @@ def test_in_half_precision_they_stay_in_single_precision():
         ),
         ({"top_k": 0}, "--branch-top-k is 0: it must be from 1 to the number of branches, 4"),
         ({"top_k": 5}, "--branch-top-k is 5: it must be from 1 to the number of branches, 4"),
+        (
+            {"top_k": 2, "outside_training": "uniform"},
+            "--branch-weights uniform with --branch-top-k: no weight is larger than another; "
+            "leave out one of the two",
+        ),
     ],
 )
-def test_choices_that_do_not_exist_are_refused(options, message):
+def test_choices_that_cannot_be_are_refused(options, message):
     with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
         BranchWeights(4, SCHEDULE, **options)

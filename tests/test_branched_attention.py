@@ -120,8 +120,39 @@ def test_heads_are_those_of_fairseqs_attention_with_and_without_weights():
     torch.testing.assert_close(fused, plain)
     assert none is None
     assert (weights[0, :, :2] == 0).all()
-    _, of_heads = module.heads(x, x, x, need_head_weights=True)
+    _, of_heads = module.heads(
+        x, x, x, key_padding_mask=padding(), need_weights=False, need_head_weights=True
+    )
     assert of_heads.shape == (4, SENTENCES, KEYS, KEYS)
+    torch.testing.assert_close(of_heads.mean(0), weights)
+    assert not torch.allclose(of_heads[0], of_heads[1])
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int64])
+def test_padding_may_be_told_by_numbers(dtype):
+    module = build(dtype=torch.float, self_attention=True)
+    x = torch.randn(KEYS, SENTENCES, WIDTH)
+    out, expected = (
+        module(x, x, x, key_padding_mask=mask, need_weights=False)[0]
+        for mask in (padding().to(dtype), padding())
+    )
+    assert torch.equal(out, expected)
+    assert not torch.allclose(out, module(x, x, x, need_weights=False)[0])
+
+
+def test_the_projection_starts_as_fairseqs_does():
+    torch.manual_seed(1)
+    projection = BranchedFeedForward(64, 64, BranchWeights(4, SCHEDULE)).out_proj
+    assert not projection.bias.any()
+    # Xavier's bound; torch's own is 1/8
+    bound = (6 / (64 + 64)) ** 0.5
+    assert 0.95 * bound < projection.weight.abs().max() <= bound
+
+
+def test_no_sentences_are_mapped_to_none():
+    network = build(dtype=torch.float).feed_forward
+    assert network(torch.empty(0, 3, WIDTH)).shape == (0, 3, WIDTH)
+    assert network.eval()(torch.empty(3, 0, WIDTH)).shape == (3, 0, WIDTH)
 
 
 def test_dropout_of_attention_acts_in_training_alone():
@@ -192,12 +223,26 @@ def test_folded_once_outside_of_training_until_a_weight_changes(monkeypatch):
 
 
 @torch.no_grad()
-def test_what_an_optimizer_does_behind_autograds_back_is_seen():
+def test_folded_under_autocast_as_without_it():
+    network = build(dtype=torch.float).feed_forward.eval()
+    heads = torch.randn(9, WIDTH)
+    expected = copy.deepcopy(network)(heads)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert network(heads).dtype == torch.bfloat16
+    assert torch.equal(network(heads), expected)
+
+
+@pytest.mark.parametrize("dropped", [False, True], ids=["run", "dropped"])
+@torch.no_grad()
+def test_what_an_optimizer_does_behind_autograds_back_is_seen(dropped):
     network = build(dtype=torch.float).feed_forward
     heads = torch.randn(3, WIDTH)
     before = network.eval()(heads)
-    with torch.enable_grad():
-        network.train()(heads)
+    network.train()
+    # a layer that --encoder-layerdrop passes over learns too, by Adam's momentum
+    if not dropped:
+        with torch.enable_grad():
+            network(heads)
     # as fairseq's Adam does
     for weight in network.parameters():
         weight.data.mul_(1.5)

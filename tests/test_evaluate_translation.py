@@ -36,8 +36,8 @@ def place(tmp_path):
             builder.add_item(torch.tensor([4, 2]))
         builder.finalize(f"{path}.idx")
     write(tmp_path / "data" / "references" / "test.de", REFERENCES)
-    torch.save({"model": {"decoder.weights.alpha": torch.ones(1)}}, tmp_path / "plain.pt")
-    torch.save({"model": {"decoder.weights.kappa": torch.ones(1)}}, tmp_path / "branched.pt")
+    for name, held in (("plain", "alpha"), ("branched", "kappa"), ("softmax", "kappa_logits")):
+        torch.save({"model": {f"decoder.weights.{held}": torch.ones(1)}}, tmp_path / f"{name}.pt")
     return tmp_path
 
 
@@ -259,13 +259,13 @@ def test_fairseq_gets_what_is_given_but_translates_all(place, run):
     assert scores(place)["tokenized"]["compounds_split"] is False
 
 
-def test_branch_weights_are_replaced(place, run):
-    status, (command,) = run("--branch-weights", "uniform", path="branched.pt")
+@pytest.mark.parametrize("path", ["branched.pt", "softmax.pt"])
+def test_branch_weights_are_replaced(place, run, path):
+    status, (command,) = run("--branch-weights", "uniform", path=path)
     assert status == 0
     assert value(command, "--model-overrides") == "{'branch_weights': 'uniform'}"
     assert value(command, "--seed") == "1"
-    (_, (command,)) = run("--branch-weights", "learned")
-    assert "--model-overrides" not in command
+    assert "--model-overrides" not in run("--branch-weights", "learned")[1][0]
 
 
 def test_an_ensemble_and_a_reference_of_ones_own(place, run):

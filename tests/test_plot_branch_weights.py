@@ -1,4 +1,3 @@
-import argparse
 import json
 import re
 
@@ -61,14 +60,9 @@ def log(tmp_path):
 
 
 def write_checkpoint(path, updates, **options):
-    """Write a checkpoint as fairseq-train does; return the model."""
+    """Write what is read of fairseq-train's checkpoints; return the model."""
     model = tiny_weighted_transformer(seed=updates, **options)
-    content = {
-        "args": None,
-        "cfg": {"model": argparse.Namespace(**options)},
-        "model": model.state_dict(),
-        "optimizer_history": [{"num_updates": updates}],
-    }
+    content = {"model": model.state_dict(), "optimizer_history": [{"num_updates": updates}]}
     torch.save(content, path)
     return model
 
@@ -166,7 +160,7 @@ def test_checkpoints_of_a_folder(tmp_path, attention):
             assert found["layers"]["decoder2"][kind][at] == parameters[name].tolist()
 
 
-def test_logits_become_weights(tmp_path):
+def test_logits_become_weights_by_their_names(tmp_path):
     path, output = tmp_path / "softmax.pt", tmp_path / "weights"
     model = write_checkpoint(path, 7, branch_parameterization="softmax")
     words = ["--checkpoint", str(path), "--layer", "encoder2", "--output", str(output)]

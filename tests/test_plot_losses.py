@@ -56,6 +56,25 @@ def test_what_comes_before_the_line_does_not_matter():
     assert validation(f"2026-01-31 19:41:58 | INFO | valid | {line}") == (10, 3.059)
 
 
+@pytest.mark.parametrize(
+    "line",
+    [
+        '{"epoch": 1, "valid_loss": "4.25", "valid_nll_loss": "2.9", "valid_num_updates": "1200"}',
+        "epoch 001 | valid on 'valid' subset | loss 4.25 | nll_loss 2.9 | ppl 7 | num_updates 1200",
+    ],
+)
+def test_of_smoothed_labels_the_loss_without_smoothing_counts(line):
+    assert validation(line) == (1200, 2.9)
+
+
+@pytest.mark.parametrize("log", [JSON_LOG, SIMPLE_LOG], ids=["json", "simple"])
+def test_a_line_cut_short_is_skipped(log):
+    line = next(filter(validation, log.splitlines()))
+    # but not within the number of updates: what is left of it is a number too
+    for length in range(line.rindex("10")):
+        assert validation(line[:length].rstrip()) is None
+
+
 def test_table_json_and_plot(logs, tmp_path, capsys):
     output = tmp_path / "a" / "losses"
     assert plot_losses.main(["--log", *logs, "--output", str(output)]) == 0

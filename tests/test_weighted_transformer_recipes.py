@@ -186,6 +186,7 @@ def test_multi30k_compares_models_that_differ_in_the_architecture_alone(stand_in
     optimizers = (weighted.optimizer._name, plain.optimizer._name)
     assert optimizers == ("adam_with_branch_weights", "adam")
     assert weighted.model.freeze_branch_weights_after < weighted.optimization.max_update
+    assert weighted.dataset.required_batch_size_multiple == 1
     for group in ("common", "dataset", "optimization", "criterion", "lr_scheduler", "task"):
         assert weighted[group] == plain[group]
     for name in ("adam_betas", "adam_eps", "weight_decay"):

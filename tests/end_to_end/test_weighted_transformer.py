@@ -5,7 +5,10 @@ import re
 import pytest
 import torch
 
+import evaluate_translation
+import fairseq_plugins  # noqa: F401 (registers what checkpoints hold)
 from tests.end_to_end.commands import PLUGIN, run
+from tests.end_to_end.test_evaluate_translation import forked
 
 USER_DIR = ("--user-dir", PLUGIN)
 
@@ -19,6 +22,7 @@ MODEL = (
     *("--branch-warmup-updates", 5, "--lr", 0.005, "--cpu", "--max-tokens", 200, *ALL),
     *("--log-format", "simple", "--no-epoch-checkpoints", "--seed", 1),
 )
+LANGUAGES = ("--source-lang", "en", "--target-lang", "de")
 OPTIMIZER = ("--optimizer", "adam_with_branch_weights", "--adam-betas", "(0.9, 0.98)")
 
 
@@ -29,11 +33,12 @@ def pairs(data, tmp_path_factory):
     for split in ("train", "valid", "test"):
         lines = (data.parent / f"{split}.txt").read_text().splitlines()
         turned = (" ".join(reversed(line.split())) for line in lines)
-        (folder / f"{split}.there").write_text("\n".join(lines) + "\n")
-        (folder / f"{split}.back").write_text("\n".join(turned) + "\n")
+        (folder / f"{split}.en").write_text("\n".join(lines) + "\n")
+        (folder / f"{split}.de").write_text("\n".join(turned) + "\n")
     texts = [f"--{split}pref={folder}/{split}" for split in ("train", "valid", "test")]
-    languages = ("--source-lang", "there", "--target-lang", "back", "--joined-dictionary")
-    run("fairseq-preprocess", *languages, *texts, "--destdir", folder / "bin")
+    run(
+        "fairseq-preprocess", *LANGUAGES, "--joined-dictionary", *texts, "--destdir", folder / "bin"
+    )
     return folder / "bin"
 
 
@@ -79,6 +84,9 @@ def test_it_is_trained_and_its_weights_are_logged(model):
     of_layer = [float(figures[f"decoder2_alpha{i}"]) for i in (1, 2, 3, 4)]
     name = "decoder.layers.1.encoder_attn.feed_forward.weights.alpha"
     assert of_layer == pytest.approx(branch_weights(folder)[name].tolist(), abs=1e-3)
+    (board,) = (folder / "board" / "valid").glob("events.*")
+    # tags are in there as they are; a forked process may end before the last ones are written
+    assert [name for name in figures if name.encode() not in board.read_bytes()] == []
 
 
 @pytest.mark.parametrize("replaced", ["learned", "uniform", "random"])
@@ -89,6 +97,29 @@ def test_it_translates(pairs, model, replaced):
     assert len(re.findall(r"^H-\d+\t", printed, re.MULTILINE)) == 31
     assert len(re.findall(r"^A-\d+\t", printed, re.MULTILINE)) == 31
     assert "Generate test with beam=4: BLEU4 = " in printed
+
+
+def test_translations_are_evaluated_with_what_weighs_the_branches(
+    pairs, model, tmp_path, monkeypatch
+):
+    found, read = [], evaluate_translation.read_results
+
+    def read_scores(path):
+        found.append(re.findall(r"^H-(\d+)\t(-[\d.]+)", path.read_text(), re.MULTILINE))
+        return read(path)
+
+    monkeypatch.setattr(evaluate_translation, "child_process", forked)
+    monkeypatch.setattr(evaluate_translation, "read_results", read_scores)
+    given = (pairs, "--path", model[0] / "checkpoint_last.pt", *LANGUAGES, "--beam", 1)
+    for replaced in ("learned", "uniform"):
+        output = tmp_path / replaced
+        words = (*given, "--reference", pairs.parent / "test.de", "--branch-weights", replaced)
+        words += ("--output", output, "--", "--num-workers", 0, "--cpu")
+        assert evaluate_translation.main(list(map(str, words))) == 0
+        assert (output / "translation.txt").read_text(encoding="utf-8").count("\n") == 31
+    learned, uniform = map(dict, found)
+    assert learned.keys() == uniform.keys()
+    assert all(learned[number] != uniform[number] for number in learned)
 
 
 def test_it_translates_interactively(pairs, model):

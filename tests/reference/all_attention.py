@@ -5,11 +5,17 @@ import math
 import torch
 
 
-def softmax(scores, masks):
-    """Weights exp(s)·m / Σ exp(s)·m of lists of scores and of mask values."""
-    exponentials = [torch.exp(s) * m for s, m in zip(scores, masks, strict=True)]
-    total = sum(exponentials)
-    return [e / total for e in exponentials]
+def softmax(scores, masks, epsilon=0.0):
+    """Weights exp(s)·m / Σ exp(s)·m of lists of scores and of mask values.
+
+    With epsilon w·m / (Σ w·m + ε) of w = exp(s) / Σ exp(s), as the published code has it.
+    """
+    exponentials = [torch.exp(s) for s in scores]
+    masked = [e * m for e, m in zip(exponentials, masks, strict=True)]
+    total = sum(masked)
+    if epsilon:
+        total = total + epsilon * sum(exponentials)
+    return [e / total for e in masked]
 
 
 def mean(weights, values):
@@ -22,12 +28,22 @@ def soft_mask(z, ramp):
     return lambda distance: torch.clamp((ramp + z - (distance - 1)) / ramp, 0, 1)
 
 
-def attend(q, k, v, u, m_k, m_v, span, include_self=False, mask=None, joint=True):
+def computed(span):
+    """How far the published code computes scores: it drops 64 distances at a time."""
+    widest = math.ceil(max(span.value.tolist()) * span.max_span) + span.ramp
+    reach = span.max_span
+    while reach - 64 >= widest:
+        reach -= 64
+    return reach
+
+
+def attend(q, k, v, u, m_k, m_v, span, include_self=False, mask=None, joint=True, epsilon=0.0):
     """One head of equations 12 and 13 over one stream, one query and one key at a time.
 
     q (T, d_h); k, v (M + T, d_h), the last T of them the queries' own tokens; u: distance -> d_h;
     m_k, m_v: lists of persistent keys and values; mask: distance -> m; joint: one softmax over
-    context and persistent vectors, or one over each (section 5.3). Returns (T, d_h).
+    context and persistent vectors, or one over each (section 5.3); epsilon: see softmax, of what
+    has a mask. Returns (T, d_h).
     """
     head_dim = q.size(1)
     before = k.size(0) - q.size(0)
@@ -43,10 +59,10 @@ def attend(q, k, v, u, m_k, m_v, span, include_self=False, mask=None, joint=True
         persistent = [q[t] @ key / math.sqrt(head_dim) for key in m_k]
         row = torch.zeros_like(q[t])
         if joint and scores + persistent:
-            weights = softmax(scores + persistent, masks + [1.0] * len(m_k))
+            weights = softmax(scores + persistent, masks + [1.0] * len(m_k), epsilon)
             row = row + mean(weights, read + list(m_v))
         if not joint and scores:
-            row = row + mean(softmax(scores, masks), read)
+            row = row + mean(softmax(scores, masks, epsilon), read)
         if not joint and persistent:
             row = row + mean(softmax(persistent, [1.0] * len(m_k)), m_v)
         rows.append(row)
@@ -73,9 +89,11 @@ def multi_head(layer, x, context, u, span):
             elif layer.variant == "head-split" and h >= see_context:
                 m_k, m_v = vectors(layer.persistent, h - see_context)
         seen = context if h < see_context else context[:0]
-        mask = None
+        mask, seen_span, epsilon = None, span, 0.0
         if layer.span is not None and h < see_context:
             mask = soft_mask(layer.span.value[h] * layer.span.max_span, layer.span.ramp)
+            epsilon = layer.span.epsilon
+            seen_span = min(span, computed(layer.span)) if epsilon else span
         heads.append(
             attend(
                 x @ layer.q_proj.weight[rows].T,
@@ -84,10 +102,11 @@ def multi_head(layer, x, context, u, span):
                 u,
                 m_k,
                 m_v,
-                span,
+                seen_span,
                 layer.window.nearest == 0,
                 mask,
                 layer.variant == "all",
+                epsilon,
             )
         )
     attended = torch.cat(heads, dim=1)

@@ -1,0 +1,373 @@
+import functools
+import json
+import shlex
+from typing import NamedTuple
+
+import pytest
+import torch
+from fairseq import checkpoint_utils
+
+import import_checkpoint
+from fairseq_plugins.modules.segment_memory import SegmentMemory
+from tests.foreign_models import CUTOFFS, LAYOUTS, SYMBOLS, adaptive_span, transformer_xl
+from tests.reference import foreign_models as reference
+
+TOLERANCE = 2e-4
+WRITTEN = ["checkpoint.pt", "dict.txt", "options.txt"]
+
+
+class Imported(NamedTuple):
+    """What fairseq loads of an import."""
+
+    model: torch.nn.Module
+    dictionary: object
+    cfg: object
+    options: str
+
+
+def run(foreign, folder, output, name="model.pt"):
+    """Exit status of the script on the files of a folder."""
+    return import_checkpoint.main(
+        [
+            *("--source", foreign.source, "--checkpoint", f"{folder / name}"),
+            *("--config", f"{folder}/config.json", "--vocab", f"{folder}/vocab.txt"),
+            *("--output", f"{output}"),
+        ]
+    )
+
+
+def load(output):
+    """The model of an import's checkpoint.pt, with its dict.txt, as fairseq's commands load it."""
+    models, cfg, task = checkpoint_utils.load_model_ensemble_and_task(
+        [str(output / "checkpoint.pt")], arg_overrides={"data": str(output)}
+    )
+    options = (output / "options.txt").read_text(encoding="utf-8")
+    return Imported(models[0].eval(), task.dictionary, cfg.model, options)
+
+
+def imported(foreign, folder, name="model.pt", leave_out=()):
+    foreign.write(folder, name, leave_out)
+    assert run(foreign, folder, folder / "output", name) == 0
+    return load(folder / "output")
+
+
+@functools.cache
+def of_layout(folder, layout):
+    foreign = LAYOUTS[layout]()
+    return foreign, imported(foreign, folder / layout)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("imports")
+
+
+def stream(foreign, length=40, seed=3):
+    """Numbers of the original's, <eos> and <unk> among them."""
+    generator = torch.Generator().manual_seed(seed)
+    numbers = torch.randperm(len(foreign.symbols), generator=generator).tolist()
+    rest = torch.randint(len(foreign.symbols), (length,), generator=generator).tolist()
+    return (numbers + rest)[:length]
+
+
+def our_numbers(foreign, dictionary):
+    """Of each of the original's symbols the number in fairseq's dictionary."""
+    return torch.tensor(
+        [dictionary.index("</s>" if symbol == "<eos>" else symbol) for symbol in foreign.symbols]
+    )
+
+
+@torch.no_grad()
+def log_probabilities(found, tokens, length):
+    """log p (T, V) of what follows each token of a stream, read in segments with a memory."""
+    memory, parts = SegmentMemory(), []
+    for start in range(0, len(tokens), length):
+        output = found.model(tokens[None, start : start + length], memory=memory.at(start))
+        parts.append(found.model.get_normalized_probs(output, log_probs=True)[0])
+    return torch.cat(parts)
+
+
+def largest_difference(foreign, found, length=7, expected=None):
+    numbers = stream(foreign)
+    ours = our_numbers(foreign, found.dictionary)
+    got = log_probabilities(found, ours[numbers], length)[:, ours]
+    if expected is None:
+        expected = foreign.log_probabilities(numbers)
+    return (got - expected).abs().max().item()
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_every_log_probability_is_the_originals(folder, layout):
+    foreign, found = of_layout(folder, layout)
+    assert largest_difference(foreign, found) < TOLERANCE
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_probabilities_add_up_and_made_up_symbols_have_none(folder, layout):
+    foreign, found = of_layout(folder, layout)
+    ours = our_numbers(foreign, found.dictionary)
+    assert len(set(ours.tolist())) == len(foreign.symbols)
+    probabilities = log_probabilities(found, ours[stream(foreign, 9)], 7).exp()
+    assert probabilities.size(1) == len(found.dictionary)
+    torch.testing.assert_close(probabilities.sum(1), torch.ones(9))
+    made_up = set(range(len(found.dictionary))) - set(ours.tolist())
+    assert len(made_up) == (2 if "<unk>" in foreign.symbols else 3)
+    assert {found.dictionary.bos(), found.dictionary.pad()} <= made_up
+    assert not probabilities[:, sorted(made_up)].any()
+
+
+@pytest.mark.parametrize("layout", ["all-attention", "hf-div2", "all-attention-trimmed", "span-ff"])
+def test_the_segments_length_makes_no_difference_where_the_original_has_none(folder, layout):
+    foreign, found = of_layout(folder, layout)
+    for length in (1, 40):
+        settings = {"tgt_len": length} if layout == "hf-div2" else {}
+        expected = foreign.log_probabilities(stream(foreign), **settings)
+        assert largest_difference(foreign, found, length, expected) < TOLERANCE
+
+
+def test_the_cases_depend_on_what_they_pin(folder):
+    """Far keys beyond the spans leave less than 1, and zero vectors are attended to."""
+    for layout in ("span-ff", "all-attention", "all-attention-trimmed"):
+        foreign, found = of_layout(folder, layout)
+        without = reference.adaptive_span(
+            foreign.tensors, foreign.config, stream(foreign), epsilon=0.0
+        )
+        assert largest_difference(foreign, found, expected=without) > 0.01
+    for layout in ("hf-plain", "all-attention", "span-ff-fixed"):
+        foreign, found = of_layout(folder, layout)
+        decoder = found.model.decoder
+        decoder.context = decoder.context._replace(from_zeros=False)
+        assert largest_difference(foreign, found) > 0.01
+        decoder.context = decoder.context._replace(from_zeros=True)
+
+
+def test_the_dictionary_is_in_the_originals_order(folder):
+    _, found = of_layout(folder, "txl-div2")
+    expected = ["<s>", "<pad>", "</s>", "<unk>"]
+    expected += [symbol for symbol in SYMBOLS if symbol not in ("<eos>", "<unk>")]
+    assert found.dictionary.symbols == expected
+
+
+@pytest.mark.parametrize(
+    ("layout", "added"),
+    [
+        ("txl-div1", 2),
+        ("txl-div2", 2),
+        ("hf-div2-untied-pre-lnorm", 3),
+        ("all-attention-adaptive-io", 3),
+        ("span-ff-adaptive-io-untied", 2),
+    ],
+)
+def test_cutoffs_move_by_the_number_of_added_symbols(folder, layout, added):
+    _, found = of_layout(folder, layout)
+    cutoffs = [cutoff + added for cutoff in CUTOFFS]
+    expected = ",".join(map(str, cutoffs))
+    assert found.cfg.adaptive_input_cutoff == found.cfg.adaptive_softmax_cutoff == expected
+    assert found.model.decoder.adaptive_softmax.cutoff == [*cutoffs, len(found.dictionary)]
+
+
+@pytest.mark.parametrize(
+    ("name", "foreign"),
+    [
+        ("pytorch_model.bin", transformer_xl(CUTOFFS, 2, hugging_face=True)),
+        (
+            "model.safetensors",
+            transformer_xl(CUTOFFS, 2, hugging_face=True, tie_projs=[True] * 4),
+        ),
+        ("checkpoint.pt", adaptive_span(cutoffs=CUTOFFS)),
+    ],
+)
+def test_tied_duplicates_may_be_missing(tmp_path, name, foreign):
+    assert "in_emb.emb_projs.0" not in foreign.duplicates
+    assert len(foreign.duplicates) >= 7
+    found = imported(foreign, tmp_path, name, foreign.duplicates)
+    assert largest_difference(foreign, found) < TOLERANCE
+
+
+def test_half_precision_of_before_zip_archives_is_read(tmp_path):
+    foreign = transformer_xl()
+    half = {name: tensor.half() for name, tensor in foreign.tensors.items()}
+    foreign = foreign._replace(tensors=half)
+    foreign.write(tmp_path)
+    content = {"state_dict": half, "epoch": 3}
+    torch.save(content, tmp_path / "model.pt", _use_new_zipfile_serialization=False)
+    assert run(foreign, tmp_path, tmp_path / "output") == 0
+    found = load(tmp_path / "output")
+    assert all(parameter.dtype == torch.float32 for parameter in found.model.parameters())
+    assert largest_difference(foreign, found) < TOLERANCE
+
+
+def test_options_are_the_models(folder):
+    words = shlex.split(of_layout(folder, "hf-div2")[1].options)
+    assert words[:2] == ["--arch", "transformer_xl"]
+    options = dict(zip(words, [*words[1:], ""], strict=True))
+    expected = {
+        "--decoder-layers": "2",
+        "--decoder-embed-dim": "16",
+        "--decoder-attention-heads": "2",
+        "--decoder-ffn-embed-dim": "24",
+        "--mem-len": "10",
+        "--dropout": "0.1",
+        "--embed-dropout": "0.1",
+        "--output-dropout": "0.1",
+        "--activation-dropout": "0.1",
+        "--attention-dropout": "0.05",
+        "--tokens-per-sample": "7",
+    }
+    assert {name: options[name] for name in expected} == expected
+    assert {"--untie-r", "--zero-memory", "--tie-adaptive-proj"} <= set(words)
+    assert not {"--clamp-len", "--same-length", "--tie-adaptive-head-proj"} & set(words)
+
+    words = shlex.split(of_layout(folder, "all-attention")[1].options)
+    assert words[:2] == ["--arch", "all_attention_lm"]
+    options = dict(zip(words, [*words[1:], ""], strict=True))
+    expected = {
+        "--persistent-vectors": "5",
+        "--decoder-ffn-embed-dim": "0",
+        "--attention-span": "12",
+        "--span-ramp": "3",
+        "--span-epsilon": "1e-08",
+        "--attention-dropout": "0.1",
+        "--activation-dropout": "0.0",
+        "--embed-dropout": "0.05",
+        "--output-dropout": "0.05",
+    }
+    assert {name: options[name] for name in expected} == expected
+    words = shlex.split(of_layout(folder, "span-ff")[1].options)
+    assert words[words.index("--activation-dropout") + 1] == "0.1"
+
+
+def test_what_was_written_is_said(tmp_path, capsys):
+    foreign = transformer_xl()
+    foreign.write(tmp_path)
+    assert run(foreign, tmp_path, tmp_path / "a" / "output") == 0
+    numbers = sum(tensor.numel() for tensor in foreign.tensors.values())
+    assert capsys.readouterr().out.splitlines() == [
+        f"{len(foreign.tensors)} tensors of {numbers:,} numbers, 30 symbols",
+        f"written to {tmp_path}/a/output/checkpoint.pt, dict.txt and options.txt",
+    ]
+    assert sorted(path.name for path in (tmp_path / "a" / "output").iterdir()) == WRITTEN
+
+
+@pytest.mark.parametrize("name", WRITTEN)
+def test_existing_output_is_refused(tmp_path, capsys, name):
+    foreign = transformer_xl()
+    foreign.write(tmp_path)
+    output = tmp_path / "output"
+    output.mkdir()
+    (output / name).write_text("mine")
+    assert run(foreign, tmp_path, output) == 1
+    message = f"--output {output} has {name} already: name another folder, or remove them"
+    assert message in capsys.readouterr().err
+    assert [path.read_text() for path in output.iterdir()] == ["mine"]
+
+
+def test_an_output_that_is_no_folder_is_refused(tmp_path, capsys):
+    foreign = transformer_xl()
+    foreign.write(tmp_path)
+    (tmp_path / "output").write_text("mine")
+    assert run(foreign, tmp_path, tmp_path / "output") == 1
+    assert f"--output {tmp_path}/output" in capsys.readouterr().err
+    assert (tmp_path / "output").read_text() == "mine"
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("model.pt", None, "--checkpoint FOLDER/model.pt is no file"),
+        ("model.pt", b"PK\x03\x04", "--checkpoint FOLDER/model.pt is broken"),
+        ("config.json", None, "--config FOLDER/config.json is no file"),
+        ("config.json", b"{", "--config FOLDER/config.json is not JSON"),
+        ("vocab.txt", None, "--vocab FOLDER/vocab.txt is no file"),
+        ("vocab.txt", b"\xff", "--vocab FOLDER/vocab.txt is not UTF-8"),
+        ("vocab.txt", b"<eos>\n", "it has 30 symbols, and the vocabulary has 1"),
+    ],
+)
+def test_nothing_is_written_of_files_that_cannot_be_read(tmp_path, capsys, name, content, message):
+    foreign = transformer_xl()
+    foreign.write(tmp_path)
+    if content is None:
+        (tmp_path / name).unlink()
+    else:
+        (tmp_path / name).write_bytes(content)
+    assert run(foreign, tmp_path, tmp_path / "output") == 1
+    printed = capsys.readouterr()
+    assert message.replace("FOLDER", str(tmp_path)) in printed.err
+    assert printed.out == ""
+    assert not (tmp_path / "output").exists()
+
+
+def test_a_whole_model_is_refused_and_not_executed(tmp_path, capsys):
+    foreign = transformer_xl()
+    foreign.write(tmp_path)
+    torch.save(torch.nn.Linear(2, 2), tmp_path / "model.pt")
+    assert run(foreign, tmp_path, tmp_path / "output") == 1
+    assert 'torch.save(model.state_dict(), "weights.pt")' in capsys.readouterr().err
+    assert not (tmp_path / "output").exists()
+
+
+def test_an_interrupted_write_leaves_nothing(tmp_path, monkeypatch, capsys):
+    foreign = transformer_xl()
+    foreign.write(tmp_path)
+
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(import_checkpoint.os, "replace", interrupted)
+    assert run(foreign, tmp_path, tmp_path / "output") == 130
+    assert not list((tmp_path / "output").iterdir())
+    assert "interrupted" in capsys.readouterr().err
+
+
+def test_options_that_no_model_has_are_refused(tmp_path, capsys):
+    """They pass the importer, which has no rules of its own for them, and fairseq's models not."""
+    foreign = transformer_xl([9, 16, 22, 24, 26], 4)
+    foreign.write(tmp_path)
+    assert run(foreign, tmp_path, tmp_path / "output") == 1
+    assert "leave the last band less than one of the" in capsys.readouterr().err
+    assert not (tmp_path / "output").exists()
+
+
+def test_all_that_does_not_fit_is_listed_at_once(tmp_path, capsys):
+    foreign = transformer_xl(CUTOFFS, 2)
+    tensors = dict(foreign.tensors)
+    del tensors["r_w_bias"]
+    tensors["r_r_bias"] = tensors["r_r_bias"].T
+    tensors["layers.0.dec_attn.o_net.weight"][3, 4] = torch.nan
+    tensors["crit.out_layers.1.weight"] = tensors["crit.out_layers.1.weight"] + 1
+    tensors["crit.out_projs.2"] = tensors["crit.out_projs.2"] * 2
+    tensors["layers.2.dec_attn.o_net.weight"] = torch.zeros(16, 16)
+    tensors["another"] = torch.zeros(())
+    foreign = foreign._replace(tensors=tensors, symbols=[*SYMBOLS[:-1], "w0"])
+    foreign.config.update(attn_type=1, n_token=31)
+    foreign.write(tmp_path)
+    assert run(foreign, tmp_path, tmp_path / "output") == 1
+    tied = "differs from what it is tied to: the configuration says tied, the weights are not"
+    assert capsys.readouterr().err.splitlines() == [
+        "error: the files do not fit together, and nothing was written:",
+        f"  - --vocab {tmp_path}/vocab.txt, line 30: 'w0' occurs twice",
+        f"  - --config {tmp_path}/config.json: it has 31 symbols, and the vocabulary has 30",
+        f"  - attn_type is 1 in --config {tmp_path}/config.json: only 0, Transformer-XL's own "
+        "attention, is known",
+        f"  - crit.out_layers.1.weight {tied}",
+        f"  - crit.out_projs.2 {tied}",
+        "  - the checkpoint lacks r_w_bias (2 x 8)",
+        "  - r_r_bias is 8 x 2, and by the configuration 2 x 8",
+        "  - layers.0.dec_attn.o_net.weight has a number that is not finite",
+        "  - nothing takes another of the checkpoint",
+        "  - nothing takes layers.2.dec_attn.o_net.weight of the checkpoint",
+    ]
+    assert not (tmp_path / "output").exists()
+
+
+def test_a_config_without_sizes_is_refused_before_tensors_are_compared(tmp_path, capsys):
+    foreign = transformer_xl()
+    foreign.write(tmp_path)
+    config = {name: value for name, value in foreign.config.items() if name != "d_model"}
+    (tmp_path / "config.json").write_text(json.dumps({**config, "attn_type": 2}))
+    assert run(foreign, tmp_path, tmp_path / "output") == 1
+    printed = capsys.readouterr().err
+    label = f"--config {tmp_path}/config.json"
+    assert f"{label} lacks d_model: a whole number of at least 1" in printed
+    assert f"attn_type is 2 in {label}" in printed
+    assert "the checkpoint" not in printed
