@@ -80,21 +80,25 @@ def find_reference(data: Path, split: str, target: str) -> Path:
     return reference
 
 
-def check_checkpoints(paths: Sequence[Path], branch_weights: str) -> None:
+def check_checkpoints(
+    paths: Sequence[Path], branch_weights: str, languages: tuple[str, str]
+) -> None:
     """Check the models of an ensemble, or the one.
 
-    Raises ValueError when a file is missing, or has no branches whose weights could be replaced.
+    Raises ValueError when a file is missing, translates between other languages, or has no branches
+    whose weights could be replaced.
     """
     for path in paths:
         if not path.is_file():
             raise ValueError(f"--path {short(path)} is no file: name one that fairseq-train wrote")
-        if branch_weights == LEARNED:
-            continue
         try:
             state = read_checkpoint(path)
         except ValueError as error:
             # what other scripts call this option
             raise ValueError(str(error).replace("--checkpoint", "--path", 1)) from error
+        _check_languages(path, state, languages)
+        if branch_weights == LEARNED:
+            continue
         weights = state.get("model") if isinstance(state, dict) else None
         # fairseq would take the option for any model, to no effect
         if not any(name.endswith((".kappa", ".kappa_logits")) for name in weights or ()):
@@ -102,6 +106,19 @@ def check_checkpoints(paths: Sequence[Path], branch_weights: str) -> None:
                 f"--branch-weights is {branch_weights}, and --path {short(path)} holds a model "
                 "without branches: leave it out, or name a weighted_transformer"
             )
+
+
+def _check_languages(path: Path, state: Any, languages: tuple[str, str]) -> None:
+    cfg = state.get("cfg") if isinstance(state, dict) else None
+    task = (cfg or {}).get("task") or {}
+    # parsed arguments, or a configuration
+    task = task if isinstance(task, dict) else vars(task)
+    trained = task.get("source_lang"), task.get("target_lang")
+    if None not in trained and trained != languages:
+        raise ValueError(
+            f"--path {short(path)} translates from {trained[0]} to {trained[1]}, not from "
+            f"{languages[0]} to {languages[1]}: give its own --source-lang and --target-lang"
+        )
 
 
 def generate_command(options: argparse.Namespace, extra: Sequence[str]) -> list[str]:
@@ -253,7 +270,8 @@ def _check(options: argparse.Namespace, extra: Sequence[str]) -> tuple[Path, lis
             "that this part was made of; of a validation part, which prepare_translation.py "
             "cleans, only the pairs that it kept"
         )
-    check_checkpoints(options.path, options.branch_weights)
+    languages = options.source_lang, options.target_lang
+    check_checkpoints(options.path, options.branch_weights, languages)
     return reference, references
 
 

@@ -6,9 +6,9 @@ r"""Validation loss of trainings against updates or time, from the logs that fai
 A log is a file that --log-file of fairseq-train names, or what the command printed, with any
 --log-format but none. Of an update that a log has twice, as one of a resumed training may, the
 later loss counts. Losses are means a token in base 2, as fairseq prints them; with smoothed labels
-those are what it calls nll_loss. Time is that since the start, validation and saving included, as
-the last line before a validation tells it: give --log-interval and --validate-interval-updates such
-that there is one. What a resumed training did again counts.
+those are what it calls nll_loss. Time is that of the updates, validation and saving left out, up to
+the last line before a validation that tells it: give --log-interval and --validate-interval-updates
+such that there is one.
 
 Writes losses.json and losses.png, and prints a table: the last loss and the smallest one.
 """
@@ -29,7 +29,10 @@ from training_log import validation_values
 
 UNIT = "bits a token"
 UPDATES, TIME = "updates", "time"
-_WALL = re.compile(r'(?:"wall": "|\bwall=)([\d.]+)')
+# updates, and the seconds of those since the last such line: as JSON, and as simple text
+_TRAINED = re.compile(
+    r'(?:"num_updates": "|\bnum_updates=)(\d+)\b.*(?:"train_wall": "|\btrain_wall=)([\d.]+)'
+)
 
 
 class Validation(NamedTuple):
@@ -51,18 +54,19 @@ def validation(line: str) -> tuple[int, float] | None:
 
 def validations(lines: Iterable[str]) -> dict[int, Validation]:
     """Validations that lines tell, by update; the later one where an update has several."""
-    found, before, wall = {}, 0.0, None
+    losses: dict[int, float] = {}
+    # by the update at which each stretch of training ends; fairseq repeats lines in its --log-file
+    stretches: dict[int, float] = {}
     for line in lines:
-        if told := _WALL.search(line):
-            now = float(told[1])
-            if wall is not None and now < wall:
-                # resumed: fairseq's clock starts anew
-                before += wall
-            wall = now
+        if told := _TRAINED.search(line):
+            stretches[int(told[1])] = float(told[2])
         elif told := validation(line.rstrip()):
-            update, loss = told
-            found[update] = Validation(loss, None if wall is None else before + wall)
-    return dict(sorted(found.items()))
+            losses[told[0]] = told[1]
+    found = {}
+    for update, loss in sorted(losses.items()):
+        before = [seconds for end, seconds in stretches.items() if end <= update]
+        found[update] = Validation(loss, sum(before) if before else None)
+    return found
 
 
 def read_validations(log: NamedFile, timed: bool = False) -> dict[int, Validation]:

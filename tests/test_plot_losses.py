@@ -94,7 +94,7 @@ def test_table_json_and_plot(logs, tmp_path, capsys):
                 "log": f"{tmp_path}/all.log",
                 "updates": [10, 1200, 1400],
                 "losses": [3.059, 2.5, 2.954],
-                "seconds": [60.0, 60.0, 60.0],
+                "seconds": [50.0, 50.0, 50.0],
                 "last": {"update": 1400, "loss": 2.954},
                 "smallest": {"update": 1200, "loss": 2.5},
             },
@@ -144,17 +144,20 @@ def test_logs_without_losses_are_refused(tmp_path, capsys, content, message):
     assert not output.exists()
 
 
-def test_a_resumed_trainings_time_goes_on():
+def test_time_is_that_of_all_updates_before():
     lines = [
         '{"num_updates": "10", "train_wall": "9", "wall": "20"}',
+        '{"num_updates": "10", "train_wall": "9", "wall": "20"}',
         '{"epoch": 1, "valid_loss": "3", "valid_num_updates": "10"}',
-        "epoch 001:     15 / 37 loss=2.9, num_updates=15, train_wall=14, wall=30",
-        # from the checkpoint of update 10, by a new clock
-        "epoch 001:     15 / 37 loss=2.9, num_updates=15, train_wall=5, wall=7",
+        '{"epoch": 1, "train_loss": "3", "train_num_updates": "10", "train_wall": "25"}',
+        "epoch 001:     15 / 37 loss=2.9, num_updates=15, lr=0.1, train_wall=14, wall=30",
+        # resumed from the checkpoint of update 10
+        "epoch 001:     15 / 37 loss=2.9, num_updates=15, lr=0.1, train_wall=5, wall=0",
         '{"epoch": 1, "valid_loss": "2", "valid_num_updates": "20"}',
+        "epoch 001:     25 / 37 loss=2.9, num_updates=25, lr=0.1, train_wall=7, wall=0",
     ]
-    assert validations(lines) == {10: (3.0, 20.0), 20: (2.0, 37.0)}
-    assert validations(lines[1:2]) == {10: (3.0, None)}
+    assert validations(lines) == {10: (3.0, 9.0), 20: (2.0, 14.0)}
+    assert validations(lines[2:3]) == {10: (3.0, None)}
 
 
 def test_losses_against_time(logs, tmp_path, capsys):

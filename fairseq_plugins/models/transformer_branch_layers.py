@@ -148,7 +148,7 @@ class BranchedDecoderLayer(TransformerDecoderLayerBase):
             key_padding_mask=encoder_padding_mask,
             incremental_state=incremental_state,
             static_kv=True,
-            need_weights=need_attn or need_head_weights or (not self.training and self.need_attn),
+            need_weights=need_attn or (not self.training and self.need_attn),
             need_head_weights=need_head_weights,
         )
         x = residual + self.dropout_module(x)

@@ -107,9 +107,10 @@ class WeightedTransformer(TransformerModel):
         """
         options = _branch_options(args)
         _check(options)
+        _check_parts(TransformerConfig.from_namespace(args))
         model = super().build_model(args, task)
+        # fairseq has completed the arguments
         cfg = TransformerConfig.from_namespace(args)
-        _check_parts(cfg)
         weights = {
             **_put_branches(model.encoder, cfg, options, "encoder"),
             **_put_branches(model.decoder, cfg, options, "decoder"),
@@ -182,6 +183,13 @@ def _check_parts(cfg: TransformerConfig) -> None:
             raise ValueError(
                 f"--{option} is {value}: the weighted_transformer has no such thing, leave it out "
                 "or take --arch transformer"
+            )
+    for part in ("encoder", "decoder"):
+        width, heads = getattr(cfg, part).ffn_embed_dim, getattr(cfg, part).attention_heads
+        if width % heads:
+            raise ValueError(
+                f"--{part}-ffn-embed-dim is {width}: the {heads} branches share it, so it must be "
+                f"a multiple of --{part}-attention-heads"
             )
 
 

@@ -18,6 +18,7 @@ from fairseq_plugins.data.symbols import RunningTextDictionary, is_characters
 from fairseq_plugins.data.token_streams import TokenStreams, fingerprint, load_tokens
 from fairseq_plugins.models.segment_decoder import SegmentDecoder
 from fairseq_plugins.optim.constraints import apply_constraints
+from fairseq_plugins.tasks.length_limit import end_by_length
 from fairseq_plugins.tasks.segment_language_modeling_config import SegmentLanguageModelingConfig
 
 logger = logging.getLogger(__name__)
@@ -309,6 +310,8 @@ class SegmentLanguageModelingTask(FairseqTask):
             # <s> never occurs in text, so a generator that waits for it does not stop
             extra = dict(kwargs.pop("extra_gen_cls_kwargs", None) or {})
             kwargs["extra_gen_cls_kwargs"] = {**extra, "eos": self.dictionary.bos()}
+            generator = super().build_generator(models, args, **kwargs)
+            return generator if isinstance(generator, SequenceScorer) else end_by_length(generator)
         return super().build_generator(models, args, **kwargs)
 
     def inference_step(
