@@ -6,6 +6,7 @@ Nothing in a file is executed. What is wrong is collected, so that a user learns
 import json
 import pickle
 import re
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 from zipfile import is_zipfile
@@ -41,8 +42,8 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
     others = [name for name, value in content.items() if not isinstance(value, Tensor)]
     if others:
         raise ValueError(
-            f"{label} has more than tensors among the weights: {', '.join(map(str, others))}; name "
-            "a file of a state dict"
+            f"{label} has more than tensors among the weights: {', '.join(map(repr, others))}; "
+            "save these alone, as a state dict"
         )
     if all(name.startswith(_PREFIX) for name in content):
         content = {name.removeprefix(_PREFIX): value for name, value in content.items()}
@@ -103,6 +104,8 @@ class ForeignTensors:
         expected = " x ".join(map(str, shape))
         if found is None:
             self._problems.append(f"the checkpoint lacks {name} ({expected})")
+        elif found.layout != torch.strided or found.is_meta or not found.is_floating_point():
+            self._problems.append(f"{name} is not of floating-point numbers, all of them there")
         elif tuple(found.shape) != shape:
             got = " x ".join(map(str, found.shape)) or "a number"
             self._problems.append(f"{name} is {got}, and by the configuration {expected}")
@@ -112,15 +115,21 @@ class ForeignTensors:
             return found.float()
         return torch.zeros(shape)
 
-    def check_tied(self, name: str, tensor: Tensor) -> None:
-        """Note a problem where the checkpoint has another tensor than the one it is tied to."""
-        self._left.discard(name)
-        found = self._tensors.get(name)
-        if found is not None and not torch.equal(found.float(), tensor):
-            self._problems.append(
-                f"{name} differs from what it is tied to: the configuration says tied, the weights "
-                "are not"
-            )
+    def take_tied(self, name: str, others: Iterable[str], *shape: int) -> Tensor:
+        """Tensor that the original has under several names, of which a file may keep any.
+
+        Notes a problem where they differ.
+        """
+        present = [other for other in (name, *others) if other in self._tensors]
+        tensor = self.take(present[0] if present else name, *shape)
+        for other in present[1:]:
+            again = self.take(other, *shape)
+            if not torch.equal(again, tensor):
+                self._problems.append(
+                    f"{other} differs from {present[0]}: the configuration says tied, the weights "
+                    "are not"
+                )
+        return tensor
 
     def skip(self, name: str) -> None:
         """Leave a tensor out that follows from the configuration."""
@@ -128,7 +137,9 @@ class ForeignTensors:
 
     def note_surplus(self) -> None:
         """Note a problem for each tensor that nobody took."""
-        self._problems += [f"nothing takes {name} of the checkpoint" for name in sorted(self._left)]
+        self._problems += [
+            f"nothing takes {name!r} of the checkpoint" for name in sorted(self._left)
+        ]
 
 
 class ForeignConfig:
@@ -155,9 +166,22 @@ class ForeignConfig:
             raise ValueError(f"{self._label} is not JSON: {error}") from error
         if not isinstance(read, dict):
             raise ValueError(f"{self._label} has no options: it must be an object of JSON")
-        self._values = {}
+        self._values: dict[str, Any] = {}
+        self._unread: set[str] = set()
         for name, value in read.items():
-            self._values.update(value if isinstance(value, dict) else {name: value})
+            for option, given in (value if isinstance(value, dict) else {name: value}).items():
+                if json.dumps(self._values.get(option, given)) != json.dumps(given):
+                    self.note(f"{option} occurs twice, with different values")
+                self._values[option] = given
+                self._unread.add(option)
+
+    def unread(self) -> list[str]:
+        """Names of the options that nobody has asked for."""
+        return sorted(self._unread)
+
+    def name_of(self, *names: str) -> str:
+        """The one of several names of an option that the file has, else the first."""
+        return next((name for name in names if name in self._values), names[0])
 
     def integer(self, name: str, least: int = 1, default: int | None = None) -> int | None:
         """Whole number of at least ``least``; None after a problem."""
@@ -209,6 +233,7 @@ class ForeignConfig:
 
     def expect(self, name: str, value: Any, why: str, default: Any = None) -> None:
         """Note a problem where an option has another value than the only one that is known."""
+        self._unread.discard(name)
         found = self._values.get(name, value if default is None else default)
         if found != value:
             self._problems.append(f"{name} is {json.dumps(found)} in {self._label}: {why}")
@@ -219,6 +244,7 @@ class ForeignConfig:
         self.readable &= readable
 
     def _checked(self, name: str, default: Any, fits: Any, description: str) -> Any:
+        self._unread.discard(name)
         value = self._values.get(name, default)
         if value is None:
             self._problems.append(f"{self._label} lacks {name}: {description}")

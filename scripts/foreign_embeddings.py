@@ -62,14 +62,13 @@ def translate_plain(
     output_name: str,
 ) -> dict[str, Tensor]:
     """Weights of an embedding and an output of the whole vocabulary."""
-    size = len(vocabulary)
-    embedding = tensors.take(embedding_name, size, width)
+    shape = len(vocabulary), width
     if tied:
-        output = embedding
-        tensors.check_tied(f"{output_name}.weight", embedding)
+        embedding = output = tensors.take_tied(embedding_name, [f"{output_name}.weight"], *shape)
     else:
-        output = tensors.take(f"{output_name}.weight", size, width)
-    bias = tensors.take(f"{output_name}.bias", size)
+        embedding = tensors.take(embedding_name, *shape)
+        output = tensors.take(f"{output_name}.weight", *shape)
+    bias = tensors.take(f"{output_name}.bias", len(vocabulary))
     return {
         f"{_INPUT}.weight": vocabulary.arrange(embedding),
         f"{_OUTPUT}.weight": vocabulary.arrange(output),
@@ -158,8 +157,8 @@ def _take_bands(
     """
     sizes = [last - first for first, last in itertools.pairwise(bounds)]
     if bands.factor == 1:
-        embedding = tensors.take(names.embedding.format(0), bounds[-1], width)
-        output = _take_output(tensors, names.output.format(0), embedding, bands.tied)
+        names_of_band = names.embedding.format(0), names.output.format(0)
+        embedding, output = _take_both(tensors, *names_of_band, bands.tied, bounds[-1], width)
         bias = tensors.take(f"{names.output.format(0)}.bias", bounds[-1])
         identity = [torch.eye(width) for _ in sizes]
         parts = (list(whole.split(sizes)) for whole in (embedding, output, bias))
@@ -167,22 +166,30 @@ def _take_bands(
     embeddings, outputs, biases, into, out_of = [], [], [], [], []
     for band, size in enumerate(sizes):
         narrow = width // bands.factor**band
-        embeddings.append(tensors.take(names.embedding.format(band), size, narrow))
-        into.append(tensors.take(names.input_projection.format(band), width, narrow))
         name = names.output.format(band)
-        outputs.append(_take_output(tensors, name, embeddings[-1], bands.tied))
+        embedding, output = _take_both(
+            tensors, names.embedding.format(band), name, bands.tied, size, narrow
+        )
+        embeddings.append(embedding)
+        outputs.append(output)
         biases.append(tensors.take(f"{name}.bias", size))
-        projection = names.output_projection.format(band)
+        first, second = (
+            of_all.format(band) for of_all in (names.input_projection, names.output_projection)
+        )
         if bands.tied_projections[band]:
-            tensors.check_tied(projection, into[-1])
+            into.append(tensors.take_tied(first, [second], width, narrow))
             out_of.append(into[-1])
         else:
-            out_of.append(tensors.take(projection, width, narrow))
+            into.append(tensors.take(first, width, narrow))
+            out_of.append(tensors.take(second, width, narrow))
     return embeddings, outputs, biases, into, out_of
 
 
-def _take_output(tensors: ForeignTensors, name: str, embedding: Tensor, tied: bool) -> Tensor:
+def _take_both(
+    tensors: ForeignTensors, embedding: str, output: str, tied: bool, *shape: int
+) -> tuple[Tensor, Tensor]:
+    """Embeddings and outputs of a band, which may be the same."""
     if tied:
-        tensors.check_tied(f"{name}.weight", embedding)
-        return embedding
-    return tensors.take(f"{name}.weight", *embedding.shape)
+        both = tensors.take_tied(embedding, [f"{output}.weight"], *shape)
+        return both, both
+    return tensors.take(embedding, *shape), tensors.take(f"{output}.weight", *shape)

@@ -1,8 +1,8 @@
 """Vocabularies of other code as fairseq dictionaries, and tensors in their order.
 
 fairseq's dictionaries begin with <s>, <pad>, </s> and <unk>. <eos> of the original becomes </s>,
-<unk> stays itself, and rows that the original does not have are made up: no such symbol is ever
-predicted, nor does it occur in text.
+<unk> stays itself. Rows that the original does not have are made up: no such symbol is ever
+predicted, and evaluation refuses a text that has one.
 """
 
 from pathlib import Path
@@ -62,11 +62,14 @@ class ForeignVocabulary:
                     f"{label}, line {line}: {symbol!r} is a special symbol of fairseq's"
                 )
             seen.add(symbol)
-        if EOS not in seen:
-            problems.append(f"{label} lacks {EOS}, which ends a line")
 
     def __len__(self) -> int:
         return len(self.symbols)
+
+    @property
+    def lacks(self) -> list[str]:
+        """Which of <eos> and <unk> the original does not have."""
+        return [symbol for symbol in (EOS, UNK) if symbol not in self.symbols]
 
     @property
     def added(self) -> int:

@@ -49,7 +49,8 @@ class AdaptiveSpanImport:
         self._vectors = config.integer("pers_mem_size", least=0, default=0)
         self._inner = 0 if self._vectors else config.integer("inner_hidden_size")
         self._adaptive = config.flag("adapt_span_enabled", False)
-        self._ramp = config.integer("adapt_span_ramp", default=32)
+        # no tensor tells it
+        self._ramp = config.integer("adapt_span_ramp") if self._adaptive else None
         self._dropouts = config.rate("dropout"), config.rate("emb_dropout")
         self.tokens_per_sample = config.integer("block_size", default=512)
         if self._width is not None and self._heads is not None and self._width % self._heads:
@@ -152,11 +153,12 @@ class AdaptiveSpanImport:
         if self._adaptive:
             mask = "adaptive_span._mask."
             # (H, 1, 1) -> (H,)
-            spans = tensors.take(f"{attention}{mask}current_val", heads, 1, 1)
+            # the persistent vectors' module holds the same spans once more
+            memory = f"{attention}persistent_memory.{mask}"
+            spans = tensors.take_tied(
+                f"{attention}{mask}current_val", [f"{memory}current_val"], heads, 1, 1
+            )
             found["self_attn.span.value"] = spans.flatten()
             tensors.skip(f"{attention}{mask}mask_template")
-            if vectors:
-                # the persistent vectors' module holds the same spans once more
-                tensors.check_tied(f"{attention}persistent_memory.{mask}current_val", spans)
-                tensors.skip(f"{attention}persistent_memory.{mask}mask_template")
+            tensors.skip(f"{memory}mask_template")
         return found

@@ -14,6 +14,7 @@ does not fit, all that does not is listed and nothing written.
 """
 
 import argparse
+import contextlib
 import os
 import shlex
 import sys
@@ -42,6 +43,8 @@ SOURCES = TRANSFORMER_XL, ADAPTIVE_SPAN, HUGGING_FACE = (
     "adaptive-span",
     "huggingface-transfo-xl",
 )
+# More problems than these have one cause, such as a wrong number of layers.
+_LISTED = 40
 WRITTEN = CHECKPOINT, DICTIONARY, OPTIONS = "checkpoint.pt", "dict.txt", "options.txt"
 
 
@@ -67,14 +70,16 @@ def flags(options: dict[str, Any]) -> list[str]:
 def refuse(problems: list[str]) -> None:
     """Raise ValueError with all problems, if there are any."""
     if problems:
-        listed = "\n".join(f"  - {problem}" for problem in problems)
+        listed = "\n".join(f"  - {problem}" for problem in problems[:_LISTED])
+        if len(problems) > _LISTED:
+            listed += f"\n  - and {len(problems) - _LISTED:,} more"
         raise ValueError(f"the files do not fit together, and nothing was written:\n{listed}")
 
 
 def build_state(
     words: list[str], weights: dict[str, Tensor], vocabulary: ForeignVocabulary
-) -> dict[str, Any]:
-    """Content of a fairseq checkpoint: options, and weights that a model of them takes.
+) -> tuple[dict[str, Any], int]:
+    """Content of a fairseq checkpoint, options and weights of a model, and its parameters' number.
 
     Raises ValueError for options that no model has.
     """
@@ -91,7 +96,7 @@ def build_state(
     )
     # buffers of fairseq's modules say nothing of the original
     model.load_state_dict({**dict(model.named_buffers()), **weights})
-    return {
+    state = {
         "args": None,
         "cfg": OmegaConf.to_container(cfg, resolve=True, enum_to_str=True),
         "model": model.state_dict(),
@@ -111,6 +116,7 @@ def build_state(
         },
         "last_optimizer_state": None,
     }
+    return state, sum(parameter.numel() for parameter in model.parameters())
 
 
 def write(
@@ -118,19 +124,28 @@ def write(
 ) -> None:
     """Write the files, none of which is ever seen half-written.
 
-    Raises ValueError when the folder cannot be made.
+    Raises ValueError when they cannot be written.
     """
     make_output_folder(output)
-    temporary = [output / f"{name}.tmp" for name in WRITTEN]
+    paths = [output / name for name in WRITTEN]
+    temporary = [path.with_name(f"{path.name}.tmp") for path in paths]
     try:
         torch.save(state, temporary[0])
         vocabulary.dictionary.save(str(temporary[1]))
         temporary[2].write_text(shlex.join(words) + "\n", encoding="utf-8")
-        for path in temporary:
-            os.replace(path, path.with_suffix(""))
-    finally:
-        for path in temporary:
-            path.unlink(missing_ok=True)
+        for source, path in zip(temporary, paths, strict=True):
+            os.replace(source, path)
+    except BaseException as error:
+        for path in (*temporary, *paths):
+            with contextlib.suppress(OSError):
+                path.unlink(missing_ok=True)
+        # what torch.save raises on a full disk
+        if isinstance(error, OSError | RuntimeError):
+            raise ValueError(
+                f"--output {short(output)} cannot be written ({error}): give a folder in a place "
+                "with room where you may write"
+            ) from error
+        raise
 
 
 def import_checkpoint(arguments: argparse.Namespace) -> None:
@@ -156,11 +171,19 @@ def import_checkpoint(arguments: argparse.Namespace) -> None:
         *("--arch", source.arch, *flags(source.options())),
         *("--tokens-per-sample", str(source.tokens_per_sample)),
     ]
-    state = build_state(words, weights, vocabulary)
+    state, parameters = build_state(words, weights, vocabulary)
     write(arguments.output, state, vocabulary, words)
-    parameters = sum(tensor.numel() for tensor in read.values())
+    print(f"{parameters:,} parameters, {len(vocabulary):,} symbols")
+    if config.unread():
+        print(
+            f"options that say nothing of the model, or nothing here: {', '.join(config.unread())}"
+        )
+    if vocabulary.lacks:
+        print(
+            f"the vocabulary has no {' and no '.join(vocabulary.lacks)}: evaluation refuses text "
+            "with line ends or unknown symbols, respectively"
+        )
     output = short(arguments.output.resolve())
-    print(f"{len(read)} tensors of {parameters:,} numbers, {len(vocabulary)} symbols")
     print(f"written to {output}/{CHECKPOINT}, {DICTIONARY} and {OPTIONS}")
 
 

@@ -54,13 +54,18 @@ class TransformerXLImport:
         self._width = config.integer("d_model")
         self._inner = config.integer("d_inner")
         self._untied_biases = config.flag("untie_r", False)
-        self._pre_norm = config.flag("pre_lnorm", False)
+        # no tensor tells these: the original's own defaults would do where its option is misspelt
+        default = {"default": False} if hugging_face else {}
+        self._pre_norm = config.flag("pre_lnorm", **default)
         self._dropouts = config.rate("dropout"), config.rate("dropatt")
         self._mem_len = config.integer("mem_len", least=0)
-        self._same_length = config.flag("same_length", False)
-        self._clamp_len = config.integer("clamp_len", least=-1, default=-1)
+        self._same_length = config.flag("same_length")
+        self._clamp_len = config.integer("clamp_len", least=-1)
         self.tokens_per_sample = config.integer("tgt_len", default=128)
-        size = config.integer("vocab_size" if hugging_face else "n_token")
+        # older versions of transformers have the original's names
+        size = config.integer(
+            config.name_of("vocab_size", "n_token") if hugging_face else "n_token"
+        )
         if size is not None and size != len(vocabulary):
             config.note(f"it has {size} symbols, and the vocabulary has {len(vocabulary)}")
         if self._width is not None and self._heads is not None:
@@ -74,12 +79,12 @@ class TransformerXLImport:
                 )
             config.expect("d_embed", self._width, "here d_embed is d_model", self._width)
         config.expect("attn_type", 0, "only 0, Transformer-XL's own attention, is known")
-        config.expect("ext_len", 0, "an extended context beside the memory is not known")
+        config.expect("ext_len", 0, "import it with 0, and evaluate with --extended-context")
         config.expect("layer_norm_epsilon", 1e-5, "only 1e-05 is known")
         if self._same_length and self._mem_len == 0:
             config.note("same_length with mem_len 0 leaves nothing to attend to")
-        # the original code has one name for tied embeddings, transformers another one
-        tied = config.flag("tie_word_embeddings" if hugging_face else "tie_weight", True)
+        name = config.name_of("tie_weight", "tie_word_embeddings") if hugging_face else "tie_weight"
+        tied = config.flag(name, True)
         self._tied = bool(tied)
         self._bands = self._read_bands(config, hugging_face)
 
@@ -88,7 +93,10 @@ class TransformerXLImport:
         if not cutoffs:
             return None
         factor = config.integer("div_val", default=1)
-        tied_projections = config.flags("tie_projs", len(cutoffs) + 1)
+        # bands as wide as the model have no projections
+        tied_projections = [True] * (len(cutoffs) + 1)
+        if factor != 1:
+            tied_projections = config.flags("tie_projs", len(cutoffs) + 1)
         if cutoffs[-1] >= len(self._vocabulary):
             config.note(f"cutoffs end at {cutoffs[-1]}, beyond the vocabulary", False)
         if not self._vocabulary.fits_first_band(cutoffs[0]):
@@ -144,7 +152,7 @@ class TransformerXLImport:
             )
         # sinusoids: they follow from the width
         tensors.skip(f"{self._prefix}pos_emb.inv_freq")
-        shared = None if self._untied_biases else self._biases(tensors, self._prefix)
+        shared = None if self._untied_biases else self._shared_biases(tensors)
         for number in range(self._layers):
             source, target = f"{self._prefix}layers.{number}.", f"decoder.layers.{number}."
             found.update(self._layer(tensors, source, target, shared))
@@ -154,6 +162,19 @@ class TransformerXLImport:
         """Vectors u and v, each (H, d_h)."""
         shape = self._heads, self._width // self._heads
         return tensors.take(f"{prefix}r_w_bias", *shape), tensors.take(f"{prefix}r_r_bias", *shape)
+
+    def _shared_biases(self, tensors: ForeignTensors) -> tuple[Tensor, Tensor]:
+        """Those of all layers; transformers has them under each layer's name as well."""
+        shape = self._heads, self._width // self._heads
+        layers = range(self._layers if self._hugging_face else 0)
+        return tuple(
+            tensors.take_tied(
+                f"{self._prefix}{name}",
+                [f"{self._prefix}layers.{number}.dec_attn.{name}" for number in layers],
+                *shape,
+            )
+            for name in ("r_w_bias", "r_r_bias")
+        )
 
     def _layer(
         self,

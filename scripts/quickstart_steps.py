@@ -101,11 +101,11 @@ class Training:
         if not self.checkpoint.exists():
             return 0, 0.0
         # torch takes seconds to import, a first run does without it until here.
-        from torch.serialization import safe_globals
+        from torch.serialization import add_safe_globals
 
         # The options of models that fairseq builds from parsed arguments.
-        with safe_globals([argparse.Namespace]):
-            return training_progress(self.checkpoint)
+        add_safe_globals([argparse.Namespace])
+        return training_progress(self.checkpoint)
 
     def command(self, terminal: bool) -> list[str]:
         """fairseq-train command, with log lines in place of a progress bar off a terminal.

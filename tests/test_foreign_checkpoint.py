@@ -91,7 +91,8 @@ def test_what_is_no_file_is_refused(tmp_path):
         ({"model": {}}, "holds dict, not tensors by name"),
         (
             {**TENSORS, "epoch": 3, "lr": 0.1},
-            "has more than tensors among the weights: epoch, lr; name a file of a state dict",
+            "has more than tensors among the weights: 'epoch', 'lr'; save these alone, as a state "
+            "dict",
         ),
         ({"model": {**TENSORS, 5: None}}, "holds dict, not tensors by name"),
         ({0: torch.ones(2)}, "holds dict, not tensors by name"),
@@ -191,6 +192,13 @@ def test_problems_of_tensors_are_named():
             "wide": torch.ones(2, 4),
             "number": torch.tensor(1.0),
             "infinite": torch.tensor([1.0, torch.inf]),
+            "first": torch.ones(2),
+            "second": torch.ones(2),
+            "third": torch.zeros(2),
+            "whole": torch.ones(2, dtype=torch.long),
+            "complex": torch.ones(2, dtype=torch.complex64),
+            "sparse": torch.ones(2).to_sparse(),
+            "meta": torch.ones(2, device="meta"),
             "skipped": torch.ones(1),
             "left": torch.ones(1),
             "also left": torch.ones(1),
@@ -207,9 +215,11 @@ def test_problems_of_tensors_are_named():
         ("none", (5, 6, 7)),
     ]:
         assert torch.equal(tensors.take(name, *shape), torch.zeros(shape))
-    tensors.check_tied("fits", torch.ones(2, 3))
-    tensors.check_tied("missing", torch.ones(2))
-    tensors.check_tied("wide", torch.ones(2, 3))
+    assert torch.equal(tensors.take_tied("absent", ["fits", "missing"], 2, 3), fits)
+    assert torch.equal(tensors.take_tied("first", ["second", "third"], 2), torch.ones(2))
+    tensors.take_tied("missing", ["also missing"], 3)
+    for kind in ("whole", "complex", "sparse", "meta"):
+        tensors.take(kind, 2)
     tensors.skip("skipped")
     tensors.note_surplus()
     assert problems == [
@@ -217,7 +227,12 @@ def test_problems_of_tensors_are_named():
         "number is a number, and by the configuration 1",
         "infinite has a number that is not finite",
         "the checkpoint lacks none (5 x 6 x 7)",
-        "wide differs from what it is tied to: the configuration says tied, the weights are not",
-        "nothing takes also left of the checkpoint",
-        "nothing takes left of the checkpoint",
+        "third differs from first: the configuration says tied, the weights are not",
+        "the checkpoint lacks missing (3)",
+        *(
+            f"{kind} is not of floating-point numbers, all of them there"
+            for kind in ("whole", "complex", "sparse", "meta")
+        ),
+        "nothing takes 'also left' of the checkpoint",
+        "nothing takes 'left' of the checkpoint",
     ]

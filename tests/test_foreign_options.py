@@ -118,8 +118,7 @@ def vocabulary_of(tmp_path, symbols, problems):
             (["<eos>", special], [f"LABEL, line 2: {special!r} is a special symbol of fairseq's"])
             for special in ("<s>", "<pad>", "</s>")
         ),
-        (["a", "<unk>"], ["LABEL lacks <eos>, which ends a line"]),
-        ([], ["LABEL, line 1: '' is empty or has spaces", "LABEL lacks <eos>, which ends a line"]),
+        ([], ["LABEL, line 1: '' is empty or has spaces"]),
     ],
 )
 def test_wrong_vocabularies_are_refused(tmp_path, symbols, messages):
@@ -185,7 +184,7 @@ TOO_FEW = "<eos> and <unk> must be among the first 9 symbols"
             )
             for n in (1, 2, 3)
         ),
-        ({"ext_len": 4}, "ext_len is 4: an extended context beside the memory is not known"),
+        ({"ext_len": 4}, "ext_len is 4: import it with 0, and evaluate with --extended-context"),
         ({"layer_norm_epsilon": 1e-6}, "layer_norm_epsilon is 1e-06: only 1e-05 is known"),
         (
             {"same_length": True, "mem_len": 0},
@@ -231,3 +230,24 @@ def test_options_of_the_layouts_are_fine(tmp_path):
         "it has 31 symbols, and the vocabulary has 30"
     ]
     assert problems_of(tmp_path, adaptive_span(0)) == []
+
+
+def test_symbols_that_a_vocabulary_lacks_are_told(tmp_path):
+    for symbols, lacks in ((["a", "<unk>"], ["<eos>"]), (["a"], ["<eos>", "<unk>"])):
+        problems = []
+        vocabulary = vocabulary_of(tmp_path, symbols, problems)
+        assert not problems
+        assert vocabulary.lacks == lacks
+        assert vocabulary.added == 2 + len(lacks)
+
+
+def test_an_option_twice_with_different_values_is_refused(tmp_path):
+    path = tmp_path / "config.json"
+    path.write_text('{"mem_len": 10, "same": 1, "group": {"mem_len": 3, "same": 1}, "left": 0}')
+    problems = []
+    config = ForeignConfig(path, problems)
+    assert problems == [f"--config {path}: mem_len occurs twice, with different values"]
+    config.integer("mem_len")
+    config.expect("same", 1, "")
+    assert config.unread() == ["left"]
+    assert (config.name_of("new", "left"), config.name_of("new", "old")) == ("left", "new")

@@ -1,5 +1,7 @@
 import functools
 import json
+import os
+import re
 import shlex
 from typing import NamedTuple
 
@@ -239,11 +241,15 @@ def test_options_are_the_models(folder):
 
 def test_what_was_written_is_said(tmp_path, capsys):
     foreign = transformer_xl()
+    foreign.config["untie_me"] = True
     foreign.write(tmp_path)
     assert run(foreign, tmp_path, tmp_path / "a" / "output") == 0
-    numbers = sum(tensor.numel() for tensor in foreign.tensors.values())
+    # tied ones count once, sinusoids not at all, and two symbols are made up
+    different = {t.data_ptr(): t for n, t in foreign.tensors.items() if "inv_freq" not in n}
+    parameters = sum(tensor.numel() for tensor in different.values()) + 2 * (16 + 1)
     assert capsys.readouterr().out.splitlines() == [
-        f"{len(foreign.tensors)} tensors of {numbers:,} numbers, 30 symbols",
+        f"{parameters:,} parameters, 30 symbols",
+        "options that say nothing of the model, or nothing here: div_val, tie_projs, untie_me",
         f"written to {tmp_path}/a/output/checkpoint.pt, dict.txt and options.txt",
     ]
     assert sorted(path.name for path in (tmp_path / "a" / "output").iterdir()) == WRITTEN
@@ -310,13 +316,81 @@ def test_an_interrupted_write_leaves_nothing(tmp_path, monkeypatch, capsys):
     foreign = transformer_xl()
     foreign.write(tmp_path)
 
-    def interrupted(*_):
-        raise KeyboardInterrupt
+    replace = os.replace
+    for after, error, status, told in (
+        (0, KeyboardInterrupt, 130, "interrupted"),
+        (1, KeyboardInterrupt, 130, "interrupted"),
+        (2, OSError("no room"), 1, "cannot be written (no room): give a folder in a place with"),
+    ):
+        left = iter(range(after))
 
-    monkeypatch.setattr(import_checkpoint.os, "replace", interrupted)
-    assert run(foreign, tmp_path, tmp_path / "output") == 130
-    assert not list((tmp_path / "output").iterdir())
-    assert "interrupted" in capsys.readouterr().err
+        def failing(*paths, left=left, error=error):
+            if next(left, None) is None:
+                raise error
+            replace(*paths)
+
+        monkeypatch.setattr(import_checkpoint.os, "replace", failing)
+        assert run(foreign, tmp_path, tmp_path / "output") == status
+        assert not list((tmp_path / "output").iterdir())
+        assert told in capsys.readouterr().err
+
+
+def test_a_vocabulary_without_line_ends_is_imported(tmp_path, capsys):
+    foreign = transformer_xl()
+    foreign = foreign._replace(symbols=[f"c{number}" for number in range(30)])
+    foreign.write(tmp_path)
+    assert run(foreign, tmp_path, tmp_path / "output") == 0
+    assert "the vocabulary has no <eos> and no <unk>: evaluation" in capsys.readouterr().out
+    found = load(tmp_path / "output")
+    assert largest_difference(foreign, found) < TOLERANCE
+    tokens = our_numbers(foreign, found.dictionary)[stream(foreign)][None]
+    output = found.model(tokens)
+    with torch.no_grad():
+        found.model.get_normalized_probs(output, True, {"target": tokens})
+        # padding is not text
+        padded = tokens.clone()
+        padded[0, -3:] = found.dictionary.pad()
+        found.model.get_normalized_probs(output, True, {"target": padded})
+        for symbol in ("</s>", "<unk>"):
+            tokens[0, 5] = found.dictionary.index(symbol)
+            message = f"the text has {symbol}, which the model was imported without"
+            with pytest.raises(ValueError, match=f"^{re.escape(message)}"):
+                found.model.get_normalized_probs(output, True, {"target": tokens})
+
+
+@pytest.mark.parametrize("kept", ["first", "second"])
+def test_a_file_may_keep_either_name_of_a_tied_tensor(tmp_path, kept):
+    foreign = transformer_xl(CUTOFFS, 2, hugging_face=True)
+    names = {}
+    for name, tensor in foreign.tensors.items():
+        names.setdefault(tensor.data_ptr(), []).append(name)
+    left_out = [n for tied in names.values() for n in (tied[1:] if kept == "first" else tied[:-1])]
+    assert left_out
+    foreign.write(tmp_path, "model.safetensors", tuple(left_out))
+    assert run(foreign, tmp_path, tmp_path / "output", "model.safetensors") == 0
+    assert largest_difference(foreign, load(tmp_path / "output")) < TOLERANCE
+
+
+def test_huggingfaces_shared_u_and_v_have_a_name_in_each_layer(tmp_path):
+    foreign = transformer_xl(hugging_face=True, untie_r=False)
+    tensors = dict(foreign.tensors)
+    for name in ("r_w_bias", "r_r_bias"):
+        for number in (0, 1):
+            shared = tensors[f"transformer.{name}"]
+            tensors[f"transformer.layers.{number}.dec_attn.{name}"] = shared
+    foreign._replace(tensors=tensors).write(tmp_path)
+    assert run(foreign, tmp_path, tmp_path / "output") == 0
+    assert largest_difference(foreign, load(tmp_path / "output")) < TOLERANCE
+
+
+def test_older_names_of_transformers_are_read(tmp_path):
+    foreign = transformer_xl(CUTOFFS, 2, hugging_face=True)
+    config = dict(foreign.config)
+    config["n_token"] = config.pop("vocab_size")
+    config["tie_weight"] = config.pop("tie_word_embeddings", True)
+    foreign._replace(config=config).write(tmp_path)
+    assert run(foreign, tmp_path, tmp_path / "output") == 0
+    assert largest_difference(foreign, load(tmp_path / "output")) < TOLERANCE
 
 
 def test_options_that_no_model_has_are_refused(tmp_path, capsys):
@@ -342,20 +416,20 @@ def test_all_that_does_not_fit_is_listed_at_once(tmp_path, capsys):
     foreign.config.update(attn_type=1, n_token=31)
     foreign.write(tmp_path)
     assert run(foreign, tmp_path, tmp_path / "output") == 1
-    tied = "differs from what it is tied to: the configuration says tied, the weights are not"
+    tied = "the configuration says tied, the weights are not"
     assert capsys.readouterr().err.splitlines() == [
         "error: the files do not fit together, and nothing was written:",
         f"  - --vocab {tmp_path}/vocab.txt, line 30: 'w0' occurs twice",
         f"  - --config {tmp_path}/config.json: it has 31 symbols, and the vocabulary has 30",
         f"  - attn_type is 1 in --config {tmp_path}/config.json: only 0, Transformer-XL's own "
         "attention, is known",
-        f"  - crit.out_layers.1.weight {tied}",
-        f"  - crit.out_projs.2 {tied}",
+        f"  - crit.out_layers.1.weight differs from word_emb.emb_layers.1.weight: {tied}",
+        f"  - crit.out_projs.2 differs from word_emb.emb_projs.2: {tied}",
         "  - the checkpoint lacks r_w_bias (2 x 8)",
         "  - r_r_bias is 8 x 2, and by the configuration 2 x 8",
         "  - layers.0.dec_attn.o_net.weight has a number that is not finite",
-        "  - nothing takes another of the checkpoint",
-        "  - nothing takes layers.2.dec_attn.o_net.weight of the checkpoint",
+        "  - nothing takes 'another' of the checkpoint",
+        "  - nothing takes 'layers.2.dec_attn.o_net.weight' of the checkpoint",
     ]
     assert not (tmp_path / "output").exists()
 

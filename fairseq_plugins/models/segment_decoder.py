@@ -27,6 +27,9 @@ from fairseq_plugins.modules.variational_dropout import WordDropout
 
 logger = logging.getLogger(__name__)
 
+# Symbols that an imported model does not have are below it (scripts/foreign_vocabulary.py).
+_IMPOSSIBLE = -5e3
+
 
 class Context(NamedTuple):
     """How far back the layers read.
@@ -246,6 +249,7 @@ class SegmentDecoder(FairseqIncrementalDecoder):
 
         Raises:
             ValueError: a criterion for plain softmaxes trains an adaptive one.
+                The text has a symbol that an imported model does not have.
             FloatingPointError: a target's log-probability is not finite; fairseq-eval-lm would
                 leave that token out of its average.
         """
@@ -257,13 +261,25 @@ class SegmentDecoder(FairseqIncrementalDecoder):
             )
         probs = super().get_normalized_probs(net_output, log_probs, sample)
         if log_probs and sample is not None:
-            of_targets = probs.gather(-1, sample["target"].unsqueeze(-1))
-            if not of_targets.isfinite().all():
-                raise FloatingPointError(
-                    "the log-probability of a token is not finite: evaluate without --fp16, or "
-                    "look for NaN in the checkpoint"
-                )
+            self._check_targets(probs, sample["target"])
         return probs
+
+    def _check_targets(self, log_probs: Tensor, target: Tensor) -> None:
+        """Raise for a token of ``target`` (B, T) that ``log_probs`` (B, T, V) cannot score."""
+        of_targets = log_probs.gather(-1, target.unsqueeze(-1)).squeeze(-1)
+        if not of_targets.isfinite().all():
+            raise FloatingPointError(
+                "the log-probability of a token is not finite: evaluate without --fp16, or "
+                "look for NaN in the checkpoint"
+            )
+        impossible = target[(of_targets < _IMPOSSIBLE) & target.ne(self.dictionary.pad())]
+        if impossible.numel():
+            symbols = sorted({self.dictionary[symbol] for symbol in impossible.tolist()})
+            raise ValueError(
+                f"the text has {', '.join(symbols)}, which the model was imported without and can "
+                "never predict: take symbols of its vocabulary only, and text without line ends "
+                "for a model without </s>"
+            )
 
     def reorder_incremental_state(
         self, incremental_state: dict[str, Any], new_order: Tensor
