@@ -2,15 +2,14 @@
 
 import importlib.util
 import logging
-import os
 import statistics
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from benchmark_contenders import AUTOCAST, FP32, Models
-from quickstart_steps import write_atomically
 from run_command import short
+from whole_files import whole_file, write_json
 
 _MIB = 2**20
 
@@ -133,9 +132,8 @@ class Report:
             axis.invert_yaxis()
             axis.set_title(title)
             axis.set_xlabel("tokens a second")
-        temporary = path.with_name(path.name + ".tmp")
-        figure.savefig(temporary, format="png", dpi=150)
-        os.replace(temporary, path)
+        with whole_file(path) as partial:
+            figure.savefig(partial, format="png", dpi=150)
 
     def write(self, folder: Path, circumstances: dict) -> None:
         """Write benchmark.json, circumstances beside the measurements, and benchmark.png."""
@@ -152,7 +150,7 @@ class Report:
                     **{title: ratio for title, ratio in ratios.items() if ratio is not None},
                 }
             )
-        write_atomically(folder / "benchmark.json", {**circumstances, "measurements": rows})
+        write_json(folder / "benchmark.json", {**circumstances, "measurements": rows})
         self.draw_chart(folder / "benchmark.png")
 
 

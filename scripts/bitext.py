@@ -10,8 +10,8 @@ from tqdm import tqdm
 
 from moses_tokenization import VISIBLE
 from parallel_lines import count_lines, open_text, read_lines
-from preparation_steps import write_json
 from run_command import short
+from whole_files import write_json
 
 UNCHANGED = "leave the input as it is while it is prepared, and run the same command again"
 

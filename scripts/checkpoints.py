@@ -1,11 +1,11 @@
 """What the quickstart has to know about fairseq's checkpoint files."""
 
-import os
 import shutil
 from pathlib import Path
 from zipfile import BadZipFile, ZipFile
 
 from run_command import short
+from whole_files import whole_file
 
 
 def is_complete(checkpoint: Path) -> bool:
@@ -33,9 +33,8 @@ def repair_checkpoints(folder: Path) -> None:
             path.unlink()
             print(f"removed {short(path)}: it was cut short and no other is complete")
             continue
-        temporary = path.with_name(path.name + ".tmp")
-        shutil.copyfile(newest, temporary)
-        os.replace(temporary, path)
+        with whole_file(path) as partial:
+            shutil.copyfile(newest, partial)
         print(f"replaced {short(path)}, which was cut short, with {newest.name}")
 
 

@@ -7,7 +7,6 @@ c to c + S - 1. (Those near the start of the text have as many as there are.)
 
 import hashlib
 import json
-import os
 import zipfile
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -29,6 +28,7 @@ from score_text import (
     model_options,
     score_text,
 )
+from whole_files import whole_file
 
 FORGET = {"mem_len": 0, "same_length": False}
 
@@ -96,10 +96,8 @@ class ContextLosses:
         if path.exists():
             return self._read(path, key)
         losses = self._measure(model, context)
-        temporary = path.with_name(path.name + ".tmp")
-        with temporary.open("wb") as stream:
+        with whole_file(path) as partial, partial.open("wb") as stream:
             np.savez(stream, losses=losses, key=np.array(key))
-        os.replace(temporary, path)
         return losses
 
     def _key(self, model: int, context: int) -> str:

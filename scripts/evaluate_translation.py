@@ -32,17 +32,17 @@ from sacremoses import MosesDetokenizer
 from tqdm import tqdm
 
 import plugin_path  # noqa: F401 (makes fairseq_plugins importable)
-from fairseq_plugins.modules.branch_weights import REPLACEMENTS
+from fairseq_plugins.modules.branch_weights import LEARNED, REPLACEMENTS, UNIFORM
 from measurement_options import check_at_least, make_output_folder
 from measurement_results import markdown_table
 from moses_tokenization import check_language
 from parallel_lines import read_lines
-from preparation_steps import run_script, write_json
+from preparation_steps import run_script
 from run_command import child_process, format_command, program, short
 from score_text import read_checkpoint
 from translation_scores import score
+from whole_files import write_json, write_text
 
-LEARNED = REPLACEMENTS[0]
 COMPOUNDS = ("de",)
 
 
@@ -86,7 +86,7 @@ def check_checkpoints(
     """Check the models of an ensemble, or the one.
 
     Raises ValueError when a file is missing, translates between other languages, or has no branches
-    whose weights could be replaced.
+    whose weights could be replaced like that.
     """
     for path in paths:
         if not path.is_file():
@@ -106,13 +106,26 @@ def check_checkpoints(
                 f"--branch-weights is {branch_weights}, and --path {short(path)} holds a model "
                 "without branches: leave it out, or name a weighted_transformer"
             )
+        limit = _configuration(state, "model").get("branch_top_k")
+        if branch_weights == UNIFORM and limit is not None:
+            raise ValueError(
+                f"--branch-weights is uniform, and --path {short(path)} was trained with "
+                f"--branch-top-k {limit}, which has nothing to choose by then: leave the former "
+                "out, or give -- --model-overrides \"{'branch_weights': 'uniform', "
+                "'branch_top_k': None}\""
+            )
+
+
+def _configuration(state: Any, part: str) -> dict[str, Any]:
+    """What a checkpoint says of its task, its model and so on."""
+    cfg = state.get("cfg") if isinstance(state, dict) else None
+    found = (cfg or {}).get(part) or {}
+    # parsed arguments, or a configuration
+    return found if isinstance(found, dict) else vars(found)
 
 
 def _check_languages(path: Path, state: Any, languages: tuple[str, str]) -> None:
-    cfg = state.get("cfg") if isinstance(state, dict) else None
-    task = (cfg or {}).get("task") or {}
-    # parsed arguments, or a configuration
-    task = task if isinstance(task, dict) else vars(task)
+    task = _configuration(state, "task")
     trained = task.get("source_lang"), task.get("target_lang")
     if None not in trained and trained != languages:
         raise ValueError(
@@ -217,18 +230,6 @@ def detokenize(lines: Sequence[str], language: str) -> list[str]:
     return [detokenizer.detokenize(line.split()) for line in lines]
 
 
-def write_lines(path: Path, lines: Sequence[str]) -> None:
-    """Write a text whole or not at all."""
-    partial = path.with_name(path.name + ".partial")
-    try:
-        text = "".join(f"{line}\n" for line in lines)
-        partial.write_text(text, encoding="utf-8", newline="\n")
-        partial.replace(path)
-    except BaseException:
-        partial.unlink(missing_ok=True)
-        raise
-
-
 def format_scores(scores: dict[str, Any]) -> str:
     """Table of the scores in Markdown, and the signature of sacreBLEU."""
     compounds = ", compounds split" if scores["tokenized"]["compounds_split"] else ""
@@ -302,7 +303,7 @@ def evaluate(options: argparse.Namespace, extra: Sequence[str]) -> None:
         "sentences": len(references),
         **score(translations, references, target, compounds),
     }
-    write_lines(options.output / "translation.txt", translations)
+    write_text(options.output / "translation.txt", "".join(f"{line}\n" for line in translations))
     write_json(options.output / "scores.json", scores)
     shown = detokenize(sources[: options.examples], options.source_lang)
     # the rest is not shown

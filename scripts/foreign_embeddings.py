@@ -12,8 +12,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from foreign_checkpoint import ForeignTensors
-from foreign_vocabulary import NEVER, ForeignVocabulary
+from foreign_checkpoint import ForeignConfig, ForeignTensors
+from foreign_vocabulary import EOS, NEVER, UNK, ForeignVocabulary
 
 _INPUT, _OUTPUT = "decoder.embed_tokens", "decoder.output_projection"
 _SOFTMAX = "decoder.adaptive_softmax"
@@ -46,6 +46,16 @@ class Names(NamedTuple):
     output_projection: str
     clusters: str
     cluster_bias: str
+
+
+def note_misfit(
+    config: ForeignConfig, name: str, cutoffs: list[int], vocabulary: ForeignVocabulary
+) -> None:
+    """Note cutoffs, the entry ``name`` of a configuration, that do not go with the vocabulary."""
+    if cutoffs[-1] >= len(vocabulary):
+        config.note(f"{name} end at {cutoffs[-1]}, beyond the vocabulary", False)
+    if not vocabulary.fits_first_band(cutoffs[0]):
+        config.note(f"{EOS} and {UNK} must be among the first {cutoffs[0]} symbols", False)
 
 
 def plain_options(tied: bool) -> dict[str, object]:

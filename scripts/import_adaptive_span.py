@@ -12,11 +12,12 @@ from foreign_embeddings import (
     Bands,
     Names,
     adaptive_options,
+    note_misfit,
     plain_options,
     translate_adaptive,
     translate_plain,
 )
-from foreign_vocabulary import EOS, UNK, ForeignVocabulary
+from foreign_vocabulary import ForeignVocabulary
 
 _NAMES = Names(
     embedding="in_emb.emb_layers.{}.weight",
@@ -72,10 +73,7 @@ class AdaptiveSpanImport:
             config.note("adapt_io_enabled is true and adapt_io_cutoffs are empty", False)
         if not cutoffs or factor is None or tied is None:
             return None
-        if cutoffs[-1] >= len(self._vocabulary):
-            config.note(f"adapt_io_cutoffs end at {cutoffs[-1]}, beyond the vocabulary", False)
-        if not self._vocabulary.fits_first_band(cutoffs[0]):
-            config.note(f"{EOS} and {UNK} must be among the first {cutoffs[0]} symbols", False)
+        note_misfit(config, "adapt_io_cutoffs", cutoffs, self._vocabulary)
         return Bands(cutoffs, factor, tied, [tied] * (len(cutoffs) + 1))
 
     def options(self) -> dict[str, Any]:

@@ -16,11 +16,12 @@ from foreign_embeddings import (
     Bands,
     Names,
     adaptive_options,
+    note_misfit,
     plain_options,
     translate_adaptive,
     translate_plain,
 )
-from foreign_vocabulary import EOS, UNK, ForeignVocabulary
+from foreign_vocabulary import ForeignVocabulary
 
 _NAMES = Names(
     embedding="word_emb.emb_layers.{}.weight",
@@ -97,10 +98,7 @@ class TransformerXLImport:
         tied_projections = [True] * (len(cutoffs) + 1)
         if factor != 1:
             tied_projections = config.flags("tie_projs", len(cutoffs) + 1)
-        if cutoffs[-1] >= len(self._vocabulary):
-            config.note(f"cutoffs end at {cutoffs[-1]}, beyond the vocabulary", False)
-        if not self._vocabulary.fits_first_band(cutoffs[0]):
-            config.note(f"{EOS} and {UNK} must be among the first {cutoffs[0]} symbols", False)
+        note_misfit(config, "cutoffs", cutoffs, self._vocabulary)
         if factor is None or tied_projections is None:
             return None
         return Bands(cutoffs, factor, self._tied, tied_projections, not hugging_face)

@@ -45,7 +45,6 @@ from measurement_options import (
     parse_numbers,
 )
 from measurement_results import check_plotting, markdown_table, save_plot
-from quickstart_steps import write_atomically
 from run_command import short
 from score_text import choose_device, score_batch
 from untrained_models import (
@@ -56,6 +55,7 @@ from untrained_models import (
     sizes_of_arch,
     sizes_of_checkpoint,
 )
+from whole_files import write_json
 
 # Table 9: how many times slower the model of Al-Rfou et al. 2018 is.
 PUBLISHED = {800: 363, 1800: 773, 2800: 1409, 3800: 1874}
@@ -226,7 +226,7 @@ def measure_evaluation_speed(arguments: argparse.Namespace) -> None:
     rows: list[dict[str, Any]] = []
     for length in lengths:
         rows.append(measure(sizes, length, setting))
-        write_atomically(arguments.output / "evaluation_speed.json", {**conditions, "rows": rows})
+        write_json(arguments.output / "evaluation_speed.json", {**conditions, "rows": rows})
     print(f"\n{format_table(rows)}\n")
     save_plot(arguments.output / "evaluation_speed.png", lambda axes: draw(axes, rows))
     print(f"written to {short(arguments.output.resolve())}/evaluation_speed.json and .png")

@@ -41,10 +41,10 @@ from measurement_options import (
 )
 from measurement_results import check_plotting, markdown_table, save_plot
 from memory_reads import SHARES, describe, record_usage
-from quickstart_steps import write_atomically
 from run_command import short
 from score_split import Reading, check_inputs, load_model, load_split, score_split
 from score_text import choose_device
+from whole_files import write_json
 
 # Memories of a model have its colour, each a style of its own.
 _STYLES = ("-", "--", ":", "-.")
@@ -236,7 +236,7 @@ def measure_memory_usage(arguments: argparse.Namespace) -> None:
             "hardware": hardware_line(device),
             "models": models,
         }
-        write_atomically(arguments.output / "memory_usage.json", result)
+        write_json(arguments.output / "memory_usage.json", result)
     _print_tables(models)
     save_plot(arguments.output / "memory_usage.png", lambda axes: draw(axes, models))
     print(f"\nwritten to {short(arguments.output.resolve())}/memory_usage.json and .png")

@@ -36,9 +36,9 @@ from measurement_options import (
     parse_numbers,
 )
 from measurement_results import check_plotting, markdown_table, save_plot
-from quickstart_steps import write_atomically
 from run_command import short
 from score_text import choose_device, load_task, load_tokens
+from whole_files import write_json
 
 
 def format_tokens(found: dict[str, Any]) -> str:
@@ -149,7 +149,7 @@ def measure_recl(arguments: argparse.Namespace) -> None:
         "hardware": hardware_line(device),
         "models": models,
     }
-    write_atomically(arguments.output / "recl.json", result)
+    write_json(arguments.output / "recl.json", result)
     print(f"\n{format_table(models, ratios)}\n")
     save_plot(arguments.output / "recl.png", lambda axes: draw(axes, models, ratios))
     print(f"written to {short(arguments.output.resolve())}/recl.json and .png")

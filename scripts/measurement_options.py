@@ -114,6 +114,10 @@ def exit_status(work: Callable[[], None], interrupted: str) -> int:
     except (ValueError, FloatingPointError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
+    except OSError as error:
+        remedy = "see that there is room, and that you may read and write there"
+        print(f"error: {error}: {remedy}", file=sys.stderr)
+        return 1
     finally:
         root.setLevel(before)
     return 0

@@ -1,10 +1,11 @@
 """What measurements leave behind: tables and plots."""
 
 import importlib.util
-import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
+
+from whole_files import whole_file
 
 NO_MATPLOTLIB = (
     "matplotlib, which draws the plot, is not installed: pip install matplotlib, or run `make "
@@ -29,9 +30,8 @@ def save_plot(path: Path, draw: Callable[[Any], None]) -> None:
 
     figure = Figure(figsize=(7, 4.5), layout="constrained")
     draw(figure.add_subplot())
-    temporary = path.with_name(path.name + ".tmp")
-    figure.savefig(temporary, format="png", dpi=150)
-    os.replace(temporary, path)
+    with whole_file(path) as partial:
+        figure.savefig(partial, format="png", dpi=150)
 
 
 def markdown_table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

@@ -25,9 +25,10 @@ from num2words import num2words
 from tqdm import tqdm
 
 from data_set import SPLITS
-from preparation_steps import run_script, write_json
+from preparation_steps import run_script
 from prepare_corpus import is_complete, partial_folder
 from run_command import short
+from whole_files import write_json
 
 LANGUAGES = ("en", "de")
 DIGITS = 6

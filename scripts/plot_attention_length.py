@@ -33,7 +33,6 @@ from measurement_options import (
     parse_numbers,
 )
 from measurement_results import check_plotting, markdown_table, save_plot
-from quickstart_steps import write_atomically
 from run_command import short
 from score_text import (
     choose_device,
@@ -47,6 +46,7 @@ from score_text import (
     model_options,
     score_text,
 )
+from whole_files import write_json
 
 
 class AttentionLength(NamedTuple):
@@ -216,7 +216,7 @@ def plot_attention_length(arguments: argparse.Namespace) -> None:
     for checkpoint in checkpoints:
         for length in lengths:
             rows.append(measure(checkpoint, length, arguments, device))
-            write_atomically(
+            write_json(
                 arguments.output / "attention_length.json",
                 {"split": arguments.split, "hardware": hardware_line(device), "rows": rows},
             )

@@ -29,9 +29,9 @@ from measurement_options import (
     parse_named_files,
 )
 from measurement_results import check_plotting, markdown_table, save_plot
-from quickstart_steps import write_atomically
 from run_command import short
 from score_text import load_checkpoint
+from whole_files import write_json
 
 _VALUE = re.compile(r"decoder\.layers\.(\d+)\.self_attn\.span\.value")
 # Of the room that a layer has in the plot, so much is filled.
@@ -139,7 +139,7 @@ def plot_attention_spans(arguments: argparse.Namespace) -> None:
     ]
     check_plotting()
     make_output_folder(arguments.output)
-    write_atomically(arguments.output / "attention_spans.json", {"models": models})
+    write_json(arguments.output / "attention_spans.json", {"models": models})
     print(f"{format_table(models)}\n")
     for model in models:
         print(

@@ -24,10 +24,10 @@ from typing import Any
 
 from measurement_options import exit_status, make_output_folder
 from measurement_results import check_plotting, markdown_table, save_plot
-from quickstart_steps import write_atomically
 from run_command import short
 from score_text import read_checkpoint
 from training_log import validation_values
+from whole_files import write_json
 
 SYMBOLS = {"kappa": "κ", "alpha": "α"}
 # By layer and by "kappa" or "alpha": the weights of all branches.
@@ -250,7 +250,7 @@ def plot_branch_weights(arguments: argparse.Namespace) -> None:
             for layer in layers
         },
     }
-    write_atomically(arguments.output / "branch_weights.json", result)
+    write_json(arguments.output / "branch_weights.json", result)
     print(f"{format_table(by_update[last], layers)}\n")
     print(f"after {last:,} updates, the last of {len(by_update):,} that are drawn")
     save_plot(

@@ -23,9 +23,9 @@ from typing import Any, NamedTuple
 
 from measurement_options import NamedFile, exit_status, make_output_folder, parse_named_files
 from measurement_results import check_plotting, markdown_table, save_plot
-from quickstart_steps import write_atomically
 from run_command import short
 from training_log import validation_values
+from whole_files import write_json
 
 UNIT = "bits a token"
 UPDATES, TIME = "updates", "time"
@@ -148,7 +148,7 @@ def plot_losses(arguments: argparse.Namespace) -> None:
     ]
     check_plotting()
     make_output_folder(arguments.output)
-    write_atomically(arguments.output / "losses.json", {"unit": UNIT, "rows": rows})
+    write_json(arguments.output / "losses.json", {"unit": UNIT, "rows": rows})
     print(f"{format_table(rows)}\n")
     save_plot(arguments.output / "losses.png", lambda axes: draw(axes, rows, arguments.against))
     print(f"written to {short(arguments.output.resolve())}/losses.json and .png")

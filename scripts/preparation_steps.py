@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from run_command import short
+from whole_files import write_json
 
 RECORDS = "steps.json"
 
@@ -29,18 +30,6 @@ def remove(path: Path) -> None:
         shutil.rmtree(path)
     else:
         path.unlink(missing_ok=True)
-
-
-def write_json(path: Path, content: Any) -> None:
-    """Write a JSON file whole or not at all."""
-    partial = path.with_name(path.name + ".partial")
-    try:
-        text = json.dumps(content, indent=2, ensure_ascii=False) + "\n"
-        partial.write_text(text, encoding="utf-8", newline="\n")
-        partial.replace(path)
-    except BaseException:
-        partial.unlink(missing_ok=True)
-        raise
 
 
 def file_sizes(path: Path) -> dict[str, int]:

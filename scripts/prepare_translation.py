@@ -38,10 +38,11 @@ from bitext import Bitext, copy_references, survey
 from clean_pairs import REASONS, Limits, clean
 from moses_tokenization import check_language, tokenize
 from parallel_lines import check_workers
-from preparation_steps import Steps, run_script, write_json
+from preparation_steps import Steps, run_script
 from preprocess_command import preprocess_command
 from run_command import short
 from symbol_dictionary import counted_dictionary
+from whole_files import write_json
 
 # Parts that are cleaned; a test part has to keep every sentence.
 CLEANED = ("train", "valid")

@@ -25,9 +25,9 @@ from quickstart_steps import (
     python_command,
     run_logged,
     run_quickstart,
-    write_atomically,
 )
 from run_command import ROOT, child_process, program, short
+from whole_files import write_json
 
 COMMON_OPTIONS = shlex.split("""
     --user-dir fairseq_plugins --task segment_language_modeling --distributed-world-size 1
@@ -171,7 +171,7 @@ def compare(output: Path, evaluation: dict) -> None:
         "training_options": [*COMMON_OPTIONS, *TRAINING_OPTIONS],
         "evaluation_options": [*COMMON_OPTIONS, *EVALUATION_OPTIONS],
     }
-    write_atomically(output / "result.json", result)
+    write_json(output / "result.json", result)
     print(f"written to {short(output)}/result.json")
 
 

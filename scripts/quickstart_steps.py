@@ -2,7 +2,6 @@
 
 import argparse
 import json
-import os
 import sys
 import time
 from collections.abc import Callable
@@ -13,18 +12,12 @@ from tqdm import tqdm
 
 from checkpoints import repair_checkpoints, training_progress
 from run_command import child_process, format_command, program, short
+from whole_files import write_json
 
 
 def option(options: list[str], name: str) -> str:
     """Value of an option in a list of command line words."""
     return options[options.index(name) + 1]
-
-
-def write_atomically(path: Path, value: dict) -> None:
-    """Write a JSON file that is never seen half-written."""
-    temporary = path.with_name(path.name + ".tmp")
-    temporary.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
-    os.replace(temporary, path)
 
 
 def announce(title: str, words: list[str], before: str = "") -> None:
@@ -94,7 +87,7 @@ class Training:
                     f"TRAINING_OPTIONS of scripts/{self.script} (see {short(record)}): remove "
                     f"{short(self.checkpoint.parent)} or give another folder with --output"
                 )
-        write_atomically(record, {"options": self.options})
+        write_json(record, {"options": self.options})
 
     def progress(self) -> tuple[int, float]:
         """Updates done and seconds trained, zeros without a checkpoint."""

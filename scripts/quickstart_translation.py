@@ -27,9 +27,9 @@ from quickstart_steps import (
     python_command,
     run_logged,
     run_quickstart,
-    write_atomically,
 )
 from run_command import ROOT, child_process, format_command, program, short
+from whole_files import write_json
 
 SOURCE, TARGET = LANGUAGES
 CORPUS_OPTIONS = shlex.split("""
@@ -134,7 +134,7 @@ def evaluate(output: Path) -> None:
         "preparation_options": PREPARATION_OPTIONS,
         "training_options": training(output).options,
     }
-    write_atomically(output / "result.json", result)
+    write_json(output / "result.json", result)
     print(
         f"\n{updates} updates, {trained:.0f} s of training: BLEU {result['bleu']:.2f}, "
         f"{result['exact']:.1f} % exact; written to {short(output)}/result.json",

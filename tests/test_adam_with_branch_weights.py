@@ -8,6 +8,7 @@ import re
 
 import pytest
 import torch
+import torch.distributed as dist
 from fairseq.dataclass.configs import FairseqConfig
 from fairseq.optim import AMPOptimizer, FP16Optimizer, MemoryEfficientFP16Optimizer
 from fairseq.optim.adam import FairseqAdam, FairseqAdamConfig
@@ -230,6 +231,30 @@ def test_two_workers_learn_what_one_does(tmp_path):
     for name, value in network.state_dict().items():
         assert torch.equal(mine[name], other[name])
         torch.testing.assert_close(mine[name], value, rtol=1e-4, atol=1e-5)
+
+
+def _gradients(parts):
+    """Gradients of κ and α of a network in half precision, of some of the data."""
+    network = make_network().bfloat16()
+    ddp = nn.parallel.DistributedDataParallel(network) if dist.is_initialized() else network
+    torch.manual_seed(2)
+    x, y = torch.randn(2, 6, WIDTH).bfloat16()
+    (ddp(x[parts]) - y[parts]).float().square().sum().backward()
+    return torch.stack([network.weights.kappa.grad, network.weights.alpha.grad])
+
+
+HALVES = slice(None, 3), slice(3, None)
+
+
+def _gradients_of_half(rank):
+    return _gradients(HALVES[rank])
+
+
+def test_workers_add_up_their_gradients_in_single_precision(tmp_path):
+    mine, other = on_two_workers(_gradients_of_half, tmp_path)
+    assert torch.equal(mine, other)
+    assert torch.equal(mine, sum(map(_gradients, HALVES)) / 2)
+    assert not torch.equal(mine, mine.bfloat16().float())
 
 
 def test_flat_copies_of_the_parameters_are_refused():

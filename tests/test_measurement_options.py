@@ -82,6 +82,12 @@ def raises(error):
     [
         (ValueError("--step is 0"), 1, "error: --step is 0\n"),
         (FloatingPointError("not finite"), 1, "error: not finite\n"),
+        (
+            OSError(28, "No space left on device", "plot.png"),
+            1,
+            "error: [Errno 28] No space left on device: 'plot.png': see that there is room, and "
+            "that you may read and write there\n",
+        ),
         (KeyboardInterrupt(), 130, "\ninterrupted; what is done is kept\n"),
     ],
 )

@@ -3,7 +3,7 @@ import re
 
 import pytest
 
-from preparation_steps import Steps, write_json
+from preparation_steps import Steps
 
 
 class Chain:
@@ -180,15 +180,3 @@ def test_file_in_place_of_the_folder_is_refused(tmp_path):
 def test_empty_folder_is_used(tmp_path):
     (tmp_path / "out").mkdir()
     Chain(tmp_path / "out").run()
-
-
-def test_json_file_is_written_whole_or_not_at_all(tmp_path):
-    path = tmp_path / "file.json"
-    write_json(path, {"a": "\u00e9"})
-    with pytest.raises(TypeError):
-        write_json(path, {"a": object()})
-    (tmp_path / "folder.json").mkdir()
-    with pytest.raises(OSError, match=r"folder\.json"):
-        write_json(tmp_path / "folder.json", 1)
-    assert json.loads(path.read_text(encoding="utf-8")) == {"a": "\u00e9"}
-    assert sorted(entry.name for entry in tmp_path.iterdir()) == ["file.json", "folder.json"]

@@ -2,6 +2,7 @@
 
 import dataclasses
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -16,7 +17,7 @@ from fairseq_plugins.models.transformer_xl import TransformerXLConfig
 from fairseq_plugins.models.weighted_transformer import BranchOptions
 from fairseq_plugins.optim.adagrad_with_clip import AdagradWithClipConfig
 from fairseq_plugins.tasks.segment_language_modeling import SegmentLanguageModelingConfig
-from tests.end_to_end.commands import ROOT, environment
+from tests.end_to_end.commands import ROOT, environment, run
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 TABLE = [
@@ -107,11 +108,24 @@ def folder(tmp_path_factory):
     ]
     for split in ("train", "valid", "test"):
         (text / split).write_text("\n".join(lines) + "\n", encoding="utf-8")
-    binarize = [sys.executable, "-m", "fairseq_cli.preprocess", "--only-source"]
     splits = [f"--{split}pref={text / split}" for split in ("train", "valid", "test")]
-    destination = ["--destdir", text.parent / "bin"]
-    subprocess.run([*binarize, *splits, *destination], check=True, capture_output=True)
+    run("fairseq-preprocess", "--only-source", *splits, "--destdir", text.parent / "bin")
     return place
+
+
+def shell(command, place):
+    """Return what a shell prints for a command in a folder."""
+    search = f"{Path(sys.executable).parent}:/usr/bin:/bin"
+    done = subprocess.run(
+        ["bash", "-euo", "pipefail", "-c", command],
+        cwd=place,
+        env=environment(PATH=search, PYTHONIOENCODING="utf-8"),
+        capture_output=True,
+        text=True,
+        encoding="utf-8",
+    )
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+    return done.stdout + done.stderr
 
 
 def test_the_commands_run_in_order(folder):
@@ -129,18 +143,13 @@ def test_the_commands_run_in_order(folder):
     printed = []
     for command in commands:
         command = re.sub(r"--max-update \d+", "--max-update 3", command)
-        done = subprocess.run(
-            ["bash", "-euo", "pipefail", "-c", command],
-            cwd=folder,
-            env=environment(
-                PATH=f"{Path(sys.executable).parent}:/usr/bin:/bin", PYTHONIOENCODING="utf-8"
-            ),
-            capture_output=True,
-            text=True,
-            encoding="utf-8",
-        )
-        assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
-        printed.append(done.stdout + done.stderr)
+        pipe, _, words = command.rpartition(" | ")
+        name, *words = shlex.split(words)
+        if name == "python":
+            printed.append(shell(command, folder))
+        else:
+            text = shell(pipe, folder)
+            printed.append(run(name, *words, text=text, folder=folder))
     assert (folder / "checkpoints" / "checkpoint_last.pt").exists()
     assert "memory 64 tokens" in printed[1]
     assert "each token is a character: Loss (base 2) is in bits per character" in printed[1]

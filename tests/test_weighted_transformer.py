@@ -252,6 +252,39 @@ def test_options_out_of_range_are_refused(options, message):
         tiny_weighted_transformer(**options)
 
 
+@pytest.mark.parametrize("part", ["encoder", "decoder"])
+def test_a_width_that_the_branches_cannot_share_is_refused(part):
+    message = (
+        f"--{part}-ffn-embed-dim is 26: the 4 branches share it, so it must be a multiple of "
+        f"--{part}-attention-heads"
+    )
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+        tiny_weighted_transformer(**{f"{part}_ffn_embed_dim": 26})
+
+
+def test_a_width_that_is_not_given_is_the_encoders():
+    # fairseq's own default, 2048, is no multiple of 3
+    model = tiny_weighted_transformer(
+        leave_out=["decoder_ffn_embed_dim", "decoder_embed_dim"],
+        encoder_embed_dim=24,
+        encoder_attention_heads=3,
+        decoder_attention_heads=3,
+    )
+    feed_forward = model.decoder.layers[0].encoder_attn.feed_forward
+    assert feed_forward.fc1.weight.shape == (24, 24)
+
+
+@pytest.mark.parametrize(("option", "value"), [("use_bmuf", True), ("zero_sharding", "os")])
+def test_trainers_that_go_behind_the_optimizers_back_are_refused(option, value):
+    message = (
+        f"--{option.replace('_', '-')} is {value}: kappa and alpha would leave the simplex or "
+        "their schedule, leave it out"
+    )
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+        tiny_weighted_transformer(**{option: value})
+    tiny_weighted_transformer(use_bmuf=False, zero_sharding="none")
+
+
 @pytest.mark.parametrize(
     ("option", "value"),
     [

@@ -13,7 +13,7 @@ from tests import tiny
 PAD = 1
 
 
-def _build(model, arch, seed, options):
+def _build(model, arch, seed, options, leave_out=()):
     args = argparse.Namespace(
         **{
             "encoder_layers": 2,
@@ -33,6 +33,8 @@ def _build(model, arch, seed, options):
             **options,
         }
     )
+    for name in leave_out:
+        delattr(args, name)
     ARCH_CONFIG_REGISTRY[arch](args)
     dictionary = tiny.dictionary()
     task = argparse.Namespace(source_dictionary=dictionary, target_dictionary=dictionary)
@@ -40,9 +42,15 @@ def _build(model, arch, seed, options):
     return model.build_model(args, task)
 
 
-def tiny_weighted_transformer(seed: int = 1, **options) -> WeightedTransformer:
-    """Encoder and decoder of 2 layers, d 16, f 24, 4 branches, without dropout."""
-    return _build(WeightedTransformer, "weighted_transformer", seed, options)
+def tiny_weighted_transformer(seed: int = 1, leave_out=(), **options) -> WeightedTransformer:
+    """Encoder and decoder of 2 layers, d 16, f 24, 4 branches, without dropout.
+
+    Args:
+        seed: of the weights.
+        leave_out: names of options that are not given.
+        options: further ones, or others.
+    """
+    return _build(WeightedTransformer, "weighted_transformer", seed, options, leave_out)
 
 
 def tiny_plain_transformer(seed: int = 1, **options) -> TransformerModel:

@@ -23,7 +23,7 @@ training=(
     --optimizer adam_with_branch_weights --adam-betas '(0.9, 0.98)' --adam-eps 1e-9
     --lr 0.000698771 --lr-scheduler inverse_sqrt --warmup-updates 4000 --warmup-init-lr 1.74693e-7
     --criterion label_smoothed_cross_entropy --label-smoothing 0.1
-    --max-tokens 3125 --update-freq 8 --required-batch-size-multiple 1 --ddp-backend legacy_ddp
+    --max-tokens 3125 --update-freq 8 --required-batch-size-multiple 1
     --max-update 60000 --freeze-branch-weights-after 50000
     --save-interval-updates 1000 --keep-interval-updates 1 --no-epoch-checkpoints
     --log-format json

@@ -43,7 +43,7 @@ class BranchedEncoderLayer(TransformerEncoderLayerBase):
 
     def forward(
         self, x: Tensor, encoder_padding_mask: Tensor | None, attn_mask: Tensor | None = None
-    ) -> Tensor | tuple[Tensor, Tensor]:
+    ) -> Tensor:
         """Map (S, B, d) to (S, B, d), as fairseq's layer does.
 
         Args:
@@ -67,7 +67,7 @@ class BranchedEncoderLayer(TransformerEncoderLayerBase):
         x = residual + self.dropout_module(branched)
         if not self.normalize_before:
             x = self.self_attn_layer_norm(x)
-        return (x, branched) if self.return_fc else x
+        return x
 
 
 class BranchedDecoderLayer(TransformerDecoderLayerBase):

@@ -107,10 +107,12 @@ class WeightedTransformer(TransformerModel):
         """
         options = _branch_options(args)
         _check(options)
+        _check_training(args)
         _check_parts(TransformerConfig.from_namespace(args))
         model = super().build_model(args, task)
         # fairseq has completed the arguments
         cfg = TransformerConfig.from_namespace(args)
+        _check_widths(cfg)
         weights = {
             **_put_branches(model.encoder, cfg, options, "encoder"),
             **_put_branches(model.decoder, cfg, options, "decoder"),
@@ -170,6 +172,18 @@ def _check(options: BranchOptions) -> None:
         raise ValueError(f"--freeze-branch-weights-after is {freeze_after}: it must be 0 or more")
 
 
+def _check_training(args: argparse.Namespace) -> None:
+    # BMUF writes averages of the workers' weights behind the optimizer's back, and starts it anew;
+    # sharding makes another optimizer of the same class, without the schedules
+    for option, harmless in [("use_bmuf", False), ("zero_sharding", "none")]:
+        value = getattr(args, option, harmless)
+        if value != harmless:
+            raise ValueError(
+                f"--{option.replace('_', '-')} is {value}: kappa and alpha would leave the "
+                "simplex or their schedule, leave it out"
+            )
+
+
 def _check_parts(cfg: TransformerConfig) -> None:
     for option, value in [
         ("cross-self-attention", cfg.cross_self_attention),
@@ -184,6 +198,9 @@ def _check_parts(cfg: TransformerConfig) -> None:
                 f"--{option} is {value}: the weighted_transformer has no such thing, leave it out "
                 "or take --arch transformer"
             )
+
+
+def _check_widths(cfg: TransformerConfig) -> None:
     for part in ("encoder", "decoder"):
         width, heads = getattr(cfg, part).ffn_embed_dim, getattr(cfg, part).attention_heads
         if width % heads:

@@ -7,7 +7,6 @@ Shapes: M branches.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import torch
@@ -107,7 +106,8 @@ class BranchWeights(SinglePrecision):
         if top_k is not None and outside_training == UNIFORM:
             raise ValueError(
                 "--branch-weights uniform with --branch-top-k: no weight is larger than another; "
-                "leave out one of the two"
+                "leave out one of the two (that of a trained model by --model-overrides "
+                "\"{'branch_weights': 'uniform', 'branch_top_k': None}\")"
             )
         self.branches = branches
         self.softmax = parameterization == "softmax"
@@ -144,7 +144,3 @@ class BranchWeights(SinglePrecision):
             best = alpha.topk(self.top_k).indices
             alpha = alpha * torch.zeros_like(alpha).scatter(0, best, 1)
         return kappa, alpha
-
-    def constrained(self) -> Iterable[tuple[nn.Parameter, Callable[[Tensor], None]]]:
-        """Return what is to be projected after each update, and how."""
-        return [] if self.softmax else [(w, project_to_simplex) for w in (self.kappa, self.alpha)]

@@ -4,7 +4,6 @@ import multiprocessing
 import os
 import re
 import runpy
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -27,50 +26,48 @@ def environment(**extra):
     return {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), **extra}
 
 
-def start(command, *words, **extra):
-    """Start a fairseq command and return its process."""
-    module = command.removeprefix("fairseq-").replace("-", "_")
-    return subprocess.Popen(
-        [sys.executable, "-m", f"fairseq_cli.{module}", *map(str, words)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        env=environment(**extra),
-        cwd=ROOT,
-    )
-
-
-def run(command, *words, text="", fails=False):
-    """Run a fairseq command to its end and return what it printed.
+class Command:
+    """A fairseq command that has been started, as ``fairseq-NAME words`` would in ``folder``.
 
     It runs in a process of its own, forked from one that has imported fairseq and nothing else:
     importing takes longer than most of these commands.
     """
-    module = "fairseq_cli." + command.removeprefix("fairseq-").replace("-", "_")
-    with tempfile.TemporaryDirectory() as folder:
-        (Path(folder) / "in").write_text(text, encoding="utf-8")
-        process = SERVER.Process(target=_command, args=(module, list(map(str, words)), folder))
-        process.start()
-        process.join(300)
-        if process.is_alive():
-            process.kill()
-            process.join()
-        printed = (Path(folder) / "out").read_text(encoding="utf-8")
-    assert (process.exitcode != 0) == fails, printed[-4000:]
+
+    def __init__(self, name, *words, text="", folder=ROOT):
+        self._files = tempfile.TemporaryDirectory()
+        (Path(self._files.name) / "in").write_text(text, encoding="utf-8")
+        module = "fairseq_cli." + name.removeprefix("fairseq-").replace("-", "_")
+        arguments = (module, list(map(str, words)), self._files.name, folder)
+        self._process = SERVER.Process(target=_be_command, args=arguments)
+        self._process.start()
+
+    def wait(self):
+        """Return its exit status, 0 for success, and what it printed."""
+        self._process.join(300)
+        if self._process.is_alive():
+            self._process.kill()
+            self._process.join()
+        with self._files as files:
+            return self._process.exitcode, (Path(files) / "out").read_text(encoding="utf-8")
+
+
+def run(name, *words, text="", folder=ROOT, fails=False):
+    """Run a fairseq command to its end and return what it printed."""
+    status, printed = Command(name, *words, text=text, folder=folder).wait()
+    assert (status != 0) == fails, printed[-4000:]
     return printed
 
 
-def _command(module, words, folder):
-    """Be ``python -m module words`` at the root, with files of the folder as input and output."""
+def _be_command(module, words, files, folder):
+    """Be ``python -m module words`` in a folder, with files as input and output."""
     os.environ.update(environment())
-    os.chdir(ROOT)
-    sys.path.insert(0, str(ROOT))
+    os.chdir(folder)
+    sys.path.insert(0, str(folder))
     for name, mode, descriptors in (
         ("in", os.O_RDONLY, [0]),
         ("out", os.O_RDWR | os.O_CREAT, [1, 2]),
     ):
-        opened = os.open(os.path.join(folder, name), mode)
+        opened = os.open(os.path.join(files, name), mode)
         for descriptor in descriptors:
             os.dup2(opened, descriptor)
     # multiprocessing gave the process an empty input

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import fairseq_plugins  # noqa: F401 (lets the safe loader read fairseq's options of sgd)
-from tests.end_to_end.commands import MODEL, TASK, environment, run, start, train
+from tests.end_to_end.commands import MODEL, TASK, Command, environment, run, train
 
 STEPS = 8
 NO_VALIDATION = ("--disable-validation",)
@@ -105,10 +105,10 @@ def train_on_two_workers(data, folder, *options, model=MODEL):
         *("--distributed-init-method", f"tcp://127.0.0.1:{port}"),
         *options,
     )
-    workers = [start("fairseq-train", *words, "--distributed-rank", rank) for rank in (0, 1)]
-    printed = [worker.communicate(timeout=300)[0] for worker in workers]
-    assert [worker.returncode for worker in workers] == [0, 0], "\n".join(printed)[-4000:]
-    return printed[0]
+    workers = [Command("fairseq-train", *words, "--distributed-rank", rank) for rank in (0, 1)]
+    (first, printed), (second, printed_too) = (worker.wait() for worker in workers)
+    assert (first, second) == (0, 0), f"{printed}\n{printed_too}"[-4000:]
+    return printed
 
 
 def test_two_workers_learn_what_one_learns(data, uninterrupted, tmp_path):
@@ -144,13 +144,14 @@ def test_fairseq_eval_lm_does_not_print_the_figure_of_a_part(data, checkpoint):
     group = ("--distributed-backend", "gloo", "--distributed-no-spawn")
     place = ("--distributed-init-method", f"tcp://127.0.0.1:{port}")
     workers = [
-        start("fairseq-eval-lm", *words, *group, *place, *size)
+        Command("fairseq-eval-lm", *words, *group, *place, *size)
         for size in (("--distributed-world-size", 2, "--distributed-rank", r) for r in (0, 1))
     ]
-    printed = [worker.communicate(timeout=300)[0] for worker in workers]
-    assert all(worker.returncode for worker in workers)
-    assert "--distributed-world-size is 2 (by default, all GPUs)" in printed[0]
-    assert "Loss (base 2)" not in "".join(printed)
+    (first, printed), (second, printed_too) = (worker.wait() for worker in workers)
+    assert first
+    assert second
+    assert "--distributed-world-size is 2 (by default, all GPUs)" in printed
+    assert "Loss (base 2)" not in printed + printed_too
 
 
 def test_one_worker_goes_on_with_the_memory_that_two_saved(data, uninterrupted, tmp_path):

@@ -89,14 +89,35 @@ def test_it_is_trained_and_its_weights_are_logged(model):
     assert [name for name in figures if name.encode() not in board.read_bytes()] == []
 
 
-@pytest.mark.parametrize("replaced", ["learned", "uniform", "random"])
-def test_it_translates(pairs, model, replaced):
-    path = ("--path", model[0] / "checkpoint_last.pt", "--beam", 4, "--cpu", "--print-alignment")
-    overrides = ("--model-overrides", f"{{'branch_weights': '{replaced}'}}")
-    printed = run("fairseq-generate", pairs, *USER_DIR, *path, *overrides, *ALL, "--batch-size", 8)
+@pytest.fixture(scope="module")
+def translate(pairs, model):
+    """Translate with given weights of the branches; returns what fairseq-generate printed."""
+
+    def translate(replaced="learned", seed=1):
+        path = ("--path", model[0] / "checkpoint_last.pt", "--beam", 4, "--print-alignment")
+        overrides = ("--model-overrides", f"{{'branch_weights': '{replaced}'}}", "--seed", seed)
+        how = (*overrides, *ALL, "--batch-size", 8, "--cpu")
+        return run("fairseq-generate", pairs, *USER_DIR, *path, *how)
+
+    return translate
+
+
+def test_it_translates(translate):
+    printed = translate()
     assert len(re.findall(r"^H-\d+\t", printed, re.MULTILINE)) == 31
     assert len(re.findall(r"^A-\d+\t", printed, re.MULTILINE)) == 31
     assert "Generate test with beam=4: BLEU4 = " in printed
+
+
+def test_random_weights_are_those_of_the_seed(translate):
+    def scores(seed):
+        found = re.findall(r"^H-(\d+)\t(-[\d.]+)", translate("random", seed), re.MULTILINE)
+        assert len(found) == 31
+        return dict(found)
+
+    first, again, other = map(scores, (1, 1, 2))
+    assert first == again
+    assert all(first[number] != other[number] for number in first)
 
 
 def test_translations_are_evaluated_with_what_weighs_the_branches(
@@ -136,21 +157,30 @@ def test_a_resumed_run_goes_on_with_the_schedule(pairs, model, tmp_path):
     assert half[0] > 5
 
 
-@pytest.mark.parametrize(
-    "precision", [("--bf16", "--fp16-no-flatten-grads"), ("--memory-efficient-bf16",)]
-)
+@pytest.mark.parametrize("precision", ["--bf16", "--memory-efficient-bf16"])
 def test_half_precision_keeps_them_on_the_simplex(pairs, tmp_path, precision):
-    train(pairs, tmp_path, "--max-update", 12, *precision)
-    assert_on_simplex(branch_weights(tmp_path))
+    found = []
+    for updates in (2, 7):
+        # the second time from where the first ended
+        train(pairs, tmp_path, "--max-update", updates, "--disable-validation", precision)
+        found.append(branch_weights(tmp_path))
+        assert_on_simplex(found[-1])
+        assert saved_updates(tmp_path) == [updates] * 4
+    assert not any(torch.equal(x, found[1][name]) for name, x in found[0].items())
 
 
 def test_frozen_from_an_update_on(pairs, tmp_path):
-    frozen = ("--freeze-branch-weights-after", 4)
-    train(pairs, tmp_path, "--max-update", 4, *frozen)
-    early = branch_weights(tmp_path)
-    train(pairs, tmp_path, "--max-update", 9, *frozen)
-    for name, x in branch_weights(tmp_path).items():
-        assert torch.equal(x, early[name])
+    frozen = ("--freeze-branch-weights-after", 4, "--disable-validation")
+    models = []
+    for updates in (2, 4, 7):
+        train(pairs, tmp_path, "--max-update", updates, *frozen)
+        models.append(torch.load(tmp_path / "checkpoint_last.pt", weights_only=True)["model"])
+    for name in branch_weights(tmp_path):
+        first, early, late = (model[name] for model in models)
+        assert not torch.equal(first, early)
+        assert torch.equal(early, late)
+    name = "encoder.layers.0.self_attn.feed_forward.fc1.weight"
+    assert not torch.equal(models[1][name], models[2][name])
 
 
 def test_another_optimizer_is_refused(pairs, tmp_path):
