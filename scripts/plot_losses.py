@@ -6,9 +6,8 @@ r"""Validation loss of trainings against updates or time, from the logs that fai
 A log is a file that --log-file of fairseq-train names, or what the command printed, with any
 --log-format but none. Of an update that a log has twice, as one of a resumed training may, the
 later loss counts. Losses are means a token in base 2, as fairseq prints them; with smoothed labels
-those are what it calls nll_loss. Time is that of the updates, validation and saving left out, up to
-the last line before a validation that tells it: give --log-interval and --validate-interval-updates
-such that there is one.
+those are what it calls nll_loss. Time is that of the updates, validation and saving left out; where
+no line tells it for the update of a validation, it is interpolated between those that do.
 
 Writes losses.json and losses.png, and prints a table: the last loss and the smallest one.
 """
@@ -20,6 +19,8 @@ import sys
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
+
+import numpy as np
 
 from measurement_options import NamedFile, exit_status, make_output_folder, parse_named_files
 from measurement_results import check_plotting, markdown_table, save_plot
@@ -62,11 +63,15 @@ def validations(lines: Iterable[str]) -> dict[int, Validation]:
             stretches[int(told[1])] = float(told[2])
         elif told := validation(line.rstrip()):
             losses[told[0]] = told[1]
-    found = {}
-    for update, loss in sorted(losses.items()):
-        before = [seconds for end, seconds in stretches.items() if end <= update]
-        found[update] = Validation(loss, sum(before) if before else None)
-    return found
+    ends = sorted(stretches)
+    seconds = np.cumsum([stretches[end] for end in ends])
+    # a validation between two such lines, as one at the end of an epoch, is between their times
+    return {
+        update: Validation(
+            loss, round(np.interp(update, [0, *ends], [0.0, *seconds]).item(), 1) if ends else None
+        )
+        for update, loss in sorted(losses.items())
+    }
 
 
 def read_validations(log: NamedFile, timed: bool = False) -> dict[int, Validation]:

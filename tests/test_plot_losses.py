@@ -156,7 +156,10 @@ def test_time_is_that_of_all_updates_before():
         '{"epoch": 1, "valid_loss": "2", "valid_num_updates": "20"}',
         "epoch 001:     25 / 37 loss=2.9, num_updates=25, lr=0.1, train_wall=7, wall=0",
     ]
-    assert validations(lines) == {10: (3.0, 9.0), 20: (2.0, 14.0)}
+    # the second between lines of updates 15 and 25
+    assert validations(lines) == {10: (3.0, 9.0), 20: (2.0, 17.5)}
+    assert validations(lines[:-1]) == {10: (3.0, 9.0), 20: (2.0, 14.0)}
+    assert validations([*lines[2:3], lines[-1]]) == {10: (3.0, 2.8)}
     assert validations(lines[2:3]) == {10: (3.0, None)}
 
 
