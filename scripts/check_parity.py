@@ -5,9 +5,12 @@
 FOLDER holds a folder for each case: model.pt, config.json with "source" and "settings", vocab.txt,
 text.txt, and expected.npz with the losses of each setting in nats. Each goes the way of a user:
 scripts/import_checkpoint.py, fairseq-preprocess with the imported dict.txt, fairseq-eval-lm with
---output-word-probs. Prints a table, and ends with 1 where a loss differs by more than 2e-4, or by
-more than the original itself between two settings that make no difference, such as the block size
-of the adaptive-span code: its rounding errors are larger then.
+--output-word-probs. Prints a table, and ends with 1 where a loss differs by more than 2e-4.
+
+The original may differ by more from itself, between two settings that make no difference, such as
+the block size of the adaptive-span code: that is its rounding. Ours may then differ from it by
+twice as much, as the root mean square over the tokens has it (the largest difference is a matter of
+chance, and changes with the processor), and by no more than 2e-2 at any token.
 
 The original Transformer-XL with an adaptive softmax returns the losses of a segment cluster by
 cluster, not in the order of the text; so ours are put into that order for the comparison.
@@ -33,8 +36,10 @@ from quickstart_steps import python_command
 from run_command import ROOT, program, short
 
 TOLERANCE = 2e-4
-# however much the original differs from itself
-_MOST_ALLOWED = 1e-2
+# how much more than the original from itself we may differ from it, over all tokens
+_TIMES_ROUNDING = 2.0
+# and at any of them
+_MOST_ALLOWED = 2e-2
 AGREES, ROUNDING, MISSED = "yes", "within the original's rounding", "NO"
 # what evaluation may change through --model-overrides
 _OVERRIDES = ("mem_len", "clamp_len", "same_length")
@@ -43,13 +48,24 @@ _WORD = re.compile(r"\S+ \[(-?\d+\.\d{6}|-?inf|nan)\]")
 
 
 class Row(NamedTuple):
-    """What was compared in a setting of a case."""
+    """What was compared in a setting of a case; differences of losses are in nats.
+
+    Args:
+        case: its name.
+        setting: the setting's name.
+        tokens: how many losses were compared.
+        largest: of the differences from the original.
+        typical: their root mean square.
+        rounding: the root mean square of the original's differences from itself.
+        perplexity: by our losses.
+    """
 
     case: str
     setting: str
     tokens: int
     largest: float
-    allowed: float
+    typical: float
+    rounding: float
     perplexity: float
 
     @property
@@ -57,7 +73,8 @@ class Row(NamedTuple):
         """Whether all losses agree, as far as the original agrees with itself; not so for NaN."""
         if self.largest <= TOLERANCE:
             return AGREES
-        return ROUNDING if self.largest <= self.allowed else MISSED
+        as_often = self.typical <= _TIMES_ROUNDING * self.rounding
+        return ROUNDING if as_often and self.largest <= _MOST_ALLOWED else MISSED
 
 
 def run_quietly(words: list[str]) -> str:
@@ -132,13 +149,21 @@ def cluster_order(case: Path, config: dict[str, Any], segment: int) -> np.ndarra
     return np.lexsort((clusters, np.arange(len(tokens)) // segment))
 
 
+def root_mean_square(differences: np.ndarray) -> float:
+    """Square root of the mean of squares."""
+    return float(np.sqrt(np.square(differences, dtype=np.float64).mean()))
+
+
 def own_rounding(expected: dict[str, np.ndarray], config: dict[str, Any]) -> float:
-    """How much the original differs from itself between settings that make no difference."""
+    """How much the original differs from itself between settings that make no difference.
+
+    It is the root mean square over the tokens, between the two settings that differ most.
+    """
     if config["source"] != ADAPTIVE_SPAN:
         return 0.0
     # one block size reads as much as another
     losses = [expected[name] for name in config["settings"]]
-    return float(np.ptp(losses, axis=0).max())
+    return max(root_mean_square(one - other) for one in losses for other in losses)
 
 
 def compare(case: Path, bar: tqdm) -> list[Row]:
@@ -152,7 +177,7 @@ def compare(case: Path, bar: tqdm) -> list[Row]:
         lacking = set(config["settings"]) - set(expected)
         if lacking:
             raise ValueError(f"{case.name}: expected.npz has no {', '.join(sorted(lacking))}")
-        allowed = min(max(TOLERANCE, own_rounding(expected, config)), _MOST_ALLOWED)
+        rounding = own_rounding(expected, config)
         import_case(case, config, Path(temporary))
         for name, setting in config["settings"].items():
             found, wanted = read_losses(Path(temporary), setting), expected[name]
@@ -163,8 +188,9 @@ def compare(case: Path, bar: tqdm) -> list[Row]:
             perplexity = float(np.exp(found.mean()))
             if config["source"] == TRANSFORMER_XL and config["cutoffs"]:
                 found = found[cluster_order(case, config, setting["tgt_len"])]
-            largest = float(np.abs(found - wanted).max())
-            rows.append(Row(case.name, name, len(found), largest, allowed, perplexity))
+            differences = found - wanted
+            largest, typical = float(np.abs(differences).max()), root_mean_square(differences)
+            rows.append(Row(case.name, name, len(found), largest, typical, rounding, perplexity))
             bar.update()
     return rows
 
@@ -185,7 +211,8 @@ def check_parity(folder: Path) -> bool:
         "setting",
         "tokens compared",
         "largest difference",
-        "allowed",
+        "root mean square",
+        "the original's own",
         "perplexity",
         "agrees",
     ]
@@ -195,7 +222,8 @@ def check_parity(folder: Path) -> bool:
             row.setting,
             f"{row.tokens:,}",
             f"{row.largest:.1e}",
-            f"{row.allowed:.1e}",
+            f"{row.typical:.1e}",
+            f"{row.rounding:.1e}",
             f"{row.perplexity:.2f}",
             row.verdict,
         ]
@@ -205,8 +233,8 @@ def check_parity(folder: Path) -> bool:
     verdicts = [row.verdict for row in rows]
     print(
         f"\n{verdicts.count(AGREES)} of {len(rows)} settings agree within {TOLERANCE} nats, token "
-        f"by token; {verdicts.count(ROUNDING)} differ by more, but by less than the original does "
-        f"from itself; {verdicts.count(MISSED)} missed"
+        f"by token; {verdicts.count(ROUNDING)} differ by more, but not more than the original's "
+        f"rounding explains; {verdicts.count(MISSED)} missed"
     )
     return MISSED not in verdicts
 
