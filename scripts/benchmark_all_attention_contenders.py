@@ -20,7 +20,7 @@ from benchmark_contenders import (
     Setting,
     make_dictionary,
 )
-from fairseq_plugins.models.all_attention import AllAttentionConfig, AllAttentionLanguageModel
+from fairseq_plugins.all_attention.model import AllAttentionConfig, AllAttentionLanguageModel
 from original_all_attention import OriginalModel, copy_weights
 
 MODELS = Models("all_attention_lm", "feed-forward")

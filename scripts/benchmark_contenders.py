@@ -17,8 +17,8 @@ from fairseq.data import Dictionary
 from torch import Tensor, nn
 
 import plugin_path  # noqa: F401 (makes fairseq_plugins importable)
-from fairseq_plugins.modules.layer_states import HiddenStates
-from fairseq_plugins.modules.segment_memory import SegmentMemory
+from fairseq_plugins.segment_language_model.key_value_cache import HiddenStates
+from fairseq_plugins.segment_language_model.recurrence import SegmentMemory
 
 DTYPES = FP32, BF16, AUTOCAST = ("fp32", "bf16", "bf16-autocast")
 MODES = TRAIN, EVALUATE = ("train", "evaluate")

@@ -18,8 +18,8 @@ from torch.utils._pytree import tree_leaves
 import plugin_path  # noqa: F401 (makes fairseq_plugins importable)
 from benchmark_contenders import AUTOCAST, BF16, FP32, Contender
 from benchmark_machine import peak_memory
-from fairseq_plugins.modules.memory_layer import ProductKeyMemory
-from fairseq_plugins.optim.adam_with_memory import AdamWithMemory
+from fairseq_plugins.product_key_memory.memory import ProductKeyMemory
+from fairseq_plugins.product_key_memory.optimizer import AdamWithMemory
 
 WIDTH = 512
 QUERY_WIDTH = 256
@@ -294,7 +294,7 @@ def check_same_outputs(case: MemoryCase, device: torch.device) -> float:
                 f"{MODELS.ours}'s with the same weights (allowed is {TOLERANCE}), and "
                 f"{same.float().mean():.1%} of the tokens read the same slots: speeds of layers "
                 "that compute different things are not compared; find the wrong one with "
-                "tests/test_benchmark_product_key_memory.py"
+                "tests/scripts/test_benchmark_product_key_memory.py"
             )
         largest = max(largest, of_outputs)
     return largest

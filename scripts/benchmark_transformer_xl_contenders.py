@@ -22,12 +22,12 @@ from benchmark_contenders import (
     Setting,
     make_dictionary,
 )
-from fairseq_plugins.models.transformer_xl import (
+from fairseq_plugins.transformer_xl.model import (
     RELATIVE,
     TransformerXLConfig,
     TransformerXLLanguageModel,
 )
-from fairseq_plugins.models.transformer_xl_presets import PRESETS
+from fairseq_plugins.transformer_xl.presets import PRESETS
 from original_transformer_xl import OriginalModel, copy_weights
 
 # Symbols of the data sets that the sizes were published for, and of any other size.

@@ -17,10 +17,10 @@ from torch import Tensor, nn
 
 import plugin_path  # noqa: F401 (makes fairseq_plugins importable)
 from benchmark_contenders import Models
-from fairseq_plugins.models.weighted_transformer import WeightedTransformer
-from fairseq_plugins.modules.branch_weights import BranchSchedule, BranchWeights
-from fairseq_plugins.modules.branched_attention import BranchedFeedForward
-from fairseq_plugins.optim.adam_with_branch_weights import AdamWithBranchWeights
+from fairseq_plugins.weighted_transformer.branch_weights import BranchSchedule, BranchWeights
+from fairseq_plugins.weighted_transformer.branched_attention import BranchedFeedForward
+from fairseq_plugins.weighted_transformer.model import WeightedTransformer
+from fairseq_plugins.weighted_transformer.optimizer import AdamWithBranchWeights
 
 MODELS = Models("merged", "transformer", "branch by branch")
 # By how much outputs of the same weights may differ, and how long outputs are beside it: about 1.
@@ -149,7 +149,8 @@ def check_same_outputs(size: Size, batch: dict[str, Tensor]) -> float:
         raise ValueError(
             f"the outputs of {MODELS.ours} and {MODELS.original} differ by {difference:.2g} with "
             f"the same weights (allowed is {TOLERANCE}): speeds of models that compute different "
-            "things are not compared; find the wrong one with tests/test_branched_attention.py"
+            "things are not compared; find the wrong one with "
+            "tests/weighted_transformer/test_branched_attention.py"
         )
     return difference
 

@@ -17,7 +17,7 @@ from fairseq.data.indexed_dataset import data_file_path
 from torch import device as Device
 
 import plugin_path  # noqa: F401 (makes fairseq_plugins importable)
-from fairseq_plugins.models.segment_language_model import SegmentLanguageModel
+from fairseq_plugins.segment_language_model.model import SegmentLanguageModel
 from measurement_options import NamedFile
 from run_command import short
 from score_text import (

@@ -32,7 +32,7 @@ from sacremoses import MosesDetokenizer
 from tqdm import tqdm
 
 import plugin_path  # noqa: F401 (makes fairseq_plugins importable)
-from fairseq_plugins.modules.branch_weights import LEARNED, REPLACEMENTS, UNIFORM
+from fairseq_plugins.weighted_transformer.branch_weights import LEARNED, REPLACEMENTS, UNIFORM
 from measurement_options import check_at_least, make_output_folder
 from measurement_results import markdown_table
 from moses_tokenization import check_language

@@ -30,7 +30,7 @@ from omegaconf import OmegaConf
 from torch import Tensor
 
 import plugin_path  # noqa: F401 (makes fairseq_plugins importable)
-from fairseq_plugins.tasks.segment_language_modeling import SegmentLanguageModelingTask
+from fairseq_plugins.segment_language_model.task import SegmentLanguageModelingTask
 from foreign_checkpoint import ForeignConfig, ForeignTensors, read_tensors
 from foreign_vocabulary import ForeignVocabulary
 from import_adaptive_span import AdaptiveSpanImport

@@ -35,8 +35,8 @@ from tqdm import tqdm
 
 import plugin_path  # noqa: F401 (makes fairseq_plugins importable)
 from benchmark_machine import hardware_line, synchronize
-from fairseq_plugins.data.token_streams import TokenStreams
-from fairseq_plugins.models.segment_language_model import SegmentLanguageModel
+from fairseq_plugins.segment_language_model.model import SegmentLanguageModel
+from fairseq_plugins.segment_language_model.streams import TokenStreams
 from measurement_options import (
     add_output_options,
     check_at_least,

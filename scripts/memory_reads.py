@@ -17,8 +17,8 @@ import torch
 from torch import Tensor, nn
 
 import plugin_path  # noqa: F401 (makes fairseq_plugins importable)
-from fairseq_plugins.modules.memory_layer import ProductKeyMemory
-from fairseq_plugins.modules.memory_usage import MemoryUsage, kl_from_uniform, usage
+from fairseq_plugins.product_key_memory.memory import ProductKeyMemory
+from fairseq_plugins.product_key_memory.usage import MemoryUsage, kl_from_uniform, usage
 
 # Shares of all reads of which the slots that carry them are counted.
 SHARES = (0.5, 0.9)

@@ -12,8 +12,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import plugin_path  # noqa: F401 (makes fairseq_plugins importable)
-from fairseq_plugins.models.all_attention import AllAttentionConfig
-from fairseq_plugins.models.segment_decoder import SegmentDecoder
+from fairseq_plugins.all_attention.model import AllAttentionConfig
+from fairseq_plugins.segment_language_model.decoder import SegmentDecoder
 from original_checkout import Checkout
 
 CHECKOUT = Checkout("https://github.com/facebookresearch/adaptive-span", "models", "TransformerSeq")

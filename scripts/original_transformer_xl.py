@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 import plugin_path  # noqa: F401 (makes fairseq_plugins importable)
-from fairseq_plugins.models.segment_decoder import SegmentDecoder
+from fairseq_plugins.segment_language_model.decoder import SegmentDecoder
 from original_checkout import Checkout
 
 CHECKOUT = Checkout(

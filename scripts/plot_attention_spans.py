@@ -20,7 +20,7 @@ from typing import Any
 from torch import Tensor
 
 import plugin_path  # noqa: F401 (makes fairseq_plugins importable)
-from fairseq_plugins.modules.adaptive_span import AdaptiveSpan
+from fairseq_plugins.all_attention.adaptive_span import AdaptiveSpan
 from measurement_options import (
     NamedFile,
     add_checkpoint_option,

@@ -20,8 +20,8 @@ from torch import Tensor
 from tqdm import tqdm
 
 import plugin_path  # noqa: F401 (makes fairseq_plugins importable)
-from fairseq_plugins.data.token_streams import load_tokens
-from fairseq_plugins.tasks.segment_language_modeling import SegmentLanguageModelingTask
+from fairseq_plugins.segment_language_model.streams import load_tokens
+from fairseq_plugins.segment_language_model.task import SegmentLanguageModelingTask
 from run_command import short
 from score_text import read_checkpoint, score_features
 

@@ -17,14 +17,14 @@ from torch import Tensor
 from tqdm import tqdm
 
 import plugin_path  # noqa: F401 (makes fairseq_plugins importable)
-from fairseq_plugins.data.symbols import is_characters
-from fairseq_plugins.data.token_streams import TokenStreams
-from fairseq_plugins.models.segment_language_model import SegmentLanguageModel
-from fairseq_plugins.models.transformer_xl import ABSOLUTE
-from fairseq_plugins.tasks.segment_language_modeling import (
+from fairseq_plugins.segment_language_model.model import SegmentLanguageModel
+from fairseq_plugins.segment_language_model.streams import TokenStreams
+from fairseq_plugins.segment_language_model.symbols import is_characters
+from fairseq_plugins.segment_language_model.task import (
     SegmentLanguageModelingConfig,
     SegmentLanguageModelingTask,
 )
+from fairseq_plugins.transformer_xl.model import ABSOLUTE
 from run_command import short
 
 # Log-probabilities that are computed at once: those of a large vocabulary outweigh all else.

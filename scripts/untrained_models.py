@@ -18,8 +18,8 @@ from fairseq.models import (
 )
 
 import plugin_path  # noqa: F401 (makes fairseq_plugins importable)
-from fairseq_plugins.models.segment_language_model import SegmentLanguageModel
-from fairseq_plugins.tasks.segment_language_modeling import (
+from fairseq_plugins.segment_language_model.model import SegmentLanguageModel
+from fairseq_plugins.segment_language_model.task import (
     SegmentLanguageModelingConfig,
     SegmentLanguageModelingTask,
 )

@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from fairseq_plugins.criterions.span_loss import SpanCrossEntropyConfig
-from fairseq_plugins.models.all_attention import AllAttentionConfig
-from fairseq_plugins.models.memory_options import MemoryLayersOptions
-from fairseq_plugins.models.product_key_memory import MemoryTransformerOptions
-from fairseq_plugins.models.transformer_xl import TransformerXLConfig
-from fairseq_plugins.models.weighted_transformer import BranchOptions
-from fairseq_plugins.optim.adagrad_with_clip import AdagradWithClipConfig
-from fairseq_plugins.tasks.segment_language_modeling import SegmentLanguageModelingConfig
+from fairseq_plugins.all_attention.adagrad_with_clip import AdagradWithClipConfig
+from fairseq_plugins.all_attention.model import AllAttentionConfig
+from fairseq_plugins.all_attention.span_loss import SpanCrossEntropyConfig
+from fairseq_plugins.product_key_memory.model import MemoryTransformerOptions
+from fairseq_plugins.product_key_memory.options import MemoryLayersOptions
+from fairseq_plugins.segment_language_model.task import SegmentLanguageModelingConfig
+from fairseq_plugins.transformer_xl.model import TransformerXLConfig
+from fairseq_plugins.weighted_transformer.model import BranchOptions
 from tests.end_to_end.commands import ROOT, environment, run
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")

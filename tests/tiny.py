@@ -4,8 +4,8 @@ import torch
 from fairseq.data import Dictionary
 
 import fairseq_plugins  # noqa: F401 (registers the models)
-from fairseq_plugins.models.all_attention import AllAttentionConfig, AllAttentionLanguageModel
-from fairseq_plugins.models.transformer_xl import TransformerXLConfig, TransformerXLLanguageModel
+from fairseq_plugins.all_attention.model import AllAttentionConfig, AllAttentionLanguageModel
+from fairseq_plugins.transformer_xl.model import TransformerXLConfig, TransformerXLLanguageModel
 
 VOCABULARY = 20
 _SPECIAL = 4

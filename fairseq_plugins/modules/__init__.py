@@ -1,1 +1,20 @@
-"""Tensor maths of the papers: one file a concept, no configuration objects, no registry."""
+"""The layers that people use on their own, under one import; they need no fairseq model.
+
+Each lives in the room of its paper.
+"""
+
+from fairseq_plugins.all_attention.adaptive_span import AdaptiveSpan
+from fairseq_plugins.all_attention.persistent_vectors import PersistentVectors
+from fairseq_plugins.product_key_memory.memory import ProductKeyMemory
+from fairseq_plugins.segment_language_model.attention import RelativeAttention
+from fairseq_plugins.weighted_transformer.branch_weights import project_to_simplex
+from fairseq_plugins.weighted_transformer.branched_attention import BranchedAttention
+
+__all__ = [
+    "AdaptiveSpan",
+    "BranchedAttention",
+    "PersistentVectors",
+    "ProductKeyMemory",
+    "RelativeAttention",
+    "project_to_simplex",
+]

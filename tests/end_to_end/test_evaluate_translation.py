@@ -10,8 +10,8 @@ import sacrebleu
 
 import evaluate_translation
 import number_names
-from tests import translation_texts
 from tests.end_to_end.commands import PLUGIN, run
+from tests.scripts import translation_texts
 
 TESTED = 29
 SMALL = (

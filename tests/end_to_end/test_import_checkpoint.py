@@ -21,7 +21,7 @@ from tests.end_to_end.commands import (
     run,
     tokens_evaluated,
 )
-from tests.foreign_models import CUTOFFS, adaptive_span, transformer_xl
+from tests.scripts.foreign_models import CUTOFFS, adaptive_span, transformer_xl
 
 
 def write_text(foreign, path, lines, seed):

@@ -19,7 +19,7 @@ from tests.end_to_end.commands import (
 )
 from tests.end_to_end.test_all_attention import scalars
 from tests.end_to_end.test_training import parameters, train_on_two_workers
-from tests.tiny_memories import memories
+from tests.product_key_memory.tiny import memories
 
 USER_DIR = ("--user-dir", PLUGIN)
 TASK = (*USER_DIR, "--task", "language_modeling")

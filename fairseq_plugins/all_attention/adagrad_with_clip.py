@@ -1,0 +1,189 @@
+"""Adagrad whose step is shortened where a parameter's gradient is long: the all-attention recipe.
+
+Sukhbaatar et al. 2019 (arXiv:1907.01470), section 5.1: characters are trained with Adagrad at a
+learning rate of 0.07, and "individual gradients with a norm larger than 0.03" are clipped. In the
+code that the published figures come from, the clip shortens the step, while the accumulated
+squares stay those of the whole gradient::
+
+    sum += g²
+    p   -= lr · min(1, clip / ‖g‖) · g / √sum
+
+Adagrad does not see how long gradients are, only how they compare with earlier ones: had the clip
+shortened g itself, √sum would have shrunk with it, and steps would be longer by up to ‖g‖ / clip.
+The learning rate of 0.07 belongs to the rule above.
+"""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from fairseq.dataclass import FairseqDataclass
+from fairseq.optim import register_optimizer
+from omegaconf import II
+from torch import Tensor, nn
+
+from fairseq_plugins.fairseq_integration.optimizers import AmpScaledStep
+
+EPSILON = 1e-10
+
+
+class AdagradWithClip(torch.optim.Optimizer):
+    """Adagrad with steps of at most ``clip`` / ‖g‖ of their length, for each tensor of its own.
+
+    All-attention, section 5.1; the rule is in this module's docstring. The state of a parameter is
+    ``sum``, the squares of its gradients so far, of its shape.
+
+    Args:
+        params: parameters, or groups of them.
+        lr: learning rate.
+        clip: norm of a tensor's gradient (weight decay included) above which its step is
+            shortened; 0 for none.
+        weight_decay: how much of a parameter is added to its gradient.
+
+    Raises:
+        ValueError: a number is negative.
+    """
+
+    def __init__(
+        self,
+        params: Iterable[Any],
+        lr: float,
+        clip: float = 0.03,
+        weight_decay: float = 0.0,
+    ) -> None:
+        options = {"lr": lr, "adagrad-clip": clip, "weight-decay": weight_decay}
+        for option, value in options.items():
+            if not value >= 0:
+                raise ValueError(f"--{option} is {value}: it must be 0 or more")
+        super().__init__(params, {"lr": lr, "clip": clip, "weight_decay": weight_decay})
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Tensor] | None = None) -> Tensor | None:
+        """Update the parameters that have a gradient, without waiting for the device.
+
+        Args:
+            closure: computes the loss and the gradients, if they are not there yet.
+
+        Returns:
+            The closure's loss.
+
+        Raises:
+            ValueError: a gradient is sparse.
+        """
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for group in self.param_groups:
+            params = [p for p in group["params"] if p.grad is not None]
+            if params:
+                self._update(params, group["lr"], group["clip"], group["weight_decay"])
+        return loss
+
+    def _update(
+        self, params: list[nn.Parameter], lr: float, clip: float, weight_decay: float
+    ) -> None:
+        grads = [p.grad for p in params]
+        sums = [self._sum(p) for p in params]
+        if weight_decay > 0:
+            grads = torch._foreach_add(grads, params, alpha=weight_decay)
+        torch._foreach_addcmul_(sums, grads, grads)
+        steps = torch._foreach_sqrt(sums)
+        torch._foreach_add_(steps, EPSILON)
+        # in place, so that a step takes no more than one copy of the weights besides
+        torch._foreach_reciprocal_(steps)
+        torch._foreach_mul_(steps, grads)
+        if clip > 0:
+            # norms, then factors, stay on the device: reading one would wait for all that is queued
+            factors = torch._foreach_norm(grads)
+            torch._foreach_add_(factors, EPSILON)
+            torch._foreach_reciprocal_(factors)
+            torch._foreach_mul_(factors, clip)
+            torch._foreach_clamp_max_(factors, 1.0)
+            torch._foreach_mul_(steps, factors)
+        torch._foreach_add_(params, steps, alpha=-lr)
+
+    def _sum(self, parameter: nn.Parameter) -> Tensor:
+        if parameter.grad.is_sparse:
+            raise ValueError(
+                "--optimizer adagrad_with_clip takes no sparse gradients, and a parameter of shape "
+                f"{tuple(parameter.shape)} has one: use dense embeddings (sparse=False), or "
+                "--optimizer adagrad"
+            )
+        state = self.state[parameter]
+        if "sum" not in state:
+            state["sum"] = torch.zeros_like(parameter)
+        return state["sum"]
+
+
+@dataclass
+class AdagradWithClipConfig(FairseqDataclass):
+    """Options of ``--optimizer adagrad_with_clip``."""
+
+    adagrad_clip: float = field(
+        default=0.03,
+        metadata={
+            "help": "norm of a parameter tensor's gradient above which its step is shortened, "
+            "0 for none"
+        },
+    )
+    weight_decay: float = field(
+        default=0.0, metadata={"help": "how much of a parameter is added to its gradient"}
+    )
+    lr: list[float] = II("optimization.lr")
+
+
+@register_optimizer("adagrad_with_clip", dataclass=AdagradWithClipConfig)
+class FairseqAdagradWithClip(AmpScaledStep):
+    """:class:`AdagradWithClip` as fairseq's ``--optimizer adagrad_with_clip``.
+
+    Args:
+        cfg: the options.
+        params: the parameters, all of them tensors of their own.
+
+    Raises:
+        ValueError: an option is negative.
+    """
+
+    def __init__(self, cfg: AdagradWithClipConfig, params: Iterable[nn.Parameter]) -> None:
+        super().__init__(cfg)
+        self._optimizer = AdagradWithClip(params, **self.optimizer_config)
+
+    @property
+    def optimizer_config(self) -> dict[str, float]:
+        """Return the arguments of :class:`AdagradWithClip`."""
+        return {
+            "lr": self.cfg.lr[0],
+            "clip": self.cfg.adagrad_clip,
+            "weight_decay": self.cfg.weight_decay,
+        }
+
+    @property
+    def supports_flat_params(self) -> bool:
+        """Return False: one norm of all parameters laid end to end is another rule."""
+        return False
+
+    def load_state_dict(
+        self, state_dict: dict[str, Any], optimizer_overrides: dict[str, Any] | None = None
+    ) -> None:
+        """Take over a checkpoint's sums and learning rate; clip and decay stay as they are given.
+
+        The learning rate is the scheduler's, which may have lowered it.
+
+        Raises:
+            ValueError: the sums are of parameters of another shape.
+
+        Args:
+            state_dict: what :meth:`state_dict` returned.
+            optimizer_overrides: ``--optimizer-overrides``, which come last.
+        """
+        given = {name: self.optimizer_config[name] for name in ("clip", "weight_decay")}
+        super().load_state_dict(state_dict, {**given, **(optimizer_overrides or {})})
+        for parameter, state in self._optimizer.state.items():
+            if state["sum"].shape != parameter.shape:
+                raise ValueError(
+                    "the checkpoint's optimizer state is of a parameter of shape "
+                    f"{tuple(state['sum'].shape)}, here {tuple(parameter.shape)}, as after another "
+                    "--attention-span: give --reset-optimizer, or --finetune-from-model"
+                )

@@ -1,0 +1,187 @@
+"""Attention spans that each head learns (all-attention, section 4.3; Sukhbaatar et al. 2019a).
+
+Sukhbaatar, Grave, Bojanowski, Joulin: Adaptive Attention Span in Transformers (2019,
+arXiv:1905.07799). A soft mask m_z(x) = clamp((R + z - x) / R, 0, 1) multiplies the attention weight
+of the key at x, counted from 0 for the nearest one; z is the head's span times the largest one, R
+the length of the ramp.
+
+The published code normalises the weights twice: over the keys that it computes, some beyond the
+span, and after the mask by their sum plus 1e-8. Where keys beyond the span have nearly all of the
+weight, that number leaves less than 1. Models which were trained that way have it as ``epsilon``.
+
+Shapes: H heads, B streams, T tokens of a segment, W distances on the ramp.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from fairseq_plugins.fairseq_integration.precision import SinglePrecision
+
+# The published code drops keys beyond the widest span of a layer by so many at a time.
+_TRIMMED_AT_ONCE = 64
+
+# What one more group of heads costs, in keys of one head: its products are smaller, and more.
+_GROUP_COST = 256
+
+
+class HeadGroup(NamedTuple):
+    """Heads whose spans are so alike that they are computed together.
+
+    Args:
+        heads: their numbers, from 0, (H_g,); None for all of them in order.
+        reach: how many tokens the one that sees farthest sees, ramp included.
+        open: the nearest so many tokens have m = 1 for all of them.
+    """
+
+    heads: Tensor | None
+    reach: int
+    open: int
+
+
+class HeadGroups(NamedTuple):
+    """All heads of a layer in groups; ``order`` (H,) says where in the groups' sequence each is."""
+
+    groups: tuple[HeadGroup, ...]
+    order: Tensor | None
+
+    @property
+    def reach(self) -> int:
+        """Return how many tokens the head that sees farthest sees."""
+        return max(group.reach for group in self.groups)
+
+
+class AdaptiveSpan(SinglePrecision):
+    """The learned spans of a layer's heads.
+
+    ``value`` (H,), in [0, 1], is each head's z as a part of the largest span. It stays in single
+    precision when the model is cast to a half: 8 bits could not tell 4,000 tokens from 4,016.
+
+    Args:
+        num_heads: H.
+        max_span: the largest span, in tokens.
+        ramp: R, in tokens.
+        initial: the value that training starts with.
+        epsilon: what the sum of the masked weights is enlarged by; 0 for nothing.
+    """
+
+    def __init__(
+        self,
+        num_heads: int,
+        max_span: int,
+        ramp: int = 32,
+        initial: float = 0.0,
+        epsilon: float = 0.0,
+    ) -> None:
+        super().__init__()
+        self.max_span = max_span
+        self.ramp = ramp
+        self.epsilon = epsilon
+        self.value = nn.Parameter(torch.full((num_heads,), float(initial)))
+
+    def tokens(self) -> Tensor:
+        """Return how many tokens each head sees, ramp included, (H,), without a gradient."""
+        return (self.value.detach() * self.max_span + self.ramp).clamp(max=self.max_span)
+
+    def penalty(self) -> Tensor:
+        """Return the mean span of the heads in tokens, without the ramp, which training lowers."""
+        return self.max_span * self.value.mean()
+
+    def log_mask(self, group: HeadGroup) -> Tensor:
+        """Return log m of the distances ``group.reach`` down to ``group.open + 1``, (H_g, W).
+
+        Where m is 0 it is -∞ and has no gradient.
+        """
+        value = self.value if group.heads is None else self.value.index_select(0, group.heads)
+        # the key at distance 1 is the nearest, x = 0
+        x = torch.arange(group.reach - 1, group.open - 1, -1, device=value.device)
+        mask = ((self.ramp + self.max_span * value.unsqueeze(1) - x) / self.ramp).clamp(0, 1)
+        seen = mask > 0
+        # log is taken where it is finite only: the other branch's infinite gradient would get in
+        return torch.where(seen, torch.where(seen, mask, 1).log(), -torch.inf)
+
+    def remainder(self, masked: Tensor, unmasked: Tensor) -> Tensor:
+        """Return what ``epsilon`` leaves of each sum of weights, which would be 1: (H, B, T).
+
+        Args:
+            masked: log Σ m·exp(score), (H, B, T); -∞ where a query sees nothing.
+            unmasked: log Σ exp(score) of the same keys and those beyond the span.
+        """
+        # 1 / (1 + ε·Σ exp(s) / Σ m·exp(s)); nothing is left to shrink where both sums are 0
+        return torch.sigmoid((masked - unmasked).nan_to_num(nan=0.0) - math.log(self.epsilon))
+
+    def constrained(self) -> Iterable[tuple[nn.Parameter, Callable[[Tensor], None]]]:
+        """Return the spans with what keeps them in [0, 1]; the optimizer's copy obeys it too."""
+        return [(self.value, _to_unit_interval)]
+
+    def extra_repr(self) -> str:
+        """Return the largest span, the ramp and epsilon."""
+        return f"max_span={self.max_span}, ramp={self.ramp}, epsilon={self.epsilon}"
+
+    def _load_from_state_dict(self, *args: object) -> None:
+        super()._load_from_state_dict(*args)
+        _to_unit_interval(self.value.data)
+
+
+def _to_unit_interval(spans: Tensor) -> None:
+    spans.clamp_(0, 1)
+
+
+def read_head_groups(spans: list[AdaptiveSpan]) -> list[HeadGroups]:
+    """Return each layer's heads in groups of similar span.
+
+    All spans are read at once: on a GPU each reading waits for what is being computed.
+    """
+    values = torch.stack([span.value.detach() for span in spans]).tolist()
+    return [_group_heads(span, of_heads) for span, of_heads in zip(spans, values, strict=True)]
+
+
+def _group_heads(span: AdaptiveSpan, values: list[float]) -> HeadGroups:
+    z = [span.max_span * min(1.0, max(0.0, value)) for value in values]
+    reaches = [min(span.max_span, math.ceil(tokens + span.ramp)) for tokens in z]
+    if span.epsilon:
+        hidden = span.max_span - max(reaches)
+        reach = span.max_span - hidden // _TRIMMED_AT_ONCE * _TRIMMED_AT_ONCE
+        return HeadGroups((HeadGroup(None, reach, min(reach, math.ceil(min(z)))),), None)
+    rising = sorted(range(len(z)), key=reaches.__getitem__)
+    parts = cheapest_parts([reaches[head] for head in rising])
+    groups = []
+    for first, last in parts:
+        heads = rising[first:last]
+        reach = reaches[heads[-1]]
+        groups.append((heads, reach, min(reach, math.ceil(min(z[head] for head in heads)))))
+    if len(groups) == 1:
+        return HeadGroups((HeadGroup(None, *groups[0][1:]),), None)
+    device = span.value.device
+    order = torch.tensor(sorted(range(len(rising)), key=rising.__getitem__), device=device)
+    return HeadGroups(
+        tuple(HeadGroup(torch.tensor(heads, device=device), *rest) for heads, *rest in groups),
+        order,
+    )
+
+
+def cheapest_parts(reaches: list[int]) -> list[tuple[int, int]]:
+    """Return how to part rising ``reaches`` into groups, (first, one after the last) of each.
+
+    A group costs its largest reach once a head, and something by itself.
+    """
+    # costs[n] and starts[n]: of the first n heads, the best cost and where their last group starts
+    costs, starts = [0], [0]
+    for last in range(1, len(reaches) + 1):
+        cost, start = min(
+            (costs[first] + (last - first) * reaches[last - 1] + _GROUP_COST, first)
+            for first in range(last)
+        )
+        costs.append(cost)
+        starts.append(start)
+    parts = []
+    last = len(reaches)
+    while last > 0:
+        parts.insert(0, (starts[last], last))
+        last = starts[last]
+    return parts

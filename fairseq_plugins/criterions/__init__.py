@@ -1,1 +1,0 @@
-"""Losses that fairseq can name."""

@@ -1,1 +1,0 @@
-"""How a data split becomes parallel streams of segments, and how a run walks over them."""

@@ -1,0 +1,1 @@
+"""What works around fairseq: presets, safe loading, precision, optimizers, constraints."""

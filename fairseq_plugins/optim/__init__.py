@@ -1,1 +1,0 @@
-"""Update rules that fairseq can name, and constraints that hold after each update."""

@@ -1,0 +1,214 @@
+"""Lazy Adam: the rows of a table that were read take a step of Adam, all others rest.
+
+The rule is the one that torch calls SparseAdam: ::
+
+    of the rows that were read:  m ← β₁ m + (1 - β₁) g,  v ← β₂ v + (1 - β₂) g²
+                                 p ← p - lr · √(1 - β₂ᵗ) / (1 - β₁ᵗ) · m / (√v + ε)
+    of all others:               nothing
+
+where t counts the updates, of whichever rows. Where every row is read at each update this is
+fairseq's Adam: bit for bit by torch's operations (:func:`update_rows`), up to rounding in the loop
+that a CPU runs. Weight decay acts on the rows that were read.
+
+Shapes: K rows of a table, d width, U rows that were read.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from fairseq_plugins.product_key_memory.loop_choice import in_loops
+from fairseq_plugins.product_key_memory.sharding import gather_columns
+
+# How many numbers of a table are updated at a time: enough to keep the device busy, while copies of
+# them take little memory.
+UPDATED_AT_ONCE = {"cpu": 1 << 22, "cuda": 1 << 26}
+
+
+def update_rows(
+    values: Tensor,
+    exp_avg: Tensor,
+    exp_avg_sq: Tensor,
+    rows: Tensor,
+    grads: Tensor,
+    betas: tuple[float, float],
+    scale: Tensor,
+    decay: float,
+    step_size: float,
+    eps: float,
+) -> None:
+    """Update ``values``, ``exp_avg`` and ``exp_avg_sq``, all (K, d), in the rows that were read.
+
+    Args:
+        values: in single precision, as all are.
+        exp_avg: the first moment.
+        exp_avg_sq: the second.
+        rows: (U,), each once.
+        grads: (U, d).
+        betas: β₁ and β₂.
+        scale: a number, by what gradients are multiplied.
+        decay: what part of them values lose before the step.
+        step_size: lr · √(1 - β₂ᵗ) / (1 - β₁ᵗ).
+        eps: ε.
+    """
+    grads = grads * scale
+    mean, square, value = (x.index_select(0, rows) for x in (exp_avg, exp_avg_sq, values))
+    mean.mul_(betas[0]).add_(grads, alpha=1 - betas[0])
+    square.mul_(betas[1]).addcmul_(grads, grads, value=1 - betas[1])
+    exp_avg.index_copy_(0, rows, mean)
+    exp_avg_sq.index_copy_(0, rows, square)
+    if decay > 0:
+        value.add_(value, alpha=-decay)
+    value.addcdiv_(mean, square.sqrt_().add_(eps), value=-step_size)
+    values.index_copy_(0, rows, value)
+
+
+def update_rows_in_loop(
+    values: Tensor,
+    exp_avg: Tensor,
+    exp_avg_sq: Tensor,
+    rows: Tensor,
+    grads: Tensor,
+    betas: tuple[float, float],
+    scale: Tensor,
+    decay: float,
+    step_size: float,
+    eps: float,
+) -> None:
+    """Do the same on a CPU, where operations one after the other would wait for its memory."""
+    from fairseq_plugins.product_key_memory.lazy_adam_loop import update_rows as update
+
+    arrays = (x.detach().numpy() for x in (values, exp_avg, exp_avg_sq, rows, grads))
+    numbers = betas[0], 1 - betas[0], betas[1], 1 - betas[1], scale.item(), decay, step_size, eps
+    update(*arrays, np.float32(numbers))
+
+
+class LazyAdam:
+    """Updates tables of values by sparse gradients, and keeps their moments.
+
+    The state of a table is ``step``, ``exp_avg`` and ``exp_avg_sq`` (K, d), in single precision,
+    and for a table of lower precision ``master``, its values in single precision. A table that is
+    sharded over workers (see :mod:`.column_shards`) has its own columns' state.
+
+    Args:
+        tables: parameters (K, d).
+        lr: learning rate.
+        weight_decay: of the rows that were read.
+    """
+
+    def __init__(self, tables: list[nn.Parameter], lr: float, weight_decay: float) -> None:
+        self.tables = tables
+        self.lr = lr
+        self.weight_decay = weight_decay
+        self.state: list[dict[str, Any]] = [{} for _ in tables]
+        self._gathered: list[dict[str, Any]] | None = None
+
+    @torch.no_grad()
+    def update(self, betas: tuple[float, float], eps: float, scale: Tensor) -> None:
+        """Take a step with the gradients of the tables, multiplied by ``scale``, and clear them."""
+        for table, state in zip(self.tables, self.state, strict=True):
+            grad, table.grad = table.grad, None
+            if grad is not None:
+                self._start(state, table)
+                self._update_rows(table, state, grad, betas, eps, scale.to(table.device))
+                if hasattr(table, "spare"):
+                    table.spare.give_back(grad.values())
+
+    def _start(self, state: dict[str, Any], table: nn.Parameter) -> None:
+        if not state:
+            state["step"] = 0
+            for name in ("exp_avg", "exp_avg_sq"):
+                state[name] = torch.zeros_like(table, dtype=torch.float32)
+        if table.dtype != torch.float32 and "master" not in state:
+            state["master"] = table.detach().float()
+
+    def _update_rows(
+        self,
+        table: nn.Parameter,
+        state: dict[str, Any],
+        grad: Tensor,
+        betas: tuple[float, float],
+        eps: float,
+        scale: Tensor,
+    ) -> None:
+        state["step"] += 1
+        correction1, correction2 = (1 - beta ** state["step"] for beta in betas)
+        step_size = self.lr * correction2**0.5 / correction1
+        decay = self.weight_decay * self.lr
+        values = state.get("master", table)
+        update = update_rows_in_loop if in_loops(values) else update_rows
+        length = max(1, UPDATED_AT_ONCE[table.device.type] // table.size(1))
+        parts = (whole.split(length) for whole in (grad.indices()[0], grad.values()))
+        for rows, grads in zip(*parts, strict=True):
+            moments = state["exp_avg"], state["exp_avg_sq"]
+            update(values, *moments, rows, grads.float(), betas, scale, decay, step_size, eps)
+            if values is not table:
+                table.index_copy_(0, rows, values.index_select(0, rows).to(table.dtype))
+
+    def gather(self) -> None:
+        """Gather sharded tables and their state in worker 0, for one ``state_dict()`` of each.
+
+        All workers must call it.
+        """
+        self._gathered = []
+        for table, state in zip(self.tables, self.state, strict=True):
+            if hasattr(table, "shard"):
+                table.gathered = gather_columns(table)
+                state = {
+                    name: gather_columns(value) if isinstance(value, Tensor) else value
+                    for name, value in state.items()
+                }
+            self._gathered.append(state)
+
+    def state_dict(self) -> list[dict[str, Any]]:
+        """Return the state of each table, of sharded ones that of all columns.
+
+        Raises:
+            ValueError: there are some, and :meth:`gather` was not called.
+        """
+        if not any(hasattr(table, "shard") for table in self.tables):
+            return self.state
+        gathered, self._gathered = self._gathered, None
+        if gathered is None:
+            raise ValueError(
+                "a memory's values are sharded over workers: call consolidate_state_dict() on all "
+                "of them before state_dict() on worker 0"
+            )
+        return gathered
+
+    def load_state_dict(self, states: list[dict[str, Any]]) -> None:
+        """Take over a state, in single precision whatever the tables have.
+
+        Raises:
+            ValueError: it is of other tables.
+        """
+        if len(states) != len(self.tables):
+            raise ValueError(
+                f"the checkpoint's optimizer state is of {len(states)} memories, and the model has "
+                f"{len(self.tables)}: give --reset-optimizer"
+            )
+        self.state = [
+            self._loaded(saved, table) for saved, table in zip(states, self.tables, strict=True)
+        ]
+
+    def _loaded(self, saved: dict[str, Any], table: nn.Parameter) -> dict[str, Any]:
+        if not saved:
+            return {}
+        shard = getattr(table, "shard", None)
+        shape = (len(table), table.size(1) if shard is None else shard.width)
+        if saved["exp_avg"].shape != shape:
+            raise ValueError(
+                "the checkpoint's optimizer state is of a memory with values of shape "
+                f"{tuple(saved['exp_avg'].shape)}, here {shape}: give --reset-optimizer"
+            )
+        state: dict[str, Any] = {"step": int(saved["step"])}
+        for name in ("exp_avg", "exp_avg_sq", "master"):
+            if name in saved and (name != "master" or table.dtype != torch.float32):
+                # cut before it is moved: the whole may be larger than the device's memory
+                own = saved[name] if shard is None else shard.of(saved[name])
+                state[name] = own.to(table.device, torch.float32, copy=True)
+        return state

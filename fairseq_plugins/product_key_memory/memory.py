@@ -1,0 +1,238 @@
+"""A memory layer: many slots of values, a few of which each token selects by their keys.
+
+Lample et al. 2019 (arXiv:1907.05242), section 3. It is a plain module, for any model::
+
+    from fairseq_plugins.product_key_memory.memory import ProductKeyMemory
+
+    memory = ProductKeyMemory(512, slots=512**2, query_batch_norm=True)
+    y = x + memory(x)  # x (…, 512)
+
+With ``sparse=True`` the values get sparse gradients, as those of ``nn.Embedding(sparse=True)``, for
+``torch.optim.SparseAdam``.
+
+Shapes: N tokens without padding, H heads, k slots read by a head, K slots, d model width, d_q query
+width, d_v value width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fairseq_plugins.fairseq_integration.forward_passes import is_recomputed
+from fairseq_plugins.product_key_memory.product_key_search import SEARCHES, FlatKeys, ProductKeys
+from fairseq_plugins.product_key_memory.query import QueryNetwork
+from fairseq_plugins.product_key_memory.sharding import (
+    draw_columns,
+    gather_columns,
+    own_columns,
+    sharded_weighted_sum,
+)
+from fairseq_plugins.product_key_memory.usage import MemoryUsage
+from fairseq_plugins.product_key_memory.values import (
+    SpareRows,
+    add_row_gradients,
+    rows_as_gradient,
+    weighted_sum,
+)
+
+KEYS = {"product": ProductKeys, "flat": FlatKeys}
+
+
+class ProductKeyMemory(nn.Module):
+    """Sum over heads of the softmax-weighted values of the best k of K slots (eq. 1 to 3, 3.3).
+
+    Values are shared by the heads and drawn from N(0, 1/d_v).
+
+    Args:
+        embed_dim: d.
+        slots: K; a square number for product keys.
+        heads: H.
+        knn: k.
+        query_dim: d_q; even for product keys.
+        value_dim: d_v; values of another width than d are mapped to it. None for d.
+        query_hidden_dims: widths of the query network's hidden layers.
+        query_batch_norm: see :class:`.query_network.QueryNetwork`; so are the next two.
+        query_layer_norm: normalise each query.
+        query_dropout: of the queries.
+        input_dropout: of what enters the memory.
+        value_dropout: of what is read.
+        keys: "product", or "flat" for the ablation.
+        search: "torch" or "faiss".
+        sparse: whether the values' gradient is a sparse tensor of the rows that were read.
+        shard_values: among several workers (``torch.distributed``), let each hold some columns of
+            the values alone; see :mod:`.column_shards`.
+
+    Raises:
+        ValueError: a number is out of range, or ``keys`` or ``search`` is unknown.
+    """
+
+    def __init__(
+        self,
+        embed_dim: int,
+        slots: int = 512**2,
+        heads: int = 4,
+        knn: int = 32,
+        query_dim: int = 256,
+        value_dim: int | None = None,
+        query_hidden_dims: Sequence[int] = (),
+        query_batch_norm: bool = False,
+        query_layer_norm: bool = False,
+        query_dropout: float = 0.0,
+        input_dropout: float = 0.0,
+        value_dropout: float = 0.0,
+        keys: str = "product",
+        search: str = "torch",
+        sparse: bool = False,
+        shard_values: bool = False,
+    ) -> None:
+        super().__init__()
+        value_dim = embed_dim if value_dim is None else value_dim
+        _check(locals())
+        self.input_dropout = nn.Dropout(input_dropout)
+        self.query_network = QueryNetwork(
+            embed_dim,
+            heads,
+            query_dim,
+            query_hidden_dims,
+            query_batch_norm,
+            query_layer_norm,
+            query_dropout,
+        )
+        self.keys = KEYS[keys](heads, slots, query_dim, search)
+        self.shard = own_columns(value_dim) if shard_values else None
+        if self.shard is None:
+            self.values = nn.Parameter(torch.empty(slots, value_dim))
+            nn.init.normal_(self.values, std=value_dim**-0.5)
+        else:
+            self.values = nn.Parameter(torch.empty(slots, self.shard.stop - self.shard.start))
+            draw_columns(self.values, self.shard, value_dim**-0.5)
+            # tells the optimizer
+            self.values.shard = self.shard
+        self.value_dropout = nn.Dropout(value_dropout)
+        self.projection = nn.Linear(value_dim, embed_dim) if value_dim != embed_dim else None
+        self.knn = knn
+        self.heads = heads
+        self.sparse = sparse
+        self.usage: MemoryUsage | None = None
+        self._gradient_beside_autograd = False
+
+    def forward(self, x: Tensor, padding_mask: Tensor | None = None) -> Tensor:
+        """Map ``x`` (…, d) to (…, d).
+
+        Args:
+            x: any number of tokens.
+            padding_mask: (…), true for padding: it takes no part in batch norm, reads nothing,
+                and gets zeros. None for no padding.
+        """
+        if padding_mask is None:
+            return self._read(x.reshape(-1, x.size(-1))).view(x.shape)
+        tokens = ~padding_mask
+        read = self._read(x[tokens])
+        return read.new_zeros(x.shape).masked_scatter(tokens.unsqueeze(-1), read)
+
+    def _read(self, x: Tensor) -> Tensor:
+        queries = self.query_network(self.input_dropout(x))
+        # (N, H, d_q) -> scores and slots (N, H, k)
+        scores, slots = self.keys(queries, self.knn)
+        weights = scores.softmax(-1)
+        if self.usage is not None:
+            self.usage.record(slots, weights)
+        # heads are summed as slots are: (N, H, k) -> (N, H·k) -> (N, d_v)
+        read = weighted_sum if self.shard is None else sharded_weighted_sum
+        summed = read(self._table(), slots.flatten(1), weights.flatten(1), self.sparse)
+        summed = self.value_dropout(summed.to(x.dtype))
+        return summed if self.projection is None else self.projection(summed)
+
+    def keep_gradient_beside_autograd(self) -> None:
+        """Leave the values out of what training code sees, which would hold a gradient for all K.
+
+        They no longer require a gradient, as far as anyone can see; the rows that are read get one
+        all the same, added to ``values.grad`` as a sparse tensor. After an update the next one may
+        take the memory of that tensor: copy what is to be kept.
+        """
+        self.values.requires_grad_(False)
+        self.values.spare = SpareRows(len(self.values))
+        self.sparse = True
+        self._gradient_beside_autograd = True
+
+    def gather_values(self) -> None:
+        """Prepare worker 0 for one ``state_dict()``, which holds all columns of sharded values.
+
+        All workers must call it.
+        """
+        if self.shard is not None:
+            self.values.gathered = gather_columns(self.values)
+
+    def _save_to_state_dict(self, destination: dict, prefix: str, keep_vars: bool) -> None:
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        if self.shard is not None:
+            gathered = getattr(self.values, "gathered", None)
+            if gathered is None:
+                raise ValueError(
+                    "the values are sharded over workers, and have not been gathered: call "
+                    "gather_values() on all workers before state_dict() on worker 0; in fairseq, "
+                    "leave out --no-save-optimizer-state"
+                )
+            destination[prefix + "values"], self.values.gathered = gathered, None
+
+    def _load_from_state_dict(
+        self, state_dict: dict, prefix: str, *args: Any, **kwargs: Any
+    ) -> None:
+        values = state_dict.get(prefix + "values")
+        if self.shard is not None and values is not None and values.size(1) == self.shard.width:
+            state_dict = {**state_dict, prefix + "values": self.shard.of(values)}
+        super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
+
+    def _table(self) -> Tensor:
+        if not (self._gradient_beside_autograd and torch.is_grad_enabled() and self.training):
+            return self.values
+        # fairseq clears gradients before an update, but with --fp16 only those that it knows: if
+        # the keys have none, what is here was left by a pass that ran out of memory
+        first_keys = next(self.keys.parameters())
+        if first_keys.requires_grad and first_keys.grad is None and not is_recomputed():
+            self.values.grad = None
+        table = self.values.detach().requires_grad_()
+        table.spare = getattr(self.values, "spare", None)
+        table.register_post_accumulate_grad_hook(self._add_gradient)
+        return table
+
+    def _add_gradient(self, table: Tensor) -> None:
+        grad, table.grad = table.grad, None
+        # as weighted_sum made it, each row once and rising, which torch no longer knows of
+        grad = rows_as_gradient(grad._indices()[0], grad._values(), grad.shape)
+        if self.values.grad is not None:
+            grad = add_row_gradients(self.values.grad, grad)
+        self.values.grad = grad
+
+
+def _check(options: dict) -> None:
+    for option, name in [
+        ("slots", "slots"),
+        ("heads", "heads"),
+        ("knn", "knn"),
+        ("query_dim", "query-dim"),
+        ("value_dim", "value-dim"),
+    ]:
+        if options[option] < 1:
+            raise ValueError(f"--memory-{name} is {options[option]}: it must be at least 1")
+    if options["knn"] > options["slots"]:
+        raise ValueError(
+            f"--memory-knn is {options['knn']}: it must be at most --memory-slots, "
+            f"{options['slots']}"
+        )
+    for width in options["query_hidden_dims"]:
+        if width < 1:
+            raise ValueError(f"--memory-query-hidden-dims has {width}: widths are at least 1")
+    for option in ("query_dropout", "input_dropout", "value_dropout"):
+        if not 0 <= options[option] < 1:
+            name = option.replace("_", "-")
+            raise ValueError(f"--memory-{name} is {options[option]}: it must be in [0, 1)")
+    for option, known in [("keys", KEYS), ("search", SEARCHES)]:
+        if options[option] not in known:
+            raise ValueError(
+                f"--memory-{option} is {options[option]!r}: there are {', '.join(known)}"
+            )

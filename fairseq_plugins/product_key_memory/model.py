@@ -1,0 +1,182 @@
+"""Transformers with product-key memories: language models and translation.
+
+Lample, Sablayrolles, Ranzato, Denoyer, Jegou: Large Memory Layers with Product Keys (2019,
+arXiv:1907.05242). The networks around the memories are fairseq's own.
+"""
+
+import argparse
+import dataclasses
+from dataclasses import dataclass, field
+from typing import Any, Optional
+
+from fairseq.dataclass.utils import gen_parser_from_dataclass
+from fairseq.models import register_model
+from fairseq.models.transformer import TransformerModel
+from fairseq.models.transformer_lm import TransformerLanguageModel, TransformerLanguageModelConfig
+from omegaconf import II
+
+from fairseq_plugins.fairseq_integration.presets import register_presets
+from fairseq_plugins.product_key_memory.options import (
+    MemoryLayersOptions,
+    MemoryOptions,
+    check_placed,
+    keep_shards_apart,
+    parse_memory_layers,
+)
+from fairseq_plugins.product_key_memory.presets import LANGUAGE_MODELS, TRANSLATION_MODELS
+from fairseq_plugins.product_key_memory.transformer_layers import put_memories
+from fairseq_plugins.product_key_memory.validation_statistics import watch_memories
+
+_LEARNED_POSITIONS = "learn a vector for each position; --no-decoder-learned-pos for sinusoids"
+
+
+@dataclass
+class MemoryLanguageModelConfig(MemoryLayersOptions, TransformerLanguageModelConfig):
+    """Options of ``pkm_transformer_lm``: fairseq's of ``transformer_lm``, and the memories'."""
+
+    decoder_learned_pos: bool = field(default=True, metadata={"help": _LEARNED_POSITIONS})
+    decoder_input_dim: Optional[int] = field(
+        default=None, metadata={"help": "width of the input embeddings (default: the model's)"}
+    )
+    decoder_output_dim: Optional[int] = field(
+        default=None, metadata={"help": "width of the output embeddings (default: the model's)"}
+    )
+    # other tasks than fairseq's language_modeling have no such options
+    add_bos_token: bool = II("oc.select:task.add_bos_token,false")
+    max_target_positions: Optional[int] = II("oc.select:task.max_target_positions,null")
+
+
+@register_model("pkm_transformer_lm", dataclass=MemoryLanguageModelConfig)
+class MemoryLanguageModel(TransformerLanguageModel):
+    """fairseq's transformer language model with memories in some layers (section 4)."""
+
+    @classmethod
+    def add_args(cls, parser: argparse.ArgumentParser) -> None:
+        """Add the options to ``parser``."""
+        # fairseq would let "--decoder-learned-pos" switch off what is on without it
+        parser.add_argument(
+            "--decoder-learned-pos", action=argparse.BooleanOptionalAction, help=_LEARNED_POSITIONS
+        )
+        super().add_args(parser)
+
+    @classmethod
+    def build_model(cls, cfg: MemoryLanguageModelConfig, task: Any) -> "MemoryLanguageModel":
+        """Build the model for the task's dictionary.
+
+        Raises:
+            ValueError: an option has a value that no such model has, or two do not go together, or
+                the task reads streams of text.
+        """
+        if getattr(task, "reads_streams", False):
+            raise ValueError(
+                "--arch pkm_transformer_lm reads blocks of text that have no past, and --task "
+                "segment_language_modeling streams: give --task language_modeling, or --arch "
+                "transformer_xl, which takes --memory-layers too"
+            )
+        layers = parse_memory_layers(cfg.memory_layers, cfg.decoder_layers, "--memory-layers")
+        check_placed(cfg, bool(layers), "--memory-layers")
+        if layers:
+            _check_numbering(cfg, "decoder", "--memory-layers")
+        for width in ("decoder_input_dim", "decoder_output_dim"):
+            if getattr(cfg, width) is None:
+                setattr(cfg, width, cfg.decoder_embed_dim)
+        model = super().build_model(cfg, task)
+        memories = put_memories(model.decoder, layers, cfg)
+        keep_shards_apart(model)
+        watch_memories(model, {f"memory{number}": memories[number] for number in memories})
+        return model
+
+    def prepare_for_inference_(self, cfg: Any) -> None:
+        """Get ready to score or generate.
+
+        Raises:
+            ValueError: blocks are longer than those that the model has positions for: fairseq
+                would leave them out and report what is left, or a perplexity of 1.
+        """
+        super().prepare_for_inference_(cfg)
+        length = getattr(cfg.task, "tokens_per_sample", None) or 0
+        if length > self.max_positions():
+            raise ValueError(
+                f"--tokens-per-sample is {length}: the model has positions for blocks of up to "
+                f"{self.max_positions()} tokens, give no more"
+            )
+
+
+@dataclass
+class MemoryTransformerOptions(MemoryOptions):
+    """Options of ``pkm_transformer`` that fairseq's ``transformer`` does not have."""
+
+    encoder_memory_layers: Optional[str] = field(
+        default=None,
+        metadata={
+            "help": "encoder layers that have a product-key memory, counted from 1, such as 3,6 "
+            "(default: none); goes with --optimizer adam_with_memory"
+        },
+    )
+    decoder_memory_layers: Optional[str] = field(
+        default=None, metadata={"help": "decoder layers that have one (default: none)"}
+    )
+
+
+@register_model("pkm_transformer")
+class MemoryTransformer(TransformerModel):
+    """fairseq's translation transformer with memories in some layers.
+
+    It takes fairseq's options as its parent does, as parsed arguments: fairseq's configuration of
+    this model has parts in parts, which its command line cannot fill.
+    """
+
+    @classmethod
+    def add_args(cls, parser: argparse.ArgumentParser) -> None:
+        """Add fairseq's options and the memories' to ``parser``, without defaults."""
+        super().add_args(parser)
+        gen_parser_from_dataclass(parser, MemoryTransformerOptions(), delete_default=True)
+
+    @classmethod
+    def build_model(cls, args: argparse.Namespace, task: Any) -> "MemoryTransformer":
+        """Build the model for the task's dictionaries.
+
+        Raises:
+            ValueError: an option has a value that no such model has, or two do not go together.
+        """
+        options = _memory_options(args)
+        texts = {part: getattr(options, f"{part}_memory_layers") for part in ("encoder", "decoder")}
+        check_placed(options, any(texts.values()), "--encoder-memory-layers")
+        for part, text in texts.items():
+            if text:
+                _check_numbering(args, part, f"--{part}-memory-layers")
+        model = super().build_model(args, task)
+        memories = {}
+        for part, text in texts.items():
+            stack = getattr(model, part)
+            layers = parse_memory_layers(text, len(stack.layers), f"--{part}-memory-layers")
+            for number, memory in put_memories(stack, layers, options).items():
+                memories[f"{part}_memory{number}"] = memory
+        keep_shards_apart(model)
+        watch_memories(model, memories)
+        return model
+
+
+def _memory_options(args: argparse.Namespace) -> MemoryTransformerOptions:
+    """Return the memories' options, of which parsed arguments hold only those that were given."""
+    given = {
+        option.name: getattr(args, option.name)
+        for option in dataclasses.fields(MemoryTransformerOptions)
+        if hasattr(args, option.name)
+    }
+    given["memory_optimizer"] = getattr(args, "optimizer", None)
+    return MemoryTransformerOptions(**given)
+
+
+def _check_numbering(cfg: Any, part: str, option: str) -> None:
+    """Raise ``ValueError`` for options that give layers other numbers than ``option`` means."""
+    for other in (f"{part}_layers_to_keep", "base_layers"):
+        if getattr(cfg, other, None):
+            raise ValueError(
+                f"--{other.replace('_', '-')} is {getattr(cfg, other)} with {option}: layers would "
+                "get other numbers; leave one of the two out"
+            )
+
+
+register_presets("pkm_transformer_lm", LANGUAGE_MODELS)
+register_presets("pkm_transformer", TRANSLATION_MODELS)

@@ -1,0 +1,239 @@
+"""Options of product-key memories, which all models share, and what is built from them."""
+
+import dataclasses
+import logging
+from dataclasses import dataclass, field
+from typing import Any, Optional
+
+from fairseq.dataclass import ChoiceEnum, FairseqDataclass
+from omegaconf import II
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from fairseq_plugins.product_key_memory.memory import KEYS, ProductKeyMemory
+from fairseq_plugins.product_key_memory.product_key_search import SEARCHES
+
+logger = logging.getLogger(__name__)
+
+# The optimizer that updates only the rows of a memory that were read.
+OPTIMIZER = "adam_with_memory"
+
+
+@dataclass
+class MemoryOptions(FairseqDataclass):
+    """How memories are made and placed (Lample et al. 2019, section 3), whichever layers have one.
+
+    Defaults are the published sizes (section 4.3) and, where the paper has none, the published
+    code's.
+    """
+
+    memory_interleave: bool = field(
+        default=False,
+        metadata={
+            "help": "add the memory as a residual sublayer of its own after the feed-forward "
+            "sublayer, in place of replacing that one"
+        },
+    )
+    memory_slots: int = field(
+        default=512**2,
+        metadata={"help": "number of values of a memory; a square number for product keys"},
+    )
+    memory_heads: int = field(
+        default=4, metadata={"help": "queries a token, each with keys of its own"}
+    )
+    memory_knn: int = field(default=32, metadata={"help": "slots that each head reads"})
+    memory_query_dim: int = field(
+        default=256, metadata={"help": "width of a query; even for product keys"}
+    )
+    memory_value_dim: Optional[int] = field(
+        default=None,
+        metadata={
+            "help": "width of the values, which are mapped to the model width (default: the model "
+            "width, and no map)"
+        },
+    )
+    memory_query_hidden_dims: Optional[str] = field(
+        default=None,
+        metadata={
+            "help": "widths of the query network's hidden layers, such as 512,512 (default: a "
+            "linear map)"
+        },
+    )
+    memory_query_batch_norm: bool = field(
+        default=False,
+        metadata={
+            "help": "normalise queries over the tokens of a batch, which makes more slots be used "
+            "(section 4.5)"
+        },
+    )
+    memory_query_layer_norm: bool = field(
+        default=False, metadata={"help": "normalise each query over its dimensions"}
+    )
+    memory_query_dropout: float = field(default=0.0, metadata={"help": "dropout of the queries"})
+    memory_input_dropout: float = field(
+        default=0.0, metadata={"help": "dropout of what enters a memory"}
+    )
+    memory_value_dropout: float = field(
+        default=0.0, metadata={"help": "dropout of what is read from a memory"}
+    )
+    memory_keys: ChoiceEnum(list(KEYS)) = field(
+        default="product",
+        metadata={"help": "product keys, or flat ones, all of which are searched (section 4.5)"},
+    )
+    memory_search: ChoiceEnum(list(SEARCHES)) = field(
+        default="torch",
+        metadata={"help": "what finds the best keys: torch, or faiss where it is installed"},
+    )
+    memory_shard_values: bool = field(
+        default=False,
+        metadata={
+            "help": "let each of several workers hold some columns of the values alone, for "
+            "memories larger than a device; needs --optimizer adam_with_memory"
+        },
+    )
+    # evaluation has no optimizer
+    memory_optimizer: Optional[str] = II("oc.select:optimizer._name,null")
+
+
+@dataclass
+class MemoryLayersOptions(MemoryOptions):
+    """Options of a model with one stack of layers."""
+
+    memory_layers: Optional[str] = field(
+        default=None,
+        metadata={
+            "help": "layers that have a product-key memory, counted from 1, such as 6,12 (default: "
+            "none); goes with --optimizer adam_with_memory"
+        },
+    )
+
+
+def parse_memory_layers(text: str | None, layers: int, option: str) -> list[int]:
+    """Return the numbers of the layers that have a memory, from 1, rising: [] for None or "".
+
+    Args:
+        text: such as "6,12".
+        layers: how many layers there are.
+        option: the option that the text is from, such as "--memory-layers".
+
+    Raises:
+        ValueError: it is no list of numbers, there is no such layer, or one is named twice.
+    """
+    if text is None or text == "":
+        return []
+    try:
+        numbers = [int(number) for number in str(text).split(",")]
+    except ValueError:
+        raise ValueError(
+            f"{option} is {text!r}: give numbers of layers with commas between them, such as 6,12"
+        ) from None
+    for number in numbers:
+        if number < 1:
+            raise ValueError(f"{option} is {text!r}: layers are counted from 1; the first one is 1")
+        if number > layers:
+            raise ValueError(
+                f"{option} is {text!r}: there is no layer {number}; the last one is {layers}"
+            )
+        if numbers.count(number) > 1:
+            raise ValueError(f"{option} is {text!r}: layer {number} is named twice; name it once")
+    return sorted(numbers)
+
+
+def check_placed(options: MemoryOptions, memories: bool, option: str) -> None:
+    """Say that options of memories have no effect in a model without any.
+
+    A preset's sizes may stand beside a baseline's ``--memory-layers ""``, so most are only told of.
+
+    Args:
+        options: of the model.
+        memories: whether it has some.
+        option: the option that says in which layers.
+
+    Raises:
+        ValueError: ``--memory-interleave`` is among them.
+    """
+    if memories:
+        return
+    without_effect = [
+        field.name
+        for field in dataclasses.fields(MemoryOptions)
+        if field.name not in ("_name", "memory_optimizer")
+        and getattr(options, field.name) != field.default
+    ]
+    if without_effect:
+        names = ", ".join("--" + name.replace("_", "-") for name in without_effect)
+        logger.warning(
+            "no layer has a memory, and %s of memories: give %s, such as %s 6, to have one",
+            f"{names} " + ("is an option" if len(without_effect) == 1 else "are options"),
+            option,
+            option,
+        )
+    if options.memory_interleave:
+        raise ValueError(
+            f"--memory-interleave without a memory to place: give {option}, such as {option} 6, or "
+            "leave it out"
+        )
+
+
+def build_memory(options: MemoryOptions, embed_dim: int) -> ProductKeyMemory:
+    """Return a memory for a model of width ``embed_dim``.
+
+    Args:
+        options: a :class:`MemoryOptions`, or a configuration that has its values.
+        embed_dim: d.
+
+    Raises:
+        ValueError: an option has a value that no memory has.
+    """
+    memory = ProductKeyMemory(
+        embed_dim,
+        slots=options.memory_slots,
+        heads=options.memory_heads,
+        knn=options.memory_knn,
+        query_dim=options.memory_query_dim,
+        value_dim=options.memory_value_dim,
+        query_hidden_dims=_parse_hidden_dims(options.memory_query_hidden_dims),
+        query_batch_norm=options.memory_query_batch_norm,
+        query_layer_norm=options.memory_query_layer_norm,
+        query_dropout=options.memory_query_dropout,
+        input_dropout=options.memory_input_dropout,
+        value_dropout=options.memory_value_dropout,
+        keys=str(options.memory_keys),
+        search=str(options.memory_search),
+        shard_values=options.memory_shard_values,
+    )
+    if memory.shard is not None and options.memory_optimizer != OPTIMIZER:
+        raise ValueError(
+            f"--memory-shard-values with --optimizer {options.memory_optimizer}: another one would "
+            f"average the columns of all workers; give --optimizer {OPTIMIZER}, or leave it out"
+        )
+    if options.memory_optimizer == OPTIMIZER:
+        memory.keep_gradient_beside_autograd()
+        # fairseq shows optimizers only parameters that require a gradient, or copies of them in
+        # single precision, to which it passes this attribute on. Every memory has keys, and they
+        # require a gradient: the first of them leads to the values.
+        next(memory.keys.parameters()).param_group = memory.values
+    return memory
+
+
+def keep_shards_apart(model: nn.Module) -> None:
+    """Keep torch's data parallelism from giving all workers the columns of worker 0.
+
+    Args:
+        model: what fairseq wraps to train it on several workers, memories inside.
+    """
+    shards = [name for name, values in model.named_parameters() if hasattr(values, "shard")]
+    if shards:
+        DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, shards)
+
+
+def _parse_hidden_dims(text: Any) -> list[int]:
+    if text is None or text == "":
+        return []
+    try:
+        return [int(width) for width in str(text).split(",")]
+    except ValueError:
+        raise ValueError(
+            f"--memory-query-hidden-dims is {text!r}: give widths with commas between them, such "
+            "as 512,512"
+        ) from None

@@ -1,0 +1,142 @@
+"""The query network of a memory: what it looks for, for each token and head.
+
+Lample et al. 2019 (arXiv:1907.05242), section 3.1.
+
+Shapes: N tokens, H heads, d model width, d_q query width.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from fairseq_plugins.fairseq_integration.forward_passes import is_recomputed
+from fairseq_plugins.fairseq_integration.precision import SinglePrecision
+
+
+class SharedBatchNorm(SinglePrecision):
+    """Batch norm whose statistics are those of all workers' tokens together.
+
+    torch's own ``SyncBatchNorm`` does this on GPUs alone. Workers may have different numbers of
+    tokens, also none. Statistics are computed, and kept, in single precision at least. Names are
+    those of ``torch.nn.BatchNorm1d``, but for its count of batches, which ``--store-ema`` cannot
+    average.
+
+    Args:
+        features: how many there are.
+        eps: added to the variance.
+        momentum: how far the running statistics follow those of a batch.
+    """
+
+    def __init__(self, features: int, eps: float = 1e-5, momentum: float = 0.1) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(features))
+        self.bias = nn.Parameter(torch.zeros(features))
+        self.register_buffer("running_mean", torch.zeros(features))
+        self.register_buffer("running_var", torch.ones(features))
+        self.eps = eps
+        self.momentum = momentum
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Normalise each of the features of ``x`` (N, features)."""
+        values = x.to(torch.promote_types(x.dtype, self.weight.dtype))
+        if self.training:
+            mean, variance = self._measure(values)
+        else:
+            mean, variance = self.running_mean, self.running_var
+        normalised = (values - mean) * torch.rsqrt(variance + self.eps)
+        return (normalised * self.weight + self.bias).to(x.dtype)
+
+    def _measure(self, values: Tensor) -> tuple[Tensor, Tensor]:
+        """Return mean and variance of all workers' tokens, and follow them."""
+        # the sum of the tokens and, beside it, their number
+        count = values.new_full((1,), float(len(values)))
+        sums = _over_workers(torch.cat([values.sum(0), count]))
+        total, count = sums.split([values.size(1), 1])
+        mean = total / count.clamp(min=1)
+        # not from the mean of the squares: where the mean is large, little remains of a difference
+        variance = _over_workers((values - mean).square().sum(0)) / count.clamp(min=1)
+        if not is_recomputed():
+            self._follow(mean.detach(), variance.detach(), count.detach())
+        return mean, variance
+
+    def _follow(self, mean: Tensor, variance: Tensor, count: Tensor) -> None:
+        # on the device: to read whether there are tokens would wait for all that is queued
+        step = self.momentum * (count > 0).to(self.running_mean)
+        unbiased = variance * count / (count - 1).clamp(min=1)
+        self.running_mean.lerp_(mean.to(self.running_mean), step)
+        self.running_var.lerp_(unbiased.to(self.running_var), step)
+
+
+class _SumOverWorkers(torch.autograd.Function):
+    """The sum of all workers' tensors; each gets back the sum of the gradients that it has."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        total = x.clone()
+        dist.all_reduce(total)
+        return total
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        total = grad.clone()
+        dist.all_reduce(total)
+        return total
+
+
+def _over_workers(sums: Tensor) -> Tensor:
+    """Add up the sums of all workers, with their gradients."""
+    if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
+        return _SumOverWorkers.apply(sums)
+    return sums
+
+
+class QueryNetwork(nn.Module):
+    """A linear map, or a multilayer perceptron, to one query a head.
+
+    Args:
+        input_dim: d.
+        heads: H.
+        query_dim: d_q.
+        hidden_dims: widths of the hidden layers, each followed by a ReLU; () for a linear map.
+        batch_norm: normalise each dimension of the queries over the tokens, which makes more of
+            the keys be used (sections 3.1 and 4.5).
+        layer_norm: normalise each query over its dimensions.
+        dropout: of the queries.
+    """
+
+    def __init__(
+        self,
+        input_dim: int,
+        heads: int,
+        query_dim: int,
+        hidden_dims: Sequence[int] = (),
+        batch_norm: bool = False,
+        layer_norm: bool = False,
+        dropout: float = 0.0,
+    ) -> None:
+        super().__init__()
+        widths = [input_dim, *hidden_dims, heads * query_dim]
+        layers: list[nn.Module] = []
+        for before, after in itertools.pairwise(widths):
+            layers += [nn.Linear(before, after), nn.ReLU()]
+        self.layers = nn.Sequential(*layers[:-1])
+        self.batch_norm = SharedBatchNorm(widths[-1]) if batch_norm else None
+        self.layer_norm = nn.LayerNorm(query_dim) if layer_norm else None
+        self.dropout = nn.Dropout(dropout)
+        self.heads = heads
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map tokens (N, d), without padding, to queries (N, H, d_q)."""
+        queries = self.layers(x)
+        if self.batch_norm is not None:
+            queries = self.batch_norm(queries)
+        queries = queries.unflatten(-1, (self.heads, -1))
+        if self.layer_norm is not None:
+            queries = self.layer_norm(queries)
+        return self.dropout(queries)

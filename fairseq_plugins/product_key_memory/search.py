@@ -1,0 +1,160 @@
+"""The search for the best pairs of sub-keys, exactly: scores, slots, and the scores' gradients.
+
+Lample et al. 2019 (arXiv:1907.05242), section 3.2. Of pairs of equal score the better first sub-key
+goes first, then the better second one; equal sub-keys go by their number.
+
+Shapes: N queries, H heads, n sub-keys of each half, d_q query width, k slots selected by a head, P
+pairs that can win.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from fairseq_plugins.product_key_memory.key_searches import SEARCHES, at_least_single
+from fairseq_plugins.product_key_memory.loop_choice import in_loops
+from fairseq_plugins.product_key_memory.top_k import top_k
+
+# How many scores of sub-keys are computed at a time: few enough for the caches of a CPU, enough to
+# keep a GPU busy.
+SUBKEY_SCORES = {"cpu": 1 << 20, "cuda": 1 << 28}
+
+
+def score_pairs(queries: Tensor, subkeys: Tensor, k: int, search: str) -> tuple[Tensor, Tensor]:
+    """Return the best scores (N, H, k), best first, and their slots i·n + j (equation 4).
+
+    Args:
+        queries: (N, H, d_q).
+        subkeys: (H, 2, n, d_q/2).
+        k: at most n².
+        search: a key of ``SEARCHES``.
+    """
+    return _ScorePairs.apply(queries, subkeys, k, search)
+
+
+class _ScorePairs(torch.autograd.Function):
+    """All sub-keys' scores are there for a part of the queries at a time, in both passes."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, queries: Tensor, subkeys: Tensor, k: int, search: str
+    ) -> tuple[Tensor, Tensor]:
+        found = []
+        keys = at_least_single(subkeys).flatten(0, 1)
+        with torch.autocast(queries.device.type, enabled=False):
+            for _, halves, scores in _parts(queries, keys):
+                # (H·halves, N, d_q/2), (H·halves, n, d_q/2) -> (H·halves, N, n)
+                torch.bmm(halves, keys.mT, out=scores)
+                found.append(_search(scores, halves, keys, k, search))
+        scores, slots = (torch.cat(parts) for parts in zip(*found, strict=True))
+        ctx.save_for_backward(queries, subkeys, slots)
+        ctx.mark_non_differentiable(slots)
+        return scores, slots
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
+        queries, subkeys, slots = ctx.saved_tensors
+        n = subkeys.size(2)
+        keys = at_least_single(subkeys).flatten(0, 1)
+        of_queries, of_keys = torch.empty_like(queries), torch.zeros_like(keys)
+        with torch.autocast(queries.device.type, enabled=False):
+            for part, halves, of_scores in _parts(queries, keys):
+                # (N, H, k) -> (H·halves, N, k): a sub-key can be in several pairs
+                selected = slots[part].transpose(0, 1)
+                numbers = torch.stack([selected // n, selected % n], dim=1).flatten(0, 1)
+                of_sums = grad[part].transpose(0, 1).repeat_interleave(2, 0)
+                of_scores.zero_().scatter_add_(-1, numbers, of_sums)
+                # (H·halves, N, n), (H·halves, n, d_q/2) -> (N, H, d_q)
+                of_halves = torch.bmm(of_scores, keys).unflatten(0, (-1, 2))
+                of_queries[part] = of_halves.permute(2, 0, 1, 3).flatten(2)
+                of_keys.baddbmm_(of_scores.mT, halves)
+        return of_queries, of_keys.view_as(subkeys).to(subkeys.dtype), None, None
+
+
+def _parts(queries: Tensor, keys: Tensor) -> Iterator[tuple[slice, Tensor, Tensor]]:
+    """Yield parts of the queries: places, halves (H·halves, N, d_q/2), memory for their scores.
+
+    The memory (H·halves, N, n) is the same for all parts of one length.
+
+    Args:
+        queries: (N, H, d_q).
+        keys: (H·halves, n, d_q/2), whose dtype the halves get.
+    """
+    lists, n, _ = keys.shape
+    allowed = SUBKEY_SCORES.get(queries.device.type, SUBKEY_SCORES["cuda"])
+    length = max(1, allowed // (lists * n))
+    scores = keys.new_empty(lists, 0, n)
+    # no queries are one part
+    for start in range(0, max(1, len(queries)), length):
+        part = slice(start, start + length)
+        # (N, H, d_q) -> (H·halves, N, d_q/2)
+        halves = queries[part].unflatten(-1, (2, -1)).permute(1, 2, 0, 3).flatten(0, 1)
+        if scores.size(1) != halves.size(1):
+            scores = keys.new_empty(lists, halves.size(1), n)
+        yield part, halves.to(keys.dtype), scores
+
+
+def _search(
+    scores: Tensor, halves: Tensor, keys: Tensor, k: int, search: str
+) -> tuple[Tensor, Tensor]:
+    """Return the best scores and slots (N, H, k), given those of the sub-keys (H·halves, N, n)."""
+    by_head = scores.unflatten(0, (-1, 2))
+    if search != "torch":
+        pairs = zip(halves, keys, strict=True)
+        best = torch.stack([SEARCHES[search](*pair, min(k, keys.size(1))) for pair in pairs])
+        # pairs are chosen among by rank: the order has to be that of the scores added up
+        best = best.gather(-1, top_k(scores.gather(-1, best), best.size(-1)))
+    elif in_loops(scores):
+        return best_pairs_in_loop(by_head, k)
+    else:
+        best = top_k(scores, min(k, keys.size(1)))
+    return best_pairs(by_head, best.unflatten(0, (-1, 2)), k)
+
+
+@functools.cache
+def candidate_pairs(k: int, n: int, device: torch.device | None = None) -> Tensor:
+    """Return the pairs (2, P) of ranks, from 0, of which the best k pairs consist.
+
+    Of two lists of n scores sorted downwards, the pair of ranks (a, b), from 1, has the a·b pairs
+    up to its own ahead of it: it can be among the best k only if a·b <= k. For k = 32 these are 119
+    pairs of 1,024 (section 3.2). They are in the order in which pairs of equal score are ranked.
+    """
+    ranks = torch.arange(1, min(k, n) + 1, device=device)
+    return (ranks[:, None] * ranks <= k).nonzero().t()
+
+
+def best_pairs(scores: Tensor, best: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """Return the largest sums of two scores (N, H, k), best first, and the slots of those pairs.
+
+    Args:
+        scores: of the sub-keys of both halves, (H, 2, N, n).
+        best: numbers of the best min(k, n) of them, in order, (H, 2, N, min(k, n)).
+        k: number of pairs.
+    """
+    n = scores.size(-1)
+    first, second = scores.gather(-1, best).unbind(1)
+    a, b = candidate_pairs(k, n, scores.device)
+    # (H, N, P): only pairs that can win are added up
+    sums = first.index_select(-1, a) + second.index_select(-1, b)
+    pairs = top_k(sums, k)
+    slots = best[:, 0].gather(-1, a[pairs]) * n + best[:, 1].gather(-1, b[pairs])
+    # (H, N, k) -> (N, H, k)
+    return sums.gather(-1, pairs).transpose(0, 1), slots.transpose(0, 1)
+
+
+def best_pairs_in_loop(scores: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """Return the same on a CPU, of all the scores (H, 2, N, n), in one pass."""
+    from fairseq_plugins.product_key_memory.cpu_kernels import select_pairs
+
+    heads, _, queries, _ = scores.shape
+    sums = scores.new_empty(queries, heads, k)
+    slots = torch.empty(queries, heads, k, dtype=torch.long)
+    select_pairs(scores.numpy(), sums.numpy(), slots.numpy())
+    return sums, slots

@@ -1,0 +1,158 @@
+"""A table of values larger than one device's memory: each worker holds some of its columns.
+
+Every worker reads for all workers' tokens, in its own columns, and each gets back whole vectors for
+its own tokens. The values that are read, their gradients and so the updates are those of one worker
+that has the whole table and all the tokens. (Lample et al. 2019 keep the table on every device.)
+
+All workers must run the same passes in the same order, as fairseq's trainer does, and
+fairseq-eval-lm does not; they may have different numbers of tokens, also none.
+
+Shapes: N tokens of a worker, M of all workers, R rows read by a token, K rows, d width, c columns
+of a worker.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from fairseq_plugins.product_key_memory.values import weighted_sum
+
+# How many numbers of a table worker 0 gathers at a time, to pass them on to the CPU's memory.
+GATHERED_AT_ONCE = 1 << 24
+
+
+class ColumnShard(NamedTuple):
+    """Columns ``start`` to ``stop`` of a table of ``width`` columns."""
+
+    start: int
+    stop: int
+    width: int
+
+    def of(self, table: Tensor) -> Tensor:
+        """Return the columns (K, c) of ``table`` (K, d)."""
+        return table[:, self.start : self.stop]
+
+
+def own_columns(width: int) -> ColumnShard | None:
+    """Return this worker's columns of ``width``; None where there is one worker alone.
+
+    Raises:
+        ValueError: the workers cannot have equally many.
+    """
+    if not (dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1):
+        return None
+    workers = dist.get_world_size()
+    if width % workers:
+        raise ValueError(
+            f"--memory-shard-values with {workers} workers and values of width {width}: each takes "
+            "as many columns, so the number of workers must divide --memory-value-dim"
+        )
+    columns = width // workers
+    return ColumnShard(columns * dist.get_rank(), columns * (dist.get_rank() + 1), width)
+
+
+def sharded_weighted_sum(
+    values: Tensor, rows: Tensor, weights: Tensor, sparse: bool = True
+) -> Tensor:
+    """Return what :func:`.memory_values.weighted_sum` returns for the whole table: (N, d).
+
+    Args:
+        values: this worker's columns, (K, c).
+        rows: (N, R).
+        weights: (N, R).
+        sparse: see there. The gradient of ``values`` is that of the sum of all workers' losses.
+    """
+    tokens = _numbers_of_tokens(rows)
+    # (N, R) -> (M, R)
+    rows = _gather_tokens(rows, tokens)
+    weights = _GatherTokens.apply(weights, tokens)
+    # (M, c) -> (N, d)
+    return _ColumnsToTokens.apply(weighted_sum(values, rows, weights, sparse), tokens)
+
+
+def gather_columns(columns: Tensor) -> Tensor | None:
+    """Return all workers' ``columns`` (K, c) side by side, (K, d), in the CPU's memory of worker 0.
+
+    All workers must call it; it returns None to the others.
+    """
+    first = dist.get_rank() == 0
+    parts = []
+    for part in columns.detach().split(max(1, GATHERED_AT_ONCE // columns.size(1))):
+        received = [torch.empty_like(part) for _ in range(dist.get_world_size())] if first else None
+        dist.gather(part.contiguous(), received)
+        if first:
+            parts.append(torch.cat(received, dim=1).cpu())
+    return torch.cat(parts) if first else None
+
+
+def draw_columns(values: nn.Parameter, shard: ColumnShard, std: float) -> None:
+    """Fill ``values`` (K, c) with its columns of a table that one worker draws from N(0, std²).
+
+    That table is never there as a whole: it is drawn in parts.
+    """
+    # parts of a multiple of 16 numbers are drawn as they would be in one go
+    rows = max(16, GATHERED_AT_ONCE // shard.width // 16 * 16)
+    with torch.no_grad():
+        for part in values.split(rows):
+            part.copy_(shard.of(torch.empty(len(part), shard.width).normal_(std=std)))
+
+
+def _numbers_of_tokens(rows: Tensor) -> list[int]:
+    """Return how many tokens each worker has, given its own ``rows`` (N, R)."""
+    lengths = [
+        torch.zeros(1, dtype=torch.long, device=rows.device) for _ in range(dist.get_world_size())
+    ]
+    dist.all_gather(lengths, torch.tensor([len(rows)], device=rows.device))
+    return [int(length) for length in lengths]
+
+
+def _gather_tokens(x: Tensor, tokens: list[int]) -> Tensor:
+    """Return all workers' ``x`` (N, R), one after the other: (M, R)."""
+    # gloo gathers tensors of one size alone
+    padded = F.pad(x, (0, 0, 0, max(tokens) - len(x)))
+    gathered = [torch.empty_like(padded) for _ in tokens]
+    dist.all_gather(gathered, padded)
+    return torch.cat([part[:length] for part, length in zip(gathered, tokens, strict=True)])
+
+
+def _exchange(parts: list[Tensor], lengths: list[int]) -> list[Tensor]:
+    """Send the w-th of ``parts`` to worker w; return what each sent, of ``lengths`` rows."""
+    received = parts[0].new_empty(sum(lengths), parts[0].size(1))
+    dist.all_to_all_single(
+        received, torch.cat(parts).contiguous(), lengths, [len(part) for part in parts]
+    )
+    return list(received.split(lengths))
+
+
+class _GatherTokens(torch.autograd.Function):
+    """All workers' rows; each gets back the sum of the gradients that they have in the workers."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, tokens: list[int]) -> Tensor:
+        ctx.tokens = tokens
+        return _gather_tokens(x, tokens)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        own = ctx.tokens[dist.get_rank()]
+        received = _exchange(list(grad.split(ctx.tokens)), [own] * len(ctx.tokens))
+        return torch.stack(received).sum(0), None
+
+
+class _ColumnsToTokens(torch.autograd.Function):
+    """Some columns for all tokens (M, c), exchanged for all columns of the own tokens (N, d)."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, tokens: list[int]) -> Tensor:
+        ctx.tokens = tokens
+        own = tokens[dist.get_rank()]
+        return torch.cat(_exchange(list(x.split(tokens)), [own] * len(tokens)), dim=1)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        return torch.cat(_exchange(list(grad.chunk(len(ctx.tokens), dim=1)), ctx.tokens)), None

@@ -1,0 +1,155 @@
+"""fairseq's own transformer layers with a product-key memory.
+
+Lample et al. 2019 (arXiv:1907.05242), section 3.3 and figure 3.
+
+Shapes: B sentences, T tokens, d model width.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fairseq.models.transformer import (
+    TransformerConfig,
+    TransformerDecoderBase,
+    TransformerEncoderBase,
+)
+from fairseq.modules import LayerNorm
+from fairseq.modules.checkpoint_activations import checkpoint_wrapper
+from fairseq.modules.transformer_layer import (
+    TransformerDecoderLayerBase,
+    TransformerEncoderLayerBase,
+)
+from torch import Tensor, nn
+
+from fairseq_plugins.product_key_memory.memory import ProductKeyMemory
+from fairseq_plugins.product_key_memory.memory_sublayer import MemorySublayer
+from fairseq_plugins.product_key_memory.options import MemoryOptions, build_memory
+
+
+class _WithMemory(nn.Module):
+    """What both kinds of layers do with their memory; the first base of each."""
+
+    def _place(self, memory: ProductKeyMemory, interleave: bool) -> None:
+        sublayer = MemorySublayer(memory)
+        self.memory_sublayer = sublayer if interleave else None
+        self.memory_layer_norm = LayerNorm(self.embed_dim) if interleave else None
+        if not interleave:
+            # fairseq's layer computes fc2(norm(dropout(activation(fc1(x)))))
+            self.fc1 = sublayer
+            self.fc2 = nn.Identity()
+            self.activation_fn = _unchanged
+            self.activation_dropout_module = nn.Identity()
+            self.ffn_layernorm = None
+
+    def _set_padding(self, x: Tensor, padding_mask: Tensor | None) -> None:
+        sublayer = self.fc1 if self.memory_sublayer is None else self.memory_sublayer
+        # (B, T) -> (T, B), of the last tokens where x holds only those
+        sublayer.padding_mask = None if padding_mask is None else padding_mask[:, -len(x) :].t()
+
+    def _add_memory(self, x: Tensor) -> Tensor:
+        if self.memory_sublayer is None:
+            return x
+        if self.normalize_before:
+            return x + self.dropout_module(self.memory_sublayer(self.memory_layer_norm(x)))
+        return self.memory_layer_norm(x + self.dropout_module(self.memory_sublayer(x)))
+
+
+def _unchanged(x: Tensor) -> Tensor:
+    return x
+
+
+class MemoryEncoderLayer(_WithMemory, TransformerEncoderLayerBase):
+    """fairseq's encoder layer with a memory in place of its feed-forward sublayer, or after it.
+
+    Args:
+        cfg: fairseq's.
+        memory: of the encoder's width.
+        interleave: keep the feed-forward sublayer.
+    """
+
+    def __init__(self, cfg: TransformerConfig, memory: ProductKeyMemory, interleave: bool) -> None:
+        super().__init__(cfg)
+        self._place(memory, interleave)
+
+    def forward(
+        self, x: Tensor, encoder_padding_mask: Tensor | None, attn_mask: Tensor | None = None
+    ) -> Tensor:
+        """Map (T, B, d) to (T, B, d); ``encoder_padding_mask`` (B, T) is true for padding."""
+        self._set_padding(x, encoder_padding_mask)
+        return self._add_memory(super().forward(x, encoder_padding_mask, attn_mask))
+
+
+class MemoryDecoderLayer(_WithMemory, TransformerDecoderLayerBase):
+    """fairseq's decoder layer with a memory in place of its feed-forward sublayer, or after it.
+
+    Args:
+        cfg: fairseq's.
+        memory: of the decoder's width.
+        interleave: keep the feed-forward sublayer.
+        no_encoder_attn: whether there is no encoder, as in language models.
+    """
+
+    def __init__(
+        self,
+        cfg: TransformerConfig,
+        memory: ProductKeyMemory,
+        interleave: bool,
+        no_encoder_attn: bool = False,
+    ) -> None:
+        super().__init__(cfg, no_encoder_attn)
+        self._place(memory, interleave)
+
+    def forward(
+        self,
+        x: Tensor,
+        *encoder_and_states: Any,
+        self_attn_padding_mask: Tensor | None = None,
+        **options: Any,
+    ) -> tuple[Any, ...]:
+        """Map (T, B, d) to (T, B, d) and attention weights, as fairseq's layer does.
+
+        Args:
+            x: the tokens, in incremental decoding the last one of each sentence.
+            encoder_and_states: passed on to fairseq's layer.
+            self_attn_padding_mask: (B, T), true for padding.
+            options: passed on.
+        """
+        self._set_padding(x, self_attn_padding_mask)
+        x, *others = super().forward(
+            x, *encoder_and_states, self_attn_padding_mask=self_attn_padding_mask, **options
+        )
+        return self._add_memory(x), *others
+
+
+def put_memories(
+    stack: TransformerEncoderBase | TransformerDecoderBase,
+    numbers: list[int],
+    options: MemoryOptions,
+) -> dict[int, ProductKeyMemory]:
+    """Give layers of a stack that fairseq has built a memory, and return the memories by layer.
+
+    Args:
+        stack: encoder or decoder.
+        numbers: which of its layers, from 1.
+        options: how the memories are made and placed.
+
+    Raises:
+        ValueError: an option has a value that no memory has.
+    """
+    cfg = stack.cfg
+    memories = {}
+    for number in numbers:
+        # by its index: a walk over the list may drop layers (--decoder-layerdrop)
+        layer = stack.layers[number - 1]
+        memory = memories[number] = build_memory(options, layer.embed_dim)
+        if isinstance(layer, TransformerEncoderLayerBase):
+            layer = MemoryEncoderLayer(cfg, memory, options.memory_interleave)
+        else:
+            layer = MemoryDecoderLayer(
+                cfg, memory, options.memory_interleave, layer.encoder_attn is None
+            )
+        if cfg.checkpoint_activations:
+            layer = checkpoint_wrapper(layer, offload_to_cpu=cfg.offload_activations)
+        stack.layers[number - 1] = layer
+    return memories

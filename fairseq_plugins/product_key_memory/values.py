@@ -1,0 +1,171 @@
+"""The values of a memory: weighted sums of the rows that were selected, and their gradients.
+
+Lample et al. 2019 (arXiv:1907.05242), equation 3 and section 3.1. Neither pass holds a vector for
+each selected row of each token: the sums are formed where the rows lie, and the gradient of a row
+is the weighted sum of the output gradients of the tokens that read it.
+
+Shapes: N tokens, R rows read by a token, K rows, d width, U rows read at least once.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+from torch.multiprocessing.reductions import StorageWeakRef
+
+from fairseq_plugins.product_key_memory.loop_choice import in_loops
+
+
+class SpareRows:
+    """Memory of row gradients that are no longer needed, for the next ones.
+
+    A CPU takes longer to get fresh memory from the system than to compute the gradients. It is the
+    attribute ``spare`` of a table of values, if that has one. Where gradients are added up or
+    averaged before the update, nothing is given back, and all memory is fresh.
+
+    Args:
+        most: K.
+    """
+
+    def __init__(self, most: int) -> None:
+        self.most = most
+        self._free: Tensor | None = None
+        self._lent: StorageWeakRef | None = None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Return what makes another one, without the memory."""
+        return SpareRows, (self.most,)
+
+    def take(self, count: int, like: Tensor) -> Tensor:
+        """Return a tensor (count, d) for whatever, of the dtype and the width of ``like``."""
+        rows, self._free = self._free, None
+        if rows is not None and (rows.dtype, rows.size(1)) != (like.dtype, like.size(1)):
+            rows = None
+        if rows is None or len(rows) < count:
+            # the old memory goes before the new one comes, which is somewhat more, for the next
+            # time
+            rows = None
+            rows = like.new_empty(min(count + count // 8, self.most), like.size(1))
+        self._lent = StorageWeakRef(rows.untyped_storage())
+        return rows[:count]
+
+    def give_back(self, rows: Tensor) -> None:
+        """Take back what was taken last, and nothing else; nobody may use it any longer."""
+        storage = rows.untyped_storage()
+        if self._lent is not None and StorageWeakRef(storage) == self._lent:
+            length = storage.nbytes() // (rows.element_size() * rows.size(1))
+            self._free = rows.detach().as_strided((length, rows.size(1)), (rows.size(1), 1), 0)
+            self._lent = None
+
+
+def weighted_sum(values: Tensor, rows: Tensor, weights: Tensor, sparse: bool = True) -> Tensor:
+    """Return ``Σ_r weights[t, r] · values[rows[t, r]]`` for each token t: (N, d).
+
+    Args:
+        values: (K, d).
+        rows: (N, R), numbers of rows; a row may occur more than once.
+        weights: (N, R).
+        sparse: whether the gradient of ``values`` is a coalesced sparse tensor of the rows that
+            were read, or a dense one.
+    """
+    summed = F.embedding_bag(
+        rows, values.detach(), per_sample_weights=weights.to(values.dtype), mode="sum"
+    )
+    if not values.requires_grad:
+        return summed
+    spare = getattr(values, "spare", None)
+    return _WriteRows.apply(summed, values, rows, weights.detach(), sparse, spare)
+
+
+class _WriteRows(torch.autograd.Function):
+    """The identity of ``summed``, whose backward pass adds the gradient of ``values``."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        summed: Tensor,
+        values: Tensor,
+        rows: Tensor,
+        weights: Tensor,
+        sparse: bool,
+        spare: SpareRows | None,
+    ) -> Tensor:
+        ctx.save_for_backward(rows, weights)
+        ctx.shape, ctx.sparse, ctx.spare = values.shape, sparse, spare
+        return summed.view_as(summed)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        rows, weights = ctx.saved_tensors
+        # tokens of which nothing depends, such as those of fairseq's batches for workers that have
+        # none left, have read in vain: their rows are to stay as they are
+        used = grad.ne(0).any(-1)
+        if not used.all():
+            rows, weights, of_used = rows[used], weights[used], grad[used]
+        else:
+            of_used = grad
+        touched, grads = row_gradients(rows, weights, of_used, ctx.spare)
+        if ctx.sparse:
+            of_values = rows_as_gradient(touched, grads, ctx.shape)
+        else:
+            of_values = grads.new_zeros(ctx.shape).index_copy_(0, touched, grads)
+        return grad, of_values, None, None, None, None
+
+
+def rows_as_gradient(rows: Tensor, grads: Tensor, shape: torch.Size) -> Tensor:
+    """Return the sparse gradient of ``shape`` (K, d) that has ``grads`` (U, d) in ``rows`` (U,).
+
+    The rows have to rise; torch then need not sort them again.
+    """
+    return torch.sparse_coo_tensor(
+        rows.unsqueeze(0), grads, shape, is_coalesced=True, check_invariants=False
+    )
+
+
+def add_row_gradients(one: Tensor, other: Tensor) -> Tensor:
+    """Return the sum of two sparse gradients (K, d), coalesced.
+
+    torch would lay their rows end to end on a GPU, pass after pass, until there are more than the
+    table has.
+    """
+    rows = torch.cat([one._indices()[0], other._indices()[0]])
+    grads = torch.cat([one._values(), other._values()])
+    touched, summed = row_gradients(rows.unsqueeze(1), grads.new_ones(len(rows), 1), grads)
+    return rows_as_gradient(touched, summed, one.shape)
+
+
+def row_gradients(
+    rows: Tensor, weights: Tensor, grad: Tensor, spare: SpareRows | None = None
+) -> tuple[Tensor, Tensor]:
+    """Return the rows that were read, (U,) rising, and their gradients (U, d).
+
+    Args:
+        rows: (N, R), which rows each token read.
+        weights: (N, R), with which weights.
+        grad: (N, d), the gradient of the weighted sums.
+        spare: memory for the gradients.
+    """
+    by_row, reads = rows.flatten().sort()
+    touched, counts = torch.unique_consecutive(by_row, return_counts=True)
+    tokens = reads.div(rows.size(-1), rounding_mode="floor")
+    weights = weights.flatten()[reads].to(grad.dtype)
+    # a row's gradient is a weighted sum over its readers, as a token's output is one over its rows
+    ends = counts.cumsum(0)
+    if spare is not None and in_loops(grad):
+        from fairseq_plugins.product_key_memory.row_sums_loop import sum_rows
+
+        grads = spare.take(len(touched), grad)
+        inputs = grad.contiguous(), tokens, weights, F.pad(ends, (1, 0))
+        sum_rows(*(x.detach().numpy() for x in (*inputs, grads)))
+    elif len(touched) == 0:
+        grads = grad.new_empty(0, grad.size(-1))
+    else:
+        grads = F.embedding_bag(
+            tokens, grad.contiguous(), ends - counts, per_sample_weights=weights, mode="sum"
+        )
+    return touched, grads

@@ -1,0 +1,1 @@
+"""Language models that read parallel streams of text segment by segment, with recurrence."""

@@ -1,0 +1,327 @@
+"""Attention of a segment to a window of earlier tokens, and its gradient.
+
+Transformer-XL, section 3.3 and appendix B; all-attention, equations 12 and 13; for all heads and
+streams at once. Queries are taken in blocks, each with just the keys that its window reaches. The
+gradient is written out: the scores by far outnumber everything else, and automatic differentiation
+would copy them several times over.
+
+Shapes: H heads, B streams, T queries (the segment), S keys (memory and segment), D distances,
+G groups of heads with distance vectors of their own (1 or H), W distances on the ramp of an
+adaptive span, d_h head width; in a block: C queries that see at most K keys.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from fairseq_plugins.segment_language_model.attention_blocks import (
+    EVERY_KEY,
+    Block,
+    Window,
+    align_by_distance,
+    hidden_by_window,
+    split_into_blocks,
+    spread_by_distance,
+)
+
+# PyTorch's own softmax attention for CPUs: (B, H, C, d_h) and a bias for each score in, values and
+# log Σ exp(score) out, without the scores in between. It has a public name, but not with that sum.
+_FUSED = getattr(torch.ops.aten, "_scaled_dot_product_flash_attention_for_cpu", None)
+
+
+class _Workspace:
+    """Buffers that each block uses anew: pages of new ones would cost as much as filling them.
+
+    Args:
+        like: a tensor of their device and dtype.
+    """
+
+    def __init__(self, like: Tensor) -> None:
+        self._like = like
+        self._buffers: dict[str, Tensor] = {}
+        self._hidden: dict[tuple[int, int, int], Tensor] = {}
+
+    def take(self, name: str, *shape: int) -> Tensor:
+        """Return the buffer ``name`` in a shape, with whatever is in it."""
+        size = math.prod(shape)
+        if name not in self._buffers or self._buffers[name].numel() < size:
+            self._buffers[name] = self._like.new_empty(size)
+        return self._buffers[name][:size].view(shape)
+
+    def product(self, name: str, left: Tensor, right: Tensor, bias: Tensor | None = None) -> Tensor:
+        """Multiply (H·B, m, k) with (H·B, k, n) into the buffer ``name``, (H·B, m, n).
+
+        Args:
+            name: of the buffer.
+            left: the one factor.
+            right: the other.
+            bias: is added to the product, (H, B, m, n); None for nothing.
+        """
+        out = self.take(name, *left.shape[:2], right.size(2))
+        if bias is None:
+            return torch.bmm(left, right, out=out)
+        return torch.baddbmm(bias.flatten(0, 1), left, right, out=out)
+
+    def add_product(self, total: Tensor, left: Tensor, right: Tensor) -> None:
+        """Add the product of (H·B, m, k) and (H·B, k, n) to ``total`` (H, B, m, n)."""
+        if total.is_contiguous():
+            total.flatten(0, 1).baddbmm_(left, right)
+        else:
+            # a part of a larger tensor, which would be added to head by head
+            total.flatten(0, 1).add_(self.product("sum", left, right))
+
+    def bias(
+        self, block: Block, query: Tensor, table: Tensor, log_mask: Tensor, window: Window
+    ) -> Tensor:
+        """Return what is added to the products of queries and keys, (H, B, C, K).
+
+        The scores of queries (H, B, T, d_h) by distance, the logarithm of an adaptive span's mask,
+        and a number that leaves no weight where the window ends.
+        """
+        of_block = block.of_queries(query)
+        shape = (*of_block.shape[:3], block.keys + 1)
+        by_distance = self.take("by distance", *shape)
+        if table.size(1) > 0:
+            rows = block.of_distances(table)
+            # (H, B, C, d_h) -> (G, H/G·B·C, d_h) x (G, d_h, K + 1) -> (H, B, C, K + 1)
+            grouped = of_block.reshape(rows.size(0), -1, rows.size(2))
+            out = by_distance.view(*grouped.shape[:2], -1)
+            torch.bmm(grouped, rows.transpose(1, 2), out=out)
+            masked, log_of_mask = block.on_ramp(by_distance, log_mask, window.farthest)
+            # (H, W) -> (H, 1, 1, W)
+            masked += log_of_mask[:, None, None].to(masked.dtype)
+        else:
+            by_distance.zero_()
+        bias = align_by_distance(by_distance, block.keys)
+        self._hide(bias, block, window)
+        return bias
+
+    def _hide(self, bias: Tensor, block: Block, window: Window) -> None:
+        """Make scores (H, B, C, K) outside the window negligible; only the two ends have any."""
+        near = max(0, block.offset - window.nearest + 1)
+        far = min(near, max(0, block.offset + block.queries - 1 - window.farthest))
+        for first, end in ((0, far), (near, block.keys)):
+            if first < end:
+                # the same for most blocks
+                corner = (block.offset - first, block.queries, end - first)
+                if corner not in self._hidden:
+                    self._hidden[corner] = hidden_by_window(*corner, window, bias)
+                lowest = torch.finfo(bias.dtype).min
+                bias[..., first:end].masked_fill_(self._hidden[corner], lowest)
+
+
+class _WindowAttention(torch.autograd.Function):
+    """The function behind :func:`window_attention`."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        content_query: Tensor,
+        position_query: Tensor | None,
+        keys: Tensor,
+        values: Tensor,
+        table: Tensor,
+        log_mask: Tensor,
+        window: Window,
+        dropout: float,
+        with_total: bool,
+        differentiable: bool,
+    ) -> tuple[Tensor, Tensor | None]:
+        # contiguous, so that its parts are views and never copies, in which results would be lost
+        out = content_query.new_empty(content_query.shape)
+        total = out.new_empty(out.shape[:3], dtype=_precise(out)) if with_total else None
+        kept: list[Tensor | None] = []
+        work = _Workspace(out)
+        fused = _FUSED is not None and out.device.type == "cpu" and dropout == 0
+        # it takes what is not a number for nothing, and half precision may overflow
+        fused = fused and not differentiable and out.dtype != torch.float16
+        by_distance = content_query if position_query is None else position_query
+        for block in split_into_blocks(content_query, keys, window, fused):
+            query, key, value = (
+                part.flatten(0, 1)
+                for part in (
+                    block.of_queries(content_query),
+                    block.of_keys(keys),
+                    block.of_keys(values),
+                )
+            )
+            bias = None
+            if window != EVERY_KEY:
+                bias = work.bias(block, by_distance, table, log_mask, window)
+            # the first tokens of a stream may see nothing at all; they attend to nothing
+            blind = max(0, window.nearest - block.offset) if block.keys > 0 else block.queries
+            if fused and block.keys > 0:
+                # (H·B, C, d_h) -> (1, H·B, C, d_h)
+                values_of_block, total_of_block = _FUSED(
+                    query[None],
+                    key[None],
+                    value[None],
+                    attn_mask=None if bias is None else bias.flatten(0, 1)[None],
+                    scale=1.0,
+                )
+                block.of_queries(out).flatten(0, 1).copy_(values_of_block[0])
+                if total is not None:
+                    block.of_queries(total).flatten(0, 1).copy_(total_of_block[0])
+            else:
+                scores = work.product("scores", query, key.transpose(1, 2), bias)
+                weights = torch.empty_like(scores)
+                if block.keys > 0:
+                    torch.softmax(scores, dim=-1, out=weights)
+                    weights[:, :blind] = 0.0
+                    if total is not None:
+                        block.of_queries(total).flatten(0, 1).copy_(_log_total(scores, weights))
+                keep = None
+                if dropout > 0:
+                    keep = torch.rand_like(weights, dtype=torch.float32) >= dropout
+                dropped = weights if keep is None else weights * keep / (1 - dropout)
+                block.of_queries(out).flatten(0, 1).copy_(work.product("values", dropped, value))
+                if differentiable:
+                    kept += [weights, keep]
+            if blind > 0:
+                block.of_queries(out)[..., :blind, :] = 0.0
+                if total is not None:
+                    block.of_queries(total)[..., :blind] = -torch.inf
+        if differentiable:
+            inputs = (content_query, position_query, keys, values, table, log_mask)
+            ctx.save_for_backward(*inputs, out, *kept)
+            ctx.window, ctx.dropout = window, dropout
+        return out, total
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad_out: Tensor, grad_total: Tensor | None) -> tuple:
+        saved = ctx.saved_tensors  # once: activation checkpointing allows no second look
+        inputs, out, kept = saved[:6], saved[6], saved[7:]
+        content_query, position_query, keys, values, table, log_mask = inputs
+        grad_content_query = content_query.new_empty(content_query.shape)
+        grad_position_query = None
+        if position_query is not None:
+            grad_position_query = position_query.new_zeros(position_query.shape)
+        grad_keys, grad_values, grad_table, grad_log_mask = (
+            tensor.new_zeros(tensor.shape) for tensor in (keys, values, table, log_mask)
+        )
+        grad_out, work = grad_out.contiguous(), _Workspace(out)
+        # what the softmax takes off every weight's gradient: Σ w·(dL/dw) = y·(dL/dy)
+        common = (grad_out * out).sum(dim=-1, keepdim=True)
+        if grad_total is not None:
+            common -= grad_total.unsqueeze(-1).to(common.dtype)
+        blocks = split_into_blocks(content_query, keys, ctx.window)
+        for block, weights, keep in zip(blocks, kept[::2], kept[1::2], strict=True):
+            query, grad, of_all, key, value = (
+                part.flatten(0, 1)
+                for part in (
+                    *map(block.of_queries, (content_query, grad_out, common)),
+                    *map(block.of_keys, (keys, values)),
+                )
+            )
+            dropped = weights if keep is None else weights * keep / (1 - ctx.dropout)
+            # (H·B, K, C) x (H·B, C, d_h) -> (H·B, K, d_h)
+            work.add_product(block.of_keys(grad_values), dropped.transpose(1, 2), grad)
+            # (H·B, C, d_h) x (H·B, d_h, K) -> (H·B, C, K)
+            grad_weights = work.product("scores", grad, value.transpose(1, 2))
+            if keep is not None:
+                grad_weights.mul_(keep).div_(1 - ctx.dropout)
+            # hidden keys have weight 0, so their scores' gradient is 0 without further ado
+            grad_scores = grad_weights.sub_(of_all).mul_(weights)
+            work.add_product(block.of_keys(grad_keys), grad_scores.transpose(1, 2), query)
+            grad_query = work.product("queries", grad_scores, key)
+            if block.keys > 0 and table.size(1) > 0:
+                shape = block.of_queries(content_query).shape[:3]
+                by_distance = work.take("by distance", *shape, block.keys + 1)
+                spread_by_distance(grad_scores.view(*shape, -1), by_distance)
+                masked, grad_log_of_mask = block.on_ramp(
+                    by_distance, grad_log_mask, ctx.window.farthest
+                )
+                grad_log_of_mask += masked.sum(dim=(1, 2), dtype=grad_log_mask.dtype)
+                rows = block.of_distances(table)
+                # (H, B, C, K + 1) -> (G, H/G·B·C, K + 1) x (G, K + 1, d_h)
+                grouped = by_distance.view(rows.size(0), -1, rows.size(1))
+                asked = content_query if position_query is None else position_query
+                asked = block.of_queries(asked).reshape(rows.size(0), -1, rows.size(2))
+                block.of_distances(grad_table).add_(grouped.transpose(1, 2) @ asked)
+                if position_query is None:
+                    grad_query.view(asked.shape).baddbmm_(grouped, rows)
+                else:
+                    block.of_queries(grad_position_query).copy_((grouped @ rows).view(*shape, -1))
+            block.of_queries(grad_content_query).flatten(0, 1).copy_(grad_query)
+        return (
+            grad_content_query,
+            grad_position_query,
+            grad_keys,
+            grad_values,
+            grad_table,
+            grad_log_mask,
+            None,
+            None,
+            None,
+            None,
+        )
+
+
+def _log_total(scores: Tensor, weights: Tensor) -> Tensor:
+    """Return log Σ exp(score) (H·B, C) of scores and their softmax, (H·B, C, K)."""
+    # exp(s) / w is the sum, whichever key it is taken from
+    largest, of_largest = (t.amax(-1).to(_precise(t)) for t in (scores, weights))
+    return largest - of_largest.log_()
+
+
+def _precise(tensor: Tensor) -> torch.dtype:
+    return torch.promote_types(tensor.dtype, torch.float32)
+
+
+def window_attention(
+    query: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    table: Tensor | None,
+    window: Window,
+    dropout: float = 0.0,
+    position_query: Tensor | None = None,
+    log_mask: Tensor | None = None,
+    with_total: bool = False,
+) -> tuple[Tensor, Tensor | None]:
+    """Attend from each query to the keys in its window.
+
+    The score of query t for the token at distance x is ``c_t·k_{t-x} + q_t·p_x + log m_x``, c the
+    content query, q the position query and m the mask of an adaptive span, which thus multiplies
+    the weights before they are normalised. A query that sees nothing gets zero.
+
+    Args:
+        query: c, (H, B, T, d_h), already divided by √d_h.
+        keys: (H, B, S, d_h), the last T of them of the queries' own tokens.
+        values: (H, B, S, d_h).
+        table: p for the distances S - 1, or more, down to -1, (G, D, d_h); None for none.
+        window: the distances that a query sees.
+        dropout: probability of dropping a weight.
+        position_query: q, likewise; None where it is c.
+        log_mask: log m of the distances that fall from ``window.farthest``, (H, W), -∞ allowed;
+            nearer ones have m = 1. It needs a table. None for no mask.
+        with_total: return the logarithm of what the weights were divided by, too.
+
+    Returns:
+        (H, B, T, d_h), and log Σ exp(score) of the keys in each window, (H, B, T), -∞ where there
+        are none; or None without ``with_total``.
+    """
+    heads, _, _, head_dim = query.shape
+    if table is None:
+        table = query.new_empty(1, 0, head_dim)
+    if log_mask is None:
+        log_mask = query.new_empty(heads, 0)
+    if position_query is not None:
+        position_query = position_query.to(query.dtype)
+    with torch.autocast(query.device.type, enabled=False):
+        return _WindowAttention.apply(
+            query,
+            position_query,
+            *(tensor.to(query.dtype) for tensor in (keys, values, table)),
+            log_mask,
+            window,
+            dropout,
+            with_total,
+            torch.is_grad_enabled(),
+        )

@@ -1,0 +1,295 @@
+"""The decoder that Transformer-XL, all-attention and adaptive span are settings of.
+
+A stack of layers over a segment of text and a memory of the segments before. Four things are
+chosen: position encoding, span of the attention, persistent vectors, feed-forward sublayer.
+
+Shapes: B streams, T tokens of a segment, M remembered tokens, D distances, H heads, V symbols, d
+model width, d_h head width.
+"""
+
+import logging
+from typing import Any, NamedTuple
+
+import torch
+from fairseq.data import Dictionary
+from fairseq.models import FairseqIncrementalDecoder
+from fairseq.modules import AdaptiveSoftmax
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from fairseq_plugins.all_attention.adaptive_span import AdaptiveSpan, read_head_groups
+from fairseq_plugins.product_key_memory.memory import ProductKeyMemory
+from fairseq_plugins.segment_language_model.attention import DistanceTerms
+from fairseq_plugins.segment_language_model.key_value_cache import HiddenStates, LayerState
+from fairseq_plugins.segment_language_model.layer import SegmentLayer
+from fairseq_plugins.segment_language_model.recurrence import Cursor, SegmentMemory
+from fairseq_plugins.transformer_xl.locked_dropout import WordDropout
+
+logger = logging.getLogger(__name__)
+
+# Symbols that an imported model does not have are below it (scripts/foreign_vocabulary.py).
+_IMPOSSIBLE = -5e3
+
+
+class Context(NamedTuple):
+    """How far back the layers read.
+
+    ``memory`` tokens before a segment. In generation, where each token is a segment, a decoder
+    without memory sees ``segment`` tokens, as many as the segments that it was trained on have.
+    With ``from_zeros`` streams start with a memory of zero vectors in place of none.
+    """
+
+    memory: int
+    segment: int
+    from_zeros: bool = False
+
+
+class EmbeddingDropout(NamedTuple):
+    """What is dropped before the first layer and after the last one."""
+
+    words: WordDropout | None
+    embeddings: nn.Module
+    output: nn.Module
+
+
+class SegmentDecoder(FairseqIncrementalDecoder):
+    """Embeddings, layers and output of a segment language model.
+
+    Args:
+        dictionary: the symbols.
+        embed_tokens: tokens (B, T) to embeddings (B, T, d).
+        embed_scale: what the embeddings are multiplied by.
+        layers: the layers, first to last.
+        output: projection to V scores, or an adaptive softmax.
+        context: how far back the layers read.
+        dropout: before the first layer and after the last.
+        positions: the farthest distance to an encoding of all distances, falling to -1, of which
+            each layer's attention makes its own table; None for none.
+        absolute_positions: adds what depends on a token's place to the embeddings, before their
+            dropout, and to the input of each layer; None for none.
+        layer_norm: normalises the last layer's output; None for none.
+        checkpoint_activations: compute each layer's activations again in the backward pass, in
+            place of keeping them.
+    """
+
+    def __init__(
+        self,
+        dictionary: Dictionary,
+        embed_tokens: nn.Module,
+        embed_scale: float,
+        layers: list[SegmentLayer],
+        output: nn.Module,
+        context: Context,
+        dropout: EmbeddingDropout,
+        positions: nn.Module | None = None,
+        absolute_positions: nn.Module | None = None,
+        layer_norm: nn.Module | None = None,
+        checkpoint_activations: bool = False,
+    ) -> None:
+        super().__init__(dictionary)
+        self.embed_tokens = embed_tokens
+        self.embed_scale = embed_scale
+        self.word_dropout = dropout.words
+        self.embed_dropout = dropout.embeddings
+        self.positions = positions
+        self.absolute_positions = absolute_positions
+        self.layers = nn.ModuleList(layers)
+        self.layer_norm = layer_norm
+        self.output_dropout = dropout.output
+        adaptive = isinstance(output, AdaptiveSoftmax)
+        self.adaptive_softmax = output if adaptive else None
+        self.output_projection = None if adaptive else output
+        self.context = context
+        self.checkpoint_activations = checkpoint_activations
+        self._told_of_places = False
+
+    @property
+    def spans(self) -> list[AdaptiveSpan]:
+        """Return the learned spans of the layers, first to last; [] where spans are fixed."""
+        spans = [layer.self_attn.span for layer in self.layers]
+        return [span for span in spans if span is not None]
+
+    @property
+    def product_key_memories(self) -> dict[int, ProductKeyMemory]:
+        """Return the product-key memories by the number of their layer, from 1."""
+        return {
+            number: layer.product_key_memory.memory
+            for number, layer in enumerate(self.layers, start=1)
+            if layer.product_key_memory is not None
+        }
+
+    def forward(
+        self,
+        prev_output_tokens: Tensor,
+        encoder_out: None = None,
+        incremental_state: dict[str, Any] | None = None,
+        memory: Cursor | None = None,
+    ) -> tuple[Tensor, None]:
+        """Return the scores of the symbols that may follow each token.
+
+        Args:
+            prev_output_tokens: the segment, (B, T); with ``incremental_state`` all tokens so far,
+                of which only those it has not seen are computed.
+            encoder_out: None; fairseq's generator passes it.
+            incremental_state: fairseq's dictionary of one generation.
+            memory: the segment's place in its streams; None for a segment without a past, which
+                also leaves no trace.
+
+        Returns:
+            (B, T, V) scores, or the (B, T, d) input of the adaptive softmax; and None for
+            attention, which is not kept.
+        """
+        features, extra = self.extract_features(
+            prev_output_tokens, encoder_out, incremental_state, memory
+        )
+        return self.output_layer(features), extra
+
+    def extract_features(
+        self,
+        prev_output_tokens: Tensor,
+        encoder_out: None = None,
+        incremental_state: dict[str, Any] | None = None,
+        memory: Cursor | None = None,
+    ) -> tuple[Tensor, None]:
+        """Return the final representation (B, T, d); arguments as in :meth:`forward`."""
+        remember, first = self.context.memory, 0
+        if incremental_state is not None:
+            generated = incremental_state.setdefault("segment_memory", SegmentMemory())
+            first = generated.end(self)
+            memory = generated.at(first)
+            prev_output_tokens = prev_output_tokens[:, first:]
+            remember = remember or self.context.segment - 1
+        x = self._embed(prev_output_tokens, first)
+        padding_mask = self._padding_mask(prev_output_tokens)
+        past = None if memory is None else memory.read(self, like=x)
+        if past is None and self.context.from_zeros and self.context.memory > 0:
+            zeros = HiddenStates(x.new_zeros(x.size(0), self.context.memory, x.size(2)))
+            past = [zeros] * len(self.layers)
+        # where heads learn how far they see, layers remember more or less
+        remembered = 0 if past is None else max(state.length for state in past)
+        terms = self._distance_terms(remembered + x.size(1) - 1, remember + x.size(1) - 1, memory)
+        states: list[LayerState] = []
+        for index, layer in enumerate(self.layers):
+            if self.absolute_positions is not None:
+                x = self.absolute_positions.add_to_layer(x, index, first)
+            state = None if past is None else past[index]
+            if self.checkpoint_activations and torch.is_grad_enabled():
+                x, state = checkpoint(
+                    layer, x, terms[index], state, padding_mask, use_reentrant=False
+                )
+            else:
+                x, state = layer(x, terms[index], state, padding_mask)
+            states.append(state)
+        if memory is not None:
+            memory.write(self, states, x.size(1), remember)
+        if self.layer_norm is not None:
+            x = self.layer_norm(x)
+        return self.output_dropout(x), None
+
+    def _embed(self, tokens: Tensor, first: int) -> Tensor:
+        # fairseq's adaptive input cannot gather what automatic mixed precision makes of its bands
+        with torch.autocast(tokens.device.type, enabled=False):
+            x = self.embed_scale * self.embed_tokens(tokens)
+        if self.word_dropout is not None:
+            x = self.word_dropout(x, tokens)
+        if self.absolute_positions is not None:
+            x = self.absolute_positions.add_to_embeddings(x, first)
+            if first + tokens.size(1) > self.context.segment and not self._told_of_places:
+                self._told_of_places = True
+                logger.warning(
+                    "a segment has %d tokens, its context included, and positions were trained up "
+                    "to %d: give a smaller --tokens-per-sample or --extended-context",
+                    first + tokens.size(1),
+                    self.context.segment,
+                )
+        return self.embed_dropout(x)
+
+    def _padding_mask(self, tokens: Tensor) -> Tensor | None:
+        """Return where ``tokens`` (B, T) are padding; None where nothing in the layers asks."""
+        if not self.product_key_memories:
+            return None
+        padding_mask = tokens.eq(self.dictionary.pad())
+        return padding_mask if padding_mask.any() else None
+
+    def _distance_terms(
+        self, farthest: int, ever_farthest: int, memory: Cursor | None
+    ) -> list[DistanceTerms]:
+        """Return each layer's terms for the distances ``farthest``, or more, to -1.
+
+        They are computed once an update where gradients are wanted, else once a walk.
+        """
+        if self.training or torch.is_grad_enabled() or memory is None:
+            return self._compute_terms(farthest)
+        constants = memory.constants(self)
+        if constants.get("farthest", -1) < farthest:
+            # twice as many as needed: a memory that fills token by token would project each time
+            constants["farthest"] = max(farthest, min(2 * farthest, ever_farthest))
+            constants["terms"] = self._compute_terms(constants["farthest"])
+        return constants["terms"]
+
+    def _compute_terms(self, farthest: int) -> list[DistanceTerms]:
+        encoding = None
+        if self.positions is not None:
+            encoding = self.positions(farthest, next(self.parameters()).device)
+        attentions = [layer.self_attn for layer in self.layers]
+        groups = read_head_groups(self.spans) if self.spans else [None] * len(attentions)
+        return [
+            attention.distance_terms(encoding, of_layer)
+            for attention, of_layer in zip(attentions, groups, strict=True)
+        ]
+
+    def output_layer(self, features: Tensor) -> Tensor:
+        """Map (B, T, d) to scores (B, T, V); the adaptive softmax does its own part later."""
+        return features if self.output_projection is None else self.output_projection(features)
+
+    def get_normalized_probs(
+        self, net_output: tuple[Tensor, Any], log_probs: bool, sample: dict | None = None
+    ) -> Tensor:
+        """Return (log-)probabilities of all symbols, (B, T, V).
+
+        Raises:
+            ValueError: a criterion for plain softmaxes trains an adaptive one.
+                The text has a symbol that an imported model does not have.
+            FloatingPointError: a target's log-probability is not finite; fairseq-eval-lm would
+                leave that token out of its average.
+        """
+        if self.adaptive_softmax is not None and sample is None and torch.is_grad_enabled():
+            raise ValueError(
+                "--adaptive-softmax-cutoff needs --criterion exact_adaptive_loss, "
+                "half_exact_adaptive_loss or span_exact_adaptive_loss: this one is for plain "
+                "softmaxes"
+            )
+        probs = super().get_normalized_probs(net_output, log_probs, sample)
+        if log_probs and sample is not None:
+            self._check_targets(probs, sample["target"])
+        return probs
+
+    def _check_targets(self, log_probs: Tensor, target: Tensor) -> None:
+        """Raise for a token of ``target`` (B, T) that ``log_probs`` (B, T, V) cannot score."""
+        of_targets = log_probs.gather(-1, target.unsqueeze(-1)).squeeze(-1)
+        if not of_targets.isfinite().all():
+            raise FloatingPointError(
+                "the log-probability of a token is not finite: evaluate without --fp16, or "
+                "look for NaN in the checkpoint"
+            )
+        impossible = target[(of_targets < _IMPOSSIBLE) & target.ne(self.dictionary.pad())]
+        if impossible.numel():
+            symbols = sorted({self.dictionary[symbol] for symbol in impossible.tolist()})
+            raise ValueError(
+                f"the text has {', '.join(symbols)}, which the model was imported without and can "
+                "never predict: take symbols of its vocabulary only, and text without line ends "
+                "for a model without </s>"
+            )
+
+    def reorder_incremental_state(
+        self, incremental_state: dict[str, Any], new_order: Tensor
+    ) -> None:
+        """Let beam i go on from beam ``new_order[i]``."""
+        if "segment_memory" in incremental_state:
+            incremental_state["segment_memory"].reorder(new_order)
+
+    def max_positions(self) -> int:
+        """Return how long an input may be: relative positions set no limit."""
+        if self.absolute_positions is not None:
+            return self.context.segment
+        return 1_000_000_000

@@ -1,0 +1,125 @@
+"""One layer of a segment language model: attention, then perhaps position-wise sublayers.
+
+Shapes: B streams, T tokens of a segment, d model width, f inner width.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from fairseq_plugins.product_key_memory.memory_sublayer import MemorySublayer
+from fairseq_plugins.segment_language_model.attention import DistanceTerms
+from fairseq_plugins.segment_language_model.key_value_cache import HiddenStates, LayerState
+
+
+class FeedForward(nn.Module):
+    """Two affine maps with a ReLU between (all-attention, equation 5).
+
+    Args:
+        embed_dim: d.
+        inner_dim: f.
+        dropout: acts on the inner activations.
+    """
+
+    def __init__(self, embed_dim: int, inner_dim: int, dropout: nn.Module) -> None:
+        super().__init__()
+        self.fc1 = nn.Linear(embed_dim, inner_dim)
+        self.fc2 = nn.Linear(inner_dim, embed_dim)
+        self.dropout = dropout
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map (B, T, d) to (B, T, d)."""
+        return self.fc2(self.dropout(F.relu(self.fc1(x))))
+
+
+class SegmentLayer(nn.Module):
+    """``LN(x + attention(x))``, then ``LN(x + sublayer(x))`` for each further sublayer.
+
+    All-attention, equation 6; Transformer-XL, section 3.3; product-key memory, section 3.3. With
+    ``normalize_before`` it is ``x + attention(LN(x))``, memory of the segments before included, and
+    ``x + sublayer(LN(x))``.
+
+    Args:
+        embed_dim: d.
+        attention: maps ``(x, terms, memory)`` to ``(y, state)``, x and y (B, T, d).
+        feed_forward: any map of (B, T, d) to itself, or None for a layer without one.
+        dropout: acts on what each sublayer adds.
+        normalize_before: normalise the input of each sublayer in place of the sum.
+        memory_sublayer: a product-key memory after the feed-forward sublayer, or None.
+    """
+
+    def __init__(
+        self,
+        embed_dim: int,
+        attention: nn.Module,
+        feed_forward: nn.Module | None,
+        dropout: nn.Module,
+        normalize_before: bool = False,
+        memory_sublayer: MemorySublayer | None = None,
+    ) -> None:
+        super().__init__()
+        self.self_attn = attention
+        self.self_attn_layer_norm = nn.LayerNorm(embed_dim)
+        self.feed_forward = feed_forward
+        self.final_layer_norm = nn.LayerNorm(embed_dim) if feed_forward is not None else None
+        self.memory_sublayer = memory_sublayer
+        self.memory_layer_norm = nn.LayerNorm(embed_dim) if memory_sublayer is not None else None
+        self.dropout = dropout
+        self.normalize_before = normalize_before
+
+    @property
+    def product_key_memory(self) -> MemorySublayer | None:
+        """Return the layer's product-key memory: its own sublayer, or its feed-forward one."""
+        if isinstance(self.feed_forward, MemorySublayer):
+            return self.feed_forward
+        return self.memory_sublayer
+
+    def forward(
+        self,
+        x: Tensor,
+        terms: DistanceTerms,
+        memory: LayerState | None = None,
+        padding_mask: Tensor | None = None,
+    ) -> tuple[Tensor, LayerState]:
+        """Return the layer's output (B, T, d) and its state of memory and segment together.
+
+        Args:
+            x: the segment, (B, T, d).
+            terms: of the distances, for the attention.
+            memory: this layer's state of the segments before.
+            padding_mask: (B, T), true for padding, which product-key memories pass over; None for
+                no padding.
+        """
+        # here and not in the decoder: activations that are computed again need the same mask
+        if self.product_key_memory is not None:
+            self.product_key_memory.padding_mask = padding_mask
+        x, state = self._attend(x, terms, memory)
+        if self.feed_forward is not None:
+            x = self._add(self.feed_forward, self.final_layer_norm, x)
+        if self.memory_sublayer is not None:
+            x = self._add(self.memory_sublayer, self.memory_layer_norm, x)
+        return x, state
+
+    def _add(self, sublayer: nn.Module, layer_norm: nn.Module, x: Tensor) -> Tensor:
+        if self.normalize_before:
+            return x + self.dropout(sublayer(layer_norm(x)))
+        return layer_norm(x + self.dropout(sublayer(x)))
+
+    def _attend(
+        self, x: Tensor, terms: DistanceTerms, memory: LayerState | None
+    ) -> tuple[Tensor, LayerState]:
+        if not self.normalize_before:
+            attended, state = self.self_attn(x, terms, memory)
+            return self.self_attn_layer_norm(x + self.dropout(attended)), state
+
+        normalized = memory
+        if isinstance(memory, HiddenStates):
+            normalized = HiddenStates(self.self_attn_layer_norm(memory.hidden), memory.reach)
+        attended, state = self.self_attn(self.self_attn_layer_norm(x), terms, normalized)
+        if isinstance(state, HiddenStates):
+            # the memory holds what enters the layer, so that the normalisation learns from it too
+            hidden = x if memory is None else torch.cat([memory.hidden, x], dim=1)
+            state = HiddenStates(hidden, state.reach)
+        return x + self.dropout(attended), state

@@ -1,0 +1,204 @@
+"""What a model remembers of the segments before, kept with the stream of data it belongs to.
+
+Segment-level recurrence (Transformer-XL, section 3.2): each layer reads states of earlier
+segments that are fixed, that is, without a gradient. A :class:`SegmentMemory` belongs to one
+walk over the data (a training epoch, a validation pass, an evaluation, a generation) and never to
+the model, so that no walk can disturb another.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from fairseq_plugins.segment_language_model.key_value_cache import HiddenStates, LayerState
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass
+class _History:
+    """States of one model up to the end of its latest segment.
+
+    They cover the latest segment and ``mem_len`` tokens before it, so that the same segment can be
+    run again (after an overflow or out of memory) from the memory that it had the first time.
+    """
+
+    layers: list[LayerState]
+    start: int
+    length: int
+    mem_len: int
+
+    @property
+    def end(self) -> int:
+        return self.start + self.length
+
+
+class SegmentMemory:
+    """Memory of a set of parallel streams, for each model that reads them, as in an ensemble.
+
+    Nothing moves but by :meth:`Cursor.write`: a batch that carries no cursor leaves it alone.
+
+    Args:
+        last_start: where the last segment of the walk starts, if that is known: after it nothing
+            reads the memory any more.
+    """
+
+    def __init__(self, last_start: int | None = None) -> None:
+        self._last_start = last_start
+        self._histories: WeakKeyDictionary[nn.Module, _History] = WeakKeyDictionary()
+        self._constants: WeakKeyDictionary[nn.Module, dict[str, Any]] = WeakKeyDictionary()
+        self._restored: _History | None = None
+        self._gathered: tuple[int, dict[str, Any]] | None = None
+
+    def at(self, start: int) -> Cursor:
+        """Return the place of the segment that starts at token ``start`` of each stream."""
+        return Cursor(self, start)
+
+    def end(self, model: nn.Module) -> int:
+        """Return how many tokens of each stream ``model`` has read."""
+        history = self._histories.get(model)
+        return 0 if history is None else history.end
+
+    def reorder(self, new_order: Tensor) -> None:
+        """Let stream i go on from stream ``new_order[i]`` (beam search moves its beams)."""
+        if torch.equal(new_order, torch.arange(len(new_order), device=new_order.device)):
+            streams = {s.streams for h in self._histories.values() for s in h.layers[:1]}
+            if streams <= {len(new_order)}:
+                return  # sampling asks for this order at every token
+        for history in self._histories.values():
+            history.layers = [state.select(new_order) for state in history.layers]
+
+    def gather(self, group: Any = None) -> None:
+        """Bring the memory of all workers to worker 0, in the order of the streams.
+
+        Every worker of ``group`` has to call it; :meth:`state_dict` of worker 0 then covers all
+        streams. fairseq writes checkpoints on worker 0 alone, without asking the others.
+        """
+        history = next(iter(self._histories.values()), None)
+        if history is None or history.start == self._last_start:
+            return
+        rank, workers = dist.get_rank(group), dist.get_world_size(group)
+
+        def gathered(tensor: Tensor) -> Tensor:
+            tensor = tensor.contiguous()
+            parts = [torch.empty_like(tensor) for _ in range(workers)] if rank == 0 else None
+            dist.gather(tensor, parts, dst=0, group=group)
+            return tensor if parts is None else torch.cat([p.cpu() for p in parts])
+
+        state = _as_state_dict(history, gathered)
+        self._gathered = (history.end, state) if rank == 0 else None
+
+    def state_dict(self) -> dict[str, Any] | None:
+        """Return the memory of the one training model as plain containers on the CPU.
+
+        None where there is nothing to keep (what was read without gradients is of no use to
+        training), or where only a part of the streams could be kept
+        because this worker never gathered the others' (:meth:`gather`).
+        """
+        history = next(iter(self._histories.values()), self._restored)
+        if history is None or not all(isinstance(s, HiddenStates) for s in history.layers):
+            return None
+        if not (dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1):
+            return _as_state_dict(
+                history, lambda tensor: torch.empty_like(tensor, device="cpu").copy_(tensor)
+            )
+        if self._gathered is not None and self._gathered[0] == history.end:
+            return self._gathered[1]
+        return None
+
+    def load_state_dict(self, state: dict[str, Any], shard_id: int, num_shards: int) -> None:
+        """Continue from ``state``; this worker reads part ``shard_id`` of ``num_shards`` of it."""
+
+        def part(hidden: Tensor) -> HiddenStates:
+            size = hidden.size(0) // num_shards
+            return HiddenStates(hidden.narrow(0, shard_id * size, size).clone())
+
+        layers = [part(hidden) for hidden in state["layers"]]
+        self._restored = _History(layers, state["end"], 0, state["mem_len"])
+
+    def _history_of(self, model: nn.Module) -> _History | None:
+        if model not in self._histories and self._restored is not None:
+            self._histories[model], self._restored = self._restored, None
+        return self._histories.get(model)
+
+
+def _as_state_dict(history: _History, copy: Callable[[Tensor], Tensor]) -> dict[str, Any]:
+    return {
+        "end": history.end,
+        "mem_len": history.mem_len,
+        "layers": [copy(state.last(history.mem_len).hidden) for state in history.layers],
+    }
+
+
+@dataclass(frozen=True)
+class Cursor:
+    """One segment's place in a :class:`SegmentMemory`; the batch iterator puts it into a batch."""
+
+    memory: SegmentMemory
+    start: int
+
+    def read(self, model: nn.Module, like: Tensor) -> list[LayerState] | None:
+        """Return each layer's state of the ``mem_len`` tokens before this segment.
+
+        Args:
+            model: the model whose memory it is.
+            like: a tensor of the device and dtype that the states are wanted in.
+
+        Returns:
+            one state a layer, or None where nothing is remembered.
+        """
+        history = self.memory._history_of(model)
+        if history is None:
+            if self.start > 0:
+                logger.warning(
+                    "the segment at token %d starts with an empty memory: nothing before it was "
+                    "read by this model in this walk over the data",
+                    self.start,
+                )
+            return None
+        if self.start > history.end:
+            logger.warning(
+                "the segment at token %d follows one that ended at token %d (a batch was skipped): "
+                "the memory goes on from there",
+                self.start,
+                history.end,
+            )
+        # a segment that is run again must not read itself, nor what came after it
+        rewound = max(0, history.end - self.start)
+        if rewound > history.length:
+            logger.warning(
+                "the segment at token %d is run again after later ones: its memory is shorter than "
+                "it was the first time",
+                self.start,
+            )
+        states = [state.last(history.mem_len, rewound) for state in history.layers]
+        if not states or states[0].length == 0:
+            return None
+        return [state.to(like) for state in states]
+
+    def write(self, model: nn.Module, states: list[LayerState], length: int, mem_len: int) -> None:
+        """Remember ``states``, which end with the ``length`` tokens of this segment.
+
+        Args:
+            model: the model whose memory it is.
+            states: for each layer what it read, memory and segment.
+            length: the tokens of this segment.
+            mem_len: how many tokens the next segment may read.
+        """
+        if mem_len == 0:
+            states = []
+        layers = [state.last(mem_len, segment=length) for state in states]
+        self.memory._histories[model] = _History(layers, self.start, length, mem_len)
+        self.memory._gathered = None
+
+    def constants(self, model: nn.Module) -> dict[str, Any]:
+        """Return what ``model`` computes once a walk: without gradients its weights are fixed."""
+        return self.memory._constants.setdefault(model, {})

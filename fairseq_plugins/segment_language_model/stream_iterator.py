@@ -1,0 +1,151 @@
+"""Walks over parallel streams of text in order, handing each batch the memory of its streams."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+from typing import Any
+
+from fairseq.data.iterators import CountingIterator, EpochBatchIterator
+
+from fairseq_plugins.segment_language_model.recurrence import SegmentMemory
+from fairseq_plugins.segment_language_model.streams import TokenStreams, fingerprint
+
+logger = logging.getLogger(__name__)
+
+OTHER_DICTIONARY = (
+    "dict.txt in DATA is not the one that the checkpoint was trained with: binarize the text with "
+    "fairseq-preprocess --srcdict and that one, or train anew in another --save-dir"
+)
+
+
+class _BatchesWithMemory(CountingIterator):
+    """Puts the cursor of each batch's segment into its ``net_input``.
+
+    It comes after fairseq's buffer of batches, so that a cursor is made when its batch is due.
+    """
+
+    def __init__(self, batches: Iterable, memory: SegmentMemory, segment_length: int) -> None:
+        super().__init__(batches, total=len(batches))
+        self.memory = memory
+        self.segment_length = segment_length
+
+    def __next__(self) -> dict[str, Any]:
+        start = self.n * self.segment_length
+        batch = super().__next__()
+        batch["net_input"]["memory"] = self.memory.at(start)
+        return batch
+
+    def take(self, n: int) -> _BatchesWithMemory:
+        """Stop after ``n`` batches at most."""
+        self.total = min(self.total, n)
+        return self
+
+
+class StreamIterator(EpochBatchIterator):
+    """fairseq's epoch iterator over :class:`TokenStreams`: never shuffled, with a memory.
+
+    Each walk (an epoch, a validation pass, an evaluation) starts with an empty memory of its own.
+    A checkpoint in mid-epoch holds it, so that a resumed run goes on as if it had not stopped.
+
+    Args:
+        dataset: the streams of all workers.
+        num_shards: number of workers.
+        shard_id: this worker.
+        save_memory: whether checkpoints in mid-epoch hold the memory.
+        options: what fairseq's iterator takes besides.
+    """
+
+    def __init__(
+        self,
+        dataset: TokenStreams,
+        num_shards: int,
+        shard_id: int,
+        save_memory: bool = True,
+        **options: Any,
+    ) -> None:
+        super().__init__(
+            dataset=dataset,
+            collate_fn=dataset.collater,
+            batch_sampler=dataset.batches(num_shards),
+            num_shards=num_shards,
+            shard_id=shard_id,
+            disable_shuffling=True,
+            **options,
+        )
+        self.save_memory = save_memory
+        self.memory = SegmentMemory()
+
+    def _get_iterator_for_epoch(
+        self, epoch: int, shuffle: bool, fix_batches_to_gpus: bool = False, offset: int = 0
+    ) -> _BatchesWithMemory | None:
+        batches = super()._get_iterator_for_epoch(epoch, False, fix_batches_to_gpus, offset)
+        if batches is None:
+            return None
+        segment_length = self.dataset.segment_length
+        self.memory = SegmentMemory(last_start=(self.dataset.num_segments - 1) * segment_length)
+        return _BatchesWithMemory(batches, self.memory, segment_length)
+
+    def _layout(self) -> dict[str, int]:
+        return {
+            "tokens": len(self.dataset.tokens),
+            "streams": self.dataset.num_streams,
+            "segment_length": self.dataset.segment_length,
+        }
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the place in the epoch, the dictionary, the streams' layout and their memory."""
+        state = super().state_dict()
+        state["dictionary"] = fingerprint(self.dataset.dictionary)
+        state["layout"] = self._layout()
+        if state["iterations_in_epoch"] > 0:
+            state["memory"] = self._memory_state() if self.save_memory else None
+        return state
+
+    def _memory_state(self) -> dict[str, Any] | None:
+        state = self.memory.state_dict()
+        if state is None:
+            logger.warning(
+                "the checkpoint holds no memory of the streams, and a run resumed from it will "
+                "start cold: the workers' memories are gathered when fairseq validates, so leave "
+                "out --disable-validation and --validate-after-updates"
+            )
+        else:
+            size = sum(hidden.nbytes for hidden in state["layers"])
+            logger.info("the checkpoint holds the memory of the streams: %.1f MiB", size / 2**20)
+        return state
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Go to the place in ``state_dict``, with the memory that the run had there.
+
+        Raises:
+            ValueError: the run had another dictionary, or was in the middle of an epoch over other
+                streams.
+        """
+        dictionary = fingerprint(self.dataset.dictionary)
+        if state_dict.get("dictionary", dictionary) != dictionary:
+            raise ValueError(OTHER_DICTIONARY)
+        in_epoch = state_dict.get("iterations_in_epoch", 0) > 0
+        saved = state_dict.get("layout", self._layout())
+        if in_epoch and saved != self._layout():
+            raise ValueError(
+                "the checkpoint stopped in the middle of an epoch over "
+                f"{_describe(saved)}, and this run has {_describe(self._layout())}: resume with "
+                "the same data, --tokens-per-sample and --batch-size times workers, or begin the "
+                "epoch anew with --reset-dataloader"
+            )
+        super().load_state_dict({**state_dict, "shuffle": False})
+        if not in_epoch:
+            return
+        memory = state_dict.get("memory")
+        if memory is None:
+            logger.warning("the checkpoint holds no memory of the streams: resuming cold")
+        else:
+            self.memory.load_state_dict(memory, self.shard_id, self.num_shards)
+            logger.info("resuming with its memory, after %d tokens of each stream", memory["end"])
+
+
+def _describe(layout: dict[str, int]) -> str:
+    return "{tokens:,} tokens in {streams} streams with segments of {segment_length}".format(
+        **layout
+    )

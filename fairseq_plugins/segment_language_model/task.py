@@ -1,0 +1,390 @@
+"""Language modelling over continuous text, read as parallel streams of segments."""
+
+import logging
+import os
+from typing import Any
+
+import numpy as np
+import torch
+from fairseq import utils
+from fairseq.data import Dictionary, NestedDictionaryDataset
+from fairseq.distributed import utils as distributed_utils
+from fairseq.sequence_scorer import SequenceScorer
+from fairseq.tasks import FairseqTask, register_task
+
+from fairseq_plugins.fairseq_integration.constraints import apply_constraints
+from fairseq_plugins.segment_language_model.decoder import SegmentDecoder
+from fairseq_plugins.segment_language_model.generation import prompts, sentences
+from fairseq_plugins.segment_language_model.length_limit import end_by_length
+from fairseq_plugins.segment_language_model.stream_iterator import OTHER_DICTIONARY, StreamIterator
+from fairseq_plugins.segment_language_model.streams import TokenStreams, fingerprint, load_tokens
+from fairseq_plugins.segment_language_model.symbols import RunningTextDictionary, is_characters
+from fairseq_plugins.segment_language_model.task_config import SegmentLanguageModelingConfig
+
+logger = logging.getLogger(__name__)
+
+
+@register_task("segment_language_modeling", dataclass=SegmentLanguageModelingConfig)
+class SegmentLanguageModelingTask(FairseqTask):
+    """Train and evaluate segment language models (Transformer-XL, section 3.2).
+
+    ``--batch-size`` is the number of parallel streams of a worker. Each batch brings the memory of
+    its streams as ``net_input["memory"]``; the model reads and extends it, so that fairseq's
+    commands need no special case.
+
+    Args:
+        cfg: the options.
+        dictionary: the symbols.
+    """
+
+    # models ask: some need streams with a recurrence, others none
+    reads_streams = True
+
+    def __init__(self, cfg: SegmentLanguageModelingConfig, dictionary: Dictionary) -> None:
+        super().__init__(cfg)
+        self.dictionary = dictionary
+        self.state.merge_state_dict({"dictionary": fingerprint(dictionary)})
+        self._training_memory = None
+        self._learns_spans = False
+
+    @classmethod
+    def setup_task(
+        cls, cfg: SegmentLanguageModelingConfig, **kwargs: Any
+    ) -> "SegmentLanguageModelingTask":
+        """Load the dictionary.
+
+        Raises:
+            ValueError: there is no data folder, no dictionary in it, or no such segment length.
+        """
+        if not cfg.data:
+            raise ValueError("DATA is missing: name the folder that fairseq-preprocess wrote")
+        for option, least in (("tokens_per_sample", 1), ("extended_context", 0)):
+            value = getattr(cfg, option)
+            if value < least:
+                flag = option.replace("_", "-")
+                raise ValueError(f"--{flag} is {value}: it must be at least {least}")
+        path = os.path.join(utils.split_paths(cfg.data)[0], "dict.txt")
+        if not os.path.exists(path):
+            raise ValueError(
+                f"DATA is {cfg.data}: there is no {path}; name the folder that fairseq-preprocess "
+                "wrote"
+            )
+        kind = RunningTextDictionary if cfg.continue_past_eos else Dictionary
+        dictionary = kind.load(path)
+        logger.info("dictionary: %d symbols", len(dictionary))
+        return cls(cfg, dictionary)
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Take over what a checkpoint says of its task.
+
+        Raises:
+            ValueError: the model was trained with another dictionary.
+        """
+        trained_with = state_dict.get("dictionary", self.state.dictionary)
+        if trained_with != self.state.dictionary:
+            raise ValueError(OTHER_DICTIONARY)
+
+    def build_model(self, cfg: Any, from_checkpoint: bool = False) -> Any:
+        """Build the model.
+
+        Raises:
+            ValueError: it reads no segments, or it has a memory and segments come with an
+                extended context.
+        """
+        model = super().build_model(cfg, from_checkpoint)
+        if not isinstance(getattr(model, "decoder", None), SegmentDecoder):
+            raise ValueError(
+                f"--arch is {cfg._name}, which is no segment language model: choose "
+                "transformer_xl, all_attention_lm or a preset of theirs, or another --task"
+            )
+        self._learns_spans = bool(model.decoder.spans)
+        memory = model.decoder.context.memory
+        if self.cfg.extended_context > 0 and memory > 0:
+            raise ValueError(
+                f"--extended-context is {self.cfg.extended_context} for a model with a memory of "
+                f"{memory} tokens, which would hold them twice: leave it out, or give --mem-len 0 "
+                "(in evaluation: --model-overrides \"{'mem_len': 0}\")"
+            )
+        if not from_checkpoint:
+            logger.info(model.summary)  # models that are loaded say it before they are used
+        return model
+
+    def build_criterion(self, cfg: Any, *args: Any, **kwargs: Any) -> Any:
+        """Build the loss.
+
+        Raises:
+            ValueError: it is fairseq's ``adaptive_loss``, which leaves a part out.
+        """
+        if cfg._name == "adaptive_loss":
+            raise ValueError(
+                "--criterion adaptive_loss leaves a part of the loss of the second symbol of every "
+                "cluster but the first out: use --criterion exact_adaptive_loss"
+            )
+        if self._learns_spans and not cfg._name.startswith("span_"):
+            logger.warning(
+                "--criterion %s has no penalty for long attention spans, which --adaptive-span "
+                "learns: they will hardly shrink; use span_cross_entropy, or with adaptive softmax "
+                "span_exact_adaptive_loss",
+                cfg._name,
+            )
+        return super().build_criterion(cfg, *args, **kwargs)
+
+    def load_dataset(
+        self, split: str, epoch: int = 1, combine: bool = False, **kwargs: Any
+    ) -> None:
+        """Load a split; :meth:`get_batch_iterator` decides on its streams.
+
+        Raises:
+            FileNotFoundError: there is no such split.
+            ValueError: it is empty, or was binarized with another dictionary.
+        """
+        paths = utils.split_paths(self.cfg.data)
+        path = os.path.join(paths[(epoch - 1) % len(paths)], split)
+        tokens = load_tokens(path, self.dictionary, self.cfg.dataset_impl, combine)
+        # one stream; get_batch_iterator lays out as many as it is asked for
+        self.datasets[split] = TokenStreams(
+            tokens, self.dictionary, num_streams=1, segment_length=self.cfg.tokens_per_sample
+        )
+
+    def get_batch_iterator(
+        self,
+        dataset: Any,
+        max_tokens: int | None = None,
+        max_sentences: int | None = None,
+        num_shards: int = 1,
+        shard_id: int = 0,
+        num_workers: int = 0,
+        epoch: int = 1,
+        data_buffer_size: int = 0,
+        skip_remainder_batch: bool = False,
+        **options: Any,
+    ) -> Any:
+        """Return an iterator over a split as parallel streams, or over separate sentences.
+
+        Args:
+            dataset: a split of this task, or the sentences of fairseq-interactive.
+            max_tokens: refused for streams, which are counted with ``max_sentences``.
+            max_sentences: B, the streams of each worker (``--batch-size``); 1 if None.
+            num_shards: number of workers.
+            shard_id: this worker.
+            num_workers: of fairseq's iterator over sentences; a batch of streams is a few slices
+                of a memory-mapped file, cheaper to cut here than to hand over from a process.
+            epoch: number of the epoch, from 1.
+            data_buffer_size: batches to prepare ahead.
+            skip_remainder_batch: leave out the last segment of each stream.
+            options: of fairseq's iterator over sentences.
+
+        Raises:
+            ValueError: ``--max-tokens`` is given, or there are no streams, or more than tokens.
+        """
+        if not isinstance(dataset, TokenStreams):
+            return super().get_batch_iterator(
+                dataset,
+                max_tokens=max_tokens,
+                max_sentences=max_sentences,
+                num_shards=num_shards,
+                shard_id=shard_id,
+                num_workers=num_workers,
+                epoch=epoch,
+                data_buffer_size=data_buffer_size,
+                **options,
+            )
+        if max_tokens is not None:
+            raise ValueError(
+                "give --batch-size, the number of parallel streams, in place of --max-tokens "
+                f"(here {max_tokens}): the text is read as streams, in segments of "
+                "--tokens-per-sample"
+            )
+        streams = self._lay_out(
+            dataset.tokens, 1 if max_sentences is None else max_sentences, num_shards
+        )
+        logger.info(
+            "%s tokens in %s, segments of %d tokens%s; worker %d of %d has %s",
+            f"{len(streams.tokens):,}",
+            _streams(streams.num_streams),
+            streams.segment_length,
+            f" after {streams.extended_context} of context" if streams.extended_context else "",
+            shard_id + 1,
+            num_shards,
+            _streams(streams.num_streams // num_shards),
+        )
+        if streams.num_streams > 1 and streams.num_segments == 1:
+            logger.warning(
+                "no stream is longer than a segment of %d tokens, so there is nothing to remember: "
+                "give fewer streams (--batch-size) or shorter segments (--tokens-per-sample)",
+                streams.segment_length,
+            )
+        return StreamIterator(
+            streams,
+            num_shards,
+            shard_id,
+            save_memory=not self.cfg.no_save_memory,
+            epoch=epoch,
+            buffer_size=data_buffer_size,
+            skip_remainder_batch=skip_remainder_batch,
+        )
+
+    def _lay_out(self, tokens: np.ndarray, streams: int, num_shards: int) -> TokenStreams:
+        if streams < 1:
+            raise ValueError(f"--batch-size is {streams}: it must be at least 1")
+        if streams * num_shards > len(tokens):
+            workers = f" with {num_shards} workers" if num_shards > 1 else ""
+            raise ValueError(
+                f"--batch-size is {streams}{workers}: that makes {streams * num_shards} parallel "
+                f"streams of a split with {len(tokens)} tokens; use at most "
+                f"{len(tokens) // num_shards} (for validation: --batch-size-valid)"
+            )
+        return TokenStreams(
+            tokens,
+            self.dictionary,
+            streams * num_shards,
+            self.cfg.tokens_per_sample,
+            self.cfg.extended_context,
+        )
+
+    def eval_lm_dataloader(
+        self,
+        dataset: TokenStreams,
+        batch_size: int | None = None,
+        num_shards: int = 1,
+        shard_id: int = 0,
+        data_buffer_size: int = 10,
+        context_window: int = 0,
+        **unused: Any,
+    ) -> Any:
+        """Return the batches of fairseq-eval-lm: ``batch_size`` streams, one if None.
+
+        Raises:
+            ValueError: ``--context-window`` is given, or several workers run, of which
+                fairseq-eval-lm would print the first one's part as the result.
+        """
+        workers = distributed_utils.get_global_world_size()
+        if workers > 1:
+            raise ValueError(
+                f"--distributed-world-size is {workers} (by default, all GPUs): fairseq-eval-lm "
+                "prints the loss of one worker's part of the text; give --distributed-world-size 1"
+            )
+        if context_window > 0:
+            raise ValueError(
+                f"--context-window is {context_window}: the memory is the context here; leave it "
+                "out and use --model-overrides \"{'mem_len': ...}\", or for a model without "
+                "memory --extended-context"
+            )
+        if is_characters(self.dictionary):
+            logger.info("each token is a character: Loss (base 2) is in bits per character")
+        return self.get_batch_iterator(
+            dataset,
+            max_sentences=batch_size,
+            num_shards=num_shards,
+            shard_id=shard_id,
+            data_buffer_size=data_buffer_size,
+        ).next_epoch_itr(shuffle=False)
+
+    def train_step(self, sample: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
+        """Train on a batch, and keep hold of its streams' memory for the next checkpoint."""
+        cursor = sample["net_input"].get("memory")
+        if cursor is not None:
+            self._training_memory = cursor.memory
+        return super().train_step(sample, *args, **kwargs)
+
+    def optimizer_step(self, optimizer: Any, model: Any, update_num: int) -> None:
+        """Update the parameters, and put those that have a constraint back within it."""
+        super().optimizer_step(optimizer, model, update_num)
+        apply_constraints(optimizer, model)
+
+    def begin_valid_epoch(self, epoch: int, model: Any) -> None:
+        """Gather the workers' memories: fairseq validates before each checkpoint in mid-epoch.
+
+        All workers pass here, while only worker 0 is asked to write the checkpoint.
+        """
+        workers = distributed_utils.get_global_world_size()
+        if workers > 1 and self._training_memory is not None and not self.cfg.no_save_memory:
+            self._training_memory.gather(distributed_utils.get_data_parallel_group())
+
+    def build_dataset_for_inference(
+        self, src_tokens: list[torch.Tensor], src_lengths: list[int], **kwargs: Any
+    ) -> NestedDictionaryDataset:
+        """Return prompts as a dataset: ``</s>``, then the prompt without its closing ``</s>``."""
+        return prompts(self.dictionary, src_tokens, src_lengths)
+
+    def build_generator(self, models: Any, args: Any, **kwargs: Any) -> Any:
+        """Return fairseq's generator; with ``--continue-past-eos`` nothing but length ends it."""
+        if self.cfg.continue_past_eos:
+            # <s> never occurs in text, so a generator that waits for it does not stop
+            extra = dict(kwargs.pop("extra_gen_cls_kwargs", None) or {})
+            kwargs["extra_gen_cls_kwargs"] = {**extra, "eos": self.dictionary.bos()}
+            generator = super().build_generator(models, args, **kwargs)
+            return generator if isinstance(generator, SequenceScorer) else end_by_length(generator)
+        return super().build_generator(models, args, **kwargs)
+
+    def inference_step(
+        self,
+        generator: Any,
+        models: Any,
+        sample: dict[str, Any],
+        prefix_tokens: torch.Tensor | None = None,
+        constraints: Any = None,
+    ) -> Any:
+        """Continue each prompt, which starts a stream of its own: its memory holds nothing else.
+
+        With ``--score-reference`` give the log-probabilities of sentences, or segments, instead.
+
+        Args:
+            generator: what :meth:`build_generator` returned.
+            models: the ensemble.
+            sample: a batch of prompts, or of segments, which are then the prompts.
+            prefix_tokens: the segments' first ``--prefix-size`` tokens, (B, P).
+            constraints: refused.
+
+        Raises:
+            ValueError: a prompt is as long as generation may be, or goes past ``</s>`` and
+                generation does not.
+        """
+        if constraints is not None:
+            raise ValueError("--constraints: a language model has no constrained decoding; drop it")
+        scoring = isinstance(generator, SequenceScorer)
+        if self.cfg.extended_context > 0 and not scoring:
+            raise ValueError(
+                f"--extended-context is {self.cfg.extended_context}: prompts have none; drop it"
+            )
+        if scoring and "target" not in sample:
+            sample = {**sample, "target": sentences(self.dictionary, **sample["net_input"])}
+        if prefix_tokens is None:
+            if "target" in sample:
+                prefix_tokens = sample["target"]
+            else:
+                prefix_tokens = sample["net_input"]["src_tokens"][:, 1:]
+        longest = prefix_tokens.size(1)
+        if not scoring:
+            source_length = sample["net_input"]["src_tokens"].size(1)
+            limit = int(generator.max_len_a * source_length + generator.max_len_b)
+            if longest >= limit:
+                raise ValueError(
+                    f"--max-len-b is {generator.max_len_b}: prompts of {longest} tokens, which "
+                    "count too, leave nothing to generate; raise it, or cut the prompts with "
+                    "--prefix-size"
+                )
+        ends = prefix_tokens.eq(self.dictionary.eos()).any()
+        if ends and not scoring and not self.cfg.continue_past_eos:
+            raise ValueError(
+                "a prompt holds </s>, which ends generation: give --continue-past-eos, which "
+                "generates running text"
+            )
+        with torch.no_grad():
+            return generator.generate(
+                models, sample, prefix_tokens=prefix_tokens, bos_token=self.dictionary.eos()
+            )
+
+    @property
+    def source_dictionary(self) -> Dictionary:
+        """Return the symbols."""
+        return self.dictionary
+
+    @property
+    def target_dictionary(self) -> Dictionary:
+        """Return the symbols."""
+        return self.dictionary
+
+
+def _streams(number: int) -> str:
+    return f"{number} stream" if number == 1 else f"{number} streams"

@@ -1,0 +1,279 @@
+"""Constraints hold in the optimizer's copy of the weights and in the model, after every update."""
+
+import functools
+
+import pytest
+import torch
+from fairseq.dataclass.configs import FairseqConfig
+from fairseq.distributed import LegacyDistributedDataParallel, ModuleProxyWrapper
+from fairseq.optim import (
+    AMPOptimizer,
+    FairseqBMUF,
+    FP16Optimizer,
+    MemoryEfficientFP16Optimizer,
+    build_optimizer,
+)
+from omegaconf import OmegaConf
+from torch import nn
+
+from fairseq_plugins.fairseq_integration.constraints import apply_constraints
+from fairseq_plugins.segment_language_model.task import SegmentLanguageModelingTask
+from fairseq_plugins.segment_language_model.task_config import SegmentLanguageModelingConfig
+from tests.tiny import dictionary
+
+STEPS = 12
+
+
+class Bounded(nn.Module):
+    """A weight that is free, and values in [0, 1]."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(3, 2))
+        self.value = nn.Parameter(torch.rand(4))
+
+    def constrained(self):
+        yield self.value, lambda values: values.clamp_(0, 1)
+
+
+class Shares(nn.Module):
+    """Shares that sum to 1; rounding the shares is not the same as sharing what was rounded."""
+
+    def __init__(self):
+        super().__init__()
+        self.share = nn.Parameter(torch.full((2, 3), 1 / 3))
+
+    def constrained(self):
+        yield self.share, divide_up
+
+
+def divide_up(shares):
+    shares.clamp_(min=0.01)
+    shares.div_(shares.sum(dim=1, keepdim=True))
+
+
+def build(precision, name, dtype, frozen=False):
+    """A model, fairseq's optimizer, the parameters it trains and the optimizer's copy of each.
+
+    The second of its bounded modules stays in single precision, whatever the others have; the
+    values of the first may be frozen, out of bounds.
+    """
+    torch.manual_seed(1)
+    model = nn.Sequential(nn.Linear(2, 3), Bounded(), Shares(), Bounded(), nn.Linear(3, 1))
+    model.to(dtype)
+    model[3].float()
+    if frozen:
+        model[1].value.requires_grad_(False).fill_(2.0)
+    params = [p for p in model.parameters() if p.requires_grad]
+    optimizer = precision(configuration(name, dtype), params)
+    if not isinstance(optimizer, FP16Optimizer):
+        masters = params
+    elif isinstance(optimizer.fp32_params, dict):
+        (flat,) = optimizer.fp32_params.values()
+        ends = torch.tensor([p.numel() for p in params]).cumsum(0).tolist()
+        masters = [
+            flat.data[end - p.numel() : end].view(p.shape)
+            for p, end in zip(params, ends, strict=True)
+        ]
+    else:
+        masters = optimizer.fp32_params
+    return model, optimizer, params, masters
+
+
+def configuration(name, dtype):
+    """fairseq's options for an optimizer."""
+    cfg = OmegaConf.structured(FairseqConfig())
+    cfg.common.bf16 = dtype is torch.bfloat16
+    cfg.optimizer = {"_name": name, "lr": [0.3]}
+    if name == "adam":
+        cfg.optimizer = {"_name": name, "lr": [0.3], "adam_betas": "(0.9, 0.98)", "tpu": False}
+    return cfg
+
+
+def plain(cfg, params):
+    return build_optimizer(cfg.optimizer, params)
+
+
+def flat(cfg, params):
+    optimizer = FP16Optimizer.build_optimizer(cfg, params)
+    assert optimizer.has_flat_params
+    return optimizer
+
+
+def one_by_one(cfg, params):
+    cfg.common.fp16_no_flatten_grads = True
+    optimizer = FP16Optimizer.build_optimizer(cfg, params)
+    assert not optimizer.has_flat_params
+    return optimizer
+
+
+def in_place(cfg, params):
+    return MemoryEfficientFP16Optimizer.build_optimizer(cfg, params)
+
+
+def amp(cfg, params):
+    optimizer = AMPOptimizer.build_optimizer(cfg, params)
+    assert optimizer.scaler.is_enabled()
+    return optimizer
+
+
+@pytest.fixture(autouse=True)
+def fairseq_without_a_gpu(monkeypatch):
+    """Let fairseq's flat copies and torch's gradient scaler work on a CPU.
+
+    fairseq files a flat copy under the index of the GPU, and finds it by the index of the
+    parameters' device, which on a CPU is None.
+    """
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: None)
+    monkeypatch.setattr(
+        torch.cuda.amp, "GradScaler", functools.partial(torch.amp.GradScaler, "cpu")
+    )
+
+
+@pytest.fixture(scope="module")
+def task():
+    return SegmentLanguageModelingTask(SegmentLanguageModelingConfig(), dictionary())
+
+
+PRECISIONS = [
+    (plain, "adagrad_with_clip", torch.float32),
+    (plain, "adam", torch.float32),
+    (one_by_one, "adagrad_with_clip", torch.float16),
+    (one_by_one, "adagrad_with_clip", torch.bfloat16),
+    (one_by_one, "adam", torch.bfloat16),
+    (flat, "adam", torch.float16),
+    (in_place, "adam", torch.bfloat16),
+    (amp, "adagrad_with_clip", torch.float32),
+]
+
+
+def update(task, model, optimizer, params, step):
+    """Make an update with gradients that do not depend on the weights."""
+    generator = torch.Generator().manual_seed(step // 4)
+    optimizer.zero_grad()
+    # the same direction for four updates, so that values run out of bounds on either side
+    loss = sum((p.float() * torch.randn(p.shape, generator=generator)).sum() for p in params)
+    optimizer.backward(loss)
+    optimizer.multiply_grads(0.01)
+    optimizer.clip_grad_norm(0.0)
+    task.optimizer_step(optimizer, model, step)
+
+
+def copies(params, masters):
+    return [[t.detach().clone() for t in tensors] for tensors in (params, masters)]
+
+
+@pytest.mark.parametrize(("precision", "name", "dtype"), PRECISIONS)
+def test_constraints_hold_where_the_optimizer_works(monkeypatch, task, precision, name, dtype):
+    histories = {}
+    for constrained in (True, False):
+        with monkeypatch.context() as patch:
+            if not constrained:
+                patch.delattr(Bounded, "constrained")
+                patch.delattr(Shares, "constrained")
+            model, optimizer, params, masters = build(precision, name, dtype)
+            history = [copies(params, masters)]
+            for step in range(STEPS):
+                update(task, model, optimizer, params, step)
+                history.append(copies(params, masters))
+            histories[constrained] = history
+            names = [name for name, _ in model.named_parameters()]
+    bounded = [i for i, name in enumerate(names) if name.endswith("value")]
+    shares = names.index("2.share")
+    for step in range(1, STEPS + 1):
+        (_, before), (in_model, held) = histories[True][step - 1 : step + 1]
+        (_, free_before), (free_model, free) = histories[False][step - 1 : step + 1]
+        for i, (weight, master) in enumerate(zip(in_model, held, strict=True)):
+            assert torch.equal(weight, master.to(weight.dtype)), names[i]
+            if i in bounded or i == shares:
+                # the update is the one without a constraint, and what it leads to is projected
+                expected = before[i] + (free[i] - free_before[i])
+                expected.clamp_(0, 1) if i in bounded else divide_up(expected)
+                exact = {"rtol": 0, "atol": 1e-5}
+                rounded = {"rtol": 0, "atol": 0.02}
+                tolerance = exact if master.dtype is torch.float32 else rounded
+                torch.testing.assert_close(master, expected, **tolerance)
+            else:
+                assert torch.equal(weight, free_model[i]), names[i]
+                assert torch.equal(master, free[i]), names[i]
+        for i in bounded:
+            for copy in (in_model[i], held[i]):
+                assert ((copy >= 0) & (copy <= 1)).all()
+    # without a constraint the same gradients lead out of bounds, both ways
+    for i in bounded:
+        free = torch.stack([after[1][i] for after in histories[False]])
+        assert free.min() < 0
+        assert free.max() > 1
+
+
+@pytest.mark.parametrize(("precision", "name", "dtype"), PRECISIONS)
+def test_a_frozen_parameter_stays_and_the_others_are_found_beside_it(task, precision, name, dtype):
+    model, optimizer, params, masters = build(precision, name, dtype, frozen=True)
+    outside = model[1].value.detach().clone()
+    for step in range(STEPS):
+        update(task, model, optimizer, params, step)
+        assert torch.equal(model[1].value, outside)
+        for parameter, master in zip(params, masters, strict=True):
+            assert torch.equal(parameter, master.to(parameter.dtype))
+        assert ((model[3].value >= 0) & (model[3].value <= 1)).all()
+        torch.testing.assert_close(
+            model[2].share.sum(dim=1).float(), torch.ones(2), rtol=0, atol=0.02
+        )
+
+
+def test_a_parameter_frozen_in_training_does_not_follow_its_moving_copy(task):
+    model, optimizer, params, masters = build(one_by_one, "adam", torch.bfloat16)
+    update(task, model, optimizer, params, 0)
+    model[2].share.requires_grad_(False)
+    before = model[2].share.detach().clone()
+    held = next(m for p, m in zip(params, masters, strict=True) if p is model[2].share)
+    held_before = held.detach().clone()
+    update(task, model, optimizer, [p for p in params if p.requires_grad], 1)
+    assert not torch.equal(held, held_before)  # Adam's momentum moves fairseq's copy
+    assert torch.equal(model[2].share, before)
+
+
+def test_a_flat_copy_keeps_its_layout_when_a_parameter_is_frozen_in_training(task):
+    model, optimizer, params, masters = build(flat, "adam", torch.float16)
+    model[0].weight.requires_grad_(False)
+    for step in range(STEPS):
+        update(task, model, optimizer, [p for p in params if p.requires_grad], step)
+        for parameter, master in zip(params, masters, strict=True):
+            assert torch.equal(parameter, master.to(parameter.dtype))
+        for bounded in (model[1].value, model[3].value):
+            assert ((bounded >= 0) & (bounded <= 1)).all()
+
+
+def test_the_model_may_be_wrapped_for_several_workers(task):
+    model, optimizer, params, _ = build(one_by_one, "adam", torch.bfloat16)
+    wrapped = ModuleProxyWrapper(LegacyDistributedDataParallel(model, process_group=None))
+    for step in range(STEPS):
+        update(task, wrapped, optimizer, params, step)
+        assert ((model[1].value >= 0) & (model[1].value <= 1)).all()
+
+
+def test_without_constraints_the_optimizer_is_not_looked_into():
+    apply_constraints(object(), nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 1)))
+
+
+def test_a_wrapper_that_keeps_weights_of_its_own_is_refused(task):
+    model, optimizer, params, _ = build(plain, "adam", torch.float32)
+    wrapper = FairseqBMUF(OmegaConf.structured(FairseqConfig()).bmuf, optimizer)
+    message = (
+        r"^FairseqBMUF keeps its parameters in a way that the constraints of Bounded do not know: "
+        r"leave out the option that brings it \(--use-bmuf for FairseqBMUF\)$"
+    )
+    with pytest.raises(ValueError, match=message):
+        update(task, model, wrapper, params, 0)
+
+
+def test_a_parameter_that_the_optimizer_does_not_have_is_refused(task):
+    model, optimizer, params, _ = build(plain, "adam", torch.float32)
+    model[1].value = nn.Parameter(torch.rand(5))
+    message = (
+        r"^FairseqAdam does not have a parameter of Bounded, of shape \(5,\), that has a "
+        "constraint: set its requires_grad before the optimizer is built, and use another "
+        "--ddp-backend than fully_sharded$"
+    )
+    with pytest.raises(ValueError, match=message):
+        update(task, model, optimizer, params, 0)

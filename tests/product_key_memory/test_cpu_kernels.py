@@ -1,0 +1,184 @@
+"""Compiled loops: any number of threads gives the same; where nothing is kept they work too."""
+
+import builtins
+
+import numba
+import numpy as np
+import pytest
+import torch
+
+from fairseq_plugins.product_key_memory import compiled_loops, loop_choice
+from fairseq_plugins.product_key_memory.cpu_kernels import select, select_pairs
+from fairseq_plugins.product_key_memory.lazy_adam_loop import update_rows
+from fairseq_plugins.product_key_memory.memory import ProductKeyMemory
+from fairseq_plugins.product_key_memory.optimizer import AdamWithMemory
+from fairseq_plugins.product_key_memory.row_sums_loop import sum_rows
+
+ROWS, WIDTH = 40, 8
+
+
+def draw(*shape):
+    return np.random.default_rng(1).standard_normal(shape).astype(np.float32)
+
+
+def sums():
+    found = np.empty((10, WIDTH), np.float32)
+    places, starts = np.arange(30) % ROWS, np.arange(0, 31, 3)
+    sum_rows(draw(ROWS, WIDTH), places, draw(30), starts, found)
+    return found
+
+
+def selected():
+    found = np.empty((ROWS, 3), np.int64)
+    select(draw(ROWS, 20), found)
+    return found
+
+
+def pairs():
+    found, slots = np.empty((9, 2, 5), np.float32), np.empty((9, 2, 5), np.int64)
+    select_pairs(draw(2, 2, 9, 20), found, slots)
+    return np.stack([found, slots])
+
+
+def updated():
+    tables = [draw(ROWS, WIDTH), draw(ROWS, WIDTH), np.square(draw(ROWS, WIDTH))]
+    numbers = np.float32((0.9, 0.1, 0.98, 0.02, 1.0, 0.01, 1e-3, 1e-8))
+    update_rows(*tables, np.arange(0, ROWS, 2), draw(ROWS // 2, WIDTH), numbers)
+    return np.stack(tables)
+
+
+@pytest.mark.parametrize("loop", [sums, selected, pairs, updated])
+def test_two_threads_compute_what_one_does(loop):
+    threads = torch.get_num_threads()
+    found = []
+    try:
+        for number in (1, 2):
+            torch.set_num_threads(number)
+            found.append(loop())
+    finally:
+        torch.set_num_threads(threads)
+    np.testing.assert_array_equal(*found)
+    assert np.isfinite(found[0]).all()
+
+
+def fill(numbers, value):
+    for i in numba.prange(len(numbers)):
+        numbers[i] = value
+
+
+def recorded(monkeypatch, refuse=None):
+    """Options of each version that is compiled from now on; ``refuse`` raises for those kept."""
+    compile_loop, options = numba.njit, []
+
+    def njit(**given):
+        options.append(given)
+        if given["cache"] and refuse is not None:
+            refuse()
+        return compile_loop(**{**given, "cache": False})
+
+    monkeypatch.setattr(compiled_loops.numba, "njit", njit)
+    return options
+
+
+def refuse_folder():
+    raise RuntimeError("cannot cache function 'fill': no locator available for file")
+
+
+def refuse_space():
+    raise OSError(28, "No space left on device")
+
+
+@pytest.mark.parametrize("refuse", [refuse_folder, refuse_space])
+def test_where_nothing_can_be_written_it_is_compiled_all_the_same(monkeypatch, refuse):
+    options = recorded(monkeypatch, refuse)
+    numbers = np.zeros(5)
+    compiled_loops.compiled(fill)(numbers, 2.0)
+    assert numbers.tolist() == [2.0] * 5
+    assert [given["cache"] for given in options] == [True, False]
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_threads_are_as_many_as_torchs(monkeypatch, threads):
+    options, asked = recorded(monkeypatch), []
+    monkeypatch.setattr(compiled_loops.torch, "get_num_threads", lambda: threads)
+    monkeypatch.setattr(compiled_loops.numba.config, "NUMBA_NUM_THREADS", 8)
+    monkeypatch.setattr(compiled_loops.numba, "set_num_threads", asked.append)
+    compiled_loops.compiled(fill)(np.zeros(5), 2.0)
+    assert [given["parallel"] for given in options] == [threads > 1]
+    assert asked == ([2] if threads > 1 else [])
+
+
+def test_versions_that_differ_have_names_of_their_own(monkeypatch):
+    names = []
+
+    def njit(**given):
+        def keep(function):
+            names.append(function.__qualname__)
+            return numba.core.registry.CPUDispatcher(function)
+
+        return keep
+
+    monkeypatch.setattr(compiled_loops.numba, "njit", njit)
+    run = compiled_loops.compiled(fill)
+    for threads, dtype in [(1, np.float32), (1, np.float64), (2, np.float32), (1, np.float32)]:
+        monkeypatch.setattr(compiled_loops.torch, "get_num_threads", lambda n=threads: n)
+        monkeypatch.setattr(compiled_loops.numba, "set_num_threads", lambda n: None)
+        run(np.zeros(5, dtype), 2.0)
+    assert len(names) == len(set(names)) == 3
+
+
+def test_a_step_divided_by_nothing_raises_nothing():
+    tables = [np.zeros((2, WIDTH), np.float32) for _ in range(3)]
+    numbers = np.float32((0.9, 0.1, 0.98, 0.02, 1.0, 0.0, 1e-3, 0.0))
+    update_rows(*tables, np.arange(2), np.zeros((2, WIDTH), np.float32), numbers)
+    assert np.isnan(tables[0]).all()
+
+
+def trained():
+    """A memory's outputs while it learns."""
+    torch.manual_seed(1)
+    memory = ProductKeyMemory(16, slots=81, heads=2, knn=5, query_dim=8)
+    memory.keep_gradient_beside_autograd()
+    learned = [weight for weight in memory.parameters() if weight.requires_grad]
+    optimizer = AdamWithMemory(learned, [memory.values], 0.01, lr=1e-3)
+    outputs = []
+    for _ in range(4):
+        out = memory(torch.randn(7, 16))
+        outputs.append(out.detach())
+        out.square().sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return torch.stack(outputs)
+
+
+@pytest.mark.parametrize("message", ["No module named 'numba'", "Numba needs NumPy 9 or less"])
+def test_without_numba_torchs_operations_do_the_same(monkeypatch, caplog, message):
+    with_numba = trained()
+    imported = builtins.__import__
+
+    def refuse(name, *args):
+        if name == "numba" or name.endswith("_loops") or name.endswith("_loop"):
+            raise ImportError(message)
+        return imported(name, *args)
+
+    loop_choice._has_numba.cache_clear()
+    with monkeypatch.context() as patched:
+        patched.setattr(builtins, "__import__", refuse)
+        without = trained()
+    loop_choice._has_numba.cache_clear()
+    torch.testing.assert_close(without, with_numba)
+    warned = "memories on this CPU go without compiled loops, slowly: " + message
+    assert [record.message for record in caplog.records].count(warned) == 1
+
+
+@pytest.mark.parametrize(
+    ("x", "expected"),
+    [
+        (torch.ones(1), True),
+        (torch.ones(1).double(), True),
+        (torch.ones(1).bfloat16(), False),
+        (torch.ones(1, device="meta"), False),
+    ],
+)
+def test_loops_are_for_what_numpy_knows_on_a_cpu(x, expected):
+    assert loop_choice.in_loops(x) == expected

@@ -1,0 +1,218 @@
+"""Where product-key memories stand in fairseq's transformers and in segment language models."""
+
+import pytest
+import torch
+from fairseq.models.transformer_lm import TransformerLanguageModel
+
+from fairseq_plugins.product_key_memory.memory_sublayer import MemorySublayer
+from tests import tiny
+from tests.product_key_memory.tiny import (
+    MEMORY,
+    memories,
+    padded,
+    tiny_language_model,
+    tiny_transformer,
+)
+
+PLACES = pytest.mark.parametrize("interleave", [False, True], ids=["replaced", "interleaved"])
+NORMS = pytest.mark.parametrize("pre_norm", [False, True], ids=["post-norm", "pre-norm"])
+SEGMENT_MODELS = pytest.mark.parametrize(
+    "build", [tiny.tiny_transformer_xl, tiny.tiny_model], ids=["transformer_xl", "all_attention"]
+)
+
+
+def add(x, sublayer, layer_norm, pre_norm):
+    """A residual sublayer, normalised before it or after."""
+    return x + sublayer(layer_norm(x)) if pre_norm else layer_norm(x + sublayer(x))
+
+
+def with_memory(layer, attended, feed_forward, interleave):
+    """A layer after its attention, as the equations have it."""
+    (memory,) = memories(layer)
+    if not interleave:
+        return add(attended, memory, layer.final_layer_norm, layer.normalize_before)
+    x = add(attended, feed_forward, layer.final_layer_norm, layer.normalize_before)
+    return add(x, memory, layer.memory_layer_norm, layer.normalize_before)
+
+
+def attended_to(layer, x, mask=None):
+    """fairseq's layer up to its feed-forward sublayer, of tokens (T, B, d)."""
+
+    def attention(x):
+        return layer.self_attn(x, x, x, attn_mask=mask, need_weights=False)[0]
+
+    return add(x, attention, layer.self_attn_layer_norm, layer.normalize_before)
+
+
+def feed_forward_of(layer):
+    return lambda x: layer.fc2(torch.relu(layer.fc1(x)))
+
+
+@PLACES
+@NORMS
+def test_a_decoder_layer_is_what_is_written_out(interleave, pre_norm):
+    model = tiny_language_model(
+        memory_layers="2", memory_interleave=interleave, decoder_normalize_before=pre_norm
+    ).eval()
+    x, mask = torch.randn(5, 3, 16), torch.triu(torch.full((5, 5), float("-inf")), 1)
+    plain, layer, _ = model.decoder.layers
+    attended = attended_to(layer, x, mask)
+    expected = with_memory(layer, attended, feed_forward_of(layer), interleave)
+    torch.testing.assert_close(layer(x, self_attn_mask=mask)[0], expected)
+    attended = attended_to(plain, x, mask)
+    expected = add(attended, feed_forward_of(plain), plain.final_layer_norm, pre_norm)
+    torch.testing.assert_close(plain(x, self_attn_mask=mask)[0], expected)
+
+
+@PLACES
+@NORMS
+def test_an_encoder_layer_is_what_is_written_out(interleave, pre_norm):
+    model = tiny_transformer(
+        encoder_memory_layers="1",
+        memory_interleave=interleave,
+        encoder_normalize_before=pre_norm,
+    ).eval()
+    layer, x = model.encoder.layers[0], torch.randn(5, 3, 16)
+    expected = with_memory(layer, attended_to(layer, x), feed_forward_of(layer), interleave)
+    torch.testing.assert_close(layer(x, None), expected)
+
+
+@SEGMENT_MODELS
+@PLACES
+@NORMS
+def test_a_segment_layer_is_what_is_written_out(build, interleave, pre_norm):
+    model = build(
+        **MEMORY,
+        memory_layers="2",
+        memory_interleave=interleave,
+        decoder_normalize_before=pre_norm,
+        decoder_ffn_embed_dim=24,
+    ).eval()
+    layer, x = model.decoder.layers[1], torch.randn(3, 5, 16)
+    terms = model.decoder._compute_terms(4)[1]
+    attended = add(
+        x, lambda x: layer.self_attn(x, terms, None)[0], layer.self_attn_layer_norm, pre_norm
+    )
+    expected = with_memory(layer, attended, layer.feed_forward, interleave)
+    torch.testing.assert_close(layer(x, terms)[0], expected)
+
+
+def test_all_attention_layers_without_feed_forward_get_the_memory_added():
+    for interleave in (False, True):
+        model = tiny.tiny_model(**MEMORY, memory_layers="1,3", memory_interleave=interleave)
+        assert sorted(model.decoder.product_key_memories) == [1, 3]
+        assert [len(memories(layer)) for layer in model.decoder.layers] == [1, 0, 1]
+
+
+def test_the_memory_replaces_persistent_vectors_in_a_sublayer_of_their_own():
+    model = tiny.tiny_model(**MEMORY, memory_layers="2", persistent_variant="ff-attn")
+    kinds = [type(layer.feed_forward).__name__ for layer in model.decoder.layers]
+    assert kinds == ["SoftmaxFeedForward", "MemorySublayer", "SoftmaxFeedForward"]
+
+
+@pytest.mark.parametrize("build", [tiny.tiny_transformer_xl, tiny.tiny_model])
+def test_models_without_memories_have_no_trace_of_them(build):
+    model = build()
+    assert not any("memory" in name for name in model.state_dict())
+    assert model.decoder.product_key_memories == {}
+    assert model.decoder._padding_mask(padded(3, 5)) is None
+
+
+def test_transformer_xl_draws_no_weight_of_a_memory():
+    """Its own standard deviation is 0.2 here; memories have 1/√d_v, ±1/√(d_q/2) and torch's."""
+    model = tiny.tiny_transformer_xl(**{**MEMORY, "memory_slots": 900}, memory_layers="2")
+    (memory,) = memories(model)
+    assert memory.values.std().item() == pytest.approx(16**-0.5, rel=0.03)
+    assert memory.keys.subkeys.abs().max() <= 4**-0.5
+    (linear,) = memory.query_network.layers
+    assert linear.weight.abs().max() <= 16**-0.5
+    assert linear.bias.any()
+    drawn = model.decoder.layers[0].feed_forward.fc1
+    assert drawn.weight.std().item() == pytest.approx(0.2, rel=0.2)
+    assert not drawn.bias.any()
+
+
+@SEGMENT_MODELS
+def test_summaries_name_the_layers(build):
+    with_memories = build(**MEMORY, memory_layers="1,3").summary
+    assert "product-key memories in layers 1,3" in with_memories
+    assert "product-key" not in build().summary
+
+
+def test_dropped_layers_keep_their_numbers():
+    model = tiny_language_model(memory_layers="3", decoder_layerdrop=0.9)
+    assert isinstance(model.decoder.layers[2].fc1, MemorySublayer)
+    assert len(memories(model)) == 1
+
+
+def test_only_the_feed_forward_sublayer_is_gone():
+    plain = set(tiny_language_model().state_dict())
+    replaced = set(tiny_language_model(memory_layers="2").state_dict())
+    gone = {f"decoder.layers.1.{fc}.{kind}" for fc in ("fc1", "fc2") for kind in ("weight", "bias")}
+    assert plain - replaced == gone
+    assert all(name.startswith("decoder.layers.1.fc1.memory.") for name in replaced - plain)
+    interleaved = set(tiny_language_model(memory_layers="2", memory_interleave=True).state_dict())
+    assert plain <= interleaved
+    assert all(name.startswith("decoder.layers.1.memory_") for name in interleaved - plain)
+
+
+def test_scaled_inner_activations_are_gone_with_the_feed_forward_sublayer():
+    model = tiny_language_model(memory_layers="2", scale_fc=True).eval()
+    assert model.decoder.layers[1].ffn_layernorm is None
+    model(tiny.tokens(1, 3))
+
+
+def test_without_memories_it_is_the_model_of_fairseq():
+    ours = tiny_language_model(activation_fn="gelu")
+    assert isinstance(ours, TransformerLanguageModel)
+    assert not memories(ours)
+    assert ours.decoder.embed_tokens.weight.shape == (tiny.VOCABULARY, 16)
+    assert ours.decoder.project_in_dim is None
+    assert ours.decoder.embed_positions.weight.requires_grad
+
+
+def test_another_input_width_is_projected():
+    model = tiny_language_model(decoder_input_dim=8)
+    assert model.decoder.project_in_dim.weight.shape == (16, 8)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"memory_layers": "4"}, "--memory-layers is '4': there is no layer 4; the last one is 3"),
+        ({"memory_layers": "0"}, "--memory-layers is '0': layers are counted from 1"),
+        ({"memory_interleave": True}, "--memory-interleave without a memory to place"),
+        ({"memory_layers": "1", "memory_slots": 50}, "--memory-slots is 50"),
+    ],
+)
+def test_impossible_memories_are_refused(options, message):
+    for build in (tiny_language_model, tiny.tiny_transformer_xl, tiny.tiny_model):
+        with pytest.raises(ValueError, match=message):
+            build(**{**MEMORY, **options})
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (
+            {"encoder_memory_layers": "3"},
+            "--encoder-memory-layers is '3': there is no layer 3; the last one is 2",
+        ),
+        ({"decoder_memory_layers": "1,1"}, "--decoder-memory-layers is '1,1': layer 1 is named"),
+        ({"memory_interleave": True}, "give --encoder-memory-layers, such as"),
+        (
+            {"decoder_memory_layers": "1", "decoder_layers_to_keep": "0"},
+            "--decoder-layers-to-keep is 0 with --decoder-memory-layers",
+        ),
+    ],
+)
+def test_impossible_memories_are_refused_in_translation(options, message):
+    with pytest.raises(ValueError, match=message):
+        tiny_transformer(**options)
+
+
+@pytest.mark.parametrize("option", ["decoder_layers_to_keep", "base_layers"])
+def test_options_that_number_layers_anew_are_refused(option):
+    flag = "--" + option.replace("_", "-")
+    with pytest.raises(ValueError, match=f"{flag} is 1 with --memory-layers: layers would get"):
+        tiny_language_model(memory_layers="1", **{option: "1"})

@@ -1,0 +1,320 @@
+"""Lazy Adam of the rows that were read, beside fairseq's Adam: rule, precision, clipping, state."""
+
+import copy
+
+import pytest
+import torch
+from fairseq.optim.adam import Adam, FairseqAdam, FairseqAdamConfig
+from omegaconf import OmegaConf
+
+from fairseq_plugins.product_key_memory import lazy_adam
+from fairseq_plugins.product_key_memory.memory import ProductKeyMemory
+from fairseq_plugins.product_key_memory.optimizer import (
+    AdamWithMemory,
+    AdamWithMemoryConfig,
+    FairseqAdamWithMemory,
+)
+from fairseq_plugins.product_key_memory.values import rows_as_gradient
+
+WIDTH, SLOTS = 8, 64
+BETAS = (0.9, 0.98)
+
+
+def make_memory(apart=True, slots=SLOTS, knn=3, seed=1):
+    torch.manual_seed(seed)
+    memory = ProductKeyMemory(WIDTH, slots=slots, heads=2, knn=knn, query_dim=4)
+    if apart:
+        memory.keep_gradient_beside_autograd()
+        memory.keys.subkeys.param_group = memory.values
+    return memory
+
+
+def dense(memory):
+    return [parameter for parameter in memory.parameters() if parameter.requires_grad]
+
+
+def options(cls=AdamWithMemoryConfig, **values):
+    values = {"lr": [0.01], "adam_betas": str(BETAS), "tpu": False, **values}
+    return OmegaConf.merge(OmegaConf.structured(cls), values)
+
+
+def learn(memory, optimizer, updates=5, tokens=4, after=lambda update: None, seed=2):
+    """Updates on losses whose gradients differ from update to update."""
+    torch.manual_seed(seed)
+    dtype = memory.values.dtype
+    for update in range(updates):
+        optimizer.zero_grad()
+        x, wanted = torch.randn(2, tokens, WIDTH).to(dtype)
+        optimizer.backward((memory(x) - wanted).float().square().sum())
+        after(update)
+        optimizer.step()
+    return memory
+
+
+RULES = {"torch": lazy_adam.update_rows, "loop": lazy_adam.update_rows_in_loop}
+
+
+@pytest.mark.parametrize("decay", [0.0, 0.1])
+@pytest.mark.parametrize("rule", RULES)
+def test_rows_that_are_all_read_are_updated_as_fairseqs_adam_would(monkeypatch, rule, decay):
+    monkeypatch.setattr(lazy_adam, "update_rows_in_loop", RULES[rule])
+    lazy, plain = make_memory(slots=16, knn=16), make_memory(apart=False, slots=16, knn=16)
+    choices = {"lr": [1e-3], "adam_eps": 1e-6, "weight_decay": decay}
+    learn(lazy, FairseqAdamWithMemory(options(memory_weight_decay=decay, **choices), dense(lazy)))
+    learn(plain, FairseqAdam(options(FairseqAdamConfig, **choices), dense(plain)))
+    # torch's operations are the same; the loop rounds products before it adds them
+    tolerance = {"torch": 0, "loop": 1e-6}[rule]
+    for name, parameter in plain.named_parameters():
+        torch.testing.assert_close(
+            lazy.state_dict()[name], parameter.data, rtol=tolerance, atol=tolerance
+        )
+
+
+@pytest.mark.parametrize("decay", [0.0, 0.1])
+def test_the_loop_updates_as_torchs_operations_do(decay):
+    torch.manual_seed(1)
+    tables = [torch.randn(SLOTS, WIDTH), torch.randn(SLOTS, WIDTH), torch.rand(SLOTS, WIDTH)]
+    rows = torch.randperm(SLOTS)[: SLOTS // 2].sort().values
+    grads = torch.randn(len(rows), WIDTH)
+    updated = []
+    for update in RULES.values():
+        copies = [table.clone() for table in tables]
+        update(*copies, rows, grads, BETAS, torch.tensor(0.5), decay, 0.1, 1e-3)
+        updated.append(copies)
+    torch.testing.assert_close(*updated)
+    unread = torch.ones(SLOTS, dtype=torch.bool)
+    unread[rows] = False
+    for before, after in zip(tables, updated[1], strict=True):
+        assert torch.equal(before[unread], after[unread])
+        assert (before[rows] != after[rows]).all()
+
+
+def test_the_rule_is_that_of_torchs_sparse_adam():
+    lazy, plain = make_memory(), make_memory()
+    ours = FairseqAdamWithMemory(options(memory_lr=0.02), dense(lazy))
+    theirs = torch.optim.SparseAdam([plain.values], lr=0.02, betas=BETAS)
+    torch.manual_seed(3)
+    for _ in range(6):
+        rows = torch.randint(SLOTS, (5,)).unique()
+        grad = rows_as_gradient(rows, torch.randn(len(rows), WIDTH), lazy.values.shape)
+        lazy.values.grad, plain.values.grad = grad.clone(), grad
+        ours.step()
+        theirs.step()
+    torch.testing.assert_close(lazy.values, plain.values)
+
+
+@pytest.mark.parametrize("decay", [0.0, 0.1])
+def test_rows_that_are_not_read_stay_bit_for_bit_in_values_and_state(decay):
+    memory = make_memory()
+    optimizer = FairseqAdamWithMemory(options(memory_weight_decay=decay), dense(memory))
+    learn(memory, optimizer, updates=2)
+    state = optimizer.optimizer.lazy.state[0]
+    before = copy.deepcopy([memory.values.data, state["exp_avg"], state["exp_avg_sq"]])
+    read = []
+    learn(memory, optimizer, 1, 2, lambda _: read.append(memory.values.grad.indices()[0]), seed=9)
+    untouched = torch.ones(SLOTS, dtype=torch.bool)
+    untouched[read[0]] = False
+    assert 0 < untouched.sum() < SLOTS
+    for old, new in zip(before, (memory.values.data, *list(state.values())[1:]), strict=True):
+        assert torch.equal(old[untouched], new[untouched])
+        assert not torch.equal(old[~untouched], new[~untouched])
+
+
+def test_parts_make_no_difference(monkeypatch):
+    one, other = make_memory(), make_memory()
+    learn(one, FairseqAdamWithMemory(options(), dense(one)))
+    monkeypatch.setitem(lazy_adam.UPDATED_AT_ONCE, "cpu", 3 * WIDTH)
+    learn(other, FairseqAdamWithMemory(options(), dense(other)))
+    assert torch.equal(one.values, other.values)
+
+
+def test_an_updates_gradients_take_the_memory_of_the_last_ones():
+    memory = make_memory(slots=16, knn=16)
+    places = []
+    optimizer = FairseqAdamWithMemory(options(), dense(memory))
+    learn(
+        memory, optimizer, 3, after=lambda _: places.append(memory.values.grad.values().data_ptr())
+    )
+    assert len(set(places)) == 1
+
+
+def test_gradients_of_another_pass_do_not_take_memory_that_is_in_use():
+    memory = make_memory(slots=16, knn=16)
+    optimizer = FairseqAdamWithMemory(options(), dense(memory))
+    learn(memory, optimizer, 1)
+    torch.manual_seed(2)
+    optimizer.zero_grad()
+    for _ in range(2):
+        x = torch.randn(4, WIDTH)
+        before = memory.values.grad
+        kept = None if before is None else before.to_dense()
+        optimizer.backward(memory(x).square().sum())
+        if before is not None:
+            # what was there is not written over, and counts
+            assert torch.equal(before.to_dense(), kept)
+            assert not torch.equal(memory.values.grad.to_dense(), kept)
+
+
+@pytest.mark.parametrize("max_norm", [0.0, 0.5, 1000.0])
+def test_norm_and_clipping_are_those_of_all_gradients_together(max_norm):
+    lazy, plain = make_memory(), make_memory(apart=False)
+    ours = FairseqAdamWithMemory(options(), dense(lazy))
+    theirs = FairseqAdam(options(FairseqAdamConfig), dense(plain))
+    torch.manual_seed(2)
+    x = torch.randn(5, WIDTH)
+    norms = []
+    for memory, optimizer in ((lazy, ours), (plain, theirs)):
+        optimizer.backward(memory(x).square().sum())
+        optimizer.multiply_grads(0.25)
+        norms.append(optimizer.clip_grad_norm(max_norm))
+    torch.testing.assert_close(*norms)
+    assert 0.5 < norms[0] < 1000
+    scaled = lazy.values.grad.to_dense() * ours.optimizer.scale.grad
+    torch.testing.assert_close(scaled, plain.values.grad)
+    torch.testing.assert_close(lazy.keys.subkeys.grad, plain.keys.subkeys.grad)
+
+
+def test_two_passes_before_an_update_are_one_of_both():
+    twice, once = make_memory(), make_memory()
+    torch.manual_seed(2)
+    x = torch.randn(6, WIDTH)
+    for memory, parts in ((twice, x.split([4, 2])), (once, [x])):
+        optimizer = FairseqAdamWithMemory(options(), dense(memory))
+        for part in parts:
+            optimizer.backward(memory(part).square().sum())
+        optimizer.clip_grad_norm(0.1)
+        optimizer.step()
+    torch.testing.assert_close(twice.values, once.values)
+
+
+def test_an_update_that_is_not_finite_leaves_no_gradient():
+    memory = make_memory()
+    optimizer = FairseqAdamWithMemory(options(), dense(memory))
+    before = memory.values.clone()
+    optimizer.backward(memory(torch.randn(3, WIDTH)).sum() * torch.inf)
+    optimizer.multiply_grads(0.5)
+    assert not optimizer.clip_grad_norm(1.0).isfinite()
+    assert memory.values.grad is None
+    assert optimizer.optimizer.scale.grad == 1.0
+    optimizer.zero_grad()
+    optimizer.step()
+    assert torch.equal(memory.values, before)
+
+
+def test_under_amp_a_step_with_infinite_gradients_is_left_out():
+    memory = make_memory()
+    optimizer = FairseqAdamWithMemory(options(), dense(memory))
+    before = memory.values.clone()
+    optimizer.backward(memory(torch.randn(3, WIDTH)).sum())
+    optimizer.found_inf = torch.tensor(1.0)
+    optimizer.step()
+    assert torch.equal(memory.values, before)
+    optimizer.found_inf = torch.tensor(0.0)
+    optimizer.step()
+    assert not torch.equal(memory.values, before)
+
+
+def test_schedules_leave_the_learning_rate_of_the_memory_alone():
+    memory = make_memory()
+    optimizer = FairseqAdamWithMemory(options(lr=[0.5], memory_lr=0.125), dense(memory))
+    optimizer.set_lr(0.25)
+    # reduce_lr_on_plateau writes to the groups themselves
+    for group in optimizer.optimizer.param_groups:
+        group["lr"] = 0.0
+    assert optimizer.get_lr() == 0.0
+    before = memory.values.clone()
+    memory.values.grad = rows_as_gradient(
+        torch.tensor([2]), torch.ones(1, WIDTH), memory.values.shape
+    )
+    optimizer.step()
+    moved = torch.zeros(SLOTS, WIDTH)
+    moved[2] = 0.125
+    torch.testing.assert_close(before - memory.values, moved)
+
+
+def test_a_resumed_optimizer_goes_on_as_if_it_had_not_stopped():
+    memory = make_memory()
+    optimizer = FairseqAdamWithMemory(options(), dense(memory))
+    learn(memory, optimizer)
+    resumed = make_memory(seed=5)
+    resumed.load_state_dict(memory.state_dict())
+    other = FairseqAdamWithMemory(options(lr=[7.0]), dense(resumed))
+    other.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    learn(memory, optimizer, seed=4)
+    learn(resumed, other, seed=4)
+    assert torch.equal(memory.values, resumed.values)
+    assert other.get_lr() == 0.01
+
+
+def test_what_concerns_the_memory_is_as_given_when_training_resumes():
+    memory = make_memory()
+    first = FairseqAdamWithMemory(options(memory_lr=0.5, memory_weight_decay=0.1), dense(memory))
+    learn(memory, first)
+    second = FairseqAdamWithMemory(options(memory_lr=0.25), dense(memory))
+    second.load_state_dict(first.state_dict())
+    assert second.optimizer.lazy.lr == 0.25
+    assert second.optimizer.lazy.weight_decay == 0.0
+
+
+def test_a_resumed_state_keeps_single_precision_in_a_model_of_half_precision():
+    memory = make_memory().bfloat16()
+    memory.keys.subkeys.param_group = memory.values
+    optimizer = FairseqAdamWithMemory(options(), dense(memory))
+    learn(memory, optimizer)
+    other = FairseqAdamWithMemory(options(), dense(memory))
+    other.load_state_dict(optimizer.state_dict())
+    one, two = (x.optimizer.lazy.state[0] for x in (optimizer, other))
+    for name in ("exp_avg", "exp_avg_sq", "master"):
+        assert two[name].dtype == torch.float32
+        assert torch.equal(one[name], two[name])
+
+
+def test_a_state_without_tables_is_that_of_adam():
+    layer = torch.nn.Linear(2, 2)
+    optimizer = FairseqAdamWithMemory(options(), layer.parameters())
+    assert optimizer.tables == []
+    layer(torch.ones(1, 2)).sum().backward()
+    optimizer.step()
+    plain = Adam(layer.parameters())
+    plain.load_state_dict(optimizer.state_dict())
+    assert len(plain.state_dict()["state"]) == 2
+
+
+def test_state_of_another_memory_is_refused():
+    memory, larger = make_memory(), make_memory(slots=81)
+    optimizer = FairseqAdamWithMemory(options(), dense(memory))
+    learn(memory, optimizer)
+    other = FairseqAdamWithMemory(options(), dense(larger))
+    with pytest.raises(
+        ValueError,
+        match=r"values of shape \(64, 8\), here \(81, 8\): give --reset-optimizer$",
+    ):
+        other.load_state_dict(optimizer.state_dict())
+
+
+def test_flat_copies_of_the_parameters_are_refused():
+    memory = make_memory()
+    assert not FairseqAdamWithMemory(options(), dense(memory)).supports_flat_params
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"memory_lr": -1.0}, r"^--memory-lr is -1.0: it must be 0 or more$"),
+        ({"memory_weight_decay": -0.5}, r"^--memory-weight-decay is -0.5: it must be 0 or more$"),
+        ({"fp16_adam_stats": True}, r"^--fp16-adam-stats with --optimizer adam_with_memory: leave"),
+    ],
+)
+def test_wrong_options_are_refused(values, message):
+    with pytest.raises(ValueError, match=message):
+        FairseqAdamWithMemory(options(**values), dense(make_memory()))
+
+
+def test_no_gradient_of_the_tables_size_is_made():
+    memory = make_memory()
+    optimizer = AdamWithMemory(dense(memory), [memory.values], lr=0.01)
+    memory(torch.randn(2, WIDTH)).sum().backward()
+    assert memory.values.grad.is_sparse
+    assert memory.values.grad._values().size(0) <= 2 * 2 * 3
+    optimizer.step()
+    assert memory.values.grad is None

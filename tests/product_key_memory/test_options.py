@@ -1,0 +1,199 @@
+"""Options of product-key memories: what is built from them, and what is refused."""
+
+import dataclasses
+
+import pytest
+import torch
+from fairseq.optim.fp16_optimizer import FP16Optimizer
+from omegaconf import OmegaConf
+
+from fairseq_plugins.product_key_memory import memory as memory_layer
+from fairseq_plugins.product_key_memory.memory import ProductKeyMemory
+from fairseq_plugins.product_key_memory.options import (
+    MemoryLayersOptions,
+    MemoryOptions,
+    build_memory,
+    check_placed,
+    parse_memory_layers,
+)
+from fairseq_plugins.product_key_memory.product_key_search import FlatKeys, ProductKeys
+from fairseq_plugins.product_key_memory.sharding import ColumnShard
+
+SMALL = {"memory_slots": 16, "memory_knn": 2, "memory_query_dim": 4}
+
+
+def options(**given):
+    return MemoryLayersOptions(**{**SMALL, "memory_optimizer": None, **given})
+
+
+@pytest.mark.parametrize(
+    ("text", "numbers"),
+    [(None, []), ("", []), ("3", [3]), ("6,12", [6, 12]), ("12, 6", [6, 12]), ("1,12", [1, 12])],
+)
+def test_layers_are_numbers_from_1(text, numbers):
+    assert parse_memory_layers(text, 12, "--memory-layers") == numbers
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("0", "--memory-layers is '0': layers are counted from 1; the first one is 1"),
+        ("-1,3", "--memory-layers is '-1,3': layers are counted from 1; the first one is 1"),
+        ("3,13", "--memory-layers is '3,13': there is no layer 13; the last one is 12"),
+        ("3,4,3", "--memory-layers is '3,4,3': layer 3 is named twice; name it once"),
+        ("3;4", "--memory-layers is '3;4': give numbers of layers with commas between them"),
+        ("3,", "--memory-layers is '3,': give numbers of layers with commas between them"),
+        ("2.5", "--memory-layers is '2.5': give numbers of layers with commas between them"),
+    ],
+)
+def test_other_layers_are_refused(text, message):
+    with pytest.raises(ValueError, match=message):
+        parse_memory_layers(text, 12, "--memory-layers")
+
+
+def test_a_refusal_names_the_option_that_was_given():
+    with pytest.raises(ValueError, match="--encoder-memory-layers is '7': there is no layer 7"):
+        parse_memory_layers("7", 6, "--encoder-memory-layers")
+
+
+def test_interleaving_needs_a_memory():
+    check_placed(options(memory_interleave=True), True, "--memory-layers")
+    check_placed(options(), False, "--memory-layers")
+    message = "--memory-interleave without a memory to place: give --memory-layers, such as"
+    with pytest.raises(ValueError, match=message):
+        check_placed(options(memory_interleave=True), False, "--memory-layers")
+
+
+def test_defaults_are_the_published_sizes():
+    with torch.device("meta"):
+        memory = build_memory(MemoryOptions(), 1024)
+    assert (len(memory.values), memory.heads, memory.knn) == (262_144, 4, 32)
+    assert memory.values.shape == (512**2, 1024)
+    assert memory.keys.subkeys.shape == (4, 2, 512, 128)
+    assert isinstance(memory.keys, ProductKeys)
+    assert memory.projection is None
+    assert memory.query_network.batch_norm is None
+    assert memory.query_network.layer_norm is None
+    assert [layer.weight.shape for layer in memory.query_network.layers] == [(1024, 1024)]
+
+
+def test_every_option_reaches_the_memory(monkeypatch):
+    """Each has a value of its own, which the memory is then built with."""
+    built = {}
+    of_module = ProductKeyMemory.__init__
+
+    def record(self, embed_dim, **arguments):
+        built.update(arguments, embed_dim=embed_dim)
+        of_module(self, embed_dim, **arguments)
+
+    monkeypatch.setattr(ProductKeyMemory, "__init__", record)
+    build_memory(
+        options(
+            memory_slots=25,
+            memory_heads=3,
+            memory_knn=7,
+            memory_query_dim=6,
+            memory_value_dim=9,
+            memory_query_hidden_dims="8,10",
+            memory_query_batch_norm=True,
+            memory_query_layer_norm=True,
+            memory_query_dropout=0.1,
+            memory_input_dropout=0.2,
+            memory_value_dropout=0.3,
+            memory_keys="flat",
+            memory_search="torch",
+            memory_shard_values=True,
+        ),
+        5,
+    )
+    assert built == {
+        "embed_dim": 5,
+        "slots": 25,
+        "heads": 3,
+        "knn": 7,
+        "query_dim": 6,
+        "value_dim": 9,
+        "query_hidden_dims": [8, 10],
+        "query_batch_norm": True,
+        "query_layer_norm": True,
+        "query_dropout": 0.1,
+        "input_dropout": 0.2,
+        "value_dropout": 0.3,
+        "keys": "flat",
+        "search": "torch",
+        "shard_values": True,
+    }
+    placed = {"memory_interleave", "memory_layers", "memory_optimizer"}
+    known = {option.name for option in dataclasses.fields(MemoryLayersOptions)}
+    assert known - placed - {"_name"} == {f"memory_{name}" for name in built if name != "embed_dim"}
+
+
+def test_flat_keys_are_built():
+    assert isinstance(build_memory(options(memory_keys="flat"), 8).keys, FlatKeys)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"memory_query_hidden_dims": "8;9"}, "--memory-query-hidden-dims is '8;9': give widths"),
+        ({"memory_query_hidden_dims": "0"}, "--memory-query-hidden-dims has 0"),
+        ({"memory_slots": 17}, "--memory-slots is 17: product keys need a square number"),
+        ({"memory_query_dim": 5}, "--memory-query-dim is 5: product keys halve it"),
+        ({"memory_knn": 17}, "--memory-knn is 17: it must be at most --memory-slots, 16"),
+        ({"memory_heads": 0}, "--memory-heads is 0: it must be at least 1"),
+        ({"memory_value_dim": 0}, "--memory-value-dim is 0: it must be at least 1"),
+        ({"memory_value_dropout": 1.0}, "--memory-value-dropout is 1.0"),
+    ],
+)
+def test_values_that_no_memory_has_are_refused(given, message):
+    with pytest.raises(ValueError, match=message):
+        build_memory(options(**given), 8)
+
+
+def test_the_optimizer_is_that_of_the_training():
+    """The option takes it from the rest of the configuration, where there is one."""
+    cfg = OmegaConf.create({"model": MemoryOptions(), "optimizer": {"_name": "adam_with_memory"}})
+    assert cfg.model.memory_optimizer == "adam_with_memory"
+    for others in ({}, {"optimizer": None}, {"optimizer": {"lr": [0.1]}}):
+        cfg = OmegaConf.create({"model": MemoryOptions(), **others})
+        assert cfg.model.memory_optimizer is None
+
+
+@pytest.mark.parametrize("optimizer", [None, "adam"])
+def test_other_optimizers_see_the_values_as_a_parameter(optimizer):
+    memory = build_memory(options(memory_optimizer=optimizer), 8)
+    assert memory.values.requires_grad
+    assert not any(hasattr(parameter, "param_group") for parameter in memory.parameters())
+
+
+@pytest.mark.parametrize("keys", ["product", "flat"])
+def test_adam_with_memory_finds_the_values(keys):
+    """Also through the copies in single precision that it sees with --bf16."""
+    memory = build_memory(options(memory_optimizer="adam_with_memory", memory_keys=keys), 8)
+    assert not memory.values.requires_grad
+    seen = [parameter for parameter in memory.bfloat16().parameters() if parameter.requires_grad]
+    copies = FP16Optimizer.build_fp32_params(None, seen, flatten=False)
+    for parameters in (seen, copies):
+        linked = [p.param_group for p in parameters if hasattr(p, "param_group")]
+        assert len(linked) == 1
+        assert linked[0] is memory.values
+
+
+def test_options_of_memories_without_a_memory_are_told(caplog):
+    check_placed(MemoryOptions(memory_slots=64, memory_knn=3), False, "--memory-layers")
+    check_placed(MemoryOptions(memory_knn=3), False, "--memory-layers")
+    remedy = "of memories: give --memory-layers, such as --memory-layers 6, to have one"
+    assert caplog.messages == [
+        f"no layer has a memory, and --memory-slots, --memory-knn are options {remedy}",
+        f"no layer has a memory, and --memory-knn is an option {remedy}",
+    ]
+    caplog.clear()
+    check_placed(MemoryOptions(), False, "--memory-layers")
+    check_placed(MemoryOptions(memory_slots=64), True, "--memory-layers")
+    assert caplog.messages == []
+
+
+def test_shards_need_the_optimizer_that_knows_of_them(monkeypatch):
+    monkeypatch.setattr(memory_layer, "own_columns", lambda width: ColumnShard(0, 2, width))
+    with pytest.raises(ValueError, match=r"^--memory-shard-values with --optimizer adam: another"):
+        build_memory(options(memory_shard_values=True, memory_optimizer="adam"), 4)

@@ -1,0 +1,134 @@
+"""Usage and KL divergence: their formulas on patterns of reads made by hand, heads, workers."""
+
+import math
+
+import pytest
+import torch
+
+from fairseq_plugins.product_key_memory.usage import MemoryUsage, kl_from_uniform, usage
+from tests.two_workers import on_two_workers
+
+SLOTS = 8
+
+
+def reads_of(slots, weights, **options):
+    """z' of reads listed by token and head."""
+    recorded = MemoryUsage(SLOTS, **options)
+    recorded.record(torch.tensor(slots), torch.tensor(weights))
+    return recorded.total()
+
+
+def test_slots_read_alike_are_all_used_without_divergence():
+    # four tokens, one head, two slots each
+    slots = torch.arange(SLOTS).view(4, 1, 2).tolist()
+    reads = reads_of(slots, torch.full((4, 1, 2), 0.5).tolist())
+    assert usage(reads) == 1
+    assert kl_from_uniform(reads) == pytest.approx(0, abs=1e-12)
+
+
+def test_one_slot_alone_is_the_greatest_divergence():
+    reads = reads_of([[[3]], [[3]]], [[[1.0]], [[1.0]]])
+    assert usage(reads) == 1 / SLOTS
+    assert kl_from_uniform(reads) == pytest.approx(math.log(SLOTS))
+
+
+def test_tiny_weights_count_as_reads_but_hardly_lower_the_divergence():
+    # section 4.2: perfect usage, very high KL
+    weights = [1e-6] * SLOTS
+    weights[5] = 1.0
+    reads = reads_of([[list(range(SLOTS))]], [[weights]])
+    assert usage(reads) == 1
+    z = [w / sum(weights) for w in weights]
+    expected = math.log(SLOTS) + sum(p * math.log(p) for p in z)
+    assert kl_from_uniform(reads) == pytest.approx(expected)
+    assert expected > math.log(SLOTS) - 1e-3
+
+
+def test_weights_of_a_slot_are_summed_over_tokens_heads_and_records():
+    recorded = MemoryUsage(SLOTS, heads=2)
+    recorded.record(torch.tensor([[[0, 1], [1, 2]]]), torch.tensor([[[0.25, 0.75], [0.5, 0.5]]]))
+    recorded.record(
+        torch.tensor([[[7, 1], [0, 0]]] * 2), torch.tensor([[[1.0, 0], [0.5, 0.5]]] * 2)
+    )
+    assert recorded.total().tolist() == [2.25, 1.25, 0.5, 0, 0, 0, 0, 2]
+    assert recorded.tokens == 3
+    assert usage(recorded.total()) == 4 / SLOTS
+    z = [2.25 / 6, 1.25 / 6, 0.5 / 6, 2 / 6]
+    expected = math.log(SLOTS) + sum(p * math.log(p) for p in z)
+    assert kl_from_uniform(recorded.total()) == pytest.approx(expected)
+
+
+def test_a_read_of_weight_zero_is_none():
+    reads = reads_of([[[0, 1, 2]]], [[[0.0, 0.5, 0.5]]])
+    assert usage(reads) == 2 / SLOTS
+    assert kl_from_uniform(reads) == pytest.approx(math.log(SLOTS / 2))
+
+
+def test_heads_are_kept_apart_where_asked_for():
+    slots = torch.tensor([[[0, 1], [1, 2]], [[3, 3], [0, 7]]])
+    weights = torch.tensor([[[0.25, 0.75], [0.5, 0.5]], [[0.5, 0.5], [0.125, 0.875]]])
+    apart, together = MemoryUsage(SLOTS, 2, by_head=True), MemoryUsage(SLOTS, 2)
+    for recorded in (apart, together):
+        recorded.record(slots, weights)
+    assert apart.reads.tolist() == [
+        [0.25, 0.75, 0, 1, 0, 0, 0, 0],
+        [0.125, 0.5, 0.5, 0, 0, 0, 0, 0.875],
+    ]
+    assert together.reads.tolist() == [[0.375, 1.25, 0.5, 1, 0, 0, 0, 0.875]]
+    assert torch.equal(apart.total(), together.total())
+    one_head = MemoryUsage(SLOTS, 1, by_head=True)
+    one_head.record(slots[:, :1], weights[:, :1])
+    assert torch.equal(one_head.reads, apart.reads[:1])
+
+
+def test_small_weights_are_not_lost_beside_many_reads():
+    recorded = MemoryUsage(SLOTS)
+    recorded.record(torch.zeros(1, 1, 1, dtype=torch.long), torch.full((1, 1, 1), 2.0**30))
+    for _ in range(4):
+        recorded.record(torch.zeros(1, 1, 1, dtype=torch.long), torch.full((1, 1, 1), 2.0**-10))
+    assert recorded.total()[0].item() == 2.0**30 + 2.0**-8
+
+
+def test_what_is_cleared_is_forgotten():
+    recorded = MemoryUsage(SLOTS, 2, by_head=True)
+    recorded.record(torch.tensor([[[0], [1]]]), torch.ones(1, 2, 1))
+    kept = recorded.total()
+    recorded.clear()
+    assert recorded.total().tolist() == [0] * SLOTS
+    assert recorded.tokens == 0
+    assert usage(kept) == 2 / SLOTS
+
+
+def test_nothing_read_is_no_usage_and_no_divergence():
+    nothing = MemoryUsage(SLOTS).total()
+    assert usage(nothing) == 0
+    assert math.isnan(kl_from_uniform(nothing))
+
+
+def test_recording_keeps_no_graph():
+    recorded = MemoryUsage(SLOTS)
+    recorded.record(torch.tensor([[[0]]]), torch.ones(1, 1, 1, requires_grad=True))
+    assert not recorded.total().requires_grad
+
+
+def record_on(rank):
+    """Worker 0 reads slots 0 and 1, worker 1 nothing at first and then slots 1 and 5."""
+    recorded = MemoryUsage(SLOTS, 2, by_head=True)
+    weights = torch.tensor([[[0.25, 0.75], [1.0, 0.0]]])
+    if rank == 0:
+        recorded.record(torch.tensor([[[0, 1], [0, 7]]]), weights)
+    first = recorded.total()
+    if rank == 1:
+        recorded.record(torch.tensor([[[5, 1], [5, 1]]]), weights)
+    # asking twice adds nothing twice
+    return first, recorded.total(), recorded.total(), recorded.reads
+
+
+def test_reads_of_two_workers_are_summed(tmp_path):
+    for rank, (first, second, again, own) in enumerate(on_two_workers(record_on, tmp_path)):
+        assert first.tolist() == [1.25, 0.75, 0, 0, 0, 0, 0, 0]
+        assert second.tolist() == [1.25, 1.5, 0, 0, 0, 1.25, 0, 0]
+        assert torch.equal(again, second)
+        assert own.sum().item() == 2
+        assert own[:, 5].any().item() == bool(rank)
+        assert usage(second) == 3 / SLOTS

@@ -1,0 +1,262 @@
+"""Weighted sums of rows: values, gradients of all kinds, and what is never held in memory."""
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from fairseq_plugins.product_key_memory.values import SpareRows, row_gradients, weighted_sum
+from tests.gradients import assert_same
+
+TABLE, WIDTH, TOKENS, READS = 12, 4, 5, 6
+
+
+def draw(tokens=TOKENS, reads=READS, dtype=torch.float64):
+    """Values, rows, some of them read twice by a token and some by none, and weights."""
+    torch.manual_seed(1)
+    values = torch.randn(TABLE, WIDTH, dtype=dtype, requires_grad=True)
+    rows = torch.randint(0, TABLE - 4, (tokens, reads)) + 2
+    rows[:, 1:2] = rows[:, :1]
+    return values, rows, torch.randn(tokens, reads, dtype=dtype, requires_grad=True)
+
+
+def by_hand(values, rows, weights):
+    sums = []
+    for of_token, with_weights in zip(rows.tolist(), weights, strict=True):
+        pairs = zip(of_token, with_weights, strict=True)
+        sums.append(sum(weight * values[row] for row, weight in pairs))
+    return torch.stack(sums)
+
+
+@pytest.mark.parametrize(("tokens", "reads"), [(1, 1), (1, 6), (5, 1), (5, 6), (30, 40)])
+def test_sums_and_gradients_are_the_formula(tokens, reads):
+    values, rows, weights = draw(tokens, reads)
+    fast = weighted_sum(values, rows, weights, sparse=False)
+    assert_same(fast, by_hand(values, rows, weights), [values, weights])
+
+
+def test_gradients_are_those_of_finite_differences():
+    values, rows, weights = draw()
+
+    def of_weights(weights):
+        return weighted_sum(values.detach(), rows, weights)
+
+    def of_both(weights, values):
+        return weighted_sum(values, rows, weights, sparse=False)
+
+    assert torch.autograd.gradcheck(of_weights, weights)
+    assert torch.autograd.gradcheck(of_both, (weights, values))
+
+
+def gradient(sparse, rows=None, dtype=torch.float64, **size):
+    """The gradients of values and weights."""
+    values, drawn, weights = draw(dtype=dtype, **size)
+    rows = drawn if rows is None else rows
+    summed = weighted_sum(values, rows, weights, sparse)
+    (summed * torch.randn_like(summed)).sum().backward()
+    return values.grad, weights.grad
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_sparse_and_dense_gradients_are_equal(dtype):
+    (sparse, of_weights), (dense, of_same) = (gradient(how, dtype=dtype) for how in (True, False))
+    assert sparse.is_sparse
+    assert not dense.is_sparse
+    assert sparse.dtype == dense.dtype == dtype
+    assert torch.equal(sparse.to_dense(), dense)
+    assert torch.equal(of_weights, of_same)
+
+
+@pytest.mark.parametrize(
+    ("rows", "read"),
+    [
+        ([[3, 3], [3, 3]], [3]),
+        ([[11, 0], [0, 11]], [0, 11]),
+        ([[5, 4], [1, 5]], [1, 4, 5]),
+        ([[9, 8], [7, 6]], [6, 7, 8, 9]),
+    ],
+)
+def test_a_sparse_gradient_is_coalesced_and_lists_exactly_the_rows_read(rows, read):
+    values, _, weights = draw(tokens=2, reads=2)
+    summed = weighted_sum(values, torch.tensor(rows), weights)
+    (grad,) = torch.autograd.grad(summed.sum(), values, retain_graph=True)
+    assert grad.is_coalesced()
+    assert grad.shape == (TABLE, WIDTH)
+    assert grad.indices().tolist() == [read]
+    assert grad.values().shape == (len(read), WIDTH)
+    # values.grad lists them once, too, though torch forgets that they are coalesced
+    summed.sum().backward()
+    assert values.grad._indices().tolist() == [read]
+    assert torch.equal(values.grad._values(), grad.values())
+
+
+def test_a_row_read_with_weight_zero_is_listed_with_gradient_zero():
+    values, _, _ = draw()
+    summed = weighted_sum(values, torch.tensor([[1, 2]]), torch.tensor([[0.0, 1.0]]))
+    summed.sum().backward()
+    assert values.grad._indices().tolist() == [[1, 2]]
+    assert values.grad._values().tolist() == [[0.0] * WIDTH, [1.0] * WIDTH]
+
+
+@pytest.mark.parametrize("sparse", [True, False])
+def test_no_tokens_read_nothing(sparse):
+    values, rows, weights = draw(tokens=0)
+    summed = weighted_sum(values, rows, weights, sparse)
+    assert summed.shape == (0, WIDTH)
+    summed.sum().backward()
+    assert values.grad.is_sparse == sparse
+    if sparse:
+        assert values.grad._indices().shape == (1, 0)
+    assert torch.equal(values.grad.to_dense(), torch.zeros_like(values))
+    assert weights.grad.shape == (0, READS)
+
+
+def test_values_that_need_no_gradient_get_none():
+    values, rows, weights = draw()
+    values.requires_grad_(False)
+    weighted_sum(values, rows, weights).sum().backward()
+    assert values.grad is None
+    assert weights.grad is not None
+    assert not weighted_sum(values, rows, weights.detach()).requires_grad
+
+
+def test_values_get_their_gradient_when_weights_need_none():
+    values, rows, weights = draw()
+    weighted_sum(values, rows, weights.detach()).sum().backward()
+    assert values.grad._indices().tolist() == [rows.unique().tolist()]
+
+
+def test_a_step_of_sparse_adam_leaves_unread_rows_bit_for_bit():
+    values, rows, weights = draw(dtype=torch.float32)
+    optimizer = torch.optim.SparseAdam([values], lr=0.1)
+    for seed in range(3):
+        before = values.detach().clone()
+        optimizer.zero_grad()
+        summed = weighted_sum(values, rows[seed : seed + 2], weights[seed : seed + 2])
+        (summed * torch.randn_like(summed)).sum().backward()
+        optimizer.step()
+        read = torch.zeros(TABLE, dtype=torch.bool)
+        read[rows[seed : seed + 2]] = True
+        assert torch.equal(values[~read], before[~read])
+        assert (values[read] != before[read]).all()
+
+
+class Held(TorchDispatchMode):
+    """Records how many numbers each operation's new results take: views take none."""
+
+    def __init__(self):
+        super().__init__()
+        self.sizes = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        def storages(tree):
+            tensors = [t for t in tree_leaves(tree) if isinstance(t, torch.Tensor)]
+            dense = [
+                p for t in tensors for p in ((t._indices(), t._values()) if t.is_sparse else (t,))
+            ]
+            return {p.untyped_storage().data_ptr(): p for p in dense if p.numel()}
+
+        out = func(*args, **(kwargs or {}))
+        known = storages([args, kwargs])
+        for address, tensor in storages(out).items():
+            if address not in known:
+                self.sizes.append(tensor.untyped_storage().nbytes() // tensor.element_size())
+        return out
+
+
+def largest(tokens, reads, table, width, sparse):
+    """The largest tensor of a forward and a backward pass in which 30 rows are read."""
+    torch.manual_seed(1)
+    values = torch.randn(table, width, requires_grad=True)
+    rows = torch.randint(30, (tokens, reads)) * (table // 30)
+    weights = torch.randn(tokens, reads, requires_grad=True)
+    with Held() as held:
+        (weighted_sum(values, rows, weights, sparse) ** 2).sum().backward()
+    assert values.grad.is_sparse == sparse
+    return max(held.sizes)
+
+
+def test_nothing_as_large_as_reads_times_width_or_as_the_table_is_held():
+    tokens, reads, table, width = 40, 20, 1000, 64
+    # the outputs and their gradients, (tokens, width), are the largest
+    assert largest(tokens, reads, table, width, sparse=True) == tokens * width
+    # ten times the table, all the same
+    assert largest(tokens, reads, 10 * table, width, sparse=True) == tokens * width
+    # and the table would have been noticed
+    assert largest(tokens, reads, table, width, sparse=False) == table * width
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_gradients_in_spare_memory_are_the_same(dtype):
+    _, rows, weights = draw(dtype=dtype)
+    grad = torch.randn(TOKENS, WIDTH, dtype=dtype)
+    expected = row_gradients(rows, weights.detach(), grad)
+    found = row_gradients(rows, weights.detach(), grad, SpareRows(TABLE))
+    assert torch.equal(found[0], expected[0])
+    torch.testing.assert_close(found[1], expected[1])
+
+
+def test_no_rows_have_no_gradients_in_spare_memory_either():
+    nothing = torch.empty(0, READS)
+    for spare in (None, SpareRows(TABLE)):
+        rows, grads = row_gradients(nothing.long(), nothing, torch.empty(0, WIDTH), spare)
+        assert rows.shape == (0,)
+        assert grads.shape == (0, WIDTH)
+
+
+def test_spare_memory_is_taken_again_when_it_was_given_back_and_is_large_enough():
+    spare, like = SpareRows(100), torch.empty(1, WIDTH)
+    first = spare.take(16, like)
+    assert first.shape == (16, WIDTH)
+    # it was not given back
+    other = spare.take(16, like)
+    assert other.data_ptr() != first.data_ptr()
+    # only what was taken last is taken back
+    foreign = torch.empty(16, WIDTH)
+    spare.give_back(first)
+    spare.give_back(foreign)
+    held = [x.data_ptr() for x in (first, other, foreign)]
+    assert spare.take(4, like).data_ptr() not in held
+    last = spare.take(16, like)
+    spare.give_back(last)
+    # an eighth more than was asked for was there
+    again = spare.take(18, like)
+    assert again.data_ptr() == last.data_ptr()
+    spare.give_back(again)
+    larger = spare.take(19, like)
+    assert larger.data_ptr() != last.data_ptr()
+    spare.give_back(larger)
+    for unlike in (torch.empty(1, WIDTH + 1), torch.empty(1, WIDTH).double()):
+        taken = spare.take(2, unlike)
+        assert taken.dtype == unlike.dtype
+        assert taken.shape == (2, unlike.size(1))
+        spare.give_back(taken)
+
+
+def test_memory_at_the_address_of_what_was_lent_is_not_taken_for_it():
+    spare, like = SpareRows(100), torch.empty(1, WIDTH)
+    for _ in range(20):
+        lent = spare.take(64, like)
+        address = lent.data_ptr()
+        del lent
+        # the allocator gives the same memory to someone else
+        other = torch.empty(72, WIDTH)
+        if other.data_ptr() == address:
+            break
+    else:
+        pytest.skip("the allocator gave the memory to nobody else")
+    spare.give_back(other[:64])
+    assert spare.take(64, like).data_ptr() != address
+
+
+def test_no_more_rows_are_held_than_a_table_has():
+    taken = SpareRows(17).take(16, torch.empty(1, WIDTH))
+    assert taken.untyped_storage().nbytes() == 17 * WIDTH * 4
+
+
+def test_spare_memory_is_not_saved(tmp_path):
+    spare = SpareRows(100)
+    spare.give_back(spare.take(100, torch.empty(1, 1000)))
+    torch.save(spare, tmp_path / "spare.pt")
+    assert (tmp_path / "spare.pt").stat().st_size < 10_000
+    assert torch.load(tmp_path / "spare.pt", weights_only=False).take(3, torch.empty(1, 2)).shape

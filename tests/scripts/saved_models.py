@@ -1,0 +1,76 @@
+"""A binarized text and checkpoints of tiny models, written without fairseq's commands."""
+
+import dataclasses
+
+import numpy as np
+import torch
+from fairseq.data.indexed_dataset import MMapIndexedDatasetBuilder
+
+from fairseq_plugins.all_attention.model import AllAttentionConfig
+from fairseq_plugins.segment_language_model.streams import fingerprint
+from fairseq_plugins.transformer_xl.model import TransformerXLConfig
+from tests import tiny
+
+CONFIGS = {"all_attention_lm": AllAttentionConfig, "transformer_xl": TransformerXLConfig}
+BUILDERS = {"all_attention_lm": tiny.tiny_model, "transformer_xl": tiny.tiny_transformer_xl}
+
+
+def write_text(folder, length=97, split="test"):
+    """Write dict.txt and a split of random letters in lines of 10; return its tokens."""
+    folder.mkdir(exist_ok=True)
+    dictionary = tiny.dictionary()
+    dictionary.save(str(folder / "dict.txt"))
+    text = tiny.tokens(1, length)[0]
+    text[9::10] = dictionary.eos()
+    builder = MMapIndexedDatasetBuilder(str(folder / f"{split}.bin"), dtype=np.uint16)
+    for line in text.split(10):
+        builder.add_item(line)
+    builder.finalize(str(folder / f"{split}.idx"))
+    return text.numpy()
+
+
+def write_checkpoint(path, name, seed=1, **options):
+    """Write a checkpoint with random weights as fairseq-train does; return the model."""
+    model = BUILDERS[name](seed=seed, **options)
+    shape = {field.name: field.default for field in dataclasses.fields(CONFIGS[name])}
+    trained = {
+        "decoder_layers": 3,
+        "decoder_embed_dim": 16,
+        "decoder_attention_heads": 2,
+        **({"persistent_vectors": 5, "attention_span": 6} if name == "all_attention_lm" else {}),
+        **({"decoder_ffn_embed_dim": 24} if name == "transformer_xl" else {}),
+        **tiny.SEGMENTS,
+        **options,
+    }
+    cfg = {**shape, **trained, "_name": name}
+    if name == "transformer_xl":
+        cfg["positions"] = str(options.get("positions", "transformer-xl"))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    torch.save(
+        {
+            "args": None,
+            "cfg": {"model": cfg, "task": {"_name": "segment_language_modeling"}},
+            "model": model.state_dict(),
+            "optimizer_history": [
+                {
+                    "num_updates": 1,
+                    "criterion_name": "CrossEntropyCriterion",
+                    "optimizer_name": "FairseqAdam",
+                    "lr_scheduler_state": {},
+                }
+            ],
+            "task_state": {"dictionary": fingerprint(tiny.dictionary())},
+            "extra_state": {"train_iterator": {"epoch": 1, "iterations_in_epoch": 0}},
+        },
+        path,
+    )
+    return model.eval()
+
+
+@torch.no_grad()
+def token_losses(model, inputs, targets):
+    """Losses in nats of the targets after the inputs, both (T,), of a segment without a past."""
+    output = model(torch.from_numpy(np.asarray(inputs, dtype=np.int64))[None])
+    target = torch.from_numpy(np.asarray(targets, dtype=np.int64))[None]
+    probs = model.get_normalized_probs(output, log_probs=True, sample={"target": target})
+    return -probs.gather(-1, target.unsqueeze(-1)).view(-1).numpy()

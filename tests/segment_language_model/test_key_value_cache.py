@@ -1,0 +1,125 @@
+"""What a layer keeps: cut, reordered, and grown in place without touching what was there."""
+
+import pytest
+import torch
+
+from fairseq_plugins.segment_language_model.key_value_cache import HiddenStates, KeyValueCache
+from fairseq_plugins.segment_language_model.recurrence import SegmentMemory
+from tests.tiny import tiny_transformer_xl, tokens
+
+HEADS, STREAMS, WIDTH = 2, 3, 4
+
+
+def draw(length, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    shape = (HEADS, STREAMS, length, WIDTH)
+    return torch.randn(shape, generator=generator), torch.randn(shape, generator=generator)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("kept", [0, 1, 5, 40])
+@pytest.mark.parametrize("length", [1, 3, 8])
+def test_a_cache_holds_the_last_tokens_of_all_that_was_written(kept, length):
+    keys, values = draw(60)
+    cache = KeyValueCache.of(keys[:, :, :length], values[:, :, :length])
+    for start in range(length, 60 - length + 1, length):
+        end = start + length
+        cache = cache.last(kept).extended(keys[:, :, start:end], values[:, :, start:end])
+        first = max(0, start - kept)
+        assert cache.length == end - first
+        assert torch.equal(cache.keys, keys[:, :, first:end])
+        assert torch.equal(cache.values, values[:, :, first:end])
+        assert cache.key_buffer.size(2) <= kept + max(length, kept // 2) + length
+
+
+@torch.no_grad()
+def test_a_cache_that_is_extended_keeps_what_it_had():
+    keys, values = draw(9)
+    old = KeyValueCache.of(keys[:, :, :4], values[:, :, :4]).extended(*draw(1))
+    before = old.keys.clone(), old.values.clone()
+    old.extended(*draw(1, seed=1))
+    old.extended(*draw(5, seed=2))
+    assert torch.equal(old.keys, before[0])
+    assert torch.equal(old.values, before[1])
+
+
+@torch.no_grad()
+def test_a_cache_that_has_room_copies_nothing():
+    cache = KeyValueCache.of(*draw(8)).extended(*draw(1))
+    room = cache.key_buffer.size(2) - cache.end
+    assert room > 0
+    assert cache.extended(*draw(room)).key_buffer is cache.key_buffer
+
+
+@pytest.mark.parametrize(("length", "before"), [(2, 0), (2, 3), (9, 1), (1, 9), (0, 0)])
+def test_both_kinds_cut_alike(length, before):
+    keys, values = draw(5)
+    hidden = torch.arange(5).view(1, 5, 1).expand(STREAMS, 5, WIDTH)
+    expected = list(range(5))[: max(0, 5 - before)][-length:] if length else []
+    assert HiddenStates(hidden).last(length, before).hidden[0, :, 0].tolist() == expected
+    cut = KeyValueCache.of(keys, values).last(length, before)
+    assert torch.equal(cut.keys, keys[:, :, expected])
+    assert torch.equal(cut.values, values[:, :, expected])
+
+
+def test_streams_are_selected():
+    order = torch.tensor([2, 0, 0, 1])
+    keys, values = draw(5)
+    chosen = KeyValueCache.of(keys, values).select(order)
+    assert chosen.streams == 4
+    assert torch.equal(chosen.keys, keys[:, order])
+    assert torch.equal(chosen.values, values[:, order])
+    hidden = torch.randn(STREAMS, 5, WIDTH)
+    assert torch.equal(HiddenStates(hidden).select(order).hidden, hidden[order])
+
+
+def test_states_take_the_dtype_they_are_wanted_in():
+    like = torch.zeros(1, dtype=torch.float64)
+    cache = KeyValueCache.of(*draw(3)).last(2).to(like)
+    assert (cache.keys.dtype, cache.values.dtype, cache.length) == (like.dtype, like.dtype, 2)
+    assert HiddenStates(torch.zeros(1, 2, 3)).to(like).hidden.dtype == like.dtype
+
+
+def test_gradients_may_follow_states_without():
+    model, stream, memory = tiny_transformer_xl().double(), tokens(3, 12), SegmentMemory()
+    with torch.no_grad():
+        model(stream[:, :4], memory=memory.at(0))
+    for start in (4, 8):
+        model(stream[:, start : start + 4], memory=memory.at(start))[0].sum().backward()
+    assert memory.state_dict() is None
+    expected = SegmentMemory()
+    with torch.no_grad():
+        for start in (0, 4):
+            model(stream[:, start : start + 4], memory=expected.at(start))
+        scores = [model(stream[:, 8:], memory=walk.at(8))[0] for walk in (memory, expected)]
+    torch.testing.assert_close(*scores)
+
+
+def test_a_segment_that_is_run_again_without_gradients_reads_what_it_read_before():
+    model, stream, memory = tiny_transformer_xl(mem_len=5).double(), tokens(2, 24), SegmentMemory()
+    with torch.no_grad():
+        for start in (0, 4, 8):
+            model(stream[:, start : start + 4], memory=memory.at(start))
+        first = model(stream[:, 12:16], memory=memory.at(12))[0]
+        model(tokens(2, 4, seed=8), memory=memory.at(12))
+        again = model(stream[:, 12:16], memory=memory.at(12))[0]
+        after = model(stream[:, 16:20], memory=memory.at(16))[0]
+        undisturbed = SegmentMemory()
+        for start in (0, 4, 8, 12):
+            model(stream[:, start : start + 4], memory=undisturbed.at(start))
+        expected = model(stream[:, 16:20], memory=undisturbed.at(16))[0]
+    assert torch.equal(first, again)
+    torch.testing.assert_close(after, expected)
+
+
+@pytest.mark.parametrize("order", [[0, 1, 2], [0, 1], [2, 1, 0], [0, 1, 2, 0]])
+def test_a_walk_goes_on_in_the_order_that_is_asked_for(order):
+    model, stream, order = tiny_transformer_xl().double(), tokens(3, 8), torch.tensor(order)
+    with torch.no_grad():
+        memory, expected = SegmentMemory(), SegmentMemory()
+        model(stream[:, :6], memory=memory.at(0))
+        memory.reorder(order)
+        model(stream[order, :6], memory=expected.at(0))
+        rest = stream[order, 6:]
+        scores = [model(rest, memory=walk.at(6))[0] for walk in (memory, expected)]
+    torch.testing.assert_close(*scores)

@@ -1,0 +1,320 @@
+"""Transformer-XL: its equations, its ablations, its options, its presets."""
+
+import itertools
+
+import pytest
+import torch
+
+from fairseq_plugins.segment_language_model import attention_blocks as query_blocks_file
+from fairseq_plugins.segment_language_model.attention import PositionBiases, RelativeAttention
+from fairseq_plugins.segment_language_model.attention_blocks import UNLIMITED, Window
+from fairseq_plugins.segment_language_model.key_value_cache import HiddenStates
+from fairseq_plugins.segment_language_model.positions import (
+    Distances,
+    LearnedDistanceTable,
+    ProjectedDistanceTable,
+    SinusoidalRelativePositions,
+)
+from fairseq_plugins.segment_language_model.recurrence import SegmentMemory
+from tests.gradients import assert_same
+from tests.reference import transformer_xl as reference
+from tests.segment_language_model.test_model import scores_by_segment
+from tests.tiny import tiny_transformer_xl, tokens
+
+STREAMS, HEADS, WIDTH = 2, 2, 8
+POSITIONS = ["transformer-xl", "shaw", "learned-absolute", "sinusoidal-absolute"]
+
+
+def make_attention(positions, window, clamp_len):
+    """An attention of random weights, and the encoding of its distances."""
+    torch.manual_seed(1)
+    if positions == "shaw":
+        table, encoding = LearnedDistanceTable(HEADS, 6, WIDTH // HEADS), Distances(clamp_len)
+        biases = None
+    else:
+        table = ProjectedDistanceTable(WIDTH, HEADS)
+        encoding = SinusoidalRelativePositions(WIDTH, clamp_len)
+        biases = PositionBiases(HEADS, WIDTH // HEADS)
+        torch.nn.init.normal_(biases.u)
+        torch.nn.init.normal_(biases.v)
+    return RelativeAttention(WIDTH, HEADS, window, table, biases).double(), encoding
+
+
+@pytest.mark.parametrize("block", [2, 128])
+@pytest.mark.parametrize("positions", ["transformer-xl", "shaw"])
+@pytest.mark.parametrize("clamp_len", [None, 3])
+@pytest.mark.parametrize(
+    ("remembered", "length", "farthest"),
+    [(0, 1, UNLIMITED), (0, 7, UNLIMITED), (5, 4, UNLIMITED), (6, 5, 5), (9, 5, 3), (3, 5, 0)],
+)
+def test_values_and_gradients_equal_the_double_loop(
+    monkeypatch, block, positions, clamp_len, remembered, length, farthest
+):
+    monkeypatch.setattr(query_blocks_file, "QUERY_BLOCK", block)
+    attention, encoding = make_attention(positions, Window(0, farthest), clamp_len)
+    x = torch.randn(STREAMS, length, WIDTH, dtype=torch.float64, requires_grad=True)
+    memory = torch.randn(STREAMS, remembered, WIDTH, dtype=torch.float64, requires_grad=True)
+    inputs = [x, memory, *attention.parameters()]
+
+    terms = attention.distance_terms(encoding(remembered + length - 1), None)
+    fast, _ = attention(x, terms, HiddenStates(memory) if remembered else None)
+    context = torch.cat([memory, x], dim=1)
+    encode = reference.encoder(attention, clamp_len)
+    slow = torch.stack(
+        [
+            reference.attention(attention, x[b], context[b], lambda d: d <= farthest, encode)
+            for b in range(STREAMS)
+        ]
+    )
+    assert_same(fast, slow, inputs)
+
+
+NETWORKS = [
+    {},
+    {"untie_r": True},
+    {"decoder_normalize_before": True},
+    {"decoder_normalize_before": True, "no_decoder_final_norm": True},
+    {"share_decoder_input_output_embed": True, "output_bias": True},
+    *({"positions": positions} for positions in POSITIONS[1:]),
+    {"positions": "shaw", "clamp_len": 4},
+]
+
+
+@pytest.mark.parametrize("options", NETWORKS)
+def test_scores_equal_the_reference(options):
+    model = tiny_transformer_xl(tokens_per_sample=12, **options).double()
+    stream = tokens(1, 12)
+    expected = reference.network(
+        model.decoder, stream[0], lambda distance: True, options.get("clamp_len")
+    )
+    torch.testing.assert_close(model(stream)[0][0], expected)
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.enable_grad])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"untie_r": True, "clamp_len": 9},
+        {"positions": "shaw"},
+        {"decoder_normalize_before": True},
+    ],
+)
+def test_loss_does_not_depend_on_segment_length_where_memory_covers_the_history(mode, options):
+    model = tiny_transformer_xl(mem_len=100, **options).double()
+    stream = tokens(3, 90)
+    whole = scores_by_segment(model, stream, 90, mode)
+    for length in (1, 7, 64):
+        torch.testing.assert_close(scores_by_segment(model, stream, length, mode), whole)
+
+
+def seen_by(model, length, start):
+    """Which of the tokens so far change the scores of each token of a later segment, (T, S)."""
+    stream = tokens(1, start + length)
+
+    def scores(text):
+        memory = SegmentMemory()
+        with torch.no_grad():
+            if start:
+                model(text[:, :start], memory=memory.at(0))
+            return model(text[:, start:], memory=memory.at(start))[0]
+
+    base = scores(stream)
+    seen = torch.zeros(length, start + length, dtype=torch.bool)
+    for changed in range(start + length):
+        other = stream.clone()
+        other[0, changed] = (other[0, changed] - 3) % 16 + 4
+        seen[:, changed] = (scores(other) != base).any(dim=-1)[0]
+    return seen
+
+
+def test_same_length_shows_every_token_mem_len_tokens_itself_included():
+    model = tiny_transformer_xl(mem_len=4, same_length=True, decoder_layers=1).double()
+    assert seen_by(model, 6, 6).sum(dim=1).tolist() == [4] * 6
+
+
+def test_without_same_length_a_token_sees_the_memory_and_the_segment_up_to_itself():
+    model = tiny_transformer_xl(mem_len=4, decoder_layers=1).double()
+    assert seen_by(model, 6, 6).sum(dim=1).tolist() == [5, 6, 7, 8, 9, 10]
+
+
+def test_without_recurrence_a_token_sees_its_segment_only():
+    model = tiny_transformer_xl(mem_len=0, decoder_layers=1).double()
+    assert seen_by(model, 6, 6).sum(dim=1).tolist() == [1, 2, 3, 4, 5, 6]
+
+
+@pytest.mark.parametrize("positions", POSITIONS)
+@pytest.mark.parametrize("recurrent", [True, False])
+def test_incremental_decoding_equals_one_pass(positions, recurrent):
+    mem_len = 20 if recurrent and positions in POSITIONS[:2] else 0
+    options = {"positions": positions, "mem_len": mem_len, "tokens_per_sample": 20}
+    model = tiny_transformer_xl(**options).double().eval()
+    stream = tokens(2, 20)
+    state = {}
+    with torch.no_grad():
+        steps = [model.decoder(stream[:, : i + 1], incremental_state=state)[0] for i in range(20)]
+        whole = model(stream)[0]
+    assert all(step.size(1) == 1 for step in steps)
+    torch.testing.assert_close(torch.cat(steps, dim=1), whole)
+
+
+def test_generation_keeps_no_more_than_the_memory():
+    model = tiny_transformer_xl(mem_len=5).eval()
+    stream = tokens(2, 40)
+    state = {}
+    with torch.no_grad():
+        for i in range(40):
+            model.decoder(stream[:, : i + 1], incremental_state=state)
+    cursor = state["segment_memory"].at(40)
+    (history,) = state["segment_memory"]._histories.values()
+    assert all(layer.length == 6 for layer in history.layers)
+    assert all(layer.key_buffer.size(2) < 20 for layer in history.layers)
+    # distances 5 to -1
+    assert cursor.constants(model.decoder)["terms"][0].table.size(1) == 5 + 2
+
+
+def test_generation_without_recurrence_sees_as_many_tokens_as_a_segment():
+    model = tiny_transformer_xl(mem_len=0, decoder_layers=1).double().eval()
+    stream = tokens(1, 12)
+    state = {}
+    with torch.no_grad():
+        for i in range(12):
+            last = model.decoder(stream[:, : i + 1], incremental_state=state)[0]
+        torch.testing.assert_close(last, model(stream[:, -8:])[0][:, -1:])
+
+
+def test_positions_are_not_kept_from_training_with_dropout():
+    model, stream = tiny_transformer_xl(embed_dropout=0.5).double(), tokens(2, 12)
+    memory = SegmentMemory()
+    with torch.no_grad():
+        model(stream[:, :6], memory=memory.at(0))
+        model.eval()
+        model(stream[:, :6], memory=memory.at(0))
+        found = model(stream[:, 6:], memory=memory.at(6))[0]
+    torch.testing.assert_close(found, scores_by_segment(model, stream, 6)[:, 6:])
+
+
+def test_projected_positions_follow_the_weights_from_walk_to_walk():
+    model, stream = tiny_transformer_xl().double(), tokens(2, 12)
+    first = scores_by_segment(model, stream, 4)
+    with torch.no_grad():
+        for layer in model.decoder.layers:
+            layer.self_attn.distance_table.proj.weight *= 2
+    again = scores_by_segment(model, stream, 4)
+    assert not torch.allclose(first, again)
+    torch.testing.assert_close(again, scores_by_segment(model, stream, 4, torch.enable_grad))
+
+
+@pytest.mark.parametrize("normalize_before", [False, True])
+@pytest.mark.parametrize("positions", POSITIONS)
+def test_activation_checkpointing_changes_neither_values_nor_gradients(positions, normalize_before):
+    results = []
+    for checkpointed in (False, True):
+        model = tiny_transformer_xl(
+            positions=positions,
+            decoder_normalize_before=normalize_before,
+            checkpoint_activations=checkpointed,
+            dropout=0.3,
+            attention_dropout=0.3,
+        ).double()
+        stream, memory = tokens(2, 16), SegmentMemory()
+        torch.manual_seed(5)
+        scores = [model(stream[:, i : i + 8], memory=memory.at(i))[0] for i in (0, 8)]
+        loss = torch.cat(scores, dim=1).logsumexp(-1).sum()
+        gradients = torch.autograd.grad(loss, list(model.parameters()))
+        results.append((loss, *gradients))
+    for one, other in zip(*results, strict=True):
+        assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_keeps_far_positions_apart(dtype):
+    model = tiny_transformer_xl(mem_len=600, decoder_layers=1).to(dtype)
+    table = model.decoder._distance_terms(590, 590, None)[0].table
+    assert table.dtype == dtype
+    exact = tiny_transformer_xl(mem_len=600, decoder_layers=1)
+    expected = exact.decoder._distance_terms(590, 590, None)[0].table
+    torch.testing.assert_close(table.float(), expected, atol=0.05, rtol=0.05)
+
+
+def parameters(**options):
+    return {name: p.shape for name, p in tiny_transformer_xl(**options).named_parameters()}
+
+
+def test_each_position_encoding_has_the_parameters_that_it_names_and_no_others():
+    plain = parameters(positions="sinusoidal-absolute")
+    layers = range(3)
+    projection = {
+        f"decoder.layers.{i}.self_attn.distance_table.proj.weight": (16, 16) for i in layers
+    }
+    # shared by the layers: named where they are first met
+    shared = {f"decoder.layers.0.self_attn.biases.{name}": (2, 8) for name in "uv"}
+    own = {f"decoder.layers.{i}.self_attn.biases.{name}": (2, 8) for i in layers for name in "uv"}
+    # memory 8, segment 8: distances 0 to 15
+    tables = {f"decoder.layers.{i}.self_attn.distance_table.weight": (2, 16, 8) for i in layers}
+    assert parameters() == {**plain, **projection, **shared}
+    assert parameters(untie_r=True) == {**plain, **projection, **own}
+    assert parameters(positions="shaw") == {**plain, **tables}
+    learned = {"decoder.absolute_positions.weight": (3, 8, 16)}
+    assert parameters(positions="learned-absolute") == {**plain, **learned}
+
+
+def test_recurrence_changes_no_parameter():
+    assert parameters(mem_len=0) == parameters() == parameters(mem_len=50)
+
+
+def test_ablations_combine_freely():
+    for positions, mem_len, before in itertools.product(POSITIONS, (0, 8), (False, True)):
+        if mem_len and positions in POSITIONS[2:]:
+            continue
+        model = tiny_transformer_xl(
+            positions=positions, mem_len=mem_len, decoder_normalize_before=before
+        )
+        assert scores_by_segment(model, tokens(2, 16), 8).isfinite().all()
+
+
+def test_shaw_distances_beyond_those_trained_share_the_last_vector():
+    trained = tiny_transformer_xl(positions="shaw", mem_len=4, tokens_per_sample=4).double()
+    longer = tiny_transformer_xl(positions="shaw", mem_len=40, tokens_per_sample=4).double()
+    # distributed training holds on to the parameters that it was given before loading
+    held = list(map(id, longer.parameters()))
+    longer.load_state_dict(trained.state_dict())
+    assert longer.decoder.layers[0].self_attn.distance_table.farthest == 7
+    assert list(map(id, longer.parameters())) == held
+    stream = tokens(1, 15)
+    expected = reference.network(trained.decoder, stream[0], lambda distance: True)
+    torch.testing.assert_close(scores_by_segment(longer, stream, 5)[0], expected)
+
+
+def test_sinusoids_beyond_those_trained_are_said(caplog):
+    model = tiny_transformer_xl(positions="sinusoidal-absolute")
+    model(tokens(1, 8))
+    assert not caplog.text
+    model(tokens(1, 9))
+    assert "a segment has 9 tokens, its context included, and positions were trained up to 8" in (
+        caplog.text
+    )
+
+
+def test_an_empty_window_is_refused():
+    with pytest.raises(ValueError, match=r"the window .* is empty: nothing would be left"):
+        RelativeAttention(WIDTH, HEADS, Window(0, -1))
+
+
+def test_places_beyond_those_trained_are_refused():
+    model = tiny_transformer_xl(positions="learned-absolute")
+    message = "a segment of 9 tokens, --extended-context included, is longer than the 8 places"
+    with pytest.raises(ValueError, match=message):
+        model(tokens(1, 9))
+
+
+def test_a_checkpoint_of_other_places_is_refused():
+    trained = tiny_transformer_xl(positions="learned-absolute", tokens_per_sample=4)
+    message = "position vectors for segments of 4 tokens, and this model for 8: resume with the"
+    with pytest.raises(ValueError, match=message):
+        tiny_transformer_xl(positions="learned-absolute").load_state_dict(trained.state_dict())
+
+
+def test_generation_ends_where_absolute_positions_do():
+    assert tiny_transformer_xl(positions="learned-absolute").max_positions() == 8
+    assert tiny_transformer_xl().max_positions() > 1_000_000

@@ -1,0 +1,183 @@
+"""κ and α: projection, start, schedule, what replaces them and gating."""
+
+import re
+
+import pytest
+import torch
+
+from fairseq_plugins.weighted_transformer.branch_weights import (
+    BranchSchedule,
+    BranchWeights,
+    draw_from_simplex,
+    project_to_simplex,
+)
+from tests.reference.weighted_transformer import nearest_on_simplex
+
+SCHEDULE = BranchSchedule(factor=1.0, warmup=400)
+
+
+def projected(x):
+    x = x.clone()
+    project_to_simplex(x)
+    return x
+
+
+@pytest.mark.parametrize("branches", [1, 2, 5, 8])
+@pytest.mark.parametrize("spread", [0.01, 0.3, 3.0, 1000.0])
+def test_projection_is_the_nearest_point_of_the_simplex(spread, branches):
+    torch.manual_seed(1)
+    for _ in range(20):
+        x = 1 / branches + spread * torch.randn(branches)
+        found = projected(x)
+        torch.testing.assert_close(found, nearest_on_simplex(x.double()).float())
+        assert found.min() >= 0
+        assert found.double().sum().item() == pytest.approx(1, abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("x", "expected"),
+    [
+        ([5.0, 0.0, 0.0], [1.0, 0.0, 0.0]),
+        ([-1.0, -1.0, -1.0], [1 / 3, 1 / 3, 1 / 3]),
+        ([0.5, 0.5, -7.0], [0.5, 0.5, 0.0]),
+        ([0.0, 1.0, 0.0], [0.0, 1.0, 0.0]),
+        ([0.25, 0.25, 0.5], [0.25, 0.25, 0.5]),
+        ([2.0, 2.0, 0.0], [0.5, 0.5, 0.0]),
+        ([7.0, 7.0, 7.0, 7.0], [0.25, 0.25, 0.25, 0.25]),
+        # the last two are as large as what is taken from all
+        ([0.9, 0.4, 0.15, 0.15], [0.75, 0.25, 0.0, 0.0]),
+        ([-3.0], [1.0]),
+    ],
+)
+def test_projection_at_corners_and_edges(x, expected):
+    torch.testing.assert_close(projected(torch.tensor(x)), torch.tensor(expected))
+
+
+def test_projection_of_many_large_and_small_numbers_stays_on_the_simplex():
+    torch.manual_seed(1)
+    found = projected(1e6 + torch.randn(64))
+    assert found.min() >= 0
+    assert found.double().sum().item() == pytest.approx(1, abs=1e-6)
+
+
+def test_what_is_on_the_simplex_stays_there():
+    torch.manual_seed(1)
+    for branches in (1, 2, 7):
+        x = draw_from_simplex(branches)
+        torch.testing.assert_close(projected(x), x, rtol=0, atol=1e-7)
+
+
+def test_the_start_is_uniform_on_the_simplex():
+    torch.manual_seed(1)
+    drawn = torch.stack([draw_from_simplex(3) for _ in range(4000)])
+    assert (drawn >= 0).all()
+    torch.testing.assert_close(drawn.sum(1), torch.ones(4000))
+    # of a uniform point of the triangle, one coordinate is above 1/2 in a quarter of the cases
+    assert (drawn > 0.5).float().mean(0).tolist() == pytest.approx([0.25] * 3, abs=0.03)
+
+
+@pytest.mark.parametrize("parameterization", ["simplex", "softmax"])
+def test_learned_weights_start_on_the_simplex_and_differ(parameterization):
+    torch.manual_seed(1)
+    weights = BranchWeights(8, SCHEDULE, parameterization)
+    kappa, alpha = weights()
+    for x in (kappa, alpha):
+        assert x.min() > 0
+        assert x.sum().item() == pytest.approx(1, abs=1e-6)
+    assert not torch.allclose(kappa, alpha)
+
+
+def test_softmax_of_the_logits():
+    weights = BranchWeights(3, SCHEDULE, "softmax")
+    logits = torch.tensor([0.0, 1.0, 2.0]), torch.tensor([3.0, 0.0, 1.0])
+    weights.kappa_logits.data, weights.alpha_logits.data = logits
+    for found, x in zip(weights(), logits, strict=True):
+        torch.testing.assert_close(found, x.softmax(0))
+
+
+@pytest.mark.parametrize("saved", ["simplex", "softmax"])
+def test_weights_are_not_loaded_as_logits_nor_logits_as_weights(saved):
+    (loaded,) = {"simplex", "softmax"} - {saved}
+    state = BranchWeights(3, SCHEDULE, saved).state_dict()
+    with pytest.raises(RuntimeError, match=r"Missing key.*\n\s*Unexpected key"):
+        BranchWeights(3, SCHEDULE, loaded).load_state_dict(state)
+
+
+def test_the_learning_rate_is_that_of_the_paper():
+    # d_model 512, N = 6 (section 4.1)
+    schedule = BranchSchedule(factor=(512 / 6) ** -0.5, warmup=400)
+    for update, expected in [
+        (1, (512 / 6) ** -0.5 * 400**-1.5),
+        (200, (512 / 6) ** -0.5 * 200 * 400**-1.5),
+        (400, (512 / 6) ** -0.5 / 20),
+        (10_000, (512 / 6) ** -0.5 / 100),
+    ]:
+        assert schedule.learning_rate(update) == pytest.approx(expected, rel=1e-12)
+
+
+def test_frozen_after_a_number_of_updates():
+    assert not SCHEDULE.frozen(10**9)
+    schedule = BranchSchedule(1.0, 400, freeze_after=3)
+    assert [schedule.frozen(update) for update in (1, 3, 4, 100)] == [False, False, True, True]
+    assert BranchSchedule(1.0, 400, freeze_after=0).frozen(1)
+
+
+def test_uniform_weights_replace_the_learned_ones_outside_of_training():
+    weights = BranchWeights(4, SCHEDULE, outside_training="uniform")
+    assert weights()[0] is weights.kappa
+    for x in weights.eval()():
+        assert x.tolist() == [0.25] * 4
+
+
+def test_random_weights_replace_them_once_and_for_all():
+    torch.manual_seed(1)
+    weights = BranchWeights(4, SCHEDULE, outside_training="random")
+    assert weights()[1] is weights.alpha
+    drawn = weights.eval()()
+    for x, again, learned in zip(drawn, weights(), weights.learned(), strict=True):
+        assert torch.equal(x, again)
+        assert x.sum().item() == pytest.approx(1, abs=1e-6)
+        assert not torch.allclose(x, learned)
+    assert set(weights.state_dict()) == {"kappa", "alpha"}
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_gating_keeps_the_branches_with_the_largest_alpha(training):
+    weights = BranchWeights(4, SCHEDULE, top_k=2).train(training)
+    weights.alpha.data = torch.tensor([0.1, 0.4, 0.2, 0.3])
+    kappa, alpha = weights()
+    assert alpha.tolist() == pytest.approx([0, 0.4, 0, 0.3])
+    assert kappa is weights.kappa
+    alpha.sum().backward()
+    assert weights.alpha.grad.tolist() == [0, 1, 0, 1]
+
+
+def test_in_half_precision_they_stay_in_single_precision():
+    weights = BranchWeights(3, SCHEDULE).half()
+    assert weights.kappa.dtype == weights.alpha.dtype == torch.float32
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (
+            {"parameterization": "sphere"},
+            "--branch-parameterization is 'sphere': there are simplex, softmax",
+        ),
+        (
+            {"outside_training": "none"},
+            "--branch-weights is 'none': there are learned, random, uniform",
+        ),
+        ({"top_k": 0}, "--branch-top-k is 0: it must be from 1 to the number of branches, 4"),
+        ({"top_k": 5}, "--branch-top-k is 5: it must be from 1 to the number of branches, 4"),
+        (
+            {"top_k": 2, "outside_training": "uniform"},
+            "--branch-weights uniform with --branch-top-k: no weight is larger than another; "
+            "leave out one of the two (that of a trained model by --model-overrides "
+            "\"{'branch_weights': 'uniform', 'branch_top_k': None}\")",
+        ),
+    ],
+)
+def test_choices_that_cannot_be_are_refused(options, message):
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+        BranchWeights(4, SCHEDULE, **options)

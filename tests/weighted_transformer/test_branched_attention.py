@@ -1,0 +1,282 @@
+"""Branched attention: the equations, the plain composition, folding, masks and precision."""
+
+import copy
+import re
+
+import pytest
+import torch
+from fairseq.modules import MultiheadAttention
+from torch import nn
+
+from fairseq_plugins.weighted_transformer.branch_weights import BranchSchedule, BranchWeights
+from fairseq_plugins.weighted_transformer.branched_attention import (
+    AttentionHeads,
+    BranchedAttention,
+    BranchedFeedForward,
+)
+from tests.gradients import assert_same
+from tests.reference.weighted_transformer import branched_attention
+
+SCHEDULE = BranchSchedule(factor=1.0, warmup=400)
+WIDTH, INNER, SENTENCES, QUERIES, KEYS = 12, 24, 3, 4, 5
+
+
+def build(branches=4, dtype=torch.double, dropout=0.0, **options):
+    torch.manual_seed(1)
+    heads = AttentionHeads(WIDTH, branches, dropout=dropout, **options)
+    feed_forward = BranchedFeedForward(WIDTH, INNER, BranchWeights(branches, SCHEDULE))
+    for bias in (feed_forward.out_proj.bias, heads.q_proj.bias, heads.v_proj.bias):
+        nn.init.normal_(bias)
+    return BranchedAttention(heads, feed_forward).to(dtype)
+
+
+def padding():
+    mask = torch.zeros(SENTENCES, KEYS, dtype=torch.bool)
+    mask[0, :2] = mask[2, 4:] = True
+    return mask
+
+
+def by_equations(module, query, key, visible):
+    """All sentences; ``visible`` (B, T, S)."""
+    sentences = [
+        branched_attention(module, query[:, b], key[:, b], visible[b]) for b in range(query.size(1))
+    ]
+    return torch.stack(sentences, dim=1)
+
+
+@pytest.mark.parametrize("branches", [1, 2, 4])
+def test_attention_to_an_encoder_is_that_of_the_equations(branches):
+    module = build(branches, encoder_decoder_attention=True)
+    query = torch.randn(QUERIES, SENTENCES, WIDTH, dtype=torch.double, requires_grad=True)
+    key = torch.randn(KEYS, SENTENCES, WIDTH, dtype=torch.double, requires_grad=True)
+    options = {"key_padding_mask": padding(), "static_kv": True}
+    out, none = module(query, key, key, need_weights=False, **options)
+    visible = ~padding()[:, None].expand(-1, QUERIES, -1)
+    expected = by_equations(module, query, key, visible)
+    # keys have no use for a bias: it adds the same to all scores of a query
+    learned = [p for name, p in module.named_parameters() if name != "heads.k_proj.bias"]
+    assert_same(out, expected, [query, key, *learned])
+    assert none is None
+    # fairseq computes weights that are asked for in single precision
+    out, weights = module(query, key, key, need_weights=True, **options)
+    torch.testing.assert_close(out, expected, rtol=1e-5, atol=1e-6)
+    assert (weights[~visible] == 0).all()
+    torch.testing.assert_close(weights.sum(-1), torch.ones(SENTENCES, QUERIES))
+
+
+def test_branches_that_do_not_contribute_leave_out_their_bias():
+    module = build()
+    module.feed_forward.weights.top_k = 2
+    x = torch.randn(KEYS, SENTENCES, WIDTH, dtype=torch.double)
+    out, _ = module(x, x, x, need_weights=False)
+    assert (module.feed_forward.weights()[1] == 0).sum() == 2
+    visible = torch.ones(SENTENCES, KEYS, KEYS, dtype=torch.bool)
+    assert_same(out, by_equations(module, x, x, visible), list(module.feed_forward.parameters()))
+
+
+@pytest.mark.parametrize("padded", [False, True])
+def test_masked_self_attention_is_that_of_the_equations(padded):
+    module = build(self_attention=True)
+    x = torch.randn(KEYS, SENTENCES, WIDTH, dtype=torch.double, requires_grad=True)
+    future = torch.triu(torch.full((KEYS, KEYS), float("-inf"), dtype=torch.double), 1)
+    # at the end: a token of padding at the start would see nothing
+    mask = padding()
+    mask[0] = False
+    out, _ = module(
+        x,
+        x,
+        x,
+        key_padding_mask=mask if padded else None,
+        need_weights=False,
+        attn_mask=future,
+    )
+    visible = (future == 0).expand(SENTENCES, -1, -1)
+    if padded:
+        visible = visible & ~mask[:, None]
+    learned = [p for name, p in module.named_parameters() if name != "heads.k_proj.bias"]
+    assert_same(out, by_equations(module, x, x, visible), [x, *learned])
+
+
+def test_with_one_branch_it_is_attention_then_a_feed_forward_network():
+    module = build(1, self_attention=True)
+    plain = MultiheadAttention(WIDTH, 1, self_attention=True).double()
+    network = module.feed_forward
+    assert [w.tolist() for w in network.weights()] == [[1.0], [1.0]]
+    state = {f"{name}": value for name, value in module.heads.state_dict().items()}
+    state |= {f"out_proj.{name}": x for name, x in network.out_proj.state_dict().items()}
+    plain.load_state_dict(state)
+    x = torch.randn(KEYS, SENTENCES, WIDTH, dtype=torch.double)
+    attended, _ = plain(x, x, x, key_padding_mask=padding(), need_weights=False)
+    expected = network.fc2(torch.relu(network.fc1(attended)))
+    out, _ = module(x, x, x, key_padding_mask=padding(), need_weights=False)
+    torch.testing.assert_close(out, expected)
+
+
+def test_heads_are_those_of_fairseqs_attention_with_and_without_weights():
+    module = build(dtype=torch.float, self_attention=True)
+    x = torch.randn(KEYS, SENTENCES, WIDTH)
+    fused, none = module.heads(x, x, x, key_padding_mask=padding(), need_weights=False)
+    plain, weights = module.heads(x, x, x, key_padding_mask=padding(), need_weights=True)
+    torch.testing.assert_close(fused, plain)
+    assert none is None
+    assert (weights[0, :, :2] == 0).all()
+    _, of_heads = module.heads(
+        x, x, x, key_padding_mask=padding(), need_weights=False, need_head_weights=True
+    )
+    assert of_heads.shape == (4, SENTENCES, KEYS, KEYS)
+    torch.testing.assert_close(of_heads.mean(0), weights)
+    assert not torch.allclose(of_heads[0], of_heads[1])
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int64])
+def test_padding_may_be_told_by_numbers(dtype):
+    module = build(dtype=torch.float, self_attention=True)
+    x = torch.randn(KEYS, SENTENCES, WIDTH)
+    out, expected = (
+        module(x, x, x, key_padding_mask=mask, need_weights=False)[0]
+        for mask in (padding().to(dtype), padding())
+    )
+    assert torch.equal(out, expected)
+    assert not torch.allclose(out, module(x, x, x, need_weights=False)[0])
+
+
+def test_the_projection_starts_as_fairseqs_does():
+    torch.manual_seed(1)
+    projection = BranchedFeedForward(64, 64, BranchWeights(4, SCHEDULE)).out_proj
+    assert not projection.bias.any()
+    # Xavier's bound; torch's own is 1/8
+    bound = (6 / (64 + 64)) ** 0.5
+    assert 0.95 * bound < projection.weight.abs().max() <= bound
+
+
+def test_no_sentences_are_mapped_to_none():
+    network = build(dtype=torch.float).feed_forward
+    assert network(torch.empty(0, 3, WIDTH)).shape == (0, 3, WIDTH)
+    assert network.eval()(torch.empty(3, 0, WIDTH)).shape == (3, 0, WIDTH)
+
+
+def test_dropout_of_attention_acts_in_training_alone():
+    module = build(dtype=torch.float, dropout=0.5, self_attention=True)
+    x = torch.randn(KEYS, SENTENCES, WIDTH)
+
+    def heads():
+        return module.heads(x, x, x, need_weights=False)[0]
+
+    assert not torch.equal(heads(), heads())
+    module.eval()
+    assert torch.equal(heads(), heads())
+
+
+def test_dropout_that_is_to_be_retained_acts_outside_of_training():
+    module = build(dtype=torch.float, dropout=0.5, self_attention=True).eval()
+    module.feed_forward.activation_dropout.p = 0.5
+    x = torch.randn(KEYS, SENTENCES, WIDTH)
+    for part, compute in [
+        (module.heads.dropout_module, lambda: module.heads(x, x, x, need_weights=False)[0]),
+        (module.feed_forward.activation_dropout, lambda: module.feed_forward(x)),
+    ]:
+        assert torch.equal(compute(), compute())
+        # as fairseq does for --retain-dropout
+        part.make_generation_fast_("", retain_dropout=True)
+        assert not torch.equal(compute(), compute())
+
+
+def test_activation_and_its_dropout_are_those_asked_for():
+    torch.manual_seed(1)
+    weights = BranchWeights(2, SCHEDULE)
+    network = BranchedFeedForward(WIDTH, INNER, weights, torch.tanh, 0.5)
+    heads = torch.randn(7, WIDTH)
+    into, bias, out, out_bias = network._fold()
+    inner = torch.tanh(torch.einsum("nmh,mhf->nmf", heads.view(7, 2, -1), into) + bias)
+    expected = inner.flatten(1) @ out.T + out_bias
+    torch.testing.assert_close(network.eval()(heads), expected)
+    assert not torch.allclose(network.train()(heads), expected)
+
+
+@torch.no_grad()
+def test_folded_once_outside_of_training_until_a_weight_changes(monkeypatch):
+    network = build(dtype=torch.float).feed_forward
+    heads = torch.randn(3, 2, WIDTH)
+    expected = network(heads)
+    folded, fold = [], network._fold
+    monkeypatch.setattr(network, "_fold", lambda: folded.append(1) or fold())
+    network.eval()
+    for _ in range(3):
+        torch.testing.assert_close(network(heads), expected)
+    assert len(folded) == 1
+    changes = [
+        lambda: network.weights.alpha.copy_(torch.tensor([1.0, 0, 0, 0])),
+        lambda: network.out_proj.weight.mul_(2),
+        lambda: network.load_state_dict(copy.deepcopy(network.state_dict())),
+        lambda: network.double().float(),
+    ]
+    for number, change in enumerate(changes, start=2):
+        change()
+        found = network(heads)
+        assert len(folded) == number
+        torch.testing.assert_close(found, network.train()(heads))
+        network.eval()
+        folded.pop()
+    # in training, and where gradients are wanted, each time
+    with torch.enable_grad():
+        assert network(heads).requires_grad
+
+
+@torch.no_grad()
+def test_folded_under_autocast_as_without_it():
+    network = build(dtype=torch.float).feed_forward.eval()
+    heads = torch.randn(9, WIDTH)
+    expected = copy.deepcopy(network)(heads)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert network(heads).dtype == torch.bfloat16
+    assert torch.equal(network(heads), expected)
+
+
+@pytest.mark.parametrize("dropped", [False, True], ids=["run", "dropped"])
+@torch.no_grad()
+def test_what_an_optimizer_does_behind_autograds_back_is_seen(dropped):
+    network = build(dtype=torch.float).feed_forward
+    heads = torch.randn(3, WIDTH)
+    before = network.eval()(heads)
+    network.train()
+    # a layer that --encoder-layerdrop passes over learns too, by Adam's momentum
+    if not dropped:
+        with torch.enable_grad():
+            network(heads)
+    # as fairseq's Adam does
+    for weight in network.parameters():
+        weight.data.mul_(1.5)
+    found = network.eval()(heads)
+    assert not torch.allclose(found, before)
+    torch.testing.assert_close(found, network.train()(heads))
+
+
+def test_copies_fold_for_themselves():
+    network = build(dtype=torch.float).feed_forward.eval()
+    heads = torch.randn(3, WIDTH)
+    with torch.no_grad():
+        expected = network(heads)
+        other = copy.deepcopy(network)
+        other.fc2.weight.zero_()
+        torch.testing.assert_close(other(heads), other.fc2.bias.expand(3, -1))
+        torch.testing.assert_close(network(heads), expected)
+
+
+def test_in_bfloat16_weights_are_folded_in_the_networks_precision():
+    network = build(dtype=torch.float).feed_forward
+    heads = torch.randn(9, WIDTH)
+    exact = network(heads)
+    half = copy.deepcopy(network).bfloat16()
+    assert half.weights.kappa.dtype == torch.float32
+    out = half(heads.bfloat16())
+    assert out.dtype == torch.bfloat16
+    torch.testing.assert_close(out.float(), exact, rtol=0.05, atol=0.02)
+
+
+def test_a_width_that_branches_cannot_share_is_refused():
+    message = (
+        "the feed-forward width is 22: the 4 branches share it, so it must be a multiple of the "
+        "number of heads"
+    )
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+        BranchedFeedForward(WIDTH, 22, BranchWeights(4, SCHEDULE))

@@ -1,0 +1,284 @@
+"""Adam with branch weights: the simplex and the schedule in every precision, and freezing."""
+
+import copy
+import functools
+import itertools
+import logging
+import re
+
+import pytest
+import torch
+import torch.distributed as dist
+from fairseq.dataclass.configs import FairseqConfig
+from fairseq.optim import AMPOptimizer, FP16Optimizer, MemoryEfficientFP16Optimizer
+from fairseq.optim.adam import FairseqAdam, FairseqAdamConfig
+from omegaconf import OmegaConf
+from torch import nn
+
+from fairseq_plugins.weighted_transformer.branch_weights import (
+    BranchSchedule,
+    BranchWeights,
+    project_to_simplex,
+)
+from fairseq_plugins.weighted_transformer.branched_attention import BranchedFeedForward
+from fairseq_plugins.weighted_transformer.optimizer import (
+    AdamWithBranchWeightsConfig,
+    FairseqAdamWithBranchWeights,
+)
+from tests.two_workers import on_two_workers
+
+WIDTH, BRANCHES = 8, 4
+
+
+def options(config=AdamWithBranchWeightsConfig, **values):
+    values = {"lr": [1e-3], "adam_betas": "(0.9, 0.98)", "tpu": False, **values}
+    return OmegaConf.merge(OmegaConf.structured(config), values)
+
+
+def make_network(freeze_after=None, parameterization="simplex", factor=3.0):
+    torch.manual_seed(1)
+    schedule = BranchSchedule(factor, 5, freeze_after, parameterization == "simplex")
+    return BranchedFeedForward(WIDTH, 16, BranchWeights(BRANCHES, schedule, parameterization))
+
+
+def learn(network, optimizer, updates=12, parts=1, after=lambda update: None, seed=2):
+    """Updates, each with the gradients of ``parts`` passes."""
+    torch.manual_seed(seed)
+    for update in range(1, updates + 1):
+        optimizer.zero_grad()
+        heads, wanted = torch.randn(2, 6, WIDTH).to(network.fc1.weight.dtype)
+        for x, y in zip(heads.chunk(parts), wanted.chunk(parts), strict=True):
+            optimizer.backward((network(x) - y).float().square().sum())
+        optimizer.multiply_grads(0.5)
+        optimizer.clip_grad_norm(10.0)
+        optimizer.step()
+        after(update)
+
+
+def assert_on_simplex(*vectors):
+    for x in vectors:
+        assert x.dtype == torch.float32
+        assert x.min() >= 0
+        assert x.double().sum().item() == pytest.approx(1, abs=1e-6)
+
+
+def wrapped(network, precision, monkeypatch, **common):
+    """fairseq's optimizer for a precision."""
+    cfg = OmegaConf.structured(FairseqConfig)
+    cfg.optimizer = options(_name="adam_with_branch_weights")
+    params = list(network.parameters())
+    if precision is None:
+        return FairseqAdamWithBranchWeights(cfg.optimizer, params)
+    cfg.common.update({precision: True, "fp16_init_scale": 4, **common})
+    if precision == "amp":
+        # torch's scaler for CPUs scales as the one for GPUs does, which is idle without a GPU
+        scaler = functools.partial(torch.amp.GradScaler, "cpu")
+        monkeypatch.setattr(torch.cuda.amp, "GradScaler", scaler)
+        return AMPOptimizer.build_optimizer(cfg, params)
+    cfg.common.fp16_no_flatten_grads = True
+    if common.get("memory_efficient_fp16"):
+        inner = FairseqAdamWithBranchWeights(cfg.optimizer, params)
+        return MemoryEfficientFP16Optimizer(cfg, params, inner)
+    return FP16Optimizer.build_optimizer(cfg, params)
+
+
+PRECISIONS = [
+    (None, torch.float32, {}),
+    ("amp", torch.float32, {}),
+    ("bf16", torch.bfloat16, {}),
+    ("fp16", torch.float16, {}),
+    ("fp16", torch.float16, {"memory_efficient_fp16": True}),
+]
+
+
+@pytest.mark.parametrize("parts", [1, 3])
+@pytest.mark.parametrize(("precision", "dtype", "common"), PRECISIONS)
+def test_after_every_update_they_are_on_the_simplex(monkeypatch, precision, dtype, common, parts):
+    network = make_network().to(dtype)
+    optimizer = wrapped(network, precision, monkeypatch, **common)
+    weights, seen = network.weights, []
+
+    def check(update):
+        assert_on_simplex(weights.kappa.data, weights.alpha.data)
+        (group,) = optimizer.optimizer.param_groups[1:]
+        for held, ours in zip(group["params"], (weights.kappa, weights.alpha), strict=True):
+            assert torch.equal(held.data, ours.data)
+        seen.append(torch.cat([weights.kappa.data, weights.alpha.data]))
+
+    learn(network, optimizer, parts=parts, after=check)
+    assert network.fc1.weight.dtype == dtype
+    # they moved, to the edge of the simplex too, which only projection keeps them on
+    assert not any(torch.equal(one, other) for one, other in itertools.pairwise(seen))
+    assert any((x == 0).any() for x in seen)
+
+
+def test_without_projection_they_would_leave_it():
+    network = make_network()
+    optimizer = FairseqAdam(options(FairseqAdamConfig), list(network.parameters()))
+    learn(network, optimizer)
+    assert abs(network.weights.kappa.sum().item() - 1) > 1e-3
+
+
+def test_updates_are_adams_at_the_schedules_rate_then_projected():
+    ours, plain = make_network(), make_network()
+    optimizer = FairseqAdamWithBranchWeights(options(weight_decay=0.1), list(ours.parameters()))
+    betas, weights = (0.9, 0.98), [plain.weights.kappa, plain.weights.alpha]
+    others = [p for p in plain.parameters() if all(p is not w for w in weights)]
+    main = torch.optim.AdamW(others, lr=1e-3, betas=betas, weight_decay=0.1)
+    apart = torch.optim.Adam(weights, betas=betas)
+    torch.manual_seed(2)
+    for update in range(1, 9):
+        x, y = torch.randn(2, 6, WIDTH)
+        optimizer.zero_grad()
+        optimizer.backward((ours(x) - y).square().sum())
+        optimizer.step()
+        main.zero_grad()
+        apart.zero_grad()
+        (plain(x) - y).square().sum().backward()
+        main.step()
+        (group,) = apart.param_groups
+        group["lr"] = 3.0 * min(update**-0.5, update * 5**-1.5)
+        apart.step()
+        for weight in weights:
+            project_to_simplex(weight)
+    for one, other in zip(ours.parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
+
+
+def test_the_models_rate_is_not_theirs():
+    network = make_network()
+    optimizer = FairseqAdamWithBranchWeights(options(), list(network.parameters()))
+    # as fairseq's schedules do
+    optimizer.set_lr(0.25)
+    learn(network, optimizer, updates=5)
+    assert optimizer.get_lr() == 0.25
+    assert optimizer.optimizer.param_groups[1]["lr"] == pytest.approx(3.0 * 5**-0.5)
+
+
+@pytest.mark.parametrize(("precision", "dtype", "common"), PRECISIONS)
+def test_frozen_ones_stay_bit_for_bit_while_the_rest_learns(monkeypatch, precision, dtype, common):
+    # small steps, so that they do not end in a corner
+    network = make_network(freeze_after=4, factor=0.02).to(dtype)
+    optimizer = wrapped(network, precision, monkeypatch, **common)
+    states = {}
+    learn(
+        network,
+        optimizer,
+        updates=7,
+        after=lambda update: states.update({update: copy.deepcopy(network.state_dict())}),
+    )
+    for name, at_freezing in states[4].items():
+        if name.startswith("weights."):
+            assert not torch.equal(states[3][name], at_freezing)
+            assert torch.equal(states[7][name], at_freezing)
+        else:
+            assert not torch.equal(states[7][name], at_freezing), name
+
+
+def test_logits_of_a_softmax_are_not_projected():
+    network = make_network(parameterization="softmax")
+    optimizer = FairseqAdamWithBranchWeights(options(), list(network.parameters()))
+    learn(network, optimizer)
+    for logits in (network.weights.kappa_logits, network.weights.alpha_logits):
+        assert logits.abs().sum() > 1.5
+    for x in network.weights():
+        assert_on_simplex(x)
+
+
+@pytest.mark.parametrize("freeze_after", [None, 6])
+def test_a_resumed_run_is_the_one_that_never_stopped(freeze_after):
+    first = make_network(freeze_after)
+    optimizer = FairseqAdamWithBranchWeights(options(), list(first.parameters()))
+    learn(first, optimizer, 5)
+    saved = copy.deepcopy((first.state_dict(), optimizer.state_dict()))
+    learn(first, optimizer, 5, seed=3)
+    second = make_network(freeze_after)
+    again = FairseqAdamWithBranchWeights(options(), list(second.parameters()))
+    second.load_state_dict(saved[0])
+    assert_on_simplex(second.weights.kappa.data, second.weights.alpha.data)
+    again.load_state_dict(saved[1])
+    learn(second, again, 5, seed=3)
+    for one, other in zip(first.parameters(), second.parameters(), strict=True):
+        assert torch.equal(one, other)
+
+
+def _work(rank):
+    network = make_network()
+    ddp = nn.parallel.DistributedDataParallel(network)
+    optimizer = FairseqAdamWithBranchWeights(options(), list(network.parameters()))
+    torch.manual_seed(2)
+    for _ in range(8):
+        optimizer.zero_grad()
+        x, y = torch.randn(2, 6, WIDTH)
+        x, y = x.chunk(2)[rank], y.chunk(2)[rank]
+        # the workers' gradients are averaged
+        optimizer.backward(2 * (ddp(x) - y).square().sum())
+        optimizer.step()
+        assert_on_simplex(network.weights.kappa.data, network.weights.alpha.data)
+    return network.state_dict()
+
+
+def test_two_workers_learn_what_one_does(tmp_path):
+    mine, other = on_two_workers(_work, tmp_path)
+    network = make_network()
+    optimizer = FairseqAdamWithBranchWeights(options(), list(network.parameters()))
+    torch.manual_seed(2)
+    for _ in range(8):
+        optimizer.zero_grad()
+        x, y = torch.randn(2, 6, WIDTH)
+        optimizer.backward((network(x) - y).square().sum())
+        optimizer.step()
+    for name, value in network.state_dict().items():
+        assert torch.equal(mine[name], other[name])
+        torch.testing.assert_close(mine[name], value, rtol=1e-4, atol=1e-5)
+
+
+def _gradients(parts):
+    """Gradients of κ and α of a network in half precision, of some of the data."""
+    network = make_network().bfloat16()
+    ddp = nn.parallel.DistributedDataParallel(network) if dist.is_initialized() else network
+    torch.manual_seed(2)
+    x, y = torch.randn(2, 6, WIDTH).bfloat16()
+    (ddp(x[parts]) - y[parts]).float().square().sum().backward()
+    return torch.stack([network.weights.kappa.grad, network.weights.alpha.grad])
+
+
+HALVES = slice(None, 3), slice(3, None)
+
+
+def _gradients_of_half(rank):
+    return _gradients(HALVES[rank])
+
+
+def test_workers_add_up_their_gradients_in_single_precision(tmp_path):
+    mine, other = on_two_workers(_gradients_of_half, tmp_path)
+    assert torch.equal(mine, other)
+    assert torch.equal(mine, sum(map(_gradients, HALVES)) / 2)
+    assert not torch.equal(mine, mine.bfloat16().float())
+
+
+def test_flat_copies_of_the_parameters_are_refused():
+    # fairseq then says: please set --fp16-no-flatten-grads
+    flat = nn.Parameter(torch.ones(8))
+    assert not FairseqAdamWithBranchWeights(options(), [flat]).supports_flat_params
+
+
+def test_without_branch_weights_it_is_fairseqs_adam(caplog):
+    one, other = nn.Linear(3, 2), nn.Linear(3, 2)
+    other.load_state_dict(one.state_dict())
+    with caplog.at_level(logging.INFO):
+        ours = FairseqAdamWithBranchWeights(options(), list(one.parameters()))
+    assert "no parameter is a branch weight: this is fairseq's Adam" in caplog.text
+    theirs = FairseqAdam(options(FairseqAdamConfig), list(other.parameters()))
+    for _ in range(3):
+        for layer, optimizer in ((one, ours), (other, theirs)):
+            optimizer.zero_grad()
+            optimizer.backward(layer(torch.ones(3)).sum())
+            optimizer.step()
+    assert torch.equal(one.weight, other.weight)
+
+
+def test_statistics_in_half_precision_are_refused():
+    message = "--fp16-adam-stats with --optimizer adam_with_branch_weights: leave it out"
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+        FairseqAdamWithBranchWeights(options(fp16_adam_stats=True), [nn.Parameter(torch.ones(1))])

@@ -1,0 +1,72 @@
+"""A Weighted Transformer, and sentences, that fit a test."""
+
+import argparse
+
+import torch
+from fairseq.models import ARCH_CONFIG_REGISTRY
+from fairseq.models.transformer import TransformerModel
+
+import fairseq_plugins  # noqa: F401 (registers the models)
+from fairseq_plugins.weighted_transformer.model import WeightedTransformer
+from tests import tiny
+
+PAD = 1
+
+
+def _build(model, arch, seed, options, leave_out=()):
+    args = argparse.Namespace(
+        **{
+            "encoder_layers": 2,
+            "decoder_layers": 2,
+            "encoder_embed_dim": 16,
+            "decoder_embed_dim": 16,
+            "encoder_ffn_embed_dim": 24,
+            "decoder_ffn_embed_dim": 24,
+            "encoder_attention_heads": 4,
+            "decoder_attention_heads": 4,
+            "dropout": 0.0,
+            "attention_dropout": 0.0,
+            "share_all_embeddings": True,
+            "max_source_positions": 64,
+            "max_target_positions": 64,
+            "tpu": False,
+            **options,
+        }
+    )
+    for name in leave_out:
+        delattr(args, name)
+    ARCH_CONFIG_REGISTRY[arch](args)
+    dictionary = tiny.dictionary()
+    task = argparse.Namespace(source_dictionary=dictionary, target_dictionary=dictionary)
+    torch.manual_seed(seed)
+    return model.build_model(args, task)
+
+
+def tiny_weighted_transformer(seed: int = 1, leave_out=(), **options) -> WeightedTransformer:
+    """Encoder and decoder of 2 layers, d 16, f 24, 4 branches, without dropout.
+
+    Args:
+        seed: of the weights.
+        leave_out: names of options that are not given.
+        options: further ones, or others.
+    """
+    return _build(WeightedTransformer, "weighted_transformer", seed, options, leave_out)
+
+
+def tiny_plain_transformer(seed: int = 1, **options) -> TransformerModel:
+    """fairseq's own of the same size."""
+    return _build(TransformerModel, "transformer", seed, options)
+
+
+def sentences(symbols: int = 12) -> dict[str, torch.Tensor]:
+    """Two pairs of sentences, with padding where fairseq puts it: before sources, after targets."""
+    torch.manual_seed(5)
+    source = torch.randint(4, symbols, (2, 6))
+    source[1, :2] = PAD
+    target = torch.randint(4, symbols, (2, 5))
+    target[0, 3:] = PAD
+    return {
+        "src_tokens": source,
+        "src_lengths": torch.tensor([6, 4]),
+        "prev_output_tokens": target,
+    }
