@@ -24,7 +24,7 @@ from fairseq_plugins.all_attention import model as all_attention_model
 from fairseq_plugins.fairseq_integration.safe_loading import allow_option_containers
 from fairseq_plugins.product_key_memory import model as product_key_memory_model
 from fairseq_plugins.product_key_memory import optimizer as product_key_memory_optimizer
-from fairseq_plugins.segment_language_model import exact_adaptive_loss, task
+from fairseq_plugins.segment_language_model import adaptive_softmax, task
 from fairseq_plugins.transformer_xl import latter_half_loss
 from fairseq_plugins.transformer_xl import model as transformer_xl_model
 from fairseq_plugins.weighted_transformer import model as weighted_transformer_model

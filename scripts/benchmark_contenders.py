@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 import plugin_path  # noqa: F401 (makes fairseq_plugins importable)
 from fairseq_plugins.segment_language_model.key_value_cache import HiddenStates
-from fairseq_plugins.segment_language_model.recurrence import SegmentMemory
+from fairseq_plugins.segment_language_model.recurrence import Recurrence
 
 DTYPES = FP32, BF16, AUTOCAST = ("fp32", "bf16", "bf16-autocast")
 MODES = TRAIN, EVALUATE = ("train", "evaluate")
@@ -187,7 +187,7 @@ class MemoryReader(Reader):
         self, contender: Contender, model: nn.Module, setting: Setting, device: torch.device
     ) -> None:
         super().__init__(contender, model, setting, device)
-        self.memory = SegmentMemory()
+        self.memory = Recurrence()
         self.start = 0
 
     def remember(self, past: Tensor) -> None:
@@ -195,11 +195,11 @@ class MemoryReader(Reader):
         decoder = self.model.decoder
         # one tensor for all layers: what is there before the clock starts is not to raise the peak
         states = [HiddenStates(past.to(next(decoder.parameters()).dtype))] * len(decoder.layers)
-        self.memory.at(0).write(decoder, states, past.size(1), decoder.context.memory)
+        self.memory.at(0).write(decoder, states, past.size(1), decoder.context.mem_len)
         self.start = past.size(1)
 
     def _losses(self, tokens: Tensor) -> Tensor:
-        scores, _ = self.model(tokens[:, :-1], memory=self.memory.at(self.start))
+        scores, _ = self.model(tokens[:, :-1], recurrence=self.memory.at(self.start))
         self.start += tokens.size(1) - 1
         return token_losses(self.model.decoder, scores, tokens[:, 1:])
 

@@ -259,8 +259,9 @@ def score_split(
             order = (lambda x: x) if segments else torch.t
             before_batch(order(wanted)[order(inputs.ne(pad))])
             if segments:
-                memory = net_input.get("memory")
-                features, _ = model.decoder.extract_features(inputs, memory=memory)
+                features, _ = model.decoder.extract_features(
+                    inputs, recurrence=net_input.get("recurrence")
+                )
             else:
                 features, _ = model(**net_input, features_only=True)
             losses = score_features(model, features, target, wanted)

@@ -17,9 +17,9 @@ from torch import Tensor
 from tqdm import tqdm
 
 import plugin_path  # noqa: F401 (makes fairseq_plugins importable)
+from fairseq_plugins.segment_language_model.generation import is_characters
 from fairseq_plugins.segment_language_model.model import SegmentLanguageModel
-from fairseq_plugins.segment_language_model.streams import TokenStreams
-from fairseq_plugins.segment_language_model.symbols import is_characters
+from fairseq_plugins.segment_language_model.streams import RunningText
 from fairseq_plugins.segment_language_model.task import (
     SegmentLanguageModelingConfig,
     SegmentLanguageModelingTask,
@@ -186,7 +186,7 @@ def score_batch(model: SegmentLanguageModel, batch: dict[str, Any]) -> Tensor:
     """
     net_input, target = batch["net_input"], batch["target"]
     features, _ = model.decoder.extract_features(
-        net_input["src_tokens"], memory=net_input.get("memory")
+        net_input["src_tokens"], recurrence=net_input.get("recurrence")
     )
     # an extended context is not scored: its probabilities would cost the most where it is long
     return score_features(model, features, target, target.ne(model.decoder.dictionary.pad()))
@@ -211,15 +211,14 @@ def score_text(
     Raises ValueError when the model has a memory and the task an extended context, when there are
     no such streams, or when a token was not scored exactly once.
     """
-    if task.cfg.extended_context > 0 and model.decoder.context.memory > 0:
+    if task.cfg.extended_context > 0 and model.decoder.context.mem_len > 0:
         raise ValueError(
             f"the extended context is {task.cfg.extended_context} tokens for a model with a memory "
-            f"of {model.decoder.context.memory}, which would hold them twice: override mem_len "
+            f"of {model.decoder.context.mem_len}, which would hold them twice: override mem_len "
             "with 0"
         )
     device = next(model.parameters()).device
-    dataset = TokenStreams(tokens, task.dictionary, 1, task.cfg.tokens_per_sample)
-    epoch = task.get_batch_iterator(dataset, max_sentences=batch_size)
+    epoch = task.get_batch_iterator(RunningText(tokens), max_sentences=batch_size)
     streams = epoch.dataset
     losses = np.full(len(tokens), np.nan, dtype=np.float32)
     scored = 0

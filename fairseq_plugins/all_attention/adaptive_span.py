@@ -7,14 +7,15 @@ the length of the ramp.
 
 The published code normalises the weights twice: over the keys that it computes, some beyond the
 span, and after the mask by their sum plus 1e-8. Where keys beyond the span have nearly all of the
-weight, that number leaves less than 1. Models which were trained that way have it as ``epsilon``.
+weight, that number leaves less than 1. Models trained that way have it as ``epsilon``.
 
-Shapes: H heads, B streams, T tokens of a segment, W distances on the ramp.
+Shapes: H heads, H_g heads of a group, B streams, T tokens of a segment, W distances on the ramp.
 """
 
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
@@ -23,7 +24,7 @@ from torch import Tensor, nn
 
 from fairseq_plugins.fairseq_integration.precision import SinglePrecision
 
-# The published code drops keys beyond the widest span of a layer by so many at a time.
+# The published code drops keys beyond the widest span of a layer in steps of so many.
 _TRIMMED_AT_ONCE = 64
 
 # What one more group of heads costs, in keys of one head: its products are smaller, and more.
@@ -43,9 +44,13 @@ class HeadGroup(NamedTuple):
     reach: int
     open: int
 
+    def of(self, per_head: Tensor) -> Tensor:
+        """Return the entries (H_g, …) of this group from those of all heads, (H, …)."""
+        return per_head if self.heads is None else per_head.index_select(0, self.heads)
+
 
 class HeadGroups(NamedTuple):
-    """All heads of a layer in groups; ``order`` (H,) says where in the groups' sequence each is."""
+    """All heads of a layer in groups; ``order`` (H,) is where each head stands among them."""
 
     groups: tuple[HeadGroup, ...]
     order: Tensor | None
@@ -54,6 +59,10 @@ class HeadGroups(NamedTuple):
     def reach(self) -> int:
         """Return how many tokens the head that sees farthest sees."""
         return max(group.reach for group in self.groups)
+
+
+# Heads of a fixed span: the window limits how far they see.
+ALL_HEADS = HeadGroups((HeadGroup(None, sys.maxsize, sys.maxsize),), None)
 
 
 class AdaptiveSpan(SinglePrecision):
@@ -97,7 +106,7 @@ class AdaptiveSpan(SinglePrecision):
 
         Where m is 0 it is -∞ and has no gradient.
         """
-        value = self.value if group.heads is None else self.value.index_select(0, group.heads)
+        value = group.of(self.value)
         # the key at distance 1 is the nearest, x = 0
         x = torch.arange(group.reach - 1, group.open - 1, -1, device=value.device)
         mask = ((self.ramp + self.max_span * value.unsqueeze(1) - x) / self.ramp).clamp(0, 1)

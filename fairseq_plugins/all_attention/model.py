@@ -4,46 +4,38 @@ Sukhbaatar, Grave, Lample, Jegou, Joulin: Augmenting Self-attention with Persist
 (2019, arXiv:1907.01470).
 """
 
+import logging
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from fairseq.dataclass import ChoiceEnum
 from fairseq.models import register_model
 from torch import nn
 
-from fairseq_plugins.all_attention.adaptive_span import AdaptiveSpan
-from fairseq_plugins.all_attention.persistent_vectors import SoftmaxFeedForward
-from fairseq_plugins.all_attention.presets import PRESETS
-from fairseq_plugins.fairseq_integration.presets import register_presets
-from fairseq_plugins.segment_language_model.attention import (
+from fairseq_plugins.all_attention.adaptive_span import AdaptiveSpan, read_head_groups
+from fairseq_plugins.all_attention.attention import (
     HEAD_SPLIT,
     JOINT,
     SINGLE_HEAD,
     SPLIT,
-    RelativeAttention,
+    AllAttention,
+    SpanTerms,
 )
+from fairseq_plugins.all_attention.persistent_vectors import SoftmaxFeedForward
+from fairseq_plugins.all_attention.presets import PRESETS
+from fairseq_plugins.fairseq_integration.presets import register_presets
 from fairseq_plugins.segment_language_model.attention_blocks import Window
-from fairseq_plugins.segment_language_model.decoder import Context, EmbeddingDropout, SegmentDecoder
-from fairseq_plugins.segment_language_model.layer import SegmentLayer
-from fairseq_plugins.segment_language_model.model import (
-    SegmentLanguageModel,
-    build_embedding,
-    build_feed_forward,
-    build_final_norm,
-    build_output,
-    check_task,
-    embedding_scale,
-    place_memory,
-    summarise,
-)
-from fairseq_plugins.segment_language_model.model_config import (
-    SegmentLanguageModelConfig,
-    check_config,
-)
+from fairseq_plugins.segment_language_model.decoder import SegmentDecoder
+from fairseq_plugins.segment_language_model.model import SegmentLanguageModel
+from fairseq_plugins.segment_language_model.model_config import SegmentLanguageModelConfig
 from fairseq_plugins.segment_language_model.positions import (
     LearnedRelativePositions,
-    SharedDistanceTable,
+    SharedRelativeKeys,
 )
+
+logger = logging.getLogger(__name__)
 
 FEED_FORWARD = "ff-attn"
 VARIANTS = (JOINT, SPLIT, HEAD_SPLIT, SINGLE_HEAD, FEED_FORWARD)
@@ -97,122 +89,195 @@ class AllAttentionConfig(SegmentLanguageModelConfig):
     )
 
 
+class AllAttentionDecoder(SegmentDecoder):
+    """The decoder of layers whose heads may learn how far they see."""
+
+    @property
+    def spans(self) -> list[AdaptiveSpan]:
+        """Return the learned spans of the layers, first to last; [] where spans are fixed."""
+        spans = [layer.self_attn.span for layer in self.layers]
+        return [span for span in spans if span is not None]
+
+    def compute_distance_terms(self, farthest: int) -> list[SpanTerms]:
+        """Return what each layer's attention takes from the distances ``farthest`` to -1."""
+        encoding = self.encode_distances(farthest)
+        # of all layers at once: each reading would make the host wait for the GPU
+        groups = read_head_groups(self.spans) if self.spans else [None] * len(self.layers)
+        return [
+            layer.self_attn.distance_terms(encoding, of_layer)
+            for layer, of_layer in zip(self.layers, groups, strict=True)
+        ]
+
+
 @register_model("all_attention_lm", dataclass=AllAttentionConfig)
 class AllAttentionLanguageModel(SegmentLanguageModel):
     """All-attention language model (section 4), its ablations (5.3) and adaptive span with FFN."""
 
-    @classmethod
-    def build_model(cls, cfg: AllAttentionConfig, task: Any) -> "AllAttentionLanguageModel":
-        """Build the model for the task's dictionary.
+    decoder_class = AllAttentionDecoder
 
-        Raises:
-            ValueError: an option has a value that no such model has, or two do not go together.
-        """
-        check_task(task)
-        dictionary = task.source_dictionary
-        check_config(cfg, dictionary)
-        _check_options(cfg)
-        mem_len = cfg.attention_span if cfg.mem_len is None else cfg.mem_len
-        # the context of a token ends before the token itself (section 4.3)
-        window = Window(1, mem_len if cfg.same_length else cfg.attention_span)
-        embed_tokens = build_embedding(cfg, dictionary)
-        decoder = SegmentDecoder(
-            dictionary,
-            embed_tokens,
-            embed_scale=embedding_scale(cfg),
-            layers=[_build_layer(cfg, window, n) for n in range(1, cfg.decoder_layers + 1)],
-            output=build_output(cfg, dictionary, embed_tokens),
-            context=Context(mem_len, cfg.tokens_per_sample + cfg.extended_context, cfg.zero_memory),
-            dropout=EmbeddingDropout(
-                None, nn.Dropout(cfg.embed_dropout), nn.Dropout(cfg.output_dropout)
-            ),
-            positions=LearnedRelativePositions(
-                cfg.attention_span,
-                cfg.decoder_embed_dim // cfg.decoder_attention_heads,
-                cfg.clamp_len,
-            ),
-            layer_norm=build_final_norm(cfg),
-            checkpoint_activations=cfg.checkpoint_activations,
-        )
+    @classmethod
+    def recurrence_length(cls, cfg: AllAttentionConfig) -> int:
+        """Return ``--mem-len``, by default the attention span."""
+        return cfg.attention_span if cfg.mem_len is None else cfg.mem_len
+
+    @classmethod
+    def window(cls, cfg: AllAttentionConfig, mem_len: int) -> Window:
+        """Return the context of a token, which ends before the token itself (section 4.3)."""
+        return Window(1, mem_len if cfg.same_length else cfg.attention_span)
+
+    @classmethod
+    def build_attentions(cls, cfg: AllAttentionConfig, mem_len: int) -> Iterator[AllAttention]:
+        """Yield the attention of each layer, with its persistent vectors and learned spans."""
+        heads, variant = cfg.decoder_attention_heads, str(cfg.persistent_variant)
+        for _ in range(cfg.decoder_layers):
+            span = None
+            if cfg.adaptive_span:
+                span = AdaptiveSpan(
+                    heads // 2 if variant == HEAD_SPLIT else heads,
+                    cfg.attention_span,
+                    cfg.span_ramp,
+                    cfg.span_init,
+                    cfg.span_epsilon,
+                )
+            yield AllAttention(
+                cfg.decoder_embed_dim,
+                heads,
+                cls.window(cfg, mem_len),
+                SharedRelativeKeys(),
+                cfg.attention_dropout,
+                0 if variant == FEED_FORWARD else cfg.persistent_vectors,
+                JOINT if variant == FEED_FORWARD else variant,
+                span,
+                str(cfg.attention_kernel),
+            )
+
+    @classmethod
+    def build_feed_forward(
+        cls, cfg: AllAttentionConfig, dropout: type[nn.Module]
+    ) -> nn.Module | None:
+        """Return a feed-forward sublayer: persistent vectors (ff-attn), an FFN, or None."""
+        if cfg.persistent_variant == FEED_FORWARD:
+            return SoftmaxFeedForward(
+                cfg.persistent_vectors,
+                cfg.decoder_embed_dim,
+                cfg.attention_dropout,
+                str(cfg.attention_kernel),
+            )
+        return super().build_feed_forward(cfg, dropout)
+
+    @classmethod
+    def build_positions(cls, cfg: AllAttentionConfig) -> nn.Module:
+        """Return the position vectors that all heads and layers share (section 4.3)."""
+        head_dim = cfg.decoder_embed_dim // cfg.decoder_attention_heads
+        return LearnedRelativePositions(cfg.attention_span, head_dim, cfg.clamp_len)
+
+    @classmethod
+    def describe(cls, cfg: AllAttentionConfig, mem_len: int) -> str:
+        """Return the span and the persistent vectors."""
         kind = "adaptive attention span up to" if cfg.adaptive_span else "attention span"
         vectors = f"{cfg.persistent_vectors} persistent vectors"
         if cfg.persistent_vectors:
             vectors += f" ({cfg.persistent_variant})"
-        return cls(decoder, f"{summarise(cfg, mem_len)}, {kind} {window.farthest}, {vectors}")
+        return f"{kind} {cls.window(cfg, mem_len).farthest}, {vectors}"
 
+    def check_criterion(self, name: str) -> None:
+        """Warn of a ``--criterion`` under which learned spans would hardly shrink."""
+        if self.decoder.spans and not name.startswith("span_"):
+            logger.warning(
+                "--criterion %s has no penalty for long attention spans, which --adaptive-span "
+                "learns: they will hardly shrink; use span_cross_entropy, or with adaptive softmax "
+                "span_exact_adaptive_loss",
+                name,
+            )
 
-def _check_options(cfg: AllAttentionConfig) -> None:
-    for option, least in (("persistent_vectors", 0), ("attention_span", 1), ("span_ramp", 1)):
-        value = getattr(cfg, option)
-        if value < least:
-            flag = option.replace("_", "-")
-            raise ValueError(f"--{flag} is {value}: it must be at least {least}")
-    if not 0 <= cfg.span_init <= 1:
-        raise ValueError(
-            f"--span-init is {cfg.span_init}: it is a part of --attention-span, from 0 to 1"
-        )
-    if cfg.span_init > 0 and not cfg.adaptive_span:
-        raise ValueError(f"--span-init is {cfg.span_init}: it needs --adaptive-span")
-    if not 0 <= cfg.span_epsilon < 1:
-        raise ValueError(f"--span-epsilon is {cfg.span_epsilon}: it must be in [0, 1)")
-    if cfg.span_epsilon > 0 and not cfg.adaptive_span:
-        raise ValueError(f"--span-epsilon is {cfg.span_epsilon}: it needs --adaptive-span")
-    if cfg.mem_len is not None and cfg.mem_len > cfg.attention_span:
-        raise ValueError(
-            f"--mem-len is {cfg.mem_len}: attention reaches no farther back than "
-            f"--attention-span, {cfg.attention_span} tokens"
-        )
-    if cfg.persistent_variant != JOINT and cfg.persistent_vectors == 0:
-        raise ValueError(
-            f"--persistent-variant is {cfg.persistent_variant} with --persistent-vectors 0: there "
-            "are none to place; leave the variant out, or give a number of vectors"
-        )
-    if cfg.persistent_variant == HEAD_SPLIT and cfg.decoder_attention_heads % 2:
-        raise ValueError(
-            f"--persistent-variant head-split with --decoder-attention-heads "
-            f"{cfg.decoder_attention_heads}: half of them see the context; give an even number"
-        )
-    if cfg.persistent_variant == FEED_FORWARD and cfg.decoder_ffn_embed_dim:
-        raise ValueError(
-            f"--decoder-ffn-embed-dim is {cfg.decoder_ffn_embed_dim} with --persistent-variant "
-            "ff-attn, whose --persistent-vectors are the feed-forward sublayer: leave it out"
-        )
+    def prepare_for_inference_(self, cfg: Any) -> None:
+        """Log the spans, too; raises as :class:`.SegmentLanguageModel` does."""
+        super().prepare_for_inference_(cfg)
+        for layer, span in enumerate(self.decoder.spans, start=1):
+            tokens = span.tokens()
+            logger.info(
+                "layer %d: attention spans %.0f tokens in the mean, %.0f at most, ramp included",
+                layer,
+                tokens.mean(),
+                tokens.max(),
+            )
 
+    @classmethod
+    def check_options(cls, cfg: AllAttentionConfig) -> None:
+        """Raise ``ValueError`` for options that do not go together or are out of range."""
+        for option, least in (("persistent_vectors", 0), ("attention_span", 1), ("span_ramp", 1)):
+            value = getattr(cfg, option)
+            if value < least:
+                flag = option.replace("_", "-")
+                raise ValueError(f"--{flag} is {value}: it must be at least {least}")
+        if not 0 <= cfg.span_init <= 1:
+            raise ValueError(
+                f"--span-init is {cfg.span_init}: it is a part of --attention-span, from 0 to 1"
+            )
+        if cfg.span_init > 0 and not cfg.adaptive_span:
+            raise ValueError(f"--span-init is {cfg.span_init}: it needs --adaptive-span")
+        if not 0 <= cfg.span_epsilon < 1:
+            raise ValueError(f"--span-epsilon is {cfg.span_epsilon}: it must be in [0, 1)")
+        if cfg.span_epsilon > 0 and not cfg.adaptive_span:
+            raise ValueError(f"--span-epsilon is {cfg.span_epsilon}: it needs --adaptive-span")
+        if cfg.mem_len is not None and cfg.mem_len > cfg.attention_span:
+            raise ValueError(
+                f"--mem-len is {cfg.mem_len}: attention reaches no farther back than "
+                f"--attention-span, {cfg.attention_span} tokens"
+            )
+        if cfg.persistent_variant != JOINT and cfg.persistent_vectors == 0:
+            raise ValueError(
+                f"--persistent-variant is {cfg.persistent_variant} with --persistent-vectors 0: "
+                "there are none to place; leave the variant out, or give a number of vectors"
+            )
+        if cfg.persistent_variant == HEAD_SPLIT and cfg.decoder_attention_heads % 2:
+            raise ValueError(
+                f"--persistent-variant head-split with --decoder-attention-heads "
+                f"{cfg.decoder_attention_heads}: half of them see the context; give an even number"
+            )
+        if cfg.persistent_variant == FEED_FORWARD and cfg.decoder_ffn_embed_dim:
+            raise ValueError(
+                f"--decoder-ffn-embed-dim is {cfg.decoder_ffn_embed_dim} with --persistent-variant "
+                "ff-attn, whose --persistent-vectors are the feed-forward sublayer: leave it out"
+            )
 
-def _build_layer(cfg: AllAttentionConfig, window: Window, number: int) -> SegmentLayer:
-    separate = cfg.persistent_variant == FEED_FORWARD
-    heads = cfg.decoder_attention_heads
-    span = None
-    if cfg.adaptive_span:
-        see_context = heads // 2 if cfg.persistent_variant == HEAD_SPLIT else heads
-        span = AdaptiveSpan(
-            see_context, cfg.attention_span, cfg.span_ramp, cfg.span_init, cfg.span_epsilon
+    def fit_weights(self, state_dict: dict) -> dict:
+        """Return weights of a model with another largest span, or a fixed one, as weights of this.
+
+        New distances get the vector of the farthest old one. Heads see as far as before, or as far
+        as they now may.
+
+        Raises:
+            ValueError: they have learned spans, and this model does not.
+        """
+        spans = {f"decoder.layers.{i}.self_attn.span.value" for i in range(len(self.decoder.spans))}
+        if not spans and any(name.endswith(".self_attn.span.value") for name in state_dict):
+            raise ValueError(
+                "the checkpoint has learned attention spans, and this model has none: leave "
+                "--adaptive-span as it was trained"
+            )
+        if spans and spans.isdisjoint(state_dict):
+            # heads of a fixed span see all of it
+            values = (span.value for span in self.decoder.spans)
+            opened = dict(zip(sorted(spans), map(torch.ones_like, values), strict=True))
+            state_dict = {**state_dict, **opened}
+        trained = state_dict.get("decoder.positions.weight")
+        if trained is None or len(trained) == len(self.decoder.positions.weight):
+            return state_dict
+        before, now = len(trained), len(self.decoder.positions.weight)
+        logger.warning(
+            "the checkpoint was trained with --attention-span %d, and here it is %d: its position "
+            "vectors and learned spans are fitted to it; continue training with --reset-optimizer, "
+            "or --finetune-from-model",
+            before,
+            now,
         )
-    attention = RelativeAttention(
-        cfg.decoder_embed_dim,
-        heads,
-        window,
-        SharedDistanceTable(),
-        dropout=cfg.attention_dropout,
-        num_persistent=0 if separate else cfg.persistent_vectors,
-        variant=JOINT if separate else cfg.persistent_variant,
-        span=span,
-    )
-    if separate:
-        feed_forward = SoftmaxFeedForward(
-            cfg.persistent_vectors, cfg.decoder_embed_dim, cfg.attention_dropout
-        )
-    else:
-        feed_forward = build_feed_forward(cfg, nn.Dropout)
-    feed_forward, memory_sublayer = place_memory(cfg, number, feed_forward)
-    return SegmentLayer(
-        cfg.decoder_embed_dim,
-        attention,
-        feed_forward,
-        nn.Dropout(cfg.dropout),
-        cfg.decoder_normalize_before,
-        memory_sublayer,
-    )
+        added = trained[-1:].expand(max(0, now - before), -1)
+        fitted = {**state_dict, "decoder.positions.weight": torch.cat([trained[:now], added])}
+        for name, value in state_dict.items():
+            if name.endswith(".self_attn.span.value"):
+                fitted[name] = (value * before / now).clamp(max=1)
+        return fitted
 
 
 register_presets("all_attention_lm", PRESETS)

@@ -11,8 +11,8 @@ import math
 import torch
 from torch import Tensor, nn
 
+from fairseq_plugins.segment_language_model.attention import KERNELS
 from fairseq_plugins.segment_language_model.attention_blocks import EVERY_KEY
-from fairseq_plugins.segment_language_model.attention_kernel import window_attention
 
 
 class PersistentVectors(nn.Module):
@@ -26,14 +26,18 @@ class PersistentVectors(nn.Module):
         num_vectors: N, at least 1.
         num_heads: H.
         head_dim: d_h.
+        kernel: a key of ``KERNELS``.
     """
 
-    def __init__(self, num_vectors: int, num_heads: int, head_dim: int) -> None:
+    def __init__(
+        self, num_vectors: int, num_heads: int, head_dim: int, kernel: str = "fast"
+    ) -> None:
         super().__init__()
         self.keys = nn.Parameter(torch.empty(num_heads, num_vectors, head_dim))
         self.values = nn.Parameter(torch.empty(num_heads, num_vectors, head_dim))
         self.key_scale = math.sqrt(head_dim)
         self.value_scale = math.sqrt(num_vectors)
+        self.kernel = kernel
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -46,14 +50,14 @@ class PersistentVectors(nn.Module):
         return self.key_scale * self.keys, self.value_scale * self.values
 
     def attend(
-        self, query: Tensor, dropout: float = 0.0, with_total: bool = False
+        self, query: Tensor, dropout: float = 0.0, return_lse: bool = False
     ) -> tuple[Tensor, Tensor | None]:
         """Attend from each query to the persistent vectors of its head alone.
 
         Args:
             query: (H, B, T, d_h), already divided by √d_h.
             dropout: probability of dropping a weight.
-            with_total: return the logarithm of what the weights were divided by, too.
+            return_lse: return the log-sum-exp of each query's scores, too.
 
         Returns:
             (H, B, T, d_h), and log Σ exp(score), (H, B, T), or None.
@@ -61,34 +65,34 @@ class PersistentVectors(nn.Module):
         keys, values = self()
         # streams share the vectors: (H, B, T, d_h) -> (H, 1, B·T, d_h)
         queries = query.flatten(1, 2).unsqueeze(1)
-        attended, total = window_attention(
+        attended, lse = KERNELS[self.kernel](
             queries,
             keys.unsqueeze(1),
             values.unsqueeze(1),
             None,
             EVERY_KEY,
             dropout,
-            with_total=with_total,
+            return_lse=return_lse,
         )
-        return attended.view(query.shape), None if total is None else total.view(query.shape[:3])
+        return attended.view(query.shape), None if lse is None else lse.view(query.shape[:3])
 
 
-def joint_softmax(
-    first: Tensor, first_total: Tensor, second: Tensor, second_total: Tensor
+def merge_attentions(
+    attended: Tensor, lse: Tensor, other_attended: Tensor, other_lse: Tensor
 ) -> Tensor:
-    """Return what one softmax over two sets of keys gives (equation 13), from those over each set.
+    """Return what one softmax over two sets of keys gives, from one over each (equation 13).
 
     Args:
-        first: attended values (H, B, T, d_h) of the one set.
-        first_total: log Σ exp(score) of its keys, (H, B, T); -∞ for an empty set.
-        second: of the other set, which may not be empty, (H, B, T, d_h).
-        second_total: (H, B, T).
+        attended: values (H, B, T, d_h) of the one set.
+        lse: log-sum-exp of its scores, (H, B, T); -∞ for an empty set.
+        other_attended: of the other set, which may not be empty, (H, B, T, d_h).
+        other_lse: (H, B, T).
 
     Returns:
         (H, B, T, d_h).
     """
-    share_of_second = torch.sigmoid(second_total - first_total).unsqueeze(-1).to(first.dtype)
-    return torch.lerp(first, second, share_of_second)
+    other_share = torch.sigmoid(other_lse - lse).unsqueeze(-1).to(attended.dtype)
+    return torch.lerp(attended, other_attended, other_share)
 
 
 class SoftmaxFeedForward(nn.Module):
@@ -101,11 +105,14 @@ class SoftmaxFeedForward(nn.Module):
         num_vectors: N, the inner width.
         embed_dim: d.
         dropout: probability of dropping a weight.
+        kernel: a key of ``KERNELS``.
     """
 
-    def __init__(self, num_vectors: int, embed_dim: int, dropout: float = 0.0) -> None:
+    def __init__(
+        self, num_vectors: int, embed_dim: int, dropout: float = 0.0, kernel: str = "fast"
+    ) -> None:
         super().__init__()
-        self.persistent = PersistentVectors(num_vectors, 1, embed_dim)
+        self.persistent = PersistentVectors(num_vectors, 1, embed_dim, kernel)
         self.dropout = dropout
 
     def forward(self, x: Tensor) -> Tensor:

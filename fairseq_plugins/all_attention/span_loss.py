@@ -17,7 +17,7 @@ from fairseq.tasks import FairseqTask
 from torch import Tensor
 
 from fairseq_plugins.all_attention.adaptive_span import AdaptiveSpan
-from fairseq_plugins.segment_language_model.exact_adaptive_loss import ExactAdaptiveLoss
+from fairseq_plugins.segment_language_model.adaptive_softmax import ExactAdaptiveLoss
 
 
 def span_loss_option() -> Any:

@@ -18,21 +18,16 @@ class MemorySublayer(nn.Module):
 
     Args:
         memory: what is called.
-
-    Attributes:
-        padding_mask: true for padding, of the shape of the input without its last dimension; None
-            for no padding. The layer sets it before each call.
     """
 
     def __init__(self, memory: ProductKeyMemory) -> None:
         super().__init__()
         self.memory = memory
-        self.padding_mask: Tensor | None = None
         self._num_updates = 0
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Map (…, d) to (…, d)."""
-        return self.memory(x, self.padding_mask)
+    def forward(self, x: Tensor, padding_mask: Tensor | None = None) -> Tensor:
+        """Map (…, d) to (…, d); ``padding_mask`` (…) is true for padding."""
+        return self.memory(x, padding_mask)
 
     def set_num_updates(self, num_updates: int) -> None:
         """Take note of the number of updates so far; fairseq calls it before each batch.

@@ -1,8 +1,8 @@
 """Which keys a query sees, and how queries are taken in blocks with just the keys that they see.
 
-Shapes: H heads, B streams, T queries (the segment), S keys (memory and segment), D distances, G
-groups of heads with distance vectors of their own (1 or H), W distances on the ramp of an adaptive
-span, d_h head width; in a block: C queries that see at most K keys.
+Shapes: H heads, B streams, T queries (the segment), S keys (earlier tokens and segment), D
+distances, G sets of relative keys (1 for all heads, or H), W distances with a bias, d_h head width;
+in a block: C queries that see at most K keys.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ EVERY_KEY = Window(-UNLIMITED, UNLIMITED)
 
 
 class Block(NamedTuple):
-    """C queries from ``start`` on, and the K keys from ``first`` on that some of them see."""
+    """C queries from ``start`` on, and the K keys from ``first`` on that at least one sees."""
 
     start: int
     queries: int
@@ -51,24 +51,28 @@ class Block(NamedTuple):
         """Return its part (H, B, K, d_h) of one vector a key."""
         return tensor.narrow(2, self.first, self.keys)
 
-    def of_distances(self, table: Tensor) -> Tensor:
-        """Return the rows (G, K + 1, d_h) of a table of falling distances that ends with -1.
+    def of_distances(self, rel_keys: Tensor) -> Tensor:
+        """Return the rows (G, K + 1, d_h) of relative keys whose distances fall to -1.
 
         They begin with the distance of the last query to the first key.
         """
-        return table.narrow(1, table.size(1) - 1 - self.offset - self.queries, self.keys + 1)
+        start = rel_keys.size(1) - 1 - self.offset - self.queries
+        return rel_keys.narrow(1, start, self.keys + 1)
 
-    def on_ramp(
-        self, by_distance: Tensor, log_mask: Tensor, farthest: int
+    def biased(
+        self, by_distance: Tensor, distance_bias: Tensor, farthest: int
     ) -> tuple[Tensor, Tensor]:
-        """Return the columns of ``by_distance`` (H, B, C, K + 1) that ``log_mask`` (H, W) acts on.
+        """Return the columns of ``by_distance`` (H, B, C, K + 1) that have a bias, and the biases.
 
-        And its own columns for them; it begins with the distance ``farthest``.
+        Args:
+            by_distance: scores.
+            distance_bias: (H, W), of distances that fall from ``farthest``.
+            farthest: the farthest distance that a query sees.
         """
         first = self.offset + self.queries - 1 - farthest
-        unseen = min(max(0, -first), log_mask.size(1))
-        width = log_mask.size(1) - unseen
-        return by_distance.narrow(3, max(0, first), width), log_mask.narrow(1, unseen, width)
+        unseen = min(max(0, -first), distance_bias.size(1))
+        width = distance_bias.size(1) - unseen
+        return by_distance.narrow(3, max(0, first), width), distance_bias.narrow(1, unseen, width)
 
 
 def split_into_blocks(
@@ -96,7 +100,7 @@ def split_into_blocks(
         yield Block(start, size, first, seen, own - first)
 
 
-def align_by_distance(scores: Tensor, num_keys: int) -> Tensor:
+def rel_shift(scores: Tensor, num_keys: int) -> Tensor:
     """Turn scores by distance into scores by key, without a copy (Transformer-XL, appendix B).
 
     Args:
@@ -113,16 +117,16 @@ def align_by_distance(scores: Tensor, num_keys: int) -> Tensor:
     return flat.narrow(-1, queries - 1, queries * num_keys).view(*batch, queries, num_keys)
 
 
-def spread_by_distance(scores: Tensor, spread: Tensor) -> None:
-    """Write scores by key (…, C, K) into scores by distance (…, C, K + 1), zero where no key is.
+def undo_rel_shift(scores: Tensor, by_distance: Tensor) -> None:
+    """Write scores by key (…, C, K) into ``by_distance`` (…, C, K + 1), zero where no key is.
 
-    The inverse of :func:`align_by_distance`, which gives the gradient of one from the other's.
+    The inverse of :func:`rel_shift`: it maps gradients of the one to gradients of the other.
     """
     *batch, queries, keys = scores.shape
-    flat = spread.view(*batch, queries * (keys + 1))
+    flat = by_distance.view(*batch, queries * (keys + 1))
     flat.narrow(-1, 0, queries - 1).zero_()
     flat.narrow(-1, queries * (keys + 1) - 1, 1).zero_()
-    align_by_distance(spread, keys).copy_(scores)
+    rel_shift(by_distance, keys).copy_(scores)
 
 
 def hidden_by_window(offset: int, queries: int, keys: int, window: Window, like: Tensor) -> Tensor:

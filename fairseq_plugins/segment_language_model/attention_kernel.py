@@ -1,13 +1,13 @@
-"""Attention of a segment to a window of earlier tokens, and its gradient.
+"""The fast attention of a segment to a window of earlier tokens, with its gradient written out.
 
-Transformer-XL, section 3.3 and appendix B; all-attention, equations 12 and 13; for all heads and
-streams at once. Queries are taken in blocks, each with just the keys that its window reaches. The
-gradient is written out: the scores by far outnumber everything else, and automatic differentiation
-would copy them several times over.
+It computes what :func:`.attention.plain_attention` states (Transformer-XL, section 3.3 and appendix
+B; all-attention, equations 12 and 13), for all heads and streams at once. Queries are taken in
+blocks, each with just the keys that its window reaches. Scores far outnumber everything else, and
+automatic differentiation would copy them several times.
 
-Shapes: H heads, B streams, T queries (the segment), S keys (memory and segment), D distances,
-G groups of heads with distance vectors of their own (1 or H), W distances on the ramp of an
-adaptive span, d_h head width; in a block: C queries that see at most K keys.
+Shapes: H heads, B streams, T queries (the segment), S keys (earlier tokens and segment), D
+distances, G sets of relative keys (1 for all heads, or H), W distances with a bias, d_h head width;
+in a block: C queries that see at most K keys.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from fairseq_plugins.segment_language_model.attention_blocks import (
     EVERY_KEY,
     Block,
     Window,
-    align_by_distance,
     hidden_by_window,
+    rel_shift,
     split_into_blocks,
-    spread_by_distance,
+    undo_rel_shift,
 )
 
 # PyTorch's own softmax attention for CPUs: (B, H, C, d_h) and a bias for each score in, values and
@@ -35,7 +35,7 @@ _FUSED = getattr(torch.ops.aten, "_scaled_dot_product_flash_attention_for_cpu", 
 
 
 class _Workspace:
-    """Buffers that each block uses anew: pages of new ones would cost as much as filling them.
+    """Buffers that all blocks share: fresh memory would cost as much as filling it.
 
     Args:
         like: a tensor of their device and dtype.
@@ -76,28 +76,34 @@ class _Workspace:
             total.flatten(0, 1).add_(self.product("sum", left, right))
 
     def bias(
-        self, block: Block, query: Tensor, table: Tensor, log_mask: Tensor, window: Window
+        self,
+        block: Block,
+        query: Tensor,
+        rel_keys: Tensor,
+        distance_bias: Tensor | None,
+        window: Window,
     ) -> Tensor:
         """Return what is added to the products of queries and keys, (H, B, C, K).
 
-        The scores of queries (H, B, T, d_h) by distance, the logarithm of an adaptive span's mask,
-        and a number that leaves no weight where the window ends.
+        That is the scores of queries (H, B, T, d_h) by distance, the bias of each distance, and a
+        number that leaves no weight where the window ends.
         """
         of_block = block.of_queries(query)
         shape = (*of_block.shape[:3], block.keys + 1)
         by_distance = self.take("by distance", *shape)
-        if table.size(1) > 0:
-            rows = block.of_distances(table)
+        if rel_keys.size(1) > 0:
+            rows = block.of_distances(rel_keys)
             # (H, B, C, d_h) -> (G, H/G·B·C, d_h) x (G, d_h, K + 1) -> (H, B, C, K + 1)
             grouped = of_block.reshape(rows.size(0), -1, rows.size(2))
             out = by_distance.view(*grouped.shape[:2], -1)
             torch.bmm(grouped, rows.transpose(1, 2), out=out)
-            masked, log_of_mask = block.on_ramp(by_distance, log_mask, window.farthest)
-            # (H, W) -> (H, 1, 1, W)
-            masked += log_of_mask[:, None, None].to(masked.dtype)
+            if distance_bias is not None:
+                biased, own_bias = block.biased(by_distance, distance_bias, window.farthest)
+                # (H, W) -> (H, 1, 1, W)
+                biased += own_bias[:, None, None].to(biased.dtype)
         else:
             by_distance.zero_()
-        bias = align_by_distance(by_distance, block.keys)
+        bias = rel_shift(by_distance, block.keys)
         self._hide(bias, block, window)
         return bias
 
@@ -125,20 +131,20 @@ class _WindowAttention(torch.autograd.Function):
         position_query: Tensor | None,
         keys: Tensor,
         values: Tensor,
-        table: Tensor,
-        log_mask: Tensor,
+        rel_keys: Tensor,
+        distance_bias: Tensor | None,
         window: Window,
         dropout: float,
-        with_total: bool,
+        return_lse: bool,
         differentiable: bool,
     ) -> tuple[Tensor, Tensor | None]:
-        # contiguous, so that its parts are views and never copies, in which results would be lost
+        # contiguous, so that its parts are views: results written to copies would be lost
         out = content_query.new_empty(content_query.shape)
-        total = out.new_empty(out.shape[:3], dtype=_precise(out)) if with_total else None
+        lse = out.new_empty(out.shape[:3], dtype=_precise(out)) if return_lse else None
         kept: list[Tensor | None] = []
         work = _Workspace(out)
         fused = _FUSED is not None and out.device.type == "cpu" and dropout == 0
-        # it takes what is not a number for nothing, and half precision may overflow
+        # it silently ignores NaNs, and half precision may overflow
         fused = fused and not differentiable and out.dtype != torch.float16
         by_distance = content_query if position_query is None else position_query
         for block in split_into_blocks(content_query, keys, window, fused):
@@ -152,12 +158,12 @@ class _WindowAttention(torch.autograd.Function):
             )
             bias = None
             if window != EVERY_KEY:
-                bias = work.bias(block, by_distance, table, log_mask, window)
+                bias = work.bias(block, by_distance, rel_keys, distance_bias, window)
             # the first tokens of a stream may see nothing at all; they attend to nothing
             blind = max(0, window.nearest - block.offset) if block.keys > 0 else block.queries
             if fused and block.keys > 0:
                 # (H·B, C, d_h) -> (1, H·B, C, d_h)
-                values_of_block, total_of_block = _FUSED(
+                values_of_block, lse_of_block = _FUSED(
                     query[None],
                     key[None],
                     value[None],
@@ -165,16 +171,16 @@ class _WindowAttention(torch.autograd.Function):
                     scale=1.0,
                 )
                 block.of_queries(out).flatten(0, 1).copy_(values_of_block[0])
-                if total is not None:
-                    block.of_queries(total).flatten(0, 1).copy_(total_of_block[0])
+                if lse is not None:
+                    block.of_queries(lse).flatten(0, 1).copy_(lse_of_block[0])
             else:
                 scores = work.product("scores", query, key.transpose(1, 2), bias)
                 weights = torch.empty_like(scores)
                 if block.keys > 0:
                     torch.softmax(scores, dim=-1, out=weights)
                     weights[:, :blind] = 0.0
-                    if total is not None:
-                        block.of_queries(total).flatten(0, 1).copy_(_log_total(scores, weights))
+                    if lse is not None:
+                        block.of_queries(lse).flatten(0, 1).copy_(_log_sum_exp(scores, weights))
                 keep = None
                 if dropout > 0:
                     keep = torch.rand_like(weights, dtype=torch.float32) >= dropout
@@ -184,32 +190,35 @@ class _WindowAttention(torch.autograd.Function):
                     kept += [weights, keep]
             if blind > 0:
                 block.of_queries(out)[..., :blind, :] = 0.0
-                if total is not None:
-                    block.of_queries(total)[..., :blind] = -torch.inf
+                if lse is not None:
+                    block.of_queries(lse)[..., :blind] = -torch.inf
         if differentiable:
-            inputs = (content_query, position_query, keys, values, table, log_mask)
+            inputs = (content_query, position_query, keys, values, rel_keys, distance_bias)
             ctx.save_for_backward(*inputs, out, *kept)
             ctx.window, ctx.dropout = window, dropout
-        return out, total
+        return out, lse
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad_out: Tensor, grad_total: Tensor | None) -> tuple:
+    def backward(ctx: Any, grad_out: Tensor, grad_lse: Tensor | None) -> tuple:
         saved = ctx.saved_tensors  # once: activation checkpointing allows no second look
         inputs, out, kept = saved[:6], saved[6], saved[7:]
-        content_query, position_query, keys, values, table, log_mask = inputs
+        content_query, position_query, keys, values, rel_keys, distance_bias = inputs
         grad_content_query = content_query.new_empty(content_query.shape)
         grad_position_query = None
         if position_query is not None:
             grad_position_query = position_query.new_zeros(position_query.shape)
-        grad_keys, grad_values, grad_table, grad_log_mask = (
-            tensor.new_zeros(tensor.shape) for tensor in (keys, values, table, log_mask)
+        grad_keys, grad_values, grad_rel_keys = (
+            tensor.new_zeros(tensor.shape) for tensor in (keys, values, rel_keys)
         )
+        grad_distance_bias = None
+        if distance_bias is not None:
+            grad_distance_bias = distance_bias.new_zeros(distance_bias.shape)
         grad_out, work = grad_out.contiguous(), _Workspace(out)
         # what the softmax takes off every weight's gradient: Σ w·(dL/dw) = y·(dL/dy)
         common = (grad_out * out).sum(dim=-1, keepdim=True)
-        if grad_total is not None:
-            common -= grad_total.unsqueeze(-1).to(common.dtype)
+        if grad_lse is not None:
+            common -= grad_lse.unsqueeze(-1).to(common.dtype)
         blocks = split_into_blocks(content_query, keys, ctx.window)
         for block, weights, keep in zip(blocks, kept[::2], kept[1::2], strict=True):
             query, grad, of_all, key, value = (
@@ -230,20 +239,21 @@ class _WindowAttention(torch.autograd.Function):
             grad_scores = grad_weights.sub_(of_all).mul_(weights)
             work.add_product(block.of_keys(grad_keys), grad_scores.transpose(1, 2), query)
             grad_query = work.product("queries", grad_scores, key)
-            if block.keys > 0 and table.size(1) > 0:
+            if block.keys > 0 and rel_keys.size(1) > 0:
                 shape = block.of_queries(content_query).shape[:3]
                 by_distance = work.take("by distance", *shape, block.keys + 1)
-                spread_by_distance(grad_scores.view(*shape, -1), by_distance)
-                masked, grad_log_of_mask = block.on_ramp(
-                    by_distance, grad_log_mask, ctx.window.farthest
-                )
-                grad_log_of_mask += masked.sum(dim=(1, 2), dtype=grad_log_mask.dtype)
-                rows = block.of_distances(table)
+                undo_rel_shift(grad_scores.view(*shape, -1), by_distance)
+                if distance_bias is not None:
+                    biased, grad_own_bias = block.biased(
+                        by_distance, grad_distance_bias, ctx.window.farthest
+                    )
+                    grad_own_bias += biased.sum(dim=(1, 2), dtype=distance_bias.dtype)
+                rows = block.of_distances(rel_keys)
                 # (H, B, C, K + 1) -> (G, H/G·B·C, K + 1) x (G, K + 1, d_h)
                 grouped = by_distance.view(rows.size(0), -1, rows.size(1))
                 asked = content_query if position_query is None else position_query
                 asked = block.of_queries(asked).reshape(rows.size(0), -1, rows.size(2))
-                block.of_distances(grad_table).add_(grouped.transpose(1, 2) @ asked)
+                block.of_distances(grad_rel_keys).add_(grouped.transpose(1, 2) @ asked)
                 if position_query is None:
                     grad_query.view(asked.shape).baddbmm_(grouped, rows)
                 else:
@@ -254,8 +264,8 @@ class _WindowAttention(torch.autograd.Function):
             grad_position_query,
             grad_keys,
             grad_values,
-            grad_table,
-            grad_log_mask,
+            grad_rel_keys,
+            grad_distance_bias,
             None,
             None,
             None,
@@ -263,7 +273,7 @@ class _WindowAttention(torch.autograd.Function):
         )
 
 
-def _log_total(scores: Tensor, weights: Tensor) -> Tensor:
+def _log_sum_exp(scores: Tensor, weights: Tensor) -> Tensor:
     """Return log Σ exp(score) (H·B, C) of scores and their softmax, (H·B, C, K)."""
     # exp(s) / w is the sum, whichever key it is taken from
     largest, of_largest = (t.amax(-1).to(_precise(t)) for t in (scores, weights))
@@ -278,50 +288,45 @@ def window_attention(
     query: Tensor,
     keys: Tensor,
     values: Tensor,
-    table: Tensor | None,
+    rel_keys: Tensor | None,
     window: Window,
     dropout: float = 0.0,
     position_query: Tensor | None = None,
-    log_mask: Tensor | None = None,
-    with_total: bool = False,
+    distance_bias: Tensor | None = None,
+    return_lse: bool = False,
 ) -> tuple[Tensor, Tensor | None]:
-    """Attend from each query to the keys in its window.
+    """Attend from each query to the keys in its window, as :func:`.attention.plain_attention` does.
 
-    The score of query t for the token at distance x is ``c_t·k_{t-x} + q_t·p_x + log m_x``, c the
-    content query, q the position query and m the mask of an adaptive span, which thus multiplies
-    the weights before they are normalised. A query that sees nothing gets zero.
+    There are gradients, but none of gradients.
 
     Args:
-        query: c, (H, B, T, d_h), already divided by √d_h.
+        query: content queries c, (H, B, T, d_h), divided by √d_h.
         keys: (H, B, S, d_h), the last T of them of the queries' own tokens.
         values: (H, B, S, d_h).
-        table: p for the distances S - 1, or more, down to -1, (G, D, d_h); None for none.
+        rel_keys: p of the distances S - 1, or more, down to -1, (G, D, d_h); None for none.
         window: the distances that a query sees.
         dropout: probability of dropping a weight.
-        position_query: q, likewise; None where it is c.
-        log_mask: log m of the distances that fall from ``window.farthest``, (H, W), -∞ allowed;
-            nearer ones have m = 1. It needs a table. None for no mask.
-        with_total: return the logarithm of what the weights were divided by, too.
+        position_query: q, (H, B, T, d_h), divided by √d_h; None where it is c.
+        distance_bias: added to the scores at the distances that fall from ``window.farthest``,
+            (H, W), -∞ allowed; nearer distances have none. It needs ``rel_keys``.
+        return_lse: return the log-sum-exp of each query's scores, too.
 
     Returns:
-        (H, B, T, d_h), and log Σ exp(score) of the keys in each window, (H, B, T), -∞ where there
-        are none; or None without ``with_total``.
+        (H, B, T, d_h), zero for a query that sees nothing; and with ``return_lse``
+        log Σ exp(score), (H, B, T), -∞ where there are no keys, else None.
     """
-    heads, _, _, head_dim = query.shape
-    if table is None:
-        table = query.new_empty(1, 0, head_dim)
-    if log_mask is None:
-        log_mask = query.new_empty(heads, 0)
+    if rel_keys is None:
+        rel_keys = query.new_empty(1, 0, query.size(-1))
     if position_query is not None:
         position_query = position_query.to(query.dtype)
     with torch.autocast(query.device.type, enabled=False):
         return _WindowAttention.apply(
             query,
             position_query,
-            *(tensor.to(query.dtype) for tensor in (keys, values, table)),
-            log_mask,
+            *(tensor.to(query.dtype) for tensor in (keys, values, rel_keys)),
+            distance_bias,
             window,
             dropout,
-            with_total,
+            return_lse,
             torch.is_grad_enabled(),
         )

@@ -1,10 +1,7 @@
-"""The decoder that Transformer-XL, all-attention and adaptive span are settings of.
+"""Decoder shared by Transformer-XL, all-attention and adaptive span.
 
-A stack of layers over a segment of text and a memory of the segments before. Four things are
-chosen: position encoding, span of the attention, persistent vectors, feed-forward sublayer.
-
-Shapes: B streams, T tokens of a segment, M remembered tokens, D distances, H heads, V symbols, d
-model width, d_h head width.
+A stack of layers over a segment of text and the states of the segments before. Shapes: B streams, T
+tokens of a segment, V symbols, d model width.
 """
 
 import logging
@@ -17,37 +14,39 @@ from fairseq.modules import AdaptiveSoftmax
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from fairseq_plugins.all_attention.adaptive_span import AdaptiveSpan, read_head_groups
+from fairseq_plugins.fairseq_integration.forward_passes import InferenceCache
 from fairseq_plugins.product_key_memory.memory import ProductKeyMemory
-from fairseq_plugins.segment_language_model.attention import DistanceTerms
 from fairseq_plugins.segment_language_model.key_value_cache import HiddenStates, LayerState
 from fairseq_plugins.segment_language_model.layer import SegmentLayer
-from fairseq_plugins.segment_language_model.recurrence import Cursor, SegmentMemory
-from fairseq_plugins.transformer_xl.locked_dropout import WordDropout
+from fairseq_plugins.segment_language_model.recurrence import Cursor, Recurrence
 
 logger = logging.getLogger(__name__)
 
-# Symbols that an imported model does not have are below it (scripts/foreign_vocabulary.py).
-_IMPOSSIBLE = -5e3
+# A converted model predicts symbols that it was made without at this bias, and none that it has
+# anywhere near it.
+IMPOSSIBLE_BIAS = -1e4
 
 
 class Context(NamedTuple):
     """How far back the layers read.
 
-    ``memory`` tokens before a segment. In generation, where each token is a segment, a decoder
-    without memory sees ``segment`` tokens, as many as the segments that it was trained on have.
-    With ``from_zeros`` streams start with a memory of zero vectors in place of none.
+    ``mem_len`` tokens before a segment. In generation, where each token is a segment, a decoder
+    without recurrence sees ``segment`` tokens, as many as the segments that it was trained on have.
+    With ``from_zeros`` streams start from zero vectors in place of nothing.
     """
 
-    memory: int
+    mem_len: int
     segment: int
     from_zeros: bool = False
 
 
 class EmbeddingDropout(NamedTuple):
-    """What is dropped before the first layer and after the last one."""
+    """What is dropped before the first layer and after the last one.
 
-    words: WordDropout | None
+    ``words`` maps embeddings (B, T, d) and tokens (B, T) to embeddings; None for nothing.
+    """
+
+    words: nn.Module | None
     embeddings: nn.Module
     output: nn.Module
 
@@ -64,7 +63,7 @@ class SegmentDecoder(FairseqIncrementalDecoder):
         context: how far back the layers read.
         dropout: before the first layer and after the last.
         positions: the farthest distance to an encoding of all distances, falling to -1, of which
-            each layer's attention makes its own table; None for none.
+            each layer's attention makes its own terms; None for none.
         absolute_positions: adds what depends on a token's place to the embeddings, before their
             dropout, and to the input of each layer; None for none.
         layer_norm: normalises the last layer's output; None for none.
@@ -101,13 +100,8 @@ class SegmentDecoder(FairseqIncrementalDecoder):
         self.output_projection = None if adaptive else output
         self.context = context
         self.checkpoint_activations = checkpoint_activations
+        self._inference_terms: InferenceCache[tuple[int, list[Any]]] = InferenceCache()
         self._told_of_places = False
-
-    @property
-    def spans(self) -> list[AdaptiveSpan]:
-        """Return the learned spans of the layers, first to last; [] where spans are fixed."""
-        spans = [layer.self_attn.span for layer in self.layers]
-        return [span for span in spans if span is not None]
 
     @property
     def product_key_memories(self) -> dict[int, ProductKeyMemory]:
@@ -123,7 +117,7 @@ class SegmentDecoder(FairseqIncrementalDecoder):
         prev_output_tokens: Tensor,
         encoder_out: None = None,
         incremental_state: dict[str, Any] | None = None,
-        memory: Cursor | None = None,
+        recurrence: Cursor | None = None,
     ) -> tuple[Tensor, None]:
         """Return the scores of the symbols that may follow each token.
 
@@ -132,7 +126,7 @@ class SegmentDecoder(FairseqIncrementalDecoder):
                 of which only those it has not seen are computed.
             encoder_out: None; fairseq's generator passes it.
             incremental_state: fairseq's dictionary of one generation.
-            memory: the segment's place in its streams; None for a segment without a past, which
+            recurrence: the segment's place in its streams; None for a segment without a past, which
                 also leaves no trace.
 
         Returns:
@@ -140,7 +134,7 @@ class SegmentDecoder(FairseqIncrementalDecoder):
             attention, which is not kept.
         """
         features, extra = self.extract_features(
-            prev_output_tokens, encoder_out, incremental_state, memory
+            prev_output_tokens, encoder_out, incremental_state, recurrence
         )
         return self.output_layer(features), extra
 
@@ -149,25 +143,25 @@ class SegmentDecoder(FairseqIncrementalDecoder):
         prev_output_tokens: Tensor,
         encoder_out: None = None,
         incremental_state: dict[str, Any] | None = None,
-        memory: Cursor | None = None,
+        recurrence: Cursor | None = None,
     ) -> tuple[Tensor, None]:
         """Return the final representation (B, T, d); arguments as in :meth:`forward`."""
-        remember, first = self.context.memory, 0
+        mem_len, first = self.context.mem_len, 0
         if incremental_state is not None:
-            generated = incremental_state.setdefault("segment_memory", SegmentMemory())
+            generated = incremental_state.setdefault("recurrence", Recurrence())
             first = generated.end(self)
-            memory = generated.at(first)
+            recurrence = generated.at(first)
             prev_output_tokens = prev_output_tokens[:, first:]
-            remember = remember or self.context.segment - 1
+            mem_len = mem_len or self.context.segment - 1
         x = self._embed(prev_output_tokens, first)
         padding_mask = self._padding_mask(prev_output_tokens)
-        past = None if memory is None else memory.read(self, like=x)
-        if past is None and self.context.from_zeros and self.context.memory > 0:
-            zeros = HiddenStates(x.new_zeros(x.size(0), self.context.memory, x.size(2)))
+        past = None if recurrence is None else recurrence.read(self, like=x)
+        if past is None and self.context.from_zeros and self.context.mem_len > 0:
+            zeros = HiddenStates(x.new_zeros(x.size(0), self.context.mem_len, x.size(2)))
             past = [zeros] * len(self.layers)
-        # where heads learn how far they see, layers remember more or less
-        remembered = 0 if past is None else max(state.length for state in past)
-        terms = self._distance_terms(remembered + x.size(1) - 1, remember + x.size(1) - 1, memory)
+        # layers may keep more or less of the past
+        kept = 0 if past is None else max(state.length for state in past)
+        terms = self._distance_terms(kept + x.size(1) - 1, mem_len + x.size(1) - 1)
         states: list[LayerState] = []
         for index, layer in enumerate(self.layers):
             if self.absolute_positions is not None:
@@ -180,8 +174,8 @@ class SegmentDecoder(FairseqIncrementalDecoder):
             else:
                 x, state = layer(x, terms[index], state, padding_mask)
             states.append(state)
-        if memory is not None:
-            memory.write(self, states, x.size(1), remember)
+        if recurrence is not None:
+            recurrence.write(self, states, x.size(1), mem_len)
         if self.layer_norm is not None:
             x = self.layer_norm(x)
         return self.output_dropout(x), None
@@ -193,16 +187,27 @@ class SegmentDecoder(FairseqIncrementalDecoder):
         if self.word_dropout is not None:
             x = self.word_dropout(x, tokens)
         if self.absolute_positions is not None:
+            self._check_places(first + tokens.size(1))
             x = self.absolute_positions.add_to_embeddings(x, first)
-            if first + tokens.size(1) > self.context.segment and not self._told_of_places:
-                self._told_of_places = True
-                logger.warning(
-                    "a segment has %d tokens, its context included, and positions were trained up "
-                    "to %d: give a smaller --tokens-per-sample or --extended-context",
-                    first + tokens.size(1),
-                    self.context.segment,
-                )
         return self.embed_dropout(x)
+
+    def _check_places(self, end: int) -> None:
+        """Raise ``ValueError`` where a token has no position vector; warn of untrained ones."""
+        places = self.absolute_positions.max_positions
+        if places is not None and end > places:
+            raise ValueError(
+                f"a segment of {end} tokens, --extended-context included, is longer than the "
+                f"{places} places that --positions learned-absolute was trained for: "
+                "give a smaller --tokens-per-sample"
+            )
+        if end > self.context.segment and not self._told_of_places:
+            self._told_of_places = True
+            logger.warning(
+                "a segment has %d tokens, its context included, and positions were trained up "
+                "to %d: give a smaller --tokens-per-sample or --extended-context",
+                end,
+                self.context.segment,
+            )
 
     def _padding_mask(self, tokens: Tensor) -> Tensor | None:
         """Return where ``tokens`` (B, T) are padding; None where nothing in the layers asks."""
@@ -211,32 +216,45 @@ class SegmentDecoder(FairseqIncrementalDecoder):
         padding_mask = tokens.eq(self.dictionary.pad())
         return padding_mask if padding_mask.any() else None
 
-    def _distance_terms(
-        self, farthest: int, ever_farthest: int, memory: Cursor | None
-    ) -> list[DistanceTerms]:
+    def _distance_terms(self, farthest: int, ever_farthest: int) -> list[Any]:
         """Return each layer's terms for the distances ``farthest``, or more, to -1.
 
-        They are computed once an update where gradients are wanted, else once a walk.
+        They are computed once an update in training, and once for all segments in inference.
         """
-        if self.training or torch.is_grad_enabled() or memory is None:
-            return self._compute_terms(farthest)
-        constants = memory.constants(self)
-        if constants.get("farthest", -1) < farthest:
-            # twice as many as needed: a memory that fills token by token would project each time
-            constants["farthest"] = max(farthest, min(2 * farthest, ever_farthest))
-            constants["terms"] = self._compute_terms(constants["farthest"])
-        return constants["terms"]
+        if self.training or torch.is_grad_enabled():
+            return self.compute_distance_terms(farthest)
 
-    def _compute_terms(self, farthest: int) -> list[DistanceTerms]:
-        encoding = None
-        if self.positions is not None:
-            encoding = self.positions(farthest, next(self.parameters()).device)
+        def compute() -> tuple[int, list[Any]]:
+            # twice as many as needed: a past that grows token by token would project each time
+            reached = max(farthest, min(2 * farthest, ever_farthest))
+            return reached, self.compute_distance_terms(reached)
+
         attentions = [layer.self_attn for layer in self.layers]
-        groups = read_head_groups(self.spans) if self.spans else [None] * len(attentions)
-        return [
-            attention.distance_terms(encoding, of_layer)
-            for attention, of_layer in zip(attentions, groups, strict=True)
-        ]
+        weights = [p for attention in attentions for p in attention.distance_parameters()]
+        if self.positions is not None:
+            weights += self.positions.parameters()
+        reached, terms = self._inference_terms.get(weights, compute)
+        if reached < farthest:
+            self._inference_terms.clear()
+            _, terms = self._inference_terms.get(weights, compute)
+        return terms
+
+    def compute_distance_terms(self, farthest: int) -> list[Any]:
+        """Return what each layer's attention takes from the distances ``farthest`` to -1."""
+        encoding = self.encode_distances(farthest)
+        return [layer.self_attn.distance_terms(encoding) for layer in self.layers]
+
+    def encode_distances(self, farthest: int) -> Tensor | None:
+        """Return the encoding of the distances ``farthest`` to -1, None without positions."""
+        if self.positions is None:
+            return None
+        return self.positions(farthest, next(self.parameters()).device)
+
+    def train(self, mode: bool = True) -> "SegmentDecoder":
+        """Set the module in training mode or out of it."""
+        if mode:
+            self._inference_terms.clear()
+        return super().train(mode)
 
     def output_layer(self, features: Tensor) -> Tensor:
         """Map (B, T, d) to scores (B, T, V); the adaptive softmax does its own part later."""
@@ -249,7 +267,7 @@ class SegmentDecoder(FairseqIncrementalDecoder):
 
         Raises:
             ValueError: a criterion for plain softmaxes trains an adaptive one.
-                The text has a symbol that an imported model does not have.
+                The text has a symbol that a converted model does not have.
             FloatingPointError: a target's log-probability is not finite; fairseq-eval-lm would
                 leave that token out of its average.
         """
@@ -272,7 +290,8 @@ class SegmentDecoder(FairseqIncrementalDecoder):
                 "the log-probability of a token is not finite: evaluate without --fp16, or "
                 "look for NaN in the checkpoint"
             )
-        impossible = target[(of_targets < _IMPOSSIBLE) & target.ne(self.dictionary.pad())]
+        impossible = of_targets < IMPOSSIBLE_BIAS / 2
+        impossible = target[impossible & target.ne(self.dictionary.pad())]
         if impossible.numel():
             symbols = sorted({self.dictionary[symbol] for symbol in impossible.tolist()})
             raise ValueError(
@@ -285,8 +304,8 @@ class SegmentDecoder(FairseqIncrementalDecoder):
         self, incremental_state: dict[str, Any], new_order: Tensor
     ) -> None:
         """Let beam i go on from beam ``new_order[i]``."""
-        if "segment_memory" in incremental_state:
-            incremental_state["segment_memory"].reorder(new_order)
+        if "recurrence" in incremental_state:
+            incremental_state["recurrence"].reorder(new_order)
 
     def max_positions(self) -> int:
         """Return how long an input may be: relative positions set no limit."""

@@ -1,7 +1,9 @@
-"""Texts that are continued or scored one by one, each a stream of its own.
+"""Continuing and scoring single texts: prompts, symbols of running text, generation by length.
 
-Shapes: B texts, T tokens.
+Shapes: B prompts, T tokens, K beams, V symbols.
 """
+
+from typing import Any
 
 import numpy as np
 import torch
@@ -13,7 +15,21 @@ from fairseq.data import (
     NumelDataset,
     PadDataset,
 )
-from torch import Tensor
+from torch import Tensor, nn
+
+
+class RunningTextDictionary(Dictionary):
+    """A dictionary that writes ``</s>`` out where fairseq's leaves it away."""
+
+    def string(self, tensor: Any, *args: Any, **options: Any) -> str:
+        """Return ``tensor`` as text, with ``</s>`` where it stands."""
+        return super().string(tensor, *args, **{**options, "include_eos": True})
+
+
+def is_characters(dictionary: Dictionary) -> bool:
+    """Return whether symbols are single characters, or bytes by their number (0 to 255)."""
+    words = dictionary.symbols[dictionary.nspecial :]
+    return all(len(w) == 1 for w in words) or all(w.isdecimal() and int(w) < 256 for w in words)
 
 
 def prompts(
@@ -39,3 +55,72 @@ def sentences(dictionary: Dictionary, src_tokens: Tensor, src_lengths: Tensor) -
     target = torch.full_like(src_tokens, dictionary.pad())
     target[:, :-1] = src_tokens[:, 1:]
     return target.scatter(1, src_lengths.unsqueeze(1) - 1, dictionary.eos())
+
+
+def choose_prefix(
+    sample: dict[str, Any],
+    prefix_tokens: Tensor | None,
+    generator: Any,
+    dictionary: Dictionary,
+    continue_past_eos: bool,
+) -> Tensor:
+    """Return the tokens (B, P) that each generation has to begin with.
+
+    Args:
+        sample: a batch of prompts, or of segments, which are then the prompts.
+        prefix_tokens: the segments' first tokens, where ``--prefix-size`` asked for them.
+        generator: fairseq's.
+        dictionary: the symbols.
+        continue_past_eos: whether generation goes on past ``</s>``.
+
+    Raises:
+        ValueError: a prompt is as long as generation may be, or goes past ``</s>`` and generation
+            does not.
+    """
+    source = sample["net_input"]["src_tokens"]
+    if prefix_tokens is None:
+        prefix_tokens = sample["target"] if "target" in sample else source[:, 1:]
+    longest = prefix_tokens.size(1)
+    limit = int(generator.max_len_a * source.size(1) + generator.max_len_b)
+    if longest >= limit:
+        raise ValueError(
+            f"--max-len-b is {generator.max_len_b}: prompts of {longest} tokens, which count too, "
+            "leave nothing to generate; raise it, or cut the prompts with --prefix-size"
+        )
+    if prefix_tokens.eq(dictionary.eos()).any() and not continue_past_eos:
+        raise ValueError(
+            "a prompt holds </s>, which ends generation: give --continue-past-eos, which generates "
+            "running text"
+        )
+    return prefix_tokens
+
+
+def end_by_length(generator: Any) -> Any:
+    """Have nothing but its length end what fairseq's ``generator`` writes.
+
+    At the end fairseq leaves only the symbol that ends generation in its search. That symbol never
+    occurs in the text: its log-probability is that of something unseen, or as good as -∞, which no
+    sample could be drawn from. It shall cost nothing.
+    """
+    generator.search = _LengthLimit(generator.search, generator.eos)
+    return generator
+
+
+class _LengthLimit(nn.Module):
+    def __init__(self, search: nn.Module, end: int) -> None:
+        super().__init__()
+        self.search = search
+        self.end = end
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            return getattr(super().__getattr__("search"), name)
+
+    def step(self, step: int, lprobs: Tensor, *args: Any, **kwargs: Any) -> Any:
+        """Choose what comes next by log-probabilities (B, K, V), as fairseq's searches do."""
+        left = lprobs.isneginf().sum(-1) == lprobs.size(-1) - 1
+        of_end = lprobs[..., self.end]
+        of_end.copy_(torch.where(left & of_end.isfinite(), 0.0, of_end))
+        return self.search.step(step, lprobs, *args, **kwargs)

@@ -1,27 +1,52 @@
-"""What a layer keeps of the tokens that it has read: hidden states, or keys and values.
+"""What a layer keeps of the tokens it has read: hidden states, or projected keys and values.
 
-Transformer-XL, section 3.2: the states of earlier segments are reused. Training keeps hidden
-states, from which keys and values are projected anew, so that the projections learn from the
-memory too; where no gradient is wanted keys and values themselves are kept, so that nothing is
-projected twice.
+Transformer-XL, section 3.2. Training keeps hidden states and projects them anew, so that the
+projections learn from them too. Inference keeps keys and values, so that nothing is projected
+twice.
 
-Where heads have learned spans, no more is kept than the ones that see farthest reach.
-
-Shapes: B streams, S tokens, T new ones of them, H heads, d model width, d_h head width.
+Shapes: B streams, S tokens kept, T new tokens, H heads, d model width, d_h head width.
 """
 
 from __future__ import annotations
 
 import sys
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 
+class LayerState(Protocol):
+    """State of one layer over the S tokens of B streams."""
+
+    @property
+    def length(self) -> int:
+        """Return S."""
+
+    @property
+    def streams(self) -> int:
+        """Return B."""
+
+    def last(self, length: int, before: int = 0, segment: int = 0) -> LayerState:
+        """Return the ``segment`` tokens that end ``before`` the end, and ``length`` before them.
+
+        Or as many as there are. Detached.
+        """
+
+    def select(self, order: Tensor) -> LayerState:
+        """Return stream ``order[i]`` as stream i."""
+
+    def to(self, like: Tensor) -> LayerState:
+        """Return the state in the device and dtype of ``like``."""
+
+
 @dataclass(frozen=True)
 class HiddenStates:
-    """The input of a layer, hidden (B, S, d), of which ``reach`` tokens are worth remembering."""
+    """The input of a layer, hidden (B, S, d).
+
+    :meth:`last` keeps no more than ``reach`` tokens before the segment: how far the layer looks.
+    """
 
     hidden: Tensor
     reach: int = sys.maxsize
@@ -37,10 +62,7 @@ class HiddenStates:
         return self.hidden.size(0)
 
     def last(self, length: int, before: int = 0, segment: int = 0) -> HiddenStates:
-        """Return the ``segment`` tokens that end ``before`` the end, and ``length`` before them.
-
-        Or as many as there are, and no more than ``reach`` before the segment.
-        """
+        """Implement :meth:`LayerState.last`."""
         start, end = _bounds(self.length, min(length, self.reach) + segment, before)
         return replace(self, hidden=self.hidden[:, start:end].detach())
 
@@ -55,11 +77,11 @@ class HiddenStates:
 
 @dataclass(frozen=True)
 class KeyValueCache:
-    """Keys and values of a layer, each (H, B, S, d_h), that grow in place.
+    """Keys and values of a layer, each (H, B, S, d_h), which grow in place.
 
-    They are tokens ``start`` to ``end`` of two buffers (H, B, room, d_h). New ones are written
-    behind them, so that a segment costs what it brings and not what is remembered, which is no more
-    than ``reach`` tokens before it.
+    They are tokens ``start`` to ``end`` of two buffers (H, B, room, d_h). New tokens are written
+    behind them, so cost grows with what a segment adds, not with what is kept. :meth:`last` keeps
+    no more than ``reach`` tokens before the segment.
     """
 
     key_buffer: Tensor
@@ -72,11 +94,6 @@ class KeyValueCache:
     def of(cls, keys: Tensor, values: Tensor, reach: int = sys.maxsize) -> KeyValueCache:
         """Return a cache of ``keys`` and ``values``, (H, B, S, d_h)."""
         return cls(keys, values, 0, keys.size(2), reach)
-
-    @property
-    def groups(self) -> tuple[KeyValueCache, ...]:
-        """Return this cache: it is of the one group that all heads are in."""
-        return (self,)
 
     @property
     def length(self) -> int:
@@ -117,10 +134,7 @@ class KeyValueCache:
         return replace(cache, end=cache.end + new)
 
     def last(self, length: int, before: int = 0, segment: int = 0) -> KeyValueCache:
-        """Return the ``segment`` tokens that end ``before`` the end, and ``length`` before them.
-
-        Or as many as there are, and no more than ``reach`` before the segment.
-        """
+        """Implement :meth:`LayerState.last`."""
         start, end = _bounds(self.length, min(length, self.reach) + segment, before)
         return replace(
             self,
@@ -148,7 +162,7 @@ class KeyValueCache:
 
     def _moved(self, new: int) -> KeyValueCache:
         """Return a copy at the front of new buffers with room for ``new`` tokens and more."""
-        # moving half the memory's length at a time makes copying cheaper than attending
+        # moving half of what is kept at a time makes copying cheaper than attending
         room = self.length + max(new, self.length // 2)
         buffers = []
         for kept in (self.keys, self.values):
@@ -156,43 +170,6 @@ class KeyValueCache:
             buffer[:, :, : self.length] = kept
             buffers.append(buffer)
         return KeyValueCache(*buffers, 0, self.length, self.reach)
-
-
-@dataclass(frozen=True)
-class GroupedCaches:
-    """Keys and values of a layer whose heads see more or less far: a cache a group of heads."""
-
-    groups: tuple[KeyValueCache, ...]
-
-    @property
-    def length(self) -> int:
-        """Return S of the group that remembers most."""
-        return max(cache.length for cache in self.groups)
-
-    @property
-    def streams(self) -> int:
-        """Return B."""
-        return self.groups[0].streams
-
-    def last(self, length: int, before: int = 0, segment: int = 0) -> GroupedCaches:
-        """Return what :meth:`KeyValueCache.last` gives for each group."""
-        return GroupedCaches(tuple(c.last(length, before, segment) for c in self.groups))
-
-    def select(self, order: Tensor) -> GroupedCaches:
-        """Return stream ``order[i]`` as stream i."""
-        return GroupedCaches(tuple(cache.select(order) for cache in self.groups))
-
-    def to(self, like: Tensor) -> GroupedCaches:
-        """Return the caches in the device and dtype of ``like``."""
-        return GroupedCaches(tuple(cache.to(like) for cache in self.groups))
-
-
-LayerState = HiddenStates | KeyValueCache | GroupedCaches
-
-
-def join_caches(caches: list[KeyValueCache]) -> KeyValueCache | GroupedCaches:
-    """Return the state of a layer from the caches of its groups of heads."""
-    return caches[0] if len(caches) == 1 else GroupedCaches(tuple(caches))
 
 
 def _bounds(size: int, length: int, before: int) -> tuple[int, int]:

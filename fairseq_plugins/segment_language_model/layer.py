@@ -5,12 +5,14 @@ Shapes: B streams, T tokens of a segment, d model width, f inner width.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fairseq_plugins.product_key_memory.memory_sublayer import MemorySublayer
-from fairseq_plugins.segment_language_model.attention import DistanceTerms
+from fairseq_plugins.segment_language_model.attention import RelativeAttention
 from fairseq_plugins.segment_language_model.key_value_cache import HiddenStates, LayerState
 
 
@@ -38,12 +40,12 @@ class SegmentLayer(nn.Module):
     """``LN(x + attention(x))``, then ``LN(x + sublayer(x))`` for each further sublayer.
 
     All-attention, equation 6; Transformer-XL, section 3.3; product-key memory, section 3.3. With
-    ``normalize_before`` it is ``x + attention(LN(x))``, memory of the segments before included, and
-    ``x + sublayer(LN(x))``.
+    ``normalize_before`` it is ``x + attention(LN(x))``, states of earlier segments normalised too,
+    and ``x + sublayer(LN(x))``.
 
     Args:
         embed_dim: d.
-        attention: maps ``(x, terms, memory)`` to ``(y, state)``, x and y (B, T, d).
+        attention: the attention over earlier tokens and segment.
         feed_forward: any map of (B, T, d) to itself, or None for a layer without one.
         dropout: acts on what each sublayer adds.
         normalize_before: normalise the input of each sublayer in place of the sum.
@@ -53,7 +55,7 @@ class SegmentLayer(nn.Module):
     def __init__(
         self,
         embed_dim: int,
-        attention: nn.Module,
+        attention: RelativeAttention,
         feed_forward: nn.Module | None,
         dropout: nn.Module,
         normalize_before: bool = False,
@@ -79,47 +81,47 @@ class SegmentLayer(nn.Module):
     def forward(
         self,
         x: Tensor,
-        terms: DistanceTerms,
-        memory: LayerState | None = None,
+        terms: Any,
+        past: LayerState | None = None,
         padding_mask: Tensor | None = None,
     ) -> tuple[Tensor, LayerState]:
-        """Return the layer's output (B, T, d) and its state of memory and segment together.
+        """Return the layer's output (B, T, d) and its state of earlier tokens and segment.
 
         Args:
             x: the segment, (B, T, d).
-            terms: of the distances, for the attention.
-            memory: this layer's state of the segments before.
+            terms: what the attention takes from distances.
+            past: this layer's state of earlier tokens.
             padding_mask: (B, T), true for padding, which product-key memories pass over; None for
                 no padding.
         """
-        # here and not in the decoder: activations that are computed again need the same mask
-        if self.product_key_memory is not None:
-            self.product_key_memory.padding_mask = padding_mask
-        x, state = self._attend(x, terms, memory)
-        if self.feed_forward is not None:
-            x = self._add(self.feed_forward, self.final_layer_norm, x)
-        if self.memory_sublayer is not None:
-            x = self._add(self.memory_sublayer, self.memory_layer_norm, x)
+        attended, cache = self._attend(x, terms, past)
+        state = self._hidden_states(x, terms, past) if cache is None else cache
+        x = self._add(x, attended, self.self_attn_layer_norm)
+        for sublayer, layer_norm in (
+            (self.feed_forward, self.final_layer_norm),
+            (self.memory_sublayer, self.memory_layer_norm),
+        ):
+            if sublayer is not None:
+                entering = layer_norm(x) if self.normalize_before else x
+                padding = (padding_mask,) if isinstance(sublayer, MemorySublayer) else ()
+                x = self._add(x, sublayer(entering, *padding), layer_norm)
         return x, state
 
-    def _add(self, sublayer: nn.Module, layer_norm: nn.Module, x: Tensor) -> Tensor:
-        if self.normalize_before:
-            return x + self.dropout(sublayer(layer_norm(x)))
-        return layer_norm(x + self.dropout(sublayer(x)))
-
     def _attend(
-        self, x: Tensor, terms: DistanceTerms, memory: LayerState | None
-    ) -> tuple[Tensor, LayerState]:
-        if not self.normalize_before:
-            attended, state = self.self_attn(x, terms, memory)
-            return self.self_attn_layer_norm(x + self.dropout(attended)), state
+        self, x: Tensor, terms: Any, past: LayerState | None
+    ) -> tuple[Tensor, LayerState | None]:
+        if self.normalize_before:
+            x = self.self_attn_layer_norm(x)
+            if isinstance(past, HiddenStates):
+                past = HiddenStates(self.self_attn_layer_norm(past.hidden), past.reach)
+        return self.self_attn(x, terms, past)
 
-        normalized = memory
-        if isinstance(memory, HiddenStates):
-            normalized = HiddenStates(self.self_attn_layer_norm(memory.hidden), memory.reach)
-        attended, state = self.self_attn(self.self_attn_layer_norm(x), terms, normalized)
-        if isinstance(state, HiddenStates):
-            # the memory holds what enters the layer, so that the normalisation learns from it too
-            hidden = x if memory is None else torch.cat([memory.hidden, x], dim=1)
-            state = HiddenStates(hidden, state.reach)
-        return x + self.dropout(attended), state
+    def _hidden_states(self, x: Tensor, terms: Any, past: HiddenStates | None) -> HiddenStates:
+        # what enters the layer, so that projections and normalisation learn from the past too
+        hidden = x if past is None else torch.cat([past.hidden, x], dim=1)
+        return HiddenStates(hidden, self.self_attn.reach(terms))
+
+    def _add(self, x: Tensor, added: Tensor, layer_norm: nn.Module) -> Tensor:
+        if self.normalize_before:
+            return x + self.dropout(added)
+        return layer_norm(x + self.dropout(added))

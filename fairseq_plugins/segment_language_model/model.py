@@ -1,4 +1,8 @@
-"""The language model around a segment decoder, and the parts of it that options choose.
+"""The language model around a segment decoder, and how a paper's model is put together.
+
+:meth:`SegmentLanguageModel.build_model` assembles every one of them. A paper's model is a subclass
+that says what is its own: positions, attention, perhaps feed-forward sublayer, dropout and initial
+values.
 
 Shapes: B streams, T tokens of a segment, V symbols, d model width.
 """
@@ -7,9 +11,10 @@ import ast
 import difflib
 import logging
 import math
+from abc import abstractmethod
+from collections.abc import Iterator
 from typing import Any
 
-import torch
 from fairseq.data import Dictionary
 from fairseq.models import FairseqLanguageModel
 from fairseq.modules import AdaptiveInput, AdaptiveSoftmax
@@ -24,24 +29,233 @@ from fairseq_plugins.product_key_memory.options import (
 )
 from fairseq_plugins.product_key_memory.validation_statistics import watch_memories
 from fairseq_plugins.segment_language_model.adaptive_softmax import BiasedAdaptiveSoftmax
-from fairseq_plugins.segment_language_model.decoder import SegmentDecoder
-from fairseq_plugins.segment_language_model.layer import FeedForward
+from fairseq_plugins.segment_language_model.attention import RelativeAttention
+from fairseq_plugins.segment_language_model.decoder import (
+    Context,
+    EmbeddingDropout,
+    SegmentDecoder,
+)
+from fairseq_plugins.segment_language_model.layer import FeedForward, SegmentLayer
 from fairseq_plugins.segment_language_model.model_config import (
     SegmentLanguageModelConfig,
+    check_config,
     parse_cutoffs,
 )
 from fairseq_plugins.segment_language_model.recurrence import Cursor
 
-CHANGED_IN_EVALUATION = ("clamp_len", "mem_len", "same_length")
+CHANGED_IN_EVALUATION = ("attention_kernel", "clamp_len", "mem_len", "same_length")
 
 logger = logging.getLogger(__name__)
 
 
+class SegmentLanguageModel(FairseqLanguageModel):
+    """A language model over streams of text, read segment by segment.
+
+    Args:
+        decoder: its :class:`SegmentDecoder`.
+        summary: recurrence, clamp and span in words, for the log.
+    """
+
+    decoder_class = SegmentDecoder
+
+    def __init__(self, decoder: SegmentDecoder, summary: str) -> None:
+        super().__init__(decoder)
+        self.summary = summary
+        keep_shards_apart(self)
+        memories = decoder.product_key_memories
+        watch_memories(self, {f"memory{number}": memories[number] for number in memories})
+
+    @classmethod
+    def build_model(cls, cfg: SegmentLanguageModelConfig, task: Any) -> "SegmentLanguageModel":
+        """Build the model for the task's dictionary.
+
+        Raises:
+            ValueError: an option has a value that no such model has, or two do not go together.
+        """
+        check_task(task)
+        dictionary = task.source_dictionary
+        check_config(cfg, dictionary)
+        cls.check_options(cfg)
+        dropout = cls.choose_dropout(cfg)
+        mem_len = cls.recurrence_length(cfg)
+        # each of these draws its initial values, in this order
+        embed_tokens = build_embedding(cfg, dictionary)
+        layers = [
+            cls.build_layer(cfg, number, attention, dropout)
+            for number, attention in enumerate(cls.build_attentions(cfg, mem_len), start=1)
+        ]
+        decoder = cls.decoder_class(
+            dictionary,
+            embed_tokens,
+            embed_scale=cls.embedding_scale(cfg),
+            layers=layers,
+            output=build_output(cfg, dictionary, embed_tokens),
+            context=Context(mem_len, cfg.tokens_per_sample + cfg.extended_context, cfg.zero_memory),
+            dropout=EmbeddingDropout(
+                cls.build_word_dropout(cfg, dictionary),
+                dropout(cfg.embed_dropout),
+                dropout(cfg.output_dropout),
+            ),
+            positions=cls.build_positions(cfg),
+            absolute_positions=cls.build_absolute_positions(cfg),
+            layer_norm=build_final_norm(cfg),
+            checkpoint_activations=cfg.checkpoint_activations,
+        )
+        cls.initialise(decoder, cfg, dictionary)
+        return cls(decoder, f"{summarise(cfg, mem_len)}, {cls.describe(cfg, mem_len)}")
+
+    # What a paper's model says of itself.
+
+    @classmethod
+    def check_options(cls, cfg: Any) -> None:
+        """Raise ``ValueError`` for options of this model that it cannot be built from."""
+
+    @classmethod
+    @abstractmethod
+    def recurrence_length(cls, cfg: Any) -> int:
+        """Return how many tokens before a segment the layers read."""
+
+    @classmethod
+    @abstractmethod
+    def build_attentions(cls, cfg: Any, mem_len: int) -> Iterator[RelativeAttention]:
+        """Yield the attention of each layer, first to last."""
+
+    @classmethod
+    def build_positions(cls, cfg: Any) -> nn.Module | None:
+        """Return the encoding of distances, None for none."""
+        return None
+
+    @classmethod
+    def build_absolute_positions(cls, cfg: Any) -> nn.Module | None:
+        """Return the encoding of places, None for none."""
+        return None
+
+    @classmethod
+    def build_feed_forward(cls, cfg: Any, dropout: type[nn.Module]) -> nn.Module | None:
+        """Return a layer's feed-forward sublayer, or None where layers have none."""
+        if cfg.decoder_ffn_embed_dim == 0:
+            return None
+        return FeedForward(
+            cfg.decoder_embed_dim, cfg.decoder_ffn_embed_dim, dropout(cfg.activation_dropout)
+        )
+
+    @classmethod
+    def choose_dropout(cls, cfg: Any) -> type[nn.Module]:
+        """Return the kind of dropout of embeddings, sublayers and activations."""
+        return nn.Dropout
+
+    @classmethod
+    def build_word_dropout(cls, cfg: Any, dictionary: Dictionary) -> nn.Module | None:
+        """Return the dropout of whole words, None for none."""
+        return None
+
+    @classmethod
+    def embedding_scale(cls, cfg: Any) -> float:
+        """Return √d for embeddings that start with variance 1/d, 1 for those with variance 1."""
+        small = cfg.share_decoder_input_output_embed or cfg.adaptive_input
+        return math.sqrt(cfg.decoder_embed_dim) if small else 1.0
+
+    @classmethod
+    def initialise(cls, decoder: SegmentDecoder, cfg: Any, dictionary: Dictionary) -> None:
+        """Draw initial values other than those that the parts of the decoder drew."""
+
+    @classmethod
+    def describe(cls, cfg: Any, mem_len: int) -> str:
+        """Return in words what is this model's own, for the log."""
+        return ""
+
+    def check_criterion(self, name: str) -> None:
+        """Warn of a ``--criterion`` that does not suit the model."""
+
+    def fit_weights(self, state_dict: dict) -> dict:
+        """Return a checkpoint's weights fitted to the options of this model."""
+        return state_dict
+
+    @classmethod
+    def build_layer(
+        cls, cfg: Any, number: int, attention: RelativeAttention, dropout: type[nn.Module]
+    ) -> SegmentLayer:
+        """Return layer ``number``, from 1, around its attention."""
+        feed_forward, memory_sublayer = place_memory(
+            cfg, number, cls.build_feed_forward(cfg, dropout)
+        )
+        return SegmentLayer(
+            cfg.decoder_embed_dim,
+            attention,
+            feed_forward,
+            dropout(cfg.dropout),
+            cfg.decoder_normalize_before,
+            memory_sublayer,
+        )
+
+    def forward(
+        self,
+        src_tokens: Tensor,
+        src_lengths: Tensor | None = None,
+        recurrence: Cursor | None = None,
+    ) -> tuple[Tensor, None]:
+        """Score what follows each of ``src_tokens`` (B, T); see :meth:`SegmentDecoder.forward`."""
+        return self.decoder(src_tokens, recurrence=recurrence)
+
+    def prepare_for_inference_(self, cfg: Any) -> None:
+        """Say with which recurrence the figures that follow are measured.
+
+        Raises:
+            ValueError: ``--model-overrides`` names something else than how far back the model
+                reads or its kernel: fairseq would ignore it, or build another model than was
+                trained.
+            FloatingPointError: a weight is not finite, which fused attention may pass over.
+        """
+        super().prepare_for_inference_(cfg)
+        for name, parameter in self.named_parameters():
+            if not parameter.isfinite().all():
+                raise FloatingPointError(
+                    f"{name} has a number that is not finite: the checkpoint is of a training that "
+                    "diverged; use an earlier one"
+                )
+        for name in ast.literal_eval(cfg.common_eval.model_overrides):
+            if name not in CHANGED_IN_EVALUATION:
+                near = difflib.get_close_matches(name.replace("-", "_"), CHANGED_IN_EVALUATION, n=1)
+                there = ", ".join(CHANGED_IN_EVALUATION)
+                hint = f"did you mean {near[0]!r}?" if near else f"there are {there}"
+                raise ValueError(
+                    f"--model-overrides names {name!r}, which evaluation cannot change: {hint}"
+                )
+        logger.info(self.summary)
+
+    def load_state_dict(self, state_dict: dict, *args: Any, **kwargs: Any):
+        """Load weights, fitted to the options of this model.
+
+        Raises:
+            ValueError: they belong to a dictionary of another size, to longer or shorter segments
+                with learned absolute positions, or to a model that cannot be fitted to this one.
+        """
+        rows = sum(
+            weight.size(0)
+            for name, weight in state_dict.items()
+            if name == "decoder.embed_tokens.weight"
+            or (name.startswith("decoder.embed_tokens.embeddings.") and name.endswith(".0.weight"))
+        )
+        if rows != len(self.decoder.dictionary):
+            raise ValueError(
+                f"the checkpoint has embeddings of {rows} symbols and the dictionary (dict.txt) "
+                f"has {len(self.decoder.dictionary)}: use the data that the model was trained with"
+            )
+        places = state_dict.get("decoder.absolute_positions.weight")
+        if places is not None and places.shape != self.decoder.absolute_positions.weight.shape:
+            raise ValueError(
+                f"the checkpoint has position vectors for segments of {places.size(1)} tokens, and "
+                f"this model for {self.decoder.absolute_positions.weight.size(1)}: resume with the "
+                "--tokens-per-sample and --extended-context that it was trained with"
+            )
+        return super().load_state_dict(self.fit_weights(state_dict), *args, **kwargs)
+
+
 def check_task(task: Any) -> None:
-    """Raise ``ValueError`` for a task that would give the model no memory."""
+    """Raise ``ValueError`` for a task that would give the model no recurrence."""
     if isinstance(task, FairseqTask) and not getattr(task, "reads_streams", False):
         raise ValueError(
-            f"the task is {type(task).__name__}, which keeps no memory of the segments before, so "
+            f"the task is {type(task).__name__}, which keeps no states of the segments before, so "
             "its figures would be wrong: give --task segment_language_modeling"
         )
 
@@ -95,142 +309,13 @@ def build_output(
     return projection
 
 
-class SegmentLanguageModel(FairseqLanguageModel):
-    """A language model over streams of text, read segment by segment.
-
-    Args:
-        decoder: its :class:`SegmentDecoder`.
-        summary: memory, clamp and span in words, for the log.
-    """
-
-    def __init__(self, decoder: SegmentDecoder, summary: str) -> None:
-        super().__init__(decoder)
-        self.summary = summary
-        keep_shards_apart(self)
-        memories = decoder.product_key_memories
-        watch_memories(self, {f"memory{number}": memories[number] for number in memories})
-
-    def forward(
-        self, src_tokens: Tensor, src_lengths: Tensor | None = None, memory: Cursor | None = None
-    ) -> tuple[Tensor, None]:
-        """Score what follows each of ``src_tokens`` (B, T); see :meth:`SegmentDecoder.forward`."""
-        return self.decoder(src_tokens, memory=memory)
-
-    def prepare_for_inference_(self, cfg: Any) -> None:
-        """Say what memory the figures that follow were got with.
-
-        Raises:
-            ValueError: ``--model-overrides`` names something else than how far back the model
-                reads: fairseq would ignore it, or build another model than was trained.
-            FloatingPointError: a weight is not finite, which fused attention may pass over.
-        """
-        super().prepare_for_inference_(cfg)
-        for name, parameter in self.named_parameters():
-            if not parameter.isfinite().all():
-                raise FloatingPointError(
-                    f"{name} has a number that is not finite: the checkpoint is of a training that "
-                    "diverged; use an earlier one"
-                )
-        for name in ast.literal_eval(cfg.common_eval.model_overrides):
-            if name not in CHANGED_IN_EVALUATION:
-                near = difflib.get_close_matches(name.replace("-", "_"), CHANGED_IN_EVALUATION, n=1)
-                there = ", ".join(CHANGED_IN_EVALUATION)
-                hint = f"did you mean {near[0]!r}?" if near else f"there are {there}"
-                raise ValueError(
-                    f"--model-overrides names {name!r}, which evaluation cannot change: {hint}"
-                )
-        logger.info(self.summary)
-        for layer, span in enumerate(self.decoder.spans, start=1):
-            tokens = span.tokens()
-            logger.info(
-                "layer %d: attention spans %.0f tokens in the mean, %.0f at most, ramp included",
-                layer,
-                tokens.mean(),
-                tokens.max(),
-            )
-
-    def load_state_dict(self, state_dict: dict, *args: Any, **kwargs: Any):
-        """Load weights; those of another, or a fixed, attention span are fitted to this one.
-
-        Raises:
-            ValueError: they belong to a dictionary of another size, or to longer or shorter
-                segments with learned absolute positions, or have learned spans and this model not.
-        """
-        rows = sum(
-            weight.size(0)
-            for name, weight in state_dict.items()
-            if name == "decoder.embed_tokens.weight"
-            or (name.startswith("decoder.embed_tokens.embeddings.") and name.endswith(".0.weight"))
-        )
-        if rows != len(self.decoder.dictionary):
-            raise ValueError(
-                f"the checkpoint has embeddings of {rows} symbols and the dictionary (dict.txt) "
-                f"has {len(self.decoder.dictionary)}: use the data that the model was trained with"
-            )
-        places = state_dict.get("decoder.absolute_positions.weight")
-        if places is not None and places.shape != self.decoder.absolute_positions.weight.shape:
-            raise ValueError(
-                f"the checkpoint has position vectors for segments of {places.size(1)} tokens, and "
-                f"this model for {self.decoder.absolute_positions.weight.size(1)}: resume with the "
-                "--tokens-per-sample and --extended-context that it was trained with"
-            )
-        return super().load_state_dict(self._fit_to_span(state_dict), *args, **kwargs)
-
-    def _fit_to_span(self, state_dict: dict) -> dict:
-        """Return weights of models with another largest span, or a fixed one, as weights of this.
-
-        Distances that had no vector get the farthest one's; heads see as far as before, or as far
-        as they now may.
-
-        Raises:
-            ValueError: they have learned spans, and this model does not.
-        """
-        spans = {f"decoder.layers.{i}.self_attn.span.value" for i in range(len(self.decoder.spans))}
-        if not spans and any(name.endswith(".self_attn.span.value") for name in state_dict):
-            raise ValueError(
-                "the checkpoint has learned attention spans, and this model has none: leave "
-                "--adaptive-span as it was trained"
-            )
-        if spans and spans.isdisjoint(state_dict):
-            # heads of a fixed span see all of it
-            values = (span.value for span in self.decoder.spans)
-            opened = dict(zip(sorted(spans), map(torch.ones_like, values), strict=True))
-            state_dict = {**state_dict, **opened}
-        trained = state_dict.get("decoder.positions.weight")
-        if trained is None or len(trained) == len(self.decoder.positions.weight):
-            return state_dict
-        before, now = len(trained), len(self.decoder.positions.weight)
-        logger.warning(
-            "the checkpoint was trained with --attention-span %d, and here it is %d: its position "
-            "vectors and learned spans are fitted to it; continue training with --reset-optimizer, "
-            "or --finetune-from-model",
-            before,
-            now,
-        )
-        added = trained[-1:].expand(max(0, now - before), -1)
-        fitted = {**state_dict, "decoder.positions.weight": torch.cat([trained[:now], added])}
-        for name, value in state_dict.items():
-            if name.endswith(".self_attn.span.value"):
-                fitted[name] = (value * before / now).clamp(max=1)
-        return fitted
-
-
-def build_feed_forward(cfg: SegmentLanguageModelConfig, dropout: type[nn.Module]) -> Any:
-    """Return a layer's feed-forward sublayer, or None where layers have none."""
-    if cfg.decoder_ffn_embed_dim == 0:
-        return None
-    return FeedForward(
-        cfg.decoder_embed_dim, cfg.decoder_ffn_embed_dim, dropout(cfg.activation_dropout)
-    )
-
-
 def place_memory(
     cfg: SegmentLanguageModelConfig, number: int, feed_forward: nn.Module | None
 ) -> tuple[nn.Module | None, MemorySublayer | None]:
     """Return the feed-forward sublayer of layer ``number``, from 1, and the memory after it.
 
-    Where the layer has a memory, that takes the place of ``feed_forward``, or with
-    ``--memory-interleave`` comes after it (product-key memory, section 3.3).
+    A product-key memory takes the place of ``feed_forward``, or with ``--memory-interleave`` comes
+    after it (product-key memory, section 3.3).
     """
     if number not in parse_memory_layers(cfg.memory_layers, cfg.decoder_layers, "--memory-layers"):
         return feed_forward, None
@@ -246,9 +331,9 @@ def build_final_norm(cfg: SegmentLanguageModelConfig) -> nn.LayerNorm | None:
 
 
 def summarise(cfg: SegmentLanguageModelConfig, mem_len: int) -> str:
-    """Return what a reader of the log needs to trust a figure: memory, clamp, same length."""
+    """Return what a reader of the log needs to trust a figure: recurrence, clamp, same length."""
     summary = (
-        f"memory {mem_len} tokens, clamp {cfg.clamp_len or 'none'}, "
+        f"recurrence {mem_len} tokens, clamp {cfg.clamp_len or 'none'}, "
         f"same length {'yes' if cfg.same_length else 'no'}"
     )
     if cfg.zero_memory:
@@ -256,9 +341,3 @@ def summarise(cfg: SegmentLanguageModelConfig, mem_len: int) -> str:
     if cfg.memory_layers:
         summary += f", product-key memories in layers {cfg.memory_layers}"
     return summary
-
-
-def embedding_scale(cfg: SegmentLanguageModelConfig) -> float:
-    """Return √d for embeddings that start with variance 1/d, 1 for those with variance 1."""
-    small = cfg.share_decoder_input_output_embed or cfg.adaptive_input
-    return math.sqrt(cfg.decoder_embed_dim) if small else 1.0

@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 from typing import Optional
 
 from fairseq.data import Dictionary
+from fairseq.dataclass import ChoiceEnum
 from omegaconf import II
 
 from fairseq_plugins.product_key_memory.options import (
@@ -11,11 +12,12 @@ from fairseq_plugins.product_key_memory.options import (
     check_placed,
     parse_memory_layers,
 )
+from fairseq_plugins.segment_language_model.attention import KERNELS
 
 
 @dataclass
 class SegmentLanguageModelConfig(MemoryLayersOptions):
-    """Options that all segment language models have; named as fairseq names them where it does."""
+    """Options that all segment language models have, with fairseq's names where it has them."""
 
     decoder_layers: int = field(default=6, metadata={"help": "number of layers"})
     decoder_embed_dim: int = field(default=512, metadata={"help": "model width"})
@@ -50,10 +52,17 @@ class SegmentLanguageModelConfig(MemoryLayersOptions):
     activation_dropout: float = field(
         default=0.0, metadata={"help": "dropout after the activation of the feed-forward sublayers"}
     )
+    attention_kernel: ChoiceEnum(list(KERNELS)) = field(
+        default="fast",
+        metadata={
+            "help": "what computes attention: fast (blocks, gradient written out), or plain "
+            "(automatic differentiation, for torch.compile and higher derivatives)"
+        },
+    )
     mem_len: Optional[int] = field(
         default=None,
         metadata={
-            "help": "how many tokens before the segment are remembered, 0 for no recurrence "
+            "help": "recurrence: how many tokens before the segment are remembered, 0 for none "
             "(default: see the model); evaluation may use another number through --model-overrides"
         },
     )
@@ -68,7 +77,7 @@ class SegmentLanguageModelConfig(MemoryLayersOptions):
     zero_memory: bool = field(
         default=False,
         metadata={
-            "help": "let streams start with a memory of --mem-len zero vectors, which tokens "
+            "help": "let streams start with a recurrence of --mem-len zero vectors, which tokens "
             "attend to, as models of some published code were trained, in place of none"
         },
     )
@@ -126,8 +135,8 @@ class SegmentLanguageModelConfig(MemoryLayersOptions):
     checkpoint_activations: bool = field(
         default=False,
         metadata={
-            "help": "compute the layers' activations again in the backward pass: less memory, more "
-            "time"
+            "help": "compute the layers' activations again in the backward pass: less peak memory, "
+            "more time"
         },
     )
     tokens_per_sample: int = II("task.tokens_per_sample")
@@ -175,8 +184,8 @@ def check_config(cfg: SegmentLanguageModelConfig, dictionary: Dictionary) -> Non
         )
     if cfg.same_length and cfg.mem_len == 0:
         raise ValueError(
-            "--same-length with --mem-len 0 leaves nothing to attend to: give a longer memory, or "
-            "leave --same-length out"
+            "--same-length with --mem-len 0 leaves nothing to attend to: give a longer --mem-len, "
+            "or leave --same-length out"
         )
     if cfg.no_decoder_final_norm and not cfg.decoder_normalize_before:
         raise ValueError("--no-decoder-final-norm needs --decoder-normalize-before")

@@ -1,11 +1,15 @@
-"""Position encodings that depend on the distance between query and key only.
+"""Position encodings: by the distance between query and key, or by a token's place in its segment.
 
-Two steps: an encoding of all distances, computed once for all layers, and each layer's table of
-one vector a distance and head, which :mod:`.window_attention` reads.
+By distance goes in two steps: an encoding of all distances, computed once for all layers, and each
+layer's relative keys, one vector for each distance and head, which :mod:`.attention` reads.
+Distances fall from the farthest to -1. No query sees -1: it makes rows easy to count, and has the
+vector of the nearest distance that exists.
 
-Shapes: D distances, H heads, G groups of heads that share vectors (1 or H), d model width, d_h head
-width. Distances fall from the farthest to -1; the ones that no query may see are there so that rows
-can be counted, and hold the vector of the nearest that exists.
+By place cannot tell a token of an earlier segment from one of this segment (Transformer-XL, section
+3.3), so it goes without recurrence; the paper compares with it (tables 6 and 10).
+
+Shapes: D distances, P places, H heads, B streams, T tokens of a segment, L layers, d model width,
+d_h head width.
 """
 
 from __future__ import annotations
@@ -55,8 +59,8 @@ class SinusoidalRelativePositions(nn.Module):
         return encoding if self.dropout is None else self.dropout(encoding.unsqueeze(0)).squeeze(0)
 
 
-class ProjectedDistanceTable(nn.Module):
-    """``W_kR R``, the position keys of a layer's heads (Transformer-XL, section 3.3, term b).
+class RelativeKeyProjection(nn.Module):
+    """``W_kR R``, the relative keys of a layer's heads (Transformer-XL, section 3.3, term b).
 
     Args:
         embed_dim: d.
@@ -76,7 +80,7 @@ class ProjectedDistanceTable(nn.Module):
 
 
 class Distances(nn.Module):
-    """The distances themselves, for tables that are learned vector by vector.
+    """The distances themselves, for relative keys that are learned one by one.
 
     Args:
         clamp_len: distances beyond it count as it; None for no limit.
@@ -91,8 +95,8 @@ class Distances(nn.Module):
         return _falling(farthest, device).clamp(0, self.clamp_len)
 
 
-class LearnedDistanceTable(nn.Module):
-    """A learned vector a distance and head in each layer (Shaw et al. 2018, as section 3.3 has it).
+class LearnedRelativeKeys(nn.Module):
+    """A learned vector for each distance and head (Shaw et al. 2018, as section 3.3 has it).
 
     Args:
         num_heads: H.
@@ -115,7 +119,7 @@ class LearnedDistanceTable(nn.Module):
         return self.weight[:, encoding.clamp(max=self.farthest)]
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
-        # evaluation may use a longer memory: distances beyond those trained share the last vector
+        # evaluation may look farther back: distances beyond those trained share the last vector
         trained = state_dict.get(f"{prefix}weight")
         heads, _, head_dim = self.weight.shape
         if trained is not None and trained.shape == (heads, trained.size(1), head_dim):
@@ -126,7 +130,7 @@ class LearnedDistanceTable(nn.Module):
 
 
 class LearnedRelativePositions(nn.Module):
-    """One learned vector a distance, shared by all heads and layers (all-attention, section 4.3).
+    """A learned vector for each distance, shared by heads and layers (all-attention, section 4.3).
 
     Args:
         span: the farthest distance that has a vector; the nearest is 1.
@@ -150,9 +154,64 @@ class LearnedRelativePositions(nn.Module):
         return self.weight[distances.clamp(1, self.farthest) - 1]
 
 
-class SharedDistanceTable(nn.Module):
-    """The same vectors for every layer and head."""
+class SharedRelativeKeys(nn.Module):
+    """The encoding itself as the relative keys of every head."""
 
     def forward(self, encoding: Tensor) -> Tensor:
         """Map (D, d_h) to (1, D, d_h)."""
         return encoding.unsqueeze(0)
+
+
+class SinusoidalAbsolutePositions(nn.Module):
+    """Sinusoids added to the embeddings (Vaswani et al. 2017).
+
+    Args:
+        embed_dim: d; even.
+    """
+
+    max_positions: int | None = None  # every place has a vector
+
+    def __init__(self, embed_dim: int) -> None:
+        super().__init__()
+        self.embed_dim = embed_dim
+
+    def add_to_embeddings(self, x: Tensor, first: int) -> Tensor:
+        """Return the embeddings (B, T, d), tokens beginning at place ``first``, with the places."""
+        places = torch.arange(first, first + x.size(1), device=x.device)
+        return x + sinusoids(places, self.embed_dim).to(x.dtype)
+
+    def add_to_layer(self, x: Tensor, layer: int, first: int) -> Tensor:
+        """Return what enters layer ``layer`` (from 0), (B, T, d): as it is."""
+        return x
+
+
+class LearnedAbsolutePositions(nn.Module):
+    """A learned vector for each place, added to each layer's input (Al-Rfou et al. 2018).
+
+    Args:
+        num_layers: L.
+        max_positions: P.
+        embed_dim: d.
+    """
+
+    def __init__(self, num_layers: int, max_positions: int, embed_dim: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(num_layers, max_positions, embed_dim))
+        self.reset_parameters()
+
+    @property
+    def max_positions(self) -> int:
+        """Return P: tokens at later places have no vector."""
+        return self.weight.size(1)
+
+    def reset_parameters(self) -> None:
+        """Draw the vectors from N(0, 1 / d)."""
+        nn.init.normal_(self.weight, std=self.weight.size(-1) ** -0.5)
+
+    def add_to_embeddings(self, x: Tensor, first: int) -> Tensor:
+        """Return the embeddings (B, T, d) as they are."""
+        return x
+
+    def add_to_layer(self, x: Tensor, layer: int, first: int) -> Tensor:
+        """Return what enters layer ``layer`` (from 0), (B, T, d), tokens beginning at ``first``."""
+        return x + self.weight[layer, first : first + x.size(1)]

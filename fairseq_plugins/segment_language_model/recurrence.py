@@ -1,9 +1,10 @@
-"""What a model remembers of the segments before, kept with the stream of data it belongs to.
+"""Segment-level recurrence: the states of earlier segments that each layer reads.
 
-Segment-level recurrence (Transformer-XL, section 3.2): each layer reads states of earlier
-segments that are fixed, that is, without a gradient. A :class:`SegmentMemory` belongs to one
-walk over the data (a training epoch, a validation pass, an evaluation, a generation) and never to
-the model, so that no walk can disturb another.
+Transformer-XL, section 3.2. The states are fixed: no gradient passes through them. A
+:class:`Recurrence` belongs to one walk over the data (a training epoch, a validation pass, an
+evaluation, a generation) and never to the model, so that no walk can disturb another.
+
+Shapes: B streams, d model width.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ class _History:
     """States of one model up to the end of its latest segment.
 
     They cover the latest segment and ``mem_len`` tokens before it, so that the same segment can be
-    run again (after an overflow or out of memory) from the memory that it had the first time.
+    run again (after an overflow or out of memory) from the states that it had the first time.
     """
 
     layers: list[LayerState]
@@ -41,20 +42,19 @@ class _History:
         return self.start + self.length
 
 
-class SegmentMemory:
-    """Memory of a set of parallel streams, for each model that reads them, as in an ensemble.
+class Recurrence:
+    """States of a set of parallel streams, for each model that reads them, as in an ensemble.
 
-    Nothing moves but by :meth:`Cursor.write`: a batch that carries no cursor leaves it alone.
+    Only :meth:`write` changes them: a batch without a :class:`Cursor` leaves them alone.
 
     Args:
         last_start: where the last segment of the walk starts, if that is known: after it nothing
-            reads the memory any more.
+            reads the states any more.
     """
 
     def __init__(self, last_start: int | None = None) -> None:
         self._last_start = last_start
         self._histories: WeakKeyDictionary[nn.Module, _History] = WeakKeyDictionary()
-        self._constants: WeakKeyDictionary[nn.Module, dict[str, Any]] = WeakKeyDictionary()
         self._restored: _History | None = None
         self._gathered: tuple[int, dict[str, Any]] | None = None
 
@@ -67,6 +67,66 @@ class SegmentMemory:
         history = self._histories.get(model)
         return 0 if history is None else history.end
 
+    def read(self, model: nn.Module, start: int, like: Tensor) -> list[LayerState] | None:
+        """Return each layer's state of the ``mem_len`` tokens before the segment at ``start``.
+
+        Args:
+            model: whose states.
+            start: the segment's first token.
+            like: a tensor of the device and dtype that the states are wanted in.
+
+        Returns:
+            one state a layer, or None where there is none.
+        """
+        if model not in self._histories and self._restored is not None:
+            self._histories[model], self._restored = self._restored, None
+        history = self._histories.get(model)
+        if history is None:
+            if start > 0:
+                logger.warning(
+                    "the segment at token %d starts with an empty recurrence: nothing before it "
+                    "was read by this model in this walk over the data",
+                    start,
+                )
+            return None
+        if start > history.end:
+            logger.warning(
+                "the segment at token %d follows one that ended at token %d (a batch was skipped): "
+                "the recurrence goes on from there",
+                start,
+                history.end,
+            )
+        # a segment that is run again must not read itself, nor what came after it
+        rewound = max(0, history.end - start)
+        if rewound > history.length:
+            logger.warning(
+                "the segment at token %d is run again after later ones: its recurrence is shorter "
+                "than it was the first time",
+                start,
+            )
+        states = [state.last(history.mem_len, rewound) for state in history.layers]
+        if not states or states[0].length == 0:
+            return None
+        return [state.to(like) for state in states]
+
+    def write(
+        self, model: nn.Module, start: int, states: list[LayerState], length: int, mem_len: int
+    ) -> None:
+        """Keep ``states``, which end with the ``length`` tokens of the segment at ``start``.
+
+        Args:
+            model: whose states.
+            start: the segment's first token.
+            states: of each layer, earlier tokens and segment.
+            length: the tokens of the segment.
+            mem_len: how many tokens the next segment may read.
+        """
+        if mem_len == 0:
+            states = []
+        layers = [state.last(mem_len, segment=length) for state in states]
+        self._histories[model] = _History(layers, start, length, mem_len)
+        self._gathered = None
+
     def reorder(self, new_order: Tensor) -> None:
         """Let stream i go on from stream ``new_order[i]`` (beam search moves its beams)."""
         if torch.equal(new_order, torch.arange(len(new_order), device=new_order.device)):
@@ -77,7 +137,7 @@ class SegmentMemory:
             history.layers = [state.select(new_order) for state in history.layers]
 
     def gather(self, group: Any = None) -> None:
-        """Bring the memory of all workers to worker 0, in the order of the streams.
+        """Bring the states of all workers to worker 0, in the order of the streams.
 
         Every worker of ``group`` has to call it; :meth:`state_dict` of worker 0 then covers all
         streams. fairseq writes checkpoints on worker 0 alone, without asking the others.
@@ -97,11 +157,11 @@ class SegmentMemory:
         self._gathered = (history.end, state) if rank == 0 else None
 
     def state_dict(self) -> dict[str, Any] | None:
-        """Return the memory of the one training model as plain containers on the CPU.
+        """Return the states of the one training model as plain containers on the CPU.
 
-        None where there is nothing to keep (what was read without gradients is of no use to
-        training), or where only a part of the streams could be kept
-        because this worker never gathered the others' (:meth:`gather`).
+        None where there is nothing to keep (keys and values read without gradients are of no use
+        to training), or where this worker has only its own streams because the others' were never
+        gathered (:meth:`gather`).
         """
         history = next(iter(self._histories.values()), self._restored)
         if history is None or not all(isinstance(s, HiddenStates) for s in history.layers):
@@ -118,16 +178,12 @@ class SegmentMemory:
         """Continue from ``state``; this worker reads part ``shard_id`` of ``num_shards`` of it."""
 
         def part(hidden: Tensor) -> HiddenStates:
+            # (B, S, d) of all workers -> of this one
             size = hidden.size(0) // num_shards
             return HiddenStates(hidden.narrow(0, shard_id * size, size).clone())
 
         layers = [part(hidden) for hidden in state["layers"]]
         self._restored = _History(layers, state["end"], 0, state["mem_len"])
-
-    def _history_of(self, model: nn.Module) -> _History | None:
-        if model not in self._histories and self._restored is not None:
-            self._histories[model], self._restored = self._restored, None
-        return self._histories.get(model)
 
 
 def _as_state_dict(history: _History, copy: Callable[[Tensor], Tensor]) -> dict[str, Any]:
@@ -140,65 +196,15 @@ def _as_state_dict(history: _History, copy: Callable[[Tensor], Tensor]) -> dict[
 
 @dataclass(frozen=True)
 class Cursor:
-    """One segment's place in a :class:`SegmentMemory`; the batch iterator puts it into a batch."""
+    """One segment's place in a :class:`Recurrence`; the batch iterator puts it into a batch."""
 
-    memory: SegmentMemory
+    recurrence: Recurrence
     start: int
 
     def read(self, model: nn.Module, like: Tensor) -> list[LayerState] | None:
-        """Return each layer's state of the ``mem_len`` tokens before this segment.
-
-        Args:
-            model: the model whose memory it is.
-            like: a tensor of the device and dtype that the states are wanted in.
-
-        Returns:
-            one state a layer, or None where nothing is remembered.
-        """
-        history = self.memory._history_of(model)
-        if history is None:
-            if self.start > 0:
-                logger.warning(
-                    "the segment at token %d starts with an empty memory: nothing before it was "
-                    "read by this model in this walk over the data",
-                    self.start,
-                )
-            return None
-        if self.start > history.end:
-            logger.warning(
-                "the segment at token %d follows one that ended at token %d (a batch was skipped): "
-                "the memory goes on from there",
-                self.start,
-                history.end,
-            )
-        # a segment that is run again must not read itself, nor what came after it
-        rewound = max(0, history.end - self.start)
-        if rewound > history.length:
-            logger.warning(
-                "the segment at token %d is run again after later ones: its memory is shorter than "
-                "it was the first time",
-                self.start,
-            )
-        states = [state.last(history.mem_len, rewound) for state in history.layers]
-        if not states or states[0].length == 0:
-            return None
-        return [state.to(like) for state in states]
+        """Return what :meth:`Recurrence.read` gives for this segment."""
+        return self.recurrence.read(model, self.start, like)
 
     def write(self, model: nn.Module, states: list[LayerState], length: int, mem_len: int) -> None:
-        """Remember ``states``, which end with the ``length`` tokens of this segment.
-
-        Args:
-            model: the model whose memory it is.
-            states: for each layer what it read, memory and segment.
-            length: the tokens of this segment.
-            mem_len: how many tokens the next segment may read.
-        """
-        if mem_len == 0:
-            states = []
-        layers = [state.last(mem_len, segment=length) for state in states]
-        self.memory._histories[model] = _History(layers, self.start, length, mem_len)
-        self.memory._gathered = None
-
-    def constants(self, model: nn.Module) -> dict[str, Any]:
-        """Return what ``model`` computes once a walk: without gradients its weights are fixed."""
-        return self.memory._constants.setdefault(model, {})
+        """Keep what :meth:`Recurrence.write` keeps, for this segment."""
+        self.recurrence.write(model, self.start, states, length, mem_len)

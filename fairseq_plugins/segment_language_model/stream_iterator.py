@@ -1,4 +1,4 @@
-"""Walks over parallel streams of text in order, handing each batch the memory of its streams."""
+"""Walks over parallel streams in order, handing each batch its place in their recurrence."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 from fairseq.data.iterators import CountingIterator, EpochBatchIterator
 
-from fairseq_plugins.segment_language_model.recurrence import SegmentMemory
+from fairseq_plugins.segment_language_model.recurrence import Recurrence
 from fairseq_plugins.segment_language_model.streams import TokenStreams, fingerprint
 
 logger = logging.getLogger(__name__)
@@ -19,40 +19,40 @@ OTHER_DICTIONARY = (
 )
 
 
-class _BatchesWithMemory(CountingIterator):
+class _BatchesWithCursors(CountingIterator):
     """Puts the cursor of each batch's segment into its ``net_input``.
 
     It comes after fairseq's buffer of batches, so that a cursor is made when its batch is due.
     """
 
-    def __init__(self, batches: Iterable, memory: SegmentMemory, segment_length: int) -> None:
+    def __init__(self, batches: Iterable, recurrence: Recurrence, segment_length: int) -> None:
         super().__init__(batches, total=len(batches))
-        self.memory = memory
+        self.recurrence = recurrence
         self.segment_length = segment_length
 
     def __next__(self) -> dict[str, Any]:
         start = self.n * self.segment_length
         batch = super().__next__()
-        batch["net_input"]["memory"] = self.memory.at(start)
+        batch["net_input"]["recurrence"] = self.recurrence.at(start)
         return batch
 
-    def take(self, n: int) -> _BatchesWithMemory:
+    def take(self, n: int) -> _BatchesWithCursors:
         """Stop after ``n`` batches at most."""
         self.total = min(self.total, n)
         return self
 
 
 class StreamIterator(EpochBatchIterator):
-    """fairseq's epoch iterator over :class:`TokenStreams`: never shuffled, with a memory.
+    """fairseq's epoch iterator over :class:`TokenStreams`: never shuffled, with recurrence.
 
-    Each walk (an epoch, a validation pass, an evaluation) starts with an empty memory of its own.
+    Each walk (an epoch, a validation pass, an evaluation) starts an empty recurrence of its own.
     A checkpoint in mid-epoch holds it, so that a resumed run goes on as if it had not stopped.
 
     Args:
         dataset: the streams of all workers.
         num_shards: number of workers.
         shard_id: this worker.
-        save_memory: whether checkpoints in mid-epoch hold the memory.
+        save_recurrence: whether checkpoints in mid-epoch hold the recurrence.
         options: what fairseq's iterator takes besides.
     """
 
@@ -61,7 +61,7 @@ class StreamIterator(EpochBatchIterator):
         dataset: TokenStreams,
         num_shards: int,
         shard_id: int,
-        save_memory: bool = True,
+        save_recurrence: bool = True,
         **options: Any,
     ) -> None:
         super().__init__(
@@ -73,18 +73,18 @@ class StreamIterator(EpochBatchIterator):
             disable_shuffling=True,
             **options,
         )
-        self.save_memory = save_memory
-        self.memory = SegmentMemory()
+        self.save_recurrence = save_recurrence
+        self.recurrence = Recurrence()
 
     def _get_iterator_for_epoch(
         self, epoch: int, shuffle: bool, fix_batches_to_gpus: bool = False, offset: int = 0
-    ) -> _BatchesWithMemory | None:
+    ) -> _BatchesWithCursors | None:
         batches = super()._get_iterator_for_epoch(epoch, False, fix_batches_to_gpus, offset)
         if batches is None:
             return None
         segment_length = self.dataset.segment_length
-        self.memory = SegmentMemory(last_start=(self.dataset.num_segments - 1) * segment_length)
-        return _BatchesWithMemory(batches, self.memory, segment_length)
+        self.recurrence = Recurrence(last_start=(self.dataset.num_segments - 1) * segment_length)
+        return _BatchesWithCursors(batches, self.recurrence, segment_length)
 
     def _layout(self) -> dict[str, int]:
         return {
@@ -94,29 +94,30 @@ class StreamIterator(EpochBatchIterator):
         }
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the place in the epoch, the dictionary, the streams' layout and their memory."""
+        """Return the place in the epoch, the dictionary, the layout and the recurrence."""
         state = super().state_dict()
         state["dictionary"] = fingerprint(self.dataset.dictionary)
         state["layout"] = self._layout()
         if state["iterations_in_epoch"] > 0:
-            state["memory"] = self._memory_state() if self.save_memory else None
+            # the key of checkpoints since the first version
+            state["memory"] = self._recurrence_state() if self.save_recurrence else None
         return state
 
-    def _memory_state(self) -> dict[str, Any] | None:
-        state = self.memory.state_dict()
+    def _recurrence_state(self) -> dict[str, Any] | None:
+        state = self.recurrence.state_dict()
         if state is None:
             logger.warning(
-                "the checkpoint holds no memory of the streams, and a run resumed from it will "
-                "start cold: the workers' memories are gathered when fairseq validates, so leave "
+                "the checkpoint holds no recurrence of the streams, and a run resumed from it will "
+                "start cold: the workers' states are gathered when fairseq validates, so leave "
                 "out --disable-validation and --validate-after-updates"
             )
         else:
             size = sum(hidden.nbytes for hidden in state["layers"])
-            logger.info("the checkpoint holds the memory of the streams: %.1f MiB", size / 2**20)
+            logger.info("the checkpoint holds the streams' recurrence: %.1f MiB", size / 2**20)
         return state
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go to the place in ``state_dict``, with the memory that the run had there.
+        """Go to the place in ``state_dict``, with the recurrence that the run had there.
 
         Raises:
             ValueError: the run had another dictionary, or was in the middle of an epoch over other
@@ -137,12 +138,12 @@ class StreamIterator(EpochBatchIterator):
         super().load_state_dict({**state_dict, "shuffle": False})
         if not in_epoch:
             return
-        memory = state_dict.get("memory")
-        if memory is None:
-            logger.warning("the checkpoint holds no memory of the streams: resuming cold")
+        states = state_dict.get("memory")
+        if states is None:
+            logger.warning("the checkpoint holds no recurrence of the streams: resuming cold")
         else:
-            self.memory.load_state_dict(memory, self.shard_id, self.num_shards)
-            logger.info("resuming with its memory, after %d tokens of each stream", memory["end"])
+            self.recurrence.load_state_dict(states, self.shard_id, self.num_shards)
+            logger.info("resuming with recurrence, after %d tokens of each stream", states["end"])
 
 
 def _describe(layout: dict[str, int]) -> str:

@@ -7,7 +7,7 @@ predicted exactly once, whatever S and T are. The first token of the split is pr
 ``</s>``, the first of any other stream from the token before it.
 
 With an extended context of C tokens each segment comes with the C tokens before it, of whichever
-stream, which are read but not predicted: the context of models without a memory.
+stream, which are read but not predicted: the context of models without recurrence.
 
 Letters: N tokens of the split, S streams of all workers, B streams of one worker, T tokens of a
 segment, K segments of a stream, C tokens of extended context.
@@ -35,7 +35,7 @@ _SCANNED = 2**24
 def load_tokens(
     split_path: str, dictionary: Dictionary, dataset_impl: str | None = None, combine: bool = False
 ) -> np.ndarray:
-    """Return the tokens of a split, (N,), without reading a memory-mapped one into memory.
+    """Return the tokens of a split, (N,), without reading a memory-mapped one into RAM.
 
     Args:
         split_path: path without ending, such as ``data-bin/train``.
@@ -65,7 +65,7 @@ def load_tokens(
     tokens = parts[0] if len(parts) == 1 else np.concatenate(parts)
     if tokens.size == 0:
         raise ValueError(f"the split {split_path} is empty: binarize a text with at least one line")
-    # piece by piece: the comparisons of a billion tokens at once would fill the memory
+    # piece by piece: comparing a billion tokens at once would take gigabytes
     pieces = [tokens[i : i + _SCANNED] for i in range(0, len(tokens), _SCANNED)]
     largest = max(int(piece.max()) for piece in pieces)
     if largest >= len(dictionary):
@@ -105,6 +105,47 @@ def _load_part(path: str, dictionary: Dictionary, dataset_impl: str | None) -> n
     if dataset.supports_prefetch:
         dataset.prefetch(range(len(dataset)))
     return np.concatenate([dataset[i].numpy() for i in range(len(dataset))])
+
+
+class RunningText(FairseqDataset):
+    """The tokens of a split, which :class:`TokenStreams` lays out as parallel streams.
+
+    Args:
+        tokens: (N,).
+    """
+
+    def __init__(self, tokens: np.ndarray) -> None:
+        super().__init__()
+        self.tokens = tokens
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    def lay_out(
+        self,
+        dictionary: Dictionary,
+        streams: int,
+        num_shards: int,
+        segment_length: int,
+        extended_context: int = 0,
+    ) -> TokenStreams:
+        """Return the tokens as ``streams`` parallel streams for each of ``num_shards`` workers.
+
+        Raises:
+            ValueError: there are no streams, or more than tokens.
+        """
+        if streams < 1:
+            raise ValueError(f"--batch-size is {streams}: it must be at least 1")
+        if streams * num_shards > len(self):
+            workers = f" with {num_shards} workers" if num_shards > 1 else ""
+            raise ValueError(
+                f"--batch-size is {streams}{workers}: that makes {streams * num_shards} parallel "
+                f"streams of a split with {len(self)} tokens; use at most "
+                f"{len(self) // num_shards} (for validation: --batch-size-valid)"
+            )
+        return TokenStreams(
+            self.tokens, dictionary, streams * num_shards, segment_length, extended_context
+        )
 
 
 class TokenStreams(FairseqDataset):
@@ -167,7 +208,7 @@ class TokenStreams(FairseqDataset):
         """Return a batch; shorter segments are padded on the right, (B, T).
 
         All workers' batches of a segment are as wide as the longest of all its streams, the first:
-        so none of them is empty, and their memories fit together.
+        so none of them is empty, and their recurrences fit together.
         """
         first = samples[0]["id"] // self.num_streams * self.num_streams
         width = self.num_tokens(first) + self.extended_context

@@ -1,51 +1,96 @@
-"""Language modelling over continuous text, read as parallel streams of segments."""
+"""The task: language modelling over continuous text, read as parallel streams of segments."""
 
 import logging
 import os
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, Optional
 
-import numpy as np
 import torch
 from fairseq import utils
 from fairseq.data import Dictionary, NestedDictionaryDataset
+from fairseq.data.indexed_dataset import get_available_dataset_impl
+from fairseq.dataclass import ChoiceEnum, FairseqDataclass
 from fairseq.distributed import utils as distributed_utils
 from fairseq.sequence_scorer import SequenceScorer
 from fairseq.tasks import FairseqTask, register_task
+from omegaconf import II
 
 from fairseq_plugins.fairseq_integration.constraints import apply_constraints
 from fairseq_plugins.segment_language_model.decoder import SegmentDecoder
-from fairseq_plugins.segment_language_model.generation import prompts, sentences
-from fairseq_plugins.segment_language_model.length_limit import end_by_length
+from fairseq_plugins.segment_language_model.generation import (
+    RunningTextDictionary,
+    choose_prefix,
+    end_by_length,
+    is_characters,
+    prompts,
+    sentences,
+)
 from fairseq_plugins.segment_language_model.stream_iterator import OTHER_DICTIONARY, StreamIterator
-from fairseq_plugins.segment_language_model.streams import TokenStreams, fingerprint, load_tokens
-from fairseq_plugins.segment_language_model.symbols import RunningTextDictionary, is_characters
-from fairseq_plugins.segment_language_model.task_config import SegmentLanguageModelingConfig
+from fairseq_plugins.segment_language_model.streams import RunningText, fingerprint, load_tokens
 
 logger = logging.getLogger(__name__)
+
+
+@dataclass
+class SegmentLanguageModelingConfig(FairseqDataclass):
+    """Options of ``segment_language_modeling``."""
+
+    data: Optional[str] = field(
+        default=None,
+        metadata={
+            "help": "folder that fairseq-preprocess wrote; several, with : between them, are "
+            "read in turn, one an epoch"
+        },
+    )
+    tokens_per_sample: int = field(
+        default=512, metadata={"help": "segment length: tokens that are computed at once"}
+    )
+    extended_context: int = field(
+        default=0,
+        metadata={
+            "help": "tokens that are read anew before each segment's own and not scored: the "
+            "context of models without recurrence (--mem-len 0)"
+        },
+    )
+    continue_past_eos: bool = field(
+        default=False,
+        metadata={
+            "help": "generation goes on past </s>, to --max-len-b tokens, and prints it: for "
+            "models of running text, where </s> is the end of a line"
+        },
+    )
+    no_save_memory: bool = field(
+        default=False,
+        metadata={
+            "help": "leave the streams' recurrence (layers x streams x --mem-len x width numbers) "
+            "out of checkpoints in mid-epoch; a run resumed from one starts cold"
+        },
+    )
+    dataset_impl: Optional[ChoiceEnum(get_available_dataset_impl())] = II("dataset.dataset_impl")
 
 
 @register_task("segment_language_modeling", dataclass=SegmentLanguageModelingConfig)
 class SegmentLanguageModelingTask(FairseqTask):
     """Train and evaluate segment language models (Transformer-XL, section 3.2).
 
-    ``--batch-size`` is the number of parallel streams of a worker. Each batch brings the memory of
-    its streams as ``net_input["memory"]``; the model reads and extends it, so that fairseq's
-    commands need no special case.
+    ``--batch-size`` is the number of parallel streams of a worker. Each batch brings its place in
+    the streams' recurrence as ``net_input["recurrence"]``; the model reads and extends it, so that
+    fairseq's commands need no special case.
 
     Args:
         cfg: the options.
         dictionary: the symbols.
     """
 
-    # models ask: some need streams with a recurrence, others none
+    # models ask: some need streams and their recurrence, others must not get them
     reads_streams = True
 
     def __init__(self, cfg: SegmentLanguageModelingConfig, dictionary: Dictionary) -> None:
         super().__init__(cfg)
         self.dictionary = dictionary
         self.state.merge_state_dict({"dictionary": fingerprint(dictionary)})
-        self._training_memory = None
-        self._learns_spans = False
+        self._training_recurrence = None
+        self._check_criterion = None
 
     @classmethod
     def setup_task(
@@ -88,7 +133,7 @@ class SegmentLanguageModelingTask(FairseqTask):
         """Build the model.
 
         Raises:
-            ValueError: it reads no segments, or it has a memory and segments come with an
+            ValueError: it reads no segments, or it has a recurrence and segments come with an
                 extended context.
         """
         model = super().build_model(cfg, from_checkpoint)
@@ -97,13 +142,13 @@ class SegmentLanguageModelingTask(FairseqTask):
                 f"--arch is {cfg._name}, which is no segment language model: choose "
                 "transformer_xl, all_attention_lm or a preset of theirs, or another --task"
             )
-        self._learns_spans = bool(model.decoder.spans)
-        memory = model.decoder.context.memory
-        if self.cfg.extended_context > 0 and memory > 0:
+        self._check_criterion = model.check_criterion
+        mem_len = model.decoder.context.mem_len
+        if self.cfg.extended_context > 0 and mem_len > 0:
             raise ValueError(
-                f"--extended-context is {self.cfg.extended_context} for a model with a memory of "
-                f"{memory} tokens, which would hold them twice: leave it out, or give --mem-len 0 "
-                "(in evaluation: --model-overrides \"{'mem_len': 0}\")"
+                f"--extended-context is {self.cfg.extended_context} for a model with a recurrence "
+                f"of {mem_len} tokens, which would hold them twice: leave it out, or give "
+                "--mem-len 0 (in evaluation: --model-overrides \"{'mem_len': 0}\")"
             )
         if not from_checkpoint:
             logger.info(model.summary)  # models that are loaded say it before they are used
@@ -120,13 +165,8 @@ class SegmentLanguageModelingTask(FairseqTask):
                 "--criterion adaptive_loss leaves a part of the loss of the second symbol of every "
                 "cluster but the first out: use --criterion exact_adaptive_loss"
             )
-        if self._learns_spans and not cfg._name.startswith("span_"):
-            logger.warning(
-                "--criterion %s has no penalty for long attention spans, which --adaptive-span "
-                "learns: they will hardly shrink; use span_cross_entropy, or with adaptive softmax "
-                "span_exact_adaptive_loss",
-                cfg._name,
-            )
+        if self._check_criterion is not None:
+            self._check_criterion(cfg._name)
         return super().build_criterion(cfg, *args, **kwargs)
 
     def load_dataset(
@@ -141,10 +181,7 @@ class SegmentLanguageModelingTask(FairseqTask):
         paths = utils.split_paths(self.cfg.data)
         path = os.path.join(paths[(epoch - 1) % len(paths)], split)
         tokens = load_tokens(path, self.dictionary, self.cfg.dataset_impl, combine)
-        # one stream; get_batch_iterator lays out as many as it is asked for
-        self.datasets[split] = TokenStreams(
-            tokens, self.dictionary, num_streams=1, segment_length=self.cfg.tokens_per_sample
-        )
+        self.datasets[split] = RunningText(tokens)
 
     def get_batch_iterator(
         self,
@@ -177,7 +214,7 @@ class SegmentLanguageModelingTask(FairseqTask):
         Raises:
             ValueError: ``--max-tokens`` is given, or there are no streams, or more than tokens.
         """
-        if not isinstance(dataset, TokenStreams):
+        if not isinstance(dataset, RunningText):
             return super().get_batch_iterator(
                 dataset,
                 max_tokens=max_tokens,
@@ -195,8 +232,12 @@ class SegmentLanguageModelingTask(FairseqTask):
                 f"(here {max_tokens}): the text is read as streams, in segments of "
                 "--tokens-per-sample"
             )
-        streams = self._lay_out(
-            dataset.tokens, 1 if max_sentences is None else max_sentences, num_shards
+        streams = dataset.lay_out(
+            self.dictionary,
+            1 if max_sentences is None else max_sentences,
+            num_shards,
+            self.cfg.tokens_per_sample,
+            self.cfg.extended_context,
         )
         logger.info(
             "%s tokens in %s, segments of %d tokens%s; worker %d of %d has %s",
@@ -218,33 +259,15 @@ class SegmentLanguageModelingTask(FairseqTask):
             streams,
             num_shards,
             shard_id,
-            save_memory=not self.cfg.no_save_memory,
+            save_recurrence=not self.cfg.no_save_memory,
             epoch=epoch,
             buffer_size=data_buffer_size,
             skip_remainder_batch=skip_remainder_batch,
         )
 
-    def _lay_out(self, tokens: np.ndarray, streams: int, num_shards: int) -> TokenStreams:
-        if streams < 1:
-            raise ValueError(f"--batch-size is {streams}: it must be at least 1")
-        if streams * num_shards > len(tokens):
-            workers = f" with {num_shards} workers" if num_shards > 1 else ""
-            raise ValueError(
-                f"--batch-size is {streams}{workers}: that makes {streams * num_shards} parallel "
-                f"streams of a split with {len(tokens)} tokens; use at most "
-                f"{len(tokens) // num_shards} (for validation: --batch-size-valid)"
-            )
-        return TokenStreams(
-            tokens,
-            self.dictionary,
-            streams * num_shards,
-            self.cfg.tokens_per_sample,
-            self.cfg.extended_context,
-        )
-
     def eval_lm_dataloader(
         self,
-        dataset: TokenStreams,
+        dataset: RunningText,
         batch_size: int | None = None,
         num_shards: int = 1,
         shard_id: int = 0,
@@ -266,9 +289,9 @@ class SegmentLanguageModelingTask(FairseqTask):
             )
         if context_window > 0:
             raise ValueError(
-                f"--context-window is {context_window}: the memory is the context here; leave it "
-                "out and use --model-overrides \"{'mem_len': ...}\", or for a model without "
-                "memory --extended-context"
+                f"--context-window is {context_window}: the recurrence is the context here; leave "
+                "it out and use --model-overrides \"{'mem_len': ...}\", or for a model without "
+                "recurrence --extended-context"
             )
         if is_characters(self.dictionary):
             logger.info("each token is a character: Loss (base 2) is in bits per character")
@@ -281,10 +304,10 @@ class SegmentLanguageModelingTask(FairseqTask):
         ).next_epoch_itr(shuffle=False)
 
     def train_step(self, sample: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
-        """Train on a batch, and keep hold of its streams' memory for the next checkpoint."""
-        cursor = sample["net_input"].get("memory")
+        """Train on a batch, and keep hold of its streams' recurrence for the next checkpoint."""
+        cursor = sample["net_input"].get("recurrence")
         if cursor is not None:
-            self._training_memory = cursor.memory
+            self._training_recurrence = cursor.recurrence
         return super().train_step(sample, *args, **kwargs)
 
     def optimizer_step(self, optimizer: Any, model: Any, update_num: int) -> None:
@@ -293,13 +316,13 @@ class SegmentLanguageModelingTask(FairseqTask):
         apply_constraints(optimizer, model)
 
     def begin_valid_epoch(self, epoch: int, model: Any) -> None:
-        """Gather the workers' memories: fairseq validates before each checkpoint in mid-epoch.
+        """Gather the workers' recurrences: fairseq validates before each checkpoint in mid-epoch.
 
         All workers pass here, while only worker 0 is asked to write the checkpoint.
         """
         workers = distributed_utils.get_global_world_size()
-        if workers > 1 and self._training_memory is not None and not self.cfg.no_save_memory:
-            self._training_memory.gather(distributed_utils.get_data_parallel_group())
+        if workers > 1 and self._training_recurrence is not None and not self.cfg.no_save_memory:
+            self._training_recurrence.gather(distributed_utils.get_data_parallel_group())
 
     def build_dataset_for_inference(
         self, src_tokens: list[torch.Tensor], src_lengths: list[int], **kwargs: Any
@@ -325,7 +348,7 @@ class SegmentLanguageModelingTask(FairseqTask):
         prefix_tokens: torch.Tensor | None = None,
         constraints: Any = None,
     ) -> Any:
-        """Continue each prompt, which starts a stream of its own: its memory holds nothing else.
+        """Continue each prompt, which starts a stream of its own.
 
         With ``--score-reference`` give the log-probabilities of sentences, or segments, instead.
 
@@ -349,26 +372,9 @@ class SegmentLanguageModelingTask(FairseqTask):
             )
         if scoring and "target" not in sample:
             sample = {**sample, "target": sentences(self.dictionary, **sample["net_input"])}
-        if prefix_tokens is None:
-            if "target" in sample:
-                prefix_tokens = sample["target"]
-            else:
-                prefix_tokens = sample["net_input"]["src_tokens"][:, 1:]
-        longest = prefix_tokens.size(1)
         if not scoring:
-            source_length = sample["net_input"]["src_tokens"].size(1)
-            limit = int(generator.max_len_a * source_length + generator.max_len_b)
-            if longest >= limit:
-                raise ValueError(
-                    f"--max-len-b is {generator.max_len_b}: prompts of {longest} tokens, which "
-                    "count too, leave nothing to generate; raise it, or cut the prompts with "
-                    "--prefix-size"
-                )
-        ends = prefix_tokens.eq(self.dictionary.eos()).any()
-        if ends and not scoring and not self.cfg.continue_past_eos:
-            raise ValueError(
-                "a prompt holds </s>, which ends generation: give --continue-past-eos, which "
-                "generates running text"
+            prefix_tokens = choose_prefix(
+                sample, prefix_tokens, generator, self.dictionary, self.cfg.continue_past_eos
             )
         with torch.no_grad():
             return generator.generate(

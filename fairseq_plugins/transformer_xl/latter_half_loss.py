@@ -13,7 +13,7 @@ from fairseq.criterions.adaptive_loss import AdaptiveLossConfig
 from fairseq.criterions.cross_entropy import CrossEntropyCriterion, CrossEntropyCriterionConfig
 from torch import Tensor
 
-from fairseq_plugins.segment_language_model.exact_adaptive_loss import ExactAdaptiveLoss
+from fairseq_plugins.segment_language_model.adaptive_softmax import ExactAdaptiveLoss
 
 
 def latter_half(target: Tensor, pad: int) -> Tensor:

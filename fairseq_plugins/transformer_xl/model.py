@@ -4,8 +4,8 @@ Dai, Yang, Yang, Carbonell, Le, Salakhutdinov: Transformer-XL: Attentive Languag
 Fixed-Length Context (2019, arXiv:1901.02860).
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any
 
 from fairseq.data import Dictionary
 from fairseq.dataclass import ChoiceEnum
@@ -14,32 +14,17 @@ from fairseq.modules import AdaptiveInput
 from torch import nn
 
 from fairseq_plugins.fairseq_integration.presets import register_presets
-from fairseq_plugins.segment_language_model.absolute_positions import (
-    LearnedAbsolutePositions,
-    SinusoidalAbsolutePositions,
-)
 from fairseq_plugins.segment_language_model.attention import PositionBiases, RelativeAttention
 from fairseq_plugins.segment_language_model.attention_blocks import UNLIMITED, Window
-from fairseq_plugins.segment_language_model.decoder import Context, EmbeddingDropout, SegmentDecoder
-from fairseq_plugins.segment_language_model.layer import SegmentLayer
-from fairseq_plugins.segment_language_model.model import (
-    SegmentLanguageModel,
-    build_embedding,
-    build_feed_forward,
-    build_final_norm,
-    build_output,
-    check_task,
-    place_memory,
-    summarise,
-)
-from fairseq_plugins.segment_language_model.model_config import (
-    SegmentLanguageModelConfig,
-    check_config,
-)
+from fairseq_plugins.segment_language_model.decoder import SegmentDecoder
+from fairseq_plugins.segment_language_model.model import SegmentLanguageModel
+from fairseq_plugins.segment_language_model.model_config import SegmentLanguageModelConfig
 from fairseq_plugins.segment_language_model.positions import (
     Distances,
-    LearnedDistanceTable,
-    ProjectedDistanceTable,
+    LearnedAbsolutePositions,
+    LearnedRelativeKeys,
+    RelativeKeyProjection,
+    SinusoidalAbsolutePositions,
     SinusoidalRelativePositions,
 )
 from fairseq_plugins.transformer_xl.locked_dropout import LockedDropout, WordDropout
@@ -64,7 +49,7 @@ class TransformerXLConfig(SegmentLanguageModelConfig):
             "help": "position encoding: transformer-xl (section 3.3), shaw (a learned vector a "
             "distance, without u and v), learned-absolute (a learned vector a place, added in each "
             "layer: Al-Rfou et al. 2018), sinusoidal-absolute (added to the embeddings: Vaswani et "
-            "al. 2017); the absolute ones go without a memory"
+            "al. 2017); the absolute ones go without recurrence"
         },
     )
     untie_r: bool = field(
@@ -92,182 +77,154 @@ class TransformerXLLanguageModel(SegmentLanguageModel):
     """Transformer-XL language model (section 3) and the models of its ablation study (4.2)."""
 
     @classmethod
-    def build_model(cls, cfg: TransformerXLConfig, task: Any) -> "TransformerXLLanguageModel":
-        """Build the model for the task's dictionary.
+    def recurrence_length(cls, cfg: TransformerXLConfig) -> int:
+        """Return ``--mem-len``: by default a segment, and nothing for absolute positions."""
+        if cfg.mem_len is not None:
+            return cfg.mem_len
+        return 0 if cfg.positions in ABSOLUTE or cfg.extended_context else cfg.tokens_per_sample
 
-        Raises:
-            ValueError: an option has a value that no such model has, or two do not go together.
-        """
-        check_task(task)
-        dictionary = task.source_dictionary
-        check_config(cfg, dictionary)
-        _check_options(cfg)
-        mem_len = _memory_length(cfg)
-        embed_tokens = build_embedding(cfg, dictionary)
-        dropout = _dropout(cfg)
-        decoder = SegmentDecoder(
-            dictionary,
-            embed_tokens,
-            embed_scale=cfg.decoder_embed_dim**0.5,
-            layers=_build_layers(cfg, mem_len),
-            output=build_output(cfg, dictionary, embed_tokens),
-            context=Context(mem_len, cfg.tokens_per_sample + cfg.extended_context, cfg.zero_memory),
-            dropout=EmbeddingDropout(
-                WordDropout(cfg.word_dropout, len(dictionary)),
-                dropout(cfg.embed_dropout),
-                dropout(cfg.output_dropout),
-            ),
-            positions=_build_relative_positions(cfg),
-            absolute_positions=_build_absolute_positions(cfg),
-            layer_norm=build_final_norm(cfg),
-            checkpoint_activations=cfg.checkpoint_activations,
-        )
-        initialise(decoder, cfg.init_std, dictionary)
-        return cls(decoder, f"{summarise(cfg, mem_len)}, positions {cfg.positions}")
-
-
-def _check_options(cfg: TransformerXLConfig) -> None:
-    if cfg.positions in ABSOLUTE:
-        if cfg.mem_len:
-            raise ValueError(
-                f"--mem-len is {cfg.mem_len} with --positions {cfg.positions}: a remembered token "
-                "and one of the segment at the same place would look alike (Transformer-XL, "
-                "section 3.3); give --mem-len 0, or relative positions"
+    @classmethod
+    def build_attentions(
+        cls, cfg: TransformerXLConfig, mem_len: int
+    ) -> Iterator[RelativeAttention]:
+        """Yield the attention of each layer (section 3.3), u and v shared unless untied."""
+        heads = cfg.decoder_attention_heads
+        head_dim = cfg.decoder_embed_dim // heads
+        # a token itself is one of the mem_len that each token sees in evaluation at the same length
+        window = Window(0, mem_len - 1 if cfg.same_length else UNLIMITED)
+        biases = PositionBiases(heads, head_dim) if cfg.positions == "transformer-xl" else None
+        for number in range(cfg.decoder_layers):
+            distance_table = None
+            if cfg.positions == "transformer-xl":
+                distance_table = RelativeKeyProjection(cfg.decoder_embed_dim, heads)
+                if cfg.untie_r and number > 0:
+                    biases = PositionBiases(heads, head_dim)
+            elif cfg.positions == "shaw":
+                farthest = max(1, mem_len + cfg.tokens_per_sample + cfg.extended_context - 1)
+                farthest = min(farthest, cfg.clamp_len or farthest)
+                distance_table = LearnedRelativeKeys(heads, farthest, head_dim)
+            yield RelativeAttention(
+                cfg.decoder_embed_dim,
+                heads,
+                window,
+                distance_table,
+                biases,
+                cfg.attention_dropout,
+                str(cfg.attention_kernel),
             )
-        for option in ("clamp_len", "same_length"):
-            if getattr(cfg, option):
-                raise ValueError(
-                    f"--{option.replace('_', '-')} with --positions {cfg.positions}: it acts on "
-                    "distances, which absolute positions do not encode; drop one of the two"
-                )
-    if cfg.same_length and _memory_length(cfg) == 0:
-        raise ValueError(
-            "--same-length: without a memory there is nothing to attend to; give --mem-len (and no "
-            "--extended-context), or leave --same-length out"
-        )
-    if cfg.untie_r and cfg.positions != "transformer-xl":
-        raise ValueError(
-            f"--untie-r with --positions {cfg.positions}: only transformer-xl has vectors u and v"
-        )
-    if cfg.decoder_embed_dim % 2 and cfg.positions in ("transformer-xl", "sinusoidal-absolute"):
-        raise ValueError(
-            f"--decoder-embed-dim is {cfg.decoder_embed_dim}: sinusoids need an even width"
-        )
-    if not 0 <= cfg.word_dropout < 1:
-        raise ValueError(f"--word-dropout is {cfg.word_dropout}: it must be in [0, 1)")
-    if cfg.init_std <= 0:
-        raise ValueError(f"--init-std is {cfg.init_std}: it must be above 0")
 
-
-def _memory_length(cfg: TransformerXLConfig) -> int:
-    if cfg.mem_len is not None:
-        return cfg.mem_len
-    return 0 if cfg.positions in ABSOLUTE or cfg.extended_context else cfg.tokens_per_sample
-
-
-def _dropout(cfg: TransformerXLConfig) -> type[nn.Module]:
-    return LockedDropout if cfg.locked_dropout else nn.Dropout
-
-
-def _build_layers(cfg: TransformerXLConfig, mem_len: int) -> list[SegmentLayer]:
-    heads, head_dim = (
-        cfg.decoder_attention_heads,
-        cfg.decoder_embed_dim // cfg.decoder_attention_heads,
-    )
-    # a token itself is one of the mem_len that each token sees in evaluation at the same length
-    window = Window(0, mem_len - 1 if cfg.same_length else UNLIMITED)
-    shared_biases = PositionBiases(heads, head_dim)
-
-    def distance_table() -> nn.Module | None:
+    @classmethod
+    def build_positions(cls, cfg: TransformerXLConfig) -> nn.Module | None:
+        """Return the encoding of distances: sinusoids, or the distances for learned keys."""
         if cfg.positions == "transformer-xl":
-            return ProjectedDistanceTable(cfg.decoder_embed_dim, heads)
-        if cfg.positions == "shaw":
-            farthest = max(1, mem_len + cfg.tokens_per_sample + cfg.extended_context - 1)
-            return LearnedDistanceTable(heads, min(farthest, cfg.clamp_len or farthest), head_dim)
+            dropout = cls.choose_dropout(cfg)(cfg.embed_dropout)
+            return SinusoidalRelativePositions(cfg.decoder_embed_dim, cfg.clamp_len, dropout)
+        return Distances(cfg.clamp_len) if cfg.positions == "shaw" else None
+
+    @classmethod
+    def build_absolute_positions(cls, cfg: TransformerXLConfig) -> nn.Module | None:
+        """Return the encoding of places, of the ablations without recurrence."""
+        if cfg.positions == "learned-absolute":
+            places = cfg.tokens_per_sample + cfg.extended_context
+            return LearnedAbsolutePositions(cfg.decoder_layers, places, cfg.decoder_embed_dim)
+        if cfg.positions == "sinusoidal-absolute":
+            return SinusoidalAbsolutePositions(cfg.decoder_embed_dim)
         return None
 
-    def biases() -> PositionBiases | None:
-        if cfg.positions != "transformer-xl":
-            return None
-        return PositionBiases(heads, head_dim) if cfg.untie_r else shared_biases
+    @classmethod
+    def choose_dropout(cls, cfg: TransformerXLConfig) -> type[nn.Module]:
+        """Return locked dropout where the options ask for it."""
+        return LockedDropout if cfg.locked_dropout else nn.Dropout
 
-    def layer(number: int) -> SegmentLayer:
-        attention = RelativeAttention(
-            cfg.decoder_embed_dim,
-            heads,
-            window,
-            distance_table(),
-            biases(),
-            cfg.attention_dropout,
-        )
-        feed_forward, memory_sublayer = place_memory(
-            cfg, number, build_feed_forward(cfg, _dropout(cfg))
-        )
-        return SegmentLayer(
-            cfg.decoder_embed_dim,
-            attention,
-            feed_forward,
-            _dropout(cfg)(cfg.dropout),
-            cfg.decoder_normalize_before,
-            memory_sublayer,
-        )
+    @classmethod
+    def build_word_dropout(cls, cfg: TransformerXLConfig, dictionary: Dictionary) -> nn.Module:
+        """Return the dropout of whole words."""
+        return WordDropout(cfg.word_dropout, len(dictionary))
 
-    return [layer(number) for number in range(1, cfg.decoder_layers + 1)]
+    @classmethod
+    def embedding_scale(cls, cfg: TransformerXLConfig) -> float:
+        """Return √d, as in the published code, however embeddings start."""
+        return cfg.decoder_embed_dim**0.5
 
+    @classmethod
+    def describe(cls, cfg: TransformerXLConfig, mem_len: int) -> str:
+        """Return which positions the model has."""
+        return f"positions {cfg.positions}"
 
-def _build_relative_positions(cfg: TransformerXLConfig) -> nn.Module | None:
-    if cfg.positions == "transformer-xl":
-        dropout = _dropout(cfg)(cfg.embed_dropout)
-        return SinusoidalRelativePositions(cfg.decoder_embed_dim, cfg.clamp_len, dropout)
-    return Distances(cfg.clamp_len) if cfg.positions == "shaw" else None
+    @classmethod
+    def check_options(cls, cfg: TransformerXLConfig) -> None:
+        """Raise ``ValueError`` for options that do not go together or are out of range."""
+        if cfg.positions in ABSOLUTE:
+            if cfg.mem_len:
+                raise ValueError(
+                    f"--mem-len is {cfg.mem_len} with --positions {cfg.positions}: a remembered "
+                    "token and one of the segment at the same place would look alike "
+                    "(Transformer-XL, section 3.3); give --mem-len 0, or relative positions"
+                )
+            for option in ("clamp_len", "same_length"):
+                if getattr(cfg, option):
+                    raise ValueError(
+                        f"--{option.replace('_', '-')} with --positions {cfg.positions}: it acts "
+                        "on distances, which absolute positions do not encode; drop one of the two"
+                    )
+        if cfg.same_length and cls.recurrence_length(cfg) == 0:
+            raise ValueError(
+                "--same-length: without a memory there is nothing to attend to; give --mem-len "
+                "(and no --extended-context), or leave --same-length out"
+            )
+        if cfg.untie_r and cfg.positions != "transformer-xl":
+            raise ValueError(
+                f"--untie-r with --positions {cfg.positions}: only transformer-xl has vectors u "
+                "and v"
+            )
+        if cfg.decoder_embed_dim % 2 and cfg.positions in ("transformer-xl", "sinusoidal-absolute"):
+            raise ValueError(
+                f"--decoder-embed-dim is {cfg.decoder_embed_dim}: sinusoids need an even width"
+            )
+        if not 0 <= cfg.word_dropout < 1:
+            raise ValueError(f"--word-dropout is {cfg.word_dropout}: it must be in [0, 1)")
+        if cfg.init_std <= 0:
+            raise ValueError(f"--init-std is {cfg.init_std}: it must be above 0")
 
+    @classmethod
+    def initialise(
+        cls, decoder: SegmentDecoder, cfg: TransformerXLConfig, dictionary: Dictionary
+    ) -> None:
+        """Draw all weights as the published code does: N(0, std), norms N(1, std), biases 0.
 
-def _build_absolute_positions(cfg: TransformerXLConfig) -> nn.Module | None:
-    if cfg.positions == "learned-absolute":
-        places = cfg.tokens_per_sample + cfg.extended_context
-        return LearnedAbsolutePositions(cfg.decoder_layers, places, cfg.decoder_embed_dim)
-    if cfg.positions == "sinusoidal-absolute":
-        return SinusoidalAbsolutePositions(cfg.decoder_embed_dim)
-    return None
-
-
-def initialise(decoder: SegmentDecoder, std: float, dictionary: Dictionary) -> None:
-    """Draw all weights as the published code does: N(0, std), norms N(1, std), biases 0.
-
-    Product-key memories, which that code does not have, keep all of their own.
-    """
-    of_memories = {
-        module for memory in decoder.product_key_memories.values() for module in memory.modules()
-    }
-    for module in decoder.modules():
-        if module in of_memories:
-            continue
-        if isinstance(module, nn.LayerNorm):
-            nn.init.normal_(module.weight, 1.0, std)
-            nn.init.zeros_(module.bias)
-        elif isinstance(module, nn.Linear):
-            nn.init.normal_(module.weight, std=std)
-            if module.bias is not None:
+        Product-key memories, which that code does not have, keep all of their own.
+        """
+        memories = decoder.product_key_memories.values()
+        of_memories = {module for memory in memories for module in memory.modules()}
+        for module in decoder.modules():
+            if module in of_memories:
+                continue
+            if isinstance(module, nn.LayerNorm):
+                nn.init.normal_(module.weight, 1.0, cfg.init_std)
                 nn.init.zeros_(module.bias)
-        elif isinstance(module, nn.Embedding | LearnedDistanceTable | LearnedAbsolutePositions):
-            nn.init.normal_(module.weight, std=std)
-        elif isinstance(module, PositionBiases):
-            nn.init.normal_(module.u, std=std)
-            nn.init.normal_(module.v, std=std)
-    embedding = decoder.embed_tokens
-    projections = []
-    if isinstance(embedding, AdaptiveInput):
-        projections += [band[1] for band in embedding.embeddings]
-        embedding = embedding.embeddings[0][0]
-    if decoder.adaptive_softmax is not None:
-        projections += [tail[0] for tail in decoder.adaptive_softmax.tail]
-        if isinstance(decoder.adaptive_softmax.head, nn.Sequential):
-            projections.append(decoder.adaptive_softmax.head[0])
-    for projection in projections:
-        # tied ones are drawn with the embeddings, and bands of full width have none
-        if isinstance(projection, nn.Linear):
-            nn.init.normal_(projection.weight, std=_ADAPTIVE_PROJECTION_STD)
-    nn.init.zeros_(embedding.weight[dictionary.pad()])
+            elif isinstance(module, nn.Linear):
+                nn.init.normal_(module.weight, std=cfg.init_std)
+                if module.bias is not None:
+                    nn.init.zeros_(module.bias)
+            elif isinstance(module, nn.Embedding | LearnedRelativeKeys | LearnedAbsolutePositions):
+                nn.init.normal_(module.weight, std=cfg.init_std)
+            elif isinstance(module, PositionBiases):
+                nn.init.normal_(module.u, std=cfg.init_std)
+                nn.init.normal_(module.v, std=cfg.init_std)
+        embedding = decoder.embed_tokens
+        projections = []
+        if isinstance(embedding, AdaptiveInput):
+            projections += [band[1] for band in embedding.embeddings]
+            embedding = embedding.embeddings[0][0]
+        if decoder.adaptive_softmax is not None:
+            projections += [tail[0] for tail in decoder.adaptive_softmax.tail]
+            if isinstance(decoder.adaptive_softmax.head, nn.Sequential):
+                projections.append(decoder.adaptive_softmax.head[0])
+        for projection in projections:
+            # tied ones are drawn with the embeddings, and bands of full width have none
+            if isinstance(projection, nn.Linear):
+                nn.init.normal_(projection.weight, std=_ADAPTIVE_PROJECTION_STD)
+        nn.init.zeros_(embedding.weight[dictionary.pad()])
 
 
 register_presets("transformer_xl", PRESETS)

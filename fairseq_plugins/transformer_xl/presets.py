@@ -84,7 +84,7 @@ PRESETS: dict[str, dict[str, Any]] = {
         **_adaptive(_LM1B, 4),
     },
     # our reading of the published count, 24,040,400, which leaves no room for W_kR, u and v: with
-    # an extended context in place of a memory, positions are the sinusoids of the place
+    # an extended context in place of recurrence, positions are the sinusoids of the place
     "transformer_xl_ptb": {
         **_size(16, 380, 10, 900),
         "share_decoder_input_output_embed": True,

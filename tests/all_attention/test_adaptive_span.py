@@ -11,19 +11,15 @@ from fairseq_plugins.all_attention.adaptive_span import (
     cheapest_parts,
     read_head_groups,
 )
+from fairseq_plugins.all_attention.attention import AllAttention, GroupedCaches
 from fairseq_plugins.segment_language_model import attention_blocks as query_blocks_file
-from fairseq_plugins.segment_language_model.attention import RelativeAttention
 from fairseq_plugins.segment_language_model.attention_blocks import Window
-from fairseq_plugins.segment_language_model.key_value_cache import (
-    GroupedCaches,
-    HiddenStates,
-    KeyValueCache,
-)
+from fairseq_plugins.segment_language_model.key_value_cache import HiddenStates
 from fairseq_plugins.segment_language_model.positions import (
     LearnedRelativePositions,
-    SharedDistanceTable,
+    SharedRelativeKeys,
 )
-from fairseq_plugins.segment_language_model.recurrence import SegmentMemory
+from fairseq_plugins.segment_language_model.recurrence import Recurrence
 from tests.gradients import assert_same
 from tests.operations import multiply_adds_of
 from tests.reference.all_attention import multi_head, network
@@ -50,11 +46,11 @@ def make(values, variant="all", persistent=5):
     heads = HEADS // 2 if variant == "head-split" else HEADS
     span = AdaptiveSpan(heads, SPAN, RAMP)
     span.value.data = torch.tensor(values[:heads])
-    attention = RelativeAttention(
+    attention = AllAttention(
         WIDTH,
         HEADS,
         Window(1, SPAN),
-        SharedDistanceTable(),
+        SharedRelativeKeys(),
         num_persistent=persistent,
         variant=variant,
         span=span,
@@ -81,12 +77,12 @@ def test_values_and_gradients_equal_the_equations(
     monkeypatch.setattr(adaptive_span_file, "_GROUP_COST", group_cost)
     attention, positions = make(values, variant, persistent)
     x = torch.randn(STREAMS, length, WIDTH, dtype=torch.float64, requires_grad=True)
-    memory = torch.randn(STREAMS, remembered, WIDTH, dtype=torch.float64, requires_grad=True)
-    inputs = [x, memory, *attention.parameters(), positions.weight]
+    past = torch.randn(STREAMS, remembered, WIDTH, dtype=torch.float64, requires_grad=True)
+    inputs = [x, past, *attention.parameters(), positions.weight]
 
-    state = HiddenStates(memory) if remembered else None
+    state = HiddenStates(past) if remembered else None
     fast, _ = attention(x, terms(attention, positions, remembered + length - 1), state)
-    context = torch.cat([memory, x], dim=1)
+    context = torch.cat([past, x], dim=1)
     slow = torch.stack(
         [
             multi_head(attention, x[b], context[b], lambda d: positions.weight[d - 1], SPAN)
@@ -271,11 +267,11 @@ def long_model(values, **options):
 
 def read(model, segments, mode=torch.no_grad, length=64):
     """Let a model read so many segments; returns its history."""
-    memory = SegmentMemory()
+    recurrence = Recurrence()
     with mode():
         for segment in range(segments):
-            model(tokens(1, length, seed=segment), memory=memory.at(segment * length))
-    return memory._histories[model.decoder]
+            model(tokens(1, length, seed=segment), recurrence=recurrence.at(segment * length))
+    return recurrence._histories[model.decoder]
 
 
 def cached_bytes(history):
@@ -291,13 +287,13 @@ def cached_bytes(history):
 
 def operations(model, mode):
     """Multiply-adds of a segment after a long history."""
-    memory = SegmentMemory()
+    recurrence = Recurrence()
     with mode():
         for segment in range(17):
-            model(tokens(1, 64, seed=segment), memory=memory.at(segment * 64))
+            model(tokens(1, 64, seed=segment), recurrence=recurrence.at(segment * 64))
 
         def last_segment():
-            scores = model(tokens(1, 64), memory=memory.at(17 * 64))[0]
+            scores = model(tokens(1, 64), recurrence=recurrence.at(17 * 64))[0]
             if scores.requires_grad:
                 scores.sum().backward()
 
@@ -322,11 +318,11 @@ def test_shorter_spans_mean_fewer_operations_and_bytes(mode):
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.enable_grad])
 def test_each_head_costs_what_it_sees(monkeypatch, mode):
     monkeypatch.setattr(adaptive_span_file, "_GROUP_COST", 0)
-    model, memory = long_model([1016.0, 20.0, 100.0, 20.0]), SegmentMemory()
+    model, recurrence = long_model([1016.0, 20.0, 100.0, 20.0]), Recurrence()
     with mode():
         for segment in range(17):
-            model(tokens(1, 64, seed=segment), memory=memory.at(segment * 64))
-        counted = multiply_adds_of(lambda: model(tokens(1, 64), memory=memory.at(17 * 64)))
+            model(tokens(1, 64, seed=segment), recurrence=recurrence.at(segment * 64))
+        counted = multiply_adds_of(lambda: model(tokens(1, 64), recurrence=recurrence.at(17 * 64)))
     reaches, width, head = (1024, 28, 108, 28), 16, 4
     # the last of 64 queries sees reach keys and the first as many before them; scores by distance
     # have a column more
@@ -337,9 +333,9 @@ def test_each_head_costs_what_it_sees(monkeypatch, mode):
     assert counted == 2 * (attention + projections + persistent) + 64 * width * 20
 
 
-def test_memory_follows_the_span_in_training():
+def test_the_recurrence_follows_the_span_in_training():
     model = long_model([20.0] * 4)
-    memory = SegmentMemory()
+    recurrence = Recurrence()
     lengths = []
     for segment in range(20):
         if segment == 6:
@@ -348,8 +344,8 @@ def test_memory_follows_the_span_in_training():
         if segment == 16:
             for span in model.decoder.spans:
                 span.value.data.fill_(20 / 1024)
-        model(tokens(1, 64, seed=segment), memory=memory.at(segment * 64))
-        lengths.append([layer.length for layer in memory._histories[model.decoder].layers])
+        model(tokens(1, 64, seed=segment), recurrence=recurrence.at(segment * 64))
+        lengths.append([layer.length for layer in recurrence._histories[model.decoder].layers])
     # as far as the heads see and 64 tokens more, with the segment of 64
     assert lengths[5] == [28 + 64 + 64] * 2
     assert lengths[6] == [28 + 64 + 64] * 2
@@ -360,7 +356,7 @@ def test_memory_follows_the_span_in_training():
 
 def test_a_single_group_keeps_one_cache():
     history = read(long_model([20.0] * 4), 2)
-    assert all(isinstance(state, KeyValueCache) for state in history.layers)
+    assert all(len(state.groups) == 1 for state in history.layers)
 
 
 @pytest.mark.parametrize("mem_len", [3, 7, 12])

@@ -5,17 +5,17 @@ import math
 import pytest
 import torch
 
+from fairseq_plugins.all_attention.attention import AllAttention
 from fairseq_plugins.all_attention.persistent_vectors import (
     PersistentVectors,
     SoftmaxFeedForward,
-    joint_softmax,
+    merge_attentions,
 )
 from fairseq_plugins.segment_language_model import attention_blocks as query_blocks_file
-from fairseq_plugins.segment_language_model.attention import RelativeAttention
 from fairseq_plugins.segment_language_model.attention_blocks import Window
 from fairseq_plugins.segment_language_model.positions import (
     LearnedRelativePositions,
-    SharedDistanceTable,
+    SharedRelativeKeys,
 )
 from tests.gradients import assert_same
 from tests.reference.all_attention import softmax_feed_forward
@@ -45,7 +45,7 @@ def test_attention_and_its_gradient_are_those_of_a_softmax(monkeypatch, block):
     torch.manual_seed(1)
     vectors = PersistentVectors(VECTORS, HEADS, WIDTH).double()
     query = draw(HEADS, STREAMS, TOKENS, WIDTH)
-    attended, total = vectors.attend(query, with_total=True)
+    attended, total = vectors.attend(query, return_lse=True)
     keys, values = vectors()
     scores = torch.einsum("hbtd,hnd->hbtn", query, keys)
     expected = torch.einsum("hbtn,hnd->hbtd", scores.softmax(-1), values)
@@ -61,7 +61,7 @@ def test_one_softmax_over_two_sets_comes_from_one_over_each():
         some = scores[..., first:last]
         return some.softmax(-1) @ values[..., first:last, :], some.logsumexp(-1)
 
-    joint = joint_softmax(*over(0, 3), *over(3, 7))
+    joint = merge_attentions(*over(0, 3), *over(3, 7))
     whole, _ = over(0, 7)
     assert_same(joint, whole, [scores, values])
 
@@ -70,7 +70,7 @@ def test_an_empty_context_leaves_the_persistent_vectors_alone():
     nothing = torch.zeros(1, 1, 2, WIDTH)
     total = torch.full((1, 1, 2), -torch.inf)
     values, of_values = torch.randn(1, 1, 2, WIDTH), torch.randn(1, 1, 2)
-    assert torch.equal(joint_softmax(nothing, total, values, of_values), values)
+    assert torch.equal(merge_attentions(nothing, total, values, of_values), values)
 
 
 def test_the_softmax_feed_forward_is_equation_9():
@@ -91,18 +91,18 @@ def test_the_softmax_feed_forward_drops_weights_in_training_only():
 
 def attention(variant):
     torch.manual_seed(1)
-    made = RelativeAttention(
+    made = AllAttention(
         HEADS * WIDTH,
         HEADS,
         Window(1, 4),
-        SharedDistanceTable(),
+        SharedRelativeKeys(),
         num_persistent=VECTORS,
         variant=variant,
     )
     positions = LearnedRelativePositions(4, WIDTH)
     # heads side by side, not mixed
     made.out_proj.weight.data = torch.eye(HEADS * WIDTH)
-    return made, made.distance_terms(positions(TOKENS - 1), None)
+    return made, made.distance_terms(positions(TOKENS - 1))
 
 
 def changed_heads(variant, change):

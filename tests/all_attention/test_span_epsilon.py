@@ -6,12 +6,12 @@ import pytest
 import torch
 
 from fairseq_plugins.all_attention.adaptive_span import AdaptiveSpan, read_head_groups
-from fairseq_plugins.segment_language_model.attention import RelativeAttention
+from fairseq_plugins.all_attention.attention import AllAttention
 from fairseq_plugins.segment_language_model.attention_blocks import Window
 from fairseq_plugins.segment_language_model.key_value_cache import HiddenStates
 from fairseq_plugins.segment_language_model.positions import (
     LearnedRelativePositions,
-    SharedDistanceTable,
+    SharedRelativeKeys,
 )
 from tests.gradients import assert_same
 from tests.reference.all_attention import multi_head, network
@@ -32,11 +32,11 @@ def make(values, variant="all", persistent=3, epsilon=1e-8, span=SPAN, far=0.0):
     heads = HEADS // 2 if variant == "head-split" else HEADS
     spans = AdaptiveSpan(heads, span, RAMP, epsilon=epsilon)
     spans.value.data = torch.tensor(values[:heads])
-    attention = RelativeAttention(
+    attention = AllAttention(
         WIDTH,
         HEADS,
         Window(1, span),
-        SharedDistanceTable(),
+        SharedRelativeKeys(),
         num_persistent=persistent,
         variant=variant,
         span=spans,
@@ -74,10 +74,10 @@ def by_equations(attention, positions, x, context):
 def test_values_and_gradients_equal_the_equations(variant, persistent, epsilon, far, remembered):
     attention, positions = make(MIXED, variant, persistent, epsilon, far=far)
     x = torch.randn(STREAMS, 4, WIDTH, dtype=torch.float64, requires_grad=True)
-    memory = torch.randn(STREAMS, remembered, WIDTH, dtype=torch.float64, requires_grad=True)
-    inputs = [x, memory, *attention.parameters(), positions.weight]
-    state = HiddenStates(memory) if remembered else None
-    slow = by_equations(attention, positions, x, torch.cat([memory, x], dim=1))
+    past = torch.randn(STREAMS, remembered, WIDTH, dtype=torch.float64, requires_grad=True)
+    inputs = [x, past, *attention.parameters(), positions.weight]
+    state = HiddenStates(past) if remembered else None
+    slow = by_equations(attention, positions, x, torch.cat([past, x], dim=1))
     assert_same(attend(attention, positions, x, state), slow, inputs)
     with torch.no_grad():
         torch.testing.assert_close(attend(attention, positions, x, state), slow.detach())
@@ -90,10 +90,10 @@ def test_values_and_gradients_equal_the_equations(variant, persistent, epsilon, 
 def test_the_published_code_leaves_64_distances_out_at_a_time(values, persistent):
     attention, positions = make(values, persistent=persistent, epsilon=0.1, span=LONG, far=3.0)
     x = torch.randn(STREAMS, 3, WIDTH, dtype=torch.float64, requires_grad=True)
-    memory = torch.randn(STREAMS, LONG, WIDTH, dtype=torch.float64, requires_grad=True)
-    inputs = [x, memory, *attention.parameters(), positions.weight]
-    slow = by_equations(attention, positions, x, torch.cat([memory, x], dim=1))
-    assert_same(attend(attention, positions, x, HiddenStates(memory)), slow, inputs)
+    past = torch.randn(STREAMS, LONG, WIDTH, dtype=torch.float64, requires_grad=True)
+    inputs = [x, past, *attention.parameters(), positions.weight]
+    slow = by_equations(attention, positions, x, torch.cat([past, x], dim=1))
+    assert_same(attend(attention, positions, x, HiddenStates(past)), slow, inputs)
 
 
 @pytest.mark.parametrize(

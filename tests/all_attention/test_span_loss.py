@@ -11,7 +11,7 @@ from fairseq_plugins.all_attention.span_loss import (
     SpanExactAdaptiveLoss,
     SpanExactAdaptiveLossConfig,
 )
-from fairseq_plugins.segment_language_model.exact_adaptive_loss import ExactAdaptiveLoss
+from fairseq_plugins.segment_language_model.adaptive_softmax import ExactAdaptiveLoss
 from tests.tiny import dictionary, tiny_model, tokens
 
 SPAN, RAMP = 16, 4

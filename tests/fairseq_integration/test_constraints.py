@@ -17,8 +17,10 @@ from omegaconf import OmegaConf
 from torch import nn
 
 from fairseq_plugins.fairseq_integration.constraints import apply_constraints
-from fairseq_plugins.segment_language_model.task import SegmentLanguageModelingTask
-from fairseq_plugins.segment_language_model.task_config import SegmentLanguageModelingConfig
+from fairseq_plugins.segment_language_model.task import (
+    SegmentLanguageModelingConfig,
+    SegmentLanguageModelingTask,
+)
 from tests.tiny import dictionary
 
 STEPS = 12

@@ -72,7 +72,7 @@ def test_absolute_positions_have_no_states_to_reuse():
 @pytest.mark.parametrize("sizes", [XL, AA])
 def test_states_are_reused_over_the_attention_length(sizes):
     model, task = build_state_reuse(sizes, 10, 4)
-    assert model.decoder.context.memory == 10
+    assert model.decoder.context.mem_len == 10
     window = model.decoder.layers[0].self_attn.window
     assert window.farthest - window.nearest + 1 == 10
     assert (task.cfg.tokens_per_sample, task.cfg.extended_context) == (4, 0)
@@ -83,7 +83,7 @@ def test_states_are_reused_over_the_attention_length(sizes):
 @pytest.mark.parametrize(("sizes", "absolute"), [(XL, True), (AA, False)])
 def test_the_sliding_window_is_of_the_same_sizes_without_memory(sizes, absolute):
     model, task = build_sliding_window(sizes, 10)
-    assert model.decoder.context.memory == 0
+    assert model.decoder.context.mem_len == 0
     assert (model.decoder.absolute_positions is not None) == absolute
     assert len(model.decoder.layers) == 2
     assert model.decoder.embed_tokens.weight.shape == (30, 16)

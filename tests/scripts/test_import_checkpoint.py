@@ -8,7 +8,7 @@ import torch
 from fairseq import checkpoint_utils
 
 import import_checkpoint
-from fairseq_plugins.segment_language_model.recurrence import SegmentMemory
+from fairseq_plugins.segment_language_model.recurrence import Recurrence
 from tests.reference import foreign_models as reference
 from tests.scripts.foreign_models import CUTOFFS, LAYOUTS, SYMBOLS, adaptive_span, transformer_xl
 
@@ -80,9 +80,9 @@ def our_numbers(foreign, dictionary):
 @torch.no_grad()
 def log_probabilities(found, tokens, length):
     """log p (T, V) of what follows each token of a stream, read in segments with a memory."""
-    memory, parts = SegmentMemory(), []
+    memory, parts = Recurrence(), []
     for start in range(0, len(tokens), length):
-        output = found.model(tokens[None, start : start + length], memory=memory.at(start))
+        output = found.model(tokens[None, start : start + length], recurrence=memory.at(start))
         parts.append(found.model.get_normalized_probs(output, log_probs=True)[0])
     return torch.cat(parts)
 

@@ -96,7 +96,7 @@ def test_options_are_overridden(folder, text, model):
     task = score_text.load_task(folder / "bin", 16)
     overrides = {"mem_len": 3, "same_length": True, "clamp_len": 2}
     loaded = score_text.load_language_model(folder / "xl.pt", task, overrides, CPU)
-    assert loaded.decoder.context.memory == 3
+    assert loaded.decoder.context.mem_len == 3
     assert loaded.decoder.layers[0].self_attn.window == (0, 2)
     assert loaded.decoder.positions.clamp_len == 2
     assert not loaded.training

@@ -5,7 +5,7 @@ import torch
 from fairseq.criterions.adaptive_loss import AdaptiveLoss
 from fairseq.criterions.cross_entropy import CrossEntropyCriterion
 
-from fairseq_plugins.segment_language_model.exact_adaptive_loss import ExactAdaptiveLoss
+from fairseq_plugins.segment_language_model.adaptive_softmax import ExactAdaptiveLoss
 from tests.reference.adaptive_softmax import log_probability
 from tests.tiny import VOCABULARY, dictionary, tiny_model
 

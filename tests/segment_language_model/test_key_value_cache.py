@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from fairseq_plugins.segment_language_model.key_value_cache import HiddenStates, KeyValueCache
-from fairseq_plugins.segment_language_model.recurrence import SegmentMemory
+from fairseq_plugins.segment_language_model.recurrence import Recurrence
 from tests.tiny import tiny_transformer_xl, tokens
 
 HEADS, STREAMS, WIDTH = 2, 3, 4
@@ -81,33 +81,33 @@ def test_states_take_the_dtype_they_are_wanted_in():
 
 
 def test_gradients_may_follow_states_without():
-    model, stream, memory = tiny_transformer_xl().double(), tokens(3, 12), SegmentMemory()
+    model, stream, recurrence = tiny_transformer_xl().double(), tokens(3, 12), Recurrence()
     with torch.no_grad():
-        model(stream[:, :4], memory=memory.at(0))
+        model(stream[:, :4], recurrence=recurrence.at(0))
     for start in (4, 8):
-        model(stream[:, start : start + 4], memory=memory.at(start))[0].sum().backward()
-    assert memory.state_dict() is None
-    expected = SegmentMemory()
+        model(stream[:, start : start + 4], recurrence=recurrence.at(start))[0].sum().backward()
+    assert recurrence.state_dict() is None
+    expected = Recurrence()
     with torch.no_grad():
         for start in (0, 4):
-            model(stream[:, start : start + 4], memory=expected.at(start))
-        scores = [model(stream[:, 8:], memory=walk.at(8))[0] for walk in (memory, expected)]
+            model(stream[:, start : start + 4], recurrence=expected.at(start))
+        scores = [model(stream[:, 8:], recurrence=walk.at(8))[0] for walk in (recurrence, expected)]
     torch.testing.assert_close(*scores)
 
 
 def test_a_segment_that_is_run_again_without_gradients_reads_what_it_read_before():
-    model, stream, memory = tiny_transformer_xl(mem_len=5).double(), tokens(2, 24), SegmentMemory()
+    model, stream, recurrence = tiny_transformer_xl(mem_len=5).double(), tokens(2, 24), Recurrence()
     with torch.no_grad():
         for start in (0, 4, 8):
-            model(stream[:, start : start + 4], memory=memory.at(start))
-        first = model(stream[:, 12:16], memory=memory.at(12))[0]
-        model(tokens(2, 4, seed=8), memory=memory.at(12))
-        again = model(stream[:, 12:16], memory=memory.at(12))[0]
-        after = model(stream[:, 16:20], memory=memory.at(16))[0]
-        undisturbed = SegmentMemory()
+            model(stream[:, start : start + 4], recurrence=recurrence.at(start))
+        first = model(stream[:, 12:16], recurrence=recurrence.at(12))[0]
+        model(tokens(2, 4, seed=8), recurrence=recurrence.at(12))
+        again = model(stream[:, 12:16], recurrence=recurrence.at(12))[0]
+        after = model(stream[:, 16:20], recurrence=recurrence.at(16))[0]
+        undisturbed = Recurrence()
         for start in (0, 4, 8, 12):
-            model(stream[:, start : start + 4], memory=undisturbed.at(start))
-        expected = model(stream[:, 16:20], memory=undisturbed.at(16))[0]
+            model(stream[:, start : start + 4], recurrence=undisturbed.at(start))
+        expected = model(stream[:, 16:20], recurrence=undisturbed.at(16))[0]
     assert torch.equal(first, again)
     torch.testing.assert_close(after, expected)
 
@@ -116,10 +116,10 @@ def test_a_segment_that_is_run_again_without_gradients_reads_what_it_read_before
 def test_a_walk_goes_on_in_the_order_that_is_asked_for(order):
     model, stream, order = tiny_transformer_xl().double(), tokens(3, 8), torch.tensor(order)
     with torch.no_grad():
-        memory, expected = SegmentMemory(), SegmentMemory()
-        model(stream[:, :6], memory=memory.at(0))
-        memory.reorder(order)
-        model(stream[order, :6], memory=expected.at(0))
+        recurrence, expected = Recurrence(), Recurrence()
+        model(stream[:, :6], recurrence=recurrence.at(0))
+        recurrence.reorder(order)
+        model(stream[order, :6], recurrence=expected.at(0))
         rest = stream[order, 6:]
-        scores = [model(rest, memory=walk.at(6))[0] for walk in (memory, expected)]
+        scores = [model(rest, recurrence=walk.at(6))[0] for walk in (recurrence, expected)]
     torch.testing.assert_close(*scores)

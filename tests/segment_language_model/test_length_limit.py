@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import torch
 from fairseq.search import BeamSearch, Sampling
 
-from fairseq_plugins.segment_language_model.length_limit import end_by_length
+from fairseq_plugins.segment_language_model.generation import end_by_length
 from tests import tiny
 
 END = 0

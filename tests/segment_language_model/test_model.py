@@ -8,7 +8,7 @@ import torch
 from fairseq.sequence_generator import SequenceGenerator
 
 from fairseq_plugins.all_attention.model import AllAttentionConfig
-from fairseq_plugins.segment_language_model.recurrence import SegmentMemory
+from fairseq_plugins.segment_language_model.recurrence import Recurrence
 from fairseq_plugins.segment_language_model.task import SegmentLanguageModelingConfig
 from tests.reference.all_attention import network
 from tests.tiny import VOCABULARY, dictionary, tiny_model, tokens
@@ -16,11 +16,13 @@ from tests.tiny import VOCABULARY, dictionary, tiny_model, tokens
 
 def scores_by_segment(model, stream, length, mode=torch.no_grad):
     """Scores of a stream (B, T) read in segments of ``length`` with a memory of its own."""
-    memory = SegmentMemory()
+    recurrence = Recurrence()
     parts = []
     with mode():
         for start in range(0, stream.size(1), length):
-            parts.append(model(stream[:, start : start + length], memory=memory.at(start))[0])
+            parts.append(
+                model(stream[:, start : start + length], recurrence=recurrence.at(start))[0]
+            )
     return torch.cat(parts, dim=1)
 
 
@@ -86,18 +88,18 @@ def test_without_memory_each_segment_stands_alone():
 def test_same_length_shows_every_token_the_same_number_of_others():
     model = tiny_model(mem_len=4, same_length=True, decoder_layers=1).double()
     stream = tokens(1, 12).requires_grad_(False)
-    memory = SegmentMemory()
+    recurrence = Recurrence()
     with torch.no_grad():
-        model(stream[:, :6], memory=memory.at(0))
-    base = model(stream[:, 6:], memory=memory.at(6))[0]
+        model(stream[:, :6], recurrence=recurrence.at(0))
+    base = model(stream[:, 6:], recurrence=recurrence.at(6))[0]
     seen = torch.zeros(6, 12, dtype=torch.bool)
     for changed in range(12):
         other = stream.clone()
         other[0, changed] = (other[0, changed] - 4 + 1) % (VOCABULARY - 4) + 4
-        memory = SegmentMemory()
+        recurrence = Recurrence()
         with torch.no_grad():
-            model(other[:, :6], memory=memory.at(0))
-        scores = model(other[:, 6:], memory=memory.at(6))[0]
+            model(other[:, :6], recurrence=recurrence.at(0))
+        scores = model(other[:, 6:], recurrence=recurrence.at(6))[0]
         seen[:, changed] = (scores != base).any(dim=-1)[0]
     # the four tokens before its own, and its own through the residual connection
     assert seen.sum(dim=1).tolist() == [5] * 6

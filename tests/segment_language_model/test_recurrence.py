@@ -5,32 +5,32 @@ import logging
 import pytest
 import torch
 
-from fairseq_plugins.segment_language_model.recurrence import SegmentMemory
+from fairseq_plugins.segment_language_model.recurrence import Recurrence
 from fairseq_plugins.segment_language_model.stream_iterator import StreamIterator
 from fairseq_plugins.segment_language_model.streams import TokenStreams
 from tests.segment_language_model.test_streams import text
 from tests.tiny import dictionary, tiny_model, tokens
 
 
-def run(model, stream, memory, start, end):
-    return model(stream[:, start:end], memory=memory.at(start))[0]
+def run(model, stream, recurrence, start, end):
+    return model(stream[:, start:end], recurrence=recurrence.at(start))[0]
 
 
 def test_a_batch_without_a_cursor_moves_nothing():
     model, stream = tiny_model().double(), tokens(2, 12)
-    memory, other = SegmentMemory(), SegmentMemory()
-    for m in (memory, other):
+    recurrence, other = Recurrence(), Recurrence()
+    for m in (recurrence, other):
         run(model, stream, m, 0, 6)
     model(tokens(2, 6, seed=9))
-    assert torch.equal(run(model, stream, memory, 6, 12), run(model, stream, other, 6, 12))
+    assert torch.equal(run(model, stream, recurrence, 6, 12), run(model, stream, other, 6, 12))
 
 
 def test_two_walks_do_not_disturb_each_other():
     model, stream = tiny_model().double(), tokens(2, 12)
-    alone = SegmentMemory()
+    alone = Recurrence()
     run(model, stream, alone, 0, 6)
     expected = run(model, stream, alone, 6, 12)
-    training, validation = SegmentMemory(), SegmentMemory()
+    training, validation = Recurrence(), Recurrence()
     run(model, stream, training, 0, 6)
     with torch.no_grad():
         run(model, tokens(5, 12, seed=9), validation, 0, 6)
@@ -39,7 +39,7 @@ def test_two_walks_do_not_disturb_each_other():
 
 def test_models_of_an_ensemble_remember_for_themselves():
     one, two, stream = tiny_model(1).double(), tiny_model(2).double(), tokens(2, 12)
-    shared, own = SegmentMemory(), SegmentMemory()
+    shared, own = Recurrence(), Recurrence()
     for model in (one, two):
         run(model, stream, shared, 0, 6)
     run(two, stream, own, 0, 6)
@@ -48,55 +48,55 @@ def test_models_of_an_ensemble_remember_for_themselves():
 
 def test_a_segment_that_is_run_again_reads_what_it_read_before():
     model, stream = tiny_model().double(), tokens(2, 18)
-    memory = SegmentMemory()
-    run(model, stream, memory, 0, 6)
-    first = run(model, stream, memory, 6, 12)
-    again = run(model, stream, memory, 6, 12)
+    recurrence = Recurrence()
+    run(model, stream, recurrence, 0, 6)
+    first = run(model, stream, recurrence, 6, 12)
+    again = run(model, stream, recurrence, 6, 12)
     assert torch.equal(first, again)
     whole = model(stream)[0]
-    torch.testing.assert_close(run(model, stream, memory, 12, 18), whole[:, 12:])
+    torch.testing.assert_close(run(model, stream, recurrence, 12, 18), whole[:, 12:])
 
 
 def test_segments_that_are_run_again_never_read_themselves(caplog):
     # automatic mixed precision runs all accumulated batches of an update again after an overflow
     model, stream = tiny_model(decoder_layers=1).double(), tokens(2, 24)
-    memory = SegmentMemory()
-    first = [run(model, stream, memory, start, start + 6) for start in (0, 6, 12, 18)]
-    again = run(model, stream, memory, 12, 18)
+    recurrence = Recurrence()
+    first = [run(model, stream, recurrence, start, start + 6) for start in (0, 6, 12, 18)]
+    again = run(model, stream, recurrence, 12, 18)
     assert "segment at token 12 is run again after later ones" in caplog.text
     changed = stream.clone()
     changed[:, 17] = changed[:, 17] % 16 + 4
-    other = SegmentMemory()
+    other = Recurrence()
     for start in (0, 6, 12, 18):
         run(model, changed, other, start, start + 6)
     assert torch.equal(run(model, changed, other, 12, 18)[:, :5], again[:, :5])
     # the second of them finds the memory of the first, which reaches far enough for one layer
-    torch.testing.assert_close(run(model, stream, memory, 18, 24), first[3])
+    torch.testing.assert_close(run(model, stream, recurrence, 18, 24), first[3])
 
 
 def test_a_skipped_segment_is_said(caplog):
     model, stream = tiny_model().double(), tokens(2, 18)
-    memory = SegmentMemory()
-    run(model, stream, memory, 0, 6)
+    recurrence = Recurrence()
+    run(model, stream, recurrence, 0, 6)
     with caplog.at_level(logging.WARNING):
-        run(model, stream, memory, 12, 18)
+        run(model, stream, recurrence, 12, 18)
     assert "segment at token 12 follows one that ended at token 6" in caplog.text
 
 
 def test_a_cold_start_in_the_middle_is_said(caplog):
     with caplog.at_level(logging.WARNING):
-        run(tiny_model(), tokens(2, 18), SegmentMemory(), 6, 12)
-    assert "segment at token 6 starts with an empty memory" in caplog.text
+        run(tiny_model(), tokens(2, 18), Recurrence(), 6, 12)
+    assert "segment at token 6 starts with an empty recurrence" in caplog.text
 
 
-def test_memory_has_no_gradient():
+def test_states_have_no_gradient():
     model, stream = tiny_model().double(), tokens(2, 12)
-    memory = SegmentMemory()
-    run(model, stream, memory, 0, 6)
+    recurrence = Recurrence()
+    run(model, stream, recurrence, 0, 6)
     embedding = model.decoder.embed_tokens.weight
     for parameter in model.parameters():
         parameter.grad = None
-    run(model, stream, memory, 6, 12).sum().backward()
+    run(model, stream, recurrence, 6, 12).sum().backward()
     only_before = set(stream[:, :6].flatten().tolist()) - set(stream[:, 6:].flatten().tolist())
     assert only_before
     assert embedding.grad[sorted(only_before)].abs().max() == 0
@@ -105,13 +105,13 @@ def test_memory_has_no_gradient():
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
 def test_state_survives_a_checkpoint_and_another_number_of_workers(tmp_path, dtype):
     model, stream = tiny_model().to(dtype), tokens(4, 12)
-    memory = SegmentMemory()
-    run(model, stream, memory, 0, 6)
-    torch.save(memory.state_dict(), tmp_path / "state.pt")
-    expected = run(model, stream, memory, 6, 12)
+    recurrence = Recurrence()
+    run(model, stream, recurrence, 0, 6)
+    torch.save(recurrence.state_dict(), tmp_path / "state.pt")
+    expected = run(model, stream, recurrence, 6, 12)
     state = torch.load(tmp_path / "state.pt", weights_only=True)
     for worker in (0, 1):
-        restored = SegmentMemory()
+        restored = Recurrence()
         restored.load_state_dict(state, worker, 2)
         rows = slice(2 * worker, 2 * worker + 2)
         # products of more rows may be summed in another order
@@ -124,19 +124,19 @@ def iterator(streams=2, segment=5, **options):
 
 
 @pytest.mark.parametrize("buffer_size", [0, 4])
-def test_each_walk_has_a_memory_of_its_own_and_cursors_in_order(buffer_size):
+def test_each_walk_has_a_recurrence_of_its_own_and_cursors_in_order(buffer_size):
     walks = iterator(buffer_size=buffer_size)
     cursors = [
-        [batch["net_input"]["memory"] for batch in walks.next_epoch_itr(shuffle=True)]
+        [batch["net_input"]["recurrence"] for batch in walks.next_epoch_itr(shuffle=True)]
         for _ in range(2)
     ]
     for walk in cursors:
         assert [cursor.start for cursor in walk] == [0, 5, 10, 15, 20]
-        assert len({id(cursor.memory) for cursor in walk}) == 1
-    assert cursors[0][0].memory is not cursors[1][0].memory
+        assert len({id(cursor.recurrence) for cursor in walk}) == 1
+    assert cursors[0][0].recurrence is not cursors[1][0].recurrence
 
 
-def test_a_walk_resumes_where_it_stopped_with_its_memory():
+def test_a_walk_resumes_where_it_stopped_with_its_recurrence():
     model = tiny_model().double()
     walks = iterator()
     epoch = walks.next_epoch_itr()
@@ -169,8 +169,8 @@ def test_another_dictionary_is_refused_in_mid_epoch_and_between_epochs():
             resumed.load_state_dict(state)
 
 
-def test_memory_is_left_out_of_a_checkpoint_on_request():
-    model, walks = tiny_model(), iterator(save_memory=False)
+def test_the_recurrence_is_left_out_of_a_checkpoint_on_request():
+    model, walks = tiny_model(), iterator(save_recurrence=False)
     model(**next(walks.next_epoch_itr())["net_input"])
     assert walks.state_dict()["memory"] is None
 
@@ -186,7 +186,7 @@ def test_a_walk_over_other_streams_is_refused():
         iterator(streams=3).load_state_dict(walks.state_dict())
 
 
-def test_a_checkpoint_without_memory_is_said(caplog):
+def test_a_checkpoint_without_recurrence_is_said(caplog):
     walks = iterator()
     next(walks.next_epoch_itr())
     with caplog.at_level(logging.WARNING):
@@ -195,10 +195,10 @@ def test_a_checkpoint_without_memory_is_said(caplog):
         assert state["memory"] is None
         iterator().load_state_dict(state)
     assert "so leave out --disable-validation and --validate-after-updates" in caplog.text
-    assert "the checkpoint holds no memory of the streams: resuming cold" in caplog.text
+    assert "the checkpoint holds no recurrence of the streams: resuming cold" in caplog.text
 
 
-def test_the_end_of_an_epoch_is_saved_without_memory():
+def test_the_end_of_an_epoch_is_saved_without_recurrence():
     walks = iterator()
     for _ in walks.next_epoch_itr():
         pass

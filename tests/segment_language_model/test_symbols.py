@@ -3,7 +3,7 @@
 import pytest
 from fairseq.data import Dictionary
 
-from fairseq_plugins.segment_language_model.symbols import is_characters
+from fairseq_plugins.segment_language_model.generation import is_characters
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""--zero-memory: streams start with a memory of zero vectors, which tokens attend to."""
+"""--zero-memory: streams start with a recurrence of zero vectors, which tokens attend to."""
 
 import logging
 from types import SimpleNamespace
@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from fairseq_plugins.segment_language_model.recurrence import SegmentMemory
+from fairseq_plugins.segment_language_model.recurrence import Recurrence
 from tests.gradients import assert_same
 from tests.segment_language_model.test_model import scores_by_segment
 from tests.tiny import tiny_model, tiny_transformer_xl, tokens
@@ -48,18 +48,18 @@ def build(name, **options):
 
 
 def zeros(model, streams):
-    """A memory of zero hidden states, as if restored from a checkpoint."""
-    length, memory = model.decoder.context.memory, SegmentMemory()
+    """A recurrence of zero hidden states, as if restored from a checkpoint."""
+    length, recurrence = model.decoder.context.mem_len, Recurrence()
     hidden = torch.zeros(streams, length, 16, dtype=torch.float64)
     state = {"layers": [hidden] * len(model.decoder.layers), "end": 0, "mem_len": length}
-    memory.load_state_dict(state, 0, 1)
-    return memory
+    recurrence.load_state_dict(state, 0, 1)
+    return recurrence
 
 
-def read(model, stream, length, memory, mode=torch.no_grad):
+def read(model, stream, length, recurrence, mode=torch.no_grad):
     with mode():
         parts = [
-            model(stream[:, start : start + length], memory=memory.at(start))[0]
+            model(stream[:, start : start + length], recurrence=recurrence.at(start))[0]
             for start in range(0, stream.size(1), length)
         ]
     return torch.cat(parts, dim=1)
@@ -84,8 +84,8 @@ def test_gradients_equal_those_after_zero_hidden_states(name):
     # both with the weights of the first
     weights, stream = dict(with_zeros.named_parameters()), tokens(2, 4)
     outputs = [
-        torch.func.functional_call(model, weights, (stream,), {"memory": memory.at(0)})[0]
-        for model, memory in ((with_zeros, SegmentMemory()), (without, zeros(without, 2)))
+        torch.func.functional_call(model, weights, (stream,), {"recurrence": recurrence.at(0)})[0]
+        for model, recurrence in ((with_zeros, Recurrence()), (without, zeros(without, 2)))
     ]
     assert_same(*outputs, list(weights.values()))
 
@@ -143,15 +143,15 @@ def test_a_prompt_of_several_tokens_starts_with_zeros():
 def test_a_first_segment_that_is_run_again_starts_with_zeros_again():
     for name in BUILD:
         model, _ = build(name)
-        stream, memory = tokens(2, 6), SegmentMemory()
+        stream, recurrence = tokens(2, 6), Recurrence()
         for mode in MODES:
             with mode():
-                first, again = (model(stream, memory=memory.at(0))[0] for _ in range(2))
+                first, again = (model(stream, recurrence=recurrence.at(0))[0] for _ in range(2))
             torch.testing.assert_close(again, first)
 
 
 @pytest.mark.parametrize("name", ["all-attention", "transformer-xl"])
-def test_without_a_memory_it_does_nothing(name):
+def test_without_recurrence_it_does_nothing(name):
     build_model = tiny_model if name == "all-attention" else tiny_transformer_xl
     with_zeros, without = (
         build_model(mem_len=0, zero_memory=zero).double() for zero in (True, False)

@@ -4,7 +4,7 @@ import pytest
 import torch
 from fairseq.criterions.cross_entropy import CrossEntropyCriterion
 
-from fairseq_plugins.segment_language_model.exact_adaptive_loss import ExactAdaptiveLoss
+from fairseq_plugins.segment_language_model.adaptive_softmax import ExactAdaptiveLoss
 from fairseq_plugins.transformer_xl.latter_half_loss import (
     HalfCrossEntropy,
     HalfExactAdaptiveLoss,

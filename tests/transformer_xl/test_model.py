@@ -11,11 +11,11 @@ from fairseq_plugins.segment_language_model.attention_blocks import UNLIMITED, W
 from fairseq_plugins.segment_language_model.key_value_cache import HiddenStates
 from fairseq_plugins.segment_language_model.positions import (
     Distances,
-    LearnedDistanceTable,
-    ProjectedDistanceTable,
+    LearnedRelativeKeys,
+    RelativeKeyProjection,
     SinusoidalRelativePositions,
 )
-from fairseq_plugins.segment_language_model.recurrence import SegmentMemory
+from fairseq_plugins.segment_language_model.recurrence import Recurrence
 from tests.gradients import assert_same
 from tests.reference import transformer_xl as reference
 from tests.segment_language_model.test_model import scores_by_segment
@@ -25,22 +25,23 @@ STREAMS, HEADS, WIDTH = 2, 2, 8
 POSITIONS = ["transformer-xl", "shaw", "learned-absolute", "sinusoidal-absolute"]
 
 
-def make_attention(positions, window, clamp_len):
+def make_attention(positions, window, clamp_len, kernel="fast"):
     """An attention of random weights, and the encoding of its distances."""
     torch.manual_seed(1)
     if positions == "shaw":
-        table, encoding = LearnedDistanceTable(HEADS, 6, WIDTH // HEADS), Distances(clamp_len)
+        table, encoding = LearnedRelativeKeys(HEADS, 6, WIDTH // HEADS), Distances(clamp_len)
         biases = None
     else:
-        table = ProjectedDistanceTable(WIDTH, HEADS)
+        table = RelativeKeyProjection(WIDTH, HEADS)
         encoding = SinusoidalRelativePositions(WIDTH, clamp_len)
         biases = PositionBiases(HEADS, WIDTH // HEADS)
         torch.nn.init.normal_(biases.u)
         torch.nn.init.normal_(biases.v)
-    return RelativeAttention(WIDTH, HEADS, window, table, biases).double(), encoding
+    attention = RelativeAttention(WIDTH, HEADS, window, table, biases, kernel=kernel)
+    return attention.double(), encoding
 
 
-@pytest.mark.parametrize("block", [2, 128])
+@pytest.mark.parametrize(("kernel", "block"), [("fast", 2), ("fast", 128), ("plain", None)])
 @pytest.mark.parametrize("positions", ["transformer-xl", "shaw"])
 @pytest.mark.parametrize("clamp_len", [None, 3])
 @pytest.mark.parametrize(
@@ -48,17 +49,17 @@ def make_attention(positions, window, clamp_len):
     [(0, 1, UNLIMITED), (0, 7, UNLIMITED), (5, 4, UNLIMITED), (6, 5, 5), (9, 5, 3), (3, 5, 0)],
 )
 def test_values_and_gradients_equal_the_double_loop(
-    monkeypatch, block, positions, clamp_len, remembered, length, farthest
+    monkeypatch, kernel, block, positions, clamp_len, remembered, length, farthest
 ):
     monkeypatch.setattr(query_blocks_file, "QUERY_BLOCK", block)
-    attention, encoding = make_attention(positions, Window(0, farthest), clamp_len)
+    attention, encoding = make_attention(positions, Window(0, farthest), clamp_len, kernel)
     x = torch.randn(STREAMS, length, WIDTH, dtype=torch.float64, requires_grad=True)
-    memory = torch.randn(STREAMS, remembered, WIDTH, dtype=torch.float64, requires_grad=True)
-    inputs = [x, memory, *attention.parameters()]
+    past = torch.randn(STREAMS, remembered, WIDTH, dtype=torch.float64, requires_grad=True)
+    inputs = [x, past, *attention.parameters()]
 
-    terms = attention.distance_terms(encoding(remembered + length - 1), None)
-    fast, _ = attention(x, terms, HiddenStates(memory) if remembered else None)
-    context = torch.cat([memory, x], dim=1)
+    terms = attention.distance_terms(encoding(remembered + length - 1))
+    fast, _ = attention(x, terms, HiddenStates(past) if remembered else None)
+    context = torch.cat([past, x], dim=1)
     encode = reference.encoder(attention, clamp_len)
     slow = torch.stack(
         [
@@ -113,11 +114,11 @@ def seen_by(model, length, start):
     stream = tokens(1, start + length)
 
     def scores(text):
-        memory = SegmentMemory()
+        recurrence = Recurrence()
         with torch.no_grad():
             if start:
-                model(text[:, :start], memory=memory.at(0))
-            return model(text[:, start:], memory=memory.at(start))[0]
+                model(text[:, :start], recurrence=recurrence.at(0))
+            return model(text[:, start:], recurrence=recurrence.at(start))[0]
 
     base = scores(stream)
     seen = torch.zeros(length, start + length, dtype=torch.bool)
@@ -165,12 +166,11 @@ def test_generation_keeps_no_more_than_the_memory():
     with torch.no_grad():
         for i in range(40):
             model.decoder(stream[:, : i + 1], incremental_state=state)
-    cursor = state["segment_memory"].at(40)
-    (history,) = state["segment_memory"]._histories.values()
+    (history,) = state["recurrence"]._histories.values()
     assert all(layer.length == 6 for layer in history.layers)
     assert all(layer.key_buffer.size(2) < 20 for layer in history.layers)
     # distances 5 to -1
-    assert cursor.constants(model.decoder)["terms"][0].table.size(1) == 5 + 2
+    assert model.decoder._distance_terms(5, 5)[0].size(1) == 5 + 2
 
 
 def test_generation_without_recurrence_sees_as_many_tokens_as_a_segment():
@@ -185,12 +185,12 @@ def test_generation_without_recurrence_sees_as_many_tokens_as_a_segment():
 
 def test_positions_are_not_kept_from_training_with_dropout():
     model, stream = tiny_transformer_xl(embed_dropout=0.5).double(), tokens(2, 12)
-    memory = SegmentMemory()
+    recurrence = Recurrence()
     with torch.no_grad():
-        model(stream[:, :6], memory=memory.at(0))
+        model(stream[:, :6], recurrence=recurrence.at(0))
         model.eval()
-        model(stream[:, :6], memory=memory.at(0))
-        found = model(stream[:, 6:], memory=memory.at(6))[0]
+        model(stream[:, :6], recurrence=recurrence.at(0))
+        found = model(stream[:, 6:], recurrence=recurrence.at(6))[0]
     torch.testing.assert_close(found, scores_by_segment(model, stream, 6)[:, 6:])
 
 
@@ -217,9 +217,9 @@ def test_activation_checkpointing_changes_neither_values_nor_gradients(positions
             dropout=0.3,
             attention_dropout=0.3,
         ).double()
-        stream, memory = tokens(2, 16), SegmentMemory()
+        stream, recurrence = tokens(2, 16), Recurrence()
         torch.manual_seed(5)
-        scores = [model(stream[:, i : i + 8], memory=memory.at(i))[0] for i in (0, 8)]
+        scores = [model(stream[:, i : i + 8], recurrence=recurrence.at(i))[0] for i in (0, 8)]
         loss = torch.cat(scores, dim=1).logsumexp(-1).sum()
         gradients = torch.autograd.grad(loss, list(model.parameters()))
         results.append((loss, *gradients))
@@ -230,10 +230,10 @@ def test_activation_checkpointing_changes_neither_values_nor_gradients(positions
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_half_precision_keeps_far_positions_apart(dtype):
     model = tiny_transformer_xl(mem_len=600, decoder_layers=1).to(dtype)
-    table = model.decoder._distance_terms(590, 590, None)[0].table
+    table = model.decoder._distance_terms(590, 590)[0]
     assert table.dtype == dtype
     exact = tiny_transformer_xl(mem_len=600, decoder_layers=1)
-    expected = exact.decoder._distance_terms(590, 590, None)[0].table
+    expected = exact.decoder._distance_terms(590, 590)[0]
     torch.testing.assert_close(table.float(), expected, atol=0.05, rtol=0.05)
 
 

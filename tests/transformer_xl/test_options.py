@@ -154,7 +154,7 @@ def test_options_that_make_no_model_are_refused_by_name(options, message):
 
 
 def test_memory_is_as_long_as_the_segment_unless_told():
-    assert tiny_transformer_xl().decoder.context.memory == 8
-    assert tiny_transformer_xl(mem_len=3).decoder.context.memory == 3
-    assert tiny_transformer_xl(positions="learned-absolute").decoder.context.memory == 0
-    assert tiny_transformer_xl(extended_context=4).decoder.context.memory == 0
+    assert tiny_transformer_xl().decoder.context.mem_len == 8
+    assert tiny_transformer_xl(mem_len=3).decoder.context.mem_len == 3
+    assert tiny_transformer_xl(positions="learned-absolute").decoder.context.mem_len == 0
+    assert tiny_transformer_xl(extended_context=4).decoder.context.mem_len == 0

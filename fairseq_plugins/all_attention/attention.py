@@ -1,0 +1,293 @@
+"""All-attention: relative attention with persistent vectors and learned spans.
+
+Sukhbaatar et al. 2019 (arXiv:1907.01470), sections 3, 4 and 5.3. Shapes: B streams, H heads, H_g
+heads of a group, T tokens of the segment, S tokens of earlier text and segment, D distances, W
+distances on the ramp of a span, N persistent vectors, d model width, d_h = d / H.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from fairseq_plugins.all_attention.adaptive_span import (
+    ALL_HEADS,
+    AdaptiveSpan,
+    HeadGroup,
+    HeadGroups,
+)
+from fairseq_plugins.all_attention.persistent_vectors import PersistentVectors, merge_attentions
+from fairseq_plugins.segment_language_model.attention import (
+    KERNELS,
+    RelativeAttention,
+    merge_heads,
+    split_heads,
+)
+from fairseq_plugins.segment_language_model.attention_blocks import Window
+from fairseq_plugins.segment_language_model.key_value_cache import (
+    HiddenStates,
+    KeyValueCache,
+    LayerState,
+)
+
+# How persistent vectors take part (section 5.3, figure 2); the paper's fifth way, ff-attn, is a
+# sublayer of its own.
+JOINT = "all"
+SPLIT = "attn-split"
+HEAD_SPLIT = "head-split"
+SINGLE_HEAD = "single-head"
+
+# Training keeps so many tokens more than the widest head sees: it may see farther after the next
+# updates.
+SPAN_MARGIN = 64
+
+
+class SpanTerms(NamedTuple):
+    """What the scores of a layer take from distances, the same for all its tokens.
+
+    Args:
+        rel_keys: p of the distances S - 1, or more, down to -1, (1, D, d_h).
+        groups: heads that are computed together, with how far they see.
+        log_masks: of each group, :meth:`.AdaptiveSpan.log_mask`; None for fixed spans.
+    """
+
+    rel_keys: Tensor
+    groups: HeadGroups
+    log_masks: tuple[Tensor | None, ...]
+
+
+@dataclass(frozen=True)
+class GroupedCaches:
+    """Keys and values of a layer whose heads see more or less far: a cache for each group."""
+
+    groups: tuple[KeyValueCache, ...]
+
+    @property
+    def length(self) -> int:
+        """Return S of the group that keeps most."""
+        return max(cache.length for cache in self.groups)
+
+    @property
+    def streams(self) -> int:
+        """Return B."""
+        return self.groups[0].streams
+
+    def last(self, length: int, before: int = 0, segment: int = 0) -> GroupedCaches:
+        """Return what :meth:`.KeyValueCache.last` gives for each group."""
+        return GroupedCaches(tuple(c.last(length, before, segment) for c in self.groups))
+
+    def select(self, order: Tensor) -> GroupedCaches:
+        """Return stream ``order[i]`` as stream i."""
+        return GroupedCaches(tuple(cache.select(order) for cache in self.groups))
+
+    def to(self, like: Tensor) -> GroupedCaches:
+        """Return the caches in the device and dtype of ``like``."""
+        return GroupedCaches(tuple(cache.to(like) for cache in self.groups))
+
+
+class AllAttention(RelativeAttention):
+    """Attention to earlier tokens and to persistent vectors, with a span for each head.
+
+    The score of query i for key j at distance i - j is ``q_i·k_j + q_i·p_{i-j}``, for a persistent
+    vector ``q_i·m_k``, each divided by √d_h; one softmax goes over all of them (equation 13).
+    Learned spans multiply the weights by a mask before they are normalised.
+
+    Args:
+        embed_dim: d.
+        num_heads: H; must divide d.
+        window: the distances that a query sees.
+        distance_table: maps the encoding of the distances to p, (1, D, d_h).
+        dropout: probability of dropping an attention weight.
+        num_persistent: N, 0 for none.
+        variant: how persistent vectors take part: in one softmax with the context ("all"), in one
+            of their own ("attn-split"), as all that the latter half of the heads see, which then
+            see no context ("head-split"), or in a softmax of their own with one head of width d
+            ("single-head").
+        span: learned spans of the heads that see the context; None where all see the window.
+        kernel: a key of ``KERNELS``.
+
+    Raises:
+        ValueError: the window is empty.
+    """
+
+    def __init__(
+        self,
+        embed_dim: int,
+        num_heads: int,
+        window: Window,
+        distance_table: nn.Module,
+        dropout: float = 0.0,
+        num_persistent: int = 0,
+        variant: str = JOINT,
+        span: AdaptiveSpan | None = None,
+        kernel: str = "fast",
+    ) -> None:
+        super().__init__(
+            embed_dim, num_heads, window, distance_table, dropout=dropout, kernel=kernel
+        )
+        self.context_heads = num_heads // 2 if variant == HEAD_SPLIT else num_heads
+        self.variant = variant
+        self.span = span
+        # optimizer states in checkpoints go by the order of parameters: spans before projections
+        for name in ("q_proj", "k_proj", "v_proj", "out_proj"):
+            self._modules[name] = self._modules.pop(name)
+        self.persistent = None
+        if num_persistent:
+            heads = {HEAD_SPLIT: num_heads - self.context_heads, SINGLE_HEAD: 1}
+            width = embed_dim if variant == SINGLE_HEAD else self.head_dim
+            self.persistent = PersistentVectors(
+                num_persistent, heads.get(variant, num_heads), width, kernel
+            )
+
+    def distance_terms(self, encoding: Tensor, groups: HeadGroups | None = None) -> SpanTerms:
+        """Return what the scores take from distances.
+
+        Args:
+            encoding: of the distances, falling to -1.
+            groups: heads by how far they see now; None where spans are fixed.
+        """
+        rel_keys = super().distance_terms(encoding)
+        if groups is None:
+            return SpanTerms(rel_keys, ALL_HEADS, (None,))
+        return SpanTerms(rel_keys, groups, tuple(map(self.span.log_mask, groups.groups)))
+
+    def distance_parameters(self) -> list[nn.Parameter]:
+        """Return the parameters that :meth:`distance_terms` depends on."""
+        spans = [] if self.span is None else list(self.span.parameters())
+        return [*super().distance_parameters(), *spans]
+
+    def reach(self, terms: SpanTerms) -> int:
+        """Return how many tokens before a segment are worth keeping for the next one."""
+        return terms.groups.reach + (0 if self.span is None else SPAN_MARGIN)
+
+    def forward(
+        self, x: Tensor, terms: SpanTerms, past: LayerState | None = None
+    ) -> tuple[Tensor, GroupedCaches | None]:
+        """Attend from each token of the segment.
+
+        Args:
+            x: the segment, (B, T, d).
+            terms: what :meth:`distance_terms` returned.
+            past: this layer's state of earlier tokens, hidden states or keys and values.
+
+        Returns:
+            the attended values (B, T, d); and without gradients the keys and values of earlier
+            tokens and segment, for the next one, else None.
+        """
+        query, _ = self.project_queries(x)
+        joint = self.persistent is not None and self.variant == JOINT
+        twice = self.span is not None and self.span.epsilon > 0
+        attended, lse, unmasked_lse, caches = self._attend_to_context(
+            query[: self.context_heads], x, terms, past, joint or twice, twice
+        )
+        if joint:
+            of_persistent, persistent_lse = self._attend_to_persistent(query, return_lse=True)
+            attended = merge_attentions(attended, lse, of_persistent, persistent_lse)
+            if twice:
+                lse = torch.logaddexp(lse, persistent_lse)
+                unmasked_lse = torch.logaddexp(unmasked_lse, persistent_lse)
+        if twice:
+            remainder = self.span.remainder(lse, unmasked_lse)
+            attended = attended * remainder.unsqueeze(-1).to(attended.dtype)
+        if self.persistent is not None and not joint:
+            attended = self._add_persistent(attended, query)
+        return self.out_proj(merge_heads(attended)), caches
+
+    def _attend_to_persistent(
+        self, query: Tensor, return_lse: bool = False
+    ) -> tuple[Tensor, Tensor | None]:
+        return self.persistent.attend(query, self.dropout if self.training else 0.0, return_lse)
+
+    def _add_persistent(self, attended: Tensor, query: Tensor) -> Tensor:
+        """Put persistent vectors with a softmax of their own beside (H, B, T, d_h)."""
+        if self.variant == SINGLE_HEAD:
+            # (H, B, T, d_h) -> (1, B, T, d): one head's √d in place of √d_h
+            wide = merge_heads(query) / math.sqrt(self.num_heads)
+            of_persistent, _ = self._attend_to_persistent(wide.unsqueeze(0))
+            return attended + split_heads(of_persistent.squeeze(0), self.head_dim)
+        if self.variant == HEAD_SPLIT:
+            of_persistent, _ = self._attend_to_persistent(query[self.context_heads :])
+            return torch.cat([attended, of_persistent])
+        return attended + self._attend_to_persistent(query)[0]
+
+    def _attend_to_context(
+        self,
+        query: Tensor,
+        x: Tensor,
+        terms: SpanTerms,
+        past: LayerState | None,
+        return_lse: bool,
+        return_unmasked_lse: bool,
+    ) -> tuple[Tensor, Tensor | None, Tensor | None, GroupedCaches | None]:
+        """Attend to earlier tokens and segment, each group of heads to what it sees.
+
+        Returns:
+            values (H, B, T, d_h), the log-sum-exp (H, B, T) of the scores with the mask of learned
+            spans and that without it, and the caches.
+        """
+        attended, lses, caches = [], [], []
+        for number, group in enumerate(terms.groups.groups):
+            keys, values, cache = self._project_keys_of(group, x, past, number)
+            farthest = min(group.reach, self.window.farthest)
+            log_mask = terms.log_masks[number]
+            if log_mask is not None:
+                # what the window hides needs no mask
+                log_mask = log_mask[:, group.reach - farthest :]
+            arguments = (
+                group.of(query),
+                keys,
+                values,
+                terms.rel_keys,
+                Window(self.window.nearest, farthest),
+            )
+            out, lse = self.attend(*arguments, distance_bias=log_mask, return_lse=return_lse)
+            attended.append(out)
+            lses.append(lse)
+            caches.append(cache)
+        joined = None if caches[0] is None else GroupedCaches(tuple(caches))
+        if return_unmasked_lse:
+            # one group of all heads; its weights do not matter
+            unmasked_lse = KERNELS[self.kernel](*arguments, return_lse=True)[1]
+            return attended[0], lses[0], unmasked_lse, joined
+        order = terms.groups.order
+        if order is None:
+            return attended[0], lses[0], None, joined
+        return (
+            torch.cat(attended).index_select(0, order),
+            torch.cat(lses).index_select(0, order) if return_lse else None,
+            None,
+            joined,
+        )
+
+    def _project_keys_of(
+        self, group: HeadGroup, x: Tensor, past: LayerState | None, number: int
+    ) -> tuple[Tensor, Tensor, KeyValueCache | None]:
+        """Return what :meth:`project_keys` does, of the H_g heads of a group and what they see."""
+        keys, values = (self._project(p, x, group) for p in (self.k_proj, self.v_proj))
+        if isinstance(past, GroupedCaches):
+            cache = past.groups[number].extended(keys, values)
+            return cache.keys, cache.values, cache
+        if isinstance(past, HiddenStates):
+            seen = past.hidden[:, max(0, past.length - group.reach) :]
+            keys, values = (
+                torch.cat([self._project(projection, seen, group), own], dim=2)
+                for projection, own in ((self.k_proj, keys), (self.v_proj, values))
+            )
+        keys, values = keys.contiguous(), values.contiguous()
+        if torch.is_grad_enabled():
+            return keys, values, None
+        return keys, values, KeyValueCache.of(keys, values, group.reach)
+
+    def _project(self, projection: nn.Linear, x: Tensor, group: HeadGroup) -> Tensor:
+        weight = projection.weight
+        if group.heads is not None or self.context_heads < self.num_heads:
+            # head-split has rows for heads that see no context, as the paper's counts do
+            # (d, d) -> (H, d_h, d) -> (H_g·d_h, d)
+            of_heads = weight.unflatten(0, (self.num_heads, -1))[: self.context_heads]
+            weight = group.of(of_heads).flatten(0, 1)
+        return split_heads(F.linear(x, weight), self.head_dim)
