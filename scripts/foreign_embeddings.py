@@ -12,8 +12,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from fairseq_plugins.segment_language_model.decoder import IMPOSSIBLE_BIAS
 from foreign_checkpoint import ForeignConfig, ForeignTensors
-from foreign_vocabulary import EOS, NEVER, UNK, ForeignVocabulary
+from foreign_vocabulary import EOS, UNK, ForeignVocabulary
 
 _INPUT, _OUTPUT = "decoder.embed_tokens", "decoder.output_projection"
 _SOFTMAX = "decoder.adaptive_softmax"
@@ -82,7 +83,7 @@ def translate_plain(
     return {
         f"{_INPUT}.weight": vocabulary.arrange(embedding),
         f"{_OUTPUT}.weight": vocabulary.arrange(output),
-        f"{_OUTPUT}.bias": vocabulary.arrange(bias, NEVER),
+        f"{_OUTPUT}.bias": vocabulary.arrange(bias, IMPOSSIBLE_BIAS),
     }
 
 
@@ -129,7 +130,7 @@ def translate_adaptive(
 
     found = {}
     embeddings[0], outputs[0] = map(vocabulary.arrange, (embeddings[0], outputs[0]))
-    biases[0] = torch.cat([vocabulary.arrange(biases[0], NEVER), cluster_bias])
+    biases[0] = torch.cat([vocabulary.arrange(biases[0], IMPOSSIBLE_BIAS), cluster_bias])
     projected = bands.factor > 1 or not _tails_tied(bands)
     for band, embedding in enumerate(embeddings):
         found[f"{_INPUT}.embeddings.{band}.0.weight"] = embedding

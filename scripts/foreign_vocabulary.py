@@ -14,8 +14,6 @@ from torch import Tensor
 from run_command import short
 
 EOS, UNK = "<eos>", "<unk>"
-# Logits of symbols that must not be predicted: their probability is 0, in half precision too.
-NEVER = -1e4
 
 
 class ForeignVocabulary:

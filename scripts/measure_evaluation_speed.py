@@ -36,7 +36,7 @@ from tqdm import tqdm
 import plugin_path  # noqa: F401 (makes fairseq_plugins importable)
 from benchmark_machine import hardware_line, synchronize
 from fairseq_plugins.segment_language_model.model import SegmentLanguageModel
-from fairseq_plugins.segment_language_model.streams import TokenStreams
+from fairseq_plugins.segment_language_model.streams import RunningText, TokenStreams
 from measurement_options import (
     add_output_options,
     check_at_least,
@@ -108,10 +108,8 @@ def time_state_reuse(
     warm_up = math.ceil(attention_length / setting.tokens_per_sample) + 1
     segments = warm_up + setting.segments
     length = segments * setting.tokens_per_sample * setting.batch_size
-    streams = TokenStreams(
-        random_text(task.dictionary, length), task.dictionary, 1, setting.tokens_per_sample
-    )
-    epoch = task.get_batch_iterator(streams, max_sentences=setting.batch_size)
+    text = RunningText(random_text(task.dictionary, length))
+    epoch = task.get_batch_iterator(text, max_sentences=setting.batch_size)
     batches = epoch.next_epoch_itr(shuffle=False)
     seconds = time_batches(model, batches, warm_up, setting.device, progress)
     return seconds / (setting.tokens_per_sample * setting.batch_size)

@@ -213,9 +213,9 @@ def score_text(
     """
     if task.cfg.extended_context > 0 and model.decoder.context.mem_len > 0:
         raise ValueError(
-            f"the extended context is {task.cfg.extended_context} tokens for a model with a memory "
-            f"of {model.decoder.context.mem_len}, which would hold them twice: override mem_len "
-            "with 0"
+            f"the extended context is {task.cfg.extended_context} tokens for a model with a "
+            f"recurrence of {model.decoder.context.mem_len}, which would hold them twice: override "
+            "mem_len with 0"
         )
     device = next(model.parameters()).device
     epoch = task.get_batch_iterator(RunningText(tokens), max_sentences=batch_size)

@@ -152,7 +152,7 @@ def test_the_commands_run_in_order(folder):
             text = shell(pipe, folder)
             printed.append(run(name, *words, text=text, folder=folder))
     assert (folder / "checkpoints" / "checkpoint_last.pt").exists()
-    assert "memory 64 tokens" in printed[1]
+    assert "recurrence 64 tokens" in printed[1]
     assert "each token is a character: Loss (base 2) is in bits per character" in printed[1]
     assert re.search(r"^H-0\t\S+\td e f ▁", printed[2], re.MULTILINE)
     assert re.findall(r"^H-\d+\t\S+\t(.*)$", printed[3], re.MULTILINE) == [

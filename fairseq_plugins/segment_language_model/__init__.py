@@ -1,1 +1,37 @@
-"""Language models that read parallel streams of text segment by segment, with recurrence."""
+"""Language models that read parallel streams of text, segment by segment, with recurrence.
+
+Shared by Transformer-XL and all-attention: task, streams, decoder, layer, attention and its kernel.
+"""
+
+from fairseq_plugins.segment_language_model.adaptive_softmax import (
+    BiasedAdaptiveSoftmax,
+    ExactAdaptiveLoss,
+)
+from fairseq_plugins.segment_language_model.attention import (
+    PositionBiases,
+    RelativeAttention,
+    plain_attention,
+)
+from fairseq_plugins.segment_language_model.attention_blocks import Window
+from fairseq_plugins.segment_language_model.attention_kernel import window_attention
+from fairseq_plugins.segment_language_model.decoder import SegmentDecoder
+from fairseq_plugins.segment_language_model.layer import FeedForward, SegmentLayer
+from fairseq_plugins.segment_language_model.model import SegmentLanguageModel
+from fairseq_plugins.segment_language_model.recurrence import Recurrence
+from fairseq_plugins.segment_language_model.task import SegmentLanguageModelingTask
+
+__all__ = [
+    "BiasedAdaptiveSoftmax",
+    "ExactAdaptiveLoss",
+    "FeedForward",
+    "PositionBiases",
+    "Recurrence",
+    "RelativeAttention",
+    "SegmentDecoder",
+    "SegmentLanguageModel",
+    "SegmentLanguageModelingTask",
+    "SegmentLayer",
+    "Window",
+    "plain_attention",
+    "window_attention",
+]

@@ -22,8 +22,8 @@ from fairseq_plugins.segment_language_model.recurrence import Cursor, Recurrence
 
 logger = logging.getLogger(__name__)
 
-# A converted model predicts symbols that it was made without at this bias, and none that it has
-# anywhere near it.
+# The output bias of symbols that a converted model does not have: their probability is 0, in half
+# precision too. Those that it has come nowhere near it.
 IMPOSSIBLE_BIAS = -1e4
 
 

@@ -1,1 +1,17 @@
-"""Transformer-XL (Dai et al. 2019, arXiv:1901.02860): relative positions, and its ablations."""
+"""Transformer-XL: language models with relative positions, and the models of its ablations.
+
+Dai et al. 2019 (arXiv:1901.02860). Recurrence and attention are in ``segment_language_model``.
+"""
+
+from fairseq_plugins.transformer_xl.latter_half_loss import HalfCrossEntropy, HalfExactAdaptiveLoss
+from fairseq_plugins.transformer_xl.locked_dropout import LockedDropout, WordDropout
+from fairseq_plugins.transformer_xl.model import TransformerXLConfig, TransformerXLLanguageModel
+
+__all__ = [
+    "HalfCrossEntropy",
+    "HalfExactAdaptiveLoss",
+    "LockedDropout",
+    "TransformerXLConfig",
+    "TransformerXLLanguageModel",
+    "WordDropout",
+]

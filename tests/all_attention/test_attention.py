@@ -3,10 +3,12 @@
 import pytest
 import torch
 
+from fairseq_plugins.all_attention.adaptive_span import AdaptiveSpan, read_head_groups
 from fairseq_plugins.all_attention.attention import AllAttention, GroupedCaches
 from fairseq_plugins.segment_language_model import attention_blocks
 from fairseq_plugins.segment_language_model.attention_blocks import Window
 from fairseq_plugins.segment_language_model.key_value_cache import HiddenStates
+from fairseq_plugins.segment_language_model.layer import SegmentLayer
 from fairseq_plugins.segment_language_model.positions import (
     LearnedRelativePositions,
     SharedRelativeKeys,
@@ -127,3 +129,28 @@ def test_dropout_acts_on_the_context_alone_too():
     attention.dropout = 0.5
     one, other = (attention(x, terms(attention, positions, 4))[0] for _ in range(2))
     assert not torch.allclose(one, other)
+
+
+def test_a_layer_with_learned_spans_trains_under_torch_compile():
+    torch._dynamo.reset()
+    torch.manual_seed(1)
+    span = AdaptiveSpan(HEADS, 8, ramp=3)
+    span.value.data = torch.tensor([0.3, 0.7])
+    attention = AllAttention(
+        WIDTH,
+        HEADS,
+        Window(1, 8),
+        SharedRelativeKeys(),
+        num_persistent=3,
+        span=span,
+        kernel="plain",
+    )
+    layer = SegmentLayer(WIDTH, attention, None, torch.nn.Identity())
+    encoding = LearnedRelativePositions(8, WIDTH // HEADS)(10).detach()
+    (groups,) = read_head_groups([span])
+    x, past = torch.randn(STREAMS, 6, WIDTH), HiddenStates(torch.randn(STREAMS, 5, WIDTH))
+    compiled = torch.compile(layer, backend="aot_eager", fullgraph=True)
+    results = [
+        model(x, attention.distance_terms(encoding, groups), past)[0] for model in (layer, compiled)
+    ]
+    assert_same(*results, list(layer.parameters()))

@@ -150,7 +150,7 @@ def test_a_resumed_run_is_the_uninterrupted_run(data, tmp_path):
     lengths = [len(h[0]) for h in state["extra_state"]["train_iterator"]["memory"]["layers"]]
     assert lengths == [24, 24]
     printed = train_spans(data, tmp_path / "parts")
-    assert "resuming with its memory" in printed
+    assert "resuming with recurrence" in printed
     assert_equal(parameters(tmp_path / "parts"), parameters(tmp_path / "whole"), **EXACT)
     assert not torch.equal(spans(tmp_path / "whole"), torch.full((2, 2), 0.2))
 

@@ -33,7 +33,7 @@ def test_a_shorter_memory_changes_the_loss(data, checkpoint):
     short = evaluate(
         data, checkpoint, "--tokens-per-sample", 7, "--model-overrides", "{'mem_len': 2}"
     )
-    assert "memory 2 tokens, clamp none, same length no, attention span 12" in short
+    assert "recurrence 2 tokens, clamp none, same length no, attention span 12" in short
     assert loss(short) != loss(evaluate(data, checkpoint, "--tokens-per-sample", 7))
 
 
@@ -51,7 +51,7 @@ def test_shards_together_score_every_token(data, checkpoint, test_tokens, stream
 
 def test_the_log_says_what_the_figure_was_got_with(data, checkpoint, test_tokens):
     printed = evaluate(data, checkpoint, "--tokens-per-sample", 16, "--batch-size", 3)
-    assert "memory 12 tokens, clamp none, same length no, attention span 12" in printed
+    assert "recurrence 12 tokens, clamp none, same length no, attention span 12" in printed
     assert f"{test_tokens:,} tokens in 3 streams, segments of 16 tokens" in printed
 
 
@@ -94,7 +94,10 @@ def test_a_run_that_cannot_be_is_refused_by_name(data, tmp_path, options, messag
 
 @pytest.mark.parametrize(
     ("name", "hint"),
-    [("mem-len", "did you mean 'mem_len'?"), ("tokens_per_sample", "there are clamp_len")],
+    [
+        ("mem-len", "did you mean 'mem_len'?"),
+        ("tokens_per_sample", "there are attention_kernel, clam"),
+    ],
 )
 def test_overrides_of_no_option_are_refused(data, checkpoint, name, hint):
     overrides = ("--model-overrides", f"{{{name!r}: 10}}")
@@ -105,7 +108,7 @@ def test_overrides_of_no_option_are_refused(data, checkpoint, name, hint):
 def test_evaluation_without_the_task_is_refused(data, checkpoint):
     words = (*TASK[:2], "--path", checkpoint, "--gen-subset", "test")
     printed = run("fairseq-eval-lm", data, *words, fails=True)
-    assert "the task is LanguageModelingTask, which keeps no memory of the segments" in printed
+    assert "the task is LanguageModelingTask, which keeps no states of the segments" in printed
 
 
 def test_streams_shorter_than_a_segment_are_said(data, checkpoint):
@@ -116,7 +119,7 @@ def test_streams_shorter_than_a_segment_are_said(data, checkpoint):
 
 def test_a_context_window_is_refused(data, checkpoint):
     printed = evaluate(data, checkpoint, "--context-window", 5, fails=True)
-    assert "--context-window is 5: the memory is the context here" in printed
+    assert "--context-window is 5: the recurrence is the context here" in printed
 
 
 def test_a_folder_without_data_is_refused(tmp_path):

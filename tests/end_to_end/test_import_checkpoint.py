@@ -53,7 +53,7 @@ def run_importer(foreign, folder):
         (
             transformer_xl(CUTOFFS, 2),
             ("--criterion", "exact_adaptive_loss", "--ddp-backend", "legacy_ddp"),
-            "memory 10 tokens, clamp none, same length no, positions transformer-xl",
+            "recurrence 10 tokens, clamp none, same length no, positions transformer-xl",
         ),
         (
             adaptive_span(far=25.0),

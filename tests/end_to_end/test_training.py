@@ -47,7 +47,7 @@ def test_validation_in_the_middle_changes_nothing(data, uninterrupted, tmp_path)
 def test_a_resumed_run_is_the_uninterrupted_run(data, uninterrupted, tmp_path):
     train(data, tmp_path, "--max-update", 3)
     printed = train(data, tmp_path, "--max-update", STEPS)
-    assert "resuming with its memory, after 24 tokens of each stream" in printed
+    assert "resuming with recurrence, after 24 tokens of each stream" in printed
     assert_equal(parameters(tmp_path), parameters(uninterrupted), **EXACT)
 
 
@@ -58,7 +58,7 @@ def test_without_its_memory_a_resumed_run_would_differ(data, uninterrupted, tmp_
     del state["extra_state"]["train_iterator"]["memory"]
     torch.save(state, path)
     printed = train(data, tmp_path, "--max-update", STEPS)
-    assert "the checkpoint holds no memory of the streams: resuming cold" in printed
+    assert "the checkpoint holds no recurrence of the streams: resuming cold" in printed
     with pytest.raises(AssertionError):
         assert_equal(parameters(tmp_path), parameters(uninterrupted), rtol=1e-4, atol=1e-5)
 
@@ -120,7 +120,7 @@ def test_two_workers_learn_what_one_learns(data, uninterrupted, tmp_path):
 def test_two_workers_resume_with_the_memory_of_both(data, uninterrupted, tmp_path):
     train_on_two_workers(data, tmp_path, "--max-update", 3)
     printed = train_on_two_workers(data, tmp_path, "--max-update", STEPS)
-    assert "resuming with its memory, after 24 tokens of each stream" in printed
+    assert "resuming with recurrence, after 24 tokens of each stream" in printed
     assert_equal(parameters(tmp_path), parameters(uninterrupted), rtol=1e-4, atol=1e-6)
 
 

@@ -49,14 +49,29 @@ def test_loss_of_every_token_is_the_same_for_all_segment_lengths(data, recurrent
         np.testing.assert_allclose(one, other, atol=3e-6)
 
 
+def test_the_plain_kernel_trains_and_scores_what_the_fast_one_does(data, recurrent, tmp_path):
+    train_xl(data, tmp_path, "--attention-kernel", "plain")
+    trained = [
+        torch.load(path, weights_only=True)["model"]
+        for path in (recurrent, tmp_path / "checkpoint_last.pt")
+    ]
+    torch.testing.assert_close(*trained, atol=1e-4, rtol=1e-4)
+    found = []
+    for kernel in ("fast", "plain"):
+        overrides = ("--model-overrides", f"{{'attention_kernel': '{kernel}'}}")
+        printed = evaluate(data, recurrent, "--output-word-probs", *overrides)
+        found.append(log_probabilities(printed))
+    np.testing.assert_allclose(*found, atol=3e-6)
+
+
 def test_memory_clamp_and_same_length_are_changed_at_evaluation_and_logged(data, recurrent):
     options = ("--tokens-per-sample", 7, "--batch-size", 2)
     plain = evaluate(data, recurrent, *options)
-    assert "memory 8 tokens, clamp none, same length no, positions transformer-xl" in plain
+    assert "recurrence 8 tokens, clamp none, same length no, positions transformer-xl" in plain
     found = {loss(plain)}
     for overrides, said in [
-        ("{'mem_len': 3}", "memory 3 tokens, clamp none, same length no"),
-        ("{'clamp_len': 2, 'same_length': True}", "memory 8 tokens, clamp 2, same length yes"),
+        ("{'mem_len': 3}", "recurrence 3 tokens, clamp none, same length no"),
+        ("{'clamp_len': 2, 'same_length': True}", "recurrence 8 tokens, clamp 2, same length yes"),
     ]:
         printed = evaluate(data, recurrent, *options, "--model-overrides", overrides)
         assert said in printed
@@ -81,7 +96,7 @@ def test_extended_context_makes_the_loss_independent_of_segments_and_streams(
 
 def test_extended_context_with_a_memory_is_refused(data, recurrent):
     printed = evaluate(data, recurrent, "--extended-context", 5, fails=True)
-    assert "--extended-context is 5 for a model with a memory of 8 tokens" in printed
+    assert "--extended-context is 5 for a model with a recurrence of 8 tokens" in printed
     printed = evaluate(data, recurrent, "--extended-context", -1, fails=True)
     assert "--extended-context is -1: it must be at least 0" in printed
 
@@ -104,7 +119,7 @@ def test_ablations_train_and_evaluate(data, tmp_path, test_tokens, options):
     positions = "transformer-xl" if options[0] != "--positions" else options[1]
     memory = 8 if positions == "shaw" else 0
     for said in (trained, printed):
-        assert f"memory {memory} tokens" in said
+        assert f"recurrence {memory} tokens" in said
         assert f"positions {positions}" in said
 
 
@@ -136,7 +151,7 @@ def test_other_tasks_are_refused(data, tmp_path):
     )
     words = (data, *TASK[:2], "--task", "language_modeling", *MODEL, *how)
     printed = run("fairseq-train", *words, fails=True)
-    assert "the task is LanguageModelingTask, which keeps no memory of the segments" in printed
+    assert "the task is LanguageModelingTask, which keeps no states of the segments" in printed
 
 
 def test_checkpoints_from_before_an_option_evaluate(data, recurrent, tmp_path):

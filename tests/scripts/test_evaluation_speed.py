@@ -98,7 +98,7 @@ def observed(monkeypatch, timing):
 
     def noted(model, batch):
         losses = score(model, batch)
-        cursor = batch["net_input"].get("memory")
+        cursor = batch["net_input"].get("recurrence")
         shape = tuple(batch["net_input"]["src_tokens"].shape)
         seen.append((shape, len(losses), None if cursor is None else cursor.start))
         assert batch["net_input"]["src_tokens"].ne(1).all()

@@ -72,7 +72,12 @@ def folder(tmp_path_factory):
             "10, of which it is a part",
         ),
         ("blocks", "text", ("--context-window", -1), "--context-window is -1: it must be at leas"),
-        ("streams", "text", ("--context-window", 2), "--context-window is 2: the memory is the c"),
+        (
+            "streams",
+            "text",
+            ("--context-window", 2),
+            "--context-window is 2: the recurrence is ",
+        ),
         (
             "pairs",
             "pairs",

@@ -138,7 +138,7 @@ def test_a_batch_that_is_left_out_is_noticed(folder, text, model, monkeypatch):
 
 def test_a_memory_beside_an_extended_context_is_refused(folder, text, model):
     task = score_text.load_task(folder / "bin", 10, 5)
-    message = "the extended context is 5 tokens for a model with a memory of 200, which would hold"
+    message = "the extended context is 5 tokens for a model with a recurrence of 200, which would"
     with pytest.raises(ValueError, match=message):
         score_text.score_text(model, task, text, 1)
 
