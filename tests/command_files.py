@@ -6,11 +6,14 @@ import subprocess
 import sys
 
 from fairseq import options
+from fairseq.data import Dictionary
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 
 from tests.end_to_end.commands import ROOT
 
 EXAMPLES = ROOT / "examples"
+# of the Weighted Transformer: names of the arguments of train after CHECKPOINTS, and an example
+WEIGHTED_ARGUMENTS = {"weighted_transformer/gating": ("K", "4")}
 # fairseq's use of hydra
 HYDRA = r"ignore:[\s\S]*is validated against ConfigStore:UserWarning"
 
@@ -27,8 +30,13 @@ def write_stand_ins(folder):
     return folder
 
 
-def words(stand_ins, recipe, action, *more, data="DATA", checkpoints=None):
-    """What an action of a command file gives to fairseq."""
+def recipes(room):
+    """The command files of a room, such as "transformer_xl/enwik8_base"."""
+    return sorted(f"{room}/{path.stem}" for path in (EXAMPLES / room).glob("*.sh"))
+
+
+def commands(stand_ins, recipe, action, *more, data="DATA", checkpoints=None):
+    """The words that an action of a command file gives to each of its commands."""
     places = (data, checkpoints or stand_ins / "CHECKPOINTS")
     done = subprocess.run(
         ["bash", EXAMPLES / f"{recipe}.sh", action, *places, *more],
@@ -38,7 +46,13 @@ def words(stand_ins, recipe, action, *more, data="DATA", checkpoints=None):
         text=True,
         check=True,
     )
-    return json.loads(done.stdout)
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def words(*given, **places):
+    """The words of an action's only command, for the arguments of ``commands``."""
+    (only,) = commands(*given, **places)
+    return only
 
 
 def parse(parser, given):
@@ -52,3 +66,16 @@ def training(stand_ins, recipe, *more, action="train"):
 
 def evaluation(stand_ins, recipe):
     return parse(options.get_eval_lm_parser(), words(stand_ins, recipe, "evaluate"))
+
+
+def dictionary(symbols):
+    """A dictionary of as many made-up symbols."""
+    made = Dictionary()
+    for number in range(symbols - len(made)):
+        made.add_symbol(f"symbol{number}")
+    return made
+
+
+def parameters(model):
+    """How many numbers a model has."""
+    return sum(parameter.numel() for parameter in model.parameters())

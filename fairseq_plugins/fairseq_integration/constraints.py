@@ -1,15 +1,15 @@
 """Constraints on parameters, such as spans within [0, 1], that hold after every update.
 
-With ``--fp16`` and ``--bf16`` fairseq's optimizer works on a copy of the weights in fp32 and
-overwrites the model's with it: what is projected in the model alone is undone by the next update.
-Here the optimizer's copy is projected, and then copied into the model.
+With ``--fp16`` and ``--bf16`` fairseq's optimizer updates a copy of the weights in fp32 and then
+overwrites the model's with it: a projection of the model's weights alone is undone by the next
+update. Here the optimizer's copy is projected, and then copied into the model.
 
 A module with constraints has a method ::
 
     def constrained(self) -> Iterable[tuple[nn.Parameter, Callable[[Tensor], None]]]
 
-whose callables project a tensor of their parameter's shape in place. The dtype is that of the
-optimizer's copy.
+Each callable projects a tensor in place: of its parameter's shape, in the dtype of the optimizer's
+copy.
 """
 
 import torch
@@ -24,17 +24,17 @@ from torch import Tensor, nn
 
 @torch.no_grad()
 def apply_constraints(optimizer: FairseqOptimizer, model: nn.Module) -> None:
-    """Project the constrained parameters of ``model``, where the optimizer keeps them and in it.
+    """Project the constrained parameters, in the optimizer's copy and in the model.
 
     Call it after each update. Parameters that require no gradient stay as they are.
 
     Args:
-        optimizer: fairseq's, with the wrapper that the precision brings.
+        optimizer: fairseq's optimizer, in the wrapper that the precision brings.
         model: the model, which may be wrapped for several workers.
 
     Raises:
-        ValueError: the model has constraints, and the optimizer keeps its parameters in an unknown
-            way or does not have one of them.
+        ValueError: the model has constraints, and the optimizer keeps its copies in an unknown way
+            or lacks one of the constrained parameters.
     """
     constraints = [
         (module, parameter, project)
@@ -45,28 +45,31 @@ def apply_constraints(optimizer: FairseqOptimizer, model: nn.Module) -> None:
     ]
     if not constraints:
         return
-    held = _held_by(optimizer)
-    if held is None:
+    masters = _masters(optimizer)
+    if masters is None:
         raise ValueError(
             f"{_name(optimizer)} keeps its parameters in a way that the constraints of "
             f"{_name(constraints[0][0])} do not know: leave out the option that brings it "
             "(--use-bmuf for FairseqBMUF)"
         )
     for module, parameter, project in constraints:
-        if id(parameter) not in held:
+        if id(parameter) not in masters:
             raise ValueError(
                 f"{_name(optimizer)} does not have a parameter of {_name(module)}, of shape "
                 f"{tuple(parameter.shape)}, that has a constraint: set its requires_grad before "
                 "the optimizer is built, and use another --ddp-backend than fully_sharded"
             )
-        master = held[id(parameter)]
+        master = masters[id(parameter)]
         project(master)
         if master is not parameter:
             parameter.copy_(master)
 
 
-def _held_by(optimizer: FairseqOptimizer) -> dict[int, Tensor] | None:
-    """Return the optimizer's own copy of each parameter, by the parameter's id; None if unknown."""
+def _masters(optimizer: FairseqOptimizer) -> dict[int, Tensor] | None:
+    """Return what the optimizer updates, by the id of the model's parameter; None if unknown.
+
+    That is a copy of the parameter, or the parameter itself.
+    """
     if isinstance(optimizer, FP16Optimizer):
         if optimizer.has_flat_params:
             return _flat_pieces(optimizer)
@@ -79,9 +82,10 @@ def _held_by(optimizer: FairseqOptimizer) -> dict[int, Tensor] | None:
 
 
 def _flat_pieces(optimizer: FP16Optimizer) -> dict[int, Tensor]:
-    """Return views of fairseq's flat copies: one tensor a device, its parameters end to end.
+    """Return each parameter's piece of fairseq's flat copies, as a view, by the parameter's id.
 
-    The order is that of ``fp16_params``, whether or not they require a gradient by now.
+    A flat copy holds a device's parameters end to end, in the order of ``fp16_params``, those that
+    no longer require a gradient too.
     """
     pieces = {}
     for device, flat in optimizer.fp32_params.items():

@@ -1,31 +1,38 @@
-"""What our optimizers share: a step under ``--amp``, options of Adam, rules of some parameters."""
+"""What our optimizers share: a step under ``--amp``, options of Adam, rules for some parameters."""
+
+from __future__ import annotations
 
 from typing import Any, TypeVar
 
 from fairseq.optim import FairseqOptimizer
+from fairseq.optim.adam import FairseqAdamConfig
 from torch import nn
 
 
 class AmpScaledStep(FairseqOptimizer):
-    """fairseq's interface to an optimizer, with a step that works under ``--amp``.
+    """Base class of fairseq's optimizers whose step works under ``--amp``.
 
     fairseq's AMPOptimizer unscales the gradients to take their norm. torch's scaler is then handed
     this object, not the optimizer within, and would unscale them a second time: gradients would
     never be long enough to clip.
     """
 
-    # tells the scaler to leave the gradients, and what to do if they are not finite, to step()
+    # tells the scaler to leave gradients to step(), those that are not finite too
     _step_supports_amp_scaling = True
 
     def step(self, *args: Any, **kwargs: Any) -> None:
         """Update the parameters, unless under ``--amp`` a gradient is not finite."""
-        # the scaler sets found_inf, a tensor, while it steps; it would wait for the device itself
+        # found_inf is a tensor, set by the scaler while it steps; it waits for the device only here
         if not getattr(self, "found_inf", False):
             super().step(*args, **kwargs)
 
 
-def adam_options(cfg: Any) -> dict[str, Any]:
-    """Return lr, betas, eps and weight_decay of options that fairseq's ``adam`` has too."""
+def adam_options(cfg: FairseqAdamConfig) -> dict[str, Any]:
+    """Return lr, betas, eps and weight_decay as an optimizer of torch takes them.
+
+    Args:
+        cfg: options of fairseq's ``adam``; the betas may be a text such as "(0.9, 0.98)".
+    """
     betas = cfg.adam_betas
     if isinstance(betas, str):
         betas = (float(beta) for beta in betas.strip("()[] ").split(","))
@@ -38,19 +45,22 @@ def adam_options(cfg: Any) -> dict[str, Any]:
 
 
 class UpdateRule:
-    """Base class of what an optimizer needs to know about some parameters, set by their module."""
+    """Base class of rules by which an optimizer updates some of the parameters.
+
+    A module gives its parameters a rule, and the optimizer that knows this kind of rule reads it.
+    """
 
 
 Rule = TypeVar("Rule", bound=UpdateRule)
 
 
 def set_update_rule(parameter: nn.Parameter, rule: UpdateRule) -> None:
-    """Tell the optimizer of ``parameter`` about ``rule``."""
-    # the one attribute that fairseq hands on to the fp32 copies of half-precision parameters
+    """Give ``parameter`` a rule, which fairseq's copies in single precision have too."""
+    # the one attribute that fairseq's FP16Optimizer hands on to its copies
     parameter.param_group = rule
 
 
 def update_rule(parameter: nn.Parameter, kind: type[Rule]) -> Rule | None:
-    """Return the rule of ``parameter``, or of what it is a copy of; None if that is no ``kind``."""
+    """Return the rule of ``parameter``; None if it has none, or one of another kind."""
     rule = getattr(parameter, "param_group", None)
     return rule if isinstance(rule, kind) else None

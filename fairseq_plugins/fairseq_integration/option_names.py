@@ -1,5 +1,7 @@
 """Errors that name command-line options, from layers that know arguments only."""
 
+from __future__ import annotations
+
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -8,20 +10,22 @@ ARGUMENT = re.compile(r"`(\w+)`")
 
 
 @contextmanager
-def errors_name_options(option_of: Callable[[str], str]) -> Iterator[None]:
-    """Have every ``ValueError`` raised within name options in place of arguments.
+def errors_name_options(option_of: Callable[[str], str | None]) -> Iterator[None]:
+    """Let each ``ValueError`` raised within name options in place of arguments.
 
-    Layers write arguments in backquotes, as in "`slots` is 5: it must be a square number".
+    Layers write arguments in backquotes: "`slots` is 5: it must be a square number".
 
     Args:
-        option_of: maps the name of an argument to its option, such as "slots" to
-            "--memory-slots".
+        option_of: maps the name of an argument to its option, as "slots" to "--memory-slots"; None
+            leaves the name as it is.
 
     Raises:
-        ValueError: as what runs within, in terms of options.
+        ValueError: as raised within, with options for arguments.
     """
     try:
         yield
     except ValueError as error:
-        text = ARGUMENT.sub(lambda argument: option_of(argument[1]), str(error))
+        text = ARGUMENT.sub(lambda found: option_of(found[1]) or found[0], str(error))
+        if text == str(error):
+            raise
         raise ValueError(text) from None

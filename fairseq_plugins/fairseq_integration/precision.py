@@ -8,16 +8,17 @@ from torch import Tensor, nn
 
 
 class SinglePrecision(nn.Module):
-    """What moves by less than half precision can tell apart: learned spans, running statistics.
+    """Base class of modules that ``.half()`` and ``.bfloat16()`` leave in single precision.
 
-    ``.half()`` and ``.bfloat16()`` leave its parameters and buffers as they are; moving them to
-    another device, and double precision, work as ever.
+    Learned spans, weights of branches and running statistics move by less than half precision can
+    tell apart. Modules within stay too. Moving to another device and to double precision work as in
+    any module.
     """
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> SinglePrecision:
         def but_not_to_half(tensor: Tensor) -> Tensor:
             moved = fn(tensor)
-            # what fn rounded is lost: start again from the tensor, moved as it is
+            # fn has rounded it: start again from the tensor, on fn's device
             rounded = moved.is_floating_point() and moved.dtype.itemsize < 4
             return tensor.to(moved.device) if rounded else moved
 

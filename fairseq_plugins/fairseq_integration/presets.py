@@ -18,9 +18,13 @@ from omegaconf import DictConfig, OmegaConf
 
 
 def register_presets(model: str, presets: dict[str, dict[str, Any]]) -> None:
-    """Register ``presets`` (name to values of the model's options) as architectures of ``model``.
+    """Register named architectures of a model.
 
-    The model's own name becomes a preset without values, so that all of them share one behaviour.
+    The model's own name becomes a preset without values, so that ``--arch`` treats it like others.
+
+    Args:
+        model: the name that the model is registered by.
+        presets: values of the model's options, by the name of the preset.
     """
     if model in ARCH_MODEL_REGISTRY:
         ARCH_CONFIG_REGISTRY[model] = _preset(model, {})
@@ -32,8 +36,11 @@ def register_presets(model: str, presets: dict[str, dict[str, Any]]) -> None:
 
 
 def _preset(model: str, values: dict[str, Any]) -> Callable[[Any], None]:
-    def apply(cfg: Any) -> None:
+    """Return what fairseq calls with the options of ``--arch`` NAME, to complete them in place."""
+
+    def complete(cfg: Any) -> None:
         if OmegaConf.is_config(cfg):
+            # of a saved model, which has the preset's values
             _add_options_newer_than_checkpoint(cfg, MODEL_DATACLASS_REGISTRY[model])
             return
         for option, value in values.items():
@@ -42,13 +49,13 @@ def _preset(model: str, values: dict[str, Any]) -> Callable[[Any], None]:
         if isinstance(cfg, Namespace):
             _keep_bf16_off_tpus(cfg)
 
-    return apply
+    return complete
 
 
 def _add_options_newer_than_checkpoint(cfg: DictConfig, options: type) -> None:
-    """Give options that a checkpoint does not know their defaults, with which it was trained.
+    """Give options that a checkpoint lacks their defaults, with which it was trained.
 
-    fairseq does so for models, but not where the model goes by the name of a preset.
+    fairseq does so for a model's own name, but not for the name of a preset.
     """
     for option in dataclasses.fields(options):
         if option.name not in cfg:
@@ -56,9 +63,9 @@ def _add_options_newer_than_checkpoint(cfg: DictConfig, options: type) -> None:
 
 
 def _keep_bf16_off_tpus(args: Namespace) -> None:
-    """Undo that fairseq's command line takes --bf16 to mean a TPU, where there can be none.
+    """Set ``--tpu`` to false where ``torch_xla`` is missing.
 
-    GPUs and CPUs compute in bfloat16 too; fairseq would go looking for torch_xla.
+    fairseq's command line takes ``--bf16`` to mean a TPU, but GPUs and CPUs have bfloat16 too.
     """
     if getattr(args, "bf16", False) and importlib.util.find_spec("torch_xla") is None:
         args.tpu = False

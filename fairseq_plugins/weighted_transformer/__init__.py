@@ -1,1 +1,33 @@
-"""Weighted Transformer (Ahmed et al. 2017, arXiv:1711.02132)."""
+"""Weighted Transformer (Ahmed et al. 2017, arXiv:1711.02132).
+
+Translation with branched attention: each head has a feed-forward network of its own, and learned
+weights κ and α, on the simplex, weigh the branches.
+"""
+
+from fairseq_plugins.weighted_transformer.branch_weights import (
+    BranchSchedule,
+    BranchWeights,
+    project_to_simplex,
+)
+from fairseq_plugins.weighted_transformer.branched_attention import (
+    AttentionHeads,
+    BranchedAttention,
+    BranchedFeedForward,
+)
+from fairseq_plugins.weighted_transformer.layers import BranchedDecoderLayer, BranchedEncoderLayer
+from fairseq_plugins.weighted_transformer.model import BranchOptions, WeightedTransformer
+from fairseq_plugins.weighted_transformer.optimizer import AdamWithBranchWeights
+
+__all__ = [
+    "AdamWithBranchWeights",
+    "AttentionHeads",
+    "BranchOptions",
+    "BranchSchedule",
+    "BranchWeights",
+    "BranchedAttention",
+    "BranchedDecoderLayer",
+    "BranchedEncoderLayer",
+    "BranchedFeedForward",
+    "WeightedTransformer",
+    "project_to_simplex",
+]

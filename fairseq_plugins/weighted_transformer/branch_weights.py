@@ -1,4 +1,4 @@
-"""The weights κ and α of attention branches: on the simplex, with a learning rate of their own.
+"""The weights κ and α of attention branches: on the simplex, with a schedule of their own.
 
 Ahmed, Keskar, Socher 2017 (arXiv:1711.02132), sections 3, 4.1, 4.4 and 4.5.
 
@@ -7,25 +7,26 @@ Shapes: M branches.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
 
+from fairseq_plugins.fairseq_integration.optimizers import UpdateRule, set_update_rule
 from fairseq_plugins.fairseq_integration.precision import SinglePrecision
 
 PARAMETERIZATIONS = ("simplex", "softmax")
-# what weighs the branches outside of training (table 3)
+# what weighs the branches outside of training (section 4.4, table 3)
 REPLACEMENTS = LEARNED, RANDOM, UNIFORM = ("learned", "random", "uniform")
 
 
 @torch.no_grad()
 def project_to_simplex(x: Tensor) -> None:
-    """Replace ``x`` (M,) by the nearest vector of no negative numbers whose sum is 1."""
+    """Replace ``x`` (M,) by the nearest vector on the simplex: no number below 0, a sum of 1."""
     falling = x.double().sort(descending=True).values
-    # how much all numbers are too large, if the first 1, 2, … of them are to stay above 0
+    # what is to be taken from each of the 1, 2, … largest numbers, if the others become 0
     excess = (falling.cumsum(0) - 1) / torch.arange(1, len(x) + 1, device=x.device)
-    # it rises with each number that stays above 0, and then falls
+    # it rises with each number that stays above 0, and falls after those
     x.copy_((x.double() - excess.max()).clamp(min=0))
 
 
@@ -35,9 +36,9 @@ def draw_from_simplex(branches: int) -> Tensor:
     return (drawn / drawn.sum()).float()
 
 
-@dataclass
-class BranchSchedule:
-    """How κ and α are trained; the attribute ``param_group`` tells the optimizer (section 4.1).
+@dataclass(eq=False)
+class BranchSchedule(UpdateRule):
+    """How the κ and α of one attention are trained (section 4.1).
 
     The learning rate is ``factor · min(t^-0.5, t · warmup^-1.5)`` at update t, from 1.
 
@@ -46,14 +47,16 @@ class BranchSchedule:
         warmup: number of updates.
         freeze_after: number of updates after which the weights stay as they are; None for never.
         projected: whether they are projected to the simplex after each update.
-        taken: whether an optimizer follows this schedule.
+
+    Attributes:
+        followed: whether an optimizer follows this schedule; that optimizer sets it.
     """
 
     factor: float
     warmup: int
     freeze_after: int | None = None
     projected: bool = True
-    taken: bool = False
+    followed: bool = field(default=False, init=False)
 
     def learning_rate(self, update: int) -> float:
         """Return the learning rate of an update, counted from 1."""
@@ -67,47 +70,47 @@ class BranchSchedule:
 class BranchWeights(SinglePrecision):
     """κ and α of one attention, both (M,): not negative, with sums of 1 (equations 6 and 7).
 
-    They start at random places of the simplex, and are held in ``kappa`` and ``alpha``; with the
-    softmax as parameterisation ``kappa_logits`` and ``alpha_logits`` are held in their place.
+    They start at random places of the simplex. The parameters are ``kappa`` and ``alpha``, which
+    are to be projected after each update (:func:`project_to_simplex`). With the parameterization
+    "softmax" they are logits, ``kappa_logits`` and ``alpha_logits``, and need no projection.
 
     Args:
         branches: M.
-        schedule: how they are trained.
-        parameterization: "simplex", or "softmax" for the alternative.
-        outside_training: "learned"; "random" for other random weights and "uniform" for 1/M, which
-            replace the learned ones where the module is not in training (section 4.4).
-        top_k: only the branches with the k largest α contribute (section 4.5); None for all.
+        schedule: how :class:`AdamWithBranchWeights` trains them; None for another optimizer.
+        parameterization: "simplex", or "softmax" for weights that are the softmax of logits.
+        outside_training: what replaces the learned weights outside of training (section 4.4):
+            "learned" for nothing, "random" for other random weights, "uniform" for 1/M.
+        top_k: number of branches that contribute, those with the largest α (section 4.5); None for
+            all.
 
     Raises:
-        ValueError: a choice is unknown, ``top_k`` is not from 1 to M, or it is to choose among
+        ValueError: a choice is unknown, ``top_k`` is not from 1 to M, or it would choose among
             equal weights.
     """
 
     def __init__(
         self,
         branches: int,
-        schedule: BranchSchedule,
+        schedule: BranchSchedule | None = None,
         parameterization: str = "simplex",
         outside_training: str = LEARNED,
         top_k: int | None = None,
     ) -> None:
         super().__init__()
-        for option, value, known in [
-            ("branch-parameterization", parameterization, PARAMETERIZATIONS),
-            ("branch-weights", outside_training, REPLACEMENTS),
+        for argument, value, known in [
+            ("parameterization", parameterization, PARAMETERIZATIONS),
+            ("outside_training", outside_training, REPLACEMENTS),
         ]:
             if value not in known:
-                raise ValueError(f"--{option} is {value!r}: there are {', '.join(known)}")
+                raise ValueError(f"`{argument}` is {value!r}: there are {', '.join(known)}")
         if top_k is not None and not 1 <= top_k <= branches:
             raise ValueError(
-                f"--branch-top-k is {top_k}: it must be from 1 to the number of branches, "
-                f"{branches}"
+                f"`top_k` is {top_k}: it must be from 1 to the number of branches, {branches}"
             )
         if top_k is not None and outside_training == UNIFORM:
             raise ValueError(
-                "--branch-weights uniform with --branch-top-k: no weight is larger than another; "
-                "leave out one of the two (that of a trained model by --model-overrides "
-                "\"{'branch_weights': 'uniform', 'branch_top_k': None}\")"
+                "`outside_training` uniform with `top_k`: no weight is larger than another; leave "
+                "out one of the two"
             )
         self.branches = branches
         self.softmax = parameterization == "softmax"
@@ -117,7 +120,8 @@ class BranchWeights(SinglePrecision):
         for name in self._names:
             drawn = draw_from_simplex(branches)
             parameter = nn.Parameter(drawn.log() if self.softmax else drawn)
-            parameter.param_group = schedule
+            if schedule is not None:
+                set_update_rule(parameter, schedule)
             setattr(self, name, parameter)
         if outside_training == RANDOM:
             for name in ("random_kappa", "random_alpha"):
@@ -125,7 +129,7 @@ class BranchWeights(SinglePrecision):
 
     @property
     def _names(self) -> tuple[str, str]:
-        # other names: weights would pass for logits, and logits for weights, when they are loaded
+        # one pair of names for both would let logits be loaded as weights, and weights as logits
         return ("kappa_logits", "alpha_logits") if self.softmax else ("kappa", "alpha")
 
     def learned(self) -> tuple[Tensor, Tensor]:
@@ -134,7 +138,7 @@ class BranchWeights(SinglePrecision):
         return (kappa.softmax(0), alpha.softmax(0)) if self.softmax else (kappa, alpha)
 
     def forward(self) -> tuple[Tensor, Tensor]:
-        """Return κ and α, both (M,), α with zeros for branches that do not contribute."""
+        """Return κ and α, both (M,); α is 0 for branches that do not contribute."""
         kappa, alpha = self.learned()
         if not self.training and self.outside_training == RANDOM:
             kappa, alpha = self.random_kappa, self.random_alpha

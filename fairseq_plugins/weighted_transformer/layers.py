@@ -1,9 +1,9 @@
-"""fairseq's transformer layers with branched attention in place of attention and feed-forward.
+"""fairseq's transformer layers, with branched attention for attention and feed-forward network.
 
-Ahmed, Keskar, Socher 2017 (arXiv:1711.02132), section 3 and figure 1. Attention and the
-feed-forward network behind it are one sublayer, with one residual connection and one normalisation.
+Ahmed, Keskar, Socher 2017 (arXiv:1711.02132), section 3 and figure 1. Branched attention is one
+sublayer: one residual connection, and one normalisation before or after it.
 
-Shapes: B sentences, T target tokens, S source tokens, d model width.
+Shapes: B sentences, T target tokens, S source tokens, M branches, d model width.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import Any
 
 from fairseq.models.transformer import TransformerConfig
-from fairseq.modules import MultiheadAttention
+from fairseq.models.transformer.transformer_config import EncDecBaseConfig
 from fairseq.modules.transformer_layer import (
     TransformerDecoderLayerBase,
     TransformerEncoderLayerBase,
@@ -27,27 +27,28 @@ from fairseq_plugins.weighted_transformer.branched_attention import (
 
 
 class BranchedEncoderLayer(TransformerEncoderLayerBase):
-    """fairseq's encoder layer with branched self-attention for its only sublayer.
+    """fairseq's encoder layer with one sublayer, branched self-attention.
 
     Args:
-        cfg: fairseq's.
-        weights: κ and α, of as many branches as there are heads.
+        cfg: fairseq's configuration of the model.
+        weights: κ and α of as many branches as there are heads.
+
+    Raises:
+        ValueError: the branches cannot share the feed-forward width.
     """
 
     def __init__(self, cfg: TransformerConfig, weights: BranchWeights) -> None:
         super().__init__(cfg)
-        options = _attention_options(cfg, cfg.encoder.attention_heads)
-        heads = AttentionHeads(self.embed_dim, self_attention=True, **options)
-        self.self_attn = _branched(self, heads, cfg.encoder.ffn_embed_dim, weights)
+        self.self_attn = _branched(self, cfg, cfg.encoder, weights, self_attention=True)
         del self.fc1, self.fc2, self.final_layer_norm
 
     def forward(
         self, x: Tensor, encoder_padding_mask: Tensor | None, attn_mask: Tensor | None = None
     ) -> Tensor:
-        """Map (S, B, d) to (S, B, d), as fairseq's layer does.
+        """Return the layer's output, (S, B, d).
 
         Args:
-            x: the tokens.
+            x: (S, B, d).
             encoder_padding_mask: (B, S), true for padding.
             attn_mask: (S, S), true or 1 where a query does not see a key.
         """
@@ -71,27 +72,27 @@ class BranchedEncoderLayer(TransformerEncoderLayerBase):
 
 
 class BranchedDecoderLayer(TransformerDecoderLayerBase):
-    """fairseq's decoder layer with one of its attentions branched and no sublayer after that.
+    """fairseq's decoder layer with two sublayers, one of which is branched attention.
 
     Args:
-        cfg: fairseq's.
-        weights: κ and α, of as many branches as there are heads.
+        cfg: fairseq's configuration of the model.
+        weights: κ and α of as many branches as there are heads.
         branched: "encoder" for the attention to the encoder, which a feed-forward network follows
             in the plain transformer, or "self" for masked self-attention.
+
+    Raises:
+        ValueError: the branches cannot share the feed-forward width.
     """
 
     def __init__(self, cfg: TransformerConfig, weights: BranchWeights, branched: str) -> None:
         super().__init__(cfg)
-        options = _attention_options(cfg, cfg.decoder.attention_heads)
         if branched == "self":
-            heads = AttentionHeads(self.embed_dim, self_attention=True, **options)
+            self.self_attn = _branched(self, cfg, cfg.decoder, weights, self_attention=True)
         else:
             widths = {"kdim": cfg.encoder.embed_dim, "vdim": cfg.encoder.embed_dim}
-            heads = AttentionHeads(
-                self.embed_dim, encoder_decoder_attention=True, **widths, **options
+            self.encoder_attn = _branched(
+                self, cfg, cfg.decoder, weights, encoder_decoder_attention=True, **widths
             )
-        attention = _branched(self, heads, cfg.decoder.ffn_embed_dim, weights)
-        setattr(self, "self_attn" if branched == "self" else "encoder_attn", attention)
         del self.fc1, self.fc2, self.final_layer_norm
 
     def forward(
@@ -107,19 +108,23 @@ class BranchedDecoderLayer(TransformerDecoderLayerBase):
         need_attn: bool = False,
         need_head_weights: bool = False,
     ) -> tuple[Tensor, Tensor | None, None]:
-        """Map (T, B, d) to (T, B, d) and the weights of the attention to the encoder.
+        """Return the layer's output, (T, B, d), and the weights of the attention to the encoder.
 
         Args:
-            x: the tokens; with ``incremental_state`` the last one of each sentence.
+            x: (T, B, d); with ``incremental_state`` the last token of each sentence alone.
             encoder_out: (S, B, d).
             encoder_padding_mask: (B, S), true for padding.
             incremental_state: keys and values of the tokens before.
-            prev_self_attn_state: only for fairseq's export to ONNX, which is not there.
-            prev_attn_state: the same.
-            self_attn_mask: (T, T), what is added to scores.
+            prev_self_attn_state: ignored; fairseq's layer has it for its export to ONNX.
+            prev_attn_state: ignored.
+            self_attn_mask: (T, T), added to the scores.
             self_attn_padding_mask: (B, T), true for padding.
-            need_attn: whether to return the attention's weights, averaged over heads, (B, T, S).
-            need_head_weights: whether to return those of each head.
+            need_attn: whether to return the weights averaged over the heads, (B, T, S).
+            need_head_weights: whether to return those of each head, (M, B, T, S).
+
+        Returns:
+            Output; weights, or None where they are not asked for; and None, as fairseq's layer does
+            outside of that export.
         """
         residual = x
         if self.normalize_before:
@@ -157,16 +162,28 @@ class BranchedDecoderLayer(TransformerDecoderLayerBase):
         return x, weights, None
 
 
-def _attention_options(cfg: TransformerConfig, heads: int) -> dict[str, Any]:
-    return {"num_heads": heads, "dropout": cfg.attention_dropout}
-
-
 def _branched(
-    layer: nn.Module, heads: MultiheadAttention, ffn_embed_dim: int, weights: BranchWeights
+    layer: nn.Module,
+    cfg: TransformerConfig,
+    part: EncDecBaseConfig,
+    weights: BranchWeights,
+    **attention: Any,
 ) -> BranchedAttention:
+    """Return branched attention for a layer of the encoder or the decoder.
+
+    Args:
+        layer: the layer, for its width, activation and dropout.
+        cfg: fairseq's configuration of the model.
+        part: fairseq's configuration of the encoder or the decoder.
+        weights: κ and α.
+        **attention: further arguments of fairseq's MultiheadAttention.
+    """
+    heads = AttentionHeads(
+        layer.embed_dim, part.attention_heads, dropout=cfg.attention_dropout, **attention
+    )
     feed_forward = BranchedFeedForward(
         layer.embed_dim,
-        ffn_embed_dim,
+        part.ffn_embed_dim,
         weights,
         layer.activation_fn,
         layer.activation_dropout_module.p,

@@ -12,27 +12,25 @@ from typing import Any, Optional
 
 from fairseq.dataclass import ChoiceEnum, FairseqDataclass
 from fairseq.dataclass.utils import gen_parser_from_dataclass
+from fairseq.logging import metrics
 from fairseq.models import register_model
 from fairseq.models.transformer import TransformerConfig, TransformerModel
 from fairseq.modules.checkpoint_activations import checkpoint_wrapper
 from torch import nn
 
+from fairseq_plugins.fairseq_integration.option_names import errors_name_options
 from fairseq_plugins.fairseq_integration.presets import register_presets
-from fairseq_plugins.weighted_transformer.branch_statistics import log_branch_weights
 from fairseq_plugins.weighted_transformer.branch_weights import (
     LEARNED,
     PARAMETERIZATIONS,
     REPLACEMENTS,
+    UNIFORM,
     BranchSchedule,
     BranchWeights,
 )
-from fairseq_plugins.weighted_transformer.layers import (
-    BranchedDecoderLayer,
-    BranchedEncoderLayer,
-)
-from fairseq_plugins.weighted_transformer.presets import PRESETS
+from fairseq_plugins.weighted_transformer.layers import BranchedDecoderLayer, BranchedEncoderLayer
 
-# The optimizer that knows the schedule of κ and α.
+# the optimizer that knows the schedule of κ and α
 OPTIMIZER = "adam_with_branch_weights"
 
 
@@ -84,13 +82,50 @@ class BranchOptions(FairseqDataclass):
     )
 
 
+def _published(layers: int, width: int, heads: int, dropout: float) -> dict[str, Any]:
+    """Return the values of a preset: what the published models have in common, and what differs.
+
+    There are as many branches as heads; one vocabulary and one embedding for both languages and the
+    output (section 4.1); attention dropout of 0.1 in all.
+    """
+    return {
+        "encoder_layers": layers,
+        "decoder_layers": layers,
+        "encoder_embed_dim": width,
+        "decoder_embed_dim": width,
+        "encoder_ffn_embed_dim": 4 * width,
+        "decoder_ffn_embed_dim": 4 * width,
+        "encoder_attention_heads": heads,
+        "decoder_attention_heads": heads,
+        "dropout": dropout,
+        "attention_dropout": 0.1,
+        "share_all_embeddings": True,
+    }
+
+
+PRESETS: dict[str, dict[str, Any]] = {
+    # rows (C), N=4, (A), N=8 and (B) of table 2
+    "weighted_transformer_wmt_2l": _published(2, 512, 8, 0.1),
+    "weighted_transformer_wmt_4l": _published(4, 512, 8, 0.1),
+    "weighted_transformer_wmt_base": _published(6, 512, 8, 0.1),
+    "weighted_transformer_wmt_8l": _published(8, 512, 8, 0.3),
+    "weighted_transformer_wmt_big": _published(6, 1024, 16, 0.3),
+    # seconds on a CPU
+    "weighted_transformer_tiny": _published(2, 128, 4, 0.1),
+}
+
+
 @register_model("weighted_transformer")
 class WeightedTransformer(TransformerModel):
     """fairseq's translation transformer with branched attention in each layer.
 
-    It takes fairseq's options as its parent does, as parsed arguments: fairseq's configuration of
-    this model has parts in parts, which its command line cannot fill.
+    Its options are parsed arguments, as its parent's: fairseq's command line cannot fill the nested
+    configuration of that model.
     """
+
+    # whether train() was called, as fairseq does before each update: a model that is loaded to
+    # translate has training set, too, until eval()
+    _is_trained = False
 
     @classmethod
     def add_args(cls, parser: argparse.ArgumentParser) -> None:
@@ -106,23 +141,18 @@ class WeightedTransformer(TransformerModel):
             ValueError: an option has a value that no such model has, or two do not go together.
         """
         options = _branch_options(args)
-        _check(options)
-        _check_training(args)
+        _check_options(options)
+        _check_trainer(args)
         _check_parts(TransformerConfig.from_namespace(args))
         model = super().build_model(args, task)
         # fairseq has completed the arguments
         cfg = TransformerConfig.from_namespace(args)
-        _check_widths(cfg)
         weights = {
             **_put_branches(model.encoder, cfg, options, "encoder"),
             **_put_branches(model.decoder, cfg, options, "decoder"),
         }
-        log_branch_weights(model, weights)
+        model.register_forward_pre_hook(_BranchWeightsLog(weights))
         return model
-
-    # whether someone has asked for training, as fairseq does before each update; a model that is
-    # loaded to translate is in training too until it is told otherwise
-    _is_trained = False
 
     def train(self, mode: bool = True) -> "WeightedTransformer":
         """Set the module, and all in it, in training mode or out of it."""
@@ -130,24 +160,24 @@ class WeightedTransformer(TransformerModel):
         return super().train(mode)
 
     def set_num_updates(self, num_updates: int) -> None:
-        """Note the number of updates; fairseq does so before each.
+        """Note the number of updates, as fairseq does before each.
 
         Raises:
-            ValueError: training has begun with an optimizer that knows nothing of κ and α, or with
-                others in their place when it validates.
+            ValueError: the model is trained, and its optimizer does not follow the schedule of κ
+                and α, or other weights would replace them in validation.
         """
         super().set_num_updates(num_updates)
         if not self._is_trained:
             return
-        found = [module for module in self.modules() if isinstance(module, BranchWeights)]
-        for weights in found:
+        branch_weights = [m for m in self.modules() if isinstance(m, BranchWeights)]
+        for weights in branch_weights:
             if weights.outside_training != LEARNED:
                 raise ValueError(
                     f"--branch-weights is {weights.outside_training} in training, which would "
                     "validate with other weights than it learns: leave it out, and give it where "
                     "the model is evaluated, --model-overrides \"{'branch_weights': ...}\""
                 )
-        if not all(weights.schedule.taken for weights in found):
+        if not all(weights.schedule.followed for weights in branch_weights):
             raise ValueError(
                 "this --optimizer would let kappa and alpha leave the simplex, at the learning "
                 f"rate of all weights: give --optimizer {OPTIMIZER}"
@@ -155,12 +185,13 @@ class WeightedTransformer(TransformerModel):
 
 
 def _branch_options(args: argparse.Namespace) -> BranchOptions:
-    """Return the branches' options, of which parsed arguments hold only those that were given."""
+    """Return the branches' options; those that the arguments lack have their defaults."""
     names = [option.name for option in dataclasses.fields(BranchOptions)]
     return BranchOptions(**{name: getattr(args, name) for name in names if hasattr(args, name)})
 
 
-def _check(options: BranchOptions) -> None:
+def _check_options(options: BranchOptions) -> None:
+    """Refuse values that the branches cannot have."""
     if not options.branch_lr > 0:
         raise ValueError(f"--branch-lr is {options.branch_lr}: it must be above 0")
     if options.branch_warmup_updates < 1:
@@ -170,11 +201,19 @@ def _check(options: BranchOptions) -> None:
     freeze_after = options.freeze_branch_weights_after
     if freeze_after is not None and freeze_after < 0:
         raise ValueError(f"--freeze-branch-weights-after is {freeze_after}: it must be 0 or more")
+    # the layer refuses it too, but knows of no command
+    if options.branch_top_k is not None and options.branch_weights == UNIFORM:
+        raise ValueError(
+            "--branch-weights uniform with --branch-top-k: no weight is larger than another; "
+            "leave out one of the two (that of a trained model by --model-overrides "
+            "\"{'branch_weights': 'uniform', 'branch_top_k': None}\")"
+        )
 
 
-def _check_training(args: argparse.Namespace) -> None:
-    # BMUF writes averages of the workers' weights behind the optimizer's back, and starts it anew;
-    # sharding makes another optimizer of the same class, without the schedules
+def _check_trainer(args: argparse.Namespace) -> None:
+    """Refuse trainers that go behind the optimizer's back."""
+    # BMUF overwrites weights with averages of the workers' and starts the optimizer anew; sharding
+    # makes another optimizer of the same class, without the schedules
     for option, harmless in [("use_bmuf", False), ("zero_sharding", "none")]:
         value = getattr(args, option, harmless)
         if value != harmless:
@@ -185,6 +224,7 @@ def _check_training(args: argparse.Namespace) -> None:
 
 
 def _check_parts(cfg: TransformerConfig) -> None:
+    """Refuse what fairseq's own layers can do and branched ones cannot."""
     for option, value in [
         ("cross-self-attention", cfg.cross_self_attention),
         ("no-cross-attention", cfg.no_cross_attention),
@@ -200,44 +240,94 @@ def _check_parts(cfg: TransformerConfig) -> None:
             )
 
 
-def _check_widths(cfg: TransformerConfig) -> None:
-    for part in ("encoder", "decoder"):
-        width, heads = getattr(cfg, part).ffn_embed_dim, getattr(cfg, part).attention_heads
-        if width % heads:
-            raise ValueError(
-                f"--{part}-ffn-embed-dim is {width}: the {heads} branches share it, so it must be "
-                f"a multiple of --{part}-attention-heads"
-            )
-
-
 def _put_branches(
     stack: nn.Module, cfg: TransformerConfig, options: BranchOptions, part: str
-) -> Mapping[str, BranchWeights]:
-    """Give the layers of a stack that fairseq has built branches; return their κ and α by name."""
-    found = {}
+) -> dict[str, BranchWeights]:
+    """Replace the layers of fairseq's encoder or decoder by branched ones.
+
+    Args:
+        stack: the encoder or the decoder, as fairseq has built it.
+        cfg: fairseq's configuration of the model.
+        options: of the branches.
+        part: "encoder" or "decoder".
+
+    Returns:
+        κ and α of each layer: "encoder1", "encoder2", …
+
+    Raises:
+        ValueError: an option has a value that the layers refuse.
+    """
+    of_part = getattr(cfg, part)
+    option_of = {
+        "parameterization": "--branch-parameterization",
+        "outside_training": "--branch-weights",
+        "top_k": "--branch-top-k",
+        "branches": f"--{part}-attention-heads",
+        "ffn_embed_dim": f"--{part}-ffn-embed-dim",
+    }
+    by_name = {}
     for number in range(len(stack.layers)):
-        weights = BranchWeights(
-            getattr(cfg, part).attention_heads,
-            BranchSchedule(
-                options.branch_lr * (getattr(cfg, part).embed_dim / len(stack.layers)) ** -0.5,
-                options.branch_warmup_updates,
-                options.freeze_branch_weights_after,
-                projected=options.branch_parameterization == "simplex",
-            ),
-            options.branch_parameterization,
-            options.branch_weights,
-            options.branch_top_k,
+        schedule = BranchSchedule(
+            options.branch_lr * (of_part.embed_dim / len(stack.layers)) ** -0.5,
+            options.branch_warmup_updates,
+            options.freeze_branch_weights_after,
+            projected=options.branch_parameterization == "simplex",
         )
-        if part == "encoder":
-            layer = BranchedEncoderLayer(cfg, weights)
-        else:
-            layer = BranchedDecoderLayer(cfg, weights, options.branch_decoder_attention)
+        with errors_name_options(option_of.get):
+            weights = BranchWeights(
+                of_part.attention_heads,
+                schedule,
+                options.branch_parameterization,
+                options.branch_weights,
+                options.branch_top_k,
+            )
+            if part == "encoder":
+                layer = BranchedEncoderLayer(cfg, weights)
+            else:
+                layer = BranchedDecoderLayer(cfg, weights, options.branch_decoder_attention)
         if cfg.checkpoint_activations:
             layer = checkpoint_wrapper(layer, offload_to_cpu=cfg.offload_activations)
-        # by its index: a walk over the list may drop layers (--encoder-layerdrop)
+        # by its index: an iteration over the list may drop layers (--encoder-layerdrop)
         stack.layers[number] = layer
-        found[f"{part}{number + 1}"] = weights
-    return found
+        by_name[f"{part}{number + 1}"] = weights
+    return by_name
+
+
+class _BranchWeightsLog:
+    """A hook before the model's forward pass by which validation logs κ and α (figure 3).
+
+    fairseq's log and TensorBoard get ``NAME_kappa1``, ``NAME_kappa2``, … and ``NAME_alpha1``, … of
+    each name. The hook can be pickled and copied with the model.
+
+    Args:
+        weights: κ and α of each layer, by its name.
+    """
+
+    # in fairseq's log: behind the loss and what comes with it
+    _PRIORITY = 50
+
+    def __init__(self, weights: Mapping[str, BranchWeights]) -> None:
+        self._weights = weights
+        self._logged_in: Any = None
+
+    def __reduce__(self) -> tuple:
+        return _BranchWeightsLog, (self._weights,)
+
+    def __call__(self, model: nn.Module, inputs: Any) -> None:
+        # fairseq opens an aggregator for each pass over a validation set: once in each is enough,
+        # as it waits for a GPU
+        root = next(iter(metrics.get_active_aggregators()), None)
+        if model.training or root is self._logged_in:
+            return
+        self._logged_in = root
+        for name, of_layer in self._weights.items():
+            for kind, values in zip(("kappa", "alpha"), of_layer.learned(), strict=True):
+                for number, value in enumerate(values.tolist(), start=1):
+                    metrics.log_derived(
+                        f"{name}_{kind}{number}",
+                        lambda _, value=value: round(value, 4),
+                        self._PRIORITY,
+                    )
 
 
 register_presets("weighted_transformer", PRESETS)

@@ -1,9 +1,8 @@
 """Adam for the Weighted Transformer: κ and α have their own schedule and stay on the simplex.
 
 Ahmed, Keskar, Socher 2017 (arXiv:1711.02132), sections 3 and 4.1. fairseq's optimizers know one
-learning rate; this one sets that of κ and α by itself, at each update, and projects them right
-after it, wherever the weights are that it updates: the model's or copies of them in single
-precision.
+learning rate; this one sets that of κ and α by itself, at each update. It projects them right after
+the update, where it updates them: in the model, or in its copies in single precision.
 """
 
 from __future__ import annotations
@@ -17,38 +16,42 @@ from fairseq.optim import register_optimizer
 from fairseq.optim.adam import Adam, FairseqAdamConfig
 from torch import Tensor, nn
 
-from fairseq_plugins.fairseq_integration.optimizers import AmpScaledStep, adam_options
+from fairseq_plugins.fairseq_integration.optimizers import (
+    AmpScaledStep,
+    adam_options,
+    update_rule,
+)
 from fairseq_plugins.weighted_transformer.branch_weights import BranchSchedule, project_to_simplex
 
 logger = logging.getLogger(__name__)
 
 
 class AdamWithBranchWeights(Adam):
-    """fairseq's Adam, with parameters that follow a schedule of their own.
+    """fairseq's Adam; κ and α follow schedules of their own and are projected.
 
     Args:
-        params: all parameters. The attribute ``param_group`` of κ and α is their schedule.
-        options: of fairseq's Adam.
+        params: all parameters; those that have a :class:`BranchSchedule` follow it.
+        **options: those of fairseq's Adam.
     """
 
     def __init__(self, params: Iterable[nn.Parameter], **options: Any) -> None:
-        scheduled: dict[int, tuple[BranchSchedule, list[nn.Parameter]]] = {}
+        scheduled: dict[BranchSchedule, list[nn.Parameter]] = {}
         others = []
         for param in params:
-            schedule = getattr(param, "param_group", None)
-            if isinstance(schedule, BranchSchedule):
-                scheduled.setdefault(id(schedule), (schedule, []))[1].append(param)
-            else:
+            schedule = update_rule(param, BranchSchedule)
+            if schedule is None:
                 others.append(param)
+            else:
+                scheduled.setdefault(schedule, []).append(param)
         super().__init__(others, **options)
-        self.schedules = [schedule for schedule, _ in scheduled.values()]
-        for schedule, weights in scheduled.values():
-            schedule.taken = True
+        self.schedules = list(scheduled)
+        for schedule, weights in scheduled.items():
+            schedule.followed = True
             self.add_param_group({"params": weights, "weight_decay": 0.0, "updates": 0})
 
     @property
     def supports_flat_params(self) -> bool:
-        """Return False: a flat copy of the parameters would not say which are κ and α."""
+        """Return False: a flat copy of all parameters does not show which are κ and α."""
         return False
 
     def step(self, closure: Callable[[], Tensor] | None = None) -> Tensor | None:
@@ -65,7 +68,7 @@ class AdamWithBranchWeights(Adam):
         for schedule, group in groups:
             group["updates"] += 1
             if schedule.frozen(group["updates"]):
-                # Adam passes over what has no gradient
+                # Adam skips what has no gradient
                 for weight in group["params"]:
                     weight.grad = None
             else:
@@ -88,11 +91,11 @@ class FairseqAdamWithBranchWeights(AmpScaledStep):
     """:class:`AdamWithBranchWeights` as fairseq's ``--optimizer adam_with_branch_weights``.
 
     Args:
-        cfg: the options.
+        cfg: options.
         params: the model's parameters, or fairseq's copies of them in single precision.
 
     Raises:
-        ValueError: an option of ``adam`` does not go with branch weights.
+        ValueError: ``--fp16-adam-stats`` is given.
     """
 
     def __init__(self, cfg: AdamWithBranchWeightsConfig, params: Iterable[nn.Parameter]) -> None:

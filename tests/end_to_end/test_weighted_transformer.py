@@ -9,6 +9,7 @@ import evaluate_translation
 import fairseq_plugins  # noqa: F401 (registers what checkpoints hold)
 from tests.end_to_end.commands import PLUGIN, run
 from tests.end_to_end.test_evaluate_translation import forked
+from tests.weighted_transformer.tiny import assert_on_simplex
 
 USER_DIR = ("--user-dir", PLUGIN)
 
@@ -60,13 +61,6 @@ def saved_updates(folder):
     return [group["updates"] for group in state["param_groups"][1:]]
 
 
-def assert_on_simplex(found):
-    for x in found.values():
-        assert x.dtype == torch.float32
-        assert x.min() >= 0
-        assert x.double().sum().item() == pytest.approx(1, abs=1e-6)
-
-
 @pytest.fixture(scope="module")
 def model(pairs, tmp_path_factory):
     """Folder of a model after two epochs, and the log of its training."""
@@ -76,7 +70,7 @@ def model(pairs, tmp_path_factory):
 
 def test_it_is_trained_and_its_weights_are_logged(model):
     folder, printed = model
-    assert_on_simplex(branch_weights(folder))
+    assert_on_simplex(*branch_weights(folder).values())
     assert "kappa and alpha of 4 branched attentions have their own schedule" in printed
     (last,) = re.findall(r"epoch 002 \| valid on 'valid' subset \|.*", printed)
     figures = dict(re.findall(r"((?:en|de)coder\d_(?:kappa|alpha)\d) ([\d.]+)", last))
@@ -164,7 +158,7 @@ def test_half_precision_keeps_them_on_the_simplex(pairs, tmp_path, precision):
         # the second time from where the first ended
         train(pairs, tmp_path, "--max-update", updates, precision)
         found.append(branch_weights(tmp_path))
-        assert_on_simplex(found[-1])
+        assert_on_simplex(*found[-1].values())
         assert saved_updates(tmp_path) == [updates] * 4
     assert not any(torch.equal(x, found[1][name]) for name, x in found[0].items())
 

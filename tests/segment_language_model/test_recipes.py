@@ -9,7 +9,9 @@ import fairseq_plugins  # noqa: F401 (registers what the commands name)
 from tests.command_files import (
     EXAMPLES,
     HYDRA,
+    WEIGHTED_ARGUMENTS,
     evaluation,
+    recipes,
     training,
     words,
     write_stand_ins,
@@ -17,8 +19,6 @@ from tests.command_files import (
 from tests.end_to_end.commands import run
 from tests.product_key_memory.test_recipes import ARGUMENTS
 from tests.scripts.saved_models import write_text
-from tests.weighted_transformer.test_recipes import ARGUMENTS as WEIGHTED_ARGUMENTS
-from tests.weighted_transformer.test_recipes import RECIPES as WEIGHTED_RECIPES
 
 pytestmark = pytest.mark.filterwarnings(HYDRA)
 
@@ -56,7 +56,7 @@ RECIPES = [
     *(f"all_attention/{name}" for name in ALL_ATTENTION),
     *OTHERS,
     *ARGUMENTS,
-    *WEIGHTED_RECIPES,
+    *recipes("weighted_transformer"),
 ]
 WITH_FINAL_PHASE = [name for name, (*_, last) in ALL_ATTENTION.items() if last]
 # the points of the paper's figure 2: variant, persistent vectors, layers

@@ -5,6 +5,7 @@ import re
 import pytest
 import torch
 
+from fairseq_plugins.fairseq_integration.optimizers import update_rule
 from fairseq_plugins.weighted_transformer.branch_weights import (
     BranchSchedule,
     BranchWeights,
@@ -12,6 +13,7 @@ from fairseq_plugins.weighted_transformer.branch_weights import (
     project_to_simplex,
 )
 from tests.reference.weighted_transformer import nearest_on_simplex
+from tests.weighted_transformer.tiny import assert_on_simplex
 
 SCHEDULE = BranchSchedule(factor=1.0, warmup=400)
 
@@ -30,8 +32,7 @@ def test_projection_is_the_nearest_point_of_the_simplex(spread, branches):
         x = 1 / branches + spread * torch.randn(branches)
         found = projected(x)
         torch.testing.assert_close(found, nearest_on_simplex(x.double()).float())
-        assert found.min() >= 0
-        assert found.double().sum().item() == pytest.approx(1, abs=1e-6)
+        assert_on_simplex(found)
 
 
 @pytest.mark.parametrize(
@@ -55,9 +56,7 @@ def test_projection_at_corners_and_edges(x, expected):
 
 def test_projection_of_many_large_and_small_numbers_stays_on_the_simplex():
     torch.manual_seed(1)
-    found = projected(1e6 + torch.randn(64))
-    assert found.min() >= 0
-    assert found.double().sum().item() == pytest.approx(1, abs=1e-6)
+    assert_on_simplex(projected(1e6 + torch.randn(64)))
 
 
 def test_what_is_on_the_simplex_stays_there():
@@ -81,9 +80,8 @@ def test_learned_weights_start_on_the_simplex_and_differ(parameterization):
     torch.manual_seed(1)
     weights = BranchWeights(8, SCHEDULE, parameterization)
     kappa, alpha = weights()
-    for x in (kappa, alpha):
-        assert x.min() > 0
-        assert x.sum().item() == pytest.approx(1, abs=1e-6)
+    assert_on_simplex(kappa, alpha)
+    assert min(kappa.min(), alpha.min()) > 0
     assert not torch.allclose(kappa, alpha)
 
 
@@ -152,32 +150,40 @@ def test_gating_keeps_the_branches_with_the_largest_alpha(training):
     assert weights.alpha.grad.tolist() == [0, 1, 0, 1]
 
 
+def test_the_schedule_is_the_rule_of_both_and_an_own_one_of_each_attention():
+    one, other = BranchSchedule(1.0, 400), BranchSchedule(1.0, 400)
+    assert one != other
+    weights = BranchWeights(3, one)
+    assert [update_rule(x, BranchSchedule) for x in weights.parameters()] == [one, one]
+    weights = BranchWeights(3)
+    assert [update_rule(x, BranchSchedule) for x in weights.parameters()] == [None, None]
+
+
 def test_in_half_precision_they_stay_in_single_precision():
     weights = BranchWeights(3, SCHEDULE).half()
     assert weights.kappa.dtype == weights.alpha.dtype == torch.float32
 
 
 @pytest.mark.parametrize(
-    ("options", "message"),
+    ("arguments", "message"),
     [
         (
             {"parameterization": "sphere"},
-            "--branch-parameterization is 'sphere': there are simplex, softmax",
+            "`parameterization` is 'sphere': there are simplex, softmax",
         ),
         (
             {"outside_training": "none"},
-            "--branch-weights is 'none': there are learned, random, uniform",
+            "`outside_training` is 'none': there are learned, random, uniform",
         ),
-        ({"top_k": 0}, "--branch-top-k is 0: it must be from 1 to the number of branches, 4"),
-        ({"top_k": 5}, "--branch-top-k is 5: it must be from 1 to the number of branches, 4"),
+        ({"top_k": 0}, "`top_k` is 0: it must be from 1 to the number of branches, 4"),
+        ({"top_k": 5}, "`top_k` is 5: it must be from 1 to the number of branches, 4"),
         (
             {"top_k": 2, "outside_training": "uniform"},
-            "--branch-weights uniform with --branch-top-k: no weight is larger than another; "
-            "leave out one of the two (that of a trained model by --model-overrides "
-            "\"{'branch_weights': 'uniform', 'branch_top_k': None}\")",
+            "`outside_training` uniform with `top_k`: no weight is larger than another; leave out "
+            "one of the two",
         ),
     ],
 )
-def test_choices_that_cannot_be_are_refused(options, message):
+def test_choices_that_cannot_be_are_refused(arguments, message):
     with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
-        BranchWeights(4, SCHEDULE, **options)
+        BranchWeights(4, SCHEDULE, **arguments)

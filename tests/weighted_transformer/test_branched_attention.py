@@ -1,30 +1,32 @@
 """Branched attention: the equations, the plain composition, folding, masks and precision."""
 
 import copy
+import inspect
 import re
+import textwrap
 
 import pytest
 import torch
 from fairseq.modules import MultiheadAttention
 from torch import nn
 
-from fairseq_plugins.weighted_transformer.branch_weights import BranchSchedule, BranchWeights
+from fairseq_plugins import weighted_transformer
+from fairseq_plugins.weighted_transformer.branch_weights import BranchWeights
 from fairseq_plugins.weighted_transformer.branched_attention import (
     AttentionHeads,
     BranchedAttention,
     BranchedFeedForward,
 )
 from tests.gradients import assert_same
-from tests.reference.weighted_transformer import branched_attention
+from tests.weighted_transformer.tiny import by_equations
 
-SCHEDULE = BranchSchedule(factor=1.0, warmup=400)
 WIDTH, INNER, SENTENCES, QUERIES, KEYS = 12, 24, 3, 4, 5
 
 
 def build(branches=4, dtype=torch.double, dropout=0.0, **options):
     torch.manual_seed(1)
     heads = AttentionHeads(WIDTH, branches, dropout=dropout, **options)
-    feed_forward = BranchedFeedForward(WIDTH, INNER, BranchWeights(branches, SCHEDULE))
+    feed_forward = BranchedFeedForward(WIDTH, INNER, BranchWeights(branches))
     for bias in (feed_forward.out_proj.bias, heads.q_proj.bias, heads.v_proj.bias):
         nn.init.normal_(bias)
     return BranchedAttention(heads, feed_forward).to(dtype)
@@ -34,14 +36,6 @@ def padding():
     mask = torch.zeros(SENTENCES, KEYS, dtype=torch.bool)
     mask[0, :2] = mask[2, 4:] = True
     return mask
-
-
-def by_equations(module, query, key, visible):
-    """All sentences; ``visible`` (B, T, S)."""
-    sentences = [
-        branched_attention(module, query[:, b], key[:, b], visible[b]) for b in range(query.size(1))
-    ]
-    return torch.stack(sentences, dim=1)
 
 
 @pytest.mark.parametrize("branches", [1, 2, 4])
@@ -140,9 +134,21 @@ def test_padding_may_be_told_by_numbers(dtype):
     assert not torch.allclose(out, module(x, x, x, need_weights=False)[0])
 
 
+def test_it_is_built_and_called_as_its_docstring_shows():
+    example = re.search(r"::\n\n(.+?)\n\n", inspect.getdoc(BranchedAttention), re.DOTALL)[1]
+    assert len(example.splitlines()) == 3
+    torch.manual_seed(1)
+    x = torch.randn(4, 2, 512)
+    names = {name: getattr(weighted_transformer, name) for name in weighted_transformer.__all__}
+    exec(textwrap.dedent(example), names := {**names, "x": x})
+    assert names["output"].shape == x.shape
+    visible = torch.ones(2, 4, 4, dtype=torch.bool)
+    torch.testing.assert_close(names["output"], by_equations(names["attention"], x, x, visible))
+
+
 def test_the_projection_starts_as_fairseqs_does():
     torch.manual_seed(1)
-    projection = BranchedFeedForward(64, 64, BranchWeights(4, SCHEDULE)).out_proj
+    projection = BranchedFeedForward(64, 64, BranchWeights(4)).out_proj
     assert not projection.bias.any()
     # Xavier's bound; torch's own is 1/8
     bound = (6 / (64 + 64)) ** 0.5
@@ -183,7 +189,7 @@ def test_dropout_that_is_to_be_retained_acts_outside_of_training():
 
 def test_activation_and_its_dropout_are_those_asked_for():
     torch.manual_seed(1)
-    weights = BranchWeights(2, SCHEDULE)
+    weights = BranchWeights(2)
     network = BranchedFeedForward(WIDTH, INNER, weights, torch.tanh, 0.5)
     heads = torch.randn(7, WIDTH)
     into, bias, out, out_bias = network._fold()
@@ -275,8 +281,14 @@ def test_in_bfloat16_weights_are_folded_in_the_networks_precision():
 
 def test_a_width_that_branches_cannot_share_is_refused():
     message = (
-        "the feed-forward width is 22: the 4 branches share it, so it must be a multiple of the "
-        "number of heads"
+        "`ffn_embed_dim` is 22: the 4 branches share it, so it must be a multiple of `branches`"
     )
     with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
-        BranchedFeedForward(WIDTH, 22, BranchWeights(4, SCHEDULE))
+        BranchedFeedForward(WIDTH, 22, BranchWeights(4))
+
+
+@pytest.mark.parametrize("argument", ["add_bias_kv", "add_zero_attn"])
+def test_keys_that_are_not_given_are_refused(argument):
+    message = f"`{argument}` is True: heads see the given keys alone, leave it out"
+    with pytest.raises(ValueError, match=f"^{message}$"):
+        AttentionHeads(WIDTH, 4, **{argument: True})

@@ -10,10 +10,11 @@ from fairseq.sequence_generator import SequenceGenerator
 from fairseq_plugins.weighted_transformer.branch_weights import BranchWeights
 from fairseq_plugins.weighted_transformer.branched_attention import BranchedAttention
 from fairseq_plugins.weighted_transformer.model import OPTIMIZER
-from tests.reference.weighted_transformer import branched_attention
+from fairseq_plugins.weighted_transformer.optimizer import AdamWithBranchWeights
 from tests.tiny import dictionary
 from tests.weighted_transformer.tiny import (
     PAD,
+    by_equations,
     sentences,
     tiny_plain_transformer,
     tiny_weighted_transformer,
@@ -28,24 +29,6 @@ def add(x, sublayer, layer_norm, pre_norm):
     return x + sublayer(layer_norm(x)) if pre_norm else layer_norm(x + sublayer(x))
 
 
-def by_equations(module, x, key, visible):
-    """Branched attention of all sentences; ``key`` None for the queries themselves."""
-    return torch.stack(
-        [
-            branched_attention(module, x[:, b], (x if key is None else key)[:, b], visible[b])
-            for b in range(x.size(1))
-        ],
-        dim=1,
-    )
-
-
-def take_schedules(model):
-    """What an optimizer that knows branches does."""
-    for weights in model.modules():
-        if isinstance(weights, BranchWeights):
-            weights.schedule.taken = True
-
-
 @NORMS
 def test_an_encoder_layer_is_one_residual_sublayer(pre_norm):
     model = tiny_weighted_transformer(encoder_normalize_before=pre_norm).double().eval()
@@ -55,7 +38,7 @@ def test_an_encoder_layer_is_one_residual_sublayer(pre_norm):
     visible = ~padding[:, None].expand(-1, 6, -1)
     expected = add(
         x,
-        lambda x: by_equations(layer.self_attn, x, None, visible),
+        lambda x: by_equations(layer.self_attn, x, x, visible),
         layer.self_attn_layer_norm,
         pre_norm,
     )
@@ -65,7 +48,7 @@ def test_an_encoder_layer_is_one_residual_sublayer(pre_norm):
     visible = visible & ~diagonal.bool()
     expected = add(
         x,
-        lambda x: by_equations(layer.self_attn, x, None, visible),
+        lambda x: by_equations(layer.self_attn, x, x, visible),
         layer.self_attn_layer_norm,
         pre_norm,
     )
@@ -85,7 +68,7 @@ def test_a_decoder_layer_is_two_residual_sublayers_of_which_one_is_branched(atte
 
     def to_self(x):
         if attention == "self":
-            return by_equations(layer.self_attn, x, None, (future == 0).expand(2, -1, -1))
+            return by_equations(layer.self_attn, x, x, (future == 0).expand(2, -1, -1))
         return layer.self_attn(x, x, x, attn_mask=future, need_weights=False)[0]
 
     def to_encoder(x):
@@ -209,14 +192,14 @@ def test_training_with_an_optimizer_that_knows_no_branches_is_refused():
     with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
         model.train().set_num_updates(0)
     model.eval().set_num_updates(0)
-    take_schedules(model)
+    AdamWithBranchWeights(model.parameters())
     model.train().set_num_updates(0)
 
 
 @pytest.mark.parametrize("replaced", ["uniform", "random"])
 def test_training_with_other_weights_for_validation_is_refused(replaced):
     model = tiny_weighted_transformer(branch_weights=replaced)
-    take_schedules(model)
+    AdamWithBranchWeights(model.parameters())
     message = (
         f"--branch-weights is {replaced} in training, which would validate with other weights than "
         "it learns: leave it out, and give it where the model is evaluated, --model-overrides "
@@ -245,21 +228,53 @@ def test_a_checkpoint_of_the_other_parameterization_is_refused(saved):
             {"freeze_branch_weights_after": -1},
             "--freeze-branch-weights-after is -1: it must be 0 or more",
         ),
+        (
+            {"branch_parameterization": "sphere"},
+            "--branch-parameterization is 'sphere': there are simplex, softmax",
+        ),
+        (
+            {"branch_weights": "none"},
+            "--branch-weights is 'none': there are learned, random, uniform",
+        ),
+        (
+            {"branch_top_k": 0},
+            "--branch-top-k is 0: it must be from 1 to the number of branches, 4",
+        ),
+        (
+            {"branch_top_k": 5},
+            "--branch-top-k is 5: it must be from 1 to the number of branches, 4",
+        ),
+        (
+            {"branch_top_k": 2, "branch_weights": "uniform"},
+            "--branch-weights uniform with --branch-top-k: no weight is larger than another; "
+            "leave out one of the two (that of a trained model by --model-overrides "
+            "\"{'branch_weights': 'uniform', 'branch_top_k': None}\")",
+        ),
+        (
+            {"encoder_ffn_embed_dim": 26},
+            "--encoder-ffn-embed-dim is 26: the 4 branches share it, so it must be a multiple of "
+            "--encoder-attention-heads",
+        ),
+        (
+            {"decoder_ffn_embed_dim": 26},
+            "--decoder-ffn-embed-dim is 26: the 4 branches share it, so it must be a multiple of "
+            "--decoder-attention-heads",
+        ),
+        (
+            {"use_bmuf": True},
+            "--use-bmuf is True: kappa and alpha would leave the simplex or their schedule, leave "
+            "it out",
+        ),
+        (
+            {"zero_sharding": "os"},
+            "--zero-sharding is os: kappa and alpha would leave the simplex or their schedule, "
+            "leave it out",
+        ),
     ],
 )
-def test_options_out_of_range_are_refused(options, message):
+def test_options_that_cannot_be_are_refused(options, message):
     with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
         tiny_weighted_transformer(**options)
-
-
-@pytest.mark.parametrize("part", ["encoder", "decoder"])
-def test_a_width_that_the_branches_cannot_share_is_refused(part):
-    message = (
-        f"--{part}-ffn-embed-dim is 26: the 4 branches share it, so it must be a multiple of "
-        f"--{part}-attention-heads"
-    )
-    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
-        tiny_weighted_transformer(**{f"{part}_ffn_embed_dim": 26})
 
 
 def test_a_width_that_is_not_given_is_the_encoders():
@@ -274,14 +289,7 @@ def test_a_width_that_is_not_given_is_the_encoders():
     assert feed_forward.fc1.weight.shape == (24, 24)
 
 
-@pytest.mark.parametrize(("option", "value"), [("use_bmuf", True), ("zero_sharding", "os")])
-def test_trainers_that_go_behind_the_optimizers_back_are_refused(option, value):
-    message = (
-        f"--{option.replace('_', '-')} is {value}: kappa and alpha would leave the simplex or "
-        "their schedule, leave it out"
-    )
-    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
-        tiny_weighted_transformer(**{option: value})
+def test_trainers_that_leave_the_optimizer_alone_are_none_to_refuse():
     tiny_weighted_transformer(use_bmuf=False, zero_sharding="none")
 
 

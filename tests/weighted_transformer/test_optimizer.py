@@ -26,6 +26,7 @@ from fairseq_plugins.weighted_transformer.optimizer import (
     FairseqAdamWithBranchWeights,
 )
 from tests.two_workers import on_two_workers
+from tests.weighted_transformer.tiny import assert_on_simplex
 
 WIDTH, BRANCHES = 8, 4
 
@@ -53,13 +54,6 @@ def learn(network, optimizer, updates=12, parts=1, after=lambda update: None, se
         optimizer.clip_grad_norm(10.0)
         optimizer.step()
         after(update)
-
-
-def assert_on_simplex(*vectors):
-    for x in vectors:
-        assert x.dtype == torch.float32
-        assert x.min() >= 0
-        assert x.double().sum().item() == pytest.approx(1, abs=1e-6)
 
 
 def wrapped(network, precision, monkeypatch, **common):

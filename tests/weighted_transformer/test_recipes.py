@@ -2,7 +2,6 @@
 
 import argparse
 import json
-import os
 import re
 import subprocess
 from pathlib import Path
@@ -17,9 +16,18 @@ import plot_branch_weights
 from fairseq_plugins.weighted_transformer.branch_weights import BranchWeights
 from fairseq_plugins.weighted_transformer.model import WeightedTransformer
 from tests import tiny
-from tests.command_files import EXAMPLES, HYDRA, training, words, write_stand_ins
+from tests.command_files import (
+    EXAMPLES,
+    HYDRA,
+    commands,
+    dictionary,
+    parameters,
+    recipes,
+    training,
+    words,
+    write_stand_ins,
+)
 from tests.end_to_end.commands import ROOT, run
-from tests.product_key_memory.test_presets import dictionary, parameters
 
 pytestmark = pytest.mark.filterwarnings(HYDRA)
 
@@ -34,13 +42,7 @@ WEIGHTED_TRANSFORMER = {
     "weighted_transformer/wmt14_en_fr_base": ("fr", 6, 512, 8, 0.1, 60_000, None),
     "weighted_transformer/wmt14_en_fr_big": ("fr", 6, 1024, 16, 0.3, 250_000, None),
 }
-RECIPES = [
-    *WEIGHTED_TRANSFORMER,
-    *("weighted_transformer/table3", "weighted_transformer/gating"),
-    "weighted_transformer/multi30k",
-]
-# names of the arguments of train after CHECKPOINTS, and an example of them
-ARGUMENTS = {"weighted_transformer/gating": ("K", "4")}
+OTHERS = [f"weighted_transformer/{name}" for name in ("table3", "gating", "multi30k")]
 SMALL = "weighted_transformer/wmt14_en_de_2l"
 SYMBOLS = {"de": 37_000, "fr": 32_000}
 README = (EXAMPLES / "weighted_transformer" / "README.md").read_text(encoding="utf-8")
@@ -56,20 +58,15 @@ def stand_ins(tmp_path_factory):
 
 def evaluations(stand_ins, recipe, *more):
     """The options of all evaluations of a command file."""
-    checkpoints = stand_ins / "CHECKPOINTS"
-    done = subprocess.run(
-        ["bash", EXAMPLES / f"{recipe}.sh", "evaluate", "DATA", checkpoints, *more],
-        env={**os.environ, "PATH": f"{stand_ins}:{os.environ['PATH']}"},
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
     found = []
-    for script, *given in map(json.loads, done.stdout.splitlines()):
+    for script, *given in commands(stand_ins, recipe, "evaluate", *more):
         assert Path(script).resolve() == ROOT / "scripts" / "evaluate_translation.py"
         found.append(evaluate_translation.parse(given))
     return found
+
+
+def test_every_command_file_is_tested():
+    assert {*WEIGHTED_TRANSFORMER, *OTHERS} == set(recipes("weighted_transformer"))
 
 
 def build(cfg, symbols):

@@ -1,7 +1,8 @@
-"""A Weighted Transformer, and sentences, that fit a test."""
+"""A Weighted Transformer and sentences that fit a test, and what results are compared with."""
 
 import argparse
 
+import pytest
 import torch
 from fairseq.models import ARCH_CONFIG_REGISTRY
 from fairseq.models.transformer import TransformerModel
@@ -9,6 +10,7 @@ from fairseq.models.transformer import TransformerModel
 import fairseq_plugins  # noqa: F401 (registers the models)
 from fairseq_plugins.weighted_transformer.model import WeightedTransformer
 from tests import tiny
+from tests.reference.weighted_transformer import branched_attention
 
 PAD = 1
 
@@ -70,3 +72,26 @@ def sentences(symbols: int = 12) -> dict[str, torch.Tensor]:
         "src_lengths": torch.tensor([6, 4]),
         "prev_output_tokens": target,
     }
+
+
+def by_equations(module, query, key, visible):
+    """The reference's branched attention of all sentences, (T, B, d).
+
+    Args:
+        module: a BranchedAttention, whose weights are used.
+        query: (T, B, d).
+        key: (S, B, d), of keys and values.
+        visible: (B, T, S), whether a query sees a key.
+    """
+    sentences = [
+        branched_attention(module, query[:, b], key[:, b], visible[b]) for b in range(query.size(1))
+    ]
+    return torch.stack(sentences, dim=1)
+
+
+def assert_on_simplex(*vectors):
+    """Each is of no negative numbers whose sum is 1, in single precision."""
+    for x in vectors:
+        assert x.dtype == torch.float32
+        assert x.min() >= 0
+        assert x.double().sum().item() == pytest.approx(1, abs=1e-6)

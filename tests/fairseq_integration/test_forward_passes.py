@@ -1,0 +1,181 @@
+"""Recomputed forward passes are known, and inference computes once what it needs of the weights."""
+
+import copy
+import pickle
+
+import pytest
+import torch
+from fairseq.modules.checkpoint_activations import checkpoint_wrapper
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from fairseq_plugins.fairseq_integration.forward_passes import InferenceCache, is_recomputed
+
+
+class Layer(nn.Linear):
+    """A layer that notes which of its forward passes are recomputed."""
+
+    def __init__(self):
+        super().__init__(2, 2)
+        self.passes = []
+
+    def forward(self, x):
+        self.passes.append(is_recomputed())
+        return super().forward(x)
+
+
+@pytest.mark.parametrize(
+    ("run", "passes"),
+    [
+        (lambda layer, x: layer(x), [False]),
+        (lambda layer, x: checkpoint(layer, x, use_reentrant=False), [False, True]),
+        (lambda layer, x: checkpoint(layer, x, use_reentrant=True), [False, True]),
+        (lambda layer, x: checkpoint_wrapper(layer)(x), [False, True]),
+    ],
+    ids=["plain", "checkpoint", "reentrant checkpoint", "fairseq's checkpoint"],
+)
+def test_the_second_pass_of_activation_checkpointing_is_known(run, passes):
+    layer = Layer()
+    run(layer, torch.ones(3, 2, requires_grad=True)).sum().backward()
+    assert layer.passes == passes
+    with torch.no_grad():
+        layer(torch.ones(3, 2))
+    assert layer.passes == [*passes, False]
+
+
+class Summing:
+    """The sum of weights, and how many times it was computed."""
+
+    def __init__(self):
+        self.cache = InferenceCache()
+        self.computed = 0
+
+    def __call__(self, weights):
+        def compute():
+            self.computed += 1
+            return sum(weight.detach().double().sum().item() for weight in weights)
+
+        return self.cache.get(weights, compute)
+
+
+@pytest.fixture
+def weights():
+    torch.manual_seed(1)
+    return [nn.Parameter(torch.randn(4, 3)), nn.Parameter(torch.randn(3))]
+
+
+def nothing(weights):
+    pass
+
+
+def read(weights):
+    weights[0].sum()
+
+
+def accumulate_gradients(weights):
+    (weights[0].sum() + weights[1].sum()).backward()
+
+
+@pytest.mark.parametrize("meanwhile", [nothing, read, accumulate_gradients])
+def test_nothing_is_recomputed_while_the_weights_stay(weights, meanwhile):
+    total = Summing()
+    first = total(weights)
+    for _ in range(3):
+        meanwhile(weights)
+        # any iterable of them will do
+        assert total(iter(weights)) == first
+    assert total.computed == 1
+
+
+@torch.no_grad()
+def add(weights):
+    weights[1].add_(1)
+
+
+def update(weights):
+    weights[1].grad = torch.ones(3)
+    torch.optim.SGD(weights[1:], lr=1).step()
+
+
+def give_other_data(weights):
+    weights[1].data = weights[1].data + 1
+
+
+def give_other_data_in_the_same_place(weights):
+    # the first data is let go of, and the next of that size is likely to lie where it lay
+    weights[1].data = torch.empty(0)
+    weights[1].data = torch.randn(3)
+
+
+def round_to_half_precision_and_back(weights):
+    weights[1].data = weights[1].data.bfloat16()
+    weights[1].data = weights[1].data.float()
+
+
+def replace(weights):
+    weights[1] = nn.Parameter(torch.randn(3))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        add,
+        update,
+        give_other_data,
+        give_other_data_in_the_same_place,
+        round_to_half_precision_and_back,
+        replace,
+    ],
+)
+def test_it_is_recomputed_once_when_a_weight_changes(weights, change):
+    total = Summing()
+    for changes in range(1, 20):
+        before = total(weights)
+        change(weights)
+        after = total(weights)
+        assert total(weights) == after
+        assert total.computed == changes + 1
+        assert after == sum(weight.detach().double().sum().item() for weight in weights)
+        if changes == 1:
+            assert after != before
+
+
+def test_it_is_recomputed_when_it_has_been_cleared(weights):
+    total = Summing()
+    before = total(weights)
+    # as fairseq's optimizers do: autograd sees nothing of it
+    weights[0].data.mul_(2)
+    assert total(weights) == before
+    total.cache.clear()
+    assert total(weights) != before
+    assert total(weights) == total(weights)
+    assert total.computed == 2
+
+
+def test_clearing_lets_go_of_everything(weights):
+    cache, value = InferenceCache(), torch.ones(1000)
+    cache.get(weights, lambda: value)
+    # an empty cache is as small as a new one
+    cache.clear()
+    assert vars(cache) == vars(InferenceCache())
+
+
+def test_a_computation_that_fails_leaves_no_value(weights):
+    cache = InferenceCache()
+    for _ in range(2):
+        with pytest.raises(ZeroDivisionError):
+            cache.get(weights, lambda: 1 / 0)
+    assert cache.get(weights, lambda: 5) == 5
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda x: pickle.loads(pickle.dumps(x))])
+def test_copies_start_empty(weights, copied):
+    total = Summing()
+    total(weights)
+    other = copied(total)
+    assert type(other.cache) is InferenceCache
+    assert vars(other.cache) == vars(InferenceCache())
+    other(weights)
+    assert (total.computed, other.computed) == (1, 2)
+    assert total(weights) == other(weights)
+    assert len(pickle.dumps(total.cache)) == len(pickle.dumps(InferenceCache()))

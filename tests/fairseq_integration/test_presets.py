@@ -1,0 +1,136 @@
+"""Presets: what --arch sets on fairseq's command line, and in the options of saved models."""
+
+import argparse
+import importlib.util
+from dataclasses import dataclass
+from typing import Optional
+
+import fairseq.models
+import pytest
+from fairseq import options
+from fairseq.dataclass import FairseqDataclass
+from fairseq.dataclass.utils import convert_namespace_to_omegaconf, gen_parser_from_dataclass
+from fairseq.models import BaseFairseqModel, register_model
+from hydra.core.config_store import ConfigStore
+from omegaconf import OmegaConf
+
+from fairseq_plugins.fairseq_integration.presets import register_presets
+from tests.command_files import HYDRA
+
+pytestmark = pytest.mark.filterwarnings(HYDRA)
+
+PRESETS = {"made_up_large": {"width": 64, "depth": 24}, "made_up_deep": {"depth": 48}}
+REGISTRIES = [
+    fairseq.models.MODEL_REGISTRY,
+    fairseq.models.MODEL_DATACLASS_REGISTRY,
+    fairseq.models.ARCH_MODEL_REGISTRY,
+    fairseq.models.ARCH_MODEL_NAME_REGISTRY,
+    fairseq.models.ARCH_MODEL_INV_REGISTRY,
+    fairseq.models.ARCH_CONFIG_REGISTRY,
+    ConfigStore.instance().repo["model"],
+]
+
+
+@dataclass
+class Options(FairseqDataclass):
+    """A model's options."""
+
+    width: int = 8
+    depth: int = 2
+    span: Optional[int] = None
+
+
+class Model(BaseFairseqModel):
+    """A model that keeps its options."""
+
+    @classmethod
+    def build_model(cls, cfg, task):
+        built = cls()
+        built.cfg = cfg
+        return built
+
+
+class ParsedModel(Model):
+    """The same, of parsed options: they lack those that are not given."""
+
+    @classmethod
+    def add_args(cls, parser):
+        gen_parser_from_dataclass(parser, Options(), delete_default=True)
+
+
+@pytest.fixture(params=["configured", "parsed"])
+def kind(request):
+    """Registers a model, which has a configuration or takes parsed options, and its presets."""
+    saved = [dict(registry) for registry in REGISTRIES]
+    if request.param == "configured":
+        register_model("made_up", dataclass=Options)(Model)
+    else:
+        register_model("made_up")(ParsedModel)
+    register_presets("made_up", PRESETS)
+    yield request.param
+    for registry, before in zip(REGISTRIES, saved, strict=True):
+        registry.clear()
+        registry.update(before)
+
+
+def parse(*words):
+    """The model's options as fairseq-train reads them."""
+    given = options.parse_args_and_arch(options.get_training_parser(), ["data", *words])
+    return convert_namespace_to_omegaconf(given).model
+
+
+def values(cfg):
+    return [getattr(cfg, name, None) for name in ("width", "depth", "span")]
+
+
+@pytest.mark.parametrize(
+    ("words", "configured", "parsed"),
+    [
+        ("--arch made_up", [8, 2, None], [None, None, None]),
+        ("--arch made_up_large", [64, 24, None], [64, 24, None]),
+        ("--arch made_up_deep", [8, 48, None], [None, 48, None]),
+        # what the command line says is left, a value that is the default too
+        ("--arch made_up_large --depth 3 --span 5", [64, 3, 5], [64, 3, 5]),
+        ("--arch made_up_large --width 8 --depth 2", [8, 2, None], [8, 2, None]),
+    ],
+)
+def test_a_preset_sets_what_the_command_line_leaves_open(kind, words, configured, parsed):
+    cfg = parse(*words.split())
+    assert values(cfg) == (configured if kind == "configured" else parsed)
+    assert isinstance(cfg, argparse.Namespace) == (kind == "parsed")
+    model = fairseq.models.build_model(cfg, task=None)
+    assert values(model.cfg) == values(cfg)
+
+
+@pytest.mark.parametrize("kind", ["parsed"], indirect=True)
+def test_options_that_are_parsed_in_part_are_completed(kind):
+    """As those of a saved model are when another script builds it."""
+    cfg = argparse.Namespace(arch="made_up_large", depth=3)
+    assert values(fairseq.models.build_model(cfg, task=None).cfg) == [64, 3, None]
+
+
+@pytest.mark.parametrize("kind", ["configured"], indirect=True)
+@pytest.mark.parametrize("name", ["made_up", "made_up_large"])
+def test_a_saved_models_values_stay_and_newer_options_have_their_defaults(kind, name):
+    saved = OmegaConf.create({"_name": name, "width": 32, "depth": 5})
+    OmegaConf.set_struct(saved, True)
+    model = fairseq.models.build_model(saved, task=None)
+    assert values(model.cfg) == [32, 5, None]
+    assert "span" in model.cfg
+
+
+@pytest.mark.parametrize("words", ["--bf16", "--memory-efficient-bf16"])
+@pytest.mark.parametrize("name", ["made_up", "made_up_large"])
+def test_bfloat16_is_for_tpus_only_where_there_may_be_one(kind, monkeypatch, name, words):
+    def tpu():
+        given = ["data", "--arch", name, *words.split()]
+        return options.parse_args_and_arch(options.get_training_parser(), given).tpu
+
+    assert not tpu()
+    found = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util,
+        "find_spec",
+        lambda name: found("torch") if name == "torch_xla" else found(name),
+    )
+    assert tpu()

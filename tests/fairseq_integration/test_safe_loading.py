@@ -1,0 +1,120 @@
+"""Checkpoints load safely: the containers that fairseq's hold do, and what runs code does not."""
+
+import argparse
+import builtins
+import functools
+import importlib
+import io
+import os
+import pickle
+import subprocess
+from collections import defaultdict
+
+import numpy as np
+import pytest
+import torch
+from fairseq.distributed.utils import _TensorPlaceholder
+from omegaconf import OmegaConf
+
+import fairseq_plugins  # noqa: F401 (allows the containers)
+from fairseq_plugins.fairseq_integration.safe_loading import OPTION_CONTAINERS
+
+NESTED = {"lr": [0.1, 0.2], "name": None, "model": {"layers": 3, "dropout": "${lr}", "on": True}}
+
+
+def load(thing):
+    """Write a checkpoint and load it safely."""
+    file = io.BytesIO()
+    torch.save({"model": {"weight": torch.ones(2)}, "cfg": thing}, file)
+    file.seek(0)
+    return torch.load(file, weights_only=True)["cfg"]
+
+
+@pytest.mark.parametrize(
+    "thing",
+    [
+        argparse.Namespace(arch="transformer", optimizer=argparse.Namespace(lr=[0.1])),
+        OmegaConf.create(NESTED),
+        OmegaConf.create([1, {"a": 2}]),
+        {"task": OmegaConf.create(NESTED), "model": argparse.Namespace(dropout=0.1)},
+        defaultdict(dict),
+        _TensorPlaceholder(3),
+        np.int64(4),
+        np.float64(0.5),
+    ],
+    ids=lambda thing: type(thing).__name__,
+)
+def test_containers_are_loaded_as_they_were(thing):
+    assert load(thing) == thing
+
+
+@pytest.mark.parametrize("dtype", [np.int64, np.float64])
+def test_arrays_are_loaded_as_they_were(dtype):
+    # as --eval-bleu leaves them in a meter
+    array = np.arange(4, dtype=dtype)
+    found = load({"sum": array, "avg": array[1]})
+    assert (found["sum"] == array).all()
+    assert (found["sum"].dtype, found["avg"]) == (dtype, 1)
+
+
+class Calling:
+    """What calls something when it is unpickled."""
+
+    def __init__(self, function, *arguments):
+        self.called = function, arguments
+
+    def __reduce__(self):
+        return self.called
+
+
+@pytest.mark.parametrize(
+    ("function", "arguments"),
+    [
+        (os.mkdir, ["made"]),
+        (os.system, ["mkdir made"]),
+        (subprocess.Popen, [["mkdir", "made"]]),
+        (subprocess.check_output, [["mkdir", "made"]]),
+        (builtins.eval, ["__import__('os').mkdir('made')"]),
+        (builtins.exec, ["import os; os.mkdir('made')"]),
+        (builtins.open, ["made", "w"]),
+        (builtins.getattr, ["made", "upper"]),
+        (builtins.__import__, ["os"]),
+        (importlib.import_module, ["os"]),
+        (functools.partial, [os.mkdir, "made"]),
+        (pickle.loads, [pickle.dumps(1)]),
+        (torch.load, ["made"]),
+        (np.load, ["made"]),
+        (np.save, ["made", 1]),
+        (argparse.FileType("w"), ["made"]),
+    ],
+)
+def test_what_runs_code_is_not_loaded(tmp_path, monkeypatch, function, arguments):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(pickle.UnpicklingError, match="Weights only load failed"):
+        load(Calling(function, *arguments))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_nothing_else_is_allowed():
+    """Whoever adds to the list says here that it holds values and runs nothing."""
+    names = {f"{thing.__module__}.{thing.__qualname__}" for thing in OPTION_CONTAINERS[:-2]}
+    assert names == {
+        "argparse.Namespace",
+        "builtins.dict",
+        "builtins.int",
+        "builtins.list",
+        "collections.defaultdict",
+        "fairseq.distributed.utils._TensorPlaceholder",
+        "numpy.dtype",
+        "numpy.dtypes.Float64DType",
+        "numpy.dtypes.Int64DType",
+        "numpy.ndarray",
+        "omegaconf.base.ContainerMetadata",
+        "omegaconf.base.Metadata",
+        "omegaconf.dictconfig.DictConfig",
+        "omegaconf.listconfig.ListConfig",
+        "omegaconf.nodes.AnyNode",
+        "typing.Any",
+    }
+    # numpy has moved them from version to version
+    assert [thing.__name__ for thing in OPTION_CONTAINERS[-2:]] == ["_reconstruct", "scalar"]
