@@ -1,12 +1,13 @@
 """fairseq's commands as a user runs them, each in a process of its own."""
 
-import multiprocessing
 import os
 import re
 import runpy
 import sys
 import tempfile
 from pathlib import Path
+
+from tests.fork_server import FORK_SERVER
 
 ROOT = Path(__file__).parents[2]
 PLUGIN = ROOT / "fairseq_plugins"
@@ -15,10 +16,6 @@ MODEL = [
     *("--arch", "all_attention_lm", "--decoder-layers", "2", "--decoder-embed-dim", "16"),
     *("--decoder-attention-heads", "2", "--persistent-vectors", "4", "--attention-span", "12"),
 ]
-
-COMMANDS = ["preprocess", "train", "eval_lm", "generate", "interactive"]
-SERVER = multiprocessing.get_context("forkserver")
-SERVER.set_forkserver_preload([f"fairseq_cli.{name}" for name in COMMANDS])
 
 
 def environment(**extra):
@@ -37,8 +34,8 @@ class Command:
         self._files = tempfile.TemporaryDirectory()
         (Path(self._files.name) / "in").write_text(text, encoding="utf-8")
         module = "fairseq_cli." + name.removeprefix("fairseq-").replace("-", "_")
-        arguments = (module, list(map(str, words)), self._files.name, folder)
-        self._process = SERVER.Process(target=_be_command, args=arguments)
+        arguments = (module, list(map(str, words)), self._files.name, folder, environment())
+        self._process = FORK_SERVER.Process(target=_be_command, args=arguments)
         self._process.start()
 
     def wait(self):
@@ -58,9 +55,10 @@ def run(name, *words, text="", folder=ROOT, fails=False):
     return printed
 
 
-def _be_command(module, words, files, folder):
-    """Be ``python -m module words`` in a folder, with files as input and output."""
-    os.environ.update(environment())
+def _be_command(module, words, files, folder, variables):
+    """Be ``python -m module words`` in a folder and environment, with files as input and output."""
+    os.environ.clear()
+    os.environ.update(variables)
     os.chdir(folder)
     sys.path.insert(0, str(folder))
     for name, mode, descriptors in (
