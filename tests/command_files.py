@@ -4,15 +4,20 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 from fairseq import options
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 
-from tests.end_to_end.commands import ROOT
-
+ROOT = Path(__file__).parents[1]
 EXAMPLES = ROOT / "examples"
 # fairseq's use of hydra
 HYDRA = r"ignore:[\s\S]*is validated against ConfigStore:UserWarning"
+
+
+def of_room(room):
+    """Names of the command files of a folder of examples."""
+    return sorted(path.stem for path in (EXAMPLES / room).glob("*.sh"))
 
 
 def write_stand_ins(folder):
