@@ -3,6 +3,7 @@
 import os
 import random
 import signal
+import sys
 
 import pytest
 
@@ -47,9 +48,11 @@ def pytest_collection_modifyitems(config, items):
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup():
-    """Numbers that a test draws without a seed are the same after whichever tests."""
+    """Have a test draw the same numbers, and see no figure logged, whichever tests came before."""
     import numpy as np
     import torch
 
     for seed in (random.seed, np.random.seed, torch.manual_seed):
         seed(1)
+    if metrics := sys.modules.get("fairseq.logging.metrics"):
+        metrics.reset()

@@ -1,6 +1,7 @@
 """Two workers that talk to each other: this process, and one that it starts."""
 
 import datetime
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -37,6 +38,8 @@ def _other_worker(_: int, work: Callable[[int], Any], folder: str) -> None:
 
 
 def _in_group(work: Callable[[int], Any], rank: int, folder: Path) -> Any:
+    # torch sets one that names the rank, and leaves it there
+    hook = sys.excepthook
     dist.init_process_group(
         "gloo",
         init_method=f"file://{folder / 'group'}",
@@ -48,3 +51,4 @@ def _in_group(work: Callable[[int], Any], rank: int, folder: Path) -> Any:
         return work(rank)
     finally:
         dist.destroy_process_group()
+        sys.excepthook = hook
