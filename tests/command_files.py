@@ -4,18 +4,21 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 from fairseq import options
 from fairseq.data import Dictionary
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 
-from tests.end_to_end.commands import ROOT
-
+ROOT = Path(__file__).parents[1]
 EXAMPLES = ROOT / "examples"
-# of the Weighted Transformer: names of the arguments of train after CHECKPOINTS, and an example
-WEIGHTED_ARGUMENTS = {"weighted_transformer/gating": ("K", "4")}
 # fairseq's use of hydra
 HYDRA = r"ignore:[\s\S]*is validated against ConfigStore:UserWarning"
+
+
+def of_room(room):
+    """Names of the command files of a folder of examples."""
+    return sorted(path.stem for path in (EXAMPLES / room).glob("*.sh"))
 
 
 def write_stand_ins(folder):
@@ -28,11 +31,6 @@ def write_stand_ins(folder):
     (folder / "CHECKPOINTS").mkdir()
     (folder / "CHECKPOINTS" / "checkpoint_last.pt").touch()
     return folder
-
-
-def recipes(room):
-    """The command files of a room, such as "transformer_xl/enwik8_base"."""
-    return sorted(f"{room}/{path.stem}" for path in (EXAMPLES / room).glob("*.sh"))
 
 
 def commands(stand_ins, recipe, action, *more, data="DATA", checkpoints=None):

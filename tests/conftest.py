@@ -1,9 +1,58 @@
-"""What each test process needs from the start."""
+"""What each test process needs from the start, and the order of the tests."""
 
 import os
+import random
 import signal
+import sys
+
+import pytest
 
 # tests run side by side, and threads that wait for each other spin
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 # a shell that starts the tests in the background makes them ignore Ctrl-C, and all that they start
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def order(given):
+    return given if given in ("file", "reversed") else int(given)
+
+
+def pytest_addoption(parser):
+    parser.addoption(
+        "--order",
+        type=order,
+        default="file",
+        metavar="{file,reversed,SEED}",
+        help="run the tests as collected, from last to first, or files and their tests shuffled",
+    )
+
+
+def pytest_configure(config):
+    if config.getoption("order") != "file":
+        # xdist would start with the files that have most tests
+        config.option.loadscopereorder = False
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config, items):
+    order = config.getoption("order")
+    if order == "reversed":
+        items.reverse()
+    elif order != "file":
+        generator = random.Random(order)
+        generator.shuffle(items)
+        files = sorted({item.path for item in items})
+        generator.shuffle(files)
+        items.sort(key=lambda item: files.index(item.path))
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup():
+    """Have a test draw the same numbers, and see no figure logged, whichever tests came before."""
+    import numpy as np
+    import torch
+
+    for seed in (random.seed, np.random.seed, torch.manual_seed):
+        seed(1)
+    if metrics := sys.modules.get("fairseq.logging.metrics"):
+        metrics.reset()

@@ -1,16 +1,31 @@
 """Models, text and dictionaries that fit a test."""
 
+from types import SimpleNamespace
+
+import numpy as np
 import torch
 from fairseq.data import Dictionary
 
 import fairseq_plugins  # noqa: F401 (registers the models)
 from fairseq_plugins.all_attention.model import AllAttentionConfig, AllAttentionLanguageModel
+from fairseq_plugins.segment_language_model.recurrence import Recurrence
 from fairseq_plugins.transformer_xl.model import TransformerXLConfig, TransformerXLLanguageModel
 
 VOCABULARY = 20
 _SPECIAL = 4
 # what fairseq takes over from the task's options
 SEGMENTS = {"tokens_per_sample": 8, "extended_context": 0}
+VARIANTS = ["all", "attn-split", "head-split", "single-head"]
+# embeddings in three bands, tied to the adaptive softmax
+ADAPTIVE = {
+    "adaptive_input": True,
+    "adaptive_input_cutoff": "8,14",
+    "adaptive_softmax_cutoff": "8,14",
+    "adaptive_input_factor": 2,
+    "adaptive_softmax_factor": 2,
+    "tie_adaptive_weights": True,
+    "tie_adaptive_proj": True,
+}
 
 
 def dictionary() -> Dictionary:
@@ -19,6 +34,11 @@ def dictionary() -> Dictionary:
     for letter in "abcdefghijklmnop":
         made.add_symbol(letter)
     return made
+
+
+def tiny_task() -> SimpleNamespace:
+    """What models and criteria ask of a task."""
+    return SimpleNamespace(source_dictionary=dictionary(), target_dictionary=dictionary())
 
 
 def tiny_model(seed: int = 1, **options) -> AllAttentionLanguageModel:
@@ -33,8 +53,7 @@ def tiny_model(seed: int = 1, **options) -> AllAttentionLanguageModel:
         **options,
     }
     torch.manual_seed(seed)
-    task = type("Task", (), {"source_dictionary": dictionary()})()
-    return AllAttentionLanguageModel.build_model(AllAttentionConfig(**values), task)
+    return AllAttentionLanguageModel.build_model(AllAttentionConfig(**values), tiny_task())
 
 
 def tiny_transformer_xl(seed: int = 1, **options) -> TransformerXLLanguageModel:
@@ -49,11 +68,35 @@ def tiny_transformer_xl(seed: int = 1, **options) -> TransformerXLLanguageModel:
         **options,
     }
     torch.manual_seed(seed)
-    task = type("Task", (), {"source_dictionary": dictionary()})()
-    return TransformerXLLanguageModel.build_model(TransformerXLConfig(**values), task)
+    return TransformerXLLanguageModel.build_model(TransformerXLConfig(**values), tiny_task())
 
 
 def tokens(streams: int, length: int, seed: int = 2) -> torch.Tensor:
     """Random letters, (streams, length)."""
     generator = torch.Generator().manual_seed(seed)
     return torch.randint(_SPECIAL, VOCABULARY, (streams, length), generator=generator)
+
+
+def text(length: int) -> np.ndarray:
+    """Letters that can be told apart by their predecessor: 4 5 6 … 19 4 5 …"""
+    return np.array([4 + i % 16 for i in range(length)], dtype=np.uint16)
+
+
+def scores_by_segment(model, stream, length, mode=torch.no_grad) -> torch.Tensor:
+    """Scores of a stream (B, T) read in segments of ``length`` with a recurrence of its own."""
+    recurrence = Recurrence()
+    parts = []
+    with mode():
+        for start in range(0, stream.size(1), length):
+            parts.append(
+                model(stream[:, start : start + length], recurrence=recurrence.at(start))[0]
+            )
+    return torch.cat(parts, dim=1)
+
+
+def spread_spans(model: AllAttentionLanguageModel, seed: int = 3) -> None:
+    """Give each head of a model a span of its own."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for span in model.decoder.spans:
+            span.value.copy_(torch.rand(span.value.shape, generator=generator))

@@ -1,6 +1,7 @@
 """Two workers that talk to each other: this process, and one that it starts."""
 
 import datetime
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -8,20 +9,21 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from tests.fork_server import FORK_SERVER
+
 
 def on_two_workers(work: Callable[[int], Any], folder: Path) -> list[Any]:
     """Return what ``work(0)`` gives in this process and ``work(1)`` in another one.
 
-    They are a group of gloo meanwhile. The other process comes from one that has imported all that
-    takes long, once for all tests.
+    They are a group of gloo meanwhile.
 
     Args:
         work: a function of a module, so that the other process finds it.
         folder: an empty one, for the files of the two.
     """
-    torch.multiprocessing.set_forkserver_preload(["fairseq_plugins", "pytest"])
+    method = FORK_SERVER.get_start_method()
     other = torch.multiprocessing.start_processes(
-        _other_worker, args=(work, str(folder)), nprocs=1, join=False, start_method="forkserver"
+        _other_worker, args=(work, str(folder)), nprocs=1, join=False, start_method=method
     )
     try:
         mine = _in_group(work, 0, folder)
@@ -36,6 +38,8 @@ def _other_worker(_: int, work: Callable[[int], Any], folder: str) -> None:
 
 
 def _in_group(work: Callable[[int], Any], rank: int, folder: Path) -> Any:
+    # torch sets one that names the rank, and leaves it there
+    hook = sys.excepthook
     dist.init_process_group(
         "gloo",
         init_method=f"file://{folder / 'group'}",
@@ -47,3 +51,4 @@ def _in_group(work: Callable[[int], Any], rank: int, folder: Path) -> Any:
         return work(rank)
     finally:
         dist.destroy_process_group()
+        sys.excepthook = hook

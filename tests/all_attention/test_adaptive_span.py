@@ -23,11 +23,9 @@ from fairseq_plugins.segment_language_model.recurrence import Recurrence
 from tests.gradients import assert_same
 from tests.operations import multiply_adds_of
 from tests.reference.all_attention import multi_head, network
-from tests.segment_language_model.test_model import scores_by_segment
-from tests.tiny import tiny_model, tokens
+from tests.tiny import VARIANTS, scores_by_segment, spread_spans, tiny_model, tokens
 
 STREAMS, HEADS, WIDTH, SPAN, RAMP = 2, 4, 8, 12, 3
-VARIANTS = ["all", "attn-split", "head-split", "single-head"]
 # all but shut, alike, alike but for a little, open, different, very different; none where a key's
 # mask is exactly 0, and which of two gradients it has is a matter of taste
 VALUES = [
@@ -121,14 +119,6 @@ def test_scores_equal_the_reference(variant, span_init):
     ).double()
     stream = tokens(1, 25)
     torch.testing.assert_close(model(stream)[0][0], network(model.decoder, stream[0], SPAN))
-
-
-def spread_spans(model, seed=3):
-    """Give each head of a model a span of its own."""
-    generator = torch.Generator().manual_seed(seed)
-    with torch.no_grad():
-        for span in model.decoder.spans:
-            span.value.copy_(torch.rand(span.value.shape, generator=generator))
 
 
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.enable_grad])

@@ -15,11 +15,9 @@ from fairseq_plugins.segment_language_model.positions import (
 )
 from tests.gradients import assert_same
 from tests.reference.all_attention import multi_head, network
-from tests.segment_language_model.test_model import scores_by_segment
-from tests.tiny import tiny_model, tokens
+from tests.tiny import VARIANTS, scores_by_segment, tiny_model, tokens
 
 STREAMS, HEADS, WIDTH, SPAN, RAMP = 2, 4, 8, 12, 3
-VARIANTS = ["all", "attn-split", "head-split", "single-head"]
 # beyond 64 distances the published code leaves some out
 LONG = 80
 # a head that sees far beside one that does not; none is where a mask is 0 or 1 exactly

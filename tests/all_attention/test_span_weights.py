@@ -7,9 +7,7 @@ import torch
 
 from fairseq_plugins.all_attention import adaptive_span as adaptive_span_file
 from fairseq_plugins.all_attention.adaptive_span import AdaptiveSpan
-from tests.all_attention.test_adaptive_span import VARIANTS, spread_spans
-from tests.segment_language_model.test_model import scores_by_segment
-from tests.tiny import tiny_model, tokens
+from tests.tiny import VARIANTS, scores_by_segment, spread_spans, tiny_model, tokens
 
 
 def test_the_penalty_is_the_formula():

@@ -1,24 +1,32 @@
 """fairseq's commands as a user runs them, each in a process of its own."""
 
-import multiprocessing
+import importlib
+import io
 import os
 import re
 import runpy
+import socket
 import sys
 import tempfile
+from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from tests.fork_server import FORK_SERVER
 
 ROOT = Path(__file__).parents[2]
 PLUGIN = ROOT / "fairseq_plugins"
-TASK = ["--user-dir", str(PLUGIN), "--task", "segment_language_modeling"]
+USER_DIR = ["--user-dir", str(PLUGIN)]
+TASK = [*USER_DIR, "--task", "segment_language_modeling"]
 MODEL = [
     *("--arch", "all_attention_lm", "--decoder-layers", "2", "--decoder-embed-dim", "16"),
     *("--decoder-attention-heads", "2", "--persistent-vectors", "4", "--attention-span", "12"),
 ]
-
-COMMANDS = ["preprocess", "train", "eval_lm", "generate", "interactive"]
-SERVER = multiprocessing.get_context("forkserver")
-SERVER.set_forkserver_preload([f"fairseq_cli.{name}" for name in COMMANDS])
+NO_VALIDATION = ["--disable-validation"]
+# without the first fairseq leaves the last batch out; other processes take long to start
+ALL = ["--required-batch-size-multiple", "1", "--num-workers", "0"]
 
 
 def environment(**extra):
@@ -37,8 +45,8 @@ class Command:
         self._files = tempfile.TemporaryDirectory()
         (Path(self._files.name) / "in").write_text(text, encoding="utf-8")
         module = "fairseq_cli." + name.removeprefix("fairseq-").replace("-", "_")
-        arguments = (module, list(map(str, words)), self._files.name, folder)
-        self._process = SERVER.Process(target=_be_command, args=arguments)
+        arguments = (module, list(map(str, words)), self._files.name, folder, environment())
+        self._process = FORK_SERVER.Process(target=_be_command, args=arguments)
         self._process.start()
 
     def wait(self):
@@ -58,9 +66,35 @@ def run(name, *words, text="", folder=ROOT, fails=False):
     return printed
 
 
-def _be_command(module, words, files, folder):
-    """Be ``python -m module words`` in a folder, with files as input and output."""
-    os.environ.update(environment())
+def run_child(words):
+    """Return the output of a command that a script would start.
+
+    fairseq's are forked and other scripts run in this process, which saves the seconds that a new
+    Python takes to import fairseq.
+    """
+    command, *arguments = map(str, words)
+    if Path(command).name.startswith("fairseq-"):
+        return run(Path(command).name, *arguments)
+    script = importlib.import_module(Path(arguments[0]).stem)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", arguments)
+        assert script.main() == 0
+    return ""
+
+
+@contextmanager
+def forked(words, log=None):
+    """Do what ``child_process`` of scripts does, by ``run_child``."""
+    printed = run_child(words)
+    if log:
+        log.write_text(printed, encoding="utf-8")
+    yield SimpleNamespace(poll=lambda: 0, returncode=0, stdin=io.BytesIO())
+
+
+def _be_command(module, words, files, folder, variables):
+    """Be ``python -m module words`` in a folder and environment, with files as input and output."""
+    os.environ.clear()
+    os.environ.update(variables)
     os.chdir(folder)
     sys.path.insert(0, str(folder))
     for name, mode, descriptors in (
@@ -88,6 +122,32 @@ def train(data, folder, *options, model=MODEL, fails=False):
         *options,
         fails=fails,
     )
+
+
+def free_address():
+    """Where two workers can meet."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return f"tcp://127.0.0.1:{free.getsockname()[1]}"
+
+
+def train_on_two_workers(data, folder, *options, model=MODEL):
+    """Run both workers of a training with the same global batch: 2 streams each."""
+    words = (
+        data,
+        *TASK,
+        *model,
+        *("--tokens-per-sample", 8, "--batch-size", 2, "--optimizer", "sgd", "--lr", 0.5),
+        *("--save-dir", folder, "--log-format", "simple", "--no-epoch-checkpoints", "--cpu"),
+        *("--ddp-backend", "legacy_ddp", "--distributed-backend", "gloo"),
+        *("--distributed-no-spawn", "--distributed-world-size", 2),
+        *("--distributed-init-method", free_address()),
+        *options,
+    )
+    workers = [Command("fairseq-train", *words, "--distributed-rank", rank) for rank in (0, 1)]
+    (first, printed), (second, printed_too) = (worker.wait() for worker in workers)
+    assert (first, second) == (0, 0), f"{printed}\n{printed_too}"[-4000:]
+    return printed
 
 
 def evaluate(data, checkpoint, *options, fails=False):

@@ -30,6 +30,25 @@ def data(tmp_path_factory):
 
 
 @pytest.fixture(scope="session")
+def make_pairs(data, tmp_path_factory):
+    """Binarize the corpus and what it is translated to: its words changed, last to first."""
+
+    def make(source, target, *options, change=str):
+        folder = tmp_path_factory.mktemp("pairs")
+        for split in ("train", "valid", "test"):
+            lines = (data.parent / f"{split}.txt").read_text().splitlines()
+            turned = (" ".join(reversed(change(line).split())) for line in lines)
+            (folder / f"{split}.{source}").write_text("\n".join(lines) + "\n")
+            (folder / f"{split}.{target}").write_text("\n".join(turned) + "\n")
+        texts = [f"--{split}pref={folder}/{split}" for split in ("train", "valid", "test")]
+        languages = ("--source-lang", source, "--target-lang", target)
+        run("fairseq-preprocess", *languages, *options, *texts, "--destdir", folder / "bin")
+        return folder / "bin"
+
+    return make
+
+
+@pytest.fixture(scope="session")
 def test_tokens(data):
     """Number of tokens in the test split: its words, and one </s> a line."""
     lines = (data.parent / "test.txt").read_text().splitlines()

@@ -6,8 +6,8 @@ import shutil
 import pytest
 import torch
 
-from tests.end_to_end.commands import train
-from tests.end_to_end.test_training import EXACT, assert_equal, train_on_two_workers
+from tests.end_to_end.commands import train, train_on_two_workers
+from tests.end_to_end.results import EXACT, assert_equal
 
 LEARNING_RATE = 0.07
 STEPS = 8

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from tests.end_to_end.commands import train
-from tests.end_to_end.test_training import NO_VALIDATION, parameters, train_on_two_workers
+from tests.end_to_end.commands import NO_VALIDATION, train, train_on_two_workers
+from tests.end_to_end.results import assert_equal, parameters
 
 VALUES = "decoder.layers.1.feed_forward.memory.values"
 MODEL = (
@@ -30,25 +30,18 @@ def alone(data, tmp_path_factory):
     return folder
 
 
-def assert_same(one, other):
-    ours, theirs = parameters(one), parameters(other)
-    assert ours.keys() == theirs.keys()
-    for name, weight in theirs.items():
-        torch.testing.assert_close(ours[name], weight, rtol=1e-4, atol=1e-5, msg=name)
-
-
 @pytest.mark.parametrize("options", [(), SHARED], ids=["whole", "sharded"])
 def test_two_workers_learn_what_one_learns(data, alone, tmp_path, options):
     train_on_two_workers(data, tmp_path, *OPTIMIZER, *options, *NO_VALIDATION, model=MODEL)
     assert parameters(tmp_path)[VALUES].shape == (64, 16)
-    assert_same(tmp_path, alone)
+    assert_equal(parameters(tmp_path), parameters(alone), rtol=1e-4, atol=1e-5)
 
 
 def test_a_sharded_training_is_resumed(data, alone, tmp_path):
     # with validation, before which the memories of the streams are gathered
     train_on_two_workers(data, tmp_path, *OPTIMIZER, *SHARED, "--max-update", 2, model=MODEL)
     train_on_two_workers(data, tmp_path, *OPTIMIZER, *SHARED, model=MODEL)
-    assert_same(tmp_path, alone)
+    assert_equal(parameters(tmp_path), parameters(alone), rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize(("first", "second"), [("adam", "lazy"), ("lazy", "adam")])

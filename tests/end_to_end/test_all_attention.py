@@ -6,7 +6,6 @@ from itertools import pairwise
 import numpy as np
 import pytest
 import torch
-from tensorboardX.proto.event_pb2 import Event
 
 from tests.end_to_end.commands import (
     MODEL,
@@ -16,13 +15,9 @@ from tests.end_to_end.commands import (
     run,
     tokens_evaluated,
     train,
-)
-from tests.end_to_end.test_training import (
-    EXACT,
-    assert_equal,
-    parameters,
     train_on_two_workers,
 )
+from tests.end_to_end.results import EXACT, assert_equal, parameters, scalars
 
 SIZE = ("--decoder-layers", 2, "--decoder-embed-dim", 16, "--decoder-attention-heads", 2)
 VARIANTS = ("all", "attn-split", "head-split", "single-head", "ff-attn")
@@ -70,20 +65,6 @@ def test_spans_are_logged_and_validation_logs_them_by_layer(learned):
         assert 4 <= found["span_mean"] <= 24
     assert len(validations) >= 2
     assert "adaptive attention span up to 24" in printed
-
-
-def scalars(board, split):
-    """Tag to values of a TensorBoard folder, read record by record."""
-    found = {}
-    for path in (board / split).iterdir():
-        content, place = path.read_bytes(), 0
-        while place < len(content):
-            length = int.from_bytes(content[place : place + 8], "little")
-            event = Event.FromString(content[place + 12 : place + 12 + length])
-            for value in event.summary.value:
-                found.setdefault(value.tag, []).append(value.simple_value)
-            place += 16 + length
-    return found
 
 
 def test_spans_appear_in_tensorboard(learned):

@@ -2,15 +2,13 @@
 
 import json
 import re
-from contextlib import contextmanager
-from types import SimpleNamespace
 
 import pytest
 import sacrebleu
 
 import evaluate_translation
 import number_names
-from tests.end_to_end.commands import PLUGIN, run
+from tests.end_to_end.commands import ALL, USER_DIR, forked, run
 from tests.scripts import translation_texts
 
 TESTED = 29
@@ -41,8 +39,7 @@ def place(tmp_path_factory):
     run(
         "fairseq-train",
         folder / "out" / "bin",
-        *("--user-dir", PLUGIN, *SMALL, "--optimizer", "adam", "--lr", 0.005),
-        *("--max-tokens", 1000, "--required-batch-size-multiple", 1, "--num-workers", 0),
+        *(*USER_DIR, *SMALL, "--optimizer", "adam", "--lr", 0.005, "--max-tokens", 1000, *ALL),
         *("--max-update", 100, "--disable-validation", "--no-epoch-checkpoints"),
         *("--save-dir", folder, "--log-format", "simple"),
     )
@@ -53,13 +50,6 @@ def evaluate(place, *words):
     given = [place / "out" / "bin", "--path", place / "checkpoint_last.pt", "--source-lang", "en"]
     given += ["--target-lang", "de", "--output", place / "scores", *words]
     return evaluate_translation.main(list(map(str, given)))
-
-
-@contextmanager
-def forked(words, log):
-    """What child_process does, without the seconds that a new Python takes to import fairseq."""
-    log.write_text(run("fairseq-generate", *words[1:]), encoding="utf-8")
-    yield SimpleNamespace(poll=lambda: 0)
 
 
 def test_a_whole_part_is_translated_and_scored(place, capfd):

@@ -9,25 +9,23 @@ from fairseq import checkpoint_utils
 
 import fairseq_plugins  # noqa: F401 (registers the models)
 from tests.end_to_end.commands import (
-    PLUGIN,
+    ALL,
+    USER_DIR,
     evaluate,
     log_probabilities,
     loss,
     run,
     tokens_evaluated,
     train,
+    train_on_two_workers,
 )
-from tests.end_to_end.test_all_attention import scalars
-from tests.end_to_end.test_training import parameters, train_on_two_workers
+from tests.end_to_end.results import parameters, scalars
 from tests.product_key_memory.tiny import memories
 
-USER_DIR = ("--user-dir", PLUGIN)
 TASK = (*USER_DIR, "--task", "language_modeling")
 MEMORY = ("--memory-slots", 64, "--memory-heads", 2, "--memory-knn", 4, "--memory-query-dim", 8)
 SMALL = ("--decoder-layers", 3, "--decoder-embed-dim", 16, "--decoder-attention-heads", 2)
 OPTIMIZER = ("--optimizer", "adam_with_memory", "--lr", 0.003, "--memory-lr", 0.01)
-# without the first fairseq leaves the last batch out; other processes take long to start
-ALL = ("--required-batch-size-multiple", 1, "--num-workers", 0)
 
 
 def train_lm(data, folder, *options, fails=False):
@@ -244,18 +242,9 @@ def test_what_cannot_be_is_refused(data, tmp_path, options, message):
 
 
 @pytest.fixture(scope="module")
-def pairs(data, tmp_path_factory):
+def pairs(make_pairs):
     """Folder of a binarized translation task: the same words in capitals, last to first."""
-    folder = tmp_path_factory.mktemp("pairs")
-    for split in ("train", "valid", "test"):
-        lines = (data.parent / f"{split}.txt").read_text().splitlines()
-        reversed_lines = (" ".join(reversed(line.upper().split())) for line in lines)
-        (folder / f"{split}.lower").write_text("\n".join(lines) + "\n")
-        (folder / f"{split}.upper").write_text("\n".join(reversed_lines) + "\n")
-    texts = [f"--{split}pref={folder}/{split}" for split in ("train", "valid", "test")]
-    languages = ("--source-lang", "lower", "--target-lang", "upper")
-    run("fairseq-preprocess", *languages, *texts, "--destdir", folder / "bin")
-    return folder / "bin"
+    return make_pairs("lower", "upper", change=str.upper)
 
 
 @pytest.fixture(scope="module")

@@ -1,14 +1,8 @@
 """The translation quickstart's own commands, run for real on few sentences with two updates."""
 
-import importlib
-import io
 import json
 import re
 import shlex
-import sys
-from contextlib import contextmanager
-from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
@@ -16,26 +10,9 @@ import evaluate_translation
 import preprocess_command
 import quickstart_steps
 import quickstart_translation as quickstart
-from tests.end_to_end.commands import run
+from tests.end_to_end.commands import forked, run, run_child
 
 TESTED = 12
-
-
-@contextmanager
-def forked(words, log=None):
-    """What child_process does, without the seconds that a new Python takes to import fairseq."""
-    command, *arguments = words
-    if Path(command).name.startswith("fairseq-"):
-        printed = run(Path(command).name, *arguments)
-    else:
-        script = importlib.import_module(Path(arguments[0]).stem)
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(sys, "argv", arguments)
-            assert script.main() == 0
-        printed = ""
-    if log:
-        log.write_text(printed, encoding="utf-8")
-    yield SimpleNamespace(poll=lambda: 0, returncode=0, stdin=io.BytesIO())
 
 
 @pytest.fixture(scope="module")
@@ -84,6 +61,5 @@ def test_all_steps(small, tmp_path, capfd):
     told = run("fairseq-interactive", *another[4:], text=f"{another[1]}\n")
     assert re.search(r"^S-0\t.*\nW-0\t.*\nH-0\t.*\nD-0\t", told, re.MULTILINE)
     assert "<unk>" not in re.search(r"^S-0\t(.*)$", told, re.MULTILINE)[1]
-    with forked(plot):
-        pass
+    run_child(plot)
     assert (tmp_path / "branch_weights" / "branch_weights.png").exists()

@@ -1,34 +1,25 @@
 """fairseq-train: what validation, stopping, workers and precision may and may not change."""
 
 import shutil
-import socket
 import subprocess
 import sys
 
 import pytest
 import torch
 
-import fairseq_plugins  # noqa: F401 (lets the safe loader read fairseq's options of sgd)
-from tests.end_to_end.commands import MODEL, TASK, Command, environment, run, train
+from tests.end_to_end.commands import (
+    NO_VALIDATION,
+    TASK,
+    Command,
+    environment,
+    free_address,
+    run,
+    train,
+    train_on_two_workers,
+)
+from tests.end_to_end.results import EXACT, assert_equal, parameters
 
 STEPS = 8
-NO_VALIDATION = ("--disable-validation",)
-
-
-def parameters(folder):
-    """Weights of the last checkpoint, read by torch's safe loader."""
-    state = torch.load(folder / "checkpoint_last.pt", weights_only=True)
-    return state["model"]
-
-
-def assert_equal(one, other, **tolerance):
-    """All weights of two models agree."""
-    assert one.keys() == other.keys()
-    for name in one:
-        torch.testing.assert_close(one[name], other[name], **tolerance, msg=name)
-
-
-EXACT = {"rtol": 0, "atol": 0}
 
 
 @pytest.fixture(scope="module")
@@ -89,28 +80,6 @@ def test_a_preset_is_what_the_command_line_does_not_say(data, tmp_path):
     assert state["model"]["decoder.positions.weight"].shape == (128, 32)
 
 
-def train_on_two_workers(data, folder, *options, model=MODEL):
-    """Run both workers of a training with the same global batch: 2 streams each."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    words = (
-        data,
-        *TASK,
-        *model,
-        *("--tokens-per-sample", 8, "--batch-size", 2, "--optimizer", "sgd", "--lr", 0.5),
-        *("--save-dir", folder, "--log-format", "simple", "--no-epoch-checkpoints", "--cpu"),
-        *("--ddp-backend", "legacy_ddp", "--distributed-backend", "gloo"),
-        *("--distributed-no-spawn", "--distributed-world-size", 2),
-        *("--distributed-init-method", f"tcp://127.0.0.1:{port}"),
-        *options,
-    )
-    workers = [Command("fairseq-train", *words, "--distributed-rank", rank) for rank in (0, 1)]
-    (first, printed), (second, printed_too) = (worker.wait() for worker in workers)
-    assert (first, second) == (0, 0), f"{printed}\n{printed_too}"[-4000:]
-    return printed
-
-
 def test_two_workers_learn_what_one_learns(data, uninterrupted, tmp_path):
     printed = train_on_two_workers(data, tmp_path, "--max-update", STEPS, *NO_VALIDATION)
     assert "in 4 streams, segments of 8 tokens; worker 1 of 2 has 2 streams" in printed
@@ -137,12 +106,9 @@ def test_two_workers_end_an_epoch_of_uneven_streams(data, tmp_path):
 
 
 def test_fairseq_eval_lm_does_not_print_the_figure_of_a_part(data, checkpoint):
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
     words = (data, *TASK, "--path", checkpoint, "--gen-subset", "test", "--cpu")
     group = ("--distributed-backend", "gloo", "--distributed-no-spawn")
-    place = ("--distributed-init-method", f"tcp://127.0.0.1:{port}")
+    place = ("--distributed-init-method", free_address())
     workers = [
         Command("fairseq-eval-lm", *words, *group, *place, *size)
         for size in (("--distributed-world-size", 2, "--distributed-rank", r) for r in (0, 1))

@@ -7,14 +7,9 @@ import torch
 
 import evaluate_translation
 import fairseq_plugins  # noqa: F401 (registers what checkpoints hold)
-from tests.end_to_end.commands import PLUGIN, run
-from tests.end_to_end.test_evaluate_translation import forked
+from tests.end_to_end.commands import ALL, USER_DIR, forked, run
 from tests.weighted_transformer.tiny import assert_on_simplex
 
-USER_DIR = ("--user-dir", PLUGIN)
-
-# without the first fairseq leaves the last batch out; other processes take long to start
-ALL = ("--required-batch-size-multiple", 1, "--num-workers", 0)
 MODEL = (
     *("--arch", "weighted_transformer_tiny", "--share-decoder-input-output-embed"),
     *("--encoder-embed-dim", 32, "--encoder-ffn-embed-dim", 64),
@@ -28,19 +23,9 @@ OPTIMIZER = ("--optimizer", "adam_with_branch_weights", "--adam-betas", "(0.9, 0
 
 
 @pytest.fixture(scope="module")
-def pairs(data, tmp_path_factory):
+def pairs(make_pairs):
     """Folder of a binarized translation task with one dictionary: the same words, last to first."""
-    folder = tmp_path_factory.mktemp("pairs")
-    for split in ("train", "valid", "test"):
-        lines = (data.parent / f"{split}.txt").read_text().splitlines()
-        turned = (" ".join(reversed(line.split())) for line in lines)
-        (folder / f"{split}.en").write_text("\n".join(lines) + "\n")
-        (folder / f"{split}.de").write_text("\n".join(turned) + "\n")
-    texts = [f"--{split}pref={folder}/{split}" for split in ("train", "valid", "test")]
-    run(
-        "fairseq-preprocess", *LANGUAGES, "--joined-dictionary", *texts, "--destdir", folder / "bin"
-    )
-    return folder / "bin"
+    return make_pairs("en", "de", "--joined-dictionary")
 
 
 def train(pairs, folder, *options, optimizer=OPTIMIZER, fails=False):

@@ -1,7 +1,6 @@
 """A local web server whose mirrors can refuse, stall, ignore ranges and break connections."""
 
 import threading
-import time
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -19,7 +18,9 @@ class FileServer:
     cut: int | None = None
     # added to where a range begins
     shift: int = 0
-    stall: float = 0.0
+    # whether connections stay open after their content, until the server ends
+    stalls: bool = False
+    ended: threading.Event = field(default_factory=threading.Event)
     requests: list[tuple[str, str | None]] = field(default_factory=list)
 
 
@@ -54,7 +55,8 @@ def serve(files, **behaviour):
             self.send_header("Content-Length", str(len(content)))
             self.end_headers()
             self.wfile.write(content[: state.cut])
-            time.sleep(state.stall)
+            if state.stalls:
+                state.ended.wait()
 
         def log_message(self, *arguments):
             pass
@@ -66,6 +68,7 @@ def serve(files, **behaviour):
     try:
         yield state
     finally:
+        state.ended.set()
         server.shutdown()
         server.server_close()
         thread.join()

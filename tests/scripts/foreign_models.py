@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+import import_checkpoint
 from tests.reference import foreign_models as reference
 
 WIDTH, HEADS, INNER, LAYERS = 16, 2, 24, 2
@@ -17,6 +18,8 @@ VECTORS = 5
 # <eos> and <unk> are not where fairseq has them, and among the first of all cutoffs here
 SYMBOLS = ["w0", "w1", "<unk>", "é", "<eos>", *(f"w{number}" for number in range(5, 30))]
 CUTOFFS = [9, 16, 22]
+# what the importer writes
+WRITTEN = ["checkpoint.pt", "dict.txt", "options.txt"]
 
 
 class Foreign(NamedTuple):
@@ -98,6 +101,17 @@ class Foreign(NamedTuple):
                 found.append(name)
             first.add(tensor.data_ptr())
         return tuple(found)
+
+
+def run_importer(foreign: Foreign, folder: Path, output: Path, name: str = "model.pt") -> int:
+    """Exit status of the importer on the files that ``foreign`` wrote to a folder."""
+    return import_checkpoint.main(
+        [
+            *("--source", foreign.source, "--checkpoint", f"{folder / name}"),
+            *("--config", f"{folder}/config.json", "--vocab", f"{folder}/vocab.txt"),
+            *("--output", f"{output}"),
+        ]
+    )
 
 
 class _Weights(dict):

@@ -29,9 +29,6 @@ def small(monkeypatch):
     """Sizes and a vocabulary that take no time."""
     monkeypatch.setitem(SIZES, "small", TINY)
     monkeypatch.setattr(contenders, "SYMBOLS", 40)
-    threads = torch.get_num_threads()
-    yield
-    torch.set_num_threads(threads)
 
 
 def test_branch_by_branch_computes_what_merged_branches_do():

@@ -1,10 +1,8 @@
 import dataclasses
 import re
 
-import fairseq_cli.preprocess
 import numpy as np
 import pytest
-from fairseq import options
 from fairseq.data import Dictionary, data_utils
 from fairseq.data.indexed_dataset import MMapIndexedDataset
 
@@ -15,6 +13,7 @@ from binarize_characters import check_newlines
 from checksums import Checksum
 from fairseq_plugins.segment_language_model.streams import load_tokens
 from prepare_corpus import Request
+from tests.scripts.preprocess_in_process import preprocess
 
 EOS = 2
 SPLITS = ("train", "valid", "test")
@@ -77,7 +76,7 @@ def test_newlines_as_eos_are_what_fairseq_preprocess_makes(tmp_path):
     words = ["--only-source", "--destdir", str(tmp_path / "theirs"), "--padding-factor", "1"]
     for split in SPLITS:
         words += [f"--{split}pref", str(tmp_path / split)]
-    fairseq_cli.preprocess.main(options.get_preprocessing_parser().parse_args(words))
+    preprocess(words)
 
     folder, description = binarize(tmp_path, text, "eos")
     for name in ["dict.txt", *(f"{split}.{end}" for split in SPLITS for end in ("bin", "idx"))]:

@@ -3,10 +3,8 @@ import io
 import re
 from contextlib import contextmanager
 
-import fairseq_cli.preprocess
 import numpy as np
 import pytest
-from fairseq import options
 from fairseq.data import Dictionary, data_utils
 from fairseq.data.indexed_dataset import MMapIndexedDataset
 
@@ -17,7 +15,7 @@ import preprocess_command
 from binarize_words import words_of_lines
 from fairseq_plugins.segment_language_model.streams import load_tokens
 from prepare_corpus import Request
-from tests.scripts.preprocess_in_process import in_this_process
+from tests.scripts.preprocess_in_process import in_this_process, preprocess
 
 SPLITS = ("train", "valid", "test")
 # blanks at both ends, empty lines, <unk>, words alike in number, no newline at the end
@@ -64,7 +62,7 @@ def test_binarized_text_is_what_fairseq_preprocess_makes_of_the_original(tmp_pat
     words = ["--only-source", "--destdir", str(tmp_path / "theirs"), "--padding-factor", "1"]
     for split in SPLITS:
         words += [f"--{split}pref", str(tmp_path / "source" / f"wiki.{split}.tokens")]
-    fairseq_cli.preprocess.main(options.get_preprocessing_parser().parse_args(words))
+    preprocess(words)
     for name in ["dict.txt", *(f"{split}.{end}" for split in SPLITS for end in ("bin", "idx"))]:
         assert (folder / "bin" / name).read_bytes() == (tmp_path / "theirs" / name).read_bytes()
 

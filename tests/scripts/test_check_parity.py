@@ -1,13 +1,11 @@
-import importlib
 import re
 import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
 
 import check_parity
-from tests.end_to_end.commands import run
+from tests.end_to_end.commands import run_child
 from tests.scripts.foreign_models import CUTOFFS, SYMBOLS, adaptive_span, transformer_xl
 
 HEADER = (
@@ -26,15 +24,6 @@ def cells(printed):
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[2:]]
 
 
-def forked(words):
-    """What run_quietly does, without the seconds that a new Python takes to import fairseq."""
-    command, *arguments = words
-    if Path(command).name.startswith("fairseq-"):
-        return run(Path(command).name, *arguments)
-    assert importlib.import_module(Path(arguments[0]).stem).main(arguments[1:]) == 0
-    return ""
-
-
 @pytest.fixture(scope="module")
 def scored(tmp_path_factory):
     """A case of a Transformer-XL with clusters, and the losses that the commands give for it."""
@@ -49,7 +38,7 @@ def scored(tmp_path_factory):
             return found["t7"]
 
         patch.setattr(check_parity, "read_losses", recorded)
-        patch.setattr(check_parity, "run_quietly", forked)
+        patch.setattr(check_parity, "run_quietly", run_child)
         status = check_parity.main([str(folder)])
     return folder, losses, found, status
 

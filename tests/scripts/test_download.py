@@ -129,7 +129,7 @@ def test_url_that_is_none_is_given_up(tmp_path):
 
 def test_stalled_mirror_is_given_up(tmp_path, server, monkeypatch):
     monkeypatch.setattr(download, "TIMEOUT", 0.1)
-    server.cut, server.stall = 0, 0.5
+    server.cut, server.stalls = 0, True
     with pytest.raises(ValueError, match=r"data\.zip: .*timed out: look after"):
         fetch(tmp_path, server.url)
 

@@ -7,13 +7,18 @@ import pytest
 import torch
 from fairseq import checkpoint_utils
 
-import import_checkpoint
 from fairseq_plugins.segment_language_model.recurrence import Recurrence
 from tests.reference import foreign_models as reference
-from tests.scripts.foreign_models import CUTOFFS, LAYOUTS, SYMBOLS, adaptive_span, transformer_xl
+from tests.scripts.foreign_models import (
+    CUTOFFS,
+    LAYOUTS,
+    SYMBOLS,
+    adaptive_span,
+    run_importer,
+    transformer_xl,
+)
 
 TOLERANCE = 2e-4
-WRITTEN = ["checkpoint.pt", "dict.txt", "options.txt"]
 
 
 class Imported(NamedTuple):
@@ -23,17 +28,6 @@ class Imported(NamedTuple):
     dictionary: object
     cfg: object
     options: str
-
-
-def run(foreign, folder, output, name="model.pt"):
-    """Exit status of the script on the files of a folder."""
-    return import_checkpoint.main(
-        [
-            *("--source", foreign.source, "--checkpoint", f"{folder / name}"),
-            *("--config", f"{folder}/config.json", "--vocab", f"{folder}/vocab.txt"),
-            *("--output", f"{output}"),
-        ]
-    )
 
 
 def load(output):
@@ -47,7 +41,7 @@ def load(output):
 
 def imported(foreign, folder, name="model.pt", leave_out=()):
     foreign.write(folder, name, leave_out)
-    assert run(foreign, folder, folder / "output", name) == 0
+    assert run_importer(foreign, folder, folder / "output", name) == 0
     return load(folder / "output")
 
 
@@ -191,7 +185,7 @@ def test_half_precision_of_before_zip_archives_is_read(tmp_path):
     foreign.write(tmp_path)
     content = {"state_dict": half, "epoch": 3}
     torch.save(content, tmp_path / "model.pt", _use_new_zipfile_serialization=False)
-    assert run(foreign, tmp_path, tmp_path / "output") == 0
+    assert run_importer(foreign, tmp_path, tmp_path / "output") == 0
     found = load(tmp_path / "output")
     assert all(parameter.dtype == torch.float32 for parameter in found.model.parameters())
     assert largest_difference(foreign, found) < TOLERANCE
@@ -241,7 +235,7 @@ def test_a_vocabulary_without_line_ends_is_imported(tmp_path, capsys):
     foreign = transformer_xl()
     foreign = foreign._replace(symbols=[f"c{number}" for number in range(30)])
     foreign.write(tmp_path)
-    assert run(foreign, tmp_path, tmp_path / "output") == 0
+    assert run_importer(foreign, tmp_path, tmp_path / "output") == 0
     assert "the vocabulary has no <eos> and no <unk>: evaluation" in capsys.readouterr().out
     found = load(tmp_path / "output")
     assert largest_difference(foreign, found) < TOLERANCE
@@ -269,7 +263,7 @@ def test_a_file_may_keep_either_name_of_a_tied_tensor(tmp_path, kept):
     left_out = [n for tied in names.values() for n in (tied[1:] if kept == "first" else tied[:-1])]
     assert left_out
     foreign.write(tmp_path, "model.safetensors", tuple(left_out))
-    assert run(foreign, tmp_path, tmp_path / "output", "model.safetensors") == 0
+    assert run_importer(foreign, tmp_path, tmp_path / "output", "model.safetensors") == 0
     assert largest_difference(foreign, load(tmp_path / "output")) < TOLERANCE
 
 
@@ -281,7 +275,7 @@ def test_huggingfaces_shared_u_and_v_have_a_name_in_each_layer(tmp_path):
             shared = tensors[f"transformer.{name}"]
             tensors[f"transformer.layers.{number}.dec_attn.{name}"] = shared
     foreign._replace(tensors=tensors).write(tmp_path)
-    assert run(foreign, tmp_path, tmp_path / "output") == 0
+    assert run_importer(foreign, tmp_path, tmp_path / "output") == 0
     assert largest_difference(foreign, load(tmp_path / "output")) < TOLERANCE
 
 
@@ -291,5 +285,5 @@ def test_older_names_of_transformers_are_read(tmp_path):
     config["n_token"] = config.pop("vocab_size")
     config["tie_weight"] = config.pop("tie_word_embeddings", True)
     foreign._replace(config=config).write(tmp_path)
-    assert run(foreign, tmp_path, tmp_path / "output") == 0
+    assert run_importer(foreign, tmp_path, tmp_path / "output") == 0
     assert largest_difference(foreign, load(tmp_path / "output")) < TOLERANCE

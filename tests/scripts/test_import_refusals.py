@@ -7,15 +7,20 @@ import pytest
 import torch
 
 import import_checkpoint
-from tests.scripts.foreign_models import CUTOFFS, SYMBOLS, transformer_xl
-from tests.scripts.test_import_checkpoint import WRITTEN, run
+from tests.scripts.foreign_models import (
+    CUTOFFS,
+    SYMBOLS,
+    WRITTEN,
+    run_importer,
+    transformer_xl,
+)
 
 
 def test_what_was_written_is_said(tmp_path, capsys):
     foreign = transformer_xl()
     foreign.config["untie_me"] = True
     foreign.write(tmp_path)
-    assert run(foreign, tmp_path, tmp_path / "a" / "output") == 0
+    assert run_importer(foreign, tmp_path, tmp_path / "a" / "output") == 0
     # tied ones count once, sinusoids not at all, and two symbols are made up
     different = {t.data_ptr(): t for n, t in foreign.tensors.items() if "inv_freq" not in n}
     parameters = sum(tensor.numel() for tensor in different.values()) + 2 * (16 + 1)
@@ -34,7 +39,7 @@ def test_existing_output_is_refused(tmp_path, capsys, name):
     output = tmp_path / "output"
     output.mkdir()
     (output / name).write_text("mine")
-    assert run(foreign, tmp_path, output) == 1
+    assert run_importer(foreign, tmp_path, output) == 1
     message = f"--output {output} has {name} already: name another folder, or remove them"
     assert message in capsys.readouterr().err
     assert [path.read_text() for path in output.iterdir()] == ["mine"]
@@ -44,7 +49,7 @@ def test_an_output_that_is_no_folder_is_refused(tmp_path, capsys):
     foreign = transformer_xl()
     foreign.write(tmp_path)
     (tmp_path / "output").write_text("mine")
-    assert run(foreign, tmp_path, tmp_path / "output") == 1
+    assert run_importer(foreign, tmp_path, tmp_path / "output") == 1
     assert f"--output {tmp_path}/output" in capsys.readouterr().err
     assert (tmp_path / "output").read_text() == "mine"
 
@@ -68,7 +73,7 @@ def test_nothing_is_written_of_files_that_cannot_be_read(tmp_path, capsys, name,
         (tmp_path / name).unlink()
     else:
         (tmp_path / name).write_bytes(content)
-    assert run(foreign, tmp_path, tmp_path / "output") == 1
+    assert run_importer(foreign, tmp_path, tmp_path / "output") == 1
     printed = capsys.readouterr()
     assert message.replace("FOLDER", str(tmp_path)) in printed.err
     assert printed.out == ""
@@ -79,7 +84,7 @@ def test_a_whole_model_is_refused_and_not_executed(tmp_path, capsys):
     foreign = transformer_xl()
     foreign.write(tmp_path)
     torch.save(torch.nn.Linear(2, 2), tmp_path / "model.pt")
-    assert run(foreign, tmp_path, tmp_path / "output") == 1
+    assert run_importer(foreign, tmp_path, tmp_path / "output") == 1
     assert 'torch.save(model.state_dict(), "weights.pt")' in capsys.readouterr().err
     assert not (tmp_path / "output").exists()
 
@@ -102,7 +107,7 @@ def test_an_interrupted_write_leaves_nothing(tmp_path, monkeypatch, capsys):
             replace(*paths)
 
         monkeypatch.setattr(import_checkpoint.os, "replace", failing)
-        assert run(foreign, tmp_path, tmp_path / "output") == status
+        assert run_importer(foreign, tmp_path, tmp_path / "output") == status
         assert not list((tmp_path / "output").iterdir())
         assert told in capsys.readouterr().err
 
@@ -111,7 +116,7 @@ def test_options_that_no_model_has_are_refused(tmp_path, capsys):
     """They pass the importer, which has no rules of its own for them, and fairseq's models not."""
     foreign = transformer_xl([9, 16, 22, 24, 26], 4)
     foreign.write(tmp_path)
-    assert run(foreign, tmp_path, tmp_path / "output") == 1
+    assert run_importer(foreign, tmp_path, tmp_path / "output") == 1
     assert "leave the last band less than one of the" in capsys.readouterr().err
     assert not (tmp_path / "output").exists()
 
@@ -129,7 +134,7 @@ def test_all_that_does_not_fit_is_listed_at_once(tmp_path, capsys):
     foreign = foreign._replace(tensors=tensors, symbols=[*SYMBOLS[:-1], "w0"])
     foreign.config.update(attn_type=1, n_token=31)
     foreign.write(tmp_path)
-    assert run(foreign, tmp_path, tmp_path / "output") == 1
+    assert run_importer(foreign, tmp_path, tmp_path / "output") == 1
     tied = "the configuration says tied, the weights are not"
     assert capsys.readouterr().err.splitlines() == [
         "error: the files do not fit together, and nothing was written:",
@@ -153,7 +158,7 @@ def test_a_config_without_sizes_is_refused_before_tensors_are_compared(tmp_path,
     foreign.write(tmp_path)
     config = {name: value for name, value in foreign.config.items() if name != "d_model"}
     (tmp_path / "config.json").write_text(json.dumps({**config, "attn_type": 2}))
-    assert run(foreign, tmp_path, tmp_path / "output") == 1
+    assert run_importer(foreign, tmp_path, tmp_path / "output") == 1
     printed = capsys.readouterr().err
     label = f"--config {tmp_path}/config.json"
     assert f"{label} lacks d_model: a whole number of at least 1" in printed

@@ -7,21 +7,7 @@ from fairseq.criterions.cross_entropy import CrossEntropyCriterion
 
 from fairseq_plugins.segment_language_model.adaptive_softmax import ExactAdaptiveLoss
 from tests.reference.adaptive_softmax import log_probability
-from tests.tiny import VOCABULARY, dictionary, tiny_model
-
-ADAPTIVE = {
-    "adaptive_input": True,
-    "adaptive_input_cutoff": "8,14",
-    "adaptive_softmax_cutoff": "8,14",
-    "adaptive_input_factor": 2,
-    "adaptive_softmax_factor": 2,
-    "tie_adaptive_weights": True,
-    "tie_adaptive_proj": True,
-}
-
-
-class Task:
-    target_dictionary = dictionary()
+from tests.tiny import ADAPTIVE, VOCABULARY, tiny_model, tiny_task
 
 
 def every_symbol():
@@ -35,7 +21,7 @@ def test_loss_and_gradients_equal_the_full_distribution():
     model = tiny_model(**ADAPTIVE).double()
     sample = every_symbol()
     target = sample["target"]
-    loss, size, log = ExactAdaptiveLoss(Task(), sentence_avg=False)(model, sample)
+    loss, size, log = ExactAdaptiveLoss(tiny_task(), sentence_avg=False)(model, sample)
     assert (size, log["ntokens"]) == (VOCABULARY - 2, VOCABULARY - 2)
     fast = torch.autograd.grad(loss, list(model.parameters()), allow_unused=True)
 
@@ -58,7 +44,7 @@ def test_evaluation_scores_are_those_of_the_loss():
     model = tiny_model(**ADAPTIVE).eval()
     sample = every_symbol()
     with torch.no_grad():
-        loss = ExactAdaptiveLoss(Task(), sentence_avg=False)(model, sample)[0]
+        loss = ExactAdaptiveLoss(tiny_task(), sentence_avg=False)(model, sample)[0]
         scores = model(sample["net_input"]["src_tokens"])
         probs = model.get_normalized_probs(scores, log_probs=True, sample=sample)
     target = sample["target"]
@@ -69,19 +55,21 @@ def test_evaluation_scores_are_those_of_the_loss():
 def test_fairseqs_own_leaves_a_symbol_of_each_tail_cluster_out():
     model = tiny_model(**ADAPTIVE)
     sample = every_symbol()
-    theirs = AdaptiveLoss(Task(), sentence_avg=False)(model, sample)[0]
-    ours = ExactAdaptiveLoss(Task(), sentence_avg=False)(model, sample)[0]
+    theirs = AdaptiveLoss(tiny_task(), sentence_avg=False)(model, sample)[0]
+    ours = ExactAdaptiveLoss(tiny_task(), sentence_avg=False)(model, sample)[0]
     assert theirs.item() < ours.item() - 1
 
 
 def test_a_model_without_adaptive_softmax_is_refused():
     with pytest.raises(ValueError, match="exact_adaptive_loss needs --adaptive-softmax-cutoff"):
-        ExactAdaptiveLoss(Task(), sentence_avg=False)(tiny_model(), every_symbol())
+        ExactAdaptiveLoss(tiny_task(), sentence_avg=False)(tiny_model(), every_symbol())
 
 
 def test_criteria_for_plain_softmaxes_are_refused():
     with pytest.raises(ValueError, match="--adaptive-softmax-cutoff needs --criterion exact_ad"):
-        CrossEntropyCriterion(Task(), sentence_avg=False)(tiny_model(**ADAPTIVE), every_symbol())
+        CrossEntropyCriterion(tiny_task(), sentence_avg=False)(
+            tiny_model(**ADAPTIVE), every_symbol()
+        )
 
 
 def test_tied_clusters_are_the_embeddings():

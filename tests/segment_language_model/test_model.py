@@ -11,19 +11,7 @@ from fairseq_plugins.all_attention.model import AllAttentionConfig
 from fairseq_plugins.segment_language_model.recurrence import Recurrence
 from fairseq_plugins.segment_language_model.task import SegmentLanguageModelingConfig
 from tests.reference.all_attention import network
-from tests.tiny import VOCABULARY, dictionary, tiny_model, tokens
-
-
-def scores_by_segment(model, stream, length, mode=torch.no_grad):
-    """Scores of a stream (B, T) read in segments of ``length`` with a memory of its own."""
-    recurrence = Recurrence()
-    parts = []
-    with mode():
-        for start in range(0, stream.size(1), length):
-            parts.append(
-                model(stream[:, start : start + length], recurrence=recurrence.at(start))[0]
-            )
-    return torch.cat(parts, dim=1)
+from tests.tiny import VOCABULARY, dictionary, scores_by_segment, tiny_model, tokens
 
 
 @pytest.mark.parametrize(

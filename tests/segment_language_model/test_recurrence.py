@@ -8,8 +8,7 @@ import torch
 from fairseq_plugins.segment_language_model.recurrence import Recurrence
 from fairseq_plugins.segment_language_model.stream_iterator import StreamIterator
 from fairseq_plugins.segment_language_model.streams import TokenStreams
-from tests.segment_language_model.test_streams import text
-from tests.tiny import dictionary, tiny_model, tokens
+from tests.tiny import dictionary, text, tiny_model, tokens
 
 
 def run(model, stream, recurrence, start, end):

@@ -6,16 +6,9 @@ import torch
 from fairseq.data.indexed_dataset import MMapIndexedDatasetBuilder, make_builder
 
 from fairseq_plugins.segment_language_model.streams import TokenStreams, load_tokens
-from tests.tiny import dictionary
+from tests.tiny import dictionary, text
 
 PAD, EOS = 1, 2
-
-
-def text(length):
-    """Tokens that can be told apart by their predecessor: 4 5 6 … 19 4 5 …"""
-    return np.array([4 + i % 16 for i in range(length)], dtype=np.uint16)
-
-
 LAYOUTS = [
     (length, streams, workers)
     for length in (1, 10, 97, 100)

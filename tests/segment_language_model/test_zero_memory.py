@@ -8,8 +8,7 @@ import torch
 
 from fairseq_plugins.segment_language_model.recurrence import Recurrence
 from tests.gradients import assert_same
-from tests.segment_language_model.test_model import scores_by_segment
-from tests.tiny import tiny_model, tiny_transformer_xl, tokens
+from tests.tiny import scores_by_segment, tiny_model, tiny_transformer_xl, tokens
 
 MODES = [torch.no_grad, torch.enable_grad]
 # the layers' norms map zero vectors to something else where they come first

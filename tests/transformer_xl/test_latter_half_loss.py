@@ -10,8 +10,7 @@ from fairseq_plugins.transformer_xl.latter_half_loss import (
     HalfExactAdaptiveLoss,
     latter_half,
 )
-from tests.segment_language_model.test_exact_adaptive_loss import ADAPTIVE, Task
-from tests.tiny import tiny_model, tokens
+from tests.tiny import ADAPTIVE, tiny_model, tiny_task, tokens
 
 PAD = 1
 KINDS = [
@@ -54,7 +53,7 @@ def test_training_sums_the_latter_halves_and_their_gradient(half, full, options)
     by_hand["target"][1, :3] = PAD
     results = []
     for criterion, given in ((half, sample), (full, by_hand)):
-        loss, size, log = criterion(Task(), sentence_avg=False).train()(model, given)
+        loss, size, log = criterion(tiny_task(), sentence_avg=False).train()(model, given)
         gradients = torch.autograd.grad(loss, list(model.parameters()), allow_unused=True)
         results.append((loss, gradients))
         assert (size, log["ntokens"]) == (8, 8)
@@ -70,7 +69,7 @@ def test_validation_scores_every_token(half, full, options):
     model, sample = tiny_model(**options).eval(), batch()
     with torch.no_grad():
         results = [
-            criterion(Task(), sentence_avg=False).eval()(model, sample)
+            criterion(tiny_task(), sentence_avg=False).eval()(model, sample)
             for criterion in (half, full)
         ]
     assert torch.equal(results[0][0], results[1][0])

@@ -18,8 +18,7 @@ from fairseq_plugins.segment_language_model.positions import (
 from fairseq_plugins.segment_language_model.recurrence import Recurrence
 from tests.gradients import assert_same
 from tests.reference import transformer_xl as reference
-from tests.segment_language_model.test_model import scores_by_segment
-from tests.tiny import tiny_transformer_xl, tokens
+from tests.tiny import scores_by_segment, tiny_transformer_xl, tokens
 
 STREAMS, HEADS, WIDTH = 2, 2, 8
 POSITIONS = ["transformer-xl", "shaw", "learned-absolute", "sinusoidal-absolute"]

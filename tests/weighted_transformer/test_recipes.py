@@ -21,8 +21,8 @@ from tests.command_files import (
     HYDRA,
     commands,
     dictionary,
+    of_room,
     parameters,
-    recipes,
     training,
     words,
     write_stand_ins,
@@ -66,7 +66,8 @@ def evaluations(stand_ins, recipe, *more):
 
 
 def test_every_command_file_is_tested():
-    assert {*WEIGHTED_TRANSFORMER, *OTHERS} == set(recipes("weighted_transformer"))
+    names = {f"weighted_transformer/{name}" for name in of_room("weighted_transformer")}
+    assert {*WEIGHTED_TRANSFORMER, *OTHERS} == names
 
 
 def build(cfg, symbols):

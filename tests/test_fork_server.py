@@ -1,0 +1,45 @@
+"""Commands and second workers do not care who of them came first."""
+
+import subprocess
+import sys
+
+import pytest
+
+from tests.end_to_end.commands import PLUGIN, ROOT, environment
+
+SCRIPT = """
+import sys
+from pathlib import Path
+from tests.end_to_end.commands import run
+from tests.two_workers import on_two_workers
+
+def plugin_path(rank):
+    import fairseq_plugins
+    return fairseq_plugins.__path__[0]
+
+if __name__ == "__main__":
+    link, *order = sys.argv[1:]
+    for step in order:
+        if step == "command":
+            assert "--user-dir" in run("fairseq-preprocess", "--user-dir", link, "--help")
+        else:
+            print(*on_two_workers(plugin_path, Path(link).parent))
+"""
+
+
+@pytest.mark.parametrize("order", [("command", "workers"), ("workers", "command")], ids="-".join)
+def test_commands_and_workers_run_in_either_order(tmp_path, order):
+    # by another path than the workers'
+    link = tmp_path / "elsewhere" / "fairseq_plugins"
+    link.parent.mkdir()
+    link.symlink_to(PLUGIN)
+    (tmp_path / "script.py").write_text(SCRIPT, encoding="utf-8")
+    done = subprocess.run(
+        [sys.executable, tmp_path / "script.py", link, *order],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        env=environment(),
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    assert done.stdout.split() == [str(PLUGIN)] * 2
