@@ -18,22 +18,22 @@ from fairseq.data import Dictionary
 from torch import nn
 
 import benchmark_comparison
-from benchmark_all_attention_contenders import (
+from benchmark_all_attention_baselines import (
     MODELS,
     SIZES,
     SYMBOLS,
     build_readers,
     multiply_adds,
 )
-from benchmark_comparison import parse_names
-from benchmark_contenders import (
+from benchmark_baselines import (
     MODES,
     Case,
-    Contender,
+    Entry,
     Reader,
-    choose_contenders,
+    choose_entries,
     make_dictionary,
 )
+from benchmark_comparison import parse_names
 from original_all_attention import import_original
 
 EXPLANATION = """
@@ -42,7 +42,7 @@ tokens, with the ramp 442, of 8,192; tiny, 6 layers of width 256, 4 heads, 512 v
 with the ramp 135, of 1,024; uneven, like small, but one head of each layer has the span of 8,192
 tokens, and the others have from 16 to 200, each its own. All have 205 symbols. Setting:
 segment/memory/batch, in tokens, tokens that the widest head sees, and streams. Tokens a second: the
-median repeat of {steps}, the slowest and the fastest. Of the arithmetic: the time that the matrix
+median repeat of {steps}, the slowest and the fastest. % of peak: the time that the matrix
 products alone, each head's with no more tokens than it sees, would take at the rate measured here
 ({rates} billion multiply-adds a second), over the time taken. Times: how many times as
 fast all_attention_lm is, median over median of the same run; feed-forward is the same network with
@@ -70,14 +70,14 @@ class AllAttentionBenchmark(benchmark_comparison.Benchmark):
         """The published model's class."""
         return import_original(path)
 
-    def contenders(self, case: Case) -> list[Contender]:
+    def entries(self, case: Case) -> list[Entry]:
         """Who takes part."""
-        return choose_contenders(self.models, self.dtypes, self.original is not None)
+        return choose_entries(self.models, self.dtypes, self.original is not None)
 
-    def readers(self, case: Case, contenders: list[Contender]) -> list[Reader]:
-        """A reader of each of the contenders."""
+    def readers(self, case: Case, entries: list[Entry]) -> list[Reader]:
+        """A reader of each of the entries."""
         size, setting = SIZES[case.size], case.setting
-        return build_readers(size, setting, contenders, self.device, self.original_class)
+        return build_readers(size, setting, entries, self.device, self.original_class)
 
     def dictionary(self, case: Case) -> Dictionary:
         """As many symbols as enwik8 has."""

@@ -1,4 +1,4 @@
-"""How a benchmark goes on: what each contender gets to read, and what is measured of it.
+"""How a benchmark goes on: what each entry gets to read, and what is measured of it.
 
 The models that it compares are the business of a subclass of Benchmark.
 """
@@ -17,12 +17,12 @@ from fairseq.data import Dictionary
 from torch import Tensor, nn
 from tqdm import tqdm
 
-from benchmark_contenders import (
+from benchmark_baselines import (
     BF16,
     DTYPES,
     FP32,
     Case,
-    Contender,
+    Entry,
     Models,
     Reader,
     draw_tokens,
@@ -99,12 +99,12 @@ class Benchmark(ABC):
         """The published model's class; raises ValueError when it cannot be imported."""
 
     @abstractmethod
-    def contenders(self, case: Case) -> list[Contender]:
+    def entries(self, case: Case) -> list[Entry]:
         """Who takes part, in turn."""
 
     @abstractmethod
-    def readers(self, case: Case, contenders: list[Contender]) -> list[Reader]:
-        """A reader of each of the contenders, with the same weights where there is an original."""
+    def readers(self, case: Case, entries: list[Entry]) -> list[Reader]:
+        """A reader of each of the entries, with the same weights where there is an original."""
 
     @abstractmethod
     def dictionary(self, case: Case) -> Dictionary:
@@ -143,7 +143,7 @@ class Benchmark(ABC):
 
         Raises ValueError when it is above TOLERANCE.
         """
-        pair = [Contender(self.models.ours, FP32), Contender(self.models.original, FP32)]
+        pair = [Entry(self.models.ours, FP32), Entry(self.models.original, FP32)]
         ours, original = readers = self.readers(case, pair)
         self.begin(case, readers)
         differences = [
@@ -160,43 +160,43 @@ class Benchmark(ABC):
             )
         return max(differences)
 
-    def peak_of(self, case: Case, contender: Contender) -> int:
-        """Peak memory of a contender in bytes, measured in a process of its own.
+    def peak_of(self, case: Case, entry: Entry) -> int:
+        """Peak memory of a entry in bytes, measured in a process of its own.
 
         Raises ValueError when that process fails.
         """
-        words = [sys.executable, self.script, *self.options_of(case), "--dtype", contender.dtype]
+        words = [sys.executable, self.script, *self.options_of(case), "--dtype", entry.dtype]
         words += ["--device", str(self.device), "--threads", str(self.threads)]
-        words += ["--peak-of", contender.model]
-        if contender.model == self.models.original:
+        words += ["--peak-of", entry.model]
+        if entry.model == self.models.original:
             words += ["--original", str(self.original)]
         environment = {**os.environ, "PYTHONWARNINGS": "ignore"}
         ended = subprocess.run(words, capture_output=True, text=True, env=environment)
         if ended.returncode:
             reason = ended.stderr.strip().splitlines()[-1:] or ["no message"]
             raise ValueError(
-                f"the memory of {contender.model} {contender.dtype} ({case.text}) cannot be "
+                f"the memory of {entry.model} {entry.dtype} ({case.text}) cannot be "
                 f"measured, exit status {ended.returncode}, {reason[0]}: where memory is short "
                 f"give {self.smaller}"
             )
         return int(ended.stdout.split()[-1])
 
     def own_peak(self, model: str) -> int:
-        """Peak memory in bytes that a contender adds to this process, in the first case.
+        """Peak memory in bytes that a entry adds to this process, in the first case.
 
         Raises ValueError when it does not take part.
         """
         before = peak_memory(self.device)
-        case, contender = self.cases[0], Contender(model, self.dtypes[0])
-        if contender not in self.contenders(case):
+        case, entry = self.cases[0], Entry(model, self.dtypes[0])
+        if entry not in self.entries(case):
             raise ValueError(
                 f"--peak-of is {model!r}, which does not take part with {case.size} in "
-                f"{contender.dtype}: give another --dtype, for {self.models.original} also "
+                f"{entry.dtype}: give another --dtype, for {self.models.original} also "
                 "--original"
             )
         if model != self.models.original:
             self.original_class = None
-        (reader,) = readers = self.readers(case, [contender])
+        (reader,) = readers = self.readers(case, [entry])
         self.begin(case, readers)
         segments = self.segments_to_fill(case) + self.segments_of_repeat(case, model) + 1
         for tokens in self.draw(case, segments):
@@ -206,24 +206,24 @@ class Benchmark(ABC):
     def measure(
         self, case: Case, rates: dict[str, float], peaks: list[int], bar: tqdm
     ) -> list[Measurement]:
-        """Time the contenders in turn."""
-        contenders = self.contenders(case)
-        readers = self.readers(case, contenders)
+        """Time the entries in turn."""
+        entries = self.entries(case)
+        readers = self.readers(case, entries)
         setting = case.setting
-        segments = [self.segments_of_repeat(case, contender.model) for contender in contenders]
+        segments = [self.segments_of_repeat(case, entry.model) for entry in entries]
         measured = [
             Measurement(
                 case.size,
                 setting.mode,
                 setting.text,
-                *contender,
+                *entry,
                 tokens=number * setting.segment * setting.batch,
                 floor_seconds=number
-                * self.multiply_adds(case, contender.model)
-                / rates[FP32 if contender.dtype == FP32 else BF16],
+                * self.multiply_adds(case, entry.model)
+                / rates[FP32 if entry.dtype == FP32 else BF16],
                 peak_bytes=peak,
             )
-            for contender, number, peak in zip(contenders, segments, peaks, strict=True)
+            for entry, number, peak in zip(entries, segments, peaks, strict=True)
         ]
         self.begin(case, readers)
         for tokens in self.draw(case, self.segments_to_fill(case) + 1):
@@ -243,7 +243,7 @@ class Benchmark(ABC):
 
     def rates(self) -> dict[str, float]:
         """Multiply-adds a second of this machine in the dtypes of products that take part."""
-        dtypes = {c.dtype for case in self.cases for c in self.contenders(case)}
+        dtypes = {c.dtype for case in self.cases for c in self.entries(case)}
         rates = {}
         if FP32 in dtypes:
             rates[FP32] = multiply_add_rate(torch.float32, self.device)
@@ -255,15 +255,15 @@ class Benchmark(ABC):
         """Measure everything; returns the measurements and what else belongs to them."""
         peaks: list[list[int]] = []
         differences = {}
-        steps = sum(len(self.contenders(case)) + self.steps for case in self.cases)
+        steps = sum(len(self.entries(case)) + self.steps for case in self.cases)
         with tqdm(total=steps, desc="benchmark", unit="step", disable=None) as bar:
             # what cannot be compared is refused before anything else is done
             for case in self.cases if self.original else ():
                 differences[case.text] = self.check_parity(case)
             for case in self.cases:
                 peaks.append([])
-                for contender in self.contenders(case):
-                    peaks[-1].append(self.peak_of(case, contender))
+                for entry in self.entries(case):
+                    peaks[-1].append(self.peak_of(case, entry))
                     bar.update()
             rates = self.rates()
             measurements = []

@@ -21,8 +21,8 @@ from pathlib import Path
 import torch
 from tqdm import tqdm
 
+from benchmark_baselines import BF16, DTYPES, FP32, Entry
 from benchmark_comparison import parse_names, parse_number
-from benchmark_contenders import BF16, DTYPES, FP32, Contender
 from benchmark_machine import (
     hardware_line,
     load_warning,
@@ -30,7 +30,7 @@ from benchmark_machine import (
     parse_device,
     synchronize,
 )
-from benchmark_product_key_memory_contenders import (
+from benchmark_product_key_memory_baselines import (
     BACKWARD,
     FIXED,
     FIXED_ROWS,
@@ -112,8 +112,8 @@ class MemoryBenchmark:
                 raise ValueError(f"--knn is {case.knn}: give at most --slots, {case.slots}")
         torch.set_num_threads(self.threads)
 
-    def admit(self, case: MemoryCase, dtype: str) -> tuple[list[Contender], list[str]]:
-        """The contenders for whose training there is memory, and why others are left out.
+    def admit(self, case: MemoryCase, dtype: str) -> tuple[list[Entry], list[str]]:
+        """The entries for whose training there is memory, and why others are left out.
 
         Raises ValueError when ours is not among them.
         """
@@ -125,7 +125,7 @@ class MemoryBenchmark:
             more = state_bytes(case, model, dtype) if trained else 0
             if needed + more <= free:
                 needed += more
-                admitted.append(Contender(model, dtype))
+                admitted.append(Entry(model, dtype))
                 continue
             lack = f"{(needed + more) / GIB:.1f} GiB are needed, {free / GIB:.1f} GiB are free"
             if model == MODELS.ours:
@@ -134,24 +134,24 @@ class MemoryBenchmark:
                 f"left out: {model} with {case.slots} slots, {case.text}, {dtype}: beside the "
                 f"others {lack}"
             )
-        return sorted(admitted, key=lambda contender: MODELS.index(contender.model)), reasons
+        return sorted(admitted, key=lambda entry: MODELS.index(entry.model)), reasons
 
-    def memory_of(self, case: MemoryCase, contender: Contender) -> tuple[int, int]:
-        """Bytes that a contender's training takes, and of its largest tensor, in another process.
+    def memory_of(self, case: MemoryCase, entry: Entry) -> tuple[int, int]:
+        """Bytes that a entry's training takes, and of its largest tensor, in another process.
 
         Raises ValueError when that process fails.
         """
-        words = [sys.executable, __file__, "--dtype", contender.dtype]
+        words = [sys.executable, __file__, "--dtype", entry.dtype]
         for name, number in case._asdict().items():
             words += [f"--{name}", str(number)]
         words += ["--device", str(self.device), "--threads", str(self.threads)]
-        words += ["--peak-of", contender.model]
+        words += ["--peak-of", entry.model]
         environment = {**os.environ, "PYTHONWARNINGS": "ignore"}
         ended = subprocess.run(words, capture_output=True, text=True, env=environment)
         if ended.returncode:
             reason = ended.stderr.strip().splitlines()[-1:] or ["no message"]
             raise ValueError(
-                f"the memory of {contender.model} {contender.dtype} ({case.slots} slots, "
+                f"the memory of {entry.model} {entry.dtype} ({case.slots} slots, "
                 f"{case.text}) cannot be measured, exit status {ended.returncode}, {reason[0]}: "
                 "where memory is short give smaller --slots"
             )
@@ -177,25 +177,25 @@ class MemoryBenchmark:
         return seconds
 
     def measure(
-        self, case: MemoryCase, contenders: list[Contender], rates: dict[str, float], bar: tqdm
+        self, case: MemoryCase, entries: list[Entry], rates: dict[str, float], bar: tqdm
     ) -> list[MemoryMeasurement]:
-        """Time the contenders, all of one dtype, in turn."""
+        """Time the entries, all of one dtype, in turn."""
         memory = {}
-        for contender in contenders if TRAIN in self.modes else ():
-            memory[contender] = self.memory_of(case, contender)
+        for entry in entries if TRAIN in self.modes else ():
+            memory[entry] = self.memory_of(case, entry)
             bar.update()
-        layers = build_layers(case, contenders, self.device)
-        memories = [layer for layer in layers if layer.contender.model != MODELS.feed_forward]
+        layers = build_layers(case, entries, self.device)
+        memories = [layer for layer in layers if layer.entry.model != MODELS.feed_forward]
         measured = []
 
         def record(
             part: str, layers: list[SteppedLayer], seconds: list[list[float]], rows: int
         ) -> None:
             for layer, of_layer in zip(layers, seconds, strict=True):
-                model, dtype = layer.contender
+                model, dtype = layer.entry
                 cost = costs(case, model, rows, dtype)[part]
                 whole = part == TRAINING_STEP
-                peak, largest = memory.get(layer.contender, (0, 0)) if whole else (0, 0)
+                peak, largest = memory.get(layer.entry, (0, 0)) if whole else (0, 0)
                 measured.append(
                     MemoryMeasurement(
                         str(case.slots),
@@ -272,8 +272,8 @@ class MemoryBenchmark:
         }
 
     def own_memory(self, model: str) -> tuple[int, int]:
-        """Bytes that a contender's training adds to this process, and of its largest tensor."""
-        return step_memory(self.cases[0], Contender(model, self.dtypes[0]), self.device)
+        """Bytes that a entry's training adds to this process, and of its largest tensor."""
+        return step_memory(self.cases[0], Entry(model, self.dtypes[0]), self.device)
 
 
 def parse_options(arguments: list[str] | None) -> argparse.Namespace:

@@ -12,9 +12,9 @@ from typing import NamedTuple
 
 import torch
 
-from benchmark_contenders import BF16
+from benchmark_baselines import BF16
 from benchmark_machine import synchronize
-from benchmark_product_key_memory_contenders import (
+from benchmark_product_key_memory_baselines import (
     BACKWARD,
     FIXED,
     FIXED_SEARCHED,
@@ -124,7 +124,7 @@ def free_memory(device: torch.device) -> int:
 
 
 def state_bytes(case: MemoryCase, model: str, dtype: str) -> int:
-    """Bytes that training a contender takes beside the table of values."""
+    """Bytes that training a entry takes beside the table of values."""
     table, number = case.slots * WIDTH, 2 if dtype == BF16 else 4
     return {
         # two means in single precision, and a table in single precision beside another

@@ -4,7 +4,7 @@ import statistics
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmark_product_key_memory_contenders import (
+from benchmark_product_key_memory_baselines import (
     FIXED,
     FIXED_SEARCHED,
     INFERENCE,
@@ -19,7 +19,7 @@ MIB = 2**20
 
 @dataclass
 class MemoryMeasurement(Measurement):
-    """What was measured of a contender in one part of a step, which is its mode.
+    """What was measured of a entry in one part of a step, which is its mode.
 
     Args:
         moved_bytes: that the part must move at least.
@@ -97,7 +97,7 @@ class MemoryReport(Report):
         ]
 
     def growth(self) -> list[str]:
-        """Of each contender, how its time grows from the smallest table to the largest."""
+        """Of each entry, how its time grows from the smallest table to the largest."""
         series: dict[tuple[str, ...], list[Measurement]] = {}
         for row in self.measurements:
             series.setdefault((row.mode, row.setting, row.model, row.dtype), []).append(row)

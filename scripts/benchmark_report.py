@@ -7,16 +7,16 @@ from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from benchmark_contenders import AUTOCAST, FP32, Models
+from atomic_write import atomic_write, write_json
+from benchmark_baselines import AUTOCAST, FP32, Models
 from run_command import short
-from whole_files import whole_file, write_json
 
 _MIB = 2**20
 
 
 @dataclass
 class Measurement:
-    """What was measured of one contender.
+    """What was measured of one entry.
 
     Args:
         size: preset or case.
@@ -45,7 +45,7 @@ class Measurement:
         return self.tokens / choose(self.seconds)
 
     @property
-    def of_the_arithmetic(self) -> float:
+    def of_peak(self) -> float:
         """Time that the matrix products take of the median repeat's, as a fraction."""
         return self.floor_seconds / statistics.median(self.seconds)
 
@@ -92,14 +92,14 @@ class Report:
         """A row for each measurement, in Markdown."""
         columns = self.rivals()
         titles = [self.size_title, "mode", "setting", "model", "dtype"]
-        titles += ["tokens/s (lowest to highest)", "of the arithmetic", *columns]
+        titles += ["tokens/s (lowest to highest)", "% of peak", *columns]
         with_memory = any(row.peak_bytes for row in self.measurements)
         titles += ["peak memory, MiB"] * with_memory
         lines = [titles, ["---"] * len(titles)]
         for row in self.measurements:
             speeds = f"{row.rate():,.0f} ({row.rate(max):,.0f} to {row.rate(min):,.0f})"
             cells = [row.size, row.mode, row.setting, row.model, row.dtype, speeds]
-            cells.append(f"{row.of_the_arithmetic:.0%}")
+            cells.append(f"{row.of_peak:.0%}")
             for rival in columns.values():
                 ratio = self.speed_ratio(row, *rival)
                 cells.append("" if ratio is None else f"{ratio:.2f}")
@@ -132,7 +132,7 @@ class Report:
             axis.invert_yaxis()
             axis.set_title(title)
             axis.set_xlabel("tokens a second")
-        with whole_file(path) as partial:
+        with atomic_write(path) as partial:
             figure.savefig(partial, format="png", dpi=150)
 
     def write(self, folder: Path, circumstances: dict) -> None:
@@ -146,7 +146,7 @@ class Report:
                 {
                     **asdict(row),
                     "tokens_per_second": row.rate(),
-                    "of_the_arithmetic": row.of_the_arithmetic,
+                    "of_peak": row.of_peak,
                     **{title: ratio for title, ratio in ratios.items() if ratio is not None},
                 }
             )

@@ -16,17 +16,17 @@ from fairseq.data import Dictionary
 from torch import nn
 
 import benchmark_comparison
-from benchmark_contenders import (
+from benchmark_baselines import (
     AUTOCAST,
     EVALUATE,
     TRAIN,
     Case,
-    Contender,
+    Entry,
     Reader,
     Setting,
-    choose_contenders,
+    choose_entries,
 )
-from benchmark_transformer_xl_contenders import (
+from benchmark_transformer_xl_baselines import (
     MODELS,
     build_readers,
     configuration,
@@ -38,7 +38,7 @@ from original_transformer_xl import import_original
 EXPLANATION = """
 Setting: segment/memory/batch, in tokens, tokens and streams; with a fourth number, distances are
 clamped at it and every token sees as many tokens as the memory has. Tokens a second: the median
-repeat of {steps}, the slowest and the fastest. Of the arithmetic: the time that the matrix products
+repeat of {steps}, the slowest and the fastest. % of peak: the time that the matrix products
 alone would take at the rate measured here ({rates} billion multiply-adds a second), over
 the time taken. Times: how many times as fast transformer_xl is, median over median of the same run;
 transformer_lm has no memory. Peak memory: of a process of its own, with the weights, without the
@@ -89,16 +89,16 @@ class TransformerXLBenchmark(benchmark_comparison.Benchmark):
         """The published model's class."""
         return import_original(path)
 
-    def contenders(self, case: Case) -> list[Contender]:
+    def entries(self, case: Case) -> list[Entry]:
         """Who takes part; adaptive embeddings run under autocast in this package only."""
-        chosen = choose_contenders(self.models, self.dtypes, self.original is not None)
+        chosen = choose_entries(self.models, self.dtypes, self.original is not None)
         if not configuration(*case).adaptive_input:
             return chosen
         return [c for c in chosen if c.dtype != AUTOCAST or c.model == self.models.ours]
 
-    def readers(self, case: Case, contenders: list[Contender]) -> list[Reader]:
-        """A reader of each of the contenders."""
-        return build_readers(*case, contenders, self.device, self.original_class)
+    def readers(self, case: Case, entries: list[Entry]) -> list[Reader]:
+        """A reader of each of the entries."""
+        return build_readers(*case, entries, self.device, self.original_class)
 
     def dictionary(self, case: Case) -> Dictionary:
         """The symbols of the data set that a size was published for, or as many."""

@@ -17,11 +17,11 @@ from pathlib import Path
 import torch
 from tqdm import tqdm
 
+from benchmark_baselines import FP32
 from benchmark_comparison import parse_names, parse_number
-from benchmark_contenders import FP32
 from benchmark_machine import hardware_line, load_warning, multiply_add_rate
 from benchmark_report import Measurement, Report, check_output
-from benchmark_weighted_transformer_contenders import (
+from benchmark_weighted_transformer_baselines import (
     BEAM,
     MODELS,
     SIZES,
@@ -45,7 +45,7 @@ and feed-forward network, without attention; train is a forward and a backward p
 have a joint vocabulary of {symbols:,} symbols; training is an update with fairseq's Adam, without
 its trainer, of random sentences of one length; generation is fairseq's beam search (beam {beam}),
 counted in tokens of the best translations. Tokens a second: the median repeat of {steps}, the
-slowest and the fastest. Of the arithmetic: what part of the time the multiply-adds of the merged
+slowest and the fastest. % of peak: what part of the time the multiply-adds of the merged
 computation's or the plain model's sublayers would take at the rate measured here ({rate:,.0f}
 billion a second); 0 where it is not counted.
 Machine: {hardware}."""
@@ -68,7 +68,7 @@ class BranchBenchmark:
         torch.set_num_threads(self.threads)
 
     def timings(self, work: dict[str, Callable[[], None]], bar: tqdm) -> dict[str, list[float]]:
-        """Seconds of each repeat of each contender's work; they take turns."""
+        """Seconds of each repeat of each entry's work; they take turns."""
         seconds: dict[str, list[float]] = {name: [] for name in work}
         # the first round warms up
         for repeat in range(1 + self.steps):
@@ -81,7 +81,7 @@ class BranchBenchmark:
         return seconds
 
     def work(self, size: str, part: str) -> dict[tuple[str, str, int], dict[str, Callable]]:
-        """What each contender does, by mode, setting and tokens."""
+        """What each entry does, by mode, setting and tokens."""
         sentences = max(1, self.tokens // self.length)
         if part == SUBLAYERS:
             heads, grad = torch.randn(2, self.tokens, SIZES[size].width)

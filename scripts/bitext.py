@@ -8,10 +8,10 @@ from pathlib import Path
 
 from tqdm import tqdm
 
+from atomic_write import write_json
 from moses_tokenization import VISIBLE
 from parallel_lines import count_lines, open_text, read_lines
 from run_command import short
-from whole_files import write_json
 
 UNCHANGED = "leave the input as it is while it is prepared, and run the same command again"
 

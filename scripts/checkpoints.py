@@ -4,8 +4,8 @@ import shutil
 from pathlib import Path
 from zipfile import BadZipFile, ZipFile
 
+from atomic_write import atomic_write
 from run_command import short
-from whole_files import whole_file
 
 
 def is_complete(checkpoint: Path) -> bool:
@@ -33,7 +33,7 @@ def repair_checkpoints(folder: Path) -> None:
             path.unlink()
             print(f"removed {short(path)}: it was cut short and no other is complete")
             continue
-        with whole_file(path) as partial:
+        with atomic_write(path) as partial:
             shutil.copyfile(newest, partial)
         print(f"replaced {short(path)}, which was cut short, with {newest.name}")
 

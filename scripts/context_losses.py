@@ -17,6 +17,7 @@ from fairseq.data.indexed_dataset import data_file_path
 from torch import device as Device
 
 import plugin_path  # noqa: F401 (makes fairseq_plugins importable)
+from atomic_write import atomic_write
 from fairseq_plugins.segment_language_model.model import SegmentLanguageModel
 from measurement_options import NamedFile
 from run_command import short
@@ -28,7 +29,6 @@ from score_text import (
     model_options,
     score_text,
 )
-from whole_files import whole_file
 
 FORGET = {"mem_len": 0, "same_length": False}
 
@@ -96,7 +96,7 @@ class ContextLosses:
         if path.exists():
             return self._read(path, key)
         losses = self._measure(model, context)
-        with whole_file(path) as partial, partial.open("wb") as stream:
+        with atomic_write(path) as partial, partial.open("wb") as stream:
             np.savez(stream, losses=losses, key=np.array(key))
         return losses
 

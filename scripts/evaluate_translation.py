@@ -32,6 +32,7 @@ from sacremoses import MosesDetokenizer
 from tqdm import tqdm
 
 import plugin_path  # noqa: F401 (makes fairseq_plugins importable)
+from atomic_write import write_json, write_text
 from fairseq_plugins.weighted_transformer.branch_weights import LEARNED, REPLACEMENTS, UNIFORM
 from measurement_options import check_at_least, make_output_folder
 from measurement_results import markdown_table
@@ -41,7 +42,6 @@ from preparation_steps import run_script
 from run_command import child_process, format_command, program, short
 from score_text import read_checkpoint
 from translation_scores import score
-from whole_files import write_json, write_text
 
 COMPOUNDS = ("de",)
 

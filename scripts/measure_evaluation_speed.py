@@ -34,6 +34,7 @@ from fairseq.utils import move_to_cuda
 from tqdm import tqdm
 
 import plugin_path  # noqa: F401 (makes fairseq_plugins importable)
+from atomic_write import write_json
 from benchmark_machine import hardware_line, synchronize
 from fairseq_plugins.segment_language_model.model import SegmentLanguageModel
 from fairseq_plugins.segment_language_model.streams import RunningText, TokenStreams
@@ -55,7 +56,6 @@ from untrained_models import (
     sizes_of_arch,
     sizes_of_checkpoint,
 )
-from whole_files import write_json
 
 # Table 9: how many times slower the model of Al-Rfou et al. 2018 is.
 PUBLISHED = {800: 363, 1800: 773, 2800: 1409, 3800: 1874}

@@ -29,6 +29,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from atomic_write import write_json
 from benchmark_machine import hardware_line
 from measurement_options import (
     NamedFile,
@@ -44,7 +45,6 @@ from memory_reads import SHARES, describe, record_usage
 from run_command import short
 from score_split import Reading, check_inputs, load_model, load_split, score_split
 from score_text import choose_device
-from whole_files import write_json
 
 # Memories of a model have its colour, each a style of its own.
 _STYLES = ("-", "--", ":", "-.")

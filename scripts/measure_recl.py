@@ -24,6 +24,7 @@ from typing import Any
 
 import numpy as np
 
+from atomic_write import write_json
 from benchmark_machine import hardware_line
 from context_losses import ContextLosses, Windows
 from effective_context import Contexts, EffectiveContext, check_contexts, effective_context
@@ -38,7 +39,6 @@ from measurement_options import (
 from measurement_results import check_plotting, markdown_table, save_plot
 from run_command import short
 from score_text import choose_device, load_task, load_tokens
-from whole_files import write_json
 
 
 def format_tokens(found: dict[str, Any]) -> str:

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from whole_files import whole_file
+from atomic_write import atomic_write
 
 NO_MATPLOTLIB = (
     "matplotlib, which draws the plot, is not installed: pip install matplotlib, or run `make "
@@ -30,7 +30,7 @@ def save_plot(path: Path, draw: Callable[[Any], None]) -> None:
 
     figure = Figure(figsize=(7, 4.5), layout="constrained")
     draw(figure.add_subplot())
-    with whole_file(path) as partial:
+    with atomic_write(path) as partial:
         figure.savefig(partial, format="png", dpi=150)
 
 

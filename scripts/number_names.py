@@ -24,11 +24,11 @@ from pathlib import Path
 from num2words import num2words
 from tqdm import tqdm
 
+from atomic_write import write_json
 from data_set import SPLITS
 from preparation_steps import run_script
 from prepare_corpus import is_complete, partial_folder
 from run_command import short
-from whole_files import write_json
 
 LANGUAGES = ("en", "de")
 DIGITS = 6

@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from torch import device as Device
 
+from atomic_write import write_json
 from benchmark_machine import hardware_line
 from measurement_options import (
     NamedFile,
@@ -46,7 +47,6 @@ from score_text import (
     model_options,
     score_text,
 )
-from whole_files import write_json
 
 
 class AttentionLength(NamedTuple):

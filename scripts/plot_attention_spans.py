@@ -20,6 +20,7 @@ from typing import Any
 from torch import Tensor
 
 import plugin_path  # noqa: F401 (makes fairseq_plugins importable)
+from atomic_write import write_json
 from fairseq_plugins.all_attention.adaptive_span import AdaptiveSpan
 from measurement_options import (
     NamedFile,
@@ -31,7 +32,6 @@ from measurement_options import (
 from measurement_results import check_plotting, markdown_table, save_plot
 from run_command import short
 from score_text import load_checkpoint
-from whole_files import write_json
 
 _VALUE = re.compile(r"decoder\.layers\.(\d+)\.self_attn\.span\.value")
 # Of the room that a layer has in the plot, so much is filled.

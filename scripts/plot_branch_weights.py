@@ -22,12 +22,12 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from atomic_write import write_json
 from measurement_options import exit_status, make_output_folder
 from measurement_results import check_plotting, markdown_table, save_plot
 from run_command import short
 from score_text import read_checkpoint
 from training_log import validation_values
-from whole_files import write_json
 
 SYMBOLS = {"kappa": "κ", "alpha": "α"}
 # By layer and by "kappa" or "alpha": the weights of all branches.

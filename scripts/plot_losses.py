@@ -22,11 +22,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from atomic_write import write_json
 from measurement_options import NamedFile, exit_status, make_output_folder, parse_named_files
 from measurement_results import check_plotting, markdown_table, save_plot
 from run_command import short
 from training_log import validation_values
-from whole_files import write_json
 
 UNIT = "bits a token"
 UPDATES, TIME = "updates", "time"

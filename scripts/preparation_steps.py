@@ -18,8 +18,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from atomic_write import write_json
 from run_command import short
-from whole_files import write_json
 
 RECORDS = "steps.json"
 

@@ -33,6 +33,7 @@ from pathlib import Path
 from tqdm import tqdm
 
 import subword_units
+from atomic_write import write_json
 from binarize_words import SplitSizes, binarize_splits
 from data_set import SPLITS
 from moses_tokenization import VISIBLE, check_language, tokenize
@@ -41,7 +42,6 @@ from preparation_steps import Steps, run_script
 from preprocess_command import preprocess_command
 from run_command import short
 from symbol_dictionary import counted_dictionary
-from whole_files import write_json
 
 # Validation and test "are both composed of 5000 news articles" (4.1).
 HELD_OUT = 5000

@@ -33,6 +33,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 import subword_units
+from atomic_write import write_json
 from binarize_words import SplitSizes, binarize_splits
 from bitext import Bitext, copy_references, survey
 from clean_pairs import REASONS, Limits, clean
@@ -42,7 +43,6 @@ from preparation_steps import Steps, run_script
 from preprocess_command import preprocess_command
 from run_command import short
 from symbol_dictionary import counted_dictionary
-from whole_files import write_json
 
 # Parts that are cleaned; a test part has to keep every sentence.
 CLEANED = ("train", "valid")

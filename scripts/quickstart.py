@@ -16,6 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
+from atomic_write import write_json
 from checkpoints import training_progress
 from prepare_python_source import SPACE, separate_characters
 from quickstart_steps import (
@@ -27,7 +28,6 @@ from quickstart_steps import (
     run_quickstart,
 )
 from run_command import ROOT, child_process, program, short
-from whole_files import write_json
 
 COMMON_OPTIONS = shlex.split("""
     --user-dir fairseq_plugins --task segment_language_modeling --distributed-world-size 1

@@ -10,9 +10,9 @@ from pathlib import Path
 
 from tqdm import tqdm
 
+from atomic_write import write_json
 from checkpoints import repair_checkpoints, training_progress
 from run_command import child_process, format_command, program, short
-from whole_files import write_json
 
 
 def option(options: list[str], name: str) -> str:

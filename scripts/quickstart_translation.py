@@ -20,6 +20,7 @@ import sys
 import time
 from pathlib import Path
 
+from atomic_write import write_json
 from number_names import LANGUAGES
 from quickstart_steps import (
     Training,
@@ -29,7 +30,6 @@ from quickstart_steps import (
     run_quickstart,
 )
 from run_command import ROOT, child_process, format_command, program, short
-from whole_files import write_json
 
 SOURCE, TARGET = LANGUAGES
 CORPUS_OPTIONS = shlex.split("""

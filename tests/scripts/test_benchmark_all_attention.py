@@ -6,10 +6,10 @@ import pytest
 import torch
 
 import benchmark_all_attention as benchmark
-import benchmark_all_attention_contenders as contenders
+import benchmark_all_attention_baselines as entries
 import benchmark_machine
-from benchmark_all_attention_contenders import MODELS, SIZES, Size, build_readers, multiply_adds
-from benchmark_contenders import AUTOCAST, BF16, FP32, MODES, Contender
+from benchmark_all_attention_baselines import MODELS, SIZES, Size, build_readers, multiply_adds
+from benchmark_baselines import AUTOCAST, BF16, FP32, MODES, Entry
 from fairseq_plugins.segment_language_model import attention_blocks as query_blocks
 from tests.operations import multiply_adds_of
 
@@ -75,7 +75,7 @@ def test_one_head_of_each_uneven_layer_sees_everything(size):
 
 def counted(size, model, mode):
     """Multiply-adds that PyTorch counts in a segment after the memory is full."""
-    (reader,) = build_readers(size, size.setting(mode), [Contender(model, FP32)], CPU)
+    (reader,) = build_readers(size, size.setting(mode), [Entry(model, FP32)], CPU)
     generator = torch.Generator().manual_seed(1)
     memory = size.setting(mode).memory
     reader.remember(torch.randn(size.batch, memory, size.width, generator=generator))
@@ -112,7 +112,7 @@ def test_operations_by_hand(size, seen):
 
 def test_feed_forward_sublayers_have_as_many_parameters():
     size = SIZES["tiny"]
-    pair = [Contender(OURS, FP32), Contender(PLAIN, FP32)]
+    pair = [Entry(OURS, FP32), Entry(PLAIN, FP32)]
     ours, plain = (
         sum(parameter.numel() for parameter in reader.model.parameters())
         for reader in build_readers(size, size.setting("train"), pair, CPU)
@@ -125,7 +125,7 @@ def test_feed_forward_sublayers_have_as_many_parameters():
 def test_all_readers_begin_with_the_same_past(quick, stub):
     given = made("--case", "tiny", "--original", str(stub()))
     for case in given.cases:
-        readers = given.readers(case, given.contenders(case))
+        readers = given.readers(case, given.entries(case))
         given.begin(case, readers)
         ours, plain, original = readers
         assert case.setting.memory == 58
@@ -243,13 +243,13 @@ def test_an_original_that_computes_something_else_is_refused(quick, stub, there,
 
 
 def test_other_weights_are_refused(quick, stub, monkeypatch):
-    copy_weights = contenders.copy_weights
+    copy_weights = entries.copy_weights
 
     def miscopy(original, decoder):
         copy_weights(original, decoder)
         decoder.layers[1].self_attn.persistent.values.data[0, 0] += 0.1
 
-    monkeypatch.setattr(contenders, "copy_weights", miscopy)
+    monkeypatch.setattr(entries, "copy_weights", miscopy)
     given = made("--case", "uneven", "--mode", "train", "--original", str(stub()))
     with pytest.raises(ValueError, match="nats from all_attention_lm's with the same weights"):
         given.check_parity(given.cases[0])
@@ -258,6 +258,6 @@ def test_other_weights_are_refused(quick, stub, monkeypatch):
 def test_memory_is_measured_in_another_process():
     given = made("--case", "tiny", "--mode", "evaluate", "--threads", "1")
     (case,) = given.cases
-    peak = given.peak_of(case, Contender(OURS, FP32))
+    peak = given.peak_of(case, Entry(OURS, FP32))
     parameters = 6 * (4 * 256**2 + 2 * 512 * 256) + 2 * 205 * 256 + 1024 * 32
     assert peak > 4 * parameters

@@ -10,10 +10,10 @@ import torch
 
 import benchmark_machine
 import benchmark_product_key_memory as benchmark
-import benchmark_product_key_memory_contenders as contenders
+import benchmark_product_key_memory_baselines as entries
 import benchmark_product_key_memory_costs as memory_costs
-from benchmark_contenders import AUTOCAST, BF16, DTYPES, FP32, Contender
-from benchmark_product_key_memory_contenders import (
+from benchmark_baselines import AUTOCAST, BF16, DTYPES, FP32, Entry
+from benchmark_product_key_memory_baselines import (
     FIXED,
     FIXED_SEARCHED,
     INFERENCE,
@@ -46,7 +46,7 @@ def small(monkeypatch):
     """Small layers, products and copies."""
     monkeypatch.setattr(benchmark_machine, "PRODUCT_WIDTH", 64)
     monkeypatch.setattr(memory_costs, "COPIED_BYTES", 1 << 16)
-    for module in (contenders, memory_costs, benchmark):
+    for module in (entries, memory_costs, benchmark):
         monkeypatch.setattr(module, "WIDTH", WIDTH)
         monkeypatch.setattr(module, "QUERY_WIDTH", QUERY_WIDTH)
 
@@ -62,8 +62,8 @@ def made(*words):
 
 
 def layer_of(model, case=CASE, dtype=FP32):
-    """A contender whose values no other one has."""
-    (layer,) = build_layers(case, [Contender(model, dtype)], CPU)
+    """A entry whose values no other one has."""
+    (layer,) = build_layers(case, [Entry(model, dtype)], CPU)
     return layer
 
 
@@ -74,7 +74,7 @@ def values_of(layer):
 
 def weights_of(layer):
     linear = layer.module.query_network
-    linear = linear.layers[0] if layer.contender.model == OURS else linear[0]
+    linear = linear.layers[0] if layer.entry.model == OURS else linear[0]
     return [linear.weight, linear.bias, layer.module.keys.subkeys, values_of(layer)]
 
 
@@ -82,7 +82,7 @@ def weights_of(layer):
 @pytest.mark.parametrize(
     "case", [CASE, MemoryCase(4, 1, 3, 1), MemoryCase(16, 3, 16, 2), MemoryCase(100, 1, 1, 5)]
 )
-def test_contenders_compute_and_learn_the_same(case, model):
+def test_entries_compute_and_learn_the_same(case, model):
     ours, other = layer_of(OURS, case), layer_of(model, case)
     before = values_of(ours).detach().clone()
     assert torch.equal(before, values_of(other))
@@ -111,8 +111,8 @@ def test_contenders_compute_and_learn_the_same(case, model):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_contenders_are_compared_with_the_same_weights_and_tokens(dtype):
-    layers = build_layers(CASE, [Contender(model, dtype) for model in MODELS], CPU)
+def test_entries_are_compared_with_the_same_weights_and_tokens(dtype):
+    layers = build_layers(CASE, [Entry(model, dtype) for model in MODELS], CPU)
     assert len({values_of(layer).data_ptr() for layer in layers[:3]}) == 1
     for layer in layers:
         assert torch.equal(layer.x, layers[0].x)
@@ -124,7 +124,7 @@ def test_contenders_are_compared_with_the_same_weights_and_tokens(dtype):
 
 @pytest.mark.parametrize("searched", [False, True])
 def test_fixed_slots_are_those_that_are_read(monkeypatch, searched):
-    monkeypatch.setattr(contenders, "FIXED_ROWS", 12)
+    monkeypatch.setattr(entries, "FIXED_ROWS", 12)
     slots = draw_fixed_slots(CASE, torch.Generator().manual_seed(3))
     rows, counts = slots.unique(return_counts=True)
     assert slots.shape == (TOKENS, HEADS, KNN)
@@ -146,7 +146,7 @@ def test_fixed_slots_are_those_that_are_read(monkeypatch, searched):
 
 
 def test_fixed_slots_end_at_the_table(monkeypatch):
-    monkeypatch.setattr(contenders, "FIXED_ROWS", 1000)
+    monkeypatch.setattr(entries, "FIXED_ROWS", 1000)
     slots = draw_fixed_slots(MemoryCase(16, 2, 4, 4), torch.Generator().manual_seed(3))
     assert slots.unique().tolist() == list(range(16))
 
@@ -197,7 +197,7 @@ def test_only_dense_gradients_take_a_tensor_of_the_tables_size(dtype):
     table = case.table_bytes(dtype)
     assert table == values_of(layer_of(OURS, case, dtype)).nbytes
     largest = {
-        model: step_memory(case, Contender(model, dtype), CPU)[1] for model in (OURS, DENSE, SPARSE)
+        model: step_memory(case, Entry(model, dtype), CPU)[1] for model in (OURS, DENSE, SPARSE)
     }
     assert largest[OURS] < table
     assert largest[DENSE] == table
@@ -266,12 +266,12 @@ def test_state_by_hand():
 
 def test_what_does_not_fit_is_left_out_with_the_reason(monkeypatch):
     case = MemoryCase(1024**2, 4, 32, 2048)
-    for module in (memory_costs, contenders):
+    for module in (memory_costs, entries):
         monkeypatch.setattr(module, "WIDTH", 512)
     given = made()
     monkeypatch.setattr(benchmark, "free_memory", lambda _: 16 * 2**30)
     admitted, reasons = given.admit(case, FP32)
-    assert [contender.model for contender in admitted] == [OURS, SPARSE, FEED_FORWARD]
+    assert [entry.model for entry in admitted] == [OURS, SPARSE, FEED_FORWARD]
     assert reasons == [
         f"left out: {DENSE} with 1048576 slots, 4/32/2048, fp32: beside the others 19.5 GiB are "
         "needed, 16.0 GiB are free"
@@ -285,8 +285,8 @@ def test_what_does_not_fit_is_left_out_with_the_reason(monkeypatch):
 
 
 def test_a_memory_that_computes_something_else_is_refused(monkeypatch):
-    assert check_same_outputs(CASE, CPU) <= contenders.TOLERANCE
-    search = contenders.PlainKeys.forward
+    assert check_same_outputs(CASE, CPU) <= entries.TOLERANCE
+    search = entries.PlainKeys.forward
     pattern = (
         rf"--slots is 64 \(2/4/6\), with which {DENSE}'s scores differ by [\d.e-]+ and its outputs "
         rf"by [\d.e-]+ from {OURS}'s with the same weights \(allowed is 1e-05\), and [\d.]+% of "
@@ -294,7 +294,7 @@ def test_a_memory_that_computes_something_else_is_refused(monkeypatch):
         r"compared; find the wrong one with tests/scripts/test_benchmark_product_key_memory\.py"
     )
     monkeypatch.setattr(
-        contenders.PlainKeys, "forward", lambda self, queries, k: search(self, 1.01 * queries, k)
+        entries.PlainKeys, "forward", lambda self, queries, k: search(self, 1.01 * queries, k)
     )
     with pytest.raises(ValueError, match=f"^{pattern}$"):
         check_same_outputs(CASE, CPU)
@@ -379,9 +379,9 @@ def other_process(monkeypatch):
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_memory_is_measured_in_another_process(other_process, monkeypatch, dtype):
     peaks = iter([1000, 1300])
-    monkeypatch.setattr(contenders, "peak_memory", lambda _: next(peaks))
+    monkeypatch.setattr(entries, "peak_memory", lambda _: next(peaks))
     case = MemoryCase(1024, HEADS, KNN, TOKENS)
-    measured = made().memory_of(case, Contender(DENSE, dtype))
+    measured = made().memory_of(case, Entry(DENSE, dtype))
     assert measured == (300, case.table_bytes(dtype))
 
 
@@ -395,4 +395,4 @@ def test_a_process_that_fails_is_reported(other_process, monkeypatch):
         "no memory: give smaller --slots: where memory is short give smaller --slots"
     )
     with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
-        made().memory_of(CASE, Contender(OURS, FP32))
+        made().memory_of(CASE, Entry(OURS, FP32))

@@ -13,9 +13,9 @@ import benchmark_comparison
 import benchmark_machine
 import benchmark_report
 import benchmark_transformer_xl as benchmark
-import benchmark_transformer_xl_contenders as contenders
-from benchmark_contenders import AUTOCAST, BF16, FP32, Case, Contender, Setting, draw_tokens
-from benchmark_transformer_xl_contenders import (
+import benchmark_transformer_xl_baselines as entries
+from benchmark_baselines import AUTOCAST, BF16, FP32, Case, Entry, Setting, draw_tokens
+from benchmark_transformer_xl_baselines import (
     MODELS,
     build_readers,
     configuration,
@@ -92,7 +92,7 @@ def counted(reader, setting, warm):
 def test_operations_are_those_that_pytorch_counts(monkeypatch, setting, superfluous):
     for block in ("QUERY_BLOCK", "QUERY_BLOCK_FUSED"):
         monkeypatch.setattr(query_blocks, block, 1)  # no key is scored that is not seen
-    (reader,) = build_readers(SIZE, setting, [Contender(OURS, FP32)], CPU)
+    (reader,) = build_readers(SIZE, setting, [Entry(OURS, FP32)], CPU)
     expected = multiply_adds(configuration(SIZE, setting), vocabulary(SIZE), setting)
     assert counted(reader, setting, warm=4) == expected + LAYERS * superfluous
 
@@ -118,7 +118,7 @@ def test_operations_of_adaptive_embeddings_by_hand(monkeypatch, factor):
     }
     setting = Setting("evaluate", 3, 9, 1)
     whole = multiply_adds(configuration(SIZE, setting), vocabulary(SIZE), setting)
-    monkeypatch.setitem(contenders.PRESETS, "adaptive", {**contenders.PRESETS[SIZE], **adaptive})
+    monkeypatch.setitem(entries.PRESETS, "adaptive", {**entries.PRESETS[SIZE], **adaptive})
     cfg = configuration("adaptive", setting)
     of_layers = whole - 3 * WIDTH * SYMBOLS
     shares = [
@@ -154,7 +154,7 @@ def test_a_repeat_renews_the_memory():
     assert Setting("train", 512, 512, 1).segments == Setting("train", 512, 0, 1).segments == 1
 
 
-def test_contenders(monkeypatch):
+def test_entries(monkeypatch):
     # any class will do: no model is made of it
     monkeypatch.setattr(benchmark, "import_original", lambda _: torch.nn.Module)
 
@@ -162,9 +162,9 @@ def test_contenders(monkeypatch):
         made = benchmark.TransformerXLBenchmark(
             options(size=[size], dtype=dtypes, original=original)
         )
-        return made.contenders(made.cases[0])
+        return made.entries(made.cases[0])
 
-    ours, plain = Contender(OURS, FP32), Contender(PLAIN, FP32)
+    ours, plain = Entry(OURS, FP32), Entry(PLAIN, FP32)
     assert chosen(SIZE, [FP32], None) == [ours, plain]
     assert chosen(SIZE, [FP32], Path()) == [ours, plain, (ORIGINAL, FP32)]
     assert chosen(SIZE, [BF16], Path())[2:] == [(ORIGINAL, FP32), (ORIGINAL, AUTOCAST)]
@@ -289,7 +289,7 @@ def test_run_without_the_original(quick, tmp_path, capsys):
         "model",
         "dtype",
         "tokens/s (lowest to highest)",
-        "of the arithmetic",
+        "% of peak",
         "times transformer_lm",
         "peak memory, MiB",
     ]
@@ -377,7 +377,7 @@ def test_an_original_that_cannot_be_imported_is_refused(stub, text, reason):
 
 def test_memory_is_measured_in_another_process():
     made = benchmark.TransformerXLBenchmark(options())
-    peak = made.peak_of(Case(SIZE, Setting("train", 4, 6, 2)), Contender(OURS, FP32))
+    peak = made.peak_of(Case(SIZE, Setting("train", 4, 6, 2)), Entry(OURS, FP32))
     parameters = LAYERS * (5 * WIDTH**2 + 2 * WIDTH * INNER) + SYMBOLS * WIDTH
     # weights and gradients
     assert peak > 8 * parameters
@@ -392,4 +392,4 @@ def test_memory_that_cannot_be_measured_is_an_error(monkeypatch):
     )
     made = benchmark.TransformerXLBenchmark(options())
     with pytest.raises(ValueError, match=exactly(message)):
-        made.peak_of(Case(SIZE, Setting("train", 4, 6, 2)), Contender(OURS, FP32))
+        made.peak_of(Case(SIZE, Setting("train", 4, 6, 2)), Entry(OURS, FP32))

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 import benchmark_weighted_transformer as benchmark
-import benchmark_weighted_transformer_contenders as contenders
-from benchmark_weighted_transformer_contenders import (
+import benchmark_weighted_transformer_baselines as entries
+from benchmark_weighted_transformer_baselines import (
     MODELS,
     SIZES,
     Size,
@@ -28,7 +28,7 @@ TINY = Size(layers=1, width=16, inner=32, heads=4)
 def small(monkeypatch):
     """Sizes and a vocabulary that take no time."""
     monkeypatch.setitem(SIZES, "small", TINY)
-    monkeypatch.setattr(contenders, "SYMBOLS", 40)
+    monkeypatch.setattr(entries, "SYMBOLS", 40)
 
 
 def test_branch_by_branch_computes_what_merged_branches_do():
@@ -49,8 +49,8 @@ def test_matrices_are_of_one_size():
 
 def test_whole_models_that_differ_are_not_compared(monkeypatch):
     assert check_same_outputs(TINY, draw_batch(2, 5)) < 1e-5
-    right = contenders.BranchByBranch.forward
-    monkeypatch.setattr(contenders.BranchByBranch, "forward", lambda *args: 1.01 * right(*args))
+    right = entries.BranchByBranch.forward
+    monkeypatch.setattr(entries.BranchByBranch, "forward", lambda *args: 1.01 * right(*args))
     with pytest.raises(ValueError, match=r"^the outputs of merged and branch by branch differ by"):
         check_same_outputs(TINY, draw_batch(2, 5))
 
@@ -59,7 +59,7 @@ def test_the_branch_loop_is_in_every_layer_of_its_model():
     models = build_models(TINY)
     for name, kind in [
         (MODELS.ours, BranchedFeedForward),
-        (MODELS.original, contenders.BranchByBranch),
+        (MODELS.original, entries.BranchByBranch),
     ]:
         found = [m for m in models[name].modules() if isinstance(m, BranchedFeedForward)]
         assert [type(module) for module in found] == [kind] * 2
@@ -75,16 +75,16 @@ def test_a_step_trains_and_generation_has_the_length_asked_for(name):
     changed = [key for key, value in model.state_dict().items() if not value.equal(before[key])]
     assert any("encoder.layers.0" in key for key in changed)
     lengths = []
-    generate = contenders.SequenceGenerator.generate
+    generate = entries.SequenceGenerator.generate
 
-    class Noted(contenders.SequenceGenerator):
+    class Noted(entries.SequenceGenerator):
         def generate(self, *args, **kwargs):
             found = generate(self, *args, **kwargs)
             lengths.extend(len(hypotheses[0]["tokens"]) for hypotheses in found)
             return found
 
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(contenders, "SequenceGenerator", Noted)
+        patched.setattr(entries, "SequenceGenerator", Noted)
         generation(model, batch, 6)()
     # and the end of the sentence
     assert lengths == [7, 7]

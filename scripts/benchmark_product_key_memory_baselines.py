@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 import plugin_path  # noqa: F401 (makes fairseq_plugins importable)
-from benchmark_contenders import AUTOCAST, BF16, FP32, Contender
+from benchmark_baselines import AUTOCAST, BF16, FP32, Entry
 from benchmark_machine import peak_memory
 from fairseq_plugins.product_key_memory.memory import ProductKeyMemory
 from fairseq_plugins.product_key_memory.optimizer import AdamWithMemory
@@ -165,10 +165,10 @@ def draw_fixed_slots(case: MemoryCase, generator: torch.Generator) -> Tensor:
 
 
 class SteppedLayer:
-    """A contender's layer and optimizers, which takes the parts of a step one after the other.
+    """A entry's layer and optimizers, which takes the parts of a step one after the other.
 
     Args:
-        contender: which layer, in which dtype.
+        entry: which layer, in which dtype.
         module: the layer.
         optimizers: of all its parameters.
         x: what it reads, (N, d).
@@ -177,13 +177,13 @@ class SteppedLayer:
 
     def __init__(
         self,
-        contender: Contender,
+        entry: Entry,
         module: nn.Module,
         optimizers: list[torch.optim.Optimizer],
         x: Tensor,
         grad: Tensor,
     ) -> None:
-        self.contender, self.module, self.optimizers = contender, module, optimizers
+        self.entry, self.module, self.optimizers = entry, module, optimizers
         # the layers below are to learn as well
         self.x, self.grad = x.clone().requires_grad_(), grad
         self.output: Tensor | None = None
@@ -191,7 +191,7 @@ class SteppedLayer:
         self._found_by = [getattr(module, name, None) for name in ("query_network", "keys")]
 
     def _autocast(self) -> torch.autocast:
-        enabled = self.contender.dtype == AUTOCAST
+        enabled = self.entry.dtype == AUTOCAST
         return torch.autocast(self.x.device.type, dtype=torch.bfloat16, enabled=enabled)
 
     def forward(self) -> None:
@@ -239,14 +239,14 @@ class SteppedLayer:
 
 
 def build_layers(
-    case: MemoryCase, contenders: list[Contender], device: torch.device
+    case: MemoryCase, entries: list[Entry], device: torch.device
 ) -> list[SteppedLayer]:
-    """The contenders, all of one dtype, with the same weights, input and output gradient.
+    """The entries, all of one dtype, with the same weights, input and output gradient.
 
     Memories hold their values in one table together: each would otherwise need another.
     """
     torch.manual_seed(1)
-    dtype = torch.bfloat16 if contenders[0].dtype == BF16 else torch.float32
+    dtype = torch.bfloat16 if entries[0].dtype == BF16 else torch.float32
     memory = ProductKeyMemory(WIDTH, case.slots, case.heads, case.knn, QUERY_WIDTH)
     memory.to(device, dtype)
     x, grad = (torch.randn(case.tokens, WIDTH).to(device, dtype) for _ in range(2))
@@ -268,7 +268,7 @@ def build_layers(
             return module, [torch.optim.SparseAdam([table]), torch.optim.Adam(rest, **rates)]
         return module, [torch.optim.Adam([table, {"params": rest}], **rates)]
 
-    return [SteppedLayer(contender, *build(contender.model), x, grad) for contender in contenders]
+    return [SteppedLayer(entry, *build(entry.model), x, grad) for entry in entries]
 
 
 def check_same_outputs(case: MemoryCase, device: torch.device) -> float:
@@ -276,7 +276,7 @@ def check_same_outputs(case: MemoryCase, device: torch.device) -> float:
 
     Raises ValueError when one computes something else.
     """
-    memories = [Contender(model, FP32) for model in MODELS if model != MODELS.feed_forward]
+    memories = [Entry(model, FP32) for model in MODELS if model != MODELS.feed_forward]
     ours, *others = build_layers(case, memories, device)
     output, (scores, slots) = ours.infer(), ours.search()
     largest = 0.0
@@ -289,7 +289,7 @@ def check_same_outputs(case: MemoryCase, device: torch.device) -> float:
         right = of_scores <= TOLERANCE and of_outputs <= TOLERANCE
         if not right or same.float().mean() < SAME_SLOTS:
             raise ValueError(
-                f"--slots is {case.slots} ({case.text}), with which {other.contender.model}'s "
+                f"--slots is {case.slots} ({case.text}), with which {other.entry.model}'s "
                 f"scores differ by {of_scores:.2g} and its outputs by {of_outputs:.2g} from "
                 f"{MODELS.ours}'s with the same weights (allowed is {TOLERANCE}), and "
                 f"{same.float().mean():.1%} of the tokens read the same slots: speeds of layers "
@@ -325,10 +325,10 @@ def _storages(tree: Any) -> list[torch.UntypedStorage]:
     return [part.untyped_storage() for of_tensor in parts for part in of_tensor]
 
 
-def step_memory(case: MemoryCase, contender: Contender, device: torch.device) -> tuple[int, int]:
+def step_memory(case: MemoryCase, entry: Entry, device: torch.device) -> tuple[int, int]:
     """Bytes that training adds to this process at most, and of a step's largest new tensor."""
     before = peak_memory(device)
-    (layer,) = build_layers(case, [contender], device)
+    (layer,) = build_layers(case, [entry], device)
     for _ in range(2):
         layer.step()
     peak = peak_memory(device) - before

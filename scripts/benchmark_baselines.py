@@ -32,8 +32,8 @@ class Models(NamedTuple):
     original: str = "original"
 
 
-class Contender(NamedTuple):
-    """One of a benchmark's models in one of DTYPES."""
+class Entry(NamedTuple):
+    """What a benchmark measures: one of its models in one of DTYPES."""
 
     model: str
     dtype: str
@@ -78,16 +78,16 @@ class Case(NamedTuple):
         return f"{self.size}, {self.setting.mode} {self.setting.text}"
 
 
-def choose_contenders(models: Models, dtypes: list[str], original: bool) -> list[Contender]:
+def choose_entries(models: Models, dtypes: list[str], original: bool) -> list[Entry]:
     """Who takes part, in turn.
 
     The published code is measured in fp32 and, beside bf16 of any kind, under autocast.
     """
-    chosen = [Contender(model, dtype) for dtype in dtypes for model in (models.ours, models.plain)]
+    chosen = [Entry(model, dtype) for dtype in dtypes for model in (models.ours, models.plain)]
     if original:
-        chosen.append(Contender(models.original, FP32))
+        chosen.append(Entry(models.original, FP32))
         if dtypes != [FP32]:
-            chosen.append(Contender(models.original, AUTOCAST))
+            chosen.append(Entry(models.original, AUTOCAST))
     return chosen
 
 
@@ -125,26 +125,26 @@ def token_losses(decoder: nn.Module, scores: Tensor, targets: Tensor) -> Tensor:
 
 
 class Reader(ABC):
-    """A contender that reads streams segment by segment.
+    """A entry that reads streams segment by segment.
 
     Args:
-        contender: which model, in which dtype.
+        entry: which model, in which dtype.
         model: the model, in fp32.
         setting: how it reads.
         device: where it computes.
     """
 
     def __init__(
-        self, contender: Contender, model: nn.Module, setting: Setting, device: torch.device
+        self, entry: Entry, model: nn.Module, setting: Setting, device: torch.device
     ) -> None:
-        self.contender, self.setting, self.device = contender, setting, device
+        self.entry, self.setting, self.device = entry, setting, device
         self.model = model.to(device).train(setting.training)
-        if contender.dtype == BF16:
+        if entry.dtype == BF16:
             self.model.bfloat16()
 
     @contextmanager
     def _precision(self) -> Iterator[None]:
-        autocast = self.contender.dtype == AUTOCAST
+        autocast = self.entry.dtype == AUTOCAST
         with (
             torch.set_grad_enabled(self.setting.training),
             torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=autocast),
@@ -184,9 +184,9 @@ class MemoryReader(Reader):
     """A segment language model of this package, with a memory of its own."""
 
     def __init__(
-        self, contender: Contender, model: nn.Module, setting: Setting, device: torch.device
+        self, entry: Entry, model: nn.Module, setting: Setting, device: torch.device
     ) -> None:
-        super().__init__(contender, model, setting, device)
+        super().__init__(entry, model, setting, device)
         self.memory = Recurrence()
         self.start = 0
 
@@ -208,9 +208,9 @@ class OriginalReader(Reader):
     """A published model, with a memory of its own."""
 
     def __init__(
-        self, contender: Contender, model: nn.Module, setting: Setting, device: torch.device
+        self, entry: Entry, model: nn.Module, setting: Setting, device: torch.device
     ) -> None:
-        super().__init__(contender, model, setting, device)
+        super().__init__(entry, model, setting, device)
         self.memory: list[Tensor] = []
 
     def remember(self, past: Tensor) -> None:

@@ -12,8 +12,8 @@ from fairseq.models.transformer_lm import TransformerLanguageModel, TransformerL
 from torch import nn
 
 import plugin_path  # noqa: F401 (makes fairseq_plugins importable)
-from benchmark_contenders import (
-    Contender,
+from benchmark_baselines import (
+    Entry,
     MemoryReader,
     Models,
     OriginalReader,
@@ -138,21 +138,21 @@ def build_plain(cfg: TransformerXLConfig, dictionary: Dictionary) -> Transformer
 def build_readers(
     size: str,
     setting: Setting,
-    contenders: list[Contender],
+    entries: list[Entry],
     device: torch.device,
     original_class: type[nn.Module] | None = None,
 ) -> list[Reader]:
-    """One reader a contender, the original of that class and ours with the same weights."""
+    """One reader a entry, the original of that class and ours with the same weights."""
     cfg, dictionary = configuration(size, setting), vocabulary(size)
     torch.manual_seed(1)
     original = None
     if original_class is not None:
         original = OriginalModel(original_class, cfg, cutoffs(cfg), len(dictionary))
 
-    def build(contender: Contender) -> tuple[type[Reader], nn.Module]:
-        if contender.model == MODELS.original:
+    def build(entry: Entry) -> tuple[type[Reader], nn.Module]:
+        if entry.model == MODELS.original:
             return OriginalReader, original
-        if contender.model == MODELS.plain:
+        if entry.model == MODELS.plain:
             return PlainReader, build_plain(cfg, dictionary)
         task = SimpleNamespace(source_dictionary=dictionary)
         model = TransformerXLLanguageModel.build_model(cfg, task)
@@ -161,8 +161,8 @@ def build_readers(
         return MemoryReader, model
 
     # all weights are drawn before the first model moves to its device and dtype
-    built = [build(contender) for contender in contenders]
+    built = [build(entry) for entry in entries]
     return [
-        kind(contender, model, setting, device)
-        for contender, (kind, model) in zip(contenders, built, strict=True)
+        kind(entry, model, setting, device)
+        for entry, (kind, model) in zip(entries, built, strict=True)
     ]

@@ -16,7 +16,7 @@ from fairseq.sequence_generator import SequenceGenerator
 from torch import Tensor, nn
 
 import plugin_path  # noqa: F401 (makes fairseq_plugins importable)
-from benchmark_contenders import Models
+from benchmark_baselines import Models
 from fairseq_plugins.weighted_transformer.branch_weights import BranchSchedule, BranchWeights
 from fairseq_plugins.weighted_transformer.branched_attention import BranchedFeedForward
 from fairseq_plugins.weighted_transformer.model import WeightedTransformer

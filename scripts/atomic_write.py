@@ -8,7 +8,7 @@ from typing import Any
 
 
 @contextmanager
-def whole_file(path: Path) -> Iterator[Path]:
+def atomic_write(path: Path) -> Iterator[Path]:
     """Where to write what becomes ``path`` afterwards; when that fails, nothing of it is left."""
     partial = path.with_name(path.name + ".partial")
     try:
@@ -21,7 +21,7 @@ def whole_file(path: Path) -> Iterator[Path]:
 
 def write_text(path: Path, text: str) -> None:
     """Write a text as UTF-8, its lines ended as they are."""
-    with whole_file(path) as partial:
+    with atomic_write(path) as partial:
         partial.write_text(text, encoding="utf-8", newline="\n")
 
 

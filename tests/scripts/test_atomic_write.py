@@ -2,7 +2,7 @@ import json
 
 import pytest
 
-from whole_files import whole_file, write_json, write_text
+from atomic_write import atomic_write, write_json, write_text
 
 
 def names(folder):
@@ -14,7 +14,7 @@ def test_what_fails_leaves_the_file_that_was_there(tmp_path):
     path.write_text("old")
 
     def write_half():
-        with whole_file(path) as partial:
+        with atomic_write(path) as partial:
             partial.write_text("ne")
             assert path.read_text() == "old"
             raise KeyboardInterrupt
@@ -23,7 +23,7 @@ def test_what_fails_leaves_the_file_that_was_there(tmp_path):
         write_half()
     assert names(tmp_path) == ["file"]
     assert path.read_text() == "old"
-    with whole_file(path) as partial:
+    with atomic_write(path) as partial:
         partial.write_text("new")
     assert names(tmp_path) == ["file"]
     assert path.read_text() == "new"

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 import plugin_path  # noqa: F401 (makes fairseq_plugins importable)
-from benchmark_contenders import (
-    Contender,
+from benchmark_baselines import (
+    Entry,
     MemoryReader,
     Models,
     OriginalReader,
@@ -123,21 +123,21 @@ def multiply_adds(size: Size, training: bool) -> int:
 def build_readers(
     size: Size,
     setting: Setting,
-    contenders: list[Contender],
+    entries: list[Entry],
     device: torch.device,
     original_class: type[nn.Module] | None = None,
 ) -> list[Reader]:
-    """One reader a contender, the original of that class and ours with the same weights."""
+    """One reader a entry, the original of that class and ours with the same weights."""
     dictionary, span_values = make_dictionary(SYMBOLS), size.span_values()
     torch.manual_seed(1)
     original = None
     if original_class is not None:
         original = OriginalModel(original_class, configuration(size), span_values, SYMBOLS)
 
-    def build(contender: Contender) -> tuple[type[Reader], nn.Module]:
-        if contender.model == MODELS.original:
+    def build(entry: Entry) -> tuple[type[Reader], nn.Module]:
+        if entry.model == MODELS.original:
             return OriginalReader, original
-        plain = contender.model == MODELS.plain
+        plain = entry.model == MODELS.plain
         model = AllAttentionLanguageModel.build_model(
             configuration(size, plain), SimpleNamespace(source_dictionary=dictionary)
         )
@@ -149,8 +149,8 @@ def build_readers(
         return MemoryReader, model
 
     # all weights are drawn before the first model moves to its device and dtype
-    built = [build(contender) for contender in contenders]
+    built = [build(entry) for entry in entries]
     return [
-        kind(contender, model, setting, device)
-        for contender, (kind, model) in zip(contenders, built, strict=True)
+        kind(entry, model, setting, device)
+        for entry, (kind, model) in zip(entries, built, strict=True)
     ]
