@@ -19,15 +19,14 @@ if tuple(int(part) for part in fairseq.__version__.split(".")[:2]) < (0, 12):
         f"fairseq_plugins needs fairseq 0.12, and {fairseq.__version__} is installed: {REMEDY}"
     )
 
-from fairseq_plugins.all_attention import adagrad_with_clip, span_loss
-from fairseq_plugins.all_attention import model as all_attention_model
+# each registers its models, tasks, losses and optimizers
+from fairseq_plugins import (
+    all_attention,
+    product_key_memory,
+    segment_language_model,
+    transformer_xl,
+    weighted_transformer,
+)
 from fairseq_plugins.fairseq_integration.safe_loading import allow_option_containers
-from fairseq_plugins.product_key_memory import model as product_key_memory_model
-from fairseq_plugins.product_key_memory import optimizer as product_key_memory_optimizer
-from fairseq_plugins.segment_language_model import adaptive_softmax, task
-from fairseq_plugins.transformer_xl import latter_half_loss
-from fairseq_plugins.transformer_xl import model as transformer_xl_model
-from fairseq_plugins.weighted_transformer import model as weighted_transformer_model
-from fairseq_plugins.weighted_transformer import optimizer as weighted_transformer_optimizer
 
 allow_option_containers()

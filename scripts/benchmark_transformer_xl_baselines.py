@@ -23,11 +23,11 @@ from benchmark_baselines import (
     make_dictionary,
 )
 from fairseq_plugins.transformer_xl.model import (
+    PRESETS,
     RELATIVE,
     TransformerXLConfig,
     TransformerXLLanguageModel,
 )
-from fairseq_plugins.transformer_xl.presets import PRESETS
 from original_transformer_xl import OriginalModel, copy_weights
 
 # Symbols of the data sets that the sizes were published for, and of any other size.

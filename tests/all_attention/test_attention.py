@@ -154,3 +154,19 @@ def test_a_layer_with_learned_spans_trains_under_torch_compile():
         model(x, attention.distance_terms(encoding, groups), past)[0] for model in (layer, compiled)
     ]
     assert_same(*results, list(layer.parameters()))
+
+
+def test_parameters_stand_in_the_order_of_earlier_checkpoints():
+    """Checkpoints hold the optimizer's state by the order of parameters, without their names."""
+    attention = AllAttention(
+        WIDTH, HEADS, Window(1, 4), SharedRelativeKeys(), num_persistent=2, span=AdaptiveSpan(2, 8)
+    )
+    assert [name for name, _ in attention.named_parameters()] == [
+        "span.value",
+        "q_proj.weight",
+        "k_proj.weight",
+        "v_proj.weight",
+        "out_proj.weight",
+        "persistent.keys",
+        "persistent.values",
+    ]

@@ -7,8 +7,7 @@ import pytest
 import torch
 from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_INV_REGISTRY
 
-from fairseq_plugins.all_attention.model import AllAttentionConfig
-from fairseq_plugins.all_attention.presets import PRESETS
+from fairseq_plugins.all_attention.model import PRESETS, AllAttentionConfig
 from untrained_models import build, make_task, sizes_of_arch
 
 # symbols of the published vocabularies

@@ -11,7 +11,14 @@ from fairseq_plugins.all_attention.model import AllAttentionConfig
 from fairseq_plugins.segment_language_model.recurrence import Recurrence
 from fairseq_plugins.segment_language_model.task import SegmentLanguageModelingConfig
 from tests.reference.all_attention import network
-from tests.tiny import VOCABULARY, dictionary, scores_by_segment, tiny_model, tokens
+from tests.tiny import (
+    VOCABULARY,
+    dictionary,
+    scores_by_segment,
+    tiny_model,
+    tiny_transformer_xl,
+    tokens,
+)
 
 
 @pytest.mark.parametrize(
@@ -296,3 +303,19 @@ def test_every_option_has_a_help_text(config):
         of_fairseq = str(option.default).startswith("${")
         if option.name != "_name" and not of_fairseq:
             assert option.metadata.get("help"), option.name
+
+
+@pytest.mark.parametrize("kernel", ["fast", "plain"])
+@pytest.mark.parametrize(
+    ("build", "options"),
+    [
+        (tiny_transformer_xl, {}),
+        (tiny_model, {"adaptive_span": True}),
+        (tiny_model, {"persistent_variant": "ff-attn"}),
+    ],
+)
+def test_the_kernel_is_the_one_that_the_options_name(build, options, kernel):
+    model = build(attention_kernel=kernel, **options)
+    kernels = [module.kernel for module in model.modules() if hasattr(module, "kernel")]
+    assert len(kernels) >= 3
+    assert set(kernels) == {kernel}
