@@ -17,11 +17,11 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fairseq_plugins.product_key_memory.loop_choice import in_loops
+from fairseq_plugins.product_key_memory import cpu_kernels
+from fairseq_plugins.product_key_memory.cpu_kernels import use_numba
 from fairseq_plugins.product_key_memory.sharding import gather_columns
 
 # How many numbers of a table are updated at a time: enough to keep the device busy, while copies of
@@ -65,26 +65,6 @@ def update_rows(
         value.add_(value, alpha=-decay)
     value.addcdiv_(mean, square.sqrt_().add_(eps), value=-step_size)
     values.index_copy_(0, rows, value)
-
-
-def update_rows_in_loop(
-    values: Tensor,
-    exp_avg: Tensor,
-    exp_avg_sq: Tensor,
-    rows: Tensor,
-    grads: Tensor,
-    betas: tuple[float, float],
-    scale: Tensor,
-    decay: float,
-    step_size: float,
-    eps: float,
-) -> None:
-    """Do the same on a CPU, where operations one after the other would wait for its memory."""
-    from fairseq_plugins.product_key_memory.lazy_adam_loop import update_rows as update
-
-    arrays = (x.detach().numpy() for x in (values, exp_avg, exp_avg_sq, rows, grads))
-    numbers = betas[0], 1 - betas[0], betas[1], 1 - betas[1], scale.item(), decay, step_size, eps
-    update(*arrays, np.float32(numbers))
 
 
 class LazyAdam:
@@ -140,7 +120,7 @@ class LazyAdam:
         step_size = self.lr * correction2**0.5 / correction1
         decay = self.weight_decay * self.lr
         values = state.get("master", table)
-        update = update_rows_in_loop if in_loops(values) else update_rows
+        update = cpu_kernels.update_rows if use_numba(values) else update_rows
         length = max(1, UPDATED_AT_ONCE[table.device.type] // table.size(1))
         parts = (whole.split(length) for whole in (grad.indices()[0], grad.values()))
         for rows, grads in zip(*parts, strict=True):

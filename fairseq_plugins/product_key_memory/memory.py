@@ -23,8 +23,9 @@ import torch
 from torch import Tensor, nn
 
 from fairseq_plugins.fairseq_integration.forward_passes import is_recomputed
-from fairseq_plugins.product_key_memory.product_key_search import SEARCHES, FlatKeys, ProductKeys
+from fairseq_plugins.product_key_memory.keys import FlatKeys, ProductKeys
 from fairseq_plugins.product_key_memory.query import QueryNetwork
+from fairseq_plugins.product_key_memory.search import SEARCHES
 from fairseq_plugins.product_key_memory.sharding import (
     draw_columns,
     gather_columns,
@@ -207,6 +208,45 @@ class ProductKeyMemory(nn.Module):
         if self.values.grad is not None:
             grad = add_row_gradients(self.values.grad, grad)
         self.values.grad = grad
+
+
+class MemorySublayer(nn.Module):
+    """Calls a memory with the padding that the layer around it has set.
+
+    Args:
+        memory: what is called.
+
+    Attributes:
+        padding_mask: true for padding, of the shape of the input without its last dimension; None
+            for no padding. The layer sets it before each call.
+    """
+
+    def __init__(self, memory: ProductKeyMemory) -> None:
+        super().__init__()
+        self.memory = memory
+        self.padding_mask: Tensor | None = None
+        self._num_updates = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map (…, d) to (…, d)."""
+        return self.memory(x, self.padding_mask)
+
+    def set_num_updates(self, num_updates: int) -> None:
+        """Take note of the number of updates so far; fairseq calls it before each batch.
+
+        Raises:
+            ValueError: an update was made, and the gradient of the memory's values, which only
+                ``adam_with_memory`` knows of, was not used.
+        """
+        values = self.memory.values
+        unused = not values.requires_grad and values.grad is not None
+        if unused and num_updates > self._num_updates:
+            raise ValueError(
+                "an update was made without the values of a product-key memory: --optimizer "
+                "adam_with_memory has to see the model's parameters one by one; give "
+                "--fp16-no-flatten-grads with --fp16, and no optimizer around it"
+            )
+        self._num_updates = num_updates
 
 
 def _check(options: dict) -> None:

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from fairseq_plugins.fairseq_integration.optimizers import AmpScaledStep, adam_options
 from fairseq_plugins.product_key_memory.lazy_adam import LazyAdam
-from fairseq_plugins.product_key_memory.sparse_rows import average_over_workers
+from fairseq_plugins.product_key_memory.sharding import average_over_workers
 from fairseq_plugins.product_key_memory.values import rows_as_gradient
 
 logger = logging.getLogger(__name__)

@@ -2,16 +2,19 @@
 
 import dataclasses
 import logging
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Optional
 
 from fairseq.dataclass import ChoiceEnum, FairseqDataclass
+from fairseq.logging import metrics
 from omegaconf import II
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from fairseq_plugins.product_key_memory.memory import KEYS, ProductKeyMemory
-from fairseq_plugins.product_key_memory.product_key_search import SEARCHES
+from fairseq_plugins.product_key_memory.search import SEARCHES
+from fairseq_plugins.product_key_memory.usage import MemoryUsage, kl_from_uniform, usage
 
 logger = logging.getLogger(__name__)
 
@@ -237,3 +240,62 @@ def _parse_hidden_dims(text: Any) -> list[int]:
             f"--memory-query-hidden-dims is {text!r}: give widths with commas between them, such "
             "as 512,512"
         ) from None
+
+
+# behind the loss and what comes with it
+_PRIORITY = 50
+
+
+def watch_memories(model: nn.Module, memories: Mapping[str, ProductKeyMemory]) -> None:
+    """Have validation log what ``model`` reads of its ``memories`` (by name).
+
+    At the end of a pass over a validation set each memory logs ``NAME_usage``, the percentage of
+    its slots that were read, and ``NAME_kl``, in nats, of all workers together. Training,
+    evaluation and generation are not watched.
+
+    Where the batches of a validation set cannot be shared out evenly, fairseq gives workers that
+    have none left the first batch again, and its reads count twice.
+    """
+    if memories:
+        _Watch(model, memories)
+
+
+class _Watch:
+    """Adds up the reads of a validation pass; the model's hooks hold it."""
+
+    def __init__(self, model: nn.Module, memories: Mapping[str, ProductKeyMemory]) -> None:
+        self.memories = dict(memories)
+        self.reads = {
+            name: MemoryUsage(len(memory.values), memory.heads)
+            for name, memory in self.memories.items()
+        }
+        self._pass: Any = None
+        model.register_forward_pre_hook(self._before)
+        model.register_forward_hook(self._after, always_call=True)
+
+    def _before(self, model: nn.Module, inputs: Any) -> None:
+        # fairseq opens an aggregator for each pass over a validation set and reads it once, on all
+        # workers, at the end; elsewhere the first one is that which sees everything
+        root = next(iter(metrics.get_active_aggregators()), None)
+        if model.training or root is None or root is metrics.get_meters("default"):
+            return
+        if root is not self._pass:
+            self._pass = root
+            for name, reads in self.reads.items():
+                reads.clear(self.memories[name].values.device)
+        for name, memory in self.memories.items():
+            memory.usage = self.reads[name]
+            self._log(name, self.reads[name])
+
+    def _after(self, model: nn.Module, inputs: Any, output: Any) -> None:
+        # generation in validation (--eval-bleu) calls parts of the model by themselves
+        for memory in self.memories.values():
+            memory.usage = None
+
+    def _log(self, name: str, reads: MemoryUsage) -> None:
+        metrics.log_derived(
+            f"{name}_usage", lambda _: round(100 * usage(reads.total()), 2), _PRIORITY
+        )
+        metrics.log_derived(
+            f"{name}_kl", lambda _: round(kl_from_uniform(reads.total()), 4), _PRIORITY
+        )

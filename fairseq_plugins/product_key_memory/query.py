@@ -19,7 +19,7 @@ from fairseq_plugins.fairseq_integration.forward_passes import is_recomputed
 from fairseq_plugins.fairseq_integration.precision import SinglePrecision
 
 
-class SharedBatchNorm(SinglePrecision):
+class SyncBatchNorm1d(SinglePrecision):
     """Batch norm whose statistics are those of all workers' tokens together.
 
     torch's own ``SyncBatchNorm`` does this on GPUs alone. Workers may have different numbers of
@@ -126,7 +126,7 @@ class QueryNetwork(nn.Module):
         for before, after in itertools.pairwise(widths):
             layers += [nn.Linear(before, after), nn.ReLU()]
         self.layers = nn.Sequential(*layers[:-1])
-        self.batch_norm = SharedBatchNorm(widths[-1]) if batch_norm else None
+        self.batch_norm = SyncBatchNorm1d(widths[-1]) if batch_norm else None
         self.layer_norm = nn.LayerNorm(query_dim) if layer_norm else None
         self.dropout = nn.Dropout(dropout)
         self.heads = heads

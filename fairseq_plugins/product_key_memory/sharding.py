@@ -17,10 +17,9 @@ from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
-import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fairseq_plugins.product_key_memory.values import weighted_sum
+from fairseq_plugins.product_key_memory.values import rows_as_gradient, weighted_sum
 
 # How many numbers of a table worker 0 gathers at a time, to pass them on to the CPU's memory.
 GATHERED_AT_ONCE = 1 << 24
@@ -67,9 +66,9 @@ def sharded_weighted_sum(
         weights: (N, R).
         sparse: see there. The gradient of ``values`` is that of the sum of all workers' losses.
     """
-    tokens = _numbers_of_tokens(rows)
+    tokens = _lengths(rows)
     # (N, R) -> (M, R)
-    rows = _gather_tokens(rows, tokens)
+    rows = _gather_rows(rows, tokens)
     weights = _GatherTokens.apply(weights, tokens)
     # (M, c) -> (N, d)
     return _ColumnsToTokens.apply(weighted_sum(values, rows, weights, sparse), tokens)
@@ -90,6 +89,30 @@ def gather_columns(columns: Tensor) -> Tensor | None:
     return torch.cat(parts) if first else None
 
 
+def average_over_workers(table: Tensor, grad: Tensor | None) -> Tensor | None:
+    """Return the mean over the workers of the gradients of ``table`` (K, d).
+
+    What travels is the union of the rows that any worker has, not the table.
+
+    Args:
+        table: says shape, dtype and device, which a worker that read nothing has no gradient for.
+        grad: this worker's, or None.
+    """
+    if grad is None:
+        rows = torch.empty(0, dtype=torch.long, device=table.device)
+        grads = table.new_empty(0, table.size(1))
+    else:
+        rows, grads = grad.indices()[0], grad.values()
+    union = _gather_rows(rows, _lengths(rows)).unique()
+    if len(union) == 0:
+        return None
+    shared = grads.new_zeros(len(union), grads.size(1))
+    shared.index_copy_(0, torch.searchsorted(union, rows), grads)
+    shared /= dist.get_world_size()
+    dist.all_reduce(shared)
+    return rows_as_gradient(union, shared, table.shape)
+
+
 def draw_columns(values: nn.Parameter, shard: ColumnShard, std: float) -> None:
     """Fill ``values`` (K, c) with its columns of a table that one worker draws from N(0, std²).
 
@@ -102,22 +125,23 @@ def draw_columns(values: nn.Parameter, shard: ColumnShard, std: float) -> None:
             part.copy_(shard.of(torch.empty(len(part), shard.width).normal_(std=std)))
 
 
-def _numbers_of_tokens(rows: Tensor) -> list[int]:
-    """Return how many tokens each worker has, given its own ``rows`` (N, R)."""
+def _lengths(x: Tensor) -> list[int]:
+    """Return how many rows each worker's ``x`` (N, …) has."""
     lengths = [
-        torch.zeros(1, dtype=torch.long, device=rows.device) for _ in range(dist.get_world_size())
+        torch.zeros(1, dtype=torch.long, device=x.device) for _ in range(dist.get_world_size())
     ]
-    dist.all_gather(lengths, torch.tensor([len(rows)], device=rows.device))
+    dist.all_gather(lengths, torch.tensor([len(x)], device=x.device))
     return [int(length) for length in lengths]
 
 
-def _gather_tokens(x: Tensor, tokens: list[int]) -> Tensor:
-    """Return all workers' ``x`` (N, R), one after the other: (M, R)."""
+def _gather_rows(x: Tensor, lengths: list[int]) -> Tensor:
+    """Return all workers' ``x`` (N, …), of ``lengths`` rows, one after the other: (M, …)."""
     # gloo gathers tensors of one size alone
-    padded = F.pad(x, (0, 0, 0, max(tokens) - len(x)))
-    gathered = [torch.empty_like(padded) for _ in tokens]
+    padded = x.new_zeros(max(lengths), *x.shape[1:])
+    padded[: len(x)] = x
+    gathered = [torch.empty_like(padded) for _ in lengths]
     dist.all_gather(gathered, padded)
-    return torch.cat([part[:length] for part, length in zip(gathered, tokens, strict=True)])
+    return torch.cat([part[:length] for part, length in zip(gathered, lengths, strict=True)])
 
 
 def _exchange(parts: list[Tensor], lengths: list[int]) -> list[Tensor]:
@@ -135,7 +159,7 @@ class _GatherTokens(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, tokens: list[int]) -> Tensor:
         ctx.tokens = tokens
-        return _gather_tokens(x, tokens)
+        return _gather_rows(x, tokens)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:

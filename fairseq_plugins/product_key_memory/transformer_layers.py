@@ -22,8 +22,7 @@ from fairseq.modules.transformer_layer import (
 )
 from torch import Tensor, nn
 
-from fairseq_plugins.product_key_memory.memory import ProductKeyMemory
-from fairseq_plugins.product_key_memory.memory_sublayer import MemorySublayer
+from fairseq_plugins.product_key_memory.memory import MemorySublayer, ProductKeyMemory
 from fairseq_plugins.product_key_memory.options import MemoryOptions, build_memory
 
 

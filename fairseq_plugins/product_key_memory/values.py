@@ -17,7 +17,8 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from fairseq_plugins.product_key_memory.loop_choice import in_loops
+from fairseq_plugins.product_key_memory import cpu_kernels
+from fairseq_plugins.product_key_memory.cpu_kernels import use_numba
 
 
 class SpareRows:
@@ -156,12 +157,9 @@ def row_gradients(
     weights = weights.flatten()[reads].to(grad.dtype)
     # a row's gradient is a weighted sum over its readers, as a token's output is one over its rows
     ends = counts.cumsum(0)
-    if spare is not None and in_loops(grad):
-        from fairseq_plugins.product_key_memory.row_sums_loop import sum_rows
-
+    if spare is not None and use_numba(grad):
         grads = spare.take(len(touched), grad)
-        inputs = grad.contiguous(), tokens, weights, F.pad(ends, (1, 0))
-        sum_rows(*(x.detach().numpy() for x in (*inputs, grads)))
+        cpu_kernels.sum_rows(grad.contiguous(), tokens, weights, F.pad(ends, (1, 0)), grads)
     elif len(touched) == 0:
         grads = grad.new_empty(0, grad.size(-1))
     else:

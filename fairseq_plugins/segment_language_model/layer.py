@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fairseq_plugins.product_key_memory.memory_sublayer import MemorySublayer
+from fairseq_plugins.product_key_memory.memory import MemorySublayer
 from fairseq_plugins.segment_language_model.attention import DistanceTerms
 from fairseq_plugins.segment_language_model.key_value_cache import HiddenStates, LayerState
 

@@ -7,7 +7,7 @@ import torch
 from fairseq.optim.adam import Adam, FairseqAdam, FairseqAdamConfig
 from omegaconf import OmegaConf
 
-from fairseq_plugins.product_key_memory import lazy_adam
+from fairseq_plugins.product_key_memory import cpu_kernels, lazy_adam
 from fairseq_plugins.product_key_memory.memory import ProductKeyMemory
 from fairseq_plugins.product_key_memory.optimizer import (
     AdamWithMemory,
@@ -51,13 +51,13 @@ def learn(memory, optimizer, updates=5, tokens=4, after=lambda update: None, see
     return memory
 
 
-RULES = {"torch": lazy_adam.update_rows, "loop": lazy_adam.update_rows_in_loop}
+RULES = {"torch": lazy_adam.update_rows, "loop": cpu_kernels.update_rows}
 
 
 @pytest.mark.parametrize("decay", [0.0, 0.1])
 @pytest.mark.parametrize("rule", RULES)
 def test_rows_that_are_all_read_are_updated_as_fairseqs_adam_would(monkeypatch, rule, decay):
-    monkeypatch.setattr(lazy_adam, "update_rows_in_loop", RULES[rule])
+    monkeypatch.setattr(cpu_kernels, "update_rows", RULES[rule])
     lazy, plain = make_memory(slots=16, knn=16), make_memory(apart=False, slots=16, knn=16)
     choices = {"lr": [1e-3], "adam_eps": 1e-6, "weight_decay": decay}
     learn(lazy, FairseqAdamWithMemory(options(memory_weight_decay=decay, **choices), dense(lazy)))

@@ -8,6 +8,7 @@ from fairseq.optim.fp16_optimizer import FP16Optimizer
 from omegaconf import OmegaConf
 
 from fairseq_plugins.product_key_memory import memory as memory_layer
+from fairseq_plugins.product_key_memory.keys import FlatKeys, ProductKeys
 from fairseq_plugins.product_key_memory.memory import ProductKeyMemory
 from fairseq_plugins.product_key_memory.options import (
     MemoryLayersOptions,
@@ -16,7 +17,6 @@ from fairseq_plugins.product_key_memory.options import (
     check_placed,
     parse_memory_layers,
 )
-from fairseq_plugins.product_key_memory.product_key_search import FlatKeys, ProductKeys
 from fairseq_plugins.product_key_memory.sharding import ColumnShard
 
 SMALL = {"memory_slots": 16, "memory_knn": 2, "memory_query_dim": 4}

@@ -13,7 +13,7 @@ from fairseq_plugins.product_key_memory import sharding as column_shards
 from fairseq_plugins.product_key_memory.memory import ProductKeyMemory
 from fairseq_plugins.product_key_memory.optimizer import AdamWithMemoryConfig, FairseqAdamWithMemory
 from fairseq_plugins.product_key_memory.options import keep_shards_apart
-from fairseq_plugins.product_key_memory.sparse_rows import average_over_workers
+from fairseq_plugins.product_key_memory.sharding import average_over_workers
 from fairseq_plugins.product_key_memory.values import rows_as_gradient
 from tests.two_workers import on_two_workers
 
