@@ -12,6 +12,7 @@ from omegaconf import II
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from fairseq_plugins.fairseq_integration.optimizers import set_update_rule
 from fairseq_plugins.product_key_memory.memory import KEYS, ProductKeyMemory
 from fairseq_plugins.product_key_memory.search import SEARCHES
 from fairseq_plugins.product_key_memory.usage import MemoryUsage, kl_from_uniform, usage
@@ -205,7 +206,7 @@ def build_memory(options: MemoryOptions, embed_dim: int) -> ProductKeyMemory:
         search=str(options.memory_search),
         shard_values=options.memory_shard_values,
     )
-    if memory.shard is not None and options.memory_optimizer != OPTIMIZER:
+    if memory.table.shard is not None and options.memory_optimizer != OPTIMIZER:
         raise ValueError(
             f"--memory-shard-values with --optimizer {options.memory_optimizer}: another one would "
             f"average the columns of all workers; give --optimizer {OPTIMIZER}, or leave it out"
@@ -213,9 +214,9 @@ def build_memory(options: MemoryOptions, embed_dim: int) -> ProductKeyMemory:
     if options.memory_optimizer == OPTIMIZER:
         memory.keep_gradient_beside_autograd()
         # fairseq shows optimizers only parameters that require a gradient, or copies of them in
-        # single precision, to which it passes this attribute on. Every memory has keys, and they
-        # require a gradient: the first of them leads to the values.
-        next(memory.keys.parameters()).param_group = memory.values
+        # single precision. Every memory has keys, and they require one: the first leads to the
+        # values.
+        set_update_rule(next(memory.keys.parameters()), memory.table)
     return memory
 
 
@@ -225,7 +226,11 @@ def keep_shards_apart(model: nn.Module) -> None:
     Args:
         model: what fairseq wraps to train it on several workers, memories inside.
     """
-    shards = [name for name, values in model.named_parameters() if hasattr(values, "shard")]
+    shards = [
+        f"{name}.values" if name else "values"
+        for name, module in model.named_modules()
+        if isinstance(module, ProductKeyMemory) and module.table.shard is not None
+    ]
     if shards:
         DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, shards)
 

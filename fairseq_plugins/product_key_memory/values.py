@@ -24,9 +24,9 @@ from fairseq_plugins.product_key_memory.cpu_kernels import use_numba
 class SpareRows:
     """Memory of row gradients that are no longer needed, for the next ones.
 
-    A CPU takes longer to get fresh memory from the system than to compute the gradients. It is the
-    attribute ``spare`` of a table of values, if that has one. Where gradients are added up or
-    averaged before the update, nothing is given back, and all memory is fresh.
+    A CPU takes longer to get fresh memory from the system than to compute the gradients. Where
+    gradients are added up or averaged before the update, nothing is given back, and all memory is
+    fresh.
 
     Args:
         most: K.
@@ -63,7 +63,13 @@ class SpareRows:
             self._lent = None
 
 
-def weighted_sum(values: Tensor, rows: Tensor, weights: Tensor, sparse: bool = True) -> Tensor:
+def weighted_sum(
+    values: Tensor,
+    rows: Tensor,
+    weights: Tensor,
+    sparse: bool = True,
+    spare: SpareRows | None = None,
+) -> Tensor:
     """Return ``Σ_r weights[t, r] · values[rows[t, r]]`` for each token t: (N, d).
 
     Args:
@@ -72,13 +78,13 @@ def weighted_sum(values: Tensor, rows: Tensor, weights: Tensor, sparse: bool = T
         weights: (N, R).
         sparse: whether the gradient of ``values`` is a coalesced sparse tensor of the rows that
             were read, or a dense one.
+        spare: memory for the gradients of the rows.
     """
     summed = F.embedding_bag(
         rows, values.detach(), per_sample_weights=weights.to(values.dtype), mode="sum"
     )
     if not values.requires_grad:
         return summed
-    spare = getattr(values, "spare", None)
     return _WriteRows.apply(summed, values, rows, weights.detach(), sparse, spare)
 
 

@@ -143,7 +143,7 @@ def trained():
     memory = ProductKeyMemory(16, slots=81, heads=2, knn=5, query_dim=8)
     memory.keep_gradient_beside_autograd()
     learned = [weight for weight in memory.parameters() if weight.requires_grad]
-    optimizer = AdamWithMemory(learned, [memory.values], 0.01, lr=1e-3)
+    optimizer = AdamWithMemory(learned, [memory.table], 0.01, lr=1e-3)
     outputs = []
     for _ in range(4):
         out = memory(torch.randn(7, 16))

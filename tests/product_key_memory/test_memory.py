@@ -1,6 +1,7 @@
 """The memory layer: the reference's values and gradients, padding, sparse gradients, dropout."""
 
 import copy
+import io
 import re
 
 import pytest
@@ -197,6 +198,46 @@ def test_values_beside_autograd_get_no_gradient_in_evaluation():
     memory.train()
     memory(x).sum().backward()
     assert memory.values.grad is not None
+
+
+def pickled(memory):
+    file = io.BytesIO()
+    torch.save(memory, file)
+    file.seek(0)
+    return torch.load(file, weights_only=False)
+
+
+def assigned(memory):
+    memory.load_state_dict(copy.deepcopy(memory.state_dict()), assign=True)
+    return memory
+
+
+CHANGES = {
+    "deepcopy": copy.deepcopy,
+    "pickle": pickled,
+    "half": lambda memory: memory.half(),
+    "to": lambda memory: memory.to(torch.bfloat16),
+    "assign": assigned,
+    "meta": lambda memory: memory.to("meta").to_empty(device="cpu"),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_the_table_is_that_of_the_parameter_after_copies_and_casts(change):
+    memory = make()
+    memory.keep_gradient_beside_autograd()
+    changed = CHANGES[change](memory)
+    assert list(changed.state_dict()) == list(make().state_dict())
+    assert changed.table.values is changed.values
+    assert changed.table.values is changed.get_parameter("values")
+    with torch.no_grad():
+        for parameter in changed.parameters():
+            parameter.normal_()
+    changed(torch.randn(TOKENS, WIDTH).to(changed.values.dtype)).sum().backward()
+    assert changed.table.values.grad.is_sparse
+    if changed is not memory:
+        assert changed.table is not memory.table
+        assert memory.values.grad is None
 
 
 def held_by(slots, beside, sparse=True):

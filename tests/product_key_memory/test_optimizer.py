@@ -7,6 +7,7 @@ import torch
 from fairseq.optim.adam import Adam, FairseqAdam, FairseqAdamConfig
 from omegaconf import OmegaConf
 
+from fairseq_plugins.fairseq_integration.optimizers import set_update_rule
 from fairseq_plugins.product_key_memory import cpu_kernels, lazy_adam
 from fairseq_plugins.product_key_memory.memory import ProductKeyMemory
 from fairseq_plugins.product_key_memory.optimizer import (
@@ -25,7 +26,7 @@ def make_memory(apart=True, slots=SLOTS, knn=3, seed=1):
     memory = ProductKeyMemory(WIDTH, slots=slots, heads=2, knn=knn, query_dim=4)
     if apart:
         memory.keep_gradient_beside_autograd()
-        memory.keys.subkeys.param_group = memory.values
+        set_update_rule(memory.keys.subkeys, memory.table)
     return memory
 
 
@@ -258,7 +259,7 @@ def test_what_concerns_the_memory_is_as_given_when_training_resumes():
 
 def test_a_resumed_state_keeps_single_precision_in_a_model_of_half_precision():
     memory = make_memory().bfloat16()
-    memory.keys.subkeys.param_group = memory.values
+    set_update_rule(memory.keys.subkeys, memory.table)
     optimizer = FairseqAdamWithMemory(options(), dense(memory))
     learn(memory, optimizer)
     other = FairseqAdamWithMemory(options(), dense(memory))
@@ -312,7 +313,7 @@ def test_wrong_options_are_refused(values, message):
 
 def test_no_gradient_of_the_tables_size_is_made():
     memory = make_memory()
-    optimizer = AdamWithMemory(dense(memory), [memory.values], lr=0.01)
+    optimizer = AdamWithMemory(dense(memory), [memory.table], lr=0.01)
     memory(torch.randn(2, WIDTH)).sum().backward()
     assert memory.values.grad.is_sparse
     assert memory.values.grad._values().size(0) <= 2 * 2 * 3

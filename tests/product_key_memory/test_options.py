@@ -7,6 +7,7 @@ import torch
 from fairseq.optim.fp16_optimizer import FP16Optimizer
 from omegaconf import OmegaConf
 
+from fairseq_plugins.fairseq_integration.optimizers import update_rule
 from fairseq_plugins.product_key_memory import memory as memory_layer
 from fairseq_plugins.product_key_memory.keys import FlatKeys, ProductKeys
 from fairseq_plugins.product_key_memory.memory import ProductKeyMemory
@@ -17,7 +18,7 @@ from fairseq_plugins.product_key_memory.options import (
     check_placed,
     parse_memory_layers,
 )
-from fairseq_plugins.product_key_memory.sharding import ColumnShard
+from fairseq_plugins.product_key_memory.sharding import ColumnShard, MemoryTable
 
 SMALL = {"memory_slots": 16, "memory_knn": 2, "memory_query_dim": 4}
 
@@ -163,7 +164,7 @@ def test_the_optimizer_is_that_of_the_training():
 def test_other_optimizers_see_the_values_as_a_parameter(optimizer):
     memory = build_memory(options(memory_optimizer=optimizer), 8)
     assert memory.values.requires_grad
-    assert not any(hasattr(parameter, "param_group") for parameter in memory.parameters())
+    assert not any(update_rule(parameter, MemoryTable) for parameter in memory.parameters())
 
 
 @pytest.mark.parametrize("keys", ["product", "flat"])
@@ -174,9 +175,10 @@ def test_adam_with_memory_finds_the_values(keys):
     seen = [parameter for parameter in memory.bfloat16().parameters() if parameter.requires_grad]
     copies = FP16Optimizer.build_fp32_params(None, seen, flatten=False)
     for parameters in (seen, copies):
-        linked = [p.param_group for p in parameters if hasattr(p, "param_group")]
-        assert len(linked) == 1
-        assert linked[0] is memory.values
+        rules = [update_rule(parameter, MemoryTable) for parameter in parameters]
+        (table,) = [rule for rule in rules if rule is not None]
+        assert table is memory.table
+        assert table.values is memory.values
 
 
 def test_options_of_memories_without_a_memory_are_told(caplog):

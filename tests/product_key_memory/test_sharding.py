@@ -9,6 +9,7 @@ import torch.distributed as dist
 from omegaconf import OmegaConf
 from torch.nn.parallel import DistributedDataParallel
 
+from fairseq_plugins.fairseq_integration.optimizers import set_update_rule
 from fairseq_plugins.product_key_memory import sharding as column_shards
 from fairseq_plugins.product_key_memory.memory import ProductKeyMemory
 from fairseq_plugins.product_key_memory.optimizer import AdamWithMemoryConfig, FairseqAdamWithMemory
@@ -28,7 +29,7 @@ def make(sharded, seed=1):
         WIDTH, slots=SLOTS, heads=2, knn=3, query_dim=4, query_batch_norm=True, shard_values=sharded
     )
     memory.keep_gradient_beside_autograd()
-    memory.keys.subkeys.param_group = memory.values
+    set_update_rule(memory.keys.subkeys, memory.table)
     cfg = OmegaConf.structured(AdamWithMemoryConfig)
     # batch norm takes back what the bias before it adds, whose gradient is rounding errors: a large
     # epsilon keeps Adam from making steps of them
