@@ -40,12 +40,12 @@ class ProductKeys(nn.Module):
         if self.subkeys_per_half**2 != slots:
             near = self.subkeys_per_half**2, (self.subkeys_per_half + 1) ** 2
             raise ValueError(
-                f"--memory-slots is {slots}: product keys need a square number, such as {near[0]} "
+                f"`slots` is {slots}: product keys need a square number, such as {near[0]} "
                 f"or {near[1]}"
             )
         if query_dim % 2:
             raise ValueError(
-                f"--memory-query-dim is {query_dim}: product keys halve it, so it must be even"
+                f"`query_dim` is {query_dim}: product keys halve it, so it must be even"
             )
         half = query_dim // 2
         # (H, halves, n, d_q/2)

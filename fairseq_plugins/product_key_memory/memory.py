@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from fairseq_plugins.fairseq_integration.forward_passes import is_recomputed
 from fairseq_plugins.product_key_memory.keys import FlatKeys, ProductKeys
 from fairseq_plugins.product_key_memory.query import QueryNetwork
-from fairseq_plugins.product_key_memory.search import SEARCHES
+from fairseq_plugins.product_key_memory.search import SEARCHES, import_faiss
 from fairseq_plugins.product_key_memory.sharding import (
     MemoryTable,
     draw_columns,
@@ -68,7 +68,8 @@ class ProductKeyMemory(nn.Module):
             the values alone; see :mod:`.column_shards`.
 
     Raises:
-        ValueError: a number is out of range, or ``keys`` or ``search`` is unknown.
+        ValueError: a number is out of range, ``keys`` or ``search`` is unknown, or faiss is not
+            installed.
     """
 
     def __init__(
@@ -180,8 +181,7 @@ class ProductKeyMemory(nn.Module):
             if self._table.gathered is None:
                 raise ValueError(
                     "the values are sharded over workers, and have not been gathered: call "
-                    "gather_values() on all workers before state_dict() on worker 0; in fairseq, "
-                    "leave out --no-save-optimizer-state"
+                    "gather_values() on all workers before state_dict() on worker 0"
                 )
             destination[prefix + "values"], self._table.gathered = self._table.gathered, None
 
@@ -230,54 +230,29 @@ class MemorySublayer(nn.Module):
         super().__init__()
         self.memory = memory
         self.padding_mask: Tensor | None = None
-        self._num_updates = 0
 
     def forward(self, x: Tensor) -> Tensor:
         """Map (…, d) to (…, d)."""
         return self.memory(x, self.padding_mask)
 
-    def set_num_updates(self, num_updates: int) -> None:
-        """Take note of the number of updates so far; fairseq calls it before each batch.
 
-        Raises:
-            ValueError: an update was made, and the gradient of the memory's values, which only
-                ``adam_with_memory`` knows of, was not used.
-        """
-        values = self.memory.values
-        unused = not values.requires_grad and values.grad is not None
-        if unused and num_updates > self._num_updates:
-            raise ValueError(
-                "an update was made without the values of a product-key memory: --optimizer "
-                "adam_with_memory has to see the model's parameters one by one; give "
-                "--fp16-no-flatten-grads with --fp16, and no optimizer around it"
-            )
-        self._num_updates = num_updates
-
-
-def _check(options: dict) -> None:
-    for option, name in [
-        ("slots", "slots"),
-        ("heads", "heads"),
-        ("knn", "knn"),
-        ("query_dim", "query-dim"),
-        ("value_dim", "value-dim"),
-    ]:
-        if options[option] < 1:
-            raise ValueError(f"--memory-{name} is {options[option]}: it must be at least 1")
-    if options["knn"] > options["slots"]:
+def _check(arguments: dict[str, Any]) -> None:
+    """Raise ``ValueError`` for arguments of :class:`ProductKeyMemory` out of range."""
+    for name in ("slots", "heads", "knn", "query_dim", "value_dim"):
+        if arguments[name] < 1:
+            raise ValueError(f"`{name}` is {arguments[name]}: it must be at least 1")
+    if arguments["knn"] > arguments["slots"]:
         raise ValueError(
-            f"--memory-knn is {options['knn']}: it must be at most --memory-slots, "
-            f"{options['slots']}"
+            f"`knn` is {arguments['knn']}: it must be at most `slots`, {arguments['slots']}"
         )
-    for width in options["query_hidden_dims"]:
+    for width in arguments["query_hidden_dims"]:
         if width < 1:
-            raise ValueError(f"--memory-query-hidden-dims has {width}: widths are at least 1")
-    for option in ("query_dropout", "input_dropout", "value_dropout"):
-        if not 0 <= options[option] < 1:
-            name = option.replace("_", "-")
-            raise ValueError(f"--memory-{name} is {options[option]}: it must be in [0, 1)")
-    for option, known in [("keys", KEYS), ("search", SEARCHES)]:
-        if options[option] not in known:
-            raise ValueError(
-                f"--memory-{option} is {options[option]!r}: there are {', '.join(known)}"
-            )
+            raise ValueError(f"`query_hidden_dims` has {width}: widths are at least 1")
+    for name in ("query_dropout", "input_dropout", "value_dropout"):
+        if not 0 <= arguments[name] < 1:
+            raise ValueError(f"`{name}` is {arguments[name]}: it must be in [0, 1)")
+    for name, known in [("keys", KEYS), ("search", SEARCHES)]:
+        if arguments[name] not in known:
+            raise ValueError(f"`{name}` is {arguments[name]!r}: there are {', '.join(known)}")
+    if arguments["search"] == "faiss":
+        import_faiss()

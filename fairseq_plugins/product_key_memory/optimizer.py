@@ -26,6 +26,7 @@ from fairseq_plugins.fairseq_integration.optimizers import (
     adam_options,
     update_rule,
 )
+from fairseq_plugins.fairseq_integration.option_names import errors_name_options
 from fairseq_plugins.product_key_memory.lazy_adam import LazyAdam
 from fairseq_plugins.product_key_memory.sharding import MemoryTable
 
@@ -60,12 +61,9 @@ class AdamWithMemory(Adam):
         memory_weight_decay: float = 0.0,
         **options: Any,
     ) -> None:
-        for option, value in [
-            ("memory-lr", memory_lr),
-            ("memory-weight-decay", memory_weight_decay),
-        ]:
+        for name, value in [("memory_lr", memory_lr), ("memory_weight_decay", memory_weight_decay)]:
             if not value >= 0:
-                raise ValueError(f"--{option} is {value}: it must be 0 or more")
+                raise ValueError(f"`{name}` is {value}: it must be 0 or more")
         super().__init__(params, **options)
         self.lazy = LazyAdam(tables, memory_lr, memory_weight_decay)
         if tables:
@@ -179,7 +177,8 @@ class FairseqAdamWithMemory(AmpScaledStep):
         params = list(params)
         rules = (update_rule(param, MemoryTable) for param in params)
         tables = {id(table): table for table in rules if table is not None}
-        self._optimizer = AdamWithMemory(params, list(tables.values()), **self.optimizer_config)
+        with errors_name_options(lambda argument: "--" + argument.replace("_", "-")):
+            self._optimizer = AdamWithMemory(params, list(tables.values()), **self.optimizer_config)
         if tables:
             sizes = (table.values.shape for table in self.tables)
             shapes = ", ".join(f"{rows:,} x {columns:,}" for rows, columns in sizes)

@@ -13,6 +13,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from fairseq_plugins.fairseq_integration.optimizers import set_update_rule
+from fairseq_plugins.fairseq_integration.option_names import errors_name_options
 from fairseq_plugins.product_key_memory.memory import KEYS, ProductKeyMemory
 from fairseq_plugins.product_key_memory.search import SEARCHES
 from fairseq_plugins.product_key_memory.usage import MemoryUsage, kl_from_uniform, usage
@@ -179,6 +180,34 @@ def check_placed(options: MemoryOptions, memories: bool, option: str) -> None:
         )
 
 
+class FairseqMemory(ProductKeyMemory):
+    """A memory in a model that fairseq trains, which notices updates and checkpoints without it."""
+
+    _num_updates = 0
+
+    def set_num_updates(self, num_updates: int) -> None:
+        """Take note of the number of updates so far; fairseq calls it before each batch.
+
+        Raises:
+            ValueError: an update was made, and the gradient of the values, which only
+                ``adam_with_memory`` knows of, was not used.
+        """
+        unused = not self.values.requires_grad and self.values.grad is not None
+        if unused and num_updates > self._num_updates:
+            raise ValueError(
+                "an update was made without the values of a product-key memory: --optimizer "
+                "adam_with_memory has to see the model's parameters one by one; give "
+                "--fp16-no-flatten-grads with --fp16, and no optimizer around it"
+            )
+        self._num_updates = num_updates
+
+    def _save_to_state_dict(self, *args: Any, **kwargs: Any) -> None:
+        try:
+            super()._save_to_state_dict(*args, **kwargs)
+        except ValueError as error:
+            raise ValueError(f"{error}; in fairseq, leave out --no-save-optimizer-state") from None
+
+
 def build_memory(options: MemoryOptions, embed_dim: int) -> ProductKeyMemory:
     """Return a memory for a model of width ``embed_dim``.
 
@@ -189,23 +218,25 @@ def build_memory(options: MemoryOptions, embed_dim: int) -> ProductKeyMemory:
     Raises:
         ValueError: an option has a value that no memory has.
     """
-    memory = ProductKeyMemory(
-        embed_dim,
-        slots=options.memory_slots,
-        heads=options.memory_heads,
-        knn=options.memory_knn,
-        query_dim=options.memory_query_dim,
-        value_dim=options.memory_value_dim,
-        query_hidden_dims=_parse_hidden_dims(options.memory_query_hidden_dims),
-        query_batch_norm=options.memory_query_batch_norm,
-        query_layer_norm=options.memory_query_layer_norm,
-        query_dropout=options.memory_query_dropout,
-        input_dropout=options.memory_input_dropout,
-        value_dropout=options.memory_value_dropout,
-        keys=str(options.memory_keys),
-        search=str(options.memory_search),
-        shard_values=options.memory_shard_values,
-    )
+    hidden_dims = _parse_hidden_dims(options.memory_query_hidden_dims)
+    with errors_name_options(lambda argument: "--memory-" + argument.replace("_", "-")):
+        memory = FairseqMemory(
+            embed_dim,
+            slots=options.memory_slots,
+            heads=options.memory_heads,
+            knn=options.memory_knn,
+            query_dim=options.memory_query_dim,
+            value_dim=options.memory_value_dim,
+            query_hidden_dims=hidden_dims,
+            query_batch_norm=options.memory_query_batch_norm,
+            query_layer_norm=options.memory_query_layer_norm,
+            query_dropout=options.memory_query_dropout,
+            input_dropout=options.memory_input_dropout,
+            value_dropout=options.memory_value_dropout,
+            keys=str(options.memory_keys),
+            search=str(options.memory_search),
+            shard_values=options.memory_shard_values,
+        )
     if memory.table.shard is not None and options.memory_optimizer != OPTIMIZER:
         raise ValueError(
             f"--memory-shard-values with --optimizer {options.memory_optimizer}: another one would "

@@ -24,8 +24,8 @@ class SyncBatchNorm1d(SinglePrecision):
 
     torch's own ``SyncBatchNorm`` does this on GPUs alone. Workers may have different numbers of
     tokens, also none. Statistics are computed, and kept, in single precision at least. Names are
-    those of ``torch.nn.BatchNorm1d``, but for its count of batches, which ``--store-ema`` cannot
-    average.
+    those of ``torch.nn.BatchNorm1d``, but for its count of batches, a whole number that a moving
+    average of the weights cannot take in.
 
     Args:
         features: how many there are.

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -219,17 +220,8 @@ def search_with_faiss(queries: Tensor, keys: Tensor, k: int) -> Tensor:
     """Do the same with faiss's exact inner products, on a GPU where its GPU version is installed.
 
     faiss rounds in its own way and leaves the order of equal scores open.
-
-    Raises:
-        ValueError: faiss is not installed.
     """
-    try:
-        import faiss
-    except ImportError:
-        raise ValueError(
-            "--memory-search faiss needs faiss, which is not installed: pip install faiss-cpu, or "
-            "take --memory-search torch"
-        ) from None
+    faiss = import_faiss()
     of_queries, of_keys = (x.detach().float().cpu().numpy() for x in (queries, keys))
     if queries.is_cuda and hasattr(faiss, "StandardGpuResources"):
         _, best = faiss.knn_gpu(
@@ -240,12 +232,26 @@ def search_with_faiss(queries: Tensor, keys: Tensor, k: int) -> Tensor:
     return torch.from_numpy(best).to(queries.device)
 
 
+def import_faiss() -> ModuleType:
+    """Return faiss.
+
+    Raises:
+        ValueError: it is not installed.
+    """
+    try:
+        import faiss
+    except ImportError:
+        raise ValueError(
+            "`search` faiss needs faiss, which is not installed: pip install faiss-cpu, or take "
+            "`search` torch"
+        ) from None
+    return faiss
+
+
 @functools.cache
 def _gpu_resources() -> Any:
     """Return faiss's working memory on the GPU, which takes long to allocate."""
-    import faiss
-
-    return faiss.StandardGpuResources()
+    return import_faiss().StandardGpuResources()
 
 
 SEARCHES: dict[str, Search] = {"torch": search_with_torch, "faiss": search_with_faiss}

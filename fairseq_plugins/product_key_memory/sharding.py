@@ -126,8 +126,8 @@ def own_columns(width: int) -> ColumnShard | None:
     workers = dist.get_world_size()
     if width % workers:
         raise ValueError(
-            f"--memory-shard-values with {workers} workers and values of width {width}: each takes "
-            "as many columns, so the number of workers must divide --memory-value-dim"
+            f"`shard_values` with {workers} workers and values of width {width}: each takes as "
+            "many columns, so the number of workers must divide `value_dim`"
         )
     columns = width // workers
     return ColumnShard(columns * dist.get_rank(), columns * (dist.get_rank() + 1), width)

@@ -109,8 +109,8 @@ class _WriteRows(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         rows, weights = ctx.saved_tensors
-        # tokens of which nothing depends, such as those of fairseq's batches for workers that have
-        # none left, have read in vain: their rows are to stay as they are
+        # tokens that the loss does not depend on, such as those of the batches that workers get
+        # when they have none left: their rows are to stay as they are
         used = grad.ne(0).any(-1)
         if not used.all():
             rows, weights, of_used = rows[used], weights[used], grad[used]

@@ -311,6 +311,13 @@ def test_wrong_options_are_refused(values, message):
         FairseqAdamWithMemory(options(**values), dense(make_memory()))
 
 
+@pytest.mark.parametrize("name", ["memory_lr", "memory_weight_decay"])
+def test_wrong_arguments_are_named(name):
+    memory = make_memory()
+    with pytest.raises(ValueError, match=f"^`{name}` is -1.0: it must be 0 or more$"):
+        AdamWithMemory(dense(memory), [memory.table], lr=0.01, **{name: -1.0})
+
+
 def test_no_gradient_of_the_tables_size_is_made():
     memory = make_memory()
     optimizer = AdamWithMemory(dense(memory), [memory.table], lr=0.01)
