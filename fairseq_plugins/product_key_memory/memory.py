@@ -216,24 +216,19 @@ class ProductKeyMemory(nn.Module):
 
 
 class MemorySublayer(nn.Module):
-    """Calls a memory with the padding that the layer around it has set.
+    """A memory in the place of a transformer's feed-forward sublayer, or after it (section 3.3).
 
     Args:
-        memory: what is called.
-
-    Attributes:
-        padding_mask: true for padding, of the shape of the input without its last dimension; None
-            for no padding. The layer sets it before each call.
+        memory: what is read; what is around it adds that to the input.
     """
 
     def __init__(self, memory: ProductKeyMemory) -> None:
         super().__init__()
         self.memory = memory
-        self.padding_mask: Tensor | None = None
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Map (…, d) to (…, d)."""
-        return self.memory(x, self.padding_mask)
+    def forward(self, x: Tensor, padding_mask: Tensor | None = None) -> Tensor:
+        """Map ``x`` (…, d) to (…, d); ``padding_mask`` (…) is true for padding."""
+        return self.memory(x, padding_mask)
 
 
 def _check(arguments: dict[str, Any]) -> None:

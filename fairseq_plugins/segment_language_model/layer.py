@@ -92,20 +92,20 @@ class SegmentLayer(nn.Module):
             padding_mask: (B, T), true for padding, which product-key memories pass over; None for
                 no padding.
         """
-        # here and not in the decoder: activations that are computed again need the same mask
-        if self.product_key_memory is not None:
-            self.product_key_memory.padding_mask = padding_mask
         x, state = self._attend(x, terms, memory)
         if self.feed_forward is not None:
-            x = self._add(self.feed_forward, self.final_layer_norm, x)
+            x = self._add(self.feed_forward, self.final_layer_norm, x, padding_mask)
         if self.memory_sublayer is not None:
-            x = self._add(self.memory_sublayer, self.memory_layer_norm, x)
+            x = self._add(self.memory_sublayer, self.memory_layer_norm, x, padding_mask)
         return x, state
 
-    def _add(self, sublayer: nn.Module, layer_norm: nn.Module, x: Tensor) -> Tensor:
+    def _add(
+        self, sublayer: nn.Module, layer_norm: nn.Module, x: Tensor, padding_mask: Tensor | None
+    ) -> Tensor:
+        padding = (padding_mask,) if isinstance(sublayer, MemorySublayer) else ()
         if self.normalize_before:
-            return x + self.dropout(sublayer(layer_norm(x)))
-        return layer_norm(x + self.dropout(sublayer(x)))
+            return x + self.dropout(sublayer(layer_norm(x), *padding))
+        return layer_norm(x + self.dropout(sublayer(x, *padding)))
 
     def _attend(
         self, x: Tensor, terms: DistanceTerms, memory: LayerState | None

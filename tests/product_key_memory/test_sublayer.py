@@ -6,6 +6,7 @@ import pytest
 import torch
 from fairseq.logging import metrics
 
+from fairseq_plugins.product_key_memory.transformer_layers import padding_of_last_tokens
 from fairseq_plugins.segment_language_model.recurrence import SegmentMemory
 from tests import tiny
 from tests.product_key_memory.tiny import (
@@ -96,14 +97,10 @@ def test_padding_takes_no_part_in_batch_norm(kind):
 
 def test_the_mask_is_that_of_the_last_tokens():
     """Whatever the width of the mask: a decoder may be given that of all tokens so far."""
-    layer = tiny_language_model(memory_layers="1").decoder.layers[0]
     mask = torch.tensor([[True, False, False], [False, False, True]])
-    layer._set_padding(torch.zeros(1, 2, 16), mask)
-    assert layer.fc1.padding_mask.tolist() == [[False, True]]
-    layer._set_padding(torch.zeros(3, 2, 16), mask)
-    assert torch.equal(layer.fc1.padding_mask, mask.t())
-    layer._set_padding(torch.zeros(3, 2, 16), None)
-    assert layer.fc1.padding_mask is None
+    assert padding_of_last_tokens(mask, torch.zeros(1, 2, 16)).tolist() == [[False, True]]
+    assert torch.equal(padding_of_last_tokens(mask, torch.zeros(3, 2, 16)), mask.t())
+    assert padding_of_last_tokens(None, torch.zeros(3, 2, 16)) is None
 
 
 @PLACES
