@@ -260,7 +260,7 @@ def build_layers(
         if model == MODELS.ours:
             memory.keep_gradient_beside_autograd()
             learned = [weight for weight in memory.parameters() if weight.requires_grad]
-            return memory, [AdamWithMemory(learned, [memory.values], MEMORY_LEARNING_RATE, **rates)]
+            return memory, [AdamWithMemory(learned, [memory.table], MEMORY_LEARNING_RATE, **rates)]
         module = PlainMemory(memory, sparse=model == MODELS.sparse)
         table = {"params": [module.values.weight], "lr": MEMORY_LEARNING_RATE, "betas": BETAS}
         rest = [weight for weight in module.parameters() if weight is not module.values.weight]

@@ -1,93 +1,98 @@
-"""Selections of the best scores on a CPU, in one pass over the scores.
+"""What a CPU computes in one pass, in loops that numba compiles: selections, sums, updates.
 
-Equal scores are ranked as :mod:`.product_key_search` says. Scores that are not numbers go first, in
-any order.
+torch would take several operations, each of which reads and writes all the numbers again. numba
+takes half a second to import, so its loops, in :mod:`.numba_loops`, are imported at the first call.
 
-Shapes: R rows, n scores of a row, k wanted, N queries, H heads, n also sub-keys of each half.
+Shapes: R rows, n scores of a row, k wanted, N queries, H heads, n also sub-keys of each half, M
+rows to sum, P places, U sums or rows that were read, K rows of a table, d width.
 """
 
-import numba
+from __future__ import annotations
+
+import functools
+import logging
+from types import ModuleType
+
 import numpy as np
+import torch
+from torch import Tensor
 
-from fairseq_plugins.product_key_memory.compiled_loops import compiled
+logger = logging.getLogger(__name__)
 
 
-@numba.njit(inline="always")
-def _insert(score, number, filled, scores, numbers):
-    """Give a score and its number their place among ``filled`` sorted ones; the last drops out.
+def use_numba(x: Tensor) -> bool:
+    """Return whether ``x`` is for the loops: on a CPU, in single or double precision.
 
-    It goes behind equal scores.
+    Where numba is not installed nothing is.
     """
-    place = filled
-    if filled == len(scores):
-        place -= 1
-        if score <= scores[place] or scores[place] != scores[place]:
-            return
-    while place > 0 and (scores[place - 1] < score or score != score):
-        scores[place] = scores[place - 1]
-        numbers[place] = numbers[place - 1]
-        place -= 1
-    scores[place] = score
-    numbers[place] = number
+    on_cpu = x.device.type == "cpu" and x.dtype in (torch.float32, torch.float64)
+    return on_cpu and _has_numba()
 
 
-@numba.njit(inline="always")
-def _select(row, scores, numbers):
-    """Write the largest of ``row`` (n,) to ``scores`` (k,), largest first, and their numbers."""
-    n, k = len(row), len(scores)
-    # the largest of each of k groups: k scores are at least as large as the least of those
-    for place in range(k):
-        scores[place] = -np.inf
-    for start in range(0, n - k + 1, k):
-        for place in range(k):
-            if row[start + place] > scores[place]:
-                scores[place] = row[start + place]
-    floor = scores.min()
-    candidates = np.empty(n + 1, np.int64)
-    count = 0
-    for number in range(n):
-        # written in any case, which takes less time than to guess wrongly
-        candidates[count] = number
-        count += not row[number] < floor
-    for i in range(count):
-        _insert(row[candidates[i]], candidates[i], min(i, k), scores, numbers)
+@functools.cache
+def _has_numba() -> bool:
+    try:
+        import numba  # noqa: F401
+    except ImportError as error:
+        # not installed, or for another version of numpy
+        logger.warning("memories on this CPU go without compiled loops, slowly: %s", error)
+        return False
+    return True
 
 
-@compiled
-def select(rows, numbers):
-    """Write the numbers (R, k) of the largest of ``rows`` (R, n), largest first."""
-    for r in numba.prange(len(rows)):
-        scores = np.empty(numbers.shape[1], rows.dtype)
-        _select(rows[r], scores, numbers[r])
+def _loops() -> ModuleType:
+    from fairseq_plugins.product_key_memory import numba_loops
+
+    return numba_loops
 
 
-@compiled
-def select_pairs(scores, sums, slots):
-    """Write the largest sums of two scores (N, H, k), best first, and the slots of those pairs.
+def select(rows: Tensor, k: int) -> Tensor:
+    """Return the numbers (R, k) of the largest of ``rows`` (R, n), largest first."""
+    best = torch.empty(len(rows), k, dtype=torch.long)
+    _loops().select(rows.contiguous().numpy(), best.numpy())
+    return best
 
-    Only pairs of ranks that can win are added up: of two lists sorted downwards, pair (a, b), from
-    1, has a·b pairs up to its own ahead of it, and those with a larger b are no better.
+
+def select_pairs(scores: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """Return the largest sums of two scores (N, H, k), best first, and the slots of those pairs.
 
     Args:
         scores: of the sub-keys of both halves, (H, 2, N, n).
-        sums: written to.
-        slots: written to.
+        k: at most n².
     """
-    heads, _, queries, n = scores.shape
-    k = sums.shape[2]
-    ranks = min(k, n)
-    for place in numba.prange(heads * queries):
-        head, query = place // queries, place % queries
-        scores_a, numbers_a = np.empty(ranks, scores.dtype), np.empty(ranks, np.int64)
-        scores_b, numbers_b = np.empty(ranks, scores.dtype), np.empty(ranks, np.int64)
-        _select(scores[head, 0, query], scores_a, numbers_a)
-        _select(scores[head, 1, query], scores_b, numbers_b)
-        best, pairs = sums[query, head], slots[query, head]
-        found = 0
-        for a in range(ranks):
-            for b in range(min(ranks, k // (a + 1))):
-                total = scores_a[a] + scores_b[b]
-                if found == k and total <= best[k - 1]:
-                    break
-                _insert(total, numbers_a[a] * n + numbers_b[b], found, best, pairs)
-                found = min(found + 1, k)
+    heads, _, queries, _ = scores.shape
+    sums = scores.new_empty(queries, heads, k)
+    slots = torch.empty(queries, heads, k, dtype=torch.long)
+    _loops().select_pairs(scores.numpy(), sums.numpy(), slots.numpy())
+    return sums, slots
+
+
+def sum_rows(rows: Tensor, places: Tensor, weights: Tensor, starts: Tensor, sums: Tensor) -> None:
+    """Write the weighted sums of ``rows`` (M, d) to ``sums`` (U, d).
+
+    Args:
+        rows: (M, d), contiguous.
+        places: numbers of rows (P,), those of the first sum first.
+        weights: of each, (P,).
+        starts: where the sums' places begin, and at last P: (U + 1,). None is empty.
+        sums: written to.
+    """
+    _loops().sum_rows(*(x.detach().numpy() for x in (rows, places, weights, starts, sums)))
+
+
+def update_rows(
+    values: Tensor,
+    exp_avg: Tensor,
+    exp_avg_sq: Tensor,
+    rows: Tensor,
+    grads: Tensor,
+    betas: tuple[float, float],
+    scale: Tensor,
+    decay: float,
+    step_size: float,
+    eps: float,
+) -> None:
+    """Do what :func:`.lazy_adam.update_rows` does."""
+    arrays = (x.detach().numpy() for x in (values, exp_avg, exp_avg_sq, rows, grads))
+    numbers = betas[0], 1 - betas[0], betas[1], 1 - betas[1], scale.item(), decay, step_size, eps
+    _loops().update_rows(*arrays, np.float32(numbers))

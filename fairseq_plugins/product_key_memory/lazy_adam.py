@@ -17,12 +17,12 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from fairseq_plugins.product_key_memory.loop_choice import in_loops
-from fairseq_plugins.product_key_memory.sharding import gather_columns
+from fairseq_plugins.product_key_memory import cpu_kernels
+from fairseq_plugins.product_key_memory.cpu_kernels import use_numba
+from fairseq_plugins.product_key_memory.sharding import MemoryTable, gather_columns
 
 # How many numbers of a table are updated at a time: enough to keep the device busy, while copies of
 # them take little memory.
@@ -67,40 +67,20 @@ def update_rows(
     values.index_copy_(0, rows, value)
 
 
-def update_rows_in_loop(
-    values: Tensor,
-    exp_avg: Tensor,
-    exp_avg_sq: Tensor,
-    rows: Tensor,
-    grads: Tensor,
-    betas: tuple[float, float],
-    scale: Tensor,
-    decay: float,
-    step_size: float,
-    eps: float,
-) -> None:
-    """Do the same on a CPU, where operations one after the other would wait for its memory."""
-    from fairseq_plugins.product_key_memory.lazy_adam_loop import update_rows as update
-
-    arrays = (x.detach().numpy() for x in (values, exp_avg, exp_avg_sq, rows, grads))
-    numbers = betas[0], 1 - betas[0], betas[1], 1 - betas[1], scale.item(), decay, step_size, eps
-    update(*arrays, np.float32(numbers))
-
-
 class LazyAdam:
     """Updates tables of values by sparse gradients, and keeps their moments.
 
     The state of a table is ``step``, ``exp_avg`` and ``exp_avg_sq`` (K, d), in single precision,
     and for a table of lower precision ``master``, its values in single precision. A table that is
-    sharded over workers (see :mod:`.column_shards`) has its own columns' state.
+    sharded over workers (see :mod:`.sharding`) has its own columns' state.
 
     Args:
-        tables: parameters (K, d).
+        tables: whose values (K, d) have sparse, coalesced gradients.
         lr: learning rate.
         weight_decay: of the rows that were read.
     """
 
-    def __init__(self, tables: list[nn.Parameter], lr: float, weight_decay: float) -> None:
+    def __init__(self, tables: list[MemoryTable], lr: float, weight_decay: float) -> None:
         self.tables = tables
         self.lr = lr
         self.weight_decay = weight_decay
@@ -111,24 +91,25 @@ class LazyAdam:
     def update(self, betas: tuple[float, float], eps: float, scale: Tensor) -> None:
         """Take a step with the gradients of the tables, multiplied by ``scale``, and clear them."""
         for table, state in zip(self.tables, self.state, strict=True):
-            grad, table.grad = table.grad, None
+            values = table.values
+            grad, values.grad = values.grad, None
             if grad is not None:
-                self._start(state, table)
-                self._update_rows(table, state, grad, betas, eps, scale.to(table.device))
-                if hasattr(table, "spare"):
+                self._start(state, values)
+                self._update_rows(values, state, grad, betas, eps, scale.to(values.device))
+                if table.spare is not None:
                     table.spare.give_back(grad.values())
 
-    def _start(self, state: dict[str, Any], table: nn.Parameter) -> None:
+    def _start(self, state: dict[str, Any], values: Tensor) -> None:
         if not state:
             state["step"] = 0
             for name in ("exp_avg", "exp_avg_sq"):
-                state[name] = torch.zeros_like(table, dtype=torch.float32)
-        if table.dtype != torch.float32 and "master" not in state:
-            state["master"] = table.detach().float()
+                state[name] = torch.zeros_like(values, dtype=torch.float32)
+        if values.dtype != torch.float32 and "master" not in state:
+            state["master"] = values.detach().float()
 
     def _update_rows(
         self,
-        table: nn.Parameter,
+        values: Tensor,
         state: dict[str, Any],
         grad: Tensor,
         betas: tuple[float, float],
@@ -139,15 +120,16 @@ class LazyAdam:
         correction1, correction2 = (1 - beta ** state["step"] for beta in betas)
         step_size = self.lr * correction2**0.5 / correction1
         decay = self.weight_decay * self.lr
-        values = state.get("master", table)
-        update = update_rows_in_loop if in_loops(values) else update_rows
-        length = max(1, UPDATED_AT_ONCE[table.device.type] // table.size(1))
+        # in single precision
+        exact = state.get("master", values)
+        update = cpu_kernels.update_rows if use_numba(exact) else update_rows
+        length = max(1, UPDATED_AT_ONCE[values.device.type] // values.size(1))
         parts = (whole.split(length) for whole in (grad.indices()[0], grad.values()))
         for rows, grads in zip(*parts, strict=True):
             moments = state["exp_avg"], state["exp_avg_sq"]
-            update(values, *moments, rows, grads.float(), betas, scale, decay, step_size, eps)
-            if values is not table:
-                table.index_copy_(0, rows, values.index_select(0, rows).to(table.dtype))
+            update(exact, *moments, rows, grads.float(), betas, scale, decay, step_size, eps)
+            if exact is not values:
+                values.index_copy_(0, rows, exact.index_select(0, rows).to(values.dtype))
 
     def gather(self) -> None:
         """Gather sharded tables and their state in worker 0, for one ``state_dict()`` of each.
@@ -156,8 +138,8 @@ class LazyAdam:
         """
         self._gathered = []
         for table, state in zip(self.tables, self.state, strict=True):
-            if hasattr(table, "shard"):
-                table.gathered = gather_columns(table)
+            table.gather()
+            if table.shard is not None:
                 state = {
                     name: gather_columns(value) if isinstance(value, Tensor) else value
                     for name, value in state.items()
@@ -170,7 +152,7 @@ class LazyAdam:
         Raises:
             ValueError: there are some, and :meth:`gather` was not called.
         """
-        if not any(hasattr(table, "shard") for table in self.tables):
+        if not any(table.shard is not None for table in self.tables):
             return self.state
         gathered, self._gathered = self._gathered, None
         if gathered is None:
@@ -195,20 +177,19 @@ class LazyAdam:
             self._loaded(saved, table) for saved, table in zip(states, self.tables, strict=True)
         ]
 
-    def _loaded(self, saved: dict[str, Any], table: nn.Parameter) -> dict[str, Any]:
+    def _loaded(self, saved: dict[str, Any], table: MemoryTable) -> dict[str, Any]:
         if not saved:
             return {}
-        shard = getattr(table, "shard", None)
-        shape = (len(table), table.size(1) if shard is None else shard.width)
-        if saved["exp_avg"].shape != shape:
+        values, shard = table.values, table.shard
+        if saved["exp_avg"].shape != table.shape:
             raise ValueError(
                 "the checkpoint's optimizer state is of a memory with values of shape "
-                f"{tuple(saved['exp_avg'].shape)}, here {shape}: give --reset-optimizer"
+                f"{tuple(saved['exp_avg'].shape)}, here {table.shape}: give --reset-optimizer"
             )
         state: dict[str, Any] = {"step": int(saved["step"])}
         for name in ("exp_avg", "exp_avg_sq", "master"):
-            if name in saved and (name != "master" or table.dtype != torch.float32):
+            if name in saved and (name != "master" or values.dtype != torch.float32):
                 # cut before it is moved: the whole may be larger than the device's memory
                 own = saved[name] if shard is None else shard.of(saved[name])
-                state[name] = own.to(table.device, torch.float32, copy=True)
+                state[name] = own.to(values.device, torch.float32, copy=True)
         return state

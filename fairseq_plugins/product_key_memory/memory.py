@@ -23,11 +23,12 @@ import torch
 from torch import Tensor, nn
 
 from fairseq_plugins.fairseq_integration.forward_passes import is_recomputed
-from fairseq_plugins.product_key_memory.product_key_search import SEARCHES, FlatKeys, ProductKeys
+from fairseq_plugins.product_key_memory.keys import FlatKeys, ProductKeys
 from fairseq_plugins.product_key_memory.query import QueryNetwork
+from fairseq_plugins.product_key_memory.search import SEARCHES, import_faiss
 from fairseq_plugins.product_key_memory.sharding import (
+    MemoryTable,
     draw_columns,
-    gather_columns,
     own_columns,
     sharded_weighted_sum,
 )
@@ -67,7 +68,8 @@ class ProductKeyMemory(nn.Module):
             the values alone; see :mod:`.column_shards`.
 
     Raises:
-        ValueError: a number is out of range, or ``keys`` or ``search`` is unknown.
+        ValueError: a number is out of range, ``keys`` or ``search`` is unknown, or faiss is not
+            installed.
     """
 
     def __init__(
@@ -103,15 +105,14 @@ class ProductKeyMemory(nn.Module):
             query_dropout,
         )
         self.keys = KEYS[keys](heads, slots, query_dim, search)
-        self.shard = own_columns(value_dim) if shard_values else None
-        if self.shard is None:
+        shard = own_columns(value_dim) if shard_values else None
+        if shard is None:
             self.values = nn.Parameter(torch.empty(slots, value_dim))
             nn.init.normal_(self.values, std=value_dim**-0.5)
         else:
-            self.values = nn.Parameter(torch.empty(slots, self.shard.stop - self.shard.start))
-            draw_columns(self.values, self.shard, value_dim**-0.5)
-            # tells the optimizer
-            self.values.shard = self.shard
+            self.values = nn.Parameter(torch.empty(slots, shard.stop - shard.start))
+            draw_columns(self.values, shard, value_dim**-0.5)
+        self._table = MemoryTable(self.values, shard)
         self.value_dropout = nn.Dropout(value_dropout)
         self.projection = nn.Linear(value_dim, embed_dim) if value_dim != embed_dim else None
         self.knn = knn
@@ -119,6 +120,13 @@ class ProductKeyMemory(nn.Module):
         self.sparse = sparse
         self.usage: MemoryUsage | None = None
         self._gradient_beside_autograd = False
+
+    @property
+    def table(self) -> MemoryTable:
+        """Return the values as an optimizer and checkpoints need them."""
+        # casting and loading may have put another parameter in the old one's place
+        self._table.values = self.values
+        return self._table
 
     def forward(self, x: Tensor, padding_mask: Tensor | None = None) -> Tensor:
         """Map ``x`` (…, d) to (…, d).
@@ -142,8 +150,9 @@ class ProductKeyMemory(nn.Module):
         if self.usage is not None:
             self.usage.record(slots, weights)
         # heads are summed as slots are: (N, H, k) -> (N, H·k) -> (N, d_v)
-        read = weighted_sum if self.shard is None else sharded_weighted_sum
-        summed = read(self._table(), slots.flatten(1), weights.flatten(1), self.sparse)
+        read = weighted_sum if self._table.shard is None else sharded_weighted_sum
+        spare = self._table.spare
+        summed = read(self._leaf(), slots.flatten(1), weights.flatten(1), self.sparse, spare)
         summed = self.value_dropout(summed.to(x.dtype))
         return summed if self.projection is None else self.projection(summed)
 
@@ -155,7 +164,7 @@ class ProductKeyMemory(nn.Module):
         take the memory of that tensor: copy what is to be kept.
         """
         self.values.requires_grad_(False)
-        self.values.spare = SpareRows(len(self.values))
+        self._table.spare = SpareRows(len(self.values))
         self.sparse = True
         self._gradient_beside_autograd = True
 
@@ -164,44 +173,41 @@ class ProductKeyMemory(nn.Module):
 
         All workers must call it.
         """
-        if self.shard is not None:
-            self.values.gathered = gather_columns(self.values)
+        self.table.gather()
 
     def _save_to_state_dict(self, destination: dict, prefix: str, keep_vars: bool) -> None:
         super()._save_to_state_dict(destination, prefix, keep_vars)
-        if self.shard is not None:
-            gathered = getattr(self.values, "gathered", None)
-            if gathered is None:
+        if self._table.shard is not None:
+            if self._table.gathered is None:
                 raise ValueError(
                     "the values are sharded over workers, and have not been gathered: call "
-                    "gather_values() on all workers before state_dict() on worker 0; in fairseq, "
-                    "leave out --no-save-optimizer-state"
+                    "gather_values() on all workers before state_dict() on worker 0"
                 )
-            destination[prefix + "values"], self.values.gathered = gathered, None
+            destination[prefix + "values"], self._table.gathered = self._table.gathered, None
 
     def _load_from_state_dict(
         self, state_dict: dict, prefix: str, *args: Any, **kwargs: Any
     ) -> None:
-        values = state_dict.get(prefix + "values")
-        if self.shard is not None and values is not None and values.size(1) == self.shard.width:
-            state_dict = {**state_dict, prefix + "values": self.shard.of(values)}
+        values, shard = state_dict.get(prefix + "values"), self._table.shard
+        if shard is not None and values is not None and values.size(1) == shard.width:
+            state_dict = {**state_dict, prefix + "values": shard.of(values)}
         super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
 
-    def _table(self) -> Tensor:
+    def _leaf(self) -> Tensor:
+        """Return the values as autograd is to see them in this pass."""
         if not (self._gradient_beside_autograd and torch.is_grad_enabled() and self.training):
             return self.values
-        # fairseq clears gradients before an update, but with --fp16 only those that it knows: if
-        # the keys have none, what is here was left by a pass that ran out of memory
+        # training code may clear only the gradients that it knows of: if the keys have none, what
+        # is here was left by a pass that failed
         first_keys = next(self.keys.parameters())
         if first_keys.requires_grad and first_keys.grad is None and not is_recomputed():
             self.values.grad = None
-        table = self.values.detach().requires_grad_()
-        table.spare = getattr(self.values, "spare", None)
-        table.register_post_accumulate_grad_hook(self._add_gradient)
-        return table
+        leaf = self.values.detach().requires_grad_()
+        leaf.register_post_accumulate_grad_hook(self._add_gradient)
+        return leaf
 
-    def _add_gradient(self, table: Tensor) -> None:
-        grad, table.grad = table.grad, None
+    def _add_gradient(self, leaf: Tensor) -> None:
+        grad, leaf.grad = leaf.grad, None
         # as weighted_sum made it, each row once and rising, which torch no longer knows of
         grad = rows_as_gradient(grad._indices()[0], grad._values(), grad.shape)
         if self.values.grad is not None:
@@ -209,30 +215,39 @@ class ProductKeyMemory(nn.Module):
         self.values.grad = grad
 
 
-def _check(options: dict) -> None:
-    for option, name in [
-        ("slots", "slots"),
-        ("heads", "heads"),
-        ("knn", "knn"),
-        ("query_dim", "query-dim"),
-        ("value_dim", "value-dim"),
-    ]:
-        if options[option] < 1:
-            raise ValueError(f"--memory-{name} is {options[option]}: it must be at least 1")
-    if options["knn"] > options["slots"]:
+class MemorySublayer(nn.Module):
+    """A memory in the place of a transformer's feed-forward sublayer, or after it (section 3.3).
+
+    Args:
+        memory: what is read; what is around it adds that to the input.
+    """
+
+    def __init__(self, memory: ProductKeyMemory) -> None:
+        super().__init__()
+        self.memory = memory
+
+    def forward(self, x: Tensor, padding_mask: Tensor | None = None) -> Tensor:
+        """Map ``x`` (…, d) to (…, d); ``padding_mask`` (…) is true for padding."""
+        return self.memory(x, padding_mask)
+
+
+def _check(arguments: dict[str, Any]) -> None:
+    """Raise ``ValueError`` for arguments of :class:`ProductKeyMemory` out of range."""
+    for name in ("slots", "heads", "knn", "query_dim", "value_dim"):
+        if arguments[name] < 1:
+            raise ValueError(f"`{name}` is {arguments[name]}: it must be at least 1")
+    if arguments["knn"] > arguments["slots"]:
         raise ValueError(
-            f"--memory-knn is {options['knn']}: it must be at most --memory-slots, "
-            f"{options['slots']}"
+            f"`knn` is {arguments['knn']}: it must be at most `slots`, {arguments['slots']}"
         )
-    for width in options["query_hidden_dims"]:
+    for width in arguments["query_hidden_dims"]:
         if width < 1:
-            raise ValueError(f"--memory-query-hidden-dims has {width}: widths are at least 1")
-    for option in ("query_dropout", "input_dropout", "value_dropout"):
-        if not 0 <= options[option] < 1:
-            name = option.replace("_", "-")
-            raise ValueError(f"--memory-{name} is {options[option]}: it must be in [0, 1)")
-    for option, known in [("keys", KEYS), ("search", SEARCHES)]:
-        if options[option] not in known:
-            raise ValueError(
-                f"--memory-{option} is {options[option]!r}: there are {', '.join(known)}"
-            )
+            raise ValueError(f"`query_hidden_dims` has {width}: widths are at least 1")
+    for name in ("query_dropout", "input_dropout", "value_dropout"):
+        if not 0 <= arguments[name] < 1:
+            raise ValueError(f"`{name}` is {arguments[name]}: it must be in [0, 1)")
+    for name, known in [("keys", KEYS), ("search", SEARCHES)]:
+        if arguments[name] not in known:
+            raise ValueError(f"`{name}` is {arguments[name]!r}: there are {', '.join(known)}")
+    if arguments["search"] == "faiss":
+        import_faiss()

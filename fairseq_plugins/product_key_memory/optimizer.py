@@ -21,10 +21,14 @@ from fairseq.optim import register_optimizer
 from fairseq.optim.adam import Adam, FairseqAdamConfig
 from torch import Tensor, nn
 
-from fairseq_plugins.fairseq_integration.optimizers import AmpScaledStep, adam_options
+from fairseq_plugins.fairseq_integration.optimizers import (
+    AmpScaledStep,
+    adam_options,
+    update_rule,
+)
+from fairseq_plugins.fairseq_integration.option_names import errors_name_options
 from fairseq_plugins.product_key_memory.lazy_adam import LazyAdam
-from fairseq_plugins.product_key_memory.sparse_rows import average_over_workers
-from fairseq_plugins.product_key_memory.values import rows_as_gradient
+from fairseq_plugins.product_key_memory.sharding import MemoryTable
 
 logger = logging.getLogger(__name__)
 
@@ -39,7 +43,7 @@ class AdamWithMemory(Adam):
 
     Args:
         params: parameters with dense gradients.
-        tables: parameters (K, d) with sparse, coalesced gradients, or none.
+        tables: of the memories, whose values have sparse, coalesced gradients, or none.
         memory_lr: learning rate of the tables, which no schedule changes.
         memory_weight_decay: of the rows that were read.
         options: of fairseq's Adam: ``lr``, ``betas``, ``eps``, ``weight_decay``; the tables have
@@ -52,17 +56,14 @@ class AdamWithMemory(Adam):
     def __init__(
         self,
         params: Iterable[nn.Parameter],
-        tables: list[nn.Parameter],
+        tables: list[MemoryTable],
         memory_lr: float = 1e-3,
         memory_weight_decay: float = 0.0,
         **options: Any,
     ) -> None:
-        for option, value in [
-            ("memory-lr", memory_lr),
-            ("memory-weight-decay", memory_weight_decay),
-        ]:
+        for name, value in [("memory_lr", memory_lr), ("memory_weight_decay", memory_weight_decay)]:
             if not value >= 0:
-                raise ValueError(f"--{option} is {value}: it must be 0 or more")
+                raise ValueError(f"`{name}` is {value}: it must be 0 or more")
         super().__init__(params, **options)
         self.lazy = LazyAdam(tables, memory_lr, memory_weight_decay)
         if tables:
@@ -72,7 +73,7 @@ class AdamWithMemory(Adam):
             self.start_scale()
 
     @property
-    def tables(self) -> list[nn.Parameter]:
+    def tables(self) -> list[MemoryTable]:
         """Return the tables with sparse gradients."""
         return self.lazy.tables
 
@@ -95,7 +96,7 @@ class AdamWithMemory(Adam):
         """Clear all gradients."""
         super().zero_grad(set_to_none)
         for table in self.tables:
-            table.grad = None
+            table.values.grad = None
         self.start_scale()
 
     @torch.no_grad()
@@ -163,7 +164,7 @@ class FairseqAdamWithMemory(AmpScaledStep):
     Args:
         cfg: the options.
         params: the model's parameters, or fairseq's copies of them in single precision. The
-            attribute ``param_group`` of some is the table of the memory that they belong to.
+            update rule of some is the :class:`.MemoryTable` of the memory that they belong to.
 
     Raises:
         ValueError: an option is negative, or one of ``adam`` that does not go with memories.
@@ -174,11 +175,13 @@ class FairseqAdamWithMemory(AmpScaledStep):
         if cfg.fp16_adam_stats:
             raise ValueError("--fp16-adam-stats with --optimizer adam_with_memory: leave it out")
         params = list(params)
-        linked = (getattr(param, "param_group", None) for param in params)
-        tables = {id(table): table for table in linked if isinstance(table, nn.Parameter)}
-        self._optimizer = AdamWithMemory(params, list(tables.values()), **self.optimizer_config)
+        rules = (update_rule(param, MemoryTable) for param in params)
+        tables = {id(table): table for table in rules if table is not None}
+        with errors_name_options(lambda argument: "--" + argument.replace("_", "-")):
+            self._optimizer = AdamWithMemory(params, list(tables.values()), **self.optimizer_config)
         if tables:
-            shapes = ", ".join(f"{len(table):,} x {table.size(1):,}" for table in self.tables)
+            sizes = (table.values.shape for table in self.tables)
+            shapes = ", ".join(f"{rows:,} x {columns:,}" for rows, columns in sizes)
             logger.info("lazy Adam updates the values of memories: %s numbers", shapes)
         else:
             logger.info("no parameter belongs to a memory: this is fairseq's Adam")
@@ -193,8 +196,8 @@ class FairseqAdamWithMemory(AmpScaledStep):
         }
 
     @property
-    def tables(self) -> list[nn.Parameter]:
-        """Return the memories' values."""
+    def tables(self) -> list[MemoryTable]:
+        """Return the memories' tables."""
         return self._optimizer.tables
 
     def all_reduce_grads(self, module: nn.Module) -> None:
@@ -205,14 +208,8 @@ class FairseqAdamWithMemory(AmpScaledStep):
         # a criterion with parameters comes in a call of its own
         in_module = {id(parameter) for parameter in module.parameters()}
         for table in self.tables:
-            if id(table) not in in_module:
-                continue
-            if not hasattr(table, "shard"):
-                table.grad = average_over_workers(table, table.grad)
-            elif table.grad is not None:
-                # the own columns' gradient is the sum over all workers' tokens already
-                mean = table.grad.values() / dist.get_world_size()
-                table.grad = rows_as_gradient(table.grad.indices()[0], mean, table.shape)
+            if id(table.values) in in_module:
+                table.average_gradient()
 
     def clip_grad_norm(
         self, max_norm: float, aggregate_norm_fn: Callable[[Tensor], Tensor] | None = None
@@ -227,19 +224,11 @@ class FairseqAdamWithMemory(AmpScaledStep):
         scale = self._optimizer.take_scale()
         norm = super().clip_grad_norm(0, aggregate_norm_fn)
         for table in self.tables:
-            if table.grad is not None:
-                norm = torch.hypot(norm, self._norm_of(table).to(norm.device) * scale)
+            if table.values.grad is not None:
+                norm = torch.hypot(norm, table.gradient_norm().to(norm.device) * scale)
         self._optimizer.scale.grad = scale
         if not norm.isfinite():
             self.zero_grad()
         elif max_norm > 0:
             self.multiply_grads((max_norm / (norm + 1e-6)).clamp(max=1))
-        return norm
-
-    def _norm_of(self, table: nn.Parameter) -> Tensor:
-        norm = torch.linalg.vector_norm(table.grad.values(), dtype=torch.float32)
-        if hasattr(table, "shard"):
-            squares = norm.square()
-            dist.all_reduce(squares)
-            norm = squares.sqrt()
         return norm

@@ -2,16 +2,21 @@
 
 import dataclasses
 import logging
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Optional
 
 from fairseq.dataclass import ChoiceEnum, FairseqDataclass
+from fairseq.logging import metrics
 from omegaconf import II
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from fairseq_plugins.fairseq_integration.optimizers import set_update_rule
+from fairseq_plugins.fairseq_integration.option_names import errors_name_options
 from fairseq_plugins.product_key_memory.memory import KEYS, ProductKeyMemory
-from fairseq_plugins.product_key_memory.product_key_search import SEARCHES
+from fairseq_plugins.product_key_memory.search import SEARCHES
+from fairseq_plugins.product_key_memory.usage import MemoryUsage, kl_from_uniform, usage
 
 logger = logging.getLogger(__name__)
 
@@ -175,6 +180,34 @@ def check_placed(options: MemoryOptions, memories: bool, option: str) -> None:
         )
 
 
+class FairseqMemory(ProductKeyMemory):
+    """A memory in a model that fairseq trains, which notices updates and checkpoints without it."""
+
+    _num_updates = 0
+
+    def set_num_updates(self, num_updates: int) -> None:
+        """Take note of the number of updates so far; fairseq calls it before each batch.
+
+        Raises:
+            ValueError: an update was made, and the gradient of the values, which only
+                ``adam_with_memory`` knows of, was not used.
+        """
+        unused = not self.values.requires_grad and self.values.grad is not None
+        if unused and num_updates > self._num_updates:
+            raise ValueError(
+                "an update was made without the values of a product-key memory: --optimizer "
+                "adam_with_memory has to see the model's parameters one by one; give "
+                "--fp16-no-flatten-grads with --fp16, and no optimizer around it"
+            )
+        self._num_updates = num_updates
+
+    def _save_to_state_dict(self, *args: Any, **kwargs: Any) -> None:
+        try:
+            super()._save_to_state_dict(*args, **kwargs)
+        except ValueError as error:
+            raise ValueError(f"{error}; in fairseq, leave out --no-save-optimizer-state") from None
+
+
 def build_memory(options: MemoryOptions, embed_dim: int) -> ProductKeyMemory:
     """Return a memory for a model of width ``embed_dim``.
 
@@ -185,24 +218,26 @@ def build_memory(options: MemoryOptions, embed_dim: int) -> ProductKeyMemory:
     Raises:
         ValueError: an option has a value that no memory has.
     """
-    memory = ProductKeyMemory(
-        embed_dim,
-        slots=options.memory_slots,
-        heads=options.memory_heads,
-        knn=options.memory_knn,
-        query_dim=options.memory_query_dim,
-        value_dim=options.memory_value_dim,
-        query_hidden_dims=_parse_hidden_dims(options.memory_query_hidden_dims),
-        query_batch_norm=options.memory_query_batch_norm,
-        query_layer_norm=options.memory_query_layer_norm,
-        query_dropout=options.memory_query_dropout,
-        input_dropout=options.memory_input_dropout,
-        value_dropout=options.memory_value_dropout,
-        keys=str(options.memory_keys),
-        search=str(options.memory_search),
-        shard_values=options.memory_shard_values,
-    )
-    if memory.shard is not None and options.memory_optimizer != OPTIMIZER:
+    hidden_dims = _parse_hidden_dims(options.memory_query_hidden_dims)
+    with errors_name_options(lambda argument: "--memory-" + argument.replace("_", "-")):
+        memory = FairseqMemory(
+            embed_dim,
+            slots=options.memory_slots,
+            heads=options.memory_heads,
+            knn=options.memory_knn,
+            query_dim=options.memory_query_dim,
+            value_dim=options.memory_value_dim,
+            query_hidden_dims=hidden_dims,
+            query_batch_norm=options.memory_query_batch_norm,
+            query_layer_norm=options.memory_query_layer_norm,
+            query_dropout=options.memory_query_dropout,
+            input_dropout=options.memory_input_dropout,
+            value_dropout=options.memory_value_dropout,
+            keys=str(options.memory_keys),
+            search=str(options.memory_search),
+            shard_values=options.memory_shard_values,
+        )
+    if memory.table.shard is not None and options.memory_optimizer != OPTIMIZER:
         raise ValueError(
             f"--memory-shard-values with --optimizer {options.memory_optimizer}: another one would "
             f"average the columns of all workers; give --optimizer {OPTIMIZER}, or leave it out"
@@ -210,9 +245,9 @@ def build_memory(options: MemoryOptions, embed_dim: int) -> ProductKeyMemory:
     if options.memory_optimizer == OPTIMIZER:
         memory.keep_gradient_beside_autograd()
         # fairseq shows optimizers only parameters that require a gradient, or copies of them in
-        # single precision, to which it passes this attribute on. Every memory has keys, and they
-        # require a gradient: the first of them leads to the values.
-        next(memory.keys.parameters()).param_group = memory.values
+        # single precision. Every memory has keys, and they require one: the first leads to the
+        # values.
+        set_update_rule(next(memory.keys.parameters()), memory.table)
     return memory
 
 
@@ -222,7 +257,11 @@ def keep_shards_apart(model: nn.Module) -> None:
     Args:
         model: what fairseq wraps to train it on several workers, memories inside.
     """
-    shards = [name for name, values in model.named_parameters() if hasattr(values, "shard")]
+    shards = [
+        f"{name}.values" if name else "values"
+        for name, module in model.named_modules()
+        if isinstance(module, ProductKeyMemory) and module.table.shard is not None
+    ]
     if shards:
         DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, shards)
 
@@ -237,3 +276,62 @@ def _parse_hidden_dims(text: Any) -> list[int]:
             f"--memory-query-hidden-dims is {text!r}: give widths with commas between them, such "
             "as 512,512"
         ) from None
+
+
+# behind the loss and what comes with it
+_PRIORITY = 50
+
+
+def watch_memories(model: nn.Module, memories: Mapping[str, ProductKeyMemory]) -> None:
+    """Have validation log what ``model`` reads of its ``memories`` (by name).
+
+    At the end of a pass over a validation set each memory logs ``NAME_usage``, the percentage of
+    its slots that were read, and ``NAME_kl``, in nats, of all workers together. Training,
+    evaluation and generation are not watched.
+
+    Where the batches of a validation set cannot be shared out evenly, fairseq gives workers that
+    have none left the first batch again, and its reads count twice.
+    """
+    if memories:
+        _Watch(model, memories)
+
+
+class _Watch:
+    """Adds up the reads of a validation pass; the model's hooks hold it."""
+
+    def __init__(self, model: nn.Module, memories: Mapping[str, ProductKeyMemory]) -> None:
+        self.memories = dict(memories)
+        self.reads = {
+            name: MemoryUsage(len(memory.values), memory.heads)
+            for name, memory in self.memories.items()
+        }
+        self._pass: Any = None
+        model.register_forward_pre_hook(self._before)
+        model.register_forward_hook(self._after, always_call=True)
+
+    def _before(self, model: nn.Module, inputs: Any) -> None:
+        # fairseq opens an aggregator for each pass over a validation set and reads it once, on all
+        # workers, at the end; elsewhere the first one is that which sees everything
+        root = next(iter(metrics.get_active_aggregators()), None)
+        if model.training or root is None or root is metrics.get_meters("default"):
+            return
+        if root is not self._pass:
+            self._pass = root
+            for name, reads in self.reads.items():
+                reads.clear(self.memories[name].values.device)
+        for name, memory in self.memories.items():
+            memory.usage = self.reads[name]
+            self._log(name, self.reads[name])
+
+    def _after(self, model: nn.Module, inputs: Any, output: Any) -> None:
+        # generation in validation (--eval-bleu) calls parts of the model by themselves
+        for memory in self.memories.values():
+            memory.usage = None
+
+    def _log(self, name: str, reads: MemoryUsage) -> None:
+        metrics.log_derived(
+            f"{name}_usage", lambda _: round(100 * usage(reads.total()), 2), _PRIORITY
+        )
+        metrics.log_derived(
+            f"{name}_kl", lambda _: round(kl_from_uniform(reads.total()), 4), _PRIORITY
+        )

@@ -19,13 +19,13 @@ from fairseq_plugins.fairseq_integration.forward_passes import is_recomputed
 from fairseq_plugins.fairseq_integration.precision import SinglePrecision
 
 
-class SharedBatchNorm(SinglePrecision):
+class SyncBatchNorm1d(SinglePrecision):
     """Batch norm whose statistics are those of all workers' tokens together.
 
     torch's own ``SyncBatchNorm`` does this on GPUs alone. Workers may have different numbers of
     tokens, also none. Statistics are computed, and kept, in single precision at least. Names are
-    those of ``torch.nn.BatchNorm1d``, but for its count of batches, which ``--store-ema`` cannot
-    average.
+    those of ``torch.nn.BatchNorm1d``, but for its count of batches, a whole number that a moving
+    average of the weights cannot take in.
 
     Args:
         features: how many there are.
@@ -126,7 +126,7 @@ class QueryNetwork(nn.Module):
         for before, after in itertools.pairwise(widths):
             layers += [nn.Linear(before, after), nn.ReLU()]
         self.layers = nn.Sequential(*layers[:-1])
-        self.batch_norm = SharedBatchNorm(widths[-1]) if batch_norm else None
+        self.batch_norm = SyncBatchNorm1d(widths[-1]) if batch_norm else None
         self.layer_norm = nn.LayerNorm(query_dim) if layer_norm else None
         self.dropout = nn.Dropout(dropout)
         self.heads = heads

@@ -1,29 +1,42 @@
-"""The search for the best pairs of sub-keys, exactly: scores, slots, and the scores' gradients.
+"""The fast exact search for the keys that fit a query best; :mod:`.keys` has the plain one.
 
-Lample et al. 2019 (arXiv:1907.05242), section 3.2. Of pairs of equal score the better first sub-key
-goes first, then the better second one; equal sub-keys go by their number.
+Lample et al. 2019 (arXiv:1907.05242), section 3.2. Scores of sub-keys are computed for a part of
+the queries at a time, in both passes, and only pairs that can win are added up.
 
-Shapes: N queries, H heads, n sub-keys of each half, d_q query width, k slots selected by a head, P
-pairs that can win.
+Shapes: N queries, H heads, n sub-keys of each half, K keys, d_q query width, k keys selected by a
+head, P pairs that can win, R rows of scores.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from types import ModuleType
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from fairseq_plugins.product_key_memory.key_searches import SEARCHES, at_least_single
-from fairseq_plugins.product_key_memory.loop_choice import in_loops
-from fairseq_plugins.product_key_memory.top_k import top_k
+from fairseq_plugins.product_key_memory import cpu_kernels
+from fairseq_plugins.product_key_memory.cpu_kernels import use_numba
 
 # How many scores of sub-keys are computed at a time: few enough for the caches of a CPU, enough to
 # keep a GPU busy.
 SUBKEY_SCORES = {"cpu": 1 << 20, "cuda": 1 << 28}
+# How many scores of flat keys are held at a time, whatever the number of queries.
+FLAT_SCORES = 1 << 24
+
+# Of (N, d_q) queries and (n, d_q) keys: the numbers (N, k) of the best keys of each, best first.
+Search = Callable[[Tensor, Tensor, int], Tensor]
+
+
+def at_least_single(x: Tensor) -> Tensor:
+    """Return ``x`` in single precision, or in double precision if it has that.
+
+    Products in half precision are full of ties, which hide what is best.
+    """
+    return x.to(torch.promote_types(x.dtype, torch.float))
 
 
 def score_pairs(queries: Tensor, subkeys: Tensor, k: int, search: str) -> tuple[Tensor, Tensor]:
@@ -111,8 +124,8 @@ def _search(
         best = torch.stack([SEARCHES[search](*pair, min(k, keys.size(1))) for pair in pairs])
         # pairs are chosen among by rank: the order has to be that of the scores added up
         best = best.gather(-1, top_k(scores.gather(-1, best), best.size(-1)))
-    elif in_loops(scores):
-        return best_pairs_in_loop(by_head, k)
+    elif use_numba(scores):
+        return cpu_kernels.select_pairs(by_head, k)
     else:
         best = top_k(scores, min(k, keys.size(1)))
     return best_pairs(by_head, best.unflatten(0, (-1, 2)), k)
@@ -149,12 +162,96 @@ def best_pairs(scores: Tensor, best: Tensor, k: int) -> tuple[Tensor, Tensor]:
     return sums.gather(-1, pairs).transpose(0, 1), slots.transpose(0, 1)
 
 
-def best_pairs_in_loop(scores: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """Return the same on a CPU, of all the scores (H, 2, N, n), in one pass."""
-    from fairseq_plugins.product_key_memory.cpu_kernels import select_pairs
+def top_k(scores: Tensor, k: int) -> Tensor:
+    """Return the numbers (…, k) of the largest of ``scores`` (…, n), best first.
 
-    heads, _, queries, _ = scores.shape
-    sums = scores.new_empty(queries, heads, k)
-    slots = torch.empty(queries, heads, k, dtype=torch.long)
-    select_pairs(scores.numpy(), sums.numpy(), slots.numpy())
-    return sums, slots
+    Of equal scores the one with the smaller number goes first, which ``torch.topk`` leaves open.
+    """
+    n = scores.size(-1)
+    if k == n:
+        return scores.argsort(dim=-1, descending=True, stable=True)
+    rows = scores.detach().reshape(-1, n)
+    best = cpu_kernels.select(rows, k) if use_numba(rows) else select_with_topk(rows, k)
+    return best.view(*scores.shape[:-1], k)
+
+
+def select_with_topk(rows: Tensor, k: int) -> Tensor:
+    """Return the numbers (R, k) for ``rows`` (R, n) with n > k, on any device."""
+    # one more than asked for: it shows whether another has the score of the last
+    values, best = rows.topk(k + 1, dim=-1)
+    best = best[:, :k]
+    tied = (values[:, 1:] >= values[:, :-1]).any(-1)
+    if tied.any():
+        in_order = rows[tied].argsort(dim=-1, descending=True, stable=True)
+        best = best.masked_scatter(tied.unsqueeze(-1), in_order[:, :k])
+    return best
+
+
+def score_keys(queries: Tensor, keys: Tensor, k: int, search: str) -> tuple[Tensor, Tensor]:
+    """Return the best scores (N, H, k) of all keys, best first, and their slots (equation 1).
+
+    Args:
+        queries: (N, H, d_q).
+        keys: (H, K, d_q).
+        k: at most K.
+        search: a key of ``SEARCHES``.
+    """
+    scores, slots = [], []
+    for of_head, keys_of_head in zip(queries.unbind(1), keys, strict=True):
+        with torch.no_grad():
+            best = SEARCHES[search](of_head, keys_of_head, k)
+        # (N, k, d_q), (N, d_q, 1) -> (N, k)
+        selected = nn.functional.embedding(best, keys_of_head)
+        fit = torch.bmm(selected, of_head.unsqueeze(-1)).squeeze(-1)
+        scores.append(at_least_single(fit))
+        slots.append(best)
+    return torch.stack(scores, dim=1), torch.stack(slots, dim=1)
+
+
+def search_with_torch(queries: Tensor, keys: Tensor, k: int) -> Tensor:
+    """Return the numbers (N, k) of the best ``keys`` (n, d_q) of each of ``queries`` (N, d_q)."""
+    rows = max(1, FLAT_SCORES // len(keys))
+    with torch.autocast(queries.device.type, enabled=False):
+        queries, keys = at_least_single(queries), at_least_single(keys)
+        return torch.cat([top_k(part @ keys.t(), k) for part in queries.split(rows)])
+
+
+def search_with_faiss(queries: Tensor, keys: Tensor, k: int) -> Tensor:
+    """Do the same with faiss's exact inner products, on a GPU where its GPU version is installed.
+
+    faiss rounds in its own way and leaves the order of equal scores open.
+    """
+    faiss = import_faiss()
+    of_queries, of_keys = (x.detach().float().cpu().numpy() for x in (queries, keys))
+    if queries.is_cuda and hasattr(faiss, "StandardGpuResources"):
+        _, best = faiss.knn_gpu(
+            _gpu_resources(), of_queries, of_keys, k, metric=faiss.METRIC_INNER_PRODUCT
+        )
+    else:
+        _, best = faiss.knn(of_queries, of_keys, k, metric=faiss.METRIC_INNER_PRODUCT)
+    return torch.from_numpy(best).to(queries.device)
+
+
+def import_faiss() -> ModuleType:
+    """Return faiss.
+
+    Raises:
+        ValueError: it is not installed.
+    """
+    try:
+        import faiss
+    except ImportError:
+        raise ValueError(
+            "`search` faiss needs faiss, which is not installed: pip install faiss-cpu, or take "
+            "`search` torch"
+        ) from None
+    return faiss
+
+
+@functools.cache
+def _gpu_resources() -> Any:
+    """Return faiss's working memory on the GPU, which takes long to allocate."""
+    return import_faiss().StandardGpuResources()
+
+
+SEARCHES: dict[str, Search] = {"torch": search_with_torch, "faiss": search_with_faiss}

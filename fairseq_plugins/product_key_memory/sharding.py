@@ -1,14 +1,15 @@
-"""A table of values larger than one device's memory: each worker holds some of its columns.
+"""The table of a memory's values on several workers: whole on each, or each has some columns.
 
-Every worker reads for all workers' tokens, in its own columns, and each gets back whole vectors for
-its own tokens. The values that are read, their gradients and so the updates are those of one worker
-that has the whole table and all the tokens. (Lample et al. 2019 keep the table on every device.)
+Whole tables (as in Lample et al. 2019) exchange gradients of the rows that any worker read. A table
+larger than one device's memory is sharded: each worker holds some of its columns, reads in them for
+all workers' tokens, and gets back whole vectors for its own tokens. The values that are read, their
+gradients and so the updates are those of one worker that has the whole table and all the tokens.
 
 All workers must run the same passes in the same order, as fairseq's trainer does, and
 fairseq-eval-lm does not; they may have different numbers of tokens, also none.
 
 Shapes: N tokens of a worker, M of all workers, R rows read by a token, K rows, d width, c columns
-of a worker.
+of a worker, U rows that have a gradient.
 """
 
 from __future__ import annotations
@@ -17,10 +18,10 @@ from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
-import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fairseq_plugins.product_key_memory.values import weighted_sum
+from fairseq_plugins.fairseq_integration.optimizers import UpdateRule
+from fairseq_plugins.product_key_memory.values import SpareRows, rows_as_gradient, weighted_sum
 
 # How many numbers of a table worker 0 gathers at a time, to pass them on to the CPU's memory.
 GATHERED_AT_ONCE = 1 << 24
@@ -38,6 +39,82 @@ class ColumnShard(NamedTuple):
         return table[:, self.start : self.stop]
 
 
+class MemoryTable(UpdateRule):
+    """The values of a memory, for the optimizer that trains them and for checkpoints.
+
+    Args:
+        values: the memory's parameter, (K, d), or (K, c) of a shard.
+        shard: which columns they are; None for all.
+
+    Attributes:
+        spare: memory for gradients of rows; None where each pass takes fresh memory.
+        gathered: all columns (K, d) on worker 0, from :meth:`gather` to the next ``state_dict()``.
+    """
+
+    def __init__(self, values: nn.Parameter, shard: ColumnShard | None = None) -> None:
+        self.values = values
+        self.shard = shard
+        self.spare: SpareRows | None = None
+        self.gathered: Tensor | None = None
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Return the size of the whole table, (K, d)."""
+        width = self.values.size(1) if self.shard is None else self.shard.width
+        return len(self.values), width
+
+    def gather(self) -> None:
+        """Prepare worker 0 for a ``state_dict()`` with all columns; all workers must call it."""
+        if self.shard is not None:
+            self.gathered = gather_columns(self.values)
+
+    def average_gradient(self) -> None:
+        """Make the gradient the mean over the workers, all of which must call it."""
+        grad = self.values.grad
+        if self.shard is None:
+            self.values.grad = average_over_workers(self.values, grad)
+        elif grad is not None:
+            # the own columns' gradient is the sum over all workers' tokens already
+            mean = grad.values() / dist.get_world_size()
+            self.values.grad = rows_as_gradient(grad.indices()[0], mean, grad.shape)
+
+    def gradient_norm(self) -> Tensor:
+        """Return the norm of the gradient of all columns, in single precision."""
+        norm = torch.linalg.vector_norm(self.values.grad.values(), dtype=torch.float32)
+        if self.shard is not None:
+            squares = norm.square()
+            dist.all_reduce(squares)
+            norm = squares.sqrt()
+        return norm
+
+
+def average_over_workers(values: Tensor, grad: Tensor | None) -> Tensor | None:
+    """Return the mean over the workers of the gradients of ``values`` (K, d).
+
+    What travels is the union of the rows that any worker has, not the table.
+
+    Args:
+        values: says shape, dtype and device, which a worker that read nothing has no gradient for.
+        grad: this worker's, sparse and coalesced, or None.
+
+    Returns:
+        A coalesced sparse tensor (K, d); None if no worker has a row.
+    """
+    if grad is None:
+        rows = torch.empty(0, dtype=torch.long, device=values.device)
+        grads = values.new_empty(0, values.size(1))
+    else:
+        rows, grads = grad.indices()[0], grad.values()
+    union = _gather_rows(rows, _lengths(rows)).unique()
+    if len(union) == 0:
+        return None
+    shared = grads.new_zeros(len(union), grads.size(1))
+    shared.index_copy_(0, torch.searchsorted(union, rows), grads)
+    shared /= dist.get_world_size()
+    dist.all_reduce(shared)
+    return rows_as_gradient(union, shared, values.shape)
+
+
 def own_columns(width: int) -> ColumnShard | None:
     """Return this worker's columns of ``width``; None where there is one worker alone.
 
@@ -49,30 +126,23 @@ def own_columns(width: int) -> ColumnShard | None:
     workers = dist.get_world_size()
     if width % workers:
         raise ValueError(
-            f"--memory-shard-values with {workers} workers and values of width {width}: each takes "
-            "as many columns, so the number of workers must divide --memory-value-dim"
+            f"`shard_values` with {workers} workers and values of width {width}: each takes as "
+            "many columns, so the number of workers must divide `value_dim`"
         )
     columns = width // workers
     return ColumnShard(columns * dist.get_rank(), columns * (dist.get_rank() + 1), width)
 
 
-def sharded_weighted_sum(
-    values: Tensor, rows: Tensor, weights: Tensor, sparse: bool = True
-) -> Tensor:
-    """Return what :func:`.memory_values.weighted_sum` returns for the whole table: (N, d).
+def draw_columns(values: nn.Parameter, shard: ColumnShard, std: float) -> None:
+    """Fill ``values`` (K, c) with its columns of a table that one worker draws from N(0, std²).
 
-    Args:
-        values: this worker's columns, (K, c).
-        rows: (N, R).
-        weights: (N, R).
-        sparse: see there. The gradient of ``values`` is that of the sum of all workers' losses.
+    That table is never there as a whole: it is drawn in parts.
     """
-    tokens = _numbers_of_tokens(rows)
-    # (N, R) -> (M, R)
-    rows = _gather_tokens(rows, tokens)
-    weights = _GatherTokens.apply(weights, tokens)
-    # (M, c) -> (N, d)
-    return _ColumnsToTokens.apply(weighted_sum(values, rows, weights, sparse), tokens)
+    # parts of a multiple of 16 numbers are drawn as they would be in one go
+    rows = max(16, GATHERED_AT_ONCE // shard.width // 16 * 16)
+    with torch.no_grad():
+        for part in values.split(rows):
+            part.copy_(shard.of(torch.empty(len(part), shard.width).normal_(std=std)))
 
 
 def gather_columns(columns: Tensor) -> Tensor | None:
@@ -90,34 +160,50 @@ def gather_columns(columns: Tensor) -> Tensor | None:
     return torch.cat(parts) if first else None
 
 
-def draw_columns(values: nn.Parameter, shard: ColumnShard, std: float) -> None:
-    """Fill ``values`` (K, c) with its columns of a table that one worker draws from N(0, std²).
+def sharded_weighted_sum(
+    values: Tensor,
+    rows: Tensor,
+    weights: Tensor,
+    sparse: bool = True,
+    spare: SpareRows | None = None,
+) -> Tensor:
+    """Return what :func:`.values.weighted_sum` returns for the whole table.
 
-    That table is never there as a whole: it is drawn in parts.
+    Args:
+        values: this worker's columns, (K, c).
+        rows: (N, R).
+        weights: (N, R).
+        sparse: see there. The gradient of ``values`` is that of the sum of all workers' losses.
+        spare: see there.
+
+    Returns:
+        (N, d).
     """
-    # parts of a multiple of 16 numbers are drawn as they would be in one go
-    rows = max(16, GATHERED_AT_ONCE // shard.width // 16 * 16)
-    with torch.no_grad():
-        for part in values.split(rows):
-            part.copy_(shard.of(torch.empty(len(part), shard.width).normal_(std=std)))
+    tokens = _lengths(rows)
+    # (N, R) -> (M, R)
+    rows = _gather_rows(rows, tokens)
+    weights = _GatherTokens.apply(weights, tokens)
+    # (M, c) -> (N, d)
+    return _ColumnsToTokens.apply(weighted_sum(values, rows, weights, sparse, spare), tokens)
 
 
-def _numbers_of_tokens(rows: Tensor) -> list[int]:
-    """Return how many tokens each worker has, given its own ``rows`` (N, R)."""
+def _lengths(x: Tensor) -> list[int]:
+    """Return how many rows each worker's ``x`` (N, …) has."""
     lengths = [
-        torch.zeros(1, dtype=torch.long, device=rows.device) for _ in range(dist.get_world_size())
+        torch.zeros(1, dtype=torch.long, device=x.device) for _ in range(dist.get_world_size())
     ]
-    dist.all_gather(lengths, torch.tensor([len(rows)], device=rows.device))
+    dist.all_gather(lengths, torch.tensor([len(x)], device=x.device))
     return [int(length) for length in lengths]
 
 
-def _gather_tokens(x: Tensor, tokens: list[int]) -> Tensor:
-    """Return all workers' ``x`` (N, R), one after the other: (M, R)."""
+def _gather_rows(x: Tensor, lengths: list[int]) -> Tensor:
+    """Return all workers' ``x`` (N, …), of ``lengths`` rows, one after the other: (M, …)."""
     # gloo gathers tensors of one size alone
-    padded = F.pad(x, (0, 0, 0, max(tokens) - len(x)))
-    gathered = [torch.empty_like(padded) for _ in tokens]
+    padded = x.new_zeros(max(lengths), *x.shape[1:])
+    padded[: len(x)] = x
+    gathered = [torch.empty_like(padded) for _ in lengths]
     dist.all_gather(gathered, padded)
-    return torch.cat([part[:length] for part, length in zip(gathered, tokens, strict=True)])
+    return torch.cat([part[:length] for part, length in zip(gathered, lengths, strict=True)])
 
 
 def _exchange(parts: list[Tensor], lengths: list[int]) -> list[Tensor]:
@@ -135,7 +221,7 @@ class _GatherTokens(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, tokens: list[int]) -> Tensor:
         ctx.tokens = tokens
-        return _gather_tokens(x, tokens)
+        return _gather_rows(x, tokens)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:

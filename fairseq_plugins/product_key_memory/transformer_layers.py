@@ -2,7 +2,7 @@
 
 Lample et al. 2019 (arXiv:1907.05242), section 3.3 and figure 3.
 
-Shapes: B sentences, T tokens, d model width.
+Shapes: B sentences, T tokens, S tokens so far, d model width.
 """
 
 from __future__ import annotations
@@ -22,41 +22,58 @@ from fairseq.modules.transformer_layer import (
 )
 from torch import Tensor, nn
 
-from fairseq_plugins.product_key_memory.memory import ProductKeyMemory
-from fairseq_plugins.product_key_memory.memory_sublayer import MemorySublayer
+from fairseq_plugins.product_key_memory.memory import MemorySublayer, ProductKeyMemory
 from fairseq_plugins.product_key_memory.options import MemoryOptions, build_memory
+
+
+class _MemoryAsFc1(MemorySublayer):
+    """A memory that fairseq's layer calls as its ``fc1``, with the input alone.
+
+    Its layer leaves the padding here just before, each time: also when activations are recomputed.
+    """
+
+    padding_mask: Tensor | None = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map (T, B, d) to (T, B, d)."""
+        return super().forward(x, self.padding_mask)
 
 
 class _WithMemory(nn.Module):
     """What both kinds of layers do with their memory; the first base of each."""
 
     def _place(self, memory: ProductKeyMemory, interleave: bool) -> None:
-        sublayer = MemorySublayer(memory)
-        self.memory_sublayer = sublayer if interleave else None
+        self.memory_sublayer = MemorySublayer(memory) if interleave else None
         self.memory_layer_norm = LayerNorm(self.embed_dim) if interleave else None
         if not interleave:
             # fairseq's layer computes fc2(norm(dropout(activation(fc1(x)))))
-            self.fc1 = sublayer
+            self.fc1 = _MemoryAsFc1(memory)
             self.fc2 = nn.Identity()
             self.activation_fn = _unchanged
             self.activation_dropout_module = nn.Identity()
             self.ffn_layernorm = None
 
-    def _set_padding(self, x: Tensor, padding_mask: Tensor | None) -> None:
-        sublayer = self.fc1 if self.memory_sublayer is None else self.memory_sublayer
-        # (B, T) -> (T, B), of the last tokens where x holds only those
-        sublayer.padding_mask = None if padding_mask is None else padding_mask[:, -len(x) :].t()
+    def _leave_padding(self, padding_mask: Tensor | None) -> None:
+        if self.memory_sublayer is None:
+            self.fc1.padding_mask = padding_mask
 
-    def _add_memory(self, x: Tensor) -> Tensor:
+    def _add_memory(self, x: Tensor, padding_mask: Tensor | None) -> Tensor:
         if self.memory_sublayer is None:
             return x
         if self.normalize_before:
-            return x + self.dropout_module(self.memory_sublayer(self.memory_layer_norm(x)))
-        return self.memory_layer_norm(x + self.dropout_module(self.memory_sublayer(x)))
+            read = self.memory_sublayer(self.memory_layer_norm(x), padding_mask)
+            return x + self.dropout_module(read)
+        read = self.memory_sublayer(x, padding_mask)
+        return self.memory_layer_norm(x + self.dropout_module(read))
 
 
 def _unchanged(x: Tensor) -> Tensor:
     return x
+
+
+def padding_of_last_tokens(padding_mask: Tensor | None, x: Tensor) -> Tensor | None:
+    """Return the padding (T, B) of the last tokens ``x`` (T, B, d), given that of all (B, S)."""
+    return None if padding_mask is None else padding_mask[:, -len(x) :].t()
 
 
 class MemoryEncoderLayer(_WithMemory, TransformerEncoderLayerBase):
@@ -76,8 +93,10 @@ class MemoryEncoderLayer(_WithMemory, TransformerEncoderLayerBase):
         self, x: Tensor, encoder_padding_mask: Tensor | None, attn_mask: Tensor | None = None
     ) -> Tensor:
         """Map (T, B, d) to (T, B, d); ``encoder_padding_mask`` (B, T) is true for padding."""
-        self._set_padding(x, encoder_padding_mask)
-        return self._add_memory(super().forward(x, encoder_padding_mask, attn_mask))
+        padding_mask = padding_of_last_tokens(encoder_padding_mask, x)
+        self._leave_padding(padding_mask)
+        x = super().forward(x, encoder_padding_mask, attn_mask)
+        return self._add_memory(x, padding_mask)
 
 
 class MemoryDecoderLayer(_WithMemory, TransformerDecoderLayerBase):
@@ -112,14 +131,15 @@ class MemoryDecoderLayer(_WithMemory, TransformerDecoderLayerBase):
         Args:
             x: the tokens, in incremental decoding the last one of each sentence.
             encoder_and_states: passed on to fairseq's layer.
-            self_attn_padding_mask: (B, T), true for padding.
+            self_attn_padding_mask: (B, S), true for padding.
             options: passed on.
         """
-        self._set_padding(x, self_attn_padding_mask)
+        padding_mask = padding_of_last_tokens(self_attn_padding_mask, x)
+        self._leave_padding(padding_mask)
         x, *others = super().forward(
             x, *encoder_and_states, self_attn_padding_mask=self_attn_padding_mask, **options
         )
-        return self._add_memory(x), *others
+        return self._add_memory(x, padding_mask), *others
 
 
 def put_memories(

@@ -17,15 +17,16 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from fairseq_plugins.product_key_memory.loop_choice import in_loops
+from fairseq_plugins.product_key_memory import cpu_kernels
+from fairseq_plugins.product_key_memory.cpu_kernels import use_numba
 
 
 class SpareRows:
     """Memory of row gradients that are no longer needed, for the next ones.
 
-    A CPU takes longer to get fresh memory from the system than to compute the gradients. It is the
-    attribute ``spare`` of a table of values, if that has one. Where gradients are added up or
-    averaged before the update, nothing is given back, and all memory is fresh.
+    A CPU takes longer to get fresh memory from the system than to compute the gradients. Where
+    gradients are added up or averaged before the update, nothing is given back, and all memory is
+    fresh.
 
     Args:
         most: K.
@@ -62,7 +63,13 @@ class SpareRows:
             self._lent = None
 
 
-def weighted_sum(values: Tensor, rows: Tensor, weights: Tensor, sparse: bool = True) -> Tensor:
+def weighted_sum(
+    values: Tensor,
+    rows: Tensor,
+    weights: Tensor,
+    sparse: bool = True,
+    spare: SpareRows | None = None,
+) -> Tensor:
     """Return ``Σ_r weights[t, r] · values[rows[t, r]]`` for each token t: (N, d).
 
     Args:
@@ -71,13 +78,13 @@ def weighted_sum(values: Tensor, rows: Tensor, weights: Tensor, sparse: bool = T
         weights: (N, R).
         sparse: whether the gradient of ``values`` is a coalesced sparse tensor of the rows that
             were read, or a dense one.
+        spare: memory for the gradients of the rows.
     """
     summed = F.embedding_bag(
         rows, values.detach(), per_sample_weights=weights.to(values.dtype), mode="sum"
     )
     if not values.requires_grad:
         return summed
-    spare = getattr(values, "spare", None)
     return _WriteRows.apply(summed, values, rows, weights.detach(), sparse, spare)
 
 
@@ -102,8 +109,8 @@ class _WriteRows(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         rows, weights = ctx.saved_tensors
-        # tokens of which nothing depends, such as those of fairseq's batches for workers that have
-        # none left, have read in vain: their rows are to stay as they are
+        # tokens that the loss does not depend on, such as those of the batches that workers get
+        # when they have none left: their rows are to stay as they are
         used = grad.ne(0).any(-1)
         if not used.all():
             rows, weights, of_used = rows[used], weights[used], grad[used]
@@ -156,12 +163,9 @@ def row_gradients(
     weights = weights.flatten()[reads].to(grad.dtype)
     # a row's gradient is a weighted sum over its readers, as a token's output is one over its rows
     ends = counts.cumsum(0)
-    if spare is not None and in_loops(grad):
-        from fairseq_plugins.product_key_memory.row_sums_loop import sum_rows
-
+    if spare is not None and use_numba(grad):
         grads = spare.take(len(touched), grad)
-        inputs = grad.contiguous(), tokens, weights, F.pad(ends, (1, 0))
-        sum_rows(*(x.detach().numpy() for x in (*inputs, grads)))
+        cpu_kernels.sum_rows(grad.contiguous(), tokens, weights, F.pad(ends, (1, 0)), grads)
     elif len(touched) == 0:
         grads = grad.new_empty(0, grad.size(-1))
     else:

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fairseq_plugins.product_key_memory.memory_sublayer import MemorySublayer
+from fairseq_plugins.product_key_memory.memory import MemorySublayer
 from fairseq_plugins.segment_language_model.attention import RelativeAttention
 from fairseq_plugins.segment_language_model.key_value_cache import HiddenStates, LayerState
 

@@ -21,13 +21,13 @@ from fairseq.modules import AdaptiveInput, AdaptiveSoftmax
 from fairseq.tasks import FairseqTask
 from torch import Tensor, nn
 
-from fairseq_plugins.product_key_memory.memory_sublayer import MemorySublayer
+from fairseq_plugins.product_key_memory.memory import MemorySublayer
 from fairseq_plugins.product_key_memory.options import (
     build_memory,
     keep_shards_apart,
     parse_memory_layers,
+    watch_memories,
 )
-from fairseq_plugins.product_key_memory.validation_statistics import watch_memories
 from fairseq_plugins.segment_language_model.adaptive_softmax import BiasedAdaptiveSoftmax
 from fairseq_plugins.segment_language_model.attention import RelativeAttention
 from fairseq_plugins.segment_language_model.decoder import (

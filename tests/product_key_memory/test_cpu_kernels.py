@@ -7,12 +7,15 @@ import numpy as np
 import pytest
 import torch
 
-from fairseq_plugins.product_key_memory import compiled_loops, loop_choice
-from fairseq_plugins.product_key_memory.cpu_kernels import select, select_pairs
-from fairseq_plugins.product_key_memory.lazy_adam_loop import update_rows
+from fairseq_plugins.product_key_memory import cpu_kernels, numba_loops
 from fairseq_plugins.product_key_memory.memory import ProductKeyMemory
+from fairseq_plugins.product_key_memory.numba_loops import (
+    select,
+    select_pairs,
+    sum_rows,
+    update_rows,
+)
 from fairseq_plugins.product_key_memory.optimizer import AdamWithMemory
-from fairseq_plugins.product_key_memory.row_sums_loop import sum_rows
 
 ROWS, WIDTH = 40, 8
 
@@ -76,7 +79,7 @@ def recorded(monkeypatch, refuse=None):
             refuse()
         return compile_loop(**{**given, "cache": False})
 
-    monkeypatch.setattr(compiled_loops.numba, "njit", njit)
+    monkeypatch.setattr(numba_loops.numba, "njit", njit)
     return options
 
 
@@ -92,7 +95,7 @@ def refuse_space():
 def test_where_nothing_can_be_written_it_is_compiled_all_the_same(monkeypatch, refuse):
     options = recorded(monkeypatch, refuse)
     numbers = np.zeros(5)
-    compiled_loops.compiled(fill)(numbers, 2.0)
+    numba_loops.compiled(fill)(numbers, 2.0)
     assert numbers.tolist() == [2.0] * 5
     assert [given["cache"] for given in options] == [True, False]
 
@@ -100,10 +103,10 @@ def test_where_nothing_can_be_written_it_is_compiled_all_the_same(monkeypatch, r
 @pytest.mark.parametrize("threads", [1, 2])
 def test_threads_are_as_many_as_torchs(monkeypatch, threads):
     options, asked = recorded(monkeypatch), []
-    monkeypatch.setattr(compiled_loops.torch, "get_num_threads", lambda: threads)
-    monkeypatch.setattr(compiled_loops.numba.config, "NUMBA_NUM_THREADS", 8)
-    monkeypatch.setattr(compiled_loops.numba, "set_num_threads", asked.append)
-    compiled_loops.compiled(fill)(np.zeros(5), 2.0)
+    monkeypatch.setattr(numba_loops.torch, "get_num_threads", lambda: threads)
+    monkeypatch.setattr(numba_loops.numba.config, "NUMBA_NUM_THREADS", 8)
+    monkeypatch.setattr(numba_loops.numba, "set_num_threads", asked.append)
+    numba_loops.compiled(fill)(np.zeros(5), 2.0)
     assert [given["parallel"] for given in options] == [threads > 1]
     assert asked == ([2] if threads > 1 else [])
 
@@ -118,11 +121,11 @@ def test_versions_that_differ_have_names_of_their_own(monkeypatch):
 
         return keep
 
-    monkeypatch.setattr(compiled_loops.numba, "njit", njit)
-    run = compiled_loops.compiled(fill)
+    monkeypatch.setattr(numba_loops.numba, "njit", njit)
+    run = numba_loops.compiled(fill)
     for threads, dtype in [(1, np.float32), (1, np.float64), (2, np.float32), (1, np.float32)]:
-        monkeypatch.setattr(compiled_loops.torch, "get_num_threads", lambda n=threads: n)
-        monkeypatch.setattr(compiled_loops.numba, "set_num_threads", lambda n: None)
+        monkeypatch.setattr(numba_loops.torch, "get_num_threads", lambda n=threads: n)
+        monkeypatch.setattr(numba_loops.numba, "set_num_threads", lambda n: None)
         run(np.zeros(5, dtype), 2.0)
     assert len(names) == len(set(names)) == 3
 
@@ -140,7 +143,7 @@ def trained():
     memory = ProductKeyMemory(16, slots=81, heads=2, knn=5, query_dim=8)
     memory.keep_gradient_beside_autograd()
     learned = [weight for weight in memory.parameters() if weight.requires_grad]
-    optimizer = AdamWithMemory(learned, [memory.values], 0.01, lr=1e-3)
+    optimizer = AdamWithMemory(learned, [memory.table], 0.01, lr=1e-3)
     outputs = []
     for _ in range(4):
         out = memory(torch.randn(7, 16))
@@ -157,15 +160,15 @@ def test_without_numba_torchs_operations_do_the_same(monkeypatch, caplog, messag
     imported = builtins.__import__
 
     def refuse(name, *args):
-        if name == "numba" or name.endswith("_loops") or name.endswith("_loop"):
+        if name == "numba":
             raise ImportError(message)
         return imported(name, *args)
 
-    loop_choice._has_numba.cache_clear()
+    cpu_kernels._has_numba.cache_clear()
     with monkeypatch.context() as patched:
         patched.setattr(builtins, "__import__", refuse)
         without = trained()
-    loop_choice._has_numba.cache_clear()
+    cpu_kernels._has_numba.cache_clear()
     torch.testing.assert_close(without, with_numba)
     warned = "memories on this CPU go without compiled loops, slowly: " + message
     assert [record.message for record in caplog.records].count(warned) == 1
@@ -181,4 +184,4 @@ def test_without_numba_torchs_operations_do_the_same(monkeypatch, caplog, messag
     ],
 )
 def test_loops_are_for_what_numpy_knows_on_a_cpu(x, expected):
-    assert loop_choice.in_loops(x) == expected
+    assert cpu_kernels.use_numba(x) == expected

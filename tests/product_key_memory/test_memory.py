@@ -1,7 +1,11 @@
 """The memory layer: the reference's values and gradients, padding, sparse gradients, dropout."""
 
 import copy
+import importlib
+import io
 import re
+import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -11,8 +15,10 @@ from fairseq_plugins.product_key_memory.memory import ProductKeyMemory
 from fairseq_plugins.product_key_memory.usage import MemoryUsage
 from tests.gradients import assert_same
 from tests.product_key_memory.test_values import Held
+from tests.product_key_memory.tiny import NO_FAISS, REFUSED, naming
 from tests.reference.product_key_memory import product_key_memory
 
+PACKAGE = "fairseq_plugins.product_key_memory"
 WIDTH, SLOTS, TOKENS = 6, 25, 7
 PADDING = [False, True, False, False, True, True, False]
 
@@ -199,6 +205,46 @@ def test_values_beside_autograd_get_no_gradient_in_evaluation():
     assert memory.values.grad is not None
 
 
+def pickled(memory):
+    file = io.BytesIO()
+    torch.save(memory, file)
+    file.seek(0)
+    return torch.load(file, weights_only=False)
+
+
+def assigned(memory):
+    memory.load_state_dict(copy.deepcopy(memory.state_dict()), assign=True)
+    return memory
+
+
+CHANGES = {
+    "deepcopy": copy.deepcopy,
+    "pickle": pickled,
+    "half": lambda memory: memory.half(),
+    "to": lambda memory: memory.to(torch.bfloat16),
+    "assign": assigned,
+    "meta": lambda memory: memory.to("meta").to_empty(device="cpu"),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_the_table_is_that_of_the_parameter_after_copies_and_casts(change):
+    memory = make()
+    memory.keep_gradient_beside_autograd()
+    changed = CHANGES[change](memory)
+    assert list(changed.state_dict()) == list(make().state_dict())
+    assert changed.table.values is changed.values
+    assert changed.table.values is changed.get_parameter("values")
+    with torch.no_grad():
+        for parameter in changed.parameters():
+            parameter.normal_()
+    changed(torch.randn(TOKENS, WIDTH).to(changed.values.dtype)).sum().backward()
+    assert changed.table.values.grad.is_sparse
+    if changed is not memory:
+        assert changed.table is not memory.table
+        assert memory.values.grad is None
+
+
 def held_by(slots, beside, sparse=True):
     """The sizes of all that a pass and its backward pass hold; the table's of a token's reads."""
     torch.manual_seed(1)
@@ -308,36 +354,18 @@ def test_defaults_are_the_papers():
 
 
 @pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"slots": 0}, "--memory-slots is 0: it must be at least 1"),
-        ({"heads": 0}, "--memory-heads is 0: it must be at least 1"),
-        ({"knn": -1}, "--memory-knn is -1: it must be at least 1"),
-        ({"query_dim": 0}, "--memory-query-dim is 0: it must be at least 1"),
-        ({"value_dim": 0}, "--memory-value-dim is 0: it must be at least 1"),
-        ({"knn": 26}, "--memory-knn is 26: it must be at most --memory-slots, 25"),
-        (
-            {"query_hidden_dims": (4, 0)},
-            "--memory-query-hidden-dims has 0: widths are at least 1",
-        ),
-        ({"query_dropout": 1.0}, "--memory-query-dropout is 1.0: it must be in [0, 1)"),
-        ({"input_dropout": -0.1}, "--memory-input-dropout is -0.1: it must be in [0, 1)"),
-        ({"value_dropout": 2}, "--memory-value-dropout is 2: it must be in [0, 1)"),
-        ({"keys": "round"}, "--memory-keys is 'round': there are product, flat"),
-        ({"search": "luck"}, "--memory-search is 'luck': there are torch, faiss"),
-        (
-            {"slots": 26},
-            "--memory-slots is 26: product keys need a square number, such as 25 or 36",
-        ),
-        (
-            {"query_dim": 7},
-            "--memory-query-dim is 7: product keys halve it, so it must be even",
-        ),
-    ],
+    ("arguments", "text"),
+    [*REFUSED, ({"query_hidden_dims": (4, 0)}, "{query_hidden_dims} has 0: widths are at least 1")],
 )
-def test_options_out_of_range_are_named_with_their_value_and_the_remedy(options, message):
-    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
-        make(**options)
+def test_arguments_out_of_range_are_named_with_their_value_and_the_remedy(arguments, text):
+    with pytest.raises(ValueError, match=naming(text, "`{}`".format)):
+        make(**arguments)
+
+
+def test_a_missing_faiss_is_named_with_what_to_do(monkeypatch):
+    monkeypatch.setitem(sys.modules, "faiss", None)
+    with pytest.raises(ValueError, match=naming(NO_FAISS, "`{}`".format)):
+        make(search="faiss")
 
 
 def test_flat_keys_take_any_number_of_slots_and_any_width():
@@ -349,3 +377,14 @@ def test_faiss_reads_what_torch_reads():
     expected = memory(x)
     memory.keys.search = "faiss"
     assert_same(memory(x), expected, [x, *memory.parameters()])
+
+
+LAYERS = "cpu_kernels keys memory numba_loops query search sharding usage values".split()
+
+
+@pytest.mark.parametrize("layer", LAYERS)
+def test_layers_know_neither_options_nor_fairseq(layer):
+    source = importlib.import_module(f"{PACKAGE}.{layer}").__file__
+    text = Path(source).read_text(encoding="utf-8")
+    assert not re.search(r"^\s*(import|from) fairseq\b", text, re.MULTILINE)
+    assert "--" not in text

@@ -4,7 +4,7 @@ import pytest
 import torch
 from fairseq.models.transformer_lm import TransformerLanguageModel
 
-from fairseq_plugins.product_key_memory.memory_sublayer import MemorySublayer
+from fairseq_plugins.product_key_memory.memory import MemorySublayer
 from tests import tiny
 from tests.product_key_memory.tiny import (
     MEMORY,

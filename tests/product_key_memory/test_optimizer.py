@@ -7,7 +7,8 @@ import torch
 from fairseq.optim.adam import Adam, FairseqAdam, FairseqAdamConfig
 from omegaconf import OmegaConf
 
-from fairseq_plugins.product_key_memory import lazy_adam
+from fairseq_plugins.fairseq_integration.optimizers import set_update_rule
+from fairseq_plugins.product_key_memory import cpu_kernels, lazy_adam
 from fairseq_plugins.product_key_memory.memory import ProductKeyMemory
 from fairseq_plugins.product_key_memory.optimizer import (
     AdamWithMemory,
@@ -25,7 +26,7 @@ def make_memory(apart=True, slots=SLOTS, knn=3, seed=1):
     memory = ProductKeyMemory(WIDTH, slots=slots, heads=2, knn=knn, query_dim=4)
     if apart:
         memory.keep_gradient_beside_autograd()
-        memory.keys.subkeys.param_group = memory.values
+        set_update_rule(memory.keys.subkeys, memory.table)
     return memory
 
 
@@ -51,13 +52,13 @@ def learn(memory, optimizer, updates=5, tokens=4, after=lambda update: None, see
     return memory
 
 
-RULES = {"torch": lazy_adam.update_rows, "loop": lazy_adam.update_rows_in_loop}
+RULES = {"torch": lazy_adam.update_rows, "loop": cpu_kernels.update_rows}
 
 
 @pytest.mark.parametrize("decay", [0.0, 0.1])
 @pytest.mark.parametrize("rule", RULES)
 def test_rows_that_are_all_read_are_updated_as_fairseqs_adam_would(monkeypatch, rule, decay):
-    monkeypatch.setattr(lazy_adam, "update_rows_in_loop", RULES[rule])
+    monkeypatch.setattr(cpu_kernels, "update_rows", RULES[rule])
     lazy, plain = make_memory(slots=16, knn=16), make_memory(apart=False, slots=16, knn=16)
     choices = {"lr": [1e-3], "adam_eps": 1e-6, "weight_decay": decay}
     learn(lazy, FairseqAdamWithMemory(options(memory_weight_decay=decay, **choices), dense(lazy)))
@@ -258,7 +259,7 @@ def test_what_concerns_the_memory_is_as_given_when_training_resumes():
 
 def test_a_resumed_state_keeps_single_precision_in_a_model_of_half_precision():
     memory = make_memory().bfloat16()
-    memory.keys.subkeys.param_group = memory.values
+    set_update_rule(memory.keys.subkeys, memory.table)
     optimizer = FairseqAdamWithMemory(options(), dense(memory))
     learn(memory, optimizer)
     other = FairseqAdamWithMemory(options(), dense(memory))
@@ -310,9 +311,16 @@ def test_wrong_options_are_refused(values, message):
         FairseqAdamWithMemory(options(**values), dense(make_memory()))
 
 
+@pytest.mark.parametrize("name", ["memory_lr", "memory_weight_decay"])
+def test_wrong_arguments_are_named(name):
+    memory = make_memory()
+    with pytest.raises(ValueError, match=f"^`{name}` is -1.0: it must be 0 or more$"):
+        AdamWithMemory(dense(memory), [memory.table], lr=0.01, **{name: -1.0})
+
+
 def test_no_gradient_of_the_tables_size_is_made():
     memory = make_memory()
-    optimizer = AdamWithMemory(dense(memory), [memory.values], lr=0.01)
+    optimizer = AdamWithMemory(dense(memory), [memory.table], lr=0.01)
     memory(torch.randn(2, WIDTH)).sum().backward()
     assert memory.values.grad.is_sparse
     assert memory.values.grad._values().size(0) <= 2 * 2 * 3

@@ -10,6 +10,7 @@ from fairseq.models.ema.ema import EMA
 from fairseq.optim import AMPOptimizer, FP16Optimizer, MemoryEfficientFP16Optimizer
 from omegaconf import OmegaConf
 
+from fairseq_plugins.fairseq_integration.optimizers import set_update_rule
 from fairseq_plugins.product_key_memory.memory import ProductKeyMemory
 from fairseq_plugins.product_key_memory.optimizer import FairseqAdamWithMemory
 from fairseq_plugins.product_key_memory.values import rows_as_gradient
@@ -41,7 +42,7 @@ def test_in_half_precision_small_steps_add_up(dtype, precision, common):
     with torch.no_grad():
         exact.values.copy_(exact.values.to(dtype))
     half = copy.deepcopy(exact).to(dtype)
-    half.keys.subkeys.param_group = half.values
+    set_update_rule(half.keys.subkeys, half.table)
     reference = FairseqAdamWithMemory(options(memory_lr=1e-5), dense(exact))
     optimizer = wrapped(half, precision, **common)
     optimizer.optimizer.lazy.lr = 1e-5
@@ -97,7 +98,7 @@ def test_under_amp_the_values_learn_what_they_learn_without(monkeypatch, max_nor
 
 def test_memory_efficient_training_resumes_with_a_state_of_its_own():
     memory = make_memory().bfloat16()
-    memory.keys.subkeys.param_group = memory.values
+    set_update_rule(memory.keys.subkeys, memory.table)
     first = wrapped(memory, "bf16", memory_efficient_fp16=True)
     learn(memory, first)
     saved = first.state_dict()
@@ -130,7 +131,7 @@ def test_what_a_pass_that_ran_out_of_memory_left_is_dropped():
     torch.manual_seed(2)
     x = torch.randn(3, WIDTH).bfloat16()
     for one in (memory, other):
-        one.keys.subkeys.param_group = one.values
+        set_update_rule(one.keys.subkeys, one.table)
         optimizer = wrapped(one, "bf16")
         if one is memory:
             optimizer.backward(one(x + 1).float().sum())
@@ -152,7 +153,7 @@ def test_an_average_of_the_weights_can_be_kept():
 
 def test_fp16_passes_over_an_overflow_and_goes_on():
     memory = make_memory().to(torch.float16)
-    memory.keys.subkeys.param_group = memory.values
+    set_update_rule(memory.keys.subkeys, memory.table)
     optimizer = wrapped(memory, "fp16", fp16_init_scale=2**30)
     before = memory.values.clone()
     x = torch.randn(4, WIDTH).half()

@@ -1,13 +1,16 @@
 """Options of product-key memories: what is built from them, and what is refused."""
 
 import dataclasses
+import sys
 
 import pytest
 import torch
 from fairseq.optim.fp16_optimizer import FP16Optimizer
 from omegaconf import OmegaConf
 
+from fairseq_plugins.fairseq_integration.optimizers import update_rule
 from fairseq_plugins.product_key_memory import memory as memory_layer
+from fairseq_plugins.product_key_memory.keys import FlatKeys, ProductKeys
 from fairseq_plugins.product_key_memory.memory import ProductKeyMemory
 from fairseq_plugins.product_key_memory.options import (
     MemoryLayersOptions,
@@ -16,8 +19,8 @@ from fairseq_plugins.product_key_memory.options import (
     check_placed,
     parse_memory_layers,
 )
-from fairseq_plugins.product_key_memory.product_key_search import FlatKeys, ProductKeys
-from fairseq_plugins.product_key_memory.sharding import ColumnShard
+from fairseq_plugins.product_key_memory.sharding import ColumnShard, MemoryTable
+from tests.product_key_memory.tiny import NO_FAISS, REFUSED, naming, option_of
 
 SMALL = {"memory_slots": 16, "memory_knn": 2, "memory_query_dim": 4}
 
@@ -133,21 +136,26 @@ def test_flat_keys_are_built():
 
 
 @pytest.mark.parametrize(
-    ("given", "message"),
-    [
-        ({"memory_query_hidden_dims": "8;9"}, "--memory-query-hidden-dims is '8;9': give widths"),
-        ({"memory_query_hidden_dims": "0"}, "--memory-query-hidden-dims has 0"),
-        ({"memory_slots": 17}, "--memory-slots is 17: product keys need a square number"),
-        ({"memory_query_dim": 5}, "--memory-query-dim is 5: product keys halve it"),
-        ({"memory_knn": 17}, "--memory-knn is 17: it must be at most --memory-slots, 16"),
-        ({"memory_heads": 0}, "--memory-heads is 0: it must be at least 1"),
-        ({"memory_value_dim": 0}, "--memory-value-dim is 0: it must be at least 1"),
-        ({"memory_value_dropout": 1.0}, "--memory-value-dropout is 1.0"),
-    ],
+    ("arguments", "text"),
+    [*REFUSED, ({"query_hidden_dims": "4,0"}, "{query_hidden_dims} has 0: widths are at least 1")],
 )
-def test_values_that_no_memory_has_are_refused(given, message):
-    with pytest.raises(ValueError, match=message):
+def test_values_that_no_memory_has_are_refused_by_their_options(arguments, text):
+    given = {f"memory_{name}": value for name, value in arguments.items()}
+    with pytest.raises(ValueError, match=naming(text, option_of)):
         build_memory(options(**given), 8)
+
+
+@pytest.mark.parametrize("text", ["8;9", "8,", "wide"])
+def test_widths_of_hidden_layers_are_numbers(text):
+    message = f"^--memory-query-hidden-dims is {text!r}: give widths with commas between them"
+    with pytest.raises(ValueError, match=message):
+        build_memory(options(memory_query_hidden_dims=text), 8)
+
+
+def test_a_missing_faiss_is_named_by_its_option(monkeypatch):
+    monkeypatch.setitem(sys.modules, "faiss", None)
+    with pytest.raises(ValueError, match=naming(NO_FAISS, option_of)):
+        build_memory(options(memory_search="faiss"), 8)
 
 
 def test_the_optimizer_is_that_of_the_training():
@@ -163,7 +171,7 @@ def test_the_optimizer_is_that_of_the_training():
 def test_other_optimizers_see_the_values_as_a_parameter(optimizer):
     memory = build_memory(options(memory_optimizer=optimizer), 8)
     assert memory.values.requires_grad
-    assert not any(hasattr(parameter, "param_group") for parameter in memory.parameters())
+    assert not any(update_rule(parameter, MemoryTable) for parameter in memory.parameters())
 
 
 @pytest.mark.parametrize("keys", ["product", "flat"])
@@ -174,9 +182,10 @@ def test_adam_with_memory_finds_the_values(keys):
     seen = [parameter for parameter in memory.bfloat16().parameters() if parameter.requires_grad]
     copies = FP16Optimizer.build_fp32_params(None, seen, flatten=False)
     for parameters in (seen, copies):
-        linked = [p.param_group for p in parameters if hasattr(p, "param_group")]
-        assert len(linked) == 1
-        assert linked[0] is memory.values
+        rules = [update_rule(parameter, MemoryTable) for parameter in parameters]
+        (table,) = [rule for rule in rules if rule is not None]
+        assert table is memory.table
+        assert table.values is memory.values
 
 
 def test_options_of_memories_without_a_memory_are_told(caplog):

@@ -10,7 +10,7 @@ from fairseq.data import Dictionary
 from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_INV_REGISTRY
 from fairseq.models.transformer import TransformerConfig
 
-import fairseq_plugins.product_key_memory.presets as presets
+import fairseq_plugins.product_key_memory.model as presets
 from fairseq_plugins.product_key_memory.model import (
     MemoryLanguageModel,
     MemoryLanguageModelConfig,

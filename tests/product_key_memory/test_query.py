@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from fairseq_plugins.product_key_memory.query import QueryNetwork, SharedBatchNorm
+from fairseq_plugins.product_key_memory.query import QueryNetwork, SyncBatchNorm1d
 from tests.gradients import assert_same
 from tests.reference.product_key_memory import queries as reference_queries
 from tests.two_workers import on_two_workers
@@ -55,7 +55,7 @@ def test_hidden_layers_have_the_widths_asked_for():
 
 def twins():
     torch.manual_seed(1)
-    ours, torchs = SharedBatchNorm(FEATURES), nn.BatchNorm1d(FEATURES)
+    ours, torchs = SyncBatchNorm1d(FEATURES), nn.BatchNorm1d(FEATURES)
     for norm in (ours, torchs):
         norm.weight.data = torch.linspace(-1, 2, FEATURES)
         norm.bias.data = torch.linspace(3, 1, FEATURES)

@@ -9,12 +9,18 @@ import torch.distributed as dist
 from omegaconf import OmegaConf
 from torch.nn.parallel import DistributedDataParallel
 
+from fairseq_plugins.fairseq_integration.optimizers import set_update_rule
 from fairseq_plugins.product_key_memory import sharding as column_shards
 from fairseq_plugins.product_key_memory.memory import ProductKeyMemory
 from fairseq_plugins.product_key_memory.optimizer import AdamWithMemoryConfig, FairseqAdamWithMemory
-from fairseq_plugins.product_key_memory.options import keep_shards_apart
-from fairseq_plugins.product_key_memory.sparse_rows import average_over_workers
+from fairseq_plugins.product_key_memory.options import (
+    MemoryOptions,
+    build_memory,
+    keep_shards_apart,
+)
+from fairseq_plugins.product_key_memory.sharding import average_over_workers
 from fairseq_plugins.product_key_memory.values import rows_as_gradient
+from tests.product_key_memory.tiny import naming, option_of
 from tests.two_workers import on_two_workers
 
 WIDTH, SLOTS, TOKENS, UPDATES = 8, 64, 10, 4
@@ -28,7 +34,7 @@ def make(sharded, seed=1):
         WIDTH, slots=SLOTS, heads=2, knn=3, query_dim=4, query_batch_norm=True, shard_values=sharded
     )
     memory.keep_gradient_beside_autograd()
-    memory.keys.subkeys.param_group = memory.values
+    set_update_rule(memory.keys.subkeys, memory.table)
     cfg = OmegaConf.structured(AdamWithMemoryConfig)
     # batch norm takes back what the bias before it adds, whose gradient is rounding errors: a large
     # epsilon keeps Adam from making steps of them
@@ -179,11 +185,23 @@ def test_torchs_data_parallelism_leaves_each_worker_its_columns(tmp_path):
 
 
 def refuse(rank):
-    with pytest.raises(ValueError, match=r"the number of workers must divide --memory-value-dim$"):
-        ProductKeyMemory(WIDTH, slots=16, knn=2, query_dim=4, value_dim=5, shard_values=True)
+    text = (
+        "{shard_values} with 2 workers and values of width 5: each takes as many columns, so the "
+        "number of workers must divide {value_dim}"
+    )
+    sizes = {"slots": 16, "knn": 2, "query_dim": 4, "value_dim": 5, "shard_values": True}
+    with pytest.raises(ValueError, match=naming(text, "`{}`".format)):
+        ProductKeyMemory(WIDTH, **sizes)
+    options = {f"memory_{name}": value for name, value in sizes.items()}
+    with pytest.raises(ValueError, match=naming(text, option_of)):
+        build_memory(MemoryOptions(**options), WIDTH)
     memory, optimizer = make(sharded=True)
-    with pytest.raises(ValueError, match="have not been gathered: call gather_values"):
+    with pytest.raises(ValueError, match=r"have not been gathered: .* on worker 0$"):
         memory.state_dict()
+    options |= {"memory_value_dim": 4, "memory_optimizer": "adam_with_memory"}
+    in_fairseq = build_memory(MemoryOptions(**options), WIDTH)
+    with pytest.raises(ValueError, match=r" 0; in fairseq, leave out --no-save-optimizer-state$"):
+        in_fairseq.state_dict()
     with pytest.raises(ValueError, match=r"^a memory's values are sharded over workers: call cons"):
         optimizer.state_dict()
     memory.gather_values()

@@ -6,6 +6,7 @@ import pytest
 import torch
 from fairseq.logging import metrics
 
+from fairseq_plugins.product_key_memory.transformer_layers import padding_of_last_tokens
 from fairseq_plugins.segment_language_model.recurrence import Recurrence
 from tests import tiny
 from tests.product_key_memory.tiny import (
@@ -96,14 +97,10 @@ def test_padding_takes_no_part_in_batch_norm(kind):
 
 def test_the_mask_is_that_of_the_last_tokens():
     """Whatever the width of the mask: a decoder may be given that of all tokens so far."""
-    layer = tiny_language_model(memory_layers="1").decoder.layers[0]
     mask = torch.tensor([[True, False, False], [False, False, True]])
-    layer._set_padding(torch.zeros(1, 2, 16), mask)
-    assert layer.fc1.padding_mask.tolist() == [[False, True]]
-    layer._set_padding(torch.zeros(3, 2, 16), mask)
-    assert torch.equal(layer.fc1.padding_mask, mask.t())
-    layer._set_padding(torch.zeros(3, 2, 16), None)
-    assert layer.fc1.padding_mask is None
+    assert padding_of_last_tokens(mask, torch.zeros(1, 2, 16)).tolist() == [[False, True]]
+    assert torch.equal(padding_of_last_tokens(mask, torch.zeros(3, 2, 16)), mask.t())
+    assert padding_of_last_tokens(None, torch.zeros(3, 2, 16)) is None
 
 
 @PLACES
@@ -224,23 +221,46 @@ def test_a_copy_of_a_model_is_independent():
     assert found.get_smoothed_value("memory2_usage") > 0
 
 
-def test_an_update_without_the_values_is_refused():
-    model = tiny_language_model(memory_layers="2", memory_optimizer="adam_with_memory")
+def with_optimizer(kind, optimizer):
+    """A model with one memory, and inputs for it."""
+    batch = padded(7, 4)
+    if kind == "translation":
+        model = tiny_transformer(decoder_memory_layers="1", optimizer=optimizer)
+        return model, (batch, torch.tensor([7, 4]), batch)
+    build = {
+        "language model": tiny_language_model,
+        "transformer_xl": tiny.tiny_transformer_xl,
+        "all_attention": tiny.tiny_model,
+    }[kind]
+    return build(**MEMORY, memory_layers="2", memory_optimizer=optimizer), (batch,)
+
+
+KINDS = ["language model", "translation", "transformer_xl", "all_attention"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_update_without_the_values_is_refused(kind):
+    model, inputs = with_optimizer(kind, "adam_with_memory")
     (memory,) = memories(model)
     model.set_num_updates(7)
-    inner_loss(model, tiny.tokens(2, 4)).backward()
+    inner_loss(model, *inputs).backward()
     # a second batch of the same update
     model.set_num_updates(7)
-    inner_loss(model, tiny.tokens(2, 4)).backward()
+    inner_loss(model, *inputs).backward()
     assert memory.values.grad is not None
-    with pytest.raises(ValueError, match="an update was made without the values of a product-key"):
+    with pytest.raises(
+        ValueError,
+        match=r"^an update was made without the values of a product-key memory: --optimizer "
+        r"adam_with_memory has to see .*; give --fp16-no-flatten-grads with --fp16, and no",
+    ):
         model.set_num_updates(8)
     memory.values.grad = None
     model.set_num_updates(8)
 
 
-def test_dense_gradients_are_nobody_elses_business():
-    model = tiny_language_model(memory_layers="2", memory_optimizer="adam")
+@pytest.mark.parametrize("kind", KINDS)
+def test_dense_gradients_are_nobody_elses_business(kind):
+    model, inputs = with_optimizer(kind, "adam")
     for update in range(2):
         model.set_num_updates(update)
-        inner_loss(model, tiny.tokens(2, 4)).backward()
+        inner_loss(model, *inputs).backward()

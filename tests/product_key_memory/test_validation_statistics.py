@@ -4,8 +4,8 @@ import pytest
 import torch
 from fairseq.logging import metrics
 
+from fairseq_plugins.product_key_memory.options import watch_memories
 from fairseq_plugins.product_key_memory.usage import MemoryUsage
-from fairseq_plugins.product_key_memory.validation_statistics import watch_memories
 from tests import tiny
 from tests.product_key_memory.tiny import (
     MEMORY,

@@ -15,8 +15,7 @@ import math
 import torch
 from torch import Tensor, nn
 
-from fairseq_plugins.product_key_memory.key_searches import SEARCHES, at_least_single
-from fairseq_plugins.product_key_memory.search import score_pairs
+from fairseq_plugins.product_key_memory.search import score_keys, score_pairs
 
 
 class ProductKeys(nn.Module):
@@ -41,12 +40,12 @@ class ProductKeys(nn.Module):
         if self.subkeys_per_half**2 != slots:
             near = self.subkeys_per_half**2, (self.subkeys_per_half + 1) ** 2
             raise ValueError(
-                f"--memory-slots is {slots}: product keys need a square number, such as {near[0]} "
+                f"`slots` is {slots}: product keys need a square number, such as {near[0]} "
                 f"or {near[1]}"
             )
         if query_dim % 2:
             raise ValueError(
-                f"--memory-query-dim is {query_dim}: product keys halve it, so it must be even"
+                f"`query_dim` is {query_dim}: product keys halve it, so it must be even"
             )
         half = query_dim // 2
         # (H, halves, n, d_q/2)
@@ -82,13 +81,4 @@ class FlatKeys(nn.Module):
 
     def forward(self, queries: Tensor, k: int) -> tuple[Tensor, Tensor]:
         """Return scores and slots (N, H, k) that fit ``queries`` (N, H, d_q) best (equation 1)."""
-        scores, slots = [], []
-        for of_head, keys in zip(queries.unbind(1), self.keys, strict=True):
-            with torch.no_grad():
-                best = SEARCHES[self.search](of_head, keys, k)
-            # (N, k, d_q), (N, d_q, 1) -> (N, k)
-            selected = nn.functional.embedding(best, keys)
-            fit = torch.bmm(selected, of_head.unsqueeze(-1)).squeeze(-1)
-            scores.append(at_least_single(fit))
-            slots.append(best)
-        return torch.stack(scores, dim=1), torch.stack(slots, dim=1)
+        return score_keys(queries, self.keys, k, self.search)

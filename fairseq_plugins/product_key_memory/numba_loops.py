@@ -1,0 +1,203 @@
+"""Loops over numpy arrays that numba compiles for the CPU; :mod:`.cpu_kernels` calls them.
+
+Equal scores are ranked as :mod:`.search` says. Scores that are not numbers go first, in any order.
+
+Shapes: R rows, n scores of a row, k wanted, N queries, H heads, n also sub-keys of each half, M
+rows to sum, P places, U sums or rows that were read, K rows of a table, d width.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import logging
+import math
+import types
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numba
+import numpy as np
+import torch
+from llvmlite import binding
+
+# fairseq lets every library log what it debugs
+logging.getLogger("numba").setLevel(logging.WARNING)
+
+# numbers as numpy has them: 1/0 is infinite and no exception, which would forbid vectors
+OPTIONS = {"nogil": True, "error_model": "numpy"}
+
+
+def compiled(loop: Callable[..., None]) -> Callable[..., None]:
+    """Compile ``loop``, whose outermost loop is over ``numba.prange``, for torch's thread number.
+
+    Compiling takes seconds; numba keeps the machine code in a file beside this one or in the user's
+    cache. ``njit(cache=True)`` alone would not be safe. Its files go by the function's name and
+    have one index for all signatures and processors, which does not know the options: serial code
+    would be run for parallel, and of two processes that write at the same time one may leave its
+    code where the other's index points. So each version has a name of its own. Where no file can
+    be written numba raises; here the loop is compiled without keeping it. With one thread no others
+    are started, which would outlive a fork.
+    """
+
+    @functools.cache
+    def version(parallel: bool, signature: tuple, kept: bool) -> Callable[..., None]:
+        processor = binding.get_host_cpu_name(), binding.get_host_cpu_features().flatten()
+        known = repr((_source(), parallel, signature, processor)).encode()
+        named = types.FunctionType(loop.__code__, loop.__globals__, loop.__name__)
+        named.__qualname__ = f"{loop.__name__}_{hashlib.sha256(known).hexdigest()[:16]}"
+        named.__module__ = loop.__module__
+        return numba.njit(cache=kept, parallel=parallel, **OPTIONS)(named)
+
+    @functools.wraps(loop)
+    def run(*arguments: Any) -> None:
+        threads = min(torch.get_num_threads(), numba.config.NUMBA_NUM_THREADS)
+        if threads > 1:
+            numba.set_num_threads(threads)
+        kind = threads > 1, tuple(numba.typeof(argument) for argument in arguments)
+        try:
+            call = version(*kind, kept=True)
+            # compiles and keeps, before anything is computed
+            call.compile(kind[1])
+        except (OSError, RuntimeError):
+            # no folder can be written, or it is full
+            call = version(*kind, kept=False)
+        call(*arguments)
+
+    return run
+
+
+@functools.cache
+def _source() -> bytes:
+    # numba looks at this file too, but writes its index before the code that the index is of
+    return hashlib.sha256(Path(__file__).read_bytes()).digest()
+
+
+@numba.njit(inline="always")
+def _insert(score, number, filled, scores, numbers):
+    """Give a score and its number their place among ``filled`` sorted ones; the last drops out.
+
+    It goes behind equal scores.
+    """
+    place = filled
+    if filled == len(scores):
+        place -= 1
+        if score <= scores[place] or scores[place] != scores[place]:
+            return
+    while place > 0 and (scores[place - 1] < score or score != score):
+        scores[place] = scores[place - 1]
+        numbers[place] = numbers[place - 1]
+        place -= 1
+    scores[place] = score
+    numbers[place] = number
+
+
+@numba.njit(inline="always")
+def _select(row, scores, numbers):
+    """Write the largest of ``row`` (n,) to ``scores`` (k,), largest first, and their numbers."""
+    n, k = len(row), len(scores)
+    # the largest of each of k groups: k scores are at least as large as the least of those
+    for place in range(k):
+        scores[place] = -np.inf
+    for start in range(0, n - k + 1, k):
+        for place in range(k):
+            if row[start + place] > scores[place]:
+                scores[place] = row[start + place]
+    floor = scores.min()
+    candidates = np.empty(n + 1, np.int64)
+    count = 0
+    for number in range(n):
+        # written in any case, which takes less time than to guess wrongly
+        candidates[count] = number
+        count += not row[number] < floor
+    for i in range(count):
+        _insert(row[candidates[i]], candidates[i], min(i, k), scores, numbers)
+
+
+@compiled
+def select(rows, numbers):
+    """Write the numbers (R, k) of the largest of ``rows`` (R, n), largest first."""
+    for r in numba.prange(len(rows)):
+        scores = np.empty(numbers.shape[1], rows.dtype)
+        _select(rows[r], scores, numbers[r])
+
+
+@compiled
+def select_pairs(scores, sums, slots):
+    """Write the largest sums of two scores (N, H, k), best first, and the slots of those pairs.
+
+    Only pairs of ranks that can win are added up: of two lists sorted downwards, pair (a, b), from
+    1, has a·b pairs up to its own ahead of it, and those with a larger b are no better.
+
+    Args:
+        scores: of the sub-keys of both halves, (H, 2, N, n).
+        sums: written to.
+        slots: written to.
+    """
+    heads, _, queries, n = scores.shape
+    k = sums.shape[2]
+    ranks = min(k, n)
+    for place in numba.prange(heads * queries):
+        head, query = place // queries, place % queries
+        scores_a, numbers_a = np.empty(ranks, scores.dtype), np.empty(ranks, np.int64)
+        scores_b, numbers_b = np.empty(ranks, scores.dtype), np.empty(ranks, np.int64)
+        _select(scores[head, 0, query], scores_a, numbers_a)
+        _select(scores[head, 1, query], scores_b, numbers_b)
+        best, pairs = sums[query, head], slots[query, head]
+        found = 0
+        for a in range(ranks):
+            for b in range(min(ranks, k // (a + 1))):
+                total = scores_a[a] + scores_b[b]
+                if found == k and total <= best[k - 1]:
+                    break
+                _insert(total, numbers_a[a] * n + numbers_b[b], found, best, pairs)
+                found = min(found + 1, k)
+
+
+@compiled
+def sum_rows(rows, places, weights, starts, sums):
+    """Write the weighted sums of ``rows`` (M, d) to ``sums`` (U, d).
+
+    Args:
+        rows: (M, d).
+        places: numbers of rows (P,), those of the first sum first.
+        weights: of each, (P,).
+        starts: where the sums' places begin, and at last P: (U + 1,). None is empty.
+        sums: written to.
+    """
+    for u in numba.prange(len(sums)):
+        first = starts[u]
+        for i in range(rows.shape[1]):
+            sums[u, i] = weights[first] * rows[places[first], i]
+        for p in range(first + 1, starts[u + 1]):
+            for i in range(rows.shape[1]):
+                sums[u, i] += weights[p] * rows[places[p], i]
+
+
+@compiled
+def update_rows(values, exp_avg, exp_avg_sq, rows, grads, numbers):
+    """Update ``values``, ``exp_avg`` and ``exp_avg_sq``, all (K, d), in the rows that were read.
+
+    The rule is in :mod:`.lazy_adam`.
+
+    Args:
+        values: in single precision, as all are.
+        exp_avg: the first moment.
+        exp_avg_sq: the second.
+        rows: (U,), each once.
+        grads: (U, d).
+        numbers: β₁, 1 - β₁, β₂, 1 - β₂, by what gradients are multiplied, what part of them values
+            lose before the step (weight decay), the step size, and ε.
+    """
+    beta1, rest1, beta2, rest2, scale, decay, step_size, eps = numbers
+    for u in numba.prange(len(rows)):
+        row = rows[u]
+        for i in range(values.shape[1]):
+            grad = grads[u, i] * scale
+            mean = exp_avg[row, i] * beta1 + grad * rest1
+            square = exp_avg_sq[row, i] * beta2 + grad * grad * rest2
+            exp_avg[row, i] = mean
+            exp_avg_sq[row, i] = square
+            step = step_size * mean / (np.float32(math.sqrt(square)) + eps)
+            values[row, i] -= decay * values[row, i] + step
