@@ -17,12 +17,12 @@ class AmpScaledStep(FairseqOptimizer):
     never be long enough to clip.
     """
 
-    # tells the scaler to leave gradients to step(), those that are not finite too
+    # tells the scaler to leave gradients as they are, and to call step() if some are not finite too
     _step_supports_amp_scaling = True
 
     def step(self, *args: Any, **kwargs: Any) -> None:
         """Update the parameters, unless under ``--amp`` a gradient is not finite."""
-        # found_inf is a tensor, set by the scaler while it steps; it waits for the device only here
+        # a tensor that the scaler sets; reading it waits for the device, as the scaler would
         if not getattr(self, "found_inf", False):
             super().step(*args, **kwargs)
 

@@ -15,7 +15,7 @@ from omegaconf.nodes import AnyNode
 OPTION_CONTAINERS = [
     # options that fairseq parsed from words, as for its translation transformer and sgd
     argparse.Namespace,
-    # options as fairseq holds them in memory, and what those are made of
+    # options as fairseq holds them otherwise, and what those are made of
     DictConfig,
     ListConfig,
     ContainerMetadata,

@@ -102,9 +102,13 @@ def give_other_data(weights):
 
 
 def give_other_data_in_the_same_place(weights):
-    # the first data is let go of, and the next of that size is likely to lie where it lay
+    place = weights[1].data_ptr()
+    # if the first data is let go of now, other data soon lies where it lay
     weights[1].data = torch.empty(0)
-    weights[1].data = torch.randn(3)
+    others = [torch.randn(3)]
+    while others[-1].data_ptr() != place and len(others) < 500:
+        others.append(torch.randn(3))
+    weights[1].data = others[-1]
 
 
 def round_to_half_precision_and_back(weights):

@@ -137,6 +137,9 @@ def test_random_weights_replace_them_once_and_for_all():
         assert x.sum().item() == pytest.approx(1, abs=1e-6)
         assert not torch.allclose(x, learned)
     assert set(weights.state_dict()) == {"kappa", "alpha"}
+    torch.manual_seed(1)
+    again = BranchWeights(4, SCHEDULE, outside_training="random").eval()()
+    assert [x.tolist() for x in again] == [x.tolist() for x in drawn]
 
 
 @pytest.mark.parametrize("training", [True, False])

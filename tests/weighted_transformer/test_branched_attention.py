@@ -139,11 +139,11 @@ def test_it_is_built_and_called_as_its_docstring_shows():
     assert len(example.splitlines()) == 3
     torch.manual_seed(1)
     x = torch.randn(4, 2, 512)
-    names = {name: getattr(weighted_transformer, name) for name in weighted_transformer.__all__}
-    exec(textwrap.dedent(example), names := {**names, "x": x})
-    assert names["output"].shape == x.shape
+    found = {name: getattr(weighted_transformer, name) for name in weighted_transformer.__all__}
+    found["x"] = x
+    exec(textwrap.dedent(example), found)
     visible = torch.ones(2, 4, 4, dtype=torch.bool)
-    torch.testing.assert_close(names["output"], by_equations(names["attention"], x, x, visible))
+    torch.testing.assert_close(found["output"], by_equations(found["attention"], x, x, visible))
 
 
 def test_the_projection_starts_as_fairseqs_does():
