@@ -204,6 +204,19 @@ def test_projected_positions_follow_the_weights_from_walk_to_walk():
     torch.testing.assert_close(again, scores_by_segment(model, stream, 4, torch.enable_grad))
 
 
+def test_projected_positions_follow_an_update_behind_autograds_back():
+    """fairseq's optimizers for half precision write the weights' data."""
+    model, stream = tiny_transformer_xl().double().eval(), tokens(2, 12)
+    first = scores_by_segment(model, stream, 4)
+    model.train()
+    for layer in model.decoder.layers:
+        layer.self_attn.distance_table.proj.weight.data.mul_(2)
+    model.eval()
+    again = scores_by_segment(model, stream, 4)
+    assert not torch.allclose(first, again)
+    torch.testing.assert_close(again, scores_by_segment(model, stream, 4, torch.enable_grad))
+
+
 @pytest.mark.parametrize("normalize_before", [False, True])
 @pytest.mark.parametrize("positions", POSITIONS)
 def test_activation_checkpointing_changes_neither_values_nor_gradients(positions, normalize_before):
