@@ -23,9 +23,14 @@ import torch
 from torch import Tensor, nn
 
 from fairseq_plugins.fairseq_integration.forward_passes import is_recomputed
-from fairseq_plugins.product_key_memory.keys import FlatKeys, ProductKeys
+from fairseq_plugins.product_key_memory.keys import (
+    KEY_SEARCHES,
+    PLAIN,
+    FlatKeys,
+    ProductKeys,
+)
 from fairseq_plugins.product_key_memory.query import QueryNetwork
-from fairseq_plugins.product_key_memory.search import SEARCHES, import_faiss
+from fairseq_plugins.product_key_memory.search import import_faiss
 from fairseq_plugins.product_key_memory.sharding import (
     MemoryTable,
     draw_columns,
@@ -36,6 +41,8 @@ from fairseq_plugins.product_key_memory.usage import MemoryUsage
 from fairseq_plugins.product_key_memory.values import (
     SpareRows,
     add_row_gradients,
+    merge_rows,
+    plain_weighted_sum,
     rows_as_gradient,
     weighted_sum,
 )
@@ -62,7 +69,8 @@ class ProductKeyMemory(nn.Module):
         input_dropout: of what enters the memory.
         value_dropout: of what is read.
         keys: "product", or "flat" for the ablation.
-        search: "torch" or "faiss".
+        search: "torch" or "faiss", or "plain" for the equations as they stand, for autograd:
+            slower, and with dense gradients also for ``torch.compile`` and higher derivatives.
         sparse: whether the values' gradient is a sparse tensor of the rows that were read.
         shard_values: among several workers (``torch.distributed``), let each hold some columns of
             the values alone; see :mod:`.column_shards`.
@@ -118,6 +126,7 @@ class ProductKeyMemory(nn.Module):
         self.knn = knn
         self.heads = heads
         self.sparse = sparse
+        self.plain = search == PLAIN
         self.usage: MemoryUsage | None = None
         self._gradient_beside_autograd = False
 
@@ -143,18 +152,26 @@ class ProductKeyMemory(nn.Module):
         return read.new_zeros(x.shape).masked_scatter(tokens.unsqueeze(-1), read)
 
     def _read(self, x: Tensor) -> Tensor:
+        # (N, d) -> (N, H, d_q)
         queries = self.query_network(self.input_dropout(x))
-        # (N, H, d_q) -> scores and slots (N, H, k)
+        # (N, H, d_q) -> scores and slots (N, H, k) (equation 1)
         scores, slots = self.keys(queries, self.knn)
+        # (equation 2)
         weights = scores.softmax(-1)
         if self.usage is not None:
             self.usage.record(slots, weights)
-        # heads are summed as slots are: (N, H, k) -> (N, H·k) -> (N, d_v)
-        read = weighted_sum if self._table.shard is None else sharded_weighted_sum
-        spare = self._table.spare
-        summed = read(self._leaf(), slots.flatten(1), weights.flatten(1), self.sparse, spare)
+        # heads are summed as slots are: (N, H, k) -> (N, H·k) -> (N, d_v) (equation 3)
+        summed = self._sum_values(slots.flatten(1), weights.flatten(1))
         summed = self.value_dropout(summed.to(x.dtype))
         return summed if self.projection is None else self.projection(summed)
+
+    def _sum_values(self, slots: Tensor, weights: Tensor) -> Tensor:
+        values = self._leaf()
+        if self._table.shard is not None:
+            return sharded_weighted_sum(values, slots, weights, self.sparse, self._table.spare)
+        if self.plain:
+            return plain_weighted_sum(values, slots, weights, self.sparse)
+        return weighted_sum(values, slots, weights, self.sparse, self._table.spare)
 
     def keep_gradient_beside_autograd(self) -> None:
         """Leave the values out of what training code sees, which would hold a gradient for all K.
@@ -208,8 +225,11 @@ class ProductKeyMemory(nn.Module):
 
     def _add_gradient(self, leaf: Tensor) -> None:
         grad, leaf.grad = leaf.grad, None
-        # as weighted_sum made it, each row once and rising, which torch no longer knows of
-        grad = rows_as_gradient(grad._indices()[0], grad._values(), grad.shape)
+        if self.plain and self._table.shard is None:
+            grad = merge_rows(grad)
+        else:
+            # each row once and rising, as weighted_sum made it, which torch no longer knows of
+            grad = rows_as_gradient(grad._indices()[0], grad._values(), grad.shape)
         if self.values.grad is not None:
             grad = add_row_gradients(self.values.grad, grad)
         self.values.grad = grad
@@ -246,7 +266,7 @@ def _check(arguments: dict[str, Any]) -> None:
     for name in ("query_dropout", "input_dropout", "value_dropout"):
         if not 0 <= arguments[name] < 1:
             raise ValueError(f"`{name}` is {arguments[name]}: it must be in [0, 1)")
-    for name, known in [("keys", KEYS), ("search", SEARCHES)]:
+    for name, known in [("keys", KEYS), ("search", KEY_SEARCHES)]:
         if arguments[name] not in known:
             raise ValueError(f"`{name}` is {arguments[name]!r}: there are {', '.join(known)}")
     if arguments["search"] == "faiss":

@@ -14,8 +14,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from fairseq_plugins.fairseq_integration.optimizers import set_update_rule
 from fairseq_plugins.fairseq_integration.option_names import errors_name_options
+from fairseq_plugins.product_key_memory.keys import KEY_SEARCHES
 from fairseq_plugins.product_key_memory.memory import KEYS, ProductKeyMemory
-from fairseq_plugins.product_key_memory.search import SEARCHES
 from fairseq_plugins.product_key_memory.usage import MemoryUsage, kl_from_uniform, usage
 
 logger = logging.getLogger(__name__)
@@ -85,9 +85,12 @@ class MemoryOptions(FairseqDataclass):
         default="product",
         metadata={"help": "product keys, or flat ones, all of which are searched (section 4.5)"},
     )
-    memory_search: ChoiceEnum(list(SEARCHES)) = field(
+    memory_search: ChoiceEnum(list(KEY_SEARCHES)) = field(
         default="torch",
-        metadata={"help": "what finds the best keys: torch, or faiss where it is installed"},
+        metadata={
+            "help": "what finds the best keys: torch, faiss where it is installed, or plain, which "
+            "is slow: the paper's equations as they stand, in torch's operations"
+        },
     )
     memory_shard_values: bool = field(
         default=False,

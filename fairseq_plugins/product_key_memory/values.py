@@ -1,8 +1,9 @@
 """The values of a memory: weighted sums of the rows that were selected, and their gradients.
 
-Lample et al. 2019 (arXiv:1907.05242), equation 3 and section 3.1. Neither pass holds a vector for
-each selected row of each token: the sums are formed where the rows lie, and the gradient of a row
-is the weighted sum of the output gradients of the tokens that read it.
+Lample et al. 2019 (arXiv:1907.05242), equation 3 and section 3.1. :func:`plain_weighted_sum` is the
+equation as it stands, for autograd. :func:`weighted_sum` holds no vector for each selected row of
+each token, in neither pass: the sums are formed where the rows lie, and the gradient of a row is
+the weighted sum of the output gradients of the tokens that read it.
 
 Shapes: N tokens, R rows read by a token, K rows, d width, U rows read at least once.
 """
@@ -19,6 +20,27 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from fairseq_plugins.product_key_memory import cpu_kernels
 from fairseq_plugins.product_key_memory.cpu_kernels import use_numba
+
+
+def plain_weighted_sum(
+    values: Tensor, rows: Tensor, weights: Tensor, sparse: bool = False
+) -> Tensor:
+    """Read ``Σ_r weights[t, r] · values[rows[t, r]]`` for each token t, as equation 3 says.
+
+    Args:
+        values: (K, d).
+        rows: (N, R), numbers of rows.
+        weights: (N, R).
+        sparse: whether the gradient of ``values`` is a sparse tensor, which lists a row as often
+            as it was read, or a dense one.
+
+    Returns:
+        (N, d).
+    """
+    # (N, R) -> (N, R, d)
+    read = F.embedding(rows, values, sparse=sparse)
+    # (N, R, 1) · (N, R, d) -> (N, d)
+    return (weights.to(values.dtype).unsqueeze(-1) * read).sum(1)
 
 
 class SpareRows:
@@ -132,6 +154,13 @@ def rows_as_gradient(rows: Tensor, grads: Tensor, shape: torch.Size) -> Tensor:
     return torch.sparse_coo_tensor(
         rows.unsqueeze(0), grads, shape, is_coalesced=True, check_invariants=False
     )
+
+
+def merge_rows(grad: Tensor) -> Tensor:
+    """Return a sparse gradient (K, d) coalesced, without rows in which it is zero."""
+    grad = grad.coalesce()
+    used = grad.values().ne(0).any(-1)
+    return rows_as_gradient(grad.indices()[0, used], grad.values()[used], grad.shape)
 
 
 def add_row_gradients(one: Tensor, other: Tensor) -> Tensor:

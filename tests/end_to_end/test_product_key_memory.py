@@ -107,6 +107,14 @@ def test_a_run_is_resumed(data, language_model, tmp_path):
     assert not torch.equal(parameters(tmp_path)[name], parameters(folder)[name])
 
 
+def test_the_plain_search_trains_the_same_model(data, language_model, tmp_path):
+    plain = (*MEMORY, "--memory-search", "plain", "--disable-validation")
+    train_lm(data, tmp_path, "--arch", "pkm_transformer_lm_tiny", *plain)
+    found, expected = parameters(tmp_path), parameters(language_model[0])
+    for name, weight in expected.items():
+        torch.testing.assert_close(found[name], weight, rtol=1e-3, atol=1e-4, msg=name)
+
+
 @pytest.mark.parametrize("beam", [1, 3])
 def test_a_language_model_generates(data, language_model, beam):
     folder, _ = language_model

@@ -4,8 +4,9 @@ import pytest
 import torch
 
 from fairseq_plugins.product_key_memory import search as key_searches
-from fairseq_plugins.product_key_memory.keys import FlatKeys, ProductKeys
+from fairseq_plugins.product_key_memory.keys import KEY_SEARCHES, FlatKeys, ProductKeys
 from fairseq_plugins.product_key_memory.search import search_with_torch
+from tests.gradients import assert_same
 from tests.reference.product_key_memory import best_keys, best_pairs
 
 SUBKEYS, TOKENS, HALF = 6, 5, 3
@@ -65,12 +66,13 @@ KINDS = [
 ]
 
 
+@pytest.mark.parametrize("search", ["torch", "plain"])
 @pytest.mark.parametrize("k", [1, 4, SUBKEYS, SUBKEYS + 1, 17, SLOTS - 1, SLOTS])
 @pytest.mark.parametrize("heads", [1, 3])
 @pytest.mark.parametrize("kind", KINDS)
-def test_product_keys_give_the_best_of_all_slots_in_order(kind, heads, k):
+def test_product_keys_give_the_best_of_all_slots_in_order(kind, heads, k, search):
     queries, subkeys = draw(kind, heads)
-    scores, slots = product_keys(subkeys)(queries, k)
+    scores, slots = product_keys(subkeys, search=search)(queries, k)
     assert scores.shape == slots.shape == (TOKENS, heads, k)
     parts = sub_scores(queries, subkeys)
     for token in range(TOKENS):
@@ -102,7 +104,7 @@ def test_every_kind_of_ties_is_one():
     }
 
 
-@pytest.mark.parametrize("search", ["torch", "faiss"])
+@pytest.mark.parametrize("search", KEY_SEARCHES)
 @pytest.mark.parametrize("k", [1, 7, 64, 100, 4096])
 def test_many_product_keys_give_the_slots_of_a_search_through_all(search, k):
     torch.manual_seed(k)
@@ -148,6 +150,34 @@ def test_no_more_scores_of_flat_keys_are_held_than_allowed(monkeypatch):
     assert [len(scores) for scores in held] == [2, 2, 1]
 
 
+@pytest.mark.parametrize("k", [1, 4, SUBKEYS, 17, SLOTS])
+@pytest.mark.parametrize("kind", KINDS)
+def test_product_keys_are_searched_as_plainly_with_the_same_gradients(kind, k):
+    """Ties are ranked by the same rule, so that slots agree too, and gradients with them."""
+    queries, subkeys = (x.double() for x in draw(kind, 2))
+    keys = product_keys(subkeys)
+    queries.requires_grad_()
+    scores, slots = keys(queries, k)
+    keys.search = "plain"
+    plain_scores, plain_slots = keys(queries, k)
+    assert torch.equal(slots, plain_slots)
+    assert_same(scores, plain_scores, [queries, keys.subkeys])
+
+
+@pytest.mark.parametrize("k", [1, 4, SLOTS - 1, SLOTS])
+@pytest.mark.parametrize("limit", [0, 1, 500])
+def test_flat_keys_are_searched_as_plainly_with_the_same_gradients(limit, k):
+    torch.manual_seed(1)
+    keys = FlatKeys(2, SLOTS, HALF).double()
+    keys.keys.data = integers(limit, 2, SLOTS, HALF).double()
+    queries = integers(limit, TOKENS, 2, HALF).double().requires_grad_()
+    scores, slots = keys(queries, k)
+    keys.search = "plain"
+    plain_scores, plain_slots = keys(queries, k)
+    assert torch.equal(slots, plain_slots)
+    assert_same(scores, plain_scores, [queries, keys.keys])
+
+
 @pytest.mark.parametrize("k", [1, 5, SUBKEYS, 20, SLOTS])
 @pytest.mark.parametrize("flat", [False, True])
 def test_faiss_finds_what_torch_finds_where_nothing_is_equal(flat, k):
@@ -184,7 +214,7 @@ def test_a_search_may_give_sub_keys_in_any_order(monkeypatch, k):
         assert torch.equal(one, other)
 
 
-@pytest.mark.parametrize("search", ["torch", "faiss"])
+@pytest.mark.parametrize("search", KEY_SEARCHES)
 @pytest.mark.parametrize("keys", [ProductKeys, FlatKeys])
 def test_no_queries_find_nothing(keys, search):
     scores, slots = keys(2, SLOTS, 4, search)(torch.randn(0, 2, 4), 3)
@@ -210,15 +240,16 @@ def test_keys_start_uniform_within_one_over_the_root_of_half_the_width(kind):
     assert shares.tolist() == pytest.approx([0.1] * 10, abs=0.02)
 
 
+@pytest.mark.parametrize("search", ["torch", "plain"])
 @pytest.mark.parametrize("autocast", [False, True])
-def test_half_precision_is_multiplied_added_and_ranked_in_single_precision(autocast):
+def test_half_precision_is_multiplied_added_and_ranked_in_single_precision(autocast, search):
     torch.manual_seed(1)
     n, k = 16, 40
     # of one number each: a sub-score is one product
     subkeys = torch.randn(1, 2, n, 1).bfloat16()
     queries = torch.randn(8, 1, 2).bfloat16()
     with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
-        scores, slots = product_keys(subkeys)(queries, k)
+        scores, slots = product_keys(subkeys, search=search)(queries, k)
     assert scores.dtype == torch.float32
     halves = queries.float().unflatten(-1, (2, 1)) * subkeys.float().squeeze(-1)
     others = 0

@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import nn
 
+from fairseq_plugins.product_key_memory import cpu_kernels, search, values
 from fairseq_plugins.product_key_memory.memory import ProductKeyMemory
 from fairseq_plugins.product_key_memory.usage import MemoryUsage
 from tests.gradients import assert_same
@@ -75,9 +76,10 @@ def test_values_and_all_gradients_equal_the_reference(options, keys, padding):
     assert_same(fast, slow, [x, *memory.parameters()])
 
 
+@pytest.mark.parametrize("search", ["torch", "plain"])
 @pytest.mark.parametrize("keys", ["product", "flat"])
-def test_evaluation_equals_the_reference(keys):
-    memory = make(keys=keys, **EVERYTHING).eval()
+def test_evaluation_equals_the_reference(keys, search):
+    memory = make(keys=keys, search=search, **EVERYTHING).eval()
     x = draw(TOKENS, WIDTH)
     slow = product_key_memory(memory, x, PADDING)
     assert_same(memory(x, torch.tensor(PADDING)), slow, [x, *memory.parameters()])
@@ -154,9 +156,9 @@ def test_sparse_gradients_are_the_dense_ones_of_the_rows_read():
     assert 0 < sparse._nnz() < SLOTS
 
 
-def trained(steps, beside):
-    """A memory, and a twin of it whose values' gradient stays beside autograd."""
-    ordinary = make(query_batch_norm=True)
+def trained(steps, beside, search):
+    """A memory, or a twin of it whose values' gradient stays beside autograd."""
+    ordinary = make(query_batch_norm=True, search=search)
     twin = copy.deepcopy(ordinary)
     twin.keep_gradient_beside_autograd()
     torch.manual_seed(2)
@@ -167,9 +169,10 @@ def trained(steps, beside):
     return twin if beside else ordinary
 
 
+@pytest.mark.parametrize("search", ["torch", "plain"])
 @pytest.mark.parametrize("steps", [1, 2, 3])
-def test_a_gradient_beside_autograd_is_the_ordinary_one_and_accumulates(steps):
-    ordinary, beside = trained(steps, False), trained(steps, True)
+def test_a_gradient_beside_autograd_is_the_ordinary_one_and_accumulates(steps, search):
+    ordinary, beside = (trained(steps, how, search) for how in (False, True))
     assert not beside.values.requires_grad
     assert beside.values.grad.is_sparse
     torch.testing.assert_close(beside.values.grad.to_dense(), ordinary.values.grad)
@@ -377,6 +380,63 @@ def test_faiss_reads_what_torch_reads():
     expected = memory(x)
     memory.keys.search = "faiss"
     assert_same(memory(x), expected, [x, *memory.parameters()])
+
+
+@pytest.mark.parametrize("keys", ["product", "flat"])
+@pytest.mark.parametrize("options", [{}, {"knn": SLOTS}, EVERYTHING])
+def test_a_plain_memory_is_the_fast_one(options, keys):
+    fast, plain = (make(keys=keys, search=search, **options) for search in ("torch", "plain"))
+    assert plain.load_state_dict(fast.state_dict())
+    x = draw(TOKENS, WIDTH)
+    results = [memory(x, torch.tensor(PADDING)) for memory in (fast, plain)]
+    torch.testing.assert_close(*results)
+    weight = torch.randn(TOKENS, WIDTH, dtype=torch.float64)
+    gradients = [
+        torch.autograd.grad(result, [x, *memory.parameters()], weight)
+        for memory, result in zip((fast, plain), results, strict=True)
+    ]
+    torch.testing.assert_close(*gradients)
+
+
+def test_a_plain_memory_needs_no_loops(monkeypatch):
+    monkeypatch.setattr(cpu_kernels, "use_numba", None)
+    for module in (search, values):
+        monkeypatch.setattr(module, "use_numba", None)
+    memory = make(search="plain")
+    memory.keep_gradient_beside_autograd()
+    memory(draw(TOKENS, WIDTH)).sum().backward()
+    assert memory.values.grad.is_sparse
+
+
+@pytest.mark.parametrize("keys", ["product", "flat"])
+def test_a_plain_memory_has_higher_derivatives(keys):
+    memory = make(search="plain", keys=keys, query_batch_norm=True)
+    x = draw(3, WIDTH)
+    assert torch.autograd.gradgradcheck(memory, x)
+
+
+@pytest.mark.parametrize(
+    ("options", "whole"),
+    [
+        ({}, True),
+        ({"keys": "flat"}, True),
+        ({"query_layer_norm": True, "value_dim": 3}, True),
+        # whether the pass is recomputed is asked outside of the graph
+        (EVERYTHING, False),
+    ],
+)
+def test_a_compiled_plain_memory_is_the_same(options, whole):
+    eager = make(search="plain", **options)
+    twin = copy.deepcopy(eager)
+    torch.compiler.reset()
+    compiled = torch.compile(twin, backend="aot_eager", fullgraph=whole)
+    x = draw(TOKENS, WIDTH)
+    found = []
+    for memory, module in ((eager, eager), (compiled, twin)):
+        out = memory(x)
+        of_all = torch.autograd.grad(out.square().sum(), [x, *module.parameters()])
+        found.append([out.detach(), *of_all])
+    torch.testing.assert_close(*found)
 
 
 LAYERS = "cpu_kernels keys memory numba_loops query search sharding usage values".split()

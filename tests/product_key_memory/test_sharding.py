@@ -28,10 +28,11 @@ WIDTH, SLOTS, TOKENS, UPDATES = 8, 64, 10, 4
 SHARES = (6, 3, TOKENS, 5)
 
 
-def make(sharded, seed=1):
+def make(sharded, seed=1, **options):
     torch.manual_seed(seed)
+    sizes = {"slots": SLOTS, "heads": 2, "knn": 3, "query_dim": 4}
     memory = ProductKeyMemory(
-        WIDTH, slots=SLOTS, heads=2, knn=3, query_dim=4, query_batch_norm=True, shard_values=sharded
+        WIDTH, **sizes, query_batch_norm=True, shard_values=sharded, **options
     )
     memory.keep_gradient_beside_autograd()
     set_update_rule(memory.keys.subkeys, memory.table)
@@ -71,8 +72,8 @@ def learn(memory, optimizer, rank, workers, updates=range(UPDATES)):
     return torch.stack(norms), outputs
 
 
-def train(rank, workers, sharded, updates=range(UPDATES), resume=None):
-    memory, optimizer = make(sharded)
+def train(rank, workers, sharded, updates=range(UPDATES), resume=None, **options):
+    memory, optimizer = make(sharded, **options)
     if resume is not None:
         memory.load_state_dict(resume["model"])
         optimizer.load_state_dict(resume["optimizer"])
@@ -103,9 +104,10 @@ def assert_same_training(together, alone):
         torch.testing.assert_close(together[0]["optimizer"][part], alone["optimizer"][part])
 
 
+@pytest.mark.parametrize("search", ["torch", "plain"])
 @pytest.mark.parametrize("sharded", [False, True])
-def test_two_workers_learn_what_one_learns(sharded, alone, tmp_path):
-    work = functools.partial(train, workers=2, sharded=sharded)
+def test_two_workers_learn_what_one_learns(sharded, search, alone, tmp_path):
+    work = functools.partial(train, workers=2, sharded=sharded, search=search)
     together = on_two_workers(work, tmp_path)
     assert_same_training(together, alone)
     columns = WIDTH // 2 if sharded else WIDTH

@@ -5,7 +5,13 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from fairseq_plugins.product_key_memory.values import SpareRows, row_gradients, weighted_sum
+from fairseq_plugins.product_key_memory.values import (
+    SpareRows,
+    merge_rows,
+    plain_weighted_sum,
+    row_gradients,
+    weighted_sum,
+)
 from tests.gradients import assert_same
 
 TABLE, WIDTH, TOKENS, READS = 12, 4, 5, 6
@@ -28,11 +34,31 @@ def by_hand(values, rows, weights):
     return torch.stack(sums)
 
 
+@pytest.mark.parametrize("read", [weighted_sum, plain_weighted_sum])
 @pytest.mark.parametrize(("tokens", "reads"), [(1, 1), (1, 6), (5, 1), (5, 6), (30, 40)])
-def test_sums_and_gradients_are_the_formula(tokens, reads):
+def test_sums_and_gradients_are_the_formula(tokens, reads, read):
     values, rows, weights = draw(tokens, reads)
-    fast = weighted_sum(values, rows, weights, sparse=False)
-    assert_same(fast, by_hand(values, rows, weights), [values, weights])
+    found = read(values, rows, weights, sparse=False)
+    assert_same(found, by_hand(values, rows, weights), [values, weights])
+
+
+def test_the_plain_sum_has_higher_derivatives():
+    values, rows, weights = draw(3, 4)
+
+    def of_both(weights, values):
+        return plain_weighted_sum(values, rows, weights)
+
+    assert torch.autograd.gradgradcheck(of_both, (weights, values))
+
+
+def test_rows_of_a_plain_sparse_gradient_are_merged():
+    values, rows, weights = draw()
+    plain_weighted_sum(values, rows, weights, sparse=True)[1:].sum().backward()
+    merged = merge_rows(values.grad)
+    assert merged.is_coalesced()
+    # the first token's rows were read in vain
+    assert merged.indices()[0].tolist() == rows[1:].unique().tolist()
+    torch.testing.assert_close(merged.to_dense(), values.grad.to_dense())
 
 
 def test_gradients_are_those_of_finite_differences():

@@ -36,7 +36,7 @@ REFUSED = [
     ({"input_dropout": -0.1}, "{input_dropout} is -0.1: it must be in [0, 1)"),
     ({"value_dropout": 2}, "{value_dropout} is 2: it must be in [0, 1)"),
     ({"keys": "round"}, "{keys} is 'round': there are product, flat"),
-    ({"search": "luck"}, "{search} is 'luck': there are torch, faiss"),
+    ({"search": "luck"}, "{search} is 'luck': there are torch, faiss, plain"),
     ({"slots": 26}, "{slots} is 26: product keys need a square number, such as 25 or 36"),
     ({"query_dim": 7}, "{query_dim} is 7: product keys halve it, so it must be even"),
 ]
