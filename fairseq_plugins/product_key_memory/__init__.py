@@ -1,16 +1,19 @@
-"""Product-key memory: large key-value memory layers with an exact, cheap search.
+"""Product-key memory (Lample et al. 2019, arXiv:1907.05242): large key/value memories as layers.
 
-Lample et al. 2019 (arXiv:1907.05242). The layer by itself: :class:`.ProductKeyMemory`.
+Begin with :mod:`.memory`, the layer, and :mod:`.keys`, the search that makes it cheap.
 """
 
 from fairseq_plugins.product_key_memory.memory import MemorySublayer, ProductKeyMemory
 from fairseq_plugins.product_key_memory.model import MemoryLanguageModel, MemoryTransformer
 from fairseq_plugins.product_key_memory.optimizer import AdamWithMemory
+from fairseq_plugins.product_key_memory.usage import MemoryUsage, kl_from_uniform
 
 __all__ = [
     "AdamWithMemory",
     "MemoryLanguageModel",
     "MemorySublayer",
     "MemoryTransformer",
+    "MemoryUsage",
     "ProductKeyMemory",
+    "kl_from_uniform",
 ]

@@ -1,7 +1,7 @@
-"""What a CPU computes in one pass, in loops that numba compiles: selections, sums, updates.
+"""Selections, sums and updates in one pass on a CPU, by loops that numba compiles.
 
-torch would take several operations, each of which reads and writes all the numbers again. numba
-takes half a second to import, so its loops, in :mod:`.numba_loops`, are imported at the first call.
+torch needs several operations for each, which read and write all the numbers again. Importing numba
+takes half a second, so its loops, in :mod:`.numba_loops`, are imported at the first call.
 
 Shapes: R rows, n scores of a row, k wanted, N queries, H heads, n also sub-keys of each half, M
 rows to sum, P places, U sums or rows that were read, K rows of a table, d width.
@@ -21,9 +21,9 @@ logger = logging.getLogger(__name__)
 
 
 def use_numba(x: Tensor) -> bool:
-    """Return whether ``x`` is for the loops: on a CPU, in single or double precision.
+    """Return whether the loops can work on ``x``: on a CPU, in single or double precision.
 
-    Where numba is not installed nothing is.
+    Without numba they never can.
     """
     on_cpu = x.device.type == "cpu" and x.dtype in (torch.float32, torch.float64)
     return on_cpu and _has_numba()
@@ -54,11 +54,14 @@ def select(rows: Tensor, k: int) -> Tensor:
 
 
 def select_pairs(scores: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """Return the largest sums of two scores (N, H, k), best first, and the slots of those pairs.
+    """Return the largest sums of two scores, best first, and the slots of those pairs.
 
     Args:
         scores: of the sub-keys of both halves, (H, 2, N, n).
         k: at most n².
+
+    Returns:
+        Sums and slots, (N, H, k) each.
     """
     heads, _, queries, _ = scores.shape
     sums = scores.new_empty(queries, heads, k)
@@ -73,9 +76,9 @@ def sum_rows(rows: Tensor, places: Tensor, weights: Tensor, starts: Tensor, sums
     Args:
         rows: (M, d), contiguous.
         places: numbers of rows (P,), those of the first sum first.
-        weights: of each, (P,).
-        starts: where the sums' places begin, and at last P: (U + 1,). None is empty.
-        sums: written to.
+        weights: of each place, (P,).
+        starts: first place of each sum, and P at the end: (U + 1,). No sum is empty.
+        sums: the result.
     """
     _loops().sum_rows(*(x.detach().numpy() for x in (rows, places, weights, starts, sums)))
 

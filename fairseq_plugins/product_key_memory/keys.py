@@ -1,7 +1,7 @@
 """The keys of a memory, and the plain search for those that fit a query best.
 
-Lample et al. 2019 (arXiv:1907.05242), sections 3.1 to 3.3. The plain search is what the equations
-say, for autograd; :mod:`.search` finds the same faster. Equal scores are ranked by a fixed rule, so
+Lample et al. 2019 (arXiv:1907.05242), sections 3.1 to 3.3. The plain search is the equations as
+they stand, for autograd; :mod:`.search` finds the same faster. A fixed rule ranks equal scores, so
 that the same query always reads the same slots: of product keys, the better first sub-key goes
 first, then the better second one; equal sub-keys, and flat keys, go by their number.
 
@@ -28,7 +28,7 @@ KEY_SEARCHES = (*SEARCHES, PLAIN)
 
 
 def plain_score_pairs(queries: Tensor, subkeys: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """Search product keys as section 3.2 describes it.
+    """Return the best of all pairs of sub-keys, as section 3.2 describes it.
 
     Args:
         queries: (N, H, d_q).
@@ -36,7 +36,7 @@ def plain_score_pairs(queries: Tensor, subkeys: Tensor, k: int) -> tuple[Tensor,
         k: at most n².
 
     Returns:
-        The best scores, best first, and their slots i·n + j: (N, H, k).
+        The best scores, best first, and their slots i·n + j: (N, H, k) each.
     """
     n = subkeys.size(2)
     # (N, H, d_q) -> (N, H, 2, d_q/2): the two halves of each query
@@ -54,13 +54,16 @@ def plain_score_pairs(queries: Tensor, subkeys: Tensor, k: int) -> tuple[Tensor,
 
 
 def plain_score_keys(queries: Tensor, keys: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """Return scores and slots (N, H, k) of ``keys`` (H, K, d_q) that fit best (equation 1)."""
+    """Return scores and slots (N, H, k) of the best of ``keys`` (H, K, d_q) (equation 1)."""
     # (N, H, d_q), (H, K, d_q) -> (N, H, K)
     return plain_top_k(plain_products("nhd,hkd->nhk", queries, keys), k)
 
 
 def plain_products(equation: str, queries: Tensor, keys: Tensor) -> Tensor:
-    """Return inner products as ``torch.einsum`` names them, in single precision at least."""
+    """Return the inner products that ``torch.einsum`` calls ``equation``.
+
+    They are in single precision or higher, also under autocast.
+    """
     with torch.autocast(queries.device.type, enabled=False):
         return torch.einsum(equation, at_least_single(queries), at_least_single(keys))
 
@@ -73,10 +76,10 @@ def plain_top_k(scores: Tensor, k: int) -> tuple[Tensor, Tensor]:
 
 
 class ProductKeys(nn.Module):
-    """Keys that are all pairs of two sets of sub-keys, with sub-keys of each head its own (3.1).
+    """Keys that are all pairs of two sets of sub-keys; each head has its own (section 3.1).
 
-    Slot i·n + j has sub-key i of the first set and j of the second. They are drawn uniformly from
-    ±1/√(d_q/2).
+    Slot i·n + j has sub-key i of the first set and j of the second. Sub-keys are drawn uniformly
+    from ±1/√(d_q/2).
 
     Args:
         heads: H.
@@ -119,7 +122,7 @@ class ProductKeys(nn.Module):
 
 
 class FlatKeys(nn.Module):
-    """K keys of full width for each head, all of which are compared: the ablation (section 4.5).
+    """K keys of full width for each head, all of which are scored: the ablation (section 4.5).
 
     Args:
         heads: H.
@@ -131,7 +134,7 @@ class FlatKeys(nn.Module):
     def __init__(self, heads: int, slots: int, query_dim: int, search: str = "torch") -> None:
         super().__init__()
         self.keys = nn.Parameter(torch.empty(heads, slots, query_dim))
-        # as long as two halves of product keys together
+        # so that they are as long as product keys
         bound = (query_dim / 2) ** -0.5
         nn.init.uniform_(self.keys, -bound, bound)
         self.search = search

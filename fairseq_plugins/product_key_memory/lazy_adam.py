@@ -24,8 +24,7 @@ from fairseq_plugins.product_key_memory import cpu_kernels
 from fairseq_plugins.product_key_memory.cpu_kernels import use_numba
 from fairseq_plugins.product_key_memory.sharding import MemoryTable, gather_columns
 
-# How many numbers of a table are updated at a time: enough to keep the device busy, while copies of
-# them take little memory.
+# Numbers of a table that are updated at a time: enough to keep the device busy, with small copies.
 UPDATED_AT_ONCE = {"cpu": 1 << 22, "cuda": 1 << 26}
 
 
@@ -50,8 +49,8 @@ def update_rows(
         rows: (U,), each once.
         grads: (U, d).
         betas: β₁ and β₂.
-        scale: a number, by what gradients are multiplied.
-        decay: what part of them values lose before the step.
+        scale: factor of the gradients, a tensor of one number.
+        decay: part of the values that is taken off before the step.
         step_size: lr · √(1 - β₂ᵗ) / (1 - β₁ᵗ).
         eps: ε.
     """
@@ -68,14 +67,14 @@ def update_rows(
 
 
 class LazyAdam:
-    """Updates tables of values by sparse gradients, and keeps their moments.
+    """Updates tables of values with sparse gradients, and keeps their moments.
 
     The state of a table is ``step``, ``exp_avg`` and ``exp_avg_sq`` (K, d), in single precision,
-    and for a table of lower precision ``master``, its values in single precision. A table that is
-    sharded over workers (see :mod:`.sharding`) has its own columns' state.
+    and for a table of lower precision ``master``, its values in single precision. That of a sharded
+    table (see :mod:`.sharding`) is of its own columns.
 
     Args:
-        tables: whose values (K, d) have sparse, coalesced gradients.
+        tables: their values (K, d) have sparse, coalesced gradients.
         lr: learning rate.
         weight_decay: of the rows that were read.
     """
@@ -120,7 +119,7 @@ class LazyAdam:
         correction1, correction2 = (1 - beta ** state["step"] for beta in betas)
         step_size = self.lr * correction2**0.5 / correction1
         decay = self.weight_decay * self.lr
-        # in single precision
+        # the values in single precision
         exact = state.get("master", values)
         update = cpu_kernels.update_rows if use_numba(exact) else update_rows
         length = max(1, UPDATED_AT_ONCE[values.device.type] // values.size(1))
@@ -132,7 +131,7 @@ class LazyAdam:
                 values.index_copy_(0, rows, exact.index_select(0, rows).to(values.dtype))
 
     def gather(self) -> None:
-        """Gather sharded tables and their state in worker 0, for one ``state_dict()`` of each.
+        """Gather sharded tables and their state on worker 0, for one ``state_dict()`` of each.
 
         All workers must call it.
         """
@@ -147,10 +146,10 @@ class LazyAdam:
             self._gathered.append(state)
 
     def state_dict(self) -> list[dict[str, Any]]:
-        """Return the state of each table, of sharded ones that of all columns.
+        """Return the state of each table, with all columns of sharded ones.
 
         Raises:
-            ValueError: there are some, and :meth:`gather` was not called.
+            ValueError: a table is sharded, and :meth:`gather` was not called.
         """
         if not any(table.shard is not None for table in self.tables):
             return self.state
@@ -163,7 +162,7 @@ class LazyAdam:
         return gathered
 
     def load_state_dict(self, states: list[dict[str, Any]]) -> None:
-        """Take over a state, in single precision whatever the tables have.
+        """Load the states of all tables, in single precision whatever the tables have.
 
         Raises:
             ValueError: it is of other tables.
@@ -189,7 +188,7 @@ class LazyAdam:
         state: dict[str, Any] = {"step": int(saved["step"])}
         for name in ("exp_avg", "exp_avg_sq", "master"):
             if name in saved and (name != "master" or values.dtype != torch.float32):
-                # cut before it is moved: the whole may be larger than the device's memory
+                # cut before it is moved: the whole may not fit on the device
                 own = saved[name] if shard is None else shard.of(saved[name])
                 state[name] = own.to(values.device, torch.float32, copy=True)
         return state

@@ -1,14 +1,16 @@
-"""A memory layer: many slots of values, a few of which each token selects by their keys.
+"""Product-key memory: a layer with many slots of values, of which each token reads a few.
 
-Lample et al. 2019 (arXiv:1907.05242), section 3. It is a plain module, for any model::
+Lample et al. 2019 (arXiv:1907.05242), section 3. :mod:`.query` makes queries of a token,
+:mod:`.keys` selects the slots whose keys fit them best, :mod:`.values` sums the values of these. It
+is a plain module, for any model::
 
-    from fairseq_plugins.product_key_memory.memory import ProductKeyMemory
+    from fairseq_plugins.modules import ProductKeyMemory
 
     memory = ProductKeyMemory(512, slots=512**2, query_batch_norm=True)
     y = x + memory(x)  # x (…, 512)
 
-With ``sparse=True`` the values get sparse gradients, as those of ``nn.Embedding(sparse=True)``, for
-``torch.optim.SparseAdam``.
+With ``sparse=True`` the values get sparse gradients for ``torch.optim.SparseAdam``, as those of
+``nn.Embedding(sparse=True)``.
 
 Shapes: N tokens without padding, H heads, k slots read by a head, K slots, d model width, d_q query
 width, d_v value width.
@@ -51,9 +53,9 @@ KEYS = {"product": ProductKeys, "flat": FlatKeys}
 
 
 class ProductKeyMemory(nn.Module):
-    """Sum over heads of the softmax-weighted values of the best k of K slots (eq. 1 to 3, 3.3).
+    """Sum, over heads, of the values of the best k of K slots, weighted by a softmax.
 
-    Values are shared by the heads and drawn from N(0, 1/d_v).
+    Equations 1 to 3, section 3.3. The heads share the values, which are drawn from N(0, 1/d_v).
 
     Args:
         embed_dim: d.
@@ -63,17 +65,18 @@ class ProductKeyMemory(nn.Module):
         query_dim: d_q; even for product keys.
         value_dim: d_v; values of another width than d are mapped to it. None for d.
         query_hidden_dims: widths of the query network's hidden layers.
-        query_batch_norm: see :class:`.query_network.QueryNetwork`; so are the next two.
-        query_layer_norm: normalise each query.
-        query_dropout: of the queries.
-        input_dropout: of what enters the memory.
-        value_dropout: of what is read.
+        query_batch_norm: normalise queries over the tokens; see :class:`.query.QueryNetwork`.
+        query_layer_norm: normalise each query over its dimensions.
+        query_dropout: dropout of the queries.
+        input_dropout: dropout of the input.
+        value_dropout: dropout of the sum of values.
         keys: "product", or "flat" for the ablation.
-        search: "torch" or "faiss", or "plain" for the equations as they stand, for autograd:
-            slower, and with dense gradients also for ``torch.compile`` and higher derivatives.
-        sparse: whether the values' gradient is a sparse tensor of the rows that were read.
-        shard_values: among several workers (``torch.distributed``), let each hold some columns of
-            the values alone; see :mod:`.column_shards`.
+        search: "torch" or "faiss"; or "plain" for the equations as they stand, in operations that
+            autograd knows, which is slower. With dense gradients it runs under ``torch.compile``
+            and has higher derivatives.
+        sparse: make the values' gradient a sparse tensor of the rows that were read.
+        shard_values: with several workers (``torch.distributed``), give each some of the values'
+            columns; see :mod:`.sharding`.
 
     Raises:
         ValueError: a number is out of range, ``keys`` or ``search`` is unknown, or faiss is not
@@ -132,8 +135,8 @@ class ProductKeyMemory(nn.Module):
 
     @property
     def table(self) -> MemoryTable:
-        """Return the values as an optimizer and checkpoints need them."""
-        # casting and loading may have put another parameter in the old one's place
+        """Return the values with what optimizers and checkpoints need to know of them."""
+        # casting and loading may have replaced the parameter
         self._table.values = self.values
         return self._table
 
@@ -142,8 +145,11 @@ class ProductKeyMemory(nn.Module):
 
         Args:
             x: any number of tokens.
-            padding_mask: (…), true for padding: it takes no part in batch norm, reads nothing,
+            padding_mask: (…), true for padding, which batch norm leaves out, which reads nothing
                 and gets zeros. None for no padding.
+
+        Returns:
+            (…, d).
         """
         if padding_mask is None:
             return self._read(x.reshape(-1, x.size(-1))).view(x.shape)
@@ -152,6 +158,7 @@ class ProductKeyMemory(nn.Module):
         return read.new_zeros(x.shape).masked_scatter(tokens.unsqueeze(-1), read)
 
     def _read(self, x: Tensor) -> Tensor:
+        """Map tokens (N, d) to (N, d)."""
         # (N, d) -> (N, H, d_q)
         queries = self.query_network(self.input_dropout(x))
         # (N, H, d_q) -> scores and slots (N, H, k) (equation 1)
@@ -166,6 +173,7 @@ class ProductKeyMemory(nn.Module):
         return summed if self.projection is None else self.projection(summed)
 
     def _sum_values(self, slots: Tensor, weights: Tensor) -> Tensor:
+        """Return the weighted sums (N, d_v) of ``slots`` (N, H·k)."""
         values = self._leaf()
         if self._table.shard is not None:
             return sharded_weighted_sum(values, slots, weights, self.sparse, self._table.spare)
@@ -174,11 +182,11 @@ class ProductKeyMemory(nn.Module):
         return weighted_sum(values, slots, weights, self.sparse, self._table.spare)
 
     def keep_gradient_beside_autograd(self) -> None:
-        """Leave the values out of what training code sees, which would hold a gradient for all K.
+        """Hide the values from training code that would hold a dense gradient for all K slots.
 
-        They no longer require a gradient, as far as anyone can see; the rows that are read get one
-        all the same, added to ``values.grad`` as a sparse tensor. After an update the next one may
-        take the memory of that tensor: copy what is to be kept.
+        ``values.requires_grad`` becomes false. A backward pass still adds the gradient of the rows
+        that were read to ``values.grad``, as a sparse tensor. :class:`.LazyAdam` uses its buffer
+        again after an update: copy what is to be kept.
         """
         self.values.requires_grad_(False)
         self._table.spare = SpareRows(len(self.values))
@@ -186,7 +194,7 @@ class ProductKeyMemory(nn.Module):
         self._gradient_beside_autograd = True
 
     def gather_values(self) -> None:
-        """Prepare worker 0 for one ``state_dict()``, which holds all columns of sharded values.
+        """Gather sharded values on worker 0, for one ``state_dict()`` of all columns.
 
         All workers must call it.
         """
@@ -211,11 +219,11 @@ class ProductKeyMemory(nn.Module):
         super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
 
     def _leaf(self) -> Tensor:
-        """Return the values as autograd is to see them in this pass."""
+        """Return the values, or a leaf tensor of autograd that stands for them in this pass."""
         if not (self._gradient_beside_autograd and torch.is_grad_enabled() and self.training):
             return self.values
-        # training code may clear only the gradients that it knows of: if the keys have none, what
-        # is here was left by a pass that failed
+        # training code may clear only the gradients that it knows of: where the keys have none, a
+        # pass that failed has left this one
         first_keys = next(self.keys.parameters())
         if first_keys.requires_grad and first_keys.grad is None and not is_recomputed():
             self.values.grad = None
@@ -224,11 +232,12 @@ class ProductKeyMemory(nn.Module):
         return leaf
 
     def _add_gradient(self, leaf: Tensor) -> None:
+        """Move the gradient of ``leaf`` to that of the values."""
         grad, leaf.grad = leaf.grad, None
         if self.plain and self._table.shard is None:
             grad = merge_rows(grad)
         else:
-            # each row once and rising, as weighted_sum made it, which torch no longer knows of
+            # weighted_sum made it coalesced, which torch forgets
             grad = rows_as_gradient(grad._indices()[0], grad._values(), grad.shape)
         if self.values.grad is not None:
             grad = add_row_gradients(self.values.grad, grad)
@@ -236,10 +245,10 @@ class ProductKeyMemory(nn.Module):
 
 
 class MemorySublayer(nn.Module):
-    """A memory in the place of a transformer's feed-forward sublayer, or after it (section 3.3).
+    """A memory as a sublayer of a transformer, whose output is added to its input (section 3.3).
 
     Args:
-        memory: what is read; what is around it adds that to the input.
+        memory: of the transformer's width.
     """
 
     def __init__(self, memory: ProductKeyMemory) -> None:

@@ -95,11 +95,12 @@ class MemoryLanguageModel(TransformerLanguageModel):
         return model
 
     def prepare_for_inference_(self, cfg: Any) -> None:
-        """Get ready to score or generate.
+        """Prepare to score or generate, if the model has positions for blocks of this length.
+
+        fairseq would leave longer blocks out, and report what is left or a perplexity of 1.
 
         Raises:
-            ValueError: blocks are longer than those that the model has positions for: fairseq
-                would leave them out and report what is left, or a perplexity of 1.
+            ValueError: it has fewer positions.
         """
         super().prepare_for_inference_(cfg)
         length = getattr(cfg.task, "tokens_per_sample", None) or 0
@@ -130,8 +131,8 @@ class MemoryTransformerOptions(MemoryOptions):
 class MemoryTransformer(TransformerModel):
     """fairseq's translation transformer with memories in some layers.
 
-    It takes fairseq's options as its parent does, as parsed arguments: fairseq's configuration of
-    this model has parts in parts, which its command line cannot fill.
+    It takes fairseq's options as parsed arguments, as its parent does: fairseq's configuration of
+    this model is nested, and the command line cannot fill it.
     """
 
     @classmethod
@@ -166,7 +167,7 @@ class MemoryTransformer(TransformerModel):
 
 
 def _memory_options(args: argparse.Namespace) -> MemoryTransformerOptions:
-    """Return the memories' options, of which parsed arguments hold only those that were given."""
+    """Return the memories' options; parsed arguments hold only those that were given."""
     given = {
         option.name: getattr(args, option.name)
         for option in dataclasses.fields(MemoryTransformerOptions)
@@ -177,7 +178,7 @@ def _memory_options(args: argparse.Namespace) -> MemoryTransformerOptions:
 
 
 def _check_numbering(cfg: Any, part: str, option: str) -> None:
-    """Raise ``ValueError`` for options that give layers other numbers than ``option`` means."""
+    """Raise ``ValueError`` for options that number the layers anew, unlike ``option``."""
     for other in (f"{part}_layers_to_keep", "base_layers"):
         if getattr(cfg, other, None):
             raise ValueError(

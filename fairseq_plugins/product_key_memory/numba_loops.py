@@ -25,20 +25,26 @@ from llvmlite import binding
 # fairseq lets every library log what it debugs
 logging.getLogger("numba").setLevel(logging.WARNING)
 
-# numbers as numpy has them: 1/0 is infinite and no exception, which would forbid vectors
+# as in numpy 1/0 is infinite; an exception would forbid vector instructions
 OPTIONS = {"nogil": True, "error_model": "numpy"}
 
 
 def compiled(loop: Callable[..., None]) -> Callable[..., None]:
-    """Compile ``loop``, whose outermost loop is over ``numba.prange``, for torch's thread number.
+    """Compile ``loop`` when it is first called, to run on as many threads as torch does.
 
-    Compiling takes seconds; numba keeps the machine code in a file beside this one or in the user's
-    cache. ``njit(cache=True)`` alone would not be safe. Its files go by the function's name and
-    have one index for all signatures and processors, which does not know the options: serial code
-    would be run for parallel, and of two processes that write at the same time one may leave its
-    code where the other's index points. So each version has a name of its own. Where no file can
-    be written numba raises; here the loop is compiled without keeping it. With one thread no others
-    are started, which would outlive a fork.
+    Its outermost loop is over ``numba.prange``. For one thread it is compiled without threads,
+    which would not survive a fork.
+
+    Compiling takes seconds, so numba keeps the machine code in files. ``njit(cache=True)`` alone is
+    not safe there. One index by the function's name serves all versions of a function, and is
+    written before the code:
+
+    - it does not know the options, and gives serial code out for parallel;
+    - of two processes that write at the same time, one may leave its code where the other's index
+      points, for another signature or processor;
+    - numba raises where no file can be written.
+
+    So each version gets a name of its own, and where no file can be written it is compiled anew.
     """
 
     @functools.cache
@@ -58,10 +64,10 @@ def compiled(loop: Callable[..., None]) -> Callable[..., None]:
         kind = threads > 1, tuple(numba.typeof(argument) for argument in arguments)
         try:
             call = version(*kind, kept=True)
-            # compiles and keeps, before anything is computed
+            # compile and keep before anything is computed
             call.compile(kind[1])
         except (OSError, RuntimeError):
-            # no folder can be written, or it is full
+            # no folder can be written, or the disk is full
             call = version(*kind, kept=False)
         call(*arguments)
 
@@ -70,15 +76,15 @@ def compiled(loop: Callable[..., None]) -> Callable[..., None]:
 
 @functools.cache
 def _source() -> bytes:
-    # numba looks at this file too, but writes its index before the code that the index is of
+    # numba looks at the source too, but after a change its new index names old code for a moment
     return hashlib.sha256(Path(__file__).read_bytes()).digest()
 
 
 @numba.njit(inline="always")
 def _insert(score, number, filled, scores, numbers):
-    """Give a score and its number their place among ``filled`` sorted ones; the last drops out.
+    """Insert a score and its number into ``filled`` sorted ones, after equal scores.
 
-    It goes behind equal scores.
+    If all places are filled the last one drops out.
     """
     place = filled
     if filled == len(scores):
@@ -108,7 +114,7 @@ def _select(row, scores, numbers):
     candidates = np.empty(n + 1, np.int64)
     count = 0
     for number in range(n):
-        # written in any case, which takes less time than to guess wrongly
+        # written in any case, which is faster than a branch that is guessed wrongly
         candidates[count] = number
         count += not row[number] < floor
     for i in range(count):
@@ -132,8 +138,8 @@ def select_pairs(scores, sums, slots):
 
     Args:
         scores: of the sub-keys of both halves, (H, 2, N, n).
-        sums: written to.
-        slots: written to.
+        sums: a result.
+        slots: a result.
     """
     heads, _, queries, n = scores.shape
     k = sums.shape[2]
@@ -162,9 +168,9 @@ def sum_rows(rows, places, weights, starts, sums):
     Args:
         rows: (M, d).
         places: numbers of rows (P,), those of the first sum first.
-        weights: of each, (P,).
-        starts: where the sums' places begin, and at last P: (U + 1,). None is empty.
-        sums: written to.
+        weights: of each place, (P,).
+        starts: first place of each sum, and P at the end: (U + 1,). No sum is empty.
+        sums: the result.
     """
     for u in numba.prange(len(sums)):
         first = starts[u]
@@ -187,8 +193,8 @@ def update_rows(values, exp_avg, exp_avg_sq, rows, grads, numbers):
         exp_avg_sq: the second.
         rows: (U,), each once.
         grads: (U, d).
-        numbers: β₁, 1 - β₁, β₂, 1 - β₂, by what gradients are multiplied, what part of them values
-            lose before the step (weight decay), the step size, and ε.
+        numbers: β₁, 1 - β₁, β₂, 1 - β₂, factor of the gradients, part of the values that is taken
+            off before the step (weight decay), step size, and ε.
     """
     beta1, rest1, beta2, rest2, scale, decay, step_size, eps = numbers
     for u in numba.prange(len(rows)):

@@ -1,13 +1,12 @@
-"""Adam, and beside it a lazy Adam of its own learning rate for the values of product-key memories.
+"""Adam, with a lazy Adam of its own learning rate for the values of product-key memories.
 
 Lample et al. 2019 (arXiv:1907.05242), section 4.3: "since the memory values are learned with sparse
 updates, we found it beneficial to learn them with a higher Adam learning rate", 1e-3 and constant
 where the paper's code is followed. The rule for the values is in :mod:`.lazy_adam`.
 
-A memory keeps its values out of fairseq's sight (see
-:meth:`.memory_layer.ProductKeyMemory.keep_gradient_beside_autograd`): fairseq would hold gradients
-of the table's size, and exchange them between workers. Here they join in again: in the norm of all
-gradients and its clipping, in scaling and averaging, and in checkpoints.
+A memory hides its values from fairseq (:meth:`.ProductKeyMemory.keep_gradient_beside_autograd`),
+which would hold gradients of the table's size and exchange them between workers. This optimizer
+includes them again: in the norm of all gradients, clipping, scaling, averaging and checkpoints.
 """
 
 import logging
@@ -37,17 +36,18 @@ class AdamWithMemory(Adam):
     """fairseq's Adam for parameters, lazy Adam for tables that have sparse gradients.
 
     fairseq's wrappers for ``--fp16``, ``--bf16`` and ``--amp`` multiply the gradients of all
-    parameters by loss scales, numbers of tokens and what clipping asks for, each in its own way.
-    ``scale`` is a parameter like others to them, whose gradient starts as 1: what becomes of it is
-    what the tables' gradients are still to be multiplied by. No pass over them is spent on it.
+    parameters by loss scales, numbers of tokens and the factor of clipping, each in its own way. To
+    them ``scale`` is a parameter like others, whose gradient starts as 1. What it becomes is the
+    factor that the tables' gradients still need; they take it during the update, without a pass of
+    their own.
 
     Args:
         params: parameters with dense gradients.
-        tables: of the memories, whose values have sparse, coalesced gradients, or none.
+        tables: their values have sparse, coalesced gradients; [] for none.
         memory_lr: learning rate of the tables, which no schedule changes.
-        memory_weight_decay: of the rows that were read.
-        options: of fairseq's Adam: ``lr``, ``betas``, ``eps``, ``weight_decay``; the tables have
-            the same betas and eps.
+        memory_weight_decay: weight decay of the rows that were read.
+        options: those of fairseq's Adam: ``lr``, ``betas``, ``eps``, ``weight_decay``. The tables
+            have the same betas and eps.
 
     Raises:
         ValueError: ``memory_lr`` or ``memory_weight_decay`` is negative.
@@ -79,16 +79,16 @@ class AdamWithMemory(Adam):
 
     @property
     def supports_flat_params(self) -> bool:
-        """Return False: a flat copy of the parameters would not say which memory they are of."""
+        """Return False: a flat copy of the parameters has no update rules."""
         return False
 
     def start_scale(self) -> None:
-        """Have the tables' gradients count as they are."""
+        """Set the factor of the tables' gradients to 1."""
         if self.tables:
             self.scale.grad = torch.ones_like(self.scale)
 
     def take_scale(self) -> Tensor:
-        """Return what the tables' gradients are to be multiplied by; ``scale`` has no gradient."""
+        """Return the factor of the tables' gradients, which ``scale`` has no longer."""
         scale, self.scale.grad = self.scale.grad, None
         return scale
 
@@ -104,10 +104,10 @@ class AdamWithMemory(Adam):
         """Update the parameters and the rows that have a gradient.
 
         Args:
-            closure: computes the loss and the gradients, if they are not there yet.
+            closure: computes the loss and the gradients; None if they are there.
 
         Returns:
-            The closure's loss.
+            The closure's loss, or None.
         """
         loss = None
         if closure is not None:
@@ -116,17 +116,17 @@ class AdamWithMemory(Adam):
         if self.tables:
             options = self.param_groups[0]
             self.lazy.update(options["betas"], options["eps"], self.take_scale())
-        # it passes over parameters without a gradient, and so over the scale
+        # it skips parameters without a gradient, and so the scale
         super().step()
         self.start_scale()
         return loss
 
     def consolidate_state_dict(self) -> None:
-        """Gather what is sharded over workers; fairseq calls it on all before worker 0 saves."""
+        """Gather sharded tables; fairseq calls it on all workers before worker 0 saves."""
         self.lazy.gather()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state, that of the tables as ``tables``.
+        """Return Adam's state, and that of the tables as ``tables``.
 
         Raises:
             ValueError: a table is sharded, and :meth:`consolidate_state_dict` was not called.
@@ -134,7 +134,7 @@ class AdamWithMemory(Adam):
         return {**super().state_dict(), "tables": self.lazy.state_dict()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Take over a state.
+        """Load a state.
 
         Raises:
             ValueError: it is of other tables.
@@ -163,8 +163,8 @@ class FairseqAdamWithMemory(AmpScaledStep):
 
     Args:
         cfg: the options.
-        params: the model's parameters, or fairseq's copies of them in single precision. The
-            update rule of some is the :class:`.MemoryTable` of the memory that they belong to.
+        params: the model's parameters, or fairseq's copies of them in single precision. Those with
+            a :class:`.MemoryTable` as update rule lead to the values of their memory.
 
     Raises:
         ValueError: an option is negative, or one of ``adam`` that does not go with memories.
@@ -201,11 +201,11 @@ class FairseqAdamWithMemory(AmpScaledStep):
         return self._optimizer.tables
 
     def all_reduce_grads(self, module: nn.Module) -> None:
-        """Average the gradients over the workers; of tables the rows that any of them read."""
+        """Average the gradients of ``module`` over the workers, also those of tables."""
         super().all_reduce_grads(module)
         if not (dist.is_initialized() and dist.get_world_size() > 1):
             return
-        # a criterion with parameters comes in a call of its own
+        # fairseq calls it once for the model, and once for a criterion with parameters
         in_module = {id(parameter) for parameter in module.parameters()}
         for table in self.tables:
             if id(table.values) in in_module:
@@ -214,10 +214,13 @@ class FairseqAdamWithMemory(AmpScaledStep):
     def clip_grad_norm(
         self, max_norm: float, aggregate_norm_fn: Callable[[Tensor], Tensor] | None = None
     ) -> Tensor:
-        """Shorten all gradients together to ``max_norm``, 0 for no limit; return their norm.
+        """Clip all gradients together to ``max_norm``, 0 for no limit.
 
-        Where it is not finite there are no gradients afterwards: fairseq skips the update, and
+        Gradients whose norm is not finite are cleared: fairseq then skips the update, and with
         ``--fp16`` would clear only those that it knows.
+
+        Returns:
+            The norm before clipping.
         """
         if not self.tables:
             return super().clip_grad_norm(max_norm, aggregate_norm_fn)

@@ -1,4 +1,4 @@
-"""Options of product-key memories, which all models share, and what is built from them."""
+"""What all models with product-key memories share: options, building, what validation logs."""
 
 import dataclasses
 import logging
@@ -26,10 +26,10 @@ OPTIMIZER = "adam_with_memory"
 
 @dataclass
 class MemoryOptions(FairseqDataclass):
-    """How memories are made and placed (Lample et al. 2019, section 3), whichever layers have one.
+    """Options of memories, but for the layers that have one (Lample et al. 2019, section 3).
 
-    Defaults are the published sizes (section 4.3) and, where the paper has none, the published
-    code's.
+    Defaults are the published sizes (section 4.3), or those of the published code where the paper
+    has none.
     """
 
     memory_interleave: bool = field(
@@ -105,7 +105,7 @@ class MemoryOptions(FairseqDataclass):
 
 @dataclass
 class MemoryLayersOptions(MemoryOptions):
-    """Options of a model with one stack of layers."""
+    """Options of memories in a model with one stack of layers."""
 
     memory_layers: Optional[str] = field(
         default=None,
@@ -121,11 +121,11 @@ def parse_memory_layers(text: str | None, layers: int, option: str) -> list[int]
 
     Args:
         text: such as "6,12".
-        layers: how many layers there are.
+        layers: number of layers.
         option: the option that the text is from, such as "--memory-layers".
 
     Raises:
-        ValueError: it is no list of numbers, there is no such layer, or one is named twice.
+        ValueError: the text is no list of numbers, there is no such layer, or one is named twice.
     """
     if text is None or text == "":
         return []
@@ -148,17 +148,17 @@ def parse_memory_layers(text: str | None, layers: int, option: str) -> list[int]
 
 
 def check_placed(options: MemoryOptions, memories: bool, option: str) -> None:
-    """Say that options of memories have no effect in a model without any.
+    """Warn of options of memories that have no effect, because the model has no memory.
 
-    A preset's sizes may stand beside a baseline's ``--memory-layers ""``, so most are only told of.
+    It only warns since a baseline's ``--memory-layers ""`` may stand beside a preset's sizes.
 
     Args:
         options: of the model.
-        memories: whether it has some.
+        memories: whether it has memories.
         option: the option that says in which layers.
 
     Raises:
-        ValueError: ``--memory-interleave`` is among them.
+        ValueError: ``--memory-interleave`` is one of them.
     """
     if memories:
         return
@@ -184,16 +184,20 @@ def check_placed(options: MemoryOptions, memories: bool, option: str) -> None:
 
 
 class FairseqMemory(ProductKeyMemory):
-    """A memory in a model that fairseq trains, which notices updates and checkpoints without it."""
+    """A memory in a model that fairseq trains; it refuses updates and checkpoints without it."""
 
     _num_updates = 0
 
     def set_num_updates(self, num_updates: int) -> None:
-        """Take note of the number of updates so far; fairseq calls it before each batch.
+        """Check that the last update used the gradient of the values.
+
+        fairseq calls it before each batch. Only ``adam_with_memory`` knows of that gradient.
+
+        Args:
+            num_updates: number of updates so far.
 
         Raises:
-            ValueError: an update was made, and the gradient of the values, which only
-                ``adam_with_memory`` knows of, was not used.
+            ValueError: an update was made, and the gradient is still there.
         """
         unused = not self.values.requires_grad and self.values.grad is not None
         if unused and num_updates > self._num_updates:
@@ -212,11 +216,11 @@ class FairseqMemory(ProductKeyMemory):
 
 
 def build_memory(options: MemoryOptions, embed_dim: int) -> ProductKeyMemory:
-    """Return a memory for a model of width ``embed_dim``.
+    """Build a memory for a model of width ``embed_dim``.
 
     Args:
-        options: a :class:`MemoryOptions`, or a configuration that has its values.
-        embed_dim: d.
+        options: a :class:`MemoryOptions`, or a configuration with the same names.
+        embed_dim: width of the model.
 
     Raises:
         ValueError: an option has a value that no memory has.
@@ -247,9 +251,8 @@ def build_memory(options: MemoryOptions, embed_dim: int) -> ProductKeyMemory:
         )
     if options.memory_optimizer == OPTIMIZER:
         memory.keep_gradient_beside_autograd()
-        # fairseq shows optimizers only parameters that require a gradient, or copies of them in
-        # single precision. Every memory has keys, and they require one: the first leads to the
-        # values.
+        # optimizers see only parameters that require a gradient, or fairseq's copies of them in
+        # single precision: the keys, which each memory has, lead to the values
         set_update_rule(next(memory.keys.parameters()), memory.table)
     return memory
 
@@ -258,7 +261,7 @@ def keep_shards_apart(model: nn.Module) -> None:
     """Keep torch's data parallelism from giving all workers the columns of worker 0.
 
     Args:
-        model: what fairseq wraps to train it on several workers, memories inside.
+        model: the model that fairseq wraps to train it on several workers.
     """
     shards = [
         f"{name}.values" if name else "values"
@@ -281,19 +284,19 @@ def _parse_hidden_dims(text: Any) -> list[int]:
         ) from None
 
 
-# behind the loss and what comes with it
+# after the loss and what comes with it
 _PRIORITY = 50
 
 
 def watch_memories(model: nn.Module, memories: Mapping[str, ProductKeyMemory]) -> None:
-    """Have validation log what ``model`` reads of its ``memories`` (by name).
+    """Have validation log what ``model`` reads of its ``memories``, which are given by name.
 
     At the end of a pass over a validation set each memory logs ``NAME_usage``, the percentage of
-    its slots that were read, and ``NAME_kl``, in nats, of all workers together. Training,
-    evaluation and generation are not watched.
+    its slots that were read, and ``NAME_kl``, in nats, over all workers together (section 4.2).
+    Training, evaluation and generation log nothing.
 
-    Where the batches of a validation set cannot be shared out evenly, fairseq gives workers that
-    have none left the first batch again, and its reads count twice.
+    Where the batches cannot be shared out evenly, fairseq gives workers that have none left the
+    first batch again, and its reads count twice.
     """
     if memories:
         _Watch(model, memories)
@@ -313,8 +316,8 @@ class _Watch:
         model.register_forward_hook(self._after, always_call=True)
 
     def _before(self, model: nn.Module, inputs: Any) -> None:
-        # fairseq opens an aggregator for each pass over a validation set and reads it once, on all
-        # workers, at the end; elsewhere the first one is that which sees everything
+        # fairseq opens an aggregator for each pass over a validation set, which all workers read
+        # once, at the end; elsewhere the first aggregator is the default one
         root = next(iter(metrics.get_active_aggregators()), None)
         if model.training or root is None or root is metrics.get_meters("default"):
             return
@@ -327,7 +330,7 @@ class _Watch:
             self._log(name, self.reads[name])
 
     def _after(self, model: nn.Module, inputs: Any, output: Any) -> None:
-        # generation in validation (--eval-bleu) calls parts of the model by themselves
+        # generation during validation (--eval-bleu) calls parts of the model, without these hooks
         for memory in self.memories.values():
             memory.usage = None
 

@@ -1,4 +1,4 @@
-"""The query network of a memory: what it looks for, for each token and head.
+"""The query network of a memory, which makes one query for each token and head.
 
 Lample et al. 2019 (arXiv:1907.05242), section 3.1.
 
@@ -20,17 +20,17 @@ from fairseq_plugins.fairseq_integration.precision import SinglePrecision
 
 
 class SyncBatchNorm1d(SinglePrecision):
-    """Batch norm whose statistics are those of all workers' tokens together.
+    """Batch norm over the tokens of all workers together.
 
-    torch's own ``SyncBatchNorm`` does this on GPUs alone. Workers may have different numbers of
-    tokens, also none. Statistics are computed, and kept, in single precision at least. Names are
-    those of ``torch.nn.BatchNorm1d``, but for its count of batches, a whole number that a moving
-    average of the weights cannot take in.
+    torch's ``SyncBatchNorm`` runs on GPUs only. Workers may have different numbers of tokens, also
+    none. Statistics are computed and kept in single precision or higher. Names are those of
+    ``torch.nn.BatchNorm1d`` but for the count of batches, an integer that moving averages of a
+    model's state cannot average.
 
     Args:
-        features: how many there are.
+        features: number of features.
         eps: added to the variance.
-        momentum: how far the running statistics follow those of a batch.
+        momentum: weight of a batch in the running statistics.
     """
 
     def __init__(self, features: int, eps: float = 1e-5, momentum: float = 0.1) -> None:
@@ -43,7 +43,7 @@ class SyncBatchNorm1d(SinglePrecision):
         self.momentum = momentum
 
     def forward(self, x: Tensor) -> Tensor:
-        """Normalise each of the features of ``x`` (N, features)."""
+        """Normalise each feature of ``x`` (N, features) over the tokens."""
         values = x.to(torch.promote_types(x.dtype, self.weight.dtype))
         if self.training:
             mean, variance = self._measure(values)
@@ -53,20 +53,20 @@ class SyncBatchNorm1d(SinglePrecision):
         return (normalised * self.weight + self.bias).to(x.dtype)
 
     def _measure(self, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Return mean and variance of all workers' tokens, and follow them."""
-        # the sum of the tokens and, beside it, their number
+        """Return mean and variance over all workers' tokens, and update the running ones."""
+        # the sum of the tokens and their number, in one exchange
         count = values.new_full((1,), float(len(values)))
         sums = _over_workers(torch.cat([values.sum(0), count]))
         total, count = sums.split([values.size(1), 1])
         mean = total / count.clamp(min=1)
-        # not from the mean of the squares: where the mean is large, little remains of a difference
+        # not the mean of squares minus the squared mean, which cancels where the mean is large
         variance = _over_workers((values - mean).square().sum(0)) / count.clamp(min=1)
         if not is_recomputed():
             self._follow(mean.detach(), variance.detach(), count.detach())
         return mean, variance
 
     def _follow(self, mean: Tensor, variance: Tensor, count: Tensor) -> None:
-        # on the device: to read whether there are tokens would wait for all that is queued
+        # on the device: asking in Python whether there are tokens would wait for it
         step = self.momentum * (count > 0).to(self.running_mean)
         unbiased = variance * count / (count - 1).clamp(min=1)
         self.running_mean.lerp_(mean.to(self.running_mean), step)
@@ -74,7 +74,10 @@ class SyncBatchNorm1d(SinglePrecision):
 
 
 class _SumOverWorkers(torch.autograd.Function):
-    """The sum of all workers' tensors; each gets back the sum of the gradients that it has."""
+    """Sums a tensor over the workers; the backward pass sums the gradients over them too."""
+
+    # torch.distributed.nn.functional.all_reduce does the same, but is deprecated, and what torch
+    # names in its place is private
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
@@ -90,7 +93,7 @@ class _SumOverWorkers(torch.autograd.Function):
 
 
 def _over_workers(sums: Tensor) -> Tensor:
-    """Add up the sums of all workers, with their gradients."""
+    """Return ``sums`` summed over the workers, for autograd."""
     if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
         return _SumOverWorkers.apply(sums)
     return sums
@@ -104,10 +107,10 @@ class QueryNetwork(nn.Module):
         heads: H.
         query_dim: d_q.
         hidden_dims: widths of the hidden layers, each followed by a ReLU; () for a linear map.
-        batch_norm: normalise each dimension of the queries over the tokens, which makes more of
-            the keys be used (sections 3.1 and 4.5).
+        batch_norm: normalise each dimension of the queries over the tokens, so that more of the
+            keys are used (sections 3.1 and 4.5).
         layer_norm: normalise each query over its dimensions.
-        dropout: of the queries.
+        dropout: dropout of the queries.
     """
 
     def __init__(

@@ -1,7 +1,7 @@
 """The fast exact search for the keys that fit a query best; :mod:`.keys` has the plain one.
 
-Lample et al. 2019 (arXiv:1907.05242), section 3.2. Scores of sub-keys are computed for a part of
-the queries at a time, in both passes, and only pairs that can win are added up.
+Lample et al. 2019 (arXiv:1907.05242), section 3.2. It computes the scores of sub-keys for a part of
+the queries at a time, in both passes, and adds up only pairs that can win.
 
 Shapes: N queries, H heads, n sub-keys of each half, K keys, d_q query width, k keys selected by a
 head, P pairs that can win, R rows of scores.
@@ -21,38 +21,41 @@ from torch.autograd.function import once_differentiable
 from fairseq_plugins.product_key_memory import cpu_kernels
 from fairseq_plugins.product_key_memory.cpu_kernels import use_numba
 
-# How many scores of sub-keys are computed at a time: few enough for the caches of a CPU, enough to
-# keep a GPU busy.
+# Number of sub-keys' scores computed at a time: few enough for the caches of a CPU, enough to keep
+# a GPU busy.
 SUBKEY_SCORES = {"cpu": 1 << 20, "cuda": 1 << 28}
-# How many scores of flat keys are held at a time, whatever the number of queries.
+# Number of flat keys' scores held at a time.
 FLAT_SCORES = 1 << 24
 
-# Of (N, d_q) queries and (n, d_q) keys: the numbers (N, k) of the best keys of each, best first.
+# Maps queries (N, d_q), keys (n, d_q) and k to the numbers (N, k) of the best keys, best first.
 Search = Callable[[Tensor, Tensor, int], Tensor]
 
 
 def at_least_single(x: Tensor) -> Tensor:
     """Return ``x`` in single precision, or in double precision if it has that.
 
-    Products in half precision are full of ties, which hide what is best.
+    Scores in half precision have many ties, which hide the best key.
     """
     return x.to(torch.promote_types(x.dtype, torch.float))
 
 
 def score_pairs(queries: Tensor, subkeys: Tensor, k: int, search: str) -> tuple[Tensor, Tensor]:
-    """Return the best scores (N, H, k), best first, and their slots i·n + j (equation 4).
+    """Return what :func:`.keys.plain_score_pairs` does, faster (section 3.2).
 
     Args:
         queries: (N, H, d_q).
-        subkeys: (H, 2, n, d_q/2).
+        subkeys: of both halves, (H, 2, n, d_q/2).
         k: at most n².
         search: a key of ``SEARCHES``.
+
+    Returns:
+        The best scores, best first, and their slots i·n + j: (N, H, k) each.
     """
     return _ScorePairs.apply(queries, subkeys, k, search)
 
 
 class _ScorePairs(torch.autograd.Function):
-    """All sub-keys' scores are there for a part of the queries at a time, in both passes."""
+    """Holds all sub-keys' scores for a part of the queries at a time, in both passes."""
 
     @staticmethod
     def forward(
@@ -92,19 +95,21 @@ class _ScorePairs(torch.autograd.Function):
 
 
 def _parts(queries: Tensor, keys: Tensor) -> Iterator[tuple[slice, Tensor, Tensor]]:
-    """Yield parts of the queries: places, halves (H·halves, N, d_q/2), memory for their scores.
-
-    The memory (H·halves, N, n) is the same for all parts of one length.
+    """Split the queries.
 
     Args:
         queries: (N, H, d_q).
-        keys: (H·halves, n, d_q/2), whose dtype the halves get.
+        keys: (H·halves, n, d_q/2).
+
+    Yields:
+        For each part its place among the queries, its halves (H·halves, N, d_q/2) in the keys'
+        dtype, and a buffer (H·halves, N, n) for its scores, which parts of one length share.
     """
     lists, n, _ = keys.shape
     allowed = SUBKEY_SCORES.get(queries.device.type, SUBKEY_SCORES["cuda"])
     length = max(1, allowed // (lists * n))
     scores = keys.new_empty(lists, 0, n)
-    # no queries are one part
+    # no queries are one empty part
     for start in range(0, max(1, len(queries)), length):
         part = slice(start, start + length)
         # (N, H, d_q) -> (H·halves, N, d_q/2)
@@ -117,12 +122,12 @@ def _parts(queries: Tensor, keys: Tensor) -> Iterator[tuple[slice, Tensor, Tenso
 def _search(
     scores: Tensor, halves: Tensor, keys: Tensor, k: int, search: str
 ) -> tuple[Tensor, Tensor]:
-    """Return the best scores and slots (N, H, k), given those of the sub-keys (H·halves, N, n)."""
+    """Return the best scores and slots (N, H, k), given all ``scores`` (H·halves, N, n)."""
     by_head = scores.unflatten(0, (-1, 2))
     if search != "torch":
         pairs = zip(halves, keys, strict=True)
         best = torch.stack([SEARCHES[search](*pair, min(k, keys.size(1))) for pair in pairs])
-        # pairs are chosen among by rank: the order has to be that of the scores added up
+        # pairs are chosen by rank, so the order must be that of the scores that are added up
         best = best.gather(-1, top_k(scores.gather(-1, best), best.size(-1)))
     elif use_numba(scores):
         return cpu_kernels.select_pairs(by_head, k)
@@ -133,23 +138,26 @@ def _search(
 
 @functools.cache
 def candidate_pairs(k: int, n: int, device: torch.device | None = None) -> Tensor:
-    """Return the pairs (2, P) of ranks, from 0, of which the best k pairs consist.
+    """Return the pairs (2, P) of ranks, from 0, that can be among the best k pairs.
 
-    Of two lists of n scores sorted downwards, the pair of ranks (a, b), from 1, has the a·b pairs
-    up to its own ahead of it: it can be among the best k only if a·b <= k. For k = 32 these are 119
-    pairs of 1,024 (section 3.2). They are in the order in which pairs of equal score are ranked.
+    Of two lists of n scores, best first, the pair of ranks (a, b), from 1, is no better than the
+    a·b pairs of ranks up to its own: it can be among the best k only if a·b <= k. For k = 32 these
+    are 119 pairs of 1,024. They are in the order in which pairs of equal score are ranked.
     """
     ranks = torch.arange(1, min(k, n) + 1, device=device)
     return (ranks[:, None] * ranks <= k).nonzero().t()
 
 
 def best_pairs(scores: Tensor, best: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """Return the largest sums of two scores (N, H, k), best first, and the slots of those pairs.
+    """Return the largest sums of two scores, one of each half.
 
     Args:
         scores: of the sub-keys of both halves, (H, 2, N, n).
-        best: numbers of the best min(k, n) of them, in order, (H, 2, N, min(k, n)).
+        best: numbers of the best min(k, n) of them, best first, (H, 2, N, min(k, n)).
         k: number of pairs.
+
+    Returns:
+        The sums, best first, and the slots of those pairs: (N, H, k) each.
     """
     n = scores.size(-1)
     first, second = scores.gather(-1, best).unbind(1)
@@ -165,7 +173,7 @@ def best_pairs(scores: Tensor, best: Tensor, k: int) -> tuple[Tensor, Tensor]:
 def top_k(scores: Tensor, k: int) -> Tensor:
     """Return the numbers (…, k) of the largest of ``scores`` (…, n), best first.
 
-    Of equal scores the one with the smaller number goes first, which ``torch.topk`` leaves open.
+    Of equal scores the smaller number goes first; ``torch.topk`` leaves this open.
     """
     n = scores.size(-1)
     if k == n:
@@ -177,7 +185,7 @@ def top_k(scores: Tensor, k: int) -> Tensor:
 
 def select_with_topk(rows: Tensor, k: int) -> Tensor:
     """Return the numbers (R, k) for ``rows`` (R, n) with n > k, on any device."""
-    # one more than asked for: it shows whether another has the score of the last
+    # one more than wanted shows whether another has the score of the last
     values, best = rows.topk(k + 1, dim=-1)
     best = best[:, :k]
     tied = (values[:, 1:] >= values[:, :-1]).any(-1)
@@ -188,13 +196,16 @@ def select_with_topk(rows: Tensor, k: int) -> Tensor:
 
 
 def score_keys(queries: Tensor, keys: Tensor, k: int, search: str) -> tuple[Tensor, Tensor]:
-    """Return the best scores (N, H, k) of all keys, best first, and their slots (equation 1).
+    """Return what :func:`.keys.plain_score_keys` does, with fewer scores at a time.
 
     Args:
         queries: (N, H, d_q).
         keys: (H, K, d_q).
         k: at most K.
         search: a key of ``SEARCHES``.
+
+    Returns:
+        The best scores, best first, and their slots: (N, H, k) each.
     """
     scores, slots = [], []
     for of_head, keys_of_head in zip(queries.unbind(1), keys, strict=True):
@@ -217,9 +228,10 @@ def search_with_torch(queries: Tensor, keys: Tensor, k: int) -> Tensor:
 
 
 def search_with_faiss(queries: Tensor, keys: Tensor, k: int) -> Tensor:
-    """Do the same with faiss's exact inner products, on a GPU where its GPU version is installed.
+    """Do what :func:`search_with_torch` does with faiss's exact index of inner products.
 
-    faiss rounds in its own way and leaves the order of equal scores open.
+    It runs on a GPU where faiss's GPU version is installed. faiss rounds in its own way and leaves
+    the order of equal scores open.
     """
     faiss = import_faiss()
     of_queries, of_keys = (x.detach().float().cpu().numpy() for x in (queries, keys))
@@ -250,7 +262,7 @@ def import_faiss() -> ModuleType:
 
 @functools.cache
 def _gpu_resources() -> Any:
-    """Return faiss's working memory on the GPU, which takes long to allocate."""
+    """Return faiss's buffers on the GPU, which take long to allocate."""
     return import_faiss().StandardGpuResources()
 
 

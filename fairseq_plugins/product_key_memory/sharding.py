@@ -1,9 +1,9 @@
-"""The table of a memory's values on several workers: whole on each, or each has some columns.
+"""The table of a memory's values on several workers: whole on each, or sharded by columns.
 
-Whole tables (as in Lample et al. 2019) exchange gradients of the rows that any worker read. A table
-larger than one device's memory is sharded: each worker holds some of its columns, reads in them for
-all workers' tokens, and gets back whole vectors for its own tokens. The values that are read, their
-gradients and so the updates are those of one worker that has the whole table and all the tokens.
+With whole tables (as in Lample et al. 2019) workers exchange the gradients of rows that any of them
+read. A table that does not fit on one device is sharded: each worker holds some columns, reads them
+for all workers' tokens, and gets back whole vectors for its own tokens. Values, gradients and
+updates are those of one worker that has the whole table and all the tokens.
 
 All workers must run the same passes in the same order, as fairseq's trainer does, and
 fairseq-eval-lm does not; they may have different numbers of tokens, also none.
@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from fairseq_plugins.fairseq_integration.optimizers import UpdateRule
 from fairseq_plugins.product_key_memory.values import SpareRows, rows_as_gradient, weighted_sum
 
-# How many numbers of a table worker 0 gathers at a time, to pass them on to the CPU's memory.
+# Numbers of a table that worker 0 gathers at a time on its device, to move them to the CPU.
 GATHERED_AT_ONCE = 1 << 24
 
 
@@ -40,14 +40,14 @@ class ColumnShard(NamedTuple):
 
 
 class MemoryTable(UpdateRule):
-    """The values of a memory, for the optimizer that trains them and for checkpoints.
+    """The values of a memory, with what optimizers and checkpoints need to know of them.
 
     Args:
         values: the memory's parameter, (K, d), or (K, c) of a shard.
-        shard: which columns they are; None for all.
+        shard: which columns these are; None for all.
 
     Attributes:
-        spare: memory for gradients of rows; None where each pass takes fresh memory.
+        spare: has a buffer for the gradients of rows; None for a new one in each pass.
         gathered: all columns (K, d) on worker 0, from :meth:`gather` to the next ``state_dict()``.
     """
 
@@ -59,27 +59,30 @@ class MemoryTable(UpdateRule):
 
     @property
     def shape(self) -> tuple[int, int]:
-        """Return the size of the whole table, (K, d)."""
+        """Return the shape of the whole table, (K, d)."""
         width = self.values.size(1) if self.shard is None else self.shard.width
         return len(self.values), width
 
     def gather(self) -> None:
-        """Prepare worker 0 for a ``state_dict()`` with all columns; all workers must call it."""
+        """Gather all columns of a shard on worker 0; all workers must call it."""
         if self.shard is not None:
             self.gathered = gather_columns(self.values)
 
     def average_gradient(self) -> None:
-        """Make the gradient the mean over the workers, all of which must call it."""
+        """Average the gradient over the workers, all of which must call it."""
         grad = self.values.grad
         if self.shard is None:
             self.values.grad = average_over_workers(self.values, grad)
         elif grad is not None:
-            # the own columns' gradient is the sum over all workers' tokens already
+            # that of a shard is the sum over all workers' tokens already
             mean = grad.values() / dist.get_world_size()
             self.values.grad = rows_as_gradient(grad.indices()[0], mean, grad.shape)
 
     def gradient_norm(self) -> Tensor:
-        """Return the norm of the gradient of all columns, in single precision."""
+        """Return the norm of the gradient of all columns, in single precision.
+
+        All workers must call it.
+        """
         norm = torch.linalg.vector_norm(self.values.grad.values(), dtype=torch.float32)
         if self.shard is not None:
             squares = norm.square()
@@ -91,11 +94,11 @@ class MemoryTable(UpdateRule):
 def average_over_workers(values: Tensor, grad: Tensor | None) -> Tensor | None:
     """Return the mean over the workers of the gradients of ``values`` (K, d).
 
-    What travels is the union of the rows that any worker has, not the table.
+    They exchange the rows that any worker has, not the table.
 
     Args:
-        values: says shape, dtype and device, which a worker that read nothing has no gradient for.
-        grad: this worker's, sparse and coalesced, or None.
+        values: the table; a worker that read nothing has no gradient to take its shape from.
+        grad: this worker's gradient, sparse and coalesced, or None.
 
     Returns:
         A coalesced sparse tensor (K, d); None if no worker has a row.
@@ -116,10 +119,10 @@ def average_over_workers(values: Tensor, grad: Tensor | None) -> Tensor | None:
 
 
 def own_columns(width: int) -> ColumnShard | None:
-    """Return this worker's columns of ``width``; None where there is one worker alone.
+    """Return this worker's columns of a table of ``width``; None if there is only one worker.
 
     Raises:
-        ValueError: the workers cannot have equally many.
+        ValueError: the number of workers does not divide ``width``.
     """
     if not (dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1):
         return None
@@ -134,11 +137,11 @@ def own_columns(width: int) -> ColumnShard | None:
 
 
 def draw_columns(values: nn.Parameter, shard: ColumnShard, std: float) -> None:
-    """Fill ``values`` (K, c) with its columns of a table that one worker draws from N(0, std²).
+    """Fill ``values`` (K, c) with its columns of the table that one worker draws from N(0, std²).
 
-    That table is never there as a whole: it is drawn in parts.
+    The whole table never exists: it is drawn part by part.
     """
-    # parts of a multiple of 16 numbers are drawn as they would be in one go
+    # torch draws parts of a multiple of 16 numbers as it would all at once
     rows = max(16, GATHERED_AT_ONCE // shard.width // 16 * 16)
     with torch.no_grad():
         for part in values.split(rows):
@@ -146,9 +149,9 @@ def draw_columns(values: nn.Parameter, shard: ColumnShard, std: float) -> None:
 
 
 def gather_columns(columns: Tensor) -> Tensor | None:
-    """Return all workers' ``columns`` (K, c) side by side, (K, d), in the CPU's memory of worker 0.
+    """Return all workers' ``columns`` (K, c) side by side, (K, d), on the CPU of worker 0.
 
-    All workers must call it; it returns None to the others.
+    All workers must call it; the others get None.
     """
     first = dist.get_rank() == 0
     parts = []
@@ -167,14 +170,14 @@ def sharded_weighted_sum(
     sparse: bool = True,
     spare: SpareRows | None = None,
 ) -> Tensor:
-    """Return what :func:`.values.weighted_sum` returns for the whole table.
+    """Return what :func:`.values.weighted_sum` does of the whole table.
 
     Args:
-        values: this worker's columns, (K, c).
-        rows: (N, R).
+        values: this worker's columns, (K, c). Their gradient is that of all workers' losses summed.
+        rows: of this worker's tokens, (N, R).
         weights: (N, R).
-        sparse: see there. The gradient of ``values`` is that of the sum of all workers' losses.
-        spare: see there.
+        sparse: as of ``weighted_sum``.
+        spare: as of ``weighted_sum``.
 
     Returns:
         (N, d).
@@ -188,7 +191,7 @@ def sharded_weighted_sum(
 
 
 def _lengths(x: Tensor) -> list[int]:
-    """Return how many rows each worker's ``x`` (N, …) has."""
+    """Return the number of rows of each worker's ``x`` (N, …)."""
     lengths = [
         torch.zeros(1, dtype=torch.long, device=x.device) for _ in range(dist.get_world_size())
     ]
@@ -198,7 +201,7 @@ def _lengths(x: Tensor) -> list[int]:
 
 def _gather_rows(x: Tensor, lengths: list[int]) -> Tensor:
     """Return all workers' ``x`` (N, …), of ``lengths`` rows, one after the other: (M, …)."""
-    # gloo gathers tensors of one size alone
+    # gloo gathers only tensors of one size
     padded = x.new_zeros(max(lengths), *x.shape[1:])
     padded[: len(x)] = x
     gathered = [torch.empty_like(padded) for _ in lengths]
@@ -207,7 +210,7 @@ def _gather_rows(x: Tensor, lengths: list[int]) -> Tensor:
 
 
 def _exchange(parts: list[Tensor], lengths: list[int]) -> list[Tensor]:
-    """Send the w-th of ``parts`` to worker w; return what each sent, of ``lengths`` rows."""
+    """Send the w-th of ``parts`` to worker w; return what each worker sent, of ``lengths`` rows."""
     received = parts[0].new_empty(sum(lengths), parts[0].size(1))
     dist.all_to_all_single(
         received, torch.cat(parts).contiguous(), lengths, [len(part) for part in parts]
@@ -216,7 +219,7 @@ def _exchange(parts: list[Tensor], lengths: list[int]) -> list[Tensor]:
 
 
 class _GatherTokens(torch.autograd.Function):
-    """All workers' rows; each gets back the sum of the gradients that they have in the workers."""
+    """Gathers all workers' rows; backward, each gets the sum of their gradients on all workers."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, tokens: list[int]) -> Tensor:
@@ -231,7 +234,7 @@ class _GatherTokens(torch.autograd.Function):
 
 
 class _ColumnsToTokens(torch.autograd.Function):
-    """Some columns for all tokens (M, c), exchanged for all columns of the own tokens (N, d)."""
+    """Exchanges some columns for all tokens (M, c) for all columns of the own tokens (N, d)."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, tokens: list[int]) -> Tensor:

@@ -27,9 +27,10 @@ from fairseq_plugins.product_key_memory.options import MemoryOptions, build_memo
 
 
 class _MemoryAsFc1(MemorySublayer):
-    """A memory that fairseq's layer calls as its ``fc1``, with the input alone.
+    """A memory that fairseq's layer calls as its ``fc1``, with nothing but the input.
 
-    Its layer leaves the padding here just before, each time: also when activations are recomputed.
+    fairseq's forward pass has no place to hand the padding on, so the layer stores it here first,
+    in each pass: one that recomputes activations has the padding of the first.
     """
 
     padding_mask: Tensor | None = None
@@ -40,7 +41,7 @@ class _MemoryAsFc1(MemorySublayer):
 
 
 class _WithMemory(nn.Module):
-    """What both kinds of layers do with their memory; the first base of each."""
+    """Base class of both kinds of layers: where their memory is, and how it is read."""
 
     def _place(self, memory: ProductKeyMemory, interleave: bool) -> None:
         self.memory_sublayer = MemorySublayer(memory) if interleave else None
@@ -72,7 +73,7 @@ def _unchanged(x: Tensor) -> Tensor:
 
 
 def padding_of_last_tokens(padding_mask: Tensor | None, x: Tensor) -> Tensor | None:
-    """Return the padding (T, B) of the last tokens ``x`` (T, B, d), given that of all (B, S)."""
+    """Return the padding (T, B) of the last tokens, ``x`` (T, B, d), given that of all (B, S)."""
     return None if padding_mask is None else padding_mask[:, -len(x) :].t()
 
 
@@ -92,7 +93,13 @@ class MemoryEncoderLayer(_WithMemory, TransformerEncoderLayerBase):
     def forward(
         self, x: Tensor, encoder_padding_mask: Tensor | None, attn_mask: Tensor | None = None
     ) -> Tensor:
-        """Map (T, B, d) to (T, B, d); ``encoder_padding_mask`` (B, T) is true for padding."""
+        """Map ``x`` (T, B, d) to (T, B, d).
+
+        Args:
+            x: the tokens.
+            encoder_padding_mask: (B, T), true for padding, or None.
+            attn_mask: passed on to fairseq's layer.
+        """
         padding_mask = padding_of_last_tokens(encoder_padding_mask, x)
         self._leave_padding(padding_mask)
         x = super().forward(x, encoder_padding_mask, attn_mask)
@@ -131,8 +138,8 @@ class MemoryDecoderLayer(_WithMemory, TransformerDecoderLayerBase):
         Args:
             x: the tokens, in incremental decoding the last one of each sentence.
             encoder_and_states: passed on to fairseq's layer.
-            self_attn_padding_mask: (B, S), true for padding.
-            options: passed on.
+            self_attn_padding_mask: (B, S), true for padding, or None.
+            options: passed on to fairseq's layer.
         """
         padding_mask = padding_of_last_tokens(self_attn_padding_mask, x)
         self._leave_padding(padding_mask)
@@ -147,12 +154,15 @@ def put_memories(
     numbers: list[int],
     options: MemoryOptions,
 ) -> dict[int, ProductKeyMemory]:
-    """Give layers of a stack that fairseq has built a memory, and return the memories by layer.
+    """Give layers of a stack that fairseq has built a memory.
 
     Args:
         stack: encoder or decoder.
-        numbers: which of its layers, from 1.
+        numbers: numbers of the layers, from 1.
         options: how the memories are made and placed.
+
+    Returns:
+        The memories by the number of their layer.
 
     Raises:
         ValueError: an option has a value that no memory has.
@@ -160,7 +170,7 @@ def put_memories(
     cfg = stack.cfg
     memories = {}
     for number in numbers:
-        # by its index: a walk over the list may drop layers (--decoder-layerdrop)
+        # by index: iterating over the list may drop layers (--decoder-layerdrop)
         layer = stack.layers[number - 1]
         memory = memories[number] = build_memory(options, layer.embed_dim)
         if isinstance(layer, TransformerEncoderLayerBase):

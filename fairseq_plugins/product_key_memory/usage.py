@@ -1,4 +1,4 @@
-"""How much of a memory is read: usage and KL divergence of the reads from uniform ones.
+"""How much of a memory is read: usage, and the KL divergence of the reads from uniform ones.
 
 Lample et al. 2019 (arXiv:1907.05242), section 4.2. Over a set of tokens, z'_i is the sum of the
 weights with which slot i is read and z = z' / Σ z'. Usage is the fraction of slots with z_i > 0;
@@ -17,12 +17,12 @@ from torch import Tensor
 
 
 class MemoryUsage:
-    """The weights with which the slots of one memory were read.
+    """Adds up the weights with which the slots of one memory are read.
 
     Args:
         slots: K.
-        heads: H; with ``by_head`` each head's reads are kept apart.
-        by_head: whether they are.
+        heads: H.
+        by_head: keep each head's reads apart.
     """
 
     def __init__(self, slots: int, heads: int = 1, by_head: bool = False) -> None:
@@ -40,12 +40,12 @@ class MemoryUsage:
             self.reads[head].index_add_(0, slots[part].flatten(), weights[part].flatten())
 
     def clear(self, device: torch.device | None = None) -> None:
-        """Forget all reads, and count those that follow on ``device``, where it is given."""
+        """Forget all reads; add up the next ones on ``device`` if that is given."""
         self.reads = torch.zeros_like(self.reads, device=device)
         self.tokens = 0
 
     def total(self) -> Tensor:
-        """Return z' (K,), of all heads and, where there are several, all workers."""
+        """Return z' (K,), summed over the heads and over the workers if there are several."""
         reads = self.reads.sum(0)
         if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
             dist.all_reduce(reads)

@@ -1,9 +1,9 @@
 """The values of a memory: weighted sums of the rows that were selected, and their gradients.
 
 Lample et al. 2019 (arXiv:1907.05242), equation 3 and section 3.1. :func:`plain_weighted_sum` is the
-equation as it stands, for autograd. :func:`weighted_sum` holds no vector for each selected row of
-each token, in neither pass: the sums are formed where the rows lie, and the gradient of a row is
-the weighted sum of the output gradients of the tokens that read it.
+equation as it stands, for autograd. :func:`weighted_sum` computes the same without ever holding the
+selected rows of all tokens: it sums rows where they lie, and the gradient of a row is the weighted
+sum of the output gradients of the tokens that read it.
 
 Shapes: N tokens, R rows read by a token, K rows, d width, U rows read at least once.
 """
@@ -25,14 +25,14 @@ from fairseq_plugins.product_key_memory.cpu_kernels import use_numba
 def plain_weighted_sum(
     values: Tensor, rows: Tensor, weights: Tensor, sparse: bool = False
 ) -> Tensor:
-    """Read ``Σ_r weights[t, r] · values[rows[t, r]]`` for each token t, as equation 3 says.
+    """Return ``Σ_r weights[t, r] · values[rows[t, r]]`` for each token t (equation 3).
 
     Args:
         values: (K, d).
         rows: (N, R), numbers of rows.
         weights: (N, R).
-        sparse: whether the gradient of ``values`` is a sparse tensor, which lists a row as often
-            as it was read, or a dense one.
+        sparse: make the gradient of ``values`` a sparse tensor, which lists a row as often as it
+            was read, in place of a dense one.
 
     Returns:
         (N, d).
@@ -44,14 +44,13 @@ def plain_weighted_sum(
 
 
 class SpareRows:
-    """Memory of row gradients that are no longer needed, for the next ones.
+    """Keeps the buffer of row gradients that are no longer needed, for the next ones.
 
-    A CPU takes longer to get fresh memory from the system than to compute the gradients. Where
-    gradients are added up or averaged before the update, nothing is given back, and all memory is
-    fresh.
+    A CPU takes longer to get a new buffer from the system than to compute the gradients. Gradients
+    that are added up or averaged before the update are not given back: the next buffer is new.
 
     Args:
-        most: K.
+        most: K, the most rows that a buffer has.
     """
 
     def __init__(self, most: int) -> None:
@@ -60,24 +59,23 @@ class SpareRows:
         self._lent: StorageWeakRef | None = None
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Return what makes another one, without the memory."""
+        """Leave the buffer out of copies and files."""
         return SpareRows, (self.most,)
 
     def take(self, count: int, like: Tensor) -> Tensor:
-        """Return a tensor (count, d) for whatever, of the dtype and the width of ``like``."""
+        """Return an uninitialised tensor (count, d), of the dtype and the width of ``like``."""
         rows, self._free = self._free, None
         if rows is not None and (rows.dtype, rows.size(1)) != (like.dtype, like.size(1)):
             rows = None
         if rows is None or len(rows) < count:
-            # the old memory goes before the new one comes, which is somewhat more, for the next
-            # time
+            # free the old one first; the new one is somewhat larger, for the next time
             rows = None
             rows = like.new_empty(min(count + count // 8, self.most), like.size(1))
         self._lent = StorageWeakRef(rows.untyped_storage())
         return rows[:count]
 
     def give_back(self, rows: Tensor) -> None:
-        """Take back what was taken last, and nothing else; nobody may use it any longer."""
+        """Take back ``rows`` if they are what was taken last; nobody may use them any longer."""
         storage = rows.untyped_storage()
         if self._lent is not None and StorageWeakRef(storage) == self._lent:
             length = storage.nbytes() // (rows.element_size() * rows.size(1))
@@ -92,15 +90,18 @@ def weighted_sum(
     sparse: bool = True,
     spare: SpareRows | None = None,
 ) -> Tensor:
-    """Return ``Σ_r weights[t, r] · values[rows[t, r]]`` for each token t: (N, d).
+    """Return what :func:`plain_weighted_sum` does, faster.
 
     Args:
         values: (K, d).
         rows: (N, R), numbers of rows; a row may occur more than once.
         weights: (N, R).
-        sparse: whether the gradient of ``values`` is a coalesced sparse tensor of the rows that
-            were read, or a dense one.
-        spare: memory for the gradients of the rows.
+        sparse: make the gradient of ``values`` a coalesced sparse tensor of the rows that were
+            read, in place of a dense one.
+        spare: has a buffer for the gradients of rows.
+
+    Returns:
+        (N, d).
     """
     summed = F.embedding_bag(
         rows, values.detach(), per_sample_weights=weights.to(values.dtype), mode="sum"
@@ -111,7 +112,7 @@ def weighted_sum(
 
 
 class _WriteRows(torch.autograd.Function):
-    """The identity of ``summed``, whose backward pass adds the gradient of ``values``."""
+    """Returns ``summed`` as it is; its backward pass adds the gradient of ``values``."""
 
     @staticmethod
     def forward(
@@ -131,8 +132,8 @@ class _WriteRows(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         rows, weights = ctx.saved_tensors
-        # tokens that the loss does not depend on, such as those of the batches that workers get
-        # when they have none left: their rows are to stay as they are
+        # a token without a gradient must not touch its rows: a worker that has no data left gets
+        # a batch that the loss does not depend on
         used = grad.ne(0).any(-1)
         if not used.all():
             rows, weights, of_used = rows[used], weights[used], grad[used]
@@ -149,7 +150,7 @@ class _WriteRows(torch.autograd.Function):
 def rows_as_gradient(rows: Tensor, grads: Tensor, shape: torch.Size) -> Tensor:
     """Return the sparse gradient of ``shape`` (K, d) that has ``grads`` (U, d) in ``rows`` (U,).
 
-    The rows have to rise; torch then need not sort them again.
+    The rows must rise, so that torch need not sort them.
     """
     return torch.sparse_coo_tensor(
         rows.unsqueeze(0), grads, shape, is_coalesced=True, check_invariants=False
@@ -157,17 +158,16 @@ def rows_as_gradient(rows: Tensor, grads: Tensor, shape: torch.Size) -> Tensor:
 
 
 def merge_rows(grad: Tensor) -> Tensor:
-    """Return a sparse gradient (K, d) coalesced, without rows in which it is zero."""
+    """Return ``grad``, sparse (K, d), coalesced and without rows of zeros."""
     grad = grad.coalesce()
     used = grad.values().ne(0).any(-1)
     return rows_as_gradient(grad.indices()[0, used], grad.values()[used], grad.shape)
 
 
 def add_row_gradients(one: Tensor, other: Tensor) -> Tensor:
-    """Return the sum of two sparse gradients (K, d), coalesced.
+    """Return the sum of two coalesced sparse gradients (K, d), coalesced.
 
-    torch would lay their rows end to end on a GPU, pass after pass, until there are more than the
-    table has.
+    On a GPU torch would only concatenate their rows, which would soon be more than the table has.
     """
     rows = torch.cat([one._indices()[0], other._indices()[0]])
     grads = torch.cat([one._values(), other._values()])
@@ -184,13 +184,13 @@ def row_gradients(
         rows: (N, R), which rows each token read.
         weights: (N, R), with which weights.
         grad: (N, d), the gradient of the weighted sums.
-        spare: memory for the gradients.
+        spare: has a buffer for the gradients.
     """
     by_row, reads = rows.flatten().sort()
     touched, counts = torch.unique_consecutive(by_row, return_counts=True)
     tokens = reads.div(rows.size(-1), rounding_mode="floor")
     weights = weights.flatten()[reads].to(grad.dtype)
-    # a row's gradient is a weighted sum over its readers, as a token's output is one over its rows
+    # a row's gradient is a weighted sum over its readers, as a token's output is over its rows
     ends = counts.cumsum(0)
     if spare is not None and use_numba(grad):
         grads = spare.take(len(touched), grad)
