@@ -291,7 +291,7 @@ def test_a_memory_that_computes_something_else_is_refused(monkeypatch):
         rf"--slots is 64 \(2/4/6\), with which {DENSE}'s scores differ by [\d.e-]+ and its outputs "
         rf"by [\d.e-]+ from {OURS}'s with the same weights \(allowed is 1e-05\), and [\d.]+% of "
         "the tokens read the same slots: speeds of layers that compute different things are not "
-        r"compared; find the wrong one with tests/test_benchmark_product_key_memory\.py"
+        r"compared; find the wrong one with tests/scripts/test_benchmark_product_key_memory\.py"
     )
     monkeypatch.setattr(
         contenders.PlainKeys, "forward", lambda self, queries, k: search(self, 1.01 * queries, k)
