@@ -1,5 +1,6 @@
 """fairseq's commands as a user runs them, each in a process of its own."""
 
+import gc
 import importlib
 import io
 import os
@@ -93,6 +94,8 @@ def forked(words, log=None):
 
 def _be_command(module, words, files, folder, variables):
     """Be ``python -m module words`` in a folder and environment, with files as input and output."""
+    # what it was forked with is no garbage, and takes long to look through
+    gc.freeze()
     os.environ.clear()
     os.environ.update(variables)
     os.chdir(folder)

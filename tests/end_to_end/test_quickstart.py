@@ -6,8 +6,10 @@ import re
 import pytest
 
 import prepare_python_source
+import preprocess_command
 import quickstart
-from tests.end_to_end.commands import ROOT
+import quickstart_steps
+from tests.end_to_end.commands import ROOT, forked
 
 
 @pytest.fixture(scope="module")
@@ -22,7 +24,10 @@ def output(tmp_path_factory):
         part = "".join(f"{line}\n" for line in lines[number : number + 20] if line.isascii())
         (library / f"m{number:03}.py").write_text(f"# {number}\n{part}")
     (library / "m000.py").write_text("".join(map(chr, range(32, 127))) + "\n")
-    prepare_python_source.prepare(folder / "data", library)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(preprocess_command, "child_process", forked)
+        patch.setattr(prepare_python_source, "WORKERS", 1)
+        prepare_python_source.prepare(folder / "data", library)
     (folder / "checkpoints").mkdir()
     return folder
 
@@ -44,5 +49,7 @@ def test_all_steps_after_the_corpus(output, monkeypatch, capsys):
     assert len(re.sub("<(s|pad|unk)>", "?", sample)) == 400
 
     # the same command again trains no further
+    monkeypatch.setattr(quickstart_steps, "child_process", forked)
+    monkeypatch.setattr(quickstart, "sample", lambda output: None)
     assert quickstart.main(["--output", str(output)]) == 0
     assert "2 of 2 updates done, nothing left to do" in capsys.readouterr().out
