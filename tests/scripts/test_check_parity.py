@@ -1,4 +1,5 @@
 import re
+import shutil
 import sys
 
 import numpy as np
@@ -174,6 +175,23 @@ def test_missing_tokens_are_refused(tmp_path, monkeypatch, capsys):
     of_case(monkeypatch, [losses["t7"][:-1]])
     assert check_parity.main([str(tmp_path)]) == 1
     assert "error: xl, t7: 53 tokens were scored, not 54" in capsys.readouterr().err
+
+
+def test_cases_of_a_source_that_nothing_reads_are_named(scored, tmp_path, monkeypatch, capsys):
+    folder, _, found, _ = scored
+    of_case(monkeypatch, [found["t7"]])
+    for name in ("xl", "other"):
+        shutil.copytree(folder / "xl", tmp_path / name)
+    config = (folder / "xl" / "config.json").read_text()
+    (tmp_path / "other" / "config.json").write_text(config.replace('"transformer-xl"', '"paper"'))
+    assert check_parity.main([str(tmp_path)]) == 0
+    printed = capsys.readouterr().out
+    assert [row[0] for row in cells(printed)] == ["xl"]
+    assert printed.endswith("Left out, as nothing here reads their source: other (paper)\n")
+    shutil.rmtree(tmp_path / "xl")
+    assert check_parity.main([str(tmp_path)]) == 1
+    message = "has no case of transformer-xl, adaptive-span, huggingface-transfo-xl, only other (p"
+    assert message in capsys.readouterr().err
 
 
 def test_a_folder_without_cases_is_refused(tmp_path, capsys):
