@@ -5,8 +5,8 @@
 FOLDER holds a folder for each case: model.pt, config.json with "source" and "settings", vocab.txt,
 text.txt, and expected.npz with the losses of each setting in nats. Each goes the way of a user:
 scripts/import_checkpoint.py, fairseq-preprocess with the imported dict.txt, fairseq-eval-lm with
---output-word-probs. Prints a table, and ends with 1 where a loss differs by more than 2e-4. Cases of
-a source that import_checkpoint.py does not read are named and left out.
+--output-word-probs. Prints a table, and ends with 1 where a loss differs by more than 2e-4. Cases
+of a source that import_checkpoint.py does not read are named and left out.
 
 The original may differ by more from itself, between two settings that make no difference, such as
 the block size of the adaptive-span code: that is its rounding. Ours may then differ from it by
