@@ -36,7 +36,10 @@ LAYERS = [
 # files of the shared model to which all-attention adds spans and persistent vectors from outside
 PLAIN = [
     f"segment_language_model/{name}"
-    for name in ("attention", "attention_kernel", "decoder", "layer", "recurrence")
+    for name in (
+        *("attention", "attention_blocks", "attention_kernel", "decoder", "key_value_cache"),
+        *("layer", "model", "positions", "recurrence", "stream_iterator", "streams"),
+    )
 ]
 OPTION = re.compile(r"--[a-z]")
 ADDITION = re.compile(r"span|persistent", re.IGNORECASE)

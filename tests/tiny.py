@@ -57,7 +57,7 @@ def tiny_model(seed: int = 1, **options) -> AllAttentionLanguageModel:
 
 
 def tiny_transformer_xl(seed: int = 1, **options) -> TransformerXLLanguageModel:
-    """A Transformer-XL of 3 layers, d 16, 2 heads, f 24, memory 8, without dropout."""
+    """A Transformer-XL of 3 layers, d 16, 2 heads, f 24, recurrence 8, without dropout."""
     values = {
         "decoder_layers": 3,
         "decoder_embed_dim": 16,

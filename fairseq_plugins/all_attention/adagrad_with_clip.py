@@ -24,6 +24,7 @@ from omegaconf import II
 from torch import Tensor, nn
 
 from fairseq_plugins.fairseq_integration.optimizers import AmpScaledStep
+from fairseq_plugins.fairseq_integration.option_names import errors_name_options
 
 EPSILON = 1e-10
 
@@ -52,10 +53,9 @@ class AdagradWithClip(torch.optim.Optimizer):
         clip: float = 0.03,
         weight_decay: float = 0.0,
     ) -> None:
-        options = {"lr": lr, "adagrad-clip": clip, "weight-decay": weight_decay}
-        for option, value in options.items():
+        for argument, value in {"lr": lr, "clip": clip, "weight_decay": weight_decay}.items():
             if not value >= 0:
-                raise ValueError(f"--{option} is {value}: it must be 0 or more")
+                raise ValueError(f"`{argument}` is {value}: it must be 0 or more")
         super().__init__(params, {"lr": lr, "clip": clip, "weight_decay": weight_decay})
 
     @torch.no_grad()
@@ -107,9 +107,8 @@ class AdagradWithClip(torch.optim.Optimizer):
     def _sum(self, parameter: nn.Parameter) -> Tensor:
         if parameter.grad.is_sparse:
             raise ValueError(
-                "--optimizer adagrad_with_clip takes no sparse gradients, and a parameter of shape "
-                f"{tuple(parameter.shape)} has one: use dense embeddings (sparse=False), or "
-                "--optimizer adagrad"
+                f"a parameter of shape {tuple(parameter.shape)} has a sparse gradient, which "
+                "AdagradWithClip cannot use: take dense embeddings (sparse=False), or Adagrad"
             )
         state = self.state[parameter]
         if "sum" not in state:
@@ -148,7 +147,9 @@ class FairseqAdagradWithClip(AmpScaledStep):
 
     def __init__(self, cfg: AdagradWithClipConfig, params: Iterable[nn.Parameter]) -> None:
         super().__init__(cfg)
-        self._optimizer = AdagradWithClip(params, **self.optimizer_config)
+        options = {"lr": "--lr", "clip": "--adagrad-clip", "weight_decay": "--weight-decay"}
+        with errors_name_options(options.get):
+            self._optimizer = AdagradWithClip(params, **self.optimizer_config)
 
     @property
     def optimizer_config(self) -> dict[str, float]:

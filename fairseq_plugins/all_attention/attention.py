@@ -20,6 +20,7 @@ from fairseq_plugins.all_attention.adaptive_span import (
     AdaptiveSpan,
     HeadGroup,
     HeadGroups,
+    read_head_groups,
 )
 from fairseq_plugins.all_attention.persistent_vectors import PersistentVectors, merge_attentions
 from fairseq_plugins.segment_language_model.attention import (
@@ -41,6 +42,7 @@ JOINT = "all"
 SPLIT = "attn-split"
 HEAD_SPLIT = "head-split"
 SINGLE_HEAD = "single-head"
+IN_ATTENTION = (JOINT, SPLIT, HEAD_SPLIT, SINGLE_HEAD)
 
 # Training keeps so many tokens more than the widest head sees: it may see farther after the next
 # updates.
@@ -112,7 +114,8 @@ class AllAttention(RelativeAttention):
         kernel: a key of ``KERNELS``.
 
     Raises:
-        ValueError: the window is empty.
+        ValueError: as :class:`.RelativeAttention`; there is no such variant; half of the heads are
+            no whole number; the spans are of another number of heads.
     """
 
     def __init__(
@@ -130,7 +133,17 @@ class AllAttention(RelativeAttention):
         super().__init__(
             embed_dim, num_heads, window, distance_table, dropout=dropout, kernel=kernel
         )
+        if variant not in IN_ATTENTION:
+            raise ValueError(f"`variant` is {variant!r}: there are {', '.join(IN_ATTENTION)}")
+        if variant == HEAD_SPLIT and num_heads % 2:
+            raise ValueError(
+                f"`num_heads` is {num_heads}: half of them see the context, give an even number"
+            )
         self.context_heads = num_heads // 2 if variant == HEAD_SPLIT else num_heads
+        if span is not None and len(span.value) != self.context_heads:
+            raise ValueError(
+                f"`span` is of {len(span.value)} heads: {self.context_heads} see the context"
+            )
         self.variant = variant
         self.span = span
         # optimizer states in checkpoints go by the order of parameters: spans before projections
@@ -149,9 +162,11 @@ class AllAttention(RelativeAttention):
 
         Args:
             encoding: of the distances, falling to -1.
-            groups: heads by how far they see now; None where spans are fixed.
+            groups: heads by how far they see now; None to read the spans here.
         """
         rel_keys = super().distance_terms(encoding)
+        if groups is None and self.span is not None:
+            (groups,) = read_head_groups([self.span])
         if groups is None:
             return SpanTerms(rel_keys, ALL_HEADS, (None,))
         return SpanTerms(rel_keys, groups, tuple(map(self.span.log_mask, groups.groups)))
@@ -238,21 +253,17 @@ class AllAttention(RelativeAttention):
             if log_mask is not None:
                 # what the window hides needs no mask
                 log_mask = log_mask[:, group.reach - farthest :]
-            arguments = (
-                group.of(query),
-                keys,
-                values,
-                terms.rel_keys,
-                Window(self.window.nearest, farthest),
+            seen = keys, values, terms.rel_keys, Window(self.window.nearest, farthest)
+            out, lse = self.attend(
+                group.of(query), *seen, distance_bias=log_mask, return_lse=return_lse
             )
-            out, lse = self.attend(*arguments, distance_bias=log_mask, return_lse=return_lse)
             attended.append(out)
             lses.append(lse)
             caches.append(cache)
         joined = None if caches[0] is None else GroupedCaches(tuple(caches))
         if return_unmasked_lse:
             # one group of all heads; its weights do not matter
-            unmasked_lse = KERNELS[self.kernel](*arguments, return_lse=True)[1]
+            unmasked_lse = KERNELS[self.kernel](query, *seen, return_lse=True)[1]
             return attended[0], lses[0], unmasked_lse, joined
         order = terms.groups.order
         if order is None:

@@ -17,9 +17,8 @@ from torch import nn
 from fairseq_plugins.all_attention.adaptive_span import AdaptiveSpan, read_head_groups
 from fairseq_plugins.all_attention.attention import (
     HEAD_SPLIT,
+    IN_ATTENTION,
     JOINT,
-    SINGLE_HEAD,
-    SPLIT,
     AllAttention,
     SpanTerms,
 )
@@ -37,7 +36,7 @@ from fairseq_plugins.segment_language_model.positions import (
 logger = logging.getLogger(__name__)
 
 FEED_FORWARD = "ff-attn"
-VARIANTS = (JOINT, SPLIT, HEAD_SPLIT, SINGLE_HEAD, FEED_FORWARD)
+VARIANTS = (*IN_ATTENTION, FEED_FORWARD)
 
 
 @dataclass

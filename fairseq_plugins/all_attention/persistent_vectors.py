@@ -11,7 +11,7 @@ import math
 import torch
 from torch import Tensor, nn
 
-from fairseq_plugins.segment_language_model.attention import KERNELS
+from fairseq_plugins.segment_language_model.attention import KERNELS, check_kernel
 from fairseq_plugins.segment_language_model.attention_blocks import EVERY_KEY
 
 
@@ -27,6 +27,9 @@ class PersistentVectors(nn.Module):
         num_heads: H.
         head_dim: d_h.
         kernel: a key of ``KERNELS``.
+
+    Raises:
+        ValueError: there is no such kernel.
     """
 
     def __init__(
@@ -37,6 +40,7 @@ class PersistentVectors(nn.Module):
         self.values = nn.Parameter(torch.empty(num_heads, num_vectors, head_dim))
         self.key_scale = math.sqrt(head_dim)
         self.value_scale = math.sqrt(num_vectors)
+        check_kernel(kernel)
         self.kernel = kernel
         self.reset_parameters()
 

@@ -4,17 +4,32 @@ Each lives in the room of its paper.
 """
 
 from fairseq_plugins.all_attention.adaptive_span import AdaptiveSpan
+from fairseq_plugins.all_attention.attention import AllAttention
 from fairseq_plugins.all_attention.persistent_vectors import PersistentVectors
 from fairseq_plugins.product_key_memory.memory import ProductKeyMemory
-from fairseq_plugins.segment_language_model.attention import RelativeAttention
+from fairseq_plugins.segment_language_model.attention import PositionBiases, RelativeAttention
+from fairseq_plugins.segment_language_model.attention_blocks import Window
+from fairseq_plugins.segment_language_model.positions import (
+    LearnedRelativePositions,
+    RelativeKeyProjection,
+    SharedRelativeKeys,
+    SinusoidalRelativePositions,
+)
 from fairseq_plugins.weighted_transformer.branch_weights import project_to_simplex
 from fairseq_plugins.weighted_transformer.branched_attention import BranchedAttention
 
 __all__ = [
     "AdaptiveSpan",
+    "AllAttention",
     "BranchedAttention",
+    "LearnedRelativePositions",
     "PersistentVectors",
+    "PositionBiases",
     "ProductKeyMemory",
     "RelativeAttention",
+    "RelativeKeyProjection",
+    "SharedRelativeKeys",
+    "SinusoidalRelativePositions",
+    "Window",
     "project_to_simplex",
 ]

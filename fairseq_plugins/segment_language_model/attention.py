@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from fairseq_plugins.segment_language_model.attention_blocks import (
     Window,
+    check_distances,
     hidden_by_window,
     rel_shift,
 )
@@ -41,11 +42,12 @@ def plain_attention(
     distance_bias: Tensor | None = None,
     return_lse: bool = False,
 ) -> tuple[Tensor, Tensor | None]:
-    """Attend from each query to the keys in its window, in automatic differentiation.
+    """Attend from each query to the keys in its window, in differentiable operations.
 
     The score of query t for the key at distance x is ``c_t·k_{t-x} + q_t·p_x + bias_x``, c the
     content query and q the position query (section 3.3, where c = q_i + u and q = q_i + v). All
-    scores exist at once. For torch.compile, higher derivatives and any device.
+    scores exist at once. Use it for torch.compile, higher derivatives, and devices on which the
+    fast kernel was not measured.
 
     Args:
         query: content queries c, (H, B, T, d_h), divided by √d_h.
@@ -62,7 +64,11 @@ def plain_attention(
     Returns:
         (H, B, T, d_h), zero for a query that sees nothing; and with ``return_lse``
         log Σ exp(score), (H, B, T), -∞ where there are no keys, else None.
+
+    Raises:
+        ValueError: there are too few relative keys, or a bias without any.
     """
+    check_distances(keys, rel_keys, distance_bias)
     position_query = query if position_query is None else position_query.to(query.dtype)
     keys, values = keys.to(query.dtype), values.to(query.dtype)
     num_queries, num_keys = query.size(2), keys.size(2)
@@ -101,6 +107,12 @@ def _over_distances(distance_bias: Tensor, farthest: int, num_keys: int) -> Tens
 KERNELS = {"fast": window_attention, "plain": plain_attention}
 
 
+def check_kernel(kernel: str) -> None:
+    """Raise ``ValueError`` for a kernel that is not one of ``KERNELS``."""
+    if kernel not in KERNELS:
+        raise ValueError(f"`kernel` is {kernel!r}: there are {', '.join(KERNELS)}")
+
+
 class PositionBiases(nn.Module):
     """The vectors u and v of Transformer-XL (section 3.3, terms c and d), a pair for each head.
 
@@ -121,7 +133,12 @@ class RelativeAttention(nn.Module):
     The score of query i for key j at distance i - j is ``(q_i + u)·k_j + (q_i + v)·p_{i-j}``,
     divided by √d_h. With p = W_kR R it is Transformer-XL's (section 3.3); without u and v that of
     Shaw et al. 2018 and of all-attention (equation 3). Projections have no biases. A query that
-    sees nothing gets zero.
+    sees nothing gets zero. By itself::
+
+        keys, biases = RelativeKeyProjection(512, 8), PositionBiases(8, 64)
+        attention = RelativeAttention(512, 8, Window(0, 255), keys, biases)
+        terms = attention.distance_terms(SinusoidalRelativePositions(512)(x.size(1) - 1))
+        y, _ = attention(x, terms)  # x, y: (B, T, 512)
 
     Args:
         embed_dim: d.
@@ -134,7 +151,8 @@ class RelativeAttention(nn.Module):
         kernel: a key of ``KERNELS``.
 
     Raises:
-        ValueError: the window is empty.
+        ValueError: the window is empty, the heads do not divide the width, or there is no such
+            kernel.
     """
 
     def __init__(
@@ -150,6 +168,9 @@ class RelativeAttention(nn.Module):
         super().__init__()
         if window.farthest < window.nearest:
             raise ValueError(f"the window {window} is empty: nothing would be left to attend to")
+        if embed_dim % num_heads:
+            raise ValueError(f"`num_heads` is {num_heads}: it must divide `embed_dim`, {embed_dim}")
+        check_kernel(kernel)
         self.num_heads = num_heads
         self.head_dim = embed_dim // num_heads
         self.window = window
@@ -175,11 +196,11 @@ class RelativeAttention(nn.Module):
         return [] if self.distance_table is None else list(self.distance_table.parameters())
 
     def reach(self, terms: Any) -> int:
-        """Return how many tokens before a segment are worth keeping for the next one."""
+        """Return how many tokens before a segment are worth keeping; a subclass may know."""
         return sys.maxsize
 
     def forward(
-        self, x: Tensor, terms: Tensor | None, past: LayerState | None = None
+        self, x: Tensor, terms: Tensor | None = None, past: LayerState | None = None
     ) -> tuple[Tensor, LayerState | None]:
         """Attend from each token of the segment.
 

@@ -34,6 +34,23 @@ class Window(NamedTuple):
 EVERY_KEY = Window(-UNLIMITED, UNLIMITED)
 
 
+def check_distances(keys: Tensor, rel_keys: Tensor | None, distance_bias: Tensor | None) -> None:
+    """Raise ``ValueError`` for relative keys that the attention to ``keys`` cannot use.
+
+    Args:
+        keys: (H, B, S, d_h).
+        rel_keys: (G, D, d_h), or None for none.
+        distance_bias: (H, W), or None for none.
+    """
+    if rel_keys is None and distance_bias is not None:
+        raise ValueError("`distance_bias` without `rel_keys`: give both, or neither")
+    if rel_keys is not None and rel_keys.size(1) < keys.size(2) + 1:
+        raise ValueError(
+            f"`rel_keys` has {rel_keys.size(1)} distances: {keys.size(2)} keys take one more than "
+            "there are keys, down to distance -1"
+        )
+
+
 class Block(NamedTuple):
     """C queries from ``start`` on, and the K keys from ``first`` on that at least one sees."""
 

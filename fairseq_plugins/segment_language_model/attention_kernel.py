@@ -23,6 +23,7 @@ from fairseq_plugins.segment_language_model.attention_blocks import (
     EVERY_KEY,
     Block,
     Window,
+    check_distances,
     hidden_by_window,
     rel_shift,
     split_into_blocks,
@@ -314,7 +315,11 @@ def window_attention(
     Returns:
         (H, B, T, d_h), zero for a query that sees nothing; and with ``return_lse``
         log Σ exp(score), (H, B, T), -∞ where there are no keys, else None.
+
+    Raises:
+        ValueError: there are too few relative keys, or a bias without any.
     """
+    check_distances(keys, rel_keys, distance_bias)
     if rel_keys is None:
         rel_keys = query.new_empty(1, 0, query.size(-1))
     if position_query is not None:

@@ -62,8 +62,8 @@ class SegmentDecoder(FairseqIncrementalDecoder):
         output: projection to V scores, or an adaptive softmax.
         context: how far back the layers read.
         dropout: before the first layer and after the last.
-        positions: the farthest distance to an encoding of all distances, falling to -1, of which
-            each layer's attention makes its own terms; None for none.
+        positions: maps the farthest distance F to an encoding of the distances F, F - 1, …, -1,
+            from which each layer's attention makes its terms; None for none.
         absolute_positions: adds what depends on a token's place to the embeddings, before their
             dropout, and to the input of each layer; None for none.
         layer_norm: normalises the last layer's output; None for none.
@@ -161,7 +161,11 @@ class SegmentDecoder(FairseqIncrementalDecoder):
             past = [zeros] * len(self.layers)
         # layers may keep more or less of the past
         kept = 0 if past is None else max(state.length for state in past)
-        terms = self._distance_terms(kept + x.size(1) - 1, mem_len + x.size(1) - 1)
+        if recurrence is not None and recurrence.start == 0:
+            self._inference_terms.clear()  # a new walk
+        terms = self._distance_terms(
+            kept + x.size(1) - 1, mem_len + x.size(1) - 1, once=recurrence is None
+        )
         states: list[LayerState] = []
         for index, layer in enumerate(self.layers):
             if self.absolute_positions is not None:
@@ -216,12 +220,14 @@ class SegmentDecoder(FairseqIncrementalDecoder):
         padding_mask = tokens.eq(self.dictionary.pad())
         return padding_mask if padding_mask.any() else None
 
-    def _distance_terms(self, farthest: int, ever_farthest: int) -> list[Any]:
+    def _distance_terms(self, farthest: int, ever_farthest: int, once: bool = False) -> list[Any]:
         """Return each layer's terms for the distances ``farthest``, or more, to -1.
 
-        They are computed once an update in training, and once for all segments in inference.
+        They are computed once an update in training, and once for all segments of a walk in
+        inference; with ``once`` no other segment follows.
         """
-        if self.training or torch.is_grad_enabled():
+        if self.training or torch.is_grad_enabled() or once:
+            self._inference_terms.clear()
             return self.compute_distance_terms(farthest)
 
         def compute() -> tuple[int, list[Any]]:
@@ -295,7 +301,7 @@ class SegmentDecoder(FairseqIncrementalDecoder):
         if impossible.numel():
             symbols = sorted({self.dictionary[symbol] for symbol in impossible.tolist()})
             raise ValueError(
-                f"the text has {', '.join(symbols)}, which the model was imported without and can "
+                f"the text has {', '.join(symbols)}, which the model was converted without and can "
                 "never predict: take symbols of its vocabulary only, and text without line ends "
                 "for a model without </s>"
             )

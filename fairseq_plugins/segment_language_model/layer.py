@@ -85,14 +85,17 @@ class SegmentLayer(nn.Module):
         past: LayerState | None = None,
         padding_mask: Tensor | None = None,
     ) -> tuple[Tensor, LayerState]:
-        """Return the layer's output (B, T, d) and its state of earlier tokens and segment.
+        """Apply attention and sublayers to a segment.
 
         Args:
             x: the segment, (B, T, d).
-            terms: what the attention takes from distances.
-            past: this layer's state of earlier tokens.
+            terms: what the attention's ``distance_terms`` returned.
+            past: this layer's state of earlier tokens; None for none.
             padding_mask: (B, T), true for padding, which product-key memories pass over; None for
                 no padding.
+
+        Returns:
+            the layer's output (B, T, d), and its state of earlier tokens and segment.
         """
         attended, cache = self._attend(x, terms, past)
         state = self._hidden_states(x, terms, past) if cache is None else cache

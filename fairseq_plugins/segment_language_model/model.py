@@ -11,7 +11,6 @@ import ast
 import difflib
 import logging
 import math
-from abc import abstractmethod
 from collections.abc import Iterator
 from typing import Any
 
@@ -29,7 +28,7 @@ from fairseq_plugins.product_key_memory.options import (
     watch_memories,
 )
 from fairseq_plugins.segment_language_model.adaptive_softmax import BiasedAdaptiveSoftmax
-from fairseq_plugins.segment_language_model.attention import RelativeAttention
+from fairseq_plugins.segment_language_model.attention import KERNELS, RelativeAttention
 from fairseq_plugins.segment_language_model.decoder import (
     Context,
     EmbeddingDropout,
@@ -53,7 +52,7 @@ class SegmentLanguageModel(FairseqLanguageModel):
 
     Args:
         decoder: its :class:`SegmentDecoder`.
-        summary: recurrence, clamp and span in words, for the log.
+        summary: recurrence, clamp and what is the model's own in words, for the log.
     """
 
     decoder_class = SegmentDecoder
@@ -104,21 +103,23 @@ class SegmentLanguageModel(FairseqLanguageModel):
         cls.initialise(decoder, cfg, dictionary)
         return cls(decoder, f"{summarise(cfg, mem_len)}, {cls.describe(cfg, mem_len)}")
 
-    # What a paper's model says of itself.
+    # What a paper's model says of itself: recurrence_length, build_attentions and describe it has
+    # to, the others where it differs.
 
     @classmethod
     def check_options(cls, cfg: Any) -> None:
         """Raise ``ValueError`` for options of this model that it cannot be built from."""
 
     @classmethod
-    @abstractmethod
     def recurrence_length(cls, cfg: Any) -> int:
         """Return how many tokens before a segment the layers read."""
 
     @classmethod
-    @abstractmethod
     def build_attentions(cls, cfg: Any, mem_len: int) -> Iterator[RelativeAttention]:
-        """Yield the attention of each layer, first to last."""
+        """Yield the attention of each layer, first to last.
+
+        One at a time: the other parts of a layer draw their initial values after its attention.
+        """
 
     @classmethod
     def build_positions(cls, cfg: Any) -> nn.Module | None:
@@ -162,7 +163,6 @@ class SegmentLanguageModel(FairseqLanguageModel):
     @classmethod
     def describe(cls, cfg: Any, mem_len: int) -> str:
         """Return in words what is this model's own, for the log."""
-        return ""
 
     def check_criterion(self, name: str) -> None:
         """Warn of a ``--criterion`` that does not suit the model."""
@@ -213,7 +213,8 @@ class SegmentLanguageModel(FairseqLanguageModel):
                     f"{name} has a number that is not finite: the checkpoint is of a training that "
                     "diverged; use an earlier one"
                 )
-        for name in ast.literal_eval(cfg.common_eval.model_overrides):
+        overrides = ast.literal_eval(cfg.common_eval.model_overrides)
+        for name in overrides:
             if name not in CHANGED_IN_EVALUATION:
                 near = difflib.get_close_matches(name.replace("-", "_"), CHANGED_IN_EVALUATION, n=1)
                 there = ", ".join(CHANGED_IN_EVALUATION)
@@ -221,6 +222,17 @@ class SegmentLanguageModel(FairseqLanguageModel):
                 raise ValueError(
                     f"--model-overrides names {name!r}, which evaluation cannot change: {hint}"
                 )
+        if "attention_kernel" in overrides:
+            # fairseq drops overrides of options that are newer than the checkpoint
+            kernel = overrides["attention_kernel"]
+            if kernel not in KERNELS:
+                raise ValueError(
+                    f"--model-overrides sets attention_kernel to {kernel!r}: there are "
+                    f"{', '.join(KERNELS)}"
+                )
+            for module in self.modules():
+                if hasattr(module, "kernel"):
+                    module.kernel = kernel
         logger.info(self.summary)
 
     def load_state_dict(self, state_dict: dict, *args: Any, **kwargs: Any):

@@ -160,6 +160,10 @@ def check_config(cfg: SegmentLanguageModelConfig, dictionary: Dictionary) -> Non
         if value is not None and (isinstance(value, str) or value < least):
             remedy = "; leave it out for no limit" if option == "clamp_len" else ""
             raise ValueError(f"{_flag(option)} is {value!r}: it must be at least {least}{remedy}")
+    if str(cfg.attention_kernel) not in KERNELS:
+        raise ValueError(
+            f"--attention-kernel is {cfg.attention_kernel!r}: there are {', '.join(KERNELS)}"
+        )
     if not isinstance(cfg.same_length, bool):
         raise ValueError(f"--same-length is {cfg.same_length!r}: give True or False")
     for option in (
@@ -184,7 +188,7 @@ def check_config(cfg: SegmentLanguageModelConfig, dictionary: Dictionary) -> Non
         )
     if cfg.same_length and cfg.mem_len == 0:
         raise ValueError(
-            "--same-length with --mem-len 0 leaves nothing to attend to: give a longer --mem-len, "
+            "--same-length with --mem-len 0 leaves nothing to attend to: give a larger --mem-len, "
             "or leave --same-length out"
         )
     if cfg.no_decoder_final_norm and not cfg.decoder_normalize_before:

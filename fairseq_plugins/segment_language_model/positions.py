@@ -133,15 +133,15 @@ class LearnedRelativePositions(nn.Module):
     """A learned vector for each distance, shared by heads and layers (all-attention, section 4.3).
 
     Args:
-        span: the farthest distance that has a vector; the nearest is 1.
+        farthest: the farthest distance that has a vector; the nearest is 1.
         head_dim: d_h.
-        clamp_len: distances beyond it use its vector; None for no limit but the span.
+        clamp_len: distances beyond it use its vector; None for no limit but the farthest.
     """
 
-    def __init__(self, span: int, head_dim: int, clamp_len: int | None = None) -> None:
+    def __init__(self, farthest: int, head_dim: int, clamp_len: int | None = None) -> None:
         super().__init__()
-        self.weight = nn.Parameter(torch.empty(span, head_dim))
-        self.farthest = span if clamp_len is None else min(span, clamp_len)
+        self.weight = nn.Parameter(torch.empty(farthest, head_dim))
+        self.farthest = farthest if clamp_len is None else min(farthest, clamp_len)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -213,5 +213,12 @@ class LearnedAbsolutePositions(nn.Module):
         return x
 
     def add_to_layer(self, x: Tensor, layer: int, first: int) -> Tensor:
-        """Return what enters layer ``layer`` (from 0), (B, T, d), tokens beginning at ``first``."""
-        return x + self.weight[layer, first : first + x.size(1)]
+        """Return what enters layer ``layer`` (from 0), (B, T, d), tokens beginning at ``first``.
+
+        Raises:
+            ValueError: a token's place has no vector.
+        """
+        end = first + x.size(1)
+        if end > self.max_positions:
+            raise ValueError(f"`max_positions` is {self.max_positions}: place {end} has no vector")
+        return x + self.weight[layer, first:end]

@@ -167,6 +167,7 @@ class SegmentLanguageModelingTask(FairseqTask):
             )
         if self._check_criterion is not None:
             self._check_criterion(cfg._name)
+            self._check_criterion = None  # it holds on to the model
         return super().build_criterion(cfg, *args, **kwargs)
 
     def load_dataset(

@@ -169,7 +169,7 @@ class TransformerXLLanguageModel(SegmentLanguageModel):
                     )
         if cfg.same_length and cls.recurrence_length(cfg) == 0:
             raise ValueError(
-                "--same-length: without a memory there is nothing to attend to; give --mem-len "
+                "--same-length: without recurrence there is nothing to attend to; give --mem-len "
                 "(and no --extended-context), or leave --same-length out"
             )
         if cfg.untie_r and cfg.positions != "transformer-xl":

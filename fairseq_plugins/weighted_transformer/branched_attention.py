@@ -44,10 +44,18 @@ class BranchedAttention(nn.Module):
     Args:
         heads: M heads.
         feed_forward: the networks of M branches.
+
+    Raises:
+        ValueError: there are not as many branches as heads.
     """
 
     def __init__(self, heads: AttentionHeads, feed_forward: BranchedFeedForward) -> None:
         super().__init__()
+        if heads.num_heads != feed_forward.branches:
+            raise ValueError(
+                f"`feed_forward` has {feed_forward.branches} branches: it must have one for each "
+                f"of the {heads.num_heads} heads"
+            )
         self.heads = heads
         self.feed_forward = feed_forward
 

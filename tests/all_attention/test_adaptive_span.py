@@ -12,7 +12,7 @@ from fairseq_plugins.all_attention.adaptive_span import (
     read_head_groups,
 )
 from fairseq_plugins.all_attention.attention import AllAttention, GroupedCaches
-from fairseq_plugins.segment_language_model import attention_blocks as query_blocks_file
+from fairseq_plugins.segment_language_model import attention_blocks
 from fairseq_plugins.segment_language_model.attention_blocks import Window
 from fairseq_plugins.segment_language_model.key_value_cache import HiddenStates
 from fairseq_plugins.segment_language_model.positions import (
@@ -71,7 +71,7 @@ def terms(attention, positions, farthest):
 def test_values_and_gradients_equal_the_equations(
     monkeypatch, block, group_cost, values, variant, persistent, remembered, length
 ):
-    monkeypatch.setattr(query_blocks_file, "QUERY_BLOCK", block)
+    monkeypatch.setattr(attention_blocks, "QUERY_BLOCK", block)
     monkeypatch.setattr(adaptive_span_file, "_GROUP_COST", group_cost)
     attention, positions = make(values, variant, persistent)
     x = torch.randn(STREAMS, length, WIDTH, dtype=torch.float64, requires_grad=True)

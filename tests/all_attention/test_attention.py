@@ -99,7 +99,7 @@ def test_projections_learn_from_remembered_hidden_states():
     past = HiddenStates(torch.randn(STREAMS, 4, WIDTH, dtype=torch.float64))
     out, _ = attention(x, terms(attention, positions, 4), past)
     out.sum().backward()
-    # the segment's only token sees nothing but memory, so the gradient comes from there
+    # the segment's only token sees nothing but the past, so the gradient comes from there
     assert attention.k_proj.weight.grad.abs().max() > 0
     assert attention.v_proj.weight.grad.abs().max() > 0
 
@@ -154,6 +154,37 @@ def test_a_layer_with_learned_spans_trains_under_torch_compile():
         model(x, attention.distance_terms(encoding, groups), past)[0] for model in (layer, compiled)
     ]
     assert_same(*results, list(layer.parameters()))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (
+            {"variant": "new"},
+            "^`variant` is 'new': there are all, attn-split, head-split, sin",
+        ),
+        ({"num_heads": 1, "variant": "head-split"}, "^`num_heads` is 1: half of them see the cont"),
+        ({"span": AdaptiveSpan(3, 4)}, "^`span` is of 3 heads: 2 see the context$"),
+        ({"kernel": "new", "num_persistent": 2}, "^`kernel` is 'new': there are fast, plain$"),
+    ],
+)
+def test_an_attention_that_cannot_be_is_refused(options, message):
+    options = {"num_heads": HEADS, **options}
+    with pytest.raises(ValueError, match=message):
+        AllAttention(WIDTH, window=Window(1, 4), distance_table=SharedRelativeKeys(), **options)
+
+
+def test_an_attention_by_itself_reads_its_spans():
+    span = AdaptiveSpan(HEADS, 6, ramp=2, initial=0.3)
+    attention = AllAttention(WIDTH, HEADS, Window(1, 6), SharedRelativeKeys(), span=span)
+    encoding, x = LearnedRelativePositions(6, WIDTH // HEADS)(9), torch.randn(STREAMS, 10, WIDTH)
+    (groups,) = read_head_groups([span])
+    outputs = [
+        attention(x, attention.distance_terms(encoding, *given))[0] for given in ((), (groups,))
+    ]
+    assert torch.equal(*outputs)
+    span.value.data.fill_(1.0)
+    assert not torch.equal(attention(x, attention.distance_terms(encoding))[0], outputs[0])
 
 
 def test_parameters_stand_in_the_order_of_earlier_checkpoints():

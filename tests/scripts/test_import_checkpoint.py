@@ -249,7 +249,7 @@ def test_a_vocabulary_without_line_ends_is_imported(tmp_path, capsys):
         found.model.get_normalized_probs(output, True, {"target": padded})
         for symbol in ("</s>", "<unk>"):
             tokens[0, 5] = found.dictionary.index(symbol)
-            message = f"the text has {symbol}, which the model was imported without"
+            message = f"the text has {symbol}, which the model was converted without"
             with pytest.raises(ValueError, match=f"^{re.escape(message)}"):
                 found.model.get_normalized_probs(output, True, {"target": tokens})
 

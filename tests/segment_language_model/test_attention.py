@@ -1,8 +1,11 @@
 """The fast attention kernel against the plain one, and the plain one by itself."""
 
+import textwrap
+
 import pytest
 import torch
 
+from fairseq_plugins import modules
 from fairseq_plugins.segment_language_model import attention_blocks, attention_kernel
 from fairseq_plugins.segment_language_model.attention import (
     PositionBiases,
@@ -31,29 +34,42 @@ def draw(*shape):
     return torch.randn(*shape, dtype=torch.float64, requires_grad=True)
 
 
+# sets of relative keys, and what comes with them
+RELATIVE = [
+    (0, ()),
+    *((sets, extras) for sets in (1, 2) for extras in ((), ("position",), ("bias",))),
+    (2, ("position", "bias")),
+]
+
+
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("extras", [(), ("position",), ("bias",), ("position", "bias")])
-@pytest.mark.parametrize("sets", [0, 1, 2])
 @pytest.mark.parametrize(
-    ("queries", "keys", "window"),
+    ("queries", "keys", "window", "sets", "extras"),
     [
-        (5, 5, (1, 3)),
-        (5, 9, (1, 3)),
-        (5, 9, (0, 20)),
-        (70, 75, (0, 9)),
-        (1, 1, (1, 4)),
-        (4, 4, (6, 9)),
-        (3, 5, EVERY_KEY),
+        *(
+            (*sizes, *relative)
+            for sizes in [
+                (5, 5, (1, 3)),
+                (5, 9, (1, 3)),
+                (5, 9, (0, 20)),
+                (20, 25, (0, 9)),  # three blocks
+                (1, 1, (1, 4)),
+                (4, 4, (6, 9)),
+            ]
+            for relative in RELATIVE
+        ),
+        (3, 5, EVERY_KEY, 0, ()),
     ],
 )
-def test_both_kernels_give_the_same(queries, keys, window, sets, extras, dtype):
+def test_both_kernels_give_the_same(monkeypatch, queries, keys, window, sets, extras, dtype):
+    monkeypatch.setattr(attention_blocks, "QUERY_BLOCK", 6)
     torch.manual_seed(1)
     heads, streams, width = 2, 3, 4
     inputs = [draw(heads, streams, n, width) for n in (queries, keys, keys)]
-    rel_keys = draw(sets, keys + 3, width) if sets and window != EVERY_KEY else None
+    rel_keys = draw(sets, keys + 3, width) if sets else None
     how = {
         "position_query": draw(heads, streams, queries, width) if "position" in extras else None,
-        "distance_bias": draw(heads, 2) if "bias" in extras and rel_keys is not None else None,
+        "distance_bias": draw(heads, 2) if "bias" in extras else None,
     }
     inputs, rel_keys, how = (
         [x.detach().to(dtype).requires_grad_() for x in inputs],
@@ -74,6 +90,15 @@ def test_both_kernels_give_the_same(queries, keys, window, sets, extras, dtype):
         seen = plain[1].isfinite()
         assert torch.equal(seen, fast[1].isfinite())
         assert_same(fast[1][seen], plain[1][seen], wanted)
+
+
+@pytest.mark.parametrize("attend", [window_attention, plain_attention])
+def test_relative_keys_that_do_not_fit_are_refused(attend):
+    query, keys = draw(1, 1, 2, 3), draw(1, 1, 4, 3)
+    with pytest.raises(ValueError, match=r"^`rel_keys` has 4 distances: 4 keys take one more than"):
+        attend(query, keys, keys, draw(1, 4, 3), Window(0, 9))
+    with pytest.raises(ValueError, match=r"^`distance_bias` without `rel_keys`: give both"):
+        attend(query, keys, keys, None, Window(0, 9), distance_bias=draw(1, 2))
 
 
 def test_a_distance_beyond_the_mask_has_no_weight_in_either_kernel():
@@ -113,6 +138,29 @@ def test_the_plain_kernel_drops_weights_and_scales_the_others():
     kept = out.flatten() * 3
     torch.testing.assert_close(kept, kept.round())
     assert abs(kept.mean().item() - 3) < 0.1
+
+
+def test_an_attention_by_itself_is_built_as_its_docstring_says():
+    example = textwrap.dedent(RelativeAttention.__doc__.split("By itself::")[1].split("Args:")[0])
+    names = {**vars(modules), "x": torch.randn(2, 6, 512)}
+    exec(example, names)
+    assert names["y"].shape == (2, 6, 512)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((8, 2, Window(3, 2)), "nothing would be left to attend to"),
+        ((8, 3, Window(0, 2)), "^`num_heads` is 3: it must divide `embed_dim`, 8$"),
+        (
+            (8, 2, Window(0, 2), None, None, 0.0, "new"),
+            "^`kernel` is 'new': there are fast, plain$",
+        ),
+    ],
+)
+def test_an_attention_that_cannot_be_is_refused(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        RelativeAttention(*arguments)
 
 
 @pytest.fixture

@@ -1,11 +1,15 @@
-"""The segment language model as a whole: causality, memory, decoding, options, presets."""
+"""The segment language model as a whole: causality, recurrence, decoding, options, presets."""
 
+import copy
 import dataclasses
 import math
+import re
 
 import pytest
 import torch
+from fairseq.dataclass.configs import FairseqConfig
 from fairseq.sequence_generator import SequenceGenerator
+from omegaconf import OmegaConf
 
 from fairseq_plugins.all_attention.model import AllAttentionConfig
 from fairseq_plugins.segment_language_model.recurrence import Recurrence
@@ -50,7 +54,7 @@ def test_loss_does_not_depend_on_segment_length(mode, persistent):
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("adaptive", [False, True])
-def test_mixed_precision_trains_with_a_memory(dtype, adaptive):
+def test_mixed_precision_trains_with_recurrence(dtype, adaptive):
     options = {}
     if adaptive:
         options = {"adaptive_input": True, "adaptive_input_cutoff": "8,14"}
@@ -65,7 +69,7 @@ def test_mixed_precision_trains_with_a_memory(dtype, adaptive):
     assert all(p.grad.isfinite().all() for p in model.parameters() if p.grad is not None)
 
 
-def test_a_memory_that_is_too_short_shows():
+def test_a_recurrence_that_is_too_short_shows():
     model = tiny_model(mem_len=3).double()
     stream = tokens(2, 30)
     whole, segments = (scores_by_segment(model, stream, length) for length in (30, 5))
@@ -73,7 +77,7 @@ def test_a_memory_that_is_too_short_shows():
     assert not torch.allclose(segments[:, 5:], whole[:, 5:])
 
 
-def test_without_memory_each_segment_stands_alone():
+def test_without_recurrence_each_segment_stands_alone():
     model = tiny_model(mem_len=0).double()
     stream = tokens(2, 12)
     alone = torch.cat([model(stream[:, i : i + 4])[0] for i in (0, 4, 8)], dim=1)
@@ -133,7 +137,7 @@ def test_incremental_decoding_takes_a_prompt_at_once():
     torch.testing.assert_close(torch.cat([prompt, rest], dim=1), whole)
 
 
-def test_memory_moves_with_the_beams():
+def test_the_recurrence_moves_with_the_beams():
     model = tiny_model(attention_span=32).double().eval()
     stream, order = tokens(3, 12), torch.tensor([2, 2, 0])
     state = {}
@@ -305,6 +309,63 @@ def test_every_option_has_a_help_text(config):
             assert option.metadata.get("help"), option.name
 
 
+@pytest.mark.parametrize(
+    ("build", "options", "name"),
+    [
+        (tiny_transformer_xl, {}, "layers.0.self_attn.distance_table.proj.weight"),
+        (tiny_transformer_xl, {"positions": "shaw"}, "layers.0.self_attn.distance_table.weight"),
+        (tiny_model, {}, "positions.weight"),
+        (tiny_model, {"adaptive_span": True, "span_init": 0.2}, "layers.0.self_attn.span.value"),
+    ],
+)
+def test_what_a_walk_keeps_of_distances_follows_its_weights(build, options, name):
+    model, stream = build(**options).double().eval(), tokens(2, 16)
+    other = copy.deepcopy(model)
+    found = []
+    for reader in (model, other):
+        recurrence = Recurrence()
+        with torch.no_grad():
+            reader(stream[:, :8], recurrence=recurrence.at(0))
+            before = reader.decoder._inference_terms
+            dict(reader.decoder.named_parameters())[name].mul_(3)
+            if reader is other:
+                before.clear()
+            found.append(reader(stream[:, 8:], recurrence=recurrence.at(8))[0])
+    assert torch.equal(*found)
+
+
+def test_another_walk_takes_distances_anew():
+    model, stream = tiny_transformer_xl(mem_len=12).double().eval(), tokens(2, 16)
+    scores_by_segment(model, stream, 4)
+    model.decoder.positions.clamp_len = 2
+    clamped = scores_by_segment(model, stream, 4)
+    torch.testing.assert_close(clamped, scores_by_segment(model, stream, 4, torch.enable_grad))
+
+
+@pytest.mark.parametrize(
+    ("build", "options"),
+    [
+        *((tiny_transformer_xl, {"positions": p}) for p in ("transformer-xl", "shaw")),
+        *((tiny_transformer_xl, {"positions": f"{p}-absolute"}) for p in ("learned", "sinusoidal")),
+        (tiny_model, {"adaptive_span": True}),
+    ],
+)
+def test_parameters_stand_in_the_order_of_earlier_checkpoints(build, options):
+    """Checkpoints hold the optimizer's state by the order of parameters, without their names."""
+    names = [name for name, _ in build(**options).decoder.named_parameters()]
+    layer = [n.removeprefix("layers.0.") for n in names if n.startswith("layers.0.")]
+    first = [n for n in names if not n.startswith("layers.")]
+    places = ["absolute_positions.weight"] * ("absolute_positions.weight" in first)
+    distances = ["positions.weight"] * ("positions.weight" in first)
+    assert first == ["embed_tokens.weight", *distances, *places, "output_projection.weight"]
+    before = [n for n in layer if re.search(r"distance_table|biases|span", n)]
+    projections = [f"self_attn.{p}_proj.weight" for p in "qkv"] + ["self_attn.out_proj.weight"]
+    assert layer[: len(before) + 4] == before + projections
+    assert before == [
+        n for part in ("distance_table", "biases", "span") for n in layer if part in n
+    ]
+
+
 @pytest.mark.parametrize("kernel", ["fast", "plain"])
 @pytest.mark.parametrize(
     ("build", "options"),
@@ -319,3 +380,21 @@ def test_the_kernel_is_the_one_that_the_options_name(build, options, kernel):
     kernels = [module.kernel for module in model.modules() if hasattr(module, "kernel")]
     assert len(kernels) >= 3
     assert set(kernels) == {kernel}
+
+
+def test_a_kernel_that_is_not_there_is_refused():
+    with pytest.raises(ValueError, match=r"^--attention-kernel is 'new': there are fast, plain$"):
+        tiny_model(attention_kernel="new")
+
+
+@pytest.mark.parametrize("build", [tiny_model, tiny_transformer_xl])
+def test_the_kernel_of_an_older_checkpoint_is_overridden(build):
+    """fairseq passes over overrides of options that the checkpoint does not have."""
+    model = build()
+    cfg = OmegaConf.structured(FairseqConfig())
+    cfg.common_eval.model_overrides = "{'attention_kernel': 'plain'}"
+    model.prepare_for_inference_(cfg)
+    assert {m.kernel for m in model.modules() if hasattr(m, "kernel")} == {"plain"}
+    cfg.common_eval.model_overrides = "{'attention_kernel': 'new'}"
+    with pytest.raises(ValueError, match="sets attention_kernel to 'new': there are fast, plain"):
+        model.prepare_for_inference_(cfg)

@@ -1,4 +1,4 @@
-"""Memory belongs to a walk over the data: what moves it and what does not."""
+"""The recurrence belongs to a walk over the data: what moves it and what does not."""
 
 import logging
 
@@ -69,7 +69,7 @@ def test_segments_that_are_run_again_never_read_themselves(caplog):
     for start in (0, 6, 12, 18):
         run(model, changed, other, start, start + 6)
     assert torch.equal(run(model, changed, other, 12, 18)[:, :5], again[:, :5])
-    # the second of them finds the memory of the first, which reaches far enough for one layer
+    # the second of them finds the states of the first, which reaches far enough for one layer
     torch.testing.assert_close(run(model, stream, recurrence, 18, 24), first[3])
 
 
@@ -189,7 +189,7 @@ def test_a_checkpoint_without_recurrence_is_said(caplog):
     walks = iterator()
     next(walks.next_epoch_itr())
     with caplog.at_level(logging.WARNING):
-        # no model has run, as on a worker whose memory was not gathered
+        # no model has run, as on a worker whose states were not gathered
         state = walks.state_dict()
         assert state["memory"] is None
         iterator().load_state_dict(state)

@@ -5,7 +5,7 @@ import itertools
 import pytest
 import torch
 
-from fairseq_plugins.segment_language_model import attention_blocks as query_blocks_file
+from fairseq_plugins.segment_language_model import attention_blocks
 from fairseq_plugins.segment_language_model.attention import PositionBiases, RelativeAttention
 from fairseq_plugins.segment_language_model.attention_blocks import UNLIMITED, Window
 from fairseq_plugins.segment_language_model.key_value_cache import HiddenStates
@@ -50,7 +50,7 @@ def make_attention(positions, window, clamp_len, kernel="fast"):
 def test_values_and_gradients_equal_the_double_loop(
     monkeypatch, kernel, block, positions, clamp_len, remembered, length, farthest
 ):
-    monkeypatch.setattr(query_blocks_file, "QUERY_BLOCK", block)
+    monkeypatch.setattr(attention_blocks, "QUERY_BLOCK", block)
     attention, encoding = make_attention(positions, Window(0, farthest), clamp_len, kernel)
     x = torch.randn(STREAMS, length, WIDTH, dtype=torch.float64, requires_grad=True)
     past = torch.randn(STREAMS, remembered, WIDTH, dtype=torch.float64, requires_grad=True)
@@ -100,7 +100,7 @@ def test_scores_equal_the_reference(options):
         {"decoder_normalize_before": True},
     ],
 )
-def test_loss_does_not_depend_on_segment_length_where_memory_covers_the_history(mode, options):
+def test_loss_does_not_depend_on_segment_length_where_the_recurrence_covers_the_history(mode, options):
     model = tiny_transformer_xl(mem_len=100, **options).double()
     stream = tokens(3, 90)
     whole = scores_by_segment(model, stream, 90, mode)
@@ -133,7 +133,7 @@ def test_same_length_shows_every_token_mem_len_tokens_itself_included():
     assert seen_by(model, 6, 6).sum(dim=1).tolist() == [4] * 6
 
 
-def test_without_same_length_a_token_sees_the_memory_and_the_segment_up_to_itself():
+def test_without_same_length_a_token_sees_the_past_and_the_segment_up_to_itself():
     model = tiny_transformer_xl(mem_len=4, decoder_layers=1).double()
     assert seen_by(model, 6, 6).sum(dim=1).tolist() == [5, 6, 7, 8, 9, 10]
 
@@ -158,7 +158,7 @@ def test_incremental_decoding_equals_one_pass(positions, recurrent):
     torch.testing.assert_close(torch.cat(steps, dim=1), whole)
 
 
-def test_generation_keeps_no_more_than_the_memory():
+def test_generation_keeps_no_more_than_it_reads():
     model = tiny_transformer_xl(mem_len=5).eval()
     stream = tokens(2, 40)
     state = {}
@@ -169,7 +169,9 @@ def test_generation_keeps_no_more_than_the_memory():
     assert all(layer.length == 6 for layer in history.layers)
     assert all(layer.key_buffer.size(2) < 20 for layer in history.layers)
     # distances 5 to -1
-    assert model.decoder._distance_terms(5, 5)[0].size(1) == 5 + 2
+    # distances 5 to -1, as the walk has them, and no more
+    with torch.no_grad():
+        assert model.decoder._distance_terms(5, 5)[0].size(1) == 5 + 2
 
 
 def test_generation_without_recurrence_sees_as_many_tokens_as_a_segment():
@@ -194,7 +196,7 @@ def test_positions_are_not_kept_from_training_with_dropout():
 
 
 def test_projected_positions_follow_the_weights_from_walk_to_walk():
-    model, stream = tiny_transformer_xl().double(), tokens(2, 12)
+    model, stream = tiny_transformer_xl().double().eval(), tokens(2, 12)
     first = scores_by_segment(model, stream, 4)
     with torch.no_grad():
         for layer in model.decoder.layers:
@@ -262,7 +264,7 @@ def test_each_position_encoding_has_the_parameters_that_it_names_and_no_others()
     # shared by the layers: named where they are first met
     shared = {f"decoder.layers.0.self_attn.biases.{name}": (2, 8) for name in "uv"}
     own = {f"decoder.layers.{i}.self_attn.biases.{name}": (2, 8) for i in layers for name in "uv"}
-    # memory 8, segment 8: distances 0 to 15
+    # recurrence 8, segment 8: distances 0 to 15
     tables = {f"decoder.layers.{i}.self_attn.distance_table.weight": (2, 16, 8) for i in layers}
     assert parameters() == {**plain, **projection, **shared}
     assert parameters(untie_r=True) == {**plain, **projection, **own}
@@ -318,6 +320,14 @@ def test_places_beyond_those_trained_are_refused():
     message = "a segment of 9 tokens, --extended-context included, is longer than the 8 places"
     with pytest.raises(ValueError, match=message):
         model(tokens(1, 9))
+    state = {}
+    with torch.no_grad():
+        for end in range(1, 9):
+            model.decoder(tokens(1, end), incremental_state=state)
+        with pytest.raises(ValueError, match=message):
+            model.decoder(tokens(1, 9), incremental_state=state)
+    with pytest.raises(ValueError, match=r"^`max_positions` is 8: place 9 has no vector$"):
+        model.decoder.absolute_positions.add_to_layer(torch.zeros(1, 2, 16), 0, first=7)
 
 
 def test_a_checkpoint_of_other_places_is_refused():

@@ -138,7 +138,7 @@ BAD_OPTIONS = [
     ({"same_length": True, "mem_len": 0}, "--same-length with --mem-len 0 leaves nothing"),
     (
         {"same_length": True, "extended_context": 4},
-        "--same-length: without a memory there is nothing to attend to; give --mem-len",
+        "--same-length: without recurrence there is nothing to attend to; give --mem-len",
     ),
     (
         {"adaptive_input": True, "adaptive_input_cutoff": "8", "adaptive_input_factor": 0},
@@ -153,7 +153,7 @@ def test_options_that_make_no_model_are_refused_by_name(options, message):
         tiny_transformer_xl(**options)
 
 
-def test_memory_is_as_long_as_the_segment_unless_told():
+def test_the_recurrence_is_as_long_as_the_segment_unless_told():
     assert tiny_transformer_xl().decoder.context.mem_len == 8
     assert tiny_transformer_xl(mem_len=3).decoder.context.mem_len == 3
     assert tiny_transformer_xl(positions="learned-absolute").decoder.context.mem_len == 0

@@ -292,3 +292,10 @@ def test_keys_that_are_not_given_are_refused(argument):
     message = f"`{argument}` is True: heads see the given keys alone, leave it out"
     with pytest.raises(ValueError, match=f"^{message}$"):
         AttentionHeads(WIDTH, 4, **{argument: True})
+
+
+def test_heads_and_branches_have_to_be_as_many():
+    networks = BranchedFeedForward(16, 32, BranchWeights(8))
+    message = "^`feed_forward` has 8 branches: it must have one for each of the 4 heads$"
+    with pytest.raises(ValueError, match=message):
+        BranchedAttention(AttentionHeads(16, 4, self_attention=True), networks)
