@@ -45,7 +45,7 @@ def _in_group(work: Callable[[int], Any], rank: int, folder: Path) -> Any:
         init_method=f"file://{folder / 'group'}",
         rank=rank,
         world_size=2,
-        timeout=datetime.timedelta(seconds=60),
+        timeout=datetime.timedelta(seconds=300),
     )
     try:
         return work(rank)

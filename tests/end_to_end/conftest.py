@@ -1,6 +1,7 @@
 """A small corpus and a model trained on it, made once a test process."""
 
 import random
+import shutil
 
 import pytest
 
@@ -53,6 +54,15 @@ def test_tokens(data):
     """Number of tokens in the test split: its words, and one </s> a line."""
     lines = (data.parent / "test.txt").read_text().splitlines()
     return sum(len(line.split()) + 1 for line in lines)
+
+
+@pytest.fixture
+def other_dictionary(data, tmp_path):
+    """Folder of the binarized corpus with the symbols of its dictionary in another order."""
+    other = shutil.copytree(data, tmp_path / "other")
+    lines = (other / "dict.txt").read_text().splitlines()
+    (other / "dict.txt").write_text("\n".join(lines[::-1]) + "\n")
+    return other
 
 
 @pytest.fixture(scope="session")

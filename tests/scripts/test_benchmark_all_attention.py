@@ -145,23 +145,6 @@ def test_a_repeat_has_its_share_of_every_cost():
     assert [read(evaluate, model) for model in MODELS] == [16, 16, 1]
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ("--case large", "--case is 'large': give one or more of small, tiny, uneven"),
-        ("--mode test", "--mode is 'test': give one or more of train, evaluate"),
-        (
-            "--original nowhere",
-            "--original is nowhere, and it has no models.py: give the folder of a checkout of the "
-            "published code, https://github.com/facebookresearch/adaptive-span",
-        ),
-    ],
-)
-def test_bad_options_are_refused(capsys, arguments, message):
-    assert benchmark.main(arguments.split()) == 1
-    assert capsys.readouterr().err == f"error: {message}\n"
-
-
 def test_an_original_without_the_class_is_refused(stub):
     checkout = stub("")
     message = (

@@ -232,29 +232,6 @@ def test_a_table_in_a_tensor_of_ours_is_warned_of():
     ]
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ("--slots 64 8", "--slots is 8: product keys need a square number, such as 4 or 9"),
-        ("--slots 9 4 --knn 5", "--knn is 5: give at most --slots, 4"),
-        ("--slots many", "--slots is 'many': give a number of 1 or more"),
-        ("--heads 0", "--heads is '0': give a number of 1 or more"),
-        ("--knn -1", "--knn is '-1': give a number of 1 or more"),
-        ("--tokens 1.5", "--tokens is '1.5': give a number of 1 or more"),
-        ("--steps 0", "--steps is '0': give a number of 1 or more"),
-        (
-            "--mode test",
-            "--mode is 'test': give one or more of train, inference, search, fixed-rows",
-        ),
-        ("--dtype fp16", "--dtype is 'fp16': give one or more of fp32, bf16, bf16-autocast"),
-        ("--device tpu", "--device is 'tpu': give cpu, cuda, or a GPU by number, as cuda:0"),
-    ],
-)
-def test_bad_options_are_refused(capsys, arguments, message):
-    assert benchmark.main(arguments.split()) == 1
-    assert capsys.readouterr().err == f"error: {message}\n"
-
-
 def test_state_by_hand():
     table = 64 * 16
     assert state_bytes(CASE, OURS, FP32) == 2 * 4 * table

@@ -172,52 +172,6 @@ def test_entries(monkeypatch):
     assert adaptive == [(OURS, AUTOCAST), (ORIGINAL, FP32)]
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ("--steps 0", "--steps is '0': give a number of 1 or more"),
-        ("--threads two", "--threads is 'two': give a number of 1 or more"),
-        ("--train 512/512", "--train is '512/512': give SEGMENT/MEMORY/BATCH, such as 512/512/2"),
-        (
-            "--train 1/2/3/4",
-            "--train is '1/2/3/4': give SEGMENT/MEMORY/BATCH, such as 512/512/2",
-        ),
-        (
-            "--evaluate 8/-1/2",
-            "--evaluate is '8/-1/2': give SEGMENT/MEMORY/BATCH, such as 512/512/2, or "
-            "SEGMENT/MEMORY/BATCH/CLAMP, such as 80/2100/1/820",
-        ),
-        ("--evaluate 8/8/0", "--evaluate is '8/8/0': only the memory may be 0"),
-        (
-            "--evaluate 8/0/1/4",
-            "--evaluate is '8/0/1/4': CLAMP goes with a memory, give one or drop CLAMP",
-        ),
-        ("--train --evaluate", "--train and --evaluate are empty: give one of them a setting"),
-        ("--dtype fp16", "--dtype is 'fp16': give one or more of fp32, bf16, bf16-autocast"),
-        ("--device tpu", "--device is 'tpu': give cpu, cuda, or a GPU by number, as cuda:0"),
-        (
-            "--device cuda:7",
-            "--device is 'cuda:7' and PyTorch sees 0 GPUs: give one of those, or cpu",
-        ),
-        (
-            "--peak-of original",
-            "--peak-of is 'original', which does not take part with transformer_xl_enwik8_base in "
-            "fp32: give another --dtype, for original also --original",
-        ),
-        (
-            "--original nowhere",
-            "--original is nowhere, and neither it nor its folder pytorch has mem_transformer.py: "
-            "give the folder of a checkout of the published code, "
-            "https://github.com/kimiyoung/transformer-xl",
-        ),
-    ],
-)
-def test_bad_options_are_refused(monkeypatch, capsys, arguments, message):
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
-    assert benchmark.main(arguments.split()) == 1
-    assert capsys.readouterr().err == f"error: {message}\n"
-
-
 def test_sizes_without_a_memory_are_refused(capsys):
     assert benchmark.main(["--size", "transformer_xl_ptb"]) == 1
     error = capsys.readouterr().err

@@ -120,17 +120,3 @@ def test_it_reports_every_part(tmp_path, capsys):
     assert len(written["measurements"]) == 12
     assert all(len(row["seconds"]) == 2 for row in written["measurements"])
     assert (tmp_path / "out" / "benchmark.png").exists()
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["--size", "huge"], "error: --size"),
-        (["--part", "attention"], "error: --part"),
-        (["--tokens", "0"], "error: --tokens"),
-        (["--steps", "x"], "error: --steps"),
-    ],
-)
-def test_options_that_make_no_comparison_are_refused(capsys, words, message):
-    assert benchmark.main(words) == 1
-    assert capsys.readouterr().err.startswith(message)
