@@ -15,7 +15,7 @@ from tests.command_files import (
     write_stand_ins,
 )
 from tests.end_to_end.commands import run
-from tests.product_key_memory.test_recipes import ARGUMENTS
+from tests.product_key_memory.recipes import ARGUMENTS
 from tests.scripts.saved_models import write_text
 from tests.weighted_transformer.test_recipes import ARGUMENTS as WEIGHTED_ARGUMENTS
 from tests.weighted_transformer.test_recipes import RECIPES as WEIGHTED_RECIPES

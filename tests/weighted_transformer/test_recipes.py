@@ -19,7 +19,7 @@ from fairseq_plugins.weighted_transformer.model import WeightedTransformer
 from tests import tiny
 from tests.command_files import EXAMPLES, HYDRA, training, words, write_stand_ins
 from tests.end_to_end.commands import ROOT, run
-from tests.product_key_memory.test_presets import dictionary, parameters
+from tests.product_key_memory.tiny import dictionary, parameters
 
 pytestmark = pytest.mark.filterwarnings(HYDRA)
 
