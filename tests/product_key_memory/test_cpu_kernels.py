@@ -1,6 +1,8 @@
 """Compiled loops: any number of threads gives the same; where nothing is kept they work too."""
 
 import builtins
+import subprocess
+import sys
 
 import numba
 import numpy as np
@@ -16,6 +18,7 @@ from fairseq_plugins.product_key_memory.numba_loops import (
     update_rows,
 )
 from fairseq_plugins.product_key_memory.optimizer import AdamWithMemory
+from tests.end_to_end.commands import ROOT
 
 ROWS, WIDTH = 40, 8
 
@@ -123,11 +126,12 @@ def test_versions_that_differ_have_names_of_their_own(monkeypatch):
 
     monkeypatch.setattr(numba_loops.numba, "njit", njit)
     run = numba_loops.compiled(fill)
-    for threads, dtype in [(1, np.float32), (1, np.float64), (2, np.float32), (1, np.float32)]:
+    single, double, strided = np.zeros(5, np.float32), np.zeros(5), np.zeros(10, np.float32)[::2]
+    for threads, numbers in [(1, single), (1, double), (2, single), (1, strided), (1, single)]:
         monkeypatch.setattr(numba_loops.torch, "get_num_threads", lambda n=threads: n)
         monkeypatch.setattr(numba_loops.numba, "set_num_threads", lambda n: None)
-        run(np.zeros(5, dtype), 2.0)
-    assert len(names) == len(set(names)) == 3
+        run(numbers, 2.0)
+    assert len(names) == len(set(names)) == 4
 
 
 def test_a_step_divided_by_nothing_raises_nothing():
@@ -185,3 +189,8 @@ def test_without_numba_torchs_operations_do_the_same(monkeypatch, caplog, messag
 )
 def test_loops_are_for_what_numpy_knows_on_a_cpu(x, expected):
     assert cpu_kernels.use_numba(x) == expected
+
+
+def test_importing_the_package_does_not_import_numba():
+    program = "import sys, fairseq_plugins; assert 'numba' not in sys.modules"
+    subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=True)

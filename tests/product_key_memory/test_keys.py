@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from fairseq_plugins.product_key_memory import search as key_searches
+from fairseq_plugins.product_key_memory import search as fast_search
 from fairseq_plugins.product_key_memory.keys import KEY_SEARCHES, FlatKeys, ProductKeys
 from fairseq_plugins.product_key_memory.search import search_with_torch
 from tests.gradients import assert_same
@@ -128,7 +128,7 @@ def test_many_product_keys_give_the_slots_of_a_search_through_all(search, k):
 def test_flat_keys_give_the_best_of_all_in_order_in_chunks_of_any_size(
     monkeypatch, scores_at_a_time, limit, k
 ):
-    monkeypatch.setattr(key_searches, "FLAT_SCORES", scores_at_a_time)
+    monkeypatch.setattr(fast_search, "FLAT_SCORES", scores_at_a_time)
     torch.manual_seed(1)
     keys = FlatKeys(2, SLOTS, HALF)
     keys.keys.data = integers(limit, 2, SLOTS, HALF)
@@ -142,10 +142,10 @@ def test_flat_keys_give_the_best_of_all_in_order_in_chunks_of_any_size(
 
 
 def test_no_more_scores_of_flat_keys_are_held_than_allowed(monkeypatch):
-    monkeypatch.setattr(key_searches, "FLAT_SCORES", 2 * SLOTS)
+    monkeypatch.setattr(fast_search, "FLAT_SCORES", 2 * SLOTS)
     held = []
-    top_k = key_searches.top_k
-    monkeypatch.setattr(key_searches, "top_k", lambda x, k: held.append(x) or top_k(x, k))
+    top_k = fast_search.top_k
+    monkeypatch.setattr(fast_search, "top_k", lambda x, k: held.append(x) or top_k(x, k))
     search_with_torch(torch.randn(5, HALF), torch.randn(SLOTS, HALF), 3)
     assert [len(scores) for scores in held] == [2, 2, 1]
 
@@ -206,7 +206,7 @@ def test_faiss_finds_the_best_scores_where_some_are_equal(kind, k):
 @pytest.mark.parametrize("k", [3, SUBKEYS])
 def test_a_search_may_give_sub_keys_in_any_order(monkeypatch, k):
     monkeypatch.setitem(
-        key_searches.SEARCHES, "faiss", lambda *args: search_with_torch(*args).flip(-1)
+        fast_search.SEARCHES, "faiss", lambda *args: search_with_torch(*args).flip(-1)
     )
     queries, subkeys = draw("many values", 2)
     found = product_keys(subkeys, search="faiss")(queries, k)

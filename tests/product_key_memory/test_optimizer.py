@@ -5,52 +5,19 @@ import copy
 import pytest
 import torch
 from fairseq.optim.adam import Adam, FairseqAdam, FairseqAdamConfig
-from omegaconf import OmegaConf
 
-from fairseq_plugins.fairseq_integration.optimizers import set_update_rule
 from fairseq_plugins.product_key_memory import cpu_kernels, lazy_adam
-from fairseq_plugins.product_key_memory.memory import ProductKeyMemory
-from fairseq_plugins.product_key_memory.optimizer import (
-    AdamWithMemory,
-    AdamWithMemoryConfig,
-    FairseqAdamWithMemory,
-)
+from fairseq_plugins.product_key_memory.optimizer import AdamWithMemory, FairseqAdamWithMemory
 from fairseq_plugins.product_key_memory.values import rows_as_gradient
-
-WIDTH, SLOTS = 8, 64
-BETAS = (0.9, 0.98)
-
-
-def make_memory(apart=True, slots=SLOTS, knn=3, seed=1):
-    torch.manual_seed(seed)
-    memory = ProductKeyMemory(WIDTH, slots=slots, heads=2, knn=knn, query_dim=4)
-    if apart:
-        memory.keep_gradient_beside_autograd()
-        set_update_rule(memory.keys.subkeys, memory.table)
-    return memory
-
-
-def dense(memory):
-    return [parameter for parameter in memory.parameters() if parameter.requires_grad]
-
-
-def options(cls=AdamWithMemoryConfig, **values):
-    values = {"lr": [0.01], "adam_betas": str(BETAS), "tpu": False, **values}
-    return OmegaConf.merge(OmegaConf.structured(cls), values)
-
-
-def learn(memory, optimizer, updates=5, tokens=4, after=lambda update: None, seed=2):
-    """Updates on losses whose gradients differ from update to update."""
-    torch.manual_seed(seed)
-    dtype = memory.values.dtype
-    for update in range(updates):
-        optimizer.zero_grad()
-        x, wanted = torch.randn(2, tokens, WIDTH).to(dtype)
-        optimizer.backward((memory(x) - wanted).float().square().sum())
-        after(update)
-        optimizer.step()
-    return memory
-
+from tests.product_key_memory.standalone import (
+    BETAS,
+    SLOTS,
+    WIDTH,
+    dense,
+    learn,
+    make_memory,
+    options,
+)
 
 RULES = {"torch": lazy_adam.update_rows, "loop": cpu_kernels.update_rows}
 
@@ -259,7 +226,6 @@ def test_what_concerns_the_memory_is_as_given_when_training_resumes():
 
 def test_a_resumed_state_keeps_single_precision_in_a_model_of_half_precision():
     memory = make_memory().bfloat16()
-    set_update_rule(memory.keys.subkeys, memory.table)
     optimizer = FairseqAdamWithMemory(options(), dense(memory))
     learn(memory, optimizer)
     other = FairseqAdamWithMemory(options(), dense(memory))

@@ -14,7 +14,7 @@ from fairseq_plugins.fairseq_integration.optimizers import set_update_rule
 from fairseq_plugins.product_key_memory.memory import ProductKeyMemory
 from fairseq_plugins.product_key_memory.optimizer import FairseqAdamWithMemory
 from fairseq_plugins.product_key_memory.values import rows_as_gradient
-from tests.product_key_memory.test_optimizer import WIDTH, dense, learn, make_memory, options
+from tests.product_key_memory.standalone import WIDTH, dense, learn, make_memory, options
 
 
 def wrapped(memory, precision, **common):
@@ -98,7 +98,6 @@ def test_under_amp_the_values_learn_what_they_learn_without(monkeypatch, max_nor
 
 def test_memory_efficient_training_resumes_with_a_state_of_its_own():
     memory = make_memory().bfloat16()
-    set_update_rule(memory.keys.subkeys, memory.table)
     first = wrapped(memory, "bf16", memory_efficient_fp16=True)
     learn(memory, first)
     saved = first.state_dict()
@@ -131,7 +130,6 @@ def test_what_a_pass_that_ran_out_of_memory_left_is_dropped():
     torch.manual_seed(2)
     x = torch.randn(3, WIDTH).bfloat16()
     for one in (memory, other):
-        set_update_rule(one.keys.subkeys, one.table)
         optimizer = wrapped(one, "bf16")
         if one is memory:
             optimizer.backward(one(x + 1).float().sum())
@@ -153,7 +151,6 @@ def test_an_average_of_the_weights_can_be_kept():
 
 def test_fp16_passes_over_an_overflow_and_goes_on():
     memory = make_memory().to(torch.float16)
-    set_update_rule(memory.keys.subkeys, memory.table)
     optimizer = wrapped(memory, "fp16", fp16_init_scale=2**30)
     before = memory.values.clone()
     x = torch.randn(4, WIDTH).half()

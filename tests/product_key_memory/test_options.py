@@ -9,7 +9,7 @@ from fairseq.optim.fp16_optimizer import FP16Optimizer
 from omegaconf import OmegaConf
 
 from fairseq_plugins.fairseq_integration.optimizers import update_rule
-from fairseq_plugins.product_key_memory import memory as memory_layer
+from fairseq_plugins.product_key_memory import memory as memory_module
 from fairseq_plugins.product_key_memory.keys import FlatKeys, ProductKeys
 from fairseq_plugins.product_key_memory.memory import ProductKeyMemory
 from fairseq_plugins.product_key_memory.options import (
@@ -203,6 +203,6 @@ def test_options_of_memories_without_a_memory_are_told(caplog):
 
 
 def test_shards_need_the_optimizer_that_knows_of_them(monkeypatch):
-    monkeypatch.setattr(memory_layer, "own_columns", lambda width: ColumnShard(0, 2, width))
+    monkeypatch.setattr(memory_module, "own_columns", lambda width: ColumnShard(0, 2, width))
     with pytest.raises(ValueError, match=r"^--memory-shard-values with --optimizer adam: another"):
         build_memory(options(memory_shard_values=True, memory_optimizer="adam"), 4)

@@ -6,7 +6,6 @@ import inspect
 
 import pytest
 import torch
-from fairseq.data import Dictionary
 from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_INV_REGISTRY
 from fairseq.models.transformer import TransformerConfig
 
@@ -17,7 +16,7 @@ from fairseq_plugins.product_key_memory.model import (
     MemoryTransformer,
     MemoryTransformerOptions,
 )
-from tests.product_key_memory.tiny import memories
+from tests.product_key_memory.tiny import dictionary, memories, parameters
 
 POSITIONS = 512
 # layers and width; 16 heads (section 4.3)
@@ -38,13 +37,6 @@ PARAMETERS = {
 }
 
 
-def dictionary(symbols):
-    made = Dictionary()
-    for number in range(symbols - len(made)):
-        made.add_symbol(f"symbol{number}")
-    return made
-
-
 def build(name, symbols=60_000, **changes):
     """The language model of a preset on the meta device."""
     given = argparse.Namespace(**changes)
@@ -57,10 +49,6 @@ def build(name, symbols=60_000, **changes):
     task.target_dictionary = task.source_dictionary
     with torch.device("meta"):
         return MemoryLanguageModel.build_model(config, task)
-
-
-def parameters(model):
-    return sum(parameter.numel() for parameter in model.parameters())
 
 
 def of_layer(width):

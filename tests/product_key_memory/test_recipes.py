@@ -20,31 +20,12 @@ from tests.command_files import (
     write_stand_ins,
 )
 from tests.end_to_end.commands import run, tokens_evaluated
-from tests.product_key_memory.test_presets import dictionary, parameters
-from tests.product_key_memory.tiny import memories
+from tests.product_key_memory.recipes import ARGUMENTS, PRODUCT_KEY_MEMORY
+from tests.product_key_memory.tiny import dictionary, memories, parameters
 from tests.scripts.saved_models import write_text
 
 pytestmark = pytest.mark.filterwarnings(HYDRA)
 
-# layers and width; the layers with a memory, by the number of memories
-PRODUCT_KEY_MEMORY = {
-    f"product_key_memory/{layers}l_{width}d": (layers, width, places)
-    for layers, places in [
-        (12, ["", "6", "4,8", "3,6,9"]),
-        (16, ["", "8", "6,12", "4,8,12"]),
-        (24, ["", "12", "8,16", "6,12,18"]),
-    ]
-    for width in (1024, 1600)
-}
-# names of the arguments of train after CHECKPOINTS, and an example of them
-ARGUMENTS = {
-    **dict.fromkeys(PRODUCT_KEY_MEMORY, ("MEMORIES", "2")),
-    "product_key_memory/ablation_size": ("SLOTS", "262k"),
-    "product_key_memory/ablation_position": ("LAYER", "5"),
-    "product_key_memory/ablation_heads": ("HEADS KNN", "4 32"),
-    "product_key_memory/ablation_keys": ("SLOTS KEYS", "262k product"),
-    "product_key_memory/english": ("SLOTS", "16k"),
-}
 SLOTS = {"16k": 128, "65k": 256, "147k": 384, "262k": 512, "590k": 768, "1M": 1024}
 # what is not said otherwise: in layer 5, 512² slots, 4 heads, 32 slots a head, product keys
 MEMORY_ABLATIONS = [

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from fairseq_plugins.product_key_memory import cpu_kernels
-from fairseq_plugins.product_key_memory import search as pair_search
+from fairseq_plugins.product_key_memory import search as fast_search
 from fairseq_plugins.product_key_memory.search import (
     best_pairs,
     candidate_pairs,
@@ -131,7 +131,7 @@ def test_scores_and_gradients_are_those_of_all_pairs_in_parts_of_any_size(
     monkeypatch, queries_at_a_time, search
 ):
     allowed = 2 * HEADS * SUBKEYS * queries_at_a_time
-    monkeypatch.setitem(pair_search.SUBKEY_SCORES, "cpu", allowed)
+    monkeypatch.setitem(fast_search.SUBKEY_SCORES, "cpu", allowed)
     queries, subkeys = draw()
     scores, slots = score_pairs(queries, subkeys, 8, search)
     # (N, H, halves, n) -> (N, H, n, n)
@@ -150,7 +150,7 @@ def test_scores_and_gradients_are_those_of_all_pairs_in_parts_of_any_size(
 
 
 def test_no_more_scores_of_sub_keys_are_held_than_allowed(monkeypatch):
-    monkeypatch.setitem(pair_search.SUBKEY_SCORES, "cpu", 2 * HEADS * SUBKEYS * 3)
+    monkeypatch.setitem(fast_search.SUBKEY_SCORES, "cpu", 2 * HEADS * SUBKEYS * 3)
     held = []
     search = cpu_kernels.select_pairs
     monkeypatch.setattr(

@@ -10,7 +10,7 @@ from omegaconf import OmegaConf
 from torch.nn.parallel import DistributedDataParallel
 
 from fairseq_plugins.fairseq_integration.optimizers import set_update_rule
-from fairseq_plugins.product_key_memory import sharding as column_shards
+from fairseq_plugins.product_key_memory import sharding
 from fairseq_plugins.product_key_memory.memory import ProductKeyMemory
 from fairseq_plugins.product_key_memory.optimizer import AdamWithMemoryConfig, FairseqAdamWithMemory
 from fairseq_plugins.product_key_memory.options import (
@@ -159,14 +159,14 @@ def test_what_travels_is_the_union_of_the_rows(tmp_path):
 
 @pytest.mark.parametrize("rows", [7, 16, 50])
 def test_columns_are_drawn_as_one_worker_draws_them(rows, monkeypatch):
-    monkeypatch.setattr(column_shards, "GATHERED_AT_ONCE", 16 * WIDTH)
+    monkeypatch.setattr(sharding, "GATHERED_AT_ONCE", 16 * WIDTH)
     torch.manual_seed(1)
     whole = torch.empty(rows, WIDTH).normal_(std=0.5)
     parts = []
     for start in (0, 4):
         torch.manual_seed(1)
         part = torch.nn.Parameter(torch.empty(rows, 4))
-        column_shards.draw_columns(part, column_shards.ColumnShard(start, start + 4, WIDTH), 0.5)
+        sharding.draw_columns(part, sharding.ColumnShard(start, start + 4, WIDTH), 0.5)
         parts.append(part.detach())
     assert torch.equal(torch.cat(parts, dim=1), whole)
 

@@ -2,8 +2,6 @@
 
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from fairseq_plugins.product_key_memory.values import (
     SpareRows,
@@ -13,6 +11,7 @@ from fairseq_plugins.product_key_memory.values import (
     weighted_sum,
 )
 from tests.gradients import assert_same
+from tests.product_key_memory.held import Held
 
 TABLE, WIDTH, TOKENS, READS = 12, 4, 5, 6
 
@@ -165,29 +164,6 @@ def test_a_step_of_sparse_adam_leaves_unread_rows_bit_for_bit():
         read[rows[seed : seed + 2]] = True
         assert torch.equal(values[~read], before[~read])
         assert (values[read] != before[read]).all()
-
-
-class Held(TorchDispatchMode):
-    """Records how many numbers each operation's new results take: views take none."""
-
-    def __init__(self):
-        super().__init__()
-        self.sizes = []
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        def storages(tree):
-            tensors = [t for t in tree_leaves(tree) if isinstance(t, torch.Tensor)]
-            dense = [
-                p for t in tensors for p in ((t._indices(), t._values()) if t.is_sparse else (t,))
-            ]
-            return {p.untyped_storage().data_ptr(): p for p in dense if p.numel()}
-
-        out = func(*args, **(kwargs or {}))
-        known = storages([args, kwargs])
-        for address, tensor in storages(out).items():
-            if address not in known:
-                self.sizes.append(tensor.untyped_storage().nbytes() // tensor.element_size())
-        return out
 
 
 def largest(tokens, reads, table, width, sparse):

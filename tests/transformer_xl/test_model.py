@@ -100,7 +100,7 @@ def test_scores_equal_the_reference(options):
         {"decoder_normalize_before": True},
     ],
 )
-def test_loss_does_not_depend_on_segment_length_where_the_recurrence_covers_the_history(mode, options):
+def test_loss_does_not_depend_on_segment_length_where_recurrence_covers_the_past(mode, options):
     model = tiny_transformer_xl(mem_len=100, **options).double()
     stream = tokens(3, 90)
     whole = scores_by_segment(model, stream, 90, mode)

@@ -1,0 +1,77 @@
+"""Memories without a model around them, for equations and for optimizers."""
+
+import torch
+from omegaconf import OmegaConf
+from torch import nn
+
+from fairseq_plugins.fairseq_integration.optimizers import set_update_rule
+from fairseq_plugins.product_key_memory.memory import ProductKeyMemory
+from fairseq_plugins.product_key_memory.optimizer import AdamWithMemoryConfig
+
+# width and slots of the memories in double precision, and what they read
+D, K, TOKENS = 6, 25, 7
+PADDING = [False, True, False, False, True, True, False]
+
+
+def exact_memory(seed=1, **options):
+    """A memory of 2 heads that read 4 slots each, in double precision, random all over."""
+    torch.manual_seed(seed)
+    sizes = {"slots": K, "heads": 2, "knn": 4, "query_dim": 4}
+    memory = ProductKeyMemory(D, **{**sizes, **options}).double()
+    network = memory.query_network
+    for norm in (network.batch_norm, network.layer_norm):
+        if norm is not None:
+            nn.init.normal_(norm.weight)
+            nn.init.normal_(norm.bias)
+    if network.batch_norm is not None:
+        network.batch_norm.running_mean.normal_()
+        network.batch_norm.running_var.uniform_(0.5, 2)
+    return memory
+
+
+def draw(*shape):
+    return torch.randn(*shape, dtype=torch.float64, requires_grad=True)
+
+
+EVERYTHING = {
+    "query_hidden_dims": (5, 3),
+    "query_batch_norm": True,
+    "query_layer_norm": True,
+    "value_dim": 3,
+}
+
+
+# those of the memories that are trained
+WIDTH, SLOTS = 8, 64
+BETAS = (0.9, 0.98)
+
+
+def make_memory(apart=True, slots=SLOTS, knn=3, seed=1):
+    torch.manual_seed(seed)
+    memory = ProductKeyMemory(WIDTH, slots=slots, heads=2, knn=knn, query_dim=4)
+    if apart:
+        memory.keep_gradient_beside_autograd()
+        set_update_rule(memory.keys.subkeys, memory.table)
+    return memory
+
+
+def dense(memory):
+    return [parameter for parameter in memory.parameters() if parameter.requires_grad]
+
+
+def options(cls=AdamWithMemoryConfig, **values):
+    values = {"lr": [0.01], "adam_betas": str(BETAS), "tpu": False, **values}
+    return OmegaConf.merge(OmegaConf.structured(cls), values)
+
+
+def learn(memory, optimizer, updates=5, tokens=4, after=lambda update: None, seed=2):
+    """Updates on losses whose gradients differ from update to update."""
+    torch.manual_seed(seed)
+    dtype = memory.values.dtype
+    for update in range(updates):
+        optimizer.zero_grad()
+        x, wanted = torch.randn(2, tokens, WIDTH).to(dtype)
+        optimizer.backward((memory(x) - wanted).float().square().sum())
+        after(update)
+        optimizer.step()
+    return memory
