@@ -259,7 +259,7 @@ class SegmentDecoder(FairseqIncrementalDecoder):
     def train(self, mode: bool = True) -> "SegmentDecoder":
         """Set the module in training mode or out of it."""
         if mode:
-            self._inference_terms.clear()
+            self._inference_terms.clear()  # training needs the space
         return super().train(mode)
 
     def output_layer(self, features: Tensor) -> Tensor:

@@ -211,6 +211,7 @@ def test_projected_positions_follow_an_update_behind_autograds_back():
     model, stream = tiny_transformer_xl().double().eval(), tokens(2, 12)
     first = scores_by_segment(model, stream, 4)
     model.train()
+    assert model.decoder._inference_terms._value is None  # training needs the space
     for layer in model.decoder.layers:
         layer.self_attn.distance_table.proj.weight.data.mul_(2)
     model.eval()
