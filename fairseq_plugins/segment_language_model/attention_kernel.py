@@ -296,28 +296,9 @@ def window_attention(
     distance_bias: Tensor | None = None,
     return_lse: bool = False,
 ) -> tuple[Tensor, Tensor | None]:
-    """Attend from each query to the keys in its window, as :func:`.attention.plain_attention` does.
+    """Compute what :func:`.attention.plain_attention` does, (H, B, T, d_h), with its arguments.
 
-    There are gradients, but none of gradients.
-
-    Args:
-        query: content queries c, (H, B, T, d_h), divided by √d_h.
-        keys: (H, B, S, d_h), the last T of them of the queries' own tokens.
-        values: (H, B, S, d_h).
-        rel_keys: p of the distances S - 1, or more, down to -1, (G, D, d_h); None for none.
-        window: the distances that a query sees.
-        dropout: probability of dropping a weight.
-        position_query: q, (H, B, T, d_h), divided by √d_h; None where it is c.
-        distance_bias: added to the scores at the distances that fall from ``window.farthest``,
-            (H, W), -∞ allowed; nearer distances have none. It needs ``rel_keys``.
-        return_lse: return the log-sum-exp of each query's scores, too.
-
-    Returns:
-        (H, B, T, d_h), zero for a query that sees nothing; and with ``return_lse``
-        log Σ exp(score), (H, B, T), -∞ where there are no keys, else None.
-
-    Raises:
-        ValueError: there are too few relative keys, or a bias without any.
+    There are gradients, but none of gradients. What it raises is the same, too.
     """
     check_distances(keys, rel_keys, distance_bias)
     if rel_keys is None:
