@@ -66,7 +66,7 @@ ALL_HEADS = HeadGroups((HeadGroup(None, sys.maxsize, sys.maxsize),), None)
 
 
 class AdaptiveSpan(SinglePrecision):
-    """The learned spans of a layer's heads.
+    """The learned spans of a layer's heads, for :class:`.AllAttention`.
 
     ``value`` (H,), in [0, 1], is each head's z as a part of the largest span. It stays in single
     precision when the model is cast to a half: 8 bits could not tell 4,000 tokens from 4,016.

@@ -97,7 +97,13 @@ class AllAttention(RelativeAttention):
 
     The score of query i for key j at distance i - j is ``q_i·k_j + q_i·p_{i-j}``, for a persistent
     vector ``q_i·m_k``, each divided by √d_h; one softmax goes over all of them (equation 13).
-    Learned spans multiply the weights by a mask before they are normalised.
+    Learned spans multiply the weights by a mask before they are normalised. By itself::
+
+        positions, span = LearnedRelativePositions(256, 64), AdaptiveSpan(8, 256, initial=0.5)
+        attention = AllAttention(
+            512, 8, Window(1, 256), SharedRelativeKeys(), num_persistent=1024, span=span
+        )
+        y, _ = attention(x, attention.distance_terms(positions(x.size(1) - 1)))  # (B, T, 512)
 
     Args:
         embed_dim: d.
@@ -288,6 +294,11 @@ class AllAttention(RelativeAttention):
             keys, values = (
                 torch.cat([self._project(projection, seen, group), own], dim=2)
                 for projection, own in ((self.k_proj, keys), (self.v_proj, values))
+            )
+        elif past is not None:
+            raise ValueError(
+                f"`past` is a {type(past).__name__}: give HiddenStates, or the keys and values "
+                "that the segment before returned"
             )
         keys, values = keys.contiguous(), values.contiguous()
         if torch.is_grad_enabled():

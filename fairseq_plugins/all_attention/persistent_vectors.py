@@ -16,7 +16,7 @@ from fairseq_plugins.segment_language_model.attention_blocks import EVERY_KEY
 
 
 class PersistentVectors(nn.Module):
-    """N pairs of key and value vectors a head, which every query may attend to.
+    """N pairs of key and value vectors a head, which every query may attend to (:meth:`attend`).
 
     Reparameterised (section 5.1) as ``√d_h·m_k`` with ``m_k ~ N(0, 1/d_h)`` and ``√N·m_v`` with
     ``m_v ~ N(0, 1/N)``: unit variance like context vectors, while the parameters themselves are as

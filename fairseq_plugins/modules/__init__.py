@@ -9,19 +9,28 @@ from fairseq_plugins.all_attention.persistent_vectors import PersistentVectors
 from fairseq_plugins.product_key_memory.memory import ProductKeyMemory
 from fairseq_plugins.segment_language_model.attention import PositionBiases, RelativeAttention
 from fairseq_plugins.segment_language_model.attention_blocks import Window
+from fairseq_plugins.segment_language_model.key_value_cache import HiddenStates
 from fairseq_plugins.segment_language_model.positions import (
     LearnedRelativePositions,
     RelativeKeyProjection,
     SharedRelativeKeys,
     SinusoidalRelativePositions,
 )
-from fairseq_plugins.weighted_transformer.branch_weights import project_to_simplex
-from fairseq_plugins.weighted_transformer.branched_attention import BranchedAttention
+from fairseq_plugins.weighted_transformer.branch_weights import BranchWeights, project_to_simplex
+from fairseq_plugins.weighted_transformer.branched_attention import (
+    AttentionHeads,
+    BranchedAttention,
+    BranchedFeedForward,
+)
 
 __all__ = [
     "AdaptiveSpan",
     "AllAttention",
+    "AttentionHeads",
+    "BranchWeights",
     "BranchedAttention",
+    "BranchedFeedForward",
+    "HiddenStates",
     "LearnedRelativePositions",
     "PersistentVectors",
     "PositionBiases",

@@ -1,6 +1,6 @@
 """Product-key memory (Lample et al. 2019, arXiv:1907.05242): large key/value memories as layers.
 
-Begin with :mod:`.memory`, the layer, and :mod:`.keys`, the search that makes it cheap.
+Begin with :mod:`.memory`, the layer, and :mod:`.keys`, the keys and their plain search.
 """
 
 from fairseq_plugins.product_key_memory.memory import MemorySublayer, ProductKeyMemory

@@ -206,13 +206,19 @@ class RelativeAttention(nn.Module):
 
         Args:
             x: the segment, (B, T, d).
-            terms: what :meth:`distance_terms` returned.
-            past: this layer's state of earlier tokens, hidden states or keys and values.
+            terms: what :meth:`distance_terms` returned for the distances to the first key, or more,
+                down to -1; None without a ``distance_table``.
+            past: this layer's state of earlier tokens, :class:`.HiddenStates` or keys and values.
 
         Returns:
             the attended values (B, T, d); and without gradients the keys and values of earlier
             tokens and segment, for the next one, else None.
+
+        Raises:
+            ValueError: there are no terms, or the past is something else.
         """
+        if terms is None and self.distance_table is not None:
+            raise ValueError("`terms` is None: give what distance_terms returns for the distances")
         content_query, position_query = self.project_queries(x)
         keys, values, cache = self.project_keys(x, past)
         attended, _ = self.attend(
@@ -243,6 +249,11 @@ class RelativeAttention(nn.Module):
             keys, values = (
                 torch.cat([split_heads(projection(past.hidden), self.head_dim), own], dim=2)
                 for projection, own in ((self.k_proj, keys), (self.v_proj, values))
+            )
+        elif past is not None:
+            raise ValueError(
+                f"`past` is a {type(past).__name__}: give HiddenStates, or the keys and values "
+                "that the segment before returned"
             )
         keys, values = keys.contiguous(), values.contiguous()
         # with gradients the layer keeps its input in place of what is projected from it

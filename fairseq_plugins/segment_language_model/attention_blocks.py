@@ -49,6 +49,13 @@ def check_distances(keys: Tensor, rel_keys: Tensor | None, distance_bias: Tensor
             f"`rel_keys` has {rel_keys.size(1)} distances: {keys.size(2)} keys take one more than "
             "there are keys, down to distance -1"
         )
+    if rel_keys is not None and (
+        rel_keys.size(0) not in (1, keys.size(0)) or rel_keys.size(2) != keys.size(3)
+    ):
+        raise ValueError(
+            f"`rel_keys` is {tuple(rel_keys.shape)}: {keys.size(0)} heads of width {keys.size(3)} "
+            "take one set for all, or one each, of that width"
+        )
 
 
 class Block(NamedTuple):

@@ -97,6 +97,9 @@ def test_relative_keys_that_do_not_fit_are_refused(attend):
     query, keys = draw(1, 1, 2, 3), draw(1, 1, 4, 3)
     with pytest.raises(ValueError, match=r"^`rel_keys` has 4 distances: 4 keys take one more than"):
         attend(query, keys, keys, draw(1, 4, 3), Window(0, 9))
+    for shape in ((1, 5, 4), (2, 5, 3)):
+        with pytest.raises(ValueError, match="heads of width 3 take one set for all, or one each"):
+            attend(query, keys, keys, draw(*shape), Window(0, 9))
     with pytest.raises(ValueError, match=r"^`distance_bias` without `rel_keys`: give both"):
         attend(query, keys, keys, None, Window(0, 9), distance_bias=draw(1, 2))
 
@@ -140,11 +143,21 @@ def test_the_plain_kernel_drops_weights_and_scales_the_others():
     assert abs(kept.mean().item() - 3) < 0.1
 
 
-def test_an_attention_by_itself_is_built_as_its_docstring_says():
-    example = textwrap.dedent(RelativeAttention.__doc__.split("By itself::")[1].split("Args:")[0])
+@pytest.mark.parametrize("layer", [RelativeAttention, modules.AllAttention])
+def test_an_attention_by_itself_is_built_as_its_docstring_says(layer):
+    example = textwrap.dedent(layer.__doc__.split("By itself::")[1].split("Args:")[0])
     names = {**vars(modules), "x": torch.randn(2, 6, 512)}
     exec(example, names)
     assert names["y"].shape == (2, 6, 512)
+    terms = names["attention"].distance_terms(torch.zeros(7, 64 if "span" in names else 512))
+    with pytest.raises(ValueError, match=r"^`past` is a Tensor: give HiddenStates, or the keys"):
+        names["attention"](names["x"], terms, names["x"])
+
+
+def test_distances_that_are_left_out_are_refused():
+    attention = RelativeAttention(8, 2, Window(0, 5), RelativeKeyProjection(8, 2))
+    with pytest.raises(ValueError, match=r"^`terms` is None: give what distance_terms returns"):
+        attention(torch.randn(1, 3, 8))
 
 
 @pytest.mark.parametrize(
