@@ -146,7 +146,7 @@ def shell(command, place):
 
 def test_the_commands_run_in_order(folder):
     commands = re.findall(r"```sh\n(.*?)```", README, re.DOTALL)
-    assert [re.search(r"fairseq-[\w-]+|measure_\w+", c)[0] for c in commands] == [
+    assert [re.search(r"fairseq-[\w-]+|memory_usage", c)[0] for c in commands] == [
         "fairseq-train",
         "fairseq-eval-lm",
         "fairseq-interactive",
@@ -154,7 +154,7 @@ def test_the_commands_run_in_order(folder):
         "fairseq-generate",
         "fairseq-train",
         "fairseq-eval-lm",
-        "measure_memory_usage",
+        "memory_usage",
     ]
     printed = []
     for command in commands:
