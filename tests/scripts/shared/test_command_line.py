@@ -85,8 +85,8 @@ def raises(error):
         (
             OSError(28, "No space left on device", "plot.png"),
             1,
-            "error: [Errno 28] No space left on device: 'plot.png': see that there is room, and "
-            "that you may read and write there\n",
+            "error: [Errno 28] No space left on device: 'plot.png': make room, or give "
+            "a folder where you may read and write\n",
         ),
         (KeyboardInterrupt(), 130, "\ninterrupted; what is done is kept\n"),
     ],
