@@ -344,10 +344,10 @@ def other_process(monkeypatch):
     """Runs in this process what is to run in another, which would import for seconds."""
 
     def run(words, **_):
-        assert words[:2] == [sys.executable, benchmark.__file__]
+        assert words[:3] == [sys.executable, "-m", benchmark.__name__]
         out, errors = io.StringIO(), io.StringIO()
         with redirect_stdout(out), redirect_stderr(errors):
-            status = benchmark.main(words[2:])
+            status = benchmark.main(words[3:])
         return subprocess.CompletedProcess(words, status, out.getvalue(), errors.getvalue())
 
     monkeypatch.setattr(benchmark.subprocess, "run", run)
