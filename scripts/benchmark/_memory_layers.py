@@ -1,4 +1,4 @@
-"""The layers that a benchmark of product-key memories compares, and the memory that they take.
+"""The layers that the benchmark of product-key memories compares, and the memory that they take.
 
 Shapes: N tokens, H heads, k slots read by a head, K slots, n = √K sub-keys of each half, d model
 width, d_q query width.
@@ -18,30 +18,25 @@ from torch.utils._pytree import tree_leaves
 from fairseq_plugins.product_key_memory.memory import ProductKeyMemory
 from fairseq_plugins.product_key_memory.optimizer import AdamWithMemory
 from scripts._shared.machine import peak_memory
-from scripts.benchmark._baselines import AUTOCAST, BF16, FP32, Entry
+from scripts.benchmark._original import OriginalMemory
+from scripts.benchmark._report import AUTOCAST, BF16, ORIGINAL, Entry
 
 WIDTH = 512
 QUERY_WIDTH = 256
 # Rows that all reads are restricted to where the table's size alone is to make a difference.
 FIXED_ROWS = 16384
 LEARNING_RATE, MEMORY_LEARNING_RATE, BETAS = 2.5e-4, 1e-3, (0.9, 0.98)
-# By how much outputs and scores of right implementations may differ in fp32.
-TOLERANCE = 1e-5
-# Part of the tokens that must read the same slots: of two all but equal scores either may be last.
-SAME_SLOTS = 0.99
-
-STEP = FORWARD, BACKWARD, UPDATE = ("forward", "backward", "update")
-SEARCH, TRAINING_STEP, INFERENCE = "search", "training step", "inference"
-FIXED, FIXED_SEARCHED = "fixed rows", "fixed rows, searched"
 
 
 class MemoryModels(NamedTuple):
-    """Names of the layers: this package's, the plainly written ones, what a memory replaces."""
+    """Names of the layers: ours, those with EmbeddingBag, what a memory replaces, the published."""
 
     ours: str = "ProductKeyMemory"
     dense: str = "EmbeddingBag"
     sparse: str = "EmbeddingBag-sparse"
     feed_forward: str = "feed-forward"
+    original: str = ORIGINAL
+    original_sparse: str = f"{ORIGINAL}-sparse"
 
 
 MODELS = MemoryModels()
@@ -71,9 +66,12 @@ class MemoryCase(NamedTuple):
         return self.slots * WIDTH * (2 if dtype == BF16 else 4)
 
     @property
-    def text(self) -> str:
+    def setting(self) -> str:
         """Heads, slots read by a head and tokens, with slashes between."""
         return f"{self.heads}/{self.knn}/{self.tokens}"
+
+    def __str__(self) -> str:
+        return f"{self.slots} slots, {self.setting}"
 
 
 class PlainKeys(nn.Module):
@@ -164,7 +162,7 @@ def draw_fixed_slots(case: MemoryCase, generator: torch.Generator) -> Tensor:
 
 
 class SteppedLayer:
-    """A entry's layer and optimizers, which takes the parts of a step one after the other.
+    """An entry's layer and optimizers, which takes the parts of a step one after the other.
 
     Args:
         entry: which layer, in which dtype.
@@ -238,7 +236,10 @@ class SteppedLayer:
 
 
 def build_layers(
-    case: MemoryCase, entries: list[Entry], device: torch.device
+    case: MemoryCase,
+    entries: list[Entry],
+    device: torch.device,
+    original_class: type[nn.Module] | None = None,
 ) -> list[SteppedLayer]:
     """The entries, all of one dtype, with the same weights, input and output gradient.
 
@@ -260,43 +261,18 @@ def build_layers(
             memory.keep_gradient_beside_autograd()
             learned = [weight for weight in memory.parameters() if weight.requires_grad]
             return memory, [AdamWithMemory(learned, [memory.table], MEMORY_LEARNING_RATE, **rates)]
-        module = PlainMemory(memory, sparse=model == MODELS.sparse)
+        sparse = model in (MODELS.sparse, MODELS.original_sparse)
+        if model in (MODELS.original, MODELS.original_sparse):
+            module = OriginalMemory(original_class, memory, sparse)
+        else:
+            module = PlainMemory(memory, sparse)
         table = {"params": [module.values.weight], "lr": MEMORY_LEARNING_RATE, "betas": BETAS}
         rest = [weight for weight in module.parameters() if weight is not module.values.weight]
-        if model == MODELS.sparse:
+        if sparse:
             return module, [torch.optim.SparseAdam([table]), torch.optim.Adam(rest, **rates)]
         return module, [torch.optim.Adam([table, {"params": rest}], **rates)]
 
     return [SteppedLayer(entry, *build(entry.model), x, grad) for entry in entries]
-
-
-def check_same_outputs(case: MemoryCase, device: torch.device) -> float:
-    """The largest difference in fp32 of the outputs of ours and of the plainly written memories.
-
-    Raises ValueError when one computes something else.
-    """
-    memories = [Entry(model, FP32) for model in MODELS if model != MODELS.feed_forward]
-    ours, *others = build_layers(case, memories, device)
-    output, (scores, slots) = ours.infer(), ours.search()
-    largest = 0.0
-    for other in others:
-        their_scores, their_slots = other.search()
-        same = (slots.sort().values == their_slots.sort().values).flatten(1).all(1)
-        of_scores = (scores - their_scores).abs().max().item()
-        of_outputs = (output - other.infer())[same].abs().amax().item() if same.any() else math.nan
-        # not max: it can pass over what is not a number
-        right = of_scores <= TOLERANCE and of_outputs <= TOLERANCE
-        if not right or same.float().mean() < SAME_SLOTS:
-            raise ValueError(
-                f"--slots is {case.slots} ({case.text}), with which {other.entry.model}'s "
-                f"scores differ by {of_scores:.2g} and its outputs by {of_outputs:.2g} from "
-                f"{MODELS.ours}'s with the same weights (allowed is {TOLERANCE}), and "
-                f"{same.float().mean():.1%} of the tokens read the same slots: speeds of layers "
-                "that compute different things are not compared; find the wrong one with "
-                "tests/scripts/benchmark/test_product_key_memory.py"
-            )
-        largest = max(largest, of_outputs)
-    return largest
 
 
 class LargestAllocation(TorchDispatchMode):
@@ -324,14 +300,19 @@ def _storages(tree: Any) -> list[torch.UntypedStorage]:
     return [part.untyped_storage() for of_tensor in parts for part in of_tensor]
 
 
-def step_memory(case: MemoryCase, entry: Entry, device: torch.device) -> tuple[int, int]:
+def step_memory(
+    case: MemoryCase,
+    entry: Entry,
+    device: torch.device,
+    original_class: type[nn.Module] | None = None,
+) -> dict[str, int]:
     """Bytes that training adds to this process at most, and of a step's largest new tensor."""
     before = peak_memory(device)
-    (layer,) = build_layers(case, [entry], device)
+    (layer,) = build_layers(case, [entry], device, original_class)
     for _ in range(2):
         layer.step()
     peak = peak_memory(device) - before
     # the first step allocated the optimizer's state, which stays
     with LargestAllocation() as largest:
         layer.step()
-    return peak, largest.bytes
+    return {"peak_bytes": peak, "largest_bytes": largest.bytes}
