@@ -14,7 +14,7 @@ import torch
 from tqdm import tqdm
 
 from scripts._shared.command_line import command_parser, exit_status, make_output_folder
-from scripts._shared.commands import ROOT, short
+from scripts._shared.commands import short
 from scripts._shared.machine import (
     hardware_line,
     load_warning,
@@ -24,7 +24,7 @@ from scripts._shared.machine import (
 )
 from scripts._shared.results import check_plotting
 from scripts.benchmark._original import Checkout
-from scripts.benchmark._report import BF16, DTYPES, FP32, ORIGINAL, Entry, Measurement, Report
+from scripts.benchmark._report import BF16, DTYPES, FP32, Entry, Measurement, Report
 
 # For the expected duration alone: multiply-adds a second of whole models on two cores, and seconds
 # that a process takes before it computes anything.
@@ -33,20 +33,14 @@ START = 8
 
 
 def parse_number(option: str, text: str) -> int:
-    """A number of 1 or more.
-
-    Raises ValueError when it is none.
-    """
+    """A number of 1 or more; raises ValueError when it is none."""
     if not text.isdecimal() or not int(text):
         raise ValueError(f"{option} is {text!r}: give a number of 1 or more")
     return int(text)
 
 
 def parse_names(option: str, given: list[str], known: Iterable[str]) -> list[str]:
-    """The names given, each once.
-
-    Raises ValueError when one is not known.
-    """
+    """The names given, each once; raises ValueError when one is not known."""
     for name in given:
         if name not in known:
             raise ValueError(f"{option} is {name!r}: give one or more of {', '.join(known)}")
@@ -67,9 +61,7 @@ def add_choices(
 
 
 class Benchmark(ABC):
-    """The comparison that the options of a command line ask for.
-
-    A subclass says which models are compared, in which cases, and what these compute.
+    """The comparison that a command line asks for: which models, in which cases, doing what.
 
     Args:
         options: of :meth:`parse_options`.
@@ -79,7 +71,7 @@ class Benchmark(ABC):
     """
 
     models: ClassVar[tuple[str, ...]]
-    # whose code --original gives
+    # whose code --original gives; None where there is none
     published: ClassVar[Checkout | None] = None
     # what a case's size is called in the table
     size_title: ClassVar[str]
@@ -87,34 +79,34 @@ class Benchmark(ABC):
     smaller: ClassVar[str]
     # what stands below the table, with places for the words of `explain`
     explanation: ClassVar[str]
-    # values that --quick gives to options that are not given
-    quick: ClassVar[dict[str, Any]]
-    # how a difference between models that compute the same is told, and its name in the JSON file
-    difference_text: ClassVar[str] = "{case}: outputs differ by {difference:.1g} at most"
-    difference_name: ClassVar[str] = "largest_output_difference_fp32"
+    # the options that --quick stands for
+    quick: ClassVar[str]
+    # what is compared of models that compute the same
+    compared: ClassVar[str] = "outputs"
     # whether each entry's memory is measured
     measures_memory: bool = True
     report_class: ClassVar[type[Report]] = Report
 
     def __init__(self, options: argparse.Namespace) -> None:
+        self.arguments = options.arguments
         self.device = parse_device(options.device)
         self.steps = parse_number("--steps", options.steps)
         self.threads = parse_number("--threads", options.threads)
         self.dtypes = parse_names("--dtype", options.dtype, DTYPES)
         self.original = options.original
         self.cases = self.parse_cases(options)
-        self.original_class = None
-        if self.original:
-            self.original_class = self.published.import_class(self.original)
-        if not self.original and (options.peak_of or "").startswith(ORIGINAL):
-            raise ValueError(f"--peak-of is {options.peak_of!r}: give --original as well")
-        # multiply-adds a second by dtype, and what memory_of returns
+        self.original_class = self.published.import_class(self.original) if self.original else None
+        # multiply-adds a second by dtype
         self.rates: dict[str, float] = {}
-        self.memory: dict[tuple[Any, Entry], dict[str, int]] = {}
         # why entries take no part
         self.left_out: list[str] = []
         self.generator = torch.Generator().manual_seed(1)
         torch.set_num_threads(self.threads)
+
+    @classmethod
+    @abstractmethod
+    def add_options(cls, parser: argparse.ArgumentParser) -> None:
+        """Add the options of this benchmark alone."""
 
     @abstractmethod
     def parse_cases(self, options: argparse.Namespace) -> list:
@@ -132,50 +124,29 @@ class Benchmark(ABC):
         """
 
     @abstractmethod
-    def measure(self, case: Any) -> list[Measurement]:
-        """Time the entries by :meth:`time`."""
+    def own_memory(self, case: Any, entry: Entry) -> dict[str, int]:
+        """Fields of a Measurement: bytes that an entry adds to this process."""
+
+    @abstractmethod
+    def measure(self, case: Any, memory: dict[Entry, dict[str, int]]) -> list[Measurement]:
+        """Time the entries by :meth:`time`; their memory is what :meth:`own_memory` returns."""
 
     @abstractmethod
     def repeat_seconds(self, case: Any) -> float:
         """About how long a repeat of all entries takes on two cores."""
 
-    def options_of(self, case: Any) -> list[str]:
-        """The options that ask for one case, in a process that measures memory."""
-        raise NotImplementedError
-
-    def own_memory(self, entry: Entry) -> dict[str, int]:
-        """Fields of a Measurement: bytes that an entry adds to this process, in the first case."""
-        raise NotImplementedError
-
-    def rounds(self, case: Any) -> int:
-        """How many times :meth:`measure` calls :meth:`time`."""
-        return 1
-
-    @classmethod
-    def add_options(cls, parser: argparse.ArgumentParser) -> None:
-        """Add the options of this benchmark alone."""
-
-    @classmethod
-    def add_model_options(cls, parser: argparse.ArgumentParser) -> None:
-        """Add the options of how and beside which code models compute."""
-        add_choices(parser, "--dtype", DTYPES, FP32)
-        parser.add_argument("--device", default="cpu", help="cpu or cuda (cpu)")
-        parser.add_argument(
-            "--original", type=Path, help=f"checkout of the published code, {cls.published.url}"
-        )
-        parser.add_argument(
-            "--peak-of",
-            choices=cls.models,
-            help="only print a model's memory in bytes, in the first case and dtype; the command "
-            "calls itself with it",
-        )
-
     @classmethod
     def parse_options(cls, arguments: list[str] | None) -> argparse.Namespace:
         """Options of the command line, as they were given."""
         parser = command_parser(sys.modules[cls.__module__].__doc__)
-        parser.set_defaults(dtype=[FP32], device="cpu", original=None, peak_of=None)
+        given = sys.argv[1:] if arguments is None else arguments
+        parser.set_defaults(arguments=given, dtype=[FP32], device="cpu", original=None)
         cls.add_options(parser)
+        if cls.published:
+            add_choices(parser, "--dtype", DTYPES, FP32)
+            parser.add_argument("--device", default="cpu", help="cpu or cuda (cpu)")
+            whose = f"checkout of the published code, {cls.published.url}"
+            parser.add_argument("--original", type=Path, help=whose)
         parser.add_argument("--steps", default="7", help="repeats that are timed (7)")
         parser.add_argument(
             "--threads", default=str(torch.get_num_threads()), help="of the CPU (all cores)"
@@ -184,13 +155,13 @@ class Benchmark(ABC):
             "--output", type=Path, help="folder for benchmark.json and benchmark.png"
         )
         parser.add_argument(
-            "--quick", action="store_true", help="take less than 3 minutes: fewer cases and steps"
+            "--quick", action="store_true", help=f"less than 3 minutes on 2 cores: {cls.quick}"
         )
-        options = parser.parse_args(arguments)
-        if options.quick:
-            parser.set_defaults(**cls.quick)
-            options = parser.parse_args(arguments)
-        return options
+        # how the command calls itself: the number of a case, a model and a dtype
+        parser.add_argument("--memory-of", nargs=3, help=argparse.SUPPRESS)
+        options = parser.parse_args(given)
+        # of an option that is there twice, the latter counts: what is given
+        return parser.parse_args([*cls.quick.split(), *given]) if options.quick else options
 
     @classmethod
     def main(cls, arguments: list[str] | None) -> int:
@@ -200,9 +171,13 @@ class Benchmark(ABC):
         def work() -> None:
             try:
                 benchmark = cls(options)
-                if options.peak_of:
-                    entry = Entry(options.peak_of, benchmark.dtypes[0])
-                    print(json.dumps(benchmark.own_memory(entry)))
+                if options.memory_of:
+                    number, *entry = options.memory_of
+                    print(
+                        json.dumps(
+                            benchmark.own_memory(benchmark.cases[int(number)], Entry(*entry))
+                        )
+                    )
                 else:
                     benchmark.tell(options.output.resolve() if options.output else None)
             except torch.OutOfMemoryError as error:
@@ -212,62 +187,49 @@ class Benchmark(ABC):
         return exit_status(work, left, options.output)
 
     def tell(self, output: Path | None) -> None:
-        """Measure everything and tell of it.
-
-        Raises ValueError when that is impossible.
-        """
+        """Measure everything and tell of it; raises ValueError when that is impossible."""
         if output:
             check_plotting()
             make_output_folder(output)
-        print(hardware_line(self.device))
-        warning = load_warning(os.getloadavg()[0])
-        if warning:
-            print(warning)
         minutes = max(1, round(self.expected_seconds() / 60))
-        print(f"takes about {minutes} min on two CPU cores", flush=True)
+        lines = [f"takes about {minutes} min on 2 cores", hardware_line(self.device)]
+        warning = load_warning(os.getloadavg()[0])
+        print(*lines, *([warning] if warning else []), sep="\n", flush=True)
         rows, circumstances = self.run()
-        for case, difference in circumstances[self.difference_name].items():
-            print(self.difference_text.format(case=case, difference=difference))
-        for reason in self.left_out:
-            print(reason)
+        for case, difference in circumstances["largest_difference_fp32"].items():
+            print(f"{case}: {self.compared} differ by {difference:.1g} at most")
         report = self.report_class(rows, self.models, self.size_title)
-        for text in report.texts():
-            print(f"\n{text}")
+        print(*self.left_out, *report.texts(), sep="\n\n")
         print(self.explain())
         if output:
             report.write(output, circumstances)
             print(f"written to {short(output)}/benchmark.json and {short(output)}/benchmark.png")
 
     def expected_seconds(self) -> float:
-        """About how long everything takes on two cores: a warm-up and, for memory, 3 repeats."""
+        """About how long everything takes on 2 cores: a warm-up and, for memory, 3 repeats."""
         repeats = 1 + self.steps + 3 * self.measures_memory
         processes = sum(len(self.entries(case)) for case in self.cases) * self.measures_memory
-        return START * processes + repeats * sum(map(self.repeat_seconds, self.cases))
+        return START * (1 + processes) + repeats * sum(map(self.repeat_seconds, self.cases))
 
     def run(self) -> tuple[list[Measurement], dict]:
         """Measure everything; returns the measurements and what else belongs to them."""
-        steps = sum(self.rounds(case) * (1 + self.steps) for case in self.cases)
-        if self.measures_memory:
-            steps += sum(len(self.entries(case)) for case in self.cases)
-        with tqdm(total=steps, desc="benchmark", unit="step", disable=None) as self.bar:
-            # what cannot be compared is refused before anything else is done
-            differences = {str(case): self.difference(case) for case in self.cases}
-            for case in self.cases if self.measures_memory else ():
-                for entry in self.entries(case):
-                    self.memory[case, entry] = self.memory_of(case, entry)
-                    self.bar.update()
-            dtypes = {entry.dtype for case in self.cases for entry in self.entries(case)}
-            if FP32 in dtypes:
-                self.rates[FP32] = multiply_add_rate(torch.float32, self.device)
-            if dtypes != {FP32}:
-                self.rates[BF16] = multiply_add_rate(torch.bfloat16, self.device)
-            rows = [row for case in self.cases for row in self.measure(case)]
+        # what cannot be compared is refused before anything else is done
+        differences = {str(case): self.difference(case) for case in self.cases}
+        dtypes = {entry.dtype for case in self.cases for entry in self.entries(case)}
+        if FP32 in dtypes:
+            self.rates[FP32] = multiply_add_rate(torch.float32, self.device)
+        if dtypes != {FP32}:
+            self.rates[BF16] = multiply_add_rate(torch.bfloat16, self.device)
+        rows = []
+        for number, case in enumerate(tqdm(self.cases, "benchmark", unit="case", disable=None)):
+            measured = self.entries(case) if self.measures_memory else ()
+            rows += self.measure(case, {entry: self.memory_of(number, entry) for entry in measured})
         return rows, {
             "hardware": hardware_line(self.device),
             "steps": self.steps,
             "multiply_adds_per_second": self.rates,
             "left_out": self.left_out,
-            self.difference_name: {k: v for k, v in differences.items() if v is not None},
+            "largest_difference_fp32": {k: v for k, v in differences.items() if v is not None},
         }
 
     def floor_seconds(self, multiply_adds: float, dtype: str) -> float:
@@ -292,34 +254,28 @@ class Benchmark(ABC):
                 seconds = seconds_of(do)
                 if turn:
                     row.seconds.append(seconds)
-            self.bar.update()
         return [row for row, _ in work]
 
-    def memory_of(self, case: Any, entry: Entry) -> dict[str, int]:
-        """What :meth:`own_memory` measures, in a process of its own.
+    def memory_of(self, number: int, entry: Entry) -> dict[str, int]:
+        """What :meth:`own_memory` measures of a case by number, in a process of its own.
 
         Raises ValueError when that process fails.
         """
         module = sys.modules[type(self).__module__].__spec__.name
-        words = [sys.executable, "-m", module, *self.options_of(case), "--dtype", entry.dtype]
-        words += ["--device", str(self.device), "--threads", str(self.threads)]
-        words += ["--peak-of", entry.model]
-        if entry.model.startswith(ORIGINAL):
-            words += ["--original", str(self.original.resolve())]
+        words = [sys.executable, "-m", module, *self.arguments, "--memory-of", str(number), *entry]
         environment = {**os.environ, "PYTHONWARNINGS": "ignore"}
-        ended = subprocess.run(words, capture_output=True, text=True, env=environment, cwd=ROOT)
+        ended = subprocess.run(words, capture_output=True, text=True, env=environment)
         if ended.returncode:
             reason = ended.stderr.strip().splitlines()[-1:] or ["no message"]
             raise ValueError(
-                f"the memory of {entry.model} {entry.dtype} ({case}) cannot be measured, exit "
-                f"status {ended.returncode}, {reason[0]}: where memory is short give {self.smaller}"
+                f"the memory of {entry.model} {entry.dtype} ({self.cases[number]}) cannot be "
+                f"measured, exit status {ended.returncode}, {reason[0]}: where memory is short "
+                f"give {self.smaller}"
             )
         return json.loads(ended.stdout.splitlines()[-1])
 
     def explain(self, **more: Any) -> str:
         """What stands below the table."""
-        rates = [f"{of} {rate / 1e9:,.0f}" for of, rate in self.rates.items()]
+        rates = ", ".join(f"{of} {rate / 1e9:,.0f}" for of, rate in self.rates.items())
         hardware = hardware_line(self.device)
-        return self.explanation.format(
-            steps=self.steps, rates=", ".join(rates), hardware=hardware, **more
-        )
+        return self.explanation.format(steps=self.steps, rates=rates, hardware=hardware, **more)

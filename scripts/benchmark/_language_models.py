@@ -23,6 +23,8 @@ from scripts.benchmark._benchmark import USUAL_RATE, Benchmark
 from scripts.benchmark._report import AUTOCAST, BF16, FP32, Entry, Measurement
 
 MODES = TRAIN, EVALUATE = ("train", "evaluate")
+# Symbols of fairseq's own in any dictionary, before those of the text.
+SPECIAL = Dictionary().nspecial
 # Nats a token by which two right implementations may differ in fp32.
 TOLERANCE = 2e-4
 # How many times as long as this package the published code takes: for the expected duration alone.
@@ -39,6 +41,7 @@ class Case:
         segment: T.
         memory: M.
         batch: B.
+        symbols: V.
         clamp: where distances end; None for nowhere.
     """
 
@@ -47,6 +50,7 @@ class Case:
     segment: int
     memory: int
     batch: int
+    symbols: int
     clamp: int | None = None
 
     @property
@@ -73,16 +77,16 @@ class Case:
 def make_dictionary(symbols: int) -> Dictionary:
     """A dictionary of so many symbols, fairseq's special ones among them."""
     dictionary = Dictionary()
-    for number in range(symbols - dictionary.nspecial):
+    for number in range(symbols - SPECIAL):
         dictionary.add_symbol(str(number))
     return dictionary
 
 
-def draw_tokens(dictionary: Dictionary, case: Case, generator: torch.Generator) -> Tensor:
+def draw_tokens(case: Case, generator: torch.Generator) -> Tensor:
     """A segment and the token after it, (B, T + 1), as frequent as Zipf's law has them."""
-    first, symbols = dictionary.nspecial, len(dictionary)
     uniform = torch.rand(case.batch, case.segment + 1, generator=generator)
-    return (first * (symbols / first) ** uniform).long().clamp_(max=symbols - 1)
+    tokens = SPECIAL * (case.symbols / SPECIAL) ** uniform
+    return tokens.long().clamp_(max=case.symbols - 1)
 
 
 def token_losses(decoder: nn.Module, scores: Tensor, targets: Tensor) -> Tensor:
@@ -192,32 +196,22 @@ class Reader:
 class LanguageModelBenchmark(Benchmark):
     """A comparison of language models that read the same segments."""
 
-    difference_text = (
-        "{case}: losses of a token differ from the original's by {difference:.1g} nats"
-    )
-    difference_name = "largest_loss_difference_fp32"
-
-    @abstractmethod
-    def dictionary(self, case: Case) -> Dictionary:
-        """The symbols of a case."""
-
-    @abstractmethod
-    def build_original(self, case: Case) -> nn.Module:
-        """The published model."""
+    compared = "losses of a token, in nats,"
 
     @abstractmethod
     def build(self, case: Case, model: str, original: nn.Module | None) -> nn.Module:
         """A PlainModel or a MemoryModel; ours has the weights of an original."""
 
     @abstractmethod
+    def build_original(self, case: Case) -> nn.Module:
+        """The published model."""
+
+    @abstractmethod
     def multiply_adds(self, case: Case, model: str) -> float:
         """Multiply-adds of the matrix products that a model needs for a segment."""
 
-    def begin(self, case: Case, readers: list[Reader]) -> None:
-        """Give the readers what they remember before they read anything: nothing."""
-
-    def segments_to_fill(self, case: Case) -> int:
-        """Segments to be read until the memory is full."""
+    def begin(self, case: Case, readers: list[Reader]) -> int:
+        """Give the readers what they remember; returns how many segments then fill the memory."""
         return case.segments
 
     def segments(self, case: Case, model: str) -> int:
@@ -251,10 +245,7 @@ class LanguageModelBenchmark(Benchmark):
 
     def draw(self, case: Case, segments: int) -> list[Tensor]:
         """So many segments."""
-        dictionary = self.dictionary(case)
-        return [
-            draw_tokens(dictionary, case, self.generator).to(self.device) for _ in range(segments)
-        ]
+        return [draw_tokens(case, self.generator).to(self.device) for _ in range(segments)]
 
     def difference(self, case: Case) -> float | None:
         """The largest difference, in nats a token, of ours and the original's losses in fp32.
@@ -265,10 +256,9 @@ class LanguageModelBenchmark(Benchmark):
             return None
         pair = [Entry(self.models.ours, FP32), Entry(self.models.original, FP32)]
         ours, original = readers = self.readers(case, pair)
-        self.begin(case, readers)
         differences = [
             (ours.score(tokens) - original.score(tokens)).abs().max().item()
-            for tokens in self.draw(case, self.segments_to_fill(case) + 2)
+            for tokens in self.draw(case, self.begin(case, readers) + 2)
         ]
         # not max: it can pass over what is not a number
         if not all(difference <= TOLERANCE for difference in differences):
@@ -280,23 +270,24 @@ class LanguageModelBenchmark(Benchmark):
             )
         return max(differences)
 
-    def own_memory(self, entry: Entry) -> dict[str, int]:
-        """Bytes that an entry adds to this process, in the first case."""
-        before, case = peak_memory(self.device), self.cases[0]
+    def own_memory(self, case: Case, entry: Entry) -> dict[str, int]:
+        """Bytes that an entry adds to this process."""
+        before = peak_memory(self.device)
+        if entry.model != self.models.original:
+            self.original_class = None
         (reader,) = readers = self.readers(case, [entry])
-        self.begin(case, readers)
-        segments = self.segments_to_fill(case) + self.segments(case, entry.model) + 1
+        segments = self.begin(case, readers) + self.segments(case, entry.model) + 1
         for tokens in self.draw(case, segments):
             reader.read(tokens)
         return {"peak_bytes": peak_memory(self.device) - before}
 
-    def measure(self, case: Case) -> list[Measurement]:
+    def measure(self, case: Case, memory: dict[Entry, dict[str, int]]) -> list[Measurement]:
         """Time the entries, which read the same segments in turn; the warm-up fills the memory."""
         entries = self.entries(case)
         readers = self.readers(case, entries)
         self.begin(case, readers)
-        repeat: list[Tensor] = []
         numbers = [self.segments(case, entry.model) for entry in entries]
+        repeat: list[Tensor] = []
 
         def draw() -> None:
             repeat[:] = self.draw(case, max(numbers))
@@ -315,7 +306,7 @@ class LanguageModelBenchmark(Benchmark):
                 *entry,
                 tokens=number * case.segment * case.batch,
                 floor_seconds=self.floor_seconds(multiply_adds, entry.dtype),
-                **self.memory[case, entry],
+                **memory[entry],
             )
             work.append((row, functools.partial(read, reader, number)))
         return self.time(work, draw)

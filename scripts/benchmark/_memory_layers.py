@@ -1,7 +1,7 @@
 """The layers that the benchmark of product-key memories compares, and the memory that they take.
 
-Shapes: N tokens, H heads, k slots read by a head, K slots, n = √K sub-keys of each half, d model
-width, d_q query width.
+Shapes: N tokens, H heads, k slots read by a head, K slots, n = √K sub-keys of each half, R = H·k
+reads of a token, U rows of values that are read at least once, d model width, d_q query width.
 """
 
 import copy
@@ -26,6 +26,10 @@ QUERY_WIDTH = 256
 # Rows that all reads are restricted to where the table's size alone is to make a difference.
 FIXED_ROWS = 16384
 LEARNING_RATE, MEMORY_LEARNING_RATE, BETAS = 2.5e-4, 1e-3, (0.9, 0.98)
+
+STEP = FORWARD, BACKWARD, UPDATE = ("forward", "backward", "update")
+SEARCH, TRAINING_STEP, INFERENCE = "search", "training step", "inference"
+FIXED, FIXED_SEARCHED = "fixed rows", "fixed rows, searched"
 
 
 class MemoryModels(NamedTuple):
@@ -72,6 +76,78 @@ class MemoryCase(NamedTuple):
 
     def __str__(self) -> str:
         return f"{self.slots} slots, {self.setting}"
+
+
+class Cost(NamedTuple):
+    """What a part of a step must do at least: bytes that it moves, multiply-adds."""
+
+    moved: int = 0
+    multiply_adds: int = 0
+
+    def __add__(self, other: "Cost") -> "Cost":
+        return Cost(self.moved + other.moved, self.multiply_adds + other.multiply_adds)
+
+
+def costs(case: MemoryCase, model: str, rows: int, dtype: str) -> dict[str, Cost]:
+    """Least costs of each part of a step, were every input read and every result written once.
+
+    A read of a slot has its number, of 8 bytes, and its score; a row of values is moved once,
+    however many tokens read it. An update reads gradient, both means and weight, and writes all but
+    the gradient. The products: queries N·d·H·d_q, scores N·H·n·d_q, values N·R·d; as many again for
+    the gradient of each factor, but of scores only that of the k selected ones is not zero.
+
+    Args:
+        case: the sizes.
+        model: one of MODELS.
+        rows: U.
+        dtype: of the weights.
+    """
+    number = 2 if dtype == BF16 else 4
+    activations = case.tokens * WIDTH * number
+    if model == MODELS.feed_forward:
+        weights = (8 * WIDTH**2 + 5 * WIDTH) * number
+        products = 8 * case.tokens * WIDTH**2
+        forward = Cost(2 * activations + weights, products)
+        backward = Cost(3 * activations + 2 * weights, 2 * products)
+        return _of_parts(forward, backward, Cost(7 * weights))
+    n, of_queries = math.isqrt(case.slots), case.tokens * case.heads * QUERY_WIDTH
+    weights = case.parameters * number
+    found = case.reads * (8 + number)
+    values = rows * WIDTH * number
+    search = Cost(activations + weights + found, of_queries * (WIDTH + n))
+    read = Cost(found + values + activations, case.reads * WIDTH)
+    unread = Cost(
+        # the gradient that comes in; those of scores and rows
+        activations + found + values + case.reads * number + values + 8 * rows,
+        2 * case.reads * WIDTH,
+    )
+    unsearch = Cost(
+        found + 2 * activations + 2 * weights, 2 * of_queries * (WIDTH + min(case.knn, n))
+    )
+    of_rows = Cost(7 * values + 8 * rows)
+    parts = _of_parts(search + read, unread + unsearch, of_rows + Cost(7 * weights))
+    fixed = {FIXED: read + unread + of_rows, FIXED_SEARCHED: parts[TRAINING_STEP]}
+    return {SEARCH: search, **parts, **fixed}
+
+
+def _of_parts(forward: Cost, backward: Cost, update: Cost) -> dict[str, Cost]:
+    step = dict(zip(STEP, (forward, backward, update), strict=True))
+    return {**step, TRAINING_STEP: forward + backward + update, INFERENCE: forward}
+
+
+def state_bytes(case: MemoryCase, model: str, dtype: str) -> int:
+    """Bytes that training an entry takes beside the table of values."""
+    table, number = case.slots * WIDTH, 2 if dtype == BF16 else 4
+    if model == MODELS.feed_forward:
+        return 0
+    if model == MODELS.ours:
+        # two means in single precision, and a table in single precision beside another
+        return (3 if dtype == BF16 else 2) * 4 * table
+    if model in (MODELS.sparse, MODELS.original_sparse):
+        # two means, and three times a gradient for each read
+        return number * (2 * table + 3 * case.reads * WIDTH)
+    # two means, the gradient, and as much again while it is updated
+    return 4 * number * table
 
 
 class PlainKeys(nn.Module):

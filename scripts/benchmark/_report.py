@@ -110,31 +110,28 @@ class Report:
 
     def cells(self, row: Measurement) -> dict[str, str]:
         """What the table has of a measurement before the ratios, by title."""
-        speeds = f"{row.rate():,.0f} ({row.rate(max):,.0f} to {row.rate(min):,.0f})"
         return {
             self.size_title: row.size,
             "mode": row.mode,
             "setting": row.setting,
             "model": row.model,
             "dtype": row.dtype,
-            "tokens/s (lowest to highest)": speeds,
+            "tokens/s (lowest to highest)": (
+                f"{row.rate():,.0f} ({row.rate(max):,.0f} to {row.rate(min):,.0f})"
+            ),
             "% of peak": f"{row.of_peak:.0%}",
         }
 
     def memory_cells(self, row: Measurement) -> dict[str, str]:
         """What the table has of a measurement after the ratios, by title."""
-        if not any(other.peak_bytes for other in self.rows):
-            return {}
-        return {"peak memory, MiB": f"{row.peak_bytes / MIB:,.0f}"}
+        measured = any(other.peak_bytes for other in self.rows)
+        return {"peak memory, MiB": f"{row.peak_bytes / MIB:,.0f}"} if measured else {}
 
     def table(self) -> str:
         """A row for each measurement, in Markdown."""
         lines = []
         for row in self.rows:
-            ratios = {
-                title: "" if ratio is None else f"{ratio:.2f}"
-                for title, ratio in self.ratios(row).items()
-            }
+            ratios = {of: f"{ratio:.2f}" if ratio else "" for of, ratio in self.ratios(row).items()}
             lines.append(self.cells(row) | ratios | self.memory_cells(row))
         return markdown_table(list(lines[0]), [list(line.values()) for line in lines])
 
@@ -153,27 +150,34 @@ class Report:
         figure.set_size_inches(9, 0.4 * sum(heights) + 0.6 * len(heights))
         panes = figure.subplots(len(panels), height_ratios=heights, squeeze=False)[:, 0]
         for pane, (title, rows) in zip(panes, panels.items(), strict=True):
-            pane.barh(
-                [f"{row.model} {row.dtype}" for row in rows],
+            rates, names = (
                 [row.rate() for row in rows],
-                xerr=[
-                    [row.rate() - row.rate(max) for row in rows],
-                    [row.rate(min) - row.rate() for row in rows],
-                ],
-                color=[f"C{self.models.index(row.model)}" for row in rows],
+                [f"{row.model} {row.dtype}" for row in rows],
             )
+            below = [row.rate() - row.rate(max) for row in rows]
+            above = [row.rate(min) - row.rate() for row in rows]
+            colors = [f"C{self.models.index(row.model)}" for row in rows]
+            pane.barh(names, rates, xerr=[below, above], color=colors)
             pane.invert_yaxis()
             pane.set_title(title)
             pane.set_xlabel("tokens a second")
 
     def write(self, folder: Path, circumstances: dict) -> None:
-        """Write benchmark.json, circumstances beside the measurements, and benchmark.png."""
+        """Write benchmark.json and benchmark.png.
+
+        The JSON file has the circumstances: ``hardware``, ``steps`` (repeats),
+        ``multiply_adds_per_second`` by dtype, ``left_out`` (why entries took no part),
+        ``largest_difference_fp32`` by case and, of product-key memories,
+        ``copied_bytes_per_second``; and ``measurements``: the fields of each Measurement with
+        ``tokens_per_second`` of the median repeat, ``of_peak`` and, of ours, a ratio of speeds for
+        each rival that there is, by its title in the table, such as ``times original fp32``.
+        """
         measurements = [
             {
                 **asdict(row),
                 "tokens_per_second": row.rate(),
                 "of_peak": row.of_peak,
-                **{title: ratio for title, ratio in self.ratios(row).items() if ratio is not None},
+                **{title: ratio for title, ratio in self.ratios(row).items() if ratio},
             }
             for row in self.rows
         ]

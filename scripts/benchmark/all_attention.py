@@ -18,7 +18,6 @@ from dataclasses import dataclass
 from types import SimpleNamespace
 
 import torch
-from fairseq.data import Dictionary
 from torch import Tensor, nn
 
 from fairseq_plugins.all_attention.model import AllAttentionConfig, AllAttentionLanguageModel
@@ -107,7 +106,7 @@ SIZES = {
 def case_of(name: str, mode: str) -> Case:
     """What is read how; the memory is what the head with the widest span sees."""
     size = SIZES[name]
-    return Case(name, mode, size.segment, int(size.reaches().max()), size.batch)
+    return Case(name, mode, size.segment, int(size.reaches().max()), size.batch, SYMBOLS)
 
 
 def configuration(size: Size, plain: bool = False) -> AllAttentionConfig:
@@ -155,28 +154,19 @@ class AllAttentionBenchmark(LanguageModelBenchmark):
     size_title = "case"
     smaller = "--case tiny"
     explanation = EXPLANATION
-    quick = {"case": ["tiny"], "steps": "3"}
+    quick = "--case tiny --steps 3"
 
     @classmethod
     def add_options(cls, parser: argparse.ArgumentParser) -> None:
-        """Add --case and --mode, and how and beside which code models compute."""
+        """Add --case and --mode."""
         add_choices(parser, "--case", SIZES)
         add_choices(parser, "--mode", MODES)
-        cls.add_model_options(parser)
 
     def parse_cases(self, options: argparse.Namespace) -> list[Case]:
         """Each case in each mode."""
         names = parse_names("--case", options.case, SIZES)
         modes = parse_names("--mode", options.mode, MODES)
         return [case_of(name, mode) for name in names for mode in modes]
-
-    def options_of(self, case: Case) -> list[str]:
-        """The options that ask for one case."""
-        return ["--case", case.size, "--mode", case.mode]
-
-    def dictionary(self, case: Case) -> Dictionary:
-        """As many symbols as enwik8 has."""
-        return make_dictionary(SYMBOLS)
 
     def multiply_adds(self, case: Case, model: str) -> float:
         """Multiply-adds of the matrix products that any of the models needs for a segment."""
@@ -200,8 +190,8 @@ class AllAttentionBenchmark(LanguageModelBenchmark):
                 layer.self_attn.span.value.copy_(values)
         return MemoryModel(ours)
 
-    def begin(self, case: Case, readers: list[Reader]) -> None:
-        """Give all readers the same past, as if it had entered each of the layers.
+    def begin(self, case: Case, readers: list[Reader]) -> int:
+        """Give all readers the same full memory, as if it had entered each of the layers.
 
         The published model would start from zero vectors, which it attends to, and takes long to
         read as many tokens as its widest head sees. States after a norm have unit variance.
@@ -210,9 +200,6 @@ class AllAttentionBenchmark(LanguageModelBenchmark):
         past = torch.randn(shape, generator=self.generator)
         for reader in readers:
             reader.remember(past.to(self.device))
-
-    def segments_to_fill(self, case: Case) -> int:
-        """None: the past is given."""
         return 0
 
     def segments(self, case: Case, model: str) -> int:

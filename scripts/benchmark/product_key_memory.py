@@ -20,26 +20,35 @@ import statistics
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
-from torch import nn
 
 from scripts._shared.machine import copy_rate, free_memory
 from scripts.benchmark._benchmark import Benchmark, add_choices, parse_names, parse_number
 from scripts.benchmark._memory_layers import (
+    BACKWARD,
+    FIXED,
     FIXED_ROWS,
+    FIXED_SEARCHED,
+    FORWARD,
+    INFERENCE,
     MODELS,
     QUERY_WIDTH,
+    SEARCH,
+    TRAINING_STEP,
+    UPDATE,
     WIDTH,
     MemoryCase,
     SteppedLayer,
     build_layers,
+    costs,
     draw_fixed_slots,
+    state_bytes,
     step_memory,
 )
 from scripts.benchmark._original import MEMORY
-from scripts.benchmark._report import BF16, FP32, MIB, Entry, Measurement, Report
+from scripts.benchmark._report import FP32, MIB, Entry, Measurement, Report
 
 # By how much outputs and scores of right implementations may differ in fp32.
 TOLERANCE = 1e-5
@@ -47,9 +56,6 @@ TOLERANCE = 1e-5
 SAME_SLOTS = 0.99
 GIB = 2**30
 
-STEP = FORWARD, BACKWARD, UPDATE = ("forward", "backward", "update")
-SEARCH, TRAINING_STEP, INFERENCE = "search", "training step", "inference"
-FIXED, FIXED_SEARCHED = "fixed rows", "fixed rows, searched"
 MODES = TRAIN, INFER, FIND, FIX = ("train", "inference", "search", "fixed-rows")
 PARTS: dict[str, dict[str, Callable[[SteppedLayer], object]]] = {
     TRAIN: {
@@ -80,78 +86,6 @@ median of the same run. Peak memory: of a process of its own that trains, with t
 the libraries. Largest tensor: that an operation of a training step allocates, beside the table of
 values.
 Machine: {{hardware}}."""
-
-
-class Cost(NamedTuple):
-    """What a part of a step must do at least: bytes that it moves, multiply-adds."""
-
-    moved: int = 0
-    multiply_adds: int = 0
-
-    def __add__(self, other: "Cost") -> "Cost":
-        return Cost(self.moved + other.moved, self.multiply_adds + other.multiply_adds)
-
-
-def costs(case: MemoryCase, model: str, rows: int, dtype: str) -> dict[str, Cost]:
-    """Least costs of each part of a step, were every input read and every result written once.
-
-    A read of a slot has its number, of 8 bytes, and its score; a row of values is moved once,
-    however many tokens read it. An update reads gradient, both means and weight, and writes all but
-    the gradient. The products: queries N·d·H·d_q, scores N·H·n·d_q, values N·R·d; as many again for
-    the gradient of each factor, but of scores only that of the k selected ones is not zero.
-
-    Args:
-        case: the sizes.
-        model: one of MODELS.
-        rows: U.
-        dtype: of the weights.
-    """
-    number = 2 if dtype == BF16 else 4
-    activations = case.tokens * WIDTH * number
-    if model == MODELS.feed_forward:
-        weights = (8 * WIDTH**2 + 5 * WIDTH) * number
-        products = 8 * case.tokens * WIDTH**2
-        forward = Cost(2 * activations + weights, products)
-        backward = Cost(3 * activations + 2 * weights, 2 * products)
-        return _of_parts(forward, backward, Cost(7 * weights))
-    n, of_queries = math.isqrt(case.slots), case.tokens * case.heads * QUERY_WIDTH
-    weights = case.parameters * number
-    found = case.reads * (8 + number)
-    values = rows * WIDTH * number
-    search = Cost(activations + weights + found, of_queries * (WIDTH + n))
-    read = Cost(found + values + activations, case.reads * WIDTH)
-    unread = Cost(
-        # the gradient that comes in; those of scores and rows
-        activations + found + values + case.reads * number + values + 8 * rows,
-        2 * case.reads * WIDTH,
-    )
-    unsearch = Cost(
-        found + 2 * activations + 2 * weights, 2 * of_queries * (WIDTH + min(case.knn, n))
-    )
-    of_rows = Cost(7 * values + 8 * rows)
-    parts = _of_parts(search + read, unread + unsearch, of_rows + Cost(7 * weights))
-    fixed = {FIXED: read + unread + of_rows, FIXED_SEARCHED: parts[TRAINING_STEP]}
-    return {SEARCH: search, **parts, **fixed}
-
-
-def _of_parts(forward: Cost, backward: Cost, update: Cost) -> dict[str, Cost]:
-    step = dict(zip(STEP, (forward, backward, update), strict=True))
-    return {**step, TRAINING_STEP: forward + backward + update, INFERENCE: forward}
-
-
-def state_bytes(case: MemoryCase, model: str, dtype: str) -> int:
-    """Bytes that training an entry takes beside the table of values."""
-    table, number = case.slots * WIDTH, 2 if dtype == BF16 else 4
-    if model == MODELS.feed_forward:
-        return 0
-    if model == MODELS.ours:
-        # two means in single precision, and a table in single precision beside another
-        return (3 if dtype == BF16 else 2) * 4 * table
-    if model in (MODELS.sparse, MODELS.original_sparse):
-        # two means, and three times a gradient for each read
-        return number * (2 * table + 3 * case.reads * WIDTH)
-    # two means, the gradient, and as much again while it is updated
-    return 4 * number * table
 
 
 @dataclass
@@ -258,11 +192,11 @@ class MemoryBenchmark(Benchmark):
     smaller = "smaller --slots"
     explanation = EXPLANATION
     report_class = MemoryReport
-    quick = {"slots": ["16384", "65536"], "tokens": ["1024"], "steps": "2"}
+    quick = "--slots 16384 65536 --tokens 1024 --steps 2"
 
     @classmethod
     def add_options(cls, parser: argparse.ArgumentParser) -> None:
-        """Add the sizes and --mode, and how and beside which code layers compute."""
+        """Add the sizes and --mode."""
         for option, default, meaning in [
             ("--slots", "16384 65536 262144 1048576", "square numbers"),
             ("--heads", "4", "each reads slots of its own"),
@@ -272,7 +206,6 @@ class MemoryBenchmark(Benchmark):
             more = {"nargs": "+", "metavar": "N", "help": f"{meaning} ({default})"}
             parser.add_argument(option, default=default.split(), **more)
         add_choices(parser, "--mode", MODES)
-        cls.add_model_options(parser)
 
     def parse_cases(self, options: argparse.Namespace) -> list[MemoryCase]:
         """Each of the sizes with each."""
@@ -299,13 +232,9 @@ class MemoryBenchmark(Benchmark):
                 )
         return cases
 
-    def options_of(self, case: MemoryCase) -> list[str]:
-        """The options that ask for one case."""
-        return [word for name, n in case._asdict().items() for word in (f"--{name}", str(n))]
-
-    def own_memory(self, entry: Entry) -> dict[str, int]:
-        """Bytes that training adds to this process, in the first case, and of its largest tensor."""
-        return step_memory(self.cases[0], entry, self.device, self.original_class)
+    def own_memory(self, case: MemoryCase, entry: Entry) -> dict[str, int]:
+        """Bytes that training adds to this process at most, and of a step's largest tensor."""
+        return step_memory(case, entry, self.device, self.original_class)
 
     @functools.cached_property
     def admitted(self) -> dict[MemoryCase, list[Entry]]:
@@ -384,10 +313,6 @@ class MemoryBenchmark(Benchmark):
         """What stands below the tables."""
         return super().explain(copied=self.copied / 1e9)
 
-    def rounds(self, case: MemoryCase) -> int:
-        """One for each mode and dtype, and two of fixed rows."""
-        return len(self.dtypes) * (len(self.modes) + (FIX in self.modes))
-
     def repeat_seconds(self, case: MemoryCase) -> float:
         """About how long a repeat of all entries takes on two cores, with its layers' drawing."""
         # of rows that are read, and of the table, which dense gradients have whole
@@ -395,11 +320,13 @@ class MemoryBenchmark(Benchmark):
         parts = {TRAIN: 2.0 if self.original else 1.0, INFER: 0.1, FIND: 0.1, FIX: 2.0}
         return len(self.dtypes) * step * sum(parts[mode] for mode in self.modes)
 
-    def measure(self, case: MemoryCase) -> list[Measurement]:
+    def measure(self, case: MemoryCase, memory: dict[Entry, dict[str, int]]) -> list[Measurement]:
         """Time the entries of each dtype in turn."""
-        return [row for dtype in self.dtypes for row in self.measure_dtype(case, dtype)]
+        return [row for dtype in self.dtypes for row in self.measure_dtype(case, dtype, memory)]
 
-    def measure_dtype(self, case: MemoryCase, dtype: str) -> list[Measurement]:
+    def measure_dtype(
+        self, case: MemoryCase, dtype: str, memory: dict[Entry, dict[str, int]]
+    ) -> list[Measurement]:
         """Time the entries of a dtype in turn."""
         entries = [entry for entry in self.entries(case) if entry.dtype == dtype]
         layers = build_layers(case, entries, self.device, self.original_class)
@@ -418,7 +345,7 @@ class MemoryBenchmark(Benchmark):
                 moved_bytes=cost.moved,
                 copy_seconds=cost.moved / self.copied,
                 table_bytes=case.table_bytes(dtype),
-                **(self.memory[case, layer.entry] if part == TRAINING_STEP else {}),
+                **(memory[layer.entry] if part == TRAINING_STEP else {}),
             )
 
         measured = []

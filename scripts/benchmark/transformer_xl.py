@@ -27,6 +27,7 @@ from fairseq_plugins.transformer_xl.model import (
 )
 from scripts.benchmark._language_models import (
     EVALUATE,
+    SPECIAL,
     TRAIN,
     Case,
     LanguageModelBenchmark,
@@ -53,6 +54,12 @@ libraries.
 Machine: {hardware}."""
 
 
+def symbols_of(size: str) -> int:
+    """As many symbols as the data set has that a size was published for."""
+    data_set = size.removeprefix("transformer_xl_").split("_")[0]
+    return SYMBOLS.get(data_set, SYMBOLS_OF_OTHERS)
+
+
 def parse_case(size: str, mode: str, text: str) -> Case:
     """A setting of --train or --evaluate for a size.
 
@@ -64,7 +71,8 @@ def parse_case(size: str, mode: str, text: str) -> Case:
     numbers = text.split("/")
     if len(numbers) not in forms or not all(number.isdecimal() for number in numbers):
         raise ValueError(f"--{mode} is {text!r}: give {', or '.join(forms.values())}")
-    case = Case(size, mode, *map(int, numbers))
+    segment, memory, batch, *clamp = map(int, numbers)
+    case = Case(size, mode, segment, memory, batch, symbols_of(size), *clamp)
     if 0 in (case.segment, case.batch, case.clamp):
         raise ValueError(f"--{mode} is {text!r}: only the memory may be 0")
     if case.clamp and not case.memory:
@@ -83,12 +91,6 @@ def configuration(case: Case) -> TransformerXLConfig:
         clamp_len=case.clamp,
         same_length=case.clamp is not None,
     )
-
-
-def vocabulary(size: str) -> Dictionary:
-    """A dictionary as large as that of the data set that a size was published for."""
-    data_set = size.removeprefix("transformer_xl_").split("_")[0]
-    return make_dictionary(SYMBOLS.get(data_set, SYMBOLS_OF_OTHERS))
 
 
 def cutoffs(cfg: TransformerXLConfig) -> list[int]:
@@ -112,20 +114,19 @@ def multiply_adds(case: Case, plain: bool = False) -> float:
     The gradient takes as much again for each factor of a product that wants one: training is 3
     times the forward pass, but 2 times where one factor is the memory or the sinusoids.
     """
-    cfg, dictionary = configuration(case), vocabulary(case.size)
-    width, first = cfg.decoder_embed_dim, dictionary.nspecial
+    cfg, width = configuration(case), configuration(case).decoder_embed_dim
     memory = 0 if plain else case.memory
     tokens = case.batch * case.segment
     farthest = memory if cfg.same_length and not plain else math.inf
     pairs = sum(min(memory + place + 1, farthest) for place in range(case.segment))
     layer = 4 * tokens * width**2 + 2 * tokens * width * cfg.decoder_ffn_embed_dim
     layer += (2 if plain else 3) * case.batch * pairs * width
-    ends = [*cutoffs(cfg), len(dictionary)]
+    ends = [*cutoffs(cfg), case.symbols]
     output = tokens * width * (ends[0] + len(ends) - 1)
     narrower = len(ends) > 1 and cfg.adaptive_input_factor > 1
-    for band, (start, end) in enumerate(zip([first, *ends], ends, strict=False)):
+    for band, (start, end) in enumerate(zip([SPECIAL, *ends], ends, strict=False)):
         inner = width // cfg.adaptive_input_factor**band if narrower else width
-        in_band = tokens * math.log(end / start) / math.log(len(dictionary) / first)
+        in_band = tokens * math.log(end / start) / math.log(case.symbols / SPECIAL)
         if band:
             output += in_band * inner * (end - start)
         if narrower:
@@ -168,11 +169,11 @@ class TransformerXLBenchmark(LanguageModelBenchmark):
     size_title = "size"
     smaller = "a smaller size, segment, memory or batch"
     explanation = EXPLANATION
-    quick = {"train": ["256/256/1"], "evaluate": ["128/512/1/256"], "steps": "2"}
+    quick = "--train 128/128/1 --evaluate 64/256/1/128 --steps 2"
 
     @classmethod
     def add_options(cls, parser: argparse.ArgumentParser) -> None:
-        """Add --size, --train and --evaluate, and how and beside which code models compute."""
+        """Add --size, --train and --evaluate."""
         parser.add_argument(
             "--size",
             nargs="+",
@@ -191,7 +192,6 @@ class TransformerXLBenchmark(LanguageModelBenchmark):
             "token sees MEMORY tokens (512/512/2 80/2100/1/820)",
             **settings,
         )
-        cls.add_model_options(parser)
 
     def parse_cases(self, options: argparse.Namespace) -> list[Case]:
         """Each size in each setting."""
@@ -211,21 +211,12 @@ class TransformerXLBenchmark(LanguageModelBenchmark):
         sized = [parse_case(size, *setting) for size in options.size for setting in settings]
         return list(dict.fromkeys(sized))
 
-    def options_of(self, case: Case) -> list[str]:
-        """The options that ask for one case."""
-        empty = ["--train", "--evaluate"]
-        return ["--size", case.size, *empty, f"--{case.mode}", case.setting]
-
     def entries(self, case: Case) -> list[Entry]:
         """Who takes part; adaptive embeddings run under autocast in this package only."""
         chosen = super().entries(case)
         if not configuration(case).adaptive_input:
             return chosen
         return [entry for entry in chosen if entry.dtype != AUTOCAST or entry.model == MODELS.ours]
-
-    def dictionary(self, case: Case) -> Dictionary:
-        """The symbols of the data set that a size was published for, or as many."""
-        return vocabulary(case.size)
 
     def multiply_adds(self, case: Case, model: str) -> float:
         """Multiply-adds of the matrix products that a model needs for a segment."""
@@ -234,12 +225,11 @@ class TransformerXLBenchmark(LanguageModelBenchmark):
     def build_original(self, case: Case) -> nn.Module:
         """The published model."""
         cfg = configuration(case)
-        symbols = len(vocabulary(case.size))
-        return OriginalTransformerXL(self.original_class, cfg, cutoffs(cfg), symbols)
+        return OriginalTransformerXL(self.original_class, cfg, cutoffs(cfg), case.symbols)
 
     def build(self, case: Case, model: str, original: nn.Module | None) -> nn.Module:
         """This package's model with the weights of an original, or fairseq's."""
-        cfg, dictionary = configuration(case), vocabulary(case.size)
+        cfg, dictionary = configuration(case), make_dictionary(case.symbols)
         if model == MODELS.plain:
             return PlainModel(build_plain(cfg, dictionary))
         task = SimpleNamespace(source_dictionary=dictionary)

@@ -214,7 +214,7 @@ class WeightedTransformerBenchmark(Benchmark):
     size_title = "size, part"
     smaller = "--size small, or fewer --tokens"
     explanation = EXPLANATION
-    quick = {"size": ["small"], "tokens": "2048", "steps": "3"}
+    quick = "--size small --tokens 2048 --steps 3"
     measures_memory = False
 
     @classmethod
@@ -255,10 +255,6 @@ class WeightedTransformerBenchmark(Benchmark):
                 "tests/weighted_transformer/test_branched_attention.py"
             )
         return difference
-
-    def rounds(self, case: str) -> int:
-        """One for each part, and two of sublayers."""
-        return len(self.parts) + (SUBLAYERS in self.parts)
 
     def repeat_seconds(self, case: str) -> float:
         """About how long a repeat of all entries takes on two cores."""
@@ -304,7 +300,11 @@ class WeightedTransformerBenchmark(Benchmark):
         once = width * width * inner // heads if mode == "train" else 0
         return passes * (self.tokens * inner * (width // heads + width) + once)
 
-    def measure(self, case: str) -> list[Measurement]:
+    def own_memory(self, case: str, entry: Entry) -> dict[str, int]:
+        """Nothing: memory is not measured."""
+        return {}
+
+    def measure(self, case: str, memory: dict[Entry, dict[str, int]]) -> list[Measurement]:
         """Time the entries in each part in turn."""
         size, measured = SIZES[case], []
         for part in self.parts:
