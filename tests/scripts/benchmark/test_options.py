@@ -32,11 +32,6 @@ BAD = {
             "--device is 'cuda:7' and PyTorch sees 0 GPUs: give one of those, or cpu",
         ),
         (
-            "--peak-of original",
-            "--peak-of is 'original', which does not take part with transformer_xl_enwik8_base in "
-            "fp32: give another --dtype, for original also --original",
-        ),
-        (
             "--original nowhere",
             "--original is nowhere, and neither it nor its folder pytorch has mem_transformer.py: "
             "give the folder of a checkout of the published code, "
@@ -66,6 +61,15 @@ BAD = {
         ),
         ("--dtype fp16", "--dtype is 'fp16': give one or more of fp32, bf16, bf16-autocast"),
         ("--device tpu", "--device is 'tpu': give cpu, cuda, or a GPU by number, as cuda:0"),
+        (
+            "--slots 64 --knn 9 --original .",
+            "--knn is 9: beside --original give at most the root of --slots, 8",
+        ),
+        (
+            "--original nowhere",
+            "--original is nowhere, and it has no xlm/model/memory/memory.py: give the folder of a "
+            "checkout of the published code, https://github.com/facebookresearch/XLM",
+        ),
     ],
     "weighted_transformer": [
         ("--size huge", "--size is 'huge': give one or more of small, base"),

@@ -7,11 +7,6 @@ from contextlib import redirect_stderr, redirect_stdout
 
 import pytest
 import torch
-
-from scripts._shared import machine as benchmark_machine
-from scripts.benchmark import _product_key_memory_baselines as entries
-from scripts.benchmark import _product_key_memory_costs as memory_costs
-from scripts.benchmark import product_key_memory as benchmark
 from scripts.benchmark._baselines import AUTOCAST, BF16, DTYPES, FP32, Entry
 from scripts.benchmark._product_key_memory_baselines import (
     FIXED,
@@ -29,6 +24,11 @@ from scripts.benchmark._product_key_memory_baselines import (
 )
 from scripts.benchmark._product_key_memory_costs import Cost, costs, state_bytes
 from scripts.benchmark._product_key_memory_report import BETTER, MemoryMeasurement, MemoryReport
+
+from scripts._shared import machine as benchmark_machine
+from scripts.benchmark import _product_key_memory_baselines as entries
+from scripts.benchmark import _product_key_memory_costs as memory_costs
+from scripts.benchmark import product_key_memory as benchmark
 from tests.operations import multiply_adds_of
 
 CPU = torch.device("cpu")

@@ -17,6 +17,7 @@ from scripts.benchmark._language_models import Case, draw_tokens
 from scripts.benchmark._report import AUTOCAST, BF16, FP32, Entry
 from scripts.benchmark.transformer_xl import MODELS, multiply_adds
 from tests.operations import multiply_adds_of
+from tests.scripts.benchmark.printed import table
 
 OURS, PLAIN, ORIGINAL = MODELS
 SIZE = "transformer_xl_tiny"
@@ -206,13 +207,6 @@ def test_hardware_line():
     line = benchmark_machine.hardware_line(CPU)
     assert f"{torch.get_num_threads()} threads, bf16 units: " in line
     assert f"PyTorch {torch.__version__}, 20" in line
-
-
-def table(text):
-    """Cells of the rows of a Markdown table in a text, titles first."""
-    rows = [line for line in text.splitlines() if line.startswith("| ")]
-    cells = [[cell.strip() for cell in row.strip("|").split("|")] for row in rows]
-    return cells[:1] + cells[2:]
 
 
 def test_run_without_the_original(quick, tmp_path, capsys):
