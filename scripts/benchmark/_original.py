@@ -87,8 +87,10 @@ class Checkout:
             finally:
                 # names such as models and utils are left to others
                 for name in set(sys.modules) - known:
+                    # a package has a folder, and perhaps no file
+                    of_package = getattr(sys.modules[name], "__path__", [])
                     file = getattr(sys.modules[name], "__file__", None)
-                    if file and Path(file).is_relative_to(folder):
+                    if any(Path(at).is_relative_to(folder) for at in [*of_package, file] if at):
                         del sys.modules[name]
 
 

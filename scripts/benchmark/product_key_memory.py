@@ -289,7 +289,7 @@ class MemoryBenchmark(Benchmark):
             # not max: it can pass over what is not a number
             right = of_scores <= TOLERANCE and of_outputs <= TOLERANCE
             if not right or same.float().mean() < SAME_SLOTS:
-                of_us = "find the wrong one with tests/scripts/benchmark/test_product_key_memory.py"
+                of_us = "find the wrong one with tests/scripts/benchmark/test_memory_layers.py"
                 of_others = f"--original is {self.original}, give an unchanged checkout"
                 published = other.entry.model in BETTER["the better original"]
                 raise ValueError(
