@@ -24,7 +24,7 @@ from scripts._shared.machine import (
 )
 from scripts._shared.results import check_plotting
 from scripts.benchmark._original import Checkout
-from scripts.benchmark._report import BF16, DTYPES, FP32, Entry, Measurement, Report
+from scripts.benchmark._report import BF16, DTYPES, FP32, ORIGINAL, Entry, Measurement, Report
 
 # For the expected duration alone: multiply-adds a second of whole models on two cores, and seconds
 # that a process takes before it computes anything.
@@ -81,8 +81,11 @@ class Benchmark(ABC):
     explanation: ClassVar[str]
     # the options that --quick stands for
     quick: ClassVar[str]
-    # what is compared of models that compute the same
-    compared: ClassVar[str] = "outputs"
+    # what is compared of models that are to compute the same, by how much it may differ in fp32,
+    # and what finds the wrong one where none is the published code's
+    compared: ClassVar[str]
+    tolerance: ClassVar[float]
+    tests: ClassVar[str] = ""
     # whether each entry's memory is measured
     measures_memory: bool = True
     report_class: ClassVar[type[Report]] = Report
@@ -117,15 +120,12 @@ class Benchmark(ABC):
         """Who takes part, in turn."""
 
     @abstractmethod
-    def difference(self, case: Any) -> float | None:
-        """By how much models that compute the same differ; None where there is but one.
+    def differences(self, case: Any) -> dict[str, float]:
+        """By how much models that are to compute the same differ from ours in fp32, by name."""
 
-        Raises ValueError when they compute something else.
-        """
-
-    @abstractmethod
     def own_memory(self, case: Any, entry: Entry) -> dict[str, int]:
         """Fields of a Measurement: bytes that an entry adds to this process."""
+        return {}
 
     @abstractmethod
     def measure(self, case: Any, memory: dict[Entry, dict[str, int]]) -> list[Measurement]:
@@ -214,7 +214,7 @@ class Benchmark(ABC):
     def run(self) -> tuple[list[Measurement], dict]:
         """Measure everything; returns the measurements and what else belongs to them."""
         # what cannot be compared is refused before anything else is done
-        differences = {str(case): self.difference(case) for case in self.cases}
+        differences = {str(case): self.largest_difference(case) for case in self.cases}
         dtypes = {entry.dtype for case in self.cases for entry in self.entries(case)}
         if FP32 in dtypes:
             self.rates[FP32] = multiply_add_rate(torch.float32, self.device)
@@ -231,6 +231,25 @@ class Benchmark(ABC):
             "left_out": self.left_out,
             "largest_difference_fp32": {k: v for k, v in differences.items() if v is not None},
         }
+
+    def largest_difference(self, case: Any) -> float | None:
+        """The largest of :meth:`differences`; None where there is none to compare with.
+
+        Raises ValueError when it is not within the tolerance.
+        """
+        differences = self.differences(case)
+        for model, difference in differences.items():
+            # not a number is not within it either
+            if not difference <= self.tolerance:
+                published = model.startswith(ORIGINAL)
+                whose = f"--original is {self.original}, whose" if published else f"{model}'s"
+                remedy = "give an unchanged checkout" if published else f"see {self.tests}"
+                raise ValueError(
+                    f"{whose} {self.compared} differ by {difference:.2g} from {self.models[0]}'s "
+                    f"with the same weights ({case}; allowed is {self.tolerance}): speeds of "
+                    f"models that compute different things are not compared; {remedy}"
+                )
+        return max(differences.values(), default=None)
 
     def floor_seconds(self, multiply_adds: float, dtype: str) -> float:
         """Seconds that multiply-adds take at the rate measured here."""

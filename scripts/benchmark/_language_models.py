@@ -25,8 +25,6 @@ from scripts.benchmark._report import AUTOCAST, BF16, FP32, Entry, Measurement
 MODES = TRAIN, EVALUATE = ("train", "evaluate")
 # Symbols of fairseq's own in any dictionary, before those of the text.
 SPECIAL = Dictionary().nspecial
-# Nats a token by which two right implementations may differ in fp32.
-TOLERANCE = 2e-4
 # How many times as long as this package the published code takes: for the expected duration alone.
 SLOWNESS = 3
 
@@ -197,6 +195,7 @@ class LanguageModelBenchmark(Benchmark):
     """A comparison of language models that read the same segments."""
 
     compared = "losses of a token, in nats,"
+    tolerance = 2e-4
 
     @abstractmethod
     def build(self, case: Case, model: str, original: nn.Module | None) -> nn.Module:
@@ -247,28 +246,17 @@ class LanguageModelBenchmark(Benchmark):
         """So many segments."""
         return [draw_tokens(case, self.generator).to(self.device) for _ in range(segments)]
 
-    def difference(self, case: Case) -> float | None:
-        """The largest difference, in nats a token, of ours and the original's losses in fp32.
-
-        Raises ValueError when it is above TOLERANCE.
-        """
+    def differences(self, case: Case) -> dict[str, float]:
+        """The largest difference of the original's loss of a token from ours in fp32."""
         if not self.original:
-            return None
+            return {}
         pair = [Entry(self.models.ours, FP32), Entry(self.models.original, FP32)]
         ours, original = readers = self.readers(case, pair)
-        differences = [
-            (ours.score(tokens) - original.score(tokens)).abs().max().item()
+        off = [
+            (ours.score(tokens) - original.score(tokens)).abs().max()
             for tokens in self.draw(case, self.begin(case, readers) + 2)
         ]
-        # not max: it can pass over what is not a number
-        if not all(difference <= TOLERANCE for difference in differences):
-            raise ValueError(
-                f"--original is {self.original}, whose loss of a token differs by "
-                f"{max(differences, key=abs):.2g} nats from {self.models.ours}'s with the same "
-                f"weights ({case}, fp32; allowed is {TOLERANCE}): speeds of models that compute "
-                "different things are not compared; give an unchanged checkout"
-            )
-        return max(differences)
+        return {self.models.original: torch.stack(off).max().item()}
 
     def own_memory(self, case: Case, entry: Entry) -> dict[str, int]:
         """Bytes that an entry adds to this process."""

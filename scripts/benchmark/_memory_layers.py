@@ -27,7 +27,7 @@ QUERY_WIDTH = 256
 FIXED_ROWS = 16384
 LEARNING_RATE, MEMORY_LEARNING_RATE, BETAS = 2.5e-4, 1e-3, (0.9, 0.98)
 
-STEP = FORWARD, BACKWARD, UPDATE = ("forward", "backward", "update")
+STEP = ("forward", "backward", "update")
 SEARCH, TRAINING_STEP, INFERENCE = "search", "training step", "inference"
 FIXED, FIXED_SEARCHED = "fixed rows", "fixed rows, searched"
 

@@ -276,9 +276,9 @@ def test_an_original_that_computes_something_else_is_refused(quick, stub, capsys
     printed = capsys.readouterr()
     assert "|" not in printed.out
     pattern = (
-        f"error: --original is {re.escape(str(checkout))}, whose loss of a token differs by "
-        r"[\d.e-]+ nats from transformer_xl's with the same weights \(transformer_xl_tiny, train "
-        r"4/6/2, fp32; allowed is 0.0002\): speeds of models that compute different things are not "
+        f"error: --original is {re.escape(str(checkout))}, whose losses of a token, in nats, "
+        r"differ by [\d.e-]+ from transformer_xl's with the same weights \(transformer_xl_tiny, train "
+        r"4/6/2; allowed is 0.0002\): speeds of models that compute different things are not "
         "compared; give an unchanged checkout\n"
     )
     assert re.fullmatch(pattern, printed.err)
@@ -288,7 +288,7 @@ def test_an_original_without_a_number_is_refused(quick, stub, capsys):
     checkout = stub(STAND_IN.replace("losses.view_as(target)", "losses.view_as(target) * math.nan"))
     words = f"--size {SIZE} --train 4/6/2 --evaluate --steps 1 --original {checkout}"
     assert benchmark.main(words.split()) == 1
-    assert "differs by nan nats" in capsys.readouterr().err
+    assert "differ by nan from" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
