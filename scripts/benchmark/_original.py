@@ -86,12 +86,15 @@ class Checkout:
                 ) from error
             finally:
                 # names such as models and utils are left to others
-                for name in set(sys.modules) - known:
-                    # a package has a folder, and perhaps no file
-                    of_package = getattr(sys.modules[name], "__path__", [])
-                    file = getattr(sys.modules[name], "__file__", None)
-                    if any(Path(at).is_relative_to(folder) for at in [*of_package, file] if at):
-                        del sys.modules[name]
+                for name in [name for name in set(sys.modules) - known if _lies_in(name, folder)]:
+                    del sys.modules[name]
+
+
+def _lies_in(name: str, folder: Path) -> bool:
+    """Whether an imported module, or a package, which may have no file, is of a folder."""
+    module = sys.modules[name]
+    places = [getattr(module, "__file__", None), *getattr(module, "__path__", [])]
+    return any(place and Path(place).is_relative_to(folder) for place in places)
 
 
 TRANSFORMER_XL = Checkout(

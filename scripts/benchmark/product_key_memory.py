@@ -189,7 +189,7 @@ class MemoryBenchmark(Benchmark):
     tolerance = 1e-5
     tests = "tests/scripts/benchmark/test_memory_layers.py"
     report_class = MemoryReport
-    quick = "--slots 16384 65536 --tokens 1024 --steps 2"
+    quick = "--slots 65536 --tokens 1024 --steps 2"
 
     @classmethod
     def add_options(cls, parser: argparse.ArgumentParser) -> None:

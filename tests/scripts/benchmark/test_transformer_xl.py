@@ -277,8 +277,8 @@ def test_an_original_that_computes_something_else_is_refused(quick, stub, capsys
     assert "|" not in printed.out
     pattern = (
         f"error: --original is {re.escape(str(checkout))}, whose losses of a token, in nats, "
-        r"differ by [\d.e-]+ from transformer_xl's with the same weights \(transformer_xl_tiny, train "
-        r"4/6/2; allowed is 0.0002\): speeds of models that compute different things are not "
+        r"differ by [\d.e-]+ from transformer_xl's with the same weights \(transformer_xl_tiny, "
+        r"train 4/6/2; allowed is 0.0002\): speeds of models that compute different things are not "
         "compared; give an unchanged checkout\n"
     )
     assert re.fullmatch(pattern, printed.err)
