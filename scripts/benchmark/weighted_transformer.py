@@ -39,6 +39,7 @@ from scripts.benchmark._report import FP32, Entry, Measurement, Models
 MODELS = Models("merged", "transformer", "branch by branch")
 SYMBOLS = 8000
 BEAM = 4
+SIDES = ("encoder", "decoder")
 PARTS = SUBLAYERS, TRAINING, GENERATION = ("sublayers", "training", "generation")
 
 EXPLANATION = f"""
@@ -89,19 +90,6 @@ class BranchByBranch(BranchedFeedForward):
         return total
 
 
-class PlainSublayers(nn.Module):
-    """Output projection and feed-forward network of a plain transformer, one after the other."""
-
-    def __init__(self, size: Size) -> None:
-        super().__init__()
-        self.out_proj = nn.Linear(size.width, size.width)
-        self.fc1, self.fc2 = nn.Linear(size.width, size.inner), nn.Linear(size.inner, size.width)
-
-    def forward(self, heads: Tensor) -> Tensor:
-        """Map heads side by side (…, d) to (…, d)."""
-        return self.fc2(F.relu(self.fc1(self.out_proj(heads))))
-
-
 def build_sublayers(size: Size) -> dict[str, nn.Module]:
     """Output projection and feed-forward network of each model, by its name."""
     torch.manual_seed(1)
@@ -109,26 +97,24 @@ def build_sublayers(size: Size) -> dict[str, nn.Module]:
     merged = BranchedFeedForward(size.width, size.inner, weights)
     loop = BranchByBranch(size.width, size.inner, weights)
     loop.load_state_dict(merged.state_dict())
-    return {MODELS.ours: merged, MODELS.plain: PlainSublayers(size), MODELS.original: loop}
+    projection = nn.Linear(size.width, size.width)
+    inner = nn.Linear(size.width, size.inner), nn.ReLU(), nn.Linear(size.inner, size.width)
+    plain = nn.Sequential(projection, *inner)
+    return {MODELS.ours: merged, MODELS.plain: plain, MODELS.original: loop}
 
 
 def build_models(size: Size) -> dict[str, TransformerModel]:
     """Whole models by their names, with dropout of 0.1 and one embedding."""
     symbols = make_dictionary(SYMBOLS)
     task = argparse.Namespace(source_dictionary=symbols, target_dictionary=symbols)
+    names = ("layers", "embed_dim", "ffn_embed_dim", "attention_heads")
+    sizes = {f"{side}_{name}": n for side in SIDES for name, n in zip(names, size, strict=True)}
     built = {}
     for name in MODELS:
         plain = name == MODELS.plain
         arch = "transformer" if plain else "weighted_transformer"
         args = argparse.Namespace(
-            encoder_layers=size.layers,
-            decoder_layers=size.layers,
-            encoder_embed_dim=size.width,
-            decoder_embed_dim=size.width,
-            encoder_ffn_embed_dim=size.inner,
-            decoder_ffn_embed_dim=size.inner,
-            encoder_attention_heads=size.heads,
-            decoder_attention_heads=size.heads,
+            **sizes,
             dropout=0.1,
             attention_dropout=0.1,
             share_all_embeddings=True,
