@@ -11,7 +11,8 @@ from fairseq.models import ARCH_MODEL_REGISTRY
 
 import fairseq_plugins  # noqa: F401 (registers its presets)
 from scripts.docs import options
-from tests.end_to_end.commands import PLUGIN, ROOT, environment, run
+from scripts.prepare import _preprocess, python_source
+from tests.end_to_end.commands import PLUGIN, ROOT, environment, forked, run
 
 # of papers, and what two of them share
 ROOMS = (
@@ -117,16 +118,15 @@ def folder(tmp_path_factory):
     place = tmp_path_factory.mktemp("docs")
     for name in ("fairseq_plugins", "scripts"):
         (place / name).symlink_to(ROOT / name)
-    text = place / "quickstart" / "data" / "text"
-    text.mkdir(parents=True)
-    lines = [
-        f"d e f ▁ f {number} ( x ) : + =".replace(str(number), " ".join(str(number)))
-        for number in range(400)
-    ]
-    for split, number in (("train", 400), ("valid", 50), ("test", 50)):
-        (text / split).write_text("\n".join(lines[:number]) + "\n", encoding="utf-8")
-    splits = [f"--{split}pref={text / split}" for split in ("train", "valid", "test")]
-    run("fairseq-preprocess", "--only-source", *splits, "--destdir", text.parent / "bin")
+    library = place / "library"
+    library.mkdir()
+    for number in range(120):
+        source = f"def f{number}(x):\n    x += {number}\n    return x\n"
+        (library / f"m{number:03}.py").write_text(source * 4)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(_preprocess, "child_process", forked)
+        patch.setattr(python_source, "WORKERS", 1)
+        python_source.prepare(place / "quickstart" / "data", library, subwords=60)
     return place
 
 
@@ -171,10 +171,6 @@ def test_the_commands_run_in_order(folder):
             printed.append(run(name, *words, text=text, folder=folder))
     assert (folder / "checkpoints" / "checkpoint_last.pt").exists()
     assert "recurrence 512 tokens" in printed[1]
-    assert "each token is a character: Loss (base 2) is in bits per character" in printed[1]
-    assert re.search(r"^H-0\t\S+\td e f ▁", printed[2], re.MULTILINE)
-    assert re.findall(r"^H-\d+\t\S+\t(.*)$", printed[3], re.MULTILINE) == [
-        "d e f ▁ f ( x ) :",
-        "x + = 1",
-    ]
+    assert re.search(r"^D-0\t\S+\tdef", printed[2], re.MULTILINE)
+    assert re.findall(r"^D-\d+\t\S+\t(.*)$", printed[3], re.MULTILINE) == ["def f(x):", "x += 1"]
     assert len(re.findall(r"^H-\d+\t", printed[4], re.MULTILINE)) >= 8

@@ -147,7 +147,7 @@ def test_the_result_is_printed_drawn_and_written(folder, capsys):
     assert (result["updates"], result["training_seconds"]) == (100, 90.0)
     # a token of the training part has 2 characters
     read = 2 * 100 * quickstart.tokens_per_update() / 1e6
-    assert f"| {read:.1f} million characters, 90 s" in printed
+    assert f" {read:.1f} million characters, 90 s |" in printed
     assert (folder / "quickstart.png").read_bytes().startswith(b"\x89PNG")
 
 
