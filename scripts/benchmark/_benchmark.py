@@ -173,11 +173,8 @@ class Benchmark(ABC):
                 benchmark = cls(options)
                 if options.memory_of:
                     number, *entry = options.memory_of
-                    print(
-                        json.dumps(
-                            benchmark.own_memory(benchmark.cases[int(number)], Entry(*entry))
-                        )
-                    )
+                    memory = benchmark.own_memory(benchmark.cases[int(number)], Entry(*entry))
+                    print(json.dumps(memory))
                 else:
                     benchmark.tell(options.output.resolve() if options.output else None)
             except torch.OutOfMemoryError as error:
@@ -199,7 +196,8 @@ class Benchmark(ABC):
         for case, difference in circumstances["largest_difference_fp32"].items():
             print(f"{case}: {self.compared} differ by {difference:.1g} at most")
         report = self.report_class(rows, self.models, self.size_title)
-        print(*self.left_out, *report.texts(), sep="\n\n")
+        for text in [*self.left_out, *report.texts()]:
+            print(f"\n{text}")
         print(self.explain())
         if output:
             report.write(output, circumstances)
