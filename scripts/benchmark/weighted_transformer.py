@@ -198,7 +198,7 @@ class WeightedTransformerBenchmark(Benchmark):
     size_title = "size, part"
     smaller = "--size small, or fewer --tokens"
     explanation = EXPLANATION
-    quick = "--size small --tokens 2048 --steps 3"
+    quick = "--size small --tokens 1024 --steps 3"
     compared = "outputs"
     # outputs are about 1
     tolerance = 1e-4
