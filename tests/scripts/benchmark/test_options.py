@@ -1,4 +1,4 @@
-"""Options of benchmarks that are refused, with what to give in place of them."""
+"""Options of benchmarks: what is refused, with what to give in place of it, and --quick."""
 
 import importlib
 
@@ -92,3 +92,19 @@ def test_bad_options_are_refused(monkeypatch, capsys, name, arguments, message):
     benchmark = importlib.import_module(f"scripts.benchmark.{name}")
     assert benchmark.main(arguments.split()) == 1
     assert capsys.readouterr().err == f"error: {message}\n"
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("transformer_xl", "TransformerXLBenchmark"),
+        ("all_attention", "AllAttentionBenchmark"),
+        ("product_key_memory", "MemoryBenchmark"),
+        ("weighted_transformer", "WeightedTransformerBenchmark"),
+    ],
+)
+def test_a_quick_run_is_expected_to_take_less_than_3_minutes(name, kind):
+    kind = getattr(importlib.import_module(f"scripts.benchmark.{name}"), kind)
+    quick, whole = (kind(kind.parse_options(words)) for words in (["--quick"], []))
+    assert quick.expected_seconds() < 180
+    assert whole.expected_seconds() > 2 * quick.expected_seconds()
