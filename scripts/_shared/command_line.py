@@ -29,13 +29,12 @@ def command_parser(description: str) -> argparse.ArgumentParser:
 
 
 def add_text_options(parser: argparse.ArgumentParser, output: str) -> None:
-    """Add the options that say which models score which text, and where results go."""
+    """Add the options that say which models score which text, where, and where results go."""
     parser.add_argument(
         "--data", type=Path, required=True, help="folder that fairseq-preprocess wrote"
     )
     add_checkpoint_option(parser)
     parser.add_argument("--split", default="test", help="part of the data to score (test)")
-    parser.add_argument("--max-tokens", type=int, help="score only the first so many tokens (all)")
     add_output_options(parser, output)
 
 
@@ -51,9 +50,10 @@ def add_checkpoint_option(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def add_output_options(parser: argparse.ArgumentParser, output: str) -> None:
-    """Add the options that say where to compute and where results go."""
-    parser.add_argument("--cpu", action="store_true", help="use no GPU")
+def add_output_options(parser: argparse.ArgumentParser, output: str, device: bool = True) -> None:
+    """Add the option that says where results go, and that for where to compute."""
+    if device:
+        parser.add_argument("--cpu", action="store_true", help="use no GPU")
     parser.add_argument("--output", type=Path, default=Path(output), help=f"folder ({output})")
 
 

@@ -28,15 +28,14 @@ from scripts._shared.command_line import (
     check_at_least,
     command_parser,
     exit_status,
-    make_output_folder,
     parse_named_files,
     parse_numbers,
 )
 from scripts._shared.commands import short
 from scripts._shared.files import write_json
 from scripts._shared.machine import hardware_line
-from scripts._shared.results import check_plotting, markdown_table, save_plot
-from scripts._shared.scoring import (
+from scripts._shared.results import markdown_table, prepare_results, save_results
+from scripts.evaluate._scoring import (
     choose_device,
     has_absolute_positions,
     in_unit,
@@ -168,15 +167,9 @@ def format_table(rows: list[dict[str, Any]]) -> str:
     cells = [
         [
             row["model"],
-            str(row["mem_len"]),
-            str(row["extended_context"]),
-            str(row["clamp_len"] or "none"),
-            "yes" if row["same_length"] else "no",
-            str(row["segment"]),
-            str(row["streams"]),
-            f"{row['tokens']:,}",
-            f"{row['loss']:.4f}",
-            f"{row['seconds']:.1f}",
+            *(row["mem_len"], row["extended_context"], row["clamp_len"] or "none"),
+            *("yes" if row["same_length"] else "no", row["segment"], row["streams"]),
+            *(f"{row['tokens']:,}", f"{row['loss']:.4f}", f"{row['seconds']:.1f}"),
         ]
         for row in rows
     ]
@@ -207,49 +200,54 @@ def plot_attention_length(arguments: argparse.Namespace) -> None:
     for checkpoint in checkpoints:
         for length in lengths:
             check_length(checkpoint, length, arguments.tokens_per_sample)
-    check_plotting()
-    make_output_folder(arguments.output)
+    prepare_results(arguments.output)
     device = choose_device(arguments.cpu)
     whole = len(load_tokens(task, arguments.split))
     part = "all" if len(tokens) == whole else f"only the first {len(tokens):,}"
-    print(f"{arguments.split} of {short(arguments.data.resolve())}: {part} of {whole:,} tokens")
+    print(f"{arguments.split} of {short(arguments.data.resolve())}: {part} of {whole:,} tokens\n")
     rows: list[dict[str, Any]] = []
+    result = {"split": arguments.split, "hardware": hardware_line(device), "rows": rows}
     for checkpoint in checkpoints:
         for length in lengths:
             rows.append(measure(checkpoint, length, arguments, device))
-            write_json(
-                arguments.output / "attention_length.json",
-                {"split": arguments.split, "hardware": hardware_line(device), "rows": rows},
-            )
-    print(f"\n{format_table(rows)}\n")
+            write_json(arguments.output / "attention_length.json", result)
+    told = [f"{format_table(rows)}\n"]
     for checkpoint in checkpoints:
-        best = min(
-            (row for row in rows if row["model"] == checkpoint.label), key=lambda row: row["nats"]
-        )
+        own = (row for row in rows if row["model"] == checkpoint.label)
+        best = min(own, key=lambda row: row["nats"])
         length = best["mem_len"] or best["extended_context"]
-        print(f"{checkpoint.label}: best at {length} tokens, {best['loss']:.4f} {best['unit']}")
-    save_plot(arguments.output / "attention_length.png", lambda axes: draw(axes, rows))
-    print(f"written to {short(arguments.output.resolve())}/attention_length.json and .png")
+        told.append(
+            f"{checkpoint.label}: best at {length} tokens, {best['loss']:.4f} {best['unit']}"
+        )
+    save_results(
+        arguments.output,
+        "attention_length",
+        result,
+        "\n".join(told),
+        lambda axes: draw(axes, rows),
+    )
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Command line of the script; returns its exit status."""
     parser = command_parser(__doc__)
+    add = parser.add_argument
     add_text_options(parser, "attention_length")
+    add("--max-tokens", type=int, help="score only the first so many tokens (all)")
     lengths = parser.add_mutually_exclusive_group(required=True)
     lengths.add_argument("--mem-len", help="memory lengths to evaluate with, such as 128,256,512")
     lengths.add_argument(
         "--extended-context",
         help="tokens before each segment that are computed anew, for models without a memory",
     )
-    parser.add_argument("--tokens-per-sample", type=int, default=128, help="segment length (128)")
-    parser.add_argument("--clamp-len", type=int, help="distance limit (as it was trained)")
-    parser.add_argument(
+    add("--tokens-per-sample", type=int, default=128, help="segment length (128)")
+    add("--clamp-len", type=int, help="distance limit (as it was trained)")
+    add(
         "--same-length",
         action=argparse.BooleanOptionalAction,
         help="every token attends to the same number of tokens (yes with --mem-len)",
     )
-    parser.add_argument("--batch-size", type=int, default=1, help="number of parallel streams (1)")
+    add("--batch-size", type=int, default=1, help="number of parallel streams (1)")
     parsed = parser.parse_args(arguments)
     return exit_status(
         lambda: plot_attention_length(parsed),

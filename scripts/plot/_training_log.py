@@ -1,10 +1,26 @@
-"""Lines of the logs that fairseq-train writes."""
+"""Logs that fairseq-train writes."""
 
 import json
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from scripts._shared.commands import short
 
 _JSON = re.compile(r'(?:^|\| )(\{"epoch".*"valid_loss".*\})$')
 _SIMPLE = re.compile(r"(?:^|\| )epoch \d+ \| valid on 'valid' subset \| (.*)$")
+
+
+@contextmanager
+def open_log(path: Path) -> Iterator[Iterator[str]]:
+    """Lines of a log; raises ValueError when there is no such file."""
+    if not path.is_file():
+        raise ValueError(
+            f"--log {short(path)} is no file: name one that --log-file of fairseq-train wrote"
+        )
+    with path.open(encoding="utf-8", errors="replace") as lines:
+        yield map(str.rstrip, lines)
 
 
 def validation_values(line: str) -> dict[str, str] | None:

@@ -22,12 +22,11 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from scripts._shared.command_line import command_parser, exit_status, make_output_folder
+from scripts._shared.checkpoints import read_checkpoint
+from scripts._shared.command_line import add_output_options, command_parser, exit_status
 from scripts._shared.commands import short
-from scripts._shared.files import write_json
-from scripts._shared.results import check_plotting, markdown_table, save_plot
-from scripts._shared.scoring import read_checkpoint
-from scripts.plot._training_log import validation_values
+from scripts._shared.results import markdown_table, prepare_results, save_results
+from scripts.plot._training_log import open_log, validation_values
 
 SYMBOLS = {"kappa": "κ", "alpha": "α"}
 # By layer and by "kappa" or "alpha": the weights of all branches.
@@ -73,15 +72,12 @@ def read_log(log: Path) -> Iterable[tuple[int, Weights]]:
 
     Raises ValueError when there is no such file, or no weights in it.
     """
-    label = f"--log {short(log)}"
-    if not log.is_file():
-        raise ValueError(f"{label} is no file: name one that --log-file of fairseq-train wrote")
-    with log.open(encoding="utf-8", errors="replace") as lines:
-        points = [found for line in lines if (found := validation(line.rstrip()))]
+    with open_log(log) as lines:
+        points = list(filter(None, map(validation, lines)))
     if not points:
         raise ValueError(
-            f"{label} tells no kappa and alpha: name the log of a weighted_transformer that has "
-            "validated, written with --log-format json or simple"
+            f"--log {short(log)} tells no kappa and alpha: name the log of a weighted_transformer "
+            "that has validated, written with --log-format json or simple"
         )
     return points
 
@@ -92,10 +88,9 @@ def weights_of_checkpoint(checkpoint: Path) -> tuple[int, Weights]:
     Raises ValueError when it cannot be read or has no branches.
     """
     state = read_checkpoint(checkpoint)
-    model = state.get("model") if isinstance(state, dict) else None
     parameters = {
         match.groups(): value
-        for name, value in (model or {}).items()
+        for name, value in (state.get("model") or {}).items()
         if (match := _PARAMETER.fullmatch(name))
     }
     if not parameters:
@@ -237,27 +232,20 @@ def plot_branch_weights(arguments: argparse.Namespace) -> None:
         points = read_checkpoints(paths)
     by_update = in_order(points, label)
     layers = choose_layers(arguments.layer, by_update)
-    check_plotting()
-    make_output_folder(arguments.output)
-    last = max(by_update)
-    result = {
-        "source": label,
-        "updates": list(by_update),
-        "layers": {
-            layer: {
-                kind: [weights[layer][kind] for weights in by_update.values()] for kind in SYMBOLS
-            }
-            for layer in layers
-        },
+    prepare_results(arguments.output)
+    courses = {
+        layer: {kind: [weights[layer][kind] for weights in by_update.values()] for kind in SYMBOLS}
+        for layer in layers
     }
-    write_json(arguments.output / "branch_weights.json", result)
-    print(f"{format_table(by_update[last], layers)}\n")
-    print(f"after {last:,} updates, the last of {len(by_update):,} that are drawn")
-    save_plot(
-        arguments.output / "branch_weights.png",
+    last = max(by_update)
+    save_results(
+        arguments.output,
+        "branch_weights",
+        {"source": label, "updates": list(by_update), "layers": courses},
+        f"{format_table(by_update[last], layers)}\n\n"
+        f"after {last:,} updates, the last of {len(by_update):,} that are drawn",
         lambda axes: draw(axes, by_update, layers, width),
     )
-    print(f"written to {short(arguments.output.resolve())}/branch_weights.json and .png")
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -273,25 +261,13 @@ def main(arguments: list[str] | None = None) -> int:
         metavar="PATH",
         help="checkpoints of a training, or folders: all checkpoint*.pt of them",
     )
-    parser.add_argument(
-        "--layer",
-        nargs="+",
-        action="extend",
-        metavar="NAME",
-        help="layers to draw, such as encoder2 or decoder1 (all)",
-    )
-    parser.add_argument(
-        "--smooth",
-        type=int,
-        default=1,
-        metavar="N",
-        help="draw the mean of N neighbouring points, N odd (1: as they are)",
-    )
-    parser.add_argument(
-        "--output", type=Path, default=Path("branch_weights"), help="folder (branch_weights)"
-    )
+    help_text = "layers to draw, such as encoder2 or decoder1 (all)"
+    parser.add_argument("--layer", nargs="+", action="extend", metavar="NAME", help=help_text)
+    help_text = "draw the mean of N neighbouring points, N odd (1: as they are)"
+    parser.add_argument("--smooth", type=int, default=1, metavar="N", help=help_text)
+    add_output_options(parser, "branch_weights", device=False)
     parsed = parser.parse_args(arguments)
-    return exit_status(lambda: plot_branch_weights(parsed), "run the same command again")
+    return exit_status(lambda: plot_branch_weights(parsed))
 
 
 if __name__ == "__main__":

@@ -6,17 +6,15 @@ import torch
 from tqdm import tqdm
 
 from scripts.evaluate import evaluation_speed as measure_evaluation_speed
-from scripts.evaluate._untrained_models import (
+from scripts.evaluate.evaluation_speed import (
+    PUBLISHED,
+    Setting,
     Sizes,
     build_sliding_window,
     build_state_reuse,
     check_reuse,
     sizes_of_arch,
     sizes_of_checkpoint,
-)
-from scripts.evaluate.evaluation_speed import (
-    PUBLISHED,
-    Setting,
     time_sliding_window,
     time_state_reuse,
 )
@@ -147,7 +145,7 @@ def test_the_script_times_a_preset(tmp_path, capsys):
         "segment: 16",
         "streams: 1",
         "the sliding window's time for a text is extrapolated",
-        "| attention length | state reuse, ms/token | sliding window, ms/token |",
+        "| attention length   |   state reuse, ms/token |   sliding window, ms/token |",
     ):
         assert said in printed
     result = json.loads((tmp_path / "evaluation_speed.json").read_text())

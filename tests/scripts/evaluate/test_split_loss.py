@@ -1,15 +1,14 @@
 """What cannot be measured over a whole split is refused by name, and nothing is left out."""
 
 import math
-import os
 import re
 
 import pytest
 import torch
 
 from scripts.evaluate import _split_loss as score_split
-from scripts.evaluate._memory_reads import MemoryReads
 from scripts.evaluate._split_loss import Reading, load_model, load_split
+from scripts.evaluate.memory_usage import MemoryReads
 from tests.scripts.evaluate import saved_models
 from tests.scripts.evaluate.saved_memory_models import (
     SOURCES,
@@ -105,16 +104,8 @@ def test_other_tasks_are_refused(folder, tmp_path, capsys):
         assert message in capsys.readouterr().err
 
 
-class Mischief:
-    def __init__(self, path):
-        self.path = path
-
-    def __reduce__(self):
-        return os.mkdir, (str(self.path),)
-
-
 def test_a_checkpoint_cannot_run_anything(folder, tmp_path, capsys):
-    torch.save({"model": Mischief(tmp_path / "made")}, tmp_path / "bad.pt")
+    torch.save({"model": saved_models.Mischief(tmp_path / "made")}, tmp_path / "bad.pt")
     (tmp_path / "text").mkdir()
     assert measure(tmp_path, "bad", "text", tmp_path / "out")[0] == 1
     assert "bad.pt holds more than weights and options, or is cut" in capsys.readouterr().err

@@ -69,14 +69,14 @@ def test_table_json_and_plot(folder, tmp_path, capsys):
     checkpoints = [f"all={folder}/all.pt", f"half={folder}/half.pt"]
     assert plot_attention_spans.main(["--checkpoint", *checkpoints, "--output", str(output)]) == 0
     assert capsys.readouterr().out.splitlines() == [
-        "| model | layer | mean span | largest | spans of the heads, tokens with ramp |",
-        "| ----- | ----: | --------: | ------: | -----------------------------------: |",
-        "| all   |     1 |      16.0 |      24 |                                 8 24 |",
-        "| all   |     2 |      52.0 |      64 |                                40 64 |",
-        "| all   |     3 |      12.5 |      17 |                                 17 8 |",
-        "| half  |     1 |       8.0 |       8 |                                    8 |",
-        "| half  |     2 |      40.0 |      40 |                                   40 |",
-        "| half  |     3 |      17.0 |      17 |                                   17 |",
+        "| model   |   layer |   mean span |   largest |   spans of the heads, tokens with ramp |",
+        "|:--------|--------:|------------:|----------:|---------------------------------------:|",
+        "| all     |       1 |        16.0 |        24 |                                   8 24 |",
+        "| all     |       2 |        52.0 |        64 |                                  40 64 |",
+        "| all     |       3 |        12.5 |        17 |                                   17 8 |",
+        "| half    |       1 |         8.0 |         8 |                                      8 |",
+        "| half    |       2 |        40.0 |        40 |                                     40 |",
+        "| half    |       3 |        17.0 |        17 |                                     17 |",
         "",
         "all, 1,200 updates: mean span 26.8 tokens, largest 64 of 64; ramp 8 included",
         "half, 1,200 updates: mean span 21.7 tokens, largest 40 of 64; ramp 8 included",

@@ -116,5 +116,5 @@ def test_the_common_options():
     add_text_options(parser, "results")
     parsed = parser.parse_args(["--data", "bin", "--checkpoint", "a.pt", "B=b.pt"])
     assert parsed.checkpoint == ["a.pt", "B=b.pt"]
-    assert (parsed.split, parsed.max_tokens, parsed.cpu) == ("test", None, False)
+    assert (parsed.split, parsed.cpu) == ("test", False)
     assert str(parsed.output) == "results"
