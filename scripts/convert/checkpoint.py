@@ -32,10 +32,13 @@ from torch import Tensor
 from fairseq_plugins.segment_language_model.task import SegmentLanguageModelingTask
 from scripts._shared.command_line import command_parser, exit_status, make_output_folder
 from scripts._shared.commands import short
-from scripts.convert._adaptive_span import AdaptiveSpanImport
-from scripts.convert._foreign import ForeignConfig, ForeignTensors, read_tensors
-from scripts.convert._transformer_xl import TransformerXLImport
-from scripts.convert._vocabulary import ForeignVocabulary
+from scripts.convert._foreign import (
+    ForeignConfig,
+    ForeignTensors,
+    ForeignVocabulary,
+    read_tensors,
+)
+from scripts.convert._models import AdaptiveSpanImport, TransformerXLImport
 
 SOURCES = TRANSFORMER_XL, ADAPTIVE_SPAN, HUGGING_FACE = (
     "transformer-xl",
@@ -95,24 +98,16 @@ def build_state(
     )
     # buffers of fairseq's modules say nothing of the original
     model.load_state_dict({**dict(model.named_buffers()), **weights})
+    names = {"criterion_name": "ImportedCriterion", "optimizer_name": "ImportedOptimizer"}
+    start = {"epoch": 1, "iterations_in_epoch": 0, "shuffle": False}
     state = {
         "args": None,
         "cfg": OmegaConf.to_container(cfg, resolve=True, enum_to_str=True),
         "model": model.state_dict(),
         "criterion": {},
-        "optimizer_history": [
-            {
-                "criterion_name": "ImportedCriterion",
-                "optimizer_name": "ImportedOptimizer",
-                "lr_scheduler_state": {},
-                "num_updates": 0,
-            }
-        ],
+        "optimizer_history": [{**names, "lr_scheduler_state": {}, "num_updates": 0}],
         "task_state": {},
-        "extra_state": {
-            "train_iterator": {"epoch": 1, "iterations_in_epoch": 0, "shuffle": False},
-            "val_loss": None,
-        },
+        "extra_state": {"train_iterator": start, "val_loss": None},
         "last_optimizer_state": None,
     }
     return state, sum(parameter.numel() for parameter in model.parameters())
@@ -198,7 +193,7 @@ def main(arguments: list[str] | None = None) -> int:
     ]:
         parser.add_argument(option, type=Path, required=True, help=help_text)
     parsed = parser.parse_args(arguments)
-    return exit_status(lambda: import_checkpoint(parsed), "run the same command again")
+    return exit_status(lambda: import_checkpoint(parsed))
 
 
 if __name__ == "__main__":
