@@ -39,8 +39,7 @@ class EffectiveContext(NamedTuple):
 
 def check_contexts(contexts: Contexts) -> None:
     """Raise ValueError for contexts that cannot be gone through."""
-    check_at_least("--first-context", contexts.first, 1)
-    check_at_least("--step", contexts.step, 1)
+    check_at_least(1, first_context=contexts.first, step=contexts.step)
     if contexts.longest < contexts.first + contexts.step:
         raise ValueError(
             f"--max-context is {contexts.longest}: it must be at least --first-context plus "

@@ -25,6 +25,7 @@ from fairseq_plugins.segment_language_model.task import (
 )
 from fairseq_plugins.transformer_xl.model import ABSOLUTE
 from scripts._shared.checkpoints import load_checkpoint, options_of
+from scripts._shared.command_line import check_at_least
 from scripts._shared.commands import short
 
 BITS, PERPLEXITY = "bits per character", "perplexity"
@@ -60,8 +61,7 @@ def load_tokens(
 
     Raises ValueError when there is no such split, or none of its tokens is left.
     """
-    if max_tokens is not None and max_tokens < 1:
-        raise ValueError(f"--max-tokens is {max_tokens}: it must be at least 1")
+    check_at_least(1, max_tokens=max_tokens)
     try:
         task.load_dataset(split)
     except FileNotFoundError as error:

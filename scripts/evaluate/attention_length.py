@@ -15,6 +15,7 @@ stream gives the exact figure of the text.
 """
 
 import argparse
+import math
 import sys
 import time
 from typing import Any, NamedTuple
@@ -76,17 +77,15 @@ def parse_lengths(arguments: argparse.Namespace) -> list[AttentionLength]:
 
     Raises ValueError when options have impossible values or do not go together.
     """
-    if arguments.clamp_len is not None:
-        check_at_least("--clamp-len", arguments.clamp_len, 1)
-    if arguments.extended_context is not None:
+    check_at_least(1, clamp_len=arguments.clamp_len)
+    contexts = arguments.extended_context
+    if contexts is not None:
         if arguments.same_length:
             raise ValueError("--same-length acts on a memory: drop it, or give --mem-len")
-        contexts = parse_numbers(
-            "--extended-context", arguments.extended_context, int, 0, float("inf")
-        )
+        contexts = parse_numbers("--extended-context", contexts, int, 0, math.inf)
         return [AttentionLength(0, context, False, arguments.clamp_len) for context in contexts]
     same_length = arguments.same_length is not False
-    memories = parse_numbers("--mem-len", arguments.mem_len, int, 0, float("inf"))
+    memories = parse_numbers("--mem-len", arguments.mem_len, int, 0, math.inf)
     if memories[0] == 0 and same_length:
         raise ValueError(
             f"--mem-len is {arguments.mem_len!r}: a memory of 0 tokens with --same-length leaves "
@@ -127,10 +126,7 @@ def check_length(checkpoint: NamedFile, length: AttentionLength, segment: int) -
 
 
 def measure(
-    checkpoint: NamedFile,
-    length: AttentionLength,
-    arguments: argparse.Namespace,
-    device: Device,
+    checkpoint: NamedFile, length: AttentionLength, arguments: argparse.Namespace, device: Device
 ) -> dict[str, Any]:
     """One figure with all that it was got with; nats are a token's, seconds those of scoring."""
     task = load_task(arguments.data, arguments.tokens_per_sample, length.extended_context)
@@ -140,14 +136,13 @@ def measure(
     description = f"{checkpoint.label}, {length.tokens} tokens back"
     losses = score_text(model, task, tokens, arguments.batch_size, description)
     seconds = time.monotonic() - started
-    clamp = length.clamp_len or model_options(checkpoint.path).get("clamp_len")
     nats, unit = float(np.mean(losses, dtype=np.float64)), loss_unit(task)
     return {
         "model": checkpoint.label,
         "checkpoint": short(checkpoint.path),
         "mem_len": length.mem_len,
         "extended_context": length.extended_context,
-        "clamp_len": clamp,
+        "clamp_len": length.clamp_len or model_options(checkpoint.path).get("clamp_len"),
         "same_length": length.same_length,
         "segment": arguments.tokens_per_sample,
         "streams": arguments.batch_size,
@@ -194,7 +189,7 @@ def plot_attention_length(arguments: argparse.Namespace) -> None:
     """Measure each model at each length; raises ValueError for what cannot be, before any work."""
     checkpoints = parse_named_files("--checkpoint", arguments.checkpoint)
     lengths = parse_lengths(arguments)
-    check_at_least("--batch-size", arguments.batch_size, 1)
+    check_at_least(1, batch_size=arguments.batch_size)
     task = load_task(arguments.data, arguments.tokens_per_sample)
     tokens = load_tokens(task, arguments.split, arguments.max_tokens)
     for checkpoint in checkpoints:
@@ -212,20 +207,12 @@ def plot_attention_length(arguments: argparse.Namespace) -> None:
             rows.append(measure(checkpoint, length, arguments, device))
             write_json(arguments.output / "attention_length.json", result)
     told = [f"{format_table(rows)}\n"]
-    for checkpoint in checkpoints:
-        own = (row for row in rows if row["model"] == checkpoint.label)
-        best = min(own, key=lambda row: row["nats"])
+    for label, _ in checkpoints:
+        best = min((row for row in rows if row["model"] == label), key=lambda row: row["nats"])
         length = best["mem_len"] or best["extended_context"]
-        told.append(
-            f"{checkpoint.label}: best at {length} tokens, {best['loss']:.4f} {best['unit']}"
-        )
-    save_results(
-        arguments.output,
-        "attention_length",
-        result,
-        "\n".join(told),
-        lambda axes: draw(axes, rows),
-    )
+        told.append(f"{label}: best at {length} tokens, {best['loss']:.4f} {best['unit']}")
+    told = "\n".join(told)
+    save_results(arguments.output, "attention_length", result, told, lambda axes: draw(axes, rows))
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -236,17 +223,12 @@ def main(arguments: list[str] | None = None) -> int:
     add("--max-tokens", type=int, help="score only the first so many tokens (all)")
     lengths = parser.add_mutually_exclusive_group(required=True)
     lengths.add_argument("--mem-len", help="memory lengths to evaluate with, such as 128,256,512")
-    lengths.add_argument(
-        "--extended-context",
-        help="tokens before each segment that are computed anew, for models without a memory",
-    )
+    help_text = "tokens before each segment that are computed anew, for models without a memory"
+    lengths.add_argument("--extended-context", help=help_text)
     add("--tokens-per-sample", type=int, default=128, help="segment length (128)")
     add("--clamp-len", type=int, help="distance limit (as it was trained)")
-    add(
-        "--same-length",
-        action=argparse.BooleanOptionalAction,
-        help="every token attends to the same number of tokens (yes with --mem-len)",
-    )
+    help_text = "every token attends to the same number of tokens (yes with --mem-len)"
+    add("--same-length", action=argparse.BooleanOptionalAction, help=help_text)
     add("--batch-size", type=int, default=1, help="number of parallel streams (1)")
     parsed = parser.parse_args(arguments)
     return exit_status(

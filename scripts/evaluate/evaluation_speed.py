@@ -78,11 +78,8 @@ def sizes_of_arch(arch: str, symbols: int) -> Sizes:
 
     Raises ValueError when there is no such preset, or its cutoffs go beyond the vocabulary.
     """
-    known = sorted(
-        name
-        for name, model in ARCH_MODEL_REGISTRY.items()
-        if issubclass(model, SegmentLanguageModel)
-    )
+    models = ARCH_MODEL_REGISTRY.items()
+    known = sorted(name for name, model in models if issubclass(model, SegmentLanguageModel))
     if arch not in known:
         raise ValueError(f"--arch {arch} is none of this package: give one of {', '.join(known)}")
     preset = argparse.Namespace()
@@ -235,13 +232,9 @@ def time_sliding_window(
 def measure(sizes: Sizes, attention_length: int, setting: Setting) -> dict[str, Any]:
     """Times of both at one attention length, in milliseconds a token."""
     segments = setting.warm_up(attention_length) + setting.segments
-    with tqdm(
-        total=segments + setting.windows + 1,
-        desc=f"attention length {attention_length}",
-        unit=" batches",
-        leave=False,
-        disable=None,
-    ) as progress:
+    total, description = segments + setting.windows + 1, f"attention length {attention_length}"
+    bar = {"desc": description, "unit": " batches", "leave": False, "disable": None}
+    with tqdm(total=total, **bar) as progress:
         reuse = time_state_reuse(sizes, attention_length, setting, progress)
         window = time_sliding_window(sizes, attention_length, setting, progress)
     return {
@@ -256,16 +249,10 @@ def measure(sizes: Sizes, attention_length: int, setting: Setting) -> dict[str, 
 def format_table(rows: list[dict[str, Any]]) -> str:
     """Table of the times in Markdown."""
     headers = ["attention length", "state reuse, ms/token", "sliding window, ms/token"]
-    cells = [
-        [
-            str(row["attention_length"]),
-            f"{row['state_reuse_ms_per_token']:.4g}",
-            f"{row['sliding_window_ms_per_token']:.4g}",
-            f"{row['ratio']:.0f}x",
-            f"{row['published_ratio']}x" if row["published_ratio"] else "",
-        ]
-        for row in rows
-    ]
+    cells = []
+    for length, reuse, window, ratio, published in map(dict.values, rows):
+        times = f"{reuse:.4g}", f"{window:.4g}", f"{ratio:.0f}x"
+        cells.append([str(length), *times, f"{published}x" if published else ""])
     return markdown_table([*headers, "ratio", "published ratio"], cells)
 
 
@@ -289,23 +276,17 @@ def draw(axes: Any, rows: list[dict[str, Any]]) -> None:
 def measure_evaluation_speed(arguments: argparse.Namespace) -> None:
     """Time both at each attention length; raises ValueError for what cannot be, before any work."""
     lengths = parse_numbers("--attention-lengths", arguments.attention_lengths, int, 1, math.inf)
-    for option in ("tokens_per_sample", "batch_size", "segments", "windows", "symbols"):
-        least = 5 if option == "symbols" else 1
-        check_at_least(f"--{option.replace('_', '-')}", getattr(arguments, option), least)
+    counts = "tokens_per_sample", "batch_size", "segments", "windows"
+    check_at_least(1, **{name: getattr(arguments, name) for name in counts})
+    check_at_least(5, symbols=arguments.symbols)
     if arguments.checkpoint is not None:
         name, sizes = str(arguments.checkpoint), sizes_of_checkpoint(arguments.checkpoint.resolve())
     else:
         name, sizes = arguments.arch, sizes_of_arch(arguments.arch, arguments.symbols)
     check_reuse(sizes)
     prepare_results(arguments.output)
-    setting = Setting(
-        arguments.tokens_per_sample,
-        arguments.batch_size,
-        arguments.segments,
-        arguments.windows,
-        choose_device(arguments.cpu),
-        DTYPES[arguments.dtype],
-    )
+    where = choose_device(arguments.cpu), DTYPES[arguments.dtype]
+    setting = Setting(*(getattr(arguments, name) for name in counts), *where)
     result: dict[str, Any] = {
         "model": name,
         "symbols": sizes.symbols,
@@ -322,13 +303,8 @@ def measure_evaluation_speed(arguments: argparse.Namespace) -> None:
     for length in lengths:
         rows.append(measure(sizes, length, setting))
         write_json(arguments.output / "evaluation_speed.json", result)
-    save_results(
-        arguments.output,
-        "evaluation_speed",
-        result,
-        f"\n{format_table(rows)}\n",
-        lambda axes: draw(axes, rows),
-    )
+    told = f"\n{format_table(rows)}\n"
+    save_results(arguments.output, "evaluation_speed", result, told, lambda axes: draw(axes, rows))
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -23,8 +23,9 @@ import math
 import re
 import sys
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from itertools import combinations, cycle
 from typing import Any
 
@@ -160,8 +161,9 @@ def record_usage(model: nn.Module) -> Iterator[dict[str, MemoryReads]]:
         for path, memory in model.named_modules():
             if isinstance(memory, ProductKeyMemory):
                 reads = recorded[_name(model, path)] = MemoryReads(len(memory.values), memory.heads)
+                hook = partial(_record, reads)
                 # memory.usage belongs to validation, which takes it away after each batch
-                stack.enter_context(memory.keys.register_forward_hook(_recorder(reads)))
+                stack.enter_context(memory.keys.register_forward_hook(hook))
         if not recorded:
             raise ValueError(
                 f"{type(model).__name__} has no product-key memory to record: take a model that "
@@ -179,12 +181,9 @@ def _name(model: nn.Module, path: str) -> str:
     return f"{part}memory{int(place[2]) + 1}"
 
 
-def _recorder(reads: MemoryReads) -> Callable[..., None]:
-    def record(_: nn.Module, inputs: Any, found: tuple[Tensor, Tensor]) -> None:
-        scores, slots = found
-        reads.record(slots, scores.detach().softmax(-1))
-
-    return record
+def _record(reads: MemoryReads, _: nn.Module, inputs: Any, found: tuple[Tensor, Tensor]) -> None:
+    scores, slots = found
+    reads.record(slots, scores.detach().softmax(-1))
 
 
 def measure(checkpoint: NamedFile, reading: Reading, device: torch.device) -> dict[str, Any]:
@@ -246,8 +245,13 @@ def format_memories(models: list[dict[str, Any]]) -> str:
     """Table of the memories in Markdown, a row a memory."""
     rows = [
         [
-            *(model, name, f"{memory['slots']:,}", _percent(memory["usage"])),
-            f"{memory['kl']:.4f}",
+            *(
+                model,
+                name,
+                f"{memory['slots']:,}",
+                _percent(memory["usage"]),
+                f"{memory['kl']:.4f}",
+            ),
             *(f"{memory['slots_with_share'][str(share)]:,}" for share in SHARES),
             " ".join(map(_percent, memory["usage_of_heads"])),
         ]
@@ -294,16 +298,11 @@ def draw(axes: Any, models: list[dict[str, Any]]) -> None:
     """Draw the weight of each slot, most read first: a line a memory, a colour a model."""
     for number, model in enumerate(models):
         for style, (name, memory) in zip(cycle(_STYLES), model["memories"].items(), strict=False):
-            found = memory["curve"]
-            axes.plot(
-                found["rank"],
-                found["weight"],
-                style,
-                color=f"C{number % 10}",
-                # a memory may have one slot that was read
-                marker="." if len(found["rank"]) == 1 else None,
-                label=f"{model['model']}, {name}: {100 * memory['usage']:.1f}% used",
-            )
+            ranks, weights = memory["curve"]["rank"], memory["curve"]["weight"]
+            label = f"{model['model']}, {name}: {100 * memory['usage']:.1f}% used"
+            # a memory may have one slot that was read
+            look = {"color": f"C{number % 10}", "marker": "." if len(ranks) == 1 else None}
+            axes.plot(ranks, weights, style, **look, label=label)
     axes.axhline(1, color="gray", linewidth=0.8)
     axes.set_xscale("log")
     axes.set_yscale("log")
@@ -316,14 +315,11 @@ def draw(axes: Any, models: list[dict[str, Any]]) -> None:
 
 def measure_memory_usage(arguments: argparse.Namespace) -> None:
     """Measure each model; raises ValueError for what cannot be, before any work."""
-    for option in ("batch_size", "tokens_per_sample"):
-        value = getattr(arguments, option)
-        if value is not None:
-            check_at_least(f"--{option.replace('_', '-')}", value, 1)
-    check_at_least("--context-window", arguments.context_window, 0)
     checkpoints = parse_named_files("--checkpoint", arguments.checkpoint)
     given = {name: getattr(arguments, name) for name in Reading._fields}
-    reading = Reading(**{**given, "data": arguments.data.resolve()})
+    reading = Reading(**given)._replace(data=arguments.data.resolve())
+    check_at_least(1, batch_size=reading.batch_size, tokens_per_sample=reading.tokens_per_sample)
+    check_at_least(0, context_window=reading.context_window)
     for checkpoint in checkpoints:
         check_inputs(checkpoint.path, reading.data)
     device = choose_device(arguments.cpu)
@@ -333,8 +329,8 @@ def measure_memory_usage(arguments: argparse.Namespace) -> None:
     # fairseq's own attention has torch warn in every batch with padding
     warnings.filterwarnings("ignore", message="Support for mismatched key_padding_mask")
     models: list[dict[str, Any]] = []
-    conditions = {**reading._asdict(), "data": short(reading.data), "hardware": hardware}
-    result = {**conditions, "models": models}
+    conditions = reading._replace(data=short(reading.data))._asdict()
+    result = {**conditions, "hardware": hardware, "models": models}
     for checkpoint in checkpoints:
         models.append(measure(checkpoint, reading, device))
         write_json(arguments.output / "memory_usage.json", result)
@@ -347,19 +343,14 @@ def main(arguments: list[str] | None = None) -> int:
     parser = command_parser(__doc__)
     add = parser.add_argument
     add_text_options(parser, "memory_usage")
-    add(
-        "--batch-size",
-        type=int,
-        help="blocks or pairs of sentences at once (8), or parallel streams of a segment language "
-        "model (1, which gives the exact figure of the whole text)",
+    help_text = (
+        "blocks or pairs of sentences at once (8), or parallel streams of a segment language model "
+        "(1, which gives the exact figure of the whole text)"
     )
+    add("--batch-size", type=int, help=help_text)
     add("--tokens-per-sample", type=int, help="length of a block or segment (as in training)")
-    add(
-        "--context-window",
-        type=int,
-        default=0,
-        help="tokens of a block that are read again, as context, and not scored (0)",
-    )
+    help_text = "tokens of a block that are read again, as context, and not scored (0)"
+    add("--context-window", type=int, default=0, help=help_text)
     parsed = parser.parse_args(arguments)
     return exit_status(
         lambda: measure_memory_usage(parsed),

@@ -141,14 +141,12 @@ class ContextLosses:
     def _key(self, model: int, context: int) -> str:
         windows = self.windows
         split = data_file_path(str(windows.data.resolve() / windows.split))
-        files = {"checkpoint": self.checkpoints[model].path, "split": Path(split)}
-        status = {name: (str(path), path.stat()) for name, path in files.items()}
-        identities = {
-            name: {"path": path, "size": found.st_size, "mtime": found.st_mtime_ns}
-            for name, (path, found) in status.items()
-        }
+        key: dict[str, Any] = {}
+        for name, path in ("checkpoint", self.checkpoints[model].path), ("split", Path(split)):
+            found = path.stat()
+            key[name] = {"path": str(path), "size": found.st_size, "mtime": found.st_mtime_ns}
         how = {name: getattr(windows, name) for name in ("stride", "batch_size", "positions")}
-        return json.dumps({**identities, "context": context, **how})
+        return json.dumps({**key, "context": context, **how})
 
     def _read(self, path: Path, key: str) -> np.ndarray:
         remedy = "remove it, and it is measured anew"
@@ -213,8 +211,7 @@ def draw(axes: Any, models: dict[str, dict[str, Any]], ratios: list[float]) -> N
 def measure_recl(arguments: argparse.Namespace) -> None:
     """Measure each model's RECL; raises ValueError for what cannot be, before any work."""
     stride, longest = arguments.stride, arguments.max_context
-    check_at_least("--stride", stride, 1)
-    check_at_least("--batch-size", arguments.batch_size, 1)
+    check_at_least(1, stride=stride, batch_size=arguments.batch_size)
     first = arguments.step if arguments.first_context is None else arguments.first_context
     contexts = Contexts(first, arguments.step, longest)
     check_contexts(contexts)
@@ -276,10 +273,8 @@ def measure_recl(arguments: argparse.Namespace) -> None:
         [label, *(format_tokens(model["recl"][str(ratio)]) for ratio in ratios)]
         for label, model in models.items()
     ]
-    table = markdown_table(["model", *(f"r = {ratio}" for ratio in ratios)], rows)
-    save_results(
-        arguments.output, "recl", result, f"{table}\n", lambda axes: draw(axes, models, ratios)
-    )
+    told = markdown_table(["model", *(f"r = {ratio}" for ratio in ratios)], rows) + "\n"
+    save_results(arguments.output, "recl", result, told, lambda axes: draw(axes, models, ratios))
 
 
 def main(arguments: list[str] | None = None) -> int:

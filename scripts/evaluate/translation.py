@@ -185,7 +185,10 @@ def translate(
                     bar.update(min(new, expected - bar.n))
                     if not ended:
                         time.sleep(0.2)
-        except KeyboardInterrupt:
+        except ValueError:
+            # the command's own messages say why
+            raise
+        except BaseException:
             log.unlink(missing_ok=True)
             raise
         log.unlink()
@@ -223,8 +226,8 @@ def format_scores(scores: dict[str, Any]) -> str:
 
 def _check(options: argparse.Namespace, extra: Sequence[str]) -> tuple[Path, list[str]]:
     """Check the options before any work; return the file of the reference and its lines."""
-    check_at_least("--beam", options.beam, 1)
-    check_at_least("--examples", options.examples, 0)
+    check_at_least(1, beam=options.beam)
+    check_at_least(0, examples=options.examples)
     for side in ("source", "target"):
         check_language(getattr(options, f"{side}_lang"), f"{side}-lang")
     if options.branch_weights != LEARNED and any(

@@ -22,7 +22,7 @@ from fairseq_plugins.all_attention.adaptive_span import AdaptiveSpan
 from scripts._shared.checkpoints import load_checkpoint
 from scripts._shared.command_line import (
     NamedFile,
-    add_checkpoint_option,
+    add_named_files,
     add_output_options,
     command_parser,
     exit_status,
@@ -131,10 +131,7 @@ def draw(axes: Any, models: list[dict[str, Any]]) -> None:
 
 def plot_attention_spans(arguments: argparse.Namespace) -> None:
     """Read the spans and draw them; raises ValueError for what cannot be, before any output."""
-    models = [
-        read_spans(checkpoint)
-        for checkpoint in parse_named_files("--checkpoint", arguments.checkpoint)
-    ]
+    models = list(map(read_spans, parse_named_files("--checkpoint", arguments.checkpoint)))
     prepare_results(arguments.output)
     told = [f"{format_table(models)}\n"]
     told += [
@@ -143,19 +140,14 @@ def plot_attention_spans(arguments: argparse.Namespace) -> None:
         "included"
         for model in models
     ]
-    save_results(
-        arguments.output,
-        "attention_spans",
-        {"models": models},
-        "\n".join(told),
-        lambda axes: draw(axes, models),
-    )
+    content, told = {"models": models}, "\n".join(told)
+    save_results(arguments.output, "attention_spans", content, told, lambda ax: draw(ax, models))
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Command line of the script; returns its exit status."""
     parser = command_parser(__doc__)
-    add_checkpoint_option(parser)
+    add_named_files(parser, "--checkpoint", "models")
     add_output_options(parser, "attention_spans", device=False)
     parsed = parser.parse_args(arguments)
     return exit_status(lambda: plot_attention_spans(parsed))

@@ -23,6 +23,7 @@ import numpy as np
 
 from scripts._shared.command_line import (
     NamedFile,
+    add_named_files,
     add_output_options,
     command_parser,
     exit_status,
@@ -147,35 +148,20 @@ def draw(axes: Any, rows: list[dict[str, Any]], against: str) -> None:
 
 def plot_losses(arguments: argparse.Namespace) -> None:
     """Read the logs and draw them; raises ValueError for what cannot be, before any output."""
-    timed = arguments.against == TIME
-    rows = [
-        summary(log, read_validations(log, timed))
-        for log in parse_named_files("--log", arguments.log)
-    ]
+    against = arguments.against
+    logs = parse_named_files("--log", arguments.log)
+    rows = [summary(log, read_validations(log, against == TIME)) for log in logs]
     prepare_results(arguments.output)
-    save_results(
-        arguments.output,
-        "losses",
-        {"unit": UNIT, "rows": rows},
-        f"{format_table(rows)}\n",
-        lambda axes: draw(axes, rows, arguments.against),
-    )
+    content, told = {"unit": UNIT, "rows": rows}, f"{format_table(rows)}\n"
+    save_results(arguments.output, "losses", content, told, lambda ax: draw(ax, rows, against))
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Command line of the script; returns its exit status."""
     parser = command_parser(__doc__)
-    parser.add_argument(
-        "--log",
-        nargs="+",
-        action="extend",
-        required=True,
-        metavar="[LABEL=]PATH",
-        help="logs to compare, with what they are called in table and plot",
-    )
-    parser.add_argument(
-        "--against", choices=(UPDATES, TIME), default=UPDATES, help="what is drawn across (updates)"
-    )
+    add_named_files(parser, "--log", "logs")
+    help_text = "what is drawn across (updates)"
+    parser.add_argument("--against", choices=(UPDATES, TIME), default=UPDATES, help=help_text)
     add_output_options(parser, "losses", device=False)
     parsed = parser.parse_args(arguments)
     return exit_status(lambda: plot_losses(parsed))
