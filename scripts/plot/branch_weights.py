@@ -18,6 +18,8 @@ import math
 import re
 import sys
 from collections.abc import Iterable, Sequence
+from functools import partial
+from itertools import chain
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -26,7 +28,7 @@ from scripts._shared.checkpoints import read_checkpoint
 from scripts._shared.command_line import add_output_options, command_parser, exit_status
 from scripts._shared.commands import short
 from scripts._shared.results import markdown_table, prepare_results, save_results
-from scripts.plot._training_log import open_log, validation_values
+from scripts.plot._training_log import open_log, read_validation
 
 SYMBOLS = {"kappa": "κ", "alpha": "α"}
 # By layer and by "kappa" or "alpha": the weights of all branches.
@@ -50,21 +52,18 @@ def layer_order(layer: str) -> tuple[bool, int]:
 
 def validation(line: str) -> tuple[int, Weights] | None:
     """Updates and weights that a line of a log tells; None for a line without them."""
-    values = validation_values(line)
-    if values is None:
+    if (told := read_validation(line)) is None:
         return None
+    updates, values = told
     figures = sorted(
         (found[1], found[2], int(found[3]), float(value))
         for name, value in values.items()
         if (found := _FIGURE.fullmatch(name))
     )
-    # a line that was cut short has no number of updates, which comes behind them
-    if not figures or not values.get("num_updates"):
-        return None
     weights: Weights = {}
     for layer, kind, _, value in figures:
         weights.setdefault(layer, {}).setdefault(kind, []).append(value)
-    return int(values["num_updates"]), weights
+    return (updates, weights) if weights else None
 
 
 def read_log(log: Path) -> Iterable[tuple[int, Weights]]:
@@ -122,27 +121,25 @@ def read_checkpoints(paths: Sequence[Path]) -> Iterable[tuple[int, Weights]]:
     return points
 
 
+def _shape(weights: Weights) -> dict[str, dict[str, int]]:
+    return {layer: {kind: len(by[kind]) for kind in by} for layer, by in weights.items()}
+
+
 def in_order(points: Iterable[tuple[int, Weights]], label: str) -> dict[int, Weights]:
     """Weights by update, which rise, all of the same layers and branches.
 
     Raises ValueError when they are not, or a weight is no number.
     """
     by_update = dict(sorted(dict(points).items()))
-    first, shape = None, None
+    first = min(by_update)
     for update, weights in by_update.items():
-        found = {
-            (layer, kind): len(values)
-            for layer, by in weights.items()
-            for kind, values in by.items()
-        }
-        first, shape = (update, found) if shape is None else (first, shape)
-        if found != shape:
+        if _shape(weights) != _shape(by_update[first]):
             raise ValueError(
                 f"{label}: after {update:,} updates there are other layers or branches than after "
                 f"{first:,}: name what belongs to one training"
             )
         for layer, by in weights.items():
-            if not all(math.isfinite(value) for values in by.values() for value in values):
+            if not all(map(math.isfinite, chain(*by.values()))):
                 raise ValueError(
                     f"{label}: after {update:,} updates a weight of {layer} is no number: leave "
                     "out this training, which diverged"
@@ -238,29 +235,21 @@ def plot_branch_weights(arguments: argparse.Namespace) -> None:
         for layer in layers
     }
     last = max(by_update)
-    save_results(
-        arguments.output,
-        "branch_weights",
-        {"source": label, "updates": list(by_update), "layers": courses},
-        f"{format_table(by_update[last], layers)}\n\n"
-        f"after {last:,} updates, the last of {len(by_update):,} that are drawn",
-        lambda axes: draw(axes, by_update, layers, width),
-    )
+    content = {"source": label, "updates": list(by_update), "layers": courses}
+    told = f"after {last:,} updates, the last of {len(by_update):,} that are drawn"
+    told = f"{format_table(by_update[last], layers)}\n\n{told}"
+    plot = partial(draw, by_update=by_update, layers=layers, width=width)
+    save_results(arguments.output, "branch_weights", content, told, plot)
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Command line of the script; returns its exit status."""
     parser = command_parser(__doc__)
     source = parser.add_mutually_exclusive_group(required=True)
-    source.add_argument("--log", type=Path, metavar="PATH", help="log of a training")
-    source.add_argument(
-        "--checkpoint",
-        type=Path,
-        nargs="+",
-        action="extend",
-        metavar="PATH",
-        help="checkpoints of a training, or folders: all checkpoint*.pt of them",
-    )
+    paths = {"type": Path, "metavar": "PATH"}
+    source.add_argument("--log", **paths, help="log of a training")
+    help_text = "checkpoints of a training, or folders: all checkpoint*.pt of them"
+    source.add_argument("--checkpoint", nargs="+", action="extend", **paths, help=help_text)
     help_text = "layers to draw, such as encoder2 or decoder1 (all)"
     parser.add_argument("--layer", nargs="+", action="extend", metavar="NAME", help=help_text)
     help_text = "draw the mean of N neighbouring points, N odd (1: as they are)"

@@ -31,7 +31,7 @@ from scripts._shared.command_line import (
 )
 from scripts._shared.commands import short
 from scripts._shared.results import markdown_table, prepare_results, save_results
-from scripts.plot._training_log import open_log, validation_values
+from scripts.plot._training_log import open_log, read_validation
 
 UNIT = "bits a token"
 UPDATES, TIME = "updates", "time"
@@ -50,12 +50,10 @@ class Validation(NamedTuple):
 
 def validation(line: str) -> tuple[int, float] | None:
     """Updates and validation loss that a line of a log tells; None for all other lines."""
-    values = validation_values(line)
-    # a line that was cut short has no number of updates, which comes behind the loss
-    if values is None or not values.get("num_updates"):
+    if (told := read_validation(line)) is None:
         return None
-    loss = values.get("nll_loss", values["loss"])
-    return int(values["num_updates"]), float(loss)
+    updates, values = told
+    return updates, float(values.get("nll_loss", values["loss"]))
 
 
 def validations(lines: Iterable[str]) -> dict[int, Validation]:
