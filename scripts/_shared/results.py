@@ -47,23 +47,27 @@ def save_results(
     print(f"written to {short(output.resolve())}/{name}.json and .png")
 
 
-def save_plot(path: Path, draw: Callable[[Any], None]) -> None:
+def save_plot(path: Path, draw: Callable[..., None], columns: int = 1) -> None:
     """Write a PNG, never seen half-written, of what ``draw`` puts into matplotlib axes.
 
-    Raises ValueError when matplotlib is missing.
+    ``draw`` gets as many axes as there are columns, side by side. Raises ValueError when
+    matplotlib is missing.
     """
     check_plotting()
     # only here: a measurement without matplotlib ends with its remedy, not with a traceback
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(7, 4.5), layout="constrained")
-    draw(figure.add_subplot())
+    figure = Figure(figsize=(7 if columns == 1 else 5 * columns, 4.5), layout="constrained")
+    draw(*(figure.add_subplot(1, columns, column + 1) for column in range(columns)))
     with atomic_write(path) as partial:
         figure.savefig(partial, format="png", dpi=150)
 
 
 def markdown_table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Table in Markdown, its columns aligned for a terminal: the first left, the others right."""
+    """Table in Markdown, its columns aligned for a terminal: the first left, the others right.
+
+    A row that is shorter than the others ends with empty cells.
+    """
     sides = ["left", *["right"] * (len(headers) - 1)]
     # cells stay as they are, also those that look like numbers
-    return tabulate(rows, headers, tablefmt="pipe", colalign=sides, disable_numparse=True)
+    return tabulate(rows, headers, tablefmt="github", colalign=sides, disable_numparse=True)

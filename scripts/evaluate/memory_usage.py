@@ -269,7 +269,7 @@ def format_overlap(models: list[dict[str, Any]], kind: str) -> str | None:
         return None
     most = max(memory["heads"] for _, _, memory in several)
     rows = [
-        [model, name, str(head), *map(_percent, shares), *[""] * (most - memory["heads"])]
+        [model, name, str(head), *map(_percent, shares)]
         for model, name, memory in several
         for head, shares in enumerate(memory[kind], start=1)
     ]

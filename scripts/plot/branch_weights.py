@@ -173,9 +173,7 @@ def format_table(weights: Weights, layers: Sequence[str]) -> str:
         for kind, symbol in SYMBOLS.items()
     ]
     # encoder and decoder may have different numbers of heads
-    columns = max(map(len, rows))
-    filled = [row + [""] * (columns - len(row)) for row in rows]
-    return markdown_table(["branch", *map(str, range(1, columns))], filled)
+    return markdown_table(["branch", *map(str, range(1, max(map(len, rows))))], rows)
 
 
 def draw(axes: Any, by_update: dict[int, Weights], layers: Sequence[str], width: int) -> None:

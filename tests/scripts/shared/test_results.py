@@ -15,10 +15,10 @@ from scripts._shared.results import (
 
 
 def test_table():
-    rows = [["XL", "900"], ["a long name", "1e3"], ["≤", ""]]
+    rows = [["XL", "900"], ["a long name", "1e3"], ["≤"]]
     assert markdown_table(["model", "r"], rows).splitlines() == [
         "| model       |   r |",
-        "|:------------|----:|",
+        "|-------------|-----|",
         "| XL          | 900 |",
         "| a long name | 1e3 |",
         "| ≤           |     |",
