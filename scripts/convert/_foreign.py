@@ -144,9 +144,8 @@ class ForeignTensors:
 
     def note_surplus(self) -> None:
         """Note a problem for each tensor that nobody took."""
-        self._problems += [
-            f"nothing takes {name!r} of the checkpoint" for name in sorted(self._left)
-        ]
+        names = sorted(self._left)
+        self._problems += [f"nothing takes {name!r} of the checkpoint" for name in names]
 
 
 class ForeignConfig:
@@ -192,21 +191,19 @@ class ForeignConfig:
 
     def integer(self, name: str, least: int = 1, default: int | None = None) -> int | None:
         """Whole number of at least ``least``; None after a problem."""
-        return self._checked(
-            name,
-            default,
-            lambda value: type(value) is int and value >= least,
-            f"a whole number of at least {least}",
-        )
+
+        def fits(value: Any) -> bool:
+            return type(value) is int and value >= least
+
+        return self._checked(name, default, fits, f"a whole number of at least {least}")
 
     def rate(self, name: str) -> float:
         """Rate of a dropout, 0 where there is none."""
-        return self._checked(
-            name,
-            0.0,
-            lambda value: type(value) in (int, float) and 0 <= value < 1,
-            "a number in [0, 1)",
-        )
+
+        def fits(value: Any) -> bool:
+            return type(value) in (int, float) and 0 <= value < 1
+
+        return self._checked(name, 0.0, fits, "a number in [0, 1)")
 
     def flag(self, name: str, default: bool | None = None) -> bool | None:
         """True or false; None after a problem."""
@@ -214,29 +211,20 @@ class ForeignConfig:
 
     def numbers(self, name: str) -> list[int] | None:
         """List of rising whole numbers, which may be empty; None after a problem."""
-        return self._checked(
-            name,
-            None,
-            lambda value: (
-                isinstance(value, list)
-                and all(type(number) is int and number > 0 for number in value)
-                and sorted(set(value)) == value
-            ),
-            "a list of rising numbers",
-        )
+
+        def fits(value: Any) -> bool:
+            whole = isinstance(value, list) and all(type(x) is int and x > 0 for x in value)
+            return whole and sorted(set(value)) == value
+
+        return self._checked(name, None, fits, "a list of rising numbers")
 
     def flags(self, name: str, length: int) -> list[bool] | None:
         """List of so many truth values; None after a problem."""
-        return self._checked(
-            name,
-            None,
-            lambda value: (
-                isinstance(value, list)
-                and len(value) == length
-                and all(isinstance(flag, bool) for flag in value)
-            ),
-            f"a list of {length} times true or false",
-        )
+
+        def fits(value: Any) -> bool:
+            return isinstance(value, list) and [type(flag) for flag in value] == [bool] * length
+
+        return self._checked(name, None, fits, f"a list of {length} times true or false")
 
     def expect(self, name: str, value: Any, why: str, default: Any = None) -> None:
         """Note a problem where an option has another value than the only one that is known."""
@@ -256,9 +244,8 @@ class ForeignConfig:
         if value is None:
             self._problems.append(f"{self._label} lacks {name}: {description}")
         elif not fits(value):
-            self._problems.append(
-                f"{name} is {json.dumps(value)} in {self._label}: it must be {description}"
-            )
+            found = f"{name} is {json.dumps(value)} in {self._label}"
+            self._problems.append(f"{found}: it must be {description}")
         else:
             return value
         self.readable = False
@@ -304,14 +291,13 @@ class ForeignVocabulary:
         seen: set[str] = set()
         reserved = {self.dictionary.bos_word, self.dictionary.pad_word, self.dictionary.eos_word}
         for line, symbol in enumerate(self.symbols, start=1):
+            at = f"{label}, line {line}: {symbol!r}"
             if symbol.split() != [symbol]:
-                problems.append(f"{label}, line {line}: {symbol!r} is empty or has spaces")
+                problems.append(f"{at} is empty or has spaces")
             elif symbol in seen:
-                problems.append(f"{label}, line {line}: {symbol!r} occurs twice")
+                problems.append(f"{at} occurs twice")
             elif symbol in reserved:
-                problems.append(
-                    f"{label}, line {line}: {symbol!r} is a special symbol of fairseq's"
-                )
+                problems.append(f"{at} is a special symbol of fairseq's")
             seen.add(symbol)
 
     def __len__(self) -> int:

@@ -45,12 +45,8 @@ def load_task(
 
     Raises ValueError when there is no dictionary or no such segment.
     """
-    options = SegmentLanguageModelingConfig(
-        data=str(data),
-        tokens_per_sample=tokens_per_sample,
-        extended_context=extended_context,
-        dataset_impl=None,
-    )
+    segments = {"tokens_per_sample": tokens_per_sample, "extended_context": extended_context}
+    options = SegmentLanguageModelingConfig(data=str(data), **segments, dataset_impl=None)
     return SegmentLanguageModelingTask.setup_task(options)
 
 

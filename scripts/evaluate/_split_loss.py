@@ -170,15 +170,10 @@ def _batches(task: FairseqTask, model: BaseFairseqModel, reading: Reading) -> It
     dataset, positions = task.dataset(reading.split), model.max_positions()
     size = reading.batch_size
     if isinstance(task, TranslationTask):
-        epoch = task.get_batch_iterator(
-            dataset,
-            max_sentences=size or _BATCH_SIZE,
-            max_positions=positions,
-            # what is left out is noticed, and named better
-            ignore_invalid_inputs=True,
-            required_batch_size_multiple=1,
-        )
-        return epoch.next_epoch_itr(shuffle=False)
+        # what is left out is noticed, and named better
+        whole = {"ignore_invalid_inputs": True, "required_batch_size_multiple": 1}
+        limits = {"max_sentences": size or _BATCH_SIZE, "max_positions": positions}
+        return task.get_batch_iterator(dataset, **limits, **whole).next_epoch_itr(shuffle=False)
     blocks = isinstance(task, LanguageModelingTask)
     return task.eval_lm_dataloader(
         dataset,

@@ -21,6 +21,7 @@ Writes evaluation_speed.json and evaluation_speed.png, and prints a table.
 import argparse
 import dataclasses
 import math
+import re
 import statistics
 import sys
 import time
@@ -98,11 +99,9 @@ def sizes_of_checkpoint(checkpoint: Path) -> Sizes:
     """Sizes of a trained model; raises as load_checkpoint."""
     state = load_checkpoint(checkpoint)
     options = dict(state["cfg"]["model"])
+    of_symbols = re.compile(r"decoder\.embed_tokens\.(embeddings\.\d+\.0\.)?weight")
     symbols = sum(
-        weight.size(0)
-        for name, weight in state["model"].items()
-        if name == "decoder.embed_tokens.weight"
-        or (name.startswith("decoder.embed_tokens.embeddings.") and name.endswith(".0.weight"))
+        len(weight) for name, weight in state["model"].items() if of_symbols.fullmatch(name)
     )
     return Sizes(ARCH_MODEL_NAME_REGISTRY[options["_name"]], options, symbols)
 
@@ -260,10 +259,7 @@ def draw(axes: Any, rows: list[dict[str, Any]]) -> None:
     """Draw the ratio against the attention length, and the published one."""
     lengths = [row["attention_length"] for row in rows]
     axes.plot(lengths, [row["ratio"] for row in rows], marker="o", label="measured here")
-    published = {
-        row["attention_length"]: row["published_ratio"] for row in rows if row["published_ratio"]
-    }
-    if published:
+    if published := {length: PUBLISHED[length] for length in lengths if length in PUBLISHED}:
         label = "published (another machine)"
         axes.plot(published.keys(), published.values(), marker="x", linestyle="--", label=label)
     axes.set_xlabel("attention length (tokens)")

@@ -250,7 +250,7 @@ def measure_recl(arguments: argparse.Namespace) -> None:
             how = (contexts, ratio, arguments.threshold, limit)
             found = effective_context(losses, len(checkpoints), number, *how)
             gains = [gain._asdict() for gain in found.gains]
-            recl[str(ratio)] = {**found._asdict(), "gains": gains}
+            recl[str(ratio)] = found._replace(gains=gains)._asdict()
         models[checkpoint.label] = {"checkpoint": short(checkpoint.path), "recl": recl}
     for number, model in enumerate(models.values()):
         # the normal perplexity, not calibrated by the baseline (the paper's figure 4)
