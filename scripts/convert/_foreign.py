@@ -133,6 +133,13 @@ class ForeignTensors:
                 )
         return tensor
 
+    def take_both(self, first: str, second: str, tied: bool, *shape: int) -> tuple[Tensor, Tensor]:
+        """Two tensors of a shape, or the same one twice where the original has tied them."""
+        if tied:
+            both = self.take_tied(first, [second], *shape)
+            return both, both
+        return self.take(first, *shape), self.take(second, *shape)
+
     def take_affine(self, ours: str, theirs: str, *shape: int) -> dict[str, Tensor]:
         """Weight of a shape, and bias, of a linear layer or a norm, by what we call it."""
         shapes = {"weight": shape, "bias": shape[:1]}

@@ -7,14 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-from scripts.convert._embeddings import (
-    Bands,
-    Names,
-    adaptive_options,
-    plain_options,
-    translate_adaptive,
-    translate_plain,
-)
+from scripts.convert._embeddings import Bands, Embeddings, Names
 from scripts.convert._foreign import EOS, UNK, ForeignConfig, ForeignTensors, ForeignVocabulary
 
 _TRANSFORMER_XL = Names(
@@ -24,6 +17,10 @@ _TRANSFORMER_XL = Names(
     output_projection="crit.out_projs.{}",
     clusters="crit.cluster_weight",
     cluster_bias="crit.cluster_bias",
+)
+_HUGGING_FACE = _TRANSFORMER_XL._replace(
+    embedding="transformer.word_emb.emb_layers.{}.weight",
+    input_projection="transformer.word_emb.emb_projs.{}",
 )
 _ADAPTIVE_SPAN = Names(
     embedding="in_emb.emb_layers.{}.weight",
@@ -57,7 +54,6 @@ class TransformerXLImport:
     def __init__(
         self, config: ForeignConfig, vocabulary: ForeignVocabulary, hugging_face: bool
     ) -> None:
-        self._vocabulary = vocabulary
         self._hugging_face = hugging_face
         self._prefix = "transformer." if hugging_face else ""
         self._layers = config.integer("n_layer")
@@ -86,10 +82,13 @@ class TransformerXLImport:
         config.expect("layer_norm_epsilon", 1e-5, "only 1e-05 is known")
         if self._same_length and self._mem_len == 0:
             config.note("same_length with mem_len 0 leaves nothing to attend to")
-        self._tied = bool(config.flag(tied, True))
-        self._bands = self._read_bands(config)
+        names, tied = _HUGGING_FACE if hugging_face else _TRANSFORMER_XL, config.flag(tied, True)
+        bands = self._read_bands(config, vocabulary, bool(tied))
+        self._embeddings = Embeddings(vocabulary, self._width, bool(tied), names, bands)
 
-    def _read_bands(self, config: ForeignConfig) -> Bands | None:
+    def _read_bands(
+        self, config: ForeignConfig, vocabulary: ForeignVocabulary, tied: bool
+    ) -> Bands | None:
         cutoffs = config.numbers("cutoffs")
         if not cutoffs:
             return None
@@ -98,10 +97,10 @@ class TransformerXLImport:
         tied_projections = [True] * (len(cutoffs) + 1)
         if factor != 1:
             tied_projections = config.flags("tie_projs", len(cutoffs) + 1)
-        _note_misfit(config, "cutoffs", cutoffs, self._vocabulary)
+        _note_misfit(config, "cutoffs", cutoffs, vocabulary)
         if factor is None or tied_projections is None:
             return None
-        return Bands(cutoffs, factor, self._tied, tied_projections, not self._hugging_face)
+        return Bands(cutoffs, factor, tied, tied_projections, not self._hugging_face)
 
     def options(self) -> dict[str, Any]:
         """Options of the model."""
@@ -123,25 +122,12 @@ class TransformerXLImport:
             "output_dropout": dropout,
             "activation_dropout": dropout,
             "attention_dropout": attention_dropout,
-            **(
-                adaptive_options(self._bands, self._vocabulary)
-                if self._bands
-                else plain_options(self._tied)
-            ),
+            **self._embeddings.options(),
         }
 
     def translate(self, tensors: ForeignTensors) -> dict[str, Tensor]:
         """Weights of the model."""
-        names = _TRANSFORMER_XL._replace(
-            embedding=self._prefix + _TRANSFORMER_XL.embedding,
-            input_projection=self._prefix + _TRANSFORMER_XL.input_projection,
-        )
-        d, vocabulary = self._width, self._vocabulary
-        if self._bands:
-            found = translate_adaptive(tensors, vocabulary, d, self._bands, names)
-        else:
-            plain = names.embedding.format(0), names.output.format(0)
-            found = translate_plain(tensors, vocabulary, d, self._tied, *plain)
+        found = self._embeddings.translate(tensors)
         # sinusoids: they follow from the width
         tensors.skip(f"{self._prefix}pos_emb.inv_freq")
         shared = None if self._untied_biases else self._shared_biases(tensors)
@@ -196,7 +182,6 @@ class AdaptiveSpanImport:
     arch = "all_attention_lm"
 
     def __init__(self, config: ForeignConfig, vocabulary: ForeignVocabulary) -> None:
-        self._vocabulary = vocabulary
         self._layers = config.integer("nb_layers")
         self._heads = config.integer("nb_heads")
         self._width = config.integer("hidden_size")
@@ -210,20 +195,11 @@ class AdaptiveSpanImport:
         self.tokens_per_sample = config.integer("block_size", default=512)
         _heads_divide(config, "hidden_size", self._width, "nb_heads", self._heads)
         _note_size(config, config.integer("vocab_size", default=len(vocabulary)), vocabulary)
-        self._bands = self._read_bands(config)
-
-    def _read_bands(self, config: ForeignConfig) -> Bands | None:
-        if not config.flag("adapt_io_enabled", False):
-            return None
-        cutoffs = config.numbers("adapt_io_cutoffs")
-        factor = config.integer("adapt_io_divval", least=2, default=4)
-        tied = config.flag("adapt_io_tied", False)
-        if cutoffs == []:
-            config.note("adapt_io_enabled is true and adapt_io_cutoffs are empty", False)
-        if not cutoffs or factor is None or tied is None:
-            return None
-        _note_misfit(config, "adapt_io_cutoffs", cutoffs, self._vocabulary)
-        return Bands(cutoffs, factor, tied, [tied] * (len(cutoffs) + 1))
+        bands = _read_adaptive_io(config, vocabulary)
+        names = _ADAPTIVE_SPAN
+        if bands is None:
+            names = names._replace(embedding="in_emb.weight", output="out_emb")
+        self._embeddings = Embeddings(vocabulary, self._width, False, names, bands)
 
     def options(self) -> dict[str, Any]:
         """Options of the model."""
@@ -242,22 +218,14 @@ class AdaptiveSpanImport:
             "activation_dropout": dropout if self._inner else 0.0,
             "embed_dropout": embed_dropout,
             "output_dropout": embed_dropout,
-            **(
-                adaptive_options(self._bands, self._vocabulary)
-                if self._bands
-                else plain_options(tied=False)
-            ),
+            **self._embeddings.options(),
         }
 
     def translate(self, tensors: ForeignTensors) -> dict[str, Tensor]:
         """Weights of the model."""
-        d, vocabulary = self._width, self._vocabulary
-        if self._bands:
-            found = translate_adaptive(tensors, vocabulary, d, self._bands, _ADAPTIVE_SPAN)
-        else:
-            found = translate_plain(tensors, vocabulary, d, False, "in_emb.weight", "out_emb")
+        found = self._embeddings.translate(tensors)
         # (1, d_h, L), the farthest distance first -> (L, d_h), the nearest first
-        positions = tensors.take("key_pe", 1, d // self._heads, self._span)
+        positions = tensors.take("key_pe", 1, self._width // self._heads, self._span)
         found["decoder.positions.weight"] = positions[0].T.flip(0)
         for number in range(self._layers):
             of_layer = self._layer(tensors, f"layers.{number}.")
@@ -293,6 +261,20 @@ class AdaptiveSpanImport:
             tensors.skip(f"{mask}mask_template")
             tensors.skip(f"{again}mask_template")
         return found
+
+
+def _read_adaptive_io(config: ForeignConfig, vocabulary: ForeignVocabulary) -> Bands | None:
+    if not config.flag("adapt_io_enabled", False):
+        return None
+    cutoffs = config.numbers("adapt_io_cutoffs")
+    factor = config.integer("adapt_io_divval", least=2, default=4)
+    tied = config.flag("adapt_io_tied", False)
+    if cutoffs == []:
+        config.note("adapt_io_enabled is true and adapt_io_cutoffs are empty", False)
+    if not cutoffs or factor is None or tied is None:
+        return None
+    _note_misfit(config, "adapt_io_cutoffs", cutoffs, vocabulary)
+    return Bands(cutoffs, factor, tied, [tied] * (len(cutoffs) + 1))
 
 
 def _note_size(config: ForeignConfig, size: int | None, vocabulary: ForeignVocabulary) -> None:
