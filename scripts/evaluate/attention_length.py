@@ -231,10 +231,8 @@ def main(arguments: list[str] | None = None) -> int:
     add("--same-length", action=argparse.BooleanOptionalAction, help=help_text)
     add("--batch-size", type=int, default=1, help="number of parallel streams (1)")
     parsed = parser.parse_args(arguments)
-    return exit_status(
-        lambda: plot_attention_length(parsed),
-        f"{short(parsed.output.resolve())}/attention_length.json keeps the figures so far",
-    )
+    kept = f"{short(parsed.output.resolve())}/attention_length.json keeps the figures so far"
+    return exit_status(lambda: plot_attention_length(parsed), kept)
 
 
 if __name__ == "__main__":

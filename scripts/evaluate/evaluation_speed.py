@@ -320,10 +320,8 @@ def main(arguments: list[str] | None = None) -> int:
     add("--dtype", choices=DTYPES, default="fp32", help="number format (fp32)")
     add_output_options(parser, "evaluation_speed")
     parsed = parser.parse_args(arguments)
-    return exit_status(
-        lambda: measure_evaluation_speed(parsed),
-        f"{short(parsed.output.resolve())}/evaluation_speed.json keeps the times so far",
-    )
+    kept = f"{short(parsed.output.resolve())}/evaluation_speed.json keeps the times so far"
+    return exit_status(lambda: measure_evaluation_speed(parsed), kept)
 
 
 if __name__ == "__main__":

@@ -352,10 +352,8 @@ def main(arguments: list[str] | None = None) -> int:
     help_text = "tokens of a block that are read again, as context, and not scored (0)"
     add("--context-window", type=int, default=0, help=help_text)
     parsed = parser.parse_args(arguments)
-    return exit_status(
-        lambda: measure_memory_usage(parsed),
-        f"{short(parsed.output.resolve())}/memory_usage.json keeps the models so far",
-    )
+    kept = f"{short(parsed.output.resolve())}/memory_usage.json keeps the models so far"
+    return exit_status(lambda: measure_memory_usage(parsed), kept)
 
 
 if __name__ == "__main__":

@@ -291,11 +291,8 @@ def main(arguments: list[str] | None = None) -> int:
     add("--stride", type=int, default=10, help="tokens predicted of each window (10); 1 is exact")
     add("--batch-size", type=int, default=8, help="windows at once (8)")
     parsed = parser.parse_args(arguments)
-    return exit_status(
-        lambda: measure_recl(parsed),
-        f"{short(parsed.output.resolve())}/losses keeps what was measured; the same command goes "
-        "on from there",
-    )
+    kept = f"{short(parsed.output.resolve())}/losses keeps what was measured"
+    return exit_status(lambda: measure_recl(parsed), f"{kept}; the same command goes on from there")
 
 
 if __name__ == "__main__":

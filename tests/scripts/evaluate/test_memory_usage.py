@@ -25,8 +25,8 @@ from tests.scripts.evaluate.saved_memory_models import (
     measure,
     sentence,
     unit_keys,
-    write_all,
 )
+from tests.scripts.tables import cells
 
 CPU = torch.device("cpu")
 
@@ -140,14 +140,9 @@ def test_reads_of_a_context_do_not_count():
     assert (reads.tokens, reads.total().tolist()) == (1, [0, 0, 1, 0])
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return write_all(tmp_path_factory.mktemp("memories"))
-
-
-def by_hand(name, folder, data, batches):
+def by_hand(name, saved, data, batches):
     """Reads of each memory and the loss of single sequences: {name: z'}, nats a token."""
-    model, _ = load_model(folder / f"{name}.pt", folder / data, CPU)
+    model, _ = load_model(saved / f"{name}.pt", saved / data, CPU)
     reads = {path: torch.zeros(49).double() for path, _ in model.named_modules()
              if path.endswith("memory.keys")}  # fmt: skip
 
@@ -169,9 +164,9 @@ def by_hand(name, folder, data, batches):
     return list(reads.values()), torch.cat(losses).mean().item()
 
 
-def text_of(folder):
+def text_of(saved):
     return torch.from_numpy(
-        np.fromfile(folder / "text" / "test.bin", dtype=np.uint16).astype(np.int64)
+        np.fromfile(saved / "text" / "test.bin", dtype=np.uint16).astype(np.int64)
     )
 
 
@@ -181,15 +176,15 @@ def expect(figures, reads):
 
 
 @pytest.mark.parametrize("batch_size", [None, 3])
-def test_blocks(folder, tmp_path, batch_size):
+def test_blocks(saved, tmp_path, batch_size):
     """The last of 10 blocks is shorter, and no batch is a multiple of 8."""
-    text = text_of(folder)
+    text = text_of(saved)
     before = torch.cat([torch.tensor([EOS]), text[:-1]])
     parts = zip(before.split(10), text.split(10), strict=True)
     batches = [((inputs[None],), target) for inputs, target in parts]
-    (reads,), loss = by_hand("blocks", folder, "text", batches)
+    (reads,), loss = by_hand("blocks", saved, "text", batches)
     options = ("--batch-size", batch_size) if batch_size else ()
-    status, found = measure(folder, "blocks", "text", tmp_path / "out", *options)
+    status, found = measure(saved, "blocks", "text", tmp_path / "out", *options)
     assert status == 0
     (model,) = found["models"]
     assert model["tokens"] == TOKENS
@@ -199,15 +194,15 @@ def test_blocks(folder, tmp_path, batch_size):
     expect(model["memories"]["memory2"], reads)
 
 
-def test_a_context_is_read_again_and_not_counted(folder, tmp_path):
+def test_a_context_is_read_again_and_not_counted(saved, tmp_path):
     """Blocks of 4 tokens after 6 of context."""
     options = ("--tokens-per-sample", 10, "--context-window", 6, "--batch-size", 4)
-    status, found = measure(folder, "blocks", "text", tmp_path / "out", *options)
+    status, found = measure(saved, "blocks", "text", tmp_path / "out", *options)
     assert status == 0
     (model,) = found["models"]
-    text = text_of(folder)
+    text = text_of(saved)
     before = torch.cat([torch.tensor([EOS]), text[:-1]])
-    loaded, _ = load_model(folder / "blocks.pt", folder / "text", CPU)
+    loaded, _ = load_model(saved / "blocks.pt", saved / "text", CPU)
     (memory,) = memories(loaded)
     selected, losses, reads = [], [], torch.zeros(49).double()
     memory.keys.register_forward_hook(lambda *found: selected.append(found[-1]))
@@ -223,21 +218,21 @@ def test_a_context_is_read_again_and_not_counted(folder, tmp_path):
     expect(model["memories"]["memory2"], reads)
 
 
-def test_a_first_symbol_is_no_token_of_the_split(folder, tmp_path):
-    status, found = measure(folder, "bos", "text", tmp_path / "out", "--tokens-per-sample", 9)
+def test_a_first_symbol_is_no_token_of_the_split(saved, tmp_path):
+    status, found = measure(saved, "bos", "text", tmp_path / "out", "--tokens-per-sample", 9)
     assert status == 0
     assert found["models"][0]["memories"]["memory2"]["tokens"] == TOKENS
 
 
 @pytest.mark.parametrize("streams", [1, 3])
-def test_streams_with_a_memory(folder, tmp_path, streams):
+def test_streams_with_a_memory(saved, tmp_path, streams):
     options = ("--batch-size", streams, "--tokens-per-sample", 8)
-    status, found = measure(folder, "streams", "text", tmp_path / "out", *options)
+    status, found = measure(saved, "streams", "text", tmp_path / "out", *options)
     assert status == 0
     (model,) = found["models"]
     assert [memory["tokens"] for memory in model["memories"].values()] == [TOKENS] * 2
     # as fairseq's own evaluation walks over the text
-    loaded, task = load_model(folder / "streams.pt", folder / "text", CPU)
+    loaded, task = load_model(saved / "streams.pt", saved / "text", CPU)
     task.load_dataset("test")
     total, first = 0.0, memories(loaded)[0]
     reads = torch.zeros(49).double()
@@ -256,15 +251,15 @@ def test_streams_with_a_memory(folder, tmp_path, streams):
     expect(model["memories"]["memory1"], reads)
 
 
-def test_translation(folder, tmp_path):
+def test_translation(saved, tmp_path):
     """Sentences one by one, without padding, in fairseq's order of the source."""
     batches = []
     for number in range(len(PAIRS)):
         source, target = sentence(number, 0), sentence(number, 1)
         before = torch.cat([torch.tensor([[EOS]]), target[:, :-1]], dim=1)
         batches.append(((source, torch.tensor([source.size(1)]), before), target[0]))
-    (encoder, decoder), loss = by_hand("pairs", folder, "pairs", batches)
-    status, found = measure(folder, "pairs", "pairs", tmp_path / "out", "--batch-size", 4)
+    (encoder, decoder), loss = by_hand("pairs", saved, "pairs", batches)
+    status, found = measure(saved, "pairs", "pairs", tmp_path / "out", "--batch-size", 4)
     assert status == 0
     (model,) = found["models"]
     assert model["loss"] == pytest.approx(loss, abs=1e-5)
@@ -274,10 +269,10 @@ def test_translation(folder, tmp_path):
     expect(model["memories"]["decoder_memory1"], decoder)
 
 
-def test_tables_json_and_plot(folder, tmp_path, capsys):
+def test_tables_json_and_plot(saved, tmp_path, capsys):
     output = tmp_path / "a" / "usage"
-    words = ["--data", str(folder / "text"), "--output", str(output), "--cpu", "--checkpoint"]
-    words += [f"known={folder}/alike.pt", f"random={folder}/blocks.pt"]
+    words = ["--data", str(saved / "text"), "--output", str(output), "--cpu", "--checkpoint"]
+    words += [f"known={saved}/alike.pt", f"random={saved}/blocks.pt"]
     assert measure_memory_usage.main(words) == 0
     printed = capsys.readouterr().out
     # all tokens read slots 0, 1 and 1, 2 with weights 1/2
@@ -303,12 +298,6 @@ def test_tables_json_and_plot(folder, tmp_path, capsys):
         "memory_usage.png",
     ]
     assert (output / "memory_usage.png").stat().st_size > 5000
-
-
-def cells(printed):
-    """Rows of the tables in what was printed."""
-    lines = (line for line in printed.splitlines() if line.startswith("| "))
-    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
 
 
 def test_one_head_has_no_overlap():

@@ -13,11 +13,6 @@ EOS = 2
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return tmp_path_factory.mktemp("text")
-
-
-@pytest.fixture(scope="module")
 def text(folder):
     return write_text(folder / "bin")
 
