@@ -82,25 +82,10 @@ class TransformerXLImport:
         config.expect("layer_norm_epsilon", 1e-5, "only 1e-05 is known")
         if self._same_length and self._mem_len == 0:
             config.note("same_length with mem_len 0 leaves nothing to attend to")
-        names, tied = _HUGGING_FACE if hugging_face else _TRANSFORMER_XL, config.flag(tied, True)
-        bands = self._read_bands(config, vocabulary, bool(tied))
-        self._embeddings = Embeddings(vocabulary, self._width, bool(tied), names, bands)
-
-    def _read_bands(
-        self, config: ForeignConfig, vocabulary: ForeignVocabulary, tied: bool
-    ) -> Bands | None:
-        cutoffs = config.numbers("cutoffs")
-        if not cutoffs:
-            return None
-        factor = config.integer("div_val", default=1)
-        # bands as wide as the model have no projections
-        tied_projections = [True] * (len(cutoffs) + 1)
-        if factor != 1:
-            tied_projections = config.flags("tie_projs", len(cutoffs) + 1)
-        _note_misfit(config, "cutoffs", cutoffs, vocabulary)
-        if factor is None or tied_projections is None:
-            return None
-        return Bands(cutoffs, factor, tied, tied_projections, not self._hugging_face)
+        names = _HUGGING_FACE if hugging_face else _TRANSFORMER_XL
+        tied = bool(config.flag(tied, True))
+        bands = _transformer_xl_bands(config, vocabulary, tied, not hugging_face)
+        self._embeddings = Embeddings(vocabulary, self._width, tied, names, bands)
 
     def options(self) -> dict[str, Any]:
         """Options of the model."""
@@ -195,7 +180,7 @@ class AdaptiveSpanImport:
         self.tokens_per_sample = config.integer("block_size", default=512)
         _heads_divide(config, "hidden_size", self._width, "nb_heads", self._heads)
         _note_size(config, config.integer("vocab_size", default=len(vocabulary)), vocabulary)
-        bands = _read_adaptive_io(config, vocabulary)
+        bands = _adaptive_span_bands(config, vocabulary)
         names = _ADAPTIVE_SPAN
         if bands is None:
             names = names._replace(embedding="in_emb.weight", output="out_emb")
@@ -263,7 +248,26 @@ class AdaptiveSpanImport:
         return found
 
 
-def _read_adaptive_io(config: ForeignConfig, vocabulary: ForeignVocabulary) -> Bands | None:
+def _transformer_xl_bands(
+    config: ForeignConfig, vocabulary: ForeignVocabulary, tied: bool, reversed_clusters: bool
+) -> Bands | None:
+    """How the adaptive softmax is made; None without one, and after a problem."""
+    cutoffs = config.numbers("cutoffs")
+    if not cutoffs:
+        return None
+    factor = config.integer("div_val", default=1)
+    # bands as wide as the model have no projections
+    tied_projections = [True] * (len(cutoffs) + 1)
+    if factor != 1:
+        tied_projections = config.flags("tie_projs", len(cutoffs) + 1)
+    _note_misfit(config, "cutoffs", cutoffs, vocabulary)
+    if factor is None or tied_projections is None:
+        return None
+    return Bands(cutoffs, factor, tied, tied_projections, reversed_clusters)
+
+
+def _adaptive_span_bands(config: ForeignConfig, vocabulary: ForeignVocabulary) -> Bands | None:
+    """How the adaptive input and softmax are made; None without them, and after a problem."""
     if not config.flag("adapt_io_enabled", False):
         return None
     cutoffs = config.numbers("adapt_io_cutoffs")

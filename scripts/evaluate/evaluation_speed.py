@@ -231,9 +231,8 @@ def time_sliding_window(
 def measure(sizes: Sizes, attention_length: int, setting: Setting) -> dict[str, Any]:
     """Times of both at one attention length, in milliseconds a token."""
     segments = setting.warm_up(attention_length) + setting.segments
-    total, description = segments + setting.windows + 1, f"attention length {attention_length}"
-    bar = {"desc": description, "unit": " batches", "leave": False, "disable": None}
-    with tqdm(total=total, **bar) as progress:
+    bar = {"desc": f"attention length {attention_length}", "unit": " batches", "leave": False}
+    with tqdm(total=segments + setting.windows + 1, disable=None, **bar) as progress:
         reuse = time_state_reuse(sizes, attention_length, setting, progress)
         window = time_sliding_window(sizes, attention_length, setting, progress)
     return {
@@ -248,10 +247,14 @@ def measure(sizes: Sizes, attention_length: int, setting: Setting) -> dict[str, 
 def format_table(rows: list[dict[str, Any]]) -> str:
     """Table of the times in Markdown."""
     headers = ["attention length", "state reuse, ms/token", "sliding window, ms/token"]
-    cells = []
-    for length, reuse, window, ratio, published in map(dict.values, rows):
-        times = f"{reuse:.4g}", f"{window:.4g}", f"{ratio:.0f}x"
-        cells.append([str(length), *times, f"{published}x" if published else ""])
+    cells = [
+        [
+            *(row["attention_length"], f"{row['state_reuse_ms_per_token']:.4g}"),
+            *(f"{row['sliding_window_ms_per_token']:.4g}", f"{row['ratio']:.0f}x"),
+            f"{row['published_ratio']}x" if row["published_ratio"] else "",
+        ]
+        for row in rows
+    ]
     return markdown_table([*headers, "ratio", "published ratio"], cells)
 
 
