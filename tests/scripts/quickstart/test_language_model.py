@@ -86,10 +86,10 @@ def folder(tmp_path, monkeypatch):
     }
     (tmp_path / "data" / "corpus.json").write_text(json.dumps({"splits": splits}))
     (tmp_path / "train.log").write_text(
-        '| train_inner | {"num_updates": "50", "train_wall": "60"}\n'
-        '| valid | {"valid_loss": "8.0", "valid_num_updates": "50"}\n'
-        '| train_inner | {"num_updates": "100", "train_wall": "30"}\n'
-        '| valid | {"valid_loss": "6.0", "valid_num_updates": "100"}\n'
+        '| train_inner | {"epoch": 1, "num_updates": "50", "train_wall": "60"}\n'
+        '| valid | {"epoch": 1, "valid_loss": "8.0", "valid_num_updates": "50"}\n'
+        '| train_inner | {"epoch": 1, "num_updates": "100", "train_wall": "30"}\n'
+        '| valid | {"epoch": 1, "valid_loss": "6.0", "valid_num_updates": "100"}\n'
     )
     monkeypatch.setattr(quickstart_steps.Training, "progress", lambda self: (100, 90.04))
     return tmp_path
@@ -147,7 +147,7 @@ def test_the_result_is_printed_drawn_and_written(folder, capsys):
     assert (result["updates"], result["training_seconds"]) == (100, 90.0)
     # a token of the training part has 2 characters
     read = 2 * 100 * quickstart.tokens_per_update() / 1e6
-    assert f"| {read:.1f} million characters, 90 s |" in printed
+    assert f" {read:.1f} million characters, 90 s |" in printed
     assert (folder / "quickstart.png").read_bytes().startswith(b"\x89PNG")
 
 
