@@ -7,15 +7,15 @@
 #   bash examples/all_attention/adaptive_span_enwik8_large.sh finish DATA CHECKPOINTS [options]
 #   bash examples/all_attention/adaptive_span_enwik8_large.sh evaluate DATA CHECKPOINTS [options]
 #
+# Flags: those of the published script. Different: a pass over the data starts at its beginning,
+#   not at a random token of the first segment; a stream starts without context, not with zeros
+#   that are attended to; evaluation scores every token, not whole segments only.
 # Updates: train makes 150,000; finish goes on to 170,000 at a tenth of the learning rate.
-# Batch: 64 parallel streams; with N GPUs add --batch-size 64/N. --update-freq is no substitute:
-#   it puts consecutive segments into one update.
+# Batch: 64 parallel streams; with N GPUs add --batch-size 64/N. Not --update-freq: it puts
+#   consecutive segments into one update.
 # Memory (computed, fp32): 2.3 GiB for weights, gradients and Adagrad's state; activations 0.9 GiB
 #   a stream at the start (59 GiB for 64), 1.6 where every head sees 1,024 tokens (100 GiB); less
 #   with --checkpoint-activations or --bf16.
-# Unlike the published run, a pass over the data starts at its beginning, not at a random token of
-#   the first segment; a stream starts after nothing, not after zeros that are attended to;
-#   evaluation scores every token, not whole segments only.
 set -euo pipefail
 task=(--user-dir fairseq_plugins --task segment_language_modeling)
 training=(

@@ -7,17 +7,17 @@
 #   bash examples/all_attention/text8_large.sh finish DATA CHECKPOINTS [options]
 #   bash examples/all_attention/text8_large.sh evaluate DATA CHECKPOINTS [options]
 #
-# Updates: train makes 200,000; finish goes on to 210,000 at a tenth of the learning rate, the
-#   numbers of enwik8: no script was published for text8.
+# Flags: those of enwik8's published script; there is none for text8. Different: a pass over the
+#   data starts at its beginning, not at a random token of the first segment; a stream starts
+#   without context, not with zeros that are attended to; evaluation scores every token, not whole
+#   segments only.
+# Updates: train makes 200,000; finish goes on to 210,000 at a tenth of the learning rate.
 # Ablations of the paper: options of this file, see README.md.
-# Batch: 64 parallel streams; with N GPUs add --batch-size 64/N. --update-freq is no substitute:
-#   it puts consecutive segments into one update.
+# Batch: 64 parallel streams; with N GPUs add --batch-size 64/N. Not --update-freq: it puts
+#   consecutive segments into one update.
 # Memory (computed, fp32): 1.3 GiB for weights, gradients and Adagrad's state; activations 2.1 GiB
 #   a stream at the start (133 GiB for 64), 2.9 where every head sees 1,024 tokens (187 GiB); less
 #   with --checkpoint-activations or --bf16.
-# Unlike the published run, a pass over the data starts at its beginning, not at a random token of
-#   the first segment; a stream starts after nothing, not after zeros that are attended to;
-#   evaluation scores every token, not whole segments only.
 set -euo pipefail
 task=(--user-dir fairseq_plugins --task segment_language_modeling)
 training=(

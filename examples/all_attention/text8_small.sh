@@ -7,16 +7,16 @@
 #   bash examples/all_attention/text8_small.sh finish DATA CHECKPOINTS [options]
 #   bash examples/all_attention/text8_small.sh evaluate DATA CHECKPOINTS [options]
 #
-# Updates: train makes 450,000; finish goes on to 480,000 at a tenth of the learning rate, the
-#   numbers of enwik8: no script was published for text8.
-# Batch: 64 parallel streams; with N GPUs add --batch-size 64/N. --update-freq is no substitute:
-#   it puts consecutive segments into one update.
+# Flags: those of enwik8's published script; there is none for text8. Different: a pass over the
+#   data starts at its beginning, not at a random token of the first segment; a stream starts
+#   without context, not with zeros that are attended to; evaluation scores every token, not whole
+#   segments only.
+# Updates: train makes 450,000; finish goes on to 480,000 at a tenth of the learning rate.
+# Batch: 64 parallel streams; with N GPUs add --batch-size 64/N. Not --update-freq: it puts
+#   consecutive segments into one update.
 # Memory (computed, fp32): 0.4 GiB for weights, gradients and Adagrad's state; activations 0.6 GiB
 #   a stream at the start (39 GiB for 64), 1.0 where every head sees 1,024 tokens (67 GiB); less
 #   with --checkpoint-activations or --bf16.
-# Unlike the published run, a pass over the data starts at its beginning, not at a random token of
-#   the first segment; a stream starts after nothing, not after zeros that are attended to;
-#   evaluation scores every token, not whole segments only.
 set -euo pipefail
 task=(--user-dir fairseq_plugins --task segment_language_modeling)
 training=(

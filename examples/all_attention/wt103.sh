@@ -8,16 +8,16 @@
 #   bash examples/all_attention/wt103.sh finish DATA CHECKPOINTS [options]
 #   bash examples/all_attention/wt103.sh evaluate DATA CHECKPOINTS [options]
 #
+# Flags: those of the published script. Different: a pass over the data starts at its beginning,
+#   not at a random token of the first segment; a stream starts without context, not with zeros
+#   that are attended to; evaluation scores every token, not whole segments only; embeddings start
+#   as fairseq's adaptive input does, with variance 1 after their scale, not 170.
 # Updates: train makes 800,000; finish goes on to 850,000 at a tenth of the learning rate.
-# Batch: 64 parallel streams; with N GPUs add --batch-size 64/N. --update-freq is no substitute:
-#   it puts consecutive segments into one update.
+# Batch: 64 parallel streams; with N GPUs add --batch-size 64/N. Not --update-freq: it puts
+#   consecutive segments into one update.
 # Memory (computed, fp32): 2.0 GiB for weights, gradients and Adam's state; activations 1.2 GiB a
 #   stream at the start (77 GiB for 64), 1.7 where every head sees 1,024 tokens (111 GiB); less
 #   with --checkpoint-activations or --bf16.
-# Unlike the published run, a pass over the data starts at its beginning, not at a random token of
-#   the first segment; a stream starts after nothing, not after zeros that are attended to;
-#   evaluation scores every token, not whole segments only; embeddings start as fairseq's adaptive
-#   input does, with variance 1 after their scale, not 170.
 set -euo pipefail
 task=(--user-dir fairseq_plugins --task segment_language_modeling)
 training=(

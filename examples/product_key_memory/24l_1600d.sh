@@ -6,14 +6,14 @@
 #   bash examples/product_key_memory/24l_1600d.sh train DATA CHECKPOINTS MEMORIES [options]
 #   bash examples/product_key_memory/24l_1600d.sh evaluate DATA CHECKPOINTS [options]
 #
+# Flags: the paper's and the published code's; our choice where we know of neither: batch, block
+#   length, warm-up, clipping, updates, dropout, activation, batch norm of the queries.
 # MEMORIES is 0, 1 (instead of the feed-forward sublayer of layer 12), 2 (layers 8 and 16) or 3
 #   (layers 6, 12 and 18).
 # Batch: 256 blocks of 512 tokens (--batch-size 8, --update-freq 32); with N GPUs add
 #   --update-freq 32/N, or another --batch-size.
 # Memory (computed, fp16): 15.5, 20.7, 25.9 or 31.0 GiB for weights, gradients and the optimizers'
 #   state, the same on each GPU; activations come on top.
-# Our choice, as we know of nothing published: batch, block length, warm-up, clipping, updates,
-#   dropout, activation, batch norm of the queries.
 set -euo pipefail
 task=(--user-dir fairseq_plugins --task language_modeling --tokens-per-sample 512)
 training=(

@@ -6,6 +6,8 @@
 #   bash examples/product_key_memory/ablation_keys.sh train DATA CHECKPOINTS SLOTS KEYS [options]
 #   bash examples/product_key_memory/ablation_keys.sh evaluate DATA CHECKPOINTS [options]
 #
+# Flags: the paper's and the published code's; our choice where we know of neither: width (1024),
+#   batch, block length, warm-up, clipping, updates, dropout, activation.
 # SLOTS is 16k, 65k, 147k, 262k, 590k or 1M; KEYS is product or flat. The paper has no perplexity
 #   of flat keys above 147k: all of them are searched for each token, too slowly to converge.
 # Model: 6 layers, 8 heads; memory in layer 5, batch norm of the queries (our choice).
@@ -14,8 +16,6 @@
 # Memory (computed, fp16): 2.7 to 16.5 GiB with product keys for weights, gradients and the
 #   optimizers' state. Flat keys add 20 bytes for each number of 4 · SLOTS · 512: 0.6 GiB for 16k,
 #   5.6 for 147k. Activations come on top.
-# Our choice, as we know of nothing published: width (1024), batch, block length, warm-up,
-#   clipping, updates, dropout, activation.
 set -euo pipefail
 task=(--user-dir fairseq_plugins --task language_modeling --tokens-per-sample 512)
 training=(

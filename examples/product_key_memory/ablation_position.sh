@@ -6,14 +6,14 @@
 #   bash examples/product_key_memory/ablation_position.sh train DATA CHECKPOINTS LAYER [options]
 #   bash examples/product_key_memory/ablation_position.sh evaluate DATA CHECKPOINTS [options]
 #
+# Flags: the paper's and the published code's; our choice where we know of neither: width (1024),
+#   batch, block length, warm-up, clipping, updates, dropout, activation.
 # LAYER is 1 to 6; the first is 1.
 # Model: 6 layers, 8 heads; 512² slots, batch norm of the queries (our choice).
 # Batch: 256 blocks of 512 tokens (--batch-size 8, --update-freq 32); with N GPUs add
 #   --update-freq 32/N, or another --batch-size.
 # Memory (computed, fp16): 6.0 GiB for weights, gradients and the optimizers' state; activations
 #   come on top.
-# Our choice, as we know of nothing published: width (1024), batch, block length, warm-up,
-#   clipping, updates, dropout, activation.
 set -euo pipefail
 task=(--user-dir fairseq_plugins --task language_modeling --tokens-per-sample 512)
 training=(

@@ -6,6 +6,8 @@
 #   bash examples/product_key_memory/ablation_size.sh train DATA CHECKPOINTS SLOTS [options]
 #   bash examples/product_key_memory/ablation_size.sh evaluate DATA CHECKPOINTS [options]
 #
+# Flags: the paper's and the published code's; our choice where we know of neither: width (1024),
+#   batch, block length, warm-up, clipping, updates, dropout, activation.
 # SLOTS is 16k, 65k, 147k, 262k, 590k or 1M (128², 256², 384², 512², 768² or 1024²), or none for
 #   the transformer without a memory. Batch norm: train with --memory-query-batch-norm.
 # Model: 6 layers, 8 heads.
@@ -13,8 +15,6 @@
 #   --update-freq 32/N, or another --batch-size.
 # Memory (computed, fp16): 2.6 GiB without a memory, 2.7 to 16.5 with one, for weights, gradients
 #   and the optimizers' state; activations come on top.
-# Our choice, as we know of nothing published: width (1024), batch, block length, warm-up,
-#   clipping, updates, dropout, activation.
 set -euo pipefail
 task=(--user-dir fairseq_plugins --task language_modeling --tokens-per-sample 512)
 training=(

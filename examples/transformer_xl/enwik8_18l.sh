@@ -6,10 +6,10 @@
 #   bash examples/transformer_xl/enwik8_18l.sh train DATA CHECKPOINTS [options]
 #   bash examples/transformer_xl/enwik8_18l.sh evaluate DATA CHECKPOINTS [options]
 #
-# The paper gives the numbers of layers and parameters. Widths are chosen to meet them; the rest
-#   is that of the 12-layer model.
-# Batch: 22 parallel streams; with N GPUs add --batch-size 22/N. --update-freq is no substitute:
-#   it puts consecutive segments into one update.
+# Flags: those of the 12-layer model; the widths are our choice, to meet the paper's numbers of
+#   layers and parameters.
+# Batch: 22 parallel streams; with N GPUs add --batch-size 22/N. Not --update-freq: it puts
+#   consecutive segments into one update.
 # Memory (computed, fp32): 1.3 GiB for weights, gradients and Adam's state; activations 1.0 GiB a
 #   stream (22 GiB for 22); less with --checkpoint-activations or --bf16.
 set -euo pipefail

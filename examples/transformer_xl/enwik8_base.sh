@@ -6,8 +6,9 @@
 #   bash examples/transformer_xl/enwik8_base.sh train DATA CHECKPOINTS [options]
 #   bash examples/transformer_xl/enwik8_base.sh evaluate DATA CHECKPOINTS [options]
 #
-# Batch: 22 parallel streams; with N GPUs add --batch-size 22/N. --update-freq is no substitute:
-#   it puts consecutive segments into one update.
+# Flags: those of the published run.
+# Batch: 22 parallel streams; with N GPUs add --batch-size 22/N. Not --update-freq: it puts
+#   consecutive segments into one update.
 # Memory (computed, fp32): 0.6 GiB for weights, gradients and Adam's state; activations 0.55 GiB a
 #   stream (12 GiB for 22); less with --checkpoint-activations or --bf16.
 set -euo pipefail

@@ -6,13 +6,13 @@
 #   bash examples/transformer_xl/lm1b_large.sh train DATA CHECKPOINTS [options]
 #   bash examples/transformer_xl/lm1b_large.sh evaluate DATA CHECKPOINTS [options]
 #
-# Batch: 512 parallel streams; with N GPUs add --batch-size 512/N. --update-freq is no substitute:
-#   it puts consecutive segments into one update.
-# Memory (computed, fp32): 12.5 GiB for weights, gradients and Adam's state; activations 0.14 GiB
-#   a stream (72 GiB for 512); less with --checkpoint-activations or --bf16.
-# fairseq's cosine begins after the warm-up, the published code's with it.
-# --init-std 0.005 is that of the published weights. The learning rate was 0.0001 on TPUs, as
-#   here, 0.00025 elsewhere.
+# Flags: those of the published run. fairseq's cosine begins after the warm-up, the published
+#   code's with it. --init-std 0.005 is that of the published weights. The learning rate was 0.0001
+#   on TPUs, as here, 0.00025 elsewhere.
+# Batch: 512 parallel streams; with N GPUs add --batch-size 512/N. Not --update-freq: it puts
+#   consecutive segments into one update.
+# Memory (computed, fp32): 12.5 GiB for weights, gradients and Adam's state; activations 0.14 GiB a
+#   stream (72 GiB for 512); less with --checkpoint-activations or --bf16.
 set -euo pipefail
 task=(--user-dir fairseq_plugins --task segment_language_modeling)
 action=usage data=${2:-} checkpoints=${3:-}

@@ -6,11 +6,11 @@
 #   bash examples/transformer_xl/ptb.sh train DATA CHECKPOINTS [options]
 #   bash examples/transformer_xl/ptb.sh evaluate DATA CHECKPOINTS [options]
 #
+# Flags: those of the published run, which also has jittered segment lengths, activation
+#   regularisation (0.2 and 0.1), the average of the weights of 50 more epochs, and softmax
+#   temperature 1.08 in evaluation; its weight decay is part of the gradient, fairseq's is not.
 # No memory, but 70 tokens of extended context (130 in evaluation), and variational dropout.
 # Batch: 10 parallel streams; with N GPUs add --batch-size 10/N.
-# The published run also has jittered segment lengths, activation regularisation (0.2 and 0.1),
-#   the average of the weights of 50 more epochs, and softmax temperature 1.08 in evaluation; its
-#   weight decay is part of the gradient, fairseq's is not.
 set -euo pipefail
 task=(--user-dir fairseq_plugins --task segment_language_modeling)
 action=usage data=${2:-} checkpoints=${3:-}

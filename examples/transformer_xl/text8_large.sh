@@ -6,11 +6,12 @@
 #   bash examples/transformer_xl/text8_large.sh train DATA CHECKPOINTS [options]
 #   bash examples/transformer_xl/text8_large.sh evaluate DATA CHECKPOINTS [options]
 #
-# Batch: 64 parallel streams; with N GPUs add --batch-size 64/N. --update-freq is no substitute:
-#   it puts consecutive segments into one update.
+# Flags: those of the published run. fairseq's cosine begins after the warm-up, the published
+#   code's with it.
+# Batch: 64 parallel streams; with N GPUs add --batch-size 64/N. Not --update-freq: it puts
+#   consecutive segments into one update.
 # Memory (computed, fp32): 4.1 GiB for weights, gradients and Adam's state; activations 3.0 GiB a
 #   stream (194 GiB for 64); less with --checkpoint-activations or --bf16.
-# fairseq's cosine begins after the warm-up, the published code's with it.
 set -euo pipefail
 task=(--user-dir fairseq_plugins --task segment_language_modeling)
 action=usage data=${2:-} checkpoints=${3:-}

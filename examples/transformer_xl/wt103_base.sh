@@ -6,8 +6,9 @@
 #   bash examples/transformer_xl/wt103_base.sh train DATA CHECKPOINTS [options]
 #   bash examples/transformer_xl/wt103_base.sh evaluate DATA CHECKPOINTS [options]
 #
-# Batch: 60 parallel streams; with N GPUs add --batch-size 60/N. --update-freq is no substitute:
-#   it puts consecutive segments into one update.
+# Flags: those of the published run.
+# Batch: 60 parallel streams; with N GPUs add --batch-size 60/N. Not --update-freq: it puts
+#   consecutive segments into one update.
 # Memory (computed, fp32): 2.3 GiB for weights, gradients and Adam's state; activations 0.15 GiB a
 #   stream (9 GiB for 60); less with --checkpoint-activations or --bf16.
 set -euo pipefail

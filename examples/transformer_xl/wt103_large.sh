@@ -6,12 +6,12 @@
 #   bash examples/transformer_xl/wt103_large.sh train DATA CHECKPOINTS [options]
 #   bash examples/transformer_xl/wt103_large.sh evaluate DATA CHECKPOINTS [options]
 #
-# Batch: 128 parallel streams; with N GPUs add --batch-size 128/N. --update-freq is no substitute:
-#   it puts consecutive segments into one update.
+# Flags: those of the published run. fairseq's cosine begins after the warm-up, the published
+#   code's with it. --init-std 0.005 is that of the published weights.
+# Batch: 128 parallel streams; with N GPUs add --batch-size 128/N. Not --update-freq: it puts
+#   consecutive segments into one update.
 # Memory (computed, fp32): 4.2 GiB for weights, gradients and Adam's state; activations 1.2 GiB a
 #   stream (155 GiB for 128); less with --checkpoint-activations or --bf16.
-# fairseq's cosine begins after the warm-up, the published code's with it.
-# --init-std 0.005 is that of the published weights.
 set -euo pipefail
 task=(--user-dir fairseq_plugins --task segment_language_modeling)
 action=usage data=${2:-} checkpoints=${3:-}

@@ -9,8 +9,8 @@
 #
 # RAW holds train, val and test_2016_flickr, each with .en and .de.
 # train: the Weighted Transformer, 3 layers, width 256, 4 branches. train-plain: fairseq's
-#   transformer, with all else the same. Every 100 updates the validation loss, and κ and α of
-#   each layer, go into CHECKPOINTS/train.log.
+#   transformer, with all else the same. Every 100 updates the validation loss, and κ and α of each
+#   layer, go into CHECKPOINTS/train.log.
 # evaluate: test 2016 with the last checkpoint, into CHECKPOINTS/learned. With --branch-weights
 #   random or uniform give another --output.
 set -euo pipefail

@@ -8,6 +8,7 @@
 #   bash examples/weighted_transformer/wmt14_en_de_big.sh train DATA CHECKPOINTS [options]
 #   bash examples/weighted_transformer/wmt14_en_de_big.sh evaluate DATA CHECKPOINTS [options]
 #
+# Flags: the paper's; merges of BPE, beam and length penalty are our choice.
 # Batch: up to 25,000 tokens of the longer side (--max-tokens 3125, --update-freq 8); with N GPUs
 #   add --update-freq 8/N.
 # κ and α stay as they are in the last 10,000 of 250,000 updates: with another --max-update add
@@ -18,7 +19,6 @@
 #   checkpoint, as published, into CHECKPOINTS/test1 and test.
 # Memory (computed, fp32): 3.2 GiB for weights, gradients and Adam's state; activations come on
 #   top.
-# Our choice: merges of BPE, beam, length penalty.
 set -euo pipefail
 training=(
     --user-dir fairseq_plugins --task translation --source-lang en --target-lang de

@@ -7,6 +7,7 @@
 #   bash examples/weighted_transformer/wmt14_en_fr_big.sh train DATA CHECKPOINTS [options]
 #   bash examples/weighted_transformer/wmt14_en_fr_big.sh evaluate DATA CHECKPOINTS [options]
 #
+# Flags: the paper's; merges of BPE, beam and length penalty are our choice.
 # Batch: up to 25,000 tokens of the longer side (--max-tokens 3125, --update-freq 8); with N GPUs
 #   add --update-freq 8/N.
 # κ and α stay as they are in the last 10,000 of 250,000 updates: with another --max-update add
@@ -17,7 +18,6 @@
 #   checkpoint, as published, into CHECKPOINTS/test1 and test.
 # Memory (computed, fp32): 3.1 GiB for weights, gradients and Adam's state; activations come on
 #   top.
-# Our choice: merges of BPE, beam, length penalty.
 # Dropout: the paper names no other for French. Vaswani et al. 2017 had 0.1 for theirs: --dropout
 #   0.1.
 set -euo pipefail
