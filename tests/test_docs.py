@@ -1,6 +1,7 @@
 """What the README, docs/ and examples say is there is there, and their commands run."""
 
 import importlib.util
+import json
 import re
 import shlex
 import subprocess
@@ -11,8 +12,9 @@ import pytest
 from fairseq.models import ARCH_MODEL_REGISTRY
 
 import fairseq_plugins  # noqa: F401 (registers its presets)
-from scripts.docs import options
-from tests.end_to_end.commands import PLUGIN, ROOT, environment, run
+from scripts.docs import options, speed
+from scripts.prepare import _preprocess, python_source
+from tests.end_to_end.commands import PLUGIN, ROOT, environment, forked, run
 
 # of papers, and what two of them share
 ROOMS = (
@@ -83,6 +85,17 @@ def test_the_page_of_options_is_up_to_date(tmp_path):
     assert "| `--mem-len` |  | recurrence:" in written
 
 
+def test_the_picture_of_speed_shows_figures_of_its_page(tmp_path):
+    rows = json.loads((DOCS / "speed.json").read_text(encoding="utf-8"))
+    table = [line for line in PAGES["docs/speed.md"].splitlines() if line.startswith("| [")]
+    for row, line in zip(rows, table, strict=True):
+        cells = [cell.strip() for cell in line.strip("|").split("|")]
+        numbers = [re.findall(r"\d+\.\d+", cell)[0] for cell in cells[1:3]]
+        assert [row["training"], row["evaluation"]] == list(map(float, numbers)), line
+    assert speed.main(["--output", str(tmp_path / "speed.png")]) == 0
+    assert (tmp_path / "speed.png").read_bytes().startswith(b"\x89PNG")
+
+
 def test_every_preset_is_listed():
     models = {"transformer_xl", "all_attention_lm", "weighted_transformer"}
     models |= {"pkm_transformer_lm", "pkm_transformer"}
@@ -128,16 +141,15 @@ def folder(tmp_path_factory):
     place = tmp_path_factory.mktemp("docs")
     for name in ("fairseq_plugins", "scripts"):
         (place / name).symlink_to(ROOT / name)
-    text = place / "quickstart" / "data" / "text"
-    text.mkdir(parents=True)
-    lines = [
-        f"d e f ▁ f {number} ( x ) : + =".replace(str(number), " ".join(str(number)))
-        for number in range(400)
-    ]
-    for split, number in (("train", 400), ("valid", 50), ("test", 50)):
-        (text / split).write_text("\n".join(lines[:number]) + "\n", encoding="utf-8")
-    splits = [f"--{split}pref={text / split}" for split in ("train", "valid", "test")]
-    run("fairseq-preprocess", "--only-source", *splits, "--destdir", text.parent / "bin")
+    library = place / "library"
+    library.mkdir()
+    for number in range(120):
+        source = f"def f{number}(x):\n    x += {number}\n    return x\n"
+        (library / f"m{number:03}.py").write_text(source * 4)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(_preprocess, "child_process", forked)
+        patch.setattr(python_source, "WORKERS", 1)
+        python_source.prepare(place / "quickstart" / "data", library, subwords=60)
     return place
 
 
@@ -182,10 +194,6 @@ def test_the_commands_run_in_order(folder):
             printed.append(run(name, *words, text=text, folder=folder))
     assert (folder / "checkpoints" / "checkpoint_last.pt").exists()
     assert "recurrence 512 tokens" in printed[1]
-    assert "each token is a character: Loss (base 2) is in bits per character" in printed[1]
-    assert re.search(r"^H-0\t\S+\td e f ▁", printed[2], re.MULTILINE)
-    assert re.findall(r"^H-\d+\t\S+\t(.*)$", printed[3], re.MULTILINE) == [
-        "d e f ▁ f ( x ) :",
-        "x + = 1",
-    ]
+    assert re.search(r"^D-0\t\S+\tdef", printed[2], re.MULTILINE)
+    assert re.findall(r"^D-\d+\t\S+\t(.*)$", printed[3], re.MULTILINE) == ["def f(x):", "x += 1"]
     assert len(re.findall(r"^H-\d+\t", printed[4], re.MULTILINE)) >= 8
