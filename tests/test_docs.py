@@ -1,5 +1,7 @@
-"""What the README and docs/ say is there is there, and their commands run."""
+"""What the README, docs/ and examples say is there is there, and their commands run."""
 
+import ast
+import importlib.util
 import json
 import re
 import shlex
@@ -25,7 +27,11 @@ ROOMS = (
 )
 PAGES = {
     path.relative_to(ROOT).as_posix(): path.read_text(encoding="utf-8")
-    for path in [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+    for path in [
+        *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "scripts/README.md")),
+        *sorted((ROOT / "docs").glob("*.md")),
+        *sorted((ROOT / "examples").glob("*/README.md")),
+    ]
 }
 DOCS = ROOT / "docs"
 TABLE = [
@@ -72,6 +78,28 @@ def test_every_file_of_a_room_is_in_the_table(room):
     assert not missing, f"docs/code.md has no row for {missing}"
 
 
+def commands_of(scripts):
+    """Return the commands in the rooms of a folder, and what their docstrings begin with."""
+    return {
+        f"`python -m scripts.{path.parent.name}.{path.stem}`": ast.get_docstring(
+            ast.parse(path.read_text(encoding="utf-8"))
+        ).splitlines()[0]
+        for path in scripts.glob("[!_]*/[!_]*.py")
+    }
+
+
+def test_the_table_of_the_commands_is_what_is_there(tmp_path):
+    rows = re.findall(r"^\| (`python .*`) \| (.*) \|$", PAGES["scripts/README.md"], re.MULTILINE)
+    assert len(rows) == len(dict(rows))
+    assert dict(rows) == commands_of(ROOT / "scripts")
+    # parts of commands, and what all share, are none
+    for name in ("room/command", "room/_part", "room/__init__", "_shared/part", "outside"):
+        path = tmp_path / f"{name}.py"
+        path.parent.mkdir(exist_ok=True)
+        path.write_text('"""What it does.\n\nMore of it.\n"""\n')
+    assert commands_of(tmp_path) == {"`python -m scripts.room.command`": "What it does."}
+
+
 def test_the_page_of_options_is_up_to_date(tmp_path):
     assert options.main(["--output", str(tmp_path / "options.md")]) == 0
     written = (tmp_path / "options.md").read_text(encoding="utf-8")
@@ -115,6 +143,12 @@ def test_links_lead_to_headings(page):
         path = (ROOT / page).parent / target if target else ROOT / page
         headings = re.findall(r"^#+ (.*)$", path.read_text(encoding="utf-8"), re.MULTILINE)
         assert anchor in [re.sub(r"[^\w -]", "", h.lower()).replace(" ", "-") for h in headings]
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_commands_that_are_named_exist(page):
+    for module in re.findall(r"python\s+-m\s+(scripts\.\w+\.[a-z]\w*)", PAGES[page]):
+        assert importlib.util.find_spec(module), module
 
 
 def test_the_lines_of_python_run():
