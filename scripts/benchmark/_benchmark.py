@@ -13,8 +13,7 @@ from typing import Any, ClassVar
 import torch
 from tqdm import tqdm
 
-from scripts._shared.command_line import command_parser, exit_status, make_output_folder
-from scripts._shared.commands import short
+from scripts._shared.command_line import command_parser, exit_status
 from scripts._shared.machine import (
     hardware_line,
     load_warning,
@@ -22,13 +21,13 @@ from scripts._shared.machine import (
     parse_device,
     seconds_of,
 )
-from scripts._shared.results import check_plotting
+from scripts._shared.results import prepare_results, save_results
 from scripts.benchmark._original import Checkout
 from scripts.benchmark._report import BF16, DTYPES, FP32, ORIGINAL, Entry, Measurement, Report
 
 # For the expected duration alone: multiply-adds a second of whole models on two cores, and seconds
 # that a process takes before it computes anything.
-USUAL_RATE = 4e10
+USUAL_RATE = 6e10
 START = 8
 
 
@@ -186,8 +185,7 @@ class Benchmark(ABC):
     def tell(self, output: Path | None) -> None:
         """Measure everything and tell of it; raises ValueError when that is impossible."""
         if output:
-            check_plotting()
-            make_output_folder(output)
+            prepare_results(output)
         minutes = max(1, round(self.expected_seconds() / 60))
         lines = [f"takes about {minutes} min on 2 cores", hardware_line(self.device)]
         warning = load_warning(os.getloadavg()[0])
@@ -196,12 +194,12 @@ class Benchmark(ABC):
         for case, difference in circumstances["largest_difference_fp32"].items():
             print(f"{case}: {self.compared} differ by {difference:.1g} at most")
         report = self.report_class(rows, self.models, self.size_title)
-        for text in [*self.left_out, *report.texts()]:
-            print(f"\n{text}")
-        print(self.explain())
+        told = "".join(f"\n{text}\n" for text in [*self.left_out, *report.texts()])
         if output:
-            report.write(output, circumstances)
-            print(f"written to {short(output)}/benchmark.json and {short(output)}/benchmark.png")
+            content = report.content(circumstances)
+            save_results(output, "benchmark", content, told + self.explain(), report.draw)
+        else:
+            print(told + self.explain())
 
     def expected_seconds(self) -> float:
         """About how long everything takes on 2 cores: a warm-up and, for memory, 3 repeats."""

@@ -3,11 +3,9 @@
 import statistics
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 from typing import Any, NamedTuple
 
-from scripts._shared.files import write_json
-from scripts._shared.results import markdown_table, save_plot
+from scripts._shared.results import markdown_table
 
 DTYPES = FP32, BF16, AUTOCAST = ("fp32", "bf16", "bf16-autocast")
 ORIGINAL = "original"
@@ -162,15 +160,15 @@ class Report:
             pane.set_title(title)
             pane.set_xlabel("tokens a second")
 
-    def write(self, folder: Path, circumstances: dict) -> None:
-        """Write benchmark.json and benchmark.png.
+    def content(self, circumstances: dict) -> dict:
+        """What benchmark.json has: the circumstances, and the measurements.
 
-        The JSON file has the circumstances: ``hardware``, ``steps`` (repeats),
-        ``multiply_adds_per_second`` by dtype, ``left_out`` (why entries took no part),
-        ``largest_difference_fp32`` by case and, of product-key memories,
-        ``copied_bytes_per_second``; and ``measurements``: the fields of each Measurement with
-        ``tokens_per_second`` of the median repeat, ``of_peak`` and, of ours, a ratio of speeds for
-        each rival that there is, by its title in the table, such as ``times original fp32``.
+        The circumstances are ``hardware``, ``steps`` (repeats), ``multiply_adds_per_second`` by
+        dtype, ``left_out`` (why entries took no part), ``largest_difference_fp32`` by case and, of
+        product-key memories, ``copied_bytes_per_second``. Each of ``measurements`` has the fields
+        of a Measurement, ``tokens_per_second`` of the median repeat, ``of_peak`` and, of ours, the
+        ratio of speeds for each rival that there is, by its title in the table, such as
+        ``times original fp32``.
         """
         measurements = [
             {
@@ -181,5 +179,4 @@ class Report:
             }
             for row in self.rows
         ]
-        write_json(folder / "benchmark.json", {**circumstances, "measurements": measurements})
-        save_plot(folder / "benchmark.png", self.draw)
+        return {**circumstances, "measurements": measurements}

@@ -12,7 +12,7 @@ from scripts.benchmark._language_models import MODES
 from scripts.benchmark._report import AUTOCAST, BF16, FP32, Entry
 from scripts.benchmark.all_attention import MODELS, SIZES, Size, case_of, multiply_adds
 from tests.operations import multiply_adds_of
-from tests.scripts.benchmark.printed import table
+from tests.scripts.tables import cells
 
 OURS, PLAIN, ORIGINAL = MODELS
 STAND_IN = Path(__file__).with_name("stand_in_all_attention.py").read_text(encoding="utf-8")
@@ -161,7 +161,7 @@ def test_an_original_without_the_class_is_refused(stub):
 def test_run_without_the_original(quick, tmp_path, capsys):
     words = ["--case", "uneven", "--steps", "2", "--threads", "1", "--dtype", FP32, AUTOCAST]
     assert benchmark.main([*words, "--output", str(tmp_path)]) == 0
-    titles, *rows = table(capsys.readouterr().out)
+    titles, _, *rows = cells(capsys.readouterr().out)
     assert [titles[0], *titles[7:]] == ["case", f"times {PLAIN}", "peak memory, MiB"]
     assert [row[:5] for row in rows] == [
         ["uneven", mode, "5/256/2", model, dtype]
@@ -181,7 +181,7 @@ def test_run_beside_the_original(quick, stub, capsys):
     assert benchmark.main(words.split()) == 0
     printed = capsys.readouterr().out
     assert "uneven, train 5/256/2: losses of a token, in nats, differ by" in printed
-    titles, *rows = table(printed)
+    titles, _, *rows = cells(printed)
     assert titles[7:10] == [
         f"times {PLAIN}",
         "times original fp32",

@@ -27,7 +27,7 @@ from scripts.benchmark._memory_layers import (
 from scripts.benchmark._original import MEMORY
 from scripts.benchmark._report import BF16, DTYPES, FP32, Entry
 from scripts.benchmark.product_key_memory import MemoryMeasurement, MemoryReport
-from tests.scripts.benchmark.printed import table
+from tests.scripts.tables import cells
 
 pytestmark = pytest.mark.usefixtures("small_memories")
 OURS, DENSE, SPARSE, FEED_FORWARD, ORIGINAL, ORIGINAL_SPARSE = MODELS
@@ -59,7 +59,7 @@ def test_the_ratio_is_to_the_better_of_the_plain_memories():
         {f"times {BETTER}": 3, f"times {FEED_FORWARD}": 0.5}
     )
     assert report.ratios(rows[1]) == {f"times {BETTER}": None, f"times {FEED_FORWARD}": None}
-    assert table(report.table())[1][5:8] == ["2,000.00 (1,000.00 to 4,000.00)", "3", "500.00"]
+    assert cells(report.table())[2][5:8] == ["2,000.00 (1,000.00 to 4,000.00)", "3", "500.00"]
     assert list(MemoryReport(rows[:2], MODELS, "slots").ratios(rows[0])) == [f"times {BETTER}"]
     assert MemoryReport(rows[:1], MODELS, "slots").ratios(rows[0]) == {}
 
@@ -147,7 +147,7 @@ def test_an_original_is_imported_quietly(memory_checkout, capfd):
 
 def rows_of(text):
     """Cells of the rows of Markdown tables in a text, without titles."""
-    return [row for row in table(text) if row[0].isdecimal()]
+    return [row for row in cells(text) if row[0].isdecimal()]
 
 
 def test_run(quick, tmp_path, capsys):
@@ -215,7 +215,7 @@ def test_run_beside_the_original(quick, memory_checkout, tmp_path, capsys):
     assert [row[3] for row in rows if row[2] == SEARCH] == searched
     assert [row[3] for row in rows if row[2] == FIXED] == [OURS, *PLAIN]
     titles = [f"times {name}" for name in (BETTER, FEED_FORWARD, BETTER_ORIGINAL)]
-    assert table(printed)[0][9:12] == titles
+    assert cells(printed)[0][9:12] == titles
     measured = json.loads((tmp_path / "benchmark.json").read_text())["measurements"]
     step = [row for row in measured if row["mode"] == TRAINING_STEP]
     rates = {row["model"]: row["tokens_per_second"] for row in step}

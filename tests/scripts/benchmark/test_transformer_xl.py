@@ -17,7 +17,7 @@ from scripts.benchmark._language_models import Case, draw_tokens
 from scripts.benchmark._report import AUTOCAST, BF16, FP32, Entry
 from scripts.benchmark.transformer_xl import MODELS, multiply_adds
 from tests.operations import multiply_adds_of
-from tests.scripts.benchmark.printed import table
+from tests.scripts.tables import cells
 
 OURS, PLAIN, ORIGINAL = MODELS
 SIZE = "transformer_xl_tiny"
@@ -215,7 +215,7 @@ def test_run_without_the_original(quick, tmp_path, capsys):
     printed = capsys.readouterr()
     assert "error" not in printed.err
     assert re.match(r"takes about \d+ min on 2 cores\n", printed.out)
-    titles, *rows = table(printed.out)
+    titles, _, *rows = cells(printed.out)
     assert titles == [
         "size",
         "mode",
@@ -253,7 +253,7 @@ def test_run_beside_the_original(quick, stub, capsys):
     assert benchmark.main([*words.split(), "--original", str(checkout)]) == 0
     printed = capsys.readouterr().out
     assert f"{SIZE}, evaluate 4/9/2/5: losses of a token, in nats, differ by" in printed
-    titles, *rows = table(printed)
+    titles, _, *rows = cells(printed)
     assert titles[7:10] == [
         "times transformer_lm",
         "times original fp32",

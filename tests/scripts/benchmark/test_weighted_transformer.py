@@ -17,7 +17,7 @@ from scripts.benchmark.weighted_transformer import (
     generation,
     training_step,
 )
-from tests.scripts.benchmark.printed import table
+from tests.scripts.tables import cells
 
 TINY = Size(layers=1, width=16, inner=32, heads=4)
 
@@ -113,7 +113,7 @@ def test_it_reports_every_part(tmp_path, capsys):
     output = ["--threads", "1", "--output", str(tmp_path / "out")]
     assert benchmark.main([*words, *output]) == 0
     printed = capsys.readouterr().out
-    titles, *rows = table(printed)
+    titles, _, *rows = cells(printed)
     assert titles[:5] == ["size, part", "mode", "setting", "model", "dtype"]
     parts = [("sublayers", "train"), ("sublayers", "inference"), ("training", "train")]
     parts.append(("generation", "generate"))
