@@ -32,15 +32,19 @@ from sacremoses import MosesDetokenizer
 from tqdm import tqdm
 
 from fairseq_plugins.weighted_transformer.branch_weights import LEARNED, REPLACEMENTS, UNIFORM
-from scripts._shared.command_line import check_at_least, command_parser, make_output_folder
+from scripts._shared.command_line import (
+    check_at_least,
+    command_parser,
+    exit_status,
+    make_output_folder,
+)
 from scripts._shared.commands import child_process, format_command, program, short
 from scripts._shared.files import write_json, write_text
 from scripts._shared.results import markdown_table
 from scripts._shared.scoring import read_checkpoint
 from scripts.evaluate._translation_scores import score
 from scripts.prepare._lines import read_lines
-from scripts.prepare._moses import check_language
-from scripts.prepare._steps import run_script
+from scripts.prepare._subwords import check_language
 
 COMPOUNDS = ("de",)
 
@@ -363,7 +367,8 @@ def main(arguments: list[str] | None = None) -> int:
     given = sys.argv[1:] if arguments is None else arguments
     end = given.index("--") if "--" in given else len(given)
     options, extra = parse(given[:end]), given[end + 1 :]
-    return run_script(lambda: evaluate(options, extra), options.output, "nothing is written")
+    interrupted = "nothing is written, run the same command again"
+    return exit_status(lambda: evaluate(options, extra), interrupted, options.output)
 
 
 if __name__ == "__main__":

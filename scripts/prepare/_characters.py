@@ -7,7 +7,7 @@ eos     each is one </s>, as in the adaptive-span and all-attention code; a spli
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -18,20 +18,18 @@ from fairseq.data.indexed_dataset import (
     data_file_path,
     index_file_path,
 )
-from tqdm import tqdm
 
 from scripts._shared.commands import short
-from scripts.prepare._archives import read_members
-from scripts.prepare._corpus import Request
-from scripts.prepare._data_set import SPLITS, DataSet
-from scripts.prepare._dictionary import counted_dictionary, load_srcdict
+from scripts.prepare._binarize import counted_dictionary, load_srcdict
+from scripts.prepare._lines import progress
+from scripts.prepare._published import SPLITS, DataSet, prepare, published_parser, run
+from scripts.prepare._sources import read_members
 
 NEWLINE = 10
 # Bytes that are worked on at once, so that what is made of them stays in the processor's cache.
 PIECE = 2**18
 # fairseq's own tasks copy a whole item each time they touch it: text without lines is cut.
 ITEM = 4096
-CONVENTIONS = ("drop", "eos")
 
 
 @dataclass(frozen=True)
@@ -42,11 +40,13 @@ class CharacterDataSet(DataSet):
         member: name of the file with the text.
         sizes: number of bytes of each split, in the order of the text.
         symbol: name of a byte in dict.txt.
+        eos_recipe: recipe for newlines as </s>; None for a text without newlines.
     """
 
     member: str
     sizes: Mapping[str, int]
     symbol: Callable[[int], str]
+    eos_recipe: str | None = None
 
     @property
     def members(self) -> tuple[str, ...]:
@@ -54,19 +54,15 @@ class CharacterDataSet(DataSet):
         return (self.member,)
 
 
-def check_newlines(convention: str | None) -> str:
-    """Convention that --newlines names.
-
-    Raises ValueError when it is none of the two.
-    """
-    if convention not in CONVENTIONS:
+def check_newlines(convention: str | None) -> None:
+    """Raise ValueError when --newlines is none of the two conventions."""
+    if convention not in ("drop", "eos"):
         given = "is missing" if convention is None else f"{convention} is unknown"
         raise ValueError(
             f"--newlines {given}: give 'drop' to leave newlines away, as the Transformer-XL code "
             "does, or 'eos' to make each one </s>, as the adaptive-span and all-attention code "
             "does; bits per character of the two do not compare"
         )
-    return convention
 
 
 def read_text(data_set: CharacterDataSet, source: Path) -> dict[str, np.ndarray]:
@@ -96,25 +92,26 @@ def pieces(text: np.ndarray) -> list[np.ndarray]:
 
 def count_bytes(text: np.ndarray) -> np.ndarray:
     """How often each byte is in a text, (256,)."""
-    counts = np.zeros(256, dtype=np.int64)
-    for piece in pieces(text):
-        counts += np.bincount(piece, minlength=256)
-    return counts
+    return sum(np.bincount(piece, minlength=256) for piece in pieces(text))
 
 
-def train_dictionary(counts: Mapping[str, np.ndarray], symbols: Mapping[int, str]) -> Dictionary:
-    """Dictionary of the symbols of all splits, by falling number in the training split.
+def find_dictionary(
+    symbols: Mapping[int, str], counts: np.ndarray, srcdict: Path | None
+) -> Dictionary:
+    """Dictionary of a file, or of the symbols of all splits by falling number in training.
 
     The originals count all splits; a symbol that fairseq-preprocess would not know comes last.
+
+    Args:
+        symbols: of the bytes of all splits.
+        counts: how often each byte is in training, (256,).
+        srcdict: the file, None for a new dictionary.
+
+    Raises ValueError when the file has not all symbols.
     """
-    return counted_dictionary({symbols[byte]: int(counts["train"][byte]) for byte in symbols})
-
-
-def check_symbols(dictionary: Dictionary, symbols: Mapping[int, str], srcdict: Path) -> None:
-    """Check that a dictionary has all symbols of a text.
-
-    Raises ValueError when it has not.
-    """
+    if srcdict is None:
+        return counted_dictionary({symbol: int(counts[byte]) for byte, symbol in symbols.items()})
+    dictionary = load_srcdict(srcdict)
     missing = [symbol for symbol in symbols.values() if symbol not in dictionary]
     if missing:
         raise ValueError(
@@ -122,14 +119,7 @@ def check_symbols(dictionary: Dictionary, symbols: Mapping[int, str], srcdict: P
             f"symbols, such as {', '.join(map(repr, missing[:5]))}: give a dictionary of this data "
             "set, or leave the option away for a new one"
         )
-
-
-def lookup_table(dictionary: Dictionary, symbols: Mapping[int, str]) -> np.ndarray:
-    """Token of each byte, (256,), in fairseq's number type for the dictionary; newlines: </s>."""
-    table = np.full(256, dictionary.eos(), dtype=best_fitting_int_dtype(len(dictionary)))
-    for byte, symbol in symbols.items():
-        table[byte] = dictionary.index(symbol)
-    return table
+    return dictionary
 
 
 def item_lengths(text: np.ndarray, tokens: int, newlines: str | None) -> list[int]:
@@ -143,19 +133,23 @@ def item_lengths(text: np.ndarray, tokens: int, newlines: str | None) -> list[in
     return [ITEM] * full + [rest] * (rest > 0)
 
 
-def write_split(
-    prefix: str, text: np.ndarray, table: np.ndarray, newlines: str | None, eos: int, bar: tqdm
-) -> int:
-    """Write PREFIX.bin and PREFIX.idx and return the number of tokens."""
+def write_split(prefix: str, text: np.ndarray, table: np.ndarray, newlines: str | None) -> int:
+    """Write PREFIX.bin and PREFIX.idx and return the number of tokens.
+
+    Args:
+        prefix: of the files.
+        text: bytes.
+        table: token of each byte, (256,).
+        newlines: their convention.
+    """
     tokens = 0
     with open(data_file_path(prefix), "wb") as file:
         for piece in pieces(text):
             kept = piece[piece != NEWLINE] if newlines == "drop" else piece
             table.take(kept).tofile(file)
             tokens += len(kept)
-            bar.update(len(piece))
         if newlines == "eos" and text[-1] != NEWLINE:
-            np.array([eos], dtype=table.dtype).tofile(file)
+            table[NEWLINE : NEWLINE + 1].tofile(file)
             tokens += 1
     with MMapIndexedDataset.Index.writer(index_file_path(prefix), table.dtype.type) as index:
         index.write(item_lengths(text, tokens, newlines))
@@ -166,7 +160,7 @@ def binarize_characters(
     data_set: CharacterDataSet,
     source: Path,
     folder: Path,
-    request: Request,
+    srcdict: Path | None = None,
     newlines: str | None = None,
 ) -> dict:
     """Write folder/bin from a checked source and return what is to be told of the corpus.
@@ -175,29 +169,54 @@ def binarize_characters(
         data_set: what the source is.
         source: an archive or the text itself.
         folder: has an empty folder bin.
-        request: tells the dictionary.
+        srcdict: file of the dictionary, None for a new one.
         newlines: a convention, None for a text without newlines.
 
     Raises ValueError when the text or the dictionary does not have the symbols expected.
     """
     splits = read_text(data_set, source)
     counts = {split: count_bytes(text) for split, text in splits.items()}
-    found = [int(byte) for byte in np.flatnonzero(sum(counts.values()))]
+    found = np.flatnonzero(sum(counts.values())).tolist()
     data_set.check_vocabulary(len(found))
     symbols = {byte: data_set.symbol(byte) for byte in found if byte != NEWLINE or not newlines}
-    if request.srcdict:
-        dictionary = load_srcdict(request.srcdict)
-        check_symbols(dictionary, symbols, request.srcdict)
-    else:
-        dictionary = train_dictionary(counts, symbols)
+    dictionary = find_dictionary(symbols, counts["train"], srcdict)
     dictionary.save(str(folder / "bin" / "dict.txt"))
-    table = lookup_table(dictionary, symbols)
+    # Newlines are </s>.
+    table = np.full(256, dictionary.eos(), dtype=best_fitting_int_dtype(len(dictionary)))
+    for byte, symbol in symbols.items():
+        table[byte] = dictionary.index(symbol)
     sizes = {}
-    total = sum(map(len, splits.values()))
-    with tqdm(total=total, desc="binarize", unit="B", unit_scale=True, disable=None) as bar:
+    with progress(total=sum(map(len, splits.values())), desc="binarize", unit="B") as bar:
         for split, text in splits.items():
-            prefix = str(folder / "bin" / split)
-            tokens = write_split(prefix, text, table, newlines, dictionary.eos(), bar)
+            tokens = write_split(str(folder / "bin" / split), text, table, newlines)
             sizes[split] = {"bytes": len(text), "tokens": tokens}
+            bar.update(len(text))
     # </s> is a symbol of the text where newlines are.
     return {"vocabulary": len(symbols) + (newlines == "eos"), "splits": sizes}
+
+
+def run_characters(data_set: CharacterDataSet, description: str, example: str) -> int:
+    """Command line of a data set of characters; returns its exit status."""
+    parser = published_parser(description, example)
+    if data_set.eos_recipe:
+        parser.add_argument(
+            "--newlines",
+            metavar="{drop,eos}",
+            help="required: leave newlines away, or make each one </s>",
+        )
+    options = parser.parse_args()
+
+    def work() -> None:
+        own, chosen = {}, data_set
+        if data_set.eos_recipe:
+            check_newlines(options.newlines)
+            own = {"newlines": options.newlines}
+            if options.newlines == "eos":
+                chosen = replace(data_set, recipe=data_set.eos_recipe)
+
+        def build(source: Path, folder: Path) -> dict:
+            return binarize_characters(data_set, source, folder, options.srcdict, **own)
+
+        prepare(chosen, options, build, **own)
+
+    return run(options, work)

@@ -9,6 +9,7 @@ from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import closing
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -26,6 +27,9 @@ AHEAD = 3
 Work = Callable[[list[str]], Any]
 MakeWork = Callable[[], Work]
 
+# Progress bar that is drawn on terminals only.
+progress = partial(tqdm, unit_scale=True, disable=None)
+
 _work: Work
 
 
@@ -39,10 +43,7 @@ class TextSizes:
 
 
 def check_workers(workers: int) -> None:
-    """Check a number of processes.
-
-    Raises ValueError when it is not positive.
-    """
+    """Raise ValueError when --workers is no number of processes."""
     if workers < 1:
         raise ValueError(f"--workers {workers} is no number of processes: give 1 or more")
 
@@ -52,35 +53,24 @@ def open_text(path: Path) -> BinaryIO:
     return gzip.open(path) if path.suffix == ".gz" else path.open("rb")
 
 
-def decode_lines(lines: Iterable[bytes], label: str) -> Iterator[str]:
-    """Lines of a UTF-8 text without what ends them; label says in messages what it is.
+def read_lines(path: Path) -> Iterator[str]:
+    """Lines of a UTF-8 text, compressed if its name ends with .gz, without what ends them.
 
     Only a newline ends a line, after a carriage return or not. A byte-order mark is left out.
 
-    Raises ValueError, naming the line, when one is not UTF-8.
-    """
-    for number, line in enumerate(lines, 1):
-        try:
-            text = line.decode("utf-8-sig" if number == 1 else "utf-8")
-        except UnicodeDecodeError as error:
-            raise ValueError(
-                f"{label}, line {number}: byte {error.start + 1} of the line is no UTF-8 "
-                f"({error.reason}): convert the file to UTF-8 or mend the line"
-            ) from error
-        yield text.removesuffix("\n").removesuffix("\r")
-
-
-def read_lines(path: Path) -> Iterator[str]:
-    """Lines of a UTF-8 text, compressed if its name ends with .gz, as decode_lines has them.
-
-    Raises ValueError, naming the file and the line, when it cannot be read.
+    Raises ValueError, naming the file and the line, when it cannot be read or is not UTF-8.
     """
     number = 0
     try:
         with open_text(path) as stream:
-            for line in decode_lines(stream, short(path)):
-                yield line
-                number += 1
+            for number, line in enumerate(stream, 1):
+                text = line.decode("utf-8-sig" if number == 1 else "utf-8")
+                yield text.removesuffix("\n").removesuffix("\r")
+    except UnicodeDecodeError as error:
+        raise ValueError(
+            f"{short(path)}, line {number}: byte {error.start + 1} of the line is no UTF-8 "
+            f"({error.reason}): convert the file to UTF-8 or mend the line"
+        ) from error
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
         raise ValueError(
             f"{short(path)}, after line {number}: the file is truncated, damaged or not gzip's "
@@ -111,6 +101,9 @@ def _work_on(chunk: list[str]) -> Any:
 
 def in_processes(lines: Iterable[str], make: MakeWork, workers: int) -> Iterator[Any]:
     """Results of the work on each chunk of lines, in order, a few chunks ahead.
+
+    The workers of the libraries do not serve: sacremoses' hold the whole text in memory,
+    subword-nmt's lose the lines of a process that fails without a word, fastBPE has none.
 
     Args:
         lines: read as they are needed.
@@ -151,12 +144,12 @@ def map_lines(
     workers: int,
     description: str,
 ) -> TextSizes:
-    """Write what the work makes of each line as a line of a UTF-8 text.
+    """Write what the work makes of each line as a line of a UTF-8 text and return its sizes.
 
     Args:
         lines: without what ends them.
         expected: how many there are.
-        target: a new file; of a failure nothing is left there.
+        target: a new file.
         make: makes the work, which turns a list of lines into a list of lines.
         workers: number of processes.
         description: of the progress bar.
@@ -164,30 +157,24 @@ def map_lines(
     Raises ValueError when another number of lines was written.
     """
     sizes = TextSizes()
-    try:
-        with (
-            target.open("w", encoding="utf-8", newline="\n") as file,
-            closing(in_processes(lines, make, workers)) as results,
-            tqdm(
-                total=expected, desc=description, unit=" lines", unit_scale=True, disable=None
-            ) as bar,
-        ):
-            for mapped in results:
-                text = "".join(f"{line}\n" for line in mapped)
-                file.write(text)
-                # Counted in what is written: a line that became two shows.
-                count = text.count("\n")
-                sizes.lines += count
-                sizes.empty += mapped.count("")
-                sizes.words += sum(line.count(" ") + 1 for line in mapped if line)
-                bar.update(count)
-        if sizes.lines != expected:
-            raise ValueError(
-                f"{description}, {short(target)}: {sizes.lines:,} lines of a text of "
-                f"{expected:,}: leave the text as it is while it is prepared, and run the same "
-                "command again"
-            )
-    except BaseException:
-        target.unlink(missing_ok=True)
-        raise
+    with (
+        target.open("w", encoding="utf-8", newline="\n") as file,
+        closing(in_processes(lines, make, workers)) as results,
+        progress(total=expected, desc=description, unit=" lines") as bar,
+    ):
+        for mapped in results:
+            text = "".join(f"{line}\n" for line in mapped)
+            file.write(text)
+            # Counted in what is written: a line that became two shows.
+            count = text.count("\n")
+            sizes.lines += count
+            sizes.empty += mapped.count("")
+            sizes.words += sum(line.count(" ") + 1 for line in mapped if line)
+            bar.update(count)
+    if sizes.lines != expected:
+        raise ValueError(
+            f"{description}, {short(target)}: {sizes.lines:,} lines of a text of "
+            f"{expected:,}: leave the text as it is while it is prepared, and run the same "
+            "command again"
+        )
     return sizes

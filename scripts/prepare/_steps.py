@@ -1,20 +1,21 @@
-"""Steps of a preparation: each leaves a whole file or folder with a record, and is done once.
+"""Files and folders that are made whole or not at all, and preparations that are steps of them.
 
-OUTPUT/steps.json     options and sources of each complete step, and what it found
-OUTPUT/NAME           file or folder of the step of that name
-OUTPUT/NAME.partial   while it is made; removed when that fails
+OUTPUT/steps.json         options and sources of each complete step, and what it found
+OUTPUT/NAME               file or folder of the step of that name
+OUTPUT/NAME.partial-PID   while it is made; removed when that fails
 
 A step that was made with other options is refused. One whose file was removed, or whose sources
 were made again from something else, is made again.
 """
 
+import glob
 import hashlib
 import json
+import os
 import shutil
-import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,13 @@ from scripts._shared.commands import short
 from scripts._shared.files import write_json
 
 RECORDS = "steps.json"
+# What Ctrl-C leaves of them.
+INTERRUPTED = "complete steps are kept, run the same command again"
+
+
+def resolved(path: str) -> Path:
+    """Absolute path that an option names."""
+    return Path(path).resolve()
 
 
 def remove(path: Path) -> None:
@@ -38,6 +46,44 @@ def file_sizes(path: Path) -> dict[str, int]:
         files = sorted(file for file in path.rglob("*") if file.is_file())
         return {file.relative_to(path).as_posix(): file.stat().st_size for file in files}
     return {path.name: path.stat().st_size} if path.exists() else {}
+
+
+def check_space(name: str, needed: int, output: Path) -> None:
+    """Check that the disk of --output has the bytes that a preparation needs.
+
+    Raises ValueError when there is too little.
+    """
+    existing = next(folder for folder in output.parents if folder.is_dir())
+    free = shutil.disk_usage(existing).free
+    if free < needed:
+        raise ValueError(
+            f"--output {short(output)}: {name} takes up to {needed / 1e9:.2f}"
+            f" GB while it is prepared, {free / 1e9:.2f} GB are free: make room or give a folder "
+            "on another disk"
+        )
+
+
+@contextmanager
+def made_whole(path: Path, folder: Path | None = None) -> Iterator[Path]:
+    """Where to make the file or folder that becomes path; of a failure nothing is left there.
+
+    Args:
+        path: takes the place of what is there.
+        folder: on the same disk, to make it in; None for the folder of path.
+    """
+    # A process that was killed may have left children, which go on writing: each its own place.
+    partial = (folder or path.parent) / f"{path.name}.partial-{os.getpid()}"
+    for stale in partial.parent.glob(f"{glob.escape(path.name)}.partial*"):
+        with suppress(OSError):
+            remove(stale)
+    try:
+        yield partial
+        remove(path)
+        partial.rename(path)
+    except BaseException:
+        with suppress(OSError):
+            remove(partial)
+        raise
 
 
 class Steps:
@@ -83,10 +129,6 @@ class Steps:
         return hashlib.sha256(json.dumps(record, sort_keys=True).encode()).hexdigest()
 
     def _check_options(self, name: str, options: Mapping[str, Any]) -> None:
-        """Check the options that a step was made with.
-
-        Raises ValueError when one of them is another now.
-        """
         made = self.records[name]["options"]
         for option, value in options.items():
             if made.get(option) == value:
@@ -116,9 +158,8 @@ class Steps:
             return False
         self._check_options(name, options)
         record = self.records[name]
-        return record["sources"] == {
-            source: self._identity(source) for source in sources
-        } and record["bytes"] == file_sizes(path)
+        made_from = {source: self._identity(source) for source in sources}
+        return record["sources"] == made_from and record["bytes"] == file_sizes(path)
 
     def run(
         self,
@@ -142,7 +183,6 @@ class Steps:
             print(f"{name}: complete", flush=True)
             return self.records[name]["result"]
         path = self.output / name
-        partial = path.with_name(path.name + ".partial")
         print(f"{name}: at work", flush=True)
         started = time.monotonic()
         try:
@@ -150,14 +190,15 @@ class Steps:
             # A run that is killed from here on must not find the old record.
             if self.records.pop(name, None):
                 self._save()
-            remove(partial)
-            result = work(partial)
-            remove(path)
-            partial.rename(path)
+            with made_whole(path) as partial:
+                result = work(partial)
         except BaseException:
+            # As far as they are empty, up to the output.
             with suppress(OSError):
-                remove(partial)
-            self._remove_empty_folders(path.parent)
+                folder = path.parent
+                while folder.is_relative_to(self.output):
+                    folder.rmdir()
+                    folder = folder.parent
             raise
         seconds = time.monotonic() - started
         self.records[name] = {
@@ -170,38 +211,3 @@ class Steps:
         self._save()
         print(f"{name}: {seconds:.1f} s", flush=True)
         return result
-
-    def _remove_empty_folders(self, folder: Path) -> None:
-        """Remove a folder within the output and the output, as far as they are empty."""
-        with suppress(OSError):
-            while folder.is_relative_to(self.output):
-                folder.rmdir()
-                folder = folder.parent
-
-
-def run_script(
-    work: Callable[[], Any], output: Path, interrupted: str = "complete steps are kept"
-) -> int:
-    """Do the work of a script, tell what went wrong, and return its exit status.
-
-    Args:
-        work: raises ValueError when something is in the way.
-        output: --output.
-        interrupted: what Ctrl-C leaves.
-    """
-    try:
-        work()
-    except KeyboardInterrupt:
-        print(f"\ninterrupted; {interrupted}, run the same command again", file=sys.stderr)
-        return 130
-    except ValueError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
-    except OSError as error:
-        print(
-            f"error: --output {short(output)}: {error}: make room, or give a folder where you may "
-            "write",
-            file=sys.stderr,
-        )
-        return 1
-    return 0

@@ -10,8 +10,8 @@ It takes 15 GB of disk while at work, about 4 GB of memory, and more than an hou
 
 import sys
 
-from scripts.prepare._checksums import Checksum
-from scripts.prepare._words import WordDataSet, run_words
+from scripts.prepare._binarize import WordDataSet, run_words
+from scripts.prepare._sources import Checksum
 
 ARCHIVE = "1-billion-word-language-modeling-benchmark-r13output.tar.gz"
 LM1B = WordDataSet(

@@ -30,25 +30,24 @@ from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 
-from tqdm import tqdm
-
-from scripts._shared.command_line import command_parser
+from scripts._shared.command_line import command_parser, exit_status
 from scripts._shared.commands import short
 from scripts._shared.files import write_json
-from scripts.prepare import _bpe as subword_units
-from scripts.prepare._data_set import SPLITS
-from scripts.prepare._dictionary import counted_dictionary
-from scripts.prepare._lines import TextSizes, check_workers, read_lines
-from scripts.prepare._moses import VISIBLE, check_language, tokenize
-from scripts.prepare._preprocess import preprocess_command
-from scripts.prepare._steps import Steps, run_script
-from scripts.prepare._words import SplitSizes, binarize_splits
+from scripts.prepare import _subwords as subwords
+from scripts.prepare._binarize import (
+    SplitSizes,
+    counted_dictionary,
+    preprocess_command,
+    run_preprocess,
+)
+from scripts.prepare._lines import TextSizes, progress, read_lines
+from scripts.prepare._published import SPLITS
+from scripts.prepare._steps import INTERRUPTED, Steps, resolved
 
 # Validation and test "are both composed of 5000 news articles" (4.1).
 HELD_OUT = 5000
 SEED = 1
 SUFFIX = re.compile(r"\.txt(\.gz)?$")
-MOST_WORKERS = 16
 
 
 @dataclass(frozen=True)
@@ -75,7 +74,7 @@ class News:
             article: list[str] = []
             found = False
             for line in read_lines(self.folder / name):
-                if VISIBLE.search(line):
+                if subwords.VISIBLE.search(line):
                     article.append(line)
                     found = True
                 elif article and self.drawn is None:
@@ -187,7 +186,7 @@ def find_news(folder: Path, drawn: dict[str, int | None]) -> News:
 def survey(news: News, target: Path) -> dict:
     """Read all, write what is held out, return articles, lines and bytes of each split."""
     sizes = {}
-    with tqdm(desc="read", unit=" articles", unit_scale=True, disable=None) as bar:
+    with progress(desc="read", unit=" articles") as bar:
         for split in news.files:
             # Empty lines are between articles only.
             size = {"articles": 0, "lines": -1, "bytes": -1}
@@ -201,8 +200,8 @@ def survey(news: News, target: Path) -> dict:
     return sizes
 
 
-def check_articles(sizes: TextSizes, expected: dict, name: str) -> None:
-    """Check that a text has the lines and the articles of its split.
+def check_articles(sizes: TextSizes, expected: dict, name: str) -> dict:
+    """Sizes of a text, to be recorded, that has the lines and the articles of its split.
 
     Raises ValueError when it has others.
     """
@@ -213,6 +212,7 @@ def check_articles(sizes: TextSizes, expected: dict, name: str) -> None:
             f"{expected['lines']:,} of {expected['articles']:,}: leave the input as it is while it "
             "is prepared, and run the same command again"
         )
+    return asdict(sizes)
 
 
 def binarize(output: Path, sizes: dict[str, dict], workers: int, target: Path) -> dict:
@@ -227,33 +227,30 @@ def binarize(output: Path, sizes: dict[str, dict], workers: int, target: Path) -
     Raises ValueError when fairseq-preprocess fails or writes something else.
     """
     texts = {split: output / "bpe" / f"{split}.txt" for split in SPLITS}
-    dictionary = counted_dictionary(subword_units.count_words([texts["train"]]))
+    dictionary = counted_dictionary(subwords.count_words([texts["train"]]))
     target.mkdir()
     dictionary.save(str(target / "dict.txt"))
     # fairseq binarizes the first part of a text after the others.
     processes = workers + 1 if workers > 1 else 1
     command = preprocess_command(texts, target, processes, "--srcdict", short(target / "dict.txt"))
-    # Beside the folder, which does not outlive a failure.
-    log = output / "preprocess.log"
     expected = {
         split: SplitSizes(lines=size["lines"], tokens=size["words"] + size["lines"])
         for split, size in sizes.items()
     }
-    dictionaries = dict.fromkeys(sizes, dictionary)
-    unknown = binarize_splits(command, target, log, expected, dictionaries)
+    # Beside the folder, which does not outlive a failure.
+    log = output / "preprocess.log"
+    unknown = run_preprocess(command, target, log, expected, len(dictionary))
     return {"symbols": len(dictionary) - dictionary.nspecial, "unknown": unknown}
 
 
-def prepare(options: argparse.Namespace) -> dict:
-    """Do the steps that are not done yet and return what is in preparation.json.
+def prepare(options: argparse.Namespace) -> None:
+    """Do the steps that are not done yet and print what is in preparation.json.
 
     Raises ValueError when an option, the input or the output cannot be used.
     """
     output, workers = options.output, options.workers
-    check_workers(workers)
-    check_language(options.language)
-    subword_units.check_size(options.bpe_size)
-    subword_units.check_tool(options.bpe_tool)
+    subwords.check_language(options.language)
+    subwords.check_subword_options(options)
     if output.is_relative_to(options.input):
         raise ValueError(
             f"--output {short(output)} lies within --input {short(options.input)}, where its texts "
@@ -269,31 +266,22 @@ def prepare(options: argparse.Namespace) -> dict:
 
     def tokens_of(split: str, target: Path) -> dict:
         lines, expected = news.lines(split), found[split]
-        sizes = tokenize(lines, expected["lines"], target, options.language, workers)
-        check_articles(sizes, expected, f"tokens/{split}.txt")
-        return asdict(sizes)
-
-    def codes_of_training(target: Path) -> int:
-        return subword_units.learn([texts["train"]], target, options.bpe_size)
+        number, code = expected["lines"], options.language
+        sizes = subwords.tokenize(lines, number, target, code, workers)
+        return check_articles(sizes, expected, f"tokens/{split}.txt")
 
     def units_of(split: str, target: Path) -> dict:
-        codes, source, expected = output / "bpe" / "codes", texts[split], found[split]
-        tool = options.bpe_tool
-        sizes = subword_units.apply(tool, codes, source, expected["lines"], target, workers)
-        check_articles(sizes, expected, f"bpe/{split}.txt")
-        return asdict(sizes)
+        codes, source = output / "bpe" / "codes", output / "tokens" / f"{split}.txt"
+        expected, tool = found[split], options.bpe_tool
+        sizes = subwords.apply(tool, codes, source, expected["lines"], target, workers)
+        return check_articles(sizes, expected, f"bpe/{split}.txt")
 
-    texts = {split: output / "tokens" / f"{split}.txt" for split in SPLITS}
     language, tool = {"language": options.language}, {"bpe-tool": options.bpe_tool}
     tokens, units = {}, {}
     for split in SPLITS:
-        tokens[split] = steps.run(
-            f"tokens/{split}.txt", language, ["held_out.json"], partial(tokens_of, split)
-        )
-    size = {"bpe-size": options.bpe_size}
-    merges = steps.run("bpe/codes", size, ["tokens/train.txt"], codes_of_training)
-    if merges < options.bpe_size:
-        print(f"bpe/codes: {merges:,} of {options.bpe_size:,}: no other pair is there twice")
+        work = partial(tokens_of, split)
+        tokens[split] = steps.run(f"tokens/{split}.txt", language, ["held_out.json"], work)
+    merges = subwords.learn_codes(steps, ["tokens/train.txt"], options.bpe_size)
     for split in SPLITS:
         sources = ["bpe/codes", f"tokens/{split}.txt"]
         units[split] = steps.run(f"bpe/{split}.txt", tool, sources, partial(units_of, split))
@@ -314,7 +302,7 @@ def prepare(options: argparse.Namespace) -> dict:
     description = {
         **drawn,
         **language,
-        **size,
+        "bpe-size": options.bpe_size,
         **tool,
         "merges": merges,
         "symbols": binarized["symbols"],
@@ -322,27 +310,17 @@ def prepare(options: argparse.Namespace) -> dict:
         "splits": splits,
     }
     write_json(output / "preparation.json", description)
-    return description
+    print(json.dumps(description, indent=2))
 
 
-def parse() -> argparse.Namespace:
-    """Options of the command line."""
+def main() -> int:
+    """Command line of the script; returns its exit status."""
     parser = command_parser(__doc__)
     add = parser.add_argument
-    add("--input", type=Path, required=True, metavar="FOLDER", help="folder of the news")
-    add("--output", type=Path, required=True, metavar="DIR", help="folder of the result")
+    add("--input", type=resolved, required=True, metavar="FOLDER", help="folder of the news")
+    add("--output", type=resolved, required=True, metavar="DIR", help="folder of the result")
     add("--language", default="en", help="code of Moses' rules (default: %(default)s)")
-    add("--bpe-size", type=int, default=60_000, metavar="N", help="merges (default: %(default)s)")
-    add(
-        "--bpe-tool",
-        default=subword_units.FASTBPE,
-        metavar="|".join(subword_units.TOOLS),
-        help="what applies the codes, to the same effect (default: %(default)s)",
-    )
-    workers = min(os.cpu_count() or 1, MOST_WORKERS)
-    add(
-        "--workers", type=int, default=workers, metavar="N", help="processes (default: %(default)s)"
-    )
+    subwords.add_subword_options(parser, 60_000)
     for split in ("valid", "test"):
         add(
             f"--{split}",
@@ -352,14 +330,7 @@ def parse() -> argparse.Namespace:
         )
     add("--seed", type=int, metavar="N", help=f"what they are drawn with (default: {SEED})")
     options = parser.parse_args()
-    options.input, options.output = options.input.resolve(), options.output.resolve()
-    return options
-
-
-def main() -> int:
-    """Command line of the script; returns its exit status."""
-    options = parse()
-    return run_script(lambda: print(json.dumps(prepare(options), indent=2)), options.output)
+    return exit_status(lambda: prepare(options), INTERRUPTED, options.output)
 
 
 if __name__ == "__main__":

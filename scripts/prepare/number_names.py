@@ -17,18 +17,17 @@ import random
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 
 from num2words import num2words
 from tqdm import tqdm
 
-from scripts._shared.command_line import command_parser
+from scripts._shared.command_line import command_parser, exit_status
 from scripts._shared.commands import short
 from scripts._shared.files import write_json
-from scripts.prepare._corpus import is_complete, partial_folder
-from scripts.prepare._data_set import SPLITS
-from scripts.prepare._steps import run_script
+from scripts.prepare._published import INTERRUPTED, SPLITS, corpus_folder, read_complete
+from scripts.prepare._steps import resolved
 
 LANGUAGES = ("en", "de")
 DIGITS = 6
@@ -121,15 +120,12 @@ def make(output: Path, counts: dict[str, int], seed: int) -> None:
         if count < 1:
             raise ValueError(f"--{part} {count} is no number of sentences: give 1 or more")
     settings = {"data_set": "number names", **counts, "seed": seed}
-    if is_complete(output, settings):
+    if read_complete(output, "number names", settings):
         print(f"{short(output)} is complete, nothing to do")
         return
-    with partial_folder(output, ()) as partial:
-        corpus = partial / "corpus"
-        corpus.mkdir()
-        write(corpus, counts, seed)
-        write_json(corpus / "corpus.json", settings)
-        corpus.rename(output)
+    with corpus_folder(output) as folder:
+        write(folder, counts, seed)
+        write_json(folder / "corpus.json", settings)
     print(f"{short(output)}: {', '.join(f'{count:,} {part}' for part, count in counts.items())}")
 
 
@@ -137,7 +133,7 @@ def main() -> int:
     """Command line of the script; returns its exit status."""
     parser = command_parser(__doc__)
     add = parser.add_argument
-    add("--output", type=Path, required=True, metavar="DIR", help="folder of the texts")
+    add("--output", type=resolved, required=True, metavar="DIR", help="folder of the texts")
     for part, count in zip(SPLITS, (30_000, 500, 1000), strict=True):
         add(
             f"--{part}",
@@ -148,9 +144,9 @@ def main() -> int:
         )
     add("--seed", type=int, default=1, metavar="N", help="of the draws (default: %(default)s)")
     options = parser.parse_args()
-    output = options.output.resolve()
     counts = {part: getattr(options, part) for part in SPLITS}
-    return run_script(lambda: make(output, counts, options.seed), output, "nothing is left")
+    work = partial(make, options.output, counts, options.seed)
+    return exit_status(work, INTERRUPTED, options.output)
 
 
 if __name__ == "__main__":

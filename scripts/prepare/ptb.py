@@ -8,8 +8,8 @@ text is fairseq's <unk>.
 
 import sys
 
-from scripts.prepare._checksums import Checksum
-from scripts.prepare._words import WordDataSet, run_words
+from scripts.prepare._binarize import WordDataSet, run_words
+from scripts.prepare._sources import Checksum
 
 PTB = WordDataSet(
     name="PTB",

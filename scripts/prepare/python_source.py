@@ -12,20 +12,21 @@ fairseq ends each line with </s>, which stands for the newline: tokens and chara
 in number. The corpus depends on the Python version, figures compare on the same version only.
 """
 
-import json
 import os
 import platform
 import re
-import shutil
 import sys
 import sysconfig
+from functools import partial
 from pathlib import Path
 
-from scripts._shared.command_line import command_parser
+from scripts._shared.command_line import command_parser, exit_status
 from scripts._shared.commands import short
-from scripts.prepare._preprocess import preprocess_command, run_preprocess
+from scripts._shared.files import write_json
+from scripts.prepare._binarize import SplitSizes, preprocess_command, run_preprocess
+from scripts.prepare._published import INTERRUPTED, SPLITS, corpus_folder, read_complete
+from scripts.prepare._steps import resolved
 
-SPLITS = ("train", "valid", "test")
 SPACE = "\u2581"
 PLAIN_TEXT = re.compile(rb"[\n -~]+")
 # Tests and installed packages are not the library. encodings holds generated character tables,
@@ -35,8 +36,6 @@ MACHINE_SPECIFIC = ("config-", "_sysconfigdata", "sitecustomize")
 MINIMUM_FILES = 100
 # Larger files always train, so that a few long files cannot make up most of a held-out part.
 LARGEST_HELD_OUT_FILE = 40_000
-# fairseq stores fewer than 65,500 symbols in 2 bytes each.
-BYTES_PER_TOKEN = 2
 # fairseq binarizes the first part of a file after the others: 2 workers would work in turn.
 WORKERS = 3
 
@@ -126,103 +125,57 @@ def write_texts(texts: dict[str, str], folder: Path) -> None:
         (folder / f"{split}.chars").write_text(symbols, encoding="utf-8", newline="\n")
 
 
-def binarize(folder: Path, characters: int) -> None:
-    """Binarize folder/text into folder/bin with fairseq-preprocess, under a progress bar."""
-    texts = {split: folder / "text" / f"{split}.chars" for split in SPLITS}
-    # With fairseq's default factor of 8 the dictionary would get made-up symbols.
-    command = preprocess_command(texts, folder / "bin", WORKERS, "--padding-factor", "1")
-    log = folder / "preprocess.log"
-    run_preprocess(
-        command, folder / "bin", log, characters, BYTES_PER_TOKEN, description="count, binarize"
-    )
-
-
-def check_tokens(folder: Path, split: str, characters: int) -> None:
-    """Check by fairseq-preprocess's log that each character became one known token.
-
-    Raises ValueError when it did not.
-    """
-    log = folder / "preprocess.log"
-    pattern = rf"{split}\.chars: \d+ sents, (\d+) tokens, (\S+)% replaced"
-    found = re.search(pattern, log.read_text(encoding="utf-8"))
-    tokens, unknown = found.groups() if found else ("no", "no")
-    if (tokens, unknown) != (str(characters), "0.0"):
-        raise ValueError(
-            f"fairseq-preprocess, {split}: {tokens} tokens with {unknown} % unknown for "
-            f"{characters} characters, each character must be one known token: "
-            f"see {short(log)} and use the fairseq version that this project pins"
-        )
-
-
 def build(folder: Path, stdlib: Path) -> dict:
-    """Build the corpus in an existing empty folder and return its description."""
+    """Build the corpus in an existing empty folder and return its description.
+
+    Raises ValueError when fairseq-preprocess fails or a character is not one known token.
+    """
     corpus = read_corpus(stdlib)
     texts = {split: "".join(files) for split, files in corpus.items()}
     symbols = check_symbols(texts)
     write_texts(texts, folder / "text")
-    binarize(folder, sum(map(len, texts.values())))
-    for split, text in texts.items():
-        check_tokens(folder, split, len(text))
+    separated = {split: folder / "text" / f"{split}.chars" for split in SPLITS}
+    # With fairseq's default factor of 8 the dictionary would get made-up symbols.
+    command = preprocess_command(separated, folder / "bin", WORKERS, "--padding-factor", "1")
+    characters = {
+        split: SplitSizes(lines=text.count("\n"), tokens=len(text)) for split, text in texts.items()
+    }
+    # Beside the folder, which does not outlive a failure.
+    log = folder.with_name("preprocess.log")
+    run_preprocess(command, folder / "bin", log, characters, symbols)
     sizes = {
         split: {"files": len(files), "characters": len(texts[split])}
         for split, files in corpus.items()
     }
     description = {"python": platform.python_version(), "symbols": symbols, "splits": sizes}
-    (folder / "corpus.json").write_text(json.dumps(description, indent=2) + "\n", encoding="ascii")
+    write_json(folder / "corpus.json", description)
     return description
 
 
-def report(description: dict) -> None:
-    """Print the sizes of a corpus."""
+def prepare(output: Path, stdlib: Path) -> None:
+    """Build the corpus in output from a standard library, or do nothing if it is there.
+
+    Raises ValueError when output holds something else or the library has too few files.
+    """
+    description = read_complete(output, "the source files of Python", {"data_set": None})
+    if description:
+        print(f"{short(output)} is complete, nothing to do:")
+    else:
+        with corpus_folder(output) as folder:
+            description = build(folder, stdlib)
     for split, size in description["splits"].items():
         print(f"{split:5} {size['files']:4} files {size['characters']:11,} characters = tokens")
     print(f"{description['symbols']} symbols and </s>, source files of Python", end=" ")
     print(description["python"], flush=True)
 
 
-def prepare(output: Path, stdlib: Path) -> None:
-    """Build the corpus in output, or do nothing if it is there.
-
-    Raises ValueError when output holds something else or cannot be written.
-    """
-    if (output / "corpus.json").exists():
-        print(f"{short(output)} is complete, nothing to do:")
-        report(json.loads((output / "corpus.json").read_text(encoding="ascii")))
-        return
-    if output.exists():
-        raise ValueError(
-            f"--output {short(output)} exists and is no corpus of this script: "
-            "remove it or give another folder"
-        )
-    partial = output.with_name(output.name + ".partial")
-    try:
-        if partial.exists():
-            shutil.rmtree(partial)
-        partial.mkdir(parents=True)
-    except OSError as error:
-        raise ValueError(
-            f"--output {short(output)} cannot be written ({error.strerror}): "
-            "give a folder in a place where you may write"
-        ) from error
-    description = build(partial, stdlib)
-    partial.rename(output)
-    report(description)
-
-
 def main() -> int:
     """Command line of the script; returns its exit status."""
     parser = command_parser(__doc__)
-    parser.add_argument("--output", type=Path, required=True, help="folder of the corpus")
-    output = parser.parse_args().output.resolve()
-    try:
-        prepare(output, Path(sysconfig.get_path("stdlib")))
-    except KeyboardInterrupt:
-        print("\ninterrupted; the corpus will be built anew", file=sys.stderr)
-        return 130
-    except ValueError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
-    return 0
+    parser.add_argument("--output", type=resolved, required=True, help="folder of the corpus")
+    output = parser.parse_args().output
+    work = partial(prepare, output, Path(sysconfig.get_path("stdlib")))
+    return exit_status(work, INTERRUPTED, output)
 
 
 if __name__ == "__main__":

@@ -8,15 +8,8 @@ and _ for the space; the text has no newlines and the corpus no </s>.
 
 import sys
 
-from scripts.prepare._characters import CharacterDataSet, binarize_characters
-from scripts.prepare._checksums import Checksum
-from scripts.prepare._corpus import argument_parser, prepare, run
-
-
-def symbol(byte: int) -> str:
-    """Name of a character in dict.txt."""
-    return chr(byte).replace(" ", "_")
-
+from scripts.prepare._characters import CharacterDataSet, run_characters
+from scripts.prepare._sources import Checksum
 
 TEXT8 = CharacterDataSet(
     name="text8",
@@ -28,21 +21,13 @@ TEXT8 = CharacterDataSet(
     recipe="transformer_xl/text8_large",
     member="text8",
     sizes={"train": 90_000_000, "valid": 5_000_000, "test": 5_000_000},
-    symbol=symbol,
+    symbol=lambda byte: chr(byte).replace(" ", "_"),
 )
 
 
 def main() -> int:
     """Command line of the script; returns its exit status."""
-    arguments = argument_parser(__doc__, "text8.zip or the file text8 in it").parse_args()
-    return run(
-        arguments,
-        lambda request: prepare(
-            TEXT8,
-            request,
-            lambda source, folder: binarize_characters(TEXT8, source, folder, request),
-        ),
-    )
+    return run_characters(TEXT8, __doc__, "text8.zip or the file text8 in it")
 
 
 if __name__ == "__main__":

@@ -24,7 +24,6 @@ it is done only bin, references and bpe/codes are needed.
 
 import argparse
 import json
-import os
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -32,35 +31,28 @@ from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 
-from scripts._shared.command_line import command_parser
+from scripts._shared.command_line import command_parser, exit_status
 from scripts._shared.commands import short
 from scripts._shared.files import write_json
-from scripts.prepare import _bpe as subword_units
-from scripts.prepare._bitext import Bitext, copy_references, survey
-from scripts.prepare._clean_pairs import REASONS, Limits, clean
-from scripts.prepare._dictionary import counted_dictionary
-from scripts.prepare._lines import check_workers
-from scripts.prepare._moses import check_language, tokenize
-from scripts.prepare._preprocess import preprocess_command
-from scripts.prepare._steps import Steps, run_script
-from scripts.prepare._words import SplitSizes, binarize_splits
+from scripts.prepare import _subwords as subwords
+from scripts.prepare._binarize import (
+    SplitSizes,
+    counted_dictionary,
+    preprocess_command,
+    run_preprocess,
+)
+from scripts.prepare._bitext import REASONS, Bitext, Limits, clean, copy_references, survey
+from scripts.prepare._steps import INTERRUPTED, Steps, resolved
 
 # Parts that are cleaned; a test part has to keep every sentence.
 CLEANED = ("train", "valid")
-MOST_WORKERS = 16
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of every preparation for translation to a parser."""
     add = parser.add_argument
-    add("--output", type=Path, required=True, metavar="DIR", help="folder of the result")
-    add("--bpe-size", type=int, default=32_000, metavar="N", help="merges (default: %(default)s)")
-    add(
-        "--bpe-tool",
-        default=subword_units.FASTBPE,
-        metavar="|".join(subword_units.TOOLS),
-        help="what applies the codes, to the same effect (default: %(default)s)",
-    )
+    add("--output", type=resolved, required=True, metavar="DIR", help="folder of the result")
+    subwords.add_subword_options(parser, 32_000)
     add(
         "--separate-dictionaries",
         action="store_true",
@@ -87,10 +79,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         metavar="X",
         help="the longer side is at most X times the shorter, likewise (default: %(default)s)",
     )
-    workers = min(os.cpu_count() or 1, MOST_WORKERS)
-    add(
-        "--workers", type=int, default=workers, metavar="N", help="processes (default: %(default)s)"
-    )
 
 
 def check_options(options: argparse.Namespace, languages: Sequence[str]) -> None:
@@ -99,10 +87,8 @@ def check_options(options: argparse.Namespace, languages: Sequence[str]) -> None
     Raises ValueError when a value is impossible.
     """
     for option, language in zip(("source-lang", "target-lang"), languages, strict=True):
-        check_language(language, option)
-    check_workers(options.workers)
-    subword_units.check_size(options.bpe_size)
-    subword_units.check_tool(options.bpe_tool)
+        subwords.check_language(language, option)
+    subwords.check_subword_options(options)
     Limits(options.max_length, options.max_ratio)
     if "," in short(options.output):
         raise ValueError(
@@ -135,11 +121,11 @@ def binarize(
     target.mkdir()
     if separate:
         dictionaries = {
-            language: counted_dictionary(subword_units.count_words([text]))
+            language: counted_dictionary(subwords.count_words([text]))
             for language, text in texts.items()
         }
     else:
-        joined = counted_dictionary(subword_units.count_words(texts.values()))
+        joined = counted_dictionary(subwords.count_words(texts.values()))
         dictionaries = dict.fromkeys(languages, joined)
     which = []
     for option, language in zip(("--srcdict", "--tgtdict"), languages, strict=True):
@@ -163,17 +149,14 @@ def binarize(
         languages=languages,
     )
     pair = "-".join(languages)
-    names = {
-        f"{part}.{pair}.{language}": (part, language) for part in parts for language in languages
+    sizes = {
+        f"{part}.{pair}.{language}": parts[part][language]
+        for part in parts
+        for language in languages
     }
-    unknown = binarize_splits(
-        command,
-        target,
-        # Beside the folder, which does not outlive a failure.
-        output / "preprocess.log",
-        {name: parts[part][language] for name, (part, language) in names.items()},
-        {name: dictionaries[language] for name, (_, language) in names.items()},
-    )
+    # Beside the folder, which does not outlive a failure.
+    log = output / "preprocess.log"
+    unknown = run_preprocess(command, target, log, sizes, max(map(len, dictionaries.values())))
     symbols = {
         language: len(dictionary) - dictionary.nspecial
         for language, dictionary in dictionaries.items()
@@ -193,8 +176,8 @@ def prepare(
     options: argparse.Namespace,
     origin: Mapping[str, str],
     sources: Sequence[str] = (),
-) -> dict:
-    """Do the steps that are not done yet and return what is in preparation.json.
+) -> None:
+    """Do the steps that are not done yet and print what is in preparation.json.
 
     Args:
         steps: of the folder --output.
@@ -211,14 +194,12 @@ def prepare(
     steps.run("references", {}, ["inputs.json"], partial(copy_references, bitext, pairs))
 
     def tokens_of(part: str, language: str, target: Path) -> dict:
-        lines = bitext.lines(part, language)
-        hyphens = options.aggressive_hyphens
-        sizes = tokenize(lines, pairs[part], target, language, workers, True, hyphens)
-        return asdict(sizes)
+        lines, split = bitext.lines(part, language), options.aggressive_hyphens
+        return asdict(subwords.tokenize(lines, pairs[part], target, language, workers, True, split))
 
     def units_of(name: str, expected: int, target: Path) -> dict:
         codes, source, tool = output / "bpe" / "codes", output / "tokens" / name, options.bpe_tool
-        return asdict(subword_units.apply(tool, codes, source, expected, target, workers))
+        return asdict(subwords.apply(tool, codes, source, expected, target, workers))
 
     def clean_parts(target: Path) -> dict:
         target.mkdir()
@@ -233,7 +214,7 @@ def prepare(
 
     names = {f"{part}.{language}": part for part in pairs for language in languages}
     hyphens = {"aggressive-hyphens": options.aggressive_hyphens}
-    size, tool = {"bpe-size": options.bpe_size}, {"bpe-tool": options.bpe_tool}
+    tool = {"bpe-tool": options.bpe_tool}
     kept = {"max-length": limits.max_length, "max-ratio": limits.max_ratio}
     separate = {"separate-dictionaries": options.separate_dictionaries}
     tokens, units = {}, {}
@@ -242,10 +223,7 @@ def prepare(
         work = partial(tokens_of, part, language)
         tokens[name] = steps.run(f"tokens/{name}", hyphens, ["inputs.json"], work)
     training = [f"tokens/train.{language}" for language in languages]
-    learn = partial(subword_units.learn, [output / name for name in training])
-    merges = steps.run("bpe/codes", size, training, lambda target: learn(target, options.bpe_size))
-    if merges < options.bpe_size:
-        print(f"bpe/codes: {merges:,} of {options.bpe_size:,}: no other pair is there twice")
+    merges = subwords.learn_codes(steps, training, options.bpe_size)
     for name, part in names.items():
         work = partial(units_of, name, pairs[part])
         units[name] = steps.run(f"bpe/{name}", tool, ["bpe/codes", f"tokens/{name}"], work)
@@ -287,7 +265,7 @@ def prepare(
         "target-lang": languages[1],
         **origin,
         **hyphens,
-        **size,
+        "bpe-size": options.bpe_size,
         **tool,
         **kept,
         **separate,
@@ -297,58 +275,40 @@ def prepare(
         "parts": parts,
     }
     write_json(output / "preparation.json", description)
-    return description
+    print(json.dumps(description, indent=2))
 
 
-def parse() -> argparse.Namespace:
-    """Options of the command line."""
+def test_parts(prefixes: Sequence[Path]) -> dict[str, tuple[Path, ...]]:
+    """Texts to test on by the names that fairseq gives their parts: test, test1 and so on."""
+    return {f"test{number or ''}": (prefix,) for number, prefix in enumerate(prefixes)}
+
+
+def prepare_raw(options: argparse.Namespace) -> None:
+    """Do the work of the command; raises ValueError when an option or a text cannot be used."""
+    languages = options.source_lang, options.target_lang
+    check_options(options, languages)
+    parts = {"train": tuple(options.train), "valid": (options.valid,), **test_parts(options.test)}
+    bitext = Bitext(languages, parts)
+    steps = Steps(options.output, "translation data")
+    codes = {"source-lang": languages[0], "target-lang": languages[1]}
+    prepare(steps, bitext, options, {**codes, **bitext.fingerprints()})
+
+
+def main() -> int:
+    """Command line of the script; returns its exit status."""
     parser = command_parser(__doc__)
+    add = parser.add_argument
     for side in ("source", "target"):
-        parser.add_argument(
-            f"--{side}-lang", required=True, metavar="CODE", help=f"{side} language, such as en"
-        )
+        add(f"--{side}-lang", required=True, metavar="CODE", help=f"{side} language, such as en")
     for part, number, text in (
         ("train", "+", "prefixes of the texts to train on"),
         ("valid", None, "prefix of the text to validate on"),
         ("test", "+", "prefixes of the texts to test on"),
     ):
-        parser.add_argument(
-            f"--{part}", type=Path, required=True, nargs=number, metavar="PREFIX", help=text
-        )
+        add(f"--{part}", type=resolved, required=True, nargs=number, metavar="PREFIX", help=text)
     add_options(parser)
     options = parser.parse_args()
-    options.output = options.output.resolve()
-    return options
-
-
-def test_parts(prefixes: Sequence[Path]) -> dict[str, tuple[Path, ...]]:
-    """Texts to test on by the names that fairseq gives their parts: test, test1 and so on."""
-    return {f"test{number or ''}": (prefix.resolve(),) for number, prefix in enumerate(prefixes)}
-
-
-def prepare_raw(options: argparse.Namespace) -> None:
-    """Do the work of the script and print what is in preparation.json.
-
-    Raises ValueError when an option, a text or the output cannot be used.
-    """
-    languages = options.source_lang, options.target_lang
-    check_options(options, languages)
-    parts = {
-        "train": tuple(prefix.resolve() for prefix in options.train),
-        "valid": (options.valid.resolve(),),
-        **test_parts(options.test),
-    }
-    bitext = Bitext(languages, parts)
-    steps = Steps(options.output, "translation data")
-    codes = {"source-lang": languages[0], "target-lang": languages[1]}
-    description = prepare(steps, bitext, options, {**codes, **bitext.fingerprints()})
-    print(json.dumps(description, indent=2))
-
-
-def main() -> int:
-    """Command line of the script; returns its exit status."""
-    options = parse()
-    return run_script(lambda: prepare_raw(options), options.output)
+    return exit_status(lambda: prepare_raw(options), INTERRUPTED, options.output)
 
 
 if __name__ == "__main__":

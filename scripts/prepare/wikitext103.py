@@ -8,8 +8,8 @@ an empty line is a lone </s>; the <unk> of the text is fairseq's <unk>.
 
 import sys
 
-from scripts.prepare._checksums import Checksum
-from scripts.prepare._words import WordDataSet, run_words
+from scripts.prepare._binarize import WordDataSet, run_words
+from scripts.prepare._sources import Checksum
 
 WIKITEXT103 = WordDataSet(
     name="WikiText-103",
