@@ -4,14 +4,14 @@ fairseq-preprocess does it, with a dictionary that is counted here. A published 
 once, to count it and to bring it into the shape that fairseq-preprocess reads.
 """
 
+import argparse
 import io
-import os
 import re
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
@@ -24,51 +24,20 @@ from fairseq.data.indexed_dataset import (
     index_file_path,
 )
 
+from scripts._shared.command_line import check_at_least
 from scripts._shared.commands import child_process, format_command, program, short
-from scripts.prepare._lines import check_workers, progress
-from scripts.prepare._published import SPLITS, DataSet, prepare, published_parser, run
+from scripts.prepare._lines import add_workers_option, progress
+from scripts.prepare._published import SPLITS, DataSet
 from scripts.prepare._sources import read_members
 
 # What separates words in Python's text but not in its bytes, such as the no-break space.
 OTHER_BLANK = re.compile(r"[^\S \t\n\r\v\f]")
 # Written for such a blank within a word, where fairseq would cut the word.
 VISIBLE_BLANK = "\u2423"
-# fairseq binarizes the first part of a text after the others: one process more than cores. Each
-# of them holds the dictionary.
-MOST_WORKERS = 16
 # Tokens that are compared at once.
 SCANNED = 2**24
-
-
-@dataclass(frozen=True)
-class WordDataSet(DataSet):
-    """A data set of words.
-
-    Args:
-        splits: the split that each member belongs to.
-        unlisted: how many symbols of the published vocabulary are not words of dict.txt.
-        threshold: words seen less often in training become <unk>.
-        ascii_blanks: only ASCII blanks separate words, and only newlines separate lines.
-    """
-
-    splits: Mapping[str, str]
-    unlisted: int
-    threshold: int = 0
-    ascii_blanks: bool = False
-
-    @property
-    def members(self) -> tuple[str, ...]:
-        """Names of the files of all splits."""
-        return tuple(self.splits)
-
-
-@dataclass
-class SplitSizes:
-    """Sizes of a split: lines, tokens with the </s> of each line, those that are <unk>."""
-
-    lines: int = 0
-    tokens: int = 0
-    unknown: int = 0
+# Lines and tokens of a split, the </s> of each line included.
+Sizes = Mapping[str, int]
 
 
 def counted_dictionary(counts: Mapping[str, int], threshold: int = 0) -> Dictionary:
@@ -82,10 +51,7 @@ def counted_dictionary(counts: Mapping[str, int], threshold: int = 0) -> Diction
 
 
 def load_srcdict(path: Path) -> Dictionary:
-    """Dictionary of the file that --srcdict names.
-
-    Raises ValueError when it is no dictionary of fairseq.
-    """
+    """Dictionary of the file that --srcdict names; raises ValueError when it is none of fairseq."""
     try:
         return Dictionary.load(str(path))
     # fairseq raises plain exceptions for another encoding or a symbol that is there twice.
@@ -95,36 +61,6 @@ def load_srcdict(path: Path) -> Dictionary:
             f"--srcdict {short(path)} is no dictionary of fairseq ({reason}): "
             "give the dict.txt of the model, a symbol and its count on each line"
         ) from error
-
-
-def preprocess_command(
-    texts: Mapping[str, Path | Sequence[Path]],
-    destination: Path,
-    workers: int,
-    *options: str,
-    languages: tuple[str, str] | None = None,
-) -> list[str]:
-    """fairseq-preprocess command that binarizes the text of each split into a folder.
-
-    fairseq binarizes the first part of a text after the others: 2 workers would work in turn.
-
-    Args:
-        texts: the text of each split, or with languages what its two texts have before
-            ``.LANGUAGE``; several become SPLIT, SPLIT1 and so on.
-        destination: the folder.
-        workers: number of processes.
-        options: further words.
-        languages: source and target; None for texts in one language.
-    """
-    command = [program("fairseq-preprocess")]
-    if languages:
-        command += ["--source-lang", languages[0], "--target-lang", languages[1]]
-    else:
-        command.append("--only-source")
-    for split, text in texts.items():
-        several = [text] if isinstance(text, Path) else text
-        command += [f"--{split}pref", ",".join(map(short, several))]
-    return [*command, "--destdir", short(destination), *options, "--workers", str(workers)]
 
 
 def tokens_on_disk(folder: Path, bytes_per_token: int) -> int:
@@ -151,17 +87,14 @@ def mend_offsets(prefix: str) -> None:
         writer.write(lengths)
 
 
-def count_unknown(prefix: str, expected: SplitSizes) -> int:
-    """Number of <unk> in a binarized split.
-
-    Raises ValueError when the split has not the expected number of lines and tokens.
-    """
+def count_unknown(prefix: str, expected: Sizes) -> int:
+    """Number of <unk> in a binarized split; raises ValueError when it has not the sizes."""
     index = MMapIndexedDataset.Index(index_file_path(prefix))
     lines, tokens = len(index), int(index.sizes.sum())
-    if (lines, tokens) != (expected.lines, expected.tokens):
+    if (lines, tokens) != (expected["lines"], expected["tokens"]):
         raise ValueError(
             f"fairseq-preprocess, {Path(prefix).name}: {lines:,} lines, {tokens:,} tokens of a "
-            f"text of {expected.lines:,} lines, {expected.tokens:,} tokens: use the fairseq "
+            f"text of {expected['lines']:,} lines, {expected['tokens']:,} tokens: use the fairseq "
             "version that this project pins"
         )
     data = np.memmap(data_file_path(prefix), dtype=index.dtype, mode="r")
@@ -171,22 +104,44 @@ def count_unknown(prefix: str, expected: SplitSizes) -> int:
     return sum(int((piece == unknown).sum()) for piece in pieces)
 
 
-def run_preprocess(
-    command: list[str], folder: Path, log: Path, sizes: Mapping[str, SplitSizes], symbols: int
+def preprocess(
+    texts: Mapping[str, Path | Sequence[Path]],
+    target: Path,
+    log: Path,
+    sizes: Mapping[str, Sizes],
+    symbols: int,
+    workers: int,
+    *options: str,
+    languages: tuple[str, str] | None = None,
 ) -> dict[str, int]:
-    """Print and run a fairseq-preprocess command and return how many <unk> are in each split.
+    """Print and run fairseq-preprocess, and return how many <unk> each split has.
 
     Args:
-        command: what to run, under a progress bar over the tokens on disk.
-        folder: that it writes to.
-        log: file for its output, which is left there only when it fails.
-        sizes: lines and tokens of each split, by the names of its files without suffix.
+        texts: the text of each split, or with languages what its two texts have before
+            ``.LANGUAGE``; several become SPLIT, SPLIT1 and so on.
+        target: the folder that it writes to.
+        log: file for its output, which is left there only when it fails; beside target, which does
+            not outlive a failure.
+        sizes: of each split, by the names of its files without suffix.
         symbols: of the larger dictionary.
+        workers: number of processes that work at once.
+        options: further words, which name the dictionary.
+        languages: source and target; None for texts in one language.
 
     Raises ValueError when it fails or a split has not the expected number of lines and tokens.
     """
+    kind = ["--only-source"]
+    if languages:
+        kind = ["--source-lang", languages[0], "--target-lang", languages[1]]
+    command = [program("fairseq-preprocess"), *kind]
+    for split, text in texts.items():
+        several = [text] if isinstance(text, Path) else text
+        command += [f"--{split}pref", ",".join(map(short, several))]
+    # fairseq binarizes the first part of a text after the others.
+    processes = workers + 1 if workers > 1 else 1
+    command += ["--destdir", short(target), *options, "--workers", str(processes)]
     print(f"$ {format_command(command)}", flush=True)
-    tokens = sum(size.tokens for size in sizes.values())
+    tokens = sum(size["tokens"] for size in sizes.values())
     itemsize = np.dtype(best_fitting_int_dtype(symbols)).itemsize
     try:
         with (
@@ -194,18 +149,16 @@ def run_preprocess(
             progress(total=tokens, desc="binarize", unit=" tokens") as bar,
         ):
             while child.poll() is None:
-                bar.update(max(0, min(tokens_on_disk(folder, itemsize), tokens) - bar.n))
+                bar.update(max(0, min(tokens_on_disk(target, itemsize), tokens) - bar.n))
                 time.sleep(0.2)
-            if child.returncode == 0:
-                bar.update(tokens - bar.n)
     except KeyboardInterrupt:
         log.unlink(missing_ok=True)
         raise
     log.unlink()
     unknown = {}
     for split, size in sizes.items():
-        mend_offsets(str(folder / split))
-        unknown[split] = count_unknown(str(folder / split), size)
+        mend_offsets(str(target / split))
+        unknown[split] = count_unknown(str(target / split), size)
     return unknown
 
 
@@ -220,14 +173,14 @@ def words_of_lines(stream: BinaryIO, ascii_blanks: bool) -> Iterator[list[str]]:
 
 
 def write_texts(
-    data_set: WordDataSet, source: Path, texts: Mapping[str, Path]
-) -> tuple[Counter, dict[str, SplitSizes]]:
-    """Write each split's text and return the words of the training split and all sizes.
+    data_set: "WordDataSet", source: Path, texts: Mapping[str, Path]
+) -> tuple[Counter, dict[str, dict[str, int]]]:
+    """Write each split's text; return the words of the training split and the sizes of all.
 
-    The sizes count the <unk> that are in the text.
+    Sizes are lines, tokens and those that are <unk> in the text. Raises as read_members.
     """
     counts: Counter = Counter()
-    sizes = {split: SplitSizes() for split in texts}
+    sizes = {split: dict.fromkeys(("lines", "tokens", "unknown"), 0) for split in texts}
     with ExitStack() as stack:
         files = {
             split: stack.enter_context(path.open("w", encoding="utf-8", newline="\n"))
@@ -240,71 +193,67 @@ def write_texts(
             for words in words_of_lines(stream, data_set.ascii_blanks):
                 if split == "train":
                     counts.update(words)
-                size.lines += 1
-                size.tokens += len(words) + 1
-                size.unknown += words.count("<unk>")
+                size["lines"] += 1
+                size["tokens"] += len(words) + 1
+                size["unknown"] += words.count("<unk>")
                 write(" ".join(words) + "\n")
 
         read_members(source, data_set.members, take, short(source), "read, count")
     return counts, sizes
 
 
-def binarize_words(
-    data_set: WordDataSet, source: Path, folder: Path, srcdict: Path | None, workers: int
-) -> dict:
-    """Write folder/bin from a checked source and return what is to be told of the corpus.
+@dataclass(frozen=True)
+class WordDataSet(DataSet):
+    """A data set of words.
 
     Args:
-        data_set: what the source is.
-        source: an archive, or a folder with the members.
-        folder: has an empty folder bin.
-        srcdict: file of the dictionary, None for a new one.
-        workers: processes of fairseq-preprocess.
-
-    Raises ValueError when the vocabulary is not the published one or fairseq-preprocess fails.
+        splits: the split that each member belongs to.
+        unlisted: how many symbols of the published vocabulary are not words of dict.txt.
+        threshold: words seen less often in training become <unk>.
+        ascii_blanks: only ASCII blanks separate words, and only newlines separate lines.
     """
-    texts = {split: folder / f"{split}.txt" for split in SPLITS}
-    counts, sizes = write_texts(data_set, source, texts)
-    dictionary = (
-        load_srcdict(srcdict) if srcdict else counted_dictionary(counts, data_set.threshold)
-    )
-    vocabulary = len(dictionary) - dictionary.nspecial + data_set.unlisted
-    if not srcdict:
-        remedy = "get the data anew, or give the dictionary that is meant with --srcdict"
-        data_set.check_vocabulary(vocabulary, remedy)
-    file = folder / "dict.txt"
-    dictionary.save(str(file))
-    command = preprocess_command(texts, folder / "bin", workers, "--srcdict", short(file))
-    # Beside the folder, which does not outlive a failure.
-    log = folder.with_name("preprocess.log")
-    unknown = run_preprocess(command, folder / "bin", log, sizes, len(dictionary))
-    for split, size in sizes.items():
-        lost = unknown[split] - size.unknown
-        print(f"{split}: {lost:,} words are not in the dictionary: now <unk>")
-        size.unknown = unknown[split]
-        texts[split].unlink()
-    file.unlink()
-    splits = {split: asdict(size) for split, size in sizes.items()}
-    return {"vocabulary": vocabulary, "splits": splits}
 
+    splits: Mapping[str, str]
+    unlisted: int
+    threshold: int = 0
+    ascii_blanks: bool = False
 
-def run_words(data_set: WordDataSet, description: str, example: str) -> int:
-    """Command line of a data set of words; returns its exit status."""
-    parser = published_parser(description, example)
-    parser.add_argument(
-        "--workers",
-        type=int,
-        default=min((os.cpu_count() or 2) + 1, MOST_WORKERS),
-        metavar="N",
-        help="processes of fairseq-preprocess (default: %(default)s)",
-    )
-    options = parser.parse_args()
+    @property
+    def members(self) -> tuple[str, ...]:
+        """Names of the files of all splits."""
+        return tuple(self.splits)
 
-    def build(source: Path, folder: Path) -> dict:
-        return binarize_words(data_set, source, folder, options.srcdict, options.workers)
+    def add_options(self, parser: argparse.ArgumentParser) -> None:
+        """Add --workers."""
+        add_workers_option(parser)
 
-    def work() -> None:
-        check_workers(options.workers)
-        prepare(data_set, options, build)
+    def own_settings(self, options: argparse.Namespace) -> dict[str, str]:
+        """None; raises ValueError when --workers is impossible."""
+        check_at_least("--workers", options.workers, 1)
+        return {}
 
-    return run(options, work)
+    def build(self, source: Path, folder: Path, options: argparse.Namespace) -> dict:
+        """As every data set; raises ValueError when the vocabulary is not the published one."""
+        texts = {split: folder / f"{split}.txt" for split in SPLITS}
+        counts, sizes = write_texts(self, source, texts)
+        dictionary = (
+            load_srcdict(options.srcdict)
+            if options.srcdict
+            else counted_dictionary(counts, self.threshold)
+        )
+        vocabulary = len(dictionary) - dictionary.nspecial + self.unlisted
+        if not options.srcdict:
+            remedy = "get the data anew, or give the dictionary that is meant with --srcdict"
+            self.check_vocabulary(vocabulary, remedy)
+        file = folder / "dict.txt"
+        dictionary.save(str(file))
+        log, which = folder.with_name("preprocess.log"), ("--srcdict", short(file))
+        symbols, workers = len(dictionary), options.workers
+        unknown = preprocess(texts, folder / "bin", log, sizes, symbols, workers, *which)
+        for split, size in sizes.items():
+            lost = unknown[split] - size["unknown"]
+            print(f"{split}: {lost:,} words are not in the dictionary: now <unk>")
+            size["unknown"] = unknown[split]
+            texts[split].unlink()
+        file.unlink()
+        return {"vocabulary": vocabulary, "splits": sizes}

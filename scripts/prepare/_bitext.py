@@ -3,7 +3,6 @@
 Both files of a text are written at once, so that their lines stay each other's translation.
 """
 
-import hashlib
 import math
 import shutil
 from collections.abc import Iterator, Mapping
@@ -14,9 +13,11 @@ from pathlib import Path
 
 from tqdm import tqdm
 
+from scripts._shared.command_line import check_at_least
 from scripts._shared.commands import short
 from scripts._shared.files import write_json
-from scripts.prepare._lines import count_lines, open_text, progress, read_lines
+from scripts.prepare._lines import open_text, progress, read_lines
+from scripts.prepare._steps import fingerprint
 from scripts.prepare._subwords import VISIBLE
 
 # Why pairs are removed; each is counted for the first that holds.
@@ -29,10 +30,7 @@ def option_of(part: str) -> str:
 
 
 def text_file(prefix: Path, language: str, option: str) -> Path:
-    """File PREFIX.LANGUAGE or PREFIX.LANGUAGE.gz.
-
-    Raises ValueError when there is neither or both.
-    """
+    """File PREFIX.LANGUAGE or PREFIX.LANGUAGE.gz; raises ValueError when not one is there."""
     plain = prefix.with_name(f"{prefix.name}.{language}")
     found = [path for path in (plain, Path(f"{plain}.gz")) if path.is_file()]
     if not found:
@@ -95,21 +93,16 @@ class Bitext:
 
     def fingerprints(self) -> dict[str, str]:
         """Digest of the names, sizes and modification times of the files, by what names them."""
-        digests = {}
+        files: dict[str, list[tuple[str, Path]]] = {}
         for part in self.parts:
-            digest = digests.setdefault(option_of(part)[2:], hashlib.sha256())
+            named = files.setdefault(option_of(part)[2:], [])
             for language in self.languages:
-                for path in self.files(part, language):
-                    status = path.stat()
-                    digest.update(f"{path.name}\0{status.st_size}\0{status.st_mtime_ns}\n".encode())
-        return {option: digest.hexdigest()[:16] for option, digest in digests.items()}
+                named += [(path.name, path) for path in self.files(part, language)]
+        return {option: fingerprint(named) for option, named in files.items()}
 
 
 def _count(path: Path, option: str, bar: tqdm) -> int:
-    """Number of lines of a raw text.
-
-    Raises ValueError when it has no text.
-    """
+    """Number of lines of a raw text; raises ValueError when it has no text."""
     lines, visible = 0, False
     for line in read_lines(path):
         lines += 1
@@ -156,7 +149,7 @@ def copy_references(bitext: Bitext, pairs: Mapping[str, int], target: Path) -> N
             (path,) = bitext.files(part, language)
             with open_text(path) as source, copy.open("wb") as file:
                 shutil.copyfileobj(source, file)
-            if (lines := count_lines(copy)) != pairs[part]:
+            if (lines := sum(1 for _ in read_lines(copy))) != pairs[part]:
                 raise ValueError(
                     f"references/{copy.name} has {lines:,} lines, {short(path)} had "
                     f"{pairs[part]:,}: leave the input as it is while it is prepared, and run the "
@@ -166,23 +159,16 @@ def copy_references(bitext: Bitext, pairs: Mapping[str, int], target: Path) -> N
 
 @dataclass(frozen=True)
 class Limits:
-    """Lengths in units of the pairs that are kept.
+    """Pairs that are kept: units of either side, and how many times the shorter side's the longer.
 
-    Args:
-        max_length: of either side; none is empty.
-        max_ratio: of the longer side to the shorter.
-
-    Raises ValueError when no pair could be kept.
+    No side is empty. Raises ValueError when no pair could be kept.
     """
 
     max_length: int = 250
     max_ratio: float = 1.5
 
     def __post_init__(self) -> None:
-        if self.max_length < 1:
-            raise ValueError(
-                f"--max-length {self.max_length} is no number of units: give 1 or more"
-            )
+        check_at_least("--max-length", self.max_length, 1)
         if not 1 <= self.max_ratio < math.inf:
             raise ValueError(
                 f"--max-ratio {self.max_ratio} is not how many times the longer side is as long "

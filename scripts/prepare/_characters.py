@@ -6,8 +6,9 @@ eos     each is one </s>, as in the adaptive-span and all-attention code; a spli
         a line gets a </s> there too, as those and fairseq-preprocess do
 """
 
+import argparse
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -22,7 +23,7 @@ from fairseq.data.indexed_dataset import (
 from scripts._shared.commands import short
 from scripts.prepare._binarize import counted_dictionary, load_srcdict
 from scripts.prepare._lines import progress
-from scripts.prepare._published import SPLITS, DataSet, prepare, published_parser, run
+from scripts.prepare._published import SPLITS, DataSet
 from scripts.prepare._sources import read_members
 
 NEWLINE = 10
@@ -30,6 +31,82 @@ NEWLINE = 10
 PIECE = 2**18
 # fairseq's own tasks copy a whole item each time they touch it: text without lines is cut.
 ITEM = 4096
+
+
+def check_newlines(convention: str | None) -> None:
+    """Raise ValueError when --newlines is none of the two conventions."""
+    if convention not in ("drop", "eos"):
+        given = "is missing" if convention is None else f"{convention} is unknown"
+        raise ValueError(
+            f"--newlines {given}: give 'drop' to leave newlines away, as the Transformer-XL code "
+            "does, or 'eos' to make each one </s>, as the adaptive-span and all-attention code "
+            "does; bits per character of the two do not compare"
+        )
+
+
+def read_text(data_set: "CharacterDataSet", source: Path) -> dict[str, np.ndarray]:
+    """Bytes of each split; raises ValueError when the text is not as long as they are together."""
+    read = []
+    read_members(
+        source, data_set.members, lambda _, stream: read.append(stream.read()), short(source)
+    )
+    text = np.frombuffer(read[0], dtype=np.uint8)
+    total = sum(data_set.sizes.values())
+    if len(text) != total:
+        raise ValueError(
+            f"{short(source)}: the text has {len(text):,} bytes, {data_set.name} has {total:,}: "
+            "get it anew"
+        )
+    ends = np.cumsum([data_set.sizes[split] for split in SPLITS])
+    return dict(zip(SPLITS, np.split(text, ends[:-1]), strict=True))
+
+
+def pieces(text: np.ndarray) -> list[np.ndarray]:
+    """Views of a text that are worked on one after the other."""
+    return [text[first : first + PIECE] for first in range(0, len(text), PIECE)]
+
+
+def find_dictionary(
+    symbols: Mapping[int, str], counts: np.ndarray, srcdict: Path | None
+) -> Dictionary:
+    """Dictionary of srcdict, or of the symbols of all splits by falling number in training, (256,).
+
+    The originals count all splits; a symbol that fairseq-preprocess would not know comes last.
+    Raises ValueError when srcdict lacks a symbol.
+    """
+    if srcdict is None:
+        return counted_dictionary({symbol: int(counts[byte]) for byte, symbol in symbols.items()})
+    dictionary = load_srcdict(srcdict)
+    missing = [symbol for symbol in symbols.values() if symbol not in dictionary]
+    if missing:
+        raise ValueError(
+            f"--srcdict {short(srcdict)} lacks {len(missing)} of the text's {len(symbols)} "
+            f"symbols, such as {', '.join(map(repr, missing[:5]))}: give a dictionary of this data "
+            "set, or leave the option away for a new one"
+        )
+    return dictionary
+
+
+def write_split(prefix: str, text: np.ndarray, table: np.ndarray, newlines: str | None) -> int:
+    """Write PREFIX.bin and PREFIX.idx with the token of each byte in table, (256,).
+
+    Returns the number of tokens.
+    """
+    tokens = 0
+    with open(data_file_path(prefix), "wb") as file:
+        for piece in pieces(text):
+            kept = piece[piece != NEWLINE] if newlines == "drop" else piece
+            table.take(kept).tofile(file)
+            tokens += len(kept)
+        if newlines == "eos" and text[-1] != NEWLINE:
+            table[NEWLINE : NEWLINE + 1].tofile(file)
+            tokens += 1
+    # An item is a line with its </s> where newlines have one, else any piece.
+    ends = np.flatnonzero(text == NEWLINE) + 1 if newlines == "eos" else np.arange(0, tokens, ITEM)
+    lengths = np.diff(ends, prepend=0, append=tokens)
+    with MMapIndexedDataset.Index.writer(index_file_path(prefix), table.dtype.type) as index:
+        index.write(lengths[lengths > 0].tolist())
+    return tokens
 
 
 @dataclass(frozen=True)
@@ -53,170 +130,48 @@ class CharacterDataSet(DataSet):
         """Name of the file with the text."""
         return (self.member,)
 
+    def add_options(self, parser: argparse.ArgumentParser) -> None:
+        """Add --newlines if the text has them."""
+        if self.eos_recipe:
+            parser.add_argument(
+                "--newlines",
+                metavar="{drop,eos}",
+                help="required: leave newlines away, or make each one </s>",
+            )
 
-def check_newlines(convention: str | None) -> None:
-    """Raise ValueError when --newlines is none of the two conventions."""
-    if convention not in ("drop", "eos"):
-        given = "is missing" if convention is None else f"{convention} is unknown"
-        raise ValueError(
-            f"--newlines {given}: give 'drop' to leave newlines away, as the Transformer-XL code "
-            "does, or 'eos' to make each one </s>, as the adaptive-span and all-attention code "
-            "does; bits per character of the two do not compare"
-        )
+    def own_settings(self, options: argparse.Namespace) -> dict[str, str]:
+        """The convention of newlines if the text has them; raises as check_newlines."""
+        if not self.eos_recipe:
+            return {}
+        check_newlines(options.newlines)
+        return {"newlines": options.newlines}
 
+    def recipe_of(self, description: Mapping) -> str:
+        """Recipe for the convention of newlines in a corpus."""
+        return self.eos_recipe if description.get("newlines") == "eos" else self.recipe
 
-def read_text(data_set: CharacterDataSet, source: Path) -> dict[str, np.ndarray]:
-    """Bytes of each split.
-
-    Raises ValueError when the text has another length than the splits together.
-    """
-    read = []
-    read_members(
-        source, data_set.members, lambda _, stream: read.append(stream.read()), short(source)
-    )
-    text = np.frombuffer(read[0], dtype=np.uint8)
-    total = sum(data_set.sizes.values())
-    if len(text) != total:
-        raise ValueError(
-            f"{short(source)}: the text has {len(text):,} bytes, {data_set.name} has {total:,}: "
-            "get it anew"
-        )
-    ends = np.cumsum([data_set.sizes[split] for split in SPLITS])
-    return dict(zip(SPLITS, np.split(text, ends[:-1]), strict=True))
-
-
-def pieces(text: np.ndarray) -> list[np.ndarray]:
-    """Views of a text that are worked on one after the other."""
-    return [text[first : first + PIECE] for first in range(0, len(text), PIECE)]
-
-
-def count_bytes(text: np.ndarray) -> np.ndarray:
-    """How often each byte is in a text, (256,)."""
-    return sum(np.bincount(piece, minlength=256) for piece in pieces(text))
-
-
-def find_dictionary(
-    symbols: Mapping[int, str], counts: np.ndarray, srcdict: Path | None
-) -> Dictionary:
-    """Dictionary of a file, or of the symbols of all splits by falling number in training.
-
-    The originals count all splits; a symbol that fairseq-preprocess would not know comes last.
-
-    Args:
-        symbols: of the bytes of all splits.
-        counts: how often each byte is in training, (256,).
-        srcdict: the file, None for a new dictionary.
-
-    Raises ValueError when the file has not all symbols.
-    """
-    if srcdict is None:
-        return counted_dictionary({symbol: int(counts[byte]) for byte, symbol in symbols.items()})
-    dictionary = load_srcdict(srcdict)
-    missing = [symbol for symbol in symbols.values() if symbol not in dictionary]
-    if missing:
-        raise ValueError(
-            f"--srcdict {short(srcdict)} lacks {len(missing)} of the text's {len(symbols)} "
-            f"symbols, such as {', '.join(map(repr, missing[:5]))}: give a dictionary of this data "
-            "set, or leave the option away for a new one"
-        )
-    return dictionary
-
-
-def item_lengths(text: np.ndarray, tokens: int, newlines: str | None) -> list[int]:
-    """Length of each item: a line with its </s> where newlines have one, else any piece."""
-    if newlines == "eos":
-        ends = np.flatnonzero(text == NEWLINE) + 1
-        if text[-1] != NEWLINE:
-            ends = np.append(ends, tokens)
-        return np.diff(ends, prepend=0).tolist()
-    full, rest = divmod(tokens, ITEM)
-    return [ITEM] * full + [rest] * (rest > 0)
-
-
-def write_split(prefix: str, text: np.ndarray, table: np.ndarray, newlines: str | None) -> int:
-    """Write PREFIX.bin and PREFIX.idx and return the number of tokens.
-
-    Args:
-        prefix: of the files.
-        text: bytes.
-        table: token of each byte, (256,).
-        newlines: their convention.
-    """
-    tokens = 0
-    with open(data_file_path(prefix), "wb") as file:
-        for piece in pieces(text):
-            kept = piece[piece != NEWLINE] if newlines == "drop" else piece
-            table.take(kept).tofile(file)
-            tokens += len(kept)
-        if newlines == "eos" and text[-1] != NEWLINE:
-            table[NEWLINE : NEWLINE + 1].tofile(file)
-            tokens += 1
-    with MMapIndexedDataset.Index.writer(index_file_path(prefix), table.dtype.type) as index:
-        index.write(item_lengths(text, tokens, newlines))
-    return tokens
-
-
-def binarize_characters(
-    data_set: CharacterDataSet,
-    source: Path,
-    folder: Path,
-    srcdict: Path | None = None,
-    newlines: str | None = None,
-) -> dict:
-    """Write folder/bin from a checked source and return what is to be told of the corpus.
-
-    Args:
-        data_set: what the source is.
-        source: an archive or the text itself.
-        folder: has an empty folder bin.
-        srcdict: file of the dictionary, None for a new one.
-        newlines: a convention, None for a text without newlines.
-
-    Raises ValueError when the text or the dictionary does not have the symbols expected.
-    """
-    splits = read_text(data_set, source)
-    counts = {split: count_bytes(text) for split, text in splits.items()}
-    found = np.flatnonzero(sum(counts.values())).tolist()
-    data_set.check_vocabulary(len(found))
-    symbols = {byte: data_set.symbol(byte) for byte in found if byte != NEWLINE or not newlines}
-    dictionary = find_dictionary(symbols, counts["train"], srcdict)
-    dictionary.save(str(folder / "bin" / "dict.txt"))
-    # Newlines are </s>.
-    table = np.full(256, dictionary.eos(), dtype=best_fitting_int_dtype(len(dictionary)))
-    for byte, symbol in symbols.items():
-        table[byte] = dictionary.index(symbol)
-    sizes = {}
-    with progress(total=sum(map(len, splits.values())), desc="binarize", unit="B") as bar:
-        for split, text in splits.items():
-            tokens = write_split(str(folder / "bin" / split), text, table, newlines)
-            sizes[split] = {"bytes": len(text), "tokens": tokens}
-            bar.update(len(text))
-    # </s> is a symbol of the text where newlines are.
-    return {"vocabulary": len(symbols) + (newlines == "eos"), "splits": sizes}
-
-
-def run_characters(data_set: CharacterDataSet, description: str, example: str) -> int:
-    """Command line of a data set of characters; returns its exit status."""
-    parser = published_parser(description, example)
-    if data_set.eos_recipe:
-        parser.add_argument(
-            "--newlines",
-            metavar="{drop,eos}",
-            help="required: leave newlines away, or make each one </s>",
-        )
-    options = parser.parse_args()
-
-    def work() -> None:
-        own, chosen = {}, data_set
-        if data_set.eos_recipe:
-            check_newlines(options.newlines)
-            own = {"newlines": options.newlines}
-            if options.newlines == "eos":
-                chosen = replace(data_set, recipe=data_set.eos_recipe)
-
-        def build(source: Path, folder: Path) -> dict:
-            return binarize_characters(data_set, source, folder, options.srcdict, **own)
-
-        prepare(chosen, options, build, **own)
-
-    return run(options, work)
+    def build(self, source: Path, folder: Path, options: argparse.Namespace) -> dict:
+        """As every data set; raises ValueError when the symbols are not those expected."""
+        newlines = options.newlines if self.eos_recipe else None
+        splits = read_text(self, source)
+        counts = {
+            split: sum(np.bincount(piece, minlength=256) for piece in pieces(text))
+            for split, text in splits.items()
+        }
+        found = np.flatnonzero(sum(counts.values())).tolist()
+        self.check_vocabulary(len(found))
+        symbols = {byte: self.symbol(byte) for byte in found if byte != NEWLINE or not newlines}
+        dictionary = find_dictionary(symbols, counts["train"], options.srcdict)
+        dictionary.save(str(folder / "bin" / "dict.txt"))
+        # Newlines are </s>.
+        table = np.full(256, dictionary.eos(), dtype=best_fitting_int_dtype(len(dictionary)))
+        for byte, symbol in symbols.items():
+            table[byte] = dictionary.index(symbol)
+        sizes = {}
+        with progress(total=sum(map(len, splits.values())), desc="binarize", unit="B") as bar:
+            for split, text in splits.items():
+                tokens = write_split(str(folder / "bin" / split), text, table, newlines)
+                sizes[split] = {"bytes": len(text), "tokens": tokens}
+                bar.update(len(text))
+        # </s> is a symbol of the text where newlines are.
+        return {"vocabulary": len(symbols) + (newlines == "eos"), "splits": sizes}

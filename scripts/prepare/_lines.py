@@ -1,14 +1,15 @@
 """Texts line by line: reading them, and mapping each line to one in several processes."""
 
+import argparse
 import gzip
+import os
 import signal
 import zlib
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import closing
-from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -22,30 +23,22 @@ from scripts._shared.commands import short
 CHUNK = 1000
 # Chunks under way for each process; more would only fill the memory.
 AHEAD = 3
-
-# What is done with the lines of a chunk, and what makes that within a process.
-Work = Callable[[list[str]], Any]
-MakeWork = Callable[[], Work]
-
+# Each process of fairseq holds the dictionary.
+MOST_WORKERS = 16
 # Progress bar that is drawn on terminals only.
 progress = partial(tqdm, unit_scale=True, disable=None)
 
+# What is done with the lines of a chunk, within each process.
+Work = Callable[[list[str]], Any]
 _work: Work
 
 
-@dataclass
-class TextSizes:
-    """Sizes of a text: its lines, how many of them are empty, its words between blanks."""
-
-    lines: int = 0
-    empty: int = 0
-    words: int = 0
-
-
-def check_workers(workers: int) -> None:
-    """Raise ValueError when --workers is no number of processes."""
-    if workers < 1:
-        raise ValueError(f"--workers {workers} is no number of processes: give 1 or more")
+def add_workers_option(parser: argparse.ArgumentParser) -> None:
+    """Add --workers, by default one for each core."""
+    workers = min(os.cpu_count() or 1, MOST_WORKERS)
+    parser.add_argument(
+        "--workers", type=int, default=workers, metavar="N", help="processes (default: %(default)s)"
+    )
 
 
 def open_text(path: Path) -> BinaryIO:
@@ -57,7 +50,6 @@ def read_lines(path: Path) -> Iterator[str]:
     """Lines of a UTF-8 text, compressed if its name ends with .gz, without what ends them.
 
     Only a newline ends a line, after a carriage return or not. A byte-order mark is left out.
-
     Raises ValueError, naming the file and the line, when it cannot be read or is not UTF-8.
     """
     number = 0
@@ -83,12 +75,7 @@ def read_lines(path: Path) -> Iterator[str]:
         ) from error
 
 
-def count_lines(path: Path) -> int:
-    """Number of lines of a text; raises as read_lines."""
-    return sum(1 for _ in read_lines(path))
-
-
-def _start_process(make: MakeWork) -> None:
+def _start_process(make: Callable[[], Work]) -> None:
     global _work
     # Ctrl-C reaches every process of a terminal; the first one ends the others.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -99,20 +86,15 @@ def _work_on(chunk: list[str]) -> Any:
     return _work(chunk)
 
 
-def in_processes(lines: Iterable[str], make: MakeWork, workers: int) -> Iterator[Any]:
+def in_processes(lines: Iterable[str], make: Callable[[], Work], workers: int) -> Iterator[Any]:
     """Results of the work on each chunk of lines, in order, a few chunks ahead.
 
-    The workers of the libraries do not serve: sacremoses' hold the whole text in memory,
-    subword-nmt's lose the lines of a process that fails without a word, fastBPE has none.
+    ``make`` is called once in each process, hence a function of a module or a partial of one; with
+    one worker it is this process. The workers of the libraries do not serve: sacremoses' hold the
+    whole text in memory, subword-nmt's lose the lines of a process that fails without a word.
 
-    Args:
-        lines: read as they are needed.
-        make: called once in each process, hence a function of a module or a partial of one.
-        workers: number of processes beside this one; 1 works in this one.
-
-    Raises ValueError when there is no such number or a process is killed.
+    Raises ValueError when a process is killed.
     """
-    check_workers(workers)
     remaining = iter(lines)
     chunks = iter(lambda: list(islice(remaining, CHUNK)), [])
     if workers == 1:
@@ -138,43 +120,45 @@ def in_processes(lines: Iterable[str], make: MakeWork, workers: int) -> Iterator
 
 def map_lines(
     lines: Iterable[str],
-    expected: int,
+    expected: Mapping[str, int],
     target: Path,
-    make: MakeWork,
+    make: Callable[[], Work],
     workers: int,
     description: str,
-) -> TextSizes:
-    """Write what the work makes of each line as a line of a UTF-8 text and return its sizes.
+) -> dict[str, int]:
+    """Write what the work makes of each line as a line; return how many lines, empty ones, words.
 
     Args:
         lines: without what ends them.
-        expected: how many there are.
+        expected: number of ``lines``, and of those that are ``empty`` where that matters.
         target: a new file.
         make: makes the work, which turns a list of lines into a list of lines.
         workers: number of processes.
         description: of the progress bar.
 
-    Raises ValueError when another number of lines was written.
+    Raises ValueError when other numbers of lines were written.
     """
-    sizes = TextSizes()
+    sizes = dict.fromkeys(("lines", "empty", "words"), 0)
     with (
         target.open("w", encoding="utf-8", newline="\n") as file,
         closing(in_processes(lines, make, workers)) as results,
-        progress(total=expected, desc=description, unit=" lines") as bar,
+        progress(total=expected["lines"], desc=description, unit=" lines") as bar,
     ):
         for mapped in results:
             text = "".join(f"{line}\n" for line in mapped)
             file.write(text)
             # Counted in what is written: a line that became two shows.
             count = text.count("\n")
-            sizes.lines += count
-            sizes.empty += mapped.count("")
-            sizes.words += sum(line.count(" ") + 1 for line in mapped if line)
+            sizes["lines"] += count
+            sizes["empty"] += mapped.count("")
+            sizes["words"] += sum(line.count(" ") + 1 for line in mapped if line)
             bar.update(count)
-    if sizes.lines != expected:
-        raise ValueError(
-            f"{description}, {short(target)}: {sizes.lines:,} lines of a text of "
-            f"{expected:,}: leave the text as it is while it is prepared, and run the same "
-            "command again"
-        )
+    for kind, number in expected.items():
+        if sizes[kind] != number:
+            empty = "empty " if kind == "empty" else ""
+            raise ValueError(
+                f"{description}, {short(target)}: {sizes[kind]:,} {empty}lines of a text of "
+                f"{number:,}: leave the text as it is while it is prepared, and run the same "
+                "command again"
+            )
     return sizes

@@ -8,10 +8,9 @@ OUTPUT.partial/         while the corpus is built; of a failed or interrupted ru
 
 import argparse
 import hashlib
-import json
 import shlex
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -28,7 +27,7 @@ from scripts.prepare._sources import (
     open_with_progress,
     read_members,
 )
-from scripts.prepare._steps import check_space, made_whole, resolved
+from scripts.prepare._steps import check_space, made_whole, read_record, resolved
 
 SPLITS = ("train", "valid", "test")
 # What Ctrl-C leaves where nothing is downloaded.
@@ -47,6 +46,7 @@ class DataSet(ABC):
         vocabulary: number of symbols, as published.
         disk_bytes: space that the preparation takes at most, with the download.
         recipe: command file in examples that trains on it, without its suffix.
+        example: what --from names.
     """
 
     name: str
@@ -56,37 +56,54 @@ class DataSet(ABC):
     vocabulary: int
     disk_bytes: int
     recipe: str
+    example: str
 
     @property
     @abstractmethod
     def members(self) -> tuple[str, ...]:
         """Names of the files that are read."""
 
-    def check(self, path: Path, label: str) -> None:
-        """Check an archive, or a folder or file that takes its place; label tells what it is.
+    @abstractmethod
+    def build(self, source: Path, folder: Path, options: argparse.Namespace) -> dict:
+        """Write folder/bin, an empty folder, from a checked source; return what is to be told.
 
-        Raises ValueError when a checksum differs or a member is missing.
+        Raises ValueError when the text or --srcdict is not what was expected.
         """
-        archive = self.checksums.get(self.files[0]) if self.files != self.members else None
-        if archive is None:
+
+    @abstractmethod
+    def add_options(self, parser: argparse.ArgumentParser) -> None:
+        """Add the options of this kind of data set."""
+
+    @abstractmethod
+    def own_settings(self, options: argparse.Namespace) -> dict[str, str]:
+        """Options of this kind that change the corpus; raises ValueError for impossible ones."""
+
+    def recipe_of(self, description: Mapping) -> str:
+        """Recipe for a corpus, of which corpus.json tells this."""
+        return self.recipe
+
+    def check(self, path: Path, label: str, file: str | None = None) -> None:
+        """Check an archive, a folder or a text, or with its name one file of a mirror.
+
+        Raises ValueError, naming label, when a checksum differs or a member is missing.
+        """
+        members = [file] if file in self.members else self.members
+        if members[0] in self.checksums:
 
             def check_member(name: str, stream: BinaryIO) -> None:
                 self.checksums[name].check(stream, f"{label}, {name},")
 
-            read_members(path, self.members, check_member, label, "check")
+            read_members(path, members, check_member, label, "check")
             return
         if path.is_dir():
             raise ValueError(
                 f"{label} is a folder, whose content cannot be checked: give {self.files[0]}"
             )
         with open_with_progress(path, "check") as stream:
-            archive.check(stream, label)
+            self.checksums[self.files[0]].check(stream, label)
 
     def check_vocabulary(self, found: int, remedy: str = "get the data anew") -> None:
-        """Check the number of symbols of a text.
-
-        Raises ValueError when it is not the published one.
-        """
+        """Raise ValueError when the number of symbols of a text is not the published one."""
         if found != self.vocabulary:
             raise ValueError(
                 f"{self.name}: the text has a vocabulary of {found:,} symbols, the published one "
@@ -106,48 +123,16 @@ class DataSet(ABC):
                 )
             self.check(source, label)
             return source
-
-        for name in self.files:
-            check = partial(self._check_download, name)
-            path = download(name, [*mirrors, *self.mirrors], folder, check)
+        for file in self.files:
+            check = partial(self.check, file=file)
+            path = download(file, [*mirrors, *self.mirrors], folder, check)
         return folder if self.files == self.members else path
 
-    def _check_download(self, name: str, path: Path, label: str) -> None:
-        if name not in self.members:
-            self.check(path, label)
-            return
-        with path.open("rb") as stream:
-            self.checksums[name].check(stream, label)
 
-
-# Writes FOLDER/bin from a checked source and returns what is to be told of the corpus.
-Build = Callable[[Path, Path], dict]
-
-
-def published_parser(description: str, example: str) -> argparse.ArgumentParser:
-    """Parser of the options that every published data set has; example is what --from names."""
-    parser = command_parser(description)
-    parser.add_argument(
-        "--output", type=resolved, required=True, metavar="DIR", help="folder of the corpus"
-    )
-    text = f"take the data from here instead of downloading it: {example}"
-    add_source_options(parser, "FILE", text)
-    parser.add_argument(
-        "--srcdict",
-        type=resolved,
-        metavar="FILE",
-        help="dict.txt to binarize with, for a model trained elsewhere, instead of a new one",
-    )
-    return parser
-
-
-def file_digest(path: Path) -> str:
-    """SHA-256 of a dictionary file.
-
-    Raises ValueError when it cannot be read.
-    """
+def file_digest(path: Path | None) -> str | None:
+    """SHA-256 of the file of --srcdict, if any; raises ValueError when it cannot be read."""
     try:
-        return hashlib.sha256(path.read_bytes()).hexdigest()
+        return path and hashlib.sha256(path.read_bytes()).hexdigest()
     except OSError as error:
         raise ValueError(
             f"--srcdict {short(path)} cannot be read ({error.strerror}): "
@@ -160,18 +145,8 @@ def read_complete(output: Path, name: str, settings: Mapping[str, str | int | No
 
     Raises ValueError when output holds something else, or the corpus with other settings.
     """
-    if not output.exists():
-        return None
-    try:
-        found = json.loads((output / "corpus.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        found = None
-    if not isinstance(found, dict) or not found or found.get("data_set") != settings["data_set"]:
-        raise ValueError(
-            f"--output {short(output)} exists and does not hold {name}: "
-            "remove it or give another folder"
-        )
-    for option, value in settings.items():
+    found = read_record(output, "corpus.json", "data_set", settings["data_set"], name)
+    for option, value in settings.items() if found else ():
         if found.get(option) != value:
             raise ValueError(
                 f"--output {short(output)} was prepared with another --{option} "
@@ -214,40 +189,48 @@ def report(output: Path, description: dict, recipe: str) -> None:
     print(f"next: {shlex.join(words)}", flush=True)
 
 
-def prepare(data_set: DataSet, options: argparse.Namespace, build: Build, **own: str) -> None:
+def prepare(data_set: DataSet, options: argparse.Namespace) -> None:
     """Make the corpus in the folder of --output, or do nothing if it is there.
-
-    Args:
-        data_set: what it is made from.
-        options: those of published_parser.
-        build: makes it from the checked source.
-        own: options of this data set only, as they are recorded.
 
     Raises ValueError when something is in the way, missing or not what was published.
     """
-    output = options.output
-    digest = options.srcdict and file_digest(options.srcdict)
-    settings = {"data_set": data_set.name, **own, "srcdict": digest}
-    description = read_complete(output, data_set.name, settings)
+    output, name = options.output, data_set.name
+    own = data_set.own_settings(options)
+    settings = {"data_set": name, **own, "srcdict": file_digest(options.srcdict)}
+    description = read_complete(output, name, settings)
     if description:
         print(f"{short(output)} is complete, nothing to do:")
-        report(output, description, data_set.recipe)
-        return
-    check_space(data_set.name, data_set.disk_bytes, output)
-    with corpus_folder(output, data_set.files) as folder:
-        source = data_set.find_source(options.source, options.mirrors, partial_folder(output))
-        (folder / "bin").mkdir()
-        published = {
-            name: f"{checksum.algorithm} {checksum.digest}"
-            for name, checksum in data_set.checksums.items()
-        }
-        description = {**settings, "checksums": published, **build(source, folder)}
-        write_json(folder / "corpus.json", description)
-    report(output, description, data_set.recipe)
+    else:
+        check_space(name, data_set.disk_bytes, output)
+        with corpus_folder(output, data_set.files) as folder:
+            source = data_set.find_source(options.source, options.mirrors, partial_folder(output))
+            (folder / "bin").mkdir()
+            published = {
+                file: f"{known.algorithm} {known.digest}"
+                for file, known in data_set.checksums.items()
+            }
+            built = data_set.build(source, folder, options)
+            description = {**settings, "checksums": published, **built}
+            write_json(folder / "corpus.json", description)
+    report(output, description, data_set.recipe_of(description))
 
 
-def run(options: argparse.Namespace, work: Callable[[], None]) -> int:
-    """Do the work of a command with the options of published_parser; returns its exit status."""
+def run(data_set: DataSet, description: str) -> int:
+    """Command line of a data set, with the docstring of its module; returns its exit status."""
+    parser = command_parser(description)
+    parser.add_argument(
+        "--output", type=resolved, required=True, metavar="DIR", help="folder of the corpus"
+    )
+    text = f"take the data from here instead of downloading it: {data_set.example}"
+    add_source_options(parser, "FILE", text)
+    parser.add_argument(
+        "--srcdict",
+        type=resolved,
+        metavar="FILE",
+        help="dict.txt to binarize with, for a model trained elsewhere, instead of a new one",
+    )
+    data_set.add_options(parser)
+    options = parser.parse_args()
     kept = f"what was downloaded is kept in {short(partial_folder(options.output))}"
     left = INTERRUPTED if options.source else f"{kept}, run the same command again"
-    return exit_status(work, left, options.output)
+    return exit_status(lambda: prepare(data_set, options), left, options.output)

@@ -31,7 +31,6 @@ USER_AGENT = "Mozilla/5.0 (X11; Linux x86_64; rv:128.0) Gecko/20100101 Firefox/1
 TIMEOUT = 30.0
 RECEIVED = 2**16
 BLOCK = 2**20
-ZIP_BEGINS = b"PK"
 # What the readers of zip, tar, gzip, bzip2 and xz raise where an archive ends or is changed.
 DAMAGE = (zipfile.BadZipFile, tarfile.TarError, zlib.error, lzma.LZMAError, EOFError)
 
@@ -48,10 +47,7 @@ class Checksum:
     digest: str
 
     def check(self, stream: BinaryIO, label: str) -> None:
-        """Read a stream to its end; label says in messages what it is.
-
-        Raises ValueError when its content has another checksum.
-        """
+        """Read a stream to its end; raises ValueError, naming label, when it has another one."""
         found = hashlib.new(self.algorithm, usedforsecurity=False)
         while block := stream.read(BLOCK):
             found.update(block)
@@ -89,42 +85,42 @@ def _size(path: Path) -> int:
     return path.stat().st_size if path.exists() else 0
 
 
-def _open(url: str, start: int) -> http.client.HTTPResponse | None:
-    """Answer to a request for the bytes from start on; None when there are none after it."""
-    headers = {"User-Agent": USER_AGENT, **({"Range": f"bytes={start}-"} if start else {})}
+@contextmanager
+def _network() -> Iterator[None]:
     try:
-        request = urllib.request.Request(url, headers=headers)
-        return urllib.request.urlopen(request, timeout=TIMEOUT)
+        yield
     except urllib.error.HTTPError as error:
         error.close()
-        if error.code == http.HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE and start:
-            complete = error.headers.get("Content-Range") == f"bytes */{start}"
-            # What is here is as long as the file, or longer and hence of something else.
-            return None if complete else _open(url, 0)
         raise TransferError(f"HTTP status {error.code} ({error.reason})") from error
     except (OSError, http.client.HTTPException, ValueError) as error:
         raise TransferError(getattr(error, "reason", error)) from error
 
 
-def _read(response: http.client.HTTPResponse) -> bytes:
-    try:
-        return response.read1(RECEIVED)
-    except (OSError, http.client.HTTPException) as error:
-        raise TransferError(error) from error
-
-
 def _receive(url: str, path: Path) -> None:
-    """Append what path lacks of a URL's content, or write all of it where that is not offered."""
-    response = _open(url, _size(path))
-    if response is None:
+    """Append what path lacks of a URL's content, or write all of it where that is not offered.
+
+    Raises TransferError when it is not all there afterwards.
+    """
+    start = _size(path)
+    headers = {"User-Agent": USER_AGENT, **({"Range": f"bytes={start}-"} if start else {})}
+    try:
+        with _network():
+            request = urllib.request.Request(url, headers=headers)
+            response = urllib.request.urlopen(request, timeout=TIMEOUT)
+    except TransferError as error:
+        refusal = error.__cause__
+        if getattr(refusal, "code", None) != http.HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE:
+            raise
+        if refusal.headers.get("Content-Range") != f"bytes */{start}":
+            # What is here is longer than the file, hence of something else.
+            path.unlink()
+            _receive(url, path)
         return
     with response:
-        start = 0
-        if response.status == http.HTTPStatus.PARTIAL_CONTENT:
-            start = _size(path)
-            content_range = response.headers.get("Content-Range", "")
-            if not content_range.startswith(f"bytes {start}-"):
-                raise TransferError(f"sent {content_range or 'some bytes'}, not those asked for")
+        if response.status != http.HTTPStatus.PARTIAL_CONTENT:
+            start = 0
+        elif not (sent := response.headers.get("Content-Range", "")).startswith(f"bytes {start}-"):
+            raise TransferError(f"sent {sent or 'some bytes'}, not those asked for")
         length = response.headers.get("Content-Length")
         total = None if length is None else start + int(length)
         shown = {"desc": "download", "unit": "B", "unit_scale": True, "disable": None}
@@ -132,7 +128,10 @@ def _receive(url: str, path: Path) -> None:
             path.open("ab" if start else "wb") as file,
             tqdm(total=total, initial=start, **shown) as bar,
         ):
-            while block := _read(response):
+            block = b"begin"
+            while block:
+                with _network():
+                    block = response.read1(RECEIVED)
                 file.write(block)
                 bar.update(len(block))
     if total is not None and _size(path) != total:
@@ -154,10 +153,10 @@ def _transfer(url: str, path: Path) -> None:
 def download(
     name: str, mirrors: Sequence[str], folder: Path, check: Callable[[Path, str], None]
 ) -> Path:
-    """Path of a downloaded and checked file in an existing folder.
+    """Path of a file in an existing folder, downloaded from the first mirror that has it.
 
-    The first mirror that has it serves. An unfinished download is kept beside it as
-    ``NAME.partial`` and resumed by the next call; a finished one that check refuses is deleted.
+    An unfinished download is kept beside it as ``NAME.partial`` and resumed by the next call; a
+    finished one that check refuses is deleted.
 
     Args:
         name: of the file, in the mirrors and in the folder.
@@ -181,15 +180,13 @@ def download(
         try:
             _transfer(url, partial)
             check(partial, url)
+            return partial.rename(path)
         except TransferError as error:
             reasons.append(f"{url}: {error}")
         except ValueError as error:
             # the next mirror, or the next run, begins anew
             partial.unlink()
             reasons.append(str(error))
-        else:
-            partial.replace(path)
-            return path
         print(f"  {reasons[-1].removeprefix(f'{url}: ')}", flush=True)
     kept = f" (the part in {short(partial)} is kept and resumed)" if partial.exists() else ""
     raise ValueError(
@@ -218,7 +215,7 @@ def _files(path: Path, names: Sequence[str], work: str) -> Iterator[tuple[str, B
                     yield name, stream
         return
     with path.open("rb") as file:
-        is_zip = file.read(len(ZIP_BEGINS)) == ZIP_BEGINS
+        is_zip = file.read(2) == b"PK"
     if is_zip:
         with open_with_progress(path, work) as file, zipfile.ZipFile(file) as archive:
             for entry in archive.infolist():
@@ -230,7 +227,7 @@ def _files(path: Path, names: Sequence[str], work: str) -> Iterator[tuple[str, B
                 if entry.isfile():
                     yield entry.name, archive.extractfile(entry)
     elif len(names) == 1:
-        with path.open("rb") as stream:
+        with open_with_progress(path, work) as stream:
             yield names[0], stream
 
 

@@ -14,7 +14,7 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -48,28 +48,50 @@ def file_sizes(path: Path) -> dict[str, int]:
     return {path.name: path.stat().st_size} if path.exists() else {}
 
 
-def check_space(name: str, needed: int, output: Path) -> None:
-    """Check that the disk of --output has the bytes that a preparation needs.
+def fingerprint(files: Iterable[tuple[str, Path]]) -> str:
+    """Digest of what files are called and of their sizes and modification times."""
+    digest = hashlib.sha256()
+    for name, path in files:
+        status = path.stat()
+        digest.update(f"{name}\0{status.st_size}\0{status.st_mtime_ns}\n".encode())
+    return digest.hexdigest()[:16]
 
-    Raises ValueError when there is too little.
-    """
+
+def check_space(name: str, needed: int, output: Path) -> None:
+    """Raise ValueError when the disk of --output lacks the bytes that a preparation needs."""
     existing = next(folder for folder in output.parents if folder.is_dir())
     free = shutil.disk_usage(existing).free
     if free < needed:
         raise ValueError(
-            f"--output {short(output)}: {name} takes up to {needed / 1e9:.2f}"
-            f" GB while it is prepared, {free / 1e9:.2f} GB are free: make room or give a folder "
-            "on another disk"
+            f"--output {short(output)}: {name} takes up to {needed / 1e9:.2f} GB while it is "
+            f"prepared, {free / 1e9:.2f} GB are free: make room or give a folder on another disk"
         )
+
+
+def read_record(output: Path, file: str, key: str, kind: str, name: str) -> dict | None:
+    """What a preparation wrote to a JSON file in output; None if there is no output.
+
+    Raises ValueError, with the name of what it should hold, when the file lacks or has another key.
+    """
+    if not output.exists():
+        return None
+    try:
+        found = json.loads((output / file).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        found = None
+    if not isinstance(found, dict) or found.get(key) != kind:
+        raise ValueError(
+            f"--output {short(output)} exists and does not hold {name}: remove it or give another "
+            "folder"
+        )
+    return found
 
 
 @contextmanager
 def made_whole(path: Path, folder: Path | None = None) -> Iterator[Path]:
-    """Where to make the file or folder that becomes path; of a failure nothing is left there.
+    """Where to make the file or folder that takes the place of path; nothing is left of a failure.
 
-    Args:
-        path: takes the place of what is there.
-        folder: on the same disk, to make it in; None for the folder of path.
+    It is made in a folder on the same disk, by default that of path.
     """
     # A process that was killed may have left children, which go on writing: each its own place.
     partial = (folder or path.parent) / f"{path.name}.partial-{os.getpid()}"
@@ -87,11 +109,7 @@ def made_whole(path: Path, folder: Path | None = None) -> Iterator[Path]:
 
 
 class Steps:
-    """Steps of the preparation that a folder holds, or will hold.
-
-    Args:
-        output: --output, which is made by the first step.
-        preparation: what is prepared, such as news.
+    """Steps of a preparation, such as news, that the folder --output holds or will hold.
 
     Raises ValueError when the folder holds something else.
     """
@@ -99,20 +117,10 @@ class Steps:
     def __init__(self, output: Path, preparation: str) -> None:
         self.output = output
         self.preparation = preparation
-        self.records: dict[str, dict] = {}
-        try:
-            occupied = output.exists() and (not output.is_dir() or any(output.iterdir()))
-            found = json.loads((output / RECORDS).read_text(encoding="utf-8")) if occupied else {}
-        except (OSError, ValueError):
-            found = {}
-        if occupied:
-            steps = found.get("steps") if isinstance(found, dict) else None
-            if not isinstance(steps, dict) or found.get("preparation") != preparation:
-                raise ValueError(
-                    f"--output {short(output)} exists and does not hold prepared {preparation}: "
-                    "remove it or give another folder"
-                )
-            self.records = steps
+        name = f"prepared {preparation}"
+        empty = output.is_dir() and not any(output.iterdir())
+        found = None if empty else read_record(output, RECORDS, "preparation", preparation, name)
+        self.records: dict[str, dict] = found["steps"] if found else {}
 
     def claim(self) -> None:
         """Make the folder, to be known again where it gets something beside the steps first."""
@@ -137,9 +145,7 @@ class Steps:
             others = [
                 other
                 for other, record in self.records.items()
-                if option in record["options"]
-                and record["options"][option] != value
-                and (self.output / other).exists()
+                if record["options"].get(option, value) != value and (self.output / other).exists()
             ]
             raise ValueError(
                 f"--output {short(self.output)}: {name} was made with another --{option} "
@@ -149,10 +155,7 @@ class Steps:
             )
 
     def is_complete(self, name: str, options: Mapping[str, Any], sources: Sequence[str]) -> bool:
-        """Whether a step is done, with these options, from its sources as they are.
-
-        Raises ValueError when its file was made with other options.
-        """
+        """Whether a step is done with these options from its sources as they are; raises as run."""
         path = self.output / name
         if name not in self.records or not path.exists():
             return False

@@ -18,18 +18,22 @@ import re
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, redirect_stderr
+from dataclasses import dataclass
 from functools import partial
+from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 from sacremoses import MosesPunctNormalizer, MosesTokenizer
 from sacremoses.corpus import NonbreakingPrefixes
 from subword_nmt.apply_bpe import BPE
 from subword_nmt.learn_bpe import learn_bpe
 
+from scripts._shared.command_line import check_at_least
 from scripts._shared.commands import short
-from scripts.prepare._lines import TextSizes, check_workers, map_lines, progress, read_lines
+from scripts.prepare._lines import add_workers_option, map_lines, progress, read_lines
 from scripts.prepare._steps import Steps
 
 # What is left of a line without blanks and the control characters that Moses drops.
@@ -41,7 +45,7 @@ JOINER = "@@"
 VERSION = "#version: 0.2"
 # Words that subword-nmt remembers at most; a large text would fill the memory with rare ones.
 REMEMBERED = 2**20
-MOST_WORKERS = 16
+VERSIONS = {name: version(name) for name in ("sacremoses", "subword-nmt")}
 
 
 def add_subword_options(parser: argparse.ArgumentParser, size: int) -> None:
@@ -54,17 +58,13 @@ def add_subword_options(parser: argparse.ArgumentParser, size: int) -> None:
         metavar="|".join(TOOLS),
         help="what applies the codes, to the same effect (default: %(default)s)",
     )
-    workers = min(os.cpu_count() or 1, MOST_WORKERS)
-    add(
-        "--workers", type=int, default=workers, metavar="N", help="processes (default: %(default)s)"
-    )
+    add_workers_option(parser)
 
 
 def check_subword_options(options: argparse.Namespace) -> None:
     """Raise ValueError when an option of add_subword_options is impossible."""
-    check_workers(options.workers)
-    if options.bpe_size < 1:
-        raise ValueError(f"--bpe-size {options.bpe_size} is no number of merges: give 1 or more")
+    check_at_least("--workers", options.workers, 1)
+    check_at_least("--bpe-size", options.bpe_size, 1)
     if options.bpe_tool not in TOOLS:
         raise ValueError(f"--bpe-tool {options.bpe_tool} is unknown: give {' or '.join(TOOLS)}")
     if options.bpe_tool == FASTBPE:
@@ -95,10 +95,8 @@ def moses_tokenizer(
 ) -> Callable[[list[str]], list[str]]:
     """Function from lines to lines of Moses tokens with one space between two.
 
-    Args:
-        language: code of Moses' rules.
-        normalize: make punctuation uniform first, as Moses' normalize-punctuation does.
-        aggressive_hyphens: split words at hyphens, each of which is then the token ``@-@``.
+    With normalize punctuation is made uniform first, as Moses' normalize-punctuation does; with
+    aggressive_hyphens words are split at hyphens, each of which is then the token ``@-@``.
     """
     tokenizer = MosesTokenizer(lang=language)
     normalizer = MosesPunctNormalizer(lang=language) if normalize else None
@@ -116,30 +114,28 @@ def moses_tokenizer(
     return tokenize_lines
 
 
-def tokenize(
-    lines: Iterable[str],
-    expected: int,
-    target: Path,
-    language: str,
-    workers: int,
-    normalize: bool = False,
-    aggressive_hyphens: bool = False,
-) -> TextSizes:
-    """Write the Moses tokens of each line as a line and return the sizes of that text.
+@dataclass(frozen=True)
+class RawText:
+    """A text to tokenize.
 
     Args:
-        lines: the text, such as read_lines of a file.
-        expected: how many lines there are.
-        target: a new file.
+        lines: gives its lines, from the first one at each call.
+        sizes: number of its ``lines``, and of ``empty`` ones where that matters.
         language: code of Moses' rules, checked.
-        workers: number of processes.
-        normalize: make punctuation uniform first.
-        aggressive_hyphens: split words at hyphens.
-
-    Raises ValueError when another number of lines was written.
+        normalize, aggressive_hyphens: as moses_tokenizer has them.
     """
-    make = partial(moses_tokenizer, language, normalize, aggressive_hyphens)
-    return map_lines(lines, expected, target, make, workers, f"tokenize {target.stem}")
+
+    lines: Callable[[], Iterable[str]]
+    sizes: Mapping[str, int]
+    language: str
+    normalize: bool = False
+    aggressive_hyphens: bool = False
+
+    def tokenize(self, workers: int, target: Path) -> dict[str, int]:
+        """Write the Moses tokens of each line as a line of a new file; raises as map_lines."""
+        make = partial(moses_tokenizer, self.language, self.normalize, self.aggressive_hyphens)
+        name = f"tokenize {target.stem}"
+        return map_lines(self.lines(), self.sizes, target, make, workers, name)
 
 
 def count_words(sources: Iterable[Path]) -> Counter:
@@ -154,17 +150,11 @@ def count_words(sources: Iterable[Path]) -> Counter:
     return counts
 
 
-def learn(sources: Sequence[Path], codes: Path, size: int) -> int:
-    """Learn codes from texts jointly, write them in subword-nmt's format, return how many.
+def learn(sources: Sequence[Path], size: int, codes: Path) -> int:
+    """Learn codes from texts of words jointly, write a new file of them and return how many.
 
-    They are fewer than asked for where no further pair is in the texts twice.
-
-    Args:
-        sources: texts of words.
-        codes: a new file.
-        size: number of merges.
-
-    Raises ValueError when there is nothing to learn.
+    They are fewer than asked for where no further pair is in the texts twice. Raises ValueError
+    when there is none.
     """
     counts = count_words(sources)
     learned = io.StringIO()
@@ -182,18 +172,6 @@ def learn(sources: Sequence[Path], codes: Path, size: int) -> int:
         )
     codes.write_text(learned.getvalue(), encoding="utf-8", newline="\n")
     return found
-
-
-def learn_codes(steps: Steps, sources: list[str], size: int) -> int:
-    """Do the step bpe/codes from the texts of other steps and return the number of merges."""
-
-    def work(target: Path) -> int:
-        return learn([steps.output / name for name in sources], target, size)
-
-    merges = steps.run("bpe/codes", {"bpe-size": size}, sources, work)
-    if merges < size:
-        print(f"bpe/codes: {merges:,} of {size:,}: no other pair is there twice")
-    return merges
 
 
 def read_codes(path: Path) -> list[str]:
@@ -271,20 +249,63 @@ def _words(path: Path) -> Iterator[str]:
 
 
 def apply(
-    tool: str, codes: Path, source: Path, expected: int, target: Path, workers: int
-) -> TextSizes:
-    """Write the units of each line of words as a line and return the sizes of that text.
+    tool: str,
+    codes: Path,
+    source: Path,
+    expected: Mapping[str, int],
+    workers: int,
+    target: Path,
+) -> dict[str, int]:
+    """Write the units of each line of words as a line; return its lines, empty ones and units.
 
     Args:
         tool: one of TOOLS.
         codes: file that learn wrote.
         source: text of words.
-        expected: number of its lines.
-        target: a new file.
+        expected: its sizes, as map_lines has them.
         workers: number of processes.
+        target: a new file.
 
-    Raises ValueError when the codes or a word cannot be used, or another number of lines was
-    written.
+    Raises ValueError when the codes or a word cannot be used, or as map_lines.
     """
     make = partial(fastbpe_units if tool == FASTBPE else subword_nmt_units, read_codes(codes))
     return map_lines(_words(source), expected, target, make, workers, f"units {target.stem}")
+
+
+def make_units(
+    steps: Steps,
+    texts: Mapping[str, RawText],
+    training: Sequence[str],
+    sources: Sequence[str],
+    recorded: Mapping[str, Any],
+    options: argparse.Namespace,
+) -> tuple[int, dict[str, dict], dict[str, dict]]:
+    """Do the steps tokens/NAME, then bpe/codes, then bpe/NAME.
+
+    Args:
+        steps: of the folder --output.
+        texts: by NAME.
+        training: names of those that codes are learned from.
+        sources: steps that the texts come from.
+        recorded: options that change their tokens.
+        options: those of add_subword_options.
+
+    Returns the number of merges, and the sizes of each text as tokens and as units. Raises
+    ValueError when a text cannot be used.
+    """
+    output, tool, workers = steps.output, options.bpe_tool, options.workers
+    tokens, units = {}, {}
+    for name, text in texts.items():
+        work = partial(text.tokenize, workers)
+        tokens[name] = steps.run(f"tokens/{name}", recorded, sources, work)
+    learned = [f"tokens/{name}" for name in training]
+    work = partial(learn, [output / name for name in learned], options.bpe_size)
+    merges = steps.run("bpe/codes", {"bpe-size": options.bpe_size}, learned, work)
+    if merges < options.bpe_size:
+        print(f"bpe/codes: {merges:,} of {options.bpe_size:,}: no other pair is there twice")
+    codes = output / "bpe" / "codes"
+    for name, text in texts.items():
+        work = partial(apply, tool, codes, output / "tokens" / name, text.sizes, workers)
+        read = ["bpe/codes", f"tokens/{name}"]
+        units[name] = steps.run(f"bpe/{name}", {"bpe-tool": tool}, read, work)
+    return merges, tokens, units

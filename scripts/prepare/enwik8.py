@@ -10,7 +10,8 @@ a line gets a last </s> there too). Bits per character of the two conventions do
 
 import sys
 
-from scripts.prepare._characters import CharacterDataSet, run_characters
+from scripts.prepare._characters import CharacterDataSet
+from scripts.prepare._published import run
 from scripts.prepare._sources import Checksum
 
 ENWIK8 = CharacterDataSet(
@@ -21,17 +22,12 @@ ENWIK8 = CharacterDataSet(
     vocabulary=205,
     disk_bytes=300_000_000,
     recipe="transformer_xl/enwik8_base",
+    example="enwik8.zip or the file enwik8 in it",
     eos_recipe="all_attention/enwik8_small",
     member="enwik8",
     sizes={"train": 90_000_000, "valid": 5_000_000, "test": 5_000_000},
     symbol=str,
 )
 
-
-def main() -> int:
-    """Command line of the script; returns its exit status."""
-    return run_characters(ENWIK8, __doc__, "enwik8.zip or the file enwik8 in it")
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run(ENWIK8, __doc__))

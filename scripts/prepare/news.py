@@ -18,31 +18,33 @@ With another option or a changed INPUT the script refuses to go on and names wha
 """
 
 import argparse
-import hashlib
 import json
 import os
 import random
 import re
 import sys
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
-from importlib.metadata import version
 from pathlib import Path
 
-from scripts._shared.command_line import command_parser, exit_status
+from scripts._shared.command_line import check_at_least, command_parser, exit_status
 from scripts._shared.commands import short
 from scripts._shared.files import write_json
-from scripts.prepare import _subwords as subwords
-from scripts.prepare._binarize import (
-    SplitSizes,
-    counted_dictionary,
-    preprocess_command,
-    run_preprocess,
-)
-from scripts.prepare._lines import TextSizes, progress, read_lines
+from scripts.prepare._binarize import counted_dictionary, preprocess
+from scripts.prepare._lines import progress, read_lines
 from scripts.prepare._published import SPLITS
-from scripts.prepare._steps import INTERRUPTED, Steps, resolved
+from scripts.prepare._steps import INTERRUPTED, Steps, fingerprint, resolved
+from scripts.prepare._subwords import (
+    VERSIONS,
+    VISIBLE,
+    RawText,
+    add_subword_options,
+    check_language,
+    check_subword_options,
+    count_words,
+    make_units,
+)
 
 # Validation and test "are both composed of 5000 news articles" (4.1).
 HELD_OUT = 5000
@@ -74,7 +76,7 @@ class News:
             article: list[str] = []
             found = False
             for line in read_lines(self.folder / name):
-                if subwords.VISIBLE.search(line):
+                if VISIBLE.search(line):
                     article.append(line)
                     found = True
                 elif article and self.drawn is None:
@@ -96,11 +98,8 @@ class News:
 
     def fingerprint(self) -> str:
         """Digest of the names, sizes and modification times of the files."""
-        digest = hashlib.sha256()
-        for name in sorted(name for names in self.files.values() for name in names):
-            status = (self.folder / name).stat()
-            digest.update(f"{name}\0{status.st_size}\0{status.st_mtime_ns}\n".encode())
-        return digest.hexdigest()[:16]
+        names = sorted(name for names in self.files.values() for name in names)
+        return fingerprint((name, self.folder / name) for name in names)
 
 
 def find_files(folder: Path) -> dict[str, str]:
@@ -135,9 +134,8 @@ def hold_out(names: list[str], valid: int, test: int, seed: int) -> dict[str, li
 
     Raises ValueError when a split would be empty.
     """
-    for option, number in (("valid", valid), ("test", test)):
-        if number < 1:
-            raise ValueError(f"--{option} {number} is no number of articles: give 1 or more")
+    check_at_least("--valid", valid, 1)
+    check_at_least("--test", test, 1)
     if valid + test >= len(names):
         raise ValueError(
             f"--valid {valid} and --test {test} leave none of {len(names)} articles to train on: "
@@ -200,46 +198,22 @@ def survey(news: News, target: Path) -> dict:
     return sizes
 
 
-def check_articles(sizes: TextSizes, expected: dict, name: str) -> dict:
-    """Sizes of a text, to be recorded, that has the lines and the articles of its split.
-
-    Raises ValueError when it has others.
-    """
-    lines, articles = sizes.lines, sizes.empty + 1
-    if (lines, articles) != (expected["lines"], expected["articles"]):
-        raise ValueError(
-            f"{name} has {lines:,} lines of {articles:,} articles, the input "
-            f"{expected['lines']:,} of {expected['articles']:,}: leave the input as it is while it "
-            "is prepared, and run the same command again"
-        )
-    return asdict(sizes)
-
-
 def binarize(output: Path, sizes: dict[str, dict], workers: int, target: Path) -> dict:
-    """Write the folder for fairseq and return its symbols and each split's unknown units.
+    """Write a new folder for fairseq; return its symbols and each split's unknown units.
 
-    Args:
-        output: has the units of each split.
-        sizes: lines and words, which are units, of each split.
-        workers: number of processes.
-        target: a new folder for the binarized data.
-
-    Raises ValueError when fairseq-preprocess fails or writes something else.
+    Raises ValueError when fairseq-preprocess fails or writes another number of lines or units.
     """
     texts = {split: output / "bpe" / f"{split}.txt" for split in SPLITS}
-    dictionary = counted_dictionary(subwords.count_words([texts["train"]]))
+    dictionary = counted_dictionary(count_words([texts["train"]]))
     target.mkdir()
     dictionary.save(str(target / "dict.txt"))
-    # fairseq binarizes the first part of a text after the others.
-    processes = workers + 1 if workers > 1 else 1
-    command = preprocess_command(texts, target, processes, "--srcdict", short(target / "dict.txt"))
+    # Each line ends with </s>.
     expected = {
-        split: SplitSizes(lines=size["lines"], tokens=size["words"] + size["lines"])
+        split: {"lines": size["lines"], "tokens": size["words"] + size["lines"]}
         for split, size in sizes.items()
     }
-    # Beside the folder, which does not outlive a failure.
-    log = output / "preprocess.log"
-    unknown = run_preprocess(command, target, log, expected, len(dictionary))
+    log, which = output / "preprocess.log", ("--srcdict", short(target / "dict.txt"))
+    unknown = preprocess(texts, target, log, expected, len(dictionary), workers, *which)
     return {"symbols": len(dictionary) - dictionary.nspecial, "unknown": unknown}
 
 
@@ -248,9 +222,9 @@ def prepare(options: argparse.Namespace) -> None:
 
     Raises ValueError when an option, the input or the output cannot be used.
     """
-    output, workers = options.output, options.workers
-    subwords.check_language(options.language)
-    subwords.check_subword_options(options)
+    output = options.output
+    check_language(options.language)
+    check_subword_options(options)
     if output.is_relative_to(options.input):
         raise ValueError(
             f"--output {short(output)} lies within --input {short(options.input)}, where its texts "
@@ -260,33 +234,19 @@ def prepare(options: argparse.Namespace) -> None:
     drawn = {option: getattr(options, option) for option in ("valid", "test", "seed")}
     news = find_news(options.input, drawn)
     drawn.update(news.drawn or {})
-    found = steps.run(
-        "held_out.json", {"input": news.fingerprint(), **drawn}, [], partial(survey, news)
-    )
+    held_out = {"input": news.fingerprint(), **drawn}
+    found = steps.run("held_out.json", held_out, [], partial(survey, news))
 
-    def tokens_of(split: str, target: Path) -> dict:
-        lines, expected = news.lines(split), found[split]
-        number, code = expected["lines"], options.language
-        sizes = subwords.tokenize(lines, number, target, code, workers)
-        return check_articles(sizes, expected, f"tokens/{split}.txt")
-
-    def units_of(split: str, target: Path) -> dict:
-        codes, source = output / "bpe" / "codes", output / "tokens" / f"{split}.txt"
-        expected, tool = found[split], options.bpe_tool
-        sizes = subwords.apply(tool, codes, source, expected["lines"], target, workers)
-        return check_articles(sizes, expected, f"bpe/{split}.txt")
-
-    language, tool = {"language": options.language}, {"bpe-tool": options.bpe_tool}
-    tokens, units = {}, {}
+    texts = {}
     for split in SPLITS:
-        work = partial(tokens_of, split)
-        tokens[split] = steps.run(f"tokens/{split}.txt", language, ["held_out.json"], work)
-    merges = subwords.learn_codes(steps, ["tokens/train.txt"], options.bpe_size)
-    for split in SPLITS:
-        sources = ["bpe/codes", f"tokens/{split}.txt"]
-        units[split] = steps.run(f"bpe/{split}.txt", tool, sources, partial(units_of, split))
-    sources = [f"bpe/{split}.txt" for split in SPLITS]
-    binarized = steps.run("bin", {}, sources, partial(binarize, output, units, workers))
+        sizes = {"lines": found[split]["lines"], "empty": found[split]["articles"] - 1}
+        texts[f"{split}.txt"] = RawText(partial(news.lines, split), sizes, options.language)
+    language = {"language": options.language}
+    training, sources = ["train.txt"], ["held_out.json"]
+    merges, tokens, units = make_units(steps, texts, training, sources, language, options)
+    tokens, units = ({name[:-4]: size for name, size in sizes.items()} for sizes in (tokens, units))
+    work = partial(binarize, output, units, options.workers)
+    binarized = steps.run("bin", {}, [f"bpe/{name}" for name in texts], work)
     splits = {}
     for split in SPLITS:
         lines, words, pieces = units[split]["lines"], tokens[split]["words"], units[split]["words"]
@@ -303,10 +263,10 @@ def prepare(options: argparse.Namespace) -> None:
         **drawn,
         **language,
         "bpe-size": options.bpe_size,
-        **tool,
+        "bpe-tool": options.bpe_tool,
         "merges": merges,
         "symbols": binarized["symbols"],
-        "versions": {name: version(name) for name in ("sacremoses", "subword-nmt")},
+        "versions": VERSIONS,
         "splits": splits,
     }
     write_json(output / "preparation.json", description)
@@ -320,7 +280,7 @@ def main() -> int:
     add("--input", type=resolved, required=True, metavar="FOLDER", help="folder of the news")
     add("--output", type=resolved, required=True, metavar="DIR", help="folder of the result")
     add("--language", default="en", help="code of Moses' rules (default: %(default)s)")
-    subwords.add_subword_options(parser, 60_000)
+    add_subword_options(parser, 60_000)
     for split in ("valid", "test"):
         add(
             f"--{split}",

@@ -8,7 +8,8 @@ and _ for the space; the text has no newlines and the corpus no </s>.
 
 import sys
 
-from scripts.prepare._characters import CharacterDataSet, run_characters
+from scripts.prepare._characters import CharacterDataSet
+from scripts.prepare._published import run
 from scripts.prepare._sources import Checksum
 
 TEXT8 = CharacterDataSet(
@@ -19,16 +20,11 @@ TEXT8 = CharacterDataSet(
     vocabulary=27,
     disk_bytes=300_000_000,
     recipe="transformer_xl/text8_large",
+    example="text8.zip or the file text8 in it",
     member="text8",
     sizes={"train": 90_000_000, "valid": 5_000_000, "test": 5_000_000},
     symbol=lambda byte: chr(byte).replace(" ", "_"),
 )
 
-
-def main() -> int:
-    """Command line of the script; returns its exit status."""
-    return run_characters(TEXT8, __doc__, "text8.zip or the file text8 in it")
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run(TEXT8, __doc__))

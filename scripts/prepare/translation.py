@@ -26,23 +26,24 @@ import argparse
 import json
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from functools import partial
-from importlib.metadata import version
 from pathlib import Path
 
 from scripts._shared.command_line import command_parser, exit_status
 from scripts._shared.commands import short
 from scripts._shared.files import write_json
-from scripts.prepare import _subwords as subwords
-from scripts.prepare._binarize import (
-    SplitSizes,
-    counted_dictionary,
-    preprocess_command,
-    run_preprocess,
-)
+from scripts.prepare._binarize import Sizes, counted_dictionary, preprocess
 from scripts.prepare._bitext import REASONS, Bitext, Limits, clean, copy_references, survey
 from scripts.prepare._steps import INTERRUPTED, Steps, resolved
+from scripts.prepare._subwords import (
+    VERSIONS,
+    RawText,
+    add_subword_options,
+    check_language,
+    check_subword_options,
+    count_words,
+    make_units,
+)
 
 # Parts that are cleaned; a test part has to keep every sentence.
 CLEANED = ("train", "valid")
@@ -52,7 +53,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of every preparation for translation to a parser."""
     add = parser.add_argument
     add("--output", type=resolved, required=True, metavar="DIR", help="folder of the result")
-    subwords.add_subword_options(parser, 32_000)
+    add_subword_options(parser, 32_000)
     add(
         "--separate-dictionaries",
         action="store_true",
@@ -87,8 +88,8 @@ def check_options(options: argparse.Namespace, languages: Sequence[str]) -> None
     Raises ValueError when a value is impossible.
     """
     for option, language in zip(("source-lang", "target-lang"), languages, strict=True):
-        subwords.check_language(language, option)
-    subwords.check_subword_options(options)
+        check_language(language, option)
+    check_subword_options(options)
     Limits(options.max_length, options.max_ratio)
     if "," in short(options.output):
         raise ValueError(
@@ -97,10 +98,25 @@ def check_options(options: argparse.Namespace, languages: Sequence[str]) -> None
         )
 
 
+def clean_parts(
+    output: Path, bitext: Bitext, pairs: Mapping[str, int], limits: Limits, target: Path
+) -> dict:
+    """Clean the parts that are cleaned into a new folder; returns and raises as clean, by part."""
+    target.mkdir()
+    found = {}
+    for part in CLEANED:
+        texts, cleaned = (
+            {language: folder / f"{part}.{language}" for language in bitext.languages}
+            for folder in (output / "bpe", target)
+        )
+        found[part] = clean(texts, cleaned, pairs[part], limits, part)
+    return found
+
+
 def binarize(
     output: Path,
     languages: tuple[str, str],
-    parts: Mapping[str, Mapping[str, SplitSizes]],
+    parts: Mapping[str, Mapping[str, Sizes]],
     separate: bool,
     workers: int,
     target: Path,
@@ -117,56 +133,33 @@ def binarize(
 
     Raises ValueError when fairseq-preprocess fails or writes something else.
     """
-    texts = {language: output / "clean" / f"train.{language}" for language in languages}
+    texts = [output / "clean" / f"train.{language}" for language in languages]
+    groups = [[text] for text in texts] if separate else [texts]
+    dictionaries = [counted_dictionary(count_words(group)) for group in groups]
     target.mkdir()
-    if separate:
-        dictionaries = {
-            language: counted_dictionary(subwords.count_words([text]))
-            for language, text in texts.items()
-        }
-    else:
-        joined = counted_dictionary(subwords.count_words(texts.values()))
-        dictionaries = dict.fromkeys(languages, joined)
-    which = []
-    for option, language in zip(("--srcdict", "--tgtdict"), languages, strict=True):
-        # Of a joined dictionary fairseq writes the second file, and refuses one that is there.
-        if separate or option == "--srcdict":
-            file = target / f"dict.{language}.txt"
-            dictionaries[language].save(str(file))
-            which += [option, short(file)]
-    if not separate:
-        which.append("--joined-dictionary")
-    command = preprocess_command(
-        {
-            "train": output / "clean" / "train",
-            "valid": output / "clean" / "valid",
-            "test": [output / "bpe" / part for part in parts if part not in CLEANED],
-        },
-        target,
-        # fairseq binarizes the first part of a text after the others.
-        workers + 1 if workers > 1 else 1,
-        *which,
-        languages=languages,
-    )
-    pair = "-".join(languages)
-    sizes = {
-        f"{part}.{pair}.{language}": parts[part][language]
-        for part in parts
-        for language in languages
+    which = [] if separate else ["--joined-dictionary"]
+    # Of a joined dictionary fairseq writes the second file, and refuses one that is there.
+    for option, language, dictionary in zip(
+        ("--srcdict", "--tgtdict"), languages, dictionaries, strict=False
+    ):
+        file = target / f"dict.{language}.txt"
+        dictionary.save(str(file))
+        which += [option, short(file)]
+    prefixes = {
+        "train": output / "clean" / "train",
+        "valid": output / "clean" / "valid",
+        "test": [output / "bpe" / part for part in parts if part not in CLEANED],
     }
-    # Beside the folder, which does not outlive a failure.
-    log = output / "preprocess.log"
-    unknown = run_preprocess(command, target, log, sizes, max(map(len, dictionaries.values())))
-    symbols = {
-        language: len(dictionary) - dictionary.nspecial
-        for language, dictionary in dictionaries.items()
+    names = {
+        (part, one): f"{part}.{'-'.join(languages)}.{one}" for part in parts for one in languages
     }
+    sizes = {name: parts[part][one] for (part, one), name in names.items()}
+    most, log = max(map(len, dictionaries)), output / "preprocess.log"
+    unknown = preprocess(prefixes, target, log, sizes, most, workers, *which, languages=languages)
+    symbols = [len(dictionary) - dictionary.nspecial for dictionary in dictionaries]
     return {
-        "symbols": symbols if separate else symbols[languages[0]],
-        "unknown": {
-            part: {language: unknown[f"{part}.{pair}.{language}"] for language in languages}
-            for part in parts
-        },
+        "symbols": dict(zip(languages, symbols, strict=True)) if separate else symbols[0],
+        "unknown": {part: {one: unknown[names[part, one]] for one in languages} for part in parts},
     }
 
 
@@ -193,63 +186,36 @@ def prepare(
     pairs = steps.run("inputs.json", origin, sources, partial(survey, bitext))
     steps.run("references", {}, ["inputs.json"], partial(copy_references, bitext, pairs))
 
-    def tokens_of(part: str, language: str, target: Path) -> dict:
-        lines, split = bitext.lines(part, language), options.aggressive_hyphens
-        return asdict(subwords.tokenize(lines, pairs[part], target, language, workers, True, split))
-
-    def units_of(name: str, expected: int, target: Path) -> dict:
-        codes, source, tool = output / "bpe" / "codes", output / "tokens" / name, options.bpe_tool
-        return asdict(subwords.apply(tool, codes, source, expected, target, workers))
-
-    def clean_parts(target: Path) -> dict:
-        target.mkdir()
-        found = {}
-        for part in CLEANED:
-            texts, cleaned = (
-                {language: folder / f"{part}.{language}" for language in languages}
-                for folder in (output / "bpe", target)
-            )
-            found[part] = clean(texts, cleaned, pairs[part], limits, part)
-        return found
-
-    names = {f"{part}.{language}": part for part in pairs for language in languages}
     hyphens = {"aggressive-hyphens": options.aggressive_hyphens}
-    tool = {"bpe-tool": options.bpe_tool}
-    kept = {"max-length": limits.max_length, "max-ratio": limits.max_ratio}
-    separate = {"separate-dictionaries": options.separate_dictionaries}
-    tokens, units = {}, {}
-    for name, part in names.items():
-        language = name.removeprefix(f"{part}.")
-        work = partial(tokens_of, part, language)
-        tokens[name] = steps.run(f"tokens/{name}", hyphens, ["inputs.json"], work)
-    training = [f"tokens/train.{language}" for language in languages]
-    merges = subwords.learn_codes(steps, training, options.bpe_size)
-    for name, part in names.items():
-        work = partial(units_of, name, pairs[part])
-        units[name] = steps.run(f"bpe/{name}", tool, ["bpe/codes", f"tokens/{name}"], work)
-    to_clean = [f"bpe/{part}.{language}" for part in CLEANED for language in languages]
-    cleaned = steps.run("clean", kept, to_clean, clean_parts)
-
-    # What each part has in bin: its pairs, and the units of each language.
-    held = {
-        part: (cleaned[part]["kept"], cleaned[part]["units"])
-        if part in CLEANED
-        else (pairs[part], {one: units[f"{part}.{one}"]["words"] for one in languages})
+    texts = {
+        f"{part}.{one}": RawText(
+            partial(bitext.lines, part, one), {"lines": pairs[part]}, one, True, *hyphens.values()
+        )
         for part in pairs
+        for one in languages
     }
-    sizes = {
-        part: {one: SplitSizes(lines=lines, tokens=words[one] + lines) for one in languages}
-        for part, (lines, words) in held.items()
-    }
-    binarized = steps.run(
-        "bin",
-        separate,
-        ["clean", *(f"bpe/{part}.{one}" for part in bitext.tests for one in languages)],
-        partial(binarize, output, languages, sizes, options.separate_dictionaries, workers),
-    )
+    training = [f"train.{one}" for one in languages]
+    merges, tokens, units = make_units(steps, texts, training, ["inputs.json"], hyphens, options)
+    kept = {"max-length": limits.max_length, "max-ratio": limits.max_ratio}
+    to_clean = [f"bpe/{part}.{one}" for part in CLEANED for one in languages]
+    work = partial(clean_parts, output, bitext, pairs, limits)
+    cleaned = steps.run("clean", kept, to_clean, work)
+
+    # What each part has in bin: its pairs, and the tokens of each language with their </s>.
+    sizes: dict[str, dict[str, Sizes]] = {}
+    for part in pairs:
+        lines, words = pairs[part], {one: units[f"{part}.{one}"]["words"] for one in languages}
+        if part in CLEANED:
+            lines, words = cleaned[part]["kept"], cleaned[part]["units"]
+        sizes[part] = {one: {"lines": lines, "tokens": words[one] + lines} for one in languages}
+    separate = {"separate-dictionaries": options.separate_dictionaries}
+    work = partial(binarize, output, languages, sizes, options.separate_dictionaries, workers)
+    to_binarize = ["clean", *(f"bpe/{part}.{one}" for part in bitext.tests for one in languages)]
+    binarized = steps.run("bin", separate, to_binarize, work)
+
     parts = {}
     for part in pairs:
-        parts[part] = {"pairs": pairs[part], "kept": held[part][0]}
+        parts[part] = {"pairs": pairs[part], "kept": sizes[part][languages[0]]["lines"]}
         if part in CLEANED:
             parts[part] |= {reason: cleaned[part][reason] for reason in REASONS}
         for one in languages:
@@ -257,7 +223,7 @@ def prepare(
                 "words": tokens[f"{part}.{one}"]["words"],
                 "units": units[f"{part}.{one}"]["words"],
                 # Of the pairs that are kept, with the </s> of each line.
-                "tokens": sizes[part][one].tokens,
+                "tokens": sizes[part][one]["tokens"],
                 "unknown_units": binarized["unknown"][part][one],
             }
     description = {
@@ -266,12 +232,12 @@ def prepare(
         **origin,
         **hyphens,
         "bpe-size": options.bpe_size,
-        **tool,
+        "bpe-tool": options.bpe_tool,
         **kept,
         **separate,
         "merges": merges,
         "symbols": binarized["symbols"],
-        "versions": {name: version(name) for name in ("sacremoses", "subword-nmt")},
+        "versions": VERSIONS,
         "parts": parts,
     }
     write_json(output / "preparation.json", description)

@@ -13,21 +13,22 @@ and the rest as scripts.prepare.translation writes it.
 """
 
 import argparse
-import hashlib
+import shutil
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import BinaryIO
 
 from sacrebleu.dataset import DATASETS
+from sacrebleu.dataset.fake_sgml import FakeSGMLDataset
 
 from scripts._shared.command_line import command_parser, exit_status
 from scripts._shared.commands import short
 from scripts.prepare._bitext import Bitext
 from scripts.prepare._sources import (
-    BLOCK,
     Checksum,
     add_source_options,
     download,
@@ -39,8 +40,6 @@ from scripts.prepare.translation import add_options, check_options, prepare, tes
 
 HOSTS = ("https://www.statmt.org", "http://www.statmt.org")
 DATA_HOSTS = ("https://data.statmt.org", "http://data.statmt.org")
-# newstest2014, whose sentences are taken from its SGM files as sacrebleu does for its references:
-# scores compare.
 TEST_SET = DATASETS["wmt14/full"]
 
 
@@ -52,84 +51,67 @@ class Corpus:
         name: its folder in OUTPUT/raw and the prefix of its files there.
         folder: that has the archive in each of the hosts.
         archive: file that has it.
-        member: file in the archive, with {other} for the language beside English, {language}, and
-            {side} for src or ref.
         checksum: of the archive, None where none is known: damage shows as it is unpacked.
+        member: file in the archive, with {other} for the language beside English and {language};
+            None for the test set, whose sentences sacrebleu takes from it: scores compare.
         hosts: URLs.
     """
 
     name: str
     folder: str
     archive: str
-    member: str
-    checksum: Checksum | None = None
+    checksum: Checksum | None
+    member: str | None
     hosts: tuple[str, ...] = HOSTS
 
-    def members(self, languages: tuple[str, str]) -> dict[str, str]:
-        """Language of each file in the archive."""
-        other = languages[1]
-        return {
-            self.member.format(other=other, language=language, side=side): language
-            for language, side in zip(languages, ("src", "ref"), strict=True)
-        }
-
     def check(self, path: Path, label: str) -> None:
-        """Check an archive; label tells what it is.
-
-        Raises ValueError when it has another checksum.
-        """
+        """Raise ValueError, naming label, when an archive has another checksum."""
         if self.checksum:
             with open_with_progress(path, f"check {self.archive}") as stream:
                 self.checksum.check(stream, label)
 
 
 EUROPARL = Corpus(
-    name="europarl",
-    folder="wmt13",
-    archive="training-parallel-europarl-v7.tgz",
-    member="europarl-v7.{other}-en.{language}",
-    checksum=Checksum("sha256", "0224c7c710c8a063dfd893b0cc0830202d61f4c75c17eb8e31836103d27d96e7"),
+    "europarl",
+    "wmt13",
+    "training-parallel-europarl-v7.tgz",
+    Checksum("sha256", "0224c7c710c8a063dfd893b0cc0830202d61f4c75c17eb8e31836103d27d96e7"),
+    "europarl-v7.{other}-en.{language}",
 )
 COMMON_CRAWL = Corpus(
-    name="commoncrawl",
-    folder="wmt13",
-    archive="training-parallel-commoncrawl.tgz",
-    member="commoncrawl.{other}-en.{language}",
-    checksum=Checksum("sha256", "c7a74e2ea01ac6c920123108627e35278d4ccb5701e15428ffa34de86fa3a9e5"),
+    "commoncrawl",
+    "wmt13",
+    "training-parallel-commoncrawl.tgz",
+    Checksum("sha256", "c7a74e2ea01ac6c920123108627e35278d4ccb5701e15428ffa34de86fa3a9e5"),
+    "commoncrawl.{other}-en.{language}",
 )
 NEWS_COMMENTARY = Corpus(
-    name="news-commentary",
-    folder="wmt14",
-    archive="training-parallel-nc-v9.tgz",
-    member="news-commentary-v9.{other}-en.{language}",
-    checksum=Checksum("sha256", "cb8953f292298e6877ae433c98912b927cb0766b303f4540512ddd286c748485"),
+    "news-commentary",
+    "wmt14",
+    "training-parallel-nc-v9.tgz",
+    Checksum("sha256", "cb8953f292298e6877ae433c98912b927cb0766b303f4540512ddd286c748485"),
+    "news-commentary-v9.{other}-en.{language}",
 )
 UNITED_NATIONS = Corpus(
-    name="un",
-    folder="wmt13",
-    archive="training-parallel-un.tgz",
-    member="undoc.2000.{other}-en.{language}",
+    "un", "wmt13", "training-parallel-un.tgz", None, "undoc.2000.{other}-en.{language}"
 )
 GIGA = Corpus(
-    name="giga-fren",
-    folder="wmt10",
-    archive="training-giga-fren.tar",
-    member="giga-fren.release2.fixed.{language}.gz",
+    "giga-fren",
+    "wmt10",
+    "training-giga-fren.tar",
+    None,
+    "giga-fren.release2.fixed.{language}.gz",
 )
 NEWSTEST2014 = Corpus(
-    name="newstest2014",
-    folder="wmt14",
-    archive="test-full.tgz",
-    member="newstest2014-{other}en-{side}.{language}.sgm",
-    checksum=Checksum("md5", TEST_SET.md5[0]),
+    "newstest2014", "wmt14", "test-full.tgz", Checksum("md5", TEST_SET.md5[0]), None
 )
 NEWSTEST2013 = Corpus(
-    name="newstest2013",
-    folder="wmt17/translation-task",
-    archive="dev.tgz",
-    member="newstest2013.{language}",
-    checksum=Checksum("sha256", "9d5ff04a28496b7796904ea65e50e3837bab14dbdca88b1e063105f17513dca9"),
-    hosts=DATA_HOSTS,
+    "newstest2013",
+    "wmt17/translation-task",
+    "dev.tgz",
+    Checksum("sha256", "9d5ff04a28496b7796904ea65e50e3837bab14dbdca88b1e063105f17513dca9"),
+    "newstest2013.{language}",
+    DATA_HOSTS,
 )
 TRAIN = {
     "en-de": (EUROPARL, COMMON_CRAWL, NEWS_COMMENTARY),
@@ -141,47 +123,38 @@ VALID = NEWSTEST2013
 TESTS = (NEWSTEST2014, NEWSTEST2013)
 
 
-def copy(stream: BinaryIO, target: Path) -> str:
-    """Write a stream to a file and return its SHA-256."""
-    digest = hashlib.sha256()
-    with target.open("wb") as file:
-        while block := stream.read(BLOCK):
-            file.write(block)
-            digest.update(block)
-    return digest.hexdigest()
+def extract_test_set(corpus: Corpus, languages: Sequence[str], archive: Path, target: Path) -> None:
+    """Write the sentences that sacrebleu takes from its archive to a folder."""
+    pair = "-".join(languages)
+    with TemporaryDirectory() as folder:
+        # An absolute name and a file's URL: it works in this folder and without a network.
+        facts = {"data": [archive.as_uri()], "langpairs": {pair: TEST_SET.langpairs[pair]}}
+        test_set = FakeSGMLDataset(folder, **facts)
+        files = [test_set.get_source_file(pair), *test_set.get_reference_files(pair)]
+        for language, file in zip(languages, files, strict=True):
+            shutil.copyfile(file, target / f"{corpus.name}.{language}")
 
 
 def extract(
-    corpus: Corpus, languages: tuple[str, str], archive: Path, label: str, target: Path
-) -> dict[str, str]:
-    """Write the two raw texts of a corpus to a new folder and return their SHA-256.
+    corpus: Corpus, languages: Sequence[str], archive: Path, label: str, target: Path
+) -> dict[str, int]:
+    """Write the raw texts of a corpus in two languages to a new folder and return their bytes.
 
-    Args:
-        corpus: what is wanted.
-        languages: source and target.
-        archive: has it.
-        label: of the archive in messages.
-        target: the folder.
-
-    Raises ValueError when the archive lacks a text or is damaged.
+    Raises ValueError, naming the label of its checked archive, when that lacks one or is damaged.
     """
     target.mkdir()
-    members = corpus.members(languages)
-    digests = {}
+    if corpus.member is None:
+        extract_test_set(corpus, languages, archive, target)
+    else:
+        members = {corpus.member.format(other=languages[1], language=one): one for one in languages}
 
-    def take(name: str, stream: BinaryIO) -> None:
-        text = target / f"{corpus.name}.{members[name]}"
-        suffix = Path(name).suffix
-        path = text.with_name(text.name + suffix) if suffix in (".gz", ".sgm") else text
-        digests[members[name]] = copy(stream, path)
-        if suffix == ".sgm":
-            # What it publishes of this would download the archive to a folder of its own.
-            TEST_SET._convert_format(str(path), str(text))
-            path.unlink()
-            digests[members[name]] = hashlib.sha256(text.read_bytes()).hexdigest()
+        def take(name: str, stream: BinaryIO) -> None:
+            suffix = ".gz" if name.endswith(".gz") else ""
+            with (target / f"{corpus.name}.{members[name]}{suffix}").open("wb") as file:
+                shutil.copyfileobj(stream, file)
 
-    read_members(archive, list(members), take, label, f"unpack {corpus.name}")
-    return dict(sorted(digests.items()))
+        read_members(archive, list(members), take, label, f"unpack {corpus.name}")
+    return file_sizes(target)
 
 
 def find_archive(corpus: Corpus, options: argparse.Namespace, steps: Steps) -> tuple[Path, str]:
