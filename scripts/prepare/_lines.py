@@ -157,8 +157,8 @@ def map_lines(
         if sizes[kind] != number:
             empty = "empty " if kind == "empty" else ""
             raise ValueError(
-                f"{description}, {short(target)}: {sizes[kind]:,} {empty}lines of a text of "
-                f"{number:,}: leave the text as it is while it is prepared, and run the same "
-                "command again"
+                f"{description}, {short(target)}: {sizes[kind]:,} {empty}lines, the text has "
+                f"{number:,}: leave it as it is while it is prepared, and run the same command "
+                "again"
             )
     return sizes

@@ -109,7 +109,8 @@ def _receive(url: str, path: Path) -> None:
             response = urllib.request.urlopen(request, timeout=TIMEOUT)
     except TransferError as error:
         refusal = error.__cause__
-        if getattr(refusal, "code", None) != http.HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE:
+        code = getattr(refusal, "code", None)
+        if not start or code != http.HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE:
             raise
         if refusal.headers.get("Content-Range") != f"bytes */{start}":
             # What is here is longer than the file, hence of something else.
