@@ -3,7 +3,6 @@
 import importlib.util
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 from scripts._shared.files import atomic_write
 
@@ -19,17 +18,18 @@ def check_plotting() -> None:
         raise ValueError(NO_MATPLOTLIB)
 
 
-def save_plot(path: Path, draw: Callable[[Any], None]) -> None:
+def save_plot(path: Path, draw: Callable[..., None], columns: int = 1) -> None:
     """Write a PNG, never seen half-written, of what ``draw`` puts into matplotlib axes.
 
-    Raises ValueError when matplotlib is missing.
+    ``draw`` gets as many axes as there are columns, side by side. Raises ValueError when
+    matplotlib is missing.
     """
     check_plotting()
     # only here: a measurement without matplotlib ends with its remedy, not with a traceback
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(7, 4.5), layout="constrained")
-    draw(figure.add_subplot())
+    figure = Figure(figsize=(7 if columns == 1 else 5 * columns, 4.5), layout="constrained")
+    draw(*(figure.add_subplot(1, columns, column + 1) for column in range(columns)))
     with atomic_write(path) as partial:
         figure.savefig(partial, format="png", dpi=150)
 

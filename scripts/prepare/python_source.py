@@ -1,33 +1,37 @@
-"""Character corpus from the source files of the Python standard library, binarized for fairseq.
+"""Source files of the Python standard library in subword units, binarized for fairseq.
 
     python -m scripts.prepare.python_source --output quickstart/data
 
 OUTPUT/text/{train,valid,test}.txt      the source text itself, files one after the other
-OUTPUT/text/{train,valid,test}.chars    the same text as symbols: characters separated by blanks,
-                                        the space written as U+2581, a source line on each line
-OUTPUT/bin/                             the symbols binarized by fairseq-preprocess
-OUTPUT/corpus.json                      Python version, files and characters of each part
+OUTPUT/text/{train,valid,test}.units    the same text in units, a source line on each line
+OUTPUT/sentencepiece.model              the units, learned from the training part by byte pair
+                                        encoding; they give back every blank of the text
+OUTPUT/bin/                             the units binarized by fairseq-preprocess
+OUTPUT/corpus.json                      Python version; files, characters and tokens of each part
 
-fairseq ends each line with </s>, which stands for the newline: tokens and characters are the same
-in number. The corpus depends on the Python version, figures compare on the same version only.
+fairseq ends each line with </s>, which stands for the newline. The corpus depends on the Python
+version, figures compare on the same version only.
 """
 
+import json
 import os
 import platform
 import re
+import shutil
 import sys
 import sysconfig
-from functools import partial
+from collections import Counter
 from pathlib import Path
 
-from scripts._shared.command_line import command_parser, exit_status
+import sentencepiece
+
+from scripts._shared.command_line import check_at_least, command_parser, exit_status
 from scripts._shared.commands import short
 from scripts._shared.files import write_json
-from scripts.prepare._binarize import SplitSizes, preprocess_command, run_preprocess
-from scripts.prepare._published import INTERRUPTED, SPLITS, corpus_folder, read_complete
-from scripts.prepare._steps import resolved
+from scripts.prepare._binarize import preprocess
 
-SPACE = "\u2581"
+SPLITS = ("train", "valid", "test")
+MODEL = "sentencepiece.model"
 PLAIN_TEXT = re.compile(rb"[\n -~]+")
 # Tests and installed packages are not the library. encodings holds generated character tables,
 # many of them equal but for a line: split by file, the training part would hold the test part.
@@ -36,8 +40,7 @@ MACHINE_SPECIFIC = ("config-", "_sysconfigdata", "sitecustomize")
 MINIMUM_FILES = 100
 # Larger files always train, so that a few long files cannot make up most of a held-out part.
 LARGEST_HELD_OUT_FILE = 40_000
-# fairseq binarizes the first part of a file after the others: 2 workers would work in turn.
-WORKERS = 3
+WORKERS = 2
 
 
 def source_files(stdlib: Path) -> list[Path]:
@@ -95,87 +98,172 @@ def read_corpus(stdlib: Path) -> dict[str, list[str]]:
     return corpus
 
 
-def check_symbols(texts: dict[str, str]) -> int:
-    """Number of symbols of the training text, the newline aside.
+def learn_units(text: Path, model: Path, subwords: int) -> sentencepiece.SentencePieceProcessor:
+    """Learn so many units from a text and write them to a file.
 
-    Raises ValueError when a held-out text has a character that the training text lacks.
+    Raises ValueError when the text does not have them.
     """
-    known = set(texts["train"])
-    for split in SPLITS[1:]:
-        unknown = sorted(set(texts[split]) - known)
-        if unknown:
-            raise ValueError(
-                f"{split} text: the characters {unknown} are not in the training text, the model "
-                "would see <unk>: run the script with a Python that has the whole library"
-            )
-    return len(known - {"\n"})
+    try:
+        sentencepiece.SentencePieceTrainer.train(
+            input=str(text),
+            model_prefix=str(model.with_suffix("")),
+            model_type="bpe",
+            vocab_size=subwords,
+            # every character and every blank comes back
+            character_coverage=1.0,
+            normalization_rule_name="identity",
+            add_dummy_prefix=False,
+            remove_extra_whitespaces=False,
+            allow_whitespace_only_pieces=True,
+            # units may hold several words of a line, such as "return self."
+            split_by_whitespace=False,
+            split_by_unicode_script=False,
+            split_by_number=False,
+            max_sentencepiece_length=24,
+            # </s> is fairseq's
+            bos_id=-1,
+            eos_id=-1,
+            # more threads would learn other units
+            num_threads=1,
+            minloglevel=2,
+        )
+    except RuntimeError as error:
+        raise ValueError(
+            f"--subwords is {subwords}: sentencepiece cannot learn so many units from "
+            f"{text.stat().st_size:,} characters ({error}): give another number"
+        ) from error
+    return sentencepiece.SentencePieceProcessor(model_file=str(model))
 
 
-def separate_characters(text: str) -> str:
-    """Text as fairseq symbols: characters separated by blanks, the space as U+2581."""
-    return "\n".join(" ".join(line) for line in text.replace(" ", SPACE).split("\n"))
+def write_units(text: str, units: sentencepiece.SentencePieceProcessor, path: Path) -> int:
+    """Write a text in units, a line on each line, and return the number of its tokens.
+
+    Raises ValueError when the units do not give back the text.
+    """
+    ids = units.encode(text.splitlines())
+    # a character that training never saw comes back as <unk>
+    lines = [" ".join(units.id_to_piece(line)) for line in ids]
+    if "\n".join(lines).replace(" ", "").replace("\u2581", " ") + "\n" != text:
+        raise ValueError(
+            f"{path.stem} text: it has characters that the training text lacks, the model would "
+            "see <unk>: run the command with a Python that has the whole library"
+        )
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8", newline="\n")
+    # and </s> at the end of each
+    return sum(len(line) + 1 for line in ids)
 
 
-def write_texts(texts: dict[str, str], folder: Path) -> None:
-    """Write each part as text and as symbols."""
-    folder.mkdir()
-    for split, text in texts.items():
-        (folder / f"{split}.txt").write_text(text, encoding="ascii", newline="\n")
-        symbols = separate_characters(text)
-        (folder / f"{split}.chars").write_text(symbols, encoding="utf-8", newline="\n")
+def write_dictionary(units: sentencepiece.SentencePieceProcessor, text: Path, path: Path) -> None:
+    """Write fairseq's dictionary: all units, the most frequent ones of a text in units first.
+
+    Learning by merges makes units that the text then has as a part of others only, and a held-out
+    text may have them: a dictionary of what training has would give <unk> there.
+    """
+    counts = Counter(text.read_text(encoding="utf-8").split())
+    pieces = [units.id_to_piece(index) for index in range(len(units)) if index != units.unk_id()]
+    pieces.sort(key=lambda piece: -counts[piece])
+    lines = "".join(f"{piece} {counts[piece]}\n" for piece in pieces)
+    path.write_text(lines, encoding="utf-8", newline="\n")
 
 
-def build(folder: Path, stdlib: Path) -> dict:
+def build(folder: Path, stdlib: Path, subwords: int) -> dict:
     """Build the corpus in an existing empty folder and return its description.
 
-    Raises ValueError when fairseq-preprocess fails or a character is not one known token.
+    Raises ValueError when the units cannot be learned or one is no known token of fairseq.
     """
     corpus = read_corpus(stdlib)
     texts = {split: "".join(files) for split, files in corpus.items()}
-    symbols = check_symbols(texts)
-    write_texts(texts, folder / "text")
-    separated = {split: folder / "text" / f"{split}.chars" for split in SPLITS}
-    # With fairseq's default factor of 8 the dictionary would get made-up symbols.
-    command = preprocess_command(separated, folder / "bin", WORKERS, "--padding-factor", "1")
-    characters = {
-        split: SplitSizes(lines=text.count("\n"), tokens=len(text)) for split, text in texts.items()
+    (folder / "text").mkdir()
+    for split, text in texts.items():
+        (folder / "text" / f"{split}.txt").write_text(text, encoding="ascii", newline="\n")
+    units = learn_units(folder / "text" / "train.txt", folder / MODEL, subwords)
+    paths = {split: folder / "text" / f"{split}.units" for split in SPLITS}
+    tokens = {split: write_units(texts[split], units, paths[split]) for split in SPLITS}
+    dictionary = folder / "text" / "dict.txt"
+    write_dictionary(units, paths["train"], dictionary)
+    expected = {
+        split: {"lines": text.count("\n"), "tokens": tokens[split]} for split, text in texts.items()
     }
-    # Beside the folder, which does not outlive a failure.
-    log = folder.with_name("preprocess.log")
-    run_preprocess(command, folder / "bin", log, characters, symbols)
+    log, which = folder / "preprocess.log", ("--srcdict", short(dictionary))
+    unknown = preprocess(paths, folder / "bin", log, expected, len(units), WORKERS, *which)
+    if any(unknown.values()):
+        raise ValueError(
+            f"fairseq-preprocess: {sum(unknown.values())} units are unknown, each must be one "
+            "known token: use the fairseq version that this project pins"
+        )
     sizes = {
-        split: {"files": len(files), "characters": len(texts[split])}
+        split: {
+            "files": len(files),
+            "characters": len(texts[split]),
+            "tokens": tokens[split],
+        }
         for split, files in corpus.items()
     }
-    description = {"python": platform.python_version(), "symbols": symbols, "splits": sizes}
+    description = {"python": platform.python_version(), "subwords": subwords, "splits": sizes}
     write_json(folder / "corpus.json", description)
     return description
 
 
-def prepare(output: Path, stdlib: Path) -> None:
-    """Build the corpus in output from a standard library, or do nothing if it is there.
+def report(description: dict) -> None:
+    """Print the sizes of a corpus."""
+    for split, size in description["splits"].items():
+        sizes = f"{size['characters']:11,} characters {size['tokens']:10,} tokens"
+        print(f"{split:5} {size['files']:4} files {sizes}")
+    print(f"{description['subwords']:,} units, source files of Python {description['python']}")
 
-    Raises ValueError when output holds something else or the library has too few files.
+
+def complete(output: Path, subwords: int) -> dict | None:
+    """Description of the corpus that is in a folder already; None where there is no folder.
+
+    Raises ValueError when the folder holds something else.
     """
-    description = read_complete(output, "the source files of Python", {"data_set": None})
+    if not output.exists():
+        return None
+    record = output / "corpus.json"
+    description = json.loads(record.read_text(encoding="utf-8")) if record.exists() else {}
+    if description.get("subwords") != subwords:
+        raise ValueError(
+            f"--output {short(output)} exists and is no corpus of this command with --subwords "
+            f"{subwords}: remove it or give another folder"
+        )
+    return description
+
+
+def prepare(output: Path, stdlib: Path, subwords: int) -> None:
+    """Build the corpus in output, or do nothing if it is there.
+
+    Raises ValueError when output holds something else or cannot be written.
+    """
+    check_at_least("--subwords", subwords, 1)
+    description = complete(output, subwords)
     if description:
         print(f"{short(output)} is complete, nothing to do:")
     else:
-        with corpus_folder(output) as folder:
-            description = build(folder, stdlib)
-    for split, size in description["splits"].items():
-        print(f"{split:5} {size['files']:4} files {size['characters']:11,} characters = tokens")
-    print(f"{description['symbols']} symbols and </s>, source files of Python", end=" ")
-    print(description["python"], flush=True)
+        partial = output.with_name(output.name + ".partial")
+        try:
+            if partial.exists():
+                shutil.rmtree(partial)
+            partial.mkdir(parents=True)
+        except OSError as error:
+            raise ValueError(
+                f"--output {short(output)} cannot be written ({error.strerror}): "
+                "give a folder in a place where you may write"
+            ) from error
+        description = build(partial, stdlib, subwords)
+        partial.rename(output)
+    report(description)
 
 
-def main() -> int:
+def main(arguments: list[str] | None = None) -> int:
     """Command line of the script; returns its exit status."""
     parser = command_parser(__doc__)
-    parser.add_argument("--output", type=resolved, required=True, help="folder of the corpus")
-    output = parser.parse_args().output
-    work = partial(prepare, output, Path(sysconfig.get_path("stdlib")))
-    return exit_status(work, INTERRUPTED, output)
+    parser.add_argument("--output", type=Path, required=True, help="folder of the corpus")
+    parser.add_argument("--subwords", type=int, default=2048, help="number of units (2048)")
+    options = parser.parse_args(arguments)
+    output, stdlib = options.output.resolve(), Path(sysconfig.get_path("stdlib"))
+    return exit_status(
+        lambda: prepare(output, stdlib, options.subwords), "the corpus will be built anew", output
+    )
 
 
 if __name__ == "__main__":
