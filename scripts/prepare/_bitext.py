@@ -179,16 +179,10 @@ class Limits:
 def clean(
     sources: Mapping[str, Path], targets: Mapping[str, Path], pairs: int, limits: Limits, part: str
 ) -> dict:
-    """Write the pairs that are kept; return their numbers and the units kept, by language.
+    """Write the pairs that are kept to targets; return numbers of pairs and of the units kept.
 
-    Args:
-        sources: texts of units with one space between two, by language.
-        targets: new files, by language.
-        pairs: how many there are.
-        limits: what is kept.
-        part: name of the text in messages.
-
-    Raises ValueError when there is another number of lines, or nothing is kept.
+    Files and units are by language, part is what messages call them. Raises ValueError when the
+    sources have another number of lines than pairs, or nothing is kept.
     """
     # 1.15 is a little less than 23/20 as a float: pairs of 23 and 20 units would be lost.
     ratio = Fraction(str(limits.max_ratio))

@@ -128,15 +128,8 @@ def map_lines(
 ) -> dict[str, int]:
     """Write what the work makes of each line as a line; return how many lines, empty ones, words.
 
-    Args:
-        lines: without what ends them.
-        expected: number of ``lines``, and of those that are ``empty`` where that matters.
-        target: a new file.
-        make: makes the work, which turns a list of lines into a list of lines.
-        workers: number of processes.
-        description: of the progress bar.
-
-    Raises ValueError when other numbers of lines were written.
+    ``expected`` is the number of ``lines``, and of ``empty`` ones where that matters. Raises
+    ValueError when other numbers of them were written.
     """
     sizes = dict.fromkeys(("lines", "empty", "words"), 0)
     with (

@@ -156,14 +156,9 @@ def download(
 ) -> Path:
     """Path of a file in an existing folder, downloaded from the first mirror that has it.
 
-    An unfinished download is kept beside it as ``NAME.partial`` and resumed by the next call; a
-    finished one that check refuses is deleted.
-
-    Args:
-        name: of the file, in the mirrors and in the folder.
-        mirrors: URLs of folders, or of the file itself.
-        folder: where it goes; a file that is there already is checked and taken.
-        check: called with a path and what it is; raises ValueError when the content is wrong.
+    Mirrors are URLs of folders, or of the file itself. An unfinished download is kept beside it as
+    ``NAME.partial`` and resumed by the next call; a finished one is deleted if check refuses it,
+    which gets a path and what it is and raises ValueError. A file that is there is only checked.
 
     Raises ValueError when no mirror has the file.
     """

@@ -256,15 +256,7 @@ def apply(
     workers: int,
     target: Path,
 ) -> dict[str, int]:
-    """Write the units of each line of words as a line; return its lines, empty ones and units.
-
-    Args:
-        tool: one of TOOLS.
-        codes: file that learn wrote.
-        source: text of words.
-        expected: its sizes, as map_lines has them.
-        workers: number of processes.
-        target: a new file.
+    """Write the units of each line of words as a line; sizes are as map_lines has them.
 
     Raises ValueError when the codes or a word cannot be used, or as map_lines.
     """
@@ -280,17 +272,10 @@ def make_units(
     recorded: Mapping[str, Any],
     options: argparse.Namespace,
 ) -> tuple[int, dict[str, dict], dict[str, dict]]:
-    """Do the steps tokens/NAME, then bpe/codes, then bpe/NAME.
+    """Do the steps tokens/NAME for each text, bpe/codes for those that train, then bpe/NAME.
 
-    Args:
-        steps: of the folder --output.
-        texts: by NAME.
-        training: names of those that codes are learned from.
-        sources: steps that the texts come from.
-        recorded: options that change their tokens.
-        options: those of add_subword_options.
-
-    Returns the number of merges, and the sizes of each text as tokens and as units. Raises
+    ``sources`` are the steps that the texts come from, ``recorded`` the options that change their
+    tokens. Returns the number of merges, and the sizes of each text as tokens and as units. Raises
     ValueError when a text cannot be used.
     """
     output, tool, workers = steps.output, options.bpe_tool, options.workers

@@ -16,14 +16,13 @@ import hashlib
 import random
 import sys
 from collections.abc import Iterator
-from contextlib import ExitStack
 from functools import cache, partial
 from pathlib import Path
 
 from num2words import num2words
 from tqdm import tqdm
 
-from scripts._shared.command_line import command_parser, exit_status
+from scripts._shared.command_line import check_at_least, command_parser, exit_status
 from scripts._shared.commands import short
 from scripts._shared.files import write_json
 from scripts.prepare._published import INTERRUPTED, SPLITS, corpus_folder, read_complete
@@ -94,21 +93,13 @@ def sentences(part: str, count: int, seed: int) -> Iterator[tuple[str, str]]:
         )
 
 
-def write(folder: Path, counts: dict[str, int], seed: int) -> None:
-    """Write the sentences of each part to a folder."""
-    with tqdm(total=sum(counts.values()), desc="number names", unit=" pairs", disable=None) as bar:
-        for part, count in counts.items():
-            with ExitStack() as stack:
-                files = [
-                    stack.enter_context(
-                        (folder / f"{part}.{language}").open("w", encoding="utf-8", newline="\n")
-                    )
-                    for language in LANGUAGES
-                ]
-                for pair in sentences(part, count, seed):
-                    for file, line in zip(files, pair, strict=True):
-                        file.write(f"{line}\n")
-                    bar.update()
+def write(folder: Path, part: str, count: int, seed: int) -> None:
+    """Write the sentences of a part to a folder; raises as sentences."""
+    shown = {"total": count, "desc": part, "unit": " pairs", "disable": None}
+    pairs = list(tqdm(sentences(part, count, seed), **shown))
+    for language, lines in zip(LANGUAGES, zip(*pairs, strict=True), strict=True):
+        text = "".join(f"{line}\n" for line in lines)
+        (folder / f"{part}.{language}").write_text(text, encoding="utf-8", newline="\n")
 
 
 def make(output: Path, counts: dict[str, int], seed: int) -> None:
@@ -117,14 +108,14 @@ def make(output: Path, counts: dict[str, int], seed: int) -> None:
     Raises ValueError when a number is impossible or output holds something else.
     """
     for part, count in counts.items():
-        if count < 1:
-            raise ValueError(f"--{part} {count} is no number of sentences: give 1 or more")
+        check_at_least(f"--{part}", count, 1)
     settings = {"data_set": "number names", **counts, "seed": seed}
     if read_complete(output, "number names", settings):
         print(f"{short(output)} is complete, nothing to do")
         return
     with corpus_folder(output) as folder:
-        write(folder, counts, seed)
+        for part, count in counts.items():
+            write(folder, part, count, seed)
         write_json(folder / "corpus.json", settings)
     print(f"{short(output)}: {', '.join(f'{count:,} {part}' for part, count in counts.items())}")
 

@@ -121,17 +121,10 @@ def binarize(
     workers: int,
     target: Path,
 ) -> dict:
-    """Write the folder for fairseq; return its symbols and each part's unknown units, by language.
+    """Write a new folder for fairseq from the units in output, with one dictionary or two.
 
-    Args:
-        output: has the units.
-        languages: source and target.
-        parts: lines and tokens in each language of each part.
-        separate: make a dictionary for each language.
-        workers: number of processes.
-        target: a new folder for the binarized data.
-
-    Raises ValueError when fairseq-preprocess fails or writes something else.
+    Returns its symbols, and each part's unknown units by language. Raises ValueError when
+    fairseq-preprocess fails or writes other sizes than those of the parts by language.
     """
     texts = [output / "clean" / f"train.{language}" for language in languages]
     groups = [[text] for text in texts] if separate else [texts]
@@ -172,13 +165,7 @@ def prepare(
 ) -> None:
     """Do the steps that are not done yet and print what is in preparation.json.
 
-    Args:
-        steps: of the folder --output.
-        bitext: the raw texts.
-        options: what add_options added, checked.
-        origin: options that tell whether the raw texts are the same as before.
-        sources: steps that made the raw texts.
-
+    ``origin`` tells whether the raw texts, made by the steps ``sources``, are the same as before.
     Raises ValueError when a text or the output cannot be used.
     """
     output, workers, languages = steps.output, options.workers, bitext.languages

@@ -7,6 +7,7 @@ import shlex
 import pytest
 
 from scripts.evaluate import translation as evaluate_translation
+from scripts.prepare import _binarize
 from scripts.quickstart import _steps as quickstart_steps
 from scripts.quickstart import translation as quickstart
 from tests.end_to_end.commands import forked, run, run_child
