@@ -19,7 +19,6 @@ import numpy as np
 from fairseq.data import Dictionary
 from fairseq.data.indexed_dataset import (
     MMapIndexedDataset,
-    best_fitting_int_dtype,
     data_file_path,
     index_file_path,
 )
@@ -34,6 +33,8 @@ from scripts.prepare._sources import read_members
 OTHER_BLANK = re.compile(r"[^\S \t\n\r\v\f]")
 # Written for such a blank within a word, where fairseq would cut the word.
 VISIBLE_BLANK = "\u2423"
+# With fairseq's default factor of 8 a dictionary that it counts would get made-up symbols.
+NO_MADE_UP_SYMBOLS = ("--padding-factor", "1")
 # Tokens that are compared at once.
 SCANNED = 2**24
 # Lines and tokens of a split, the </s> of each line included.
@@ -45,9 +46,14 @@ def counted_dictionary(counts: Mapping[str, int], threshold: int = 0) -> Diction
     dictionary = Dictionary()
     for symbol, count in counts.items():
         dictionary.add_symbol(symbol, count)
-    # With fairseq's default factor of 8 the dictionary would get made-up symbols.
     dictionary.finalize(threshold=threshold, padding_factor=1)
     return dictionary
+
+
+def count_symbols(path: Path) -> int:
+    """Number of symbols of a dict.txt."""
+    with path.open("rb") as file:
+        return sum(1 for _ in file)
 
 
 def load_srcdict(path: Path) -> Dictionary:
@@ -63,14 +69,14 @@ def load_srcdict(path: Path) -> Dictionary:
         ) from error
 
 
-def tokens_on_disk(folder: Path, bytes_per_token: int) -> int:
-    """Number of tokens in the binarized files of a folder that fairseq is writing."""
+def bytes_on_disk(folder: Path) -> int:
+    """Size of the binarized files of a folder that fairseq is writing."""
     size = 0
     for path in folder.glob("*.bin"):
         # fairseq removes the parts of a file once they are merged.
         with suppress(FileNotFoundError):
             size += path.stat().st_size
-    return size // bytes_per_token
+    return size
 
 
 def mend_offsets(prefix: str) -> None:
@@ -109,7 +115,6 @@ def preprocess(
     target: Path,
     log: Path,
     sizes: Mapping[str, Sizes],
-    symbols: int,
     workers: int,
     *options: str,
     languages: tuple[str, str] | None = None,
@@ -123,7 +128,6 @@ def preprocess(
         log: file for its output, which is left there only when it fails; beside target, which does
             not outlive a failure.
         sizes: of each split, by the names of its files without suffix.
-        symbols: of the larger dictionary.
         workers: number of processes that work at once.
         options: further words, which name the dictionary.
         languages: source and target; None for texts in one language.
@@ -141,15 +145,13 @@ def preprocess(
     processes = workers + 1 if workers > 1 else 1
     command += ["--destdir", short(target), *options, "--workers", str(processes)]
     print(f"$ {format_command(command)}", flush=True)
-    tokens = sum(size["tokens"] for size in sizes.values())
-    itemsize = np.dtype(best_fitting_int_dtype(symbols)).itemsize
     try:
         with (
             child_process(command, log) as child,
-            progress(total=tokens, desc="binarize", unit=" tokens") as bar,
+            progress(desc="binarize", unit="B") as bar,
         ):
             while child.poll() is None:
-                bar.update(max(0, min(tokens_on_disk(target, itemsize), tokens) - bar.n))
+                bar.update(bytes_on_disk(target) - bar.n)
                 time.sleep(0.2)
     except KeyboardInterrupt:
         log.unlink(missing_ok=True)
@@ -248,8 +250,7 @@ class WordDataSet(DataSet):
         file = folder / "dict.txt"
         dictionary.save(str(file))
         log, which = folder.with_name("preprocess.log"), ("--srcdict", short(file))
-        symbols, workers = len(dictionary), options.workers
-        unknown = preprocess(texts, folder / "bin", log, sizes, symbols, workers, *which)
+        unknown = preprocess(texts, folder / "bin", log, sizes, options.workers, *which)
         for split, size in sizes.items():
             lost = unknown[split] - size["unknown"]
             print(f"{split}: {lost:,} words are not in the dictionary: now <unk>")

@@ -223,7 +223,7 @@ def _files(path: Path, names: Sequence[str], work: str) -> Iterator[tuple[str, B
                 if entry.isfile():
                     yield entry.name, archive.extractfile(entry)
     elif len(names) == 1:
-        with open_with_progress(path, work) as stream:
+        with path.open("rb") as stream:
             yield names[0], stream
 
 

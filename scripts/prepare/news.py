@@ -31,7 +31,7 @@ from pathlib import Path
 from scripts._shared.command_line import check_at_least, command_parser, exit_status
 from scripts._shared.commands import short
 from scripts._shared.files import write_json
-from scripts.prepare._binarize import counted_dictionary, preprocess
+from scripts.prepare._binarize import NO_MADE_UP_SYMBOLS, count_symbols, preprocess
 from scripts.prepare._lines import progress, read_lines
 from scripts.prepare._published import SPLITS
 from scripts.prepare._steps import INTERRUPTED, Steps, fingerprint, resolved
@@ -42,7 +42,6 @@ from scripts.prepare._subwords import (
     add_subword_options,
     check_language,
     check_subword_options,
-    count_words,
     make_units,
 )
 
@@ -204,17 +203,14 @@ def binarize(output: Path, sizes: dict[str, dict], workers: int, target: Path) -
     Raises ValueError when fairseq-preprocess fails or writes another number of lines or units.
     """
     texts = {split: output / "bpe" / f"{split}.txt" for split in SPLITS}
-    dictionary = counted_dictionary(count_words([texts["train"]]))
-    target.mkdir()
-    dictionary.save(str(target / "dict.txt"))
     # Each line ends with </s>.
     expected = {
         split: {"lines": size["lines"], "tokens": size["words"] + size["lines"]}
         for split, size in sizes.items()
     }
-    log, which = output / "preprocess.log", ("--srcdict", short(target / "dict.txt"))
-    unknown = preprocess(texts, target, log, expected, len(dictionary), workers, *which)
-    return {"symbols": len(dictionary) - dictionary.nspecial, "unknown": unknown}
+    log = output / "preprocess.log"
+    unknown = preprocess(texts, target, log, expected, workers, *NO_MADE_UP_SYMBOLS)
+    return {"symbols": count_symbols(target / "dict.txt"), "unknown": unknown}
 
 
 def prepare(options: argparse.Namespace) -> None:

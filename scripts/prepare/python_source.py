@@ -185,7 +185,7 @@ def build(folder: Path, stdlib: Path, subwords: int) -> dict:
         split: {"lines": text.count("\n"), "tokens": tokens[split]} for split, text in texts.items()
     }
     log, which = folder / "preprocess.log", ("--srcdict", short(dictionary))
-    unknown = preprocess(paths, folder / "bin", log, expected, len(units), WORKERS, *which)
+    unknown = preprocess(paths, folder / "bin", log, expected, WORKERS, *which)
     if any(unknown.values()):
         raise ValueError(
             f"fairseq-preprocess: {sum(unknown.values())} units are unknown, each must be one "

@@ -32,7 +32,7 @@ from pathlib import Path
 from scripts._shared.command_line import command_parser, exit_status
 from scripts._shared.commands import short
 from scripts._shared.files import write_json
-from scripts.prepare._binarize import Sizes, counted_dictionary, preprocess
+from scripts.prepare._binarize import NO_MADE_UP_SYMBOLS, Sizes, count_symbols, preprocess
 from scripts.prepare._bitext import REASONS, Bitext, Limits, clean, copy_references, survey
 from scripts.prepare._steps import INTERRUPTED, Steps, resolved
 from scripts.prepare._subwords import (
@@ -41,7 +41,6 @@ from scripts.prepare._subwords import (
     add_subword_options,
     check_language,
     check_subword_options,
-    count_words,
     make_units,
 )
 
@@ -126,18 +125,6 @@ def binarize(
     Returns its symbols, and each part's unknown units by language. Raises ValueError when
     fairseq-preprocess fails or writes other sizes than those of the parts by language.
     """
-    texts = [output / "clean" / f"train.{language}" for language in languages]
-    groups = [[text] for text in texts] if separate else [texts]
-    dictionaries = [counted_dictionary(count_words(group)) for group in groups]
-    target.mkdir()
-    which = [] if separate else ["--joined-dictionary"]
-    # Of a joined dictionary fairseq writes the second file, and refuses one that is there.
-    for option, language, dictionary in zip(
-        ("--srcdict", "--tgtdict"), languages, dictionaries, strict=False
-    ):
-        file = target / f"dict.{language}.txt"
-        dictionary.save(str(file))
-        which += [option, short(file)]
     prefixes = {
         "train": output / "clean" / "train",
         "valid": output / "clean" / "valid",
@@ -147,11 +134,12 @@ def binarize(
         (part, one): f"{part}.{'-'.join(languages)}.{one}" for part in parts for one in languages
     }
     sizes = {name: parts[part][one] for (part, one), name in names.items()}
-    most, log = max(map(len, dictionaries)), output / "preprocess.log"
-    unknown = preprocess(prefixes, target, log, sizes, most, workers, *which, languages=languages)
-    symbols = [len(dictionary) - dictionary.nspecial for dictionary in dictionaries]
+    which = [*NO_MADE_UP_SYMBOLS, *([] if separate else ["--joined-dictionary"])]
+    log = output / "preprocess.log"
+    unknown = preprocess(prefixes, target, log, sizes, workers, *which, languages=languages)
+    symbols = {one: count_symbols(target / f"dict.{one}.txt") for one in languages}
     return {
-        "symbols": dict(zip(languages, symbols, strict=True)) if separate else symbols[0],
+        "symbols": symbols if separate else symbols[languages[0]],
         "unknown": {part: {one: unknown[names[part, one]] for one in languages} for part in parts},
     }
 

@@ -244,7 +244,7 @@ def test_interrupted_run_goes_on_to_the_same_bytes(call, tmp_path, monkeypatch, 
     else:
         expected = (
             f"error: --output {tmp_path}/out: {error}: make room, or give a folder where you may "
-            "write\n"
+            "read and write\n"
         )
     assert (status, message) == (1 + 129 * (error is KeyboardInterrupt), expected)
     before = ["held_out.json", *STEPS]

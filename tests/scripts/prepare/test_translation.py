@@ -262,7 +262,7 @@ def test_stopped_run_leaves_whole_steps(place, whole, monkeypatch, step):
     else:
         message = (
             f"error: --output {place}/out: [Errno 28] No space left on device: make room, or give "
-            "a folder where you may write\n"
+            "a folder where you may read and write\n"
         )
     assert (status, error) == (130 if interrupt else 1, message)
     left = contents(place / "out")
