@@ -19,7 +19,6 @@ With another option or a changed INPUT the script refuses to go on and names wha
 
 import argparse
 import json
-import os
 import random
 import re
 import sys
@@ -109,17 +108,16 @@ def find_files(folder: Path) -> dict[str, str]:
     if not folder.is_dir():
         raise ValueError(f"--input {short(folder)} is no folder: give the folder of the articles")
     found: dict[str, str] = {}
-    for place, _, names in os.walk(folder):
-        for name in names:
-            if not SUFFIX.search(name):
-                continue
-            path = Path(place, name).relative_to(folder).as_posix()
-            stem = SUFFIX.sub("", path)
-            if stem in found:
-                raise ValueError(
-                    f"--input {short(folder)} has {found[stem]} and {path}: remove one of them"
-                )
-            found[stem] = path
+    for path in folder.rglob("*"):
+        name = path.relative_to(folder).as_posix()
+        stem = SUFFIX.sub("", name)
+        if stem == name or path.is_dir():
+            continue
+        if stem in found:
+            raise ValueError(
+                f"--input {short(folder)} has {found[stem]} and {name}: remove one of them"
+            )
+        found[stem] = name
     if not found:
         raise ValueError(
             f"--input {short(folder)} has no file *.txt or *.txt.gz: give the folder of the "
