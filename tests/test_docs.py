@@ -1,5 +1,6 @@
 """What the README and docs/ say is there is there, and their commands run."""
 
+import json
 import re
 import shlex
 import subprocess
@@ -10,7 +11,7 @@ import pytest
 from fairseq.models import ARCH_MODEL_REGISTRY
 
 import fairseq_plugins  # noqa: F401 (registers its presets)
-from scripts.docs import options
+from scripts.docs import options, speed
 from scripts.prepare import _binarize, python_source
 from tests.end_to_end.commands import PLUGIN, ROOT, environment, forked, run
 
@@ -77,6 +78,17 @@ def test_the_page_of_options_is_up_to_date(tmp_path):
     assert written == PAGES["docs/options.md"], "run python -m scripts.docs.options"
     # an option that changed would be found
     assert "| `--mem-len` |  | recurrence:" in written
+
+
+def test_the_picture_of_speed_shows_figures_of_its_page(tmp_path):
+    rows = json.loads((DOCS / "speed.json").read_text(encoding="utf-8"))
+    table = [line for line in PAGES["docs/speed.md"].splitlines() if line.startswith("| [")]
+    for row, line in zip(rows, table, strict=True):
+        cells = [cell.strip() for cell in line.strip("|").split("|")]
+        numbers = [re.findall(r"\d+\.\d+", cell)[0] for cell in cells[1:3]]
+        assert [row["training"], row["evaluation"]] == list(map(float, numbers)), line
+    assert speed.main(["--output", str(tmp_path / "speed.png")]) == 0
+    assert (tmp_path / "speed.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_every_preset_is_listed():
