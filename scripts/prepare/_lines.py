@@ -76,6 +76,7 @@ def read_lines(path: Path) -> Iterator[str]:
 
 
 def _start_process(make: Callable[[], Work]) -> None:
+    """Begin a process of in_processes."""
     global _work
     # Ctrl-C reaches every process of a terminal; the first one ends the others.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -83,6 +84,7 @@ def _start_process(make: Callable[[], Work]) -> None:
 
 
 def _work_on(chunk: list[str]) -> Any:
+    """Result of the work of this process on a chunk."""
     return _work(chunk)
 
 

@@ -73,6 +73,7 @@ def add_source_options(parser: argparse.ArgumentParser, metavar: str, text: str)
 
 
 def _url(mirror: str, name: str) -> str:
+    """URL of a file at a mirror; raises ValueError when --mirror is no web address."""
     if not mirror.startswith(("http://", "https://")):
         raise ValueError(
             f"--mirror {mirror} is no http:// or https:// URL: "
@@ -82,11 +83,13 @@ def _url(mirror: str, name: str) -> str:
 
 
 def _size(path: Path) -> int:
+    """Bytes of a file, 0 if it is not there."""
     return path.stat().st_size if path.exists() else 0
 
 
 @contextmanager
 def _network() -> Iterator[None]:
+    """Turn what fails within the block into TransferError."""
     try:
         yield
     except urllib.error.HTTPError as error:

@@ -128,6 +128,7 @@ class Steps:
         self._save()
 
     def _save(self) -> None:
+        """Write the records."""
         content = {"preparation": self.preparation, "steps": self.records}
         write_json(self.output / RECORDS, content)
 
@@ -137,6 +138,7 @@ class Steps:
         return hashlib.sha256(json.dumps(record, sort_keys=True).encode()).hexdigest()
 
     def _check_options(self, name: str, options: Mapping[str, Any]) -> None:
+        """Raise ValueError, naming what to remove, when a step was made with other options."""
         made = self.records[name]["options"]
         for option, value in options.items():
             if made.get(option) == value:
