@@ -1,7 +1,7 @@
 """Where data comes from: downloads that resume, published checksums, and files of archives.
 
-No library that the project has resumes a download: pooch, requests, torch.hub and sacrebleu begin
-anew, huggingface_hub resumes its own hub's files only.
+Downloads are our own since requests, pooch, torch.hub and sacrebleu begin them anew, and
+huggingface_hub resumes those from its own hub only.
 """
 
 import argparse
