@@ -1,5 +1,6 @@
 """What the README and docs/ say is there is there, and their commands run."""
 
+import ast
 import json
 import re
 import shlex
@@ -25,7 +26,10 @@ ROOMS = (
 )
 PAGES = {
     path.relative_to(ROOT).as_posix(): path.read_text(encoding="utf-8")
-    for path in [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+    for path in [
+        *(ROOT / "README.md", ROOT / "scripts" / "README.md"),
+        *sorted((ROOT / "docs").glob("*.md")),
+    ]
 }
 DOCS = ROOT / "docs"
 TABLE = [
@@ -70,6 +74,28 @@ def test_every_file_of_a_room_is_in_the_table(room):
     files = {path for path in (PLUGIN / room).glob("*.py") if path.name != "__init__.py"}
     missing = sorted(str(path.relative_to(ROOT)) for path in files - listed)
     assert not missing, f"docs/code.md has no row for {missing}"
+
+
+def commands_of(scripts):
+    """Return the commands in the rooms of a folder, and what their docstrings begin with."""
+    return {
+        f"`python -m scripts.{path.parent.name}.{path.stem}`": ast.get_docstring(
+            ast.parse(path.read_text(encoding="utf-8"))
+        ).splitlines()[0]
+        for path in scripts.glob("[!_]*/[!_]*.py")
+    }
+
+
+def test_the_table_of_the_commands_is_what_is_there(tmp_path):
+    rows = re.findall(r"^\| (`python .*`) \| (.*) \|$", PAGES["scripts/README.md"], re.MULTILINE)
+    assert len(rows) == len(dict(rows))
+    assert dict(rows) == commands_of(ROOT / "scripts")
+    # parts of commands, and what all share, are none
+    for name in ("room/command", "room/_part", "room/__init__", "_shared/part", "outside"):
+        path = tmp_path / f"{name}.py"
+        path.parent.mkdir(exist_ok=True)
+        path.write_text('"""What it does.\n\nMore of it.\n"""\n')
+    assert commands_of(tmp_path) == {"`python -m scripts.room.command`": "What it does."}
 
 
 def test_the_page_of_options_is_up_to_date(tmp_path):

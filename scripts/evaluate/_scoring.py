@@ -4,14 +4,14 @@ What fairseq-eval-lm averages, token by token: the task cuts the split into stre
 hands each batch the memory of its streams.
 """
 
-import pickle
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from fairseq.checkpoint_utils import load_model_ensemble_and_task
-from fairseq.models import ARCH_MODEL_REGISTRY, BaseFairseqModel
+from fairseq.models import BaseFairseqModel
 from fairseq.utils import move_to_cuda
 from torch import Tensor
 from tqdm import tqdm
@@ -24,8 +24,11 @@ from fairseq_plugins.segment_language_model.task import (
     SegmentLanguageModelingTask,
 )
 from fairseq_plugins.transformer_xl.model import ABSOLUTE
+from scripts._shared.checkpoints import load_checkpoint, options_of
+from scripts._shared.command_line import check_at_least
 from scripts._shared.commands import short
 
+BITS, PERPLEXITY = "bits per character", "perplexity"
 # Log-probabilities that are computed at once: those of a large vocabulary outweigh all else.
 _LOG_PROBABILITIES = 2**26
 
@@ -42,24 +45,19 @@ def load_task(
 
     Raises ValueError when there is no dictionary or no such segment.
     """
-    options = SegmentLanguageModelingConfig(
-        data=str(data),
-        tokens_per_sample=tokens_per_sample,
-        extended_context=extended_context,
-        dataset_impl=None,
-    )
+    segments = {"tokens_per_sample": tokens_per_sample, "extended_context": extended_context}
+    options = SegmentLanguageModelingConfig(data=str(data), **segments, dataset_impl=None)
     return SegmentLanguageModelingTask.setup_task(options)
 
 
 def load_tokens(
     task: SegmentLanguageModelingTask, split: str, max_tokens: int | None = None
 ) -> np.ndarray:
-    """Tokens of a split, the first ``max_tokens`` of them if that is given.
+    """Tokens of a split, (N,), the first ``max_tokens`` of them if that is given.
 
     Raises ValueError when there is no such split, or none of its tokens is left.
     """
-    if max_tokens is not None and max_tokens < 1:
-        raise ValueError(f"--max-tokens is {max_tokens}: it must be at least 1")
+    check_at_least(1, max_tokens=max_tokens)
     try:
         task.load_dataset(split)
     except FileNotFoundError as error:
@@ -67,44 +65,9 @@ def load_tokens(
     return task.dataset(split).tokens[:max_tokens]
 
 
-def read_checkpoint(checkpoint: Path) -> Any:
-    """Content of a file, its tensors left in there; nothing that it holds is executed.
-
-    Raises ValueError when the file is missing, broken or holds more than weights and options.
-    """
-    label = f"--checkpoint {short(checkpoint)}"
-    if not checkpoint.is_file():
-        raise ValueError(f"{label} is no file: name one that fairseq-train wrote")
-    try:
-        return torch.load(checkpoint, map_location="cpu", weights_only=True, mmap=True)
-    except (pickle.UnpicklingError, RuntimeError, EOFError) as error:
-        raise ValueError(
-            f"{label} holds more than weights and options, or is cut short, and is not loaded "
-            f"({str(error).splitlines()[0]}): name a checkpoint that fairseq-train wrote with "
-            "this plugin"
-        ) from error
-
-
-def load_checkpoint(checkpoint: Path) -> dict[str, Any]:
-    """Content of the checkpoint of a segment language model, as read_checkpoint reads it.
-
-    Raises ValueError when the file is missing, broken or none of a model of this package.
-    """
-    label = f"--checkpoint {short(checkpoint)}"
-    state = read_checkpoint(checkpoint)
-    options = (state.get("cfg") or {}).get("model") if isinstance(state, dict) else None
-    name = options.get("_name") if isinstance(options, dict) else None
-    if not issubclass(ARCH_MODEL_REGISTRY.get(name, object), SegmentLanguageModel):
-        raise ValueError(
-            f"{label} holds the model {name!r}, which is no segment language model: name a "
-            "checkpoint of a model of this package"
-        )
-    return state
-
-
 def model_options(checkpoint: Path) -> dict[str, Any]:
     """Options that the model of a checkpoint was trained with; raises as load_checkpoint."""
-    return load_checkpoint(checkpoint)["cfg"]["model"]
+    return options_of(load_checkpoint(checkpoint), "model")
 
 
 def has_absolute_positions(options: dict[str, Any]) -> bool:
@@ -145,12 +108,12 @@ def load_language_model(
 
 def loss_unit(task: SegmentLanguageModelingTask) -> str:
     """Unit in which the loss of a text is usually given: by the kind of its symbols."""
-    return "bits per character" if is_characters(task.dictionary) else "perplexity"
+    return BITS if is_characters(task.dictionary) else PERPLEXITY
 
 
 def in_unit(nats: float, unit: str) -> float:
     """Mean loss in nats a token as bits per character, or as the perplexity of a token."""
-    return float(nats / np.log(2) if unit == "bits per character" else np.exp(nats))
+    return float(nats / np.log(2) if unit == BITS else np.exp(nats))
 
 
 @torch.no_grad()
@@ -191,6 +154,37 @@ def score_batch(model: SegmentLanguageModel, batch: dict[str, Any]) -> Tensor:
     return score_features(model, features, target, target.ne(model.decoder.dictionary.pad()))
 
 
+def score_batches(
+    batches: Iterable[dict[str, Any]],
+    score: Callable[[dict[str, Any]], Tensor],
+    device: torch.device,
+    total: int,
+    description: str,
+) -> Iterator[tuple[dict[str, Any], Tensor]]:
+    """Batches with the losses of their tokens in nats, (tokens,), under a progress bar.
+
+    Args:
+        batches: as a task's iterator has them.
+        score: gives the losses of one.
+        device: of the model.
+        total: how many tokens there are.
+        description: what the bar says.
+
+    Raises FloatingPointError when a loss is not finite.
+    """
+    with tqdm(total=total, desc=description, unit=" tokens", leave=False, disable=None) as progress:
+        for batch in batches:
+            batch = move_to_cuda(batch, device=device)
+            losses = score(batch)
+            if not losses.isfinite().all():
+                raise FloatingPointError(
+                    "the loss of a token is not finite: the checkpoint is of a training that "
+                    "diverged; use an earlier one"
+                )
+            progress.update(len(losses))
+            yield batch, losses
+
+
 def score_text(
     model: SegmentLanguageModel,
     task: SegmentLanguageModelingTask,
@@ -208,7 +202,7 @@ def score_text(
         description: what the progress bar says.
 
     Raises ValueError when the model has a memory and the task an extended context, when there are
-    no such streams, or when a token was not scored exactly once.
+    no such streams, or when a token was not scored exactly once; else as score_batches.
     """
     if task.cfg.extended_context > 0 and model.decoder.context.mem_len > 0:
         raise ValueError(
@@ -216,23 +210,19 @@ def score_text(
             f"recurrence of {model.decoder.context.mem_len}, which would hold them twice: override "
             "mem_len with 0"
         )
-    device = next(model.parameters()).device
     epoch = task.get_batch_iterator(RunningText(tokens), max_sentences=batch_size)
-    streams = epoch.dataset
+    streams, batches = epoch.dataset, epoch.next_epoch_itr(shuffle=False)
     losses = np.full(len(tokens), np.nan, dtype=np.float32)
     scored = 0
-    with tqdm(
-        total=len(tokens), desc=description, unit=" tokens", leave=False, disable=None
-    ) as progress:
-        for batch in epoch.next_epoch_itr(shuffle=False):
-            found = score_batch(model, move_to_cuda(batch, device=device)).cpu().numpy()
-            first = 0
-            for item in batch["id"].tolist():
-                begin, end = streams.segment_bounds(*divmod(item, streams.num_streams))
-                losses[begin:end] = found[first : first + end - begin]
-                first += end - begin
-            scored += len(found)
-            progress.update(len(found))
+    device = next(model.parameters()).device
+    for batch, found in score_batches(
+        batches, lambda batch: score_batch(model, batch), device, len(tokens), description
+    ):
+        of_items = found.cpu().numpy()
+        for item in batch["id"].tolist():
+            begin, end = streams.segment_bounds(*divmod(item, streams.num_streams))
+            losses[begin:end], of_items = of_items[: end - begin], of_items[end - begin :]
+        scored += len(found)
     left_out = int(np.isnan(losses).sum())
     if scored != len(tokens) or left_out:
         raise ValueError(
