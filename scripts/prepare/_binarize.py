@@ -231,7 +231,7 @@ class WordDataSet(DataSet):
 
     def own_settings(self, options: argparse.Namespace) -> dict[str, str]:
         """None; raises ValueError when --workers is impossible."""
-        check_at_least("--workers", options.workers, 1)
+        check_at_least(1, workers=options.workers)
         return {}
 
     def build(self, source: Path, folder: Path, options: argparse.Namespace) -> dict:

@@ -168,7 +168,7 @@ class Limits:
     max_ratio: float = 1.5
 
     def __post_init__(self) -> None:
-        check_at_least("--max-length", self.max_length, 1)
+        check_at_least(1, max_length=self.max_length)
         if not 1 <= self.max_ratio < math.inf:
             raise ValueError(
                 f"--max-ratio {self.max_ratio} is not how many times the longer side is as long "

@@ -63,8 +63,7 @@ def add_subword_options(parser: argparse.ArgumentParser, size: int) -> None:
 
 def check_subword_options(options: argparse.Namespace) -> None:
     """Raise ValueError when an option of add_subword_options is impossible."""
-    check_at_least("--workers", options.workers, 1)
-    check_at_least("--bpe-size", options.bpe_size, 1)
+    check_at_least(1, workers=options.workers, bpe_size=options.bpe_size)
     if options.bpe_tool not in TOOLS:
         raise ValueError(f"--bpe-tool {options.bpe_tool} is unknown: give {' or '.join(TOOLS)}")
     if options.bpe_tool == FASTBPE:

@@ -131,8 +131,7 @@ def hold_out(names: list[str], valid: int, test: int, seed: int) -> dict[str, li
 
     Raises ValueError when a split would be empty.
     """
-    check_at_least("--valid", valid, 1)
-    check_at_least("--test", test, 1)
+    check_at_least(1, valid=valid, test=test)
     if valid + test >= len(names):
         raise ValueError(
             f"--valid {valid} and --test {test} leave none of {len(names)} articles to train on: "

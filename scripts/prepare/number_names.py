@@ -107,8 +107,7 @@ def make(output: Path, counts: dict[str, int], seed: int) -> None:
 
     Raises ValueError when a number is impossible or output holds something else.
     """
-    for part, count in counts.items():
-        check_at_least(f"--{part}", count, 1)
+    check_at_least(1, **counts)
     settings = {"data_set": "number names", **counts, "seed": seed}
     if read_complete(output, "number names", settings):
         print(f"{short(output)} is complete, nothing to do")

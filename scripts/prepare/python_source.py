@@ -234,7 +234,7 @@ def prepare(output: Path, stdlib: Path, subwords: int) -> None:
 
     Raises ValueError when output holds something else or cannot be written.
     """
-    check_at_least("--subwords", subwords, 1)
+    check_at_least(1, subwords=subwords)
     description = complete(output, subwords)
     if description:
         print(f"{short(output)} is complete, nothing to do:")
