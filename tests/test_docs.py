@@ -1,6 +1,7 @@
-"""What the README and docs/ say is there is there, and their commands run."""
+"""What the README, docs/ and examples say is there is there, and their commands run."""
 
 import ast
+import importlib.util
 import json
 import re
 import shlex
@@ -27,8 +28,9 @@ ROOMS = (
 PAGES = {
     path.relative_to(ROOT).as_posix(): path.read_text(encoding="utf-8")
     for path in [
-        *(ROOT / "README.md", ROOT / "scripts" / "README.md"),
+        *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "scripts/README.md")),
         *sorted((ROOT / "docs").glob("*.md")),
+        *sorted((ROOT / "examples").glob("*/README.md")),
     ]
 }
 DOCS = ROOT / "docs"
@@ -141,6 +143,12 @@ def test_links_lead_to_headings(page):
         path = (ROOT / page).parent / target if target else ROOT / page
         headings = re.findall(r"^#+ (.*)$", path.read_text(encoding="utf-8"), re.MULTILINE)
         assert anchor in [re.sub(r"[^\w -]", "", h.lower()).replace(" ", "-") for h in headings]
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_commands_that_are_named_exist(page):
+    for module in re.findall(r"python\s+-m\s+(scripts\.\w+\.[a-z]\w*)", PAGES[page]):
+        assert importlib.util.find_spec(module), module
 
 
 def test_the_lines_of_python_run():

@@ -70,4 +70,4 @@ def markdown_table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> str
     """
     sides = ["left", *["right"] * (len(headers) - 1)]
     # cells stay as they are, also those that look like numbers
-    return tabulate(rows, headers, tablefmt="github", colalign=sides, disable_numparse=True)
+    return tabulate(rows, headers, tablefmt="pipe", colalign=sides, disable_numparse=True)

@@ -68,7 +68,7 @@ def test_table_json_and_plot(folder, tmp_path, capsys):
     assert plot_attention_spans.main(["--checkpoint", *checkpoints, "--output", str(output)]) == 0
     assert capsys.readouterr().out.splitlines() == [
         "| model   |   layer |   mean span |   largest |   spans of the heads, tokens with ramp |",
-        "|---------|---------|-------------|-----------|----------------------------------------|",
+        "|:--------|--------:|------------:|----------:|---------------------------------------:|",
         "| all     |       1 |        16.0 |        24 |                                   8 24 |",
         "| all     |       2 |        52.0 |        64 |                                  40 64 |",
         "| all     |       3 |        12.5 |        17 |                                   17 8 |",

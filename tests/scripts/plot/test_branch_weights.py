@@ -111,7 +111,7 @@ def test_table_json_and_plot_of_a_log(log, tmp_path, capsys):
     assert plot_branch_weights.main([*words, "--output", str(output)]) == 0
     assert capsys.readouterr().out.splitlines() == [
         "| branch     |      1 |      2 |      3 |      4 |",
-        "|------------|--------|--------|--------|--------|",
+        "|:-----------|-------:|-------:|-------:|-------:|",
         "| encoder2 κ | 0.1000 | 0.2000 | 0.3000 | 0.4000 |",
         "| encoder2 α | 0.7000 | 0.2000 | 0.1000 | 0.0000 |",
         "| decoder1 κ | 0.1000 | 0.2000 | 0.3000 | 0.4000 |",

@@ -78,7 +78,7 @@ def test_table_json_and_plot(logs, tmp_path, capsys):
     assert plot_losses.main(["--log", *logs, "--output", str(output)]) == 0
     assert capsys.readouterr().out.splitlines() == [
         "| training   |   last update |   loss, bits a token |   update of the smallest |   loss |",
-        "|------------|---------------|----------------------|--------------------------|--------|",
+        "|:-----------|--------------:|---------------------:|-------------------------:|-------:|",
         "| all        |         1,400 |                2.954 |                    1,200 |  2.500 |",
         "| ffn        |            20 |                2.950 |                       20 |  2.950 |",
         "",

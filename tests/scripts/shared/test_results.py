@@ -18,7 +18,7 @@ def test_table():
     rows = [["XL", "900"], ["a long name", "1e3"], ["≤"]]
     assert markdown_table(["model", "r"], rows).splitlines() == [
         "| model       |   r |",
-        "|-------------|-----|",
+        "|:------------|----:|",
         "| XL          | 900 |",
         "| a long name | 1e3 |",
         "| ≤           |     |",
