@@ -14,7 +14,7 @@ from fairseq.models import ARCH_MODEL_REGISTRY
 
 import fairseq_plugins  # noqa: F401 (registers its presets)
 from scripts.docs import options, speed
-from scripts.prepare import _preprocess, python_source
+from scripts.prepare import _binarize, python_source
 from tests.end_to_end.commands import PLUGIN, ROOT, environment, forked, run
 
 # of papers, and what two of them share
@@ -170,7 +170,7 @@ def folder(tmp_path_factory):
         source = f"def f{number}(x):\n    x += {number}\n    return x\n"
         (library / f"m{number:03}.py").write_text(source * 4)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(_preprocess, "child_process", forked)
+        patch.setattr(_binarize, "child_process", forked)
         patch.setattr(python_source, "WORKERS", 1)
         python_source.prepare(place / "quickstart" / "data", library, subwords=60)
     return place

@@ -44,7 +44,7 @@ from scripts._shared.files import write_json, write_text
 from scripts._shared.results import markdown_table
 from scripts.evaluate._translation_scores import score
 from scripts.prepare._lines import read_lines
-from scripts.prepare._moses import check_language
+from scripts.prepare._subwords import check_language
 
 COMPOUNDS = ("de",)
 

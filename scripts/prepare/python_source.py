@@ -28,7 +28,7 @@ import sentencepiece
 from scripts._shared.command_line import check_at_least, command_parser, exit_status
 from scripts._shared.commands import short
 from scripts._shared.files import write_json
-from scripts.prepare._preprocess import preprocess_command, run_preprocess
+from scripts.prepare._binarize import preprocess
 
 SPLITS = ("train", "valid", "test")
 MODEL = "sentencepiece.model"
@@ -40,10 +40,7 @@ MACHINE_SPECIFIC = ("config-", "_sysconfigdata", "sitecustomize")
 MINIMUM_FILES = 100
 # Larger files always train, so that a few long files cannot make up most of a held-out part.
 LARGEST_HELD_OUT_FILE = 40_000
-# fairseq stores fewer than 65,500 symbols in 2 bytes each.
-BYTES_PER_TOKEN = 2
-# fairseq binarizes the first part of a file after the others: 2 workers would work in turn.
-WORKERS = 3
+WORKERS = 2
 
 
 def source_files(stdlib: Path) -> list[Path]:
@@ -169,24 +166,11 @@ def write_dictionary(units: sentencepiece.SentencePieceProcessor, text: Path, pa
     path.write_text(lines, encoding="utf-8", newline="\n")
 
 
-def check_tokens(log: Path, split: str, tokens: int) -> None:
-    """Check by fairseq-preprocess's log that each unit became one known token.
-
-    Raises ValueError when it did not.
-    """
-    pattern = rf"{split}\.units: \d+ sents, (\d+) tokens, (\S+)% replaced"
-    found = re.search(pattern, log.read_text(encoding="utf-8"))
-    binarized, unknown = found.groups() if found else ("no", "no")
-    if (binarized, unknown) != (str(tokens), "0.0"):
-        raise ValueError(
-            f"fairseq-preprocess, {split}: {binarized} tokens with {unknown} % unknown for "
-            f"{tokens} units and line ends, each must be one known token: "
-            f"see {short(log)} and use the fairseq version that this project pins"
-        )
-
-
 def build(folder: Path, stdlib: Path, subwords: int) -> dict:
-    """Build the corpus in an existing empty folder and return its description."""
+    """Build the corpus in an existing empty folder and return its description.
+
+    Raises ValueError when the units cannot be learned or one is no known token of fairseq.
+    """
     corpus = read_corpus(stdlib)
     texts = {split: "".join(files) for split, files in corpus.items()}
     (folder / "text").mkdir()
@@ -197,12 +181,16 @@ def build(folder: Path, stdlib: Path, subwords: int) -> dict:
     tokens = {split: write_units(texts[split], units, paths[split]) for split in SPLITS}
     dictionary = folder / "text" / "dict.txt"
     write_dictionary(units, paths["train"], dictionary)
-    options = ("--srcdict", short(dictionary))
-    command = preprocess_command(paths, folder / "bin", WORKERS, *options)
-    log = folder / "preprocess.log"
-    run_preprocess(command, folder / "bin", log, sum(tokens.values()), BYTES_PER_TOKEN, "binarize")
-    for split in SPLITS:
-        check_tokens(log, split, tokens[split])
+    expected = {
+        split: {"lines": text.count("\n"), "tokens": tokens[split]} for split, text in texts.items()
+    }
+    log, which = folder / "preprocess.log", ("--srcdict", short(dictionary))
+    unknown = preprocess(paths, folder / "bin", log, expected, WORKERS, *which)
+    if any(unknown.values()):
+        raise ValueError(
+            f"fairseq-preprocess: {sum(unknown.values())} units are unknown, each must be one "
+            "known token: use the fairseq version that this project pins"
+        )
     sizes = {
         split: {
             "files": len(files),

@@ -5,8 +5,7 @@ import re
 
 import pytest
 
-from scripts.prepare import _preprocess as preprocess_command
-from scripts.prepare import python_source
+from scripts.prepare import _binarize, python_source
 from scripts.quickstart import _steps as quickstart_steps
 from scripts.quickstart import language_model as quickstart
 from tests.end_to_end.commands import ROOT, forked
@@ -25,7 +24,7 @@ def output(tmp_path_factory):
         (library / f"m{number:03}.py").write_text(f"# {number}\n{part}")
     (library / "m000.py").write_text("".join(map(chr, range(32, 127))) + "\n")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(preprocess_command, "child_process", forked)
+        patch.setattr(_binarize, "child_process", forked)
         patch.setattr(python_source, "WORKERS", 1)
         python_source.prepare(folder / "data", library, subwords=200)
     (folder / "checkpoints").mkdir()

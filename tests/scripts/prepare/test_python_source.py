@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 import sentencepiece
 
-from scripts.prepare import _preprocess as preprocess_command
-from scripts.prepare import python_source
+from scripts.prepare import _binarize, python_source
 
 ALL_CHARACTERS = string.ascii_letters + string.digits + string.punctuation + " "
 EOS = 2
@@ -183,7 +182,7 @@ def test_command_is_printed(stdlib, tmp_path, monkeypatch, capsys):
         ran.append(words)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(preprocess_command, "child_process", run)
+    monkeypatch.setattr(_binarize, "child_process", run)
     with pytest.raises(KeyboardInterrupt):
         python_source.prepare(tmp_path / "data", stdlib, SUBWORDS)
     printed = capsys.readouterr().out.replace("\\\n", "").split()
@@ -251,30 +250,12 @@ def test_place_without_write_access_is_refused(tmp_path, stdlib):
         python_source.prepare(tmp_path / "file" / "data", stdlib, SUBWORDS)
 
 
-@pytest.mark.parametrize(
-    ("line", "found"),
-    [
-        ("[None] a/test.units: 2 sents, 9 tokens, 0.0% replaced (by <unk>)", "9 tokens with 0.0"),
-        ("[None] a/test.units: 2 sents, 10 tokens, 10.0% replaced (by <unk>)", "10 tokens with 10"),
-        ("[None] a/valid.units: 2 sents, 10 tokens, 0.0% replaced (by <unk>)", "no tokens with no"),
-    ],
-)
-def test_tokens_other_than_the_units_are_refused(tmp_path, line, found):
-    log = tmp_path / "preprocess.log"
-    log.write_text(line)
-    message = (
-        " % unknown for 10 units and line ends, each must be one known token: "
-        f"see {log} and use the fairseq version that this project pins"
-    )
-    with pytest.raises(ValueError, match=re.escape(message) + "$") as error:
-        python_source.check_tokens(log, "test", 10)
-    assert str(error.value).startswith(f"fairseq-preprocess, test: {found}")
-
-
-def test_as_many_tokens_as_units_are_accepted(tmp_path):
-    log = tmp_path / "preprocess.log"
-    log.write_text("[None] a/test.units: 2 sents, 10 tokens, 0.0% replaced (by <unk>)")
-    python_source.check_tokens(log, "test", 10)
+def test_units_unknown_to_fairseq_are_refused(stdlib, tmp_path, monkeypatch):
+    monkeypatch.setattr(python_source, "preprocess", lambda *_: {"train": 0, "valid": 1, "test": 2})
+    message = "fairseq-preprocess: 3 units are unknown, each must be one known token: use the fairs"
+    with pytest.raises(ValueError, match=f"^{message}"):
+        python_source.prepare(tmp_path / "data", stdlib, SUBWORDS)
+    assert not (tmp_path / "data").exists()
 
 
 def test_a_command_that_is_interrupted_says_so(monkeypatch, capsys):

@@ -1,6 +1,6 @@
 import pytest
 
-from scripts.prepare._clean_pairs import REASONS, Limits, clean
+from scripts.prepare._bitext import REASONS, Limits, clean
 
 
 def write(tmp_path, lengths):

@@ -1,6 +1,7 @@
 import dataclasses
 import io
 import re
+from argparse import Namespace
 from contextlib import contextmanager
 
 import numpy as np
@@ -9,12 +10,10 @@ from fairseq.data import Dictionary, data_utils
 from fairseq.data.indexed_dataset import MMapIndexedDataset
 
 from fairseq_plugins.segment_language_model.streams import load_tokens
-from scripts.prepare import _preprocess as preprocess_command
-from scripts.prepare import _words as binarize_words
+from scripts.prepare import _binarize
 from scripts.prepare import lm1b as prepare_lm1b
 from scripts.prepare import wikitext103 as prepare_wikitext103
-from scripts.prepare._corpus import Request
-from scripts.prepare._words import words_of_lines
+from scripts.prepare._binarize import words_of_lines
 from tests.scripts.prepare.preprocess_in_process import in_this_process, preprocess
 
 SPLITS = ("train", "valid", "test")
@@ -28,7 +27,7 @@ TEXTS = {
 
 @pytest.fixture(autouse=True)
 def _no_other_process(monkeypatch):
-    monkeypatch.setattr(preprocess_command, "child_process", in_this_process)
+    monkeypatch.setattr(_binarize, "child_process", in_this_process)
 
 
 def data_set(**changes):
@@ -44,9 +43,8 @@ def binarize(tmp_path, texts=TEXTS, srcdict=None, **changes):
         (source / f"wiki.{split}.tokens").write_text(text, encoding="utf-8", newline="")
     folder = tmp_path / "partial" / "corpus"
     (folder / "bin").mkdir(parents=True)
-    request = Request(tmp_path, srcdict=srcdict)
-    description = binarize_words.binarize_words(data_set(**changes), source, folder, request, 1)
-    return folder, description
+    options = Namespace(srcdict=srcdict, workers=1)
+    return folder, data_set(**changes).build(source, folder, options)
 
 
 def lines(folder, split):
@@ -125,7 +123,7 @@ def test_file_that_is_no_dictionary_is_refused(tmp_path):
 
 
 def test_another_vocabulary_is_refused_before_the_long_work(tmp_path, monkeypatch):
-    monkeypatch.setattr(preprocess_command, "child_process", None)
+    monkeypatch.setattr(_binarize, "child_process", None)
     message = (
         "WikiText-103: the text has a vocabulary of 10 symbols, the published one has 11: figures "
         "would not compare with published ones, get the data anew, or give the dictionary that is "
@@ -143,7 +141,7 @@ def test_other_tokens_than_those_of_the_text_are_refused(tmp_path, monkeypatch):
         with in_this_process(words, log) as child:
             yield child
 
-    monkeypatch.setattr(preprocess_command, "child_process", lose_a_line)
+    monkeypatch.setattr(_binarize, "child_process", lose_a_line)
     message = (
         "fairseq-preprocess, valid: 1 lines, 4 tokens of a text of 2 lines, 5 tokens: use the "
         "fairseq version that this project pins"
@@ -159,7 +157,7 @@ def test_interrupted_work_leaves_no_log_and_failed_work_its_log(tmp_path, monkey
         raise error
         yield
 
-    monkeypatch.setattr(preprocess_command, "child_process", fail)
+    monkeypatch.setattr(_binarize, "child_process", fail)
     for number, error in enumerate([KeyboardInterrupt(), ValueError("see the log")]):
         place = tmp_path / str(number)
         place.mkdir()
@@ -169,7 +167,7 @@ def test_interrupted_work_leaves_no_log_and_failed_work_its_log(tmp_path, monkey
 
 
 def test_unknown_words_are_counted_piece_by_piece(tmp_path, monkeypatch):
-    monkeypatch.setattr(binarize_words, "SCANNED", 2)
+    monkeypatch.setattr(_binarize, "SCANNED", 2)
     _, description = binarize(tmp_path)
     assert [size["unknown"] for size in description["splits"].values()] == [1, 2, 3]
 
@@ -192,13 +190,13 @@ def test_offsets_beyond_two_gibibytes_are_mended(tmp_path):
     with MMapIndexedDataset.Index.writer(str(tmp_path / "train.idx"), np.uint32) as index:
         index.write([np.int32(2**28)] * 4)
     assert min(offsets()) < 0
-    binarize_words.mend_offsets(str(tmp_path / "train"))
+    _binarize.mend_offsets(str(tmp_path / "train"))
     assert offsets() == [0, 2**30, 2**31, 3 * 2**30]
 
 
 def test_offsets_are_mended(tmp_path, monkeypatch):
     mended = []
-    monkeypatch.setattr(binarize_words, "mend_offsets", mended.append)
+    monkeypatch.setattr(_binarize, "mend_offsets", mended.append)
     folder, _ = binarize(tmp_path)
     assert mended == [str(folder / "bin" / split) for split in SPLITS]
 

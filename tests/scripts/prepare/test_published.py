@@ -9,7 +9,7 @@ import pytest
 
 import fairseq_plugins  # noqa: F401 (registers the architectures)
 from scripts._shared import commands as run_command
-from scripts.prepare import _preprocess as preprocess_command
+from scripts.prepare import _binarize
 from tests.scripts.prepare.file_server import serve
 from tests.scripts.prepare.small_datasets import (
     PTB,
@@ -103,7 +103,7 @@ def test_archive_of_ptb_is_accepted(call, tmp_path, archive):
 
 
 def test_corpus_of_words_with_the_command_itself(call, tmp_path, monkeypatch):
-    monkeypatch.setattr(preprocess_command, "child_process", run_command.child_process)
+    monkeypatch.setattr(_binarize, "child_process", run_command.child_process)
     status, printed, _ = call("ptb", "--from", given(tmp_path, "ptb"), "--workers", "3")
     assert status == 0
     assert re.search(r"^\$ \S*fairseq-preprocess --only-source", printed, re.MULTILINE)
