@@ -6,7 +6,7 @@ arXiv:1711.02132). What is not branched is fairseq's own transformer.
 
 import argparse
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Optional
 
@@ -23,26 +23,81 @@ from fairseq_plugins.fairseq_integration.presets import register_presets
 from fairseq_plugins.weighted_transformer.branch_weights import (
     LEARNED,
     PARAMETERIZATIONS,
+    RANDOM,
     REPLACEMENTS,
+    STARTS,
     UNIFORM,
     BranchSchedule,
     BranchWeights,
 )
-from fairseq_plugins.weighted_transformer.layers import BranchedDecoderLayer, BranchedEncoderLayer
+from fairseq_plugins.weighted_transformer.layers import (
+    IN_BRANCHES,
+    IN_NETWORKS,
+    NOWHERE,
+    BranchedDecoderLayer,
+    BranchedEncoderLayer,
+)
+from fairseq_plugins.weighted_transformer.weighted_sublayers import (
+    WeightedDecoderLayer,
+    WeightedEncoderLayer,
+)
 
 # the optimizer that knows the schedule of κ and α
 OPTIMIZER = "adam_with_branch_weights"
+
+SUBLAYERS = "sublayers"
+ONE, BRANCHES = "one", "branches"
+SLICES, SHARED = "slices", "shared"
+SHAKE = "shake"
+# of a decoder layer
+ATTENTIONS, BOTH = ("encoder", "self"), "both"
 
 
 @dataclass
 class BranchOptions(FairseqDataclass):
     """Options of ``weighted_transformer`` that fairseq's ``transformer`` does not have."""
 
-    branch_decoder_attention: ChoiceEnum(["encoder", "self"]) = field(
+    branch_residual: ChoiceEnum([NOWHERE, SUBLAYERS, IN_NETWORKS, IN_BRANCHES]) = field(
+        default=NOWHERE,
+        metadata={
+            "help": "where residual connections and norms are: around attention and networks "
+            "together (as-written), around each (sublayers), in the branches' networks as well, or "
+            "around each branch as well"
+        },
+    )
+    branch_sum: ChoiceEnum([ONE, BRANCHES]) = field(
+        default=ONE,
+        metadata={
+            "help": "the sum of kappa, and of alpha, as they are applied: 1 as published, or the "
+            "number of branches, which keeps the plain transformer's scale"
+        },
+    )
+    branch_start: ChoiceEnum(list(STARTS)) = field(
+        default=RANDOM,
+        metadata={
+            "help": "kappa and alpha start at a random place of the simplex, or near-uniform: "
+            "near 1/M, the largest twice the smallest"
+        },
+    )
+    branch_training: ChoiceEnum([LEARNED, SHAKE]) = field(
+        default=LEARNED,
+        metadata={
+            "help": "kappa and alpha are learned, or drawn anew in each forward pass of training "
+            "and 1/M outside of it (shake, as Shake-Shake in section 4.4)"
+        },
+    )
+    branch_feed_forward: ChoiceEnum([SLICES, SHARED]) = field(
+        default=SLICES,
+        metadata={
+            "help": "each branch has a slice of the feed-forward network, or all branches share "
+            "the whole"
+        },
+    )
+    branch_decoder_attention: ChoiceEnum([*ATTENTIONS, BOTH]) = field(
         default="encoder",
         metadata={
-            "help": "which attention of a decoder layer is branched: that to the encoder, or "
-            "masked self-attention"
+            "help": "which attention of a decoder layer is branched: that to the encoder, masked "
+            "self-attention, or both"
         },
     )
     branch_parameterization: ChoiceEnum(list(PARAMETERIZATIONS)) = field(
@@ -147,10 +202,10 @@ class WeightedTransformer(TransformerModel):
         model = super().build_model(args, task)
         # fairseq has completed the arguments
         cfg = TransformerConfig.from_namespace(args)
-        weights = {
-            **_put_branches(model.encoder, cfg, options, "encoder"),
-            **_put_branches(model.decoder, cfg, options, "decoder"),
-        }
+        weights = [
+            *_put_branches(model.encoder, cfg, options, "encoder"),
+            *_put_branches(model.decoder, cfg, options, "decoder"),
+        ]
         model.register_forward_pre_hook(_BranchWeightsLog(weights))
         return model
 
@@ -177,7 +232,8 @@ class WeightedTransformer(TransformerModel):
                     "validate with other weights than it learns: leave it out, and give it where "
                     "the model is evaluated, --model-overrides \"{'branch_weights': ...}\""
                 )
-        if not all(weights.schedule.followed for weights in branch_weights):
+        schedules = [weights.schedule for weights in branch_weights if not weights.shake]
+        if not all(schedule.followed for schedule in schedules):
             raise ValueError(
                 "this --optimizer would let kappa and alpha leave the simplex, at the learning "
                 f"rate of all weights: give --optimizer {OPTIMIZER}"
@@ -201,6 +257,16 @@ def _check_options(options: BranchOptions) -> None:
     freeze_after = options.freeze_branch_weights_after
     if freeze_after is not None and freeze_after < 0:
         raise ValueError(f"--freeze-branch-weights-after is {freeze_after}: it must be 0 or more")
+    if options.branch_residual == SUBLAYERS and options.branch_feed_forward == SHARED:
+        raise ValueError(
+            f"--branch-feed-forward is {SHARED} with --branch-residual {SUBLAYERS}: all branches "
+            "would compute the same, and alpha could not tell them apart; leave out one of the two"
+        )
+    if options.branch_training == SHAKE and options.branch_top_k is not None:
+        raise ValueError(
+            f"--branch-training {SHAKE} with --branch-top-k: no weight is larger than another "
+            "outside of training; leave out one of the two"
+        )
     # the layer refuses it too, but knows of no command
     if options.branch_top_k is not None and options.branch_weights == UNIFORM:
         raise ValueError(
@@ -242,7 +308,7 @@ def _check_parts(cfg: TransformerConfig) -> None:
 
 def _put_branches(
     stack: nn.Module, cfg: TransformerConfig, options: BranchOptions, part: str
-) -> dict[str, BranchWeights]:
+) -> list[tuple[str, BranchWeights]]:
     """Replace the layers of fairseq's encoder or decoder by branched ones.
 
     Args:
@@ -252,7 +318,8 @@ def _put_branches(
         part: "encoder" or "decoder".
 
     Returns:
-        κ and α of each layer: "encoder1", "encoder2", …
+        κ and α of each layer: "encoder1", "encoder2", …; "decoder1_self", … are those of
+        self-attention where both attentions of a decoder layer are branched.
 
     Raises:
         ValueError: an option has a value that the layers refuse.
@@ -261,12 +328,16 @@ def _put_branches(
     option_of = {
         "parameterization": "--branch-parameterization",
         "outside_training": "--branch-weights",
+        "start": "--branch-start",
         "top_k": "--branch-top-k",
         "branches": f"--{part}-attention-heads",
         "ffn_embed_dim": f"--{part}-ffn-embed-dim",
+        "normalize_before": f"--{part}-normalize-before",
+        "residual": "--branch-residual",
     }
-    by_name = {}
+    named = []
     for number in range(len(stack.layers)):
+        name = f"{part}{number + 1}"
         schedule = BranchSchedule(
             options.branch_lr * (of_part.embed_dim / len(stack.layers)) ** -0.5,
             options.branch_warmup_updates,
@@ -274,23 +345,64 @@ def _put_branches(
             projected=options.branch_parameterization == "simplex",
         )
         with errors_name_options(option_of.get):
-            weights = BranchWeights(
-                of_part.attention_heads,
-                schedule,
-                options.branch_parameterization,
-                options.branch_weights,
-                options.branch_top_k,
-            )
-            if part == "encoder":
-                layer = BranchedEncoderLayer(cfg, weights)
-            else:
-                layer = BranchedDecoderLayer(cfg, weights, options.branch_decoder_attention)
+            layer, weights = _build_layer(cfg, options, part, schedule)
+        named += [(name + suffix, of_attention) for suffix, of_attention in weights]
         if cfg.checkpoint_activations:
             layer = checkpoint_wrapper(layer, offload_to_cpu=cfg.offload_activations)
         # by its index: an iteration over the list may drop layers (--encoder-layerdrop)
         stack.layers[number] = layer
-        by_name[f"{part}{number + 1}"] = weights
-    return by_name
+    return named
+
+
+def _build_layer(
+    cfg: TransformerConfig, options: BranchOptions, part: str, schedule: BranchSchedule
+) -> tuple[nn.Module, list[tuple[str, BranchWeights]]]:
+    """Return a branched layer of the encoder or the decoder, and its κ and α.
+
+    Those of masked self-attention are named "_self" where both attentions are branched, others "".
+    """
+    branches = getattr(cfg, part).attention_heads
+
+    def draw_weights(*kinds: str) -> BranchWeights:
+        return BranchWeights(
+            branches,
+            schedule,
+            options.branch_parameterization,
+            options.branch_weights,
+            options.branch_top_k,
+            options.branch_start,
+            applied_sum=1 if options.branch_sum == ONE else branches,
+            shake=options.branch_training == SHAKE,
+            kinds=kinds,
+        )
+
+    asked = options.branch_decoder_attention
+    attentions = ATTENTIONS if asked == BOTH else (asked,)
+    if options.branch_residual == SUBLAYERS:
+        kappas = {
+            name: draw_weights("kappa")
+            for name in (attentions if part == "decoder" else ("self",))
+        }
+        alpha = draw_weights("alpha")
+        by_attention, others = kappas, [("", alpha)]
+        if part == "encoder":
+            layer = WeightedEncoderLayer(cfg, kappas["self"], alpha)
+        else:
+            layer = WeightedDecoderLayer(cfg, kappas, alpha)
+    else:
+        by_attention, others = {}, []
+        kind = options.branch_residual, options.branch_feed_forward == SHARED
+        if part == "encoder":
+            by_attention = {"self": draw_weights("kappa", "alpha")}
+            layer = BranchedEncoderLayer(cfg, by_attention["self"], *kind)
+        else:
+            by_attention = {name: draw_weights("kappa", "alpha") for name in attentions}
+            layer = BranchedDecoderLayer(cfg, by_attention, *kind)
+    named = [
+        ("_self" if name == "self" and len(by_attention) > 1 else "", of_attention)
+        for name, of_attention in by_attention.items()
+    ]
+    return layer, named + others
 
 
 class _BranchWeightsLog:
@@ -300,13 +412,13 @@ class _BranchWeightsLog:
     each name. The hook can be pickled and copied with the model.
 
     Args:
-        weights: κ and α of each layer, by its name.
+        weights: κ and α of layers, with their names.
     """
 
     # in fairseq's log: behind the loss and what comes with it
     _PRIORITY = 50
 
-    def __init__(self, weights: Mapping[str, BranchWeights]) -> None:
+    def __init__(self, weights: Sequence[tuple[str, BranchWeights]]) -> None:
         self._weights = weights
         self._logged_in: Any = None
 
@@ -320,8 +432,8 @@ class _BranchWeightsLog:
         if model.training or root is self._logged_in:
             return
         self._logged_in = root
-        for name, of_layer in self._weights.items():
-            for kind, values in zip(("kappa", "alpha"), of_layer.learned(), strict=True):
+        for name, of_layer in self._weights:
+            for kind, values in zip(of_layer.kinds, of_layer.learned(), strict=True):
                 for number, value in enumerate(values.tolist(), start=1):
                     metrics.log_derived(
                         f"{name}_{kind}{number}",
