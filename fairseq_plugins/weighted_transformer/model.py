@@ -380,8 +380,7 @@ def _build_layer(
     attentions = ATTENTIONS if asked == BOTH else (asked,)
     if options.branch_residual == SUBLAYERS:
         kappas = {
-            name: draw_weights("kappa")
-            for name in (attentions if part == "decoder" else ("self",))
+            name: draw_weights("kappa") for name in (attentions if part == "decoder" else ("self",))
         }
         alpha = draw_weights("alpha")
         by_attention, others = kappas, [("", alpha)]

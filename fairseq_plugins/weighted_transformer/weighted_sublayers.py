@@ -106,9 +106,7 @@ class WeightedEncoderLayer(TransformerEncoderLayerBase):
         ValueError: the branches cannot share the feed-forward width.
     """
 
-    def __init__(
-        self, cfg: TransformerConfig, kappa: BranchWeights, alpha: BranchWeights
-    ) -> None:
+    def __init__(self, cfg: TransformerConfig, kappa: BranchWeights, alpha: BranchWeights) -> None:
         super().__init__(cfg)
         self.self_attn = WeightedAttention(
             self.embed_dim, kappa, dropout=cfg.attention_dropout, self_attention=True
