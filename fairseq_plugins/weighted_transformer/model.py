@@ -16,7 +16,7 @@ from fairseq.logging import metrics
 from fairseq.models import register_model
 from fairseq.models.transformer import TransformerConfig, TransformerModel
 from fairseq.modules.checkpoint_activations import checkpoint_wrapper
-from torch import nn
+from torch import Tensor, nn
 
 from fairseq_plugins.fairseq_integration.option_names import errors_name_options
 from fairseq_plugins.fairseq_integration.presets import register_presets
@@ -40,6 +40,7 @@ from fairseq_plugins.weighted_transformer.layers import (
 from fairseq_plugins.weighted_transformer.weighted_sublayers import (
     WeightedDecoderLayer,
     WeightedEncoderLayer,
+    WeightedLinear,
 )
 
 # the optimizer that knows the schedule of κ and α
@@ -55,7 +56,10 @@ ATTENTIONS, BOTH = ("encoder", "self"), "both"
 
 @dataclass
 class BranchOptions(FairseqDataclass):
-    """Options of ``weighted_transformer`` that fairseq's ``transformer`` does not have."""
+    """Options of ``weighted_transformer`` that fairseq's ``transformer`` does not have.
+
+    The defaults are what a checkpoint was trained with that lacks the option.
+    """
 
     branch_residual: ChoiceEnum([NOWHERE, SUBLAYERS, IN_NETWORKS, IN_BRANCHES]) = field(
         default=NOWHERE,
@@ -213,6 +217,25 @@ class WeightedTransformer(TransformerModel):
         """Set the module, and all in it, in training mode or out of it."""
         self._is_trained = mode
         return super().train(mode)
+
+    def upgrade_state_dict_named(self, state_dict: dict[str, Tensor], name: str) -> None:
+        """Give a plain transformer's weights, which are changed in place, equal κ and α.
+
+        Raises:
+            ValueError: equal κ and α would not leave the plain transformer as it is.
+        """
+        super().upgrade_state_dict_named(state_dict, name)
+        if any(".kappa" in key for key in state_dict):
+            return
+        for at, module in self.named_modules():
+            if isinstance(module, WeightedLinear):
+                if module.weights.applied_sum != module.weights.branches:
+                    raise ValueError(
+                        f"--branch-sum is {ONE}, and the checkpoint is of a plain transformer, of "
+                        f"which a part would be left: give --branch-sum {BRANCHES}"
+                    )
+                equal = module.weights.equal().items()
+                state_dict.update({f"{at}.weights.{key}": value for key, value in equal})
 
     def set_num_updates(self, num_updates: int) -> None:
         """Note the number of updates, as fairseq does before each.

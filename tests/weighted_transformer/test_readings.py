@@ -1,4 +1,4 @@
-"""Readings of where residual connections and norms are among branches: layers by their equations."""
+"""Where residual connections and norms are among branches: layers by their equations."""
 
 import copy
 import itertools
@@ -32,7 +32,9 @@ NETWORKS = [
     ("sublayers", "slices"),
     *itertools.product(("as-written", "networks", "branches"), ("slices", "shared")),
 ]
-READINGS = pytest.mark.parametrize(("residual", "network"), NETWORKS, ids="-".join)
+READINGS = pytest.mark.parametrize(
+    ("residual", "network"), NETWORKS, ids=["-".join(pair) for pair in NETWORKS]
+)
 SUMS = pytest.mark.parametrize("total", ["one", "branches"], ids=["sum-1", "sum-M"])
 ATTENTIONS = pytest.mark.parametrize("attention", ["encoder", "self", "both"])
 NORMS = pytest.mark.parametrize("pre_norm", [False, True], ids=["post-norm", "pre-norm"])
@@ -151,3 +153,195 @@ def test_norms_may_stand_before_the_sublayers(residual, total):
     model = build(residual, total=total, pre_norm=True, branch_decoder_attention="both")
     for layer in (encoder_layer, decoder_layer):
         assert_same(*layer(model))
+
+
+@NORMS
+@ATTENTIONS
+def test_with_equal_weights_times_m_two_sublayers_are_fairseqs_layer(attention, pre_norm):
+    """A plain transformer's checkpoint loads, and computes the same: outputs and gradients."""
+    norms = {"encoder_normalize_before": pre_norm, "decoder_normalize_before": pre_norm}
+    plain = stir(tiny_plain_transformer(seed=4, **norms).double())
+    model = build(pre_norm=pre_norm, branch_decoder_attention=attention)
+    model.load_state_dict(plain.state_dict(), strict=True)
+    outs = [m(**sentences())[0] for m in (plain, model)]
+    # fairseq's attention to the encoder has its softmax in single precision
+    rounding = {"rtol": 1e-5, "atol": 1e-5}
+    torch.testing.assert_close(*outs, **rounding)
+    for out in outs:
+        out.square().mean().backward()
+    ours = dict(model.named_parameters())
+    for name, parameter in plain.named_parameters():
+        torch.testing.assert_close(ours[name].grad, parameter.grad, **rounding)
+    weights = ours.keys() - dict(plain.named_parameters()).keys()
+    assert len(weights) == 2 * 2 + 2 * (3 if attention == "both" else 2)
+    assert all(ours[name].tolist() == [0.25] * 4 for name in weights)
+
+
+def test_a_plain_checkpoint_is_loaded_as_logits_too():
+    plain = tiny_plain_transformer(seed=4).eval()
+    model = tiny_weighted_transformer(
+        branch_residual="sublayers", branch_sum="branches", branch_parameterization="softmax"
+    ).eval()
+    model.load_state_dict(plain.state_dict())
+    torch.testing.assert_close(model(**sentences())[0], plain(**sentences())[0])
+
+
+def test_a_plain_checkpoint_is_refused_where_a_part_of_it_would_count():
+    model = tiny_weighted_transformer(branch_residual="sublayers")
+    message = (
+        "--branch-sum is one, and the checkpoint is of a plain transformer, of which a part would "
+        "be left: give --branch-sum branches"
+    )
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+        model.load_state_dict(tiny_plain_transformer().state_dict())
+
+
+@READINGS
+@ATTENTIONS
+def test_parameters_are_those_of_the_plain_transformer_and_branch_weights(
+    residual, network, attention
+):
+    options = {"branch_residual": residual, "branch_feed_forward": network}
+    model = tiny_weighted_transformer(branch_decoder_attention=attention, **options)
+    counts = [sum(p.numel() for p in m.parameters()) for m in (model, tiny_plain_transformer())]
+    layers, branches, width = 2, 4, 16
+    both = attention == "both"
+    if residual == "sublayers":
+        expected = layers * (2 + 2 + both) * branches
+    else:
+        expected = layers * (2 + 2 + 2 * both) * branches
+        # the bias of the second network, and an inner norm
+        expected += layers * both * width
+        expected += layers * (2 * both * width if residual != "as-written" else -4 * width)
+    assert counts[0] - counts[1] == expected
+
+
+def test_a_checkpoint_without_these_options_is_as_written():
+    given = tiny_weighted_transformer()
+    asked = tiny_weighted_transformer(
+        branch_residual="as-written",
+        branch_sum="one",
+        branch_start="random",
+        branch_training="learned",
+        branch_feed_forward="slices",
+        branch_decoder_attention="encoder",
+    )
+    state = asked.state_dict()
+    assert list(state) == list(given.state_dict())
+    for name, value in given.state_dict().items():
+        assert torch.equal(value, state[name])
+    assert torch.equal(given.eval()(**sentences())[0], asked.eval()(**sentences())[0])
+
+
+@READINGS
+@torch.no_grad()
+def test_folded_for_inference_until_a_weight_changes(residual, network):
+    options = {"branch_decoder_attention": "both", "branch_feed_forward": network}
+    model = tiny_weighted_transformer(branch_residual=residual, **options)
+    for _ in range(2):
+        expected = model.train()(**sentences())[0]
+        torch.testing.assert_close(model.eval()(**sentences())[0], expected)
+        before = expected
+        for weights in (m for m in model.modules() if isinstance(m, BranchWeights)):
+            for weight in weights.parameters():
+                # as an optimizer of fairseq does
+                weight.data.copy_(weight.flip(0))
+        assert not torch.allclose(model.train()(**sentences())[0], before)
+
+
+@READINGS
+@torch.no_grad()
+def test_bfloat16_is_near_single_precision(residual, network):
+    model = tiny_weighted_transformer(
+        branch_residual=residual, branch_feed_forward=network, branch_start="near-uniform"
+    )
+    half = copy.deepcopy(model).bfloat16()
+    weights = [m for m in half.modules() if isinstance(m, BranchWeights)]
+    assert {w.dtype for of in weights for w in of.parameters()} == {torch.float32}
+    for training in (True, False):
+        expected = model.train(training)(**sentences())[0]
+        found = half.train(training)(**sentences())[0]
+        assert found.dtype == torch.bfloat16
+        torch.testing.assert_close(found.float(), expected, rtol=0.05, atol=0.15)
+        with torch.autocast("cpu", torch.bfloat16):
+            found = model.train(training)(**sentences())[0]
+        torch.testing.assert_close(found.float(), expected, rtol=0.05, atol=0.15)
+
+
+@READINGS
+@pytest.mark.parametrize("attention", ["self", "both"])
+@torch.no_grad()
+def test_decoding_word_by_word_gives_what_a_whole_sentence_gives(residual, network, attention):
+    model = tiny_weighted_transformer(
+        branch_residual=residual,
+        branch_feed_forward=network,
+        branch_decoder_attention=attention,
+    ).eval()
+    batch = sentences()
+    whole, _ = model(**batch)
+    encoder_out = model.encoder(batch["src_tokens"], batch["src_lengths"])
+    state = {}
+    for length in range(1, 6):
+        words = batch["prev_output_tokens"][:, :length]
+        last, _ = model.decoder(words, encoder_out=encoder_out, incremental_state=state)
+        real = words[:, -1].ne(PAD)
+        torch.testing.assert_close(last[real, 0], whole[real, length - 1])
+
+
+@READINGS
+def test_random_weights_are_drawn_in_each_pass_of_training_and_are_equal_outside(residual, network):
+    options = {"branch_residual": residual, "branch_feed_forward": network}
+    model = tiny_weighted_transformer(branch_training="shake", **options)
+    weights = [m for m in model.modules() if isinstance(m, BranchWeights)]
+    assert not any(parameter.requires_grad for of in weights for parameter in of.parameters())
+    # no optimizer has to know them
+    model.train().set_num_updates(0)
+    batch = sentences()
+    torch.manual_seed(7)
+    first, second = (model(**batch)[0] for _ in range(2))
+    assert not torch.allclose(first, second)
+    torch.manual_seed(7)
+    assert torch.equal(model(**batch)[0], first)
+    equal = tiny_weighted_transformer(branch_weights="uniform", **options)
+    equal.load_state_dict(model.state_dict())
+    torch.testing.assert_close(model.eval()(**batch)[0], equal.eval()(**batch)[0])
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (
+            {"branch_residual": "sublayers", "branch_feed_forward": "shared"},
+            "--branch-feed-forward is shared with --branch-residual sublayers: all branches would "
+            "compute the same, and alpha could not tell them apart; leave out one of the two",
+        ),
+        (
+            {"branch_training": "shake", "branch_top_k": 2},
+            "--branch-training shake with --branch-top-k: no weight is larger than another outside "
+            "of training; leave out one of the two",
+        ),
+        (
+            {"branch_residual": "networks", "decoder_normalize_before": True},
+            "--decoder-normalize-before is True, and --branch-residual networks has norms behind "
+            "residual connections: leave out one of the two",
+        ),
+        (
+            {"branch_residual": "branches", "encoder_normalize_before": True},
+            "--encoder-normalize-before is True, and --branch-residual branches has norms behind "
+            "residual connections: leave out one of the two",
+        ),
+        (
+            {"branch_residual": "sublayers", "encoder_ffn_embed_dim": 26},
+            "--encoder-ffn-embed-dim is 26: the 4 branches share it, so it must be a multiple of "
+            "--encoder-attention-heads",
+        ),
+        (
+            {"branch_decoder_attention": "both", "decoder_ffn_embed_dim": 25},
+            "--decoder-ffn-embed-dim is 25: both attentions are branched and share it, so it must "
+            "be even",
+        ),
+    ],
+)
+def test_readings_that_cannot_be_are_refused(options, message):
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+        tiny_weighted_transformer(**options)
