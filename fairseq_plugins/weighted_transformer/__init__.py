@@ -15,8 +15,9 @@ from fairseq_plugins.weighted_transformer.branched_attention import (
     BranchedFeedForward,
 )
 from fairseq_plugins.weighted_transformer.layers import BranchedDecoderLayer, BranchedEncoderLayer
-from fairseq_plugins.weighted_transformer.model import BranchOptions, WeightedTransformer
+from fairseq_plugins.weighted_transformer.model import WeightedTransformer
 from fairseq_plugins.weighted_transformer.optimizer import AdamWithBranchWeights
+from fairseq_plugins.weighted_transformer.options import BranchOptions
 from fairseq_plugins.weighted_transformer.residual_branches import (
     NormalizedBranches,
     ResidualBranches,

@@ -32,6 +32,11 @@ from fairseq_plugins.weighted_transformer.residual_branches import (
 
 # where branches have residual connections and norms of their own
 NOWHERE, IN_NETWORKS, IN_BRANCHES = ("as-written", "networks", "branches")
+_NETWORKS = {
+    NOWHERE: BranchedFeedForward,
+    IN_NETWORKS: NormalizedBranches,
+    IN_BRANCHES: ResidualBranches,
+}
 
 
 class BranchedEncoderLayer(TransformerEncoderLayerBase):
@@ -45,8 +50,8 @@ class BranchedEncoderLayer(TransformerEncoderLayerBase):
         shared: whether one network is that of all branches.
 
     Raises:
-        ValueError: the branches cannot share the feed-forward width, or have norms of their own in
-            a model whose norms are before its sublayers.
+        ValueError: ``residual`` is unknown, or the branches cannot share the feed-forward width, or
+            have norms of their own in a model whose norms are before its sublayers.
     """
 
     def __init__(
@@ -100,8 +105,8 @@ class BranchedDecoderLayer(TransformerDecoderLayerBase):
         shared: whether one network is that of all branches of an attention.
 
     Raises:
-        ValueError: the branches cannot share the feed-forward width, or have norms of their own in
-            a model whose norms are before its sublayers.
+        ValueError: ``residual`` is unknown, or the branches cannot share the feed-forward width, or
+            have norms of their own in a model whose norms are before its sublayers.
     """
 
     def __init__(
@@ -237,17 +242,23 @@ def _networks(
         residual: where branches have residual connections.
         shared: whether there is one network.
     """
-    sizes = layer.embed_dim, width, weights, layer.activation_fn
-    dropout = layer.activation_dropout_module.p
-    if residual == NOWHERE:
-        return BranchedFeedForward(*sizes, dropout, shared)
-    if layer.normalize_before:
+    if residual not in _NETWORKS:
+        raise ValueError(f"`residual` is {residual!r}: there are {', '.join(_NETWORKS)}")
+    options = {} if residual == NOWHERE else {"dropout": cfg.dropout}
+    if options and layer.normalize_before:
         raise ValueError(
             f"`normalize_before` is True, and `residual` {residual} has norms behind residual "
             "connections: leave out one of the two"
         )
-    kind = NormalizedBranches if residual == IN_NETWORKS else ResidualBranches
-    return kind(*sizes, dropout, shared, dropout=cfg.dropout)
+    return _NETWORKS[residual](
+        layer.embed_dim,
+        width,
+        weights,
+        layer.activation_fn,
+        layer.activation_dropout_module.p,
+        shared,
+        **options,
+    )
 
 
 def _branched(

@@ -302,14 +302,21 @@ def test_random_weights_are_drawn_in_each_pass_of_training_and_are_equal_outside
     assert not torch.allclose(first, second)
     torch.manual_seed(7)
     assert torch.equal(model(**batch)[0], first)
+    # as where equal weights replace what was learned
     equal = tiny_weighted_transformer(branch_weights="uniform", **options)
-    equal.load_state_dict(model.state_dict())
+    learned = {name: x for name, x in equal.state_dict().items() if ".weights." in name}
+    equal.load_state_dict({**model.state_dict(), **learned})
     torch.testing.assert_close(model.eval()(**batch)[0], equal.eval()(**batch)[0])
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
+        (
+            {"branch_residual": "none"},
+            "--branch-residual is 'none': there are as-written, sublayers, networks, branches",
+        ),
+        ({"branch_sum": "two"}, "--branch-sum is 'two': there are one, branches"),
         (
             {"branch_residual": "sublayers", "branch_feed_forward": "shared"},
             "--branch-feed-forward is shared with --branch-residual sublayers: all branches would "
