@@ -268,6 +268,23 @@ def test_bfloat16_is_near_single_precision(residual, network):
         torch.testing.assert_close(found.float(), expected, rtol=0.05, atol=0.15)
 
 
+@pytest.mark.parametrize("residual", ["networks", "branches"])
+def test_dropout_has_one_mask_for_the_branches_of_a_token(residual):
+    model = build(residual, dropout=0.5)
+    network = model.encoder.layers[0].self_attn.feed_forward
+    x = torch.randn(7, 4, 16, dtype=torch.double)
+    dropped = network._drop(x)
+    kept = dropped != 0
+    assert (kept == kept[:, :1]).all()
+    torch.testing.assert_close(dropped[kept], 2 * x[kept])
+    assert 0.3 < kept.double().mean() < 0.7
+    network.eval()
+    assert network._drop(x) is x
+    # as fairseq does for --retain-dropout
+    network.dropout.make_generation_fast_("", retain_dropout=True)
+    assert (network._drop(x) == 0).any()
+
+
 @READINGS
 @pytest.mark.parametrize("attention", ["self", "both"])
 @torch.no_grad()
