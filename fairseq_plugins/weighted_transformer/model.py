@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from fairseq_plugins.fairseq_integration.option_names import errors_name_options
 from fairseq_plugins.fairseq_integration.presets import register_presets
 from fairseq_plugins.weighted_transformer.branch_weights import (
+    KINDS,
     LEARNED,
     BranchSchedule,
     BranchWeights,
@@ -237,32 +238,25 @@ def _build_layer(
             kinds=kinds,
         )
 
-    asked = options.branch_decoder_attention
+    asked = options.branch_decoder_attention if part == "decoder" else "self"
     attentions = ATTENTIONS if asked == BOTH else (asked,)
-    if options.branch_residual == SUBLAYERS:
-        kappas = {
-            name: draw_weights("kappa") for name in (attentions if part == "decoder" else ("self",))
-        }
-        alpha = draw_weights("alpha")
-        by_attention, others = kappas, [("", alpha)]
-        if part == "encoder":
-            layer = WeightedEncoderLayer(cfg, kappas["self"], alpha)
-        else:
-            layer = WeightedDecoderLayer(cfg, kappas, alpha)
-    else:
-        by_attention, others = {}, []
-        kind = options.branch_residual, options.branch_feed_forward == SHARED
-        if part == "encoder":
-            by_attention = {"self": draw_weights("kappa", "alpha")}
-            layer = BranchedEncoderLayer(cfg, by_attention["self"], *kind)
-        else:
-            by_attention = {name: draw_weights("kappa", "alpha") for name in attentions}
-            layer = BranchedDecoderLayer(cfg, by_attention, *kind)
+    two_sublayers = options.branch_residual == SUBLAYERS
+    kinds = ("kappa",) if two_sublayers else KINDS
+    by_attention = {name: draw_weights(*kinds) for name in attentions}
     named = [
-        ("_self" if name == "self" and len(by_attention) > 1 else "", of_attention)
-        for name, of_attention in by_attention.items()
+        ("_self" if name == "self" and asked == BOTH else "", weights)
+        for name, weights in by_attention.items()
     ]
-    return layer, named + others
+    if two_sublayers:
+        alpha = draw_weights("alpha")
+        named.append(("", alpha))
+        if part == "encoder":
+            return WeightedEncoderLayer(cfg, by_attention["self"], alpha), named
+        return WeightedDecoderLayer(cfg, by_attention, alpha), named
+    reading = options.branch_residual, options.branch_feed_forward == SHARED
+    if part == "encoder":
+        return BranchedEncoderLayer(cfg, by_attention["self"], *reading), named
+    return BranchedDecoderLayer(cfg, by_attention, *reading), named
 
 
 class _BranchWeightsLog:

@@ -147,6 +147,13 @@ def test_decoder_layers_and_gradients_are_those_of_the_equations(
     assert_same(*decoder_layer(model))
 
 
+@READINGS
+@SUMS
+def test_branches_that_do_not_contribute_leave_out_their_share_of_biases(residual, network, total):
+    model = build(residual, network, total, branch_top_k=2)
+    assert_same(*encoder_layer(model))
+
+
 @pytest.mark.parametrize("residual", ["as-written", "sublayers"])
 @SUMS
 def test_norms_may_stand_before_the_sublayers(residual, total):
