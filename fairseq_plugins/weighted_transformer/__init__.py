@@ -15,8 +15,19 @@ from fairseq_plugins.weighted_transformer.branched_attention import (
     BranchedFeedForward,
 )
 from fairseq_plugins.weighted_transformer.layers import BranchedDecoderLayer, BranchedEncoderLayer
-from fairseq_plugins.weighted_transformer.model import BranchOptions, WeightedTransformer
+from fairseq_plugins.weighted_transformer.model import WeightedTransformer
 from fairseq_plugins.weighted_transformer.optimizer import AdamWithBranchWeights
+from fairseq_plugins.weighted_transformer.options import BranchOptions
+from fairseq_plugins.weighted_transformer.residual_branches import (
+    NormalizedBranches,
+    ResidualBranches,
+)
+from fairseq_plugins.weighted_transformer.weighted_sublayers import (
+    WeightedAttention,
+    WeightedDecoderLayer,
+    WeightedEncoderLayer,
+    WeightedLinear,
+)
 
 __all__ = [
     "AdamWithBranchWeights",
@@ -28,6 +39,12 @@ __all__ = [
     "BranchedDecoderLayer",
     "BranchedEncoderLayer",
     "BranchedFeedForward",
+    "NormalizedBranches",
+    "ResidualBranches",
+    "WeightedAttention",
+    "WeightedDecoderLayer",
+    "WeightedEncoderLayer",
+    "WeightedLinear",
     "WeightedTransformer",
     "project_to_simplex",
 ]

@@ -7,6 +7,7 @@ Shapes: M branches.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -18,6 +19,8 @@ from fairseq_plugins.fairseq_integration.precision import SinglePrecision
 PARAMETERIZATIONS = ("simplex", "softmax")
 # what weighs the branches outside of training (section 4.4, table 3)
 REPLACEMENTS = LEARNED, RANDOM, UNIFORM = ("learned", "random", "uniform")
+STARTS = (RANDOM, "near-uniform")
+KINDS = ("kappa", "alpha")
 
 
 @torch.no_grad()
@@ -34,6 +37,15 @@ def draw_from_simplex(branches: int) -> Tensor:
     """Return weights (M,) drawn uniformly from the simplex."""
     drawn = torch.empty(branches, dtype=torch.double).exponential_()
     return (drawn / drawn.sum()).float()
+
+
+def draw_near_uniform(branches: int) -> Tensor:
+    """Return weights (M,) near 1/M, in random order, the largest twice the smallest.
+
+    They rise by equal factors. Trained weights of the paper spread about as much (figure 3).
+    """
+    rising = torch.linspace(0, 1, branches, dtype=torch.double).exp2()
+    return (rising[torch.randperm(branches)] / rising.sum()).float()
 
 
 @dataclass(eq=False)
@@ -70,9 +82,9 @@ class BranchSchedule(UpdateRule):
 class BranchWeights(SinglePrecision):
     """κ and α of one attention, both (M,): not negative, with sums of 1 (equations 6 and 7).
 
-    They start at random places of the simplex. The parameters are ``kappa`` and ``alpha``, which
-    are to be projected after each update (:func:`project_to_simplex`). With the parameterization
-    "softmax" they are logits, ``kappa_logits`` and ``alpha_logits``, and need no projection.
+    The parameters are ``kappa`` and ``alpha``, which are to be projected after each update
+    (:func:`project_to_simplex`). With the parameterization "softmax" they are logits,
+    ``kappa_logits`` and ``alpha_logits``, and need no projection.
 
     Args:
         branches: M.
@@ -82,6 +94,13 @@ class BranchWeights(SinglePrecision):
             "learned" for nothing, "random" for other random weights, "uniform" for 1/M.
         top_k: number of branches that contribute, those with the largest α (section 4.5); None for
             all.
+        start: "random" for a random place of the simplex, "near-uniform" for one where the largest
+            weight is twice the smallest.
+        applied_sum: the sum of the weights as they are applied: 1, or M, by which each is
+            multiplied then.
+        shake: whether training draws new weights from the simplex in each forward pass, instead of
+            learning them, and 1/M is used outside of it (Shake-Shake, section 4.4).
+        kinds: "kappa" and "alpha", or one of the two.
 
     Raises:
         ValueError: a choice is unknown, ``top_k`` is not from 1 to M, or it would choose among
@@ -95,11 +114,16 @@ class BranchWeights(SinglePrecision):
         parameterization: str = "simplex",
         outside_training: str = LEARNED,
         top_k: int | None = None,
+        start: str = RANDOM,
+        applied_sum: int = 1,
+        shake: bool = False,
+        kinds: Sequence[str] = KINDS,
     ) -> None:
         super().__init__()
         for argument, value, known in [
             ("parameterization", parameterization, PARAMETERIZATIONS),
             ("outside_training", outside_training, REPLACEMENTS),
+            ("start", start, STARTS),
         ]:
             if value not in known:
                 raise ValueError(f"`{argument}` is {value!r}: there are {', '.join(known)}")
@@ -107,44 +131,67 @@ class BranchWeights(SinglePrecision):
             raise ValueError(
                 f"`top_k` is {top_k}: it must be from 1 to the number of branches, {branches}"
             )
-        if top_k is not None and outside_training == UNIFORM:
+        if top_k is not None and (shake or outside_training == UNIFORM):
+            other = "`shake`" if shake else "`outside_training` uniform"
             raise ValueError(
-                "`outside_training` uniform with `top_k`: no weight is larger than another; leave "
-                "out one of the two"
+                f"{other} with `top_k`: no weight is larger than another; leave out one of the two"
             )
         self.branches = branches
         self.softmax = parameterization == "softmax"
         self.outside_training = outside_training
         self.top_k = top_k
-        self.schedule = schedule
+        self.applied_sum = applied_sum
+        self.shake = shake
+        # weights that are not learned have none
+        self.schedule = None if shake else schedule
+        self.kinds = tuple(kinds)
         for name in self._names:
-            drawn = draw_from_simplex(branches)
-            parameter = nn.Parameter(drawn.log() if self.softmax else drawn)
-            if schedule is not None:
-                set_update_rule(parameter, schedule)
+            if shake:
+                drawn = torch.full((branches,), 1 / branches)
+            else:
+                draw = draw_from_simplex if start == RANDOM else draw_near_uniform
+                drawn = draw(branches)
+            parameter = nn.Parameter(drawn.log() if self.softmax else drawn, not shake)
+            if self.schedule is not None:
+                set_update_rule(parameter, self.schedule)
             setattr(self, name, parameter)
         if outside_training == RANDOM:
-            for name in ("random_kappa", "random_alpha"):
-                self.register_buffer(name, draw_from_simplex(branches), persistent=False)
+            for kind in self.kinds:
+                self.register_buffer(
+                    f"random_{kind}", draw_from_simplex(branches), persistent=False
+                )
 
     @property
-    def _names(self) -> tuple[str, str]:
-        # one pair of names for both would let logits be loaded as weights, and weights as logits
-        return ("kappa_logits", "alpha_logits") if self.softmax else ("kappa", "alpha")
+    def _names(self) -> tuple[str, ...]:
+        # one name for both would let logits be loaded as weights, and weights as logits
+        return tuple(f"{kind}_logits" if self.softmax else kind for kind in self.kinds)
 
-    def learned(self) -> tuple[Tensor, Tensor]:
-        """Return the learned κ and α, both (M,), of all branches."""
-        kappa, alpha = (getattr(self, name) for name in self._names)
-        return (kappa.softmax(0), alpha.softmax(0)) if self.softmax else (kappa, alpha)
+    def equal(self) -> dict[str, Tensor]:
+        """Return a state in which all weights are 1/M."""
+        return {name: torch.full((self.branches,), 1 / self.branches) for name in self._names}
 
-    def forward(self) -> tuple[Tensor, Tensor]:
-        """Return κ and α, both (M,); α is 0 for branches that do not contribute."""
-        kappa, alpha = self.learned()
-        if not self.training and self.outside_training == RANDOM:
-            kappa, alpha = self.random_kappa, self.random_alpha
-        elif not self.training and self.outside_training == UNIFORM:
-            kappa = alpha = torch.full_like(kappa, 1 / self.branches)
-        if self.top_k is not None:
+    def learned(self) -> tuple[Tensor, ...]:
+        """Return the learned weights of each kind, κ before α, all (M,), of all branches."""
+        learned = (getattr(self, name) for name in self._names)
+        return tuple(x.softmax(0) if self.softmax else x for x in learned)
+
+    def forward(self) -> tuple[Tensor, ...]:
+        """Return the weights as they are applied: of each kind, κ before α, all (M,).
+
+        α is 0 for branches that do not contribute.
+        """
+        weights = dict(zip(self.kinds, self.learned(), strict=True))
+        for kind, learned in weights.items():
+            if self.training and self.shake:
+                weights[kind] = draw_from_simplex(self.branches).to(learned.device)
+            elif not self.training and self.outside_training == RANDOM:
+                weights[kind] = getattr(self, f"random_{kind}")
+            elif not self.training and self.outside_training == UNIFORM:
+                weights[kind] = torch.full_like(learned, 1 / self.branches)
+        if self.top_k is not None and "alpha" in weights:
+            alpha = weights["alpha"]
             best = alpha.topk(self.top_k).indices
-            alpha = alpha * torch.zeros_like(alpha).scatter(0, best, 1)
-        return kappa, alpha
+            weights["alpha"] = alpha * torch.zeros_like(alpha).scatter(0, best, 1)
+        if self.applied_sum == 1:
+            return tuple(weights.values())
+        return tuple(x * self.applied_sum for x in weights.values())

@@ -3,10 +3,12 @@
 Ahmed, Keskar, Socher 2017 (arXiv:1711.02132), equations 5 to 7: ::
 
     head_i = Attention(Q W_i^Q, K W_i^K, V W_i^V)
-    output = Σ_i α_i FFN_i(κ_i (head_i W^{O_i} + b^O))
+    output = Σ_i α_i FFN_i(κ_i (head_i W^{O_i} + b^O/S))
 
-FFN_i has 1/M of the inner width. One bias b^O and one bias of the second layers do for all
-branches, as Σ κ_i = Σ α_i = 1: the matrices and biases together are a plain transformer's.
+FFN_i has 1/M of the inner width, or is one network of the whole width for all branches. S is the
+sum of the κ_i, and of the α_i: 1, or M where they are applied M times. One bias b^O and one bias of
+the second layers do for all branches, each branch has 1/S of them: the matrices and biases together
+are a plain transformer's.
 
 Nothing stands between W^{O_i} and the first layer of FFN_i: their product is formed once, and no
 branch has a vector of the model's width for each token.
@@ -71,11 +73,15 @@ class BranchedAttention(nn.Module):
             (T, B, d), and the weights, (B, T, S), if they are asked for.
         """
         heads, weights = self.heads(query, *args, **kwargs)
+        if self.feed_forward.adds_residual:
+            return self.feed_forward(heads, query), weights
         return self.feed_forward(heads), weights
 
 
 class AttentionHeads(MultiheadAttention):
     """fairseq's multi-head attention without output projection: the heads side by side.
+
+    A class that sets ``out_proj`` again has one.
 
     The arguments are those of fairseq's attention.
 
@@ -115,7 +121,8 @@ class AttentionHeads(MultiheadAttention):
         The arguments are those of fairseq's attention.
         """
         if incremental_state is None and not (need_weights or need_head_weights or before_softmax):
-            return self._attend(query, key, value, key_padding_mask, attn_mask), None
+            heads = self._attend(query, key, value, key_padding_mask, attn_mask)
+            return self.out_proj(heads), None
         return super().forward(
             query,
             key,
@@ -159,21 +166,27 @@ class AttentionHeads(MultiheadAttention):
 
 
 class BranchedFeedForward(nn.Module):
-    """``Σ_i α_i FFN_i(κ_i (head_i W^{O_i} + b^O))`` of given heads (equations 6 and 7).
+    """``Σ_i α_i FFN_i(κ_i (head_i W^{O_i} + b^O/S))`` of given heads (equations 6 and 7).
 
     The matrices are those of a transformer layer: ``out_proj``, whose columns i·h to (i+1)·h are
     W^{O_i}, and ``fc1`` and ``fc2``, whose rows and columns i·f to (i+1)·f belong to FFN_i.
 
     Args:
         embed_dim: d; a multiple of M.
-        ffn_embed_dim: M·f.
+        ffn_embed_dim: M·f, or f of a shared network.
         weights: κ and α of M branches.
         activation: what stands between the layers of FFN_i.
         activation_dropout: dropout of its inner vectors.
+        shared: whether one network, of the width ``ffn_embed_dim``, is that of all branches.
+
+    Attributes:
+        adds_residual: whether it takes the input of the attention, too, and adds that itself.
 
     Raises:
-        ValueError: ``ffn_embed_dim`` is not a multiple of M.
+        ValueError: ``ffn_embed_dim`` is not a multiple of M, and not of a shared network.
     """
+
+    adds_residual = False
 
     def __init__(
         self,
@@ -182,10 +195,12 @@ class BranchedFeedForward(nn.Module):
         weights: BranchWeights,
         activation: Callable[[Tensor], Tensor] = F.relu,
         activation_dropout: float = 0.0,
+        shared: bool = False,
     ) -> None:
         super().__init__()
         self.branches = weights.branches
-        if ffn_embed_dim % self.branches:
+        self.shared = shared
+        if not shared and ffn_embed_dim % self.branches:
             raise ValueError(
                 f"`ffn_embed_dim` is {ffn_embed_dim}: the {self.branches} branches share it, so "
                 "it must be a multiple of `branches`"
@@ -203,39 +218,62 @@ class BranchedFeedForward(nn.Module):
 
     def forward(self, heads: Tensor) -> Tensor:
         """Map heads side by side, (…, M·h), to the weighted sum of the branches, (…, d)."""
-        if self.training or torch.is_grad_enabled():
-            folded = self._fold()
-        else:
-            folded = self._folded.get(self.parameters(), self._fold_for_all_precisions)
-        into, bias, out, out_bias = folded
+        into, bias, alpha, out, out_bias = self._folded_matrices()
         # (…, M·h) -> (N, M·h) -> (N, M·f)
         inner = self.activation(branch_linear(heads.flatten(0, -2), into, bias))
         inner = self.activation_dropout(inner)
+        if self.shared:
+            inner = weighted_sum(inner.unflatten(1, (self.branches, -1)), alpha)
         return F.linear(inner, out, out_bias).view(*heads.shape[:-1], len(out))
+
+    def _folded_matrices(self) -> tuple[Tensor, ...]:
+        """Return what :meth:`_fold` does, computed once for all of inference."""
+        if self.training or torch.is_grad_enabled():
+            return self._fold()
+        return self._folded.get(self.parameters(), self._fold_for_all_precisions)
 
     def _fold(self) -> tuple[Tensor, ...]:
         """Fold κ, α and the output projection into the layers of the networks.
 
         Returns:
             Matrices (M, h, f) and biases (M, f) of the first layers, from heads to inner vectors;
-            matrix (d, M·f) and bias (d,) of the second ones.
+            α (M,); matrix (d, M·f) and bias (d,) of the second ones, α included, or the matrix
+            (d, f) of a shared one without α.
         """
         kappa, alpha = self.weights()
-        dtype = self.fc1.weight.dtype
-        # (M·f, d) -> (M, f, d); (d, M·h) -> (M, d, h)
-        first = self.fc1.weight.unflatten(0, (self.branches, -1))
-        projection = self.out_proj.weight.unflatten(1, (self.branches, -1)).transpose(0, 1)
-        into = (torch.bmm(first, projection) * kappa[:, None, None]).mT
-        bias = torch.addcmul(
-            self.fc1.bias.unflatten(0, (self.branches, -1)),
-            kappa[:, None].to(dtype),
-            first @ self.out_proj.bias,
-        )
-        out = self.fc2.weight * alpha.repeat_interleave(first.size(1))
+        return *self._fold_first(kappa), self._cast(alpha), *self._fold_second(alpha)
+
+    def _fold_first(self, kappa: Tensor) -> tuple[Tensor, Tensor]:
+        """Return matrices (M, h, f) and biases (M, f) from heads to inner vectors."""
+        first, bias = self._first_layers()
+        into = (torch.bmm(first, self._projections()) * kappa[:, None, None]).mT
+        shared_bias = (kappa[:, None] / self.weights.applied_sum).to(bias.dtype)
+        return self._cast(into), torch.addcmul(bias, shared_bias, first @ self.out_proj.bias)
+
+    def _fold_second(self, alpha: Tensor) -> tuple[Tensor, Tensor]:
+        """Return matrix (d, M·f), or (d, f) of a shared network, and bias (d,)."""
+        out = self.fc2.weight
+        if not self.shared:
+            out = out * alpha.repeat_interleave(out.size(1) // self.branches)
         # not all of it where only some branches contribute
-        out_bias = self.fc2.bias * alpha.sum()
+        bias = self.fc2.bias * (alpha.sum() / self.weights.applied_sum)
+        return self._cast(out), self._cast(bias)
+
+    def _first_layers(self) -> tuple[Tensor, Tensor]:
+        """Return matrices (M, f, d) and biases (M, f) of the first layers."""
+        if self.shared:
+            shape = self.branches, *self.fc1.weight.shape
+            return self.fc1.weight.expand(shape), self.fc1.bias.expand(shape[:2])
+        shape = self.branches, -1
+        return self.fc1.weight.unflatten(0, shape), self.fc1.bias.unflatten(0, shape)
+
+    def _projections(self) -> Tensor:
+        """Return W^{O_i} of all branches, (M, d, h)."""
+        return self.out_proj.weight.unflatten(1, (self.branches, -1)).transpose(0, 1)
+
+    def _cast(self, x: Tensor) -> Tensor:
         # κ and α are in single precision, whatever the matrices are in
-        return into.to(dtype), bias, out.to(dtype), out_bias.to(dtype)
+        return x.to(self.fc1.weight.dtype)
 
     def _fold_for_all_precisions(self) -> tuple[Tensor, ...]:
         # the next pass may be under another autocast than this one
@@ -250,6 +288,12 @@ class BranchedFeedForward(nn.Module):
         return super().train(mode)
 
 
+def weighted_sum(x: Tensor, weights: Tensor) -> Tensor:
+    """Return ``Σ_i weights_i x_i``, (N, w), of ``x`` (N, M, w) and ``weights`` (M,)."""
+    # on a CPU faster than a product of such a thin matrix
+    return (x * weights[:, None]).sum(1)
+
+
 def branch_linear(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     """Return the first layers of all branches at once, ``x_i weight_i + bias_i`` of each branch i.
 
@@ -261,7 +305,7 @@ def branch_linear(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     gradients of their own, and ``torch.func`` has none.
 
     Args:
-        x: heads side by side, (N, M·h).
+        x: heads side by side, (N, M·h), or other vectors.
         weight: (M, h, f).
         bias: (M, f).
 

@@ -1,17 +1,18 @@
 """fairseq's transformer layers, with branched attention for attention and feed-forward network.
 
 Ahmed, Keskar, Socher 2017 (arXiv:1711.02132), section 3 and figure 1. Branched attention is one
-sublayer: one residual connection, and one normalisation before or after it.
+sublayer: one residual connection, and one normalisation before or after it. Branches may have
+residual connections of their own beside it.
 
 Shapes: B sentences, T target tokens, S source tokens, M branches, d model width.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from fairseq.models.transformer import TransformerConfig
-from fairseq.models.transformer.transformer_config import EncDecBaseConfig
 from fairseq.modules.transformer_layer import (
     TransformerDecoderLayerBase,
     TransformerEncoderLayerBase,
@@ -24,6 +25,18 @@ from fairseq_plugins.weighted_transformer.branched_attention import (
     BranchedAttention,
     BranchedFeedForward,
 )
+from fairseq_plugins.weighted_transformer.residual_branches import (
+    NormalizedBranches,
+    ResidualBranches,
+)
+
+# where branches have residual connections and norms of their own
+NOWHERE, IN_NETWORKS, IN_BRANCHES = ("as-written", "networks", "branches")
+_NETWORKS = {
+    NOWHERE: BranchedFeedForward,
+    IN_NETWORKS: NormalizedBranches,
+    IN_BRANCHES: ResidualBranches,
+}
 
 
 class BranchedEncoderLayer(TransformerEncoderLayerBase):
@@ -32,14 +45,26 @@ class BranchedEncoderLayer(TransformerEncoderLayerBase):
     Args:
         cfg: fairseq's configuration of the model.
         weights: κ and α of as many branches as there are heads.
+        residual: "as-written" for branches without residual connections of their own, "networks"
+            for :class:`NormalizedBranches`, "branches" for :class:`ResidualBranches`.
+        shared: whether one network is that of all branches.
 
     Raises:
-        ValueError: the branches cannot share the feed-forward width.
+        ValueError: ``residual`` is unknown, or the branches cannot share the feed-forward width, or
+            have norms of their own in a model whose norms are before its sublayers.
     """
 
-    def __init__(self, cfg: TransformerConfig, weights: BranchWeights) -> None:
+    def __init__(
+        self,
+        cfg: TransformerConfig,
+        weights: BranchWeights,
+        residual: str = NOWHERE,
+        shared: bool = False,
+    ) -> None:
         super().__init__(cfg)
-        self.self_attn = _branched(self, cfg, cfg.encoder, weights, self_attention=True)
+        width = cfg.encoder.ffn_embed_dim
+        network = _networks(self, cfg, width, weights, residual, shared)
+        self.self_attn = _branched(self, cfg, network, self_attention=True)
         del self.fc1, self.fc2, self.final_layer_norm
 
     def forward(
@@ -54,44 +79,64 @@ class BranchedEncoderLayer(TransformerEncoderLayerBase):
         """
         if attn_mask is not None:
             attn_mask = x.new_zeros(attn_mask.shape).masked_fill(attn_mask.bool(), -1e4)
-        residual = x
-        if self.normalize_before:
-            x = self.self_attn_layer_norm(x)
-        branched, _ = self.self_attn(
-            x,
-            x,
+        x, _ = _residual_sublayer(
+            self,
+            self.self_attn,
+            self.self_attn_layer_norm,
             x,
             key_padding_mask=encoder_padding_mask,
             need_weights=False,
             attn_mask=attn_mask,
         )
-        x = residual + self.dropout_module(branched)
-        if not self.normalize_before:
-            x = self.self_attn_layer_norm(x)
         return x
 
 
 class BranchedDecoderLayer(TransformerDecoderLayerBase):
-    """fairseq's decoder layer with two sublayers, one of which is branched attention.
+    """fairseq's decoder layer with two sublayers, of which one or both are branched attention.
 
     Args:
         cfg: fairseq's configuration of the model.
-        weights: κ and α of as many branches as there are heads.
-        branched: "encoder" for the attention to the encoder, which a feed-forward network follows
-            in the plain transformer, or "self" for masked self-attention.
+        weights: κ and α of as many branches as there are heads, for each attention that is
+            branched: that to the "encoder", which a feed-forward network follows in the plain
+            transformer, or masked "self"-attention. If both are, each has half the feed-forward
+            width.
+        residual: "as-written" for branches without residual connections of their own, "networks"
+            for :class:`NormalizedBranches`, "branches" for :class:`ResidualBranches`.
+        shared: whether one network is that of all branches of an attention.
 
     Raises:
-        ValueError: the branches cannot share the feed-forward width.
+        ValueError: ``residual`` is unknown, or the branches cannot share the feed-forward width, or
+            have norms of their own in a model whose norms are before its sublayers.
     """
 
-    def __init__(self, cfg: TransformerConfig, weights: BranchWeights, branched: str) -> None:
+    def __init__(
+        self,
+        cfg: TransformerConfig,
+        weights: Mapping[str, BranchWeights],
+        residual: str = NOWHERE,
+        shared: bool = False,
+    ) -> None:
         super().__init__(cfg)
-        if branched == "self":
-            self.self_attn = _branched(self, cfg, cfg.decoder, weights, self_attention=True)
-        else:
-            widths = {"kdim": cfg.encoder.embed_dim, "vdim": cfg.encoder.embed_dim}
+        width = cfg.decoder.ffn_embed_dim
+        if width % len(weights):
+            raise ValueError(
+                f"`ffn_embed_dim` is {width}: both attentions are branched and share it, so it "
+                "must be even"
+            )
+        networks = {
+            name: _networks(self, cfg, width // len(weights), of_attention, residual, shared)
+            for name, of_attention in weights.items()
+        }
+        if "self" in networks:
+            self.self_attn = _branched(self, cfg, networks["self"], self_attention=True)
+        if "encoder" in networks:
             self.encoder_attn = _branched(
-                self, cfg, cfg.decoder, weights, encoder_decoder_attention=True, **widths
+                self,
+                cfg,
+                networks["encoder"],
+                encoder_decoder_attention=True,
+                kdim=cfg.encoder.embed_dim,
+                vdim=cfg.encoder.embed_dim,
             )
         del self.fc1, self.fc2, self.final_layer_norm
 
@@ -126,29 +171,23 @@ class BranchedDecoderLayer(TransformerDecoderLayerBase):
             Output; weights, or None where they are not asked for; and None, as fairseq's layer does
             outside of that export.
         """
-        residual = x
-        if self.normalize_before:
-            x = self.self_attn_layer_norm(x)
-        x, _ = self.self_attn(
-            x,
-            x,
+        x, _ = _residual_sublayer(
+            self,
+            self.self_attn,
+            self.self_attn_layer_norm,
             x,
             key_padding_mask=self_attn_padding_mask,
             incremental_state=incremental_state,
             need_weights=False,
             attn_mask=self_attn_mask,
         )
-        x = residual + self.dropout_module(x)
-        if not self.normalize_before:
-            x = self.self_attn_layer_norm(x)
         if encoder_out is None:
             return x, None, None
-        residual = x
-        if self.normalize_before:
-            x = self.encoder_attn_layer_norm(x)
-        x, weights = self.encoder_attn(
+        x, weights = _residual_sublayer(
+            self,
+            self.encoder_attn,
+            self.encoder_attn_layer_norm,
             x,
-            encoder_out,
             encoder_out,
             key_padding_mask=encoder_padding_mask,
             incremental_state=incremental_state,
@@ -156,36 +195,83 @@ class BranchedDecoderLayer(TransformerDecoderLayerBase):
             need_weights=need_attn or (not self.training and self.need_attn),
             need_head_weights=need_head_weights,
         )
-        x = residual + self.dropout_module(x)
-        if not self.normalize_before:
-            x = self.encoder_attn_layer_norm(x)
         return x, weights, None
 
 
-def _branched(
+def _residual_sublayer(
+    layer: nn.Module,
+    attention: nn.Module,
+    norm: nn.Module,
+    x: Tensor,
+    keys: Tensor | None = None,
+    **options: Any,
+) -> tuple[Tensor, Tensor | None]:
+    """Return x (T, B, d) after attention with residual connection and norm, and its weights.
+
+    Args:
+        layer: for its dropout and the place of its norms.
+        attention: branched or fairseq's.
+        norm: the sublayer's.
+        x: (T, B, d).
+        keys: (S, B, d); None for self-attention.
+        **options: of fairseq's attention.
+    """
+    query = norm(x) if layer.normalize_before else x
+    keys = query if keys is None else keys
+    out, weights = attention(query, keys, keys, **options)
+    if not (isinstance(attention, BranchedAttention) and attention.feed_forward.adds_residual):
+        out = x + layer.dropout_module(out)
+    return (out if layer.normalize_before else norm(out)), weights
+
+
+def _networks(
     layer: nn.Module,
     cfg: TransformerConfig,
-    part: EncDecBaseConfig,
+    width: int,
     weights: BranchWeights,
-    **attention: Any,
-) -> BranchedAttention:
-    """Return branched attention for a layer of the encoder or the decoder.
+    residual: str,
+    shared: bool,
+) -> BranchedFeedForward:
+    """Return the networks of the branches of one attention.
 
     Args:
         layer: the layer, for its width, activation and dropout.
         cfg: fairseq's configuration of the model.
-        part: fairseq's configuration of the encoder or the decoder.
+        width: inner width of all networks together, or of a shared one.
         weights: κ and α.
-        **attention: further arguments of fairseq's MultiheadAttention.
+        residual: where branches have residual connections.
+        shared: whether there is one network.
     """
-    heads = AttentionHeads(
-        layer.embed_dim, part.attention_heads, dropout=cfg.attention_dropout, **attention
-    )
-    feed_forward = BranchedFeedForward(
+    if residual not in _NETWORKS:
+        raise ValueError(f"`residual` is {residual!r}: there are {', '.join(_NETWORKS)}")
+    options = {} if residual == NOWHERE else {"dropout": cfg.dropout}
+    if options and layer.normalize_before:
+        raise ValueError(
+            f"`normalize_before` is True, and `residual` {residual} has norms behind residual "
+            "connections: leave out one of the two"
+        )
+    return _NETWORKS[residual](
         layer.embed_dim,
-        part.ffn_embed_dim,
+        width,
         weights,
         layer.activation_fn,
         layer.activation_dropout_module.p,
+        shared,
+        **options,
     )
-    return BranchedAttention(heads, feed_forward)
+
+
+def _branched(
+    layer: nn.Module, cfg: TransformerConfig, networks: BranchedFeedForward, **attention: Any
+) -> BranchedAttention:
+    """Return branched attention for a layer of the encoder or the decoder.
+
+    Args:
+        layer: the layer, for its width.
+        cfg: fairseq's configuration of the model.
+        networks: of the branches.
+        **attention: further arguments of fairseq's MultiheadAttention.
+    """
+    dropout = cfg.attention_dropout
+    heads = AttentionHeads(layer.embed_dim, networks.branches, dropout=dropout, **attention)
+    return BranchedAttention(heads, networks)

@@ -5,81 +5,45 @@ arXiv:1711.02132). What is not branched is fairseq's own transformer.
 """
 
 import argparse
-import dataclasses
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any, Optional
+from collections.abc import Sequence
+from typing import Any
 
-from fairseq.dataclass import ChoiceEnum, FairseqDataclass
 from fairseq.dataclass.utils import gen_parser_from_dataclass
 from fairseq.logging import metrics
 from fairseq.models import register_model
 from fairseq.models.transformer import TransformerConfig, TransformerModel
 from fairseq.modules.checkpoint_activations import checkpoint_wrapper
-from torch import nn
+from torch import Tensor, nn
 
 from fairseq_plugins.fairseq_integration.option_names import errors_name_options
 from fairseq_plugins.fairseq_integration.presets import register_presets
 from fairseq_plugins.weighted_transformer.branch_weights import (
+    KINDS,
     LEARNED,
-    PARAMETERIZATIONS,
-    REPLACEMENTS,
-    UNIFORM,
     BranchSchedule,
     BranchWeights,
 )
 from fairseq_plugins.weighted_transformer.layers import BranchedDecoderLayer, BranchedEncoderLayer
-
-# the optimizer that knows the schedule of κ and α
-OPTIMIZER = "adam_with_branch_weights"
-
-
-@dataclass
-class BranchOptions(FairseqDataclass):
-    """Options of ``weighted_transformer`` that fairseq's ``transformer`` does not have."""
-
-    branch_decoder_attention: ChoiceEnum(["encoder", "self"]) = field(
-        default="encoder",
-        metadata={
-            "help": "which attention of a decoder layer is branched: that to the encoder, or "
-            "masked self-attention"
-        },
-    )
-    branch_parameterization: ChoiceEnum(list(PARAMETERIZATIONS)) = field(
-        default="simplex",
-        metadata={
-            "help": "kappa and alpha are projected to the simplex after each update, or are the "
-            "softmax of logits"
-        },
-    )
-    branch_weights: ChoiceEnum(list(REPLACEMENTS)) = field(
-        default=LEARNED,
-        metadata={
-            "help": "what evaluation weighs branches by, through --model-overrides: the learned "
-            "kappa and alpha, random ones (by --seed), or 1/M (table 3)"
-        },
-    )
-    branch_top_k: Optional[int] = field(
-        default=None,
-        metadata={
-            "help": "only the branches with the K largest alpha contribute (section 4.5; default: "
-            "all)"
-        },
-    )
-    branch_lr: float = field(
-        default=1.0,
-        metadata={"help": "what multiplies the published learning rate of kappa and alpha"},
-    )
-    branch_warmup_updates: int = field(
-        default=400, metadata={"help": "updates until that learning rate falls"}
-    )
-    freeze_branch_weights_after: Optional[int] = field(
-        default=None,
-        metadata={
-            "help": "updates after which kappa and alpha stay as they are: 10,000 before the last "
-            "(section 4.1; default: never)"
-        },
-    )
+from fairseq_plugins.weighted_transformer.options import (
+    ATTENTIONS,
+    BOTH,
+    BRANCHES,
+    ONE,
+    OPTIMIZER,
+    SHAKE,
+    SHARED,
+    SUBLAYERS,
+    BranchOptions,
+    branch_options,
+    check_options,
+    check_parts,
+    check_trainer,
+)
+from fairseq_plugins.weighted_transformer.weighted_sublayers import (
+    WeightedDecoderLayer,
+    WeightedEncoderLayer,
+    WeightedLinear,
+)
 
 
 def _published(layers: int, width: int, heads: int, dropout: float) -> dict[str, Any]:
@@ -140,17 +104,17 @@ class WeightedTransformer(TransformerModel):
         Raises:
             ValueError: an option has a value that no such model has, or two do not go together.
         """
-        options = _branch_options(args)
-        _check_options(options)
-        _check_trainer(args)
-        _check_parts(TransformerConfig.from_namespace(args))
+        options = branch_options(args)
+        check_options(options)
+        check_trainer(args)
+        check_parts(TransformerConfig.from_namespace(args))
         model = super().build_model(args, task)
         # fairseq has completed the arguments
         cfg = TransformerConfig.from_namespace(args)
-        weights = {
-            **_put_branches(model.encoder, cfg, options, "encoder"),
-            **_put_branches(model.decoder, cfg, options, "decoder"),
-        }
+        weights = [
+            *_put_branches(model.encoder, cfg, options, "encoder"),
+            *_put_branches(model.decoder, cfg, options, "decoder"),
+        ]
         model.register_forward_pre_hook(_BranchWeightsLog(weights))
         return model
 
@@ -158,6 +122,25 @@ class WeightedTransformer(TransformerModel):
         """Set the module, and all in it, in training mode or out of it."""
         self._is_trained = mode
         return super().train(mode)
+
+    def upgrade_state_dict_named(self, state_dict: dict[str, Tensor], name: str) -> None:
+        """Give a plain transformer's weights, which are changed in place, equal κ and α.
+
+        Raises:
+            ValueError: equal κ and α would not leave the plain transformer as it is.
+        """
+        super().upgrade_state_dict_named(state_dict, name)
+        if any(".kappa" in key for key in state_dict):
+            return
+        for at, module in self.named_modules():
+            if isinstance(module, WeightedLinear):
+                if module.weights.applied_sum != module.weights.branches:
+                    raise ValueError(
+                        f"--branch-sum is {ONE}, and the checkpoint is of a plain transformer, of "
+                        f"which a part would be left: give --branch-sum {BRANCHES}"
+                    )
+                equal = module.weights.equal().items()
+                state_dict.update({f"{at}.weights.{key}": value for key, value in equal})
 
     def set_num_updates(self, num_updates: int) -> None:
         """Note the number of updates, as fairseq does before each.
@@ -177,72 +160,17 @@ class WeightedTransformer(TransformerModel):
                     "validate with other weights than it learns: leave it out, and give it where "
                     "the model is evaluated, --model-overrides \"{'branch_weights': ...}\""
                 )
-        if not all(weights.schedule.followed for weights in branch_weights):
+        schedules = [weights.schedule for weights in branch_weights if not weights.shake]
+        if not all(schedule.followed for schedule in schedules):
             raise ValueError(
                 "this --optimizer would let kappa and alpha leave the simplex, at the learning "
                 f"rate of all weights: give --optimizer {OPTIMIZER}"
             )
 
 
-def _branch_options(args: argparse.Namespace) -> BranchOptions:
-    """Return the branches' options; those that the arguments lack have their defaults."""
-    names = [option.name for option in dataclasses.fields(BranchOptions)]
-    return BranchOptions(**{name: getattr(args, name) for name in names if hasattr(args, name)})
-
-
-def _check_options(options: BranchOptions) -> None:
-    """Refuse values that the branches cannot have."""
-    if not options.branch_lr > 0:
-        raise ValueError(f"--branch-lr is {options.branch_lr}: it must be above 0")
-    if options.branch_warmup_updates < 1:
-        raise ValueError(
-            f"--branch-warmup-updates is {options.branch_warmup_updates}: it must be at least 1"
-        )
-    freeze_after = options.freeze_branch_weights_after
-    if freeze_after is not None and freeze_after < 0:
-        raise ValueError(f"--freeze-branch-weights-after is {freeze_after}: it must be 0 or more")
-    # the layer refuses it too, but knows of no command
-    if options.branch_top_k is not None and options.branch_weights == UNIFORM:
-        raise ValueError(
-            "--branch-weights uniform with --branch-top-k: no weight is larger than another; "
-            "leave out one of the two (that of a trained model by --model-overrides "
-            "\"{'branch_weights': 'uniform', 'branch_top_k': None}\")"
-        )
-
-
-def _check_trainer(args: argparse.Namespace) -> None:
-    """Refuse trainers that go behind the optimizer's back."""
-    # BMUF overwrites weights with averages of the workers' and starts the optimizer anew; sharding
-    # makes another optimizer of the same class, without the schedules
-    for option, harmless in [("use_bmuf", False), ("zero_sharding", "none")]:
-        value = getattr(args, option, harmless)
-        if value != harmless:
-            raise ValueError(
-                f"--{option.replace('_', '-')} is {value}: kappa and alpha would leave the "
-                "simplex or their schedule, leave it out"
-            )
-
-
-def _check_parts(cfg: TransformerConfig) -> None:
-    """Refuse what fairseq's own layers can do and branched ones cannot."""
-    for option, value in [
-        ("cross-self-attention", cfg.cross_self_attention),
-        ("no-cross-attention", cfg.no_cross_attention),
-        ("quant-noise-pq", cfg.quant_noise.pq),
-        ("quant-noise-scalar", cfg.quant_noise.scalar),
-        ("encoder-xformers-att-config", cfg.encoder.xformers_att_config),
-        ("decoder-xformers-att-config", cfg.decoder.xformers_att_config),
-    ]:
-        if value:
-            raise ValueError(
-                f"--{option} is {value}: the weighted_transformer has no such thing, leave it out "
-                "or take --arch transformer"
-            )
-
-
 def _put_branches(
     stack: nn.Module, cfg: TransformerConfig, options: BranchOptions, part: str
-) -> dict[str, BranchWeights]:
+) -> list[tuple[str, BranchWeights]]:
     """Replace the layers of fairseq's encoder or decoder by branched ones.
 
     Args:
@@ -252,7 +180,8 @@ def _put_branches(
         part: "encoder" or "decoder".
 
     Returns:
-        κ and α of each layer: "encoder1", "encoder2", …
+        κ and α of each layer: "encoder1", "encoder2", …; "decoder1_self", … are those of
+        self-attention where both attentions of a decoder layer are branched.
 
     Raises:
         ValueError: an option has a value that the layers refuse.
@@ -261,12 +190,16 @@ def _put_branches(
     option_of = {
         "parameterization": "--branch-parameterization",
         "outside_training": "--branch-weights",
+        "start": "--branch-start",
         "top_k": "--branch-top-k",
         "branches": f"--{part}-attention-heads",
         "ffn_embed_dim": f"--{part}-ffn-embed-dim",
+        "normalize_before": f"--{part}-normalize-before",
+        "residual": "--branch-residual",
     }
-    by_name = {}
+    named = []
     for number in range(len(stack.layers)):
+        name = f"{part}{number + 1}"
         schedule = BranchSchedule(
             options.branch_lr * (of_part.embed_dim / len(stack.layers)) ** -0.5,
             options.branch_warmup_updates,
@@ -274,23 +207,56 @@ def _put_branches(
             projected=options.branch_parameterization == "simplex",
         )
         with errors_name_options(option_of.get):
-            weights = BranchWeights(
-                of_part.attention_heads,
-                schedule,
-                options.branch_parameterization,
-                options.branch_weights,
-                options.branch_top_k,
-            )
-            if part == "encoder":
-                layer = BranchedEncoderLayer(cfg, weights)
-            else:
-                layer = BranchedDecoderLayer(cfg, weights, options.branch_decoder_attention)
+            layer, weights = _build_layer(cfg, options, part, schedule)
+        named += [(name + suffix, of_attention) for suffix, of_attention in weights]
         if cfg.checkpoint_activations:
             layer = checkpoint_wrapper(layer, offload_to_cpu=cfg.offload_activations)
         # by its index: an iteration over the list may drop layers (--encoder-layerdrop)
         stack.layers[number] = layer
-        by_name[f"{part}{number + 1}"] = weights
-    return by_name
+    return named
+
+
+def _build_layer(
+    cfg: TransformerConfig, options: BranchOptions, part: str, schedule: BranchSchedule
+) -> tuple[nn.Module, list[tuple[str, BranchWeights]]]:
+    """Return a branched layer of the encoder or the decoder, and its κ and α.
+
+    Those of masked self-attention are named "_self" where both attentions are branched, others "".
+    """
+    branches = getattr(cfg, part).attention_heads
+
+    def draw_weights(*kinds: str) -> BranchWeights:
+        return BranchWeights(
+            branches,
+            schedule,
+            options.branch_parameterization,
+            options.branch_weights,
+            options.branch_top_k,
+            options.branch_start,
+            applied_sum=1 if options.branch_sum == ONE else branches,
+            shake=options.branch_training == SHAKE,
+            kinds=kinds,
+        )
+
+    asked = options.branch_decoder_attention if part == "decoder" else "self"
+    attentions = ATTENTIONS if asked == BOTH else (asked,)
+    two_sublayers = options.branch_residual == SUBLAYERS
+    kinds = ("kappa",) if two_sublayers else KINDS
+    by_attention = {name: draw_weights(*kinds) for name in attentions}
+    named = [
+        ("_self" if name == "self" and asked == BOTH else "", weights)
+        for name, weights in by_attention.items()
+    ]
+    if two_sublayers:
+        alpha = draw_weights("alpha")
+        named.append(("", alpha))
+        if part == "encoder":
+            return WeightedEncoderLayer(cfg, by_attention["self"], alpha), named
+        return WeightedDecoderLayer(cfg, by_attention, alpha), named
+    reading = options.branch_residual, options.branch_feed_forward == SHARED
+    if part == "encoder":
+        return BranchedEncoderLayer(cfg, by_attention["self"], *reading), named
+    return BranchedDecoderLayer(cfg, by_attention, *reading), named
 
 
 class _BranchWeightsLog:
@@ -300,13 +266,13 @@ class _BranchWeightsLog:
     each name. The hook can be pickled and copied with the model.
 
     Args:
-        weights: κ and α of each layer, by its name.
+        weights: κ and α of layers, with their names.
     """
 
     # in fairseq's log: behind the loss and what comes with it
     _PRIORITY = 50
 
-    def __init__(self, weights: Mapping[str, BranchWeights]) -> None:
+    def __init__(self, weights: Sequence[tuple[str, BranchWeights]]) -> None:
         self._weights = weights
         self._logged_in: Any = None
 
@@ -320,8 +286,8 @@ class _BranchWeightsLog:
         if model.training or root is self._logged_in:
             return
         self._logged_in = root
-        for name, of_layer in self._weights.items():
-            for kind, values in zip(("kappa", "alpha"), of_layer.learned(), strict=True):
+        for name, of_layer in self._weights:
+            for kind, values in zip(of_layer.kinds, of_layer.learned(), strict=True):
                 for number, value in enumerate(values.tolist(), start=1):
                     metrics.log_derived(
                         f"{name}_{kind}{number}",

@@ -107,7 +107,7 @@ class FairseqAdamWithBranchWeights(AmpScaledStep):
         self._optimizer = AdamWithBranchWeights(list(params), **self.optimizer_config)
         count = len(self._optimizer.schedules)
         if count:
-            logger.info("kappa and alpha of %d branched attentions have their own schedule", count)
+            logger.info("kappa and alpha of %d layers have their own schedule", count)
         else:
             logger.info("no parameter is a branch weight: this is fairseq's Adam")
 

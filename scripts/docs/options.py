@@ -25,7 +25,7 @@ from fairseq_plugins.product_key_memory.options import MemoryLayersOptions
 from fairseq_plugins.segment_language_model.model_config import SegmentLanguageModelConfig
 from fairseq_plugins.segment_language_model.task import SegmentLanguageModelingConfig
 from fairseq_plugins.transformer_xl.model import TransformerXLConfig
-from fairseq_plugins.weighted_transformer.model import BranchOptions
+from fairseq_plugins.weighted_transformer.options import BranchOptions
 from scripts._shared.command_line import command_parser, exit_status
 from scripts._shared.commands import ROOT, short
 from scripts._shared.files import write_text

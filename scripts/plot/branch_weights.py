@@ -7,7 +7,7 @@ Figure 3 of the Weighted Transformer (Ahmed, Keskar, Socher 2017, arXiv:1711.021
 that --log-file of fairseq-train names, or what the command printed, with any --log-format but none:
 each validation tells all weights, with 4 decimals. A checkpoint has them as they are, at its own
 update only. Of an update that a log has twice, as one of a resumed training may, the later line
-counts. Layers count from 1.
+counts. Layers count from 1; decoder1_self is self-attention where both attentions are branched.
 
 Writes branch_weights.json and branch_weights.png, and prints a table of the last weights. What
 --smooth does is done to the plot alone.
@@ -34,9 +34,10 @@ SYMBOLS = {"kappa": "κ", "alpha": "α"}
 # By layer and by "kappa" or "alpha": the weights of all branches.
 Weights = dict[str, dict[str, list[float]]]
 
-_FIGURE = re.compile(r"((?:encoder|decoder)\d+)_(kappa|alpha)(\d+)")
+_FIGURE = re.compile(r"((?:encoder|decoder)\d+(?:_self)?)_(kappa|alpha)(\d+)")
+# α may be in a feed-forward layer
 _PARAMETER = re.compile(
-    r"(encoder|decoder)\.layers\.(\d+)\.\w+_attn\.feed_forward\.weights\.(kappa|alpha)(_logits)?"
+    r"(encoder|decoder)\.layers\.(\d+)\.(\w+)\.(?:\w+\.)?weights\.(kappa|alpha)(_logits)?"
 )
 # As many colours has matplotlib's cycle; more branches are told apart by their lines.
 _COLORS = 10
@@ -45,9 +46,10 @@ _LINES = ("-", "--", ":", "-.")
 _MARKED = 30
 
 
-def layer_order(layer: str) -> tuple[bool, int]:
+def layer_order(layer: str) -> tuple[bool, int, str]:
     """Key that sorts layers as sentences pass through them: those of the encoder first."""
-    return layer.startswith("decoder"), int(layer[len("encoder") :])
+    number, _, attention = layer[len("encoder") :].partition("_")
+    return layer.startswith("decoder"), int(number), attention
 
 
 def validation(line: str) -> tuple[int, Weights] | None:
@@ -97,10 +99,14 @@ def weights_of_checkpoint(checkpoint: Path) -> tuple[int, Weights]:
             f"--checkpoint {short(checkpoint)} has no kappa and alpha: name checkpoints of a "
             "weighted_transformer"
         )
+    with_kappa = {found[:3] for found in parameters if found[3] == "kappa"}
     weights: Weights = {}
-    for (part, number, kind, logits), value in parameters.items():
+    for (part, number, module, kind, logits), value in parameters.items():
         learned = value.softmax(0) if logits else value
-        weights.setdefault(f"{part}{int(number) + 1}", {})[kind] = learned.tolist()
+        # of a layer that has two
+        other = module == "self_attn" and (part, number, "encoder_attn") in with_kappa
+        layer = f"{part}{int(number) + 1}" + ("_self" if other else "")
+        weights.setdefault(layer, {})[kind] = learned.tolist()
     return state["optimizer_history"][-1]["num_updates"], weights
 
 
@@ -171,6 +177,7 @@ def format_table(weights: Weights, layers: Sequence[str]) -> str:
         [f"{layer} {symbol}", *(f"{value:.4f}" for value in weights[layer][kind])]
         for layer in layers
         for kind, symbol in SYMBOLS.items()
+        if kind in weights[layer]
     ]
     # encoder and decoder may have different numbers of heads
     return markdown_table(["branch", *map(str, range(1, max(map(len, rows))))], rows)
@@ -181,10 +188,12 @@ def draw(axes: Any, by_update: dict[int, Weights], layers: Sequence[str], width:
     figure = axes.figure
     figure.clear()
     columns = 4 if len(layers) > 1 else 2
-    rows = math.ceil(2 * len(layers) / columns)
+    first = next(iter(by_update.values()))
+    # the weights of self-attention may be κ alone
+    names = [(layer, kind) for layer in layers for kind in SYMBOLS if kind in first[layer]]
+    rows = math.ceil(len(names) / columns)
     figure.set_size_inches(3.4 * columns, 2.4 * rows + 0.6)
     panels = figure.subplots(rows, columns, sharex=True, squeeze=False).flatten()
-    names = [(layer, kind) for layer in layers for kind in SYMBOLS]
     updates = list(by_update)
     lines: dict[str, Any] = {}
     for panel, (layer, kind) in zip(panels, names, strict=False):
@@ -228,11 +237,15 @@ def plot_branch_weights(arguments: argparse.Namespace) -> None:
     by_update = in_order(points, label)
     layers = choose_layers(arguments.layer, by_update)
     prepare_results(arguments.output)
+    last = max(by_update)
     courses = {
-        layer: {kind: [weights[layer][kind] for weights in by_update.values()] for kind in SYMBOLS}
+        layer: {
+            kind: [weights[layer][kind] for weights in by_update.values()]
+            for kind in SYMBOLS
+            if kind in by_update[last][layer]
+        }
         for layer in layers
     }
-    last = max(by_update)
     content = {"source": label, "updates": list(by_update), "layers": courses}
     told = f"after {last:,} updates, the last of {len(by_update):,} that are drawn"
     told = f"{format_table(by_update[last], layers)}\n\n{told}"

@@ -56,7 +56,7 @@ def model(pairs, tmp_path_factory):
 def test_it_is_trained_and_its_weights_are_logged(model):
     folder, printed = model
     assert_on_simplex(*branch_weights(folder).values())
-    assert "kappa and alpha of 4 branched attentions have their own schedule" in printed
+    assert "kappa and alpha of 4 layers have their own schedule" in printed
     (last,) = re.findall(r"epoch 002 \| valid on 'valid' subset \|.*", printed)
     figures = dict(re.findall(r"((?:en|de)coder\d_(?:kappa|alpha)\d) ([\d.]+)", last))
     assert len(figures) == 4 * 2 * 4
@@ -160,6 +160,32 @@ def test_frozen_from_an_update_on(pairs, tmp_path):
         assert torch.equal(early, late)
     name = "encoder.layers.0.self_attn.feed_forward.fc1.weight"
     assert not torch.equal(models[1][name], models[2][name])
+
+
+def test_a_plain_transformer_is_trained_on_with_branch_weights(pairs, tmp_path):
+    plain = [str(word) for word in MODEL]
+    at = plain.index("--branch-warmup-updates")
+    del plain[at : at + 2]
+    plain[1] = "transformer"
+    sizes = ("--encoder-layers", 2, "--decoder-layers", 2, "--encoder-attention-heads", 4)
+    sizes += ("--decoder-attention-heads", 4, "--save-dir", tmp_path / "plain")
+    run("fairseq-train", pairs, *USER_DIR, *plain, *sizes, "--optimizer", "adam", "--max-update", 3)
+    reading = ("--branch-residual", "sublayers", "--branch-sum", "branches")
+    reading += ("--branch-decoder-attention", "both")
+    start = ("--finetune-from-model", tmp_path / "plain" / "checkpoint_last.pt")
+    # frozen, they stay where they began
+    for name, frozen in (("kept", 0), ("learned", 9)):
+        options = (*reading, *start, "--freeze-branch-weights-after", frozen, "--max-update", 3)
+        train(pairs, tmp_path / name, *options)
+    kept, learned = (
+        torch.load(tmp_path / name / "checkpoint_last.pt", weights_only=True)["model"]
+        for name in ("kept", "learned")
+    )
+    weights = [name for name in kept if ".weights." in name]
+    assert len(weights) == 2 * 2 + 2 * 3
+    assert all(kept[name].tolist() == [0.25] * 4 for name in weights)
+    assert_on_simplex(*(learned[name] for name in weights))
+    assert not any(torch.equal(kept[name], learned[name]) for name in weights)
 
 
 def test_another_optimizer_is_refused(pairs, tmp_path):

@@ -18,8 +18,53 @@ def attention(queries, keys, values, visible):
     return torch.stack(out)
 
 
+def head_of_branch(i, heads, query, key, visible):
+    """Equation 5 for branch i and one sentence: (T, h).
+
+    Args:
+        i: number of the branch, from 0.
+        heads: fairseq's attention, whose projections are used.
+        query: (T, d).
+        key: (S, d), of keys and values.
+        visible: (T, S), whether a query sees a key.
+    """
+    rows = torch.arange(heads.embed_dim).chunk(heads.num_heads)[i]
+    of_head = [
+        x @ linear.weight[rows].T + linear.bias[rows]
+        for x, linear in zip(
+            (query, key, key), (heads.q_proj, heads.k_proj, heads.v_proj), strict=True
+        )
+    ]
+    return attention(*of_head, visible)
+
+
+def projected(i, head, out_proj, branches, total):
+    """b_i = head_i W^{O_i} + b^O/S, with the output projection's weights: (T, d)."""
+    columns = torch.arange(out_proj.in_features).chunk(branches)[i]
+    return head @ out_proj.weight[:, columns].T + out_proj.bias / total
+
+
+def feed_forward(i, z, fc1, fc2, branches, total, shared=False):
+    """F_i(z), equation 4 with the i-th slice of the inner vector, or the whole: (T, d)."""
+    rows = torch.arange(fc1.out_features)
+    if not shared:
+        rows = rows.chunk(branches)[i]
+    inner = (z @ fc1.weight[rows].T + fc1.bias[rows]).clamp(min=0)
+    return inner @ fc2.weight[:, rows].T + fc2.bias / total
+
+
+def normed(x, norm):
+    """Layer normalization of vectors (…, d), with a norm's weights."""
+    centred = x - x.mean(-1, keepdim=True)
+    deviation = (centred.square().mean(-1, keepdim=True) + norm.eps).sqrt()
+    return centred / deviation * norm.weight + norm.bias
+
+
 def branched_attention(module, query, key, visible):
     """Equations 5 to 7 for one sentence: (T, d).
+
+    Where branches have residual connections of their own, these are in it, too; for
+    ``ResidualBranches`` the query is what they add to.
 
     Args:
         module: a BranchedAttention, whose weights are used.
@@ -27,25 +72,45 @@ def branched_attention(module, query, key, visible):
         key: (S, d), of keys and values.
         visible: (T, S), whether a query sees a key.
     """
-    heads, network = module.heads, module.feed_forward
+    network = module.feed_forward
+    kind = type(network).__name__
     kappa, alpha = network.weights()
-    branches = len(kappa)
-    rows = torch.arange(heads.embed_dim).chunk(branches)
-    inner_rows = torch.arange(len(network.fc1.bias)).chunk(branches)
-    total = torch.zeros_like(query)
+    branches, total = len(kappa), network.weights.applied_sum
+    result = torch.zeros_like(query)
     for i in range(branches):
-        of_head = [
-            x @ linear.weight[rows[i]].T + linear.bias[rows[i]]
-            for x, linear in zip(
-                (query, key, key), (heads.q_proj, heads.k_proj, heads.v_proj), strict=True
-            )
-        ]
-        head = attention(*of_head, visible)
-        scaled = kappa[i] * (head @ network.out_proj.weight[:, rows[i]].T + network.out_proj.bias)
-        inner = scaled @ network.fc1.weight[inner_rows[i]].T + network.fc1.bias[inner_rows[i]]
-        out = inner.clamp(min=0) @ network.fc2.weight[:, inner_rows[i]].T + network.fc2.bias
-        total = total + alpha[i] * out
-    return total
+        head = head_of_branch(i, module.heads, query, key, visible)
+        z = kappa[i] * projected(i, head, network.out_proj, branches, total)
+        if kind == "ResidualBranches":
+            z = normed(query + z, network.layer_norm)
+        out = feed_forward(i, z, network.fc1, network.fc2, branches, total, network.shared)
+        if kind == "NormalizedBranches":
+            out = normed(z + out, network.layer_norm)
+        result = result + alpha[i] * out
+        if kind == "ResidualBranches":
+            result = result + (alpha[i] if total == 1 else 1 / branches) * z
+    return result
+
+
+def weighted_attention(module, query, key, visible):
+    """Σ_i κ_i b_i of a WeightedAttention for one sentence: (T, d); arguments as above."""
+    out_proj = module.out_proj
+    (kappa,) = out_proj.weights()
+    branches, total = len(kappa), out_proj.weights.applied_sum
+    return sum(
+        kappa[i]
+        * projected(i, head_of_branch(i, module, query, key, visible), out_proj, branches, total)
+        for i in range(branches)
+    )
+
+
+def weighted_feed_forward(layer, x):
+    """Σ_i α_i F_i(x) of a layer whose second layer is a WeightedLinear: (T, d)."""
+    (alpha,) = layer.fc2.weights()
+    branches, total = len(alpha), layer.fc2.weights.applied_sum
+    return sum(
+        alpha[i] * feed_forward(i, x, layer.fc1, layer.fc2, branches, total)
+        for i in range(branches)
+    )
 
 
 def nearest_on_simplex(x):

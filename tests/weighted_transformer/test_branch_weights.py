@@ -10,6 +10,7 @@ from fairseq_plugins.weighted_transformer.branch_weights import (
     BranchSchedule,
     BranchWeights,
     draw_from_simplex,
+    draw_near_uniform,
     project_to_simplex,
 )
 from tests.reference.weighted_transformer import nearest_on_simplex
@@ -73,6 +74,50 @@ def test_the_start_is_uniform_on_the_simplex():
     torch.testing.assert_close(drawn.sum(1), torch.ones(4000))
     # of a uniform point of the triangle, one coordinate is above 1/2 in a quarter of the cases
     assert (drawn > 0.5).float().mean(0).tolist() == pytest.approx([0.25] * 3, abs=0.03)
+
+
+@pytest.mark.parametrize("branches", [1, 2, 8])
+def test_a_start_near_uniform_spreads_by_two_in_an_order_by_the_seed(branches):
+    torch.manual_seed(1)
+    drawn = [draw_near_uniform(branches) for _ in range(9)]
+    for x in drawn:
+        assert_on_simplex(x)
+        assert (x.max() / x.min()).item() == pytest.approx(2 if branches > 1 else 1)
+        # by equal factors
+        rising = x.sort().values
+        factors = rising[1:] / rising[:-1]
+        torch.testing.assert_close(factors, factors[:1].expand_as(factors))
+    assert len({tuple(x.tolist()) for x in drawn}) > 1 or branches == 1
+    torch.manual_seed(1)
+    assert torch.equal(draw_near_uniform(branches), drawn[0])
+
+
+def test_weights_are_multiplied_where_they_are_applied_alone():
+    weights = BranchWeights(4, SCHEDULE, start="near-uniform", applied_sum=4)
+    for applied, learned in zip(weights(), weights.learned(), strict=True):
+        torch.testing.assert_close(applied, 4 * learned)
+        assert_on_simplex(learned)
+    weights.outside_training = "uniform"
+    assert [x.tolist() for x in weights.eval()()] == [[1.0] * 4] * 2
+
+
+@pytest.mark.parametrize("kind", ["kappa", "alpha"])
+def test_a_layer_may_have_one_kind_of_them(kind):
+    weights = BranchWeights(4, SCHEDULE, outside_training="random", kinds=[kind])
+    assert set(weights.state_dict()) == {kind}
+    for training in (True, False):
+        (found,) = weights.train(training)()
+        assert_on_simplex(found)
+
+
+def test_shaken_weights_are_drawn_anew_in_training_and_equal_outside():
+    weights = BranchWeights(4, SCHEDULE, shake=True)
+    drawn = [x for _ in range(3) for x in weights()]
+    assert len({tuple(x.tolist()) for x in drawn}) == 6
+    for x in drawn:
+        assert x.sum().item() == pytest.approx(1, abs=1e-6)
+    assert [x.tolist() for x in weights.eval()()] == [[0.25] * 4] * 2
+    assert weights.schedule is None
 
 
 @pytest.mark.parametrize("parameterization", ["simplex", "softmax"])
@@ -177,6 +222,11 @@ def test_in_half_precision_they_stay_in_single_precision():
         (
             {"outside_training": "none"},
             "`outside_training` is 'none': there are learned, random, uniform",
+        ),
+        ({"start": "zero"}, "`start` is 'zero': there are random, near-uniform"),
+        (
+            {"top_k": 2, "shake": True},
+            "`shake` with `top_k`: no weight is larger than another; leave out one of the two",
         ),
         ({"top_k": 0}, "`top_k` is 0: it must be from 1 to the number of branches, 4"),
         ({"top_k": 5}, "`top_k` is 5: it must be from 1 to the number of branches, 4"),

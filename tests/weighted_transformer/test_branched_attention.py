@@ -192,7 +192,7 @@ def test_activation_and_its_dropout_are_those_asked_for():
     weights = BranchWeights(2)
     network = BranchedFeedForward(WIDTH, INNER, weights, torch.tanh, 0.5)
     heads = torch.randn(7, WIDTH)
-    into, bias, out, out_bias = network._fold()
+    into, bias, _, out, out_bias = network._fold()
     inner = torch.tanh(torch.einsum("nmh,mhf->nmf", heads.view(7, 2, -1), into) + bias)
     expected = inner.flatten(1) @ out.T + out_bias
     torch.testing.assert_close(network.eval()(heads), expected)

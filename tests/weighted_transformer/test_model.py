@@ -9,8 +9,8 @@ from fairseq.sequence_generator import SequenceGenerator
 
 from fairseq_plugins.weighted_transformer.branch_weights import BranchWeights
 from fairseq_plugins.weighted_transformer.branched_attention import BranchedAttention
-from fairseq_plugins.weighted_transformer.model import OPTIMIZER
 from fairseq_plugins.weighted_transformer.optimizer import AdamWithBranchWeights
+from fairseq_plugins.weighted_transformer.options import OPTIMIZER
 from tests.tiny import dictionary
 from tests.weighted_transformer.tiny import (
     PAD,

@@ -2,11 +2,12 @@ import json
 
 import pytest
 import torch
+from fairseq.logging import metrics
 from matplotlib.figure import Figure
 
 from scripts.plot import branch_weights as plot_branch_weights
 from scripts.plot.branch_weights import draw, mean_filter, validation
-from tests.weighted_transformer.tiny import tiny_weighted_transformer
+from tests.weighted_transformer.tiny import sentences, tiny_weighted_transformer
 
 KAPPA, ALPHA = [0.1, 0.2, 0.3, 0.4], [0.7, 0.1, 0.1, 0.1]
 LAYERS = ["encoder1", "encoder2", "decoder1", "decoder2"]
@@ -22,13 +23,21 @@ def figures(prefix="", **changed):
     }
 
 
+def model_figures(model):
+    """What a validation of a model tells."""
+    with metrics.aggregate(new_root=True) as found:
+        model(**sentences())
+    return found.get_smoothed_values()
+
+
 def json_line(updates, **changed):
     told = {"epoch": 1, "valid_loss": "3.06", "valid_ppl": "8.3", **figures("valid_", **changed)}
     return json.dumps({**told, "valid_num_updates": f"{updates}", "valid_best_loss": "3"})
 
 
-def simple_line(updates, subset="valid", **changed):
-    told = {"loss": "3.06", **figures(**changed), "num_updates": updates}
+def simple_line(updates, subset="valid", model=None, **changed):
+    told = {"loss": "3.06", **(model_figures(model) if model else figures(**changed))}
+    told["num_updates"] = updates
     fields = " | ".join(f"{name} {value}" for name, value in told.items())
     return (
         f"2026-01-31 19:41:58 | INFO | {subset} | epoch 001 | valid on '{subset}' subset | {fields}"
@@ -167,6 +176,35 @@ def test_logits_become_weights_by_their_names(tmp_path):
     kappa, alpha = learned(model, "encoder2")
     assert read(output)["layers"] == {"encoder2": {"kappa": [kappa], "alpha": [alpha]}}
     assert sum(kappa) == pytest.approx(1)
+
+
+@pytest.mark.parametrize("residual", ["sublayers", "networks"])
+def test_both_attentions_of_a_decoder_layer_are_told_apart(tmp_path, residual):
+    options = {"branch_decoder_attention": "both", "branch_residual": residual}
+    path, outputs = tmp_path / "model.pt", [tmp_path / name for name in ("checkpoint", "log")]
+    model = write_checkpoint(path, 7, **options).eval()
+    (tmp_path / "log.txt").write_text(simple_line(7, model=model), encoding="utf-8")
+    for source, output in zip((path, tmp_path / "log.txt"), outputs, strict=True):
+        name = "--log" if source.suffix == ".txt" else "--checkpoint"
+        assert plot_branch_weights.main([name, str(source), "--output", str(output)]) == 0
+    found, logged = (read(output)["layers"] for output in outputs)
+    layers = ["encoder1", "encoder2", "decoder1", "decoder1_self", "decoder2", "decoder2_self"]
+    assert list(found) == list(logged) == layers
+    layer = model.decoder.layers[1]
+    for name, attention in (("decoder2", layer.encoder_attn), ("decoder2_self", layer.self_attn)):
+        if residual == "sublayers":
+            weights = attention.out_proj.weights
+        else:
+            weights = attention.feed_forward.weights
+        assert found[name]["kappa"] == [weights.kappa.tolist()]
+        # α of two sublayers is one, in the network behind both
+        assert ("alpha" in found[name]) == (residual != "sublayers" or name == "decoder2")
+    for name, weights in logged.items():
+        assert weights.keys() == found[name].keys()
+        for kind, ((value,), (rounded,)) in zip(
+            weights, zip(found[name].values(), weights.values(), strict=True), strict=True
+        ):
+            assert rounded == pytest.approx(value, abs=1e-4), kind
 
 
 def test_the_mean_filter_has_fewer_neighbours_at_the_ends():

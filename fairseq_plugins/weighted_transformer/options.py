@@ -1,0 +1,202 @@
+"""Options of the Weighted Transformer, and what is refused of them and of fairseq's own."""
+
+import argparse
+import dataclasses
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Optional
+
+from fairseq.dataclass import ChoiceEnum, FairseqDataclass
+from fairseq.models.transformer import TransformerConfig
+
+from fairseq_plugins.weighted_transformer.branch_weights import (
+    LEARNED,
+    PARAMETERIZATIONS,
+    RANDOM,
+    REPLACEMENTS,
+    STARTS,
+    UNIFORM,
+)
+from fairseq_plugins.weighted_transformer.layers import IN_BRANCHES, IN_NETWORKS, NOWHERE
+
+# the optimizer that knows the schedule of κ and α
+OPTIMIZER = "adam_with_branch_weights"
+
+SUBLAYERS = "sublayers"
+ONE, BRANCHES = "one", "branches"
+SLICES, SHARED = "slices", "shared"
+SHAKE = "shake"
+# of a decoder layer
+ATTENTIONS, BOTH = ("encoder", "self"), "both"
+
+
+@dataclass
+class BranchOptions(FairseqDataclass):
+    """Options of ``weighted_transformer`` that fairseq's ``transformer`` does not have.
+
+    The defaults are what a checkpoint was trained with that lacks the option.
+    """
+
+    branch_residual: ChoiceEnum([NOWHERE, SUBLAYERS, IN_NETWORKS, IN_BRANCHES]) = field(
+        default=NOWHERE,
+        metadata={
+            "help": "where residual connections and norms are: around attention and networks "
+            "together (as-written), around each (sublayers), in the branches' networks as well, or "
+            "around each branch as well"
+        },
+    )
+    branch_sum: ChoiceEnum([ONE, BRANCHES]) = field(
+        default=ONE,
+        metadata={
+            "help": "the sum of kappa, and of alpha, as they are applied: 1 as published, or the "
+            "number of branches, which keeps the plain transformer's scale"
+        },
+    )
+    branch_start: ChoiceEnum(list(STARTS)) = field(
+        default=RANDOM,
+        metadata={
+            "help": "kappa and alpha start at a random place of the simplex, or near-uniform: "
+            "near 1/M, the largest twice the smallest"
+        },
+    )
+    branch_training: ChoiceEnum([LEARNED, SHAKE]) = field(
+        default=LEARNED,
+        metadata={
+            "help": "kappa and alpha are learned, or drawn anew in each forward pass of training "
+            "and 1/M outside of it (shake, the Shake-Shake-like strategy of section 4.4)"
+        },
+    )
+    branch_feed_forward: ChoiceEnum([SLICES, SHARED]) = field(
+        default=SLICES,
+        metadata={
+            "help": "each branch has a slice of the feed-forward network, or all branches share "
+            "the whole"
+        },
+    )
+    branch_decoder_attention: ChoiceEnum([*ATTENTIONS, BOTH]) = field(
+        default="encoder",
+        metadata={
+            "help": "which attention of a decoder layer is branched: that to the encoder, masked "
+            "self-attention, or both"
+        },
+    )
+    branch_parameterization: ChoiceEnum(list(PARAMETERIZATIONS)) = field(
+        default="simplex",
+        metadata={
+            "help": "kappa and alpha are projected to the simplex after each update, or are the "
+            "softmax of logits"
+        },
+    )
+    branch_weights: ChoiceEnum(list(REPLACEMENTS)) = field(
+        default=LEARNED,
+        metadata={
+            "help": "what evaluation weighs branches by, through --model-overrides: the learned "
+            "kappa and alpha, random ones (by --seed), or 1/M (table 3)"
+        },
+    )
+    branch_top_k: Optional[int] = field(
+        default=None,
+        metadata={
+            "help": "only the branches with the K largest alpha contribute (section 4.5; default: "
+            "all)"
+        },
+    )
+    branch_lr: float = field(
+        default=1.0,
+        metadata={"help": "what multiplies the published learning rate of kappa and alpha"},
+    )
+    branch_warmup_updates: int = field(
+        default=400, metadata={"help": "updates until that learning rate falls"}
+    )
+    freeze_branch_weights_after: Optional[int] = field(
+        default=None,
+        metadata={
+            "help": "updates after which kappa and alpha stay as they are: 10,000 before the last "
+            "(section 4.1; default: never)"
+        },
+    )
+
+
+def branch_options(args: argparse.Namespace) -> BranchOptions:
+    """Return the branches' options; those that the arguments lack have their defaults."""
+    names = [option.name for option in dataclasses.fields(BranchOptions)]
+    return BranchOptions(**{name: getattr(args, name) for name in names if hasattr(args, name)})
+
+
+def check_options(options: BranchOptions) -> None:
+    """Refuse values that the branches cannot have.
+
+    Raises:
+        ValueError: an option has a value that no such model has, or two do not go together.
+    """
+    for option in dataclasses.fields(BranchOptions):
+        value = getattr(options, option.name)
+        if isinstance(option.type, type) and issubclass(option.type, Enum):
+            known = [choice.value for choice in option.type]
+            if value not in known:
+                name = option.name.replace("_", "-")
+                raise ValueError(f"--{name} is {value!r}: there are {', '.join(known)}")
+    if not options.branch_lr > 0:
+        raise ValueError(f"--branch-lr is {options.branch_lr}: it must be above 0")
+    if options.branch_warmup_updates < 1:
+        raise ValueError(
+            f"--branch-warmup-updates is {options.branch_warmup_updates}: it must be at least 1"
+        )
+    freeze_after = options.freeze_branch_weights_after
+    if freeze_after is not None and freeze_after < 0:
+        raise ValueError(f"--freeze-branch-weights-after is {freeze_after}: it must be 0 or more")
+    if options.branch_residual == SUBLAYERS and options.branch_feed_forward == SHARED:
+        raise ValueError(
+            f"--branch-feed-forward is {SHARED} with --branch-residual {SUBLAYERS}: all branches "
+            "would compute the same, and alpha could not tell them apart; leave out one of the two"
+        )
+    if options.branch_training == SHAKE and options.branch_top_k is not None:
+        raise ValueError(
+            f"--branch-training {SHAKE} with --branch-top-k: no weight is larger than another "
+            "outside of training; leave out one of the two"
+        )
+    # the layer refuses it too, but knows of no command
+    if options.branch_top_k is not None and options.branch_weights == UNIFORM:
+        raise ValueError(
+            "--branch-weights uniform with --branch-top-k: no weight is larger than another; "
+            "leave out one of the two (that of a trained model by --model-overrides "
+            "\"{'branch_weights': 'uniform', 'branch_top_k': None}\")"
+        )
+
+
+def check_trainer(args: argparse.Namespace) -> None:
+    """Refuse trainers that go behind the optimizer's back.
+
+    Raises:
+        ValueError: such a one is asked for.
+    """
+    # BMUF overwrites weights with averages of the workers' and starts the optimizer anew; sharding
+    # makes another optimizer of the same class, without the schedules
+    for option, harmless in [("use_bmuf", False), ("zero_sharding", "none")]:
+        value = getattr(args, option, harmless)
+        if value != harmless:
+            raise ValueError(
+                f"--{option.replace('_', '-')} is {value}: kappa and alpha would leave the "
+                "simplex or their schedule, leave it out"
+            )
+
+
+def check_parts(cfg: TransformerConfig) -> None:
+    """Refuse what fairseq's own layers can do and branched ones cannot.
+
+    Raises:
+        ValueError: such a thing is asked for.
+    """
+    for option, value in [
+        ("cross-self-attention", cfg.cross_self_attention),
+        ("no-cross-attention", cfg.no_cross_attention),
+        ("quant-noise-pq", cfg.quant_noise.pq),
+        ("quant-noise-scalar", cfg.quant_noise.scalar),
+        ("encoder-xformers-att-config", cfg.encoder.xformers_att_config),
+        ("decoder-xformers-att-config", cfg.decoder.xformers_att_config),
+    ]:
+        if value:
+            raise ValueError(
+                f"--{option} is {value}: the weighted_transformer has no such thing, leave it out "
+                "or take --arch transformer"
+            )

@@ -1,0 +1,147 @@
+"""fairseq's transformer layers, whose attention heads and feed-forward units have weights κ and α.
+
+The reading of Ahmed, Keskar, Socher 2017 (arXiv:1711.02132, section 3) that keeps both sublayers:
+"layer normalization, and residual connections … are retained". With S the sum of the weights ::
+
+    h = LN(x + Σ κ_i b_i);    b_i = head_i W^{O_i} + b^O/S
+    y = LN(h + Σ α_i F_i(h)); F_i(h) = relu(h W_1^i + b_1^i) W_2^i + b_2/S
+
+κ scales columns of the output projection and α those of the second feed-forward layer: the rest is
+fairseq's. With κ_i = α_i = 1, which is 1/M times S = M, it is fairseq's layer.
+
+Shapes: M branches, d model width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from fairseq.models.transformer import TransformerConfig
+from fairseq.modules.transformer_layer import (
+    TransformerDecoderLayerBase,
+    TransformerEncoderLayerBase,
+)
+from torch import Tensor, nn
+
+from fairseq_plugins.fairseq_integration.forward_passes import InferenceCache
+from fairseq_plugins.weighted_transformer.branch_weights import BranchWeights
+from fairseq_plugins.weighted_transformer.branched_attention import AttentionHeads
+
+
+class WeightedLinear(nn.Linear):
+    """``Σ_i w_i (x_i W_i + b/S)``: a linear layer of M branches, with a weight for each.
+
+    Branch i has the columns i·c to (i+1)·c of the matrix, with c the input's width divided by M.
+    The weights scale the matrix: once in inference, and once a forward pass in training.
+
+    Args:
+        in_features: width of the input, a multiple of M.
+        out_features: width of the output.
+        weights: κ, or α, of M branches.
+
+    Raises:
+        ValueError: the input's width is not a multiple of M.
+    """
+
+    def __init__(self, in_features: int, out_features: int, weights: BranchWeights) -> None:
+        if in_features % weights.branches:
+            raise ValueError(
+                f"`ffn_embed_dim` is {in_features}: the {weights.branches} branches share it, so "
+                "it must be a multiple of `branches`"
+            )
+        super().__init__(in_features, out_features)
+        self.weights = weights
+        self._folded: InferenceCache[tuple[Tensor, Tensor]] = InferenceCache()
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map (…, in_features) to (…, out_features)."""
+        if self.training or torch.is_grad_enabled():
+            return F.linear(x, *self._fold())
+        return F.linear(x, *self._folded.get(self.parameters(), self._fold))
+
+    def _fold(self) -> tuple[Tensor, Tensor]:
+        (weights,) = self.weights()
+        matrix = self.weight.unflatten(1, (self.weights.branches, -1)) * weights[:, None]
+        # not all of it where only some branches contribute
+        bias = self.bias * (weights.sum() / self.weights.applied_sum)
+        # the weights are in single precision, whatever the matrix is in
+        return matrix.flatten(1).to(self.weight.dtype), bias.to(self.weight.dtype)
+
+    def train(self, mode: bool = True) -> WeightedLinear:
+        """Set the module in training mode or out of it."""
+        if mode:
+            # an optimizer is about to change the weights, behind autograd's back
+            self._folded.clear()
+        return super().train(mode)
+
+
+class WeightedAttention(AttentionHeads):
+    """fairseq's multi-head attention with weights κ of its heads.
+
+    Args:
+        embed_dim: d.
+        kappa: of as many branches as there are heads.
+        **options: those of fairseq's attention.
+    """
+
+    def __init__(self, embed_dim: int, kappa: BranchWeights, **options: Any) -> None:
+        super().__init__(embed_dim, kappa.branches, **options)
+        self.out_proj = WeightedLinear(embed_dim, embed_dim, kappa)
+        nn.init.xavier_uniform_(self.out_proj.weight)
+        nn.init.zeros_(self.out_proj.bias)
+
+
+class WeightedEncoderLayer(TransformerEncoderLayerBase):
+    """fairseq's encoder layer with κ in its attention and α in its feed-forward network.
+
+    Args:
+        cfg: fairseq's configuration of the model.
+        kappa: of as many branches as there are heads.
+        alpha: of as many.
+
+    Raises:
+        ValueError: the branches cannot share the feed-forward width.
+    """
+
+    def __init__(self, cfg: TransformerConfig, kappa: BranchWeights, alpha: BranchWeights) -> None:
+        super().__init__(cfg)
+        self.self_attn = WeightedAttention(
+            self.embed_dim, kappa, dropout=cfg.attention_dropout, self_attention=True
+        )
+        self.fc2 = WeightedLinear(cfg.encoder.ffn_embed_dim, self.embed_dim, alpha)
+
+
+class WeightedDecoderLayer(TransformerDecoderLayerBase):
+    """fairseq's decoder layer with κ in one attention or in both, and α in its network.
+
+    Args:
+        cfg: fairseq's configuration of the model.
+        kappas: of the attention to the "encoder", of masked "self"-attention, or of both.
+        alpha: of as many branches.
+
+    Raises:
+        ValueError: the branches cannot share the feed-forward width.
+    """
+
+    def __init__(
+        self, cfg: TransformerConfig, kappas: Mapping[str, BranchWeights], alpha: BranchWeights
+    ) -> None:
+        super().__init__(cfg)
+        dropout = cfg.attention_dropout
+        if "self" in kappas:
+            self.self_attn = WeightedAttention(
+                self.embed_dim, kappas["self"], dropout=dropout, self_attention=True
+            )
+        if "encoder" in kappas:
+            self.encoder_attn = WeightedAttention(
+                self.embed_dim,
+                kappas["encoder"],
+                dropout=dropout,
+                encoder_decoder_attention=True,
+                kdim=cfg.encoder.embed_dim,
+                vdim=cfg.encoder.embed_dim,
+            )
+        self.fc2 = WeightedLinear(cfg.decoder.ffn_embed_dim, self.embed_dim, alpha)
