@@ -17,7 +17,7 @@ help:
 	@echo "Set-up builds .venv once, with $(PYTHON); for another Python: make test PYTHON=python3.12"
 
 set-up:
-	@$(PYTHON) scripts/set_up.py
+	@bash scripts/set_up.sh $(PYTHON)
 
 quickstart: set-up
 	@.venv/bin/python scripts/quickstart.py
