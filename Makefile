@@ -20,10 +20,10 @@ set-up:
 	@bash scripts/set_up.sh $(PYTHON)
 
 quickstart: set-up
-	@.venv/bin/python scripts/quickstart.py
+	@.venv/bin/python -m scripts.quickstart.language_model
 
 quickstart-translation: set-up
-	@.venv/bin/python scripts/quickstart_translation.py
+	@.venv/bin/python -m scripts.quickstart.translation
 
 test: set-up
 	@.venv/bin/python -m pytest
@@ -33,14 +33,14 @@ lint: set-up
 	@.venv/bin/ruff format --check .
 
 bench: set-up
-	@.venv/bin/python scripts/benchmark_transformer_xl.py --dtype fp32 bf16 bf16-autocast \
+	@.venv/bin/python -m scripts.benchmark.transformer_xl --dtype fp32 bf16 bf16-autocast \
 		--output benchmark $(if $(ORIGINAL),--original "$(ORIGINAL)")
-	@.venv/bin/python scripts/benchmark_all_attention.py --dtype fp32 bf16 bf16-autocast \
+	@.venv/bin/python -m scripts.benchmark.all_attention --dtype fp32 bf16 bf16-autocast \
 		--output benchmark/all_attention \
 		$(if $(ORIGINAL_ADAPTIVE_SPAN),--original "$(ORIGINAL_ADAPTIVE_SPAN)")
-	@.venv/bin/python scripts/benchmark_product_key_memory.py --dtype fp32 bf16 bf16-autocast \
+	@.venv/bin/python -m scripts.benchmark.product_key_memory --dtype fp32 bf16 bf16-autocast \
 		--output benchmark/product_key_memory
-	@.venv/bin/python scripts/benchmark_product_key_memory.py --slots 65536 --heads 1 4 8 \
+	@.venv/bin/python -m scripts.benchmark.product_key_memory --slots 65536 --heads 1 4 8 \
 		--knn 8 32 --tokens 512 4096 --mode train inference search \
 		--output benchmark/product_key_memory_shapes
-	@.venv/bin/python scripts/benchmark_weighted_transformer.py --output benchmark/weighted_transformer
+	@.venv/bin/python -m scripts.benchmark.weighted_transformer --output benchmark/weighted_transformer

@@ -2,7 +2,7 @@
 # Transformer with adaptive spans, 24 layers, on enwik8: 209M parameters, published 0.98 bits per
 # character (Sukhbaatar et al. 2019, arXiv:1905.07799).
 #
-#   python scripts/prepare_enwik8.py --newlines eos --output DATA
+#   python -m scripts.prepare.enwik8 --newlines eos --output DATA
 #   bash examples/all_attention/adaptive_span_enwik8_large.sh train DATA CHECKPOINTS [options]
 #   bash examples/all_attention/adaptive_span_enwik8_large.sh finish DATA CHECKPOINTS [options]
 #   bash examples/all_attention/adaptive_span_enwik8_large.sh evaluate DATA CHECKPOINTS [options]

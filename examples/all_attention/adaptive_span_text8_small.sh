@@ -2,7 +2,7 @@
 # Transformer with adaptive spans, 12 layers, on text8: 38M parameters, published 1.11 bits per
 # character (Sukhbaatar et al. 2019, arXiv:1905.07799).
 #
-#   python scripts/prepare_text8.py --output DATA
+#   python -m scripts.prepare.text8 --output DATA
 #   bash examples/all_attention/adaptive_span_text8_small.sh train DATA CHECKPOINTS [options]
 #   bash examples/all_attention/adaptive_span_text8_small.sh evaluate DATA CHECKPOINTS [options]
 #

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # All-attention network, 36 layers, on enwik8: 114M parameters, published 0.98 bits per character.
 #
-#   python scripts/prepare_enwik8.py --newlines eos --output DATA
+#   python -m scripts.prepare.enwik8 --newlines eos --output DATA
 #   bash examples/all_attention/enwik8_large.sh train DATA CHECKPOINTS [options]
 #   bash examples/all_attention/enwik8_large.sh finish DATA CHECKPOINTS [options]
 #   bash examples/all_attention/enwik8_large.sh evaluate DATA CHECKPOINTS [options]

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # All-attention network, 18 layers, on enwik8: 39M parameters, published 1.01 bits per character.
 #
-#   python scripts/prepare_enwik8.py --newlines eos --output DATA
+#   python -m scripts.prepare.enwik8 --newlines eos --output DATA
 #   bash examples/all_attention/enwik8_small.sh train DATA CHECKPOINTS [options]
 #   bash examples/all_attention/enwik8_small.sh finish DATA CHECKPOINTS [options]
 #   bash examples/all_attention/enwik8_small.sh evaluate DATA CHECKPOINTS [options]

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # All-attention network, 36 layers, on text8: 114M parameters, published 1.08 bits per character.
 #
-#   python scripts/prepare_text8.py --output DATA
+#   python -m scripts.prepare.text8 --output DATA
 #   bash examples/all_attention/text8_large.sh train DATA CHECKPOINTS [options]
 #   bash examples/all_attention/text8_large.sh finish DATA CHECKPOINTS [options]
 #   bash examples/all_attention/text8_large.sh evaluate DATA CHECKPOINTS [options]

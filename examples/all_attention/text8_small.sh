@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # All-attention network, 18 layers, on text8: 38M parameters, published 1.11 bits per character.
 #
-#   python scripts/prepare_text8.py --output DATA
+#   python -m scripts.prepare.text8 --output DATA
 #   bash examples/all_attention/text8_small.sh train DATA CHECKPOINTS [options]
 #   bash examples/all_attention/text8_small.sh finish DATA CHECKPOINTS [options]
 #   bash examples/all_attention/text8_small.sh evaluate DATA CHECKPOINTS [options]

@@ -2,7 +2,7 @@
 # All-attention network, 36 layers, on WikiText-103: 133M parameters, published perplexity 20.6,
 # or 19.7 with line ends counted, as they are here.
 #
-#   python scripts/prepare_wikitext103.py --output DATA
+#   python -m scripts.prepare.wikitext103 --output DATA
 #   bash examples/all_attention/wt103.sh train DATA CHECKPOINTS [options]
 #   bash examples/all_attention/wt103.sh finish DATA CHECKPOINTS [options]
 #   bash examples/all_attention/wt103.sh evaluate DATA CHECKPOINTS [options]

@@ -2,7 +2,7 @@
 # Transformer of 12 layers and width 1600 on English news, with 0 to 3 memories of 512² slots:
 # 466M, 869M, 1,272M or 1,676M parameters.
 #
-#   python scripts/prepare_news.py --input NEWS --output DATA
+#   python -m scripts.prepare.news --input NEWS --output DATA
 #   bash examples/product_key_memory/12l_1600d.sh train DATA CHECKPOINTS MEMORIES [options]
 #   bash examples/product_key_memory/12l_1600d.sh evaluate DATA CHECKPOINTS [options]
 #

@@ -2,7 +2,7 @@
 # Transformer of 16 layers and width 1600 on English news, with 0 to 3 memories of 512² slots:
 # 589M, 992M, 1,395M or 1,798M parameters.
 #
-#   python scripts/prepare_news.py --input NEWS --output DATA
+#   python -m scripts.prepare.news --input NEWS --output DATA
 #   bash examples/product_key_memory/16l_1600d.sh train DATA CHECKPOINTS MEMORIES [options]
 #   bash examples/product_key_memory/16l_1600d.sh evaluate DATA CHECKPOINTS [options]
 #

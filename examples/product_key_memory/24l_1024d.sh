@@ -2,7 +2,7 @@
 # Transformer of 24 layers and width 1024 on English news, with 0 to 3 memories of 512² slots:
 # 364M, 627M, 891M or 1,154M parameters.
 #
-#   python scripts/prepare_news.py --input NEWS --output DATA
+#   python -m scripts.prepare.news --input NEWS --output DATA
 #   bash examples/product_key_memory/24l_1024d.sh train DATA CHECKPOINTS MEMORIES [options]
 #   bash examples/product_key_memory/24l_1024d.sh evaluate DATA CHECKPOINTS [options]
 #

@@ -2,7 +2,7 @@
 # Ablation of product-key memory: how many heads it has, and how many slots each of them reads
 # (Lample et al. 2019, section 4.5, figure 5).
 #
-#   python scripts/prepare_news.py --input NEWS --output DATA
+#   python -m scripts.prepare.news --input NEWS --output DATA
 #   bash examples/product_key_memory/ablation_heads.sh train DATA CHECKPOINTS HEADS KNN [options]
 #   bash examples/product_key_memory/ablation_heads.sh evaluate DATA CHECKPOINTS [options]
 #

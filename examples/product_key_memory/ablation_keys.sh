@@ -2,7 +2,7 @@
 # Ablation of product-key memory: product keys against flat ones (Lample et al. 2019, section 4.5,
 # table 4, figure 6).
 #
-#   python scripts/prepare_news.py --input NEWS --output DATA
+#   python -m scripts.prepare.news --input NEWS --output DATA
 #   bash examples/product_key_memory/ablation_keys.sh train DATA CHECKPOINTS SLOTS KEYS [options]
 #   bash examples/product_key_memory/ablation_keys.sh evaluate DATA CHECKPOINTS [options]
 #

@@ -2,7 +2,7 @@
 # Ablation of product-key memory: the layer that has it (Lample et al. 2019, section 4.5, table
 # 3).
 #
-#   python scripts/prepare_news.py --input NEWS --output DATA
+#   python -m scripts.prepare.news --input NEWS --output DATA
 #   bash examples/product_key_memory/ablation_position.sh train DATA CHECKPOINTS LAYER [options]
 #   bash examples/product_key_memory/ablation_position.sh evaluate DATA CHECKPOINTS [options]
 #

@@ -2,7 +2,7 @@
 # Ablation of product-key memory: its size, with and without batch norm of the queries (Lample et
 # al. 2019, section 4.5, table 2).
 #
-#   python scripts/prepare_news.py --input NEWS --output DATA
+#   python -m scripts.prepare.news --input NEWS --output DATA
 #   bash examples/product_key_memory/ablation_size.sh train DATA CHECKPOINTS SLOTS [options]
 #   bash examples/product_key_memory/ablation_size.sh evaluate DATA CHECKPOINTS [options]
 #

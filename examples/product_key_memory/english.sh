@@ -29,7 +29,7 @@ action=usage
 
 case $action in
 prepare)
-    python "$(dirname "$0")/../../scripts/prepare_news.py" --input "$2" --output "$3" \
+    PYTHONPATH="$(dirname "$0")/../..:${PYTHONPATH-}" python -m scripts.prepare.news --input "$2" --output "$3" \
         --bpe-size 8000 --bpe-tool subword-nmt "${@:4}"
     ;;
 train)

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Transformer-XL, 12 layers, on enwik8: 41M parameters, published 1.06 bits per character.
 #
-#   python scripts/prepare_enwik8.py --newlines drop --output DATA
+#   python -m scripts.prepare.enwik8 --newlines drop --output DATA
 #   bash examples/transformer_xl/enwik8_base.sh train DATA CHECKPOINTS [options]
 #   bash examples/transformer_xl/enwik8_base.sh evaluate DATA CHECKPOINTS [options]
 #

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Transformer-XL, 24 layers, on enwik8: 277M parameters, published 0.99 bits per character.
 #
-#   python scripts/prepare_enwik8.py --newlines drop --output DATA
+#   python -m scripts.prepare.enwik8 --newlines drop --output DATA
 #   bash examples/transformer_xl/enwik8_large.sh train DATA CHECKPOINTS [options]
 #   bash examples/transformer_xl/enwik8_large.sh evaluate DATA CHECKPOINTS [options]
 #

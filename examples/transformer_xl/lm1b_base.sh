@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Transformer-XL base on One Billion Word: 357M parameters (0.46B in the paper), published perplexity 23.5.
 #
-#   python scripts/prepare_lm1b.py --output DATA
+#   python -m scripts.prepare.lm1b --output DATA
 #   bash examples/transformer_xl/lm1b_base.sh train DATA CHECKPOINTS [options]
 #   bash examples/transformer_xl/lm1b_base.sh evaluate DATA CHECKPOINTS [options]
 #

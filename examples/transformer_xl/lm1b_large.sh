@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Transformer-XL large on One Billion Word: 841M parameters, published perplexity 21.8.
 #
-#   python scripts/prepare_lm1b.py --output DATA
+#   python -m scripts.prepare.lm1b --output DATA
 #   bash examples/transformer_xl/lm1b_large.sh train DATA CHECKPOINTS [options]
 #   bash examples/transformer_xl/lm1b_large.sh evaluate DATA CHECKPOINTS [options]
 #

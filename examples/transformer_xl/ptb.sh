@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Transformer-XL on Penn Treebank: 24M parameters, published perplexity 54.5.
 #
-#   python scripts/prepare_ptb.py --output DATA
+#   python -m scripts.prepare.ptb --output DATA
 #   bash examples/transformer_xl/ptb.sh train DATA CHECKPOINTS [options]
 #   bash examples/transformer_xl/ptb.sh evaluate DATA CHECKPOINTS [options]
 #

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Transformer-XL, 24 layers, on text8: 277M parameters, published 1.08 bits per character.
 #
-#   python scripts/prepare_text8.py --output DATA
+#   python -m scripts.prepare.text8 --output DATA
 #   bash examples/transformer_xl/text8_large.sh train DATA CHECKPOINTS [options]
 #   bash examples/transformer_xl/text8_large.sh evaluate DATA CHECKPOINTS [options]
 #

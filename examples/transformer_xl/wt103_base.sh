@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Transformer-XL standard on WikiText-103: 151M parameters, published perplexity 24.0.
 #
-#   python scripts/prepare_wikitext103.py --output DATA
+#   python -m scripts.prepare.wikitext103 --output DATA
 #   bash examples/transformer_xl/wt103_base.sh train DATA CHECKPOINTS [options]
 #   bash examples/transformer_xl/wt103_base.sh evaluate DATA CHECKPOINTS [options]
 #

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Transformer-XL large on WikiText-103: 285M parameters (257M in the paper), published perplexity 18.3.
 #
-#   python scripts/prepare_wikitext103.py --output DATA
+#   python -m scripts.prepare.wikitext103 --output DATA
 #   bash examples/transformer_xl/wt103_large.sh train DATA CHECKPOINTS [options]
 #   bash examples/transformer_xl/wt103_large.sh evaluate DATA CHECKPOINTS [options]
 #

@@ -2,7 +2,7 @@
 # Gating in the Weighted Transformer (section 4.5): only the K branches with the largest α
 # contribute, in training as well. Published: worse by a large margin, without figures.
 #
-#   python scripts/prepare_wmt14.py --pair en-de --bpe-size 37000 --output DATA
+#   python -m scripts.prepare.wmt14 --pair en-de --bpe-size 37000 --output DATA
 #   bash examples/weighted_transformer/gating.sh train DATA CHECKPOINTS K [options]
 #   bash examples/weighted_transformer/gating.sh evaluate DATA CHECKPOINTS [options]
 #

@@ -18,7 +18,7 @@ action=usage
 
 case $action in
 prepare)
-    python "$(dirname "$0")/../../scripts/prepare_translation.py" \
+    PYTHONPATH="$(dirname "$0")/../..:${PYTHONPATH-}" python -m scripts.prepare.translation \
         --source-lang en --target-lang de --train "$2/train" --valid "$2/val" \
         --test "$2/test_2016_flickr" --bpe-size 8000 --output "$3"
     ;;
@@ -43,7 +43,7 @@ train | train-plain)
     ;;
 evaluate)
     data=$2 checkpoints=$3
-    python "$(dirname "$0")/../../scripts/evaluate_translation.py" "$data/bin" \
+    PYTHONPATH="$(dirname "$0")/../..:${PYTHONPATH-}" python -m scripts.evaluate.translation "$data/bin" \
         --path "$checkpoints/checkpoint_last.pt" --source-lang en --target-lang de \
         --compound-split --beam 4 --lenpen 0.6 --output "$checkpoints/learned" "${@:4}"
     ;;

@@ -2,12 +2,12 @@
 # Table 3 of the Weighted Transformer: configuration (C), trained as ever, with the κ and α that it
 # has learned, with random ones and with 1/M, on newstest2013. Published BLEU: 24.8, 21.1, 23.4.
 #
-#   python scripts/prepare_wmt14.py --pair en-de --bpe-size 37000 --output DATA
+#   python -m scripts.prepare.wmt14 --pair en-de --bpe-size 37000 --output DATA
 #   bash examples/weighted_transformer/table3.sh train DATA CHECKPOINTS [options]
 #   bash examples/weighted_transformer/table3.sh evaluate DATA CHECKPOINTS [options]
 #
 # train is that of wmt14_en_de_2l.sh, whose checkpoints will do. evaluate writes
-# CHECKPOINTS/learned, random and uniform; its options are those of scripts/evaluate_translation.py.
+# CHECKPOINTS/learned, random and uniform; its options are those of scripts/evaluate/translation.py.
 # The paper does not say how random weights are drawn: here uniformly from the simplex, once for
 # all sentences and by the seed, so that "-- --seed 2" at the end gives others. Not run here.
 set -euo pipefail
@@ -20,7 +20,7 @@ train)
     ;;
 evaluate)
     for weights in learned random uniform; do
-        python "$(dirname "$0")/../../scripts/evaluate_translation.py" "$data/bin" \
+        PYTHONPATH="$(dirname "$0")/../..:${PYTHONPATH-}" python -m scripts.evaluate.translation "$data/bin" \
             --path "$checkpoints/checkpoint_last.pt" --source-lang en --target-lang de \
             --split test1 --compound-split --beam 4 --lenpen 0.6 --branch-weights "$weights" \
             --output "$checkpoints/$weights" "${@:4}"

@@ -3,7 +3,7 @@
 # dropout 0.3, 78M parameters. Published BLEU: 25.6 on newstest2013, where the plain
 # transformer, with a dropout of 0.1, has 25.5.
 #
-#   python scripts/prepare_wmt14.py --pair en-de --bpe-size 37000 --output DATA
+#   python -m scripts.prepare.wmt14 --pair en-de --bpe-size 37000 --output DATA
 #   bash examples/weighted_transformer/wmt14_en_de_8l.sh train DATA CHECKPOINTS [options]
 #   bash examples/weighted_transformer/wmt14_en_de_8l.sh evaluate DATA CHECKPOINTS [options]
 #
@@ -13,7 +13,7 @@
 # --freeze-branch-weights-after. As published, evaluate takes the last checkpoint; it translates
 # newstest2013, which is the part test1, and newstest2014, which is test, into CHECKPOINTS/test1
 # and test. Options of train are fairseq's (--fp16 needs --fp16-no-flatten-grads, --bf16 nothing
-# more), those of evaluate scripts/evaluate_translation.py's. Our own choice: merges of BPE,
+# more), those of evaluate scripts/evaluate/translation.py's. Our own choice: merges of BPE,
 # beam, length penalty. Computed, not measured, in fp32: 1.2 GiB for weights, gradients and
 # Adam's state; activations come on top of it. Not run here.
 set -euo pipefail
@@ -40,7 +40,7 @@ train)
     ;;
 evaluate)
     for part in test1 test; do
-        python "$(dirname "$0")/../../scripts/evaluate_translation.py" "$data/bin" \
+        PYTHONPATH="$(dirname "$0")/../..:${PYTHONPATH-}" python -m scripts.evaluate.translation "$data/bin" \
             --path "$checkpoints/checkpoint_last.pt" --source-lang en --target-lang de \
             --split "$part" --compound-split --beam 4 --lenpen 0.6 \
             --output "$checkpoints/$part" "${@:4}"

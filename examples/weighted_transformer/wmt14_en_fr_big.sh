@@ -3,7 +3,7 @@
 # branches, dropout 0.3, 209M parameters. Published BLEU: 41.4 on newstest2014, where the plain
 # transformer has 41.0.
 #
-#   python scripts/prepare_wmt14.py --pair en-fr --bpe-size 32000 --output DATA
+#   python -m scripts.prepare.wmt14 --pair en-fr --bpe-size 32000 --output DATA
 #   bash examples/weighted_transformer/wmt14_en_fr_big.sh train DATA CHECKPOINTS [options]
 #   bash examples/weighted_transformer/wmt14_en_fr_big.sh evaluate DATA CHECKPOINTS [options]
 #
@@ -13,7 +13,7 @@
 # --freeze-branch-weights-after. As published, evaluate takes the last checkpoint; it translates
 # newstest2013, which is the part test1, and newstest2014, which is test, into CHECKPOINTS/test1
 # and test. Options of train are fairseq's (--fp16 needs --fp16-no-flatten-grads, --bf16 nothing
-# more), those of evaluate scripts/evaluate_translation.py's. Our own choice: merges of BPE,
+# more), those of evaluate scripts/evaluate/translation.py's. Our own choice: merges of BPE,
 # beam, length penalty. The paper names no other dropout for French: Vaswani et al. 2017 had 0.1
 # for theirs, which is --dropout 0.1. Computed, not measured, in fp32: 3.1 GiB for weights,
 # gradients and Adam's state; activations come on top of it. Not run here.
@@ -41,7 +41,7 @@ train)
     ;;
 evaluate)
     for part in test1 test; do
-        python "$(dirname "$0")/../../scripts/evaluate_translation.py" "$data/bin" \
+        PYTHONPATH="$(dirname "$0")/../..:${PYTHONPATH-}" python -m scripts.evaluate.translation "$data/bin" \
             --path "$checkpoints/checkpoint_last.pt" --source-lang en --target-lang fr \
             --split "$part" --beam 4 --lenpen 0.6 \
             --output "$checkpoints/$part" "${@:4}"

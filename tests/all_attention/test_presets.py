@@ -8,7 +8,7 @@ import torch
 from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_INV_REGISTRY
 
 from fairseq_plugins.all_attention.model import PRESETS, AllAttentionConfig
-from untrained_models import build, make_task, sizes_of_arch
+from scripts.evaluate._untrained_models import build, make_task, sizes_of_arch
 
 # symbols of the published vocabularies
 SYMBOLS = {"enwik8": 205, "text8": 28, "wt103": 267_735}

@@ -16,7 +16,7 @@ from tests.command_files import (
     write_stand_ins,
 )
 from tests.end_to_end.commands import run
-from tests.scripts.saved_models import write_text
+from tests.scripts.evaluate.saved_models import write_text
 
 pytestmark = pytest.mark.filterwarnings(HYDRA)
 

@@ -76,9 +76,11 @@ def run_child(words):
     command, *arguments = map(str, words)
     if Path(command).name.startswith("fairseq-"):
         return run(Path(command).name, *arguments)
-    script = importlib.import_module(Path(arguments[0]).stem)
+    module, name, *given = arguments
+    assert module == "-m"
+    script = importlib.import_module(name)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sys, "argv", arguments)
+        patch.setattr(sys, "argv", [name, *given])
         assert script.main() == 0
     return ""
 

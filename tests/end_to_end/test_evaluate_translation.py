@@ -6,10 +6,10 @@ import re
 import pytest
 import sacrebleu
 
-import evaluate_translation
-import number_names
+from scripts.evaluate import translation as evaluate_translation
+from scripts.prepare import number_names
 from tests.end_to_end.commands import ALL, USER_DIR, forked, run
-from tests.scripts import translation_texts
+from tests.scripts.prepare import translation_texts
 
 TESTED = 29
 SMALL = (

@@ -21,7 +21,7 @@ from tests.end_to_end.commands import (
     run,
     tokens_evaluated,
 )
-from tests.scripts.foreign_models import CUTOFFS, adaptive_span, transformer_xl
+from tests.scripts.convert.foreign_models import CUTOFFS, adaptive_span, transformer_xl
 
 
 def write_text(foreign, path, lines, seed):
@@ -39,7 +39,7 @@ def run_importer(foreign, folder):
     named = [word for option, name in files for word in (f"--{option}", str(folder / name))]
     words = ("--source", foreign.source, *named, "--output", str(folder / "imported"))
     subprocess.run(
-        [sys.executable, "scripts/import_checkpoint.py", *words],
+        [sys.executable, "-m", "scripts.convert.checkpoint", *words],
         check=True,
         cwd=ROOT,
         env=environment(),

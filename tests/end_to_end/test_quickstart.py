@@ -5,10 +5,10 @@ import re
 
 import pytest
 
-import prepare_python_source
-import preprocess_command
-import quickstart
-import quickstart_steps
+from scripts.prepare import _preprocess as preprocess_command
+from scripts.prepare import python_source as prepare_python_source
+from scripts.quickstart import _steps as quickstart_steps
+from scripts.quickstart import language_model as quickstart
 from tests.end_to_end.commands import ROOT, forked
 
 
@@ -18,7 +18,7 @@ def output(tmp_path_factory):
     folder = tmp_path_factory.mktemp("quickstart")
     library = folder / "library"
     library.mkdir()
-    scripts = sorted((ROOT / "scripts").glob("*.py"))
+    scripts = sorted((ROOT / "scripts").glob("*/[a-z]*.py"))
     for number in range(120):
         lines = scripts[number % len(scripts)].read_text(encoding="utf-8").splitlines()
         part = "".join(f"{line}\n" for line in lines[number : number + 20] if line.isascii())

@@ -6,10 +6,10 @@ import shlex
 
 import pytest
 
-import evaluate_translation
-import preprocess_command
-import quickstart_steps
-import quickstart_translation as quickstart
+from scripts.evaluate import translation as evaluate_translation
+from scripts.prepare import _preprocess as preprocess_command
+from scripts.quickstart import _steps as quickstart_steps
+from scripts.quickstart import translation as quickstart
 from tests.end_to_end.commands import forked, run, run_child
 
 TESTED = 12

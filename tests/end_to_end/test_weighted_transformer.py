@@ -5,8 +5,8 @@ import re
 import pytest
 import torch
 
-import evaluate_translation
 import fairseq_plugins  # noqa: F401 (registers what checkpoints hold)
+from scripts.evaluate import translation as evaluate_translation
 from tests.end_to_end.commands import ALL, USER_DIR, forked, run
 from tests.weighted_transformer.tiny import assert_on_simplex
 

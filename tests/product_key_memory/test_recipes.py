@@ -22,7 +22,7 @@ from tests.command_files import (
 from tests.end_to_end.commands import run, tokens_evaluated
 from tests.product_key_memory.recipes import ARGUMENTS, PRODUCT_KEY_MEMORY
 from tests.product_key_memory.tiny import dictionary, memories, parameters
-from tests.scripts.saved_models import write_text
+from tests.scripts.evaluate.saved_models import write_text
 
 pytestmark = pytest.mark.filterwarnings(HYDRA)
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
-import set_up
+from scripts import set_up
 
 ROOT = Path(set_up.ROOT)
 PINS = set_up.read_pins(ROOT)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-import set_up
+from scripts import set_up
 
 ROOT = Path(__file__).resolve().parents[2]
 PINS = set_up.read_pins(ROOT)

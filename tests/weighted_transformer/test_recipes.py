@@ -11,10 +11,10 @@ import pytest
 import torch
 from fairseq.data.indexed_dataset import MMapIndexedDatasetBuilder
 
-import evaluate_translation
-import plot_branch_weights
 from fairseq_plugins.weighted_transformer.branch_weights import BranchWeights
 from fairseq_plugins.weighted_transformer.model import WeightedTransformer
+from scripts.evaluate import translation as evaluate_translation
+from scripts.plot import branch_weights as plot_branch_weights
 from tests import tiny
 from tests.command_files import (
     EXAMPLES,
@@ -59,8 +59,8 @@ def stand_ins(tmp_path_factory):
 def evaluations(stand_ins, recipe, *more):
     """The options of all evaluations of a command file."""
     found = []
-    for script, *given in commands(stand_ins, recipe, "evaluate", *more):
-        assert Path(script).resolve() == ROOT / "scripts" / "evaluate_translation.py"
+    for flag, module, *given in commands(stand_ins, recipe, "evaluate", *more):
+        assert (flag, module) == ("-m", "scripts.evaluate.translation")
         found.append(evaluate_translation.parse(given))
     return found
 

@@ -1,0 +1,1 @@
+"""Commands around the package: `python -m scripts.<task>.<name>`, listed in scripts/README.md."""

@@ -1,0 +1,155 @@
+"""Command lines: the parser, options that several commands share, and how a command ends."""
+
+import argparse
+import logging
+import re
+import sys
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from scripts._shared.commands import short
+
+
+class NamedFile(NamedTuple):
+    """A checkpoint or a log, and what tables and plots call it."""
+
+    label: str
+    path: Path
+
+
+def command_parser(description: str) -> argparse.ArgumentParser:
+    """Parser of a command whose module has this docstring, with ``python -m …`` in it as usage."""
+    return argparse.ArgumentParser(
+        prog=re.search(r"python -m scripts\.[\w.]+", description)[0],
+        description=description,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+
+
+def add_text_options(parser: argparse.ArgumentParser, output: str) -> None:
+    """Add the options that say which models score which text, and where results go."""
+    parser.add_argument(
+        "--data", type=Path, required=True, help="folder that fairseq-preprocess wrote"
+    )
+    add_checkpoint_option(parser)
+    parser.add_argument("--split", default="test", help="part of the data to score (test)")
+    parser.add_argument("--max-tokens", type=int, help="score only the first so many tokens (all)")
+    add_output_options(parser, output)
+
+
+def add_checkpoint_option(parser: argparse.ArgumentParser) -> None:
+    """Add the option that says which models are compared."""
+    parser.add_argument(
+        "--checkpoint",
+        nargs="+",
+        action="extend",
+        required=True,
+        metavar="[LABEL=]PATH",
+        help="models to compare, with what they are called in tables and plots",
+    )
+
+
+def add_output_options(parser: argparse.ArgumentParser, output: str) -> None:
+    """Add the options that say where to compute and where results go."""
+    parser.add_argument("--cpu", action="store_true", help="use no GPU")
+    parser.add_argument("--output", type=Path, default=Path(output), help=f"folder ({output})")
+
+
+def parse_named_files(option: str, words: list[str]) -> list[NamedFile]:
+    """Files that the words of an option name; one without a label is called by its path.
+
+    Raises ValueError when two have the same label.
+    """
+    files = []
+    for word in words:
+        label, equals, path = word.partition("=")
+        if not equals or Path(word).exists():
+            label, path = word, word
+        files.append(NamedFile(label, Path(path).resolve()))
+    labels = [file.label for file in files]
+    for label in labels:
+        if labels.count(label) > 1:
+            raise ValueError(
+                f"{option} has {label!r} more than once: give each a label of its own, LABEL=PATH"
+            )
+    return files
+
+
+def parse_numbers(option: str, text: str, kind: type, least: float, most: float) -> list:
+    """Rising, different numbers from a comma-separated list.
+
+    Args:
+        option: that it is the value of.
+        text: the list.
+        kind: int or float.
+        least: the numbers are at least this.
+        most: and at most this.
+
+    Raises ValueError when it is no such list.
+    """
+    try:
+        numbers = sorted({kind(word) for word in text.split(",")})
+    except ValueError:
+        numbers = []
+    if not numbers or not all(least <= number <= most for number in numbers):
+        bounds = f"at least {least}" if most == float("inf") else f"from {least} to {most}"
+        raise ValueError(
+            f"{option} is {text!r}: give numbers {bounds} with commas between them, no spaces"
+        )
+    return numbers
+
+
+def check_at_least(option: str, value: int, least: int) -> None:
+    """Raise ValueError for a number that is too small."""
+    if value < least:
+        raise ValueError(f"{option} is {value}: it must be at least {least}")
+
+
+def exit_status(
+    work: Callable[[], Any],
+    interrupted: str = "run the same command again",
+    output: Path | None = None,
+) -> int:
+    """Do the work of a command, tell in a sentence what went wrong, and return the exit status.
+
+    Args:
+        work: raises ValueError when something is in the way.
+        interrupted: what is left after Ctrl-C and how to go on.
+        output: --output, named when nothing can be written there.
+    """
+    # fairseq's imports let every message of every library through, and its loader of batches
+    # warns on machines without a GPU
+    root = logging.getLogger()
+    before = root.level
+    root.setLevel(logging.WARNING)
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="'pin_memory' argument is set as true")
+            work()
+    except KeyboardInterrupt:
+        print(f"\ninterrupted; {interrupted}", file=sys.stderr)
+        return 130
+    except (ValueError, FloatingPointError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    except OSError as error:
+        place = f"--output {short(output)}: " if output else ""
+        remedy = "make room, or give a folder where you may read and write"
+        print(f"error: {place}{error}: {remedy}", file=sys.stderr)
+        return 1
+    finally:
+        root.setLevel(before)
+    return 0
+
+
+def make_output_folder(output: Path) -> None:
+    """Make the folder of --output; raises ValueError when it cannot be written."""
+    try:
+        output.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ValueError(
+            f"--output {short(output)} cannot be written ({error.strerror}): "
+            "give a folder in a place where you may write"
+        ) from error

@@ -1,0 +1,101 @@
+"""Commands that the scripts show and run: programs of this environment, Ctrl-C, logs."""
+
+import os
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+# Seconds that a child gets to end by itself after Ctrl-C, and again after a signal of its own.
+PATIENCE = 5.0
+
+
+def short(path: Path) -> str:
+    """Path relative to the repository root where it lies inside, else absolute."""
+    return str(path.relative_to(ROOT) if path.is_relative_to(ROOT) else path)
+
+
+def program(name: str) -> str:
+    """Console script beside the running Python, named as a shell at the root finds it.
+
+    Raises ValueError when it is not installed.
+    """
+    path = Path(sys.executable).with_name(name)
+    if not path.exists():
+        raise ValueError(
+            f"{name} is not installed beside {sys.executable}: install the project into this "
+            "Python's environment, or use the Python of the environment that has it"
+        )
+    found = shutil.which(name)
+    return name if found and Path(found) == path else short(path)
+
+
+def python_command(command: str) -> list[str]:
+    """First words of a command of this repository: ``prepare.enwik8`` is one.
+
+    Raises ValueError when there is no Python beside the running one.
+    """
+    return [program(Path(sys.executable).name), "-m", f"scripts.{command}"]
+
+
+def format_command(words: list[str], width: int = 96) -> str:
+    """Shell command with its options on continued lines."""
+    groups = [[words[0]]]
+    for word in words[1:]:
+        if word.startswith("--"):
+            groups.append([])
+        groups[-1].append(word)
+    lines = [""]
+    for group in map(shlex.join, groups):
+        if len(lines[-1]) + len(group) > width and lines[-1]:
+            lines.append("   ")
+        lines[-1] = f"{lines[-1]} {group}" if lines[-1] else group
+    return " \\\n".join(lines)
+
+
+def stop(child: subprocess.Popen) -> None:
+    """End a child, which may have got Ctrl-C from the terminal already, and wait for its end."""
+    for number in (signal.SIGINT, signal.SIGKILL):
+        try:
+            child.wait(PATIENCE)
+            return
+        except subprocess.TimeoutExpired:
+            child.send_signal(number)
+    child.wait()
+
+
+@contextmanager
+def child_process(words: list[str], log: Path | None = None) -> Iterator[subprocess.Popen]:
+    """Run a command from the root during the block, its output to the log if one is given.
+
+    Raises ValueError when its exit status is not 0.
+    """
+    # The symbols are not ASCII: a child must not read or write them in the locale's encoding.
+    # Warnings of fairseq about its own use of hydra and torch would bury what matters.
+    environment = {**os.environ, "PYTHONIOENCODING": "utf-8", "PYTHONWARNINGS": "ignore"}
+    streams = {}
+    with ExitStack() as stack:
+        if log:
+            streams = {
+                "stdin": subprocess.PIPE,
+                "stdout": stack.enter_context(log.open("wb")),
+                "stderr": subprocess.STDOUT,
+            }
+        child = stack.enter_context(subprocess.Popen(words, cwd=ROOT, env=environment, **streams))
+        try:
+            yield child
+            child.wait()
+        except BaseException:
+            stop(child)
+            raise
+    if child.returncode:
+        place = f"in {short(log)}" if log else "above"
+        raise ValueError(
+            f"{Path(words[0]).name} ended with exit status {child.returncode}: "
+            f"remove the cause named by its messages {place} and run the same command again"
+        )

@@ -1,0 +1,1 @@
+"""Commands that time each paper's models beside others: `make bench`."""

@@ -1,0 +1,1 @@
+"""Commands that convert models of other code, and compare the result with it."""

@@ -1,0 +1,258 @@
+"""Checkpoints and configurations that other code wrote: what they hold, and what does not fit.
+
+Nothing in a file is executed. What is wrong is collected, so that a user learns it all at once.
+"""
+
+import json
+import pickle
+import re
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+from zipfile import is_zipfile
+
+import torch
+from torch import Tensor
+
+from scripts._shared.commands import short
+
+# Under one of these a training's checkpoint has the weights.
+_CONTAINERS = ("model", "state_dict")
+# what PyTorch says of a pickle that names a class or a function of other code
+_OTHER_CODE = re.compile(r"\bGLOBAL\b")
+# torch.nn.DataParallel puts it before each name
+_PREFIX = "module."
+
+
+def read_tensors(path: Path) -> dict[str, Tensor]:
+    """Tensors of a file that torch.save or safetensors wrote, by name.
+
+    What a training keeps beside the weights, and ``module.`` before all names, are left out.
+    Raises ValueError when there is no such file, or it is broken or holds more than tensors.
+    """
+    label = f"--checkpoint {short(path)}"
+    if not path.is_file():
+        raise ValueError(f"{label} is no file: name the weights that the original code saved")
+    content = _load_safetensors(path) if path.suffix == ".safetensors" else _load(path)
+    for name in _CONTAINERS:
+        if isinstance(content, dict) and isinstance(content.get(name), dict):
+            content = content[name]
+    if not (isinstance(content, dict) and content and all(isinstance(k, str) for k in content)):
+        raise ValueError(f"{label} holds {type(content).__name__}, not tensors by name")
+    others = [name for name, value in content.items() if not isinstance(value, Tensor)]
+    if others:
+        raise ValueError(
+            f"{label} has more than tensors among the weights: {', '.join(map(repr, others))}; "
+            "save these alone, as a state dict"
+        )
+    if all(name.startswith(_PREFIX) for name in content):
+        content = {name.removeprefix(_PREFIX): value for name, value in content.items()}
+    return content
+
+
+def _load_safetensors(path: Path) -> dict[str, Tensor]:
+    try:
+        from safetensors import SafetensorError
+        from safetensors.torch import load_file
+    except ImportError as error:
+        raise ValueError(
+            f"--checkpoint {short(path)} needs the package safetensors: pip install safetensors"
+        ) from error
+    try:
+        return load_file(path)
+    except SafetensorError as error:
+        raise ValueError(f"--checkpoint {short(path)} is broken: {error}") from error
+
+
+def _load(path: Path) -> Any:
+    label = f"--checkpoint {short(path)}"
+    try:
+        # files of before PyTorch 1.6 are no zip archives and cannot be mapped
+        return torch.load(path, map_location="cpu", weights_only=True, mmap=is_zipfile(path))
+    except Exception as error:
+        # reading a damaged file may fail in any way
+        of_pickle = isinstance(error, pickle.UnpicklingError)
+        if not (of_pickle and _OTHER_CODE.search(str(error))):
+            # PyTorch would advise to execute what is in it
+            detail = "" if of_pickle else f": {error}"
+            raise ValueError(f"{label} is broken or no file of torch.save{detail}") from error
+        raise ValueError(
+            f"{label} holds more than tensors, and loading the rest would execute what is in it. "
+            "If it is a whole model, extract its tensors where it was trained, with the original "
+            f'code:\n    model = torch.load("{path.name}", map_location="cpu")\n'
+            '    torch.save(model.state_dict(), "weights.pt")\nand name weights.pt here'
+        ) from error
+
+
+class ForeignTensors:
+    """Tensors by the names that the original code gave them.
+
+    Args:
+        tensors: the checkpoint's.
+        problems: takes what is wrong with them, a line each.
+    """
+
+    def __init__(self, tensors: dict[str, Tensor], problems: list[str]) -> None:
+        self._tensors = tensors
+        self._problems = problems
+        self._left = set(tensors)
+
+    def take(self, name: str, *shape: int) -> Tensor:
+        """Tensor of a name in single precision; zeros where a problem takes its place."""
+        self._left.discard(name)
+        found = self._tensors.get(name)
+        expected = " x ".join(map(str, shape))
+        if found is None:
+            self._problems.append(f"the checkpoint lacks {name} ({expected})")
+        elif found.layout != torch.strided or found.is_meta or not found.is_floating_point():
+            self._problems.append(f"{name} is not of floating-point numbers, all of them there")
+        elif tuple(found.shape) != shape:
+            got = " x ".join(map(str, found.shape)) or "a number"
+            self._problems.append(f"{name} is {got}, and by the configuration {expected}")
+        elif not found.isfinite().all():
+            self._problems.append(f"{name} has a number that is not finite")
+        else:
+            return found.float()
+        return torch.zeros(shape)
+
+    def take_tied(self, name: str, others: Iterable[str], *shape: int) -> Tensor:
+        """Tensor that the original has under several names, of which a file may keep any.
+
+        Notes a problem where they differ.
+        """
+        present = [other for other in (name, *others) if other in self._tensors]
+        tensor = self.take(present[0] if present else name, *shape)
+        for other in present[1:]:
+            again = self.take(other, *shape)
+            if not torch.equal(again, tensor):
+                self._problems.append(
+                    f"{other} differs from {present[0]}: the configuration says tied, the weights "
+                    "are not"
+                )
+        return tensor
+
+    def skip(self, name: str) -> None:
+        """Leave a tensor out that follows from the configuration."""
+        self._left.discard(name)
+
+    def note_surplus(self) -> None:
+        """Note a problem for each tensor that nobody took."""
+        self._problems += [
+            f"nothing takes {name!r} of the checkpoint" for name in sorted(self._left)
+        ]
+
+
+class ForeignConfig:
+    """Options of the original code, from a JSON file; groups of them count as one.
+
+    Args:
+        path: the file.
+        problems: takes what is wrong with them, a line each.
+
+    ``readable`` tells whether sizes can be told, and tensors be compared with them.
+
+    Raises ValueError when the file holds no options.
+    """
+
+    def __init__(self, path: Path, problems: list[str]) -> None:
+        self.readable = True
+        self._label = f"--config {short(path)}"
+        self._problems = problems
+        if not path.is_file():
+            raise ValueError(f"{self._label} is no file: name the model's options as JSON")
+        try:
+            read = json.loads(path.read_text(encoding="utf-8"))
+        except ValueError as error:
+            raise ValueError(f"{self._label} is not JSON: {error}") from error
+        if not isinstance(read, dict):
+            raise ValueError(f"{self._label} has no options: it must be an object of JSON")
+        self._values: dict[str, Any] = {}
+        self._unread: set[str] = set()
+        for name, value in read.items():
+            for option, given in (value if isinstance(value, dict) else {name: value}).items():
+                if json.dumps(self._values.get(option, given)) != json.dumps(given):
+                    self.note(f"{option} occurs twice, with different values")
+                self._values[option] = given
+                self._unread.add(option)
+
+    def unread(self) -> list[str]:
+        """Names of the options that nobody has asked for."""
+        return sorted(self._unread)
+
+    def name_of(self, *names: str) -> str:
+        """The one of several names of an option that the file has, else the first."""
+        return next((name for name in names if name in self._values), names[0])
+
+    def integer(self, name: str, least: int = 1, default: int | None = None) -> int | None:
+        """Whole number of at least ``least``; None after a problem."""
+        return self._checked(
+            name,
+            default,
+            lambda value: type(value) is int and value >= least,
+            f"a whole number of at least {least}",
+        )
+
+    def rate(self, name: str) -> float:
+        """Rate of a dropout, 0 where there is none."""
+        return self._checked(
+            name,
+            0.0,
+            lambda value: type(value) in (int, float) and 0 <= value < 1,
+            "a number in [0, 1)",
+        )
+
+    def flag(self, name: str, default: bool | None = None) -> bool | None:
+        """True or false; None after a problem."""
+        return self._checked(name, default, lambda value: isinstance(value, bool), "true or false")
+
+    def numbers(self, name: str) -> list[int] | None:
+        """List of rising whole numbers, which may be empty; None after a problem."""
+        return self._checked(
+            name,
+            None,
+            lambda value: (
+                isinstance(value, list)
+                and all(type(number) is int and number > 0 for number in value)
+                and sorted(set(value)) == value
+            ),
+            "a list of rising numbers",
+        )
+
+    def flags(self, name: str, length: int) -> list[bool] | None:
+        """List of so many truth values; None after a problem."""
+        return self._checked(
+            name,
+            None,
+            lambda value: (
+                isinstance(value, list)
+                and len(value) == length
+                and all(isinstance(flag, bool) for flag in value)
+            ),
+            f"a list of {length} times true or false",
+        )
+
+    def expect(self, name: str, value: Any, why: str, default: Any = None) -> None:
+        """Note a problem where an option has another value than the only one that is known."""
+        self._unread.discard(name)
+        found = self._values.get(name, value if default is None else default)
+        if found != value:
+            self._problems.append(f"{name} is {json.dumps(found)} in {self._label}: {why}")
+
+    def note(self, problem: str, readable: bool = True) -> None:
+        """Note a problem with the options, and whether sizes can be told nevertheless."""
+        self._problems.append(f"{self._label}: {problem}")
+        self.readable &= readable
+
+    def _checked(self, name: str, default: Any, fits: Any, description: str) -> Any:
+        self._unread.discard(name)
+        value = self._values.get(name, default)
+        if value is None:
+            self._problems.append(f"{self._label} lacks {name}: {description}")
+        elif not fits(value):
+            self._problems.append(
+                f"{name} is {json.dumps(value)} in {self._label}: it must be {description}"
+            )
+        else:
+            return value
+        self.readable = False
+        return None

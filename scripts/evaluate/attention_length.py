@@ -1,0 +1,261 @@
+r"""Loss of a text against the attention length: how far back a trained model makes use of it.
+
+    python -m scripts.evaluate.attention_length --data FOLDER --checkpoint XL=checkpoint_best.pt \
+        --mem-len 128,256,512,1024 --output attention_length
+
+The attention length is lengthened at evaluation, as for the results of Transformer-XL (section 4)
+and its tables 6 and 10 (columns "PPL best" and "Attn Len"). With --mem-len it is the memory; every
+token attends to the same number of tokens, as in the paper, unless --no-same-length is given.
+Models without a memory read the --extended-context before each segment anew: a token of a segment
+of S tokens sees that many tokens and up to S more.
+
+Writes attention_length.json, brought up to date after each figure, and attention_length.png, and
+prints a table. More streams (--batch-size) are faster, and each starts with an empty memory: one
+stream gives the exact figure of the text.
+"""
+
+import argparse
+import sys
+import time
+from typing import Any, NamedTuple
+
+import numpy as np
+from torch import device as Device
+
+from scripts._shared.command_line import (
+    NamedFile,
+    add_text_options,
+    check_at_least,
+    command_parser,
+    exit_status,
+    make_output_folder,
+    parse_named_files,
+    parse_numbers,
+)
+from scripts._shared.commands import short
+from scripts._shared.files import write_json
+from scripts._shared.machine import hardware_line
+from scripts._shared.results import check_plotting, markdown_table, save_plot
+from scripts._shared.scoring import (
+    choose_device,
+    has_absolute_positions,
+    in_unit,
+    load_language_model,
+    load_task,
+    load_tokens,
+    loss_unit,
+    max_segment,
+    model_options,
+    score_text,
+)
+
+
+class AttentionLength(NamedTuple):
+    """One length to evaluate with: ``mem_len``, or ``extended_context`` of a model without memory.
+
+    All in tokens; ``clamp_len`` None leaves the clamp as it was trained.
+    """
+
+    mem_len: int
+    extended_context: int
+    same_length: bool
+    clamp_len: int | None
+
+    @property
+    def tokens(self) -> int:
+        """The length itself."""
+        return self.mem_len or self.extended_context
+
+    def overrides(self) -> dict[str, Any]:
+        """Options of the model that differ from those of training."""
+        changed = {"mem_len": self.mem_len, "same_length": self.same_length}
+        return changed if self.clamp_len is None else {**changed, "clamp_len": self.clamp_len}
+
+
+def parse_lengths(arguments: argparse.Namespace) -> list[AttentionLength]:
+    """Attention lengths that the options ask for, rising.
+
+    Raises ValueError when options have impossible values or do not go together.
+    """
+    if arguments.clamp_len is not None:
+        check_at_least("--clamp-len", arguments.clamp_len, 1)
+    if arguments.extended_context is not None:
+        if arguments.same_length:
+            raise ValueError("--same-length acts on a memory: drop it, or give --mem-len")
+        contexts = parse_numbers(
+            "--extended-context", arguments.extended_context, int, 0, float("inf")
+        )
+        return [AttentionLength(0, context, False, arguments.clamp_len) for context in contexts]
+    same_length = arguments.same_length is not False
+    memories = parse_numbers("--mem-len", arguments.mem_len, int, 0, float("inf"))
+    if memories[0] == 0 and same_length:
+        raise ValueError(
+            f"--mem-len is {arguments.mem_len!r}: a memory of 0 tokens with --same-length leaves "
+            "nothing to attend to; leave 0 out, or give --no-same-length"
+        )
+    return [AttentionLength(memory, 0, same_length, arguments.clamp_len) for memory in memories]
+
+
+def check_length(checkpoint: NamedFile, length: AttentionLength, segment: int) -> None:
+    """Check that the model of a checkpoint can have this attention length.
+
+    Raises ValueError when it cannot.
+    """
+    options = model_options(checkpoint.path)
+    absolute = has_absolute_positions(options)
+    positions, span = options.get("positions"), options.get("attention_span")
+    if absolute and length.mem_len > 0:
+        raise ValueError(
+            f"--mem-len {length.mem_len}: {checkpoint.label} has --positions {positions}, which go "
+            "without a memory; give --extended-context in its place"
+        )
+    if absolute and length.clamp_len is not None:
+        raise ValueError(
+            f"--clamp-len {length.clamp_len}: {checkpoint.label} has --positions {positions}, "
+            "which encode no distances; leave it out"
+        )
+    if span is not None and length.mem_len > span:
+        raise ValueError(
+            f"--mem-len {length.mem_len}: {checkpoint.label} attends to --attention-span {span} "
+            "tokens and no more; give smaller numbers"
+        )
+    places = max_segment(options)
+    if positions == "learned-absolute" and segment + length.extended_context > places:
+        raise ValueError(
+            f"--extended-context {length.extended_context} with --tokens-per-sample {segment}: "
+            f"{checkpoint.label} has vectors of {places} places; the two must not exceed that"
+        )
+
+
+def measure(
+    checkpoint: NamedFile,
+    length: AttentionLength,
+    arguments: argparse.Namespace,
+    device: Device,
+) -> dict[str, Any]:
+    """One figure with all that it was got with; nats are a token's, seconds those of scoring."""
+    task = load_task(arguments.data, arguments.tokens_per_sample, length.extended_context)
+    tokens = load_tokens(task, arguments.split, arguments.max_tokens)
+    model = load_language_model(checkpoint.path, task, length.overrides(), device)
+    started = time.monotonic()
+    description = f"{checkpoint.label}, {length.tokens} tokens back"
+    losses = score_text(model, task, tokens, arguments.batch_size, description)
+    seconds = time.monotonic() - started
+    clamp = length.clamp_len or model_options(checkpoint.path).get("clamp_len")
+    nats, unit = float(np.mean(losses, dtype=np.float64)), loss_unit(task)
+    return {
+        "model": checkpoint.label,
+        "checkpoint": short(checkpoint.path),
+        "mem_len": length.mem_len,
+        "extended_context": length.extended_context,
+        "clamp_len": clamp,
+        "same_length": length.same_length,
+        "segment": arguments.tokens_per_sample,
+        "streams": arguments.batch_size,
+        "tokens": len(losses),
+        "tokens_of_split": len(load_tokens(task, arguments.split)),
+        "nats": nats,
+        "unit": unit,
+        "loss": in_unit(nats, unit),
+        "seconds": round(seconds, 3),
+    }
+
+
+def format_table(rows: list[dict[str, Any]]) -> str:
+    """Table of the figures in Markdown."""
+    headers = ["model", "memory", "extended context", "clamp", "same length", "segment", "streams"]
+    headers += ["tokens", rows[0]["unit"], "seconds"]
+    cells = [
+        [
+            row["model"],
+            str(row["mem_len"]),
+            str(row["extended_context"]),
+            str(row["clamp_len"] or "none"),
+            "yes" if row["same_length"] else "no",
+            str(row["segment"]),
+            str(row["streams"]),
+            f"{row['tokens']:,}",
+            f"{row['loss']:.4f}",
+            f"{row['seconds']:.1f}",
+        ]
+        for row in rows
+    ]
+    return markdown_table(headers, cells)
+
+
+def draw(axes: Any, rows: list[dict[str, Any]]) -> None:
+    """Draw each model's loss against the attention length."""
+    for label in dict.fromkeys(row["model"] for row in rows):
+        own = [row for row in rows if row["model"] == label]
+        lengths = [row["mem_len"] or row["extended_context"] for row in own]
+        axes.plot(lengths, [row["loss"] for row in own], marker="o", label=label)
+    recomputed = any(row["extended_context"] for row in rows)
+    axes.set_xlabel("extended context (tokens)" if recomputed else "memory (tokens)")
+    axes.set_ylabel(rows[0]["unit"])
+    axes.set_title(f"{rows[0]['tokens']:,} tokens, segments of {rows[0]['segment']}")
+    axes.grid(alpha=0.3)
+    axes.legend()
+
+
+def plot_attention_length(arguments: argparse.Namespace) -> None:
+    """Measure each model at each length; raises ValueError for what cannot be, before any work."""
+    checkpoints = parse_named_files("--checkpoint", arguments.checkpoint)
+    lengths = parse_lengths(arguments)
+    check_at_least("--batch-size", arguments.batch_size, 1)
+    task = load_task(arguments.data, arguments.tokens_per_sample)
+    tokens = load_tokens(task, arguments.split, arguments.max_tokens)
+    for checkpoint in checkpoints:
+        for length in lengths:
+            check_length(checkpoint, length, arguments.tokens_per_sample)
+    check_plotting()
+    make_output_folder(arguments.output)
+    device = choose_device(arguments.cpu)
+    whole = len(load_tokens(task, arguments.split))
+    part = "all" if len(tokens) == whole else f"only the first {len(tokens):,}"
+    print(f"{arguments.split} of {short(arguments.data.resolve())}: {part} of {whole:,} tokens")
+    rows: list[dict[str, Any]] = []
+    for checkpoint in checkpoints:
+        for length in lengths:
+            rows.append(measure(checkpoint, length, arguments, device))
+            write_json(
+                arguments.output / "attention_length.json",
+                {"split": arguments.split, "hardware": hardware_line(device), "rows": rows},
+            )
+    print(f"\n{format_table(rows)}\n")
+    for checkpoint in checkpoints:
+        best = min(
+            (row for row in rows if row["model"] == checkpoint.label), key=lambda row: row["nats"]
+        )
+        length = best["mem_len"] or best["extended_context"]
+        print(f"{checkpoint.label}: best at {length} tokens, {best['loss']:.4f} {best['unit']}")
+    save_plot(arguments.output / "attention_length.png", lambda axes: draw(axes, rows))
+    print(f"written to {short(arguments.output.resolve())}/attention_length.json and .png")
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Command line of the script; returns its exit status."""
+    parser = command_parser(__doc__)
+    add_text_options(parser, "attention_length")
+    lengths = parser.add_mutually_exclusive_group(required=True)
+    lengths.add_argument("--mem-len", help="memory lengths to evaluate with, such as 128,256,512")
+    lengths.add_argument(
+        "--extended-context",
+        help="tokens before each segment that are computed anew, for models without a memory",
+    )
+    parser.add_argument("--tokens-per-sample", type=int, default=128, help="segment length (128)")
+    parser.add_argument("--clamp-len", type=int, help="distance limit (as it was trained)")
+    parser.add_argument(
+        "--same-length",
+        action=argparse.BooleanOptionalAction,
+        help="every token attends to the same number of tokens (yes with --mem-len)",
+    )
+    parser.add_argument("--batch-size", type=int, default=1, help="number of parallel streams (1)")
+    parsed = parser.parse_args(arguments)
+    return exit_status(
+        lambda: plot_attention_length(parsed),
+        f"{short(parsed.output.resolve())}/attention_length.json keeps the figures so far",
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

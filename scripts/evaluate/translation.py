@@ -1,0 +1,370 @@
+r"""Translate a part of a text with a trained model and score all of it in several ways at once.
+
+    python -m scripts.evaluate.translation data/en-de/bin --source-lang en --target-lang de \
+        --path checkpoints/checkpoint_best.pt --output evaluation -- --max-tokens 4096
+
+For any translation model of fairseq or of this plugin. fairseq-generate translates every sentence,
+the units of a word are joined, and the tokens become text again as Moses does it. That is compared
+with the reference, a raw text with as many lines, of which none may be left out. Reported are
+sacreBLEU, the BLEU of Moses tokens as papers of 2017 give it, GLEU, and the share of translations
+that are right to the letter; scripts/evaluate/_translation_scores.py says how each is computed.
+
+What follows -- is for fairseq-generate: files there are taken from the root of the repository.
+
+OUTPUT/translation.txt    the translations as text, in the order of the part
+OUTPUT/scores.json        scores with their signatures, number of sentences, command
+OUTPUT/generate.log       messages of a fairseq-generate that failed
+"""
+
+import argparse
+import re
+import shlex
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from fairseq.data.indexed_dataset import IndexedDataset, infer_dataset_impl, make_dataset
+from sacremoses import MosesDetokenizer
+from tqdm import tqdm
+
+from fairseq_plugins.weighted_transformer.branch_weights import LEARNED, REPLACEMENTS, UNIFORM
+from scripts._shared.command_line import check_at_least, command_parser, make_output_folder
+from scripts._shared.commands import child_process, format_command, program, short
+from scripts._shared.files import write_json, write_text
+from scripts._shared.results import markdown_table
+from scripts._shared.scoring import read_checkpoint
+from scripts.evaluate._translation_scores import score
+from scripts.prepare._lines import read_lines
+from scripts.prepare._moses import check_language
+from scripts.prepare._steps import run_script
+
+COMPOUNDS = ("de",)
+
+
+def count_sentences(data: Path, split: str, languages: tuple[str, str]) -> int:
+    """Number of sentences of a part of binarized data.
+
+    Raises ValueError when there is no such part in these languages.
+    """
+    if not data.is_dir():
+        raise ValueError(f"{short(data)} is no folder: name the one that fairseq-preprocess wrote")
+    source, target = languages
+    # either translates from a folder that was made for the other
+    for pair in (f"{source}-{target}", f"{target}-{source}"):
+        path = str(data / f"{split}.{pair}.{source}")
+        if IndexedDataset.exists(path):
+            return len(make_dataset(path, infer_dataset_impl(path) or "cached"))
+    raise ValueError(
+        f"--split {split}: {short(data)} has no {split}.{source}-{target}.{source}.idx and .bin: "
+        "give the name of a part and the languages as fairseq-preprocess got them"
+    )
+
+
+def find_reference(data: Path, split: str, target: str) -> Path:
+    """File in which scripts.prepare.translation keeps the raw translations of a part.
+
+    Raises ValueError when there is none.
+    """
+    reference = data.parent / "references" / f"{split}.{target}"
+    if not reference.is_file():
+        raise ValueError(
+            f"--reference is left out, and there is no {short(reference)}, where "
+            "scripts.prepare.translation keeps those of a test part: name a file with the raw "
+            f"translations of --split {split}, a sentence a line"
+        )
+    return reference
+
+
+def check_checkpoints(
+    paths: Sequence[Path], branch_weights: str, languages: tuple[str, str]
+) -> None:
+    """Check the models of an ensemble, or the one.
+
+    Raises ValueError when a file is missing, translates between other languages, or has no branches
+    whose weights could be replaced like that.
+    """
+    for path in paths:
+        if not path.is_file():
+            raise ValueError(f"--path {short(path)} is no file: name one that fairseq-train wrote")
+        try:
+            state = read_checkpoint(path)
+        except ValueError as error:
+            # what other scripts call this option
+            raise ValueError(str(error).replace("--checkpoint", "--path", 1)) from error
+        _check_languages(path, state, languages)
+        if branch_weights == LEARNED:
+            continue
+        weights = state.get("model") if isinstance(state, dict) else None
+        # fairseq would take the option for any model, to no effect
+        if not any(name.endswith((".kappa", ".kappa_logits")) for name in weights or ()):
+            raise ValueError(
+                f"--branch-weights is {branch_weights}, and --path {short(path)} holds a model "
+                "without branches: leave it out, or name a weighted_transformer"
+            )
+        limit = _configuration(state, "model").get("branch_top_k")
+        if branch_weights == UNIFORM and limit is not None:
+            raise ValueError(
+                f"--branch-weights is uniform, and --path {short(path)} was trained with "
+                f"--branch-top-k {limit}, which has nothing to choose by then: leave the former "
+                "out, or give -- --model-overrides \"{'branch_weights': 'uniform', "
+                "'branch_top_k': None}\""
+            )
+
+
+def _configuration(state: Any, part: str) -> dict[str, Any]:
+    """What a checkpoint says of its task, its model and so on."""
+    cfg = state.get("cfg") if isinstance(state, dict) else None
+    found = (cfg or {}).get(part) or {}
+    # parsed arguments, or a configuration
+    return found if isinstance(found, dict) else vars(found)
+
+
+def _check_languages(path: Path, state: Any, languages: tuple[str, str]) -> None:
+    task = _configuration(state, "task")
+    trained = task.get("source_lang"), task.get("target_lang")
+    if None not in trained and trained != languages:
+        raise ValueError(
+            f"--path {short(path)} translates from {trained[0]} to {trained[1]}, not from "
+            f"{languages[0]} to {languages[1]}: give its own --source-lang and --target-lang"
+        )
+
+
+def generate_command(options: argparse.Namespace, extra: Sequence[str]) -> list[str]:
+    """Command that translates; what was given in ``extra`` counts but where a part would be lost.
+
+    Raises ValueError when fairseq is not installed.
+    """
+    words = [program("fairseq-generate"), short(options.data), "--user-dir", "fairseq_plugins"]
+    words += ["--source-lang", options.source_lang, "--target-lang", options.target_lang]
+    words += ["--beam", str(options.beam), "--lenpen", str(options.lenpen), "--remove-bpe"]
+    # without a seed random branch weights, and sampling, would be others each time
+    words += ["--seed", "1"]
+    if options.branch_weights != LEARNED:
+        words += ["--model-overrides", repr({"branch_weights": options.branch_weights})]
+    words += [*extra, "--path", ":".join(map(short, options.path))]
+    # fairseq's own 8 leaves up to 7 sentences out
+    return [*words, "--gen-subset", options.split, "--required-batch-size-multiple", "1"]
+
+
+def read_results(path: Path) -> tuple[dict[int, str], dict[int, str]]:
+    """Sources and best translations, as tokens, by their place in the part.
+
+    Args:
+        path: what fairseq-generate wrote.
+    """
+    sources: dict[int, str] = {}
+    translations: dict[int, str] = {}
+    # nothing but a newline ends a line: tokens may hold what else Python takes for an end
+    with path.open(encoding="utf-8", newline="\n") as file:
+        for line in file:
+            if found := re.match(r"S-(\d+)\t(.*)", line):
+                sources[int(found[1])] = found[2]
+            elif found := re.match(r"H-(\d+)\t[^\t]*\t(.*)", line):
+                # with --nbest the others follow the best
+                translations.setdefault(int(found[1]), found[2])
+    return sources, translations
+
+
+def run_generate(words: list[str], results: Path, log: Path, expected: int) -> None:
+    """Run a command that translates, with a progress bar over what it has written.
+
+    Args:
+        words: the command.
+        results: empty file in which it puts translations.
+        log: file for its output, which is left there only when it fails.
+        expected: how many there will be.
+
+    Raises ValueError when it fails.
+    """
+    try:
+        with (
+            results.open("rb") as written,
+            child_process(words, log) as child,
+            tqdm(total=expected, desc="translate", unit=" sentences", disable=None) as bar,
+        ):
+            ended = False
+            while not ended:
+                # what it writes last is read after its end
+                ended = child.poll() is not None
+                new = sum(line.startswith(b"H-") for line in written)
+                bar.update(min(new, expected - bar.n))
+                if not ended:
+                    time.sleep(0.2)
+    except KeyboardInterrupt:
+        log.unlink(missing_ok=True)
+        raise
+    log.unlink()
+
+
+def translate(
+    words: list[str], split: str, log: Path, expected: int
+) -> tuple[list[str], list[str]]:
+    """Sources and translations of a whole part in its order, as tokens.
+
+    Raises ValueError when the command fails or does not translate as many as expected.
+    """
+    with TemporaryDirectory() as folder:
+        results = Path(folder) / f"generate-{split}.txt"
+        results.touch()
+        run_generate([*words, "--results-path", folder], results, log, expected)
+        sources, translations = read_results(results)
+    if translations.keys() != set(range(expected)):
+        raise ValueError(
+            f"fairseq-generate gave {len(translations):,} translations of the {expected:,} "
+            f"sentences of --split {split}, so the scores would be of a part: leave out "
+            "--skip-invalid-size-inputs-valid-test, with which it passes over those that are too "
+            "long, --quiet, and --distributed-world-size"
+        )
+    places = range(expected)
+    return [sources.get(place, "") for place in places], [translations[place] for place in places]
+
+
+def detokenize(lines: Sequence[str], language: str) -> list[str]:
+    """Texts of lines of Moses tokens."""
+    detokenizer = MosesDetokenizer(lang=language)
+    return [detokenizer.detokenize(line.split()) for line in lines]
+
+
+def format_scores(scores: dict[str, Any]) -> str:
+    """Table of the scores in Markdown, and the signature of sacreBLEU."""
+    compounds = ", compounds split" if scores["tokenized"]["compounds_split"] else ""
+    found = {
+        "sacreBLEU": scores["detokenized"]["score"],
+        f"BLEU of Moses tokens{compounds}": scores["tokenized"]["score"],
+        "GLEU of these tokens": scores["gleu"],
+        "exact matches, %": scores["exact"],
+    }
+    rows = [[name, f"{value:.2f}"] for name, value in found.items()]
+    signature = scores["detokenized"]["signature"]
+    return f"{markdown_table(['', 'score'], rows)}\n\nsignature of sacreBLEU: {signature}"
+
+
+def _check(options: argparse.Namespace, extra: Sequence[str]) -> tuple[Path, list[str]]:
+    """Check the options before any work; return the file of the reference and its lines."""
+    check_at_least("--beam", options.beam, 1)
+    check_at_least("--examples", options.examples, 0)
+    for side in ("source", "target"):
+        check_language(getattr(options, f"{side}_lang"), f"{side}-lang")
+    if options.branch_weights != LEARNED and any(
+        word.partition("=")[0] == "--model-overrides" for word in extra
+    ):
+        raise ValueError(
+            f"--branch-weights is {options.branch_weights} and --model-overrides is given too: "
+            f"leave the first out, and add 'branch_weights': '{options.branch_weights}' to the "
+            "second"
+        )
+    languages = options.source_lang, options.target_lang
+    sentences = count_sentences(options.data, options.split, languages)
+    reference = options.reference
+    if reference is None:
+        reference = find_reference(options.data, options.split, options.target_lang)
+    references = list(read_lines(reference))
+    if len(references) != sentences:
+        raise ValueError(
+            f"--reference {short(reference)} has {len(references):,} lines, --split "
+            f"{options.split} of {short(options.data)} {sentences:,} sentences: give the raw text "
+            "that this part was made of; of a validation part, which scripts.prepare.translation "
+            "cleans, only the pairs that it kept"
+        )
+    languages = options.source_lang, options.target_lang
+    check_checkpoints(options.path, options.branch_weights, languages)
+    return reference, references
+
+
+def evaluate(options: argparse.Namespace, extra: Sequence[str]) -> None:
+    """Translate, score, write and print; raises ValueError for what cannot be."""
+    reference, references = _check(options, extra)
+    words = generate_command(options, extra)
+    new = not options.output.exists()
+    # before the long part
+    make_output_folder(options.output)
+    print(f"$ {format_command(words)}\n", flush=True)
+    try:
+        log = options.output / "generate.log"
+        sources, tokens = translate(words, options.split, log, len(references))
+    except BaseException:
+        if new:
+            # not of a command that failed, whose messages are there
+            with suppress(OSError):
+                options.output.rmdir()
+        raise
+    target = options.target_lang
+    translations = detokenize(tokens, target)
+    compounds = options.compound_split
+    compounds = target in COMPOUNDS if compounds is None else compounds
+    scores = {
+        "command": shlex.join(words),
+        "reference": short(reference),
+        "sentences": len(references),
+        **score(translations, references, target, compounds),
+    }
+    write_text(options.output / "translation.txt", "".join(f"{line}\n" for line in translations))
+    write_json(options.output / "scores.json", scores)
+    shown = detokenize(sources[: options.examples], options.source_lang)
+    # the rest is not shown
+    for source, translation, wanted in zip(shown, translations, references, strict=False):
+        print(f"source:      {source}\ntranslation: {translation}\nreference:   {wanted}\n")
+    print(f"{len(references):,} sentences, {options.split} of {short(options.data)}\n")
+    print(format_scores(scores))
+    print(f"\nwritten to {short(options.output)}/translation.txt and scores.json")
+
+
+def parse(arguments: list[str]) -> argparse.Namespace:
+    """Options of the command line, without those of fairseq-generate."""
+    parser = command_parser(__doc__)
+    add = parser.add_argument
+    add("data", type=Path, metavar="DATA_BIN", help="folder that fairseq-preprocess wrote")
+    add("--path", required=True, metavar="FILE[:FILE]", help="checkpoint, or those of an ensemble")
+    for side in ("source", "target"):
+        add(f"--{side}-lang", required=True, metavar="CODE", help=f"{side} language, such as en")
+    add("--split", default="test", metavar="PART", help="what to translate (%(default)s)")
+    add(
+        "--reference",
+        type=Path,
+        metavar="FILE",
+        help="raw translations, a sentence a line (what scripts.prepare.translation keeps of "
+        "the part: references/PART.CODE beside DATA_BIN)",
+    )
+    add("--beam", type=int, default=4, metavar="N", help="width of the beam (%(default)s)")
+    add(
+        "--lenpen",
+        type=float,
+        default=0.6,
+        metavar="X",
+        help="power of its length by which the score of a translation is divided (%(default)s)",
+    )
+    add(
+        "--compound-split",
+        action=argparse.BooleanOptionalAction,
+        help="split words at hyphens for the BLEU of tokens and GLEU (yes for German)",
+    )
+    add(
+        "--branch-weights",
+        choices=REPLACEMENTS,
+        default=LEARNED,
+        help="what weighs the branches of a weighted_transformer (%(default)s)",
+    )
+    add("--examples", type=int, default=0, metavar="N", help="print the first N sentences")
+    output = Path("evaluation")
+    add("--output", type=Path, default=output, metavar="DIR", help="folder (%(default)s)")
+    options = parser.parse_args(arguments)
+    options.path = [Path(path).resolve() for path in options.path.split(":")]
+    options.data, options.output = options.data.resolve(), options.output.resolve()
+    options.reference = options.reference and options.reference.resolve()
+    return options
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Command line of the script; returns its exit status."""
+    given = sys.argv[1:] if arguments is None else arguments
+    end = given.index("--") if "--" in given else len(given)
+    options, extra = parse(given[:end]), given[end + 1 :]
+    return run_script(lambda: evaluate(options, extra), options.output, "nothing is written")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""Commands that draw what a training did."""

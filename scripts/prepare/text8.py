@@ -1,0 +1,49 @@
+"""text8, 100 MB of English Wikipedia in 26 letters and the space, binarized for fairseq.
+
+    python -m scripts.prepare.text8 --output data/text8
+
+The first 90 million bytes train, the next 5 validate, the last 5 test. Symbols are the letters,
+and _ for the space; the text has no newlines and the corpus no </s>.
+"""
+
+import sys
+
+from scripts.prepare._characters import CharacterDataSet, binarize_characters
+from scripts.prepare._checksums import Checksum
+from scripts.prepare._corpus import argument_parser, prepare, run
+
+
+def symbol(byte: int) -> str:
+    """Name of a character in dict.txt."""
+    return chr(byte).replace(" ", "_")
+
+
+TEXT8 = CharacterDataSet(
+    name="text8",
+    mirrors=("https://mattmahoney.net/dc", "http://mattmahoney.net/dc"),
+    files=("text8.zip",),
+    checksums={"text8": Checksum("md5", "3bea1919949baf155f99411df5fada7e")},
+    vocabulary=27,
+    disk_bytes=300_000_000,
+    recipe="transformer_xl/text8_large",
+    member="text8",
+    sizes={"train": 90_000_000, "valid": 5_000_000, "test": 5_000_000},
+    symbol=symbol,
+)
+
+
+def main() -> int:
+    """Command line of the script; returns its exit status."""
+    arguments = argument_parser(__doc__, "text8.zip or the file text8 in it").parse_args()
+    return run(
+        arguments,
+        lambda request: prepare(
+            TEXT8,
+            request,
+            lambda source, folder: binarize_characters(TEXT8, source, folder, request),
+        ),
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

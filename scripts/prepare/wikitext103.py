@@ -1,0 +1,34 @@
+"""WikiText-103, 103 million words of English Wikipedia articles, binarized for fairseq.
+
+    python -m scripts.prepare.wikitext103 --output data/wikitext-103
+
+The splits are the archive's files wiki.{train,valid,test}.tokens. Each line ends with </s>, and
+an empty line is a lone </s>; the <unk> of the text is fairseq's <unk>.
+"""
+
+import sys
+
+from scripts.prepare._checksums import Checksum
+from scripts.prepare._words import WordDataSet, run_words
+
+WIKITEXT103 = WordDataSet(
+    name="WikiText-103",
+    mirrors=("https://wikitext.smerity.com", "http://wikitext.smerity.com"),
+    files=("wikitext-103-v1.zip",),
+    checksums={"wikitext-103-v1.zip": Checksum("md5", "9ddaacaf6af0710eda8c456decff7832")},
+    vocabulary=267_735,
+    disk_bytes=2_000_000_000,
+    recipe="transformer_xl/wt103_base",
+    splits={f"wiki.{split}.tokens": split for split in ("train", "valid", "test")},
+    # <unk> and the end of line
+    unlisted=2,
+)
+
+
+def main() -> int:
+    """Command line of the script; returns its exit status."""
+    return run_words(WIKITEXT103, __doc__, "wikitext-103-v1.zip")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""First commands: `make quickstart` and `make quickstart-translation`."""

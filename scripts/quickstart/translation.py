@@ -1,0 +1,192 @@
+"""Train a small Weighted Transformer to name numbers: what `make quickstart-translation` runs.
+
+    python -m scripts.quickstart.translation [--output quickstart/translation]
+
+Sentences with two numbers in words are translated from English to German, where a number is one
+long word in another order. None of the numbers that the model is tested on was in training.
+
+Each step prints what it does and the shell command it runs, to be pasted at the repository root.
+Ctrl-C is safe at any moment: the same command goes on from the last checkpoint.
+
+OUTPUT/corpus, OUTPUT/data    the sentences, and what fairseq reads of them in data/bin
+OUTPUT/checkpoints            of the training, whose log with the branches' weights is train.log
+OUTPUT/evaluation             translations of the test part, and their scores
+OUTPUT/result.json            options, sizes, scores and times
+"""
+
+import json
+import shlex
+import sys
+import time
+from pathlib import Path
+
+from scripts._shared.commands import (
+    ROOT,
+    child_process,
+    format_command,
+    program,
+    python_command,
+    short,
+)
+from scripts._shared.files import write_json
+from scripts.prepare.number_names import LANGUAGES
+from scripts.quickstart._steps import (
+    Training,
+    announce,
+    run_logged,
+    run_quickstart,
+)
+
+SOURCE, TARGET = LANGUAGES
+CORPUS_OPTIONS = shlex.split("""
+    --train 30000 --valid 500 --test 1000 --seed 1
+""")
+# A German number is one word, so its sentence can have a third as many words as the English one.
+PREPARATION_OPTIONS = shlex.split("""
+    --bpe-size 200 --max-ratio 4
+""")
+COMMON_OPTIONS = shlex.split(f"""
+    --user-dir fairseq_plugins --source-lang {SOURCE} --target-lang {TARGET}
+""")
+# For so short a training there is no dropout; a process that loads so little data would keep the
+# two cores from computing.
+TRAINING_OPTIONS = shlex.split("""
+    --distributed-world-size 1 --num-workers 0
+    --arch weighted_transformer_tiny --dropout 0 --attention-dropout 0
+    --criterion label_smoothed_cross_entropy --label-smoothing 0.1
+    --optimizer adam_with_branch_weights --adam-betas 0.9,0.98 --clip-norm 1
+    --lr 0.003 --lr-scheduler inverse_sqrt --warmup-updates 200 --max-update 1400
+    --freeze-branch-weights-after 1200 --max-tokens 3000 --required-batch-size-multiple 1
+    --save-interval-updates 200 --keep-interval-updates 1 --no-epoch-checkpoints --seed 1
+""")
+EXAMPLES = 10
+SENTENCE = "from thirty-nine to forty-five thousand, six hundred and ninety-two"
+
+
+def prepare(output: Path) -> None:
+    """Steps 1 and 2: the corpus, and what fairseq reads of it.
+
+    Raises ValueError when a command fails.
+    """
+    corpus = short(output / "corpus")
+    words = [*python_command("prepare.number_names"), *CORPUS_OPTIONS, "--output", corpus]
+    announce("[1] corpus: sentences with two numbers; those of a part are in no other one", words)
+    with child_process(words):
+        pass
+    words = [*python_command("prepare.translation"), "--source-lang", SOURCE]
+    words += ["--target-lang", TARGET, "--train", f"{corpus}/train", "--valid", f"{corpus}/valid"]
+    words += ["--test", f"{corpus}/test", *PREPARATION_OPTIONS, "--output", short(output / "data")]
+    announce("[2] preparation: units of words, the same for both languages", words)
+    run_logged(words, output / "preparation.log", "preparation")
+    for part, sizes in parts(output).items():
+        print(f"{part:5} {sizes['kept']:,} of {sizes['pairs']:,} pairs kept")
+    print(f"log in {short(output)}/preparation.log")
+
+
+def parts(output: Path) -> dict[str, dict]:
+    """Sizes of each part as the preparation recorded them."""
+    text = (output / "data" / "preparation.json").read_text(encoding="utf-8")
+    return json.loads(text)["parts"]
+
+
+def training(output: Path) -> Training:
+    """The training of step 3."""
+    return Training(
+        f"quickstart/{Path(__file__).name}",
+        output,
+        output / "data" / "bin",
+        [*COMMON_OPTIONS, *TRAINING_OPTIONS],
+        output / "train.log",
+    )
+
+
+def train(output: Path) -> None:
+    """Step 3: training, from the last checkpoint if there is one; raises ValueError if it fails."""
+    training(output).run(
+        3, "about 4 minutes on 2 cores", "counts an epoch at a time, until {goal} updates are done"
+    )
+
+
+def evaluation_command(output: Path, folder: str, *options: str) -> list[str]:
+    """Command that translates the test part and scores it, with its results in a folder."""
+    source = training(output)
+    words = [*python_command("evaluate.translation"), short(source.data), "--source-lang"]
+    words += [SOURCE, "--target-lang", TARGET, "--path", short(source.checkpoint), *options]
+    return [*words, "--output", short(output / folder)]
+
+
+def evaluate(output: Path) -> None:
+    """Step 4: translations of the test part and their scores, also written to result.json.
+
+    Raises ValueError when a command fails.
+    """
+    words = evaluation_command(output, "evaluation", "--examples", str(EXAMPLES))
+    announce("[4] evaluation: the test part, whose numbers were never trained on", words)
+    started = time.monotonic()
+    with child_process(words):
+        pass
+    seconds = time.monotonic() - started
+    scores = json.loads((output / "evaluation" / "scores.json").read_text(encoding="utf-8"))
+    updates, trained = training(output).progress()
+    result = {
+        "bleu": scores["detokenized"]["score"],
+        "exact": scores["exact"],
+        "sentences": scores["sentences"],
+        "updates": updates,
+        "training_seconds": round(trained, 1),
+        "evaluation_seconds": round(seconds, 1),
+        "pairs": {part: sizes["kept"] for part, sizes in parts(output).items()},
+        "corpus_options": CORPUS_OPTIONS,
+        "preparation_options": PREPARATION_OPTIONS,
+        "training_options": training(output).options,
+    }
+    write_json(output / "result.json", result)
+    print(
+        f"\n{updates} updates, {trained:.0f} s of training: BLEU {result['bleu']:.2f}, "
+        f"{result['exact']:.1f} % exact; written to {short(output)}/result.json",
+        flush=True,
+    )
+
+
+def next_commands(output: Path) -> dict[str, str]:
+    """Shell commands to try next, by what they show."""
+    source = training(output)
+    translate = [program("fairseq-interactive"), short(source.data), *COMMON_OPTIONS]
+    translate += ["--path", short(source.checkpoint), "--beam", "4", "--tokenizer", "moses"]
+    translate += ["--bpe", "subword_nmt", "--bpe-codes", short(output / "data" / "bpe" / "codes")]
+    plot = [*python_command("plot.branch_weights"), "--log", short(source.log)]
+    plot += ["--output", short(output / "branch_weights")]
+    uniform = evaluation_command(output, "uniform", "--branch-weights", "uniform")
+    return {
+        "another sentence, whose translation is in the line D-0": (
+            f"echo {shlex.quote(SENTENCE)} | {format_command(translate)}"
+        ),
+        "how the branches' weights changed in training, as a plot": format_command(plot),
+        "how much worse it is with the same weight for all branches": format_command(uniform),
+    }
+
+
+def suggest(output: Path) -> None:
+    """Step 5: what to try next."""
+    print("\n[5] what to try next")
+    for purpose, command in next_commands(output).items():
+        print(f"\n{purpose}\n$ {command}")
+    print("\nthe paper's models on WMT14: see examples/weighted_transformer/README.md", flush=True)
+
+
+def quickstart(output: Path) -> None:
+    """Run all the steps; those already done are passed over, evaluation is repeated."""
+    prepare(output)
+    train(output)
+    evaluate(output)
+    suggest(output)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Command line of the script; returns its exit status."""
+    folder = ROOT / "quickstart" / "translation"
+    return run_quickstart(quickstart, __doc__, folder, "quickstart-translation", arguments)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,122 @@
+"""The benchmark of the Weighted Transformer: equal results, right counts, what it reports."""
+
+import json
+import re
+
+import pytest
+import torch
+
+from fairseq_plugins.weighted_transformer.branched_attention import BranchedFeedForward
+from scripts.benchmark import _weighted_transformer_baselines as entries
+from scripts.benchmark import weighted_transformer as benchmark
+from scripts.benchmark._weighted_transformer_baselines import (
+    MODELS,
+    SIZES,
+    Size,
+    build_models,
+    build_sublayers,
+    check_same_outputs,
+    draw_batch,
+    generation,
+    training_step,
+)
+
+TINY = Size(layers=1, width=16, inner=32, heads=4)
+
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch):
+    """Sizes and a vocabulary that take no time."""
+    monkeypatch.setitem(SIZES, "small", TINY)
+    monkeypatch.setattr(entries, "SYMBOLS", 40)
+
+
+def test_branch_by_branch_computes_what_merged_branches_do():
+    sublayers = build_sublayers(TINY)
+    heads = torch.randn(7, 16)
+    expected = sublayers[MODELS.original](heads)
+    torch.testing.assert_close(sublayers[MODELS.ours](heads), expected)
+    assert sublayers[MODELS.plain](heads).shape == expected.shape
+
+
+def test_matrices_are_of_one_size():
+    counts = {
+        name: sum(p.numel() for p in module.parameters())
+        for name, module in build_sublayers(TINY).items()
+    }
+    assert counts[MODELS.ours] == counts[MODELS.original] == counts[MODELS.plain] + 2 * TINY.heads
+
+
+def test_whole_models_that_differ_are_not_compared(monkeypatch):
+    assert check_same_outputs(TINY, draw_batch(2, 5)) < 1e-5
+    right = entries.BranchByBranch.forward
+    monkeypatch.setattr(entries.BranchByBranch, "forward", lambda *args: 1.01 * right(*args))
+    with pytest.raises(ValueError, match=r"^the outputs of merged and branch by branch differ by"):
+        check_same_outputs(TINY, draw_batch(2, 5))
+
+
+def test_the_branch_loop_is_in_every_layer_of_its_model():
+    models = build_models(TINY)
+    for name, kind in [
+        (MODELS.ours, BranchedFeedForward),
+        (MODELS.original, entries.BranchByBranch),
+    ]:
+        found = [m for m in models[name].modules() if isinstance(m, BranchedFeedForward)]
+        assert [type(module) for module in found] == [kind] * 2
+    assert not any(isinstance(m, BranchedFeedForward) for m in models[MODELS.plain].modules())
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_step_trains_and_generation_has_the_length_asked_for(name):
+    model = build_models(TINY)[name]
+    before = {key: value.clone() for key, value in model.state_dict().items()}
+    batch = draw_batch(2, 5)
+    training_step(model, batch)()
+    changed = [key for key, value in model.state_dict().items() if not value.equal(before[key])]
+    assert any("encoder.layers.0" in key for key in changed)
+    lengths = []
+    generate = entries.SequenceGenerator.generate
+
+    class Noted(entries.SequenceGenerator):
+        def generate(self, *args, **kwargs):
+            found = generate(self, *args, **kwargs)
+            lengths.extend(len(hypotheses[0]["tokens"]) for hypotheses in found)
+            return found
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(entries, "SequenceGenerator", Noted)
+        generation(model, batch, 6)()
+    # and the end of the sentence
+    assert lengths == [7, 7]
+
+
+def test_multiply_adds_are_those_of_the_matrices():
+    options = benchmark.parse_options(["--tokens", "10", "--size", "small"])
+    made = benchmark.BranchBenchmark(options)
+
+    def count(mode, model):
+        return made.multiply_adds("small", benchmark.SUBLAYERS, mode, model)
+
+    assert count("inference", MODELS.plain) == 10 * (16 * 16 + 2 * 16 * 32)
+    # four heads of width 4 into inner widths of 8, and 32 into 16
+    assert count("inference", MODELS.ours) == 10 * (4 * 4 * 8 + 32 * 16)
+    # and W^O W_1: four products of (4, 16) and (16, 8)
+    assert count("train", MODELS.ours) == 3 * (10 * (4 * 4 * 8 + 32 * 16) + 4 * 4 * 16 * 8)
+    assert count("train", MODELS.original) == 0
+
+
+def test_it_reports_every_part(tmp_path, capsys):
+    words = ["--size", "small", "--tokens", "32", "--length", "4", "--steps", "2"]
+    output = ["--threads", "1", "--output", str(tmp_path / "out")]
+    assert benchmark.main([*words, *output]) == 0
+    printed = capsys.readouterr().out
+    rows = re.findall(r"^\| small, (\w+) \| (\w+) \| [\d/]+ \| ([\w ]+) \|", printed, re.MULTILINE)
+    parts = [("sublayers", "train"), ("sublayers", "inference"), ("training", "train")]
+    parts.append(("generation", "generate"))
+    assert rows == [(part, mode, model) for part, mode in parts for model in MODELS]
+    assert "peak memory" not in printed
+    assert "small: outputs differ by" in printed
+    written = json.loads((tmp_path / "out" / "benchmark.json").read_text())
+    assert len(written["measurements"]) == 12
+    assert all(len(row["seconds"]) == 2 for row in written["measurements"])
+    assert (tmp_path / "out" / "benchmark.png").exists()

@@ -1,0 +1,289 @@
+import functools
+import re
+import shlex
+from typing import NamedTuple
+
+import pytest
+import torch
+from fairseq import checkpoint_utils
+
+from fairseq_plugins.segment_language_model.recurrence import Recurrence
+from tests.reference import foreign_models as reference
+from tests.scripts.convert.foreign_models import (
+    CUTOFFS,
+    LAYOUTS,
+    SYMBOLS,
+    adaptive_span,
+    run_importer,
+    transformer_xl,
+)
+
+TOLERANCE = 2e-4
+
+
+class Imported(NamedTuple):
+    """What fairseq loads of an import."""
+
+    model: torch.nn.Module
+    dictionary: object
+    cfg: object
+    options: str
+
+
+def load(output):
+    """The model of an import's checkpoint.pt, with its dict.txt, as fairseq's commands load it."""
+    models, cfg, task = checkpoint_utils.load_model_ensemble_and_task(
+        [str(output / "checkpoint.pt")], arg_overrides={"data": str(output)}
+    )
+    options = (output / "options.txt").read_text(encoding="utf-8")
+    return Imported(models[0].eval(), task.dictionary, cfg.model, options)
+
+
+def imported(foreign, folder, name="model.pt", leave_out=()):
+    foreign.write(folder, name, leave_out)
+    assert run_importer(foreign, folder, folder / "output", name) == 0
+    return load(folder / "output")
+
+
+@functools.cache
+def of_layout(folder, layout):
+    foreign = LAYOUTS[layout]()
+    return foreign, imported(foreign, folder / layout)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("imports")
+
+
+def stream(foreign, length=40, seed=3):
+    """Numbers of the original's, <eos> and <unk> among them."""
+    generator = torch.Generator().manual_seed(seed)
+    numbers = torch.randperm(len(foreign.symbols), generator=generator).tolist()
+    rest = torch.randint(len(foreign.symbols), (length,), generator=generator).tolist()
+    return (numbers + rest)[:length]
+
+
+def our_numbers(foreign, dictionary):
+    """Of each of the original's symbols the number in fairseq's dictionary."""
+    return torch.tensor(
+        [dictionary.index("</s>" if symbol == "<eos>" else symbol) for symbol in foreign.symbols]
+    )
+
+
+@torch.no_grad()
+def log_probabilities(found, tokens, length):
+    """log p (T, V) of what follows each token of a stream, read in segments with a memory."""
+    memory, parts = Recurrence(), []
+    for start in range(0, len(tokens), length):
+        output = found.model(tokens[None, start : start + length], recurrence=memory.at(start))
+        parts.append(found.model.get_normalized_probs(output, log_probs=True)[0])
+    return torch.cat(parts)
+
+
+def largest_difference(foreign, found, length=7, expected=None):
+    numbers = stream(foreign)
+    ours = our_numbers(foreign, found.dictionary)
+    got = log_probabilities(found, ours[numbers], length)[:, ours]
+    if expected is None:
+        expected = foreign.log_probabilities(numbers)
+    return (got - expected).abs().max().item()
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_every_log_probability_is_the_originals(folder, layout):
+    foreign, found = of_layout(folder, layout)
+    assert largest_difference(foreign, found) < TOLERANCE
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_probabilities_add_up_and_made_up_symbols_have_none(folder, layout):
+    foreign, found = of_layout(folder, layout)
+    ours = our_numbers(foreign, found.dictionary)
+    assert len(set(ours.tolist())) == len(foreign.symbols)
+    probabilities = log_probabilities(found, ours[stream(foreign, 9)], 7).exp()
+    assert probabilities.size(1) == len(found.dictionary)
+    torch.testing.assert_close(probabilities.sum(1), torch.ones(9))
+    made_up = set(range(len(found.dictionary))) - set(ours.tolist())
+    assert len(made_up) == (2 if "<unk>" in foreign.symbols else 3)
+    assert {found.dictionary.bos(), found.dictionary.pad()} <= made_up
+    assert not probabilities[:, sorted(made_up)].any()
+
+
+@pytest.mark.parametrize("layout", ["all-attention", "hf-div2", "all-attention-trimmed", "span-ff"])
+def test_the_segments_length_makes_no_difference_where_the_original_has_none(folder, layout):
+    foreign, found = of_layout(folder, layout)
+    for length in (1, 40):
+        settings = {"tgt_len": length} if layout == "hf-div2" else {}
+        expected = foreign.log_probabilities(stream(foreign), **settings)
+        assert largest_difference(foreign, found, length, expected) < TOLERANCE
+
+
+def test_the_cases_depend_on_what_they_pin(folder):
+    """Far keys beyond the spans leave less than 1, and zero vectors are attended to."""
+    for layout in ("span-ff", "all-attention", "all-attention-trimmed"):
+        foreign, found = of_layout(folder, layout)
+        without = reference.adaptive_span(
+            foreign.tensors, foreign.config, stream(foreign), epsilon=0.0
+        )
+        assert largest_difference(foreign, found, expected=without) > 0.01
+    for layout in ("hf-plain", "all-attention", "span-ff-fixed"):
+        foreign, found = of_layout(folder, layout)
+        decoder = found.model.decoder
+        decoder.context = decoder.context._replace(from_zeros=False)
+        assert largest_difference(foreign, found) > 0.01
+        decoder.context = decoder.context._replace(from_zeros=True)
+
+
+def test_the_dictionary_is_in_the_originals_order(folder):
+    _, found = of_layout(folder, "txl-div2")
+    expected = ["<s>", "<pad>", "</s>", "<unk>"]
+    expected += [symbol for symbol in SYMBOLS if symbol not in ("<eos>", "<unk>")]
+    assert found.dictionary.symbols == expected
+
+
+@pytest.mark.parametrize(
+    ("layout", "added"),
+    [
+        ("txl-div1", 2),
+        ("txl-div2", 2),
+        ("hf-div2-untied-pre-lnorm", 3),
+        ("all-attention-adaptive-io", 3),
+        ("span-ff-adaptive-io-untied", 2),
+    ],
+)
+def test_cutoffs_move_by_the_number_of_added_symbols(folder, layout, added):
+    _, found = of_layout(folder, layout)
+    cutoffs = [cutoff + added for cutoff in CUTOFFS]
+    expected = ",".join(map(str, cutoffs))
+    assert found.cfg.adaptive_input_cutoff == found.cfg.adaptive_softmax_cutoff == expected
+    assert found.model.decoder.adaptive_softmax.cutoff == [*cutoffs, len(found.dictionary)]
+
+
+@pytest.mark.parametrize(
+    ("name", "foreign"),
+    [
+        ("pytorch_model.bin", transformer_xl(CUTOFFS, 2, hugging_face=True)),
+        (
+            "model.safetensors",
+            transformer_xl(CUTOFFS, 2, hugging_face=True, tie_projs=[True] * 4),
+        ),
+        ("checkpoint.pt", adaptive_span(cutoffs=CUTOFFS)),
+    ],
+)
+def test_tied_duplicates_may_be_missing(tmp_path, name, foreign):
+    assert "in_emb.emb_projs.0" not in foreign.duplicates
+    assert len(foreign.duplicates) >= 7
+    found = imported(foreign, tmp_path, name, foreign.duplicates)
+    assert largest_difference(foreign, found) < TOLERANCE
+
+
+def test_half_precision_of_before_zip_archives_is_read(tmp_path):
+    foreign = transformer_xl()
+    half = {name: tensor.half() for name, tensor in foreign.tensors.items()}
+    foreign = foreign._replace(tensors=half)
+    foreign.write(tmp_path)
+    content = {"state_dict": half, "epoch": 3}
+    torch.save(content, tmp_path / "model.pt", _use_new_zipfile_serialization=False)
+    assert run_importer(foreign, tmp_path, tmp_path / "output") == 0
+    found = load(tmp_path / "output")
+    assert all(parameter.dtype == torch.float32 for parameter in found.model.parameters())
+    assert largest_difference(foreign, found) < TOLERANCE
+
+
+def test_options_are_the_models(folder):
+    words = shlex.split(of_layout(folder, "hf-div2")[1].options)
+    assert words[:2] == ["--arch", "transformer_xl"]
+    options = dict(zip(words, [*words[1:], ""], strict=True))
+    expected = {
+        "--decoder-layers": "2",
+        "--decoder-embed-dim": "16",
+        "--decoder-attention-heads": "2",
+        "--decoder-ffn-embed-dim": "24",
+        "--mem-len": "10",
+        "--dropout": "0.1",
+        "--embed-dropout": "0.1",
+        "--output-dropout": "0.1",
+        "--activation-dropout": "0.1",
+        "--attention-dropout": "0.05",
+        "--tokens-per-sample": "7",
+    }
+    assert {name: options[name] for name in expected} == expected
+    assert {"--untie-r", "--zero-memory", "--tie-adaptive-proj"} <= set(words)
+    assert not {"--clamp-len", "--same-length", "--tie-adaptive-head-proj"} & set(words)
+
+    words = shlex.split(of_layout(folder, "all-attention")[1].options)
+    assert words[:2] == ["--arch", "all_attention_lm"]
+    options = dict(zip(words, [*words[1:], ""], strict=True))
+    expected = {
+        "--persistent-vectors": "5",
+        "--decoder-ffn-embed-dim": "0",
+        "--attention-span": "12",
+        "--span-ramp": "3",
+        "--span-epsilon": "1e-08",
+        "--attention-dropout": "0.1",
+        "--activation-dropout": "0.0",
+        "--embed-dropout": "0.05",
+        "--output-dropout": "0.05",
+    }
+    assert {name: options[name] for name in expected} == expected
+    words = shlex.split(of_layout(folder, "span-ff")[1].options)
+    assert words[words.index("--activation-dropout") + 1] == "0.1"
+
+
+def test_a_vocabulary_without_line_ends_is_imported(tmp_path, capsys):
+    foreign = transformer_xl()
+    foreign = foreign._replace(symbols=[f"c{number}" for number in range(30)])
+    foreign.write(tmp_path)
+    assert run_importer(foreign, tmp_path, tmp_path / "output") == 0
+    assert "the vocabulary has no <eos> and no <unk>: evaluation" in capsys.readouterr().out
+    found = load(tmp_path / "output")
+    assert largest_difference(foreign, found) < TOLERANCE
+    tokens = our_numbers(foreign, found.dictionary)[stream(foreign)][None]
+    output = found.model(tokens)
+    with torch.no_grad():
+        found.model.get_normalized_probs(output, True, {"target": tokens})
+        # padding is not text
+        padded = tokens.clone()
+        padded[0, -3:] = found.dictionary.pad()
+        found.model.get_normalized_probs(output, True, {"target": padded})
+        for symbol in ("</s>", "<unk>"):
+            tokens[0, 5] = found.dictionary.index(symbol)
+            message = f"the text has {symbol}, which the model was converted without"
+            with pytest.raises(ValueError, match=f"^{re.escape(message)}"):
+                found.model.get_normalized_probs(output, True, {"target": tokens})
+
+
+@pytest.mark.parametrize("kept", ["first", "second"])
+def test_a_file_may_keep_either_name_of_a_tied_tensor(tmp_path, kept):
+    foreign = transformer_xl(CUTOFFS, 2, hugging_face=True)
+    names = {}
+    for name, tensor in foreign.tensors.items():
+        names.setdefault(tensor.data_ptr(), []).append(name)
+    left_out = [n for tied in names.values() for n in (tied[1:] if kept == "first" else tied[:-1])]
+    assert left_out
+    foreign.write(tmp_path, "model.safetensors", tuple(left_out))
+    assert run_importer(foreign, tmp_path, tmp_path / "output", "model.safetensors") == 0
+    assert largest_difference(foreign, load(tmp_path / "output")) < TOLERANCE
+
+
+def test_huggingfaces_shared_u_and_v_have_a_name_in_each_layer(tmp_path):
+    foreign = transformer_xl(hugging_face=True, untie_r=False)
+    tensors = dict(foreign.tensors)
+    for name in ("r_w_bias", "r_r_bias"):
+        for number in (0, 1):
+            shared = tensors[f"transformer.{name}"]
+            tensors[f"transformer.layers.{number}.dec_attn.{name}"] = shared
+    foreign._replace(tensors=tensors).write(tmp_path)
+    assert run_importer(foreign, tmp_path, tmp_path / "output") == 0
+    assert largest_difference(foreign, load(tmp_path / "output")) < TOLERANCE
+
+
+def test_older_names_of_transformers_are_read(tmp_path):
+    foreign = transformer_xl(CUTOFFS, 2, hugging_face=True)
+    config = dict(foreign.config)
+    config["n_token"] = config.pop("vocab_size")
+    config["tie_weight"] = config.pop("tie_word_embeddings", True)
+    foreign._replace(config=config).write(tmp_path)
+    assert run_importer(foreign, tmp_path, tmp_path / "output") == 0
+    assert largest_difference(foreign, load(tmp_path / "output")) < TOLERANCE

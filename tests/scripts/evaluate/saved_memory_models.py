@@ -1,0 +1,146 @@
+"""Checkpoints of models with product-key memories, and what they were trained on."""
+
+import argparse
+import dataclasses
+import json
+
+import numpy as np
+import torch
+from fairseq.data.indexed_dataset import MMapIndexedDatasetBuilder
+from fairseq.tasks import TASK_DATACLASS_REGISTRY
+
+from scripts.evaluate import memory_usage as measure_memory_usage
+from tests import tiny
+from tests.product_key_memory.tiny import MEMORY, memories, tiny_language_model, tiny_transformer
+from tests.scripts.evaluate import saved_models
+
+EOS = 2
+TOKENS = 97
+# 9 slots, of which each of 2 heads reads 2
+SMALL = {"memory_slots": 9, "memory_heads": 2, "memory_knn": 2, "memory_query_dim": 6}
+# tokens of the sentences in two languages
+PAIRS = ((4, 6), (9, 3), (2, 2), (7, 5), (5, 5), (3, 8), (1, 1))
+SOURCES, TARGETS = map(sum, zip(*PAIRS, strict=True))
+# what tests.product_key_memory.tiny builds
+_BLOCKS = {
+    "decoder_layers": 3,
+    "decoder_embed_dim": 16,
+    "decoder_ffn_embed_dim": 24,
+    "decoder_attention_heads": 2,
+    "tokens_per_sample": 16,
+    "max_target_positions": None,
+    "add_bos_token": False,
+    "memory_optimizer": None,
+    "tpu": False,
+}
+_PAIRS = {"dropout": 0.0, "encoder_memory_layers": "2", "decoder_memory_layers": "1"}
+for part in ("encoder", "decoder"):
+    _PAIRS |= {f"{part}_layers": 2, f"{part}_embed_dim": 16, f"{part}_ffn_embed_dim": 24}
+    _PAIRS |= {f"{part}_attention_heads": 2}
+
+
+def task_options(name, **given):
+    """Options of a task as checkpoints hold them: those of other parts of fairseq as given."""
+    others = {"seed": 1, "tpu": False, "use_plasma_view": False, "required_seq_len_multiple": 1,
+              "data_buffer_size": 10, "plasma_path": "", "train_subset": "train"}  # fmt: skip
+    options = {
+        option.name: others.get(option.name) if str(option.default).startswith("$") else
+        option.default
+        for option in dataclasses.fields(TASK_DATACLASS_REGISTRY[name])
+    }  # fmt: skip
+    return {**options, "_name": name, "data": "where it was trained", **given}
+
+
+def write_checkpoint(path, model, options, task):
+    """Write what fairseq-train does."""
+    update = {
+        "num_updates": 1,
+        "criterion_name": "",
+        "optimizer_name": "",
+        "lr_scheduler_state": {},
+    }
+    state = {
+        "args": None,
+        "cfg": {"model": options, "task": task},
+        "model": model.state_dict(),
+        "optimizer_history": [update],
+        "extra_state": {"train_iterator": {"epoch": 1, "iterations_in_epoch": 0}},
+    }
+    torch.save(state, path)
+
+
+def write_blocks(path, change=None, task=None, **options):
+    """Write a language model over blocks of text, after ``change`` if that is given."""
+    options = {**MEMORY, "memory_layers": "2", **options}
+    model = tiny_language_model(**options)
+    if change is not None:
+        change(model)
+    options = {**_BLOCKS, **options, "_name": "pkm_transformer_lm"}
+    task = {"tokens_per_sample": 10, **(task or {})}
+    write_checkpoint(path, model, options, task_options("language_modeling", **task))
+
+
+def write_streams(path):
+    """Write a segment language model with a memory of 5 tokens."""
+    options = {"mem_len": 5, "memory_layers": "1,3", **MEMORY}
+    saved_models.write_checkpoint(path, "transformer_xl", **options)
+    state = torch.load(path, weights_only=True)
+    state["cfg"]["task"] = task_options("segment_language_modeling", tokens_per_sample=8)
+    torch.save(state, path)
+
+
+def unit_keys(memory):
+    """Have a query hold the scores of the sub-keys of both halves."""
+    memory.keys.subkeys.data = torch.eye(3).expand(2, 2, 3, 3).clone()
+
+
+def read_alike(model):
+    """Have all tokens read slots 0 and 1 with the first head, 1 and 2 with the other, alike."""
+    (memory,) = memories(model)
+    unit_keys(memory)
+    (linear,) = memory.query_network.layers
+    linear.weight.data.zero_()
+    linear.bias.data = torch.tensor([9.0, 0, 0, 5, 5, 0, 9, 0, 0, 0, 5, 5])
+
+
+def sentence(number, language):
+    """One of the sentences of a language, 0 or 1, (1, T)."""
+    found = tiny.tokens(1, PAIRS[number][language], number)
+    found[0, -1] = EOS
+    return found
+
+
+def write_pairs(folder):
+    """Write the dictionaries and the test split of a translation task."""
+    folder.mkdir()
+    for language, name in enumerate(("lower", "upper")):
+        tiny.dictionary().save(str(folder / f"dict.{name}.txt"))
+        path = str(folder / f"test.lower-upper.{name}")
+        builder = MMapIndexedDatasetBuilder(f"{path}.bin", dtype=np.uint16)
+        for number in range(len(PAIRS)):
+            builder.add_item(sentence(number, language)[0])
+        builder.finalize(f"{path}.idx")
+
+
+def write_all(folder):
+    """Write a text, pairs of sentences, and a model of each kind; return the folder."""
+    saved_models.write_text(folder / "text", TOKENS)
+    write_pairs(folder / "pairs")
+    write_blocks(folder / "blocks.pt")
+    write_blocks(folder / "bos.pt", task={"add_bos_token": True})
+    write_blocks(folder / "alike.pt", read_alike, **SMALL)
+    write_streams(folder / "streams.pt")
+    saved_models.write_checkpoint(folder / "none.pt", "transformer_xl")
+    model = tiny_transformer(encoder_memory_layers="2", decoder_memory_layers="1")
+    options = argparse.Namespace(arch="pkm_transformer", **MEMORY, **_PAIRS)
+    options._name = "pkm_transformer"
+    write_checkpoint(folder / "pairs.pt", model, options, task_options("translation"))
+    return folder
+
+
+def measure(folder, name, data, output, *options):
+    """Run the script on NAME.pt; return its exit status and what it wrote, None for nothing."""
+    words = ["--data", str(folder / data), "--checkpoint", f"{name}={folder}/{name}.pt", "--cpu"]
+    status = measure_memory_usage.main([*words, "--output", str(output), *map(str, options)])
+    path = output / "memory_usage.json"
+    return status, json.loads(path.read_text(encoding="utf-8")) if path.exists() else None

@@ -1,0 +1,203 @@
+import argparse
+import json
+import re
+
+import numpy as np
+import pytest
+
+from scripts._shared.command_line import NamedFile
+from scripts.evaluate import attention_length as plot_attention_length
+from scripts.evaluate.attention_length import AttentionLength, check_length, parse_lengths
+from tests.scripts.evaluate.saved_models import token_losses, write_checkpoint, write_text
+
+EOS = 2
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("attention")
+
+
+@pytest.fixture(scope="module")
+def text(folder):
+    return write_text(folder / "bin", 60)
+
+
+@pytest.fixture(scope="module")
+def models(folder, text):
+    absolute = {"mem_len": 0, "extended_context": 4}
+    return {
+        "xl": write_checkpoint(folder / "xl.pt", "transformer_xl", clamp_len=7),
+        "aa": write_checkpoint(folder / "aa.pt", "all_attention_lm"),
+        **{
+            name: write_checkpoint(
+                folder / f"{name}.pt", "transformer_xl", positions=f"{name}-absolute", **absolute
+            )
+            for name in ("learned", "sinusoidal")
+        },
+    }
+
+
+def options(**values):
+    unset = {"mem_len": None, "extended_context": None, "clamp_len": None, "same_length": None}
+    return argparse.Namespace(**{**unset, **values})
+
+
+def test_lengths_of_memory_have_the_same_length_as_the_paper_s():
+    assert parse_lengths(options(mem_len="256,128", clamp_len=9)) == [
+        AttentionLength(128, 0, True, 9),
+        AttentionLength(256, 0, True, 9),
+    ]
+    assert parse_lengths(options(mem_len="0,3", same_length=False))[0] == (0, 0, False, None)
+
+
+def test_lengths_of_context_go_without_memory():
+    assert parse_lengths(options(extended_context="0,5")) == [
+        AttentionLength(0, 0, False, None),
+        AttentionLength(0, 5, False, None),
+    ]
+
+
+def test_overrides_leave_a_trained_clamp_alone():
+    assert AttentionLength(4, 0, True, None).overrides() == {"mem_len": 4, "same_length": True}
+    assert AttentionLength(4, 0, True, 3).overrides()["clamp_len"] == 3
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"mem_len": "4", "clamp_len": 0}, "--clamp-len is 0: it must be at least 1"),
+        ({"mem_len": "0,4"}, "--mem-len is '0,4': a memory of 0 tokens with --same-length leaves"),
+        ({"mem_len": "-1"}, "--mem-len is '-1': give numbers at least 0"),
+        ({"extended_context": "x"}, "--extended-context is 'x': give numbers at least 0"),
+        (
+            {"extended_context": "4", "same_length": True},
+            "--same-length acts on a memory: drop it, or give --mem-len",
+        ),
+    ],
+)
+def test_lengths_that_cannot_be_are_refused(values, message):
+    with pytest.raises(ValueError, match=re.escape(message)):
+        parse_lengths(options(**values))
+
+
+@pytest.mark.parametrize(
+    ("name", "length", "message"),
+    [
+        (
+            "learned",
+            AttentionLength(3, 0, False, None),
+            "--mem-len 3: L has --positions learned-absolute, which go without a memory; give "
+            "--extended-context in its place",
+        ),
+        (
+            "sinusoidal",
+            AttentionLength(0, 3, False, 5),
+            "--clamp-len 5: L has --positions sinusoidal-absolute, which encode no distances",
+        ),
+        (
+            "aa",
+            AttentionLength(7, 0, True, None),
+            "--mem-len 7: L attends to --attention-span 6 tokens and no more",
+        ),
+        (
+            "learned",
+            AttentionLength(0, 5, False, None),
+            "--extended-context 5 with --tokens-per-sample 8: L has vectors of 12 places",
+        ),
+    ],
+)
+def test_a_length_that_a_model_cannot_have_is_refused(folder, models, name, length, message):
+    with pytest.raises(ValueError, match=re.escape(message)):
+        check_length(NamedFile("L", folder / f"{name}.pt"), length, 8)
+
+
+@pytest.mark.parametrize(
+    ("name", "length"),
+    [
+        ("xl", AttentionLength(900, 0, True, 3)),
+        ("xl", AttentionLength(0, 900, False, None)),
+        ("aa", AttentionLength(6, 0, True, None)),
+        ("learned", AttentionLength(0, 4, False, None)),
+        ("sinusoidal", AttentionLength(0, 900, False, None)),
+    ],
+)
+def test_a_length_that_a_model_can_have_is_taken(folder, models, name, length):
+    check_length(NamedFile("L", folder / f"{name}.pt"), length, 8)
+
+
+def words(folder, output, *others):
+    common = ("--data", str(folder / "bin"), "--tokens-per-sample", "8", "--cpu")
+    return [*common, "--output", str(output), *others]
+
+
+def table_of(printed):
+    lines = [line.strip("|").split("|") for line in printed.splitlines() if line.startswith("|")]
+    return [[cell.strip() for cell in line] for line in (lines[0], *lines[2:])]
+
+
+def test_the_script_sweeps_memories(folder, text, models, tmp_path, capsys):
+    checkpoints = [f"XL={folder}/xl.pt", f"AA={folder}/aa.pt"]
+    sweep = ("--checkpoint", *checkpoints, "--mem-len", "2,6", "--batch-size", "3")
+    assert plot_attention_length.main(words(folder, tmp_path, *sweep, "--max-tokens", "50")) == 0
+    printed = capsys.readouterr().out
+    assert f"test of {folder}/bin: only the first 50 of 60 tokens" in printed
+    rows = json.loads((tmp_path / "attention_length.json").read_text())["rows"]
+    assert [(row["model"], row["mem_len"], row["clamp_len"]) for row in rows] == [
+        ("XL", 2, 7),
+        ("XL", 6, 7),
+        ("AA", 2, None),
+        ("AA", 6, None),
+    ]
+    for row in rows:
+        assert (row["tokens"], row["tokens_of_split"], row["streams"], row["segment"]) == (
+            50,
+            60,
+            3,
+            8,
+        )
+        assert row["same_length"] is True
+        assert row["loss"] == pytest.approx(row["nats"] / np.log(2))
+    headers, *cells = table_of(printed)
+    assert headers == [
+        *("model", "memory", "extended context", "clamp", "same length", "segment", "streams"),
+        *("tokens", "bits per character", "seconds"),
+    ]
+    assert cells[0][:9] == ["XL", "2", "0", "7", "yes", "8", "3", "50", f"{rows[0]['loss']:.4f}"]
+    best = min(rows[:2], key=lambda row: row["loss"])
+    assert f"XL: best at {best['mem_len']} tokens, {best['loss']:.4f} bits per character" in printed
+    assert (tmp_path / "attention_length.png").stat().st_size > 5000
+
+
+def test_the_script_sweeps_contexts_without_memory(folder, text, models, tmp_path, capsys):
+    sweep = ("--checkpoint", f"{folder}/sinusoidal.pt", "--extended-context", "0,100")
+    assert plot_attention_length.main(words(folder, tmp_path, *sweep)) == 0
+    assert f"test of {folder}/bin: all of 60 tokens" in capsys.readouterr().out
+    rows = json.loads((tmp_path / "attention_length.json").read_text())["rows"]
+    assert [(row["mem_len"], row["extended_context"]) for row in rows] == [(0, 0), (0, 100)]
+    inputs = np.concatenate([[EOS], text[:-1]])
+    whole = token_losses(models["sinusoidal"], inputs, text)
+    assert rows[1]["nats"] == pytest.approx(whole.mean(), abs=1e-5)
+
+
+def test_nothing_is_measured_where_a_length_cannot_be(folder, models, tmp_path, capsys):
+    sweep = ("--checkpoint", f"{folder}/xl.pt", f"L={folder}/learned.pt", "--mem-len", "2,3")
+    assert plot_attention_length.main(words(folder, tmp_path / "out", *sweep)) == 1
+    assert "error: --mem-len 2: L has --positions learned-absolute" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+def test_an_interrupted_sweep_keeps_its_figures(folder, models, tmp_path, capsys, monkeypatch):
+    measure, done = plot_attention_length.measure, []
+
+    def interrupted_in_the_second(*arguments):
+        if done:
+            raise KeyboardInterrupt
+        done.append(arguments)
+        return measure(*arguments)
+
+    monkeypatch.setattr(plot_attention_length, "measure", interrupted_in_the_second)
+    sweep = ("--checkpoint", f"{folder}/xl.pt", "--mem-len", "2,3")
+    assert plot_attention_length.main(words(folder, tmp_path, *sweep)) == 130
+    assert "attention_length.json keeps the figures so far" in capsys.readouterr().err
+    assert len(json.loads((tmp_path / "attention_length.json").read_text())["rows"]) == 1

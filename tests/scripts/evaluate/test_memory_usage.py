@@ -1,0 +1,227 @@
+"""What models of each kind read of their memories over a whole split, and what is said of it."""
+
+import json
+import math
+import warnings
+
+import numpy as np
+import pytest
+import torch
+from matplotlib.figure import Figure
+
+from fairseq_plugins.product_key_memory.usage import kl_from_uniform, usage
+from scripts.evaluate import memory_usage as measure_memory_usage
+from scripts.evaluate._split_loss import load_model
+from tests.product_key_memory.tiny import memories
+from tests.scripts.evaluate.saved_memory_models import (
+    EOS,
+    PAIRS,
+    SOURCES,
+    TARGETS,
+    TOKENS,
+    measure,
+    sentence,
+    write_all,
+)
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return write_all(tmp_path_factory.mktemp("memories"))
+
+
+def by_hand(name, folder, data, batches):
+    """Reads of each memory and the loss of single sequences: {name: z'}, nats a token."""
+    model, _ = load_model(folder / f"{name}.pt", folder / data, CPU)
+    reads = {path: torch.zeros(49).double() for path, _ in model.named_modules()
+             if path.endswith("memory.keys")}  # fmt: skip
+
+    def recorder(z):
+        def add(_, inputs, output):
+            scores, slots = output
+            z.index_add_(0, slots.flatten(), scores.double().softmax(-1).flatten())
+
+        return add
+
+    for path in reads:
+        model.get_submodule(path).register_forward_hook(recorder(reads[path]))
+    losses = []
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for inputs, target in batches:
+            log_probs = model.get_normalized_probs(model(*inputs), log_probs=True)
+            losses.append(-log_probs[0].gather(-1, target[:, None]))
+    return list(reads.values()), torch.cat(losses).mean().item()
+
+
+def text_of(folder):
+    return torch.from_numpy(
+        np.fromfile(folder / "text" / "test.bin", dtype=np.uint16).astype(np.int64)
+    )
+
+
+def expect(figures, reads):
+    assert figures["usage"] == usage(reads)
+    assert figures["kl"] == pytest.approx(kl_from_uniform(reads), abs=1e-5)
+
+
+@pytest.mark.parametrize("batch_size", [None, 3])
+def test_blocks(folder, tmp_path, batch_size):
+    """The last of 10 blocks is shorter, and no batch is a multiple of 8."""
+    text = text_of(folder)
+    before = torch.cat([torch.tensor([EOS]), text[:-1]])
+    parts = zip(before.split(10), text.split(10), strict=True)
+    batches = [((inputs[None],), target) for inputs, target in parts]
+    (reads,), loss = by_hand("blocks", folder, "text", batches)
+    options = ("--batch-size", batch_size) if batch_size else ()
+    status, found = measure(folder, "blocks", "text", tmp_path / "out", *options)
+    assert status == 0
+    (model,) = found["models"]
+    assert model["tokens"] == TOKENS
+    assert model["loss"] == pytest.approx(loss, abs=1e-5)
+    assert model["perplexity"] == pytest.approx(math.exp(loss), rel=1e-5)
+    assert model["memories"]["memory2"]["tokens"] == TOKENS
+    expect(model["memories"]["memory2"], reads)
+
+
+def test_a_context_is_read_again_and_not_counted(folder, tmp_path):
+    """Blocks of 4 tokens after 6 of context."""
+    options = ("--tokens-per-sample", 10, "--context-window", 6, "--batch-size", 4)
+    status, found = measure(folder, "blocks", "text", tmp_path / "out", *options)
+    assert status == 0
+    (model,) = found["models"]
+    text = text_of(folder)
+    before = torch.cat([torch.tensor([EOS]), text[:-1]])
+    loaded, _ = load_model(folder / "blocks.pt", folder / "text", CPU)
+    (memory,) = memories(loaded)
+    selected, losses, reads = [], [], torch.zeros(49).double()
+    memory.keys.register_forward_hook(lambda *found: selected.append(found[-1]))
+    with torch.no_grad():
+        for begin in range(0, TOKENS, 4):
+            first, end = max(0, begin - 6), min(begin + 4, TOKENS)
+            log_probs = loaded(before[None, first:end])[0].log_softmax(-1)[0, begin - first :]
+            losses.append(-log_probs.gather(-1, text[begin:end, None]))
+            scores, slots = (each[begin - first :] for each in selected.pop())
+            reads.index_add_(0, slots.flatten(), scores.double().softmax(-1).flatten())
+    assert model["loss"] == pytest.approx(torch.cat(losses).mean().item(), abs=1e-5)
+    assert model["memories"]["memory2"]["tokens"] == TOKENS
+    expect(model["memories"]["memory2"], reads)
+
+
+def test_a_first_symbol_is_no_token_of_the_split(folder, tmp_path):
+    status, found = measure(folder, "bos", "text", tmp_path / "out", "--tokens-per-sample", 9)
+    assert status == 0
+    assert found["models"][0]["memories"]["memory2"]["tokens"] == TOKENS
+
+
+@pytest.mark.parametrize("streams", [1, 3])
+def test_streams_with_a_memory(folder, tmp_path, streams):
+    options = ("--batch-size", streams, "--tokens-per-sample", 8)
+    status, found = measure(folder, "streams", "text", tmp_path / "out", *options)
+    assert status == 0
+    (model,) = found["models"]
+    assert [memory["tokens"] for memory in model["memories"].values()] == [TOKENS] * 2
+    # as fairseq's own evaluation walks over the text
+    loaded, task = load_model(folder / "streams.pt", folder / "text", CPU)
+    task.load_dataset("test")
+    total, first = 0.0, memories(loaded)[0]
+    reads = torch.zeros(49).double()
+
+    def add(_, inputs, output):
+        scores, slots = output
+        reads.index_add_(0, slots.flatten(), scores.double().softmax(-1).flatten())
+
+    first.keys.register_forward_hook(add)
+    with torch.no_grad():
+        for batch in task.eval_lm_dataloader(task.dataset("test"), batch_size=streams):
+            log_probs = loaded(**batch["net_input"])[0].log_softmax(-1)
+            there = batch["target"] != 1
+            total -= log_probs[there].gather(-1, batch["target"][there][:, None]).sum().item()
+    assert model["loss"] == pytest.approx(total / TOKENS, abs=1e-5)
+    expect(model["memories"]["memory1"], reads)
+
+
+def test_translation(folder, tmp_path):
+    """Sentences one by one, without padding, in fairseq's order of the source."""
+    batches = []
+    for number in range(len(PAIRS)):
+        source, target = sentence(number, 0), sentence(number, 1)
+        before = torch.cat([torch.tensor([[EOS]]), target[:, :-1]], dim=1)
+        batches.append(((source, torch.tensor([source.size(1)]), before), target[0]))
+    (encoder, decoder), loss = by_hand("pairs", folder, "pairs", batches)
+    status, found = measure(folder, "pairs", "pairs", tmp_path / "out", "--batch-size", 4)
+    assert status == 0
+    (model,) = found["models"]
+    assert model["loss"] == pytest.approx(loss, abs=1e-5)
+    assert list(model["memories"]) == ["encoder_memory2", "decoder_memory1"]
+    assert [memory["tokens"] for memory in model["memories"].values()] == [SOURCES, TARGETS]
+    expect(model["memories"]["encoder_memory2"], encoder)
+    expect(model["memories"]["decoder_memory1"], decoder)
+
+
+def test_tables_json_and_plot(folder, tmp_path, capsys):
+    output = tmp_path / "a" / "usage"
+    words = ["--data", str(folder / "text"), "--output", str(output), "--cpu", "--checkpoint"]
+    words += [f"known={folder}/alike.pt", f"random={folder}/blocks.pt"]
+    assert measure_memory_usage.main(words) == 0
+    printed = capsys.readouterr().out
+    # all tokens read slots 0, 1 and 1, 2 with weights 1/2
+    kl = math.log(9) + 0.5 * math.log(0.25) + 0.5 * math.log(0.5)
+    row = ["known", "memory2", "9", "33.33", f"{kl:.4f}", "1", "3", "22.22 22.22"]
+    assert row in cells(printed)
+    for head in ("1", "2"):
+        shares = ["100.00", "50.00"] if head == "1" else ["50.00", "100.00"]
+        # both kinds of overlap
+        assert cells(printed).count(["known", "memory2", head, *shares]) == 2
+    assert "\nBy chance a token's slots of two heads would share 2 of 9, 22%; 3 of 49, 6.1%" in (
+        printed
+    )
+    assert printed.endswith(f"written to {output}/memory_usage.json and .png\n")
+    found = json.loads((output / "memory_usage.json").read_text(encoding="utf-8"))
+    assert found["split"] == "test"
+    for model in found["models"]:
+        row = [model["model"], "97", f"{model['loss']:.4f}", f"{model['perplexity']:.2f}"]
+        assert row in cells(printed)
+    assert found["models"][0]["memories"]["memory2"]["kl"] == pytest.approx(kl)
+    assert sorted(path.name for path in output.iterdir()) == [
+        "memory_usage.json",
+        "memory_usage.png",
+    ]
+    assert (output / "memory_usage.png").stat().st_size > 5000
+
+
+def cells(printed):
+    """Rows of the tables in what was printed."""
+    lines = (line for line in printed.splitlines() if line.startswith("| "))
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+
+
+def test_one_head_has_no_overlap():
+    one = {"model": "one", "memories": {"memory1": {"heads": 1}}}
+    assert measure_memory_usage.format_overlap([one], "overlap_of_tokens") is None
+    heads = {"heads": 2, "overlap_of_tokens": [[1.0, 0.25], [0.25, 1.0]]}
+    three = {"heads": 3, "overlap_of_tokens": [[1.0, 0.1, 0.1]] * 3}
+    models = [one, {"model": "two", "memories": {"memory1": heads, "memory2": three}}]
+    table = cells(measure_memory_usage.format_overlap(models, "overlap_of_tokens"))
+    assert ["two", "memory1", "1", "100.00", "25.00", ""] in table
+    assert ["two", "memory2", "3", "100.00", "10.00", "10.00"] in table
+
+
+def test_each_memory_has_a_line():
+    axes = Figure().add_subplot()
+    line = {"usage": 0.5, "curve": {"rank": [1, 2], "weight": [3.0, 1.0]}}
+    point = {"usage": 0.1, "curve": {"rank": [1], "weight": [9.0]}}
+    models = [
+        {"model": "a", "memories": {"memory1": line, "memory2": point}},
+        {"model": "b", "memories": {"memory1": line}},
+    ]
+    measure_memory_usage.draw(axes, models)
+    first, second, other, _ = axes.get_lines()
+    assert first.get_color() == second.get_color() != other.get_color()
+    assert first.get_linestyle() != second.get_linestyle()
+    assert second.get_marker() == "."
+    assert list(first.get_ydata()) == [3, 1]
+    legend = [text.get_text() for text in axes.get_legend().get_texts()]
+    assert legend == ["a, memory1: 50.0% used", "a, memory2: 10.0% used", "b, memory1: 50.0% used"]

@@ -1,0 +1,300 @@
+"""What is scored is the whole part, in its order."""
+
+import json
+import re
+import signal
+from contextlib import contextmanager
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from fairseq.data.indexed_dataset import MMapIndexedDatasetBuilder
+
+from scripts._shared import commands as run_command
+from scripts.evaluate import _translation_scores as translation_scores
+from scripts.evaluate import translation as evaluate_translation
+
+SOURCES = ("a quick &amp; dirty fox", "two", "the third")
+TOKENS = ("ein schneller &amp; hell @-@ grauer Fuchs .", "zwei", "")
+TEXTS = ("ein schneller & hell-grauer Fuchs.", "zwei", "")
+REFERENCES = ("ein schneller & hell-grauer Fuchs.", "drei", "der Dritte")
+
+
+@pytest.fixture
+def place(tmp_path):
+    """What prepare_translation.py leaves, of a test part with 3 sentences, and a checkpoint."""
+    for folder in ("bin", "references"):
+        (tmp_path / "data" / folder).mkdir(parents=True)
+    for language in ("en", "de"):
+        path = tmp_path / "data" / "bin" / f"test.en-de.{language}"
+        builder = MMapIndexedDatasetBuilder(f"{path}.bin", dtype=np.uint16)
+        for _ in REFERENCES:
+            builder.add_item(torch.tensor([4, 2]))
+        builder.finalize(f"{path}.idx")
+    write(tmp_path / "data" / "references" / "test.de", REFERENCES)
+    for name, held in (("plain", "alpha"), ("branched", "kappa"), ("softmax", "kappa_logits")):
+        torch.save({"model": {f"decoder.weights.{held}": torch.ones(1)}}, tmp_path / f"{name}.pt")
+    gated = torch.load(tmp_path / "branched.pt") | {"cfg": {"model": {"branch_top_k": 3}}}
+    torch.save(gated, tmp_path / "gated.pt")
+    return tmp_path
+
+
+def write(path, lines):
+    path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+
+
+def results(places=(2, 0, 1), again=""):
+    """What fairseq-generate writes of some of the sentences."""
+    lines = ["2024-01-01 00:00:00 | INFO | fairseq_cli.generate | H-0 and so on"]
+    for number in places:
+        lines += [f"S-{number}\t{SOURCES[number]}", f"T-{number}\tx"]
+        lines += [f"H-{number}\t-0.25\t{TOKENS[number]}", f"D-{number}\t-0.25\tx"]
+        lines += [f"P-{number}\t-0.1 -0.2", *([f"H-{number}\t-0.5\t{again}"] if again else [])]
+    return [*lines, "Generate test with beam=4: BLEU4 = 1.00"]
+
+
+@pytest.fixture
+def run(place, monkeypatch):
+    """Run the script with a stand-in for fairseq-generate; return status and the commands."""
+
+    def run_script(*words, lines=None, stop=None, path="plain.pt"):
+        ran = []
+
+        @contextmanager
+        def generate(command, log):
+            ran.append(command)
+            log.touch()
+            if stop:
+                stop()
+            folder, split = value(command, "--results-path"), value(command, "--gen-subset")
+            with open(f"{folder}/generate-{split}.txt", "w", encoding="utf-8") as file:
+                file.write("\n".join(results() if lines is None else lines) + "\n")
+            yield SimpleNamespace(poll=lambda: 0)
+
+        monkeypatch.setattr(evaluate_translation, "child_process", generate)
+        given = [place / "data" / "bin", "--path", place / path, "--source-lang", "en"]
+        given += ["--target-lang", "de", "--output", place / "out", *words]
+        return evaluate_translation.main(list(map(str, given))), ran
+
+    return run_script
+
+
+def scores(place):
+    return json.loads((place / "out" / "scores.json").read_text(encoding="utf-8"))
+
+
+def contents(place):
+    return {path.name: path.read_bytes() for path in (place / "out").iterdir()}
+
+
+def value(command, option):
+    """What fairseq takes for an option: what it gets last."""
+    return command[len(command) - command[::-1].index(option)]
+
+
+def test_translations_are_text_in_the_order_of_the_part(place, run, capsys):
+    status, (command,) = run("--examples", 2)
+    assert status == 0
+    assert (place / "out" / "translation.txt").read_text(encoding="utf-8") == "".join(
+        f"{line}\n" for line in TEXTS
+    )
+    printed = capsys.readouterr().out
+    assert "source:      a quick & dirty fox\ntranslation: ein schneller & hell-grauer" in printed
+    assert "source:      two\ntranslation: zwei\nreference:   drei\n" in printed
+    assert "the third" not in printed
+    found = scores(place)
+    expected = translation_scores.score(list(TEXTS), list(REFERENCES), "de", True)
+    assert {key: found[key] for key in expected} == expected
+    assert (found["sentences"], found["exact"]) == (3, pytest.approx(100 / 3))
+    assert found["detokenized"]["signature"] in printed
+    for name, number in (
+        ("sacreBLEU", found["detokenized"]["score"]),
+        ("BLEU of Moses tokens, compounds split", found["tokenized"]["score"]),
+        ("GLEU of these tokens", found["gleu"]),
+        ("exact matches, %", 100 / 3),
+    ):
+        assert re.search(rf"^\| {name} +\| +{number:.2f} \|$", printed, re.MULTILINE)
+    # the command is one to run again: without the folder that is gone
+    assert found["command"].split() == command[: command.index("--results-path")]
+    assert sorted(contents(place)) == ["scores.json", "translation.txt"]
+
+
+def test_only_the_best_translation_counts(place, run):
+    assert run(lines=results(again="anderes"))[0] == 0
+    assert (place / "out" / "translation.txt").read_text(encoding="utf-8").split("\n")[:-1] == [
+        *TEXTS
+    ]
+
+
+def test_only_a_newline_ends_a_translation(place, run):
+    lines = [line.replace("zwei", "zwei\u2028\x85drei\x0b") for line in results()]
+    assert run(lines=lines)[0] == 0
+    assert (place / "out" / "translation.txt").read_text(encoding="utf-8").count("\n") == 3
+
+
+def test_fairseq_gets_what_is_given_but_translates_all(place, run):
+    status, (command,) = run(
+        *("--beam", 2, "--lenpen", 1.5, "--no-compound-split", "--"),
+        *("--required-batch-size-multiple", 8, "--gen-subset", "valid", "--seed", 7),
+        *("--beam", 3, "--model-overrides", "{}"),
+    )
+    assert status == 0
+    for option, expected in {
+        "--required-batch-size-multiple": "1",
+        "--gen-subset": "test",
+        "--seed": "7",
+        "--beam": "3",
+        "--lenpen": "1.5",
+        "--user-dir": "fairseq_plugins",
+        "--path": str(place / "plain.pt"),
+        "--model-overrides": "{}",
+    }.items():
+        assert value(command, option) == expected
+    assert scores(place)["tokenized"]["compounds_split"] is False
+
+
+@pytest.mark.parametrize("path", ["branched.pt", "softmax.pt"])
+def test_branch_weights_are_replaced(place, run, path):
+    status, (command,) = run("--branch-weights", "uniform", path=path)
+    assert status == 0
+    assert value(command, "--model-overrides") == "{'branch_weights': 'uniform'}"
+    assert value(command, "--seed") == "1"
+    assert "--model-overrides" not in run("--branch-weights", "learned")[1][0]
+
+
+def test_an_ensemble_and_a_reference_of_ones_own(place, run):
+    write(place / "mine.txt", TEXTS)
+    status, (command,) = run(
+        *("--path", f"{place}/plain.pt:{place}/branched.pt", "--reference", place / "mine.txt")
+    )
+    assert status == 0
+    assert value(command, "--path") == f"{place}/plain.pt:{place}/branched.pt"
+    found = scores(place)
+    assert (found["exact"], found["reference"]) == (100, str(place / "mine.txt"))
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (
+            "--path {place}/none.pt",
+            "--path {place}/none.pt is no file: name one that fairseq-train",
+        ),
+        (
+            "--path {place}/plain.pt:{place}/none.pt",
+            "--path {place}/none.pt is no file: name one that fairseq-train",
+        ),
+        (
+            "--branch-weights random",
+            "--branch-weights is random, and --path {place}/plain.pt holds a model without branches"
+            ": leave it out, or name a weighted_transformer",
+        ),
+        (
+            "--branch-weights uniform --path {place}/gated.pt",
+            "--branch-weights is uniform, and --path {place}/gated.pt was trained with "
+            "--branch-top-k 3, which has nothing to choose by then: leave the former out, or give "
+            "-- --model-overrides \"{{'branch_weights': 'uniform', 'branch_top_k': None}}\"",
+        ),
+        (
+            "--branch-weights random --path {place}/data/references/test.de",
+            "--path {place}/data/references/test.de holds more than weights and options",
+        ),
+        (
+            "--branch-weights random -- --model-overrides={{}}",
+            "--branch-weights is random and --model-overrides is given too: leave the first out",
+        ),
+        (
+            "--split dev",
+            r"--split dev: {place}/data/bin has no dev.en-de.en.idx and .bin: give the name",
+        ),
+        ("--source-lang fr", "--split test: {place}/data/bin has no test.fr-de.fr.idx and .bin"),
+        ("--target-lang xx", "--target-lang xx is none that sacremoses has rules for: give one of"),
+        ("--source-lang xx", "--source-lang xx is none that sacremoses has rules for: give one of"),
+        ("--beam 0", "--beam is 0: it must be at least 1"),
+        ("--examples -1", "--examples is -1: it must be at least 0"),
+        ("--reference {place}/no.txt", r"{place}/no.txt cannot be read \(No such file"),
+        (
+            "--reference {place}/two.txt",
+            "--reference {place}/two.txt has 2 lines, --split test of {place}/data/bin 3 sentences:"
+            " give the raw text that this part was made of; of a validation part",
+        ),
+        (
+            "--output {place}/two.txt",
+            "--output {place}/two.txt cannot be written .*: give a folder",
+        ),
+    ],
+)
+def test_what_cannot_be_is_refused_before_any_work(place, run, capsys, words, message):
+    write(place / "two.txt", REFERENCES[:2])
+    status, ran = run(*words.format(place=place).split())
+    assert (status, ran) == (1, [])
+    assert re.match(f"error: {message.format(place=place)}", capsys.readouterr().err)
+    assert not (place / "out").exists()
+
+
+def test_data_and_reference_have_to_be_there(place, run, capsys):
+    (place / "data" / "references" / "test.de").unlink()
+    assert run()[0] == 1
+    message = (
+        f"error: --reference is left out, and there is no {place}/data/references/test.de, where "
+        "scripts.prepare.translation keeps those of a test part: name a file with the raw "
+        "translations of --split test, a sentence a line\n"
+    )
+    assert capsys.readouterr().err == message
+    (place / "data").rename(place / "elsewhere")
+    assert run()[0] == 1
+    assert capsys.readouterr().err.startswith(f"error: {place}/data/bin is no folder: name the")
+
+
+@pytest.mark.parametrize(("places", "number"), [((2, 0), 2), ((), 0), ((0, 1), 2)])
+def test_a_part_is_not_scored(place, run, capsys, places, number):
+    assert run(lines=results(places))[0] == 1
+    message = (
+        f"error: fairseq-generate gave {number} translations of the 3 sentences of --split test, "
+        "so the scores would be of a part: leave out --skip-invalid-size-inputs-valid-test,"
+    )
+    assert capsys.readouterr().err.startswith(message)
+    assert not (place / "out").exists()
+
+
+def test_what_stops_leaves_what_was_there(place, run, capsys):
+    def interrupt():
+        signal.raise_signal(signal.SIGINT)
+
+    assert run(stop=interrupt)[0] == 130
+    assert "interrupted; nothing is written, run the same command again" in capsys.readouterr().err
+    assert not (place / "out").exists()
+    run()
+    before = contents(place)
+    assert run(stop=interrupt)[0] == 130
+    assert run("--reference", place / "plain.pt")[0] == 1
+    assert run(lines=results((1,)))[0] == 1
+    assert contents(place) == before
+
+
+def test_log_of_a_failed_command_is_kept(place, run, capsys):
+    def fail():
+        raise ValueError("fairseq-generate ended with exit status 3")
+
+    assert run(stop=fail)[0] == 1
+    assert capsys.readouterr().err == "error: fairseq-generate ended with exit status 3\n"
+    assert list(contents(place)) == ["generate.log"]
+    assert run()[0] == 0
+    assert sorted(contents(place)) == ["scores.json", "translation.txt"]
+
+
+def test_a_full_disk_leaves_no_half_of_a_file(place, run, monkeypatch, capsys):
+    def full(*_, **__):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("pathlib.Path.replace", full)
+    assert run()[0] == 1
+    assert "No space left on device: make room, or give a folder" in capsys.readouterr().err
+    assert contents(place) == {}
+
+
+def test_fairseqs_command_has_to_be_installed(place, run, monkeypatch, capsys):
+    monkeypatch.setattr(run_command.sys, "executable", str(place / "python"))
+    assert run()[0] == 1
+    assert "error: fairseq-generate is not installed beside" in capsys.readouterr().err

@@ -1,0 +1,108 @@
+"""Scores are what their definitions say."""
+
+import math
+import re
+from collections import Counter
+
+import pytest
+from sacrebleu.metrics import BLEU
+
+from scripts.evaluate import _translation_scores as translation_scores
+
+
+def test_gleu_is_the_lesser_of_precision_and_recall():
+    # of 10 sequences of 1 to 4 tokens the other has 6: a, b, c, a b, b c, a b c
+    assert translation_scores.gleu(["a b c d"], ["a b c"]) == pytest.approx(60)
+    assert translation_scores.gleu(["a b c"], ["a b c d"]) == pytest.approx(60)
+    # a token counts as often as the reference has it
+    assert translation_scores.gleu(["a a"], ["a b"]) == pytest.approx(100 / 3)
+    # added up before the division
+    both = translation_scores.gleu(["a b c d", "x"], ["a b c", "y"])
+    assert both == pytest.approx(100 * 6 / 11)
+    assert translation_scores.gleu(["a b c d e", ""], ["a b c d e", ""]) == 100
+    assert translation_scores.gleu([""], ["a"]) == translation_scores.gleu([""], [""]) == 0
+
+
+def test_scores_of_what_is_right_and_of_nothing():
+    lines = ["Der Hund, der 3 Eis-Becher frisst, ist groß.", "„Ja“, sagte sie - leise."]
+    found = translation_scores.score(lines, lines, "de", True)
+    assert found["detokenized"]["score"] == pytest.approx(100)
+    assert found["tokenized"]["score"] == pytest.approx(100)
+    assert (found["gleu"], found["exact"]) == (100, 100)
+    found = translation_scores.score(["", ""], lines, "de", True)
+    assert [found["detokenized"]["score"], found["tokenized"]["score"]] == [0, 0]
+    assert (found["gleu"], found["exact"]) == (0, 0)
+
+
+def test_bleu_is_that_of_sacrebleu_and_of_moses_tokens():
+    translations = ["Die Welt-Karte des Hauses ist alt.", "Er geht nicht mit dem Hund dort hin."]
+    references = ["Die Welt-Karte eines Hauses ist alt.", "Er geht nicht mit dem Hund dahin."]
+    found = translation_scores.score(translations, references, "de", True)
+    assert found["detokenized"]["score"] == BLEU().corpus_score(translations, [references]).score
+    assert re.search(r"tok:13a\|smooth:exp\|version:", found["detokenized"]["signature"])
+    tokens = [
+        "Die Welt ##AT##-##AT## Karte {} Hauses ist alt .".format,
+        "Er geht nicht mit dem Hund {} .".format,
+    ]
+    pairs = [
+        (tokens[0]("des"), tokens[0]("eines")),
+        (tokens[1]("dort hin"), tokens[1]("dahin")),
+    ]
+    assert found["tokenized"]["score"] == pytest.approx(multi_bleu(pairs))
+    assert re.search(r"tok:none\|smooth:none", found["tokenized"]["signature"])
+    whole = [(a.replace(" ##AT##-##AT## ", "-"), b.replace(" ##AT##-##AT## ", "-"))
+             for a, b in pairs]  # fmt: skip
+    found = translation_scores.score(translations, references, "de", False)
+    assert found["tokenized"]["score"] == pytest.approx(multi_bleu(whole))
+    assert found["tokenized"]["compounds_split"] is False
+
+
+def multi_bleu(pairs):
+    """Papineni et al. 2002, as multi-bleu.perl has it."""
+    logarithm = 0.0
+    for length in range(1, 5):
+        matches = total = 0
+        for pair in pairs:
+            found, wanted = (
+                Counter(tuple(words[i : i + length]) for i in range(len(words) - length + 1))
+                for words in map(str.split, pair)
+            )
+            matches += sum(min(count, wanted[words]) for words, count in found.items())
+            total += sum(found.values())
+        logarithm += math.log(matches / total) / 4
+    hypothesis, reference = (sum(len(pair[side].split()) for pair in pairs) for side in (0, 1))
+    return 100 * math.exp(min(0, 1 - reference / hypothesis) + logarithm)
+
+
+def test_without_a_common_sequence_of_four_there_is_no_smoothing():
+    found = translation_scores.score(["Der Hund schläft."], ["Der Hund frisst."], "de", True)
+    assert found["tokenized"]["score"] == 0 < found["detokenized"]["score"]
+
+
+def test_compounds_are_split_as_perl_does_it():
+    split = translation_scores.split_compounds
+    assert split("a-b") == "a ##AT##-##AT## b"
+    # the second - has no character left before it
+    assert split("a-b-c") == "a ##AT##-##AT## b-c"
+    assert split("aa-bb-cc") == "aa ##AT##-##AT## bb ##AT##-##AT## cc"
+    assert split("a - b -c d-") == "a - b -c d-"
+
+
+def test_punctuation_is_made_uniform_for_tokens_only():
+    translations, references = ['Er sagte "ja" zu mir.'], ["Er sagte „ja“ zu mir."]
+    found = translation_scores.score(translations, references, "de", True)
+    assert found["tokenized"]["score"] == pytest.approx(100)
+    assert found["exact"] == 0 < found["detokenized"]["score"] < 100
+
+
+def test_exact_matches_disregard_blanks_only():
+    found = translation_scores.exact_matches(["a b ", "a B", "c"], [" a  b", "a b", "c"])
+    assert found == pytest.approx(200 / 3)
+
+
+def test_scores_of_parts_are_refused():
+    for measure in (translation_scores.gleu, translation_scores.exact_matches):
+        with pytest.raises(ValueError, match="is longer than"):
+            measure(["a"], ["a", "b"])
+    with pytest.raises(ValueError, match="there is no translation to score"):
+        translation_scores.exact_matches([], [])

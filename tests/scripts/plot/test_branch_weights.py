@@ -1,0 +1,274 @@
+import json
+import re
+
+import pytest
+import torch
+from matplotlib.figure import Figure
+
+from scripts.plot import branch_weights as plot_branch_weights
+from scripts.plot.branch_weights import draw, mean_filter, validation
+from tests.weighted_transformer.tiny import tiny_weighted_transformer
+
+KAPPA, ALPHA = [0.1, 0.2, 0.3, 0.4], [0.7, 0.1, 0.1, 0.1]
+LAYERS = ["encoder1", "encoder2", "decoder1", "decoder2"]
+
+
+def figures(prefix="", **changed):
+    """What a validation tells of all layers, by name."""
+    return {
+        f"{prefix}{layer}_{kind}{number}": f"{value:g}"
+        for layer in LAYERS
+        for kind, values in (("kappa", KAPPA), ("alpha", changed.get(layer, ALPHA)))
+        for number, value in enumerate(values, start=1)
+    }
+
+
+def json_line(updates, **changed):
+    told = {"epoch": 1, "valid_loss": "3.06", "valid_ppl": "8.3", **figures("valid_", **changed)}
+    return json.dumps({**told, "valid_num_updates": f"{updates}", "valid_best_loss": "3"})
+
+
+def simple_line(updates, subset="valid", **changed):
+    told = {"loss": "3.06", **figures(**changed), "num_updates": updates}
+    fields = " | ".join(f"{name} {value}" for name, value in told.items())
+    return (
+        f"2026-01-31 19:41:58 | INFO | {subset} | epoch 001 | valid on '{subset}' subset | {fields}"
+    )
+
+
+JSON_LOG = "\n".join(
+    [
+        "{'_name': None, 'common': {'_name': None, 'log_interval': 5, 'log_format': 'json'}}",
+        '{"epoch": 1, "update": 0.27, "loss": "2.985", "num_updates": "10", "lr": "0.07"}',
+        'begin validation on "valid" subset',
+        json_line(10, encoder2=[0.25, 0.25, 0.25, 0.25]),
+        json_line(20, encoder2=[0.9, 0.1, 0, 0]),
+        # a resumed training is at 20 again
+        json_line(20, encoder2=[0.4, 0.3, 0.2, 0.1]),
+        json_line(30, encoder2=[0.7, 0.2, 0.1, 0]),
+        '{"epoch": 1, "train_loss": "3.224", "train_num_updates": "30", "train_lr": "0.07"}',
+        json_line(40)[:-20],
+    ]
+)
+
+
+@pytest.fixture
+def log(tmp_path):
+    path = tmp_path / "train.log"
+    path.write_text(JSON_LOG, encoding="utf-8")
+    return path
+
+
+def write_checkpoint(path, updates, **options):
+    """Write what is read of fairseq-train's checkpoints; return the model."""
+    model = tiny_weighted_transformer(seed=updates, **options)
+    content = {"model": model.state_dict(), "optimizer_history": [{"num_updates": updates}]}
+    torch.save(content, path)
+    return model
+
+
+def learned(model, layer):
+    """κ and α of a layer of a model, such as encoder2."""
+    attention = getattr(model, layer[:-1]).layers[int(layer[-1]) - 1]
+    weights = attention.self_attn if layer.startswith("encoder") else attention.encoder_attn
+    return [x.tolist() for x in weights.feed_forward.weights.learned()]
+
+
+def read(output):
+    return json.loads((output / "branch_weights.json").read_text(encoding="utf-8"))
+
+
+def test_lines_of_both_formats_tell_the_same():
+    expected = (1200, {layer: {"alpha": ALPHA, "kappa": KAPPA} for layer in LAYERS})
+    assert validation(json_line(1200)) == expected
+    assert validation(f"2026-01-31 19:41:58 | INFO | valid | {json_line(1200)}") == expected
+    assert validation(simple_line(1200)) == expected
+    assert validation(f"{simple_line(1200)} | best_loss 3") == expected
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        simple_line(10, subset="test"),
+        simple_line(10).removesuffix("10"),
+        simple_line(10).removesuffix(" | num_updates 10"),
+        json_line(10)[:-1],
+        "epoch 001 | valid on 'valid' subset | loss 3.06 | num_updates 10",
+    ],
+)
+def test_lines_without_weights_are_passed_over(line):
+    assert validation(line.rstrip()) is None
+
+
+def test_more_than_nine_branches_keep_their_order():
+    alpha = [number / 78 for number in range(1, 13)]
+    _, weights = validation(json_line(10, decoder1=alpha))
+    assert weights["decoder1"]["alpha"] == pytest.approx(alpha, abs=1e-6)
+
+
+def test_table_json_and_plot_of_a_log(log, tmp_path, capsys):
+    output = tmp_path / "a" / "weights"
+    words = ["--log", str(log), "--layer", "encoder2", "decoder1", "--smooth", "3"]
+    assert plot_branch_weights.main([*words, "--output", str(output)]) == 0
+    assert capsys.readouterr().out.splitlines() == [
+        "| branch     |      1 |      2 |      3 |      4 |",
+        "| ---------- | -----: | -----: | -----: | -----: |",
+        "| encoder2 κ | 0.1000 | 0.2000 | 0.3000 | 0.4000 |",
+        "| encoder2 α | 0.7000 | 0.2000 | 0.1000 | 0.0000 |",
+        "| decoder1 κ | 0.1000 | 0.2000 | 0.3000 | 0.4000 |",
+        "| decoder1 α | 0.7000 | 0.1000 | 0.1000 | 0.1000 |",
+        "",
+        "after 30 updates, the last of 3 that are drawn",
+        f"written to {output}/branch_weights.json and .png",
+    ]
+    assert read(output) == {
+        "source": f"--log {log}",
+        "updates": [10, 20, 30],
+        "layers": {
+            "encoder2": {
+                "kappa": [KAPPA] * 3,
+                # the later of two lines about update 20, and not smoothed
+                "alpha": [[0.25] * 4, [0.4, 0.3, 0.2, 0.1], [0.7, 0.2, 0.1, 0]],
+            },
+            "decoder1": {"kappa": [KAPPA] * 3, "alpha": [ALPHA] * 3},
+        },
+    }
+    assert (output / "branch_weights.png").stat().st_size > 5000
+    names = {path.name for path in output.iterdir()}
+    assert names == {"branch_weights.json", "branch_weights.png"}
+
+
+@pytest.mark.parametrize("attention", ["encoder", "self"])
+def test_checkpoints_of_a_folder(tmp_path, attention):
+    folder, output = tmp_path / "checkpoints", tmp_path / "weights"
+    folder.mkdir()
+    options = {"branch_decoder_attention": attention}
+    models = {
+        updates: write_checkpoint(folder / f"checkpoint_1_{updates}.pt", updates, **options)
+        for updates in (200, 1000)
+    }
+    write_checkpoint(folder / "checkpoint_last.pt", 1000, **options)
+    (folder / "notes.txt").touch()
+    assert plot_branch_weights.main(["--checkpoint", str(folder), "--output", str(output)]) == 0
+    found = read(output)
+    assert found["updates"] == [200, 1000]
+    assert list(found["layers"]) == LAYERS
+    for at, model in enumerate(models.values()):
+        parameters = dict(model.named_parameters())
+        for kind in ("kappa", "alpha"):
+            name = f"decoder.layers.1.{attention}_attn.feed_forward.weights.{kind}"
+            assert found["layers"]["decoder2"][kind][at] == parameters[name].tolist()
+
+
+def test_logits_become_weights_by_their_names(tmp_path):
+    path, output = tmp_path / "softmax.pt", tmp_path / "weights"
+    model = write_checkpoint(path, 7, branch_parameterization="softmax")
+    words = ["--checkpoint", str(path), "--layer", "encoder2", "--output", str(output)]
+    assert plot_branch_weights.main(words) == 0
+    kappa, alpha = learned(model, "encoder2")
+    assert read(output)["layers"] == {"encoder2": {"kappa": [kappa], "alpha": [alpha]}}
+    assert sum(kappa) == pytest.approx(1)
+
+
+def test_the_mean_filter_has_fewer_neighbours_at_the_ends():
+    values = [1.0, 2.0, 6.0, 3.0]
+    assert mean_filter(values, 1) == values
+    assert mean_filter(values, 3) == pytest.approx([1.5, 3.0, 11 / 3, 4.5])
+    assert mean_filter(values, 9) == [3.0] * 4
+
+
+def test_each_layer_has_two_panels_and_each_branch_a_line():
+    by_update = {
+        update: {
+            "encoder1": {"kappa": KAPPA, "alpha": [update / 100, 1 - update / 100, 0, 0]},
+            "encoder2": {"kappa": KAPPA, "alpha": ALPHA},
+            "decoder1": {"kappa": [1 / 12] * 12, "alpha": [1 / 12] * 12},
+        }
+        for update in (10, 20, 60)
+    }
+    figure = Figure()
+    draw(figure.add_subplot(), by_update, list(by_update[10]), 3)
+    titles = [axes.get_title() for axes in figure.axes]
+    layers = ("encoder1", "encoder2", "decoder1")
+    assert titles == [f"{layer} {symbol}" for layer in layers for symbol in "κα"]
+    # the branches, and 1/M
+    assert [len(axes.get_lines()) for axes in figure.axes] == [5, 5, 5, 5, 13, 13]
+    line = figure.axes[1].get_lines()[0]
+    assert list(line.get_xdata()) == [10, 20, 60]
+    assert list(line.get_ydata()) == pytest.approx([0.15, 0.3, 0.4])
+    styles = {(line.get_color(), line.get_linestyle()) for line in figure.axes[5].get_lines()}
+    assert len(styles) == 13
+    named = [text.get_text() for text in figure.legends[0].get_texts()]
+    assert named == [*(f"branch {number}" for number in range(1, 13)), "1/M"]
+
+
+def refused(words, tmp_path, capsys, message):
+    """Nothing is written, and the message is all that is said."""
+    output = tmp_path / "weights"
+    assert plot_branch_weights.main([*words, "--output", str(output)]) == 1
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert printed.err == f"error: {message}\n"
+    assert not output.exists()
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ("--layer encoder3", f"--layer is 'encoder3': there are {', '.join(LAYERS)}"),
+        ("--smooth 0", "--smooth is 0: it must be an odd number, 1 for no smoothing"),
+        ("--smooth 4", "--smooth is 4: it must be an odd number, 1 for no smoothing"),
+    ],
+)
+def test_impossible_options_are_refused(log, tmp_path, capsys, given, message):
+    refused(["--log", str(log), *given.split()], tmp_path, capsys, message)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (None, " is no file: name one that --log-file of fairseq-train wrote"),
+        (
+            '{"epoch": 1, "valid_loss": "3.06", "valid_num_updates": "10"}\n',
+            " tells no kappa and alpha: name the log of a weighted_transformer that has validated, "
+            "written with --log-format json or simple",
+        ),
+        (
+            f"{json_line(10)}\n{json_line(2000, encoder1=[0.5, 0.5])}\n",
+            ": after 2,000 updates there are other layers or branches than after 10: name what "
+            "belongs to one training",
+        ),
+        (
+            f"{json_line(2000, decoder2=[0.5, float('nan'), 0.25, 0.25])}\n",
+            ": after 2,000 updates a weight of decoder2 is no number: leave out this training, "
+            "which diverged",
+        ),
+    ],
+)
+def test_logs_without_weights_are_refused(tmp_path, capsys, content, message):
+    path = tmp_path / "other.log"
+    if content is not None:
+        path.write_text(content, encoding="utf-8")
+    refused(["--log", str(path)], tmp_path, capsys, f"--log {path}{message}")
+
+
+def test_checkpoints_without_weights_are_refused(tmp_path, capsys):
+    folder, path = tmp_path / "empty", tmp_path / "other.pt"
+    folder.mkdir()
+    message = "has no checkpoint*.pt: name the folder that --save-dir of fairseq-train named"
+    words = ["--checkpoint", str(folder)]
+    refused(words, tmp_path, capsys, f"--checkpoint {folder} {message}")
+    torch.save({"cfg": {"model": {}}, "model": {"x": torch.ones(2)}}, path)
+    message = "has no kappa and alpha: name checkpoints of a weighted_transformer"
+    words = ["--checkpoint", str(path)]
+    refused(words, tmp_path, capsys, f"--checkpoint {path} {message}")
+    path.write_bytes(b"PK\x03\x04 cut short")
+    assert plot_branch_weights.main([*words, "--output", str(tmp_path / "weights")]) == 1
+    assert re.match(f"error: --checkpoint {path} holds more than", capsys.readouterr().err)
+
+
+def test_a_log_or_checkpoints_are_needed(log, capsys):
+    for words in ([], ["--log", str(log), "--checkpoint", str(log.parent)]):
+        with pytest.raises(SystemExit):
+            plot_branch_weights.main(words)
+        assert "--checkpoint" in capsys.readouterr().err

@@ -1,0 +1,191 @@
+import json
+import re
+
+import pytest
+
+from scripts._shared.command_line import NamedFile
+from scripts.plot import losses as plot_losses
+from scripts.plot.losses import read_validations, validation, validations
+
+# as fairseq-train writes them with --log-format json to --log-file, and as it prints them
+JSON_LOG = """\
+{'_name': None, 'common': {'_name': None, 'log_interval': 5, 'log_format': 'json'}}
+begin dry-run validation on "valid" subset
+{"epoch": 1, "update": 0.27, "loss": "2.985", "ppl": "7.92", "num_updates": "10", "lr": "0.07", \
+"train_wall": "50", "wall": "60"}
+begin validation on "valid" subset
+{"epoch": 1, "valid_loss": "3.059", "valid_ppl": "8.33", "valid_num_updates": "10"}
+{"epoch": 1, "valid_loss": "2.5", "valid_ppl": "5.66", "valid_num_updates": "1200"}
+{"epoch": 1, "valid_loss": "2.954", "valid_ppl": "7.75", "valid_num_updates": "1400", \
+"valid_best_loss": "2.5"}
+{"epoch": 1, "train_loss": "3.224", "train_num_updates": "1400", "train_lr": "0.07"}
+done training in 0.4 seconds
+{"epoch": 1, "valid_loss": "2.
+"""
+SIMPLE_LOG = """\
+2026-01-31 19:41:58 | INFO | fairseq_cli.train | begin validation on "valid" subset
+2026-01-31 19:41:58 | INFO | train_inner | epoch 001:     10 / 37 loss=2.985, num_updates=10
+2026-01-31 19:41:58 | INFO | valid | epoch 001 | valid on 'valid' subset | loss 3.06 | ppl 8.33 \
+| wps 106499 | num_updates 10
+2026-01-31 19:41:58 | INFO | test | epoch 001 | valid on 'test' subset | loss 9.9 | ppl 955 \
+| num_updates 10
+epoch 002 | valid on 'valid' subset | loss 3.01 | ppl 8.06 | num_updates 20
+epoch 001 | loss 3.224 | ppl 9.35 | num_updates 20 | lr 0.07
+2026-01-31 19:41:58 | INFO | valid | epoch 002 | valid on 'valid' subset | loss 2.95 | ppl 7.73 \
+| num_updates 20 | best_loss 2.95
+"""
+
+
+@pytest.fixture
+def logs(tmp_path):
+    (tmp_path / "all.log").write_text(JSON_LOG, encoding="utf-8")
+    (tmp_path / "ffn.log").write_text(SIMPLE_LOG, encoding="utf-8")
+    return [f"all={tmp_path}/all.log", f"ffn={tmp_path}/ffn.log"]
+
+
+def test_a_label_that_occurs_twice_is_refused(capsys):
+    # whether the option is given once or twice
+    assert plot_losses.main(["--log", "all=x.log", "--log", "all=y.log"]) == 1
+    message = "--log has 'all' more than once: give each a label of its own, LABEL=PATH"
+    assert message in capsys.readouterr().err
+
+
+def test_what_comes_before_the_line_does_not_matter():
+    line = JSON_LOG.splitlines()[4]
+    assert validation(line) == (10, 3.059)
+    assert validation(f"2026-01-31 19:41:58 | INFO | valid | {line}") == (10, 3.059)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        '{"epoch": 1, "valid_loss": "4.25", "valid_nll_loss": "2.9", "valid_num_updates": "1200"}',
+        "epoch 001 | valid on 'valid' subset | loss 4.25 | nll_loss 2.9 | ppl 7 | num_updates 1200",
+    ],
+)
+def test_of_smoothed_labels_the_loss_without_smoothing_counts(line):
+    assert validation(line) == (1200, 2.9)
+
+
+@pytest.mark.parametrize("log", [JSON_LOG, SIMPLE_LOG], ids=["json", "simple"])
+def test_a_line_cut_short_is_skipped(log):
+    line = next(filter(validation, log.splitlines()))
+    # but not within the number of updates: what is left of it is a number too
+    for length in range(line.rindex("10")):
+        assert validation(line[:length].rstrip()) is None
+
+
+def test_table_json_and_plot(logs, tmp_path, capsys):
+    output = tmp_path / "a" / "losses"
+    assert plot_losses.main(["--log", *logs, "--output", str(output)]) == 0
+    assert capsys.readouterr().out.splitlines() == [
+        "| training | last update | loss, bits a token | update of the smallest |  loss |",
+        "| -------- | ----------: | -----------------: | ---------------------: | ----: |",
+        "| all      |       1,400 |              2.954 |                  1,200 | 2.500 |",
+        "| ffn      |          20 |              2.950 |                     20 | 2.950 |",
+        "",
+        f"written to {output}/losses.json and .png",
+    ]
+    assert json.loads((output / "losses.json").read_text(encoding="utf-8")) == {
+        "unit": "bits a token",
+        "rows": [
+            {
+                "training": "all",
+                "log": f"{tmp_path}/all.log",
+                "updates": [10, 1200, 1400],
+                "losses": [3.059, 2.5, 2.954],
+                "seconds": [50.0, 50.0, 50.0],
+                "last": {"update": 1400, "loss": 2.954},
+                "smallest": {"update": 1200, "loss": 2.5},
+            },
+            {
+                "training": "ffn",
+                "log": f"{tmp_path}/ffn.log",
+                # the later of two lines about update 20
+                "updates": [10, 20],
+                "losses": [3.06, 2.95],
+                "seconds": [None, None],
+                "last": {"update": 20, "loss": 2.95},
+                "smallest": {"update": 20, "loss": 2.95},
+            },
+        ],
+    }
+    assert (output / "losses.png").stat().st_size > 5000
+    assert {path.name for path in output.iterdir()} == {"losses.json", "losses.png"}
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (None, "is no file: name one that --log-file of fairseq-train wrote"),
+        (
+            'begin validation on "valid" subset\n',
+            "tells no validation loss: name the log of a training that has validated, written "
+            "with --log-format json or simple",
+        ),
+        (
+            '{"epoch": 1, "valid_loss": "nan", "valid_num_updates": "2000"}\n',
+            "the validation loss after 2,000 updates is nan: leave out this log of a training "
+            "that diverged",
+        ),
+    ],
+)
+def test_logs_without_losses_are_refused(tmp_path, capsys, content, message):
+    log = tmp_path / "train.log"
+    if content is not None:
+        log.write_text(content, encoding="utf-8")
+    with pytest.raises(ValueError, match=rf"^--log {log}:? {re.escape(message)}$"):
+        read_validations(NamedFile("all", log))
+    output = tmp_path / "losses"
+    assert plot_losses.main(["--log", str(log), "--output", str(output)]) == 1
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert message in printed.err
+    assert not output.exists()
+
+
+def test_time_is_that_of_all_updates_before():
+    lines = [
+        '{"num_updates": "10", "train_wall": "9", "wall": "20"}',
+        '{"num_updates": "10", "train_wall": "9", "wall": "20"}',
+        '{"epoch": 1, "valid_loss": "3", "valid_num_updates": "10"}',
+        '{"epoch": 1, "train_loss": "3", "train_num_updates": "10", "train_wall": "25"}',
+        "epoch 001:     15 / 37 loss=2.9, num_updates=15, lr=0.1, train_wall=14, wall=30",
+        # resumed from the checkpoint of update 10
+        "epoch 001:     15 / 37 loss=2.9, num_updates=15, lr=0.1, train_wall=5, wall=0",
+        '{"epoch": 1, "valid_loss": "2", "valid_num_updates": "20"}',
+        "epoch 001:     25 / 37 loss=2.9, num_updates=25, lr=0.1, train_wall=7, wall=0",
+    ]
+    # the second between lines of updates 15 and 25
+    assert validations(lines) == {10: (3.0, 9.0), 20: (2.0, 17.5)}
+    assert validations(lines[:-1]) == {10: (3.0, 9.0), 20: (2.0, 14.0)}
+    assert validations([*lines[2:3], lines[-1]]) == {10: (3.0, 2.8)}
+    assert validations(lines[2:3]) == {10: (3.0, None)}
+
+
+def test_losses_against_time(logs, tmp_path, capsys):
+    command = ["--against", "time", "--output", str(tmp_path / "losses")]
+    assert plot_losses.main(["--log", logs[0], *command]) == 0
+    assert (tmp_path / "losses" / "losses.png").stat().st_size > 5000
+    capsys.readouterr()
+    assert plot_losses.main(["--log", *logs, *command]) == 1
+    message = (
+        f"--log {tmp_path}/ffn.log does not tell when 10 updates were done: use --against "
+        "updates, or train with a --log-interval below that of validation"
+    )
+    assert message in capsys.readouterr().err
+
+
+def test_what_is_drawn_across():
+    drawn = {}
+
+    class Axes:
+        def __getattr__(self, name):
+            return lambda *values, **options: drawn.setdefault(name, values)
+
+    row = {"updates": [5, 9], "seconds": [60.0, 90.0], "losses": [3.0, 2.0], "training": "all"}
+    for against, x in (("updates", [5, 9]), ("time", [1.0, 1.5])):
+        drawn.clear()
+        plot_losses.draw(Axes(), [row], against)
+        assert drawn["plot"] == (x, [3.0, 2.0])
+        assert drawn["set_xlabel"] == ("minutes" if against == "time" else "updates",)

@@ -1,0 +1,120 @@
+import argparse
+import logging
+import math
+import re
+import warnings
+
+import pytest
+
+from scripts._shared.command_line import (
+    NamedFile,
+    add_text_options,
+    check_at_least,
+    exit_status,
+    make_output_folder,
+    parse_named_files,
+    parse_numbers,
+)
+
+
+def test_checkpoints_have_labels_or_are_called_by_their_path(tmp_path):
+    odd = tmp_path / "a=b.pt"
+    odd.touch()
+    assert parse_named_files("--checkpoint", ["XL=x.pt", str(tmp_path / "y.pt"), str(odd)]) == [
+        NamedFile("XL", (tmp_path.cwd() / "x.pt")),
+        NamedFile(str(tmp_path / "y.pt"), tmp_path / "y.pt"),
+        NamedFile(str(odd), odd),
+    ]
+
+
+def test_a_label_that_occurs_twice_is_refused():
+    message = "--checkpoint has 'XL' more than once: give each a label of its own, LABEL=PATH"
+    with pytest.raises(ValueError, match=re.escape(message)):
+        parse_named_files("--checkpoint", ["XL=x.pt", "XL=y.pt"])
+
+
+def test_numbers_rise_and_differ():
+    assert parse_numbers("--step", "30,4,30", int, 0, math.inf) == [4, 30]
+    assert parse_numbers("--ratios", "1,0.5", float, 0, 1) == [0.5, 1.0]
+
+
+@pytest.mark.parametrize(
+    ("text", "kind", "most", "bounds"),
+    [
+        ("", int, math.inf, "at least 1"),
+        ("3,,4", int, math.inf, "at least 1"),
+        ("2.5", int, math.inf, "at least 1"),
+        ("0,3", int, math.inf, "at least 1"),
+        ("3,9", int, 8, "from 1 to 8"),
+        ("nan", float, 8, "from 1 to 8"),
+    ],
+)
+def test_no_numbers_are_refused(text, kind, most, bounds):
+    message = f"--step is {text!r}: give numbers {bounds} with commas between them, no spaces"
+    with pytest.raises(ValueError, match=re.escape(message)):
+        parse_numbers("--step", text, kind, 1, most)
+
+
+def test_small_numbers_are_refused():
+    check_at_least("--stride", 1, 1)
+    with pytest.raises(ValueError, match="--stride is 0: it must be at least 1"):
+        check_at_least("--stride", 0, 1)
+
+
+def test_a_folder_that_cannot_be_made_is_refused(tmp_path):
+    make_output_folder(tmp_path / "a" / "b")
+    assert (tmp_path / "a" / "b").is_dir()
+    (tmp_path / "file").touch()
+    message = f"--output {tmp_path}/file/b cannot be written"
+    with pytest.raises(ValueError, match=re.escape(message)):
+        make_output_folder(tmp_path / "file" / "b")
+
+
+def raises(error):
+    def work():
+        raise error
+
+    return work
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "said"),
+    [
+        (ValueError("--step is 0"), 1, "error: --step is 0\n"),
+        (FloatingPointError("not finite"), 1, "error: not finite\n"),
+        (
+            OSError(28, "No space left on device", "plot.png"),
+            1,
+            "error: [Errno 28] No space left on device: 'plot.png': make room, or give "
+            "a folder where you may read and write\n",
+        ),
+        (KeyboardInterrupt(), 130, "\ninterrupted; what is done is kept\n"),
+    ],
+)
+def test_errors_and_ctrl_c_are_one_line(capsys, error, status, said):
+    assert exit_status(raises(error), "what is done is kept") == status
+    assert capsys.readouterr().err == said
+
+
+def test_libraries_keep_silent_during_the_work():
+    before = logging.getLogger().level
+    levels = []
+
+    def work():
+        levels.append(logging.getLogger().level)
+        warnings.warn("'pin_memory' argument is set as true but there is none", stacklevel=1)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert exit_status(work, "") == 0
+    assert levels == [logging.WARNING]
+    assert logging.getLogger().level == before
+
+
+def test_the_common_options():
+    parser = argparse.ArgumentParser()
+    add_text_options(parser, "results")
+    parsed = parser.parse_args(["--data", "bin", "--checkpoint", "a.pt", "B=b.pt"])
+    assert parsed.checkpoint == ["a.pt", "B=b.pt"]
+    assert (parsed.split, parsed.max_tokens, parsed.cpu) == ("test", None, False)
+    assert str(parsed.output) == "results"

@@ -1,0 +1,62 @@
+import re
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from scripts._shared import commands as run_command
+
+
+def exactly(text):
+    return f"^{re.escape(text)}$"
+
+
+@pytest.mark.parametrize(
+    ("before", "ended_by", "patience"),
+    # enough for a shell to end on a machine with other work
+    [("", signal.SIGINT, 1.5), ("trap '' INT; ", signal.SIGKILL, 0.1)],
+)
+def test_interrupted_command_is_ended_and_waited_for(
+    tmp_path, monkeypatch, before, ended_by, patience
+):
+    monkeypatch.setattr(run_command, "PATIENCE", patience)
+    log = tmp_path / "log"
+    words = ["sh", "-c", f"{before}echo ready; while :; do sleep 0.05; done"]
+    started = []
+
+    def interrupted():
+        with run_command.child_process(words, log) as child:
+            started.append(child)
+            while not log.read_text():
+                time.sleep(0.01)
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
+    assert started[0].returncode == -ended_by
+
+
+def test_printed_command_can_be_pasted():
+    words = ["fairseq-train", "a folder/bin", "--lr", "0.003", *["--option", "a b"] * 20, "--flag"]
+    printed = run_command.format_command(words)
+    shell = ["sh", "-c", f"printf '%s\\n' {printed}"]
+    read = subprocess.run(shell, capture_output=True, text=True, check=True).stdout
+    assert read.splitlines() == words
+    assert max(map(len, printed.splitlines())) <= 100
+    assert len(printed.splitlines()) > 2
+
+
+def test_program_that_is_not_installed_is_refused():
+    message = (
+        f"no-such-program is not installed beside {sys.executable}: install the project into this "
+        "Python's environment, or use the Python of the environment that has it"
+    )
+    with pytest.raises(ValueError, match=exactly(message)):
+        run_command.program("no-such-program")
+
+
+def test_paths_inside_the_repository_are_short(tmp_path):
+    assert run_command.short(run_command.ROOT / "quickstart" / "data") == "quickstart/data"
+    assert run_command.short(tmp_path) == str(tmp_path)

@@ -1,0 +1,180 @@
+"""What the README and docs/ say is there is there, and their commands run."""
+
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from fairseq.models import ARCH_MODEL_REGISTRY
+
+import fairseq_plugins  # noqa: F401 (registers its presets)
+from scripts.docs import options
+from tests.end_to_end.commands import PLUGIN, ROOT, environment, run
+
+# of papers, and what two of them share
+ROOMS = (
+    "transformer_xl",
+    "all_attention",
+    "segment_language_model",
+    "product_key_memory",
+    "weighted_transformer",
+)
+PAGES = {
+    path.relative_to(ROOT).as_posix(): path.read_text(encoding="utf-8")
+    for path in [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+}
+DOCS = ROOT / "docs"
+TABLE = [
+    [cell.strip() for cell in line.strip("|").split("|")]
+    for line in PAGES["docs/code.md"].splitlines()
+    if line.startswith("| ") and "](" in line
+]
+
+
+def links(text):
+    """Return the targets of the Markdown links in a text."""
+    return re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", text)
+
+
+def dead_rows(rows, folder):
+    """Return the rows that name no file, test or example, or one that does not exist."""
+    return [
+        row
+        for row in rows
+        if len(row) != 4
+        or any(len(links(cell)) != 1 or not (folder / links(cell)[0]).is_file() for cell in row[1:])
+    ]
+
+
+def test_the_table_of_the_code_has_no_dead_row(tmp_path):
+    assert len(TABLE) >= 10
+    assert dead_rows(TABLE, DOCS) == []
+    # a dead row would be found
+    assert dead_rows(TABLE, tmp_path) == TABLE
+    assert dead_rows([TABLE[0][:3]], DOCS) == [TABLE[0][:3]]
+
+
+def test_links_of_the_table_are_named_after_their_files():
+    for row in TABLE:
+        for name, target in re.findall(r"\[`([^`]*)`\]\(([^)]*)\)", " ".join(row[1:])):
+            assert target.endswith(f"/{name}"), target
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_every_file_of_a_room_is_in_the_table(room):
+    listed = {(DOCS / target).resolve() for row in TABLE for target in links(row[1])}
+    files = {path for path in (PLUGIN / room).glob("*.py") if path.name != "__init__.py"}
+    missing = sorted(str(path.relative_to(ROOT)) for path in files - listed)
+    assert not missing, f"docs/code.md has no row for {missing}"
+
+
+def test_the_page_of_options_is_up_to_date(tmp_path):
+    assert options.main(["--output", str(tmp_path / "options.md")]) == 0
+    written = (tmp_path / "options.md").read_text(encoding="utf-8")
+    assert written == PAGES["docs/options.md"], "run python -m scripts.docs.options"
+    # an option that changed would be found
+    assert "| `--mem-len` |  | recurrence:" in written
+
+
+def test_every_preset_is_listed():
+    models = {"transformer_xl", "all_attention_lm", "weighted_transformer"}
+    models |= {"pkm_transformer_lm", "pkm_transformer"}
+    presets = {
+        arch
+        for arch, model in ARCH_MODEL_REGISTRY.items()
+        if model.__module__.startswith("fairseq_plugins") and arch not in models
+    }
+    assert len(presets) > 30
+    assert presets == set(re.findall(r"`(\w+_\w+)`", PAGES["docs/presets.md"])) - models
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_links_lead_to_files(page):
+    for target in links(PAGES[page]):
+        assert target.startswith("https://") or ((ROOT / page).parent / target).exists(), target
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_links_lead_to_headings(page):
+    for target, anchor in re.findall(r"\]\(([^)#]*)#([^)]*)\)", PAGES[page]):
+        path = (ROOT / page).parent / target if target else ROOT / page
+        headings = re.findall(r"^#+ (.*)$", path.read_text(encoding="utf-8"), re.MULTILINE)
+        assert anchor in [re.sub(r"[^\w -]", "", h.lower()).replace(" ", "-") for h in headings]
+
+
+def test_the_lines_of_python_run():
+    (code,) = re.findall(r"```python\n(.*?)```", PAGES["README.md"], re.DOTALL)
+    names = {}
+    exec(code, names)
+    assert names["y"].shape == names["x"].shape
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A folder in which the commands find the plugin and a small corpus."""
+    place = tmp_path_factory.mktemp("docs")
+    for name in ("fairseq_plugins", "scripts"):
+        (place / name).symlink_to(ROOT / name)
+    text = place / "quickstart" / "data" / "text"
+    text.mkdir(parents=True)
+    lines = [
+        f"d e f ▁ f {number} ( x ) : + =".replace(str(number), " ".join(str(number)))
+        for number in range(400)
+    ]
+    for split, number in (("train", 400), ("valid", 50), ("test", 50)):
+        (text / split).write_text("\n".join(lines[:number]) + "\n", encoding="utf-8")
+    splits = [f"--{split}pref={text / split}" for split in ("train", "valid", "test")]
+    run("fairseq-preprocess", "--only-source", *splits, "--destdir", text.parent / "bin")
+    return place
+
+
+def shell(command, place):
+    """Return what a shell prints for a command in a folder."""
+    search = f"{Path(sys.executable).parent}:/usr/bin:/bin"
+    done = subprocess.run(
+        ["bash", "-euo", "pipefail", "-c", command],
+        cwd=place,
+        env=environment(PATH=search, PYTHONIOENCODING="utf-8"),
+        capture_output=True,
+        text=True,
+        encoding="utf-8",
+    )
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+    return done.stdout + done.stderr
+
+
+def test_the_commands_run_in_order(folder):
+    pages = [PAGES[page] for page in ("README.md", "docs/evaluation.md", "docs/training.md")]
+    commands = re.findall(r"```sh\n(.*?)```", "".join(pages), re.DOTALL)
+    assert [re.search(r"fairseq-[\w-]+|memory_usage", c)[0] for c in commands] == [
+        "fairseq-train",
+        "fairseq-eval-lm",
+        "fairseq-interactive",
+        "fairseq-interactive",
+        "fairseq-generate",
+        "fairseq-train",
+        "fairseq-eval-lm",
+        "memory_usage",
+    ]
+    printed = []
+    for command in commands:
+        command = re.sub(r"--max-update \d+", "--max-update 3", command)
+        pipe, _, words = command.rpartition(" | ")
+        # shlex takes an escaped end of a line for a word
+        name, *words = shlex.split(words.replace("\\\n", " "))
+        if name == "python":
+            printed.append(shell(command, folder))
+        else:
+            text = shell(pipe, folder)
+            printed.append(run(name, *words, text=text, folder=folder))
+    assert (folder / "checkpoints" / "checkpoint_last.pt").exists()
+    assert "recurrence 512 tokens" in printed[1]
+    assert "each token is a character: Loss (base 2) is in bits per character" in printed[1]
+    assert re.search(r"^H-0\t\S+\td e f ▁", printed[2], re.MULTILINE)
+    assert re.findall(r"^H-\d+\t\S+\t(.*)$", printed[3], re.MULTILINE) == [
+        "d e f ▁ f ( x ) :",
+        "x + = 1",
+    ]
+    assert len(re.findall(r"^H-\d+\t", printed[4], re.MULTILINE)) >= 8
