@@ -8,7 +8,7 @@ unset PYTHONPATH PYTHONHOME CUDA_HOME # with CUDA_HOME, fairseq would compile CU
 stop() { printf '%s\n' "$1" >&2 && exit "${2:-1}"; }
 # uv ends, and ninja ends its compilers; a second later, so does what is left.
 trap 'trap "" INT TERM HUP
-    { kill -INT -- "-$job" && sleep 1 && kill -KILL -- "-$job"; } 2> /dev/null
+    { kill -INT -- "-$job" && sleep 1; kill -KILL -- "-$job"; wait "$job"; } 2> /dev/null || true
     echo >&2 && stop "interrupted; the same command goes on from here" 130' INT TERM HUP
 
 step() { # TITLE DURATION COMMAND...: a process group of its own holds all that the command starts
