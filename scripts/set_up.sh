@@ -47,7 +47,7 @@ are needed and one is missing: install them (Debian/Ubuntu: apt install python$v
 # first, lest half a .venv pass for a whole one; of a link, only the link goes.
 { [ -L .venv ] || rm -f "$stamp"; } && rm -rf .venv && mkdir .venv
 step "[1/4] .venv" "5 seconds" "$python" -m venv .venv
-step "[2/4] uv" "5 seconds" .venv/bin/python -m pip install --no-input --constraint "$pins" uv
+step "[2/4] uv" "5 seconds" .venv/bin/python -m pip install "$(grep -o '^uv==[^ ]*' "$pins")"
 
 # uv does not read pip's settings: they become its variables, where those are not set.
 pip=$(.venv/bin/python -m pip config list | sed "s/^:env:/z/; s/\\\\n/ /g" | sort)
