@@ -15,7 +15,7 @@ step() { # TITLE DURATION COMMAND...: a process group of its own holds all that 
     echo "$1: about $2"
     set -m && { "${@:3}" > "$log" 2>&1 < /dev/null & } && job=$! && set +m
     wait "$job" && return
-    ! grep -qE 'No (matching|solution)|Max retries|Failed to (fetch|download)' "$log" ||
+    ! grep -qE 'No (matching|solution)|Max retries|Failed to (fetch|download `)' "$log" ||
         stop "The packages of '$1' could not be downloaded: check the network connection and pip's \
 settings (index, certificates, proxy), then run the same command again (log: $log)."
     stop "'$1' failed; the last lines of $log:"$'\n'"$(tail -n 15 "$log")"
@@ -63,9 +63,9 @@ uv=(.venv/bin/uv pip install --python .venv/bin/python --index-strategy unsafe-b
 # torch comes with what its wheel names: on Linux CUDA's libraries, but for a build for the CPU.
 step "[3/4] torch" "1 minute, more with CUDA's libraries; seconds from uv's cache" \
     "${uv[@]}" --constraint "$pins" torch Cython ninja numpy setuptools wheel
-# fairseq has to fit that torch: compiled here, and kept in uv's cache under torch's version.
+# fairseq has to fit that torch: compiled here, and kept in a cache of this torch and this Python.
 step "[4/4] fairseq and the other packages" "3 minutes; seconds from uv's cache" "${uv[@]}" \
     --no-deps --no-build-isolation --no-binary fairseq-fixed --requirements "$pins" \
-    --config-settings-package "fairseq-fixed:torch=$(echo .venv/lib/*/*/torch-*.dist-info)"
+    --cache-dir "$(.venv/bin/uv cache dir)/$(cd .venv/lib && echo */*/torch-*.dist-info)"
 printf '%s' "$identity" > "$stamp"
 echo "Set up .venv in $((SECONDS / 60)) min $((SECONDS % 60)) s."
