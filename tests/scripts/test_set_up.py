@@ -41,7 +41,7 @@ case "$*" in
             [ -z "${{SAID-}}" ] || exit 1
             sleep 60 & touch begun; sleep 60
         fi
-        [ "$1 $2" != "-m venv" ] || {{ mkdir .venv/bin && cp "$0" .venv/bin/python; }}
+        [ "$1 $2" != "-m venv" ] || {{ mkdir .venv/bin .venv/lib && cp "$0" .venv/bin/python; }}
         [ "$2" != pip ] || cp "$0" .venv/bin/uv ;;
 esac
 """
