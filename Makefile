@@ -10,9 +10,10 @@ help:
 	@echo "make test         set up, then run the tests; some of them: make test TESTS=tests/test_docs.py"
 	@echo "make test-quick   set up, then run the quick tests: all but tests/end_to_end"
 	@echo "make lint         set up, then check style and formatting"
-	@echo "make bench        set up, then measure speed and memory; beside the published code with"
-	@echo "                  checkouts of it, ORIGINAL=PATH of Transformer-XL's and"
-	@echo "                  ORIGINAL_ADAPTIVE_SPAN=PATH of all-attention's"
+	@echo "make bench        set up, then measure speed and memory, in about $(BENCH_MINUTES) minutes on 2 cores;"
+	@echo "                  QUICK=1 takes about $(QUICK_MINUTES); beside the published code with checkouts of it,"
+	@echo "                  ORIGINAL=PATH of Transformer-XL's, ORIGINAL_ADAPTIVE_SPAN=PATH of"
+	@echo "                  all-attention's and ORIGINAL_XLM=PATH of product-key memories"
 	@echo "Set-up builds .venv once, with $(PYTHON); for another Python: make test PYTHON=python3.12"
 
 set-up:
@@ -34,15 +35,23 @@ lint: set-up
 	@.venv/bin/ruff check .
 	@.venv/bin/ruff format --check .
 
+# The sum of what the commands say, beside all of the published code.
+BENCH_MINUTES = 150
+QUICK_MINUTES = 5
+bench: HOW = $(if $(QUICK),--quick,--dtype fp32 bf16 bf16-autocast)
+bench: RESULTS = benchmark$(if $(QUICK),/quick)
 bench: set-up
-	@.venv/bin/python -m scripts.benchmark.transformer_xl --dtype fp32 bf16 bf16-autocast \
-		--output benchmark $(if $(ORIGINAL),--original "$(ORIGINAL)")
-	@.venv/bin/python -m scripts.benchmark.all_attention --dtype fp32 bf16 bf16-autocast \
-		--output benchmark/all_attention \
+	@echo "about $(if $(QUICK),$(QUICK_MINUTES),$(BENCH_MINUTES)) minutes on 2 cores"
+	@.venv/bin/python -m scripts.benchmark.transformer_xl $(HOW) \
+		--output $(RESULTS)/transformer_xl $(if $(ORIGINAL),--original "$(ORIGINAL)")
+	@.venv/bin/python -m scripts.benchmark.all_attention $(HOW) \
+		--output $(RESULTS)/all_attention \
 		$(if $(ORIGINAL_ADAPTIVE_SPAN),--original "$(ORIGINAL_ADAPTIVE_SPAN)")
-	@.venv/bin/python -m scripts.benchmark.product_key_memory --dtype fp32 bf16 bf16-autocast \
-		--output benchmark/product_key_memory
-	@.venv/bin/python -m scripts.benchmark.product_key_memory --slots 65536 --heads 1 4 8 \
-		--knn 8 32 --tokens 512 4096 --mode train inference search \
-		--output benchmark/product_key_memory_shapes
-	@.venv/bin/python -m scripts.benchmark.weighted_transformer --output benchmark/weighted_transformer
+	@.venv/bin/python -m scripts.benchmark.product_key_memory $(HOW) \
+		--output $(RESULTS)/product_key_memory $(if $(ORIGINAL_XLM),--original "$(ORIGINAL_XLM)")
+	@$(if $(QUICK),true,.venv/bin/python -m scripts.benchmark.product_key_memory --slots 65536 \
+		--heads 1 4 8 --knn 8 32 --tokens 512 4096 --mode train inference search \
+		--output $(RESULTS)/product_key_memory_shapes \
+		$(if $(ORIGINAL_XLM),--original "$(ORIGINAL_XLM)"))
+	@.venv/bin/python -m scripts.benchmark.weighted_transformer $(if $(QUICK),--quick) \
+		--output $(RESULTS)/weighted_transformer

@@ -1,5 +1,8 @@
-"""What the README and docs/ say is there is there, and their commands run."""
+"""What the README, docs/ and examples say is there is there, and their commands run."""
 
+import ast
+import importlib.util
+import json
 import re
 import shlex
 import subprocess
@@ -10,8 +13,9 @@ import pytest
 from fairseq.models import ARCH_MODEL_REGISTRY
 
 import fairseq_plugins  # noqa: F401 (registers its presets)
-from scripts.docs import options
-from tests.end_to_end.commands import PLUGIN, ROOT, environment, run
+from scripts.docs import options, speed
+from scripts.prepare import _binarize, python_source
+from tests.end_to_end.commands import PLUGIN, ROOT, environment, forked, run
 
 # of papers, and what two of them share
 ROOMS = (
@@ -23,7 +27,11 @@ ROOMS = (
 )
 PAGES = {
     path.relative_to(ROOT).as_posix(): path.read_text(encoding="utf-8")
-    for path in [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+    for path in [
+        *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "scripts/README.md")),
+        *sorted((ROOT / "docs").glob("*.md")),
+        *sorted((ROOT / "examples").glob("*/README.md")),
+    ]
 }
 DOCS = ROOT / "docs"
 TABLE = [
@@ -70,12 +78,45 @@ def test_every_file_of_a_room_is_in_the_table(room):
     assert not missing, f"docs/code.md has no row for {missing}"
 
 
+def commands_of(scripts):
+    """Return the commands in the rooms of a folder, and what their docstrings begin with."""
+    return {
+        f"`python -m scripts.{path.parent.name}.{path.stem}`": ast.get_docstring(
+            ast.parse(path.read_text(encoding="utf-8"))
+        ).splitlines()[0]
+        for path in scripts.glob("[!_]*/[!_]*.py")
+    }
+
+
+def test_the_table_of_the_commands_is_what_is_there(tmp_path):
+    rows = re.findall(r"^\| (`python .*`) \| (.*) \|$", PAGES["scripts/README.md"], re.MULTILINE)
+    assert len(rows) == len(dict(rows))
+    assert dict(rows) == commands_of(ROOT / "scripts")
+    # parts of commands, and what all share, are none
+    for name in ("room/command", "room/_part", "room/__init__", "_shared/part", "outside"):
+        path = tmp_path / f"{name}.py"
+        path.parent.mkdir(exist_ok=True)
+        path.write_text('"""What it does.\n\nMore of it.\n"""\n')
+    assert commands_of(tmp_path) == {"`python -m scripts.room.command`": "What it does."}
+
+
 def test_the_page_of_options_is_up_to_date(tmp_path):
     assert options.main(["--output", str(tmp_path / "options.md")]) == 0
     written = (tmp_path / "options.md").read_text(encoding="utf-8")
     assert written == PAGES["docs/options.md"], "run python -m scripts.docs.options"
     # an option that changed would be found
     assert "| `--mem-len` |  | recurrence:" in written
+
+
+def test_the_picture_of_speed_shows_figures_of_its_page(tmp_path):
+    rows = json.loads((DOCS / "speed.json").read_text(encoding="utf-8"))
+    table = [line for line in PAGES["docs/speed.md"].splitlines() if line.startswith("| [")]
+    for row, line in zip(rows, table, strict=True):
+        cells = [cell.strip() for cell in line.strip("|").split("|")]
+        numbers = [re.findall(r"\d+\.\d+", cell)[0] for cell in cells[1:3]]
+        assert [row["training"], row["evaluation"]] == list(map(float, numbers)), line
+    assert speed.main(["--output", str(tmp_path / "speed.png")]) == 0
+    assert (tmp_path / "speed.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_every_preset_is_listed():
@@ -104,6 +145,12 @@ def test_links_lead_to_headings(page):
         assert anchor in [re.sub(r"[^\w -]", "", h.lower()).replace(" ", "-") for h in headings]
 
 
+@pytest.mark.parametrize("page", PAGES)
+def test_commands_that_are_named_exist(page):
+    for module in re.findall(r"python\s+-m\s+(scripts\.\w+\.[a-z]\w*)", PAGES[page]):
+        assert importlib.util.find_spec(module), module
+
+
 def test_the_lines_of_python_run():
     (code,) = re.findall(r"```python\n(.*?)```", PAGES["README.md"], re.DOTALL)
     names = {}
@@ -117,16 +164,15 @@ def folder(tmp_path_factory):
     place = tmp_path_factory.mktemp("docs")
     for name in ("fairseq_plugins", "scripts"):
         (place / name).symlink_to(ROOT / name)
-    text = place / "quickstart" / "data" / "text"
-    text.mkdir(parents=True)
-    lines = [
-        f"d e f ▁ f {number} ( x ) : + =".replace(str(number), " ".join(str(number)))
-        for number in range(400)
-    ]
-    for split, number in (("train", 400), ("valid", 50), ("test", 50)):
-        (text / split).write_text("\n".join(lines[:number]) + "\n", encoding="utf-8")
-    splits = [f"--{split}pref={text / split}" for split in ("train", "valid", "test")]
-    run("fairseq-preprocess", "--only-source", *splits, "--destdir", text.parent / "bin")
+    library = place / "library"
+    library.mkdir()
+    for number in range(120):
+        source = f"def f{number}(x):\n    x += {number}\n    return x\n"
+        (library / f"m{number:03}.py").write_text(source * 4)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(_binarize, "child_process", forked)
+        patch.setattr(python_source, "WORKERS", 1)
+        python_source.prepare(place / "quickstart" / "data", library, subwords=60)
     return place
 
 
@@ -171,10 +217,6 @@ def test_the_commands_run_in_order(folder):
             printed.append(run(name, *words, text=text, folder=folder))
     assert (folder / "checkpoints" / "checkpoint_last.pt").exists()
     assert "recurrence 512 tokens" in printed[1]
-    assert "each token is a character: Loss (base 2) is in bits per character" in printed[1]
-    assert re.search(r"^H-0\t\S+\td e f ▁", printed[2], re.MULTILINE)
-    assert re.findall(r"^H-\d+\t\S+\t(.*)$", printed[3], re.MULTILINE) == [
-        "d e f ▁ f ( x ) :",
-        "x + = 1",
-    ]
+    assert re.search(r"^D-0\t\S+\tdef", printed[2], re.MULTILINE)
+    assert re.findall(r"^D-\d+\t\S+\t(.*)$", printed[3], re.MULTILINE) == ["def f(x):", "x += 1"]
     assert len(re.findall(r"^H-\d+\t", printed[4], re.MULTILINE)) >= 8

@@ -1,21 +1,21 @@
 #!/usr/bin/env bash
-# Transformer with adaptive spans, 24 layers, on enwik8: 209M parameters, published 0.98 bits per
-# character (Sukhbaatar et al. 2019, arXiv:1905.07799).
+# Transformer with adaptive spans, 24 layers, on enwik8 (Sukhbaatar et al. 2019, arXiv:1905.07799).
+# 209M parameters. Published: 0.98 bits per character. Not run here.
 #
 #   python -m scripts.prepare.enwik8 --newlines eos --output DATA
 #   bash examples/all_attention/adaptive_span_enwik8_large.sh train DATA CHECKPOINTS [options]
 #   bash examples/all_attention/adaptive_span_enwik8_large.sh finish DATA CHECKPOINTS [options]
 #   bash examples/all_attention/adaptive_span_enwik8_large.sh evaluate DATA CHECKPOINTS [options]
 #
-# train makes 150,000 updates; finish goes on from there at a tenth of the learning rate, to
-# 170,000. What differs from the published run: each pass over the data starts at its beginning,
-# not at a random token of the first segment; what would lie before a stream is hidden, not zeros
-# that are attended to; evaluation scores every token, not whole segments only. --batch-size
-# counts the parallel streams of a worker: with N GPUs add --batch-size 64/N. Computed, not
-# measured, in fp32: 2.3 GiB for weights, gradients and Adagrad's state, and for activations 0.9
-# GiB a stream at the start (59 GiB for 64), 1.6 where every head sees 1,024 tokens (100 GiB);
-# --checkpoint-activations and --bf16 need less. (--update-freq is no substitute: it puts
-# consecutive segments into one update.) Not run here.
+# Flags: those of the published script. Different: a pass over the data starts at its beginning,
+#   not at a random token of the first segment; a stream starts without context, not with zeros
+#   that are attended to; evaluation scores every token, not whole segments only.
+# Updates: train makes 150,000; finish goes on to 170,000 at a tenth of the learning rate.
+# Batch: 64 parallel streams; with N GPUs add --batch-size 64/N. Not --update-freq: it puts
+#   consecutive segments into one update.
+# Memory (computed, fp32): 2.3 GiB for weights, gradients and Adagrad's state; activations 0.9 GiB
+#   a stream at the start (59 GiB for 64), 1.6 where every head sees 1,024 tokens (100 GiB); less
+#   with --checkpoint-activations or --bf16.
 set -euo pipefail
 task=(--user-dir fairseq_plugins --task segment_language_modeling)
 training=(

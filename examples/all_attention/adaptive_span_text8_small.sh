@@ -1,19 +1,20 @@
 #!/usr/bin/env bash
-# Transformer with adaptive spans, 12 layers, on text8: 38M parameters, published 1.11 bits per
-# character (Sukhbaatar et al. 2019, arXiv:1905.07799).
+# Transformer with adaptive spans, 12 layers, on text8 (Sukhbaatar et al. 2019, arXiv:1905.07799).
+# 38M parameters. Published: 1.11 bits per character. Not run here.
 #
 #   python -m scripts.prepare.text8 --output DATA
 #   bash examples/all_attention/adaptive_span_text8_small.sh train DATA CHECKPOINTS [options]
 #   bash examples/all_attention/adaptive_span_text8_small.sh evaluate DATA CHECKPOINTS [options]
 #
-# The published run has no final phase. What differs from the published run: each pass over the
-# data starts at its beginning, not at a random token of the first segment; what would lie before
-# a stream is hidden, not zeros that are attended to; evaluation scores every token, not whole
-# segments only. --batch-size counts the parallel streams of a worker: with N GPUs add
-# --batch-size 64/N. Computed, not measured, in fp32: 0.4 GiB for weights, gradients and Adagrad's
-# state, and for activations 0.3 GiB a stream at the start (17 GiB for 64), 0.6 where every head
-# sees 1,024 tokens (36 GiB); --checkpoint-activations and --bf16 need less. (--update-freq is no
-# substitute: it puts consecutive segments into one update.) Not run here.
+# Flags: those of the published script. Different: a pass over the data starts at its beginning,
+#   not at a random token of the first segment; a stream starts without context, not with zeros
+#   that are attended to; evaluation scores every token, not whole segments only.
+# Updates: the published run has no final phase.
+# Batch: 64 parallel streams; with N GPUs add --batch-size 64/N. Not --update-freq: it puts
+#   consecutive segments into one update.
+# Memory (computed, fp32): 0.4 GiB for weights, gradients and Adagrad's state; activations 0.3 GiB
+#   a stream at the start (17 GiB for 64), 0.6 where every head sees 1,024 tokens (36 GiB); less
+#   with --checkpoint-activations or --bf16.
 set -euo pipefail
 task=(--user-dir fairseq_plugins --task segment_language_modeling)
 training=(

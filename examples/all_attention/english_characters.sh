@@ -1,19 +1,21 @@
 #!/usr/bin/env bash
-# Small character models of any English text: persistent vectors beside a feed-forward sublayer.
+# Small character models of any English text: persistent vectors or feed-forward sublayers,
+# adaptive or fixed spans. Two CPU cores are enough.
 #
 #   bash examples/all_attention/english_characters.sh prepare TEXT DATA
 #   bash examples/all_attention/english_characters.sh train DATA CHECKPOINTS [options]
 #   bash examples/all_attention/english_characters.sh train-fixed DATA CHECKPOINTS [options]
 #   bash examples/all_attention/english_characters.sh evaluate DATA CHECKPOINTS [options]
 #
-# TEXT holds train.txt, valid.txt and test.txt. train lets each head learn its span, up to 256
-# tokens; with train-fixed all see 256. The default is the all-attention network with 512
-# persistent vectors. The transformer has as many parameters but for its biases and second norms,
-# 896 a layer, with the options --persistent-vectors 0 --decoder-ffn-embed-dim 512. Other ways to
-# place persistent vectors: --persistent-variant attn-split, single-head, ff-attn (256 a layer
-# more, a second norm) or head-split (half of the persistent vectors less). Every 100 updates
-# 102,400 characters of the validation part are scored, which CHECKPOINTS/train.log tells. Two CPU
-# cores are enough.
+# TEXT holds train.txt, valid.txt and test.txt.
+# train: each head learns its span, up to 256 tokens. train-fixed: all heads see 256.
+# The default is the all-attention network with 512 persistent vectors. Others are options:
+# --persistent-vectors 0 --decoder-ffn-embed-dim 512: the transformer; its biases and second norms
+#   are 896 parameters a layer more.
+# --persistent-variant attn-split, single-head, ff-attn (a second norm: 256 a layer more) or
+#   head-split (half of the persistent vectors).
+# Every 100 updates 102,400 characters of the validation part are scored, into
+#   CHECKPOINTS/train.log.
 set -euo pipefail
 task=(--user-dir fairseq_plugins --task segment_language_modeling --distributed-world-size 1)
 action=usage

@@ -1,21 +1,22 @@
 #!/usr/bin/env bash
-# All-attention network, 18 layers, on text8: 38M parameters, published 1.11 bits per character.
+# All-attention network, 18 layers, on text8.
+# 38M parameters. Published: 1.11 bits per character. Not run here.
 #
 #   python -m scripts.prepare.text8 --output DATA
 #   bash examples/all_attention/text8_small.sh train DATA CHECKPOINTS [options]
 #   bash examples/all_attention/text8_small.sh finish DATA CHECKPOINTS [options]
 #   bash examples/all_attention/text8_small.sh evaluate DATA CHECKPOINTS [options]
 #
-# train makes 450,000 updates; finish goes on from there at a tenth of the learning rate, to
-# 480,000. No script was published for text8: the numbers of updates are those of enwik8. What
-# differs from the published run: each pass over the data starts at its beginning, not at a random
-# token of the first segment; what would lie before a stream is hidden, not zeros that are
-# attended to; evaluation scores every token, not whole segments only. --batch-size counts the
-# parallel streams of a worker: with N GPUs add --batch-size 64/N. Computed, not measured, in
-# fp32: 0.4 GiB for weights, gradients and Adagrad's state, and for activations 0.6 GiB a stream
-# at the start (39 GiB for 64), 1.0 where every head sees 1,024 tokens (67 GiB);
-# --checkpoint-activations and --bf16 need less. (--update-freq is no substitute: it puts
-# consecutive segments into one update.) Not run here.
+# Flags: those of enwik8's published script; there is none for text8. Different: a pass over the
+#   data starts at its beginning, not at a random token of the first segment; a stream starts
+#   without context, not with zeros that are attended to; evaluation scores every token, not whole
+#   segments only.
+# Updates: train makes 450,000; finish goes on to 480,000 at a tenth of the learning rate.
+# Batch: 64 parallel streams; with N GPUs add --batch-size 64/N. Not --update-freq: it puts
+#   consecutive segments into one update.
+# Memory (computed, fp32): 0.4 GiB for weights, gradients and Adagrad's state; activations 0.6 GiB
+#   a stream at the start (39 GiB for 64), 1.0 where every head sees 1,024 tokens (67 GiB); less
+#   with --checkpoint-activations or --bf16.
 set -euo pipefail
 task=(--user-dir fairseq_plugins --task segment_language_modeling)
 training=(

@@ -1,22 +1,23 @@
 #!/usr/bin/env bash
-# All-attention network, 36 layers, on WikiText-103: 133M parameters, published perplexity 20.6,
-# or 19.7 with line ends counted, as they are here.
+# All-attention network, 36 layers, on WikiText-103.
+# 132M parameters (133M in the paper). Published perplexity: 20.6, or 19.7 with line ends counted,
+# as here. Not run here.
 #
 #   python -m scripts.prepare.wikitext103 --output DATA
 #   bash examples/all_attention/wt103.sh train DATA CHECKPOINTS [options]
 #   bash examples/all_attention/wt103.sh finish DATA CHECKPOINTS [options]
 #   bash examples/all_attention/wt103.sh evaluate DATA CHECKPOINTS [options]
 #
-# train makes 800,000 updates; finish goes on from there at a tenth of the learning rate, to
-# 850,000. What differs from the published run: each pass over the data starts at its beginning,
-# not at a random token of the first segment; what would lie before a stream is hidden, not zeros
-# that are attended to; embeddings start as fairseq's adaptive input does, with variance 1 after
-# their scale, not 170; evaluation scores every token, not whole segments only. --batch-size
-# counts the parallel streams of a worker: with N GPUs add --batch-size 64/N. Computed, not
-# measured, in fp32: 2.0 GiB for weights, gradients and Adam's state, and for activations 1.2 GiB
-# a stream at the start (77 GiB for 64), 1.7 where every head sees 1,024 tokens (111 GiB);
-# --checkpoint-activations and --bf16 need less. (--update-freq is no substitute: it puts
-# consecutive segments into one update.) Not run here.
+# Flags: those of the published script. Different: a pass over the data starts at its beginning,
+#   not at a random token of the first segment; a stream starts without context, not with zeros
+#   that are attended to; evaluation scores every token, not whole segments only; embeddings start
+#   as fairseq's adaptive input does, with variance 1 after their scale, not 170.
+# Updates: train makes 800,000; finish goes on to 850,000 at a tenth of the learning rate.
+# Batch: 64 parallel streams; with N GPUs add --batch-size 64/N. Not --update-freq: it puts
+#   consecutive segments into one update.
+# Memory (computed, fp32): 2.0 GiB for weights, gradients and Adam's state; activations 1.2 GiB a
+#   stream at the start (77 GiB for 64), 1.7 where every head sees 1,024 tokens (111 GiB); less
+#   with --checkpoint-activations or --bf16.
 set -euo pipefail
 task=(--user-dir fairseq_plugins --task segment_language_modeling)
 training=(

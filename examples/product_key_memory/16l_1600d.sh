@@ -1,18 +1,19 @@
 #!/usr/bin/env bash
 # Transformer of 16 layers and width 1600 on English news, with 0 to 3 memories of 512² slots:
-# 589M, 992M, 1,395M or 1,798M parameters.
+# 589M, 992M, 1,395M or 1,798M parameters. Not run here.
 #
 #   python -m scripts.prepare.news --input NEWS --output DATA
 #   bash examples/product_key_memory/16l_1600d.sh train DATA CHECKPOINTS MEMORIES [options]
 #   bash examples/product_key_memory/16l_1600d.sh evaluate DATA CHECKPOINTS [options]
 #
-# MEMORIES is 0, 1, 2 or 3. They take the place of feed-forward sublayers: 1 that of layer 8, 2
-# those of layers 6 and 12, 3 those of 4, 8 and 12. Our own choice, where we know of nothing
-# published: batch, length of the blocks, warm-up, clipping, number of updates, dropout,
-# activation, batch norm of the queries. --batch-size 8 and --update-freq 32 make 256 blocks of
-# 512 tokens an update on one GPU: with N GPUs add --update-freq 32/N, or another --batch-size.
-# Computed, not measured, in fp16: 11.0, 16.1, 21.3 or 26.5 GiB for weights, gradients and the
-# optimizers' state, the same on each GPU; activations come on top of it. Not run here.
+# Flags: the paper's and the published code's; our choice where we know of neither: batch, block
+#   length, warm-up, clipping, updates, dropout, activation, batch norm of the queries.
+# MEMORIES is 0, 1 (instead of the feed-forward sublayer of layer 8), 2 (layers 6 and 12) or 3
+#   (layers 4, 8 and 12).
+# Batch: 256 blocks of 512 tokens (--batch-size 8, --update-freq 32); with N GPUs add
+#   --update-freq 32/N, or another --batch-size.
+# Memory (computed, fp16): 11.0, 16.1, 21.3 or 26.5 GiB for weights, gradients and the optimizers'
+#   state, the same on each GPU; activations come on top.
 set -euo pipefail
 task=(--user-dir fairseq_plugins --task language_modeling --tokens-per-sample 512)
 training=(

@@ -1,19 +1,19 @@
 #!/usr/bin/env bash
-# Ablation of product-key memory: how many heads it has, and how many slots each of them reads
-# (Lample et al. 2019, section 4.5, figure 5).
+# Ablation of product-key memory: heads, and slots that each reads (Lample et al. 2019, section
+# 4.5, figure 5). Not run here.
 #
 #   python -m scripts.prepare.news --input NEWS --output DATA
 #   bash examples/product_key_memory/ablation_heads.sh train DATA CHECKPOINTS HEADS KNN [options]
 #   bash examples/product_key_memory/ablation_heads.sh evaluate DATA CHECKPOINTS [options]
 #
-# HEADS and KNN are numbers, such as 1 64, 2 32, 4 16 and 8 8, which read 64 slots a token each.
-# 512² slots in layer 5, batch norm of the queries (our own choice). The model has 6 layers and 8
-# heads. Our own choice, where we know of nothing published: width (1024), batch, length of the
-# blocks, warm-up, clipping, number of updates, dropout, activation. --batch-size 8 and
-# --update-freq 32 make 256 blocks of 512 tokens an update on one GPU: with N GPUs add
-# --update-freq 32/N, or another --batch-size. Computed, not measured, in fp16: 6.0 GiB for
-# weights, gradients and the optimizers' state with 4 heads; activations come on top of it. Not
-# run here.
+# Flags: the paper's and the published code's; our choice where we know of neither: width (1024),
+#   batch, block length, warm-up, clipping, updates, dropout, activation.
+# HEADS and KNN are numbers. 1 64, 2 32, 4 16 and 8 8 read 64 slots a token each.
+# Model: 6 layers, 8 heads; 512² slots in layer 5, batch norm of the queries (our choice).
+# Batch: 256 blocks of 512 tokens (--batch-size 8, --update-freq 32); with N GPUs add
+#   --update-freq 32/N, or another --batch-size.
+# Memory (computed, fp16): 6.0 GiB for weights, gradients and the optimizers' state with 4 heads;
+#   activations come on top.
 set -euo pipefail
 task=(--user-dir fairseq_plugins --task language_modeling --tokens-per-sample 512)
 training=(

@@ -1,21 +1,21 @@
 #!/usr/bin/env bash
 # Ablation of product-key memory: product keys against flat ones (Lample et al. 2019, section 4.5,
-# table 4, figure 6).
+# table 4, figure 6). Not run here.
 #
 #   python -m scripts.prepare.news --input NEWS --output DATA
 #   bash examples/product_key_memory/ablation_keys.sh train DATA CHECKPOINTS SLOTS KEYS [options]
 #   bash examples/product_key_memory/ablation_keys.sh evaluate DATA CHECKPOINTS [options]
 #
+# Flags: the paper's and the published code's; our choice where we know of neither: width (1024),
+#   batch, block length, warm-up, clipping, updates, dropout, activation.
 # SLOTS is 16k, 65k, 147k, 262k, 590k or 1M; KEYS is product or flat. The paper has no perplexity
-# of flat keys above 147k: all of them are searched for each token, too slowly to converge. Memory
-# in layer 5, batch norm of the queries (our own choice). The model has 6 layers and 8 heads. Our
-# own choice, where we know of nothing published: width (1024), batch, length of the blocks,
-# warm-up, clipping, number of updates, dropout, activation. --batch-size 8 and --update-freq 32
-# make 256 blocks of 512 tokens an update on one GPU: with N GPUs add --update-freq 32/N, or
-# another --batch-size. Computed, not measured, in fp16, for weights, gradients and the
-# optimizers' state: 2.7 to 16.5 GiB with product keys; flat ones add 20 bytes for each number of
-# 4 · SLOTS · 512, as 0.6 GiB for 16k and 5.6 for 147k. Activations come on top of it. Not run
-# here.
+#   of flat keys above 147k: all of them are searched for each token, too slowly to converge.
+# Model: 6 layers, 8 heads; memory in layer 5, batch norm of the queries (our choice).
+# Batch: 256 blocks of 512 tokens (--batch-size 8, --update-freq 32); with N GPUs add
+#   --update-freq 32/N, or another --batch-size.
+# Memory (computed, fp16): 2.7 to 16.5 GiB with product keys for weights, gradients and the
+#   optimizers' state. Flat keys add 20 bytes for each number of 4 · SLOTS · 512: 0.6 GiB for 16k,
+#   5.6 for 147k. Activations come on top.
 set -euo pipefail
 task=(--user-dir fairseq_plugins --task language_modeling --tokens-per-sample 512)
 training=(

@@ -1,19 +1,20 @@
 #!/usr/bin/env bash
 # Ablation of product-key memory: its size, with and without batch norm of the queries (Lample et
-# al. 2019, section 4.5, table 2).
+# al. 2019, section 4.5, table 2). Not run here.
 #
 #   python -m scripts.prepare.news --input NEWS --output DATA
 #   bash examples/product_key_memory/ablation_size.sh train DATA CHECKPOINTS SLOTS [options]
 #   bash examples/product_key_memory/ablation_size.sh evaluate DATA CHECKPOINTS [options]
 #
+# Flags: the paper's and the published code's; our choice where we know of neither: width (1024),
+#   batch, block length, warm-up, clipping, updates, dropout, activation.
 # SLOTS is 16k, 65k, 147k, 262k, 590k or 1M (128², 256², 384², 512², 768² or 1024²), or none for
-# the transformer without a memory. Batch norm: train with --memory-query-batch-norm. The model
-# has 6 layers and 8 heads. Our own choice, where we know of nothing published: width (1024),
-# batch, length of the blocks, warm-up, clipping, number of updates, dropout, activation.
-# --batch-size 8 and --update-freq 32 make 256 blocks of 512 tokens an update on one GPU: with N
-# GPUs add --update-freq 32/N, or another --batch-size. Computed, not measured, in fp16: 2.6 GiB
-# without a memory, 2.7 to 16.5 with one, for weights, gradients and the optimizers' state;
-# activations come on top of it. Not run here.
+#   the transformer without a memory. Batch norm: train with --memory-query-batch-norm.
+# Model: 6 layers, 8 heads.
+# Batch: 256 blocks of 512 tokens (--batch-size 8, --update-freq 32); with N GPUs add
+#   --update-freq 32/N, or another --batch-size.
+# Memory (computed, fp16): 2.6 GiB without a memory, 2.7 to 16.5 with one, for weights, gradients
+#   and the optimizers' state; activations come on top.
 set -euo pipefail
 task=(--user-dir fairseq_plugins --task language_modeling --tokens-per-sample 512)
 training=(

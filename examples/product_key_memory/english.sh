@@ -1,18 +1,20 @@
 #!/usr/bin/env bash
-# A small model of any English text: without a memory, and with one of 16,384 or 262,144 slots.
+# Small models of any English text: without a memory, or with one of 16,384 or 262,144 slots. A CPU
+# and 4 GB of memory are enough.
 #
 #   bash examples/product_key_memory/english.sh prepare TEXT DATA
 #   bash examples/product_key_memory/english.sh train DATA CHECKPOINTS SLOTS [options]
 #   bash examples/product_key_memory/english.sh evaluate DATA CHECKPOINTS [options]
 #
-# TEXT is a folder with train.txt, valid.txt and test.txt (or .txt.gz), a paragraph a line, empty
-# lines between articles, and enough text for 8,000 merges of BPE. SLOTS is none, 16k or 262k; batch
-# norm of the queries: train with --memory-query-batch-norm. 6 layers of width 128 and 4 heads,
-# feed-forward sublayers of 512, the memory in place of that of layer 5. The whole validation part
-# is scored at the end, and at the ends of epochs if the text is short, which CHECKPOINTS/train.log
-# tells. A checkpoint has 0.4 GB with 262k slots; the same command again goes on from the last one.
-# evaluate needs the options of train that say how long a block is. A CPU and 4 GB of memory are
-# enough.
+# TEXT holds train.txt, valid.txt and test.txt (or .txt.gz): a paragraph a line, empty lines
+#   between articles, enough text for 8,000 merges of BPE.
+# SLOTS is none, 16k or 262k. Batch norm of the queries: train with --memory-query-batch-norm.
+# Model: 6 layers, width 128, 4 heads, feed-forward sublayers of 512; in layer 5 the memory
+#   instead.
+# The validation part is scored at the end, and at the ends of epochs if the text is short, into
+#   CHECKPOINTS/train.log. A checkpoint has 0.4 GB with 262k slots. The same command again goes on
+#   from the last one.
+# evaluate needs the options of train that say how long a block is.
 set -euo pipefail
 task=(--user-dir fairseq_plugins --task language_modeling --tokens-per-sample 256)
 task+=(--distributed-world-size 1 --cpu --required-batch-size-multiple 1)

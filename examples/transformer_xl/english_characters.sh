@@ -1,12 +1,11 @@
 #!/usr/bin/env bash
-# A small character model of any English text: with and without memory, and with a longer one.
+# Small character model of any English text, with and without memory. Two CPU cores are enough.
 #
 #   bash examples/transformer_xl/english_characters.sh prepare TEXT DATA
 #   bash examples/transformer_xl/english_characters.sh train DATA CHECKPOINTS [options]
 #   bash examples/transformer_xl/english_characters.sh evaluate DATA CHECKPOINTS [options]
 #
-# TEXT holds train.txt, valid.txt and test.txt. Without memory: train with --mem-len 0. Two CPU
-# cores are enough.
+# TEXT holds train.txt, valid.txt and test.txt. Without memory: train with --mem-len 0.
 set -euo pipefail
 task=(--user-dir fairseq_plugins --task segment_language_modeling --distributed-world-size 1)
 action=usage

@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
-# A small word model of any English text: with and without memory, and with a longer one.
+# Small word model of any English text, with and without memory. Two CPU cores are enough.
 #
 #   bash examples/transformer_xl/english_words.sh prepare TEXT DATA
 #   bash examples/transformer_xl/english_words.sh train DATA CHECKPOINTS [options]
 #   bash examples/transformer_xl/english_words.sh evaluate DATA CHECKPOINTS [options]
 #
-# TEXT holds train.txt, valid.txt and test.txt, with more than 8,000 words that are seen 3 times; for
-# less text add smaller --adaptive-input-cutoff and --adaptive-softmax-cutoff. Without memory: train with --mem-len 0. Two CPU
-# cores are enough.
+# TEXT holds train.txt, valid.txt and test.txt, with more than 8,000 words that are seen 3 times;
+#   for less text add smaller --adaptive-input-cutoff and --adaptive-softmax-cutoff. Without
+#   memory: train with --mem-len 0.
 set -euo pipefail
 task=(--user-dir fairseq_plugins --task segment_language_modeling --distributed-world-size 1)
 action=usage

@@ -1,16 +1,17 @@
 #!/usr/bin/env bash
-# Transformer-XL, 18 layers, on enwik8: 88M parameters, published 1.03 bits per character.
+# Transformer-XL, 18 layers, on enwik8.
+# 88M parameters. Published: 1.03 bits per character. Not run here.
 #
 #   python -m scripts.prepare.enwik8 --newlines drop --output DATA
 #   bash examples/transformer_xl/enwik8_18l.sh train DATA CHECKPOINTS [options]
 #   bash examples/transformer_xl/enwik8_18l.sh evaluate DATA CHECKPOINTS [options]
 #
-# The paper gives the number of layers and of parameters; widths are chosen to meet them, and
-# the rest is that of the 12-layer model. --batch-size counts the parallel streams of a worker:
-# with N GPUs add --batch-size 22/N. Computed, not measured, in fp32: 1.3 GiB for weights,
-# gradients and Adam's state, and 1.0 GiB a stream for activations (22 GiB for 22);
-# --checkpoint-activations and --bf16 need less. (--update-freq is no substitute: it puts
-# consecutive segments into one update.) Not run here.
+# Flags: those of the 12-layer model; the widths are our choice, to meet the paper's numbers of
+#   layers and parameters.
+# Batch: 22 parallel streams; with N GPUs add --batch-size 22/N. Not --update-freq: it puts
+#   consecutive segments into one update.
+# Memory (computed, fp32): 1.3 GiB for weights, gradients and Adam's state; activations 1.0 GiB a
+#   stream (22 GiB for 22); less with --checkpoint-activations or --bf16.
 set -euo pipefail
 task=(--user-dir fairseq_plugins --task segment_language_modeling)
 action=usage data=${2:-} checkpoints=${3:-}

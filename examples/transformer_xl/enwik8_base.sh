@@ -1,14 +1,16 @@
 #!/usr/bin/env bash
-# Transformer-XL, 12 layers, on enwik8: 41M parameters, published 1.06 bits per character.
+# Transformer-XL, 12 layers, on enwik8.
+# 41M parameters. Published: 1.06 bits per character. Not run here.
 #
 #   python -m scripts.prepare.enwik8 --newlines drop --output DATA
 #   bash examples/transformer_xl/enwik8_base.sh train DATA CHECKPOINTS [options]
 #   bash examples/transformer_xl/enwik8_base.sh evaluate DATA CHECKPOINTS [options]
 #
-# --batch-size counts the parallel streams of a worker: with N GPUs add --batch-size 22/N.
-# Computed, not measured, in fp32: 0.6 GiB for weights, gradients and Adam's state, and 0.55 GiB
-# a stream for activations (12 GiB for 22); --checkpoint-activations and --bf16 need less.
-# (--update-freq is no substitute: it puts consecutive segments into one update.) Not run here.
+# Flags: those of the published run.
+# Batch: 22 parallel streams; with N GPUs add --batch-size 22/N. Not --update-freq: it puts
+#   consecutive segments into one update.
+# Memory (computed, fp32): 0.6 GiB for weights, gradients and Adam's state; activations 0.55 GiB a
+#   stream (12 GiB for 22); less with --checkpoint-activations or --bf16.
 set -euo pipefail
 task=(--user-dir fairseq_plugins --task segment_language_modeling)
 action=usage data=${2:-} checkpoints=${3:-}

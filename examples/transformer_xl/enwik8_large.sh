@@ -1,16 +1,17 @@
 #!/usr/bin/env bash
-# Transformer-XL, 24 layers, on enwik8: 277M parameters, published 0.99 bits per character.
+# Transformer-XL, 24 layers, on enwik8.
+# 277M parameters. Published: 0.99 bits per character. Not run here.
 #
 #   python -m scripts.prepare.enwik8 --newlines drop --output DATA
 #   bash examples/transformer_xl/enwik8_large.sh train DATA CHECKPOINTS [options]
 #   bash examples/transformer_xl/enwik8_large.sh evaluate DATA CHECKPOINTS [options]
 #
-# fairseq's cosine begins after the warm-up, the published code's with it.
-# The published code trains on segments of 768; the paper says 784. --batch-size counts the
-# parallel streams of a worker: with N GPUs add --batch-size 64/N. Computed, not measured, in
-# fp32: 4.1 GiB for weights, gradients and Adam's state, and 3.0 GiB a stream for activations
-# (194 GiB for 64); --checkpoint-activations and --bf16 need less. (--update-freq is no
-# substitute: it puts consecutive segments into one update.) Not run here.
+# Flags: those of the published run. fairseq's cosine begins after the warm-up, the published
+#   code's with it. The published code trains on segments of 768, as here; the paper says 784.
+# Batch: 64 parallel streams; with N GPUs add --batch-size 64/N. Not --update-freq: it puts
+#   consecutive segments into one update.
+# Memory (computed, fp32): 4.1 GiB for weights, gradients and Adam's state; activations 3.0 GiB a
+#   stream (194 GiB for 64); less with --checkpoint-activations or --bf16.
 set -euo pipefail
 task=(--user-dir fairseq_plugins --task segment_language_modeling)
 action=usage data=${2:-} checkpoints=${3:-}

@@ -1,15 +1,17 @@
 #!/usr/bin/env bash
-# Transformer-XL base on One Billion Word: 357M parameters (0.46B in the paper), published perplexity 23.5.
+# Transformer-XL base on One Billion Word.
+# 357M parameters (0.46B in the paper). Published perplexity: 23.5. Not run here.
 #
 #   python -m scripts.prepare.lm1b --output DATA
 #   bash examples/transformer_xl/lm1b_base.sh train DATA CHECKPOINTS [options]
 #   bash examples/transformer_xl/lm1b_base.sh evaluate DATA CHECKPOINTS [options]
 #
-# fairseq's cosine begins after the warm-up, the published code's with it.
-# --batch-size counts the parallel streams of a worker: with N GPUs add --batch-size 224/N.
-# Computed, not measured, in fp32: 5.3 GiB for weights, gradients and Adam's state, and 0.05 GiB
-# a stream for activations (11 GiB for 224); --checkpoint-activations and --bf16 need less.
-# (--update-freq is no substitute: it puts consecutive segments into one update.) Not run here.
+# Flags: those of the published run. fairseq's cosine begins after the warm-up, the published
+#   code's with it.
+# Batch: 224 parallel streams; with N GPUs add --batch-size 224/N. Not --update-freq: it puts
+#   consecutive segments into one update.
+# Memory (computed, fp32): 5.3 GiB for weights, gradients and Adam's state; activations 0.05 GiB a
+#   stream (11 GiB for 224); less with --checkpoint-activations or --bf16.
 set -euo pipefail
 task=(--user-dir fairseq_plugins --task segment_language_modeling)
 action=usage data=${2:-} checkpoints=${3:-}

@@ -1,17 +1,18 @@
 #!/usr/bin/env bash
-# Transformer-XL large on One Billion Word: 841M parameters, published perplexity 21.8.
+# Transformer-XL large on One Billion Word.
+# 841M parameters. Published perplexity: 21.8. Not run here.
 #
 #   python -m scripts.prepare.lm1b --output DATA
 #   bash examples/transformer_xl/lm1b_large.sh train DATA CHECKPOINTS [options]
 #   bash examples/transformer_xl/lm1b_large.sh evaluate DATA CHECKPOINTS [options]
 #
-# fairseq's cosine begins after the warm-up, the published code's with it.
-# The published weights were drawn with --init-std 0.005 and trained with a learning rate of
-# 0.0001 on TPUs, 0.00025 elsewhere. --batch-size counts the parallel streams of a worker: with
-# N GPUs add --batch-size 512/N. Computed, not measured, in fp32: 12.5 GiB for weights,
-# gradients and Adam's state, and 0.14 GiB a stream for activations (72 GiB for 512);
-# --checkpoint-activations and --bf16 need less. (--update-freq is no substitute: it puts
-# consecutive segments into one update.) Not run here.
+# Flags: those of the published run. fairseq's cosine begins after the warm-up, the published
+#   code's with it. --init-std 0.005 is that of the published weights. The learning rate was 0.0001
+#   on TPUs, as here, 0.00025 elsewhere.
+# Batch: 512 parallel streams; with N GPUs add --batch-size 512/N. Not --update-freq: it puts
+#   consecutive segments into one update.
+# Memory (computed, fp32): 12.5 GiB for weights, gradients and Adam's state; activations 0.14 GiB a
+#   stream (72 GiB for 512); less with --checkpoint-activations or --bf16.
 set -euo pipefail
 task=(--user-dir fairseq_plugins --task segment_language_modeling)
 action=usage data=${2:-} checkpoints=${3:-}

@@ -1,15 +1,16 @@
 #!/usr/bin/env bash
-# Transformer-XL on Penn Treebank: 24M parameters, published perplexity 54.5.
+# Transformer-XL on Penn Treebank.
+# 24M parameters. Published perplexity: 54.5. Not run here.
 #
 #   python -m scripts.prepare.ptb --output DATA
 #   bash examples/transformer_xl/ptb.sh train DATA CHECKPOINTS [options]
 #   bash examples/transformer_xl/ptb.sh evaluate DATA CHECKPOINTS [options]
 #
-# --batch-size counts the parallel streams of a worker: with N GPUs add --batch-size 10/N. Not
-# run here. No memory but 70 tokens of extended context, variational dropout. What the published
-# run has besides and this one lacks: jittered segment lengths, activation regularisation (0.2
-# and 0.1), the average of the weights of 50 more epochs, softmax temperature 1.08 in
-# evaluation; and its weight decay is part of the gradient, fairseq's is not.
+# Flags: those of the published run, which also has jittered segment lengths, activation
+#   regularisation (0.2 and 0.1), the average of the weights of 50 more epochs, and softmax
+#   temperature 1.08 in evaluation; its weight decay is part of the gradient, fairseq's is not.
+# No memory, but 70 tokens of extended context (130 in evaluation), and variational dropout.
+# Batch: 10 parallel streams; with N GPUs add --batch-size 10/N.
 set -euo pipefail
 task=(--user-dir fairseq_plugins --task segment_language_modeling)
 action=usage data=${2:-} checkpoints=${3:-}

@@ -1,14 +1,16 @@
 #!/usr/bin/env bash
-# Transformer-XL standard on WikiText-103: 151M parameters, published perplexity 24.0.
+# Transformer-XL standard on WikiText-103.
+# 151M parameters. Published perplexity: 24.0. Not run here.
 #
 #   python -m scripts.prepare.wikitext103 --output DATA
 #   bash examples/transformer_xl/wt103_base.sh train DATA CHECKPOINTS [options]
 #   bash examples/transformer_xl/wt103_base.sh evaluate DATA CHECKPOINTS [options]
 #
-# --batch-size counts the parallel streams of a worker: with N GPUs add --batch-size 60/N.
-# Computed, not measured, in fp32: 2.3 GiB for weights, gradients and Adam's state, and 0.15 GiB
-# a stream for activations (9 GiB for 60); --checkpoint-activations and --bf16 need less.
-# (--update-freq is no substitute: it puts consecutive segments into one update.) Not run here.
+# Flags: those of the published run.
+# Batch: 60 parallel streams; with N GPUs add --batch-size 60/N. Not --update-freq: it puts
+#   consecutive segments into one update.
+# Memory (computed, fp32): 2.3 GiB for weights, gradients and Adam's state; activations 0.15 GiB a
+#   stream (9 GiB for 60); less with --checkpoint-activations or --bf16.
 set -euo pipefail
 task=(--user-dir fairseq_plugins --task segment_language_modeling)
 action=usage data=${2:-} checkpoints=${3:-}

@@ -1,16 +1,17 @@
 #!/usr/bin/env bash
-# Transformer-XL large on WikiText-103: 285M parameters (257M in the paper), published perplexity 18.3.
+# Transformer-XL large on WikiText-103.
+# 285M parameters (257M in the paper). Published perplexity: 18.3. Not run here.
 #
 #   python -m scripts.prepare.wikitext103 --output DATA
 #   bash examples/transformer_xl/wt103_large.sh train DATA CHECKPOINTS [options]
 #   bash examples/transformer_xl/wt103_large.sh evaluate DATA CHECKPOINTS [options]
 #
-# fairseq's cosine begins after the warm-up, the published code's with it.
-# The published weights were drawn with --init-std 0.005. --batch-size counts the parallel
-# streams of a worker: with N GPUs add --batch-size 128/N. Computed, not measured, in fp32: 4.2
-# GiB for weights, gradients and Adam's state, and 1.2 GiB a stream for activations (155 GiB for
-# 128); --checkpoint-activations and --bf16 need less. (--update-freq is no substitute: it puts
-# consecutive segments into one update.) Not run here.
+# Flags: those of the published run. fairseq's cosine begins after the warm-up, the published
+#   code's with it. --init-std 0.005 is that of the published weights.
+# Batch: 128 parallel streams; with N GPUs add --batch-size 128/N. Not --update-freq: it puts
+#   consecutive segments into one update.
+# Memory (computed, fp32): 4.2 GiB for weights, gradients and Adam's state; activations 1.2 GiB a
+#   stream (155 GiB for 128); less with --checkpoint-activations or --bf16.
 set -euo pipefail
 task=(--user-dir fairseq_plugins --task segment_language_modeling)
 action=usage data=${2:-} checkpoints=${3:-}

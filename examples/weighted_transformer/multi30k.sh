@@ -1,17 +1,18 @@
 #!/usr/bin/env bash
 # Small models of Multi30k English-German: the Weighted Transformer beside fairseq's transformer.
+# Two CPU cores are enough.
 #
 #   bash examples/weighted_transformer/multi30k.sh prepare RAW DATA
 #   bash examples/weighted_transformer/multi30k.sh train DATA CHECKPOINTS [options]
 #   bash examples/weighted_transformer/multi30k.sh train-plain DATA CHECKPOINTS [options]
 #   bash examples/weighted_transformer/multi30k.sh evaluate DATA CHECKPOINTS [options]
 #
-# RAW holds train, val and test_2016_flickr, each with .en and .de. train is of the Weighted
-# Transformer, 3 layers, width 256, 4 branches; train-plain is of fairseq's transformer with all
-# else the same. Every 100 updates the validation loss, and κ and α of each layer, are written to
-# CHECKPOINTS/train.log. evaluate translates test 2016 with the last checkpoint into
-# CHECKPOINTS/learned; with --branch-weights random or uniform give another --output. Two CPU cores
-# are enough.
+# RAW holds train, val and test_2016_flickr, each with .en and .de.
+# train: the Weighted Transformer, 3 layers, width 256, 4 branches. train-plain: fairseq's
+#   transformer, with all else the same. Every 100 updates the validation loss, and κ and α of each
+#   layer, go into CHECKPOINTS/train.log.
+# evaluate: test 2016 with the last checkpoint, into CHECKPOINTS/learned. With --branch-weights
+#   random or uniform give another --output.
 set -euo pipefail
 action=usage
 [ $# -lt 3 ] || action=$1

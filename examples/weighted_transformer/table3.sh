@@ -1,15 +1,17 @@
 #!/usr/bin/env bash
-# Table 3 of the Weighted Transformer: configuration (C), trained as ever, with the κ and α that it
-# has learned, with random ones and with 1/M, on newstest2013. Published BLEU: 24.8, 21.1, 23.4.
+# Table 3 of the Weighted Transformer: configuration (C) with the κ and α that it has learned, with
+# random ones and with 1/M, on newstest2013.
+# Published BLEU: 24.8, 21.1, 23.4. Not run here.
 #
 #   python -m scripts.prepare.wmt14 --pair en-de --bpe-size 37000 --output DATA
 #   bash examples/weighted_transformer/table3.sh train DATA CHECKPOINTS [options]
 #   bash examples/weighted_transformer/table3.sh evaluate DATA CHECKPOINTS [options]
 #
-# train is that of wmt14_en_de_2l.sh, whose checkpoints will do. evaluate writes
-# CHECKPOINTS/learned, random and uniform; its options are those of scripts/evaluate/translation.py.
-# The paper does not say how random weights are drawn: here uniformly from the simplex, once for
-# all sentences and by the seed, so that "-- --seed 2" at the end gives others. Not run here.
+# train is that of wmt14_en_de_2l.sh, whose checkpoints will do.
+# evaluate writes CHECKPOINTS/learned, random and uniform. Its options are those of
+#   scripts.evaluate.translation.
+# Random weights: the paper does not say how they are drawn. Here uniformly from the simplex, once
+#   for all sentences and by the seed: "-- --seed 2" at the end gives others.
 set -euo pipefail
 action=usage data=${2:-} checkpoints=${3:-}
 [ $# -lt 3 ] || action=$1

@@ -1,20 +1,23 @@
 #!/usr/bin/env bash
-# Weighted Transformer (A), or small, on WMT14 English-French: 6 layers, width 512, 8 branches,
-# 61M parameters. Published BLEU: 38.9 on newstest2014, where the plain transformer has 38.1.
+# Weighted Transformer (A), or small, on WMT14 English-French.
+# 6 layers, width 512, 8 branches, 61M parameters. Not run here.
+# Published BLEU: 38.9 on newstest2014, where the plain transformer has 38.1.
 #
 #   python -m scripts.prepare.wmt14 --pair en-fr --bpe-size 32000 --output DATA
 #   bash examples/weighted_transformer/wmt14_en_fr_base.sh train DATA CHECKPOINTS [options]
 #   bash examples/weighted_transformer/wmt14_en_fr_base.sh evaluate DATA CHECKPOINTS [options]
 #
-# An update is of up to 25,000 tokens of the side that has more: --max-tokens 3125 and
-# --update-freq 8 on one GPU; with N GPUs add --update-freq 8/N. κ and α stay as they are in the
-# last 10,000 of 60,000 updates: with another --max-update add another
-# --freeze-branch-weights-after. As published, evaluate takes the last checkpoint; it translates
-# newstest2013, which is the part test1, and newstest2014, which is test, into CHECKPOINTS/test1
-# and test. Options of train are fairseq's (--fp16 needs --fp16-no-flatten-grads, --bf16 nothing
-# more), those of evaluate scripts/evaluate/translation.py's. Our own choice: merges of BPE,
-# beam, length penalty. Computed, not measured, in fp32: 0.9 GiB for weights, gradients and
-# Adam's state; activations come on top of it. Not run here.
+# Flags: the paper's; merges of BPE, beam and length penalty are our choice.
+# Batch: up to 25,000 tokens of the longer side (--max-tokens 3125, --update-freq 8); with N GPUs
+#   add --update-freq 8/N.
+# κ and α stay as they are in the last 10,000 of 60,000 updates: with another --max-update add
+#   another --freeze-branch-weights-after.
+# Options of train are fairseq's (--fp16 needs --fp16-no-flatten-grads), those of evaluate are
+#   scripts.evaluate.translation's.
+# evaluate translates newstest2013 (the part test1) and newstest2014 (test) with the last
+#   checkpoint, as published, into CHECKPOINTS/test1 and test.
+# Memory (computed, fp32): 0.9 GiB for weights, gradients and Adam's state; activations come on
+#   top.
 set -euo pipefail
 training=(
     --user-dir fairseq_plugins --task translation --source-lang en --target-lang fr

@@ -1,22 +1,25 @@
 #!/usr/bin/env bash
-# Weighted Transformer (B), or large, on WMT14 English-French: 6 layers, width 1024, 16
-# branches, dropout 0.3, 209M parameters. Published BLEU: 41.4 on newstest2014, where the plain
-# transformer has 41.0.
+# Weighted Transformer (B), or large, on WMT14 English-French.
+# 6 layers, width 1024, 16 branches, dropout 0.3, 209M parameters. Not run here.
+# Published BLEU: 41.4 on newstest2014, where the plain transformer has 41.0.
 #
 #   python -m scripts.prepare.wmt14 --pair en-fr --bpe-size 32000 --output DATA
 #   bash examples/weighted_transformer/wmt14_en_fr_big.sh train DATA CHECKPOINTS [options]
 #   bash examples/weighted_transformer/wmt14_en_fr_big.sh evaluate DATA CHECKPOINTS [options]
 #
-# An update is of up to 25,000 tokens of the side that has more: --max-tokens 3125 and
-# --update-freq 8 on one GPU; with N GPUs add --update-freq 8/N. κ and α stay as they are in the
-# last 10,000 of 250,000 updates: with another --max-update add another
-# --freeze-branch-weights-after. As published, evaluate takes the last checkpoint; it translates
-# newstest2013, which is the part test1, and newstest2014, which is test, into CHECKPOINTS/test1
-# and test. Options of train are fairseq's (--fp16 needs --fp16-no-flatten-grads, --bf16 nothing
-# more), those of evaluate scripts/evaluate/translation.py's. Our own choice: merges of BPE,
-# beam, length penalty. The paper names no other dropout for French: Vaswani et al. 2017 had 0.1
-# for theirs, which is --dropout 0.1. Computed, not measured, in fp32: 3.1 GiB for weights,
-# gradients and Adam's state; activations come on top of it. Not run here.
+# Flags: the paper's; merges of BPE, beam and length penalty are our choice.
+# Batch: up to 25,000 tokens of the longer side (--max-tokens 3125, --update-freq 8); with N GPUs
+#   add --update-freq 8/N.
+# κ and α stay as they are in the last 10,000 of 250,000 updates: with another --max-update add
+#   another --freeze-branch-weights-after.
+# Options of train are fairseq's (--fp16 needs --fp16-no-flatten-grads), those of evaluate are
+#   scripts.evaluate.translation's.
+# evaluate translates newstest2013 (the part test1) and newstest2014 (test) with the last
+#   checkpoint, as published, into CHECKPOINTS/test1 and test.
+# Memory (computed, fp32): 3.1 GiB for weights, gradients and Adam's state; activations come on
+#   top.
+# Dropout: the paper names no other for French. Vaswani et al. 2017 had 0.1 for theirs: --dropout
+#   0.1.
 set -euo pipefail
 training=(
     --user-dir fairseq_plugins --task translation --source-lang en --target-lang fr

@@ -6,6 +6,7 @@ import re
 import sys
 import warnings
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -29,31 +30,26 @@ def command_parser(description: str) -> argparse.ArgumentParser:
 
 
 def add_text_options(parser: argparse.ArgumentParser, output: str) -> None:
-    """Add the options that say which models score which text, and where results go."""
+    """Add the options that say which models score which text, where, and where results go."""
     parser.add_argument(
         "--data", type=Path, required=True, help="folder that fairseq-preprocess wrote"
     )
-    add_checkpoint_option(parser)
+    add_named_files(parser, "--checkpoint", "models")
     parser.add_argument("--split", default="test", help="part of the data to score (test)")
-    parser.add_argument("--max-tokens", type=int, help="score only the first so many tokens (all)")
     add_output_options(parser, output)
 
 
-def add_checkpoint_option(parser: argparse.ArgumentParser) -> None:
-    """Add the option that says which models are compared."""
-    parser.add_argument(
-        "--checkpoint",
-        nargs="+",
-        action="extend",
-        required=True,
-        metavar="[LABEL=]PATH",
-        help="models to compare, with what they are called in tables and plots",
-    )
+def add_named_files(parser: argparse.ArgumentParser, option: str, things: str) -> None:
+    """Add the option that says which things are compared; parse_named_files reads its words."""
+    help_text = f"{things} to compare, with what they are called in tables and plots"
+    add = parser.add_argument
+    add(option, nargs="+", action="extend", required=True, metavar="[LABEL=]PATH", help=help_text)
 
 
-def add_output_options(parser: argparse.ArgumentParser, output: str) -> None:
-    """Add the options that say where to compute and where results go."""
-    parser.add_argument("--cpu", action="store_true", help="use no GPU")
+def add_output_options(parser: argparse.ArgumentParser, output: str, device: bool = True) -> None:
+    """Add the option that says where results go, and that for where to compute."""
+    if device:
+        parser.add_argument("--cpu", action="store_true", help="use no GPU")
     parser.add_argument("--output", type=Path, default=Path(output), help=f"folder ({output})")
 
 
@@ -89,10 +85,9 @@ def parse_numbers(option: str, text: str, kind: type, least: float, most: float)
 
     Raises ValueError when it is no such list.
     """
-    try:
+    numbers = []
+    with suppress(ValueError):
         numbers = sorted({kind(word) for word in text.split(",")})
-    except ValueError:
-        numbers = []
     if not numbers or not all(least <= number <= most for number in numbers):
         bounds = f"at least {least}" if most == float("inf") else f"from {least} to {most}"
         raise ValueError(
@@ -101,10 +96,12 @@ def parse_numbers(option: str, text: str, kind: type, least: float, most: float)
     return numbers
 
 
-def check_at_least(option: str, value: int, least: int) -> None:
-    """Raise ValueError for a number that is too small."""
-    if value < least:
-        raise ValueError(f"{option} is {value}: it must be at least {least}")
+def check_at_least(least: int, **options: int | None) -> None:
+    """Raise ValueError for an option, ``batch_size`` for --batch-size, that is given and less."""
+    for name, value in options.items():
+        if value is not None and value < least:
+            option = name.replace("_", "-")
+            raise ValueError(f"--{option} is {value}: it must be at least {least}")
 
 
 def exit_status(

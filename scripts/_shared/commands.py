@@ -70,8 +70,12 @@ def stop(child: subprocess.Popen) -> None:
 
 
 @contextmanager
-def child_process(words: list[str], log: Path | None = None) -> Iterator[subprocess.Popen]:
+def child_process(
+    words: list[str], log: Path | None = None, append: bool = False
+) -> Iterator[subprocess.Popen]:
     """Run a command from the root during the block, its output to the log if one is given.
+
+    With ``append`` what the log holds stays above it.
 
     Raises ValueError when its exit status is not 0.
     """
@@ -83,7 +87,7 @@ def child_process(words: list[str], log: Path | None = None) -> Iterator[subproc
         if log:
             streams = {
                 "stdin": subprocess.PIPE,
-                "stdout": stack.enter_context(log.open("wb")),
+                "stdout": stack.enter_context(log.open("ab" if append else "wb")),
                 "stderr": subprocess.STDOUT,
             }
         child = stack.enter_context(subprocess.Popen(words, cwd=ROOT, env=environment, **streams))

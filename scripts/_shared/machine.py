@@ -1,19 +1,23 @@
-"""The machine that a benchmark runs on: what it is, whether it is idle, its rate, its memory."""
+"""The machine that a benchmark runs on: what it is, whether it is idle, its rates, its memory."""
 
 import datetime
 import os
 import platform
 import re
 import resource
-import time
+import timeit
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
+from torch.utils.benchmark import timer
 
 # A product this large keeps every unit busy; a GPU needs a larger one.
 PRODUCT_WIDTH = 2048
 PRODUCT_WIDTH_ON_GPU = 8192
-PRODUCT_REPEATS = 12
+# Far more than any cache holds.
+COPIED_BYTES = 1 << 28
+RATE_REPEATS = 12
 # Other programs' share of one core, in the last minute, above which figures are not to be trusted.
 IDLE_LOAD = 0.5
 _BF16_UNITS = {"amx_bf16": "AMX", "avx512_bf16": "AVX-512", "bf16": "Arm"}
@@ -82,19 +86,38 @@ def synchronize(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
+def seconds_of(work: Callable[[], object]) -> float:
+    """How long work takes, with what it asks of a GPU.
+
+    The Timer of torch.utils.benchmark does not fit: it calls work twice before it takes a time.
+    """
+    return timeit.Timer(work, timer=timer).timeit(1)
+
+
 def multiply_add_rate(dtype: torch.dtype, device: torch.device) -> float:
     """Multiply-adds a second in products of large square matrices, the best of some."""
     width = PRODUCT_WIDTH if device.type == "cpu" else PRODUCT_WIDTH_ON_GPU
     left, right = (torch.randn(width, width, device=device).to(dtype) for _ in range(2))
     out = left @ right
-    seconds = []
-    for _ in range(PRODUCT_REPEATS):
-        synchronize(device)
-        started = time.perf_counter()
-        torch.mm(left, right, out=out)
-        synchronize(device)
-        seconds.append(time.perf_counter() - started)
-    return width**3 / min(seconds)
+    return width**3 / min(
+        seconds_of(lambda: torch.mm(left, right, out=out)) for _ in range(RATE_REPEATS)
+    )
+
+
+def copy_rate(device: torch.device) -> float:
+    """Bytes a second that a copy reads and writes together, the best of some."""
+    source = torch.ones(COPIED_BYTES, dtype=torch.uint8, device=device)
+    target = torch.zeros_like(source)
+    seconds = min(seconds_of(lambda: target.copy_(source)) for _ in range(RATE_REPEATS))
+    return 2 * COPIED_BYTES / seconds
+
+
+def free_memory(device: torch.device) -> int:
+    """Bytes that are free: of the GPU's memory, or of the machine's on a CPU."""
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    text = Path("/proc/meminfo").read_text(encoding="utf-8")
+    return 1024 * int(re.search(r"^MemAvailable:\s*(\d+) kB", text, re.MULTILINE)[1])
 
 
 def peak_memory(device: torch.device) -> int:

@@ -1,11 +1,15 @@
-"""What measurements leave behind: tables and plots."""
+"""What measurements leave behind: a table, a JSON file and a plot."""
 
 import importlib.util
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from scripts._shared.files import atomic_write
+from tabulate import tabulate
+
+from scripts._shared.command_line import make_output_folder
+from scripts._shared.commands import short
+from scripts._shared.files import atomic_write, write_json
 
 NO_MATPLOTLIB = (
     "matplotlib, which draws the plot, is not installed: pip install matplotlib, or run `make "
@@ -19,32 +23,51 @@ def check_plotting() -> None:
         raise ValueError(NO_MATPLOTLIB)
 
 
-def save_plot(path: Path, draw: Callable[[Any], None]) -> None:
+def prepare_results(output: Path) -> None:
+    """Make the folder of --output; raises ValueError when save_results could not do its work."""
+    check_plotting()
+    make_output_folder(output)
+
+
+def save_results(
+    output: Path, name: str, content: Any, told: str, draw: Callable[[Any], None]
+) -> None:
+    """Write NAME.json and NAME.png into a folder, print what is told of them and where they are.
+
+    Args:
+        output: the folder, which is there.
+        name: NAME.
+        content: of the JSON file.
+        told: tables and sentences.
+        draw: draws the plot into matplotlib axes.
+    """
+    write_json(output / f"{name}.json", content)
+    print(told)
+    save_plot(output / f"{name}.png", draw)
+    print(f"written to {short(output.resolve())}/{name}.json and .png")
+
+
+def save_plot(path: Path, draw: Callable[..., None], columns: int = 1) -> None:
     """Write a PNG, never seen half-written, of what ``draw`` puts into matplotlib axes.
 
-    Raises ValueError when matplotlib is missing.
+    ``draw`` gets as many axes as there are columns, side by side. Raises ValueError when
+    matplotlib is missing.
     """
     check_plotting()
     # only here: a measurement without matplotlib ends with its remedy, not with a traceback
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(7, 4.5), layout="constrained")
-    draw(figure.add_subplot())
+    figure = Figure(figsize=(7 if columns == 1 else 5 * columns, 4.5), layout="constrained")
+    draw(*(figure.add_subplot(1, columns, column + 1) for column in range(columns)))
     with atomic_write(path) as partial:
         figure.savefig(partial, format="png", dpi=150)
 
 
 def markdown_table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Table in Markdown, its columns aligned for a terminal: the first left, the others right."""
-    lines = [list(headers), *map(list, rows)]
-    widths = [max(len(line[column]) for line in lines) for column in range(len(headers))]
+    """Table in Markdown, its columns aligned for a terminal: the first left, the others right.
 
-    def joined(cells: list[str]) -> str:
-        return "| " + " | ".join(cells) + " |"
-
-    def padded(line: list[str]) -> str:
-        first, *others = zip(line, widths, strict=True)
-        return joined([first[0].ljust(first[1]), *(cell.rjust(width) for cell, width in others)])
-
-    rule = joined(["-" * widths[0], *("-" * (width - 1) + ":" for width in widths[1:])])
-    return "\n".join([padded(lines[0]), rule, *map(padded, lines[1:])])
+    A row that is shorter than the others ends with empty cells.
+    """
+    sides = ["left", *["right"] * (len(headers) - 1)]
+    # cells stay as they are, also those that look like numbers
+    return tabulate(rows, headers, tablefmt="pipe", colalign=sides, disable_numparse=True)

@@ -1,32 +1,45 @@
 """What a benchmark has measured, as a table in Markdown, a JSON file and a chart."""
 
-import importlib.util
-import logging
 import statistics
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
+from typing import Any, NamedTuple
 
-from scripts._shared.commands import short
-from scripts._shared.files import atomic_write, write_json
-from scripts.benchmark._baselines import AUTOCAST, FP32, Models
+from scripts._shared.results import markdown_table
 
-_MIB = 2**20
+DTYPES = FP32, BF16, AUTOCAST = ("fp32", "bf16", "bf16-autocast")
+ORIGINAL = "original"
+MIB = 2**20
+
+
+class Models(NamedTuple):
+    """Names of the models of a benchmark: this package's, the plain one, the published code's."""
+
+    ours: str
+    plain: str
+    original: str = ORIGINAL
+
+
+class Entry(NamedTuple):
+    """What a benchmark measures: one of its models in one of DTYPES."""
+
+    model: str
+    dtype: str
 
 
 @dataclass
 class Measurement:
-    """What was measured of one entry.
+    """What was measured of one entry: a row of the table.
 
     Args:
         size: preset or case.
-        mode: train or evaluate.
-        setting: segment, memory and batch.
+        mode: what it did, such as train or evaluate.
+        setting: what it read.
         model: which one.
         dtype: in which it computes.
         tokens: that a repeat reads.
         floor_seconds: that the matrix products of a repeat alone take.
-        peak_bytes: most memory held.
+        peak_bytes: most memory held; 0 where it was not measured.
         seconds: of each repeat.
     """
 
@@ -37,7 +50,7 @@ class Measurement:
     dtype: str
     tokens: int
     floor_seconds: float
-    peak_bytes: int
+    peak_bytes: int = 0
     seconds: list[float] = field(default_factory=list)
 
     def rate(self, choose: Callable[[Iterable[float]], float] = statistics.median) -> float:
@@ -55,119 +68,115 @@ class Report:
     """What a benchmark has measured, for its readers.
 
     Args:
-        measurements: in the order of the rows.
-        models: that it compares.
+        rows: the measurements.
+        models: that are compared, ours first.
         size_title: what a measurement's size is called.
     """
 
-    measurements: list[Measurement]
-    models: Models
+    rows: list[Measurement]
+    models: tuple[str, ...]
     size_title: str
 
-    def rivals(self) -> dict[str, tuple[str, str | None]]:
-        """Columns of speed ratios: title to model and dtype, None for the dtype of the row."""
-        _, plain, original = self.models
-        columns = {
-            f"times {plain}": (plain, None),
-            f"times {original} {FP32}": (original, FP32),
-            f"times {original} {AUTOCAST}": (original, AUTOCAST),
-        }
-        present = {(m.model, dtype) for m in self.measurements for dtype in (m.dtype, None)}
-        return {title: rival for title, rival in columns.items() if rival in present}
+    def rivals(self) -> dict[str, tuple[tuple[str, ...], str | None]]:
+        """Columns of speed ratios: title to models, of which the fastest counts, and their dtype.
 
-    def speed_ratio(self, row: Measurement, model: str, dtype: str | None) -> float | None:
-        """How many times as fast as a rival ours is; None where there is nothing to compare.
+        None stands for the dtype of the row.
+        """
+        _, plain, original = self.models
+        columns = {f"times {plain}": ((plain,), None)}
+        return columns | {f"times {original} {of}": ((original,), of) for of in (FP32, AUTOCAST)}
+
+    def ratios(self, row: Measurement) -> dict[str, float | None]:
+        """How many times as fast as each rival ours is; None where there is nothing to compare.
 
         An fp32 model is compared with the original in fp32 only.
         """
-        if row.model != self.models.ours or (row.dtype == FP32 and dtype == AUTOCAST):
-            return None
-        for other in self.measurements:
-            same = (other.size, other.mode, other.setting) == (row.size, row.mode, row.setting)
-            if same and other.model == model and other.dtype == (dtype or row.dtype):
-                return row.rate() / other.rate()
-        return None
+        ratios = {}
+        for title, (models, dtype) in self.rivals().items():
+            rivals = [other for other in self.rows if other.model in models]
+            if not any(dtype in (None, other.dtype) for other in rivals):
+                continue
+            same = [
+                row.rate() / other.rate()
+                for other in rivals
+                if (other.size, other.mode, other.setting) == (row.size, row.mode, row.setting)
+                and other.dtype == (dtype or row.dtype)
+            ]
+            ours = row.model == self.models[0] and not (row.dtype == FP32 and dtype == AUTOCAST)
+            ratios[title] = min(same, default=None) if ours else None
+        return ratios
+
+    def cells(self, row: Measurement) -> dict[str, str]:
+        """What the table has of a measurement before the ratios, by title."""
+        return {
+            self.size_title: row.size,
+            "mode": row.mode,
+            "setting": row.setting,
+            "model": row.model,
+            "dtype": row.dtype,
+            "tokens/s (lowest to highest)": (
+                f"{row.rate():,.0f} ({row.rate(max):,.0f} to {row.rate(min):,.0f})"
+            ),
+            "% of peak": f"{row.of_peak:.0%}",
+        }
+
+    def memory_cells(self, row: Measurement) -> dict[str, str]:
+        """What the table has of a measurement after the ratios, by title."""
+        measured = any(other.peak_bytes for other in self.rows)
+        return {"peak memory, MiB": f"{row.peak_bytes / MIB:,.0f}"} if measured else {}
 
     def table(self) -> str:
         """A row for each measurement, in Markdown."""
-        columns = self.rivals()
-        titles = [self.size_title, "mode", "setting", "model", "dtype"]
-        titles += ["tokens/s (lowest to highest)", "% of peak", *columns]
-        with_memory = any(row.peak_bytes for row in self.measurements)
-        titles += ["peak memory, MiB"] * with_memory
-        lines = [titles, ["---"] * len(titles)]
-        for row in self.measurements:
-            speeds = f"{row.rate():,.0f} ({row.rate(max):,.0f} to {row.rate(min):,.0f})"
-            cells = [row.size, row.mode, row.setting, row.model, row.dtype, speeds]
-            cells.append(f"{row.of_peak:.0%}")
-            for rival in columns.values():
-                ratio = self.speed_ratio(row, *rival)
-                cells.append("" if ratio is None else f"{ratio:.2f}")
-            lines.append(cells + [f"{row.peak_bytes / _MIB:,.0f}"] * with_memory)
-        return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+        lines = []
+        for row in self.rows:
+            ratios = {of: f"{ratio:.2f}" if ratio else "" for of, ratio in self.ratios(row).items()}
+            lines.append(self.cells(row) | ratios | self.memory_cells(row))
+        return markdown_table(list(lines[0]), [list(line.values()) for line in lines])
 
-    def draw_chart(self, path: Path) -> None:
-        """Draw bars of tokens a second, a panel for each size and setting, as a PNG file."""
-        # fairseq, once imported, has every library log each of its steps
-        logging.getLogger("matplotlib").setLevel(logging.WARNING)
-        # only who asks for a chart needs matplotlib
-        from matplotlib.figure import Figure
+    def texts(self) -> list[str]:
+        """What stands above the explanation: the table."""
+        return [self.table()]
 
+    def draw(self, axes: Any) -> None:
+        """Draw bars of tokens a second, a panel for each size and setting, in place of axes."""
         panels: dict[str, list[Measurement]] = {}
-        for row in self.measurements:
+        for row in self.rows:
             panels.setdefault(f"{row.size}, {row.mode} {row.setting}", []).append(row)
         heights = [len(rows) + 1 for rows in panels.values()]
-        figure = Figure(figsize=(9, 0.4 * sum(heights) + 0.6 * len(heights)), layout="constrained")
-        axes = figure.subplots(len(panels), height_ratios=heights, squeeze=False)[:, 0]
-        for axis, (title, rows) in zip(axes, panels.items(), strict=True):
-            rates = [row.rate() for row in rows]
-            below = [rate - row.rate(max) for rate, row in zip(rates, rows, strict=True)]
-            above = [row.rate(min) - rate for rate, row in zip(rates, rows, strict=True)]
-            axis.barh(
+        figure = axes.figure
+        axes.remove()
+        figure.set_size_inches(9, 0.4 * sum(heights) + 0.6 * len(heights))
+        panes = figure.subplots(len(panels), height_ratios=heights, squeeze=False)[:, 0]
+        for pane, (title, rows) in zip(panes, panels.items(), strict=True):
+            rates, names = (
+                [row.rate() for row in rows],
                 [f"{row.model} {row.dtype}" for row in rows],
-                rates,
-                xerr=[below, above],
-                color=[f"C{self.models.index(row.model)}" for row in rows],
             )
-            axis.invert_yaxis()
-            axis.set_title(title)
-            axis.set_xlabel("tokens a second")
-        with atomic_write(path) as partial:
-            figure.savefig(partial, format="png", dpi=150)
+            below = [row.rate() - row.rate(max) for row in rows]
+            above = [row.rate(min) - row.rate() for row in rows]
+            colors = [f"C{self.models.index(row.model)}" for row in rows]
+            pane.barh(names, rates, xerr=[below, above], color=colors)
+            pane.invert_yaxis()
+            pane.set_title(title)
+            pane.set_xlabel("tokens a second")
 
-    def write(self, folder: Path, circumstances: dict) -> None:
-        """Write benchmark.json, circumstances beside the measurements, and benchmark.png."""
-        rows = []
-        for row in self.measurements:
-            ratios = {
-                title: self.speed_ratio(row, *rival) for title, rival in self.rivals().items()
+    def content(self, circumstances: dict) -> dict:
+        """What benchmark.json has: the circumstances, and the measurements.
+
+        The circumstances are ``hardware``, ``steps`` (repeats), ``multiply_adds_per_second`` by
+        dtype, ``left_out`` (why entries took no part), ``largest_difference_fp32`` by case and, of
+        product-key memories, ``copied_bytes_per_second``. Each of ``measurements`` has the fields
+        of a Measurement, ``tokens_per_second`` of the median repeat, ``of_peak`` and, of ours, the
+        ratio of speeds for each rival that there is, by its title in the table, such as
+        ``times original fp32``.
+        """
+        measurements = [
+            {
+                **asdict(row),
+                "tokens_per_second": row.rate(),
+                "of_peak": row.of_peak,
+                **{title: ratio for title, ratio in self.ratios(row).items() if ratio},
             }
-            rows.append(
-                {
-                    **asdict(row),
-                    "tokens_per_second": row.rate(),
-                    "of_peak": row.of_peak,
-                    **{title: ratio for title, ratio in ratios.items() if ratio is not None},
-                }
-            )
-        write_json(folder / "benchmark.json", {**circumstances, "measurements": rows})
-        self.draw_chart(folder / "benchmark.png")
-
-
-def check_output(folder: Path) -> None:
-    """Make the folder of --output.
-
-    Raises ValueError when it cannot be made, or no chart can be drawn.
-    """
-    if importlib.util.find_spec("matplotlib") is None:
-        raise ValueError(
-            f"--output {short(folder)} gets a chart, for which matplotlib is missing: install it, "
-            "`python -m pip install matplotlib`, or leave --output out"
-        )
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ValueError(
-            f"--output {short(folder)} cannot be written ({error.strerror}): "
-            "give a folder in a place where you may write"
-        ) from error
+            for row in self.rows
+        ]
+        return {**circumstances, "measurements": measurements}

@@ -1,108 +1,219 @@
 """Speed and memory of product-key memories by slots, heads, k and tokens: a part of `make bench`.
 
-    python -m scripts.benchmark.product_key_memory [--output FOLDER]
+    python -m scripts.benchmark.product_key_memory [--quick] [--original PATH] [--output FOLDER]
 
 Beside a memory stand the times that its least arithmetic and its least copying would take at the
-rates measured on this machine, the feed-forward sublayer that it replaces, and the same memory
-written plainly with nn.EmbeddingBag: with a dense gradient and Adam, and with a sparse one and
-SparseAdam. All read the same tokens, and they take turns: A B C A B C.
+rates measured on this machine, the feed-forward sublayer that it replaces, the same memory written
+plainly with nn.EmbeddingBag, and, with --original, the published code with the same weights: with a
+dense gradient and Adam, and with a sparse one and SparseAdam. All read the same tokens, and they
+take turns: A B C A B C.
+
+Shapes: N tokens, H heads, k slots read by a head, K slots, n = √K sub-keys of each half, R = H·k
+reads of a token, U rows of values that are read at least once, d model width, d_q query width.
 """
 
 import argparse
+import functools
 import itertools
 import math
-import os
-import subprocess
+import statistics
 import sys
-import time
 from collections.abc import Callable
-from pathlib import Path
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
-from tqdm import tqdm
 
-from scripts._shared.command_line import command_parser
-from scripts._shared.commands import ROOT, short
-from scripts._shared.machine import (
-    hardware_line,
-    load_warning,
-    multiply_add_rate,
-    parse_device,
-    synchronize,
-)
-from scripts.benchmark._baselines import BF16, DTYPES, FP32, Entry
-from scripts.benchmark._comparison import parse_names, parse_number
-from scripts.benchmark._product_key_memory_baselines import (
-    BACKWARD,
+from scripts._shared.machine import copy_rate, free_memory
+from scripts.benchmark._benchmark import Benchmark, add_choices, parse_names, parse_number
+from scripts.benchmark._memory_layers import (
     FIXED,
     FIXED_ROWS,
     FIXED_SEARCHED,
-    FORWARD,
     INFERENCE,
     MODELS,
     QUERY_WIDTH,
     SEARCH,
+    STEP,
     TRAINING_STEP,
-    UPDATE,
     WIDTH,
     MemoryCase,
     SteppedLayer,
     build_layers,
-    check_same_outputs,
+    costs,
     draw_fixed_slots,
+    state_bytes,
     step_memory,
 )
-from scripts.benchmark._product_key_memory_costs import copy_rate, costs, free_memory, state_bytes
-from scripts.benchmark._product_key_memory_report import MemoryMeasurement, MemoryReport
-from scripts.benchmark._report import check_output
+from scripts.benchmark._original import MEMORY
+from scripts.benchmark._report import FP32, MIB, Entry, Measurement, Report
+
+# Part of the tokens that must read the same slots: of two all but equal scores either may be last.
+SAME_SLOTS = 0.99
+GIB = 2**30
 
 MODES = TRAIN, INFER, FIND, FIX = ("train", "inference", "search", "fixed-rows")
+STEPS = (SteppedLayer.forward, SteppedLayer.backward, SteppedLayer.update)
 PARTS: dict[str, dict[str, Callable[[SteppedLayer], object]]] = {
-    TRAIN: {
-        FORWARD: SteppedLayer.forward,
-        BACKWARD: SteppedLayer.backward,
-        UPDATE: SteppedLayer.update,
-    },
+    TRAIN: dict(zip(STEP, STEPS, strict=True)),
     INFER: {INFERENCE: SteppedLayer.infer},
     FIND: {SEARCH: SteppedLayer.search},
 }
-GIB = 2**30
-# beside the dtypes of products: a rate in bytes
-COPY = "copy"
+PUBLISHED = (MODELS.original, MODELS.original_sparse)
+BETTER = {
+    "the better EmbeddingBag": (MODELS.dense, MODELS.sparse),
+    "feed-forward": (MODELS.feed_forward,),
+    "the better original": PUBLISHED,
+}
 
-EXPLANATION = """
-Width {width}, queries of {query_width}. Setting: heads, slots that a head reads, and tokens, with
+EXPLANATION = f"""
+Width {WIDTH}, queries of {QUERY_WIDTH}. Setting: heads, slots that a head reads, and tokens, with
 slashes between. Search: from the tokens to slots and scores, which is a part of forward; update:
 the optimizer's step and clearing the gradients; a training step is forward, backward and update.
-Fixed rows: a training step without search in which all reads are of {rows:,} rows at random places
-of the table; searched: the same after a search of which the scores alone are taken. Milliseconds:
-the median repeat of {steps}, the fastest and the slowest. Arithmetic: multiply-adds that must be
-done, at the rate measured here ({rates} billion a second); copying: bytes that must move, every row
-once, at the rate measured here ({copied:,.1f} billion a second). Times: how many times as fast
-{ours} is, median over median of the same run. Peak memory: of a process of its own that trains,
-with the weights, without the libraries. Largest tensor: that an operation of a training step
-allocates, beside the table of values.
-Machine: {hardware}."""
+Fixed rows: a training step without search in which all reads are of {FIXED_ROWS:,} rows at random
+places of the table; searched: the same after a search of which the scores alone are taken; the
+published code takes no part in it. Milliseconds: the median repeat of {{steps}}, the fastest and
+the slowest. Arithmetic: multiply-adds that must be done, at the rate measured here ({{rates}}
+billion a second); copying: bytes that must move, every row once, at the rate measured here
+({{copied:,.1f}} billion a second). Times: how many times as fast {MODELS.ours} is, median over
+median of the same run. Peak memory: of a process of its own that trains, with the weights, without
+the libraries. Largest tensor: that an operation of a training step allocates, beside the table of
+values.
+Machine: {{hardware}}."""
 
 
-class MemoryBenchmark:
-    """The comparison that the command line's options ask for.
+@dataclass
+class MemoryMeasurement(Measurement):
+    """What was measured of an entry in one part of a step, which is its mode.
 
-    Raises ValueError for options that make none.
+    Args:
+        moved_bytes: that the part must move at least.
+        copy_seconds: that moving them takes.
+        largest_bytes: of the largest tensor allocated in a training step.
+        table_bytes: of the values.
     """
 
-    def __init__(self, options: argparse.Namespace) -> None:
-        self.device = parse_device(options.device)
-        self.steps = parse_number("--steps", options.steps)
-        self.threads = parse_number("--threads", options.threads)
-        self.dtypes = parse_names("--dtype", options.dtype, DTYPES)
+    moved_bytes: int = 0
+    copy_seconds: float = 0.0
+    largest_bytes: int = 0
+    table_bytes: int = 0
+
+
+class MemoryReport(Report):
+    """What was measured of memories; its size is the number of slots."""
+
+    def rivals(self) -> dict[str, tuple[tuple[str, ...], str | None]]:
+        """Columns of speed ratios, with the better of two memories as one."""
+        return {f"times {name}": (models, None) for name, models in BETTER.items()}
+
+    def cells(self, row: MemoryMeasurement) -> dict[str, str]:
+        """What the table has of a measurement before the ratios, by title."""
+        median, low, high = (
+            f"{1000 * choose(row.seconds):,.2f}" for choose in (statistics.median, min, max)
+        )
+        return {
+            self.size_title: row.size,
+            "setting": row.setting,
+            "part": row.mode,
+            "model": row.model,
+            "dtype": row.dtype,
+            "ms (fastest to slowest)": f"{median} ({low} to {high})",
+            "tokens/s": f"{row.rate():,.0f}",
+            "arithmetic, ms": f"{1000 * row.floor_seconds:,.2f}",
+            "copying, ms": f"{1000 * row.copy_seconds:,.2f}",
+        }
+
+    def memory_cells(self, row: MemoryMeasurement) -> dict[str, str]:
+        """What the table has of a measurement after the ratios, by title."""
+        sizes = f"{row.largest_bytes / MIB:,.1f} / {row.table_bytes / MIB:,.1f}"
+        peak = f"{row.peak_bytes / MIB:,.0f}"
+        measured = row.peak_bytes > 0
+        return {
+            "peak memory, MiB": peak if measured else "",
+            "largest tensor / table, MiB": sizes if measured else "",
+        }
+
+    def texts(self) -> list[str]:
+        """Warnings, the table of real searches, and that of fixed rows with how times grow."""
+        of_kind = [
+            replace(
+                self,
+                rows=[row for row in self.rows if (row.mode in (FIXED, FIXED_SEARCHED)) == is_],
+            )
+            for is_ in (False, True)
+        ]
+        texts = ["\n".join(self.warnings()), *(kind.rows and kind.table() for kind in of_kind)]
+        return [text for text in [*texts, "\n".join(of_kind[1].growth())] if text]
+
+    def warnings(self) -> list[str]:
+        """Where a training step of ours allocates a tensor as large as the table."""
+        return [
+            f"warning: a tensor of a training step of {row.model} is as large as the table, "
+            f"{row.size} slots, {row.setting}, {row.dtype}"
+            for row in self.rows
+            if row.model == self.models.ours
+            and row.peak_bytes
+            and row.largest_bytes >= row.table_bytes
+        ]
+
+    def growth(self) -> list[str]:
+        """Of each entry, how its time grows from the smallest table to the largest."""
+        series: dict[tuple[str, ...], list[Measurement]] = {}
+        for row in self.rows:
+            series.setdefault((row.mode, row.setting, row.model, row.dtype), []).append(row)
+        lines = []
+        for (mode, setting, model, dtype), rows in series.items():
+            few, many = (choose(rows, key=lambda row: int(row.size)) for choose in (min, max))
+            if few is not many:
+                lines.append(
+                    f"{mode}, {setting}, {model} {dtype}: {many.size} slots take "
+                    f"{few.rate() / many.rate():.2f} times as long as {few.size}"
+                )
+        return lines
+
+    def draw(self, axes: Any) -> None:
+        """Draw whole steps, or what there is where there are none."""
+        whole = [row for row in self.rows if row.mode in (TRAINING_STEP, INFERENCE)]
+        Report(whole or self.rows, self.models, self.size_title).draw(axes)
+
+
+class MemoryBenchmark(Benchmark):
+    """Sizes of --slots, --heads, --knn and --tokens, each with each, in modes of --mode."""
+
+    models = MODELS
+    published = MEMORY
+    size_title = "slots"
+    smaller = "smaller --slots"
+    explanation = EXPLANATION
+    compared = "scores and outputs"
+    tolerance = 1e-5
+    tests = "tests/scripts/benchmark/test_memory_layers.py"
+    report_class = MemoryReport
+    quick = "--slots 65536 --tokens 1024 --steps 2"
+
+    @classmethod
+    def add_options(cls, parser: argparse.ArgumentParser) -> None:
+        """Add the sizes and --mode."""
+        for option, default, meaning in [
+            ("--slots", "16384 65536 262144 1048576", "square numbers"),
+            ("--heads", "4", "each reads slots of its own"),
+            ("--knn", "32", "slots that a head reads"),
+            ("--tokens", "2048", "that a step reads"),
+        ]:
+            more = {"nargs": "+", "metavar": "N", "help": f"{meaning} ({default})"}
+            parser.add_argument(option, default=default.split(), **more)
+        add_choices(parser, "--mode", MODES)
+
+    def parse_cases(self, options: argparse.Namespace) -> list[MemoryCase]:
+        """Each of the sizes with each."""
         self.modes = parse_names("--mode", options.mode, MODES)
+        self.measures_memory = TRAIN in self.modes
         sizes = [
             dict.fromkeys(parse_number(f"--{name}", text) for text in getattr(options, name))
             for name in MemoryCase._fields
         ]
-        self.cases = [MemoryCase(*numbers) for numbers in itertools.product(*sizes)]
-        for case in self.cases:
+        cases = [MemoryCase(*numbers) for numbers in itertools.product(*sizes)]
+        for case in cases:
             root = math.isqrt(case.slots)
             if root**2 != case.slots:
                 raise ValueError(
@@ -111,265 +222,151 @@ class MemoryBenchmark:
                 )
             if case.knn > case.slots:
                 raise ValueError(f"--knn is {case.knn}: give at most --slots, {case.slots}")
-        torch.set_num_threads(self.threads)
+            if self.original and case.knn > root:
+                raise ValueError(
+                    f"--knn is {case.knn}: beside --original give at most the root of --slots, "
+                    f"{root}"
+                )
+        return cases
 
-    def admit(self, case: MemoryCase, dtype: str) -> tuple[list[Entry], list[str]]:
-        """The entries for whose training there is memory, and why others are left out.
+    def own_memory(self, case: MemoryCase, entry: Entry) -> dict[str, int]:
+        """Bytes that training adds to this process at most, and of a step's largest tensor."""
+        return step_memory(case, entry, self.device, self.original_class)
+
+    @functools.cached_property
+    def admitted(self) -> dict[MemoryCase, list[Entry]]:
+        """Entries of each case for whose training there is memory; ``left_out`` tells of others.
 
         Raises ValueError when ours is not among them.
         """
-        free, needed = free_memory(self.device), case.table_bytes(dtype)
-        admitted, reasons = [], []
-        trained = {TRAIN, FIX} & set(self.modes)
-        # in the order of the table; dense gradients take the most and come last
-        for model in (MODELS.ours, MODELS.feed_forward, MODELS.sparse, MODELS.dense):
-            more = state_bytes(case, model, dtype) if trained else 0
-            if needed + more <= free:
-                needed += more
-                admitted.append(Entry(model, dtype))
-                continue
-            lack = f"{(needed + more) / GIB:.1f} GiB are needed, {free / GIB:.1f} GiB are free"
-            if model == MODELS.ours:
-                raise ValueError(f"--slots is {case.slots} ({dtype}): {lack}: give fewer slots")
-            reasons.append(
-                f"left out: {model} with {case.slots} slots, {case.text}, {dtype}: beside the "
-                f"others {lack}"
-            )
-        return sorted(admitted, key=lambda entry: MODELS.index(entry.model)), reasons
-
-    def memory_of(self, case: MemoryCase, entry: Entry) -> tuple[int, int]:
-        """Bytes that a entry's training takes, and of its largest tensor, in another process.
-
-        Raises ValueError when that process fails.
-        """
-        words = [sys.executable, "-m", __spec__.name, "--dtype", entry.dtype]
-        for name, number in case._asdict().items():
-            words += [f"--{name}", str(number)]
-        words += ["--device", str(self.device), "--threads", str(self.threads)]
-        words += ["--peak-of", entry.model]
-        environment = {**os.environ, "PYTHONWARNINGS": "ignore"}
-        ended = subprocess.run(words, capture_output=True, text=True, env=environment, cwd=ROOT)
-        if ended.returncode:
-            reason = ended.stderr.strip().splitlines()[-1:] or ["no message"]
-            raise ValueError(
-                f"the memory of {entry.model} {entry.dtype} ({case.slots} slots, "
-                f"{case.text}) cannot be measured, exit status {ended.returncode}, {reason[0]}: "
-                "where memory is short give smaller --slots"
-            )
-        peak, largest = ended.stdout.split()[-2:]
-        return int(peak), int(largest)
-
-    def timings(
-        self, layers: list[SteppedLayer], parts: dict[str, Callable], bar: tqdm
-    ) -> dict[str, list[list[float]]]:
-        """Seconds of each part, of each layer in each repeat; the layers take turns."""
-        seconds = {part: [[] for _ in layers] for part in parts}
-        # the first round allocates the optimizers' state
-        for repeat in range(1 + self.steps):
-            bar.update()
-            for number, layer in enumerate(layers):
-                for part, work in parts.items():
-                    synchronize(self.device)
-                    started = time.perf_counter()
-                    work(layer)
-                    synchronize(self.device)
-                    if repeat:
-                        seconds[part][number].append(time.perf_counter() - started)
-        return seconds
-
-    def measure(
-        self, case: MemoryCase, entries: list[Entry], rates: dict[str, float], bar: tqdm
-    ) -> list[MemoryMeasurement]:
-        """Time the entries, all of one dtype, in turn."""
-        memory = {}
-        for entry in entries if TRAIN in self.modes else ():
-            memory[entry] = self.memory_of(case, entry)
-            bar.update()
-        layers = build_layers(case, entries, self.device)
-        memories = [layer for layer in layers if layer.entry.model != MODELS.feed_forward]
-        measured = []
-
-        def record(
-            part: str, layers: list[SteppedLayer], seconds: list[list[float]], rows: int
-        ) -> None:
-            for layer, of_layer in zip(layers, seconds, strict=True):
-                model, dtype = layer.entry
-                cost = costs(case, model, rows, dtype)[part]
-                whole = part == TRAINING_STEP
-                peak, largest = memory.get(layer.entry, (0, 0)) if whole else (0, 0)
-                measured.append(
-                    MemoryMeasurement(
-                        str(case.slots),
-                        part,
-                        case.text,
-                        model,
-                        dtype,
-                        tokens=case.tokens,
-                        floor_seconds=cost.multiply_adds / rates[FP32 if dtype == FP32 else BF16],
-                        peak_bytes=peak,
-                        seconds=of_layer,
-                        moved_bytes=cost.moved,
-                        copy_seconds=cost.moved / rates[COPY],
-                        largest_bytes=largest,
-                        table_bytes=case.table_bytes(dtype),
-                    )
+        free = free_memory(self.device)
+        admitted: dict[MemoryCase, list[Entry]] = {case: [] for case in self.cases}
+        # in this order; dense gradients take the most and come last
+        models = [MODELS.ours, MODELS.feed_forward, MODELS.sparse, MODELS.dense]
+        models += [MODELS.original_sparse, MODELS.original] if self.original else []
+        for case, dtype in itertools.product(self.cases, self.dtypes):
+            needed, taken = case.table_bytes(dtype), []
+            for model in models:
+                trained = {TRAIN, FIX} & set(self.modes)
+                more = state_bytes(case, model, dtype) if trained else 0
+                if needed + more <= free:
+                    needed += more
+                    taken.append(Entry(model, dtype))
+                    continue
+                lack = f"{(needed + more) / GIB:.1f} GiB are needed, {free / GIB:.1f} GiB are free"
+                if model == MODELS.ours:
+                    raise ValueError(f"--slots is {case.slots} ({dtype}): {lack}: give fewer slots")
+                self.left_out.append(
+                    f"left out: {model} with {case}, {dtype}: beside the others {lack}"
                 )
+            admitted[case] += sorted(taken, key=lambda entry: MODELS.index(entry.model))
+        return admitted
 
-        rows = memories[0].search()[1].unique().numel()
+    def entries(self, case: MemoryCase) -> list[Entry]:
+        """Who takes part, one dtype after the other."""
+        return self.admitted[case]
+
+    def differences(self, case: MemoryCase) -> dict[str, float]:
+        """The largest differences of other memories' scores and outputs from ours in fp32.
+
+        They are infinite where too few tokens read the same slots.
+        """
+        present = [MODELS.ours, MODELS.dense, MODELS.sparse]
+        present += PUBLISHED if self.original else []
+        memories = [Entry(model, FP32) for model in present]
+        ours, *others = build_layers(case, memories, self.device, self.original_class)
+        output, (scores, slots) = ours.infer(), ours.search()
+        differences = {}
+        for other in others:
+            their_scores, their_slots = other.search()
+            same = (slots.sort().values == their_slots.sort().values).flatten(1).all(1)
+            of_outputs = (output - other.infer())[same]
+            off = torch.cat([(scores - their_scores).flatten(), of_outputs.flatten()])
+            enough = same.float().mean() >= SAME_SLOTS
+            differences[other.entry.model] = off.abs().max().item() if enough else math.inf
+        return differences
+
+    def run(self) -> tuple[list[Measurement], dict]:
+        """Measure everything; returns the measurements and what else belongs to them."""
+        self.copied = copy_rate(self.device)
+        rows, circumstances = super().run()
+        return rows, {**circumstances, "copied_bytes_per_second": self.copied}
+
+    def explain(self) -> str:
+        """What stands below the tables."""
+        return super().explain(copied=self.copied / 1e9)
+
+    def repeat_seconds(self, case: MemoryCase) -> float:
+        """About how long a repeat of all entries takes on two cores, with its layers' drawing."""
+        # of rows that are read, and of the table, which dense gradients have whole
+        step = 5e-6 * case.reads + 1.2e-5 * case.slots
+        parts = {TRAIN: 2.0 if self.original else 1.0, INFER: 0.1, FIND: 0.1, FIX: 2.0}
+        return len(self.dtypes) * step * sum(parts[mode] for mode in self.modes)
+
+    def measure(self, case: MemoryCase, memory: dict[Entry, dict[str, int]]) -> list[Measurement]:
+        """Time the entries of each dtype in turn."""
+        return [row for dtype in self.dtypes for row in self.measure_dtype(case, dtype, memory)]
+
+    def measure_dtype(
+        self, case: MemoryCase, dtype: str, memory: dict[Entry, dict[str, int]]
+    ) -> list[Measurement]:
+        """Time the entries of a dtype in turn."""
+        entries = [entry for entry in self.entries(case) if entry.dtype == dtype]
+        layers = build_layers(case, entries, self.device, self.original_class)
+        memories = [layer for layer in layers if layer.entry.model != MODELS.feed_forward]
+        read = memories[0].search()[1].unique().numel()
+
+        def row_of(layer: SteppedLayer, part: str, rows: int) -> MemoryMeasurement:
+            cost = costs(case, layer.entry.model, rows, dtype)[part]
+            return MemoryMeasurement(
+                str(case.slots),
+                part,
+                case.setting,
+                *layer.entry,
+                tokens=case.tokens,
+                floor_seconds=self.floor_seconds(cost.multiply_adds, dtype),
+                moved_bytes=cost.moved,
+                copy_seconds=cost.moved / self.copied,
+                table_bytes=case.table_bytes(dtype),
+                **(memory[layer.entry] if part == TRAINING_STEP else {}),
+            )
+
+        measured = []
         for mode, parts in PARTS.items():
             if mode not in self.modes:
                 continue
             taking_part = memories if mode == FIND else layers
-            seconds = self.timings(taking_part, parts, bar)
-            if mode == TRAIN:
-                seconds[TRAINING_STEP] = [
-                    [sum(step) for step in zip(*of_parts, strict=True)]
-                    for of_parts in zip(*seconds.values(), strict=True)
+            # each layer takes all parts before the next one's turn
+            rows = self.time(
+                [
+                    (row_of(layer, part, read), functools.partial(work, layer))
+                    for layer in taking_part
+                    for part, work in parts.items()
                 ]
-            for part, of_part in seconds.items():
-                record(part, taking_part, of_part, rows)
+            )
+            measured += sorted(rows, key=lambda row: list(parts).index(row.mode))
+            if mode == TRAIN:
+                for layer in layers:
+                    step = row_of(layer, TRAINING_STEP, read)
+                    of_parts = [row.seconds for row in rows if row.model == layer.entry.model]
+                    step.seconds = [sum(turn) for turn in zip(*of_parts, strict=True)]
+                    measured.append(step)
         if FIX in self.modes:
             slots = draw_fixed_slots(case, torch.Generator().manual_seed(1)).to(self.device)
+            fixable = [layer for layer in memories if layer.entry.model not in PUBLISHED]
             for part in (FIXED, FIXED_SEARCHED):
-                for layer in memories:
+                for layer in fixable:
                     layer.fix_slots(slots, searched=part == FIXED_SEARCHED)
-                of_part = self.timings(memories, {part: SteppedLayer.step}, bar)[part]
-                record(part, memories, of_part, slots.unique().numel())
+                rows = slots.unique().numel()
+                measured += self.time(
+                    [(row_of(layer, part, rows), layer.step) for layer in fixable]
+                )
         return measured
-
-    def rates(self) -> dict[str, float]:
-        """Bytes copied a second, and multiply-adds a second in the dtypes that take part."""
-        rates = {COPY: copy_rate(self.device)}
-        if FP32 in self.dtypes:
-            rates[FP32] = multiply_add_rate(torch.float32, self.device)
-        if self.dtypes != [FP32]:
-            rates[BF16] = multiply_add_rate(torch.bfloat16, self.device)
-        return rates
-
-    def run(self) -> tuple[list[MemoryMeasurement], dict]:
-        """Measure everything; returns the measurements and what else belongs to them."""
-        runs = {pair: self.admit(*pair) for pair in itertools.product(self.cases, self.dtypes)}
-        left_out = [reason for _, reasons in runs.values() for reason in reasons]
-        rounds = len(set(self.modes) - {FIX}) + 2 * (FIX in self.modes)
-        steps = len(self.cases) + len(runs) * rounds * (1 + self.steps)
-        steps += sum(len(admitted) for admitted, _ in runs.values()) if TRAIN in self.modes else 0
-        differences, measurements = {}, []
-        with tqdm(total=steps, desc="benchmark", unit="step", disable=None) as bar:
-            # what cannot be compared is refused before anything else is done
-            for case in self.cases:
-                difference = check_same_outputs(case, self.device)
-                differences[f"{case.slots} slots, {case.text}"] = difference
-                bar.update()
-            rates = self.rates()
-            for (case, _), (admitted, _) in runs.items():
-                measurements += self.measure(case, admitted, rates, bar)
-        return measurements, {
-            "hardware": hardware_line(self.device),
-            "steps": self.steps,
-            "copied_bytes_per_second": rates.pop(COPY),
-            "multiply_adds_per_second": rates,
-            "left_out": left_out,
-            "largest_output_difference_fp32": differences,
-        }
-
-    def own_memory(self, model: str) -> tuple[int, int]:
-        """Bytes that a entry's training adds to this process, and of its largest tensor."""
-        return step_memory(self.cases[0], Entry(model, self.dtypes[0]), self.device)
-
-
-def parse_options(arguments: list[str] | None) -> argparse.Namespace:
-    """Options of the command line, as they were given."""
-    parser = command_parser(__doc__)
-    for option, default, meaning in [
-        ("--slots", "16384 65536 262144 1048576", "square numbers"),
-        ("--heads", "4", "each reads slots of its own"),
-        ("--knn", "32", "slots that a head reads"),
-        ("--tokens", "2048", "that a step reads"),
-    ]:
-        parser.add_argument(
-            option, nargs="+", default=default.split(), metavar="N", help=f"{meaning} ({default})"
-        )
-    for option, known, default in [("--mode", MODES, MODES), ("--dtype", DTYPES, (FP32,))]:
-        parser.add_argument(
-            option,
-            nargs="+",
-            metavar="NAME",
-            default=list(default),
-            help=f"of {', '.join(known)} ({'all' if default == known else default[0]})",
-        )
-    parser.add_argument("--steps", default="7", help="repeats that are timed (7)")
-    parser.add_argument(
-        "--threads", default=str(torch.get_num_threads()), help="of the CPU (all cores)"
-    )
-    parser.add_argument("--device", default="cpu", help="cpu or cuda (cpu)")
-    parser.add_argument("--output", type=Path, help="folder for benchmark.json and benchmark.png")
-    parser.add_argument(
-        "--peak-of",
-        choices=MODELS,
-        help="only print a layer's peak memory and largest tensor in bytes, in the first case and "
-        "dtype; the script calls itself with it",
-    )
-    return parser.parse_args(arguments)
-
-
-def run(options: argparse.Namespace) -> None:
-    """Do what the options ask for.
-
-    Raises ValueError when that is impossible.
-    """
-    benchmark = MemoryBenchmark(options)
-    if options.peak_of:
-        print(*benchmark.own_memory(options.peak_of))
-        return
-    output = options.output.resolve() if options.output else None
-    if output:
-        check_output(output)
-    hardware = hardware_line(benchmark.device)
-    print(hardware)
-    warning = load_warning(os.getloadavg()[0])
-    if warning:
-        print(warning)
-    measurements, circumstances = benchmark.run()
-    for case, difference in circumstances["largest_output_difference_fp32"].items():
-        print(f"{case}: outputs differ by {difference:.1g} at most")
-    report = MemoryReport(measurements, MODELS, "slots")
-    for line in [*circumstances["left_out"], *report.warnings()]:
-        print(line)
-    for text in report.tables():
-        print(f"\n{text}")
-    rates = circumstances["multiply_adds_per_second"]
-    print(
-        EXPLANATION.format(
-            width=WIDTH,
-            query_width=QUERY_WIDTH,
-            rows=FIXED_ROWS,
-            ours=MODELS.ours,
-            steps=benchmark.steps,
-            rates=", ".join(f"{dtype} {rate / 1e9:,.0f}" for dtype, rate in rates.items()),
-            copied=circumstances["copied_bytes_per_second"] / 1e9,
-            hardware=hardware,
-        )
-    )
-    if output:
-        report.write(output, circumstances)
-        print(f"written to {short(output)}/benchmark.json and {short(output)}/benchmark.png")
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Command line of the script; returns its exit status."""
-    options = parse_options(arguments)
-    try:
-        run(options)
-    except KeyboardInterrupt:
-        print("\ninterrupted, nothing was written; the same command starts anew")
-        return 130
-    except torch.OutOfMemoryError as error:
-        print(f"error: {error}: give smaller --slots", file=sys.stderr)
-        return 1
-    except ValueError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
-    return 0
+    """Command line; returns the exit status."""
+    return MemoryBenchmark.main(arguments)
 
 
 if __name__ == "__main__":

@@ -1,123 +1,268 @@
 """Speed of the Weighted Transformer beside fairseq's transformer: a part of `make bench`.
 
-    python -m scripts.benchmark.weighted_transformer [--output FOLDER]
+    python -m scripts.benchmark.weighted_transformer [--quick] [--output FOLDER]
 
 Compared are the merged computation of this package, the plain transformer of the same size, and
 the branches computed one by one, as the paper's equations are written: output projection and
 feed-forward network alone, and whole models that train and translate. They take turns: A B C A B C.
+The authors published no code.
+
+Shapes: B sentences, T tokens of each, N tokens, M branches, d model width, h head width.
 """
 
 import argparse
-import os
 import sys
-import time
-from collections.abc import Callable
-from pathlib import Path
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
 
 import torch
-from tqdm import tqdm
+import torch.nn.functional as F
+from fairseq.models import ARCH_CONFIG_REGISTRY
+from fairseq.models.transformer import TransformerModel
+from fairseq.sequence_generator import SequenceGenerator
+from torch import Tensor, nn
 
-from scripts._shared.command_line import command_parser
-from scripts._shared.commands import short
-from scripts._shared.machine import hardware_line, load_warning, multiply_add_rate
-from scripts.benchmark._baselines import FP32
-from scripts.benchmark._comparison import parse_names, parse_number
-from scripts.benchmark._report import Measurement, Report, check_output
-from scripts.benchmark._weighted_transformer_baselines import (
-    BEAM,
-    MODELS,
-    SIZES,
-    SYMBOLS,
-    build_models,
-    build_sublayers,
-    check_same_outputs,
-    draw_batch,
-    generation,
-    sublayer_inference,
-    sublayer_step,
-    training_step,
+from fairseq_plugins.weighted_transformer.branch_weights import BranchSchedule, BranchWeights
+from fairseq_plugins.weighted_transformer.branched_attention import BranchedFeedForward
+from fairseq_plugins.weighted_transformer.model import WeightedTransformer
+from fairseq_plugins.weighted_transformer.optimizer import AdamWithBranchWeights
+from scripts.benchmark._benchmark import (
+    USUAL_RATE,
+    Benchmark,
+    add_choices,
+    parse_names,
+    parse_number,
 )
+from scripts.benchmark._language_models import make_dictionary
+from scripts.benchmark._report import FP32, Entry, Measurement, Models
 
+MODELS = Models("merged", "transformer", "branch by branch")
+SYMBOLS = 8000
+BEAM = 4
+SIDES = ("encoder", "decoder")
 PARTS = SUBLAYERS, TRAINING, GENERATION = ("sublayers", "training", "generation")
 
-EXPLANATION = """
+EXPLANATION = f"""
 Setting: tokens, or sentences and tokens of each with a slash between. Sublayers: output projection
 and feed-forward network, without attention; train is a forward and a backward pass. Whole models
-have a joint vocabulary of {symbols:,} symbols; training is an update with fairseq's Adam, without
-its trainer, of random sentences of one length; generation is fairseq's beam search (beam {beam}),
-counted in tokens of the best translations. Tokens a second: the median repeat of {steps}, the
+have a joint vocabulary of {SYMBOLS:,} symbols; training is an update with fairseq's Adam, without
+its trainer, of random sentences of one length; generation is fairseq's beam search (beam {BEAM}),
+counted in tokens of the best translations. Tokens a second: the median repeat of {{steps}}, the
 slowest and the fastest. % of peak: what part of the time the multiply-adds of the merged
-computation's or the plain model's sublayers would take at the rate measured here ({rate:,.0f}
+computation's or the plain model's sublayers would take at the rate measured here ({{rates}}
 billion a second); 0 where it is not counted.
-Machine: {hardware}."""
+Machine: {{hardware}}."""
 
 
-class BranchBenchmark:
-    """The comparison that the command line's options ask for.
+class Size(NamedTuple):
+    """Layers of encoder and of decoder, d, inner width and M."""
 
-    Raises ValueError for options that make none.
-    """
+    layers: int
+    width: int
+    inner: int
+    heads: int
 
-    def __init__(self, options: argparse.Namespace) -> None:
-        self.device = torch.device("cpu")
-        self.sizes = parse_names("--size", options.size, tuple(SIZES))
+
+# What each model does, by its name.
+Work = dict[str, Callable[[], None]]
+SIZES = {"small": Size(3, 256, 1024, 4), "base": Size(6, 512, 2048, 8)}
+
+
+class BranchByBranch(BranchedFeedForward):
+    """Equations 6 and 7 as they are written: each branch by itself, of the model's width."""
+
+    def forward(self, heads: Tensor) -> Tensor:
+        """Map heads side by side (…, M·h) to (…, d)."""
+        kappa, alpha = self.weights()
+        parts = zip(
+            heads.chunk(self.branches, dim=-1),
+            self.out_proj.weight.chunk(self.branches, dim=1),
+            self.fc1.weight.chunk(self.branches),
+            self.fc1.bias.chunk(self.branches),
+            self.fc2.weight.chunk(self.branches, dim=1),
+            strict=True,
+        )
+        total = 0
+        for i, (head, projection, first, bias, second) in enumerate(parts):
+            projected = kappa[i] * F.linear(head, projection, self.out_proj.bias)
+            inner = self.activation_dropout(self.activation(F.linear(projected, first, bias)))
+            total = total + alpha[i] * F.linear(inner, second, self.fc2.bias)
+        return total
+
+
+def build_sublayers(size: Size) -> dict[str, nn.Module]:
+    """Output projection and feed-forward network of each model, by its name."""
+    torch.manual_seed(1)
+    weights = BranchWeights(size.heads, BranchSchedule(1.0, 400))
+    merged = BranchedFeedForward(size.width, size.inner, weights)
+    loop = BranchByBranch(size.width, size.inner, weights)
+    loop.load_state_dict(merged.state_dict())
+    projection = nn.Linear(size.width, size.width)
+    inner = nn.Linear(size.width, size.inner), nn.ReLU(), nn.Linear(size.inner, size.width)
+    plain = nn.Sequential(projection, *inner)
+    return {MODELS.ours: merged, MODELS.plain: plain, MODELS.original: loop}
+
+
+def build_models(size: Size) -> dict[str, TransformerModel]:
+    """Whole models by their names, with dropout of 0.1 and one embedding."""
+    symbols = make_dictionary(SYMBOLS)
+    task = argparse.Namespace(source_dictionary=symbols, target_dictionary=symbols)
+    names = ("layers", "embed_dim", "ffn_embed_dim", "attention_heads")
+    sizes = {f"{side}_{name}": n for side in SIDES for name, n in zip(names, size, strict=True)}
+    built = {}
+    for name in MODELS:
+        plain = name == MODELS.plain
+        arch = "transformer" if plain else "weighted_transformer"
+        args = argparse.Namespace(
+            **sizes,
+            dropout=0.1,
+            attention_dropout=0.1,
+            share_all_embeddings=True,
+            max_source_positions=1024,
+            max_target_positions=1024,
+            tpu=False,
+        )
+        ARCH_CONFIG_REGISTRY[arch](args)
+        torch.manual_seed(1)
+        built[name] = (TransformerModel if plain else WeightedTransformer).build_model(args, task)
+    for module in list(built[MODELS.original].modules()):
+        if isinstance(module, BranchedFeedForward):
+            module.__class__ = BranchByBranch
+    return built
+
+
+def draw_batch(sentences: int, length: int) -> dict[str, Tensor]:
+    """Random sentences (B, T), all of one length: sources, and targets as inputs."""
+    generator = torch.Generator().manual_seed(1)
+    shape = sentences, length
+    source, target = (torch.randint(4, SYMBOLS, shape, generator=generator) for _ in range(2))
+    lengths = torch.full((sentences,), length)
+    return {"src_tokens": source, "src_lengths": lengths, "prev_output_tokens": target}
+
+
+def sublayer_step(module: nn.Module, heads: Tensor, grad: Tensor) -> Callable[[], None]:
+    """A function that does a forward and a backward pass of ``heads`` (N, d)."""
+    heads = heads.clone().requires_grad_()
+
+    def step() -> None:
+        module.zero_grad(set_to_none=True)
+        heads.grad = None
+        module(heads).backward(grad)
+
+    return step
+
+
+def sublayer_inference(module: nn.Module, heads: Tensor, grad: Tensor) -> Callable[[], None]:
+    """A function that does a forward pass of ``heads`` (N, d) without gradients."""
+
+    @torch.no_grad()
+    def infer() -> None:
+        module.eval()(heads)
+
+    return infer
+
+
+def training_step(model: TransformerModel, batch: dict[str, Tensor]) -> Callable[[], None]:
+    """A function that does an update with fairseq's Adam."""
+    optimizer = AdamWithBranchWeights(model.parameters(), lr=1e-4, betas=(0.9, 0.98))
+    targets = batch["prev_output_tokens"].flatten()
+
+    def step() -> None:
+        model.train()
+        optimizer.zero_grad(set_to_none=True)
+        logits = model(**batch)[0].flatten(0, 1)
+        F.cross_entropy(logits, targets, label_smoothing=0.1).backward()
+        optimizer.step()
+
+    return step
+
+
+def generation(model: TransformerModel, batch: dict[str, Tensor]) -> Callable[[], None]:
+    """A function that translates a batch by beam search, to as many tokens as the sources have."""
+    length = batch["src_tokens"].size(1)
+    dictionary, lengths = make_dictionary(SYMBOLS), {"max_len_b": length, "min_len": length}
+    generator = SequenceGenerator([model], dictionary, beam_size=BEAM, max_len_a=0, **lengths)
+    sources = {name: batch[name] for name in ("src_tokens", "src_lengths")}
+
+    def generate() -> None:
+        model.eval()
+        generator.generate([model], {"net_input": sources})
+
+    return generate
+
+
+class WeightedTransformerBenchmark(Benchmark):
+    """Sizes of --size in parts of --part."""
+
+    models = MODELS
+    size_title = "size, part"
+    smaller = "--size small, or fewer --tokens"
+    explanation = EXPLANATION
+    quick = "--size small --tokens 1024 --steps 3"
+    compared = "outputs"
+    # outputs are about 1
+    tolerance = 1e-4
+    tests = "tests/weighted_transformer/test_branched_attention.py"
+    measures_memory = False
+
+    @classmethod
+    def add_options(cls, parser: argparse.ArgumentParser) -> None:
+        """Add --size, --part, --tokens and --length."""
+        add_choices(parser, "--size", SIZES)
+        add_choices(parser, "--part", PARTS)
+        parser.add_argument("--tokens", default="4096", help="that a step reads (4096)")
+        parser.add_argument("--length", default="32", help="tokens of a sentence (32)")
+
+    def parse_cases(self, options: argparse.Namespace) -> list[str]:
+        """Each size."""
         self.parts = parse_names("--part", options.part, PARTS)
         self.tokens = parse_number("--tokens", options.tokens)
         self.length = parse_number("--length", options.length)
-        self.steps = parse_number("--steps", options.steps)
-        self.threads = parse_number("--threads", options.threads)
-        torch.set_num_threads(self.threads)
+        return parse_names("--size", options.size, SIZES)
 
-    def timings(self, work: dict[str, Callable[[], None]], bar: tqdm) -> dict[str, list[float]]:
-        """Seconds of each repeat of each entry's work; they take turns."""
-        seconds: dict[str, list[float]] = {name: [] for name in work}
-        # the first round warms up
-        for repeat in range(1 + self.steps):
-            bar.update()
-            for name, step in work.items():
-                started = time.perf_counter()
-                step()
-                if repeat:
-                    seconds[name].append(time.perf_counter() - started)
-        return seconds
+    def entries(self, case: str) -> list[Entry]:
+        """All models."""
+        return [Entry(model, FP32) for model in MODELS]
 
-    def work(self, size: str, part: str) -> dict[tuple[str, str, int], dict[str, Callable]]:
-        """What each entry does, by mode, setting and tokens."""
-        sentences = max(1, self.tokens // self.length)
+    def differences(self, case: str) -> dict[str, float]:
+        """The largest difference of the outputs branch by branch from ours."""
+        models, batch = build_models(SIZES[case]), draw_batch(2, 8)
+        with torch.no_grad():
+            ours, loop = (models[of].eval()(**batch)[0] for of in (MODELS.ours, MODELS.original))
+        return {MODELS.original: (ours - loop).abs().max().item()}
+
+    def repeat_seconds(self, case: str) -> float:
+        """About how long a repeat of all entries takes on two cores."""
+        layers, width, inner, _ = SIZES[case]
+        of_layers = layers * (12 * width**2 + 4 * width * inner) + SYMBOLS * width
+        # a pass of the sublayers trains, another does not; of the tokens of training, generation
+        # translates one in four, by four beams
+        passes = {SUBLAYERS: 4 / (2 * layers), TRAINING: 3, GENERATION: 1}
+        return 3 * self.tokens * of_layers * sum(passes[part] for part in self.parts) / USUAL_RATE
+
+    def work(self, size: Size, part: str) -> Iterator[tuple[str, str, int, Work]]:
+        """Mode, setting, tokens, and what each model does with them."""
         if part == SUBLAYERS:
-            heads, grad = torch.randn(2, self.tokens, SIZES[size].width)
-            modules = build_sublayers(SIZES[size])
-            setting = str(self.tokens)
-            return {
-                ("train", setting, self.tokens): {
-                    name: sublayer_step(module, heads, grad) for name, module in modules.items()
-                },
-                ("inference", setting, self.tokens): {
-                    name: sublayer_inference(module, heads) for name, module in modules.items()
-                },
-            }
-        models = build_models(SIZES[size])
-        if part == TRAINING:
-            batch = draw_batch(sentences, self.length)
-            setting, tokens = f"{sentences}/{self.length}", sentences * self.length
-            return {
-                ("train", setting, tokens): {
-                    name: training_step(model, batch) for name, model in models.items()
-                }
-            }
-        sentences = max(1, sentences // 4)
+            heads, grad = torch.randn(2, self.tokens, size.width)
+            modules = build_sublayers(size)
+            for mode, step in [("train", sublayer_step), ("inference", sublayer_inference)]:
+                steps = {name: step(module, heads, grad) for name, module in modules.items()}
+                yield mode, str(self.tokens), self.tokens, steps
+            return
+        training, models = part == TRAINING, build_models(size)
+        # beam search takes as long for a quarter of the sentences
+        sentences = max(1, self.tokens // self.length // (1 if training else 4))
         batch = draw_batch(sentences, self.length)
-        return {
-            ("generate", f"{sentences}/{self.length}", sentences * self.length): {
-                name: generation(model, batch, self.length) for name, model in models.items()
-            }
-        }
+        make_step = training_step if training else generation
+        steps = {name: make_step(model, batch) for name, model in models.items()}
+        mode, setting = "train" if training else "generate", f"{sentences}/{self.length}"
+        yield mode, setting, sentences * self.length, steps
 
-    def multiply_adds(self, size: str, part: str, mode: str, model: str) -> int:
+    def multiply_adds(self, size: Size, part: str, mode: str, model: str) -> int:
         """Multiply-adds of a repeat's sublayers; 0 for what is not counted."""
         if part != SUBLAYERS or model == MODELS.original:
             return 0
-        _, width, inner, heads = SIZES[size]
+        _, width, inner, heads = size
         passes = 3 if mode == "train" else 1
         if model == MODELS.plain:
             return passes * self.tokens * width * (width + 2 * inner)
@@ -125,105 +270,24 @@ class BranchBenchmark:
         once = width * width * inner // heads if mode == "train" else 0
         return passes * (self.tokens * inner * (width // heads + width) + once)
 
-    def run(self) -> tuple[list[Measurement], dict]:
-        """Measure everything; returns the measurements and what else belongs to them."""
-        rate = multiply_add_rate(torch.float32, self.device)
-        modes = 2 * (SUBLAYERS in self.parts) + len(set(self.parts) - {SUBLAYERS})
-        measurements, differences = [], {}
-        total = len(self.sizes) * (1 + modes * (1 + self.steps))
-        with tqdm(total=total, desc="benchmark", unit="step", disable=None) as bar:
-            for size in self.sizes:
-                differences[size] = check_same_outputs(SIZES[size], draw_batch(2, 8))
-                bar.update()
-                for part in self.parts:
-                    for (mode, setting, tokens), work in self.work(size, part).items():
-                        for model, seconds in self.timings(work, bar).items():
-                            count = self.multiply_adds(size, part, mode, model)
-                            measured = Measurement(
-                                f"{size}, {part}",
-                                mode,
-                                setting,
-                                model,
-                                FP32,
-                                tokens,
-                                count / rate,
-                                0,
-                                seconds,
-                            )
-                            measurements.append(measured)
-        return measurements, {
-            "hardware": hardware_line(self.device),
-            "steps": self.steps,
-            "multiply_adds_per_second": rate,
-            "largest_output_difference": differences,
-        }
-
-
-def parse_options(arguments: list[str] | None) -> argparse.Namespace:
-    """Options of the command line, as they were given."""
-    parser = command_parser(__doc__)
-    for option, known in [("--size", tuple(SIZES)), ("--part", PARTS)]:
-        parser.add_argument(
-            option,
-            nargs="+",
-            metavar="NAME",
-            default=list(known),
-            help=f"of {', '.join(known)} (all)",
-        )
-    parser.add_argument("--tokens", default="4096", help="that a step reads (4096)")
-    parser.add_argument("--length", default="32", help="tokens of a sentence (32)")
-    parser.add_argument("--steps", default="7", help="repeats that are timed (7)")
-    parser.add_argument(
-        "--threads", default=str(torch.get_num_threads()), help="of the CPU (all cores)"
-    )
-    parser.add_argument("--output", type=Path, help="folder for benchmark.json and benchmark.png")
-    return parser.parse_args(arguments)
-
-
-def run(options: argparse.Namespace) -> None:
-    """Do what the options ask for.
-
-    Raises ValueError when that is impossible.
-    """
-    benchmark = BranchBenchmark(options)
-    output = options.output.resolve() if options.output else None
-    if output:
-        check_output(output)
-    print(hardware_line(benchmark.device))
-    warning = load_warning(os.getloadavg()[0])
-    if warning:
-        print(warning)
-    measurements, circumstances = benchmark.run()
-    for size, difference in circumstances["largest_output_difference"].items():
-        print(f"{size}: outputs differ by {difference:.1g} at most")
-    report = Report(measurements, MODELS, "size, part")
-    print(f"\n{report.table()}")
-    print(
-        EXPLANATION.format(
-            symbols=SYMBOLS,
-            beam=BEAM,
-            steps=benchmark.steps,
-            rate=circumstances["multiply_adds_per_second"] / 1e9,
-            hardware=circumstances["hardware"],
-        )
-    )
-    if output:
-        report.write(output, circumstances)
-        print(f"written to {short(output)}/benchmark.json and {short(output)}/benchmark.png")
+    def measure(self, case: str, memory: dict[Entry, dict[str, int]]) -> list[Measurement]:
+        """Time the models in each part in turn."""
+        size, measured = SIZES[case], []
+        for part in self.parts:
+            for mode, setting, tokens, steps in self.work(size, part):
+                work = []
+                for model, step in steps.items():
+                    floor = self.floor_seconds(self.multiply_adds(size, part, mode, model), FP32)
+                    name = f"{case}, {part}"
+                    row = Measurement(name, mode, setting, model, FP32, tokens, floor)
+                    work.append((row, step))
+                measured += self.time(work)
+        return measured
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Command line of the script; returns its exit status."""
-    options = parse_options(arguments)
-    try:
-        run(options)
-    except KeyboardInterrupt:
-        print("\ninterrupted, nothing was written; the same command starts anew")
-        return 130
-    except ValueError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
-    return 0
+    """Command line; returns the exit status."""
+    return WeightedTransformerBenchmark.main(arguments)
 
 
 if __name__ == "__main__":

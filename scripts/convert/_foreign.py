@@ -1,4 +1,4 @@
-"""Checkpoints and configurations that other code wrote: what they hold, and what does not fit.
+"""Files that other code wrote: weights, options and vocabularies, and what does not fit.
 
 Nothing in a file is executed. What is wrong is collected, so that a user learns it all at once.
 """
@@ -12,10 +12,12 @@ from typing import Any
 from zipfile import is_zipfile
 
 import torch
+from fairseq.data import Dictionary
 from torch import Tensor
 
 from scripts._shared.commands import short
 
+EOS, UNK = "<eos>", "<unk>"
 # Under one of these a training's checkpoint has the weights.
 _CONTAINERS = ("model", "state_dict")
 # what PyTorch says of a pickle that names a class or a function of other code
@@ -131,15 +133,26 @@ class ForeignTensors:
                 )
         return tensor
 
+    def take_both(self, first: str, second: str, tied: bool, *shape: int) -> tuple[Tensor, Tensor]:
+        """Two tensors of a shape, or the same one twice where the original has tied them."""
+        if tied:
+            both = self.take_tied(first, [second], *shape)
+            return both, both
+        return self.take(first, *shape), self.take(second, *shape)
+
+    def take_affine(self, ours: str, theirs: str, *shape: int) -> dict[str, Tensor]:
+        """Weight of a shape, and bias, of a linear layer or a norm, by what we call it."""
+        shapes = {"weight": shape, "bias": shape[:1]}
+        return {f"{ours}.{kind}": self.take(f"{theirs}.{kind}", *s) for kind, s in shapes.items()}
+
     def skip(self, name: str) -> None:
         """Leave a tensor out that follows from the configuration."""
         self._left.discard(name)
 
     def note_surplus(self) -> None:
         """Note a problem for each tensor that nobody took."""
-        self._problems += [
-            f"nothing takes {name!r} of the checkpoint" for name in sorted(self._left)
-        ]
+        names = sorted(self._left)
+        self._problems += [f"nothing takes {name!r} of the checkpoint" for name in names]
 
 
 class ForeignConfig:
@@ -185,21 +198,19 @@ class ForeignConfig:
 
     def integer(self, name: str, least: int = 1, default: int | None = None) -> int | None:
         """Whole number of at least ``least``; None after a problem."""
-        return self._checked(
-            name,
-            default,
-            lambda value: type(value) is int and value >= least,
-            f"a whole number of at least {least}",
-        )
+
+        def fits(value: Any) -> bool:
+            return type(value) is int and value >= least
+
+        return self._checked(name, default, fits, f"a whole number of at least {least}")
 
     def rate(self, name: str) -> float:
         """Rate of a dropout, 0 where there is none."""
-        return self._checked(
-            name,
-            0.0,
-            lambda value: type(value) in (int, float) and 0 <= value < 1,
-            "a number in [0, 1)",
-        )
+
+        def fits(value: Any) -> bool:
+            return type(value) in (int, float) and 0 <= value < 1
+
+        return self._checked(name, 0.0, fits, "a number in [0, 1)")
 
     def flag(self, name: str, default: bool | None = None) -> bool | None:
         """True or false; None after a problem."""
@@ -207,29 +218,20 @@ class ForeignConfig:
 
     def numbers(self, name: str) -> list[int] | None:
         """List of rising whole numbers, which may be empty; None after a problem."""
-        return self._checked(
-            name,
-            None,
-            lambda value: (
-                isinstance(value, list)
-                and all(type(number) is int and number > 0 for number in value)
-                and sorted(set(value)) == value
-            ),
-            "a list of rising numbers",
-        )
+
+        def fits(value: Any) -> bool:
+            whole = isinstance(value, list) and all(type(x) is int and x > 0 for x in value)
+            return whole and sorted(set(value)) == value
+
+        return self._checked(name, None, fits, "a list of rising numbers")
 
     def flags(self, name: str, length: int) -> list[bool] | None:
         """List of so many truth values; None after a problem."""
-        return self._checked(
-            name,
-            None,
-            lambda value: (
-                isinstance(value, list)
-                and len(value) == length
-                and all(isinstance(flag, bool) for flag in value)
-            ),
-            f"a list of {length} times true or false",
-        )
+
+        def fits(value: Any) -> bool:
+            return isinstance(value, list) and [type(flag) for flag in value] == [bool] * length
+
+        return self._checked(name, None, fits, f"a list of {length} times true or false")
 
     def expect(self, name: str, value: Any, why: str, default: Any = None) -> None:
         """Note a problem where an option has another value than the only one that is known."""
@@ -249,10 +251,86 @@ class ForeignConfig:
         if value is None:
             self._problems.append(f"{self._label} lacks {name}: {description}")
         elif not fits(value):
-            self._problems.append(
-                f"{name} is {json.dumps(value)} in {self._label}: it must be {description}"
-            )
+            found = f"{name} is {json.dumps(value)} in {self._label}"
+            self._problems.append(f"{found}: it must be {description}")
         else:
             return value
         self.readable = False
         return None
+
+
+class ForeignVocabulary:
+    """The symbols of a model in the order of its numbers, and how fairseq numbers them.
+
+    fairseq's dictionaries begin with <s>, <pad>, </s> and <unk>. <eos> of the original becomes
+    </s>, <unk> stays itself. Rows that the original does not have are made up: no such symbol is
+    ever predicted, and evaluation refuses a text that has one.
+
+    Args:
+        path: a text file, a symbol a line.
+        problems: takes what is wrong with them, a line each.
+
+    Raises ValueError when there is no such text.
+    """
+
+    def __init__(self, path: Path, problems: list[str]) -> None:
+        label = f"--vocab {short(path)}"
+        if not path.is_file():
+            raise ValueError(f"{label} is no file: name the model's symbols, one a line")
+        try:
+            text = path.read_text(encoding="utf-8")
+        except UnicodeDecodeError as error:
+            raise ValueError(f"{label} is not UTF-8: {error}") from error
+        self.symbols = text.removesuffix("\n").split("\n")
+        self.dictionary = Dictionary()
+        self._find_problems(label, problems)
+        numbers = {symbol: number for number, symbol in enumerate(self.symbols)}
+        special = (None, None, numbers.get(EOS), numbers.get(UNK))
+        # of each of our symbols the original's number, None for those that it does not have
+        self._order: list[int | None] = list(special)
+        for number, symbol in enumerate(self.symbols):
+            if symbol not in (EOS, UNK):
+                self.dictionary.add_symbol(symbol)
+                self._order.append(number)
+        self._last_special = max((n for n in special if n is not None), default=0)
+
+    def _find_problems(self, label: str, problems: list[str]) -> None:
+        seen: set[str] = set()
+        reserved = {self.dictionary.bos_word, self.dictionary.pad_word, self.dictionary.eos_word}
+        for line, symbol in enumerate(self.symbols, start=1):
+            at = f"{label}, line {line}: {symbol!r}"
+            if symbol.split() != [symbol]:
+                problems.append(f"{at} is empty or has spaces")
+            elif symbol in seen:
+                problems.append(f"{at} occurs twice")
+            elif symbol in reserved:
+                problems.append(f"{at} is a special symbol of fairseq's")
+            seen.add(symbol)
+
+    def __len__(self) -> int:
+        return len(self.symbols)
+
+    @property
+    def lacks(self) -> list[str]:
+        """Which of <eos> and <unk> the original does not have."""
+        return [symbol for symbol in (EOS, UNK) if symbol not in self.symbols]
+
+    @property
+    def added(self) -> int:
+        """How many symbols fairseq has more."""
+        return len(self._order) - len(self.symbols)
+
+    def fits_first_band(self, size: int) -> bool:
+        """Whether fairseq's special symbols are all among the first ``size`` of the original."""
+        return self._last_special < size
+
+    def arrange(self, rows: Tensor, missing: float = 0.0) -> Tensor:
+        """Rows (W, …) of the first W symbols as those of our first W + ``added`` ones.
+
+        Symbols that the original does not have get ``missing``.
+        """
+        order = self._order[: len(rows) + self.added]
+        known = torch.tensor([number is not None for number in order])
+        arranged = rows.new_full((len(order), *rows.shape[1:]), missing)
+        arranged[known] = rows[[number for number in order if number is not None]]
+        return arranged

@@ -103,20 +103,11 @@ def read_config(case: Path) -> dict[str, Any]:
 
 def import_case(case: Path, config: dict[str, Any], folder: Path) -> None:
     """Import a case's model, and binarize its text with the imported dictionary."""
-    files = ("checkpoint", "model.pt"), ("config", "config.json"), ("vocab", "vocab.txt")
-    named = [word for option, name in files for word in (f"--{option}", str(case / name))]
-    run_quietly(
-        [
-            *python_command("convert.checkpoint"),
-            *("--source", config["source"], *named, "--output", str(folder / "model")),
-        ]
-    )
-    run_quietly(
-        [
-            *(program("fairseq-preprocess"), "--only-source", "--testpref", str(case / "text.txt")),
-            *("--srcdict", str(folder / "model" / "dict.txt"), "--destdir", str(folder / "data")),
-        ]
-    )
+    words = [*python_command("convert.checkpoint"), "--source", config["source"]]
+    words += ["--checkpoint", f"{case}/model.pt", "--config", f"{case}/config.json"]
+    run_quietly([*words, "--vocab", f"{case}/vocab.txt", "--output", f"{folder}/model"])
+    words = [program("fairseq-preprocess"), "--only-source", "--testpref", f"{case}/text.txt"]
+    run_quietly([*words, "--srcdict", f"{folder}/model/dict.txt", "--destdir", f"{folder}/data"])
 
 
 def read_losses(folder: Path, setting: dict[str, Any]) -> np.ndarray:
@@ -194,6 +185,18 @@ def compare(case: Path, bar: tqdm) -> list[Row]:
     return rows
 
 
+def format_table(rows: list[Row]) -> str:
+    """Table of the settings in Markdown."""
+    headers = ["case", "setting", "tokens compared", "largest difference", "root mean square"]
+    headers += ["the original's own", "perplexity", "agrees"]
+    cells = []
+    for row in rows:
+        differences = (f"{nats:.1e}" for nats in (row.largest, row.typical, row.rounding))
+        what = row.case, row.setting, f"{row.tokens:,}"
+        cells.append([*what, *differences, f"{row.perplexity:.2f}", row.verdict])
+    return markdown_table(headers, cells)
+
+
 def check_parity(folder: Path) -> bool:
     """Compare the cases of a folder, print the table, and tell whether all agree.
 
@@ -213,30 +216,7 @@ def check_parity(folder: Path) -> bool:
     settings = sum(len(read_config(case)["settings"]) for case in cases)
     with tqdm(total=settings, desc="parity", unit="setting", disable=None) as bar:
         rows = [row for case in cases for row in compare(case, bar)]
-    headers = [
-        "case",
-        "setting",
-        "tokens compared",
-        "largest difference",
-        "root mean square",
-        "the original's own",
-        "perplexity",
-        "agrees",
-    ]
-    cells = [
-        [
-            row.case,
-            row.setting,
-            f"{row.tokens:,}",
-            f"{row.largest:.1e}",
-            f"{row.typical:.1e}",
-            f"{row.rounding:.1e}",
-            f"{row.perplexity:.2f}",
-            row.verdict,
-        ]
-        for row in rows
-    ]
-    print(markdown_table(headers, cells))
+    print(format_table(rows))
     verdicts = [row.verdict for row in rows]
     print(
         f"\n{verdicts.count(AGREES)} of {len(rows)} settings agree within {TOLERANCE} nats, token "
@@ -254,9 +234,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("folder", type=Path, help="the cases")
     parsed = parser.parse_args(arguments)
     agreed = []
-    status = exit_status(
-        lambda: agreed.append(check_parity(parsed.folder)), "run the same command again"
-    )
+    status = exit_status(lambda: agreed.append(check_parity(parsed.folder)))
     return status or int(not agreed[0])
 
 

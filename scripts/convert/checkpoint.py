@@ -15,6 +15,7 @@ does not fit, all that does not is listed and nothing written.
 
 import argparse
 import contextlib
+import functools
 import os
 import shlex
 import sys
@@ -32,10 +33,8 @@ from torch import Tensor
 from fairseq_plugins.segment_language_model.task import SegmentLanguageModelingTask
 from scripts._shared.command_line import command_parser, exit_status, make_output_folder
 from scripts._shared.commands import short
-from scripts.convert._adaptive_span import AdaptiveSpanImport
-from scripts.convert._foreign import ForeignConfig, ForeignTensors, read_tensors
-from scripts.convert._transformer_xl import TransformerXLImport
-from scripts.convert._vocabulary import ForeignVocabulary
+from scripts.convert._foreign import ForeignConfig, ForeignTensors, ForeignVocabulary, read_tensors
+from scripts.convert._models import AdaptiveSpanImport, TransformerXLImport
 
 SOURCES = TRANSFORMER_XL, ADAPTIVE_SPAN, HUGGING_FACE = (
     "transformer-xl",
@@ -45,15 +44,6 @@ SOURCES = TRANSFORMER_XL, ADAPTIVE_SPAN, HUGGING_FACE = (
 # More problems than these have one cause, such as a wrong number of layers.
 _LISTED = 40
 WRITTEN = CHECKPOINT, DICTIONARY, OPTIONS = "checkpoint.pt", "dict.txt", "options.txt"
-
-
-def read_source(
-    source: str, config: ForeignConfig, vocabulary: ForeignVocabulary
-) -> TransformerXLImport | AdaptiveSpanImport:
-    """What reads the files of a source."""
-    if source == ADAPTIVE_SPAN:
-        return AdaptiveSpanImport(config, vocabulary)
-    return TransformerXLImport(config, vocabulary, source == HUGGING_FACE)
 
 
 def flags(options: dict[str, Any]) -> list[str]:
@@ -95,24 +85,16 @@ def build_state(
     )
     # buffers of fairseq's modules say nothing of the original
     model.load_state_dict({**dict(model.named_buffers()), **weights})
+    names = {"criterion_name": "ImportedCriterion", "optimizer_name": "ImportedOptimizer"}
+    start = {"epoch": 1, "iterations_in_epoch": 0, "shuffle": False}
     state = {
         "args": None,
         "cfg": OmegaConf.to_container(cfg, resolve=True, enum_to_str=True),
         "model": model.state_dict(),
         "criterion": {},
-        "optimizer_history": [
-            {
-                "criterion_name": "ImportedCriterion",
-                "optimizer_name": "ImportedOptimizer",
-                "lr_scheduler_state": {},
-                "num_updates": 0,
-            }
-        ],
+        "optimizer_history": [{**names, "lr_scheduler_state": {}, "num_updates": 0}],
         "task_state": {},
-        "extra_state": {
-            "train_iterator": {"epoch": 1, "iterations_in_epoch": 0, "shuffle": False},
-            "val_loss": None,
-        },
+        "extra_state": {"train_iterator": start, "val_loss": None},
         "last_optimizer_state": None,
     }
     return state, sum(parameter.numel() for parameter in model.parameters())
@@ -159,24 +141,23 @@ def import_checkpoint(arguments: argparse.Namespace) -> None:
     config = ForeignConfig(arguments.config, problems)
     vocabulary = ForeignVocabulary(arguments.vocab, problems)
     read = read_tensors(arguments.checkpoint)
-    source = read_source(arguments.source, config, vocabulary)
+    if arguments.source == ADAPTIVE_SPAN:
+        source = AdaptiveSpanImport(config, vocabulary)
+    else:
+        source = TransformerXLImport(config, vocabulary, arguments.source == HUGGING_FACE)
     if not config.readable:
         refuse(problems)
     tensors = ForeignTensors(read, problems)
     weights = source.translate(tensors)
     tensors.note_surplus()
     refuse(problems)
-    words = [
-        *("--arch", source.arch, *flags(source.options())),
-        *("--tokens-per-sample", str(source.tokens_per_sample)),
-    ]
+    words = ["--arch", source.arch, *flags(source.options())]
+    words += ["--tokens-per-sample", str(source.tokens_per_sample)]
     state, parameters = build_state(words, weights, vocabulary)
     write(arguments.output, state, vocabulary, words)
     print(f"{parameters:,} parameters, {len(vocabulary):,} symbols")
-    if config.unread():
-        print(
-            f"options that say nothing of the model, or nothing here: {', '.join(config.unread())}"
-        )
+    if unread := ", ".join(config.unread()):
+        print(f"options that say nothing of the model, or nothing here: {unread}")
     if vocabulary.lacks:
         print(
             f"the vocabulary has no {' and no '.join(vocabulary.lacks)}: evaluation refuses text "
@@ -189,16 +170,14 @@ def import_checkpoint(arguments: argparse.Namespace) -> None:
 def main(arguments: list[str] | None = None) -> int:
     """Command line of the script; returns its exit status."""
     parser = command_parser(__doc__)
-    parser.add_argument("--source", choices=SOURCES, required=True, help="the code it is from")
-    for option, help_text in [
-        ("--checkpoint", "the model's weights"),
-        ("--config", "the model's options, JSON"),
-        ("--vocab", "the model's symbols, a line each"),
-        ("--output", "folder to write"),
-    ]:
-        parser.add_argument(option, type=Path, required=True, help=help_text)
+    add = functools.partial(parser.add_argument, required=True)
+    add("--source", choices=SOURCES, help="the code it is from")
+    add("--checkpoint", type=Path, help="the model's weights")
+    add("--config", type=Path, help="the model's options, JSON")
+    add("--vocab", type=Path, help="the model's symbols, a line each")
+    add("--output", type=Path, help="folder to write")
     parsed = parser.parse_args(arguments)
-    return exit_status(lambda: import_checkpoint(parsed), "run the same command again")
+    return exit_status(lambda: import_checkpoint(parsed))
 
 
 if __name__ == "__main__":

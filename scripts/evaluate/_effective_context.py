@@ -1,26 +1,7 @@
-"""Relative effective context length (Transformer-XL, section 4.3 and appendix C), on arrays.
+"""Relative effective context length on arrays of losses, as recl.py defines and reads it.
 
-``l_i(c, t)`` is the loss in nats of model i at position t with a context of c tokens. Of a group of
-models:
-
-    b(c, t)    = min over i of l_i(c, t)                     the best short-context model's loss
-    T          = the share r of positions with the largest b(c, t): the hardest ones
-    f_i(c, c') = mean over t in T of min(b(c, t), l_i(c', t))
-    g_i(c, c') = (exp f_i(c, c) - exp f_i(c, c')) / exp f_i(c, c)
-
-c is lengthened by a step until the gain g falls below a threshold; the RECL of model i is the last
-c reached. How the definition is read here, where it leaves room:
-
-- b never exceeds l_i(c, t), so f_i(c, c) is the mean of b over T: the same base for all models.
-- T holds ⌈r · positions⌉ positions, of equal ones the earlier, and is chosen anew for each c.
-- c starts at the first context that is measured: a model that gains less than the threshold there
-  has that one as its RECL, which so is an upper bound.
-- A model whose gain never falls below the threshold has the longest context that was measured as
-  its RECL, which so is a lower bound.
-- A model that cannot read c tokens reads as many as it can, and its RECL is at most that (the 128
-  of table 8's Transformer).
-
-Shapes: N positions, M models.
+``l_i(c, t)`` is the loss in nats of model i at position t with a context of c tokens. Shapes: N
+positions.
 """
 
 import math
@@ -28,6 +9,8 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
+
+from scripts._shared.command_line import check_at_least
 
 
 class Contexts(NamedTuple):
@@ -47,11 +30,7 @@ class Gain(NamedTuple):
 
 
 class EffectiveContext(NamedTuple):
-    """RECL of a model in tokens, the gains on the way, and which bound it is, if it is one.
-
-    ``bound`` is "exact"; "at most", where the first context was enough; or "at least", where the
-    longest was not.
-    """
+    """RECL in tokens, which bound it is or "exact", and the gains on the way."""
 
     tokens: int
     bound: str
@@ -60,9 +39,7 @@ class EffectiveContext(NamedTuple):
 
 def check_contexts(contexts: Contexts) -> None:
     """Raise ValueError for contexts that cannot be gone through."""
-    for option, value in (("--first-context", contexts.first), ("--step", contexts.step)):
-        if value < 1:
-            raise ValueError(f"{option} is {value}: it must be at least 1")
+    check_at_least(1, first_context=contexts.first, step=contexts.step)
     if contexts.longest < contexts.first + contexts.step:
         raise ValueError(
             f"--max-context is {contexts.longest}: it must be at least --first-context plus "
@@ -83,16 +60,11 @@ def hardest_positions(baseline: np.ndarray, ratio: float) -> np.ndarray:
     return np.sort(np.argsort(-baseline, kind="stable")[:number])
 
 
-def relative_loss(baseline: np.ndarray, long: np.ndarray, hardest: np.ndarray) -> float:
-    """``f_i(c, c')`` in nats of baseline b(c, ·), l_i(c', ·), both (N,), and T."""
-    return float(np.minimum(baseline, long)[hardest].mean(dtype=np.float64))
-
-
 def relative_gain(short: Sequence[np.ndarray], long: np.ndarray, ratio: float) -> float:
     """``g_i(c, c')``, from 0 to 1.
 
     Args:
-        short: l_i(c, ·) of each model of the group, M times (N,).
+        short: l_i(c, ·) of each model of the group, each (N,).
         long: l_i(c', ·) of the one, (N,).
         ratio: r.
 
@@ -105,9 +77,13 @@ def relative_gain(short: Sequence[np.ndarray], long: np.ndarray, ratio: float) -
     if not (np.isfinite(baseline).all() and np.isfinite(long).all()):
         raise ValueError("a loss is not finite: look for NaN in the checkpoints")
     hardest = hardest_positions(baseline, ratio)
-    base = relative_loss(baseline, baseline, hardest)
+    # f_i(c, c) and f_i(c, c')
+    base, reached = (
+        float(np.minimum(baseline, other)[hardest].mean(dtype=np.float64))
+        for other in (baseline, long)
+    )
     # of differences: perplexities of hopeless positions would overflow
-    return -math.expm1(relative_loss(baseline, long, hardest) - base)
+    return -math.expm1(reached - base)
 
 
 def effective_context(
@@ -123,7 +99,7 @@ def effective_context(
 
     Args:
         losses: gives l_i(c, ·), (N,), of model i and context c.
-        num_models: M.
+        num_models: of the group.
         model: i.
         contexts: the contexts to go through.
         ratio: r.
@@ -134,8 +110,7 @@ def effective_context(
     """
     check_contexts(contexts)
     gains: list[Gain] = []
-    short = contexts.first
-    bound = "at least"
+    short, bound = contexts.first, "at least"
     while short + contexts.step <= contexts.longest:
         long = short + contexts.step
         group = [losses(other, short) for other in range(num_models)]

@@ -15,14 +15,13 @@ from fairseq.models import BaseFairseqModel
 from fairseq.tasks import TASK_REGISTRY, FairseqTask
 from fairseq.tasks.language_modeling import LanguageModelingTask
 from fairseq.tasks.translation import TranslationTask
-from fairseq.utils import move_to_cuda
 from torch import Tensor
-from tqdm import tqdm
 
 from fairseq_plugins.segment_language_model.streams import load_tokens
 from fairseq_plugins.segment_language_model.task import SegmentLanguageModelingTask
+from scripts._shared.checkpoints import options_of, read_checkpoint
 from scripts._shared.commands import short
-from scripts._shared.scoring import read_checkpoint, score_features
+from scripts.evaluate._scoring import score_batches, score_features
 
 TASKS = (LanguageModelingTask, SegmentLanguageModelingTask, TranslationTask)
 # Blocks or pairs of sentences at a time; a stream by itself gives the exact figure of a text.
@@ -52,33 +51,42 @@ def check_inputs(checkpoint: Path, data: Path) -> None:
     Raises ValueError when the checkpoint cannot be used, its task is unknown, no memory is in it or
     the data is no folder of what the task reads.
     """
-    options = _check_checkpoint(checkpoint)
-    _check_data(data, checkpoint, options)
-
-
-def _check_checkpoint(checkpoint: Path) -> dict[str, Any]:
-    """Return the options of the task of a checkpoint whose model has memories."""
     label = f"--checkpoint {short(checkpoint)}"
     state = read_checkpoint(checkpoint)
-    cfg = state.get("cfg") if isinstance(state, dict) else None
-    options = (cfg or {}).get("task") or {}
-    name = options.get("_name")
-    task = TASK_REGISTRY.get(name, object)
+    options = options_of(state, "task")
+    task = TASK_REGISTRY.get(options.get("_name"), object)
     if not issubclass(task, TASKS):
         raise ValueError(
-            f"{label} holds a model of the task {name!r}: name one of language_modeling, "
-            "segment_language_modeling or translation"
+            f"{label} holds a model of the task {options.get('_name')!r}: name one of "
+            "language_modeling, segment_language_modeling or translation"
         )
+    translates = issubclass(task, TranslationTask)
     if not any(weight.endswith("memory.values") for weight in state.get("model") or ()):
+        trained = "--encoder-memory-layers or --decoder-memory-layers"
         raise ValueError(
             f"{label} holds a model without product-key memories: name one that was trained with "
-            + (
-                "--encoder-memory-layers or --decoder-memory-layers"
-                if issubclass(task, TranslationTask)
-                else "--memory-layers"
-            )
+            f"{trained if translates else '--memory-layers'}"
         )
-    return options
+    place = f"--data {short(data)}"
+    if not data.is_dir():
+        raise ValueError(f"{place} is no folder: name the one that fairseq-preprocess wrote")
+    dictionaries = ["dict.txt"]
+    if translates:
+        pair = options.get("source_lang"), options.get("target_lang")
+        if None in pair:
+            pair = infer_language_pair(str(data))
+        if None in pair:
+            raise ValueError(
+                f"{place} has no pairs of sentences, which the model of {label} translates: name "
+                "the folder that it was trained on"
+            )
+        dictionaries = [f"dict.{language}.txt" for language in pair]
+    for name in dictionaries:
+        if not (data / name).is_file():
+            raise ValueError(
+                f"{place} has no {name}, which the model of {label} needs: name the folder that "
+                "it was trained on"
+            )
 
 
 def load_model(
@@ -86,7 +94,7 @@ def load_model(
 ) -> tuple[BaseFairseqModel, FairseqTask]:
     """Trained model, ready to score, and its task over a folder of binarized text.
 
-    Raises ValueError when the checkpoint cannot be used, or not with this data.
+    Raises ValueError as check_inputs, and when the checkpoint does not fit the data.
     """
     check_inputs(checkpoint, data)
     # translations are scored, not made
@@ -102,64 +110,33 @@ def load_model(
     return model.eval().to(device), task
 
 
-def _check_data(data: Path, checkpoint: Path, options: dict[str, Any]) -> None:
-    names = ["dict.txt"]
-    if not data.is_dir():
-        raise ValueError(
-            f"--data {short(data)} is no folder: name the one that fairseq-preprocess wrote"
-        )
-    if issubclass(TASK_REGISTRY[options["_name"]], TranslationTask):
-        pair = options.get("source_lang"), options.get("target_lang")
-        if None in pair:
-            pair = infer_language_pair(str(data))
-        if None in pair:
-            raise ValueError(
-                f"--data {short(data)} has no pairs of sentences, which the model of --checkpoint "
-                f"{short(checkpoint)} translates: name the folder that it was trained on"
-            )
-        names = [f"dict.{language}.txt" for language in pair]
-    for name in names:
-        if not (data / name).is_file():
-            raise ValueError(
-                f"--data {short(data)} has no {name}, which the model of --checkpoint "
-                f"{short(checkpoint)} needs: name the folder that it was trained on"
-            )
-
-
 def load_split(task: FairseqTask, model: BaseFairseqModel, reading: Reading) -> Tokens:
     """Have the task load the split, and count its tokens in the file.
 
     Raises ValueError when there is no such split, or it cannot be read in this way.
     """
-    split, path = reading.split, reading.data / reading.split
+    path = reading.data / reading.split
     if isinstance(task, TranslationTask):
-        _refuse_lengths(reading)
+        for option in ("tokens_per_sample", "context_window"):
+            if value := getattr(reading, option):
+                raise ValueError(
+                    f"--{option.replace('_', '-')} is {value} for a translation model, which reads "
+                    "sentence by sentence: leave it out"
+                )
         source, target = task.cfg.source_lang, task.cfg.target_lang
-        pairs = [f"{split}.{one}-{other}.{target}" for one, other in
-                 ((source, target), (target, source))]  # fmt: skip
-        there = (name for name in pairs if (reading.data / f"{name}.bin").is_file())
-        path = reading.data / next(there, pairs[0])
+        # either language may be the source of the folder's
+        pairs = (f"{source}-{target}", f"{target}-{source}")
+        paths = [path.with_name(f"{path.name}.{pair}.{target}") for pair in pairs]
+        path = next((path for path in paths if Path(f"{path}.bin").is_file()), paths[0])
     else:
         _set_length(task, model, reading)
     try:
         targets = len(load_tokens(str(path), task.target_dictionary))
-        task.load_dataset(split)
+        task.load_dataset(reading.split)
     except FileNotFoundError as error:
-        raise ValueError(f"--split {split}: {error}") from error
-    dataset = task.dataset(split)
+        raise ValueError(f"--split {reading.split}: {error}") from error
+    dataset = task.dataset(reading.split)
     return Tokens(targets, int(sum(dataset.src_sizes)) if hasattr(dataset, "src_sizes") else 0)
-
-
-def _refuse_lengths(reading: Reading) -> None:
-    for option, value in (
-        ("--tokens-per-sample", reading.tokens_per_sample),
-        ("--context-window", reading.context_window),
-    ):
-        if value:
-            raise ValueError(
-                f"{option} is {value} for a translation model, which reads sentence by sentence: "
-                "leave it out"
-            )
 
 
 def _set_length(task: FairseqTask, model: BaseFairseqModel, reading: Reading) -> None:
@@ -167,14 +144,12 @@ def _set_length(task: FairseqTask, model: BaseFairseqModel, reading: Reading) ->
     segments = isinstance(task, SegmentLanguageModelingTask)
     options = task.cfg if segments else task.args
     length, window = reading.tokens_per_sample or options.tokens_per_sample, reading.context_window
-    limited = not segments or model.decoder.absolute_positions is not None
-    most = None
-    if limited:
-        most = (
-            model.decoder.context.segment - options.extended_context
-            if segments
-            else model.max_positions()
-        )
+    if not segments:
+        most = model.max_positions()
+    elif model.decoder.absolute_positions is not None:
+        most = model.decoder.context.segment - options.extended_context
+    else:
+        most = None
     if most is not None and length > most:
         raise ValueError(
             f"--tokens-per-sample is {length}: the model was trained with positions for {most} "
@@ -195,15 +170,10 @@ def _batches(task: FairseqTask, model: BaseFairseqModel, reading: Reading) -> It
     dataset, positions = task.dataset(reading.split), model.max_positions()
     size = reading.batch_size
     if isinstance(task, TranslationTask):
-        epoch = task.get_batch_iterator(
-            dataset,
-            max_sentences=size or _BATCH_SIZE,
-            max_positions=positions,
-            # what is left out is noticed, and named better
-            ignore_invalid_inputs=True,
-            required_batch_size_multiple=1,
-        )
-        return epoch.next_epoch_itr(shuffle=False)
+        # what is left out is noticed, and named better
+        whole = {"ignore_invalid_inputs": True, "required_batch_size_multiple": 1}
+        limits = {"max_sentences": size or _BATCH_SIZE, "max_positions": positions}
+        return task.get_batch_iterator(dataset, **limits, **whole).next_epoch_itr(shuffle=False)
     blocks = isinstance(task, LanguageModelingTask)
     return task.eval_lm_dataloader(
         dataset,
@@ -236,42 +206,35 @@ def score_split(
             in which the decoder holds them, are scored: the others are a context, read again.
         description: what the progress bar says.
 
-    Raises ValueError when not every token was scored once, FloatingPointError when a loss is not
-    finite.
+    Raises ValueError when not every token was scored once; else as score_batches.
     """
-    device = next(model.parameters()).device
-    pad = task.target_dictionary.pad()
+    dictionary = task.target_dictionary
     segments = isinstance(task, SegmentLanguageModelingTask)
     total, scored = 0.0, 0
-    with tqdm(
-        total=targets, desc=description, unit=" tokens", leave=False, disable=None
-    ) as progress:
-        for batch in _batches(task, model, reading):
-            batch = move_to_cuda(batch, device=device)
-            net_input, target = batch["net_input"], batch["target"]
-            inputs = net_input.get("prev_output_tokens", net_input["src_tokens"])
-            wanted = target.ne(pad)
-            if isinstance(task, LanguageModelingTask) and task.args.add_bos_token:
-                # no token of the split
-                wanted &= target.ne(task.target_dictionary.bos())
-            # (B, T) in segment models, (T, B) in fairseq's
-            order = (lambda x: x) if segments else torch.t
-            before_batch(order(wanted)[order(inputs.ne(pad))])
-            if segments:
-                features, _ = model.decoder.extract_features(
-                    inputs, recurrence=net_input.get("recurrence")
-                )
-            else:
-                features, _ = model(**net_input, features_only=True)
-            losses = score_features(model, features, target, wanted)
-            if not losses.isfinite().all():
-                raise FloatingPointError(
-                    "the loss of a token is not finite: the checkpoint is of a training that "
-                    "diverged; use an earlier one"
-                )
-            total += losses.double().sum().item()
-            scored += len(losses)
-            progress.update(len(losses))
+
+    def score(batch: dict[str, Any]) -> Tensor:
+        net_input, target = batch["net_input"], batch["target"]
+        inputs = net_input.get("prev_output_tokens", net_input["src_tokens"])
+        wanted = target.ne(dictionary.pad())
+        if isinstance(task, LanguageModelingTask) and task.args.add_bos_token:
+            # no token of the split
+            wanted &= target.ne(dictionary.bos())
+        # (B, T) in segment models, (T, B) in fairseq's
+        order = (lambda x: x) if segments else torch.t
+        before_batch(order(wanted)[order(inputs.ne(dictionary.pad()))])
+        if segments:
+            features, _ = model.decoder.extract_features(
+                inputs, recurrence=net_input.get("recurrence")
+            )
+        else:
+            features, _ = model(**net_input, features_only=True)
+        return score_features(model, features, target, wanted)
+
+    device = next(model.parameters()).device
+    batches = _batches(task, model, reading)
+    for _, losses in score_batches(batches, score, device, targets, description):
+        total += losses.double().sum().item()
+        scored += len(losses)
     if scored != targets:
         raise ValueError(
             f"{scored:,} tokens were scored of the {targets:,} of --split {reading.split}, so the "

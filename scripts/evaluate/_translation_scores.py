@@ -17,7 +17,7 @@ from typing import Any
 
 from sacrebleu.metrics import BLEU
 
-from scripts.prepare._moses import moses_tokenizer
+from scripts.prepare._subwords import moses_tokenizer
 
 # Longest sequence of tokens that counts.
 ORDER = 4

@@ -15,6 +15,7 @@ stream gives the exact figure of the text.
 """
 
 import argparse
+import math
 import sys
 import time
 from typing import Any, NamedTuple
@@ -28,15 +29,14 @@ from scripts._shared.command_line import (
     check_at_least,
     command_parser,
     exit_status,
-    make_output_folder,
     parse_named_files,
     parse_numbers,
 )
 from scripts._shared.commands import short
 from scripts._shared.files import write_json
 from scripts._shared.machine import hardware_line
-from scripts._shared.results import check_plotting, markdown_table, save_plot
-from scripts._shared.scoring import (
+from scripts._shared.results import markdown_table, prepare_results, save_results
+from scripts.evaluate._scoring import (
     choose_device,
     has_absolute_positions,
     in_unit,
@@ -77,17 +77,15 @@ def parse_lengths(arguments: argparse.Namespace) -> list[AttentionLength]:
 
     Raises ValueError when options have impossible values or do not go together.
     """
-    if arguments.clamp_len is not None:
-        check_at_least("--clamp-len", arguments.clamp_len, 1)
-    if arguments.extended_context is not None:
+    check_at_least(1, clamp_len=arguments.clamp_len)
+    contexts = arguments.extended_context
+    if contexts is not None:
         if arguments.same_length:
             raise ValueError("--same-length acts on a memory: drop it, or give --mem-len")
-        contexts = parse_numbers(
-            "--extended-context", arguments.extended_context, int, 0, float("inf")
-        )
+        contexts = parse_numbers("--extended-context", contexts, int, 0, math.inf)
         return [AttentionLength(0, context, False, arguments.clamp_len) for context in contexts]
     same_length = arguments.same_length is not False
-    memories = parse_numbers("--mem-len", arguments.mem_len, int, 0, float("inf"))
+    memories = parse_numbers("--mem-len", arguments.mem_len, int, 0, math.inf)
     if memories[0] == 0 and same_length:
         raise ValueError(
             f"--mem-len is {arguments.mem_len!r}: a memory of 0 tokens with --same-length leaves "
@@ -128,10 +126,7 @@ def check_length(checkpoint: NamedFile, length: AttentionLength, segment: int) -
 
 
 def measure(
-    checkpoint: NamedFile,
-    length: AttentionLength,
-    arguments: argparse.Namespace,
-    device: Device,
+    checkpoint: NamedFile, length: AttentionLength, arguments: argparse.Namespace, device: Device
 ) -> dict[str, Any]:
     """One figure with all that it was got with; nats are a token's, seconds those of scoring."""
     task = load_task(arguments.data, arguments.tokens_per_sample, length.extended_context)
@@ -141,14 +136,13 @@ def measure(
     description = f"{checkpoint.label}, {length.tokens} tokens back"
     losses = score_text(model, task, tokens, arguments.batch_size, description)
     seconds = time.monotonic() - started
-    clamp = length.clamp_len or model_options(checkpoint.path).get("clamp_len")
     nats, unit = float(np.mean(losses, dtype=np.float64)), loss_unit(task)
     return {
         "model": checkpoint.label,
         "checkpoint": short(checkpoint.path),
         "mem_len": length.mem_len,
         "extended_context": length.extended_context,
-        "clamp_len": clamp,
+        "clamp_len": length.clamp_len or model_options(checkpoint.path).get("clamp_len"),
         "same_length": length.same_length,
         "segment": arguments.tokens_per_sample,
         "streams": arguments.batch_size,
@@ -168,15 +162,9 @@ def format_table(rows: list[dict[str, Any]]) -> str:
     cells = [
         [
             row["model"],
-            str(row["mem_len"]),
-            str(row["extended_context"]),
-            str(row["clamp_len"] or "none"),
-            "yes" if row["same_length"] else "no",
-            str(row["segment"]),
-            str(row["streams"]),
-            f"{row['tokens']:,}",
-            f"{row['loss']:.4f}",
-            f"{row['seconds']:.1f}",
+            *(row["mem_len"], row["extended_context"], row["clamp_len"] or "none"),
+            *("yes" if row["same_length"] else "no", row["segment"], row["streams"]),
+            *(f"{row['tokens']:,}", f"{row['loss']:.4f}", f"{row['seconds']:.1f}"),
         ]
         for row in rows
     ]
@@ -201,60 +189,50 @@ def plot_attention_length(arguments: argparse.Namespace) -> None:
     """Measure each model at each length; raises ValueError for what cannot be, before any work."""
     checkpoints = parse_named_files("--checkpoint", arguments.checkpoint)
     lengths = parse_lengths(arguments)
-    check_at_least("--batch-size", arguments.batch_size, 1)
+    check_at_least(1, batch_size=arguments.batch_size)
     task = load_task(arguments.data, arguments.tokens_per_sample)
     tokens = load_tokens(task, arguments.split, arguments.max_tokens)
     for checkpoint in checkpoints:
         for length in lengths:
             check_length(checkpoint, length, arguments.tokens_per_sample)
-    check_plotting()
-    make_output_folder(arguments.output)
+    prepare_results(arguments.output)
     device = choose_device(arguments.cpu)
     whole = len(load_tokens(task, arguments.split))
     part = "all" if len(tokens) == whole else f"only the first {len(tokens):,}"
-    print(f"{arguments.split} of {short(arguments.data.resolve())}: {part} of {whole:,} tokens")
+    print(f"{arguments.split} of {short(arguments.data.resolve())}: {part} of {whole:,} tokens\n")
     rows: list[dict[str, Any]] = []
+    result = {"split": arguments.split, "hardware": hardware_line(device), "rows": rows}
     for checkpoint in checkpoints:
         for length in lengths:
             rows.append(measure(checkpoint, length, arguments, device))
-            write_json(
-                arguments.output / "attention_length.json",
-                {"split": arguments.split, "hardware": hardware_line(device), "rows": rows},
-            )
-    print(f"\n{format_table(rows)}\n")
-    for checkpoint in checkpoints:
-        best = min(
-            (row for row in rows if row["model"] == checkpoint.label), key=lambda row: row["nats"]
-        )
+            write_json(arguments.output / "attention_length.json", result)
+    told = [f"{format_table(rows)}\n"]
+    for label, _ in checkpoints:
+        best = min((row for row in rows if row["model"] == label), key=lambda row: row["nats"])
         length = best["mem_len"] or best["extended_context"]
-        print(f"{checkpoint.label}: best at {length} tokens, {best['loss']:.4f} {best['unit']}")
-    save_plot(arguments.output / "attention_length.png", lambda axes: draw(axes, rows))
-    print(f"written to {short(arguments.output.resolve())}/attention_length.json and .png")
+        told.append(f"{label}: best at {length} tokens, {best['loss']:.4f} {best['unit']}")
+    told = "\n".join(told)
+    save_results(arguments.output, "attention_length", result, told, lambda axes: draw(axes, rows))
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Command line of the script; returns its exit status."""
     parser = command_parser(__doc__)
+    add = parser.add_argument
     add_text_options(parser, "attention_length")
+    add("--max-tokens", type=int, help="score only the first so many tokens (all)")
     lengths = parser.add_mutually_exclusive_group(required=True)
     lengths.add_argument("--mem-len", help="memory lengths to evaluate with, such as 128,256,512")
-    lengths.add_argument(
-        "--extended-context",
-        help="tokens before each segment that are computed anew, for models without a memory",
-    )
-    parser.add_argument("--tokens-per-sample", type=int, default=128, help="segment length (128)")
-    parser.add_argument("--clamp-len", type=int, help="distance limit (as it was trained)")
-    parser.add_argument(
-        "--same-length",
-        action=argparse.BooleanOptionalAction,
-        help="every token attends to the same number of tokens (yes with --mem-len)",
-    )
-    parser.add_argument("--batch-size", type=int, default=1, help="number of parallel streams (1)")
+    help_text = "tokens before each segment that are computed anew, for models without a memory"
+    lengths.add_argument("--extended-context", help=help_text)
+    add("--tokens-per-sample", type=int, default=128, help="segment length (128)")
+    add("--clamp-len", type=int, help="distance limit (as it was trained)")
+    help_text = "every token attends to the same number of tokens (yes with --mem-len)"
+    add("--same-length", action=argparse.BooleanOptionalAction, help=help_text)
+    add("--batch-size", type=int, default=1, help="number of parallel streams (1)")
     parsed = parser.parse_args(arguments)
-    return exit_status(
-        lambda: plot_attention_length(parsed),
-        f"{short(parsed.output.resolve())}/attention_length.json keeps the figures so far",
-    )
+    kept = f"{short(parsed.output.resolve())}/attention_length.json keeps the figures so far"
+    return exit_status(lambda: plot_attention_length(parsed), kept)
 
 
 if __name__ == "__main__":

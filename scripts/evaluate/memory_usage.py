@@ -20,40 +20,170 @@ Writes memory_usage.json and memory_usage.png, and prints tables.
 
 import argparse
 import math
+import re
 import sys
 import warnings
-from itertools import cycle
-from pathlib import Path
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from itertools import combinations, cycle
 from typing import Any
 
+import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from fairseq_plugins.product_key_memory.memory import ProductKeyMemory
+from fairseq_plugins.product_key_memory.usage import MemoryUsage, kl_from_uniform, usage
 from scripts._shared.command_line import (
     NamedFile,
-    add_checkpoint_option,
-    add_output_options,
+    add_text_options,
     check_at_least,
     command_parser,
     exit_status,
-    make_output_folder,
     parse_named_files,
 )
 from scripts._shared.commands import short
 from scripts._shared.files import write_json
 from scripts._shared.machine import hardware_line
-from scripts._shared.results import check_plotting, markdown_table, save_plot
-from scripts._shared.scoring import choose_device
-from scripts.evaluate._memory_reads import SHARES, describe, record_usage
+from scripts._shared.results import markdown_table, prepare_results, save_results
+from scripts.evaluate._scoring import choose_device
 from scripts.evaluate._split_loss import Reading, check_inputs, load_model, load_split, score_split
 
+# Shares of all reads of which the slots that carry them are counted.
+SHARES = (0.5, 0.9)
+OVERLAPS = {
+    "overlap_of_tokens": "a token reads with a head (row), those it reads with another too",
+    "overlap_of_slots": "a head (row) reads for any token, those that another reads too",
+}
+# At most so many slots are kept of the curve from the most read to the least read one.
+_POINTS = 200
+_PLACE = re.compile(r"(encoder|decoder)\.layers\.(\d+)\.")
 # Memories of a model have its colour, each a style of its own.
 _STYLES = ("-", "--", ":", "-.")
 
 
-def percent(share: float) -> str:
-    """Share of 1 as a percentage, without its sign."""
-    return f"{100 * share:.2f}"
+class MemoryReads(MemoryUsage):
+    """The weights with which the slots of one memory were read, and the slots that heads share.
+
+    Args:
+        slots: K.
+        heads: H.
+
+    Attributes:
+        counted: of the next reads, only those of the tokens that are true here, (N,); None for all.
+    """
+
+    def __init__(self, slots: int, heads: int) -> None:
+        super().__init__(slots, heads, by_head=True)
+        self.counted: Tensor | None = None
+        self.knn = 0
+        # slots that head i and head j both read for the same token, added up: (H, H)
+        self._shared = torch.zeros(heads, heads, dtype=torch.long)
+
+    def record(self, slots: Tensor, weights: Tensor) -> None:
+        """Add the reads of ``slots`` with ``weights``, both (N, H, k)."""
+        if self.counted is not None:
+            slots, weights = slots[self.counted], weights[self.counted]
+        super().record(slots, weights)
+        self.knn = slots.size(-1)
+        self._shared = self._shared.to(slots.device)
+        for one, other in combinations(range(self.heads), 2):
+            # a head reads a slot once at most: what is there twice is of both
+            both = torch.cat([slots[:, one], slots[:, other]], dim=-1).sort(dim=-1).values
+            shared = (both[:, 1:] == both[:, :-1]).sum()
+            self._shared[one, other] += shared
+            self._shared[other, one] += shared
+
+    def clear(self) -> None:
+        """Forget all reads."""
+        super().clear()
+        self._shared.zero_()
+
+    def overlap_of_tokens(self) -> Tensor:
+        """Return which share of the k slots that a token reads with head i it reads with j: (H, H).
+
+        It is the mean over the tokens, and the same for j and i.
+        """
+        shares = self._shared.double() / (self.tokens * self.knn)
+        return shares.fill_diagonal_(1)
+
+    def overlap_of_slots(self) -> Tensor:
+        """Return which share of the slots that head i reads at all head j reads too: (H, H)."""
+        used = (self.reads > 0).double()
+        return used @ used.t() / used.sum(1, keepdim=True)
+
+    def describe(self) -> dict[str, Any]:
+        """Return all figures of the memory: shares are fractions of 1, the divergence in nats."""
+        reads = self.total()
+        return {
+            "slots": len(reads),
+            "heads": self.heads,
+            "knn": self.knn,
+            "tokens": self.tokens,
+            "usage": usage(reads),
+            "kl": kl_from_uniform(reads),
+            "usage_of_heads": [usage(of_head) for of_head in self.reads],
+            "slots_with_share": {str(share): slots_that_carry(reads, share) for share in SHARES},
+            "overlap_of_tokens": self.overlap_of_tokens().tolist(),
+            "overlap_of_slots": self.overlap_of_slots().tolist(),
+            "curve": curve(reads),
+        }
+
+
+def slots_that_carry(reads: Tensor, share: float) -> int:
+    """Return how many of the most read slots have ``share`` of all reads, given z' (K,)."""
+    carried = reads.sort(descending=True).values.cumsum(0)
+    # sums that should be equal differ in their last digits
+    return int((carried < share * carried[-1] * (1 - 1e-9)).sum()) + 1
+
+
+def curve(reads: Tensor) -> dict[str, list]:
+    """Return some of the slots of z' (K,) that were read, most read first: ranks from 1, weights.
+
+    A weight is z_i · K: 1 for a slot that is read as often as if all were read alike.
+    """
+    read = reads[reads > 0].sort(descending=True).values
+    ranks = np.unique(np.geomspace(1, len(read), _POINTS).round().astype(int))
+    weights = read[torch.from_numpy(ranks - 1).to(read.device)] * len(reads) / reads.sum()
+    return {"rank": ranks.tolist(), "weight": weights.tolist()}
+
+
+@contextmanager
+def record_usage(model: nn.Module) -> Iterator[dict[str, MemoryReads]]:
+    """Record what the memories of ``model`` read in the block: by name, as validation logs them.
+
+    The names are ``memory6`` for layer 6 of a language model, ``encoder_memory3`` or
+    ``decoder_memory3`` where there is an encoder. Raises ValueError for a model without memories.
+    """
+    recorded: dict[str, MemoryReads] = {}
+    with ExitStack() as stack:
+        for path, memory in model.named_modules():
+            if isinstance(memory, ProductKeyMemory):
+                reads = recorded[_name(model, path)] = MemoryReads(len(memory.values), memory.heads)
+                hook = partial(_record, reads)
+                # memory.usage belongs to validation, which takes it away after each batch
+                stack.enter_context(memory.keys.register_forward_hook(hook))
+        if not recorded:
+            raise ValueError(
+                f"{type(model).__name__} has no product-key memory to record: take a model that "
+                "was trained with --memory-layers, --encoder-memory-layers or "
+                "--decoder-memory-layers"
+            )
+        yield recorded
+
+
+def _name(model: nn.Module, path: str) -> str:
+    place = _PLACE.search(path)
+    if place is None:
+        return path
+    part = f"{place[1]}_" if hasattr(model, "encoder") else ""
+    return f"{part}memory{int(place[2]) + 1}"
+
+
+def _record(reads: MemoryReads, _: nn.Module, inputs: Any, found: tuple[Tensor, Tensor]) -> None:
+    scores, slots = found
+    reads.record(slots, scores.detach().softmax(-1))
 
 
 def measure(checkpoint: NamedFile, reading: Reading, device: torch.device) -> dict[str, Any]:
@@ -86,8 +216,12 @@ def measure(checkpoint: NamedFile, reading: Reading, device: torch.device) -> di
         "tokens": tokens.targets,
         "loss": loss,
         "perplexity": math.exp(loss),
-        "memories": {name: describe(memory) for name, memory in memories.items()},
+        "memories": {name: memory.describe() for name, memory in memories.items()},
     }
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.2f}"
 
 
 def _memories(models: list[dict[str, Any]]) -> list[tuple[str, str, dict[str, Any]]]:
@@ -101,13 +235,8 @@ def _memories(models: list[dict[str, Any]]) -> list[tuple[str, str, dict[str, An
 def format_models(models: list[dict[str, Any]]) -> str:
     """Table of the losses in Markdown."""
     rows = [
-        [
-            model["model"],
-            f"{model['tokens']:,}",
-            f"{model['loss']:.4f}",
-            f"{model['perplexity']:.2f}",
-        ]
-        for model in models
+        [row["model"], f"{row['tokens']:,}", f"{row['loss']:.4f}", f"{row['perplexity']:.2f}"]
+        for row in models
     ]
     return markdown_table(["model", "tokens", "loss, nats", "perplexity"], rows)
 
@@ -116,13 +245,15 @@ def format_memories(models: list[dict[str, Any]]) -> str:
     """Table of the memories in Markdown, a row a memory."""
     rows = [
         [
-            model,
-            name,
-            f"{memory['slots']:,}",
-            percent(memory["usage"]),
-            f"{memory['kl']:.4f}",
+            *(
+                model,
+                name,
+                f"{memory['slots']:,}",
+                _percent(memory["usage"]),
+                f"{memory['kl']:.4f}",
+            ),
             *(f"{memory['slots_with_share'][str(share)]:,}" for share in SHARES),
-            " ".join(map(percent, memory["usage_of_heads"])),
+            " ".join(map(_percent, memory["usage_of_heads"])),
         ]
         for model, name, memory in _memories(models)
     ]
@@ -132,40 +263,46 @@ def format_memories(models: list[dict[str, Any]]) -> str:
 
 
 def format_overlap(models: list[dict[str, Any]], kind: str) -> str | None:
-    """Table of an overlap between heads in Markdown, a row a head; None without two heads.
-
-    Args:
-        models: their figures.
-        kind: which of the overlaps.
-    """
+    """Table of one of OVERLAPS in Markdown, a row a head; None where no memory has two heads."""
     several = [row for row in _memories(models) if row[2]["heads"] > 1]
     if not several:
         return None
     most = max(memory["heads"] for _, _, memory in several)
     rows = [
-        [model, name, str(head), *map(percent, shares), *[""] * (most - memory["heads"])]
+        [model, name, str(head), *map(_percent, shares)]
         for model, name, memory in several
         for head, shares in enumerate(memory[kind], start=1)
     ]
-    return markdown_table(
-        ["model", "memory", "head", *(f"in head {head}, %" for head in range(1, most + 1))], rows
-    )
+    others = [f"in head {head}, %" for head in range(1, most + 1)]
+    return markdown_table(["model", "memory", "head", *others], rows)
+
+
+def format_all(models: list[dict[str, Any]]) -> str:
+    """All tables, and the overlap that there would be by chance."""
+    told = [format_models(models), format_memories(models)]
+    for kind, meaning in OVERLAPS.items():
+        if table := format_overlap(models, kind):
+            told += [f"Of the slots that {meaning}:", table]
+    by_chance = {
+        f"{memory['knn']} of {memory['slots']:,}, {100 * memory['knn'] / memory['slots']:.2g}%"
+        for _, _, memory in _memories(models)
+        if memory["heads"] > 1
+    }
+    if by_chance:
+        shared = "; ".join(sorted(by_chance))
+        told.append(f"By chance a token's slots of two heads would share {shared}")
+    return "\n\n".join(told)
 
 
 def draw(axes: Any, models: list[dict[str, Any]]) -> None:
     """Draw the weight of each slot, most read first: a line a memory, a colour a model."""
     for number, model in enumerate(models):
         for style, (name, memory) in zip(cycle(_STYLES), model["memories"].items(), strict=False):
-            found = memory["curve"]
-            axes.plot(
-                found["rank"],
-                found["weight"],
-                style,
-                color=f"C{number % 10}",
-                # a memory may have one slot that was read
-                marker="." if len(found["rank"]) == 1 else None,
-                label=f"{model['model']}, {name}: {100 * memory['usage']:.1f}% used",
-            )
+            ranks, weights = memory["curve"]["rank"], memory["curve"]["weight"]
+            label = f"{model['model']}, {name}: {100 * memory['usage']:.1f}% used"
+            # a memory may have one slot that was read
+            look = {"color": f"C{number % 10}", "marker": "." if len(ranks) == 1 else None}
+            axes.plot(ranks, weights, style, **look, label=label)
     axes.axhline(1, color="gray", linewidth=0.8)
     axes.set_xscale("log")
     axes.set_yscale("log")
@@ -176,102 +313,47 @@ def draw(axes: Any, models: list[dict[str, Any]]) -> None:
     axes.legend(loc="best", fontsize="x-small")
 
 
-def _print_tables(models: list[dict[str, Any]]) -> None:
-    print(f"\n{format_models(models)}\n\n{format_memories(models)}")
-    for kind, meaning in (
-        (
-            "overlap_of_tokens",
-            "Of the slots that a token reads with a head (row), those it reads with another too:",
-        ),
-        (
-            "overlap_of_slots",
-            "Of the slots that a head (row) reads for any token, those that another reads too:",
-        ),
-    ):
-        table = format_overlap(models, kind)
-        if table is not None:
-            print(f"\n{meaning}\n\n{table}")
-    by_chance = {
-        f"{memory['knn']} of {memory['slots']:,}, {100 * memory['knn'] / memory['slots']:.2g}%"
-        for _, _, memory in _memories(models)
-        if memory["heads"] > 1
-    }
-    if by_chance:
-        print(
-            f"\nBy chance a token's slots of two heads would share {'; '.join(sorted(by_chance))}"
-        )
-
-
 def measure_memory_usage(arguments: argparse.Namespace) -> None:
     """Measure each model; raises ValueError for what cannot be, before any work."""
-    for option in ("batch_size", "tokens_per_sample"):
-        value = getattr(arguments, option)
-        if value is not None:
-            check_at_least(f"--{option.replace('_', '-')}", value, 1)
-    check_at_least("--context-window", arguments.context_window, 0)
     checkpoints = parse_named_files("--checkpoint", arguments.checkpoint)
-    reading = Reading(
-        arguments.data.resolve(),
-        arguments.split,
-        arguments.batch_size,
-        arguments.tokens_per_sample,
-        arguments.context_window,
-    )
+    given = {name: getattr(arguments, name) for name in Reading._fields}
+    reading = Reading(**given)._replace(data=arguments.data.resolve())
+    check_at_least(1, batch_size=reading.batch_size, tokens_per_sample=reading.tokens_per_sample)
+    check_at_least(0, context_window=reading.context_window)
     for checkpoint in checkpoints:
         check_inputs(checkpoint.path, reading.data)
     device = choose_device(arguments.cpu)
-    check_plotting()
-    make_output_folder(arguments.output)
-    print(f"{reading.split} of {short(reading.data)}, on {hardware_line(device)}", flush=True)
+    prepare_results(arguments.output)
+    hardware = hardware_line(device)
+    print(f"{reading.split} of {short(reading.data)}, on {hardware}\n", flush=True)
     # fairseq's own attention has torch warn in every batch with padding
     warnings.filterwarnings("ignore", message="Support for mismatched key_padding_mask")
     models: list[dict[str, Any]] = []
+    conditions = reading._replace(data=short(reading.data))._asdict()
+    result = {**conditions, "hardware": hardware, "models": models}
     for checkpoint in checkpoints:
         models.append(measure(checkpoint, reading, device))
-        result = {
-            "data": short(reading.data),
-            "split": reading.split,
-            "batch_size": reading.batch_size,
-            "tokens_per_sample": reading.tokens_per_sample,
-            "context_window": reading.context_window,
-            "hardware": hardware_line(device),
-            "models": models,
-        }
         write_json(arguments.output / "memory_usage.json", result)
-    _print_tables(models)
-    save_plot(arguments.output / "memory_usage.png", lambda axes: draw(axes, models))
-    print(f"\nwritten to {short(arguments.output.resolve())}/memory_usage.json and .png")
+    told = f"{format_all(models)}\n"
+    save_results(arguments.output, "memory_usage", result, told, lambda axes: draw(axes, models))
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Command line of the script; returns its exit status."""
     parser = command_parser(__doc__)
-    parser.add_argument(
-        "--data", type=Path, required=True, help="folder that fairseq-preprocess wrote"
+    add = parser.add_argument
+    add_text_options(parser, "memory_usage")
+    help_text = (
+        "blocks or pairs of sentences at once (8), or parallel streams of a segment language model "
+        "(1, which gives the exact figure of the whole text)"
     )
-    add_checkpoint_option(parser)
-    parser.add_argument("--split", default="test", help="part of the data to score (test)")
-    parser.add_argument(
-        "--batch-size",
-        type=int,
-        help="blocks or pairs of sentences at once (8), or parallel streams of a segment language "
-        "model (1, which gives the exact figure of the whole text)",
-    )
-    parser.add_argument(
-        "--tokens-per-sample", type=int, help="length of a block or segment (as in training)"
-    )
-    parser.add_argument(
-        "--context-window",
-        type=int,
-        default=0,
-        help="tokens of a block that are read again, as context, and not scored (0)",
-    )
-    add_output_options(parser, "memory_usage")
+    add("--batch-size", type=int, help=help_text)
+    add("--tokens-per-sample", type=int, help="length of a block or segment (as in training)")
+    help_text = "tokens of a block that are read again, as context, and not scored (0)"
+    add("--context-window", type=int, default=0, help=help_text)
     parsed = parser.parse_args(arguments)
-    return exit_status(
-        lambda: measure_memory_usage(parsed),
-        f"{short(parsed.output.resolve())}/memory_usage.json keeps the models so far",
-    )
+    kept = f"{short(parsed.output.resolve())}/memory_usage.json keeps the models so far"
+    return exit_status(lambda: measure_memory_usage(parsed), kept)
 
 
 if __name__ == "__main__":

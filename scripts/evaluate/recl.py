@@ -4,14 +4,29 @@ r"""Relative effective context length of a group of models (Transformer-XL, 4.3,
         --checkpoint XL=xl/checkpoint_best.pt vanilla=vanilla/checkpoint_best.pt
 
 How much context makes a difference to each model, measured against the best of the group with a
-shorter one: table 8 of the paper. effective_context.py has the definition and how it is read.
+shorter one: table 8 of the paper. The definition, l_i(c, t) being the loss in nats of model i at
+position t with a context of c tokens:
 
-Each model computes its context from scratch, without a memory (mem_len 0), in windows of c - 1 + S
-tokens that predict their last S tokens, S being --stride. So what counts as a context of c tokens
-is between c and c + S - 1 of them; --stride 1 is exact and the slowest. The distance clamp stays as
-it was trained. Positions with less than --max-context tokens before them are scored and not
-counted: all contexts are compared on the same positions. Models with absolute positions read no
-more than they were trained with.
+    b(c, t)    = min over i of l_i(c, t)                     the best short-context model's loss
+    T          = the share r of positions with the largest b(c, t): the hardest ones
+    f_i(c, c') = mean over t in T of min(b(c, t), l_i(c', t))
+    g_i(c, c') = (exp f_i(c, c) - exp f_i(c, c')) / exp f_i(c, c)
+
+c is lengthened by --step until the gain g falls below --threshold; the RECL of model i is the last
+c reached. How it is read here, where it leaves room:
+
+- b never exceeds l_i(c, t), so f_i(c, c) is the mean of b over T: the same base for all models.
+- T has the share r of the positions, rounded up, of equal ones the earlier, anew for each c.
+- A model that gains too little from the start has --first-context as its RECL, at most; one that
+  never does has --max-context, at least.
+- A model with absolute positions reads no more than it was trained with, and its RECL is at most
+  that (the 128 of table 8's Transformer).
+
+Each model computes its context from scratch, without a memory, in windows of c - 1 + S tokens that
+predict their last S tokens, S being --stride. So a context of c tokens is c to c + S - 1 of them;
+--stride 1 is exact and the slowest. The distance clamp stays as it was trained. Positions with less
+than --max-context tokens before them are scored and not counted: all contexts are compared on the
+same positions.
 
 Losses of a model and a context are kept in OUTPUT/losses: an interrupted measurement goes on where
 it stopped, and one with other ratios, thresholds or steps uses them again. Writes recl.json and
@@ -19,46 +34,164 @@ recl.png, and prints a table.
 """
 
 import argparse
+import hashlib
+import json
 import sys
-from typing import Any
+import zipfile
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
+from fairseq.data.indexed_dataset import data_file_path
+from torch import device as Device
 
+from fairseq_plugins.segment_language_model.model import SegmentLanguageModel
 from scripts._shared.command_line import (
+    NamedFile,
     add_text_options,
     check_at_least,
     command_parser,
     exit_status,
-    make_output_folder,
     parse_named_files,
     parse_numbers,
 )
 from scripts._shared.commands import short
-from scripts._shared.files import write_json
+from scripts._shared.files import atomic_write
 from scripts._shared.machine import hardware_line
-from scripts._shared.results import check_plotting, markdown_table, save_plot
-from scripts._shared.scoring import choose_device, load_task, load_tokens
-from scripts.evaluate._context_losses import ContextLosses, Windows
-from scripts.evaluate._effective_context import (
-    Contexts,
-    EffectiveContext,
-    check_contexts,
-    effective_context,
+from scripts._shared.results import markdown_table, prepare_results, save_results
+from scripts.evaluate._effective_context import Contexts, check_contexts, effective_context
+from scripts.evaluate._scoring import (
+    choose_device,
+    load_language_model,
+    load_task,
+    load_tokens,
+    max_segment,
+    model_options,
+    score_text,
 )
+
+WITHOUT_MEMORY = {"mem_len": 0, "same_length": False}
+_SIGNS = {"exact": "", "at most": "≤ ", "at least": "≥ "}
+
+
+class Windows(NamedTuple):
+    """How a text is read.
+
+    Args:
+        data: folder that fairseq-preprocess wrote.
+        split: part of it.
+        positions: how many of its first tokens are scored.
+        stride: S, tokens that are predicted of a window.
+        batch_size: windows at once, from as many equal parts of the text; with a stride above 1 the
+            parts decide where windows begin.
+    """
+
+    data: Path
+    split: str
+    positions: int
+    stride: int
+    batch_size: int
+
+
+class ContextLosses:
+    """Losses of each model and context, measured when they are asked for and kept in a folder.
+
+    Args:
+        checkpoints: the models.
+        windows: how the text is read.
+        folder: where losses are kept.
+        device: where they are computed.
+
+    ``limits`` are the models' longest contexts in tokens, None for any.
+    """
+
+    def __init__(
+        self, checkpoints: list[NamedFile], windows: Windows, folder: Path, device: Device
+    ) -> None:
+        self.checkpoints, self.windows, self.folder = checkpoints, windows, folder
+        self.limits = [context_limit(checkpoint, windows.stride) for checkpoint in checkpoints]
+        self._device = device
+        self._models: dict[int, SegmentLanguageModel] = {}
+        self._losses: dict[tuple[int, int], np.ndarray] = {}
+
+    def __call__(self, model: int, context: int) -> np.ndarray:
+        """Losses in nats, float32 (positions,), of model number ``model``.
+
+        They are those of ``context`` tokens, or of as many as the model can read. Raises ValueError
+        when a file that should keep them cannot be read or holds something else.
+        """
+        context = min(context, self.limits[model] or context)
+        if (model, context) not in self._losses:
+            self._losses[model, context] = self._find(model, context)
+        return self._losses[model, context]
+
+    def contexts(self, model: int) -> list[int]:
+        """Contexts that losses of a model were asked for, rising."""
+        return sorted(context for index, context in self._losses if index == model)
+
+    def _find(self, model: int, context: int) -> np.ndarray:
+        key = self._key(model, context)
+        path = self.folder / f"{hashlib.sha256(key.encode()).hexdigest()[:32]}.npz"
+        if not path.exists():
+            losses = self._measure(model, context)
+            with atomic_write(path) as partial, partial.open("wb") as stream:
+                np.savez(stream, losses=losses, key=np.array(key))
+        return self._read(path, key)
+
+    def _key(self, model: int, context: int) -> str:
+        windows = self.windows
+        split = data_file_path(str(windows.data.resolve() / windows.split))
+        key: dict[str, Any] = {}
+        for name, path in ("checkpoint", self.checkpoints[model].path), ("split", Path(split)):
+            found = path.stat()
+            key[name] = {"path": str(path), "size": found.st_size, "mtime": found.st_mtime_ns}
+        how = {name: getattr(windows, name) for name in ("stride", "batch_size", "positions")}
+        return json.dumps({**key, "context": context, **how})
+
+    def _read(self, path: Path, key: str) -> np.ndarray:
+        remedy = "remove it, and it is measured anew"
+        try:
+            with np.load(path, allow_pickle=False) as kept:
+                losses, kept_key = kept["losses"], str(kept["key"])
+        except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
+            raise ValueError(
+                f"{short(path.resolve())} cannot be read ({error}): {remedy}"
+            ) from error
+        if kept_key != key or losses.shape != (self.windows.positions,):
+            raise ValueError(f"{short(path.resolve())} holds losses of something else: {remedy}")
+        return losses
+
+    def _measure(self, model: int, context: int) -> np.ndarray:
+        windows, checkpoint = self.windows, self.checkpoints[model]
+        # a segment's first token has one token before it even without an extended context
+        task = load_task(windows.data, windows.stride, context - 1)
+        if model not in self._models:
+            loaded = load_language_model(checkpoint.path, task, WITHOUT_MEMORY, self._device)
+            self._models[model] = loaded
+        tokens = load_tokens(task, windows.split, windows.positions)
+        description = f"{checkpoint.label}, context {context}"
+        return score_text(self._models[model], task, tokens, windows.batch_size, description)
+
+
+def context_limit(checkpoint: NamedFile, stride: int) -> int | None:
+    """As much context as positions of a model were trained for, in tokens; None for no limit.
+
+    Raises ValueError when it is less than the tokens that a window predicts.
+    """
+    places = max_segment(model_options(checkpoint.path))
+    if places is None:
+        return None
+    if places < stride:
+        raise ValueError(
+            f"--stride is {stride}: {checkpoint.label} was trained on segments of {places} tokens; "
+            "give a stride of at most that"
+        )
+    return places - stride + 1
 
 
 def format_tokens(found: dict[str, Any]) -> str:
     """RECL with its sign where it is a bound only."""
-    return {"exact": "", "at most": "≤ ", "at least": "≥ "}[found["bound"]] + str(found["tokens"])
-
-
-def format_table(models: dict[str, dict[str, Any]], ratios: list[float]) -> str:
-    """Table of the RECL of each model and ratio, in Markdown."""
-    rows = [
-        [label, *(format_tokens(model["recl"][str(ratio)]) for ratio in ratios)]
-        for label, model in models.items()
-    ]
-    return markdown_table(["model", *(f"r = {ratio}" for ratio in ratios)], rows)
+    return f"{_SIGNS[found['bound']]}{found['tokens']}"
 
 
 def draw(axes: Any, models: dict[str, dict[str, Any]], ratios: list[float]) -> None:
@@ -75,68 +208,49 @@ def draw(axes: Any, models: dict[str, dict[str, Any]], ratios: list[float]) -> N
     axes.legend()
 
 
-def describe(found: EffectiveContext) -> dict[str, Any]:
-    """RECL as recl.json has it."""
-    return {**found._asdict(), "gains": [gain._asdict() for gain in found.gains]}
-
-
-def check_options(arguments: argparse.Namespace, contexts: Contexts) -> list[float]:
-    """Shares r that the options ask for, rising; raises ValueError for impossible values."""
-    check_at_least("--stride", arguments.stride, 1)
-    check_at_least("--batch-size", arguments.batch_size, 1)
+def measure_recl(arguments: argparse.Namespace) -> None:
+    """Measure each model's RECL; raises ValueError for what cannot be, before any work."""
+    stride, longest = arguments.stride, arguments.max_context
+    check_at_least(1, stride=stride, batch_size=arguments.batch_size)
+    first = arguments.step if arguments.first_context is None else arguments.first_context
+    contexts = Contexts(first, arguments.step, longest)
     check_contexts(contexts)
     if not 0 < arguments.threshold < 1:
         raise ValueError(f"--threshold is {arguments.threshold}: it must be between 0 and 1")
     ratios = parse_numbers("--ratios", arguments.ratios, float, 0, 1)
     if ratios[0] == 0:
         raise ValueError(f"--ratios is {arguments.ratios!r}: a share of 0 leaves no positions")
-    return ratios
-
-
-def measure_recl(arguments: argparse.Namespace) -> None:
-    """Measure each model's RECL; raises ValueError for what cannot be, before any work."""
-    first = arguments.step if arguments.first_context is None else arguments.first_context
-    contexts = Contexts(first, arguments.step, arguments.max_context)
-    ratios = check_options(arguments, contexts)
     checkpoints = parse_named_files("--checkpoint", arguments.checkpoint)
-    task = load_task(arguments.data, arguments.stride)
+    task = load_task(arguments.data, stride)
     positions = len(load_tokens(task, arguments.split, arguments.max_tokens))
-    if positions <= arguments.max_context:
+    if positions <= longest:
         raise ValueError(
-            f"--max-context is {arguments.max_context} and the text has {positions:,} tokens, of "
-            "which none has that many before it: score more tokens, or give a smaller one"
+            f"--max-context is {longest} and the text has {positions:,} tokens, of which none has "
+            "that many before it: score more tokens, or give a smaller one"
         )
-    stride = arguments.stride
     windows = Windows(arguments.data, arguments.split, positions, stride, arguments.batch_size)
     device = choose_device(arguments.cpu)
     kept = ContextLosses(checkpoints, windows, arguments.output / "losses", device)
-    check_plotting()
-    make_output_folder(kept.folder)
-    counted = positions - arguments.max_context
+    prepare_results(kept.folder)
+    counted = positions - longest
     meaning = "exactly c" if stride == 1 else f"c to c + {stride - 1}"
     print(
         f"{arguments.split} of {short(arguments.data.resolve())}: {counted:,} positions of "
-        f"{positions:,} tokens scored; stride {stride}: a context of c tokens is {meaning}"
+        f"{positions:,} tokens scored; stride {stride}: a context of c tokens is {meaning}\n"
     )
 
     def losses(model: int, context: int) -> np.ndarray:
         # the same positions for all contexts: those that have the longest one before them
-        return kept(model, context)[arguments.max_context :]
+        return kept(model, context)[longest:]
 
     models: dict[str, dict[str, Any]] = {}
-    for number, checkpoint in enumerate(checkpoints):
+    for number, (checkpoint, limit) in enumerate(zip(checkpoints, kept.limits, strict=True)):
         recl = {}
         for ratio in ratios:
-            found = effective_context(
-                losses,
-                len(checkpoints),
-                number,
-                contexts,
-                ratio,
-                arguments.threshold,
-                kept.limits[number],
-            )
-            recl[str(ratio)] = describe(found)
+            how = (contexts, ratio, arguments.threshold, limit)
+            found = effective_context(losses, len(checkpoints), number, *how)
+            gains = [gain._asdict() for gain in found.gains]
+            recl[str(ratio)] = found._replace(gains=gains)._asdict()
         models[checkpoint.label] = {"checkpoint": short(checkpoint.path), "recl": recl}
     for number, model in enumerate(models.values()):
         # the normal perplexity, not calibrated by the baseline (the paper's figure 4)
@@ -155,33 +269,30 @@ def measure_recl(arguments: argparse.Namespace) -> None:
         "hardware": hardware_line(device),
         "models": models,
     }
-    write_json(arguments.output / "recl.json", result)
-    print(f"\n{format_table(models, ratios)}\n")
-    save_plot(arguments.output / "recl.png", lambda axes: draw(axes, models, ratios))
-    print(f"written to {short(arguments.output.resolve())}/recl.json and .png")
+    rows = [
+        [label, *(format_tokens(model["recl"][str(ratio)]) for ratio in ratios)]
+        for label, model in models.items()
+    ]
+    told = markdown_table(["model", *(f"r = {ratio}" for ratio in ratios)], rows) + "\n"
+    save_results(arguments.output, "recl", result, told, lambda axes: draw(axes, models, ratios))
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Command line of the script; returns its exit status."""
     parser = command_parser(__doc__)
+    add = parser.add_argument
     add_text_options(parser, "recl")
-    parser.add_argument("--ratios", default="0.1,0.5,1", help="shares r (0.1,0.5,1)")
-    parser.add_argument("--step", type=int, default=100, help="tokens to lengthen by, Δ (100)")
-    parser.add_argument("--first-context", type=int, help="shortest context (as --step)")
-    parser.add_argument("--max-context", type=int, default=1500, help="longest context (1500)")
-    parser.add_argument(
-        "--threshold", type=float, default=0.01, help="gain that ends the lengthening (0.01)"
-    )
-    parser.add_argument(
-        "--stride", type=int, default=10, help="tokens predicted of each window (10); 1 is exact"
-    )
-    parser.add_argument("--batch-size", type=int, default=8, help="windows at once (8)")
+    add("--max-tokens", type=int, help="score only the first so many tokens (all)")
+    add("--ratios", default="0.1,0.5,1", help="shares r (0.1,0.5,1)")
+    add("--step", type=int, default=100, help="tokens to lengthen by, Δ (100)")
+    add("--first-context", type=int, help="shortest context (as --step)")
+    add("--max-context", type=int, default=1500, help="longest context (1500)")
+    add("--threshold", type=float, default=0.01, help="gain that ends the lengthening (0.01)")
+    add("--stride", type=int, default=10, help="tokens predicted of each window (10); 1 is exact")
+    add("--batch-size", type=int, default=8, help="windows at once (8)")
     parsed = parser.parse_args(arguments)
-    return exit_status(
-        lambda: measure_recl(parsed),
-        f"{short(parsed.output.resolve())}/losses keeps what was measured; the same command goes "
-        "on from there",
-    )
+    kept = f"{short(parsed.output.resolve())}/losses keeps what was measured"
+    return exit_status(lambda: measure_recl(parsed), f"{kept}; the same command goes on from there")
 
 
 if __name__ == "__main__":

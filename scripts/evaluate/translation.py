@@ -32,15 +32,19 @@ from sacremoses import MosesDetokenizer
 from tqdm import tqdm
 
 from fairseq_plugins.weighted_transformer.branch_weights import LEARNED, REPLACEMENTS, UNIFORM
-from scripts._shared.command_line import check_at_least, command_parser, make_output_folder
+from scripts._shared.checkpoints import options_of, read_checkpoint
+from scripts._shared.command_line import (
+    check_at_least,
+    command_parser,
+    exit_status,
+    make_output_folder,
+)
 from scripts._shared.commands import child_process, format_command, program, short
 from scripts._shared.files import write_json, write_text
 from scripts._shared.results import markdown_table
-from scripts._shared.scoring import read_checkpoint
 from scripts.evaluate._translation_scores import score
 from scripts.prepare._lines import read_lines
-from scripts.prepare._moses import check_language
-from scripts.prepare._steps import run_script
+from scripts.prepare._subwords import check_language
 
 COMPOUNDS = ("de",)
 
@@ -88,24 +92,24 @@ def check_checkpoints(
     whose weights could be replaced like that.
     """
     for path in paths:
-        if not path.is_file():
-            raise ValueError(f"--path {short(path)} is no file: name one that fairseq-train wrote")
-        try:
-            state = read_checkpoint(path)
-        except ValueError as error:
-            # what other scripts call this option
-            raise ValueError(str(error).replace("--checkpoint", "--path", 1)) from error
-        _check_languages(path, state, languages)
+        state = read_checkpoint(path, "--path")
+        task = options_of(state, "task")
+        trained = task.get("source_lang"), task.get("target_lang")
+        if None not in trained and trained != languages:
+            raise ValueError(
+                f"--path {short(path)} translates from {trained[0]} to {trained[1]}, not from "
+                f"{languages[0]} to {languages[1]}: give its own --source-lang and --target-lang"
+            )
         if branch_weights == LEARNED:
             continue
-        weights = state.get("model") if isinstance(state, dict) else None
         # fairseq would take the option for any model, to no effect
-        if not any(name.endswith((".kappa", ".kappa_logits")) for name in weights or ()):
+        weights = state.get("model") or ()
+        if not any(name.endswith((".kappa", ".kappa_logits")) for name in weights):
             raise ValueError(
                 f"--branch-weights is {branch_weights}, and --path {short(path)} holds a model "
                 "without branches: leave it out, or name a weighted_transformer"
             )
-        limit = _configuration(state, "model").get("branch_top_k")
+        limit = options_of(state, "model").get("branch_top_k")
         if branch_weights == UNIFORM and limit is not None:
             raise ValueError(
                 f"--branch-weights is uniform, and --path {short(path)} was trained with "
@@ -113,24 +117,6 @@ def check_checkpoints(
                 "out, or give -- --model-overrides \"{'branch_weights': 'uniform', "
                 "'branch_top_k': None}\""
             )
-
-
-def _configuration(state: Any, part: str) -> dict[str, Any]:
-    """What a checkpoint says of its task, its model and so on."""
-    cfg = state.get("cfg") if isinstance(state, dict) else None
-    found = (cfg or {}).get(part) or {}
-    # parsed arguments, or a configuration
-    return found if isinstance(found, dict) else vars(found)
-
-
-def _check_languages(path: Path, state: Any, languages: tuple[str, str]) -> None:
-    task = _configuration(state, "task")
-    trained = task.get("source_lang"), task.get("target_lang")
-    if None not in trained and trained != languages:
-        raise ValueError(
-            f"--path {short(path)} translates from {trained[0]} to {trained[1]}, not from "
-            f"{languages[0]} to {languages[1]}: give its own --source-lang and --target-lang"
-        )
 
 
 def generate_command(options: argparse.Namespace, extra: Sequence[str]) -> list[str]:
@@ -169,48 +155,43 @@ def read_results(path: Path) -> tuple[dict[int, str], dict[int, str]]:
     return sources, translations
 
 
-def run_generate(words: list[str], results: Path, log: Path, expected: int) -> None:
-    """Run a command that translates, with a progress bar over what it has written.
-
-    Args:
-        words: the command.
-        results: empty file in which it puts translations.
-        log: file for its output, which is left there only when it fails.
-        expected: how many there will be.
-
-    Raises ValueError when it fails.
-    """
-    try:
-        with (
-            results.open("rb") as written,
-            child_process(words, log) as child,
-            tqdm(total=expected, desc="translate", unit=" sentences", disable=None) as bar,
-        ):
-            ended = False
-            while not ended:
-                # what it writes last is read after its end
-                ended = child.poll() is not None
-                new = sum(line.startswith(b"H-") for line in written)
-                bar.update(min(new, expected - bar.n))
-                if not ended:
-                    time.sleep(0.2)
-    except KeyboardInterrupt:
-        log.unlink(missing_ok=True)
-        raise
-    log.unlink()
-
-
 def translate(
     words: list[str], split: str, log: Path, expected: int
 ) -> tuple[list[str], list[str]]:
-    """Sources and translations of a whole part in its order, as tokens.
+    """Sources and translations of a whole part in its order, as tokens, under a progress bar.
+
+    Args:
+        words: the command that translates, without the folder of its results.
+        split: name of the part.
+        log: file for its output, which is left there only when it fails.
+        expected: how many sentences there are.
 
     Raises ValueError when the command fails or does not translate as many as expected.
     """
     with TemporaryDirectory() as folder:
         results = Path(folder) / f"generate-{split}.txt"
         results.touch()
-        run_generate([*words, "--results-path", folder], results, log, expected)
+        try:
+            with (
+                results.open("rb") as written,
+                child_process([*words, "--results-path", folder], log) as child,
+                tqdm(total=expected, desc="translate", unit=" sentences", disable=None) as bar,
+            ):
+                ended = False
+                while not ended:
+                    # what it writes last is read after its end
+                    ended = child.poll() is not None
+                    new = sum(line.startswith(b"H-") for line in written)
+                    bar.update(min(new, expected - bar.n))
+                    if not ended:
+                        time.sleep(0.2)
+        except ValueError:
+            # the command's own messages say why
+            raise
+        except BaseException:
+            log.unlink(missing_ok=True)
+            raise
+        log.unlink()
         sources, translations = read_results(results)
     if translations.keys() != set(range(expected)):
         raise ValueError(
@@ -245,8 +226,8 @@ def format_scores(scores: dict[str, Any]) -> str:
 
 def _check(options: argparse.Namespace, extra: Sequence[str]) -> tuple[Path, list[str]]:
     """Check the options before any work; return the file of the reference and its lines."""
-    check_at_least("--beam", options.beam, 1)
-    check_at_least("--examples", options.examples, 0)
+    check_at_least(1, beam=options.beam)
+    check_at_least(0, examples=options.examples)
     for side in ("source", "target"):
         check_language(getattr(options, f"{side}_lang"), f"{side}-lang")
     if options.branch_weights != LEARNED and any(
@@ -270,7 +251,6 @@ def _check(options: argparse.Namespace, extra: Sequence[str]) -> tuple[Path, lis
             "that this part was made of; of a validation part, which scripts.prepare.translation "
             "cleans, only the pairs that it kept"
         )
-    languages = options.source_lang, options.target_lang
     check_checkpoints(options.path, options.branch_weights, languages)
     return reference, references
 
@@ -322,32 +302,18 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     for side in ("source", "target"):
         add(f"--{side}-lang", required=True, metavar="CODE", help=f"{side} language, such as en")
     add("--split", default="test", metavar="PART", help="what to translate (%(default)s)")
-    add(
-        "--reference",
-        type=Path,
-        metavar="FILE",
-        help="raw translations, a sentence a line (what scripts.prepare.translation keeps of "
-        "the part: references/PART.CODE beside DATA_BIN)",
+    kept = (
+        "what scripts.prepare.translation keeps of the part: references/PART.CODE beside DATA_BIN"
     )
+    help_text = f"raw translations, a sentence a line ({kept})"
+    add("--reference", type=Path, metavar="FILE", help=help_text)
     add("--beam", type=int, default=4, metavar="N", help="width of the beam (%(default)s)")
-    add(
-        "--lenpen",
-        type=float,
-        default=0.6,
-        metavar="X",
-        help="power of its length by which the score of a translation is divided (%(default)s)",
-    )
-    add(
-        "--compound-split",
-        action=argparse.BooleanOptionalAction,
-        help="split words at hyphens for the BLEU of tokens and GLEU (yes for German)",
-    )
-    add(
-        "--branch-weights",
-        choices=REPLACEMENTS,
-        default=LEARNED,
-        help="what weighs the branches of a weighted_transformer (%(default)s)",
-    )
+    help_text = "power of its length by which the score of a translation is divided (%(default)s)"
+    add("--lenpen", type=float, default=0.6, metavar="X", help=help_text)
+    help_text = "split words at hyphens for the BLEU of tokens and GLEU (yes for German)"
+    add("--compound-split", action=argparse.BooleanOptionalAction, help=help_text)
+    help_text = "what weighs the branches of a weighted_transformer (%(default)s)"
+    add("--branch-weights", choices=REPLACEMENTS, default=LEARNED, help=help_text)
     add("--examples", type=int, default=0, metavar="N", help="print the first N sentences")
     output = Path("evaluation")
     add("--output", type=Path, default=output, metavar="DIR", help="folder (%(default)s)")
@@ -363,7 +329,8 @@ def main(arguments: list[str] | None = None) -> int:
     given = sys.argv[1:] if arguments is None else arguments
     end = given.index("--") if "--" in given else len(given)
     options, extra = parse(given[:end]), given[end + 1 :]
-    return run_script(lambda: evaluate(options, extra), options.output, "nothing is written")
+    interrupted = "nothing is written, run the same command again"
+    return exit_status(lambda: evaluate(options, extra), interrupted, options.output)
 
 
 if __name__ == "__main__":

@@ -13,25 +13,23 @@ Writes attention_spans.json and attention_spans.png, and prints a table.
 import argparse
 import re
 import sys
-from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 from torch import Tensor
 
 from fairseq_plugins.all_attention.adaptive_span import AdaptiveSpan
+from scripts._shared.checkpoints import load_checkpoint
 from scripts._shared.command_line import (
     NamedFile,
-    add_checkpoint_option,
+    add_named_files,
+    add_output_options,
     command_parser,
     exit_status,
-    make_output_folder,
     parse_named_files,
 )
 from scripts._shared.commands import short
-from scripts._shared.files import write_json
-from scripts._shared.results import check_plotting, markdown_table, save_plot
-from scripts._shared.scoring import load_checkpoint
+from scripts._shared.results import markdown_table, prepare_results, save_results
 
 _VALUE = re.compile(r"decoder\.layers\.(\d+)\.self_attn\.span\.value")
 # Of the room that a layer has in the plot, so much is filled.
@@ -133,33 +131,26 @@ def draw(axes: Any, models: list[dict[str, Any]]) -> None:
 
 def plot_attention_spans(arguments: argparse.Namespace) -> None:
     """Read the spans and draw them; raises ValueError for what cannot be, before any output."""
-    models = [
-        read_spans(checkpoint)
-        for checkpoint in parse_named_files("--checkpoint", arguments.checkpoint)
+    models = list(map(read_spans, parse_named_files("--checkpoint", arguments.checkpoint)))
+    prepare_results(arguments.output)
+    told = [f"{format_table(models)}\n"]
+    told += [
+        f"{model['model']}, {model['updates']:,} updates: mean span {model['mean']:,.1f} tokens, "
+        f"largest {model['largest']:,} of {model['attention_span']:,}; ramp {model['span_ramp']} "
+        "included"
+        for model in models
     ]
-    check_plotting()
-    make_output_folder(arguments.output)
-    write_json(arguments.output / "attention_spans.json", {"models": models})
-    print(f"{format_table(models)}\n")
-    for model in models:
-        print(
-            f"{model['model']}, {model['updates']:,} updates: mean span {model['mean']:,.1f} "
-            f"tokens, largest {model['largest']:,} of {model['attention_span']:,}; ramp "
-            f"{model['span_ramp']} included"
-        )
-    save_plot(arguments.output / "attention_spans.png", lambda axes: draw(axes, models))
-    print(f"written to {short(arguments.output.resolve())}/attention_spans.json and .png")
+    content, told = {"models": models}, "\n".join(told)
+    save_results(arguments.output, "attention_spans", content, told, lambda ax: draw(ax, models))
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Command line of the script; returns its exit status."""
     parser = command_parser(__doc__)
-    add_checkpoint_option(parser)
-    parser.add_argument(
-        "--output", type=Path, default=Path("attention_spans"), help="folder (attention_spans)"
-    )
+    add_named_files(parser, "--checkpoint", "models")
+    add_output_options(parser, "attention_spans", device=False)
     parsed = parser.parse_args(arguments)
-    return exit_status(lambda: plot_attention_spans(parsed), "run the same command again")
+    return exit_status(lambda: plot_attention_spans(parsed))
 
 
 if __name__ == "__main__":

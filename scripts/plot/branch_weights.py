@@ -18,16 +18,17 @@ import math
 import re
 import sys
 from collections.abc import Iterable, Sequence
+from functools import partial
+from itertools import chain
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from scripts._shared.command_line import command_parser, exit_status, make_output_folder
+from scripts._shared.checkpoints import read_checkpoint
+from scripts._shared.command_line import add_output_options, command_parser, exit_status
 from scripts._shared.commands import short
-from scripts._shared.files import write_json
-from scripts._shared.results import check_plotting, markdown_table, save_plot
-from scripts._shared.scoring import read_checkpoint
-from scripts.plot._training_log import validation_values
+from scripts._shared.results import markdown_table, prepare_results, save_results
+from scripts.plot._training_log import open_log, read_validation
 
 SYMBOLS = {"kappa": "κ", "alpha": "α"}
 # By layer and by "kappa" or "alpha": the weights of all branches.
@@ -51,21 +52,18 @@ def layer_order(layer: str) -> tuple[bool, int]:
 
 def validation(line: str) -> tuple[int, Weights] | None:
     """Updates and weights that a line of a log tells; None for a line without them."""
-    values = validation_values(line)
-    if values is None:
+    if (told := read_validation(line)) is None:
         return None
+    updates, values = told
     figures = sorted(
         (found[1], found[2], int(found[3]), float(value))
         for name, value in values.items()
         if (found := _FIGURE.fullmatch(name))
     )
-    # a line that was cut short has no number of updates, which comes behind them
-    if not figures or not values.get("num_updates"):
-        return None
     weights: Weights = {}
     for layer, kind, _, value in figures:
         weights.setdefault(layer, {}).setdefault(kind, []).append(value)
-    return int(values["num_updates"]), weights
+    return (updates, weights) if weights else None
 
 
 def read_log(log: Path) -> Iterable[tuple[int, Weights]]:
@@ -73,15 +71,12 @@ def read_log(log: Path) -> Iterable[tuple[int, Weights]]:
 
     Raises ValueError when there is no such file, or no weights in it.
     """
-    label = f"--log {short(log)}"
-    if not log.is_file():
-        raise ValueError(f"{label} is no file: name one that --log-file of fairseq-train wrote")
-    with log.open(encoding="utf-8", errors="replace") as lines:
-        points = [found for line in lines if (found := validation(line.rstrip()))]
+    with open_log(log) as lines:
+        points = list(filter(None, map(validation, lines)))
     if not points:
         raise ValueError(
-            f"{label} tells no kappa and alpha: name the log of a weighted_transformer that has "
-            "validated, written with --log-format json or simple"
+            f"--log {short(log)} tells no kappa and alpha: name the log of a weighted_transformer "
+            "that has validated, written with --log-format json or simple"
         )
     return points
 
@@ -92,10 +87,9 @@ def weights_of_checkpoint(checkpoint: Path) -> tuple[int, Weights]:
     Raises ValueError when it cannot be read or has no branches.
     """
     state = read_checkpoint(checkpoint)
-    model = state.get("model") if isinstance(state, dict) else None
     parameters = {
         match.groups(): value
-        for name, value in (model or {}).items()
+        for name, value in (state.get("model") or {}).items()
         if (match := _PARAMETER.fullmatch(name))
     }
     if not parameters:
@@ -127,27 +121,25 @@ def read_checkpoints(paths: Sequence[Path]) -> Iterable[tuple[int, Weights]]:
     return points
 
 
+def _shape(weights: Weights) -> dict[str, dict[str, int]]:
+    return {layer: {kind: len(by[kind]) for kind in by} for layer, by in weights.items()}
+
+
 def in_order(points: Iterable[tuple[int, Weights]], label: str) -> dict[int, Weights]:
     """Weights by update, which rise, all of the same layers and branches.
 
     Raises ValueError when they are not, or a weight is no number.
     """
     by_update = dict(sorted(dict(points).items()))
-    first, shape = None, None
+    first = min(by_update)
     for update, weights in by_update.items():
-        found = {
-            (layer, kind): len(values)
-            for layer, by in weights.items()
-            for kind, values in by.items()
-        }
-        first, shape = (update, found) if shape is None else (first, shape)
-        if found != shape:
+        if _shape(weights) != _shape(by_update[first]):
             raise ValueError(
                 f"{label}: after {update:,} updates there are other layers or branches than after "
                 f"{first:,}: name what belongs to one training"
             )
         for layer, by in weights.items():
-            if not all(math.isfinite(value) for values in by.values() for value in values):
+            if not all(map(math.isfinite, chain(*by.values()))):
                 raise ValueError(
                     f"{label}: after {update:,} updates a weight of {layer} is no number: leave "
                     "out this training, which diverged"
@@ -181,9 +173,7 @@ def format_table(weights: Weights, layers: Sequence[str]) -> str:
         for kind, symbol in SYMBOLS.items()
     ]
     # encoder and decoder may have different numbers of heads
-    columns = max(map(len, rows))
-    filled = [row + [""] * (columns - len(row)) for row in rows]
-    return markdown_table(["branch", *map(str, range(1, columns))], filled)
+    return markdown_table(["branch", *map(str, range(1, max(map(len, rows))))], rows)
 
 
 def draw(axes: Any, by_update: dict[int, Weights], layers: Sequence[str], width: int) -> None:
@@ -237,61 +227,34 @@ def plot_branch_weights(arguments: argparse.Namespace) -> None:
         points = read_checkpoints(paths)
     by_update = in_order(points, label)
     layers = choose_layers(arguments.layer, by_update)
-    check_plotting()
-    make_output_folder(arguments.output)
-    last = max(by_update)
-    result = {
-        "source": label,
-        "updates": list(by_update),
-        "layers": {
-            layer: {
-                kind: [weights[layer][kind] for weights in by_update.values()] for kind in SYMBOLS
-            }
-            for layer in layers
-        },
+    prepare_results(arguments.output)
+    courses = {
+        layer: {kind: [weights[layer][kind] for weights in by_update.values()] for kind in SYMBOLS}
+        for layer in layers
     }
-    write_json(arguments.output / "branch_weights.json", result)
-    print(f"{format_table(by_update[last], layers)}\n")
-    print(f"after {last:,} updates, the last of {len(by_update):,} that are drawn")
-    save_plot(
-        arguments.output / "branch_weights.png",
-        lambda axes: draw(axes, by_update, layers, width),
-    )
-    print(f"written to {short(arguments.output.resolve())}/branch_weights.json and .png")
+    last = max(by_update)
+    content = {"source": label, "updates": list(by_update), "layers": courses}
+    told = f"after {last:,} updates, the last of {len(by_update):,} that are drawn"
+    told = f"{format_table(by_update[last], layers)}\n\n{told}"
+    plot = partial(draw, by_update=by_update, layers=layers, width=width)
+    save_results(arguments.output, "branch_weights", content, told, plot)
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Command line of the script; returns its exit status."""
     parser = command_parser(__doc__)
     source = parser.add_mutually_exclusive_group(required=True)
-    source.add_argument("--log", type=Path, metavar="PATH", help="log of a training")
-    source.add_argument(
-        "--checkpoint",
-        type=Path,
-        nargs="+",
-        action="extend",
-        metavar="PATH",
-        help="checkpoints of a training, or folders: all checkpoint*.pt of them",
-    )
-    parser.add_argument(
-        "--layer",
-        nargs="+",
-        action="extend",
-        metavar="NAME",
-        help="layers to draw, such as encoder2 or decoder1 (all)",
-    )
-    parser.add_argument(
-        "--smooth",
-        type=int,
-        default=1,
-        metavar="N",
-        help="draw the mean of N neighbouring points, N odd (1: as they are)",
-    )
-    parser.add_argument(
-        "--output", type=Path, default=Path("branch_weights"), help="folder (branch_weights)"
-    )
+    paths = {"type": Path, "metavar": "PATH"}
+    source.add_argument("--log", **paths, help="log of a training")
+    help_text = "checkpoints of a training, or folders: all checkpoint*.pt of them"
+    source.add_argument("--checkpoint", nargs="+", action="extend", **paths, help=help_text)
+    help_text = "layers to draw, such as encoder2 or decoder1 (all)"
+    parser.add_argument("--layer", nargs="+", action="extend", metavar="NAME", help=help_text)
+    help_text = "draw the mean of N neighbouring points, N odd (1: as they are)"
+    parser.add_argument("--smooth", type=int, default=1, metavar="N", help=help_text)
+    add_output_options(parser, "branch_weights", device=False)
     parsed = parser.parse_args(arguments)
-    return exit_status(lambda: plot_branch_weights(parsed), "run the same command again")
+    return exit_status(lambda: plot_branch_weights(parsed))
 
 
 if __name__ == "__main__":

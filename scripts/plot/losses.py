@@ -17,22 +17,21 @@ import math
 import re
 import sys
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from scripts._shared.command_line import (
     NamedFile,
+    add_named_files,
+    add_output_options,
     command_parser,
     exit_status,
-    make_output_folder,
     parse_named_files,
 )
 from scripts._shared.commands import short
-from scripts._shared.files import write_json
-from scripts._shared.results import check_plotting, markdown_table, save_plot
-from scripts.plot._training_log import validation_values
+from scripts._shared.results import markdown_table, prepare_results, save_results
+from scripts.plot._training_log import open_log, read_validation
 
 UNIT = "bits a token"
 UPDATES, TIME = "updates", "time"
@@ -51,12 +50,10 @@ class Validation(NamedTuple):
 
 def validation(line: str) -> tuple[int, float] | None:
     """Updates and validation loss that a line of a log tells; None for all other lines."""
-    values = validation_values(line)
-    # a line that was cut short has no number of updates, which comes behind the loss
-    if values is None or not values.get("num_updates"):
+    if (told := read_validation(line)) is None:
         return None
-    loss = values.get("nll_loss", values["loss"])
-    return int(values["num_updates"]), float(loss)
+    updates, values = told
+    return updates, float(values.get("nll_loss", values["loss"]))
 
 
 def validations(lines: Iterable[str]) -> dict[int, Validation]:
@@ -67,7 +64,7 @@ def validations(lines: Iterable[str]) -> dict[int, Validation]:
     for line in lines:
         if told := _TRAINED.search(line):
             stretches[int(told[1])] = float(told[2])
-        elif told := validation(line.rstrip()):
+        elif told := validation(line):
             losses[told[0]] = told[1]
     ends = sorted(stretches)
     seconds = np.cumsum([stretches[end] for end in ends])
@@ -87,9 +84,7 @@ def read_validations(log: NamedFile, timed: bool = False) -> dict[int, Validatio
     none of the times that are asked for by ``timed``.
     """
     label = f"--log {short(log.path)}"
-    if not log.path.is_file():
-        raise ValueError(f"{label} is no file: name one that --log-file of fairseq-train wrote")
-    with log.path.open(encoding="utf-8", errors="replace") as lines:
+    with open_log(log.path) as lines:
         found = validations(lines)
     if not found:
         raise ValueError(
@@ -127,11 +122,10 @@ def summary(log: NamedFile, found: dict[int, Validation]) -> dict[str, Any]:
 def format_table(rows: list[dict[str, Any]]) -> str:
     """Table of the last and smallest losses in Markdown."""
     cells = [
-        [row["training"]]
-        + [
-            text
-            for figure in (row["last"], row["smallest"])
-            for text in (f"{figure['update']:,}", f"{figure['loss']:.3f}")
+        [
+            row["training"],
+            *(f"{row['last']['update']:,}", f"{row['last']['loss']:.3f}"),
+            *(f"{row['smallest']['update']:,}", f"{row['smallest']['loss']:.3f}"),
         ]
         for row in rows
     ]
@@ -152,36 +146,23 @@ def draw(axes: Any, rows: list[dict[str, Any]], against: str) -> None:
 
 def plot_losses(arguments: argparse.Namespace) -> None:
     """Read the logs and draw them; raises ValueError for what cannot be, before any output."""
-    timed = arguments.against == TIME
-    rows = [
-        summary(log, read_validations(log, timed))
-        for log in parse_named_files("--log", arguments.log)
-    ]
-    check_plotting()
-    make_output_folder(arguments.output)
-    write_json(arguments.output / "losses.json", {"unit": UNIT, "rows": rows})
-    print(f"{format_table(rows)}\n")
-    save_plot(arguments.output / "losses.png", lambda axes: draw(axes, rows, arguments.against))
-    print(f"written to {short(arguments.output.resolve())}/losses.json and .png")
+    against = arguments.against
+    logs = parse_named_files("--log", arguments.log)
+    rows = [summary(log, read_validations(log, against == TIME)) for log in logs]
+    prepare_results(arguments.output)
+    content, told = {"unit": UNIT, "rows": rows}, f"{format_table(rows)}\n"
+    save_results(arguments.output, "losses", content, told, lambda ax: draw(ax, rows, against))
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Command line of the script; returns its exit status."""
     parser = command_parser(__doc__)
-    parser.add_argument(
-        "--log",
-        nargs="+",
-        action="extend",
-        required=True,
-        metavar="[LABEL=]PATH",
-        help="logs to compare, with what they are called in table and plot",
-    )
-    parser.add_argument(
-        "--against", choices=(UPDATES, TIME), default=UPDATES, help="what is drawn across (updates)"
-    )
-    parser.add_argument("--output", type=Path, default=Path("losses"), help="folder (losses)")
+    add_named_files(parser, "--log", "logs")
+    help_text = "what is drawn across (updates)"
+    parser.add_argument("--against", choices=(UPDATES, TIME), default=UPDATES, help=help_text)
+    add_output_options(parser, "losses", device=False)
     parsed = parser.parse_args(arguments)
-    return exit_status(lambda: plot_losses(parsed), "run the same command again")
+    return exit_status(lambda: plot_losses(parsed))
 
 
 if __name__ == "__main__":

@@ -1,20 +1,21 @@
-"""Steps of a preparation: each leaves a whole file or folder with a record, and is done once.
+"""Files and folders that are made whole or not at all, and preparations that are steps of them.
 
-OUTPUT/steps.json     options and sources of each complete step, and what it found
-OUTPUT/NAME           file or folder of the step of that name
-OUTPUT/NAME.partial   while it is made; removed when that fails
+OUTPUT/steps.json         options and sources of each complete step, and what it found
+OUTPUT/NAME               file or folder of the step of that name
+OUTPUT/NAME.partial-PID   while it is made; removed when that fails
 
 A step that was made with other options is refused. One whose file was removed, or whose sources
 were made again from something else, is made again.
 """
 
+import glob
 import hashlib
 import json
+import os
 import shutil
-import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,13 @@ from scripts._shared.commands import short
 from scripts._shared.files import write_json
 
 RECORDS = "steps.json"
+# What Ctrl-C leaves of them.
+INTERRUPTED = "complete steps are kept, run the same command again"
+
+
+def resolved(path: str) -> Path:
+    """Absolute path that an option names."""
+    return Path(path).resolve()
 
 
 def remove(path: Path) -> None:
@@ -40,12 +48,68 @@ def file_sizes(path: Path) -> dict[str, int]:
     return {path.name: path.stat().st_size} if path.exists() else {}
 
 
-class Steps:
-    """Steps of the preparation that a folder holds, or will hold.
+def fingerprint(files: Iterable[tuple[str, Path]]) -> str:
+    """Digest of what files are called and of their sizes and modification times."""
+    digest = hashlib.sha256()
+    for name, path in files:
+        status = path.stat()
+        digest.update(f"{name}\0{status.st_size}\0{status.st_mtime_ns}\n".encode())
+    return digest.hexdigest()[:16]
 
-    Args:
-        output: --output, which is made by the first step.
-        preparation: what is prepared, such as news.
+
+def check_space(name: str, needed: int, output: Path) -> None:
+    """Raise ValueError when the disk of --output lacks the bytes that a preparation needs."""
+    existing = next(folder for folder in output.parents if folder.is_dir())
+    free = shutil.disk_usage(existing).free
+    if free < needed:
+        raise ValueError(
+            f"--output {short(output)}: {name} takes up to {needed / 1e9:.2f} GB while it is "
+            f"prepared, {free / 1e9:.2f} GB are free: make room or give a folder on another disk"
+        )
+
+
+def read_record(output: Path, file: str, key: str, kind: str, name: str) -> dict | None:
+    """What a preparation wrote to a JSON file in output; None if there is no output.
+
+    Raises ValueError, with the name of what it should hold, when the file lacks or has another key.
+    """
+    if not output.exists():
+        return None
+    try:
+        found = json.loads((output / file).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        found = None
+    if not isinstance(found, dict) or found.get(key) != kind:
+        raise ValueError(
+            f"--output {short(output)} exists and does not hold {name}: remove it or give another "
+            "folder"
+        )
+    return found
+
+
+@contextmanager
+def made_whole(path: Path, folder: Path | None = None) -> Iterator[Path]:
+    """Where to make the file or folder that takes the place of path; nothing is left of a failure.
+
+    It is made in a folder on the same disk, by default that of path.
+    """
+    # A process that was killed may have left children, which go on writing: each its own place.
+    partial = (folder or path.parent) / f"{path.name}.partial-{os.getpid()}"
+    for stale in partial.parent.glob(f"{glob.escape(path.name)}.partial*"):
+        with suppress(OSError):
+            remove(stale)
+    try:
+        yield partial
+        remove(path)
+        partial.rename(path)
+    except BaseException:
+        with suppress(OSError):
+            remove(partial)
+        raise
+
+
+class Steps:
+    """Steps of a preparation, such as news, that the folder --output holds or will hold.
 
     Raises ValueError when the folder holds something else.
     """
@@ -53,20 +117,10 @@ class Steps:
     def __init__(self, output: Path, preparation: str) -> None:
         self.output = output
         self.preparation = preparation
-        self.records: dict[str, dict] = {}
-        try:
-            occupied = output.exists() and (not output.is_dir() or any(output.iterdir()))
-            found = json.loads((output / RECORDS).read_text(encoding="utf-8")) if occupied else {}
-        except (OSError, ValueError):
-            found = {}
-        if occupied:
-            steps = found.get("steps") if isinstance(found, dict) else None
-            if not isinstance(steps, dict) or found.get("preparation") != preparation:
-                raise ValueError(
-                    f"--output {short(output)} exists and does not hold prepared {preparation}: "
-                    "remove it or give another folder"
-                )
-            self.records = steps
+        name = f"prepared {preparation}"
+        empty = output.is_dir() and not any(output.iterdir())
+        found = None if empty else read_record(output, RECORDS, "preparation", preparation, name)
+        self.records: dict[str, dict] = found["steps"] if found else {}
 
     def claim(self) -> None:
         """Make the folder, to be known again where it gets something beside the steps first."""
@@ -74,6 +128,7 @@ class Steps:
         self._save()
 
     def _save(self) -> None:
+        """Write the records."""
         content = {"preparation": self.preparation, "steps": self.records}
         write_json(self.output / RECORDS, content)
 
@@ -83,10 +138,7 @@ class Steps:
         return hashlib.sha256(json.dumps(record, sort_keys=True).encode()).hexdigest()
 
     def _check_options(self, name: str, options: Mapping[str, Any]) -> None:
-        """Check the options that a step was made with.
-
-        Raises ValueError when one of them is another now.
-        """
+        """Raise ValueError, naming what to remove, when a step was made with other options."""
         made = self.records[name]["options"]
         for option, value in options.items():
             if made.get(option) == value:
@@ -95,9 +147,7 @@ class Steps:
             others = [
                 other
                 for other, record in self.records.items()
-                if option in record["options"]
-                and record["options"][option] != value
-                and (self.output / other).exists()
+                if record["options"].get(option, value) != value and (self.output / other).exists()
             ]
             raise ValueError(
                 f"--output {short(self.output)}: {name} was made with another --{option} "
@@ -107,18 +157,14 @@ class Steps:
             )
 
     def is_complete(self, name: str, options: Mapping[str, Any], sources: Sequence[str]) -> bool:
-        """Whether a step is done, with these options, from its sources as they are.
-
-        Raises ValueError when its file was made with other options.
-        """
+        """Whether a step is done with these options from its sources as they are; raises as run."""
         path = self.output / name
         if name not in self.records or not path.exists():
             return False
         self._check_options(name, options)
         record = self.records[name]
-        return record["sources"] == {
-            source: self._identity(source) for source in sources
-        } and record["bytes"] == file_sizes(path)
+        made_from = {source: self._identity(source) for source in sources}
+        return record["sources"] == made_from and record["bytes"] == file_sizes(path)
 
     def run(
         self,
@@ -142,7 +188,6 @@ class Steps:
             print(f"{name}: complete", flush=True)
             return self.records[name]["result"]
         path = self.output / name
-        partial = path.with_name(path.name + ".partial")
         print(f"{name}: at work", flush=True)
         started = time.monotonic()
         try:
@@ -150,14 +195,15 @@ class Steps:
             # A run that is killed from here on must not find the old record.
             if self.records.pop(name, None):
                 self._save()
-            remove(partial)
-            result = work(partial)
-            remove(path)
-            partial.rename(path)
+            with made_whole(path) as partial:
+                result = work(partial)
         except BaseException:
+            # As far as they are empty, up to the output.
             with suppress(OSError):
-                remove(partial)
-            self._remove_empty_folders(path.parent)
+                folder = path.parent
+                while folder.is_relative_to(self.output):
+                    folder.rmdir()
+                    folder = folder.parent
             raise
         seconds = time.monotonic() - started
         self.records[name] = {
@@ -170,38 +216,3 @@ class Steps:
         self._save()
         print(f"{name}: {seconds:.1f} s", flush=True)
         return result
-
-    def _remove_empty_folders(self, folder: Path) -> None:
-        """Remove a folder within the output and the output, as far as they are empty."""
-        with suppress(OSError):
-            while folder.is_relative_to(self.output):
-                folder.rmdir()
-                folder = folder.parent
-
-
-def run_script(
-    work: Callable[[], Any], output: Path, interrupted: str = "complete steps are kept"
-) -> int:
-    """Do the work of a script, tell what went wrong, and return its exit status.
-
-    Args:
-        work: raises ValueError when something is in the way.
-        output: --output.
-        interrupted: what Ctrl-C leaves.
-    """
-    try:
-        work()
-    except KeyboardInterrupt:
-        print(f"\ninterrupted; {interrupted}, run the same command again", file=sys.stderr)
-        return 130
-    except ValueError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
-    except OSError as error:
-        print(
-            f"error: --output {short(output)}: {error}: make room, or give a folder where you may "
-            "write",
-            file=sys.stderr,
-        )
-        return 1
-    return 0

@@ -9,11 +9,10 @@ a line gets a last </s> there too). Bits per character of the two conventions do
 """
 
 import sys
-from dataclasses import replace
 
-from scripts.prepare._characters import CharacterDataSet, binarize_characters, check_newlines
-from scripts.prepare._checksums import Checksum
-from scripts.prepare._corpus import Request, argument_parser, prepare, run
+from scripts.prepare._characters import CharacterDataSet
+from scripts.prepare._published import run
+from scripts.prepare._sources import Checksum
 
 ENWIK8 = CharacterDataSet(
     name="enwik8",
@@ -23,34 +22,12 @@ ENWIK8 = CharacterDataSet(
     vocabulary=205,
     disk_bytes=300_000_000,
     recipe="transformer_xl/enwik8_base",
+    example="enwik8.zip or the file enwik8 in it",
+    eos_recipe="all_attention/enwik8_small",
     member="enwik8",
     sizes={"train": 90_000_000, "valid": 5_000_000, "test": 5_000_000},
     symbol=str,
 )
 
-
-def main() -> int:
-    """Command line of the script; returns its exit status."""
-    parser = argument_parser(__doc__, "enwik8.zip or the file enwik8 in it")
-    parser.add_argument(
-        "--newlines",
-        metavar="{drop,eos}",
-        help="required: leave newlines away, or make each one </s>",
-    )
-    arguments = parser.parse_args()
-
-    def work(request: Request) -> None:
-        newlines = check_newlines(arguments.newlines)
-        recipe = {"drop": ENWIK8.recipe, "eos": "all_attention/enwik8_small"}[newlines]
-        prepare(
-            replace(ENWIK8, recipe=recipe),
-            request,
-            lambda source, folder: binarize_characters(ENWIK8, source, folder, request, newlines),
-            newlines=newlines,
-        )
-
-    return run(arguments, work)
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run(ENWIK8, __doc__))

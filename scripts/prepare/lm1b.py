@@ -10,8 +10,9 @@ It takes 15 GB of disk while at work, about 4 GB of memory, and more than an hou
 
 import sys
 
-from scripts.prepare._checksums import Checksum
-from scripts.prepare._words import WordDataSet, run_words
+from scripts.prepare._binarize import WordDataSet
+from scripts.prepare._published import run
+from scripts.prepare._sources import Checksum
 
 ARCHIVE = "1-billion-word-language-modeling-benchmark-r13output.tar.gz"
 LM1B = WordDataSet(
@@ -26,6 +27,7 @@ LM1B = WordDataSet(
     vocabulary=793_471,
     disk_bytes=15_000_000_000,
     recipe="transformer_xl/lm1b_base",
+    example=ARCHIVE,
     splits={
         **{f"news.en-{shard:05}-of-00100": "train" for shard in range(1, 100)},
         "news.en.heldout-00001-of-00050": "valid",
@@ -37,11 +39,5 @@ LM1B = WordDataSet(
     ascii_blanks=True,
 )
 
-
-def main() -> int:
-    """Command line of the script; returns its exit status."""
-    return run_words(LM1B, __doc__, ARCHIVE)
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run(LM1B, __doc__))

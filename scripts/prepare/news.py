@@ -18,37 +18,36 @@ With another option or a changed INPUT the script refuses to go on and names wha
 """
 
 import argparse
-import hashlib
 import json
-import os
 import random
 import re
 import sys
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
-from importlib.metadata import version
 from pathlib import Path
 
-from tqdm import tqdm
-
-from scripts._shared.command_line import command_parser
+from scripts._shared.command_line import check_at_least, command_parser, exit_status
 from scripts._shared.commands import short
 from scripts._shared.files import write_json
-from scripts.prepare import _bpe as subword_units
-from scripts.prepare._data_set import SPLITS
-from scripts.prepare._dictionary import counted_dictionary
-from scripts.prepare._lines import TextSizes, check_workers, read_lines
-from scripts.prepare._moses import VISIBLE, check_language, tokenize
-from scripts.prepare._preprocess import preprocess_command
-from scripts.prepare._steps import Steps, run_script
-from scripts.prepare._words import SplitSizes, binarize_splits
+from scripts.prepare._binarize import NO_MADE_UP_SYMBOLS, count_symbols, preprocess
+from scripts.prepare._lines import progress, read_lines
+from scripts.prepare._published import SPLITS
+from scripts.prepare._steps import INTERRUPTED, Steps, fingerprint, resolved
+from scripts.prepare._subwords import (
+    VERSIONS,
+    VISIBLE,
+    RawText,
+    add_subword_options,
+    check_language,
+    check_subword_options,
+    make_units,
+)
 
 # Validation and test "are both composed of 5000 news articles" (4.1).
 HELD_OUT = 5000
 SEED = 1
 SUFFIX = re.compile(r"\.txt(\.gz)?$")
-MOST_WORKERS = 16
 
 
 @dataclass(frozen=True)
@@ -97,11 +96,8 @@ class News:
 
     def fingerprint(self) -> str:
         """Digest of the names, sizes and modification times of the files."""
-        digest = hashlib.sha256()
-        for name in sorted(name for names in self.files.values() for name in names):
-            status = (self.folder / name).stat()
-            digest.update(f"{name}\0{status.st_size}\0{status.st_mtime_ns}\n".encode())
-        return digest.hexdigest()[:16]
+        names = sorted(name for names in self.files.values() for name in names)
+        return fingerprint((name, self.folder / name) for name in names)
 
 
 def find_files(folder: Path) -> dict[str, str]:
@@ -112,17 +108,16 @@ def find_files(folder: Path) -> dict[str, str]:
     if not folder.is_dir():
         raise ValueError(f"--input {short(folder)} is no folder: give the folder of the articles")
     found: dict[str, str] = {}
-    for place, _, names in os.walk(folder):
-        for name in names:
-            if not SUFFIX.search(name):
-                continue
-            path = Path(place, name).relative_to(folder).as_posix()
-            stem = SUFFIX.sub("", path)
-            if stem in found:
-                raise ValueError(
-                    f"--input {short(folder)} has {found[stem]} and {path}: remove one of them"
-                )
-            found[stem] = path
+    for path in folder.rglob("*"):
+        name = path.relative_to(folder).as_posix()
+        stem = SUFFIX.sub("", name)
+        if stem == name or path.is_dir():
+            continue
+        if stem in found:
+            raise ValueError(
+                f"--input {short(folder)} has {found[stem]} and {name}: remove one of them"
+            )
+        found[stem] = name
     if not found:
         raise ValueError(
             f"--input {short(folder)} has no file *.txt or *.txt.gz: give the folder of the "
@@ -136,9 +131,7 @@ def hold_out(names: list[str], valid: int, test: int, seed: int) -> dict[str, li
 
     Raises ValueError when a split would be empty.
     """
-    for option, number in (("valid", valid), ("test", test)):
-        if number < 1:
-            raise ValueError(f"--{option} {number} is no number of articles: give 1 or more")
+    check_at_least(1, valid=valid, test=test)
     if valid + test >= len(names):
         raise ValueError(
             f"--valid {valid} and --test {test} leave none of {len(names)} articles to train on: "
@@ -187,7 +180,7 @@ def find_news(folder: Path, drawn: dict[str, int | None]) -> News:
 def survey(news: News, target: Path) -> dict:
     """Read all, write what is held out, return articles, lines and bytes of each split."""
     sizes = {}
-    with tqdm(desc="read", unit=" articles", unit_scale=True, disable=None) as bar:
+    with progress(desc="read", unit=" articles") as bar:
         for split in news.files:
             # Empty lines are between articles only.
             size = {"articles": 0, "lines": -1, "bytes": -1}
@@ -201,59 +194,30 @@ def survey(news: News, target: Path) -> dict:
     return sizes
 
 
-def check_articles(sizes: TextSizes, expected: dict, name: str) -> None:
-    """Check that a text has the lines and the articles of its split.
-
-    Raises ValueError when it has others.
-    """
-    lines, articles = sizes.lines, sizes.empty + 1
-    if (lines, articles) != (expected["lines"], expected["articles"]):
-        raise ValueError(
-            f"{name} has {lines:,} lines of {articles:,} articles, the input "
-            f"{expected['lines']:,} of {expected['articles']:,}: leave the input as it is while it "
-            "is prepared, and run the same command again"
-        )
-
-
 def binarize(output: Path, sizes: dict[str, dict], workers: int, target: Path) -> dict:
-    """Write the folder for fairseq and return its symbols and each split's unknown units.
+    """Write a new folder for fairseq; return its symbols and each split's unknown units.
 
-    Args:
-        output: has the units of each split.
-        sizes: lines and words, which are units, of each split.
-        workers: number of processes.
-        target: a new folder for the binarized data.
-
-    Raises ValueError when fairseq-preprocess fails or writes something else.
+    Raises ValueError when fairseq-preprocess fails or writes another number of lines or units.
     """
     texts = {split: output / "bpe" / f"{split}.txt" for split in SPLITS}
-    dictionary = counted_dictionary(subword_units.count_words([texts["train"]]))
-    target.mkdir()
-    dictionary.save(str(target / "dict.txt"))
-    # fairseq binarizes the first part of a text after the others.
-    processes = workers + 1 if workers > 1 else 1
-    command = preprocess_command(texts, target, processes, "--srcdict", short(target / "dict.txt"))
-    # Beside the folder, which does not outlive a failure.
-    log = output / "preprocess.log"
+    # Each line ends with </s>.
     expected = {
-        split: SplitSizes(lines=size["lines"], tokens=size["words"] + size["lines"])
+        split: {"lines": size["lines"], "tokens": size["words"] + size["lines"]}
         for split, size in sizes.items()
     }
-    dictionaries = dict.fromkeys(sizes, dictionary)
-    unknown = binarize_splits(command, target, log, expected, dictionaries)
-    return {"symbols": len(dictionary) - dictionary.nspecial, "unknown": unknown}
+    log = output / "preprocess.log"
+    unknown = preprocess(texts, target, log, expected, workers, *NO_MADE_UP_SYMBOLS)
+    return {"symbols": count_symbols(target / "dict.txt"), "unknown": unknown}
 
 
-def prepare(options: argparse.Namespace) -> dict:
-    """Do the steps that are not done yet and return what is in preparation.json.
+def prepare(options: argparse.Namespace) -> None:
+    """Do the steps that are not done yet and print what is in preparation.json.
 
     Raises ValueError when an option, the input or the output cannot be used.
     """
-    output, workers = options.output, options.workers
-    check_workers(workers)
+    output = options.output
     check_language(options.language)
-    subword_units.check_size(options.bpe_size)
-    subword_units.check_tool(options.bpe_tool)
+    check_subword_options(options)
     if output.is_relative_to(options.input):
         raise ValueError(
             f"--output {short(output)} lies within --input {short(options.input)}, where its texts "
@@ -263,42 +227,19 @@ def prepare(options: argparse.Namespace) -> dict:
     drawn = {option: getattr(options, option) for option in ("valid", "test", "seed")}
     news = find_news(options.input, drawn)
     drawn.update(news.drawn or {})
-    found = steps.run(
-        "held_out.json", {"input": news.fingerprint(), **drawn}, [], partial(survey, news)
-    )
+    held_out = {"input": news.fingerprint(), **drawn}
+    found = steps.run("held_out.json", held_out, [], partial(survey, news))
 
-    def tokens_of(split: str, target: Path) -> dict:
-        lines, expected = news.lines(split), found[split]
-        sizes = tokenize(lines, expected["lines"], target, options.language, workers)
-        check_articles(sizes, expected, f"tokens/{split}.txt")
-        return asdict(sizes)
-
-    def codes_of_training(target: Path) -> int:
-        return subword_units.learn([texts["train"]], target, options.bpe_size)
-
-    def units_of(split: str, target: Path) -> dict:
-        codes, source, expected = output / "bpe" / "codes", texts[split], found[split]
-        tool = options.bpe_tool
-        sizes = subword_units.apply(tool, codes, source, expected["lines"], target, workers)
-        check_articles(sizes, expected, f"bpe/{split}.txt")
-        return asdict(sizes)
-
-    texts = {split: output / "tokens" / f"{split}.txt" for split in SPLITS}
-    language, tool = {"language": options.language}, {"bpe-tool": options.bpe_tool}
-    tokens, units = {}, {}
+    texts = {}
     for split in SPLITS:
-        tokens[split] = steps.run(
-            f"tokens/{split}.txt", language, ["held_out.json"], partial(tokens_of, split)
-        )
-    size = {"bpe-size": options.bpe_size}
-    merges = steps.run("bpe/codes", size, ["tokens/train.txt"], codes_of_training)
-    if merges < options.bpe_size:
-        print(f"bpe/codes: {merges:,} of {options.bpe_size:,}: no other pair is there twice")
-    for split in SPLITS:
-        sources = ["bpe/codes", f"tokens/{split}.txt"]
-        units[split] = steps.run(f"bpe/{split}.txt", tool, sources, partial(units_of, split))
-    sources = [f"bpe/{split}.txt" for split in SPLITS]
-    binarized = steps.run("bin", {}, sources, partial(binarize, output, units, workers))
+        sizes = {"lines": found[split]["lines"], "empty": found[split]["articles"] - 1}
+        texts[f"{split}.txt"] = RawText(partial(news.lines, split), sizes, options.language)
+    language = {"language": options.language}
+    training, sources = ["train.txt"], ["held_out.json"]
+    merges, tokens, units = make_units(steps, texts, training, sources, language, options)
+    tokens, units = ({name[:-4]: size for name, size in sizes.items()} for sizes in (tokens, units))
+    work = partial(binarize, output, units, options.workers)
+    binarized = steps.run("bin", {}, [f"bpe/{name}" for name in texts], work)
     splits = {}
     for split in SPLITS:
         lines, words, pieces = units[split]["lines"], tokens[split]["words"], units[split]["words"]
@@ -314,35 +255,25 @@ def prepare(options: argparse.Namespace) -> dict:
     description = {
         **drawn,
         **language,
-        **size,
-        **tool,
+        "bpe-size": options.bpe_size,
+        "bpe-tool": options.bpe_tool,
         "merges": merges,
         "symbols": binarized["symbols"],
-        "versions": {name: version(name) for name in ("sacremoses", "subword-nmt")},
+        "versions": VERSIONS,
         "splits": splits,
     }
     write_json(output / "preparation.json", description)
-    return description
+    print(json.dumps(description, indent=2))
 
 
-def parse() -> argparse.Namespace:
-    """Options of the command line."""
+def main() -> int:
+    """Command line of the script; returns its exit status."""
     parser = command_parser(__doc__)
     add = parser.add_argument
-    add("--input", type=Path, required=True, metavar="FOLDER", help="folder of the news")
-    add("--output", type=Path, required=True, metavar="DIR", help="folder of the result")
+    add("--input", type=resolved, required=True, metavar="FOLDER", help="folder of the news")
+    add("--output", type=resolved, required=True, metavar="DIR", help="folder of the result")
     add("--language", default="en", help="code of Moses' rules (default: %(default)s)")
-    add("--bpe-size", type=int, default=60_000, metavar="N", help="merges (default: %(default)s)")
-    add(
-        "--bpe-tool",
-        default=subword_units.FASTBPE,
-        metavar="|".join(subword_units.TOOLS),
-        help="what applies the codes, to the same effect (default: %(default)s)",
-    )
-    workers = min(os.cpu_count() or 1, MOST_WORKERS)
-    add(
-        "--workers", type=int, default=workers, metavar="N", help="processes (default: %(default)s)"
-    )
+    add_subword_options(parser, 60_000)
     for split in ("valid", "test"):
         add(
             f"--{split}",
@@ -352,14 +283,7 @@ def parse() -> argparse.Namespace:
         )
     add("--seed", type=int, metavar="N", help=f"what they are drawn with (default: {SEED})")
     options = parser.parse_args()
-    options.input, options.output = options.input.resolve(), options.output.resolve()
-    return options
-
-
-def main() -> int:
-    """Command line of the script; returns its exit status."""
-    options = parse()
-    return run_script(lambda: print(json.dumps(prepare(options), indent=2)), options.output)
+    return exit_status(lambda: prepare(options), INTERRUPTED, options.output)
 
 
 if __name__ == "__main__":

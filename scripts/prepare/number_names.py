@@ -16,19 +16,17 @@ import hashlib
 import random
 import sys
 from collections.abc import Iterator
-from contextlib import ExitStack
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 
 from num2words import num2words
 from tqdm import tqdm
 
-from scripts._shared.command_line import command_parser
+from scripts._shared.command_line import check_at_least, command_parser, exit_status
 from scripts._shared.commands import short
 from scripts._shared.files import write_json
-from scripts.prepare._corpus import is_complete, partial_folder
-from scripts.prepare._data_set import SPLITS
-from scripts.prepare._steps import run_script
+from scripts.prepare._published import INTERRUPTED, SPLITS, corpus_folder, read_complete
+from scripts.prepare._steps import resolved
 
 LANGUAGES = ("en", "de")
 DIGITS = 6
@@ -95,21 +93,13 @@ def sentences(part: str, count: int, seed: int) -> Iterator[tuple[str, str]]:
         )
 
 
-def write(folder: Path, counts: dict[str, int], seed: int) -> None:
-    """Write the sentences of each part to a folder."""
-    with tqdm(total=sum(counts.values()), desc="number names", unit=" pairs", disable=None) as bar:
-        for part, count in counts.items():
-            with ExitStack() as stack:
-                files = [
-                    stack.enter_context(
-                        (folder / f"{part}.{language}").open("w", encoding="utf-8", newline="\n")
-                    )
-                    for language in LANGUAGES
-                ]
-                for pair in sentences(part, count, seed):
-                    for file, line in zip(files, pair, strict=True):
-                        file.write(f"{line}\n")
-                    bar.update()
+def write(folder: Path, part: str, count: int, seed: int) -> None:
+    """Write the sentences of a part to a folder; raises as sentences."""
+    shown = {"total": count, "desc": part, "unit": " pairs", "disable": None}
+    pairs = list(tqdm(sentences(part, count, seed), **shown))
+    for language, lines in zip(LANGUAGES, zip(*pairs, strict=True), strict=True):
+        text = "".join(f"{line}\n" for line in lines)
+        (folder / f"{part}.{language}").write_text(text, encoding="utf-8", newline="\n")
 
 
 def make(output: Path, counts: dict[str, int], seed: int) -> None:
@@ -117,19 +107,15 @@ def make(output: Path, counts: dict[str, int], seed: int) -> None:
 
     Raises ValueError when a number is impossible or output holds something else.
     """
-    for part, count in counts.items():
-        if count < 1:
-            raise ValueError(f"--{part} {count} is no number of sentences: give 1 or more")
+    check_at_least(1, **counts)
     settings = {"data_set": "number names", **counts, "seed": seed}
-    if is_complete(output, settings):
+    if read_complete(output, "number names", settings):
         print(f"{short(output)} is complete, nothing to do")
         return
-    with partial_folder(output, ()) as partial:
-        corpus = partial / "corpus"
-        corpus.mkdir()
-        write(corpus, counts, seed)
-        write_json(corpus / "corpus.json", settings)
-        corpus.rename(output)
+    with corpus_folder(output) as folder:
+        for part, count in counts.items():
+            write(folder, part, count, seed)
+        write_json(folder / "corpus.json", settings)
     print(f"{short(output)}: {', '.join(f'{count:,} {part}' for part, count in counts.items())}")
 
 
@@ -137,7 +123,7 @@ def main() -> int:
     """Command line of the script; returns its exit status."""
     parser = command_parser(__doc__)
     add = parser.add_argument
-    add("--output", type=Path, required=True, metavar="DIR", help="folder of the texts")
+    add("--output", type=resolved, required=True, metavar="DIR", help="folder of the texts")
     for part, count in zip(SPLITS, (30_000, 500, 1000), strict=True):
         add(
             f"--{part}",
@@ -148,9 +134,9 @@ def main() -> int:
         )
     add("--seed", type=int, default=1, metavar="N", help="of the draws (default: %(default)s)")
     options = parser.parse_args()
-    output = options.output.resolve()
     counts = {part: getattr(options, part) for part in SPLITS}
-    return run_script(lambda: make(output, counts, options.seed), output, "nothing is left")
+    work = partial(make, options.output, counts, options.seed)
+    return exit_status(work, INTERRUPTED, options.output)
 
 
 if __name__ == "__main__":

@@ -8,8 +8,9 @@ text is fairseq's <unk>.
 
 import sys
 
-from scripts.prepare._checksums import Checksum
-from scripts.prepare._words import WordDataSet, run_words
+from scripts.prepare._binarize import WordDataSet
+from scripts.prepare._published import run
+from scripts.prepare._sources import Checksum
 
 PTB = WordDataSet(
     name="PTB",
@@ -23,18 +24,11 @@ PTB = WordDataSet(
     vocabulary=10_000,
     disk_bytes=50_000_000,
     recipe="transformer_xl/ptb",
+    example="a folder or an archive (zip, tar) with ptb.{train,valid,test}.txt",
     splits={f"ptb.{split}.txt": split for split in ("train", "valid", "test")},
     # <unk> and the end of line
     unlisted=2,
 )
 
-
-def main() -> int:
-    """Command line of the script; returns its exit status."""
-    return run_words(
-        PTB, __doc__, "a folder or an archive (zip, tar) with ptb.{train,valid,test}.txt"
-    )
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run(PTB, __doc__))

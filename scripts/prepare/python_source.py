@@ -1,15 +1,16 @@
-"""Character corpus from the source files of the Python standard library, binarized for fairseq.
+"""Source files of the Python standard library in subword units, binarized for fairseq.
 
     python -m scripts.prepare.python_source --output quickstart/data
 
 OUTPUT/text/{train,valid,test}.txt      the source text itself, files one after the other
-OUTPUT/text/{train,valid,test}.chars    the same text as symbols: characters separated by blanks,
-                                        the space written as U+2581, a source line on each line
-OUTPUT/bin/                             the symbols binarized by fairseq-preprocess
-OUTPUT/corpus.json                      Python version, files and characters of each part
+OUTPUT/text/{train,valid,test}.units    the same text in units, a source line on each line
+OUTPUT/sentencepiece.model              the units, learned from the training part by byte pair
+                                        encoding; they give back every blank of the text
+OUTPUT/bin/                             the units binarized by fairseq-preprocess
+OUTPUT/corpus.json                      Python version; files, characters and tokens of each part
 
-fairseq ends each line with </s>, which stands for the newline: tokens and characters are the same
-in number. The corpus depends on the Python version, figures compare on the same version only.
+fairseq ends each line with </s>, which stands for the newline. The corpus depends on the Python
+version, figures compare on the same version only.
 """
 
 import json
@@ -19,14 +20,18 @@ import re
 import shutil
 import sys
 import sysconfig
+from collections import Counter
 from pathlib import Path
 
-from scripts._shared.command_line import command_parser
+import sentencepiece
+
+from scripts._shared.command_line import check_at_least, command_parser, exit_status
 from scripts._shared.commands import short
-from scripts.prepare._preprocess import preprocess_command, run_preprocess
+from scripts._shared.files import write_json
+from scripts.prepare._binarize import preprocess
 
 SPLITS = ("train", "valid", "test")
-SPACE = "\u2581"
+MODEL = "sentencepiece.model"
 PLAIN_TEXT = re.compile(rb"[\n -~]+")
 # Tests and installed packages are not the library. encodings holds generated character tables,
 # many of them equal but for a line: split by file, the training part would hold the test part.
@@ -35,10 +40,7 @@ MACHINE_SPECIFIC = ("config-", "_sysconfigdata", "sitecustomize")
 MINIMUM_FILES = 100
 # Larger files always train, so that a few long files cannot make up most of a held-out part.
 LARGEST_HELD_OUT_FILE = 40_000
-# fairseq stores fewer than 65,500 symbols in 2 bytes each.
-BYTES_PER_TOKEN = 2
-# fairseq binarizes the first part of a file after the others: 2 workers would work in turn.
-WORKERS = 3
+WORKERS = 2
 
 
 def source_files(stdlib: Path) -> list[Path]:
@@ -96,133 +98,172 @@ def read_corpus(stdlib: Path) -> dict[str, list[str]]:
     return corpus
 
 
-def check_symbols(texts: dict[str, str]) -> int:
-    """Number of symbols of the training text, the newline aside.
+def learn_units(text: Path, model: Path, subwords: int) -> sentencepiece.SentencePieceProcessor:
+    """Learn so many units from a text and write them to a file.
 
-    Raises ValueError when a held-out text has a character that the training text lacks.
+    Raises ValueError when the text does not have them.
     """
-    known = set(texts["train"])
-    for split in SPLITS[1:]:
-        unknown = sorted(set(texts[split]) - known)
-        if unknown:
-            raise ValueError(
-                f"{split} text: the characters {unknown} are not in the training text, the model "
-                "would see <unk>: run the script with a Python that has the whole library"
-            )
-    return len(known - {"\n"})
-
-
-def separate_characters(text: str) -> str:
-    """Text as fairseq symbols: characters separated by blanks, the space as U+2581."""
-    return "\n".join(" ".join(line) for line in text.replace(" ", SPACE).split("\n"))
-
-
-def write_texts(texts: dict[str, str], folder: Path) -> None:
-    """Write each part as text and as symbols."""
-    folder.mkdir()
-    for split, text in texts.items():
-        (folder / f"{split}.txt").write_text(text, encoding="ascii", newline="\n")
-        symbols = separate_characters(text)
-        (folder / f"{split}.chars").write_text(symbols, encoding="utf-8", newline="\n")
-
-
-def binarize(folder: Path, characters: int) -> None:
-    """Binarize folder/text into folder/bin with fairseq-preprocess, under a progress bar."""
-    texts = {split: folder / "text" / f"{split}.chars" for split in SPLITS}
-    # With fairseq's default factor of 8 the dictionary would get made-up symbols.
-    command = preprocess_command(texts, folder / "bin", WORKERS, "--padding-factor", "1")
-    log = folder / "preprocess.log"
-    run_preprocess(
-        command, folder / "bin", log, characters, BYTES_PER_TOKEN, description="count, binarize"
-    )
-
-
-def check_tokens(folder: Path, split: str, characters: int) -> None:
-    """Check by fairseq-preprocess's log that each character became one known token.
-
-    Raises ValueError when it did not.
-    """
-    log = folder / "preprocess.log"
-    pattern = rf"{split}\.chars: \d+ sents, (\d+) tokens, (\S+)% replaced"
-    found = re.search(pattern, log.read_text(encoding="utf-8"))
-    tokens, unknown = found.groups() if found else ("no", "no")
-    if (tokens, unknown) != (str(characters), "0.0"):
-        raise ValueError(
-            f"fairseq-preprocess, {split}: {tokens} tokens with {unknown} % unknown for "
-            f"{characters} characters, each character must be one known token: "
-            f"see {short(log)} and use the fairseq version that this project pins"
+    try:
+        sentencepiece.SentencePieceTrainer.train(
+            input=str(text),
+            model_prefix=str(model.with_suffix("")),
+            model_type="bpe",
+            vocab_size=subwords,
+            # every character and every blank comes back
+            character_coverage=1.0,
+            normalization_rule_name="identity",
+            add_dummy_prefix=False,
+            remove_extra_whitespaces=False,
+            allow_whitespace_only_pieces=True,
+            # units may hold several words of a line, such as "return self."
+            split_by_whitespace=False,
+            split_by_unicode_script=False,
+            split_by_number=False,
+            max_sentencepiece_length=24,
+            # </s> is fairseq's
+            bos_id=-1,
+            eos_id=-1,
+            # more threads would learn other units
+            num_threads=1,
+            minloglevel=2,
         )
+    except RuntimeError as error:
+        raise ValueError(
+            f"--subwords is {subwords}: sentencepiece cannot learn so many units from "
+            f"{text.stat().st_size:,} characters ({error}): give another number"
+        ) from error
+    return sentencepiece.SentencePieceProcessor(model_file=str(model))
 
 
-def build(folder: Path, stdlib: Path) -> dict:
-    """Build the corpus in an existing empty folder and return its description."""
+def write_units(text: str, units: sentencepiece.SentencePieceProcessor, path: Path) -> int:
+    """Write a text in units, a line on each line, and return the number of its tokens.
+
+    Raises ValueError when the units do not give back the text.
+    """
+    ids = units.encode(text.splitlines())
+    # a character that training never saw comes back as <unk>
+    lines = [" ".join(units.id_to_piece(line)) for line in ids]
+    if "\n".join(lines).replace(" ", "").replace("\u2581", " ") + "\n" != text:
+        raise ValueError(
+            f"{path.stem} text: it has characters that the training text lacks, the model would "
+            "see <unk>: run the command with a Python that has the whole library"
+        )
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8", newline="\n")
+    # and </s> at the end of each
+    return sum(len(line) + 1 for line in ids)
+
+
+def write_dictionary(units: sentencepiece.SentencePieceProcessor, text: Path, path: Path) -> None:
+    """Write fairseq's dictionary: all units, the most frequent ones of a text in units first.
+
+    Learning by merges makes units that the text then has as a part of others only, and a held-out
+    text may have them: a dictionary of what training has would give <unk> there.
+    """
+    counts = Counter(text.read_text(encoding="utf-8").split())
+    pieces = [units.id_to_piece(index) for index in range(len(units)) if index != units.unk_id()]
+    pieces.sort(key=lambda piece: -counts[piece])
+    lines = "".join(f"{piece} {counts[piece]}\n" for piece in pieces)
+    path.write_text(lines, encoding="utf-8", newline="\n")
+
+
+def build(folder: Path, stdlib: Path, subwords: int) -> dict:
+    """Build the corpus in an existing empty folder and return its description.
+
+    Raises ValueError when the units cannot be learned or one is no known token of fairseq.
+    """
     corpus = read_corpus(stdlib)
     texts = {split: "".join(files) for split, files in corpus.items()}
-    symbols = check_symbols(texts)
-    write_texts(texts, folder / "text")
-    binarize(folder, sum(map(len, texts.values())))
+    (folder / "text").mkdir()
     for split, text in texts.items():
-        check_tokens(folder, split, len(text))
+        (folder / "text" / f"{split}.txt").write_text(text, encoding="ascii", newline="\n")
+    units = learn_units(folder / "text" / "train.txt", folder / MODEL, subwords)
+    paths = {split: folder / "text" / f"{split}.units" for split in SPLITS}
+    tokens = {split: write_units(texts[split], units, paths[split]) for split in SPLITS}
+    dictionary = folder / "text" / "dict.txt"
+    write_dictionary(units, paths["train"], dictionary)
+    expected = {
+        split: {"lines": text.count("\n"), "tokens": tokens[split]} for split, text in texts.items()
+    }
+    log, which = folder / "preprocess.log", ("--srcdict", short(dictionary))
+    unknown = preprocess(paths, folder / "bin", log, expected, WORKERS, *which)
+    if any(unknown.values()):
+        raise ValueError(
+            f"fairseq-preprocess: {sum(unknown.values())} units are unknown, each must be one "
+            "known token: use the fairseq version that this project pins"
+        )
     sizes = {
-        split: {"files": len(files), "characters": len(texts[split])}
+        split: {
+            "files": len(files),
+            "characters": len(texts[split]),
+            "tokens": tokens[split],
+        }
         for split, files in corpus.items()
     }
-    description = {"python": platform.python_version(), "symbols": symbols, "splits": sizes}
-    (folder / "corpus.json").write_text(json.dumps(description, indent=2) + "\n", encoding="ascii")
+    description = {"python": platform.python_version(), "subwords": subwords, "splits": sizes}
+    write_json(folder / "corpus.json", description)
     return description
 
 
 def report(description: dict) -> None:
     """Print the sizes of a corpus."""
     for split, size in description["splits"].items():
-        print(f"{split:5} {size['files']:4} files {size['characters']:11,} characters = tokens")
-    print(f"{description['symbols']} symbols and </s>, source files of Python", end=" ")
-    print(description["python"], flush=True)
+        sizes = f"{size['characters']:11,} characters {size['tokens']:10,} tokens"
+        print(f"{split:5} {size['files']:4} files {sizes}")
+    print(f"{description['subwords']:,} units, source files of Python {description['python']}")
 
 
-def prepare(output: Path, stdlib: Path) -> None:
+def complete(output: Path, subwords: int) -> dict | None:
+    """Description of the corpus that is in a folder already; None where there is no folder.
+
+    Raises ValueError when the folder holds something else.
+    """
+    if not output.exists():
+        return None
+    record = output / "corpus.json"
+    description = json.loads(record.read_text(encoding="utf-8")) if record.exists() else {}
+    if description.get("subwords") != subwords:
+        raise ValueError(
+            f"--output {short(output)} exists and is no corpus of this command with --subwords "
+            f"{subwords}: remove it or give another folder"
+        )
+    return description
+
+
+def prepare(output: Path, stdlib: Path, subwords: int) -> None:
     """Build the corpus in output, or do nothing if it is there.
 
     Raises ValueError when output holds something else or cannot be written.
     """
-    if (output / "corpus.json").exists():
+    check_at_least(1, subwords=subwords)
+    description = complete(output, subwords)
+    if description:
         print(f"{short(output)} is complete, nothing to do:")
-        report(json.loads((output / "corpus.json").read_text(encoding="ascii")))
-        return
-    if output.exists():
-        raise ValueError(
-            f"--output {short(output)} exists and is no corpus of this script: "
-            "remove it or give another folder"
-        )
-    partial = output.with_name(output.name + ".partial")
-    try:
-        if partial.exists():
-            shutil.rmtree(partial)
-        partial.mkdir(parents=True)
-    except OSError as error:
-        raise ValueError(
-            f"--output {short(output)} cannot be written ({error.strerror}): "
-            "give a folder in a place where you may write"
-        ) from error
-    description = build(partial, stdlib)
-    partial.rename(output)
+    else:
+        partial = output.with_name(output.name + ".partial")
+        try:
+            if partial.exists():
+                shutil.rmtree(partial)
+            partial.mkdir(parents=True)
+        except OSError as error:
+            raise ValueError(
+                f"--output {short(output)} cannot be written ({error.strerror}): "
+                "give a folder in a place where you may write"
+            ) from error
+        description = build(partial, stdlib, subwords)
+        partial.rename(output)
     report(description)
 
 
-def main() -> int:
+def main(arguments: list[str] | None = None) -> int:
     """Command line of the script; returns its exit status."""
     parser = command_parser(__doc__)
     parser.add_argument("--output", type=Path, required=True, help="folder of the corpus")
-    output = parser.parse_args().output.resolve()
-    try:
-        prepare(output, Path(sysconfig.get_path("stdlib")))
-    except KeyboardInterrupt:
-        print("\ninterrupted; the corpus will be built anew", file=sys.stderr)
-        return 130
-    except ValueError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
-    return 0
+    parser.add_argument("--subwords", type=int, default=2048, help="number of units (2048)")
+    options = parser.parse_args(arguments)
+    output, stdlib = options.output.resolve(), Path(sysconfig.get_path("stdlib"))
+    return exit_status(
+        lambda: prepare(output, stdlib, options.subwords), "the corpus will be built anew", output
+    )
 
 
 if __name__ == "__main__":

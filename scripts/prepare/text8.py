@@ -8,15 +8,9 @@ and _ for the space; the text has no newlines and the corpus no </s>.
 
 import sys
 
-from scripts.prepare._characters import CharacterDataSet, binarize_characters
-from scripts.prepare._checksums import Checksum
-from scripts.prepare._corpus import argument_parser, prepare, run
-
-
-def symbol(byte: int) -> str:
-    """Name of a character in dict.txt."""
-    return chr(byte).replace(" ", "_")
-
+from scripts.prepare._characters import CharacterDataSet
+from scripts.prepare._published import run
+from scripts.prepare._sources import Checksum
 
 TEXT8 = CharacterDataSet(
     name="text8",
@@ -26,24 +20,11 @@ TEXT8 = CharacterDataSet(
     vocabulary=27,
     disk_bytes=300_000_000,
     recipe="transformer_xl/text8_large",
+    example="text8.zip or the file text8 in it",
     member="text8",
     sizes={"train": 90_000_000, "valid": 5_000_000, "test": 5_000_000},
-    symbol=symbol,
+    symbol=lambda byte: chr(byte).replace(" ", "_"),
 )
 
-
-def main() -> int:
-    """Command line of the script; returns its exit status."""
-    arguments = argument_parser(__doc__, "text8.zip or the file text8 in it").parse_args()
-    return run(
-        arguments,
-        lambda request: prepare(
-            TEXT8,
-            request,
-            lambda source, folder: binarize_characters(TEXT8, source, folder, request),
-        ),
-    )
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run(TEXT8, __doc__))

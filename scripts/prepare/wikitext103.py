@@ -8,8 +8,9 @@ an empty line is a lone </s>; the <unk> of the text is fairseq's <unk>.
 
 import sys
 
-from scripts.prepare._checksums import Checksum
-from scripts.prepare._words import WordDataSet, run_words
+from scripts.prepare._binarize import WordDataSet
+from scripts.prepare._published import run
+from scripts.prepare._sources import Checksum
 
 WIKITEXT103 = WordDataSet(
     name="WikiText-103",
@@ -19,16 +20,11 @@ WIKITEXT103 = WordDataSet(
     vocabulary=267_735,
     disk_bytes=2_000_000_000,
     recipe="transformer_xl/wt103_base",
+    example="wikitext-103-v1.zip",
     splits={f"wiki.{split}.tokens": split for split in ("train", "valid", "test")},
     # <unk> and the end of line
     unlisted=2,
 )
 
-
-def main() -> int:
-    """Command line of the script; returns its exit status."""
-    return run_words(WIKITEXT103, __doc__, "wikitext-103-v1.zip")
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run(WIKITEXT103, __doc__))

@@ -13,27 +13,34 @@ and the rest as scripts.prepare.translation writes it.
 """
 
 import argparse
-import hashlib
-import json
+import shutil
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import BinaryIO
 
-from scripts._shared.command_line import command_parser
+from sacrebleu.dataset import DATASETS
+from sacrebleu.dataset.fake_sgml import FakeSGMLDataset
+
+from scripts._shared.command_line import command_parser, exit_status
 from scripts._shared.commands import short
-from scripts.prepare._archives import open_with_progress, read_members
 from scripts.prepare._bitext import Bitext
-from scripts.prepare._checksums import BLOCK, Checksum
-from scripts.prepare._corpus import check_space
-from scripts.prepare._download import download
-from scripts.prepare._sgm import check_same_sentences, read_sgm
-from scripts.prepare._steps import Steps, file_sizes, remove, run_script
+from scripts.prepare._sources import (
+    Checksum,
+    add_source_options,
+    download,
+    open_with_progress,
+    read_members,
+)
+from scripts.prepare._steps import Steps, check_space, file_sizes, remove
 from scripts.prepare.translation import add_options, check_options, prepare, test_parts
 
 HOSTS = ("https://www.statmt.org", "http://www.statmt.org")
+DATA_HOSTS = ("https://data.statmt.org", "http://data.statmt.org")
+TEST_SET = DATASETS["wmt14/full"]
 
 
 @dataclass(frozen=True)
@@ -42,145 +49,112 @@ class Corpus:
 
     Args:
         name: its folder in OUTPUT/raw and the prefix of its files there.
+        folder: that has the archive in each of the hosts.
         archive: file that has it.
-        mirrors: URLs of folders that have the archive.
-        member: file in the archive, with {other} for the language beside English, {language}, and
-            {side} for src or ref.
         checksum: of the archive, None where none is known: damage shows as it is unpacked.
+        member: file in the archive, with {other} for the language beside English and {language};
+            None for the test set, whose sentences sacrebleu takes from it: scores compare.
+        hosts: URLs.
     """
 
     name: str
+    folder: str
     archive: str
-    mirrors: tuple[str, ...]
-    member: str
-    checksum: Checksum | None = None
-
-    def members(self, languages: tuple[str, str]) -> dict[str, str]:
-        """Language of each file in the archive."""
-        other = languages[1]
-        return {
-            self.member.format(other=other, language=language, side=side): language
-            for language, side in zip(languages, ("src", "ref"), strict=True)
-        }
+    checksum: Checksum | None
+    member: str | None
+    hosts: tuple[str, ...] = HOSTS
 
     def check(self, path: Path, label: str) -> None:
-        """Check an archive; label tells what it is.
-
-        Raises ValueError when it has another checksum.
-        """
+        """Raise ValueError, naming label, when an archive has another checksum."""
         if self.checksum:
             with open_with_progress(path, f"check {self.archive}") as stream:
                 self.checksum.check(stream, label)
 
 
-def _corpus(name: str, folder: str, archive: str, member: str, *checksum: str) -> Corpus:
-    mirrors = tuple(f"{host}/{folder}" for host in HOSTS)
-    return Corpus(name, archive, mirrors, member, Checksum(*checksum) if checksum else None)
-
-
-EUROPARL = _corpus(
-    *("europarl", "wmt13", "training-parallel-europarl-v7.tgz"),
+EUROPARL = Corpus(
+    "europarl",
+    "wmt13",
+    "training-parallel-europarl-v7.tgz",
+    Checksum("sha256", "0224c7c710c8a063dfd893b0cc0830202d61f4c75c17eb8e31836103d27d96e7"),
     "europarl-v7.{other}-en.{language}",
-    *("sha256", "0224c7c710c8a063dfd893b0cc0830202d61f4c75c17eb8e31836103d27d96e7"),
 )
-COMMON_CRAWL = _corpus(
-    *("commoncrawl", "wmt13", "training-parallel-commoncrawl.tgz"),
+COMMON_CRAWL = Corpus(
+    "commoncrawl",
+    "wmt13",
+    "training-parallel-commoncrawl.tgz",
+    Checksum("sha256", "c7a74e2ea01ac6c920123108627e35278d4ccb5701e15428ffa34de86fa3a9e5"),
     "commoncrawl.{other}-en.{language}",
-    *("sha256", "c7a74e2ea01ac6c920123108627e35278d4ccb5701e15428ffa34de86fa3a9e5"),
 )
-NEWS_COMMENTARY = _corpus(
-    *("news-commentary", "wmt14", "training-parallel-nc-v9.tgz"),
+NEWS_COMMENTARY = Corpus(
+    "news-commentary",
+    "wmt14",
+    "training-parallel-nc-v9.tgz",
+    Checksum("sha256", "cb8953f292298e6877ae433c98912b927cb0766b303f4540512ddd286c748485"),
     "news-commentary-v9.{other}-en.{language}",
-    *("sha256", "cb8953f292298e6877ae433c98912b927cb0766b303f4540512ddd286c748485"),
 )
-UNITED_NATIONS = _corpus(
-    *("un", "wmt13", "training-parallel-un.tgz"), "undoc.2000.{other}-en.{language}"
+UNITED_NATIONS = Corpus(
+    "un", "wmt13", "training-parallel-un.tgz", None, "undoc.2000.{other}-en.{language}"
 )
-GIGA = _corpus(
-    *("giga-fren", "wmt10", "training-giga-fren.tar"), "giga-fren.release2.fixed.{language}.gz"
+GIGA = Corpus(
+    "giga-fren",
+    "wmt10",
+    "training-giga-fren.tar",
+    None,
+    "giga-fren.release2.fixed.{language}.gz",
 )
-NEWSTEST2014 = _corpus(
-    *("newstest2014", "wmt14", "test-full.tgz"),
-    "newstest2014-{other}en-{side}.{language}.sgm",
-    *("md5", "a8cd784e006feb32ac6f3d9ec7eb389a"),
+NEWSTEST2014 = Corpus(
+    "newstest2014", "wmt14", "test-full.tgz", Checksum("md5", TEST_SET.md5[0]), None
 )
 NEWSTEST2013 = Corpus(
-    name="newstest2013",
-    archive="dev.tgz",
-    mirrors=tuple(
-        f"{scheme}://data.statmt.org/wmt17/translation-task" for scheme in ("https", "http")
-    ),
-    member="newstest2013.{language}",
-    checksum=Checksum("sha256", "9d5ff04a28496b7796904ea65e50e3837bab14dbdca88b1e063105f17513dca9"),
+    "newstest2013",
+    "wmt17/translation-task",
+    "dev.tgz",
+    Checksum("sha256", "9d5ff04a28496b7796904ea65e50e3837bab14dbdca88b1e063105f17513dca9"),
+    "newstest2013.{language}",
+    DATA_HOSTS,
 )
-
-
-@dataclass(frozen=True)
-class Pair:
-    """What is prepared for a pair of languages.
-
-    Args:
-        train: what it trains on.
-        disk_bytes: space that the preparation takes at most, with the archives.
-    """
-
-    train: tuple[Corpus, ...]
-    disk_bytes: int
-
-
-PAIRS = {
-    "en-de": Pair((EUROPARL, COMMON_CRAWL, NEWS_COMMENTARY), 12_000_000_000),
-    "en-fr": Pair((EUROPARL, COMMON_CRAWL, UNITED_NATIONS, NEWS_COMMENTARY, GIGA), 75_000_000_000),
+TRAIN = {
+    "en-de": (EUROPARL, COMMON_CRAWL, NEWS_COMMENTARY),
+    "en-fr": (EUROPARL, COMMON_CRAWL, UNITED_NATIONS, NEWS_COMMENTARY, GIGA),
 }
+# Space that the preparation of a pair takes at most, with the archives.
+DISK_BYTES = {"en-de": 12_000_000_000, "en-fr": 75_000_000_000}
 VALID = NEWSTEST2013
 TESTS = (NEWSTEST2014, NEWSTEST2013)
 
 
-def copy(stream: BinaryIO, target: Path) -> str:
-    """Write a stream to a file and return its SHA-256."""
-    digest = hashlib.sha256()
-    with target.open("wb") as file:
-        while block := stream.read(BLOCK):
-            file.write(block)
-            digest.update(block)
-    return digest.hexdigest()
+def extract_test_set(corpus: Corpus, languages: Sequence[str], archive: Path, target: Path) -> None:
+    """Write the sentences that sacrebleu takes from its archive to a folder."""
+    pair = "-".join(languages)
+    with TemporaryDirectory() as folder:
+        # An absolute name and a file's URL: it works in this folder and without a network.
+        facts = {"data": [archive.as_uri()], "langpairs": {pair: TEST_SET.langpairs[pair]}}
+        test_set = FakeSGMLDataset(folder, **facts)
+        files = [test_set.get_source_file(pair), *test_set.get_reference_files(pair)]
+        for language, file in zip(languages, files, strict=True):
+            shutil.copyfile(file, target / f"{corpus.name}.{language}")
 
 
 def extract(
-    corpus: Corpus, languages: tuple[str, str], archive: Path, label: str, target: Path
-) -> dict[str, str]:
-    """Write the two raw texts of a corpus to a new folder and return their SHA-256.
+    corpus: Corpus, languages: Sequence[str], archive: Path, label: str, target: Path
+) -> dict[str, int]:
+    """Write the raw texts of a corpus in two languages to a new folder and return their bytes.
 
-    Args:
-        corpus: what is wanted.
-        languages: source and target.
-        archive: has it.
-        label: of the archive in messages.
-        target: the folder.
-
-    Raises ValueError when the archive lacks a text or is damaged, or a text cannot be read.
+    Raises ValueError, naming the label of its checked archive, when that lacks one or is damaged.
     """
     target.mkdir()
-    members = corpus.members(languages)
-    digests, sentences = {}, {}
+    if corpus.member is None:
+        extract_test_set(corpus, languages, archive, target)
+    else:
+        members = {corpus.member.format(other=languages[1], language=one): one for one in languages}
 
-    def take(name: str, stream: BinaryIO) -> None:
-        language = members[name]
-        path = target / f"{corpus.name}.{language}"
-        if name.endswith(".sgm"):
-            sentences[language] = read_sgm(stream, f"{label}, {name}")
-            lines = "".join(f"{sentence.text}\n" for sentence in sentences[language])
-            path.write_text(lines, encoding="utf-8", newline="\n")
-            digests[language] = hashlib.sha256(lines.encode()).hexdigest()
-        else:
-            packed = name.endswith(".gz")
-            digests[language] = copy(stream, path.with_name(path.name + ".gz" * packed))
+        def take(name: str, stream: BinaryIO) -> None:
+            suffix = ".gz" if name.endswith(".gz") else ""
+            with (target / f"{corpus.name}.{members[name]}{suffix}").open("wb") as file:
+                shutil.copyfileobj(stream, file)
 
-    read_members(archive, list(members), take, label, f"unpack {corpus.name}")
-    if sentences:
-        source, other = (sentences[language] for language in languages)
-        check_same_sentences(source, other, f"{label}, {corpus.name}")
-    return dict(sorted(digests.items()))
+        read_members(archive, list(members), take, label, f"unpack {corpus.name}")
+    return file_sizes(target)
 
 
 def find_archive(corpus: Corpus, options: argparse.Namespace, steps: Steps) -> tuple[Path, str]:
@@ -188,25 +162,21 @@ def find_archive(corpus: Corpus, options: argparse.Namespace, steps: Steps) -> t
 
     Raises ValueError when it cannot be had or is not what was published.
     """
-    if options.source is None:
-        # It is in the folder before any step is.
-        steps.claim()
-        folder = steps.output / "archives"
-        folder.mkdir(exist_ok=True)
-        mirrors = [*options.mirrors, *corpus.mirrors]
-        path = download(corpus.archive, mirrors, folder, corpus.check)
-        return path, short(path)
-    path = options.source / corpus.archive
-    label = f"--from {short(path)}"
-    corpus.check(path, label)
-    return path, label
+    if options.source:
+        path = options.source / corpus.archive
+        corpus.check(path, f"--from {short(path)}")
+        return path, f"--from {short(path)}"
+    # It is in the folder before any step is.
+    steps.claim()
+    folder = steps.output / "archives"
+    folder.mkdir(exist_ok=True)
+    mirrors = [*options.mirrors, *(f"{host}/{corpus.folder}" for host in corpus.hosts)]
+    path = download(corpus.archive, mirrors, folder, corpus.check)
+    return path, short(path)
 
 
 def check_source(folder: Path, corpora: Sequence[Corpus]) -> None:
-    """Check that the folder of --from has all archives.
-
-    Raises ValueError when it lacks some.
-    """
+    """Raise ValueError when the folder of --from lacks an archive."""
     lacking = [corpus.archive for corpus in corpora if not (folder / corpus.archive).is_file()]
     if lacking:
         raise ValueError(
@@ -216,72 +186,50 @@ def check_source(folder: Path, corpora: Sequence[Corpus]) -> None:
 
 
 def prepare_pair(options: argparse.Namespace) -> None:
-    """Do the work of the script and print what is in preparation.json.
+    """Do the work of the command.
 
     Raises ValueError when an option, an archive or the output cannot be used.
     """
-    if options.pair not in PAIRS:
-        raise ValueError(f"--pair {options.pair} is unknown: give {' or '.join(PAIRS)}")
-    pair = PAIRS[options.pair]
+    if options.pair not in TRAIN:
+        raise ValueError(f"--pair {options.pair} is unknown: give {' or '.join(TRAIN)}")
+    train, name = TRAIN[options.pair], f"WMT14 {options.pair}"
     source, target = languages = tuple(options.pair.split("-"))
     check_options(options, languages)
-    steps = Steps(options.output, f"WMT14 {options.pair}")
+    steps = Steps(options.output, name)
     # Each once, though newstest2013 validates and tests.
-    corpora = list(dict.fromkeys((*pair.train, VALID, *TESTS)))
-    names = {corpus: f"raw/{corpus.name}" for corpus in corpora}
-    missing = [corpus for corpus in corpora if not steps.is_complete(names[corpus], {}, [])]
+    names = {corpus: f"raw/{corpus.name}" for corpus in (*train, VALID, *TESTS)}
+    missing = [corpus for corpus in names if not steps.is_complete(names[corpus], {}, [])]
     if missing:
         here = sum(file_sizes(options.output).values())
-        check_space(f"WMT14 {options.pair}", pair.disk_bytes - here, options.output)
+        check_space(name, DISK_BYTES[options.pair] - here, options.output)
         if options.source:
             check_source(options.source, missing)
-    for corpus, name in names.items():
+    for corpus, raw in names.items():
         path, label = find_archive(corpus, options, steps) if corpus in missing else (None, "")
-        steps.run(name, {}, [], partial(extract, corpus, languages, path, label))
-    prefixes = {corpus: steps.output / name / corpus.name for corpus, name in names.items()}
+        steps.run(raw, {}, [], partial(extract, corpus, languages, path, label))
+    prefixes = {corpus: steps.output / raw / corpus.name for corpus, raw in names.items()}
     parts = {
-        "train": tuple(prefixes[corpus] for corpus in pair.train),
+        "train": tuple(prefixes[corpus] for corpus in train),
         "valid": (prefixes[VALID],),
         **test_parts([prefixes[corpus] for corpus in TESTS]),
     }
     codes = {"source-lang": source, "target-lang": target}
-    bitext = Bitext(languages, parts)
-    description = prepare(steps, bitext, options, codes, list(names.values()))
+    prepare(steps, Bitext(languages, parts), options, codes, list(names.values()))
     remove(steps.output / "archives")
-    print(json.dumps(description, indent=2))
 
 
 def main() -> int:
     """Command line of the script; returns its exit status."""
     parser = command_parser(__doc__)
     parser.add_argument(
-        "--pair", required=True, metavar="|".join(PAIRS), help="source and target language"
+        "--pair", required=True, metavar="|".join(TRAIN), help="source and target language"
     )
-    group = parser.add_mutually_exclusive_group()
-    group.add_argument(
-        "--from",
-        dest="source",
-        type=Path,
-        metavar="DIR",
-        help="folder that has the archives, instead of downloading them",
-    )
-    group.add_argument(
-        "--mirror",
-        dest="mirrors",
-        action="append",
-        default=[],
-        metavar="URL",
-        help="folder to download from, tried before the known ones; may be given several times",
-    )
+    text = "folder that has the archives, instead of downloading them"
+    add_source_options(parser, "DIR", text)
     add_options(parser)
     options = parser.parse_args()
-    options.output = options.output.resolve()
-    options.source = options.source and options.source.resolve()
-    return run_script(
-        lambda: prepare_pair(options),
-        options.output,
-        "complete steps and what was downloaded are kept",
-    )
+    kept = "complete steps and what was downloaded are kept, run the same command again"
+    return exit_status(lambda: prepare_pair(options), kept, options.output)
 
 
 if __name__ == "__main__":

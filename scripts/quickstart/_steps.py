@@ -1,19 +1,23 @@
-"""What the quickstarts share: commands that are shown and run, training that can be interrupted."""
+"""What the quickstarts share: commands shown and run, a training that can be interrupted."""
 
 import argparse
 import json
-import sys
+import re
+import shutil
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from zipfile import BadZipFile, ZipFile
 
 from tqdm import tqdm
 
-from scripts._shared.command_line import command_parser
+from scripts._shared.command_line import command_parser, exit_status, make_output_folder
 from scripts._shared.commands import child_process, format_command, program, short
-from scripts._shared.files import write_json
-from scripts.quickstart._checkpoints import repair_checkpoints, training_progress
+from scripts._shared.files import atomic_write, write_json
+
+# Lines of fairseq's log with figures: of the training since the last such line, of a validation.
+_FIGURES = re.compile(r"\| (train_inner|valid) \| (\{.*\})$")
 
 
 def option(options: list[str], name: str) -> str:
@@ -43,28 +47,84 @@ def run_logged(words: list[str], log: Path, description: str, sent: str = "") ->
     return log.read_text(encoding="utf-8")
 
 
+@dataclass
+class Progress:
+    """Progress of a training: a bar in a terminal, a line every 10 % elsewhere.
+
+    Args:
+        done: updates before this training.
+        goal: updates at its end.
+        unit: of the losses.
+        scale: what turns bits a token into that unit.
+    """
+
+    done: int
+    goal: int
+    unit: str
+    scale: float
+    losses: dict[str, float] = field(default_factory=dict)
+
+    def __post_init__(self):
+        self.started = time.monotonic()
+        self.bar = tqdm(
+            total=self.goal, initial=self.done, desc="training", unit=" updates", disable=None
+        )
+
+    def read(self, line: str) -> None:
+        """Show what a line of fairseq's log tells."""
+        found = _FIGURES.search(line)
+        if not found:
+            return
+        prefix = "valid_" if found[1] == "valid" else ""
+        figures = json.loads(found[2])
+        # with smoothed labels, the loss of the labels themselves
+        loss = figures.get(f"{prefix}nll_loss", figures[f"{prefix}loss"])
+        self.losses["validation" if prefix else "training"] = float(loss) * self.scale
+        updates, before = int(figures[f"{prefix}num_updates"]), self.done
+        self.done = updates
+        losses = ", ".join(f"{name} {loss:.3f}" for name, loss in self.losses.items())
+        losses = f"{losses} {self.unit}"
+        if not self.bar.disable:
+            self.bar.set_postfix_str(losses, refresh=False)
+            self.bar.update(updates - before)
+        elif 10 * updates // self.goal > 10 * before // self.goal:
+            seconds = time.monotonic() - self.started
+            print(f"{100 * updates // self.goal:3} %, {seconds:3.0f} s: {losses}", flush=True)
+
+
 @dataclass(frozen=True)
 class Training:
     """A training in a working folder that goes on from its last checkpoint.
 
     Args:
-        script: the quickstart, whose TRAINING_OPTIONS are among the options.
-        output: working folder, with checkpoints and training.json.
-        data: folder that fairseq-preprocess wrote.
+        script: file of scripts/ whose TRAINING_OPTIONS are among the options.
+        output: working folder, with checkpoints, train.log and training.json.
         options: all options of fairseq-train but those of folders and of the log.
-        log: file for fairseq's messages, beside showing them.
     """
 
     script: str
     output: Path
-    data: Path
     options: list[str]
-    log: Path | None = None
+
+    @property
+    def data(self) -> Path:
+        """Folder that fairseq-preprocess wrote."""
+        return self.output / "data" / "bin"
 
     @property
     def checkpoint(self) -> Path:
         """File from which training goes on."""
         return self.output / "checkpoints" / "checkpoint_last.pt"
+
+    @property
+    def log(self) -> Path:
+        """File with fairseq's messages."""
+        return self.output / "train.log"
+
+    @property
+    def goal(self) -> int:
+        """Number of updates at the end."""
+        return int(option(self.options, "--max-update"))
 
     def check_options(self) -> None:
         """Record the training options, so that training goes on with the same ones only.
@@ -78,7 +138,7 @@ class Training:
                 raise ValueError(
                     f"{short(self.checkpoint)} was trained with other options than "
                     f"TRAINING_OPTIONS of scripts/{self.script} (see {short(record)}): remove "
-                    f"{short(self.checkpoint.parent)} or give another folder with --output"
+                    f"{short(self.output)} or give another folder with --output"
                 )
         write_json(record, {"options": self.options})
 
@@ -87,61 +147,86 @@ class Training:
         if not self.checkpoint.exists():
             return 0, 0.0
         # torch takes seconds to import, a first run does without it until here.
-        from torch.serialization import add_safe_globals
+        import torch
 
         # The options of models that fairseq builds from parsed arguments.
-        add_safe_globals([argparse.Namespace])
-        return training_progress(self.checkpoint)
+        torch.serialization.add_safe_globals([argparse.Namespace])
+        state = torch.load(self.checkpoint, map_location="cpu", weights_only=True, mmap=True)
+        updates = state["optimizer_history"][-1]["num_updates"]
+        return updates, state["extra_state"]["previous_training_time"]
 
-    def command(self, terminal: bool) -> list[str]:
-        """fairseq-train command, with log lines in place of a progress bar off a terminal.
-
-        Raises ValueError when fairseq is not installed.
-        """
+    def command(self) -> list[str]:
+        """fairseq-train command; raises ValueError when fairseq is not installed."""
         words = [program("fairseq-train"), short(self.data), *self.options]
-        words += ["--save-dir", short(self.checkpoint.parent)]
-        words += ["--log-file", short(self.log)] if self.log else []
-        return words if terminal else [*words, "--log-format", "simple", "--log-interval", "50"]
+        words += ["--save-dir", short(self.checkpoint.parent), "--log-format", "json"]
+        return [*words, "--log-interval", str(max(1, self.goal // 100))]
 
-    def run(self, step: int, about: str, bar: str) -> None:
+    def run(self, title: str, unit: str = "bits a token", scale: float = 1.0) -> None:
         """Train to --max-update, or do nothing if that is done.
 
         Args:
-            step: number of the step.
-            about: how long it takes.
-            bar: what fairseq's bar does, with {goal} for the number of updates.
+            title: what is printed above the command.
+            unit: of the losses that are shown.
+            scale: what turns bits a token into that unit.
 
         Raises ValueError when training fails or its checkpoint has other options.
         """
         repair_checkpoints(self.checkpoint.parent)
         self.check_options()
         updates, _ = self.progress()
-        goal = int(option(self.options, "--max-update"))
-        if updates >= goal:
-            print(
-                f"\n[{step}] training: {updates} of {goal} updates done, nothing left to do",
-                flush=True,
-            )
+        if updates >= self.goal:
+            print(f"\n{title}: {updates} of {self.goal} updates done, nothing left to do")
             return
-        words = self.command(terminal=sys.stderr.isatty())
-        announce(
-            f"[{step}] training: {about}, {updates} of {goal} updates done; fairseq's "
-            f"bar\n    {bar.format(goal=goal)}",
-            words,
-        )
-        with child_process(words):
-            pass
+        words = self.command()
+        announce(f"{title}, {updates} of {self.goal} updates done", words)
+        print(f"fairseq's log: {short(self.log)}", flush=True)
+        shown = Progress(updates, self.goal, unit, scale)
+        start = self.log.stat().st_size if self.log.exists() else 0
+        with (
+            shown.bar,
+            child_process(words, self.log, append=True) as child,
+            self.log.open(encoding="utf-8", errors="replace") as log,
+        ):
+            log.seek(start)
+            line, ended = "", False
+            while not ended:
+                time.sleep(0.2)
+                ended = child.poll() is not None
+                while part := log.readline():
+                    line += part
+                    if line.endswith("\n"):
+                        shown.read(line)
+                        line = ""
 
 
-def make_working_folder(output: Path) -> None:
-    """Make the folder of --output; raises ValueError when it cannot be written."""
+def repair_checkpoints(folder: Path) -> None:
+    """Replace copies cut short by Ctrl-C with the newest complete checkpoint, or remove them.
+
+    fairseq copies each checkpoint to checkpoint_best.pt and checkpoint_last.pt, not atomically.
+    """
+    for leftover in folder.glob("*.tmp"):
+        leftover.unlink()
+    complete = [path for path in folder.glob("checkpoint_*_*.pt") if is_complete(path)]
+    newest = max(complete, key=lambda path: int(path.stem.split("_")[2]), default=None)
+    for path in (folder / "checkpoint_best.pt", folder / "checkpoint_last.pt"):
+        if not path.exists() or is_complete(path):
+            continue
+        if newest is None:
+            path.unlink()
+            print(f"removed {short(path)}: it was cut short and no other is complete")
+            continue
+        with atomic_write(path) as partial:
+            shutil.copyfile(newest, partial)
+        print(f"replaced {short(path)}, which was cut short, with {newest.name}")
+
+
+def is_complete(checkpoint: Path) -> bool:
+    """Whether a checkpoint file is a whole zip archive, as torch.save writes it."""
     try:
-        (output / "checkpoints").mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ValueError(
-            f"--output {short(output)} cannot be written ({error.strerror}): "
-            "give a folder in a place where you may write"
-        ) from error
+        with ZipFile(checkpoint):
+            return True
+    except BadZipFile:
+        return False
 
 
 def run_quickstart(
@@ -164,17 +249,11 @@ def run_quickstart(
     parser.add_argument(
         "--output", type=Path, default=folder, help=f"working folder ({short(folder)})"
     )
-    try:
-        output = parser.parse_args(arguments).output.resolve()
-        make_working_folder(output)
+    output = parser.parse_args(arguments).output.resolve()
+
+    def work() -> None:
+        make_output_folder(output)
+        (output / "checkpoints").mkdir(exist_ok=True)
         steps(output)
-    except KeyboardInterrupt:
-        print(
-            "\ninterrupted (a traceback above is fairseq's way to stop); "
-            f"`make {target}` goes on from the last checkpoint"
-        )
-        return 130
-    except ValueError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
-    return 0
+
+    return exit_status(work, f"`make {target}` goes on from the last checkpoint", output)

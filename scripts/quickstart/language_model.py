@@ -1,9 +1,14 @@
-"""Train, evaluate and sample a small character model of Python source: what `make quickstart` runs.
+"""Train, evaluate and sample a small model of Python source: what `make quickstart` runs.
 
     python -m scripts.quickstart.language_model [--output quickstart]
 
 Each step prints what it does and the shell command it runs, to be pasted at the repository root.
 Ctrl-C is safe at any moment: the same command goes on from the last checkpoint.
+
+OUTPUT/data                   the text, its subword units, and what fairseq reads of it in data/bin
+OUTPUT/checkpoints            of the training, whose log is train.log
+OUTPUT/quickstart.png         validation loss against time, and what recurrence is worth
+OUTPUT/result.json            options, sizes, figures and times
 """
 
 import json
@@ -11,64 +16,75 @@ import lzma
 import re
 import shlex
 import sys
-import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
+from scripts._shared.command_line import NamedFile
 from scripts._shared.commands import ROOT, child_process, program, python_command, short
 from scripts._shared.files import write_json
-from scripts.prepare.python_source import SPACE, separate_characters
-from scripts.quickstart._checkpoints import training_progress
-from scripts.quickstart._steps import (
-    Training,
-    announce,
-    option,
-    run_logged,
-    run_quickstart,
-)
+from scripts._shared.results import markdown_table, save_plot
+from scripts.plot.losses import read_validations
+from scripts.prepare.python_source import MODEL
+from scripts.quickstart._steps import Training, announce, option, run_logged, run_quickstart
 
+DATA_OPTIONS = shlex.split("""
+    --subwords 2048
+""")
 COMMON_OPTIONS = shlex.split("""
     --user-dir fairseq_plugins --task segment_language_modeling --distributed-world-size 1
 """)
 TRAINING_OPTIONS = shlex.split("""
-    --arch all_attention_lm_tiny --tokens-per-sample 128 --batch-size 8
+    --arch transformer_xl_tiny --tokens-per-sample 128 --batch-size 8
     --optimizer adam --adam-betas 0.9,0.98 --clip-norm 0.25
     --lr 0.004 --lr-scheduler cosine --warmup-updates 100 --max-update 2600
     --save-interval-updates 325 --keep-interval-updates 1 --no-epoch-checkpoints --seed 1
 """)
 EVALUATION_OPTIONS = shlex.split("""
-    --tokens-per-sample 512 --batch-size 1
+    --tokens-per-sample 128 --batch-size 4
 """)
+# Tokens of recurrence at evaluation; training has as many as a segment.
+RECURRENCES = {"off": 0, "as in training": 128, "four times as long": 512}
 SAMPLING_OPTIONS = shlex.split("""
     --beam 1 --nbest 1 --sampling --sampling-topp 0.9 --continue-past-eos
-    --min-len 400 --max-len-b 400 --seed 1
+    --min-len 150 --max-len-b 150 --seed 1
 """)
-PROMPT = "def "
+PROMPT = "def"
 ASCII = 128
+PARTS = ("train", "test")
+UNIT = "bits a character"
 
 
 def prepare(output: Path) -> None:
     """Step 1: the corpus."""
-    words = [*python_command("prepare.python_source"), "--output", short(output / "data")]
-    announce("[1] corpus: the characters of the Python standard library's own source files", words)
+    words = [*python_command("prepare.python_source"), *DATA_OPTIONS]
+    words += ["--output", short(output / "data")]
+    announce("[1] corpus: the source files of Python's own standard library", words)
     with child_process(words):
         pass
 
 
+def corpus(output: Path) -> dict[str, Any]:
+    """What the preparation recorded of the corpus."""
+    return json.loads((output / "data" / "corpus.json").read_text(encoding="ascii"))
+
+
+def tokens_per_character(output: Path, split: str) -> float:
+    """Tokens of a split, line ends among them, over its characters."""
+    sizes = corpus(output)["splits"][split]
+    return sizes["tokens"] / sizes["characters"]
+
+
 def training(output: Path) -> Training:
     """The training of step 2."""
-    options = [*COMMON_OPTIONS, *TRAINING_OPTIONS]
-    return Training(f"quickstart/{Path(__file__).name}", output, output / "data" / "bin", options)
+    return Training("quickstart/language_model.py", output, [*COMMON_OPTIONS, *TRAINING_OPTIONS])
 
 
 def train(output: Path) -> None:
     """Step 2: training, from the last checkpoint if there is one."""
-    training(output).run(
-        2,
-        "about 3 minutes on 2 cores",
-        "counts a whole epoch, of which training takes the first {goal} updates",
-    )
+    title = "[2] training: about 4 minutes on 2 cores"
+    training(output).run(title, UNIT, tokens_per_character(output, "valid"))
 
 
 def bigram_bits_per_character(train: str, test: str) -> float:
@@ -110,68 +126,95 @@ def parse_evaluation(log: str) -> tuple[float, int]:
     return float(loss[1]), int(tokens[1].replace(",", ""))
 
 
-def check_tokens(tokens: int, characters: int) -> None:
-    """Check that each character was evaluated once.
-
-    Raises ValueError when bits per token are not bits per character.
-    """
-    if tokens != characters:
-        raise ValueError(
-            f"fairseq-eval-lm evaluated {tokens} tokens, test.txt has {characters} characters: "
-            "the loss is not in bits per character of test.txt, check EVALUATION_OPTIONS of "
-            "scripts/quickstart/language_model.py"
-        )
-
-
 def model_options(output: Path) -> list[str]:
     """Options by which fairseq finds the data and the trained model."""
     source = training(output)
     return [short(source.data), *COMMON_OPTIONS, "--path", short(source.checkpoint)]
 
 
-def evaluate(output: Path) -> dict:
-    """Step 3: the model's loss on the test part."""
-    words = [program("fairseq-eval-lm"), *model_options(output), "--gen-subset", "test"]
-    words += EVALUATION_OPTIONS
-    announce("[3] evaluation: the loss on the test part, whole files never trained on", words)
-    started = time.monotonic()
-    log = run_logged(words, output / "evaluation.log", "evaluation")
-    seconds = time.monotonic() - started
-    bits, tokens = parse_evaluation(log)
-    check_tokens(tokens, len((output / "data" / "text" / "test.txt").read_text(encoding="ascii")))
-    print(f"loss {bits} bits per token, {tokens:,} tokens; log in {short(output)}/evaluation.log")
-    return {"bits": bits, "tokens": tokens, "seconds": round(seconds, 1)}
+def evaluate(output: Path) -> dict[str, float]:
+    """Step 3: bits per character of the test part, by how far recurrence reaches.
+
+    Raises ValueError when fairseq-eval-lm did not score every token of it once.
+    """
+    expected = corpus(output)["splits"]["test"]["tokens"]
+    print("\n[3] evaluation: the test part, whole files never trained on", flush=True)
+    found = {}
+    for name, tokens in RECURRENCES.items():
+        words = [program("fairseq-eval-lm"), *model_options(output), "--gen-subset", "test"]
+        words += [*EVALUATION_OPTIONS, "--model-overrides", f"{{'mem_len': {tokens}}}"]
+        announce(f"recurrence {name}", words)
+        log = output / f"evaluation_{tokens}.log"
+        bits, scored = parse_evaluation(run_logged(words, log, "evaluation"))
+        if scored != expected:
+            raise ValueError(
+                f"fairseq-eval-lm scored {scored} tokens and the test part has {expected}: the "
+                "figure would be wrong, check EVALUATION_OPTIONS of "
+                "scripts/quickstart/language_model.py"
+            )
+        found[name] = bits * tokens_per_character(output, "test")
+        print(f"{bits} bits a token, {scored:,} tokens: {found[name]:.4f} {UNIT}", flush=True)
+    return found
 
 
-def compare(output: Path, evaluation: dict) -> None:
-    """Step 4: a table of bits per character, also written to result.json."""
-    print("\n[4] comparison: bits per character of the test part, fewer are better\n")
-    data = output / "data"
-    train, test = ((data / "text" / f"{name}.txt").read_text("ascii") for name in ("train", "test"))
-    updates, seconds = training_progress(training(output).checkpoint)
-    bits = {
-        "bigram, add-one": bigram_bits_per_character(train, test),
-        "xz -9": xz_bits_per_character(test),
-        option(TRAINING_OPTIONS, "--arch"): evaluation["bits"],
-    }
-    for name, value in bits.items():
-        print(f"  {name:24} {value:7.4f}")
-    print(
-        "\nxz sees only the test text; the bigram model and the network have seen the training text"
-        f" ({len(train):,} characters)."
-    )
+def report(output: Path, recurrences: dict[str, float]) -> None:
+    """Step 4: a table and a plot, also written to result.json and quickstart.png."""
+    text = {part: (output / "data" / "text" / f"{part}.txt").read_text("ascii") for part in PARTS}
+    source = training(output)
+    updates, seconds = source.progress()
+    seen = updates * tokens_per_update() / tokens_per_character(output, "train")
+    known = f"{len(text['train']) / 1e6:.1f} million characters"
+    read = f"{seen / 1e6:.1f} million characters, {seconds:.0f} s"
+    rows = [
+        ("add-one bigram", known, bigram_bits_per_character(text["train"], text["test"])),
+        ("xz -9", "nothing: it reads the test part only", xz_bits_per_character(text["test"])),
+        *((f"model, recurrence {name}", read, bits) for name, bits in recurrences.items()),
+    ]
+    print(f"\n[4] result: {UNIT} of the test part, fewer are better\n")
+    cells = [(name, f"{bits:.4f}", trained) for name, trained, bits in rows]
+    print(markdown_table(["", UNIT, "trained on"], cells))
+    scale = tokens_per_character(output, "valid")
+    validations = read_validations(NamedFile("model", source.log), timed=True).values()
+    minutes = [validation.seconds / 60 for validation in validations]
+    losses = [validation.loss * scale for validation in validations]
     result = {
-        "bits_per_character": bits,
-        "tokens": evaluation["tokens"],
+        "bits_per_character": {name: bits for name, _, bits in rows},
+        "validation": {"minutes": minutes, "bits_per_character": losses},
         "updates": updates,
         "training_seconds": round(seconds, 1),
-        "evaluation_seconds": evaluation["seconds"],
-        "corpus": json.loads((data / "corpus.json").read_text(encoding="ascii")),
-        "training_options": [*COMMON_OPTIONS, *TRAINING_OPTIONS],
+        "corpus": corpus(output),
+        "training_options": source.options,
         "evaluation_options": [*COMMON_OPTIONS, *EVALUATION_OPTIONS],
     }
     write_json(output / "result.json", result)
-    print(f"written to {short(output)}/result.json")
+    save_plot(output / "quickstart.png", lambda *axes: draw(*axes, result), columns=2)
+    print(
+        f"\nwritten to {short(output)}/result.json and {short(output)}/quickstart.png", flush=True
+    )
+
+
+def tokens_per_update() -> int:
+    """Tokens that an update reads."""
+    names = ("--tokens-per-sample", "--batch-size")
+    return int(np.prod([int(option(TRAINING_OPTIONS, name)) for name in names]))
+
+
+def draw(losses: Any, bars: Any, result: dict[str, Any]) -> None:
+    """Draw validation loss against time, and the table's figures as bars."""
+    validation = result["validation"]
+    losses.plot(validation["minutes"], validation["bits_per_character"], marker=".")
+    losses.set_xlabel("minutes of training")
+    losses.set_ylabel(f"validation part, {UNIT}")
+    losses.grid(alpha=0.3)
+    shown = {
+        name: bits for name, bits in result["bits_per_character"].items() if "bigram" not in name
+    }
+    names = [name.replace(", ", "\n") for name in shown]
+    colors = ["tab:gray"] + ["tab:blue"] * (len(shown) - 1)
+    drawn = bars.bar(names, shown.values(), color=colors)
+    bars.bar_label(drawn, fmt="%.3f")
+    bars.set_ylabel(f"test part, {UNIT}")
+    bars.tick_params(axis="x", labelsize="small")
 
 
 def decode_sample(log: str) -> str:
@@ -185,29 +228,29 @@ def decode_sample(log: str) -> str:
             "fairseq-interactive printed no hypothesis H-0: check PROMPT and SAMPLING_OPTIONS of "
             "scripts/quickstart/language_model.py"
         )
-    characters = {SPACE: " ", "</s>": "\n"}
-    return "".join(characters.get(symbol, symbol) for symbol in found[1].split())
+    pieces = ("\n" if piece == "</s>" else piece for piece in found[1].split(" "))
+    return "".join(pieces).replace("\u2581", " ")
 
 
 def sample(output: Path) -> None:
     """Step 5: text sampled from the model."""
-    words = [program("fairseq-interactive"), *model_options(output), *SAMPLING_OPTIONS]
-    prompt = separate_characters(PROMPT)
-    length = option(SAMPLING_OPTIONS, "--max-len-b")
+    words = [program("fairseq-interactive"), *model_options(output)]
+    words += ["--bpe", "sentencepiece", "--sentencepiece-model", short(output / "data" / MODEL)]
+    words += SAMPLING_OPTIONS
     announce(
-        f"[5] sample: {length} characters, {PROMPT!r} and what the model writes after it",
+        f"[5] sample: {PROMPT!r} and what the model writes after it",
         words,
-        before=f"echo {shlex.quote(prompt)} | ",
+        before=f"echo {shlex.quote(PROMPT)} | ",
     )
-    log = run_logged(words, output / "sample.log", "sampling", sent=prompt + "\n")
-    print(f"\n{decode_sample(log)}\n\nlog in {short(output)}/sample.log")
+    log = run_logged(words, output / "sample.log", "sampling", sent=PROMPT + "\n")
+    print(f"\n{decode_sample(log)}", flush=True)
 
 
 def quickstart(output: Path) -> None:
     """Run all the steps; those already done are passed over, evaluation and sampling repeated."""
     prepare(output)
     train(output)
-    compare(output, evaluate(output))
+    report(output, evaluate(output))
     sample(output)
 
 

@@ -91,20 +91,12 @@ def parts(output: Path) -> dict[str, dict]:
 
 def training(output: Path) -> Training:
     """The training of step 3."""
-    return Training(
-        f"quickstart/{Path(__file__).name}",
-        output,
-        output / "data" / "bin",
-        [*COMMON_OPTIONS, *TRAINING_OPTIONS],
-        output / "train.log",
-    )
+    return Training("quickstart/translation.py", output, [*COMMON_OPTIONS, *TRAINING_OPTIONS])
 
 
 def train(output: Path) -> None:
     """Step 3: training, from the last checkpoint if there is one; raises ValueError if it fails."""
-    training(output).run(
-        3, "about 4 minutes on 2 cores", "counts an epoch at a time, until {goal} updates are done"
-    )
+    training(output).run("[3] training: about 4 minutes on 2 cores")
 
 
 def evaluation_command(output: Path, folder: str, *options: str) -> list[str]:

@@ -8,7 +8,7 @@ import torch
 from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_INV_REGISTRY
 
 from fairseq_plugins.all_attention.model import PRESETS, AllAttentionConfig
-from scripts.evaluate._untrained_models import build, make_task, sizes_of_arch
+from scripts.evaluate.evaluation_speed import build, sizes_of_arch
 
 # symbols of the published vocabularies
 SYMBOLS = {"enwik8": 205, "text8": 28, "wt103": 267_735}
@@ -44,7 +44,7 @@ def build_preset(name, symbols=None, **changes):
     """The model of a preset on the meta device, for ``symbols`` symbols, special ones included."""
     symbols = symbols or next(count for data, count in SYMBOLS.items() if data in name)
     with torch.device("meta"):
-        return build(sizes_of_arch(name, symbols), make_task(symbols, 8, 0), **changes)
+        return build(sizes_of_arch(name, symbols), 8, 0, **changes)[0]
 
 
 def parameters(model):

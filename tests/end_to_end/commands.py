@@ -3,6 +3,7 @@
 import gc
 import importlib
 import io
+import logging
 import os
 import re
 import runpy
@@ -86,11 +87,12 @@ def run_child(words):
 
 
 @contextmanager
-def forked(words, log=None):
+def forked(words, log=None, append=False):
     """Do what ``child_process`` of scripts does, by ``run_child``."""
     printed = run_child(words)
     if log:
-        log.write_text(printed, encoding="utf-8")
+        with log.open("a" if append else "w", encoding="utf-8") as file:
+            file.write(printed)
     yield SimpleNamespace(poll=lambda: 0, returncode=0, stdin=io.BytesIO())
 
 
@@ -98,6 +100,8 @@ def _be_command(module, words, files, folder, variables):
     """Be ``python -m module words`` in a folder and environment, with files as input and output."""
     # what it was forked with is no garbage, and takes long to look through
     gc.freeze()
+    # the command sets up its log itself, which does nothing once there is a handler
+    logging.root.handlers.clear()
     os.environ.clear()
     os.environ.update(variables)
     os.chdir(folder)

@@ -7,9 +7,9 @@ import re
 import pytest
 import torch
 
-from scripts._shared.scoring import load_language_model, load_task, load_tokens, score_text
 from scripts.evaluate import attention_length as plot_attention_length
 from scripts.evaluate import recl as measure_recl
+from scripts.evaluate._scoring import load_language_model, load_task, load_tokens, score_text
 from tests.end_to_end.commands import evaluate, loss, train
 
 TRANSFORMER_XL = [

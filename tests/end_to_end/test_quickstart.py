@@ -5,8 +5,7 @@ import re
 
 import pytest
 
-from scripts.prepare import _preprocess as preprocess_command
-from scripts.prepare import python_source as prepare_python_source
+from scripts.prepare import _binarize, python_source
 from scripts.quickstart import _steps as quickstart_steps
 from scripts.quickstart import language_model as quickstart
 from tests.end_to_end.commands import ROOT, forked
@@ -25,9 +24,9 @@ def output(tmp_path_factory):
         (library / f"m{number:03}.py").write_text(f"# {number}\n{part}")
     (library / "m000.py").write_text("".join(map(chr, range(32, 127))) + "\n")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(preprocess_command, "child_process", forked)
-        patch.setattr(prepare_python_source, "WORKERS", 1)
-        prepare_python_source.prepare(folder / "data", library)
+        patch.setattr(_binarize, "child_process", forked)
+        patch.setattr(python_source, "WORKERS", 1)
+        python_source.prepare(folder / "data", library, subwords=200)
     (folder / "checkpoints").mkdir()
     return folder
 
@@ -40,13 +39,17 @@ def test_all_steps_after_the_corpus(output, monkeypatch, capsys):
     monkeypatch.setattr(quickstart, "prepare", lambda output: None)
     assert quickstart.main(["--output", str(output)]) == 0
     result = json.loads((output / "result.json").read_text())
-    text = (output / "data" / "text" / "test.txt").read_text()
-    assert (result["updates"], result["tokens"]) == (2, len(text))
+    assert (result["updates"], len(result["validation"]["minutes"])) == (2, 2)
+    figures = result["bits_per_character"]
     printed = capsys.readouterr().out
-    sample = printed.split("--seed 1\n\n")[-1].rsplit("\n\nlog in", 1)[0]
+    for name in quickstart.RECURRENCES:
+        # a model that has learnt nothing
+        assert 1 < figures[f"model, recurrence {name}"] < 8
+        assert f"{figures[f'model, recurrence {name}']:.4f}" in printed
+    assert re.search(r"^100 %, +\d+ s: training \d", printed, re.MULTILINE)
+    assert (output / "quickstart.png").exists()
+    sample = printed.split("--seed 1\n\n")[-1]
     assert sample.startswith(quickstart.PROMPT)
-    # a model that has learnt nothing writes <unk> and the like, too
-    assert len(re.sub("<(s|pad|unk)>", "?", sample)) == 400
 
     # the same command again trains no further
     monkeypatch.setattr(quickstart_steps, "child_process", forked)

@@ -7,7 +7,7 @@ import shlex
 import pytest
 
 from scripts.evaluate import translation as evaluate_translation
-from scripts.prepare import _preprocess as preprocess_command
+from scripts.prepare import _binarize
 from scripts.quickstart import _steps as quickstart_steps
 from scripts.quickstart import translation as quickstart
 from tests.end_to_end.commands import forked, run, run_child
@@ -32,7 +32,7 @@ def small():
         patch.setattr(quickstart, "CORPUS_OPTIONS", corpus)
         patch.setattr(quickstart, "PREPARATION_OPTIONS", preparation)
         patch.setattr(quickstart, "TRAINING_OPTIONS", training)
-        for module in (quickstart, quickstart_steps, evaluate_translation, preprocess_command):
+        for module in (quickstart, quickstart_steps, evaluate_translation, _binarize):
             patch.setattr(module, "child_process", forked)
         yield quickstart
 

@@ -1,4 +1,4 @@
-"""Options of benchmarks that are refused, with what to give in place of them."""
+"""Options of benchmarks: what is refused, with what to give in place of it, and --quick."""
 
 import importlib
 
@@ -32,11 +32,6 @@ BAD = {
             "--device is 'cuda:7' and PyTorch sees 0 GPUs: give one of those, or cpu",
         ),
         (
-            "--peak-of original",
-            "--peak-of is 'original', which does not take part with transformer_xl_enwik8_base in "
-            "fp32: give another --dtype, for original also --original",
-        ),
-        (
             "--original nowhere",
             "--original is nowhere, and neither it nor its folder pytorch has mem_transformer.py: "
             "give the folder of a checkout of the published code, "
@@ -66,6 +61,15 @@ BAD = {
         ),
         ("--dtype fp16", "--dtype is 'fp16': give one or more of fp32, bf16, bf16-autocast"),
         ("--device tpu", "--device is 'tpu': give cpu, cuda, or a GPU by number, as cuda:0"),
+        (
+            "--slots 64 --knn 9 --original .",
+            "--knn is 9: beside --original give at most the root of --slots, 8",
+        ),
+        (
+            "--original nowhere",
+            "--original is nowhere, and it has no xlm/model/memory/memory.py: give the folder of a "
+            "checkout of the published code, https://github.com/facebookresearch/XLM",
+        ),
     ],
     "weighted_transformer": [
         ("--size huge", "--size is 'huge': give one or more of small, base"),
@@ -88,3 +92,19 @@ def test_bad_options_are_refused(monkeypatch, capsys, name, arguments, message):
     benchmark = importlib.import_module(f"scripts.benchmark.{name}")
     assert benchmark.main(arguments.split()) == 1
     assert capsys.readouterr().err == f"error: {message}\n"
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("transformer_xl", "TransformerXLBenchmark"),
+        ("all_attention", "AllAttentionBenchmark"),
+        ("product_key_memory", "MemoryBenchmark"),
+        ("weighted_transformer", "WeightedTransformerBenchmark"),
+    ],
+)
+def test_a_quick_run_is_expected_to_take_less_than_3_minutes(name, kind):
+    kind = getattr(importlib.import_module(f"scripts.benchmark.{name}"), kind)
+    quick, whole = (kind(kind.parse_options(words)) for words in (["--quick"], []))
+    assert quick.expected_seconds() < 180
+    assert whole.expected_seconds() > 2 * quick.expected_seconds()

@@ -1,3 +1,5 @@
+"""The benchmark of product-key memories: what it refuses, what it reports."""
+
 import io
 import json
 import re
@@ -9,11 +11,10 @@ import pytest
 import torch
 
 from scripts._shared import machine as benchmark_machine
-from scripts.benchmark import _product_key_memory_baselines as entries
-from scripts.benchmark import _product_key_memory_costs as memory_costs
+from scripts.benchmark import _benchmark as shared
+from scripts.benchmark import _memory_layers as layers_module
 from scripts.benchmark import product_key_memory as benchmark
-from scripts.benchmark._baselines import AUTOCAST, BF16, DTYPES, FP32, Entry
-from scripts.benchmark._product_key_memory_baselines import (
+from scripts.benchmark._memory_layers import (
     FIXED,
     FIXED_SEARCHED,
     INFERENCE,
@@ -22,187 +23,29 @@ from scripts.benchmark._product_key_memory_baselines import (
     STEP,
     TRAINING_STEP,
     MemoryCase,
-    build_layers,
-    check_same_outputs,
-    draw_fixed_slots,
-    step_memory,
 )
-from scripts.benchmark._product_key_memory_costs import Cost, costs, state_bytes
-from scripts.benchmark._product_key_memory_report import BETTER, MemoryMeasurement, MemoryReport
-from tests.operations import multiply_adds_of
+from scripts.benchmark._original import MEMORY
+from scripts.benchmark._report import BF16, DTYPES, FP32, Entry
+from scripts.benchmark.product_key_memory import MemoryMeasurement, MemoryReport
+from tests.scripts.tables import cells
 
-CPU = torch.device("cpu")
-OURS, DENSE, SPARSE, FEED_FORWARD = MODELS
-WIDTH, QUERY_WIDTH = 16, 8
-SLOTS, HEADS, KNN, TOKENS = 64, 2, 4, 6
-CASE = MemoryCase(SLOTS, HEADS, KNN, TOKENS)
+pytestmark = pytest.mark.usefixtures("small_memories")
+OURS, DENSE, SPARSE, FEED_FORWARD, ORIGINAL, ORIGINAL_SPARSE = MODELS
+BETTER, BETTER_ORIGINAL = "the better EmbeddingBag", "the better original"
+PLAIN, PUBLISHED = (DENSE, SPARSE), (ORIGINAL, ORIGINAL_SPARSE)
+CASE = MemoryCase(slots=64, heads=2, knn=4, tokens=6)
 SMALL = "--slots 64 --heads 2 --knn 4 --tokens 6 --threads 1".split()
-# of a query network with biases and of two sets of 8 sub-keys of width 4, for 2 heads
-WEIGHTS = 16 * 16 + 16 + 2 * 2 * 8 * 4
-
-
-@pytest.fixture(autouse=True)
-def small(monkeypatch):
-    """Small layers, products and copies."""
-    monkeypatch.setattr(benchmark_machine, "PRODUCT_WIDTH", 64)
-    monkeypatch.setattr(memory_costs, "COPIED_BYTES", 1 << 16)
-    for module in (entries, memory_costs, benchmark):
-        monkeypatch.setattr(module, "WIDTH", WIDTH)
-        monkeypatch.setattr(module, "QUERY_WIDTH", QUERY_WIDTH)
 
 
 @pytest.fixture
 def quick(monkeypatch):
     """Memory measured without another process."""
-    monkeypatch.setattr(benchmark.MemoryBenchmark, "memory_of", lambda *_: (3 * 2**20, 2**10))
+    memory = {"peak_bytes": 3 * 2**20, "largest_bytes": 2**10}
+    monkeypatch.setattr(benchmark.MemoryBenchmark, "memory_of", lambda *_: memory)
 
 
 def made(*words):
-    return benchmark.MemoryBenchmark(benchmark.parse_options([*SMALL, *words]))
-
-
-def layer_of(model, case=CASE, dtype=FP32):
-    """A entry whose values no other one has."""
-    (layer,) = build_layers(case, [Entry(model, dtype)], CPU)
-    return layer
-
-
-def values_of(layer):
-    values = layer.module.values
-    return values.weight if isinstance(values, torch.nn.Module) else values
-
-
-def weights_of(layer):
-    linear = layer.module.query_network
-    linear = linear.layers[0] if layer.entry.model == OURS else linear[0]
-    return [linear.weight, linear.bias, layer.module.keys.subkeys, values_of(layer)]
-
-
-@pytest.mark.parametrize("model", [DENSE, SPARSE])
-@pytest.mark.parametrize(
-    "case", [CASE, MemoryCase(4, 1, 3, 1), MemoryCase(16, 3, 16, 2), MemoryCase(100, 1, 1, 5)]
-)
-def test_entries_compute_and_learn_the_same(case, model):
-    ours, other = layer_of(OURS, case), layer_of(model, case)
-    before = values_of(ours).detach().clone()
-    assert torch.equal(before, values_of(other))
-    slots = ours.search()[1]
-    torch.testing.assert_close(ours.infer(), other.infer())
-    for layer in (ours, other):
-        layer.forward()
-        torch.testing.assert_close(layer.output, ours.infer())
-        layer.backward()
-    torch.testing.assert_close(ours.x.grad, other.x.grad)
-    gradients = [
-        [w.grad.to_dense() if w.grad.is_sparse else w.grad for w in weights_of(layer)]
-        for layer in (ours, other)
-    ]
-    torch.testing.assert_close(*gradients)
-    for layer in (ours, other):
-        layer.update()
-        assert all(weight.grad is None for weight in [layer.x, *weights_of(layer)])
-    for weight, same, grad in zip(weights_of(ours), weights_of(other), gradients[0], strict=True):
-        # Adam makes whole steps of rounding errors, and torch adds epsilon in another place; what
-        # has no gradient at all must not change in either
-        sure = (grad.abs() > 1e-5) | (grad == 0)
-        torch.testing.assert_close(weight[sure], same[sure], rtol=0, atol=2e-6)
-    learned = (values_of(ours) != before).any(1)
-    assert learned.nonzero().flatten().tolist() == slots.unique().tolist()
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_entries_are_compared_with_the_same_weights_and_tokens(dtype):
-    layers = build_layers(CASE, [Entry(model, dtype) for model in MODELS], CPU)
-    assert len({values_of(layer).data_ptr() for layer in layers[:3]}) == 1
-    for layer in layers:
-        assert torch.equal(layer.x, layers[0].x)
-        assert torch.equal(layer.grad, layers[0].grad)
-        assert layer.x.dtype == (torch.bfloat16 if dtype == BF16 else torch.float32)
-        layer.step()
-        assert layer.infer().dtype in (torch.float32, torch.bfloat16)
-
-
-@pytest.mark.parametrize("searched", [False, True])
-def test_fixed_slots_are_those_that_are_read(monkeypatch, searched):
-    monkeypatch.setattr(entries, "FIXED_ROWS", 12)
-    slots = draw_fixed_slots(CASE, torch.Generator().manual_seed(3))
-    rows, counts = slots.unique(return_counts=True)
-    assert slots.shape == (TOKENS, HEADS, KNN)
-    assert counts.tolist() == [4] * 12
-    layers = [layer_of(model) for model in (OURS, DENSE, SPARSE)]
-    before = values_of(layers[0]).detach().clone()
-    outputs = []
-    for layer in layers:
-        layer.fix_slots(slots, searched)
-        layer.forward()
-        outputs.append(layer.output.detach())
-        torch.testing.assert_close(outputs[-1], outputs[0])
-        layer.backward()
-        found_by = [weight.grad is not None for weight in layer.module.query_network.parameters()]
-        assert found_by == [True] * 2 * searched
-        layer.update()
-        learned = (values_of(layer) != before).any(1)
-        assert learned.nonzero().flatten().tolist() == rows.tolist()
-
-
-def test_fixed_slots_end_at_the_table(monkeypatch):
-    monkeypatch.setattr(entries, "FIXED_ROWS", 1000)
-    slots = draw_fixed_slots(MemoryCase(16, 2, 4, 4), torch.Generator().manual_seed(3))
-    assert slots.unique().tolist() == list(range(16))
-
-
-def test_costs_of_a_memory_by_hand():
-    number, rows = 4, 20
-    activations, reads, values = 6 * 16 * number, 48, 20 * 16 * number
-    search = Cost(activations + WEIGHTS * number + 48 * 12, 6 * 16 * 16 + 6 * 2 * 2 * 8 * 4)
-    forward = Cost(search.moved + 48 * 12 + values + activations, search[1] + reads * 16)
-    backward = Cost(
-        3 * activations + 2 * reads * 12 + reads * 4 + 2 * values + 8 * rows + 2 * WEIGHTS * number,
-        2 * (6 * 16 * 16 + 6 * 2 * 2 * 4 * 4) + 2 * reads * 16,
-    )
-    update = Cost(7 * values + 8 * rows + 7 * WEIGHTS * number)
-    of_parts = costs(CASE, OURS, rows, FP32)
-    assert CASE.parameters == WEIGHTS
-    assert of_parts[SEARCH] == search
-    assert [of_parts[part] for part in STEP] == [forward, backward, update]
-    step = tuple(map(sum, zip(forward, backward, update, strict=True)))
-    assert of_parts[TRAINING_STEP] == of_parts[FIXED_SEARCHED] == step
-    assert of_parts[INFERENCE] == forward
-    read = 48 * 12 + values + activations
-    unread = activations + 48 * 12 + 2 * values + 48 * 4 + 8 * rows
-    assert of_parts[FIXED] == (read + unread + 7 * values + 8 * rows, 3 * reads * 16)
-    assert costs(CASE, DENSE, rows, AUTOCAST) == of_parts
-    assert costs(CASE, SPARSE, rows, BF16)[SEARCH].moved == 6 * 16 * 2 + WEIGHTS * 2 + 48 * 10
-
-
-def test_costs_of_a_feed_forward_sublayer_by_hand():
-    weights = 2 * 16 * 64 + 64 + 16
-    of_parts = costs(CASE, FEED_FORWARD, 20, FP32)
-    assert of_parts[INFERENCE] == (4 * (2 * 6 * 16 + weights), 6 * 2 * 16 * 64)
-    assert of_parts["backward"] == (4 * (3 * 6 * 16 + 2 * weights), 2 * 6 * 2 * 16 * 64)
-    assert of_parts["update"] == (4 * 7 * weights, 0)
-
-
-def test_operations_are_those_that_pytorch_counts():
-    memory, feed_forward = layer_of(OURS), layer_of(FEED_FORWARD)
-    assert multiply_adds_of(memory.search) == costs(CASE, OURS, 9, FP32)[SEARCH].multiply_adds
-    of_parts = costs(CASE, FEED_FORWARD, 9, FP32)
-    assert multiply_adds_of(feed_forward.infer) == of_parts[INFERENCE].multiply_adds
-    assert multiply_adds_of(feed_forward.step) == of_parts[TRAINING_STEP].multiply_adds
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_only_dense_gradients_take_a_tensor_of_the_tables_size(dtype):
-    case = MemoryCase(1024, HEADS, KNN, TOKENS)
-    table = case.table_bytes(dtype)
-    assert table == values_of(layer_of(OURS, case, dtype)).nbytes
-    largest = {
-        model: step_memory(case, Entry(model, dtype), CPU)[1] for model in (OURS, DENSE, SPARSE)
-    }
-    assert largest[OURS] < table
-    assert largest[DENSE] == table
-    # a gradient for each read
-    assert largest[SPARSE] >= case.reads * WIDTH * (2 if dtype == BF16 else 4)
+    return benchmark.MemoryBenchmark(benchmark.MemoryBenchmark.parse_options([*SMALL, *words]))
 
 
 def test_the_ratio_is_to_the_better_of_the_plain_memories():
@@ -212,12 +55,13 @@ def test_the_ratio_is_to_the_better_of_the_plain_memories():
         for model, of_model in seconds.items()
     ]
     report = MemoryReport(rows, MODELS, "slots")
-    assert report.speed_ratio(rows[0], BETTER, None) == pytest.approx(3)
-    assert report.speed_ratio(rows[0], FEED_FORWARD, None) == pytest.approx(0.5)
-    assert report.speed_ratio(rows[1], BETTER, None) is None
-    assert "| 2,000.00 (1,000.00 to 4,000.00) | 3 | 500.00 |" in report.table()
-    assert MemoryReport(rows[:2], MODELS, "slots").rivals() == {f"times {BETTER}": (BETTER, None)}
-    assert MemoryReport(rows[:1], MODELS, "slots").rivals() == {}
+    assert report.ratios(rows[0]) == pytest.approx(
+        {f"times {BETTER}": 3, f"times {FEED_FORWARD}": 0.5}
+    )
+    assert report.ratios(rows[1]) == {f"times {BETTER}": None, f"times {FEED_FORWARD}": None}
+    assert cells(report.table())[2][5:8] == ["2,000.00 (1,000.00 to 4,000.00)", "3", "500.00"]
+    assert list(MemoryReport(rows[:2], MODELS, "slots").ratios(rows[0])) == [f"times {BETTER}"]
+    assert MemoryReport(rows[:1], MODELS, "slots").ratios(rows[0]) == {}
 
 
 def test_a_table_in_a_tensor_of_ours_is_warned_of():
@@ -232,56 +76,78 @@ def test_a_table_in_a_tensor_of_ours_is_warned_of():
     ]
 
 
-def test_state_by_hand():
-    table = 64 * 16
-    assert state_bytes(CASE, OURS, FP32) == 2 * 4 * table
-    assert state_bytes(CASE, OURS, BF16) == 3 * 4 * table
-    assert state_bytes(CASE, DENSE, FP32) == 4 * 4 * table
-    assert state_bytes(CASE, SPARSE, BF16) == 2 * (2 * table + 3 * 48 * 16)
-    assert state_bytes(CASE, FEED_FORWARD, FP32) == 0
-
-
 def test_what_does_not_fit_is_left_out_with_the_reason(monkeypatch):
-    case = MemoryCase(1024**2, 4, 32, 2048)
-    for module in (memory_costs, entries):
-        monkeypatch.setattr(module, "WIDTH", 512)
-    given = made()
+    monkeypatch.setattr(layers_module, "WIDTH", 512)
+    large = ["--slots", str(1024**2), "--heads", "4", "--knn", "32", "--tokens", "2048"]
     monkeypatch.setattr(benchmark, "free_memory", lambda _: 16 * 2**30)
-    admitted, reasons = given.admit(case, FP32)
-    assert [entry.model for entry in admitted] == [OURS, SPARSE, FEED_FORWARD]
-    assert reasons == [
+    given = made(*large)
+    assert [entry.model for entry in given.entries(given.cases[0])] == [OURS, SPARSE, FEED_FORWARD]
+    assert given.left_out == [
         f"left out: {DENSE} with 1048576 slots, 4/32/2048, fp32: beside the others 19.5 GiB are "
         "needed, 16.0 GiB are free"
     ]
     monkeypatch.setattr(benchmark, "free_memory", lambda _: 5 * 2**30)
     message = "--slots is 1048576 (fp32): 6.0 GiB are needed, 5.0 GiB are free: give fewer slots"
+    given = made(*large)
     with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
-        given.admit(case, FP32)
-    assert len(made("--mode", "inference").admit(case, FP32)[0]) == 4
-    assert 0 < memory_costs.free_memory(CPU) < 2**50
+        given.entries(given.cases[0])
+    given = made(*large, "--mode", "inference")
+    assert len(given.entries(given.cases[0])) == 4
+    assert 0 < benchmark_machine.free_memory(torch.device("cpu")) < 2**50
 
 
 def test_a_memory_that_computes_something_else_is_refused(monkeypatch):
-    assert check_same_outputs(CASE, CPU) <= entries.TOLERANCE
-    search = entries.PlainKeys.forward
+    given = made()
+    assert given.largest_difference(CASE) <= benchmark.MemoryBenchmark.tolerance
+    search = layers_module.PlainKeys.forward
     pattern = (
-        rf"--slots is 64 \(2/4/6\), with which {DENSE}'s scores differ by [\d.e-]+ and its outputs "
-        rf"by [\d.e-]+ from {OURS}'s with the same weights \(allowed is 1e-05\), and [\d.]+% of "
-        "the tokens read the same slots: speeds of layers that compute different things are not "
-        r"compared; find the wrong one with tests/scripts/benchmark/test_product_key_memory\.py"
+        rf"{DENSE}'s scores and outputs differ by [\d.e-]+ from {OURS}'s with the same weights "
+        r"\(64 slots, 2/4/6; allowed is 1e-05\): speeds of models that compute different things "
+        r"are not compared; see tests/scripts/benchmark/test_memory_layers\.py"
     )
     monkeypatch.setattr(
-        entries.PlainKeys, "forward", lambda self, queries, k: search(self, 1.01 * queries, k)
+        layers_module.PlainKeys, "forward", lambda self, queries, k: search(self, 1.01 * queries, k)
     )
     with pytest.raises(ValueError, match=f"^{pattern}$"):
-        check_same_outputs(CASE, CPU)
+        given.largest_difference(CASE)
 
 
-def table(text):
+@pytest.mark.parametrize(
+    ("there", "instead"),
+    [
+        ("self.query_mlps[0](x)", "self.query_mlps[0](x + 1e-3)"),
+        ("scores.float().softmax(-1)", "scores.float().sigmoid()"),
+        ("scores.flatten(2)", "scores.mT.flatten(2)"),
+        ("per_sample_weights=weights", "per_sample_weights=torch.nan * weights"),
+    ],
+)
+def test_an_original_that_computes_something_else_is_refused(memory_checkout, there, instead):
+    file = memory_checkout / MEMORY.file
+    text = file.read_text()
+    assert there in text
+    assert (
+        made("--original", str(memory_checkout)).largest_difference(CASE)
+        <= benchmark.MemoryBenchmark.tolerance
+    )
+    file.write_text(text.replace(there, instead))
+    given = made("--original", str(memory_checkout))
+    pattern = (
+        f"^--original is {re.escape(str(memory_checkout))}, whose scores and outputs differ by "
+        "[a-z0-9.-]+ from .* not compared; give an unchanged checkout$"
+    )
+    with pytest.raises(ValueError, match=pattern):
+        given.largest_difference(CASE)
+
+
+def test_an_original_is_imported_quietly(memory_checkout, capfd):
+    made("--original", str(memory_checkout))
+    assert capfd.readouterr().err == ""
+    assert not any(name.startswith("xlm") for name in sys.modules)
+
+
+def rows_of(text):
     """Cells of the rows of Markdown tables in a text, without titles."""
-    rows = [line for line in text.splitlines() if line.startswith("| ")]
-    cells = [[cell.strip() for cell in row.strip("|").split("|")] for row in rows]
-    return [row for row in cells if row[0].isdecimal()]
+    return [row for row in cells(text) if row[0].isdecimal()]
 
 
 def test_run(quick, tmp_path, capsys):
@@ -295,14 +161,14 @@ def test_run(quick, tmp_path, capsys):
         for model in [*memories, FEED_FORWARD]
     ] + [(SEARCH, model) for model in memories]
     fixed = [(part, model) for part in (FIXED, FIXED_SEARCHED) for model in memories]
-    assert [tuple(row[:5]) for row in table(printed)] == [
+    assert [tuple(row[:5]) for row in rows_of(printed)] == [
         (str(slots), "2/4/6", part, model, dtype)
         for rows in (real, fixed)
         for slots in (64, 256)
         for dtype in (FP32, BF16)
         for part, model in rows
     ]
-    for row in table(printed):
+    for row in rows_of(printed):
         assert [bool(cell) for cell in row[9:]] == (
             [row[3] == OURS]
             # neither a search nor fixed rows are of a feed-forward sublayer
@@ -310,7 +176,7 @@ def test_run(quick, tmp_path, capsys):
             * (row[2] not in (FIXED, FIXED_SEARCHED))
             + [row[2] == TRAINING_STEP] * 2
         )
-    assert "64 slots, 2/4/6: outputs differ by" in printed
+    assert "64 slots, 2/4/6: scores and outputs differ by" in printed
     growth = rf"\nfixed rows, 2/4/6, {OURS} fp32: 256 slots take [\d.]+ times as long as 64\n"
     assert re.search(growth, printed)
     written = json.loads((tmp_path / "benchmark.json").read_text())
@@ -334,9 +200,27 @@ def test_run(quick, tmp_path, capsys):
 
 def test_run_of_searches_alone(quick, capsys):
     assert benchmark.main([*SMALL, "--mode", "search", "--steps", "1"]) == 0
-    assert [row[2:4] for row in table(capsys.readouterr().out)] == [
+    assert [row[2:4] for row in rows_of(capsys.readouterr().out)] == [
         [SEARCH, model] for model in (OURS, DENSE, SPARSE)
     ]
+
+
+def test_run_beside_the_original(quick, memory_checkout, tmp_path, capsys):
+    words = ["--mode", "train", "search", "fixed-rows", "--steps", "1", "--output", str(tmp_path)]
+    assert benchmark.main([*SMALL, *words, "--original", str(memory_checkout)]) == 0
+    printed = capsys.readouterr().out
+    rows = rows_of(printed)
+    searched = [OURS, *PLAIN, *PUBLISHED]
+    assert [row[3] for row in rows if row[2] == TRAINING_STEP] == list(MODELS)
+    assert [row[3] for row in rows if row[2] == SEARCH] == searched
+    assert [row[3] for row in rows if row[2] == FIXED] == [OURS, *PLAIN]
+    titles = [f"times {name}" for name in (BETTER, FEED_FORWARD, BETTER_ORIGINAL)]
+    assert cells(printed)[0][9:12] == titles
+    measured = json.loads((tmp_path / "benchmark.json").read_text())["measurements"]
+    step = [row for row in measured if row["mode"] == TRAINING_STEP]
+    rates = {row["model"]: row["tokens_per_second"] for row in step}
+    better = max(rates[model] for model in PUBLISHED)
+    assert step[0][f"times {BETTER_ORIGINAL}"] == pytest.approx(rates[OURS] / better)
 
 
 @pytest.fixture
@@ -344,22 +228,23 @@ def other_process(monkeypatch):
     """Runs in this process what is to run in another, which would import for seconds."""
 
     def run(words, **_):
-        assert words[:2] == [sys.executable, benchmark.__file__]
+        assert words[:3] == [sys.executable, "-m", benchmark.__name__]
         out, errors = io.StringIO(), io.StringIO()
         with redirect_stdout(out), redirect_stderr(errors):
-            status = benchmark.main(words[2:])
+            status = benchmark.main(words[3:])
         return subprocess.CompletedProcess(words, status, out.getvalue(), errors.getvalue())
 
-    monkeypatch.setattr(benchmark.subprocess, "run", run)
+    monkeypatch.setattr(shared.subprocess, "run", run)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_memory_is_measured_in_another_process(other_process, monkeypatch, dtype):
     peaks = iter([1000, 1300])
-    monkeypatch.setattr(entries, "peak_memory", lambda _: next(peaks))
-    case = MemoryCase(1024, HEADS, KNN, TOKENS)
-    measured = made().memory_of(case, Entry(DENSE, dtype))
-    assert measured == (300, case.table_bytes(dtype))
+    monkeypatch.setattr(layers_module, "peak_memory", lambda _: next(peaks))
+    case = CASE._replace(slots=1024)
+    given = made("--slots", "1024", "--dtype", *DTYPES)
+    measured = given.memory_of(0, Entry(DENSE, dtype))
+    assert measured == {"peak_bytes": 300, "largest_bytes": case.table_bytes(dtype)}
 
 
 def test_a_process_that_fails_is_reported(other_process, monkeypatch):
@@ -372,4 +257,4 @@ def test_a_process_that_fails_is_reported(other_process, monkeypatch):
         "no memory: give smaller --slots: where memory is short give smaller --slots"
     )
     with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
-        made().memory_of(CASE, Entry(OURS, FP32))
+        made().memory_of(0, Entry(OURS, FP32))

@@ -1,4 +1,3 @@
-import argparse
 import json
 import math
 import re
@@ -11,19 +10,14 @@ import torch
 
 from fairseq_plugins.segment_language_model import attention_blocks as query_blocks
 from scripts._shared import machine as benchmark_machine
-from scripts.benchmark import _comparison as benchmark_comparison
-from scripts.benchmark import _report as benchmark_report
-from scripts.benchmark import _transformer_xl_baselines as entries
+from scripts._shared.results import NO_MATPLOTLIB
+from scripts.benchmark import _benchmark as shared
 from scripts.benchmark import transformer_xl as benchmark
-from scripts.benchmark._baselines import AUTOCAST, BF16, FP32, Case, Entry, Setting, draw_tokens
-from scripts.benchmark._transformer_xl_baselines import (
-    MODELS,
-    build_readers,
-    configuration,
-    multiply_adds,
-    vocabulary,
-)
+from scripts.benchmark._language_models import Case, draw_tokens
+from scripts.benchmark._report import AUTOCAST, BF16, FP32, Entry
+from scripts.benchmark.transformer_xl import MODELS, multiply_adds
 from tests.operations import multiply_adds_of
+from tests.scripts.tables import cells
 
 OURS, PLAIN, ORIGINAL = MODELS
 SIZE = "transformer_xl_tiny"
@@ -36,25 +30,21 @@ def exactly(text):
     return f"^{re.escape(text)}$"
 
 
-def options(**given):
-    values = {
-        "size": [SIZE],
-        "dtype": [FP32],
-        "train": ["4/6/2"],
-        "evaluate": [],
-        "steps": "1",
-        "threads": "1",
-        "device": "cpu",
-        "original": None,
-    }
-    return argparse.Namespace(**{**values, **given})
+def made(*words):
+    words = ["--size", SIZE, "--train", "4/6/2", "--evaluate", "--threads", "1", *words]
+    return benchmark.TransformerXLBenchmark(benchmark.TransformerXLBenchmark.parse_options(words))
+
+
+def case_of(mode, *numbers, size=SIZE):
+    return benchmark.parse_case(size, mode, "/".join(map(str, numbers)))
 
 
 @pytest.fixture
 def quick(monkeypatch):
     """Small products, and memory measured without another process."""
     monkeypatch.setattr(benchmark_machine, "PRODUCT_WIDTH", 64)
-    monkeypatch.setattr(benchmark.TransformerXLBenchmark, "peak_of", lambda *_: 3 * 2**20)
+    peak = {"peak_bytes": 3 * 2**20}
+    monkeypatch.setattr(benchmark.TransformerXLBenchmark, "memory_of", lambda *_: peak)
 
 
 @pytest.fixture
@@ -70,43 +60,38 @@ def stub(tmp_path):
     return write
 
 
-def counted(reader, setting, warm):
+def counted(reader, case, warm):
     """Multiply-adds that PyTorch counts in a segment after the memory is full."""
     generator = torch.Generator().manual_seed(1)
-    segments = [draw_tokens(vocabulary(SIZE), setting, generator) for _ in range(warm + 1)]
+    segments = [draw_tokens(case, generator) for _ in range(warm + 1)]
     for tokens in segments[:-1]:
         reader.read(tokens)
     return multiply_adds_of(lambda: reader.read(segments[-1]))
 
 
 @pytest.mark.parametrize(
-    ("setting", "superfluous"),
+    ("case", "superfluous"),
     [
         # a query's scores by distance have a column more than it sees keys, a table a row more
-        (Setting("train", 5, 7, 2), 3 * 10 * WIDTH + 2 * WIDTH**2),
-        (Setting("train", 5, 0, 2), 3 * 10 * WIDTH + 2 * WIDTH**2),
-        (Setting("evaluate", 5, 7, 2), 10 * WIDTH),
-        (Setting("evaluate", 5, 12, 2, 3), 10 * WIDTH),
+        (case_of("train", 5, 7, 2), 3 * 10 * WIDTH + 2 * WIDTH**2),
+        (case_of("train", 5, 0, 2), 3 * 10 * WIDTH + 2 * WIDTH**2),
+        (case_of("evaluate", 5, 7, 2), 10 * WIDTH),
+        (case_of("evaluate", 5, 12, 2, 3), 10 * WIDTH),
     ],
 )
-def test_operations_are_those_that_pytorch_counts(monkeypatch, setting, superfluous):
+def test_operations_are_those_that_pytorch_counts(monkeypatch, case, superfluous):
     for block in ("QUERY_BLOCK", "QUERY_BLOCK_FUSED"):
         monkeypatch.setattr(query_blocks, block, 1)  # no key is scored that is not seen
-    (reader,) = build_readers(SIZE, setting, [Entry(OURS, FP32)], CPU)
-    expected = multiply_adds(configuration(SIZE, setting), vocabulary(SIZE), setting)
-    assert counted(reader, setting, warm=4) == expected + LAYERS * superfluous
+    (reader,) = made().readers(case, [Entry(OURS, FP32)])
+    assert counted(reader, case, warm=4) == multiply_adds(case) + LAYERS * superfluous
 
 
 def test_operations_of_a_plain_model_by_hand():
-    setting = Setting("evaluate", 3, 9, 2, 4)
-    cfg = configuration(SIZE, setting)
     pairs = 2 * (1 + 2 + 3)
     layer = 6 * (4 * WIDTH**2 + 2 * WIDTH * INNER) + 2 * pairs * WIDTH
     expected = LAYERS * layer + 6 * WIDTH * SYMBOLS
-    assert multiply_adds(cfg, vocabulary(SIZE), setting, plain=True) == expected
-    training = Setting("train", 3, 9, 2)
-    cfg = configuration(SIZE, training)
-    assert multiply_adds(cfg, vocabulary(SIZE), training, plain=True) == 3 * expected
+    assert multiply_adds(case_of("evaluate", 3, 9, 2, 4), plain=True) == expected
+    assert multiply_adds(case_of("train", 3, 9, 2), plain=True) == 3 * expected
 
 
 @pytest.mark.parametrize("factor", [1, 2])
@@ -116,11 +101,8 @@ def test_operations_of_adaptive_embeddings_by_hand(monkeypatch, factor):
         "adaptive_input_cutoff": "20,60",
         "adaptive_input_factor": factor,
     }
-    setting = Setting("evaluate", 3, 9, 1)
-    whole = multiply_adds(configuration(SIZE, setting), vocabulary(SIZE), setting)
-    monkeypatch.setitem(entries.PRESETS, "adaptive", {**entries.PRESETS[SIZE], **adaptive})
-    cfg = configuration("adaptive", setting)
-    of_layers = whole - 3 * WIDTH * SYMBOLS
+    monkeypatch.setitem(benchmark.PRESETS, "adaptive", {**benchmark.PRESETS[SIZE], **adaptive})
+    of_layers = multiply_adds(case_of("evaluate", 3, 9, 1)) - 3 * WIDTH * SYMBOLS
     shares = [
         3 * math.log(end / start) / math.log(205 / 4)
         for start, end in [(4, 20), (20, 60), (60, 205)]
@@ -132,43 +114,47 @@ def test_operations_of_adaptive_embeddings_by_hand(monkeypatch, factor):
     if factor == 2:
         read = [share * WIDTH * WIDTH / 2**band for band, share in enumerate(shares)]
         expected += sum(read) + 3 * WIDTH**2 + sum(read[1:])
-    got = multiply_adds(cfg, vocabulary(SIZE), setting)
+    got = multiply_adds(case_of("evaluate", 3, 9, 1, size="adaptive"))
     assert got == pytest.approx(of_layers + expected, rel=1e-12)
 
 
 @pytest.mark.parametrize(
-    ("mode", "text", "setting"),
+    ("mode", "text", "case"),
     [
-        ("train", "512/512/2", Setting("train", 512, 512, 2)),
-        ("train", "512/0/2", Setting("train", 512, 0, 2)),
-        ("evaluate", "80/2100/1/820", Setting("evaluate", 80, 2100, 1, 820)),
+        ("train", "512/512/2", Case(SIZE, "train", 512, 512, 2, SYMBOLS)),
+        ("train", "512/0/2", Case(SIZE, "train", 512, 0, 2, SYMBOLS)),
+        ("evaluate", "80/2100/1/820", Case(SIZE, "evaluate", 80, 2100, 1, SYMBOLS, 820)),
     ],
 )
-def test_setting(mode, text, setting):
-    assert benchmark.parse_setting(mode, text) == setting
-    assert setting.text == text
+def test_setting(mode, text, case):
+    assert benchmark.parse_case(SIZE, mode, text) == case
+    assert case.setting == text
+
+
+def test_symbols_are_those_of_the_data_set():
+    sizes = ["transformer_xl_wt103_base", "transformer_xl_text8_large", SIZE]
+    assert [benchmark.symbols_of(size) for size in sizes] == [267_735, 27, SYMBOLS]
 
 
 def test_a_repeat_renews_the_memory():
-    assert Setting("evaluate", 80, 2100, 1).segments == 27
-    assert Setting("train", 512, 512, 1).segments == Setting("train", 512, 0, 1).segments == 1
+    assert case_of("evaluate", 80, 2100, 1).segments == 27
+    assert case_of("train", 512, 512, 1).segments == case_of("train", 512, 0, 1).segments == 1
 
 
 def test_entries(monkeypatch):
     # any class will do: no model is made of it
-    monkeypatch.setattr(benchmark, "import_original", lambda _: torch.nn.Module)
+    monkeypatch.setattr(benchmark.TRANSFORMER_XL.__class__, "import_class", lambda *_: object)
 
-    def chosen(size, dtypes, original):
-        made = benchmark.TransformerXLBenchmark(
-            options(size=[size], dtype=dtypes, original=original)
-        )
-        return made.entries(made.cases[0])
+    def chosen(*words):
+        given = made(*words)
+        return given.entries(given.cases[0])
 
     ours, plain = Entry(OURS, FP32), Entry(PLAIN, FP32)
-    assert chosen(SIZE, [FP32], None) == [ours, plain]
-    assert chosen(SIZE, [FP32], Path()) == [ours, plain, (ORIGINAL, FP32)]
-    assert chosen(SIZE, [BF16], Path())[2:] == [(ORIGINAL, FP32), (ORIGINAL, AUTOCAST)]
-    adaptive = chosen("transformer_xl_wt103_base", [AUTOCAST], Path())
+    beside = ["--original", "."]
+    assert chosen() == [ours, plain]
+    assert chosen(*beside) == [ours, plain, (ORIGINAL, FP32)]
+    assert chosen("--dtype", BF16, *beside)[2:] == [(ORIGINAL, FP32), (ORIGINAL, AUTOCAST)]
+    adaptive = chosen("--size", "transformer_xl_wt103_base", "--dtype", AUTOCAST, *beside)
     assert adaptive == [(OURS, AUTOCAST), (ORIGINAL, FP32)]
 
 
@@ -185,31 +171,31 @@ def test_interruption_is_one_line(monkeypatch, capsys):
     def interrupted(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(benchmark_comparison, "run", interrupted)
+    monkeypatch.setattr(benchmark.TransformerXLBenchmark, "run", interrupted)
     assert benchmark.main([]) == 130
-    assert capsys.readouterr().out == (
-        "\ninterrupted, nothing was written; the same command starts anew\n"
+    assert capsys.readouterr().err == (
+        "\ninterrupted; nothing was written; the same command starts anew\n"
     )
 
 
-def test_chart_without_matplotlib_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr(benchmark_report.importlib.util, "find_spec", lambda _: None)
-    message = (
-        f"--output {tmp_path} gets a chart, for which matplotlib is missing: install it, "
-        "`python -m pip install matplotlib`, or leave --output out"
-    )
-    with pytest.raises(ValueError, match=exactly(message)):
-        benchmark_report.check_output(tmp_path)
-
-
-def test_output_that_is_a_file_is_refused(tmp_path):
+def test_where_nothing_can_be_written_nothing_is_measured(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(benchmark.TransformerXLBenchmark, "run", lambda _: pytest.fail("measured"))
     (tmp_path / "file").touch()
-    message = (
-        f"--output {tmp_path}/file cannot be written (File exists): "
-        "give a folder in a place where you may write"
+    assert benchmark.main(["--output", str(tmp_path / "file")]) == 1
+    assert capsys.readouterr().err == (
+        f"error: --output {tmp_path}/file cannot be written (File exists): "
+        "give a folder in a place where you may write\n"
     )
-    with pytest.raises(ValueError, match=exactly(message)):
-        benchmark_report.check_output(tmp_path / "file")
+    monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
+    assert benchmark.main(["--output", str(tmp_path / "made")]) == 1
+    assert capsys.readouterr().err == f"error: {NO_MATPLOTLIB}\n"
+    assert not (tmp_path / "made").exists()
+
+
+def test_what_is_given_counts_more_than_quick():
+    options = benchmark.TransformerXLBenchmark.parse_options(["--quick", "--steps", "5"])
+    assert (options.steps, options.train) == ("5", ["128/128/1"])
+    assert benchmark.TransformerXLBenchmark.parse_options([]).train == ["512/512/2"]
 
 
 def test_load_of_other_programs_is_told():
@@ -223,19 +209,13 @@ def test_hardware_line():
     assert f"PyTorch {torch.__version__}, 20" in line
 
 
-def table(text):
-    """Cells of the rows of a Markdown table in a text, titles first."""
-    rows = [line for line in text.splitlines() if line.startswith("| ")]
-    cells = [[cell.strip() for cell in row.strip("|").split("|")] for row in rows]
-    return cells[:1] + cells[2:]
-
-
 def test_run_without_the_original(quick, tmp_path, capsys):
     words = f"--size {SIZE} --train 4/6/2 --evaluate 4/6/1/5 --steps 1 --dtype fp32 {AUTOCAST}"
     assert benchmark.main([*words.split(), "--output", str(tmp_path / "made")]) == 0
     printed = capsys.readouterr()
     assert "error" not in printed.err
-    titles, *rows = table(printed.out)
+    assert re.match(r"takes about \d+ min on 2 cores\n", printed.out)
+    titles, _, *rows = cells(printed.out)
     assert titles == [
         "size",
         "mode",
@@ -272,8 +252,8 @@ def test_run_beside_the_original(quick, stub, capsys):
     checkout = stub()
     assert benchmark.main([*words.split(), "--original", str(checkout)]) == 0
     printed = capsys.readouterr().out
-    assert f"{SIZE}, evaluate 4/9/2/5: losses of a token differ from the original's by" in printed
-    titles, *rows = table(printed)
+    assert f"{SIZE}, evaluate 4/9/2/5: losses of a token, in nats, differ by" in printed
+    titles, _, *rows = cells(printed)
     assert titles[7:10] == [
         "times transformer_lm",
         "times original fp32",
@@ -296,9 +276,9 @@ def test_an_original_that_computes_something_else_is_refused(quick, stub, capsys
     printed = capsys.readouterr()
     assert "|" not in printed.out
     pattern = (
-        f"error: --original is {re.escape(str(checkout))}, whose loss of a token differs by "
-        r"[\d.e-]+ nats from transformer_xl's with the same weights \(transformer_xl_tiny, train "
-        r"4/6/2, fp32; allowed is 0.0002\): speeds of models that compute different things are not "
+        f"error: --original is {re.escape(str(checkout))}, whose losses of a token, in nats, "
+        r"differ by [\d.e-]+ from transformer_xl's with the same weights \(transformer_xl_tiny, "
+        r"train 4/6/2; allowed is 0.0002\): speeds of models that compute different things are not "
         "compared; give an unchanged checkout\n"
     )
     assert re.fullmatch(pattern, printed.err)
@@ -308,7 +288,7 @@ def test_an_original_without_a_number_is_refused(quick, stub, capsys):
     checkout = stub(STAND_IN.replace("losses.view_as(target)", "losses.view_as(target) * math.nan"))
     words = f"--size {SIZE} --train 4/6/2 --evaluate --steps 1 --original {checkout}"
     assert benchmark.main(words.split()) == 1
-    assert "differs by nan nats" in capsys.readouterr().err
+    assert "differ by nan from" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -325,13 +305,12 @@ def test_an_original_that_cannot_be_imported_is_refused(stub, text, reason):
         f"MemTransformerLM ({reason}): give an unchanged checkout"
     )
     with pytest.raises(ValueError, match=exactly(message)):
-        benchmark.TransformerXLBenchmark(options(original=checkout))
+        made("--original", str(checkout))
     assert "mem_transformer" not in sys.modules
 
 
 def test_memory_is_measured_in_another_process():
-    made = benchmark.TransformerXLBenchmark(options())
-    peak = made.peak_of(Case(SIZE, Setting("train", 4, 6, 2)), Entry(OURS, FP32))
+    peak = made().memory_of(0, Entry(OURS, FP32))["peak_bytes"]
     parameters = LAYERS * (5 * WIDTH**2 + 2 * WIDTH * INNER) + SYMBOLS * WIDTH
     # weights and gradients
     assert peak > 8 * parameters
@@ -339,11 +318,10 @@ def test_memory_is_measured_in_another_process():
 
 def test_memory_that_cannot_be_measured_is_an_error(monkeypatch):
     ended = subprocess.CompletedProcess([], 1, stdout="", stderr="Traceback\nno room\n")
-    monkeypatch.setattr(benchmark_comparison.subprocess, "run", lambda *_, **__: ended)
+    monkeypatch.setattr(shared.subprocess, "run", lambda *_, **__: ended)
     message = (
         f"the memory of {OURS} {FP32} ({SIZE}, train 4/6/2) cannot be measured, exit status 1, no "
         "room: where memory is short give a smaller size, segment, memory or batch"
     )
-    made = benchmark.TransformerXLBenchmark(options())
     with pytest.raises(ValueError, match=exactly(message)):
-        made.peak_of(Case(SIZE, Setting("train", 4, 6, 2)), Entry(OURS, FP32))
+        made().memory_of(0, Entry(OURS, FP32))

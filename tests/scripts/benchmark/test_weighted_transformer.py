@@ -1,25 +1,23 @@
 """The benchmark of the Weighted Transformer: equal results, right counts, what it reports."""
 
 import json
-import re
 
 import pytest
 import torch
 
 from fairseq_plugins.weighted_transformer.branched_attention import BranchedFeedForward
-from scripts.benchmark import _weighted_transformer_baselines as entries
 from scripts.benchmark import weighted_transformer as benchmark
-from scripts.benchmark._weighted_transformer_baselines import (
+from scripts.benchmark.weighted_transformer import (
     MODELS,
     SIZES,
     Size,
     build_models,
     build_sublayers,
-    check_same_outputs,
     draw_batch,
     generation,
     training_step,
 )
+from tests.scripts.tables import cells
 
 TINY = Size(layers=1, width=16, inner=32, heads=4)
 
@@ -28,7 +26,13 @@ TINY = Size(layers=1, width=16, inner=32, heads=4)
 def small(monkeypatch):
     """Sizes and a vocabulary that take no time."""
     monkeypatch.setitem(SIZES, "small", TINY)
-    monkeypatch.setattr(entries, "SYMBOLS", 40)
+    monkeypatch.setattr(benchmark, "SYMBOLS", 40)
+
+
+def made(*words):
+    words = ["--size", "small", *words]
+    kind = benchmark.WeightedTransformerBenchmark
+    return kind(kind.parse_options(words))
 
 
 def test_branch_by_branch_computes_what_merged_branches_do():
@@ -48,18 +52,18 @@ def test_matrices_are_of_one_size():
 
 
 def test_whole_models_that_differ_are_not_compared(monkeypatch):
-    assert check_same_outputs(TINY, draw_batch(2, 5)) < 1e-5
-    right = entries.BranchByBranch.forward
-    monkeypatch.setattr(entries.BranchByBranch, "forward", lambda *args: 1.01 * right(*args))
-    with pytest.raises(ValueError, match=r"^the outputs of merged and branch by branch differ by"):
-        check_same_outputs(TINY, draw_batch(2, 5))
+    assert made().largest_difference("small") < 1e-5
+    right = benchmark.BranchByBranch.forward
+    monkeypatch.setattr(benchmark.BranchByBranch, "forward", lambda *args: 1.01 * right(*args))
+    with pytest.raises(ValueError, match=r"^branch by branch's outputs differ by .*attention\.py$"):
+        made().largest_difference("small")
 
 
 def test_the_branch_loop_is_in_every_layer_of_its_model():
     models = build_models(TINY)
     for name, kind in [
         (MODELS.ours, BranchedFeedForward),
-        (MODELS.original, entries.BranchByBranch),
+        (MODELS.original, benchmark.BranchByBranch),
     ]:
         found = [m for m in models[name].modules() if isinstance(m, BranchedFeedForward)]
         assert [type(module) for module in found] == [kind] * 2
@@ -75,27 +79,26 @@ def test_a_step_trains_and_generation_has_the_length_asked_for(name):
     changed = [key for key, value in model.state_dict().items() if not value.equal(before[key])]
     assert any("encoder.layers.0" in key for key in changed)
     lengths = []
-    generate = entries.SequenceGenerator.generate
+    generate = benchmark.SequenceGenerator.generate
 
-    class Noted(entries.SequenceGenerator):
+    class Noted(benchmark.SequenceGenerator):
         def generate(self, *args, **kwargs):
             found = generate(self, *args, **kwargs)
             lengths.extend(len(hypotheses[0]["tokens"]) for hypotheses in found)
             return found
 
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(entries, "SequenceGenerator", Noted)
-        generation(model, batch, 6)()
+        patched.setattr(benchmark, "SequenceGenerator", Noted)
+        generation(model, batch)()
     # and the end of the sentence
-    assert lengths == [7, 7]
+    assert lengths == [6, 6]
 
 
 def test_multiply_adds_are_those_of_the_matrices():
-    options = benchmark.parse_options(["--tokens", "10", "--size", "small"])
-    made = benchmark.BranchBenchmark(options)
+    given = made("--tokens", "10")
 
     def count(mode, model):
-        return made.multiply_adds("small", benchmark.SUBLAYERS, mode, model)
+        return given.multiply_adds(TINY, benchmark.SUBLAYERS, mode, model)
 
     assert count("inference", MODELS.plain) == 10 * (16 * 16 + 2 * 16 * 32)
     # four heads of width 4 into inner widths of 8, and 32 into 16
@@ -110,10 +113,13 @@ def test_it_reports_every_part(tmp_path, capsys):
     output = ["--threads", "1", "--output", str(tmp_path / "out")]
     assert benchmark.main([*words, *output]) == 0
     printed = capsys.readouterr().out
-    rows = re.findall(r"^\| small, (\w+) \| (\w+) \| [\d/]+ \| ([\w ]+) \|", printed, re.MULTILINE)
+    titles, _, *rows = cells(printed)
+    assert titles[:5] == ["size, part", "mode", "setting", "model", "dtype"]
     parts = [("sublayers", "train"), ("sublayers", "inference"), ("training", "train")]
     parts.append(("generation", "generate"))
-    assert rows == [(part, mode, model) for part, mode in parts for model in MODELS]
+    assert [(row[0], row[1], row[3]) for row in rows] == [
+        (f"small, {part}", mode, model) for part, mode in parts for model in MODELS
+    ]
     assert "peak memory" not in printed
     assert "small: outputs differ by" in printed
     written = json.loads((tmp_path / "out" / "benchmark.json").read_text())

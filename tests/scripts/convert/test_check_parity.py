@@ -1,4 +1,3 @@
-import re
 import shutil
 import sys
 
@@ -8,21 +7,22 @@ import pytest
 from scripts.convert import check_parity
 from tests.end_to_end.commands import run_child
 from tests.scripts.convert.foreign_models import CUTOFFS, SYMBOLS, adaptive_span, transformer_xl
+from tests.scripts.tables import cells
 
-HEADER = (
-    "| case | setting | tokens compared | largest difference | root mean square "
-    "| the original's own | perplexity | agrees |"
-)
+HEADER = [
+    *("case", "setting", "tokens compared", "largest difference", "root mean square"),
+    *("the original's own", "perplexity", "agrees"),
+]
 ROUNDING = "within the original's rounding"
 SEGMENTS = {"t7": {"tgt_len": 7, "mem_len": 10, "same_length": False, "clamp_len": -1}}
 BLOCKS = {"t7": {"block_size": 7}, "t1": {"block_size": 1}}
 
 
-def cells(printed):
+def rows_of(printed):
     """The table's rows, without its header and rule, as lists of cells."""
-    lines = [line for line in printed.splitlines() if line.startswith("|")]
-    assert re.sub(r" +", " ", lines[0]) == HEADER
-    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[2:]]
+    header, _, *rows = cells(printed)
+    assert header == HEADER
+    return rows
 
 
 @pytest.fixture(scope="module")
@@ -70,7 +70,7 @@ def test_the_table(scored, monkeypatch, capsys):
     of_case(monkeypatch, [found["t7"]])
     assert check_parity.main([str(folder)]) == 0
     printed = capsys.readouterr().out
-    (row,) = cells(printed)
+    (row,) = rows_of(printed)
     assert row[:3] == ["xl", "t7", "54"]
     assert float(row[3]) < 2e-4
     perplexity = np.exp(losses["t7"].mean())
@@ -89,7 +89,7 @@ def test_a_changed_loss_is_found(tmp_path, monkeypatch, capsys, difference, stat
     of_case(monkeypatch, losses.values())
     assert check_parity.main([str(tmp_path)]) == status
     printed = capsys.readouterr().out
-    ((_, _, _, largest, *_, agrees),) = cells(printed)
+    ((_, _, _, largest, *_, agrees),) = rows_of(printed)
     assert (largest, agrees) == (f"{abs(difference):.1e}", "NO" if status else "yes")
     assert f"\n{1 - status} of 1 settings agree" in printed
 
@@ -99,7 +99,7 @@ def test_a_loss_that_is_no_number_does_not_agree(tmp_path, monkeypatch, capsys):
     losses["t7"][3] = np.nan
     of_case(monkeypatch, losses.values())
     assert check_parity.main([str(tmp_path)]) == 1
-    assert cells(capsys.readouterr().out)[0][-1] == "NO"
+    assert rows_of(capsys.readouterr().out)[0][-1] == "NO"
 
 
 @pytest.mark.parametrize(
@@ -130,8 +130,8 @@ def test_the_originals_rounding_is_allowed_for(tmp_path, monkeypatch, capsys):
     assert check_parity.main([str(tmp_path)]) == 0
     printed = capsys.readouterr().out
     rounding = f"{0.009 / np.sqrt(len(losses['t1'])):.1e}"
-    assert cells(printed)[1][3:6] == ["9.0e-03", rounding, rounding]
-    assert cells(printed)[1][7] == ROUNDING
+    assert rows_of(printed)[1][3:6] == ["9.0e-03", rounding, rounding]
+    assert rows_of(printed)[1][7] == ROUNDING
     assert "1 of 2 settings agree" in printed
     assert "1 differ by more, but not more than the original's rounding explains" in printed
 
@@ -158,7 +158,7 @@ def test_more_than_the_originals_rounding_is_missed(
     losses["t7"][tokens] += difference
     of_case(monkeypatch, losses.values())
     assert check_parity.main([str(tmp_path)]) == status
-    assert cells(capsys.readouterr().out)[0][-1] == ("NO" if status else ROUNDING)
+    assert rows_of(capsys.readouterr().out)[0][-1] == ("NO" if status else ROUNDING)
 
 
 def test_settings_of_the_others_make_a_difference(tmp_path, monkeypatch):
@@ -186,7 +186,7 @@ def test_cases_of_a_source_that_nothing_reads_are_named(scored, tmp_path, monkey
     (tmp_path / "other" / "config.json").write_text(config.replace('"transformer-xl"', '"paper"'))
     assert check_parity.main([str(tmp_path)]) == 0
     printed = capsys.readouterr().out
-    assert [row[0] for row in cells(printed)] == ["xl"]
+    assert [row[0] for row in rows_of(printed)] == ["xl"]
     assert printed.endswith("Left out, as nothing here reads their source: other (paper)\n")
     shutil.rmtree(tmp_path / "xl")
     assert check_parity.main([str(tmp_path)]) == 1

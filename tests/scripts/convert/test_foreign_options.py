@@ -6,10 +6,8 @@ import re
 import pytest
 import torch
 
-from scripts.convert._adaptive_span import AdaptiveSpanImport
-from scripts.convert._foreign import ForeignConfig
-from scripts.convert._transformer_xl import TransformerXLImport
-from scripts.convert._vocabulary import ForeignVocabulary
+from scripts.convert._foreign import ForeignConfig, ForeignVocabulary
+from scripts.convert._models import AdaptiveSpanImport, TransformerXLImport
 from tests.scripts.convert.foreign_models import CUTOFFS, SYMBOLS, adaptive_span, transformer_xl
 
 

@@ -1,6 +1,7 @@
 """A binarized text and checkpoints of tiny models, written without fairseq's commands."""
 
 import dataclasses
+import os
 
 import numpy as np
 import torch
@@ -13,6 +14,16 @@ from tests import tiny
 
 CONFIGS = {"all_attention_lm": AllAttentionConfig, "transformer_xl": TransformerXLConfig}
 BUILDERS = {"all_attention_lm": tiny.tiny_model, "transformer_xl": tiny.tiny_transformer_xl}
+
+
+class Mischief:
+    """Its pickle makes a folder when it is loaded."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return os.mkdir, (str(self.path),)
 
 
 def write_text(folder, length=97, split="test"):

@@ -9,13 +9,9 @@ from scripts._shared.command_line import NamedFile
 from scripts.evaluate import attention_length as plot_attention_length
 from scripts.evaluate.attention_length import AttentionLength, check_length, parse_lengths
 from tests.scripts.evaluate.saved_models import token_losses, write_checkpoint, write_text
+from tests.scripts.tables import cells
 
 EOS = 2
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return tmp_path_factory.mktemp("attention")
 
 
 @pytest.fixture(scope="module")
@@ -131,11 +127,6 @@ def words(folder, output, *others):
     return [*common, "--output", str(output), *others]
 
 
-def table_of(printed):
-    lines = [line.strip("|").split("|") for line in printed.splitlines() if line.startswith("|")]
-    return [[cell.strip() for cell in line] for line in (lines[0], *lines[2:])]
-
-
 def test_the_script_sweeps_memories(folder, text, models, tmp_path, capsys):
     checkpoints = [f"XL={folder}/xl.pt", f"AA={folder}/aa.pt"]
     sweep = ("--checkpoint", *checkpoints, "--mem-len", "2,6", "--batch-size", "3")
@@ -158,12 +149,12 @@ def test_the_script_sweeps_memories(folder, text, models, tmp_path, capsys):
         )
         assert row["same_length"] is True
         assert row["loss"] == pytest.approx(row["nats"] / np.log(2))
-    headers, *cells = table_of(printed)
+    headers, _, first, *_ = cells(printed)
     assert headers == [
         *("model", "memory", "extended context", "clamp", "same length", "segment", "streams"),
         *("tokens", "bits per character", "seconds"),
     ]
-    assert cells[0][:9] == ["XL", "2", "0", "7", "yes", "8", "3", "50", f"{rows[0]['loss']:.4f}"]
+    assert first[:9] == ["XL", "2", "0", "7", "yes", "8", "3", "50", f"{rows[0]['loss']:.4f}"]
     best = min(rows[:2], key=lambda row: row["loss"])
     assert f"XL: best at {best['mem_len']} tokens, {best['loss']:.4f} bits per character" in printed
     assert (tmp_path / "attention_length.png").stat().st_size > 5000
@@ -180,11 +171,10 @@ def test_the_script_sweeps_contexts_without_memory(folder, text, models, tmp_pat
     assert rows[1]["nats"] == pytest.approx(whole.mean(), abs=1e-5)
 
 
-def test_nothing_is_measured_where_a_length_cannot_be(folder, models, tmp_path, capsys):
+def test_nothing_is_measured_where_a_length_cannot_be(folder, models, tmp_path, refused):
     sweep = ("--checkpoint", f"{folder}/xl.pt", f"L={folder}/learned.pt", "--mem-len", "2,3")
-    assert plot_attention_length.main(words(folder, tmp_path / "out", *sweep)) == 1
-    assert "error: --mem-len 2: L has --positions learned-absolute" in capsys.readouterr().err
-    assert not (tmp_path / "out").exists()
+    message = "--mem-len 2: L has --positions learned-absolute"
+    refused(plot_attention_length.main, words(folder, tmp_path, *sweep), message)
 
 
 def test_an_interrupted_sweep_keeps_its_figures(folder, models, tmp_path, capsys, monkeypatch):

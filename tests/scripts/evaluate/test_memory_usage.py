@@ -1,4 +1,4 @@
-"""What models of each kind read of their memories over a whole split, and what is said of it."""
+"""What is counted of reads made by hand, and of models of each kind over a whole split."""
 
 import json
 import math
@@ -12,29 +12,137 @@ from matplotlib.figure import Figure
 from fairseq_plugins.product_key_memory.usage import kl_from_uniform, usage
 from scripts.evaluate import memory_usage as measure_memory_usage
 from scripts.evaluate._split_loss import load_model
-from tests.product_key_memory.tiny import memories
+from scripts.evaluate.memory_usage import MemoryReads, curve, record_usage, slots_that_carry
+from tests import tiny
+from tests.product_key_memory.tiny import memories, tiny_language_model
 from tests.scripts.evaluate.saved_memory_models import (
     EOS,
     PAIRS,
+    SMALL,
     SOURCES,
     TARGETS,
     TOKENS,
     measure,
     sentence,
-    write_all,
+    unit_keys,
 )
+from tests.scripts.tables import cells
 
 CPU = torch.device("cpu")
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return write_all(tmp_path_factory.mktemp("memories"))
+class Planned(torch.nn.Module):
+    """Stands in for a query network: the next queries (N, H, d_q) of a plan, token by token."""
+
+    def __init__(self, plan):
+        super().__init__()
+        self.plan = plan
+        self.done = 0
+
+    def forward(self, x):
+        found = self.plan[self.done : self.done + len(x)]
+        self.done += len(x)
+        return found
 
 
-def by_hand(name, folder, data, batches):
+def test_planned_reads_are_counted_by_hand():
+    """Of 4 tokens, with 9 slots and sub-keys that are unit vectors: slot 3i + j."""
+    model = tiny_language_model(**SMALL, memory_layers="3").eval()
+    (memory,) = memories(model)
+    unit_keys(memory)
+    # the slots that a token reads with its heads, both with half of the weight
+    pairs = [[(0, 1), (1, 2)], [(0, 1), (0, 1)], [(3, 4), (6, 7)], [(4, 5), (4, 5)]]
+    plan = torch.zeros(4, 2, 6)
+    for token, heads in enumerate(pairs):
+        for head, slots in enumerate(heads):
+            plan[token, head, slots[0] // 3] = 9
+            for slot in slots:
+                plan[token, head, 3 + slot % 3] = 5
+    memory.query_network = Planned(plan)
+    with record_usage(model) as found, torch.no_grad():
+        # two batches of one stream
+        for batch in tiny.tokens(1, 4).split(2, dim=1):
+            model(batch)
+    assert list(found) == ["memory3"]
+    figures = found["memory3"].describe()
+    reads = [1.5, 2.0, 0.5, 0.5, 1.5, 1.0, 0.5, 0.5, 0]
+    assert found["memory3"].total().tolist() == pytest.approx(reads)
+    assert (figures["tokens"], figures["slots"], figures["knn"]) == (4, 9, 2)
+    assert figures["usage"] == pytest.approx(8 / 9)
+    assert figures["usage_of_heads"] == pytest.approx([5 / 9, 7 / 9])
+    z = [read / 8 for read in reads if read]
+    assert figures["kl"] == pytest.approx(math.log(9) + sum(p * math.log(p) for p in z))
+    # 2 + 1.5 of 8 reads are too few, and with 1.5 more there are 5; 90% are 7.2
+    assert figures["slots_with_share"] == {"0.5": 3, "0.9": 7}
+    # the tokens' heads share 1, 2, 0 and 2 slots of 2
+    assert figures["overlap_of_tokens"] == [[1, 5 / 8], [5 / 8, 1]]
+    # the first head reads 0, 1, 3, 4, 5, the other 0, 1, 2, 4, 5, 6, 7
+    shares = figures["overlap_of_slots"]
+    assert shares == [pytest.approx([1, 4 / 5]), pytest.approx([4 / 7, 1])]
+    weights = sorted((9 * p for p in z), reverse=True)
+    assert figures["curve"]["rank"] == list(range(1, 9))
+    assert figures["curve"]["weight"] == pytest.approx(weights)
+
+
+def test_overlap_is_that_of_sets():
+    generator = torch.Generator().manual_seed(3)
+    slots = torch.rand(20, 3, 12, generator=generator).topk(4).indices
+    reads = MemoryReads(12, 3)
+    for part in slots.split(7):
+        reads.record(part, torch.full(part.shape, 0.25))
+    for one in range(3):
+        for other in range(3):
+            shared = [len(set(token[one]) & set(token[other])) / 4 for token in slots.tolist()]
+            assert reads.overlap_of_tokens()[one, other].item() == pytest.approx(np.mean(shared))
+    reads.clear()
+    reads.record(slots[:1], torch.full((1, 3, 4), 0.25))
+    shared = len(set(slots[0, 0].tolist()) & set(slots[0, 1].tolist())) / 4
+    assert reads.overlap_of_tokens()[0, 1].item() == shared
+
+
+def test_slots_that_carry_a_share():
+    assert slots_that_carry(torch.tensor([1.0, 1, 1, 1]), 0.5) == 2
+    assert slots_that_carry(torch.tensor([0.0, 8, 1, 1]), 0.5) == 1
+    assert slots_that_carry(torch.full((10,), 0.1, dtype=torch.float64), 0.9) == 9
+
+
+def test_a_curve_has_few_points_of_many_slots():
+    points = curve(torch.arange(10**5, dtype=torch.float64))
+    assert points["rank"][0] == 1
+    assert points["rank"][-1] == 10**5 - 1
+    assert len(points["rank"]) < 201
+    assert points["weight"][0] == pytest.approx(2, rel=1e-3)
+
+
+def test_recording_ends_and_leaves_validation_alone():
+    model = tiny_language_model(memory_layers="2").eval()
+    (memory,) = memories(model)
+    with record_usage(model) as found, torch.no_grad():
+        model(tiny.tokens(2, 3))
+        assert memory.usage is None
+    with torch.no_grad():
+        model(tiny.tokens(2, 3))
+    assert found["memory2"].tokens == 6
+    with (
+        pytest.raises(ValueError, match="MemoryLanguageModel has no product-key memory to record"),
+        record_usage(tiny_language_model()),
+    ):
+        pass
+    # by itself a memory has its place in the model for a name
+    with record_usage(torch.nn.Sequential(memory)) as found:
+        assert list(found) == ["0"]
+
+
+def test_reads_of_a_context_do_not_count():
+    reads = MemoryReads(4, 1)
+    reads.counted = torch.tensor([False, True])
+    reads.record(torch.tensor([[[0]], [[2]]]), torch.ones(2, 1, 1))
+    assert (reads.tokens, reads.total().tolist()) == (1, [0, 0, 1, 0])
+
+
+def by_hand(name, saved, data, batches):
     """Reads of each memory and the loss of single sequences: {name: z'}, nats a token."""
-    model, _ = load_model(folder / f"{name}.pt", folder / data, CPU)
+    model, _ = load_model(saved / f"{name}.pt", saved / data, CPU)
     reads = {path: torch.zeros(49).double() for path, _ in model.named_modules()
              if path.endswith("memory.keys")}  # fmt: skip
 
@@ -56,9 +164,9 @@ def by_hand(name, folder, data, batches):
     return list(reads.values()), torch.cat(losses).mean().item()
 
 
-def text_of(folder):
+def text_of(saved):
     return torch.from_numpy(
-        np.fromfile(folder / "text" / "test.bin", dtype=np.uint16).astype(np.int64)
+        np.fromfile(saved / "text" / "test.bin", dtype=np.uint16).astype(np.int64)
     )
 
 
@@ -68,15 +176,15 @@ def expect(figures, reads):
 
 
 @pytest.mark.parametrize("batch_size", [None, 3])
-def test_blocks(folder, tmp_path, batch_size):
+def test_blocks(saved, tmp_path, batch_size):
     """The last of 10 blocks is shorter, and no batch is a multiple of 8."""
-    text = text_of(folder)
+    text = text_of(saved)
     before = torch.cat([torch.tensor([EOS]), text[:-1]])
     parts = zip(before.split(10), text.split(10), strict=True)
     batches = [((inputs[None],), target) for inputs, target in parts]
-    (reads,), loss = by_hand("blocks", folder, "text", batches)
+    (reads,), loss = by_hand("blocks", saved, "text", batches)
     options = ("--batch-size", batch_size) if batch_size else ()
-    status, found = measure(folder, "blocks", "text", tmp_path / "out", *options)
+    status, found = measure(saved, "blocks", "text", tmp_path / "out", *options)
     assert status == 0
     (model,) = found["models"]
     assert model["tokens"] == TOKENS
@@ -86,15 +194,15 @@ def test_blocks(folder, tmp_path, batch_size):
     expect(model["memories"]["memory2"], reads)
 
 
-def test_a_context_is_read_again_and_not_counted(folder, tmp_path):
+def test_a_context_is_read_again_and_not_counted(saved, tmp_path):
     """Blocks of 4 tokens after 6 of context."""
     options = ("--tokens-per-sample", 10, "--context-window", 6, "--batch-size", 4)
-    status, found = measure(folder, "blocks", "text", tmp_path / "out", *options)
+    status, found = measure(saved, "blocks", "text", tmp_path / "out", *options)
     assert status == 0
     (model,) = found["models"]
-    text = text_of(folder)
+    text = text_of(saved)
     before = torch.cat([torch.tensor([EOS]), text[:-1]])
-    loaded, _ = load_model(folder / "blocks.pt", folder / "text", CPU)
+    loaded, _ = load_model(saved / "blocks.pt", saved / "text", CPU)
     (memory,) = memories(loaded)
     selected, losses, reads = [], [], torch.zeros(49).double()
     memory.keys.register_forward_hook(lambda *found: selected.append(found[-1]))
@@ -110,21 +218,21 @@ def test_a_context_is_read_again_and_not_counted(folder, tmp_path):
     expect(model["memories"]["memory2"], reads)
 
 
-def test_a_first_symbol_is_no_token_of_the_split(folder, tmp_path):
-    status, found = measure(folder, "bos", "text", tmp_path / "out", "--tokens-per-sample", 9)
+def test_a_first_symbol_is_no_token_of_the_split(saved, tmp_path):
+    status, found = measure(saved, "bos", "text", tmp_path / "out", "--tokens-per-sample", 9)
     assert status == 0
     assert found["models"][0]["memories"]["memory2"]["tokens"] == TOKENS
 
 
 @pytest.mark.parametrize("streams", [1, 3])
-def test_streams_with_a_memory(folder, tmp_path, streams):
+def test_streams_with_a_memory(saved, tmp_path, streams):
     options = ("--batch-size", streams, "--tokens-per-sample", 8)
-    status, found = measure(folder, "streams", "text", tmp_path / "out", *options)
+    status, found = measure(saved, "streams", "text", tmp_path / "out", *options)
     assert status == 0
     (model,) = found["models"]
     assert [memory["tokens"] for memory in model["memories"].values()] == [TOKENS] * 2
     # as fairseq's own evaluation walks over the text
-    loaded, task = load_model(folder / "streams.pt", folder / "text", CPU)
+    loaded, task = load_model(saved / "streams.pt", saved / "text", CPU)
     task.load_dataset("test")
     total, first = 0.0, memories(loaded)[0]
     reads = torch.zeros(49).double()
@@ -143,15 +251,15 @@ def test_streams_with_a_memory(folder, tmp_path, streams):
     expect(model["memories"]["memory1"], reads)
 
 
-def test_translation(folder, tmp_path):
+def test_translation(saved, tmp_path):
     """Sentences one by one, without padding, in fairseq's order of the source."""
     batches = []
     for number in range(len(PAIRS)):
         source, target = sentence(number, 0), sentence(number, 1)
         before = torch.cat([torch.tensor([[EOS]]), target[:, :-1]], dim=1)
         batches.append(((source, torch.tensor([source.size(1)]), before), target[0]))
-    (encoder, decoder), loss = by_hand("pairs", folder, "pairs", batches)
-    status, found = measure(folder, "pairs", "pairs", tmp_path / "out", "--batch-size", 4)
+    (encoder, decoder), loss = by_hand("pairs", saved, "pairs", batches)
+    status, found = measure(saved, "pairs", "pairs", tmp_path / "out", "--batch-size", 4)
     assert status == 0
     (model,) = found["models"]
     assert model["loss"] == pytest.approx(loss, abs=1e-5)
@@ -161,10 +269,10 @@ def test_translation(folder, tmp_path):
     expect(model["memories"]["decoder_memory1"], decoder)
 
 
-def test_tables_json_and_plot(folder, tmp_path, capsys):
+def test_tables_json_and_plot(saved, tmp_path, capsys):
     output = tmp_path / "a" / "usage"
-    words = ["--data", str(folder / "text"), "--output", str(output), "--cpu", "--checkpoint"]
-    words += [f"known={folder}/alike.pt", f"random={folder}/blocks.pt"]
+    words = ["--data", str(saved / "text"), "--output", str(output), "--cpu", "--checkpoint"]
+    words += [f"known={saved}/alike.pt", f"random={saved}/blocks.pt"]
     assert measure_memory_usage.main(words) == 0
     printed = capsys.readouterr().out
     # all tokens read slots 0, 1 and 1, 2 with weights 1/2
@@ -190,12 +298,6 @@ def test_tables_json_and_plot(folder, tmp_path, capsys):
         "memory_usage.png",
     ]
     assert (output / "memory_usage.png").stat().st_size > 5000
-
-
-def cells(printed):
-    """Rows of the tables in what was printed."""
-    lines = (line for line in printed.splitlines() if line.startswith("| "))
-    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
 
 
 def test_one_head_has_no_overlap():

@@ -1,21 +1,15 @@
-import os
 import re
 
 import numpy as np
 import pytest
 import torch
 
-from scripts._shared import scoring as score_text
+from scripts.evaluate import _scoring as score_text
 from tests import tiny
 from tests.scripts.evaluate.saved_models import token_losses, write_checkpoint, write_text
 
 CPU = torch.device("cpu")
 EOS = 2
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return tmp_path_factory.mktemp("text")
 
 
 @pytest.fixture(scope="module")
@@ -141,35 +135,6 @@ def test_a_memory_beside_an_extended_context_is_refused(folder, text, model):
     message = "the extended context is 5 tokens for a model with a recurrence of 200, which would"
     with pytest.raises(ValueError, match=message):
         score_text.score_text(model, task, text, 1)
-
-
-class Mischief:
-    def __init__(self, path):
-        self.path = path
-
-    def __reduce__(self):
-        return os.mkdir, (str(self.path),)
-
-
-def test_a_checkpoint_cannot_run_anything(tmp_path):
-    torch.save({"model": Mischief(tmp_path / "made")}, tmp_path / "bad.pt")
-    with pytest.raises(ValueError, match=r"bad.pt holds more than weights and options, or is cut"):
-        score_text.load_checkpoint(tmp_path / "bad.pt")
-    assert not (tmp_path / "made").exists()
-
-
-def test_files_that_are_no_checkpoints_are_refused(folder, model, tmp_path):
-    with pytest.raises(ValueError, match=r"none.pt is no file: name one that fairseq-train wrote"):
-        score_text.load_checkpoint(tmp_path / "none.pt")
-    (tmp_path / "short.pt").write_bytes((folder / "xl.pt").read_bytes()[:3000])
-    with pytest.raises(ValueError, match=r"short.pt holds more than .* or is cut short"):
-        score_text.load_checkpoint(tmp_path / "short.pt")
-    other = {"cfg": {"model": {"_name": "transformer_lm"}}}
-    for name, content in (("'transformer_lm'", other), ("None", {"cfg": None}), ("None", [1])):
-        torch.save(content, tmp_path / "other.pt")
-        message = f"other.pt holds the model {name}, which is no segment language model"
-        with pytest.raises(ValueError, match=message):
-            score_text.load_checkpoint(tmp_path / "other.pt")
 
 
 @pytest.mark.parametrize(

@@ -1,31 +1,24 @@
 """What cannot be measured over a whole split is refused by name, and nothing is left out."""
 
 import math
-import os
 import re
 
 import pytest
 import torch
 
 from scripts.evaluate import _split_loss as score_split
-from scripts.evaluate._memory_reads import MemoryReads
 from scripts.evaluate._split_loss import Reading, load_model, load_split
+from scripts.evaluate.memory_usage import MemoryReads
 from tests.scripts.evaluate import saved_models
 from tests.scripts.evaluate.saved_memory_models import (
     SOURCES,
     TARGETS,
     TOKENS,
     measure,
-    write_all,
     write_blocks,
 )
 
 CPU = torch.device("cpu")
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return write_all(tmp_path_factory.mktemp("memories"))
 
 
 @pytest.mark.parametrize(
@@ -87,14 +80,14 @@ def folder(tmp_path_factory):
         ),
     ],
 )
-def test_what_cannot_be_is_refused(folder, tmp_path, capsys, checkpoint, data, options, message):
-    status, found = measure(folder, checkpoint, data, tmp_path / "out", *options)
+def test_what_cannot_be_is_refused(saved, tmp_path, capsys, checkpoint, data, options, message):
+    status, found = measure(saved, checkpoint, data, tmp_path / "out", *options)
     assert status == 1
     assert re.match(f"error: {message}", capsys.readouterr().err)
     assert found is None
 
 
-def test_other_tasks_are_refused(folder, tmp_path, capsys):
+def test_other_tasks_are_refused(tmp_path, capsys):
     torch.save({"cfg": {"task": {"_name": "masked_lm"}}, "model": {}}, tmp_path / "other.pt")
     (tmp_path / "text").mkdir()
     for name, content in (("'masked_lm'", None), ("None", {"cfg": None}), ("None", [1])):
@@ -105,53 +98,45 @@ def test_other_tasks_are_refused(folder, tmp_path, capsys):
         assert message in capsys.readouterr().err
 
 
-class Mischief:
-    def __init__(self, path):
-        self.path = path
-
-    def __reduce__(self):
-        return os.mkdir, (str(self.path),)
-
-
-def test_a_checkpoint_cannot_run_anything(folder, tmp_path, capsys):
-    torch.save({"model": Mischief(tmp_path / "made")}, tmp_path / "bad.pt")
+def test_a_checkpoint_cannot_run_anything(tmp_path, capsys):
+    torch.save({"model": saved_models.Mischief(tmp_path / "made")}, tmp_path / "bad.pt")
     (tmp_path / "text").mkdir()
     assert measure(tmp_path, "bad", "text", tmp_path / "out")[0] == 1
     assert "bad.pt holds more than weights and options, or is cut" in capsys.readouterr().err
     assert not (tmp_path / "made").exists()
 
 
-def test_another_dictionary_is_refused(folder, tmp_path):
+def test_another_dictionary_is_refused(saved, tmp_path):
     saved_models.write_text(tmp_path / "text")
     with (tmp_path / "text" / "dict.txt").open("a") as dictionary:
         dictionary.write("word 1\n")
     message = r"blocks.pt does not fit --data .*text \(size mismatch for .*use the data that the"
     with pytest.raises(ValueError, match=message):
-        load_model(folder / "blocks.pt", tmp_path / "text", CPU)
+        load_model(saved / "blocks.pt", tmp_path / "text", CPU)
 
 
-def test_a_batch_that_is_left_out_is_noticed(folder, tmp_path, monkeypatch, capsys):
+def test_a_batch_that_is_left_out_is_noticed(saved, tmp_path, monkeypatch, capsys):
     batches = score_split._batches
     monkeypatch.setattr(score_split, "_batches", lambda *args: list(batches(*args))[:-1])
     options = ("--tokens-per-sample", 10, "--batch-size", 4)
-    assert measure(folder, "blocks", "text", tmp_path / "out", *options)[0] == 1
+    assert measure(saved, "blocks", "text", tmp_path / "out", *options)[0] == 1
     message = r"error: (\d+) tokens were scored of the 97 of --split test, so the figures would be"
     found = re.match(message, capsys.readouterr().err)
     assert 0 < int(found[1]) < TOKENS
 
 
-def test_sentences_that_are_too_long_are_noticed(folder, monkeypatch, tmp_path, capsys):
+def test_sentences_that_are_too_long_are_noticed(saved, monkeypatch, tmp_path, capsys):
     def short_positions(model):
         return 8, 8
 
     monkeypatch.setattr("fairseq.models.transformer.TransformerModel.max_positions",
                         short_positions)  # fmt: skip
-    assert measure(folder, "pairs", "pairs", tmp_path / "out")[0] == 1
+    assert measure(saved, "pairs", "pairs", tmp_path / "out")[0] == 1
     message = f"error: {TARGETS - 3} tokens were scored of the {TARGETS} of --split test"
     assert message in capsys.readouterr().err
 
 
-def test_reads_that_are_missing_are_noticed(folder, tmp_path, monkeypatch, capsys):
+def test_reads_that_are_missing_are_noticed(saved, tmp_path, monkeypatch, capsys):
     whole = MemoryReads.record
 
     def some(reads, slots, weights):
@@ -160,21 +145,21 @@ def test_reads_that_are_missing_are_noticed(folder, tmp_path, monkeypatch, capsy
         whole(reads, slots[kept], weights[kept])
 
     monkeypatch.setattr(MemoryReads, "record", some)
-    assert measure(folder, "pairs", "pairs", tmp_path / "out")[0] == 1
+    assert measure(saved, "pairs", "pairs", tmp_path / "out")[0] == 1
     message = r"encoder_memory2 of --checkpoint .*pairs.pt read for \d+ tokens of the 31 of --split"
     assert re.search(message, capsys.readouterr().err)
 
 
-def test_a_diverged_model_is_noticed(folder, tmp_path, capsys):
+def test_a_diverged_model_is_noticed(saved, tmp_path, capsys):
     def diverge(model):
         model.decoder.layers[2].fc2.bias.data[0] = math.nan
 
     write_blocks(tmp_path / "blocks.pt", diverge)
-    (tmp_path / "text").symlink_to(folder / "text")
+    (tmp_path / "text").symlink_to(saved / "text")
     assert measure(tmp_path, "blocks", "text", tmp_path / "out")[0] == 1
     assert "error: the loss of a token is not finite" in capsys.readouterr().err
 
 
-def test_the_split_is_counted_in_the_file(folder):
-    model, task = load_model(folder / "pairs.pt", folder / "pairs", CPU)
-    assert load_split(task, model, Reading(folder / "pairs", "test")) == (TARGETS, SOURCES)
+def test_the_split_is_counted_in_the_file(saved):
+    model, task = load_model(saved / "pairs.pt", saved / "pairs", CPU)
+    assert load_split(task, model, Reading(saved / "pairs", "test")) == (TARGETS, SOURCES)

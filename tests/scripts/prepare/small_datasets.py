@@ -12,8 +12,9 @@ import zipfile
 from fairseq.data import Dictionary
 
 from fairseq_plugins.segment_language_model.streams import load_tokens
-from scripts.prepare import _preprocess as preprocess_command
-from scripts.prepare._checksums import Checksum
+from scripts.prepare import _binarize
+from scripts.prepare._published import run
+from scripts.prepare._sources import Checksum
 from tests.scripts.prepare.preprocess_in_process import in_this_process
 
 SPLITS = ("train", "valid", "test")
@@ -107,7 +108,7 @@ def small_scripts(monkeypatch):
             published, checksums=checksums, mirrors=(), disk_bytes=1000, **changes
         )
         monkeypatch.setattr(modules[name], constant, small)
-    monkeypatch.setattr(preprocess_command, "child_process", in_this_process)
+    monkeypatch.setattr(_binarize, "child_process", in_this_process)
     return modules
 
 
@@ -119,7 +120,8 @@ def caller(scripts, monkeypatch, output, capsys):
         if name not in ("enwik8", "text8") and "--workers" not in options:
             words += ["--workers", "1"]
         monkeypatch.setattr(sys, "argv", [str(word) for word in words])
-        status = scripts[name].main()
+        module = scripts[name]
+        status = run(getattr(module, SMALL[name][0]), module.__doc__)
         return status, *capsys.readouterr()
 
     return call

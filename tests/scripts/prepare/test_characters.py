@@ -1,5 +1,6 @@
 import dataclasses
 import re
+from argparse import Namespace
 
 import numpy as np
 import pytest
@@ -7,12 +8,11 @@ from fairseq.data import Dictionary, data_utils
 from fairseq.data.indexed_dataset import MMapIndexedDataset
 
 from fairseq_plugins.segment_language_model.streams import load_tokens
-from scripts.prepare import _characters as binarize_characters
+from scripts.prepare import _characters
 from scripts.prepare import enwik8 as prepare_enwik8
 from scripts.prepare import text8 as prepare_text8
 from scripts.prepare._characters import check_newlines
-from scripts.prepare._checksums import Checksum
-from scripts.prepare._corpus import Request
+from scripts.prepare._sources import Checksum
 from tests.scripts.prepare.preprocess_in_process import preprocess
 
 EOS = 2
@@ -36,13 +36,8 @@ def binarize(tmp_path, text, newlines, data_set=None, srcdict=None):
     (tmp_path / "source").write_bytes(text)
     folder = tmp_path / f"corpus-{newlines}"
     (folder / "bin").mkdir(parents=True)
-    description = binarize_characters.binarize_characters(
-        data_set or data_set_of(text),
-        tmp_path / "source",
-        folder,
-        Request(tmp_path, srcdict=srcdict),
-        newlines,
-    )
+    options = Namespace(srcdict=srcdict, newlines=newlines)
+    description = (data_set or data_set_of(text)).build(tmp_path / "source", folder, options)
     return folder / "bin", description
 
 
@@ -140,7 +135,7 @@ def test_pieces_are_joined(tmp_path, monkeypatch):
     text = text_of_bytes()
     whole, _ = binarize(tmp_path, text, "eos")
     (tmp_path / "pieces").mkdir()
-    monkeypatch.setattr(binarize_characters, "PIECE", 7)
+    monkeypatch.setattr(_characters, "PIECE", 7)
     pieces, _ = binarize(tmp_path / "pieces", text, "eos")
     for path in whole.iterdir():
         assert (pieces / path.name).read_bytes() == path.read_bytes()

@@ -9,8 +9,7 @@ from sacremoses import MosesDetokenizer
 
 from fairseq_plugins.segment_language_model.streams import load_tokens
 from scripts._shared import commands as run_command
-from scripts.prepare import _bpe as subword_units
-from scripts.prepare import _preprocess as preprocess_command
+from scripts.prepare import _binarize, _subwords
 from scripts.prepare import news as prepare_news
 from tests.scripts.prepare.preprocess_in_process import in_this_process
 
@@ -33,7 +32,7 @@ OTHER_WORDS = ("alpha", "beta", "gamma", "delta", "epsilon", "zeta")
 
 @pytest.fixture(autouse=True)
 def _no_other_process(monkeypatch):
-    monkeypatch.setattr(preprocess_command, "child_process", in_this_process)
+    monkeypatch.setattr(_binarize, "child_process", in_this_process)
 
 
 @pytest.fixture
@@ -188,8 +187,8 @@ def test_number_of_held_out_articles_is_checked(call, tmp_path):
     message = "--valid 5000 and --test 5000 leave none of 12 articles to train on: give smaller"
     assert refused(call(), message)
     assert refused(call("--valid", "6", "--test", "6"), "--valid 6 and --test 6 leave none of 12")
-    assert refused(call("--valid", "0"), "--valid 0 is no number of articles: give 1 or more")
-    assert refused(call("--test", "-1"), "--test -1 is no number of articles: give 1 or more")
+    assert refused(call("--valid", "0"), "--valid is 0: it must be at least 1")
+    assert refused(call("--test", "-1"), "--test is -1: it must be at least 1")
     assert not (tmp_path / "out").exists()
 
 
@@ -199,7 +198,7 @@ def test_codes_and_dictionary_are_those_of_the_training_part(call, tmp_path):
     texts = {**SPLIT_TEXTS, "valid": "zebra zebra zebra\n", "test": "quiz quiz quiz\n"}
     write_split(tmp_path / "other", texts)
     call(source="other", output="out2")
-    subword_units.learn([tmp_path / "out" / "tokens" / "train.txt"], tmp_path / "codes", 20)
+    _subwords.learn([tmp_path / "out" / "tokens" / "train.txt"], 20, tmp_path / "codes")
     for name in ("bpe/codes", "bin/dict.txt"):
         ours = (tmp_path / "out" / name).read_bytes()
         assert (tmp_path / "out2" / name).read_bytes() == ours
@@ -245,7 +244,7 @@ def test_interrupted_run_goes_on_to_the_same_bytes(call, tmp_path, monkeypatch, 
     else:
         expected = (
             f"error: --output {tmp_path}/out: {error}: make room, or give a folder where you may "
-            "write\n"
+            "read and write\n"
         )
     assert (status, message) == (1 + 129 * (error is KeyboardInterrupt), expected)
     before = ["held_out.json", *STEPS]
@@ -311,8 +310,8 @@ def test_log_of_a_failed_command_is_kept_and_nothing_else(call, tmp_path, monkey
     write_split(tmp_path / "in")
     failing = [sys.executable, "-c", "print('why'); raise SystemExit(3)"]
     with monkeypatch.context() as patch:
-        patch.setattr(preprocess_command, "child_process", run_command.child_process)
-        patch.setattr(prepare_news, "preprocess_command", lambda *_: failing)
+        child = run_command.child_process
+        patch.setattr(_binarize, "child_process", lambda _, log: child(failing, log))
         result = call()
     log = tmp_path / "out" / "preprocess.log"
     assert refused(result, rf".* ended with exit status 3: .* in {log} and run the same command")
@@ -335,8 +334,8 @@ def test_input_that_changes_meanwhile_is_refused(call, tmp_path, monkeypatch):
 
     monkeypatch.setattr(prepare_news, "survey", survey_and_change)
     for same, message in (
-        (False, "tokenize train.txt, .*: 1 lines of a text of 7: leave the text as it is"),
-        (True, "tokens/train.txt has 7 lines of 4 articles, the input 7 of 2: leave the input"),
+        (False, "tokenize train.txt, .*: 1 lines, the text has 7: leave it as it is"),
+        (True, "tokenize train.txt, .*: 3 empty lines, the text has 1: leave it as it is"),
     ):
         (tmp_path / "in" / "train.txt").write_text("a\nb\n\nc\nd\ne\nf\n")
         assert refused(call(output=f"out{same}"), message)
@@ -381,8 +380,8 @@ def test_input_that_is_not_of_the_two_kinds_is_refused(call, tmp_path):
     ("options", "message"),
     [
         ("--seed 3", "--seed 3 does not go with --input .*, which is split already: leave it out"),
-        ("--workers 0", "--workers 0 is no number of processes: give 1 or more"),
-        ("--bpe-size 0", "--bpe-size 0 is no number of merges: give 1 or more"),
+        ("--workers 0", "--workers is 0: it must be at least 1"),
+        ("--bpe-size 0", "--bpe-size is 0: it must be at least 1"),
         ("--bpe-tool x", "--bpe-tool x is unknown: give fastbpe or subword-nmt"),
         ("--language xx", "--language xx is none that sacremoses has rules for: give one of"),
     ],

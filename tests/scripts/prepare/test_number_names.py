@@ -136,7 +136,7 @@ def test_impossible_requests_are_refused(made, tmp_path, capsys, monkeypatch):
         return status == 1 and re.match(f"error: {message}", capsys.readouterr().err)
 
     for part in SPLITS:
-        message = f"--{part} 0 is no number of sentences: give 1 or more"
+        message = f"--{part} is 0: it must be at least 1"
         assert refused(message, f"--{part}", "0")
     monkeypatch.setattr(number_names, "PATIENCE", 50)
     monkeypatch.setattr(number_names, "DIGITS", 1)

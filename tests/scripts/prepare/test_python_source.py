@@ -1,18 +1,19 @@
 import json
 import re
 import string
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
+import sentencepiece
 
-from scripts.prepare import _preprocess as preprocess_command
-from scripts.prepare import python_source as prepare_python_source
+from scripts.prepare import _binarize, python_source
 
 ALL_CHARACTERS = string.ascii_letters + string.digits + string.punctuation + " "
 EOS = 2
 SPECIAL_SYMBOLS = 4
+SUBWORDS = 130
+SPLITS = ("train", "valid", "test")
 LEFT_OUT = {
     "test/left_out.py": b"x = 'in test'\n",
     "package/tests/left_out.py": b"x = 'in tests'\n",
@@ -63,15 +64,18 @@ def stdlib(tmp_path_factory):
 @pytest.fixture(scope="module")
 def corpus(stdlib, tmp_path_factory):
     output = tmp_path_factory.mktemp("corpus") / "data"
-    prepare_python_source.prepare(output, stdlib)
+    python_source.prepare(output, stdlib, SUBWORDS)
     return output
 
 
 def texts(corpus):
     return {
-        split: (corpus / "text" / f"{split}.txt").read_bytes().decode("ascii")
-        for split in ("train", "valid", "test")
+        split: (corpus / "text" / f"{split}.txt").read_bytes().decode("ascii") for split in SPLITS
     }
+
+
+def dictionary(corpus):
+    return [line.split(" ")[0] for line in (corpus / "bin/dict.txt").open(encoding="utf-8")]
 
 
 def test_each_file_is_in_one_part(corpus):
@@ -86,32 +90,51 @@ def test_each_file_is_in_one_part(corpus):
     }
 
 
-@pytest.mark.parametrize("split", ["train", "valid", "test"])
-def test_tokens_are_the_characters_of_the_text(corpus, split):
-    symbols = [line.split()[0] for line in (corpus / "bin/dict.txt").open(encoding="utf-8")]
+@pytest.mark.parametrize("split", SPLITS)
+def test_tokens_give_back_the_text(corpus, split):
+    symbols = dictionary(corpus)
     tokens = np.fromfile(corpus / "bin" / f"{split}.bin", dtype=np.uint16)
     decoded = "".join(
         "\n" if token == EOS else symbols[token - SPECIAL_SYMBOLS] for token in tokens
     )
     assert decoded.replace("\u2581", " ") == texts(corpus)[split]
+    # "    return " is one unit: units hold several words, and blanks only
+    assert "\u2581\u2581" in symbols
 
 
-def test_dictionary_has_the_observed_symbols_only(corpus):
-    symbols = [line.split()[0] for line in (corpus / "bin/dict.txt").open(encoding="utf-8")]
-    assert sorted(symbols) == sorted(ALL_CHARACTERS.replace(" ", "\u2581"))
+def test_dictionary_has_every_unit_of_the_model_by_frequency(corpus):
+    units = sentencepiece.SentencePieceProcessor(model_file=str(corpus / "sentencepiece.model"))
+    symbols = dictionary(corpus)
+    assert sorted(symbols) == sorted(units.id_to_piece(list(range(1, SUBWORDS))))
+    words = (corpus / "text/train.units").read_text(encoding="utf-8").split()
+    counts = [words.count(symbol) for symbol in symbols]
+    assert counts == sorted(counts, reverse=True)
+    # a held-out text may have units that training has as parts of others only
+    assert counts[-1] == 0
+
+
+def test_units_are_those_of_fairseq(corpus):
+    """What fairseq-interactive makes of a prompt is what the text was made of."""
+    units = sentencepiece.SentencePieceProcessor(model_file=str(corpus / "sentencepiece.model"))
+    line = texts(corpus)["test"].splitlines()[2]
+    assert line == "    return 19"
+    encoded = (corpus / "text/test.units").read_text(encoding="utf-8").splitlines()[2]
+    assert " ".join(units.encode(line, out_type=str)) == encoded
 
 
 def test_description_tells_sizes(corpus):
     description = json.loads((corpus / "corpus.json").read_text())
-    assert description["symbols"] == 95
-    assert {split: size["files"] for split, size in description["splits"].items()} == {
+    assert description["subwords"] == SUBWORDS
+    sizes = description["splits"]
+    assert {split: size["files"] for split, size in sizes.items()} == {
         "train": 113,
         "valid": 2,
         "test": 5,
     }
-    assert {split: size["characters"] for split, size in description["splits"].items()} == {
-        split: len(text) for split, text in texts(corpus).items()
-    }
+    for split, text in texts(corpus).items():
+        assert sizes[split]["characters"] == len(text)
+        tokens = np.fromfile(corpus / "bin" / f"{split}.bin", dtype=np.uint16)
+        assert sizes[split]["tokens"] == len(tokens)
 
 
 def test_interrupted_run_leaves_nothing_and_the_next_builds_the_same_bytes(
@@ -119,35 +142,35 @@ def test_interrupted_run_leaves_nothing_and_the_next_builds_the_same_bytes(
 ):
     output = tmp_path / "data"
 
-    def interrupt(folder, characters):
-        (folder / "stray").touch()
+    def interrupt(text, model, subwords):
+        (model.parent / "stray").touch()
         raise KeyboardInterrupt
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(prepare_python_source, "binarize", interrupt)
+        patch.setattr(python_source, "learn_units", interrupt)
         with pytest.raises(KeyboardInterrupt):
-            prepare_python_source.prepare(output, stdlib)
+            python_source.prepare(output, stdlib, SUBWORDS)
     assert not output.exists()
     assert (tmp_path / "data.partial" / "stray").exists()
 
-    prepare_python_source.prepare(output, stdlib)
+    python_source.prepare(output, stdlib, SUBWORDS)
 
     def contents(folder):
         return {
             path.relative_to(folder).as_posix(): path.read_bytes()
             for path in folder.rglob("*")
-            # the logs have the folder's name
-            if path.is_file() and path.suffix != ".log"
+            # the logs and the model have the folder's name
+            if path.is_file() and path.suffix not in (".log", ".model")
         }
 
     assert contents(output) == contents(corpus)
-    assert {"bin/train.bin", "bin/train.idx", "text/test.chars"} <= contents(corpus).keys()
+    assert {"bin/train.bin", "bin/train.idx", "text/test.units"} <= contents(corpus).keys()
     assert not (tmp_path / "data.partial").exists()
 
 
 def test_second_run_does_nothing(corpus, capsys):
     before = {path: path.stat().st_mtime_ns for path in corpus.rglob("*")}
-    prepare_python_source.prepare(corpus, Path("no such library"))
+    python_source.prepare(corpus, Path("no such library"), SUBWORDS)
     assert {path: path.stat().st_mtime_ns for path in corpus.rglob("*")} == before
     assert capsys.readouterr().out.splitlines()[0] == f"{corpus} is complete, nothing to do:"
 
@@ -159,19 +182,19 @@ def test_command_is_printed(stdlib, tmp_path, monkeypatch, capsys):
         ran.append(words)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(preprocess_command, "child_process", run)
+    monkeypatch.setattr(_binarize, "child_process", run)
     with pytest.raises(KeyboardInterrupt):
-        prepare_python_source.prepare(tmp_path / "data", stdlib)
+        python_source.prepare(tmp_path / "data", stdlib, SUBWORDS)
     printed = capsys.readouterr().out.replace("\\\n", "").split()
     assert printed == ["$", *ran[0]]
     partial = tmp_path / "data.partial"
     assert ran[0][1:] == [
         "--only-source",
-        *("--trainpref", f"{partial}/text/train.chars"),
-        *("--validpref", f"{partial}/text/valid.chars"),
-        *("--testpref", f"{partial}/text/test.chars"),
+        *("--trainpref", f"{partial}/text/train.units"),
+        *("--validpref", f"{partial}/text/valid.units"),
+        *("--testpref", f"{partial}/text/test.units"),
         *("--destdir", f"{partial}/bin"),
-        *("--padding-factor", "1", "--workers", "3"),
+        *("--srcdict", f"{partial}/text/dict.txt", "--workers", "3"),
     ]
 
 
@@ -183,25 +206,38 @@ def test_stripped_library_is_refused(tmp_path):
         "library's source files"
     )
     with pytest.raises(ValueError, match=exactly(message)):
-        prepare_python_source.read_corpus(tmp_path)
+        python_source.read_corpus(tmp_path)
 
 
-def test_symbol_unknown_in_training_is_refused():
+def test_character_unknown_in_training_is_refused(corpus, tmp_path):
+    units = sentencepiece.SentencePieceProcessor(model_file=str(corpus / "sentencepiece.model"))
     message = (
-        "test text: the characters ['%', '~'] are not in the training text, the model would see "
-        "<unk>: run the script with a Python that has the whole library"
+        "test text: it has characters that the training text lacks, the model would see <unk>: "
+        "run the command with a Python that has the whole library"
     )
     with pytest.raises(ValueError, match=exactly(message)):
-        prepare_python_source.check_symbols({"train": "ab\n", "valid": "a\n", "test": "~a%\n"})
+        python_source.write_units("x = \u00e9\n", units, tmp_path / "test.units")
+    assert not (tmp_path / "test.units").exists()
 
 
-def test_folder_with_something_else_is_refused(tmp_path, stdlib):
+@pytest.mark.parametrize("subwords", [20, 100_000])
+def test_a_number_of_units_that_cannot_be_learned_is_refused(stdlib, tmp_path, subwords):
+    message = f"^--subwords is {subwords}: sentencepiece cannot learn so many units from .*: give "
+    with pytest.raises(ValueError, match=message):
+        python_source.prepare(tmp_path / "data", stdlib, subwords)
+    assert not (tmp_path / "data").exists()
+
+
+@pytest.mark.parametrize("content", [None, '{"subwords": 7}'])
+def test_folder_with_something_else_is_refused(tmp_path, stdlib, content):
+    if content:
+        (tmp_path / "corpus.json").write_text(content)
     message = (
-        f"--output {tmp_path} exists and is no corpus of this script: "
+        f"--output {tmp_path} exists and is no corpus of this command with --subwords {SUBWORDS}: "
         "remove it or give another folder"
     )
     with pytest.raises(ValueError, match=exactly(message)):
-        prepare_python_source.prepare(tmp_path, stdlib)
+        python_source.prepare(tmp_path, stdlib, SUBWORDS)
 
 
 def test_place_without_write_access_is_refused(tmp_path, stdlib):
@@ -211,46 +247,21 @@ def test_place_without_write_access_is_refused(tmp_path, stdlib):
         "give a folder in a place where you may write"
     )
     with pytest.raises(ValueError, match=exactly(message)):
-        prepare_python_source.prepare(tmp_path / "file" / "data", stdlib)
+        python_source.prepare(tmp_path / "file" / "data", stdlib, SUBWORDS)
 
 
-@pytest.mark.parametrize(
-    ("line", "found"),
-    [
-        ("[None] a/test.chars: 2 sents, 9 tokens, 0.0% replaced (by <unk>)", "9 tokens with 0.0"),
-        ("[None] a/test.chars: 2 sents, 10 tokens, 10.0% replaced (by <unk>)", "10 tokens with 10"),
-        ("[None] a/valid.chars: 2 sents, 10 tokens, 0.0% replaced (by <unk>)", "no tokens with no"),
-    ],
-)
-def test_tokens_other_than_the_characters_are_refused(tmp_path, line, found):
-    (tmp_path / "preprocess.log").write_text(line)
-    message = (
-        " % unknown for 10 characters, each character must be one known token: "
-        f"see {tmp_path}/preprocess.log and use the fairseq version that this project pins"
-    )
-    with pytest.raises(ValueError, match=re.escape(message) + "$") as error:
-        prepare_python_source.check_tokens(tmp_path, "test", 10)
-    assert str(error.value).startswith(f"fairseq-preprocess, test: {found}")
+def test_units_unknown_to_fairseq_are_refused(stdlib, tmp_path, monkeypatch):
+    monkeypatch.setattr(python_source, "preprocess", lambda *_: {"train": 0, "valid": 1, "test": 2})
+    message = "fairseq-preprocess: 3 units are unknown, each must be one known token: use the fairs"
+    with pytest.raises(ValueError, match=f"^{message}"):
+        python_source.prepare(tmp_path / "data", stdlib, SUBWORDS)
+    assert not (tmp_path / "data").exists()
 
 
-def test_as_many_tokens_as_characters_are_accepted(tmp_path):
-    line = "[None] a/test.chars: 2 sents, 10 tokens, 0.0% replaced (by <unk>)"
-    (tmp_path / "preprocess.log").write_text(line)
-    prepare_python_source.check_tokens(tmp_path, "test", 10)
+def test_a_command_that_is_interrupted_says_so(monkeypatch, capsys):
+    def interrupt(output, stdlib, subwords):
+        raise KeyboardInterrupt
 
-
-@pytest.mark.parametrize(
-    ("error", "status", "message"),
-    [
-        (KeyboardInterrupt(), 130, "\ninterrupted; the corpus will be built anew\n"),
-        (ValueError("what is wrong"), 1, "error: what is wrong\n"),
-    ],
-)
-def test_exit_status(monkeypatch, capsys, error, status, message):
-    def fail(output, stdlib):
-        raise error
-
-    monkeypatch.setattr(prepare_python_source, "prepare", fail)
-    monkeypatch.setattr(sys, "argv", ["prepare_python_source.py", "--output", "data"])
-    assert prepare_python_source.main() == status
-    assert capsys.readouterr().err == message
+    monkeypatch.setattr(python_source, "prepare", interrupt)
+    assert python_source.main(["--output", "data"]) == 130
+    assert capsys.readouterr().err == "\ninterrupted; the corpus will be built anew\n"

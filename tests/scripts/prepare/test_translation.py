@@ -11,9 +11,7 @@ from fairseq.data import Dictionary, data_utils
 from sacremoses import MosesDetokenizer
 
 from scripts._shared import commands as run_command
-from scripts.prepare import _bpe as subword_units
-from scripts.prepare import _lines as parallel_lines
-from scripts.prepare import _preprocess as preprocess_command
+from scripts.prepare import _binarize, _lines, _subwords
 from scripts.prepare import translation as prepare_translation
 from tests.scripts.prepare.translation_texts import (
     EMPTY,
@@ -165,9 +163,9 @@ def test_test_parts_are_left_whole_and_their_text_comes_back(whole):
 def test_codes_are_those_of_both_sides_of_training_only(whole, tmp_path):
     out = whole / "out"
     sources = [out / "tokens" / f"train.{one}" for one in LANGUAGES]
-    subword_units.learn(sources, tmp_path / "codes", 120)
+    _subwords.learn(sources, 120, tmp_path / "codes")
     assert (tmp_path / "codes").read_bytes() == (out / "bpe" / "codes").read_bytes()
-    subword_units.learn(sources[:1], tmp_path / "codes", 120)
+    _subwords.learn(sources[:1], 120, tmp_path / "codes")
     assert (tmp_path / "codes").read_bytes() != (out / "bpe" / "codes").read_bytes()
     joint = (out / "bin" / "dict.en.txt").read_bytes()
     assert joint == (out / "bin" / "dict.de.txt").read_bytes()
@@ -215,7 +213,7 @@ def test_separate_dictionaries_and_whole_hyphens_on_request(place):
 
 
 def test_processes_make_the_same(place, whole, monkeypatch):
-    monkeypatch.setattr(parallel_lines, "CHUNK", 4)
+    monkeypatch.setattr(_lines, "CHUNK", 4)
     # those of fairseq would take seconds more
     binarize = prepare_translation.binarize
     monkeypatch.setattr(
@@ -264,7 +262,7 @@ def test_stopped_run_leaves_whole_steps(place, whole, monkeypatch, step):
     else:
         message = (
             f"error: --output {place}/out: [Errno 28] No space left on device: make room, or give "
-            "a folder where you may write\n"
+            "a folder where you may read and write\n"
         )
     assert (status, error) == (130 if interrupt else 1, message)
     left = contents(place / "out")
@@ -321,7 +319,7 @@ def test_log_of_a_failed_command_is_kept_and_nothing_else(place, whole, monkeypa
             yield child
 
     with monkeypatch.context() as patch:
-        patch.setattr(preprocess_command, "child_process", fail)
+        patch.setattr(_binarize, "child_process", fail)
         result = run(place)
     log = place / "out" / "preprocess.log"
     assert refused(result, rf".* ended with exit status 3: .* in {log} and run the same command")

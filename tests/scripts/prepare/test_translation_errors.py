@@ -2,7 +2,6 @@ import gzip
 
 import pytest
 
-from scripts.prepare import _bitext as bitext
 from scripts.prepare import translation as prepare_translation
 from tests.scripts.prepare.translation_texts import refused, run, write, write_all
 
@@ -59,10 +58,10 @@ def test_text_that_cannot_be_used_is_refused(place, file, content, message):
         ("--target-lang en", "--target-lang en is --source-lang as well: give two different"),
         ("--source-lang xx", "--source-lang xx is none that sacremoses has rules for: give one of"),
         ("--target-lang xx", "--target-lang xx is none that sacremoses has rules for"),
-        ("--workers 0", "--workers 0 is no number of processes: give 1 or more"),
-        ("--bpe-size 0", "--bpe-size 0 is no number of merges: give 1 or more"),
+        ("--workers 0", "--workers is 0: it must be at least 1"),
+        ("--bpe-size 0", "--bpe-size is 0: it must be at least 1"),
         ("--bpe-tool x", "--bpe-tool x is unknown: give fastbpe or subword-nmt"),
-        ("--max-length 0", "--max-length 0 is no number of units: give 1 or more"),
+        ("--max-length 0", "--max-length is 0: it must be at least 1"),
         ("--max-ratio 0.9", r"--max-ratio 0\.9 is not how many times .*: give 1 or more"),
         ("--max-ratio nan", "--max-ratio nan is not how many times"),
         ("--output a,b", "--output .*a,b has a comma, where fairseq-preprocess ends"),
@@ -97,15 +96,11 @@ def test_input_that_changes_meanwhile_is_refused(place, monkeypatch):
 
     monkeypatch.setattr(prepare_translation, "survey", survey_and_change)
     changed = "one"
-    message = (
-        r"tokenize train.en, .*: 19 lines of a text of 25: leave the text as it is while it is"
-    )
+    message = r"tokenize train.en, .*: 19 lines, the text has 25: leave it as it is while it is"
     assert refused(run(place), message)
     assert not (place / "out" / "tokens").exists()
     changed = "new"
-    message = (
-        f"references/test.en has 4 lines, {place}/new.en.gz had 6: {bitext.UNCHANGED.split(',')[0]}"
-    )
+    message = f"references/test.en has 4 lines, {place}/new.en.gz had 6: leave the input as it is"
     assert refused(run(place, output="other"), message)
     assert not (place / "other" / "references").exists()
 

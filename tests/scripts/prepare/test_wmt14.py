@@ -13,14 +13,13 @@ from types import SimpleNamespace
 
 import pytest
 
-from scripts.prepare import _preprocess as preprocess_command
-from scripts.prepare import _sgm as sgm_text
+from scripts.prepare import _binarize
 from scripts.prepare import wmt14 as prepare_wmt14
-from scripts.prepare._checksums import Checksum
+from scripts.prepare._sources import Checksum
 from tests.scripts.prepare.file_server import serve
 from tests.scripts.prepare.preprocess_in_process import in_this_process
 
-PAIRS = prepare_wmt14.PAIRS
+TRAIN = prepare_wmt14.TRAIN
 OTHERS = {"en-de": "de", "en-fr": "fr"}
 NAMES = {
     "europarl": "training/europarl-v7.{other}-en.{language}",
@@ -30,14 +29,14 @@ NAMES = {
     "giga-fren": "giga-fren.release2.fixed.{language}.gz",
     "newstest2013": "dev/newstest2013.{language}",
 }
-SENTENCES = ("First & last.", "The  second\u00a0one\nends here.", "A third <hl> & 3 > 2.")
+SENTENCES = ("First & last.", "The  second\u00a0one \tends here.", "A third <hl> & 3 > 2.")
 
 
 def text(name, language, count=4):
     return "".join(f"{name} {language} sentence {number} sat.\n" for number in range(count))
 
 
-def sgm(kind, language, drop=None, change=lambda text: text):
+def sgm(kind, language, drop=None):
     document = '<doc sysid="x" docid="d{}" origlang="en">\n<p>\n'
     parts = [f'<{kind}set setid="newstest2014" srclang="any">\n', document.format(1)]
     for number, sentence in enumerate(SENTENCES, 1):
@@ -45,7 +44,7 @@ def sgm(kind, language, drop=None, change=lambda text: text):
             parts.append(f'<seg id="{number}">{language}: {sentence}</seg>\n')
         if number == 2:
             parts += ["</p>\n</doc>\n", document.format(2)]
-    return change("".join([*parts, f"</p>\n</doc>\n</{kind}set>\n"]))
+    return "".join([*parts, f"</p>\n</doc>\n</{kind}set>\n"])
 
 
 def archive(files, packed):
@@ -62,7 +61,7 @@ def archives(pair, **changes):
     """Contents of the archives by name; changes replace a corpus's files by language."""
     made = {}
     languages = ("en", OTHERS[pair])
-    for corpus in (*PAIRS[pair].train, prepare_wmt14.VALID, prepare_wmt14.NEWSTEST2014):
+    for corpus in (*TRAIN[pair], prepare_wmt14.VALID, prepare_wmt14.NEWSTEST2014):
         files = {"README": b"other"}
         for side, language in zip(("src", "ref"), languages, strict=True):
             if corpus.name == "newstest2014":
@@ -84,14 +83,14 @@ def use(monkeypatch, made):
     def small(corpus):
         digest = hashlib.sha256(made[corpus.archive]).hexdigest()
         known = Checksum("sha256", digest) if corpus.checksum else None
-        return dataclasses.replace(corpus, checksum=known, mirrors=())
+        return dataclasses.replace(corpus, checksum=known, hosts=())
 
-    def pair(chosen):
-        train = tuple(small(corpus) for corpus in chosen.train if corpus.archive in made)
-        return dataclasses.replace(chosen, train=train, disk_bytes=1000)
-
-    pairs = {name: pair(chosen) for name, chosen in PAIRS.items()}
-    monkeypatch.setattr(prepare_wmt14, "PAIRS", pairs)
+    train = {
+        pair: tuple(small(corpus) for corpus in corpora if corpus.archive in made)
+        for pair, corpora in TRAIN.items()
+    }
+    monkeypatch.setattr(prepare_wmt14, "TRAIN", train)
+    monkeypatch.setattr(prepare_wmt14, "DISK_BYTES", dict.fromkeys(TRAIN, 1000))
     monkeypatch.setattr(prepare_wmt14, "VALID", small(prepare_wmt14.NEWSTEST2013))
     tests = tuple(map(small, (prepare_wmt14.NEWSTEST2014, prepare_wmt14.NEWSTEST2013)))
     monkeypatch.setattr(prepare_wmt14, "TESTS", tests)
@@ -99,7 +98,7 @@ def use(monkeypatch, made):
 
 @pytest.fixture
 def call(monkeypatch, tmp_path):
-    monkeypatch.setattr(preprocess_command, "child_process", in_this_process)
+    monkeypatch.setattr(_binarize, "child_process", in_this_process)
 
     def run(*options, pair="en-de", output="out"):
         words = ["prepare_wmt14.py", "--pair", pair, "--output", tmp_path / output]
@@ -235,22 +234,12 @@ def test_interrupted_run_goes_on_to_the_same_bytes(call, given, tmp_path, monkey
         ),
         (
             {"newstest2014": {"de": sgm("ref", "de", drop=2).encode()}},
-            r"--from {from_}/test-full.tgz, newstest2014: source \(3 sentences\) and reference "
-            r"\(2\) do not have the same ones in the same order, first at document 'd1', sentence "
-            r"'2': get the archive anew",
-        ),
-        (
-            {"newstest2014": {"en": sgm("src", "en").encode().replace(b"</seg>", b"", 1)}},
-            r"--from {from_}/test-full.tgz, newstest2014-deen-src.en.sgm has 2 whole sentences "
-            r"<seg \.\.\.>\.\.\.</seg> of 3: it is truncated",
+            r"--test {out}/raw/newstest2014/newstest2014: newstest2014.en has 3 lines, "
+            r"newstest2014.de has 2: give files",
         ),
         (
             {"newstest2014": {"en": b"plain\n"}},
-            r"--from .*src.en.sgm has 0 whole sentences .* of 0: it is truncated",
-        ),
-        (
-            {"newstest2014": {"en": b"<seg>\n\xff</seg>"}},
-            r"--from .*newstest2014-deen-src.en.sgm, line 2: byte 1 of the line is no UTF-8",
+            "--test: {out}/raw/newstest2014/newstest2014.en has no text: give one that has",
         ),
         (
             {"europarl": {"de": b"one\n"}},
@@ -299,7 +288,7 @@ def test_impossible_option_is_refused(call, given, tmp_path, monkeypatch):
     assert refused(
         call("--from", folder, pair="de-en"), "--pair de-en is unknown: give en-de or en-fr"
     )
-    assert refused(call("--from", folder, "--bpe-size", "0"), "--bpe-size 0 is no number of merges")
+    assert refused(call("--from", folder, "--bpe-size", "0"), "--bpe-size is 0: it must be")
     with pytest.raises(SystemExit):
         call("--from", folder, "--mirror", "http://host")
     monkeypatch.setattr(shutil, "disk_usage", lambda folder: SimpleNamespace(free=999))
@@ -316,16 +305,9 @@ def test_pairs_are_not_mixed(call, given, tmp_path):
 
 
 def test_published_facts_have_their_shape():
-    for pair in prepare_wmt14.PAIRS.values():
-        for corpus in (*pair.train, prepare_wmt14.VALID, *prepare_wmt14.TESTS):
-            assert all(
-                re.match(r"https?://(www|data)\.statmt\.org/", one) for one in corpus.mirrors
-            )
+    for train in TRAIN.values():
+        for corpus in (*train, prepare_wmt14.VALID, *prepare_wmt14.TESTS):
+            for host in corpus.hosts:
+                assert re.fullmatch(r"https?://(www|data)\.statmt\.org", host)
             if known := corpus.checksum:
                 assert len(known.digest) == 2 * hashlib.new(known.algorithm).digest_size
-
-
-def test_sgm_in_capitals_is_read():
-    content = sgm("src", "en").upper().encode()
-    found = sgm_text.read_sgm(io.BytesIO(content), "label")
-    assert [(one.document, one.name) for one in found] == [("D1", "1"), ("D1", "2"), ("D2", "3")]

@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from scripts._shared import commands as run_command
-from scripts.prepare import _preprocess as preprocess_command
+from scripts.prepare import _binarize
 from scripts.prepare import translation as prepare_translation
 from tests.scripts.prepare.preprocess_in_process import in_this_process
 
@@ -54,8 +54,8 @@ def run(place, *options, output="out"):
         contextlib.redirect_stderr(streams[1]),
     ):
         patch.setattr(sys, "argv", [str(word) for word in (*words, *options)])
-        if preprocess_command.child_process is run_command.child_process:
-            patch.setattr(preprocess_command, "child_process", in_this_process)
+        if _binarize.child_process is run_command.child_process:
+            patch.setattr(_binarize, "child_process", in_this_process)
         status = prepare_translation.main()
     return status, *(stream.getvalue() for stream in streams)
 

@@ -4,7 +4,6 @@ import re
 import shlex
 import shutil
 import subprocess
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -59,32 +58,6 @@ def test_xz_bits_are_those_of_the_command():
     assert quickstart.xz_bits_per_character(text) == 8 * len(compressed.stdout) / len(text)
 
 
-@pytest.fixture
-def ran(monkeypatch):
-    """Commands that the driver would have run."""
-    commands = []
-
-    @contextmanager
-    def pretend(words, log=None):
-        commands.append(words)
-        yield
-
-    monkeypatch.setattr(quickstart_steps, "child_process", pretend)
-    return commands
-
-
-def test_training_command(tmp_path, ran, capsys):
-    quickstart.train(tmp_path)
-    options = [*quickstart.COMMON_OPTIONS, *quickstart.TRAINING_OPTIONS]
-    expected = [f"{tmp_path}/data/bin", *options, "--save-dir", f"{tmp_path}/checkpoints"]
-    # a test's standard error is no terminal
-    assert ran[0][1:] == [*expected, "--log-format", "simple", "--log-interval", "50"]
-    assert Path(ran[0][0]).name == "fairseq-train"
-    assert quickstart.training(tmp_path).command(terminal=True)[1:] == expected
-    printed = capsys.readouterr().out
-    assert shlex.split(printed[printed.index("$ ") + 2 :].replace("\\\n", "")) == ran[0]
-
-
 def test_evaluation_is_parsed():
     assert quickstart.parse_evaluation(EVALUATION_LOG) == (2.3456, 322635)
 
@@ -101,59 +74,88 @@ def test_evaluation_without_result_is_refused(line):
 
 
 @pytest.fixture
-def evaluated(tmp_path, monkeypatch):
-    """A working folder as it is when fairseq-eval-lm has just ended."""
+def folder(tmp_path, monkeypatch):
+    """A working folder as it is when training has just ended."""
     (tmp_path / "data" / "text").mkdir(parents=True)
     (tmp_path / "data" / "text" / "train.txt").write_text("abc\n" * 10)
-    (tmp_path / "data" / "text" / "test.txt").write_text("a" * 322634 + "\n")
-    (tmp_path / "data" / "corpus.json").write_text('{"python": "3.11.0"}')
-    monkeypatch.setattr(quickstart, "run_logged", lambda *arguments: EVALUATION_LOG)
-    monkeypatch.setattr(quickstart, "training_progress", lambda path: (1500, 170.04))
+    (tmp_path / "data" / "text" / "test.txt").write_text("ab\n" * 4)
+    sizes = {"train": (40, 20), "valid": (8, 2), "test": (12, 3)}
+    splits = {
+        split: {"characters": characters, "tokens": tokens}
+        for split, (characters, tokens) in sizes.items()
+    }
+    (tmp_path / "data" / "corpus.json").write_text(json.dumps({"splits": splits}))
+    (tmp_path / "train.log").write_text(
+        '| train_inner | {"epoch": 1, "num_updates": "50", "train_wall": "60"}\n'
+        '| valid | {"epoch": 1, "valid_loss": "8.0", "valid_num_updates": "50"}\n'
+        '| train_inner | {"epoch": 1, "num_updates": "100", "train_wall": "30"}\n'
+        '| valid | {"epoch": 1, "valid_loss": "6.0", "valid_num_updates": "100"}\n'
+    )
+    monkeypatch.setattr(quickstart_steps.Training, "progress", lambda self: (100, 90.04))
     return tmp_path
 
 
-def test_evaluation_of_each_character(evaluated):
-    result = quickstart.evaluate(evaluated)
-    assert (result["bits"], result["tokens"]) == (2.3456, 322635)
+def evaluation_log(bits, tokens):
+    return EVALUATION_LOG.replace("2.3456", str(bits)).replace("322,635", str(tokens))
 
 
-def test_evaluation_of_another_number_of_tokens_is_refused(evaluated):
-    (evaluated / "data" / "text" / "test.txt").write_text("a" * 322635 + "\n")
+def test_evaluation_with_each_recurrence(folder, monkeypatch, capsys):
+    found = []
+
+    def run(words, log, description):
+        found.append((words, log.name))
+        return evaluation_log(8 - len(found), 3)
+
+    monkeypatch.setattr(quickstart, "run_logged", run)
+    names = list(quickstart.RECURRENCES)
+    # 3 tokens for 12 characters
+    assert quickstart.evaluate(folder) == {
+        name: (7 - place) / 4 for place, name in enumerate(names)
+    }
+    for (words, log), tokens in zip(found, quickstart.RECURRENCES.values(), strict=True):
+        assert quickstart_steps.option(words, "--model-overrides") == f"{{'mem_len': {tokens}}}"
+        assert quickstart_steps.option(words, "--path").endswith("checkpoint_last.pt")
+        assert log == f"evaluation_{tokens}.log"
+    assert "7.0 bits a token, 3 tokens: 1.7500 bits a character\n" in capsys.readouterr().out
+
+
+def test_evaluation_of_another_number_of_tokens_is_refused(folder, monkeypatch):
+    monkeypatch.setattr(quickstart, "run_logged", lambda *_: evaluation_log(7, 2))
     message = (
-        "fairseq-eval-lm evaluated 322635 tokens, test.txt has 322636 characters: the loss is not "
-        "in bits per character of test.txt, check EVALUATION_OPTIONS of "
-        "scripts/quickstart/language_model.py"
+        "fairseq-eval-lm scored 2 tokens and the test part has 3: the figure would be wrong, check "
+        "EVALUATION_OPTIONS of scripts/quickstart/language_model.py"
     )
     with pytest.raises(ValueError, match=exactly(message)):
-        quickstart.evaluate(evaluated)
+        quickstart.evaluate(folder)
 
 
-def test_comparison_is_printed_and_written(evaluated, capsys):
-    quickstart.compare(evaluated, {"bits": 2.3456, "tokens": 322635, "seconds": 4.1})
+def test_the_result_is_printed_drawn_and_written(folder, capsys):
+    quickstart.report(folder, {"off": 2.0, "as in training": 1.5})
     printed = capsys.readouterr().out
-    result = json.loads((evaluated / "result.json").read_text())
-    assert list(result["bits_per_character"]) == [
-        "bigram, add-one",
+    result = json.loads((folder / "result.json").read_text())
+    figures = result["bits_per_character"]
+    assert list(figures) == [
+        "add-one bigram",
         "xz -9",
-        quickstart.option(quickstart.TRAINING_OPTIONS, "--arch"),
+        "model, recurrence off",
+        "model, recurrence as in training",
     ]
-    for name, bits in result["bits_per_character"].items():
-        assert re.search(rf"^  {re.escape(name)} +{bits:.4f}$", printed, re.MULTILINE)
-    assert list(result["bits_per_character"].values())[2] == 2.3456
-    assert (result["tokens"], result["updates"]) == (322635, 1500)
-    assert (result["training_seconds"], result["evaluation_seconds"]) == (170.0, 4.1)
-    assert result["corpus"] == {"python": "3.11.0"}
-    assert (
-        "xz sees only the test text; the bigram model and the network have seen the training text"
-        " (40 characters)." in printed
-    )
+    for name, bits in figures.items():
+        assert re.search(rf"^\| {re.escape(name)} +\| +{bits:.4f} \|", printed, re.MULTILINE)
+    # 2 tokens for 8 characters of the validation part
+    assert result["validation"] == {"minutes": [1.0, 1.5], "bits_per_character": [2.0, 1.5]}
+    assert (result["updates"], result["training_seconds"]) == (100, 90.0)
+    # a token of the training part has 2 characters
+    read = 2 * 100 * quickstart.tokens_per_update() / 1e6
+    assert f" {read:.1f} million characters, 90 s |" in printed
+    assert (folder / "quickstart.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_sample_is_decoded():
     log = (
         "INFO | fairseq_cli.interactive | NOTE\n"
-        "S-0\td e f \u2581\n"
-        "H-0\t-1.5\td e f \u2581 f ( ) : </s> \u2581 \u2581 p </s>\n"
+        "S-0\tdef\n"
+        "H-0\t-1.5\tdef \u2581f (): </s> \u2581\u2581 p </s>\n"
         "D-0\t-1.5\tnot this one\n"
     )
     assert quickstart.decode_sample(log) == "def f():\n  p\n"
@@ -168,14 +170,16 @@ def test_sample_that_is_missing_is_refused():
         quickstart.decode_sample("S-0\td e f\n")
 
 
-def test_prompt_reaches_the_command_as_symbols(tmp_path, monkeypatch, capsys):
+def test_the_prompt_reaches_the_command_as_it_is_shown(folder, monkeypatch, capsys):
     received = []
 
     def answer(words, log, description, sent):
-        received.append(sent)
-        return "H-0\t-1\td e f\n"
+        received.append((words, sent))
+        return "H-0\t-1\tdef\n"
 
     monkeypatch.setattr(quickstart, "run_logged", answer)
-    quickstart.sample(tmp_path)
-    assert received == ["d e f \u2581\n"]
-    assert "\n$ echo 'd e f \u2581' | " in capsys.readouterr().out
+    quickstart.sample(folder)
+    ((words, sent),) = received
+    assert sent == "def\n"
+    shown = capsys.readouterr().out.split("$ echo def | ")[1].split("\n\n")[0]
+    assert shlex.split(shown.replace("\\\n", "")) == words

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -16,25 +17,35 @@ from scripts._shared.commands import ROOT, short
 from scripts.quickstart import _steps as quickstart_steps
 
 OPTIONS = ["--arch", "transformer", "--max-update", "90"]
+TRAINED = (
+    '2026-01-01 | INFO | train_inner | {"epoch": 1, "loss": "%s", "num_updates": "%s", "wall": "9"}'
+)
+VALIDATED = (
+    '2026-01-01 | INFO | valid | {"epoch": 1, "valid_loss": "9", "valid_nll_loss": "%s", '
+    '"valid_num_updates": "%s"}'
+)
 
 
 def exactly(text):
     return f"^{re.escape(text)}$"
 
 
-def training(folder, options=OPTIONS, log=None):
-    return quickstart_steps.Training("some.py", folder, folder / "data", options, log)
+def training(folder, options=OPTIONS):
+    return quickstart_steps.Training("some.py", folder, options)
 
 
 @pytest.fixture
 def ran(monkeypatch):
-    """Commands that would have been run."""
+    """Commands that would have been run, each with what was in the log before."""
     commands = []
 
     @contextmanager
-    def pretend(words, log=None):
+    def pretend(words, log=None, append=False):
         commands.append(words)
-        yield
+        with log.open("a" if append else "w", encoding="utf-8") as written:
+            written.write("no figures\n" + TRAINED % (4.0, 88) + "\n" + VALIDATED % (2.0, 90))
+            written.write("\n")
+        yield SimpleNamespace(poll=lambda: 0)
 
     monkeypatch.setattr(quickstart_steps, "child_process", pretend)
     return commands
@@ -50,7 +61,7 @@ def test_training_goes_on_with_the_same_options_only(tmp_path):
     changed = training(tmp_path, ["--lr", "1"])
     message = (
         f"{checkpoint} was trained with other options than TRAINING_OPTIONS of "
-        f"scripts/some.py (see {tmp_path}/training.json): remove {checkpoint.parent} "
+        f"scripts/some.py (see {tmp_path}/training.json): remove {tmp_path} "
         "or give another folder with --output"
     )
     with pytest.raises(ValueError, match=exactly(message)):
@@ -66,32 +77,42 @@ def test_training_goes_on_in_a_folder_that_was_moved(tmp_path):
     training(place).check_options()
     place.rename(moved)
     (moved / "checkpoints" / "checkpoint_last.pt").touch()
-    training(moved, log=moved / "log").check_options()
+    training(moved).check_options()
 
 
-@pytest.mark.parametrize("log", [None, "train.log"])
-def test_training_is_announced_and_run(tmp_path, ran, monkeypatch, capsys, log):
+def test_training_is_announced_run_and_shown(tmp_path, ran, monkeypatch, capsys):
     monkeypatch.setattr(quickstart_steps.Training, "progress", lambda self: (80, 0.0))
-    found = training(tmp_path, log=log and tmp_path / log)
-    found.run(3, "an hour", "goes to {goal}")
-    expected = [f"{tmp_path}/data", *OPTIONS, "--save-dir", f"{tmp_path}/checkpoints"]
-    if log:
-        expected += ["--log-file", f"{tmp_path}/{log}"]
-    # a test's standard error is no terminal
-    assert ran[0][1:] == [*expected, "--log-format", "simple", "--log-interval", "50"]
-    assert Path(ran[0][0]).name == "fairseq-train"
-    assert found.command(terminal=True)[1:] == expected
-    title, command = capsys.readouterr().out.split("\n$ ")
-    assert title == (
-        "\n[3] training: an hour, 80 of 90 updates done; fairseq's bar\n    goes to 90"
-    )
+    # of an earlier part of the training: kept, and not shown again
+    (tmp_path / "train.log").write_text(TRAINED % (9.0, 80) + "\n")
+    training(tmp_path).run("[3] training: an hour", "bits a character", 0.5)
+    ((name, *words),) = ran
+    assert Path(name).name == "fairseq-train"
+    expected = [f"{tmp_path}/data/bin", *OPTIONS, "--save-dir", f"{tmp_path}/checkpoints"]
+    assert words == [*expected, "--log-format", "json", "--log-interval", "1"]
+    title, rest = capsys.readouterr().out.split("\n$ ")
+    assert title == "\n[3] training: an hour, 80 of 90 updates done"
+    command, shown = rest.split("\nfairseq's log: ")
     assert shlex.split(command.replace("\\\n", "")) == ran[0]
+    assert re.sub(r" +\d+ s", " 0 s", shown) == (
+        f"{tmp_path}/train.log\n"
+        " 97 %, 0 s: training 2.000 bits a character\n"
+        "100 %, 0 s: training 2.000, validation 1.000 bits a character\n"
+    )
+    assert (tmp_path / "train.log").read_text().startswith(TRAINED % (9.0, 80))
+
+
+def test_a_line_is_printed_every_tenth_part(capsys):
+    shown = quickstart_steps.Progress(0, 200, "bits", 1.0)
+    for updates in range(5, 205, 5):
+        shown.read(TRAINED % (1.5, updates))
+    parts = re.findall(r"^ *(\d+) %, +\d+ s: training 1\.500 bits$", capsys.readouterr().out, re.M)
+    assert list(map(int, parts)) == list(range(10, 110, 10))
 
 
 @pytest.mark.parametrize(("missing", "commands"), [(1, 1), (0, 0)])
 def test_training_is_passed_over_once_done(tmp_path, ran, monkeypatch, capsys, missing, commands):
     monkeypatch.setattr(quickstart_steps.Training, "progress", lambda self: (90 - missing, 0.0))
-    training(tmp_path).run(3, "an hour", "fills")
+    training(tmp_path).run("[3] training")
     assert len(ran) == commands
     done = "[3] training: 90 of 90 updates done, nothing left to do"
     assert (done in capsys.readouterr().out) == (commands == 0)
@@ -107,8 +128,7 @@ def test_progress_of_a_model_of_parsed_arguments_is_read(tmp_path):
     # in a process that has not imported the plugin, which allows all containers of options
     code = (
         "from pathlib import Path; from scripts.quickstart._steps import Training; "
-        "folder = Path('.'); "
-        "print(Training('some.py', folder, folder, []).progress())"
+        "print(Training('some.py', Path('.'), []).progress())"
     )
     words = [sys.executable, "-c", code]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
@@ -116,13 +136,41 @@ def test_progress_of_a_model_of_parsed_arguments_is_read(tmp_path):
     assert (done.stdout, done.stderr) == ("(7, 1.5)\n", "")
 
 
+def checkpoint(folder, name, updates):
+    torch.save({"updates": updates}, folder / name)
+
+
+def test_copies_that_were_cut_short_are_replaced_by_the_newest(tmp_path, capsys):
+    checkpoint(tmp_path, "checkpoint_1_100.pt", 100)
+    checkpoint(tmp_path, "checkpoint_1_25.pt", 25)
+    checkpoint(tmp_path, "checkpoint_last.pt", 75)
+    whole = (tmp_path / "checkpoint_1_100.pt").read_bytes()
+    for name in ("checkpoint_best.pt", "checkpoint_2_125.pt"):
+        (tmp_path / name).write_bytes(whole[:-1])
+    (tmp_path / "checkpoint_last.pt.tmp").touch()
+    quickstart_steps.repair_checkpoints(tmp_path)
+    (tmp_path / "checkpoint_2_125.pt").unlink()
+    found = {path.name: torch.load(path)["updates"] for path in tmp_path.iterdir()}
+    assert found == {
+        "checkpoint_1_100.pt": 100,
+        "checkpoint_1_25.pt": 25,
+        "checkpoint_best.pt": 100,
+        "checkpoint_last.pt": 75,
+    }
+    place = short(tmp_path / "checkpoint_best.pt")
+    said = f"replaced {place}, which was cut short, with checkpoint_1_100.pt\n"
+    assert capsys.readouterr().out == said
+
+
 def test_checkpoint_that_was_cut_short_is_not_trained_on(tmp_path, ran, capsys):
-    checkpoint = training(tmp_path).checkpoint
-    checkpoint.parent.mkdir()
-    checkpoint.write_bytes(b"PK")
-    training(tmp_path).run(3, "an hour", "fills")
-    assert not checkpoint.exists()
-    assert "training: an hour, 0 of 90 updates done" in capsys.readouterr().out
+    broken = training(tmp_path).checkpoint
+    broken.parent.mkdir()
+    broken.write_bytes(b"PK")
+    training(tmp_path).run("[3] training: an hour")
+    assert not broken.exists()
+    printed = capsys.readouterr().out
+    assert f"removed {broken}: it was cut short and no other is complete" in printed
+    assert "training: an hour, 0 of 90 updates done" in printed
 
 
 def test_output_of_a_logged_command_is_returned_and_kept(tmp_path):
@@ -161,18 +209,8 @@ def test_ctrl_c_tells_how_to_go_on(tmp_path, capsys):
         raise KeyboardInterrupt
 
     assert run(interrupt, tmp_path / "quickstart") == 130
-    assert capsys.readouterr().out == (
-        "\ninterrupted (a traceback above is fairseq's way to stop); "
-        "`make some` goes on from the last checkpoint\n"
-    )
-
-
-def test_what_is_in_the_way_is_told(tmp_path, capsys):
-    def fail(output):
-        raise ValueError("--option 3: give 4")
-
-    assert run(fail, tmp_path) == 1
-    assert capsys.readouterr().err == "error: --option 3: give 4\n"
+    said = "\ninterrupted; `make some` goes on from the last checkpoint\n"
+    assert capsys.readouterr().err == said
 
 
 def test_place_without_write_access_is_refused(tmp_path, capsys):
@@ -185,7 +223,7 @@ def test_place_without_write_access_is_refused(tmp_path, capsys):
 
 
 @pytest.mark.parametrize("command", ["language_model", "translation"])
-def test_the_makefile_runs_the_script_as_ctrl_c_says(command, monkeypatch):
+def test_the_makefile_runs_the_command_as_ctrl_c_says(command, monkeypatch):
     script = importlib.import_module(f"scripts.quickstart.{command}")
     given = []
     monkeypatch.setattr(script, "run_quickstart", lambda *all: given.append(all))

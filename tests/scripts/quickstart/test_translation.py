@@ -2,6 +2,7 @@ import json
 import shlex
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -25,9 +26,11 @@ def ran(monkeypatch):
     commands = []
 
     @contextmanager
-    def pretend(words, log=None):
+    def pretend(words, log=None, append=False):
         commands.append(words)
-        yield
+        if log:
+            log.touch()
+        yield SimpleNamespace(poll=lambda: 0)
 
     for module in (quickstart, quickstart_steps):
         monkeypatch.setattr(module, "child_process", pretend)

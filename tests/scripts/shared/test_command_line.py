@@ -56,9 +56,9 @@ def test_no_numbers_are_refused(text, kind, most, bounds):
 
 
 def test_small_numbers_are_refused():
-    check_at_least("--stride", 1, 1)
-    with pytest.raises(ValueError, match="--stride is 0: it must be at least 1"):
-        check_at_least("--stride", 0, 1)
+    check_at_least(1, stride=1, max_tokens=None)
+    with pytest.raises(ValueError, match="--batch-size is 0: it must be at least 1"):
+        check_at_least(1, stride=1, batch_size=0)
 
 
 def test_a_folder_that_cannot_be_made_is_refused(tmp_path):
@@ -116,5 +116,5 @@ def test_the_common_options():
     add_text_options(parser, "results")
     parsed = parser.parse_args(["--data", "bin", "--checkpoint", "a.pt", "B=b.pt"])
     assert parsed.checkpoint == ["a.pt", "B=b.pt"]
-    assert (parsed.split, parsed.max_tokens, parsed.cpu) == ("test", None, False)
+    assert (parsed.split, parsed.cpu) == ("test", False)
     assert str(parsed.output) == "results"

@@ -1,15 +1,37 @@
 import importlib.util
+import json
 import re
 
 import pytest
 
-from scripts._shared.results import NO_MATPLOTLIB, check_plotting, markdown_table, save_plot
+from scripts._shared.results import (
+    NO_MATPLOTLIB,
+    check_plotting,
+    markdown_table,
+    prepare_results,
+    save_plot,
+    save_results,
+)
 
 
 def test_table():
-    assert markdown_table(["model", "r"], [["XL", "900"], ["a long name", "1"]]) == (
-        "| model       |   r |\n| ----------- | --: |\n| XL          | 900 |\n| a long name |   1 |"
-    )
+    rows = [["XL", "900"], ["a long name", "1e3"], ["≤"]]
+    assert markdown_table(["model", "r"], rows).splitlines() == [
+        "| model       |   r |",
+        "|:------------|----:|",
+        "| XL          | 900 |",
+        "| a long name | 1e3 |",
+        "| ≤           |     |",
+    ]
+
+
+def test_results_are_saved_and_told(tmp_path, capsys):
+    output = tmp_path / "a" / "b"
+    prepare_results(output)
+    save_results(output, "losses", {"a": 1}, "a table\n", lambda axes: axes.plot([1], [2]))
+    assert capsys.readouterr().out == f"a table\n\nwritten to {output}/losses.json and .png\n"
+    assert json.loads((output / "losses.json").read_text()) == {"a": 1}
+    assert (output / "losses.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_plot_is_written_whole(tmp_path):
@@ -28,7 +50,12 @@ def test_plot_is_written_whole(tmp_path):
 
 def test_a_plot_without_matplotlib_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    for refused in (check_plotting, lambda: save_plot(tmp_path / "plot.png", lambda axes: None)):
+    for refused in (
+        check_plotting,
+        lambda: prepare_results(tmp_path / "output"),
+        lambda: save_plot(tmp_path / "plot.png", lambda axes: None),
+    ):
         with pytest.raises(ValueError, match=re.escape(NO_MATPLOTLIB)):
             refused()
+    assert list(tmp_path.iterdir()) == []
     assert "pip install matplotlib" in NO_MATPLOTLIB

@@ -1,0 +1,307 @@
+"""Models of other code as ours: their options, and their tensors by our names.
+
+Shapes: H heads, d model width, d_h head width, L largest span, N persistent vectors.
+"""
+
+from typing import Any
+
+from torch import Tensor
+
+from scripts.convert._embeddings import Bands, Embeddings, Names
+from scripts.convert._foreign import EOS, UNK, ForeignConfig, ForeignTensors, ForeignVocabulary
+
+_TRANSFORMER_XL = Names(
+    embedding="word_emb.emb_layers.{}.weight",
+    input_projection="word_emb.emb_projs.{}",
+    output="crit.out_layers.{}",
+    output_projection="crit.out_projs.{}",
+    clusters="crit.cluster_weight",
+    cluster_bias="crit.cluster_bias",
+)
+_HUGGING_FACE = _TRANSFORMER_XL._replace(
+    embedding="transformer.word_emb.emb_layers.{}.weight",
+    input_projection="transformer.word_emb.emb_projs.{}",
+)
+_ADAPTIVE_SPAN = Names(
+    embedding="in_emb.emb_layers.{}.weight",
+    input_projection="in_emb.emb_projs.{}",
+    output="out_emb.out_layers.{}",
+    output_projection="out_emb.out_projs.{}",
+    clusters="out_emb.cluster_proj.weight",
+    cluster_bias="out_emb.cluster_proj.bias",
+)
+# vectors u and v
+_BIASES = ("r_w_bias", "r_r_bias")
+# what the original adaptive span adds to the sum of masked attention weights
+_EPSILON = 1e-8
+
+
+class TransformerXLImport:
+    """Transformer-XL of the original PyTorch code, and of Hugging Face transformers.
+
+    Both have the same layers. The latter's names begin with ``transformer.``, its layers may have
+    vectors u and v of their own, its adaptive softmax has the clusters' logits first to last, and
+    its streams start with a memory of zero vectors.
+
+    Args:
+        config: its options, which are read here.
+        vocabulary: its symbols.
+        hugging_face: whether Hugging Face transformers wrote the files.
+    """
+
+    arch = "transformer_xl"
+
+    def __init__(
+        self, config: ForeignConfig, vocabulary: ForeignVocabulary, hugging_face: bool
+    ) -> None:
+        self._hugging_face = hugging_face
+        self._prefix = "transformer." if hugging_face else ""
+        self._layers = config.integer("n_layer")
+        self._heads = config.integer("n_head")
+        self._width = config.integer("d_model")
+        self._inner = config.integer("d_inner")
+        self._untied_biases = config.flag("untie_r", False)
+        # no tensor tells these: the original's own defaults would do where its option is misspelt
+        self._pre_norm = config.flag("pre_lnorm", False if hugging_face else None)
+        self._dropouts = config.rate("dropout"), config.rate("dropatt")
+        self._mem_len = config.integer("mem_len", least=0)
+        self._same_length = config.flag("same_length")
+        self._clamp_len = config.integer("clamp_len", least=-1)
+        self.tokens_per_sample = config.integer("tgt_len", default=128)
+        # older versions of transformers have the original's names
+        size, tied = "n_token", "tie_weight"
+        if hugging_face:
+            size = config.name_of("vocab_size", size)
+            tied = config.name_of(tied, "tie_word_embeddings")
+        _note_size(config, config.integer(size), vocabulary)
+        if _heads_divide(config, "d_model", self._width, "n_head", self._heads):
+            config.expect("d_head", self._width // self._heads, "here d_head is d_model / n_head")
+            config.expect("d_embed", self._width, "here d_embed is d_model", self._width)
+        config.expect("attn_type", 0, "only 0, Transformer-XL's own attention, is known")
+        config.expect("ext_len", 0, "import it with 0, and evaluate with --extended-context")
+        config.expect("layer_norm_epsilon", 1e-5, "only 1e-05 is known")
+        if self._same_length and self._mem_len == 0:
+            config.note("same_length with mem_len 0 leaves nothing to attend to")
+        names = _HUGGING_FACE if hugging_face else _TRANSFORMER_XL
+        tied = bool(config.flag(tied, True))
+        bands = _transformer_xl_bands(config, vocabulary, tied, not hugging_face)
+        self._embeddings = Embeddings(vocabulary, self._width, tied, names, bands)
+
+    def options(self) -> dict[str, Any]:
+        """Options of the model."""
+        dropout, attention_dropout = self._dropouts
+        return {
+            "decoder_layers": self._layers,
+            "decoder_embed_dim": self._width,
+            "decoder_attention_heads": self._heads,
+            "decoder_ffn_embed_dim": self._inner,
+            "decoder_normalize_before": self._pre_norm,
+            "no_decoder_final_norm": self._pre_norm,
+            "untie_r": self._untied_biases,
+            "mem_len": self._mem_len,
+            "same_length": self._same_length,
+            "zero_memory": self._hugging_face,
+            "clamp_len": self._clamp_len if self._clamp_len > 0 else None,
+            "dropout": dropout,
+            "embed_dropout": dropout,
+            "output_dropout": dropout,
+            "activation_dropout": dropout,
+            "attention_dropout": attention_dropout,
+            **self._embeddings.options(),
+        }
+
+    def translate(self, tensors: ForeignTensors) -> dict[str, Tensor]:
+        """Weights of the model."""
+        found = self._embeddings.translate(tensors)
+        # sinusoids: they follow from the width
+        tensors.skip(f"{self._prefix}pos_emb.inv_freq")
+        shared = None if self._untied_biases else self._shared_biases(tensors)
+        for number in range(self._layers):
+            of_layer = self._layer(tensors, f"{self._prefix}layers.{number}.", shared)
+            found |= {f"decoder.layers.{number}.{name}": value for name, value in of_layer.items()}
+        return found
+
+    def _shared_biases(self, tensors: ForeignTensors) -> list[Tensor]:
+        """Vectors u and v of all layers, each (H, d_h); transformers has them in each as well."""
+        prefixes = [f"{self._prefix}layers.{number}.dec_attn." for number in range(self._layers)]
+        others = prefixes if self._hugging_face else []
+        shape = self._heads, self._width // self._heads
+        return [
+            tensors.take_tied(f"{self._prefix}{name}", [other + name for other in others], *shape)
+            for name in _BIASES
+        ]
+
+    def _layer(
+        self, tensors: ForeignTensors, source: str, biases: list[Tensor] | None
+    ) -> dict[str, Tensor]:
+        d, inner, attention = self._width, self._inner, f"{source}dec_attn."
+        if biases is None:
+            shape = self._heads, d // self._heads
+            biases = [tensors.take(attention + name, *shape) for name in _BIASES]
+        # (3·d, d) -> (d, d) three times
+        query, key, value = tensors.take(f"{attention}qkv_net.weight", 3 * d, d).chunk(3)
+        forward = f"{source}pos_ff."
+        return {
+            "self_attn.q_proj.weight": query,
+            "self_attn.k_proj.weight": key,
+            "self_attn.v_proj.weight": value,
+            "self_attn.out_proj.weight": tensors.take(f"{attention}o_net.weight", d, d),
+            "self_attn.distance_table.proj.weight": tensors.take(f"{attention}r_net.weight", d, d),
+            "self_attn.biases.u": biases[0],
+            "self_attn.biases.v": biases[1],
+            **tensors.take_affine("self_attn_layer_norm", f"{attention}layer_norm", d),
+            **tensors.take_affine("final_layer_norm", f"{forward}layer_norm", d),
+            **tensors.take_affine("feed_forward.fc1", f"{forward}CoreNet.0", inner, d),
+            **tensors.take_affine("feed_forward.fc2", f"{forward}CoreNet.3", d, inner),
+        }
+
+
+class AdaptiveSpanImport:
+    """Adaptive span with feed-forward layers, and all-attention, of the adaptive-span code.
+
+    Args:
+        config: its options, which are read here.
+        vocabulary: its symbols.
+    """
+
+    arch = "all_attention_lm"
+
+    def __init__(self, config: ForeignConfig, vocabulary: ForeignVocabulary) -> None:
+        self._layers = config.integer("nb_layers")
+        self._heads = config.integer("nb_heads")
+        self._width = config.integer("hidden_size")
+        self._span = config.integer("attn_span")
+        self._vectors = config.integer("pers_mem_size", least=0, default=0)
+        self._inner = 0 if self._vectors else config.integer("inner_hidden_size")
+        self._adaptive = config.flag("adapt_span_enabled", False)
+        # no tensor tells it
+        self._ramp = config.integer("adapt_span_ramp") if self._adaptive else None
+        self._dropouts = config.rate("dropout"), config.rate("emb_dropout")
+        self.tokens_per_sample = config.integer("block_size", default=512)
+        _heads_divide(config, "hidden_size", self._width, "nb_heads", self._heads)
+        _note_size(config, config.integer("vocab_size", default=len(vocabulary)), vocabulary)
+        bands = _adaptive_span_bands(config, vocabulary)
+        names = _ADAPTIVE_SPAN
+        if bands is None:
+            names = names._replace(embedding="in_emb.weight", output="out_emb")
+        self._embeddings = Embeddings(vocabulary, self._width, False, names, bands)
+
+    def options(self) -> dict[str, Any]:
+        """Options of the model."""
+        dropout, embed_dropout = self._dropouts
+        of_spans = {"adaptive_span": True, "span_ramp": self._ramp, "span_epsilon": _EPSILON}
+        return {
+            "decoder_layers": self._layers,
+            "decoder_embed_dim": self._width,
+            "decoder_attention_heads": self._heads,
+            "decoder_ffn_embed_dim": self._inner,
+            "persistent_vectors": self._vectors,
+            "attention_span": self._span,
+            **(of_spans if self._adaptive else {}),
+            "zero_memory": True,
+            "attention_dropout": dropout,
+            "activation_dropout": dropout if self._inner else 0.0,
+            "embed_dropout": embed_dropout,
+            "output_dropout": embed_dropout,
+            **self._embeddings.options(),
+        }
+
+    def translate(self, tensors: ForeignTensors) -> dict[str, Tensor]:
+        """Weights of the model."""
+        found = self._embeddings.translate(tensors)
+        # (1, d_h, L), the farthest distance first -> (L, d_h), the nearest first
+        positions = tensors.take("key_pe", 1, self._width // self._heads, self._span)
+        found["decoder.positions.weight"] = positions[0].T.flip(0)
+        for number in range(self._layers):
+            of_layer = self._layer(tensors, f"layers.{number}.")
+            found |= {f"decoder.layers.{number}.{name}": value for name, value in of_layer.items()}
+        return found
+
+    def _layer(self, tensors: ForeignTensors, source: str) -> dict[str, Tensor]:
+        d, inner, heads, vectors = self._width, self._inner, self._heads, self._vectors
+        attention = f"{source}attn.attn."
+        memory = f"{attention}persistent_memory."
+        projections = {"q": "query", "k": "key", "v": "val", "out": "out"}
+        found = {
+            f"self_attn.{ours}_proj.weight": tensors.take(f"{source}attn.proj_{name}.weight", d, d)
+            for ours, name in projections.items()
+        }
+        if vectors:
+            # (H, d_h, N) -> (H, N, d_h)
+            keys = tensors.take(f"{memory}key", heads, d // heads, vectors).transpose(1, 2)
+            found["self_attn.persistent.keys"] = keys
+            values = tensors.take(f"{memory}val", heads, vectors, d // heads)
+            found["self_attn.persistent.values"] = values
+        else:
+            found |= tensors.take_affine("feed_forward.fc1", f"{source}ff.fc1", inner, d)
+            found |= tensors.take_affine("feed_forward.fc2", f"{source}ff.fc2", d, inner)
+        found |= tensors.take_affine("self_attn_layer_norm", f"{source}norm1", d)
+        if not vectors:
+            found |= tensors.take_affine("final_layer_norm", f"{source}norm2", d)
+        if self._adaptive:
+            # (H, 1, 1) -> (H,); the persistent vectors' module holds the same spans once more
+            mask, again = (f"{owner}adaptive_span._mask." for owner in (attention, memory))
+            spans = tensors.take_tied(f"{mask}current_val", [f"{again}current_val"], *(heads, 1, 1))
+            found["self_attn.span.value"] = spans.flatten()
+            tensors.skip(f"{mask}mask_template")
+            tensors.skip(f"{again}mask_template")
+        return found
+
+
+def _transformer_xl_bands(
+    config: ForeignConfig, vocabulary: ForeignVocabulary, tied: bool, reversed_clusters: bool
+) -> Bands | None:
+    """How the adaptive softmax is made; None without one, and after a problem."""
+    cutoffs = config.numbers("cutoffs")
+    if not cutoffs:
+        return None
+    factor = config.integer("div_val", default=1)
+    # bands as wide as the model have no projections
+    tied_projections = [True] * (len(cutoffs) + 1)
+    if factor != 1:
+        tied_projections = config.flags("tie_projs", len(cutoffs) + 1)
+    _note_misfit(config, "cutoffs", cutoffs, vocabulary)
+    if factor is None or tied_projections is None:
+        return None
+    return Bands(cutoffs, factor, tied, tied_projections, reversed_clusters)
+
+
+def _adaptive_span_bands(config: ForeignConfig, vocabulary: ForeignVocabulary) -> Bands | None:
+    """How the adaptive input and softmax are made; None without them, and after a problem."""
+    if not config.flag("adapt_io_enabled", False):
+        return None
+    cutoffs = config.numbers("adapt_io_cutoffs")
+    factor = config.integer("adapt_io_divval", least=2, default=4)
+    tied = config.flag("adapt_io_tied", False)
+    if cutoffs == []:
+        config.note("adapt_io_enabled is true and adapt_io_cutoffs are empty", False)
+    if not cutoffs or factor is None or tied is None:
+        return None
+    _note_misfit(config, "adapt_io_cutoffs", cutoffs, vocabulary)
+    return Bands(cutoffs, factor, tied, [tied] * (len(cutoffs) + 1))
+
+
+def _note_size(config: ForeignConfig, size: int | None, vocabulary: ForeignVocabulary) -> None:
+    if size is not None and size != len(vocabulary):
+        config.note(f"it has {size} symbols, and the vocabulary has {len(vocabulary)}")
+
+
+def _heads_divide(
+    config: ForeignConfig, width_name: str, width: int | None, heads_name: str, heads: int | None
+) -> bool:
+    """Whether sizes that can be told go together; notes a problem where they do not."""
+    if width is None or heads is None:
+        return False
+    if width % heads:
+        config.note(f"{width_name} is {width}: {heads_name}, {heads}, must divide it", False)
+    return width % heads == 0
+
+
+def _note_misfit(
+    config: ForeignConfig, name: str, cutoffs: list[int], vocabulary: ForeignVocabulary
+) -> None:
+    """Note cutoffs, the entry ``name`` of a configuration, that do not go with the vocabulary."""
+    if cutoffs[-1] >= len(vocabulary):
+        config.note(f"{name} end at {cutoffs[-1]}, beyond the vocabulary", False)
+    if not vocabulary.fits_first_band(cutoffs[0]):
+        config.note(f"{EOS} and {UNK} must be among the first {cutoffs[0]} symbols", False)
