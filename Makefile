@@ -1,15 +1,14 @@
 PYTHON ?= python3
+unexport PYTHONPATH PYTHONHOME # packages from outside .venv would shadow its own
 
-# Packages from outside .venv would shadow its own.
-unexport PYTHONPATH PYTHONHOME
-
-.PHONY: help set-up quickstart quickstart-translation test lint bench
+.PHONY: help set-up quickstart quickstart-translation test test-quick lint bench
 
 help:
 	@echo "make quickstart   set up, then train, evaluate and sample a small character model"
 	@echo "make quickstart-translation"
 	@echo "                  set up, then train a small model to translate number names, and score it"
-	@echo "make test         set up, then run the tests"
+	@echo "make test         set up, then run the tests; some of them: make test TESTS=tests/test_docs.py"
+	@echo "make test-quick   set up, then run the quick tests: all but tests/end_to_end"
 	@echo "make lint         set up, then check style and formatting"
 	@echo "make bench        set up, then measure speed and memory, in about $(BENCH_MINUTES) minutes on 2 cores;"
 	@echo "                  QUICK=1 takes about $(QUICK_MINUTES); beside the published code with checkouts of it,"
@@ -18,7 +17,7 @@ help:
 	@echo "Set-up builds .venv once, with $(PYTHON); for another Python: make test PYTHON=python3.12"
 
 set-up:
-	@$(PYTHON) scripts/set_up.py
+	@bash scripts/set_up.sh "$(PYTHON)"
 
 quickstart: set-up
 	@.venv/bin/python -m scripts.quickstart.language_model
@@ -27,7 +26,10 @@ quickstart-translation: set-up
 	@.venv/bin/python -m scripts.quickstart.translation
 
 test: set-up
-	@.venv/bin/python -m pytest
+	@.venv/bin/python -m pytest $(TESTS)
+
+test-quick: set-up
+	@.venv/bin/python -m pytest --ignore tests/end_to_end $(TESTS)
 
 lint: set-up
 	@.venv/bin/ruff check .

@@ -15,7 +15,14 @@ setup(
     # where pip finds no wheel of them, they take `pip install --no-build-isolation`.
     extras_require={
         "fairseq": ["fairseq-fixed==0.12.3.1"],
-        "translation": ["fastBPE", "num2words", "sacrebleu", "sacremoses", "subword-nmt"],
+        "translation": [
+            "fastBPE",
+            "num2words",
+            "sacrebleu",
+            "sacremoses",
+            "sentencepiece",
+            "subword-nmt",
+        ],
         "faiss-cpu": ["faiss-cpu"],
         "faiss-gpu": ["faiss-gpu"],
         "import": ["safetensors"],

@@ -1,42 +1,68 @@
-"""The pinned versions: one of each, and what .venv holds."""
+"""The pinned versions: one of each, compiled from what is asked for, and what .venv holds."""
 
 import importlib.metadata
+import re
 import subprocess
 import sys
-from collections import Counter
 from pathlib import Path
 
 import pytest
 from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
-from scripts import set_up
+ROOT = Path(__file__).resolve().parents[2]
 
-ROOT = Path(set_up.ROOT)
-PINS = set_up.read_pins(ROOT)
+
+def requirements(name):
+    lines = (ROOT / "requirements" / name).read_text(encoding="utf-8").splitlines()
+    return [Requirement(line) for line in (line.split("#")[0].strip() for line in lines) if line]
+
+
+ASKED = requirements("development.in")
+PINS = requirements("development.txt")
+
+
+def pinned(environment=None):
+    """Return the pinned versions for a Python, this one by default."""
+    pins = [pin for pin in PINS if not pin.marker or pin.marker.evaluate(environment)]
+    versions = {canonicalize_name(pin.name): str(pin.specifier)[2:] for pin in pins}
+    assert len(versions) == len(pins), "a package is pinned twice"
+    return versions
 
 
 def test_every_pin_names_one_version():
     for pin in PINS:
-        (specifier,) = Requirement(pin).specifier
+        (specifier,) = pin.specifier
         assert specifier.operator == "==", pin
         assert "*" not in specifier.version, pin
 
 
-@pytest.mark.parametrize("python_version", ["3.10", "3.11", "3.12", "3.13"])
-def test_no_package_is_pinned_twice(python_version):
-    requirements = [Requirement(pin) for pin in PINS]
-    counts = Counter(
-        requirement.name.lower()
-        for requirement in requirements
-        if not requirement.marker or requirement.marker.evaluate({"python_version": python_version})
-    )
-    assert set(counts.values()) == {1}
-    assert {"pip", "torch", *map(str.lower, set_up.BUILD_TOOLS)} <= set(counts)
+@pytest.mark.parametrize("python", ["3.10", "3.11", "3.12", "3.13"])
+def test_what_is_asked_for_is_pinned_once(python):
+    versions = pinned({"python_version": python, "python_full_version": f"{python}.0"})
+    for asked in ASKED:
+        assert asked.specifier.contains(versions[canonicalize_name(asked.name)]), asked
 
 
-def test_the_fairseq_extra_is_the_pinned_one():
-    (pin,) = set_up.select(PINS, ["fairseq-fixed"])
-    assert f'"fairseq": ["{pin}"]' in (ROOT / "setup.py").read_text()
+def test_what_set_up_names_is_pinned():
+    script = (ROOT / "scripts" / "set_up.sh").read_text(encoding="utf-8")
+    (named,) = re.findall(r'--constraint "\$pins" (.*)', script)
+    assert {"pip", "uv", *map(canonicalize_name, named.split())} <= set(pinned())
+
+
+def test_the_extras_are_what_is_pinned():
+    text = (ROOT / "setup.py").read_text(encoding="utf-8")
+    extras = re.search(r"extras_require=({.*?})", text, re.DOTALL)[1]
+    for name in set(re.findall(r'"([\w.=-]+)"[],]', extras)) - {"faiss-gpu"}:
+        extra = Requirement(name)
+        assert extra.specifier.contains(pinned()[canonicalize_name(extra.name)]), name
+
+
+def test_the_command_that_compiles_the_pins_is_told():
+    head = (ROOT / "requirements" / "development.txt").read_text(encoding="utf-8").splitlines()
+    command = head[1].removeprefix("#").strip()
+    assert command.startswith("uv pip compile --universal --python-version 3.10 ")
+    assert f".venv/bin/{command}\n" in (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
 
 
 in_venv = pytest.mark.skipif(
@@ -46,13 +72,9 @@ in_venv = pytest.mark.skipif(
 
 @in_venv
 def test_exactly_the_pins_are_installed():
-    pinned = {}
-    for requirement in map(Requirement, PINS):
-        if not requirement.marker or requirement.marker.evaluate():
-            pinned[requirement.name] = str(requirement.specifier).removeprefix("==")
     # A build of torch for one kind of machine adds, for example, "+cpu" to its version.
-    installed = {name: importlib.metadata.version(name).split("+")[0] for name in pinned}
-    assert installed == pinned
+    installed = {name: importlib.metadata.version(name).split("+")[0] for name in pinned()}
+    assert installed == pinned()
 
 
 @in_venv
@@ -60,5 +82,5 @@ def test_installed_packages_fit_together():
     check = subprocess.run(
         [sys.executable, "-m", "pip", "check"], capture_output=True, text=True, check=False
     )
-    fairseq = set_up.titled(*set_up.select(PINS, ["fairseq-fixed"]))
+    fairseq = f"fairseq-fixed {pinned()['fairseq-fixed']}"
     assert check.stdout == f"{fairseq} requires torchaudio, which is not installed.\n"

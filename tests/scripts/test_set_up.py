@@ -1,78 +1,61 @@
-"""scripts/set_up.py: its checks, its ways to fail, and when it builds .venv anew."""
+"""Set-up: what it refuses, its ways to fail, when it builds .venv anew, and what uv is told."""
 
-import ast
 import fcntl
+import io
 import os
 import re
 import shutil
 import signal
 import subprocess
 import sys
-import sysconfig
+import tarfile
+import time
+import zipfile
 from pathlib import Path
 
 import pytest
 
-from scripts import set_up
-
 ROOT = Path(__file__).resolve().parents[2]
-PINS = set_up.read_pins(ROOT)
-WAITING = "Another set-up of this .venv is running; waiting for it to end.\n"
+SCRIPT = "scripts/set_up.sh"
+PINS = "requirements/development.txt"
+STAMP = ".venv/set_up.stamp"
+REFUSED = (
+    "Python 3.10 to 3.13 is needed and {} is not one of them: install one and name it, for example "
+    "`make test PYTHON=python3.11`.\n"
+)
+UNREACHED = (
+    "The packages of '{}' could not be downloaded: check the network connection and pip's settings "
+    "(index, certificates, proxy), then run the same command again (log: .venv/set_up.log).\n"
+)
+
+# Stands in for Python and uv: notes what installs, makes a .venv of itself, fails where told to.
+FAKE = f"""#!/usr/bin/env bash
+case "$*" in
+    *"import os"*) "{sys.executable}" "$@" | sed -e "2s#.*#$0#" -e "${{FACTS-}}" ;;
+    *"import ensurepip"*) [ -z "${{NO_VENV-}}" ] ;;
+    *"config list"*) "{sys.executable}" "$@" ;;
+    *install* | "-m venv .venv")
+        printf '%s\\n' "$*" "${{PYTHONPATH-}}${{PYTHONHOME-}}${{CUDA_HOME-}}" >> calls
+        env | grep -E '^(UV_|SSL_CERT_FILE|ALL_PROXY)' > variables
+        if [[ "$*" == *${{FAIL-nothing}}* ]]; then
+            printf "${{SAID-}}"
+            [ -z "${{SAID-}}" ] || exit 1
+            sleep 60 & touch begun; sleep 60
+        fi
+        [ "$1 $2" != "-m venv" ] || {{ mkdir .venv/bin .venv/lib && cp "$0" .venv/bin/python; }}
+        [ "$2" != pip ] || cp "$0" .venv/bin/uv ;;
+esac
+"""
 
 
-class FakeRun:
-    """Takes the place of `run`: records the commands, and makes a .venv when asked for one."""
-
-    def __init__(self, fail_at=None, failure=(1, "")):
-        self.commands = []
-        self.fail_at = fail_at
-        self.failure = failure
-
-    def __call__(self, command):
-        self.commands.append(command)
-        if len(self.commands) == self.fail_at:
-            if isinstance(self.failure, BaseException):
-                raise self.failure
-            return self.failure
-        if "venv" in command:
-            make_python(Path(command[-1]))
-        return 0, ""
-
-    @property
-    def made_venv(self):
-        return any("venv" in command for command in self.commands)
-
-
-def make_python(venv, script="exit 0"):
-    python = venv / "bin" / "python"
-    python.parent.mkdir(parents=True, exist_ok=True)
-    python.write_text(f"#!/bin/sh\n{script}\n")
-    python.chmod(0o755)
-
-
-@pytest.fixture
-def checkout(tmp_path):
-    """A copy of what set-up reads."""
-    root = (tmp_path / "checkout").resolve()
-    for name in ("scripts/set_up.py", "requirements/development.txt"):
-        (root / name).parent.mkdir(parents=True)
-        shutil.copy(ROOT / name, root / name)
-    return root
-
-
-@pytest.fixture
-def built(checkout):
-    """A checkout with a complete .venv."""
-    set_up.set_up(checkout, FakeRun())
-    return checkout
-
-
-def start(checkout, **environment):
-    """Starts the script itself in a checkout."""
+def start(checkout, python="./python", **environment):
+    """Start set-up in a checkout, without this machine's settings of pip and uv."""
+    own = re.compile("PIP_|UV_|SSL_CERT_FILE|.*PROXY", re.IGNORECASE)
+    others = {name: value for name, value in os.environ.items() if not own.match(name)}
     return subprocess.Popen(
-        [sys.executable, "scripts/set_up.py"],
+        [shutil.which("bash"), SCRIPT, python],
         cwd=checkout,
-        env={**os.environ, **environment},
+        env={**others, "PIP_CONFIG_FILE": os.devnull, **environment},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -80,288 +63,385 @@ def start(checkout, **environment):
     )
 
 
-# What is checked first.
+def set_up(checkout, *arguments, **environment):
+    """Return the exit status, the output and the errors of a set-up."""
+    process = start(checkout, *arguments, **environment)
+    output, errors = process.communicate()
+    return process.returncode, output, errors
 
 
-@pytest.mark.parametrize(
-    ("version", "name"), [((2, 7, 18), "2.7"), ((3, 9, 0), "3.9"), ((3, 14, 0), "3.14")]
-)
-def test_unsupported_python(version, name):
-    assert set_up.python_problem(version) == (
-        f"Python 3.10 to 3.13 is needed and this is Python {name}: install one of those and name "
-        "it, for example `make test PYTHON=python3.11`."
-    )
+def calls(checkout):
+    """Return the commands that ran since the last look."""
+    file = checkout / "calls"
+    lines = file.read_text().splitlines() if file.exists() else []
+    file.unlink(missing_ok=True)
+    return lines
 
 
-@pytest.mark.parametrize("version", [(3, 10, 0), (3, 11, 7), (3, 13, 9)])
-def test_supported_python(version):
-    assert set_up.python_problem(version) is None
+@pytest.fixture
+def checkout(tmp_path):
+    """A copy of what set-up reads, and a stand-in for Python."""
+    root = (tmp_path / "check out").resolve()
+    for name in (SCRIPT, PINS):
+        (root / name).parent.mkdir(parents=True)
+        shutil.copy(ROOT / name, root / name)
+    (root / "python").write_text(FAKE)
+    (root / "python").chmod(0o755)
+    return root
 
 
-def test_old_pythons_can_parse_it():
-    newer = (
-        ast.JoinedStr,
-        ast.AnnAssign,
-        ast.NamedExpr,
-        ast.Nonlocal,
-        ast.YieldFrom,
-        ast.AsyncFunctionDef,
-        ast.Match,
-    )
-    tree = ast.parse((ROOT / "scripts" / "set_up.py").read_text(encoding="ascii"))
-    for node in ast.walk(tree):
-        assert not isinstance(node, newer), f"line {node.lineno}"
-        if isinstance(node, ast.FunctionDef):
-            annotations = [argument.annotation for argument in node.args.args]
-            assert not any([node.returns, node.args.kwonlyargs, *annotations]), node.name
-        if isinstance(node, ast.Raise):
-            assert node.cause is None, f"line {node.lineno}"
+@pytest.fixture
+def built(checkout):
+    """A checkout with a complete .venv."""
+    assert set_up(checkout)[0] == 0
+    assert len(calls(checkout)) == 8
+    return checkout
 
 
-@pytest.mark.parametrize(
-    ("present", "language", "names"),
-    [([], "C", "cc nor gcc"), (["gcc"], "C++", "c++ nor g++")],
-)
-def test_no_compiler(checkout, tmp_path, present, language, names):
-    path = tmp_path / "bin"
-    path.mkdir()
-    for name in present:
-        (path / name).touch(mode=0o755)
-    process = start(checkout, PATH=str(path))
-    assert process.communicate() == (
-        "",
-        f"A {language} compiler is needed and neither {names} is on PATH: install one "
-        "(Debian/Ubuntu: apt install g++; macOS: xcode-select --install).\n",
-    )
-    assert process.returncode == 1
+def is_free(file):
+    """Whether no process holds the lock of a file; waits a moment where one does."""
+    with open(file, "a") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            time.sleep(0.1)
+            return False
+        return True
+
+
+# What is missing.
+
+
+@pytest.mark.parametrize("version", ["2.7", "3.1", "3.9", "3.14"])
+def test_another_version_of_python_is_refused(checkout, version):
+    assert set_up(checkout, FACTS=f"1s/.*/{version} None/") == (1, "", REFUSED.format(version))
     assert not (checkout / ".venv").exists()
 
 
-def test_no_python_headers(monkeypatch):
-    monkeypatch.setattr(sysconfig, "get_paths", lambda: {"include": "/nowhere"})
-    version = "{}.{}".format(*sys.version_info)
-    assert set_up.headers_problem() == (
-        "Python's headers are needed and /nowhere/Python.h is not there: install them "
-        f"(Debian/Ubuntu: apt install python{version}-dev)."
+def test_no_python(checkout):
+    assert set_up(checkout, "no-python") == (1, "", REFUSED.format("'no-python'"))
+
+
+@pytest.mark.parametrize("version", ["3.10", "3.12", "3.13"])
+def test_supported_python(checkout, version):
+    status, _, errors = set_up(checkout, FACTS=f"1s/[^ ]*/{version}/")
+    assert (status, errors) == (0, "")
+
+
+@pytest.mark.parametrize("present", [[], ["gcc"], ["g++"]])
+def test_no_compiler(checkout, tmp_path, present):
+    (tmp_path / "bin").mkdir()
+    for name in ["flock", "cat"]:
+        (tmp_path / "bin" / name).symlink_to(shutil.which(name))
+    for name in present:
+        (tmp_path / "bin" / name).touch(mode=0o755)
+    assert set_up(checkout, sys.executable, PATH=str(tmp_path / "bin")) == (
+        1,
+        "",
+        "A C and a C++ compiler are needed and not both on PATH (cc or gcc, c++ or g++): install "
+        "them (Debian/Ubuntu: apt install g++).\n",
     )
+    assert not (checkout / ".venv").exists()
 
 
-def test_no_ensurepip(monkeypatch):
-    monkeypatch.setitem(sys.modules, "ensurepip", None)
-    version = "{}.{}".format(*sys.version_info)
-    assert set_up.venv_problem() == (
-        "Python's modules venv and ensurepip are needed (import of ensurepip halted; None in "
-        f"sys.modules): install them (Debian/Ubuntu: apt install python{version}-venv)."
+def test_no_python_headers(checkout):
+    assert set_up(checkout, FACTS="1s/[^ ]*/3.12/; 3s#.*#/nowhere#") == (
+        1,
+        "",
+        "Python's headers are needed and /nowhere/Python.h is missing: install them "
+        "(Debian/Ubuntu: apt install python3.12-dev).\n",
     )
+    assert not (checkout / ".venv").exists()
 
 
-def test_this_machine_has_all_that_is_needed():
-    assert set_up.compiler_problem() is None
-    assert set_up.headers_problem() is None
-    assert set_up.venv_problem() is None
+def test_no_ensurepip(checkout):
+    assert set_up(checkout, FACTS="1s/[^ ]*/3.12/", NO_VENV="yes") == (
+        1,
+        "",
+        "Python's modules venv and ensurepip are needed and one is missing: install them "
+        "(Debian/Ubuntu: apt install python3.12-venv).\n",
+    )
+    assert not (checkout / ".venv").exists()
+
+
+@pytest.mark.parametrize(
+    ("failing", "title", "said"),
+    [
+        ("pip install", "[2/4] uv", "ERROR: No matching distribution found for uv==0.13.9"),
+        ("pip install", "[2/4] uv", "HTTPSConnectionPool: Max retries exceeded with url: /uv/"),
+        ("torch", "[3/4] torch", "No solution found when resolving dependencies:"),
+        ("torch", "[3/4] torch", "error: Failed to fetch: `simple/torch/`\n timed out"),
+        ("no-deps", "[4/4] fairseq and the other packages", "Failed to download `lxml==6.1.3`"),
+    ],
+)
+def test_no_network(checkout, failing, title, said):
+    status, output, errors = set_up(checkout, FAIL=failing, SAID=said)
+    assert (status, errors) == (1, UNREACHED.format(title))
+    assert output.splitlines()[-1].startswith(f"{title}: about ")
+    assert said in (checkout / ".venv" / "set_up.log").read_text()
 
 
 # Failing and being interrupted.
 
 
-def test_no_network(checkout):
-    offline = {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": "", "PIP_CONFIG_FILE": os.devnull}
-    process = start(checkout, **offline)
-    pip = set_up.titled(*set_up.select(PINS, ["pip"]))
-    assert process.communicate() == (
-        f"[1/5] .venv with {pip}: about 10 seconds\n",
-        f"pip could not get the packages of '.venv with {pip}': check the network connection and "
-        "pip's index settings, then run the same command again (pip's log: .venv/set_up.log).\n",
-    )
-    assert process.returncode == 1
-    assert "No matching distribution" in (checkout / ".venv" / "set_up.log").read_text()
-
-
-def test_ctrl_c(checkout):
-    process = start(checkout)
-    assert process.stdout.readline().startswith("[1/5]")
-    process.send_signal(signal.SIGINT)
-    assert process.communicate() == ("", "\ninterrupted; the same command goes on from here\n")
-    assert process.returncode == 130
-
-
-def test_an_interrupted_command_ends_with_all_that_it_started():
-    command = ["sh", "-c", "sleep 60 & echo started; wait"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, start_new_session=True) as process:
-        assert process.stdout.readline() == b"started\n"
-        set_up.end(process)
-        # The pipe's end is reached once no process holds it any more.
-        assert process.stdout.read() == b""
-
-
-@pytest.mark.parametrize(
-    ("line", "expected"),
-    [
-        ("ERROR: No matching distribution found for torch==2.13.0", True),
-        ("packages in these conflicts have no matching distributions available", True),
-        ("ERROR: HTTPSConnectionPool: Max retries exceeded with url: /simple/torch/", True),
-        ("ReadTimeoutError: HTTPSConnectionPool: Read timed out.", True),
-        ("WARNING: Retrying after connection broken by 'NewConnectionError'", False),
-        ("g++: fatal error: Killed signal terminated program cc1plus", False),
-    ],
-)
-def test_network_failures_are_told_from_others(line, expected):
-    assert set_up.is_network_failure("Collecting torch\n" + line) is expected
-
-
 def test_other_failures_show_the_end_of_the_log(checkout):
-    output = "\n".join(f"line {number}" for number in range(20))
-    with pytest.raises(set_up.SetUpError) as raised:
-        set_up.set_up(checkout, FakeRun(fail_at=5, failure=(1, output)))
-    title, *lines = str(raised.value).splitlines()
-    fairseq = set_up.titled(*set_up.select(PINS, ["fairseq-fixed"]))
-    assert title == f"'{fairseq}, compiled here' failed; the last lines of .venv/set_up.log:"
-    assert lines == [f"line {number}" for number in range(5, 20)]
+    lines = [f"line {number}\n" for number in range(20)]
+    status, _, errors = set_up(checkout, FAIL="no-deps", SAID="".join(lines))
+    title = "'[4/4] fairseq and the other packages' failed; the last lines of .venv/set_up.log:\n"
+    assert (status, errors) == (1, title + "".join(lines[5:]))
 
 
-def test_a_second_set_up_waits_for_the_first(checkout, tmp_path):
-    with open(checkout / "requirements" / "development.txt", "a") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        process = start(checkout, PATH=str(tmp_path))
-        assert process.stdout.readline() == WAITING
+@pytest.mark.parametrize("signal_number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_set_up_ends_all_that_it_started_and_goes_on(checkout, signal_number):
+    process = start(checkout, FAIL="torch Cython")
+    while not (checkout / "begun").exists():
         assert process.poll() is None
-    output, problem = process.communicate()
+    process.send_signal(signal_number)
+    output, errors = process.communicate()
+    assert output.splitlines()[-1].startswith("[3/4] torch: about ")
+    assert errors == "\ninterrupted; the same command goes on from here\n"
+    assert process.returncode == 130
+    # every command inherits the lock: none is left, once the system has ended those it was told to
+    assert any(is_free(checkout / PINS) for _ in range(100))
+    calls(checkout)
+    assert set_up(checkout)[0] == 0
+    assert len(calls(checkout)) == 8
+
+
+def test_a_second_set_up_waits_for_the_first(checkout):
+    with open(checkout / PINS, "a") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        process = start(checkout, NO_VENV="yes")
+        waiting = "Another set-up of this .venv is running; waiting for it to end.\n"
+        assert process.stdout.readline() == waiting
+        assert process.poll() is None
+    output, errors = process.communicate()
     assert output == ""
-    assert problem.startswith("A C compiler is needed")
+    assert errors.startswith("Python's modules venv and ensurepip are needed")
 
 
-def test_run_returns_the_output_of_this_command_and_logs_all(tmp_path):
-    log = tmp_path / "log"
-    log.write_text("before\n")
-    with open(tmp_path / "lock", "w") as lock:
-        result = set_up.run(log, lock, ["sh", "-c", "echo out; echo err >&2; exit 3"])
-    assert result == (3, "out\nerr\n")
-    assert log.read_text() == "before\nout\nerr\n"
+# What runs.
 
 
-def test_foreign_packages_and_cuda_are_kept_out(monkeypatch):
-    for name in ("PYTHONPATH", "PYTHONHOME", "CUDA_HOME"):
-        monkeypatch.setenv(name, "/elsewhere")
-    assert "/elsewhere" not in set_up.child_environment().values()
+def test_steps_are_announced(checkout):
+    status, output, errors = set_up(checkout)
+    assert (status, errors) == (0, "")
+    lines = output.splitlines()
+    assert [line[:5] for line in lines[:4]] == ["[1/4]", "[2/4]", "[3/4]", "[4/4]"]
+    assert re.fullmatch(r"Set up \.venv in \d+ min \d+ s\.", lines[4])
+
+
+def test_foreign_packages_and_cuda_are_kept_out(checkout):
+    names = ("PYTHONPATH", "PYTHONHOME", "CUDA_HOME")
+    assert set_up(checkout, **dict.fromkeys(names, "/elsewhere"))[0] == 0
+    assert calls(checkout)[1::2] == [""] * 4
+
+
+CONFIGURATION = """
+[global]
+index-url = https://index.example/simple
+find-links =
+    /first
+    https://second.example/links
+timeout = 20
+[install]
+extra-index-url = https://one.example/simple https://two.example/simple
+trusted-host = one.example
+[download]
+find-links = /of-another-command
+"""
+
+
+def test_uv_is_handed_the_settings_of_pip(checkout):
+    (checkout / "pip.conf").write_text(CONFIGURATION)
+    environment = {
+        "PIP_CONFIG_FILE": "pip.conf",
+        "PIP_CERT": "/certificates.pem",
+        "PIP_PROXY": "http://proxy.example",
+        "PIP_DEFAULT_TIMEOUT": "180",
+        "PIP_INDEX_URL": "https://mine.example/simple",
+        "UV_INSECURE_HOST": "of-uv.example",
+    }
+    assert set_up(checkout, **environment)[0] == 0
+    lines = (checkout / "variables").read_text().splitlines()
+    assert dict(line.split("=", 1) for line in lines) == {
+        "UV_INDEX_URL": "https://mine.example/simple",
+        "UV_EXTRA_INDEX_URL": "https://one.example/simple https://two.example/simple",
+        "UV_FIND_LINKS": "/first,https://second.example/links",
+        "UV_INSECURE_HOST": "of-uv.example",
+        "UV_HTTP_TIMEOUT": "180",
+        "SSL_CERT_FILE": "/certificates.pem",
+        "ALL_PROXY": "http://proxy.example",
+    }
+    assert not any("--no-index" in call for call in calls(checkout))
+
+
+def test_uv_asks_no_index_where_pip_is_told_so(checkout):
+    assert set_up(checkout, PIP_NO_INDEX="1")[0] == 0
+    assert ["--no-index" in call for call in calls(checkout)[::2]] == [False, False, True, True]
 
 
 # When .venv is built.
 
 
-def test_stages_are_announced(checkout, capsys):
-    set_up.set_up(checkout, FakeRun())
-    lines = capsys.readouterr().out.splitlines()
-    assert [line[:5] for line in lines[:5]] == ["[1/5]", "[2/5]", "[3/5]", "[4/5]", "[5/5]"]
-    assert re.fullmatch(r"Set up \.venv in \d+ min \d+ s\.", lines[5])
-    fairseq = set_up.titled(*set_up.select(PINS, ["fairseq-fixed"]))
-    assert lines[3] == f"[4/5] {fairseq}, compiled here: about 2 minutes"
+def test_repeated_set_up_does_nothing(built):
+    assert set_up(built) == (0, "", "")
+    assert calls(built) == []
 
 
-def test_every_pin_is_installed(checkout):
-    run = FakeRun()
-    set_up.set_up(checkout, run)
-    assert set(PINS) <= {argument for command in run.commands for argument in command}
-
-
-def test_repeated_set_up_does_nothing(built, capsys):
-    capsys.readouterr()
-    run = FakeRun()
-    set_up.set_up(built, run)
-    assert run.commands == []
-    assert capsys.readouterr().out == ""
-
-
-def test_interrupted_set_up_goes_on(checkout):
-    with pytest.raises(KeyboardInterrupt):
-        set_up.set_up(checkout, FakeRun(fail_at=5, failure=KeyboardInterrupt()))
-    packages = checkout / ".venv" / "lib" / "python3" / "site-packages"
-    for name, files in (("whole", ["METADATA", "INSTALLER"]), ("half", ["METADATA"])):
-        info = packages / f"{name}-1.0.dist-info"
-        info.mkdir(parents=True)
-        for file in files:
-            (info / file).touch()
-
-    run = FakeRun()
-    set_up.set_up(checkout, run)
-    assert not run.made_venv
-    assert len(run.commands) == 4
-    assert [info.name for info in packages.iterdir()] == ["whole-1.0.dist-info"]
-
-    run = FakeRun()
-    set_up.set_up(checkout, run)
-    assert run.commands == []
-
-
-def test_interrupted_while_the_bare_venv_is_made(checkout):
-    with pytest.raises(KeyboardInterrupt):
-        set_up.set_up(checkout, FakeRun(fail_at=2, failure=KeyboardInterrupt()))
-    run = FakeRun()
-    set_up.set_up(checkout, run)
-    assert run.made_venv
-
-
-def change_pins(checkout, monkeypatch):
-    pins = checkout / "requirements" / "development.txt"
+def change_pins(checkout):
+    pins = checkout / PINS
     pins.write_text(re.sub("ruff==.*", "ruff==0.0.1", pins.read_text()))
-    return checkout
 
 
-def change_python(checkout, monkeypatch):
-    monkeypatch.setattr(sysconfig, "get_config_var", lambda name: "cpython-312-x86_64-linux-gnu")
-    return checkout
+def change_script(checkout):
+    with open(checkout / SCRIPT, "a") as script:
+        script.write("# another plan\n")
 
 
-def change_plan(checkout, monkeypatch):
-    monkeypatch.setattr(set_up, "PLAN", set_up.PLAN + 1)
-    return checkout
+def break_python(checkout):
+    (checkout / ".venv" / "bin" / "python").write_text("#!/bin/sh\nexit 1\n")
 
 
-def move_checkout(checkout, monkeypatch):
-    return checkout.rename(checkout.with_name("moved"))
-
-
-def remove_stamp(checkout, monkeypatch):
-    (checkout / ".venv" / "set_up.stamp").unlink()
-    return checkout
-
-
-def break_pip(checkout, monkeypatch):
-    make_python(checkout / ".venv", script="exit 1")
-    return checkout
-
-
-def remove_python(checkout, monkeypatch):
+def remove_python(checkout):
     (checkout / ".venv" / "bin" / "python").unlink()
-    return checkout
+
+
+def remove_stamp(checkout):
+    (checkout / STAMP).unlink()
+
+
+def change_nothing(checkout):
+    """The Python or the folder is another one."""
 
 
 @pytest.mark.parametrize(
-    "change",
+    ("change", "folder", "facts"),
     [
-        change_pins,
-        change_python,
-        change_plan,
-        move_checkout,
-        remove_stamp,
-        break_pip,
-        remove_python,
+        (change_pins, "check out", ""),
+        (change_script, "check out", ""),
+        (break_python, "check out", ""),
+        (remove_python, "check out", ""),
+        (remove_stamp, "check out", ""),
+        (change_nothing, "moved", ""),
+        (change_nothing, "check out", "1s/ .*/ cpython-312-another-machine/"),
     ],
 )
-def test_a_venv_that_does_not_fit_is_replaced(built, monkeypatch, change):
-    checkout = change(built, monkeypatch)
+def test_a_venv_that_does_not_fit_is_replaced(built, change, folder, facts):
+    change(built)
+    checkout = built.rename(built.with_name(folder))
     leftover = checkout / ".venv" / "leftover"
     leftover.touch()
-    run = FakeRun()
-    set_up.set_up(checkout, run)
-    assert run.made_venv
+    assert set_up(checkout, FACTS=facts)[0] == 0
     assert not leftover.exists()
+    assert len(calls(checkout)) == 8
+    assert set_up(checkout, FACTS=facts) == (0, "", "")
 
 
 def test_a_linked_venv_is_replaced_but_not_emptied(checkout, tmp_path):
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
-    (elsewhere / "file").touch()
+    (elsewhere / "set_up.stamp").touch()
     (checkout / ".venv").symlink_to(elsewhere)
-    set_up.set_up(checkout, FakeRun())
+    assert set_up(checkout)[0] == 0
     assert not (checkout / ".venv").is_symlink()
-    assert (elsewhere / "file").exists()
+    assert (elsewhere / "set_up.stamp").exists()
+
+
+# The real Python, pip and uv, on packages of a few lines.
+
+BACKEND = """
+import importlib.metadata, os, uuid, zipfile
+
+def build_wheel(folder, config_settings=None, metadata_directory=None):
+    name = "fairseq_fixed-1-py3-none-any.whl"
+    with zipfile.ZipFile(os.path.join(folder, name), "w") as wheel:
+        torch = importlib.metadata.version("torch")
+        wheel.writestr("fairseq.py", f"build = {torch!r}, {uuid.uuid4().hex!r}")
+        wheel.writestr("fairseq_fixed-1.dist-info/METADATA", METADATA)
+        wheel.writestr("fairseq_fixed-1.dist-info/WHEEL", WHEEL)
+        wheel.writestr("fairseq_fixed-1.dist-info/RECORD", "")
+    return name
+"""
+METADATA = "Metadata-Version: 2.1\nName: {}\nVersion: {}\n"
+WHEEL = "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+
+
+def write_wheel(folder, name, version, **scripts):
+    """Write a wheel that holds scripts alone."""
+    with zipfile.ZipFile(folder / f"{name}-{version}-py3-none-any.whl", "w") as wheel:
+        wheel.writestr(f"{name}-{version}.dist-info/METADATA", METADATA.format(name, version))
+        wheel.writestr(f"{name}-{version}.dist-info/WHEEL", WHEEL)
+        wheel.writestr(f"{name}-{version}.dist-info/RECORD", "")
+        for script, text in scripts.items():
+            member = zipfile.ZipInfo(f"{name}-{version}.data/scripts/{script}")
+            member.external_attr = 0o100755 << 16
+            wheel.writestr(member, text)
+
+
+def write_links(folder):
+    """Write a folder of packages: the tools, torch for the CPU, and fairseq's sources."""
+    folder.mkdir()
+    for name in ("Cython", "ninja", "numpy", "setuptools", "wheel"):
+        write_wheel(folder, name, "1")
+    write_wheel(folder, "torch", "1+cpu")
+    write_wheel(folder, "torch", "2")
+    real_uv = Path(sys.executable).with_name("uv")
+    write_wheel(folder, "uv", "1", uv=f'#!/bin/sh\nexec "{real_uv}" "$@"\n')
+    backend = f"METADATA = {METADATA.format('fairseq-fixed', 1)!r}\nWHEEL = {WHEEL!r}\n{BACKEND}"
+    project = '[build-system]\nrequires = ["torch"]\nbuild-backend = "backend"\n'
+    with tarfile.open(folder / "fairseq_fixed-1.tar.gz", "w:gz") as archive:
+        for name, text in (
+            ("PKG-INFO", METADATA.format("fairseq-fixed", 1)),
+            ("pyproject.toml", project + 'backend-path = ["."]\n'),
+            ("backend.py", backend),
+        ):
+            member = tarfile.TarInfo(f"fairseq_fixed-1/{name}")
+            member.size = len(text)
+            archive.addfile(member, io.BytesIO(text.encode()))
+
+
+@pytest.mark.skipif(
+    not Path(sys.executable).with_name("uv").exists(), reason="these tests run outside .venv"
+)
+def test_a_build_of_fairseq_is_kept_for_its_torch_alone(checkout, tmp_path):
+    write_links(tmp_path / "links")
+    environment = {
+        "PIP_NO_INDEX": "1",
+        "PIP_FIND_LINKS": str(tmp_path / "links"),
+        "UV_CACHE_DIR": str(tmp_path / "cache"),
+    }
+
+    def build(torch):
+        names = ("Cython", "ninja", "numpy", "setuptools", "wheel", "uv", "fairseq-fixed")
+        pins = [f"{name}==1" for name in names] + [f"torch=={torch}"]
+        (checkout / PINS).write_text("\n".join(pins))
+        assert set_up(checkout, sys.executable, **environment)[::2] == (0, "")
+        program = "import fairseq; print(*fairseq.build)"
+        python = checkout / ".venv" / "bin" / "python"
+        return subprocess.check_output([python, "-c", program], text=True).split()
+
+    first = build("1")
+    second = build("2")
+    assert (first[0], second[0]) == ("1+cpu", "2")
+    # from the cache
+    assert build("1") == first
+    assert set_up(checkout, sys.executable, **environment) == (0, "", "")
+
+
+# The Makefile.
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["test"], ["python3", " -m pytest "]),
+        (["test", "TESTS=tests/x.py -k y"], ["python3", " -m pytest tests/x.py -k y"]),
+        (["test", "PYTHON=python3.12"], ["python3.12", " -m pytest "]),
+        (["test-quick"], ["python3", " -m pytest --ignore tests/end_to_end "]),
+    ],
+)
+def test_make_sets_up_and_hands_on_what_it_is_given(arguments, expected):
+    command = ["make", "--dry-run", *arguments]
+    lines = subprocess.check_output(command, cwd=ROOT, text=True).splitlines()
+    assert lines == [f'bash {SCRIPT} "{expected[0]}"', f".venv/bin/python{expected[1]}"]
