@@ -4,7 +4,7 @@ unexport PYTHONPATH PYTHONHOME # packages from outside .venv would shadow its ow
 .PHONY: help set-up quickstart quickstart-translation test test-quick lint bench
 
 help:
-	@echo "make quickstart   set up, then train, evaluate and sample a small character model"
+	@echo "make quickstart   set up, then train, evaluate and sample a small language model"
 	@echo "make quickstart-translation"
 	@echo "                  set up, then train a small model to translate number names, and score it"
 	@echo "make test         set up, then run the tests; some of them: make test TESTS=tests/test_docs.py"
