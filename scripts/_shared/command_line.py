@@ -3,6 +3,7 @@
 import argparse
 import logging
 import re
+import signal
 import sys
 import warnings
 from collections.abc import Callable
@@ -116,6 +117,12 @@ def exit_status(
         interrupted: what is left after Ctrl-C and how to go on.
         output: --output, named when nothing can be written there.
     """
+    # kill, timeout and a closed terminal end a command as Ctrl-C does, with its children; nohup
+    # has set the last of them aside
+    ends = (signal.SIGTERM, signal.SIGHUP)
+    taken = [number for number in ends if signal.getsignal(number) == signal.SIG_DFL]
+    for number in taken:
+        signal.signal(number, signal.default_int_handler)
     # fairseq's imports let every message of every library through, and its loader of batches
     # warns on machines without a GPU
     root = logging.getLogger()
@@ -138,6 +145,8 @@ def exit_status(
         return 1
     finally:
         root.setLevel(before)
+        for number in taken:
+            signal.signal(number, signal.SIG_DFL)
     return 0
 
 

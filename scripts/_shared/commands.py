@@ -60,13 +60,18 @@ def format_command(words: list[str], width: int = 96) -> str:
 
 def stop(child: subprocess.Popen) -> None:
     """End a child, which may have got Ctrl-C from the terminal already, and wait for its end."""
-    for number in (signal.SIGINT, signal.SIGKILL):
-        try:
-            child.wait(PATIENCE)
-            return
-        except subprocess.TimeoutExpired:
-            child.send_signal(number)
-    child.wait()
+    # a second Ctrl-C would leave the child behind
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        for number in (signal.SIGINT, signal.SIGKILL):
+            try:
+                child.wait(PATIENCE)
+                return
+            except subprocess.TimeoutExpired:
+                child.send_signal(number)
+        child.wait()
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 @contextmanager

@@ -68,7 +68,7 @@ def check_space(name: str, needed: int, output: Path) -> None:
         )
 
 
-def read_record(output: Path, file: str, key: str, kind: str, name: str) -> dict | None:
+def read_record(output: Path, file: str, key: str, kind: Any, name: str) -> dict | None:
     """What a preparation wrote to a JSON file in output; None if there is no output.
 
     Raises ValueError, with the name of what it should hold, when the file lacks or has another key.

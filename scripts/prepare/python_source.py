@@ -13,11 +13,10 @@ fairseq ends each line with </s>, which stands for the newline. The corpus depen
 version, figures compare on the same version only.
 """
 
-import json
+import io
 import os
 import platform
 import re
-import shutil
 import sys
 import sysconfig
 from collections import Counter
@@ -29,6 +28,7 @@ from scripts._shared.command_line import check_at_least, command_parser, exit_st
 from scripts._shared.commands import short
 from scripts._shared.files import write_json
 from scripts.prepare._binarize import preprocess
+from scripts.prepare._steps import made_whole, read_record
 
 SPLITS = ("train", "valid", "test")
 MODEL = "sentencepiece.model"
@@ -98,15 +98,17 @@ def read_corpus(stdlib: Path) -> dict[str, list[str]]:
     return corpus
 
 
-def learn_units(text: Path, model: Path, subwords: int) -> sentencepiece.SentencePieceProcessor:
+def learn_units(text: str, model: Path, subwords: int) -> sentencepiece.SentencePieceProcessor:
     """Learn so many units from a text and write them to a file.
 
     Raises ValueError when the text does not have them.
     """
+    learned = io.BytesIO()
     try:
         sentencepiece.SentencePieceTrainer.train(
-            input=str(text),
-            model_prefix=str(model.with_suffix("")),
+            # not as files, whose names would be in the model
+            sentence_iterator=iter(text.splitlines()),
+            model_writer=learned,
             model_type="bpe",
             vocab_size=subwords,
             # every character and every blank comes back
@@ -130,9 +132,10 @@ def learn_units(text: Path, model: Path, subwords: int) -> sentencepiece.Sentenc
     except RuntimeError as error:
         raise ValueError(
             f"--subwords is {subwords}: sentencepiece cannot learn so many units from "
-            f"{text.stat().st_size:,} characters ({error}): give another number"
+            f"{len(text):,} characters ({error}): give another number"
         ) from error
-    return sentencepiece.SentencePieceProcessor(model_file=str(model))
+    model.write_bytes(learned.getvalue())
+    return sentencepiece.SentencePieceProcessor(model_proto=learned.getvalue())
 
 
 def write_units(text: str, units: sentencepiece.SentencePieceProcessor, path: Path) -> int:
@@ -176,7 +179,7 @@ def build(folder: Path, stdlib: Path, subwords: int) -> dict:
     (folder / "text").mkdir()
     for split, text in texts.items():
         (folder / "text" / f"{split}.txt").write_text(text, encoding="ascii", newline="\n")
-    units = learn_units(folder / "text" / "train.txt", folder / MODEL, subwords)
+    units = learn_units(texts["train"], folder / MODEL, subwords)
     paths = {split: folder / "text" / f"{split}.units" for split in SPLITS}
     tokens = {split: write_units(texts[split], units, paths[split]) for split in SPLITS}
     dictionary = folder / "text" / "dict.txt"
@@ -212,45 +215,20 @@ def report(description: dict) -> None:
     print(f"{description['subwords']:,} units, source files of Python {description['python']}")
 
 
-def complete(output: Path, subwords: int) -> dict | None:
-    """Description of the corpus that is in a folder already; None where there is no folder.
-
-    Raises ValueError when the folder holds something else.
-    """
-    if not output.exists():
-        return None
-    record = output / "corpus.json"
-    description = json.loads(record.read_text(encoding="utf-8")) if record.exists() else {}
-    if description.get("subwords") != subwords:
-        raise ValueError(
-            f"--output {short(output)} exists and is no corpus of this command with --subwords "
-            f"{subwords}: remove it or give another folder"
-        )
-    return description
-
-
 def prepare(output: Path, stdlib: Path, subwords: int) -> None:
     """Build the corpus in output, or do nothing if it is there.
 
-    Raises ValueError when output holds something else or cannot be written.
+    Raises ValueError when output holds something else.
     """
     check_at_least(1, subwords=subwords)
-    description = complete(output, subwords)
+    name = f"this corpus with --subwords {subwords}"
+    description = read_record(output, "corpus.json", "subwords", subwords, name)
     if description:
         print(f"{short(output)} is complete, nothing to do:")
     else:
-        partial = output.with_name(output.name + ".partial")
-        try:
-            if partial.exists():
-                shutil.rmtree(partial)
-            partial.mkdir(parents=True)
-        except OSError as error:
-            raise ValueError(
-                f"--output {short(output)} cannot be written ({error.strerror}): "
-                "give a folder in a place where you may write"
-            ) from error
-        description = build(partial, stdlib, subwords)
-        partial.rename(output)
+        with made_whole(output) as folder:
+            folder.mkdir(parents=True)
+            description = build(folder, stdlib, subwords)
     report(description)
 
 

@@ -1,12 +1,17 @@
 """What the quickstarts share: commands shown and run, a training that can be interrupted."""
 
 import argparse
+import fcntl
 import json
+import os
+import pickle
 import re
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from hashlib import sha256
 from pathlib import Path
 from zipfile import BadZipFile, ZipFile
 
@@ -127,23 +132,28 @@ class Training:
         return int(option(self.options, "--max-update"))
 
     def check_options(self) -> None:
-        """Record the training options, so that training goes on with the same ones only.
+        """Record options and dictionary, so that training goes on with the same ones only.
 
-        Raises ValueError when the checkpoint was trained with other options.
+        Raises ValueError when the checkpoint was trained with others.
         """
         record = self.output / "training.json"
-        if self.checkpoint.exists() and record.exists():
-            recorded = json.loads(record.read_text(encoding="utf-8"))["options"]
-            if recorded != self.options:
-                raise ValueError(
-                    f"{short(self.checkpoint)} was trained with other options than "
-                    f"TRAINING_OPTIONS of scripts/{self.script} (see {short(record)}): remove "
-                    f"{short(self.output)} or give another folder with --output"
-                )
-        write_json(record, {"options": self.options})
+        # with another Python's text, the model's symbols would stand for other units
+        dictionaries = [path.read_bytes() for path in sorted(self.data.glob("dict*.txt"))]
+        now = {"options": self.options, "dictionary": sha256(b"".join(dictionaries)).hexdigest()}
+        trained = self.checkpoint.exists() and record.exists()
+        if trained and json.loads(record.read_text(encoding="utf-8")) != now:
+            raise ValueError(
+                f"{short(self.checkpoint)} was trained with another dictionary, or with other "
+                f"options than TRAINING_OPTIONS of scripts/{self.script} (see {short(record)}): "
+                f"remove {short(self.output)} or give another folder with --output"
+            )
+        write_json(record, now)
 
     def progress(self) -> tuple[int, float]:
-        """Updates done and seconds trained, zeros without a checkpoint."""
+        """Updates done and seconds trained, zeros without a checkpoint.
+
+        Raises ValueError when the checkpoint holds more than weights and options.
+        """
         if not self.checkpoint.exists():
             return 0, 0.0
         # torch takes seconds to import, a first run does without it until here.
@@ -151,7 +161,13 @@ class Training:
 
         # The options of models that fairseq builds from parsed arguments.
         torch.serialization.add_safe_globals([argparse.Namespace])
-        state = torch.load(self.checkpoint, map_location="cpu", weights_only=True, mmap=True)
+        try:
+            state = torch.load(self.checkpoint, map_location="cpu", weights_only=True, mmap=True)
+        except pickle.UnpicklingError as error:
+            raise ValueError(
+                f"{short(self.checkpoint)} holds more than weights and options and is not loaded: "
+                f"remove {short(self.output)} or give another folder with --output"
+            ) from error
         updates = state["optimizer_history"][-1]["num_updates"]
         return updates, state["extra_state"]["previous_training_time"]
 
@@ -181,10 +197,12 @@ class Training:
         announce(f"{title}, {updates} of {self.goal} updates done", words)
         print(f"fairseq's log: {short(self.log)}", flush=True)
         shown = Progress(updates, self.goal, unit, scale)
-        start = self.log.stat().st_size if self.log.exists() else 0
+        # without a checkpoint the log is of updates that are lost
+        goes_on = updates > 0 and self.log.exists()
+        start = self.log.stat().st_size if goes_on else 0
         with (
             shown.bar,
-            child_process(words, self.log, append=True) as child,
+            child_process(words, self.log, append=goes_on) as child,
             self.log.open(encoding="utf-8", errors="replace") as log,
         ):
             log.seek(start)
@@ -200,24 +218,23 @@ class Training:
 
 
 def repair_checkpoints(folder: Path) -> None:
-    """Replace copies cut short by Ctrl-C with the newest complete checkpoint, or remove them.
+    """Remove checkpoints cut short by Ctrl-C, and let the newest complete one be the last.
 
     fairseq copies each checkpoint to checkpoint_best.pt and checkpoint_last.pt, not atomically.
     """
     for leftover in folder.glob("*.tmp"):
         leftover.unlink()
-    complete = [path for path in folder.glob("checkpoint_*_*.pt") if is_complete(path)]
-    newest = max(complete, key=lambda path: int(path.stem.split("_")[2]), default=None)
-    for path in (folder / "checkpoint_best.pt", folder / "checkpoint_last.pt"):
-        if not path.exists() or is_complete(path):
-            continue
-        if newest is None:
+    for path in folder.glob("checkpoint*.pt"):
+        if not is_complete(path):
             path.unlink()
-            print(f"removed {short(path)}: it was cut short and no other is complete")
-            continue
-        with atomic_write(path) as partial:
+            print(f"removed {short(path)}: it was cut short")
+    last = folder / "checkpoint_last.pt"
+    complete = folder.glob("checkpoint_*_*.pt")
+    newest = max(complete, key=lambda path: int(path.stem.split("_")[2]), default=None)
+    if newest and not last.exists():
+        with atomic_write(last) as partial:
             shutil.copyfile(newest, partial)
-        print(f"replaced {short(path)}, which was cut short, with {newest.name}")
+        print(f"{newest.name} is the last checkpoint now")
 
 
 def is_complete(checkpoint: Path) -> bool:
@@ -227,6 +244,22 @@ def is_complete(checkpoint: Path) -> bool:
             return True
     except BadZipFile:
         return False
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Keep other quickstarts out of a working folder; raises ValueError when one is in there."""
+    opened = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    except BlockingIOError as error:
+        raise ValueError(
+            f"another quickstart is running in {short(folder)}: wait for its end, or give another "
+            "folder with --output"
+        ) from error
+    finally:
+        os.close(opened)
 
 
 def run_quickstart(
@@ -253,7 +286,8 @@ def run_quickstart(
 
     def work() -> None:
         make_output_folder(output)
-        (output / "checkpoints").mkdir(exist_ok=True)
-        steps(output)
+        with locked(output):
+            (output / "checkpoints").mkdir(exist_ok=True)
+            steps(output)
 
     return exit_status(work, f"`make {target}` goes on from the last checkpoint", output)

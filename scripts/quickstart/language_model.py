@@ -36,10 +36,11 @@ COMMON_OPTIONS = shlex.split("""
     --user-dir fairseq_plugins --task segment_language_modeling --distributed-world-size 1
 """)
 TRAINING_OPTIONS = shlex.split("""
-    --arch transformer_xl_tiny --tokens-per-sample 128 --batch-size 8
-    --optimizer adam --adam-betas 0.9,0.98 --clip-norm 0.25
-    --lr 0.004 --lr-scheduler cosine --warmup-updates 100 --max-update 2600
-    --save-interval-updates 325 --keep-interval-updates 1 --no-epoch-checkpoints --seed 1
+    --arch transformer_xl --decoder-layers 3 --decoder-embed-dim 128 --decoder-attention-heads 2
+    --decoder-ffn-embed-dim 512 --decoder-normalize-before --tokens-per-sample 128 --batch-size 8
+    --optimizer adam --adam-betas 0.9,0.98 --clip-norm 1.0
+    --lr 0.004 --lr-scheduler cosine --warmup-updates 100 --max-update 2500
+    --save-interval-updates 250 --keep-interval-updates 1 --no-epoch-checkpoints --seed 1
 """)
 EVALUATION_OPTIONS = shlex.split("""
     --tokens-per-sample 128 --batch-size 4
@@ -174,7 +175,13 @@ def report(output: Path, recurrences: dict[str, float]) -> None:
     cells = [(name, f"{bits:.4f}", trained) for name, trained, bits in rows]
     print(markdown_table(["", UNIT, "trained on"], cells))
     scale = tokens_per_character(output, "valid")
-    validations = read_validations(NamedFile("model", source.log), timed=True).values()
+    try:
+        validations = read_validations(NamedFile("model", source.log), timed=True).values()
+    except ValueError as error:
+        raise ValueError(
+            f"{short(source.log)} does not tell how training went: remove {short(output)}, the "
+            "same command then trains anew"
+        ) from error
     minutes = [validation.seconds / 60 for validation in validations]
     losses = [validation.loss * scale for validation in validations]
     result = {

@@ -1,5 +1,6 @@
 import argparse
 import importlib
+import io
 import json
 import os
 import re
@@ -60,12 +61,18 @@ def test_training_goes_on_with_the_same_options_only(tmp_path):
 
     changed = training(tmp_path, ["--lr", "1"])
     message = (
-        f"{checkpoint} was trained with other options than TRAINING_OPTIONS of "
-        f"scripts/some.py (see {tmp_path}/training.json): remove {tmp_path} "
+        f"{checkpoint} was trained with another dictionary, or with other options than "
+        f"TRAINING_OPTIONS of scripts/some.py (see {tmp_path}/training.json): remove {tmp_path} "
         "or give another folder with --output"
     )
     with pytest.raises(ValueError, match=exactly(message)):
         changed.check_options()
+    # units that another Python's text has
+    dictionary = training(tmp_path).data / "dict.txt"
+    dictionary.parent.mkdir(parents=True)
+    dictionary.write_text("def 1\n")
+    with pytest.raises(ValueError, match=exactly(message)):
+        training(tmp_path).check_options()
     checkpoint.unlink()
     changed.check_options()
     assert json.loads((tmp_path / "training.json").read_text())["options"] == ["--lr", "1"]
@@ -99,6 +106,37 @@ def test_training_is_announced_run_and_shown(tmp_path, ran, monkeypatch, capsys)
         "100 %, 0 s: training 2.000, validation 1.000 bits a character\n"
     )
     assert (tmp_path / "train.log").read_text().startswith(TRAINED % (9.0, 80))
+
+
+def test_a_log_is_followed_while_it_is_written(tmp_path, monkeypatch, capsys):
+    # half a line, and the rest of it later; one that another process reads too early is waited for
+    code = (
+        "import sys, time\n"
+        f"for part in ({TRAINED % (4.0, 9)!r}[:70], {TRAINED % (4.0, 9)!r}[70:] + chr(10)):\n"
+        "    print(part, end='', flush=True)\n"
+        "    time.sleep(0.5)\n"
+    )
+    monkeypatch.setattr(
+        quickstart_steps.Training, "command", lambda self: [sys.executable, "-c", code]
+    )
+    # of a training that was stopped before its first checkpoint: not of this one
+    (tmp_path / "train.log").write_text(TRAINED % (9.0, 80) + "\n")
+    (tmp_path / "checkpoints").mkdir()
+    training(tmp_path).run("[3] training")
+    assert " 10 %," in capsys.readouterr().out
+    assert (tmp_path / "train.log").read_text() == TRAINED % (4.0, 9) + "\n"
+
+
+def test_a_terminal_shows_a_bar(monkeypatch, capsys):
+    terminal = io.StringIO()
+    terminal.isatty = lambda: True
+    monkeypatch.setattr(sys, "stderr", terminal)
+    shown = quickstart_steps.Progress(50, 100, "bits", 1.0)
+    shown.read(VALIDATED % (2.5, 75))
+    shown.bar.close()
+    assert capsys.readouterr().out == ""
+    assert "training:  50%" in terminal.getvalue()
+    assert re.search(r"training:  75%.* 75/100 .*validation 2\.500 bits\]", terminal.getvalue())
 
 
 def test_a_line_is_printed_every_tenth_part(capsys):
@@ -140,26 +178,31 @@ def checkpoint(folder, name, updates):
     torch.save({"updates": updates}, folder / name)
 
 
-def test_copies_that_were_cut_short_are_replaced_by_the_newest(tmp_path, capsys):
+@pytest.mark.parametrize("last", ["whole", "cut short", "missing"])
+def test_the_newest_whole_checkpoint_takes_the_place_of_a_broken_last_one(tmp_path, capsys, last):
     checkpoint(tmp_path, "checkpoint_1_100.pt", 100)
     checkpoint(tmp_path, "checkpoint_1_25.pt", 25)
     checkpoint(tmp_path, "checkpoint_last.pt", 75)
     whole = (tmp_path / "checkpoint_1_100.pt").read_bytes()
-    for name in ("checkpoint_best.pt", "checkpoint_2_125.pt"):
+    broken = ["checkpoint_best.pt", "checkpoint_2_125.pt"]
+    if last != "whole":
+        broken.append("checkpoint_last.pt")
+    for name in broken:
         (tmp_path / name).write_bytes(whole[:-1])
+    if last == "missing":
+        (tmp_path / broken.pop()).unlink()
     (tmp_path / "checkpoint_last.pt.tmp").touch()
     quickstart_steps.repair_checkpoints(tmp_path)
-    (tmp_path / "checkpoint_2_125.pt").unlink()
     found = {path.name: torch.load(path)["updates"] for path in tmp_path.iterdir()}
     assert found == {
         "checkpoint_1_100.pt": 100,
         "checkpoint_1_25.pt": 25,
-        "checkpoint_best.pt": 100,
-        "checkpoint_last.pt": 75,
+        "checkpoint_last.pt": 75 if last == "whole" else 100,
     }
-    place = short(tmp_path / "checkpoint_best.pt")
-    said = f"replaced {place}, which was cut short, with checkpoint_1_100.pt\n"
-    assert capsys.readouterr().out == said
+    said = [f"removed {short(tmp_path / name)}: it was cut short" for name in broken]
+    if last != "whole":
+        said.append("checkpoint_1_100.pt is the last checkpoint now")
+    assert sorted(capsys.readouterr().out.splitlines()) == sorted(said)
 
 
 def test_checkpoint_that_was_cut_short_is_not_trained_on(tmp_path, ran, capsys):
@@ -169,7 +212,7 @@ def test_checkpoint_that_was_cut_short_is_not_trained_on(tmp_path, ran, capsys):
     training(tmp_path).run("[3] training: an hour")
     assert not broken.exists()
     printed = capsys.readouterr().out
-    assert f"removed {broken}: it was cut short and no other is complete" in printed
+    assert f"removed {broken}: it was cut short\n" in printed
     assert "training: an hour, 0 of 90 updates done" in printed
 
 
@@ -202,6 +245,27 @@ def test_steps_get_a_new_working_folder(tmp_path):
     assert run(folders.append, tmp_path / "a" / "b") == 0
     assert folders == [tmp_path / "a" / "b"]
     assert (tmp_path / "a" / "b" / "checkpoints").is_dir()
+
+
+def test_a_checkpoint_that_holds_more_than_weights_is_not_loaded(tmp_path):
+    path = training(tmp_path).checkpoint
+    path.parent.mkdir()
+    torch.save({"extra_state": Path}, path)
+    message = (
+        f"{path} holds more than weights and options and is not loaded: remove {tmp_path} or give "
+        "another folder with --output"
+    )
+    with pytest.raises(ValueError, match=exactly(message)):
+        training(tmp_path).progress()
+
+
+def test_two_quickstarts_do_not_share_a_folder(tmp_path, capsys):
+    assert run(lambda output: run(None, output) == 1 or pytest.fail("not refused"), tmp_path) == 0
+    assert capsys.readouterr().err == (
+        f"error: another quickstart is running in {tmp_path}: wait for its end, or give another "
+        "folder with --output\n"
+    )
+    assert run(lambda output: None, tmp_path) == 0
 
 
 def test_ctrl_c_tells_how_to_go_on(tmp_path, capsys):

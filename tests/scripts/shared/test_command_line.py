@@ -2,6 +2,7 @@ import argparse
 import logging
 import math
 import re
+import signal
 import warnings
 
 import pytest
@@ -118,3 +119,22 @@ def test_the_common_options():
     assert parsed.checkpoint == ["a.pt", "B=b.pt"]
     assert (parsed.split, parsed.cpu) == ("test", False)
     assert str(parsed.output) == "results"
+
+
+@pytest.fixture(params=[signal.SIGTERM, signal.SIGHUP])
+def ends(request):
+    """A signal that ends processes."""
+    before = signal.signal(request.param, signal.SIG_DFL)
+    yield request.param
+    signal.signal(request.param, before)
+
+
+def test_kill_ends_a_command_as_ctrl_c_does(ends, capsys):
+    assert exit_status(lambda: signal.raise_signal(ends), "what is done is kept") == 130
+    assert capsys.readouterr().err == "\ninterrupted; what is done is kept\n"
+    assert signal.getsignal(ends) == signal.SIG_DFL
+
+
+def test_signals_that_nohup_set_aside_stay_so(ends):
+    signal.signal(ends, signal.SIG_IGN)
+    assert exit_status(lambda: signal.raise_signal(ends)) == 0

@@ -2,6 +2,7 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 
 import pytest
@@ -36,6 +37,28 @@ def test_interrupted_command_is_ended_and_waited_for(
     with pytest.raises(KeyboardInterrupt):
         interrupted()
     assert started[0].returncode == -ended_by
+
+
+def test_a_second_ctrl_c_leaves_no_child_behind(tmp_path, monkeypatch):
+    monkeypatch.setattr(run_command, "PATIENCE", 0.5)
+    log = tmp_path / "log"
+    words = ["sh", "-c", "trap '' INT; echo ready; while :; do sleep 0.05; done"]
+    again = threading.Timer(
+        0.2, signal.pthread_kill, (threading.main_thread().ident, signal.SIGINT)
+    )
+    started = []
+
+    def interrupted():
+        with run_command.child_process(words, log) as child:
+            started.append(child)
+            while not log.read_text():
+                time.sleep(0.01)
+            again.start()
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
+    assert started[0].returncode == -signal.SIGKILL
 
 
 def test_printed_command_can_be_pasted():
