@@ -58,14 +58,19 @@ for names in index-url:UV_INDEX_URL extra-index-url:UV_EXTRA_INDEX_URL find-link
     [ "$variable" != UV_FIND_LINKS ] || value=${value// /,}
     [ -z "$value" ] || [ -n "${!variable-}" ] || export "$variable=$value"
 done
+# Certificates as pip has them: the file that is named, or the system's.
+[ -z "${REQUESTS_CA_BUNDLE-}" ] || export SSL_CERT_FILE="${SSL_CERT_FILE:-$REQUESTS_CA_BUNDLE}"
+export UV_SYSTEM_CERTS="${UV_SYSTEM_CERTS:-1}"
 uv=(.venv/bin/uv pip install --python .venv/bin/python --index-strategy unsafe-best-match) # as pip
 [[ ! $(said no-index) =~ ^(1|true|yes|on)$ ]] || uv+=(--no-index)
 # torch comes with what its wheel names: on Linux CUDA's libraries, but for a build for the CPU.
 step "[3/4] torch" "1 minute, more with CUDA's libraries; seconds from uv's cache" \
     "${uv[@]}" --constraint "$pins" torch Cython ninja numpy setuptools wheel
-# fairseq has to fit that torch: compiled here, and kept in a cache of this torch and this Python.
+# fairseq has to fit that torch: compiled here, and kept in a cache of this Python and this build of
+# torch, whose version.py tells it from another of the same number.
+torch=$(find .venv/lib -path '*/torch/version.py' -exec cat {} + | cksum)
 step "[4/4] fairseq and the other packages" "3 minutes; seconds from uv's cache" "${uv[@]}" \
     --no-deps --no-build-isolation --no-binary fairseq-fixed --requirements "$pins" \
-    --cache-dir "$(.venv/bin/uv cache dir)/$(cd .venv/lib && echo */*/torch-*.dist-info)"
+    --cache-dir "$(.venv/bin/uv cache dir)/$abi-torch-${torch%% *}"
 printf '%s' "$identity" > "$stamp"
 echo "Set up .venv in $((SECONDS / 60)) min $((SECONDS % 60)) s."

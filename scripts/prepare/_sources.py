@@ -32,7 +32,11 @@ TIMEOUT = 30.0
 RECEIVED = 2**16
 BLOCK = 2**20
 # What the readers of zip, tar, gzip, bzip2 and xz raise where an archive ends or is changed.
-DAMAGE = (zipfile.BadZipFile, tarfile.TarError, zlib.error, lzma.LZMAError, EOFError)
+# The last two: of zip files that are encrypted, or packed in a way that Python cannot read.
+DAMAGE = (
+    *(zipfile.BadZipFile, tarfile.TarError, zlib.error, lzma.LZMAError, EOFError),
+    *(RuntimeError, NotImplementedError),
+)
 
 
 class TransferError(Exception):
@@ -125,8 +129,9 @@ def _receive(url: str, path: Path) -> None:
             start = 0
         elif not (sent := response.headers.get("Content-Range", "")).startswith(f"bytes {start}-"):
             raise TransferError(f"sent {sent or 'some bytes'}, not those asked for")
-        length = response.headers.get("Content-Length")
-        total = None if length is None else start + int(length)
+        with _network():
+            length = response.headers.get("Content-Length")
+            total = None if length is None else start + int(length)
         shown = {"desc": "download", "unit": "B", "unit_scale": True, "disable": None}
         with (
             path.open("ab" if start else "wb") as file,
@@ -184,7 +189,7 @@ def download(
             reasons.append(f"{url}: {error}")
         except ValueError as error:
             # the next mirror, or the next run, begins anew
-            partial.unlink()
+            partial.unlink(missing_ok=True)
             reasons.append(str(error))
         print(f"  {reasons[-1].removeprefix(f'{url}: ')}", flush=True)
     kept = f" (the part in {short(partial)} is kept and resumed)" if partial.exists() else ""

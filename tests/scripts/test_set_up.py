@@ -270,10 +270,24 @@ def test_uv_is_handed_the_settings_of_pip(checkout):
         "UV_FIND_LINKS": "/first,https://second.example/links",
         "UV_INSECURE_HOST": "of-uv.example",
         "UV_HTTP_TIMEOUT": "180",
+        "UV_SYSTEM_CERTS": "1",
         "SSL_CERT_FILE": "/certificates.pem",
         "ALL_PROXY": "http://proxy.example",
     }
     assert not any("--no-index" in call for call in calls(checkout))
+
+
+@pytest.mark.parametrize(
+    ("given", "found"),
+    [
+        ({}, "/of-requests.pem"),
+        ({"PIP_CERT": "/of-pip.pem"}, "/of-pip.pem"),
+        ({"SSL_CERT_FILE": "/of-uv.pem"}, "/of-uv.pem"),
+    ],
+)
+def test_uv_finds_the_certificates_that_pip_finds(checkout, given, found):
+    assert set_up(checkout, REQUESTS_CA_BUNDLE="/of-requests.pem", **given)[0] == 0
+    assert f"SSL_CERT_FILE={found}" in (checkout / "variables").read_text().splitlines()
 
 
 def test_uv_asks_no_index_where_pip_is_told_so(checkout):
