@@ -119,6 +119,18 @@ def test_the_picture_of_speed_shows_figures_of_its_page(tmp_path):
     assert (tmp_path / "speed.png").read_bytes().startswith(b"\x89PNG")
 
 
+def test_the_table_of_the_papers_quotes_the_recorded_speed():
+    rows = json.loads((DOCS / "speed.json").read_text(encoding="utf-8"))
+    quoted = re.findall(
+        r"trains (\d+\.\d+) and (?:evaluates|translates) (\d+\.\d+) times as fast",
+        PAGES["README.md"],
+    )
+    for row, numbers in zip(rows, quoted, strict=True):
+        for mode, number in zip(("training", "evaluation"), numbers, strict=True):
+            digits = len(number.partition(".")[2])
+            assert float(number) == round(row[mode], digits), (row["model"], mode)
+
+
 def test_every_preset_is_listed():
     models = {"transformer_xl", "all_attention_lm", "weighted_transformer"}
     models |= {"pkm_transformer_lm", "pkm_transformer"}
