@@ -61,6 +61,7 @@ done
 # Certificates as pip has them: the file that is named, or the system's.
 [ -z "${REQUESTS_CA_BUNDLE-}" ] || export SSL_CERT_FILE="${SSL_CERT_FILE:-$REQUESTS_CA_BUNDLE}"
 export UV_SYSTEM_CERTS="${UV_SYSTEM_CERTS:-1}"
+export UV_LOCK_TIMEOUT="${UV_LOCK_TIMEOUT:-3600}" # of a clone that waits for another's build
 uv=(.venv/bin/uv pip install --python .venv/bin/python --index-strategy unsafe-best-match) # as pip
 [[ ! $(said no-index) =~ ^(1|true|yes|on)$ ]] || uv+=(--no-index)
 # torch comes with what its wheel names: on Linux CUDA's libraries, but for a build for the CPU.

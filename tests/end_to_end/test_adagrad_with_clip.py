@@ -30,7 +30,7 @@ def last(folder):
 
 def logged(printed):
     """The learning rate after each update from the log, by the number of updates."""
-    found = re.findall(r"train_inner:.* num_updates=(\d+), lr=([\d.e-]+)", printed)
+    found = re.findall(r"train_inner \|.* num_updates=(\d+), lr=([\d.e-]+)", printed)
     return {int(updates): float(rate) for updates, rate in found}
 
 

@@ -54,7 +54,7 @@ def learned(data, tmp_path_factory):
 
 def test_spans_are_logged_and_validation_logs_them_by_layer(learned):
     _, printed, _ = learned
-    in_training = re.findall(r"train_inner:.*span_mean=([\d.]+), span_max=([\d.]+)", printed)
+    in_training = re.findall(r"train_inner \|.*span_mean=([\d.]+), span_max=([\d.]+)", printed)
     assert len(in_training) == 5
     assert len(set(in_training)) > 1
     validations = [line for line in printed.splitlines() if "valid on 'valid' subset" in line]
