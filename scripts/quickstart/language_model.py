@@ -218,10 +218,11 @@ def draw(losses: Any, bars: Any, result: dict[str, Any]) -> None:
     }
     names = [name.replace(", ", "\n") for name in shown]
     colors = ["tab:gray"] + ["tab:blue"] * (len(shown) - 1)
-    drawn = bars.bar(names, shown.values(), color=colors)
-    bars.bar_label(drawn, fmt="%.3f")
-    bars.set_ylabel(f"test part, {UNIT}")
-    bars.tick_params(axis="x", labelsize="small")
+    drawn = bars.barh(names, shown.values(), color=colors)
+    bars.bar_label(drawn, fmt=" %.3f")
+    bars.invert_yaxis()
+    bars.margins(x=0.15)
+    bars.set_xlabel(f"test part, {UNIT}")
 
 
 def decode_sample(log: str) -> str:

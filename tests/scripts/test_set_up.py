@@ -271,6 +271,7 @@ def test_uv_is_handed_the_settings_of_pip(checkout):
         "UV_INSECURE_HOST": "of-uv.example",
         "UV_HTTP_TIMEOUT": "180",
         "UV_SYSTEM_CERTS": "1",
+        "UV_LOCK_TIMEOUT": "3600",
         "SSL_CERT_FILE": "/certificates.pem",
         "ALL_PROXY": "http://proxy.example",
     }
