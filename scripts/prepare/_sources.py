@@ -32,10 +32,10 @@ TIMEOUT = 30.0
 RECEIVED = 2**16
 BLOCK = 2**20
 # What the readers of zip, tar, gzip, bzip2 and xz raise where an archive ends or is changed.
-# The last two: of zip files that are encrypted, or packed in a way that Python cannot read.
+# RuntimeError: of a zip file that is encrypted, or packed in a way that Python cannot read.
 DAMAGE = (
     *(zipfile.BadZipFile, tarfile.TarError, zlib.error, lzma.LZMAError, EOFError),
-    *(RuntimeError, NotImplementedError),
+    RuntimeError,
 )
 
 

@@ -310,3 +310,16 @@ def test_damaged_archive_is_refused(tmp_path):
     path.write_bytes(content)
     with pytest.raises(ValueError, match="is a truncated or damaged archive"):
         read(path)
+
+
+def test_encrypted_archive_is_refused(tmp_path):
+    path = tmp_path / "data"
+    write_zip(path, [("one", noise())])
+    content = path.read_bytes()
+    # the flag that says so, before the file and in the directory at the end
+    for signature, place in ((b"PK\x03\x04", 6), (b"PK\x01\x02", 8)):
+        flags = content.index(signature) + place
+        content = content[:flags] + bytes([content[flags] | 1]) + content[flags + 1 :]
+    path.write_bytes(content)
+    with pytest.raises(ValueError, match=r"damaged archive \(.*is encrypted"):
+        read(path)
