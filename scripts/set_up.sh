@@ -69,8 +69,8 @@ step "[3/4] torch" "1 minute, more with CUDA's libraries; seconds from uv's cach
     "${uv[@]}" --constraint "$pins" torch Cython ninja numpy setuptools wheel
 # fairseq has to fit that torch: compiled here, and kept in a cache of this Python and this build of
 # torch, whose version.py tells it from another of the same number.
-torch=$({ ls -d .venv/lib/*/*/torch-*.dist-info; find .venv/lib -path '*/torch/version.py' -exec cat \
-    {} +; } | cksum)
+torch=$({ find .venv/lib -name 'torch-*.dist-info'
+    find .venv/lib -path '*/torch/version.py' -exec cat {} +; } | cksum)
 step "[4/4] fairseq and the other packages" "3 minutes; seconds from uv's cache" "${uv[@]}" \
     --no-deps --no-build-isolation --no-binary fairseq-fixed --requirements "$pins" \
     --cache-dir "$(.venv/bin/uv cache dir)/$abi-torch-${torch%% *}"
