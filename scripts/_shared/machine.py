@@ -52,11 +52,16 @@ def _processor() -> dict[str, str]:
     return {name.strip(): value.strip() for name, _, value in fields}
 
 
-def hardware_line(device: torch.device) -> str:
-    """What a reader needs to know of the machine, in one line."""
+def bf16_units() -> str:
+    """The CPU's units for bf16 arithmetic, empty where it has none."""
     processor = _processor()
     flags = processor.get("flags", processor.get("Features", "")).split()
-    units = " and ".join(name for flag, name in _BF16_UNITS.items() if flag in flags)
+    return " and ".join(name for flag, name in _BF16_UNITS.items() if flag in flags)
+
+
+def hardware_line(device: torch.device) -> str:
+    """What a reader needs to know of the machine, in one line."""
+    processor, units = _processor(), bf16_units()
     parts = [
         processor.get("model name", platform.processor() or platform.machine()),
         f"{os.cpu_count()} cores",

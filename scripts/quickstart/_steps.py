@@ -60,14 +60,16 @@ class Progress:
         done: updates before this training.
         goal: updates at its end.
         unit: of the losses.
-        scale: what turns bits a token into that unit.
+        scales: what turns bits a token into that unit, of "training" and of "validation".
     """
 
     done: int
     goal: int
     unit: str
-    scale: float
+    scales: dict[str, float]
     losses: dict[str, float] = field(default_factory=dict)
+    # a line that waits for the validation after the same update
+    due: bool = False
 
     def __post_init__(self):
         self.started = time.monotonic()
@@ -80,21 +82,33 @@ class Progress:
         found = _FIGURES.search(line)
         if not found:
             return
-        prefix = "valid_" if found[1] == "valid" else ""
+        part, prefix = ("validation", "valid_") if found[1] == "valid" else ("training", "")
+        if part == "training":
+            self.tell()
         figures = json.loads(found[2])
         # with smoothed labels, the loss of the labels themselves
         loss = figures.get(f"{prefix}nll_loss", figures[f"{prefix}loss"])
-        self.losses["validation" if prefix else "training"] = float(loss) * self.scale
+        self.losses[part] = float(loss) * self.scales[part]
         updates, before = int(figures[f"{prefix}num_updates"]), self.done
         self.done = updates
+        self.due = self.due or 10 * updates // self.goal > 10 * before // self.goal
+        self.bar.set_postfix_str(self.told(), refresh=False)
+        self.bar.update(updates - before)
+        if part == "validation":
+            self.tell()
+
+    def told(self) -> str:
+        """The last losses of both parts."""
         losses = ", ".join(f"{name} {loss:.3f}" for name, loss in self.losses.items())
-        losses = f"{losses} {self.unit}"
-        if not self.bar.disable:
-            self.bar.set_postfix_str(losses, refresh=False)
-            self.bar.update(updates - before)
-        elif 10 * updates // self.goal > 10 * before // self.goal:
+        return f"{losses} {self.unit}"
+
+    def tell(self) -> None:
+        """Print the line that is due, where there is no bar."""
+        if self.due and self.bar.disable:
             seconds = time.monotonic() - self.started
-            print(f"{100 * updates // self.goal:3} %, {seconds:3.0f} s: {losses}", flush=True)
+            percent = 100 * self.done // self.goal
+            print(f"{percent:3} %, {seconds:3.0f} s: {self.told()}", flush=True)
+        self.due = False
 
 
 @dataclass(frozen=True)
@@ -177,13 +191,15 @@ class Training:
         words += ["--save-dir", short(self.checkpoint.parent), "--log-format", "json"]
         return [*words, "--log-interval", str(max(1, self.goal // 100))]
 
-    def run(self, title: str, unit: str = "bits a token", scale: float = 1.0) -> None:
+    def run(
+        self, title: str, unit: str = "bits a token", scales: dict[str, float] | None = None
+    ) -> None:
         """Train to --max-update, or do nothing if that is done.
 
         Args:
             title: what is printed above the command.
             unit: of the losses that are shown.
-            scale: what turns bits a token into that unit.
+            scales: what turns bits a token into that unit, of "training" and of "validation".
 
         Raises ValueError when training fails or its checkpoint has other options.
         """
@@ -196,7 +212,8 @@ class Training:
         words = self.command()
         announce(f"{title}, {updates} of {self.goal} updates done", words)
         print(f"fairseq's log: {short(self.log)}", flush=True)
-        shown = Progress(updates, self.goal, unit, scale)
+        scales = scales or {"training": 1.0, "validation": 1.0}
+        shown = Progress(updates, self.goal, unit, scales)
         # without a checkpoint the log is of updates that are lost
         goes_on = updates > 0 and self.log.exists()
         start = self.log.stat().st_size if goes_on else 0
@@ -215,6 +232,7 @@ class Training:
                     if line.endswith("\n"):
                         shown.read(line)
                         line = ""
+            shown.tell()
 
 
 def repair_checkpoints(folder: Path) -> None:

@@ -24,6 +24,7 @@ import numpy as np
 from scripts._shared.command_line import NamedFile
 from scripts._shared.commands import ROOT, child_process, program, python_command, short
 from scripts._shared.files import write_json
+from scripts._shared.machine import bf16_units
 from scripts._shared.results import markdown_table, save_plot
 from scripts.plot.losses import read_validations
 from scripts.prepare.python_source import MODEL
@@ -39,8 +40,15 @@ TRAINING_OPTIONS = shlex.split("""
     --arch transformer_xl --decoder-layers 3 --decoder-embed-dim 128 --decoder-attention-heads 2
     --decoder-ffn-embed-dim 512 --decoder-normalize-before --tokens-per-sample 128 --batch-size 8
     --optimizer adam --adam-betas 0.9,0.98 --clip-norm 1.0
-    --lr 0.004 --lr-scheduler cosine --warmup-updates 100 --max-update 2500
-    --save-interval-updates 250 --keep-interval-updates 1 --no-epoch-checkpoints --seed 1
+    --lr 0.004 --lr-scheduler cosine --warmup-updates 100
+    --keep-interval-updates 1 --no-epoch-checkpoints --seed 1
+""")
+FP32_OPTIONS = shlex.split("""
+    --max-update 2500 --save-interval-updates 250
+""")
+# as long where the CPU has units for bf16
+BF16_OPTIONS = shlex.split("""
+    --bf16 --max-update 5000 --save-interval-updates 500
 """)
 EVALUATION_OPTIONS = shlex.split("""
     --tokens-per-sample 128 --batch-size 4
@@ -79,13 +87,20 @@ def tokens_per_character(output: Path, split: str) -> float:
 
 def training(output: Path) -> Training:
     """The training of step 2."""
-    return Training("quickstart/language_model.py", output, [*COMMON_OPTIONS, *TRAINING_OPTIONS])
+    options = [
+        *COMMON_OPTIONS,
+        *TRAINING_OPTIONS,
+        *(BF16_OPTIONS if bf16_units() else FP32_OPTIONS),
+    ]
+    return Training("quickstart/language_model.py", output, options)
 
 
 def train(output: Path) -> None:
     """Step 2: training, from the last checkpoint if there is one."""
     title = "[2] training: about 4 minutes on 2 cores"
-    training(output).run(title, UNIT, tokens_per_character(output, "valid"))
+    parts = {"training": "train", "validation": "valid"}
+    scales = {name: tokens_per_character(output, part) for name, part in parts.items()}
+    training(output).run(title, UNIT, scales)
 
 
 def bigram_bits_per_character(train: str, test: str) -> float:

@@ -32,10 +32,9 @@ def output(tmp_path_factory):
 
 
 def test_all_steps_after_the_corpus(output, monkeypatch, capsys):
-    options = list(quickstart.TRAINING_OPTIONS)
-    options[options.index("--max-update") + 1] = "2"
-    options[options.index("--save-interval-updates") + 1] = "1"
-    monkeypatch.setattr(quickstart, "TRAINING_OPTIONS", options)
+    few = ["--max-update", "2", "--save-interval-updates", "1"]
+    monkeypatch.setattr(quickstart, "FP32_OPTIONS", few)
+    monkeypatch.setattr(quickstart, "BF16_OPTIONS", ["--bf16", *few])
     monkeypatch.setattr(quickstart, "prepare", lambda output: None)
     assert quickstart.main(["--output", str(output)]) == 0
     result = json.loads((output / "result.json").read_text())

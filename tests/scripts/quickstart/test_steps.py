@@ -17,6 +17,7 @@ import torch
 from scripts._shared.commands import ROOT, short
 from scripts.quickstart import _steps as quickstart_steps
 
+SCALES = {"training": 1.0, "validation": 1.0}
 OPTIONS = ["--arch", "transformer", "--max-update", "90"]
 TRAINED = (
     '2026-01-01 | INFO | train_inner | {"epoch": 1, "loss": "%s", "num_updates": "%s", "wall": "9"}'
@@ -44,7 +45,7 @@ def ran(monkeypatch):
     def pretend(words, log=None, append=False):
         commands.append(words)
         with log.open("a" if append else "w", encoding="utf-8") as written:
-            written.write("no figures\n" + TRAINED % (4.0, 88) + "\n" + VALIDATED % (2.0, 90))
+            written.write("no figures\n" + TRAINED % (4.0, 90) + "\n" + VALIDATED % (2.0, 90))
             written.write("\n")
         yield SimpleNamespace(poll=lambda: 0)
 
@@ -91,7 +92,8 @@ def test_training_is_announced_run_and_shown(tmp_path, ran, monkeypatch, capsys)
     monkeypatch.setattr(quickstart_steps.Training, "progress", lambda self: (80, 0.0))
     # of an earlier part of the training: kept, and not shown again
     (tmp_path / "train.log").write_text(TRAINED % (9.0, 80) + "\n")
-    training(tmp_path).run("[3] training: an hour", "bits a character", 0.5)
+    scales = {"training": 0.25, "validation": 0.5}
+    training(tmp_path).run("[3] training: an hour", "bits a character", scales)
     ((name, *words),) = ran
     assert Path(name).name == "fairseq-train"
     expected = [f"{tmp_path}/data/bin", *OPTIONS, "--save-dir", f"{tmp_path}/checkpoints"]
@@ -101,9 +103,7 @@ def test_training_is_announced_run_and_shown(tmp_path, ran, monkeypatch, capsys)
     command, shown = rest.split("\nfairseq's log: ")
     assert shlex.split(command.replace("\\\n", "")) == ran[0]
     assert re.sub(r" +\d+ s", " 0 s", shown) == (
-        f"{tmp_path}/train.log\n"
-        " 97 %, 0 s: training 2.000 bits a character\n"
-        "100 %, 0 s: training 2.000, validation 1.000 bits a character\n"
+        f"{tmp_path}/train.log\n100 %, 0 s: training 1.000, validation 1.000 bits a character\n"
     )
     assert (tmp_path / "train.log").read_text().startswith(TRAINED % (9.0, 80))
 
@@ -131,7 +131,7 @@ def test_a_terminal_shows_a_bar(monkeypatch, capsys):
     terminal = io.StringIO()
     terminal.isatty = lambda: True
     monkeypatch.setattr(sys, "stderr", terminal)
-    shown = quickstart_steps.Progress(50, 100, "bits", 1.0)
+    shown = quickstart_steps.Progress(50, 100, "bits", SCALES)
     shown.read(VALIDATED % (2.5, 75))
     shown.bar.close()
     assert capsys.readouterr().out == ""
@@ -140,9 +140,10 @@ def test_a_terminal_shows_a_bar(monkeypatch, capsys):
 
 
 def test_a_line_is_printed_every_tenth_part(capsys):
-    shown = quickstart_steps.Progress(0, 200, "bits", 1.0)
+    shown = quickstart_steps.Progress(0, 200, "bits", SCALES)
     for updates in range(5, 205, 5):
         shown.read(TRAINED % (1.5, updates))
+    shown.tell()
     parts = re.findall(r"^ *(\d+) %, +\d+ s: training 1\.500 bits$", capsys.readouterr().out, re.M)
     assert list(map(int, parts)) == list(range(10, 110, 10))
 
