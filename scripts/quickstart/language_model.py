@@ -48,7 +48,7 @@ FP32_OPTIONS = shlex.split("""
 """)
 # as long where the CPU has units for bf16
 BF16_OPTIONS = shlex.split("""
-    --bf16 --max-update 5000 --save-interval-updates 500
+    --bf16 --max-update 4000 --save-interval-updates 400
 """)
 EVALUATION_OPTIONS = shlex.split("""
     --tokens-per-sample 128 --batch-size 4
