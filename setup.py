@@ -5,7 +5,7 @@ from setuptools import find_packages, setup
 setup(
     name="fairseq_plugins",
     version="0.1.0",
-    description="Transformer-XL, all-attention, product-key memory, Weighted Transformer for fairseq",
+    description="fairseq plugin: Transformer-XL, all-attention, product keys, Weighted Transformer",
     license="MIT",
     packages=find_packages(include=["fairseq_plugins", "fairseq_plugins.*"]),
     python_requires=">=3.10",
