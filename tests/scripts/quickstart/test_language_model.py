@@ -183,3 +183,11 @@ def test_the_prompt_reaches_the_command_as_it_is_shown(folder, monkeypatch, caps
     assert sent == "def\n"
     shown = capsys.readouterr().out.split("$ echo def | ")[1].split("\n\n")[0]
     assert shlex.split(shown.replace("\\\n", "")) == words
+
+
+@pytest.mark.parametrize(("units", "options"), [("AVX-512", "BF16_OPTIONS"), ("", "FP32_OPTIONS")])
+def test_training_is_in_bf16_where_the_cpu_has_units_for_it(tmp_path, monkeypatch, units, options):
+    monkeypatch.setattr(quickstart, "bf16_units", lambda: units)
+    found = quickstart.training(tmp_path).options
+    assert found[-len(getattr(quickstart, options)) :] == getattr(quickstart, options)
+    assert ("--bf16" in found) == bool(units)
