@@ -50,7 +50,7 @@ def _published(layers: int, width: int, heads: int, dropout: float) -> dict[str,
     """Return the values of a preset: what the published models have in common, and what differs.
 
     There are as many branches as heads; one vocabulary and one embedding for both languages and the
-    output (section 4.1); attention dropout of 0.1 in all.
+    output (section 4.1). One probability for "attention dropout, and residual dropout".
     """
     return {
         "encoder_layers": layers,
@@ -62,7 +62,7 @@ def _published(layers: int, width: int, heads: int, dropout: float) -> dict[str,
         "encoder_attention_heads": heads,
         "decoder_attention_heads": heads,
         "dropout": dropout,
-        "attention_dropout": 0.1,
+        "attention_dropout": dropout,
         "share_all_embeddings": True,
     }
 

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from fairseq.data.indexed_dataset import MMapIndexedDatasetBuilder
+from fairseq.models.transformer import TransformerModel
 
 from fairseq_plugins.weighted_transformer.branch_weights import BranchWeights
 from fairseq_plugins.weighted_transformer.model import WeightedTransformer
@@ -70,12 +71,12 @@ def test_every_command_file_is_tested():
     assert {*WEIGHTED_TRANSFORMER, *OTHERS} == names
 
 
-def build(cfg, symbols):
+def build(cfg, symbols, model=WeightedTransformer):
     """The model of a command, without its numbers."""
     joint = dictionary(symbols)
     task = argparse.Namespace(source_dictionary=joint, target_dictionary=joint)
     with torch.device("meta"):
-        return WeightedTransformer.build_model(cfg.model, task)
+        return model.build_model(cfg.model, task)
 
 
 def row(recipe):
@@ -85,7 +86,7 @@ def row(recipe):
     return [cell.strip() for cell in line.strip("|").split("|")]
 
 
-def trains_as_published(cfg, target, width, updates):
+def trains_as_published(cfg, target, width, updates, optimizer="adam_with_branch_weights"):
     """Section 4.1; and what several GPUs and whole validations need."""
     assert (cfg.task._name, cfg.task.source_lang, cfg.task.target_lang) == (
         *("translation", "en"),
@@ -95,8 +96,8 @@ def trains_as_published(cfg, target, width, updates):
         "label_smoothed_cross_entropy",
         0.1,
     )
-    optimizer = (cfg.optimizer._name, cfg.optimizer.adam_betas, cfg.optimizer.adam_eps)
-    assert optimizer == ("adam_with_branch_weights", "(0.9, 0.98)", 1e-9)
+    found = (cfg.optimizer._name, cfg.optimizer.adam_betas, cfg.optimizer.adam_eps)
+    assert found == (optimizer, "(0.9, 0.98)", 1e-9)
     assert (cfg.optimizer.weight_decay, cfg.optimization.clip_norm) == (0, 0)
     schedule = cfg.lr_scheduler
     assert (schedule._name, schedule.warmup_updates) == ("inverse_sqrt", 4000)
@@ -105,7 +106,6 @@ def trains_as_published(cfg, target, width, updates):
     assert schedule.warmup_init_lr == pytest.approx(width**-0.5 * 4000**-1.5, rel=1e-5)
     assert cfg.dataset.max_tokens * cfg.optimization.update_freq[0] == 25_000
     assert cfg.optimization.max_update == updates
-    assert cfg.model.freeze_branch_weights_after == updates - 10_000
     assert cfg.dataset.required_batch_size_multiple == 1
     # the other one would add up gradients of κ and α in the precision of the model
     assert cfg.distributed_training.ddp_backend == "pytorch_ddp"
@@ -117,8 +117,9 @@ def test_models_are_trained_as_published(stand_ins, recipe):
     target, layers, width, branches, dropout, updates, published = WEIGHTED_TRANSFORMER[recipe]
     cfg = training(stand_ins, recipe)
     trains_as_published(cfg, target, width, updates)
+    assert cfg.model.freeze_branch_weights_after == updates - 10_000
     assert cfg.common.log_file == str(stand_ins / "CHECKPOINTS" / "train.log")
-    assert (cfg.model.dropout, cfg.model.attention_dropout) == (dropout, 0.1)
+    assert (cfg.model.dropout, cfg.model.attention_dropout) == (dropout, dropout)
     model = build(cfg, SYMBOLS[target])
     for stack in (model.encoder, model.decoder):
         assert (len(stack.layers), stack.embed_tokens.embedding_dim) == (layers, width)
@@ -144,6 +145,26 @@ def test_models_are_trained_as_published(stand_ins, recipe):
     state = re.search(r"([\d.]+) GiB for weights", head.replace("\n# ", " "))[1]
     # weights, gradients and two moments, 4 bytes each
     assert state == f"{16 * parameters(model) / 2**30:.1f}"
+
+
+@pytest.mark.parametrize("recipe", WEIGHTED_TRANSFORMER)
+def test_the_plain_transformer_differs_as_published(stand_ins, recipe):
+    target, layers, width, heads, dropout, weighted_updates, _ = WEIGHTED_TRANSFORMER[recipe]
+    # table 2: another dropout where there are 8 layers
+    dropout = 0.1 if layers == 8 else dropout
+    updates = {60_000: 100_000, 250_000: 300_000}[weighted_updates]
+    cfg = training(stand_ins, recipe, action="train-plain")
+    trains_as_published(cfg, target, width, updates, optimizer="adam")
+    assert (cfg.model.dropout, cfg.model.attention_dropout) == (dropout, dropout)
+    weighted = training(stand_ins, recipe)
+    for group in ("common", "dataset", "criterion", "lr_scheduler", "task", "checkpoint"):
+        assert weighted[group] == cfg[group]
+    plain = build(cfg, SYMBOLS[target], TransformerModel)
+    ours = build(weighted, SYMBOLS[target])
+    assert plain.decoder.output_projection.weight is plain.encoder.embed_tokens.weight
+    assert parameters(plain) == pytest.approx(parameters(ours), rel=1e-3)
+    for stack in (plain.encoder, plain.decoder):
+        assert (len(stack.layers), stack.layers[0].self_attn.num_heads) == (layers, heads)
 
 
 @pytest.mark.parametrize("recipe", WEIGHTED_TRANSFORMER)
@@ -175,6 +196,7 @@ def test_table_3_replaces_the_weights(stand_ins):
 def test_gating_keeps_the_best_branches(stand_ins):
     cfg = training(stand_ins, "weighted_transformer/gating", "3", "--seed", "7")
     trains_as_published(cfg, "de", 512, 60_000)
+    assert cfg.model.freeze_branch_weights_after == 50_000
     assert (cfg.model.branch_top_k, cfg.common.seed) == (3, 7)
     model = build(cfg, symbols=100)
     assert {m.top_k for m in model.modules() if isinstance(m, BranchWeights)} == {3}
