@@ -26,7 +26,7 @@ from scripts._shared.commands import ROOT, child_process, program, python_comman
 from scripts._shared.files import write_json
 from scripts._shared.machine import bf16_units
 from scripts._shared.results import markdown_table, save_plot
-from scripts.plot.losses import read_validations
+from scripts.plot.losses import TIME, read_validations
 from scripts.prepare.python_source import MODEL
 from scripts.quickstart._steps import Training, announce, option, run_logged, run_quickstart
 
@@ -191,7 +191,7 @@ def report(output: Path, recurrences: dict[str, float]) -> None:
     print(markdown_table(["", UNIT, "trained on"], cells))
     scale = tokens_per_character(output, "valid")
     try:
-        validations = read_validations(NamedFile("model", source.log), timed=True).values()
+        validations = read_validations(NamedFile("model", source.log), TIME).values()
     except ValueError as error:
         raise ValueError(
             f"{short(source.log)} does not tell how training went: remove {short(output)}, the "

@@ -93,6 +93,7 @@ def test_table_json_and_plot(logs, tmp_path, capsys):
                 "updates": [10, 1200, 1400],
                 "losses": [3.059, 2.5, 2.954],
                 "seconds": [50.0, 50.0, 50.0],
+                "training_losses": [2.985, 2.985, 2.985],
                 "last": {"update": 1400, "loss": 2.954},
                 "smallest": {"update": 1200, "loss": 2.5},
             },
@@ -103,6 +104,7 @@ def test_table_json_and_plot(logs, tmp_path, capsys):
                 "updates": [10, 20],
                 "losses": [3.06, 2.95],
                 "seconds": [None, None],
+                "training_losses": [None, None],
                 "last": {"update": 20, "loss": 2.95},
                 "smallest": {"update": 20, "loss": 2.95},
             },
@@ -148,20 +150,41 @@ def test_time_is_that_of_all_updates_before():
         "epoch 001:     25 / 37 loss=2.9, num_updates=25, lr=0.1, train_wall=7, wall=0",
     ]
     # the second between lines of updates 15 and 25
-    assert validations(lines) == {10: (3.0, 9.0), 20: (2.0, 17.5)}
-    assert validations(lines[:-1]) == {10: (3.0, 9.0), 20: (2.0, 14.0)}
-    assert validations([*lines[2:3], lines[-1]]) == {10: (3.0, 2.8)}
-    assert validations(lines[2:3]) == {10: (3.0, None)}
+    for log, expected in [
+        (lines, {10: 9.0, 20: 17.5}),
+        (lines[:-1], {10: 9.0, 20: 14.0}),
+        ([*lines[2:3], lines[-1]], {10: 2.8}),
+        (lines[2:3], {10: None}),
+    ]:
+        assert {update: told.seconds for update, told in validations(log).items()} == expected
 
 
-def test_losses_against_time(logs, tmp_path, capsys):
-    command = ["--against", "time", "--output", str(tmp_path / "losses")]
+def test_training_loss_is_the_mean_since_the_validation_before():
+    lines = [
+        '{"loss": "9", "nll_loss": "8", "num_updates": "5", "train_wall": "1"}',
+        "epoch 001: 10 / 37 loss=7, nll_loss=6, ppl=9, num_updates=10, train_wall=14, wall=30",
+        '{"epoch": 1, "train_loss": "1", "train_num_updates": "10", "train_wall": "25"}',
+        '{"epoch": 1, "valid_loss": "3", "valid_num_updates": "10"}',
+        # at the end of an epoch, before the next of such lines
+        '{"epoch": 1, "valid_loss": "3", "valid_num_updates": "12"}',
+        '{"loss": "5", "num_updates": "15", "train_wall": "1"}',
+        '{"epoch": 1, "valid_loss": "2", "valid_num_updates": "20"}',
+    ]
+    found = {update: told.training_loss for update, told in validations(lines).items()}
+    assert found == {10: 7.0, 12: 6.0, 20: 5.0}
+
+
+@pytest.mark.parametrize(
+    ("against", "missing"), [("time", "when"), ("training-loss", "the training loss at which")]
+)
+def test_losses_against_what_a_log_may_lack(logs, tmp_path, capsys, against, missing):
+    command = ["--against", against, "--output", str(tmp_path / "losses")]
     assert plot_losses.main(["--log", logs[0], *command]) == 0
     assert (tmp_path / "losses" / "losses.png").stat().st_size > 5000
     capsys.readouterr()
     assert plot_losses.main(["--log", *logs, *command]) == 1
     message = (
-        f"--log {tmp_path}/ffn.log does not tell when 10 updates were done: use --against "
+        f"--log {tmp_path}/ffn.log does not tell {missing} 10 updates were done: use --against "
         "updates, or train with a --log-interval below that of validation"
     )
     assert message in capsys.readouterr().err
@@ -174,9 +197,19 @@ def test_what_is_drawn_across():
         def __getattr__(self, name):
             return lambda *values, **options: drawn.setdefault(name, values)
 
-    row = {"updates": [5, 9], "seconds": [60.0, 90.0], "losses": [3.0, 2.0], "training": "all"}
-    for against, x in (("updates", [5, 9]), ("time", [1.0, 1.5])):
+    row = {
+        "updates": [5, 9],
+        "seconds": [60.0, 90.0],
+        "training_losses": [3.5, 2.5],
+        "losses": [3.0, 2.0],
+        "training": "all",
+    }
+    for against, x, label in [
+        ("updates", [5, 9], "updates"),
+        ("time", [1.0, 1.5], "minutes"),
+        ("training-loss", [3.5, 2.5], "training loss, bits a token"),
+    ]:
         drawn.clear()
         plot_losses.draw(Axes(), [row], against)
         assert drawn["plot"] == (x, [3.0, 2.0])
-        assert drawn["set_xlabel"] == ("minutes" if against == "time" else "updates",)
+        assert drawn["set_xlabel"] == (label,)
