@@ -102,9 +102,13 @@ class Report:
                 if (other.size, other.mode, other.setting) == (row.size, row.mode, row.setting)
                 and other.dtype == (dtype or row.dtype)
             ]
-            ours = row.model == self.models[0] and not (row.dtype == FP32 and dtype == AUTOCAST)
-            ratios[title] = min(same, default=None) if ours else None
+            compared = self.is_ours(row) and not (row.dtype == FP32 and dtype == AUTOCAST)
+            ratios[title] = min(same, default=None) if compared else None
         return ratios
+
+    def is_ours(self, row: Measurement) -> bool:
+        """Whether a measurement is of this package's model, which is compared with its rivals."""
+        return row.model == self.models[0]
 
     def cells(self, row: Measurement) -> dict[str, str]:
         """What the table has of a measurement before the ratios, by title."""

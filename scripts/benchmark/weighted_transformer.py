@@ -2,10 +2,10 @@
 
     python -m scripts.benchmark.weighted_transformer [--quick] [--output FOLDER]
 
-Compared are the merged computation of this package, the plain transformer of the same size, and
-the branches computed one by one, as the paper's equations are written: output projection and
-feed-forward network alone, and whole models that train and translate. They take turns: A B C A B C.
-The authors published no code.
+Compared are the readings of this package (--branch-residual), the plain transformer of the same
+size, and the reading as-written with branches computed one by one, as the paper's equations are:
+whole models that train and translate, and, of the reading as-written, output projection and
+feed-forward network alone. They take turns: A B C A B C. The authors published no code.
 
 Shapes: B sentences, T tokens of each, N tokens, M branches, d model width, h head width.
 """
@@ -24,8 +24,10 @@ from torch import Tensor, nn
 
 from fairseq_plugins.weighted_transformer.branch_weights import BranchSchedule, BranchWeights
 from fairseq_plugins.weighted_transformer.branched_attention import BranchedFeedForward
+from fairseq_plugins.weighted_transformer.layers import IN_BRANCHES, IN_NETWORKS, NOWHERE
 from fairseq_plugins.weighted_transformer.model import WeightedTransformer
 from fairseq_plugins.weighted_transformer.optimizer import AdamWithBranchWeights
+from fairseq_plugins.weighted_transformer.options import SUBLAYERS
 from scripts.benchmark._benchmark import (
     USUAL_RATE,
     Benchmark,
@@ -34,23 +36,25 @@ from scripts.benchmark._benchmark import (
     parse_number,
 )
 from scripts.benchmark._language_models import make_dictionary
-from scripts.benchmark._report import FP32, Entry, Measurement, Models
+from scripts.benchmark._report import FP32, Entry, Measurement, Report
 
-MODELS = Models("merged", "transformer", "branch by branch")
+READINGS = (NOWHERE, SUBLAYERS, IN_NETWORKS, IN_BRANCHES)
+PLAIN, LOOP = "transformer", "branch by branch"
+MODELS = (*READINGS, PLAIN, LOOP)
 SYMBOLS = 8000
 BEAM = 4
 SIDES = ("encoder", "decoder")
-PARTS = SUBLAYERS, TRAINING, GENERATION = ("sublayers", "training", "generation")
+PARTS = MATRICES, TRAINING, GENERATION = ("matrices", "training", "generation")
 
 EXPLANATION = f"""
-Setting: tokens, or sentences and tokens of each with a slash between. Sublayers: output projection
+Models: --branch-residual, fairseq's transformer, and the reading {NOWHERE} {LOOP}.
+Setting: tokens, or sentences and tokens of each with a slash between. Matrices: output projection
 and feed-forward network, without attention; train is a forward and a backward pass. Whole models
 have a joint vocabulary of {SYMBOLS:,} symbols; training is an update with fairseq's Adam, without
 its trainer, of random sentences of one length; generation is fairseq's beam search (beam {BEAM}),
 counted in tokens of the best translations. Tokens a second: the median repeat of {{steps}}, the
-slowest and the fastest. % of peak: what part of the time the multiply-adds of the merged
-computation's or the plain model's sublayers would take at the rate measured here ({{rates}}
-billion a second); 0 where it is not counted.
+slowest and the fastest. % of peak: what part of the time the multiply-adds of these matrices would
+take at the rate measured here ({{rates}} billion a second); 0 where it is not counted.
 Machine: {{hardware}}."""
 
 
@@ -90,8 +94,25 @@ class BranchByBranch(BranchedFeedForward):
         return total
 
 
-def build_sublayers(size: Size) -> dict[str, nn.Module]:
-    """Output projection and feed-forward network of each model, by its name."""
+class ReadingsReport(Report):
+    """What was measured of all readings, each beside the plain transformer."""
+
+    def rivals(self) -> dict[str, tuple[tuple[str, ...], str | None]]:
+        """Columns of speed ratios."""
+        return {f"times {name}": ((name,), None) for name in (PLAIN, LOOP)}
+
+    def ratios(self, row: Measurement) -> dict[str, float | None]:
+        """How many times as fast; the branch loop computes the reading as-written alone."""
+        ratios = super().ratios(row)
+        return ratios if row.model == NOWHERE else {**ratios, f"times {LOOP}": None}
+
+    def is_ours(self, row: Measurement) -> bool:
+        """Whether a measurement is of one of the readings."""
+        return row.model in READINGS
+
+
+def build_matrices(size: Size) -> dict[str, nn.Module]:
+    """Output projection and feed-forward network of each model that is compared, by its name."""
     torch.manual_seed(1)
     weights = BranchWeights(size.heads, BranchSchedule(1.0, 400))
     merged = BranchedFeedForward(size.width, size.inner, weights)
@@ -100,7 +121,7 @@ def build_sublayers(size: Size) -> dict[str, nn.Module]:
     projection = nn.Linear(size.width, size.width)
     inner = nn.Linear(size.width, size.inner), nn.ReLU(), nn.Linear(size.inner, size.width)
     plain = nn.Sequential(projection, *inner)
-    return {MODELS.ours: merged, MODELS.plain: plain, MODELS.original: loop}
+    return {NOWHERE: merged, PLAIN: plain, LOOP: loop}
 
 
 def build_models(size: Size) -> dict[str, TransformerModel]:
@@ -111,7 +132,7 @@ def build_models(size: Size) -> dict[str, TransformerModel]:
     sizes = {f"{side}_{name}": n for side in SIDES for name, n in zip(names, size, strict=True)}
     built = {}
     for name in MODELS:
-        plain = name == MODELS.plain
+        plain = name == PLAIN
         arch = "transformer" if plain else "weighted_transformer"
         args = argparse.Namespace(
             **sizes,
@@ -121,11 +142,12 @@ def build_models(size: Size) -> dict[str, TransformerModel]:
             max_source_positions=1024,
             max_target_positions=1024,
             tpu=False,
+            branch_residual=name if name in READINGS else NOWHERE,
         )
         ARCH_CONFIG_REGISTRY[arch](args)
         torch.manual_seed(1)
         built[name] = (TransformerModel if plain else WeightedTransformer).build_model(args, task)
-    for module in list(built[MODELS.original].modules()):
+    for module in list(built[LOOP].modules()):
         if isinstance(module, BranchedFeedForward):
             module.__class__ = BranchByBranch
     return built
@@ -140,7 +162,7 @@ def draw_batch(sentences: int, length: int) -> dict[str, Tensor]:
     return {"src_tokens": source, "src_lengths": lengths, "prev_output_tokens": target}
 
 
-def sublayer_step(module: nn.Module, heads: Tensor, grad: Tensor) -> Callable[[], None]:
+def matrices_step(module: nn.Module, heads: Tensor, grad: Tensor) -> Callable[[], None]:
     """A function that does a forward and a backward pass of ``heads`` (N, d)."""
     heads = heads.clone().requires_grad_()
 
@@ -152,7 +174,7 @@ def sublayer_step(module: nn.Module, heads: Tensor, grad: Tensor) -> Callable[[]
     return step
 
 
-def sublayer_inference(module: nn.Module, heads: Tensor, grad: Tensor) -> Callable[[], None]:
+def matrices_inference(module: nn.Module, heads: Tensor, grad: Tensor) -> Callable[[], None]:
     """A function that does a forward pass of ``heads`` (N, d) without gradients."""
 
     @torch.no_grad()
@@ -195,6 +217,7 @@ class WeightedTransformerBenchmark(Benchmark):
     """Sizes of --size in parts of --part."""
 
     models = MODELS
+    report_class = ReadingsReport
     size_title = "size, part"
     smaller = "--size small, or fewer --tokens"
     explanation = EXPLANATION
@@ -228,24 +251,26 @@ class WeightedTransformerBenchmark(Benchmark):
         """The largest difference of the outputs branch by branch from ours."""
         models, batch = build_models(SIZES[case]), draw_batch(2, 8)
         with torch.no_grad():
-            ours, loop = (models[of].eval()(**batch)[0] for of in (MODELS.ours, MODELS.original))
-        return {MODELS.original: (ours - loop).abs().max().item()}
+            ours, loop = (models[of].eval()(**batch)[0] for of in (NOWHERE, LOOP))
+        return {LOOP: (ours - loop).abs().max().item()}
 
     def repeat_seconds(self, case: str) -> float:
         """About how long a repeat of all entries takes on two cores."""
         layers, width, inner, _ = SIZES[case]
         of_layers = layers * (12 * width**2 + 4 * width * inner) + SYMBOLS * width
-        # a pass of the sublayers trains, another does not; of the tokens of training, generation
-        # translates one in four, by four beams
-        passes = {SUBLAYERS: 4 / (2 * layers), TRAINING: 3, GENERATION: 1}
-        return 3 * self.tokens * of_layers * sum(passes[part] for part in self.parts) / USUAL_RATE
+        # of the matrices a pass trains, another does not, of three models; of the tokens of training
+        # one in four is translated, by four beams
+        passes = {MATRICES: 4 / (2 * layers), TRAINING: 3, GENERATION: 1}
+        models = {MATRICES: 3, TRAINING: len(MODELS), GENERATION: len(MODELS)}
+        total = sum(models[part] * passes[part] for part in self.parts)
+        return self.tokens * of_layers * total / USUAL_RATE
 
     def work(self, size: Size, part: str) -> Iterator[tuple[str, str, int, Work]]:
         """Mode, setting, tokens, and what each model does with them."""
-        if part == SUBLAYERS:
+        if part == MATRICES:
             heads, grad = torch.randn(2, self.tokens, size.width)
-            modules = build_sublayers(size)
-            for mode, step in [("train", sublayer_step), ("inference", sublayer_inference)]:
+            modules = build_matrices(size)
+            for mode, step in [("train", matrices_step), ("inference", matrices_inference)]:
                 steps = {name: step(module, heads, grad) for name, module in modules.items()}
                 yield mode, str(self.tokens), self.tokens, steps
             return
@@ -259,12 +284,12 @@ class WeightedTransformerBenchmark(Benchmark):
         yield mode, setting, sentences * self.length, steps
 
     def multiply_adds(self, size: Size, part: str, mode: str, model: str) -> int:
-        """Multiply-adds of a repeat's sublayers; 0 for what is not counted."""
-        if part != SUBLAYERS or model == MODELS.original:
+        """Multiply-adds of a repeat's matrices; 0 for what is not counted."""
+        if part != MATRICES or model == LOOP:
             return 0
         _, width, inner, heads = size
         passes = 3 if mode == "train" else 1
-        if model == MODELS.plain:
+        if model == PLAIN:
             return passes * self.tokens * width * (width + 2 * inner)
         # head by head into the inner width; forming the product counts in training alone
         once = width * width * inner // heads if mode == "train" else 0

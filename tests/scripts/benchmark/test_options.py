@@ -75,7 +75,7 @@ BAD = {
         ("--size huge", "--size is 'huge': give one or more of small, base"),
         (
             "--part attention",
-            "--part is 'attention': give one or more of sublayers, training, generation",
+            "--part is 'attention': give one or more of matrices, training, generation",
         ),
         ("--tokens 0", "--tokens is '0': give a number of 1 or more"),
         ("--steps x", "--steps is 'x': give a number of 1 or more"),

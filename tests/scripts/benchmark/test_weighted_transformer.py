@@ -8,11 +8,15 @@ import torch
 from fairseq_plugins.weighted_transformer.branched_attention import BranchedFeedForward
 from scripts.benchmark import weighted_transformer as benchmark
 from scripts.benchmark.weighted_transformer import (
+    LOOP,
     MODELS,
+    NOWHERE,
+    PLAIN,
+    READINGS,
     SIZES,
     Size,
+    build_matrices,
     build_models,
-    build_sublayers,
     draw_batch,
     generation,
     training_step,
@@ -36,19 +40,19 @@ def made(*words):
 
 
 def test_branch_by_branch_computes_what_merged_branches_do():
-    sublayers = build_sublayers(TINY)
+    matrices = build_matrices(TINY)
     heads = torch.randn(7, 16)
-    expected = sublayers[MODELS.original](heads)
-    torch.testing.assert_close(sublayers[MODELS.ours](heads), expected)
-    assert sublayers[MODELS.plain](heads).shape == expected.shape
+    expected = matrices[LOOP](heads)
+    torch.testing.assert_close(matrices[NOWHERE](heads), expected)
+    assert matrices[PLAIN](heads).shape == expected.shape
 
 
 def test_matrices_are_of_one_size():
     counts = {
         name: sum(p.numel() for p in module.parameters())
-        for name, module in build_sublayers(TINY).items()
+        for name, module in build_matrices(TINY).items()
     }
-    assert counts[MODELS.ours] == counts[MODELS.original] == counts[MODELS.plain] + 2 * TINY.heads
+    assert counts[NOWHERE] == counts[LOOP] == counts[PLAIN] + 2 * TINY.heads
 
 
 def test_whole_models_that_differ_are_not_compared(monkeypatch):
@@ -62,12 +66,12 @@ def test_whole_models_that_differ_are_not_compared(monkeypatch):
 def test_the_branch_loop_is_in_every_layer_of_its_model():
     models = build_models(TINY)
     for name, kind in [
-        (MODELS.ours, BranchedFeedForward),
-        (MODELS.original, benchmark.BranchByBranch),
+        (NOWHERE, BranchedFeedForward),
+        (LOOP, benchmark.BranchByBranch),
     ]:
         found = [m for m in models[name].modules() if isinstance(m, BranchedFeedForward)]
         assert [type(module) for module in found] == [kind] * 2
-    assert not any(isinstance(m, BranchedFeedForward) for m in models[MODELS.plain].modules())
+    assert not any(isinstance(m, BranchedFeedForward) for m in models[PLAIN].modules())
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -98,14 +102,14 @@ def test_multiply_adds_are_those_of_the_matrices():
     given = made("--tokens", "10")
 
     def count(mode, model):
-        return given.multiply_adds(TINY, benchmark.SUBLAYERS, mode, model)
+        return given.multiply_adds(TINY, benchmark.MATRICES, mode, model)
 
-    assert count("inference", MODELS.plain) == 10 * (16 * 16 + 2 * 16 * 32)
+    assert count("inference", PLAIN) == 10 * (16 * 16 + 2 * 16 * 32)
     # four heads of width 4 into inner widths of 8, and 32 into 16
-    assert count("inference", MODELS.ours) == 10 * (4 * 4 * 8 + 32 * 16)
+    assert count("inference", NOWHERE) == 10 * (4 * 4 * 8 + 32 * 16)
     # and W^O W_1: four products of (4, 16) and (16, 8)
-    assert count("train", MODELS.ours) == 3 * (10 * (4 * 4 * 8 + 32 * 16) + 4 * 4 * 16 * 8)
-    assert count("train", MODELS.original) == 0
+    assert count("train", NOWHERE) == 3 * (10 * (4 * 4 * 8 + 32 * 16) + 4 * 4 * 16 * 8)
+    assert count("train", LOOP) == 0
 
 
 def test_it_reports_every_part(tmp_path, capsys):
@@ -115,14 +119,20 @@ def test_it_reports_every_part(tmp_path, capsys):
     printed = capsys.readouterr().out
     titles, _, *rows = cells(printed)
     assert titles[:5] == ["size, part", "mode", "setting", "model", "dtype"]
-    parts = [("sublayers", "train"), ("sublayers", "inference"), ("training", "train")]
-    parts.append(("generation", "generate"))
-    assert [(row[0], row[1], row[3]) for row in rows] == [
-        (f"small, {part}", mode, model) for part, mode in parts for model in MODELS
+    parts = [
+        *(("matrices", mode, (NOWHERE, PLAIN, LOOP)) for mode in ("train", "inference")),
+        *(("training", "train", MODELS), ("generation", "generate", MODELS)),
     ]
+    assert [(row[0], row[1], row[3]) for row in rows] == [
+        (f"small, {part}", mode, model) for part, mode, models in parts for model in models
+    ]
+    assert titles[-2:] == ["times transformer", "times branch by branch"]
+    for *_, model, _, _, _, beside_plain, beside_loop in rows:
+        assert bool(beside_plain) == (model in READINGS)
+        assert bool(beside_loop) == (model == NOWHERE)
     assert "peak memory" not in printed
     assert "small: outputs differ by" in printed
     written = json.loads((tmp_path / "out" / "benchmark.json").read_text())
-    assert len(written["measurements"]) == 12
+    assert len(written["measurements"]) == 18
     assert all(len(row["seconds"]) == 2 for row in written["measurements"])
     assert (tmp_path / "out" / "benchmark.png").exists()
