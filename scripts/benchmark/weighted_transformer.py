@@ -258,8 +258,8 @@ class WeightedTransformerBenchmark(Benchmark):
         """About how long a repeat of all entries takes on two cores."""
         layers, width, inner, _ = SIZES[case]
         of_layers = layers * (12 * width**2 + 4 * width * inner) + SYMBOLS * width
-        # of the matrices a pass trains, another does not, of three models; of the tokens of training
-        # one in four is translated, by four beams
+        # of the matrices a pass trains, another does not, of three models; of the tokens of
+        # training one in four is translated, by four beams
         passes = {MATRICES: 4 / (2 * layers), TRAINING: 3, GENERATION: 1}
         models = {MATRICES: 3, TRAINING: len(MODELS), GENERATION: len(MODELS)}
         total = sum(models[part] * passes[part] for part in self.parts)
