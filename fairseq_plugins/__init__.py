@@ -27,6 +27,8 @@ from fairseq_plugins import (
     transformer_xl,
     weighted_transformer,
 )
+from fairseq_plugins.fairseq_integration.presets import keep_bf16_off_tpus
 from fairseq_plugins.fairseq_integration.safe_loading import allow_option_containers
 
 allow_option_containers()
+keep_bf16_off_tpus()

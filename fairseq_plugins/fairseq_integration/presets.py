@@ -6,6 +6,7 @@ import dataclasses
 import importlib.util
 from argparse import Namespace
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from fairseq.models import (
@@ -60,6 +61,18 @@ def _add_options_newer_than_checkpoint(cfg: DictConfig, options: type) -> None:
     for option in dataclasses.fields(options):
         if option.name not in cfg:
             cfg[option.name] = option.default
+
+
+def keep_bf16_off_tpus() -> None:
+    """Let ``--bf16`` train all registered models on a CPU or GPU where ``torch_xla`` is missing."""
+    for name, complete in ARCH_CONFIG_REGISTRY.items():
+        ARCH_CONFIG_REGISTRY[name] = partial(_complete_without_tpu, complete)
+
+
+def _complete_without_tpu(complete: Callable[[Any], None], cfg: Any) -> None:
+    complete(cfg)
+    if isinstance(cfg, Namespace):
+        _keep_bf16_off_tpus(cfg)
 
 
 def _keep_bf16_off_tpus(args: Namespace) -> None:

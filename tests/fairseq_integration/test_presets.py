@@ -120,7 +120,7 @@ def test_a_saved_models_values_stay_and_newer_options_have_their_defaults(kind, 
 
 
 @pytest.mark.parametrize("words", ["--bf16", "--memory-efficient-bf16"])
-@pytest.mark.parametrize("name", ["made_up", "made_up_large"])
+@pytest.mark.parametrize("name", ["made_up", "made_up_large", "transformer", "transformer_lm_gpt"])
 def test_bfloat16_is_for_tpus_only_where_there_may_be_one(kind, monkeypatch, name, words):
     def tpu():
         given = ["data", "--arch", name, *words.split()]

@@ -226,6 +226,29 @@ def test_multi30k_compares_models_that_differ_in_the_architecture_alone(stand_in
     assert (found.split, found.compound_split, found.branch_weights) == ("test", True, "learned")
 
 
+@pytest.mark.parametrize(
+    ("target", "language", "compounds"),
+    [("de", "de", True), ("fr", "fr", None), ("both", "de", None)],
+)
+def test_multi30k_has_other_targets(stand_ins, tmp_path, monkeypatch, target, language, compounds):
+    recipe = "weighted_transformer/multi30k"
+    monkeypatch.setenv("TARGET", target)
+    assert training(stand_ins, recipe).task.target_lang == language
+    (found,) = evaluations(stand_ins, recipe)
+    assert (found.target_lang, found.compound_split) == (language, compounds)
+    for part in ("train", "val", "test_2016_flickr"):
+        for side, text in (("en", "a dog\n"), ("de", "ein Hund\n"), ("fr", "un chien\n")):
+            (tmp_path / f"{part}.{side}").write_text(text, encoding="utf-8")
+    output = tmp_path / "DATA"
+    options = words(stand_ins, recipe, "prepare", data=tmp_path, checkpoints=output)
+    prefix = Path(options[options.index("--train") + 1])
+    assert options[options.index("--target-lang") + 1] == language
+    assert prefix == (tmp_path / "DATA.joined" if target == "both" else tmp_path) / "train"
+    if target == "both":
+        texts = [prefix.with_suffix(f".{side}").read_text("utf-8") for side in ("en", "de")]
+        assert texts == ["<2de> a dog\n<2fr> a dog\n", "ein Hund\nun chien\n"]
+
+
 @pytest.mark.parametrize("k", [[], ["0"], ["two"], ["--bf16"]])
 def test_gating_needs_the_number_of_branches(stand_ins, k):
     with pytest.raises(subprocess.CalledProcessError) as refused:
