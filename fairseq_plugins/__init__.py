@@ -27,8 +27,9 @@ from fairseq_plugins import (
     transformer_xl,
     weighted_transformer,
 )
-from fairseq_plugins.fairseq_integration.presets import keep_bf16_off_tpus
+from fairseq_plugins.fairseq_integration.presets import apply_presets, keep_bf16_off_tpus
 from fairseq_plugins.fairseq_integration.safe_loading import allow_option_containers
 
 allow_option_containers()
+apply_presets()
 keep_bf16_off_tpus()

@@ -1,24 +1,38 @@
-"""Named architectures: the values that ``--arch NAME`` sets where the command line is silent."""
+"""Named architectures: the values that ``--arch NAME`` or ``model._name=NAME`` sets.
+
+They stand where the command, or under Hydra the configuration, is silent. A saved model has the
+values that it was trained with; options that are newer than it have their defaults.
+"""
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import importlib.util
-from argparse import Namespace
+from argparse import ArgumentParser, Namespace
 from collections.abc import Callable
+from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
+import fairseq.models
 from fairseq.models import (
     ARCH_CONFIG_REGISTRY,
+    ARCH_MODEL_NAME_REGISTRY,
     ARCH_MODEL_REGISTRY,
     MODEL_DATACLASS_REGISTRY,
     register_model_architecture,
 )
-from omegaconf import DictConfig, OmegaConf
+from hydra.core.config_store import ConfigStore
+from omegaconf import DictConfig, OmegaConf, open_dict
+
+# by its name: the values of a preset, and the options of its model with their defaults
+_PRESETS: dict[str, tuple[dict[str, Any], type | None]] = {}
 
 
-def register_presets(model: str, presets: dict[str, dict[str, Any]]) -> None:
+def register_presets(
+    model: str, presets: dict[str, dict[str, Any]], options: type | None = None
+) -> None:
     """Register named architectures of a model.
 
     The model's own name becomes a preset without values, so that ``--arch`` treats it like others.
@@ -26,41 +40,105 @@ def register_presets(model: str, presets: dict[str, dict[str, Any]]) -> None:
     Args:
         model: the name that the model is registered by.
         presets: values of the model's options, by the name of the preset.
+        options: dataclass of the options that fairseq's model does not have, of a model that is
+            registered without a dataclass.
     """
-    if model in ARCH_MODEL_REGISTRY:
-        ARCH_CONFIG_REGISTRY[model] = _preset(model, {})
-    else:
-        # fairseq registers the name of a model only where that has a dataclass
-        register_model_architecture(model, model)(_preset(model, {}))
-    for name, values in presets.items():
-        register_model_architecture(model, name)(_preset(model, values))
+    options = MODEL_DATACLASS_REGISTRY.get(model, options)
+    for name, values in [(model, {}), *presets.items()]:
+        _PRESETS[name] = values, options
+        complete = partial(_complete_parsed, values)
+        if name in ARCH_MODEL_REGISTRY:
+            ARCH_CONFIG_REGISTRY[name] = complete
+        else:
+            # fairseq registers the name of a model only where that has a dataclass
+            register_model_architecture(model, name)(complete)
+        if name != model and model in MODEL_DATACLASS_REGISTRY:
+            _register_dataclass(name, MODEL_DATACLASS_REGISTRY[model], values)
 
 
-def _preset(model: str, values: dict[str, Any]) -> Callable[[Any], None]:
-    """Return what fairseq calls with the options of ``--arch`` NAME, to complete them in place."""
+def _register_dataclass(name: str, base: type, values: dict[str, Any]) -> None:
+    """Register a model's options with a preset's values as defaults, which Hydra merges."""
+    fields = {option.name: option for option in dataclasses.fields(base)}
+    changed = [
+        (option, fields[option].type, dataclasses.field(default=value))
+        for option, value in values.items()
+    ]
+    options = dataclasses.make_dataclass(f"{base.__name__}_{name}", changed, bases=(base,))
+    node = options()
+    node._name = name
+    MODEL_DATACLASS_REGISTRY[name] = options
+    ARCH_MODEL_NAME_REGISTRY[name] = name
+    ConfigStore.instance().store(name=name, group="model", node=node, provider="fairseq_plugins")
 
-    def complete(cfg: Any) -> None:
-        if OmegaConf.is_config(cfg):
-            # of a saved model, which has the preset's values
-            _add_options_newer_than_checkpoint(cfg, MODEL_DATACLASS_REGISTRY[model])
-            return
+
+def _complete_parsed(values: dict[str, Any], cfg: Any) -> None:
+    """Complete the options of ``--arch`` in place, as fairseq asks for."""
+    if isinstance(cfg, Namespace):
         for option, value in values.items():
             if not hasattr(cfg, option):
                 setattr(cfg, option, value)
-        if isinstance(cfg, Namespace):
-            _keep_bf16_off_tpus(cfg)
-
-    return complete
+        _keep_bf16_off_tpus(cfg)
 
 
-def _add_options_newer_than_checkpoint(cfg: DictConfig, options: type) -> None:
-    """Give options that a checkpoint lacks their defaults, with which it was trained.
+def apply_presets() -> None:
+    """Let fairseq complete the options of presets where it builds a model."""
+    fairseq.models.build_model = functools.wraps(fairseq.models.build_model)(
+        partial(_build_model, fairseq.models.build_model)
+    )
 
-    fairseq does so for a model's own name, but not for the name of a preset.
+
+def _build_model(
+    build: Callable[..., Any], cfg: Any, task: Any, from_checkpoint: bool = False
+) -> Any:
+    """Build a model with fairseq's function, after its options were completed in place.
+
+    Raises:
+        ValueError: a configuration has an option that the model does not have.
     """
-    for option in dataclasses.fields(options):
-        if option.name not in cfg:
-            cfg[option.name] = option.default
+    name = getattr(cfg, "_name", None) or getattr(cfg, "arch", None)
+    if name in _PRESETS:
+        values, options = _PRESETS[name]
+        if from_checkpoint:
+            _add_newer_options(cfg, options)
+        if OmegaConf.is_config(cfg) and name not in MODEL_DATACLASS_REGISTRY:
+            _check_names(cfg, name)
+            with open_dict(cfg):
+                cfg.update({name: value for name, value in values.items() if name not in cfg})
+            cfg = _parsed(cfg)
+    return build(cfg, task, from_checkpoint)
+
+
+def _add_newer_options(cfg: Any, options: type | None) -> None:
+    """Give options that a checkpoint lacks their defaults, with which it was trained."""
+    for option in dataclasses.fields(options) if options else ():
+        if not hasattr(cfg, option.name):
+            with open_dict(cfg) if OmegaConf.is_config(cfg) else nullcontext():
+                setattr(cfg, option.name, option.default)
+
+
+def _check_names(cfg: DictConfig, name: str) -> None:
+    """Raise ``ValueError`` for an option that the model's parser does not know."""
+    parser = ArgumentParser(add_help=False)
+    ARCH_MODEL_REGISTRY[name].add_args(parser)
+    known = {"_name", "arch", *(action.dest for action in parser._actions)}
+    for option in cfg:
+        if option not in known:
+            raise ValueError(
+                f"model.{option} is no option of {ARCH_MODEL_NAME_REGISTRY[name]}: the names are "
+                "those of fairseq-train's options with _ for -"
+            )
+
+
+def _parsed(cfg: DictConfig) -> Namespace:
+    """Return the options of a model that takes parsed arguments, with all groups' beside them."""
+    root = cfg._get_root()
+    found = {}
+    for group in root.values() if root is not cfg else ():
+        if isinstance(group, DictConfig):
+            found.update((name, value) for name, value in group.items_ex(resolve=True))
+    if "optimizer" in root and isinstance(root.optimizer, DictConfig):
+        found["optimizer"] = root.optimizer.get("_name")
+    return Namespace(**{**found, **OmegaConf.to_container(cfg, resolve=True)})
 
 
 def keep_bf16_off_tpus() -> None:

@@ -250,4 +250,4 @@ TRANSLATION_MODELS: dict[str, dict[str, Any]] = {
 }
 
 register_presets("pkm_transformer_lm", LANGUAGE_MODELS)
-register_presets("pkm_transformer", TRANSLATION_MODELS)
+register_presets("pkm_transformer", TRANSLATION_MODELS, MemoryTransformerOptions)

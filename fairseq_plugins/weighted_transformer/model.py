@@ -296,4 +296,4 @@ class _BranchWeightsLog:
                     )
 
 
-register_presets("weighted_transformer", PRESETS)
+register_presets("weighted_transformer", PRESETS, BranchOptions)

@@ -9,16 +9,19 @@ import fairseq.models
 import pytest
 from fairseq import options
 from fairseq.dataclass import FairseqDataclass
+from fairseq.dataclass.initialize import add_defaults
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf, gen_parser_from_dataclass
 from fairseq.models import BaseFairseqModel, register_model
 from hydra.core.config_store import ConfigStore
 from omegaconf import OmegaConf
+from omegaconf.errors import ConfigKeyError
 
 from fairseq_plugins.fairseq_integration.presets import register_presets
 from tests.command_files import HYDRA
 
 pytestmark = pytest.mark.filterwarnings(HYDRA)
 
+DEFAULTS = [8, 2, None]
 PRESETS = {"made_up_large": {"width": 64, "depth": 24}, "made_up_deep": {"depth": 48}}
 REGISTRIES = [
     fairseq.models.MODEL_REGISTRY,
@@ -66,7 +69,7 @@ def kind(request):
         register_model("made_up", dataclass=Options)(Model)
     else:
         register_model("made_up")(ParsedModel)
-    register_presets("made_up", PRESETS)
+    register_presets("made_up", PRESETS, Options)
     yield request.param
     for registry, before in zip(REGISTRIES, saved, strict=True):
         registry.clear()
@@ -109,14 +112,56 @@ def test_options_that_are_parsed_in_part_are_completed(kind):
     assert values(fairseq.models.build_model(cfg, task=None).cfg) == [64, 3, None]
 
 
-@pytest.mark.parametrize("kind", ["configured"], indirect=True)
 @pytest.mark.parametrize("name", ["made_up", "made_up_large"])
 def test_a_saved_models_values_stay_and_newer_options_have_their_defaults(kind, name):
-    saved = OmegaConf.create({"_name": name, "width": 32, "depth": 5})
-    OmegaConf.set_struct(saved, True)
-    model = fairseq.models.build_model(saved, task=None)
-    assert values(model.cfg) == [32, 5, None]
-    assert "span" in model.cfg
+    saved = {"_name": name, "width": 32}
+    forms = [OmegaConf.create(saved)]
+    if kind == "parsed":
+        forms.append(argparse.Namespace(arch=name, **saved))
+    for cfg in forms:
+        model = fairseq.models.build_model(cfg, task=None, from_checkpoint=True)
+        # not 24 as in the preset, which might be younger than the model
+        assert values(model.cfg) == [32, 2, None]
+
+
+def configure(model):
+    """What fairseq-hydra-train makes of a configuration, after it has imported the plugin."""
+    cfg = OmegaConf.create({"model": model})
+    add_defaults(cfg)
+    OmegaConf.set_struct(cfg, True)
+    return cfg.model
+
+
+@pytest.mark.parametrize(
+    ("given", "configured", "parsed"),
+    [
+        ({"_name": "made_up"}, [8, 2, None], [None, None, None]),
+        ({"_name": "made_up_large"}, [64, 24, None], [64, 24, None]),
+        ({"_name": "made_up_large", "depth": 2, "span": 5}, [64, 2, 5], [64, 2, 5]),
+    ],
+)
+def test_hydra_has_the_same_presets(kind, given, configured, parsed):
+    cfg = configure(given)
+    built = fairseq.models.build_model(cfg, task=None).cfg
+    assert values(built) == (configured if kind == "configured" else parsed)
+    # the checkpoint has them too
+    saved = OmegaConf.create(OmegaConf.to_container(cfg))
+    again = fairseq.models.build_model(saved, task=None, from_checkpoint=True).cfg
+    pairs = zip(values(built), DEFAULTS, strict=True)
+    assert values(again) == [default if value is None else value for value, default in pairs]
+
+
+def test_hydra_refuses_an_option_that_the_model_lacks(kind):
+    with pytest.raises((ConfigKeyError, ValueError), match=r"depht"):
+        fairseq.models.build_model(configure({"_name": "made_up_large", "depht": 2}), task=None)
+
+
+@pytest.mark.parametrize("kind", ["parsed"], indirect=True)
+def test_parsed_options_under_hydra_know_the_other_groups(kind):
+    groups = {"optimizer": {"_name": "adam", "eps": 1e-3}, "bmuf": {"use_bmuf": True}}
+    cfg = OmegaConf.create({"model": {"_name": "made_up", "width": 3}, **groups})
+    built = fairseq.models.build_model(cfg.model, task=None).cfg
+    assert (built.optimizer, built.use_bmuf, built.width) == ("adam", True, 3)
 
 
 @pytest.mark.parametrize("words", ["--bf16", "--memory-efficient-bf16"])
