@@ -109,11 +109,14 @@ def _build_model(
 
 
 def _add_newer_options(cfg: Any, options: type | None) -> None:
-    """Give options that a checkpoint lacks their defaults, with which it was trained."""
+    """Give options that a checkpoint lacks the values with which it was trained.
+
+    They are the defaults, or the metadata ``older_checkpoints`` where the default is another since.
+    """
     for option in dataclasses.fields(options) if options else ():
         if not hasattr(cfg, option.name):
             with open_dict(cfg) if OmegaConf.is_config(cfg) else nullcontext():
-                setattr(cfg, option.name, option.default)
+                setattr(cfg, option.name, option.metadata.get("older_checkpoints", option.default))
 
 
 def _check_names(cfg: DictConfig, name: str) -> None:

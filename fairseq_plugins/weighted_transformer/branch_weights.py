@@ -19,7 +19,7 @@ from fairseq_plugins.fairseq_integration.precision import SinglePrecision
 PARAMETERIZATIONS = ("simplex", "softmax")
 # what weighs the branches outside of training (section 4.4, table 3)
 REPLACEMENTS = LEARNED, RANDOM, UNIFORM = ("learned", "random", "uniform")
-STARTS = (RANDOM, "near-uniform")
+STARTS = RANDOM, NEAR_UNIFORM = ("random", "near-uniform")
 KINDS = ("kappa", "alpha")
 
 

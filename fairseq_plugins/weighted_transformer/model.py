@@ -5,7 +5,7 @@ arXiv:1711.02132). What is not branched is fairseq's own transformer.
 """
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fairseq.dataclass.utils import gen_parser_from_dataclass
@@ -115,6 +115,7 @@ class WeightedTransformer(TransformerModel):
             *_put_branches(model.encoder, cfg, options, "encoder"),
             *_put_branches(model.decoder, cfg, options, "decoder"),
         ]
+        model.reading = options.branch_residual
         model.register_forward_pre_hook(_BranchWeightsLog(weights))
         return model
 
@@ -127,10 +128,12 @@ class WeightedTransformer(TransformerModel):
         """Give a plain transformer's weights, which are changed in place, equal κ and α.
 
         Raises:
-            ValueError: equal κ and α would not leave the plain transformer as it is.
+            ValueError: the checkpoint is of another reading, or equal κ and α would not leave the
+                plain transformer as it is.
         """
         super().upgrade_state_dict_named(state_dict, name)
         if any(".kappa" in key for key in state_dict):
+            self._check_reading(state_dict)
             return
         for at, module in self.named_modules():
             if isinstance(module, WeightedLinear):
@@ -141,6 +144,21 @@ class WeightedTransformer(TransformerModel):
                     )
                 equal = module.weights.equal().items()
                 state_dict.update({f"{at}.weights.{key}": value for key, value in equal})
+
+    def _check_reading(self, state_dict: Mapping[str, Tensor]) -> None:
+        """Raise ``ValueError`` for a checkpoint whose layers have other parts than these."""
+        # those of branches with networks of their own, and those among them that have norms
+        parts = (".feed_forward.", ".feed_forward.layer_norm.")
+        saved, built = (
+            [any(part in key for key in keys) for part in parts]
+            for keys in (state_dict, dict(self.named_parameters()))
+        )
+        if saved != built:
+            raise ValueError(
+                f"--branch-residual is {self.reading}, and the checkpoint was trained with another "
+                "reading: give the one that it was trained with, as-written if it is older "
+                "than this option"
+            )
 
     def set_num_updates(self, num_updates: int) -> None:
         """Note the number of updates, as fairseq does before each.

@@ -11,8 +11,8 @@ from fairseq.models.transformer import TransformerConfig
 
 from fairseq_plugins.weighted_transformer.branch_weights import (
     LEARNED,
+    NEAR_UNIFORM,
     PARAMETERIZATIONS,
-    RANDOM,
     REPLACEMENTS,
     STARTS,
     UNIFORM,
@@ -34,26 +34,28 @@ ATTENTIONS, BOTH = ("encoder", "self"), "both"
 class BranchOptions(FairseqDataclass):
     """Options of ``weighted_transformer`` that fairseq's ``transformer`` does not have.
 
-    The defaults are what a checkpoint was trained with that lacks the option.
+    A checkpoint that lacks an option was trained with its default, or with ``older_checkpoints``.
     """
 
     branch_residual: ChoiceEnum([NOWHERE, SUBLAYERS, IN_NETWORKS, IN_BRANCHES]) = field(
-        default=NOWHERE,
+        default=SUBLAYERS,
         metadata={
             "help": "where residual connections and norms are: around attention and networks "
             "together (as-written), around each (sublayers), in the branches' networks as well, or "
-            "around each branch as well"
+            "around each branch as well",
+            "older_checkpoints": NOWHERE,
         },
     )
     branch_sum: ChoiceEnum([ONE, BRANCHES]) = field(
-        default=ONE,
+        default=BRANCHES,
         metadata={
             "help": "the sum of kappa, and of alpha, as they are applied: 1 as published, or the "
-            "number of branches, which keeps the plain transformer's scale"
+            "number of branches, which keeps the plain transformer's scale",
+            "older_checkpoints": ONE,
         },
     )
     branch_start: ChoiceEnum(list(STARTS)) = field(
-        default=RANDOM,
+        default=NEAR_UNIFORM,
         metadata={
             "help": "kappa and alpha start at a random place of the simplex, or near-uniform: "
             "near 1/M, the largest twice the smallest"

@@ -16,8 +16,8 @@ from tests.weighted_transformer.tiny import (
     PAD,
     by_equations,
     sentences,
+    tiny_as_written,
     tiny_plain_transformer,
-    tiny_weighted_transformer,
 )
 
 NORMS = pytest.mark.parametrize("pre_norm", [False, True], ids=["post-norm", "pre-norm"])
@@ -31,7 +31,7 @@ def add(x, sublayer, layer_norm, pre_norm):
 
 @NORMS
 def test_an_encoder_layer_is_one_residual_sublayer(pre_norm):
-    model = tiny_weighted_transformer(encoder_normalize_before=pre_norm).double().eval()
+    model = tiny_as_written(encoder_normalize_before=pre_norm).double().eval()
     layer = model.encoder.layers[1]
     x = torch.randn(6, 2, 16, dtype=torch.double)
     padding = sentences()["src_tokens"].eq(PAD)
@@ -58,9 +58,7 @@ def test_an_encoder_layer_is_one_residual_sublayer(pre_norm):
 @NORMS
 @ATTENTIONS
 def test_a_decoder_layer_is_two_residual_sublayers_of_which_one_is_branched(attention, pre_norm):
-    model = tiny_weighted_transformer(
-        decoder_normalize_before=pre_norm, branch_decoder_attention=attention
-    )
+    model = tiny_as_written(decoder_normalize_before=pre_norm, branch_decoder_attention=attention)
     layer = model.double().eval().decoder.layers[1]
     x, encoder_out = torch.randn(5, 2, 16).double(), torch.randn(6, 2, 16).double()
     padding = sentences()["src_tokens"].eq(PAD)
@@ -90,7 +88,7 @@ def test_a_decoder_layer_is_two_residual_sublayers_of_which_one_is_branched(atte
 def test_parameters_are_those_of_the_plain_transformer_but_for_branch_weights_and_one_norm(
     attention,
 ):
-    weighted = tiny_weighted_transformer(branch_decoder_attention=attention)
+    weighted = tiny_as_written(branch_decoder_attention=attention)
     plain = tiny_plain_transformer()
     counts = [sum(p.numel() for p in model.parameters()) for model in (weighted, plain)]
     layers, branches, width = 4, 4, 16
@@ -99,7 +97,7 @@ def test_parameters_are_those_of_the_plain_transformer_but_for_branch_weights_an
 
 @ATTENTIONS
 def test_decoding_word_by_word_gives_what_a_whole_sentence_gives(attention):
-    model = tiny_weighted_transformer(branch_decoder_attention=attention).eval()
+    model = tiny_as_written(branch_decoder_attention=attention).eval()
     batch = sentences()
     with torch.no_grad():
         whole, _ = model(**batch)
@@ -113,7 +111,7 @@ def test_decoding_word_by_word_gives_what_a_whole_sentence_gives(attention):
 
 
 def test_padding_changes_nothing():
-    model = tiny_weighted_transformer().eval()
+    model = tiny_as_written().eval()
     batch = sentences()
     whole, _ = model(**batch)
     alone, _ = model(
@@ -123,7 +121,7 @@ def test_padding_changes_nothing():
 
 
 def test_beam_search_translates_and_returns_alignments():
-    model = tiny_weighted_transformer().eval()
+    model = tiny_as_written().eval()
     batch = sentences()
     generator = SequenceGenerator([model], dictionary(), beam_size=3, max_len_b=6)
     sample = {"net_input": {name: batch[name] for name in ("src_tokens", "src_lengths")}}
@@ -148,7 +146,7 @@ def test_beam_search_translates_and_returns_alignments():
     ],
 )
 def test_what_fairseqs_transformer_does_goes_on(options):
-    model = tiny_weighted_transformer(**options)
+    model = tiny_as_written(**options)
     model.train()
     out, _ = model(**sentences())
     out.square().sum().backward()
@@ -158,7 +156,7 @@ def test_what_fairseqs_transformer_does_goes_on(options):
 
 
 def test_options_reach_every_branched_layer():
-    model = tiny_weighted_transformer(
+    model = tiny_as_written(
         decoder_layers=3,
         branch_parameterization="softmax",
         branch_weights="random",
@@ -182,7 +180,7 @@ def test_options_reach_every_branched_layer():
 
 
 def test_training_with_an_optimizer_that_knows_no_branches_is_refused():
-    model = tiny_weighted_transformer()
+    model = tiny_as_written()
     # as fairseq does when it loads a model
     model.set_num_updates(3)
     message = (
@@ -198,7 +196,7 @@ def test_training_with_an_optimizer_that_knows_no_branches_is_refused():
 
 @pytest.mark.parametrize("replaced", ["uniform", "random"])
 def test_training_with_other_weights_for_validation_is_refused(replaced):
-    model = tiny_weighted_transformer(branch_weights=replaced)
+    model = tiny_as_written(branch_weights=replaced)
     AdamWithBranchWeights(model.parameters())
     message = (
         f"--branch-weights is {replaced} in training, which would validate with other weights than "
@@ -213,10 +211,10 @@ def test_training_with_other_weights_for_validation_is_refused(replaced):
 @pytest.mark.parametrize("saved", ["simplex", "softmax"])
 def test_a_checkpoint_of_the_other_parameterization_is_refused(saved):
     (loaded,) = {"simplex", "softmax"} - {saved}
-    state = tiny_weighted_transformer(branch_parameterization=saved).state_dict()
+    state = tiny_as_written(branch_parameterization=saved).state_dict()
     with pytest.raises(RuntimeError, match=r"Missing key.*\.weights\.kappa"):
-        tiny_weighted_transformer(branch_parameterization=loaded).load_state_dict(state)
-    tiny_weighted_transformer(seed=2, branch_parameterization=saved).load_state_dict(state)
+        tiny_as_written(branch_parameterization=loaded).load_state_dict(state)
+    tiny_as_written(seed=2, branch_parameterization=saved).load_state_dict(state)
 
 
 @pytest.mark.parametrize(
@@ -274,12 +272,12 @@ def test_a_checkpoint_of_the_other_parameterization_is_refused(saved):
 )
 def test_options_that_cannot_be_are_refused(options, message):
     with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
-        tiny_weighted_transformer(**options)
+        tiny_as_written(**options)
 
 
 def test_a_width_that_is_not_given_is_the_encoders():
     # fairseq's own default, 2048, is no multiple of 3
-    model = tiny_weighted_transformer(
+    model = tiny_as_written(
         leave_out=["decoder_ffn_embed_dim", "decoder_embed_dim"],
         encoder_embed_dim=24,
         encoder_attention_heads=3,
@@ -290,7 +288,7 @@ def test_a_width_that_is_not_given_is_the_encoders():
 
 
 def test_trainers_that_leave_the_optimizer_alone_are_none_to_refuse():
-    tiny_weighted_transformer(use_bmuf=False, zero_sharding="none")
+    tiny_as_written(use_bmuf=False, zero_sharding="none")
 
 
 @pytest.mark.parametrize(
@@ -314,4 +312,4 @@ def test_what_only_fairseqs_own_layers_do_is_refused(monkeypatch, option, value)
         "leave it out or take --arch transformer"
     )
     with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
-        tiny_weighted_transformer(**{option: value})
+        tiny_as_written(**{option: value})

@@ -9,7 +9,7 @@ from fairseq.logging import metrics
 from torch.nn import functional as F
 
 from fairseq_plugins.weighted_transformer.branch_weights import BranchWeights
-from tests.weighted_transformer.tiny import PAD, sentences, tiny_weighted_transformer
+from tests.weighted_transformer.tiny import PAD, sentences, tiny_as_written
 
 WIDTHS = {
     "share_all_embeddings": False,
@@ -31,7 +31,7 @@ def branched(layer):
 
 @pytest.mark.parametrize("activation_dropout", ["activation_dropout", "relu_dropout"])
 def test_dropouts_and_activation_are_those_of_the_options(activation_dropout):
-    model = tiny_weighted_transformer(
+    model = tiny_as_written(
         dropout=0.1, attention_dropout=0.2, activation_fn="gelu", **{activation_dropout: 0.3}
     )
     for layer in (*model.encoder.layers, *model.decoder.layers):
@@ -45,7 +45,7 @@ def test_dropouts_and_activation_are_those_of_the_options(activation_dropout):
 
 @pytest.mark.parametrize("attention", ["encoder", "self"])
 def test_encoder_and_decoder_have_widths_and_branches_of_their_own(attention):
-    model = tiny_weighted_transformer(branch_decoder_attention=attention, **WIDTHS)
+    model = tiny_as_written(branch_decoder_attention=attention, **WIDTHS)
     for stack, width, inner, branches in ((model.encoder, 24, 36, 3), (model.decoder, 16, 24, 4)):
         for layer in stack.layers:
             (found,) = (m for m in layer.modules() if isinstance(m, BranchWeights))
@@ -66,7 +66,7 @@ def test_encoder_and_decoder_have_widths_and_branches_of_their_own(attention):
 @pytest.mark.parametrize("attention", ["encoder", "self"])
 def test_dropout_is_of_what_is_added_to_the_residual_in_training(attention):
     options = {"encoder_normalize_before": True, "decoder_normalize_before": True}
-    model = tiny_weighted_transformer(dropout=1.0, branch_decoder_attention=attention, **options)
+    model = tiny_as_written(dropout=1.0, branch_decoder_attention=attention, **options)
     encoder_out, x = torch.randn(6, 2, 16), torch.randn(5, 2, 16)
     padding = sentences()["src_tokens"].eq(PAD)
     encoder, decoder = model.encoder.layers[0], model.decoder.layers[0]
@@ -80,7 +80,7 @@ def test_dropout_is_of_what_is_added_to_the_residual_in_training(attention):
 
 @pytest.mark.parametrize("attention", ["encoder", "self"])
 def test_attention_to_the_encoder_is_told_when_it_is_asked_for(attention):
-    layer = tiny_weighted_transformer(branch_decoder_attention=attention).decoder.layers[0]
+    layer = tiny_as_written(branch_decoder_attention=attention).decoder.layers[0]
     inputs = torch.randn(5, 2, 16), torch.randn(6, 2, 16), sentences()["src_tokens"].eq(PAD)
     assert layer(*inputs)[1] is None
     mean = layer(*inputs, need_attn=True)[1]
@@ -98,7 +98,7 @@ def test_attention_to_the_encoder_is_told_when_it_is_asked_for(attention):
 def test_checkpointed_activations_give_the_same_gradients(offload):
     option = "offload_activations" if offload else "checkpoint_activations"
     dropouts = {"dropout": 0.1, "attention_dropout": 0.1, "activation_dropout": 0.1}
-    models = [tiny_weighted_transformer(**dropouts, **more) for more in ({}, {option: True})]
+    models = [tiny_as_written(**dropouts, **more) for more in ({}, {option: True})]
     outs = []
     for model in models:
         torch.manual_seed(3)
@@ -124,7 +124,7 @@ def weights_of(model):
 
 
 def test_validation_logs_what_was_learned_by_layer():
-    model = tiny_weighted_transformer(branch_weights="uniform").eval()
+    model = tiny_as_written(branch_weights="uniform").eval()
     values = validate(model)
     assert set(values) == FIGURES
     for kind, learned in zip(("kappa", "alpha"), weights_of(model).learned(), strict=True):
@@ -134,7 +134,7 @@ def test_validation_logs_what_was_learned_by_layer():
 
 
 def test_they_are_logged_once_in_each_validation(monkeypatch):
-    model = tiny_weighted_transformer().eval()
+    model = tiny_as_written().eval()
     logged, log = [], metrics.log_derived
     monkeypatch.setattr(metrics, "log_derived", lambda *given: logged.append(given) or log(*given))
     for validations in (1, 2):
@@ -146,7 +146,7 @@ def test_they_are_logged_once_in_each_validation(monkeypatch):
 
 @pytest.mark.parametrize("copied", [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))])
 def test_copies_log_what_is_their_own(copied):
-    model = tiny_weighted_transformer().eval()
+    model = tiny_as_written().eval()
     with metrics.aggregate(new_root=True):
         model(**sentences())
         other = copied(model)

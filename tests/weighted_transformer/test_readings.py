@@ -1,9 +1,11 @@
 """Where residual connections and norms are among branches: layers by their equations."""
 
+import argparse
 import copy
 import itertools
 import re
 
+import fairseq.models
 import pytest
 import torch
 
@@ -23,7 +25,10 @@ from tests.weighted_transformer.tiny import (
     PAD,
     by_equations,
     sentences,
+    tiny_arguments,
+    tiny_as_written,
     tiny_plain_transformer,
+    tiny_task,
     tiny_weighted_transformer,
 )
 
@@ -194,7 +199,7 @@ def test_a_plain_checkpoint_is_loaded_as_logits_too():
 
 
 def test_a_plain_checkpoint_is_refused_where_a_part_of_it_would_count():
-    model = tiny_weighted_transformer(branch_residual="sublayers")
+    model = tiny_weighted_transformer(branch_residual="sublayers", branch_sum="one")
     message = (
         "--branch-sum is one, and the checkpoint is of a plain transformer, of which a part would "
         "be left: give --branch-sum branches"
@@ -224,20 +229,24 @@ def test_parameters_are_those_of_the_plain_transformer_and_branch_weights(
 
 
 def test_a_checkpoint_without_these_options_is_as_written():
-    given = tiny_weighted_transformer()
-    asked = tiny_weighted_transformer(
-        branch_residual="as-written",
-        branch_sum="one",
-        branch_start="random",
-        branch_training="learned",
-        branch_feed_forward="slices",
-        branch_decoder_attention="encoder",
+    asked = tiny_as_written()
+    saved = argparse.Namespace(**vars(tiny_arguments()), _name="weighted_transformer")
+    built = fairseq.models.build_model(saved, tiny_task(), from_checkpoint=True)
+    built.load_state_dict(asked.state_dict())
+    assert torch.equal(built.eval()(**sentences())[0], asked.eval()(**sentences())[0])
+
+
+@pytest.mark.parametrize(
+    ("saved", "wanted"), [("as-written", "sublayers"), ("sublayers", "networks")]
+)
+def test_a_checkpoint_of_another_reading_is_refused(saved, wanted):
+    state = tiny_weighted_transformer(branch_residual=saved).state_dict()
+    message = (
+        f"--branch-residual is {wanted}, and the checkpoint was trained with another reading: give "
+        "the one that it was trained with, as-written if it is older than this option"
     )
-    state = asked.state_dict()
-    assert list(state) == list(given.state_dict())
-    for name, value in given.state_dict().items():
-        assert torch.equal(value, state[name])
-    assert torch.equal(given.eval()(**sentences())[0], asked.eval()(**sentences())[0])
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+        tiny_weighted_transformer(branch_residual=wanted).load_state_dict(state)
 
 
 @READINGS
@@ -367,7 +376,11 @@ def test_random_weights_are_drawn_in_each_pass_of_training_and_are_equal_outside
             "--encoder-attention-heads",
         ),
         (
-            {"branch_decoder_attention": "both", "decoder_ffn_embed_dim": 25},
+            {
+                "branch_residual": "as-written",
+                "branch_decoder_attention": "both",
+                "decoder_ffn_embed_dim": 25,
+            },
             "--decoder-ffn-embed-dim is 25: both attentions are branched and share it, so it must "
             "be even",
         ),

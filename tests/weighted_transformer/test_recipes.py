@@ -124,12 +124,12 @@ def test_models_are_trained_as_published(stand_ins, recipe):
     for stack in (model.encoder, model.decoder):
         assert (len(stack.layers), stack.embed_tokens.embedding_dim) == (layers, width)
     found = [weights for weights in model.modules() if isinstance(weights, BranchWeights)]
-    assert [len(weights.kappa) for weights in found] == [branches] * 2 * layers
-    # one network for all branches, one embedding for all
-    assert model.encoder.layers[0].self_attn.feed_forward.fc1.weight.shape == (4 * width, width)
+    # κ and α of each layer
+    assert [weights.branches for weights in found] == [branches] * 4 * layers
+    assert model.encoder.layers[0].fc1.weight.shape == (4 * width, width)
     assert model.decoder.output_projection.weight is model.encoder.embed_tokens.weight
     attention, feed_forward, norm = 4 * (width**2 + width), (8 * width + 5) * width, 2 * width
-    encoder_layer = attention + feed_forward + norm
+    encoder_layer = attention + feed_forward + 2 * norm
     decoder_layer = encoder_layer + attention + norm
     in_layers = layers * (encoder_layer + decoder_layer + 4 * branches)
     assert parameters(model) == SYMBOLS[target] * width + in_layers

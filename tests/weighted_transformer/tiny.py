@@ -13,10 +13,13 @@ from tests import tiny
 from tests.reference.weighted_transformer import branched_attention
 
 PAD = 1
+# what checkpoints have that are older than these options
+AS_WRITTEN = {"branch_residual": "as-written", "branch_sum": "one"}
 
 
-def _build(model, arch, seed, options, leave_out=()):
-    args = argparse.Namespace(
+def tiny_arguments(**options) -> argparse.Namespace:
+    """Parsed options of these models, as far as they are given."""
+    return argparse.Namespace(
         **{
             "encoder_layers": 2,
             "decoder_layers": 2,
@@ -35,13 +38,21 @@ def _build(model, arch, seed, options, leave_out=()):
             **options,
         }
     )
+
+
+def tiny_task() -> argparse.Namespace:
+    """A task's dictionaries."""
+    dictionary = tiny.dictionary()
+    return argparse.Namespace(source_dictionary=dictionary, target_dictionary=dictionary)
+
+
+def _build(model, arch, seed, options, leave_out=()):
+    args = tiny_arguments(**options)
     for name in leave_out:
         delattr(args, name)
     ARCH_CONFIG_REGISTRY[arch](args)
-    dictionary = tiny.dictionary()
-    task = argparse.Namespace(source_dictionary=dictionary, target_dictionary=dictionary)
     torch.manual_seed(seed)
-    return model.build_model(args, task)
+    return model.build_model(args, tiny_task())
 
 
 def tiny_weighted_transformer(seed: int = 1, leave_out=(), **options) -> WeightedTransformer:
@@ -53,6 +64,11 @@ def tiny_weighted_transformer(seed: int = 1, leave_out=(), **options) -> Weighte
         options: further ones, or others.
     """
     return _build(WeightedTransformer, "weighted_transformer", seed, options, leave_out)
+
+
+def tiny_as_written(**options) -> WeightedTransformer:
+    """The same in the reading as-written, κ and α from anywhere on the simplex."""
+    return tiny_weighted_transformer(**{**AS_WRITTEN, "branch_start": "random", **options})
 
 
 def tiny_plain_transformer(seed: int = 1, **options) -> TransformerModel:

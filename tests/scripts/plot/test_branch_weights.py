@@ -7,7 +7,7 @@ from matplotlib.figure import Figure
 
 from scripts.plot import branch_weights as plot_branch_weights
 from scripts.plot.branch_weights import draw, mean_filter, validation
-from tests.weighted_transformer.tiny import sentences, tiny_weighted_transformer
+from tests.weighted_transformer.tiny import sentences, tiny_as_written
 
 KAPPA, ALPHA = [0.1, 0.2, 0.3, 0.4], [0.7, 0.1, 0.1, 0.1]
 LAYERS = ["encoder1", "encoder2", "decoder1", "decoder2"]
@@ -69,7 +69,7 @@ def log(tmp_path):
 
 def write_checkpoint(path, updates, **options):
     """Write what is read of fairseq-train's checkpoints; return the model."""
-    model = tiny_weighted_transformer(seed=updates, **options)
+    model = tiny_as_written(seed=updates, **options)
     content = {"model": model.state_dict(), "optimizer_history": [{"num_updates": updates}]}
     torch.save(content, path)
     return model
