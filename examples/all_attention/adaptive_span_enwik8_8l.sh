@@ -6,10 +6,10 @@
 #   bash examples/all_attention/adaptive_span_enwik8_8l.sh train DATA CHECKPOINTS [options]
 #   bash examples/all_attention/adaptive_span_enwik8_8l.sh evaluate DATA CHECKPOINTS [options]
 #
-# Source: experiments/enwik8_small.sh of facebookresearch/adaptive-span (adaptive_span_enwik8_small.sh
-#   here is its enwik8.sh). Different: a pass over the data starts at its beginning, not at a random
-#   token of the first segment; a stream starts without context, not with zeros that are attended
-#   to; evaluation scores every token, not whole segments only.
+# Source: experiments/enwik8_small.sh of facebookresearch/adaptive-span; README.md sets its flags
+#   beside these. Different: a pass over the data starts at its beginning, not at a random token
+#   of the first segment; a stream starts without context, not with zeros that are attended to;
+#   evaluation scores every token, not whole segments only.
 # Updates: 150,000, without a final phase.
 # Batch: 64 parallel streams; with N GPUs add --batch-size 64/N. Not --update-freq: it puts
 #   consecutive segments into one update.
