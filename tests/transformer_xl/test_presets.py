@@ -5,6 +5,7 @@ import dataclasses
 import pytest
 import torch
 from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_INV_REGISTRY
+from omegaconf import OmegaConf
 
 from fairseq_plugins.transformer_xl.locked_dropout import LockedDropout
 from fairseq_plugins.transformer_xl.model import TransformerXLConfig, TransformerXLLanguageModel
@@ -158,3 +159,11 @@ def test_a_preset_leaves_what_the_command_line_says():
     blank.decoder_layers = 2
     ARCH_CONFIG_REGISTRY["transformer_xl_enwik8_base"](blank)
     assert (blank.decoder_layers, blank.decoder_ffn_embed_dim) == (2, 2048)
+
+
+def test_a_checkpoint_from_before_keeps_its_tied_projections():
+    name = "transformer_xl_lm1b_base"
+    saved = OmegaConf.create({"_name": name, "tie_adaptive_proj": True})
+    ARCH_CONFIG_REGISTRY[name](saved)
+    found = (saved.tie_adaptive_proj, saved.no_adaptive_head_proj, saved.initial_values)
+    assert found == (True, False, "pytorch")
