@@ -6,9 +6,10 @@
 #   bash examples/all_attention/adaptive_span_text8_small.sh train DATA CHECKPOINTS [options]
 #   bash examples/all_attention/adaptive_span_text8_small.sh evaluate DATA CHECKPOINTS [options]
 #
-# Flags: those of the published script. Different: a pass over the data starts at its beginning,
-#   not at a random token of the first segment; a stream starts without context, not with zeros
-#   that are attended to; evaluation scores every token, not whole segments only.
+# Source: experiments/text8.sh of facebookresearch/adaptive-span; README.md sets its flags beside
+#   these. Different: a pass over the data starts at its beginning, not at a random token of the
+#   first segment; a stream starts without context, not with zeros that are attended to;
+#   evaluation scores every token, not whole segments only.
 # Updates: the published run has no final phase.
 # Batch: 64 parallel streams; with N GPUs add --batch-size 64/N. Not --update-freq: it puts
 #   consecutive segments into one update.

@@ -7,9 +7,10 @@
 #   bash examples/all_attention/enwik8_large.sh finish DATA CHECKPOINTS [options]
 #   bash examples/all_attention/enwik8_large.sh evaluate DATA CHECKPOINTS [options]
 #
-# Flags: those of the published script. Different: a pass over the data starts at its beginning,
-#   not at a random token of the first segment; a stream starts without context, not with zeros
-#   that are attended to; evaluation scores every token, not whole segments only.
+# Source: experiments/enwik8_pers.sh of facebookresearch/adaptive-span; README.md sets its flags
+#   beside these. Different: a pass over the data starts at its beginning, not at a random token
+#   of the first segment; a stream starts without context, not with zeros that are attended to;
+#   evaluation scores every token, not whole segments only.
 # Updates: train makes 200,000; finish goes on to 210,000 at a tenth of the learning rate, as the
 #   published script has it (its comment and the paper: 20,000 more).
 # Batch: 64 parallel streams; with N GPUs add --batch-size 64/N. Not --update-freq: it puts

@@ -7,10 +7,10 @@
 #   bash examples/all_attention/text8_small.sh finish DATA CHECKPOINTS [options]
 #   bash examples/all_attention/text8_small.sh evaluate DATA CHECKPOINTS [options]
 #
-# Flags: those of enwik8's published script; there is none for text8. Different: a pass over the
-#   data starts at its beginning, not at a random token of the first segment; a stream starts
-#   without context, not with zeros that are attended to; evaluation scores every token, not whole
-#   segments only.
+# Source: experiments/enwik8_pers_small.sh of facebookresearch/adaptive-span; there is none for
+#   text8. Different: a pass over the data starts at its beginning, not at a random token of the
+#   first segment; a stream starts without context, not with zeros that are attended to;
+#   evaluation scores every token, not whole segments only.
 # Updates: train makes 450,000; finish goes on to 480,000 at a tenth of the learning rate.
 # Batch: 64 parallel streams; with N GPUs add --batch-size 64/N. Not --update-freq: it puts
 #   consecutive segments into one update.

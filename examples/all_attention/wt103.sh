@@ -8,10 +8,11 @@
 #   bash examples/all_attention/wt103.sh finish DATA CHECKPOINTS [options]
 #   bash examples/all_attention/wt103.sh evaluate DATA CHECKPOINTS [options]
 #
-# Flags: those of the published script. Different: a pass over the data starts at its beginning,
-#   not at a random token of the first segment; a stream starts without context, not with zeros
-#   that are attended to; evaluation scores every token, not whole segments only; embeddings start
-#   as fairseq's adaptive input does, with variance 1 after their scale, not 170.
+# Source: experiments/wiki103_pers.sh of facebookresearch/adaptive-span; README.md sets its flags
+#   beside these. Different: a pass over the data starts at its beginning, not at a random token
+#   of the first segment; a stream starts without context, not with zeros that are attended to;
+#   evaluation scores every token, not whole segments only; embeddings start as fairseq's adaptive
+#   input does, with variance 1 after their scale, not 170.
 # Updates: train makes 800,000; finish goes on to 850,000 at a tenth of the learning rate.
 # Batch: 64 parallel streams; with N GPUs add --batch-size 64/N. Not --update-freq: it puts
 #   consecutive segments into one update.

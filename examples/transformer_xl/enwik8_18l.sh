@@ -6,8 +6,8 @@
 #   bash examples/transformer_xl/enwik8_18l.sh train DATA CHECKPOINTS [options]
 #   bash examples/transformer_xl/enwik8_18l.sh evaluate DATA CHECKPOINTS [options]
 #
-# Flags: those of the 12-layer model; the widths are our choice, to meet the paper's numbers of
-#   layers and parameters.
+# Source: none is public. Flags are those of enwik8_base.sh; the widths are our choice, to meet
+#   the paper's numbers of layers and parameters.
 # Batch: 22 parallel streams; with N GPUs add --batch-size 22/N. Not --update-freq: it puts
 #   consecutive segments into one update.
 # Memory (computed, fp32): 1.3 GiB for weights, gradients and Adam's state; activations 1.0 GiB a
@@ -22,7 +22,8 @@ train)
     fairseq-train "$data/bin" "${task[@]}" \
         --arch transformer_xl_enwik8_18l --tokens-per-sample 512 --batch-size 22 \
         --optimizer adam --clip-norm 0.25 --lr 0.00025 --lr-scheduler cosine \
-        --max-update 400000 --save-interval-updates 4000 --keep-interval-updates 1 \
+        --max-update 400000 \
+        --save-interval-updates 4000 --keep-interval-updates 1 --batch-size-valid 10 \
         --save-dir "$checkpoints" --no-epoch-checkpoints "${@:4}"
     ;;
 evaluate)
@@ -30,7 +31,7 @@ evaluate)
         --path "$checkpoints/checkpoint_best.pt" --gen-subset test \
         --tokens-per-sample 80 \
         --model-overrides "{'mem_len': 2100, 'clamp_len': 820, 'same_length': True}" \
-        --batch-size 1 "${@:4}"
+        --batch-size 10 "${@:4}"
     ;;
 *)
     sed -n '2,/^set /{/^set /d;s/^# \{0,1\}//;p}' "$0" >&2

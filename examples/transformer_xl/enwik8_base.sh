@@ -6,7 +6,11 @@
 #   bash examples/transformer_xl/enwik8_base.sh train DATA CHECKPOINTS [options]
 #   bash examples/transformer_xl/enwik8_base.sh evaluate DATA CHECKPOINTS [options]
 #
-# Flags: those of the published run.
+# Source: pytorch/run_enwik8_base.sh of kimiyoung/transformer-xl; README.md sets its flags beside
+#   these.
+# Different:
+# - every token is read and scored, there as many as fill all streams
+# - validation reads segments of 512 tokens, there of 128 with a memory 384 longer
 # Batch: 22 parallel streams; with N GPUs add --batch-size 22/N. Not --update-freq: it puts
 #   consecutive segments into one update.
 # Memory (computed, fp32): 0.6 GiB for weights, gradients and Adam's state; activations 0.55 GiB a
@@ -21,7 +25,8 @@ train)
     fairseq-train "$data/bin" "${task[@]}" \
         --arch transformer_xl_enwik8_base --tokens-per-sample 512 --batch-size 22 \
         --optimizer adam --clip-norm 0.25 --lr 0.00025 --lr-scheduler cosine \
-        --max-update 400000 --save-interval-updates 4000 --keep-interval-updates 1 \
+        --max-update 400000 \
+        --save-interval-updates 4000 --keep-interval-updates 1 --batch-size-valid 10 \
         --save-dir "$checkpoints" --no-epoch-checkpoints "${@:4}"
     ;;
 evaluate)
@@ -29,7 +34,7 @@ evaluate)
         --path "$checkpoints/checkpoint_best.pt" --gen-subset test \
         --tokens-per-sample 80 \
         --model-overrides "{'mem_len': 2100, 'clamp_len': 820, 'same_length': True}" \
-        --batch-size 1 "${@:4}"
+        --batch-size 10 "${@:4}"
     ;;
 *)
     sed -n '2,/^set /{/^set /d;s/^# \{0,1\}//;p}' "$0" >&2

@@ -6,7 +6,10 @@
 #   bash examples/transformer_xl/wt103_base.sh train DATA CHECKPOINTS [options]
 #   bash examples/transformer_xl/wt103_base.sh evaluate DATA CHECKPOINTS [options]
 #
-# Flags: those of the published run.
+# Source: pytorch/run_wt103_base.sh of kimiyoung/transformer-xl; README.md sets its flags beside
+#   these.
+# Different:
+# - every token is read and scored, there as many as fill all streams
 # Batch: 60 parallel streams; with N GPUs add --batch-size 60/N. Not --update-freq: it puts
 #   consecutive segments into one update.
 # Memory (computed, fp32): 2.3 GiB for weights, gradients and Adam's state; activations 0.15 GiB a
@@ -22,7 +25,8 @@ train)
         --arch transformer_xl_wt103_base --tokens-per-sample 150 --batch-size 60 \
         --criterion exact_adaptive_loss --ddp-backend legacy_ddp \
         --optimizer adam --clip-norm 0.25 --lr 0.00025 --lr-scheduler cosine \
-        --max-update 200000 --save-interval-updates 4000 --keep-interval-updates 1 \
+        --max-update 200000 \
+        --save-interval-updates 4000 --keep-interval-updates 1 --batch-size-valid 10 \
         --save-dir "$checkpoints" --no-epoch-checkpoints "${@:4}"
     ;;
 evaluate)
@@ -30,7 +34,7 @@ evaluate)
         --path "$checkpoints/checkpoint_best.pt" --gen-subset test \
         --tokens-per-sample 64 \
         --model-overrides "{'mem_len': 640, 'clamp_len': 400, 'same_length': True}" \
-        --batch-size 1 "${@:4}"
+        --batch-size 10 "${@:4}"
     ;;
 *)
     sed -n '2,/^set /{/^set /d;s/^# \{0,1\}//;p}' "$0" >&2

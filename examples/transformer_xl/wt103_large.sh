@@ -6,8 +6,16 @@
 #   bash examples/transformer_xl/wt103_large.sh train DATA CHECKPOINTS [options]
 #   bash examples/transformer_xl/wt103_large.sh evaluate DATA CHECKPOINTS [options]
 #
-# Flags: those of the published run. fairseq's cosine begins after the warm-up, the published
-#   code's with it. --init-std 0.005 is that of the published weights.
+# Source: tf/scripts/wt103_large_tpu.sh, "exactly the commands we used", and for evaluation
+#   tf/sota/wt103.sh of kimiyoung/transformer-xl; README.md sets its flags beside these.
+# Different:
+# - an epoch is one pass from the beginning of the text, there ten, each from a random place, one
+#   after another
+# - every token is read, there only what fills whole segments (in evaluation: all streams)
+# - layer norms add 1e-5 to the variance, there 1e-12
+# - the gradient is clipped as a whole, there the part of each TPU core before they are summed
+# - same_length shows 1,600 tokens, there one more
+# - the checkpoint of the lowest validation loss is evaluated, there that of the lowest test loss
 # Batch: 128 parallel streams; with N GPUs add --batch-size 128/N. Not --update-freq: it puts
 #   consecutive segments into one update.
 # Memory (computed, fp32): 4.2 GiB for weights, gradients and Adam's state; activations 1.2 GiB a
@@ -20,10 +28,12 @@ action=usage data=${2:-} checkpoints=${3:-}
 case $action in
 train)
     fairseq-train "$data/bin" "${task[@]}" \
-        --arch transformer_xl_wt103_large --tokens-per-sample 384 --batch-size 128 \
-        --criterion exact_adaptive_loss --ddp-backend legacy_ddp --init-std 0.005 \
-        --optimizer adam --clip-norm 0.25 --lr 0.00025 --lr-scheduler cosine --warmup-updates 16000 \
-        --max-update 4000000 --save-interval-updates 4000 --keep-interval-updates 1 \
+        --arch transformer_xl_wt103_large --untie-r --tokens-per-sample 384 --batch-size 128 \
+        --initial-values tensorflow --init-std 0.005 --zero-memory \
+        --criterion exact_adaptive_loss --ddp-backend legacy_ddp \
+        --optimizer adam --clip-norm 0.25 --lr 0.00025 --lr-scheduler cosine --min-lr 0.0000025 \
+        --warmup-updates 16000 --warmup-init-lr 0 --max-update 4000000 \
+        --save-interval-updates 10000 --keep-interval-updates 1 \
         --save-dir "$checkpoints" --no-epoch-checkpoints "${@:4}"
     ;;
 evaluate)
@@ -31,7 +41,7 @@ evaluate)
         --path "$checkpoints/checkpoint_best.pt" --gen-subset test \
         --tokens-per-sample 128 \
         --model-overrides "{'mem_len': 1600, 'clamp_len': 1000, 'same_length': True}" \
-        --batch-size 1 "${@:4}"
+        --batch-size 16 "${@:4}"
     ;;
 *)
     sed -n '2,/^set /{/^set /d;s/^# \{0,1\}//;p}' "$0" >&2

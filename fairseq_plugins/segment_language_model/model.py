@@ -307,6 +307,7 @@ def build_output(
         )
         if cfg.output_bias:
             head_projection = cfg.tie_adaptive_weights and cfg.adaptive_softmax_factor != 1
+            head_projection = head_projection and not cfg.no_adaptive_head_proj
             output = BiasedAdaptiveSoftmax(*options, head_projection, cfg.tie_adaptive_head_proj)
         else:
             output = AdaptiveSoftmax(*options)
@@ -314,6 +315,8 @@ def build_output(
             # bands as wide as the model need no projection, and have none in the published models
             for band in [*embed_tokens.embeddings, *output.tail]:
                 band[1 if isinstance(band[0], nn.Embedding) else 0] = nn.Identity()
+        if cfg.no_adaptive_head_proj:
+            embed_tokens.embeddings[0][1] = nn.Identity()
         return output
     projection = nn.Linear(cfg.decoder_embed_dim, len(dictionary), bias=cfg.output_bias)
     if cfg.share_decoder_input_output_embed:

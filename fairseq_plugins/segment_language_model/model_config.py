@@ -132,6 +132,13 @@ class SegmentLanguageModelConfig(MemoryLayersOptions):
             "needs --tie-adaptive-proj and --output-bias, without which the softmax has none"
         },
     )
+    no_adaptive_head_proj: bool = field(
+        default=False,
+        metadata={
+            "help": "leave the first band of the adaptive input, which is as wide as the model, "
+            "and of the adaptive softmax without a projection"
+        },
+    )
     checkpoint_activations: bool = field(
         default=False,
         metadata={
@@ -221,6 +228,12 @@ def _check_embedding_and_output(cfg: SegmentLanguageModelConfig) -> None:
         raise ValueError(
             "--tie-adaptive-head-proj with --adaptive-softmax-factor 1: bands as wide as the model "
             "have no projections; leave it out"
+        )
+    if cfg.no_adaptive_head_proj and not cfg.tie_adaptive_weights:
+        raise ValueError("--no-adaptive-head-proj needs --tie-adaptive-weights")
+    if cfg.no_adaptive_head_proj and cfg.tie_adaptive_head_proj:
+        raise ValueError(
+            "--no-adaptive-head-proj with --tie-adaptive-head-proj: leave one of them out"
         )
     if cfg.tie_adaptive_weights:
         if not (cfg.adaptive_input and adaptive_softmax):

@@ -43,7 +43,7 @@ class _BatchesWithCursors(CountingIterator):
 
 
 class StreamIterator(EpochBatchIterator):
-    """fairseq's epoch iterator over :class:`TokenStreams`: never shuffled, with recurrence.
+    """fairseq's epoch iterator over :class:`TokenStreams`: segments in order, with recurrence.
 
     Each walk (an epoch, a validation pass, an evaluation) starts an empty recurrence of its own.
     A checkpoint in mid-epoch holds it, so that a resumed run goes on as if it had not stopped.
@@ -87,11 +87,14 @@ class StreamIterator(EpochBatchIterator):
         return _BatchesWithCursors(batches, self.recurrence, segment_length)
 
     def _layout(self) -> dict[str, int]:
-        return {
+        layout = {
             "tokens": len(self.dataset.tokens),
             "streams": self.dataset.num_streams,
             "segment_length": self.dataset.segment_length,
         }
+        if self.dataset.shuffled_with is not None:
+            layout["shuffled_with"] = self.dataset.shuffled_with
+        return layout
 
     def state_dict(self) -> dict[str, Any]:
         """Return the place in the epoch, the dictionary, the layout and the recurrence."""
@@ -132,8 +135,8 @@ class StreamIterator(EpochBatchIterator):
             raise ValueError(
                 "the checkpoint stopped in the middle of an epoch over "
                 f"{_describe(saved)}, and this run has {_describe(self._layout())}: resume with "
-                "the same data, --tokens-per-sample and --batch-size times workers, or begin the "
-                "epoch anew with --reset-dataloader"
+                "the same data, --tokens-per-sample and --batch-size times workers (and, with "
+                "--shuffle-sentences, --seed), or begin the epoch anew with --reset-dataloader"
             )
         super().load_state_dict({**state_dict, "shuffle": False})
         if not in_epoch:
@@ -147,6 +150,7 @@ class StreamIterator(EpochBatchIterator):
 
 
 def _describe(layout: dict[str, int]) -> str:
-    return "{tokens:,} tokens in {streams} streams with segments of {segment_length}".format(
-        **layout
-    )
+    text = "{tokens:,} tokens in {streams} streams with segments of {segment_length}"
+    if "shuffled_with" in layout:
+        text += ", sentences shuffled with seed {shuffled_with}"
+    return text.format(**layout)

@@ -4,7 +4,8 @@ The tokens of a split stand one after another, as fairseq-preprocess wrote them,
 the end of every line. S streams share them out as consecutive parts that differ by one token at
 most, and each stream is read in segments of T tokens, the last one shorter. So every token is
 predicted exactly once, whatever S and T are. The first token of the split is predicted from
-``</s>``, the first of any other stream from the token before it.
+``</s>``, the first of any other stream from the token before it. Sentences may come in a random
+order, which then is the order of the split.
 
 With an extended context of C tokens each segment comes with the C tokens before it, of whichever
 stream, which are read but not predicted: the context of models without recurrence.
@@ -17,6 +18,7 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+import logging
 import os
 
 import numpy as np
@@ -29,7 +31,10 @@ from fairseq.data.indexed_dataset import (
 )
 from torch import Tensor
 
+# tokens that are looked at together: comparing a billion at once would take gigabytes
 _SCANNED = 2**24
+
+logger = logging.getLogger(__name__)
 
 
 def load_tokens(
@@ -65,8 +70,7 @@ def load_tokens(
     tokens = parts[0] if len(parts) == 1 else np.concatenate(parts)
     if tokens.size == 0:
         raise ValueError(f"the split {split_path} is empty: binarize a text with at least one line")
-    # piece by piece: comparing a billion tokens at once would take gigabytes
-    pieces = [tokens[i : i + _SCANNED] for i in range(0, len(tokens), _SCANNED)]
+    pieces = _pieces(tokens)
     largest = max(int(piece.max()) for piece in pieces)
     if largest >= len(dictionary):
         raise ValueError(
@@ -107,16 +111,66 @@ def _load_part(path: str, dictionary: Dictionary, dataset_impl: str | None) -> n
     return np.concatenate([dataset[i].numpy() for i in range(len(dataset))])
 
 
+def _pieces(tokens: np.ndarray) -> list[np.ndarray]:
+    return [tokens[i : i + _SCANNED] for i in range(0, len(tokens), _SCANNED)]
+
+
+class ShuffledSentences:
+    """The tokens of a split with its sentences in a random order; a slice is put together anew.
+
+    Args:
+        tokens: (N,).
+        eos: the symbol that ends a sentence.
+        seed: of the order, as numpy takes it.
+
+    Raises:
+        ValueError: there is one sentence only.
+    """
+
+    def __init__(self, tokens: np.ndarray, eos: int, seed: list[int]) -> None:
+        self._tokens = tokens
+        inner = [
+            np.flatnonzero(piece == eos) + number * _SCANNED + 1
+            for number, piece in enumerate(_pieces(tokens[:-1]))
+        ]
+        starts = np.concatenate([[0], *inner])
+        if len(starts) == 1:
+            raise ValueError(
+                "--shuffle-sentences: the training part is one sentence, without </s> inside; "
+                "leave it out"
+            )
+        lengths = np.diff(starts, append=len(tokens))
+        order = np.random.default_rng(seed).permutation(len(starts))
+        # where each sentence ends in the new order, and how far from there it is in the old one
+        self._ends = lengths[order].cumsum()
+        self._shifts = starts[order] + lengths[order] - self._ends
+
+    def __len__(self) -> int:
+        return len(self._tokens)
+
+    def __getitem__(self, wanted: slice) -> np.ndarray:
+        begin, end, _ = wanted.indices(len(self))
+        parts = [self._tokens[:0]]
+        number = int(self._ends.searchsorted(begin, side="right"))
+        while begin < end:
+            stop, shift = min(end, int(self._ends[number])), int(self._shifts[number])
+            parts.append(self._tokens[begin + shift : stop + shift])
+            begin, number = stop, number + 1
+        return np.concatenate(parts)
+
+
 class RunningText(FairseqDataset):
     """The tokens of a split, which :class:`TokenStreams` lays out as parallel streams.
 
     Args:
         tokens: (N,).
+        shuffled: whether each epoch has the sentences in an order of its own.
     """
 
-    def __init__(self, tokens: np.ndarray) -> None:
+    def __init__(self, tokens: np.ndarray, shuffled: bool = False) -> None:
         super().__init__()
         self.tokens = tokens
+        self.shuffled = shuffled
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -128,11 +182,15 @@ class RunningText(FairseqDataset):
         num_shards: int,
         segment_length: int,
         extended_context: int = 0,
+        seed: int = 1,
+        epoch: int = 1,
     ) -> TokenStreams:
         """Return the tokens as ``streams`` parallel streams for each of ``num_shards`` workers.
 
+        Sentences that are shuffled have the order of ``seed`` and ``epoch``, alike on all workers.
+
         Raises:
-            ValueError: there are no streams, or more than tokens.
+            ValueError: there are no streams, or more than tokens, or one sentence to shuffle.
         """
         if streams < 1:
             raise ValueError(f"--batch-size is {streams}: it must be at least 1")
@@ -143,8 +201,16 @@ class RunningText(FairseqDataset):
                 f"streams of a split with {len(self)} tokens; use at most "
                 f"{len(self) // num_shards} (for validation: --batch-size-valid)"
             )
+        tokens = self.tokens
+        if self.shuffled:
+            tokens = ShuffledSentences(tokens, dictionary.eos(), [seed, epoch])
         return TokenStreams(
-            self.tokens, dictionary, streams * num_shards, segment_length, extended_context
+            tokens,
+            dictionary,
+            streams * num_shards,
+            segment_length,
+            extended_context,
+            seed if self.shuffled else None,
         )
 
 
@@ -159,15 +225,17 @@ class TokenStreams(FairseqDataset):
         num_streams: S, at most N.
         segment_length: T.
         extended_context: C.
+        shuffled_with: the seed of the sentences' order; None for that of the text.
     """
 
     def __init__(
         self,
-        tokens: np.ndarray,
+        tokens: np.ndarray | ShuffledSentences,
         dictionary: Dictionary,
         num_streams: int,
         segment_length: int,
         extended_context: int = 0,
+        shuffled_with: int | None = None,
     ) -> None:
         super().__init__()
         self.tokens = tokens
@@ -177,6 +245,7 @@ class TokenStreams(FairseqDataset):
         self.num_streams = num_streams
         self.segment_length = segment_length
         self.extended_context = extended_context
+        self.shuffled_with = shuffled_with
         # the first streams are a token longer where N is no multiple of S
         self._length, self._longer = divmod(len(tokens), num_streams)
         longest = self._length + (self._longer > 0)
@@ -252,3 +321,27 @@ class TokenStreams(FairseqDataset):
         """
         per_shard = self.num_streams // num_shards
         return [list(range(first, first + per_shard)) for first in range(0, len(self), per_shard)]
+
+    def log_layout(self, num_shards: int, shard_id: int) -> None:
+        """Say in the log how the text is laid out, and what of it worker ``shard_id`` reads."""
+        logger.info(
+            "%s tokens in %s, segments of %d tokens%s%s; worker %d of %d has %s",
+            f"{len(self.tokens):,}",
+            _streams(self.num_streams),
+            self.segment_length,
+            f" after {self.extended_context} of context" if self.extended_context else "",
+            "" if self.shuffled_with is None else ", sentences shuffled",
+            shard_id + 1,
+            num_shards,
+            _streams(self.num_streams // num_shards),
+        )
+        if self.num_streams > 1 and self.num_segments == 1:
+            logger.warning(
+                "no stream is longer than a segment of %d tokens, so there is nothing to remember: "
+                "give fewer streams (--batch-size) or shorter segments (--tokens-per-sample)",
+                self.segment_length,
+            )
+
+
+def _streams(number: int) -> str:
+    return f"{number} stream" if number == 1 else f"{number} streams"

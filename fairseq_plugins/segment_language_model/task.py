@@ -59,6 +59,13 @@ class SegmentLanguageModelingConfig(FairseqDataclass):
             "models of running text, where </s> is the end of a line"
         },
     )
+    shuffle_sentences: bool = field(
+        default=False,
+        metadata={
+            "help": "read the sentences of the training part, each up to its </s>, in a new random "
+            "order every epoch, as the published Transformer-XL does on One Billion Word"
+        },
+    )
     no_save_memory: bool = field(
         default=False,
         metadata={
@@ -67,6 +74,7 @@ class SegmentLanguageModelingConfig(FairseqDataclass):
         },
     )
     dataset_impl: Optional[ChoiceEnum(get_available_dataset_impl())] = II("dataset.dataset_impl")
+    train_subset: str = II("dataset.train_subset")
 
 
 @register_task("segment_language_modeling", dataclass=SegmentLanguageModelingConfig)
@@ -182,13 +190,15 @@ class SegmentLanguageModelingTask(FairseqTask):
         paths = utils.split_paths(self.cfg.data)
         path = os.path.join(paths[(epoch - 1) % len(paths)], split)
         tokens = load_tokens(path, self.dictionary, self.cfg.dataset_impl, combine)
-        self.datasets[split] = RunningText(tokens)
+        shuffled = self.cfg.shuffle_sentences and split == self.cfg.train_subset
+        self.datasets[split] = RunningText(tokens, shuffled)
 
     def get_batch_iterator(
         self,
         dataset: Any,
         max_tokens: int | None = None,
         max_sentences: int | None = None,
+        seed: int = 1,
         num_shards: int = 1,
         shard_id: int = 0,
         num_workers: int = 0,
@@ -203,6 +213,7 @@ class SegmentLanguageModelingTask(FairseqTask):
             dataset: a split of this task, or the sentences of fairseq-interactive.
             max_tokens: refused for streams, which are counted with ``max_sentences``.
             max_sentences: B, the streams of each worker (``--batch-size``); 1 if None.
+            seed: of the order of ``--shuffle-sentences``, beside the epoch.
             num_shards: number of workers.
             shard_id: this worker.
             num_workers: of fairseq's iterator over sentences; a batch of streams is a few slices
@@ -213,13 +224,15 @@ class SegmentLanguageModelingTask(FairseqTask):
             options: of fairseq's iterator over sentences.
 
         Raises:
-            ValueError: ``--max-tokens`` is given, or there are no streams, or more than tokens.
+            ValueError: ``--max-tokens`` is given, or there are no streams, or more than tokens, or
+                one sentence to shuffle.
         """
         if not isinstance(dataset, RunningText):
             return super().get_batch_iterator(
                 dataset,
                 max_tokens=max_tokens,
                 max_sentences=max_sentences,
+                seed=seed,
                 num_shards=num_shards,
                 shard_id=shard_id,
                 num_workers=num_workers,
@@ -239,23 +252,10 @@ class SegmentLanguageModelingTask(FairseqTask):
             num_shards,
             self.cfg.tokens_per_sample,
             self.cfg.extended_context,
+            seed,
+            epoch,
         )
-        logger.info(
-            "%s tokens in %s, segments of %d tokens%s; worker %d of %d has %s",
-            f"{len(streams.tokens):,}",
-            _streams(streams.num_streams),
-            streams.segment_length,
-            f" after {streams.extended_context} of context" if streams.extended_context else "",
-            shard_id + 1,
-            num_shards,
-            _streams(streams.num_streams // num_shards),
-        )
-        if streams.num_streams > 1 and streams.num_segments == 1:
-            logger.warning(
-                "no stream is longer than a segment of %d tokens, so there is nothing to remember: "
-                "give fewer streams (--batch-size) or shorter segments (--tokens-per-sample)",
-                streams.segment_length,
-            )
+        streams.log_layout(num_shards, shard_id)
         return StreamIterator(
             streams,
             num_shards,
@@ -391,7 +391,3 @@ class SegmentLanguageModelingTask(FairseqTask):
     def target_dictionary(self) -> Dictionary:
         """Return the symbols."""
         return self.dictionary
-
-
-def _streams(number: int) -> str:
-    return f"{number} stream" if number == 1 else f"{number} streams"

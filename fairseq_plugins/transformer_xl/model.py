@@ -12,6 +12,7 @@ from fairseq.data import Dictionary
 from fairseq.dataclass import ChoiceEnum
 from fairseq.models import register_model
 from fairseq.modules import AdaptiveInput
+from fairseq.modules.adaptive_softmax import TiedHeadModule
 from torch import nn
 
 from fairseq_plugins.fairseq_integration.presets import register_presets
@@ -32,7 +33,7 @@ from fairseq_plugins.transformer_xl.locked_dropout import LockedDropout, WordDro
 
 RELATIVE = ("transformer-xl", "shaw")
 ABSOLUTE = ("learned-absolute", "sinusoidal-absolute")
-# The published code draws the projections of adaptive bands narrower than the other weights.
+# The published PyTorch code draws projections of adaptive bands narrower than other weights.
 _ADAPTIVE_PROJECTION_STD = 0.01
 
 
@@ -47,9 +48,11 @@ class TransformerXLConfig(SegmentLanguageModelConfig):
         default="transformer-xl",
         metadata={
             "help": "position encoding: transformer-xl (section 3.3), shaw (a learned vector a "
-            "distance, without u and v), learned-absolute (a learned vector a place, added in each "
-            "layer: Al-Rfou et al. 2018), sinusoidal-absolute (added to the embeddings: Vaswani et "
-            "al. 2017); the absolute ones go without recurrence"
+            "distance, without u and v, as section 3.3 has it; attn_type 1 of the published code "
+            "also has u, one a layer, and a learned number a distance and head), learned-absolute "
+            "(a learned vector a place, added in each layer: Al-Rfou et al. 2018), "
+            "sinusoidal-absolute (added to the embeddings: Vaswani et al. 2017); the absolute ones "
+            "go without recurrence"
         },
     )
     untie_r: bool = field(
@@ -69,6 +72,14 @@ class TransformerXLConfig(SegmentLanguageModelConfig):
     )
     init_std: float = field(
         default=0.02, metadata={"help": "standard deviation that the weights are drawn with"}
+    )
+    initial_values: ChoiceEnum(["pytorch", "tensorflow"]) = field(
+        default="pytorch",
+        metadata={
+            "help": "the published code whose initial values the weights get: pytorch (norms drawn "
+            "around 1, projections of adaptive bands with standard deviation 0.01), or tensorflow "
+            "(norms 1, vectors of the adaptive softmax's clusters 0, projections as other weights)"
+        },
     )
 
 
@@ -190,17 +201,18 @@ class TransformerXLLanguageModel(SegmentLanguageModel):
     def initialise(
         cls, decoder: SegmentDecoder, cfg: TransformerXLConfig, dictionary: Dictionary
     ) -> None:
-        """Draw all weights as the published code does: N(0, std), norms N(1, std), biases 0.
+        """Draw all weights as the published codes do: N(0, std), norms around 1, biases 0.
 
-        Product-key memories, which that code does not have, keep all of their own.
+        Product-key memories, which those do not have, keep all of their own.
         """
+        tensorflow = cfg.initial_values == "tensorflow"
         memories = decoder.product_key_memories.values()
         of_memories = {module for memory in memories for module in memory.modules()}
         for module in decoder.modules():
             if module in of_memories:
                 continue
             if isinstance(module, nn.LayerNorm):
-                nn.init.normal_(module.weight, 1.0, cfg.init_std)
+                nn.init.normal_(module.weight, 1.0, 0.0 if tensorflow else cfg.init_std)
                 nn.init.zeros_(module.bias)
             elif isinstance(module, nn.Linear):
                 nn.init.normal_(module.weight, std=cfg.init_std)
@@ -223,7 +235,12 @@ class TransformerXLLanguageModel(SegmentLanguageModel):
         for projection in projections:
             # tied ones are drawn with the embeddings, and bands of full width have none
             if isinstance(projection, nn.Linear):
-                nn.init.normal_(projection.weight, std=_ADAPTIVE_PROJECTION_STD)
+                std = cfg.init_std if tensorflow else _ADAPTIVE_PROJECTION_STD
+                nn.init.normal_(projection.weight, std=std)
+        if tensorflow and decoder.adaptive_softmax is not None:
+            for module in decoder.adaptive_softmax.modules():
+                if isinstance(module, TiedHeadModule):
+                    nn.init.zeros_(module.class_proj.weight)
         nn.init.zeros_(embedding.weight[dictionary.pad()])
 
 
@@ -252,7 +269,7 @@ def _dropouts(sublayers: float, attention: float) -> dict[str, float]:
     }
 
 
-def _adaptive(cutoffs: str, factor: int) -> dict[str, Any]:
+def _adaptive(cutoffs: str, factor: int, tied_projections: bool = True) -> dict[str, Any]:
     return {
         "adaptive_input": True,
         "adaptive_input_cutoff": cutoffs,
@@ -260,13 +277,14 @@ def _adaptive(cutoffs: str, factor: int) -> dict[str, Any]:
         "adaptive_softmax_cutoff": cutoffs,
         "adaptive_softmax_factor": factor,
         "tie_adaptive_weights": True,
-        "tie_adaptive_proj": True,
+        "tie_adaptive_proj": tied_projections,
         "output_bias": True,
     }
 
 
 _WT103 = "20000,40000,200000"
-_LM1B = "60000,100000,640000"
+# both published codes tie no projection on One Billion Word
+_LM1B = _adaptive("60000,100000,640000", 4, tied_projections=False)
 
 PRESETS: dict[str, dict[str, Any]] = {
     "transformer_xl_enwik8_base": {
@@ -285,6 +303,11 @@ PRESETS: dict[str, dict[str, Any]] = {
         **_dropouts(0.15, 0.15),
         **_CHARACTERS,
     },
+    "transformer_xl_text8_base": {
+        **_size(12, 512, 8, 2048),
+        **_dropouts(0.1, 0.0),
+        **_CHARACTERS,
+    },
     "transformer_xl_text8_large": {
         **_size(24, 1024, 8, 3072),
         **_dropouts(0.15, 0.15),
@@ -300,15 +323,33 @@ PRESETS: dict[str, dict[str, Any]] = {
         **_dropouts(0.2, 0.2),
         **_adaptive(_WT103, 4),
     },
+    # tables 6 and 10 give only 128M parameters: the base model with as many layers as that leaves
+    "transformer_xl_wt103_ablation": {
+        **_size(7, 410, 10, 2100),
+        **_dropouts(0.1, 0.0),
+        **_adaptive(_WT103, 1),
+    },
     "transformer_xl_lm1b_base": {
         **_size(18, 1024, 8, 4096),
         **_dropouts(0.0, 0.0),
-        **_adaptive(_LM1B, 4),
+        **_LM1B,
+    },
+    # the paper's 0.46B, by its author (kimiyoung/transformer-xl#69); heads are those of the base
+    "transformer_xl_lm1b_20l": {
+        **_size(20, 1024, 8, 6144),
+        **_dropouts(0.0, 0.0),
+        **_LM1B,
     },
     "transformer_xl_lm1b_large": {
         **_size(24, 1280, 16, 8192),
         **_dropouts(0.05, 0.05),
-        **_adaptive(_LM1B, 4),
+        **_LM1B,
+    },
+    # table 7 gives 20 layers and about 0.3B parameters: the base model with a narrower inner size
+    "transformer_xl_lm1b_ablation": {
+        **_size(20, 1024, 8, 2048),
+        **_dropouts(0.0, 0.0),
+        **_LM1B,
     },
     # our reading of the published count, 24,040,400, which leaves no room for W_kR, u and v: with
     # an extended context in place of recurrence, positions are the sinusoids of the place

@@ -22,10 +22,12 @@ PARAMETERS = {
     "all_attention_lm_wt103": 132_493_746,
     "adaptive_span_lm_enwik8_small": 38_538_541,
     "adaptive_span_lm_enwik8_large": 208_910_221,
+    "adaptive_span_lm_enwik8_8l": 6_480_621,
     "adaptive_span_lm_text8_small": 38_357_116,
     "adaptive_span_lm_text8_large": 208_638_172,
 }
-# layers, width, persistent vectors, inner width, largest span; dropout of weights, activations
+# layers, width, persistent vectors, inner width, largest span; dropout of weights, activations;
+# 8 heads but for the model of 8 layers
 PUBLISHED = {
     "all_attention_lm_enwik8_small": (18, 512, 1024, 0, 8192, 0.3, 0.0),
     "all_attention_lm_enwik8_large": (36, 512, 2048, 0, 8192, 0.4, 0.0),
@@ -34,6 +36,7 @@ PUBLISHED = {
     "all_attention_lm_wt103": (36, 512, 2048, 0, 2048, 0.3, 0.0),
     "adaptive_span_lm_enwik8_small": (12, 512, 0, 2048, 8192, 0.3, 0.3),
     "adaptive_span_lm_enwik8_large": (24, 768, 0, 4096, 8192, 0.4, 0.4),
+    "adaptive_span_lm_enwik8_8l": (8, 256, 0, 1024, 1024, 0.0, 0.0),
     "adaptive_span_lm_text8_small": (12, 512, 0, 2048, 8192, 0.3, 0.3),
     "adaptive_span_lm_text8_large": (24, 768, 0, 4096, 8192, 0.4, 0.4),
 }
@@ -77,11 +80,12 @@ def test_tiny_presets_have_the_numbers_of_the_readme():
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_presets_set_what_is_published(name):
     layers, width, vectors, inner, span, attention, activation = PUBLISHED[name]
+    heads = 4 if layers == 8 else 8
     model = build_preset(name)
     decoder = model.decoder
     assert len(decoder.layers) == layers
     for layer in decoder.layers:
-        assert (layer.self_attn.num_heads, layer.self_attn.head_dim) == (8, width // 8)
+        assert (layer.self_attn.num_heads, layer.self_attn.head_dim) == (heads, width // heads)
         assert layer.self_attn.dropout == attention
         assert (layer.self_attn.span.max_span, layer.self_attn.span.ramp) == (span, 32)
         assert (layer.dropout.p, layer.normalize_before) == (0, False)

@@ -5,13 +5,18 @@ import subprocess
 
 import pytest
 
-import fairseq_plugins  # noqa: F401 (registers what the commands name)
+from fairseq_plugins.all_attention.model import PRESETS
 from tests.command_files import (
+    ABSENT,
     EXAMPLES,
     HYDRA,
     evaluation,
+    flags,
     of_room,
+    same,
+    tables,
     training,
+    value,
     words,
     write_stand_ins,
 )
@@ -30,8 +35,18 @@ ALL_ATTENTION = {
     "wt103": (256, 5e-7, 0.3, 0.0, 800_000, 850_000),
     "adaptive_span_enwik8_small": (512, 5e-7, 0.3, 0.3, 600_000, None),
     "adaptive_span_enwik8_large": (512, 5e-7, 0.4, 0.4, 150_000, 170_000),
+    "adaptive_span_enwik8_8l": (256, 2e-6, 0.0, 0.0, 150_000, None),
     "adaptive_span_text8_small": (512, 5e-7, 0.3, 0.3, 900_000, None),
     "adaptive_span_text8_large": (512, 5e-7, 0.4, 0.4, 250_000, 270_000),
+}
+(FLAGS,) = tables("all_attention", "Flags beside the sources'")
+# text8 has scripts of the baselines only
+FOLLOWING = [name for name in ALL_ATTENTION if name not in ("text8_small", "text8_large")]
+# what no source has: names of files, the loss, and what follows from other options
+NOT_IN_THE_TABLE = {
+    *("--user-dir", "--task", "--arch", "--criterion", "--ddp-backend"),
+    *("--save-dir", "--no-epoch-checkpoints", "--keep-interval-updates"),
+    *("--save-interval-updates", "--adaptive-input", "--output-bias"),
 }
 SMALL = "all_attention/english_characters"
 WITH_FINAL_PHASE = [name for name, (*_, last) in ALL_ATTENTION.items() if last]
@@ -75,8 +90,9 @@ def test_all_attention_trains_as_published(stand_ins, name):
         assert (cfg.model.embed_dropout, cfg.model.output_dropout) == (0.1, 0.1)
         assert cfg.distributed_training.ddp_backend == "legacy_ddp"
     else:
-        assert (cfg.criterion._name, cfg.model.attention_span) == ("span_cross_entropy", 8192)
-        assert (*rule, cfg.optimization.clip_norm) == ("adagrad_with_clip", 0.07, 32_000, 0)
+        span, warmup = (1024, 8000) if name.endswith("8l") else (8192, 32_000)
+        assert (cfg.criterion._name, cfg.model.attention_span) == ("span_cross_entropy", span)
+        assert (*rule, cfg.optimization.clip_norm) == ("adagrad_with_clip", 0.07, warmup, 0)
         assert cfg.optimizer.adagrad_clip == 0.03
         assert (cfg.model.embed_dropout, cfg.model.output_dropout) == (0, 0)
     baseline = name.startswith("adaptive_span")
@@ -85,6 +101,21 @@ def test_all_attention_trains_as_published(stand_ins, name):
         if baseline
         else f"all_attention_lm_{name}"
     )
+
+
+@pytest.mark.parametrize("name", FOLLOWING)
+def test_training_has_the_flags_of_the_table(stand_ins, name):
+    recipe = f"all_attention/{name}"
+    given, table = words(stand_ins, recipe, "train"), flags(FLAGS, name)
+    cfg = training(stand_ins, recipe)
+    preset = {f"--{option.replace('_', '-')}" for option in PRESETS[cfg.model._name]}
+    set_here = {word for word in given if word.startswith("--")} | preset
+    assert set_here - NOT_IN_THE_TABLE <= set(table)
+    for flag, cell in table.items():
+        if cell == ABSENT:
+            assert flag not in set_here
+        else:
+            assert same(value(cfg, flag), cell), (flag, value(cfg, flag))
 
 
 @pytest.mark.parametrize("name", WITH_FINAL_PHASE)

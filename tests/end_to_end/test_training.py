@@ -60,6 +60,18 @@ def test_other_streams_are_refused_on_resuming(data, tmp_path):
     assert "begin the epoch anew with --reset-dataloader" in printed
 
 
+def test_a_resumed_run_goes_on_in_the_shuffled_order_of_its_epoch(data, uninterrupted, tmp_path):
+    shuffled = ("--shuffle-sentences", *NO_VALIDATION)
+    printed = train(data, tmp_path / "whole", "--max-update", STEPS, *shuffled)
+    assert ", sentences shuffled; worker 1 of 1" in printed
+    train(data, tmp_path / "parts", "--max-update", 3, *shuffled)
+    train(data, tmp_path / "parts", "--max-update", STEPS, *shuffled)
+    whole = parameters(tmp_path / "whole")
+    assert_equal(parameters(tmp_path / "parts"), whole, **EXACT)
+    with pytest.raises(AssertionError):
+        assert_equal(parameters(uninterrupted), whole, rtol=1e-4, atol=1e-5)
+
+
 def test_another_dictionary_is_refused_on_resuming(data, other_dictionary, tmp_path):
     train(data, tmp_path / "model", "--max-update", 3)
     printed = train(other_dictionary, tmp_path / "model", "--max-update", STEPS, fails=True)

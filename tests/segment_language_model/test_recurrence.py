@@ -117,8 +117,8 @@ def test_state_survives_a_checkpoint_and_another_number_of_workers(tmp_path, dty
         torch.testing.assert_close(run(model, stream[rows], restored, 6, 12), expected[rows])
 
 
-def iterator(streams=2, segment=5, **options):
-    dataset = TokenStreams(text(43), dictionary(), streams, segment)
+def iterator(streams=2, segment=5, shuffled_with=None, **options):
+    dataset = TokenStreams(text(43), dictionary(), streams, segment, shuffled_with=shuffled_with)
     return StreamIterator(dataset, num_shards=1, shard_id=0, **options)
 
 
@@ -183,6 +183,17 @@ def test_a_walk_over_other_streams_is_refused():
         "streams with segments of 5: resume with the same data, --tokens-per-sample",
     ):
         iterator(streams=3).load_state_dict(walks.state_dict())
+
+
+def test_a_walk_over_sentences_in_another_order_is_refused():
+    walks = iterator(shuffled_with=1)
+    next(walks.next_epoch_itr())
+    for other, said in ((2, "5, sentences shuffled with seed 2"), (None, "5")):
+        with pytest.raises(
+            ValueError, match=f"shuffled with seed 1, .* segments of {said}: resume"
+        ):
+            iterator(shuffled_with=other).load_state_dict(walks.state_dict())
+    iterator(shuffled_with=1).load_state_dict(walks.state_dict())
 
 
 def test_a_checkpoint_without_recurrence_is_said(caplog):

@@ -5,7 +5,13 @@ import pytest
 import torch
 from fairseq.data.indexed_dataset import MMapIndexedDatasetBuilder, make_builder
 
-from fairseq_plugins.segment_language_model.streams import TokenStreams, load_tokens
+from fairseq_plugins.segment_language_model import streams as streams_module
+from fairseq_plugins.segment_language_model.streams import (
+    RunningText,
+    ShuffledSentences,
+    TokenStreams,
+    load_tokens,
+)
 from tests.tiny import dictionary, text
 
 PAD, EOS = 1, 2
@@ -147,3 +153,59 @@ def test_extended_context_is_the_text_before_and_is_not_predicted(streams, segme
             assert set(target[length:]) <= {PAD}
             predicted[begin] = target[context:length]
     assert [t for begin in sorted(predicted) for t in predicted[begin]] == tokens.tolist()
+
+
+# twelve sentences that can be told apart, one of them empty
+PARTS = [(*range(4, 4 + number), EOS) for number in range(12)]
+WHOLE = np.array([token for part in PARTS for token in part])
+
+
+def cut(tokens):
+    """The sentences of a text."""
+    ends = [place + 1 for place, token in enumerate(tokens) if token == EOS]
+    return [tuple(tokens[begin:end]) for begin, end in zip([0, *ends], ends, strict=False)]
+
+
+@pytest.mark.parametrize("scanned", [3, 2**24])
+def test_shuffled_sentences_are_the_sentences_in_a_random_order(monkeypatch, scanned):
+    monkeypatch.setattr(streams_module, "_SCANNED", scanned)
+    orders = {tuple(PARTS)}
+    for seed, epoch in [(1, 1), (1, 2), (2, 1)]:
+        shuffled = ShuffledSentences(WHOLE, EOS, [seed, epoch])
+        order = shuffled[0 : len(WHOLE)].tolist()
+        assert sorted(cut(order)) == sorted(PARTS)
+        orders.add(tuple(cut(order)))
+        for begin in range(0, len(order), 7):
+            for end in (begin, begin + 1, begin + 30, len(order) + 3):
+                assert shuffled[begin:end].tolist() == order[begin:end]
+    assert len(orders) == 4
+
+
+def test_a_sentence_without_an_end_is_shuffled_too():
+    tokens = WHOLE[:-1]
+    orders = [ShuffledSentences(tokens, EOS, [1, e])[0 : len(tokens)] for e in range(20)]
+    assert all(sorted(order) == sorted(tokens) for order in orders)
+    assert len({order[-1] == EOS for order in orders}) == 2
+
+
+@pytest.mark.parametrize("tokens", [[4, 5], [4, 5, EOS]])
+def test_one_sentence_cannot_be_shuffled(tokens):
+    with pytest.raises(ValueError, match="--shuffle-sentences: the training part is one sentence"):
+        ShuffledSentences(np.array(tokens), EOS, [1, 1])
+
+
+def test_streams_of_shuffled_sentences_have_every_token_once_from_the_one_before():
+    def pairs(shuffled, epoch, workers=1):
+        dataset = RunningText(WHOLE, shuffled).lay_out(
+            dictionary(), 4 // workers, workers, 5, 0, 1, epoch
+        )
+        items = [dataset[number] for number in range(len(dataset))]
+        items.sort(key=lambda item: (item["id"] % 4, item["id"]))
+        read = [token for item in items for token in item["source"].tolist()]
+        predicted = [token for item in items for token in item["target"].tolist()]
+        assert read == [EOS, *predicted[:-1]]
+        return predicted
+
+    assert pairs(False, 1) == pairs(False, 2) == WHOLE.tolist()
+    assert sorted(cut(pairs(True, 1))) == sorted(PARTS)
+    assert pairs(True, 1) == pairs(True, 1, workers=2) != pairs(True, 2)

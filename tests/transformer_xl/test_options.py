@@ -45,6 +45,38 @@ def test_adaptive_projections_are_drawn_narrower():
     assert abs(decoder.embed_tokens.embeddings[0][0].weight.std() - 0.5) < 0.1
 
 
+def test_initial_values_of_the_tensorflow_code():
+    wide = {"decoder_embed_dim": 64, "init_std": 0.5, "tie_adaptive_proj": False}
+    model = tiny_transformer_xl(**{**ADAPTIVE, **wide}, initial_values="tensorflow")
+    for name, parameter in model.named_parameters():
+        if name.endswith("bias") or "class_proj" in name:
+            assert not parameter.any(), name
+        elif "layer_norm" in name:
+            assert (parameter == 1).all(), name
+        elif parameter.numel() >= 128:
+            assert abs(parameter.std() - 0.5) < 0.1, name
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_the_first_band_has_no_projection_on_request(tied):
+    options = {**ADAPTIVE, "tie_adaptive_proj": tied, "no_adaptive_head_proj": True}
+    model = tiny_transformer_xl(**options).double()
+    decoder, stream = model.decoder, tokens(2, 8).clamp(max=7)
+    frequent = decoder.embed_tokens.embeddings[0][0].weight
+    torch.testing.assert_close(decoder.embed_tokens(stream), frequent[stream])
+    head, bias = decoder.adaptive_softmax.head
+    features = torch.randn(3, 16, dtype=torch.float64)
+    torch.testing.assert_close(head(features)[:, :8], features @ frequent.T)
+    assert bias.bias.shape == (8 + 2,)
+    kept = [
+        tail[0].weight is band[1].weight
+        for tail, band in zip(
+            decoder.adaptive_softmax.tail, decoder.embed_tokens.embeddings[1:], strict=True
+        )
+    ]
+    assert kept == [tied] * 2
+
+
 def test_bands_of_full_width_have_no_projection():
     full = {"adaptive_input_factor": 1, "adaptive_softmax_factor": 1}
     model = tiny_transformer_xl(**{**ADAPTIVE, **full}).double()
@@ -135,6 +167,11 @@ BAD_OPTIONS = [
     ),
     ({"word_dropout": 1.0}, r"--word-dropout is 1.0: it must be in \[0, 1\)"),
     ({"init_std": 0.0}, "--init-std is 0.0: it must be above 0"),
+    ({"no_adaptive_head_proj": True}, "--no-adaptive-head-proj needs --tie-adaptive-weights"),
+    (
+        {**ADAPTIVE, "no_adaptive_head_proj": True, "tie_adaptive_head_proj": True},
+        "--no-adaptive-head-proj with --tie-adaptive-head-proj: leave one of them out",
+    ),
     ({"same_length": True, "mem_len": 0}, "--same-length with --mem-len 0 leaves nothing"),
     (
         {"same_length": True, "extended_context": 4},

@@ -5,13 +5,14 @@ import dataclasses
 import pytest
 import torch
 from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_INV_REGISTRY
+from omegaconf import OmegaConf
 
 from fairseq_plugins.transformer_xl.locked_dropout import LockedDropout
 from fairseq_plugins.transformer_xl.model import TransformerXLConfig, TransformerXLLanguageModel
 from tests.tiny import SEGMENTS, dictionary
 
 
-def build_preset(name, symbols):
+def build_preset(name, symbols, **changes):
     """The model of a preset on the meta device, for ``symbols`` symbols, special ones included."""
     cfg = TransformerXLConfig(**SEGMENTS)
     blank = type("Namespace", (), {})()
@@ -19,6 +20,7 @@ def build_preset(name, symbols):
     for option, value in vars(blank).items():
         assert hasattr(cfg, option), f"{name} sets {option}, which is no option"
         setattr(cfg, option, value)
+    cfg = dataclasses.replace(cfg, **changes)
     vocabulary = dictionary()
     for number in range(symbols - len(vocabulary)):
         vocabulary.add_symbol(str(number))
@@ -33,21 +35,27 @@ PRESETS = {
     "transformer_xl_enwik8_base": (41_055_949, 205),
     "transformer_xl_enwik8_18l": (88_000_000, 205),
     "transformer_xl_enwik8_large": (277_232_845, 205),
+    "transformer_xl_text8_base": (40_965_148, 28),
     "transformer_xl_text8_large": (277_051_420, 28),
     "transformer_xl_wt103_base": (151_107_538, 267_735),
     "transformer_xl_wt103_large": (285_170_506, 267_735),
-    "transformer_xl_lm1b_base": (357_468_018, 793_471),
-    "transformer_xl_lm1b_large": (840_758_382, 793_471),
+    "transformer_xl_wt103_ablation": (128_000_000, 267_735),
+    "transformer_xl_lm1b_base": (357_812_082, 793_471),
+    "transformer_xl_lm1b_20l": (469_020_530, 793_471),
+    "transformer_xl_lm1b_large": (841_295_982, 793_471),
+    "transformer_xl_lm1b_ablation": (300_000_000, 793_471),
     "transformer_xl_ptb": (24_040_400, 10_000),
 }
 # layers, width, heads, head width, inner width; cutoffs and factor; dropout, attention dropout
 PUBLISHED = {
     "transformer_xl_enwik8_base": (12, 512, 8, 64, 2048, None, 0.1, 0.0),
     "transformer_xl_enwik8_large": (24, 1024, 8, 128, 3072, None, 0.15, 0.15),
+    "transformer_xl_text8_base": (12, 512, 8, 64, 2048, None, 0.1, 0.0),
     "transformer_xl_text8_large": (24, 1024, 8, 128, 3072, None, 0.15, 0.15),
     "transformer_xl_wt103_base": (16, 410, 10, 41, 2100, ("20000,40000,200000", 1), 0.1, 0.0),
     "transformer_xl_wt103_large": (18, 1024, 16, 64, 4096, ("20000,40000,200000", 4), 0.2, 0.2),
     "transformer_xl_lm1b_base": (18, 1024, 8, 128, 4096, ("60000,100000,640000", 4), 0.0, 0.0),
+    "transformer_xl_lm1b_20l": (20, 1024, 8, 128, 6144, ("60000,100000,640000", 4), 0.0, 0.0),
     "transformer_xl_lm1b_large": (24, 1280, 16, 80, 8192, ("60000,100000,640000", 4), 0.05, 0.05),
 }
 
@@ -62,10 +70,26 @@ def test_presets_have_the_published_number_of_parameters(name):
     count, symbols = PRESETS[name]
     _, model = build_preset(name, symbols)
     ours = sum(p.numel() for p in model.parameters())
-    if name == "transformer_xl_enwik8_18l":
+    if count % 1_000_000 == 0:
         assert abs(ours - count) < 0.01 * count, ours
     else:
         assert ours == count
+
+
+@pytest.mark.parametrize(
+    ("name", "count"),
+    [
+        # 17 more pairs of u and v
+        ("transformer_xl_wt103_large", 285_170_506 + 17 * 2 * 1024),
+        # 23 more pairs, and two projections less
+        ("transformer_xl_lm1b_large", 841_295_982 + 23 * 2 * 1280 - 2 * 1280**2),
+    ],
+)
+def test_options_of_the_recipes_give_the_models_of_the_tensorflow_code(name, count):
+    no_projection = name == "transformer_xl_lm1b_large"
+    options = {"untie_r": True, "no_adaptive_head_proj": no_projection}
+    _, model = build_preset(name, PRESETS[name][1], **options)
+    assert sum(p.numel() for p in model.parameters()) == count
 
 
 def test_the_tiny_preset_has_the_number_of_the_readme():
@@ -96,7 +120,8 @@ def test_presets_set_what_is_published(name):
     else:
         options = (cfg.adaptive_input_cutoff, cfg.adaptive_input_factor)
         assert options == (cfg.adaptive_softmax_cutoff, cfg.adaptive_softmax_factor) == bands
-        assert (cfg.tie_adaptive_weights, cfg.tie_adaptive_proj, cfg.output_bias) == (True,) * 3
+        tied = (cfg.tie_adaptive_weights, cfg.tie_adaptive_proj, cfg.output_bias)
+        assert tied == (True, "wt103" in name, True)
 
 
 def test_the_ptb_preset_drops_as_published():
@@ -121,7 +146,7 @@ def test_presets_differ_from_one_another_and_from_the_defaults():
         for option, value in vars(blank).items():
             setattr(cfg, option, value)
         options = dataclasses.asdict(cfg)
-        if name == "transformer_xl_text8_large":
+        if "text8" in name:
             # the paper: "the best model and the same hyper-parameters on enwik8"
             assert options in seen
             continue
@@ -134,3 +159,11 @@ def test_a_preset_leaves_what_the_command_line_says():
     blank.decoder_layers = 2
     ARCH_CONFIG_REGISTRY["transformer_xl_enwik8_base"](blank)
     assert (blank.decoder_layers, blank.decoder_ffn_embed_dim) == (2, 2048)
+
+
+def test_a_checkpoint_from_before_keeps_its_tied_projections():
+    name = "transformer_xl_lm1b_base"
+    saved = OmegaConf.create({"_name": name, "tie_adaptive_proj": True})
+    ARCH_CONFIG_REGISTRY[name](saved)
+    found = (saved.tie_adaptive_proj, saved.no_adaptive_head_proj, saved.initial_values)
+    assert found == (True, False, "pytorch")

@@ -1,24 +1,75 @@
 """The command files of Transformer-XL: as published, and understood by fairseq."""
 
+import ast
+import shlex
+
 import pytest
 
-import fairseq_plugins  # noqa: F401 (registers what the commands name)
-from tests.command_files import HYDRA, evaluation, of_room, training, write_stand_ins
+from fairseq_plugins.transformer_xl.model import PRESETS, TransformerXLLanguageModel
+from tests.command_files import (
+    ABSENT,
+    HYDRA,
+    evaluation,
+    flags,
+    of_room,
+    same,
+    tables,
+    training,
+    value,
+    words,
+    write_stand_ins,
+)
 
 pytestmark = pytest.mark.filterwarnings(HYDRA)
 
 # batch, segment, dropout, attention dropout, learning rate, warm-up, updates; evaluation: segment,
-# memory, clamp
+# memory, clamp, streams
 TRANSFORMER_XL = {
-    "enwik8_base": (22, 512, 0.1, 0.0, 2.5e-4, 0, 400_000, 80, 2100, 820),
-    "enwik8_18l": (22, 512, 0.1, 0.0, 2.5e-4, 0, 400_000, 80, 2100, 820),
-    "enwik8_large": (64, 768, 0.15, 0.15, 2.5e-4, 4000, 400_000, 128, 3800, 1000),
-    "text8_large": (64, 768, 0.15, 0.15, 2.5e-4, 4000, 400_000, 128, 3800, 1000),
-    "wt103_base": (60, 150, 0.1, 0.0, 2.5e-4, 0, 200_000, 64, 640, 400),
-    "wt103_large": (128, 384, 0.2, 0.2, 2.5e-4, 16_000, 4_000_000, 128, 1600, 1000),
-    "lm1b_base": (224, 32, 0.0, 0.0, 2.5e-4, 20_000, 500_000, 32, 128, None),
-    "lm1b_large": (512, 32, 0.05, 0.05, 1e-4, 30_000, 1_200_000, 32, 128, None),
+    "enwik8_base": (22, 512, 0.1, 0.0, 2.5e-4, 0, 400_000, 80, 2100, 820, 10),
+    "enwik8_18l": (22, 512, 0.1, 0.0, 2.5e-4, 0, 400_000, 80, 2100, 820, 10),
+    "enwik8_large": (64, 768, 0.15, 0.15, 2.5e-4, 4000, 400_000, 128, 3800, 1000, 16),
+    "text8_base": (22, 512, 0.1, 0.0, 2.5e-4, 0, 400_000, 80, 2100, 820, 10),
+    "text8_large": (64, 768, 0.15, 0.15, 2.5e-4, 4000, 400_000, 128, 3800, 1000, 16),
+    "wt103_base": (60, 150, 0.1, 0.0, 2.5e-4, 0, 200_000, 64, 640, 400, 10),
+    "wt103_ablation": (60, 128, 0.1, 0.0, 2.5e-4, 0, 200_000, 64, 500, None, 10),
+    "wt103_large": (128, 384, 0.2, 0.2, 2.5e-4, 16_000, 4_000_000, 128, 1600, 1000, 16),
+    "lm1b_base": (224, 32, 0.0, 0.0, 2.5e-4, 20_000, 500_000, 32, 128, None, 64),
+    "lm1b_20l": (224, 32, 0.0, 0.0, 2.5e-4, 20_000, 500_000, 32, 128, None, 64),
+    "lm1b_large": (512, 32, 0.05, 0.05, 1e-4, 30_000, 1_200_000, 32, 128, None, 16),
+    "lm1b_ablation": (224, 32, 0.0, 0.0, 2.5e-4, 20_000, 400_000, 32, 128, None, 64),
 }
+# those that follow a script of the published codes: of PyTorch, and of TensorFlow
+FOLLOWING = [name for name in TRANSFORMER_XL if name.endswith(("_base", "_large"))]
+TRAINING, EVALUATION = tables("transformer_xl", "Flags beside the sources'")
+# what no source has: names of files, the loss, and what follows from other options
+NOT_IN_THE_TABLE = {
+    *("--user-dir", "--task", "--arch", "--criterion", "--ddp-backend"),
+    *("--save-dir", "--no-epoch-checkpoints", "--keep-interval-updates"),
+    *("--adaptive-input", "--tie-adaptive-weights", "--output-bias"),
+    "--share-decoder-input-output-embed",
+}
+WT103_ABLATIONS, LM1B_ABLATIONS = tables("transformer_xl", "Ablations")
+ABLATIONS = [
+    *(("wt103_ablation", *row[2:]) for row in WT103_ABLATIONS[1:]),
+    *(("lm1b_ablation", *row[2:]) for row in LM1B_ABLATIONS[1:]),
+]
+# recurrence in training, positions, whether half of the loss counts, segment
+ROWS = [
+    (128, "transformer-xl", False, 128),
+    (128, "shaw", False, 128),
+    (128, "transformer-xl", True, 128),
+    (0, "transformer-xl", False, 128),
+    (0, "transformer-xl", True, 128),
+    (0, "shaw", False, 128),
+    (0, "shaw", True, 128),
+    (0, "sinusoidal-absolute", True, 128),
+    (0, "learned-absolute", True, 128),
+    (0, "transformer-xl", False, 176),
+    (0, "transformer-xl", True, 172),
+    (32, "transformer-xl", False, 32),
+    (32, "shaw", False, 32),
+    (0, "transformer-xl", False, 32),
+]
 OTHERS = ["ptb", "english_characters", "english_words"]
 
 
@@ -34,6 +85,7 @@ def test_every_command_file_is_tested():
 @pytest.mark.parametrize("name", TRANSFORMER_XL)
 def test_transformer_xl_trains_as_published(stand_ins, name):
     batch, segment, dropout, attention, lr, warmup, updates, *_ = TRANSFORMER_XL[name]
+    tensorflow = name.endswith("_large")
     cfg = training(stand_ins, f"transformer_xl/{name}")
     assert (cfg.dataset.batch_size, cfg.task.tokens_per_sample) == (batch, segment)
     assert (cfg.model.dropout, cfg.model.attention_dropout) == (dropout, attention)
@@ -42,6 +94,10 @@ def test_transformer_xl_trains_as_published(stand_ins, name):
     assert (cfg.lr_scheduler._name, cfg.lr_scheduler.warmup_updates) == ("cosine", warmup)
     assert (cfg.optimizer._name, cfg.optimization.clip_norm) == ("adam", 0.25)
     assert cfg.model.init_std == (0.005 if name in ("wt103_large", "lm1b_large") else 0.02)
+    assert (cfg.model.initial_values == "tensorflow", cfg.model.zero_memory) == (tensorflow,) * 2
+    assert cfg.model.untie_r is (name in ("wt103_large", "lm1b_large"))
+    assert cfg.lr_scheduler.min_lr == pytest.approx(lr / 100 if tensorflow else 0)
+    assert cfg.task.shuffle_sentences is name.startswith("lm1b")
     words_as_symbols = name.startswith(("wt103", "lm1b"))
     criterion = "exact_adaptive_loss" if words_as_symbols else "cross_entropy"
     assert cfg.criterion._name == criterion
@@ -50,14 +106,72 @@ def test_transformer_xl_trains_as_published(stand_ins, name):
 
 @pytest.mark.parametrize("name", TRANSFORMER_XL)
 def test_transformer_xl_is_evaluated_as_published(stand_ins, name):
-    *_, segment, memory, clamp = TRANSFORMER_XL[name]
+    *_, segment, memory, clamp, streams = TRANSFORMER_XL[name]
     cfg = evaluation(stand_ins, f"transformer_xl/{name}")
-    assert (cfg.task.tokens_per_sample, cfg.dataset.batch_size) == (segment, 1)
+    assert (cfg.task.tokens_per_sample, cfg.dataset.batch_size) == (segment, streams)
     expected = {"mem_len": memory, "same_length": True}
     if clamp:
         expected["clamp_len"] = clamp
-    assert eval(cfg.common_eval.model_overrides) == expected
+    assert ast.literal_eval(cfg.common_eval.model_overrides) == expected
     assert cfg.dataset.gen_subset == "test"
+
+
+def test_the_table_of_flags_has_the_command_files_of_a_source():
+    for head, *_ in (TRAINING, EVALUATION):
+        assert sorted(head[2:]) == sorted(f"`{name}`" for name in FOLLOWING)
+
+
+@pytest.mark.parametrize("name", FOLLOWING)
+def test_training_has_the_flags_of_the_table(stand_ins, name):
+    recipe = f"transformer_xl/{name}"
+    given, table = words(stand_ins, recipe, "train"), flags(TRAINING, name)
+    cfg = training(stand_ins, recipe)
+    preset = {f"--{option.replace('_', '-')}" for option in PRESETS[cfg.model._name]}
+    set_here = {word for word in given if word.startswith("--")} | preset
+    assert set_here - NOT_IN_THE_TABLE <= set(table)
+    for flag, cell in table.items():
+        if cell == ABSENT:
+            assert flag not in set_here
+        elif flag == "--mem-len":
+            # by default as long as a segment
+            assert (cfg.model.mem_len, cfg.task.tokens_per_sample) == (None, int(cell))
+        else:
+            assert same(value(cfg, flag), cell), (flag, value(cfg, flag))
+
+
+@pytest.mark.parametrize("name", FOLLOWING)
+def test_evaluation_has_the_flags_of_the_table(stand_ins, name):
+    cfg = evaluation(stand_ins, f"transformer_xl/{name}")
+    overrides = ast.literal_eval(cfg.common_eval.model_overrides)
+    table = flags(EVALUATION, name)
+    assert set(overrides) <= set(table)
+    for flag, cell in table.items():
+        if cell == ABSENT:
+            assert flag not in overrides
+        else:
+            found = value(cfg, flag) if flag.startswith("--") else overrides[flag]
+            assert same(found, cell), (flag, found)
+
+
+@pytest.mark.parametrize(("row", "expected"), zip(ABLATIONS, ROWS, strict=True))
+def test_rows_of_the_ablations_are_options_of_their_command_files(stand_ins, row, expected):
+    name, *given, _, length = row
+    to_train, to_evaluate = (shlex.split(words.strip("`")) for words in given)
+    memory, positions, half, segment = expected
+    cfg = training(stand_ins, f"transformer_xl/{name}", *to_train)
+    trained = TransformerXLLanguageModel.recurrence_length(cfg.model)
+    assert (trained, cfg.model.positions) == (memory, positions)
+    loss = "half_exact_adaptive_loss" if half else "exact_adaptive_loss"
+    assert (cfg.criterion._name, cfg.task.tokens_per_sample) == (loss, segment)
+    # what the last token of a segment sees in evaluation
+    cfg = evaluation(stand_ins, f"transformer_xl/{name}", *to_evaluate)
+    overrides = ast.literal_eval(cfg.common_eval.model_overrides)
+    if memory:
+        assert overrides == {"mem_len": int(length), "same_length": True}
+    else:
+        assert overrides == {}
+        assert cfg.task.tokens_per_sample + cfg.task.extended_context == int(length)
+        assert "absolute" not in positions or int(length) <= segment
 
 
 @pytest.mark.parametrize("name", OTHERS)

@@ -1,0 +1,43 @@
+#!/usr/bin/env bash
+# Transformer-XL, 12 layers, on text8.
+# 41M parameters. Published: none for this size. Not run here.
+#
+#   python -m scripts.prepare.text8 --output DATA
+#   bash examples/transformer_xl/text8_base.sh train DATA CHECKPOINTS [options]
+#   bash examples/transformer_xl/text8_base.sh evaluate DATA CHECKPOINTS [options]
+#
+# Source: pytorch/run_text8_base.sh of kimiyoung/transformer-xl; README.md sets its flags beside
+#   these.
+# Different:
+# - every token is read and scored, there as many as fill all streams
+# - validation reads segments of 512 tokens, there of 128 with a memory 384 longer
+# Batch: 22 parallel streams; with N GPUs add --batch-size 22/N. Not --update-freq: it puts
+#   consecutive segments into one update.
+# Memory (computed, fp32): 0.6 GiB for weights, gradients and Adam's state; activations 0.55 GiB a
+#   stream (12 GiB for 22); less with --checkpoint-activations or --bf16.
+set -euo pipefail
+task=(--user-dir fairseq_plugins --task segment_language_modeling)
+action=usage data=${2:-} checkpoints=${3:-}
+[ $# -lt 3 ] || action=$1
+
+case $action in
+train)
+    fairseq-train "$data/bin" "${task[@]}" \
+        --arch transformer_xl_text8_base --tokens-per-sample 512 --batch-size 22 \
+        --optimizer adam --clip-norm 0.25 --lr 0.00025 --lr-scheduler cosine \
+        --max-update 400000 \
+        --save-interval-updates 4000 --keep-interval-updates 1 --batch-size-valid 10 \
+        --save-dir "$checkpoints" --no-epoch-checkpoints "${@:4}"
+    ;;
+evaluate)
+    fairseq-eval-lm "$data/bin" "${task[@]}" --distributed-world-size 1 \
+        --path "$checkpoints/checkpoint_best.pt" --gen-subset test \
+        --tokens-per-sample 80 \
+        --model-overrides "{'mem_len': 2100, 'clamp_len': 820, 'same_length': True}" \
+        --batch-size 10 "${@:4}"
+    ;;
+*)
+    sed -n '2,/^set /{/^set /d;s/^# \{0,1\}//;p}' "$0" >&2
+    exit 2
+    ;;
+esac
