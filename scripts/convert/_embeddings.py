@@ -210,14 +210,8 @@ class TensorFlowEmbeddings(Embeddings):
         ]
         if bands.factor == 1:
             whole = tensors.take(f"{_TF_INPUT}/lookup_table", sum(sizes), width)
-            identities = [identity] * len(sizes)
-            return (
-                list(whole.split(sizes)),
-                list(whole.split(sizes)),
-                biases,
-                identities,
-                identities,
-            )
+            tables, identities = whole.split(sizes), [identity] * len(sizes)
+            return list(tables), list(tables), biases, identities, identities
         tables, projections = [], []
         for band, size in enumerate(sizes):
             of_input, of_output = (f"{of}/cutoff_{band}" for of in (_TF_INPUT, _TF_OUTPUT))

@@ -118,11 +118,11 @@ def _checksum(data: bytes) -> int:
 
 def _read_index(table: bytes) -> tuple[int, dict[str, _Entry]]:
     """Number of data files, and where each tensor lies."""
-    if table[-len(_MAGIC) :] != _MAGIC:
-        raise IndexError("the last bytes are not a table's")
     addresses = io.BytesIO(table[-len(_MAGIC) - _ADDRESSES :])
     # the first block describes none of the tensors, and is read for its checksum
     _, blocks = (list(_read_block(table, _varint(addresses), _varint(addresses))) for _ in range(2))
+    if addresses.read().lstrip(b"\0") != _MAGIC:
+        raise IndexError("the last bytes are not a table's")
     found = {}
     for _, address in blocks:
         stream = io.BytesIO(address)
