@@ -209,7 +209,7 @@ class _InertUnpickler(pickle.Unpickler):
 
 def _text(value: str | bytes) -> str:
     # Python 2 wrote bytes
-    return value.decode() if isinstance(value, bytes) else value
+    return value if isinstance(value, str) else value.decode()
 
 
 def read_symbols(path: Path) -> list[str]:

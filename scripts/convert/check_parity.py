@@ -105,7 +105,7 @@ def read_config(case: Path) -> dict[str, Any]:
 def import_case(case: Path, config: dict[str, Any], folder: Path) -> None:
     """Import a case's model, and binarize its text with the imported dictionary."""
     bundles = sorted(case.glob("*.index")) if config["source"] == TENSORFLOW else []
-    weights = bundles[0] if bundles else case / "model.pt"
+    weights = next(iter(bundles), case / "model.pt")
     words = [*python_command("convert.checkpoint"), "--source", config["source"]]
     words += ["--checkpoint", f"{weights}", "--config", f"{case}/config.json"]
     run_quietly([*words, "--vocab", f"{case}/vocab.txt", "--output", f"{folder}/model"])

@@ -109,12 +109,18 @@ class Foreign(NamedTuple):
         return tuple(found)
 
 
-def run_importer(foreign: Foreign, folder: Path, output: Path, name: str = "model.pt") -> int:
+def run_importer(
+    foreign: Foreign,
+    folder: Path,
+    output: Path,
+    name: str = "model.pt",
+    vocabulary: str = "vocab.txt",
+) -> int:
     """Exit status of the importer on the files that ``foreign`` wrote to a folder."""
     return import_checkpoint.main(
         [
             *("--source", foreign.source, "--checkpoint", f"{folder / name}"),
-            *("--config", f"{folder}/config.json", "--vocab", f"{folder}/vocab.txt"),
+            *("--config", f"{folder}/config.json", "--vocab", f"{folder / vocabulary}"),
             *("--output", f"{output}"),
         ]
     )

@@ -172,19 +172,26 @@ def test_the_segments_length_makes_no_difference_where_the_original_has_none(fol
 
 
 def test_the_cases_depend_on_what_they_pin(folder):
-    """Far keys beyond the spans leave less than 1, and zero vectors are attended to."""
+    """Far keys beyond the spans leave less than 1, zero vectors are attended to, and so on."""
     for layout in ("span-ff", "all-attention", "all-attention-trimmed"):
         foreign, found = of_layout(folder, layout)
         without = reference.adaptive_span(
             foreign.tensors, foreign.config, stream(foreign), epsilon=0.0
         )
         assert largest_difference(foreign, found, expected=without) > 0.01
-    for layout in ("hf-plain", "all-attention", "span-ff-fixed"):
+    _, found = of_layout(folder, "tf-plain")
+    norms = [m for m in found.model.modules() if isinstance(m, torch.nn.LayerNorm)]
+    assert {norm.eps for norm in norms} == {1e-12}
+    for layout in ("hf-plain", "tf-plain", "all-attention", "span-ff-fixed"):
         foreign, found = of_layout(folder, layout)
         decoder = found.model.decoder
         decoder.context = decoder.context._replace(from_zeros=False)
         assert largest_difference(foreign, found) > 0.01
         decoder.context = decoder.context._replace(from_zeros=True)
+    foreign, _ = of_layout(folder, "tf-plain")
+    found = foreign.log_probabilities(stream(foreign))
+    others = foreign.log_probabilities(stream(foreign), mem_len=9)
+    assert (found - others).abs().max() > 0.01
 
 
 def test_the_dictionary_is_in_the_originals_order(folder):
@@ -263,6 +270,11 @@ def test_options_are_the_models(folder):
     assert {name: options[name] for name in expected} == expected
     assert {"--untie-r", "--zero-memory", "--tie-adaptive-proj"} <= set(words)
     assert not {"--clamp-len", "--same-length", "--tie-adaptive-head-proj"} & set(words)
+
+    words = of_layout(folder, "tf-div2-neither")[1].options
+    assert "--layer-norm-epsilon 1e-12 --same-length-besides-itself" in words
+    assert "--same-length " in words
+    assert "--zero-memory" in words
 
     words = shlex.split(of_layout(folder, "all-attention")[1].options)
     assert words[:2] == ["--arch", "all_attention_lm"]
