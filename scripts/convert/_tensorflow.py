@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from scripts._shared.commands import short
+from scripts.prepare._binarize import OTHER_BLANK, VISIBLE_BLANK
 
 # what follows the name that TensorFlow calls a checkpoint by
 _SUFFIX = re.compile(r"\.(index|meta|data-\d{5}-of-\d{5})$")
@@ -27,6 +28,7 @@ _SUFFIX = re.compile(r"\.(index|meta|data-\d{5}-of-\d{5})$")
 _OF_OPTIMIZER = re.compile(r"(.*/)?(Adam(_1)?|beta[12]_power|global_step)")
 # TensorFlow's numbers of types
 _TYPES = {1: np.dtype("<f4"), 2: np.dtype("<f8"), 19: np.dtype("<f2")}
+_OF_LM1B = {"<S>": "<eos>", "<UNK>": "<unk>"}
 # the table's last bytes: two addresses, filled up with zeros, and this
 _ADDRESSES, _MAGIC = 40, bytes.fromhex("57fb808b247547db")
 # after each of its blocks: how it is compressed, and a checksum
@@ -215,12 +217,18 @@ def _text(value: str | bytes) -> str:
 def read_symbols(path: Path) -> list[str]:
     """Symbols, in the order of the model's numbers, of the TensorFlow code's cache.pkl.
 
+    Those of One Billion Word get the other data's names for a sentence's end and an unknown word,
+    and blanks within a word, where Python 2 did not cut it, are written as scripts.prepare.lm1b
+    does.
+
     Raises ValueError when the file is damaged or something else.
     """
     try:
         with path.open("rb") as file:
             symbols = _InertUnpickler(file, encoding="bytes").load()["vocab"]["idx2sym"]
-        return [_text(symbol) for symbol in symbols]
+        symbols = [OTHER_BLANK.sub(VISIBLE_BLANK, _text(symbol)) for symbol in symbols]
+        names = {old: new for old, new in _OF_LM1B.items() if new not in symbols}
+        return [names.get(symbol, symbol) for symbol in symbols]
     except Exception as error:
         # reading a damaged file may fail in any way
         raise ValueError(

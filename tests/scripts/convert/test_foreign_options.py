@@ -6,6 +6,8 @@ import re
 import pytest
 import torch
 
+from fairseq_plugins.transformer_xl.model import PRESETS
+from scripts._shared.commands import ROOT
 from scripts.convert._foreign import ForeignConfig, ForeignVocabulary
 from scripts.convert._models import AdaptiveSpanImport, TensorFlowImport, TransformerXLImport
 from tests.scripts.convert.foreign_models import (
@@ -156,6 +158,33 @@ def test_rows_follow_the_dictionary(tmp_path, symbols):
     assert not vocabulary.fits_first_band(1)
     band = vocabulary.arrange(rows[:-1].unsqueeze(1).expand(-1, 3))
     assert band[:, 0].tolist() == [max(value, 0.0) for value in found[:-1].tolist()]
+
+
+@pytest.mark.parametrize(
+    ("name", "preset"),
+    [
+        ("characters", "enwik8_large"),
+        ("characters", "text8_large"),
+        ("wt103", "wt103_large"),
+        ("lm1b", "lm1b_large"),
+    ],
+)
+def test_options_of_the_published_tensorflow_models_are_the_presets(name, preset):
+    folder = ROOT / "examples" / "segment_language_model"
+    config = json.loads((folder / f"tensorflow_{name}.json").read_text(encoding="utf-8"))
+    preset = PRESETS[f"transformer_xl_{preset}"]
+    assert (config["n_layer"], config["n_head"]) == (
+        preset["decoder_layers"],
+        preset["decoder_attention_heads"],
+    )
+    assert (config["d_model"], config["d_inner"]) == (
+        preset["decoder_embed_dim"],
+        preset["decoder_ffn_embed_dim"],
+    )
+    assert ",".join(map(str, config["cutoffs"])) == preset.get("adaptive_input_cutoff", "")
+    assert config.get("div_val") == preset.get("adaptive_input_factor")
+    dropouts = preset["dropout"], preset["attention_dropout"]
+    assert (config["dropout"], config["dropatt"]) == dropouts
 
 
 def problems_of(tmp_path, foreign, symbols=SYMBOLS, **changed):

@@ -236,6 +236,26 @@ def test_symbols_are_read_of_the_cached_data(tmp_path, protocol):
     assert not problems
 
 
+@pytest.mark.parametrize(
+    ("cached", "read"),
+    [
+        (["a", "<S>", "<UNK>", "</S>"], ["a", "<eos>", "<unk>", "</S>"]),
+        (["<S>", "<eos>", "<UNK>"], ["<S>", "<eos>", "<unk>"]),
+    ],
+)
+def test_sentence_ends_of_one_billion_word_are_line_ends(tmp_path, cached, read):
+    (tmp_path / "cache.pkl").write_bytes(pickle.dumps(Corpus(cached)))
+    assert ForeignVocabulary(tmp_path / "cache.pkl", []).symbols == read
+
+
+def test_blanks_within_cached_symbols_are_made_visible(tmp_path):
+    cache = tmp_path / "cache.pkl"
+    cache.write_bytes(pickle.dumps(Corpus(["a\u00a0b", "c d"])))
+    problems = []
+    assert ForeignVocabulary(cache, problems).symbols == ["a\u2423b", "c d"]
+    assert problems == [f"--vocab {cache}, line 2: 'c d' is empty or has spaces"]
+
+
 def test_cached_data_are_not_executed(tmp_path):
     corpus, cache = Corpus(["<eos>", "a"]), tmp_path / "cache.pkl"
     corpus.vocab.special = [Executed(tmp_path / "executed")]
