@@ -8,6 +8,7 @@ All checksums are compared, and nothing in a file is executed.
 
 import io
 import math
+import operator
 import pickle
 import re
 import struct
@@ -59,7 +60,7 @@ def read_bundle(path: Path) -> dict[str, Tensor]:
     Raises ValueError when a file is missing or damaged.
     """
     label, prefix = f"--checkpoint {short(path)}", _SUFFIX.sub("", path.name)
-    index = path.with_name(f"{prefix}.index")
+    index = path.parent / f"{prefix}.index"
     again = "copy all of the checkpoint's files anew"
     if not index.is_file():
         raise ValueError(
@@ -72,7 +73,7 @@ def read_bundle(path: Path) -> dict[str, Tensor]:
             f"{label}: {index.name} is cut short, changed or no index of TensorFlow's: {again}"
         ) from error
     numbers = sorted({entry.file for entry in entries.values()})
-    paths = {n: path.with_name(f"{prefix}.data-{n:05}-of-{files:05}") for n in numbers}
+    paths = {n: path.parent / f"{prefix}.data-{n:05}-of-{files:05}" for n in numbers}
     missing = [file.name for file in paths.values() if not file.is_file()]
     if missing:
         raise ValueError(f"{label}: there is no {', '.join(missing)}: {again}")
@@ -133,7 +134,7 @@ def _read_index(table: bytes) -> tuple[int, dict[str, _Entry]]:
     header = dict(_fields(found.pop(b"")))
     if header.get(2):
         raise IndexError("the first byte of a number is the highest")
-    return header[1], {
+    return operator.index(header[1]), {
         name.decode(errors="backslashreplace"): _entry(value) for name, value in found.items()
     }
 
@@ -159,7 +160,8 @@ def _entry(message: bytes) -> _Entry:
     fields = dict(_fields(message))
     # zeros are left out
     shape = [dict(_fields(value)).get(1, 0) for _, value in _fields(fields.get(2, b""))]
-    return _Entry(fields.get(1, 0), shape, *(fields.get(number, 0) for number in (3, 4, 5, 6)))
+    kind, *place = (operator.index(fields.get(number, 0)) for number in (1, 3, 4, 5, 6))
+    return _Entry(kind, [operator.index(size) for size in shape], *place)
 
 
 def _fields(message: bytes) -> Iterator[tuple[int, Any]]:
@@ -178,13 +180,13 @@ def _fields(message: bytes) -> Iterator[tuple[int, Any]]:
 
 def _varint(stream: io.BytesIO) -> int:
     """Number of seven bits a byte, the lowest first; the last byte is below 128."""
-    value = shift = 0
-    while True:
+    value = 0
+    for shift in range(0, 64, 7):
         byte = stream.read(1)[0]
         value |= (byte & 127) << shift
         if byte < 128:
             return value
-        shift += 7
+    raise IndexError("a number has more than 64 bits")
 
 
 class _Inert(dict):

@@ -71,10 +71,8 @@ def table(rows: dict[bytes, bytes], rows_of_block: int = 4, compression: int = 0
 def write_bundle(prefix: Path, tensors: dict[str, Tensor], files: int = 1) -> None:
     """Write a checkpoint, its tensors in turn into so many files."""
     # the version of the layout is a message of its own
-    rows, written = (
-        {b"": field(1, files) + field(3, field(1, 1))},
-        [bytearray() for _ in range(files)],
-    )
+    rows = {b"": field(1, files) + field(3, field(1, 1))}
+    written = [bytearray() for _ in range(files)]
     for number, (name, tensor) in enumerate(sorted(tensors.items())):
         file, data = number % files, tensor.contiguous().numpy().tobytes()
         kind = TYPES[tensor.dtype]

@@ -120,15 +120,18 @@ def test_missing_files_are_named(tmp_path):
 
 
 def test_an_index_reaches_no_file_but_its_own(tmp_path):
-    rows = {b"": field(1, 2), b"../up": entry(1, [1], 10**30, 0, b"abcd")}
-    (tmp_path / "x.index").write_bytes(table(rows))
-    assert refused(tmp_path / "x") == f"there is no x.data-{10**30}-of-00002: {ANEW}"
-    for place in (2**63, 10**30):
-        rows[b"../up"] = entry(1, [1], 0, place, b"abcd")
+    (tmp_path / "x.data-00000-of-00002").write_bytes(b"abcd")
+    for file, place, message in (
+        (2**63, 0, f"there is no x.data-{2**63}-of-00002: {ANEW}"),
+        (0, 2**63, f"x.data-00000-of-00002 is cut short or changed at ../up: {ANEW}"),
+        (0, 10**30, NO_INDEX),
+    ):
+        rows = {b"": field(1, 2), b"../up": entry(1, [1], file, place, b"abcd")}
         (tmp_path / "x.index").write_bytes(table(rows))
-        (tmp_path / "x.data-00000-of-00002").write_bytes(b"abcd")
-        message = f"x.data-00000-of-00002 is cut short or changed at ../up: {ANEW}"
         assert refused(tmp_path / "x") == message
+    rows = {b"": field(1, 2), b"../up": field(1, 1) + field(3, b"../../file")}
+    (tmp_path / "x.index").write_bytes(table(rows))
+    assert refused(tmp_path / "x") == NO_INDEX
 
 
 @pytest.mark.parametrize(
