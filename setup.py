@@ -25,7 +25,7 @@ setup(
         ],
         "faiss-cpu": ["faiss-cpu"],
         "faiss-gpu": ["faiss-gpu"],
-        "import": ["safetensors"],
+        "import": ["google-crc32c", "safetensors"],
         "plots": ["matplotlib", "tensorboardX"],
     },
 )

@@ -5,6 +5,7 @@ Shapes: B streams, T tokens of a segment, d model width, f inner width.
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import torch
@@ -50,6 +51,7 @@ class SegmentLayer(nn.Module):
         dropout: acts on what each sublayer adds.
         normalize_before: normalise the input of each sublayer in place of the sum.
         memory_sublayer: a product-key memory after the feed-forward sublayer, or None.
+        layer_norm_epsilon: what the norms add to the variance.
     """
 
     def __init__(
@@ -60,14 +62,16 @@ class SegmentLayer(nn.Module):
         dropout: nn.Module,
         normalize_before: bool = False,
         memory_sublayer: MemorySublayer | None = None,
+        layer_norm_epsilon: float = 1e-5,
     ) -> None:
         super().__init__()
         self.self_attn = attention
-        self.self_attn_layer_norm = nn.LayerNorm(embed_dim)
+        norm = functools.partial(nn.LayerNorm, embed_dim, layer_norm_epsilon)
+        self.self_attn_layer_norm = norm()
         self.feed_forward = feed_forward
-        self.final_layer_norm = nn.LayerNorm(embed_dim) if feed_forward is not None else None
+        self.final_layer_norm = norm() if feed_forward is not None else None
         self.memory_sublayer = memory_sublayer
-        self.memory_layer_norm = nn.LayerNorm(embed_dim) if memory_sublayer is not None else None
+        self.memory_layer_norm = norm() if memory_sublayer is not None else None
         self.dropout = dropout
         self.normalize_before = normalize_before
 

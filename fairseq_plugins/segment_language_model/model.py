@@ -186,6 +186,7 @@ class SegmentLanguageModel(FairseqLanguageModel):
             dropout(cfg.dropout),
             cfg.decoder_normalize_before,
             memory_sublayer,
+            cfg.layer_norm_epsilon,
         )
 
     def forward(
@@ -342,7 +343,7 @@ def build_final_norm(cfg: SegmentLanguageModelConfig) -> nn.LayerNorm | None:
     """Return the norm after the last layer, which pre-norm layers need."""
     if not cfg.decoder_normalize_before or cfg.no_decoder_final_norm:
         return None
-    return nn.LayerNorm(cfg.decoder_embed_dim)
+    return nn.LayerNorm(cfg.decoder_embed_dim, cfg.layer_norm_epsilon)
 
 
 def summarise(cfg: SegmentLanguageModelConfig, mem_len: int) -> str:

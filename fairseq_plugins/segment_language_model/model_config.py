@@ -38,6 +38,13 @@ class SegmentLanguageModelConfig(MemoryLayersOptions):
         default=False,
         metadata={"help": "with pre-norm, leave the last layer's output as it is"},
     )
+    layer_norm_epsilon: float = field(
+        default=1e-5,
+        metadata={
+            "help": "what the layer norms add to the variance; the published TensorFlow models "
+            "have 1e-12"
+        },
+    )
     dropout: float = field(
         default=0.0, metadata={"help": "dropout of what each sublayer adds to its input"}
     )
@@ -184,6 +191,8 @@ def check_config(cfg: SegmentLanguageModelConfig, dictionary: Dictionary) -> Non
         value = getattr(cfg, option)
         if not 0 <= value < 1:
             raise ValueError(f"{_flag(option)} is {value}: it must be in [0, 1)")
+    if not cfg.layer_norm_epsilon > 0:
+        raise ValueError(f"--layer-norm-epsilon is {cfg.layer_norm_epsilon}: it must be above 0")
     if cfg.decoder_embed_dim % cfg.decoder_attention_heads:
         raise ValueError(
             f"--decoder-attention-heads is {cfg.decoder_attention_heads}: it must divide "

@@ -59,6 +59,13 @@ class TransformerXLConfig(SegmentLanguageModelConfig):
         default=False,
         metadata={"help": "give each layer vectors u and v of its own, in place of one pair"},
     )
+    same_length_besides_itself: bool = field(
+        default=False,
+        metadata={
+            "help": "with --same-length let every token see itself besides --mem-len others, as in "
+            "the published TensorFlow code, in place of --mem-len tokens with itself"
+        },
+    )
     word_dropout: float = field(
         default=0.0,
         metadata={"help": "dropout of the embeddings of whole words, the same in all the batch"},
@@ -102,7 +109,8 @@ class TransformerXLLanguageModel(SegmentLanguageModel):
         heads = cfg.decoder_attention_heads
         head_dim = cfg.decoder_embed_dim // heads
         # a token itself is one of the mem_len that each token sees in evaluation at the same length
-        window = Window(0, mem_len - 1 if cfg.same_length else UNLIMITED)
+        seen_before = mem_len if cfg.same_length_besides_itself else mem_len - 1
+        window = Window(0, seen_before if cfg.same_length else UNLIMITED)
         biases = PositionBiases(heads, head_dim) if cfg.positions == "transformer-xl" else None
         for number in range(cfg.decoder_layers):
             distance_table = None

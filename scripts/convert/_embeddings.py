@@ -1,7 +1,9 @@
 """Embeddings and outputs of other code as weights of a segment language model.
 
-Both originals have the same adaptive softmax, with a projection in each band, also the first, with
-biases, and with the clusters' logits last to first, which fairseq has first to last.
+Both originals in PyTorch have the same adaptive softmax, with a projection in each band, also the
+first, with biases, and with the clusters' logits last to first, which fairseq has first to last.
+TensorFlow's Transformer-XL has them first to last too, always ties the embeddings, and need not
+project the first band.
 
 Shapes: V symbols, W those of a band, d model width, e width of a band.
 """
@@ -17,6 +19,7 @@ from scripts.convert._foreign import ForeignTensors, ForeignVocabulary
 
 _INPUT, _OUTPUT = "decoder.embed_tokens", "decoder.output_projection"
 _SOFTMAX = "decoder.adaptive_softmax"
+_TF_INPUT, _TF_OUTPUT = "transformer/adaptive_embed", "transformer/adaptive_softmax"
 
 
 class Bands(NamedTuple):
@@ -28,6 +31,7 @@ class Bands(NamedTuple):
         tied: whether input and output have the same embeddings.
         tied_projections: whether they have the same projections, for each band.
         reversed: whether the clusters' logits are last to first.
+        first_projected: whether the first band has projections where the others have.
     """
 
     cutoffs: list[int]
@@ -35,6 +39,7 @@ class Bands(NamedTuple):
     tied: bool
     tied_projections: list[bool]
     reversed: bool = True
+    first_projected: bool = True
 
     @property
     def tails_tied(self) -> bool:
@@ -66,15 +71,21 @@ class Embeddings(NamedTuple):
         vocabulary: its symbols.
         width: d.
         tied: whether input and output of the whole vocabulary have the same embeddings.
-        names: what the original calls its tensors.
+        names: what the original in PyTorch calls its tensors.
         bands: of an adaptive input and softmax; None for the whole vocabulary.
     """
 
     vocabulary: ForeignVocabulary
     width: int
     tied: bool
-    names: Names
+    names: Names | None
     bands: Bands | None
+
+    @property
+    def band_sizes(self) -> list[int]:
+        """W of each band."""
+        bounds = [0, *self.bands.cutoffs, len(self.vocabulary)]
+        return [last - first for first, last in itertools.pairwise(bounds)]
 
     def options(self) -> dict[str, object]:
         """Options of the model."""
@@ -109,11 +120,11 @@ class Embeddings(NamedTuple):
         }
 
     def _of_bands(self, tensors: ForeignTensors, bands: Bands) -> dict[str, Tensor]:
-        names, arrange = self.names, self.vocabulary.arrange
+        arrange, clusters = self.vocabulary.arrange, len(bands.cutoffs)
         embeddings, outputs, biases, into, out_of = self._take_bands(tensors, bands)
-        clusters = len(bands.cutoffs)
-        of_clusters = tensors.take(names.clusters, clusters, self.width)
-        cluster_bias = tensors.take(names.cluster_bias, clusters)
+        weights, bias = self._cluster_names()
+        of_clusters = tensors.take(weights, clusters, self.width)
+        cluster_bias = tensors.take(bias, clusters)
         if bands.reversed:
             of_clusters, cluster_bias = of_clusters.flip(0), cluster_bias.flip(0)
 
@@ -145,16 +156,17 @@ class Embeddings(NamedTuple):
             found[f"{_SOFTMAX}.tail.{tail}.3.bias"] = biases[tail + 1]
         return found
 
+    def _cluster_names(self) -> tuple[str, str]:
+        return self.names.clusters, self.names.cluster_bias
+
     def _take_bands(self, tensors: ForeignTensors, bands: Bands) -> tuple[list[Tensor], ...]:
         """Of each band: embeddings, outputs, both (W, e), biases (W,), projections (d, e) twice.
 
         Bands as wide as the model are one tensor in the original, and have no projections.
         """
-        names, width = self.names, self.width
-        bounds = [0, *bands.cutoffs, len(self.vocabulary)]
-        sizes = [last - first for first, last in itertools.pairwise(bounds)]
+        names, width, sizes = self.names, self.width, self.band_sizes
         taken = []
-        for band, size in enumerate(sizes if bands.factor > 1 else bounds[-1:]):
+        for band, size in enumerate(sizes if bands.factor > 1 else [sum(sizes)]):
             narrow = width // bands.factor**band
             output = names.output.format(band)
             of_words = names.embedding.format(band), f"{output}.weight"
@@ -171,3 +183,45 @@ class Embeddings(NamedTuple):
             identity = [torch.eye(width) for _ in sizes]
             parts = [*(list(whole.split(sizes)) for (whole,) in parts), identity, identity]
         return tuple(parts)
+
+
+class TensorFlowEmbeddings(Embeddings):
+    """Input and output of the TensorFlow code's Transformer-XL; projections there are (e, d)."""
+
+    def _plain(self, tensors: ForeignTensors) -> dict[str, Tensor]:
+        arrange, shape = self.vocabulary.arrange, (len(self.vocabulary), self.width)
+        embedding = arrange(tensors.take(f"{_TF_INPUT}/lookup_table", *shape))
+        bias = tensors.take(f"{_TF_OUTPUT}/bias", shape[0])
+        return {
+            f"{_INPUT}.weight": embedding,
+            f"{_OUTPUT}.weight": embedding,
+            f"{_OUTPUT}.bias": arrange(bias, IMPOSSIBLE_BIAS),
+        }
+
+    def _cluster_names(self) -> tuple[str, str]:
+        return f"{_TF_OUTPUT}/cutoff_0/cluster_W", f"{_TF_OUTPUT}/cutoff_0/cluster_b"
+
+    def _take_bands(self, tensors: ForeignTensors, bands: Bands) -> tuple[list[Tensor], ...]:
+        """Of each band the same as of the other originals."""
+        width, sizes = self.width, self.band_sizes
+        identity = torch.eye(width)
+        biases = [
+            tensors.take(f"{_TF_OUTPUT}/cutoff_{band}/b", size) for band, size in enumerate(sizes)
+        ]
+        if bands.factor == 1:
+            whole = tensors.take(f"{_TF_INPUT}/lookup_table", sum(sizes), width)
+            tables, identities = whole.split(sizes), [identity] * len(sizes)
+            return list(tables), list(tables), biases, identities, identities
+        tables, projections = [], []
+        for band, size in enumerate(sizes):
+            of_input, of_output = (f"{of}/cutoff_{band}" for of in (_TF_INPUT, _TF_OUTPUT))
+            narrow = width // bands.factor**band
+            tables.append(tensors.take(f"{of_input}/lookup_table", size, narrow))
+            if band > 0 or bands.first_projected:
+                names, tied = (f"{of_input}/proj_W", f"{of_output}/proj"), bands.tied_projections
+                both = tensors.take_both(*names, tied[band], narrow, width)
+                projections.append([projection.T for projection in both])
+            else:
+                projections.append([identity, identity])
+        into, out_of = map(list, zip(*projections, strict=True))
+        return tables, list(tables), biases, into, out_of

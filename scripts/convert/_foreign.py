@@ -16,6 +16,7 @@ from fairseq.data import Dictionary
 from torch import Tensor
 
 from scripts._shared.commands import short
+from scripts.convert._tensorflow import read_symbols
 
 EOS, UNK = "<eos>", "<unk>"
 # Under one of these a training's checkpoint has the weights.
@@ -183,10 +184,12 @@ class ForeignConfig:
         self._unread: set[str] = set()
         for name, value in read.items():
             for option, given in (value if isinstance(value, dict) else {name: value}).items():
+                self._unread.add(option)
+                if isinstance(given, dict):
+                    continue  # a group in a group is no option
                 if json.dumps(self._values.get(option, given)) != json.dumps(given):
                     self.note(f"{option} occurs twice, with different values")
                 self._values[option] = given
-                self._unread.add(option)
 
     def unread(self) -> list[str]:
         """Names of the options that nobody has asked for."""
@@ -267,7 +270,7 @@ class ForeignVocabulary:
     ever predicted, and evaluation refuses a text that has one.
 
     Args:
-        path: a text file, a symbol a line.
+        path: a text file, a symbol a line, or the TensorFlow code's cache.pkl.
         problems: takes what is wrong with them, a line each.
 
     Raises ValueError when there is no such text.
@@ -278,10 +281,11 @@ class ForeignVocabulary:
         if not path.is_file():
             raise ValueError(f"{label} is no file: name the model's symbols, one a line")
         try:
-            text = path.read_text(encoding="utf-8")
+            cached = path.suffix == ".pkl"
+            symbols = read_symbols(path) if cached else path.read_text(encoding="utf-8")
         except UnicodeDecodeError as error:
             raise ValueError(f"{label} is not UTF-8: {error}") from error
-        self.symbols = text.removesuffix("\n").split("\n")
+        self.symbols = symbols if cached else symbols.removesuffix("\n").split("\n")
         self.dictionary = Dictionary()
         self._find_problems(label, problems)
         numbers = {symbol: number for number, symbol in enumerate(self.symbols)}

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-from scripts.convert._embeddings import Bands, Embeddings, Names
+from scripts.convert._embeddings import Bands, Embeddings, Names, TensorFlowEmbeddings
 from scripts.convert._foreign import EOS, UNK, ForeignConfig, ForeignTensors, ForeignVocabulary
 
 _TRANSFORMER_XL = Names(
@@ -54,38 +54,43 @@ class TransformerXLImport:
     def __init__(
         self, config: ForeignConfig, vocabulary: ForeignVocabulary, hugging_face: bool
     ) -> None:
-        self._hugging_face = hugging_face
+        self._zero_memory = hugging_face
         self._prefix = "transformer." if hugging_face else ""
-        self._layers = config.integer("n_layer")
-        self._heads = config.integer("n_head")
-        self._width = config.integer("d_model")
-        self._inner = config.integer("d_inner")
-        self._untied_biases = config.flag("untie_r", False)
-        # no tensor tells these: the original's own defaults would do where its option is misspelt
+        self._read_options(config)
+        # no tensor tells it either
         self._pre_norm = config.flag("pre_lnorm", False if hugging_face else None)
-        self._dropouts = config.rate("dropout"), config.rate("dropatt")
-        self._mem_len = config.integer("mem_len", least=0)
-        self._same_length = config.flag("same_length")
-        self._clamp_len = config.integer("clamp_len", least=-1)
-        self.tokens_per_sample = config.integer("tgt_len", default=128)
         # older versions of transformers have the original's names
         size, tied = "n_token", "tie_weight"
         if hugging_face:
             size = config.name_of("vocab_size", size)
             tied = config.name_of(tied, "tie_word_embeddings")
         _note_size(config, config.integer(size), vocabulary)
-        if _heads_divide(config, "d_model", self._width, "n_head", self._heads):
-            config.expect("d_head", self._width // self._heads, "here d_head is d_model / n_head")
-            config.expect("d_embed", self._width, "here d_embed is d_model", self._width)
         config.expect("attn_type", 0, "only 0, Transformer-XL's own attention, is known")
         config.expect("ext_len", 0, "import it with 0, and evaluate with --extended-context")
         config.expect("layer_norm_epsilon", 1e-5, "only 1e-05 is known")
-        if self._same_length and self._mem_len == 0:
-            config.note("same_length with mem_len 0 leaves nothing to attend to")
         names = _HUGGING_FACE if hugging_face else _TRANSFORMER_XL
         tied = bool(config.flag(tied, True))
         bands = _transformer_xl_bands(config, vocabulary, tied, not hugging_face)
         self._embeddings = Embeddings(vocabulary, self._width, tied, names, bands)
+
+    def _read_options(self, config: ForeignConfig) -> None:
+        """Read what is common to all code, and note what does not go together."""
+        self._layers = config.integer("n_layer")
+        self._heads = config.integer("n_head")
+        self._width = config.integer("d_model")
+        self._inner = config.integer("d_inner")
+        self._untied_biases = config.flag("untie_r", False)
+        self._dropouts = config.rate("dropout"), config.rate("dropatt")
+        # no tensor tells these: the original's own defaults would do where its option is misspelt
+        self._mem_len = config.integer("mem_len", least=0)
+        self._same_length = config.flag("same_length")
+        self._clamp_len = config.integer("clamp_len", least=-1)
+        self.tokens_per_sample = config.integer("tgt_len", default=128)
+        if _heads_divide(config, "d_model", self._width, "n_head", self._heads):
+            config.expect("d_head", self._width // self._heads, "here d_head is d_model / n_head")
+            config.expect("d_embed", self._width, "here d_embed is d_model", self._width)
+        if self._same_length and self._mem_len == 0:
+            config.note("same_length with mem_len 0 leaves nothing to attend to")
 
     def options(self) -> dict[str, Any]:
         """Options of the model."""
@@ -100,7 +105,7 @@ class TransformerXLImport:
             "untie_r": self._untied_biases,
             "mem_len": self._mem_len,
             "same_length": self._same_length,
-            "zero_memory": self._hugging_face,
+            "zero_memory": self._zero_memory,
             "clamp_len": self._clamp_len if self._clamp_len > 0 else None,
             "dropout": dropout,
             "embed_dropout": dropout,
@@ -115,29 +120,32 @@ class TransformerXLImport:
         found = self._embeddings.translate(tensors)
         # sinusoids: they follow from the width
         tensors.skip(f"{self._prefix}pos_emb.inv_freq")
-        shared = None if self._untied_biases else self._shared_biases(tensors)
-        for number in range(self._layers):
-            of_layer = self._layer(tensors, f"{self._prefix}layers.{number}.", shared)
+        for number, biases in enumerate(self._biases(tensors)):
+            of_layer = self._layer(tensors, number, biases)
             found |= {f"decoder.layers.{number}.{name}": value for name, value in of_layer.items()}
         return found
 
-    def _shared_biases(self, tensors: ForeignTensors) -> list[Tensor]:
-        """Vectors u and v of all layers, each (H, d_h); transformers has them in each as well."""
-        prefixes = [f"{self._prefix}layers.{number}.dec_attn." for number in range(self._layers)]
-        others = prefixes if self._hugging_face else []
+    def _biases(self, tensors: ForeignTensors) -> list[list[Tensor]]:
+        """Vectors u and v of each layer, (H, d_h)."""
         shape = self._heads, self._width // self._heads
-        return [
+        prefixes = [f"{self._prefix}layers.{number}.dec_attn." for number in range(self._layers)]
+        if self._untied_biases:
+            return [
+                [tensors.take(prefix + name, *shape) for name in _BIASES] for prefix in prefixes
+            ]
+        # transformers has the shared ones in each layer as well
+        others = prefixes if self._prefix else []
+        shared = [
             tensors.take_tied(f"{self._prefix}{name}", [other + name for other in others], *shape)
             for name in _BIASES
         ]
+        return [shared] * self._layers
 
     def _layer(
-        self, tensors: ForeignTensors, source: str, biases: list[Tensor] | None
+        self, tensors: ForeignTensors, number: int, biases: list[Tensor]
     ) -> dict[str, Tensor]:
-        d, inner, attention = self._width, self._inner, f"{source}dec_attn."
-        if biases is None:
-            shape = self._heads, d // self._heads
-            biases = [tensors.take(attention + name, *shape) for name in _BIASES]
+        source, d, inner = f"{self._prefix}layers.{number}.", self._width, self._inner
+        attention = f"{source}dec_attn."
         # (3·d, d) -> (d, d) three times
         query, key, value = tensors.take(f"{attention}qkv_net.weight", 3 * d, d).chunk(3)
         forward = f"{source}pos_ff."
@@ -154,6 +162,70 @@ class TransformerXLImport:
             **tensors.take_affine("feed_forward.fc1", f"{forward}CoreNet.0", inner, d),
             **tensors.take_affine("feed_forward.fc2", f"{forward}CoreNet.3", d, inner),
         }
+
+
+class TensorFlowImport(TransformerXLImport):
+    """Transformer-XL of the original TensorFlow code, from which the published figures are.
+
+    It has the layers of the PyTorch code, with matrices (in, out), norms with another epsilon, and
+    a memory of zero vectors at the start. With ``same_length`` a token sees one token more.
+
+    Args:
+        config: its options, which are read here.
+        vocabulary: its symbols.
+    """
+
+    def __init__(self, config: ForeignConfig, vocabulary: ForeignVocabulary) -> None:
+        self._zero_memory = True
+        self._prefix = "transformer/"
+        self._pre_norm = False
+        self._read_options(config)
+        _note_size(config, config.integer("n_token", default=len(vocabulary)), vocabulary)
+        bands = _tensorflow_bands(config, vocabulary)
+        self._embeddings = TensorFlowEmbeddings(vocabulary, self._width, True, None, bands)
+
+    def options(self) -> dict[str, Any]:
+        """Options of the model."""
+        own = {"layer_norm_epsilon": 1e-12, "same_length_besides_itself": True}
+        return {**super().options(), **own}
+
+    def _biases(self, tensors: ForeignTensors) -> list[list[Tensor]]:
+        """Vectors u and v of each layer, (H, d_h), which are one tensor of all layers."""
+        shape = self._heads, self._width // self._heads
+        if self._untied_biases:
+            shape = self._layers, *shape
+        u, v = (tensors.take(self._prefix + name, *shape) for name in _BIASES)
+        if not self._untied_biases:
+            return [[u, v]] * self._layers
+        return [list(pair) for pair in zip(u, v, strict=True)]
+
+    def _layer(
+        self, tensors: ForeignTensors, number: int, biases: list[Tensor]
+    ) -> dict[str, Tensor]:
+        source, d, inner = f"{self._prefix}layer_{number}", self._width, self._inner
+
+        def matrix(name: str, rows: int, columns: int) -> Tensor:
+            return tensors.take(f"{source}/{name}/kernel", rows, columns).T
+
+        # (d, 3·d) -> (d, d) three times
+        query, key, value = matrix("rel_attn/qkv", d, 3 * d).chunk(3)
+        found = {
+            "self_attn.q_proj.weight": query,
+            "self_attn.k_proj.weight": key,
+            "self_attn.v_proj.weight": value,
+            "self_attn.out_proj.weight": matrix("rel_attn/o", d, d),
+            "self_attn.distance_table.proj.weight": matrix("rel_attn/r", d, d),
+            "self_attn.biases.u": biases[0],
+            "self_attn.biases.v": biases[1],
+            "feed_forward.fc1.weight": matrix("ff/layer_1", d, inner),
+            "feed_forward.fc1.bias": tensors.take(f"{source}/ff/layer_1/bias", inner),
+            "feed_forward.fc2.weight": matrix("ff/layer_2", inner, d),
+            "feed_forward.fc2.bias": tensors.take(f"{source}/ff/layer_2/bias", d),
+        }
+        for ours, theirs in (("self_attn_layer_norm", "rel_attn"), ("final_layer_norm", "ff")):
+            for kind, name in (("weight", "gamma"), ("bias", "beta")):
+                found[f"{ours}.{kind}"] = tensors.take(f"{source}/{theirs}/LayerNorm/{name}", d)
+        return found
 
 
 class AdaptiveSpanImport:
@@ -264,6 +336,22 @@ def _transformer_xl_bands(
     if factor is None or tied_projections is None:
         return None
     return Bands(cutoffs, factor, tied, tied_projections, reversed_clusters)
+
+
+def _tensorflow_bands(config: ForeignConfig, vocabulary: ForeignVocabulary) -> Bands | None:
+    """How the adaptive softmax is made; None without one, and after a problem."""
+    cutoffs = config.numbers("cutoffs")
+    if not cutoffs:
+        config.expect("div_val", 1, "without cutoffs there is one band, as wide as the model")
+        return None
+    factor = config.integer("div_val", default=1)
+    tied = config.flag("proj_share_all_but_first", False)
+    first_projected = config.flag("proj_same_dim", True)
+    _note_misfit(config, "cutoffs", cutoffs, vocabulary)
+    if None in (factor, tied, first_projected):
+        return None
+    tied_projections = [False, *([tied] * len(cutoffs))]
+    return Bands(cutoffs, factor, True, tied_projections, False, first_projected)
 
 
 def _adaptive_span_bands(config: ForeignConfig, vocabulary: ForeignVocabulary) -> Bands | None:

@@ -2,8 +2,9 @@
 
     python -m scripts.convert.check_parity FOLDER
 
-FOLDER holds a folder for each case: model.pt, config.json with "source" and "settings", vocab.txt,
-text.txt, and expected.npz with the losses of each setting in nats. Each goes the way of a user:
+FOLDER holds a folder for each case: model.pt, or TensorFlow's model.ckpt-….index and data;
+config.json with "source" and "settings", vocab.txt, text.txt, and expected.npz with the losses of
+each setting in nats. Each goes the way of a user:
 scripts/convert/checkpoint.py, fairseq-preprocess with the imported dict.txt, fairseq-eval-lm with
 --output-word-probs. Prints a table, and ends with 1 where a loss differs by more than 2e-4. Cases
 of a source that scripts.convert.checkpoint does not read are named and left out.
@@ -32,7 +33,7 @@ from tqdm import tqdm
 from scripts._shared.command_line import command_parser, exit_status
 from scripts._shared.commands import ROOT, program, python_command, short
 from scripts._shared.results import markdown_table
-from scripts.convert.checkpoint import ADAPTIVE_SPAN, SOURCES, TRANSFORMER_XL
+from scripts.convert.checkpoint import ADAPTIVE_SPAN, SOURCES, TENSORFLOW, TRANSFORMER_XL
 
 TOLERANCE = 2e-4
 # how much more than the original from itself we may differ from it, over all tokens
@@ -103,8 +104,10 @@ def read_config(case: Path) -> dict[str, Any]:
 
 def import_case(case: Path, config: dict[str, Any], folder: Path) -> None:
     """Import a case's model, and binarize its text with the imported dictionary."""
+    bundles = sorted(case.glob("*.index")) if config["source"] == TENSORFLOW else []
+    weights = next(iter(bundles), case / "model.pt")
     words = [*python_command("convert.checkpoint"), "--source", config["source"]]
-    words += ["--checkpoint", f"{case}/model.pt", "--config", f"{case}/config.json"]
+    words += ["--checkpoint", f"{weights}", "--config", f"{case}/config.json"]
     run_quietly([*words, "--vocab", f"{case}/vocab.txt", "--output", f"{folder}/model"])
     words = [program("fairseq-preprocess"), "--only-source", "--testpref", f"{case}/text.txt"]
     run_quietly([*words, "--srcdict", f"{folder}/model/dict.txt", "--destdir", f"{folder}/data"])

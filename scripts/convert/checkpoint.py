@@ -4,13 +4,15 @@ r"""Models of the original code as fairseq checkpoints that this package evaluat
         --config config.json --vocab vocab.txt --output OUTPUT
 
 --source transformer-xl: a state dict of the PyTorch code, n_layer and so on as --config.
+--source transformer-xl-tensorflow: the TensorFlow code's model.ckpt-…, its flags as --config, and
+    its cache.pkl as --vocab.
 --source adaptive-span: what the adaptive-span code saves; of all-attention too.
 --source huggingface-transfo-xl: pytorch_model.bin or model.safetensors, and config.json.
 
-The vocabulary is a text file, a symbol a line, in the order of the model's numbers; <eos> becomes
-fairseq's </s>. Writes OUTPUT/checkpoint.pt, OUTPUT/dict.txt, and OUTPUT/options.txt with the
-model's options for fairseq-train --finetune-from-model. No file is executed, and where anything
-does not fit, all that does not is listed and nothing written.
+The vocabulary is a text file, a symbol a line, in the order of the model's numbers, or a cache.pkl;
+<eos> becomes fairseq's </s>. Writes OUTPUT/checkpoint.pt, OUTPUT/dict.txt, and OUTPUT/options.txt
+with the model's options for fairseq-train --finetune-from-model. No file is executed, and where
+anything does not fit, all that does not is listed and nothing written.
 """
 
 import argparse
@@ -34,10 +36,12 @@ from fairseq_plugins.segment_language_model.task import SegmentLanguageModelingT
 from scripts._shared.command_line import command_parser, exit_status, make_output_folder
 from scripts._shared.commands import short
 from scripts.convert._foreign import ForeignConfig, ForeignTensors, ForeignVocabulary, read_tensors
-from scripts.convert._models import AdaptiveSpanImport, TransformerXLImport
+from scripts.convert._models import AdaptiveSpanImport, TensorFlowImport, TransformerXLImport
+from scripts.convert._tensorflow import read_bundle
 
-SOURCES = TRANSFORMER_XL, ADAPTIVE_SPAN, HUGGING_FACE = (
+SOURCES = TRANSFORMER_XL, TENSORFLOW, ADAPTIVE_SPAN, HUGGING_FACE = (
     "transformer-xl",
+    "transformer-xl-tensorflow",
     "adaptive-span",
     "huggingface-transfo-xl",
 )
@@ -140,14 +144,17 @@ def import_checkpoint(arguments: argparse.Namespace) -> None:
     problems: list[str] = []
     config = ForeignConfig(arguments.config, problems)
     vocabulary = ForeignVocabulary(arguments.vocab, problems)
-    read = read_tensors(arguments.checkpoint)
+    read = read_bundle if arguments.source == TENSORFLOW else read_tensors
+    found = read(arguments.checkpoint)
     if arguments.source == ADAPTIVE_SPAN:
         source = AdaptiveSpanImport(config, vocabulary)
+    elif arguments.source == TENSORFLOW:
+        source = TensorFlowImport(config, vocabulary)
     else:
         source = TransformerXLImport(config, vocabulary, arguments.source == HUGGING_FACE)
     if not config.readable:
         refuse(problems)
-    tensors = ForeignTensors(read, problems)
+    tensors = ForeignTensors(found, problems)
     weights = source.translate(tensors)
     tensors.note_surplus()
     refuse(problems)

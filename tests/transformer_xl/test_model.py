@@ -133,6 +133,12 @@ def test_same_length_shows_every_token_mem_len_tokens_itself_included():
     assert seen_by(model, 6, 6).sum(dim=1).tolist() == [4] * 6
 
 
+def test_same_length_may_show_itself_besides_the_memory():
+    options = {"same_length": True, "same_length_besides_itself": True, "decoder_layers": 1}
+    model = tiny_transformer_xl(mem_len=4, **options).double()
+    assert seen_by(model, 6, 6).sum(dim=1).tolist() == [5] * 6
+
+
 def test_without_same_length_a_token_sees_the_past_and_the_segment_up_to_itself():
     model = tiny_transformer_xl(mem_len=4, decoder_layers=1).double()
     assert seen_by(model, 6, 6).sum(dim=1).tolist() == [5, 6, 7, 8, 9, 10]

@@ -142,6 +142,7 @@ BAD_OPTIONS = [
     ({"mem_len": "128"}, "--mem-len is '128': it must be at least 0"),
     ({"same_length": "yes"}, "--same-length is 'yes': give True or False"),
     ({"mem_len": -1}, "--mem-len is -1: it must be at least 0"),
+    ({"layer_norm_epsilon": 0.0}, "--layer-norm-epsilon is 0.0: it must be above 0"),
     ({"clamp_len": 0}, "--clamp-len is 0: it must be at least 1; leave it out for no limit"),
     (
         {"decoder_attention_heads": 3},

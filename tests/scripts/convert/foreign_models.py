@@ -11,6 +11,7 @@ from torch import Tensor
 
 from scripts.convert import checkpoint as import_checkpoint
 from tests.reference import foreign_models as reference
+from tests.scripts.convert.tensor_bundle import write_bundle
 
 WIDTH, HEADS, INNER, LAYERS = 16, 2, 24, 2
 HEAD = WIDTH // HEADS
@@ -18,6 +19,7 @@ VECTORS = 5
 # <eos> and <unk> are not where fairseq has them, and among the first of all cutoffs here
 SYMBOLS = ["w0", "w1", "<unk>", "é", "<eos>", *(f"w{number}" for number in range(5, 30))]
 CUTOFFS = [9, 16, 22]
+TENSORFLOW = "transformer-xl-tensorflow"
 # what the importer writes
 WRITTEN = ["checkpoint.pt", "dict.txt", "options.txt"]
 
@@ -35,6 +37,8 @@ class Foreign(NamedTuple):
         config = {**self.config, **settings}
         if self.source == "adaptive-span":
             return reference.adaptive_span(self.tensors, config, numbers)
+        if self.source == TENSORFLOW:
+            return reference.transformer_xl_tensorflow(self.tensors, config, numbers)
         hugging_face = self.source == "huggingface-transfo-xl"
         return reference.transformer_xl(self.tensors, config, numbers, hugging_face)
 
@@ -42,7 +46,9 @@ class Foreign(NamedTuple):
         """Write checkpoint, config.json and vocab.txt as the original saves them."""
         folder.mkdir(parents=True, exist_ok=True)
         kept = {key: value for key, value in self.tensors.items() if key not in leave_out}
-        if name.endswith(".safetensors"):
+        if self.source == TENSORFLOW:
+            write_bundle(folder / name, {**kept, **of_optimizer(kept)})
+        elif name.endswith(".safetensors"):
             from safetensors.torch import save_file
 
             save_file({key: value.clone() for key, value in kept.items()}, folder / name)
@@ -103,15 +109,30 @@ class Foreign(NamedTuple):
         return tuple(found)
 
 
-def run_importer(foreign: Foreign, folder: Path, output: Path, name: str = "model.pt") -> int:
+def run_importer(
+    foreign: Foreign,
+    folder: Path,
+    output: Path,
+    name: str = "model.pt",
+    vocabulary: str = "vocab.txt",
+) -> int:
     """Exit status of the importer on the files that ``foreign`` wrote to a folder."""
     return import_checkpoint.main(
         [
             *("--source", foreign.source, "--checkpoint", f"{folder / name}"),
-            *("--config", f"{folder}/config.json", "--vocab", f"{folder}/vocab.txt"),
+            *("--config", f"{folder}/config.json", "--vocab", f"{folder / vocabulary}"),
             *("--output", f"{output}"),
         ]
     )
+
+
+def of_optimizer(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """What TensorFlow's Adam and training keep of two of the tensors."""
+    found = {f"beta{n}_power": torch.tensor(0.9) for n in (1, 2)}
+    found["global_step"] = torch.tensor(1000)
+    for name in list(tensors)[:2]:
+        found |= {f"{name}/{slot}": torch.ones_like(tensors[name]) for slot in ("Adam", "Adam_1")}
+    return found
 
 
 class _Weights(dict):
@@ -226,6 +247,70 @@ def transformer_xl(
     return Foreign(source, dict(w), config, symbols)
 
 
+def transformer_xl_tensorflow(
+    cutoffs: list[int] | None = None,
+    div_val: int = 1,
+    symbols: list[str] = SYMBOLS,
+    seed: int = 1,
+    **options: Any,
+) -> Foreign:
+    """The model of ``transformer_xl`` as the TensorFlow code has it."""
+    cutoffs = cutoffs or []
+    config = {
+        "n_layer": LAYERS,
+        "n_head": HEADS,
+        "d_model": WIDTH,
+        "d_head": HEAD,
+        "d_embed": WIDTH,
+        "d_inner": INNER,
+        "dropout": 0.1,
+        "dropatt": 0.05,
+        "cutoffs": cutoffs,
+        "div_val": div_val,
+        "proj_share_all_but_first": True,
+        "proj_same_dim": True,
+        "untie_r": False,
+        "tgt_len": 7,
+        "mem_len": 10,
+        "same_length": False,
+        "clamp_len": -1,
+        **options,
+    }
+    w = _Weights(seed)
+    embed, softmax = "transformer/adaptive_embed", "transformer/adaptive_softmax"
+    bounds = [0, *cutoffs, len(symbols)]
+    if div_val == 1:
+        w.draw(f"{embed}/lookup_table", len(symbols), WIDTH)
+    for band, (first, last) in enumerate(itertools.pairwise(bounds)):
+        narrow, of_band = WIDTH // div_val**band, f"cutoff_{band}"
+        w.draw(f"{softmax}/{of_band}/b" if cutoffs else f"{softmax}/bias", last - first, std=1.0)
+        if div_val > 1:
+            w.draw(f"{embed}/{of_band}/lookup_table", last - first, narrow, std=0.4)
+            if band > 0 or config["proj_same_dim"]:
+                w.draw(f"{embed}/{of_band}/proj_W", narrow, WIDTH, std=0.5)
+                if band == 0 or not config["proj_share_all_but_first"]:
+                    w.draw(f"{softmax}/{of_band}/proj", narrow, WIDTH, std=0.5)
+    if cutoffs:
+        w.draw(f"{softmax}/cutoff_0/cluster_W", len(cutoffs), WIDTH)
+        w.draw(f"{softmax}/cutoff_0/cluster_b", len(cutoffs), std=1.0)
+    untied = [LAYERS] if config["untie_r"] else []
+    w.draw("transformer/r_w_bias", *untied, HEADS, HEAD)
+    w.draw("transformer/r_r_bias", *untied, HEADS, HEAD)
+    for number in range(LAYERS):
+        layer = f"transformer/layer_{number}"
+        w.draw(f"{layer}/rel_attn/qkv/kernel", WIDTH, 3 * WIDTH)
+        w.draw(f"{layer}/rel_attn/r/kernel", WIDTH, WIDTH)
+        w.draw(f"{layer}/rel_attn/o/kernel", WIDTH, WIDTH)
+        w.draw(f"{layer}/ff/layer_1/kernel", WIDTH, INNER)
+        w.draw(f"{layer}/ff/layer_1/bias", INNER)
+        w.draw(f"{layer}/ff/layer_2/kernel", INNER, WIDTH)
+        w.draw(f"{layer}/ff/layer_2/bias", WIDTH)
+        for part in ("rel_attn", "ff"):
+            w.draw(f"{layer}/{part}/LayerNorm/gamma", WIDTH, mean=1.0)
+            w.draw(f"{layer}/{part}/LayerNorm/beta", WIDTH)
+    return Foreign(TENSORFLOW, dict(w), config, symbols)
+
+
 def adaptive_span(
     vectors: int = VECTORS,
     adaptive: bool = True,
@@ -295,45 +380,3 @@ def adaptive_span(
                 w[f"{owner}adaptive_span._mask.current_val"] = of_layer
                 w[f"{owner}adaptive_span._mask.mask_template"] = torch.arange(1.0 - span, 1)
     return Foreign("adaptive-span", dict(w), config, symbols)
-
-
-WITHOUT_UNK = [symbol for symbol in SYMBOLS if symbol != "<unk>"]
-LAYOUTS = {
-    "txl-plain": lambda: transformer_xl(),
-    "txl-plain-untied": lambda: transformer_xl(tied=False, untie_r=True),
-    "txl-pre-lnorm": lambda: transformer_xl(pre_lnorm=True, symbols=WITHOUT_UNK),
-    "txl-div1": lambda: transformer_xl(CUTOFFS),
-    "txl-div1-untied": lambda: transformer_xl(CUTOFFS, tied=False, mem_len=0),
-    "txl-div2": lambda: transformer_xl(CUTOFFS, 2),
-    "txl-div2-all-projections-tied": lambda: transformer_xl(
-        CUTOFFS, 2, tie_projs=[True] * 4, same_length=True, clamp_len=6
-    ),
-    "txl-div2-no-projection-tied": lambda: transformer_xl(CUTOFFS, 2, tie_projs=[False] * 4),
-    "txl-div2-some-projections-tied": lambda: transformer_xl(
-        CUTOFFS, 2, tie_projs=[True, False, True, False]
-    ),
-    "txl-div2-untied": lambda: transformer_xl(CUTOFFS, 2, tied=False, tie_projs=[False] * 4),
-    "txl-div2-untied-but-for-projections": lambda: transformer_xl(CUTOFFS, 2, tied=False),
-    "hf-plain": lambda: transformer_xl(hugging_face=True),
-    "hf-div1": lambda: transformer_xl(CUTOFFS, hugging_face=True),
-    "hf-div2": lambda: transformer_xl(CUTOFFS, 2, hugging_face=True),
-    "hf-div2-untied-pre-lnorm": lambda: transformer_xl(
-        CUTOFFS,
-        2,
-        tied=False,
-        hugging_face=True,
-        symbols=WITHOUT_UNK,
-        pre_lnorm=True,
-        same_length=True,
-        clamp_len=6,
-    ),
-    "span-ff": lambda: adaptive_span(0, far=25.0),
-    "span-ff-fixed": lambda: adaptive_span(0, adaptive=False),
-    "all-attention": lambda: adaptive_span(far=25.0),
-    "all-attention-fixed": lambda: adaptive_span(adaptive=False),
-    "all-attention-trimmed": lambda: adaptive_span(
-        span=80, spans=(0.013, 0.093, 0.022, 0.004), far=25.0
-    ),
-    "all-attention-adaptive-io": lambda: adaptive_span(cutoffs=CUTOFFS, symbols=WITHOUT_UNK),
-    "span-ff-adaptive-io-untied": lambda: adaptive_span(0, cutoffs=CUTOFFS, tied=False),
-}

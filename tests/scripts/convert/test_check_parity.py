@@ -6,7 +6,13 @@ import pytest
 
 from scripts.convert import check_parity
 from tests.end_to_end.commands import run_child
-from tests.scripts.convert.foreign_models import CUTOFFS, SYMBOLS, adaptive_span, transformer_xl
+from tests.scripts.convert.foreign_models import (
+    CUTOFFS,
+    SYMBOLS,
+    adaptive_span,
+    transformer_xl,
+    transformer_xl_tensorflow,
+)
 from tests.scripts.tables import cells
 
 HEADER = [
@@ -108,9 +114,10 @@ def test_a_loss_that_is_no_number_does_not_agree(tmp_path, monkeypatch, capsys):
         (transformer_xl(CUTOFFS), True),
         (transformer_xl(), False),
         (transformer_xl(CUTOFFS, hugging_face=True), False),
+        (transformer_xl_tensorflow(CUTOFFS), False),
         (adaptive_span(cutoffs=CUTOFFS), False),
     ],
-    ids=["txl-adaptive", "txl-plain", "hf-adaptive", "adaptive-io"],
+    ids=["txl-adaptive", "txl-plain", "hf-adaptive", "tf-adaptive", "adaptive-io"],
 )
 def test_clusters_are_in_the_originals_order_where_it_has_one(
     tmp_path, monkeypatch, foreign, moves
@@ -190,7 +197,8 @@ def test_cases_of_a_source_that_nothing_reads_are_named(scored, tmp_path, monkey
     assert printed.endswith("Left out, as nothing here reads their source: other (paper)\n")
     shutil.rmtree(tmp_path / "xl")
     assert check_parity.main([str(tmp_path)]) == 1
-    message = "has no case of transformer-xl, adaptive-span, huggingface-transfo-xl, only other (p"
+    message = "has no case of transformer-xl, transformer-xl-tensorflow, adaptive-span, "
+    message += "huggingface-transfo-xl, only other (p"
     assert message in capsys.readouterr().err
 
 
@@ -236,6 +244,20 @@ def test_settings_go_to_the_command_and_its_words_come_back(
     assert options["--tokens-per-sample"] == length
     assert options["--model-overrides"] == overrides
     assert options["--path"] == str(tmp_path / "model" / "checkpoint.pt")
+
+
+@pytest.mark.parametrize(
+    ("foreign", "weights"),
+    [(transformer_xl_tensorflow(CUTOFFS), "model.pt.index"), (transformer_xl(), "model.pt")],
+)
+def test_the_weights_of_a_case_are_found(tmp_path, monkeypatch, foreign, weights):
+    foreign.write_case(tmp_path, SEGMENTS)
+    commands = []
+    monkeypatch.setattr(check_parity, "run_quietly", commands.append)
+    check_parity.import_case(tmp_path, check_parity.read_config(tmp_path), tmp_path / "imported")
+    words = commands[0]
+    assert words[words.index("--source") + 1] == foreign.source
+    assert words[words.index("--checkpoint") + 1] == str(tmp_path / weights)
 
 
 def test_cases_have_symbols_of_all_clusters(tmp_path):

@@ -11,14 +11,66 @@ from fairseq_plugins.segment_language_model.recurrence import Recurrence
 from tests.reference import foreign_models as reference
 from tests.scripts.convert.foreign_models import (
     CUTOFFS,
-    LAYOUTS,
     SYMBOLS,
     adaptive_span,
     run_importer,
     transformer_xl,
+    transformer_xl_tensorflow,
 )
 
 TOLERANCE = 2e-4
+WITHOUT_UNK = [symbol for symbol in SYMBOLS if symbol != "<unk>"]
+LAYOUTS = {
+    "txl-plain": lambda: transformer_xl(),
+    "txl-plain-untied": lambda: transformer_xl(tied=False, untie_r=True),
+    "txl-pre-lnorm": lambda: transformer_xl(pre_lnorm=True, symbols=WITHOUT_UNK),
+    "txl-div1": lambda: transformer_xl(CUTOFFS),
+    "txl-div1-untied": lambda: transformer_xl(CUTOFFS, tied=False, mem_len=0),
+    "txl-div2": lambda: transformer_xl(CUTOFFS, 2),
+    "txl-div2-all-projections-tied": lambda: transformer_xl(
+        CUTOFFS, 2, tie_projs=[True] * 4, same_length=True, clamp_len=6
+    ),
+    "txl-div2-no-projection-tied": lambda: transformer_xl(CUTOFFS, 2, tie_projs=[False] * 4),
+    "txl-div2-some-projections-tied": lambda: transformer_xl(
+        CUTOFFS, 2, tie_projs=[True, False, True, False]
+    ),
+    "txl-div2-untied": lambda: transformer_xl(CUTOFFS, 2, tied=False, tie_projs=[False] * 4),
+    "txl-div2-untied-but-for-projections": lambda: transformer_xl(CUTOFFS, 2, tied=False),
+    "hf-plain": lambda: transformer_xl(hugging_face=True),
+    "hf-div1": lambda: transformer_xl(CUTOFFS, hugging_face=True),
+    "hf-div2": lambda: transformer_xl(CUTOFFS, 2, hugging_face=True),
+    "hf-div2-untied-pre-lnorm": lambda: transformer_xl(
+        CUTOFFS,
+        2,
+        tied=False,
+        hugging_face=True,
+        symbols=WITHOUT_UNK,
+        pre_lnorm=True,
+        same_length=True,
+        clamp_len=6,
+    ),
+    "tf-plain": lambda: transformer_xl_tensorflow(same_length=True),
+    "tf-div1": lambda: transformer_xl_tensorflow(CUTOFFS, untie_r=True, clamp_len=6),
+    "tf-div2": lambda: transformer_xl_tensorflow(CUTOFFS, 2, untie_r=True),
+    "tf-div2-no-projection-shared": lambda: transformer_xl_tensorflow(
+        CUTOFFS, 2, proj_share_all_but_first=False, symbols=WITHOUT_UNK
+    ),
+    "tf-div2-first-band-not-projected": lambda: transformer_xl_tensorflow(
+        CUTOFFS, 2, proj_same_dim=False, same_length=True, clamp_len=6
+    ),
+    "tf-div2-neither": lambda: transformer_xl_tensorflow(
+        CUTOFFS, 2, proj_share_all_but_first=False, proj_same_dim=False, same_length=True
+    ),
+    "span-ff": lambda: adaptive_span(0, far=25.0),
+    "span-ff-fixed": lambda: adaptive_span(0, adaptive=False),
+    "all-attention": lambda: adaptive_span(far=25.0),
+    "all-attention-fixed": lambda: adaptive_span(adaptive=False),
+    "all-attention-trimmed": lambda: adaptive_span(
+        span=80, spans=(0.013, 0.093, 0.022, 0.004), far=25.0
+    ),
+    "all-attention-adaptive-io": lambda: adaptive_span(cutoffs=CUTOFFS, symbols=WITHOUT_UNK),
+    "span-ff-adaptive-io-untied": lambda: adaptive_span(0, cutoffs=CUTOFFS, tied=False),
+}
 
 
 class Imported(NamedTuple):
@@ -120,19 +172,26 @@ def test_the_segments_length_makes_no_difference_where_the_original_has_none(fol
 
 
 def test_the_cases_depend_on_what_they_pin(folder):
-    """Far keys beyond the spans leave less than 1, and zero vectors are attended to."""
+    """Far keys beyond the spans leave less than 1, zero vectors are attended to, and so on."""
     for layout in ("span-ff", "all-attention", "all-attention-trimmed"):
         foreign, found = of_layout(folder, layout)
         without = reference.adaptive_span(
             foreign.tensors, foreign.config, stream(foreign), epsilon=0.0
         )
         assert largest_difference(foreign, found, expected=without) > 0.01
-    for layout in ("hf-plain", "all-attention", "span-ff-fixed"):
+    _, found = of_layout(folder, "tf-plain")
+    norms = [m for m in found.model.modules() if isinstance(m, torch.nn.LayerNorm)]
+    assert {norm.eps for norm in norms} == {1e-12}
+    for layout in ("hf-plain", "tf-plain", "all-attention", "span-ff-fixed"):
         foreign, found = of_layout(folder, layout)
         decoder = found.model.decoder
         decoder.context = decoder.context._replace(from_zeros=False)
         assert largest_difference(foreign, found) > 0.01
         decoder.context = decoder.context._replace(from_zeros=True)
+    foreign, _ = of_layout(folder, "tf-plain")
+    found = foreign.log_probabilities(stream(foreign))
+    others = foreign.log_probabilities(stream(foreign), mem_len=9)
+    assert (found - others).abs().max() > 0.01
 
 
 def test_the_dictionary_is_in_the_originals_order(folder):
@@ -211,6 +270,11 @@ def test_options_are_the_models(folder):
     assert {name: options[name] for name in expected} == expected
     assert {"--untie-r", "--zero-memory", "--tie-adaptive-proj"} <= set(words)
     assert not {"--clamp-len", "--same-length", "--tie-adaptive-head-proj"} & set(words)
+
+    words = of_layout(folder, "tf-div2-neither")[1].options
+    assert "--layer-norm-epsilon 1e-12 --same-length-besides-itself" in words
+    assert "--same-length " in words
+    assert "--zero-memory" in words
 
     words = shlex.split(of_layout(folder, "all-attention")[1].options)
     assert words[:2] == ["--arch", "all_attention_lm"]

@@ -6,9 +6,18 @@ import re
 import pytest
 import torch
 
+from fairseq_plugins.transformer_xl.model import PRESETS
+from scripts._shared.commands import ROOT
 from scripts.convert._foreign import ForeignConfig, ForeignVocabulary
-from scripts.convert._models import AdaptiveSpanImport, TransformerXLImport
-from tests.scripts.convert.foreign_models import CUTOFFS, SYMBOLS, adaptive_span, transformer_xl
+from scripts.convert._models import AdaptiveSpanImport, TensorFlowImport, TransformerXLImport
+from tests.scripts.convert.foreign_models import (
+    CUTOFFS,
+    SYMBOLS,
+    TENSORFLOW,
+    adaptive_span,
+    transformer_xl,
+    transformer_xl_tensorflow,
+)
 
 
 def config_of(tmp_path, options, problems):
@@ -151,6 +160,33 @@ def test_rows_follow_the_dictionary(tmp_path, symbols):
     assert band[:, 0].tolist() == [max(value, 0.0) for value in found[:-1].tolist()]
 
 
+@pytest.mark.parametrize(
+    ("name", "preset"),
+    [
+        ("characters", "enwik8_large"),
+        ("characters", "text8_large"),
+        ("wt103", "wt103_large"),
+        ("lm1b", "lm1b_large"),
+    ],
+)
+def test_options_of_the_published_tensorflow_models_are_the_presets(name, preset):
+    folder = ROOT / "examples" / "segment_language_model"
+    config = json.loads((folder / f"tensorflow_{name}.json").read_text(encoding="utf-8"))
+    preset = PRESETS[f"transformer_xl_{preset}"]
+    assert (config["n_layer"], config["n_head"]) == (
+        preset["decoder_layers"],
+        preset["decoder_attention_heads"],
+    )
+    assert (config["d_model"], config["d_inner"]) == (
+        preset["decoder_embed_dim"],
+        preset["decoder_ffn_embed_dim"],
+    )
+    assert ",".join(map(str, config["cutoffs"])) == preset.get("adaptive_input_cutoff", "")
+    assert config.get("div_val") == preset.get("adaptive_input_factor")
+    dropouts = preset["dropout"], preset["attention_dropout"]
+    assert (config["dropout"], config["dropatt"]) == dropouts
+
+
 def problems_of(tmp_path, foreign, symbols=SYMBOLS, **changed):
     """What the importer says of a model's options, without --config and its path."""
     problems = []
@@ -158,6 +194,8 @@ def problems_of(tmp_path, foreign, symbols=SYMBOLS, **changed):
     vocabulary = vocabulary_of(tmp_path, symbols, problems)
     if foreign.source == "adaptive-span":
         AdaptiveSpanImport(config, vocabulary)
+    elif foreign.source == TENSORFLOW:
+        TensorFlowImport(config, vocabulary)
     else:
         TransformerXLImport(config, vocabulary, foreign.source != "transformer-xl")
     label = f"--config {tmp_path}/config.json"
@@ -204,6 +242,23 @@ def test_options_of_another_transformer_xl_are_refused(tmp_path, changed, messag
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
+        ({"n_token": 31}, "it has 31 symbols, and the vocabulary has 30"),
+        ({"d_embed": 8}, "d_embed is 8: here d_embed is d_model"),
+        ({"cutoffs": []}, "div_val is 2: without cutoffs there is one band, as wide as the model"),
+        ({"cutoffs": [9, 16, 30]}, "cutoffs end at 30, beyond the vocabulary"),
+        ({"proj_same_dim": 1}, "proj_same_dim is 1: it must be true or false"),
+        ({"same_length": None}, "--config lacks same_length: true or false"),
+        ({"symbols": LATE}, TOO_FEW),
+    ],
+)
+def test_options_of_another_tensorflow_model_are_refused(tmp_path, changed, message):
+    found = problems_of(tmp_path, transformer_xl_tensorflow(CUTOFFS, 2), **changed)
+    assert [problem.replace(f"{tmp_path}/config.json ", "") for problem in found] == [message]
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
         ({"nb_heads": 3}, "hidden_size is 16: nb_heads, 3, must divide it"),
         ({"vocab_size": 31}, "it has 31 symbols, and the vocabulary has 30"),
         (
@@ -228,6 +283,12 @@ def test_options_of_the_layouts_are_fine(tmp_path):
         "it has 31 symbols, and the vocabulary has 30"
     ]
     assert problems_of(tmp_path, adaptive_span(0)) == []
+    # what follows from the vocabulary, and the code's own defaults, may be missing
+    foreign = transformer_xl_tensorflow(CUTOFFS, 2)
+    assert problems_of(tmp_path, foreign) == []
+    for name in ("untie_r", "div_val", "proj_share_all_but_first", "proj_same_dim", "d_embed"):
+        del foreign.config[name]
+    assert problems_of(tmp_path, foreign) == []
 
 
 def test_symbols_that_a_vocabulary_lacks_are_told(tmp_path):
@@ -237,6 +298,12 @@ def test_symbols_that_a_vocabulary_lacks_are_told(tmp_path):
         assert not problems
         assert vocabulary.lacks == lacks
         assert vocabulary.added == 2 + len(lacks)
+
+
+def test_groups_within_groups_are_no_options(tmp_path):
+    problems, options = [], {"settings": {"t7": {"mem_len": 3}}, "exact": {"t7": 30}, "mem_len": 10}
+    assert config_of(tmp_path, options, problems).integer("mem_len") == 10
+    assert not problems
 
 
 def test_an_option_twice_with_different_values_is_refused(tmp_path):

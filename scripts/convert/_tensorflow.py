@@ -1,0 +1,239 @@
+"""Files of TensorFlow code: a checkpoint's tensors, and the symbols of its cached data.
+
+A checkpoint is PREFIX.index, a sorted table of where each tensor lies, and the tensors' bytes in
+PREFIX.data-00000-of-00001, or in more such files. The layout is tensorflow/core/util/tensor_bundle.
+TensorFlow itself takes over half a gigabyte, and no smaller package that reads it is maintained.
+All checksums are compared, and nothing in a file is executed.
+"""
+
+import io
+import math
+import operator
+import pickle
+import re
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from scripts._shared.commands import short
+from scripts.prepare._binarize import OTHER_BLANK, VISIBLE_BLANK
+
+# what follows the name that TensorFlow calls a checkpoint by
+_SUFFIX = re.compile(r"\.(index|meta|data-\d{5}-of-\d{5})$")
+# Adam's averages and the training's counters
+_OF_OPTIMIZER = re.compile(r"(.*/)?(Adam(_1)?|beta[12]_power|global_step)")
+# TensorFlow's numbers of types
+_TYPES = {1: np.dtype("<f4"), 2: np.dtype("<f8"), 19: np.dtype("<f2")}
+_OF_LM1B = {"<S>": "<eos>", "<UNK>": "<unk>"}
+# the table's last bytes: two addresses, filled up with zeros, and this
+_ADDRESSES, _MAGIC = 40, bytes.fromhex("57fb808b247547db")
+# after each of its blocks: how it is compressed, and a checksum
+_AFTER_BLOCK = struct.Struct("<BI")
+# what reading may raise where bytes are missing, changed or of another format
+_DAMAGE = IndexError, KeyError, OverflowError, TypeError, struct.error
+
+
+class _Entry(NamedTuple):
+    """Where a tensor of a type and shape lies: so many bytes of a file, and their checksum."""
+
+    type: int
+    shape: list[int]
+    file: int
+    offset: int
+    size: int
+    checksum: int
+
+
+def read_bundle(path: Path) -> dict[str, Tensor]:
+    """Tensors of a TensorFlow checkpoint by name, without the optimizer's.
+
+    Those of another type than floating-point numbers, or in several parts, come without values.
+
+    Args:
+        path: PREFIX, as TensorFlow calls the checkpoint, or one of its files.
+
+    Raises ValueError when a file is missing or damaged.
+    """
+    label, prefix = f"--checkpoint {short(path)}", _SUFFIX.sub("", path.name)
+    index = path.parent / f"{prefix}.index"
+    again = "copy all of the checkpoint's files anew"
+    if not index.is_file():
+        raise ValueError(
+            f"{label}: there is no {index.name}: name a TensorFlow checkpoint, such as model.ckpt-0"
+        )
+    try:
+        files, entries = _read_index(index.read_bytes())
+    except _DAMAGE as error:
+        raise ValueError(
+            f"{label}: {index.name} is cut short, changed or no index of TensorFlow's: {again}"
+        ) from error
+    numbers = sorted({entry.file for entry in entries.values()})
+    paths = {n: path.parent / f"{prefix}.data-{n:05}-of-{files:05}" for n in numbers}
+    missing = [file.name for file in paths.values() if not file.is_file()]
+    if missing:
+        raise ValueError(f"{label}: there is no {', '.join(missing)}: {again}")
+    tensors = {}
+    for name, entry in entries.items():
+        data = _read_data(paths[entry.file], entry)
+        if data is None:
+            file = paths[entry.file].name
+            raise ValueError(f"{label}: {file} is cut short or changed at {name}: {again}")
+        if not _OF_OPTIMIZER.fullmatch(name):
+            tensors[name] = _as_tensor(data, entry)
+    return tensors
+
+
+def _read_data(path: Path, entry: _Entry) -> bytes | None:
+    """Bytes of a tensor; None where they are not those that were written."""
+    if entry.offset + entry.size > path.stat().st_size:
+        return None
+    with path.open("rb") as file:
+        file.seek(entry.offset)
+        data = file.read(entry.size)
+    return data if _checksum(data) == entry.checksum else None
+
+
+def _as_tensor(data: bytes, entry: _Entry) -> Tensor:
+    number = _TYPES.get(entry.type)
+    if number is None or not data or math.prod(entry.shape) * number.itemsize != len(data):
+        return torch.empty(0, device="meta")
+    # a copy: PyTorch takes only what it may write into
+    return torch.from_numpy(np.frombuffer(data, number).reshape(entry.shape).copy())
+
+
+def _checksum(data: bytes) -> int:
+    """CRC-32C, rotated and moved, as it is stored."""
+    try:
+        import google_crc32c
+    except ImportError as error:
+        raise ValueError(
+            "--source transformer-xl-tensorflow needs the package google-crc32c: "
+            "pip install google-crc32c"
+        ) from error
+    crc = google_crc32c.value(data)
+    return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
+
+
+def _read_index(table: bytes) -> tuple[int, dict[str, _Entry]]:
+    """Number of data files, and where each tensor lies."""
+    addresses = io.BytesIO(table[-len(_MAGIC) - _ADDRESSES :])
+    # the first block describes none of the tensors, and is read for its checksum
+    _, blocks = (list(_read_block(table, _varint(addresses), _varint(addresses))) for _ in range(2))
+    if addresses.read().lstrip(b"\0") != _MAGIC:
+        raise IndexError("the last bytes are not a table's")
+    found = {}
+    for _, address in blocks:
+        stream = io.BytesIO(address)
+        found |= _read_block(table, _varint(stream), _varint(stream))
+    # the header has no name
+    header = dict(_fields(found.pop(b"")))
+    if header.get(2):
+        raise IndexError("the first byte of a number is the highest")
+    return operator.index(header[1]), {
+        name.decode(errors="backslashreplace"): _entry(value) for name, value in found.items()
+    }
+
+
+def _read_block(table: bytes, offset: int, size: int) -> Iterator[tuple[bytes, bytes]]:
+    """Names and values of a block; of each name only what differs from the one before is stored."""
+    end = offset + size
+    compression, checksum = _AFTER_BLOCK.unpack(table[end : end + _AFTER_BLOCK.size])
+    if _checksum(table[offset : end + 1]) != checksum:
+        raise IndexError("a block is not the one that was written")
+    if compression:
+        raise IndexError("a block is compressed, as TensorFlow never writes it")
+    # at the end: places to begin a search from, of which there are so many
+    (places,) = struct.unpack("<I", table[end - 4 : end])
+    stream, name = io.BytesIO(table[offset : end - 4 - 4 * places]), b""
+    while stream.tell() < len(stream.getbuffer()):
+        kept, added, length = (_varint(stream) for _ in range(3))
+        name = name[:kept] + stream.read(added)
+        yield name, stream.read(length)
+
+
+def _entry(message: bytes) -> _Entry:
+    fields = dict(_fields(message))
+    # zeros are left out
+    shape = [dict(_fields(value)).get(1, 0) for _, value in _fields(fields.get(2, b""))]
+    kind, *place = (operator.index(fields.get(number, 0)) for number in (1, 3, 4, 5, 6))
+    return _Entry(kind, [operator.index(size) for size in shape], *place)
+
+
+def _fields(message: bytes) -> Iterator[tuple[int, Any]]:
+    """Numbers and values of a protocol buffer's fields."""
+    stream = io.BytesIO(message)
+    while stream.tell() < len(message):
+        number, kind = divmod(_varint(stream), 8)
+        if kind == 0:
+            yield number, _varint(stream)
+        elif kind == 2:
+            yield number, stream.read(_varint(stream))
+        else:
+            # the only other one in these messages is a number of four bytes
+            yield number, *struct.unpack("<I", stream.read(4))
+
+
+def _varint(stream: io.BytesIO) -> int:
+    """Number of seven bits a byte, the lowest first; the last byte is below 128."""
+    value = 0
+    for shift in range(0, 64, 7):
+        byte = stream.read(1)[0]
+        value |= (byte & 127) << shift
+        if byte < 128:
+            return value
+    raise IndexError("a number has more than 64 bits")
+
+
+class _Inert(dict):
+    """Stands for all that a pickle names: does nothing, and keeps an object's attributes."""
+
+    def __new__(cls, *_: Any) -> "_Inert":
+        return super().__new__(cls)
+
+    def __init__(self, *_: Any) -> None:
+        super().__init__()
+
+    def __setstate__(self, state: Any) -> None:
+        if isinstance(state, dict):
+            self.update((_text(name), value) for name, value in state.items())
+
+
+class _InertUnpickler(pickle.Unpickler):
+    """Unpickles without any code of others."""
+
+    def find_class(self, module: str, name: str) -> type[_Inert]:
+        """Return the stand-in, whatever a pickle names."""
+        return _Inert
+
+
+def _text(value: str | bytes) -> str:
+    # Python 2 wrote bytes
+    return value if isinstance(value, str) else value.decode()
+
+
+def read_symbols(path: Path) -> list[str]:
+    """Symbols, in the order of the model's numbers, of the TensorFlow code's cache.pkl.
+
+    Those of One Billion Word get the other data's names for a sentence's end and an unknown word,
+    and blanks within a word, where Python 2 did not cut it, are written as scripts.prepare.lm1b
+    does.
+
+    Raises ValueError when the file is damaged or something else.
+    """
+    try:
+        with path.open("rb") as file:
+            symbols = _InertUnpickler(file, encoding="bytes").load()["vocab"]["idx2sym"]
+        symbols = [OTHER_BLANK.sub(VISIBLE_BLANK, _text(symbol)) for symbol in symbols]
+        names = {old: new for old, new in _OF_LM1B.items() if new not in symbols}
+        return [names.get(symbol, symbol) for symbol in symbols]
+    except Exception as error:
+        # reading a damaged file may fail in any way
+        raise ValueError(
+            f"--vocab {short(path)} is broken or no cache.pkl of the TensorFlow code: give that "
+            "file, or a text with the model's symbols, one a line"
+        ) from error

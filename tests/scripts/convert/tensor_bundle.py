@@ -1,0 +1,83 @@
+"""Checkpoints as TensorFlow writes them, for tests: an index, and the tensors' bytes in files.
+
+tensorflow/core/util/tensor_bundle and lib/io/table_format.txt describe the layout.
+"""
+
+import struct
+from pathlib import Path
+
+import google_crc32c
+import torch
+from torch import Tensor
+
+TYPES = {torch.float32: 1, torch.float64: 2, torch.int64: 9, torch.float16: 19}
+
+
+def masked_checksum(data: bytes) -> bytes:
+    crc = google_crc32c.value(data)
+    return struct.pack("<I", ((crc >> 15 | crc << 17) + 0xA282EAD8) % 2**32)
+
+
+def varint(number: int) -> bytes:
+    found = bytearray()
+    while number > 127:
+        found.append(number % 128 + 128)
+        number //= 128
+    return bytes([*found, number])
+
+
+def field(number: int, value: int | bytes) -> bytes:
+    """A protocol buffer's field; zeros are left out."""
+    if isinstance(value, bytes):
+        return varint(8 * number + 2) + varint(len(value)) + value
+    return varint(8 * number) + varint(value) if value else b""
+
+
+def entry(kind: int, shape: list[int], file: int, offset: int, data: bytes) -> bytes:
+    """What the index says of a tensor."""
+    sizes = b"".join(field(2, field(1, size)) for size in shape)
+    fields = field(1, kind), field(2, sizes), field(3, file), field(4, offset), field(5, len(data))
+    return b"".join(fields) + varint(8 * 6 + 5) + masked_checksum(data)
+
+
+def table(rows: dict[bytes, bytes], rows_of_block: int = 4, compression: int = 0) -> bytes:
+    """A sorted table; a block of it begins every so many rows."""
+    written = b""
+
+    def add(of_block: list[tuple[bytes, bytes]]) -> bytes:
+        """Write a block; return its address."""
+        nonlocal written
+        block, before = b"", b""
+        for name, value in of_block:
+            same = [a == b for a, b in zip(before, name, strict=False)]
+            kept = [*same, False].index(False)
+            lengths = b"".join(map(varint, (kept, len(name) - kept, len(value))))
+            block += lengths + name[kept:] + value
+            before = name
+        # one place to begin a search from: the first
+        block += struct.pack("<II", 0, 1)
+        address = varint(len(written)) + varint(len(block))
+        block += bytes([compression])
+        written += block + masked_checksum(block)
+        return address
+
+    ordered = sorted(rows.items())
+    blocks = [ordered[n : n + rows_of_block] for n in range(0, len(ordered), rows_of_block)]
+    addresses = [(block[-1][0], add(block)) for block in blocks]
+    footer = add([]) + add(addresses)
+    return written + footer.ljust(40, b"\0") + bytes.fromhex("57fb808b247547db")
+
+
+def write_bundle(prefix: Path, tensors: dict[str, Tensor], files: int = 1) -> None:
+    """Write a checkpoint, its tensors in turn into so many files."""
+    # the version of the layout is a message of its own
+    rows = {b"": field(1, files) + field(3, field(1, 1))}
+    written = [bytearray() for _ in range(files)]
+    for number, (name, tensor) in enumerate(sorted(tensors.items())):
+        file, data = number % files, tensor.contiguous().numpy().tobytes()
+        kind = TYPES[tensor.dtype]
+        rows[name.encode()] = entry(kind, list(tensor.shape), file, len(written[file]), data)
+        written[file] += data
+    prefix.with_name(f"{prefix.name}.index").write_bytes(table(rows))
+    for file, data in enumerate(written):
+        prefix.with_name(f"{prefix.name}.data-{file:05}-of-{files:05}").write_bytes(data)
