@@ -73,6 +73,22 @@ class StreamIterator(EpochBatchIterator):
             disable_shuffling=True,
             **options,
         )
+        logger.info(
+            "%s tokens in %s, segments of %d tokens%s; worker %d of %d has %s",
+            f"{len(dataset.tokens):,}",
+            _streams(dataset.num_streams),
+            dataset.segment_length,
+            f" after {dataset.extended_context} of context" if dataset.extended_context else "",
+            shard_id + 1,
+            num_shards,
+            _streams(dataset.num_streams // num_shards),
+        )
+        if dataset.num_streams > 1 and dataset.num_segments == 1:
+            logger.warning(
+                "no stream is longer than a segment of %d tokens, so there is nothing to remember: "
+                "give fewer streams (--batch-size) or shorter segments (--tokens-per-sample)",
+                dataset.segment_length,
+            )
         self.save_recurrence = save_recurrence
         self.recurrence = Recurrence()
 
@@ -150,3 +166,7 @@ def _describe(layout: dict[str, int]) -> str:
     return "{tokens:,} tokens in {streams} streams with segments of {segment_length}".format(
         **layout
     )
+
+
+def _streams(number: int) -> str:
+    return f"{number} stream" if number == 1 else f"{number} streams"

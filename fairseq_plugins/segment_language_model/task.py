@@ -16,6 +16,11 @@ from fairseq.tasks import FairseqTask, register_task
 from omegaconf import II
 
 from fairseq_plugins.fairseq_integration.constraints import apply_constraints
+from fairseq_plugins.segment_language_model.batch_split import (
+    check_parts,
+    split_batch,
+    train_in_parts,
+)
 from fairseq_plugins.segment_language_model.decoder import SegmentDecoder
 from fairseq_plugins.segment_language_model.generation import (
     RunningTextDictionary,
@@ -52,6 +57,13 @@ class SegmentLanguageModelingConfig(FairseqDataclass):
             "context of models without recurrence (--mem-len 0)"
         },
     )
+    batch_split: int = field(
+        default=1,
+        metadata={
+            "help": "train on the streams of a batch in so many parts, one after another: the same "
+            "update, with activations of one part at a time"
+        },
+    )
     continue_past_eos: bool = field(
         default=False,
         metadata={
@@ -66,6 +78,7 @@ class SegmentLanguageModelingConfig(FairseqDataclass):
             "out of checkpoints in mid-epoch; a run resumed from one starts cold"
         },
     )
+    batch_size: Optional[int] = II("dataset.batch_size")
     dataset_impl: Optional[ChoiceEnum(get_available_dataset_impl())] = II("dataset.dataset_impl")
 
 
@@ -133,9 +146,11 @@ class SegmentLanguageModelingTask(FairseqTask):
         """Build the model.
 
         Raises:
-            ValueError: it reads no segments, or it has a recurrence and segments come with an
-                extended context.
+            ValueError: it reads no segments, it has a recurrence and segments come with an extended
+                context, or a batch to train on has fewer streams than parts.
         """
+        if not from_checkpoint:
+            check_parts(self.cfg.batch_split, self.cfg.batch_size)
         model = super().build_model(cfg, from_checkpoint)
         if not isinstance(getattr(model, "decoder", None), SegmentDecoder):
             raise ValueError(
@@ -240,22 +255,6 @@ class SegmentLanguageModelingTask(FairseqTask):
             self.cfg.tokens_per_sample,
             self.cfg.extended_context,
         )
-        logger.info(
-            "%s tokens in %s, segments of %d tokens%s; worker %d of %d has %s",
-            f"{len(streams.tokens):,}",
-            _streams(streams.num_streams),
-            streams.segment_length,
-            f" after {streams.extended_context} of context" if streams.extended_context else "",
-            shard_id + 1,
-            num_shards,
-            _streams(streams.num_streams // num_shards),
-        )
-        if streams.num_streams > 1 and streams.num_segments == 1:
-            logger.warning(
-                "no stream is longer than a segment of %d tokens, so there is nothing to remember: "
-                "give fewer streams (--batch-size) or shorter segments (--tokens-per-sample)",
-                streams.segment_length,
-            )
         return StreamIterator(
             streams,
             num_shards,
@@ -304,12 +303,16 @@ class SegmentLanguageModelingTask(FairseqTask):
             data_buffer_size=data_buffer_size,
         ).next_epoch_itr(shuffle=False)
 
-    def train_step(self, sample: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
+    def train_step(self, sample: dict[str, Any], model: Any, *args: Any, **kwargs: Any) -> Any:
         """Train on a batch, and keep hold of its streams' recurrence for the next checkpoint."""
         cursor = sample["net_input"].get("recurrence")
         if cursor is not None:
             self._training_recurrence = cursor.recurrence
-        return super().train_step(sample, *args, **kwargs)
+        step = super().train_step
+        if self.cfg.batch_split == 1:
+            return step(sample, model, *args, **kwargs)
+        parts = split_batch(sample, self.cfg.batch_split, self.dictionary.pad())
+        return train_in_parts(parts, model, lambda part: step(part, model, *args, **kwargs))
 
     def optimizer_step(self, optimizer: Any, model: Any, update_num: int) -> None:
         """Update the parameters, and put those that have a constraint back within it."""
@@ -391,7 +394,3 @@ class SegmentLanguageModelingTask(FairseqTask):
     def target_dictionary(self) -> Dictionary:
         """Return the symbols."""
         return self.dictionary
-
-
-def _streams(number: int) -> str:
-    return f"{number} stream" if number == 1 else f"{number} streams"
