@@ -51,10 +51,12 @@ class Recurrence:
     Args:
         last_start: where the last segment of the walk starts, if that is known: after it nothing
             reads the states any more.
+        longer: how many tokens more than its ``mem_len`` a model reads in this walk.
     """
 
-    def __init__(self, last_start: int | None = None) -> None:
+    def __init__(self, last_start: int | None = None, longer: int = 0) -> None:
         self._last_start = last_start
+        self.longer = longer
         self._histories: WeakKeyDictionary[nn.Module, _History] = WeakKeyDictionary()
         self._restored: _History | None = None
         self._gathered: tuple[int, dict[str, Any]] | None = None
@@ -138,7 +140,7 @@ class Recurrence:
         if not self._parts:
             firsts = itertools.accumulate(sizes, initial=0)
             for first, size in zip(firsts, sizes, strict=False):
-                part = Recurrence(self._last_start)
+                part = Recurrence(self._last_start, self.longer)
                 if self._restored is not None:
                     order = torch.arange(first, first + size)
                     layers = [state.select(order) for state in self._restored.layers]

@@ -185,12 +185,6 @@ def test_two_workers_save_the_memory_of_their_parts(data, uninterrupted, tmp_pat
     assert_equal(parameters(tmp_path), parameters(uninterrupted), rtol=1e-4, atol=1e-6)
 
 
-def test_more_parts_than_streams_are_refused(data, tmp_path):
-    printed = train(data, tmp_path, "--max-update", 1, "--batch-split", 5, fails=True)
-    assert "--batch-split is 5 and --batch-size 4: a part has at least one stream" in printed
-    assert not list(tmp_path.iterdir())
-
-
 def test_a_checkpoint_holds_plain_containers(data, tmp_path):
     train(data, tmp_path, "--max-update", 3, "--optimizer", "adam", "--lr", 0.001)
     # in a process that has never heard of fairseq or of this package
