@@ -72,13 +72,13 @@ def test_adaptive_input_and_softmax_train_and_evaluate(data, tmp_path, test_toke
 @pytest.mark.parametrize(
     ("mem_len", "as_evaluated"),
     [
-        (8, ("--model-overrides", "{'mem_len': 13}")),
+        (1, ("--model-overrides", "{'mem_len': 6}")),
         (0, ("--extended-context", 5)),
     ],
 )
 def test_validation_in_shorter_segments_reads_as_far_back(data, tmp_path, mem_len, as_evaluated):
-    sizes = ("--decoder-embed-dim", 16, "--decoder-attention-heads", 2, "--decoder-layers", 2)
-    model = ("--arch", "transformer_xl", *sizes, "--mem-len", mem_len)
+    sizes = ("--decoder-embed-dim", 16, "--decoder-attention-heads", 2, "--init-std", 0.5)
+    model = ("--arch", "transformer_xl_tiny", *sizes, "--mem-len", mem_len)
     # three streams and segments of 3, in place of four and 8
     validation = ("--valid-subset", "test", "--batch-size-valid", 3, "--tokens-per-sample-valid", 3)
     printed = train(data, tmp_path, *validation, "--max-update", 20, model=model)
