@@ -16,7 +16,7 @@
 #   consecutive segments into one update.
 # Memory (computed, fp32): 2.3 GiB for weights, gradients and Adagrad's state; activations 0.9 GiB
 #   a stream at the start (59 GiB for 64), 1.6 where every head sees 1,024 tokens (100 GiB); less
-#   with --checkpoint-activations or --bf16.
+#   with --batch-split, --checkpoint-activations or --bf16.
 set -euo pipefail
 task=(--user-dir fairseq_plugins --task segment_language_modeling)
 training=(

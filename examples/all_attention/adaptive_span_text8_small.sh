@@ -15,7 +15,7 @@
 #   consecutive segments into one update.
 # Memory (computed, fp32): 0.4 GiB for weights, gradients and Adagrad's state; activations 0.3 GiB
 #   a stream at the start (17 GiB for 64), 0.6 where every head sees 1,024 tokens (36 GiB); less
-#   with --checkpoint-activations or --bf16.
+#   with --batch-split, --checkpoint-activations or --bf16.
 set -euo pipefail
 task=(--user-dir fairseq_plugins --task segment_language_modeling)
 training=(

@@ -16,7 +16,7 @@
 #   consecutive segments into one update.
 # Memory (computed, fp32): 0.4 GiB for weights, gradients and Adagrad's state; activations 0.6 GiB
 #   a stream at the start (39 GiB for 64), 1.0 where every head sees 1,024 tokens (67 GiB); less
-#   with --checkpoint-activations or --bf16.
+#   with --batch-split, --checkpoint-activations or --bf16.
 set -euo pipefail
 task=(--user-dir fairseq_plugins --task segment_language_modeling)
 training=(

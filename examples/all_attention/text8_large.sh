@@ -17,7 +17,7 @@
 #   consecutive segments into one update.
 # Memory (computed, fp32): 1.3 GiB for weights, gradients and Adagrad's state; activations 2.1 GiB
 #   a stream at the start (133 GiB for 64), 2.9 where every head sees 1,024 tokens (187 GiB); less
-#   with --checkpoint-activations or --bf16.
+#   with --batch-split, --checkpoint-activations or --bf16.
 set -euo pipefail
 task=(--user-dir fairseq_plugins --task segment_language_modeling)
 training=(

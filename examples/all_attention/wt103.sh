@@ -18,7 +18,7 @@
 #   consecutive segments into one update.
 # Memory (computed, fp32): 2.0 GiB for weights, gradients and Adam's state; activations 1.2 GiB a
 #   stream at the start (77 GiB for 64), 1.7 where every head sees 1,024 tokens (111 GiB); less
-#   with --checkpoint-activations or --bf16.
+#   with --batch-split, --checkpoint-activations or --bf16.
 set -euo pipefail
 task=(--user-dir fairseq_plugins --task segment_language_modeling)
 training=(

@@ -11,7 +11,7 @@
 # Batch: 22 parallel streams; with N GPUs add --batch-size 22/N. Not --update-freq: it puts
 #   consecutive segments into one update.
 # Memory (computed, fp32): 1.3 GiB for weights, gradients and Adam's state; activations 1.0 GiB a
-#   stream (22 GiB for 22); less with --checkpoint-activations or --bf16.
+#   stream (22 GiB for 22); less with --batch-split, --checkpoint-activations or --bf16.
 set -euo pipefail
 task=(--user-dir fairseq_plugins --task segment_language_modeling)
 action=usage data=${2:-} checkpoints=${3:-}

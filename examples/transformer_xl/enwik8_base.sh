@@ -14,7 +14,7 @@
 # Batch: 22 parallel streams; with N GPUs add --batch-size 22/N. Not --update-freq: it puts
 #   consecutive segments into one update.
 # Memory (computed, fp32): 0.6 GiB for weights, gradients and Adam's state; activations 0.55 GiB a
-#   stream (12 GiB for 22); less with --checkpoint-activations or --bf16.
+#   stream (12 GiB for 22); less with --batch-split, --checkpoint-activations or --bf16.
 set -euo pipefail
 task=(--user-dir fairseq_plugins --task segment_language_modeling)
 action=usage data=${2:-} checkpoints=${3:-}

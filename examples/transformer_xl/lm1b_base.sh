@@ -18,7 +18,7 @@
 # Batch: 224 parallel streams; with N GPUs add --batch-size 224/N. Not --update-freq: it puts
 #   consecutive segments into one update.
 # Memory (computed, fp32): 5.3 GiB for weights, gradients and Adam's state; activations 0.05 GiB a
-#   stream (11 GiB for 224); less with --checkpoint-activations or --bf16.
+#   stream (11 GiB for 224); less with --batch-split, --checkpoint-activations or --bf16.
 set -euo pipefail
 task=(--user-dir fairseq_plugins --task segment_language_modeling)
 action=usage data=${2:-} checkpoints=${3:-}

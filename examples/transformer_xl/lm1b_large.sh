@@ -20,8 +20,8 @@
 # - the checkpoint of the lowest validation loss is evaluated, there that of the lowest test loss
 # Batch: 512 parallel streams; with N GPUs add --batch-size 512/N. Not --update-freq: it puts
 #   consecutive segments into one update.
-# Memory (computed, fp32): 12.5 GiB for weights, gradients and Adam's state; activations 0.14 GiB
-#   a stream (72 GiB for 512); less with --checkpoint-activations or --bf16.
+# Memory (computed, fp32): 12.5 GiB for weights, gradients and Adam's state; activations 0.14 GiB a
+#   stream (72 GiB for 512); less with --batch-split, --checkpoint-activations or --bf16.
 set -euo pipefail
 task=(--user-dir fairseq_plugins --task segment_language_modeling)
 action=usage data=${2:-} checkpoints=${3:-}

@@ -13,7 +13,7 @@
 # Batch: 60 parallel streams; with N GPUs add --batch-size 60/N. Not --update-freq: it puts
 #   consecutive segments into one update.
 # Memory (computed, fp32): 2.3 GiB for weights, gradients and Adam's state; activations 0.15 GiB a
-#   stream (9 GiB for 60); less with --checkpoint-activations or --bf16.
+#   stream (9 GiB for 60); less with --batch-split, --checkpoint-activations or --bf16.
 set -euo pipefail
 task=(--user-dir fairseq_plugins --task segment_language_modeling)
 action=usage data=${2:-} checkpoints=${3:-}

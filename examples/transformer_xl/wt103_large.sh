@@ -19,7 +19,7 @@
 # Batch: 128 parallel streams; with N GPUs add --batch-size 128/N. Not --update-freq: it puts
 #   consecutive segments into one update.
 # Memory (computed, fp32): 4.2 GiB for weights, gradients and Adam's state; activations 1.2 GiB a
-#   stream (155 GiB for 128); less with --checkpoint-activations or --bf16.
+#   stream (155 GiB for 128); less with --batch-split, --checkpoint-activations or --bf16.
 set -euo pipefail
 task=(--user-dir fairseq_plugins --task segment_language_modeling)
 action=usage data=${2:-} checkpoints=${3:-}

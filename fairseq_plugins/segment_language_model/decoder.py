@@ -153,11 +153,13 @@ class SegmentDecoder(FairseqIncrementalDecoder):
             recurrence = generated.at(first)
             prev_output_tokens = prev_output_tokens[:, first:]
             mem_len = mem_len or self.context.segment - 1
+        elif recurrence is not None:
+            mem_len += recurrence.recurrence.longer
         x = self._embed(prev_output_tokens, first)
         padding_mask = self._padding_mask(prev_output_tokens)
         past = None if recurrence is None else recurrence.read(self, like=x)
         if past is None and self.context.from_zeros and self.context.mem_len > 0:
-            zeros = HiddenStates(x.new_zeros(x.size(0), self.context.mem_len, x.size(2)))
+            zeros = HiddenStates(x.new_zeros(x.size(0), mem_len, x.size(2)))
             past = [zeros] * len(self.layers)
         # layers may keep more or less of the past
         kept = 0 if past is None else max(state.length for state in past)

@@ -9,9 +9,10 @@ Shapes: B streams, d model width.
 
 from __future__ import annotations
 
+import itertools
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -50,13 +51,16 @@ class Recurrence:
     Args:
         last_start: where the last segment of the walk starts, if that is known: after it nothing
             reads the states any more.
+        longer: how many tokens more than its ``mem_len`` a model reads in this walk.
     """
 
-    def __init__(self, last_start: int | None = None) -> None:
+    def __init__(self, last_start: int | None = None, longer: int = 0) -> None:
         self._last_start = last_start
+        self.longer = longer
         self._histories: WeakKeyDictionary[nn.Module, _History] = WeakKeyDictionary()
         self._restored: _History | None = None
         self._gathered: tuple[int, dict[str, Any]] | None = None
+        self._parts: list[Recurrence] = []
 
     def at(self, start: int) -> Cursor:
         """Return the place of the segment that starts at token ``start`` of each stream."""
@@ -127,6 +131,36 @@ class Recurrence:
         self._histories[model] = _History(layers, start, length, mem_len)
         self._gathered = None
 
+    def split(self, sizes: list[int]) -> list[Recurrence]:
+        """Return recurrences of the first ``sizes[0]`` streams, the ``sizes[1]`` next ones, ….
+
+        From now on they hold the states, those of a checkpoint too, and :meth:`state_dict` puts
+        them together. A walk is split before its first segment is read, always in the same way.
+        """
+        if not self._parts:
+            firsts = itertools.accumulate(sizes, initial=0)
+            for first, size in zip(firsts, sizes, strict=False):
+                part = Recurrence(self._last_start, self.longer)
+                if self._restored is not None:
+                    order = torch.arange(first, first + size)
+                    layers = [state.select(order) for state in self._restored.layers]
+                    part._restored = replace(self._restored, layers=layers)
+                self._parts.append(part)
+            self._restored = None
+        self._gathered = None
+        return self._parts
+
+    def _latest(self) -> list[_History]:
+        """Return the states of the one training model, of each part in turn where it is split.
+
+        None of them where a part has none yet.
+        """
+        if self._parts:
+            histories = [history for part in self._parts for history in part._latest()]
+            return histories if len(histories) == len(self._parts) else []
+        history = next(iter(self._histories.values()), self._restored)
+        return [] if history is None else [history]
+
     def reorder(self, new_order: Tensor) -> None:
         """Let stream i go on from stream ``new_order[i]`` (beam search moves its beams)."""
         if torch.equal(new_order, torch.arange(len(new_order), device=new_order.device)):
@@ -142,8 +176,8 @@ class Recurrence:
         Every worker of ``group`` has to call it; :meth:`state_dict` of worker 0 then covers all
         streams. fairseq writes checkpoints on worker 0 alone, without asking the others.
         """
-        history = next(iter(self._histories.values()), None)
-        if history is None or history.start == self._last_start:
+        histories = self._latest()
+        if not histories or histories[0].start == self._last_start:
             return
         rank, workers = dist.get_rank(group), dist.get_world_size(group)
 
@@ -153,8 +187,8 @@ class Recurrence:
             dist.gather(tensor, parts, dst=0, group=group)
             return tensor if parts is None else torch.cat([p.cpu() for p in parts])
 
-        state = _as_state_dict(history, gathered)
-        self._gathered = (history.end, state) if rank == 0 else None
+        state = _as_state_dict(histories, gathered)
+        self._gathered = (state["end"], state) if rank == 0 else None
 
     def state_dict(self) -> dict[str, Any] | None:
         """Return the states of the one training model as plain containers on the CPU.
@@ -163,14 +197,15 @@ class Recurrence:
         to training), or where this worker has only its own streams because the others' were never
         gathered (:meth:`gather`).
         """
-        history = next(iter(self._histories.values()), self._restored)
-        if history is None or not all(isinstance(s, HiddenStates) for s in history.layers):
+        histories = self._latest()
+        layers = [state for history in histories for state in history.layers]
+        if not histories or not all(isinstance(state, HiddenStates) for state in layers):
             return None
         if not (dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1):
             return _as_state_dict(
-                history, lambda tensor: torch.empty_like(tensor, device="cpu").copy_(tensor)
+                histories, lambda tensor: torch.empty_like(tensor, device="cpu").copy_(tensor)
             )
-        if self._gathered is not None and self._gathered[0] == history.end:
+        if self._gathered is not None and self._gathered[0] == histories[0].end:
             return self._gathered[1]
         return None
 
@@ -186,12 +221,17 @@ class Recurrence:
         self._restored = _History(layers, state["end"], 0, state["mem_len"])
 
 
-def _as_state_dict(history: _History, copy: Callable[[Tensor], Tensor]) -> dict[str, Any]:
-    return {
-        "end": history.end,
-        "mem_len": history.mem_len,
-        "layers": [copy(state.last(history.mem_len).hidden) for state in history.layers],
-    }
+def _as_state_dict(histories: list[_History], copy: Callable[[Tensor], Tensor]) -> dict[str, Any]:
+    """Return the states of the parts of a training model's streams as those of one."""
+    first = histories[0]
+    layers = []
+    for number in range(len(first.layers)):
+        parts = [history.layers[number].last(first.mem_len).hidden for history in histories]
+        # of different lengths only where an update failed between two parts
+        length = min(part.size(1) for part in parts)
+        parts = [part[:, part.size(1) - length :] for part in parts]
+        layers.append(copy(parts[0] if len(parts) == 1 else torch.cat(parts)))
+    return {"end": first.end, "mem_len": first.mem_len, "layers": layers}
 
 
 @dataclass(frozen=True)
@@ -200,6 +240,10 @@ class Cursor:
 
     recurrence: Recurrence
     start: int
+
+    def split(self, sizes: list[int]) -> list[Cursor]:
+        """Return the same place in each part of :meth:`Recurrence.split`."""
+        return [part.at(self.start) for part in self.recurrence.split(sizes)]
 
     def read(self, model: nn.Module, like: Tensor) -> list[LayerState] | None:
         """Return what :meth:`Recurrence.read` gives for this segment."""

@@ -53,6 +53,7 @@ class StreamIterator(EpochBatchIterator):
         num_shards: number of workers.
         shard_id: this worker.
         save_recurrence: whether checkpoints in mid-epoch hold the recurrence.
+        longer_recurrence: by how many tokens it is longer than ``--mem-len``.
         options: what fairseq's iterator takes besides.
     """
 
@@ -62,6 +63,7 @@ class StreamIterator(EpochBatchIterator):
         num_shards: int,
         shard_id: int,
         save_recurrence: bool = True,
+        longer_recurrence: int = 0,
         **options: Any,
     ) -> None:
         super().__init__(
@@ -73,7 +75,9 @@ class StreamIterator(EpochBatchIterator):
             disable_shuffling=True,
             **options,
         )
+        dataset.log_layout(num_shards, shard_id, longer_recurrence)
         self.save_recurrence = save_recurrence
+        self.longer_recurrence = longer_recurrence
         self.recurrence = Recurrence()
 
     def _get_iterator_for_epoch(
@@ -83,7 +87,8 @@ class StreamIterator(EpochBatchIterator):
         if batches is None:
             return None
         segment_length = self.dataset.segment_length
-        self.recurrence = Recurrence(last_start=(self.dataset.num_segments - 1) * segment_length)
+        last_start = (self.dataset.num_segments - 1) * segment_length
+        self.recurrence = Recurrence(last_start, self.longer_recurrence)
         return _BatchesWithCursors(batches, self.recurrence, segment_length)
 
     def _layout(self) -> dict[str, int]:

@@ -322,14 +322,21 @@ class TokenStreams(FairseqDataset):
         per_shard = self.num_streams // num_shards
         return [list(range(first, first + per_shard)) for first in range(0, len(self), per_shard)]
 
-    def log_layout(self, num_shards: int, shard_id: int) -> None:
-        """Say in the log how the text is laid out, and what of it worker ``shard_id`` reads."""
+    def log_layout(self, num_shards: int, shard_id: int, longer_recurrence: int = 0) -> None:
+        """Say in the log how the text is laid out, and what of it worker ``shard_id`` reads.
+
+        Args:
+            num_shards: number of workers.
+            shard_id: the worker.
+            longer_recurrence: tokens by which its recurrence is longer than ``--mem-len``.
+        """
         logger.info(
-            "%s tokens in %s, segments of %d tokens%s%s; worker %d of %d has %s",
+            "%s tokens in %s, segments of %d tokens%s%s%s; worker %d of %d has %s",
             f"{len(self.tokens):,}",
             _streams(self.num_streams),
             self.segment_length,
             f" after {self.extended_context} of context" if self.extended_context else "",
+            f", recurrence longer by {longer_recurrence}" if longer_recurrence else "",
             "" if self.shuffled_with is None else ", sentences shuffled",
             shard_id + 1,
             num_shards,

@@ -2,20 +2,21 @@
 
 import logging
 import os
-from dataclasses import dataclass, field
-from typing import Any, Optional
+from typing import Any
 
 import torch
 from fairseq import utils
 from fairseq.data import Dictionary, NestedDictionaryDataset
-from fairseq.data.indexed_dataset import get_available_dataset_impl
-from fairseq.dataclass import ChoiceEnum, FairseqDataclass
 from fairseq.distributed import utils as distributed_utils
 from fairseq.sequence_scorer import SequenceScorer
 from fairseq.tasks import FairseqTask, register_task
-from omegaconf import II
 
 from fairseq_plugins.fairseq_integration.constraints import apply_constraints
+from fairseq_plugins.segment_language_model.batch_split import (
+    check_parts,
+    split_batch,
+    train_in_parts,
+)
 from fairseq_plugins.segment_language_model.decoder import SegmentDecoder
 from fairseq_plugins.segment_language_model.generation import (
     RunningTextDictionary,
@@ -27,54 +28,12 @@ from fairseq_plugins.segment_language_model.generation import (
 )
 from fairseq_plugins.segment_language_model.stream_iterator import OTHER_DICTIONARY, StreamIterator
 from fairseq_plugins.segment_language_model.streams import RunningText, fingerprint, load_tokens
+from fairseq_plugins.segment_language_model.task_config import (
+    SegmentLanguageModelingConfig,
+    find_dictionary,
+)
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass
-class SegmentLanguageModelingConfig(FairseqDataclass):
-    """Options of ``segment_language_modeling``."""
-
-    data: Optional[str] = field(
-        default=None,
-        metadata={
-            "help": "folder that fairseq-preprocess wrote; several, with : between them, are "
-            "read in turn, one an epoch"
-        },
-    )
-    tokens_per_sample: int = field(
-        default=512, metadata={"help": "segment length: tokens that are computed at once"}
-    )
-    extended_context: int = field(
-        default=0,
-        metadata={
-            "help": "tokens that are read anew before each segment's own and not scored: the "
-            "context of models without recurrence (--mem-len 0)"
-        },
-    )
-    continue_past_eos: bool = field(
-        default=False,
-        metadata={
-            "help": "generation goes on past </s>, to --max-len-b tokens, and prints it: for "
-            "models of running text, where </s> is the end of a line"
-        },
-    )
-    shuffle_sentences: bool = field(
-        default=False,
-        metadata={
-            "help": "read the sentences of the training part, each up to its </s>, in a new random "
-            "order every epoch, as the published Transformer-XL does on One Billion Word"
-        },
-    )
-    no_save_memory: bool = field(
-        default=False,
-        metadata={
-            "help": "leave the streams' recurrence (layers x streams x --mem-len x width numbers) "
-            "out of checkpoints in mid-epoch; a run resumed from one starts cold"
-        },
-    )
-    dataset_impl: Optional[ChoiceEnum(get_available_dataset_impl())] = II("dataset.dataset_impl")
-    train_subset: str = II("dataset.train_subset")
 
 
 @register_task("segment_language_modeling", dataclass=SegmentLanguageModelingConfig)
@@ -98,6 +57,7 @@ class SegmentLanguageModelingTask(FairseqTask):
         self.dictionary = dictionary
         self.state.merge_state_dict({"dictionary": fingerprint(dictionary)})
         self._training_recurrence = None
+        self._has_recurrence = True
         self._check_criterion = None
 
     @classmethod
@@ -107,21 +67,9 @@ class SegmentLanguageModelingTask(FairseqTask):
         """Load the dictionary.
 
         Raises:
-            ValueError: there is no data folder, no dictionary in it, or no such segment length.
+            ValueError: as :func:`find_dictionary` does.
         """
-        if not cfg.data:
-            raise ValueError("DATA is missing: name the folder that fairseq-preprocess wrote")
-        for option, least in (("tokens_per_sample", 1), ("extended_context", 0)):
-            value = getattr(cfg, option)
-            if value < least:
-                flag = option.replace("_", "-")
-                raise ValueError(f"--{flag} is {value}: it must be at least {least}")
-        path = os.path.join(utils.split_paths(cfg.data)[0], "dict.txt")
-        if not os.path.exists(path):
-            raise ValueError(
-                f"DATA is {cfg.data}: there is no {path}; name the folder that fairseq-preprocess "
-                "wrote"
-            )
+        path = find_dictionary(cfg)
         kind = RunningTextDictionary if cfg.continue_past_eos else Dictionary
         dictionary = kind.load(path)
         logger.info("dictionary: %d symbols", len(dictionary))
@@ -141,9 +89,11 @@ class SegmentLanguageModelingTask(FairseqTask):
         """Build the model.
 
         Raises:
-            ValueError: it reads no segments, or it has a recurrence and segments come with an
-                extended context.
+            ValueError: it reads no segments, it has a recurrence and segments come with an extended
+                context, or a batch to train on has fewer streams than parts.
         """
+        if self.cfg.batch_split != 1 and not from_checkpoint:
+            check_parts(self.cfg.batch_split, self.cfg.batch_size)
         model = super().build_model(cfg, from_checkpoint)
         if not isinstance(getattr(model, "decoder", None), SegmentDecoder):
             raise ValueError(
@@ -152,6 +102,7 @@ class SegmentLanguageModelingTask(FairseqTask):
             )
         self._check_criterion = model.check_criterion
         mem_len = model.decoder.context.mem_len
+        self._has_recurrence = mem_len > 0
         if self.cfg.extended_context > 0 and mem_len > 0:
             raise ValueError(
                 f"--extended-context is {self.cfg.extended_context} for a model with a recurrence "
@@ -246,21 +197,27 @@ class SegmentLanguageModelingTask(FairseqTask):
                 f"(here {max_tokens}): the text is read as streams, in segments of "
                 "--tokens-per-sample"
             )
+        segment = self.cfg.tokens_per_sample
+        valid = self.cfg.tokens_per_sample_valid
+        if valid is not None and dataset is not self.datasets.get(self.cfg.train_subset):
+            segment = valid
+        # by what validation's segments are shorter, what is before them is longer
+        longer = self.cfg.tokens_per_sample - segment
         streams = dataset.lay_out(
             self.dictionary,
             1 if max_sentences is None else max_sentences,
             num_shards,
-            self.cfg.tokens_per_sample,
-            self.cfg.extended_context,
+            segment,
+            self.cfg.extended_context + (0 if self._has_recurrence else longer),
             seed,
             epoch,
         )
-        streams.log_layout(num_shards, shard_id)
         return StreamIterator(
             streams,
             num_shards,
             shard_id,
             save_recurrence=not self.cfg.no_save_memory,
+            longer_recurrence=longer if self._has_recurrence else 0,
             epoch=epoch,
             buffer_size=data_buffer_size,
             skip_remainder_batch=skip_remainder_batch,
@@ -304,12 +261,16 @@ class SegmentLanguageModelingTask(FairseqTask):
             data_buffer_size=data_buffer_size,
         ).next_epoch_itr(shuffle=False)
 
-    def train_step(self, sample: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
+    def train_step(self, sample: dict[str, Any], model: Any, *args: Any, **kwargs: Any) -> Any:
         """Train on a batch, and keep hold of its streams' recurrence for the next checkpoint."""
         cursor = sample["net_input"].get("recurrence")
         if cursor is not None:
             self._training_recurrence = cursor.recurrence
-        return super().train_step(sample, *args, **kwargs)
+        step = super().train_step
+        if self.cfg.batch_split == 1:
+            return step(sample, model, *args, **kwargs)
+        parts = split_batch(sample, self.cfg.batch_split, self.dictionary.pad())
+        return train_in_parts(parts, model, lambda part: step(part, model, *args, **kwargs))
 
     def optimizer_step(self, optimizer: Any, model: Any, update_num: int) -> None:
         """Update the parameters, and put those that have a constraint back within it."""

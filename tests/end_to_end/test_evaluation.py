@@ -69,12 +69,40 @@ def test_adaptive_input_and_softmax_train_and_evaluate(data, tmp_path, test_toke
     assert float(logged[-1]) == pytest.approx(loss(result), abs=6e-4)
 
 
+@pytest.mark.parametrize(
+    ("mem_len", "as_evaluated"),
+    [
+        (1, ("--model-overrides", "{'mem_len': 6}")),
+        (0, ("--extended-context", 5)),
+    ],
+)
+def test_validation_in_shorter_segments_reads_as_far_back(data, tmp_path, mem_len, as_evaluated):
+    sizes = ("--decoder-embed-dim", 16, "--decoder-attention-heads", 2, "--init-std", 0.5)
+    model = ("--arch", "transformer_xl_tiny", *sizes, "--mem-len", mem_len)
+    # three streams and segments of 3, in place of four and 8
+    validation = ("--valid-subset", "test", "--batch-size-valid", 3, "--tokens-per-sample-valid", 3)
+    printed = train(data, tmp_path, *validation, "--max-update", 20, model=model)
+    assert "in 3 streams, segments of 3 tokens" in printed
+    checkpoint = tmp_path / "checkpoint_last.pt"
+    layout = ("--tokens-per-sample", 3, "--batch-size", 3)
+    expected = loss(evaluate(data, checkpoint, *layout, *as_evaluated))
+    logged = re.findall(r"on 'test' subset \| loss ([\d.]+)", printed)
+    assert float(logged[-1]) == pytest.approx(expected, abs=6e-4)
+    # what it reads matters
+    assert float(logged[-1]) != pytest.approx(loss(evaluate(data, checkpoint, *layout)), abs=2e-3)
+
+
 BAD_RUNS = [
     (["--max-tokens", 100], "in place of --max-tokens (here 100): the text is read as streams"),
     (["--batch-size", 0], "--batch-size is 0: it must be at least 1"),
     (
         ["--batch-size-valid", 5000],
         "--batch-size is 5000: that makes 5000 parallel streams of a split with",
+    ),
+    (["--batch-split", 5], "--batch-split is 5 and --batch-size 4: a part has at least one stream"),
+    (
+        ["--tokens-per-sample-valid", 9],
+        "--tokens-per-sample-valid is 9: it must be at least 1, and at most --tokens-per-sample, 8",
     ),
     (["--tokens-per-sample", 0], "--tokens-per-sample is 0: it must be at least 1"),
     (

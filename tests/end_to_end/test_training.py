@@ -1,5 +1,7 @@
 """fairseq-train: what validation, stopping, workers and precision may and may not change."""
 
+import json
+import re
 import subprocess
 import sys
 
@@ -19,14 +21,22 @@ from tests.end_to_end.commands import (
 from tests.end_to_end.results import EXACT, assert_equal, parameters
 
 STEPS = 8
+LOGGED = ("--log-format", "json", "--log-interval", 1, "--log-file")
 
 
 @pytest.fixture(scope="module")
 def uninterrupted(data, tmp_path_factory):
     """Folder of a run of 8 updates without validation."""
     folder = tmp_path_factory.mktemp("uninterrupted")
-    train(data, folder, "--max-update", STEPS, *NO_VALIDATION)
+    train(data, folder, "--max-update", STEPS, *LOGGED, folder / "log", *NO_VALIDATION)
     return folder
+
+
+def logged(folder):
+    """What training logged of each update, but for times."""
+    lines = re.findall(r'{.*"num_updates".*}', (folder / "log").read_text())
+    times = ("wps", "ups", "wall", "train_wall")
+    return [{k: v for k, v in json.loads(line).items() if k not in times} for line in lines]
 
 
 def test_validation_in_the_middle_changes_nothing(data, uninterrupted, tmp_path):
@@ -142,6 +152,8 @@ def test_one_worker_goes_on_with_the_memory_that_two_saved(data, uninterrupted, 
         # and test_mixed_precision_trains_with_a_memory that mixed precision works
         ["--amp"],
         ["--fp16", "--fp16-no-flatten-grads", "--fp16-init-scale", "4"],
+        ["--bf16", "--batch-split", "3"],
+        ["--fp16", "--fp16-no-flatten-grads", "--fp16-init-scale", "4", "--batch-split", "3"],
         pytest.param(
             ["--fp16"],
             marks=pytest.mark.skipif(
@@ -165,6 +177,24 @@ def test_accumulated_gradients_follow_the_streams(data, tmp_path):
     assert "a batch was skipped" not in printed
     state = torch.load(tmp_path / "checkpoint_last.pt", weights_only=True)
     assert state["extra_state"]["train_iterator"]["memory"]["end"] == 4 * 2 * 8
+
+
+def test_a_batch_in_parts_is_learned_from_as_a_whole(data, uninterrupted, tmp_path):
+    words = ("--batch-split", 3, *LOGGED, tmp_path / "log", *NO_VALIDATION)
+    train(data, tmp_path, "--max-update", 3, *words)
+    # resumed in other parts
+    train(data, tmp_path, "--max-update", STEPS, *words, "--batch-split", 2)
+    assert_equal(parameters(tmp_path), parameters(uninterrupted), rtol=1e-4, atol=1e-6)
+    updates = logged(tmp_path)
+    assert [update["num_updates"] for update in updates] == list("12345678")
+    assert updates == logged(uninterrupted)
+
+
+def test_two_workers_save_the_memory_of_their_parts(data, uninterrupted, tmp_path):
+    train_on_two_workers(data, tmp_path, "--max-update", 3, "--batch-split", 2)
+    printed = train(data, tmp_path, "--max-update", STEPS)
+    assert "resuming with recurrence, after 24 tokens of each stream" in printed
+    assert_equal(parameters(tmp_path), parameters(uninterrupted), rtol=1e-4, atol=1e-6)
 
 
 def test_a_checkpoint_holds_plain_containers(data, tmp_path):

@@ -1,0 +1,99 @@
+"""Options of the task, and what is wrong with their values."""
+
+import os
+from dataclasses import dataclass, field
+from typing import Optional
+
+from fairseq import utils
+from fairseq.data.indexed_dataset import get_available_dataset_impl
+from fairseq.dataclass import ChoiceEnum, FairseqDataclass
+from omegaconf import II
+
+
+@dataclass
+class SegmentLanguageModelingConfig(FairseqDataclass):
+    """Options of ``segment_language_modeling``."""
+
+    data: Optional[str] = field(
+        default=None,
+        metadata={
+            "help": "folder that fairseq-preprocess wrote; several, with : between them, are "
+            "read in turn, one an epoch"
+        },
+    )
+    tokens_per_sample: int = field(
+        default=512, metadata={"help": "segment length: tokens that are computed at once"}
+    )
+    extended_context: int = field(
+        default=0,
+        metadata={
+            "help": "tokens that are read anew before each segment's own and not scored: the "
+            "context of models without recurrence (--mem-len 0)"
+        },
+    )
+    tokens_per_sample_valid: Optional[int] = field(
+        default=None,
+        metadata={
+            "help": "segment length in validation, at most --tokens-per-sample; the recurrence, or "
+            "without one the extended context, is longer by what segments are shorter by (None: as "
+            "in training)"
+        },
+    )
+    batch_split: int = field(
+        default=1,
+        metadata={
+            "help": "train on the streams of a batch in so many parts, one after another: the same "
+            "update, with activations of one part at a time"
+        },
+    )
+    continue_past_eos: bool = field(
+        default=False,
+        metadata={
+            "help": "generation goes on past </s>, to --max-len-b tokens, and prints it: for "
+            "models of running text, where </s> is the end of a line"
+        },
+    )
+    shuffle_sentences: bool = field(
+        default=False,
+        metadata={
+            "help": "read the sentences of the training part, each up to its </s>, in a new random "
+            "order every epoch, as the published Transformer-XL does on One Billion Word"
+        },
+    )
+    no_save_memory: bool = field(
+        default=False,
+        metadata={
+            "help": "leave the streams' recurrence (layers x streams x --mem-len x width numbers) "
+            "out of checkpoints in mid-epoch; a run resumed from one starts cold"
+        },
+    )
+    batch_size: Optional[int] = II("dataset.batch_size")
+    train_subset: str = II("dataset.train_subset")
+    dataset_impl: Optional[ChoiceEnum(get_available_dataset_impl())] = II("dataset.dataset_impl")
+
+
+def find_dictionary(cfg: SegmentLanguageModelingConfig) -> str:
+    """Return the path of the dictionary, with the other options checked.
+
+    Raises:
+        ValueError: there is no data folder, no dictionary in it, or no such segment length.
+    """
+    if not cfg.data:
+        raise ValueError("DATA is missing: name the folder that fairseq-preprocess wrote")
+    for option, least in (("tokens_per_sample", 1), ("extended_context", 0)):
+        value = getattr(cfg, option)
+        if value < least:
+            flag = option.replace("_", "-")
+            raise ValueError(f"--{flag} is {value}: it must be at least {least}")
+    valid = cfg.tokens_per_sample_valid
+    if valid is not None and not 1 <= valid <= cfg.tokens_per_sample:
+        raise ValueError(
+            f"--tokens-per-sample-valid is {valid}: it must be at least 1, and at most "
+            f"--tokens-per-sample, {cfg.tokens_per_sample}"
+        )
+    path = os.path.join(utils.split_paths(cfg.data)[0], "dict.txt")
+    if not os.path.exists(path):
+        raise ValueError(
+            f"DATA is {cfg.data}: there is no {path}; name the folder that fairseq-preprocess wrote"
+        )
+    return path
