@@ -68,7 +68,7 @@ class MemoryOptions(FairseqDataclass):
         default=False,
         metadata={
             "help": "normalise queries over the tokens of a batch, which makes more slots be used "
-            "(section 4.5)"
+            "(section 4.5); recommended by the paper's author"
         },
     )
     memory_query_layer_norm: bool = field(
