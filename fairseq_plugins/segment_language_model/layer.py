@@ -50,6 +50,8 @@ class SegmentLayer(nn.Module):
         dropout: acts on what each sublayer adds.
         normalize_before: normalise the input of each sublayer in place of the sum.
         memory_sublayer: a product-key memory after the feed-forward sublayer, or None.
+        parallel: add the memory to the feed-forward sublayer, of the same input, in place of
+            putting it after that one.
     """
 
     def __init__(
@@ -60,6 +62,7 @@ class SegmentLayer(nn.Module):
         dropout: nn.Module,
         normalize_before: bool = False,
         memory_sublayer: MemorySublayer | None = None,
+        parallel: bool = False,
     ) -> None:
         super().__init__()
         self.self_attn = attention
@@ -67,7 +70,8 @@ class SegmentLayer(nn.Module):
         self.feed_forward = feed_forward
         self.final_layer_norm = nn.LayerNorm(embed_dim) if feed_forward is not None else None
         self.memory_sublayer = memory_sublayer
-        self.memory_layer_norm = nn.LayerNorm(embed_dim) if memory_sublayer is not None else None
+        after = memory_sublayer is not None and not parallel
+        self.memory_layer_norm = nn.LayerNorm(embed_dim) if after else None
         self.dropout = dropout
         self.normalize_before = normalize_before
 
@@ -100,15 +104,21 @@ class SegmentLayer(nn.Module):
         attended, cache = self._attend(x, terms, past)
         state = self._hidden_states(x, terms, past) if cache is None else cache
         x = self._add(x, attended, self.self_attn_layer_norm)
-        for sublayer, layer_norm in (
-            (self.feed_forward, self.final_layer_norm),
-            (self.memory_sublayer, self.memory_layer_norm),
-        ):
-            if sublayer is not None:
-                entering = layer_norm(x) if self.normalize_before else x
-                padding = (padding_mask,) if isinstance(sublayer, MemorySublayer) else ()
-                x = self._add(x, sublayer(entering, *padding), layer_norm)
+        if self.final_layer_norm is not None:
+            entering = self.final_layer_norm(x) if self.normalize_before else x
+            x = self._add(x, self._feed_forward(entering, padding_mask), self.final_layer_norm)
+        if self.memory_layer_norm is not None:
+            entering = self.memory_layer_norm(x) if self.normalize_before else x
+            x = self._add(x, self.memory_sublayer(entering, padding_mask), self.memory_layer_norm)
         return x, state
+
+    def _feed_forward(self, x: Tensor, padding_mask: Tensor | None) -> Tensor:
+        if isinstance(self.feed_forward, MemorySublayer):
+            return self.feed_forward(x, padding_mask)
+        y = self.feed_forward(x)
+        if self.memory_sublayer is not None and self.memory_layer_norm is None:
+            y = y + self.memory_sublayer(x, padding_mask)
+        return y
 
     def _attend(
         self, x: Tensor, terms: Any, past: LayerState | None

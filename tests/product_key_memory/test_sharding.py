@@ -11,13 +11,10 @@ from torch.nn.parallel import DistributedDataParallel
 
 from fairseq_plugins.fairseq_integration.optimizers import set_update_rule
 from fairseq_plugins.product_key_memory import sharding
+from fairseq_plugins.product_key_memory.building import build_memory, keep_shards_apart
 from fairseq_plugins.product_key_memory.memory import ProductKeyMemory
 from fairseq_plugins.product_key_memory.optimizer import AdamWithMemoryConfig, FairseqAdamWithMemory
-from fairseq_plugins.product_key_memory.options import (
-    MemoryOptions,
-    build_memory,
-    keep_shards_apart,
-)
+from fairseq_plugins.product_key_memory.options import MemoryOptions
 from fairseq_plugins.product_key_memory.sharding import average_over_workers
 from fairseq_plugins.product_key_memory.values import rows_as_gradient
 from tests.product_key_memory.tiny import naming, option_of
