@@ -41,7 +41,8 @@ class SegmentLayer(nn.Module):
 
     All-attention, equation 6; Transformer-XL, section 3.3; product-key memory, section 3.3. With
     ``normalize_before`` it is ``x + attention(LN(x))``, states of earlier segments normalised too,
-    and ``x + sublayer(LN(x))``.
+    and ``x + sublayer(LN(x))``. A memory beside the feed-forward sublayer makes one with it,
+    ``feed_forward(x) + memory(x)``.
 
     Args:
         embed_dim: d.
