@@ -21,7 +21,14 @@ from tests.product_key_memory.standalone import (
     learn,
     options,
 )
-from tests.product_key_memory.tiny import memories, parameters, tiny_language_model
+from tests.product_key_memory.tiny import (
+    build,
+    memories,
+    padded,
+    parameters,
+    score,
+    tiny_language_model,
+)
 from tests.reference.product_key_memory import product_key_memory
 
 
@@ -138,3 +145,19 @@ def test_a_model_counts_the_table_once(dtype):
     one, *others = memories(shared)
     assert all(other.values is one.values for other in others)
     assert sum(name.endswith("memory.values") for name in shared.state_dict()) == 1
+
+
+@pytest.mark.parametrize("checkpoint", [False, True], ids=["kept", "recomputed"])
+def test_encoder_and_decoder_share_a_table(checkpoint):
+    """With activations that are computed again, and the gradient beside autograd."""
+    choices = {"memory_share_values": True, "memory_output_gate": True, "memory_parallel": True}
+    found = []
+    for optimizer, again in (("adam", False), ("adam_with_memory", checkpoint)):
+        model = build(
+            "translation", memory_optimizer=optimizer, checkpoint_activations=again, **choices
+        )
+        score(model.train(), padded(7, 4)).square().sum().backward()
+        one, other = memories(model)
+        assert other.values is one.values
+        found.append(one.values.grad)
+    torch.testing.assert_close(found[1].to_dense(), found[0])
