@@ -124,6 +124,9 @@ class ProductKeys(nn.Module):
 class FlatKeys(nn.Module):
     """K keys of full width for each head, all of which are scored: the ablation (section 4.5).
 
+    Keys are drawn uniformly from ±1/√d_q, as in the published code: they are 1/√2 as long as
+    product keys of the same width.
+
     Args:
         heads: H.
         slots: K.
@@ -134,9 +137,7 @@ class FlatKeys(nn.Module):
     def __init__(self, heads: int, slots: int, query_dim: int, search: str = "torch") -> None:
         super().__init__()
         self.keys = nn.Parameter(torch.empty(heads, slots, query_dim))
-        # so that they are as long as product keys
-        bound = (query_dim / 2) ** -0.5
-        nn.init.uniform_(self.keys, -bound, bound)
+        nn.init.uniform_(self.keys, -(query_dim**-0.5), query_dim**-0.5)
         self.search = search
 
     def forward(self, queries: Tensor, k: int) -> tuple[Tensor, Tensor]:

@@ -12,6 +12,10 @@ is a plain module, for any model::
 With ``sparse=True`` the values get sparse gradients for ``torch.optim.SparseAdam``, as those of
 ``nn.Embedding(sparse=True)``.
 
+Beyond that paper, Berges et al. 2024 (Memory Layers at Scale, arXiv:2412.09764): several memories
+with the same values, and the output gate of their "Memory+" layer, ``(y ⊙ SiLU(x W₁)) W₂``, where x
+is the layer's input and y the sum of values.
+
 Shapes: N tokens without padding, H heads, k slots read by a head, K slots, d model width, d_q query
 width, d_v value width.
 """
@@ -22,6 +26,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fairseq_plugins.fairseq_integration.forward_passes import is_recomputed
@@ -77,10 +82,18 @@ class ProductKeyMemory(nn.Module):
         sparse: make the values' gradient a sparse tensor of the rows that were read.
         shard_values: with several workers (``torch.distributed``), give each some of the values'
             columns; see :mod:`.sharding`.
+        output_norm: normalise the sum of values over its dimensions.
+        output_gate: multiply the sum of values by SiLU(x W₁) and map it by W₂, d_v to d; neither
+            map has a bias.
+        zero_init: start with an output of zero: the last map has zeros, or the norm's weight where
+            there is none, or the values where there is neither.
+        values_of: the memory whose values this one reads and learns too, with the slots and the
+            width of these; a ``state_dict()`` of both has them once, as those of ``values_of``.
+            None for values of its own.
 
     Raises:
-        ValueError: a number is out of range, ``keys`` or ``search`` is unknown, or faiss is not
-            installed.
+        ValueError: a number is out of range, ``keys`` or ``search`` is unknown, faiss is not
+            installed, or the values of ``values_of`` have another shape.
     """
 
     def __init__(
@@ -101,6 +114,10 @@ class ProductKeyMemory(nn.Module):
         search: str = "torch",
         sparse: bool = False,
         shard_values: bool = False,
+        output_norm: bool = False,
+        output_gate: bool = False,
+        zero_init: bool = False,
+        values_of: ProductKeyMemory | None = None,
     ) -> None:
         super().__init__()
         value_dim = embed_dim if value_dim is None else value_dim
@@ -116,16 +133,24 @@ class ProductKeyMemory(nn.Module):
             query_dropout,
         )
         self.keys = KEYS[keys](heads, slots, query_dim, search)
-        shard = own_columns(value_dim) if shard_values else None
-        if shard is None:
-            self.values = nn.Parameter(torch.empty(slots, value_dim))
-            nn.init.normal_(self.values, std=value_dim**-0.5)
+        self.owns_values = values_of is None
+        if values_of is None:
+            mapped = output_norm or output_gate or value_dim != embed_dim
+            std = 0.0 if zero_init and not mapped else value_dim**-0.5
+            self._table = _draw_values(slots, value_dim, std, shard_values)
         else:
-            self.values = nn.Parameter(torch.empty(slots, shard.stop - shard.start))
-            draw_columns(self.values, shard, value_dim**-0.5)
-        self._table = MemoryTable(self.values, shard)
+            self._table = values_of.table
+        self.values = self._table.values
+        self._table.readers.append(self.keys)
         self.value_dropout = nn.Dropout(value_dropout)
-        self.projection = nn.Linear(value_dim, embed_dim) if value_dim != embed_dim else None
+        self.output_norm = nn.LayerNorm(value_dim) if output_norm else None
+        self.gate = nn.Linear(embed_dim, value_dim, bias=False) if output_gate else None
+        self.projection = None
+        if output_gate or value_dim != embed_dim:
+            self.projection = nn.Linear(value_dim, embed_dim, bias=not output_gate)
+        if zero_init and (self.projection or self.output_norm) is not None:
+            for parameter in (self.projection or self.output_norm).parameters():
+                nn.init.zeros_(parameter)
         self.knn = knn
         self.heads = heads
         self.sparse = sparse
@@ -159,8 +184,9 @@ class ProductKeyMemory(nn.Module):
 
     def _read(self, x: Tensor) -> Tensor:
         """Map tokens (N, d) to (N, d)."""
+        x = self.input_dropout(x)
         # (N, d) -> (N, H, d_q)
-        queries = self.query_network(self.input_dropout(x))
+        queries = self.query_network(x)
         # (N, H, d_q) -> scores and slots (N, H, k) (equation 1)
         scores, slots = self.keys(queries, self.knn)
         # (equation 2)
@@ -170,6 +196,10 @@ class ProductKeyMemory(nn.Module):
         # heads are summed as slots are: (N, H, k) -> (N, H·k) -> (N, d_v) (equation 3)
         summed = self._sum_values(slots.flatten(1), weights.flatten(1))
         summed = self.value_dropout(summed.to(x.dtype))
+        if self.output_norm is not None:
+            summed = self.output_norm(summed)
+        if self.gate is not None:
+            summed = summed * F.silu(self.gate(x))
         return summed if self.projection is None else self.projection(summed)
 
     def _sum_values(self, slots: Tensor, weights: Tensor) -> Tensor:
@@ -196,13 +226,16 @@ class ProductKeyMemory(nn.Module):
     def gather_values(self) -> None:
         """Gather sharded values on worker 0, for one ``state_dict()`` of all columns.
 
-        All workers must call it.
+        All workers must call it. Values of another memory are left to that one.
         """
-        self.table.gather()
+        if self.owns_values:
+            self.table.gather()
 
     def _save_to_state_dict(self, destination: dict, prefix: str, keep_vars: bool) -> None:
         super()._save_to_state_dict(destination, prefix, keep_vars)
-        if self._table.shard is not None:
+        if not self.owns_values:
+            del destination[prefix + "values"]
+        elif self._table.shard is not None:
             if self._table.gathered is None:
                 raise ValueError(
                     "the values are sharded over workers, and have not been gathered: call "
@@ -211,21 +244,40 @@ class ProductKeyMemory(nn.Module):
             destination[prefix + "values"], self._table.gathered = self._table.gathered, None
 
     def _load_from_state_dict(
-        self, state_dict: dict, prefix: str, *args: Any, **kwargs: Any
+        self,
+        state_dict: dict,
+        prefix: str,
+        local_metadata: dict,
+        strict: bool,
+        missing_keys: list[str],
+        unexpected_keys: list[str],
+        error_msgs: list[str],
     ) -> None:
-        values, shard = state_dict.get(prefix + "values"), self._table.shard
+        name = prefix + "values"
+        values, shard = state_dict.get(name), self._table.shard
+        problems = (missing_keys, unexpected_keys, error_msgs)
+        if not self.owns_values:
+            # the owner loads them: those of a memory of its own have no place here
+            others = {key: value for key, value in state_dict.items() if key != name}
+            super()._load_from_state_dict(others, prefix, local_metadata, strict, *problems)
+            if strict:
+                missing_keys.remove(name)
+                unexpected_keys.extend([name] if values is not None else [])
+            return
         if shard is not None and values is not None and values.size(1) == shard.width:
-            state_dict = {**state_dict, prefix + "values": shard.of(values)}
-        super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
+            state_dict = {**state_dict, name: shard.of(values)}
+        super()._load_from_state_dict(state_dict, prefix, local_metadata, strict, *problems)
 
     def _leaf(self) -> Tensor:
         """Return the values, or a leaf tensor of autograd that stands for them in this pass."""
         if not (self._gradient_beside_autograd and torch.is_grad_enabled() and self.training):
             return self.values
-        # training code may clear only the gradients that it knows of: where the keys have none, a
+        # training code may clear only the gradients that it knows of: where no keys have one, a
         # pass that failed has left this one
-        first_keys = next(self.keys.parameters())
-        if first_keys.requires_grad and first_keys.grad is None and not is_recomputed():
+        of_keys = [next(keys.parameters()) for keys in self._table.readers]
+        learned = [parameter for parameter in of_keys if parameter.requires_grad]
+        cleared = learned and all(parameter.grad is None for parameter in learned)
+        if cleared and not is_recomputed():
             self.values.grad = None
         leaf = self.values.detach().requires_grad_()
         leaf.register_post_accumulate_grad_hook(self._add_gradient)
@@ -260,6 +312,18 @@ class MemorySublayer(nn.Module):
         return self.memory(x, padding_mask)
 
 
+def _draw_values(slots: int, width: int, std: float, shard_values: bool) -> MemoryTable:
+    """Return values (K, d_v) from N(0, std²), or this worker's columns of them."""
+    shard = own_columns(width) if shard_values else None
+    if shard is None:
+        values = nn.Parameter(torch.empty(slots, width))
+        nn.init.normal_(values, std=std)
+    else:
+        values = nn.Parameter(torch.empty(slots, shard.stop - shard.start))
+        draw_columns(values, shard, std)
+    return MemoryTable(values, shard)
+
+
 def _check(arguments: dict[str, Any]) -> None:
     """Raise ``ValueError`` for arguments of :class:`ProductKeyMemory` out of range."""
     for name in ("slots", "heads", "knn", "query_dim", "value_dim"):
@@ -278,5 +342,15 @@ def _check(arguments: dict[str, Any]) -> None:
     for name, known in [("keys", KEYS), ("search", KEY_SEARCHES)]:
         if arguments[name] not in known:
             raise ValueError(f"`{name}` is {arguments[name]!r}: there are {', '.join(known)}")
+    if arguments["values_of"] is not None:
+        shape = arguments["slots"], arguments["value_dim"]
+        for name, ours, theirs in zip(
+            ("slots", "value_dim"), shape, arguments["values_of"].table.shape, strict=True
+        ):
+            if ours != theirs:
+                raise ValueError(
+                    f"`{name}` is {ours}, and {theirs} in the memory whose values are shared: give "
+                    f"both the same `{name}`"
+                )
     if arguments["search"] == "faiss":
         import_faiss()

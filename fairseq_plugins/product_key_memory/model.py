@@ -25,13 +25,17 @@ from fairseq.models.transformer_lm import TransformerLanguageModel, TransformerL
 from omegaconf import II
 
 from fairseq_plugins.fairseq_integration.presets import register_presets
+from fairseq_plugins.product_key_memory.building import (
+    MemoryBuilder,
+    fit_to_memories,
+    keep_shards_apart,
+    watch_memories,
+)
 from fairseq_plugins.product_key_memory.options import (
     MemoryLayersOptions,
     MemoryOptions,
     check_placed,
-    keep_shards_apart,
     parse_memory_layers,
-    watch_memories,
 )
 from fairseq_plugins.product_key_memory.transformer_layers import put_memories
 
@@ -89,10 +93,14 @@ class MemoryLanguageModel(TransformerLanguageModel):
             if getattr(cfg, width) is None:
                 setattr(cfg, width, cfg.decoder_embed_dim)
         model = super().build_model(cfg, task)
-        memories = put_memories(model.decoder, layers, cfg)
+        memories = put_memories(model.decoder, layers, MemoryBuilder(cfg))
         keep_shards_apart(model)
         watch_memories(model, {f"memory{number}": memories[number] for number in memories})
         return model
+
+    def load_state_dict(self, state_dict: dict, *args: Any, **kwargs: Any) -> Any:
+        """Load weights, also those of a model without memories."""
+        return super().load_state_dict(fit_to_memories(self, state_dict), *args, **kwargs)
 
     def prepare_for_inference_(self, cfg: Any) -> None:
         """Prepare to score or generate, if the model has positions for blocks of this length.
@@ -155,15 +163,19 @@ class MemoryTransformer(TransformerModel):
             if text:
                 _check_numbering(args, part, f"--{part}-memory-layers")
         model = super().build_model(args, task)
-        memories = {}
+        memories, builder = {}, MemoryBuilder(options)
         for part, text in texts.items():
             stack = getattr(model, part)
             layers = parse_memory_layers(text, len(stack.layers), f"--{part}-memory-layers")
-            for number, memory in put_memories(stack, layers, options).items():
+            for number, memory in put_memories(stack, layers, builder).items():
                 memories[f"{part}_memory{number}"] = memory
         keep_shards_apart(model)
         watch_memories(model, memories)
         return model
+
+    def load_state_dict(self, state_dict: dict, *args: Any, **kwargs: Any) -> Any:
+        """Load weights, also those of a model without memories."""
+        return super().load_state_dict(fit_to_memories(self, state_dict), *args, **kwargs)
 
 
 def _memory_options(args: argparse.Namespace) -> MemoryTransformerOptions:

@@ -1,27 +1,23 @@
-"""What all models with product-key memories share: options, building, what validation logs."""
+"""Options of product-key memories, which all models that take them share.
+
+:mod:`.building` makes memories of them.
+"""
 
 import dataclasses
 import logging
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Optional
 
 from fairseq.dataclass import ChoiceEnum, FairseqDataclass
-from fairseq.logging import metrics
 from omegaconf import II
-from torch import nn
-from torch.nn.parallel import DistributedDataParallel
 
-from fairseq_plugins.fairseq_integration.optimizers import set_update_rule
-from fairseq_plugins.fairseq_integration.option_names import errors_name_options
 from fairseq_plugins.product_key_memory.keys import KEY_SEARCHES
-from fairseq_plugins.product_key_memory.memory import KEYS, ProductKeyMemory
-from fairseq_plugins.product_key_memory.usage import MemoryUsage, kl_from_uniform, usage
+from fairseq_plugins.product_key_memory.memory import KEYS
 
 logger = logging.getLogger(__name__)
 
-# The optimizer that updates only the rows of a memory that were read.
-OPTIMIZER = "adam_with_memory"
+# Where a memory stands beside the feed-forward sublayer.
+INSTEAD, AFTER, PARALLEL = "instead", "after", "parallel"
 
 
 @dataclass
@@ -37,6 +33,13 @@ class MemoryOptions(FairseqDataclass):
         metadata={
             "help": "add the memory as a residual sublayer of its own after the feed-forward "
             "sublayer, in place of replacing that one"
+        },
+    )
+    memory_parallel: bool = field(
+        default=False,
+        metadata={
+            "help": "add what the memory gives to what the feed-forward sublayer gives, of the "
+            "same input, in place of replacing that one"
         },
     )
     memory_slots: int = field(
@@ -68,7 +71,7 @@ class MemoryOptions(FairseqDataclass):
         default=False,
         metadata={
             "help": "normalise queries over the tokens of a batch, which makes more slots be used "
-            "(section 4.5)"
+            "(section 4.5); recommended by the paper's author"
         },
     )
     memory_query_layer_norm: bool = field(
@@ -97,6 +100,31 @@ class MemoryOptions(FairseqDataclass):
         metadata={
             "help": "let each of several workers hold some columns of the values alone, for "
             "memories larger than a device; needs --optimizer adam_with_memory"
+        },
+    )
+    memory_share_values: bool = field(
+        default=False,
+        metadata={
+            "help": "one table of values for all memories of the model, each with queries and keys "
+            "of its own (Berges et al. 2024, arXiv:2412.09764)"
+        },
+    )
+    memory_output_norm: bool = field(
+        default=False, metadata={"help": "normalise what is read from a memory"}
+    )
+    memory_output_gate: bool = field(
+        default=False,
+        metadata={
+            "help": "multiply what is read by SiLU of a map of the memory's input, and map the "
+            "product to the model width (the Memory+ layer of arXiv:2412.09764)"
+        },
+    )
+    memory_zero_init: bool = field(
+        default=False,
+        metadata={
+            "help": "start with an output of zero: a memory that --memory-parallel or "
+            "--memory-interleave adds to a trained model (--finetune-from-model) leaves its loss "
+            "as it was"
         },
     )
     # evaluation has no optimizer
@@ -158,8 +186,14 @@ def check_placed(options: MemoryOptions, memories: bool, option: str) -> None:
         option: the option that says in which layers.
 
     Raises:
-        ValueError: ``--memory-interleave`` is one of them.
+        ValueError: ``--memory-interleave`` or ``--memory-parallel`` is one of them, or both are
+            given.
     """
+    if options.memory_interleave and options.memory_parallel:
+        raise ValueError(
+            "--memory-interleave puts a memory after the feed-forward sublayer, and "
+            "--memory-parallel beside it: leave one of the two out"
+        )
     if memories:
         return
     without_effect = [
@@ -176,103 +210,26 @@ def check_placed(options: MemoryOptions, memories: bool, option: str) -> None:
             option,
             option,
         )
-    if options.memory_interleave:
+    if placement(options) != INSTEAD:
+        flag = "--memory-interleave" if options.memory_interleave else "--memory-parallel"
         raise ValueError(
-            f"--memory-interleave without a memory to place: give {option}, such as {option} 6, or "
-            "leave it out"
+            f"{flag} without a memory to place: give {option}, such as {option} 6, or leave it out"
         )
 
 
-class FairseqMemory(ProductKeyMemory):
-    """A memory in a model that fairseq trains; it refuses updates and checkpoints without it."""
-
-    _num_updates = 0
-
-    def set_num_updates(self, num_updates: int) -> None:
-        """Check that the last update used the gradient of the values.
-
-        fairseq calls it before each batch. Only ``adam_with_memory`` knows of that gradient.
-
-        Args:
-            num_updates: number of updates so far.
-
-        Raises:
-            ValueError: an update was made, and the gradient is still there.
-        """
-        unused = not self.values.requires_grad and self.values.grad is not None
-        if unused and num_updates > self._num_updates:
-            raise ValueError(
-                "an update was made without the values of a product-key memory: --optimizer "
-                "adam_with_memory has to see the model's parameters one by one; give "
-                "--fp16-no-flatten-grads with --fp16, and no optimizer around it"
-            )
-        self._num_updates = num_updates
-
-    def _save_to_state_dict(self, *args: Any, **kwargs: Any) -> None:
-        try:
-            super()._save_to_state_dict(*args, **kwargs)
-        except ValueError as error:
-            raise ValueError(f"{error}; in fairseq, leave out --no-save-optimizer-state") from None
+def placement(options: MemoryOptions) -> str:
+    """Return where the memories stand: ``INSTEAD``, ``AFTER`` or ``PARALLEL``."""
+    if options.memory_interleave:
+        return AFTER
+    return PARALLEL if options.memory_parallel else INSTEAD
 
 
-def build_memory(options: MemoryOptions, embed_dim: int) -> ProductKeyMemory:
-    """Build a memory for a model of width ``embed_dim``.
-
-    Args:
-        options: a :class:`MemoryOptions`, or a configuration with the same names.
-        embed_dim: width of the model.
+def parse_hidden_dims(text: Any) -> list[int]:
+    """Return the widths of ``--memory-query-hidden-dims``, such as "512,512": [] for None or "".
 
     Raises:
-        ValueError: an option has a value that no memory has.
+        ValueError: the text is no list of numbers.
     """
-    hidden_dims = _parse_hidden_dims(options.memory_query_hidden_dims)
-    with errors_name_options(lambda argument: "--memory-" + argument.replace("_", "-")):
-        memory = FairseqMemory(
-            embed_dim,
-            slots=options.memory_slots,
-            heads=options.memory_heads,
-            knn=options.memory_knn,
-            query_dim=options.memory_query_dim,
-            value_dim=options.memory_value_dim,
-            query_hidden_dims=hidden_dims,
-            query_batch_norm=options.memory_query_batch_norm,
-            query_layer_norm=options.memory_query_layer_norm,
-            query_dropout=options.memory_query_dropout,
-            input_dropout=options.memory_input_dropout,
-            value_dropout=options.memory_value_dropout,
-            keys=str(options.memory_keys),
-            search=str(options.memory_search),
-            shard_values=options.memory_shard_values,
-        )
-    if memory.table.shard is not None and options.memory_optimizer != OPTIMIZER:
-        raise ValueError(
-            f"--memory-shard-values with --optimizer {options.memory_optimizer}: another one would "
-            f"average the columns of all workers; give --optimizer {OPTIMIZER}, or leave it out"
-        )
-    if options.memory_optimizer == OPTIMIZER:
-        memory.keep_gradient_beside_autograd()
-        # optimizers see only parameters that require a gradient, or fairseq's copies of them in
-        # single precision: the keys, which each memory has, lead to the values
-        set_update_rule(next(memory.keys.parameters()), memory.table)
-    return memory
-
-
-def keep_shards_apart(model: nn.Module) -> None:
-    """Keep torch's data parallelism from giving all workers the columns of worker 0.
-
-    Args:
-        model: the model that fairseq wraps to train it on several workers.
-    """
-    shards = [
-        f"{name}.values" if name else "values"
-        for name, module in model.named_modules()
-        if isinstance(module, ProductKeyMemory) and module.table.shard is not None
-    ]
-    if shards:
-        DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, shards)
-
-
-def _parse_hidden_dims(text: Any) -> list[int]:
     if text is None or text == "":
         return []
     try:
@@ -282,62 +239,3 @@ def _parse_hidden_dims(text: Any) -> list[int]:
             f"--memory-query-hidden-dims is {text!r}: give widths with commas between them, such "
             "as 512,512"
         ) from None
-
-
-# after the loss and what comes with it
-_PRIORITY = 50
-
-
-def watch_memories(model: nn.Module, memories: Mapping[str, ProductKeyMemory]) -> None:
-    """Have validation log what ``model`` reads of its ``memories``, which are given by name.
-
-    At the end of a pass over a validation set each memory logs ``NAME_usage``, the percentage of
-    its slots that were read, and ``NAME_kl``, in nats, over all workers together (section 4.2).
-    Training, evaluation and generation log nothing.
-
-    Where the batches cannot be shared out evenly, fairseq gives workers that have none left the
-    first batch again, and its reads count twice.
-    """
-    if memories:
-        _Watch(model, memories)
-
-
-class _Watch:
-    """Adds up the reads of a validation pass; the model's hooks hold it."""
-
-    def __init__(self, model: nn.Module, memories: Mapping[str, ProductKeyMemory]) -> None:
-        self.memories = dict(memories)
-        self.reads = {
-            name: MemoryUsage(len(memory.values), memory.heads)
-            for name, memory in self.memories.items()
-        }
-        self._pass: Any = None
-        model.register_forward_pre_hook(self._before)
-        model.register_forward_hook(self._after, always_call=True)
-
-    def _before(self, model: nn.Module, inputs: Any) -> None:
-        # fairseq opens an aggregator for each pass over a validation set, which all workers read
-        # once, at the end; elsewhere the first aggregator is the default one
-        root = next(iter(metrics.get_active_aggregators()), None)
-        if model.training or root is None or root is metrics.get_meters("default"):
-            return
-        if root is not self._pass:
-            self._pass = root
-            for name, reads in self.reads.items():
-                reads.clear(self.memories[name].values.device)
-        for name, memory in self.memories.items():
-            memory.usage = self.reads[name]
-            self._log(name, self.reads[name])
-
-    def _after(self, model: nn.Module, inputs: Any, output: Any) -> None:
-        # generation during validation (--eval-bleu) calls parts of the model, without these hooks
-        for memory in self.memories.values():
-            memory.usage = None
-
-    def _log(self, name: str, reads: MemoryUsage) -> None:
-        metrics.log_derived(
-            f"{name}_usage", lambda _: round(100 * usage(reads.total()), 2), _PRIORITY
-        )
-        metrics.log_derived(
-            f"{name}_kl", lambda _: round(kl_from_uniform(reads.total()), 4), _PRIORITY
-        )

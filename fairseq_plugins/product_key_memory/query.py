@@ -23,7 +23,9 @@ class SyncBatchNorm1d(SinglePrecision):
     """Batch norm over the tokens of all workers together.
 
     torch's ``SyncBatchNorm`` runs on GPUs only. Workers may have different numbers of tokens, also
-    none. Statistics are computed and kept in single precision or higher. Names are those of
+    none. In training the statistics are of all tokens of the batch, so a token's queries depend on
+    later tokens of its text; otherwise they are the running ones, and do not. Statistics are
+    computed and kept in single precision or higher. Names are those of
     ``torch.nn.BatchNorm1d`` but for the count of batches, an integer that moving averages of a
     model's state cannot average.
 

@@ -47,6 +47,7 @@ class MemoryTable(UpdateRule):
         shard: which columns these are; None for all.
 
     Attributes:
+        readers: the keys of the memories that read it, several where layers share it.
         spare: has a buffer for the gradients of rows; None for a new one in each pass.
         gathered: all columns (K, d) on worker 0, from :meth:`gather` to the next ``state_dict()``.
     """
@@ -54,6 +55,7 @@ class MemoryTable(UpdateRule):
     def __init__(self, values: nn.Parameter, shard: ColumnShard | None = None) -> None:
         self.values = values
         self.shard = shard
+        self.readers: list[nn.Module] = []
         self.spare: SpareRows | None = None
         self.gathered: Tensor | None = None
 

@@ -22,8 +22,9 @@ from fairseq.modules.transformer_layer import (
 )
 from torch import Tensor, nn
 
+from fairseq_plugins.product_key_memory.building import MemoryBuilder
 from fairseq_plugins.product_key_memory.memory import MemorySublayer, ProductKeyMemory
-from fairseq_plugins.product_key_memory.options import MemoryOptions, build_memory
+from fairseq_plugins.product_key_memory.options import AFTER, INSTEAD, PARALLEL, placement
 
 
 class _MemoryAsFc1(MemorySublayer):
@@ -43,10 +44,16 @@ class _MemoryAsFc1(MemorySublayer):
 class _WithMemory(nn.Module):
     """Base class of both kinds of layers: where their memory is, and how it is read."""
 
-    def _place(self, memory: ProductKeyMemory, interleave: bool) -> None:
-        self.memory_sublayer = MemorySublayer(memory) if interleave else None
-        self.memory_layer_norm = LayerNorm(self.embed_dim) if interleave else None
-        if not interleave:
+    def _place(self, memory: ProductKeyMemory, place: str) -> None:
+        self.memory_sublayer = None if place == INSTEAD else MemorySublayer(memory)
+        self.memory_layer_norm = LayerNorm(self.embed_dim) if place == AFTER else None
+        self._entering: Tensor | None = None
+        self._padding_mask: Tensor | None = None
+        if place == PARALLEL:
+            # fairseq's forward pass has no place between the sublayer and its dropout
+            self.fc1.register_forward_pre_hook(self._keep_entering)
+            self.fc2.register_forward_hook(self._add_parallel)
+        if place == INSTEAD:
             # fairseq's layer computes fc2(norm(dropout(activation(fc1(x)))))
             self.fc1 = _MemoryAsFc1(memory)
             self.fc2 = nn.Identity()
@@ -57,9 +64,17 @@ class _WithMemory(nn.Module):
     def _leave_padding(self, padding_mask: Tensor | None) -> None:
         if self.memory_sublayer is None:
             self.fc1.padding_mask = padding_mask
+        self._padding_mask = padding_mask
+
+    def _keep_entering(self, fc1: nn.Module, inputs: tuple[Tensor]) -> None:
+        (self._entering,) = inputs
+
+    def _add_parallel(self, fc2: nn.Module, inputs: tuple[Tensor], output: Tensor) -> Tensor:
+        entering, self._entering = self._entering, None
+        return output + self.memory_sublayer(entering, self._padding_mask)
 
     def _add_memory(self, x: Tensor, padding_mask: Tensor | None) -> Tensor:
-        if self.memory_sublayer is None:
+        if self.memory_layer_norm is None:
             return x
         if self.normalize_before:
             read = self.memory_sublayer(self.memory_layer_norm(x), padding_mask)
@@ -78,17 +93,17 @@ def padding_of_last_tokens(padding_mask: Tensor | None, x: Tensor) -> Tensor | N
 
 
 class MemoryEncoderLayer(_WithMemory, TransformerEncoderLayerBase):
-    """fairseq's encoder layer with a memory in place of its feed-forward sublayer, or after it.
+    """fairseq's encoder layer with a memory instead of, after or beside its feed-forward sublayer.
 
     Args:
         cfg: fairseq's.
         memory: of the encoder's width.
-        interleave: keep the feed-forward sublayer.
+        place: ``INSTEAD``, ``AFTER`` or ``PARALLEL``.
     """
 
-    def __init__(self, cfg: TransformerConfig, memory: ProductKeyMemory, interleave: bool) -> None:
+    def __init__(self, cfg: TransformerConfig, memory: ProductKeyMemory, place: str) -> None:
         super().__init__(cfg)
-        self._place(memory, interleave)
+        self._place(memory, place)
 
     def forward(
         self, x: Tensor, encoder_padding_mask: Tensor | None, attn_mask: Tensor | None = None
@@ -107,12 +122,12 @@ class MemoryEncoderLayer(_WithMemory, TransformerEncoderLayerBase):
 
 
 class MemoryDecoderLayer(_WithMemory, TransformerDecoderLayerBase):
-    """fairseq's decoder layer with a memory in place of its feed-forward sublayer, or after it.
+    """fairseq's decoder layer with a memory instead of, after or beside its feed-forward sublayer.
 
     Args:
         cfg: fairseq's.
         memory: of the decoder's width.
-        interleave: keep the feed-forward sublayer.
+        place: ``INSTEAD``, ``AFTER`` or ``PARALLEL``.
         no_encoder_attn: whether there is no encoder, as in language models.
     """
 
@@ -120,11 +135,11 @@ class MemoryDecoderLayer(_WithMemory, TransformerDecoderLayerBase):
         self,
         cfg: TransformerConfig,
         memory: ProductKeyMemory,
-        interleave: bool,
+        place: str,
         no_encoder_attn: bool = False,
     ) -> None:
         super().__init__(cfg, no_encoder_attn)
-        self._place(memory, interleave)
+        self._place(memory, place)
 
     def forward(
         self,
@@ -152,14 +167,14 @@ class MemoryDecoderLayer(_WithMemory, TransformerDecoderLayerBase):
 def put_memories(
     stack: TransformerEncoderBase | TransformerDecoderBase,
     numbers: list[int],
-    options: MemoryOptions,
+    builder: MemoryBuilder,
 ) -> dict[int, ProductKeyMemory]:
     """Give layers of a stack that fairseq has built a memory.
 
     Args:
         stack: encoder or decoder.
         numbers: numbers of the layers, from 1.
-        options: how the memories are made and placed.
+        builder: of the model's memories, whose options also say where they stand.
 
     Returns:
         The memories by the number of their layer.
@@ -167,18 +182,16 @@ def put_memories(
     Raises:
         ValueError: an option has a value that no memory has.
     """
-    cfg = stack.cfg
+    cfg, place = stack.cfg, placement(builder.options)
     memories = {}
     for number in numbers:
         # by index: iterating over the list may drop layers (--decoder-layerdrop)
         layer = stack.layers[number - 1]
-        memory = memories[number] = build_memory(options, layer.embed_dim)
+        memory = memories[number] = builder.build(layer.embed_dim)
         if isinstance(layer, TransformerEncoderLayerBase):
-            layer = MemoryEncoderLayer(cfg, memory, options.memory_interleave)
+            layer = MemoryEncoderLayer(cfg, memory, place)
         else:
-            layer = MemoryDecoderLayer(
-                cfg, memory, options.memory_interleave, layer.encoder_attn is None
-            )
+            layer = MemoryDecoderLayer(cfg, memory, place, layer.encoder_attn is None)
         if cfg.checkpoint_activations:
             layer = checkpoint_wrapper(layer, offload_to_cpu=cfg.offload_activations)
         stack.layers[number - 1] = layer

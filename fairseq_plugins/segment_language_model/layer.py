@@ -42,7 +42,8 @@ class SegmentLayer(nn.Module):
 
     All-attention, equation 6; Transformer-XL, section 3.3; product-key memory, section 3.3. With
     ``normalize_before`` it is ``x + attention(LN(x))``, states of earlier segments normalised too,
-    and ``x + sublayer(LN(x))``.
+    and ``x + sublayer(LN(x))``. A memory beside the feed-forward sublayer makes one with it,
+    ``feed_forward(x) + memory(x)``.
 
     Args:
         embed_dim: d.
@@ -52,6 +53,8 @@ class SegmentLayer(nn.Module):
         normalize_before: normalise the input of each sublayer in place of the sum.
         memory_sublayer: a product-key memory after the feed-forward sublayer, or None.
         layer_norm_epsilon: what the norms add to the variance.
+        parallel: add the memory to the feed-forward sublayer, of the same input, in place of
+            putting it after that one.
     """
 
     def __init__(
@@ -63,6 +66,7 @@ class SegmentLayer(nn.Module):
         normalize_before: bool = False,
         memory_sublayer: MemorySublayer | None = None,
         layer_norm_epsilon: float = 1e-5,
+        parallel: bool = False,
     ) -> None:
         super().__init__()
         self.self_attn = attention
@@ -71,7 +75,8 @@ class SegmentLayer(nn.Module):
         self.feed_forward = feed_forward
         self.final_layer_norm = norm() if feed_forward is not None else None
         self.memory_sublayer = memory_sublayer
-        self.memory_layer_norm = norm() if memory_sublayer is not None else None
+        after = memory_sublayer is not None and not parallel
+        self.memory_layer_norm = norm() if after else None
         self.dropout = dropout
         self.normalize_before = normalize_before
 
@@ -104,15 +109,21 @@ class SegmentLayer(nn.Module):
         attended, cache = self._attend(x, terms, past)
         state = self._hidden_states(x, terms, past) if cache is None else cache
         x = self._add(x, attended, self.self_attn_layer_norm)
-        for sublayer, layer_norm in (
-            (self.feed_forward, self.final_layer_norm),
-            (self.memory_sublayer, self.memory_layer_norm),
-        ):
-            if sublayer is not None:
-                entering = layer_norm(x) if self.normalize_before else x
-                padding = (padding_mask,) if isinstance(sublayer, MemorySublayer) else ()
-                x = self._add(x, sublayer(entering, *padding), layer_norm)
+        if self.final_layer_norm is not None:
+            entering = self.final_layer_norm(x) if self.normalize_before else x
+            x = self._add(x, self._feed_forward(entering, padding_mask), self.final_layer_norm)
+        if self.memory_layer_norm is not None:
+            entering = self.memory_layer_norm(x) if self.normalize_before else x
+            x = self._add(x, self.memory_sublayer(entering, padding_mask), self.memory_layer_norm)
         return x, state
+
+    def _feed_forward(self, x: Tensor, padding_mask: Tensor | None) -> Tensor:
+        if isinstance(self.feed_forward, MemorySublayer):
+            return self.feed_forward(x, padding_mask)
+        y = self.feed_forward(x)
+        if self.memory_sublayer is not None and self.memory_layer_norm is None:
+            y = y + self.memory_sublayer(x, padding_mask)
+        return y
 
     def _attend(
         self, x: Tensor, terms: Any, past: LayerState | None

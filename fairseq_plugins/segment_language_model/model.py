@@ -20,12 +20,18 @@ from fairseq.modules import AdaptiveInput, AdaptiveSoftmax
 from fairseq.tasks import FairseqTask
 from torch import Tensor, nn
 
+from fairseq_plugins.product_key_memory.building import (
+    MemoryBuilder,
+    fit_to_memories,
+    keep_shards_apart,
+    watch_memories,
+)
 from fairseq_plugins.product_key_memory.memory import MemorySublayer
 from fairseq_plugins.product_key_memory.options import (
-    build_memory,
-    keep_shards_apart,
+    INSTEAD,
+    PARALLEL,
     parse_memory_layers,
-    watch_memories,
+    placement,
 )
 from fairseq_plugins.segment_language_model.adaptive_softmax import BiasedAdaptiveSoftmax
 from fairseq_plugins.segment_language_model.attention import KERNELS, RelativeAttention
@@ -77,10 +83,11 @@ class SegmentLanguageModel(FairseqLanguageModel):
         cls.check_options(cfg)
         dropout = cls.choose_dropout(cfg)
         mem_len = cls.recurrence_length(cfg)
+        memories = MemoryBuilder(cfg)
         # each of these draws its initial values, in this order
         embed_tokens = build_embedding(cfg, dictionary)
         layers = [
-            cls.build_layer(cfg, number, attention, dropout)
+            cls.build_layer(cfg, number, attention, dropout, memories)
             for number, attention in enumerate(cls.build_attentions(cfg, mem_len), start=1)
         ]
         decoder = cls.decoder_class(
@@ -173,11 +180,16 @@ class SegmentLanguageModel(FairseqLanguageModel):
 
     @classmethod
     def build_layer(
-        cls, cfg: Any, number: int, attention: RelativeAttention, dropout: type[nn.Module]
+        cls,
+        cfg: Any,
+        number: int,
+        attention: RelativeAttention,
+        dropout: type[nn.Module],
+        memories: MemoryBuilder,
     ) -> SegmentLayer:
         """Return layer ``number``, from 1, around its attention."""
         feed_forward, memory_sublayer = place_memory(
-            cfg, number, cls.build_feed_forward(cfg, dropout)
+            cfg, number, cls.build_feed_forward(cfg, dropout), memories
         )
         return SegmentLayer(
             cfg.decoder_embed_dim,
@@ -187,6 +199,7 @@ class SegmentLanguageModel(FairseqLanguageModel):
             cfg.decoder_normalize_before,
             memory_sublayer,
             cfg.layer_norm_epsilon,
+            parallel=placement(cfg) == PARALLEL,
         )
 
     def forward(
@@ -237,7 +250,7 @@ class SegmentLanguageModel(FairseqLanguageModel):
         logger.info(self.summary)
 
     def load_state_dict(self, state_dict: dict, *args: Any, **kwargs: Any):
-        """Load weights, fitted to the options of this model.
+        """Load weights, fitted to the options of this model, also those without its memories.
 
         Raises:
             ValueError: they belong to a dictionary of another size, to longer or shorter segments
@@ -261,7 +274,8 @@ class SegmentLanguageModel(FairseqLanguageModel):
                 f"this model for {self.decoder.absolute_positions.weight.size(1)}: resume with the "
                 "--tokens-per-sample and --extended-context that it was trained with"
             )
-        return super().load_state_dict(self.fit_weights(state_dict), *args, **kwargs)
+        fitted = fit_to_memories(self, self.fit_weights(state_dict))
+        return super().load_state_dict(fitted, *args, **kwargs)
 
 
 def check_task(task: Any) -> None:
@@ -326,17 +340,28 @@ def build_output(
 
 
 def place_memory(
-    cfg: SegmentLanguageModelConfig, number: int, feed_forward: nn.Module | None
+    cfg: SegmentLanguageModelConfig,
+    number: int,
+    feed_forward: nn.Module | None,
+    memories: MemoryBuilder,
 ) -> tuple[nn.Module | None, MemorySublayer | None]:
-    """Return the feed-forward sublayer of layer ``number``, from 1, and the memory after it.
+    """Return the feed-forward sublayer of layer ``number``, from 1, and the memory with it.
 
-    A product-key memory takes the place of ``feed_forward``, or with ``--memory-interleave`` comes
-    after it (product-key memory, section 3.3).
+    A product-key memory takes the place of ``feed_forward`` (product-key memory, section 3.3), or
+    with ``--memory-interleave`` comes after it, or with ``--memory-parallel`` beside it.
+
+    Raises:
+        ValueError: there is no feed-forward sublayer to stand beside.
     """
     if number not in parse_memory_layers(cfg.memory_layers, cfg.decoder_layers, "--memory-layers"):
         return feed_forward, None
-    memory = MemorySublayer(build_memory(cfg, cfg.decoder_embed_dim))
-    return (feed_forward, memory) if cfg.memory_interleave else (memory, None)
+    if placement(cfg) == PARALLEL and feed_forward is None:
+        raise ValueError(
+            "--memory-parallel with --decoder-ffn-embed-dim 0: layers have no feed-forward "
+            "sublayer to stand beside; leave one of the two out"
+        )
+    memory = MemorySublayer(memories.build(cfg.decoder_embed_dim))
+    return (memory, None) if placement(cfg) == INSTEAD else (feed_forward, memory)
 
 
 def build_final_norm(cfg: SegmentLanguageModelConfig) -> nn.LayerNorm | None:

@@ -19,7 +19,7 @@ def exact_memory(seed=1, **options):
     sizes = {"slots": K, "heads": 2, "knn": 4, "query_dim": 4}
     memory = ProductKeyMemory(D, **{**sizes, **options}).double()
     network = memory.query_network
-    for norm in (network.batch_norm, network.layer_norm):
+    for norm in (network.batch_norm, network.layer_norm, memory.output_norm):
         if norm is not None:
             nn.init.normal_(norm.weight)
             nn.init.normal_(norm.bias)
@@ -38,6 +38,8 @@ EVERYTHING = {
     "query_batch_norm": True,
     "query_layer_norm": True,
     "value_dim": 3,
+    "output_norm": True,
+    "output_gate": True,
 }
 
 

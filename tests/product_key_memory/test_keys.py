@@ -230,13 +230,15 @@ def test_only_product_keys_need_a_square_number_and_an_even_width():
     assert FlatKeys(1, 15, 5).keys.shape == (1, 15, 5)
 
 
-@pytest.mark.parametrize("kind", [ProductKeys, FlatKeys])
-def test_keys_start_uniform_within_one_over_the_root_of_half_the_width(kind):
+@pytest.mark.parametrize(("kind", "width"), [(ProductKeys, 16), (FlatKeys, 32)])
+def test_keys_start_uniform_within_one_over_the_root_of_their_width(kind, width):
+    """Sub-keys of product keys have half the width of a query."""
     torch.manual_seed(1)
     (drawn,) = kind(4, 64**2, 32).parameters()
-    assert drawn.abs().max() <= 1 / 4
+    bound = width**-0.5
+    assert drawn.abs().max() <= bound
     # of 8,192 draws or more, a tenth in each tenth of the range: standard error 0.0033 or less
-    shares = torch.histc(drawn.detach(), bins=10, min=-1 / 4, max=1 / 4) / drawn.numel()
+    shares = torch.histc(drawn.detach(), bins=10, min=-bound, max=bound) / drawn.numel()
     assert shares.tolist() == pytest.approx([0.1] * 10, abs=0.02)
 
 

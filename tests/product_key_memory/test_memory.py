@@ -40,6 +40,8 @@ PACKAGE = "fairseq_plugins.product_key_memory"
         {"query_layer_norm": True},
         {"query_hidden_dims": (5,)},
         {"value_dim": 3},
+        {"output_norm": True},
+        {"output_gate": True},
         EVERYTHING,
     ],
 )
@@ -89,6 +91,24 @@ def test_no_tokens_or_padding_alone_have_zero_gradients(shape, keys, sparse):
     for parameter in memory.parameters():
         assert parameter.grad is None or not parameter.grad.to_dense().any()
     torch.testing.assert_close(dict(memory.state_dict()), dict(state), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"value_dim": 3}, {"output_norm": True}, {"output_gate": True}, EVERYTHING]
+)
+def test_a_memory_can_start_with_an_output_of_zero_and_learn(options):
+    memory = ProductKeyMemory(D, slots=K, knn=4, query_dim=4, zero_init=True, **options).double()
+    x = draw(TOKENS, D)
+    out = memory(x)
+    assert not out.any()
+    out.sum().backward()
+    assert any(p.grad is not None and p.grad.any() for p in memory.parameters())
+
+
+def test_a_gate_has_two_maps_without_biases():
+    names = {name: tuple(p.shape) for name, p in exact_memory(**EVERYTHING).named_parameters()}
+    maps = {name: shape for name, shape in names.items() if name.startswith(("gate", "proj"))}
+    assert maps == {"gate.weight": (3, D), "projection.weight": (D, 3)}
 
 
 def outcome(padded, padding, **options):

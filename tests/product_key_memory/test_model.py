@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+import torch.nn.functional as F
 from fairseq.models.transformer_lm import TransformerLanguageModel
 
 from fairseq_plugins.product_key_memory.memory import MemorySublayer
@@ -14,7 +15,11 @@ from tests.product_key_memory.tiny import (
     tiny_transformer,
 )
 
-PLACES = pytest.mark.parametrize("interleave", [False, True], ids=["replaced", "interleaved"])
+PLACES = pytest.mark.parametrize(
+    "place",
+    [{}, {"memory_interleave": True}, {"memory_parallel": True}],
+    ids=["replaced", "interleaved", "parallel"],
+)
 NORMS = pytest.mark.parametrize("pre_norm", [False, True], ids=["post-norm", "pre-norm"])
 SEGMENT_MODELS = pytest.mark.parametrize(
     "build", [tiny.tiny_transformer_xl, tiny.tiny_model], ids=["transformer_xl", "all_attention"]
@@ -26,11 +31,17 @@ def add(x, sublayer, layer_norm, pre_norm):
     return x + sublayer(layer_norm(x)) if pre_norm else layer_norm(x + sublayer(x))
 
 
-def with_memory(layer, attended, feed_forward, interleave):
+def with_memory(layer, attended, feed_forward, place):
     """A layer after its attention, as the equations have it."""
     (memory,) = memories(layer)
-    if not interleave:
+    if not place:
         return add(attended, memory, layer.final_layer_norm, layer.normalize_before)
+    if "memory_parallel" in place:
+
+        def both(x):
+            return feed_forward(x) + memory(x)
+
+        return add(attended, both, layer.final_layer_norm, layer.normalize_before)
     x = add(attended, feed_forward, layer.final_layer_norm, layer.normalize_before)
     return add(x, memory, layer.memory_layer_norm, layer.normalize_before)
 
@@ -45,19 +56,25 @@ def attended_to(layer, x, mask=None):
 
 
 def feed_forward_of(layer):
-    return lambda x: layer.fc2(torch.relu(layer.fc1(x)))
+    """By the weights alone: a memory beside them comes with the modules."""
+
+    def feed_forward(x):
+        inner = torch.relu(F.linear(x, layer.fc1.weight, layer.fc1.bias))
+        return F.linear(inner, layer.fc2.weight, layer.fc2.bias)
+
+    return feed_forward
 
 
 @PLACES
 @NORMS
-def test_a_decoder_layer_is_what_is_written_out(interleave, pre_norm):
+def test_a_decoder_layer_is_what_is_written_out(place, pre_norm):
     model = tiny_language_model(
-        memory_layers="2", memory_interleave=interleave, decoder_normalize_before=pre_norm
+        memory_layers="2", **place, decoder_normalize_before=pre_norm
     ).eval()
     x, mask = torch.randn(5, 3, 16), torch.triu(torch.full((5, 5), float("-inf")), 1)
     plain, layer, _ = model.decoder.layers
     attended = attended_to(layer, x, mask)
-    expected = with_memory(layer, attended, feed_forward_of(layer), interleave)
+    expected = with_memory(layer, attended, feed_forward_of(layer), place)
     torch.testing.assert_close(layer(x, self_attn_mask=mask)[0], expected)
     attended = attended_to(plain, x, mask)
     expected = add(attended, feed_forward_of(plain), plain.final_layer_norm, pre_norm)
@@ -66,25 +83,25 @@ def test_a_decoder_layer_is_what_is_written_out(interleave, pre_norm):
 
 @PLACES
 @NORMS
-def test_an_encoder_layer_is_what_is_written_out(interleave, pre_norm):
+def test_an_encoder_layer_is_what_is_written_out(place, pre_norm):
     model = tiny_transformer(
         encoder_memory_layers="1",
-        memory_interleave=interleave,
+        **place,
         encoder_normalize_before=pre_norm,
     ).eval()
     layer, x = model.encoder.layers[0], torch.randn(5, 3, 16)
-    expected = with_memory(layer, attended_to(layer, x), feed_forward_of(layer), interleave)
+    expected = with_memory(layer, attended_to(layer, x), feed_forward_of(layer), place)
     torch.testing.assert_close(layer(x, None), expected)
 
 
 @SEGMENT_MODELS
 @PLACES
 @NORMS
-def test_a_segment_layer_is_what_is_written_out(build, interleave, pre_norm):
+def test_a_segment_layer_is_what_is_written_out(build, place, pre_norm):
     model = build(
         **MEMORY,
         memory_layers="2",
-        memory_interleave=interleave,
+        **place,
         decoder_normalize_before=pre_norm,
         decoder_ffn_embed_dim=24,
     ).eval()
@@ -93,7 +110,7 @@ def test_a_segment_layer_is_what_is_written_out(build, interleave, pre_norm):
     attended = add(
         x, lambda x: layer.self_attn(x, terms, None)[0], layer.self_attn_layer_norm, pre_norm
     )
-    expected = with_memory(layer, attended, layer.feed_forward, interleave)
+    expected = with_memory(layer, attended, layer.feed_forward, place)
     torch.testing.assert_close(layer(x, terms)[0], expected)
 
 
@@ -154,6 +171,15 @@ def test_only_the_feed_forward_sublayer_is_gone():
     interleaved = set(tiny_language_model(memory_layers="2", memory_interleave=True).state_dict())
     assert plain <= interleaved
     assert all(name.startswith("decoder.layers.1.memory_") for name in interleaved - plain)
+    parallel = set(tiny_language_model(memory_layers="2", memory_parallel=True).state_dict())
+    norm = {f"decoder.layers.1.memory_layer_norm.{kind}" for kind in ("weight", "bias")}
+    assert parallel == interleaved - norm
+
+
+def test_a_memory_stands_beside_something():
+    message = "^--memory-parallel with --decoder-ffn-embed-dim 0: layers have no feed-forward"
+    with pytest.raises(ValueError, match=message):
+        tiny.tiny_model(**MEMORY, memory_layers="2", memory_parallel=True)
 
 
 def test_scaled_inner_activations_are_gone_with_the_feed_forward_sublayer():

@@ -10,12 +10,12 @@ from omegaconf import OmegaConf
 
 from fairseq_plugins.fairseq_integration.optimizers import update_rule
 from fairseq_plugins.product_key_memory import memory as memory_module
+from fairseq_plugins.product_key_memory.building import MemoryBuilder, build_memory
 from fairseq_plugins.product_key_memory.keys import FlatKeys, ProductKeys
 from fairseq_plugins.product_key_memory.memory import ProductKeyMemory
 from fairseq_plugins.product_key_memory.options import (
     MemoryLayersOptions,
     MemoryOptions,
-    build_memory,
     check_placed,
     parse_memory_layers,
 )
@@ -59,12 +59,20 @@ def test_a_refusal_names_the_option_that_was_given():
         parse_memory_layers("7", 6, "--encoder-memory-layers")
 
 
-def test_interleaving_needs_a_memory():
-    check_placed(options(memory_interleave=True), True, "--memory-layers")
+@pytest.mark.parametrize("place", ["interleave", "parallel"])
+def test_a_place_needs_a_memory(place):
+    placed = options(**{f"memory_{place}": True})
+    check_placed(placed, True, "--memory-layers")
     check_placed(options(), False, "--memory-layers")
-    message = "--memory-interleave without a memory to place: give --memory-layers, such as"
+    message = f"--memory-{place} without a memory to place: give --memory-layers, such as"
     with pytest.raises(ValueError, match=message):
-        check_placed(options(memory_interleave=True), False, "--memory-layers")
+        check_placed(placed, False, "--memory-layers")
+
+
+def test_a_memory_has_one_place():
+    both = options(memory_interleave=True, memory_parallel=True)
+    with pytest.raises(ValueError, match=r"^--memory-interleave puts .* leave one of the two out$"):
+        check_placed(both, True, "--memory-layers")
 
 
 def test_defaults_are_the_published_sizes():
@@ -106,6 +114,9 @@ def test_every_option_reaches_the_memory(monkeypatch):
             memory_keys="flat",
             memory_search="torch",
             memory_shard_values=True,
+            memory_output_norm=True,
+            memory_output_gate=True,
+            memory_zero_init=True,
         ),
         5,
     )
@@ -125,10 +136,32 @@ def test_every_option_reaches_the_memory(monkeypatch):
         "keys": "flat",
         "search": "torch",
         "shard_values": True,
+        "output_norm": True,
+        "output_gate": True,
+        "zero_init": True,
+        "values_of": None,
     }
-    placed = {"memory_interleave", "memory_layers", "memory_optimizer"}
+    of_models = {f"memory_{name}" for name in ("layers", "optimizer", "share_values")}
+    of_models |= {"memory_interleave", "memory_parallel"}
     known = {option.name for option in dataclasses.fields(MemoryLayersOptions)}
-    assert known - placed - {"_name"} == {f"memory_{name}" for name in built if name != "embed_dim"}
+    of_memories = {f"memory_{name}" for name in built if name not in ("embed_dim", "values_of")}
+    assert known - of_models - {"_name"} == of_memories
+
+
+@pytest.mark.parametrize("share", [False, True])
+def test_memories_of_a_model_share_their_values_if_asked_to(share):
+    builder = MemoryBuilder(options(memory_share_values=share, memory_value_dim=4))
+    first, *others = (builder.build(width) for width in (8, 6, 8))
+    assert [other.values is first.values for other in others] == [share, share]
+    assert all(other.keys is not first.keys for other in others)
+
+
+def test_values_of_two_widths_cannot_be_shared():
+    builder = MemoryBuilder(options(memory_share_values=True))
+    builder.build(8)
+    message = "^--memory-value-dim is 6, and 8 in the memory whose values are shared: give both"
+    with pytest.raises(ValueError, match=message):
+        builder.build(6)
 
 
 def test_flat_keys_are_built():

@@ -113,6 +113,35 @@ def test_memories_go_into_layers_of_ones_choice():
     assert 2 * 512**2 * 1024 / parameters(model) > 0.6
 
 
+@pytest.mark.parametrize(
+    ("option", "count"),
+    [
+        ({}, 789_884_928),
+        ({"memory_interleave": True}, 806_676_480),
+        ({"memory_parallel": True}, 806_672_384),
+        ({"memory_share_values": True}, 521_449_472),
+        ({"memory_output_gate": True}, 794_079_232),
+        ({"memory_output_norm": True}, 789_889_024),
+    ],
+)
+def test_options_beyond_the_paper_have_the_parameters_of_their_formulas(option, count):
+    model = build(
+        "pkm_transformer_lm_16l_1024d", memory_layers="6,12", memory_query_dim=512, **option
+    )
+    width, slots = 1024, 512**2
+    _, feed_forward = of_layer(width)
+    of_one = of_memory(width, slots, 4, 512)
+    expected = PARAMETERS["pkm_transformer_lm_16l_1024d"] + 2 * (of_one - feed_forward)
+    expected += {
+        "memory_interleave": 2 * (feed_forward + 2 * width),
+        "memory_parallel": 2 * feed_forward,
+        "memory_share_values": -slots * width,
+        "memory_output_gate": 2 * 2 * width * width,
+        "memory_output_norm": 2 * 2 * width,
+    }.get(next(iter(option), ""), 0)
+    assert parameters(model) == expected == count
+
+
 def test_the_ablations_have_the_published_model():
     """Section 4.5: 6 layers, 8 heads, 512² slots, 4 memory heads, k = 32, memory in layer 5."""
     model = build("pkm_transformer_lm_ablation")

@@ -7,17 +7,15 @@ import pytest
 import torch
 import torch.distributed as dist
 from omegaconf import OmegaConf
+from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from fairseq_plugins.fairseq_integration.optimizers import set_update_rule
 from fairseq_plugins.product_key_memory import sharding
+from fairseq_plugins.product_key_memory.building import build_memory, keep_shards_apart
 from fairseq_plugins.product_key_memory.memory import ProductKeyMemory
 from fairseq_plugins.product_key_memory.optimizer import AdamWithMemoryConfig, FairseqAdamWithMemory
-from fairseq_plugins.product_key_memory.options import (
-    MemoryOptions,
-    build_memory,
-    keep_shards_apart,
-)
+from fairseq_plugins.product_key_memory.options import MemoryOptions
 from fairseq_plugins.product_key_memory.sharding import average_over_workers
 from fairseq_plugins.product_key_memory.values import rows_as_gradient
 from tests.product_key_memory.tiny import naming, option_of
@@ -28,14 +26,33 @@ WIDTH, SLOTS, TOKENS, UPDATES = 8, 64, 10, 4
 SHARES = (6, 3, TOKENS, 5)
 
 
-def make(sharded, seed=1, **options):
+class Pair(nn.Module):
+    """Two memories, one after the other, with one table of values."""
+
+    def __init__(self, first, second):
+        super().__init__()
+        self.first, self.second = first, second
+
+    @property
+    def values(self):
+        return self.first.values
+
+    def forward(self, x):
+        return self.second(x + self.first(x))
+
+
+def make(sharded, seed=1, shared=False, **options):
     torch.manual_seed(seed)
     sizes = {"slots": SLOTS, "heads": 2, "knn": 3, "query_dim": 4}
-    memory = ProductKeyMemory(
-        WIDTH, **sizes, query_batch_norm=True, shard_values=sharded, **options
-    )
-    memory.keep_gradient_beside_autograd()
-    set_update_rule(memory.keys.subkeys, memory.table)
+    choices = {**sizes, "query_batch_norm": True, "shard_values": sharded, **options}
+    memory = ProductKeyMemory(WIDTH, **choices)
+    memories = [memory]
+    if shared:
+        memories.append(ProductKeyMemory(WIDTH, **choices, values_of=memory))
+        memory = Pair(*memories)
+    for each in memories:
+        each.keep_gradient_beside_autograd()
+        set_update_rule(each.keys.subkeys, each.table)
     cfg = OmegaConf.structured(AdamWithMemoryConfig)
     # batch norm takes back what the bias before it adds, whose gradient is rounding errors: a large
     # epsilon keeps Adam from making steps of them
@@ -112,6 +129,16 @@ def test_two_workers_learn_what_one_learns(sharded, search, alone, tmp_path):
     assert_same_training(together, alone)
     columns = WIDTH // 2 if sharded else WIDTH
     assert [worker["held"] for worker in together] == [(SLOTS, columns)] * 2
+
+
+@pytest.mark.parametrize("sharded", [False, True])
+def test_two_workers_learn_values_that_memories_share(sharded, tmp_path):
+    work = functools.partial(train, workers=2, sharded=sharded, shared=True)
+    together = on_two_workers(work, tmp_path)
+    assert_same_training(together, train(0, 1, sharded=False, shared=True))
+    assert len(together[0]["optimizer"]["tables"]) == 1
+    names = [name for name in together[0]["model"] if name.endswith("values")]
+    assert names == ["first.values"]
 
 
 def stop_and_go_on(rank):

@@ -6,49 +6,27 @@ import pytest
 import torch
 from fairseq.logging import metrics
 
-from fairseq_plugins.product_key_memory.model import MemoryTransformer
 from fairseq_plugins.product_key_memory.transformer_layers import padding_of_last_tokens
 from fairseq_plugins.segment_language_model.recurrence import Recurrence
 from tests import tiny
 from tests.product_key_memory.tiny import (
+    BUILDERS,
     MEMORY,
+    build,
+    inputs_of,
     memories,
     padded,
+    score,
     tiny_language_model,
     tiny_transformer,
 )
 
-PLACES = pytest.mark.parametrize("interleave", [False, True], ids=["replaced", "interleaved"])
-BUILDERS = {
-    "language model": tiny_language_model,
-    "translation": tiny_transformer,
-    "transformer_xl": tiny.tiny_transformer_xl,
-    "all_attention": tiny.tiny_model,
-}
+PLACES = pytest.mark.parametrize(
+    "place",
+    [{}, {"memory_interleave": True}, {"memory_parallel": True}],
+    ids=["replaced", "interleaved", "parallel"],
+)
 MODELS = pytest.mark.parametrize("kind", BUILDERS)
-
-
-def build(kind, **options):
-    """A model with a memory in its second layer, in translation in one of each part."""
-    placed = {"memory_layers": "2"}
-    if kind == "translation":
-        placed = {"encoder_memory_layers": "2", "decoder_memory_layers": "1"}
-        options["optimizer"] = options.pop("memory_optimizer", None)
-    return BUILDERS[kind](**{**MEMORY, **placed, **options})
-
-
-def inputs_of(model, batch):
-    """What scores ``batch`` (B, T), padded on the right; translation is of it into itself."""
-    if not isinstance(model, MemoryTransformer):
-        return (batch,)
-    lengths = batch.ne(tiny.dictionary().pad()).sum(1)
-    rows = zip(batch, (batch.size(1) - lengths).tolist(), strict=True)
-    # as fairseq pads sources
-    return torch.stack([row.roll(padding) for row, padding in rows]), lengths, batch
-
-
-def score(model, batch):
-    return model(*inputs_of(model, batch))[0]
 
 
 def gradients(model):
@@ -59,8 +37,8 @@ def gradients(model):
 
 @MODELS
 @PLACES
-def test_padding_changes_nothing(kind, interleave):
-    model = build(kind, memory_interleave=interleave, memory_query_batch_norm=True).eval()
+def test_padding_changes_nothing(kind, place):
+    model = build(kind, **place, memory_query_batch_norm=True).eval()
     batch = padded(7, 4, 5)
     together = score(model, batch)
     for row, length in enumerate((7, 4, 5)):
@@ -101,8 +79,8 @@ def test_the_mask_is_that_of_the_last_tokens():
 
 @MODELS
 @PLACES
-def test_incremental_decoding_is_a_full_pass(kind, interleave):
-    model = build(kind, memory_interleave=interleave).eval()
+def test_incremental_decoding_is_a_full_pass(kind, place):
+    model = build(kind, **place).eval()
     batch, state, options = tiny.tokens(3, 9), {}, {}
     full = score(model, batch)
     if kind == "translation":
@@ -137,8 +115,8 @@ def checkpointed(kind, checkpoint, **options):
 @MODELS
 @pytest.mark.parametrize("optimizer", ["adam", "adam_with_memory"])
 @PLACES
-def test_recomputing_activations_changes_no_gradient(kind, interleave, optimizer):
-    options = {"memory_interleave": interleave, "memory_optimizer": optimizer}
+def test_recomputing_activations_changes_no_gradient(kind, place, optimizer):
+    options = {**place, "memory_optimizer": optimizer}
     (expected_loss, expected), (loss, actual) = (
         checkpointed(kind, checkpoint, **options) for checkpoint in (False, True)
     )
@@ -152,8 +130,8 @@ def test_recomputing_activations_changes_no_gradient(kind, interleave, optimizer
 @MODELS
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @PLACES
-def test_half_precisions(kind, dtype, interleave):
-    model = build(kind, memory_interleave=interleave, memory_query_batch_norm=True).to(dtype)
+def test_half_precisions(kind, dtype, place):
+    model = build(kind, **place, memory_query_batch_norm=True).to(dtype)
     scores = score(model, padded(7, 4))
     assert scores.dtype == dtype
     scores.float().sum().backward()

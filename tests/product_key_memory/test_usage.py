@@ -6,7 +6,7 @@ import pytest
 import torch
 from fairseq.logging import metrics
 
-from fairseq_plugins.product_key_memory.options import watch_memories
+from fairseq_plugins.product_key_memory.building import watch_memories
 from fairseq_plugins.product_key_memory.usage import MemoryUsage, kl_from_uniform, usage
 from tests import tiny
 from tests.product_key_memory.tiny import (

@@ -135,3 +135,36 @@ def padded(*lengths: int, width: int | None = None, left: bool = False) -> torch
         place = slice(width - length, width) if left else slice(0, length)
         batch[number, place] = tiny.tokens(1, length, seed=number)
     return batch
+
+
+BUILDERS = {
+    "language model": tiny_language_model,
+    "translation": tiny_transformer,
+    "transformer_xl": tiny.tiny_transformer_xl,
+    "all_attention": tiny.tiny_model,
+}
+
+
+def build(kind, **options):
+    """A model with a memory in its second layer, in translation in one of each part."""
+    placed = {"memory_layers": "2"}
+    if kind == "translation":
+        placed = {"encoder_memory_layers": "2", "decoder_memory_layers": "1"}
+        options["optimizer"] = options.pop("memory_optimizer", None)
+    if kind == "all_attention" and "memory_parallel" in options:
+        placed["decoder_ffn_embed_dim"] = 24
+    return BUILDERS[kind](**{**MEMORY, **placed, **options})
+
+
+def inputs_of(model, batch):
+    """What scores ``batch`` (B, T), padded on the right; translation is of it into itself."""
+    if not isinstance(model, MemoryTransformer):
+        return (batch,)
+    lengths = batch.ne(tiny.dictionary().pad()).sum(1)
+    rows = zip(batch, (batch.size(1) - lengths).tolist(), strict=True)
+    # as fairseq pads sources
+    return torch.stack([row.roll(padding) for row, padding in rows]), lengths, batch
+
+
+def score(model, batch):
+    return model(*inputs_of(model, batch))[0]

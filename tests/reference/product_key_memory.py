@@ -1,4 +1,7 @@
-"""Product-key memory, token by token and key by key, in float64 (Lample et al. 2019, section 3)."""
+"""Product-key memory, token by token and key by key, in float64 (Lample et al. 2019, section 3).
+
+The output gate is that of Memory Layers at Scale (Berges et al. 2024).
+"""
 
 import torch
 
@@ -28,8 +31,11 @@ def best_keys(scores, k):
 
 def linear(layer, vector):
     """W·x + b, one output at a time."""
-    rows = zip(layer.weight.double(), layer.bias.double(), strict=True)
-    return torch.stack([row @ vector + bias for row, bias in rows])
+    outputs = [row @ vector for row in layer.weight.double()]
+    if layer.bias is not None:
+        biases = layer.bias.double()
+        outputs = [output + bias for output, bias in zip(outputs, biases, strict=True)]
+    return torch.stack(outputs)
 
 
 def batch_norm(norm, vectors, training):
@@ -50,7 +56,7 @@ def batch_norm(norm, vectors, training):
 
 
 def layer_norm(norm, vector):
-    """Normalise one query over its dimensions."""
+    """Normalise one query, or one sum of values, over its dimensions."""
     mean = sum(vector) / len(vector)
     variance = sum((value - mean) ** 2 for value in vector) / len(vector)
     scaled = (vector - mean) / torch.sqrt(variance + norm.eps)
@@ -93,8 +99,14 @@ def select(keys, head, query, k):
     return slots, torch.stack([first[slot // n] + second[slot % n] for slot in slots])
 
 
-def read(memory, heads):
-    """What one token reads with its H queries: equations 1 to 3, heads summed (3.3)."""
+def gated(gate, token, vector):
+    """y ⊙ SiLU(x W₁), number by number; SiLU(a) = a / (1 + e^-a)."""
+    opened = [a / (1 + torch.exp(-a)) for a in linear(gate, token.double())]
+    return torch.stack([y * g for y, g in zip(vector, opened, strict=True)])
+
+
+def read(memory, token, heads):
+    """What one token (d,) reads with its H queries: equations 1 to 3, heads summed (3.3)."""
     total = torch.zeros(memory.values.size(1), dtype=torch.float64)
     for head, query in enumerate(heads):
         slots, scores = select(memory.keys, head, query, memory.knn)
@@ -102,6 +114,10 @@ def read(memory, heads):
         weights = exponentials / exponentials.sum()
         for slot, weight in zip(slots, weights, strict=True):
             total = total + weight * memory.values[slot].double()
+    if memory.output_norm is not None:
+        total = layer_norm(memory.output_norm, total)
+    if memory.gate is not None:
+        total = gated(memory.gate, token, total)
     return total if memory.projection is None else linear(memory.projection, total)
 
 
@@ -109,9 +125,8 @@ def product_key_memory(memory, x, padding=None):
     """The output (N, d) of a memory without dropout for tokens x (N, d), padding a list of bool."""
     padding = [False] * len(x) if padding is None else padding
     tokens = [vector for vector, pad in zip(x, padding, strict=True) if not pad]
-    outputs = [
-        read(memory, heads) for heads in queries(memory.query_network, tokens, memory.training)
-    ]
+    of_tokens = queries(memory.query_network, tokens, memory.training)
+    outputs = [read(memory, *both) for both in zip(tokens, of_tokens, strict=True)]
     rest = iter(outputs)
     nothing = torch.zeros(x.size(1), dtype=torch.float64)
     return torch.stack([nothing if pad else next(rest) for pad in padding])

@@ -1,0 +1,275 @@
+"""Memories in models that fairseq trains: building, checkpoints without them, what is logged."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from fairseq.logging import metrics
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from fairseq_plugins.fairseq_integration.optimizers import set_update_rule
+from fairseq_plugins.fairseq_integration.option_names import errors_name_options
+from fairseq_plugins.product_key_memory.memory import ProductKeyMemory
+from fairseq_plugins.product_key_memory.options import MemoryOptions, parse_hidden_dims
+from fairseq_plugins.product_key_memory.usage import MemoryUsage, kl_from_uniform, usage
+
+# The optimizer that updates only the rows of a memory that were read.
+OPTIMIZER = "adam_with_memory"
+
+# The layer that a module belongs to, and what a memory takes the place of there.
+_LAYER = re.compile(r".*\blayers\.\d+\.")
+_FEED_FORWARD = re.compile(r"(fc1|fc2|ffn_layernorm|feed_forward)\.")
+# Norms that come with a memory, the second one in a layer without a feed-forward sublayer, and
+# those that a layer has before them.
+_NORMS = {
+    "memory_layer_norm": ("final_layer_norm", "self_attn_layer_norm"),
+    "final_layer_norm": ("self_attn_layer_norm",),
+}
+
+logger = logging.getLogger(__name__)
+
+
+class FairseqMemory(ProductKeyMemory):
+    """A memory in a model that fairseq trains; it refuses updates and checkpoints without it."""
+
+    _num_updates = 0
+
+    def set_num_updates(self, num_updates: int) -> None:
+        """Check that the last update used the gradient of the values.
+
+        fairseq calls it before each batch. Only ``adam_with_memory`` knows of that gradient.
+
+        Args:
+            num_updates: number of updates so far.
+
+        Raises:
+            ValueError: an update was made, and the gradient is still there.
+        """
+        unused = not self.values.requires_grad and self.values.grad is not None
+        if unused and num_updates > self._num_updates:
+            raise ValueError(
+                "an update was made without the values of a product-key memory: --optimizer "
+                "adam_with_memory has to see the model's parameters one by one; give "
+                "--fp16-no-flatten-grads with --fp16, and no optimizer around it"
+            )
+        self._num_updates = num_updates
+
+    def _save_to_state_dict(self, *args: Any, **kwargs: Any) -> None:
+        try:
+            super()._save_to_state_dict(*args, **kwargs)
+        except ValueError as error:
+            raise ValueError(f"{error}; in fairseq, leave out --no-save-optimizer-state") from None
+
+
+def build_memory(
+    options: MemoryOptions, embed_dim: int, values_of: ProductKeyMemory | None = None
+) -> ProductKeyMemory:
+    """Build a memory for a model of width ``embed_dim``.
+
+    Args:
+        options: a :class:`MemoryOptions`, or a configuration with the same names.
+        embed_dim: width of the model.
+        values_of: the memory whose values it shares, None for its own.
+
+    Raises:
+        ValueError: an option has a value that no memory has.
+    """
+    hidden_dims = parse_hidden_dims(options.memory_query_hidden_dims)
+    with errors_name_options(lambda argument: "--memory-" + argument.replace("_", "-")):
+        memory = FairseqMemory(
+            embed_dim,
+            slots=options.memory_slots,
+            heads=options.memory_heads,
+            knn=options.memory_knn,
+            query_dim=options.memory_query_dim,
+            value_dim=options.memory_value_dim,
+            query_hidden_dims=hidden_dims,
+            query_batch_norm=options.memory_query_batch_norm,
+            query_layer_norm=options.memory_query_layer_norm,
+            query_dropout=options.memory_query_dropout,
+            input_dropout=options.memory_input_dropout,
+            value_dropout=options.memory_value_dropout,
+            keys=str(options.memory_keys),
+            search=str(options.memory_search),
+            shard_values=options.memory_shard_values,
+            output_norm=options.memory_output_norm,
+            output_gate=options.memory_output_gate,
+            zero_init=options.memory_zero_init,
+            values_of=values_of,
+        )
+    if memory.table.shard is not None and options.memory_optimizer != OPTIMIZER:
+        raise ValueError(
+            f"--memory-shard-values with --optimizer {options.memory_optimizer}: another one would "
+            f"average the columns of all workers; give --optimizer {OPTIMIZER}, or leave it out"
+        )
+    if options.memory_optimizer == OPTIMIZER:
+        memory.keep_gradient_beside_autograd()
+        # optimizers see only parameters that require a gradient, or fairseq's copies of them in
+        # single precision: the keys, which each memory has, lead to the values
+        set_update_rule(next(memory.keys.parameters()), memory.table)
+    return memory
+
+
+class MemoryBuilder:
+    """Builds the memories of one model, which with ``--memory-share-values`` share their values.
+
+    Args:
+        options: of all of them.
+    """
+
+    def __init__(self, options: MemoryOptions) -> None:
+        self.options = options
+        self._first: ProductKeyMemory | None = None
+
+    def build(self, embed_dim: int) -> ProductKeyMemory:
+        """Build the next memory, for a layer of width ``embed_dim``.
+
+        Raises:
+            ValueError: an option has a value that no memory has, or the width of the values is
+                another than that of the memory whose values it shares.
+        """
+        memory = build_memory(self.options, embed_dim, self._first)
+        if self.options.memory_share_values and self._first is None:
+            self._first = memory
+        return memory
+
+
+def keep_shards_apart(model: nn.Module) -> None:
+    """Keep torch's data parallelism from giving all workers the columns of worker 0.
+
+    Args:
+        model: the model that fairseq wraps to train it on several workers.
+    """
+    shards = [
+        f"{name}.values" if name else "values"
+        for name, module in model.named_modules()
+        if isinstance(module, ProductKeyMemory) and module.table.shard is not None
+    ]
+    if shards:
+        DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, shards)
+
+
+def fit_to_memories(model: nn.Module, state_dict: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Return a checkpoint's weights with those of memories that it does not have.
+
+    These start as ``model`` has them; feed-forward sublayers that they replace are left out. Where
+    each sublayer is normalised after it, a memory with a norm of its own gets the weights of the
+    norm before it, which then only normalises: two norms do what one did.
+
+    Args:
+        model: with its memories.
+        state_dict: of a model without memories, or without some of them.
+    """
+    fitted = dict(state_dict)
+    for name, memory in model.named_modules():
+        if not isinstance(memory, ProductKeyMemory):
+            continue
+        path = _LAYER.match(name)[0]
+        before = {key.removeprefix(path) for key in state_dict if key.startswith(path)}
+        if not before or any(key.startswith(f"{name}.") for key in state_dict):
+            continue
+        layer = model.get_submodule(path[:-1])
+        own = dict([*layer.named_parameters(), *layer.named_buffers()])
+        within = name.removeprefix(path)
+        for key in own.keys() - before:
+            other_table = key == f"{within}.values" and not memory.owns_values
+            if key.startswith(f"{within}.") and not other_table:
+                fitted[path + key] = own[key].detach()
+        _fit_norm(fitted, path, own, before, layer.normalize_before)
+        replaced = [key for key in before - own.keys() if _FEED_FORWARD.match(key)]
+        for key in replaced:
+            del fitted[path + key]
+        logger.warning(
+            "the checkpoint has no memory %s: it starts anew%s",
+            name,
+            ", in place of a trained feed-forward sublayer, so that the loss rises; "
+            "--memory-parallel or --memory-interleave, with --memory-zero-init, leaves it as it was"
+            if replaced
+            else "",
+        )
+    return fitted
+
+
+def _fit_norm(
+    fitted: dict[str, Tensor],
+    path: str,
+    own: Mapping[str, Tensor],
+    before: set[str],
+    normalize_before: bool,
+) -> None:
+    """Add the norm that came with a memory to the weights of the layer at ``path``."""
+    for norm, earlier in _NORMS.items():
+        if f"{norm}.weight" not in own or f"{norm}.weight" in before:
+            continue
+        last = next(other for other in earlier if f"{other}.weight" in before)
+        for kind, neutral in (("weight", torch.ones_like), ("bias", torch.zeros_like)):
+            if normalize_before:
+                fitted[f"{path}{norm}.{kind}"] = own[f"{norm}.{kind}"].detach()
+            else:
+                trained = fitted[f"{path}{last}.{kind}"]
+                fitted[f"{path}{norm}.{kind}"] = trained
+                fitted[f"{path}{last}.{kind}"] = neutral(trained)
+
+
+# after the loss and what comes with it
+_PRIORITY = 50
+
+
+def watch_memories(model: nn.Module, memories: Mapping[str, ProductKeyMemory]) -> None:
+    """Have validation log what ``model`` reads of its ``memories``, which are given by name.
+
+    At the end of a pass over a validation set each memory logs ``NAME_usage``, the percentage of
+    its slots that were read, and ``NAME_kl``, in nats, over all workers together (section 4.2).
+    Training, evaluation and generation log nothing.
+
+    Where the batches cannot be shared out evenly, fairseq gives workers that have none left the
+    first batch again, and its reads count twice.
+    """
+    if memories:
+        _Watch(model, memories)
+
+
+class _Watch:
+    """Adds up the reads of a validation pass; the model's hooks hold it."""
+
+    def __init__(self, model: nn.Module, memories: Mapping[str, ProductKeyMemory]) -> None:
+        self.memories = dict(memories)
+        self.reads = {
+            name: MemoryUsage(len(memory.values), memory.heads)
+            for name, memory in self.memories.items()
+        }
+        self._pass: Any = None
+        model.register_forward_pre_hook(self._before)
+        model.register_forward_hook(self._after, always_call=True)
+
+    def _before(self, model: nn.Module, inputs: Any) -> None:
+        # fairseq opens an aggregator for each pass over a validation set, which all workers read
+        # once, at the end; elsewhere the first aggregator is the default one
+        root = next(iter(metrics.get_active_aggregators()), None)
+        if model.training or root is None or root is metrics.get_meters("default"):
+            return
+        if root is not self._pass:
+            self._pass = root
+            for name, reads in self.reads.items():
+                reads.clear(self.memories[name].values.device)
+        for name, memory in self.memories.items():
+            memory.usage = self.reads[name]
+            self._log(name, self.reads[name])
+
+    def _after(self, model: nn.Module, inputs: Any, output: Any) -> None:
+        # generation during validation (--eval-bleu) calls parts of the model, without these hooks
+        for memory in self.memories.values():
+            memory.usage = None
+
+    def _log(self, name: str, reads: MemoryUsage) -> None:
+        metrics.log_derived(
+            f"{name}_usage", lambda _: round(100 * usage(reads.total()), 2), _PRIORITY
+        )
+        metrics.log_derived(
+            f"{name}_kl", lambda _: round(kl_from_uniform(reads.total()), 4), _PRIORITY
+        )

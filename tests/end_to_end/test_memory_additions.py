@@ -1,0 +1,92 @@
+"""Memories beside what the paper has, through fairseq's commands."""
+
+import re
+
+import pytest
+import torch
+
+from tests.end_to_end.commands import (
+    ALL,
+    USER_DIR,
+    evaluate,
+    log_probabilities,
+    run,
+    tokens_evaluated,
+    train,
+)
+from tests.end_to_end.results import parameters
+
+TASK = (*USER_DIR, "--task", "language_modeling")
+MEMORY = ("--memory-slots", 64, "--memory-heads", 2, "--memory-knn", 4, "--memory-query-dim", 8)
+OPTIMIZER = ("--optimizer", "adam_with_memory", "--memory-lr")
+SMALL = ("--decoder-layers", 2, "--decoder-embed-dim", 16, "--decoder-attention-heads", 2)
+TRANSFORMER_XL = ("--arch", "transformer_xl", *SMALL, "--decoder-ffn-embed-dim", 32)
+ADDED = ("--memory-parallel", "--memory-output-gate", "--memory-output-norm")
+
+
+def train_lm(data, folder, *options, updates, lr=0.003):
+    """Train the tiny language model on blocks of 16 tokens."""
+    return run(
+        "fairseq-train",
+        data,
+        *(*TASK, "--arch", "pkm_transformer_lm_tiny", *MEMORY, *OPTIMIZER, lr, "--lr", lr),
+        *("--tokens-per-sample", 16, "--batch-size", 8, *ALL, "--max-update", updates),
+        *("--save-dir", folder, "--log-format", "simple", "--no-epoch-checkpoints", *options),
+    )
+
+
+def valid_loss(printed):
+    """The loss of the last validation, to three places."""
+    return float(re.findall(r"valid on 'valid' subset \| loss ([\d.]+)", printed)[-1])
+
+
+def test_a_table_that_layers_share_is_trained_saved_and_resumed(data, tmp_path, test_tokens):
+    shared = ("--memory-layers", "1,3", "--memory-share-values", *ADDED)
+    printed = train_lm(data, tmp_path, *shared, updates=4)
+    first = parameters(tmp_path)
+    tables = [name for name in first if name.endswith("memory.values")]
+    assert tables == ["decoder.layers.0.memory_sublayer.memory.values"]
+    counts = re.search(r"params: ([\d,]+) \(num. trained: ([\d,]+)\)", printed).groups()
+    everything, trained = (int(count.replace(",", "")) for count in counts)
+    assert everything - trained == first[tables[0]].numel() == 64 * 128
+    assert "lazy Adam updates the values of memories: 64 x 128 numbers" in printed
+    printed = train_lm(data, tmp_path, *shared, updates=6)
+    assert "(epoch 1 @ 4 updates)" in printed
+    assert not torch.equal(parameters(tmp_path)[tables[0]], first[tables[0]])
+    printed = run(
+        "fairseq-eval-lm",
+        data,
+        *(*TASK, "--path", tmp_path / "checkpoint_last.pt", "--gen-subset", "test", *ALL),
+        *("--tokens-per-sample", 16),
+    )
+    assert tokens_evaluated(printed) == test_tokens
+
+
+@pytest.mark.parametrize("place", ["--memory-interleave", "--memory-parallel"])
+def test_a_trained_language_model_gets_a_memory(data, tmp_path, place):
+    """Before its first update the loss is that of the model without: an update of nothing."""
+    plain = train_lm(data, tmp_path / "plain", "--memory-layers", "", updates=4)
+    start = ("--finetune-from-model", tmp_path / "plain" / "checkpoint_last.pt")
+    added = (*start, "--memory-layers", "2,3", place, "--memory-zero-init")
+    printed = train_lm(data, tmp_path / "added", *added, updates=1, lr=0)
+    assert valid_loss(printed) == pytest.approx(valid_loss(plain), abs=0.0011)
+    assert printed.count("the checkpoint has no memory decoder.layers.") == 2
+    values = parameters(tmp_path / "added")["decoder.layers.1.memory_sublayer.memory.values"]
+    assert not values.any()
+    train_lm(data, tmp_path / "learned", *added, updates=3)
+    values = parameters(tmp_path / "learned")["decoder.layers.1.memory_sublayer.memory.values"]
+    assert values.any()
+
+
+def test_a_trained_segment_model_gets_a_gated_memory(data, tmp_path):
+    plain, added = tmp_path / "plain", tmp_path / "added"
+    train(data, plain, "--max-update", 4, model=TRANSFORMER_XL)
+    memory = ("--memory-layers", "1,2", "--memory-share-values", "--memory-zero-init", *ADDED)
+    start = ("--finetune-from-model", plain / "checkpoint_last.pt", "--lr", 0, "--max-update", 1)
+    model = (*TRANSFORMER_XL, *memory, *MEMORY)
+    train(data, added, *OPTIMIZER, 0, *start, model=model)
+    found = [
+        log_probabilities(evaluate(data, folder / "checkpoint_last.pt", "--output-word-probs"))
+        for folder in (plain, added)
+    ]
+    assert found[0] == pytest.approx(found[1], abs=3e-4)

@@ -1,0 +1,88 @@
+"""Models with memories that start from a checkpoint without: what stays, and what is told."""
+
+import pytest
+import torch
+
+from tests import tiny
+from tests.product_key_memory.tiny import BUILDERS, MEMORY, build, padded, score
+
+NORMS = ("decoder_normalize_before", "encoder_normalize_before")
+ADDED = pytest.mark.parametrize(
+    "place", [{"memory_interleave": True}, {"memory_parallel": True}], ids=["after", "parallel"]
+)
+
+
+def trained(kind, pre_norm=False, seed=3, **options):
+    """A model without memories whose weights are all random, norms too; and its options."""
+    part = NORMS if kind == "translation" else NORMS[:1]
+    options = {"decoder_ffn_embed_dim": 24, **dict.fromkeys(part, pre_norm), **options}
+    model = BUILDERS[kind](**MEMORY, **options).eval()
+    torch.manual_seed(seed)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.1 * torch.randn_like(parameter))
+    return model, options
+
+
+@pytest.mark.parametrize("kind", BUILDERS)
+@pytest.mark.parametrize("pre_norm", [False, True], ids=["post-norm", "pre-norm"])
+@ADDED
+def test_an_added_memory_that_starts_with_zero_changes_nothing(kind, pre_norm, place):
+    plain, options = trained(kind, pre_norm)
+    model = build(kind, memory_zero_init=True, memory_query_batch_norm=True, **place, **options)
+    model.load_state_dict(plain.state_dict())
+    batch = padded(7, 4, 5)
+    torch.testing.assert_close(
+        score(model.eval(), batch), score(plain, batch), rtol=1e-4, atol=1e-4
+    )
+
+
+@pytest.mark.parametrize("pre_norm", [False, True], ids=["post-norm", "pre-norm"])
+@pytest.mark.parametrize("place", [{}, {"memory_interleave": True}], ids=["instead", "after"])
+def test_layers_without_a_feed_forward_sublayer_change_nothing_either(pre_norm, place):
+    plain, options = trained("all_attention", pre_norm, decoder_ffn_embed_dim=0)
+    model = build("all_attention", memory_zero_init=True, **place, **options)
+    model.load_state_dict(plain.state_dict())
+    batch = tiny.tokens(2, 5)
+    torch.testing.assert_close(
+        score(model.eval(), batch), score(plain, batch), rtol=1e-4, atol=1e-4
+    )
+
+
+@ADDED
+def test_a_shared_table_and_a_further_memory_start_anew(place):
+    """Those that the checkpoint has are loaded."""
+    plain, options = trained("language model")
+    choices = {"memory_zero_init": True, "memory_share_values": True, **place, **options}
+    one = build("language model", memory_layers="1", **choices)
+    one.load_state_dict(plain.state_dict())
+    with torch.no_grad():
+        one.decoder.layers[0].memory_sublayer.memory.values.normal_()
+    two = build("language model", memory_layers="1,3", **choices)
+    two.load_state_dict(one.state_dict())
+    state = two.state_dict()
+    assert all(torch.equal(state[name], value) for name, value in one.state_dict().items()
+               if not name.startswith("decoder.layers.2."))  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", BUILDERS)
+def test_a_replaced_sublayer_is_told(kind, caplog):
+    plain, options = trained(kind)
+    model = build(kind, memory_zero_init=True, **options)
+    model.load_state_dict(plain.state_dict())
+    told = [text for text in caplog.messages if text.startswith("the checkpoint has no memory ")]
+    assert len(told) == 1 + (kind == "translation")
+    for text in told:
+        assert "starts anew, in place of a trained feed-forward sublayer, so that the loss" in text
+        assert "--memory-parallel or --memory-interleave, with --memory-zero-init" in text
+
+
+def test_a_checkpoint_with_memories_loads_as_before(caplog):
+    model, other = (build("language model", seed=seed) for seed in (1, 2))
+    other.load_state_dict(model.state_dict())
+    torch.testing.assert_close(dict(other.state_dict()), dict(model.state_dict()))
+    state = model.state_dict()
+    del state["decoder.layers.1.fc1.memory.values"]
+    with pytest.raises(RuntimeError, match=r"Missing key\(s\) .*layers.1.fc1.memory.values"):
+        other.load_state_dict(state)
+    assert not caplog.messages
