@@ -43,16 +43,16 @@ def register_presets(
         options: dataclass of the options that fairseq's model does not have, of a model that is
             registered without a dataclass.
     """
-    options = MODEL_DATACLASS_REGISTRY.get(model, options)
+    configured = model in MODEL_DATACLASS_REGISTRY
     for name, values in [(model, {}), *presets.items()]:
-        _PRESETS[name] = values, options
-        complete = partial(_complete_parsed, values)
+        _PRESETS[name] = values, MODEL_DATACLASS_REGISTRY[model] if configured else options
+        complete = partial(_complete_parsed, values, options)
         if name in ARCH_MODEL_REGISTRY:
             ARCH_CONFIG_REGISTRY[name] = complete
         else:
             # fairseq registers the name of a model only where that has a dataclass
             register_model_architecture(model, name)(complete)
-        if name != model and model in MODEL_DATACLASS_REGISTRY:
+        if name != model and configured:
             _register_dataclass(name, MODEL_DATACLASS_REGISTRY[model], values)
 
 
@@ -71,13 +71,27 @@ def _register_dataclass(name: str, base: type, values: dict[str, Any]) -> None:
     ConfigStore.instance().store(name=name, group="model", node=node, provider="fairseq_plugins")
 
 
-def _complete_parsed(values: dict[str, Any], cfg: Any) -> None:
-    """Complete the options of ``--arch`` in place, as fairseq asks for."""
+def _complete_parsed(values: dict[str, Any], options: type | None, cfg: Any) -> None:
+    """Complete the options of ``--arch`` in place, as fairseq asks for.
+
+    Those of a model without a dataclass are all there then: its checkpoints tell all of them.
+    """
     if isinstance(cfg, Namespace):
-        for option, value in values.items():
+        for option, value in {**_defaults(options), **values}.items():
             if not hasattr(cfg, option):
                 setattr(cfg, option, value)
         _keep_bf16_off_tpus(cfg)
+
+
+def _fields(options: type | None) -> tuple[dataclasses.Field, ...]:
+    found = () if options is None else dataclasses.fields(options)
+    return tuple(option for option in found if not option.name.startswith("_"))
+
+
+def _defaults(options: type | None) -> dict[str, Any]:
+    # an interpolation is of a configuration, which parsed options are not in
+    found = {option.name: option.default for option in _fields(options)}
+    return {name: value for name, value in found.items() if not str(value).startswith("${")}
 
 
 def apply_presets() -> None:
@@ -102,8 +116,9 @@ def _build_model(
             _add_newer_options(cfg, options)
         if OmegaConf.is_config(cfg) and name not in MODEL_DATACLASS_REGISTRY:
             _check_names(cfg, name)
+            wanted = {**_defaults(options), **values}
             with open_dict(cfg):
-                cfg.update({name: value for name, value in values.items() if name not in cfg})
+                cfg.update({name: value for name, value in wanted.items() if name not in cfg})
             cfg = _parsed(cfg)
     return build(cfg, task, from_checkpoint)
 
@@ -113,7 +128,7 @@ def _add_newer_options(cfg: Any, options: type | None) -> None:
 
     They are the defaults, or the metadata ``older_checkpoints`` where the default is another since.
     """
-    for option in dataclasses.fields(options) if options else ():
+    for option in _fields(options):
         if not hasattr(cfg, option.name):
             with open_dict(cfg) if OmegaConf.is_config(cfg) else nullcontext():
                 setattr(cfg, option.name, option.metadata.get("older_checkpoints", option.default))
