@@ -76,11 +76,12 @@ def _complete_parsed(values: dict[str, Any], options: type | None, cfg: Any) -> 
 
     Those of a model without a dataclass are all there then: its checkpoints tell all of them.
     """
-    if isinstance(cfg, Namespace):
-        for option, value in {**_defaults(options), **values}.items():
-            if not hasattr(cfg, option):
-                setattr(cfg, option, value)
-        _keep_bf16_off_tpus(cfg)
+    if OmegaConf.is_config(cfg):
+        return
+    for option, value in {**_defaults(options), **values}.items():
+        if not hasattr(cfg, option):
+            setattr(cfg, option, value)
+    _keep_bf16_off_tpus(cfg)
 
 
 def _fields(options: type | None) -> tuple[dataclasses.Field, ...]:

@@ -27,7 +27,7 @@ from fairseq_plugins.weighted_transformer.branched_attention import BranchedFeed
 from fairseq_plugins.weighted_transformer.layers import IN_BRANCHES, IN_NETWORKS, NOWHERE
 from fairseq_plugins.weighted_transformer.model import WeightedTransformer
 from fairseq_plugins.weighted_transformer.optimizer import AdamWithBranchWeights
-from fairseq_plugins.weighted_transformer.options import SUBLAYERS
+from fairseq_plugins.weighted_transformer.options import ONE, SUBLAYERS
 from scripts.benchmark._benchmark import (
     USUAL_RATE,
     Benchmark,
@@ -143,6 +143,7 @@ def build_models(size: Size) -> dict[str, TransformerModel]:
             max_target_positions=1024,
             tpu=False,
             branch_residual=name if name in READINGS else NOWHERE,
+            branch_sum=ONE,
         )
         ARCH_CONFIG_REGISTRY[arch](args)
         torch.manual_seed(1)

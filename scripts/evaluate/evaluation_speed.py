@@ -34,7 +34,7 @@ import torch
 from fairseq.data import Dictionary
 from fairseq.models import (
     ARCH_CONFIG_REGISTRY,
-    ARCH_MODEL_NAME_REGISTRY,
+    ARCH_MODEL_INV_REGISTRY,
     ARCH_MODEL_REGISTRY,
     MODEL_DATACLASS_REGISTRY,
 )
@@ -92,7 +92,12 @@ def sizes_of_arch(arch: str, symbols: int) -> Sizes:
             f"--symbols is {symbols}: --arch {arch} has cutoffs {cutoffs}; give the number of "
             "symbols in dict.txt, specials included, such as 267744 for WikiText-103"
         )
-    return Sizes(ARCH_MODEL_NAME_REGISTRY[arch], options, symbols)
+    return Sizes(_model_of(arch), options, symbols)
+
+
+def _model_of(arch: str) -> str:
+    """Name of the model that a preset belongs to."""
+    return next(model for model, archs in ARCH_MODEL_INV_REGISTRY.items() if arch in archs)
 
 
 def sizes_of_checkpoint(checkpoint: Path) -> Sizes:
@@ -103,7 +108,7 @@ def sizes_of_checkpoint(checkpoint: Path) -> Sizes:
     symbols = sum(
         len(weight) for name, weight in state["model"].items() if of_symbols.fullmatch(name)
     )
-    return Sizes(ARCH_MODEL_NAME_REGISTRY[options["_name"]], options, symbols)
+    return Sizes(_model_of(options["_name"]), options, symbols)
 
 
 def check_reuse(sizes: Sizes) -> None:

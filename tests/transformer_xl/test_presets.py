@@ -2,6 +2,7 @@
 
 import dataclasses
 
+import fairseq.models
 import pytest
 import torch
 from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_INV_REGISTRY
@@ -163,7 +164,11 @@ def test_a_preset_leaves_what_the_command_line_says():
 
 def test_a_checkpoint_from_before_keeps_its_tied_projections():
     name = "transformer_xl_lm1b_base"
-    saved = OmegaConf.create({"_name": name, "tie_adaptive_proj": True})
-    ARCH_CONFIG_REGISTRY[name](saved)
+    bands = {"adaptive_input": True, "adaptive_input_cutoff": "6", "adaptive_softmax_cutoff": "6"}
+    tied = {"tie_adaptive_weights": True, "tie_adaptive_proj": True}
+    saved = OmegaConf.create({"_name": name, **SEGMENTS, **bands, **tied})
+    task = type("Task", (), {"source_dictionary": dictionary()})()
+    with torch.device("meta"):
+        fairseq.models.build_model(saved, task, from_checkpoint=True)
     found = (saved.tie_adaptive_proj, saved.no_adaptive_head_proj, saved.initial_values)
     assert found == (True, False, "pytorch")
