@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 from fairseq.dataclass import FairseqDataclass
-from fairseq.optim import register_optimizer
+from fairseq.optim import FairseqOptimizer, register_optimizer
 from omegaconf import II
 from torch import Tensor, nn
 
@@ -134,7 +134,7 @@ class AdagradWithClipConfig(FairseqDataclass):
 
 
 @register_optimizer("adagrad_with_clip", dataclass=AdagradWithClipConfig)
-class FairseqAdagradWithClip(AmpScaledStep):
+class FairseqAdagradWithClip(AmpScaledStep, FairseqOptimizer):
     """:class:`AdagradWithClip` as fairseq's ``--optimizer adagrad_with_clip``.
 
     Args:

@@ -4,8 +4,8 @@ Presets, errors and safe loading for the commands; precision, optimizers and for
 layers.
 """
 
-from fairseq_plugins.fairseq_integration.constraints import apply_constraints
 from fairseq_plugins.fairseq_integration.forward_passes import InferenceCache, is_recomputed
+from fairseq_plugins.fairseq_integration.installed import HAS_FAIRSEQ, refuse_without_fairseq
 from fairseq_plugins.fairseq_integration.optimizers import (
     AmpScaledStep,
     UpdateRule,
@@ -15,8 +15,13 @@ from fairseq_plugins.fairseq_integration.optimizers import (
 )
 from fairseq_plugins.fairseq_integration.option_names import errors_name_options
 from fairseq_plugins.fairseq_integration.precision import SinglePrecision
-from fairseq_plugins.fairseq_integration.presets import register_presets
-from fairseq_plugins.fairseq_integration.safe_loading import allow_option_containers
+
+if HAS_FAIRSEQ:
+    from fairseq_plugins.fairseq_integration.constraints import apply_constraints
+    from fairseq_plugins.fairseq_integration.presets import register_presets
+    from fairseq_plugins.fairseq_integration.safe_loading import allow_option_containers
+else:
+    __getattr__ = refuse_without_fairseq(__name__)
 
 __all__ = [
     "AmpScaledStep",

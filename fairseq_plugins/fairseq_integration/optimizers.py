@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from fairseq.optim import FairseqOptimizer
-from fairseq.optim.adam import FairseqAdamConfig
 from torch import nn
 
+if TYPE_CHECKING:
+    # layers have update rules, and need no fairseq
+    from fairseq.optim.adam import FairseqAdamConfig
 
-class AmpScaledStep(FairseqOptimizer):
-    """Base class of fairseq's optimizers whose step works under ``--amp``.
+
+class AmpScaledStep:
+    """Makes the step of a fairseq optimizer, the next base class, work under ``--amp``.
 
     fairseq's AMPOptimizer unscales the gradients to take their norm. torch's scaler is then handed
     this object, not the optimizer within, and would unscale them a second time: gradients would

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from fairseq.optim import register_optimizer
+from fairseq.optim import FairseqOptimizer, register_optimizer
 from fairseq.optim.adam import Adam, FairseqAdamConfig
 from torch import Tensor, nn
 
@@ -158,7 +158,7 @@ class AdamWithMemoryConfig(FairseqAdamConfig):
 
 
 @register_optimizer("adam_with_memory", dataclass=AdamWithMemoryConfig)
-class FairseqAdamWithMemory(AmpScaledStep):
+class FairseqAdamWithMemory(AmpScaledStep, FairseqOptimizer):
     """:class:`AdamWithMemory` as fairseq's ``--optimizer adam_with_memory``.
 
     Args:

@@ -4,6 +4,7 @@ Translation with branched attention: each head has a feed-forward network of its
 weights κ and α, on the simplex, weigh the branches.
 """
 
+from fairseq_plugins.fairseq_integration.installed import HAS_FAIRSEQ, refuse_without_fairseq
 from fairseq_plugins.weighted_transformer.branch_weights import (
     BranchSchedule,
     BranchWeights,
@@ -14,20 +15,27 @@ from fairseq_plugins.weighted_transformer.branched_attention import (
     BranchedAttention,
     BranchedFeedForward,
 )
-from fairseq_plugins.weighted_transformer.layers import BranchedDecoderLayer, BranchedEncoderLayer
-from fairseq_plugins.weighted_transformer.model import WeightedTransformer
-from fairseq_plugins.weighted_transformer.optimizer import AdamWithBranchWeights
-from fairseq_plugins.weighted_transformer.options import BranchOptions
-from fairseq_plugins.weighted_transformer.residual_branches import (
-    NormalizedBranches,
-    ResidualBranches,
-)
-from fairseq_plugins.weighted_transformer.weighted_sublayers import (
-    WeightedAttention,
-    WeightedDecoderLayer,
-    WeightedEncoderLayer,
-    WeightedLinear,
-)
+
+if HAS_FAIRSEQ:
+    from fairseq_plugins.weighted_transformer.layers import (
+        BranchedDecoderLayer,
+        BranchedEncoderLayer,
+    )
+    from fairseq_plugins.weighted_transformer.model import WeightedTransformer
+    from fairseq_plugins.weighted_transformer.optimizer import AdamWithBranchWeights
+    from fairseq_plugins.weighted_transformer.options import BranchOptions
+    from fairseq_plugins.weighted_transformer.residual_branches import (
+        NormalizedBranches,
+        ResidualBranches,
+    )
+    from fairseq_plugins.weighted_transformer.weighted_sublayers import (
+        WeightedAttention,
+        WeightedDecoderLayer,
+        WeightedEncoderLayer,
+        WeightedLinear,
+    )
+else:
+    __getattr__ = refuse_without_fairseq(__name__)
 
 __all__ = [
     "AdamWithBranchWeights",

@@ -24,7 +24,6 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from fairseq.modules import FairseqDropout, MultiheadAttention
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
@@ -33,25 +32,25 @@ from fairseq_plugins.weighted_transformer.branch_weights import BranchWeights
 
 
 class BranchedAttention(nn.Module):
-    """Attention heads and the feed-forward networks behind them, called as fairseq's attention.
+    """Attention heads and the feed-forward networks behind them, called as the heads are.
 
-    It needs no fairseq model, such as for 8 branches of a model of width 512: ::
+    For 8 branches of a model of width 512: ::
 
-        heads = AttentionHeads(512, 8, self_attention=True)
+        heads = AttentionHeads(512, 8)
         attention = BranchedAttention(heads, BranchedFeedForward(512, 2048, BranchWeights(8)))
         output, _ = attention(x, x, x, need_weights=False)  # x and output: (T, B, 512)
 
     :class:`BranchWeights` says what an optimizer has to do for κ and α.
 
     Args:
-        heads: M heads.
+        heads: M :class:`AttentionHeads`, or what is called as they are.
         feed_forward: the networks of M branches.
 
     Raises:
         ValueError: there are not as many branches as heads.
     """
 
-    def __init__(self, heads: AttentionHeads, feed_forward: BranchedFeedForward) -> None:
+    def __init__(self, heads: nn.Module, feed_forward: BranchedFeedForward) -> None:
         super().__init__()
         if heads.num_heads != feed_forward.branches:
             raise ValueError(
@@ -66,7 +65,7 @@ class BranchedAttention(nn.Module):
 
         Args:
             query: (T, B, d).
-            *args: what fairseq's attention takes next: keys and values, both (S, B, d), and masks.
+            *args: what the heads take next: keys and values, both (S, B, d), and masks.
             **kwargs: the same by name.
 
         Returns:
@@ -78,91 +77,120 @@ class BranchedAttention(nn.Module):
         return self.feed_forward(heads), weights
 
 
-class AttentionHeads(MultiheadAttention):
-    """fairseq's multi-head attention without output projection: the heads side by side.
+class AttentionHeads(nn.Module):
+    """Multi-head attention without output projection: the heads side by side.
 
-    A class that sets ``out_proj`` again has one.
-
-    The arguments are those of fairseq's attention.
+    Args:
+        embed_dim: d.
+        num_heads: M; must divide d.
+        dropout: probability of dropping an attention weight.
+        kdim: width of the keys; None for d.
+        vdim: width of the values; None for d.
 
     Raises:
-        ValueError: ``add_bias_kv`` or ``add_zero_attn`` is set.
+        ValueError: the heads do not divide the width.
     """
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        for name, value in [
-            ("add_bias_kv", self.bias_k is not None),
-            ("add_zero_attn", self.add_zero_attn),
-        ]:
-            if value:
-                raise ValueError(
-                    f"`{name}` is {value}: heads see the given keys alone, leave it out"
-                )
-        self.out_proj = nn.Identity()
-        # otherwise fairseq would hand the projection's weights to torch
-        self.skip_embed_dim_check = True
+    def __init__(
+        self,
+        embed_dim: int,
+        num_heads: int,
+        dropout: float = 0.0,
+        kdim: int | None = None,
+        vdim: int | None = None,
+    ) -> None:
+        super().__init__()
+        if embed_dim % num_heads:
+            raise ValueError(f"`num_heads` is {num_heads}: it must divide `embed_dim`, {embed_dim}")
+        self.num_heads = num_heads
+        self.dropout = dropout
+        self.k_proj = nn.Linear(embed_dim if kdim is None else kdim, embed_dim)
+        self.v_proj = nn.Linear(embed_dim if vdim is None else vdim, embed_dim)
+        self.q_proj = nn.Linear(embed_dim, embed_dim)
+        # as fairseq's attention starts
+        gain = 2**-0.5 if kdim is None and vdim is None else 1.0
+        for projection in (self.k_proj, self.v_proj, self.q_proj):
+            nn.init.xavier_uniform_(projection.weight, gain)
 
     def forward(
         self,
         query: Tensor,
-        key: Tensor | None,
-        value: Tensor | None,
-        key_padding_mask: Tensor | None = None,
-        incremental_state: dict | None = None,
-        need_weights: bool = True,
-        static_kv: bool = False,
-        attn_mask: Tensor | None = None,
-        before_softmax: bool = False,
-        need_head_weights: bool = False,
-    ) -> tuple[Tensor, Tensor | None]:
-        """Return the heads side by side, (T, B, d), and the weights that are asked for.
-
-        The arguments are those of fairseq's attention.
-        """
-        if incremental_state is None and not (need_weights or need_head_weights or before_softmax):
-            heads = self._attend(query, key, value, key_padding_mask, attn_mask)
-            return self.out_proj(heads), None
-        return super().forward(
-            query,
-            key,
-            value,
-            key_padding_mask,
-            incremental_state,
-            need_weights,
-            static_kv,
-            attn_mask,
-            before_softmax,
-            need_head_weights,
-        )
-
-    def _attend(
-        self,
-        query: Tensor,
         key: Tensor,
         value: Tensor,
-        key_padding_mask: Tensor | None,
-        attn_mask: Tensor | None,
-    ) -> Tensor:
-        """Return the heads by torch's fused attention, which forms no matrix of weights."""
+        key_padding_mask: Tensor | None = None,
+        need_weights: bool = True,
+        attn_mask: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor | None]:
+        """Return the heads side by side, and the weights that are asked for.
+
+        Args:
+            query: (T, B, d).
+            key: (S, B, kdim).
+            value: (S, B, vdim).
+            key_padding_mask: (B, S), true for padding; None for none.
+            need_weights: return the weights, averaged over the heads; without them it is faster.
+            attn_mask: added to the scores, (T, S); None for none.
+
+        Returns:
+            (T, B, d), and the weights (B, T, S) or None.
+        """
         projected = self.q_proj(query), self.k_proj(key), self.v_proj(value)
-        # (T, B, d) -> (B, M, T, h)
-        queries, keys, values = (
-            x.unflatten(-1, (self.num_heads, -1)).permute(1, 2, 0, 3) for x in projected
-        )
-        mask = attn_mask
-        if key_padding_mask is not None:
-            # (B, S) -> (B, 1, 1, S)
-            padding = key_padding_mask[:, None, None].bool()
-            mask = torch.zeros_like(padding, dtype=queries.dtype) if mask is None else mask
-            mask = mask.masked_fill(padding, float("-inf"))
-        module = self.dropout_module
-        dropout = module.p if module.training or module.apply_during_inference else 0.0
-        heads = F.scaled_dot_product_attention(
-            queries, keys, values, None if mask is None else mask.to(queries.dtype), dropout
-        )
-        # (B, M, T, h) -> (T, B, d)
-        return heads.permute(2, 0, 1, 3).flatten(2)
+        dropout = self.dropout if self.training else 0.0
+        heads = attention_heads(*projected, self.num_heads, key_padding_mask, attn_mask, dropout)
+        if not need_weights:
+            return heads, None
+        queries, keys, _ = (split_heads(x, self.num_heads) for x in projected)
+        scores = queries @ keys.mT * queries.size(-1) ** -0.5
+        mask = merge_masks(key_padding_mask, attn_mask, scores.dtype)
+        return heads, (scores if mask is None else scores + mask).softmax(-1).mean(1)
+
+
+def attention_heads(
+    queries: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    num_heads: int,
+    key_padding_mask: Tensor | None = None,
+    attn_mask: Tensor | None = None,
+    dropout: float = 0.0,
+) -> Tensor:
+    """Return heads side by side, by torch's fused attention, which forms no matrix of weights.
+
+    Args:
+        queries: projected, (T, B, d).
+        keys: projected, (S, B, d).
+        values: projected, (S, B, d).
+        num_heads: M.
+        key_padding_mask: (B, S), true for padding; None for none.
+        attn_mask: added to the scores, (T, S); None for none.
+        dropout: probability of dropping a weight.
+
+    Returns:
+        (T, B, d).
+    """
+    queries, keys, values = (split_heads(x, num_heads) for x in (queries, keys, values))
+    mask = merge_masks(key_padding_mask, attn_mask, queries.dtype)
+    heads = F.scaled_dot_product_attention(queries, keys, values, mask, dropout)
+    # (B, M, T, h) -> (T, B, d)
+    return heads.permute(2, 0, 1, 3).flatten(2)
+
+
+def split_heads(x: Tensor, num_heads: int) -> Tensor:
+    """Map (T, B, d) to (B, M, T, h), a view."""
+    return x.unflatten(-1, (num_heads, -1)).permute(1, 2, 0, 3)
+
+
+def merge_masks(
+    key_padding_mask: Tensor | None, attn_mask: Tensor | None, dtype: torch.dtype
+) -> Tensor | None:
+    """Return what both masks add to scores (B, M, T, S); None for nothing."""
+    mask = attn_mask
+    if key_padding_mask is not None:
+        # (B, S) -> (B, 1, 1, S)
+        padding = key_padding_mask[:, None, None].bool()
+        mask = torch.zeros_like(padding, dtype=dtype) if mask is None else mask
+        mask = mask.masked_fill(padding, float("-inf"))
+    return None if mask is None else mask.to(dtype)
 
 
 class BranchedFeedForward(nn.Module):
@@ -176,7 +204,7 @@ class BranchedFeedForward(nn.Module):
         ffn_embed_dim: M·f, or f of a shared network.
         weights: κ and α of M branches.
         activation: what stands between the layers of FFN_i.
-        activation_dropout: dropout of its inner vectors.
+        activation_dropout: dropout of its inner vectors: the probability, or a module.
         shared: whether one network, of the width ``ffn_embed_dim``, is that of all branches.
 
     Attributes:
@@ -194,7 +222,7 @@ class BranchedFeedForward(nn.Module):
         ffn_embed_dim: int,
         weights: BranchWeights,
         activation: Callable[[Tensor], Tensor] = F.relu,
-        activation_dropout: float = 0.0,
+        activation_dropout: float | nn.Module = 0.0,
         shared: bool = False,
     ) -> None:
         super().__init__()
@@ -207,8 +235,9 @@ class BranchedFeedForward(nn.Module):
             )
         self.weights = weights
         self.activation = activation
-        # fairseq may keep it outside of training (make_generation_fast_)
-        self.activation_dropout = FairseqDropout(activation_dropout, type(self).__name__)
+        if not isinstance(activation_dropout, nn.Module):
+            activation_dropout = nn.Dropout(activation_dropout)
+        self.activation_dropout = activation_dropout
         self.out_proj = nn.Linear(embed_dim, embed_dim)
         nn.init.xavier_uniform_(self.out_proj.weight)
         nn.init.zeros_(self.out_proj.bias)

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from fairseq.models.transformer import TransformerConfig
+from fairseq.modules import FairseqDropout, MultiheadAttention
 from fairseq.modules.transformer_layer import (
     TransformerDecoderLayerBase,
     TransformerEncoderLayerBase,
@@ -21,9 +22,9 @@ from torch import Tensor, nn
 
 from fairseq_plugins.weighted_transformer.branch_weights import BranchWeights
 from fairseq_plugins.weighted_transformer.branched_attention import (
-    AttentionHeads,
     BranchedAttention,
     BranchedFeedForward,
+    attention_heads,
 )
 from fairseq_plugins.weighted_transformer.residual_branches import (
     NormalizedBranches,
@@ -37,6 +38,69 @@ _NETWORKS = {
     IN_NETWORKS: NormalizedBranches,
     IN_BRANCHES: ResidualBranches,
 }
+
+
+class FairseqAttentionHeads(MultiheadAttention):
+    """:class:`.AttentionHeads` called as fairseq's attention, with its incremental states.
+
+    A class that sets ``out_proj`` again has an output projection. The arguments are those of
+    fairseq's attention.
+
+    Raises:
+        ValueError: ``add_bias_kv`` or ``add_zero_attn`` is set.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        for name, value in [
+            ("add_bias_kv", self.bias_k is not None),
+            ("add_zero_attn", self.add_zero_attn),
+        ]:
+            if value:
+                raise ValueError(
+                    f"`{name}` is {value}: heads see the given keys alone, leave it out"
+                )
+        self.out_proj = nn.Identity()
+        # otherwise fairseq would hand the projection's weights to torch
+        self.skip_embed_dim_check = True
+
+    def forward(
+        self,
+        query: Tensor,
+        key: Tensor | None,
+        value: Tensor | None,
+        key_padding_mask: Tensor | None = None,
+        incremental_state: dict | None = None,
+        need_weights: bool = True,
+        static_kv: bool = False,
+        attn_mask: Tensor | None = None,
+        before_softmax: bool = False,
+        need_head_weights: bool = False,
+    ) -> tuple[Tensor, Tensor | None]:
+        """Return the heads side by side, (T, B, d), and the weights that are asked for.
+
+        The arguments are those of fairseq's attention.
+        """
+        if incremental_state is None and not (need_weights or need_head_weights or before_softmax):
+            projected = self.q_proj(query), self.k_proj(key), self.v_proj(value)
+            module = self.dropout_module
+            dropout = module.p if module.training or module.apply_during_inference else 0.0
+            heads = attention_heads(
+                *projected, self.num_heads, key_padding_mask, attn_mask, dropout
+            )
+            return self.out_proj(heads), None
+        return super().forward(
+            query,
+            key,
+            value,
+            key_padding_mask,
+            incremental_state,
+            need_weights,
+            static_kv,
+            attn_mask,
+            before_softmax,
+            need_head_weights,
+        )
 
 
 class BranchedEncoderLayer(TransformerEncoderLayerBase):
@@ -250,12 +314,15 @@ def _networks(
             f"`normalize_before` is True, and `residual` {residual} has norms behind residual "
             "connections: leave out one of the two"
         )
-    return _NETWORKS[residual](
+    networks = _NETWORKS[residual]
+    # fairseq may keep it outside of training, by this name (make_generation_fast_)
+    activation_dropout = FairseqDropout(layer.activation_dropout_module.p, networks.__name__)
+    return networks(
         layer.embed_dim,
         width,
         weights,
         layer.activation_fn,
-        layer.activation_dropout_module.p,
+        activation_dropout,
         shared,
         **options,
     )
@@ -273,5 +340,5 @@ def _branched(
         **attention: further arguments of fairseq's MultiheadAttention.
     """
     dropout = cfg.attention_dropout
-    heads = AttentionHeads(layer.embed_dim, networks.branches, dropout=dropout, **attention)
+    heads = FairseqAttentionHeads(layer.embed_dim, networks.branches, dropout=dropout, **attention)
     return BranchedAttention(heads, networks)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from fairseq.optim import register_optimizer
+from fairseq.optim import FairseqOptimizer, register_optimizer
 from fairseq.optim.adam import Adam, FairseqAdamConfig
 from torch import Tensor, nn
 
@@ -87,7 +87,7 @@ class AdamWithBranchWeightsConfig(FairseqAdamConfig):
 
 
 @register_optimizer("adam_with_branch_weights", dataclass=AdamWithBranchWeightsConfig)
-class FairseqAdamWithBranchWeights(AmpScaledStep):
+class FairseqAdamWithBranchWeights(AmpScaledStep, FairseqOptimizer):
     """:class:`AdamWithBranchWeights` as fairseq's ``--optimizer adam_with_branch_weights``.
 
     Args:

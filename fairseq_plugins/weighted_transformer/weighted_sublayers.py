@@ -28,7 +28,7 @@ from torch import Tensor, nn
 
 from fairseq_plugins.fairseq_integration.forward_passes import InferenceCache
 from fairseq_plugins.weighted_transformer.branch_weights import BranchWeights
-from fairseq_plugins.weighted_transformer.branched_attention import AttentionHeads
+from fairseq_plugins.weighted_transformer.layers import FairseqAttentionHeads
 
 
 class WeightedLinear(nn.Linear):
@@ -78,7 +78,7 @@ class WeightedLinear(nn.Linear):
         return super().train(mode)
 
 
-class WeightedAttention(AttentionHeads):
+class WeightedAttention(FairseqAttentionHeads):
     """fairseq's multi-head attention with weights κ of its heads.
 
     Args:

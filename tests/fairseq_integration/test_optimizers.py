@@ -6,7 +6,12 @@ from dataclasses import dataclass
 import pytest
 import torch
 from fairseq.dataclass.configs import FairseqConfig
-from fairseq.optim import AMPOptimizer, FP16Optimizer, MemoryEfficientFP16Optimizer
+from fairseq.optim import (
+    AMPOptimizer,
+    FairseqOptimizer,
+    FP16Optimizer,
+    MemoryEfficientFP16Optimizer,
+)
 from fairseq.optim.adam import FairseqAdamConfig
 from omegaconf import OmegaConf
 from torch import nn
@@ -81,7 +86,7 @@ def test_options_of_adam_are_those_that_torch_takes(betas):
     torch.optim.Adam([torch.ones(1)], **options)
 
 
-class Descent(AmpScaledStep):
+class Descent(AmpScaledStep, FairseqOptimizer):
     """Gradient descent, through fairseq's interface."""
 
     def __init__(self, cfg, params):

@@ -7,7 +7,7 @@ import textwrap
 
 import pytest
 import torch
-from fairseq.modules import MultiheadAttention
+from fairseq.modules import FairseqDropout, MultiheadAttention
 from torch import nn
 
 from fairseq_plugins import weighted_transformer
@@ -17,6 +17,7 @@ from fairseq_plugins.weighted_transformer.branched_attention import (
     BranchedAttention,
     BranchedFeedForward,
 )
+from fairseq_plugins.weighted_transformer.layers import FairseqAttentionHeads
 from tests.gradients import assert_same
 from tests.weighted_transformer.tiny import by_equations
 
@@ -25,8 +26,11 @@ WIDTH, INNER, SENTENCES, QUERIES, KEYS = 12, 24, 3, 4, 5
 
 def build(branches=4, dtype=torch.double, dropout=0.0, **options):
     torch.manual_seed(1)
-    heads = AttentionHeads(WIDTH, branches, dropout=dropout, **options)
-    feed_forward = BranchedFeedForward(WIDTH, INNER, BranchWeights(branches))
+    heads = FairseqAttentionHeads(WIDTH, branches, dropout=dropout, **options)
+    of_networks = FairseqDropout(0.0)
+    feed_forward = BranchedFeedForward(
+        WIDTH, INNER, BranchWeights(branches), activation_dropout=of_networks
+    )
     for bias in (feed_forward.out_proj.bias, heads.q_proj.bias, heads.v_proj.bias):
         nn.init.normal_(bias)
     return BranchedAttention(heads, feed_forward).to(dtype)
@@ -120,6 +124,36 @@ def test_heads_are_those_of_fairseqs_attention_with_and_without_weights():
     assert of_heads.shape == (4, SENTENCES, KEYS, KEYS)
     torch.testing.assert_close(of_heads.mean(0), weights)
     assert not torch.allclose(of_heads[0], of_heads[1])
+
+
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("padded", [False, True])
+@pytest.mark.parametrize("width", [WIDTH, 10])
+def test_heads_alone_are_those_in_fairseqs_layers(width, padded, masked):
+    of_keys = {"kdim": width, "vdim": width}
+    plain = AttentionHeads(WIDTH, 4, dropout=0.5, **of_keys)
+    fairseqs = FairseqAttentionHeads(WIDTH, 4, dropout=0.5, **of_keys)
+    plain.load_state_dict(fairseqs.state_dict())
+    inputs = torch.randn(KEYS, SENTENCES, WIDTH), *torch.randn(2, KEYS, SENTENCES, width)
+    masks = {
+        "key_padding_mask": padding() if padded else None,
+        "attn_mask": torch.randn(KEYS, KEYS) if masked else None,
+    }
+    outputs = []
+    for heads in (plain, fairseqs):
+        torch.manual_seed(1)
+        outputs.append(heads(*inputs, need_weights=False, **masks)[0])
+    assert torch.equal(*outputs)
+    found, expected = (heads.eval()(*inputs, **masks) for heads in (plain, fairseqs))
+    torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.parametrize("options", [{}, {"kdim": 24, "vdim": 24}])
+def test_heads_alone_start_as_fairseqs_do(options):
+    plain, fairseqs = AttentionHeads(48, 4, **options), MultiheadAttention(48, 4, **options)
+    for name in ("q_proj", "k_proj", "v_proj"):
+        found, expected = (getattr(heads, name).weight.abs().max() for heads in (plain, fairseqs))
+        torch.testing.assert_close(found, expected, rtol=0.05, atol=0)
 
 
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.int64])
@@ -291,11 +325,17 @@ def test_a_width_that_branches_cannot_share_is_refused():
 def test_keys_that_are_not_given_are_refused(argument):
     message = f"`{argument}` is True: heads see the given keys alone, leave it out"
     with pytest.raises(ValueError, match=f"^{message}$"):
-        AttentionHeads(WIDTH, 4, **{argument: True})
+        FairseqAttentionHeads(WIDTH, 4, **{argument: True})
 
 
 def test_heads_and_branches_have_to_be_as_many():
     networks = BranchedFeedForward(16, 32, BranchWeights(8))
     message = "^`feed_forward` has 8 branches: it must have one for each of the 4 heads$"
     with pytest.raises(ValueError, match=message):
-        BranchedAttention(AttentionHeads(16, 4, self_attention=True), networks)
+        BranchedAttention(AttentionHeads(16, 4), networks)
+
+
+def test_heads_have_to_divide_the_width():
+    message = "^`num_heads` is 5: it must divide `embed_dim`, 12$"
+    with pytest.raises(ValueError, match=message):
+        AttentionHeads(WIDTH, 5)
