@@ -23,12 +23,12 @@ def head_of_branch(i, heads, query, key, visible):
 
     Args:
         i: number of the branch, from 0.
-        heads: fairseq's attention, whose projections are used.
+        heads: the attention, whose projections are used.
         query: (T, d).
         key: (S, d), of keys and values.
         visible: (T, S), whether a query sees a key.
     """
-    rows = torch.arange(heads.embed_dim).chunk(heads.num_heads)[i]
+    rows = torch.arange(heads.q_proj.out_features).chunk(heads.num_heads)[i]
     of_head = [
         x @ linear.weight[rows].T + linear.bias[rows]
         for x, linear in zip(
