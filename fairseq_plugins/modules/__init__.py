@@ -1,4 +1,4 @@
-"""The layers that people use on their own, under one import; they need no fairseq model.
+"""The layers that people use on their own, under one import; they need no fairseq.
 
 Each lives in the room of its paper.
 """
@@ -6,10 +6,11 @@ Each lives in the room of its paper.
 from fairseq_plugins.all_attention.adaptive_span import AdaptiveSpan
 from fairseq_plugins.all_attention.attention import AllAttention
 from fairseq_plugins.all_attention.persistent_vectors import PersistentVectors
-from fairseq_plugins.product_key_memory.memory import ProductKeyMemory
+from fairseq_plugins.product_key_memory.memory import MemorySublayer, ProductKeyMemory
 from fairseq_plugins.segment_language_model.attention import PositionBiases, RelativeAttention
 from fairseq_plugins.segment_language_model.attention_blocks import Window
 from fairseq_plugins.segment_language_model.key_value_cache import HiddenStates
+from fairseq_plugins.segment_language_model.layer import FeedForward, SegmentLayer
 from fairseq_plugins.segment_language_model.positions import (
     LearnedRelativePositions,
     RelativeKeyProjection,
@@ -30,13 +31,16 @@ __all__ = [
     "BranchWeights",
     "BranchedAttention",
     "BranchedFeedForward",
+    "FeedForward",
     "HiddenStates",
     "LearnedRelativePositions",
+    "MemorySublayer",
     "PersistentVectors",
     "PositionBiases",
     "ProductKeyMemory",
     "RelativeAttention",
     "RelativeKeyProjection",
+    "SegmentLayer",
     "SharedRelativeKeys",
     "SinusoidalRelativePositions",
     "Window",

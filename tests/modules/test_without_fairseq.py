@@ -1,0 +1,79 @@
+"""Without fairseq, Hydra and numba the layers compute the same, and the rest is explained."""
+
+import json
+
+import pytest
+import torch
+
+from tests.end_to_end.commands import ROOT
+from tests.modules import every_layer
+from tests.modules.plain_python import link_packages, start
+
+EXAMPLE = ROOT / "examples" / "plain_pytorch" / "train.py"
+MISSING = """
+import importlib.util, json, sys
+import fairseq_plugins.modules
+names = ("fairseq", "fairseq_cli", "omegaconf", "hydra", "numba", "numpy")
+there = [name for name in names if importlib.util.find_spec(name)]
+errors = {}
+for name in ("transformer_xl.TransformerXLConfig", "all_attention.AdagradWithClip",
+             "weighted_transformer.WeightedLinear", "segment_language_model.SegmentDecoder",
+             "product_key_memory.AdamWithMemory", "fairseq_integration.register_presets",
+             "transformer_xl.Nonsense"):
+    room, _, wanted = name.partition(".")
+    try:
+        exec(f"from fairseq_plugins.{room} import {wanted}")
+    except ImportError as error:
+        errors[name] = [type(error).__name__, str(error)]
+print(json.dumps([there, errors]))
+"""
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory):
+    """What three programs did in a Python without fairseq: status, output and errors of each."""
+    folder = tmp_path_factory.mktemp("plain")
+    site = folder / "site"
+    site.mkdir()
+    link_packages(site)
+    started = {
+        "missing": start(site, "-c", MISSING),
+        "layers": start(site, every_layer.__file__, folder / "layers.pt"),
+        "example": start(site, EXAMPLE, ROOT / "docs" / "layers.md", "--updates", 100),
+    }
+    done = {name: (*process.communicate(), process.returncode) for name, process in started.items()}
+    assert {name: errors for name, (_, errors, status) in done.items() if status} == {}
+    return folder, done
+
+
+def test_what_needs_fairseq_says_how_to_get_it(plain):
+    there, errors = json.loads(plain[1]["missing"][0])
+    assert there == ["numpy"]
+    kind, message = errors.pop("transformer_xl.Nonsense")
+    assert kind == "ImportError"
+    assert "cannot import name 'Nonsense'" in message
+    assert len(errors) == 6
+    for name, error in errors.items():
+        assert error == [
+            "ModuleNotFoundError",
+            f"fairseq_plugins.{name} needs fairseq 0.12, which is not installed: "
+            "pip install --no-build-isolation 'fairseq-fixed==0.12.3.1'",
+        ]
+
+
+def test_layers_compute_what_they_do_with_fairseq_and_numba(plain):
+    folder, done = plain
+    found, expected = torch.load(folder / "layers.pt"), every_layer.outputs()
+    # numba's loops add in another order
+    memories = found.pop("_memory"), expected.pop("_memory")
+    torch.testing.assert_close(*memories)
+    torch.testing.assert_close(found, expected, rtol=0, atol=0)
+    warning = "memories on this CPU go without compiled loops, slowly: No module named 'numba'\n"
+    assert done["layers"][1] == warning
+
+
+def test_the_example_trains(plain):
+    lines = plain[1]["example"][0].splitlines()
+    assert [line.rpartition(": ")[0] for line in lines] == ["updates 1 to 50", "updates 51 to 100"]
+    first, second = (float(line.rpartition(": ")[2].split()[0]) for line in lines)
+    assert second < 0.85 * first
