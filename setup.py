@@ -9,11 +9,13 @@ setup(
     license="MIT",
     packages=find_packages(include=["fairseq_plugins", "fairseq_plugins.*"]),
     python_requires=">=3.10",
-    install_requires=["numba; python_version < '3.14'", "numpy", "torch>=2.6"],
+    install_requires=["numpy", "torch>=2.6"],
     # fairseq is an extra: several distributions provide it, and an installed one is kept.
     # fairseq-fixed and fastBPE are compiled against the torch and the Cython that are installed:
     # where pip finds no wheel of them, they take `pip install --no-build-isolation`.
     extras_require={
+        # memories on a CPU go several times as slowly without it
+        "fast": ["numba"],
         "fairseq": ["fairseq-fixed==0.12.3.1"],
         "translation": [
             "fastBPE",

@@ -16,7 +16,8 @@
 # Memory (computed, fp32): 0.1 GiB for weights, gradients and Adagrad's state; activations 0.03 GiB
 #   a stream at the start (2 GiB for 64), 0.09 where every head sees 1,024 tokens (6 GiB).
 set -euo pipefail
-task=(--user-dir fairseq_plugins --task segment_language_modeling)
+plugin=$(dirname "$0")/../../fairseq_plugins
+task=(--user-dir "$plugin" --task segment_language_modeling)
 training=(
     --arch adaptive_span_lm_enwik8_8l --tokens-per-sample 256 --batch-size 64
     --criterion span_cross_entropy --span-loss 2e-6

@@ -17,7 +17,8 @@
 # Every 100 updates 102,400 characters of the validation part are scored, into
 #   CHECKPOINTS/train.log.
 set -euo pipefail
-task=(--user-dir fairseq_plugins --task segment_language_modeling --distributed-world-size 1)
+plugin=$(dirname "$0")/../../fairseq_plugins
+task=(--user-dir "$plugin" --task segment_language_modeling --distributed-world-size 1)
 action=usage
 [ $# -lt 3 ] || action=$1
 

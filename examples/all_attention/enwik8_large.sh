@@ -19,7 +19,8 @@
 #   a stream at the start (133 GiB for 64), 2.9 where every head sees 1,024 tokens (187 GiB); less
 #   with --batch-split, --checkpoint-activations or --bf16.
 set -euo pipefail
-task=(--user-dir fairseq_plugins --task segment_language_modeling)
+plugin=$(dirname "$0")/../../fairseq_plugins
+task=(--user-dir "$plugin" --task segment_language_modeling)
 training=(
     --arch all_attention_lm_enwik8_large --tokens-per-sample 512 --batch-size 64
     --criterion span_cross_entropy --span-loss 1e-7

@@ -20,7 +20,8 @@
 #   stream at the start (77 GiB for 64), 1.7 where every head sees 1,024 tokens (111 GiB); less
 #   with --batch-split, --checkpoint-activations or --bf16.
 set -euo pipefail
-task=(--user-dir fairseq_plugins --task segment_language_modeling)
+plugin=$(dirname "$0")/../../fairseq_plugins
+task=(--user-dir "$plugin" --task segment_language_modeling)
 training=(
     --arch all_attention_lm_wt103 --tokens-per-sample 256 --batch-size 64
     --criterion span_exact_adaptive_loss --span-loss 5e-7 --ddp-backend legacy_ddp

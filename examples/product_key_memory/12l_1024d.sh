@@ -15,7 +15,8 @@
 # Memory (computed, fp16): 4.0, 7.4, 10.8 or 14.2 GiB for weights, gradients and the optimizers'
 #   state, the same on each GPU; activations come on top.
 set -euo pipefail
-task=(--user-dir fairseq_plugins --task language_modeling --tokens-per-sample 512)
+plugin=$(dirname "$0")/../../fairseq_plugins
+task=(--user-dir "$plugin" --task language_modeling --tokens-per-sample 512)
 training=(
     --arch pkm_transformer_lm_12l_1024d
     --memory-query-dim 512 --memory-query-batch-norm

@@ -15,7 +15,8 @@
 # Memory (computed, fp16): 8.7, 13.8, 19.0 or 24.2 GiB for weights, gradients and the optimizers'
 #   state, the same on each GPU; activations come on top.
 set -euo pipefail
-task=(--user-dir fairseq_plugins --task language_modeling --tokens-per-sample 512)
+plugin=$(dirname "$0")/../../fairseq_plugins
+task=(--user-dir "$plugin" --task language_modeling --tokens-per-sample 512)
 training=(
     --arch pkm_transformer_lm_12l_1600d
     --memory-query-dim 512 --memory-query-batch-norm

@@ -15,7 +15,8 @@
 # Memory (computed, fp16): 4.9, 8.3, 11.7 or 15.1 GiB for weights, gradients and the optimizers'
 #   state, the same on each GPU; activations come on top.
 set -euo pipefail
-task=(--user-dir fairseq_plugins --task language_modeling --tokens-per-sample 512)
+plugin=$(dirname "$0")/../../fairseq_plugins
+task=(--user-dir "$plugin" --task language_modeling --tokens-per-sample 512)
 training=(
     --arch pkm_transformer_lm_16l_1024d
     --memory-query-dim 512 --memory-query-batch-norm

@@ -15,7 +15,8 @@
 # Memory (computed, fp16): 6.8, 10.2, 13.6 or 17.0 GiB for weights, gradients and the optimizers'
 #   state, the same on each GPU; activations come on top.
 set -euo pipefail
-task=(--user-dir fairseq_plugins --task language_modeling --tokens-per-sample 512)
+plugin=$(dirname "$0")/../../fairseq_plugins
+task=(--user-dir "$plugin" --task language_modeling --tokens-per-sample 512)
 training=(
     --arch pkm_transformer_lm_24l_1024d
     --memory-query-dim 512 --memory-query-batch-norm

@@ -17,7 +17,8 @@
 #   optimizers' state. Flat keys add 20 bytes for each number of 4 · SLOTS · 512: 0.6 GiB for 16k,
 #   5.6 for 147k. Activations come on top.
 set -euo pipefail
-task=(--user-dir fairseq_plugins --task language_modeling --tokens-per-sample 512)
+plugin=$(dirname "$0")/../../fairseq_plugins
+task=(--user-dir "$plugin" --task language_modeling --tokens-per-sample 512)
 training=(
     --arch pkm_transformer_lm_ablation
     --memory-query-dim 512 --memory-query-batch-norm

@@ -16,7 +16,8 @@
 # Memory (computed, fp16): 2.6 GiB without a memory, 2.7 to 16.5 with one, for weights, gradients
 #   and the optimizers' state; activations come on top.
 set -euo pipefail
-task=(--user-dir fairseq_plugins --task language_modeling --tokens-per-sample 512)
+plugin=$(dirname "$0")/../../fairseq_plugins
+task=(--user-dir "$plugin" --task language_modeling --tokens-per-sample 512)
 training=(
     --arch pkm_transformer_lm_ablation
     --memory-query-dim 512

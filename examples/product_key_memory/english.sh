@@ -16,7 +16,8 @@
 #   from the last one.
 # evaluate needs the options of train that say how long a block is.
 set -euo pipefail
-task=(--user-dir fairseq_plugins --task language_modeling --tokens-per-sample 256)
+plugin=$(dirname "$0")/../../fairseq_plugins
+task=(--user-dir "$plugin" --task language_modeling --tokens-per-sample 256)
 task+=(--distributed-world-size 1 --cpu --required-batch-size-multiple 1)
 layers=5
 case ${4:-} in

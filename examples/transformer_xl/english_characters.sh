@@ -7,7 +7,8 @@
 #
 # TEXT holds train.txt, valid.txt and test.txt. Without memory: train with --mem-len 0.
 set -euo pipefail
-task=(--user-dir fairseq_plugins --task segment_language_modeling --distributed-world-size 1)
+plugin=$(dirname "$0")/../../fairseq_plugins
+task=(--user-dir "$plugin" --task segment_language_modeling --distributed-world-size 1)
 action=usage
 [ $# -lt 3 ] || action=$1
 

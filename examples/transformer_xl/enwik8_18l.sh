@@ -13,7 +13,8 @@
 # Memory (computed, fp32): 1.3 GiB for weights, gradients and Adam's state; activations 1.0 GiB a
 #   stream (22 GiB for 22); less with --batch-split, --checkpoint-activations or --bf16.
 set -euo pipefail
-task=(--user-dir fairseq_plugins --task segment_language_modeling)
+plugin=$(dirname "$0")/../../fairseq_plugins
+task=(--user-dir "$plugin" --task segment_language_modeling)
 action=usage data=${2:-} checkpoints=${3:-}
 [ $# -lt 3 ] || action=$1
 

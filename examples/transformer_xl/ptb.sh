@@ -12,7 +12,8 @@
 # No memory, but 70 tokens of extended context (130 in evaluation), and variational dropout.
 # Batch: 10 parallel streams; with N GPUs add --batch-size 10/N.
 set -euo pipefail
-task=(--user-dir fairseq_plugins --task segment_language_modeling)
+plugin=$(dirname "$0")/../../fairseq_plugins
+task=(--user-dir "$plugin" --task segment_language_modeling)
 action=usage data=${2:-} checkpoints=${3:-}
 [ $# -lt 3 ] || action=$1
 

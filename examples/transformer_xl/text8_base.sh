@@ -16,7 +16,8 @@
 # Memory (computed, fp32): 0.6 GiB for weights, gradients and Adam's state; activations 0.55 GiB a
 #   stream (12 GiB for 22); less with --checkpoint-activations or --bf16.
 set -euo pipefail
-task=(--user-dir fairseq_plugins --task segment_language_modeling)
+plugin=$(dirname "$0")/../../fairseq_plugins
+task=(--user-dir "$plugin" --task segment_language_modeling)
 action=usage data=${2:-} checkpoints=${3:-}
 [ $# -lt 3 ] || action=$1
 

@@ -21,7 +21,8 @@
 # Memory (computed, fp32): 4.1 GiB for weights, gradients and Adam's state; activations 3.0 GiB a
 #   stream (194 GiB for 64); less with --batch-split, --checkpoint-activations or --bf16.
 set -euo pipefail
-task=(--user-dir fairseq_plugins --task segment_language_modeling)
+plugin=$(dirname "$0")/../../fairseq_plugins
+task=(--user-dir "$plugin" --task segment_language_modeling)
 action=usage data=${2:-} checkpoints=${3:-}
 [ $# -lt 3 ] || action=$1
 

@@ -14,7 +14,8 @@
 # Memory (computed, fp32): 1.9 GiB for weights, gradients and Adam's state; activations 0.06 GiB a
 #   stream (4 GiB for 60); less with --checkpoint-activations or --bf16.
 set -euo pipefail
-task=(--user-dir fairseq_plugins --task segment_language_modeling)
+plugin=$(dirname "$0")/../../fairseq_plugins
+task=(--user-dir "$plugin" --task segment_language_modeling)
 action=usage data=${2:-} checkpoints=${3:-}
 [ $# -lt 3 ] || action=$1
 

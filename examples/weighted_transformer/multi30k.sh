@@ -17,6 +17,7 @@
 # evaluate: test 2016 with the last checkpoint, into CHECKPOINTS/learned. With --branch-weights
 #   random or uniform give another --output.
 set -euo pipefail
+plugin=$(dirname "$0")/../../fairseq_plugins
 action=usage target=${TARGET:-de}
 [ $# -lt 3 ] || action=$1
 # to fairseq and Moses a model of both is one of German
@@ -50,7 +51,7 @@ train | train-plain)
     [ "$action" = train ] || model=(--arch transformer --optimizer adam)
     # fairseq does not make the folder of --log-file
     mkdir -p "$checkpoints"
-    fairseq-train "$data/bin" --user-dir fairseq_plugins --task translation \
+    fairseq-train "$data/bin" --user-dir "$plugin" --task translation \
         --source-lang en --target-lang "$language" "${model[@]}" --share-all-embeddings \
         --encoder-layers 3 --encoder-embed-dim 256 --encoder-ffn-embed-dim 1024 \
         --decoder-layers 3 --decoder-embed-dim 256 --decoder-ffn-embed-dim 1024 \

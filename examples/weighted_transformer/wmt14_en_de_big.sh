@@ -22,8 +22,9 @@
 # Memory (computed, fp32): 3.2 GiB for weights, gradients and Adam's state; activations come on
 #   top.
 set -euo pipefail
+plugin=$(dirname "$0")/../../fairseq_plugins
 training=(
-    --user-dir fairseq_plugins --task translation --source-lang en --target-lang de
+    --user-dir "$plugin" --task translation --source-lang en --target-lang de
     --adam-betas '(0.9, 0.98)' --adam-eps 1e-9
     --lr 0.000494106 --lr-scheduler inverse_sqrt --warmup-updates 4000 --warmup-init-lr 1.23526e-7
     --criterion label_smoothed_cross_entropy --label-smoothing 0.1

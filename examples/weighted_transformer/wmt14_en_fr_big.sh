@@ -23,8 +23,9 @@
 # Dropout: the paper names no other for French. Vaswani et al. 2017 had 0.1 for theirs: --dropout
 #   0.1.
 set -euo pipefail
+plugin=$(dirname "$0")/../../fairseq_plugins
 training=(
-    --user-dir fairseq_plugins --task translation --source-lang en --target-lang fr
+    --user-dir "$plugin" --task translation --source-lang en --target-lang fr
     --adam-betas '(0.9, 0.98)' --adam-eps 1e-9
     --lr 0.000494106 --lr-scheduler inverse_sqrt --warmup-updates 4000 --warmup-init-lr 1.23526e-7
     --criterion label_smoothed_cross_entropy --label-smoothing 0.1
