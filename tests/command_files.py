@@ -42,6 +42,7 @@ def commands(stand_ins, recipe, action, *more, data="DATA", checkpoints=None):
     done = subprocess.run(
         ["bash", EXAMPLES / f"{recipe}.sh", action, *places, *more],
         env={**os.environ, "PATH": f"{stand_ins}:{os.environ['PATH']}"},
+        # they work from any folder
         cwd=stand_ins,
         capture_output=True,
         text=True,
