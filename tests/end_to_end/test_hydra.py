@@ -1,9 +1,12 @@
-"""fairseq-hydra-train: presets and the losses are those of fairseq-train."""
+"""fairseq-hydra-train: presets and the losses are those of fairseq-train, and of recipes."""
+
+import re
 
 import pytest
 import torch
 import yaml
 
+from tests.command_files import EXAMPLES, words, write_stand_ins
 from tests.end_to_end.commands import ALL, PLUGIN, USER_DIR, run
 from tests.end_to_end.results import EXACT, assert_equal, parameters
 
@@ -101,3 +104,75 @@ def test_a_misspelt_option_is_refused(pairs, tmp_path):
     model = {**configuration["model"], "branch_residul": "sublayers"}
     printed = hydra_train(tmp_path, {**configuration, "model": model}, pairs, fails=True)
     assert "model.branch_residul is no option of weighted_transformer" in printed
+
+
+TINY = {
+    "transformer_xl/enwik8_base": {
+        "model.decoder_layers": 1,
+        "model.decoder_embed_dim": 16,
+        "model.decoder_attention_heads": 2,
+        "model.decoder_ffn_embed_dim": 8,
+        "task.tokens_per_sample": 8,
+        "dataset.batch_size": 4,
+    },
+    "weighted_transformer/multi30k": {
+        "model.encoder_layers": 1,
+        "model.decoder_layers": 1,
+        "model.encoder_embed_dim": 16,
+        "model.decoder_embed_dim": 16,
+        "dataset.max_tokens": 200,
+        "lr_scheduler.warmup_updates": 2,
+    },
+}
+ON_CPU = {"common.cpu": "true", "dataset.num_workers": 0, "optimization.max_update": 4}
+
+
+@pytest.fixture(scope="module", params=TINY)
+def trained(request, tmp_path_factory):
+    """A recipe in small, trained by its command file and from its YAML: recipe, data, folders."""
+    recipe, folder = request.param, tmp_path_factory.mktemp("recipe")
+    room, name = recipe.split("/")
+    source = request.getfixturevalue("data" if room == "transformer_xl" else "pairs")
+    values = {**ON_CPU, **TINY[recipe]}
+    flags = []
+    for option, value in values.items():
+        flags += [f"--{option.partition('.')[2].replace('_', '-')}"]
+        flags += [str(value)] if value != "true" else []
+    stand_ins = write_stand_ins(folder)
+    places = {"data": source.parent, "checkpoints": folder / "train"}
+    run("fairseq-train", *words(stand_ins, recipe, "train", *flags, **places), folder=folder)
+    configuration = ("--config-dir", EXAMPLES / room / "config", "--config-name", name)
+    given = {"task.data": source, "checkpoint.save_dir": "hydra", "common.user_dir": PLUGIN}
+    given |= {f"++{option}": value for option, value in values.items()}
+    overrides = (f"{option}={value}" for option, value in given.items())
+    run("fairseq-hydra-train", *configuration, *overrides, folder=folder)
+    return recipe, source, folder / "train", folder / "hydra"
+
+
+def test_a_recipes_yaml_gives_the_losses_of_its_command_file(trained):
+    *_, by_command, by_hydra = trained
+    assert_equal(parameters(by_hydra), parameters(by_command), **EXACT)
+    losses = []
+    for folder in (by_command, by_hydra):
+        state = torch.load(folder / "checkpoint_last.pt", weights_only=True)["extra_state"]
+        losses.append((state["val_loss"], state["metrics"]["train"]))
+    for state in losses:
+        # how long it took
+        for timed in ("wps", "ups", "wall", "train_wall", "gb_free"):
+            state[1][:] = [meter for meter in state[1] if meter[1] != timed]
+    assert losses[0] == losses[1]
+    assert "loss" in [meter[1] for meter in losses[0][1]]
+
+
+def test_fairseq_validate_finds_the_loss_of_validation(trained):
+    recipe, source, folder, _ = trained
+    task = {"transformer_xl/enwik8_base": "segment_language_modeling"}.get(recipe, "translation")
+    path = folder / "checkpoint_last.pt"
+    size = ("--batch-size", 10) if task != "translation" else ("--max-tokens", 200)
+    options = ("--cpu", *ALL, "--log-format", "simple")
+    printed = run(
+        "fairseq-validate", source, *USER_DIR, "--task", task, "--path", path, *size, *options
+    )
+    state = torch.load(path, weights_only=True)["extra_state"]
+    found = re.findall(r"\| valid \| .*?\bloss ([\d.]+)", printed)
+    assert [float(loss) for loss in found] == [state["val_loss"]]

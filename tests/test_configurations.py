@@ -1,0 +1,87 @@
+"""The YAML of a recipe says what its command file does, option for option."""
+
+import dataclasses
+
+import fairseq.models
+import pytest
+from fairseq import options
+from fairseq.dataclass.configs import FairseqConfig
+from fairseq.dataclass.initialize import add_defaults, hydra_init
+from fairseq.models import ARCH_MODEL_REGISTRY
+from hydra import compose, initialize_config_dir
+from hydra.core.global_hydra import GlobalHydra
+from omegaconf import OmegaConf
+
+import fairseq_plugins  # noqa: F401 (registers what the recipes name)
+from tests.command_files import EXAMPLES, HYDRA, parse, words, write_stand_ins
+
+pytestmark = pytest.mark.filterwarnings(HYDRA, "ignore:[\\s\\S]*version_base:UserWarning")
+
+CONFIGURATIONS = sorted(EXAMPLES.glob("*/config/*.yaml"))
+# what train takes after DATA and CHECKPOINTS
+ARGUMENTS = {"12l_1024d": ["1"], "english": ["16k"]}
+# places, which the command line names
+PLACES = {"data": "DATA/bin", "save_dir": "CHECKPOINTS", "user_dir": None, "log_file": None}
+
+
+def composed(path):
+    """What fairseq-hydra-train makes of a YAML."""
+    hydra_init(path.stem)
+    GlobalHydra.instance().clear()
+    with initialize_config_dir(config_dir=str(path.parent)):
+        places = [f"task.data={PLACES['data']}", f"checkpoint.save_dir={PLACES['save_dir']}"]
+        cfg = compose(path.stem, overrides=places)
+    add_defaults(cfg)
+    return cfg
+
+
+def values(cfg, group):
+    """The options of a group, as they are used; places are all the same."""
+    found = OmegaConf.to_container(cfg, resolve=True, enum_to_str=True).get(group)
+    return found and {**found, **{name: PLACES[name] for name in PLACES if name in found}}
+
+
+def built_from(cfg, monkeypatch):
+    """The options that a model is built from."""
+    name = getattr(cfg.model, "_name", None) or cfg.model.arch
+    monkeypatch.setattr(
+        ARCH_MODEL_REGISTRY[name], "build_model", classmethod(lambda cls, model, task: model)
+    )
+    model = fairseq.models.build_model(cfg.model, task=None)
+    if OmegaConf.is_config(model):
+        return OmegaConf.to_container(model, resolve=True, enum_to_str=True)
+    parser = options.get_training_parser()
+    ARCH_MODEL_REGISTRY[name].add_args(parser.add_argument_group("model"))
+    (group,) = (group for group in parser._action_groups if group.title == "model")
+    found = {each.dest: getattr(model, each.dest, None) for each in group._group_actions}
+    # as fairseq's transformer does, where they are not given
+    for side in ("source", "target"):
+        found[f"max_{side}_positions"] = found[f"max_{side}_positions"] or 1024
+    return found
+
+
+def test_every_paper_has_two():
+    rooms = [path.parts[-3] for path in CONFIGURATIONS]
+    papers = {"transformer_xl", "all_attention", "product_key_memory", "weighted_transformer"}
+    assert set(rooms) == papers
+    assert all(rooms.count(room) >= 2 for room in papers)
+
+
+@pytest.mark.parametrize("path", CONFIGURATIONS, ids=lambda path: f"{path.parts[-3]}/{path.stem}")
+def test_it_says_what_the_command_file_does(path, tmp_path, monkeypatch):
+    recipe = f"{path.parts[-3]}/{path.stem}"
+    given = words(write_stand_ins(tmp_path), recipe, "train", *ARGUMENTS.get(path.stem, []))
+    expected, found = parse(options.get_training_parser(), given), composed(path)
+    groups = {option.name for option in dataclasses.fields(FairseqConfig)}
+    # training has no use for scores of translations, which fairseq-train adds
+    for group in sorted(groups - {"_name", "model", "scoring"}):
+        assert values(found, group) == values(expected, group), group
+    assert built_from(found, monkeypatch) == built_from(expected, monkeypatch)
+
+
+@pytest.mark.parametrize("path", CONFIGURATIONS, ids=lambda path: f"{path.parts[-3]}/{path.stem}")
+def test_it_is_named_in_its_readme_and_tells_how_it_is_run(path):
+    room = path.parents[1]
+    assert f"config/{path.name}" in (room / "README.md").read_text(encoding="utf-8")
+    head = path.read_text(encoding="utf-8").replace("\\\n#      ", "")
+    assert f"--config-dir examples/{room.name}/config --config-name {path.stem} task.data=" in head
