@@ -83,5 +83,5 @@ def test_it_says_what_the_command_file_does(path, tmp_path, monkeypatch):
 def test_it_is_named_in_its_readme_and_tells_how_it_is_run(path):
     room = path.parents[1]
     assert f"config/{path.name}" in (room / "README.md").read_text(encoding="utf-8")
-    head = path.read_text(encoding="utf-8").replace("\\\n#      ", "")
+    head = path.read_text(encoding="utf-8").replace("\\\n#       ", "")
     assert f"--config-dir examples/{room.name}/config --config-name {path.stem} task.data=" in head
