@@ -179,20 +179,26 @@ class ProductKeyMemory(nn.Module):
         if padding_mask is None:
             return self._read(x.reshape(-1, x.size(-1))).view(x.shape)
         tokens = ~padding_mask
-        read = self._read(x[tokens])
-        return read.new_zeros(x.shape).masked_scatter(tokens.unsqueeze(-1), read)
+        if packs_tokens(x):
+            read = self._read(x[tokens])
+            return read.new_zeros(x.shape).masked_scatter(tokens.unsqueeze(-1), read)
+        padding = padding_mask.unsqueeze(-1)
+        x = x.masked_fill(padding, 0)
+        read = self._read(x.reshape(-1, x.size(-1)), tokens.reshape(-1))
+        # padding has no gradient then, and its reads none either
+        return read.view(x.shape).masked_fill(padding, 0)
 
-    def _read(self, x: Tensor) -> Tensor:
-        """Map tokens (N, d) to (N, d)."""
+    def _read(self, x: Tensor, tokens: Tensor | None = None) -> Tensor:
+        """Map ``x`` (N, d) to (N, d); ``tokens`` (N,) is false for padding, None for no padding."""
         x = self.input_dropout(x)
         # (N, d) -> (N, H, d_q)
-        queries = self.query_network(x)
+        queries = self.query_network(x, tokens)
         # (N, H, d_q) -> scores and slots (N, H, k) (equation 1)
         scores, slots = self.keys(queries, self.knn)
         # (equation 2)
         weights = scores.softmax(-1)
         if self.usage is not None:
-            self.usage.record(slots, weights)
+            self.usage.record(slots, weights, tokens)
         # heads are summed as slots are: (N, H, k) -> (N, H·k) -> (N, d_v) (equation 3)
         summed = self._sum_values(slots.flatten(1), weights.flatten(1))
         summed = self.value_dropout(summed.to(x.dtype))
@@ -294,6 +300,14 @@ class ProductKeyMemory(nn.Module):
         if self.values.grad is not None:
             grad = add_row_gradients(self.values.grad, grad)
         self.values.grad = grad
+
+
+def packs_tokens(x: Tensor) -> bool:
+    """Return whether padding is taken out of ``x`` before a memory reads.
+
+    On a CPU that saves work. An accelerator would make the host wait for the number of tokens.
+    """
+    return x.device.type == "cpu"
 
 
 class MemorySublayer(nn.Module):

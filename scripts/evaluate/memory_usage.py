@@ -81,8 +81,10 @@ class MemoryReads(MemoryUsage):
         # slots that head i and head j both read for the same token, added up: (H, H)
         self._shared = torch.zeros(heads, heads, dtype=torch.long)
 
-    def record(self, slots: Tensor, weights: Tensor) -> None:
-        """Add the reads of ``slots`` with ``weights``, both (N, H, k)."""
+    def record(self, slots: Tensor, weights: Tensor, tokens: Tensor | None = None) -> None:
+        """Add the reads of ``slots`` with ``weights``, both (N, H, k), of ``tokens`` (N,)."""
+        if tokens is not None:
+            slots, weights = slots[tokens], weights[tokens]
         if self.counted is not None:
             slots, weights = slots[self.counted], weights[self.counted]
         super().record(slots, weights)
