@@ -156,6 +156,7 @@ class ProductKeyMemory(nn.Module):
         self.sparse = sparse
         self.plain = search == PLAIN
         self.usage: MemoryUsage | None = None
+        self.register_buffer("frozen_slots", None, persistent=False)
         self._gradient_beside_autograd = False
 
     @property
@@ -211,11 +212,30 @@ class ProductKeyMemory(nn.Module):
     def _sum_values(self, slots: Tensor, weights: Tensor) -> Tensor:
         """Return the weighted sums (N, d_v) of ``slots`` (N, H·k)."""
         values = self._leaf()
-        if self._table.shard is not None:
-            return sharded_weighted_sum(values, slots, weights, self.sparse, self._table.spare)
-        if self.plain:
-            return plain_weighted_sum(values, slots, weights, self.sparse)
-        return weighted_sum(values, slots, weights, self.sparse, self._table.spare)
+        if self.plain and self._table.shard is None:
+            return plain_weighted_sum(values, slots, weights, self.sparse, self.frozen_slots)
+        weigh = weighted_sum if self._table.shard is None else sharded_weighted_sum
+        return weigh(values, slots, weights, self.sparse, self._table.spare, self.frozen_slots)
+
+    def train_only(self, slots: Tensor | None) -> None:
+        """Let only the values of some slots learn, such as those that are rarely read.
+
+        The others get no gradient from this memory. Keys and queries learn as before.
+
+        Args:
+            slots: (K,), true for slots that learn; None for all. A ``state_dict()`` leaves it out.
+
+        Raises:
+            ValueError: it has another length than K, or no booleans.
+        """
+        if slots is not None and (
+            slots.dtype != torch.bool or slots.shape != self.values.shape[:1]
+        ):
+            raise ValueError(
+                f"`slots` are {slots.dtype} of shape {tuple(slots.shape)}: give booleans, one for "
+                f"each of {len(self.values)} slots"
+            )
+        self.frozen_slots = None if slots is None else ~slots.to(self.values.device)
 
     def keep_gradient_beside_autograd(self) -> None:
         """Hide the values from training code that would hold a dense gradient for all K slots.
@@ -305,9 +325,10 @@ class ProductKeyMemory(nn.Module):
 def packs_tokens(x: Tensor) -> bool:
     """Return whether padding is taken out of ``x`` before a memory reads.
 
-    On a CPU that saves work. An accelerator would make the host wait for the number of tokens.
+    That saves work. But an accelerator makes the host wait for the number of tokens, which in
+    training would hold up the passes behind it.
     """
-    return x.device.type == "cpu"
+    return x.device.type == "cpu" or not torch.is_grad_enabled()
 
 
 class MemorySublayer(nn.Module):

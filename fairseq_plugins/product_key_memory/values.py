@@ -26,7 +26,11 @@ NO_ROW = torch.iinfo(torch.int64).max
 
 
 def plain_weighted_sum(
-    values: Tensor, rows: Tensor, weights: Tensor, sparse: bool = False
+    values: Tensor,
+    rows: Tensor,
+    weights: Tensor,
+    sparse: bool = False,
+    frozen: Tensor | None = None,
 ) -> Tensor:
     """Return ``Σ_r weights[t, r] · values[rows[t, r]]`` for each token t (equation 3).
 
@@ -36,12 +40,15 @@ def plain_weighted_sum(
         weights: (N, R).
         sparse: make the gradient of ``values`` a sparse tensor, which lists a row as often as it
             was read, in place of a dense one.
+        frozen: (K,), true for rows that get no gradient; None for none.
 
     Returns:
         (N, d).
     """
     # (N, R) -> (N, R, d)
     read = F.embedding(rows, values, sparse=sparse)
+    if frozen is not None:
+        read = torch.where(frozen[rows].unsqueeze(-1), read.detach(), read)
     # (N, R, 1) · (N, R, d) -> (N, d)
     return (weights.to(values.dtype).unsqueeze(-1) * read).sum(1)
 
@@ -92,6 +99,7 @@ def weighted_sum(
     weights: Tensor,
     sparse: bool = True,
     spare: SpareRows | None = None,
+    frozen: Tensor | None = None,
 ) -> Tensor:
     """Return what :func:`plain_weighted_sum` does, faster.
 
@@ -102,6 +110,7 @@ def weighted_sum(
         sparse: make the gradient of ``values`` a coalesced sparse tensor of the rows that were
             read, in place of a dense one.
         spare: has a buffer for the gradients of rows.
+        frozen: (K,), true for rows that get no gradient; None for none.
 
     Returns:
         (N, d).
@@ -111,7 +120,8 @@ def weighted_sum(
     )
     if not values.requires_grad:
         return summed
-    return _WriteRows.apply(summed, values, rows, weights.detach(), sparse, spare)
+    counted = rows if frozen is None else rows.masked_fill(frozen[rows], NO_ROW)
+    return _WriteRows.apply(summed, values, counted, weights.detach(), sparse, spare)
 
 
 class _WriteRows(torch.autograd.Function):
