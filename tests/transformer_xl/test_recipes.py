@@ -105,6 +105,21 @@ def test_transformer_xl_trains_as_published(stand_ins, name):
 
 
 @pytest.mark.parametrize("name", TRANSFORMER_XL)
+def test_transformer_xl_chooses_the_best_checkpoint_as_its_source_validates(stand_ins, name):
+    """Every so many updates, not at the ends of epochs, in the source's streams and segments."""
+    cfg = training(stand_ins, f"transformer_xl/{name}")
+    of_words = name.startswith(("wt103", "lm1b"))
+    shorter = not of_words or name == "wt103_large"
+    assert cfg.task.tokens_per_sample_valid == (128 if shorter else None)
+    large = 8 if of_words else 16
+    assert cfg.dataset.batch_size_valid == (large if name.endswith("_large") else 10)
+    every = 10_000 if name.endswith("_large") else 4000
+    assert cfg.checkpoint.save_interval_updates == every
+    assert cfg.dataset.validate_interval == 1_000_000
+    assert evaluation(stand_ins, f"transformer_xl/{name}").common_eval.path.endswith("_best.pt")
+
+
+@pytest.mark.parametrize("name", TRANSFORMER_XL)
 def test_transformer_xl_is_evaluated_as_published(stand_ins, name):
     *_, segment, memory, clamp, streams = TRANSFORMER_XL[name]
     cfg = evaluation(stand_ins, f"transformer_xl/{name}")
@@ -133,8 +148,10 @@ def test_training_has_the_flags_of_the_table(stand_ins, name):
         if cell == ABSENT:
             assert flag not in set_here
         elif flag == "--mem-len":
-            # by default as long as a segment
+            # by default as long as a segment; validation's segments are, too
             assert (cfg.model.mem_len, cfg.task.tokens_per_sample) == (None, int(cell))
+        elif flag == "--tokens-per-sample-valid":
+            assert (value(cfg, flag) or cfg.task.tokens_per_sample) == int(cell)
         else:
             assert same(value(cfg, flag), cell), (flag, value(cfg, flag))
 
