@@ -285,9 +285,8 @@ class SegmentDecoder(FairseqIncrementalDecoder):
         """
         if self.adaptive_softmax is not None and sample is None and torch.is_grad_enabled():
             raise ValueError(
-                "--adaptive-softmax-cutoff needs --criterion exact_adaptive_loss, "
-                "half_exact_adaptive_loss or span_exact_adaptive_loss: this one is for plain "
-                "softmaxes"
+                "--adaptive-softmax-cutoff needs --criterion exact_adaptive_loss, or that with "
+                "half_, penalized_ or span_ before it: this one is for plain softmaxes"
             )
         probs = super().get_normalized_probs(net_output, log_probs, sample)
         if log_probs and sample is not None:
