@@ -1,14 +1,22 @@
 """The command files of Transformer-XL: as published, and understood by fairseq."""
 
 import ast
+import os
 import shlex
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
+import torch
 
+from fairseq_plugins.segment_language_model.segment_jitter import Jitter
 from fairseq_plugins.transformer_xl.model import PRESETS, TransformerXLLanguageModel
 from tests.command_files import (
     ABSENT,
+    EXAMPLES,
     HYDRA,
+    ROOT,
     evaluation,
     flags,
     of_room,
@@ -19,6 +27,7 @@ from tests.command_files import (
     words,
     write_stand_ins,
 )
+from tests.scripts.evaluate.saved_models import write_checkpoint
 
 pytestmark = pytest.mark.filterwarnings(HYDRA)
 
@@ -70,7 +79,7 @@ ROWS = [
     (32, "shaw", False, 32),
     (0, "transformer-xl", False, 32),
 ]
-OTHERS = ["ptb", "english_characters", "english_words"]
+OTHERS = ["ptb", "english_characters", "english_ptb", "english_words"]
 
 
 @pytest.fixture(scope="module")
@@ -199,9 +208,53 @@ def test_the_other_command_files_are_understood(stand_ins, name):
 
 
 def test_the_ptb_recipe_is_as_published(stand_ins):
+    recipe = "transformer_xl/ptb"
+    trained = training(stand_ins, recipe)
+    finished = training(stand_ins, recipe, action="finish")
+    for cfg in (trained, finished):
+        task, dataset = cfg.task, cfg.dataset
+        assert (task.tokens_per_sample, task.extended_context, task.segment_jitter) == (70, 70, 5)
+        assert cfg.criterion._name == "penalized_cross_entropy"
+        penalties = (cfg.criterion.activation_penalty, cfg.criterion.temporal_penalty)
+        assert (*penalties, cfg.optimizer.weight_decay) == (0.2, 0.1, 1.2e-6)
+        assert (dataset.batch_size, cfg.optimization.clip_norm) == (10, 0.25)
+    assert (trained.optimization.lr, trained.lr_scheduler.min_lr) == ([3e-4], 1e-4)
+    assert trained.lr_scheduler.warmup_updates == 3000
+    # at the learning rate that the cosine ends with; each of the last 50 epochs is kept
+    assert (finished.optimization.lr, finished.lr_scheduler._name) == ([1e-4], "fixed")
+    epochs = (trained.optimization.max_epoch, finished.optimization.max_epoch)
+    assert (*epochs, finished.checkpoint.keep_last_epochs) == (125, 175, 50)
+    assert (trained.checkpoint.no_epoch_checkpoints, finished.checkpoint.no_epoch_checkpoints) == (
+        True,
+        False,
+    )
+    cfg = evaluation(stand_ins, recipe)
+    assert (cfg.task.tokens_per_sample, cfg.task.softmax_temperature) == (10, 1.08)
+    assert cfg.common_eval.path.endswith("/checkpoint_average.pt")
+
+
+def test_the_cosine_of_the_ptb_recipe_has_as_many_updates_as_its_epochs(stand_ins):
     cfg = training(stand_ins, "transformer_xl/ptb")
-    assert (cfg.task.tokens_per_sample, cfg.task.extended_context) == (70, 70)
-    assert (cfg.optimization.lr, cfg.lr_scheduler.min_lr) == ([3e-4], 1e-4)
-    assert (cfg.dataset.batch_size, cfg.lr_scheduler.warmup_updates) == (10, 3000)
-    assert cfg.optimizer.weight_decay == 1.2e-6
-    assert evaluation(stand_ins, "transformer_xl/ptb").task.tokens_per_sample == 10
+    streams = -(-929_589 // cfg.dataset.batch_size)  # tokens of Penn Treebank, line ends too
+    epochs = range(1, cfg.optimization.max_epoch + 1)
+    updates = sum(len(Jitter(5, 1, epoch).draw_starts(streams, 70)) - 1 for epoch in epochs)
+    assert cfg.optimization.max_update == pytest.approx(updates, rel=1e-3)
+
+
+@pytest.mark.parametrize("recipe", ["ptb", "english_ptb"])
+def test_regularised_models_are_averaged_and_evaluated(stand_ins, recipe, tmp_path):
+    """The checkpoints that finish leaves, and no others, are those that average takes."""
+    names = {"ptb": ["checkpoint126.pt", "checkpoint175.pt"]}
+    names = names.get(recipe, ["checkpoint_4_4750.pt", "checkpoint_5_6500.pt"])
+    for number, name in enumerate([*names, "checkpoint_best.pt", "checkpoint_last.pt"]):
+        write_checkpoint(tmp_path / name, "transformer_xl", seed=number)
+    subprocess.run(
+        ["bash", EXAMPLES / f"transformer_xl/{recipe}.sh", "average", "DATA", tmp_path],
+        cwd=ROOT,
+        env={**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"},
+        check=True,
+    )
+    models = [torch.load(tmp_path / name, weights_only=True)["model"] for name in names]
+    averaged = torch.load(tmp_path / "checkpoint_average.pt", weights_only=True)["model"]
+    for name, weight in averaged.items():
+        torch.testing.assert_close(weight, (models[0][name] + models[1][name]) / 2)

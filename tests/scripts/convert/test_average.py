@@ -1,6 +1,5 @@
 """The average of checkpoints: torch's own of the same weights, and what is refused."""
 
-import pytest
 import torch
 from torch.optim.swa_utils import AveragedModel
 
