@@ -2,6 +2,7 @@
 
 import ast
 import os
+import re
 import shlex
 import subprocess
 import sys
@@ -27,7 +28,8 @@ from tests.command_files import (
     words,
     write_stand_ins,
 )
-from tests.scripts.evaluate.saved_models import write_checkpoint
+from tests.end_to_end.commands import run
+from tests.scripts.evaluate.saved_models import write_checkpoint, write_text
 
 pytestmark = pytest.mark.filterwarnings(HYDRA)
 
@@ -241,19 +243,57 @@ def test_the_cosine_of_the_ptb_recipe_has_as_many_updates_as_its_epochs(stand_in
     assert cfg.optimization.max_update == pytest.approx(updates, rel=1e-3)
 
 
-@pytest.mark.parametrize("recipe", ["ptb", "english_ptb"])
-def test_regularised_models_are_averaged_and_evaluated(stand_ins, recipe, tmp_path):
-    """The checkpoints that finish leaves, and no others, are those that average takes."""
-    names = {"ptb": ["checkpoint126.pt", "checkpoint175.pt"]}
-    names = names.get(recipe, ["checkpoint_4_4750.pt", "checkpoint_5_6500.pt"])
-    for number, name in enumerate([*names, "checkpoint_best.pt", "checkpoint_last.pt"]):
-        write_checkpoint(tmp_path / name, "transformer_xl", seed=number)
+def test_the_ptb_recipe_runs_from_training_to_the_evaluated_average(stand_ins, tmp_path):
+    for split in ("train", "valid", "test"):
+        write_text(tmp_path / "bin", 300, split)
+    places = {"data": tmp_path, "checkpoints": tmp_path / "checkpoints"}
+    small = (
+        "--decoder-layers 1 --decoder-embed-dim 16 --decoder-attention-heads 2 "
+        "--decoder-ffn-embed-dim 16 --tokens-per-sample 10 --segment-jitter 1 --extended-context 4 "
+        "--batch-size 4 --log-format simple"
+    )
+
+    def train(action, epochs):
+        options = (*small.split(), "--max-epoch", str(epochs))
+        given = words(stand_ins, "transformer_xl/ptb", action, *options, **places)
+        return run("fairseq-train", *given)
+
+    assert " penalty " in train("train", 2)
+    finished = train("finish", 4)
+    assert re.findall(r"epoch (\d+) \| .* lr ([\d.]+)", finished) == [
+        ("3", "0.0001"),
+        ("4", "0.0001"),
+    ]
+    kept = {path.name for path in (tmp_path / "checkpoints").iterdir()}
+    assert kept == {f"checkpoint{name}.pt" for name in (3, 4, "_last", "_best")}
+    average("ptb", tmp_path / "checkpoints")
+    given = words(stand_ins, "transformer_xl/ptb", "evaluate", **places)
+    printed = run("fairseq-eval-lm", *given)
+    assert "Evaluated 300 tokens" in printed
+    assert ", softmax temperature 1.08" in printed
+
+
+def average(recipe, checkpoints):
+    """Run a recipe's average, whose command is Python's."""
     subprocess.run(
-        ["bash", EXAMPLES / f"transformer_xl/{recipe}.sh", "average", "DATA", tmp_path],
+        ["bash", EXAMPLES / f"transformer_xl/{recipe}.sh", "average", "DATA", checkpoints],
         cwd=ROOT,
         env={**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"},
         check=True,
     )
+
+
+@pytest.mark.parametrize(
+    ("recipe", "names"),
+    [
+        ("ptb", ["checkpoint126.pt", "checkpoint175.pt"]),
+        ("english_ptb", ["checkpoint_4_4750.pt", "checkpoint_5_6500.pt"]),
+    ],
+)
+def test_the_checkpoints_that_finish_keeps_are_averaged_and_no_others(recipe, names, tmp_path):
+    for number, name in enumerate([*names, "checkpoint_best.pt", "checkpoint_last.pt"]):
+        write_checkpoint(tmp_path / name, "transformer_xl", seed=number)
+    average(recipe, tmp_path)
     models = [torch.load(tmp_path / name, weights_only=True)["model"] for name in names]
     averaged = torch.load(tmp_path / "checkpoint_average.pt", weights_only=True)["model"]
     for name, weight in averaged.items():
