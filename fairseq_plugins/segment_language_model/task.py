@@ -29,11 +29,7 @@ from fairseq_plugins.segment_language_model.generation import (
 )
 from fairseq_plugins.segment_language_model.segment_jitter import longest_segment
 from fairseq_plugins.segment_language_model.stream_iterator import OTHER_DICTIONARY, StreamIterator
-from fairseq_plugins.segment_language_model.streams import (
-    RunningText,
-    fingerprint,
-    load_tokens,
-)
+from fairseq_plugins.segment_language_model.streams import RunningText, fingerprint, load_tokens
 from fairseq_plugins.segment_language_model.task_config import (
     SegmentLanguageModelingConfig,
     find_dictionary,
@@ -96,8 +92,8 @@ class SegmentLanguageModelingTask(FairseqTask):
 
         Raises:
             ValueError: it reads no segments, it has a recurrence and segments come with an extended
-                context, a batch to train on has fewer streams than parts, or training shall have a
-                softmax temperature, or segments longer than there are learned places.
+                context, a batch to train on has fewer streams than parts, training has a softmax
+                temperature, or its segments vary and positions are a vector for each place.
         """
         temperature = self.cfg.softmax_temperature
         if temperature != 1 and not from_checkpoint:
