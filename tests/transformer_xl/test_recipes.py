@@ -260,10 +260,8 @@ def test_the_ptb_recipe_runs_from_training_to_the_evaluated_average(stand_ins, t
 
     assert " penalty " in train("train", 2)
     finished = train("finish", 4)
-    assert re.findall(r"epoch (\d+) \| .* lr ([\d.]+)", finished) == [
-        ("3", "0.0001"),
-        ("4", "0.0001"),
-    ]
+    rates = re.findall(r"epoch 0*(\d+) \| .* lr ([\d.]+)", finished)
+    assert rates == [("3", "0.0001"), ("4", "0.0001")]
     kept = {path.name for path in (tmp_path / "checkpoints").iterdir()}
     assert kept == {f"checkpoint{name}.pt" for name in (3, 4, "_last", "_best")}
     average("ptb", tmp_path / "checkpoints")
