@@ -9,6 +9,8 @@ from __future__ import annotations
 import dataclasses
 import functools
 import importlib.util
+import math
+import typing
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -108,7 +110,8 @@ def _build_model(
     """Build a model with fairseq's function, after its options were completed in place.
 
     Raises:
-        ValueError: a configuration has an option that the model does not have.
+        ValueError: a configuration has an option that the model does not have, or a checkpoint's
+            has another kind of value than the option.
     """
     name = getattr(cfg, "_name", None) or getattr(cfg, "arch", None)
     if name in _PRESETS:
@@ -121,6 +124,7 @@ def _build_model(
             with open_dict(cfg):
                 cfg.update({name: value for name, value in wanted.items() if name not in cfg})
             cfg = _parsed(cfg)
+        _check_numbers(cfg, options)
     return build(cfg, task, from_checkpoint)
 
 
@@ -133,6 +137,26 @@ def _add_newer_options(cfg: Any, options: type | None) -> None:
         if not hasattr(cfg, option.name):
             with open_dict(cfg) if OmegaConf.is_config(cfg) else nullcontext():
                 setattr(cfg, option.name, option.metadata.get("older_checkpoints", option.default))
+
+
+def _check_numbers(cfg: Any, options: type | None) -> None:
+    """Raise ``ValueError`` for an option that is another kind of number than it should be.
+
+    fairseq's parser sees to most of it, but not in ``--model-overrides``.
+    """
+    kinds = {} if options is None else typing.get_type_hints(options)
+    for option in _fields(options):
+        allowed = {kinds[option.name], *typing.get_args(kinds[option.name])} & {int, float}
+        value = getattr(cfg, option.name, None)
+        if not allowed or value is None:
+            continue
+        wanted = "a finite number" if float in allowed else "a whole number"
+        number = isinstance(value, (int, float)) and not isinstance(value, bool)
+        if not number or not math.isfinite(value) or (float not in allowed and value % 1):
+            raise ValueError(
+                f"--{option.name.replace('_', '-')} is {value!r}: it must be {wanted} (with a "
+                f"trained model: --model-overrides \"{{'{option.name}': ...}}\")"
+            )
 
 
 def _check_names(cfg: DictConfig, name: str) -> None:

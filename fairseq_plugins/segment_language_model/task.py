@@ -8,6 +8,7 @@ import torch
 from fairseq import utils
 from fairseq.data import Dictionary, NestedDictionaryDataset
 from fairseq.distributed import utils as distributed_utils
+from fairseq.models import ARCH_MODEL_REGISTRY
 from fairseq.sequence_scorer import SequenceScorer
 from fairseq.tasks import FairseqTask, register_task
 
@@ -103,12 +104,14 @@ class SegmentLanguageModelingTask(FairseqTask):
             )
         if self.cfg.batch_split != 1 and not from_checkpoint:
             check_parts(self.cfg.batch_split, self.cfg.batch_size)
-        model = super().build_model(cfg, from_checkpoint)
-        if not isinstance(getattr(model, "decoder", None), SegmentDecoder):
+        name = getattr(cfg, "_name", None) or cfg.arch
+        # other models ask for options that this task does not have
+        if not hasattr(ARCH_MODEL_REGISTRY[name], "check_criterion"):
             raise ValueError(
-                f"--arch is {cfg._name}, which is no segment language model: choose "
+                f"--arch is {name}, which is no segment language model: choose "
                 "transformer_xl, all_attention_lm or a preset of theirs, or another --task"
             )
+        model = super().build_model(cfg, from_checkpoint)
         model.decoder.softmax_temperature = temperature
         self._check_criterion = model.check_criterion
         mem_len = model.decoder.context.mem_len

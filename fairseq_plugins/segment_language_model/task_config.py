@@ -1,5 +1,6 @@
 """Options of the task, and what is wrong with their values."""
 
+import math
 import os
 from dataclasses import dataclass, field
 from typing import Optional
@@ -102,8 +103,10 @@ def find_dictionary(cfg: SegmentLanguageModelingConfig) -> str:
         if value < least:
             flag = option.replace("_", "-")
             raise ValueError(f"--{flag} is {value}: it must be at least {least}")
-    if not cfg.softmax_temperature > 0:
-        raise ValueError(f"--softmax-temperature is {cfg.softmax_temperature}: it must be above 0")
+    if not 0 < cfg.softmax_temperature < math.inf:
+        raise ValueError(
+            f"--softmax-temperature is {cfg.softmax_temperature}: it must be above 0, and finite"
+        )
     valid = cfg.tokens_per_sample_valid
     if valid is not None and not 1 <= valid <= cfg.tokens_per_sample:
         raise ValueError(

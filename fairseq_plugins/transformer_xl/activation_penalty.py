@@ -9,6 +9,7 @@ token.
 Shapes: B streams, T tokens of a segment, d model width.
 """
 
+import math
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -91,15 +92,15 @@ class _ActivationPenalty:
         task: the task.
 
     Raises:
-        ValueError: a coefficient is not a number of 0 or more.
+        ValueError: a coefficient is not a finite number of 0 or more.
     """
 
     def __init__(self, cfg: Any, task: FairseqTask) -> None:
         super().__init__(task, cfg.sentence_avg)
         for option in ("activation_penalty", "temporal_penalty"):
-            if not getattr(cfg, option) >= 0:
-                flag = option.replace("_", "-")
-                raise ValueError(f"--{flag} is {getattr(cfg, option)}: it must be at least 0")
+            if not 0 <= getattr(cfg, option) < math.inf:
+                flag, value = option.replace("_", "-"), getattr(cfg, option)
+                raise ValueError(f"--{flag} is {value}: it must be at least 0, and finite")
         self.alpha, self.beta = cfg.activation_penalty, cfg.temporal_penalty
 
     @classmethod

@@ -111,9 +111,10 @@ def test_without_coefficients_and_in_validation_the_loss_is_as_before(kind, conf
     assert penalized.train()(model, sample)[0].sum() > expected.sum()
 
 
+@pytest.mark.parametrize("value", [-0.1, float("inf"), float("nan")])
 @pytest.mark.parametrize("option", ["activation_penalty", "temporal_penalty"])
-def test_a_negative_coefficient_is_refused(option):
-    cfg = PenalizedCrossEntropyConfig(sentence_avg=False, **{option: -0.1})
+def test_coefficients_that_are_none_are_refused(option, value):
+    cfg = PenalizedCrossEntropyConfig(sentence_avg=False, **{option: value})
     flag = option.replace("_", "-")
-    with pytest.raises(ValueError, match=rf"--{flag} is -0\.1: it must be at least 0"):
+    with pytest.raises(ValueError, match=rf"--{flag} is {value}: it must be at least 0, and"):
         PenalizedCrossEntropy.build_criterion(cfg, tiny_task())
