@@ -3,6 +3,10 @@
 Dai et al. 2019 (arXiv:1901.02860). Recurrence and attention are in ``segment_language_model``.
 """
 
+from fairseq_plugins.transformer_xl.activation_penalty import (
+    PenalizedCrossEntropy,
+    PenalizedExactAdaptiveLoss,
+)
 from fairseq_plugins.transformer_xl.latter_half_loss import HalfCrossEntropy, HalfExactAdaptiveLoss
 from fairseq_plugins.transformer_xl.locked_dropout import LockedDropout, WordDropout
 from fairseq_plugins.transformer_xl.model import TransformerXLConfig, TransformerXLLanguageModel
@@ -11,6 +15,8 @@ __all__ = [
     "HalfCrossEntropy",
     "HalfExactAdaptiveLoss",
     "LockedDropout",
+    "PenalizedCrossEntropy",
+    "PenalizedExactAdaptiveLoss",
     "TransformerXLConfig",
     "TransformerXLLanguageModel",
     "WordDropout",
