@@ -73,15 +73,15 @@ def load(
     steps, changed = _split_options(file, state, {"tokenizer": tokenizer, "bpe": bpe}, options)
     given = {"tokens_per_sample": tokens_per_sample, "extended_context": extended_context}
     for name, value in given.items():
-        if value is not None and (translates or name == "extended_context" and not segments):
+        if value is not None and (translates or (name == "extended_context" and not segments)):
             raise ValueError(
                 f"{name} is {value} and {file} holds a model of the task {of_task['_name']}, "
                 "which has no such option: leave it out"
             )
     folder = find_data(file, data, {**of_task, **changed}, translates)
-    model, task = _load(file, {"data": str(folder), **changed}, folder)
-    _prepare(model, changed if segments else {})
     lines = build_lines(**steps)
+    model, task = _load(file, folder, changed)
+    _prepare(model, changed if segments else {})
     if translates:
         return TranslationModel(model, task, lines)
     return LanguageModel(model, task, lines, allow_unknown, tokens_per_sample, extended_context)
@@ -166,16 +166,14 @@ def _split_options(
 
 
 def _load(
-    file: Path, overrides: dict[str, Any], folder: Path
+    file: Path, folder: Path, changed: dict[str, Any]
 ) -> tuple[BaseFairseqModel, FairseqTask]:
     """Return the model and its task; raises ValueError where file and folder do not fit."""
+    # nothing is validated by translating
+    overrides = {**changed, "data": str(folder), "eval_bleu": False}
     try:
         # fairseq reads the file as before: weights and options, nothing that runs
-        (model,), _, task = load_model_ensemble_and_task(
-            # translations are asked for, not made in validation
-            [str(file)],
-            arg_overrides={**overrides, "eval_bleu": False},
-        )
+        (model,), _, task = load_model_ensemble_and_task([str(file)], arg_overrides=overrides)
     except (RuntimeError, ValueError) as error:
         raise ValueError(
             f"{file} with the dictionary in {folder}: {str(error).splitlines()[-1].strip()}"
