@@ -19,7 +19,7 @@ from torch.nn.utils.rnn import pad_sequence
 from fairseq_plugins.python_interface.loaded_model import Hypothesis, LoadedModel, hypotheses
 from fairseq_plugins.python_interface.scoring import Score, loss_unit, score_features
 from fairseq_plugins.python_interface.text import TextCoder
-from fairseq_plugins.segment_language_model.generation import end_by_length
+from fairseq_plugins.segment_language_model.generation import draw_prompts, end_by_length
 from fairseq_plugins.segment_language_model.recurrence import Recurrence
 from fairseq_plugins.segment_language_model.task import SegmentLanguageModelingTask
 
@@ -205,6 +205,8 @@ class LanguageModel(LoadedModel):
         generator = self.task.build_generator([self.model], options, **end)
         if not stop_at_newline:
             end_by_length(generator)
+        if sampling:
+            draw_prompts(generator)
         prefix = tokens.unsqueeze(0).to(self.device)
         source = torch.cat([prefix.new_full((1, 1), dictionary.eos()), prefix], dim=1)
         sample = {"net_input": {"src_tokens": source, "src_lengths": source.new_tensor([most])}}

@@ -62,7 +62,8 @@ class Score:
         return Score(self.tokens + other.tokens, log_probs, self.unit)
 
     def __str__(self) -> str:
-        return f"{self.loss:.4f} {self.unit}, {len(self):,} tokens"
+        digits = 4 if self.unit == BITS else 2
+        return f"{self.loss:.{digits}f} {self.unit}, {len(self):,} tokens"
 
 
 @torch.no_grad()

@@ -18,7 +18,7 @@ from tests.end_to_end.commands import (
     run,
     tokens_evaluated,
 )
-from tests.scripts.evaluate.saved_memory_models import PAIRS, sentence, write_all
+from tests.scripts.evaluate.saved_memory_models import PAIRS, TOKENS, sentence, write_all
 
 
 @pytest.fixture(scope="module")
@@ -73,9 +73,15 @@ def test_scores_of_blocks_are_those_of_fairseq_eval_lm(saved):
     path = ("--path", saved / "blocks.pt", "--gen-subset", "test", "--tokens-per-sample", 10)
     printed = run("fairseq-eval-lm", saved / "text", *task, *path, "--output-word-probs")
     blocks = load(saved / "blocks.pt", saved / "text")
-    letters = re.findall(r"(\S+) \[-", printed)
+    # fairseq takes them in an order of its own
+    of_blocks = re.findall(r"fairseq_cli.eval_lm \| (\d+) (.*\[-.*)$", printed, re.MULTILINE)
+    in_order = "\n".join(line for _, line in sorted(of_blocks, key=lambda block: int(block[0])))
+    letters = re.findall(r"(\S+) \[-", in_order)
     text = "".join("\n" if letter == "</s>" else letter for letter in letters)
-    assert_told(blocks.score(text), printed)
+    score = blocks.score(text)
+    np.testing.assert_allclose(score.log_probs, log_probabilities(in_order), atol=1.1e-6)
+    assert f"{score.loss:.4f}" == f"{loss(printed):.4f}"
+    assert len(score) == TOKENS
 
 
 def test_sentences_have_the_scores_of_fairseq_interactive(data, checkpoint, model):
