@@ -158,7 +158,7 @@ def test_python_takes_moses_and_bpe_steps_as_fairseq_interactive_does(pairs, mod
 def test_the_mean_of_checkpoints_translates(pairs, model, tmp_path):
     last, other = model[0] / "checkpoint_last.pt", tmp_path / "other.pt"
     state = torch.load(last, weights_only=True)
-    for name, weight in state["model"].items():
+    for weight in state["model"].values():
         if weight.is_floating_point():
             # another place of the simplex, and of all weights
             weight.copy_(weight.flip(0))
