@@ -246,6 +246,7 @@ def test_the_commands_run_in_order(folder, printed):
 def test_the_lines_on_trained_models_run(folder, printed, monkeypatch, capsys):
     # in place of what make quickstart-translation leaves
     output = folder / "quickstart" / "translation"
+    output.mkdir()
     made = write_all(output)
     shutil.copytree(made / "pairs", made / "checkpoints")
     shutil.copy(made / "pairs.pt", made / "checkpoints" / "checkpoint_best.pt")

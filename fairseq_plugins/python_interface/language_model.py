@@ -209,7 +209,8 @@ class LanguageModel(LoadedModel):
             draw_prompts(generator)
         prefix = tokens.unsqueeze(0).to(self.device)
         source = torch.cat([prefix.new_full((1, 1), dictionary.eos()), prefix], dim=1)
-        sample = {"net_input": {"src_tokens": source, "src_lengths": source.new_tensor([most])}}
+        lengths = source.new_tensor([source.size(1)])
+        sample = {"net_input": {"src_tokens": source, "src_lengths": lengths}}
         with seeded(seed, self.device):
             (found,) = generator.generate(
                 [self.model], sample, prefix_tokens=prefix, bos_token=dictionary.eos()
@@ -304,29 +305,31 @@ class _Reader:
         pad = loaded.text.dictionary.pad()
         new = pad_sequence(texts, batch_first=True, padding_value=pad)
         tokens = torch.cat([self._kept, new], dim=1).to(loaded.device)
-        total = self.read_so_far + new.size(1)
+        done, total = self.read_so_far, self.read_so_far + new.size(1)
         losses: list[list[Tensor]] = [[] for _ in texts]
-        while self.read_so_far < total:
-            start = self.read_so_far - self.read_so_far % loaded.segment
+        while done < total:
+            start = done - done % loaded.segment
             end = min(start + loaded.segment, total)
             first = max(0, start - loaded.context)
             # token i of the text is tokens[:, i - self._first + 1]
             source = tokens[:, first - self._first : end - self._first]
             target = tokens[:, first - self._first + 1 : end - self._first + 1]
             scored = target.ne(pad)
-            scored[:, : self.read_so_far - first] = False
+            scored[:, : done - first] = False
             found = score_features(loaded.model, self._features(source, start), target, scored)
             for part, row in zip(found.split(scored.sum(1).tolist()), losses, strict=True):
                 row.append(part)
-            self.read_so_far = end
-        last = max(0, total - total % loaded.segment - loaded.context)
-        self._kept, self._first = tokens[:, last - self._first :].cpu(), last
-        if not all(part.isfinite().all() for row in losses for part in row):
+            done = end
+        rows = [torch.cat(row) for row in losses]
+        if not all(row.isfinite().all() for row in rows):
             raise FloatingPointError(
                 "the log-probability of a token is not finite: the checkpoint is of a training "
                 "that diverged, use an earlier one, or give the model more precision"
             )
-        return [torch.cat(row) for row in losses]
+        last = max(0, total - total % loaded.segment - loaded.context)
+        self._kept, self._first = tokens[:, last - self._first :].cpu(), last
+        self.read_so_far = total
+        return rows
 
     def _features(self, source: Tensor, start: int) -> Tensor:
         if not self._loaded.reads_streams:

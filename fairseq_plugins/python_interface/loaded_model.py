@@ -22,7 +22,8 @@ class Hypothesis(NamedTuple):
         score: by which fairseq ranks hypotheses: the sum of ``log_probs`` over their number to the
             power of the length penalty, so with a penalty of 1 their mean.
         tokens: the symbols.
-        log_probs: of the symbols and of the ``</s>`` that ends them, in nats, float32.
+        log_probs: of the symbols and of the ``</s>`` that ends them, in nats, float32; the last is
+            0 where nothing but the length ends them.
     """
 
     text: str

@@ -16,7 +16,7 @@ from fairseq.registry import REGISTRIES
 from fairseq.tokenizer import tokenize_line
 from torch import Tensor
 
-from fairseq_plugins.segment_language_model.generation import is_characters
+from fairseq_plugins.segment_language_model.generation import is_characters, own_symbols
 
 # what prepared texts of characters have for a blank
 _BLANKS = ("▁", "_")
@@ -118,7 +118,7 @@ class TextCoder:
             ValueError: it has none, or one that is unknown, or ``<pad>``.
         """
         if not isinstance(text, str):
-            raise ValueError(f"{name} is {text!r}: give a string, or a list of strings")
+            raise ValueError(f"{name} is {text!r}: it must be a string")
         first, *others = (self.lines.encode(line) for line in text.split("\n"))
         eos = self.dictionary.eos_word
         symbols = first + [symbol for line in others for symbol in (eos, *line)]
@@ -157,7 +157,7 @@ def _lines_of(dictionary: Dictionary) -> Any:
     """Return what suits a dictionary: characters or bytes where its symbols are such, or words."""
     if not is_characters(dictionary):
         return Words()
-    if all(len(symbol) == 1 for symbol in dictionary.symbols[dictionary.nspecial :]):
+    if all(len(symbol) == 1 for symbol in own_symbols(dictionary)):
         return Characters(next((blank for blank in _BLANKS if blank in dictionary), _BLANKS[0]))
     return Bytes()
 

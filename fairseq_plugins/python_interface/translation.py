@@ -71,6 +71,8 @@ class TranslationModel(LoadedModel):
             ValueError: an option has an impossible value, or a sentence is empty or longer than the
                 model has positions for.
         """
+        if isinstance(sentences, str):
+            raise ValueError(f"sentences is {sentences!r}: give a list of them")
         for name, value in (("beam", beam), ("max_len_b", max_len_b), ("batch_size", batch_size)):
             if value < 1:
                 raise ValueError(f"{name} is {value}: it must be at least 1")

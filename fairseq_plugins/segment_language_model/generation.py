@@ -32,8 +32,14 @@ class RunningTextDictionary(Dictionary):
 
 def is_characters(dictionary: Dictionary) -> bool:
     """Return whether symbols are single characters, or bytes by their number (0 to 255)."""
-    words = dictionary.symbols[dictionary.nspecial :]
+    words = own_symbols(dictionary)
     return all(len(w) == 1 for w in words) or all(w.isdecimal() and int(w) < 256 for w in words)
+
+
+def own_symbols(dictionary: Dictionary) -> list[str]:
+    """Return the symbols but for fairseq's special ones and those that only fill it up."""
+    symbols = dictionary.symbols[dictionary.nspecial :]
+    return [symbol for symbol in symbols if not symbol.startswith("madeupword")]
 
 
 def prompts(

@@ -190,7 +190,7 @@ def test_texts_that_cannot_be_scored_are_refused(models):
         model.score("")
     with pytest.raises(ValueError, match=r"^text 2 has 1 symbols that the dictionary lacks"):
         model.score(["a", "z"])
-    with pytest.raises(ValueError, match=r"^the text is 5: give a string, or a list of strings"):
+    with pytest.raises(ValueError, match=r"^the text is 5: it must be a string"):
         model.stream().score(5)
     with pytest.raises(ValueError, match=r"^batch_size is 0: it must be at least 1"):
         model.score(["a"], 0)

@@ -42,7 +42,7 @@ def test_unknown_words_and_blanks_are_translated_as_fairseq_does(model):
     ("given", "options", "message"),
     [
         (["a", " "], {}, "sentence 2 is empty: give one with at least one symbol"),
-        ([5], {}, "sentence 1 is 5: give a string, or a list of strings"),
+        ([5], {}, "sentence 1 is 5: it must be a string"),
         (["a " * 1024], {}, "sentence 1 has 1024 units, and the model positions for 1023: cut it"),
         (["a"], {"beam": 0}, "beam is 0: it must be at least 1"),
         (["a"], {"batch_size": 0}, "batch_size is 0: it must be at least 1"),
@@ -52,6 +52,11 @@ def test_unknown_words_and_blanks_are_translated_as_fairseq_does(model):
 def test_what_cannot_be_translated_is_refused(model, given, options, message):
     with pytest.raises(ValueError, match=f"^{re.escape(message)}"):
         model.translate(given, **options)
+
+
+def test_hypotheses_are_of_a_list(model):
+    with pytest.raises(ValueError, match=r"^sentences is 'a b': give a list of them"):
+        model.hypotheses("a b")
 
 
 def test_it_scores_and_continues_nothing(model):
