@@ -132,7 +132,7 @@ class TextCoder:
         if unknown and not self.allow_unknown:
             listed = ", ".join(map(repr, unknown[:_LISTED])) + ", …" * (len(unknown) > _LISTED)
             raise ValueError(
-                f"{name} has {len(unknown)} symbols that the dictionary lacks ({listed}): write it "
+                f"{name} has symbols that the dictionary lacks ({listed}): write it "
                 "in symbols of dict.txt, name the bpe that makes them, or give allow_unknown=True "
                 "to count them as <unk>"
             )

@@ -88,7 +88,7 @@ def test_sentencepiece_keeps_blanks_at_the_beginning_of_lines(pieces):
 
 def test_unknown_symbols_are_refused_or_counted_as_unk():
     coder = TextCoder(dictionary(WORDS.split()))
-    message = "text 3 has 2 symbols that the dictionary lacks ('bird', 'red'): write it in symbols"
+    message = "text 3 has symbols that the dictionary lacks ('bird', 'red'): write it in symbols"
     with pytest.raises(ValueError, match=re.escape(message)):
         coder.encode("the red bird sat on the red bird", "text 3")
     # which the prepared texts of words have
