@@ -7,6 +7,7 @@ import pytest
 import torch
 
 import fairseq_plugins
+from fairseq_plugins.weighted_transformer import WeightedTransformer
 from scripts.convert import average
 from scripts.evaluate import translation as evaluate_translation
 from tests.end_to_end.commands import ALL, USER_DIR, forked, run
@@ -138,6 +139,9 @@ def test_python_translates_as_fairseq_does(pairs, model, translate):
     uniform = fairseq_plugins.load(model[0], pairs, branch_weights="uniform")
     (other,) = uniform.hypotheses(sentences[:1], beam=4)
     assert other[0].score != found[0][0].score
+    names = str(model[0]), "checkpoint_last.pt", str(pairs)
+    hub = WeightedTransformer.from_pretrained(*names)
+    assert hub.translate(sentences[0], beam=4) == found[0][0].text
 
 
 def test_python_takes_moses_and_bpe_steps_as_fairseq_interactive_does(pairs, model, tmp_path):
