@@ -30,12 +30,14 @@ from fairseq_plugins import (
     transformer_xl,
     weighted_transformer,
 )
+from fairseq_plugins.fairseq_integration.checkpoint_files import keep_checkpoints_whole
 from fairseq_plugins.fairseq_integration.presets import apply_presets, keep_bf16_off_tpus
 from fairseq_plugins.fairseq_integration.safe_loading import allow_option_containers
 
 allow_option_containers()
 apply_presets()
 keep_bf16_off_tpus()
+keep_checkpoints_whole()
 
 
 def __getattr__(name: str) -> Any:

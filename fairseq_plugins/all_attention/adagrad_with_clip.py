@@ -13,6 +13,7 @@ shortened g itself, √sum would have shrunk with it, and steps would be longer 
 The learning rate of 0.07 belongs to the rule above.
 """
 
+import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
@@ -43,7 +44,7 @@ class AdagradWithClip(torch.optim.Optimizer):
         weight_decay: how much of a parameter is added to its gradient.
 
     Raises:
-        ValueError: a number is negative.
+        ValueError: a number is negative or not finite.
     """
 
     def __init__(
@@ -54,8 +55,8 @@ class AdagradWithClip(torch.optim.Optimizer):
         weight_decay: float = 0.0,
     ) -> None:
         for argument, value in {"lr": lr, "clip": clip, "weight_decay": weight_decay}.items():
-            if not value >= 0:
-                raise ValueError(f"`{argument}` is {value}: it must be 0 or more")
+            if not 0 <= value < math.inf:
+                raise ValueError(f"`{argument}` is {value}: it must be 0 or more, and finite")
         super().__init__(params, {"lr": lr, "clip": clip, "weight_decay": weight_decay})
 
     @torch.no_grad()

@@ -14,6 +14,7 @@ Shapes: H heads, H_g heads of a group, B streams, T tokens of a segment, W dista
 
 from __future__ import annotations
 
+import functools
 import math
 import sys
 from collections.abc import Callable, Iterable
@@ -167,11 +168,18 @@ def _group_heads(span: AdaptiveSpan, values: list[float]) -> HeadGroups:
     if len(groups) == 1:
         return HeadGroups((HeadGroup(None, *groups[0][1:]),), None)
     device = span.value.device
-    order = torch.tensor(sorted(range(len(rising)), key=rising.__getitem__), device=device)
+    order = _numbers(tuple(sorted(range(len(rising)), key=rising.__getitem__)), device)
     return HeadGroups(
-        tuple(HeadGroup(torch.tensor(heads, device=device), *rest) for heads, *rest in groups),
-        order,
+        tuple(HeadGroup(_numbers(tuple(heads), device), *rest) for heads, *rest in groups), order
     )
+
+
+@functools.lru_cache(maxsize=4096)
+def _numbers(numbers: tuple[int, ...], device: torch.device) -> Tensor:
+    """Return ``numbers`` on the device; groups change rarely, and a GPU waits for each copy."""
+    # what is kept serves passes that record gradients too
+    with torch.inference_mode(False):
+        return torch.tensor(numbers, device=device)
 
 
 def cheapest_parts(reaches: list[int]) -> list[tuple[int, int]]:

@@ -5,6 +5,7 @@ largest span x mean over heads of the learned part, summed over the layers, is a
 each token.
 """
 
+import math
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -58,8 +59,8 @@ class _SpanLoss:
 
     def __init__(self, cfg: Any, task: FairseqTask) -> None:
         super().__init__(task, cfg.sentence_avg)
-        if not cfg.span_loss >= 0:
-            raise ValueError(f"--span-loss is {cfg.span_loss}: it must be at least 0")
+        if not 0 <= cfg.span_loss < math.inf:
+            raise ValueError(f"--span-loss is {cfg.span_loss}: it must be at least 0, and finite")
         self.span_loss = cfg.span_loss
 
     @classmethod

@@ -9,6 +9,8 @@ from __future__ import annotations
 import dataclasses
 import functools
 import importlib.util
+import math
+import typing
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -25,6 +27,8 @@ from fairseq.models import (
 )
 from hydra.core.config_store import ConfigStore
 from omegaconf import DictConfig, OmegaConf, open_dict
+
+from fairseq_plugins.fairseq_integration.distributed import check_training
 
 # by its name: the values of a preset, and the options of its model with their defaults
 _PRESETS: dict[str, tuple[dict[str, Any], type | None]] = {}
@@ -108,7 +112,9 @@ def _build_model(
     """Build a model with fairseq's function, after its options were completed in place.
 
     Raises:
-        ValueError: a configuration has an option that the model does not have.
+        ValueError: a configuration has an option that the model does not have, or a value that is
+            another kind of number than the option; or the model does not go with how its training
+            is shared out.
     """
     name = getattr(cfg, "_name", None) or getattr(cfg, "arch", None)
     if name in _PRESETS:
@@ -121,6 +127,11 @@ def _build_model(
             with open_dict(cfg):
                 cfg.update({name: value for name, value in wanted.items() if name not in cfg})
             cfg = _parsed(cfg)
+        _check_numbers(cfg, options)
+        model = build(cfg, task, from_checkpoint)
+        if not from_checkpoint:
+            check_training(cfg, model)
+        return model
     return build(cfg, task, from_checkpoint)
 
 
@@ -133,6 +144,26 @@ def _add_newer_options(cfg: Any, options: type | None) -> None:
         if not hasattr(cfg, option.name):
             with open_dict(cfg) if OmegaConf.is_config(cfg) else nullcontext():
                 setattr(cfg, option.name, option.metadata.get("older_checkpoints", option.default))
+
+
+def _check_numbers(cfg: Any, options: type | None) -> None:
+    """Raise ``ValueError`` for an option that is another kind of number than it should be.
+
+    fairseq's parser sees to most of it, but not in ``--model-overrides``.
+    """
+    kinds = {} if options is None else typing.get_type_hints(options)
+    for option in _fields(options):
+        allowed = {kinds[option.name], *typing.get_args(kinds[option.name])} & {int, float}
+        value = getattr(cfg, option.name, None)
+        if not allowed or value is None:
+            continue
+        wanted = "a finite number" if float in allowed else "a whole number"
+        number = isinstance(value, (int, float)) and not isinstance(value, bool)
+        if not number or not math.isfinite(value) or (float not in allowed and value % 1):
+            raise ValueError(
+                f"--{option.name.replace('_', '-')} is {value!r}: it must be {wanted} (with a "
+                f"trained model: --model-overrides \"{{'{option.name}': ...}}\")"
+            )
 
 
 def _check_names(cfg: DictConfig, name: str) -> None:

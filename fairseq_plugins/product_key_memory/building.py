@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import logging
 import re
+import zipfile
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 import torch
 from fairseq.logging import metrics
 from torch import Tensor, nn
@@ -38,6 +40,7 @@ class FairseqMemory(ProductKeyMemory):
     """A memory in a model that fairseq trains; it refuses updates and checkpoints without it."""
 
     _num_updates = 0
+    _trained_slots: tuple[str, str] | None = None
 
     def set_num_updates(self, num_updates: int) -> None:
         """Check that the last update used the gradient of the values.
@@ -58,6 +61,22 @@ class FairseqMemory(ProductKeyMemory):
                 "--fp16-no-flatten-grads with --fp16, and no optimizer around it"
             )
         self._num_updates = num_updates
+
+    def forward(self, x: Tensor, padding_mask: Tensor | None = None) -> Tensor:
+        """Map ``x`` (…, d) to (…, d), as :class:`ProductKeyMemory` does.
+
+        Raises:
+            ValueError: the file of ``--memory-trainable-slots`` cannot be used.
+        """
+        if self._trained_slots is not None and self.training and torch.is_grad_enabled():
+            # only when a training begins: evaluation needs no file
+            self.train_only(read_slots(*self._trained_slots, len(self.values)))
+            self._trained_slots = None
+        return super().forward(x, padding_mask)
+
+    def train_slots_of(self, path: str, name: str) -> None:
+        """Let only those slots learn in a training that the file at ``path`` has for ``name``."""
+        self._trained_slots = path, name
 
     def _save_to_state_dict(self, *args: Any, **kwargs: Any) -> None:
         try:
@@ -113,6 +132,35 @@ def build_memory(
         # single precision: the keys, which each memory has, lead to the values
         set_update_rule(next(memory.keys.parameters()), memory.table)
     return memory
+
+
+def read_slots(path: str, name: str, slots: int) -> Tensor:
+    """Return which slots of a memory are trained, (slots,), from the file that names them.
+
+    Args:
+        path: an archive of numpy's that ``scripts.evaluate.memory_usage`` wrote.
+        name: of the memory, as validation logs it.
+        slots: K.
+
+    Raises:
+        ValueError: there is no such file, or it has nothing that fits the memory.
+    """
+    where = f"--memory-trainable-slots is {path}"
+    remedy = "give the rarely_read.npz that scripts.evaluate.memory_usage --rarely-read wrote"
+    try:
+        # what is not numbers is refused: it could run code
+        with np.load(path, allow_pickle=False) as archive:
+            found = archive[name]
+    except KeyError:
+        raise ValueError(f"{where}, which has no {name}: {remedy} for this model") from None
+    except (OSError, ValueError, TypeError, AttributeError, zipfile.BadZipFile) as error:
+        raise ValueError(f"{where}, which cannot be read ({error}): {remedy}") from None
+    if found.dtype != bool or found.shape != (slots,):
+        raise ValueError(
+            f"{where}, whose {name} has {found.dtype} of shape {found.shape}, and the memory "
+            f"{slots} slots: {remedy} for this model"
+        )
+    return torch.from_numpy(found)
 
 
 class MemoryBuilder:
@@ -218,6 +266,28 @@ def _fit_norm(
 
 # after the loss and what comes with it
 _PRIORITY = 50
+
+
+def choose_trained_slots(options: MemoryOptions, memories: Mapping[str, ProductKeyMemory]) -> None:
+    """Let memories learn the values of those slots alone that ``--memory-trainable-slots`` names.
+
+    Args:
+        options: of the memories.
+        memories: by the names that validation logs.
+
+    Raises:
+        ValueError: the optimizer is one that updates all rows.
+    """
+    path = options.memory_trainable_slots
+    if not path:
+        return
+    if options.memory_optimizer not in (None, OPTIMIZER):
+        raise ValueError(
+            f"--memory-trainable-slots with --optimizer {options.memory_optimizer}, which updates "
+            f"all of them: give --optimizer {OPTIMIZER}"
+        )
+    for name, memory in memories.items():
+        memory.train_slots_of(path, name)
 
 
 def watch_memories(model: nn.Module, memories: Mapping[str, ProductKeyMemory]) -> None:

@@ -122,7 +122,8 @@ class LazyAdam:
         # the values in single precision
         exact = state.get("master", values)
         update = cpu_kernels.update_rows if use_numba(exact) else update_rows
-        length = max(1, UPDATED_AT_ONCE[values.device.type] // values.size(1))
+        numbers = UPDATED_AT_ONCE.get(values.device.type, UPDATED_AT_ONCE["cuda"])
+        length = max(1, numbers // values.size(1))
         parts = (whole.split(length) for whole in (grad.indices()[0], grad.values()))
         for rows, grads in zip(*parts, strict=True):
             moments = state["exp_avg"], state["exp_avg_sq"]

@@ -156,6 +156,7 @@ class ProductKeyMemory(nn.Module):
         self.sparse = sparse
         self.plain = search == PLAIN
         self.usage: MemoryUsage | None = None
+        self.register_buffer("frozen_slots", None, persistent=False)
         self._gradient_beside_autograd = False
 
     @property
@@ -179,20 +180,26 @@ class ProductKeyMemory(nn.Module):
         if padding_mask is None:
             return self._read(x.reshape(-1, x.size(-1))).view(x.shape)
         tokens = ~padding_mask
-        read = self._read(x[tokens])
-        return read.new_zeros(x.shape).masked_scatter(tokens.unsqueeze(-1), read)
+        if packs_tokens(x):
+            read = self._read(x[tokens])
+            return read.new_zeros(x.shape).masked_scatter(tokens.unsqueeze(-1), read)
+        padding = padding_mask.unsqueeze(-1)
+        x = x.masked_fill(padding, 0)
+        read = self._read(x.reshape(-1, x.size(-1)), tokens.reshape(-1))
+        # padding has no gradient then, and its reads none either
+        return read.view(x.shape).masked_fill(padding, 0)
 
-    def _read(self, x: Tensor) -> Tensor:
-        """Map tokens (N, d) to (N, d)."""
+    def _read(self, x: Tensor, tokens: Tensor | None = None) -> Tensor:
+        """Map ``x`` (N, d) to (N, d); ``tokens`` (N,) is false for padding, None for no padding."""
         x = self.input_dropout(x)
         # (N, d) -> (N, H, d_q)
-        queries = self.query_network(x)
+        queries = self.query_network(x, tokens)
         # (N, H, d_q) -> scores and slots (N, H, k) (equation 1)
         scores, slots = self.keys(queries, self.knn)
         # (equation 2)
         weights = scores.softmax(-1)
         if self.usage is not None:
-            self.usage.record(slots, weights)
+            self.usage.record(slots, weights, tokens)
         # heads are summed as slots are: (N, H, k) -> (N, H·k) -> (N, d_v) (equation 3)
         summed = self._sum_values(slots.flatten(1), weights.flatten(1))
         summed = self.value_dropout(summed.to(x.dtype))
@@ -205,11 +212,30 @@ class ProductKeyMemory(nn.Module):
     def _sum_values(self, slots: Tensor, weights: Tensor) -> Tensor:
         """Return the weighted sums (N, d_v) of ``slots`` (N, H·k)."""
         values = self._leaf()
-        if self._table.shard is not None:
-            return sharded_weighted_sum(values, slots, weights, self.sparse, self._table.spare)
-        if self.plain:
-            return plain_weighted_sum(values, slots, weights, self.sparse)
-        return weighted_sum(values, slots, weights, self.sparse, self._table.spare)
+        if self.plain and self._table.shard is None:
+            return plain_weighted_sum(values, slots, weights, self.sparse, self.frozen_slots)
+        weigh = weighted_sum if self._table.shard is None else sharded_weighted_sum
+        return weigh(values, slots, weights, self.sparse, self._table.spare, self.frozen_slots)
+
+    def train_only(self, slots: Tensor | None) -> None:
+        """Let only the values of some slots learn, such as those that are rarely read.
+
+        The others get no gradient from this memory. Keys and queries learn as before.
+
+        Args:
+            slots: (K,), true for slots that learn; None for all. A ``state_dict()`` leaves it out.
+
+        Raises:
+            ValueError: it has another length than K, or no booleans.
+        """
+        if slots is not None and (
+            slots.dtype != torch.bool or slots.shape != self.values.shape[:1]
+        ):
+            raise ValueError(
+                f"`slots` are {slots.dtype} of shape {tuple(slots.shape)}: give booleans, one for "
+                f"each of {len(self.values)} slots"
+            )
+        self.frozen_slots = None if slots is None else ~slots.to(self.values.device)
 
     def keep_gradient_beside_autograd(self) -> None:
         """Hide the values from training code that would hold a dense gradient for all K slots.
@@ -294,6 +320,15 @@ class ProductKeyMemory(nn.Module):
         if self.values.grad is not None:
             grad = add_row_gradients(self.values.grad, grad)
         self.values.grad = grad
+
+
+def packs_tokens(x: Tensor) -> bool:
+    """Return whether padding is taken out of ``x`` before a memory reads.
+
+    That saves work. But an accelerator makes the host wait for the number of tokens, which in
+    training would hold up the passes behind it.
+    """
+    return x.device.type == "cpu" or not torch.is_grad_enabled()
 
 
 class MemorySublayer(nn.Module):

@@ -27,6 +27,7 @@ from omegaconf import II
 from fairseq_plugins.fairseq_integration.presets import register_presets
 from fairseq_plugins.product_key_memory.building import (
     MemoryBuilder,
+    choose_trained_slots,
     fit_to_memories,
     keep_shards_apart,
     watch_memories,
@@ -100,7 +101,9 @@ class MemoryLanguageModel(TransformerLanguageModel):
         model = super().build_model(cfg, task)
         memories = put_memories(model.decoder, layers, MemoryBuilder(cfg))
         keep_shards_apart(model)
-        watch_memories(model, {f"memory{number}": memories[number] for number in memories})
+        memories = {f"memory{number}": memory for number, memory in memories.items()}
+        watch_memories(model, memories)
+        choose_trained_slots(cfg, memories)
         return model
 
     def load_state_dict(self, state_dict: dict, *args: Any, **kwargs: Any) -> Any:
@@ -181,6 +184,7 @@ class MemoryTransformer(TransformerModel):
                 memories[f"{part}_memory{number}"] = memory
         keep_shards_apart(model)
         watch_memories(model, memories)
+        choose_trained_slots(options, memories)
         return model
 
     def load_state_dict(self, state_dict: dict, *args: Any, **kwargs: Any) -> Any:

@@ -10,6 +10,7 @@ includes them again: in the norm of all gradients, clipping, scaling, averaging 
 """
 
 import logging
+import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
@@ -50,7 +51,7 @@ class AdamWithMemory(Adam):
             have the same betas and eps.
 
     Raises:
-        ValueError: ``memory_lr`` or ``memory_weight_decay`` is negative.
+        ValueError: ``memory_lr`` or ``memory_weight_decay`` is negative or not finite.
     """
 
     def __init__(
@@ -62,8 +63,8 @@ class AdamWithMemory(Adam):
         **options: Any,
     ) -> None:
         for name, value in [("memory_lr", memory_lr), ("memory_weight_decay", memory_weight_decay)]:
-            if not value >= 0:
-                raise ValueError(f"`{name}` is {value}: it must be 0 or more")
+            if not 0 <= value < math.inf:
+                raise ValueError(f"`{name}` is {value}: it must be 0 or more, and finite")
         super().__init__(params, **options)
         self.lazy = LazyAdam(tables, memory_lr, memory_weight_decay)
         if tables:

@@ -127,6 +127,13 @@ class MemoryOptions(FairseqDataclass):
             "as it was"
         },
     )
+    memory_trainable_slots: Optional[str] = field(
+        default=None,
+        metadata={
+            "help": "train the values of some slots alone, those in this file: rarely_read.npz of "
+            "scripts.evaluate.memory_usage --rarely-read; needs --optimizer adam_with_memory"
+        },
+    )
     # evaluation has no optimizer
     memory_optimizer: Optional[str] = II("oc.select:optimizer._name,null")
 

@@ -44,25 +44,41 @@ class SyncBatchNorm1d(SinglePrecision):
         self.eps = eps
         self.momentum = momentum
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Normalise each feature of ``x`` (N, features) over the tokens."""
+    def forward(self, x: Tensor, tokens: Tensor | None = None) -> Tensor:
+        """Normalise each feature of ``x`` (N, features) over the tokens.
+
+        Args:
+            x: (N, features).
+            tokens: (N,), false for what is no token and does not count; None where all are.
+        """
         values = x.to(torch.promote_types(x.dtype, self.weight.dtype))
         if self.training:
-            mean, variance = self._measure(values)
+            counted = None if tokens is None else tokens.unsqueeze(-1).to(values.dtype)
+            mean, variance = self._measure(values, counted)
         else:
             mean, variance = self.running_mean, self.running_var
         normalised = (values - mean) * torch.rsqrt(variance + self.eps)
         return (normalised * self.weight + self.bias).to(x.dtype)
 
-    def _measure(self, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Return mean and variance over all workers' tokens, and update the running ones."""
+    def _measure(self, values: Tensor, counted: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Return mean and variance over all workers' tokens, and update the running ones.
+
+        Args:
+            values: (N, features).
+            counted: (N, 1), 1 for a token and 0 for what is none; None where all are tokens.
+        """
         # the sum of the tokens and their number, in one exchange
-        count = values.new_full((1,), float(len(values)))
-        sums = _over_workers(torch.cat([values.sum(0), count]))
+        if counted is None:
+            total, count = values.sum(0), values.new_full((1,), float(len(values)))
+        else:
+            total, count = (values * counted).sum(0), counted.sum(0)
+        sums = _over_workers(torch.cat([total, count]))
         total, count = sums.split([values.size(1), 1])
         mean = total / count.clamp(min=1)
         # not the mean of squares minus the squared mean, which cancels where the mean is large
-        variance = _over_workers((values - mean).square().sum(0)) / count.clamp(min=1)
+        squares = (values - mean).square()
+        squares = squares if counted is None else squares * counted
+        variance = _over_workers(squares.sum(0)) / count.clamp(min=1)
         if not is_recomputed():
             self._follow(mean.detach(), variance.detach(), count.detach())
         return mean, variance
@@ -136,11 +152,16 @@ class QueryNetwork(nn.Module):
         self.dropout = nn.Dropout(dropout)
         self.heads = heads
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Map tokens (N, d), without padding, to queries (N, H, d_q)."""
+    def forward(self, x: Tensor, tokens: Tensor | None = None) -> Tensor:
+        """Map ``x`` (N, d) to queries (N, H, d_q).
+
+        Args:
+            x: (N, d).
+            tokens: (N,), false for padding; None where there is none.
+        """
         queries = self.layers(x)
         if self.batch_norm is not None:
-            queries = self.batch_norm(queries)
+            queries = self.batch_norm(queries, tokens)
         queries = queries.unflatten(-1, (self.heads, -1))
         if self.layer_norm is not None:
             queries = self.layer_norm(queries)

@@ -26,6 +26,7 @@ from fairseq_plugins.product_key_memory.cpu_kernels import use_numba
 SUBKEY_SCORES = {"cpu": 1 << 20, "cuda": 1 << 28}
 # Number of flat keys' scores held at a time.
 FLAT_SCORES = 1 << 24
+_LARGEST = torch.iinfo(torch.int32).max
 
 # Maps queries (N, d_q), keys (n, d_q) and k to the numbers (N, k) of the best keys, best first.
 Search = Callable[[Tensor, Tensor, int], Tensor]
@@ -144,8 +145,8 @@ def candidate_pairs(k: int, n: int, device: torch.device | None = None) -> Tenso
     a·b pairs of ranks up to its own: it can be among the best k only if a·b <= k. For k = 32 these
     are 119 pairs of 1,024. They are in the order in which pairs of equal score are ranked.
     """
-    ranks = torch.arange(1, min(k, n) + 1, device=device)
-    return (ranks[:, None] * ranks <= k).nonzero().t()
+    ranks = torch.arange(1, min(k, n) + 1)
+    return (ranks[:, None] * ranks <= k).nonzero().t().to(device)
 
 
 def best_pairs(scores: Tensor, best: Tensor, k: int) -> tuple[Tensor, Tensor]:
@@ -179,12 +180,36 @@ def top_k(scores: Tensor, k: int) -> Tensor:
     if k == n:
         return scores.argsort(dim=-1, descending=True, stable=True)
     rows = scores.detach().reshape(-1, n)
-    best = cpu_kernels.select(rows, k) if use_numba(rows) else select_with_topk(rows, k)
+    if use_numba(rows):
+        best = cpu_kernels.select(rows, k)
+    elif rows.device.type == "cpu":
+        best = select_with_topk(rows, k)
+    else:
+        best = select_without_waiting(rows, k)
     return best.view(*scores.shape[:-1], k)
 
 
+def select_without_waiting(rows: Tensor, k: int) -> Tensor:
+    """Return the numbers (R, k) for ``rows`` (R, n) with n > k, without a wait of the host.
+
+    A score in single precision and its number make one integer, so that there are no ties. On a CPU
+    this takes longer than to look for ties.
+    """
+    if rows.dtype != torch.float32:
+        return rows.argsort(dim=-1, descending=True, stable=True)[:, :k]
+    n = rows.size(-1)
+    # -0 and 0 are one score
+    bits = (rows + 0.0).view(torch.int32)
+    # bits of negative numbers rise where these fall
+    ranks = bits ^ ((bits >> 31) & _LARGEST)
+    ranks = ranks.masked_fill(rows.isnan(), _LARGEST).long() << 32
+    numbers = torch.arange(n - 1, -1, -1, device=rows.device)
+    best, _ = (ranks | numbers).topk(k, dim=-1)
+    return n - 1 - (best & 0xFFFFFFFF)
+
+
 def select_with_topk(rows: Tensor, k: int) -> Tensor:
-    """Return the numbers (R, k) for ``rows`` (R, n) with n > k, on any device."""
+    """Return the numbers (R, k) for ``rows`` (R, n) with n > k, by looking for ties."""
     # one more than wanted shows whether another has the score of the last
     values, best = rows.topk(k + 1, dim=-1)
     best = best[:, :k]

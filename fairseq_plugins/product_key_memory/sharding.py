@@ -171,6 +171,7 @@ def sharded_weighted_sum(
     weights: Tensor,
     sparse: bool = True,
     spare: SpareRows | None = None,
+    frozen: Tensor | None = None,
 ) -> Tensor:
     """Return what :func:`.values.weighted_sum` does of the whole table.
 
@@ -180,6 +181,7 @@ def sharded_weighted_sum(
         weights: (N, R).
         sparse: as of ``weighted_sum``.
         spare: as of ``weighted_sum``.
+        frozen: as of ``weighted_sum``, the same on all workers.
 
     Returns:
         (N, d).
@@ -189,7 +191,8 @@ def sharded_weighted_sum(
     rows = _gather_rows(rows, tokens)
     weights = _GatherTokens.apply(weights, tokens)
     # (M, c) -> (N, d)
-    return _ColumnsToTokens.apply(weighted_sum(values, rows, weights, sparse, spare), tokens)
+    summed = weighted_sum(values, rows, weights, sparse, spare, frozen)
+    return _ColumnsToTokens.apply(summed, tokens)
 
 
 def _lengths(x: Tensor) -> list[int]:

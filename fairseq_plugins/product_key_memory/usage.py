@@ -30,11 +30,19 @@ class MemoryUsage:
         self.reads = torch.zeros(self.heads, slots, dtype=torch.float64)  # (H or 1, K)
         self.tokens = 0
 
-    def record(self, slots: Tensor, weights: Tensor) -> None:
-        """Add the reads of ``slots`` with ``weights``, both (N, H, k)."""
+    def record(self, slots: Tensor, weights: Tensor, tokens: Tensor | None = None) -> None:
+        """Add the reads of ``slots`` with ``weights``, both (N, H, k).
+
+        Args:
+            slots: (N, H, k).
+            weights: (N, H, k).
+            tokens: (N,), false for padding, which does not count; None for no padding.
+        """
         weights = weights.detach().double()
+        if tokens is not None:
+            weights = weights.masked_fill(~tokens[:, None, None], 0)
         self.reads = self.reads.to(weights.device)
-        self.tokens += len(slots)
+        self.tokens += len(slots) if tokens is None else int(tokens.sum())
         for head in range(self.heads):
             part = (slice(None), head) if self.heads > 1 else slice(None)
             self.reads[head].index_add_(0, slots[part].flatten(), weights[part].flatten())

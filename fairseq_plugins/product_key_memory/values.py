@@ -21,9 +21,16 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from fairseq_plugins.product_key_memory import cpu_kernels
 from fairseq_plugins.product_key_memory.cpu_kernels import use_numba
 
+# What stands in place of a row's number where nothing is read; larger than any.
+NO_ROW = torch.iinfo(torch.int64).max
+
 
 def plain_weighted_sum(
-    values: Tensor, rows: Tensor, weights: Tensor, sparse: bool = False
+    values: Tensor,
+    rows: Tensor,
+    weights: Tensor,
+    sparse: bool = False,
+    frozen: Tensor | None = None,
 ) -> Tensor:
     """Return ``Σ_r weights[t, r] · values[rows[t, r]]`` for each token t (equation 3).
 
@@ -33,12 +40,15 @@ def plain_weighted_sum(
         weights: (N, R).
         sparse: make the gradient of ``values`` a sparse tensor, which lists a row as often as it
             was read, in place of a dense one.
+        frozen: (K,), true for rows that get no gradient; None for none.
 
     Returns:
         (N, d).
     """
     # (N, R) -> (N, R, d)
     read = F.embedding(rows, values, sparse=sparse)
+    if frozen is not None:
+        read = torch.where(frozen[rows].unsqueeze(-1), read.detach(), read)
     # (N, R, 1) · (N, R, d) -> (N, d)
     return (weights.to(values.dtype).unsqueeze(-1) * read).sum(1)
 
@@ -89,6 +99,7 @@ def weighted_sum(
     weights: Tensor,
     sparse: bool = True,
     spare: SpareRows | None = None,
+    frozen: Tensor | None = None,
 ) -> Tensor:
     """Return what :func:`plain_weighted_sum` does, faster.
 
@@ -99,6 +110,7 @@ def weighted_sum(
         sparse: make the gradient of ``values`` a coalesced sparse tensor of the rows that were
             read, in place of a dense one.
         spare: has a buffer for the gradients of rows.
+        frozen: (K,), true for rows that get no gradient; None for none.
 
     Returns:
         (N, d).
@@ -108,7 +120,8 @@ def weighted_sum(
     )
     if not values.requires_grad:
         return summed
-    return _WriteRows.apply(summed, values, rows, weights.detach(), sparse, spare)
+    counted = rows if frozen is None else rows.masked_fill(frozen[rows], NO_ROW)
+    return _WriteRows.apply(summed, values, counted, weights.detach(), sparse, spare)
 
 
 class _WriteRows(torch.autograd.Function):
@@ -134,12 +147,9 @@ class _WriteRows(torch.autograd.Function):
         rows, weights = ctx.saved_tensors
         # a token without a gradient must not touch its rows: a worker that has no data left gets
         # a batch that the loss does not depend on
-        used = grad.ne(0).any(-1)
-        if not used.all():
-            rows, weights, of_used = rows[used], weights[used], grad[used]
-        else:
-            of_used = grad
-        touched, grads = row_gradients(rows, weights, of_used, ctx.spare)
+        used = grad.ne(0).any(-1, keepdim=True)
+        rows = rows.masked_fill(~used, NO_ROW)
+        touched, grads = row_gradients(rows, weights, grad, ctx.spare)
         if ctx.sparse:
             of_values = rows_as_gradient(touched, grads, ctx.shape)
         else:
@@ -180,25 +190,41 @@ def row_gradients(
 ) -> tuple[Tensor, Tensor]:
     """Return the rows that were read, (U,) rising, and their gradients (U, d).
 
+    The host waits once, for U and the number of reads.
+
     Args:
-        rows: (N, R), which rows each token read.
+        rows: (N, R), which rows each token read; ``NO_ROW`` for a read that does not count.
         weights: (N, R), with which weights.
         grad: (N, d), the gradient of the weighted sums.
         spare: has a buffer for the gradients.
     """
     by_row, reads = rows.flatten().sort()
-    touched, counts = torch.unique_consecutive(by_row, return_counts=True)
+    counted = by_row.ne(NO_ROW)
+    changes = by_row.diff(prepend=by_row.new_full((1,), -1)).ne(0) & counted
+    count, length = read_numbers(changes.sum(), counted.sum())
+    reads = reads[:length]
+    # where the reads of each row start: those of a row before it are written beyond the end
+    places = torch.where(changes, changes.cumsum(0) - 1, count)
+    starts = places.new_empty(count + 1)
+    starts.scatter_(0, places, torch.arange(len(places), device=places.device))
+    starts = starts[:count]
+    touched = by_row[starts]
     tokens = reads.div(rows.size(-1), rounding_mode="floor")
     weights = weights.flatten()[reads].to(grad.dtype)
     # a row's gradient is a weighted sum over its readers, as a token's output is over its rows
-    ends = counts.cumsum(0)
     if spare is not None and use_numba(grad):
-        grads = spare.take(len(touched), grad)
-        cpu_kernels.sum_rows(grad.contiguous(), tokens, weights, F.pad(ends, (1, 0)), grads)
-    elif len(touched) == 0:
+        grads = spare.take(count, grad)
+        ends = F.pad(starts, (0, 1), value=length)
+        cpu_kernels.sum_rows(grad.contiguous(), tokens, weights, ends, grads)
+    elif count == 0:
         grads = grad.new_empty(0, grad.size(-1))
     else:
         grads = F.embedding_bag(
-            tokens, grad.contiguous(), ends - counts, per_sample_weights=weights, mode="sum"
+            tokens, grad.contiguous(), starts, per_sample_weights=weights, mode="sum"
         )
     return touched, grads
+
+
+def read_numbers(*numbers: Tensor) -> list[int]:
+    """Return integers, which are tensors of one number, on the host: it waits for them once."""
+    return torch.stack(numbers).tolist()

@@ -216,11 +216,14 @@ class SegmentDecoder(FairseqIncrementalDecoder):
             )
 
     def _padding_mask(self, tokens: Tensor) -> Tensor | None:
-        """Return where ``tokens`` (B, T) are padding; None where nothing in the layers asks."""
+        """Return where ``tokens`` (B, T) are padding; None if no layer asks, or none is."""
         if not self.product_key_memories:
             return None
         padding_mask = tokens.eq(self.dictionary.pad())
-        return padding_mask if padding_mask.any() else None
+        # a look at it would make the host wait for an accelerator
+        if tokens.device.type == "cpu" and not padding_mask.any():
+            return None
+        return padding_mask
 
     def _distance_terms(self, farthest: int, ever_farthest: int, once: bool = False) -> list[Any]:
         """Return each layer's terms for the distances ``farthest``, or more, to -1.

@@ -22,11 +22,12 @@ from torch import Tensor, nn
 
 from fairseq_plugins.product_key_memory.building import (
     MemoryBuilder,
+    choose_trained_slots,
     fit_to_memories,
     keep_shards_apart,
     watch_memories,
 )
-from fairseq_plugins.product_key_memory.memory import MemorySublayer
+from fairseq_plugins.product_key_memory.memory import MemorySublayer, ProductKeyMemory
 from fairseq_plugins.product_key_memory.options import (
     INSTEAD,
     PARALLEL,
@@ -67,8 +68,12 @@ class SegmentLanguageModel(FairseqLanguageModel):
         super().__init__(decoder)
         self.summary = summary
         keep_shards_apart(self)
-        memories = decoder.product_key_memories
-        watch_memories(self, {f"memory{number}": memories[number] for number in memories})
+        watch_memories(self, self.memories_by_name())
+
+    def memories_by_name(self) -> dict[str, ProductKeyMemory]:
+        """Return the memories by the names that validation logs."""
+        memories = self.decoder.product_key_memories.items()
+        return {f"memory{number}": memory for number, memory in memories}
 
     @classmethod
     def build_model(cls, cfg: SegmentLanguageModelConfig, task: Any) -> "SegmentLanguageModel":
@@ -108,7 +113,9 @@ class SegmentLanguageModel(FairseqLanguageModel):
             checkpoint_activations=cfg.checkpoint_activations,
         )
         cls.initialise(decoder, cfg, dictionary)
-        return cls(decoder, f"{summarise(cfg, mem_len)}, {cls.describe(cfg, mem_len)}")
+        model = cls(decoder, f"{summarise(cfg, mem_len)}, {cls.describe(cfg, mem_len)}")
+        choose_trained_slots(cfg, model.memories_by_name())
+        return model
 
     # What a paper's model says of itself: recurrence_length, build_attentions and describe it has
     # to, the others where it differs.

@@ -20,6 +20,7 @@ import hashlib
 import itertools
 import logging
 import os
+import struct
 
 import numpy as np
 import torch
@@ -93,13 +94,21 @@ def fingerprint(dictionary: Dictionary) -> str:
 def _load_part(path: str, dictionary: Dictionary, dataset_impl: str | None) -> np.ndarray | None:
     if os.path.exists(data_file_path(path)) and os.path.getsize(data_file_path(path)) == 0:
         return np.empty(0, dtype=np.int64)
-    dataset = data_utils.load_indexed_dataset(path, dictionary, dataset_impl)
-    if dataset is None:
-        return None
-    if isinstance(dataset, MMapIndexedDataset):
+    try:
+        dataset = data_utils.load_indexed_dataset(path, dictionary, dataset_impl)
+        if dataset is None:
+            return None
+        index = None
+        if isinstance(dataset, MMapIndexedDataset):
+            index = MMapIndexedDataset.Index(index_file_path(path))
+    except (AssertionError, AttributeError, KeyError, ValueError, struct.error) as error:
+        raise ValueError(
+            f"the split {path} has an index, {path}.idx, that is cut short or damaged ({error}); "
+            "binarize the text again"
+        ) from error
+    if index is not None:
         # one sentence may hold the whole split (a text without line ends), and fairseq copies a
         # sentence each time it is touched: read the file itself
-        index = MMapIndexedDataset.Index(index_file_path(path))
         if os.path.getsize(data_file_path(path)) != index.sizes.sum() * index.dtype().itemsize:
             raise ValueError(
                 f"the split {path} is incomplete: {path}.bin and {path}.idx differ in length; "

@@ -8,6 +8,7 @@ import torch
 from fairseq import utils
 from fairseq.data import Dictionary, NestedDictionaryDataset
 from fairseq.distributed import utils as distributed_utils
+from fairseq.models import ARCH_MODEL_REGISTRY
 from fairseq.sequence_scorer import SequenceScorer
 from fairseq.tasks import FairseqTask, register_task
 
@@ -17,7 +18,6 @@ from fairseq_plugins.segment_language_model.batch_split import (
     split_batch,
     train_in_parts,
 )
-from fairseq_plugins.segment_language_model.decoder import SegmentDecoder
 from fairseq_plugins.segment_language_model.generation import (
     RunningTextDictionary,
     choose_prefix,
@@ -94,12 +94,14 @@ class SegmentLanguageModelingTask(FairseqTask):
         """
         if self.cfg.batch_split != 1 and not from_checkpoint:
             check_parts(self.cfg.batch_split, self.cfg.batch_size)
-        model = super().build_model(cfg, from_checkpoint)
-        if not isinstance(getattr(model, "decoder", None), SegmentDecoder):
+        name = getattr(cfg, "_name", None) or cfg.arch
+        # other models ask for options that this task does not have
+        if not hasattr(ARCH_MODEL_REGISTRY[name], "check_criterion"):
             raise ValueError(
-                f"--arch is {cfg._name}, which is no segment language model: choose "
+                f"--arch is {name}, which is no segment language model: choose "
                 "transformer_xl, all_attention_lm or a preset of theirs, or another --task"
             )
+        model = super().build_model(cfg, from_checkpoint)
         self._check_criterion = model.check_criterion
         mem_len = model.decoder.context.mem_len
         self._has_recurrence = mem_len > 0

@@ -37,7 +37,6 @@ from fairseq_plugins.weighted_transformer.options import (
     branch_options,
     check_options,
     check_parts,
-    check_trainer,
 )
 from fairseq_plugins.weighted_transformer.weighted_sublayers import (
     WeightedDecoderLayer,
@@ -111,7 +110,6 @@ class WeightedTransformer(TransformerModel):
         """
         options = branch_options(args)
         check_options(options)
-        check_trainer(args)
         check_parts(TransformerConfig.from_namespace(args))
         model = super().build_model(args, task)
         # fairseq has completed the arguments

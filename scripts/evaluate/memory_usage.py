@@ -15,7 +15,9 @@ token of the split is scored once, or there is an error; of a context that is re
 (--context-window) the reads do not count, nor those of padding. Memories of an encoder count the
 tokens of the source. Layers count from 1.
 
-Writes memory_usage.json and memory_usage.png, and prints tables.
+Writes memory_usage.json and memory_usage.png, and prints tables. With --rarely-read SHARE of one
+model, rarely_read.npz too: that share of each memory's slots, those that were read least, which
+fairseq-train --memory-trainable-slots rarely_read.npz trains alone.
 """
 
 import argparse
@@ -44,7 +46,7 @@ from scripts._shared.command_line import (
     parse_named_files,
 )
 from scripts._shared.commands import short
-from scripts._shared.files import write_json
+from scripts._shared.files import atomic_write, write_json
 from scripts._shared.machine import hardware_line
 from scripts._shared.results import markdown_table, prepare_results, save_results
 from scripts.evaluate._scoring import choose_device
@@ -81,8 +83,10 @@ class MemoryReads(MemoryUsage):
         # slots that head i and head j both read for the same token, added up: (H, H)
         self._shared = torch.zeros(heads, heads, dtype=torch.long)
 
-    def record(self, slots: Tensor, weights: Tensor) -> None:
-        """Add the reads of ``slots`` with ``weights``, both (N, H, k)."""
+    def record(self, slots: Tensor, weights: Tensor, tokens: Tensor | None = None) -> None:
+        """Add the reads of ``slots`` with ``weights``, both (N, H, k), of ``tokens`` (N,)."""
+        if tokens is not None:
+            slots, weights = slots[tokens], weights[tokens]
         if self.counted is not None:
             slots, weights = slots[self.counted], weights[self.counted]
         super().record(slots, weights)
@@ -99,6 +103,15 @@ class MemoryReads(MemoryUsage):
         """Forget all reads."""
         super().clear()
         self._shared.zero_()
+
+    def rarely_read(self, share: float) -> Tensor:
+        """Return whether each slot is one of the ``share`` of all that are read least, (K,).
+
+        Of slots that are read alike the later ones count as read more.
+        """
+        reads = self.reads.sum(0)
+        least = reads.argsort(stable=True)[: round(share * len(reads))]
+        return torch.zeros(len(reads), dtype=torch.bool).index_fill_(0, least.cpu(), True)
 
     def overlap_of_tokens(self) -> Tensor:
         """Return which share of the k slots that a token reads with head i it reads with j: (H, H).
@@ -186,8 +199,10 @@ def _record(reads: MemoryReads, _: nn.Module, inputs: Any, found: tuple[Tensor, 
     reads.record(slots, scores.detach().softmax(-1))
 
 
-def measure(checkpoint: NamedFile, reading: Reading, device: torch.device) -> dict[str, Any]:
-    """Loss of a model and the figures of its memories over a split.
+def measure(
+    checkpoint: NamedFile, reading: Reading, device: torch.device
+) -> tuple[dict[str, Any], dict[str, MemoryReads]]:
+    """Loss of a model and the figures of its memories over a split, and the reads themselves.
 
     Raises ValueError when it cannot be used with this data, or a token was not read once.
     """
@@ -210,7 +225,7 @@ def measure(checkpoint: NamedFile, reading: Reading, device: torch.device) -> di
                 f"tokens of the {there:,} of --split {reading.split}, so the figures would be "
                 "wrong: use the versions of fairseq and of this plugin that belong together"
             )
-    return {
+    told = {
         "model": checkpoint.label,
         "checkpoint": short(checkpoint.path),
         "tokens": tokens.targets,
@@ -218,6 +233,7 @@ def measure(checkpoint: NamedFile, reading: Reading, device: torch.device) -> di
         "perplexity": math.exp(loss),
         "memories": {name: memory.describe() for name, memory in memories.items()},
     }
+    return told, memories
 
 
 def _percent(share: float) -> str:
@@ -320,6 +336,17 @@ def measure_memory_usage(arguments: argparse.Namespace) -> None:
     reading = Reading(**given)._replace(data=arguments.data.resolve())
     check_at_least(1, batch_size=reading.batch_size, tokens_per_sample=reading.tokens_per_sample)
     check_at_least(0, context_window=reading.context_window)
+    if arguments.rarely_read is not None:
+        if not 0 < arguments.rarely_read <= 1:
+            raise ValueError(
+                f"--rarely-read is {arguments.rarely_read}: it is a share of the slots, above 0 "
+                "and at most 1"
+            )
+        if len(checkpoints) > 1:
+            raise ValueError(
+                f"--rarely-read with {len(checkpoints)} models: its file is of one; give one "
+                "--checkpoint"
+            )
     for checkpoint in checkpoints:
         check_inputs(checkpoint.path, reading.data)
     device = choose_device(arguments.cpu)
@@ -332,8 +359,17 @@ def measure_memory_usage(arguments: argparse.Namespace) -> None:
     conditions = reading._replace(data=short(reading.data))._asdict()
     result = {**conditions, "hardware": hardware, "models": models}
     for checkpoint in checkpoints:
-        models.append(measure(checkpoint, reading, device))
+        figures, memories = measure(checkpoint, reading, device)
+        models.append(figures)
         write_json(arguments.output / "memory_usage.json", result)
+    if arguments.rarely_read is not None:
+        rare = {name: reads.rarely_read(arguments.rarely_read) for name, reads in memories.items()}
+        arrays = {name: slots.numpy() for name, slots in rare.items()}
+        with (
+            atomic_write(arguments.output / "rarely_read.npz") as partial_file,
+            partial_file.open("wb") as file,
+        ):
+            np.savez(file, **arrays)
     told = f"{format_all(models)}\n"
     save_results(arguments.output, "memory_usage", result, told, lambda axes: draw(axes, models))
 
@@ -351,6 +387,8 @@ def main(arguments: list[str] | None = None) -> int:
     add("--tokens-per-sample", type=int, help="length of a block or segment (as in training)")
     help_text = "tokens of a block that are read again, as context, and not scored (0)"
     add("--context-window", type=int, default=0, help=help_text)
+    help_text = "write which slots are this share of all that was read least, such as 0.1"
+    add("--rarely-read", type=float, metavar="SHARE", help=help_text)
     parsed = parser.parse_args(arguments)
     kept = f"{short(parsed.output.resolve())}/memory_usage.json keeps the models so far"
     return exit_status(lambda: measure_memory_usage(parsed), kept)

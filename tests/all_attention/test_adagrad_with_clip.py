@@ -179,10 +179,13 @@ def test_a_saved_state_goes_on_bit_for_bit():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"lr": -0.1}, "`lr` is -0.1: it must be 0 or more"),
-        ({"lr": 1, "clip": -0.03}, "`clip` is -0.03: it must be 0 or more"),
-        ({"lr": 1, "weight_decay": -1.0}, "`weight_decay` is -1.0: it must be 0 or more"),
-        ({"lr": math.nan}, "`lr` is nan: it must be 0 or more"),
+        ({"lr": -0.1}, "`lr` is -0.1: it must be 0 or more, and finite"),
+        ({"lr": 1, "clip": -0.03}, "`clip` is -0.03: it must be 0 or more, and finite"),
+        (
+            {"lr": 1, "weight_decay": -1.0},
+            "`weight_decay` is -1.0: it must be 0 or more, and finite",
+        ),
+        ({"lr": math.nan}, "`lr` is nan: it must be 0 or more, and finite"),
     ],
 )
 def test_negative_numbers_are_refused(options, message):

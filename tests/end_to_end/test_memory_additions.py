@@ -2,9 +2,11 @@
 
 import re
 
+import numpy as np
 import pytest
 import torch
 
+from scripts.evaluate import memory_usage
 from tests.end_to_end.commands import (
     ALL,
     USER_DIR,
@@ -90,3 +92,23 @@ def test_a_trained_segment_model_gets_a_gated_memory(data, tmp_path):
         for folder in (plain, added)
     ]
     assert found[0] == pytest.approx(found[1], abs=3e-4)
+
+
+def test_the_slots_that_were_rarely_read_are_trained_alone(data, tmp_path):
+    trained, tuned, reads = (tmp_path / name for name in ("trained", "tuned", "reads"))
+    train_lm(data, trained, "--memory-layers", "2", updates=3)
+    before = trained / "checkpoint_last.pt"
+    measured = ("--data", data, "--checkpoint", f"model={before}", "--output", reads, "--cpu")
+    assert memory_usage.main([*map(str, measured), "--rarely-read", "0.25"]) == 0
+    rare = np.load(reads / "rarely_read.npz")["memory2"]
+    assert rare.sum() == 16
+    start = ("--finetune-from-model", before, "--memory-layers", "2")
+    train_lm(data, tuned, *start, "--memory-trainable-slots", reads / "rarely_read.npz", updates=6)
+    table = next(key for key in parameters(trained) if key.endswith("memory.values"))
+    changed = (parameters(trained)[table] != parameters(tuned)[table]).any(1)
+    assert changed.any()
+    assert not changed[torch.from_numpy(~rare)].any()
+    # the file is not needed any longer
+    (reads / "rarely_read.npz").unlink()
+    evaluate_options = (*TASK, "--path", tuned / "checkpoint_last.pt", "--gen-subset", "test", *ALL)
+    run("fairseq-eval-lm", data, *evaluate_options, "--tokens-per-sample", 16)

@@ -63,6 +63,20 @@ def test_without_its_memory_a_resumed_run_would_differ(data, uninterrupted, tmp_
         assert_equal(parameters(tmp_path), parameters(uninterrupted), rtol=1e-4, atol=1e-5)
 
 
+def test_what_cannot_be_restored_from_is_named(data, uninterrupted, tmp_path):
+    missing = tmp_path / "checkpoint_9.pt"
+    printed = train(data, tmp_path, "--restore-file", missing, fails=True)
+    assert f"ValueError: --restore-file is {missing}, which does not exist" in printed
+    whole = (uninterrupted / "checkpoint_last.pt").read_bytes()
+    (tmp_path / "checkpoint_last.pt").write_bytes(whole[:-1000])
+    (tmp_path / "checkpoint_1_4.pt").write_bytes(whole)
+    printed = train(data, tmp_path, "--max-update", STEPS + 1, fails=True)
+    assert "last.pt is cut short or damaged (its end is missing), as a killed copy" in printed
+    assert f"take {tmp_path}/checkpoint_1_4.pt (--restore-file, --path)" in printed
+    restored = ("--restore-file", tmp_path / "checkpoint_1_4.pt", "--max-update", STEPS + 1)
+    assert "resuming with recurrence" in train(data, tmp_path, *restored)
+
+
 def test_other_streams_are_refused_on_resuming(data, tmp_path):
     train(data, tmp_path, "--max-update", 3)
     printed = train(data, tmp_path, "--max-update", STEPS, "--batch-size", 2, fails=True)

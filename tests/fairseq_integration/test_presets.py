@@ -40,6 +40,7 @@ class Options(FairseqDataclass):
     width: int = 8
     depth: int = field(default=2, metadata={"older_checkpoints": 1})
     span: Optional[int] = None
+    scale: float = 1.0
 
 
 class Model(BaseFairseqModel):
@@ -121,6 +122,31 @@ def test_a_saved_models_values_stay_and_newer_options_have_their_defaults(kind, 
         model = fairseq.models.build_model(cfg, task=None, from_checkpoint=True)
         # not 24 as in the preset, or 2 by default, which might be younger than the model
         assert values(model.cfg) == [32, 1, None]
+
+
+@pytest.mark.parametrize(
+    ("given", "text"),
+    [
+        ({"width": True}, "--width is True: it must be a whole number"),
+        ({"width": 64.5}, "--width is 64.5: it must be a whole number"),
+        ({"width": "64"}, "--width is '64': it must be a whole number"),
+        ({"span": float("nan")}, "--span is nan: it must be a whole number"),
+        ({"scale": float("inf")}, "--scale is inf: it must be a finite number"),
+        ({"scale": False}, "--scale is False: it must be a finite number"),
+    ],
+)
+def test_other_kinds_of_numbers_are_refused(kind, given, text):
+    """As --model-overrides brings them, which fairseq does not check."""
+    cfg = OmegaConf.create({"_name": "made_up_large", **given})
+    with pytest.raises(ValueError, match=f"^{text} .with a trained model: --model-overrides"):
+        fairseq.models.build_model(cfg, task=None, from_checkpoint=True)
+
+
+@pytest.mark.parametrize("given", [{"width": 64}, {"scale": 2}, {"scale": 0.5}, {"span": None}])
+def test_numbers_of_their_kind_are_taken(kind, given):
+    cfg = OmegaConf.create({"_name": "made_up_large", **given})
+    built = fairseq.models.build_model(cfg, task=None, from_checkpoint=True).cfg
+    assert {name: getattr(built, name) for name in given} == given
 
 
 def configure(model):

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from fairseq_plugins.product_key_memory import memory as memory_layer
 from fairseq_plugins.product_key_memory.memory import ProductKeyMemory
 from fairseq_plugins.product_key_memory.usage import MemoryUsage
 from tests.gradients import assert_same
@@ -129,13 +130,23 @@ def outcome(padded, padding, **options):
 
 
 @pytest.mark.parametrize("keys", ["product", "flat"])
+@pytest.mark.parametrize("packed", [True, False])
 @pytest.mark.parametrize("padded", [1.0, 1e4, float("inf"), float("nan")])
-def test_padding_changes_nothing(padded, keys):
+def test_padding_changes_nothing(padded, packed, keys, monkeypatch):
+    monkeypatch.setattr(memory_layer, "packs_tokens", lambda x: packed)
     padding = torch.tensor(PADDING)
     before, after = (outcome(value, padding, keys=keys) for value in (0.0, padded))
     assert not before["out"][padding].any()
     assert not before["x"][padding].any()
     torch.testing.assert_close(after, before, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("keys", ["product", "flat"])
+def test_padding_that_stays_in_place_gives_what_it_does_taken_out(keys, monkeypatch):
+    padding = torch.tensor(PADDING)
+    packed = outcome(0.0, padding, keys=keys)
+    monkeypatch.setattr(memory_layer, "packs_tokens", lambda x: False)
+    torch.testing.assert_close(outcome(0.0, padding, keys=keys), packed)
 
 
 @pytest.mark.parametrize("option", ["query_dropout", "input_dropout", "value_dropout"])

@@ -267,8 +267,12 @@ def test_flat_copies_of_the_parameters_are_refused():
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"memory_lr": -1.0}, r"^--memory-lr is -1.0: it must be 0 or more$"),
-        ({"memory_weight_decay": -0.5}, r"^--memory-weight-decay is -0.5: it must be 0 or more$"),
+        ({"memory_lr": float("inf")}, r"^--memory-lr is inf: it must be 0 or more, and finite$"),
+        ({"memory_lr": -1.0}, r"^--memory-lr is -1.0: it must be 0 or more, and finite$"),
+        (
+            {"memory_weight_decay": -0.5},
+            r"^--memory-weight-decay is -0.5: it must be 0 or more, and finite$",
+        ),
         ({"fp16_adam_stats": True}, r"^--fp16-adam-stats with --optimizer adam_with_memory: leave"),
     ],
 )
@@ -280,7 +284,7 @@ def test_wrong_options_are_refused(values, message):
 @pytest.mark.parametrize("name", ["memory_lr", "memory_weight_decay"])
 def test_wrong_arguments_are_named(name):
     memory = make_memory()
-    with pytest.raises(ValueError, match=f"^`{name}` is -1.0: it must be 0 or more$"):
+    with pytest.raises(ValueError, match=f"^`{name}` is -1.0: it must be 0 or more, and finite$"):
         AdamWithMemory(dense(memory), [memory.table], lr=0.01, **{name: -1.0})
 
 

@@ -3,6 +3,7 @@
 import dataclasses
 import sys
 
+import numpy as np
 import pytest
 import torch
 from fairseq.optim.fp16_optimizer import FP16Optimizer
@@ -20,6 +21,7 @@ from fairseq_plugins.product_key_memory.options import (
     parse_memory_layers,
 )
 from fairseq_plugins.product_key_memory.sharding import ColumnShard, MemoryTable
+from tests.product_key_memory import tiny
 from tests.product_key_memory.tiny import NO_FAISS, REFUSED, naming, option_of
 
 SMALL = {"memory_slots": 16, "memory_knn": 2, "memory_query_dim": 4}
@@ -142,7 +144,7 @@ def test_every_option_reaches_the_memory(monkeypatch):
         "values_of": None,
     }
     of_models = {f"memory_{name}" for name in ("layers", "optimizer", "share_values")}
-    of_models |= {"memory_interleave", "memory_parallel"}
+    of_models |= {"memory_interleave", "memory_parallel", "memory_trainable_slots"}
     known = {option.name for option in dataclasses.fields(MemoryLayersOptions)}
     of_memories = {f"memory_{name}" for name in built if name not in ("embed_dim", "values_of")}
     assert known - of_models - {"_name"} == of_memories
@@ -239,3 +241,52 @@ def test_shards_need_the_optimizer_that_knows_of_them(monkeypatch):
     monkeypatch.setattr(memory_module, "own_columns", lambda width: ColumnShard(0, 2, width))
     with pytest.raises(ValueError, match=r"^--memory-shard-values with --optimizer adam: another"):
         build_memory(options(memory_shard_values=True, memory_optimizer="adam"), 4)
+
+
+SLOTS = {"memory6": np.arange(49) < 9}
+
+
+@pytest.mark.parametrize(
+    ("arrays", "text"),
+    [
+        (None, "cannot be read ([Errno 2] No such file or directory"),
+        (b"no archive", "cannot be read ("),
+        ({"memory2": SLOTS["memory6"]}, "has no memory6: give the rarely_read.npz that"),
+        ({"memory6": np.arange(49)}, "has int64 of shape (49,), and the memory 49 slots"),
+        ({"memory6": np.ones(48, bool)}, "has bool of shape (48,), and the memory 49 slots"),
+        ({"memory6": np.array([print] * 49)}, "cannot be read (Object arrays cannot be loaded"),
+    ],
+)
+def test_a_file_of_other_slots_is_refused_when_training_begins(arrays, text, tmp_path):
+    path = tmp_path / "slots.npz"
+    if isinstance(arrays, bytes):
+        path.write_bytes(arrays)
+    elif arrays is not None:
+        np.savez(path, **arrays)
+    model = tiny.tiny_language_model(memory_layers="2", memory_trainable_slots=str(path))
+    (memory,) = tiny.memories(model)
+    memory.train_slots_of(str(path), "memory6")
+    memory.eval()(torch.zeros(1, 16))
+    with pytest.raises(ValueError, match=f"^--memory-trainable-slots is {path}") as refusal:
+        memory.train()(torch.zeros(1, 16))
+    assert text in str(refusal.value)
+
+
+def test_slots_are_trained_from_the_first_update_on(tmp_path):
+    path = tmp_path / "slots.npz"
+    np.savez(path, memory2=SLOTS["memory6"])
+    model = tiny.tiny_language_model(memory_layers="2", memory_trainable_slots=str(path))
+    (memory,) = tiny.memories(model)
+    memory(torch.zeros(1, 16))
+    assert memory.frozen_slots.tolist() == [False] * 9 + [True] * 40
+    assert not any("frozen" in name for name in model.state_dict())
+    memory.train_only(None)
+    memory(torch.zeros(1, 16))
+    assert memory.frozen_slots is None
+
+
+def test_an_optimizer_that_updates_all_rows_is_refused():
+    with pytest.raises(ValueError, match=r"^--memory-trainable-slots with --optimizer adam, which"):
+        tiny.tiny_language_model(
+            memory_layers="2", memory_trainable_slots="slots.npz", memory_optimizer="adam"
+        )

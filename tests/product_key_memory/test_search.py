@@ -10,6 +10,7 @@ from fairseq_plugins.product_key_memory.search import (
     candidate_pairs,
     score_pairs,
     select_with_topk,
+    select_without_waiting,
     top_k,
 )
 from tests.reference import product_key_memory as reference
@@ -20,7 +21,7 @@ def integers(limit, *shape):
     return torch.randint(-limit, limit + 1, shape).float()
 
 
-SELECTIONS = [cpu_kernels.select, select_with_topk]
+SELECTIONS = [cpu_kernels.select, select_with_topk, select_without_waiting]
 
 
 @pytest.mark.parametrize("k", [1, 2, 5, 6])

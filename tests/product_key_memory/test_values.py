@@ -262,3 +262,19 @@ def test_spare_memory_is_not_saved(tmp_path):
     torch.save(spare, tmp_path / "spare.pt")
     assert (tmp_path / "spare.pt").stat().st_size < 10_000
     assert torch.load(tmp_path / "spare.pt", weights_only=False).take(3, torch.empty(1, 2)).shape
+
+
+@pytest.mark.parametrize("read", [weighted_sum, plain_weighted_sum])
+@pytest.mark.parametrize("sparse", [True, False])
+def test_frozen_rows_are_read_and_get_no_gradient(read, sparse):
+    values, rows, weights = draw()
+    out = torch.randn(TOKENS, WIDTH, dtype=torch.float64)
+    frozen = torch.arange(len(values)) % 2 == 0
+    free, held = (values.detach().clone().requires_grad_() for _ in range(2))
+    for of_values, how in [(free, {}), (held, {"frozen": frozen})]:
+        summed = read(of_values, rows, weights, sparse=sparse, **how)
+        torch.testing.assert_close(summed, plain_weighted_sum(values, rows, weights))
+        summed.backward(out, inputs=[of_values])
+    expected = free.grad.to_dense() * ~frozen.unsqueeze(1)
+    assert expected.any()
+    torch.testing.assert_close(held.grad.to_dense(), expected)

@@ -39,7 +39,7 @@ class Planned(torch.nn.Module):
         self.plan = plan
         self.done = 0
 
-    def forward(self, x):
+    def forward(self, x, tokens=None):
         found = self.plan[self.done : self.done + len(x)]
         self.done += len(x)
         return found
@@ -298,6 +298,32 @@ def test_tables_json_and_plot(saved, tmp_path, capsys):
         "memory_usage.png",
     ]
     assert (output / "memory_usage.png").stat().st_size > 5000
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        ("--rarely-read 0", "--rarely-read is 0.0: it is a share of the slots, above 0 and"),
+        ("--rarely-read 1.5", "--rarely-read is 1.5: it is a share"),
+        ("--rarely-read nan", "--rarely-read is nan: it is a share"),
+        ("--rarely-read 0.5 {saved}/blocks.pt", "--rarely-read with 2 models: its file is of one"),
+    ],
+)
+def test_a_share_is_of_one_model(saved, tmp_path, capsys, words, text):
+    output = tmp_path / "usage"
+    *share, other = [*words.split(), ""] if "blocks" not in words else words.split()
+    checkpoints = [f"{saved}/alike.pt", *([other.format(saved=saved)] if other else [])]
+    command = ["--data", str(saved / "text"), "--output", str(output), "--cpu", *share]
+    assert measure_memory_usage.main([*command, "--checkpoint", *checkpoints]) == 1
+    assert f"error: {text}" in capsys.readouterr().err
+    assert not output.exists()
+
+
+def test_slots_that_are_rarely_read_are_the_least_read_ones():
+    reads = MemoryReads(4, 1)
+    reads.record(torch.tensor([[[0, 1]], [[0, 3]]]), torch.tensor([[[0.5, 0.5]], [[0.9, 0.1]]]))
+    rare = [reads.rarely_read(share).tolist() for share in (0.25, 0.5, 1.0)]
+    assert rare == [[False, False, True, False], [False, False, True, True], [True] * 4]
 
 
 def test_one_head_has_no_overlap():

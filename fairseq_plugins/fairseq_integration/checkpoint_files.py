@@ -1,0 +1,188 @@
+"""Checkpoint files under fairseq's commands: whole or not there, one training a folder.
+
+fairseq copies a checkpoint to ``checkpoint_last.pt`` and ``checkpoint_best.pt`` in place, so that a
+training killed meanwhile leaves a part of one. It starts anew, with a line in the log, where the
+file of ``--restore-file`` is missing. Here a copy takes its place when it is complete, and a
+file that cannot be restored from is an error that names it.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import functools
+import os
+import shutil
+import time
+import zipfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from fairseq import checkpoint_utils
+from fairseq.file_io import PathManager
+
+# fairseq's own value: the last checkpoint of --save-dir, if there is one
+LAST = "checkpoint_last.pt"
+# For so many seconds a folder may be held by helpers of a training that was killed.
+PATIENCE = 8
+# folders that this process trains into, with the descriptors that hold their locks
+_locked: dict[Path, int] = {}
+
+
+def keep_checkpoints_whole() -> None:
+    """Let fairseq's commands write, copy and read checkpoints as this module has it."""
+    checkpoint_utils.torch_persistent_save = functools.partial(
+        _save, checkpoint_utils.torch_persistent_save
+    )
+    checkpoint_utils.load_checkpoint_to_cpu = functools.wraps(
+        checkpoint_utils.load_checkpoint_to_cpu
+    )(functools.partial(_read, checkpoint_utils.load_checkpoint_to_cpu))
+    checkpoint_utils.load_checkpoint = functools.partial(_resume, checkpoint_utils.load_checkpoint)
+    PathManager.copy = staticmethod(functools.partial(_copy, PathManager.copy))
+
+
+@contextmanager
+def _complete(path: str) -> Iterator[str]:
+    """Yield where to write what then takes the place of ``path``; a failure leaves nothing."""
+    part = f"{path}.tmp"
+    try:
+        yield part
+        # what a crash of the machine could otherwise cut short after the file has its name
+        with open(part, "rb+") as file:
+            os.fsync(file.fileno())
+        os.replace(part, path)
+    except BaseException:
+        Path(part).unlink(missing_ok=True)
+        raise
+
+
+def _save(save: Callable[..., Any], content: Any, filename: str, async_write: bool = False) -> None:
+    """Write a checkpoint.
+
+    Raises:
+        OSError: it cannot be written; what was there before is still there.
+    """
+    if async_write or not PathManager.supports_rename(filename):
+        save(content, filename, async_write=async_write)
+        return
+    try:
+        with _complete(filename) as part, open(part, "wb") as file:
+            torch.save(content, file)
+    except (OSError, RuntimeError) as error:
+        # torch tells of a full disk as of an unexpected place in the file
+        raise OSError(
+            f"cannot write the checkpoint {filename}: {error}; is there room on the disk?"
+        ) from error
+
+
+def _copy(copy: Callable[..., Any], src_path: str, dst_path: str, overwrite: bool = False) -> Any:
+    """Copy a file as fairseq's PathManager does, and let the copy appear when it is complete."""
+    if PathManager.path_requires_pathmanager(dst_path):
+        return copy(src_path, dst_path, overwrite=overwrite)
+    with _complete(dst_path) as part:
+        shutil.copyfile(src_path, part)
+    # fairseq asserts that it is true
+    return True
+
+
+def _read(read: Callable[..., Any], path: str, *args: Any, **kwargs: Any) -> Any:
+    """Read a checkpoint, after the checksums in it.
+
+    Raises:
+        ValueError: the file is cut short or damaged.
+    """
+    if zipfile.is_zipfile(path):
+        # torch itself reads over flipped bits
+        problem = "" if _is_whole(path) else "a checksum in it is wrong"
+    else:
+        problem = _what_is_cut(path)
+    if not problem:
+        return read(path, *args, **kwargs)
+    others = _whole_checkpoints_beside(path)
+    remedy = f"take {others[0]} (--restore-file, --path)" if others else "no other is whole here"
+    raise ValueError(
+        f"the checkpoint {path} is cut short or damaged ({problem}), as a killed copy, a full disk "
+        f"or a transfer leaves it: {remedy}"
+    )
+
+
+def _what_is_cut(path: str) -> str:
+    """Return what is wrong with a file that is no archive; "" for one of torch before 1.6.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    with open(path, "rb") as file:
+        start = file.read(4)
+    if not start:
+        return "it is empty"
+    if start.startswith(b"PK"):
+        return "its end is missing"
+    return "" if start.startswith(b"\x80\x02") else "it is no file of torch's"
+
+
+def _is_whole(path: str | Path) -> bool:
+    """Return whether a file is a complete archive, each part of which has its checksum."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            return archive.testzip() is None
+    except (OSError, zipfile.BadZipFile):
+        return False
+
+
+def _whole_checkpoints_beside(path: str) -> list[str]:
+    """Return complete checkpoints of the same folder, the newest first."""
+    others = [other for other in Path(path).parent.glob("checkpoint*.pt") if other != Path(path)]
+    newest_first = sorted(others, key=lambda other: other.stat().st_mtime, reverse=True)
+    return [str(other) for other in newest_first if _is_whole(other)]
+
+
+def _resume(load: Callable[..., Any], cfg: Any, trainer: Any, **options: Any) -> Any:
+    """Restore a training from the checkpoint that its options name, or begin it.
+
+    Raises:
+        ValueError: there is no such checkpoint, or another training writes into ``--save-dir``.
+    """
+    if cfg.restore_file != LAST and not PathManager.exists(cfg.restore_file):
+        others = _whole_checkpoints_beside(str(Path(cfg.save_dir) / LAST))
+        there = f", such as {others[0]}" if others else ""
+        raise ValueError(
+            f"--restore-file is {cfg.restore_file}, which does not exist: give the path of a "
+            f"checkpoint{there}, or leave it out to go on with the last one of --save-dir"
+        )
+    if trainer.data_parallel_rank == 0 and not cfg.no_save:
+        lock_folder(cfg.save_dir)
+    return load(cfg, trainer, **options)
+
+
+def lock_folder(folder: str) -> None:
+    """Keep a folder of checkpoints for this process, as long as it lives.
+
+    Raises:
+        ValueError: another process has it.
+    """
+    path = Path(folder).resolve()
+    if path in _locked:
+        return
+    path.mkdir(parents=True, exist_ok=True)
+    descriptor = os.open(path, os.O_RDONLY)
+    for last_try in [False] * PATIENCE + [True]:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            if error.errno not in (errno.EWOULDBLOCK, errno.EACCES):
+                # some network file systems have no locks
+                break
+            if last_try:
+                os.close(descriptor)
+                raise ValueError(
+                    f"--save-dir is {folder}, where another training is writing its checkpoints: "
+                    "wait for it, or give another folder"
+                ) from None
+            time.sleep(1)
+        else:
+            break
+    _locked[path] = descriptor

@@ -1,0 +1,161 @@
+"""Checkpoints are whole or not there, what cannot be restored from is named, folders are locked."""
+
+import multiprocessing
+import os
+import resource
+import shutil
+import signal
+from types import SimpleNamespace
+
+import pytest
+import torch
+from fairseq import checkpoint_utils
+from fairseq.file_io import PathManager
+
+from fairseq_plugins.fairseq_integration import checkpoint_files
+
+STATE = {
+    "args": None,
+    "model": {"weight": torch.arange(4096.0)},
+    "optimizer_history": [{"num_updates": 7, "criterion_name": "", "lr_scheduler_state": {}}],
+    "extra_state": {"train_iterator": {"epoch": 1}, "val_loss": 1.0},
+    "last_optimizer_state": {},
+}
+FORK = multiprocessing.get_context("fork")
+
+
+@pytest.fixture
+def saved(tmp_path):
+    path = tmp_path / "checkpoint_last.pt"
+    checkpoint_utils.torch_persistent_save(STATE, str(path))
+    return path
+
+
+def exit_status_of(work, *arguments):
+    """What a process that does ``work`` ends with; a negative number is a signal."""
+    process = FORK.Process(target=work, args=arguments)
+    process.start()
+    process.join(60)
+    return process.exitcode
+
+
+def copy_until_killed(source, target):
+    def half(source, target):
+        with open(target, "wb") as file:
+            file.write(source.read_bytes()[:1000])
+            file.flush()
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    shutil.copyfile = half
+    PathManager.copy(source, str(target), overwrite=True)
+
+
+def test_a_killed_copy_leaves_what_was_there(saved):
+    best = saved.with_name("checkpoint_best.pt")
+    best.write_bytes(b"the one before")
+    assert exit_status_of(copy_until_killed, saved, best) == -signal.SIGKILL
+    assert best.read_bytes() == b"the one before"
+
+
+def test_a_copy_has_the_same_bytes_and_nothing_is_left_beside_it(saved):
+    best = saved.with_name("checkpoint_best.pt")
+    assert PathManager.copy(str(saved), str(best), overwrite=True)
+    assert best.read_bytes() == saved.read_bytes()
+    assert sorted(os.listdir(saved.parent)) == ["checkpoint_best.pt", "checkpoint_last.pt"]
+
+
+def save_on_a_full_disk(path):
+    # as a disk that has room for 4 KiB more
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))
+    with pytest.raises(OSError, match=f"^cannot write the checkpoint {path}: .* room on the disk"):
+        checkpoint_utils.torch_persistent_save(STATE, str(path))
+
+
+def test_a_full_disk_leaves_what_was_there(saved):
+    before = saved.read_bytes()
+    assert exit_status_of(save_on_a_full_disk, saved) == 0
+    assert saved.read_bytes() == before
+    assert os.listdir(saved.parent) == [saved.name]
+
+
+def test_a_checkpoint_is_read_as_it_was_written(saved):
+    state = checkpoint_utils.load_checkpoint_to_cpu(str(saved))
+    assert torch.equal(state["model"]["weight"], STATE["model"]["weight"])
+    # and that of old versions of torch
+    torch.save(STATE, saved, _use_new_zipfile_serialization=False)
+    state = checkpoint_utils.load_checkpoint_to_cpu(str(saved))
+    assert torch.equal(state["model"]["weight"], STATE["model"]["weight"])
+
+
+def flipped(content):
+    place = content.index(torch.arange(4096.0)[100:110].numpy().tobytes())
+    return content[:place] + bytes([content[place] ^ 1]) + content[place + 1 :]
+
+
+DAMAGES = {
+    "empty": lambda content: b"",
+    "head": lambda content: content[:100],
+    "half": lambda content: content[: len(content) // 2],
+    "end": lambda content: content[:-1],
+    "bit": flipped,
+    "text": lambda content: b"not a checkpoint",
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_checkpoint_is_named_with_what_to_take(saved, damage):
+    saved.write_bytes(DAMAGES[damage](saved.read_bytes()))
+    damaged = f"^the checkpoint {saved} is cut short or damaged .*: "
+    with pytest.raises(ValueError, match=damaged + "no other is whole here$"):
+        checkpoint_utils.load_checkpoint_to_cpu(str(saved))
+    older, newer = (saved.with_name(name) for name in ("checkpoint1.pt", "checkpoint2.pt"))
+    for number, other in enumerate((older, newer)):
+        torch.save(STATE, other)
+        os.utime(other, (number, number))
+    saved.with_name("checkpoint3.pt").write_bytes(saved.read_bytes())
+    with pytest.raises(ValueError, match=f"{damaged}take {newer} \\(--restore-file"):
+        checkpoint_utils.load_checkpoint_to_cpu(str(saved))
+
+
+def test_refusals_of_whole_checkpoints_stay_as_they_are(saved):
+    torch.save({"model": print}, saved)
+    with pytest.raises(Exception, match="Weights only load failed"):
+        checkpoint_utils.load_checkpoint_to_cpu(str(saved))
+
+
+def resume(folder, restore_file, no_save=False, rank=0):
+    cfg = SimpleNamespace(save_dir=str(folder), restore_file=str(restore_file), no_save=no_save)
+    trainer = SimpleNamespace(data_parallel_rank=rank)
+    return checkpoint_files._resume(lambda cfg, trainer: "restored", cfg, trainer)
+
+
+def test_a_missing_file_to_restore_from_is_no_new_training(saved):
+    missing = saved.with_name("checkpoint_9.pt")
+    text = f"^--restore-file is {missing}, which does not exist: give the path of a checkpoint"
+    with pytest.raises(ValueError, match=text):
+        resume(saved.parent, missing)
+    # without the option there may be none
+    assert resume(saved.parent / "new", "checkpoint_last.pt") == "restored"
+    assert resume(saved.parent, saved) == "restored"
+
+
+def refuse_to_train_into(folder):
+    checkpoint_files._locked.clear()
+    checkpoint_files.PATIENCE = 0
+    # other workers of a training, and one that writes nothing, may
+    assert resume(folder, "checkpoint_last.pt", rank=1) == "restored"
+    assert resume(folder, "checkpoint_last.pt", no_save=True) == "restored"
+    with pytest.raises(ValueError, match=f"^--save-dir is {folder}, where another training is"):
+        resume(folder, "checkpoint_last.pt")
+
+
+def test_two_trainings_do_not_write_into_one_folder(tmp_path):
+    folder = tmp_path / "run"
+    assert resume(folder, "checkpoint_last.pt") == "restored"
+    assert exit_status_of(refuse_to_train_into, folder) == 0
+    # this one may go on there
+    assert resume(folder, "checkpoint_last.pt") == "restored"
+    assert os.listdir(folder) == []
+    os.close(checkpoint_files._locked.pop(folder.resolve()))
+    assert exit_status_of(checkpoint_files.lock_folder, str(folder)) == 0
