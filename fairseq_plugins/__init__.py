@@ -1,7 +1,10 @@
 """Architectures from four papers for fairseq: ``fairseq-train --user-dir fairseq_plugins …``.
 
-Importing this package registers its tasks and models with fairseq.
+Importing this package registers its tasks and models with fairseq. ``load`` is for use from Python:
+``from fairseq_plugins import load``.
 """
+
+from typing import Any
 
 REMEDY = "pip install --no-build-isolation 'fairseq-fixed==0.12.3.1'"
 
@@ -35,3 +38,12 @@ allow_option_containers()
 apply_presets()
 keep_bf16_off_tpus()
 keep_checkpoints_whole()
+
+
+def __getattr__(name: str) -> Any:
+    """Return ``load``, which fairseq's commands have no use for, when it is asked for."""
+    if name != "load":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from fairseq_plugins.python_interface.loading import load
+
+    return load

@@ -69,7 +69,7 @@ finish)
     ;;
 average)
     checkpoints=$3
-    python -m scripts.convert.average --checkpoint "$checkpoints"/checkpoint_[0-9]*_*.pt \
+    python -m scripts.convert.average "$checkpoints"/checkpoint_[0-9]*_*.pt \
         --output "$checkpoints/checkpoint_average.pt"
     ;;
 evaluate)

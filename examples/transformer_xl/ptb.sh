@@ -42,7 +42,7 @@ finish)
         --save-dir "$checkpoints" --keep-last-epochs 50 "${@:4}"
     ;;
 average)
-    python -m scripts.convert.average --checkpoint "$checkpoints"/checkpoint[0-9]*.pt \
+    python -m scripts.convert.average "$checkpoints"/checkpoint[0-9]*.pt \
         --output "$checkpoints/checkpoint_average.pt"
     ;;
 evaluate)

@@ -91,6 +91,11 @@ class WeightedTransformer(TransformerModel):
     _is_trained = False
 
     @classmethod
+    def hub_models(cls) -> dict[str, str]:
+        """Return no models to download: those of the parent are other models."""
+        return {}
+
+    @classmethod
     def add_args(cls, parser: argparse.ArgumentParser) -> None:
         """Add fairseq's options and those of branches to ``parser``, without defaults."""
         super().add_args(parser)
