@@ -1,10 +1,15 @@
 """Architectures from four papers for fairseq: ``fairseq-train --user-dir fairseq_plugins …``.
 
-Importing this package registers its tasks and models with fairseq. Where fairseq is not installed,
-it has its layers, :mod:`fairseq_plugins.modules`.
+Importing this package registers its tasks and models with fairseq. ``load`` is for use from Python:
+``from fairseq_plugins import load``. Where fairseq is not installed, there are the layers,
+:mod:`fairseq_plugins.modules`.
 """
 
-from fairseq_plugins.fairseq_integration.installed import HAS_FAIRSEQ
+from typing import Any
+
+from fairseq_plugins.fairseq_integration.installed import HAS_FAIRSEQ, refuse_without_fairseq
+
+__all__ = ["load"]
 
 if HAS_FAIRSEQ:
     # each registers its models, tasks, losses and optimizers
@@ -23,3 +28,13 @@ if HAS_FAIRSEQ:
     apply_presets()
     keep_bf16_off_tpus()
     keep_checkpoints_whole()
+
+    def __getattr__(name: str) -> Any:
+        """Return ``load``, which fairseq's commands have no use for, when it is asked for."""
+        if name != "load":
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        from fairseq_plugins.python_interface.loading import load
+
+        return load
+else:
+    __getattr__ = refuse_without_fairseq(__name__)

@@ -5,6 +5,7 @@ import importlib.util
 import json
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -16,14 +17,16 @@ import fairseq_plugins  # noqa: F401 (registers its presets)
 from scripts.docs import options, speed
 from scripts.prepare import _binarize, python_source
 from tests.end_to_end.commands import PLUGIN, ROOT, environment, forked, run
+from tests.scripts.evaluate.saved_memory_models import write_all
 
-# of papers, and what two of them share
+# of papers, what two of them share, and what all do
 ROOMS = (
     "transformer_xl",
     "all_attention",
     "segment_language_model",
     "product_key_memory",
     "weighted_transformer",
+    "python_interface",
 )
 PAGES = {
     path.relative_to(ROOT).as_posix(): path.read_text(encoding="utf-8")
@@ -203,10 +206,27 @@ def shell(command, place):
     return done.stdout + done.stderr
 
 
-def test_the_commands_run_in_order(folder):
+@pytest.fixture(scope="module")
+def printed(folder):
+    """What the commands of the pages print, by fairseq-train and those after it, in order."""
     pages = [PAGES[page] for page in ("README.md", "docs/evaluation.md", "docs/training.md")]
-    commands = re.findall(r"```sh\n(.*?)```", "".join(pages), re.DOTALL)
-    assert [re.search(r"fairseq-[\w-]+|memory_usage", c)[0] for c in commands] == [
+    found = []
+    for command in re.findall(r"```sh\n(.*?)```", "".join(pages), re.DOTALL):
+        command = re.sub(r"--max-update \d+", "--max-update 3", command)
+        pipe, _, words = command.rpartition(" | ")
+        # shlex takes an escaped end of a line for a word
+        name, *words = shlex.split(words.replace("\\\n", " "))
+        if name == "python":
+            found.append((words[1].rpartition(".")[2], shell(command, folder)))
+        else:
+            text = shell(pipe, folder)
+            found.append((name, run(name, *words, text=text, folder=folder)))
+    return found
+
+
+def test_the_commands_run_in_order(folder, printed):
+    names, logs = zip(*printed, strict=True)
+    assert names == (
         "fairseq-train",
         "fairseq-eval-lm",
         "fairseq-interactive",
@@ -215,20 +235,30 @@ def test_the_commands_run_in_order(folder):
         "fairseq-train",
         "fairseq-eval-lm",
         "memory_usage",
-    ]
-    printed = []
-    for command in commands:
-        command = re.sub(r"--max-update \d+", "--max-update 3", command)
-        pipe, _, words = command.rpartition(" | ")
-        # shlex takes an escaped end of a line for a word
-        name, *words = shlex.split(words.replace("\\\n", " "))
-        if name == "python":
-            printed.append(shell(command, folder))
-        else:
-            text = shell(pipe, folder)
-            printed.append(run(name, *words, text=text, folder=folder))
+    )
     assert (folder / "checkpoints" / "checkpoint_last.pt").exists()
-    assert "recurrence 512 tokens" in printed[1]
-    assert re.search(r"^D-0\t\S+\tdef", printed[2], re.MULTILINE)
-    assert re.findall(r"^D-\d+\t\S+\t(.*)$", printed[3], re.MULTILINE) == ["def f(x):", "x += 1"]
-    assert len(re.findall(r"^H-\d+\t", printed[4], re.MULTILINE)) >= 8
+    assert "recurrence 512 tokens" in logs[1]
+    assert re.search(r"^D-0\t\S+\tdef", logs[2], re.MULTILINE)
+    assert re.findall(r"^D-\d+\t\S+\t(.*)$", logs[3], re.MULTILINE) == ["def f(x):", "x += 1"]
+    assert len(re.findall(r"^H-\d+\t", logs[4], re.MULTILINE)) >= 8
+
+
+def test_the_lines_on_trained_models_run(folder, printed, monkeypatch, capsys):
+    # in place of what make quickstart-translation leaves
+    output = folder / "quickstart" / "translation"
+    output.mkdir()
+    made = write_all(output)
+    shutil.copytree(made / "pairs", made / "checkpoints")
+    shutil.copy(made / "pairs.pt", made / "checkpoints" / "checkpoint_best.pt")
+    (made / "data" / "bpe").mkdir(parents=True)
+    (made / "data" / "bpe" / "codes").write_text("#version: 0.2\nt o</w>\n", encoding="utf-8")
+    monkeypatch.chdir(folder)
+    names = {}
+    for code in re.findall(r"```python\n(.*?)```", PAGES["docs/python.md"], re.DOTALL):
+        exec(code, names)
+    told = capsys.readouterr().out
+    assert told.startswith(f"{names['score']}\n['")
+    assert "\ndef" in told
+    assert len(ast.literal_eval(told.splitlines()[-1])) == 2
+    assert names["both"].tokens == names["score"].tokens
+    assert names["both"].log_probs == pytest.approx(names["score"].log_probs, abs=1e-5)

@@ -19,6 +19,7 @@ ROOMS = {
     "segment_language_model": {"product_key_memory", "fairseq_integration"},
     "transformer_xl": {"segment_language_model", "product_key_memory", "fairseq_integration"},
     "all_attention": {"segment_language_model", "product_key_memory", "fairseq_integration"},
+    "python_interface": {"segment_language_model", "fairseq_integration"},
 }
 # files that know tensors and arguments, and no options
 LAYERS = [

@@ -46,7 +46,7 @@ finish)
     ;;
 evaluate)
     fairseq-eval-lm "$data/bin" "${task[@]}" --distributed-world-size 1 \
-        --path "$checkpoints/checkpoint_best.pt" --gen-subset test \
+        --path "$checkpoints/checkpoint_last.pt" --gen-subset test \
         --tokens-per-sample 512 --batch-size 8 "${@:4}"
     ;;
 *)

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # All-attention network, 36 layers, on WikiText-103.
-# 132M parameters (133M in the paper). Published perplexity: 20.6, or 19.7 with line ends counted,
-# as here. Not run here.
+# 132M parameters (133M in the paper). Published perplexity: 20.6, or 19.7 with line ends counted;
+# evaluation prints both. Not run here.
 #
 #   python -m scripts.prepare.wikitext103 --output DATA
 #   bash examples/all_attention/wt103.sh train DATA CHECKPOINTS [options]
@@ -47,7 +47,7 @@ finish)
     ;;
 evaluate)
     fairseq-eval-lm "$data/bin" "${task[@]}" --distributed-world-size 1 \
-        --path "$checkpoints/checkpoint_best.pt" --gen-subset test \
+        --path "$checkpoints/checkpoint_last.pt" --gen-subset test \
         --tokens-per-sample 256 --batch-size 8 "${@:4}"
     ;;
 *)

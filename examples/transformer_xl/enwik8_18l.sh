@@ -24,7 +24,8 @@ train)
         --arch transformer_xl_enwik8_18l --tokens-per-sample 512 --batch-size 22 \
         --optimizer adam --clip-norm 0.25 --lr 0.00025 --lr-scheduler cosine \
         --max-update 400000 \
-        --save-interval-updates 4000 --keep-interval-updates 1 --batch-size-valid 10 \
+        --save-interval-updates 4000 --keep-interval-updates 1 --validate-interval 1000000 \
+        --batch-size-valid 10 --tokens-per-sample-valid 128 \
         --save-dir "$checkpoints" --no-epoch-checkpoints "${@:4}"
     ;;
 evaluate)

@@ -10,7 +10,6 @@
 #   these.
 # Different:
 # - every token is read and scored, there as many as fill all streams
-# - validation reads segments of 512 tokens, there of 128 with a memory 384 longer
 # Batch: 22 parallel streams; with N GPUs add --batch-size 22/N. Not --update-freq: it puts
 #   consecutive segments into one update.
 # Memory (computed, fp32): 0.6 GiB for weights, gradients and Adam's state; activations 0.55 GiB a
@@ -27,7 +26,8 @@ train)
         --arch transformer_xl_enwik8_base --tokens-per-sample 512 --batch-size 22 \
         --optimizer adam --clip-norm 0.25 --lr 0.00025 --lr-scheduler cosine \
         --max-update 400000 \
-        --save-interval-updates 4000 --keep-interval-updates 1 --batch-size-valid 10 \
+        --save-interval-updates 4000 --keep-interval-updates 1 --validate-interval 1000000 \
+        --batch-size-valid 10 --tokens-per-sample-valid 128 \
         --save-dir "$checkpoints" --no-epoch-checkpoints "${@:4}"
     ;;
 evaluate)

@@ -15,7 +15,8 @@
 # - layer norms add 1e-5 to the variance, there 1e-12
 # - the gradient is clipped as a whole, there the part of each TPU core before they are summed
 # - same_length shows 3,800 tokens, there one more
-# - the checkpoint of the lowest validation loss is evaluated, there that of the lowest test loss
+# - the checkpoint of the lowest validation loss is evaluated, with a memory of 1,408; there that
+#   of the lowest test loss, with 3,800
 # Batch: 64 parallel streams; with N GPUs add --batch-size 64/N. Not --update-freq: it puts
 #   consecutive segments into one update.
 # Memory (computed, fp32): 4.1 GiB for weights, gradients and Adam's state; activations 3.0 GiB a
@@ -33,7 +34,8 @@ train)
         --initial-values tensorflow --zero-memory \
         --optimizer adam --clip-norm 0.25 --lr 0.00025 --lr-scheduler cosine --min-lr 0.0000025 \
         --warmup-updates 4000 --warmup-init-lr 0 --max-update 400000 \
-        --save-interval-updates 10000 --keep-interval-updates 1 \
+        --save-interval-updates 10000 --keep-interval-updates 1 --validate-interval 1000000 \
+        --batch-size-valid 16 --tokens-per-sample-valid 128 \
         --save-dir "$checkpoints" --no-epoch-checkpoints "${@:4}"
     ;;
 evaluate)

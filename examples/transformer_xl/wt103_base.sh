@@ -27,7 +27,8 @@ train)
         --criterion exact_adaptive_loss --ddp-backend legacy_ddp \
         --optimizer adam --clip-norm 0.25 --lr 0.00025 --lr-scheduler cosine \
         --max-update 200000 \
-        --save-interval-updates 4000 --keep-interval-updates 1 --batch-size-valid 10 \
+        --save-interval-updates 4000 --keep-interval-updates 1 --validate-interval 1000000 \
+        --batch-size-valid 10 \
         --save-dir "$checkpoints" --no-epoch-checkpoints "${@:4}"
     ;;
 evaluate)

@@ -15,7 +15,8 @@
 # - layer norms add 1e-5 to the variance, there 1e-12
 # - the gradient is clipped as a whole, there the part of each TPU core before they are summed
 # - same_length shows 1,600 tokens, there one more
-# - the checkpoint of the lowest validation loss is evaluated, there that of the lowest test loss
+# - the checkpoint of the lowest validation loss is evaluated, with a memory of 640; there that
+#   of the lowest test loss, with 1,600
 # Batch: 128 parallel streams; with N GPUs add --batch-size 128/N. Not --update-freq: it puts
 #   consecutive segments into one update.
 # Memory (computed, fp32): 4.2 GiB for weights, gradients and Adam's state; activations 1.2 GiB a
@@ -34,7 +35,8 @@ train)
         --criterion exact_adaptive_loss --ddp-backend legacy_ddp \
         --optimizer adam --clip-norm 0.25 --lr 0.00025 --lr-scheduler cosine --min-lr 0.0000025 \
         --warmup-updates 16000 --warmup-init-lr 0 --max-update 4000000 \
-        --save-interval-updates 10000 --keep-interval-updates 1 \
+        --save-interval-updates 10000 --keep-interval-updates 1 --validate-interval 1000000 \
+        --batch-size-valid 8 --tokens-per-sample-valid 128 \
         --save-dir "$checkpoints" --no-epoch-checkpoints "${@:4}"
     ;;
 evaluate)

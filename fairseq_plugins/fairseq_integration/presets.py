@@ -28,6 +28,8 @@ from fairseq.models import (
 from hydra.core.config_store import ConfigStore
 from omegaconf import DictConfig, OmegaConf, open_dict
 
+from fairseq_plugins.fairseq_integration.distributed import check_training
+
 # by its name: the values of a preset, and the options of its model with their defaults
 _PRESETS: dict[str, tuple[dict[str, Any], type | None]] = {}
 
@@ -110,8 +112,9 @@ def _build_model(
     """Build a model with fairseq's function, after its options were completed in place.
 
     Raises:
-        ValueError: a configuration has an option that the model does not have, or a checkpoint's
-            has another kind of value than the option.
+        ValueError: a configuration has an option that the model does not have, or a value that is
+            another kind of number than the option; or the model does not go with how its training
+            is shared out.
     """
     name = getattr(cfg, "_name", None) or getattr(cfg, "arch", None)
     if name in _PRESETS:
@@ -125,6 +128,10 @@ def _build_model(
                 cfg.update({name: value for name, value in wanted.items() if name not in cfg})
             cfg = _parsed(cfg)
         _check_numbers(cfg, options)
+        model = build(cfg, task, from_checkpoint)
+        if not from_checkpoint:
+            check_training(cfg, model)
+        return model
     return build(cfg, task, from_checkpoint)
 
 

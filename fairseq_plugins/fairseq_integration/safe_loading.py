@@ -1,8 +1,10 @@
-"""What fairseq's checkpoints hold and torch's safe loader does not know by itself."""
+"""Checkpoints read without executing anything in them, and what fairseq's hold besides weights."""
 
 import argparse
+import pickle
 import typing
 from collections import defaultdict
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -42,3 +44,33 @@ OPTION_CONTAINERS = [
 def allow_option_containers() -> None:
     """Register :data:`OPTION_CONTAINERS` with ``torch.load(weights_only=True)``."""
     torch.serialization.add_safe_globals(OPTION_CONTAINERS)
+
+
+def read_checkpoint(path: Path, name: str) -> dict[str, typing.Any]:
+    """Return what a file holds, its tensors left on the disk; {} for another kind of content.
+
+    Args:
+        path: the file.
+        name: what errors call it.
+
+    Raises:
+        ValueError: it is missing, broken, or holds more than weights and options.
+    """
+    if not path.is_file():
+        raise ValueError(f"{name} is no file: name one that fairseq-train wrote")
+    try:
+        state = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+    except (pickle.UnpicklingError, RuntimeError, EOFError) as error:
+        raise ValueError(
+            f"{name} holds more than weights and options, or is cut short, and is not loaded "
+            f"({str(error).splitlines()[0]}): name a checkpoint that fairseq-train wrote with "
+            "this plugin"
+        ) from error
+    return state if isinstance(state, dict) else {}
+
+
+def options_of(state: dict[str, typing.Any], part: str) -> dict[str, typing.Any]:
+    """Return the options of a ``part`` of a checkpoint, such as "model", by name; {} for none."""
+    options = (state.get("cfg") or {}).get(part) or {}
+    # parsed arguments, or a configuration
+    return options if isinstance(options, dict) else vars(options)

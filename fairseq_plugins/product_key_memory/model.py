@@ -64,6 +64,11 @@ class MemoryLanguageModel(TransformerLanguageModel):
     """fairseq's transformer language model with memories in some layers (section 4)."""
 
     @classmethod
+    def hub_models(cls) -> dict[str, str]:
+        """Return no models to download: those of the parent are other models."""
+        return {}
+
+    @classmethod
     def add_args(cls, parser: argparse.ArgumentParser) -> None:
         """Add the options to ``parser``."""
         # fairseq would let "--decoder-learned-pos" switch off what is on without it
@@ -145,6 +150,11 @@ class MemoryTransformer(TransformerModel):
     It takes fairseq's options as parsed arguments, as its parent does: fairseq's configuration of
     this model is nested, and the command line cannot fill it.
     """
+
+    @classmethod
+    def hub_models(cls) -> dict[str, str]:
+        """Return no models to download: those of the parent are other models."""
+        return {}
 
     @classmethod
     def add_args(cls, parser: argparse.ArgumentParser) -> None:

@@ -16,6 +16,7 @@ from torch.utils.checkpoint import checkpoint
 
 from fairseq_plugins.fairseq_integration.forward_passes import InferenceCache
 from fairseq_plugins.product_key_memory.memory import ProductKeyMemory
+from fairseq_plugins.segment_language_model.evaluation import temper
 from fairseq_plugins.segment_language_model.key_value_cache import HiddenStates, LayerState
 from fairseq_plugins.segment_language_model.layer import SegmentLayer
 from fairseq_plugins.segment_language_model.recurrence import Cursor, Recurrence
@@ -100,6 +101,7 @@ class SegmentDecoder(FairseqIncrementalDecoder):
         self.output_projection = None if adaptive else output
         self.context = context
         self.checkpoint_activations = checkpoint_activations
+        self.softmax_temperature = 1.0  # of evaluation: the task may set another
         self._inference_terms: InferenceCache[tuple[int, list[Any]]] = InferenceCache()
         self._told_of_places = False
 
@@ -274,7 +276,9 @@ class SegmentDecoder(FairseqIncrementalDecoder):
     def get_normalized_probs(
         self, net_output: tuple[Tensor, Any], log_probs: bool, sample: dict | None = None
     ) -> Tensor:
-        """Return (log-)probabilities of all symbols, (B, T, V).
+        """Return (log-)probabilities of all symbols, (B, T, V), at the softmax temperature.
+
+        Those of the targets are added to the sample's tally, if it has one.
 
         Raises:
             ValueError: a criterion for plain softmaxes trains an adaptive one.
@@ -284,18 +288,21 @@ class SegmentDecoder(FairseqIncrementalDecoder):
         """
         if self.adaptive_softmax is not None and sample is None and torch.is_grad_enabled():
             raise ValueError(
-                "--adaptive-softmax-cutoff needs --criterion exact_adaptive_loss, "
-                "half_exact_adaptive_loss or span_exact_adaptive_loss: this one is for plain "
-                "softmaxes"
+                "--adaptive-softmax-cutoff needs --criterion exact_adaptive_loss, or that with "
+                "half_, penalized_ or span_ before it: this one is for plain softmaxes"
             )
         probs = super().get_normalized_probs(net_output, log_probs, sample)
         if log_probs and sample is not None:
-            self._check_targets(probs, sample["target"])
+            self._check_targets(_of_targets(probs, sample["target"]), sample["target"])
+        if self.softmax_temperature != 1:
+            probs = temper(probs, self.softmax_temperature, log_probs)
+        if log_probs and sample is not None and "tally" in sample:
+            target = sample["target"]
+            sample["tally"].add(_of_targets(probs, target), target)
         return probs
 
-    def _check_targets(self, log_probs: Tensor, target: Tensor) -> None:
-        """Raise for a token of ``target`` (B, T) that ``log_probs`` (B, T, V) cannot score."""
-        of_targets = log_probs.gather(-1, target.unsqueeze(-1)).squeeze(-1)
+    def _check_targets(self, of_targets: Tensor, target: Tensor) -> None:
+        """Raise where the log-probabilities ``of_targets`` of ``target``, both (B, T), are none."""
         if not of_targets.isfinite().all():
             raise FloatingPointError(
                 "the log-probability of a token is not finite: evaluate without --fp16, or "
@@ -323,3 +330,8 @@ class SegmentDecoder(FairseqIncrementalDecoder):
         if self.absolute_positions is not None:
             return self.context.segment
         return 1_000_000_000
+
+
+def _of_targets(log_probs: Tensor, target: Tensor) -> Tensor:
+    """Return what ``log_probs`` (B, T, V) have for the tokens ``target``, (B, T)."""
+    return log_probs.gather(-1, target.unsqueeze(-1)).squeeze(-1)

@@ -3,6 +3,7 @@
 Shapes: B prompts, T tokens, K beams, V symbols.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,9 @@ from fairseq.data import (
 )
 from torch import Tensor, nn
 
+# a log-probability in nats whose probability single precision still holds
+_LEAST = -80.0
+
 
 class RunningTextDictionary(Dictionary):
     """A dictionary that writes ``</s>`` out where fairseq's leaves it away."""
@@ -28,8 +32,14 @@ class RunningTextDictionary(Dictionary):
 
 def is_characters(dictionary: Dictionary) -> bool:
     """Return whether symbols are single characters, or bytes by their number (0 to 255)."""
-    words = dictionary.symbols[dictionary.nspecial :]
+    words = own_symbols(dictionary)
     return all(len(w) == 1 for w in words) or all(w.isdecimal() and int(w) < 256 for w in words)
+
+
+def own_symbols(dictionary: Dictionary) -> list[str]:
+    """Return the symbols but for fairseq's special ones and those that only fill it up."""
+    symbols = dictionary.symbols[dictionary.nspecial :]
+    return [symbol for symbol in symbols if not symbol.startswith("madeupword")]
 
 
 def prompts(
@@ -102,15 +112,43 @@ def end_by_length(generator: Any) -> Any:
     occurs in the text: its log-probability is that of something unseen, or as good as -∞, which no
     sample could be drawn from. It shall cost nothing.
     """
-    generator.search = _LengthLimit(generator.search, generator.eos)
+    end = generator.eos
+
+    def free_end(log_probs: Tensor) -> None:
+        of_end = log_probs[..., end]
+        of_end.copy_(torch.where(_one_left(log_probs) & of_end.isfinite(), 0.0, of_end))
+
+    generator.search = _AdjustedSearch(generator.search, free_end)
     return generator
 
 
-class _LengthLimit(nn.Module):
-    def __init__(self, search: nn.Module, end: int) -> None:
+def draw_prompts(generator: Any) -> Any:
+    """Have fairseq's ``generator`` draw samples after prompts however unlikely these are.
+
+    fairseq draws the symbols of a prompt too, from probabilities that are 0 elsewhere. A low
+    temperature would make all of them 0.
+    """
+
+    def keep_possible(log_probs: Tensor) -> None:
+        low = _one_left(log_probs).unsqueeze(-1) & log_probs.isfinite() & (log_probs < _LEAST)
+        log_probs.masked_fill_(low, _LEAST)
+
+    generator.search = _AdjustedSearch(generator.search, keep_possible)
+    return generator
+
+
+def _one_left(log_probs: Tensor) -> Tensor:
+    """Return for which rows of log-probabilities (B, K, V) one symbol is possible, (B, K)."""
+    return log_probs.isneginf().sum(-1) == log_probs.size(-1) - 1
+
+
+class _AdjustedSearch(nn.Module):
+    """One of fairseq's searches, which chooses by log-probabilities that were adjusted in place."""
+
+    def __init__(self, search: nn.Module, adjust: Callable[[Tensor], None]) -> None:
         super().__init__()
         self.search = search
-        self.end = end
+        self.adjust = adjust
 
     def __getattr__(self, name: str) -> Any:
         try:
@@ -120,7 +158,5 @@ class _LengthLimit(nn.Module):
 
     def step(self, step: int, lprobs: Tensor, *args: Any, **kwargs: Any) -> Any:
         """Choose what comes next by log-probabilities (B, K, V), as fairseq's searches do."""
-        left = lprobs.isneginf().sum(-1) == lprobs.size(-1) - 1
-        of_end = lprobs[..., self.end]
-        of_end.copy_(torch.where(left & of_end.isfinite(), 0.0, of_end))
+        self.adjust(lprobs)
         return self.search.step(step, lprobs, *args, **kwargs)

@@ -254,7 +254,9 @@ class SegmentLanguageModel(FairseqLanguageModel):
             for module in self.modules():
                 if hasattr(module, "kernel"):
                     module.kernel = kernel
-        logger.info(self.summary)
+        temperature = self.decoder.softmax_temperature
+        tempered = "" if temperature == 1 else f", softmax temperature {temperature}"
+        logger.info("%s%s", self.summary, tempered)
 
     def load_state_dict(self, state_dict: dict, *args: Any, **kwargs: Any):
         """Load weights, fitted to the options of this model, also those without its memories.

@@ -25,14 +25,15 @@ class _BatchesWithCursors(CountingIterator):
     It comes after fairseq's buffer of batches, so that a cursor is made when its batch is due.
     """
 
-    def __init__(self, batches: Iterable, recurrence: Recurrence, segment_length: int) -> None:
+    def __init__(self, batches: Iterable, recurrence: Recurrence, streams: TokenStreams) -> None:
         super().__init__(batches, total=len(batches))
         self.recurrence = recurrence
-        self.segment_length = segment_length
+        self.streams = streams
 
     def __next__(self) -> dict[str, Any]:
-        start = self.n * self.segment_length
+        segment = self.n
         batch = super().__next__()
+        start = self.streams.segment_start(segment)
         batch["net_input"]["recurrence"] = self.recurrence.at(start)
         return batch
 
@@ -86,10 +87,9 @@ class StreamIterator(EpochBatchIterator):
         batches = super()._get_iterator_for_epoch(epoch, False, fix_batches_to_gpus, offset)
         if batches is None:
             return None
-        segment_length = self.dataset.segment_length
-        last_start = (self.dataset.num_segments - 1) * segment_length
+        last_start = self.dataset.segment_start(self.dataset.num_segments - 1)
         self.recurrence = Recurrence(last_start, self.longer_recurrence)
-        return _BatchesWithCursors(batches, self.recurrence, segment_length)
+        return _BatchesWithCursors(batches, self.recurrence, self.dataset)
 
     def _layout(self) -> dict[str, int]:
         layout = {
@@ -99,6 +99,9 @@ class StreamIterator(EpochBatchIterator):
         }
         if self.dataset.shuffled_with is not None:
             layout["shuffled_with"] = self.dataset.shuffled_with
+        if self.dataset.jitter is not None:
+            layout["jitter"] = self.dataset.jitter.deviation
+            layout["jittered_with"] = self.dataset.jitter.seed
         return layout
 
     def state_dict(self) -> dict[str, Any]:
@@ -140,8 +143,9 @@ class StreamIterator(EpochBatchIterator):
             raise ValueError(
                 "the checkpoint stopped in the middle of an epoch over "
                 f"{_describe(saved)}, and this run has {_describe(self._layout())}: resume with "
-                "the same data, --tokens-per-sample and --batch-size times workers (and, with "
-                "--shuffle-sentences, --seed), or begin the epoch anew with --reset-dataloader"
+                "the same data, --tokens-per-sample, --segment-jitter and --batch-size times "
+                "workers (and, with --shuffle-sentences or --segment-jitter, --seed), or begin the "
+                "epoch anew with --reset-dataloader"
             )
         super().load_state_dict({**state_dict, "shuffle": False})
         if not in_epoch:
@@ -158,4 +162,6 @@ def _describe(layout: dict[str, int]) -> str:
     text = "{tokens:,} tokens in {streams} streams with segments of {segment_length}"
     if "shuffled_with" in layout:
         text += ", sentences shuffled with seed {shuffled_with}"
+    if "jitter" in layout:
+        text += ", lengths of deviation {jitter} drawn with seed {jittered_with}"
     return text.format(**layout)

@@ -5,7 +5,7 @@ the end of every line. S streams share them out as consecutive parts that differ
 most, and each stream is read in segments of T tokens, the last one shorter. So every token is
 predicted exactly once, whatever S and T are. The first token of the split is predicted from
 ``</s>``, the first of any other stream from the token before it. Sentences may come in a random
-order, which then is the order of the split.
+order, which then is the order of the split, and segments in random lengths, alike in all streams.
 
 With an extended context of C tokens each segment comes with the C tokens before it, of whichever
 stream, which are read but not predicted: the context of models without recurrence.
@@ -31,6 +31,8 @@ from fairseq.data.indexed_dataset import (
     index_file_path,
 )
 from torch import Tensor
+
+from fairseq_plugins.segment_language_model.segment_jitter import Jitter
 
 # tokens that are looked at together: comparing a billion at once would take gigabytes
 _SCANNED = 2**24
@@ -174,12 +176,14 @@ class RunningText(FairseqDataset):
     Args:
         tokens: (N,).
         shuffled: whether each epoch has the sentences in an order of its own.
+        jitter: standard deviation of the lengths of segments, in tokens; 0 for equal ones.
     """
 
-    def __init__(self, tokens: np.ndarray, shuffled: bool = False) -> None:
+    def __init__(self, tokens: np.ndarray, shuffled: bool = False, jitter: int = 0) -> None:
         super().__init__()
         self.tokens = tokens
         self.shuffled = shuffled
+        self.jitter = jitter
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -196,7 +200,8 @@ class RunningText(FairseqDataset):
     ) -> TokenStreams:
         """Return the tokens as ``streams`` parallel streams for each of ``num_shards`` workers.
 
-        Sentences that are shuffled have the order of ``seed`` and ``epoch``, alike on all workers.
+        Sentences that are shuffled have the order of ``seed`` and ``epoch``, and segments that vary
+        their lengths, alike on all workers.
 
         Raises:
             ValueError: there are no streams, or more than tokens, or one sentence to shuffle.
@@ -220,6 +225,7 @@ class RunningText(FairseqDataset):
             segment_length,
             extended_context,
             seed if self.shuffled else None,
+            Jitter(self.jitter, seed, epoch) if self.jitter else None,
         )
 
 
@@ -235,6 +241,7 @@ class TokenStreams(FairseqDataset):
         segment_length: T.
         extended_context: C.
         shuffled_with: the seed of the sentences' order; None for that of the text.
+        jitter: how T varies; None for segments of T tokens.
     """
 
     def __init__(
@@ -245,6 +252,7 @@ class TokenStreams(FairseqDataset):
         segment_length: int,
         extended_context: int = 0,
         shuffled_with: int | None = None,
+        jitter: Jitter | None = None,
     ) -> None:
         super().__init__()
         self.tokens = tokens
@@ -255,17 +263,27 @@ class TokenStreams(FairseqDataset):
         self.segment_length = segment_length
         self.extended_context = extended_context
         self.shuffled_with = shuffled_with
+        self.jitter = jitter
         # the first streams are a token longer where N is no multiple of S
         self._length, self._longer = divmod(len(tokens), num_streams)
         longest = self._length + (self._longer > 0)
         self.num_segments = -(-longest // segment_length)
+        if jitter is not None:
+            self._starts = jitter.draw_starts(longest, segment_length)
+            self.num_segments = len(self._starts) - 1
+
+    def segment_start(self, segment: int) -> int:
+        """Return how many tokens of each stream come before segment ``segment``, at most K."""
+        if self.jitter is None:
+            return segment * self.segment_length
+        return int(self._starts[segment])
 
     def segment_bounds(self, segment: int, stream: int) -> tuple[int, int]:
         """Return where segment ``segment`` of stream ``stream`` begins and ends in the split."""
         first = stream * self._length + min(stream, self._longer)
         last = first + self._length + (stream < self._longer)
-        begin = first + segment * self.segment_length
-        return min(begin, last), min(begin + self.segment_length, last)
+        begin, end = (first + self.segment_start(number) for number in (segment, segment + 1))
+        return min(begin, last), min(end, last)
 
     def __getitem__(self, index: int) -> dict[str, int | Tensor]:
         begin, end = self.segment_bounds(*divmod(index, self.num_streams))
@@ -340,10 +358,11 @@ class TokenStreams(FairseqDataset):
             longer_recurrence: tokens by which its recurrence is longer than ``--mem-len``.
         """
         logger.info(
-            "%s tokens in %s, segments of %d tokens%s%s%s; worker %d of %d has %s",
+            "%s tokens in %s, segments of %d tokens%s%s%s%s; worker %d of %d has %s",
             f"{len(self.tokens):,}",
             _streams(self.num_streams),
             self.segment_length,
+            "" if self.jitter is None else f" (standard deviation {self.jitter.deviation})",
             f" after {self.extended_context} of context" if self.extended_context else "",
             f", recurrence longer by {longer_recurrence}" if longer_recurrence else "",
             "" if self.shuffled_with is None else ", sentences shuffled",

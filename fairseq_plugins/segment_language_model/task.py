@@ -18,6 +18,8 @@ from fairseq_plugins.segment_language_model.batch_split import (
     split_batch,
     train_in_parts,
 )
+from fairseq_plugins.segment_language_model.decoder import SegmentDecoder
+from fairseq_plugins.segment_language_model.evaluation import LineEndTally, TalliedBatches
 from fairseq_plugins.segment_language_model.generation import (
     RunningTextDictionary,
     choose_prefix,
@@ -26,6 +28,7 @@ from fairseq_plugins.segment_language_model.generation import (
     prompts,
     sentences,
 )
+from fairseq_plugins.segment_language_model.segment_jitter import longest_segment
 from fairseq_plugins.segment_language_model.stream_iterator import OTHER_DICTIONARY, StreamIterator
 from fairseq_plugins.segment_language_model.streams import RunningText, fingerprint, load_tokens
 from fairseq_plugins.segment_language_model.task_config import (
@@ -90,8 +93,15 @@ class SegmentLanguageModelingTask(FairseqTask):
 
         Raises:
             ValueError: it reads no segments, it has a recurrence and segments come with an extended
-                context, or a batch to train on has fewer streams than parts.
+                context, a batch to train on has fewer streams than parts, training has a softmax
+                temperature, or its segments vary and positions are a vector for each place.
         """
+        temperature = self.cfg.softmax_temperature
+        if temperature != 1 and not from_checkpoint:
+            raise ValueError(
+                f"--softmax-temperature is {temperature}: it is of evaluation; leave it out of "
+                "fairseq-train, and give it to fairseq-eval-lm"
+            )
         if self.cfg.batch_split != 1 and not from_checkpoint:
             check_parts(self.cfg.batch_split, self.cfg.batch_size)
         name = getattr(cfg, "_name", None) or cfg.arch
@@ -102,6 +112,7 @@ class SegmentLanguageModelingTask(FairseqTask):
                 "transformer_xl, all_attention_lm or a preset of theirs, or another --task"
             )
         model = super().build_model(cfg, from_checkpoint)
+        model.decoder.softmax_temperature = temperature
         self._check_criterion = model.check_criterion
         mem_len = model.decoder.context.mem_len
         self._has_recurrence = mem_len > 0
@@ -111,9 +122,21 @@ class SegmentLanguageModelingTask(FairseqTask):
                 f"of {mem_len} tokens, which would hold them twice: leave it out, or give "
                 "--mem-len 0 (in evaluation: --model-overrides \"{'mem_len': 0}\")"
             )
+        if self.cfg.segment_jitter and not from_checkpoint:
+            self._train_on_longer_segments(model.decoder)
         if not from_checkpoint:
             logger.info(model.summary)  # models that are loaded say it before they are used
         return model
+
+    def _train_on_longer_segments(self, decoder: SegmentDecoder) -> None:
+        jitter = self.cfg.segment_jitter
+        if getattr(decoder.absolute_positions, "max_positions", None) is not None:
+            raise ValueError(
+                f"--segment-jitter is {jitter} with --positions learned-absolute, which has a "
+                "vector for each place of --tokens-per-sample: leave one of the two out"
+            )
+        most = longest_segment(decoder.context.segment, jitter)
+        decoder.context = decoder.context._replace(segment=most)
 
     def build_criterion(self, cfg: Any, *args: Any, **kwargs: Any) -> Any:
         """Build the loss.
@@ -143,8 +166,10 @@ class SegmentLanguageModelingTask(FairseqTask):
         paths = utils.split_paths(self.cfg.data)
         path = os.path.join(paths[(epoch - 1) % len(paths)], split)
         tokens = load_tokens(path, self.dictionary, self.cfg.dataset_impl, combine)
-        shuffled = self.cfg.shuffle_sentences and split == self.cfg.train_subset
-        self.datasets[split] = RunningText(tokens, shuffled)
+        training = split == self.cfg.train_subset
+        shuffled = self.cfg.shuffle_sentences and training
+        jitter = self.cfg.segment_jitter if training else 0
+        self.datasets[split] = RunningText(tokens, shuffled, jitter)
 
     def get_batch_iterator(
         self,
@@ -166,7 +191,7 @@ class SegmentLanguageModelingTask(FairseqTask):
             dataset: a split of this task, or the sentences of fairseq-interactive.
             max_tokens: refused for streams, which are counted with ``max_sentences``.
             max_sentences: B, the streams of each worker (``--batch-size``); 1 if None.
-            seed: of the order of ``--shuffle-sentences``, beside the epoch.
+            seed: of ``--shuffle-sentences`` and ``--segment-jitter``, beside the epoch.
             num_shards: number of workers.
             shard_id: this worker.
             num_workers: of fairseq's iterator over sentences; a batch of streams is a few slices
@@ -237,6 +262,8 @@ class SegmentLanguageModelingTask(FairseqTask):
     ) -> Any:
         """Return the batches of fairseq-eval-lm: ``batch_size`` streams, one if None.
 
+        At their end the log has the figures without line ends.
+
         Raises:
             ValueError: ``--context-window`` is given, or several workers run, of which
                 fairseq-eval-lm would print the first one's part as the result.
@@ -255,13 +282,14 @@ class SegmentLanguageModelingTask(FairseqTask):
             )
         if is_characters(self.dictionary):
             logger.info("each token is a character: Loss (base 2) is in bits per character")
-        return self.get_batch_iterator(
+        batches = self.get_batch_iterator(
             dataset,
             max_sentences=batch_size,
             num_shards=num_shards,
             shard_id=shard_id,
             data_buffer_size=data_buffer_size,
         ).next_epoch_itr(shuffle=False)
+        return TalliedBatches(batches, LineEndTally(self.dictionary))
 
     def train_step(self, sample: dict[str, Any], model: Any, *args: Any, **kwargs: Any) -> Any:
         """Train on a batch, and keep hold of its streams' recurrence for the next checkpoint."""

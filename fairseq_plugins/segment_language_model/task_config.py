@@ -1,5 +1,6 @@
 """Options of the task, and what is wrong with their values."""
 
+import math
 import os
 from dataclasses import dataclass, field
 from typing import Optional
@@ -24,6 +25,15 @@ class SegmentLanguageModelingConfig(FairseqDataclass):
     tokens_per_sample: int = field(
         default=512, metadata={"help": "segment length: tokens that are computed at once"}
     )
+    segment_jitter: int = field(
+        default=0,
+        metadata={
+            "help": "standard deviation of the lengths of training segments, in tokens: each is "
+            "drawn around --tokens-per-sample, or, one in twenty, around half of it, is at least 5 "
+            "and at most three deviations longer than --tokens-per-sample (0: all alike; published "
+            "for Penn Treebank: 5)"
+        },
+    )
     extended_context: int = field(
         default=0,
         metadata={
@@ -37,6 +47,13 @@ class SegmentLanguageModelingConfig(FairseqDataclass):
             "help": "segment length in validation, at most --tokens-per-sample; the recurrence, or "
             "without one the extended context, is longer by what segments are shorter by (None: as "
             "in training)"
+        },
+    )
+    softmax_temperature: float = field(
+        default=1.0,
+        metadata={
+            "help": "in evaluation, what scores are divided by before the softmax; the published "
+            "Transformer-XL has 1.08 on Penn Treebank"
         },
     )
     batch_split: int = field(
@@ -76,15 +93,20 @@ def find_dictionary(cfg: SegmentLanguageModelingConfig) -> str:
     """Return the path of the dictionary, with the other options checked.
 
     Raises:
-        ValueError: there is no data folder, no dictionary in it, or no such segment length.
+        ValueError: there is no data folder, no dictionary in it, or no such length of segments or
+            temperature.
     """
     if not cfg.data:
         raise ValueError("DATA is missing: name the folder that fairseq-preprocess wrote")
-    for option, least in (("tokens_per_sample", 1), ("extended_context", 0)):
+    for option, least in (("tokens_per_sample", 1), ("segment_jitter", 0), ("extended_context", 0)):
         value = getattr(cfg, option)
         if value < least:
             flag = option.replace("_", "-")
             raise ValueError(f"--{flag} is {value}: it must be at least {least}")
+    if not 0 < cfg.softmax_temperature < math.inf:
+        raise ValueError(
+            f"--softmax-temperature is {cfg.softmax_temperature}: it must be above 0, and finite"
+        )
     valid = cfg.tokens_per_sample_valid
     if valid is not None and not 1 <= valid <= cfg.tokens_per_sample:
         raise ValueError(

@@ -37,7 +37,6 @@ from fairseq_plugins.weighted_transformer.options import (
     branch_options,
     check_options,
     check_parts,
-    check_trainer,
 )
 from fairseq_plugins.weighted_transformer.weighted_sublayers import (
     WeightedDecoderLayer,
@@ -92,6 +91,11 @@ class WeightedTransformer(TransformerModel):
     _is_trained = False
 
     @classmethod
+    def hub_models(cls) -> dict[str, str]:
+        """Return no models to download: those of the parent are other models."""
+        return {}
+
+    @classmethod
     def add_args(cls, parser: argparse.ArgumentParser) -> None:
         """Add fairseq's options and those of branches to ``parser``, without defaults."""
         super().add_args(parser)
@@ -106,7 +110,6 @@ class WeightedTransformer(TransformerModel):
         """
         options = branch_options(args)
         check_options(options)
-        check_trainer(args)
         check_parts(TransformerConfig.from_namespace(args))
         model = super().build_model(args, task)
         # fairseq has completed the arguments

@@ -166,23 +166,6 @@ def check_options(options: BranchOptions) -> None:
         )
 
 
-def check_trainer(args: argparse.Namespace) -> None:
-    """Refuse trainers that go behind the optimizer's back.
-
-    Raises:
-        ValueError: such a one is asked for.
-    """
-    # BMUF overwrites weights with averages of the workers' and starts the optimizer anew; sharding
-    # makes another optimizer of the same class, without the schedules
-    for option, harmless in [("use_bmuf", False), ("zero_sharding", "none")]:
-        value = getattr(args, option, harmless)
-        if value != harmless:
-            raise ValueError(
-                f"--{option.replace('_', '-')} is {value}: kappa and alpha would leave the "
-                "simplex or their schedule, leave it out"
-            )
-
-
 def check_parts(cfg: TransformerConfig) -> None:
     """Refuse what fairseq's own layers can do and branched ones cannot.
 

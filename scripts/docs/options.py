@@ -24,6 +24,7 @@ from fairseq_plugins.product_key_memory.optimizer import AdamWithMemoryConfig
 from fairseq_plugins.product_key_memory.options import MemoryLayersOptions
 from fairseq_plugins.segment_language_model.model_config import SegmentLanguageModelConfig
 from fairseq_plugins.segment_language_model.task import SegmentLanguageModelingConfig
+from fairseq_plugins.transformer_xl.activation_penalty import PenalizedCrossEntropyConfig
 from fairseq_plugins.transformer_xl.model import TransformerXLConfig
 from fairseq_plugins.weighted_transformer.options import BranchOptions
 from scripts._shared.command_line import command_parser, exit_status
@@ -81,6 +82,12 @@ SECTIONS = [
         "Criteria `span_cross_entropy` and `span_exact_adaptive_loss`",
         "They have those of fairseq's `cross_entropy` and `adaptive_loss`, too.",
         SpanCrossEntropyConfig,
+        (CrossEntropyCriterionConfig,),
+    ),
+    Section(
+        "Criteria `penalized_cross_entropy` and `penalized_exact_adaptive_loss`",
+        "They have those of fairseq's `cross_entropy` and `adaptive_loss`, too.",
+        PenalizedCrossEntropyConfig,
         (CrossEntropyCriterionConfig,),
     ),
     Section("Optimizer `adagrad_with_clip`", "", AdagradWithClipConfig),

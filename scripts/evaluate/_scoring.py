@@ -11,12 +11,11 @@ from typing import Any
 import numpy as np
 import torch
 from fairseq.checkpoint_utils import load_model_ensemble_and_task
-from fairseq.models import BaseFairseqModel
 from fairseq.utils import move_to_cuda
 from torch import Tensor
 from tqdm import tqdm
 
-from fairseq_plugins.segment_language_model.generation import is_characters
+from fairseq_plugins.python_interface.scoring import score_features
 from fairseq_plugins.segment_language_model.model import SegmentLanguageModel
 from fairseq_plugins.segment_language_model.streams import RunningText
 from fairseq_plugins.segment_language_model.task import (
@@ -27,10 +26,6 @@ from fairseq_plugins.transformer_xl.model import ABSOLUTE
 from scripts._shared.checkpoints import load_checkpoint, options_of
 from scripts._shared.command_line import check_at_least
 from scripts._shared.commands import short
-
-BITS, PERPLEXITY = "bits per character", "perplexity"
-# Log-probabilities that are computed at once: those of a large vocabulary outweigh all else.
-_LOG_PROBABILITIES = 2**26
 
 
 def choose_device(cpu: bool) -> torch.device:
@@ -104,39 +99,6 @@ def load_language_model(
         [str(checkpoint)], arg_overrides=overrides, task=task
     )
     return model.eval().to(device)
-
-
-def loss_unit(task: SegmentLanguageModelingTask) -> str:
-    """Unit in which the loss of a text is usually given: by the kind of its symbols."""
-    return BITS if is_characters(task.dictionary) else PERPLEXITY
-
-
-def in_unit(nats: float, unit: str) -> float:
-    """Mean loss in nats a token as bits per character, or as the perplexity of a token."""
-    return float(nats / np.log(2) if unit == BITS else np.exp(nats))
-
-
-@torch.no_grad()
-def score_features(
-    model: BaseFairseqModel, features: Tensor, target: Tensor, scored: Tensor
-) -> Tensor:
-    """Losses of some of the tokens that a batch predicts, in nats, row after row: (tokens,).
-
-    Args:
-        model: any whose decoder maps features to scores.
-        features: what its last layer says of each token, (B, T, d).
-        target: the tokens predicted there, (B, T).
-        scored: which of them are wanted, (B, T).
-    """
-    features, target = features[scored], target[scored]
-    piece = max(1, _LOG_PROBABILITIES // len(model.decoder.dictionary))
-    losses = []
-    for some, their_target in zip(features.split(piece), target.split(piece), strict=True):
-        output = model.decoder.output_layer(some.unsqueeze(0))
-        sample = {"target": their_target.unsqueeze(0)}
-        log_probs = model.get_normalized_probs((output, None), log_probs=True, sample=sample)
-        losses.append(-log_probs.gather(-1, sample["target"].unsqueeze(-1)).view(-1).float())
-    return torch.cat(losses)
 
 
 @torch.no_grad()

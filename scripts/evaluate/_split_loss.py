@@ -17,11 +17,12 @@ from fairseq.tasks.language_modeling import LanguageModelingTask
 from fairseq.tasks.translation import TranslationTask
 from torch import Tensor
 
+from fairseq_plugins.python_interface.scoring import score_features
 from fairseq_plugins.segment_language_model.streams import load_tokens
 from fairseq_plugins.segment_language_model.task import SegmentLanguageModelingTask
 from scripts._shared.checkpoints import options_of, read_checkpoint
 from scripts._shared.commands import short
-from scripts.evaluate._scoring import score_batches, score_features
+from scripts.evaluate._scoring import score_batches
 
 TASKS = (LanguageModelingTask, SegmentLanguageModelingTask, TranslationTask)
 # Blocks or pairs of sentences at a time; a stream by itself gives the exact figure of a text.

@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from torch import device as Device
 
+from fairseq_plugins.python_interface.scoring import in_unit, loss_unit
 from scripts._shared.command_line import (
     NamedFile,
     add_text_options,
@@ -39,11 +40,9 @@ from scripts._shared.results import markdown_table, prepare_results, save_result
 from scripts.evaluate._scoring import (
     choose_device,
     has_absolute_positions,
-    in_unit,
     load_language_model,
     load_task,
     load_tokens,
-    loss_unit,
     max_segment,
     model_options,
     score_text,
@@ -136,7 +135,7 @@ def measure(
     description = f"{checkpoint.label}, {length.tokens} tokens back"
     losses = score_text(model, task, tokens, arguments.batch_size, description)
     seconds = time.monotonic() - started
-    nats, unit = float(np.mean(losses, dtype=np.float64)), loss_unit(task)
+    nats, unit = float(np.mean(losses, dtype=np.float64)), loss_unit(task.dictionary)
     return {
         "model": checkpoint.label,
         "checkpoint": short(checkpoint.path),

@@ -134,6 +134,8 @@ def test_all_attention_is_evaluated_as_published(stand_ins, name):
     cfg = evaluation(stand_ins, f"all_attention/{name}")
     assert (cfg.task.tokens_per_sample, cfg.dataset.batch_size) == (ALL_ATTENTION[name][0], 8)
     assert (cfg.common_eval.model_overrides, cfg.dataset.gen_subset) == ("{}", "test")
+    # the published scripts keep and evaluate no other
+    assert cfg.common_eval.path.endswith("/checkpoint_last.pt")
 
 
 def test_the_final_phase_goes_on_from_the_last_checkpoint(stand_ins, tmp_path):

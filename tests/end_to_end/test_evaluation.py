@@ -92,6 +92,37 @@ def test_validation_in_shorter_segments_reads_as_far_back(data, tmp_path, mem_le
     assert float(logged[-1]) != pytest.approx(loss(evaluate(data, checkpoint, *layout)), abs=2e-3)
 
 
+@pytest.mark.parametrize(
+    "options", [(), ("--batch-size", 3, "--softmax-batch", 5), ("--softmax-temperature", 1.3)]
+)
+def test_the_figures_without_line_ends_are_printed_beside_the_loss(data, checkpoint, options):
+    options = ("--tokens-per-sample", 7, "--output-word-probs", *options)
+    printed = evaluate(data, checkpoint, *options)
+    tokens = re.findall(r"(\S+) \[(-\d+\.\d+)\]", printed)
+    nats = -np.mean([float(found) for token, found in tokens if token != "</s>"])
+    (said,) = re.findall(
+        r"without line ends: ([\d.]+) bits a token, perplexity ([\d.]+) \(([\d,]+) of", printed
+    )
+    bits, perplexity, count = (float(number.replace(",", "")) for number in said)
+    assert bits == pytest.approx(nats / np.log(2), abs=6e-5)
+    assert perplexity == pytest.approx(np.exp(nats), abs=6e-3)
+    assert 0 < count == sum(token != "</s>" for token, _ in tokens) < len(tokens)
+    # the headline counts them
+    every = -np.mean([float(found) for _, found in tokens])
+    assert loss(printed) == pytest.approx(every / np.log(2), abs=6e-5)
+
+
+def test_the_softmax_temperature_divides_the_scores_of_evaluation(data, checkpoint):
+    as_trained = evaluate(data, checkpoint)
+    assert loss(evaluate(data, checkpoint, "--softmax-temperature", 1.0)) == loss(as_trained)
+    assert "softmax temperature" not in as_trained
+    # of any scores it makes equal ones in the end
+    hot = evaluate(data, checkpoint, "--softmax-temperature", 1e9)
+    assert ", softmax temperature 1000000000.0" in hot
+    symbols = int(re.search(r"dictionary: (\d+) symbols", hot)[1])
+    assert loss(hot) == pytest.approx(np.log2(symbols), abs=6e-5)
+
+
 BAD_RUNS = [
     (["--max-tokens", 100], "in place of --max-tokens (here 100): the text is read as streams"),
     (["--batch-size", 0], "--batch-size is 0: it must be at least 1"),
@@ -105,6 +136,11 @@ BAD_RUNS = [
         "--tokens-per-sample-valid is 9: it must be at least 1, and at most --tokens-per-sample, 8",
     ),
     (["--tokens-per-sample", 0], "--tokens-per-sample is 0: it must be at least 1"),
+    (
+        ["--softmax-temperature", 1.08],
+        "--softmax-temperature is 1.08: it is of evaluation; leave it out of fairseq-train",
+    ),
+    (["--softmax-temperature", 0], "--softmax-temperature is 0.0: it must be above 0"),
     (
         ["--criterion", "adaptive_loss", "--ddp-backend", "legacy_ddp"],
         "--criterion adaptive_loss leaves a part of the loss of the second symbol of every cluster",

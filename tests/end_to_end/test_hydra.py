@@ -113,7 +113,9 @@ TINY = {
         "model.decoder_attention_heads": 2,
         "model.decoder_ffn_embed_dim": 8,
         "task.tokens_per_sample": 8,
+        "task.tokens_per_sample_valid": 8,
         "dataset.batch_size": 4,
+        "dataset.validate_interval": 1,
     },
     "weighted_transformer/multi30k": {
         "model.encoder_layers": 1,

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-import fairseq_plugins  # noqa: F401 (lets torch's safe loader read checkpoints)
+import fairseq_plugins
 from tests.end_to_end.commands import (
     ROOT,
     TASK,
@@ -78,6 +78,11 @@ def test_an_imported_model_is_used_as_any_other(tmp_path, foreign, criterion, sa
     eos = foreign.symbols.index("<eos>")
     expected = foreign.log_probabilities([eos, *numbers[:-1]])[range(len(numbers)), numbers]
     np.testing.assert_allclose(log_probabilities(printed), expected.numpy(), atol=2e-4)
+
+    # from Python, by the folder, with the dictionary that is beside it
+    text = (tmp_path / "test.txt").read_text(encoding="utf-8")
+    score = fairseq_plugins.load(imported, tokens_per_sample=7).score(text)
+    np.testing.assert_allclose(score.log_probs, log_probabilities(printed), atol=2e-6)
 
     # without dropout, so that the first loss is that of the imported model
     options = shlex.split((imported / "options.txt").read_text(encoding="utf-8"))

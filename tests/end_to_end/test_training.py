@@ -84,12 +84,21 @@ def test_other_streams_are_refused_on_resuming(data, tmp_path):
     assert "begin the epoch anew with --reset-dataloader" in printed
 
 
-def test_a_resumed_run_goes_on_in_the_shuffled_order_of_its_epoch(data, uninterrupted, tmp_path):
-    shuffled = ("--shuffle-sentences", *NO_VALIDATION)
-    printed = train(data, tmp_path / "whole", "--max-update", STEPS, *shuffled)
-    assert ", sentences shuffled; worker 1 of 1" in printed
-    train(data, tmp_path / "parts", "--max-update", 3, *shuffled)
-    train(data, tmp_path / "parts", "--max-update", STEPS, *shuffled)
+@pytest.mark.parametrize(
+    ("option", "said"),
+    [
+        (("--shuffle-sentences",), ", sentences shuffled; worker 1 of 1"),
+        (("--segment-jitter", 3), "segments of 8 tokens (standard deviation 3); worker 1 of 1"),
+    ],
+)
+def test_a_resumed_run_goes_on_with_what_its_epoch_drew(
+    data, uninterrupted, tmp_path, option, said
+):
+    drawn = (*option, *NO_VALIDATION)
+    printed = train(data, tmp_path / "whole", "--max-update", STEPS, *drawn)
+    assert said in printed
+    train(data, tmp_path / "parts", "--max-update", 3, *drawn)
+    train(data, tmp_path / "parts", "--max-update", STEPS, *drawn)
     whole = parameters(tmp_path / "whole")
     assert_equal(parameters(tmp_path / "parts"), whole, **EXACT)
     with pytest.raises(AssertionError):
@@ -116,6 +125,13 @@ def test_two_workers_learn_what_one_learns(data, uninterrupted, tmp_path):
     printed = train_on_two_workers(data, tmp_path, "--max-update", STEPS, *NO_VALIDATION)
     assert "in 4 streams, segments of 8 tokens; worker 1 of 2 has 2 streams" in printed
     assert_equal(parameters(tmp_path), parameters(uninterrupted), rtol=1e-4, atol=1e-6)
+
+
+def test_two_workers_draw_the_same_lengths_of_segments(data, tmp_path):
+    jitter = ("--segment-jitter", 3, *NO_VALIDATION)
+    train(data, tmp_path / "one", "--max-update", STEPS, *jitter)
+    train_on_two_workers(data, tmp_path / "two", "--max-update", STEPS, *jitter)
+    assert_equal(parameters(tmp_path / "two"), parameters(tmp_path / "one"), rtol=1e-4, atol=1e-6)
 
 
 def test_two_workers_resume_with_the_memory_of_both(data, uninterrupted, tmp_path):

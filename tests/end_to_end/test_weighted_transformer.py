@@ -1,11 +1,14 @@
 """The Weighted Transformer through fairseq's commands: training, resuming, generating."""
 
+import math
 import re
 
 import pytest
 import torch
 
-import fairseq_plugins  # noqa: F401 (registers what checkpoints hold)
+import fairseq_plugins
+from fairseq_plugins.weighted_transformer import WeightedTransformer
+from scripts.convert import average
 from scripts.evaluate import translation as evaluate_translation
 from tests.end_to_end.commands import ALL, USER_DIR, forked, run
 from tests.weighted_transformer.tiny import assert_on_simplex
@@ -120,6 +123,58 @@ def test_translations_are_evaluated_with_what_weighs_the_branches(
     learned, uniform = map(dict, found)
     assert learned.keys() == uniform.keys()
     assert all(learned[number] != uniform[number] for number in learned)
+
+
+def test_python_translates_as_fairseq_does(pairs, model, translate):
+    loaded = fairseq_plugins.load(model[0])
+    sentences = (pairs.parent / "test.en").read_text(encoding="utf-8").splitlines()
+    # fairseq-generate takes batches of like length, too, and computes no sentence otherwise
+    found = loaded.hypotheses(sentences, beam=4, batch_size=8)
+    printed = re.findall(r"^H-(\d+)\t(\S+)\t(.*)$", translate(), re.MULTILINE)
+    assert len(printed) == len(sentences) == 31
+    for number, score, text in printed:
+        best = found[int(number)][0]
+        assert best.text == text
+        assert best.score / math.log(2) == pytest.approx(float(score), abs=1e-5)
+    uniform = fairseq_plugins.load(model[0], pairs, branch_weights="uniform")
+    (other,) = uniform.hypotheses(sentences[:1], beam=4)
+    assert other[0].score != found[0][0].score
+    names = str(model[0]), "checkpoint_last.pt", str(pairs)
+    hub = WeightedTransformer.from_pretrained(*names)
+    assert hub.translate(sentences[0], beam=4) == found[0][0].text
+
+
+def test_python_takes_moses_and_bpe_steps_as_fairseq_interactive_does(pairs, model, tmp_path):
+    codes = tmp_path / "codes"
+    # of letters, which are unknown, but for one word
+    codes.write_text("#version: 0.2\nc a\nca t</w>\n", encoding="utf-8")
+    steps = {"tokenizer": "moses", "bpe": "subword_nmt", "bpe_codes": str(codes)}
+    words = [f"--{name.replace('_', '-')}={value}" for name, value in steps.items()]
+    path = ("--path", model[0] / "checkpoint_last.pt", "--beam", 4, "--cpu", *LANGUAGES)
+    text = "the cat's mat, cat"
+    printed = run("fairseq-interactive", pairs, *USER_DIR, *path, *words, text=f"{text}\n")
+    (expected,) = re.findall(r"^D-0\t\S+\t(.*)$", printed, re.MULTILINE)
+    loaded = fairseq_plugins.load(model[0], pairs, **steps)
+    assert loaded.translate(text, beam=4) == expected
+    assert "cat" in loaded.source.symbols(loaded.source.encode(text))
+
+
+def test_the_mean_of_checkpoints_translates(pairs, model, tmp_path):
+    last, other = model[0] / "checkpoint_last.pt", tmp_path / "other.pt"
+    state = torch.load(last, weights_only=True)
+    for weight in state["model"].values():
+        if weight.is_floating_point():
+            # another place of the simplex, and of all weights
+            weight.copy_(weight.flip(0))
+    torch.save(state, other)
+    assert average.main([str(last), str(other), "--output", str(tmp_path / "mean.pt")]) == 0
+    mean = torch.load(tmp_path / "mean.pt", weights_only=True)["model"]
+    found = {name: x for name, x in mean.items() if name.endswith((".kappa", ".alpha"))}
+    assert len(found) == 8
+    assert_on_simplex(*found.values())
+    path = ("--path", tmp_path / "mean.pt", "--beam", 4, "--cpu", *ALL)
+    printed = run("fairseq-generate", pairs, *USER_DIR, *path)
+    assert len(re.findall(r"^H-\d+\t", printed, re.MULTILINE)) == 31
 
 
 def test_it_translates_interactively(pairs, model):

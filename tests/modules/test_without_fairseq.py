@@ -19,10 +19,10 @@ errors = {}
 for name in ("transformer_xl.TransformerXLConfig", "all_attention.AdagradWithClip",
              "weighted_transformer.WeightedLinear", "segment_language_model.SegmentDecoder",
              "product_key_memory.AdamWithMemory", "fairseq_integration.register_presets",
-             "transformer_xl.Nonsense"):
-    room, _, wanted = name.partition(".")
+             "python_interface.load", "load", "transformer_xl.Nonsense"):
+    package, _, wanted = f"fairseq_plugins.{name}".rpartition(".")
     try:
-        exec(f"from fairseq_plugins.{room} import {wanted}")
+        exec(f"from {package} import {wanted}")
     except ImportError as error:
         errors[name] = [type(error).__name__, str(error)]
 print(json.dumps([there, errors]))
@@ -52,7 +52,7 @@ def test_what_needs_fairseq_says_how_to_get_it(plain):
     kind, message = errors.pop("transformer_xl.Nonsense")
     assert kind == "ImportError"
     assert "cannot import name 'Nonsense'" in message
-    assert len(errors) == 6
+    assert len(errors) == 8
     for name, error in errors.items():
         assert error == [
             "ModuleNotFoundError",

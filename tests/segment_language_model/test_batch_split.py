@@ -17,6 +17,10 @@ from fairseq_plugins.segment_language_model.task import (
     SegmentLanguageModelingConfig,
     SegmentLanguageModelingTask,
 )
+from fairseq_plugins.transformer_xl.activation_penalty import (
+    PenalizedCrossEntropy,
+    PenalizedCrossEntropyConfig,
+)
 from tests.tiny import ADAPTIVE, dictionary, spread_spans, text, tiny_model, tiny_transformer_xl
 
 # 7 or 8 tokens a stream: the last segment of some streams is empty
@@ -43,6 +47,13 @@ def span_loss(task):
     return SpanCrossEntropy.build_criterion(config, task)
 
 
+def penalized_loss(task):
+    config = PenalizedCrossEntropyConfig(
+        activation_penalty=0.2, temporal_penalty=0.1, sentence_avg=False
+    )
+    return PenalizedCrossEntropy.build_criterion(config, task)
+
+
 def loss(name, sentence_avg=False):
     return lambda task: CRITERION_REGISTRY[name](task, sentence_avg)
 
@@ -58,6 +69,7 @@ CASES = {
     ),
     "adaptive softmax": (lambda: tiny_model(**ADAPTIVE), loss("exact_adaptive_loss")),
     "spans": (with_spans, span_loss),
+    "penalties": (tiny_transformer_xl, penalized_loss),
     "sparse memory": (with_memory, loss("cross_entropy")),
 }
 

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from fairseq_plugins.segment_language_model.recurrence import Recurrence
+from fairseq_plugins.segment_language_model.segment_jitter import Jitter
 from fairseq_plugins.segment_language_model.stream_iterator import StreamIterator
 from fairseq_plugins.segment_language_model.streams import TokenStreams
 from tests.tiny import dictionary, text, tiny_model, tokens
@@ -117,8 +118,9 @@ def test_state_survives_a_checkpoint_and_another_number_of_workers(tmp_path, dty
         torch.testing.assert_close(run(model, stream[rows], restored, 6, 12), expected[rows])
 
 
-def iterator(streams=2, segment=5, shuffled_with=None, **options):
-    dataset = TokenStreams(text(43), dictionary(), streams, segment, shuffled_with=shuffled_with)
+def iterator(streams=2, segment=5, shuffled_with=None, jitter=None, **options):
+    drawn = {"shuffled_with": shuffled_with, "jitter": jitter}
+    dataset = TokenStreams(text(43), dictionary(), streams, segment, **drawn)
     return StreamIterator(dataset, num_shards=1, shard_id=0, **options)
 
 
@@ -135,16 +137,17 @@ def test_each_walk_has_a_recurrence_of_its_own_and_cursors_in_order(buffer_size)
     assert cursors[0][0].recurrence is not cursors[1][0].recurrence
 
 
-def test_a_walk_resumes_where_it_stopped_with_its_recurrence():
+@pytest.mark.parametrize("jitter", [None, Jitter(2, seed=1, epoch=1)])
+def test_a_walk_resumes_where_it_stopped_with_its_recurrence(jitter):
     model = tiny_model().double()
-    walks = iterator()
+    walks = iterator(jitter=jitter)
     epoch = walks.next_epoch_itr()
     for _ in range(2):
         model(**next(epoch)["net_input"])
     state = walks.state_dict()
     rest = [model(**batch["net_input"])[0] for batch in epoch]
 
-    resumed = iterator()
+    resumed = iterator(jitter=jitter)
     resumed.load_state_dict(state)
     again = [model(**batch["net_input"])[0] for batch in resumed.next_epoch_itr()]
     assert len(again) == len(rest) == 3
@@ -194,6 +197,20 @@ def test_a_walk_over_sentences_in_another_order_is_refused():
         ):
             iterator(shuffled_with=other).load_state_dict(walks.state_dict())
     iterator(shuffled_with=1).load_state_dict(walks.state_dict())
+
+
+def test_a_walk_in_segments_of_other_lengths_is_refused():
+    walks = iterator(jitter=Jitter(2, seed=1, epoch=1))
+    next(walks.next_epoch_itr())
+    for other, said in (
+        (Jitter(2, seed=2, epoch=1), "5, lengths of deviation 2 drawn with seed 2"),
+        (Jitter(3, seed=1, epoch=1), "5, lengths of deviation 3 drawn with seed 1"),
+        (None, "5"),
+    ):
+        with pytest.raises(
+            ValueError, match=f"deviation 2 drawn with seed 1, .* segments of {said}: resume"
+        ):
+            iterator(jitter=other).load_state_dict(walks.state_dict())
 
 
 def test_a_checkpoint_without_recurrence_is_said(caplog):

@@ -14,6 +14,8 @@ from fairseq_plugins.segment_language_model.generation import is_characters
         (["32", "116", "256"], False),
         (["a", "32"], False),
         (["a", "the"], False),
+        # with which fairseq-preprocess fills a dictionary up
+        (["a", "▁", "madeupword0000", "madeupword0001"], True),
     ],
 )
 def test_characters_and_bytes_are_told_from_words(symbols, characters):

@@ -1,14 +1,23 @@
 """The command files of Transformer-XL: as published, and understood by fairseq."""
 
 import ast
+import os
+import re
 import shlex
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
+import torch
 
+from fairseq_plugins.segment_language_model.segment_jitter import Jitter
 from fairseq_plugins.transformer_xl.model import PRESETS, TransformerXLLanguageModel
 from tests.command_files import (
     ABSENT,
+    EXAMPLES,
     HYDRA,
+    ROOT,
     evaluation,
     flags,
     of_room,
@@ -19,6 +28,8 @@ from tests.command_files import (
     words,
     write_stand_ins,
 )
+from tests.end_to_end.commands import run
+from tests.scripts.evaluate.saved_models import write_checkpoint, write_text
 
 pytestmark = pytest.mark.filterwarnings(HYDRA)
 
@@ -70,7 +81,7 @@ ROWS = [
     (32, "shaw", False, 32),
     (0, "transformer-xl", False, 32),
 ]
-OTHERS = ["ptb", "english_characters", "english_words"]
+OTHERS = ["ptb", "english_characters", "english_ptb", "english_words"]
 
 
 @pytest.fixture(scope="module")
@@ -105,6 +116,21 @@ def test_transformer_xl_trains_as_published(stand_ins, name):
 
 
 @pytest.mark.parametrize("name", TRANSFORMER_XL)
+def test_transformer_xl_chooses_the_best_checkpoint_as_its_source_validates(stand_ins, name):
+    """Every so many updates, not at the ends of epochs, in the source's streams and segments."""
+    cfg = training(stand_ins, f"transformer_xl/{name}")
+    of_words = name.startswith(("wt103", "lm1b"))
+    shorter = not of_words or name == "wt103_large"
+    assert cfg.task.tokens_per_sample_valid == (128 if shorter else None)
+    large = 8 if of_words else 16
+    assert cfg.dataset.batch_size_valid == (large if name.endswith("_large") else 10)
+    every = 10_000 if name.endswith("_large") else 4000
+    assert cfg.checkpoint.save_interval_updates == every
+    assert cfg.dataset.validate_interval == 1_000_000
+    assert evaluation(stand_ins, f"transformer_xl/{name}").common_eval.path.endswith("_best.pt")
+
+
+@pytest.mark.parametrize("name", TRANSFORMER_XL)
 def test_transformer_xl_is_evaluated_as_published(stand_ins, name):
     *_, segment, memory, clamp, streams = TRANSFORMER_XL[name]
     cfg = evaluation(stand_ins, f"transformer_xl/{name}")
@@ -133,8 +159,10 @@ def test_training_has_the_flags_of_the_table(stand_ins, name):
         if cell == ABSENT:
             assert flag not in set_here
         elif flag == "--mem-len":
-            # by default as long as a segment
+            # by default as long as a segment; validation's segments are, too
             assert (cfg.model.mem_len, cfg.task.tokens_per_sample) == (None, int(cell))
+        elif flag == "--tokens-per-sample-valid":
+            assert (value(cfg, flag) or cfg.task.tokens_per_sample) == int(cell)
         else:
             assert same(value(cfg, flag), cell), (flag, value(cfg, flag))
 
@@ -182,9 +210,89 @@ def test_the_other_command_files_are_understood(stand_ins, name):
 
 
 def test_the_ptb_recipe_is_as_published(stand_ins):
+    recipe = "transformer_xl/ptb"
+    trained = training(stand_ins, recipe)
+    finished = training(stand_ins, recipe, action="finish")
+    for cfg in (trained, finished):
+        task, dataset = cfg.task, cfg.dataset
+        assert (task.tokens_per_sample, task.extended_context, task.segment_jitter) == (70, 70, 5)
+        assert cfg.criterion._name == "penalized_cross_entropy"
+        penalties = (cfg.criterion.activation_penalty, cfg.criterion.temporal_penalty)
+        assert (*penalties, cfg.optimizer.weight_decay) == (0.2, 0.1, 1.2e-6)
+        assert (dataset.batch_size, cfg.optimization.clip_norm) == (10, 0.25)
+    assert (trained.optimization.lr, trained.lr_scheduler.min_lr) == ([3e-4], 1e-4)
+    assert trained.lr_scheduler.warmup_updates == 3000
+    # at the learning rate that the cosine ends with; each of the last 50 epochs is kept
+    assert (finished.optimization.lr, finished.lr_scheduler._name) == ([1e-4], "fixed")
+    epochs = (trained.optimization.max_epoch, finished.optimization.max_epoch)
+    assert (*epochs, finished.checkpoint.keep_last_epochs) == (125, 175, 50)
+    assert (trained.checkpoint.no_epoch_checkpoints, finished.checkpoint.no_epoch_checkpoints) == (
+        True,
+        False,
+    )
+    cfg = evaluation(stand_ins, recipe)
+    assert (cfg.task.tokens_per_sample, cfg.task.softmax_temperature) == (10, 1.08)
+    assert cfg.common_eval.path.endswith("/checkpoint_average.pt")
+
+
+def test_the_cosine_of_the_ptb_recipe_has_as_many_updates_as_its_epochs(stand_ins):
     cfg = training(stand_ins, "transformer_xl/ptb")
-    assert (cfg.task.tokens_per_sample, cfg.task.extended_context) == (70, 70)
-    assert (cfg.optimization.lr, cfg.lr_scheduler.min_lr) == ([3e-4], 1e-4)
-    assert (cfg.dataset.batch_size, cfg.lr_scheduler.warmup_updates) == (10, 3000)
-    assert cfg.optimizer.weight_decay == 1.2e-6
-    assert evaluation(stand_ins, "transformer_xl/ptb").task.tokens_per_sample == 10
+    streams = -(-929_589 // cfg.dataset.batch_size)  # tokens of Penn Treebank, line ends too
+    epochs = range(1, cfg.optimization.max_epoch + 1)
+    updates = sum(len(Jitter(5, 1, epoch).draw_starts(streams, 70)) - 1 for epoch in epochs)
+    assert cfg.optimization.max_update == pytest.approx(updates, rel=1e-3)
+
+
+def test_the_ptb_recipe_runs_from_training_to_the_evaluated_average(stand_ins, tmp_path):
+    for split in ("train", "valid", "test"):
+        write_text(tmp_path / "bin", 300, split)
+    places = {"data": tmp_path, "checkpoints": tmp_path / "checkpoints"}
+    small = (
+        "--decoder-layers 1 --decoder-embed-dim 16 --decoder-attention-heads 2 "
+        "--decoder-ffn-embed-dim 16 --tokens-per-sample 10 --segment-jitter 1 --extended-context 4 "
+        "--batch-size 4 --log-format simple"
+    )
+
+    def train(action, epochs):
+        options = (*small.split(), "--max-epoch", str(epochs))
+        given = words(stand_ins, "transformer_xl/ptb", action, *options, **places)
+        return run("fairseq-train", *given)
+
+    assert " penalty " in train("train", 2)
+    finished = train("finish", 4)
+    rates = re.findall(r"epoch 0*(\d+) \| .* lr ([\d.]+)", finished)
+    assert rates == [("3", "0.0001"), ("4", "0.0001")]
+    kept = {path.name for path in (tmp_path / "checkpoints").iterdir()}
+    assert kept == {f"checkpoint{name}.pt" for name in (3, 4, "_last", "_best")}
+    average("ptb", tmp_path / "checkpoints")
+    given = words(stand_ins, "transformer_xl/ptb", "evaluate", **places)
+    printed = run("fairseq-eval-lm", *given)
+    assert "Evaluated 300 tokens" in printed
+    assert ", softmax temperature 1.08" in printed
+
+
+def average(recipe, checkpoints):
+    """Run a recipe's average, whose command is Python's."""
+    subprocess.run(
+        ["bash", EXAMPLES / f"transformer_xl/{recipe}.sh", "average", "DATA", checkpoints],
+        cwd=ROOT,
+        env={**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"},
+        check=True,
+    )
+
+
+@pytest.mark.parametrize(
+    ("recipe", "names"),
+    [
+        ("ptb", ["checkpoint126.pt", "checkpoint175.pt"]),
+        ("english_ptb", ["checkpoint_4_4750.pt", "checkpoint_5_6500.pt"]),
+    ],
+)
+def test_the_checkpoints_that_finish_keeps_are_averaged_and_no_others(recipe, names, tmp_path):
+    for number, name in enumerate([*names, "checkpoint_best.pt", "checkpoint_last.pt"]):
+        write_checkpoint(tmp_path / name, "transformer_xl", seed=number)
+    average(recipe, tmp_path)
+    models = [torch.load(tmp_path / name, weights_only=True)["model"] for name in names]
+    averaged = torch.load(tmp_path / "checkpoint_average.pt", weights_only=True)["model"]
+    for name, weight in averaged.items():
+        torch.testing.assert_close(weight, (models[0][name] + models[1][name]) / 2)

@@ -258,16 +258,6 @@ def test_a_checkpoint_of_the_other_parameterization_is_refused(saved):
             "--decoder-ffn-embed-dim is 26: the 4 branches share it, so it must be a multiple of "
             "--decoder-attention-heads",
         ),
-        (
-            {"use_bmuf": True},
-            "--use-bmuf is True: kappa and alpha would leave the simplex or their schedule, leave "
-            "it out",
-        ),
-        (
-            {"zero_sharding": "os"},
-            "--zero-sharding is os: kappa and alpha would leave the simplex or their schedule, "
-            "leave it out",
-        ),
     ],
 )
 def test_options_that_cannot_be_are_refused(options, message):
@@ -285,10 +275,6 @@ def test_a_width_that_is_not_given_is_the_encoders():
     )
     feed_forward = model.decoder.layers[0].encoder_attn.feed_forward
     assert feed_forward.fc1.weight.shape == (24, 24)
-
-
-def test_trainers_that_leave_the_optimizer_alone_are_none_to_refuse():
-    tiny_as_written(use_bmuf=False, zero_sharding="none")
 
 
 @pytest.mark.parametrize(

@@ -80,13 +80,19 @@ def write_blocks(path, change=None, task=None, **options):
     write_checkpoint(path, model, options, task_options("language_modeling", **task))
 
 
+def write_segments(path, name, **options):
+    """Write a segment language model with all options of its task."""
+    saved_models.write_checkpoint(path, name, **options)
+    state = torch.load(path, weights_only=True)
+    segments = {**tiny.SEGMENTS, **options}
+    segments = {option: segments[option] for option in tiny.SEGMENTS}
+    state["cfg"]["task"] = task_options("segment_language_modeling", **segments)
+    torch.save(state, path)
+
+
 def write_streams(path):
     """Write a segment language model with a memory of 5 tokens."""
-    options = {"mem_len": 5, "memory_layers": "1,3", **MEMORY}
-    saved_models.write_checkpoint(path, "transformer_xl", **options)
-    state = torch.load(path, weights_only=True)
-    state["cfg"]["task"] = task_options("segment_language_modeling", tokens_per_sample=8)
-    torch.save(state, path)
+    write_segments(path, "transformer_xl", mem_len=5, memory_layers="1,3", **MEMORY)
 
 
 def unit_keys(memory):

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 
+from fairseq_plugins.python_interface import scoring
 from scripts.evaluate import _scoring as score_text
 from tests import tiny
 from tests.scripts.evaluate.saved_models import token_losses, write_checkpoint, write_text
@@ -75,7 +76,7 @@ def test_pieces_of_the_probabilities_change_nothing(folder, text, monkeypatch):
         token_losses(model, before(text), text),
         atol=1e-5,
     )
-    monkeypatch.setattr(score_text, "_LOG_PROBABILITIES", 7 * tiny.VOCABULARY)
+    monkeypatch.setattr(scoring, "_LOG_PROBABILITIES", 7 * tiny.VOCABULARY)
     np.testing.assert_allclose(score_text.score_text(model, task, text, 2), whole, atol=1e-6)
 
 
@@ -145,15 +146,6 @@ def test_positions_limit_the_segment(positions, longest):
     options = {"positions": positions, "tokens_per_sample": 8, "extended_context": 4}
     assert score_text.max_segment(options) == longest
     assert score_text.max_segment({"attention_span": 6}) is None
-
-
-def test_units(folder, text):
-    characters = score_text.load_task(folder / "bin", 8)
-    assert score_text.loss_unit(characters) == "bits per character"
-    characters.dictionary.add_symbol("word")
-    assert score_text.loss_unit(characters) == "perplexity"
-    assert score_text.in_unit(np.log(8), "bits per character") == pytest.approx(3)
-    assert score_text.in_unit(np.log(8), "perplexity") == pytest.approx(8)
 
 
 def test_the_cpu_can_be_asked_for(monkeypatch):

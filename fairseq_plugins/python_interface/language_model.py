@@ -1,0 +1,348 @@
+"""A trained language model from Python: score texts, continue prompts, read a book in pieces.
+
+Shapes: B texts, N tokens of a text, T tokens of a segment, C tokens of extended context.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from fairseq.models import BaseFairseqModel
+from fairseq.tasks import FairseqTask
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+
+from fairseq_plugins.python_interface.loaded_model import Hypothesis, LoadedModel, hypotheses
+from fairseq_plugins.python_interface.scoring import Score, loss_unit, score_features
+from fairseq_plugins.python_interface.text import TextCoder
+from fairseq_plugins.segment_language_model.generation import draw_prompts, end_by_length
+from fairseq_plugins.segment_language_model.recurrence import Recurrence
+from fairseq_plugins.segment_language_model.task import SegmentLanguageModelingTask
+
+# fairseq's options of blocks that the text of a single call has no place for
+_OF_BLOCKS = {"add_bos_token": False, "output_dictionary_size": -1}
+
+
+class LanguageModel(LoadedModel):
+    """A language model that scores and continues text.
+
+    A newline in a text is ``</s>``, which ends lines in fairseq's data. Before the first token
+    stands one more, which is not scored.
+
+    Args:
+        model: ready for inference.
+        task: ``segment_language_modeling`` or ``language_modeling``.
+        lines: makes symbols of a line and a line of symbols; None for what suits the dictionary.
+        allow_unknown: take symbols that the dictionary lacks for ``<unk>``, and not refuse them.
+        tokens_per_sample: T; None for that of training.
+        extended_context: C; None for that of training.
+
+    Raises:
+        ValueError: the model cannot read such segments.
+    """
+
+    _does = "this is a language model, which does not translate"
+
+    def __init__(
+        self,
+        model: BaseFairseqModel,
+        task: FairseqTask,
+        lines: Any = None,
+        allow_unknown: bool = False,
+        tokens_per_sample: int | None = None,
+        extended_context: int | None = None,
+    ) -> None:
+        super().__init__(model, task)
+        self.text = TextCoder(task.source_dictionary, lines, allow_unknown)
+        self.reads_streams = isinstance(task, SegmentLanguageModelingTask)
+        options = task.cfg if self.reads_streams else task.args
+        trained = options.tokens_per_sample, getattr(options, "extended_context", 0)
+        given = tokens_per_sample, extended_context
+        self.segment, self.context = (
+            of_training if wanted is None else wanted
+            for of_training, wanted in zip(trained, given, strict=True)
+        )
+        self._check(options)
+
+    def _check(self, options: Any) -> None:
+        """Raise ``ValueError`` for segments that the model cannot read."""
+        for name, value in _OF_BLOCKS.items():
+            if getattr(options, name, value) != value:
+                raise ValueError(
+                    f"the model was trained with --{name.replace('_', '-')}, which is not read "
+                    "from Python: use fairseq-eval-lm and fairseq-generate"
+                )
+        for name, value, least in (
+            ("tokens_per_sample", self.segment, 1),
+            ("extended_context", self.context, 0),
+        ):
+            if value < least:
+                raise ValueError(f"{name} is {value}: it must be at least {least}")
+        most = self.model.max_positions()
+        if self.segment + self.context > most:
+            raise ValueError(
+                f"tokens_per_sample is {self.segment} and extended_context {self.context}: the "
+                f"model has positions for {most} tokens, give no more in all"
+            )
+        if self.context > 0 and self.model.decoder.context.mem_len > 0:
+            raise ValueError(
+                f"extended_context is {self.context} for a model with a recurrence of "
+                f"{self.model.decoder.context.mem_len} tokens, which would hold them twice: leave "
+                "it out, or give mem_len=0"
+            )
+
+    def score(self, text: str | Sequence[str], batch_size: int = 16) -> Score | list[Score]:
+        """Score a text, or each of several by itself: what fairseq-eval-lm gives for one stream.
+
+        Args:
+            text: a text, or several.
+            batch_size: how many are computed at once, the longest first; no figure depends on it.
+
+        Raises:
+            ValueError: a text is empty or has unknown symbols.
+            FloatingPointError: a log-probability is not finite.
+        """
+        if isinstance(text, str):
+            return self.stream().score(text)
+        if batch_size < 1:
+            raise ValueError(f"batch_size is {batch_size}: it must be at least 1")
+        tokens = [self.text.encode(one, f"text {i}") for i, one in enumerate(text, start=1)]
+        scores: dict[int, Score] = {}
+        order = sorted(range(len(tokens)), key=lambda number: -len(tokens[number]))
+        for first in range(0, len(order), batch_size):
+            batch = order[first : first + batch_size]
+            found = _Reader(self, len(batch)).read([tokens[number] for number in batch])
+            scores |= {
+                number: self._score(tokens[number], found[i]) for i, number in enumerate(batch)
+            }
+        return [scores[number] for number in range(len(tokens))]
+
+    def stream(self) -> TextStream:
+        """Return a text to be read piece by piece, each after all those before it."""
+        return TextStream(self)
+
+    def _score(self, tokens: Tensor, losses: Tensor) -> Score:
+        unit = loss_unit(self.text.dictionary)
+        return Score(self.text.symbols(tokens), -losses.cpu().numpy(), unit)
+
+    def generate(
+        self, prompt: str | Sequence[str] = "", length: int = 100, **options: Any
+    ) -> str | list[str]:
+        """Continue a prompt, or each of several: the prompt and what follows it.
+
+        Args:
+            prompt: a text, which may be empty, or several.
+            length: symbols after the prompt.
+            options: as of :meth:`hypotheses`.
+
+        Raises:
+            ValueError: as :meth:`hypotheses`.
+        """
+        if isinstance(prompt, str):
+            return self.hypotheses(prompt, length, **options)[0].text
+        return [self.hypotheses(one, length, **options)[0].text for one in prompt]
+
+    def hypotheses(
+        self,
+        prompt: str,
+        length: int = 100,
+        *,
+        beam: int = 1,
+        sampling: bool = False,
+        top_k: int | None = None,
+        top_p: float | None = None,
+        temperature: float = 1.0,
+        seed: int | None = None,
+        stop_at_newline: bool = False,
+    ) -> list[Hypothesis]:
+        """Return continuations of a prompt, the best first, as many as ``beam``.
+
+        fairseq's generator finds them; the model attends to its memory of what is before. Prompt
+        and continuation are in text, symbols and log-probabilities.
+
+        Args:
+            prompt: a text, which may be empty.
+            length: symbols after the prompt.
+            beam: width of the search.
+            sampling: draw each symbol, in place of searching; ``top_k`` and ``top_p`` do, too.
+            top_k: draw from the so many likeliest symbols.
+            top_p: draw from the likeliest symbols that have this probability together.
+            temperature: above 1 for more even probabilities, below for less even ones.
+            seed: of the draws, which leaves torch's own generator as it was; None to go on with it.
+            stop_at_newline: end where the line ends, if that is before ``length``.
+
+        Raises:
+            ValueError: an option has an impossible value, two do not go together, the prompt has
+                unknown symbols, or the model has no positions for so many symbols.
+        """
+        dictionary = self.text.dictionary
+        sampling = sampling or top_k is not None or top_p is not None
+        self._check_search(length, beam, sampling, top_k, top_p, temperature)
+        tokens = self.text.encode(prompt, "the prompt") if prompt else torch.empty(0).long()
+        if stop_at_newline and tokens.eq(dictionary.eos()).any():
+            raise ValueError("the prompt has a newline, and stop_at_newline is given: drop one")
+        most = len(tokens) + length
+        if most + 1 > self.model.max_positions():
+            raise ValueError(
+                f"length is {length} after a prompt of {len(tokens)} symbols: the model has "
+                f"positions for {self.model.max_positions() - 1} together, give less"
+            )
+        options = SimpleNamespace(
+            beam=beam,
+            max_len_b=most,
+            min_len=1 if stop_at_newline else most,
+            sampling=sampling,
+            sampling_topk=top_k or -1,
+            sampling_topp=top_p or -1.0,
+            temperature=temperature,
+        )
+        # <s> never occurs in text: nothing but the length ends what waits for it
+        end = {} if stop_at_newline else {"extra_gen_cls_kwargs": {"eos": dictionary.bos()}}
+        generator = self.task.build_generator([self.model], options, **end)
+        if not stop_at_newline:
+            end_by_length(generator)
+        if sampling:
+            draw_prompts(generator)
+        prefix = tokens.unsqueeze(0).to(self.device)
+        source = torch.cat([prefix.new_full((1, 1), dictionary.eos()), prefix], dim=1)
+        lengths = source.new_tensor([source.size(1)])
+        sample = {"net_input": {"src_tokens": source, "src_lengths": lengths}}
+        with seeded(seed, self.device):
+            (found,) = generator.generate(
+                [self.model], sample, prefix_tokens=prefix, bos_token=dictionary.eos()
+            )
+        return hypotheses(self.text, found)
+
+    def _check_search(
+        self,
+        length: int,
+        beam: int,
+        sampling: bool,
+        top_k: int | None,
+        top_p: float | None,
+        temperature: float,
+    ) -> None:
+        """Raise ``ValueError`` for what no search can have."""
+        for name, value in (("length", length), ("beam", beam), ("top_k", top_k)):
+            if value is not None and value < 1:
+                raise ValueError(f"{name} is {value}: it must be at least 1")
+        if top_k is not None and top_k > len(self.text.dictionary):
+            raise ValueError(
+                f"top_k is {top_k}: there are {len(self.text.dictionary)} symbols, give no more"
+            )
+        if top_p is not None and not 0 < top_p <= 1:
+            raise ValueError(f"top_p is {top_p}: give a number above 0, at most 1")
+        if top_k is not None and top_p is not None:
+            raise ValueError("top_k and top_p are both given: fairseq takes one, leave one out")
+        if temperature <= 0:
+            raise ValueError(f"temperature is {temperature}: it must be above 0")
+        if sampling and beam > 1:
+            raise ValueError(
+                f"beam is {beam} with sampling, which searches nothing: leave one out, and call "
+                "again for another sample"
+            )
+
+
+class TextStream:
+    """A text that a language model reads piece by piece, with the memory of all before.
+
+    The scores of its pieces are those of the whole text, wherever it is cut between two symbols.
+    For that a segment that a piece ends within is read again with the next piece.
+
+    Args:
+        model: reads it.
+    """
+
+    def __init__(self, model: LanguageModel) -> None:
+        self._model = model
+        self._reader = _Reader(model, 1)
+
+    def __len__(self) -> int:
+        return self._reader.read_so_far
+
+    def score(self, text: str) -> Score:
+        """Score the next piece; raises as :meth:`LanguageModel.score`."""
+        tokens = self._model.text.encode(text)
+        return self._model._score(tokens, self._reader.read([tokens])[0])
+
+
+class _Reader:
+    """Reads B texts in segments from their beginnings, each in a recurrence of its own.
+
+    Args:
+        model: reads them.
+        texts: B.
+
+    Attributes:
+        read_so_far: tokens of each text.
+    """
+
+    def __init__(self, model: LanguageModel, texts: int) -> None:
+        self._loaded = model
+        self._recurrence = Recurrence()
+        self.read_so_far = 0
+        # the tokens from _first - 1 on that are read again, the first of all after </s>
+        self._first = 0
+        self._kept = torch.full((texts, 1), model.text.dictionary.eos())
+
+    @torch.no_grad()
+    def read(self, texts: list[Tensor]) -> list[Tensor]:
+        """Return the losses in nats of the next tokens of each text, in single precision.
+
+        Only the last call may bring more of some texts than of others.
+
+        Args:
+            texts: B of (N,).
+
+        Raises:
+            FloatingPointError: a loss is not finite.
+        """
+        loaded = self._loaded
+        pad = loaded.text.dictionary.pad()
+        new = pad_sequence(texts, batch_first=True, padding_value=pad)
+        tokens = torch.cat([self._kept, new], dim=1).to(loaded.device)
+        done, total = self.read_so_far, self.read_so_far + new.size(1)
+        losses: list[list[Tensor]] = [[] for _ in texts]
+        while done < total:
+            start = done - done % loaded.segment
+            end = min(start + loaded.segment, total)
+            first = max(0, start - loaded.context)
+            # token i of the text is tokens[:, i - self._first + 1]
+            source = tokens[:, first - self._first : end - self._first]
+            target = tokens[:, first - self._first + 1 : end - self._first + 1]
+            scored = target.ne(pad)
+            scored[:, : done - first] = False
+            found = score_features(loaded.model, self._features(source, start), target, scored)
+            for part, row in zip(found.split(scored.sum(1).tolist()), losses, strict=True):
+                row.append(part)
+            done = end
+        rows = [torch.cat(row) for row in losses]
+        if not all(row.isfinite().all() for row in rows):
+            raise FloatingPointError(
+                "the log-probability of a token is not finite: the checkpoint is of a training "
+                "that diverged, use an earlier one, or give the model more precision"
+            )
+        last = max(0, total - total % loaded.segment - loaded.context)
+        self._kept, self._first = tokens[:, last - self._first :].cpu(), last
+        self.read_so_far = total
+        return rows
+
+    def _features(self, source: Tensor, start: int) -> Tensor:
+        if not self._loaded.reads_streams:
+            return self._loaded.model(source, features_only=True)[0]
+        recurrence = None if self._loaded.context > 0 else self._recurrence.at(start)
+        return self._loaded.model.decoder.extract_features(source, recurrence=recurrence)[0]
+
+
+@contextmanager
+def seeded(seed: int | None, device: torch.device) -> Iterator[None]:
+    """Seed torch's random numbers in the block and put them back after it; nothing for None."""
+    devices = [device] if device.type == "cuda" else []
+    with torch.random.fork_rng(devices, enabled=seed is not None):
+        if seed is not None:
+            torch.manual_seed(seed)
+        yield

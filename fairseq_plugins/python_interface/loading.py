@@ -1,0 +1,193 @@
+"""Loading a checkpoint that fairseq-train wrote, with its dictionary, for use from Python."""
+
+import difflib
+import os
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from fairseq.checkpoint_utils import load_model_ensemble_and_task
+from fairseq.data.data_utils import infer_language_pair
+from fairseq.dataclass.configs import GenerationConfig
+from fairseq.models import BaseFairseqModel
+from fairseq.tasks import TASK_REGISTRY, FairseqTask
+from fairseq.tasks.language_modeling import LanguageModelingTask
+from fairseq.tasks.translation import TranslationTask
+
+from fairseq_plugins.fairseq_integration.safe_loading import options_of, read_checkpoint
+from fairseq_plugins.python_interface.language_model import LanguageModel
+from fairseq_plugins.python_interface.text import build_lines, step_options
+from fairseq_plugins.python_interface.translation import TranslationModel
+from fairseq_plugins.segment_language_model.model import CHANGED_IN_EVALUATION
+from fairseq_plugins.segment_language_model.task import SegmentLanguageModelingTask
+
+# of a folder; the last is what scripts.convert.checkpoint writes
+CHECKPOINTS = ("checkpoint_best.pt", "checkpoint_last.pt", "checkpoint.pt")
+_TASKS = "language_modeling, segment_language_modeling or translation"
+
+
+def load(
+    path: str | os.PathLike,
+    data: str | os.PathLike | None = None,
+    *,
+    tokens_per_sample: int | None = None,
+    extended_context: int | None = None,
+    tokenizer: str | None = None,
+    bpe: str | None = None,
+    allow_unknown: bool = False,
+    **options: Any,
+) -> LanguageModel | TranslationModel:
+    """Load a trained model: ``load("checkpoints").score("some text")``.
+
+    Nothing in the file is executed.
+
+    Args:
+        path: a checkpoint, or a folder with ``checkpoint_best.pt``, else ``checkpoint_last.pt``.
+        data: the folder with ``dict.txt``, for translation with one of each language; None for the
+            checkpoint's own folder, else the one that the model was trained on.
+        tokens_per_sample: segment or block length of a language model; None for that of training.
+        extended_context: of a segment language model; None for that of training.
+        tokenizer: fairseq's name of what makes tokens of a text, such as ``moses``; None for what
+            the model was trained with ``--tokenizer``.
+        bpe: fairseq's name of what makes units of tokens, such as ``subword_nmt`` or
+            ``sentencepiece``; None for what the model was trained with ``--bpe``.
+        allow_unknown: have language models take symbols that the dictionary lacks for ``<unk>``,
+            and not refuse them.
+        options: of the tokenizer and BPE (``bpe_codes="codes"``), or others of the model than it
+            was trained with (``mem_len=512``), as fairseq's ``--model-overrides`` gives them.
+
+    Raises:
+        ValueError: there is no such checkpoint, it holds more than weights and options, or its
+            dictionary is missing or another; there is no such option, or it cannot be changed.
+    """
+    file = find_checkpoint(Path(path))
+    state = read_checkpoint(file, str(file))
+    of_task = options_of(state, "task")
+    kind = TASK_REGISTRY.get(of_task.get("_name"), object)
+    if not issubclass(kind, (LanguageModelingTask, SegmentLanguageModelingTask, TranslationTask)):
+        raise ValueError(
+            f"{file} holds a model of the task {of_task.get('_name')!r}: name one of {_TASKS}"
+        )
+    translates = issubclass(kind, TranslationTask)
+    segments = issubclass(kind, SegmentLanguageModelingTask)
+    steps, changed = _split_options(file, state, {"tokenizer": tokenizer, "bpe": bpe}, options)
+    given = {"tokens_per_sample": tokens_per_sample, "extended_context": extended_context}
+    for name, value in given.items():
+        if value is not None and (translates or (name == "extended_context" and not segments)):
+            raise ValueError(
+                f"{name} is {value} and {file} holds a model of the task {of_task['_name']}, "
+                "which has no such option: leave it out"
+            )
+    folder = find_data(file, data, {**of_task, **changed}, translates)
+    lines = build_lines(**steps)
+    model, task = _load(file, folder, changed)
+    _prepare(model, changed if segments else {})
+    if translates:
+        return TranslationModel(model, task, lines)
+    return LanguageModel(model, task, lines, allow_unknown, tokens_per_sample, extended_context)
+
+
+def find_checkpoint(path: Path) -> Path:
+    """Return the checkpoint at ``path``, a file or a folder of :data:`CHECKPOINTS`.
+
+    Raises:
+        ValueError: there is none.
+    """
+    if not path.is_dir():
+        return path
+    for name in CHECKPOINTS:
+        if (path / name).is_file():
+            return path / name
+    raise ValueError(
+        f"{path} has no {', '.join(CHECKPOINTS[:-1])} or {CHECKPOINTS[-1]}: name a checkpoint, or "
+        "the --save-dir of a training"
+    )
+
+
+def find_data(
+    file: Path, given: str | os.PathLike | None, of_task: dict[str, Any], translates: bool
+) -> Path:
+    """Return the folder with the dictionaries of a checkpoint.
+
+    Args:
+        file: the checkpoint.
+        given: the folder, or None to look beside the file and where the model was trained.
+        of_task: the options of its task.
+        translates: whether there is a dictionary for each of two languages.
+
+    Raises:
+        ValueError: there is none.
+    """
+    trained = str(of_task.get("data") or "").split(os.pathsep)[0]
+    places = [file.parent, *([Path(trained)] if trained else [])]
+    if given is not None:
+        places = [Path(given)]
+    for place in places:
+        pair = of_task.get("source_lang"), of_task.get("target_lang")
+        if translates and None in pair and place.is_dir():
+            pair = infer_language_pair(str(place))
+        names = [f"dict.{language}.txt" for language in pair] if translates else ["dict.txt"]
+        if all((place / name).is_file() for name in names):
+            return place
+    raise ValueError(
+        f"{file} needs {' and '.join(names)}, not in {' or '.join(map(str, places))}: give data, "
+        "the folder that fairseq-preprocess wrote"
+    )
+
+
+def _split_options(
+    file: Path, state: dict[str, Any], named: dict[str, str | None], given: dict[str, Any]
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the arguments of :func:`build_lines`, and the options of the model that change."""
+    of_task, of_model = options_of(state, "task"), options_of(state, "model")
+    names, known, options = {}, set(), {}
+    for kind, name in named.items():
+        saved = options_of(state, kind)
+        names[kind] = name or saved.get("_name")
+        of_step = step_options(kind, names[kind])
+        known |= of_step
+        # the task's languages, which those of Moses are
+        for source in (of_task, saved if names[kind] == saved.get("_name") else {}, given):
+            options |= {option: source[option] for option in of_step & source.keys()}
+    if issubclass(TASK_REGISTRY[of_task["_name"]], SegmentLanguageModelingTask):
+        changeable = set(CHANGED_IN_EVALUATION)
+    else:
+        changeable = {*of_task, *of_model} - {"_name", "data", "tokens_per_sample"}
+    for option in given:
+        if option not in known | changeable:
+            near = difflib.get_close_matches(option, known | changeable, n=1)
+            there = f"did you mean {near[0]}?" if near else "leave it out"
+            raise ValueError(
+                f"{option} is no option of {file} that can be changed, nor one of its tokenizer "
+                f"and BPE ({names['tokenizer']}, {names['bpe']}): {there}"
+            )
+    changed = {option: value for option, value in given.items() if option in changeable}
+    return {**names, "options": options}, changed
+
+
+def _load(
+    file: Path, folder: Path, changed: dict[str, Any]
+) -> tuple[BaseFairseqModel, FairseqTask]:
+    """Return the model and its task; raises ValueError where file and folder do not fit."""
+    # nothing is validated by translating
+    overrides = {**changed, "data": str(folder), "eval_bleu": False}
+    try:
+        # fairseq reads the file as before: weights and options, nothing that runs
+        (model,), _, task = load_model_ensemble_and_task([str(file)], arg_overrides=overrides)
+    except (RuntimeError, ValueError) as error:
+        lines = str(error).splitlines()
+        # what torch says of weights that do not fit comes last
+        told = lines[-1] if isinstance(error, RuntimeError) else " ".join(lines)
+        raise ValueError(f"{file} with the dictionary in {folder}: {told.strip()}") from error
+    return model.eval(), task
+
+
+def _prepare(model: BaseFairseqModel, changed: dict[str, Any]) -> None:
+    """Prepare a model as fairseq's commands do, which then tells how far back it reads."""
+    model.prepare_for_inference_(
+        SimpleNamespace(
+            generation=GenerationConfig(),
+            common_eval=SimpleNamespace(model_overrides=repr(changed)),
+            task=SimpleNamespace(tokens_per_sample=None),
+        )
+    )

@@ -1,0 +1,176 @@
+r"""Average the weights of several checkpoints of one training into one.
+
+    python -m scripts.convert.average CHECKPOINTS --last 5 --output CHECKPOINTS/average.pt
+    python -m scripts.convert.average checkpoint8.pt checkpoint9.pt --output average.pt
+
+--last N takes the N checkpoints of a folder with the most updates: checkpointN.pt of an epoch and
+checkpoint_EPOCH_UPDATES.pt, not the copies checkpoint_best.pt and checkpoint_last.pt.
+
+The mean of each weight is taken in double precision. Spans stay within their range, and κ and α of
+a Weighted Transformer on the simplex: both sets are convex. The statistics of a query's batch norm
+are averaged, too. Counts and options are those of the checkpoint with the most updates. The result
+has no optimizer's state: it is there to be evaluated, or for --finetune-from-model.
+"""
+
+import argparse
+import re
+import sys
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+import fairseq_plugins  # noqa: F401 (registers what checkpoints hold)
+from scripts._shared.checkpoints import options_of, read_checkpoint
+from scripts._shared.command_line import check_at_least, command_parser, exit_status
+from scripts._shared.commands import short
+from scripts._shared.files import atomic_write
+
+# What fairseq-train names the checkpoints that it keeps.
+_KEPT = re.compile(r"checkpoint\d+\.pt|checkpoint_\d+_\d+\.pt")
+
+
+class Checkpoint(NamedTuple):
+    """A checkpoint: its file, its content with tensors left on the disk, its number of updates."""
+
+    path: Path
+    state: dict[str, Any]
+    updates: int
+
+
+def read(path: Path) -> Checkpoint:
+    """Read a checkpoint; raises ValueError as read_checkpoint, and when it holds no model."""
+    state = read_checkpoint(path, "CHECKPOINT")
+    history = state.get("optimizer_history") or [{}]
+    updates = history[-1].get("num_updates")
+    if not isinstance(state.get("model"), dict) or updates is None:
+        raise ValueError(
+            f"CHECKPOINT {short(path)} holds no model: name one that fairseq-train wrote"
+        )
+    return Checkpoint(path, state, updates)
+
+
+def choose(paths: list[Path], last: int | None) -> list[Checkpoint]:
+    """Checkpoints to average, the one with the most updates last.
+
+    Raises ValueError when they are not two at least, or a folder has fewer than asked for.
+    """
+    check_at_least(2, last=last)
+    if last is None:
+        folders = [short(path) for path in paths if path.is_dir()]
+        if folders:
+            raise ValueError(f"{folders[0]} is a folder: say with --last how many of it to average")
+        chosen = sorted(map(read, paths), key=lambda checkpoint: checkpoint.updates)
+        if len({path.resolve() for path in paths}) != len(paths) or len(paths) < 2:
+            raise ValueError("give two or more different checkpoints, or a folder and --last")
+        return chosen
+    if len(paths) != 1 or not paths[0].is_dir():
+        raise ValueError(f"--last {last} takes one folder: name the --save-dir of the training")
+    found = map(read, sorted(path for path in paths[0].iterdir() if _KEPT.fullmatch(path.name)))
+    # at the end of an epoch the same weights may be there twice
+    different = {checkpoint.updates: checkpoint for checkpoint in found}
+    if len(different) < last:
+        raise ValueError(
+            f"--last is {last} and {short(paths[0])} has {len(different)} checkpoints: give fewer, "
+            "or train without --no-epoch-checkpoints, or with --save-interval-updates"
+        )
+    return [different[updates] for updates in sorted(different)[-last:]]
+
+
+def check(checkpoints: list[Checkpoint]) -> None:
+    """Raise ValueError for checkpoints whose weights do not belong together, or are not finite."""
+    first = checkpoints[0]
+    for other in checkpoints[1:]:
+        both = f"{short(first.path)} and {short(other.path)}"
+        remedy = "give checkpoints of one training"
+        for part, name in (("model", "_name"), ("task", "_name")):
+            one, two = (options_of(x.state, part).get(name) for x in (first, other))
+            if one != two:
+                raise ValueError(f"{both} have the {part}s {one} and {two}: {remedy}")
+        one, two = ((x.state.get("task_state") or {}).get("dictionary") for x in (first, other))
+        if one != two:
+            raise ValueError(f"{both} were trained with different dictionaries: {remedy}")
+        weights, others = first.state["model"], other.state["model"]
+        lacking = sorted(weights.keys() ^ others.keys())
+        if lacking:
+            raise ValueError(f"only one of {both} has {lacking[0]}: {remedy}")
+        for name, weight in weights.items():
+            if weight.shape != others[name].shape:
+                shapes = f"{tuple(weight.shape)} and {tuple(others[name].shape)}"
+                raise ValueError(f"{name} is {shapes} in {both}: {remedy}")
+    for checkpoint in checkpoints:
+        for name, weight in checkpoint.state["model"].items():
+            if not weight.isfinite().all():
+                raise ValueError(
+                    f"{name} in {short(checkpoint.path)} has a number that is not finite: leave "
+                    "that checkpoint out"
+                )
+
+
+def average(models: list[dict[str, Tensor]]) -> dict[str, Tensor]:
+    """Mean of each weight of some models; numbers that are no fractions are those of the last.
+
+    Weights that share their storage in all of them, as tied embeddings do, share it in the mean.
+    """
+    found: dict[tuple, Tensor] = {}
+    means = {}
+    for name in models[-1]:
+        weights = [model[name] for model in models]
+        place = tuple((x.data_ptr(), x.shape, x.stride()) for x in weights)
+        if place not in found:
+            found[place] = weights[-1].clone()
+            if weights[-1].is_floating_point():
+                total = weights[0].double()
+                for weight in weights[1:]:
+                    total += weight
+                found[place] = (total / len(weights)).to(weights[-1].dtype)
+        means[name] = found[place]
+    return means
+
+
+def write_average(paths: list[Path], last: int | None, output: Path) -> None:
+    """Average checkpoints and write one file; raises ValueError, before it, for what cannot be."""
+    if output.exists():
+        raise ValueError(f"--output {short(output)} is there already: name another, or remove it")
+    if not output.parent.is_dir():
+        raise ValueError(f"--output {short(output)}: there is no such folder, make it first")
+    checkpoints = choose(paths, last)
+    check(checkpoints)
+    newest = checkpoints[-1].state
+    kept = ("args", "cfg", "criterion", "optimizer_history", "task_state")
+    state = {
+        **{part: newest[part] for part in kept if part in newest},
+        "model": average([checkpoint.state["model"] for checkpoint in checkpoints]),
+        "extra_state": {
+            "train_iterator": {"epoch": 1, "iterations_in_epoch": 0, "shuffle": False},
+            "val_loss": None,
+        },
+        "last_optimizer_state": None,
+    }
+    with atomic_write(output) as partial:
+        try:
+            torch.save(state, partial)
+        except RuntimeError as error:
+            # what torch raises on a full disk
+            raise OSError(str(error)) from error
+    for checkpoint in checkpoints:
+        print(f"{short(checkpoint.path)}: {checkpoint.updates:,} updates")
+    print(f"the mean of {len(checkpoints)} checkpoints is written to {short(output)}")
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Command line of the script; returns its exit status."""
+    parser = command_parser(__doc__)
+    help_text = "checkpoints, or with --last the folder that they are in"
+    parser.add_argument("checkpoints", nargs="+", type=Path, metavar="CHECKPOINT", help=help_text)
+    help_text = "average so many of the folder, those with the most updates"
+    parser.add_argument("--last", type=int, metavar="N", help=help_text)
+    parser.add_argument("--output", type=Path, required=True, help="file to write")
+    parsed: argparse.Namespace = parser.parse_args(arguments)
+    paths, output = [path.resolve() for path in parsed.checkpoints], parsed.output.resolve()
+    return exit_status(lambda: write_average(paths, parsed.last, output), output=output)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

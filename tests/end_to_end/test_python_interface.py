@@ -1,0 +1,134 @@
+"""Models from Python give what fairseq's commands print, to the digit."""
+
+import math
+import re
+
+import numpy as np
+import pytest
+
+from fairseq_plugins import load
+from fairseq_plugins.all_attention import AllAttentionLanguageModel
+from tests.end_to_end.commands import (
+    ALL,
+    TASK,
+    USER_DIR,
+    evaluate,
+    log_probabilities,
+    loss,
+    run,
+    tokens_evaluated,
+)
+from tests.scripts.evaluate.saved_memory_models import PAIRS, TOKENS, sentence, write_all
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    """Models with memories and random weights, a text in letters, and pairs of sentences."""
+    return write_all(tmp_path_factory.mktemp("saved"))
+
+
+@pytest.fixture(scope="module")
+def model(checkpoint):
+    """The small model, whose dictionary is where it was trained."""
+    return load(checkpoint.parent)
+
+
+@pytest.fixture(scope="module")
+def text(data):
+    return (data.parent / "test.txt").read_text(encoding="utf-8")
+
+
+def assert_told(score, printed):
+    """A score is what fairseq-eval-lm printed, in the digits that it prints."""
+    assert len(score) == tokens_evaluated(printed)
+    np.testing.assert_allclose(score.log_probs, log_probabilities(printed), atol=1.1e-6)
+    assert f"{score.nats / math.log(2):.4f}" == f"{loss(printed):.4f}"
+    assert f"{math.exp(score.nats):.2f}" == re.search(r"Perplexity: ([\d.]+)", printed)[1]
+
+
+def hypotheses(printed):
+    """The texts and scores in nats that a fairseq command printed, by the number of the source."""
+    found = re.findall(r"^H-(\d+)\t(\S+)\t(.*)$", printed, re.MULTILINE)
+    return {int(number): (text, float(score) * math.log(2)) for number, score, text in found}
+
+
+def test_scores_are_those_of_fairseq_eval_lm(data, checkpoint, model, text):
+    printed = evaluate(data, checkpoint, "--tokens-per-sample", 8, "--output-word-probs")
+    score = model.score(text)
+    assert_told(score, printed)
+    assert str(score).startswith(re.search(r"Perplexity: ([\d.]+)", printed)[1])
+    stream = model.stream()
+    lines = [stream.score(line) for line in text.splitlines(keepends=True)]
+    assert_told(sum(lines[1:], lines[0]), printed)
+
+
+def test_scores_with_other_options_are_those_of_fairseq_eval_lm(data, checkpoint, text):
+    options = ("--tokens-per-sample", 5, "--model-overrides", "{'mem_len': 3}")
+    printed = evaluate(data, checkpoint, *options, "--output-word-probs")
+    assert_told(load(checkpoint, data, tokens_per_sample=5, mem_len=3).score(text), printed)
+
+
+def test_scores_of_blocks_are_those_of_fairseq_eval_lm(saved):
+    task = (*USER_DIR, "--task", "language_modeling", *ALL)
+    path = ("--path", saved / "blocks.pt", "--gen-subset", "test", "--tokens-per-sample", 10)
+    printed = run("fairseq-eval-lm", saved / "text", *task, *path, "--output-word-probs")
+    blocks = load(saved / "blocks.pt", saved / "text")
+    # fairseq takes them in an order of its own
+    of_blocks = re.findall(r"fairseq_cli.eval_lm \| (\d+) (.*\[-.*)$", printed, re.MULTILINE)
+    in_order = "\n".join(line for _, line in sorted(of_blocks, key=lambda block: int(block[0])))
+    letters = re.findall(r"(\S+) \[-", in_order)
+    text = "".join("\n" if letter == "</s>" else letter for letter in letters)
+    score = blocks.score(text)
+    np.testing.assert_allclose(score.log_probs, log_probabilities(in_order), atol=1.1e-6)
+    assert f"{score.loss:.4f}" == f"{loss(printed):.4f}"
+    assert len(score) == TOKENS
+
+
+def test_sentences_have_the_scores_of_fairseq_interactive(data, checkpoint, model):
+    words = ("--path", checkpoint, "--score-reference")
+    printed = run("fairseq-interactive", data, *TASK, *words, text="the cat\na dog ran\n")
+    scores = re.findall(r"^P-\d+\t(.*)$", printed, re.MULTILINE)
+    for found, line in zip(model.score(["the cat\n", "a dog ran\n"]), scores, strict=True):
+        expected = [float(number) for number in line.split()]
+        np.testing.assert_allclose(found.log_probs / np.log(2), expected, atol=5.1e-5)
+
+
+@pytest.mark.parametrize("past_lines", [False, True])
+def test_continuations_are_those_of_fairseq_interactive(data, checkpoint, model, past_lines):
+    words = ("--path", checkpoint, "--beam", 3, "--max-len-b", 22)
+    words += ("--continue-past-eos", "--min-len", 22) if past_lines else ()
+    printed = run("fairseq-interactive", data, *TASK, *words, text="the cat\n")
+    ((text, score),) = hypotheses(printed).values()
+    (found, *_) = model.hypotheses("the cat", 20, beam=3, stop_at_newline=not past_lines)
+    assert " ".join(found.tokens) == text
+    assert found.score == pytest.approx(score, rel=1e-6)
+    assert model.generate("the cat", 20, beam=3, stop_at_newline=not past_lines) == found.text
+
+
+def test_translations_are_those_of_fairseq_generate(saved):
+    task = (*USER_DIR, "--task", "translation", "--source-lang", "lower", "--target-lang", "upper")
+    how = (*ALL, "--beam", 4, "--max-len-b", 12, "--batch-size", 3, "--lenpen", 0.6)
+    path = ("--path", saved / "pairs.pt", "--gen-subset", "test")
+    expected = hypotheses(run("fairseq-generate", saved / "pairs", *task, *path, *how))
+    model = load(saved / "pairs.pt", saved / "pairs")
+    words = [model.source.symbols(sentence(i, 0)[0, :-1]) for i in range(len(PAIRS))]
+    # the last has none
+    texts = [" ".join(line) for line in words if line]
+    options = {"beam": 4, "max_len_b": 12, "batch_size": 3, "length_penalty": 0.6}
+    found = model.hypotheses(texts, **options)
+    assert len(texts) == len(PAIRS) - 1
+    for number, (best, *_) in enumerate(found):
+        text, score = expected[number]
+        assert best.text == text
+        assert best.score == pytest.approx(score, rel=1e-5)
+    assert model.translate(texts, **options) == [best.text for best, *_ in found]
+
+
+def test_fairseqs_from_pretrained_loads_a_model_of_ours(data, checkpoint, model):
+    hub = AllAttentionLanguageModel.from_pretrained(
+        str(checkpoint.parent), checkpoint.name, str(data)
+    )
+    found = hub.score("the cat sat")["positional_scores"]
+    np.testing.assert_allclose(found.numpy(), model.score("the cat sat\n").log_probs, atol=1e-6)
+    text = hub.sample("the cat", beam=2, max_len_b=9)
+    assert text == model.generate("the cat", 7, beam=2, stop_at_newline=True)

@@ -1,0 +1,112 @@
+"""Ways to share out a training that do not go with these models are refused when one is built."""
+
+import re
+
+import fairseq.models
+import pytest
+from fairseq.models import ARCH_CONFIG_REGISTRY
+from omegaconf import OmegaConf
+
+from tests import tiny
+from tests.product_key_memory.tiny import MEMORY
+from tests.weighted_transformer.tiny import tiny_arguments, tiny_task
+
+SIZES = {"decoder_layers": 2, "decoder_embed_dim": 16, "decoder_attention_heads": 2}
+# whatever the model: no layers of its own are asked for
+PLAIN = {"_name": "transformer_xl", "decoder_ffn_embed_dim": 24, **SIZES}
+SPANS = {"_name": "all_attention_lm", "adaptive_span": True, "attention_span": 8, "span_ramp": 2}
+SPANS |= {"persistent_vectors": 5, **SIZES}
+SPARSE = {**PLAIN, **MEMORY, "memory_layers": "2"}
+
+RULES = (
+    "parameters of {} have an update or a constraint of their own, which it does not know; leave"
+)
+SPLIT = "layers cannot be split over GPUs: leave it out"
+BACKEND = "it is not supported: give --ddp-backend legacy_ddp or pytorch_ddp"
+
+
+def build(model, group="distributed_training", from_checkpoint=False, **options):
+    """A model as fairseq-train and fairseq-hydra-train build it."""
+    task = {"tokens_per_sample": 8, "extended_context": 0}
+    root = OmegaConf.create(
+        {
+            "task": task,
+            "model": model,
+            "optimizer": {"_name": "adam_with_memory"},
+            group: options,
+            # other groups take it over from there
+            "bmuf": {name: f"${{{group}.{name}}}" for name in options},
+        }
+    )
+    return fairseq.models.build_model(root.model, tiny.tiny_task(), from_checkpoint)
+
+
+@pytest.mark.parametrize(
+    ("model", "group", "options", "text"),
+    [
+        (
+            PLAIN,
+            "distributed_training",
+            {"ddp_backend": "fully_sharded"},
+            f"--ddp-backend is fully_sharded: {BACKEND}",
+        ),
+        (
+            PLAIN,
+            "distributed_training",
+            {"ddp_backend": "slowmo"},
+            f"--ddp-backend is slowmo: {BACKEND}",
+        ),
+        (PLAIN, "common", {"model_parallel_size": 2}, f"--model-parallel-size is 2: {SPLIT}"),
+        (
+            PLAIN,
+            "distributed_training",
+            {"pipeline_model_parallel": True},
+            f"--pipeline-model-parallel is True: {SPLIT}",
+        ),
+        (
+            SPANS,
+            "optimization",
+            {"use_bmuf": True},
+            f"--use-bmuf is True: {RULES.format('AdaptiveSpan')}",
+        ),
+        (
+            SPANS,
+            "distributed_training",
+            {"zero_sharding": "os"},
+            f"--zero-sharding is os: {RULES.format('AdaptiveSpan')}",
+        ),
+        (
+            SPARSE,
+            "optimization",
+            {"use_bmuf": True},
+            f"--use-bmuf is True: {RULES.format('ProductKeys')}",
+        ),
+    ],
+)
+def test_what_does_not_go_with_a_model_is_refused(model, group, options, text):
+    with pytest.raises(ValueError, match=f"^{re.escape(text)}"):
+        build(model, group, **options)
+    # evaluation does not train
+    build(model, group, from_checkpoint=True, **options)
+
+
+@pytest.mark.parametrize("options", [{"use_bmuf": True}, {"zero_sharding": "os"}])
+def test_parsed_options_are_checked_too(options):
+    args = tiny_arguments(arch="weighted_transformer", **options)
+    ARCH_CONFIG_REGISTRY["weighted_transformer"](args)
+    (name,) = options
+    flag = "--" + name.replace("_", "-")
+    with pytest.raises(ValueError, match=f"^{flag} is .*: parameters of BranchWeights have an"):
+        fairseq.models.build_model(args, tiny_task())
+
+
+@pytest.mark.parametrize(
+    ("model", "options"),
+    [
+        (PLAIN, {"use_bmuf": True, "zero_sharding": "os", "ddp_backend": "legacy_ddp"}),
+        (SPANS, {"use_bmuf": False, "zero_sharding": "none", "ddp_backend": "no_c10d"}),
+        (SPARSE, {"model_parallel_size": 1, "pipeline_model_parallel": False}),
+    ],
+)
+def test_what_goes_with_a_model_is_taken(model, options):
+    build(model, **options)

@@ -1,0 +1,22 @@
+"""Saved models of each kind, with random weights; nobody changes them."""
+
+import pytest
+
+from tests.scripts.evaluate.saved_memory_models import write_all, write_segments
+
+
+@pytest.fixture(scope="session")
+def saved(tmp_path_factory):
+    """What ``write_all`` writes, and segment models that differ in how far back they read."""
+    folder = write_all(tmp_path_factory.mktemp("saved"))
+    kinds = {
+        "recurrent": {"mem_len": 5},
+        "same_length": {"mem_len": 5, "same_length": True},
+        "zeros": {"mem_len": 5, "zero_memory": True},
+        "forgetful": {"mem_len": 0},
+        "absolute": {"positions": "sinusoidal-absolute", "mem_len": 0, "extended_context": 4},
+    }
+    for name, options in kinds.items():
+        write_segments(folder / f"{name}.pt", "transformer_xl", **options)
+    write_segments(folder / "spans.pt", "all_attention_lm", attention_span=6)
+    return folder

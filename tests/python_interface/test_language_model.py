@@ -1,0 +1,221 @@
+"""Scores, streams and continuations of language models, in one process."""
+
+import re
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import torch
+
+from fairseq_plugins import load
+from fairseq_plugins.python_interface import scoring
+from tests import tiny
+
+TEXT = "abcdefghijklmnop\nponmlkj\n\nabacadaeafagahaiajak\nacegikmo"
+KINDS = ("recurrent", "same_length", "zeros", "forgetful", "absolute", "spans", "streams", "blocks")
+# between symbols: within segments of 8 and blocks of 10, at their ends, and token by token
+CUTS = [(3,), (8, 16), (1, 2, 3, 20, 21, 40), tuple(range(1, len(TEXT)))]
+
+
+@pytest.fixture(scope="module")
+def models(saved):
+    """Load a model by its kind, once."""
+    loaded = {}
+
+    def get(kind):
+        if kind not in loaded:
+            loaded[kind] = load(saved / f"{kind}.pt", saved / "text")
+        return loaded[kind]
+
+    return get
+
+
+@pytest.mark.parametrize("cuts", CUTS)
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_text_in_pieces_has_the_scores_of_the_whole(models, kind, cuts):
+    model = models(kind)
+    whole, stream = model.score(TEXT), model.stream()
+    bounds = (0, *cuts, len(TEXT))
+    first, *others = (stream.score(TEXT[begin:end]) for begin, end in pairwise(bounds))
+    score = sum(others, first)
+    assert score.tokens == whole.tokens
+    np.testing.assert_allclose(score.log_probs, whole.log_probs, atol=2e-5)
+    assert score.loss == pytest.approx(whole.loss, abs=1e-5)
+    assert len(stream) == len(TEXT)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_batch_has_the_scores_of_each_text_alone(models, kind):
+    model = models(kind)
+    texts = [TEXT[:5], TEXT, "\n", TEXT[7:40], "p"]
+    for batch_size in (1, 2, 16):
+        for found, text in zip(model.score(texts, batch_size), texts, strict=True):
+            alone = model.score(text)
+            assert found.tokens == alone.tokens
+            np.testing.assert_allclose(found.log_probs, alone.log_probs, atol=2e-5)
+
+
+def test_pieces_are_scored_from_what_is_before_them(models):
+    model = models("recurrent")
+    stream = model.stream()
+    stream.score(TEXT[:20])
+    later, alone = stream.score(TEXT[20:30]), model.score(TEXT[20:30])
+    assert np.abs(later.log_probs - alone.log_probs).max() > 0.01
+
+
+def test_streams_are_of_their_own(models):
+    model = models("recurrent")
+    one, other = model.stream(), model.stream()
+    found = []
+    for begin in range(0, 30, 10):
+        found.append(one.score(TEXT[begin : begin + 10]).log_probs)
+        other.score(TEXT[::-1][begin : begin + 10])
+    expected = model.score(TEXT[:30]).log_probs
+    np.testing.assert_allclose(np.concatenate(found), expected, atol=2e-5)
+
+
+def test_a_score_tells_its_tokens_and_the_usual_figure(models):
+    score = models("recurrent").score("ab\nc")
+    assert score.tokens == ["a", "b", "</s>", "c"]
+    assert (score.log_probs.dtype, score.log_probs.shape) == (np.float32, (4,))
+    assert score.nats == pytest.approx(-score.log_probs.mean())
+    assert str(score) == f"{score.nats / np.log(2):.4f} bits per character, 4 tokens"
+
+
+def test_units():
+    characters = tiny.dictionary()
+    assert scoring.loss_unit(characters) == "bits per character"
+    characters.add_symbol("word")
+    assert scoring.loss_unit(characters) == "perplexity"
+    assert scoring.in_unit(np.log(8), "bits per character") == pytest.approx(3)
+    assert scoring.in_unit(np.log(8), "perplexity") == pytest.approx(8)
+
+
+def test_segments_and_options_are_those_asked_for(saved, models):
+    found = load(saved / "recurrent.pt", saved / "text", tokens_per_sample=3, mem_len=100)
+    assert found.segment == 3
+    covering = load(saved / "recurrent.pt", saved / "text", tokens_per_sample=100, mem_len=100)
+    np.testing.assert_allclose(
+        found.score(TEXT).log_probs, covering.score(TEXT).log_probs, atol=2e-5
+    )
+    assert np.abs(models("recurrent").score(TEXT).log_probs - found.score(TEXT).log_probs).max() > 0
+    longer = load(saved / "absolute.pt", saved / "text", extended_context=2)
+    assert (longer.segment, longer.context) == (8, 2)
+
+
+@pytest.mark.parametrize("kind", ["recurrent", "blocks"])
+def test_a_prompt_is_continued_by_what_is_likeliest(saved, kind):
+    # to a generator each token is a segment
+    length = 1 if kind == "recurrent" else None
+    model = load(saved / f"{kind}.pt", saved / "text", tokens_per_sample=length)
+    text = model.generate("abc", 4)
+    for end in range(3, 7):
+        scores = {
+            letter: model.score(text[:end] + letter).log_probs[-1] for letter in "abcdefghijklmnop"
+        }
+        assert text[end] in ("<", max(scores, key=scores.get))
+    (found,) = model.hypotheses("abc", 4)
+    assert found.text == text
+    expected = model.score(text).log_probs
+    np.testing.assert_allclose(found.log_probs[:7], expected, atol=2e-5)
+
+
+def test_beams_come_with_the_best_first(models):
+    found = models("recurrent").hypotheses("abc", 5, beam=3)
+    scores = [one.score for one in found]
+    assert scores == sorted(scores, reverse=True)
+    assert len({one.text for one in found}) == len(found) == 3
+    assert all(len(one.tokens) == 8 for one in found)
+
+
+def test_samples_are_those_of_their_seed(models):
+    model = models("recurrent")
+    state = torch.get_rng_state()
+    first, again, other = (model.generate("ab", 30, top_k=5, seed=seed) for seed in (1, 1, 2))
+    assert first == again != other
+    assert torch.equal(torch.get_rng_state(), state)
+    assert model.generate("ab", 30, sampling=True) != model.generate("ab", 30, sampling=True)
+    # nothing to choose from
+    likeliest = model.generate("ab", 30)
+    assert model.generate("ab", 30, top_k=1) == likeliest
+    assert model.generate("ab", 30, top_p=1e-6) == likeliest
+    assert model.generate("ab", 30, sampling=True, temperature=1e-3) == likeliest
+
+
+def test_generation_stops_where_the_line_does_if_asked_to(models):
+    model = models("recurrent")
+    samples = [model.generate("ab", 40, sampling=True, seed=seed) for seed in range(8)]
+    assert any("\n" in sample for sample in samples)
+    given = {"sampling": True, "stop_at_newline": True}
+    lines = [model.generate("ab", 40, seed=seed, **given) for seed in range(8)]
+    assert not any("\n" in line for line in lines)
+    assert min(map(len, lines)) < 42
+
+
+def test_prompts_of_a_list_are_continued_one_by_one(models):
+    model = models("recurrent")
+    assert model.generate(["", "a", "\n"], 5) == [model.generate(p, 5) for p in ("", "a", "\n")]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"length": 0}, "length is 0: it must be at least 1"),
+        ({"beam": 0}, "beam is 0: it must be at least 1"),
+        ({"top_k": 0}, "top_k is 0: it must be at least 1"),
+        ({"top_k": 21}, "top_k is 21: there are 20 symbols, give no more"),
+        ({"top_p": 1.5}, "top_p is 1.5: give a number above 0, at most 1"),
+        ({"top_p": 0.5, "top_k": 2}, "top_k and top_p are both given: fairseq takes one"),
+        ({"temperature": 0}, "temperature is 0: it must be above 0"),
+        ({"beam": 2, "sampling": True}, "beam is 2 with sampling, which searches nothing"),
+        ({"prompt": "a\nb", "stop_at_newline": True}, "the prompt has a newline, and stop_at"),
+        ({"prompt": "xyz"}, "the prompt has symbols that the dictionary lacks ('x', 'y', 'z')"),
+    ],
+)
+def test_what_no_search_can_have_is_refused(models, options, message):
+    with pytest.raises(ValueError, match=re.escape(message)):
+        models("recurrent").generate(**{"prompt": "a", **options})
+
+
+def test_positions_limit_what_is_generated(models):
+    message = "length is 16 after a prompt of 1 symbols: the model has positions for 15 together"
+    with pytest.raises(ValueError, match=message):
+        models("blocks").generate("a", 16)
+    assert len(models("blocks").hypotheses("a", 14)[0].tokens) == 15
+
+
+def test_texts_that_cannot_be_scored_are_refused(models):
+    model = models("recurrent")
+    with pytest.raises(ValueError, match=r"^the text is empty: give one with at least one symbol"):
+        model.score("")
+    with pytest.raises(ValueError, match=r"^text 2 has symbols that the dictionary lacks"):
+        model.score(["a", "z"])
+    with pytest.raises(ValueError, match=r"^the text is 5: it must be a string"):
+        model.stream().score(5)
+    with pytest.raises(ValueError, match=r"^batch_size is 0: it must be at least 1"):
+        model.score(["a"], 0)
+
+
+def test_a_weight_that_is_not_finite_is_noticed(saved):
+    model = load(saved / "blocks.pt", saved / "text")
+    with torch.no_grad():
+        model.model.decoder.layers[0].fc1.bias[0] = torch.nan
+    with pytest.raises(FloatingPointError, match="the log-probability of a token is not finite"):
+        model.score("abc")
+
+
+def test_a_language_model_does_not_translate(models):
+    message = "a language model, which does not translate, and has no .translate: there are .score"
+    with pytest.raises(AttributeError, match=message):
+        models("recurrent").translate("a")
+    with pytest.raises(AttributeError, match="'LanguageModel' object has no attribute 'other'"):
+        _ = models("recurrent").other
+
+
+def test_it_moves_to_a_device(saved):
+    model = load(saved / "recurrent.pt", saved / "text")
+    assert model.to("cpu") is model
+    assert model.device == torch.device("cpu")
+    expected = model.score(TEXT).log_probs
+    found = model.to(torch.float64).score(TEXT).log_probs
+    np.testing.assert_allclose(found, expected, atol=1e-5)

@@ -1,0 +1,170 @@
+"""Checkpoints and dictionaries are found, nothing in them runs, and what does not fit is said."""
+
+import re
+import shutil
+
+import numpy as np
+import pytest
+import torch
+from fairseq.data import Dictionary
+from fairseq.models import ARCH_MODEL_REGISTRY
+from fairseq.models.transformer import TransformerModel
+from fairseq.models.transformer_lm import TransformerLanguageModel
+
+from fairseq_plugins import load
+from fairseq_plugins.python_interface import LanguageModel, TranslationModel
+from tests.end_to_end.commands import ROOT
+from tests.scripts.evaluate.saved_models import Mischief
+
+TEXT = "abcab\nponm"
+
+
+@pytest.fixture
+def folder(saved, tmp_path):
+    """What a training leaves, its dictionary beside it."""
+    shutil.copy(saved / "recurrent.pt", tmp_path / "checkpoint_last.pt")
+    shutil.copy(saved / "text" / "dict.txt", tmp_path)
+    return tmp_path
+
+
+def mem_len(model):
+    return model.model.decoder.context.mem_len
+
+
+def changed(path, change):
+    """Write a checkpoint anew after a change of what it holds."""
+    state = torch.load(path, weights_only=True)
+    change(state)
+    torch.save(state, path)
+
+
+def test_a_folder_stands_for_its_best_checkpoint(saved, folder):
+    assert mem_len(load(str(folder))) == 5
+    shutil.copy(saved / "forgetful.pt", folder / "checkpoint_best.pt")
+    assert mem_len(load(folder)) == 0
+    assert mem_len(load(folder / "checkpoint_last.pt")) == 5
+
+
+def test_a_folder_without_a_checkpoint_is_refused(tmp_path):
+    message = "has no checkpoint_best.pt, checkpoint_last.pt or checkpoint.pt: name a checkpoint"
+    with pytest.raises(ValueError, match=message):
+        load(tmp_path)
+    with pytest.raises(ValueError, match=r"none.pt is no file: name one that fairseq-train wrote"):
+        load(tmp_path / "none.pt")
+
+
+def test_the_dictionary_is_beside_the_file_or_where_the_model_was_trained_or_given(saved, folder):
+    expected = load(folder).score(TEXT).log_probs
+    (folder / "dict.txt").unlink()
+    message = re.escape(
+        f"checkpoint_last.pt needs dict.txt, not in {folder} or where it was trained: give data"
+    )
+    with pytest.raises(ValueError, match=message):
+        load(folder)
+    given = load(folder, saved / "text")
+    np.testing.assert_array_equal(given.score(TEXT).log_probs, expected)
+    last = folder / "checkpoint_last.pt"
+    # of several folders of data, the first
+    changed(last, lambda state: state["cfg"]["task"].update(data=f"{saved}/text:{saved}/more"))
+    np.testing.assert_array_equal(load(folder).score(TEXT).log_probs, expected)
+    with pytest.raises(ValueError, match=re.escape(f"needs dict.txt, not in {saved}: give data")):
+        load(folder, saved)
+
+
+def test_another_dictionary_is_refused(folder):
+    symbols = (folder / "dict.txt").read_text().splitlines()
+    (folder / "dict.txt").write_text("\n".join(symbols[::-1]) + "\n")
+    message = f"checkpoint_last.pt with the dictionary in {folder}: dict.txt in DATA is not the one"
+    with pytest.raises(ValueError, match=re.escape(message)):
+        load(folder)
+
+
+def test_a_dictionary_of_another_size_is_refused(saved, tmp_path):
+    shutil.copy(saved / "blocks.pt", tmp_path / "checkpoint_last.pt")
+    smaller = Dictionary()
+    smaller.add_symbol("a")
+    smaller.save(str(tmp_path / "dict.txt"))
+    with pytest.raises(ValueError, match=r"last.pt with the dictionary in .*: size mismatch"):
+        load(tmp_path)
+
+
+def test_nothing_in_a_file_is_executed(folder, tmp_path):
+    torch.save({"model": Mischief(tmp_path / "made")}, folder / "checkpoint_best.pt")
+    message = "checkpoint_best.pt holds more than weights and options, or is cut short, and is not"
+    with pytest.raises(ValueError, match=message):
+        load(folder)
+    assert not (tmp_path / "made").exists()
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "message"),
+    [
+        ("recurrent", {"mem_lne": 3}, "mem_lne is no option of .*: did you mean mem_len?"),
+        ("recurrent", {"decoder_layers": 3}, "decoder_layers is no option of .*: leave it out"),
+        ("recurrent", {"bpe_codes": "f"}, r"nor one of its tokenizer and BPE \(None, None\)"),
+        ("recurrent", {"tokens_per_sample": 0}, "tokens_per_sample is 0: it must be at least 1"),
+        ("recurrent", {"extended_context": 4}, "extended_context is 4 for a model with a recurre"),
+        ("absolute", {"extended_context": 5}, "tokens_per_sample is 8 and extended_context 5: the"),
+        ("absolute", {"mem_len": 5}, "absolute.pt with the dictionary in .*: --mem-len"),
+        ("blocks", {"extended_context": 4}, "extended_context is 4 and .* of the task language_m"),
+        ("blocks", {"tokens_per_sample": 17}, "the model has positions for 16 tokens, give no"),
+        ("bos", {}, "the model was trained with --add-bos-token, which is not read from Python"),
+        ("recurrent", {"attention_kernel": "x"}, "the dictionary in .*'x', .*attention_kernel"),
+    ],
+)
+def test_options_that_cannot_be_are_refused(saved, kind, options, message):
+    with pytest.raises(ValueError, match=message):
+        load(saved / f"{kind}.pt", saved / "text", **options)
+
+
+def test_translation_has_no_segments(saved):
+    message = "tokens_per_sample is 4 and .*pairs.pt holds a model of the task translation, which"
+    with pytest.raises(ValueError, match=message):
+        load(saved / "pairs.pt", saved / "pairs", tokens_per_sample=4)
+    languages = {"source_lang": "lower", "target_lang": "other"}
+    with pytest.raises(ValueError, match=r"needs dict.lower.txt and dict.other.txt, not in"):
+        load(saved / "pairs.pt", saved / "pairs", **languages)
+
+
+def test_other_tasks_are_refused(folder):
+    last = folder / "checkpoint_last.pt"
+    changed(last, lambda state: state["cfg"]["task"].update(_name="masked_lm"))
+    with pytest.raises(ValueError, match="holds a model of the task 'masked_lm': name one of lang"):
+        load(folder)
+
+
+def test_the_steps_of_a_text_are_those_of_the_training(folder, tmp_path):
+    codes = tmp_path / "codes"
+    codes.write_text("#version: 0.2\na b\n", encoding="utf-8")
+    steps = {
+        "bpe": {"_name": "subword_nmt", "bpe_codes": str(codes), "bpe_separator": "+"},
+        "tokenizer": {"_name": "moses", "source_lang": "de", "moses_no_dash_splits": True},
+    }
+    changed(folder / "checkpoint_last.pt", lambda state: state["cfg"].update(steps))
+    lines = load(folder).text.lines
+    assert lines.encode("abc-d") == "a+ b+ c+ -+ d".split() or lines.encode("abc") == ["ab+", "c"]
+    assert lines.tokenizer.cfg.source_lang == "de"
+    assert load(folder, bpe_separator="@@").text.lines.encode("abc")[0].endswith("@@")
+
+
+def test_what_is_loaded_is_named_for_what_it_does(saved):
+    assert isinstance(load(saved / "blocks.pt", saved / "text"), LanguageModel)
+    assert isinstance(load(saved / "pairs.pt", saved / "pairs"), TranslationModel)
+
+
+def test_torch_hub_loads_it(folder):
+    model = torch.hub.load(str(ROOT), "load", str(folder), source="local")
+    np.testing.assert_array_equal(model.score(TEXT).log_probs, load(folder).score(TEXT).log_probs)
+
+
+def test_the_hub_offers_no_other_models_as_ours():
+    ours = {
+        model
+        for model in ARCH_MODEL_REGISTRY.values()
+        if model.__module__.startswith("fairseq_plugins")
+    }
+    assert len(ours) == 5
+    assert all(model.hub_models() == {} for model in ours)
+    # which two of them would inherit
+    assert TransformerModel.hub_models()
+    assert TransformerLanguageModel.hub_models()

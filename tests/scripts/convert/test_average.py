@@ -1,0 +1,183 @@
+"""Averages of checkpoints: the mean of weights, what must hold of them, and what is refused."""
+
+import shutil
+
+import pytest
+import torch
+
+from fairseq_plugins import load
+from fairseq_plugins.weighted_transformer.branch_weights import draw_from_simplex
+from scripts.convert.average import average, main
+from tests.scripts.evaluate.saved_memory_models import write_segments, write_streams
+from tests.scripts.evaluate.saved_models import Mischief, write_text
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory):
+    """Folder of three checkpoints with different weights, with updates 10, 20 and 30."""
+    folder = tmp_path_factory.mktemp("models")
+    write_text(folder)
+    for number, name in enumerate(("checkpoint1.pt", "checkpoint_2_20.pt", "checkpoint3.pt")):
+        write_segments(folder / name, "all_attention_lm", seed=number, adaptive_span=True)
+        state = torch.load(folder / name, weights_only=True)
+        state["optimizer_history"][-1]["num_updates"] = 10 * (number + 1)
+        state["last_optimizer_state"] = {"step": torch.ones(3)}
+        for key, weight in state["model"].items():
+            if key.endswith("span.value"):
+                weight.copy_(torch.tensor([0.0, 1.0]))
+        torch.save(state, folder / name)
+    shutil.copy(folder / "checkpoint3.pt", folder / "checkpoint_3_30.pt")
+    shutil.copy(folder / "checkpoint1.pt", folder / "checkpoint_best.pt")
+    return folder
+
+
+def run(*words):
+    return main([*map(str, words)])
+
+
+def weights(path):
+    return torch.load(path, weights_only=True)["model"]
+
+
+def refused(capsys, tmp_path, message, *words):
+    output = tmp_path / "refused.pt"
+    assert run(*words, "--output", output) == 1
+    printed = capsys.readouterr()
+    assert printed.err.startswith(f"error: {message}"), printed.err
+    assert printed.err.count("\n") == 1
+    assert list(tmp_path.glob("refused*")) == []
+
+
+def test_the_last_of_a_folder_are_averaged(models, tmp_path, capsys):
+    assert run(models, "--last", 2, "--output", tmp_path / "mean.pt") == 0
+    printed = capsys.readouterr().out
+    assert "checkpoint_2_20.pt: 20 updates\n" in printed
+    assert "the mean of 2 checkpoints is written to" in printed
+    found = weights(tmp_path / "mean.pt")
+    one, two = weights(models / "checkpoint_2_20.pt"), weights(models / "checkpoint3.pt")
+    assert found.keys() == one.keys()
+    for name, weight in found.items():
+        torch.testing.assert_close(weight, (one[name] + two[name]) / 2, atol=1e-7, rtol=1e-6)
+    assert any(not torch.equal(weight, one[name]) for name, weight in found.items())
+
+
+def test_it_is_loaded_and_holds_no_optimizer(models, tmp_path):
+    output = tmp_path / "mean.pt"
+    files = [models / name for name in ("checkpoint3.pt", "checkpoint1.pt")]
+    assert run(*files, "--output", output) == 0
+    state = torch.load(output, weights_only=True)
+    assert state["last_optimizer_state"] is None
+    assert state["optimizer_history"][-1]["num_updates"] == 30
+    assert [path.name for path in tmp_path.iterdir()] == ["mean.pt"]
+    assert len(load(output, models).score("abc")) == 3
+
+
+def test_what_must_hold_of_weights_holds_of_their_mean():
+    states = []
+    for _ in range(7):
+        tied = torch.rand(5, 3)
+        kappa, span = draw_from_simplex(8), torch.tensor([0.0, 1.0, 1.0 - 2**-24])
+        half = torch.rand(4).bfloat16()
+        states.append({"a": tied, "b": tied, "kappa": kappa, "span": span, "half": half})
+        states[-1] |= {"count": torch.tensor(len(states)), "c": tied.clone()}
+    mean = average(states)
+    assert mean["kappa"].min() >= 0
+    assert mean["kappa"].double().sum().item() == pytest.approx(1, abs=1e-6)
+    assert mean["span"].tolist() == [0.0, 1.0, 1.0 - 2**-24]
+    assert (mean["half"].dtype, mean["count"].item()) == (torch.bfloat16, 7)
+    # tied weights stay tied, others alone
+    assert mean["a"].data_ptr() == mean["b"].data_ptr() != mean["c"].data_ptr()
+    assert average([states[0]] * 3)["a"].equal(states[0]["a"])
+
+
+def test_values_of_memories_are_averaged_and_other_sizes_refused(models, tmp_path, capsys):
+    for name in ("one", "two"):
+        write_streams(tmp_path / f"{name}.pt")
+    state = torch.load(tmp_path / "two.pt", weights_only=True)
+    (values, *_) = (name for name in state["model"] if name.endswith("memory.values"))
+    state["model"][values] += 1
+    torch.save(state, tmp_path / "two.pt")
+    files = tmp_path / "one.pt", tmp_path / "two.pt"
+    assert run(*files, "--output", tmp_path / "mean.pt") == 0
+    expected = weights(files[0])[values] + 0.5
+    torch.testing.assert_close(weights(tmp_path / "mean.pt")[values], expected)
+    capsys.readouterr()
+    # one worker's columns
+    state["model"][values] = state["model"][values][:, :8].clone()
+    torch.save(state, tmp_path / "two.pt")
+    message = f"{values} is (49, 16) and (49, 8) in {files[0]} and {files[1]}: give checkpoints of"
+    refused(capsys, tmp_path, message, *files)
+
+
+def test_checkpoints_that_do_not_belong_together_are_refused(models, tmp_path, capsys):
+    first = models / "checkpoint1.pt"
+    other = tmp_path / "other.pt"
+
+    def change(message, change):
+        state = torch.load(first, weights_only=True)
+        change(state)
+        torch.save(state, other)
+        refused(capsys, tmp_path, f"{message}", first, other)
+
+    both = f"{first} and {other}"
+    change(
+        f"{both} were trained with different dictionaries: give checkpoints of one training",
+        lambda state: state["task_state"].update(dictionary="another"),
+    )
+    change(
+        f"{both} have the models all_attention_lm and transformer_xl: give",
+        lambda state: state["cfg"]["model"].update(_name="transformer_xl"),
+    )
+    change(
+        f"only one of {both} has decoder.embed_tokens.weight: give",
+        lambda state: state["model"].pop("decoder.embed_tokens.weight"),
+    )
+    change(
+        f"decoder.embed_tokens.weight in {other} has a number that is not finite: leave that",
+        lambda state: state["model"]["decoder.embed_tokens.weight"].fill_(torch.nan),
+    )
+    change(
+        f"CHECKPOINT {other} holds no model: name one that fairseq-train wrote",
+        lambda state: state.pop("model"),
+    )
+
+
+def test_impossible_choices_are_refused(models, tmp_path, capsys):
+    first = models / "checkpoint1.pt"
+    refused(capsys, tmp_path, "--last is 1: it must be at least 2", models, "--last", 1)
+    message = f"--last is 4 and {models} has 3 checkpoints: give fewer, or train without"
+    refused(capsys, tmp_path, message, models, "--last", 4)
+    message = "--last 2 takes one folder: name the --save-dir of the training"
+    refused(capsys, tmp_path, message, first, first, "--last", 2)
+    refused(capsys, tmp_path, f"{models} is a folder: say with --last", models)
+    message = "give two or more different checkpoints, or a folder and --last"
+    refused(capsys, tmp_path, message, first)
+    refused(capsys, tmp_path, message, first, first)
+    message = f"CHECKPOINT {models}/none.pt is no file: name one that"
+    refused(capsys, tmp_path, message, first, models / "none.pt")
+    torch.save({"model": Mischief(tmp_path / "made")}, tmp_path / "bad.pt")
+    message = f"CHECKPOINT {tmp_path}/bad.pt holds more than weights and options"
+    refused(capsys, tmp_path, message, first, tmp_path / "bad.pt")
+    assert not (tmp_path / "made").exists()
+
+
+def test_a_file_that_is_there_is_kept(models, tmp_path, capsys):
+    output = tmp_path / "there.pt"
+    output.write_text("kept")
+    assert run(models, "--last", 2, "--output", output) == 1
+    assert f"--output {output} is there already: name another" in capsys.readouterr().err
+    assert output.read_text() == "kept"
+    assert run(models, "--last", 2, "--output", tmp_path / "none" / "mean.pt") == 1
+    assert "there is no such folder, make it first" in capsys.readouterr().err
+
+
+def test_nothing_is_left_of_a_file_that_cannot_be_written(models, tmp_path, capsys, monkeypatch):
+    def full(state, path):
+        path.write_bytes(b"half")
+        raise RuntimeError("no space left on the device")
+
+    monkeypatch.setattr(torch, "save", full)
+    assert run(models, "--last", 2, "--output", tmp_path / "mean.pt") == 1
+    message = f"error: --output {tmp_path}/mean.pt: no space left on the device: make room"
+    assert capsys.readouterr().err.startswith(message)
+    assert list(tmp_path.iterdir()) == []
