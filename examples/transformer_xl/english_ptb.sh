@@ -70,7 +70,7 @@ finish)
     ;;
 average)
     checkpoints=$3
-    python -m scripts.convert.average "$checkpoints"/checkpoint_[0-9]*_*.pt \
+    PYTHONPATH="$(dirname "$0")/../..:${PYTHONPATH-}" python -m scripts.convert.average "$checkpoints"/checkpoint_[0-9]*_*.pt \
         --output "$checkpoints/checkpoint_average.pt"
     ;;
 evaluate)

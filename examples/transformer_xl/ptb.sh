@@ -43,7 +43,7 @@ finish)
         --save-dir "$checkpoints" --keep-last-epochs 50 "${@:4}"
     ;;
 average)
-    python -m scripts.convert.average "$checkpoints"/checkpoint[0-9]*.pt \
+    PYTHONPATH="$(dirname "$0")/../..:${PYTHONPATH-}" python -m scripts.convert.average "$checkpoints"/checkpoint[0-9]*.pt \
         --output "$checkpoints/checkpoint_average.pt"
     ;;
 evaluate)
