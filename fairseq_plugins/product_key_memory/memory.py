@@ -193,7 +193,7 @@ class ProductKeyMemory(nn.Module):
         """Map ``x`` (N, d) to (N, d); ``tokens`` (N,) is false for padding, None for no padding."""
         x = self.input_dropout(x)
         # (N, d) -> (N, H, d_q)
-        queries = self.query_network(x, tokens)
+        queries = self.query_network(x) if tokens is None else self.query_network(x, tokens)
         # (N, H, d_q) -> scores and slots (N, H, k) (equation 1)
         scores, slots = self.keys(queries, self.knn)
         # (equation 2)

@@ -8,9 +8,9 @@ import torch
 from fairseq import utils
 from fairseq.data import Dictionary, NestedDictionaryDataset
 from fairseq.distributed import utils as distributed_utils
-from fairseq.models import ARCH_MODEL_REGISTRY
 from fairseq.sequence_scorer import SequenceScorer
 from fairseq.tasks import FairseqTask, register_task
+from omegaconf import InterpolationKeyError
 
 from fairseq_plugins.fairseq_integration.constraints import apply_constraints
 from fairseq_plugins.segment_language_model.batch_split import (
@@ -104,14 +104,16 @@ class SegmentLanguageModelingTask(FairseqTask):
             )
         if self.cfg.batch_split != 1 and not from_checkpoint:
             check_parts(self.cfg.batch_split, self.cfg.batch_size)
-        name = getattr(cfg, "_name", None) or cfg.arch
-        # other models ask for options that this task does not have
-        if not hasattr(ARCH_MODEL_REGISTRY[name], "check_criterion"):
+        try:
+            model = super().build_model(cfg, from_checkpoint)
+        except InterpolationKeyError:
+            # it takes options over that only another task has
+            model = None
+        if not isinstance(getattr(model, "decoder", None), SegmentDecoder):
             raise ValueError(
-                f"--arch is {name}, which is no segment language model: choose "
+                f"--arch is {cfg._name}, which is no segment language model: choose "
                 "transformer_xl, all_attention_lm or a preset of theirs, or another --task"
             )
-        model = super().build_model(cfg, from_checkpoint)
         model.decoder.softmax_temperature = temperature
         self._check_criterion = model.check_criterion
         mem_len = model.decoder.context.mem_len

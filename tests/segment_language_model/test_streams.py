@@ -1,7 +1,6 @@
 """Streams over a split: every token once, in order, with its true predecessor."""
 
 import os
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -14,10 +13,6 @@ from fairseq_plugins.segment_language_model.streams import (
     ShuffledSentences,
     TokenStreams,
     load_tokens,
-)
-from fairseq_plugins.segment_language_model.task import (
-    SegmentLanguageModelingConfig,
-    SegmentLanguageModelingTask,
 )
 from tests.tiny import dictionary, text
 
@@ -132,12 +127,6 @@ def test_an_index_that_is_cut_short_is_refused(tmp_path, length):
         file.truncate(length if length >= 0 else os.path.getsize(f"{path}.idx") + length)
     with pytest.raises(ValueError, match=r"train has an index, .*train\.idx, that is cut short"):
         load_tokens(path, dictionary())
-
-
-def test_a_model_without_segments_is_refused_by_its_name():
-    task = SegmentLanguageModelingTask(SegmentLanguageModelingConfig(), dictionary())
-    with pytest.raises(ValueError, match=r"^--arch is transformer_lm, which is no segment languag"):
-        task.build_model(SimpleNamespace(_name="transformer_lm"))
 
 
 def test_padding_in_the_text_is_refused(tmp_path):
