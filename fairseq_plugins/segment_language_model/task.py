@@ -10,7 +10,7 @@ from fairseq.data import Dictionary, NestedDictionaryDataset
 from fairseq.distributed import utils as distributed_utils
 from fairseq.sequence_scorer import SequenceScorer
 from fairseq.tasks import FairseqTask, register_task
-from omegaconf import InterpolationKeyError
+from omegaconf.errors import InterpolationKeyError
 
 from fairseq_plugins.fairseq_integration.constraints import apply_constraints
 from fairseq_plugins.segment_language_model.batch_split import (
