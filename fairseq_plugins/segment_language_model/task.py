@@ -10,7 +10,6 @@ from fairseq.data import Dictionary, NestedDictionaryDataset
 from fairseq.distributed import utils as distributed_utils
 from fairseq.sequence_scorer import SequenceScorer
 from fairseq.tasks import FairseqTask, register_task
-from omegaconf.errors import InterpolationKeyError
 
 from fairseq_plugins.fairseq_integration.constraints import apply_constraints
 from fairseq_plugins.segment_language_model.batch_split import (
@@ -104,11 +103,7 @@ class SegmentLanguageModelingTask(FairseqTask):
             )
         if self.cfg.batch_split != 1 and not from_checkpoint:
             check_parts(self.cfg.batch_split, self.cfg.batch_size)
-        try:
-            model = super().build_model(cfg, from_checkpoint)
-        except InterpolationKeyError:
-            # it takes options over that only another task has
-            model = None
+        model = super().build_model(cfg, from_checkpoint)
         if not isinstance(getattr(model, "decoder", None), SegmentDecoder):
             raise ValueError(
                 f"--arch is {cfg._name}, which is no segment language model: choose "

@@ -111,11 +111,6 @@ def test_another_dictionary_is_refused_on_resuming(data, other_dictionary, tmp_p
     assert "dict.txt in DATA is not the one that the checkpoint was trained with" in printed
 
 
-def test_a_model_without_segments_is_refused_by_its_name(data, tmp_path):
-    printed = train(data, tmp_path, model=("--arch", "transformer_lm"), fails=True)
-    assert "ValueError: --arch is transformer_lm, which is no segment language model" in printed
-
-
 def test_a_preset_is_what_the_command_line_does_not_say(data, tmp_path):
     preset = ("--arch", "all_attention_lm_tiny", "--decoder-layers", 1)
     words = ("--batch-size", 2, "--optimizer", "adam", "--max-update", 1, "--save-dir", tmp_path)
