@@ -9,14 +9,14 @@ file that cannot be restored from is an error that names it.
 from __future__ import annotations
 
 import errno
-import fcntl
 import functools
 import os
 import shutil
 import time
 import zipfile
+import zlib
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -50,8 +50,9 @@ def _complete(path: str) -> Iterator[str]:
     part = f"{path}.tmp"
     try:
         yield part
-        # what a crash of the machine could otherwise cut short after the file has its name
-        with open(part, "rb+") as file:
+        # what a crash of the machine could otherwise cut short after the file has its name; not all
+        # network file systems have it
+        with suppress(OSError), open(part, "rb+") as file:
             os.fsync(file.fileno())
         os.replace(part, path)
     except BaseException:
@@ -80,7 +81,7 @@ def _save(save: Callable[..., Any], content: Any, filename: str, async_write: bo
 
 def _copy(copy: Callable[..., Any], src_path: str, dst_path: str, overwrite: bool = False) -> Any:
     """Copy a file as fairseq's PathManager does, and let the copy appear when it is complete."""
-    if PathManager.path_requires_pathmanager(dst_path):
+    if any(map(PathManager.path_requires_pathmanager, (src_path, dst_path))):
         return copy(src_path, dst_path, overwrite=overwrite)
     with _complete(dst_path) as part:
         shutil.copyfile(src_path, part)
@@ -94,6 +95,8 @@ def _read(read: Callable[..., Any], path: str, *args: Any, **kwargs: Any) -> Any
     Raises:
         ValueError: the file is cut short or damaged.
     """
+    if PathManager.path_requires_pathmanager(path):
+        return read(path, *args, **kwargs)
     if zipfile.is_zipfile(path):
         # torch itself reads over flipped bits
         problem = "" if _is_whole(path) else "a checksum in it is wrong"
@@ -101,8 +104,8 @@ def _read(read: Callable[..., Any], path: str, *args: Any, **kwargs: Any) -> Any
         problem = _what_is_cut(path)
     if not problem:
         return read(path, *args, **kwargs)
-    others = _whole_checkpoints_beside(path)
-    remedy = f"take {others[0]} (--restore-file, --path)" if others else "no other is whole here"
+    other = _newest_whole_beside(path)
+    remedy = f"take {other} (--restore-file, --path)" if other else "no other is whole here"
     raise ValueError(
         f"the checkpoint {path} is cut short or damaged ({problem}), as a killed copy, a full disk "
         f"or a transfer leaves it: {remedy}"
@@ -121,23 +124,29 @@ def _what_is_cut(path: str) -> str:
         return "it is empty"
     if start.startswith(b"PK"):
         return "its end is missing"
-    return "" if start.startswith(b"\x80\x02") else "it is no file of torch's"
+    # a pickle
+    return "" if start.startswith(b"\x80") else "it is no file of torch's"
 
 
 def _is_whole(path: str | Path) -> bool:
-    """Return whether a file is a complete archive, each part of which has its checksum."""
+    """Return whether a file is a complete archive, each part of which has its checksum.
+
+    A part may have been written without one (``torch.serialization.set_crc32_options``).
+    """
     try:
         with zipfile.ZipFile(path) as archive:
+            if all(part.CRC == 0 for part in archive.infolist() if part.file_size):
+                return True
             return archive.testzip() is None
-    except (OSError, zipfile.BadZipFile):
+    except (OSError, EOFError, RuntimeError, zipfile.BadZipFile, zlib.error):
         return False
 
 
-def _whole_checkpoints_beside(path: str) -> list[str]:
-    """Return complete checkpoints of the same folder, the newest first."""
+def _newest_whole_beside(path: str) -> Path | None:
+    """Return the newest complete checkpoint of the same folder; None if there is none."""
     others = [other for other in Path(path).parent.glob("checkpoint*.pt") if other != Path(path)]
     newest_first = sorted(others, key=lambda other: other.stat().st_mtime, reverse=True)
-    return [str(other) for other in newest_first if _is_whole(other)]
+    return next(filter(_is_whole, newest_first), None)
 
 
 def _resume(load: Callable[..., Any], cfg: Any, trainer: Any, **options: Any) -> Any:
@@ -146,12 +155,12 @@ def _resume(load: Callable[..., Any], cfg: Any, trainer: Any, **options: Any) ->
     Raises:
         ValueError: there is no such checkpoint, or another training writes into ``--save-dir``.
     """
-    if cfg.restore_file != LAST and not PathManager.exists(cfg.restore_file):
-        others = _whole_checkpoints_beside(str(Path(cfg.save_dir) / LAST))
-        there = f", such as {others[0]}" if others else ""
+    # fairseq's name of it with --checkpoint-suffix
+    wanted = cfg.restore_file.replace(".pt", (trainer.checkpoint_suffix or "") + ".pt")
+    if cfg.restore_file != LAST and not PathManager.isfile(wanted):
         raise ValueError(
-            f"--restore-file is {cfg.restore_file}, which does not exist: give the path of a "
-            f"checkpoint{there}, or leave it out to go on with the last one of --save-dir"
+            f"--restore-file is {wanted}, which is no file: give the path of a checkpoint, or "
+            "leave it out to go on with the last one of --save-dir"
         )
     if trainer.data_parallel_rank == 0 and not cfg.no_save:
         lock_folder(cfg.save_dir)
@@ -164,6 +173,11 @@ def lock_folder(folder: str) -> None:
     Raises:
         ValueError: another process has it.
     """
+    try:
+        import fcntl
+    except ImportError:
+        # Windows has no such locks
+        return
     path = Path(folder).resolve()
     if path in _locked:
         return

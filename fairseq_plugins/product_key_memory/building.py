@@ -153,7 +153,7 @@ def read_slots(path: str, name: str, slots: int) -> Tensor:
             found = archive[name]
     except KeyError:
         raise ValueError(f"{where}, which has no {name}: {remedy} for this model") from None
-    except (OSError, ValueError, TypeError, AttributeError, zipfile.BadZipFile) as error:
+    except (OSError, EOFError, ValueError, TypeError, AttributeError, zipfile.BadZipFile) as error:
         raise ValueError(f"{where}, which cannot be read ({error}): {remedy}") from None
     if found.dtype != bool or found.shape != (slots,):
         raise ValueError(

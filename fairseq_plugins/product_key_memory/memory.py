@@ -180,7 +180,7 @@ class ProductKeyMemory(nn.Module):
         if padding_mask is None:
             return self._read(x.reshape(-1, x.size(-1))).view(x.shape)
         tokens = ~padding_mask
-        if packs_tokens(x):
+        if packs_tokens(x, self.training):
             read = self._read(x[tokens])
             return read.new_zeros(x.shape).masked_scatter(tokens.unsqueeze(-1), read)
         padding = padding_mask.unsqueeze(-1)
@@ -322,13 +322,14 @@ class ProductKeyMemory(nn.Module):
         self.values.grad = grad
 
 
-def packs_tokens(x: Tensor) -> bool:
+def packs_tokens(x: Tensor, training: bool) -> bool:
     """Return whether padding is taken out of ``x`` before a memory reads.
 
     That saves work. But an accelerator makes the host wait for the number of tokens, which in
-    training would hold up the passes behind it.
+    training would hold up the passes behind it. A pass that is recomputed must do as the first one
+    did, which had no gradients.
     """
-    return x.device.type == "cpu" or not torch.is_grad_enabled()
+    return x.device.type == "cpu" or not training
 
 
 class MemorySublayer(nn.Module):

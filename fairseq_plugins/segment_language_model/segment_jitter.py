@@ -24,7 +24,7 @@ class Jitter(NamedTuple):
     epoch: int
 
     def draw_starts(self, length: int, segment_length: int) -> np.ndarray:
-        """Return where K segments start, and where the last one ends: (K + 1,).
+        """Return where K segments start, and where the last one would end, at ``length`` or later.
 
         A length is drawn around ``segment_length``, or, one in twenty, around half of it, and is at
         least 5 and at most three deviations longer than ``segment_length``.
@@ -32,6 +32,9 @@ class Jitter(NamedTuple):
         Args:
             length: tokens of a stream, which the segments cover.
             segment_length: in tokens.
+
+        Returns:
+            (K + 1,).
         """
         shortest = min(_SHORTEST, segment_length)
         longest = longest_segment(segment_length, self.deviation)

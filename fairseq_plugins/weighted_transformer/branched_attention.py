@@ -108,7 +108,7 @@ class AttentionHeads(nn.Module):
         self.v_proj = nn.Linear(embed_dim if vdim is None else vdim, embed_dim)
         self.q_proj = nn.Linear(embed_dim, embed_dim)
         # as fairseq's attention starts
-        gain = 2**-0.5 if kdim is None and vdim is None else 1.0
+        gain = 2**-0.5 if {kdim, vdim} <= {None, embed_dim} else 1.0
         for projection in (self.k_proj, self.v_proj, self.q_proj):
             nn.init.xavier_uniform_(projection.weight, gain)
 
@@ -183,8 +183,16 @@ def split_heads(x: Tensor, num_heads: int) -> Tensor:
 def merge_masks(
     key_padding_mask: Tensor | None, attn_mask: Tensor | None, dtype: torch.dtype
 ) -> Tensor | None:
-    """Return what both masks add to scores (B, M, T, S); None for nothing."""
+    """Return what both masks add to scores (B, M, T, S); None for nothing.
+
+    Args:
+        key_padding_mask: (B, S), true for padding; None for none.
+        attn_mask: (T, S), added to the scores, or true where a query does not see a key; or None.
+        dtype: of the scores.
+    """
     mask = attn_mask
+    if mask is not None and mask.dtype == torch.bool:
+        mask = torch.zeros_like(mask, dtype=dtype).masked_fill(mask, float("-inf"))
     if key_padding_mask is not None:
         # (B, S) -> (B, 1, 1, S)
         padding = key_padding_mask[:, None, None].bool()

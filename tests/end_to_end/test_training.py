@@ -66,7 +66,7 @@ def test_without_its_memory_a_resumed_run_would_differ(data, uninterrupted, tmp_
 def test_what_cannot_be_restored_from_is_named(data, uninterrupted, tmp_path):
     missing = tmp_path / "checkpoint_9.pt"
     printed = train(data, tmp_path, "--restore-file", missing, fails=True)
-    assert f"ValueError: --restore-file is {missing}, which does not exist" in printed
+    assert f"ValueError: --restore-file is {missing}, which is no file" in printed
     whole = (uninterrupted / "checkpoint_last.pt").read_bytes()
     (tmp_path / "checkpoint_last.pt").write_bytes(whole[:-1000])
     (tmp_path / "checkpoint_1_4.pt").write_bytes(whole)

@@ -86,6 +86,12 @@ def test_a_checkpoint_is_read_as_it_was_written(saved):
     torch.save(STATE, saved, _use_new_zipfile_serialization=False)
     state = checkpoint_utils.load_checkpoint_to_cpu(str(saved))
     assert torch.equal(state["model"]["weight"], STATE["model"]["weight"])
+    # and one without checksums
+    torch.serialization.set_crc32_options(False)
+    torch.save(STATE, saved)
+    torch.serialization.set_crc32_options(True)
+    state = checkpoint_utils.load_checkpoint_to_cpu(str(saved))
+    assert torch.equal(state["model"]["weight"], STATE["model"]["weight"])
 
 
 def flipped(content):
@@ -126,15 +132,16 @@ def test_refusals_of_whole_checkpoints_stay_as_they_are(saved):
 
 def resume(folder, restore_file, no_save=False, rank=0):
     cfg = SimpleNamespace(save_dir=str(folder), restore_file=str(restore_file), no_save=no_save)
-    trainer = SimpleNamespace(data_parallel_rank=rank)
+    trainer = SimpleNamespace(data_parallel_rank=rank, checkpoint_suffix="")
     return checkpoint_files._resume(lambda cfg, trainer: "restored", cfg, trainer)
 
 
 def test_a_missing_file_to_restore_from_is_no_new_training(saved):
     missing = saved.with_name("checkpoint_9.pt")
-    text = f"^--restore-file is {missing}, which does not exist: give the path of a checkpoint"
-    with pytest.raises(ValueError, match=text):
-        resume(saved.parent, missing)
+    for path in (missing, saved.parent):
+        text = f"^--restore-file is {path}, which is no file: give the path of a checkpoint"
+        with pytest.raises(ValueError, match=text):
+            resume(saved.parent, path)
     # without the option there may be none
     assert resume(saved.parent / "new", "checkpoint_last.pt") == "restored"
     assert resume(saved.parent, saved) == "restored"

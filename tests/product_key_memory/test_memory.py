@@ -133,7 +133,7 @@ def outcome(padded, padding, **options):
 @pytest.mark.parametrize("packed", [True, False])
 @pytest.mark.parametrize("padded", [1.0, 1e4, float("inf"), float("nan")])
 def test_padding_changes_nothing(padded, packed, keys, monkeypatch):
-    monkeypatch.setattr(memory_layer, "packs_tokens", lambda x: packed)
+    monkeypatch.setattr(memory_layer, "packs_tokens", lambda x, training: packed)
     padding = torch.tensor(PADDING)
     before, after = (outcome(value, padding, keys=keys) for value in (0.0, padded))
     assert not before["out"][padding].any()
@@ -145,8 +145,22 @@ def test_padding_changes_nothing(padded, packed, keys, monkeypatch):
 def test_padding_that_stays_in_place_gives_what_it_does_taken_out(keys, monkeypatch):
     padding = torch.tensor(PADDING)
     packed = outcome(0.0, padding, keys=keys)
-    monkeypatch.setattr(memory_layer, "packs_tokens", lambda x: False)
+    monkeypatch.setattr(memory_layer, "packs_tokens", lambda x, training: False)
     torch.testing.assert_close(outcome(0.0, padding, keys=keys), packed)
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_a_recomputed_pass_does_as_the_first_one(training, monkeypatch):
+    """Without gradients first, as --checkpoint-activations has it, on an accelerator."""
+    rule = memory_layer.packs_tokens
+    monkeypatch.setattr(memory_layer, "packs_tokens", lambda x, mode: rule(x.to("meta"), mode))
+    memory = exact_memory(value_dropout=0.3).train(training)
+    x, found = draw(TOKENS, D), []
+    for grad in (False, True):
+        torch.manual_seed(3)
+        with torch.set_grad_enabled(grad):
+            found.append(memory(x, torch.tensor(PADDING)).detach())
+    assert torch.equal(*found)
 
 
 @pytest.mark.parametrize("option", ["query_dropout", "input_dropout", "value_dropout"])

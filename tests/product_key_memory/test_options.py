@@ -251,6 +251,7 @@ SLOTS = {"memory6": np.arange(49) < 9}
     [
         (None, "cannot be read ([Errno 2] No such file or directory"),
         (b"no archive", "cannot be read ("),
+        (b"", "cannot be read ("),
         ({"memory2": SLOTS["memory6"]}, "has no memory6: give the rarely_read.npz that"),
         ({"memory6": np.arange(49)}, "has int64 of shape (49,), and the memory 49 slots"),
         ({"memory6": np.ones(48, bool)}, "has bool of shape (48,), and the memory 49 slots"),

@@ -148,12 +148,26 @@ def test_heads_alone_are_those_in_fairseqs_layers(width, padded, masked):
     torch.testing.assert_close(found, expected)
 
 
-@pytest.mark.parametrize("options", [{}, {"kdim": 24, "vdim": 24}])
+@pytest.mark.parametrize("options", [{}, {"kdim": 48, "vdim": 48}, {"kdim": 24, "vdim": 24}])
 def test_heads_alone_start_as_fairseqs_do(options):
     plain, fairseqs = AttentionHeads(48, 4, **options), MultiheadAttention(48, 4, **options)
     for name in ("q_proj", "k_proj", "v_proj"):
         found, expected = (getattr(heads, name).weight.abs().max() for heads in (plain, fairseqs))
         torch.testing.assert_close(found, expected, rtol=0.05, atol=0)
+
+
+@pytest.mark.parametrize("padded", [False, True])
+def test_a_mask_may_say_what_is_not_seen(padded):
+    heads = AttentionHeads(WIDTH, 4)
+    x = torch.randn(KEYS, SENTENCES, WIDTH)
+    future = torch.ones(KEYS, KEYS, dtype=torch.bool).triu(1)
+    scores = torch.zeros(KEYS, KEYS).masked_fill(future, float("-inf"))
+    found, expected = (
+        heads(x, x, x, attn_mask=mask, key_padding_mask=padding() if padded else None)
+        for mask in (future, scores)
+    )
+    torch.testing.assert_close(found, expected)
+    assert not torch.allclose(found[0], heads(x, x, x)[0])
 
 
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.int64])
