@@ -160,11 +160,12 @@ def test_heads_alone_start_as_fairseqs_do(options):
 def test_a_mask_may_say_what_is_not_seen(padded):
     heads = AttentionHeads(WIDTH, 4)
     x = torch.randn(KEYS, SENTENCES, WIDTH)
-    future = torch.ones(KEYS, KEYS, dtype=torch.bool).triu(1)
-    scores = torch.zeros(KEYS, KEYS).masked_fill(future, float("-inf"))
+    hidden = torch.zeros(KEYS, KEYS, dtype=torch.bool)
+    hidden[:3, 2] = True
+    scores = torch.zeros(KEYS, KEYS).masked_fill(hidden, float("-inf"))
     found, expected = (
         heads(x, x, x, attn_mask=mask, key_padding_mask=padding() if padded else None)
-        for mask in (future, scores)
+        for mask in (hidden, scores)
     )
     torch.testing.assert_close(found, expected)
     assert not torch.allclose(found[0], heads(x, x, x)[0])
