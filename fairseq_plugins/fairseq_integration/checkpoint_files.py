@@ -16,7 +16,7 @@ import time
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -50,10 +50,14 @@ def _complete(path: str) -> Iterator[str]:
     part = f"{path}.tmp"
     try:
         yield part
-        # what a crash of the machine could otherwise cut short after the file has its name; not all
-        # network file systems have it
-        with suppress(OSError), open(part, "rb+") as file:
-            os.fsync(file.fileno())
+        # what a crash of the machine could otherwise cut short after the file has its name
+        with open(part, "rb+") as file:
+            try:
+                os.fsync(file.fileno())
+            except OSError as error:
+                # not all file systems have it; others tell only here that the disk is full
+                if error.errno not in (errno.EINVAL, errno.ENOTSUP):
+                    raise
         os.replace(part, path)
     except BaseException:
         Path(part).unlink(missing_ok=True)

@@ -1,5 +1,6 @@
 """Checkpoints are whole or not there, what cannot be restored from is named, folders are locked."""
 
+import errno
 import multiprocessing
 import os
 import resource
@@ -77,6 +78,28 @@ def test_a_full_disk_leaves_what_was_there(saved):
     assert exit_status_of(save_on_a_full_disk, saved) == 0
     assert saved.read_bytes() == before
     assert os.listdir(saved.parent) == [saved.name]
+
+
+@pytest.mark.parametrize(
+    ("number", "kept"), [(errno.ENOSPC, True), (errno.EIO, True), (errno.EINVAL, False)]
+)
+def test_what_a_disk_tells_at_the_end_counts(saved, monkeypatch, number, kept):
+    """But not that it cannot tell."""
+
+    def fail(descriptor):
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(os, "fsync", fail)
+    best = saved.with_name("checkpoint_best.pt")
+    best.write_bytes(b"the one before")
+    if kept:
+        with pytest.raises(OSError, match=os.strerror(number)):
+            PathManager.copy(str(saved), str(best), overwrite=True)
+        assert best.read_bytes() == b"the one before"
+    else:
+        PathManager.copy(str(saved), str(best), overwrite=True)
+        assert best.read_bytes() == saved.read_bytes()
+    assert sorted(os.listdir(saved.parent)) == ["checkpoint_best.pt", "checkpoint_last.pt"]
 
 
 def test_a_checkpoint_is_read_as_it_was_written(saved):
