@@ -139,8 +139,9 @@ class _WindowAttention(torch.autograd.Function):
         return_lse: bool,
         differentiable: bool,
     ) -> tuple[Tensor, Tensor | None]:
-        # contiguous, so that its parts are views: results written to copies would be lost
-        out = content_query.new_empty(content_query.shape)
+        heads, streams, queries, width = content_query.shape
+        # heads side by side in memory, as the output projection takes them
+        out = content_query.new_empty(streams, queries, heads, width).permute(2, 0, 1, 3)
         lse = out.new_empty(out.shape[:3], dtype=_precise(out)) if return_lse else None
         kept: list[Tensor | None] = []
         work = _Workspace(out)
@@ -171,7 +172,7 @@ class _WindowAttention(torch.autograd.Function):
                     attn_mask=None if bias is None else bias.flatten(0, 1)[None],
                     scale=1.0,
                 )
-                block.of_queries(out).flatten(0, 1).copy_(values_of_block[0])
+                attended = values_of_block[0]
                 if lse is not None:
                     block.of_queries(lse).flatten(0, 1).copy_(lse_of_block[0])
             else:
@@ -186,9 +187,11 @@ class _WindowAttention(torch.autograd.Function):
                 if dropout > 0:
                     keep = torch.rand_like(weights, dtype=torch.float32) >= dropout
                 dropped = weights if keep is None else weights * keep / (1 - dropout)
-                block.of_queries(out).flatten(0, 1).copy_(work.product("values", dropped, value))
+                attended = work.product("values", dropped, value)
                 if differentiable:
                     kept += [weights, keep]
+            # (H·B, C, d_h) -> (H, B, C, d_h)
+            block.of_queries(out).copy_(attended.unflatten(0, (heads, streams)))
             if blind > 0:
                 block.of_queries(out)[..., :blind, :] = 0.0
                 if lse is not None:
@@ -217,7 +220,7 @@ class _WindowAttention(torch.autograd.Function):
             grad_distance_bias = distance_bias.new_zeros(distance_bias.shape)
         grad_out, work = grad_out.contiguous(), _Workspace(out)
         # what the softmax takes off every weight's gradient: Σ w·(dL/dw) = y·(dL/dy)
-        common = (grad_out * out).sum(dim=-1, keepdim=True)
+        common = (grad_out * out).sum(dim=-1, keepdim=True).contiguous()
         if grad_lse is not None:
             common -= grad_lse.unsqueeze(-1).to(common.dtype)
         blocks = split_into_blocks(content_query, keys, ctx.window)

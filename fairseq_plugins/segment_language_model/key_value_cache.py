@@ -43,49 +43,107 @@ class LayerState(Protocol):
 
 @dataclass(frozen=True)
 class HiddenStates:
-    """The input of a layer, hidden (B, S, d).
+    """The input of a layer: the ``latest`` tokens (B, S, d), and any ``earlier`` ones before them.
 
-    :meth:`last` keeps no more than ``reach`` tokens before the segment: how far the layer looks.
+    Two tensors, because training keeps a segment's own anyway. :meth:`last` keeps no more than
+    ``reach`` tokens before the segment: how far the layer looks.
     """
 
-    hidden: Tensor
+    latest: Tensor
     reach: int = sys.maxsize
+    earlier: Tensor | None = None
+
+    @property
+    def hidden(self) -> Tensor:
+        """Return all of them as one tensor, (B, S, d)."""
+        return torch.cat(self._parts(), dim=1) if self.earlier is not None else self.latest
 
     @property
     def length(self) -> int:
         """Return S."""
-        return self.hidden.size(1)
+        return sum(part.size(1) for part in self._parts())
 
     @property
     def streams(self) -> int:
         """Return B."""
-        return self.hidden.size(0)
+        return self.latest.size(0)
 
     def last(self, length: int, before: int = 0, segment: int = 0) -> HiddenStates:
         """Implement :meth:`LayerState.last`."""
         start, end = _bounds(self.length, min(length, self.reach) + segment, before)
-        return replace(self, hidden=self.hidden[:, start:end].detach())
+        kept, first = [], 0
+        for part in self._parts():
+            kept.append(_cut(part.detach(), start - first, end - first))
+            first += part.size(1)
+        if len(kept) > 1 and 0 in (kept[0].size(1), kept[1].size(1)):
+            kept = [max(kept, key=lambda part: part.size(1))]
+        return replace(self, latest=kept[-1], earlier=kept[0] if len(kept) > 1 else None)
 
     def select(self, order: Tensor) -> HiddenStates:
         """Return stream ``order[i]`` as stream i."""
-        return replace(self, hidden=self.hidden.index_select(0, order))
+        return replace(self, latest=self.hidden.index_select(0, order), earlier=None)
 
     def to(self, like: Tensor) -> HiddenStates:
-        """Return the states in the device and dtype of ``like``."""
-        return replace(self, hidden=self.hidden.to(device=like.device, dtype=like.dtype))
+        """Return the states, as one tensor, in the device and dtype of ``like``."""
+        one = self.hidden.to(device=like.device, dtype=like.dtype)
+        return replace(self, latest=one, earlier=None)
+
+    def _parts(self) -> list[Tensor]:
+        return [self.latest] if self.earlier is None else [self.earlier, self.latest]
+
+
+class _Buffers:
+    """Buffers of keys and values, (H, B, room, d_h), which caches of one stream of tokens share.
+
+    Args:
+        keys: (H, B, room, d_h).
+        values: (H, B, room, d_h).
+        first: which token of the stream comes first in them.
+    """
+
+    def __init__(self, keys: Tensor, values: Tensor, first: int = 0) -> None:
+        self.keys, self.values, self.first = keys, values, first
+
+    @property
+    def end(self) -> int:
+        """Return the token of the stream that there is no room for any more."""
+        return self.first + self.keys.size(2)
+
+    def keep(self, start: int, end: int, new: int) -> None:
+        """Make room for ``new`` tokens behind ``end``; tokens before ``start`` are lost."""
+        begin, length = start - self.first, end - start
+        # moving an eighth of what is kept at a time is cheaper than attending to it
+        room = length + max(new, length // 8)
+        if room <= self.keys.size(2):
+            for buffer in (self.keys, self.values):
+                # no part may overlap with the place that it moves to
+                for moved in range(0, length, begin):
+                    size = min(begin, length - moved)
+                    buffer.narrow(2, moved, size).copy_(buffer.narrow(2, begin + moved, size))
+        else:
+            # one after the other: what is old is free again before the next is made
+            self.keys = _longer(self.keys.narrow(2, begin, length), room)
+            self.values = _longer(self.values.narrow(2, begin, length), room)
+        self.first = start
+
+
+def _longer(kept: Tensor, room: int) -> Tensor:
+    """Return (H, B, room, d_h) that begins with ``kept``, (H, B, S, d_h)."""
+    buffer = kept.new_empty(*kept.shape[:2], room, kept.size(3))
+    buffer.narrow(2, 0, kept.size(2)).copy_(kept)
+    return buffer
 
 
 @dataclass(frozen=True)
 class KeyValueCache:
     """Keys and values of a layer, each (H, B, S, d_h), which grow in place.
 
-    They are tokens ``start`` to ``end`` of two buffers (H, B, room, d_h). New tokens are written
-    behind them, so cost grows with what a segment adds, not with what is kept. :meth:`last` keeps
-    no more than ``reach`` tokens before the segment.
+    They are tokens ``start`` to ``end`` of a stream. New tokens are written behind them, so cost
+    grows with what a segment adds, not with what is kept. :meth:`last` keeps no more than ``reach``
+    tokens before the segment.
     """
 
-    key_buffer: Tensor
-    value_buffer: Tensor
+    buffers: _Buffers
     start: int
     end: int
     reach: int = sys.maxsize
@@ -93,7 +151,7 @@ class KeyValueCache:
     @classmethod
     def of(cls, keys: Tensor, values: Tensor, reach: int = sys.maxsize) -> KeyValueCache:
         """Return a cache of ``keys`` and ``values``, (H, B, S, d_h)."""
-        return cls(keys, values, 0, keys.size(2), reach)
+        return cls(_Buffers(keys, values), 0, keys.size(2), reach)
 
     @property
     def length(self) -> int:
@@ -103,22 +161,23 @@ class KeyValueCache:
     @property
     def streams(self) -> int:
         """Return B."""
-        return self.key_buffer.size(1)
+        return self.buffers.keys.size(1)
 
     @property
     def keys(self) -> Tensor:
         """Return the keys, a view."""
-        return self.key_buffer[:, :, self.start : self.end]
+        return self._view(self.buffers.keys)
 
     @property
     def values(self) -> Tensor:
         """Return the values, a view."""
-        return self.value_buffer[:, :, self.start : self.end]
+        return self._view(self.buffers.values)
 
     def extended(self, keys: Tensor, values: Tensor) -> KeyValueCache:
         """Return the cache with ``keys`` and ``values`` (H, B, T, d_h) at its end.
 
-        This cache keeps what it had; what was written behind it before is lost.
+        This cache keeps what it had. Caches of the same stream lose what came before its start,
+        and what was written behind its end.
         """
         if torch.is_grad_enabled():
             # what gradients pass through may not be overwritten
@@ -127,51 +186,54 @@ class KeyValueCache:
                 torch.cat([self.values, values], dim=2),
                 self.reach,
             )
-        new = keys.size(2)
-        cache = self if self.end + new <= self.key_buffer.size(2) else self._moved(new)
-        cache.key_buffer[:, :, cache.end : cache.end + new] = keys
-        cache.value_buffer[:, :, cache.end : cache.end + new] = values
-        return replace(cache, end=cache.end + new)
+        end = self.end + keys.size(2)
+        if end > self.buffers.end:
+            self.buffers.keep(self.start, self.end, keys.size(2))
+        cache = replace(self, end=end)
+        cache.keys.narrow(2, self.length, keys.size(2)).copy_(keys)
+        cache.values.narrow(2, self.length, keys.size(2)).copy_(values)
+        return cache
 
     def last(self, length: int, before: int = 0, segment: int = 0) -> KeyValueCache:
         """Implement :meth:`LayerState.last`."""
         start, end = _bounds(self.length, min(length, self.reach) + segment, before)
-        return replace(
-            self,
-            key_buffer=self.key_buffer.detach(),
-            value_buffer=self.value_buffer.detach(),
-            start=self.start + start,
-            end=self.start + end,
-        )
+        buffers = self.buffers
+        if buffers.keys.requires_grad:
+            buffers = _Buffers(buffers.keys.detach(), buffers.values.detach(), buffers.first)
+        return replace(self, buffers=buffers, start=self.start + start, end=self.start + end)
 
     def select(self, order: Tensor) -> KeyValueCache:
         """Return stream ``order[i]`` as stream i."""
-        return replace(
-            self,
-            key_buffer=self.key_buffer.index_select(1, order),
-            value_buffer=self.value_buffer.index_select(1, order),
-        )
+        keys, values = (kept.index_select(1, order) for kept in (self.keys, self.values))
+        return KeyValueCache.of(keys, values, self.reach)
 
     def to(self, like: Tensor) -> KeyValueCache:
         """Return the cache in the device and dtype of ``like``."""
-        return replace(
-            self,
-            key_buffer=self.key_buffer.to(device=like.device, dtype=like.dtype),
-            value_buffer=self.value_buffer.to(device=like.device, dtype=like.dtype),
-        )
+        if self.buffers.keys.device == like.device and self.buffers.keys.dtype == like.dtype:
+            return self
+        keys, values = (kept.to(like.device, like.dtype) for kept in (self.keys, self.values))
+        return KeyValueCache.of(keys, values, self.reach)
 
-    def _moved(self, new: int) -> KeyValueCache:
-        """Return a copy at the front of new buffers with room for ``new`` tokens and more."""
-        # moving half of what is kept at a time makes copying cheaper than attending
-        room = self.length + max(new, self.length // 2)
-        buffers = []
-        for kept in (self.keys, self.values):
-            buffer = kept.new_empty(*kept.shape[:2], room, kept.size(3))
-            buffer[:, :, : self.length] = kept
-            buffers.append(buffer)
-        return KeyValueCache(*buffers, 0, self.length, self.reach)
+    def _view(self, buffer: Tensor) -> Tensor:
+        if self.start < self.buffers.first:
+            raise RuntimeError(
+                f"tokens {self.start} to {self.buffers.first} of the stream are no longer kept: a "
+                "cache that starts after them was extended"
+            )
+        return buffer.narrow(2, self.start - self.buffers.first, self.length)
 
 
 def _bounds(size: int, length: int, before: int) -> tuple[int, int]:
     end = max(0, size - before)
     return max(0, end - length), end
+
+
+def _cut(hidden: Tensor, start: int, end: int) -> Tensor:
+    """Return tokens ``start`` to ``end`` of (B, S, d); a part is copied, so that the rest is freed.
+
+    ``start`` and ``end`` may lie outside.
+    """
+    start, end = max(0, start), min(max(0, end), hidden.size(1))
+    if start == 0 and end == hidden.size(1):
+        return hidden
+    return hidden[:, start : max(start, end)].clone()

@@ -8,7 +8,6 @@ from __future__ import annotations
 import functools
 from typing import Any
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -34,7 +33,7 @@ class FeedForward(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Map (B, T, d) to (B, T, d)."""
-        return self.fc2(self.dropout(F.relu(self.fc1(x))))
+        return self.fc2(self.dropout(F.relu(self.fc1(x), inplace=True)))
 
 
 class SegmentLayer(nn.Module):
@@ -136,8 +135,8 @@ class SegmentLayer(nn.Module):
 
     def _hidden_states(self, x: Tensor, terms: Any, past: HiddenStates | None) -> HiddenStates:
         # what enters the layer, so that projections and normalisation learn from the past too
-        hidden = x if past is None else torch.cat([past.hidden, x], dim=1)
-        return HiddenStates(hidden, self.self_attn.reach(terms))
+        earlier = None if past is None else past.hidden
+        return HiddenStates(x, self.self_attn.reach(terms), earlier)
 
     def _add(self, x: Tensor, added: Tensor, layer_norm: nn.Module) -> Tensor:
         if self.normalize_before:

@@ -29,7 +29,7 @@ def test_a_cache_holds_the_last_tokens_of_all_that_was_written(kept, length):
         assert cache.length == end - first
         assert torch.equal(cache.keys, keys[:, :, first:end])
         assert torch.equal(cache.values, values[:, :, first:end])
-        assert cache.key_buffer.size(2) <= kept + max(length, kept // 2) + length
+        assert cache.buffers.keys.size(2) <= kept + max(length, kept // 8) + length
 
 
 @torch.no_grad()
@@ -45,10 +45,35 @@ def test_a_cache_that_is_extended_keeps_what_it_had():
 
 @torch.no_grad()
 def test_a_cache_that_has_room_copies_nothing():
-    cache = KeyValueCache.of(*draw(8)).extended(*draw(1))
-    room = cache.key_buffer.size(2) - cache.end
+    cache = KeyValueCache.of(*draw(40)).extended(*draw(1))
+    room = cache.buffers.end - cache.end
     assert room > 0
-    assert cache.extended(*draw(room)).key_buffer is cache.key_buffer
+    buffer = cache.buffers.keys
+    assert cache.extended(*draw(room)).buffers.keys is buffer
+
+
+@torch.no_grad()
+def test_a_cache_never_shows_what_a_later_one_has_overwritten():
+    cache = KeyValueCache.of(*draw(8))
+    cache.last(2).extended(*draw(4))
+    with pytest.raises(RuntimeError, match="tokens 0 to 6 of the stream are no longer kept"):
+        cache.keys  # noqa: B018
+
+
+@pytest.mark.parametrize("length", [0, 2, 4, 7])
+def test_hidden_states_of_two_tensors_are_cut_like_one(length):
+    hidden = torch.randn(STREAMS, 6, WIDTH)
+    states = HiddenStates(hidden[:, 4:], earlier=hidden[:, :4])
+    for before in (0, 1, 3, 6):
+        cut = states.last(length, before)
+        expected = HiddenStates(hidden).last(length, before)
+        assert torch.equal(cut.hidden, expected.hidden)
+        assert cut.length == expected.length
+
+
+def test_what_is_cut_off_hidden_states_is_freed():
+    kept = HiddenStates(torch.randn(STREAMS, 60, WIDTH)).last(2)
+    assert kept.hidden.untyped_storage().nbytes() == kept.hidden.nbytes
 
 
 @pytest.mark.parametrize(("length", "before"), [(2, 0), (2, 3), (9, 1), (1, 9), (0, 0)])

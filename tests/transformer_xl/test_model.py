@@ -173,7 +173,7 @@ def test_generation_keeps_no_more_than_it_reads():
             model.decoder(stream[:, : i + 1], incremental_state=state)
     (history,) = state["recurrence"]._histories.values()
     assert all(layer.length == 6 for layer in history.layers)
-    assert all(layer.key_buffer.size(2) < 20 for layer in history.layers)
+    assert all(layer.buffers.keys.size(2) < 10 for layer in history.layers)
     # distances 5 to -1
     # distances 5 to -1, as the walk has them, and no more
     with torch.no_grad():
