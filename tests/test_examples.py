@@ -21,6 +21,7 @@ ARGUMENTS = {
     "product_key_memory/ablation_heads": "HEADS KNN",
     "product_key_memory/ablation_keys": "SLOTS KEYS",
     "product_key_memory/english": "SLOTS",
+    "product_key_memory/capacity": "MODEL",
     "weighted_transformer/gating": "K",
 }
 

@@ -30,7 +30,7 @@ def prepare_results(output: Path) -> None:
 
 
 def save_results(
-    output: Path, name: str, content: Any, told: str, draw: Callable[[Any], None]
+    output: Path, name: str, content: Any, told: str, draw: Callable[..., None], columns: int = 1
 ) -> None:
     """Write NAME.json and NAME.png into a folder, print what is told of them and where they are.
 
@@ -39,11 +39,12 @@ def save_results(
         name: NAME.
         content: of the JSON file.
         told: tables and sentences.
-        draw: draws the plot into matplotlib axes.
+        draw: draws the plot into matplotlib axes, as many as there are columns.
+        columns: side by side in the plot.
     """
     write_json(output / f"{name}.json", content)
     print(told)
-    save_plot(output / f"{name}.png", draw)
+    save_plot(output / f"{name}.png", draw, columns)
     print(f"written to {short(output.resolve())}/{name}.json and .png")
 
 
