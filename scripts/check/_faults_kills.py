@@ -1,0 +1,174 @@
+"""Programs killed at random moments, after which the same command must end as if they were not.
+
+A training must go on with the losses of the one that was never stopped, bit for bit, and end with
+the same tensors. A preparation must end with the same bytes.
+"""
+
+import random
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from scripts.check._faults_materials import TRAININGS, Materials, logged
+from scripts.check._faults_programs import (
+    Case,
+    Failed,
+    Outcome,
+    Program,
+    digests,
+    read_tensors,
+    succeed,
+)
+
+UPDATES = 30
+OFTEN = ("--max-update", UPDATES, "--save-interval-updates", 3, "--keep-interval-updates", 2)
+
+
+class Moment(NamedTuple):
+    """When a program is killed.
+
+    Attributes:
+        share: of the time that it takes undisturbed; None to wait for a file being written.
+        writes: how many times such a file is seen before.
+        with_children: whether what it started is killed with it.
+    """
+
+    share: float | None
+    writes: int
+    with_children: bool
+
+    def __str__(self) -> str:
+        when = f"write {self.writes}" if self.share is None else f"{self.share:.0%}"
+        return f"at {when}, {'with children' if self.with_children else 'alone'}"
+
+
+def moments(draw: random.Random, number: int, writes: int) -> list[Moment]:
+    """Random moments, of which every third is during one of so many writes of a file."""
+    found = []
+    for count in range(number):
+        during = count % 3 == 2 and writes
+        share = None if during else round(draw.uniform(0.02, 1), 3)
+        found.append(Moment(share, draw.randint(1, max(1, writes)), count % 2 == 0))
+    return found
+
+
+def kill(program: Program, moment: Moment, seconds: float, output: Path) -> None:
+    """Kill a program at a moment, unless it ends before."""
+    deadline = time.monotonic() + (1.5 if moment.share is None else moment.share) * seconds
+    seen, names = 0, set()
+    while time.monotonic() < deadline and not program.ends_within(0.0005):
+        if moment.share is not None:
+            continue
+        now = {x.name for pattern in ("*.tmp", "*.partial*") for x in output.parent.rglob(pattern)}
+        seen += len(now - names)
+        names = now
+        if seen >= moment.writes:
+            break
+    program.kill(moment.with_children)
+    program.wait()
+
+
+class KilledTraining:
+    """The training of a paper, undisturbed and killed.
+
+    Args:
+        materials: what it reads.
+        paper: which it is.
+    """
+
+    def __init__(self, materials: Materials, paper: str) -> None:
+        self._materials = materials
+        self._paper = paper
+        self._undisturbed: Outcome | None = None
+        self._folder = materials.folder / "undisturbed" / paper
+
+    @property
+    def undisturbed(self) -> Outcome:
+        """How the training ends that nobody kills."""
+        if self._undisturbed is None:
+            words = self._materials.training(self._paper, self._folder / "model", *OFTEN)
+            self._undisturbed = succeed(words, self._folder)
+        return self._undisturbed
+
+    def run(self, moment: Moment, folder: Path) -> None:
+        """Kill the training at a moment, run it again, and compare; raises Failed."""
+        whole, output = self.undisturbed, folder / "model"
+        words = self._materials.training(self._paper, output, *OFTEN)
+        program = Program(words, folder / "killed")
+        kill(program, moment, whole.seconds, output)
+        left = sorted(output.glob("checkpoint*.pt"))
+        for path in left:
+            read_tensors(path)
+        again = succeed(words, folder / "again")
+        if left and "resuming cold" in again.printed:
+            raise Failed("it goes on without the recurrence that it had")
+        self._compare(whole, again, output)
+
+    def _compare(self, whole: Outcome, again: Outcome, output: Path) -> None:
+        expected, found = logged(whole.printed), logged(again.printed)
+        for place, values in found.items():
+            if values != expected[place]:
+                raise Failed(f"{' after update '.join(map(str, place))} it logs other numbers")
+        if ("train_inner", UPDATES) not in found and "num_updates: 30" not in again.printed:
+            last = max((updates for _, updates in found), default=0)
+            if last not in (0, UPDATES):
+                raise Failed(f"it ends after update {last}, not {UPDATES}")
+        last = "checkpoint_last.pt"
+        one, two = (read_tensors(place / last) for place in (self._folder / "model", output))
+        if one.keys() != two.keys():
+            raise Failed("the last checkpoint holds other tensors")
+        different = [name for name in one if not torch.equal(one[name], two[name])]
+        if different:
+            raise Failed(f"{len(different)} of {len(one)} tensors differ, {different[0]} first")
+
+
+class KilledPreparation:
+    """A command that writes files, undisturbed and killed.
+
+    Args:
+        folder: for the undisturbed run.
+        words: gives the command's words for an output.
+    """
+
+    def __init__(self, folder: Path, words: Callable[[Path], tuple[Any, ...]]) -> None:
+        self._folder = folder
+        self._words = words
+        self._expected: dict[str, str] | None = None
+        self._seconds = 0.0
+
+    def run(self, moment: Moment, folder: Path) -> None:
+        """Kill the command at a moment, run it again, and compare; raises Failed."""
+        if self._expected is None:
+            outcome = succeed(self._words(self._folder / "made" / "output"), self._folder)
+            self._expected = digests(self._folder / "made")
+            self._seconds = outcome.seconds
+        output = folder / "made" / "output"
+        output.parent.mkdir(parents=True)
+        program = Program(self._words(output), folder / "killed")
+        kill(program, moment, self._seconds, output)
+        # at once, as a scheduler would, while what the first one started may still be there
+        succeed(self._words(output), folder / "again")
+        if stayed := program.end_children():
+            raise Failed(f"what it started outlives it: {', '.join(stayed)}")
+        found = digests(folder / "made")
+        if found != self._expected:
+            names = sorted(
+                name
+                for name in found.keys() | self._expected.keys()
+                if found.get(name) != self._expected.get(name)
+            )
+            raise Failed(f"{len(names)} files differ from the undisturbed run's: {names[0]}")
+
+
+def cases(materials: Materials, quick: bool, draw: random.Random) -> Iterator[Case]:
+    """Kills of the trainings and of the commands that write files."""
+    for paper in TRAININGS:
+        training = KilledTraining(materials, paper)
+        for moment in moments(draw, 3 if quick else 25, 3 * UPDATES // 3):
+            yield Case(
+                f"train {paper}, killed {moment}",
+                lambda folder, training=training, moment=moment: training.run(moment, folder),
+            )
