@@ -15,7 +15,7 @@ import torch
 from scripts.check._faults_materials import TRAININGS, Materials, logged
 from scripts.check._faults_programs import (
     Case,
-    Failed,
+    CaseFailedError,
     Outcome,
     Program,
     digests,
@@ -94,7 +94,7 @@ class KilledTraining:
         return self._undisturbed
 
     def run(self, moment: Moment, folder: Path) -> None:
-        """Kill the training at a moment, run it again, and compare; raises Failed."""
+        """Kill the training at a moment, run it again, and compare; raises CaseFailedError."""
         whole, output = self.undisturbed, folder / "model"
         words = self._materials.training(self._paper, output, *OFTEN)
         program = Program(words, folder / "killed")
@@ -104,14 +104,16 @@ class KilledTraining:
             read_tensors(path)
         again = succeed(words, folder / "again")
         if left and "resuming cold" in again.printed:
-            raise Failed("it goes on without the recurrence that it had")
+            raise CaseFailedError("it goes on without the recurrence that it had")
         self._compare(whole, again, output)
 
     def _compare(self, whole: Outcome, again: Outcome, output: Path) -> None:
         expected, found = logged(whole.printed), logged(again.printed)
         for place, values in found.items():
             if values != expected.get(place):
-                raise Failed(f"{' after update '.join(map(str, place))} it logs other numbers")
+                raise CaseFailedError(
+                    f"{' after update '.join(map(str, place))} it logs other numbers"
+                )
         last = "checkpoint_last.pt"
         # meters hold times
         one, two = (
@@ -119,10 +121,12 @@ class KilledTraining:
             for place in (self._folder / "model", output)
         )
         if one.keys() != two.keys():
-            raise Failed("the last checkpoint holds other tensors")
+            raise CaseFailedError("the last checkpoint holds other tensors")
         different = [name for name in one if not torch.equal(one[name], two[name])]
         if different:
-            raise Failed(f"{len(different)} of {len(one)} tensors differ, {different[0]} first")
+            raise CaseFailedError(
+                f"{len(different)} of {len(one)} tensors differ, {different[0]} first"
+            )
 
 
 class KilledPreparation:
@@ -140,7 +144,7 @@ class KilledPreparation:
         self._seconds = 0.0
 
     def run(self, moment: Moment, folder: Path) -> None:
-        """Kill the command at a moment, run it again, and compare; raises Failed."""
+        """Kill the command at a moment, run it again, and compare; raises CaseFailedError."""
         if self._expected is None:
             outcome = succeed(self._words(self._folder / "made" / "output"), self._folder)
             self._expected = digests(self._folder / "made")
@@ -152,7 +156,7 @@ class KilledPreparation:
         # at once, as a scheduler would, while what the first one started may still be there
         succeed(self._words(output), folder / "again")
         if stayed := program.end_children():
-            raise Failed(f"what it started outlives it: {', '.join(stayed)}")
+            raise CaseFailedError(f"what it started outlives it: {', '.join(stayed)}")
         found = digests(folder / "made")
         if found != self._expected:
             names = sorted(
@@ -160,7 +164,9 @@ class KilledPreparation:
                 for name in found.keys() | self._expected.keys()
                 if found.get(name) != self._expected.get(name)
             )
-            raise Failed(f"{len(names)} files differ from the undisturbed run's: {names[0]}")
+            raise CaseFailedError(
+                f"{len(names)} files differ from the undisturbed run's: {names[0]}"
+            )
 
 
 def cases(materials: Materials, quick: bool, draw: random.Random) -> Iterator[Case]:

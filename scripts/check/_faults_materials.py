@@ -30,29 +30,37 @@ BRANCHED = (
 TRAININGS: dict[str, tuple[str, tuple[Any, ...]]] = {
     "transformer_xl": (
         "text",
-        (*SEGMENTS, "--arch", "transformer_xl", *NARROW, "--dropout", 0.1, "--mem-len", 12)
-        + ("--optimizer", "adam", "--lr", 0.005, "--clip-norm", 0.25),
+        (
+            *(*SEGMENTS, "--arch", "transformer_xl", *NARROW, "--dropout", 0.1, "--mem-len", 12),
+            *("--optimizer", "adam", "--lr", 0.005, "--clip-norm", 0.25),
+        ),
     ),
     "all_attention": (
         "text",
-        (*SEGMENTS, "--arch", "all_attention_lm", *NARROW[:6], "--persistent-vectors", 4)
-        + ("--attention-span", 12, "--adaptive-span", "--span-ramp", 4, "--dropout", 0.1)
-        + ("--criterion", "span_cross_entropy", "--span-loss", 0.01)
-        + ("--optimizer", "adagrad_with_clip", "--lr", 0.05, "--adagrad-clip", 0.03),
+        (
+            *(*SEGMENTS, "--arch", "all_attention_lm", *NARROW[:6], "--persistent-vectors", 4),
+            *("--attention-span", 12, "--adaptive-span", "--span-ramp", 4, "--dropout", 0.1),
+            *("--criterion", "span_cross_entropy", "--span-loss", 0.01),
+            *("--optimizer", "adagrad_with_clip", "--lr", 0.05, "--adagrad-clip", 0.03),
+        ),
     ),
     "product_key_memory": (
         "text",
-        (*BLOCKS, "--arch", "pkm_transformer_lm", *NARROW, "--memory-layers", 2)
-        + ("--memory-slots", 64, "--memory-heads", 2, "--memory-knn", 4, "--memory-query-dim", 8)
-        + ("--dropout", 0.1, "--optimizer", "adam_with_memory", "--lr", 0.003)
-        + ("--memory-lr", 0.01),
+        (
+            *(*BLOCKS, "--arch", "pkm_transformer_lm", *NARROW, "--memory-layers", 2),
+            *("--memory-slots", 64, "--memory-heads", 2, "--memory-knn", 4),
+            *("--memory-query-dim", 8, "--dropout", 0.1),
+            *("--optimizer", "adam_with_memory", "--lr", 0.003, "--memory-lr", 0.01),
+        ),
     ),
     "weighted_transformer": (
         "pairs",
-        ("--arch", "weighted_transformer_tiny", *BRANCHED, "--max-tokens", 200)
-        + ("--share-decoder-input-output-embed", "--branch-warmup-updates", 5, "--lr", 0.005)
-        + ("--optimizer", "adam_with_branch_weights", "--adam-betas", "(0.9, 0.98)")
-        + ("--criterion", "label_smoothed_cross_entropy", "--label-smoothing", 0.1),
+        (
+            *("--arch", "weighted_transformer_tiny", *BRANCHED, "--max-tokens", 200),
+            *("--share-decoder-input-output-embed", "--branch-warmup-updates", 5, "--lr", 0.005),
+            *("--optimizer", "adam_with_branch_weights", "--adam-betas", "(0.9, 0.98)"),
+            *("--criterion", "label_smoothed_cross_entropy", "--label-smoothing", 0.1),
+        ),
     ),
 }
 

@@ -43,11 +43,11 @@ _IMPORTED = (
 )
 
 
-class Failed(Exception):
+class CaseFailedError(Exception):
     """What a case found wrong, in a sentence."""
 
 
-class Skipped(Exception):
+class CaseSkippedError(Exception):
     """Why a case cannot be tried here."""
 
 
@@ -56,7 +56,7 @@ class Case(NamedTuple):
 
     Args:
         name: what it is called in the results.
-        run: tries it in the empty folder that it gets; raises Failed or Skipped.
+        run: tries it in the empty folder that it gets; raises CaseFailedError or CaseSkippedError.
         known: for a failure that is known, why it is there and what to do; "" otherwise.
     """
 
@@ -181,43 +181,43 @@ def run(words: tuple[Any, ...], folder: Path, limit: float = LIMIT, **options: A
 
 
 def succeed(words: tuple[Any, ...], folder: Path, **options: Any) -> Outcome:
-    """Run a program to its end; raises Failed when that is not exit status 0."""
+    """Run a program to its end; raises CaseFailedError when that is not exit status 0."""
     outcome = run(words, folder, **options)
     if outcome.status != 0:
-        raise Failed(f"{words[0]} ended with {_named(outcome.status)}: {outcome.last}")
+        raise CaseFailedError(f"{words[0]} ended with {_named(outcome.status)}: {outcome.last}")
     return outcome
 
 
 def check_refusal(outcome: Outcome, *parts: str) -> None:
-    """Raise Failed when a program did not refuse as it should.
+    """Raise CaseFailedError when a program did not refuse as it should.
 
     That is: with another exit status than 0 and without a traceback, in a sentence that has all
     ``parts``, the thing and its value, and goes on, after a colon or semicolon, with what to do.
     """
     if outcome.status is None:
-        raise Failed(f"it hung for {outcome.seconds:.0f} s: {outcome.last}")
+        raise CaseFailedError(f"it hung for {outcome.seconds:.0f} s: {outcome.last}")
     if outcome.status <= 0:
-        raise Failed(f"ended with {_named(outcome.status)}: {outcome.last}")
+        raise CaseFailedError(f"ended with {_named(outcome.status)}: {outcome.last}")
     if "Traceback (most recent call last)" in outcome.printed:
-        raise Failed(f"a traceback: {outcome.last}")
+        raise CaseFailedError(f"a traceback: {outcome.last}")
     lines = outcome.printed.splitlines()
     start = next((n for n, line in enumerate(lines) if "error: " in line), None)
     if start is None:
-        raise Failed(f"no line says what the error is: {outcome.last}")
+        raise CaseFailedError(f"no line says what the error is: {outcome.last}")
     sentence = " ".join(lines[start:])
     missing = [part for part in parts if part not in sentence]
     if missing:
-        raise Failed(f"it does not name {' and '.join(missing)}: {outcome.last}")
+        raise CaseFailedError(f"it does not name {' and '.join(missing)}: {outcome.last}")
     if not any(mark in sentence.partition("error: ")[2] for mark in (": ", "; ", "choose from")):
-        raise Failed(f"it does not say what to do: {outcome.last}")
+        raise CaseFailedError(f"it does not say what to do: {outcome.last}")
 
 
 def check_elsewhere(folder: Path) -> None:
-    """Raise Failed when a program left files in its working folder or that of temporary files."""
+    """Raise CaseFailedError when a program left files in its working folder or that of temporary files."""
     for name in ("here", "tmp"):
         left = sorted(path.name for path in (folder / name).iterdir())
         if left:
-            raise Failed(f"it left {', '.join(left[:3])} in its folder {name}")
+            raise CaseFailedError(f"it left {', '.join(left[:3])} in its folder {name}")
 
 
 def digests(folder: Path) -> dict[str, str]:
@@ -245,11 +245,11 @@ def tensors(state: Any, name: str = "") -> dict[str, torch.Tensor]:
 
 
 def read_tensors(path: Path) -> dict[str, torch.Tensor]:
-    """Tensors of a checkpoint; raises Failed when it cannot be read."""
+    """Tensors of a checkpoint; raises CaseFailedError when it cannot be read."""
     try:
         return tensors(torch.load(path, map_location="cpu", weights_only=True))
     except Exception as error:
-        raise Failed(f"{path.name} cannot be read: {error}") from error
+        raise CaseFailedError(f"{path.name} cannot be read: {error}") from error
 
 
 def _named(status: int | None) -> str:

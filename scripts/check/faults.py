@@ -32,7 +32,7 @@ from scripts._shared.files import write_json, write_text
 from scripts._shared.results import markdown_table
 from scripts.check import _faults_kills
 from scripts.check._faults_materials import Materials
-from scripts.check._faults_programs import Case, Failed, Skipped, prepare_to_fork
+from scripts.check._faults_programs import Case, CaseFailedError, CaseSkippedError, prepare_to_fork
 
 RESULTS = "results.json"
 MARKS = "<!-- results: written by the command -->", "<!-- end of the results -->"
@@ -63,9 +63,9 @@ def try_case(case: Case, folder: Path) -> dict[str, Any]:
     result, told = PASSED, ""
     try:
         case.run(folder)
-    except Skipped as reason:
+    except CaseSkippedError as reason:
         result, told = SKIPPED, str(reason)
-    except Failed as problem:
+    except CaseFailedError as problem:
         result, told = (KNOWN if case.known else FAILED), str(problem)
     except Exception as error:
         # a case that cannot be tried is no case that passed
