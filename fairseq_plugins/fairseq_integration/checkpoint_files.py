@@ -29,6 +29,7 @@ import torch
 from fairseq import checkpoint_utils
 from fairseq.file_io import PathManager
 from fairseq.tasks import FairseqTask
+from torch import nn
 
 logger = logging.getLogger(__name__)
 # fairseq's own value: the last checkpoint of --save-dir, if there is one
@@ -244,3 +245,27 @@ def lock_folder(folder: str) -> None:
         else:
             break
     _locked[path] = descriptor
+
+
+@contextmanager
+def weights_loaded_into(model: nn.Module) -> Iterator[None]:
+    """Say in a sentence why the weights of a checkpoint, loaded within, cannot be used.
+
+    Raises:
+        FloatingPointError: a number is not finite, which fused attention may pass over.
+        ValueError: weights are missing, more than the model has, or of other shapes.
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        reason = " ".join(str(error).split()).partition(": ")[2]
+        raise ValueError(
+            f"the weights of the checkpoint do not fit the model ({reason[:300]}): give the "
+            "options that it was trained with, or name another checkpoint"
+        ) from error
+    for name, parameter in model.named_parameters():
+        if not parameter.isfinite().all():
+            raise FloatingPointError(
+                f"{name} has a number that is not finite: the checkpoint is of a training that "
+                "diverged; use an earlier one"
+            )

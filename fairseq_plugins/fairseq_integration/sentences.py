@@ -1,4 +1,4 @@
-"""Errors of this package under fairseq's commands: the sentence that they say, without a traceback."""
+"""Errors of this package under fairseq's commands: a sentence without a traceback."""
 
 from __future__ import annotations
 
@@ -24,11 +24,15 @@ def tell_errors_in_a_sentence() -> None:
 
 def _tell(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
     """Print an error on standard error; the interpreter goes on to end with exit status 1."""
-    if not (issubclass(kind, FOR_USERS) and _raised_here(trace)):
+    refused: BaseException | None = error
+    # fairseq's trainer hides what is wrong with a checkpoint behind an exception of no kind
+    while type(refused) is Exception:
+        refused = refused.__cause__ or refused.__context__
+    if not (isinstance(refused, FOR_USERS) and _raised_here(refused.__traceback__)):
         sys.__excepthook__(kind, error, trace)
         return
     sys.stdout.flush()
-    print(f"error: {error}", file=sys.stderr)
+    print(f"error: {refused}", file=sys.stderr)
 
 
 def _raised_here(trace: TracebackType | None) -> bool:

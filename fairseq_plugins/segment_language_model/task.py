@@ -69,11 +69,19 @@ class SegmentLanguageModelingTask(FairseqTask):
         """Load the dictionary.
 
         Raises:
-            ValueError: as :func:`find_dictionary` does.
+            ValueError: as :func:`find_dictionary` does, or the dictionary is damaged.
         """
         path = find_dictionary(cfg)
         kind = RunningTextDictionary if cfg.continue_past_eos else Dictionary
-        dictionary = kind.load(path)
+        try:
+            dictionary = kind.load(path)
+        # fairseq raises plain exceptions for another encoding or a symbol that is there twice
+        except Exception as error:
+            reason = " ".join(str(error).split())
+            raise ValueError(
+                f"DATA is {cfg.data}: {path} is no dictionary of fairseq ({reason}); get it anew, "
+                "or binarize the text again"
+            ) from error
         logger.info("dictionary: %d symbols", len(dictionary))
         return cls(cfg, dictionary)
 

@@ -10,6 +10,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from scripts.check._faults_programs import USER_DIR, succeed
 
 WORDS = "the cat sat on a mat dog ran far away and then home again".split()
@@ -126,6 +128,41 @@ class Materials:
             succeed(words, self.folder / "make models" / paper)
             found[paper] = output / "checkpoint_last.pt"
         return found
+
+    @cached_property
+    def foreign(self) -> Path:
+        """Folder of a model that the adaptive-span code would have saved: two layers of width 8."""
+        folder = self.folder / "foreign"
+        folder.mkdir(parents=True)
+        d, heads, vectors, span, symbols = 8, 2, 3, 6, 4
+        shapes = {"in_emb.weight": (symbols, d), "out_emb.weight": (symbols, d)}
+        shapes |= {"out_emb.bias": (symbols,), "key_pe": (1, d // heads, span)}
+        for layer in ("layers.0.", "layers.1."):
+            attention = f"{layer}attn."
+            shapes |= {
+                f"{attention}proj_{x}.weight": (d, d) for x in ("query", "key", "val", "out")
+            }
+            memory = f"{attention}attn.persistent_memory."
+            shapes |= {f"{memory}key": (heads, d // heads, vectors)}
+            shapes |= {f"{memory}val": (heads, vectors, d // heads)}
+            shapes |= {f"{layer}norm1.{kind}": (d,) for kind in ("weight", "bias")}
+        draw = torch.Generator().manual_seed(1)
+        weights = {name: torch.randn(shape, generator=draw) for name, shape in shapes.items()}
+        torch.save(weights, folder / "model.pt")
+        options = {"nb_layers": 2, "hidden_size": d, "nb_heads": heads, "attn_span": span}
+        options |= {"pers_mem_size": vectors, "dropout": 0.1, "emb_dropout": 0.0}
+        options |= {"vocab_size": symbols, "block_size": 8}
+        (folder / "config.json").write_text(json.dumps(options))
+        (folder / "vocab.txt").write_text("<eos>\n<unk>\na\nb\n")
+        return folder
+
+    def conversion(self, source: Path, output: Path) -> tuple[Any, ...]:
+        """Words of the converter for a model in the files of :attr:`foreign`."""
+        return (
+            *("scripts.convert.checkpoint", "--source", "adaptive-span", "--output", output),
+            *("--checkpoint", source / "model.pt", "--config", source / "config.json"),
+            *("--vocab", source / "vocab.txt"),
+        )
 
     def evaluation(self, checkpoint: Path, *options: Any) -> tuple[Any, ...]:
         """Words of fairseq-eval-lm for a checkpoint of a segment language model."""

@@ -25,6 +25,7 @@ from typing import Any, NamedTuple
 import torch
 
 import fairseq_plugins
+from fairseq_plugins.fairseq_integration.sentences import tell_errors_in_a_sentence
 from scripts._shared.commands import ROOT
 
 USER_DIR = ("--user-dir", str(Path(fairseq_plugins.__file__).parent))
@@ -213,7 +214,7 @@ def check_refusal(outcome: Outcome, *parts: str) -> None:
 
 
 def check_elsewhere(folder: Path) -> None:
-    """Raise CaseFailedError when a program left files in its working folder or that of temporary files."""
+    """Raise CaseFailedError for files in a program's working folder or that of temporary ones."""
     for name in ("here", "tmp"):
         left = sorted(path.name for path in (folder / name).iterdir())
         if left:
@@ -307,6 +308,8 @@ def _be_program(
     if name.startswith("fairseq-"):
         name = "fairseq_cli." + name.removeprefix("fairseq-").replace("-", "_")
     sys.argv = [words[0], *arguments]
+    # done when the package is imported, which here is long ago
+    tell_errors_in_a_sentence()
     try:
         if inject:
             inject()

@@ -4,9 +4,10 @@ Nothing in a file is executed. What is wrong is collected, so that a user learns
 """
 
 import json
+import math
 import pickle
 import re
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import Any
 from zipfile import is_zipfile
@@ -182,6 +183,8 @@ class ForeignConfig:
             raise ValueError(f"{self._label} has no options: it must be an object of JSON")
         self._values: dict[str, Any] = {}
         self._unread: set[str] = set()
+        self._most_layers: float = math.inf
+        self._most_size: float = math.inf
         for name, value in read.items():
             for option, given in (value if isinstance(value, dict) else {name: value}).items():
                 self._unread.add(option)
@@ -190,6 +193,27 @@ class ForeignConfig:
                 if json.dumps(self._values.get(option, given)) != json.dumps(given):
                     self.note(f"{option} occurs twice, with different values")
                 self._values[option] = given
+
+    def compare_with(self, tensors: Collection[Tensor]) -> None:
+        """Let no more layers, and no larger sizes, be read than these tensors can have."""
+        self._most_layers = len(tensors)
+        self._most_size = max((size for tensor in tensors for size in tensor.shape), default=0)
+
+    def layers(self, name: str) -> int | None:
+        """Number of layers, each of which has tensors of its own; None after a problem."""
+        return self._at_most(self._most_layers, "tensors", name)
+
+    def size(self, name: str, least: int = 1, default: int | None = None) -> int | None:
+        """Size that a dimension of some tensor has; None after a problem."""
+        most = self._most_size
+        return self._at_most(most, "numbers of its longest dimension", name, least, default)
+
+    def _at_most(self, most: float, what: str, name: str, *options: Any) -> int | None:
+        value = self.integer(name, *options)
+        if value is None or value <= most:
+            return value
+        self.note(f"{name} is {value}, and the checkpoint has {most} {what}", False)
+        return None
 
     def unread(self) -> list[str]:
         """Names of the options that nobody has asked for."""

@@ -3,6 +3,7 @@
 import errno
 import multiprocessing
 import os
+import re
 import resource
 import shutil
 import signal
@@ -267,3 +268,27 @@ def test_two_trainings_do_not_write_into_one_folder(tmp_path):
     assert os.listdir(folder) == []
     os.close(checkpoint_files._locked.pop(folder.resolve()))
     assert exit_status_of(checkpoint_files.lock_folder, str(folder)) == 0
+
+
+@pytest.mark.parametrize(
+    ("weights", "kind", "reason"),
+    [
+        ({"weight": torch.ones(2, 3)}, ValueError, 'Missing key(s) in state_dict: "bias"'),
+        ({"extra": torch.ones(1)}, ValueError, 'Unexpected key(s) in state_dict: "extra"'),
+        ({"weight": torch.ones(3, 2)}, ValueError, "size mismatch for weight"),
+        ({"bias": 1.0}, ValueError, 'While copying the parameter named "bias"'),
+        ({"bias": torch.tensor([1, torch.nan])}, FloatingPointError, "bias has a number that is"),
+        ({"bias": torch.tensor([1, torch.inf])}, FloatingPointError, "bias has a number that is"),
+    ],
+)
+def test_weights_that_do_not_fit_are_told_in_a_sentence(weights, kind, reason):
+    model = torch.nn.Linear(3, 2)
+    if "bias" not in reason or "Missing" not in reason:
+        weights = {**model.state_dict(), **weights}
+    told = (
+        "" if kind is FloatingPointError else "the weights of the checkpoint do not fit the model"
+    )
+    with pytest.raises(kind, match=f"^{told}.*{re.escape(reason)}.*: ") as raised:
+        with checkpoint_files.weights_loaded_into(model):
+            model.load_state_dict(weights)
+    assert "\n" not in str(raised.value)

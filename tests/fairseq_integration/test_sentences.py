@@ -14,6 +14,13 @@ def refused(path):
     checkpoint_utils.load_checkpoint_to_cpu(str(path))
 
 
+def refused_to_fairseq(path):
+    try:
+        refused(path)
+    except Exception:
+        raise Exception("Cannot load model parameters")  # noqa: B904 (as fairseq does it)
+
+
 def raised_elsewhere(path):
     int("none")
 
@@ -26,6 +33,7 @@ def failed_here(path):
     ("work", "told"),
     [
         (refused, "error: the checkpoint {path} is cut short or damaged (it is empty)"),
+        (refused_to_fairseq, "error: the checkpoint {path} is cut short or damaged (it is empty)"),
         (raised_elsewhere, "Traceback (most recent call last)"),
         (failed_here, "Traceback (most recent call last)"),
     ],

@@ -1,6 +1,7 @@
 """Streams over a split: every token once, in order, with its true predecessor."""
 
 import os
+import sys
 
 import numpy as np
 import pytest
@@ -120,13 +121,33 @@ def test_a_split_that_is_cut_short_is_refused(tmp_path):
         load_tokens(path, dictionary())
 
 
+@pytest.fixture
+def unraisable(monkeypatch):
+    """What an object could not raise as it was deleted, which Python prints."""
+    found = []
+    monkeypatch.setattr(sys, "unraisablehook", lambda error: found.append(error.exc_value))
+    return found
+
+
 @pytest.mark.parametrize("length", [0, 5, 9, 20, 30, -1])
-def test_an_index_that_is_cut_short_is_refused(tmp_path, length):
+def test_an_index_that_is_cut_short_is_refused(tmp_path, length, unraisable):
     path = write(tmp_path, "train", SENTENCES)
     with open(f"{path}.idx", "r+b") as file:
         file.truncate(length if length >= 0 else os.path.getsize(f"{path}.idx") + length)
     with pytest.raises(ValueError, match=r"train has an index, .*train\.idx, that is cut short"):
         load_tokens(path, dictionary())
+    assert length < 9 or unraisable == []
+
+
+@pytest.mark.parametrize("place", [9, 17, 18, 25])
+def test_a_damaged_start_of_an_index_is_refused(tmp_path, place, unraisable):
+    path = write(tmp_path, "train", SENTENCES)
+    with open(f"{path}.idx", "r+b") as file:
+        file.seek(place)
+        file.write(b"\x77")
+    with pytest.raises(ValueError, match=r"train has an index, .*train\.idx, that is cut short"):
+        load_tokens(path, dictionary())
+    assert unraisable == []
 
 
 def test_padding_in_the_text_is_refused(tmp_path):

@@ -1,0 +1,357 @@
+"""Files that other people made, damaged or wrong: refused in a sentence, or read as they are meant.
+
+Each case is a row of a table: what is done to a file, and which command reads it.
+"""
+
+import json
+import os
+import random
+import re
+import shutil
+import tarfile
+import zipfile
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from scripts.check._faults_materials import Materials
+from scripts.check._faults_programs import (
+    Case,
+    CaseFailedError,
+    Outcome,
+    check_elsewhere,
+    check_refusal,
+    digests,
+    run,
+)
+
+Change = Callable[[bytes, random.Random], bytes]
+NO_CHECKSUM = (
+    "fairseq's format has no checksum: where the result is a symbol of the dictionary, nothing can "
+    "tell. Keep one beside the data (sha256sum)."
+)
+
+
+def flip(content: bytes, draw: random.Random) -> bytes:
+    """Change a random bit."""
+    changed = bytearray(content)
+    changed[draw.randrange(len(content))] ^= 1 << draw.randrange(8)
+    return bytes(changed)
+
+
+DAMAGES: dict[str, Change] = {
+    "empty": lambda content, draw: b"",
+    "its first byte alone": lambda content, draw: content[:1],
+    "cut in the middle": lambda content, draw: content[: len(content) // 2],
+    "without its last byte": lambda content, draw: content[:-1],
+    "with a byte more": lambda content, draw: content + b"\x01",
+    "zeros": lambda content, draw: bytes(len(content)),
+    "text": lambda content, draw: b"not what it should be\n",
+}
+FLIPS = 4
+
+# Changes to the weights of a checkpoint.
+WEIGHTS: dict[str, Callable[[dict[str, Any], str], None]] = {
+    "lacks a tensor": lambda model, name: model.pop(name),
+    "has a tensor more": lambda model, name: model.update({"decoder.extra": model[name]}),
+    "has a tensor of another shape": lambda model, name: model.update({name: model[name][:-1]}),
+    "has a NaN": lambda model, name: model[name].view(-1)[:1].fill_(float("nan")),
+    "has an infinity": lambda model, name: model[name].view(-1)[:1].fill_(float("inf")),
+    "has a number for a tensor": lambda model, name: model.update({name: 1.0}),
+    "has no weights": lambda model, name: model.clear(),
+}
+
+# Texts for a preparation: what they hold, and what its error names; "" where it is as good as any.
+TEXTS: dict[str, tuple[bytes, str]] = {
+    "Windows line ends": (b"the cat sat\r\non a mat\r\n" * 30, ""),
+    "a byte-order mark": (b"\xef\xbb\xbf" + b"the cat sat\non a mat\n" * 30, ""),
+    "a line of a million symbols": (b"the cat sat\n" * 30 + b"a " * 10**6 + b"\n", ""),
+    "no newline at its end": (b"the cat sat\non a mat\n" * 30 + b"dog", ""),
+    "invalid UTF-8": (b"the cat\n\xff\xfe sat\n", "line 2"),
+    "half a character at its end": ("the cat é".encode()[:-1], "line 1"),
+    "UTF-16": (("the cat sat\n" * 30).encode("utf-16"), "line 1"),
+    "nothing": (b"", "train"),
+    "empty lines": (b"\n" * 30, "train"),
+    "a token": (b"a\n", "train"),
+    "NUL bytes": (b"the cat\0 sat\non a mat\n" * 30, ""),
+}
+
+
+def damaged_data(materials: Materials, name: str, change: Change, seed: str, folder: Path) -> None:
+    """Evaluate on data of which a file is changed; raises CaseFailedError."""
+    data = folder / "data"
+    shutil.copytree(materials.text, data)
+    path = data / name
+    path.write_bytes(change(path.read_bytes(), random.Random(seed)))
+    words = materials.evaluation(materials.checkpoints["transformer_xl"])
+    outcome = run((words[0], data, *words[2:]), folder)
+    if outcome.status == 0:
+        expected = run(words, folder / "expected")
+        if figures(outcome) != figures(expected):
+            raise CaseFailedError(f"{figures(outcome)} where it was {figures(expected)}")
+    else:
+        check_refusal(outcome, name.split(".")[0])
+    check_elsewhere(folder)
+
+
+def figures(outcome: Outcome) -> str:
+    """Loss of an evaluation, and the number of tokens."""
+    tokens = re.search(r"Evaluated [\d,]+ tokens", outcome.printed)
+    loss = re.search(r"Loss \(base 2\): \S+", outcome.printed)
+    return f"{tokens and tokens[0]}, {loss and loss[0].rstrip(',')}"
+
+
+def changed_checkpoint(
+    materials: Materials,
+    words: Callable[[Path], tuple[Any, ...]],
+    change: Callable[[Path], None],
+    folder: Path,
+    *parts: str,
+) -> None:
+    """Give a command a checkpoint that is changed; raises CaseFailedError unless it refuses."""
+    path = folder / "model" / "checkpoint_last.pt"
+    path.parent.mkdir()
+    shutil.copy(materials.checkpoints["transformer_xl"], path)
+    change(path)
+    check_refusal(run(words(path), folder), *parts)
+    check_elsewhere(folder)
+
+
+def change_bytes(change: Change, seed: str, path: Path) -> None:
+    """Change the bytes of a file."""
+    path.write_bytes(change(path.read_bytes(), random.Random(seed)))
+
+
+def change_weights(change: Callable[[dict[str, Any], str], None], path: Path) -> None:
+    """Change the weights of a checkpoint."""
+    state = torch.load(path, weights_only=True)
+    change(state["model"], "decoder.layers.1.self_attn.out_proj.weight")
+    torch.save(state, path)
+
+
+def text_to_prepare(materials: Materials, text: bytes, named: str, folder: Path) -> None:
+    """Prepare a text as both sides of a translation; raises CaseFailedError."""
+    source = folder / "raw"
+    shutil.copytree(materials.texts, source)
+    for side in ("en", "de"):
+        (source / f"train.{side}").write_bytes(text)
+    outcome = run(translation(source, folder / "made" / "output"), folder)
+    if not named:
+        if outcome.status != 0:
+            raise CaseFailedError(f"it is refused: {outcome.last}")
+        lines = (folder / "made" / "output" / "tokens" / "train.en").read_bytes()
+        expected = text.removeprefix(b"\xef\xbb\xbf").rstrip(b"\n").count(b"\n") + 1
+        count = lines.count(b"\n")
+        if count != expected or b"\r" in lines or b"\xef\xbb\xbf" in lines:
+            raise CaseFailedError(f"{expected} lines became {count}, or hold what ends lines")
+    elif outcome.status != 0:
+        check_refusal(outcome, named)
+        if (folder / "made").exists() and any(
+            ".partial" in name for name in digests(folder / "made")
+        ):
+            raise CaseFailedError("a part of a file is left")
+    check_elsewhere(folder)
+
+
+def translation(source: Path, output: Path) -> tuple[Any, ...]:
+    """Words of the preparation of a small translation."""
+    splits = [word for part in ("train", "valid", "test") for word in (f"--{part}", source / part)]
+    return (
+        *("scripts.prepare.translation", "--source-lang", "en", "--target-lang", "de", *splits),
+        *("--output", output, "--bpe-size", 40, "--workers", 2),
+    )
+
+
+def place_to_prepare(materials: Materials, make: Callable[[Path], None], folder: Path) -> None:
+    """Prepare a text that is no file; raises CaseFailedError unless it is refused."""
+    source = folder / "raw"
+    shutil.copytree(materials.texts, source)
+    path = source / "train.en"
+    path.unlink()
+    make(path)
+    check_refusal(run(translation(source, folder / "output"), folder, limit=60), "train")
+    check_elsewhere(folder)
+
+
+PLACES: dict[str, Callable[[Path], None]] = {
+    "missing": lambda path: None,
+    "a folder": Path.mkdir,
+    "a FIFO": os.mkfifo,
+    "a link to itself": lambda path: path.symlink_to(path),
+}
+
+
+def write_zip(path: Path, names: list[str], content: bytes = b"a b\n") -> None:
+    """Write an archive with these names in it."""
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name in names:
+            archive.writestr(name, content)
+
+
+def write_links(path: Path) -> None:
+    """Write an archive whose members are links out of it."""
+    with tarfile.open(path, "w:gz") as archive:
+        for split in ("train", "valid", "test"):
+            entry = tarfile.TarInfo(f"ptb.{split}.txt")
+            entry.type, entry.linkname = tarfile.SYMTYPE, "/etc/passwd"
+            archive.addfile(entry)
+
+
+PTB = ["ptb.train.txt", "ptb.valid.txt", "ptb.test.txt"]
+ARCHIVES: dict[str, Callable[[Path], None]] = {
+    "names outside": lambda path: write_zip(path, [f"../../../{name}" for name in PTB]),
+    "absolute names": lambda path: write_zip(path, [f"/tmp/faults/{name}" for name in PTB]),
+    "other content": lambda path: write_zip(path, PTB),
+    "a gigabyte of zeros": lambda path: write_zip(path, PTB, bytes(2**30)),
+    "links": write_links,
+    "no file of its kind": lambda path: write_zip(path, ["other.txt"]),
+    "cut short": lambda path: (write_zip(path, PTB), path.write_bytes(path.read_bytes()[:-30]))[0],
+    "empty": lambda path: path.write_bytes(b"") and None,
+}
+
+
+def archive_to_prepare(write: Callable[[Path], None], folder: Path) -> None:
+    """Prepare a published data set from an archive; raises CaseFailedError unless it refuses."""
+    archive = folder / "archive"
+    write(archive)
+    words = ("scripts.prepare.ptb", "--output", folder / "made" / "output", "--from", archive)
+    check_refusal(run(words, folder), "archive")
+    if (folder / "made").exists() and any((folder / "made").iterdir()):
+        raise CaseFailedError("something of it is left")
+    check_elsewhere(folder)
+
+
+# Changes to the options of a model of other code.
+CONFIGURATIONS: dict[str, tuple[str, Any]] = {
+    f"{name} {value!r}": (name, value)
+    for name, values in {
+        "nb_layers": (-1, 0, 3, 10**9, "two", None, 1.5, float("nan"), True),
+        "hidden_size": (-1, 0, 7, 10**9, "wide", [16]),
+        "nb_heads": (0, 3, 10**9),
+        "attn_span": (0, 11, 10**9),
+        "pers_mem_size": (-1, 5, 10**9),
+        "dropout": (-0.1, 1, float("nan"), "no"),
+        "vocab_size": (0, 10**9),
+        "block_size": (0, "long"),
+        "adapt_span_enabled": (1, "yes"),
+    }.items()
+    for value in values
+}
+VOCABULARIES: dict[str, bytes] = {
+    "empty": b"",
+    "a symbol twice": b"<eos>\n<unk>\na\na\n",
+    "a symbol fewer": b"<eos>\n<unk>\na\n",
+    "Windows line ends": b"<eos>\r\n<unk>\r\na\r\nb\r\n",
+    "invalid UTF-8": b"<eos>\n<unk>\n\xff\nb\n",
+    "empty lines": b"<eos>\n\n\nb\n",
+    "NUL bytes": b"<eos>\n<unk>\n\0\nb\n",
+    "fairseq's own symbols": b"<eos>\n<unk>\n<pad>\nb\n",
+}
+
+
+def foreign(
+    materials: Materials, change: Callable[[Path], None], folder: Path, *parts: str
+) -> None:
+    """Convert a model of other code that is changed; raises CaseFailedError unless it refuses."""
+    source = folder / "foreign"
+    shutil.copytree(materials.foreign, source)
+    change(source)
+    output = folder / "made" / "output"
+    check_refusal(run(materials.conversion(source, output), folder, memory=4 << 30), *parts)
+    if output.exists() and any(output.iterdir()):
+        raise CaseFailedError("something was written")
+    check_elsewhere(folder)
+
+
+def change_configuration(name: str, value: Any, source: Path) -> None:
+    """Set an option of a foreign model."""
+    path = source / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), name: value}))
+
+
+def change_tensors(change: Callable[[dict[str, Any], str], None], source: Path) -> None:
+    """Change the weights of a foreign model."""
+    tensors = torch.load(source / "model.pt", weights_only=True)
+    change(tensors, "layers.1.attn.proj_out.weight")
+    torch.save(tensors, source / "model.pt")
+
+
+def all_cases(materials: Materials, draw: random.Random) -> Iterator[Case]:
+    """Every case there is."""
+    changes = {**DAMAGES, **{f"a flipped bit, {n}": flip for n in range(FLIPS)}}
+    for name in ("test.bin", "test.idx", "dict.txt"):
+        for damage, change in changes.items():
+            test = partial(damaged_data, materials, name, change, str(draw.random()))
+            known = NO_CHECKSUM if name == "test.bin" and change is flip else ""
+            yield Case(f"{name}: {damage}", test, known)
+    readers = {
+        "fairseq-eval-lm": materials.evaluation,
+        "fairseq-train": lambda path: materials.training(
+            "transformer_xl", path.parent, "--max-update", 9
+        ),
+        "average": lambda path: (
+            *("scripts.convert.average", path, path.with_name("checkpoint_other.pt")),
+            *("--output", path.parent.parent / "average.pt"),
+        ),
+    }
+    for reader, words in readers.items():
+        for damage, change in changes.items():
+            alter = partial(change_bytes, change, str(draw.random()))
+            yield changed(materials, reader, words, alter, f"the checkpoint {damage}")
+        for damage, change_tensor in WEIGHTS.items():
+            alter = partial(change_weights, change_tensor)
+            yield changed(materials, reader, words, alter, f"the checkpoint {damage}")
+    for name, (text, named) in TEXTS.items():
+        test = partial(text_to_prepare, materials, text, named)
+        yield Case(f"prepare.translation: a text with {name}", test)
+    for name, make in PLACES.items():
+        test = partial(place_to_prepare, materials, make)
+        yield Case(f"prepare.translation: in place of a text {name}", test)
+    for name, write in ARCHIVES.items():
+        yield Case(f"prepare.ptb: an archive with {name}", partial(archive_to_prepare, write))
+    for name, (option, value) in CONFIGURATIONS.items():
+        alter = partial(change_configuration, option, value)
+
+        def test(folder: Path, alter: Any = alter, option: str = option) -> None:
+            foreign(materials, alter, folder, option)
+
+        yield Case(f"convert.checkpoint: {name}", test)
+    for name, content in VOCABULARIES.items():
+
+        def test(folder: Path, content: bytes = content) -> None:
+            foreign(materials, lambda x: (x / "vocab.txt").write_bytes(content) and None, folder)
+
+        yield Case(f"convert.checkpoint: a vocabulary with {name}", test)
+    for name, change_tensor in WEIGHTS.items():
+        alter = partial(change_tensors, change_tensor)
+        yield Case(f"convert.checkpoint: it {name}", partial(foreign, materials, alter))
+    for damage, change in changes.items():
+
+        def test(folder: Path, change: Change = change, seed: str = str(draw.random())) -> None:
+            foreign(materials, lambda x: change_bytes(change, seed, x / "model.pt"), folder)
+
+        yield Case(f"convert.checkpoint: weights {damage}", test)
+
+
+def changed(
+    materials: Materials,
+    reader: str,
+    words: Callable[[Path], tuple[Any, ...]],
+    alter: Callable[[Path], None],
+    name: str,
+) -> Case:
+    """Case of a command that is given a changed checkpoint."""
+
+    def test(folder: Path) -> None:
+        changed_checkpoint(materials, words, alter, folder)
+
+    return Case(f"{reader}: {name}", test)
+
+
+def cases(materials: Materials, quick: bool, draw: random.Random) -> Iterator[Case]:
+    """All cases, or some of them drawn at random."""
+    found = list(all_cases(materials, draw))
+    yield from draw.sample(found, 24) if quick else found
