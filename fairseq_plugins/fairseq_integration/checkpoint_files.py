@@ -15,6 +15,7 @@ import errno
 import functools
 import logging
 import os
+import pickle
 import shutil
 import sys
 import time
@@ -105,7 +106,7 @@ def _read(read: Callable[..., Any], path: str, *args: Any, **kwargs: Any) -> Any
     """Read a checkpoint, after the checksums in it.
 
     Raises:
-        ValueError: the file is cut short or damaged.
+        ValueError: the file is cut short or damaged, or holds what would be executed.
     """
     if PathManager.path_requires_pathmanager(path):
         return read(path, *args, **kwargs)
@@ -115,7 +116,15 @@ def _read(read: Callable[..., Any], path: str, *args: Any, **kwargs: Any) -> Any
     else:
         problem = _what_is_cut(path)
     if not problem:
-        return read(path, *args, **kwargs)
+        try:
+            return read(path, *args, **kwargs)
+        except pickle.UnpicklingError as error:
+            # torch would advise to execute it
+            reason = " ".join(str(error).partition("WeightsUnpickler error: ")[2].split())
+            raise ValueError(
+                f"the checkpoint {path} holds more than weights and options, and is not loaded "
+                f"({reason[:200]}): name one that fairseq-train wrote"
+            ) from error
     other = _newest_whole_beside(path)
     remedy = f"take {other} (--restore-file, --path)" if other else "no other is whole here"
     raise ValueError(

@@ -30,7 +30,13 @@ from scripts._shared.command_line import command_parser, exit_status, make_outpu
 from scripts._shared.commands import short
 from scripts._shared.files import write_json, write_text
 from scripts._shared.results import markdown_table
-from scripts.check import _faults_inputs, _faults_kills
+from scripts.check import (
+    _faults_disk,
+    _faults_inputs,
+    _faults_kills,
+    _faults_options,
+    _faults_pickles,
+)
 from scripts.check._faults_materials import Materials
 from scripts.check._faults_programs import Case, CaseFailedError, CaseSkippedError, prepare_to_fork
 
@@ -53,7 +59,10 @@ class Section(NamedTuple):
 
 SECTIONS = {
     "kills": Section("killed at a random moment, then the same command", _faults_kills.cases),
-    "inputs": Section("bad input", _faults_inputs.cases),
+    "disk": Section("full disk, quota, no permission", _faults_disk.cases),
+    "inputs": Section("damaged and wrong files", _faults_inputs.cases),
+    "options": Section("options at values that nobody means", _faults_options.cases),
+    "pickles": Section("checkpoints that would run something", _faults_pickles.cases),
 }
 
 
