@@ -112,7 +112,7 @@ def _read(read: Callable[..., Any], path: str, *args: Any, **kwargs: Any) -> Any
         return read(path, *args, **kwargs)
     if zipfile.is_zipfile(path):
         # torch itself reads over flipped bits
-        problem = "" if _is_whole(path) else "a checksum in it is wrong"
+        problem = "" if is_whole(path) else "a checksum in it is wrong"
     else:
         problem = _what_is_cut(path)
     if not problem:
@@ -149,7 +149,7 @@ def _what_is_cut(path: str) -> str:
     return "" if start.startswith(b"\x80") else "it is no file of torch's"
 
 
-def _is_whole(path: str | Path) -> bool:
+def is_whole(path: str | Path) -> bool:
     """Return whether a file is a complete archive, each part of which has its checksum.
 
     A part may have been written without one (``torch.serialization.set_crc32_options``).
@@ -167,7 +167,7 @@ def _newest_whole_beside(path: str) -> Path | None:
     """Return the newest complete checkpoint of the same folder; None if there is none."""
     others = [other for other in Path(path).parent.glob("checkpoint*.pt") if other != Path(path)]
     newest_first = sorted(others, key=lambda other: other.stat().st_mtime, reverse=True)
-    return next(filter(_is_whole, newest_first), None)
+    return next(filter(is_whole, newest_first), None)
 
 
 def _resume(load: Callable[..., Any], cfg: Any, trainer: Any, **options: Any) -> Any:

@@ -116,11 +116,10 @@ def train(
     for values in logged(outcome.printed).values():
         if not math.isfinite(float(values.get("loss") or values["valid_loss"])):
             raise CaseFailedError("it trains with losses that are not finite")
-    weights = {
-        k: x for k, x in read_tensors(output / "checkpoint_last.pt").items() if "/model" in k
-    }
-    if bad := [k for k, x in found.items() if k.startswith("/model") and not x.isfinite().all()]:
-        raise CaseFailedError(f"{bad[0]} is not finite")
+    weights = read_tensors(output / "checkpoint_last.pt")
+    for name, weight in weights.items():
+        if name.startswith("/model") and not weight.isfinite().all():
+            raise CaseFailedError(f"{name} is not finite")
 
 
 def cases(materials: Materials, quick: bool, draw: random.Random) -> Iterator[Case]:

@@ -310,6 +310,7 @@ def _be_program(
     sys.argv = [words[0], *arguments]
     # done when the package is imported, which here is long ago
     tell_errors_in_a_sentence()
+    warnings.filterwarnings("ignore", message=".* found in sys.modules after import")
     try:
         if inject:
             inject()

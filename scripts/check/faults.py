@@ -34,8 +34,11 @@ from scripts.check import (
     _faults_disk,
     _faults_inputs,
     _faults_kills,
+    _faults_leaks,
+    _faults_numbers,
     _faults_options,
     _faults_pickles,
+    _faults_same,
 )
 from scripts.check._faults_materials import Materials
 from scripts.check._faults_programs import Case, CaseFailedError, CaseSkippedError, prepare_to_fork
@@ -62,6 +65,9 @@ SECTIONS = {
     "disk": Section("full disk, quota, no permission", _faults_disk.cases),
     "inputs": Section("damaged and wrong files", _faults_inputs.cases),
     "options": Section("options at values that nobody means", _faults_options.cases),
+    "numbers": Section("gradients that are not finite", _faults_numbers.cases),
+    "same": Section("the same answer otherwise computed", _faults_same.cases),
+    "leaks": Section("memory, files and threads of long runs", _faults_leaks.cases),
     "pickles": Section("checkpoints that would run something", _faults_pickles.cases),
 }
 

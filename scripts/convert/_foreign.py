@@ -16,6 +16,7 @@ import torch
 from fairseq.data import Dictionary
 from torch import Tensor
 
+from fairseq_plugins.fairseq_integration.checkpoint_files import is_whole
 from scripts._shared.commands import short
 from scripts.convert._tensorflow import read_symbols
 
@@ -42,7 +43,10 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
         if isinstance(content, dict) and isinstance(content.get(name), dict):
             content = content[name]
     if not (isinstance(content, dict) and content and all(isinstance(k, str) for k in content)):
-        raise ValueError(f"{label} holds {type(content).__name__}, not tensors by name")
+        raise ValueError(
+            f"{label} holds {type(content).__name__}, not tensors by name: save the state dict of "
+            "the model"
+        )
     others = [name for name, value in content.items() if not isinstance(value, Tensor)]
     if others:
         raise ValueError(
@@ -70,6 +74,9 @@ def _load_safetensors(path: Path) -> dict[str, Tensor]:
 
 def _load(path: Path) -> Any:
     label = f"--checkpoint {short(path)}"
+    # torch itself reads over flipped bits
+    if is_zipfile(path) and not is_whole(path):
+        raise ValueError(f"{label} is broken: a checksum in it is wrong; get it anew")
     try:
         # files of before PyTorch 1.6 are no zip archives and cannot be mapped
         return torch.load(path, map_location="cpu", weights_only=True, mmap=is_zipfile(path))
@@ -78,8 +85,10 @@ def _load(path: Path) -> Any:
         of_pickle = isinstance(error, pickle.UnpicklingError)
         if not (of_pickle and _OTHER_CODE.search(str(error))):
             # PyTorch would advise to execute what is in it
-            detail = "" if of_pickle else f": {error}"
-            raise ValueError(f"{label} is broken or no file of torch.save{detail}") from error
+            detail = "" if of_pickle else f" ({error})"
+            raise ValueError(
+                f"{label} is broken or no file of torch.save{detail}: get it anew, or name another"
+            ) from error
         raise ValueError(
             f"{label} holds more than tensors, and loading the rest would execute what is in it. "
             "If it is a whole model, extract its tensors where it was trained, with the original "
