@@ -10,8 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from scripts.check._faults_inputs import translation
-from scripts.check._faults_materials import Materials
+from scripts.check._faults_materials import Materials, translation
 from scripts.check._faults_programs import (
     Case,
     CaseFailedError,

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from scripts.check._faults_materials import Materials, logged
+from scripts.check._faults_materials import Materials, logged, translation
 from scripts.check._faults_programs import (
     Case,
     CaseFailedError,
@@ -166,15 +166,6 @@ def text_to_prepare(materials: Materials, text: bytes, named: str, folder: Path)
         ):
             raise CaseFailedError("a part of a file is left")
     check_elsewhere(folder)
-
-
-def translation(source: Path, output: Path) -> tuple[Any, ...]:
-    """Words of the preparation of a small translation."""
-    splits = [word for part in ("train", "valid", "test") for word in (f"--{part}", source / part)]
-    return (
-        *("scripts.prepare.translation", "--source-lang", "en", "--target-lang", "de", *splits),
-        *("--output", output, "--bpe-size", 40, "--workers", 2),
-    )
 
 
 def place_to_prepare(materials: Materials, make: Callable[[Path], None], folder: Path) -> None:

@@ -5,6 +5,7 @@ the same tensors. A preparation must end with the same bytes.
 """
 
 import random
+import sysconfig
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,7 +13,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from scripts.check._faults_materials import TRAININGS, Materials, logged
+from scripts.check._faults_materials import TRAININGS, Materials, logged, translation
 from scripts.check._faults_programs import (
     Case,
     CaseFailedError,
@@ -20,6 +21,7 @@ from scripts.check._faults_programs import (
     Program,
     digests,
     read_tensors,
+    run,
     succeed,
 )
 
@@ -135,26 +137,38 @@ class KilledPreparation:
     Args:
         folder: for the undisturbed run.
         words: gives the command's words for an output.
+        inject: is called in its process first.
     """
 
-    def __init__(self, folder: Path, words: Callable[[Path], tuple[Any, ...]]) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        words: Callable[[Path], tuple[Any, ...]],
+        inject: Callable[[], None] | None = None,
+    ) -> None:
         self._folder = folder
         self._words = words
+        self._inject = inject
         self._expected: dict[str, str] | None = None
         self._seconds = 0.0
 
     def run(self, moment: Moment, folder: Path) -> None:
         """Kill the command at a moment, run it again, and compare; raises CaseFailedError."""
         if self._expected is None:
-            outcome = succeed(self._words(self._folder / "made" / "output"), self._folder)
+            words = self._words(self._folder / "made" / "output")
+            (self._folder / "made").mkdir(parents=True)
+            outcome = succeed(words, self._folder, inject=self._inject)
             self._expected = digests(self._folder / "made")
             self._seconds = outcome.seconds
         output = folder / "made" / "output"
         output.parent.mkdir(parents=True)
-        program = Program(self._words(output), folder / "killed")
+        program = Program(self._words(output), folder / "killed", inject=self._inject)
         kill(program, moment, self._seconds, output)
-        # at once, as a scheduler would, while what the first one started may still be there
-        succeed(self._words(output), folder / "again")
+        # at once, as a scheduler would, while what the first one started may still be there; where
+        # it had ended, the command may say so
+        again = run(self._words(output), folder / "again", inject=self._inject)
+        if again.status != 0 and digests(folder / "made") != self._expected:
+            raise CaseFailedError(f"the same command ends with {again.status}: {again.last}")
         if stayed := program.end_children():
             raise CaseFailedError(f"what it started outlives it: {', '.join(stayed)}")
         found = digests(folder / "made")
@@ -178,3 +192,58 @@ def cases(materials: Materials, quick: bool, draw: random.Random) -> Iterator[Ca
                 f"train {paper}, killed {moment}",
                 lambda folder, training=training, moment=moment: training.run(moment, folder),
             )
+    for name, (words, inject, number, writes) in preparations(materials).items():
+        folder = materials.folder / "undisturbed" / name
+        preparation = KilledPreparation(folder, words, inject)
+        for moment in moments(draw, 1 if quick else number, writes):
+            yield Case(
+                f"{name}, killed {moment}",
+                lambda folder, made=preparation, moment=moment: made.run(moment, folder),
+            )
+
+
+def small_library(folder: Path) -> Callable[[], None]:
+    """Let the preparation of Python's source take a small library."""
+
+    def inject() -> None:
+        folder.mkdir(exist_ok=True)
+        for number in range(120):
+            source = f"def f{number}(x):\n    x += {number}\n    return x\n"
+            (folder / f"m{number:03}.py").write_text(source * 4)
+        sysconfig.get_path = lambda *arguments: str(folder)
+
+    return inject
+
+
+def preparations(
+    materials: Materials,
+) -> dict[str, tuple[Callable[[Path], tuple[Any, ...]], Callable[[], None] | None, int, int]]:
+    """Commands that write files: words for an output, what to inject, how many kills and writes."""
+
+    def average(output: Path) -> tuple[Any, ...]:
+        last = materials.checkpoints["transformer_xl"]
+        several = (last, last.with_name("checkpoint_1_4.pt"))
+        return ("scripts.convert.average", *several, "--output", output)
+
+    def source(output: Path) -> tuple[Any, ...]:
+        return ("scripts.prepare.python_source", "--output", output, "--subwords", 60)
+
+    def numbers(output: Path) -> tuple[Any, ...]:
+        sizes = ("--train", 3000, "--valid", 50, "--test", 50)
+        return ("scripts.prepare.number_names", "--output", output, *sizes)
+
+    def news(output: Path) -> tuple[Any, ...]:
+        words = ("scripts.prepare.news", "--input", materials.news, "--output", output)
+        return (*words, "--bpe-size", 40, "--workers", 2)
+
+    def conversion(output: Path) -> tuple[Any, ...]:
+        return materials.conversion(materials.foreign, output)
+
+    return {
+        "prepare.python_source": (source, small_library(materials.folder / "library"), 10, 2),
+        "prepare.number_names": (numbers, None, 10, 2),
+        "prepare.translation": (lambda to: translation(materials.texts, to), None, 10, 12),
+        "prepare.news": (news, None, 10, 8),
+        "convert.checkpoint": (conversion, None, 10, 3),
+        "convert.average": (average, None, 10, 1),
+    }

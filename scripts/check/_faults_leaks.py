@@ -96,11 +96,8 @@ def cases(materials: Materials, quick: bool, draw: random.Random) -> Iterator[Ca
     )
     yield case(
         "an evaluation of a long text, a token at a time",
-        lambda folder: materials.evaluation(
-            materials.checkpoints["transformer_xl"],
-            "--tokens-per-sample",
-            1,
-            "--gen-subset",
-            "train",
+        lambda folder: (
+            *materials.evaluation(materials.checkpoints["transformer_xl"]),
+            *("--tokens-per-sample", 1, "--gen-subset", "train"),
         ),
     )

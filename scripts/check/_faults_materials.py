@@ -130,6 +130,17 @@ class Materials:
         return found
 
     @cached_property
+    def news(self) -> Path:
+        """Folder of articles: the texts with an empty line after every fifth line."""
+        folder = self.folder / "news"
+        folder.mkdir()
+        for split in LINES:
+            lines = (self.texts / f"{split}.txt").read_text().splitlines(keepends=True)
+            spaced = [line + "\n" * (n % 5 == 4) for n, line in enumerate(lines)]
+            (folder / f"{split}.txt").write_text("".join(spaced))
+        return folder
+
+    @cached_property
     def foreign(self) -> Path:
         """Folder of a model that the adaptive-span code would have saved: two layers of width 8."""
         folder = self.folder / "foreign"
@@ -178,6 +189,15 @@ class Materials:
             *("fairseq-generate", self.pairs, *USER_DIR, "--path", checkpoint, "--cpu"),
             *("--num-workers", 0, "--beam", 2, "--max-len-b", 12, *options),
         )
+
+
+def translation(source: Path, output: Path) -> tuple[Any, ...]:
+    """Words of the preparation of a small translation."""
+    splits = [word for part in ("train", "valid", "test") for word in (f"--{part}", source / part)]
+    return (
+        *("scripts.prepare.translation", "--source-lang", "en", "--target-lang", "de", *splits),
+        *("--output", output, "--bpe-size", 40, "--workers", 2),
+    )
 
 
 def logged(printed: str) -> dict[tuple[str, int], dict[str, str]]:

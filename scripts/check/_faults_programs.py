@@ -57,12 +57,13 @@ class Case(NamedTuple):
 
     Args:
         name: what it is called in the results.
-        run: tries it in the empty folder that it gets; raises CaseFailedError or CaseSkippedError.
+        run: tries it in the empty folder that it gets, and may return figures; raises
+            CaseFailedError or CaseSkippedError.
         known: for a failure that is known, why it is there and what to do; "" otherwise.
     """
 
     name: str
-    run: Callable[[Path], None]
+    run: Callable[[Path], str | None]
     known: str = ""
 
 

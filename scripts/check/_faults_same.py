@@ -1,8 +1,10 @@
 """The same answer whatever computes it: workers, parts, segments, threads, precision, releases."""
 
+import os
 import random
 import re
 import socket
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -26,7 +28,6 @@ UPDATES = 8
 LOGGED = 0.002
 # Largest difference of a log-probability in single precision from that in double precision.
 SINGLE = 1e-5
-WITHOUT_DROPOUT = ("--dropout", 0)
 # each: what is changed, and what is changed with it so that the answer is the same
 TRAINED: dict[str, tuple[str, tuple[Any, ...]]] = {
     "2 parts of a batch": ("transformer_xl", ("--batch-split", 2)),
@@ -45,9 +46,8 @@ SCORED: dict[str, tuple[Any, ...]] = {
 
 def losses(outcome: Outcome) -> list[float]:
     """Losses that a training logged, in order."""
-    return [
-        float(x.get("loss") or x["valid_loss"]) for _, x in sorted(logged(outcome.printed).items())
-    ]
+    values = [values for _, values in sorted(logged(outcome.printed).items())]
+    return [float(value.get("loss") or value["valid_loss"]) for value in values]
 
 
 def check_close(found: list[float], expected: list[float], most: float, what: str) -> None:
@@ -63,10 +63,8 @@ def short_training(
     materials: Materials, paper: str, folder: Path, *options: Any
 ) -> tuple[Any, ...]:
     """Words of a training without dropout."""
-    dropout = WITHOUT_DROPOUT if paper != "all_attention" else ("--dropout", 0)
-    return materials.training(
-        paper, folder / "model", *dropout, "--max-update", UPDATES, "--no-save", *options
-    )
+    given = ("--dropout", 0, "--max-update", UPDATES, "--no-save", *options)
+    return materials.training(paper, folder / "model", *given)
 
 
 def train_otherwise(materials: Materials, name: str, folder: Path) -> None:
@@ -133,9 +131,6 @@ def compare_scores(materials: Materials, paper: str, change: dict[str, Any], fol
 
 def score_with(materials: Materials, python: Path, folder: Path) -> None:
     """Compare log-probabilities of a line with those of another Python's PyTorch."""
-    import os
-    import subprocess
-
     one = log_probabilities(materials, "transformer_xl", folder / "one")
     words = [python, "-m", "scripts.check._faults_load"]
     words += [materials.checkpoints["transformer_xl"], materials.text]
@@ -186,12 +181,8 @@ def cases(
     for paper in ("transformer_xl", "all_attention", "product_key_memory"):
         add(f"scoring: {paper} in float64", compare_scores, paper, {"dtype": "float64"})
         for threads in (2, 4):
-            add(
-                f"scoring: {paper} on {threads} threads",
-                compare_scores,
-                paper,
-                {"threads": threads},
-            )
+            name = f"scoring: {paper} on {threads} threads"
+            add(name, compare_scores, paper, {"threads": threads})
     chosen = draw.sample(found, 4) if quick else found
     for python in pythons:
         chosen.append(

@@ -78,7 +78,7 @@ def try_case(case: Case, folder: Path) -> dict[str, Any]:
     started = time.monotonic()
     result, told = PASSED, ""
     try:
-        case.run(folder)
+        told = case.run(folder) or ""
     except CaseSkippedError as reason:
         result, told = SKIPPED, str(reason)
     except CaseFailedError as problem:
