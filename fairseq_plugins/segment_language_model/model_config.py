@@ -1,5 +1,6 @@
 """Options that all segment language models have, and which of them go together."""
 
+import os
 from dataclasses import dataclass, field
 from typing import Optional
 
@@ -212,8 +213,25 @@ def check_config(cfg: SegmentLanguageModelConfig, dictionary: Dictionary) -> Non
     layers = parse_memory_layers(cfg.memory_layers, cfg.decoder_layers, "--memory-layers")
     check_placed(cfg, bool(layers), "--memory-layers")
     _check_embedding_and_output(cfg)
+    _check_weights(cfg, len(dictionary))
     for part in ("adaptive_input", "adaptive_softmax"):
         parse_cutoffs(cfg, part, dictionary)
+
+
+def _check_weights(cfg: SegmentLanguageModelConfig, symbols: int) -> None:
+    """Raise ``ValueError`` for sizes whose weights alone this machine cannot hold."""
+    width, inner, layers = cfg.decoder_embed_dim, cfg.decoder_ffn_embed_dim, cfg.decoder_layers
+    # projections of attention, feed-forward layers; in single precision, as they are built
+    size = 4 * layers * width * (4 * width + 2 * inner)
+    if not cfg.adaptive_input:
+        size += 4 * symbols * width
+    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    if size > memory:
+        raise ValueError(
+            f"--decoder-layers is {layers}, --decoder-embed-dim {width} and "
+            f"--decoder-ffn-embed-dim {inner}: the weights take {size / 2**30:,.0f} GiB, and this "
+            f"machine has {memory / 2**30:,.0f}; give smaller sizes"
+        )
 
 
 def _check_embedding_and_output(cfg: SegmentLanguageModelConfig) -> None:

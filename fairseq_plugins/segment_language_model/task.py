@@ -32,6 +32,7 @@ from fairseq_plugins.segment_language_model.stream_iterator import OTHER_DICTION
 from fairseq_plugins.segment_language_model.streams import RunningText, fingerprint, load_tokens
 from fairseq_plugins.segment_language_model.task_config import (
     SegmentLanguageModelingConfig,
+    check_segment,
     find_dictionary,
 )
 
@@ -208,7 +209,7 @@ class SegmentLanguageModelingTask(FairseqTask):
 
         Raises:
             ValueError: ``--max-tokens`` is given, or there are no streams, or more than tokens, or
-                one sentence to shuffle.
+                one sentence to shuffle, or segments are longer than can be computed at once.
         """
         if not isinstance(dataset, RunningText):
             return super().get_batch_iterator(
@@ -233,6 +234,7 @@ class SegmentLanguageModelingTask(FairseqTask):
         valid = self.cfg.tokens_per_sample_valid
         if valid is not None and dataset is not self.datasets.get(self.cfg.train_subset):
             segment = valid
+        check_segment(segment, len(dataset), (max_sentences or 1) * num_shards)
         # by what validation's segments are shorter, what is before them is longer
         longer = self.cfg.tokens_per_sample - segment
         streams = dataset.lay_out(

@@ -38,11 +38,6 @@ CONTRADICTIONS: dict[str, tuple[str, tuple[Any, ...], tuple[str, ...]]] = {
         ("--same-length", "--mem-len", 0),
         ("--same-length", "--mem-len"),
     ),
-    "zero memory without memory": (
-        "transformer_xl",
-        ("--zero-memory", "--mem-len", 0),
-        ("--zero-memory", "--mem-len"),
-    ),
     "context and memory": (
         "transformer_xl",
         ("--extended-context", 4),
@@ -76,7 +71,13 @@ CONTRADICTIONS: dict[str, tuple[str, tuple[Any, ...], tuple[str, ...]]] = {
     "a model of pairs": ("transformer_xl", ("--arch", "weighted_transformer_tiny"), ("--arch",)),
     "tokens in place of streams": ("transformer_xl", ("--max-tokens", 64), ("--max-tokens",)),
 }
-NOT_REACHED = {
+# why a failure is known, by the name of the case
+KNOWN = {
+    **dict.fromkeys(
+        ("--init-std 1000000000", "--init-std 1e9"),
+        "The weights are as large as was asked for, and the first gradient is not finite, which "
+        "fairseq tells in its own words. Give the value of a preset.",
+    ),
     "a model of no segments": (
         "fairseq fails while it merges the options of its own model with those of the task, before "
         "any code of this package runs. Give --arch transformer_xl or all_attention_lm."
@@ -131,7 +132,7 @@ def cases(materials: Materials, quick: bool, draw: random.Random) -> Iterator[Ca
         return Case(
             f"{paper}: {name}",
             lambda folder: train(materials, paper, options, parts, refused, folder),
-            NOT_REACHED.get(name, ""),
+            KNOWN.get(name, ""),
         )
 
     values = [

@@ -5,7 +5,7 @@ import random
 import re
 import socket
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -163,7 +163,7 @@ def two_at_once(materials: Materials, folder: Path) -> None:
 
 
 def cases(
-    materials: Materials, quick: bool, draw: random.Random, pythons: tuple[Path, ...] = ()
+    materials: Materials, quick: bool, draw: random.Random, pythons: Sequence[Path] = ()
 ) -> Iterator[Case]:
     """All comparisons, or some of them."""
     found = [Case("two trainings in one folder", lambda folder: two_at_once(materials, folder))]

@@ -6,8 +6,9 @@
 OUTPUT/results.json       what was tried of each section, and what came of it; after every case
 OUTPUT/work               what the cases left, which the next run removes
 
-Sections: kills (killed at any moment, the same command goes on). A section that is run again
-replaces what it found before. --page writes the results into a page, between its two marks.
+Sections: kills, disk, inputs, options, numbers, same, leaks, pickles; docs/reliability.md says what
+they try. A section that is run again replaces what it found before. --page writes the results into
+a page, between its two marks; --python names another environment's Python, which must score alike.
 A case passes when there are the results of an undisturbed run, or an error that names the thing,
 its value and what to do, without a traceback; and when nothing is written elsewhere.
 """
@@ -53,11 +54,12 @@ class Section(NamedTuple):
 
     Attributes:
         title: what it tries, for the table.
-        cases: gives its cases for the materials, whether the campaign is quick, and random draws.
+        cases: gives its cases for the materials, whether the campaign is quick, random draws, and
+            what the section has beside.
     """
 
     title: str
-    cases: Callable[[Materials, bool, random.Random], Iterator[Case]]
+    cases: Callable[..., Iterator[Case]]
 
 
 SECTIONS = {
@@ -107,7 +109,8 @@ def run_section(name: str, options: argparse.Namespace, content: dict[str, Any])
     }
     materials = Materials(work / "materials")
     draw = random.Random(f"{options.seed} {name}")
-    cases = list(SECTIONS[name].cases(materials, options.quick, draw))
+    given = {"pythons": options.python} if name == "same" else {}
+    cases = list(SECTIONS[name].cases(materials, options.quick, draw, **given))
     bar = tqdm(cases, desc=name, unit=" cases", disable=None)
     for number, case in enumerate(bar):
         found = try_case(case, work / f"{number:03}")
@@ -187,6 +190,8 @@ def main(arguments: list[str] | None = None) -> int:
     add("--only", nargs="+", choices=SECTIONS, default=list(SECTIONS), help=help_text)
     add("--seed", type=int, default=1, metavar="N", help="of the random draws (1)")
     add("--output", type=Path, default=Path("faults"), help="folder (faults)")
+    help_text = "Pythons of other environments with this project's packages"
+    add("--python", nargs="+", type=Path, default=[], metavar="PATH", help=help_text)
     add("--page", type=Path, help="page that gets the results, as docs/reliability.md")
     options = parser.parse_args(arguments)
     options.output = options.output.resolve()

@@ -15,6 +15,7 @@ from fairseq_plugins.segment_language_model.streams import (
     TokenStreams,
     load_tokens,
 )
+from fairseq_plugins.segment_language_model.task_config import check_segment
 from tests.tiny import dictionary, text
 
 PAD, EOS = 1, 2
@@ -241,3 +242,12 @@ def test_streams_of_shuffled_sentences_have_every_token_once_from_the_one_before
     assert pairs(False, 1) == pairs(False, 2) == WHOLE.tolist()
     assert sorted(cut(pairs(True, 1))) == sorted(PARTS)
     assert pairs(True, 1) == pairs(True, 1, workers=2) != pairs(True, 2)
+
+
+def test_segments_that_no_machine_computes_are_refused():
+    """But not those that are longer than the text, whose part of it is."""
+    check_segment(10**9, 2**22, 4)
+    check_segment(2**20, 2**30, 1)
+    message = "^--tokens-per-sample is 1000000000: that makes segments of 4,194,304 tokens, .*give"
+    with pytest.raises(ValueError, match=message):
+        check_segment(10**9, 2**24, 4)

@@ -174,6 +174,9 @@ BAD_OPTIONS = [
         "--no-adaptive-head-proj with --tie-adaptive-head-proj: leave one of them out",
     ),
     ({"same_length": True, "mem_len": 0}, "--same-length with --mem-len 0 leaves nothing"),
+    ({"decoder_layers": 10**9}, "--decoder-layers is 1000000000, .*: the weights take .* GiB"),
+    ({"decoder_embed_dim": 2**30}, "--decoder-embed-dim 1073741824 and .*: the weights take"),
+    ({"decoder_ffn_embed_dim": 2**40}, "--decoder-ffn-embed-dim 1099511627776: the weights"),
     (
         {"same_length": True, "extended_context": 4},
         "--same-length: without recurrence there is nothing to attend to; give --mem-len",
