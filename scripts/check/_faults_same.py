@@ -54,9 +54,10 @@ def check_close(found: list[float], expected: list[float], most: float, what: st
     """Raise CaseFailedError where two lists of numbers differ by more than this."""
     if len(found) != len(expected) or not found:
         raise CaseFailedError(f"{len(found)} {what}, where there were {len(expected)}")
-    worst = max(abs(one - two) for one, two in zip(found, expected, strict=True))
-    if not worst <= most:
-        raise CaseFailedError(f"{what} differ by {worst:.2g}, more than {most}")
+    differences = [abs(one - two) for one, two in zip(found, expected, strict=True)]
+    # a comparison with NaN is false
+    if not all(difference <= most for difference in differences):
+        raise CaseFailedError(f"{what} differ by {max(differences):.2g}, more than {most}")
 
 
 def short_training(
