@@ -300,10 +300,8 @@ def _be_program(
     printed = os.open(folder / "printed", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     for opened, descriptor in ((typed, 0), (printed, 1), (printed, 2)):
         os.dup2(opened, descriptor)
-    sys.stdin = open(0, encoding="utf-8", closefd=False)
-    sys.stdout, sys.stderr = (
-        open(descriptor, "w", encoding="utf-8", buffering=1, closefd=False) for descriptor in (1, 2)
-    )
+    sys.stdin = os.fdopen(0, encoding="utf-8")
+    sys.stdout, sys.stderr = (os.fdopen(number, "w", 1, encoding="utf-8") for number in (1, 2))
     own = {"TMPDIR": str(folder / "tmp"), "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     os.environ.update(own)
     os.chdir(folder / "here")
