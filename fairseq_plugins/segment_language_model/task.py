@@ -27,6 +27,7 @@ from fairseq_plugins.segment_language_model.generation import (
     prompts,
     sentences,
 )
+from fairseq_plugins.segment_language_model.model_config import sizes_in_memory
 from fairseq_plugins.segment_language_model.segment_jitter import longest_segment
 from fairseq_plugins.segment_language_model.stream_iterator import OTHER_DICTIONARY, StreamIterator
 from fairseq_plugins.segment_language_model.streams import RunningText, fingerprint, load_tokens
@@ -102,7 +103,8 @@ class SegmentLanguageModelingTask(FairseqTask):
         Raises:
             ValueError: it reads no segments, it has a recurrence and segments come with an extended
                 context, a batch to train on has fewer streams than parts, training has a softmax
-                temperature, or its segments vary and positions are a vector for each place.
+                temperature, its segments vary and positions are a vector for each place, or there
+                is no memory for it.
         """
         temperature = self.cfg.softmax_temperature
         if temperature != 1 and not from_checkpoint:
@@ -112,7 +114,8 @@ class SegmentLanguageModelingTask(FairseqTask):
             )
         if self.cfg.batch_split != 1 and not from_checkpoint:
             check_parts(self.cfg.batch_split, self.cfg.batch_size)
-        model = super().build_model(cfg, from_checkpoint)
+        with sizes_in_memory(cfg):
+            model = super().build_model(cfg, from_checkpoint)
         if not isinstance(getattr(model, "decoder", None), SegmentDecoder):
             raise ValueError(
                 f"--arch is {cfg._name}, which is no segment language model: choose "
