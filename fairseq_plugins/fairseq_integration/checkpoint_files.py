@@ -50,6 +50,9 @@ def keep_checkpoints_whole() -> None:
         checkpoint_utils.load_checkpoint_to_cpu
     )(functools.partial(_read, checkpoint_utils.load_checkpoint_to_cpu))
     checkpoint_utils.load_checkpoint = functools.partial(_resume, checkpoint_utils.load_checkpoint)
+    checkpoint_utils.verify_checkpoint_directory = functools.partial(
+        _verify_folder, checkpoint_utils.verify_checkpoint_directory
+    )
     PathManager.copy = staticmethod(functools.partial(_copy, PathManager.copy))
 
 
@@ -71,6 +74,21 @@ def _complete(path: str) -> Iterator[str]:
     except BaseException:
         Path(part).unlink(missing_ok=True)
         raise
+
+
+def _verify_folder(verify: Callable[[str], None], save_dir: str) -> None:
+    """Try whether checkpoints can be written to a folder.
+
+    Raises:
+        ValueError: they cannot.
+    """
+    try:
+        verify(save_dir)
+    except OSError as error:
+        raise ValueError(
+            f"--save-dir is {save_dir}, where nothing can be written ({error.strerror}): make "
+            "room, or give a folder where you may write"
+        ) from error
 
 
 def _save(save: Callable[..., Any], content: Any, filename: str, async_write: bool = False) -> None:

@@ -49,10 +49,6 @@ def commands(materials: Materials) -> dict[str, Callable[[Path], tuple[Any, ...]
         "fairseq-train": lambda output: materials.training(
             "transformer_xl", output, "--max-update", 12, "--save-interval-updates", 2
         ),
-        "fairseq-preprocess": lambda output: (
-            *("fairseq-preprocess", "--only-source", "--trainpref", materials.texts / "train.txt"),
-            *("--destdir", output),
-        ),
         "convert.average": lambda output: (
             *("scripts.convert.average", *several, "--output", output / "average.pt"),
         ),
@@ -80,7 +76,7 @@ def write_without_room(
     kept = output / "checkpoint_last.pt"
     shutil.copy(materials.checkpoints["transformer_xl"], kept)
     before = digests(output)
-    outcome = run(words(output), folder, inject=inject)
+    outcome = run(words(output), folder, inject=inject, piped=True)
     after = digests(output)
     if any(after.get(name) != digest for name, digest in before.items()):
         raise CaseFailedError("what was there has changed")

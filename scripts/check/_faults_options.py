@@ -86,12 +86,18 @@ KNOWN = {
 
 
 def numeric(config: type) -> Iterator[str]:
-    """Names of the numeric options of a dataclass, as on a command line."""
+    """Names of the numeric options of a dataclass but for fairseq's, as on a command line."""
+    theirs = {
+        option.name
+        for base in config.__mro__
+        if base.__module__.startswith("fairseq.") and dataclasses.is_dataclass(base)
+        for option in dataclasses.fields(base)
+    }
     types = typing.get_type_hints(config)
     for option in dataclasses.fields(config):
         kinds = {types[option.name], *typing.get_args(types[option.name])}
         own = option.metadata.get("help") and not str(option.default).startswith("${")
-        if own and kinds & {int, float}:
+        if own and kinds & {int, float} and option.name not in theirs:
             yield f"--{option.name.replace('_', '-')}"
 
 

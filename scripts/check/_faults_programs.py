@@ -15,6 +15,7 @@ import os
 import resource
 import runpy
 import signal
+import subprocess
 import sys
 import time
 import warnings
@@ -110,6 +111,7 @@ class Program:
         text: its standard input.
         inject: is called in its process first.
         memory: bytes that it may map.
+        piped: whether what it prints goes through a pipe, as it must where files are limited.
     """
 
     def __init__(
@@ -119,6 +121,7 @@ class Program:
         text: str = "",
         inject: Callable[[], None] | None = None,
         memory: int = MEMORY,
+        piped: bool = False,
     ) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         for name in ("here", "tmp"):
@@ -127,7 +130,13 @@ class Program:
         (folder / "typed").write_text(text, encoding="utf-8")
         self._started = time.monotonic()
         sys.stdout.flush()
-        arguments = (list(map(str, words)), folder, inject, memory)
+        self._reader = None
+        if piped:
+            os.mkfifo(folder / "pipe")
+            with self._printed.open("wb") as file:
+                self._reader = subprocess.Popen(["cat", folder / "pipe"], stdout=file)
+        printed = folder / "pipe" if piped else self._printed
+        arguments = (list(map(str, words)), folder, printed, inject, memory)
         self._process = _FORK.Process(target=_be_program, args=arguments)
         self._process.start()
         self.pid = self._process.pid
@@ -140,6 +149,8 @@ class Program:
             self.kill(True)
             self._process.join()
         seconds = time.monotonic() - self._started
+        if self._reader:
+            self._reader.wait()
         printed = self._printed.read_text(encoding="utf-8", errors="replace")
         return Outcome(None if hung else self._process.exitcode, printed, seconds)
 
@@ -286,7 +297,11 @@ def _command_of(pid: int) -> str:
 
 
 def _be_program(
-    words: list[str], folder: Path, inject: Callable[[], None] | None, memory: int
+    words: list[str],
+    folder: Path,
+    printed_to: Path,
+    inject: Callable[[], None] | None,
+    memory: int,
 ) -> None:
     """Be a program in the process that was forked for it."""
     os.setsid()
@@ -297,7 +312,7 @@ def _be_program(
     resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     typed = os.open(folder / "typed", os.O_RDONLY)
-    printed = os.open(folder / "printed", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    printed = os.open(printed_to, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     for opened, descriptor in ((typed, 0), (printed, 1), (printed, 2)):
         os.dup2(opened, descriptor)
     sys.stdin = os.fdopen(0, encoding="utf-8")

@@ -121,6 +121,16 @@ def test_a_checkpoint_is_read_as_it_was_written(saved):
     assert torch.equal(state["model"]["weight"], STATE["model"]["weight"])
 
 
+def test_a_folder_that_cannot_be_written_is_named(tmp_path):
+    (tmp_path / "file").touch()
+    folder = tmp_path / "file" / "run"
+    message = f"^--save-dir is {folder}, where nothing can be written .*Not a directory.*: make"
+    with pytest.raises(ValueError, match=message):
+        checkpoint_utils.verify_checkpoint_directory(str(folder))
+    checkpoint_utils.verify_checkpoint_directory(str(tmp_path / "run"))
+    assert os.listdir(tmp_path / "run") == []
+
+
 def flipped(content):
     place = content.index(torch.arange(4096.0)[100:110].numpy().tobytes())
     return content[:place] + bytes([content[place] ^ 1]) + content[place + 1 :]
