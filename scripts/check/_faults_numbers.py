@@ -42,10 +42,16 @@ FAULTS: dict[str, tuple[float, int, tuple[Any, ...]]] = {
 }
 
 
+def stay_on_cpu() -> None:
+    """Let a number that fairseq moves to the GPU when it leaves an update out stay where it is."""
+    torch.Tensor.cuda = lambda number: number
+
+
 def spoil(factor: float, at: int) -> Callable[[], None]:
     """Multiply the gradients of one call of backward, counted from 1, by a factor."""
 
     def inject() -> None:
+        stay_on_cpu()
         backward, count = torch.Tensor.backward, [0]
 
         def spoiled(loss: torch.Tensor, *args: Any, **options: Any) -> None:
@@ -91,7 +97,7 @@ def train(
         raise CaseFailedError(f"it does not say why it ends: {outcome.last}")
     for path in sorted(output.glob("checkpoint*.pt")):
         check_state(path)
-    again = run(words, folder / "again")
+    again = run(words, folder / "again", inject=stay_on_cpu)
     if again.status != 0:
         raise CaseFailedError(f"it does not go on afterwards: {again.last}")
     check_state(output / "checkpoint_last.pt")
