@@ -124,10 +124,13 @@ def _read(read: Callable[..., Any], path: str, *args: Any, **kwargs: Any) -> Any
     """Read a checkpoint, after the checksums in it.
 
     Raises:
-        ValueError: the file is cut short or damaged, or holds what would be executed.
+        ValueError: it is no file, is cut short or damaged, or holds what would be executed.
     """
     if PathManager.path_requires_pathmanager(path):
         return read(path, *args, **kwargs)
+    if not os.path.isfile(path):
+        # a pipe would be waited for without end
+        raise ValueError(f"the checkpoint {path} is no file: name one that fairseq-train wrote")
     if zipfile.is_zipfile(path):
         # torch itself reads over flipped bits
         problem = "" if is_whole(path) else "a checksum in it is wrong"

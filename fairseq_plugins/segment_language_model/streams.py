@@ -96,6 +96,8 @@ def fingerprint(dictionary: Dictionary) -> str:
 
 def _check_index(path: str) -> None:
     """Raise an error for a damaged index: fairseq would add files that it could not close."""
+    if not os.path.isfile(path):
+        raise ValueError("it is no file")
     start = struct.Struct("<9sQBQ")
     with open(path, "rb") as file:
         read = file.read(start.size)

@@ -117,7 +117,7 @@ def find_dictionary(cfg: SegmentLanguageModelingConfig) -> str:
             f"--tokens-per-sample, {cfg.tokens_per_sample}"
         )
     path = os.path.join(utils.split_paths(cfg.data)[0], "dict.txt")
-    if not os.path.exists(path):
+    if not os.path.isfile(path):
         raise ValueError(
             f"DATA is {cfg.data}: there is no {path}; name the folder that fairseq-preprocess wrote"
         )

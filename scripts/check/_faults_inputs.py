@@ -3,7 +3,6 @@
 Each case is a row of a table: what is done to a file, and which command reads it.
 """
 
-import json
 import os
 import random
 import re
@@ -17,6 +16,7 @@ from typing import Any
 
 import torch
 
+from scripts.check._faults_foreign import foreign_cases
 from scripts.check._faults_materials import Materials, logged, translation
 from scripts.check._faults_programs import (
     Case,
@@ -179,6 +179,27 @@ def place_to_prepare(materials: Materials, make: Callable[[Path], None], folder:
     check_elsewhere(folder)
 
 
+def put_place(make: Callable[[Path], None], path: Path) -> None:
+    """Put something else in place of a file."""
+    path.unlink()
+    make(path)
+
+
+def put_other(materials: Materials, paper: str, path: Path) -> None:
+    """Put the checkpoint of another paper in place of a file."""
+    shutil.copy(materials.checkpoints[paper], path)
+
+
+def data_place(materials: Materials, name: str, make: Callable[[Path], None], folder: Path) -> None:
+    """Evaluate on data of which a file is no file; raises CaseFailedError unless it is refused."""
+    data = folder / "data"
+    shutil.copytree(materials.text, data)
+    put_place(make, data / name)
+    words = materials.evaluation(materials.checkpoints["transformer_xl"])
+    check_refusal(run((words[0], data, *words[2:]), folder, limit=60), name.split(".")[0])
+    check_elsewhere(folder)
+
+
 PLACES: dict[str, Callable[[Path], None]] = {
     "missing": lambda path: None,
     "a folder": Path.mkdir,
@@ -227,70 +248,6 @@ def archive_to_prepare(write: Callable[[Path], None], folder: Path) -> None:
     check_elsewhere(folder)
 
 
-# Changes to the options of a model of other code.
-CONFIGURATIONS: dict[str, tuple[str, Any]] = {
-    f"{name} {value!r}": (name, value)
-    for name, values in {
-        "nb_layers": (-1, 0, 3, 10**9, "two", None, 1.5, float("nan"), True),
-        "hidden_size": (-1, 0, 7, 10**9, "wide", [16]),
-        "nb_heads": (0, 3, 10**9),
-        "attn_span": (0, 11, 10**9),
-        "pers_mem_size": (-1, 5, 10**9),
-        "dropout": (-0.1, 1, float("nan"), "no"),
-        "vocab_size": (0, 10**9),
-        "block_size": (0, "long"),
-        "adapt_span_enabled": (1, "yes"),
-    }.items()
-    for value in values
-}
-MISFITS = ("nb_layers 3", "pers_mem_size 5", "vocab_size 1000000000")
-VOCABULARIES: dict[str, bytes] = {
-    "empty": b"",
-    "a symbol twice": b"<eos>\n<unk>\na\na\n",
-    "a symbol fewer": b"<eos>\n<unk>\na\n",
-    "Windows line ends": b"<eos>\r\n<unk>\r\na\r\nb\r\n",
-    "invalid UTF-8": b"<eos>\n<unk>\n\xff\nb\n",
-    "empty lines": b"<eos>\n\n\nb\n",
-    "fairseq's own symbols": b"<eos>\n<unk>\n<pad>\nb\n",
-}
-
-
-def foreign(
-    materials: Materials, change: Callable[[Path], None], folder: Path, *parts: str
-) -> None:
-    """Convert a model of other code that is changed; raises CaseFailedError.
-
-    It may do without what was changed: then the result must be that of the model as it was.
-    """
-    source = folder / "foreign"
-    shutil.copytree(materials.foreign, source)
-    change(source)
-    output = folder / "made" / "output"
-    outcome = run(materials.conversion(source, output), folder, memory=4 << 30)
-    if outcome.status == 0:
-        run(materials.conversion(materials.foreign, folder / "expected"), folder / "whole")
-        if digests(output) != digests(folder / "expected"):
-            raise CaseFailedError("it is accepted, with another result")
-        return
-    check_refusal(outcome, *parts)
-    if output.exists() and any(output.iterdir()):
-        raise CaseFailedError("something was written")
-    check_elsewhere(folder)
-
-
-def change_configuration(name: str, value: Any, source: Path) -> None:
-    """Set an option of a foreign model."""
-    path = source / "config.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), name: value}))
-
-
-def change_tensors(change: Callable[[dict[str, Any], str], None], source: Path) -> None:
-    """Change the weights of a foreign model."""
-    tensors = torch.load(source / "model.pt", weights_only=True)
-    change(tensors, "layers.1.attn.proj_out.weight")
-    torch.save(tensors, source / "model.pt")
-
-
 def all_cases(materials: Materials, draw: random.Random) -> Iterator[Case]:
     """Every case there is."""
     changes = {**DAMAGES, **{f"a flipped bit, {n}": flip for n in range(FLIPS)}}
@@ -317,6 +274,20 @@ def all_cases(materials: Materials, draw: random.Random) -> Iterator[Case]:
         for damage, change_tensor in WEIGHTS.items():
             alter = partial(change_weights, change_tensor)
             yield changed(materials, reader, words, alter, f"the checkpoint {damage}")
+    for name in ("test.bin", "test.idx", "dict.txt"):
+        for place, make in PLACES.items():
+            yield Case(
+                f"{name}: in place of it {place}", partial(data_place, materials, name, make)
+            )
+    for place, make in PLACES.items():
+        if place != "missing":
+            alter = partial(put_place, make)
+            name = f"in place of the checkpoint {place}"
+            yield changed(materials, "fairseq-eval-lm", materials.evaluation, alter, name)
+    for paper in ("all_attention", "product_key_memory", "weighted_transformer"):
+        for reader in ("fairseq-eval-lm", "fairseq-train"):
+            alter = partial(put_other, materials, paper)
+            yield changed(materials, reader, readers[reader], alter, f"the checkpoint of {paper}")
     for name, (text, named) in TEXTS.items():
         test = partial(text_to_prepare, materials, text, named)
         yield Case(f"prepare.translation: a text with {name}", test)
@@ -325,31 +296,7 @@ def all_cases(materials: Materials, draw: random.Random) -> Iterator[Case]:
         yield Case(f"prepare.translation: in place of a text {name}", test)
     for name, write in ARCHIVES.items():
         yield Case(f"prepare.ptb: an archive with {name}", partial(archive_to_prepare, write))
-    for name, (option, value) in CONFIGURATIONS.items():
-        alter = partial(change_configuration, option, value)
-
-        # values that some model could have: the tensors that do not fit them are named
-        named = () if name in MISFITS else (option,)
-
-        def test(folder: Path, alter: Any = alter, named: tuple[str, ...] = named) -> None:
-            foreign(materials, alter, folder, *named)
-
-        yield Case(f"convert.checkpoint: {name}", test)
-    for name, content in VOCABULARIES.items():
-
-        def test(folder: Path, content: bytes = content) -> None:
-            foreign(materials, lambda x: (x / "vocab.txt").write_bytes(content) and None, folder)
-
-        yield Case(f"convert.checkpoint: a vocabulary with {name}", test)
-    for name, change_tensor in WEIGHTS.items():
-        alter = partial(change_tensors, change_tensor)
-        yield Case(f"convert.checkpoint: it {name}", partial(foreign, materials, alter))
-    for damage, change in changes.items():
-
-        def test(folder: Path, change: Change = change, seed: str = str(draw.random())) -> None:
-            foreign(materials, lambda x: change_bytes(change, seed, x / "model.pt"), folder)
-
-        yield Case(f"convert.checkpoint: weights {damage}", test)
+    yield from foreign_cases(materials, changes, WEIGHTS, draw)
 
 
 def changed(

@@ -79,32 +79,53 @@ class KilledTraining:
     Args:
         materials: what it reads.
         paper: which it is.
+        workers: how many processes train together.
     """
 
-    def __init__(self, materials: Materials, paper: str) -> None:
+    def __init__(self, materials: Materials, paper: str, workers: int = 1) -> None:
         self._materials = materials
         self._paper = paper
+        self._workers = workers
         self._undisturbed: Outcome | None = None
-        self._folder = materials.folder / "undisturbed" / paper
+        self._folder = materials.folder / "undisturbed" / f"{paper} on {workers}"
 
     @property
     def undisturbed(self) -> Outcome:
         """How the training ends that nobody kills."""
         if self._undisturbed is None:
-            words = self._materials.training(self._paper, self._folder / "model", *OFTEN)
-            self._undisturbed = succeed(words, self._folder)
+            self._undisturbed = self._finish(self._folder / "model", self._folder)
         return self._undisturbed
+
+    def _start(self, output: Path, folder: Path) -> list[Program]:
+        words = self._materials.training(self._paper, output, *OFTEN)
+        if self._workers == 1:
+            return [Program(words, folder)]
+        words += self._materials.together(self._workers)
+        return [
+            Program((*words, "--distributed-rank", rank), folder / f"worker {rank}")
+            for rank in range(self._workers)
+        ]
+
+    def _finish(self, output: Path, folder: Path) -> Outcome:
+        outcomes = [program.wait() for program in self._start(output, folder)]
+        for outcome in outcomes:
+            if outcome.status != 0:
+                raise CaseFailedError(f"it ends with {outcome.status}: {outcome.last}")
+        return outcomes[0]
 
     def run(self, moment: Moment, folder: Path) -> None:
         """Kill the training at a moment, run it again, and compare; raises CaseFailedError."""
         whole, output = self.undisturbed, folder / "model"
-        words = self._materials.training(self._paper, output, *OFTEN)
-        program = Program(words, folder / "killed")
-        kill(program, moment, whole.seconds, output)
+        programs = self._start(output, folder / "killed")
+        kill(programs[-1], moment, whole.seconds, output)
+        for program in programs:
+            # those that wait for the one that is killed
+            program.kill(True)
+            program.wait()
         left = sorted(output.glob("checkpoint*.pt"))
         for path in left:
             read_tensors(path)
-        again = succeed(words, folder / "again")
+        again = self._finish(output, folder / "again")
         if left and "resuming cold" in again.printed:
             raise CaseFailedError("it goes on without the recurrence that it had")
         self._compare(whole, again, output)
@@ -185,11 +206,13 @@ class KilledPreparation:
 
 def cases(materials: Materials, quick: bool, draw: random.Random) -> Iterator[Case]:
     """Kills of the trainings and of the commands that write files."""
-    for paper in TRAININGS:
-        training = KilledTraining(materials, paper)
-        for moment in moments(draw, 3 if quick else 25, 3 * UPDATES // 3):
+    trainings = [(paper, 1) for paper in TRAININGS] + [("transformer_xl", 2)]
+    for paper, workers in trainings:
+        training = KilledTraining(materials, paper, workers)
+        named = f"train {paper}" + (f" on {workers} workers" if workers > 1 else "")
+        for moment in moments(draw, 3 if quick else 25, UPDATES):
             yield Case(
-                f"train {paper}, killed {moment}",
+                f"{named}, killed {moment}",
                 lambda folder, training=training, moment=moment: training.run(moment, folder),
             )
     for name, (words, inject, number, writes) in preparations(materials).items():

@@ -6,6 +6,7 @@ Each is made once, when it is first asked for, in a folder of the campaign.
 import json
 import random
 import re
+import socket
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -173,6 +174,17 @@ class Materials:
             *("scripts.convert.checkpoint", "--source", "adaptive-span", "--output", output),
             *("--checkpoint", source / "model.pt", "--config", source / "config.json"),
             *("--vocab", source / "vocab.txt"),
+        )
+
+    def together(self, workers: int) -> tuple[Any, ...]:
+        """Further words for each of some workers of a training; --distributed-rank is lacking."""
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            address = f"tcp://127.0.0.1:{free.getsockname()[1]}"
+        return (
+            *("--ddp-backend", "legacy_ddp", "--distributed-backend", "gloo"),
+            *("--distributed-no-spawn", "--distributed-world-size", workers),
+            *("--distributed-init-method", address),
         )
 
     def evaluation(self, checkpoint: Path, *options: Any) -> tuple[Any, ...]:

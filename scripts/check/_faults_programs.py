@@ -41,7 +41,12 @@ _FORK = multiprocessing.get_context("fork")
 _IMPORTED = (
     *(f"fairseq_cli.{name}" for name in ("preprocess", "train", "eval_lm", "generate")),
     *("fairseq_cli.interactive", "torch._dynamo", "numba", "scripts.convert.checkpoint"),
-    *("scripts.convert.average", "scripts.evaluate.memory_usage", "scripts.plot.branch_weights"),
+    *(
+        "scripts.prepare.translation",
+        "scripts.convert.average",
+        "scripts.evaluate.memory_usage",
+        "scripts.plot.branch_weights",
+    ),
 )
 
 

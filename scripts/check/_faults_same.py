@@ -3,7 +3,6 @@
 import os
 import random
 import re
-import socket
 import subprocess
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -78,15 +77,9 @@ def train_otherwise(materials: Materials, name: str, folder: Path) -> None:
 
 def train_on_workers(materials: Materials, paper: str, workers: int, folder: Path) -> None:
     """Compare a training on some workers with one that has all their streams."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        address = f"tcp://127.0.0.1:{free.getsockname()[1]}"
     streams = 6
     words = short_training(materials, paper, folder, "--batch-size", streams // workers)
-    together = (
-        *("--ddp-backend", "legacy_ddp", "--distributed-backend", "gloo", "--distributed-no-spawn"),
-        *("--distributed-world-size", workers, "--distributed-init-method", address),
-    )
+    together = materials.together(workers)
     one = succeed((*words, "--batch-size", streams), folder / "one")
     programs = [
         Program((*words, *together, "--distributed-rank", rank), folder / f"worker {rank}")

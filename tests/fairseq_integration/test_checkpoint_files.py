@@ -161,6 +161,13 @@ def test_a_damaged_checkpoint_is_named_with_what_to_take(saved, damage):
         checkpoint_utils.load_checkpoint_to_cpu(str(saved))
 
 
+def test_what_is_no_file_is_refused(tmp_path):
+    os.mkfifo(tmp_path / "checkpoint_last.pt")
+    for path in (tmp_path, tmp_path / "checkpoint_last.pt"):
+        with pytest.raises(ValueError, match=f"^the checkpoint {path} is no file: name one that"):
+            checkpoint_utils.load_checkpoint_to_cpu(str(path))
+
+
 def test_what_would_be_executed_is_refused(saved):
     torch.save({"model": print}, saved)
     refused = f"^the checkpoint {saved} holds more than weights and options, and is not loaded "

@@ -151,6 +151,14 @@ def test_a_damaged_start_of_an_index_is_refused(tmp_path, place, unraisable):
     assert unraisable == []
 
 
+def test_an_index_that_is_a_pipe_is_refused(tmp_path):
+    path = write(tmp_path, "train", SENTENCES)
+    os.remove(f"{path}.idx")
+    os.mkfifo(f"{path}.idx")
+    with pytest.raises(ValueError, match=r"cut short or damaged \(it is no file\)"):
+        load_tokens(path, dictionary())
+
+
 def test_padding_in_the_text_is_refused(tmp_path):
     path = write(tmp_path, "train", [[4, PAD, 2]])
     with pytest.raises(ValueError, match="holds <pad>, which fairseq takes for padding"):
