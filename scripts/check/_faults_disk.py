@@ -71,6 +71,7 @@ def write_without_room(
     inject: Callable[[], None] | None,
     folder: Path,
     output: Path,
+    size: int = 0,
 ) -> None:
     """Run a command where it cannot write, with a checkpoint there; raises CaseFailedError."""
     kept = output / "checkpoint_last.pt"
@@ -83,7 +84,15 @@ def write_without_room(
     left = [name for name in after if name.endswith(".tmp") or ".partial" in name]
     if left:
         raise CaseFailedError(f"a part of a file is left: {', '.join(left)}")
-    check_refusal(outcome, str(output))
+    # all that it wrote may be smaller
+    if outcome.status != 0 or not fits(output, size):
+        check_refusal(outcome, str(output))
+
+
+def fits(output: Path, size: int) -> bool:
+    """Whether no file but the checkpoint that was there is as large as this."""
+    written = (path for path in output.rglob("*") if path.name != "checkpoint_last.pt")
+    return all(path.stat().st_size < size for path in written if path.is_file())
 
 
 def cases(materials: Materials, quick: bool, draw: random.Random) -> Iterator[Case]:
@@ -93,7 +102,7 @@ def cases(materials: Materials, quick: bool, draw: random.Random) -> Iterator[Ca
         def test(folder: Path) -> None:
             output = folder / "output"
             output.mkdir()
-            write_without_room(words, materials, lambda: limit_files(size), folder, output)
+            write_without_room(words, materials, lambda: limit_files(size), folder, output, size)
 
         return test
 

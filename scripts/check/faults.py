@@ -7,7 +7,7 @@ OUTPUT/results.json       what was tried of each section, and what came of it; a
 OUTPUT/work               what the cases left, which the next run removes
 
 Sections: kills, disk, inputs, options, numbers, same, leaks, pickles; docs/reliability.md says what
-they try. A section that is run again replaces what it found before. --page writes the results into
+they try. A section, or a case, that is run again replaces what it found before. --page writes the results into
 a page, between its two marks; --python names another environment's Python, which must score alike.
 A case passes when there are the results of an undisturbed run, or an error that names the thing,
 its value and what to do, without a traceback; and when nothing is written elsewhere.
@@ -17,6 +17,7 @@ import argparse
 import datetime
 import json
 import random
+import re
 import shutil
 import sys
 import time
@@ -99,7 +100,17 @@ def run_section(name: str, options: argparse.Namespace, content: dict[str, Any])
     """Try the cases of a section, and write the results after each of them."""
     work = options.output / "work" / name
     shutil.rmtree(work, ignore_errors=True)
+    materials = Materials(work / "materials")
+    draw = random.Random(f"{options.seed} {name}")
+    given = {"pythons": options.python} if name == "same" else {}
+    cases = list(SECTIONS[name].cases(materials, options.quick, draw, **given))
     tried: list[dict[str, Any]] = []
+    if options.cases:
+        cases = [case for case in cases if re.search(options.cases, case.name)]
+        again = {case.name for case in cases}
+        # what was found of the others stays
+        before = content.get(name, {}).get("cases", [])
+        tried += [found for found in before if found["case"] not in again]
     content[name] = {
         "title": SECTIONS[name].title,
         "seed": options.seed,
@@ -107,10 +118,6 @@ def run_section(name: str, options: argparse.Namespace, content: dict[str, Any])
         "date": datetime.date.today().isoformat(),
         "cases": tried,
     }
-    materials = Materials(work / "materials")
-    draw = random.Random(f"{options.seed} {name}")
-    given = {"pythons": options.python} if name == "same" else {}
-    cases = list(SECTIONS[name].cases(materials, options.quick, draw, **given))
     bar = tqdm(cases, desc=name, unit=" cases", disable=None)
     for number, case in enumerate(bar):
         found = try_case(case, work / f"{number:03}")
@@ -188,6 +195,8 @@ def main(arguments: list[str] | None = None) -> int:
     add("--quick", action="store_true", help="some cases of each section, in minutes")
     help_text = "sections to run (all)"
     add("--only", nargs="+", choices=SECTIONS, default=list(SECTIONS), help=help_text)
+    help_text = "of these sections the cases in whose names this regular expression is found"
+    add("--cases", metavar="REGEX", help=help_text)
     add("--seed", type=int, default=1, metavar="N", help="of the random draws (1)")
     add("--output", type=Path, default=Path("faults"), help="folder (faults)")
     help_text = "Pythons of other environments with this project's packages"

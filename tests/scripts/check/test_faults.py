@@ -126,6 +126,16 @@ def test_known_failures_do_not_fail_a_campaign(campaign):
     assert "None of them failed." in page
 
 
+def test_some_cases_are_tried_again(campaign):
+    campaign([case for case, _, _ in RAN])
+    mended = [Case("bad", lambda folder: None), Case("good", fail)]
+    status, results, _ = campaign(mended, "--cases", "^b.d$")
+    assert status == 1
+    found = {x["case"]: x["result"] for x in results["cases"]}
+    expected = {case.name: result for case, result, _ in RAN}
+    assert found == {**expected, "bad": "passed"}
+
+
 def test_a_page_without_marks_is_refused(campaign, tmp_path, capsys):
     other = tmp_path / "other.md"
     other.write_text("none")
