@@ -277,19 +277,23 @@ def lock_folder(folder: str) -> None:
     _locked[path] = descriptor
 
 
+class MisfitError(ValueError, RuntimeError):
+    """Weights that do not fit a model; a RuntimeError as well, which torch raises for them."""
+
+
 @contextmanager
 def weights_loaded_into(model: nn.Module) -> Iterator[None]:
     """Say in a sentence why the weights of a checkpoint, loaded within, cannot be used.
 
     Raises:
         FloatingPointError: a number is not finite, which fused attention may pass over.
-        ValueError: weights are missing, more than the model has, or of other shapes.
+        MisfitError: weights are missing, more than the model has, or of other shapes.
     """
     try:
         yield
     except RuntimeError as error:
         reason = " ".join(str(error).split()).partition(": ")[2]
-        raise ValueError(
+        raise MisfitError(
             f"the weights of the checkpoint do not fit the model ({reason[:300]}): give the "
             "options that it was trained with, or name another checkpoint"
         ) from error

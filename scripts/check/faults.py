@@ -7,8 +7,9 @@ OUTPUT/results.json       what was tried of each section, and what came of it; a
 OUTPUT/work               what the cases left, which the next run removes
 
 Sections: kills, disk, inputs, options, numbers, same, leaks, pickles; docs/reliability.md says what
-they try. A section, or a case, that is run again replaces what it found before. --page writes the results into
-a page, between its two marks; --python names another environment's Python, which must score alike.
+they try. A section, or a case, that is run again replaces what it found before. --page writes the
+results into a page, between its two marks; --python names another environment's Python, which must
+score alike.
 A case passes when there are the results of an undisturbed run, or an error that names the thing,
 its value and what to do, without a traceback; and when nothing is written elsewhere.
 """
