@@ -28,6 +28,9 @@ from scripts.check._faults_programs import (
     run,
 )
 
+UNCLOSED = "After the sentence fairseq tells what it could not close. Binarize the text again."
+OWN_WORDS = "fairseq tells in its own words that there is no such file. Give the file's path."
+
 Change = Callable[[bytes, random.Random], bytes]
 NO_CHECKSUM = (
     "fairseq's format has no checksum: where the result is a symbol of the dictionary, nothing can "
@@ -283,9 +286,13 @@ def all_cases(materials: Materials, draw: random.Random) -> Iterator[Case]:
         if place != "missing":
             alter = partial(put_place, make)
             name = f"in place of the checkpoint {place}"
-            yield changed(materials, "fairseq-eval-lm", materials.evaluation, alter, name)
+            found = changed(materials, "fairseq-eval-lm", materials.evaluation, alter, name)
+            yield found._replace(known=OWN_WORDS) if place == "a link to itself" else found
     for paper in ("all_attention", "product_key_memory", "weighted_transformer"):
         for reader in ("fairseq-eval-lm", "fairseq-train"):
+            if (paper, reader) == ("all_attention", "fairseq-eval-lm"):
+                # which evaluates any model of segments
+                continue
             alter = partial(put_other, materials, paper)
             yield changed(materials, reader, readers[reader], alter, f"the checkpoint of {paper}")
     for name, (text, named) in TEXTS.items():
