@@ -139,8 +139,9 @@ class KilledTraining:
                 )
         last = "checkpoint_last.pt"
         # meters hold times
+        times = ("/extra_state/metrics/", "/extra_state/previous_training_time")
         one, two = (
-            {name: x for name, x in read_tensors(place / last).items() if "/metrics/" not in name}
+            {k: x for k, x in read_tensors(place / last).items() if not k.startswith(times)}
             for place in (self._folder / "model", output)
         )
         if one.keys() != two.keys():
