@@ -23,11 +23,13 @@ if HAS_FAIRSEQ:
     from fairseq_plugins.fairseq_integration.checkpoint_files import keep_checkpoints_whole
     from fairseq_plugins.fairseq_integration.presets import apply_presets, keep_bf16_off_tpus
     from fairseq_plugins.fairseq_integration.safe_loading import allow_option_containers
+    from fairseq_plugins.fairseq_integration.sentences import tell_errors_in_a_sentence
 
     allow_option_containers()
     apply_presets()
     keep_bf16_off_tpus()
     keep_checkpoints_whole()
+    tell_errors_in_a_sentence()
 
     def __getattr__(name: str) -> Any:
         """Return ``load``, which fairseq's commands have no use for, when it is asked for."""

@@ -4,14 +4,20 @@ fairseq copies a checkpoint to ``checkpoint_last.pt`` and ``checkpoint_best.pt``
 training killed meanwhile leaves a part of one. It starts anew, with a line in the log, where the
 file of ``--restore-file`` is missing. Here a copy takes its place when it is complete, and a
 file that cannot be restored from is an error that names it.
+
+A training that is resumed after its first epoch gets other batches from fairseq than it had, and
+one that is complete a further update. Here it goes on as if it had not stopped, or ends.
 """
 
 from __future__ import annotations
 
 import errno
 import functools
+import logging
 import os
+import pickle
 import shutil
+import sys
 import time
 import zipfile
 import zlib
@@ -23,7 +29,10 @@ from typing import Any
 import torch
 from fairseq import checkpoint_utils
 from fairseq.file_io import PathManager
+from fairseq.tasks import FairseqTask
+from torch import nn
 
+logger = logging.getLogger(__name__)
 # fairseq's own value: the last checkpoint of --save-dir, if there is one
 LAST = "checkpoint_last.pt"
 # For so many seconds a folder may be held by helpers of a training that was killed.
@@ -41,6 +50,9 @@ def keep_checkpoints_whole() -> None:
         checkpoint_utils.load_checkpoint_to_cpu
     )(functools.partial(_read, checkpoint_utils.load_checkpoint_to_cpu))
     checkpoint_utils.load_checkpoint = functools.partial(_resume, checkpoint_utils.load_checkpoint)
+    checkpoint_utils.verify_checkpoint_directory = functools.partial(
+        _verify_folder, checkpoint_utils.verify_checkpoint_directory
+    )
     PathManager.copy = staticmethod(functools.partial(_copy, PathManager.copy))
 
 
@@ -62,6 +74,21 @@ def _complete(path: str) -> Iterator[str]:
     except BaseException:
         Path(part).unlink(missing_ok=True)
         raise
+
+
+def _verify_folder(verify: Callable[[str], None], save_dir: str) -> None:
+    """Try whether checkpoints can be written to a folder.
+
+    Raises:
+        ValueError: they cannot.
+    """
+    try:
+        verify(save_dir)
+    except OSError as error:
+        raise ValueError(
+            f"--save-dir is {save_dir}, where nothing can be written ({error.strerror}): make "
+            "room, or give a folder where you may write"
+        ) from error
 
 
 def _save(save: Callable[..., Any], content: Any, filename: str, async_write: bool = False) -> None:
@@ -97,17 +124,28 @@ def _read(read: Callable[..., Any], path: str, *args: Any, **kwargs: Any) -> Any
     """Read a checkpoint, after the checksums in it.
 
     Raises:
-        ValueError: the file is cut short or damaged.
+        ValueError: it is no file, is cut short or damaged, or holds what would be executed.
     """
     if PathManager.path_requires_pathmanager(path):
         return read(path, *args, **kwargs)
+    if not os.path.isfile(path):
+        # a pipe would be waited for without end
+        raise ValueError(f"the checkpoint {path} is no file: name one that fairseq-train wrote")
     if zipfile.is_zipfile(path):
         # torch itself reads over flipped bits
-        problem = "" if _is_whole(path) else "a checksum in it is wrong"
+        problem = "" if is_whole(path) else "a checksum in it is wrong"
     else:
         problem = _what_is_cut(path)
     if not problem:
-        return read(path, *args, **kwargs)
+        try:
+            return read(path, *args, **kwargs)
+        except pickle.UnpicklingError as error:
+            # torch would advise to execute it
+            reason = " ".join(str(error).partition("WeightsUnpickler error: ")[2].split())
+            raise ValueError(
+                f"the checkpoint {path} holds more than weights and options, and is not loaded "
+                f"({reason[:200]}): name one that fairseq-train wrote"
+            ) from error
     other = _newest_whole_beside(path)
     remedy = f"take {other} (--restore-file, --path)" if other else "no other is whole here"
     raise ValueError(
@@ -132,7 +170,7 @@ def _what_is_cut(path: str) -> str:
     return "" if start.startswith(b"\x80") else "it is no file of torch's"
 
 
-def _is_whole(path: str | Path) -> bool:
+def is_whole(path: str | Path) -> bool:
     """Return whether a file is a complete archive, each part of which has its checksum.
 
     A part may have been written without one (``torch.serialization.set_crc32_options``).
@@ -150,13 +188,14 @@ def _newest_whole_beside(path: str) -> Path | None:
     """Return the newest complete checkpoint of the same folder; None if there is none."""
     others = [other for other in Path(path).parent.glob("checkpoint*.pt") if other != Path(path)]
     newest_first = sorted(others, key=lambda other: other.stat().st_mtime, reverse=True)
-    return next(filter(_is_whole, newest_first), None)
+    return next(filter(is_whole, newest_first), None)
 
 
 def _resume(load: Callable[..., Any], cfg: Any, trainer: Any, **options: Any) -> Any:
     """Restore a training from the checkpoint that its options name, or begin it.
 
     Raises:
+        SystemExit: the checkpoint has ``--max-update`` updates already.
         ValueError: there is no such checkpoint, or another training writes into ``--save-dir``.
     """
     # fairseq's name of it with --checkpoint-suffix
@@ -168,7 +207,39 @@ def _resume(load: Callable[..., Any], cfg: Any, trainer: Any, **options: Any) ->
         )
     if trainer.data_parallel_rank == 0 and not cfg.no_save:
         lock_folder(cfg.save_dir)
-    return load(cfg, trainer, **options)
+    with _batches_of_the_beginning(trainer.task):
+        restored = load(cfg, trainer, **options)
+    updates, most = trainer.get_num_updates(), trainer.cfg.optimization.max_update
+    if updates >= most > 0:
+        logger.info("the training is complete: %d updates, --max-update is %d", updates, most)
+        sys.exit(0)
+    return restored
+
+
+@contextmanager
+def _batches_of_the_beginning(task: FairseqTask) -> Iterator[None]:
+    """Let fairseq sort sentences into batches as it did when the training began.
+
+    It does so once, with a seed and the number of the epoch, which on resuming is another one: the
+    rest of that epoch would have some sentences twice, and others not at all.
+    """
+    make = task.get_batch_iterator
+
+    def make_as_before(dataset: Any, *args: Any, **options: Any) -> Any:
+        if task.can_reuse_epoch_itr(dataset) and not options.get("disable_iterator_cache"):
+            options["epoch"] = 1
+        return make(dataset, *args, **options)
+
+    own = type(task).get_batch_iterator is not FairseqTask.get_batch_iterator
+    if own or getattr(task.cfg, "rebuild_batches", False):
+        # it sees to that itself
+        yield
+        return
+    task.get_batch_iterator = make_as_before
+    try:
+        yield
+    finally:
+        del task.get_batch_iterator
 
 
 def lock_folder(folder: str) -> None:
@@ -204,3 +275,31 @@ def lock_folder(folder: str) -> None:
         else:
             break
     _locked[path] = descriptor
+
+
+class MisfitError(ValueError, RuntimeError):
+    """Weights that do not fit a model; a RuntimeError as well, which torch raises for them."""
+
+
+@contextmanager
+def weights_loaded_into(model: nn.Module) -> Iterator[None]:
+    """Say in a sentence why the weights of a checkpoint, loaded within, cannot be used.
+
+    Raises:
+        FloatingPointError: a number is not finite, which fused attention may pass over.
+        MisfitError: weights are missing, more than the model has, or of other shapes.
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        reason = " ".join(str(error).split()).partition(": ")[2]
+        raise MisfitError(
+            f"the weights of the checkpoint do not fit the model ({reason[:300]}): give the "
+            "options that it was trained with, or name another checkpoint"
+        ) from error
+    for name, parameter in model.named_parameters():
+        if not parameter.isfinite().all():
+            raise FloatingPointError(
+                f"{name} has a number that is not finite: the checkpoint is of a training that "
+                "diverged; use an earlier one"
+            )

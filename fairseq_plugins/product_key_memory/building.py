@@ -178,10 +178,21 @@ class MemoryBuilder:
         """Build the next memory, for a layer of width ``embed_dim``.
 
         Raises:
-            ValueError: an option has a value that no memory has, or the width of the values is
-                another than that of the memory whose values it shares.
+            ValueError: an option has a value that no memory has, the width of the values is
+                another than that of the memory whose values it shares, or there is no room for it.
         """
-        memory = build_memory(self.options, embed_dim, self._first)
+        try:
+            memory = build_memory(self.options, embed_dim, self._first)
+        except RuntimeError as error:
+            if "allocate" not in str(error):
+                raise
+            names = ("slots", "heads", "query_dim", "value_dim")
+            given = [(name, getattr(self.options, f"memory_{name}")) for name in names]
+            sizes = ", ".join(f"--memory-{name.replace('_', '-')} {value}" for name, value in given)
+            raise ValueError(
+                f"a product-key memory takes more memory than this machine has ({sizes}): give "
+                "smaller sizes"
+            ) from error
         if self.options.memory_share_values and self._first is None:
             self._first = memory
         return memory

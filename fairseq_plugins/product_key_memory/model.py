@@ -24,6 +24,7 @@ from fairseq.models.transformer import TransformerModel
 from fairseq.models.transformer_lm import TransformerLanguageModel, TransformerLanguageModelConfig
 from omegaconf import II
 
+from fairseq_plugins.fairseq_integration.checkpoint_files import weights_loaded_into
 from fairseq_plugins.fairseq_integration.presets import register_presets
 from fairseq_plugins.product_key_memory.building import (
     MemoryBuilder,
@@ -107,8 +108,9 @@ class MemoryLanguageModel(TransformerLanguageModel):
         return model
 
     def load_state_dict(self, state_dict: dict, *args: Any, **kwargs: Any) -> Any:
-        """Load weights, also those of a model without memories."""
-        return super().load_state_dict(fit_to_memories(self, state_dict), *args, **kwargs)
+        """Load weights, also those of a model without memories; raises as weights_loaded_into."""
+        with weights_loaded_into(self):
+            return super().load_state_dict(fit_to_memories(self, state_dict), *args, **kwargs)
 
     def prepare_for_inference_(self, cfg: Any) -> None:
         """Prepare to score or generate, if the model has positions for blocks of this length.
@@ -188,8 +190,9 @@ class MemoryTransformer(TransformerModel):
         return model
 
     def load_state_dict(self, state_dict: dict, *args: Any, **kwargs: Any) -> Any:
-        """Load weights, also those of a model without memories."""
-        return super().load_state_dict(fit_to_memories(self, state_dict), *args, **kwargs)
+        """Load weights, also those of a model without memories; raises as weights_loaded_into."""
+        with weights_loaded_into(self):
+            return super().load_state_dict(fit_to_memories(self, state_dict), *args, **kwargs)
 
 
 def _memory_options(args: argparse.Namespace) -> MemoryTransformerOptions:

@@ -175,8 +175,8 @@ def _load(
         # fairseq reads the file as before: weights and options, nothing that runs
         (model,), _, task = load_model_ensemble_and_task([str(file)], arg_overrides=overrides)
     except (RuntimeError, ValueError) as error:
-        lines = str(error).splitlines()
-        # what torch says of weights that do not fit comes last
+        # what torch says of weights that do not fit comes last, also within a sentence of ours
+        lines = str(error.__cause__ or error).splitlines()
         told = lines[-1] if isinstance(error, RuntimeError) else " ".join(lines)
         raise ValueError(f"{file} with the dictionary in {folder}: {told.strip()}") from error
     return model.eval(), task

@@ -20,6 +20,7 @@ from fairseq.modules import AdaptiveInput, AdaptiveSoftmax
 from fairseq.tasks import FairseqTask
 from torch import Tensor, nn
 
+from fairseq_plugins.fairseq_integration.checkpoint_files import weights_loaded_into
 from fairseq_plugins.product_key_memory.building import (
     MemoryBuilder,
     choose_trained_slots,
@@ -225,15 +226,8 @@ class SegmentLanguageModel(FairseqLanguageModel):
             ValueError: ``--model-overrides`` names something else than how far back the model
                 reads or its kernel: fairseq would ignore it, or build another model than was
                 trained.
-            FloatingPointError: a weight is not finite, which fused attention may pass over.
         """
         super().prepare_for_inference_(cfg)
-        for name, parameter in self.named_parameters():
-            if not parameter.isfinite().all():
-                raise FloatingPointError(
-                    f"{name} has a number that is not finite: the checkpoint is of a training that "
-                    "diverged; use an earlier one"
-                )
         overrides = ast.literal_eval(cfg.common_eval.model_overrides)
         for name in overrides:
             if name not in CHANGED_IN_EVALUATION:
@@ -262,6 +256,7 @@ class SegmentLanguageModel(FairseqLanguageModel):
         """Load weights, fitted to the options of this model, also those without its memories.
 
         Raises:
+            FloatingPointError: one of them is not finite.
             ValueError: they belong to a dictionary of another size, to longer or shorter segments
                 with learned absolute positions, or to a model that cannot be fitted to this one.
         """
@@ -284,7 +279,8 @@ class SegmentLanguageModel(FairseqLanguageModel):
                 "--tokens-per-sample and --extended-context that it was trained with"
             )
         fitted = fit_to_memories(self, self.fit_weights(state_dict))
-        return super().load_state_dict(fitted, *args, **kwargs)
+        with weights_loaded_into(self):
+            return super().load_state_dict(fitted, *args, **kwargs)
 
 
 def check_task(task: Any) -> None:

@@ -1,7 +1,10 @@
 """Options that all segment language models have, and which of them go together."""
 
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Optional
+from typing import Any, Optional
 
 from fairseq.data import Dictionary
 from fairseq.dataclass import ChoiceEnum
@@ -13,6 +16,11 @@ from fairseq_plugins.product_key_memory.options import (
     parse_memory_layers,
 )
 from fairseq_plugins.segment_language_model.attention import KERNELS
+
+_SIZES = (
+    *("decoder_layers", "decoder_embed_dim", "decoder_ffn_embed_dim", "persistent_vectors"),
+    *("attention_span", "memory_slots", "tokens_per_sample"),
+)
 
 
 @dataclass
@@ -212,8 +220,44 @@ def check_config(cfg: SegmentLanguageModelConfig, dictionary: Dictionary) -> Non
     layers = parse_memory_layers(cfg.memory_layers, cfg.decoder_layers, "--memory-layers")
     check_placed(cfg, bool(layers), "--memory-layers")
     _check_embedding_and_output(cfg)
+    _check_weights(cfg, len(dictionary))
     for part in ("adaptive_input", "adaptive_softmax"):
         parse_cutoffs(cfg, part, dictionary)
+
+
+@contextmanager
+def sizes_in_memory(cfg: Any) -> Iterator[None]:
+    """Name the sizes of a model that is built within where the machine lacks memory for it.
+
+    Raises:
+        ValueError: it does.
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        if "allocate" not in str(error):
+            raise
+        given = [(_flag(option), getattr(cfg, option, None)) for option in _SIZES]
+        sizes = ", ".join(f"{flag} {value}" for flag, value in given if value)
+        raise ValueError(
+            f"the model takes more memory than this machine has ({sizes}): give smaller sizes"
+        ) from error
+
+
+def _check_weights(cfg: SegmentLanguageModelConfig, symbols: int) -> None:
+    """Raise ``ValueError`` for sizes whose weights alone this machine cannot hold."""
+    width, inner, layers = cfg.decoder_embed_dim, cfg.decoder_ffn_embed_dim, cfg.decoder_layers
+    # projections of attention, feed-forward layers; in single precision, as they are built
+    size = 4 * layers * width * (4 * width + 2 * inner)
+    if not cfg.adaptive_input:
+        size += 4 * symbols * width
+    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    if size > memory:
+        raise ValueError(
+            f"--decoder-layers is {layers}, --decoder-embed-dim {width} and "
+            f"--decoder-ffn-embed-dim {inner}: the weights take {size / 2**30:,.0f} GiB, and this "
+            f"machine has {memory / 2**30:,.0f}; give smaller sizes"
+        )
 
 
 def _check_embedding_and_output(cfg: SegmentLanguageModelConfig) -> None:

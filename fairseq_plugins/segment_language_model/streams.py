@@ -27,6 +27,7 @@ import torch
 from fairseq.data import Dictionary, FairseqDataset, data_utils
 from fairseq.data.indexed_dataset import (
     MMapIndexedDataset,
+    _code_to_dtype,
     data_file_path,
     index_file_path,
 )
@@ -93,10 +94,27 @@ def fingerprint(dictionary: Dictionary) -> str:
     return hashlib.sha256("\n".join(dictionary.symbols).encode()).hexdigest()
 
 
+def _check_index(path: str) -> None:
+    """Raise an error for a damaged index: fairseq would add files that it could not close."""
+    if not os.path.isfile(path):
+        raise ValueError("it is no file")
+    start = struct.Struct("<9sQBQ")
+    with open(path, "rb") as file:
+        read = file.read(start.size)
+    if read.startswith(MMapIndexedDataset.Index._HDR_MAGIC):
+        _, version, kind, sentences = start.unpack(read)
+        # a length in 4 bytes and a place in 8 of each sentence
+        right, found = start.size + 12 * sentences, os.path.getsize(path)
+        if version != 1 or kind not in _code_to_dtype or found != right:
+            raise ValueError(f"version {version}, numbers {kind}, {found} bytes of {right}")
+
+
 def _load_part(path: str, dictionary: Dictionary, dataset_impl: str | None) -> np.ndarray | None:
     if os.path.exists(data_file_path(path)) and os.path.getsize(data_file_path(path)) == 0:
         return np.empty(0, dtype=np.int64)
     try:
+        if os.path.exists(index_file_path(path)):
+            _check_index(index_file_path(path))
         dataset = data_utils.load_indexed_dataset(path, dictionary, dataset_impl)
         if dataset is None:
             return None

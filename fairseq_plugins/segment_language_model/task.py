@@ -27,11 +27,13 @@ from fairseq_plugins.segment_language_model.generation import (
     prompts,
     sentences,
 )
+from fairseq_plugins.segment_language_model.model_config import sizes_in_memory
 from fairseq_plugins.segment_language_model.segment_jitter import longest_segment
 from fairseq_plugins.segment_language_model.stream_iterator import OTHER_DICTIONARY, StreamIterator
 from fairseq_plugins.segment_language_model.streams import RunningText, fingerprint, load_tokens
 from fairseq_plugins.segment_language_model.task_config import (
     SegmentLanguageModelingConfig,
+    check_segment,
     find_dictionary,
 )
 
@@ -69,11 +71,19 @@ class SegmentLanguageModelingTask(FairseqTask):
         """Load the dictionary.
 
         Raises:
-            ValueError: as :func:`find_dictionary` does.
+            ValueError: as :func:`find_dictionary` does, or the dictionary is damaged.
         """
         path = find_dictionary(cfg)
         kind = RunningTextDictionary if cfg.continue_past_eos else Dictionary
-        dictionary = kind.load(path)
+        try:
+            dictionary = kind.load(path)
+        # fairseq raises plain exceptions for another encoding or a symbol that is there twice
+        except Exception as error:
+            reason = " ".join(str(error).split())
+            raise ValueError(
+                f"DATA is {cfg.data}: {path} is no dictionary of fairseq ({reason}); get it anew, "
+                "or binarize the text again"
+            ) from error
         logger.info("dictionary: %d symbols", len(dictionary))
         return cls(cfg, dictionary)
 
@@ -93,7 +103,8 @@ class SegmentLanguageModelingTask(FairseqTask):
         Raises:
             ValueError: it reads no segments, it has a recurrence and segments come with an extended
                 context, a batch to train on has fewer streams than parts, training has a softmax
-                temperature, or its segments vary and positions are a vector for each place.
+                temperature, its segments vary and positions are a vector for each place, or there
+                is no memory for it.
         """
         temperature = self.cfg.softmax_temperature
         if temperature != 1 and not from_checkpoint:
@@ -103,7 +114,8 @@ class SegmentLanguageModelingTask(FairseqTask):
             )
         if self.cfg.batch_split != 1 and not from_checkpoint:
             check_parts(self.cfg.batch_split, self.cfg.batch_size)
-        model = super().build_model(cfg, from_checkpoint)
+        with sizes_in_memory(cfg):
+            model = super().build_model(cfg, from_checkpoint)
         if not isinstance(getattr(model, "decoder", None), SegmentDecoder):
             raise ValueError(
                 f"--arch is {cfg._name}, which is no segment language model: choose "
@@ -200,7 +212,7 @@ class SegmentLanguageModelingTask(FairseqTask):
 
         Raises:
             ValueError: ``--max-tokens`` is given, or there are no streams, or more than tokens, or
-                one sentence to shuffle.
+                one sentence to shuffle, or segments are longer than can be computed at once.
         """
         if not isinstance(dataset, RunningText):
             return super().get_batch_iterator(
@@ -225,6 +237,7 @@ class SegmentLanguageModelingTask(FairseqTask):
         valid = self.cfg.tokens_per_sample_valid
         if valid is not None and dataset is not self.datasets.get(self.cfg.train_subset):
             segment = valid
+        check_segment(segment, len(dataset), (max_sentences or 1) * num_shards)
         # by what validation's segments are shorter, what is before them is longer
         longer = self.cfg.tokens_per_sample - segment
         streams = dataset.lay_out(

@@ -10,6 +10,9 @@ from fairseq.data.indexed_dataset import get_available_dataset_impl
 from fairseq.dataclass import ChoiceEnum, FairseqDataclass
 from omegaconf import II
 
+# Tokens that are computed at once, at a cost that grows with their square: hours beyond these.
+LONGEST_SEGMENT = 2**20
+
 
 @dataclass
 class SegmentLanguageModelingConfig(FairseqDataclass):
@@ -114,8 +117,24 @@ def find_dictionary(cfg: SegmentLanguageModelingConfig) -> str:
             f"--tokens-per-sample, {cfg.tokens_per_sample}"
         )
     path = os.path.join(utils.split_paths(cfg.data)[0], "dict.txt")
-    if not os.path.exists(path):
+    if not os.path.isfile(path):
         raise ValueError(
             f"DATA is {cfg.data}: there is no {path}; name the folder that fairseq-preprocess wrote"
         )
     return path
+
+
+def check_segment(segment_length: int, tokens: int, streams: int) -> None:
+    """Raise ``ValueError`` for segments that no machine computes at once.
+
+    Args:
+        segment_length: ``--tokens-per-sample``, which may be longer than what there is.
+        tokens: N, of the split.
+        streams: S, of all workers.
+    """
+    longest = min(segment_length, tokens // max(1, streams))
+    if longest > LONGEST_SEGMENT:
+        raise ValueError(
+            f"--tokens-per-sample is {segment_length}: that makes segments of {longest:,} tokens, "
+            f"each computed at once; give at most {LONGEST_SEGMENT:,}"
+        )

@@ -1,5 +1,7 @@
 """Commands that the scripts show and run: programs of this environment, Ctrl-C, logs."""
 
+import ctypes
+import functools
 import os
 import shlex
 import shutil
@@ -13,6 +15,10 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 # Seconds that a child gets to end by itself after Ctrl-C, and again after a signal of its own.
 PATIENCE = 5.0
+# Linux: the signal that a process gets at its parent's end. Found before there is a child, where
+# little may be done.
+_PR_SET_PDEATHSIG = 1
+_PRCTL = ctypes.CDLL(None).prctl if sys.platform == "linux" else None
 
 
 def short(path: Path) -> str:
@@ -58,6 +64,18 @@ def format_command(words: list[str], width: int = 96) -> str:
     return " \\\n".join(lines)
 
 
+def _end_with(parent: int) -> None:
+    """Let the process that is about to be a command get Ctrl-C when its parent is killed.
+
+    Without it the command would go on writing beside the next run. Only Linux knows how.
+    """
+    # a shell that is not interactive has what it starts with & ignore it
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    _PRCTL(_PR_SET_PDEATHSIG, signal.SIGINT)
+    if os.getppid() != parent:
+        os._exit(1)
+
+
 def stop(child: subprocess.Popen) -> None:
     """End a child, which may have got Ctrl-C from the terminal already, and wait for its end."""
     # a second Ctrl-C would leave the child behind
@@ -88,9 +106,11 @@ def child_process(
     # Warnings of fairseq about its own use of hydra and torch would bury what matters.
     environment = {**os.environ, "PYTHONIOENCODING": "utf-8", "PYTHONWARNINGS": "ignore"}
     streams = {}
+    if _PRCTL:
+        streams["preexec_fn"] = functools.partial(_end_with, os.getpid())
     with ExitStack() as stack:
         if log:
-            streams = {
+            streams |= {
                 "stdin": subprocess.PIPE,
                 "stdout": stack.enter_context(log.open("ab" if append else "wb")),
                 "stderr": subprocess.STDOUT,

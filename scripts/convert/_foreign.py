@@ -4,9 +4,10 @@ Nothing in a file is executed. What is wrong is collected, so that a user learns
 """
 
 import json
+import math
 import pickle
 import re
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import Any
 from zipfile import is_zipfile
@@ -15,6 +16,7 @@ import torch
 from fairseq.data import Dictionary
 from torch import Tensor
 
+from fairseq_plugins.fairseq_integration.checkpoint_files import is_whole
 from scripts._shared.commands import short
 from scripts.convert._tensorflow import read_symbols
 
@@ -41,7 +43,10 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
         if isinstance(content, dict) and isinstance(content.get(name), dict):
             content = content[name]
     if not (isinstance(content, dict) and content and all(isinstance(k, str) for k in content)):
-        raise ValueError(f"{label} holds {type(content).__name__}, not tensors by name")
+        raise ValueError(
+            f"{label} holds {type(content).__name__}, not tensors by name: save the state dict of "
+            "the model"
+        )
     others = [name for name, value in content.items() if not isinstance(value, Tensor)]
     if others:
         raise ValueError(
@@ -69,6 +74,9 @@ def _load_safetensors(path: Path) -> dict[str, Tensor]:
 
 def _load(path: Path) -> Any:
     label = f"--checkpoint {short(path)}"
+    # torch itself reads over flipped bits
+    if is_zipfile(path) and not is_whole(path):
+        raise ValueError(f"{label} is broken: a checksum in it is wrong; get it anew")
     try:
         # files of before PyTorch 1.6 are no zip archives and cannot be mapped
         return torch.load(path, map_location="cpu", weights_only=True, mmap=is_zipfile(path))
@@ -77,8 +85,10 @@ def _load(path: Path) -> Any:
         of_pickle = isinstance(error, pickle.UnpicklingError)
         if not (of_pickle and _OTHER_CODE.search(str(error))):
             # PyTorch would advise to execute what is in it
-            detail = "" if of_pickle else f": {error}"
-            raise ValueError(f"{label} is broken or no file of torch.save{detail}") from error
+            detail = "" if of_pickle else f" ({error})"
+            raise ValueError(
+                f"{label} is broken or no file of torch.save{detail}: get it anew, or name another"
+            ) from error
         raise ValueError(
             f"{label} holds more than tensors, and loading the rest would execute what is in it. "
             "If it is a whole model, extract its tensors where it was trained, with the original "
@@ -182,6 +192,8 @@ class ForeignConfig:
             raise ValueError(f"{self._label} has no options: it must be an object of JSON")
         self._values: dict[str, Any] = {}
         self._unread: set[str] = set()
+        self._most_layers: float = math.inf
+        self._most_size: float = math.inf
         for name, value in read.items():
             for option, given in (value if isinstance(value, dict) else {name: value}).items():
                 self._unread.add(option)
@@ -190,6 +202,27 @@ class ForeignConfig:
                 if json.dumps(self._values.get(option, given)) != json.dumps(given):
                     self.note(f"{option} occurs twice, with different values")
                 self._values[option] = given
+
+    def compare_with(self, tensors: Collection[Tensor]) -> None:
+        """Let no more layers, and no larger sizes, be read than these tensors can have."""
+        self._most_layers = len(tensors)
+        self._most_size = max((size for tensor in tensors for size in tensor.shape), default=0)
+
+    def layers(self, name: str) -> int | None:
+        """Number of layers, each of which has tensors of its own; None after a problem."""
+        return self._at_most(self._most_layers, "tensors", name)
+
+    def size(self, name: str, least: int = 1, default: int | None = None) -> int | None:
+        """Size that a dimension of some tensor has; None after a problem."""
+        most = self._most_size
+        return self._at_most(most, "numbers of its longest dimension", name, least, default)
+
+    def _at_most(self, most: float, what: str, name: str, *options: Any) -> int | None:
+        value = self.integer(name, *options)
+        if value is None or value <= most:
+            return value
+        self.note(f"{name} is {value}, and the checkpoint has {most} {what}", False)
+        return None
 
     def unread(self) -> list[str]:
         """Names of the options that nobody has asked for."""

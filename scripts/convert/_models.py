@@ -75,10 +75,10 @@ class TransformerXLImport:
 
     def _read_options(self, config: ForeignConfig) -> None:
         """Read what is common to all code, and note what does not go together."""
-        self._layers = config.integer("n_layer")
-        self._heads = config.integer("n_head")
-        self._width = config.integer("d_model")
-        self._inner = config.integer("d_inner")
+        self._layers = config.layers("n_layer")
+        self._heads = config.size("n_head")
+        self._width = config.size("d_model")
+        self._inner = config.size("d_inner")
         self._untied_biases = config.flag("untie_r", False)
         self._dropouts = config.rate("dropout"), config.rate("dropatt")
         # no tensor tells these: the original's own defaults would do where its option is misspelt
@@ -239,12 +239,12 @@ class AdaptiveSpanImport:
     arch = "all_attention_lm"
 
     def __init__(self, config: ForeignConfig, vocabulary: ForeignVocabulary) -> None:
-        self._layers = config.integer("nb_layers")
-        self._heads = config.integer("nb_heads")
-        self._width = config.integer("hidden_size")
-        self._span = config.integer("attn_span")
-        self._vectors = config.integer("pers_mem_size", least=0, default=0)
-        self._inner = 0 if self._vectors else config.integer("inner_hidden_size")
+        self._layers = config.layers("nb_layers")
+        self._heads = config.size("nb_heads")
+        self._width = config.size("hidden_size")
+        self._span = config.size("attn_span")
+        self._vectors = config.size("pers_mem_size", 0, 0)
+        self._inner = 0 if self._vectors else config.size("inner_hidden_size")
         self._adaptive = config.flag("adapt_span_enabled", False)
         # no tensor tells it
         self._ramp = config.integer("adapt_span_ramp") if self._adaptive else None

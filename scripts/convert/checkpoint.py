@@ -48,6 +48,8 @@ SOURCES = TRANSFORMER_XL, TENSORFLOW, ADAPTIVE_SPAN, HUGGING_FACE = (
 # More problems than these have one cause, such as a wrong number of layers.
 _LISTED = 40
 WRITTEN = CHECKPOINT, DICTIONARY, OPTIONS = "checkpoint.pt", "dict.txt", "options.txt"
+# follows the names of files that are being written
+_UNFINISHED = ".tmp"
 
 
 def flags(options: dict[str, Any]) -> list[str]:
@@ -113,12 +115,13 @@ def write(
     """
     make_output_folder(output)
     paths = [output / name for name in WRITTEN]
-    temporary = [path.with_name(f"{path.name}.tmp") for path in paths]
+    temporary = [path.with_name(path.name + _UNFINISHED) for path in paths]
     try:
         torch.save(state, temporary[0])
         vocabulary.dictionary.save(str(temporary[1]))
         temporary[2].write_text(shlex.join(words) + "\n", encoding="utf-8")
-        for source, path in zip(temporary, paths, strict=True):
+        # the checkpoint last: while it has no name of its own, the others are no whole model
+        for source, path in reversed(list(zip(temporary, paths, strict=True))):
             os.replace(source, path)
     except BaseException as error:
         for path in (*temporary, *paths):
@@ -136,7 +139,8 @@ def write(
 def import_checkpoint(arguments: argparse.Namespace) -> None:
     """Read the files, and write the model; raises ValueError, before any output, for misfits."""
     existing = [name for name in WRITTEN if (arguments.output / name).exists()]
-    if existing:
+    was_killed = (arguments.output / (CHECKPOINT + _UNFINISHED)).exists()
+    if existing and not (was_killed and CHECKPOINT not in existing):
         raise ValueError(
             f"--output {short(arguments.output)} has {', '.join(existing)} already: name another "
             "folder, or remove them"
@@ -146,6 +150,7 @@ def import_checkpoint(arguments: argparse.Namespace) -> None:
     vocabulary = ForeignVocabulary(arguments.vocab, problems)
     read = read_bundle if arguments.source == TENSORFLOW else read_tensors
     found = read(arguments.checkpoint)
+    config.compare_with(found.values())
     if arguments.source == ADAPTIVE_SPAN:
         source = AdaptiveSpanImport(config, vocabulary)
     elif arguments.source == TENSORFLOW:

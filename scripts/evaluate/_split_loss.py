@@ -104,9 +104,11 @@ def load_model(
         # fairseq reads the file as check_inputs just did: nothing that runs
         (model,), _, task = load_model_ensemble_and_task([str(checkpoint)], arg_overrides=overrides)
     except RuntimeError as error:
+        # torch's own words, of which a model of this package makes a sentence
+        reason = str(error.__cause__ or error).splitlines()[-1].strip()
         raise ValueError(
             f"--checkpoint {short(checkpoint)} does not fit --data {short(data)} "
-            f"({str(error).splitlines()[-1].strip()}): use the data that the model was trained with"
+            f"({reason}): use the data that the model was trained with"
         ) from error
     return model.eval().to(device), task
 

@@ -231,7 +231,7 @@ def main(arguments: list[str] | None = None) -> int:
     add("--batch-size", type=int, default=1, help="number of parallel streams (1)")
     parsed = parser.parse_args(arguments)
     kept = f"{short(parsed.output.resolve())}/attention_length.json keeps the figures so far"
-    return exit_status(lambda: plot_attention_length(parsed), kept)
+    return exit_status(lambda: plot_attention_length(parsed), kept, parsed.output)
 
 
 if __name__ == "__main__":

@@ -329,7 +329,7 @@ def main(arguments: list[str] | None = None) -> int:
     add_output_options(parser, "evaluation_speed")
     parsed = parser.parse_args(arguments)
     kept = f"{short(parsed.output.resolve())}/evaluation_speed.json keeps the times so far"
-    return exit_status(lambda: measure_evaluation_speed(parsed), kept)
+    return exit_status(lambda: measure_evaluation_speed(parsed), kept, parsed.output)
 
 
 if __name__ == "__main__":

@@ -391,7 +391,7 @@ def main(arguments: list[str] | None = None) -> int:
     add("--rarely-read", type=float, metavar="SHARE", help=help_text)
     parsed = parser.parse_args(arguments)
     kept = f"{short(parsed.output.resolve())}/memory_usage.json keeps the models so far"
-    return exit_status(lambda: measure_memory_usage(parsed), kept)
+    return exit_status(lambda: measure_memory_usage(parsed), kept, parsed.output)
 
 
 if __name__ == "__main__":

@@ -292,7 +292,8 @@ def main(arguments: list[str] | None = None) -> int:
     add("--batch-size", type=int, default=8, help="windows at once (8)")
     parsed = parser.parse_args(arguments)
     kept = f"{short(parsed.output.resolve())}/losses keeps what was measured"
-    return exit_status(lambda: measure_recl(parsed), f"{kept}; the same command goes on from there")
+    kept += "; the same command goes on from there"
+    return exit_status(lambda: measure_recl(parsed), kept, parsed.output)
 
 
 if __name__ == "__main__":

@@ -150,7 +150,7 @@ def main(arguments: list[str] | None = None) -> int:
     add_named_files(parser, "--checkpoint", "models")
     add_output_options(parser, "attention_spans", device=False)
     parsed = parser.parse_args(arguments)
-    return exit_status(lambda: plot_attention_spans(parsed))
+    return exit_status(lambda: plot_attention_spans(parsed), output=parsed.output)
 
 
 if __name__ == "__main__":

@@ -267,7 +267,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--smooth", type=int, default=1, metavar="N", help=help_text)
     add_output_options(parser, "branch_weights", device=False)
     parsed = parser.parse_args(arguments)
-    return exit_status(lambda: plot_branch_weights(parsed))
+    return exit_status(lambda: plot_branch_weights(parsed), output=parsed.output)
 
 
 if __name__ == "__main__":

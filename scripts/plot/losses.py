@@ -190,7 +190,7 @@ def main(arguments: list[str] | None = None) -> int:
     )
     add_output_options(parser, "losses", device=False)
     parsed = parser.parse_args(arguments)
-    return exit_status(lambda: plot_losses(parsed))
+    return exit_status(lambda: plot_losses(parsed), output=parsed.output)
 
 
 if __name__ == "__main__":

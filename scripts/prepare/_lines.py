@@ -12,7 +12,9 @@ from concurrent.futures.process import BrokenProcessPool
 from contextlib import closing
 from functools import partial
 from itertools import islice
+from multiprocessing import parent_process
 from pathlib import Path
+from threading import Thread
 from typing import Any, BinaryIO
 
 from tqdm import tqdm
@@ -80,7 +82,15 @@ def _start_process(make: Callable[[], Work]) -> None:
     global _work
     # Ctrl-C reaches every process of a terminal; the first one ends the others.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # and one that is killed cannot: the others would wait for work without end
+    Thread(target=_end_with_parent, daemon=True).start()
     _work = make()
+
+
+def _end_with_parent() -> None:
+    """Wait for the end of the process that this one works for, and end."""
+    parent_process().join()
+    os._exit(1)
 
 
 def _work_on(chunk: list[str]) -> Any:

@@ -3,15 +3,19 @@
 import errno
 import multiprocessing
 import os
+import re
 import resource
 import shutil
 import signal
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from fairseq import checkpoint_utils
+from fairseq.data import FairseqDataset
 from fairseq.file_io import PathManager
+from fairseq.tasks import FairseqTask
 
 from fairseq_plugins.fairseq_integration import checkpoint_files
 
@@ -117,6 +121,16 @@ def test_a_checkpoint_is_read_as_it_was_written(saved):
     assert torch.equal(state["model"]["weight"], STATE["model"]["weight"])
 
 
+def test_a_folder_that_cannot_be_written_is_named(tmp_path):
+    (tmp_path / "file").touch()
+    folder = tmp_path / "file" / "run"
+    message = f"^--save-dir is {folder}, where nothing can be written .*Not a directory.*: make"
+    with pytest.raises(ValueError, match=message):
+        checkpoint_utils.verify_checkpoint_directory(str(folder))
+    checkpoint_utils.verify_checkpoint_directory(str(tmp_path / "run"))
+    assert os.listdir(tmp_path / "run") == []
+
+
 def flipped(content):
     place = content.index(torch.arange(4096.0)[100:110].numpy().tobytes())
     return content[:place] + bytes([content[place] ^ 1]) + content[place + 1 :]
@@ -147,16 +161,99 @@ def test_a_damaged_checkpoint_is_named_with_what_to_take(saved, damage):
         checkpoint_utils.load_checkpoint_to_cpu(str(saved))
 
 
-def test_refusals_of_whole_checkpoints_stay_as_they_are(saved):
+def test_what_is_no_file_is_refused(tmp_path):
+    os.mkfifo(tmp_path / "checkpoint_last.pt")
+    for path in (tmp_path, tmp_path / "checkpoint_last.pt"):
+        with pytest.raises(ValueError, match=f"^the checkpoint {path} is no file: name one that"):
+            checkpoint_utils.load_checkpoint_to_cpu(str(path))
+
+
+def test_what_would_be_executed_is_refused(saved):
     torch.save({"model": print}, saved)
-    with pytest.raises(Exception, match="Weights only load failed"):
+    refused = f"^the checkpoint {saved} holds more than weights and options, and is not loaded "
+    with pytest.raises(ValueError, match=refused + r"\(Unsupported .*print.*\): name one that"):
         checkpoint_utils.load_checkpoint_to_cpu(str(saved))
 
 
-def resume(folder, restore_file, no_save=False, rank=0):
+class Sentences(FairseqDataset):
+    """Sentences of a token, of which batches are drawn as fairseq's data sets draw them."""
+
+    def __len__(self):
+        return 20
+
+    def __getitem__(self, index):
+        return index
+
+    def num_tokens_vec(self, indices):
+        return np.ones(len(indices), dtype=np.int64)
+
+    def num_tokens(self, index):
+        return 1
+
+    def ordered_indices(self):
+        return np.random.permutation(len(self))
+
+    def collater(self, samples):
+        return samples
+
+
+class OwnBatches(FairseqTask):
+    def get_batch_iterator(self, *args, **options):
+        return super().get_batch_iterator(*args, **options)
+
+
+def make_trainer(rank=0, updates=0, max_update=0, task_class=FairseqTask):
+    task = task_class(SimpleNamespace())
+    return SimpleNamespace(
+        data_parallel_rank=rank,
+        checkpoint_suffix="",
+        get_num_updates=lambda: updates,
+        cfg=SimpleNamespace(optimization=SimpleNamespace(max_update=max_update)),
+        task=task,
+    )
+
+
+def resume(folder, restore_file, no_save=False, load=lambda cfg, trainer: "restored", **trainer):
     cfg = SimpleNamespace(save_dir=str(folder), restore_file=str(restore_file), no_save=no_save)
-    trainer = SimpleNamespace(data_parallel_rank=rank, checkpoint_suffix="")
-    return checkpoint_files._resume(lambda cfg, trainer: "restored", cfg, trainer)
+    return checkpoint_files._resume(load, cfg, make_trainer(**trainer))
+
+
+def batches(trainer, epoch, **options):
+    return trainer.task.get_batch_iterator(
+        Sentences(), max_sentences=3, epoch=epoch, **options
+    ).frozen_batches
+
+
+def test_a_resumed_epoch_has_the_batches_that_it_had(tmp_path):
+    def load(cfg, trainer):
+        return batches(trainer, 4), batches(trainer, 4, disable_iterator_cache=True)
+
+    one, four = (batches(make_trainer(), epoch) for epoch in (1, 4))
+    assert sorted(map(tuple, one)) != sorted(map(tuple, four))
+    resumed, of_shards = resume(tmp_path, "checkpoint_last.pt", load=load)
+    assert np.array_equal(resumed[0], one[0])
+    # what fairseq draws anew each epoch
+    assert np.array_equal(of_shards[0], four[0])
+    # what a task draws is its own affair, and so are later epochs
+    resumed, _ = resume(tmp_path, "checkpoint_last.pt", load=load, task_class=OwnBatches)
+    assert np.array_equal(resumed[0], four[0])
+    trainer = make_trainer()
+    checkpoint_files._resume(
+        lambda cfg, trainer: None,
+        SimpleNamespace(save_dir=str(tmp_path), restore_file="checkpoint_last.pt", no_save=True),
+        trainer,
+    )
+    assert np.array_equal(batches(trainer, 4)[0], four[0])
+
+
+def test_a_complete_training_gets_no_further_update(tmp_path, caplog):
+    for updates in (30, 31):
+        with pytest.raises(SystemExit) as end, caplog.at_level("INFO"):
+            resume(tmp_path, "checkpoint_last.pt", updates=updates, max_update=30)
+        assert end.value.code == 0
+        assert f"complete: {updates} updates, --max-update is 30" in caplog.text
+    for most in (31, 0):
+        assert resume(tmp_path, "checkpoint_last.pt", updates=30, max_update=most) == "restored"
 
 
 def test_a_missing_file_to_restore_from_is_no_new_training(saved):
@@ -189,3 +286,25 @@ def test_two_trainings_do_not_write_into_one_folder(tmp_path):
     assert os.listdir(folder) == []
     os.close(checkpoint_files._locked.pop(folder.resolve()))
     assert exit_status_of(checkpoint_files.lock_folder, str(folder)) == 0
+
+
+@pytest.mark.parametrize(
+    ("weights", "kind", "reason"),
+    [
+        ({"weight": torch.ones(2, 3)}, ValueError, 'Missing key(s) in state_dict: "bias"'),
+        ({"extra": torch.ones(1)}, ValueError, 'Unexpected key(s) in state_dict: "extra"'),
+        ({"weight": torch.ones(3, 2)}, ValueError, "size mismatch for weight"),
+        ({"bias": 1.0}, ValueError, 'While copying the parameter named "bias"'),
+        ({"bias": torch.tensor([1, torch.nan])}, FloatingPointError, "bias has a number that is"),
+        ({"bias": torch.tensor([1, torch.inf])}, FloatingPointError, "bias has a number that is"),
+    ],
+)
+def test_weights_that_do_not_fit_are_told_in_a_sentence(weights, kind, reason):
+    model = torch.nn.Linear(3, 2)
+    if "Missing" not in reason:
+        weights = {**model.state_dict(), **weights}
+    told = "" if kind is FloatingPointError else "the weights of the checkpoint do not fit"
+    match = f"^{told}.*{re.escape(reason)}.*: "
+    with pytest.raises(kind, match=match) as raised, checkpoint_files.weights_loaded_into(model):
+        model.load_state_dict(weights)
+    assert "\n" not in str(raised.value)

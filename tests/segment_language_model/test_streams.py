@@ -1,6 +1,7 @@
 """Streams over a split: every token once, in order, with its true predecessor."""
 
 import os
+import sys
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from fairseq_plugins.segment_language_model.streams import (
     TokenStreams,
     load_tokens,
 )
+from fairseq_plugins.segment_language_model.task_config import check_segment
 from tests.tiny import dictionary, text
 
 PAD, EOS = 1, 2
@@ -120,12 +122,40 @@ def test_a_split_that_is_cut_short_is_refused(tmp_path):
         load_tokens(path, dictionary())
 
 
+@pytest.fixture
+def unraisable(monkeypatch):
+    """What an object could not raise as it was deleted, which Python prints."""
+    found = []
+    monkeypatch.setattr(sys, "unraisablehook", lambda error: found.append(error.exc_value))
+    return found
+
+
 @pytest.mark.parametrize("length", [0, 5, 9, 20, 30, -1])
-def test_an_index_that_is_cut_short_is_refused(tmp_path, length):
+def test_an_index_that_is_cut_short_is_refused(tmp_path, length, unraisable):
     path = write(tmp_path, "train", SENTENCES)
     with open(f"{path}.idx", "r+b") as file:
         file.truncate(length if length >= 0 else os.path.getsize(f"{path}.idx") + length)
     with pytest.raises(ValueError, match=r"train has an index, .*train\.idx, that is cut short"):
+        load_tokens(path, dictionary())
+    assert length < 9 or unraisable == []
+
+
+@pytest.mark.parametrize("place", [9, 17, 18, 25])
+def test_a_damaged_start_of_an_index_is_refused(tmp_path, place, unraisable):
+    path = write(tmp_path, "train", SENTENCES)
+    with open(f"{path}.idx", "r+b") as file:
+        file.seek(place)
+        file.write(b"\x77")
+    with pytest.raises(ValueError, match=r"train has an index, .*train\.idx, that is cut short"):
+        load_tokens(path, dictionary())
+    assert unraisable == []
+
+
+def test_an_index_that_is_a_pipe_is_refused(tmp_path):
+    path = write(tmp_path, "train", SENTENCES)
+    os.remove(f"{path}.idx")
+    os.mkfifo(f"{path}.idx")
+    with pytest.raises(ValueError, match=r"cut short or damaged \(it is no file\)"):
         load_tokens(path, dictionary())
 
 
@@ -220,3 +250,12 @@ def test_streams_of_shuffled_sentences_have_every_token_once_from_the_one_before
     assert pairs(False, 1) == pairs(False, 2) == WHOLE.tolist()
     assert sorted(cut(pairs(True, 1))) == sorted(PARTS)
     assert pairs(True, 1) == pairs(True, 1, workers=2) != pairs(True, 2)
+
+
+def test_segments_that_no_machine_computes_are_refused():
+    """But not those that are longer than the text, whose part of it is."""
+    check_segment(10**9, 2**22, 4)
+    check_segment(2**20, 2**30, 1)
+    message = "^--tokens-per-sample is 1000000000: that makes segments of 4,194,304 tokens, .*give"
+    with pytest.raises(ValueError, match=message):
+        check_segment(10**9, 2**24, 4)

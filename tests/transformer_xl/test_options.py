@@ -1,8 +1,11 @@
 """Transformer-XL's options: weights at the start, adaptive embeddings, dropouts, refusals."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
+from fairseq_plugins.segment_language_model.model_config import sizes_in_memory
 from fairseq_plugins.transformer_xl.locked_dropout import LockedDropout
 from tests.tiny import dictionary, tiny_transformer_xl, tokens
 
@@ -55,6 +58,18 @@ def test_initial_values_of_the_tensorflow_code():
             assert (parameter == 1).all(), name
         elif parameter.numel() >= 128:
             assert abs(parameter.std() - 0.5) < 0.1, name
+
+
+def test_a_model_that_memory_does_not_hold_is_told_by_its_sizes():
+    cfg = SimpleNamespace(decoder_layers=2, decoder_embed_dim=2**50, persistent_vectors=0)
+    sizes = r"\(--decoder-layers 2, --decoder-embed-dim 1125899906842624\)"
+    with (
+        pytest.raises(ValueError, match=f"more memory than this machine has {sizes}: give smaller"),
+        sizes_in_memory(cfg),
+    ):
+        torch.empty(2**50)
+    with pytest.raises(RuntimeError, match="something else"), sizes_in_memory(cfg):
+        raise RuntimeError("something else")
 
 
 @pytest.mark.parametrize("tied", [True, False])
@@ -174,6 +189,9 @@ BAD_OPTIONS = [
         "--no-adaptive-head-proj with --tie-adaptive-head-proj: leave one of them out",
     ),
     ({"same_length": True, "mem_len": 0}, "--same-length with --mem-len 0 leaves nothing"),
+    ({"decoder_layers": 10**9}, "--decoder-layers is 1000000000, .*: the weights take .* GiB"),
+    ({"decoder_embed_dim": 2**30}, "--decoder-embed-dim 1073741824 and .*: the weights take"),
+    ({"decoder_ffn_embed_dim": 2**40}, "--decoder-ffn-embed-dim 1099511627776: the weights"),
     (
         {"same_length": True, "extended_context": 4},
         "--same-length: without recurrence there is nothing to attend to; give --mem-len",

@@ -99,7 +99,8 @@ def test_what_is_no_file_is_refused(tmp_path):
     ],
 )
 def test_files_without_tensors_by_name_are_refused(tmp_path, archive, content, message):
-    assert refused(save(content, tmp_path / "model.pt", archive)) == message
+    remedy = ": save the state dict of the model" if message.endswith("by name") else ""
+    assert refused(save(content, tmp_path / "model.pt", archive)) == message + remedy
 
 
 @pytest.mark.parametrize("archive", FORMATS)
@@ -154,6 +155,14 @@ def test_a_file_that_is_cut_short_is_refused(tmp_path, archive):
         cut.write_bytes(whole[:length])
         # a name that is cut short is another one, which is not executed either
         assert refused(cut).startswith(("is broken or no file of", "holds more than tensors"))
+
+
+def test_a_flipped_bit_is_refused(tmp_path):
+    path = save(TENSORS, tmp_path / "model.pt", True)
+    content = bytearray(path.read_bytes())
+    content[content.index(next(iter(TENSORS.values())).numpy().tobytes())] ^= 1
+    path.write_bytes(content)
+    assert refused(path) == "is broken: a checksum in it is wrong; get it anew"
 
 
 @pytest.mark.parametrize(

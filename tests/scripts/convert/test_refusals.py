@@ -2,6 +2,7 @@
 
 import json
 import os
+from pathlib import Path
 
 import pytest
 import torch
@@ -110,6 +111,51 @@ def test_an_interrupted_write_leaves_nothing(tmp_path, monkeypatch, capsys):
         assert run_importer(foreign, tmp_path, tmp_path / "output") == status
         assert not list((tmp_path / "output").iterdir())
         assert told in capsys.readouterr().err
+
+
+class Killed(BaseException):
+    """Stands for a signal that no program can catch: what follows it does not happen."""
+
+
+@pytest.mark.parametrize("after", [0, 1, 2])
+def test_what_was_killed_while_it_wrote_is_done_again(tmp_path, monkeypatch, capsys, after):
+    foreign = transformer_xl()
+    foreign.write(tmp_path)
+    output, replace = tmp_path / "output", os.replace
+    left = iter(range(after))
+
+    def kill(*paths):
+        if next(left, None) is None:
+            raise Killed
+        replace(*paths)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(import_checkpoint.os, "replace", kill)
+        patch.setattr(Path, "unlink", lambda path, missing_ok: None)
+        with pytest.raises(Killed):
+            run_importer(foreign, tmp_path, output)
+    assert not (output / "checkpoint.pt").exists()
+    assert run_importer(foreign, tmp_path, output) == 0
+    assert sorted(path.name for path in output.iterdir()) == WRITTEN
+    # complete, it is refused as ever
+    assert run_importer(foreign, tmp_path, output) == 1
+    assert "has checkpoint.pt, dict.txt, options.txt already" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [
+        ("n_layer", "n_layer is 1000000000, and the checkpoint has 28 tensors"),
+        ("d_model", "d_model is 1000000000, and the checkpoint has 48 numbers of its longest"),
+        ("d_inner", "d_inner is 1000000000, and the checkpoint has 48 numbers of its longest"),
+    ],
+)
+def test_sizes_that_no_tensor_has_take_no_memory(tmp_path, capsys, option, message):
+    foreign = transformer_xl()
+    foreign._replace(config={**foreign.config, option: 10**9}).write(tmp_path)
+    assert run_importer(foreign, tmp_path, tmp_path / "output") == 1
+    assert message in capsys.readouterr().err
+    assert not (tmp_path / "output").exists()
 
 
 def test_options_that_no_model_has_are_refused(tmp_path, capsys):

@@ -1,7 +1,10 @@
 import gzip
+import multiprocessing
 import os
 import re
+import select
 import signal
+from functools import partial
 
 import pytest
 
@@ -19,6 +22,17 @@ def cut_lines():
 
 def end_process():
     return lambda lines: os.kill(os.getpid(), signal.SIGKILL)
+
+
+def hold(fifo):
+    held = fifo.open("wb")
+    return lambda lines: (held, lines)[1]
+
+
+def wait_for_work(fifo):
+    results = in_processes(["a"], partial(hold, fifo), 2)
+    next(results)
+    signal.pause()
 
 
 @pytest.mark.parametrize("name", ["text", "text.gz"])
@@ -91,3 +105,15 @@ def test_killed_process_is_told(tmp_path):
     message = "^--workers 2: one of the processes was ended from outside, .*want of memory: give"
     with pytest.raises(ValueError, match=message):
         map_lines(["a"], {"lines": 1}, tmp_path / "target", end_process, 2, "end")
+
+
+def test_processes_end_with_the_one_that_is_killed(tmp_path):
+    fifo = tmp_path / "fifo"
+    os.mkfifo(fifo)
+    script = multiprocessing.get_context("fork").Process(target=wait_for_work, args=(fifo,))
+    script.start()
+    with fifo.open("rb") as held_by_processes:
+        script.kill()
+        script.join()
+        assert select.select([held_by_processes], [], [], 60)[0]
+        assert held_by_processes.read() == b""

@@ -1,4 +1,7 @@
+import multiprocessing
+import os
 import re
+import select
 import signal
 import subprocess
 import sys
@@ -59,6 +62,26 @@ def test_a_second_ctrl_c_leaves_no_child_behind(tmp_path, monkeypatch):
     with pytest.raises(KeyboardInterrupt):
         interrupted()
     assert started[0].returncode == -signal.SIGKILL
+
+
+def run_without_end(fifo):
+    # of a background job of a shell, which Ctrl-C does not reach
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    with run_command.child_process(["sh", "-c", f"exec sleep 600 > {fifo}"]):
+        pass
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a process of such an end")
+def test_a_command_ends_with_the_script_that_is_killed(tmp_path):
+    fifo = tmp_path / "fifo"
+    os.mkfifo(fifo)
+    script = multiprocessing.get_context("fork").Process(target=run_without_end, args=(fifo,))
+    script.start()
+    with fifo.open("rb") as held_by_command:
+        script.kill()
+        script.join()
+        assert select.select([held_by_command], [], [], 60)[0]
+        assert held_by_command.read() == b""
 
 
 def test_printed_command_can_be_pasted():

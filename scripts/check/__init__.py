@@ -1,0 +1,1 @@
+"""Commands that try what the project promises: on other machines, and under faults."""

@@ -1,0 +1,149 @@
+"""Disks that are full and folders that may not be written: a sentence, and what was there stays."""
+
+import ctypes
+import os
+import random
+import resource
+import shutil
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from scripts.check._faults_materials import Materials, translation
+from scripts.check._faults_programs import (
+    Case,
+    CaseFailedError,
+    CaseSkippedError,
+    check_refusal,
+    digests,
+    run,
+)
+
+NOBODY = 65534
+# Bytes that a file may have: from none at all to most of a checkpoint.
+SIZES = (0, 1000, 20_000)
+# bytes of a disk that is full soon
+DISK = 24_000
+_LIBC = ctypes.CDLL(None, use_errno=True)
+
+
+def limit_files(size: int) -> None:
+    """Let no file grow beyond a size, as a quota does."""
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
+
+
+def be_nobody() -> None:
+    """Become a user who may write nowhere but in the folder of temporary files."""
+    os.setgroups([])
+    os.setgid(NOBODY)
+    os.setuid(NOBODY)
+
+
+def commands(materials: Materials) -> dict[str, Callable[[Path], tuple[Any, ...]]]:
+    """What writes files: its words for an output."""
+    model = materials.checkpoints["transformer_xl"]
+    several = [model, model.with_name("checkpoint_1_4.pt")]
+    return {
+        "fairseq-train": lambda output: materials.training(
+            "transformer_xl", output, "--max-update", 12, "--save-interval-updates", 2
+        ),
+        "convert.average": lambda output: (
+            *("scripts.convert.average", *several, "--output", output / "average.pt"),
+        ),
+        "convert.checkpoint": lambda output: materials.conversion(materials.foreign, output / "x"),
+        "prepare.number_names": lambda output: (
+            *("scripts.prepare.number_names", "--output", output / "x", "--train", 2000),
+            *("--valid", 20, "--test", 20),
+        ),
+        "prepare.translation": lambda output: translation(materials.texts, output / "x"),
+        "plot.branch_weights": lambda output: (
+            *("scripts.plot.branch_weights", "--output", output / "x"),
+            *("--checkpoint", materials.checkpoints["weighted_transformer"].parent),
+        ),
+    }
+
+
+def write_without_room(
+    words: Callable[[Path], tuple[Any, ...]],
+    materials: Materials,
+    inject: Callable[[], None] | None,
+    folder: Path,
+    output: Path,
+    size: int = 0,
+) -> None:
+    """Run a command where it cannot write, with a checkpoint there; raises CaseFailedError."""
+    kept = output / "checkpoint_last.pt"
+    shutil.copy(materials.checkpoints["transformer_xl"], kept)
+    before = digests(output)
+    outcome = run(words(output), folder, inject=inject, piped=True)
+    after = digests(output)
+    if any(after.get(name) != digest for name, digest in before.items()):
+        raise CaseFailedError("what was there has changed")
+    left = [name for name in after if name.endswith(".tmp") or ".partial" in name]
+    if left:
+        raise CaseFailedError(f"a part of a file is left: {', '.join(left)}")
+    # all that it wrote may be smaller
+    if outcome.status != 0 or not fits(output, size):
+        check_refusal(outcome, str(output))
+
+
+def fits(output: Path, size: int) -> bool:
+    """Whether no file but the checkpoint that was there is as large as this."""
+    written = (path for path in output.rglob("*") if path.name != "checkpoint_last.pt")
+    return all(path.stat().st_size < size for path in written if path.is_file())
+
+
+def cases(materials: Materials, quick: bool, draw: random.Random) -> Iterator[Case]:
+    """Each command with files of some sizes, on a small disk, and without permission."""
+
+    def limited(words: Any, size: int) -> Callable[[Path], None]:
+        def test(folder: Path) -> None:
+            output = folder / "output"
+            output.mkdir()
+            write_without_room(words, materials, lambda: limit_files(size), folder, output, size)
+
+        return test
+
+    def mounted(words: Any) -> Callable[[Path], None]:
+        def test(folder: Path) -> None:
+            output = folder / "output"
+            output.mkdir()
+            room = materials.checkpoints["transformer_xl"].stat().st_size + DISK
+            options = f"size={room}".encode()
+            if _LIBC.mount(b"tmpfs", str(output).encode(), b"tmpfs", 0, options):
+                raise CaseSkippedError(
+                    f"no disk can be mounted ({os.strerror(ctypes.get_errno())})"
+                )
+            try:
+                write_without_room(words, materials, None, folder, output)
+            finally:
+                _LIBC.umount(str(output).encode())
+
+        return test
+
+    def forbidden(words: Any) -> Callable[[Path], None]:
+        def test(folder: Path) -> None:
+            output = folder / "output"
+            output.mkdir()
+            if os.getuid() == 0:
+                # permissions are nothing to the superuser
+                for name in ("here", "tmp"):
+                    (folder / name).mkdir()
+                    (folder / name).chmod(0o777)
+            output.chmod(0o555)
+            inject = be_nobody if os.getuid() == 0 else None
+            try:
+                write_without_room(words, materials, inject, folder, output)
+            finally:
+                output.chmod(0o755)
+
+        return test
+
+    found = []
+    for command, words in commands(materials).items():
+        found += [Case(f"{command}: files of {size} bytes", limited(words, size)) for size in SIZES]
+        found.append(Case(f"{command}: a disk with {DISK} bytes", mounted(words)))
+        found.append(Case(f"{command}: no permission", forbidden(words)))
+    yield from draw.sample(found, 6) if quick else found

@@ -1,0 +1,273 @@
+"""Programs killed at random moments, after which the same command must end as if they were not.
+
+A training must go on with the losses of the one that was never stopped, bit for bit, and end with
+the same tensors. A preparation must end with the same bytes.
+"""
+
+import random
+import sysconfig
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from scripts.check._faults_materials import TRAININGS, Materials, logged, translation
+from scripts.check._faults_programs import (
+    Case,
+    CaseFailedError,
+    Outcome,
+    Program,
+    digests,
+    read_tensors,
+    run,
+    succeed,
+)
+
+UPDATES = 30
+OFTEN = ("--max-update", UPDATES, "--save-interval-updates", 3, "--keep-interval-updates", 2)
+
+
+class Moment(NamedTuple):
+    """When a program is killed.
+
+    Attributes:
+        share: of the time that it takes undisturbed; None to wait for a file being written.
+        writes: how many times such a file is seen before.
+        with_children: whether what it started is killed with it.
+    """
+
+    share: float | None
+    writes: int
+    with_children: bool
+
+    def __str__(self) -> str:
+        when = f"write {self.writes}" if self.share is None else f"{self.share:.0%}"
+        return f"at {when}, {'with children' if self.with_children else 'alone'}"
+
+
+def moments(draw: random.Random, number: int, writes: int) -> list[Moment]:
+    """Random moments, of which every third is during one of so many writes of a file."""
+    found = []
+    for count in range(number):
+        during = count % 3 == 2 and writes
+        share = None if during else round(draw.uniform(0.02, 1), 3)
+        found.append(Moment(share, draw.randint(1, max(1, writes)), count % 2 == 0))
+    return found
+
+
+def kill(program: Program, moment: Moment, seconds: float, output: Path) -> None:
+    """Kill a program at a moment, unless it ends before."""
+    deadline = time.monotonic() + (1.5 if moment.share is None else moment.share) * seconds
+    seen, names = 0, set()
+    while time.monotonic() < deadline and not program.ends_within(0.0005):
+        if moment.share is not None:
+            continue
+        now = {x.name for pattern in ("*.tmp", "*.partial*") for x in output.parent.rglob(pattern)}
+        seen += len(now - names)
+        names = now
+        if seen >= moment.writes:
+            break
+    program.kill(moment.with_children)
+    program.wait()
+
+
+class KilledTraining:
+    """The training of a paper, undisturbed and killed.
+
+    Args:
+        materials: what it reads.
+        paper: which it is.
+        workers: how many processes train together.
+    """
+
+    def __init__(self, materials: Materials, paper: str, workers: int = 1) -> None:
+        self._materials = materials
+        self._paper = paper
+        self._workers = workers
+        self._undisturbed: Outcome | None = None
+        self._folder = materials.folder / "undisturbed" / f"{paper} on {workers}"
+
+    @property
+    def undisturbed(self) -> Outcome:
+        """How the training ends that nobody kills."""
+        if self._undisturbed is None:
+            self._undisturbed = self._finish(self._folder / "model", self._folder)
+        return self._undisturbed
+
+    def _start(self, output: Path, folder: Path) -> list[Program]:
+        words = self._materials.training(self._paper, output, *OFTEN)
+        if self._workers == 1:
+            return [Program(words, folder)]
+        words += self._materials.together(self._workers)
+        return [
+            Program((*words, "--distributed-rank", rank), folder / f"worker {rank}")
+            for rank in range(self._workers)
+        ]
+
+    def _finish(self, output: Path, folder: Path) -> Outcome:
+        outcomes = [program.wait() for program in self._start(output, folder)]
+        for outcome in outcomes:
+            if outcome.status != 0:
+                raise CaseFailedError(f"it ends with {outcome.status}: {outcome.last}")
+        return outcomes[0]
+
+    def run(self, moment: Moment, folder: Path) -> None:
+        """Kill the training at a moment, run it again, and compare; raises CaseFailedError."""
+        whole, output = self.undisturbed, folder / "model"
+        programs = self._start(output, folder / "killed")
+        kill(programs[-1], moment, whole.seconds, output)
+        for program in programs:
+            # those that wait for the one that is killed
+            program.kill(True)
+            program.wait()
+        left = sorted(output.glob("checkpoint*.pt"))
+        for path in left:
+            read_tensors(path)
+        again = self._finish(output, folder / "again")
+        if left and "resuming cold" in again.printed:
+            raise CaseFailedError("it goes on without the recurrence that it had")
+        self._compare(whole, again, output)
+
+    def _compare(self, whole: Outcome, again: Outcome, output: Path) -> None:
+        expected, found = logged(whole.printed), logged(again.printed)
+        for place, values in found.items():
+            if values != expected.get(place):
+                raise CaseFailedError(
+                    f"{' after update '.join(map(str, place))} it logs other numbers"
+                )
+        last = "checkpoint_last.pt"
+        # meters hold times
+        times = ("/extra_state/metrics/", "/extra_state/previous_training_time")
+        one, two = (
+            {k: x for k, x in read_tensors(place / last).items() if not k.startswith(times)}
+            for place in (self._folder / "model", output)
+        )
+        if one.keys() != two.keys():
+            raise CaseFailedError("the last checkpoint holds other tensors")
+        different = [name for name in one if not torch.equal(one[name], two[name])]
+        if different:
+            raise CaseFailedError(
+                f"{len(different)} of {len(one)} tensors differ, {different[0]} first"
+            )
+
+
+class KilledPreparation:
+    """A command that writes files, undisturbed and killed.
+
+    Args:
+        folder: for the undisturbed run.
+        words: gives the command's words for an output.
+        inject: is called in its process first.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        words: Callable[[Path], tuple[Any, ...]],
+        inject: Callable[[], None] | None = None,
+    ) -> None:
+        self._folder = folder
+        self._words = words
+        self._inject = inject
+        self._expected: dict[str, str] | None = None
+        self._seconds = 0.0
+
+    def run(self, moment: Moment, folder: Path) -> None:
+        """Kill the command at a moment, run it again, and compare; raises CaseFailedError."""
+        if self._expected is None:
+            words = self._words(self._folder / "made" / "output")
+            (self._folder / "made").mkdir(parents=True)
+            outcome = succeed(words, self._folder, inject=self._inject)
+            self._expected = digests(self._folder / "made")
+            self._seconds = outcome.seconds
+        output = folder / "made" / "output"
+        output.parent.mkdir(parents=True)
+        program = Program(self._words(output), folder / "killed", inject=self._inject)
+        kill(program, moment, self._seconds, output)
+        # at once, as a scheduler would, while what the first one started may still be there; where
+        # it had ended, the command may say so
+        again = run(self._words(output), folder / "again", inject=self._inject)
+        if again.status != 0 and digests(folder / "made") != self._expected:
+            raise CaseFailedError(f"the same command ends with {again.status}: {again.last}")
+        if stayed := program.end_children():
+            raise CaseFailedError(f"what it started outlives it: {', '.join(stayed)}")
+        found = digests(folder / "made")
+        if found != self._expected:
+            names = sorted(
+                name
+                for name in found.keys() | self._expected.keys()
+                if found.get(name) != self._expected.get(name)
+            )
+            raise CaseFailedError(
+                f"{len(names)} files differ from the undisturbed run's: {names[0]}"
+            )
+
+
+def cases(materials: Materials, quick: bool, draw: random.Random) -> Iterator[Case]:
+    """Kills of the trainings and of the commands that write files."""
+    trainings = [(paper, 1) for paper in TRAININGS] + [("transformer_xl", 2)]
+    for paper, workers in trainings:
+        training = KilledTraining(materials, paper, workers)
+        named = f"train {paper}" + (f" on {workers} workers" if workers > 1 else "")
+        for moment in moments(draw, 3 if quick else 25, UPDATES):
+            yield Case(
+                f"{named}, killed {moment}",
+                lambda folder, training=training, moment=moment: training.run(moment, folder),
+            )
+    for name, (words, inject, number, writes) in preparations(materials).items():
+        folder = materials.folder / "undisturbed" / name
+        preparation = KilledPreparation(folder, words, inject)
+        for moment in moments(draw, 1 if quick else number, writes):
+            yield Case(
+                f"{name}, killed {moment}",
+                lambda folder, made=preparation, moment=moment: made.run(moment, folder),
+            )
+
+
+def small_library(folder: Path) -> Callable[[], None]:
+    """Let the preparation of Python's source take a small library."""
+
+    def inject() -> None:
+        folder.mkdir(exist_ok=True)
+        for number in range(120):
+            source = f"def f{number}(x):\n    x += {number}\n    return x\n"
+            (folder / f"m{number:03}.py").write_text(source * 4)
+        sysconfig.get_path = lambda *arguments: str(folder)
+
+    return inject
+
+
+def preparations(
+    materials: Materials,
+) -> dict[str, tuple[Callable[[Path], tuple[Any, ...]], Callable[[], None] | None, int, int]]:
+    """Commands that write files: words for an output, what to inject, how many kills and writes."""
+
+    def average(output: Path) -> tuple[Any, ...]:
+        last = materials.checkpoints["transformer_xl"]
+        several = (last, last.with_name("checkpoint_1_4.pt"))
+        return ("scripts.convert.average", *several, "--output", output)
+
+    def source(output: Path) -> tuple[Any, ...]:
+        return ("scripts.prepare.python_source", "--output", output, "--subwords", 60)
+
+    def numbers(output: Path) -> tuple[Any, ...]:
+        sizes = ("--train", 3000, "--valid", 50, "--test", 50)
+        return ("scripts.prepare.number_names", "--output", output, *sizes)
+
+    def news(output: Path) -> tuple[Any, ...]:
+        words = ("scripts.prepare.news", "--input", materials.news, "--output", output)
+        return (*words, "--bpe-size", 40, "--workers", 2)
+
+    def conversion(output: Path) -> tuple[Any, ...]:
+        return materials.conversion(materials.foreign, output)
+
+    return {
+        "prepare.python_source": (source, small_library(materials.folder / "library"), 10, 2),
+        "prepare.number_names": (numbers, None, 10, 2),
+        "prepare.translation": (lambda to: translation(materials.texts, to), None, 10, 12),
+        "prepare.news": (news, None, 10, 8),
+        "convert.checkpoint": (conversion, None, 10, 3),
+        "convert.average": (average, None, 10, 1),
+    }

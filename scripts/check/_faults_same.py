@@ -1,0 +1,185 @@
+"""The same answer whatever computes it: workers, parts, segments, threads, precision, releases."""
+
+import os
+import random
+import re
+import subprocess
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from scripts.check._faults_load import LINE
+from scripts.check._faults_materials import Materials, logged
+from scripts.check._faults_programs import (
+    ROOT,
+    Case,
+    CaseFailedError,
+    Outcome,
+    Program,
+    run,
+    succeed,
+)
+
+UPDATES = 8
+# Largest difference of a loss that the log shows with three or four digits.
+LOGGED = 0.002
+# Largest difference of a log-probability in single precision from that in double precision.
+SINGLE = 1e-5
+# each: what is changed, and what is changed with it so that the answer is the same
+TRAINED: dict[str, tuple[str, tuple[Any, ...]]] = {
+    "2 parts of a batch": ("transformer_xl", ("--batch-split", 2)),
+    "4 parts of a batch": ("transformer_xl", ("--batch-split", 4)),
+    "2 processes that load": ("product_key_memory", ("--num-workers", 2)),
+    "2 processes that load pairs": ("weighted_transformer", ("--num-workers", 2)),
+    "the plain kernel": ("transformer_xl", ("--attention-kernel", "plain")),
+    "activations computed again": ("transformer_xl", ("--checkpoint-activations",)),
+}
+# how a text is scored by a model whose memory holds all of it
+ALL = ("--model-overrides", "{'mem_len': 400}", "--batch-size", 1)
+SCORED: dict[str, tuple[Any, ...]] = {
+    f"segments of {length}": ("--tokens-per-sample", length, *ALL) for length in (1, 3, 50, 157)
+}
+
+
+def losses(outcome: Outcome) -> list[float]:
+    """Losses that a training logged, in order."""
+    values = [values for _, values in sorted(logged(outcome.printed).items())]
+    return [float(value.get("loss") or value["valid_loss"]) for value in values]
+
+
+def check_close(found: list[float], expected: list[float], most: float, what: str) -> None:
+    """Raise CaseFailedError where two lists of numbers differ by more than this."""
+    if len(found) != len(expected) or not found:
+        raise CaseFailedError(f"{len(found)} {what}, where there were {len(expected)}")
+    differences = [abs(one - two) for one, two in zip(found, expected, strict=True)]
+    # a comparison with NaN is false
+    if not all(difference <= most for difference in differences):
+        raise CaseFailedError(f"{what} differ by {max(differences):.2g}, more than {most}")
+
+
+def short_training(
+    materials: Materials, paper: str, folder: Path, *options: Any
+) -> tuple[Any, ...]:
+    """Words of a training without dropout."""
+    given = ("--dropout", 0, "--max-update", UPDATES, "--no-save", *options)
+    return materials.training(paper, folder / "model", *given)
+
+
+def train_otherwise(materials: Materials, name: str, folder: Path) -> None:
+    """Compare a training with one that computes the same in another way."""
+    paper, options = TRAINED[name]
+    one = succeed(short_training(materials, paper, folder), folder / "one")
+    other = succeed(short_training(materials, paper, folder, *options), folder / "other")
+    check_close(losses(other), losses(one), LOGGED, "losses")
+
+
+def train_on_workers(materials: Materials, paper: str, workers: int, folder: Path) -> None:
+    """Compare a training on some workers with one that has all their streams."""
+    streams = 6
+    words = short_training(materials, paper, folder, "--batch-size", streams // workers)
+    together = materials.together(workers)
+    one = succeed((*words, "--batch-size", streams), folder / "one")
+    programs = [
+        Program((*words, *together, "--distributed-rank", rank), folder / f"worker {rank}")
+        for rank in range(workers)
+    ]
+    outcomes = [program.wait() for program in programs]
+    for program in programs:
+        program.kill(True)
+    for outcome in outcomes:
+        if outcome.status != 0:
+            raise CaseFailedError(f"a worker ends with {outcome.status}: {outcome.last}")
+    check_close(losses(outcomes[0]), losses(one), LOGGED, "losses")
+
+
+def score_otherwise(materials: Materials, name: str, folder: Path) -> None:
+    """Compare the loss of a text with that in segments of 8."""
+    checkpoint = materials.checkpoints["transformer_xl"]
+    found = [
+        succeed(materials.evaluation(checkpoint, *options), folder / place)
+        for place, options in (("one", ALL), ("other", SCORED[name]))
+    ]
+    one, other = ([float(re.search(r"Loss \(base 2\): ([\d.]+)", x.printed)[1])] for x in found)
+    check_close(other, one, LOGGED, "losses")
+
+
+def log_probabilities(
+    materials: Materials, paper: str, folder: Path, dtype: str = "float32", threads: int = 1
+) -> list[float]:
+    """Log-probabilities of the symbols of a line."""
+    words = ("scripts.check._faults_load", materials.checkpoints[paper], materials.text, dtype)
+    printed = succeed(words, folder, inject=lambda: torch.set_num_threads(threads)).printed
+    return [float(word) for word in printed.splitlines()[-1].split()]
+
+
+def compare_scores(materials: Materials, paper: str, change: dict[str, Any], folder: Path) -> None:
+    """Compare log-probabilities of a line in single precision on one thread with others."""
+    one = log_probabilities(materials, paper, folder / "one")
+    other = log_probabilities(materials, paper, folder / "other", **change)
+    if len(one) != len(LINE.split()) + 1 and len(one) != len(LINE.split()):
+        raise CaseFailedError(f"{len(one)} symbols are scored of {len(LINE.split())}")
+    check_close(other, one, SINGLE, "log-probabilities")
+
+
+def score_with(materials: Materials, python: Path, folder: Path) -> None:
+    """Compare log-probabilities of a line with those of another Python's PyTorch."""
+    one = log_probabilities(materials, "transformer_xl", folder / "one")
+    words = [python, "-m", "scripts.check._faults_load"]
+    words += [materials.checkpoints["transformer_xl"], materials.text]
+    done = subprocess.run(
+        words, cwd=ROOT, capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"}
+    )
+    if done.returncode:
+        raise CaseFailedError(f"{python} ends with {done.returncode}: {done.stderr[-300:]}")
+    other = [float(word) for word in done.stdout.splitlines()[-1].split()]
+    check_close(other, one, SINGLE, "log-probabilities")
+
+
+def two_at_once(materials: Materials, folder: Path) -> None:
+    """Start the same training twice in one folder: the second is refused, the first ends."""
+    words = materials.training("transformer_xl", folder / "model", "--max-update", 60)
+    first = Program(words, folder / "first")
+    while not (folder / "model").exists() and not first.ends_within(0.05):
+        continue
+    second = run(words, folder / "second")
+    outcome = first.wait()
+    if outcome.status != 0:
+        raise CaseFailedError(f"the first ends with {outcome.status}: {outcome.last}")
+    if second.status == 0:
+        # it waited for the end of the first
+        if "the training is complete" not in second.printed:
+            raise CaseFailedError("both train")
+        return
+    if "where another training is writing" not in second.printed:
+        raise CaseFailedError(f"the second is refused for another reason: {second.last}")
+
+
+def cases(
+    materials: Materials, quick: bool, draw: random.Random, pythons: Sequence[Path] = ()
+) -> Iterator[Case]:
+    """All comparisons, or some of them."""
+    found = [Case("two trainings in one folder", lambda folder: two_at_once(materials, folder))]
+
+    def add(name: str, work: Any, *given: Any) -> None:
+        found.append(Case(name, lambda folder: work(materials, *given, folder)))
+
+    for name in TRAINED:
+        add(f"training: {name}", train_otherwise, name)
+    for paper in ("transformer_xl", "all_attention"):
+        for workers in (2, 3):
+            add(f"training: {paper} on {workers} workers", train_on_workers, paper, workers)
+    for name in SCORED:
+        add(f"scoring: {name}", score_otherwise, name)
+    for paper in ("transformer_xl", "all_attention", "product_key_memory"):
+        add(f"scoring: {paper} in float64", compare_scores, paper, {"dtype": "float64"})
+        for threads in (2, 4):
+            name = f"scoring: {paper} on {threads} threads"
+            add(name, compare_scores, paper, {"threads": threads})
+    chosen = draw.sample(found, 4) if quick else found
+    for python in pythons:
+        chosen.append(
+            Case(f"scoring: {python}", lambda folder, p=python: score_with(materials, p, folder))
+        )
+    yield from chosen
