@@ -106,6 +106,8 @@ def _build_model(
         _add_newer_options(cfg, options)
     elif OmegaConf.is_config(cfg):
         _check_names(cfg, options)
+    else:
+        ARCH_CONFIG_REGISTRY[name](cfg)
     _check_numbers(cfg, options)
     model = build(cfg, task, from_checkpoint)
     if not from_checkpoint:
