@@ -17,6 +17,7 @@ from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
+import fairseq.dataclass.utils
 import fairseq.models
 from fairseq.models import (
     ARCH_CONFIG_REGISTRY,
@@ -26,6 +27,7 @@ from fairseq.models import (
 )
 from hydra.core.config_store import ConfigStore
 from omegaconf import DictConfig, OmegaConf, open_dict
+from omegaconf.errors import ConfigKeyError
 
 from fairseq_plugins.fairseq_integration.distributed import check_training
 
@@ -82,10 +84,15 @@ def _fields(options: type) -> tuple[dataclasses.Field, ...]:
 
 
 def apply_presets() -> None:
-    """Let fairseq complete the options of presets where it builds a model."""
-    fairseq.models.build_model = functools.wraps(fairseq.models.build_model)(
-        partial(_build_model, fairseq.models.build_model)
-    )
+    """Let fairseq complete the options of presets where it builds a model, and name wrong ones."""
+    for module, name, ours in (
+        (fairseq.models, "build_model", _build_model),
+        (fairseq.models, "merge_with_parent", _merge),
+        # that of fairseq-hydra-train
+        (fairseq.dataclass.utils, "merge_with_parent", _merge),
+    ):
+        theirs = getattr(module, name)
+        setattr(module, name, functools.wraps(theirs)(partial(ours, theirs)))
 
 
 def _build_model(
@@ -94,9 +101,8 @@ def _build_model(
     """Build a model with fairseq's function, after its options were completed in place.
 
     Raises:
-        ValueError: a configuration has an option that the model does not have, or a value that is
-            another kind of number than the option; or the model does not go with how its training
-            is shared out.
+        ValueError: a value is another kind of number than the option; or the model does not go with
+            how its training is shared out.
     """
     name = getattr(cfg, "_name", None) or getattr(cfg, "arch", None)
     if name not in _PRESETS:
@@ -104,9 +110,7 @@ def _build_model(
     options = _PRESETS[name]
     if from_checkpoint:
         _add_newer_options(cfg, options)
-    elif OmegaConf.is_config(cfg):
-        _check_names(cfg, options)
-    else:
+    elif not OmegaConf.is_config(cfg):
         ARCH_CONFIG_REGISTRY[name](cfg)
     _check_numbers(cfg, options)
     model = build(cfg, task, from_checkpoint)
@@ -149,15 +153,21 @@ def _check_numbers(cfg: Any, options: type) -> None:
             )
 
 
-def _check_names(cfg: DictConfig, options: type) -> None:
-    """Raise ``ValueError`` for an option that the model does not have."""
-    known = {"_name", *(option.name for option in _fields(options))}
-    for option in cfg:
-        if option not in known:
-            raise ValueError(
-                f"model.{option} is no option of {cfg._name}: the names are those of "
-                "fairseq-train's options with _ for -"
-            )
+def _merge(
+    merge: Callable[..., DictConfig], options: Any, cfg: DictConfig, remove_missing: bool = False
+) -> DictConfig:
+    """Merge a configuration into its dataclass with fairseq's function.
+
+    Raises:
+        ValueError: it has an option that the dataclass does not have.
+    """
+    try:
+        return merge(options, cfg, remove_missing)
+    except ConfigKeyError as error:
+        raise ValueError(
+            f"{cfg._get_full_key(error.key)} is no option of {cfg._name}: the names are those of "
+            "fairseq-train's options with _ for -"
+        ) from error
 
 
 def keep_bf16_off_tpus() -> None:
