@@ -11,53 +11,47 @@ import functools
 import importlib.util
 import math
 import typing
-from argparse import ArgumentParser, Namespace
+from argparse import Namespace
 from collections.abc import Callable
 from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
+import fairseq.dataclass.utils
 import fairseq.models
 from fairseq.models import (
     ARCH_CONFIG_REGISTRY,
     ARCH_MODEL_NAME_REGISTRY,
-    ARCH_MODEL_REGISTRY,
     MODEL_DATACLASS_REGISTRY,
     register_model_architecture,
 )
 from hydra.core.config_store import ConfigStore
 from omegaconf import DictConfig, OmegaConf, open_dict
+from omegaconf.errors import ConfigKeyError
 
 from fairseq_plugins.fairseq_integration.distributed import check_training
 
-# by its name: the values of a preset, and the options of its model with their defaults
-_PRESETS: dict[str, tuple[dict[str, Any], type | None]] = {}
+# by its name: the options of its model with their defaults
+_PRESETS: dict[str, type] = {}
 
 
-def register_presets(
-    model: str, presets: dict[str, dict[str, Any]], options: type | None = None
-) -> None:
+def register_presets(model: str, presets: dict[str, dict[str, Any]]) -> None:
     """Register named architectures of a model.
 
-    The model's own name becomes a preset without values, so that ``--arch`` treats it like others.
-
     Args:
-        model: the name that the model is registered by.
+        model: the name that the model is registered by, with a dataclass.
         presets: values of the model's options, by the name of the preset.
-        options: dataclass of the options that fairseq's model does not have, of a model that is
-            registered without a dataclass.
     """
-    configured = model in MODEL_DATACLASS_REGISTRY
+    options = MODEL_DATACLASS_REGISTRY[model]
     for name, values in [(model, {}), *presets.items()]:
-        _PRESETS[name] = values, MODEL_DATACLASS_REGISTRY[model] if configured else options
-        complete = partial(_complete_parsed, values, options)
-        if name in ARCH_MODEL_REGISTRY:
+        _PRESETS[name] = options
+        complete = partial(_complete_parsed, values)
+        if name == model:
+            # fairseq has registered it
             ARCH_CONFIG_REGISTRY[name] = complete
         else:
-            # fairseq registers the name of a model only where that has a dataclass
             register_model_architecture(model, name)(complete)
-        if name != model and configured:
-            _register_dataclass(name, MODEL_DATACLASS_REGISTRY[model], values)
+            _register_dataclass(name, options, values)
 
 
 def _register_dataclass(name: str, base: type, values: dict[str, Any]) -> None:
@@ -75,35 +69,30 @@ def _register_dataclass(name: str, base: type, values: dict[str, Any]) -> None:
     ConfigStore.instance().store(name=name, group="model", node=node, provider="fairseq_plugins")
 
 
-def _complete_parsed(values: dict[str, Any], options: type | None, cfg: Any) -> None:
-    """Complete the options of ``--arch`` in place, as fairseq asks for.
-
-    Those of a model without a dataclass are all there then: its checkpoints tell all of them.
-    """
+def _complete_parsed(values: dict[str, Any], cfg: Any) -> None:
+    """Set a preset's values in place where the options of ``--arch`` are silent."""
     if OmegaConf.is_config(cfg):
         return
-    for option, value in {**_defaults(options), **values}.items():
+    for option, value in values.items():
         if not hasattr(cfg, option):
             setattr(cfg, option, value)
     _keep_bf16_off_tpus(cfg)
 
 
-def _fields(options: type | None) -> tuple[dataclasses.Field, ...]:
-    found = () if options is None else dataclasses.fields(options)
-    return tuple(option for option in found if not option.name.startswith("_"))
-
-
-def _defaults(options: type | None) -> dict[str, Any]:
-    # an interpolation is of a configuration, which parsed options are not in
-    found = {option.name: option.default for option in _fields(options)}
-    return {name: value for name, value in found.items() if not str(value).startswith("${")}
+def _fields(options: type) -> tuple[dataclasses.Field, ...]:
+    return tuple(option for option in dataclasses.fields(options) if option.name[0] != "_")
 
 
 def apply_presets() -> None:
-    """Let fairseq complete the options of presets where it builds a model."""
-    fairseq.models.build_model = functools.wraps(fairseq.models.build_model)(
-        partial(_build_model, fairseq.models.build_model)
-    )
+    """Let fairseq complete the options of presets where it builds a model, and name wrong ones."""
+    for module, name, ours in (
+        (fairseq.models, "build_model", _build_model),
+        (fairseq.models, "merge_with_parent", _merge),
+        # that of fairseq-hydra-train
+        (fairseq.dataclass.utils, "merge_with_parent", _merge),
+    ):
+        theirs = getattr(module, name)
+        setattr(module, name, functools.wraps(theirs)(partial(ours, theirs)))
 
 
 def _build_model(
@@ -112,46 +101,44 @@ def _build_model(
     """Build a model with fairseq's function, after its options were completed in place.
 
     Raises:
-        ValueError: a configuration has an option that the model does not have, or a value that is
-            another kind of number than the option; or the model does not go with how its training
-            is shared out.
+        ValueError: a value is another kind of number than the option; or the model does not go with
+            how its training is shared out.
     """
     name = getattr(cfg, "_name", None) or getattr(cfg, "arch", None)
-    if name in _PRESETS:
-        values, options = _PRESETS[name]
-        if from_checkpoint:
-            _add_newer_options(cfg, options)
-        if OmegaConf.is_config(cfg) and name not in MODEL_DATACLASS_REGISTRY:
-            _check_names(cfg, name)
-            wanted = {**_defaults(options), **values}
-            with open_dict(cfg):
-                cfg.update({name: value for name, value in wanted.items() if name not in cfg})
-            cfg = _parsed(cfg)
-        _check_numbers(cfg, options)
-        model = build(cfg, task, from_checkpoint)
-        if not from_checkpoint:
-            check_training(cfg, model)
-        return model
-    return build(cfg, task, from_checkpoint)
+    if name not in _PRESETS:
+        return build(cfg, task, from_checkpoint)
+    options = _PRESETS[name]
+    if from_checkpoint:
+        _add_newer_options(cfg, options)
+    elif not OmegaConf.is_config(cfg):
+        ARCH_CONFIG_REGISTRY[name](cfg)
+    _check_numbers(cfg, options)
+    model = build(cfg, task, from_checkpoint)
+    if not from_checkpoint:
+        check_training(cfg, model)
+    return model
 
 
-def _add_newer_options(cfg: Any, options: type | None) -> None:
+def _add_newer_options(cfg: Any, options: type) -> None:
     """Give options that a checkpoint lacks the values with which it was trained.
 
     They are the defaults, or the metadata ``older_checkpoints`` where the default is another since.
     """
     for option in _fields(options):
-        if not hasattr(cfg, option.name):
+        value = option.metadata.get("older_checkpoints", option.default)
+        # an interpolation is of a configuration: models complete parsed options by themselves
+        of_configuration = str(value).startswith("${") and not OmegaConf.is_config(cfg)
+        if not hasattr(cfg, option.name) and not of_configuration:
             with open_dict(cfg) if OmegaConf.is_config(cfg) else nullcontext():
-                setattr(cfg, option.name, option.metadata.get("older_checkpoints", option.default))
+                setattr(cfg, option.name, value)
 
 
-def _check_numbers(cfg: Any, options: type | None) -> None:
+def _check_numbers(cfg: Any, options: type) -> None:
     """Raise ``ValueError`` for an option that is another kind of number than it should be.
 
     fairseq's parser sees to most of it, but not in ``--model-overrides``.
     """
-    kinds = {} if options is None else typing.get_type_hints(options)
+    kinds = typing.get_type_hints(options)
     for option in _fields(options):
         allowed = {kinds[option.name], *typing.get_args(kinds[option.name])} & {int, float}
         value = getattr(cfg, option.name, None)
@@ -166,29 +153,21 @@ def _check_numbers(cfg: Any, options: type | None) -> None:
             )
 
 
-def _check_names(cfg: DictConfig, name: str) -> None:
-    """Raise ``ValueError`` for an option that the model's parser does not know."""
-    parser = ArgumentParser(add_help=False)
-    ARCH_MODEL_REGISTRY[name].add_args(parser)
-    known = {"_name", "arch", *(action.dest for action in parser._actions)}
-    for option in cfg:
-        if option not in known:
-            raise ValueError(
-                f"model.{option} is no option of {ARCH_MODEL_NAME_REGISTRY[name]}: the names are "
-                "those of fairseq-train's options with _ for -"
-            )
+def _merge(
+    merge: Callable[..., DictConfig], options: Any, cfg: DictConfig, remove_missing: bool = False
+) -> DictConfig:
+    """Merge a configuration into its dataclass with fairseq's function.
 
-
-def _parsed(cfg: DictConfig) -> Namespace:
-    """Return the options of a model that takes parsed arguments, with all groups' beside them."""
-    root = cfg._get_root()
-    found = {}
-    for group in root.values() if root is not cfg else ():
-        if isinstance(group, DictConfig):
-            found.update((name, value) for name, value in group.items_ex(resolve=True))
-    if "optimizer" in root and isinstance(root.optimizer, DictConfig):
-        found["optimizer"] = root.optimizer.get("_name")
-    return Namespace(**{**found, **OmegaConf.to_container(cfg, resolve=True)})
+    Raises:
+        ValueError: it has an option that the dataclass does not have.
+    """
+    try:
+        return merge(options, cfg, remove_missing)
+    except ConfigKeyError as error:
+        raise ValueError(
+            f"{cfg._get_full_key(error.key)} is no option of {cfg._name}: the names are those of "
+            "fairseq-train's options with _ for -"
+        ) from error
 
 
 def keep_bf16_off_tpus() -> None:

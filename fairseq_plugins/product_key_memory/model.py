@@ -26,6 +26,7 @@ from omegaconf import II
 
 from fairseq_plugins.fairseq_integration.checkpoint_files import weights_loaded_into
 from fairseq_plugins.fairseq_integration.presets import register_presets
+from fairseq_plugins.fairseq_integration.transformer_options import TransformerOptions, parsed
 from fairseq_plugins.product_key_memory.building import (
     MemoryBuilder,
     choose_trained_slots,
@@ -145,13 +146,14 @@ class MemoryTransformerOptions(MemoryOptions):
     )
 
 
-@register_model("pkm_transformer")
-class MemoryTransformer(TransformerModel):
-    """fairseq's translation transformer with memories in some layers.
+@dataclass
+class MemoryTransformerConfig(MemoryTransformerOptions, TransformerOptions):
+    """Options of ``pkm_transformer``: fairseq's of ``transformer``, and the memories'."""
 
-    It takes fairseq's options as parsed arguments, as its parent does: fairseq's configuration of
-    this model is nested, and the command line cannot fill it.
-    """
+
+@register_model("pkm_transformer", dataclass=MemoryTransformerConfig)
+class MemoryTransformer(TransformerModel):
+    """fairseq's translation transformer with memories in some layers."""
 
     @classmethod
     def hub_models(cls) -> dict[str, str]:
@@ -165,12 +167,15 @@ class MemoryTransformer(TransformerModel):
         gen_parser_from_dataclass(parser, MemoryTransformerOptions(), delete_default=True)
 
     @classmethod
-    def build_model(cls, args: argparse.Namespace, task: Any) -> "MemoryTransformer":
+    def build_model(
+        cls, cfg: MemoryTransformerConfig | argparse.Namespace, task: Any
+    ) -> "MemoryTransformer":
         """Build the model for the task's dictionaries.
 
         Raises:
             ValueError: an option has a value that no such model has, or two do not go together.
         """
+        args = parsed(cfg)
         options = _memory_options(args)
         texts = {part: getattr(options, f"{part}_memory_layers") for part in ("encoder", "decoder")}
         check_placed(options, any(texts.values()), "--encoder-memory-layers")
@@ -196,13 +201,14 @@ class MemoryTransformer(TransformerModel):
 
 
 def _memory_options(args: argparse.Namespace) -> MemoryTransformerOptions:
-    """Return the memories' options; parsed arguments hold only those that were given."""
+    """Return the memories' options; those that the arguments lack have their defaults."""
     given = {
         option.name: getattr(args, option.name)
         for option in dataclasses.fields(MemoryTransformerOptions)
         if hasattr(args, option.name)
     }
-    given["memory_optimizer"] = getattr(args, "optimizer", None)
+    # arguments that older checkpoints have parsed name it themselves
+    given.setdefault("memory_optimizer", getattr(args, "optimizer", None))
     return MemoryTransformerOptions(**given)
 
 
@@ -279,4 +285,4 @@ TRANSLATION_MODELS: dict[str, dict[str, Any]] = {
 }
 
 register_presets("pkm_transformer_lm", LANGUAGE_MODELS)
-register_presets("pkm_transformer", TRANSLATION_MODELS, MemoryTransformerOptions)
+register_presets("pkm_transformer", TRANSLATION_MODELS)

@@ -1,6 +1,7 @@
 """Loading a checkpoint that fairseq-train wrote, with its dictionary, for use from Python."""
 
 import difflib
+import math
 import os
 from pathlib import Path
 from types import SimpleNamespace
@@ -32,6 +33,7 @@ def load(
     *,
     tokens_per_sample: int | None = None,
     extended_context: int | None = None,
+    softmax_temperature: float = 1.0,
     tokenizer: str | None = None,
     bpe: str | None = None,
     allow_unknown: bool = False,
@@ -47,6 +49,8 @@ def load(
             checkpoint's own folder, else the one that the model was trained on.
         tokens_per_sample: segment or block length of a language model; None for that of training.
         extended_context: of a segment language model; None for that of training.
+        softmax_temperature: of a segment language model: what scores are divided by before each
+            softmax, as by ``--softmax-temperature`` of fairseq-eval-lm; in generation, too.
         tokenizer: fairseq's name of what makes tokens of a text, such as ``moses``; None for what
             the model was trained with ``--tokenizer``.
         bpe: fairseq's name of what makes units of tokens, such as ``subword_nmt`` or
@@ -71,16 +75,25 @@ def load(
     translates = issubclass(kind, TranslationTask)
     segments = issubclass(kind, SegmentLanguageModelingTask)
     steps, changed = _split_options(file, state, {"tokenizer": tokenizer, "bpe": bpe}, options)
-    given = {"tokens_per_sample": tokens_per_sample, "extended_context": extended_context}
-    for name, value in given.items():
-        if value is not None and (translates or (name == "extended_context" and not segments)):
+    for name, value, left_out, known in (
+        ("tokens_per_sample", tokens_per_sample, None, not translates),
+        ("extended_context", extended_context, None, segments),
+        ("softmax_temperature", softmax_temperature, 1, segments),
+    ):
+        if value != left_out and not known:
             raise ValueError(
                 f"{name} is {value} and {file} holds a model of the task {of_task['_name']}, "
                 "which has no such option: leave it out"
             )
+    if not 0 < softmax_temperature < math.inf:
+        raise ValueError(
+            f"softmax_temperature is {softmax_temperature}: it must be above 0, and finite"
+        )
     folder = find_data(file, data, {**of_task, **changed}, translates)
     lines = build_lines(**steps)
     model, task = _load(file, folder, changed)
+    if segments:
+        model.decoder.softmax_temperature = softmax_temperature
     _prepare(model, changed if segments else {})
     if translates:
         return TranslationModel(model, task, lines)

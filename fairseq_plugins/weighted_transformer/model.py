@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from fairseq_plugins.fairseq_integration.option_names import errors_name_options
 from fairseq_plugins.fairseq_integration.presets import register_presets
+from fairseq_plugins.fairseq_integration.transformer_options import parsed
 from fairseq_plugins.weighted_transformer.branch_weights import (
     KINDS,
     LEARNED,
@@ -34,6 +35,7 @@ from fairseq_plugins.weighted_transformer.options import (
     SHARED,
     SUBLAYERS,
     BranchOptions,
+    WeightedTransformerConfig,
     branch_options,
     check_options,
     check_parts,
@@ -78,13 +80,9 @@ PRESETS: dict[str, dict[str, Any]] = {
 }
 
 
-@register_model("weighted_transformer")
+@register_model("weighted_transformer", dataclass=WeightedTransformerConfig)
 class WeightedTransformer(TransformerModel):
-    """fairseq's translation transformer with branched attention in each layer.
-
-    Its options are parsed arguments, as its parent's: fairseq's command line cannot fill the nested
-    configuration of that model.
-    """
+    """fairseq's translation transformer with branched attention in each layer."""
 
     # whether train() was called, as fairseq does before each update: a model that is loaded to
     # translate has training set, too, until eval()
@@ -102,12 +100,15 @@ class WeightedTransformer(TransformerModel):
         gen_parser_from_dataclass(parser, BranchOptions(), delete_default=True)
 
     @classmethod
-    def build_model(cls, args: argparse.Namespace, task: Any) -> "WeightedTransformer":
+    def build_model(
+        cls, cfg: WeightedTransformerConfig | argparse.Namespace, task: Any
+    ) -> "WeightedTransformer":
         """Build the model for the task's dictionaries.
 
         Raises:
             ValueError: an option has a value that no such model has, or two do not go together.
         """
+        args = parsed(cfg)
         options = branch_options(args)
         check_options(options)
         check_parts(TransformerConfig.from_namespace(args))
@@ -317,4 +318,4 @@ class _BranchWeightsLog:
                     )
 
 
-register_presets("weighted_transformer", PRESETS, BranchOptions)
+register_presets("weighted_transformer", PRESETS)

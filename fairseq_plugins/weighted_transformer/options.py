@@ -9,6 +9,7 @@ from typing import Optional
 from fairseq.dataclass import ChoiceEnum, FairseqDataclass
 from fairseq.models.transformer import TransformerConfig
 
+from fairseq_plugins.fairseq_integration.transformer_options import TransformerOptions
 from fairseq_plugins.weighted_transformer.branch_weights import (
     LEARNED,
     NEAR_UNIFORM,
@@ -117,6 +118,11 @@ class BranchOptions(FairseqDataclass):
             "(section 4.1; default: never)"
         },
     )
+
+
+@dataclass
+class WeightedTransformerConfig(BranchOptions, TransformerOptions):
+    """Options of ``weighted_transformer``: fairseq's of ``transformer``, and the branches'."""
 
 
 def branch_options(args: argparse.Namespace) -> BranchOptions:

@@ -60,6 +60,21 @@ TRANSLATION = (
     },
 )
 
+MEMORIES = (
+    [
+        *("--task", "translation", "--source-lang", "en", "--target-lang", "de"),
+        *("--arch", "pkm_transformer_tiny", "--encoder-embed-dim", 64, "--max-tokens", 200),
+        *("--optimizer", "adam_with_memory", "--criterion", "cross_entropy"),
+    ],
+    {
+        "task": {"_name": "translation", "source_lang": "en", "target_lang": "de"},
+        "dataset": {"max_tokens": 200},
+        "model": {"_name": "pkm_transformer_tiny", "encoder_embed_dim": 64},
+        "optimizer": {"_name": "adam_with_memory"},
+        "criterion": {"_name": "cross_entropy"},
+    },
+)
+
 
 @pytest.fixture(scope="module")
 def pairs(make_pairs):
@@ -80,9 +95,13 @@ def hydra_train(folder, configuration, data, *words, **options):
     return run("fairseq-hydra-train", *named, *words, folder=folder, **options)
 
 
-@pytest.mark.parametrize("text", ["data", "pairs"])
-def test_both_commands_train_the_same_model(text, request, tmp_path):
-    options, configuration = LANGUAGE if text == "data" else TRANSLATION
+@pytest.mark.parametrize(
+    ("text", "given"),
+    [("data", LANGUAGE), ("pairs", TRANSLATION), ("pairs", MEMORIES)],
+    ids=["spans", "branches", "memories"],
+)
+def test_both_commands_train_the_same_model(text, given, request, tmp_path):
+    options, configuration = given
     source = request.getfixturevalue(text)
     run("fairseq-train", source, *COMMON, *options, "--save-dir", tmp_path / "train")
     hydra_train(tmp_path, configuration, source)
@@ -95,15 +114,14 @@ def test_both_commands_train_the_same_model(text, request, tmp_path):
     wanted = configuration["model"]
     for name, value in wanted.items():
         for state in (trained, configured):
-            saved = state["cfg"]["model"]
-            assert (saved if isinstance(saved, dict) else vars(saved))[name] == value
+            assert state["cfg"]["model"][name] == value
 
 
 def test_a_misspelt_option_is_refused(pairs, tmp_path):
     _, configuration = TRANSLATION
     model = {**configuration["model"], "branch_residul": "sublayers"}
     printed = hydra_train(tmp_path, {**configuration, "model": model}, pairs, fails=True)
-    assert "model.branch_residul is no option of weighted_transformer" in printed
+    assert "model.branch_residul is no option of weighted_transformer_tiny: the names" in printed
 
 
 TINY = {

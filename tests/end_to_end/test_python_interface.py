@@ -64,8 +64,10 @@ def test_scores_are_those_of_fairseq_eval_lm(data, checkpoint, model, text):
 
 def test_scores_with_other_options_are_those_of_fairseq_eval_lm(data, checkpoint, text):
     options = ("--tokens-per-sample", 5, "--model-overrides", "{'mem_len': 3}")
+    options += ("--softmax-temperature", 1.3)
     printed = evaluate(data, checkpoint, *options, "--output-word-probs")
-    assert_told(load(checkpoint, data, tokens_per_sample=5, mem_len=3).score(text), printed)
+    options = {"tokens_per_sample": 5, "mem_len": 3, "softmax_temperature": 1.3}
+    assert_told(load(checkpoint, data, **options).score(text), printed)
 
 
 def test_scores_of_blocks_are_those_of_fairseq_eval_lm(saved):

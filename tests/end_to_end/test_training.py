@@ -202,6 +202,16 @@ def test_other_precisions_train(data, uninterrupted, tmp_path, precision):
     assert moved["optimizer_history"][-1]["num_updates"] == STEPS
 
 
+def test_weights_in_half_precision_alone_train(data, tmp_path):
+    words = ("--memory-efficient-bf16", "--optimizer", "adam", "--lr", 0.001, *NO_VALIDATION)
+    train(data, tmp_path, "--max-update", 1, *words)
+    before = parameters(tmp_path)
+    train(data, tmp_path, "--max-update", 3, *words)
+    found = parameters(tmp_path)
+    assert all(weight.isfinite().all() for weight in found.values())
+    assert any(not torch.equal(found[name], before[name]) for name in found)
+
+
 def test_accumulated_gradients_follow_the_streams(data, tmp_path):
     printed = train(data, tmp_path, "--max-update", 4, "--update-freq", 2)
     assert "a batch was skipped" not in printed

@@ -1,6 +1,7 @@
 """Ways to share out a training that do not go with these models are refused when one is built."""
 
 import re
+from contextlib import nullcontext
 
 import fairseq.models
 import pytest
@@ -8,6 +9,7 @@ from fairseq.models import ARCH_CONFIG_REGISTRY
 from omegaconf import OmegaConf
 
 from tests import tiny
+from tests.command_files import EXAMPLES
 from tests.product_key_memory.tiny import MEMORY
 from tests.weighted_transformer.tiny import tiny_arguments, tiny_task
 
@@ -17,6 +19,22 @@ PLAIN = {"_name": "transformer_xl", "decoder_ffn_embed_dim": 24, **SIZES}
 SPANS = {"_name": "all_attention_lm", "adaptive_span": True, "attention_span": 8, "span_ramp": 2}
 SPANS |= {"persistent_vectors": 5, **SIZES}
 SPARSE = {**PLAIN, **MEMORY, "memory_layers": "2"}
+
+BRANCHES = {"_name": "weighted_transformer_tiny", "encoder_layers": 1, "decoder_layers": 1}
+MODELS = [PLAIN, SPANS, SPARSE, BRANCHES]
+# rows of the table of docs/training.md that are about how a training is shared out
+SHARED_OUT = {
+    "legacy_ddp": {"ddp_backend": "legacy_ddp"},
+    "no_c10d": {"ddp_backend": "no_c10d"},
+    "pytorch_ddp": {"ddp_backend": "pytorch_ddp"},
+    "c10d": {"ddp_backend": "c10d"},
+    "fully_sharded": {"ddp_backend": "fully_sharded"},
+    "slowmo": {"ddp_backend": "slowmo"},
+    "--model-parallel-size": {"model_parallel_size": 2},
+    "--pipeline-model-parallel": {"pipeline_model_parallel": True},
+    "--use-bmuf": {"use_bmuf": True},
+    "--zero-sharding": {"zero_sharding": "os"},
+}
 
 RULES = (
     "parameters of {} have an update or a constraint of their own, which it does not know; leave"
@@ -110,3 +128,23 @@ def test_parsed_options_are_checked_too(options):
 )
 def test_what_goes_with_a_model_is_taken(model, options):
     build(model, **options)
+
+
+def test_the_page_says_what_is_refused():
+    page = (EXAMPLES.parent / "docs" / "training.md").read_text(encoding="utf-8")
+    table = page.partition("\n## What goes with what\n")[2].partition("\n## ")[0]
+    seen = set()
+    for row in re.findall(r"^\| (`--.*) \|$", table, re.MULTILINE):
+        label, *cells = row.split(" | ")
+        words = re.findall(r"[-\w]+", label)
+        named = [word for word in SHARED_OUT if word in words]
+        seen.update(named)
+        assert set(cells) <= {"tested", "refused", "not run here", "no such option"}
+        assert named or "refused" not in cells, label
+        for word in named:
+            for model, cell in zip(MODELS, cells, strict=True):
+                flag = next(iter(SHARED_OUT[word])).replace("_", "-")
+                refused = pytest.raises(ValueError, match=f"^--{flag} is ")
+                with refused if cell == "refused" else nullcontext():
+                    build(model, **SHARED_OUT[word])
+    assert seen == set(SHARED_OUT)

@@ -10,11 +10,10 @@ import pytest
 from fairseq import options
 from fairseq.dataclass import FairseqDataclass
 from fairseq.dataclass.initialize import add_defaults
-from fairseq.dataclass.utils import convert_namespace_to_omegaconf, gen_parser_from_dataclass
+from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from fairseq.models import BaseFairseqModel, register_model
 from hydra.core.config_store import ConfigStore
 from omegaconf import OmegaConf
-from omegaconf.errors import ConfigKeyError
 
 from fairseq_plugins.fairseq_integration.presets import register_presets
 from tests.command_files import HYDRA
@@ -53,24 +52,13 @@ class Model(BaseFairseqModel):
         return built
 
 
-class ParsedModel(Model):
-    """The same, of parsed options: they lack those that are not given."""
-
-    @classmethod
-    def add_args(cls, parser):
-        gen_parser_from_dataclass(parser, Options(), delete_default=True)
-
-
-@pytest.fixture(params=["configured", "parsed"])
-def kind(request):
-    """Registers a model, which has a configuration or takes parsed options, and its presets."""
+@pytest.fixture(autouse=True)
+def made_up():
+    """Registers a model and its presets."""
     saved = [dict(registry) for registry in REGISTRIES]
-    if request.param == "configured":
-        register_model("made_up", dataclass=Options)(Model)
-    else:
-        register_model("made_up")(ParsedModel)
-    register_presets("made_up", PRESETS, Options)
-    yield request.param
+    register_model("made_up", dataclass=Options)(Model)
+    register_presets("made_up", PRESETS)
+    yield
     for registry, before in zip(REGISTRIES, saved, strict=True):
         registry.clear()
         registry.update(before)
@@ -97,28 +85,23 @@ def values(cfg):
         ("--arch made_up_large --width 8 --depth 2", [8, 2, None]),
     ],
 )
-def test_a_preset_sets_what_the_command_line_leaves_open(kind, words, expected):
+def test_a_preset_sets_what_the_command_line_leaves_open(words, expected):
     cfg = parse(*words.split())
     assert values(cfg) == expected
-    assert isinstance(cfg, argparse.Namespace) == (kind == "parsed")
     model = fairseq.models.build_model(cfg, task=None)
     assert values(model.cfg) == values(cfg)
 
 
-@pytest.mark.parametrize("kind", ["parsed"], indirect=True)
-def test_options_that_are_parsed_in_part_are_completed(kind):
+def test_options_that_are_parsed_in_part_are_completed():
     """As those of a saved model are when another script builds it."""
     cfg = argparse.Namespace(arch="made_up_large", depth=3)
     assert values(fairseq.models.build_model(cfg, task=None).cfg) == [64, 3, None]
 
 
 @pytest.mark.parametrize("name", ["made_up", "made_up_large"])
-def test_a_saved_models_values_stay_and_newer_options_have_their_defaults(kind, name):
+def test_a_saved_models_values_stay_and_newer_options_have_their_defaults(name):
     saved = {"_name": name, "width": 32}
-    forms = [OmegaConf.create(saved)]
-    if kind == "parsed":
-        forms.append(argparse.Namespace(arch=name, **saved))
-    for cfg in forms:
+    for cfg in (OmegaConf.create(saved), argparse.Namespace(arch=name, **saved)):
         model = fairseq.models.build_model(cfg, task=None, from_checkpoint=True)
         # not 24 as in the preset, or 2 by default, which might be younger than the model
         assert values(model.cfg) == [32, 1, None]
@@ -135,7 +118,7 @@ def test_a_saved_models_values_stay_and_newer_options_have_their_defaults(kind, 
         ({"scale": False}, "--scale is False: it must be a finite number"),
     ],
 )
-def test_other_kinds_of_numbers_are_refused(kind, given, text):
+def test_other_kinds_of_numbers_are_refused(given, text):
     """As --model-overrides brings them, which fairseq does not check."""
     cfg = OmegaConf.create({"_name": "made_up_large", **given})
     with pytest.raises(ValueError, match=f"^{text} .with a trained model: --model-overrides"):
@@ -143,7 +126,7 @@ def test_other_kinds_of_numbers_are_refused(kind, given, text):
 
 
 @pytest.mark.parametrize("given", [{"width": 64}, {"scale": 2}, {"scale": 0.5}, {"span": None}])
-def test_numbers_of_their_kind_are_taken(kind, given):
+def test_numbers_of_their_kind_are_taken(given):
     cfg = OmegaConf.create({"_name": "made_up_large", **given})
     built = fairseq.models.build_model(cfg, task=None, from_checkpoint=True).cfg
     assert {name: getattr(built, name) for name in given} == given
@@ -165,7 +148,7 @@ def configure(model):
         ({"_name": "made_up_large", "depth": 2, "span": 5}, [64, 2, 5]),
     ],
 )
-def test_hydra_has_the_same_presets(kind, given, expected):
+def test_hydra_has_the_same_presets(given, expected):
     cfg = configure(given)
     assert values(fairseq.models.build_model(cfg, task=None).cfg) == expected
     # the checkpoint has them too
@@ -174,22 +157,17 @@ def test_hydra_has_the_same_presets(kind, given, expected):
     assert values(again) == expected
 
 
-def test_hydra_refuses_an_option_that_the_model_lacks(kind):
-    with pytest.raises((ConfigKeyError, ValueError), match=r"depht"):
-        fairseq.models.build_model(configure({"_name": "made_up_large", "depht": 2}), task=None)
-
-
-@pytest.mark.parametrize("kind", ["parsed"], indirect=True)
-def test_parsed_options_under_hydra_know_the_other_groups(kind):
-    groups = {"optimizer": {"_name": "adam", "eps": 1e-3}, "bmuf": {"use_bmuf": True}}
-    cfg = OmegaConf.create({"model": {"_name": "made_up", "width": 3}, **groups})
-    built = fairseq.models.build_model(cfg.model, task=None).cfg
-    assert (built.optimizer, built.use_bmuf, built.width) == ("adam", True, 3)
+def test_hydra_refuses_an_option_that_the_model_lacks():
+    misspelt = {"_name": "made_up_large", "depht": 2}
+    # a plugin may be imported before or after the configuration is completed
+    for build in (configure, lambda model: OmegaConf.create({"model": model}).model):
+        with pytest.raises(ValueError, match=r"^model\.depht is no option of made_up_large: the"):
+            fairseq.models.build_model(build(misspelt), task=None)
 
 
 @pytest.mark.parametrize("words", ["--bf16", "--memory-efficient-bf16"])
 @pytest.mark.parametrize("name", ["made_up", "made_up_large", "transformer", "transformer_lm_gpt"])
-def test_bfloat16_is_for_tpus_only_where_there_may_be_one(kind, monkeypatch, name, words):
+def test_bfloat16_is_for_tpus_only_where_there_may_be_one(monkeypatch, name, words):
     def tpu():
         given = ["data", "--arch", name, *words.split()]
         return options.parse_args_and_arch(options.get_training_parser(), given).tpu

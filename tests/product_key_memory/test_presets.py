@@ -7,14 +7,13 @@ import inspect
 import pytest
 import torch
 from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_INV_REGISTRY
-from fairseq.models.transformer import TransformerConfig
 
 import fairseq_plugins.product_key_memory.model as presets
 from fairseq_plugins.product_key_memory.model import (
     MemoryLanguageModel,
     MemoryLanguageModelConfig,
     MemoryTransformer,
-    MemoryTransformerOptions,
+    MemoryTransformerConfig,
 )
 from tests.product_key_memory.tiny import dictionary, memories, parameters
 
@@ -75,10 +74,7 @@ def test_presets_set_options_that_there_are():
     known = {field.name for field in dataclasses.fields(MemoryLanguageModelConfig)}
     named = {option for values in presets.LANGUAGE_MODELS.values() for option in values}
     assert named <= known
-    known = {field.name for field in dataclasses.fields(MemoryTransformerOptions)}
-    for part in ("encoder", "decoder"):
-        of_part = dataclasses.fields(getattr(TransformerConfig(), part))
-        known |= {f"{part}_{field.name}" for field in of_part}
+    known = {field.name for field in dataclasses.fields(MemoryTransformerConfig)}
     named = {option for values in presets.TRANSLATION_MODELS.values() for option in values}
     assert named <= known
 

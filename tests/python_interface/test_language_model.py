@@ -142,6 +142,13 @@ def test_samples_are_those_of_their_seed(models):
     assert model.generate("ab", 30, sampling=True, temperature=1e-3) == likeliest
 
 
+def test_the_temperatures_of_scores_and_of_generation_multiply(saved, models):
+    model = load(saved / "recurrent.pt", saved / "text", softmax_temperature=2.0)
+    found = model.generate("ab", 30, sampling=True, temperature=1.5, seed=1)
+    assert found == models("recurrent").generate("ab", 30, sampling=True, temperature=3.0, seed=1)
+    assert model.score(TEXT).nats != pytest.approx(models("recurrent").score(TEXT).nats, abs=1e-3)
+
+
 def test_generation_stops_where_the_line_does_if_asked_to(models):
     model = models("recurrent")
     samples = [model.generate("ab", 40, sampling=True, seed=seed) for seed in range(8)]

@@ -107,6 +107,12 @@ def test_nothing_in_a_file_is_executed(folder, tmp_path):
         ("absolute", {"extended_context": 5}, "tokens_per_sample is 8 and extended_context 5: the"),
         ("absolute", {"mem_len": 5}, "absolute.pt with the dictionary in .*: --mem-len"),
         ("blocks", {"extended_context": 4}, "extended_context is 4 and .* of the task language_m"),
+        (
+            "blocks",
+            {"softmax_temperature": 2},
+            "softmax_temperature is 2 and .* of the task langua",
+        ),
+        ("recurrent", {"softmax_temperature": 0}, "softmax_temperature is 0: it must be above 0"),
         ("blocks", {"tokens_per_sample": 17}, "the model has positions for 16 tokens, give no"),
         ("bos", {}, "the model was trained with --add-bos-token, which is not read from Python"),
         ("recurrent", {"attention_kernel": "x"}, "the dictionary in .*'x', .*attention_kernel"),

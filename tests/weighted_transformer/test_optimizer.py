@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from fairseq.dataclass.configs import FairseqConfig
+from fairseq.distributed import LegacyDistributedDataParallel
 from fairseq.optim import AMPOptimizer, FP16Optimizer, MemoryEfficientFP16Optimizer
 from fairseq.optim.adam import FairseqAdam, FairseqAdamConfig
 from omegaconf import OmegaConf
@@ -196,9 +197,12 @@ def test_a_resumed_run_is_the_one_that_never_stopped(freeze_after):
         assert torch.equal(one, other)
 
 
-def _work(rank):
+def _work(rank, legacy):
     network = make_network()
-    ddp = nn.parallel.DistributedDataParallel(network)
+    if legacy:
+        ddp = LegacyDistributedDataParallel(network, dist.group.WORLD)
+    else:
+        ddp = nn.parallel.DistributedDataParallel(network)
     optimizer = FairseqAdamWithBranchWeights(options(), list(network.parameters()))
     torch.manual_seed(2)
     for _ in range(8):
@@ -207,13 +211,16 @@ def _work(rank):
         x, y = x.chunk(2)[rank], y.chunk(2)[rank]
         # the workers' gradients are averaged
         optimizer.backward(2 * (ddp(x) - y).square().sum())
+        if legacy:
+            ddp.all_reduce_grads()
         optimizer.step()
         assert_on_simplex(network.weights.kappa.data, network.weights.alpha.data)
     return network.state_dict()
 
 
-def test_two_workers_learn_what_one_does(tmp_path):
-    mine, other = on_two_workers(_work, tmp_path)
+@pytest.mark.parametrize("legacy", [False, True], ids=["pytorch_ddp", "legacy_ddp"])
+def test_two_workers_learn_what_one_does(tmp_path, legacy):
+    mine, other = on_two_workers(functools.partial(_work, legacy=legacy), tmp_path)
     network = make_network()
     optimizer = FairseqAdamWithBranchWeights(options(), list(network.parameters()))
     torch.manual_seed(2)

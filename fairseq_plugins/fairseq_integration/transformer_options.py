@@ -1,0 +1,68 @@
+"""The options of fairseq's translation transformer, for models that are built on it.
+
+fairseq's own dataclass of them is nested, and its model takes parsed options. Neither its command
+line nor Hydra can fill that dataclass by the names of the options: here it is flat.
+"""
+
+import dataclasses
+import inspect
+from argparse import Namespace
+from collections.abc import Iterator
+from typing import Any, Optional
+
+from fairseq.dataclass import FairseqDataclass
+from fairseq.models.transformer import TransformerConfig
+from omegaconf import II, OmegaConf
+
+# as fairseq's model completes parsed options
+_DERIVED: dict[str, tuple[Any, str]] = {
+    "decoder_embed_dim": (int, II(".encoder_embed_dim")),
+    "decoder_ffn_embed_dim": (int, II(".encoder_ffn_embed_dim")),
+    # fairseq's parser leaves these as text
+    "decoder_input_dim": (Any, II(".decoder_embed_dim")),
+    "decoder_output_dim": (Any, II(".decoder_embed_dim")),
+    # other tasks than translation may not have them
+    "max_source_positions": (Optional[int], II("oc.select:task.max_source_positions,1024")),
+    "max_target_positions": (Optional[int], II("oc.select:task.max_target_positions,1024")),
+    # lists to fairseq's parser, and text such as "0,2" to its model
+    "encoder_layers_to_keep": (Any, None),
+    "decoder_layers_to_keep": (Any, None),
+}
+
+
+class _FromParsed(FairseqDataclass):
+    """Base class of options that older checkpoints have parsed."""
+
+    @classmethod
+    def from_namespace(cls, args: Namespace) -> Namespace:
+        """Return parsed options as they are: :func:`parsed` takes them, too."""
+        return args
+
+
+def _flat(config: type[FairseqDataclass], prefix: str = "") -> Iterator[tuple[str, Any, Any]]:
+    """Yield name, type and field of each option of a dataclass and of those within it."""
+    for option in dataclasses.fields(config):
+        if inspect.isclass(option.type) and issubclass(option.type, FairseqDataclass):
+            yield from _flat(option.type, f"{option.name}_")
+        elif option.name != "_name":
+            name = prefix + option.name
+            kind, default = _DERIVED.get(name, (option.type, option.default))
+            yield name, kind, dataclasses.field(default=default, metadata=option.metadata)
+
+
+TransformerOptions = dataclasses.make_dataclass(
+    "TransformerOptions", _flat(TransformerConfig), bases=(_FromParsed,)
+)
+TransformerOptions.__doc__ = "Options of fairseq's ``transformer`` by their names, with defaults."
+
+
+def parsed(cfg: Any) -> Namespace:
+    """Return a model's options as fairseq's ``transformer`` takes them.
+
+    Args:
+        cfg: a configuration of :class:`TransformerOptions` or of a subclass; or parsed options,
+            which are returned as they are.
+    """
+    if isinstance(cfg, Namespace):
+        return cfg
+    return Namespace(**OmegaConf.to_container(cfg, resolve=True, enum_to_str=True))

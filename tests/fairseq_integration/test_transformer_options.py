@@ -1,0 +1,85 @@
+"""Options of models that are built on fairseq's translation transformer, in one dataclass."""
+
+import argparse
+from argparse import Namespace
+
+import fairseq.models
+import pytest
+import torch
+from fairseq.models.transformer import TransformerConfig, TransformerModel, base_architecture
+from omegaconf import OmegaConf
+
+import fairseq_plugins  # noqa: F401 (registers the models)
+from fairseq_plugins.fairseq_integration.transformer_options import TransformerOptions, parsed
+from tests import tiny
+
+MODELS = ["weighted_transformer", "pkm_transformer"]
+SMALL = {
+    **{"encoder_layers": 2, "decoder_layers": 1, "encoder_embed_dim": 16},
+    **{"encoder_ffn_embed_dim": 24, "encoder_attention_heads": 2, "decoder_attention_heads": 2},
+}
+
+
+def test_it_has_the_options_of_fairseqs_parser():
+    parser = argparse.ArgumentParser(add_help=False)
+    TransformerModel.add_args(parser)
+    known = set(OmegaConf.structured(TransformerOptions)) - {"_name"}
+    # which has no flag
+    assert known - {"decoder_input_dim"} == {action.dest for action in parser._actions}
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {},
+        {"encoder_embed_dim": 64, "encoder_ffn_embed_dim": 32},
+        {"encoder_embed_dim": 64, "decoder_embed_dim": 32, "decoder_output_dim": 8},
+        {"dropout": 0.3, "activation_fn": "gelu", "adaptive_softmax_cutoff": [3, 5]},
+    ],
+)
+def test_fairseq_builds_of_it_what_it_builds_of_parsed_options(given):
+    cfg = OmegaConf.merge(OmegaConf.structured(TransformerOptions), given)
+    found, expected = parsed(cfg), Namespace(**given)
+    for options in (found, expected):
+        base_architecture(options)
+    built = TransformerConfig.from_namespace(found)
+    wanted = TransformerConfig.from_namespace(expected)
+    assert built == wanted
+    assert OmegaConf.to_yaml(OmegaConf.create(vars(parsed(cfg)))).count("${") == 0
+
+
+def test_under_hydra_positions_are_those_of_the_task():
+    cfg = OmegaConf.create({"model": TransformerOptions, "task": {"max_source_positions": 7}})
+    found = parsed(cfg.model)
+    assert (found.max_source_positions, found.max_target_positions) == (7, 1024)
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_checkpoints_of_both_kinds_are_built_alike(model):
+    """Parsed options, which older ones hold, and configurations; with layers that are pruned."""
+    trained = fairseq.models.build_model(
+        OmegaConf.create({"_name": model, **SMALL}), tiny.tiny_task()
+    )
+    kept = {"encoder_layers_to_keep": "1", "decoder_layers_to_keep": "0"}
+    reading = {"branch_residual": "sublayers", "branch_sum": "branches"}
+    options = {"_name": model, **SMALL, **kept, **reading}
+    older, cfg = Namespace(arch=model, optimizer="adam", **options), OmegaConf.create(options)
+    built = []
+    for options in (older, cfg):
+        torch.manual_seed(1)
+        one = fairseq.models.build_model(options, tiny.tiny_task(), from_checkpoint=True)
+        one.load_state_dict(trained.state_dict(), model_cfg=options)
+        built.append(one.state_dict())
+    assert len(one.encoder.layers) == 1
+    assert built[0].keys() == built[1].keys()
+    assert all(torch.equal(built[0][name], built[1][name]) for name in built[0])
+
+
+def test_a_memory_knows_its_optimizer_under_hydra():
+    model = {"_name": "pkm_transformer", "memory_trainable_slots": "slots.npz", **SMALL}
+    model |= {"encoder_memory_layers": "1", "memory_slots": 16, "memory_knn": 2}
+    cfg = OmegaConf.create({"model": model, "optimizer": {"_name": "adam"}})
+    with pytest.raises(ValueError, match=r"^--memory-trainable-slots with --optimizer adam, which"):
+        fairseq.models.build_model(cfg.model, tiny.tiny_task())
+    cfg.optimizer._name = "adam_with_memory"
+    assert fairseq.models.build_model(cfg.model, tiny.tiny_task())

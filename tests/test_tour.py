@@ -1,0 +1,73 @@
+"""examples/tour.ipynb runs from top to bottom, and its saved outputs are of what it says."""
+
+import io
+import json
+import os
+import re
+from contextlib import redirect_stdout
+
+import pytest
+
+from tests.command_files import EXAMPLES
+from tests.fork_server import FORK_SERVER
+
+TOUR = EXAMPLES / "tour.ipynb"
+CELLS = [
+    cell
+    for cell in json.loads(TOUR.read_text(encoding="utf-8"))["cells"]
+    if cell["cell_type"] == "code"
+]
+
+
+def be_jupyter(folder):
+    """Execute the code cells in one namespace, and write what each printed and drew."""
+    os.environ["MPLBACKEND"] = "agg"
+    import matplotlib.pyplot as plt
+
+    made, names = [], {"__name__": "__main__"}
+    for number, cell in enumerate(CELLS):
+        printed = io.StringIO()
+        with redirect_stdout(printed):
+            exec(compile("".join(cell["source"]), f"cell {number}", "exec"), names)
+        made.append([printed.getvalue(), len(plt.get_fignums())])
+        plt.close("all")
+    (folder / "made.json").write_text(json.dumps(made), encoding="utf-8")
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """What each cell printed, and how many pictures it drew."""
+    folder = tmp_path_factory.mktemp("tour")
+    process = FORK_SERVER.Process(target=be_jupyter, args=(folder,))
+    process.start()
+    process.join(900)
+    assert process.exitcode == 0
+    return json.loads((folder / "made.json").read_text(encoding="utf-8"))
+
+
+def saved(cell):
+    """Of a cell: whether text that it printed is saved, and how many pictures are."""
+    names = [output.get("name") for output in cell["outputs"]]
+    assert "stderr" not in names
+    return "stdout" in names, sum("image/png" in each.get("data", {}) for each in cell["outputs"])
+
+
+def test_every_cell_prints_and_draws_what_is_saved_of_it(made):
+    for cell, (text, pictures) in zip(CELLS, made, strict=True):
+        # the figures in the text depend on the machine
+        assert (bool(text), pictures) == saved(cell), cell["source"]
+    assert sum(pictures for _, pictures in made) >= 4
+
+
+def test_a_text_in_pieces_scores_as_at_once(made):
+    (both,) = (text for text, _ in made if "line by line" in text)
+    pieces, whole = (line.split(":")[1].strip() for line in both.splitlines())
+    assert pieces == whole
+
+
+def test_it_is_small_and_names_no_place_of_a_machine():
+    text = TOUR.read_text(encoding="utf-8")
+    assert len(text) < 300_000
+    assert [cell["execution_count"] for cell in CELLS] == list(range(1, len(CELLS) + 1))
+    shown = "".join(json.dumps(cell["outputs"]) for cell in CELLS)
+    assert not re.search(r"/(tmp|home|root|work|usr|Users)/", shown)
