@@ -111,9 +111,10 @@ class Trial:
 
     def evaluate(self) -> Found:
         """Score a little, also on the CPU in fp32, and much: loss, tokens a second, peak memory."""
-        little = self._evaluate("valid", SMALL_BATCH)["loss"]
-        off = abs(little - self._evaluate("valid", SMALL_BATCH, compared=True)["loss"])
-        found = {"evaluated_loss": little, "evaluated_difference": off}
+        here = there = self._evaluate("valid", SMALL_BATCH)["loss"]
+        if self._differs:
+            there = self._evaluate("valid", SMALL_BATCH, compared=True)["loss"]
+        found = {"evaluated_loss": here, "evaluated_difference": abs(here - there)}
         return {**found, **self.evaluate_much()}
 
     def evaluate_much(self) -> Found:
@@ -123,11 +124,17 @@ class Trial:
 
     def generate(self) -> Found:
         """Generate by beam search of width 1: how many words, and how many the CPU has, too."""
-        here, on_cpu = self._generate(), self._generate(compared=True)
+        here = self._generate()
+        on_cpu = self._generate(compared=True) if self._differs else here
         if len(here) != GENERATED:
             raise ValueError(f"{len(here)} words were generated, not {GENERATED}")
         alike = sum(word == other for word, other in zip(here, on_cpu, strict=False))
         return {"generated": len(here), "generated_alike": alike}
+
+    @property
+    def _differs(self) -> bool:
+        """Whether a checkpoint is evaluated in another way than on a CPU in fp32."""
+        return self.place.device.type != "cpu" or self.precision in (FP16, AMP)
 
     def _batch(self) -> Batch:
         """As much as a user would take, where that does not take minutes."""
@@ -205,6 +212,8 @@ class Trial:
             prompt = self.place.folder / "prompt.txt"
             prompt.write_text(" ".join(map(str, range(PROMPT))) + "\n", encoding="ascii")
             lengths = ["--max-len-b", length, "--min-len", length]
+            # without recurrence there are positions for as many
+            lengths += ["--tokens-per-sample", SMALL_BATCH.segment]
             printed = command("interactive", *words, *lengths, "--input", prompt)
         first = re.search(r"^H-\d+\t\S+\t(.*)$", printed, re.MULTILINE)
         return first[1].split()[-GENERATED:] if first else []
@@ -243,9 +252,7 @@ def reference(model: Model, size: str, place: Place) -> list[Callable[[], Found]
     return [Trial(model, size, FP32, on_cpu).reference]
 
 
-def everything(
-    model: Model, size: str, precision: str, place: Place
-) -> list[Callable[[], Found]]:
+def everything(model: Model, size: str, precision: str, place: Place) -> list[Callable[[], Found]]:
     """All that is done with a model, in steps that say what they found."""
     trial = Trial(model, size, precision, place)
     return [trial.train, trial.compare, trial.resume, trial.evaluate, trial.generate]
