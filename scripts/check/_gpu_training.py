@@ -20,6 +20,7 @@ from scripts.check._gpu_models import (
     COMMON,
     FP16,
     FP32,
+    SEGMENTS,
     SMALL_BATCH,
     TINY,
     USER_DIR,
@@ -31,8 +32,9 @@ from scripts.check._gpu_watch import COUNTED, Updates, command, watched
 # Updates of a training, after which of them it is saved, and how many of a real size are compared
 # with the CPU's.
 UPDATES, SAVED, COMPARED = 20, 12, 2
-# Words that are generated, and how many are given before them where a text goes on.
-GENERATED, PROMPT = 32, 8
+# Words that are generated for each sentence or prompt, the words of a prompt, and prompts.
+GENERATED, PROMPT = 16, 8
+GENERATION_BATCH = Batch(16, 64)
 CPU = torch.device("cpu")
 Found = dict[str, Any]
 
@@ -126,8 +128,8 @@ class Trial:
         """Generate by beam search of width 1: how many words, and how many the CPU has, too."""
         here = self._generate()
         on_cpu = self._generate(compared=True) if self._differs else here
-        if len(here) != GENERATED:
-            raise ValueError(f"{len(here)} words were generated, not {GENERATED}")
+        if not here or len(here) % GENERATED:
+            raise ValueError(f"{len(here)} words are not {GENERATED} for each prompt or sentence")
         alike = sum(word == other for word, other in zip(here, on_cpu, strict=False))
         return {"generated": len(here), "generated_alike": alike}
 
@@ -200,23 +202,16 @@ class Trial:
         return {**found, "peak_bytes": peak_memory(device)}
 
     def _generate(self, compared: bool = False) -> list[str]:
-        """Words that go on after a text, or translate a sentence, always as many."""
-        words = [*self._loading(compared), "--beam", "1", "--required-batch-size-multiple", "1"]
-        words += ["--max-len-a", "0"]
-        if self.model.translates:
-            lengths = ["--max-len-b", GENERATED, "--min-len", GENERATED]
-            printed = command("generate", *words, *lengths, "--gen-subset", "valid")
-        else:
-            # what is given counts
-            length = PROMPT + GENERATED
-            prompt = self.place.folder / "prompt.txt"
-            prompt.write_text(" ".join(map(str, range(PROMPT))) + "\n", encoding="ascii")
-            lengths = ["--max-len-b", length, "--min-len", length]
-            # without recurrence there are positions for as many
-            lengths += ["--tokens-per-sample", SMALL_BATCH.segment]
-            printed = command("interactive", *words, *lengths, "--input", prompt)
-        first = re.search(r"^H-\d+\t\S+\t(.*)$", printed, re.MULTILINE)
-        return first[1].split()[-GENERATED:] if first else []
+        """Words that go on after prompts, or translate sentences, as many for each."""
+        given = 0 if self.model.translates else PROMPT
+        length = given + GENERATED
+        words = [*self._loading(compared), "--gen-subset", "valid", "--beam", "1"]
+        words += ["--max-len-a", "0", "--max-len-b", length, "--min-len", length]
+        # prompts are what blocks of the text begin with
+        words += ["--prefix-size", given, *self.model.batch(GENERATION_BATCH)]
+        words += ["--continue-past-eos"] if self.model.task == SEGMENTS else []
+        lines = re.findall(r"^H-\d+\t\S+\t(.*)$", command("generate", *words), re.MULTILINE)
+        return [word for line in lines for word in line.split()[given:]]
 
 
 def _largest_difference(losses: list[float], expected: list[float]) -> float:
