@@ -135,7 +135,7 @@ MODELS = [
         },
         tuple(
             "--criterion span_cross_entropy --span-loss 1e-7 --optimizer adagrad_with_clip "
-            "--adagrad-clip 0.03 --lr 0.07 --lr-scheduler fixed --warmup-updates 1000".split()
+            "--adagrad-clip 0.03 --lr 0.07 --lr-scheduler fixed --warmup-updates 200".split()
         ),
     ),
     Model(

@@ -13,8 +13,10 @@ from pathlib import Path
 import fairseq.utils
 import pytest
 import torch
+import torch.nn.functional as F
 from fairseq.criterions import CRITERION_REGISTRY
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 
 import fairseq_plugins
 from fairseq_plugins.all_attention.adagrad_with_clip import (
@@ -51,6 +53,8 @@ TRANSLATION_MEMORIES = {
 ONE_CLIP = {"clip_grad_norm": 1}
 ONE_TABLE = {"read_numbers": 1, **ONE_CLIP}
 TWO_TABLES = {"read_numbers": 2, **ONE_CLIP}
+# one more for the sum of two gradients
+SHARED_TABLE = {"read_numbers": 3, **ONE_CLIP}
 ONE_OF_SPANS = {"read_head_groups": 1}
 
 CASES = {
@@ -59,6 +63,13 @@ CASES = {
     "shaw": (lambda: tiny.tiny_transformer_xl(positions="shaw"), "cross_entropy", {}),
     "recomputed": (
         lambda: tiny.tiny_transformer_xl(checkpoint_activations=True),
+        "cross_entropy",
+        {},
+    ),
+    "locked dropout": (
+        lambda: tiny.tiny_transformer_xl(
+            locked_dropout=True, word_dropout=0.1, dropout=0.1, attention_dropout=0.1
+        ),
         "cross_entropy",
         {},
     ),
@@ -99,6 +110,11 @@ CASES = {
         "cross_entropy",
         ONE_TABLE,
     ),
+    "memories that share their values": (
+        lambda: tiny_language_model(**SPARSE | {"memory_layers": "1,3"}, memory_share_values=True),
+        "cross_entropy",
+        SHARED_TABLE,
+    ),
     "memories of a translation model": (
         lambda: tiny_transformer(**TRANSLATION_MEMORIES),
         "label_smoothed_cross_entropy",
@@ -126,6 +142,35 @@ CASES = {
         {},
     ),
 }
+
+
+# operations that autocast gives half and single precision
+HALF = {F.linear, torch.matmul, Tensor.matmul, Tensor.__matmul__, torch.bmm, torch.baddbmm}
+SINGLE = {F.layer_norm, F.softmax, torch.softmax, Tensor.softmax, F.log_softmax, F.nll_loss}
+SINGLE |= {F.cross_entropy, Tensor.log_softmax, torch.log_softmax, Tensor.logsumexp}
+
+
+class Autocast(TorchFunctionMode):
+    """What autocast does to the dtypes of operations: torch has none of this device."""
+
+    def __init__(self):
+        super().__init__()
+        self.enabled = False
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        dtype = torch.bfloat16 if func in HALF else torch.float32
+        if self.enabled and func in HALF | SINGLE:
+            args = [
+                x.to(dtype) if isinstance(x, Tensor) and x.is_floating_point() else x for x in args
+            ]
+        return func(*args, **(kwargs or {}))
+
+    @contextlib.contextmanager
+    def block(self, *kind, enabled=True, **how):
+        """Be torch.autocast."""
+        before, self.enabled = self.enabled, enabled
+        yield
+        self.enabled = before
 
 
 @contextlib.contextmanager
@@ -157,12 +202,13 @@ def numbers_read(monkeypatch):
         for name, kind in [("__bool__", bool), ("__int__", int), ("__float__", float)]:
             patch.setattr(Tensor, name, lambda x, kind=kind: (note(), kind(1))[1])
         patch.setattr(Tensor, "item", item)
-        # torch knows no autocast of this device
-        patch.setattr(torch, "autocast", lambda *args, **options: contextlib.nullcontext())
-        patch.setattr(torch, "is_autocast_enabled", lambda *kind: False)
         # fairseq's sends the norm to the CPU unless it is of a GPU
         patch.setattr(fairseq.utils, "clip_grad_norm_", clip_grad_norm)
-        yield asked
+        with Autocast() as autocast:
+            patch.setattr(torch, "autocast", autocast.block)
+            patch.setattr(torch, "is_autocast_enabled", lambda *kind: autocast.enabled)
+            patch.setattr(torch, "get_autocast_dtype", lambda *kind: torch.bfloat16)
+            yield asked
 
 
 def clip_grad_norm(parameters, max_norm, aggregate_norm_fn=None):
@@ -205,12 +251,39 @@ def sample_of(model, device):
     return {**sample, "nsentences": 2, "id": torch.arange(2, device=device)}
 
 
-@pytest.mark.parametrize("case", CASES)
-def test_the_host_waits_only_where_it_must(case, monkeypatch):
+def test_the_stand_in_for_autocast_has_its_dtypes():
+    x = torch.randn(2, 2)
+
+    def dtypes():
+        return [y.dtype for y in (F.linear(x, x), x @ x, x.matmul(x), x + x, F.linear(x, x) + x)]
+
+    with torch.autocast("cpu"):
+        expected = dtypes()
+    with Autocast() as autocast:
+        with autocast.block():
+            assert dtypes() == expected
+            with autocast.block(enabled=False):
+                assert set(dtypes()) == {torch.float32}
+        assert set(dtypes()) == {torch.float32}
+
+
+@pytest.mark.parametrize(
+    ("case", "precision"),
+    [
+        (case, precision)
+        for case in CASES
+        for precision in ("fp32", "bf16", "amp")
+        # torch's own code sets autocast again where it recomputes
+        if (case, precision) != ("recomputed", "amp")
+    ],
+)
+def test_the_host_waits_only_where_it_must(case, precision, monkeypatch):
     build, criterion, allowed = CASES[case]
     with torch.device("meta"):
         # some of fairseq's buffers are of the CPU at first
         model = build().to("meta").train()
+    if precision == "bf16":
+        model.bfloat16()
     criterion = criterion_of(criterion).train()
     optimizer = optimizer_of(model)
     sample = sample_of(model, "meta")
@@ -220,7 +293,8 @@ def test_the_host_waits_only_where_it_must(case, monkeypatch):
             asked.clear()
             if recurrence is not None:
                 sample["net_input"]["recurrence"] = recurrence.at(8 * update)
-            loss, _, _ = criterion(model, sample)
+            with torch.autocast("meta", enabled=precision == "amp"):
+                loss, _, _ = criterion(model, sample)
             optimizer.backward(loss)
             optimizer.clip_grad_norm(0.25)
             optimizer.step()
