@@ -22,7 +22,7 @@ from fairseq_plugins.fairseq_integration.constraints import apply_constraints
 from fairseq_plugins.segment_language_model.recurrence import Recurrence
 from fairseq_plugins.weighted_transformer.branch_weights import BranchWeights
 from tests import tiny
-from tests.fairseq_integration.test_accelerators import CASES, SPANS, criterion_of, sample_of
+from tests.every_model import CASES, SPANS, criterion_of, sample_of
 from tests.product_key_memory.tiny import MEMORY, memories, tiny_language_model
 from tests.weighted_transformer.tiny import assert_on_simplex, tiny_as_written
 
@@ -60,7 +60,10 @@ UPDATES = 6
 
 @pytest.fixture(autouse=True)
 def fairseq_without_a_gpu(request, monkeypatch):
-    """Let fairseq's flat copies and torch's scaler work on a CPU: see test_constraints.py."""
+    """Let fairseq's flat copies and torch's scaler work on a CPU.
+
+    fairseq files a flat copy under the index of the GPU, which is None for parameters on a CPU.
+    """
     device = getattr(request.node, "callspec", SimpleNamespace(params={})).params.get("device")
     if device == "cpu":
         monkeypatch.setattr(torch.cuda, "current_device", lambda: None)

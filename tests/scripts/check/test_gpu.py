@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import shutil
 import signal
 import time
 import warnings
@@ -19,9 +20,9 @@ from scripts.check._gpu_models import FP32, SYMBOLS, TINY, draw_text
 from scripts.check._gpu_training import Place
 from scripts.check._gpu_watch import Updates, counted_waits
 from tests import fork_server  # noqa: F401 (what processes are forked from)
-from tests.scripts.benchmark.test_transformer_xl import STAND_IN
 
 CPU = torch.device("cpu")
+STAND_IN = Path(__file__).parents[1] / "benchmark" / "stand_in_transformer_xl.py"
 PLACE = Place(CPU, Path(), Path(), {})
 MODELS = ["transformer_xl", "all_attention_lm", "pkm_transformer_lm", "weighted_transformer"]
 
@@ -249,7 +250,7 @@ def test_kernels_agree_and_one_that_does_not_would_be_found(precision):
 def test_published_code_is_measured_beside_ours(tmp_path, monkeypatch):
     monkeypatch.setattr(machine, "PRODUCT_WIDTH", 64)
     (tmp_path / "pytorch").mkdir()
-    (tmp_path / "pytorch" / "mem_transformer.py").write_text(STAND_IN, encoding="utf-8")
+    shutil.copy(STAND_IN, tmp_path / "pytorch" / "mem_transformer.py")
     ((name, path),) = _gpu_kernels.find_published([tmp_path])
     (step,) = _gpu_kernels.beside_published(name, path, PLACE)
     found = step()
