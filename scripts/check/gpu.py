@@ -243,11 +243,13 @@ class Check:
         if self.last.get(row.size, EXPECTED) <= self.deadline - start:
             with tempfile.TemporaryDirectory(dir=work) as folder:
                 place = Place(self.device, work / "data", Path(folder), self.expected)
-                self._follow(row, place, found)
+                ended = self._follow(row, place, found)
             self.last[row.size] = found["seconds"] = time.monotonic() - start
             wrong = judge(found)
             found["state"] = FAILED if found["why"] else WRONG if wrong else OK
-            found["why"] += wrong
+            if found["state"] == OK and not ended:
+                found["state"] = NOT_REACHED
+            found["why"] += [*wrong, *([] if ended else ["stopped: the time was over"])]
             if row.finds and "losses" in found:
                 self.expected[row.finds] = found["losses"]
         self.content["seconds"] = time.monotonic() - self.started
@@ -258,8 +260,8 @@ class Check:
         process.start()
         return process
 
-    def _follow(self, row: Row, place: Place, found: dict[str, Any]) -> None:
-        """Have another process compute a row, and listen to it while there is time."""
+    def _follow(self, row: Row, place: Place, found: dict[str, Any]) -> bool:
+        """Have another process compute a row; return whether it came to its end in time."""
         listening, told = self.context.Pipe(duplex=False)
         process = self._start(compute, row, place, self.output / "gpu.log", told)
         # the child has the other end, and its end closes it
@@ -269,11 +271,13 @@ class Check:
                 part = listening.recv()
                 found["why"] += [part.pop("why")] if "why" in part else []
                 found.update(part)
-            found["why"].append("stopped: the time was over")
         except EOFError:
             process.join()
             if process.exitcode:
                 found["why"].append(f"the process ended with exit status {process.exitcode}")
+            return True
+        else:
+            return False
         finally:
             process.kill()
             process.join()
