@@ -212,7 +212,8 @@ def write_data(folder: Path, device: torch.device) -> None:
     dictionary.save(str(text / "dict.txt"))
     for split, tokens in splits.items():
         drawn = draw_text(tokens, SYMBOLS, generator)
-        _write(text / split, np.split(drawn, range(64, tokens, 64)), dictionary)
+        # no line ends within the first tokens of a block, where fairseq would generate nothing
+        _write(text / split, np.split(drawn, range(200, tokens, 200)), dictionary)
     for size, symbols in SYMBOLS_OF_SENTENCES.items():
         _write_sentences(folder / f"sentences_{size}", make_dictionary(symbols), splits, generator)
 

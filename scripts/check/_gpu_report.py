@@ -160,6 +160,7 @@ def draw(speeds: Any, kernels: Any, rows: list[dict[str, Any]]) -> None:
 def _bars(axes: Any, bars: list[tuple[str, float]], title: str, form: str) -> None:
     axes.set_xlabel(title)
     if not bars:
+        axes.set_xticks([])
         axes.set_yticks([])
         axes.text(0.5, 0.5, "not reached", ha="center", transform=axes.transAxes)
         return
@@ -167,5 +168,6 @@ def _bars(axes: Any, bars: list[tuple[str, float]], title: str, form: str) -> No
     drawn = axes.barh(range(len(bars)), values)
     axes.set_yticks(range(len(bars)), names, fontsize=7)
     axes.bar_label(drawn, fmt=f" {form}", fontsize=7)
-    axes.invert_yaxis()
+    # a few bars are no thicker than many
+    axes.set_ylim(max(len(bars), 8) - 0.5, -0.5)
     axes.margins(x=0.2)
