@@ -83,6 +83,9 @@ def texts(content: dict[str, Any]) -> list[str]:
     bad = [(row["name"], row["state"], "; ".join(row["why"])) for row in rows if row["why"]]
     if bad:
         parts.append(markdown_table(["not ok", "", "why"], bad))
+    late = [row["name"] for row in rows if row["state"] == NOT_REACHED and not row["why"]]
+    if late:
+        parts.append(f"Not reached: {', '.join(late)}.")
     trained = [row for row in rows if "training" in row or "difference" in row]
     if trained:
         heads = "model|state|trained, nats|resumed, nats|evaluated, nats|training, tokens/s|MiB|"

@@ -209,7 +209,7 @@ class Check:
     def run(self) -> None:
         """Compute the rows and write the report.
 
-        Raises ValueError when rows failed or are wrong.
+        Raises ValueError when rows failed or are wrong, or none came to its end.
         """
         prepare_results(self.output)
         self.context.set_forkserver_preload(IMPORTED)
@@ -227,6 +227,8 @@ class Check:
             finally:
                 self._report()
         counts = [row["state"] for row in self.content["rows"]]
+        if set(counts) == {NOT_REACHED}:
+            raise ValueError("no row came to its end in time: give more --minutes")
         bad = counts.count(FAILED) + counts.count(WRONG)
         if bad:
             raise ValueError(

@@ -133,6 +133,14 @@ def test_it_ends_in_time_with_what_it_has(tmp_path, rows, monkeypatch):
     assert (stopped["state"], stopped["why"]) == ("not reached", ["stopped: the time was over"])
     assert (late["state"], late["why"]) == ("not reached", [])
     assert status == 0
+    assert "Not reached: find_one." in (tmp_path / "gpu.md").read_text(encoding="utf-8")
+
+
+def test_a_check_that_reaches_nothing_is_an_error(tmp_path, rows, monkeypatch, capsys):
+    monkeypatch.setattr(gpu, "EXPECTED", 10_000)
+    rows(find_one)
+    assert run(tmp_path)[0] == 1
+    assert "error: no row came to its end in time: give more --minutes" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
