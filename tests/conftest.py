@@ -47,11 +47,13 @@ def pytest_collection_modifyitems(config, items):
 
 
 @pytest.hookimpl(tryfirst=True)
-def pytest_runtest_setup():
+def pytest_runtest_setup(item):
     """Have a test draw the same numbers, and see no figure logged, whichever tests came before."""
     import numpy as np
     import torch
 
+    if item.get_closest_marker("gpu") and not torch.cuda.is_available():
+        pytest.skip("there is no GPU")
     for seed in (random.seed, np.random.seed, torch.manual_seed):
         seed(1)
     if metrics := sys.modules.get("fairseq.logging.metrics"):

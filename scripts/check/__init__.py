@@ -1,1 +1,1 @@
-"""Commands that try what the project promises: on other machines, and under faults."""
+"""Commands that try what the project promises: on a GPU, and under faults."""

@@ -13,15 +13,15 @@ from pathlib import Path
 import fairseq.utils
 import pytest
 import torch
-from fairseq.criterions import CRITERION_REGISTRY
+import torch.nn.functional as F
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 
 import fairseq_plugins
 from fairseq_plugins.all_attention.adagrad_with_clip import (
     AdagradWithClipConfig,
     FairseqAdagradWithClip,
 )
-from fairseq_plugins.all_attention.span_loss import SpanCrossEntropyConfig
 from fairseq_plugins.fairseq_integration.constraints import apply_constraints
 from fairseq_plugins.product_key_memory.optimizer import (
     AdamWithMemoryConfig,
@@ -32,100 +32,50 @@ from fairseq_plugins.weighted_transformer.optimizer import (
     AdamWithBranchWeightsConfig,
     FairseqAdamWithBranchWeights,
 )
-from tests import tiny
-from tests.product_key_memory.tiny import MEMORY, tiny_language_model, tiny_transformer
-from tests.weighted_transformer.tiny import sentences, tiny_weighted_transformer
+from tests.every_model import CASES, criterion_of, sample_of
 
 PACKAGE = Path(fairseq_plugins.__file__).parent
 ADAM = {"lr": [1e-3], "adam_betas": "(0.9, 0.98)", "fp16_adam_stats": False}
-SPARSE = {"memory_layers": "2", "memory_optimizer": "adam_with_memory", **MEMORY}
-SPANS = {"adaptive_span": True, "span_ramp": 2, "attention_span": 6}
-TRANSLATION_MEMORIES = {
-    "encoder_memory_layers": "1",
-    "decoder_memory_layers": "2",
-    "memory_query_batch_norm": True,
-    "optimizer": "adam_with_memory",
-}
-
 # what of our code may make the host wait in an update: the function, and how often
 ONE_CLIP = {"clip_grad_norm": 1}
 ONE_TABLE = {"read_numbers": 1, **ONE_CLIP}
-TWO_TABLES = {"read_numbers": 2, **ONE_CLIP}
-ONE_OF_SPANS = {"read_head_groups": 1}
-
-CASES = {
-    "transformer_xl": (lambda: tiny.tiny_transformer_xl(), "cross_entropy", {}),
-    "half loss": (lambda: tiny.tiny_transformer_xl(), "half_cross_entropy", {}),
-    "shaw": (lambda: tiny.tiny_transformer_xl(positions="shaw"), "cross_entropy", {}),
-    "recomputed": (
-        lambda: tiny.tiny_transformer_xl(checkpoint_activations=True),
-        "cross_entropy",
-        {},
+WAITS = {
+    "spans": {"read_head_groups": 1},
+    "spans with epsilon": {"read_head_groups": 1},
+    **dict.fromkeys(
+        ["recurrent memory table", "memory", "memory, all options", "flat keys"], ONE_TABLE
     ),
-    "recurrent memory table": (
-        lambda: tiny.tiny_transformer_xl(**SPARSE),
-        "cross_entropy",
-        ONE_TABLE,
-    ),
-    "spans": (lambda: tiny.tiny_model(**SPANS), "span_cross_entropy", ONE_OF_SPANS),
-    "spans with epsilon": (
-        lambda: tiny.tiny_model(**SPANS, span_epsilon=1e-8),
-        "span_cross_entropy",
-        ONE_OF_SPANS,
-    ),
-    **{
-        variant: (
-            lambda variant=variant: tiny.tiny_model(persistent_variant=variant),
-            "cross_entropy",
-            {},
-        )
-        for variant in (*tiny.VARIANTS, "ff-attn")
-    },
-    "memory": (lambda: tiny_language_model(**SPARSE), "cross_entropy", ONE_TABLE),
-    "memory, all options": (
-        lambda: tiny_language_model(
-            **SPARSE,
-            memory_query_batch_norm=True,
-            memory_query_layer_norm=True,
-            memory_parallel=True,
-            memory_output_gate=True,
-            memory_output_norm=True,
-        ),
-        "cross_entropy",
-        ONE_TABLE,
-    ),
-    "flat keys": (
-        lambda: tiny_language_model(**SPARSE, memory_keys="flat"),
-        "cross_entropy",
-        ONE_TABLE,
-    ),
-    "memories of a translation model": (
-        lambda: tiny_transformer(**TRANSLATION_MEMORIES),
-        "label_smoothed_cross_entropy",
-        TWO_TABLES,
-    ),
-    **{
-        f"branches, {residual}, {feed_forward}": (
-            lambda options=(residual, feed_forward): tiny_weighted_transformer(
-                branch_residual=options[0], branch_feed_forward=options[1]
-            ),
-            "label_smoothed_cross_entropy",
-            {},
-        )
-        for residual, feed_forward in [
-            ("as-written", "slices"),
-            ("sublayers", "slices"),
-            ("networks", "slices"),
-            ("branches", "slices"),
-            ("branches", "shared"),
-        ]
-    },
-    "branches of both attentions": (
-        lambda: tiny_weighted_transformer(branch_decoder_attention="both"),
-        "label_smoothed_cross_entropy",
-        {},
-    ),
+    "memories of a translation model": {"read_numbers": 2, **ONE_CLIP},
+    # one more for the sum of two gradients
+    "memories that share their values": {"read_numbers": 3, **ONE_CLIP},
 }
+# operations that autocast gives half and single precision
+HALF = {F.linear, torch.matmul, Tensor.matmul, Tensor.__matmul__, torch.bmm, torch.baddbmm}
+SINGLE = {F.layer_norm, F.softmax, torch.softmax, Tensor.softmax, F.log_softmax, F.nll_loss}
+SINGLE |= {F.cross_entropy, Tensor.log_softmax, torch.log_softmax, Tensor.logsumexp}
+
+
+class Autocast(TorchFunctionMode):
+    """What autocast does to the dtypes of operations: torch has none of this device."""
+
+    def __init__(self):
+        super().__init__()
+        self.enabled = False
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        dtype = torch.bfloat16 if func in HALF else torch.float32
+        if self.enabled and func in HALF | SINGLE:
+            args = [
+                x.to(dtype) if isinstance(x, Tensor) and x.is_floating_point() else x for x in args
+            ]
+        return func(*args, **(kwargs or {}))
+
+    @contextlib.contextmanager
+    def block(self, *kind, enabled=True, **how):
+        """Be torch.autocast."""
+        before, self.enabled = self.enabled, enabled
+        yield
+        self.enabled = before
 
 
 @contextlib.contextmanager
@@ -157,29 +107,18 @@ def numbers_read(monkeypatch):
         for name, kind in [("__bool__", bool), ("__int__", int), ("__float__", float)]:
             patch.setattr(Tensor, name, lambda x, kind=kind: (note(), kind(1))[1])
         patch.setattr(Tensor, "item", item)
-        # torch knows no autocast of this device
-        patch.setattr(torch, "autocast", lambda *args, **options: contextlib.nullcontext())
-        patch.setattr(torch, "is_autocast_enabled", lambda *kind: False)
         # fairseq's sends the norm to the CPU unless it is of a GPU
         patch.setattr(fairseq.utils, "clip_grad_norm_", clip_grad_norm)
-        yield asked
+        with Autocast() as autocast:
+            patch.setattr(torch, "autocast", autocast.block)
+            patch.setattr(torch, "is_autocast_enabled", lambda *kind: autocast.enabled)
+            patch.setattr(torch, "get_autocast_dtype", lambda *kind: torch.bfloat16)
+            yield asked
 
 
 def clip_grad_norm(parameters, max_norm, aggregate_norm_fn=None):
     """Return the norm; all gradients must be of one device."""
     return torch.stack([p.grad.norm() for p in parameters if p.grad is not None]).norm()
-
-
-def criterion_of(name):
-    kind = CRITERION_REGISTRY[name]
-    task = tiny.tiny_task()
-    if name == "span_cross_entropy":
-        return kind.build_criterion(
-            SpanCrossEntropyConfig(span_loss=0.01, sentence_avg=False), task
-        )
-    if name == "label_smoothed_cross_entropy":
-        return kind(task, sentence_avg=False, label_smoothing=0.1)
-    return kind(task, sentence_avg=False)
 
 
 def optimizer_of(model):
@@ -193,24 +132,39 @@ def optimizer_of(model):
     return kind(config(**ADAM), parameters)
 
 
-def sample_of(model, device):
-    """A batch of fairseq's on a device: text with its recurrence, or sentences."""
-    if hasattr(model, "encoder"):
-        net_input, target = sentences(), tiny.tokens(2, 5)
-    else:
-        net_input, target = {"src_tokens": tiny.tokens(2, 8)}, tiny.tokens(2, 8)
-        net_input["src_lengths"] = torch.full((2,), 8)
-    net_input = {name: value.to(device) for name, value in net_input.items()}
-    sample = {"net_input": net_input, "target": target.to(device), "ntokens": target.numel()}
-    return {**sample, "nsentences": 2, "id": torch.arange(2, device=device)}
+def test_the_stand_in_for_autocast_has_its_dtypes():
+    x = torch.randn(2, 2)
+
+    def dtypes():
+        return [y.dtype for y in (F.linear(x, x), x @ x, x.matmul(x), x + x, F.linear(x, x) + x)]
+
+    with torch.autocast("cpu"):
+        expected = dtypes()
+    with Autocast() as autocast:
+        with autocast.block():
+            assert dtypes() == expected
+            with autocast.block(enabled=False):
+                assert set(dtypes()) == {torch.float32}
+        assert set(dtypes()) == {torch.float32}
 
 
-@pytest.mark.parametrize("case", CASES)
-def test_the_host_waits_only_where_it_must(case, monkeypatch):
-    build, criterion, allowed = CASES[case]
+@pytest.mark.parametrize(
+    ("case", "precision"),
+    [
+        (case, precision)
+        for case in CASES
+        for precision in ("fp32", "bf16", "amp")
+        # torch's own code sets autocast again where it recomputes
+        if (case, precision) != ("recomputed", "amp")
+    ],
+)
+def test_the_host_waits_only_where_it_must(case, precision, monkeypatch):
+    build, criterion = CASES[case]
     with torch.device("meta"):
         # some of fairseq's buffers are of the CPU at first
         model = build().to("meta").train()
+    if precision == "bf16":
+        model.bfloat16()
     criterion = criterion_of(criterion).train()
     optimizer = optimizer_of(model)
     sample = sample_of(model, "meta")
@@ -220,12 +174,13 @@ def test_the_host_waits_only_where_it_must(case, monkeypatch):
             asked.clear()
             if recurrence is not None:
                 sample["net_input"]["recurrence"] = recurrence.at(8 * update)
-            loss, _, _ = criterion(model, sample)
+            with torch.autocast("meta", enabled=precision == "amp"):
+                loss, _, _ = criterion(model, sample)
             optimizer.backward(loss)
             optimizer.clip_grad_norm(0.25)
             optimizer.step()
             apply_constraints(optimizer, model)
             optimizer.zero_grad()
-    assert asked == allowed
+    assert asked == WAITS.get(case, {})
     devices = {x.device.type for x in [*model.parameters(), *model.buffers()]}
     assert devices == {"meta"}

@@ -1,0 +1,117 @@
+"""Models of all kinds and variants that fit a test, and a batch and a criterion for each."""
+
+import torch
+from fairseq.criterions import CRITERION_REGISTRY
+
+from fairseq_plugins.all_attention.span_loss import SpanCrossEntropyConfig
+from tests import tiny
+from tests.product_key_memory.tiny import MEMORY, tiny_language_model, tiny_transformer
+from tests.weighted_transformer.tiny import sentences, tiny_weighted_transformer
+
+SPARSE = {"memory_layers": "2", "memory_optimizer": "adam_with_memory", **MEMORY}
+SPANS = {"adaptive_span": True, "span_ramp": 2, "attention_span": 6}
+TRANSLATION_MEMORIES = {
+    "encoder_memory_layers": "1",
+    "decoder_memory_layers": "2",
+    "memory_query_batch_norm": True,
+    "optimizer": "adam_with_memory",
+}
+# what builds each, and the criterion of its training
+CASES = {
+    "transformer_xl": (lambda: tiny.tiny_transformer_xl(), "cross_entropy"),
+    "half loss": (lambda: tiny.tiny_transformer_xl(), "half_cross_entropy"),
+    "shaw": (lambda: tiny.tiny_transformer_xl(positions="shaw"), "cross_entropy"),
+    "recomputed": (
+        lambda: tiny.tiny_transformer_xl(checkpoint_activations=True),
+        "cross_entropy",
+    ),
+    "locked dropout": (
+        lambda: tiny.tiny_transformer_xl(
+            locked_dropout=True, word_dropout=0.1, dropout=0.1, attention_dropout=0.1
+        ),
+        "cross_entropy",
+    ),
+    "recurrent memory table": (
+        lambda: tiny.tiny_transformer_xl(**SPARSE),
+        "cross_entropy",
+    ),
+    "spans": (lambda: tiny.tiny_model(**SPANS), "span_cross_entropy"),
+    "spans with epsilon": (
+        lambda: tiny.tiny_model(**SPANS, span_epsilon=1e-8),
+        "span_cross_entropy",
+    ),
+    **{
+        variant: (
+            lambda variant=variant: tiny.tiny_model(persistent_variant=variant),
+            "cross_entropy",
+        )
+        for variant in (*tiny.VARIANTS, "ff-attn")
+    },
+    "memory": (lambda: tiny_language_model(**SPARSE), "cross_entropy"),
+    "memory, all options": (
+        lambda: tiny_language_model(
+            **SPARSE,
+            memory_query_batch_norm=True,
+            memory_query_layer_norm=True,
+            memory_parallel=True,
+            memory_output_gate=True,
+            memory_output_norm=True,
+        ),
+        "cross_entropy",
+    ),
+    "flat keys": (
+        lambda: tiny_language_model(**SPARSE, memory_keys="flat"),
+        "cross_entropy",
+    ),
+    "memories that share their values": (
+        lambda: tiny_language_model(**SPARSE | {"memory_layers": "1,3"}, memory_share_values=True),
+        "cross_entropy",
+    ),
+    "memories of a translation model": (
+        lambda: tiny_transformer(**TRANSLATION_MEMORIES),
+        "label_smoothed_cross_entropy",
+    ),
+    **{
+        f"branches, {residual}, {feed_forward}": (
+            lambda options=(residual, feed_forward): tiny_weighted_transformer(
+                branch_residual=options[0], branch_feed_forward=options[1]
+            ),
+            "label_smoothed_cross_entropy",
+        )
+        for residual, feed_forward in [
+            ("as-written", "slices"),
+            ("sublayers", "slices"),
+            ("networks", "slices"),
+            ("branches", "slices"),
+            ("branches", "shared"),
+        ]
+    },
+    "branches of both attentions": (
+        lambda: tiny_weighted_transformer(branch_decoder_attention="both"),
+        "label_smoothed_cross_entropy",
+    ),
+}
+
+
+def criterion_of(name):
+    kind = CRITERION_REGISTRY[name]
+    task = tiny.tiny_task()
+    if name == "span_cross_entropy":
+        return kind.build_criterion(
+            SpanCrossEntropyConfig(span_loss=0.01, sentence_avg=False), task
+        )
+    if name == "label_smoothed_cross_entropy":
+        return kind(task, sentence_avg=False, label_smoothing=0.1)
+    return kind(task, sentence_avg=False)
+
+
+def sample_of(model, device):
+    """A batch of fairseq's on a device: text with its recurrence, or sentences."""
+    if hasattr(model, "encoder"):
+        net_input, target = sentences(), tiny.tokens(2, 5)
+    else:
+        net_input, target = {"src_tokens": tiny.tokens(2, 8)}, tiny.tokens(2, 8)
+        net_input["src_lengths"] = torch.full((2,), 8)
+    net_input = {name: value.to(device) for name, value in net_input.items()}
+    sample = {"net_input": net_input, "target": target.to(device), "ntokens": target.numel()}
+    return {**sample, "nsentences": 2, "id": torch.arange(2, device=device)}

@@ -1,0 +1,245 @@
+"""What a GPU alone can show of the models, and the same on a CPU as far as one can.
+
+Each test has both: the bodies that wait for a GPU are run wherever there is none.
+"""
+
+import copy
+import functools
+from types import SimpleNamespace
+
+import pytest
+import torch
+import torch.distributed as dist
+from fairseq.dataclass.configs import FairseqConfig
+from fairseq.distributed import LegacyDistributedDataParallel, ModuleProxyWrapper
+from fairseq.modules import SinusoidalPositionalEmbedding
+from fairseq.optim import AMPOptimizer, FP16Optimizer, build_optimizer
+from fairseq.sequence_generator import SequenceGenerator
+from omegaconf import OmegaConf
+from torch import Tensor
+
+from fairseq_plugins.fairseq_integration.constraints import apply_constraints
+from fairseq_plugins.segment_language_model.recurrence import Recurrence
+from fairseq_plugins.weighted_transformer.branch_weights import BranchWeights
+from tests import tiny
+from tests.every_model import CASES, SPANS, criterion_of, sample_of
+from tests.product_key_memory.tiny import MEMORY, memories, tiny_language_model
+from tests.weighted_transformer.tiny import assert_on_simplex, tiny_as_written
+
+ON_GPU = pytest.param("cuda", marks=pytest.mark.gpu)
+ADAM = {"adam_betas": "(0.9, 0.98)", "adam_eps": 1e-6, "tpu": False, "fp16_adam_stats": False}
+MODELS = {
+    "transformer_xl": (tiny.tiny_transformer_xl, "cross_entropy", "adam"),
+    "spans": (
+        functools.partial(tiny.tiny_model, **SPANS),
+        "span_cross_entropy",
+        "adagrad_with_clip",
+    ),
+    "memory": (
+        functools.partial(
+            tiny_language_model, memory_layers="2", memory_optimizer="adam_with_memory", **MEMORY
+        ),
+        "cross_entropy",
+        "adam_with_memory",
+    ),
+    "branches": (
+        tiny_as_written,
+        "label_smoothed_cross_entropy",
+        "adam_with_branch_weights",
+    ),
+}
+# precision: the model's dtype, and nats by which losses may differ from fp32 on a CPU
+PRECISIONS = {
+    "fp32": (torch.float32, 1e-4),
+    "bf16": (torch.bfloat16, 0.1),
+    "fp16": (torch.float16, 0.03),
+    "amp": (torch.float32, 0.03),
+}
+UPDATES = 6
+
+
+@pytest.fixture(autouse=True)
+def fairseq_without_a_gpu(request, monkeypatch):
+    """Let fairseq's flat copies and torch's scaler work on a CPU.
+
+    fairseq files a flat copy under the index of the GPU, which is None for parameters on a CPU.
+    """
+    device = getattr(request.node, "callspec", SimpleNamespace(params={})).params.get("device")
+    if device == "cpu":
+        monkeypatch.setattr(torch.cuda, "current_device", lambda: None)
+        scaler = functools.partial(torch.amp.GradScaler, "cpu")
+        monkeypatch.setattr(torch.cuda.amp, "GradScaler", scaler)
+
+
+def tensors_of(value):
+    """All tensors in an attribute, however deep in lists, tuples and dictionaries."""
+    if isinstance(value, Tensor):
+        return [value]
+    if isinstance(value, dict):
+        value = list(value.values())
+    if isinstance(value, (list, tuple)):
+        return [tensor for item in value for tensor in tensors_of(item)]
+    return []
+
+
+def misplaced(model, device):
+    """Names of a model's tensors, registered or not, that are on another device.
+
+    fairseq makes its mask and its sinusoids when they are used.
+    """
+    return [
+        f"{name}.{attribute}"
+        for name, module in model.named_modules()
+        if not isinstance(module, SinusoidalPositionalEmbedding)
+        for attribute, value in vars(module).items()
+        if attribute != "_future_mask"
+        for tensor in tensors_of(value)
+        if tensor.device.type != device
+    ]
+
+
+@pytest.mark.parametrize("device", ["meta", ON_GPU])
+@pytest.mark.parametrize("case", CASES)
+def test_every_tensor_goes_where_its_model_goes(case, device):
+    model = CASES[case][0]()
+    assert misplaced(model.to(device), device) == []
+    model.spare = {"of": [torch.ones(1)]}
+    assert misplaced(model, device) == [".spare"]
+
+
+def wrapped(model, precision, name, flat):
+    """fairseq's optimizer of a name in the wrapper of a precision."""
+    cfg = OmegaConf.structured(FairseqConfig())
+    cfg.common.bf16 = precision == "bf16"
+    cfg.common.fp16_init_scale = 16
+    cfg.common.fp16_no_flatten_grads = not flat
+    cfg.optimizer = {"_name": name, "lr": [0.01], **(ADAM if "adam" in name else {})}
+    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    if precision == "fp32":
+        return build_optimizer(cfg.optimizer, parameters)
+    return (AMPOptimizer if precision == "amp" else FP16Optimizer).build_optimizer(cfg, parameters)
+
+
+def learn(device, precision, kind, optimizer=None, flat=False, wrap=lambda model: model):
+    """Train for some updates; return the losses in nats a token, the model and its optimizer."""
+    build, criterion, usual = MODELS[kind]
+    dtype = PRECISIONS[precision][0]
+    # a learning rate that is far too large for κ, α and spans, which then leave their bounds
+    model = build(dropout=0.0).to(device).to(dtype).train()
+    criterion = criterion_of(criterion).train()
+    optimizer = wrapped(model, precision, optimizer or usual, flat)
+    sample = sample_of(model, device)
+    recurrence = Recurrence() if hasattr(model.decoder, "context") else None
+    model_seen, losses = wrap(model), []
+    for update in range(UPDATES):
+        if recurrence is not None:
+            sample["net_input"]["recurrence"] = recurrence.at(8 * update)
+        with torch.autocast(device, torch.float16, enabled=precision == "amp"):
+            loss, size, _ = criterion(model_seen, sample)
+        optimizer.backward(loss)
+        optimizer.all_reduce_grads(model_seen)
+        optimizer.multiply_grads(1 / size)
+        optimizer.clip_grad_norm(1.0)
+        optimizer.step()
+        apply_constraints(optimizer, model)
+        optimizer.zero_grad()
+        losses.append(loss.item() / size)
+    return losses, model, optimizer
+
+
+@pytest.mark.parametrize("device", ["cpu", ON_GPU])
+@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize("kind", MODELS)
+def test_every_precision_learns_what_single_precision_does(kind, precision, device):
+    exact, _, _ = learn("cpu", "fp32", kind)
+    losses, model, optimizer = learn(device, precision, kind)
+    assert exact[-1] < exact[0] - 0.1
+    assert losses == pytest.approx(exact, abs=PRECISIONS[precision][1])
+    if precision == "amp":
+        assert optimizer.scaler.is_enabled()
+        assert optimizer.scaler.get_scale() == 16
+    # spans, κ and α stay in single precision, and where they belong
+    for module in model.modules():
+        if isinstance(module, BranchWeights):
+            assert_on_simplex(*(vector.detach().cpu() for vector in module()))
+    for span in getattr(model.decoder, "spans", ()):
+        assert span.value.dtype == torch.float32
+        assert ((span.value >= 0) & (span.value <= 1)).all()
+
+
+@pytest.mark.parametrize("device", ["cpu", ON_GPU])
+@pytest.mark.parametrize("kind", ["transformer_xl", "spans"])
+def test_flattened_gradients_learn_what_others_do(kind, device):
+    losses, model, optimizer = learn(device, "fp16", kind, "adam", flat=True)
+    apart, _, other = learn(device, "fp16", kind, "adam")
+    assert optimizer.has_flat_params
+    assert not other.has_flat_params
+    assert losses == pytest.approx(apart, abs=2e-3)
+    assert all(((s.value >= 0) & (s.value <= 1)).all() for s in getattr(model.decoder, "spans", ()))
+
+
+@pytest.mark.parametrize("device", ["cpu", ON_GPU])
+def test_too_large_a_scale_is_lowered_and_nothing_is_learned(device):
+    _, model, optimizer = learn(device, "amp", "memory")
+    before = copy.deepcopy(model.state_dict())
+    sample = sample_of(model, device)
+    optimizer.scaler._scale.fill_(1e38)
+    loss, _, _ = criterion_of("cross_entropy")(model, sample)
+    optimizer.backward(loss)
+    assert not optimizer.clip_grad_norm(1.0).isfinite()
+    optimizer.step()
+    assert optimizer.scaler.get_scale() < 1e38
+    after = model.state_dict()
+    assert all(torch.equal(value, after[name]) for name, value in before.items())
+
+
+@pytest.fixture
+def alone(request, tmp_path):
+    """A group of one worker, of NCCL on a GPU."""
+    device = request.node.callspec.params["device"]
+    backend = {"cpu": "gloo", "cuda": "nccl"}[device]
+    where = f"file://{tmp_path / 'group'}"
+    dist.init_process_group(backend, init_method=where, rank=0, world_size=1)
+    yield dist.group.WORLD
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("device", ["cpu", ON_GPU])
+@pytest.mark.parametrize("precision", ["fp32", "fp16"])
+def test_a_group_of_one_exchanges_the_rows_of_a_memory(precision, device, alone):
+    def wrap(model):
+        return ModuleProxyWrapper(LegacyDistributedDataParallel(model, process_group=alone))
+
+    together, model, _ = learn(device, precision, "memory", wrap=wrap)
+    losses, other, _ = learn(device, precision, "memory")
+    assert together == pytest.approx(losses, abs=1e-3)
+    for memory, of_other in zip(memories(model), memories(other), strict=True):
+        torch.testing.assert_close(memory.values, of_other.values, rtol=0, atol=1e-2)
+
+
+def generated(model, device, dtype):
+    """Tokens and their scores that beam search finds, twice as many hypotheses as sentences."""
+    model = model.to(device).to(dtype).eval()
+    net_input = sample_of(model, device)["net_input"]
+    net_input.pop("prev_output_tokens", None)
+    prompts = None if hasattr(model, "encoder") else net_input["src_tokens"][:, :3]
+    symbols = tiny.dictionary()
+    generator = SequenceGenerator([model], symbols, beam_size=2, max_len_a=0, max_len_b=7)
+    with torch.no_grad():
+        found = generator.generate([model], {"net_input": net_input}, prefix_tokens=prompts)
+    hypotheses = [hypothesis for of_one in found for hypothesis in of_one]
+    return [
+        torch.cat([hypothesis[name].float().cpu() for hypothesis in hypotheses])
+        for name in ("tokens", "positional_scores")
+    ]
+
+
+@pytest.mark.parametrize("device", ["cpu", ON_GPU])
+@pytest.mark.parametrize("precision", ["fp32", "fp16"])
+@pytest.mark.parametrize("kind", MODELS)
+def test_beam_search_finds_the_same_with_its_caches(kind, precision, device):
+    _, model, _ = learn("cpu", "fp32", kind)
+    tokens, scores = generated(copy.deepcopy(model), "cpu", torch.float32)
+    found, found_scores = generated(model, device, PRECISIONS[precision][0])
+    assert torch.equal(found, tokens)
+    torch.testing.assert_close(found_scores, scores, rtol=0, atol=0.02)

@@ -1,0 +1,278 @@
+"""The check of a GPU on a CPU: the tiny models go through it, and it tells what went wrong."""
+
+import json
+import math
+import os
+import shutil
+import signal
+import time
+import warnings
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from scripts._shared import machine
+from scripts.check import _gpu_kernels, _gpu_report, gpu
+from scripts.check._gpu_models import FP32, SYMBOLS, TINY, draw_text
+from scripts.check._gpu_training import Place
+from scripts.check._gpu_watch import Updates, counted_waits
+from tests import fork_server  # noqa: F401 (what processes are forked from)
+
+CPU = torch.device("cpu")
+STAND_IN = Path(__file__).parents[1] / "benchmark" / "stand_in_transformer_xl.py"
+PLACE = Place(CPU, Path(), Path(), {})
+MODELS = ["transformer_xl", "all_attention_lm", "pkm_transformer_lm", "weighted_transformer"]
+
+
+def run(output, *words):
+    """Be the command on a CPU; return its exit status and what it wrote as JSON."""
+    status = gpu.main(["--device", "cpu", "--output", str(output), *map(str, words)])
+    return status, json.loads((output / "gpu.json").read_text(encoding="utf-8"))
+
+
+def test_all_tiny_models_go_through_it(tmp_path):
+    status, content = run(tmp_path, "--only", "tiny", "fp32", "--minutes", 60)
+    rows = {row["name"]: row for row in content["rows"]}
+    assert status == 0
+    assert list(rows) == [
+        *(f"{model} tiny on the CPU" for model in MODELS),
+        *(f"{model} tiny fp32" for model in MODELS),
+    ]
+    assert {row["state"] for row in rows.values()} == {"ok"}
+    for model in MODELS:
+        row = rows[f"{model} tiny fp32"]
+        # it has learned something
+        assert row["losses"][-1] < row["losses"][0] - 0.05
+        assert row["losses"] == rows[f"{model} tiny on the CPU"]["losses"]
+        assert (row["difference"], row["resumed_difference"], row["overflows"]) == (0, 0, 0)
+        assert row["generated"] == row["generated_alike"] >= 10 * 16
+        for part in ("training", "evaluation"):
+            assert row[part]["tokens_per_second"] > 0
+            assert row[part]["peak_bytes"] > 2**20
+    report = (tmp_path / "gpu.md").read_text(encoding="utf-8")
+    assert "8 rows in" in report
+    assert "minutes: 8 ok." in report
+    assert (tmp_path / "gpu.png").read_bytes().startswith(b"\x89PNG")
+    assert {path.name for path in tmp_path.iterdir()} == {
+        *("gpu.json", "gpu.md", "gpu.png", "gpu.log")
+    }
+
+
+def find_one(place):
+    return [lambda: {"losses": [1.0]}]
+
+
+def find_fail_find(place):
+    def fail():
+        raise RuntimeError("CUDA error:\nout of luck")
+
+    return [lambda: {"difference": 0.0}, fail, lambda: {"evaluated_difference": 0.0}]
+
+
+def fail_first(place):
+    return [lambda: 1 // 0, lambda: {"evaluated_difference": 0.0}]
+
+
+def die(place):
+    return [lambda: os.kill(os.getpid(), signal.SIGKILL)]
+
+
+def hang(place):
+    return [lambda: time.sleep(600)]
+
+
+@pytest.fixture
+def rows(monkeypatch):
+    """Has the command compute the given rows, in next to no time."""
+
+    def have(*steps):
+        made = [gpu.Row(work.__name__, work, size=str(n)) for n, work in enumerate(steps)]
+        monkeypatch.setattr(gpu, "rows_of", lambda *_: made)
+        monkeypatch.setattr(gpu, "write_data", lambda *_: None)
+
+    return have
+
+
+def test_a_row_that_fails_says_why_and_the_next_goes_on(tmp_path, rows, capsys):
+    rows(find_fail_find, fail_first, die, find_one)
+    status, content = run(tmp_path)
+    failed, untrained, died, found = content["rows"]
+    assert failed["why"] == ["fail: RuntimeError: out of luck"]
+    assert failed["evaluated_difference"] == 0
+    # there is nothing to go on from
+    assert untrained["why"] == ["<lambda>: ZeroDivisionError: integer division or modulo by zero"]
+    assert "evaluated_difference" not in untrained
+    assert died["why"] == [f"the process ended with exit status {-signal.SIGKILL}"]
+    assert [row["state"] for row in content["rows"]] == [*["failed"] * 3, "ok"]
+    assert found["losses"] == [1.0]
+    assert status == 1
+    printed = capsys.readouterr()
+    assert "3/4 die: failed; the process ended" in printed.out
+    assert printed.err.startswith("error: 3 of 4 rows failed or are wrong: ")
+    assert "Traceback" in (tmp_path / "gpu.log").read_text(encoding="utf-8")
+
+
+def test_it_ends_in_time_with_what_it_has(tmp_path, rows, monkeypatch):
+    tell = gpu.Check._tell
+
+    def tell_and_hurry(check, *told):
+        tell(check, *told)
+        if len(check.content["rows"]) == 1:
+            check.deadline = time.monotonic() + 2
+
+    monkeypatch.setattr(gpu.Check, "_tell", tell_and_hurry)
+    # a row begins as long as there is any time
+    monkeypatch.setattr(gpu, "EXPECTED", 0)
+    rows(find_one, hang, find_one)
+    status, content = run(tmp_path)
+    found, stopped, late = content["rows"]
+    assert (found["state"], found["losses"]) == ("ok", [1.0])
+    assert (stopped["state"], stopped["why"]) == ("not reached", ["stopped: the time was over"])
+    assert (late["state"], late["why"]) == ("not reached", [])
+    assert status == 0
+    assert "Not reached: find_one." in (tmp_path / "gpu.md").read_text(encoding="utf-8")
+
+
+def test_a_check_that_reaches_nothing_is_an_error(tmp_path, rows, monkeypatch, capsys):
+    monkeypatch.setattr(gpu, "EXPECTED", 10_000)
+    rows(find_one)
+    assert run(tmp_path)[0] == 1
+    assert "error: no row came to its end in time: give more --minutes" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--minutes", "0.5"], "--minutes is 0.5: it must be at least 1"),
+        (["--only", "tiny", "fp8"], "--only is 'tiny fp8': no row's name has all of these words"),
+        (["--original", "nowhere"], "--original is nowhere: give folders of checkouts of https"),
+        (["--device", "cuda"], "--device is 'cuda' and PyTorch sees 0 GPUs: give one of those"),
+    ],
+)
+def test_it_refuses(words, message, refused, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    refused(gpu.main, ["--device", "cpu", *words], message)
+
+
+def test_a_gpu_has_more_rows_than_a_cpu():
+    found = [("transformer_xl", Path("somewhere"))]
+    on_gpu, on_cpu = ({row.name for row in gpu.rows_of(of, found)} for of in ("cuda", "cpu"))
+    assert len(on_gpu) == len(gpu.rows_of("cuda", found))
+    assert {name.split()[-1] for name in on_gpu - on_cpu} == {"amp"}
+    assert on_cpu < on_gpu
+    assert "transformer_xl beside published code" in on_cpu
+
+
+@pytest.mark.parametrize(
+    ("found", "wrong"),
+    [
+        ({"difference": 0.0049}, []),
+        ({"difference": 0.0051}, ["difference: 0.0051, allowed is 0.005"]),
+        ({"resumed_difference": math.nan}, ["resumed difference: nan, allowed is 0.005"]),
+        ({"difference": 0.06, "precision": "bf16"}, []),
+        ({"evaluated_difference": 0.02, "precision": "fp16"}, "evaluated difference: 0.02, "),
+        ({"fast": {"milliseconds": 1.0, "difference": 2e-4}}, "fast: 0.0002, allowed is 0.0001"),
+        ({"training": {"tokens_per_second": 1.0}}, []),
+    ],
+)
+def test_figures_are_judged_by_their_precision(found, wrong):
+    judged = _gpu_report.judge({"precision": FP32, **found})
+    assert len(judged) == bool(wrong)
+    assert "".join(judged).startswith("".join(wrong))
+
+
+def test_the_report_tells_of_all_that_was_found():
+    row = {"precision": FP32, "size": TINY, "state": "ok", "why": [], "seconds": 1.0}
+    speed = {"tokens_per_second": 1234.0, "peak_bytes": 5 * 2**20}
+    waits = {"model.py:12 forward": 1.5}
+    kernel = {"milliseconds": 3.25, "peak_bytes": 2**20, "difference": 1e-6}
+    published = {"size": "base", "mode": "train", "setting": "8/8/1", "model": "original"}
+    rows = [
+        {**row, "name": "a", "training": speed, "waits": waits, "difference": 0.001},
+        {**row, "name": "b", "waits": waits},
+        {**row, "name": "c", "state": "failed", "why": ["train: too large"]},
+        {**row, "name": "d", "fast": kernel},
+        {**row, "name": "e", "published": [{**published, "dtype": FP32, **speed}]},
+    ]
+    content = {"device": "cuda", "hardware": "a GPU", "seconds": 90.0, "rows": rows}
+    told = "\n".join(
+        " ".join(line.split()) for line in "\n".join(_gpu_report.texts(content)).split("\n")
+    )
+    for line in (
+        "5 rows in 1.5 minutes: 4 ok, 1 failed.",
+        "| c | failed | train: too large |",
+        "| a | ok | 0.001 | | | 1,234 | 5 | | | 1.5 | | |",
+        "| model.py:12 forward | 1.5 | a, b |",
+        "| d | fast | 3.25 | 1e-06 | 1 |",
+        "| e | base | train | 8/8/1 | original | fp32 | 1,234 | 5 |",
+    ):
+        assert line in told
+
+
+def test_updates_that_are_missing_are_an_error():
+    updates = Updates(CPU, 2, [torch.tensor(6.0)], [2.0], [2], [0.1, 0.1])
+    assert updates.overflows() == 1
+    with pytest.raises(ValueError, match=r"^1 of 2 updates were made$"):
+        updates.losses()
+    updates.number = 1
+    assert updates.losses() == [3.0]
+
+
+def test_waits_are_counted_by_the_line_that_asks(monkeypatch):
+    # there is no such mode without a GPU
+    monkeypatch.setattr(torch.cuda, "get_sync_debug_mode", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "set_sync_debug_mode", lambda mode: None)
+    waits = Counter()
+
+    def ask():
+        warnings.warn("called a synchronizing CUDA operation", stacklevel=1)
+
+    with counted_waits(waits):
+        for _ in range(2):
+            ask()
+        warnings.warn("something else", stacklevel=1)
+    ((place, number),) = waits.items()
+    assert number == 2
+    assert place.startswith("check/test_gpu.py:")
+    assert place.endswith(" ask")
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
+def test_kernels_agree_and_one_that_does_not_would_be_found(precision):
+    def doubled(*arguments, **options):
+        attended, lse = _gpu_kernels.plain_attention(*arguments, **options)
+        return 2 * attended, lse
+
+    kernels = {**_gpu_kernels.KERNELS, "doubled": doubled}
+    found = {"precision": precision}
+    for step in _gpu_kernels.compare_kernels(kernels, precision, PLACE):
+        found.update(step())
+    (wrong,) = _gpu_report.judge(found)
+    assert wrong.startswith("doubled: 1, allowed is ")
+    assert list(found)[1:] == ["fast", "plain", "dense bias", "doubled"]
+
+
+def test_published_code_is_measured_beside_ours(tmp_path, monkeypatch):
+    monkeypatch.setattr(machine, "PRODUCT_WIDTH", 64)
+    (tmp_path / "pytorch").mkdir()
+    shutil.copy(STAND_IN, tmp_path / "pytorch" / "mem_transformer.py")
+    ((name, path),) = _gpu_kernels.find_published([tmp_path])
+    (step,) = _gpu_kernels.beside_published(name, path, PLACE)
+    found = step()
+    assert max(found["differences"].values()) < 2e-4
+    assert {(row["model"], row["mode"]) for row in found["published"]} == {
+        (model, mode)
+        for model in ("transformer_xl", "transformer_lm", "original")
+        for mode in ("train", "evaluate")
+    }
+    assert all(row["tokens_per_second"] > 0 for row in found["published"])
+
+
+def test_most_of_the_text_follows_from_the_token_before():
+    text = draw_text(1000, SYMBOLS, np.random.default_rng(1))
+    following = np.mean((text[1:] - text[:-1]) % (SYMBOLS - 4) == 1)
+    assert 0.6 < following < 0.8
+    assert 4 <= text.min() <= text.max() < SYMBOLS
