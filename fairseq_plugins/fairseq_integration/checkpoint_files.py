@@ -17,7 +17,6 @@ import logging
 import os
 import pickle
 import shutil
-import sys
 import time
 import zipfile
 import zlib
@@ -146,6 +145,9 @@ def _read(read: Callable[..., Any], path: str, *args: Any, **kwargs: Any) -> Any
                 f"the checkpoint {path} holds more than weights and options, and is not loaded "
                 f"({reason[:200]}): name one that fairseq-train wrote"
             ) from error
+        except (EOFError, UnicodeDecodeError) as error:
+            # files of before PyTorch 1.6 have no checksums
+            problem = " ".join(str(error).split())
     other = _newest_whole_beside(path)
     remedy = f"take {other} (--restore-file, --path)" if other else "no other is whole here"
     raise ValueError(
@@ -195,8 +197,8 @@ def _resume(load: Callable[..., Any], cfg: Any, trainer: Any, **options: Any) ->
     """Restore a training from the checkpoint that its options name, or begin it.
 
     Raises:
-        SystemExit: the checkpoint has ``--max-update`` updates already.
-        ValueError: there is no such checkpoint, or another training writes into ``--save-dir``.
+        ValueError: there is no such checkpoint, another training writes into ``--save-dir``, or
+            ``--restore-file`` has ``--max-update`` updates already.
     """
     # fairseq's name of it with --checkpoint-suffix
     wanted = cfg.restore_file.replace(".pt", (trainer.checkpoint_suffix or "") + ".pt")
@@ -207,26 +209,39 @@ def _resume(load: Callable[..., Any], cfg: Any, trainer: Any, **options: Any) ->
         )
     if trainer.data_parallel_rank == 0 and not cfg.no_save:
         lock_folder(cfg.save_dir)
-    with _batches_of_the_beginning(trainer.task):
+    with _batches_of_the_beginning(trainer.task, trainer.cfg.dataset.update_ordered_indices_seed):
         restored = load(cfg, trainer, **options)
     updates, most = trainer.get_num_updates(), trainer.cfg.optimization.max_update
     if updates >= most > 0:
+        if cfg.restore_file != LAST:
+            raise ValueError(
+                f"--restore-file is {wanted}, which has {updates} updates, and --max-update is "
+                f"{most}: give a larger one, or --reset-optimizer to count anew"
+            )
         logger.info("the training is complete: %d updates, --max-update is %d", updates, most)
-        sys.exit(0)
+        # so that fairseq's loop over epochs ends before the first
+        trainer.cfg.optimization.max_epoch = -1
     return restored
 
 
 @contextmanager
-def _batches_of_the_beginning(task: FairseqTask) -> Iterator[None]:
+def _batches_of_the_beginning(task: FairseqTask, seed_of_epoch: bool) -> Iterator[None]:
     """Let fairseq sort sentences into batches as it did when the training began.
 
     It does so once, with a seed and the number of the epoch, which on resuming is another one: the
     rest of that epoch would have some sentences twice, and others not at all.
+
+    Args:
+        task: makes the batches.
+        seed_of_epoch: the seed has the number of the epoch in it.
     """
     make = task.get_batch_iterator
 
     def make_as_before(dataset: Any, *args: Any, **options: Any) -> Any:
-        if task.can_reuse_epoch_itr(dataset) and not options.get("disable_iterator_cache"):
+        anew = options.get("disable_iterator_cache") or options.get("update_epoch_batch_itr")
+        if task.can_reuse_epoch_itr(dataset) and not anew:
+            if seed_of_epoch:
+                options["seed"] += 1 - options["epoch"]
             options["epoch"] = 1
         return make(dataset, *args, **options)
 
@@ -291,8 +306,11 @@ def weights_loaded_into(model: nn.Module) -> Iterator[None]:
     """
     try:
         yield
+    except torch.OutOfMemoryError:
+        raise
     except RuntimeError as error:
-        reason = " ".join(str(error).split()).partition(": ")[2]
+        told = " ".join(str(error).split())
+        reason = told.partition(": ")[2] or told
         raise MisfitError(
             f"the weights of the checkpoint do not fit the model ({reason[:300]}): give the "
             "options that it was trained with, or name another checkpoint"

@@ -17,7 +17,11 @@ from torch.nn.parallel import DistributedDataParallel
 from fairseq_plugins.fairseq_integration.optimizers import set_update_rule
 from fairseq_plugins.fairseq_integration.option_names import errors_name_options
 from fairseq_plugins.product_key_memory.memory import ProductKeyMemory
-from fairseq_plugins.product_key_memory.options import MemoryOptions, parse_hidden_dims
+from fairseq_plugins.product_key_memory.options import (
+    TOO_LARGE,
+    MemoryOptions,
+    parse_hidden_dims,
+)
 from fairseq_plugins.product_key_memory.usage import MemoryUsage, kl_from_uniform, usage
 
 # The optimizer that updates only the rows of a memory that were read.
@@ -184,7 +188,7 @@ class MemoryBuilder:
         try:
             memory = build_memory(self.options, embed_dim, self._first)
         except RuntimeError as error:
-            if "allocate" not in str(error):
+            if not any(words in str(error) for words in TOO_LARGE):
                 raise
             names = ("slots", "heads", "query_dim", "value_dim")
             given = [(name, getattr(self.options, f"memory_{name}")) for name in names]

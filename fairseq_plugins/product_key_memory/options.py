@@ -19,6 +19,9 @@ logger = logging.getLogger(__name__)
 # Where a memory stands beside the feed-forward sublayer.
 INSTEAD, AFTER, PARALLEL = "instead", "after", "parallel"
 
+# what torch says of a tensor that there is no memory for
+TOO_LARGE = ("allocate", "size calculation overflowed")
+
 
 @dataclass
 class MemoryOptions(FairseqDataclass):

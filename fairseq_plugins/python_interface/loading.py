@@ -15,6 +15,7 @@ from fairseq.tasks import TASK_REGISTRY, FairseqTask
 from fairseq.tasks.language_modeling import LanguageModelingTask
 from fairseq.tasks.translation import TranslationTask
 
+from fairseq_plugins.fairseq_integration.checkpoint_files import MisfitError
 from fairseq_plugins.fairseq_integration.safe_loading import options_of, read_checkpoint
 from fairseq_plugins.python_interface.language_model import LanguageModel
 from fairseq_plugins.python_interface.text import build_lines, step_options
@@ -189,7 +190,8 @@ def _load(
         (model,), _, task = load_model_ensemble_and_task([str(file)], arg_overrides=overrides)
     except (RuntimeError, ValueError) as error:
         # what torch says of weights that do not fit comes last, also within a sentence of ours
-        lines = str(error.__cause__ or error).splitlines()
+        own = error.__cause__ if isinstance(error, MisfitError) else None
+        lines = str(own or error).splitlines()
         told = lines[-1] if isinstance(error, RuntimeError) else " ".join(lines)
         raise ValueError(f"{file} with the dictionary in {folder}: {told.strip()}") from error
     return model.eval(), task

@@ -114,16 +114,16 @@ class _Buffers:
         begin, length = start - self.first, end - start
         # moving an eighth of what is kept at a time is cheaper than attending to it
         room = length + max(new, length // 8)
-        if room <= self.keys.size(2):
+        if room <= self.keys.size(2) and begin >= length // 8:
             for buffer in (self.keys, self.values):
                 # no part may overlap with the place that it moves to
                 for moved in range(0, length, begin):
                     size = min(begin, length - moved)
                     buffer.narrow(2, moved, size).copy_(buffer.narrow(2, begin + moved, size))
         else:
-            # one after the other: what is old is free again before the next is made
-            self.keys = _longer(self.keys.narrow(2, begin, length), room)
-            self.values = _longer(self.values.narrow(2, begin, length), room)
+            kept = (buffer.narrow(2, begin, length) for buffer in (self.keys, self.values))
+            # at once: where there is no memory for the second, both stay as they are
+            self.keys, self.values = [_longer(buffer, room) for buffer in kept]
         self.first = start
 
 
@@ -186,6 +186,7 @@ class KeyValueCache:
                 torch.cat([self.values, values], dim=2),
                 self.reach,
             )
+        self._check_kept()
         end = self.end + keys.size(2)
         if end > self.buffers.end:
             self.buffers.keep(self.start, self.end, keys.size(2))
@@ -215,12 +216,15 @@ class KeyValueCache:
         return KeyValueCache.of(keys, values, self.reach)
 
     def _view(self, buffer: Tensor) -> Tensor:
+        self._check_kept()
+        return buffer.narrow(2, self.start - self.buffers.first, self.length)
+
+    def _check_kept(self) -> None:
         if self.start < self.buffers.first:
             raise RuntimeError(
                 f"tokens {self.start} to {self.buffers.first} of the stream are no longer kept: a "
                 "cache that starts after them was extended"
             )
-        return buffer.narrow(2, self.start - self.buffers.first, self.length)
 
 
 def _bounds(size: int, length: int, before: int) -> tuple[int, int]:

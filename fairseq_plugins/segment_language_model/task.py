@@ -233,11 +233,11 @@ class SegmentLanguageModelingTask(FairseqTask):
                 f"(here {max_tokens}): the text is read as streams, in segments of "
                 "--tokens-per-sample"
             )
-        segment = self.cfg.tokens_per_sample
+        option, segment = "--tokens-per-sample", self.cfg.tokens_per_sample
         valid = self.cfg.tokens_per_sample_valid
         if valid is not None and dataset is not self.datasets.get(self.cfg.train_subset):
-            segment = valid
-        check_segment(segment, len(dataset), (max_sentences or 1) * num_shards)
+            option, segment = "--tokens-per-sample-valid", valid
+        check_segment(option, segment, len(dataset), (max_sentences or 1) * num_shards)
         # by what validation's segments are shorter, what is before them is longer
         longer = self.cfg.tokens_per_sample - segment
         streams = dataset.lay_out(

@@ -124,17 +124,18 @@ def find_dictionary(cfg: SegmentLanguageModelingConfig) -> str:
     return path
 
 
-def check_segment(segment_length: int, tokens: int, streams: int) -> None:
+def check_segment(option: str, segment_length: int, tokens: int, streams: int) -> None:
     """Raise ``ValueError`` for segments that no machine computes at once.
 
     Args:
-        segment_length: ``--tokens-per-sample``, which may be longer than what there is.
+        option: which sets the length.
+        segment_length: may be longer than what there is.
         tokens: N, of the split.
         streams: S, of all workers.
     """
     longest = min(segment_length, tokens // max(1, streams))
     if longest > LONGEST_SEGMENT:
         raise ValueError(
-            f"--tokens-per-sample is {segment_length}: that makes segments of {longest:,} tokens, "
+            f"{option} is {segment_length}: that makes segments of {longest:,} tokens, "
             f"each computed at once; give at most {LONGEST_SEGMENT:,}"
         )

@@ -17,6 +17,7 @@ from fairseq.tasks.language_modeling import LanguageModelingTask
 from fairseq.tasks.translation import TranslationTask
 from torch import Tensor
 
+from fairseq_plugins.fairseq_integration.checkpoint_files import MisfitError
 from fairseq_plugins.python_interface.scoring import score_features
 from fairseq_plugins.segment_language_model.streams import load_tokens
 from fairseq_plugins.segment_language_model.task import SegmentLanguageModelingTask
@@ -105,7 +106,8 @@ def load_model(
         (model,), _, task = load_model_ensemble_and_task([str(checkpoint)], arg_overrides=overrides)
     except RuntimeError as error:
         # torch's own words, of which a model of this package makes a sentence
-        reason = str(error.__cause__ or error).splitlines()[-1].strip()
+        own = error.__cause__ if isinstance(error, MisfitError) else None
+        reason = str(own or error).splitlines()[-1].strip()
         raise ValueError(
             f"--checkpoint {short(checkpoint)} does not fit --data {short(data)} "
             f"({reason}): use the data that the model was trained with"

@@ -1,6 +1,5 @@
 """Weights of models with learned spans: limits, gradients, precision, loading those of others."""
 
-
 import pytest
 import torch
 

@@ -202,20 +202,24 @@ class OwnBatches(FairseqTask):
         return super().get_batch_iterator(*args, **options)
 
 
-def make_trainer(rank=0, updates=0, max_update=0, task_class=FairseqTask):
+def make_trainer(rank=0, updates=0, max_update=0, task_class=FairseqTask, seed_of_epoch=False):
     task = task_class(SimpleNamespace())
     return SimpleNamespace(
         data_parallel_rank=rank,
         checkpoint_suffix="",
         get_num_updates=lambda: updates,
-        cfg=SimpleNamespace(optimization=SimpleNamespace(max_update=max_update)),
+        cfg=SimpleNamespace(
+            optimization=SimpleNamespace(max_update=max_update, max_epoch=0),
+            dataset=SimpleNamespace(update_ordered_indices_seed=seed_of_epoch),
+        ),
         task=task,
     )
 
 
-def resume(folder, restore_file, no_save=False, load=lambda cfg, trainer: "restored", **trainer):
+def resume(folder, restore_file, no_save=False, load=lambda cfg, trainer: "restored", **options):
     cfg = SimpleNamespace(save_dir=str(folder), restore_file=str(restore_file), no_save=no_save)
-    return checkpoint_files._resume(load, cfg, make_trainer(**trainer))
+    trainer = options.get("trainer") or make_trainer(**options)
+    return checkpoint_files._resume(load, cfg, trainer)
 
 
 def batches(trainer, epoch, **options):
@@ -226,16 +230,18 @@ def batches(trainer, epoch, **options):
 
 def test_a_resumed_epoch_has_the_batches_that_it_had(tmp_path):
     def load(cfg, trainer):
-        return batches(trainer, 4), batches(trainer, 4, disable_iterator_cache=True)
+        each_epoch = {"disable_iterator_cache": True}, {"update_epoch_batch_itr": True}
+        return batches(trainer, 4), *(batches(trainer, 4, **options) for options in each_epoch)
 
     one, four = (batches(make_trainer(), epoch) for epoch in (1, 4))
     assert sorted(map(tuple, one)) != sorted(map(tuple, four))
-    resumed, of_shards = resume(tmp_path, "checkpoint_last.pt", load=load)
+    resumed, *each_epoch = resume(tmp_path, "checkpoint_last.pt", load=load)
     assert np.array_equal(resumed[0], one[0])
     # what fairseq draws anew each epoch
-    assert np.array_equal(of_shards[0], four[0])
+    for drawn in each_epoch:
+        assert np.array_equal(drawn[0], four[0])
     # what a task draws is its own affair, and so are later epochs
-    resumed, _ = resume(tmp_path, "checkpoint_last.pt", load=load, task_class=OwnBatches)
+    resumed, *_ = resume(tmp_path, "checkpoint_last.pt", load=load, task_class=OwnBatches)
     assert np.array_equal(resumed[0], four[0])
     trainer = make_trainer()
     checkpoint_files._resume(
@@ -248,12 +254,34 @@ def test_a_resumed_epoch_has_the_batches_that_it_had(tmp_path):
 
 def test_a_complete_training_gets_no_further_update(tmp_path, caplog):
     for updates in (30, 31):
-        with pytest.raises(SystemExit) as end, caplog.at_level("INFO"):
-            resume(tmp_path, "checkpoint_last.pt", updates=updates, max_update=30)
-        assert end.value.code == 0
+        trainer = make_trainer(updates=updates, max_update=30)
+        with caplog.at_level("INFO"):
+            resume(tmp_path, "checkpoint_last.pt", trainer=trainer)
         assert f"complete: {updates} updates, --max-update is 30" in caplog.text
+        # fairseq's loop goes on while the next epoch is not beyond it, or it is 0
+        assert trainer.cfg.optimization.max_epoch == -1
     for most in (31, 0):
-        assert resume(tmp_path, "checkpoint_last.pt", updates=30, max_update=most) == "restored"
+        trainer = make_trainer(updates=30, max_update=most)
+        resume(tmp_path, "checkpoint_last.pt", trainer=trainer)
+        assert trainer.cfg.optimization.max_epoch == 0
+
+
+def test_a_new_training_from_a_complete_one_is_refused(saved, tmp_path):
+    text = (
+        f"^--restore-file is {saved}, which has 30 updates, and --max-update is 20: give a larger"
+    )
+    with pytest.raises(ValueError, match=text):
+        resume(tmp_path, saved, updates=30, max_update=20)
+
+
+def test_the_seed_of_an_epoch_is_that_of_the_first(tmp_path):
+    def load(cfg, trainer):
+        return batches(trainer, 4, seed=1 + 4)
+
+    (one, *_) = batches(make_trainer(), 1, seed=1 + 1)
+    assert np.array_equal(
+        resume(tmp_path, "checkpoint_last.pt", load=load, seed_of_epoch=True)[0], one
+    )
 
 
 def test_a_missing_file_to_restore_from_is_no_new_training(saved):

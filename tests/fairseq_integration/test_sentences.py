@@ -3,9 +3,11 @@
 import sys
 
 import pytest
+import torch
 from fairseq import checkpoint_utils
 
-from fairseq_plugins.fairseq_integration import sentences
+from fairseq_plugins.fairseq_integration import checkpoint_files, sentences
+from fairseq_plugins.segment_language_model.attention_blocks import rel_shift
 from fairseq_plugins.segment_language_model.positions import sinusoids
 
 
@@ -29,6 +31,15 @@ def failed_here(path):
     sinusoids(None, 2)
 
 
+def failed_here_with_a_value(path):
+    # too few dimensions
+    rel_shift(torch.zeros(3), 2)
+
+
+def opened_here(path):
+    checkpoint_files._what_is_cut(str(path))
+
+
 @pytest.mark.parametrize(
     ("work", "told"),
     [
@@ -36,6 +47,8 @@ def failed_here(path):
         (refused_to_fairseq, "error: the checkpoint {path} is cut short or damaged (it is empty)"),
         (raised_elsewhere, "Traceback (most recent call last)"),
         (failed_here, "Traceback (most recent call last)"),
+        (failed_here_with_a_value, "Traceback (most recent call last)"),
+        (opened_here, "Traceback (most recent call last)"),
     ],
 )
 def test_what_is_refused_here_is_told_in_a_sentence(work, told, tmp_path, capsys, monkeypatch):

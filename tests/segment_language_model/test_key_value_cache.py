@@ -58,6 +58,8 @@ def test_a_cache_never_shows_what_a_later_one_has_overwritten():
     cache.last(2).extended(*draw(4))
     with pytest.raises(RuntimeError, match="tokens 0 to 6 of the stream are no longer kept"):
         cache.keys  # noqa: B018
+    with pytest.raises(RuntimeError, match="tokens 0 to 6 of the stream are no longer kept"):
+        cache.extended(*draw(20))
 
 
 @pytest.mark.parametrize("length", [0, 2, 4, 7])

@@ -254,8 +254,8 @@ def test_streams_of_shuffled_sentences_have_every_token_once_from_the_one_before
 
 def test_segments_that_no_machine_computes_are_refused():
     """But not those that are longer than the text, whose part of it is."""
-    check_segment(10**9, 2**22, 4)
-    check_segment(2**20, 2**30, 1)
+    check_segment("--tokens-per-sample", 10**9, 2**22, 4)
+    check_segment("--tokens-per-sample", 2**20, 2**30, 1)
     message = "^--tokens-per-sample is 1000000000: that makes segments of 4,194,304 tokens, .*give"
     with pytest.raises(ValueError, match=message):
-        check_segment(10**9, 2**24, 4)
+        check_segment("--tokens-per-sample", 10**9, 2**24, 4)
