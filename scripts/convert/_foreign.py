@@ -210,18 +210,20 @@ class ForeignConfig:
 
     def layers(self, name: str) -> int | None:
         """Number of layers, each of which has tensors of its own; None after a problem."""
-        return self._at_most(self._most_layers, "tensors", name)
+        most = self._most_layers
+        return self._at_most(most, f"the checkpoint has {most} tensors", name)
 
     def size(self, name: str, least: int = 1, default: int | None = None) -> int | None:
         """Size that a dimension of some tensor has; None after a problem."""
         most = self._most_size
-        return self._at_most(most, "numbers of its longest dimension", name, least, default)
+        has = f"the checkpoint's longest dimension is {most}"
+        return self._at_most(most, has, name, least, default)
 
-    def _at_most(self, most: float, what: str, name: str, *options: Any) -> int | None:
+    def _at_most(self, most: float, has: str, name: str, *options: Any) -> int | None:
         value = self.integer(name, *options)
         if value is None or value <= most:
             return value
-        self.note(f"{name} is {value}, and the checkpoint has {most} {what}", False)
+        self.note(f"{name} is {value}, and {has}", False)
         return None
 
     def unread(self) -> list[str]:

@@ -146,8 +146,8 @@ def test_what_was_killed_while_it_wrote_is_done_again(tmp_path, monkeypatch, cap
     ("option", "message"),
     [
         ("n_layer", "n_layer is 1000000000, and the checkpoint has 28 tensors"),
-        ("d_model", "d_model is 1000000000, and the checkpoint has 48 numbers of its longest"),
-        ("d_inner", "d_inner is 1000000000, and the checkpoint has 48 numbers of its longest"),
+        ("d_model", "d_model is 1000000000, and the checkpoint's longest dimension is 48"),
+        ("d_inner", "d_inner is 1000000000, and the checkpoint's longest dimension is 48"),
     ],
 )
 def test_sizes_that_no_tensor_has_take_no_memory(tmp_path, capsys, option, message):
