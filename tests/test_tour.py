@@ -21,7 +21,7 @@ CELLS = [
 # What takes long, and what is done here instead: neither changes which cells print and draw.
 SHORTER = {r"--max-update \d+": "--max-update 20", r"source\(textwrap\)": "source(textwrap)[:2000]"}
 # seconds, after which it hangs
-LIMIT = 300
+LIMIT = 420
 
 
 def be_jupyter(folder):

@@ -63,6 +63,8 @@ DAMAGES: dict[str, Change] = {
     "text": lambda content, draw: b"not what it should be\n",
 }
 FLIPS = 4
+# a checkpoint beside the changed one, to average with
+OTHER = "checkpoint_other.pt"
 
 # Changes to the weights of a checkpoint.
 WEIGHTS: dict[str, Callable[[dict[str, Any], str], None]] = {
@@ -130,7 +132,8 @@ def changed_checkpoint(
     """
     path = folder / "model" / "checkpoint_last.pt"
     path.parent.mkdir()
-    shutil.copy(materials.checkpoints["transformer_xl"], path)
+    for name in (path.name, OTHER):
+        shutil.copy(materials.checkpoints["transformer_xl"], path.with_name(name))
     whole = folder / "whole" / "checkpoint_last.pt"
     shutil.copytree(path.parent, whole.parent)
     change(path)
@@ -276,8 +279,8 @@ def all_cases(materials: Materials, draw: random.Random) -> Iterator[Case]:
             "transformer_xl", path.parent, "--max-update", 9
         ),
         "average": lambda path: (
-            *("scripts.convert.average", path, path.with_name("checkpoint_other.pt")),
-            *("--output", path.parent.parent / "average.pt"),
+            *("scripts.convert.average", path, path.with_name(OTHER)),
+            *("--output", path.with_name("average.pt")),
         ),
     }
     for reader, words in readers.items():
