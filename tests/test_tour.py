@@ -18,6 +18,11 @@ CELLS = [
     if cell["cell_type"] == "code"
 ]
 
+# What takes long, and what is done here instead: neither changes which cells print and draw.
+SHORTER = {r"--max-update \d+": "--max-update 20", r"source\(textwrap\)": "source(textwrap)[:2000]"}
+# seconds, after which it hangs
+LIMIT = 420
+
 
 def be_jupyter(folder):
     """Execute the code cells in one namespace, and write what each printed and drew."""
@@ -27,8 +32,11 @@ def be_jupyter(folder):
     made, names = [], {"__name__": "__main__"}
     for number, cell in enumerate(CELLS):
         printed = io.StringIO()
+        source = "".join(cell["source"])
+        for long, short in SHORTER.items():
+            source = re.sub(long, short, source)
         with redirect_stdout(printed):
-            exec(compile("".join(cell["source"]), f"cell {number}", "exec"), names)
+            exec(compile(source, f"cell {number}", "exec"), names)
         made.append([printed.getvalue(), len(plt.get_fignums())])
         plt.close("all")
     (folder / "made.json").write_text(json.dumps(made), encoding="utf-8")
@@ -40,8 +48,11 @@ def made(tmp_path_factory):
     folder = tmp_path_factory.mktemp("tour")
     process = FORK_SERVER.Process(target=be_jupyter, args=(folder,))
     process.start()
-    process.join(900)
-    assert process.exitcode == 0
+    try:
+        process.join(LIMIT)
+        assert process.exitcode == 0
+    finally:
+        process.kill()
     return json.loads((folder / "made.json").read_text(encoding="utf-8"))
 
 

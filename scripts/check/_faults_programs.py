@@ -58,6 +58,18 @@ class CaseSkippedError(Exception):
     """Why a case cannot be tried here."""
 
 
+class Known(NamedTuple):
+    """A failure that is known.
+
+    Attributes:
+        pattern: regular expression that is found in what failed; any other failure is new.
+        remedy: why it is there and what to do.
+    """
+
+    pattern: str
+    remedy: str
+
+
 class Case(NamedTuple):
     """A fault, and what is tried with it.
 
@@ -65,12 +77,12 @@ class Case(NamedTuple):
         name: what it is called in the results.
         run: tries it in the empty folder that it gets, and may return figures; raises
             CaseFailedError or CaseSkippedError.
-        known: for a failure that is known, why it is there and what to do; "" otherwise.
+        known: how it fails, where that is known.
     """
 
     name: str
     run: Callable[[Path], str | None]
-    known: str = ""
+    known: Known | None = None
 
 
 class Outcome(NamedTuple):
@@ -147,7 +159,7 @@ class Program:
         self.pid = self._process.pid
 
     def wait(self, limit: float = LIMIT) -> Outcome:
-        """Wait for its end; end it, with its children, where it takes longer."""
+        """Wait for its end; end it, with its children, where it takes longer or is piped."""
         self._process.join(limit)
         hung = self._process.is_alive()
         if hung:
@@ -155,7 +167,13 @@ class Program:
             self._process.join()
         seconds = time.monotonic() - self._started
         if self._reader:
-            self._reader.wait()
+            # it reads on as long as a child has the pipe, or for ever where none has opened it
+            self.kill(True)
+            try:
+                self._reader.wait(AFTERWARDS)
+            except subprocess.TimeoutExpired:
+                self._reader.kill()
+                self._reader.wait()
         printed = self._printed.read_text(encoding="utf-8", errors="replace")
         return Outcome(None if hung else self._process.exitcode, printed, seconds)
 

@@ -105,11 +105,15 @@ class Trial:
         return {"losses": losses, "difference": _largest_difference(losses, expected)}
 
     def resume(self) -> Found:
-        """The largest difference of a resumed training's losses from those of the first one."""
+        """How far the losses of a resumed training are from the first one's: first and at most."""
         words = self.model.no_dropout if self.size == TINY else ()
         again = ["--restore-file", self._checkpoint(), "--no-save", "--disable-validation"]
         losses = self._train(UPDATES, *again, *words, before=SAVED).losses()
-        return {"resumed_difference": _largest_difference(losses, self.losses[SAVED:])}
+        expected = self.losses[SAVED:]
+        return {
+            "resumed_first_difference": abs(losses[0] - expected[0]),
+            "resumed_difference": _largest_difference(losses, expected),
+        }
 
     def evaluate(self) -> Found:
         """Score a little, also on the CPU in fp32, and much: loss, tokens a second, peak memory."""

@@ -86,7 +86,8 @@ def try_case(case: Case, folder: Path) -> dict[str, Any]:
     except CaseSkippedError as reason:
         result, told = SKIPPED, str(reason)
     except CaseFailedError as problem:
-        result, told = (KNOWN if case.known else FAILED), str(problem)
+        known = case.known and re.search(case.known.pattern, str(problem))
+        result, told = (KNOWN if known else FAILED), str(problem)
     except Exception as error:
         # a case that cannot be tried is no case that passed
         result, told = FAILED, f"the case itself failed: {type(error).__name__}: {error}"
@@ -94,11 +95,11 @@ def try_case(case: Case, folder: Path) -> dict[str, Any]:
     if result in (PASSED, SKIPPED):
         shutil.rmtree(folder)
     found = {"case": case.name, "result": result, "seconds": seconds, "told": told}
-    return {**found, "known": case.known} if result == KNOWN else found
+    return {**found, "known": case.known.remedy} if result == KNOWN else found
 
 
-def run_section(name: str, options: argparse.Namespace, content: dict[str, Any]) -> None:
-    """Try the cases of a section, and write the results after each of them."""
+def run_section(name: str, options: argparse.Namespace, content: dict[str, Any]) -> bool:
+    """Try a section's cases and write the results after each; return whether there were any."""
     work = options.output / "work" / name
     shutil.rmtree(work, ignore_errors=True)
     materials = Materials(work / "materials")
@@ -112,32 +113,35 @@ def run_section(name: str, options: argparse.Namespace, content: dict[str, Any])
         # what was found of the others stays
         before = content.get(name, {}).get("cases", [])
         tried += [found for found in before if found["case"] not in again]
-    content[name] = {
-        "title": SECTIONS[name].title,
-        "seed": options.seed,
-        "quick": options.quick,
-        "date": datetime.date.today().isoformat(),
-        "cases": tried,
-    }
+    if not cases:
+        return False
+    content[name] = {"title": SECTIONS[name].title, "cases": tried}
+    drawn = {"seed": options.seed, "quick": options.quick}
     bar = tqdm(cases, desc=name, unit=" cases", disable=None)
     for number, case in enumerate(bar):
         found = try_case(case, work / f"{number:03}")
-        tried.append(found)
+        tried.append({**found, **drawn, "date": datetime.date.today().isoformat()})
         write_json(options.output / RESULTS, content)
         if found["result"] in (FAILED, KNOWN):
             tqdm.write(f"{found['result']}: {case.name}: {found['told']}")
+        elif found["result"] == PASSED and case.known:
+            tqdm.write(f"passes now: {case.name}")
     shutil.rmtree(work / "materials", ignore_errors=True)
+    return True
 
 
 def summary_table(content: dict[str, Any]) -> str:
     """Table of the sections: how many cases there were, and what came of them."""
     rows = []
     for section in content.values():
-        results = [case["result"] for case in section["cases"]]
+        cases = section["cases"]
+        results = [case["result"] for case in cases]
         counts = [results.count(kind) for kind in (PASSED, FAILED, KNOWN, SKIPPED)]
-        longest = max((case["seconds"] for case in section["cases"]), default=0.0)
-        how = "quick" if section["quick"] else "full"
-        named = f"{section['title']} ({how}, seed {section['seed']}, {section['date']})"
+        longest = max(case["seconds"] for case in cases)
+        how = " and ".join(sorted({"quick" if case["quick"] else "full" for case in cases}))
+        seeds = {case["seed"] for case in cases}
+        seed = f"seed {seeds.pop()}" if len(seeds) == 1 else "several seeds"
+        named = f"{section['title']} ({how}, {seed}, {max(case['date'] for case in cases)})"
         counts[1:3] = [sum(counts[1:3])]
         rows.append([named, str(len(results)), *map(str, counts), f"{longest:.0f}"])
     headers = ["tried", "cases", "passed", "failed", "skipped", "longest case, s"]
@@ -175,13 +179,25 @@ def campaign(options: argparse.Namespace) -> None:
         raise ValueError(f"--page {short(options.page)} is no file: name one that is there")
     path = options.output / RESULTS
     content = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    try:
+        re.compile(options.cases or "")
+    except re.error as error:
+        raise ValueError(
+            f"--cases is {options.cases!r}: {error}, give a regular expression"
+        ) from error
     prepare_to_fork()
+    ran = {}
     for name in options.only:
-        run_section(name, options, content)
+        if run_section(name, options, content):
+            ran[name] = content[name]
+    if not ran:
+        raise ValueError(
+            f"--cases is {options.cases!r}: no case of {' '.join(options.only)} has that in its "
+            f"name, give what a name in the {RESULTS} of a run without --cases has"
+        )
     content = {name: content[name] for name in SECTIONS if name in content}
     if options.page:
         write_page(options.page, content)
-    ran = {name: content[name] for name in options.only}
     print(summary_table(ran))
     print(f"written to {short(path)}")
     bad = [x["case"] for part in ran.values() for x in part["cases"] if x["result"] == FAILED]

@@ -13,6 +13,7 @@ OUTPUT/gpu.log                what fairseq printed
 """
 
 import argparse
+import contextlib
 import functools
 import gc
 import multiprocessing
@@ -56,9 +57,9 @@ from scripts.check._gpu_models import (
 from scripts.check._gpu_report import FAILED, NOT_REACHED, OK, WRONG, draw, judge, summary, texts
 from scripts.check._gpu_training import Found, Place, everything, reference, speed
 
-# Seconds that are kept for the report, and that a row is expected to take before any other of its
-# size has been seen.
-FOR_REPORT, EXPECTED = 10, 10
+# Seconds that are kept for the report, that a row is expected to take before any other of its size
+# has been seen, and that its process may take to end after its last step.
+FOR_REPORT, EXPECTED, TO_END = 10, 10, 10
 # What the processes of rows are forked with: imports take longer than most of the rows.
 IMPORTED = ["scripts.check._gpu_kernels", "torch._dynamo", "fairseq_cli.train"]
 IMPORTED += [f"fairseq_cli.{name}" for name in ("eval_lm", "validate", "generate", "interactive")]
@@ -172,7 +173,9 @@ def compute(row: Row, place: Place, log: Path, told: Connection) -> None:
             told.send({"why": f"{name}: {type(error).__name__}: {lines[-1]}"})
             # nothing goes on from a training that failed
             if number == 0 and row.size is not None:
-                return
+                break
+    # else the end of a step that ends the process would look like that of the row
+    told.send({"done": True})
 
 
 class Check:
@@ -268,18 +271,25 @@ class Check:
         process = self._start(compute, row, place, self.output / "gpu.log", told)
         # the child has the other end, and its end closes it
         told.close()
+        done = False
         try:
-            while listening.poll(max(0.0, self.deadline - time.monotonic())):
-                part = listening.recv()
-                found["why"] += [part.pop("why")] if "why" in part else []
-                found.update(part)
-        except EOFError:
-            process.join()
-            if process.exitcode:
-                found["why"].append(f"the process ended with exit status {process.exitcode}")
+            with contextlib.suppress(EOFError):
+                while not done:
+                    if not listening.poll(max(0.0, self.deadline - time.monotonic())):
+                        return False
+                    part = listening.recv()
+                    done = part.pop("done", False)
+                    found["why"] += [part.pop("why")] if "why" in part else []
+                    found.update(part)
+            process.join(TO_END)
+            if process.exitcode is None:
+                found["why"].append(f"the process did not end {TO_END} s after its last step")
+            elif process.exitcode or not done:
+                before = "" if done else " before its last step was done"
+                found["why"].append(
+                    f"the process ended with exit status {process.exitcode}{before}"
+                )
             return True
-        else:
-            return False
         finally:
             process.kill()
             process.join()

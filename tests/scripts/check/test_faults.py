@@ -1,14 +1,18 @@
 """The campaign of faults: what passes, what it writes, and a case of each kind that must fail."""
 
+import datetime
 import json
+import os
 import random
+import re
+import signal
 import sys
 from pathlib import Path
 
 import pytest
 import torch
 
-from scripts.check import _faults_inputs, _faults_pickles, faults
+from scripts.check import _faults_inputs, _faults_pickles, _faults_programs, faults
 from scripts.check._faults_kills import kill, moments
 from scripts.check._faults_leaks import held_by
 from scripts.check._faults_materials import Materials, logged
@@ -17,6 +21,7 @@ from scripts.check._faults_programs import (
     Case,
     CaseFailedError,
     CaseSkippedError,
+    Known,
     Outcome,
     Program,
     check_elsewhere,
@@ -72,7 +77,8 @@ def break_down(folder):
 RAN = [
     (Case("good", lambda folder: "12 MiB"), "passed", "12 MiB"),
     (Case("bad", fail), "failed", "it hung"),
-    (Case("bad as ever", fail, "Give less."), "known", "it hung"),
+    (Case("bad as ever", fail, Known("^it h", "Give less.")), "known", "it hung"),
+    (Case("bad anew", fail, Known("a traceback", "Give less.")), "failed", "it hung"),
     (Case("elsewhere", skip), "skipped", "no such disk"),
     (Case("broken", break_down), "failed", "the case itself failed: RuntimeError: of the case"),
 ]
@@ -99,18 +105,19 @@ def campaign(tmp_path, monkeypatch):
 def test_results_are_written_and_told(campaign, tmp_path, capsys):
     status, results, page = campaign([case for case, _, _ in RAN], "--seed", 7)
     assert status == 1
-    assert "error: 2 cases failed: their folders are in" in capsys.readouterr().err
+    assert "error: 3 cases failed: their folders are in" in capsys.readouterr().err
     assert [(x["case"], x["result"]) for x in results["cases"]] == [(c.name, r) for c, r, _ in RAN]
     for found, (_, _, told) in zip(results["cases"], RAN, strict=True):
         assert found["told"].startswith(told)
-    assert results["seed"] == 7
+    assert {x["seed"] for x in results["cases"]} == {7}
     assert sorted(path.name for path in (tmp_path / "out" / "work" / "kills").iterdir()) == [
         "001",
         "002",
-        "004",
+        "003",
+        "005",
     ]
     (row,) = [line for line in page.splitlines() if "what is tried (full, seed 7" in line]
-    assert [cell.strip() for cell in row.split("|")[2:-2]] == ["5", "1", "3", "1"]
+    assert [cell.strip() for cell in row.split("|")[2:-2]] == ["6", "1", "4", "1"]
     assert "- bad as ever: it hung. Give less." in page
     assert page.startswith("# Page\n")
     assert page.endswith("\n\nEnd.\n")
@@ -126,14 +133,37 @@ def test_known_failures_do_not_fail_a_campaign(campaign):
     assert "None of them failed." in page
 
 
-def test_some_cases_are_tried_again(campaign):
+def test_some_cases_are_tried_again(campaign, tmp_path):
     campaign([case for case, _, _ in RAN])
+    path = tmp_path / "out" / "results.json"
+    older = re.sub('"date": ".*?"', '"date": "2001-02-03"', path.read_text())
+    path.write_text(older)
     mended = [Case("bad", lambda folder: None), Case("good", fail)]
-    status, results, _ = campaign(mended, "--cases", "^b.d$")
+    status, results, page = campaign(mended, "--cases", "^b.d$", "--seed", 7, "--quick")
     assert status == 1
-    found = {x["case"]: x["result"] for x in results["cases"]}
-    expected = {case.name: result for case, result, _ in RAN}
-    assert found == {**expected, "bad": "passed"}
+    today = datetime.date.today().isoformat()
+    found = {x["case"]: (x["result"], x["seed"], x["quick"], x["date"]) for x in results["cases"]}
+    expected = {case.name: (result, 1, False, "2001-02-03") for case, result, _ in RAN}
+    assert found == {**expected, "bad": ("passed", 7, True, today)}
+    assert f"what is tried (full and quick, several seeds, {today})" in page
+
+
+@pytest.mark.parametrize(
+    ("expression", "problem"),
+    [("^god$", "no case of kills has that in its name"), ("[", "give a regular expression")],
+)
+def test_an_expression_of_no_case_is_refused(campaign, expression, problem, capsys):
+    campaign([RAN[0][0]])
+    status, results, _ = campaign([RAN[0][0]], "--cases", expression)
+    assert (status, len(results["cases"])) == (1, 1)
+    printed = capsys.readouterr().err
+    assert f"error: --cases is {expression!r}: " in printed
+    assert problem in printed
+
+
+def test_a_known_case_that_passes_is_told(campaign, capsys):
+    campaign([Case("bad as ever", lambda folder: None, Known("hung", "Give less."))])
+    assert "passes now: bad as ever" in capsys.readouterr().out
 
 
 def test_a_page_without_marks_is_refused(campaign, tmp_path, capsys):
@@ -188,6 +218,15 @@ def test_a_program_is_killed_alone_or_with_its_children(module, tmp_path, with_c
 def test_a_program_that_hangs_is_ended(module, tmp_path):
     ended = run(module("import time\ntime.sleep(100)"), tmp_path / "x", limit=0.2)
     assert ended.status is None
+
+
+def test_a_child_that_holds_the_pipe_holds_nothing_up(module, tmp_path, monkeypatch):
+    # not of the program's group, which is killed
+    text = "import subprocess as s\nprint(s.Popen(['sleep', '100'], start_new_session=True).pid)"
+    monkeypatch.setattr(_faults_programs, "AFTERWARDS", 0.5)
+    ended = run(module(text), tmp_path / "x", piped=True)
+    os.kill(int(ended.printed), signal.SIGKILL)
+    assert ended.status == 0
 
 
 def test_a_program_is_killed_while_it_writes(module, tmp_path):

@@ -5,6 +5,8 @@ import math
 import os
 import shutil
 import signal
+import sys
+import threading
 import time
 import warnings
 from collections import Counter
@@ -47,7 +49,8 @@ def test_all_tiny_models_go_through_it(tmp_path):
         # it has learned something
         assert row["losses"][-1] < row["losses"][0] - 0.05
         assert row["losses"] == rows[f"{model} tiny on the CPU"]["losses"]
-        assert (row["difference"], row["resumed_difference"], row["overflows"]) == (0, 0, 0)
+        exact = ("difference", "resumed_first_difference", "resumed_difference", "overflows")
+        assert [row[name] for name in exact] == [0, 0, 0, 0]
         assert row["generated"] == row["generated_alike"] >= 10 * 16
         for part in ("training", "evaluation"):
             assert row[part]["tokens_per_second"] > 0
@@ -80,6 +83,16 @@ def die(place):
     return [lambda: os.kill(os.getpid(), signal.SIGKILL)]
 
 
+def end_quietly(place):
+    return [lambda: {"losses": [1.0]}, lambda: sys.exit(0)]
+
+
+def stay(place):
+    """A process that has told all and does not end."""
+    threading.Thread(target=time.sleep, args=(600,)).start()
+    return [lambda: {"losses": [1.0]}]
+
+
 def hang(place):
     return [lambda: time.sleep(600)]
 
@@ -96,22 +109,26 @@ def rows(monkeypatch):
     return have
 
 
-def test_a_row_that_fails_says_why_and_the_next_goes_on(tmp_path, rows, capsys):
-    rows(find_fail_find, fail_first, die, find_one)
+def test_a_row_that_fails_says_why_and_the_next_goes_on(tmp_path, rows, monkeypatch, capsys):
+    monkeypatch.setattr(gpu, "TO_END", 3)
+    rows(find_fail_find, fail_first, die, end_quietly, stay, find_one)
     status, content = run(tmp_path)
-    failed, untrained, died, found = content["rows"]
+    failed, untrained, died, quiet, stayed, found = content["rows"]
     assert failed["why"] == ["fail: RuntimeError: out of luck"]
     assert failed["evaluated_difference"] == 0
     # there is nothing to go on from
     assert untrained["why"] == ["<lambda>: ZeroDivisionError: integer division or modulo by zero"]
     assert "evaluated_difference" not in untrained
-    assert died["why"] == [f"the process ended with exit status {-signal.SIGKILL}"]
-    assert [row["state"] for row in content["rows"]] == [*["failed"] * 3, "ok"]
+    early = "the process ended with exit status {} before its last step was done"
+    assert died["why"] == [early.format(-signal.SIGKILL)]
+    assert quiet["why"] == [early.format(0)]
+    assert stayed["why"] == ["the process did not end 3 s after its last step"]
+    assert [row["state"] for row in content["rows"]] == [*["failed"] * 5, "ok"]
     assert found["losses"] == [1.0]
     assert status == 1
     printed = capsys.readouterr()
-    assert "3/4 die: failed; the process ended" in printed.out
-    assert printed.err.startswith("error: 3 of 4 rows failed or are wrong: ")
+    assert "3/6 die: failed; the process ended" in printed.out
+    assert printed.err.startswith("error: 5 of 6 rows failed or are wrong: ")
     assert "Traceback" in (tmp_path / "gpu.log").read_text(encoding="utf-8")
 
 
@@ -173,6 +190,9 @@ def test_a_gpu_has_more_rows_than_a_cpu():
         ({"difference": 0.0051}, ["difference: 0.0051, allowed is 0.005"]),
         ({"resumed_difference": math.nan}, ["resumed difference: nan, allowed is 0.005"]),
         ({"difference": 0.06, "precision": "bf16"}, []),
+        ({"resumed_difference": 0.06, "precision": "bf16"}, []),
+        ({"resumed_first_difference": 0.006, "precision": "bf16"}, []),
+        ({"resumed_first_difference": 0.06, "precision": "bf16"}, "resumed first difference: 0.06"),
         ({"evaluated_difference": 0.02, "precision": "fp16"}, "evaluated difference: 0.02, "),
         ({"fast": {"milliseconds": 1.0, "difference": 2e-4}}, "fast: 0.0002, allowed is 0.0001"),
         ({"training": {"tokens_per_second": 1.0}}, []),
@@ -190,8 +210,9 @@ def test_the_report_tells_of_all_that_was_found():
     waits = {"model.py:12 forward": 1.5}
     kernel = {"milliseconds": 3.25, "peak_bytes": 2**20, "difference": 1e-6}
     published = {"size": "base", "mode": "train", "setting": "8/8/1", "model": "original"}
+    resumed = {"resumed_first_difference": 0.002, "resumed_difference": 0.003}
     rows = [
-        {**row, "name": "a", "training": speed, "waits": waits, "difference": 0.001},
+        {**row, "name": "a", "training": speed, "waits": waits, "difference": 0.001, **resumed},
         {**row, "name": "b", "waits": waits},
         {**row, "name": "c", "state": "failed", "why": ["train: too large"]},
         {**row, "name": "d", "fast": kernel},
@@ -204,7 +225,7 @@ def test_the_report_tells_of_all_that_was_found():
     for line in (
         "5 rows in 1.5 minutes: 4 ok, 1 failed.",
         "| c | failed | train: too large |",
-        "| a | ok | 0.001 | | | 1,234 | 5 | | | 1.5 | | |",
+        "| a | ok | 0.001 | 0.002 | 0.003 | | 1,234 | 5 | | | 1.5 | | |",
         "| model.py:12 forward | 1.5 | a, b |",
         "| d | fast | 3.25 | 1e-06 | 1 |",
         "| e | base | train | 8/8/1 | original | fp32 | 1,234 | 5 |",
