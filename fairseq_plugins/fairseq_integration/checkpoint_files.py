@@ -19,8 +19,8 @@ import pickle
 import shutil
 import time
 import zipfile
-import zlib
-from collections.abc import Callable, Iterator
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -29,7 +29,9 @@ import torch
 from fairseq import checkpoint_utils
 from fairseq.file_io import PathManager
 from fairseq.tasks import FairseqTask
-from torch import nn
+from torch import Tensor, nn
+
+from fairseq_plugins.fairseq_integration.safe_loading import is_whole
 
 logger = logging.getLogger(__name__)
 # fairseq's own value: the last checkpoint of --save-dir, if there is one
@@ -137,7 +139,12 @@ def _read(read: Callable[..., Any], path: str, *args: Any, **kwargs: Any) -> Any
         problem = _what_is_cut(path)
     if not problem:
         try:
-            return read(path, *args, **kwargs)
+            state = read(path, *args, **kwargs)
+            weights = state.get("model")
+            if isinstance(weights, OrderedDict):
+                # for weights_loaded_into, which is given no more than the weights
+                weights.read_from = path
+            return state
         except pickle.UnpicklingError as error:
             # torch would advise to execute it
             reason = " ".join(str(error).partition("WeightsUnpickler error: ")[2].split())
@@ -170,20 +177,6 @@ def _what_is_cut(path: str) -> str:
         return "its end is missing"
     # a pickle
     return "" if start.startswith(b"\x80") else "it is no file of torch's"
-
-
-def is_whole(path: str | Path) -> bool:
-    """Return whether a file is a complete archive, each part of which has its checksum.
-
-    A part may have been written without one (``torch.serialization.set_crc32_options``).
-    """
-    try:
-        with zipfile.ZipFile(path) as archive:
-            if all(part.CRC == 0 for part in archive.infolist() if part.file_size):
-                return True
-            return archive.testzip() is None
-    except (OSError, EOFError, RuntimeError, zipfile.BadZipFile, zlib.error):
-        return False
 
 
 def _newest_whole_beside(path: str) -> Path | None:
@@ -297,13 +290,18 @@ class MisfitError(ValueError, RuntimeError):
 
 
 @contextmanager
-def weights_loaded_into(model: nn.Module) -> Iterator[None]:
+def weights_loaded_into(model: nn.Module, weights: Mapping[str, Tensor]) -> Iterator[None]:
     """Say in a sentence why the weights of a checkpoint, loaded within, cannot be used.
+
+    Args:
+        model: gets them.
+        weights: as the checkpoint has them, which names its file where fairseq has read it.
 
     Raises:
         FloatingPointError: a number is not finite, which fused attention may pass over.
         MisfitError: weights are missing, more than the model has, or of other shapes.
     """
+    checkpoint = " ".join(("the checkpoint", getattr(weights, "read_from", ""))).rstrip()
     try:
         yield
     except torch.OutOfMemoryError:
@@ -312,12 +310,12 @@ def weights_loaded_into(model: nn.Module) -> Iterator[None]:
         told = " ".join(str(error).split())
         reason = told.partition(": ")[2] or told
         raise MisfitError(
-            f"the weights of the checkpoint do not fit the model ({reason[:300]}): give the "
-            "options that it was trained with, or name another checkpoint"
+            f"the weights of {checkpoint} do not fit the model ({reason[:300]}): give the options "
+            "that it was trained with, or name another checkpoint"
         ) from error
     for name, parameter in model.named_parameters():
         if not parameter.isfinite().all():
             raise FloatingPointError(
-                f"{name} has a number that is not finite: the checkpoint is of a training that "
+                f"{name} has a number that is not finite: {checkpoint} is of a training that "
                 "diverged; use an earlier one"
             )

@@ -3,6 +3,8 @@
 import argparse
 import pickle
 import typing
+import zipfile
+import zlib
 from collections import defaultdict
 from pathlib import Path
 
@@ -46,6 +48,20 @@ def allow_option_containers() -> None:
     torch.serialization.add_safe_globals(OPTION_CONTAINERS)
 
 
+def is_whole(path: str | Path) -> bool:
+    """Return whether a file is a complete archive, each part of which has its checksum.
+
+    A part may have been written without one (``torch.serialization.set_crc32_options``).
+    """
+    try:
+        with zipfile.ZipFile(path) as archive:
+            if all(part.CRC == 0 for part in archive.infolist() if part.file_size):
+                return True
+            return archive.testzip() is None
+    except (OSError, EOFError, RuntimeError, zipfile.BadZipFile, zlib.error):
+        return False
+
+
 def read_checkpoint(path: Path, name: str) -> dict[str, typing.Any]:
     """Return what a file holds, its tensors left on the disk; {} for another kind of content.
 
@@ -54,10 +70,13 @@ def read_checkpoint(path: Path, name: str) -> dict[str, typing.Any]:
         name: what errors call it.
 
     Raises:
-        ValueError: it is missing, broken, or holds more than weights and options.
+        ValueError: it is missing, damaged, or holds more than weights and options.
     """
     if not path.is_file():
         raise ValueError(f"{name} is no file: name one that fairseq-train wrote")
+    if zipfile.is_zipfile(path) and not is_whole(path):
+        # torch itself reads over flipped bits
+        raise ValueError(f"{name} is damaged: a checksum in it is wrong; name another checkpoint")
     try:
         state = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     except (pickle.UnpicklingError, RuntimeError, EOFError) as error:

@@ -110,7 +110,7 @@ class MemoryLanguageModel(TransformerLanguageModel):
 
     def load_state_dict(self, state_dict: dict, *args: Any, **kwargs: Any) -> Any:
         """Load weights, also those of a model without memories; raises as weights_loaded_into."""
-        with weights_loaded_into(self):
+        with weights_loaded_into(self, state_dict):
             return super().load_state_dict(fit_to_memories(self, state_dict), *args, **kwargs)
 
     def prepare_for_inference_(self, cfg: Any) -> None:
@@ -196,7 +196,7 @@ class MemoryTransformer(TransformerModel):
 
     def load_state_dict(self, state_dict: dict, *args: Any, **kwargs: Any) -> Any:
         """Load weights, also those of a model without memories; raises as weights_loaded_into."""
-        with weights_loaded_into(self):
+        with weights_loaded_into(self, state_dict):
             return super().load_state_dict(fit_to_memories(self, state_dict), *args, **kwargs)
 
 

@@ -279,7 +279,7 @@ class SegmentLanguageModel(FairseqLanguageModel):
                 "--tokens-per-sample and --extended-context that it was trained with"
             )
         fitted = fit_to_memories(self, self.fit_weights(state_dict))
-        with weights_loaded_into(self):
+        with weights_loaded_into(self, state_dict):
             return super().load_state_dict(fitted, *args, **kwargs)
 
 

@@ -66,7 +66,7 @@ def watch(words: tuple[Any, ...], folder: Path, limit: float, text: str = "") ->
 
 def cases(materials: Materials, quick: bool, draw: random.Random) -> Iterator[Case]:
     """Long trainings, validations, generations and an evaluation."""
-    updates = 400 if quick else 20_000
+    updates = 2_000 if quick else 20_000
     papers = ["transformer_xl"] if quick else list(TRAININGS)
     limit = 120 if quick else 3600
 

@@ -257,13 +257,16 @@ def check_elsewhere(folder: Path) -> None:
 
 
 def digests(folder: Path) -> dict[str, str]:
-    """Digest of each file of a folder but for logs, by name; in JSON files times do not count."""
+    """Digest of each file of a folder but for logs, by name.
+
+    In JSON files times do not count, and neither do the sizes of logs, which name the folder.
+    """
     found = {}
     for path in sorted(folder.rglob("*")):
         if path.is_file() and path.suffix != ".log":
             content = path.read_bytes()
             if path.suffix == ".json":
-                content = json.dumps(_without_times(json.loads(content))).encode()
+                content = json.dumps(_repeatable(json.loads(content))).encode()
             found[path.relative_to(folder).as_posix()] = hashlib.sha256(content).hexdigest()
     return found
 
@@ -292,11 +295,12 @@ def _named(status: int | None) -> str:
     return f"signal {-status}" if status is not None and status < 0 else f"exit status {status}"
 
 
-def _without_times(content: Any) -> Any:
+def _repeatable(content: Any) -> Any:
     if isinstance(content, dict):
-        return {k: _without_times(v) for k, v in content.items() if k != "seconds"}
+        other = {k: v for k, v in content.items() if k != "seconds" and not k.endswith(".log")}
+        return {k: _repeatable(v) for k, v in other.items()}
     if isinstance(content, list):
-        return list(map(_without_times, content))
+        return list(map(_repeatable, content))
     return content
 
 

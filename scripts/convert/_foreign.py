@@ -16,7 +16,7 @@ import torch
 from fairseq.data import Dictionary
 from torch import Tensor
 
-from fairseq_plugins.fairseq_integration.checkpoint_files import is_whole
+from fairseq_plugins.fairseq_integration.safe_loading import is_whole
 from scripts._shared.commands import short
 from scripts.convert._tensorflow import read_symbols
 

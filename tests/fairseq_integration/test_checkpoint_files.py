@@ -7,6 +7,7 @@ import re
 import resource
 import shutil
 import signal
+from collections import OrderedDict
 from types import SimpleNamespace
 
 import numpy as np
@@ -331,8 +332,12 @@ def test_weights_that_do_not_fit_are_told_in_a_sentence(weights, kind, reason):
     model = torch.nn.Linear(3, 2)
     if "Missing" not in reason:
         weights = {**model.state_dict(), **weights}
-    told = "" if kind is FloatingPointError else "the weights of the checkpoint do not fit"
+    weights = OrderedDict(weights)
+    weights.read_from = "runs/last.pt"
+    told = "" if kind is FloatingPointError else "the weights of the checkpoint runs/last.pt do not"
     match = f"^{told}.*{re.escape(reason)}.*: "
-    with pytest.raises(kind, match=match) as raised, checkpoint_files.weights_loaded_into(model):
+    loading = checkpoint_files.weights_loaded_into(model, weights)
+    with pytest.raises(kind, match=match) as raised, loading:
         model.load_state_dict(weights)
+    assert "runs/last.pt" in str(raised.value)
     assert "\n" not in str(raised.value)

@@ -17,7 +17,7 @@ from fairseq.distributed.utils import _TensorPlaceholder
 from omegaconf import OmegaConf
 
 import fairseq_plugins  # noqa: F401 (allows the containers)
-from fairseq_plugins.fairseq_integration.safe_loading import OPTION_CONTAINERS
+from fairseq_plugins.fairseq_integration.safe_loading import OPTION_CONTAINERS, read_checkpoint
 
 NESTED = {"lr": [0.1, 0.2], "name": None, "model": {"layers": 3, "dropout": "${lr}", "on": True}}
 
@@ -55,6 +55,19 @@ def test_arrays_are_loaded_as_they_were(dtype):
     found = load({"sum": array, "avg": array[1]})
     assert (found["sum"] == array).all()
     assert (found["sum"].dtype, found["avg"]) == (dtype, 1)
+
+
+def test_a_flipped_bit_is_told_before_anything_is_read(tmp_path):
+    path = tmp_path / "last.pt"
+    torch.save({"model": {"weight": torch.ones(1000)}}, path)
+    content = bytearray(path.read_bytes())
+    # among the numbers, where torch takes any bits
+    content[content.index(torch.ones(9).numpy().tobytes()) + 2000] ^= 4
+    path.write_bytes(content)
+    with pytest.raises(
+        ValueError, match="^CHECKPOINT is damaged: a checksum in it is wrong;"
+    ):
+        read_checkpoint(path, "CHECKPOINT")
 
 
 class Calling:
