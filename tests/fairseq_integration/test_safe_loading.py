@@ -64,9 +64,7 @@ def test_a_flipped_bit_is_told_before_anything_is_read(tmp_path):
     # among the numbers, where torch takes any bits
     content[content.index(torch.ones(9).numpy().tobytes()) + 2000] ^= 4
     path.write_bytes(content)
-    with pytest.raises(
-        ValueError, match="^CHECKPOINT is damaged: a checksum in it is wrong;"
-    ):
+    with pytest.raises(ValueError, match=r"^CHECKPOINT is damaged: a checksum in it is wrong"):
         read_checkpoint(path, "CHECKPOINT")
 
 
