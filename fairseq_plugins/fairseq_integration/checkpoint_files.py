@@ -142,7 +142,7 @@ def _read(read: Callable[..., Any], path: str, *args: Any, **kwargs: Any) -> Any
             state = read(path, *args, **kwargs)
             weights = state.get("model")
             if isinstance(weights, OrderedDict):
-                # for weights_loaded_into, which is given no more than the weights
+                # for checkpoint_of, where no more is known than the weights
                 weights.read_from = path
             return state
         except pickle.UnpicklingError as error:
@@ -289,19 +289,24 @@ class MisfitError(ValueError, RuntimeError):
     """Weights that do not fit a model; a RuntimeError as well, which torch raises for them."""
 
 
+def checkpoint_of(weights: Mapping[str, Tensor]) -> str:
+    """Return what errors call the checkpoint of weights: with its file, where fairseq read it."""
+    return f"the checkpoint {getattr(weights, 'read_from', '')}".rstrip()
+
+
 @contextmanager
 def weights_loaded_into(model: nn.Module, weights: Mapping[str, Tensor]) -> Iterator[None]:
     """Say in a sentence why the weights of a checkpoint, loaded within, cannot be used.
 
     Args:
         model: gets them.
-        weights: as the checkpoint has them, which names its file where fairseq has read it.
+        weights: as the checkpoint has them.
 
     Raises:
         FloatingPointError: a number is not finite, which fused attention may pass over.
         MisfitError: weights are missing, more than the model has, or of other shapes.
     """
-    checkpoint = " ".join(("the checkpoint", getattr(weights, "read_from", ""))).rstrip()
+    checkpoint = checkpoint_of(weights)
     try:
         yield
     except torch.OutOfMemoryError:

@@ -63,7 +63,7 @@ def is_whole(path: str | Path) -> bool:
 
 
 def read_checkpoint(path: Path, name: str) -> dict[str, typing.Any]:
-    """Return what a file holds, its tensors left on the disk; {} for another kind of content.
+    """Return what a file holds, tensors left on the disk if it is an archive; {} for no dictionary.
 
     Args:
         path: the file.
@@ -74,11 +74,13 @@ def read_checkpoint(path: Path, name: str) -> dict[str, typing.Any]:
     """
     if not path.is_file():
         raise ValueError(f"{name} is no file: name one that fairseq-train wrote")
-    if zipfile.is_zipfile(path) and not is_whole(path):
+    archive = zipfile.is_zipfile(path)
+    if archive and not is_whole(path):
         # torch itself reads over flipped bits
         raise ValueError(f"{name} is damaged: a checksum in it is wrong; name another checkpoint")
     try:
-        state = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+        # other files, of before PyTorch 1.6 or cut short, cannot be mapped
+        state = torch.load(path, map_location="cpu", weights_only=True, mmap=archive)
     except (pickle.UnpicklingError, RuntimeError, EOFError) as error:
         raise ValueError(
             f"{name} holds more than weights and options, or is cut short, and is not loaded "

@@ -20,7 +20,10 @@ from fairseq.modules import AdaptiveInput, AdaptiveSoftmax
 from fairseq.tasks import FairseqTask
 from torch import Tensor, nn
 
-from fairseq_plugins.fairseq_integration.checkpoint_files import weights_loaded_into
+from fairseq_plugins.fairseq_integration.checkpoint_files import (
+    checkpoint_of,
+    weights_loaded_into,
+)
 from fairseq_plugins.product_key_memory.building import (
     MemoryBuilder,
     choose_trained_slots,
@@ -268,14 +271,16 @@ class SegmentLanguageModel(FairseqLanguageModel):
         )
         if rows != len(self.decoder.dictionary):
             raise ValueError(
-                f"the checkpoint has embeddings of {rows} symbols and the dictionary (dict.txt) "
-                f"has {len(self.decoder.dictionary)}: use the data that the model was trained with"
+                f"{checkpoint_of(state_dict)} has embeddings of {rows} symbols and the dictionary "
+                f"(dict.txt) has {len(self.decoder.dictionary)}: use the data that the model was "
+                "trained with"
             )
         places = state_dict.get("decoder.absolute_positions.weight")
         if places is not None and places.shape != self.decoder.absolute_positions.weight.shape:
             raise ValueError(
-                f"the checkpoint has position vectors for segments of {places.size(1)} tokens, and "
-                f"this model for {self.decoder.absolute_positions.weight.size(1)}: resume with the "
+                f"{checkpoint_of(state_dict)} has position vectors for segments of "
+                f"{places.size(1)} tokens, and this model for "
+                f"{self.decoder.absolute_positions.weight.size(1)}: resume with the "
                 "--tokens-per-sample and --extended-context that it was trained with"
             )
         fitted = fit_to_memories(self, self.fit_weights(state_dict))

@@ -63,6 +63,7 @@ DAMAGES: dict[str, Change] = {
     "text": lambda content, draw: b"not what it should be\n",
 }
 FLIPS = 4
+LAST = "checkpoint_last.pt"
 # a checkpoint beside the changed one, to average with
 OTHER = "checkpoint_other.pt"
 
@@ -130,11 +131,11 @@ def changed_checkpoint(
 
     It may do without what was changed: then it must end as with the checkpoint as it was.
     """
-    path = folder / "model" / "checkpoint_last.pt"
+    path = folder / "model" / LAST
     path.parent.mkdir()
     for name in (path.name, OTHER):
         shutil.copy(materials.checkpoints["transformer_xl"], path.with_name(name))
-    whole = folder / "whole" / "checkpoint_last.pt"
+    whole = folder / "whole" / LAST
     shutil.copytree(path.parent, whole.parent)
     change(path)
     outcome = run(words(path), folder)
@@ -307,7 +308,11 @@ def all_cases(materials: Materials, draw: random.Random) -> Iterator[Case]:
                 # which evaluates any model of segments
                 continue
             alter = partial(put_other, materials, paper)
-            yield changed(materials, reader, readers[reader], alter, f"the checkpoint of {paper}")
+            name, told = (
+                f"the checkpoint of {paper}",
+                LAST if reader == "fairseq-train" else "--arch",
+            )
+            yield changed(materials, reader, readers[reader], alter, name, told)
     for name, (text, named) in TEXTS.items():
         test = partial(text_to_prepare, materials, text, named)
         yield Case(f"prepare.translation: a text with {name}", test)
@@ -325,11 +330,12 @@ def changed(
     words: Callable[[Path], tuple[Any, ...]],
     alter: Callable[[Path], None],
     name: str,
+    told: str = LAST,
 ) -> Case:
-    """Case of a command that is given a changed checkpoint."""
+    """Case of a command that is given a changed checkpoint, and must tell of it."""
 
     def test(folder: Path) -> None:
-        changed_checkpoint(materials, words, alter, folder, "checkpoint_last.pt")
+        changed_checkpoint(materials, words, alter, folder, told)
 
     return Case(f"{reader}: {name}", test)
 

@@ -44,9 +44,11 @@ def read(path: Path) -> Checkpoint:
     state = read_checkpoint(path, "CHECKPOINT")
     history = state.get("optimizer_history") or [{}]
     updates = history[-1].get("num_updates")
-    if not isinstance(state.get("model"), dict) or updates is None:
+    weights = state.get("model")
+    named = isinstance(weights, dict) and all(isinstance(x, Tensor) for x in weights.values())
+    if not named or updates is None:
         raise ValueError(
-            f"CHECKPOINT {short(path)} holds no model: name one that fairseq-train wrote"
+            f"CHECKPOINT {short(path)} holds no model's weights: name one that fairseq-train wrote"
         )
     return Checkpoint(path, state, updates)
 

@@ -137,8 +137,12 @@ def test_checkpoints_that_do_not_belong_together_are_refused(models, tmp_path, c
         lambda state: state["model"]["decoder.embed_tokens.weight"].fill_(torch.nan),
     )
     change(
-        f"CHECKPOINT {other} holds no model: name one that fairseq-train wrote",
+        f"CHECKPOINT {other} holds no model's weights: name one that fairseq-train wrote",
         lambda state: state.pop("model"),
+    )
+    change(
+        f"CHECKPOINT {other} holds no model's weights: name one that fairseq-train wrote",
+        lambda state: state["model"].update(weight=1.0),
     )
 
 
