@@ -69,13 +69,8 @@ CONTRADICTIONS: dict[str, tuple[str, tuple[Any, ...], tuple[str, ...]]] = {
     ),
     "more neighbours than keys": ("product_key_memory", ("--memory-knn", 9), ("--memory-knn",)),
     "slots that are no square": ("product_key_memory", ("--memory-slots", 65), ("--memory-slots",)),
-    "another optimizer's task": (
-        "transformer_xl",
-        ("--optimizer", "adam_with_memory"),
-        ("adam_with_memory",),
-    ),
-    "a model of no segments": ("transformer_xl", ("--arch", "transformer_lm"), ("--arch",)),
-    # whose options are not those of a language model
+    # whose options are others
+    "a model of no segments": ("transformer_xl", ("--arch", "transformer_lm"), ("--mem-len",)),
     "a model of pairs": (
         "transformer_xl",
         ("--arch", "weighted_transformer_tiny"),
@@ -92,11 +87,6 @@ KNOWN = {
             "The weights are as large as was asked for, and the first gradient is not finite, "
             "which fairseq tells in its own words. Give the value of a preset.",
         ),
-    ),
-    "a model of no segments": Known(
-        "InterpolationKeyError",
-        "fairseq fails while it merges the options of its own model with those of the task, before "
-        "any code of this package runs. Give --arch transformer_xl or all_attention_lm.",
     ),
 }
 
