@@ -67,7 +67,7 @@ CONTRADICTIONS: dict[str, tuple[str, tuple[Any, ...], tuple[str, ...]]] = {
         ("--memory-layers", 9),
         ("--memory-layers",),
     ),
-    "more neighbours than keys": ("product_key_memory", ("--memory-knn", 9), ("--memory-knn",)),
+    "more neighbours than keys": ("product_key_memory", ("--memory-knn", 65), ("--memory-knn",)),
     "slots that are no square": ("product_key_memory", ("--memory-slots", 65), ("--memory-slots",)),
     # whose options are others
     "a model of no segments": ("transformer_xl", ("--arch", "transformer_lm"), ("--mem-len",)),
