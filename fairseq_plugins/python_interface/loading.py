@@ -107,6 +107,8 @@ def find_checkpoint(path: Path) -> Path:
     Raises:
         ValueError: there is none.
     """
+    if not path.exists():
+        raise ValueError(f"there is no {path}: name a checkpoint, or the --save-dir of a training")
     if not path.is_dir():
         return path
     for name in CHECKPOINTS:

@@ -13,6 +13,7 @@ has no optimizer's state: it is there to be evaluated, or for --finetune-from-mo
 """
 
 import argparse
+import itertools
 import re
 import sys
 from pathlib import Path
@@ -63,10 +64,9 @@ def choose(paths: list[Path], last: int | None) -> list[Checkpoint]:
         folders = [short(path) for path in paths if path.is_dir()]
         if folders:
             raise ValueError(f"{folders[0]} is a folder: say with --last how many of it to average")
-        chosen = sorted(map(read, paths), key=lambda checkpoint: checkpoint.updates)
         if len({path.resolve() for path in paths}) != len(paths) or len(paths) < 2:
             raise ValueError("give two or more different checkpoints, or a folder and --last")
-        return chosen
+        return sorted(map(read, paths), key=lambda checkpoint: checkpoint.updates)
     if len(paths) != 1 or not paths[0].is_dir():
         raise ValueError(f"--last {last} takes one folder: name the --save-dir of the training")
     found = map(read, sorted(path for path in paths[0].iterdir() if _KEPT.fullmatch(path.name)))
@@ -81,7 +81,7 @@ def choose(paths: list[Path], last: int | None) -> list[Checkpoint]:
 
 
 def check(checkpoints: list[Checkpoint]) -> None:
-    """Raise ValueError for checkpoints whose weights do not belong together, or are not finite."""
+    """Raise ValueError for weights that do not belong together, count twice, or are not finite."""
     first = checkpoints[0]
     for other in checkpoints[1:]:
         both = f"{short(first.path)} and {short(other.path)}"
@@ -108,6 +108,12 @@ def check(checkpoints: list[Checkpoint]) -> None:
                     f"{name} in {short(checkpoint.path)} has a number that is not finite: leave "
                     "that checkpoint out"
                 )
+    for one, two in itertools.pairwise(checkpoints):
+        if one.updates == two.updates:
+            raise ValueError(
+                f"{short(one.path)} and {short(two.path)} both have {one.updates} updates, as a "
+                "checkpoint and its copy have: leave one out"
+            )
 
 
 def average(models: list[dict[str, Tensor]]) -> dict[str, Tensor]:

@@ -119,8 +119,8 @@ def read_validations(log: NamedFile, against: str = UPDATES) -> dict[int, Valida
         if missing.get(against):
             what = "when" if against == TIME else "the training loss at which"
             raise ValueError(
-                f"{label} does not tell {what} {update:,} updates were done: use --against "
-                "updates, or train with a --log-interval below that of validation"
+                f"{label} does not tell {what} {update:,} updates were done: train with a "
+                "--log-interval below that of validation"
             )
     return found
 

@@ -38,6 +38,7 @@ def in_example():
 def test_the_code_of_the_page_runs_in_order(on_page):
     assert on_page["y"].shape == (8, 16, 64)
     assert on_page["memory"].length == on_page["block"].mem_len == 32
+    assert on_page["output"].shape == (16, 4, 512)
 
 
 def test_the_blocks_have_ten_lines(page):

@@ -96,6 +96,7 @@ def test_values_of_memories_are_averaged_and_other_sizes_refused(models, tmp_pat
     state = torch.load(tmp_path / "two.pt", weights_only=True)
     (values, *_) = (name for name in state["model"] if name.endswith("memory.values"))
     state["model"][values] += 1
+    state["optimizer_history"][-1]["num_updates"] += 1
     torch.save(state, tmp_path / "two.pt")
     files = tmp_path / "one.pt", tmp_path / "two.pt"
     assert run(*files, "--output", tmp_path / "mean.pt") == 0
@@ -157,6 +158,9 @@ def test_impossible_choices_are_refused(models, tmp_path, capsys):
     message = "give two or more different checkpoints, or a folder and --last"
     refused(capsys, tmp_path, message, first)
     refused(capsys, tmp_path, message, first, first)
+    copy = shutil.copy(first, tmp_path / "checkpoint_last.pt")
+    message = f"{first} and {copy} both have 10 updates, as a checkpoint and its copy have"
+    refused(capsys, tmp_path, message, first, copy)
     message = f"CHECKPOINT {models}/none.pt is no file: name one that"
     refused(capsys, tmp_path, message, first, models / "none.pt")
     torch.save({"model": Mischief(tmp_path / "made")}, tmp_path / "bad.pt")
