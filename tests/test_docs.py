@@ -220,6 +220,9 @@ def printed(folder):
             found.append((words[1].rpartition(".")[2], shell(command, folder)))
         else:
             text = shell(pipe, folder)
+            # the commands are forked from a process that has loaded the plugin
+            assert (folder / words[words.index("--user-dir") + 1]).samefile(PLUGIN)
+            words[words.index("--user-dir") + 1] = PLUGIN
             found.append((name, run(name, *words, text=text, folder=folder)))
     return found
 
