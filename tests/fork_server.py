@@ -2,7 +2,7 @@
 
 Python has one fork server, and who starts it says what its children have imported. fairseq's
 commands (``tests/end_to_end/commands.py``) and second workers (``tests/two_workers.py``) both take
-it from here: it has imported fairseq and loaded the repository's plugin, which takes seconds. A command that is
+it from here: it has imported fairseq and loaded the plugin, which takes seconds. A command that is
 given another path of the plugin needs a Python of its own.
 """
 

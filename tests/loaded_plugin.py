@@ -13,7 +13,6 @@ utils.import_user_module(Namespace(user_dir=str(Path(__file__).parents[1] / "fai
 logging.disable()
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
-    convert_namespace_to_omegaconf(
-        options.parse_args_and_arch(options.get_training_parser(), ["DATA", "--arch", "transformer"])
-    )
+    parsed = options.parse_args_and_arch(options.get_training_parser(), ["DATA", "--arch", "fconv"])
+    convert_namespace_to_omegaconf(parsed)
 logging.disable(logging.NOTSET)
