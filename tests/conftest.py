@@ -28,17 +28,19 @@ def pytest_addoption(parser):
 
 
 def pytest_configure(config):
-    if config.getoption("order") != "file":
-        # xdist would start with the files that have most tests
-        config.option.loadscopereorder = False
+    # xdist would start with the files that have most tests
+    config.option.loadscopereorder = False
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config, items):
     order = config.getoption("order")
-    if order == "reversed":
+    if order == "file":
+        # what takes long comes first: no process is left with a long file at the end
+        items.sort(key=lambda item: "end_to_end" not in item.path.parts)
+    elif order == "reversed":
         items.reverse()
-    elif order != "file":
+    else:
         generator = random.Random(order)
         generator.shuffle(items)
         files = sorted({item.path for item in items})

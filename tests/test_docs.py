@@ -217,9 +217,13 @@ def printed(folder):
         # shlex takes an escaped end of a line for a word
         name, *words = shlex.split(words.replace("\\\n", " "))
         if name == "python":
-            found.append((words[1].rpartition(".")[2], shell(command, folder)))
+            assert words[0] == "-m"
+            found.append((words[1].rpartition(".")[2], run(*words[1:], folder=folder)))
         else:
             text = shell(pipe, folder)
+            # the commands are forked from a process that has loaded the plugin
+            assert (folder / words[words.index("--user-dir") + 1]).samefile(PLUGIN)
+            words[words.index("--user-dir") + 1] = PLUGIN
             found.append((name, run(name, *words, text=text, folder=folder)))
     return found
 

@@ -39,14 +39,14 @@ def environment(**extra):
 class Command:
     """A fairseq command that has been started, as ``fairseq-NAME words`` would in ``folder``.
 
-    It runs in a process of its own, forked from one that has imported fairseq and nothing else:
-    importing takes longer than most of these commands.
+    It runs in a process of its own, forked from one that has imported fairseq and the plugin: that
+    takes longer than most of these commands. Other modules are run as ``python -m name`` would be.
     """
 
     def __init__(self, name, *words, text="", folder=ROOT):
         self._files = tempfile.TemporaryDirectory()
         (Path(self._files.name) / "in").write_text(text, encoding="utf-8")
-        module = "fairseq_cli." + name.removeprefix("fairseq-").replace("-", "_")
+        module = re.sub("^fairseq-", "fairseq_cli.", name).replace("-", "_")
         arguments = (module, list(map(str, words)), self._files.name, folder, environment())
         self._process = FORK_SERVER.Process(target=_be_command, args=arguments)
         self._process.start()

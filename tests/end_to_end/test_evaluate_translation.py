@@ -71,14 +71,18 @@ def test_a_whole_part_is_translated_and_scored(place, capfd):
     assert lines == evaluate_translation.detokenize([of_place[str(n)] for n in range(TESTED)], "de")
 
 
-def test_the_log_says_why_a_command_failed(place, capsys):
+def test_the_log_says_why_a_command_failed(place, monkeypatch, capsys):
+    # it would take seconds to start
+    stand_in = place / "fairseq-generate"
+    stand_in.write_text('#!/bin/sh\necho "unrecognized arguments:" "$@" >&2\nexit 2\n')
+    stand_in.chmod(0o755)
+    monkeypatch.setattr(evaluate_translation, "program", lambda name: str(place / name))
     output = place / "failed"
-    status = evaluate(place, "--output", output, "--", "--num-workers", 0, "--nonsense")
-    assert status == 1
+    assert evaluate(place, "--output", output, "--", "--num-workers", 0, "--nonsense") == 1
     message = rf"error: fairseq-generate ended with exit status 2: .* in {output}/generate.log and"
     assert re.match(message, capsys.readouterr().err)
     log = (output / "generate.log").read_text(encoding="utf-8")
-    assert "unrecognized arguments: --nonsense" in log
+    assert re.fullmatch(r"unrecognized arguments: .* --nonsense .*\n", log)
 
 
 def test_what_fairseq_leaves_out_is_noticed(place, monkeypatch, capsys):

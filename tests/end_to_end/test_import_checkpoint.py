@@ -4,23 +4,13 @@ import math
 import random
 import re
 import shlex
-import subprocess
-import sys
 
 import numpy as np
 import pytest
 import torch
 
 import fairseq_plugins
-from tests.end_to_end.commands import (
-    ROOT,
-    TASK,
-    environment,
-    evaluate,
-    log_probabilities,
-    run,
-    tokens_evaluated,
-)
+from tests.end_to_end.commands import TASK, evaluate, log_probabilities, run, tokens_evaluated
 from tests.scripts.convert.foreign_models import CUTOFFS, adaptive_span, transformer_xl
 
 
@@ -38,12 +28,7 @@ def run_importer(foreign, folder):
     files = ("checkpoint", "model.pt"), ("config", "config.json"), ("vocab", "vocab.txt")
     named = [word for option, name in files for word in (f"--{option}", str(folder / name))]
     words = ("--source", foreign.source, *named, "--output", str(folder / "imported"))
-    subprocess.run(
-        [sys.executable, "-m", "scripts.convert.checkpoint", *words],
-        check=True,
-        cwd=ROOT,
-        env=environment(),
-    )
+    run("scripts.convert.checkpoint", *words)
     return folder / "imported"
 
 

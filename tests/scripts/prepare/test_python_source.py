@@ -9,6 +9,7 @@ import pytest
 import sentencepiece
 
 from scripts.prepare import _binarize, python_source
+from tests.scripts.prepare.preprocess_in_process import in_this_process
 
 ALL_CHARACTERS = string.ascii_letters + string.digits + string.punctuation + " "
 EOS = 2
@@ -45,6 +46,14 @@ def source(index):
         return "# a file too long to be held out\n" * 2000
     # trailing blanks, an empty line, indentation
     return f"def f{index}():  \n\n    return {index}\n"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def quick():
+    """Has fairseq-preprocess run in this process: another would import for seconds."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(_binarize, "child_process", in_this_process)
+        yield
 
 
 @pytest.fixture(scope="module")
