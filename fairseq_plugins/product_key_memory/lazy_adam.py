@@ -6,15 +6,17 @@ The rule is the one that torch calls SparseAdam: ::
                                  p ← p - lr · √(1 - β₂ᵗ) / (1 - β₁ᵗ) · m / (√v + ε)
     of all others:               nothing
 
-where t counts the updates, of whichever rows. Where every row is read at each update this is
-fairseq's Adam: bit for bit by torch's operations (:func:`update_rows`), up to rounding in the loop
-that a CPU runs. Weight decay acts on the rows that were read.
+where t counts the updates, of whichever rows. A row of a padded gradient (:mod:`.values`), as
+accelerators have it, counts as read if its gradient is not zero. Where every row is read at each
+update this is fairseq's Adam: bit for bit by torch's operations (:func:`update_rows`), up to
+rounding in the loop that a CPU runs. Weight decay acts on the rows that were read.
 
-Shapes: K rows of a table, d width, U rows that were read.
+Shapes: K rows of a table, d width, U rows of a gradient.
 """
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import torch
@@ -39,6 +41,7 @@ def update_rows(
     decay: float,
     step_size: float,
     eps: float,
+    padded: bool = False,
 ) -> None:
     """Update ``values``, ``exp_avg`` and ``exp_avg_sq``, all (K, d), in the rows that were read.
 
@@ -46,24 +49,36 @@ def update_rows(
         values: in single precision, as all are.
         exp_avg: the first moment.
         exp_avg_sq: the second.
-        rows: (U,), each once.
+        rows: (U,), rising, each once unless they are padded.
         grads: (U, d).
         betas: β₁ and β₂.
         scale: factor of the gradients, a tensor of one number.
         decay: part of the values that is taken off before the step.
         step_size: lr · √(1 - β₂ᵗ) / (1 - β₁ᵗ).
         eps: ε.
+        padded: rows may occur again, and those whose gradient is zero rest.
     """
+    read = None
+    if padded:
+        # what is written to a row must be the same each time
+        grads = grads.index_select(0, torch.searchsorted(rows, rows))
+        read = grads.ne(0).any(-1, keepdim=True)
+
+    def write(table: Tensor, new: Tensor) -> None:
+        if read is not None:
+            new = torch.where(read, new, table.index_select(0, rows))
+        table.index_copy_(0, rows, new)
+
     grads = grads * scale
     mean, square, value = (x.index_select(0, rows) for x in (exp_avg, exp_avg_sq, values))
     mean.mul_(betas[0]).add_(grads, alpha=1 - betas[0])
     square.mul_(betas[1]).addcmul_(grads, grads, value=1 - betas[1])
-    exp_avg.index_copy_(0, rows, mean)
-    exp_avg_sq.index_copy_(0, rows, square)
+    write(exp_avg, mean)
+    write(exp_avg_sq, square)
     if decay > 0:
         value.add_(value, alpha=-decay)
     value.addcdiv_(mean, square.sqrt_().add_(eps), value=-step_size)
-    values.index_copy_(0, rows, value)
+    write(values, value)
 
 
 class LazyAdam:
@@ -74,7 +89,7 @@ class LazyAdam:
     table (see :mod:`.sharding`) is of its own columns.
 
     Args:
-        tables: their values (K, d) have sparse, coalesced gradients.
+        tables: their values (K, d) have sparse gradients, coalesced or padded.
         lr: learning rate.
         weight_decay: of the rows that were read.
     """
@@ -96,7 +111,7 @@ class LazyAdam:
                 self._start(state, values)
                 self._update_rows(values, state, grad, betas, eps, scale.to(values.device))
                 if table.spare is not None:
-                    table.spare.give_back(grad.values())
+                    table.spare.give_back(grad._values())
 
     def _start(self, state: dict[str, Any], values: Tensor) -> None:
         if not state:
@@ -121,10 +136,13 @@ class LazyAdam:
         decay = self.weight_decay * self.lr
         # the values in single precision
         exact = state.get("master", values)
-        update = cpu_kernels.update_rows if use_numba(exact) else update_rows
+        padded = not grad.is_coalesced()
+        update = functools.partial(update_rows, padded=padded)
+        if use_numba(exact) and not padded:
+            update = cpu_kernels.update_rows
         numbers = UPDATED_AT_ONCE.get(values.device.type, UPDATED_AT_ONCE["cuda"])
         length = max(1, numbers // values.size(1))
-        parts = (whole.split(length) for whole in (grad.indices()[0], grad.values()))
+        parts = (whole.split(length) for whole in (grad._indices()[0], grad._values()))
         for rows, grads in zip(*parts, strict=True):
             moments = state["exp_avg"], state["exp_avg_sq"]
             update(exact, *moments, rows, grads.float(), betas, scale, decay, step_size, eps)

@@ -48,9 +48,8 @@ from fairseq_plugins.product_key_memory.usage import MemoryUsage
 from fairseq_plugins.product_key_memory.values import (
     SpareRows,
     add_row_gradients,
-    merge_rows,
+    gradient_to_keep,
     plain_weighted_sum,
-    rows_as_gradient,
     weighted_sum,
 )
 
@@ -241,8 +240,9 @@ class ProductKeyMemory(nn.Module):
         """Hide the values from training code that would hold a dense gradient for all K slots.
 
         ``values.requires_grad`` becomes false. A backward pass still adds the gradient of the rows
-        that were read to ``values.grad``, as a sparse tensor. :class:`.LazyAdam` uses its buffer
-        again after an update: copy what is to be kept.
+        that were read to ``values.grad``, as a sparse tensor; on accelerators it is padded, see
+        :mod:`.values`. :class:`.LazyAdam` uses its buffer again after an update: copy what is to be
+        kept.
         """
         self.values.requires_grad_(False)
         self._table.spare = SpareRows(len(self.values))
@@ -312,11 +312,7 @@ class ProductKeyMemory(nn.Module):
     def _add_gradient(self, leaf: Tensor) -> None:
         """Move the gradient of ``leaf`` to that of the values."""
         grad, leaf.grad = leaf.grad, None
-        if self.plain and self._table.shard is None:
-            grad = merge_rows(grad)
-        else:
-            # weighted_sum made it coalesced, which torch forgets
-            grad = rows_as_gradient(grad._indices()[0], grad._values(), grad.shape)
+        grad = gradient_to_keep(grad, plain=self.plain and self._table.shard is None)
         if self.values.grad is not None:
             grad = add_row_gradients(self.values.grad, grad)
         self.values.grad = grad

@@ -21,7 +21,12 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from fairseq_plugins.fairseq_integration.optimizers import UpdateRule
-from fairseq_plugins.product_key_memory.values import SpareRows, rows_as_gradient, weighted_sum
+from fairseq_plugins.product_key_memory.values import (
+    SpareRows,
+    merge_rows,
+    rows_as_gradient,
+    weighted_sum,
+)
 
 # Numbers of a table that worker 0 gathers at a time on its device, to move them to the CPU.
 GATHERED_AT_ONCE = 1 << 24
@@ -77,15 +82,17 @@ class MemoryTable(UpdateRule):
             self.values.grad = average_over_workers(self.values, grad)
         elif grad is not None:
             # that of a shard is the sum over all workers' tokens already
-            mean = grad.values() / dist.get_world_size()
-            self.values.grad = rows_as_gradient(grad.indices()[0], mean, grad.shape)
+            mean = grad._values() / dist.get_world_size()
+            self.values.grad = rows_as_gradient(
+                grad._indices()[0], mean, grad.shape, padded=not grad.is_coalesced()
+            )
 
     def gradient_norm(self) -> Tensor:
         """Return the norm of the gradient of all columns, in single precision.
 
         All workers must call it.
         """
-        norm = torch.linalg.vector_norm(self.values.grad.values(), dtype=torch.float32)
+        norm = torch.linalg.vector_norm(self.values.grad._values(), dtype=torch.float32)
         if self.shard is not None:
             squares = norm.square()
             dist.all_reduce(squares)
@@ -100,7 +107,7 @@ def average_over_workers(values: Tensor, grad: Tensor | None) -> Tensor | None:
 
     Args:
         values: the table; a worker that read nothing has no gradient to take its shape from.
-        grad: this worker's gradient, sparse and coalesced, or None.
+        grad: this worker's gradient, sparse, or None.
 
     Returns:
         A coalesced sparse tensor (K, d); None if no worker has a row.
@@ -109,6 +116,8 @@ def average_over_workers(values: Tensor, grad: Tensor | None) -> Tensor | None:
         rows = torch.empty(0, dtype=torch.long, device=values.device)
         grads = values.new_empty(0, values.size(1))
     else:
+        if not grad.is_coalesced():
+            grad = merge_rows(grad)
         rows, grads = grad.indices()[0], grad.values()
     union = _gather_rows(rows, _lengths(rows)).unique()
     if len(union) == 0:

@@ -2,6 +2,7 @@
 
 import copy
 import functools
+from unittest import mock
 
 import pytest
 import torch
@@ -11,7 +12,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from fairseq_plugins.fairseq_integration.optimizers import set_update_rule
-from fairseq_plugins.product_key_memory import sharding
+from fairseq_plugins.product_key_memory import sharding, values
 from fairseq_plugins.product_key_memory.building import build_memory, keep_shards_apart
 from fairseq_plugins.product_key_memory.memory import ProductKeyMemory
 from fairseq_plugins.product_key_memory.optimizer import AdamWithMemoryConfig, FairseqAdamWithMemory
@@ -89,6 +90,12 @@ def learn(memory, optimizer, rank, workers, updates=range(UPDATES)):
     return torch.stack(norms), outputs
 
 
+def train_padded(rank, **how):
+    """Train as on accelerators."""
+    with mock.patch.object(values, "pads_rows", return_value=True):
+        return train(rank, **how)
+
+
 def train(rank, workers, sharded, updates=range(UPDATES), resume=None, **options):
     memory, optimizer = make(sharded, **options)
     if resume is not None:
@@ -129,6 +136,13 @@ def test_two_workers_learn_what_one_learns(sharded, search, alone, tmp_path):
     assert_same_training(together, alone)
     columns = WIDTH // 2 if sharded else WIDTH
     assert [worker["held"] for worker in together] == [(SLOTS, columns)] * 2
+
+
+@pytest.mark.parametrize("sharded", [False, True])
+def test_two_workers_learn_the_same_from_padded_gradients(sharded, tmp_path):
+    work = functools.partial(train_padded, workers=2, sharded=sharded, shared=True)
+    alone = train(0, 1, sharded=False, shared=True)
+    assert_same_training(on_two_workers(work, tmp_path), alone)
 
 
 @pytest.mark.parametrize("sharded", [False, True])
