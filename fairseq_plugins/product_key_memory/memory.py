@@ -22,7 +22,7 @@ width, d_v value width.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -40,8 +40,7 @@ from fairseq_plugins.product_key_memory.query import QueryNetwork
 from fairseq_plugins.product_key_memory.search import import_faiss
 from fairseq_plugins.product_key_memory.sharding import (
     MemoryTable,
-    draw_columns,
-    own_columns,
+    draw_values,
     sharded_weighted_sum,
 )
 from fairseq_plugins.product_key_memory.usage import MemoryUsage
@@ -79,6 +78,9 @@ class ProductKeyMemory(nn.Module):
             autograd knows, which is slower. With dense gradients it runs under ``torch.compile``
             and has higher derivatives.
         sparse: make the values' gradient a sparse tensor of the rows that were read.
+        values_dtype: ``torch.bfloat16`` for values that stay in it, whatever the memory is cast to;
+            :class:`.LazyAdam` then keeps no copy of them, see :mod:`.bf16_values`. None for values
+            that are cast with the memory.
         shard_values: with several workers (``torch.distributed``), give each some of the values'
             columns; see :mod:`.sharding`.
         output_norm: normalise the sum of values over its dimensions.
@@ -112,6 +114,7 @@ class ProductKeyMemory(nn.Module):
         keys: str = "product",
         search: str = "torch",
         sparse: bool = False,
+        values_dtype: torch.dtype | None = None,
         shard_values: bool = False,
         output_norm: bool = False,
         output_gate: bool = False,
@@ -136,7 +139,7 @@ class ProductKeyMemory(nn.Module):
         if values_of is None:
             mapped = output_norm or output_gate or value_dim != embed_dim
             std = 0.0 if zero_init and not mapped else value_dim**-0.5
-            self._table = _draw_values(slots, value_dim, std, shard_values)
+            self._table = draw_values(slots, value_dim, std, shard_values, values_dtype)
         else:
             self._table = values_of.table
         self.values = self._table.values
@@ -257,6 +260,13 @@ class ProductKeyMemory(nn.Module):
         if self.owns_values:
             self.table.gather()
 
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> ProductKeyMemory:
+        before = self.values.data
+        super()._apply(fn, recurse)
+        if self._table.rounded and self.values.dtype != before.dtype:
+            self.values.data = before.to(self.values.device)
+        return self
+
     def _save_to_state_dict(self, destination: dict, prefix: str, keep_vars: bool) -> None:
         super()._save_to_state_dict(destination, prefix, keep_vars)
         if not self.owns_values:
@@ -344,18 +354,6 @@ class MemorySublayer(nn.Module):
         return self.memory(x, padding_mask)
 
 
-def _draw_values(slots: int, width: int, std: float, shard_values: bool) -> MemoryTable:
-    """Return values (K, d_v) from N(0, std²), or this worker's columns of them."""
-    shard = own_columns(width) if shard_values else None
-    if shard is None:
-        values = nn.Parameter(torch.empty(slots, width))
-        nn.init.normal_(values, std=std)
-    else:
-        values = nn.Parameter(torch.empty(slots, shard.stop - shard.start))
-        draw_columns(values, shard, std)
-    return MemoryTable(values, shard)
-
-
 def _check(arguments: dict[str, Any]) -> None:
     """Raise ``ValueError`` for arguments of :class:`ProductKeyMemory` out of range."""
     for name in ("slots", "heads", "knn", "query_dim", "value_dim"):
@@ -371,6 +369,10 @@ def _check(arguments: dict[str, Any]) -> None:
     for name in ("query_dropout", "input_dropout", "value_dropout"):
         if not 0 <= arguments[name] < 1:
             raise ValueError(f"`{name}` is {arguments[name]}: it must be in [0, 1)")
+    if arguments["values_dtype"] not in (None, torch.bfloat16):
+        raise ValueError(
+            f"`values_dtype` is {arguments['values_dtype']}: give torch.bfloat16, or None"
+        )
     for name, known in [("keys", KEYS), ("search", KEY_SEARCHES)]:
         if arguments[name] not in known:
             raise ValueError(f"`{name}` is {arguments[name]!r}: there are {', '.join(known)}")

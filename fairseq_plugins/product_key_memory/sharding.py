@@ -50,6 +50,7 @@ class MemoryTable(UpdateRule):
     Args:
         values: the memory's parameter, (K, d), or (K, c) of a shard.
         shard: which columns these are; None for all.
+        rounded: they stay in bfloat16, and an update rounds them at random.
 
     Attributes:
         readers: the keys of the memories that read it, several where layers share it.
@@ -57,9 +58,12 @@ class MemoryTable(UpdateRule):
         gathered: all columns (K, d) on worker 0, from :meth:`gather` to the next ``state_dict()``.
     """
 
-    def __init__(self, values: nn.Parameter, shard: ColumnShard | None = None) -> None:
+    def __init__(
+        self, values: nn.Parameter, shard: ColumnShard | None = None, rounded: bool = False
+    ) -> None:
         self.values = values
         self.shard = shard
+        self.rounded = rounded
         self.readers: list[nn.Module] = []
         self.spare: SpareRows | None = None
         self.gathered: Tensor | None = None
@@ -147,6 +151,31 @@ def own_columns(width: int) -> ColumnShard | None:
     return ColumnShard(columns * dist.get_rank(), columns * (dist.get_rank() + 1), width)
 
 
+def draw_values(
+    slots: int, width: int, std: float, shard_values: bool, dtype: torch.dtype | None
+) -> MemoryTable:
+    """Return values (K, d) from N(0, std²), or this worker's columns of them.
+
+    Args:
+        slots: K.
+        width: d.
+        std: 0 for zeros.
+        shard_values: take some of the columns if there are several workers.
+        dtype: ``torch.bfloat16`` for values that stay in it; None for torch's default.
+
+    Raises:
+        ValueError: the number of workers does not divide ``width``.
+    """
+    shard = own_columns(width) if shard_values else None
+    columns = shard or ColumnShard(0, width, width)
+    values = nn.Parameter(torch.empty(slots, columns.stop - columns.start, dtype=dtype))
+    if shard is None and dtype is None:
+        nn.init.normal_(values, std=std)
+    else:
+        draw_columns(values, columns, std)
+    return MemoryTable(values, shard, rounded=dtype is not None)
+
+
 def draw_columns(values: nn.Parameter, shard: ColumnShard, std: float) -> None:
     """Fill ``values`` (K, c) with its columns of the table that one worker draws from N(0, std²).
 
@@ -172,6 +201,13 @@ def gather_columns(columns: Tensor) -> Tensor | None:
         if first:
             parts.append(torch.cat(received, dim=1).cpu())
     return torch.cat(parts) if first else None
+
+
+def rows_of_any_worker(chosen: Tensor) -> Tensor:
+    """Return which rows any worker has ``chosen``, (K,); all workers must call it."""
+    counts = chosen.int()
+    dist.all_reduce(counts)
+    return counts > 0
 
 
 def sharded_weighted_sum(

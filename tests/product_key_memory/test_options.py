@@ -10,7 +10,7 @@ from fairseq.optim.fp16_optimizer import FP16Optimizer
 from omegaconf import OmegaConf
 
 from fairseq_plugins.fairseq_integration.optimizers import update_rule
-from fairseq_plugins.product_key_memory import memory as memory_module
+from fairseq_plugins.product_key_memory import sharding
 from fairseq_plugins.product_key_memory.building import MemoryBuilder, build_memory
 from fairseq_plugins.product_key_memory.keys import FlatKeys, ProductKeys
 from fairseq_plugins.product_key_memory.memory import ProductKeyMemory
@@ -115,6 +115,7 @@ def test_every_option_reaches_the_memory(monkeypatch):
             memory_value_dropout=0.3,
             memory_keys="flat",
             memory_search="torch",
+            memory_values_dtype="bf16",
             memory_shard_values=True,
             memory_output_norm=True,
             memory_output_gate=True,
@@ -137,6 +138,7 @@ def test_every_option_reaches_the_memory(monkeypatch):
         "value_dropout": 0.3,
         "keys": "flat",
         "search": "torch",
+        "values_dtype": torch.bfloat16,
         "shard_values": True,
         "output_norm": True,
         "output_gate": True,
@@ -238,7 +240,7 @@ def test_options_of_memories_without_a_memory_are_told(caplog):
 
 
 def test_shards_need_the_optimizer_that_knows_of_them(monkeypatch):
-    monkeypatch.setattr(memory_module, "own_columns", lambda width: ColumnShard(0, 2, width))
+    monkeypatch.setattr(sharding, "own_columns", lambda width: ColumnShard(0, 2, width))
     with pytest.raises(ValueError, match=r"^--memory-shard-values with --optimizer adam: another"):
         build_memory(options(memory_shard_values=True, memory_optimizer="adam"), 4)
 

@@ -117,15 +117,16 @@ def alone():
     return train(0, 1, sharded=False)
 
 
-def assert_same_training(together, alone):
-    torch.testing.assert_close(together[0]["norms"], alone["norms"])
-    torch.testing.assert_close(together[1]["norms"], alone["norms"])
-    torch.testing.assert_close(dict(together[0]["model"]), dict(alone["model"]))
+def assert_same_training(together, alone, **tolerance):
+    same = functools.partial(torch.testing.assert_close, **tolerance)
+    same(together[0]["norms"], alone["norms"])
+    same(together[1]["norms"], alone["norms"])
+    same(dict(together[0]["model"]), dict(alone["model"]))
     for number, whole in enumerate(alone["outputs"]):
         both = torch.cat([worker["outputs"][number] for worker in together])
-        torch.testing.assert_close(both, whole)
+        same(both, whole)
     for part in ("state", "tables"):
-        torch.testing.assert_close(together[0]["optimizer"][part], alone["optimizer"][part])
+        same(together[0]["optimizer"][part], alone["optimizer"][part])
 
 
 @pytest.mark.parametrize("search", ["torch", "plain"])
@@ -153,6 +154,15 @@ def test_two_workers_learn_values_that_memories_share(sharded, tmp_path):
     assert len(together[0]["optimizer"]["tables"]) == 1
     names = [name for name in together[0]["model"] if name.endswith("values")]
     assert names == ["first.values"]
+
+
+@pytest.mark.parametrize("sharded", [False, True])
+def test_two_workers_learn_values_in_bfloat16(sharded, tmp_path):
+    choices = {"sharded": sharded, "values_dtype": torch.bfloat16}
+    together = on_two_workers(functools.partial(train, workers=2, **choices), tmp_path)
+    # sums in another order may be rounded to the next number of 8 bits
+    assert_same_training(together, train(0, 1, **choices), rtol=0.02, atol=0.02)
+    assert together[0]["model"]["values"].dtype == torch.bfloat16
 
 
 def stop_and_go_on(rank):
