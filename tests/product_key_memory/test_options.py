@@ -2,6 +2,7 @@
 
 import dataclasses
 import sys
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -243,6 +244,15 @@ def test_shards_need_the_optimizer_that_knows_of_them(monkeypatch):
     monkeypatch.setattr(sharding, "own_columns", lambda width: ColumnShard(0, 2, width))
     with pytest.raises(ValueError, match=r"^--memory-shard-values with --optimizer adam: another"):
         build_memory(options(memory_shard_values=True, memory_optimizer="adam"), 4)
+
+
+def test_workers_of_a_sharded_memory_do_not_translate_in_validation(monkeypatch):
+    monkeypatch.setattr(sharding, "own_columns", lambda width: ColumnShard(0, 8, width))
+    choices = {"encoder_memory_layers": "1", "optimizer": "adam_with_memory"}
+    with pytest.raises(ValueError, match=r"^--eval-bleu with --memory-shard-values: workers read"):
+        tiny.tiny_transformer(
+            task_cfg=SimpleNamespace(eval_bleu=True), memory_shard_values=True, **choices
+        )
 
 
 SLOTS = {"memory6": np.arange(49) < 9}
