@@ -31,7 +31,7 @@ from fairseq_plugins.product_key_memory.sharding import (
     gather_columns,
     rows_of_any_worker,
 )
-from fairseq_plugins.product_key_memory.values import merge_rows
+from fairseq_plugins.product_key_memory.values import merge_rows, repeat_first
 
 # Numbers of a table that are updated at a time: enough to keep the device busy, with small copies.
 UPDATED_AT_ONCE = {"cpu": 1 << 22, "cuda": 1 << 26}
@@ -69,8 +69,7 @@ def update_rows(
     """
     read = None
     if padded:
-        # what is written to a row must be the same each time
-        grads = grads.index_select(0, torch.searchsorted(rows, rows))
+        grads = repeat_first(rows, grads)
         read = grads.ne(0).any(-1, keepdim=True)
 
     def write(table: Tensor, new: Tensor) -> None:

@@ -157,7 +157,8 @@ class _WriteRows(torch.autograd.Function):
             if ctx.sparse:
                 of_values = rows_as_gradient(touched, grads, ctx.shape, padded=True)
             else:
-                of_values = grads.new_zeros(ctx.shape).index_add_(0, touched, grads)
+                grads = repeat_first(touched, grads)
+                of_values = grads.new_zeros(ctx.shape).index_copy_(0, touched, grads)
             return grad, of_values, None, None, None, None, None
         # a token without a gradient must not touch its rows: a worker that has no data left gets
         # a batch that the loss does not depend on
@@ -216,12 +217,29 @@ def add_row_gradients(one: Tensor, other: Tensor) -> Tensor:
 
     On a GPU torch would only concatenate their rows, which would soon be more than the table has.
     """
-    rows = torch.cat([one._indices()[0], other._indices()[0]])
-    grads = torch.cat([one._values(), other._values()])
-    if not one.is_coalesced():
-        return pad_rows(rows, grads, one.shape)
-    touched, summed = row_gradients(rows.unsqueeze(1), grads.new_ones(len(rows), 1), grads)
-    return rows_as_gradient(touched, summed, one.shape)
+    lists = [one._indices()[0], other._indices()[0]]
+    rows, grads = torch.cat(lists), torch.cat([one._values(), other._values()])
+    if one.is_coalesced():
+        touched, summed = row_gradients(rows.unsqueeze(1), grads.new_ones(len(rows), 1), grads)
+        return rows_as_gradient(touched, summed, one.shape)
+    size = min(len(rows), len(one))
+    by_row, order = rows.sort()
+    changes = _changes(by_row)
+    places = torch.empty_like(order).scatter_(0, order, changes.cumsum(0) - 1)
+    # what is left over is zero: to add all of it to the last row would take a GPU long
+    left_over = torch.cat([~_changes(part) for part in lists])
+    anywhere = torch.arange(len(rows), device=rows.device) % max(1, size)
+    places = torch.where(left_over, anywhere, places)
+    summed = grads.new_zeros(size, grads.size(1)).index_add_(0, places, grads)
+    return rows_as_gradient(_rows_of(by_row, _starts(changes, size)), summed, one.shape, True)
+
+
+def repeat_first(rows: Tensor, grads: Tensor) -> Tensor:
+    """Return ``grads`` (P, d) of padded ``rows`` (P,), the first of a row in place of the others.
+
+    Then all of a row are the same, in whatever order they are written to it.
+    """
+    return grads.index_select(0, torch.searchsorted(rows, rows))
 
 
 def pad_rows(rows: Tensor, grads: Tensor, shape: torch.Size) -> Tensor:
@@ -250,7 +268,7 @@ def row_gradients(
     """
     by_row, reads = rows.flatten().sort()
     counted = by_row.ne(NO_ROW)
-    changes = by_row.diff(prepend=by_row.new_full((1,), -1)).ne(0) & counted
+    changes = _changes(by_row) & counted
     count, length = read_numbers(changes.sum(), counted.sum())
     reads = reads[:length]
     starts = _starts(changes, count)
@@ -290,7 +308,7 @@ def padded_row_gradients(
     size = min(len(reads), most)
     if size == 0:
         return by_row, grad.new_empty(0, grad.size(-1))
-    starts = _starts(by_row.diff(prepend=by_row.new_full((1,), -1)).ne(0), size)
+    starts = _starts(_changes(by_row), size)
     grads = F.embedding_bag(
         reads.div(rows.size(-1), rounding_mode="floor"),
         grad.contiguous(),
@@ -298,7 +316,17 @@ def padded_row_gradients(
         per_sample_weights=weights.flatten()[reads].to(grad.dtype),
         mode="sum",
     )
-    return by_row[starts.clamp(max=len(reads) - 1)], grads
+    return _rows_of(by_row, starts), grads
+
+
+def _changes(by_row: Tensor) -> Tensor:
+    """Return of each of ``by_row``, rising, whether it is the first of its row."""
+    return by_row.diff(prepend=by_row.new_full((1,), -1)).ne(0)
+
+
+def _rows_of(by_row: Tensor, starts: Tensor) -> Tensor:
+    """Return the rows that start at ``starts`` in ``by_row``; the last one beyond its end."""
+    return by_row[starts.clamp(max=len(by_row) - 1)]
 
 
 def _starts(changes: Tensor, size: int) -> Tensor:

@@ -146,6 +146,9 @@ def test_training_is_that_with_dense_gradients(monkeypatch, model, accumulated, 
         gradient = ours.values.grad
         assert not gradient.is_coalesced()
         assert gradient._nnz() <= len(ours.values)
+        changes = gradient._indices()[0].diff()
+        assert (changes >= 0).all()
+        assert not gradient._values()[1:][changes == 0].any()
         torch.testing.assert_close(gradient.to_dense(), plain.values.grad, rtol=1e-5, atol=1e-5)
         gradients = [x.grad for x in plain.parameters()]
         expected = torch.stack([grad.norm() for grad in gradients if grad is not None]).norm()
