@@ -82,8 +82,7 @@ class RowMoments:
 
     def _reserve(self, count: int) -> None:
         if count > len(self.exp_avg):
-            # somewhat more, since rows must be copied then
-            size = min(count + count // 4, len(self._places))
+            size = reserved(count, len(self._places), self._places.device)
             for name in ("exp_avg", "exp_avg_sq"):
                 old = getattr(self, name)
                 new = old.new_empty(size, old.size(1))
@@ -106,6 +105,15 @@ class RowMoments:
         places = self.places(rows.to(self._places.device))
         self.exp_avg[places] = exp_avg.to(self.exp_avg)
         self.exp_avg_sq[places] = exp_avg_sq.to(self.exp_avg_sq)
+
+
+def reserved(count: int, slots: int, device: torch.device) -> int:
+    """Return for how many rows to reserve memory when ``count`` of ``slots`` need it."""
+    if device.type == "cpu":
+        # the system gives memory where it is first written
+        return slots
+    # somewhat more than needed, since all must be copied then
+    return min(count + count // 4, slots)
 
 
 def update_rounded_rows(
