@@ -69,7 +69,7 @@ def options(cls=AdamWithMemoryConfig, **values):
 def learn(memory, optimizer, updates=5, tokens=4, after=lambda update: None, seed=2):
     """Updates on losses whose gradients differ from update to update."""
     torch.manual_seed(seed)
-    dtype = memory.keys.subkeys.dtype
+    dtype = dense(memory)[-1].dtype
     for update in range(updates):
         optimizer.zero_grad()
         x, wanted = torch.randn(2, tokens, WIDTH).to(dtype)
