@@ -19,6 +19,7 @@ from fairseq_plugins.fairseq_integration.option_names import errors_name_options
 from fairseq_plugins.product_key_memory.memory import ProductKeyMemory
 from fairseq_plugins.product_key_memory.options import (
     TOO_LARGE,
+    VALUES_DTYPES,
     MemoryOptions,
     parse_hidden_dims,
 )
@@ -119,6 +120,7 @@ def build_memory(
             value_dropout=options.memory_value_dropout,
             keys=str(options.memory_keys),
             search=str(options.memory_search),
+            values_dtype=VALUES_DTYPES[str(options.memory_values_dtype)],
             shard_values=options.memory_shard_values,
             output_norm=options.memory_output_norm,
             output_gate=options.memory_output_gate,
@@ -129,6 +131,11 @@ def build_memory(
         raise ValueError(
             f"--memory-shard-values with --optimizer {options.memory_optimizer}: another one would "
             f"average the columns of all workers; give --optimizer {OPTIMIZER}, or leave it out"
+        )
+    if memory.table.rounded and options.memory_optimizer not in (None, OPTIMIZER):
+        raise ValueError(
+            f"--memory-values-dtype bf16 with --optimizer {options.memory_optimizer}: its steps "
+            f"would be lost in rounding; give --optimizer {OPTIMIZER}, or leave it out"
         )
     if options.memory_optimizer == OPTIMIZER:
         memory.keep_gradient_beside_autograd()

@@ -22,7 +22,7 @@ width, d_v value width.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -40,17 +40,15 @@ from fairseq_plugins.product_key_memory.query import QueryNetwork
 from fairseq_plugins.product_key_memory.search import import_faiss
 from fairseq_plugins.product_key_memory.sharding import (
     MemoryTable,
-    draw_columns,
-    own_columns,
+    draw_values,
     sharded_weighted_sum,
 )
 from fairseq_plugins.product_key_memory.usage import MemoryUsage
 from fairseq_plugins.product_key_memory.values import (
     SpareRows,
     add_row_gradients,
-    merge_rows,
+    gradient_to_keep,
     plain_weighted_sum,
-    rows_as_gradient,
     weighted_sum,
 )
 
@@ -80,6 +78,9 @@ class ProductKeyMemory(nn.Module):
             autograd knows, which is slower. With dense gradients it runs under ``torch.compile``
             and has higher derivatives.
         sparse: make the values' gradient a sparse tensor of the rows that were read.
+        values_dtype: ``torch.bfloat16`` for values that stay in it, whatever the memory is cast to;
+            :class:`.LazyAdam` then keeps no copy of them, see :mod:`.bf16_values`. None for values
+            that are cast with the memory.
         shard_values: with several workers (``torch.distributed``), give each some of the values'
             columns; see :mod:`.sharding`.
         output_norm: normalise the sum of values over its dimensions.
@@ -113,6 +114,7 @@ class ProductKeyMemory(nn.Module):
         keys: str = "product",
         search: str = "torch",
         sparse: bool = False,
+        values_dtype: torch.dtype | None = None,
         shard_values: bool = False,
         output_norm: bool = False,
         output_gate: bool = False,
@@ -137,7 +139,7 @@ class ProductKeyMemory(nn.Module):
         if values_of is None:
             mapped = output_norm or output_gate or value_dim != embed_dim
             std = 0.0 if zero_init and not mapped else value_dim**-0.5
-            self._table = _draw_values(slots, value_dim, std, shard_values)
+            self._table = draw_values(slots, value_dim, std, shard_values, values_dtype)
         else:
             self._table = values_of.table
         self.values = self._table.values
@@ -241,8 +243,9 @@ class ProductKeyMemory(nn.Module):
         """Hide the values from training code that would hold a dense gradient for all K slots.
 
         ``values.requires_grad`` becomes false. A backward pass still adds the gradient of the rows
-        that were read to ``values.grad``, as a sparse tensor. :class:`.LazyAdam` uses its buffer
-        again after an update: copy what is to be kept.
+        that were read to ``values.grad``, as a sparse tensor; on accelerators it is padded, see
+        :mod:`.values`. :class:`.LazyAdam` uses its buffer again after an update: copy what is to be
+        kept.
         """
         self.values.requires_grad_(False)
         self._table.spare = SpareRows(len(self.values))
@@ -256,6 +259,13 @@ class ProductKeyMemory(nn.Module):
         """
         if self.owns_values:
             self.table.gather()
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> ProductKeyMemory:
+        before = self.values.data
+        super()._apply(fn, recurse)
+        if self._table.rounded and self.values.dtype != before.dtype:
+            self.values.data = before.to(self.values.device)
+        return self
 
     def _save_to_state_dict(self, destination: dict, prefix: str, keep_vars: bool) -> None:
         super()._save_to_state_dict(destination, prefix, keep_vars)
@@ -312,11 +322,7 @@ class ProductKeyMemory(nn.Module):
     def _add_gradient(self, leaf: Tensor) -> None:
         """Move the gradient of ``leaf`` to that of the values."""
         grad, leaf.grad = leaf.grad, None
-        if self.plain and self._table.shard is None:
-            grad = merge_rows(grad)
-        else:
-            # weighted_sum made it coalesced, which torch forgets
-            grad = rows_as_gradient(grad._indices()[0], grad._values(), grad.shape)
+        grad = gradient_to_keep(grad, plain=self.plain and self._table.shard is None)
         if self.values.grad is not None:
             grad = add_row_gradients(self.values.grad, grad)
         self.values.grad = grad
@@ -348,18 +354,6 @@ class MemorySublayer(nn.Module):
         return self.memory(x, padding_mask)
 
 
-def _draw_values(slots: int, width: int, std: float, shard_values: bool) -> MemoryTable:
-    """Return values (K, d_v) from N(0, std²), or this worker's columns of them."""
-    shard = own_columns(width) if shard_values else None
-    if shard is None:
-        values = nn.Parameter(torch.empty(slots, width))
-        nn.init.normal_(values, std=std)
-    else:
-        values = nn.Parameter(torch.empty(slots, shard.stop - shard.start))
-        draw_columns(values, shard, std)
-    return MemoryTable(values, shard)
-
-
 def _check(arguments: dict[str, Any]) -> None:
     """Raise ``ValueError`` for arguments of :class:`ProductKeyMemory` out of range."""
     for name in ("slots", "heads", "knn", "query_dim", "value_dim"):
@@ -375,6 +369,10 @@ def _check(arguments: dict[str, Any]) -> None:
     for name in ("query_dropout", "input_dropout", "value_dropout"):
         if not 0 <= arguments[name] < 1:
             raise ValueError(f"`{name}` is {arguments[name]}: it must be in [0, 1)")
+    if arguments["values_dtype"] not in (None, torch.bfloat16):
+        raise ValueError(
+            f"`values_dtype` is {arguments['values_dtype']}: give torch.bfloat16, or None"
+        )
     for name, known in [("keys", KEYS), ("search", KEY_SEARCHES)]:
         if arguments[name] not in known:
             raise ValueError(f"`{name}` is {arguments[name]!r}: there are {', '.join(known)}")

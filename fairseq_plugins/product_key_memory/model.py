@@ -189,6 +189,13 @@ class MemoryTransformer(TransformerModel):
             layers = parse_memory_layers(text, len(stack.layers), f"--{part}-memory-layers")
             for number, memory in put_memories(stack, layers, builder).items():
                 memories[f"{part}_memory{number}"] = memory
+        sharded = any(memory.table.shard is not None for memory in memories.values())
+        if sharded and getattr(getattr(task, "cfg", None), "eval_bleu", False):
+            raise ValueError(
+                "--eval-bleu with --memory-shard-values: workers read a sharded memory together, "
+                "and their translations have different lengths; leave out --eval-bleu, and "
+                "translate with the checkpoint on one worker"
+            )
         keep_shards_apart(model)
         watch_memories(model, memories)
         choose_trained_slots(options, memories)

@@ -44,7 +44,7 @@ class AdamWithMemory(Adam):
 
     Args:
         params: parameters with dense gradients.
-        tables: their values have sparse, coalesced gradients; [] for none.
+        tables: their values have sparse gradients, coalesced or padded; [] for none.
         memory_lr: learning rate of the tables, which no schedule changes.
         memory_weight_decay: weight decay of the rows that were read.
         options: those of fairseq's Adam: ``lr``, ``betas``, ``eps``, ``weight_decay``. The tables
@@ -217,8 +217,9 @@ class FairseqAdamWithMemory(AmpScaledStep, FairseqOptimizer):
     ) -> Tensor:
         """Clip all gradients together to ``max_norm``, 0 for no limit.
 
-        Gradients whose norm is not finite are cleared: fairseq then skips the update, and with
-        ``--fp16`` would clear only those that it knows.
+        fairseq skips an update whose norm is not finite. Under ``--amp`` torch's scaler decides
+        that, and would not see the tables' gradients: their factor, which it sees, is then not a
+        number.
 
         Returns:
             The norm before clipping.
@@ -226,13 +227,13 @@ class FairseqAdamWithMemory(AmpScaledStep, FairseqOptimizer):
         if not self.tables:
             return super().clip_grad_norm(max_norm, aggregate_norm_fn)
         scale = self._optimizer.take_scale()
+        # of an update that was skipped; with --fp16 fairseq clears only gradients that it knows
+        scale = torch.where(scale.isfinite(), scale, 1.0)
         norm = super().clip_grad_norm(0, aggregate_norm_fn)
         for table in self.tables:
             if table.values.grad is not None:
                 norm = torch.hypot(norm, table.gradient_norm().to(norm.device) * scale)
-        self._optimizer.scale.grad = scale
-        if not norm.isfinite():
-            self.zero_grad()
-        elif max_norm > 0:
+        self._optimizer.scale.grad = torch.where(norm.isfinite(), scale, math.nan)
+        if max_norm > 0:
             self.multiply_grads((max_norm / (norm + 1e-6)).clamp(max=1))
         return norm

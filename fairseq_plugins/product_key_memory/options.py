@@ -8,6 +8,7 @@ import logging
 from dataclasses import dataclass, field
 from typing import Any, Optional
 
+import torch
 from fairseq.dataclass import ChoiceEnum, FairseqDataclass
 from omegaconf import II
 
@@ -18,6 +19,9 @@ logger = logging.getLogger(__name__)
 
 # Where a memory stands beside the feed-forward sublayer.
 INSTEAD, AFTER, PARALLEL = "instead", "after", "parallel"
+
+# Precision of the values, None for that of the model.
+VALUES_DTYPES = {"model": None, "bf16": torch.bfloat16}
 
 # what torch says of a tensor that there is no memory for
 TOO_LARGE = ("allocate", "size calculation overflowed")
@@ -96,6 +100,13 @@ class MemoryOptions(FairseqDataclass):
         metadata={
             "help": "what finds the best keys: torch, faiss where it is installed, or plain, which "
             "is slow: the paper's equations as they stand, in torch's operations"
+        },
+    )
+    memory_values_dtype: ChoiceEnum(list(VALUES_DTYPES)) = field(
+        default="model",
+        metadata={
+            "help": "precision of the values: that of the model, or bf16, rounded at random, with "
+            "moments of the rows alone that were read; bf16 needs --optimizer adam_with_memory"
         },
     )
     memory_shard_values: bool = field(

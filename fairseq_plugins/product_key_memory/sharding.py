@@ -21,7 +21,12 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from fairseq_plugins.fairseq_integration.optimizers import UpdateRule
-from fairseq_plugins.product_key_memory.values import SpareRows, rows_as_gradient, weighted_sum
+from fairseq_plugins.product_key_memory.values import (
+    SpareRows,
+    merge_rows,
+    rows_as_gradient,
+    weighted_sum,
+)
 
 # Numbers of a table that worker 0 gathers at a time on its device, to move them to the CPU.
 GATHERED_AT_ONCE = 1 << 24
@@ -45,6 +50,7 @@ class MemoryTable(UpdateRule):
     Args:
         values: the memory's parameter, (K, d), or (K, c) of a shard.
         shard: which columns these are; None for all.
+        rounded: they stay in bfloat16, and an update rounds them at random.
 
     Attributes:
         readers: the keys of the memories that read it, several where layers share it.
@@ -52,9 +58,12 @@ class MemoryTable(UpdateRule):
         gathered: all columns (K, d) on worker 0, from :meth:`gather` to the next ``state_dict()``.
     """
 
-    def __init__(self, values: nn.Parameter, shard: ColumnShard | None = None) -> None:
+    def __init__(
+        self, values: nn.Parameter, shard: ColumnShard | None = None, rounded: bool = False
+    ) -> None:
         self.values = values
         self.shard = shard
+        self.rounded = rounded
         self.readers: list[nn.Module] = []
         self.spare: SpareRows | None = None
         self.gathered: Tensor | None = None
@@ -77,15 +86,17 @@ class MemoryTable(UpdateRule):
             self.values.grad = average_over_workers(self.values, grad)
         elif grad is not None:
             # that of a shard is the sum over all workers' tokens already
-            mean = grad.values() / dist.get_world_size()
-            self.values.grad = rows_as_gradient(grad.indices()[0], mean, grad.shape)
+            mean = grad._values() / dist.get_world_size()
+            self.values.grad = rows_as_gradient(
+                grad._indices()[0], mean, grad.shape, padded=not grad.is_coalesced()
+            )
 
     def gradient_norm(self) -> Tensor:
         """Return the norm of the gradient of all columns, in single precision.
 
         All workers must call it.
         """
-        norm = torch.linalg.vector_norm(self.values.grad.values(), dtype=torch.float32)
+        norm = torch.linalg.vector_norm(self.values.grad._values(), dtype=torch.float32)
         if self.shard is not None:
             squares = norm.square()
             dist.all_reduce(squares)
@@ -100,7 +111,7 @@ def average_over_workers(values: Tensor, grad: Tensor | None) -> Tensor | None:
 
     Args:
         values: the table; a worker that read nothing has no gradient to take its shape from.
-        grad: this worker's gradient, sparse and coalesced, or None.
+        grad: this worker's gradient, sparse, or None.
 
     Returns:
         A coalesced sparse tensor (K, d); None if no worker has a row.
@@ -109,6 +120,8 @@ def average_over_workers(values: Tensor, grad: Tensor | None) -> Tensor | None:
         rows = torch.empty(0, dtype=torch.long, device=values.device)
         grads = values.new_empty(0, values.size(1))
     else:
+        if not grad.is_coalesced():
+            grad = merge_rows(grad)
         rows, grads = grad.indices()[0], grad.values()
     union = _gather_rows(rows, _lengths(rows)).unique()
     if len(union) == 0:
@@ -138,6 +151,31 @@ def own_columns(width: int) -> ColumnShard | None:
     return ColumnShard(columns * dist.get_rank(), columns * (dist.get_rank() + 1), width)
 
 
+def draw_values(
+    slots: int, width: int, std: float, shard_values: bool, dtype: torch.dtype | None
+) -> MemoryTable:
+    """Return values (K, d) from N(0, std²), or this worker's columns of them.
+
+    Args:
+        slots: K.
+        width: d.
+        std: 0 for zeros.
+        shard_values: take some of the columns if there are several workers.
+        dtype: ``torch.bfloat16`` for values that stay in it; None for torch's default.
+
+    Raises:
+        ValueError: the number of workers does not divide ``width``.
+    """
+    shard = own_columns(width) if shard_values else None
+    columns = shard or ColumnShard(0, width, width)
+    values = nn.Parameter(torch.empty(slots, columns.stop - columns.start, dtype=dtype))
+    if shard is None and dtype is None:
+        nn.init.normal_(values, std=std)
+    else:
+        draw_columns(values, columns, std)
+    return MemoryTable(values, shard, rounded=dtype is not None)
+
+
 def draw_columns(values: nn.Parameter, shard: ColumnShard, std: float) -> None:
     """Fill ``values`` (K, c) with its columns of the table that one worker draws from N(0, std²).
 
@@ -163,6 +201,13 @@ def gather_columns(columns: Tensor) -> Tensor | None:
         if first:
             parts.append(torch.cat(received, dim=1).cpu())
     return torch.cat(parts) if first else None
+
+
+def rows_of_any_worker(chosen: Tensor) -> Tensor:
+    """Return which rows any worker has ``chosen``, (K,); all workers must call it."""
+    counts = chosen.int()
+    dist.all_reduce(counts)
+    return counts > 0
 
 
 def sharded_weighted_sum(

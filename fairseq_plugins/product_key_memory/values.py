@@ -5,7 +5,11 @@ equation as it stands, for autograd. :func:`weighted_sum` computes the same with
 selected rows of all tokens: it sums rows where they lie, and the gradient of a row is the weighted
 sum of the output gradients of the tokens that read it.
 
-Shapes: N tokens, R rows read by a token, K rows, d width, U rows read at least once.
+On an accelerator the host would wait for the number of rows that were read. Gradients that stay
+beside autograd are padded there instead, to a size that it knows (:func:`padded_row_gradients`).
+
+Shapes: N tokens, R rows read by a token, K rows, d width, U rows read at least once, P rows of a
+padded gradient.
 """
 
 from __future__ import annotations
@@ -109,7 +113,8 @@ def weighted_sum(
         weights: (N, R).
         sparse: make the gradient of ``values`` a coalesced sparse tensor of the rows that were
             read, in place of a dense one.
-        spare: has a buffer for the gradients of rows.
+        spare: has a buffer for the gradients of rows, which are padded where :func:`pads_rows` says
+            so; None for a gradient that other code can use.
         frozen: (K,), true for rows that get no gradient; None for none.
 
     Returns:
@@ -120,8 +125,7 @@ def weighted_sum(
     )
     if not values.requires_grad:
         return summed
-    counted = rows if frozen is None else rows.masked_fill(frozen[rows], NO_ROW)
-    return _WriteRows.apply(summed, values, counted, weights.detach(), sparse, spare)
+    return _WriteRows.apply(summed, values, rows, weights.detach(), frozen, sparse, spare)
 
 
 class _WriteRows(torch.autograd.Function):
@@ -134,55 +138,119 @@ class _WriteRows(torch.autograd.Function):
         values: Tensor,
         rows: Tensor,
         weights: Tensor,
+        frozen: Tensor | None,
         sparse: bool,
         spare: SpareRows | None,
     ) -> Tensor:
-        ctx.save_for_backward(rows, weights)
+        ctx.save_for_backward(rows, weights, frozen)
         ctx.shape, ctx.sparse, ctx.spare = values.shape, sparse, spare
         return summed.view_as(summed)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        rows, weights = ctx.saved_tensors
+        rows, weights, frozen = ctx.saved_tensors
+        if pads_rows(grad) and (ctx.spare is not None or not ctx.sparse):
+            if frozen is not None:
+                weights = weights.masked_fill(frozen[rows], 0)
+            touched, grads = padded_row_gradients(rows, weights, grad, ctx.shape[0])
+            if ctx.sparse:
+                of_values = rows_as_gradient(touched, grads, ctx.shape, padded=True)
+            else:
+                grads = repeat_first(touched, grads)
+                of_values = grads.new_zeros(ctx.shape).index_copy_(0, touched, grads)
+            return grad, of_values, None, None, None, None, None
         # a token without a gradient must not touch its rows: a worker that has no data left gets
         # a batch that the loss does not depend on
-        used = grad.ne(0).any(-1, keepdim=True)
-        rows = rows.masked_fill(~used, NO_ROW)
-        touched, grads = row_gradients(rows, weights, grad, ctx.spare)
+        counted = grad.ne(0).any(-1, keepdim=True)
+        if frozen is not None:
+            counted = counted & ~frozen[rows]
+        touched, grads = row_gradients(rows.masked_fill(~counted, NO_ROW), weights, grad, ctx.spare)
         if ctx.sparse:
             of_values = rows_as_gradient(touched, grads, ctx.shape)
         else:
             of_values = grads.new_zeros(ctx.shape).index_copy_(0, touched, grads)
-        return grad, of_values, None, None, None, None
+        return grad, of_values, None, None, None, None, None
 
 
-def rows_as_gradient(rows: Tensor, grads: Tensor, shape: torch.Size) -> Tensor:
+def pads_rows(x: Tensor) -> bool:
+    """Return whether gradients of rows on the device of ``x`` are padded: on accelerators."""
+    return x.device.type != "cpu"
+
+
+def rows_as_gradient(
+    rows: Tensor, grads: Tensor, shape: torch.Size, padded: bool = False
+) -> Tensor:
     """Return the sparse gradient of ``shape`` (K, d) that has ``grads`` (U, d) in ``rows`` (U,).
 
-    The rows must rise, so that torch need not sort them.
+    Rows must rise. Then torch need not sort them, unless they are ``padded``: the gradient is
+    coalesced, or not.
     """
     return torch.sparse_coo_tensor(
-        rows.unsqueeze(0), grads, shape, is_coalesced=True, check_invariants=False
+        rows.unsqueeze(0), grads, shape, is_coalesced=not padded, check_invariants=False
     )
 
 
 def merge_rows(grad: Tensor) -> Tensor:
-    """Return ``grad``, sparse (K, d), coalesced and without rows of zeros."""
+    """Return ``grad``, sparse (K, d), coalesced and without rows of zeros; the host waits."""
     grad = grad.coalesce()
     used = grad.values().ne(0).any(-1)
     return rows_as_gradient(grad.indices()[0, used], grad.values()[used], grad.shape)
 
 
+def gradient_to_keep(grad: Tensor, plain: bool) -> Tensor:
+    """Return ``grad``, sparse (K, d), coalesced or padded, to be kept beside autograd.
+
+    Args:
+        grad: of a leaf.
+        plain: it is of :func:`plain_weighted_sum`, else of :func:`weighted_sum`.
+    """
+    rows, grads, padded = grad._indices()[0], grad._values(), pads_rows(grad)
+    if plain:
+        return pad_rows(rows, grads, grad.shape) if padded else merge_rows(grad)
+    # it is coalesced or padded already, which torch forgets
+    return rows_as_gradient(rows, grads, grad.shape, padded)
+
+
 def add_row_gradients(one: Tensor, other: Tensor) -> Tensor:
-    """Return the sum of two coalesced sparse gradients (K, d), coalesced.
+    """Return the sum of two sparse gradients (K, d): coalesced, or padded if they are padded.
 
     On a GPU torch would only concatenate their rows, which would soon be more than the table has.
     """
-    rows = torch.cat([one._indices()[0], other._indices()[0]])
-    grads = torch.cat([one._values(), other._values()])
-    touched, summed = row_gradients(rows.unsqueeze(1), grads.new_ones(len(rows), 1), grads)
-    return rows_as_gradient(touched, summed, one.shape)
+    lists = [one._indices()[0], other._indices()[0]]
+    rows, grads = torch.cat(lists), torch.cat([one._values(), other._values()])
+    if one.is_coalesced():
+        touched, summed = row_gradients(rows.unsqueeze(1), grads.new_ones(len(rows), 1), grads)
+        return rows_as_gradient(touched, summed, one.shape)
+    size = min(len(rows), len(one))
+    by_row, order = rows.sort()
+    changes = _changes(by_row)
+    places = torch.empty_like(order).scatter_(0, order, changes.cumsum(0) - 1)
+    # what is left over is zero: to add all of it to the last row would take a GPU long
+    left_over = torch.cat([~_changes(part) for part in lists])
+    anywhere = torch.arange(len(rows), device=rows.device) % max(1, size)
+    places = torch.where(left_over, anywhere, places)
+    summed = grads.new_zeros(size, grads.size(1)).index_add_(0, places, grads)
+    return rows_as_gradient(_rows_of(by_row, _starts(changes, size)), summed, one.shape, True)
+
+
+def repeat_first(rows: Tensor, grads: Tensor) -> Tensor:
+    """Return ``grads`` (P, d) of padded ``rows`` (P,), the first of a row in place of the others.
+
+    Then all of a row are the same, in whatever order they are written to it.
+    """
+    return grads.index_select(0, torch.searchsorted(rows, rows))
+
+
+def pad_rows(rows: Tensor, grads: Tensor, shape: torch.Size) -> Tensor:
+    """Return the padded sparse gradient of ``shape`` (K, d) from ``grads`` (M, d) of ``rows`` (M,).
+
+    A row may occur more than once; its gradients are added up.
+    """
+    ones = grads.new_ones(len(rows), 1)
+    return rows_as_gradient(
+        *padded_row_gradients(rows.unsqueeze(1), ones, grads, shape[0]), shape, padded=True
+    )
 
 
 def row_gradients(
@@ -200,14 +268,10 @@ def row_gradients(
     """
     by_row, reads = rows.flatten().sort()
     counted = by_row.ne(NO_ROW)
-    changes = by_row.diff(prepend=by_row.new_full((1,), -1)).ne(0) & counted
+    changes = _changes(by_row) & counted
     count, length = read_numbers(changes.sum(), counted.sum())
     reads = reads[:length]
-    # where the reads of each row start: those of a row before it are written beyond the end
-    places = torch.where(changes, changes.cumsum(0) - 1, count)
-    starts = places.new_empty(count + 1)
-    starts.scatter_(0, places, torch.arange(len(places), device=places.device))
-    starts = starts[:count]
+    starts = _starts(changes, count)
     touched = by_row[starts]
     tokens = reads.div(rows.size(-1), rounding_mode="floor")
     weights = weights.flatten()[reads].to(grad.dtype)
@@ -223,6 +287,60 @@ def row_gradients(
             tokens, grad.contiguous(), starts, per_sample_weights=weights, mode="sum"
         )
     return touched, grads
+
+
+def padded_row_gradients(
+    rows: Tensor, weights: Tensor, grad: Tensor, most: int
+) -> tuple[Tensor, Tensor]:
+    """Return the rows that were read, (P,) rising, and their gradients (P, d).
+
+    P is the least that holds any number of rows: the reads, or the table's rows if they are fewer.
+    What is left over repeats the last row, with gradients of zero. The host waits for nothing.
+
+    Args:
+        rows: (N, R), which rows each token read.
+        weights: (N, R), with which weights; 0 for a read that does not count. Nor do the reads of a
+            token whose gradient is zero: rows that have no other ones get a gradient of zero.
+        grad: (N, d), the gradient of the weighted sums.
+        most: K.
+    """
+    by_row, reads = rows.flatten().sort()
+    size = min(len(reads), most)
+    if size == 0:
+        return by_row, grad.new_empty(0, grad.size(-1))
+    starts = _starts(_changes(by_row), size)
+    grads = F.embedding_bag(
+        reads.div(rows.size(-1), rounding_mode="floor"),
+        grad.contiguous(),
+        starts,
+        per_sample_weights=weights.flatten()[reads].to(grad.dtype),
+        mode="sum",
+    )
+    return _rows_of(by_row, starts), grads
+
+
+def _changes(by_row: Tensor) -> Tensor:
+    """Return of each of ``by_row``, rising, whether it is the first of its row."""
+    return by_row.diff(prepend=by_row.new_full((1,), -1)).ne(0)
+
+
+def _rows_of(by_row: Tensor, starts: Tensor) -> Tensor:
+    """Return the rows that start at ``starts`` in ``by_row``; the last one beyond its end."""
+    return by_row[starts.clamp(max=len(by_row) - 1)]
+
+
+def _starts(changes: Tensor, size: int) -> Tensor:
+    """Return where the reads of each row start, (size,); their number beyond the last row.
+
+    Args:
+        changes: of each read, in the order of rows, whether it is the first of its row.
+        size: at least as many as there are rows.
+    """
+    # reads that are not the first are written beyond the end
+    places = torch.where(changes, changes.cumsum(0) - 1, size)
+    starts = places.new_full((size + 1,), len(places))
+    starts.scatter_(0, places, torch.arange(len(places), device=places.device))
+    return starts[:size]
 
 
 def read_numbers(*numbers: Tensor) -> list[int]:

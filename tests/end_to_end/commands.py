@@ -142,16 +142,23 @@ def free_address():
 
 def train_on_two_workers(data, folder, *options, model=MODEL):
     """Run both workers of a training with the same global batch: 2 streams each."""
-    words = (
+    return train_together(
         data,
         *TASK,
         *model,
         *("--tokens-per-sample", 8, "--batch-size", 2, "--optimizer", "sgd", "--lr", 0.5),
-        *("--save-dir", folder, "--log-format", "simple", "--no-epoch-checkpoints", "--cpu"),
-        *("--ddp-backend", "legacy_ddp", "--distributed-backend", "gloo"),
+        *("--save-dir", folder, "--log-format", "simple", "--no-epoch-checkpoints"),
+        *options,
+    )
+
+
+def train_together(*words):
+    """Run both workers of a training of two; return what the first one printed."""
+    words = (
+        *words,
+        *("--cpu", "--ddp-backend", "legacy_ddp", "--distributed-backend", "gloo"),
         *("--distributed-no-spawn", "--distributed-world-size", 2),
         *("--distributed-init-method", free_address()),
-        *options,
     )
     workers = [Command("fairseq-train", *words, "--distributed-rank", rank) for rank in (0, 1)]
     (first, printed), (second, printed_too) = (worker.wait() for worker in workers)

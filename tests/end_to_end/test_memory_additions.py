@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from scripts.convert import average
 from scripts.evaluate import memory_usage
 from tests.end_to_end.commands import (
     ALL,
@@ -15,8 +16,9 @@ from tests.end_to_end.commands import (
     run,
     tokens_evaluated,
     train,
+    train_together,
 )
-from tests.end_to_end.results import parameters
+from tests.end_to_end.results import assert_equal, parameters
 
 TASK = (*USER_DIR, "--task", "language_modeling")
 MEMORY = ("--memory-slots", 64, "--memory-heads", 2, "--memory-knn", 4, "--memory-query-dim", 8)
@@ -112,3 +114,64 @@ def test_the_slots_that_were_rarely_read_are_trained_alone(data, tmp_path):
     (reads / "rarely_read.npz").unlink()
     evaluate_options = (*TASK, "--path", tuned / "checkpoint_last.pt", "--gen-subset", "test", *ALL)
     run("fairseq-eval-lm", data, *evaluate_options, "--tokens-per-sample", 16)
+
+
+BF16 = ("--memory-layers", "1,3", "--memory-values-dtype", "bf16")
+
+
+def test_values_in_bfloat16_are_trained_resumed_averaged_and_scored(data, tmp_path, test_tokens):
+    kept = ("--save-interval-updates", 3, "--disable-validation")
+    train_lm(data, tmp_path, *BF16, *kept, updates=6)
+    resumed = tmp_path / "resumed"
+    start = ("--restore-file", tmp_path / "checkpoint_1_3.pt")
+    train_lm(data, resumed, *BF16, *start, "--disable-validation", updates=6)
+    assert_equal(parameters(resumed), parameters(tmp_path), rtol=0, atol=0)
+    saved = torch.load(tmp_path / "checkpoint_last.pt", weights_only=True)
+    for table in saved["last_optimizer_state"]["tables"]:
+        assert len(table["rows"]) == len(table["exp_avg"]) <= table["slots"] == 64
+    values = saved["model"]["decoder.layers.0.fc1.memory.values"]
+    # fairseq saves in single precision what has less
+    assert values.dtype == torch.float32
+    assert torch.equal(values, values.bfloat16().float())
+    mean = tmp_path / "average.pt"
+    average.main([*map(str, sorted(tmp_path.glob("checkpoint_1_*.pt"))), "--output", str(mean)])
+    for path in (tmp_path / "checkpoint_last.pt", mean):
+        printed = run(
+            "fairseq-eval-lm",
+            data,
+            *(*TASK, "--path", path, "--gen-subset", "test", *ALL, "--tokens-per-sample", 16),
+        )
+        assert tokens_evaluated(printed) == test_tokens
+
+
+def test_two_workers_with_sharded_memories_learn_the_translations_that_one_learns(
+    make_pairs, tmp_path
+):
+    pairs = make_pairs("small", "large", change=str.upper)
+    words = (
+        *(pairs, *USER_DIR, "--arch", "pkm_transformer_tiny", *MEMORY, *OPTIMIZER, 0.01),
+        *("--lr", 0.003, "--adam-eps", 1e-3, "--max-tokens", 100, *ALL, "--max-update", 6),
+        *("--encoder-embed-dim", 32, "--encoder-ffn-embed-dim", 64, "--dropout", 0),
+        *("--criterion", "label_smoothed_cross_entropy", "--label-smoothing", 0.1),
+        *("--log-format", "simple", "--log-interval", 1, "--no-epoch-checkpoints"),
+    )
+    alone, sharded = tmp_path / "alone", tmp_path / "sharded"
+    printed = [
+        run("fairseq-train", *words, "--save-dir", alone, "--update-freq", 2),
+        train_together(*words, "--save-dir", sharded, "--memory-shard-values"),
+    ]
+    losses = [
+        [float(loss) for loss in re.findall(r"epoch 001: .* loss=([\d.]+),", log)]
+        for log in printed
+    ]
+    assert len(losses[0]) == 6
+    assert losses[1] == pytest.approx(losses[0], abs=0.0011)
+    assert valid_loss(printed[1]) == pytest.approx(valid_loss(printed[0]), abs=0.0011)
+    assert_equal(parameters(sharded), parameters(alone), rtol=1e-3, atol=1e-4)
+    translations = []
+    for folder in (alone, sharded):
+        path = ("--path", folder / "checkpoint_last.pt", "--beam", 2, "--batch-size", 8)
+        found = run("fairseq-generate", pairs, *USER_DIR, *path, *ALL)
+        translations.append(re.findall(r"^H-(\d+)\t\S+\t(.*)$", found, re.MULTILINE))
+    assert len(translations[0]) == 31
+    assert translations[1] == translations[0]

@@ -37,17 +37,9 @@ from tests.every_model import CASES, criterion_of, sample_of
 PACKAGE = Path(fairseq_plugins.__file__).parent
 ADAM = {"lr": [1e-3], "adam_betas": "(0.9, 0.98)", "fp16_adam_stats": False}
 # what of our code may make the host wait in an update: the function, and how often
-ONE_CLIP = {"clip_grad_norm": 1}
-ONE_TABLE = {"read_numbers": 1, **ONE_CLIP}
 WAITS = {
     "spans": {"read_head_groups": 1},
     "spans with epsilon": {"read_head_groups": 1},
-    **dict.fromkeys(
-        ["recurrent memory table", "memory", "memory, all options", "flat keys"], ONE_TABLE
-    ),
-    "memories of a translation model": {"read_numbers": 2, **ONE_CLIP},
-    # one more for the sum of two gradients
-    "memories that share their values": {"read_numbers": 3, **ONE_CLIP},
 }
 # operations that autocast gives half and single precision
 HALF = {F.linear, torch.matmul, Tensor.matmul, Tensor.__matmul__, torch.bmm, torch.baddbmm}

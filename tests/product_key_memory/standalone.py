@@ -48,9 +48,9 @@ WIDTH, SLOTS = 8, 64
 BETAS = (0.9, 0.98)
 
 
-def make_memory(apart=True, slots=SLOTS, knn=3, seed=1):
+def make_memory(apart=True, slots=SLOTS, knn=3, seed=1, **choices):
     torch.manual_seed(seed)
-    memory = ProductKeyMemory(WIDTH, slots=slots, heads=2, knn=knn, query_dim=4)
+    memory = ProductKeyMemory(WIDTH, slots=slots, heads=2, knn=knn, query_dim=4, **choices)
     if apart:
         memory.keep_gradient_beside_autograd()
         set_update_rule(memory.keys.subkeys, memory.table)
@@ -69,7 +69,7 @@ def options(cls=AdamWithMemoryConfig, **values):
 def learn(memory, optimizer, updates=5, tokens=4, after=lambda update: None, seed=2):
     """Updates on losses whose gradients differ from update to update."""
     torch.manual_seed(seed)
-    dtype = memory.values.dtype
+    dtype = dense(memory)[-1].dtype
     for update in range(updates):
         optimizer.zero_grad()
         x, wanted = torch.randn(2, tokens, WIDTH).to(dtype)

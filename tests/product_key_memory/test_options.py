@@ -2,6 +2,7 @@
 
 import dataclasses
 import sys
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -10,7 +11,7 @@ from fairseq.optim.fp16_optimizer import FP16Optimizer
 from omegaconf import OmegaConf
 
 from fairseq_plugins.fairseq_integration.optimizers import update_rule
-from fairseq_plugins.product_key_memory import memory as memory_module
+from fairseq_plugins.product_key_memory import sharding
 from fairseq_plugins.product_key_memory.building import MemoryBuilder, build_memory
 from fairseq_plugins.product_key_memory.keys import FlatKeys, ProductKeys
 from fairseq_plugins.product_key_memory.memory import ProductKeyMemory
@@ -115,6 +116,7 @@ def test_every_option_reaches_the_memory(monkeypatch):
             memory_value_dropout=0.3,
             memory_keys="flat",
             memory_search="torch",
+            memory_values_dtype="bf16",
             memory_shard_values=True,
             memory_output_norm=True,
             memory_output_gate=True,
@@ -137,6 +139,7 @@ def test_every_option_reaches_the_memory(monkeypatch):
         "value_dropout": 0.3,
         "keys": "flat",
         "search": "torch",
+        "values_dtype": torch.bfloat16,
         "shard_values": True,
         "output_norm": True,
         "output_gate": True,
@@ -238,9 +241,18 @@ def test_options_of_memories_without_a_memory_are_told(caplog):
 
 
 def test_shards_need_the_optimizer_that_knows_of_them(monkeypatch):
-    monkeypatch.setattr(memory_module, "own_columns", lambda width: ColumnShard(0, 2, width))
+    monkeypatch.setattr(sharding, "own_columns", lambda width: ColumnShard(0, 2, width))
     with pytest.raises(ValueError, match=r"^--memory-shard-values with --optimizer adam: another"):
         build_memory(options(memory_shard_values=True, memory_optimizer="adam"), 4)
+
+
+def test_workers_of_a_sharded_memory_do_not_translate_in_validation(monkeypatch):
+    monkeypatch.setattr(sharding, "own_columns", lambda width: ColumnShard(0, 8, width))
+    choices = {"encoder_memory_layers": "1", "optimizer": "adam_with_memory"}
+    with pytest.raises(ValueError, match=r"^--eval-bleu with --memory-shard-values: workers read"):
+        tiny.tiny_transformer(
+            task_cfg=SimpleNamespace(eval_bleu=True), memory_shard_values=True, **choices
+        )
 
 
 SLOTS = {"memory6": np.arange(49) < 9}

@@ -2,6 +2,7 @@
 
 import copy
 import functools
+from unittest import mock
 
 import pytest
 import torch
@@ -11,7 +12,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from fairseq_plugins.fairseq_integration.optimizers import set_update_rule
-from fairseq_plugins.product_key_memory import sharding
+from fairseq_plugins.product_key_memory import sharding, values
 from fairseq_plugins.product_key_memory.building import build_memory, keep_shards_apart
 from fairseq_plugins.product_key_memory.memory import ProductKeyMemory
 from fairseq_plugins.product_key_memory.optimizer import AdamWithMemoryConfig, FairseqAdamWithMemory
@@ -89,6 +90,12 @@ def learn(memory, optimizer, rank, workers, updates=range(UPDATES)):
     return torch.stack(norms), outputs
 
 
+def train_padded(rank, **how):
+    """Train as on accelerators."""
+    with mock.patch.object(values, "pads_rows", return_value=True):
+        return train(rank, **how)
+
+
 def train(rank, workers, sharded, updates=range(UPDATES), resume=None, **options):
     memory, optimizer = make(sharded, **options)
     if resume is not None:
@@ -110,15 +117,16 @@ def alone():
     return train(0, 1, sharded=False)
 
 
-def assert_same_training(together, alone):
-    torch.testing.assert_close(together[0]["norms"], alone["norms"])
-    torch.testing.assert_close(together[1]["norms"], alone["norms"])
-    torch.testing.assert_close(dict(together[0]["model"]), dict(alone["model"]))
+def assert_same_training(together, alone, **tolerance):
+    same = functools.partial(torch.testing.assert_close, **tolerance)
+    same(together[0]["norms"], alone["norms"])
+    same(together[1]["norms"], alone["norms"])
+    same(dict(together[0]["model"]), dict(alone["model"]))
     for number, whole in enumerate(alone["outputs"]):
         both = torch.cat([worker["outputs"][number] for worker in together])
-        torch.testing.assert_close(both, whole)
+        same(both, whole)
     for part in ("state", "tables"):
-        torch.testing.assert_close(together[0]["optimizer"][part], alone["optimizer"][part])
+        same(together[0]["optimizer"][part], alone["optimizer"][part])
 
 
 @pytest.mark.parametrize("search", ["torch", "plain"])
@@ -132,6 +140,13 @@ def test_two_workers_learn_what_one_learns(sharded, search, alone, tmp_path):
 
 
 @pytest.mark.parametrize("sharded", [False, True])
+def test_two_workers_learn_the_same_from_padded_gradients(sharded, tmp_path):
+    work = functools.partial(train_padded, workers=2, sharded=sharded, shared=True)
+    alone = train(0, 1, sharded=False, shared=True)
+    assert_same_training(on_two_workers(work, tmp_path), alone)
+
+
+@pytest.mark.parametrize("sharded", [False, True])
 def test_two_workers_learn_values_that_memories_share(sharded, tmp_path):
     work = functools.partial(train, workers=2, sharded=sharded, shared=True)
     together = on_two_workers(work, tmp_path)
@@ -139,6 +154,15 @@ def test_two_workers_learn_values_that_memories_share(sharded, tmp_path):
     assert len(together[0]["optimizer"]["tables"]) == 1
     names = [name for name in together[0]["model"] if name.endswith("values")]
     assert names == ["first.values"]
+
+
+@pytest.mark.parametrize("sharded", [False, True])
+def test_two_workers_learn_values_in_bfloat16(sharded, tmp_path):
+    choices = {"sharded": sharded, "values_dtype": torch.bfloat16}
+    together = on_two_workers(functools.partial(train, workers=2, **choices), tmp_path)
+    # sums in another order may be rounded to the next number of 8 bits
+    assert_same_training(together, train(0, 1, **choices), rtol=0.02, atol=0.02)
+    assert together[0]["model"]["values"].dtype == torch.bfloat16
 
 
 def stop_and_go_on(rank):

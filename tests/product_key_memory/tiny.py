@@ -91,7 +91,7 @@ def tiny_language_model(seed: int = 1, **options) -> MemoryLanguageModel:
     return MemoryLanguageModel.build_model(MemoryLanguageModelConfig(**values), _task())
 
 
-def tiny_transformer(seed: int = 1, **options) -> MemoryTransformer:
+def tiny_transformer(seed: int = 1, task_cfg: object = None, **options) -> MemoryTransformer:
     """Encoder and decoder of 2 layers, d 16, f 24, 2 heads, without dropout; 49 slots."""
     args = argparse.Namespace(
         encoder_layers=2,
@@ -105,7 +105,9 @@ def tiny_transformer(seed: int = 1, **options) -> MemoryTransformer:
     )
     ARCH_CONFIG_REGISTRY["pkm_transformer"](args)
     torch.manual_seed(seed)
-    return MemoryTransformer.build_model(args, _task())
+    task = _task()
+    task.cfg = task_cfg
+    return MemoryTransformer.build_model(args, task)
 
 
 def memories(model: torch.nn.Module) -> list[ProductKeyMemory]:

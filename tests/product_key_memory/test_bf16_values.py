@@ -1,0 +1,188 @@
+"""Values in bfloat16: rounding at random, moments of the rows that were read, state, casts."""
+
+import copy
+import functools
+
+import pytest
+import torch
+
+from fairseq_plugins.product_key_memory import bf16_values, values
+from fairseq_plugins.product_key_memory.bf16_values import round_at_random
+from fairseq_plugins.product_key_memory.building import build_memory
+from fairseq_plugins.product_key_memory.memory import ProductKeyMemory
+from fairseq_plugins.product_key_memory.optimizer import FairseqAdamWithMemory
+from fairseq_plugins.product_key_memory.options import MemoryOptions
+from fairseq_plugins.product_key_memory.values import rows_as_gradient
+from tests.product_key_memory.standalone import SLOTS, WIDTH, dense, learn, make_memory, options
+
+BF16 = torch.bfloat16
+
+
+def make_rounded(seed=1, **how):
+    return make_memory(seed=seed, values_dtype=BF16, **how)
+
+
+def lazy(memory, **choices):
+    return FairseqAdamWithMemory(options(**choices), dense(memory))
+
+
+def test_numbers_are_rounded_to_a_neighbour_and_are_right_on_average():
+    torch.manual_seed(1)
+    x = torch.cat([torch.randn(30, 20), torch.randn(30, 20) * 1e-20, torch.zeros(1, 20)])
+    rows = torch.randperm(1 << 22)[: len(x)]
+    drawn = torch.stack([round_at_random(x, rows, update) for update in range(500)])
+    assert drawn.dtype == BF16
+    low = x.view(torch.int32).bitwise_and(-0x10000).view(torch.float32)
+    gap = (x.abs() * 2**-7).clamp(min=1e-40)
+    far = (drawn.float() - x).abs() / gap
+    assert far.max() < 1
+    assert (drawn.float() == low).float().mean().item() == pytest.approx(0.5, abs=0.05)
+    # 500 drawings of a gap at most: far more than 5 standard deviations would be an error
+    assert (((drawn.double().mean(0) - x) / gap).abs() < 5 * 0.5 / 500**0.5).all()
+
+
+def test_what_needs_no_rounding_stays():
+    x = torch.randn(9, 8).bfloat16()
+    assert torch.equal(round_at_random(x.float(), torch.arange(9), 3), x)
+
+
+def test_chance_is_that_of_row_column_and_update_wherever_they_are():
+    x, rows = torch.full((9, 8), 1 + 2**-8), torch.arange(9) * 1000
+    whole = round_at_random(x, rows, 7)
+    assert torch.equal(round_at_random(x[3:, 4:], rows[3:], 7, first_column=4), whole[3:, 4:])
+    assert torch.equal(round_at_random(x, rows, 7), whole)
+    assert not torch.equal(round_at_random(x, rows + 1, 7), whole)
+    assert not torch.equal(round_at_random(x, rows, 8), whole)
+
+
+@pytest.mark.parametrize("padded", [False, True])
+def test_small_steps_add_up_and_moments_are_those_of_single_precision(monkeypatch, padded):
+    monkeypatch.setattr(values, "pads_rows", lambda x: padded)
+    exact, rounded = make_memory(slots=400), make_rounded(slots=400)
+    optimizers = [lazy(memory, memory_lr=1e-5) for memory in (exact, rounded)]
+    rows = torch.arange(0, 400, 2)
+    with torch.no_grad():
+        exact.values.copy_(rounded.values)
+    before = exact.values.detach().clone()
+    torch.manual_seed(2)
+    slope = torch.randn(200, WIDTH).bfloat16()
+    for _ in range(50):
+        grads = slope + torch.randn(200, WIDTH).bfloat16() / 8
+        for memory, optimizer in zip((exact, rounded), optimizers, strict=True):
+            listed = grads.to(memory.values.dtype)
+            grad = rows_as_gradient(rows, listed, memory.values.shape, padded)
+            memory.values.grad = grad
+            optimizer.step()
+    states = [optimizer.state_dict()["tables"][0] for optimizer in optimizers]
+    assert states[1]["rows"].tolist() == rows.tolist()
+    for name in ("exp_avg", "exp_avg_sq"):
+        assert states[1][name].dtype == torch.float32
+        torch.testing.assert_close(states[1][name], states[0][name][rows], rtol=1e-5, atol=1e-7)
+    # all but a few steps are too small for rounding to the nearest number
+    moved, expected = ((x.values.float() - before)[rows] for x in (rounded, exact))
+    along = (moved * expected).sum() / expected.square().sum()
+    assert along.item() == pytest.approx(1, abs=0.15)
+    assert torch.equal(rounded.values[1::2].float(), before[1::2])
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_moments_are_there_for_the_rows_that_were_read(monkeypatch, device):
+    # no memory but the CPU's is given where it is written
+    reserved = functools.partial(bf16_values.reserved, device=torch.device(device))
+    monkeypatch.setattr(
+        bf16_values, "reserved", lambda count, slots, of_cpu: reserved(count, slots)
+    )
+    memory = make_rounded(slots=400)
+    optimizer = lazy(memory)
+    read = []
+    learn(memory, optimizer, 3, 2, lambda _: read.append(memory.values.grad.indices()[0]))
+    (state,) = optimizer.optimizer.lazy.state
+    assert set(state) == {"step", "moments"}
+    rows = torch.cat(read).unique()
+    assert state["moments"].count == len(rows) < 100
+    if device == "cuda":
+        assert len(rows) <= len(state["moments"].exp_avg) <= len(rows) * 1.25
+    assert state["moments"].read().nonzero().flatten().tolist() == rows.tolist()
+    monkeypatch.undo()
+    twin = make_rounded(slots=400)
+    other = lazy(twin)
+    learn(twin, other, 3, 2)
+    torch.testing.assert_close(optimizer.state_dict()["tables"], other.state_dict()["tables"])
+
+
+def test_a_resumed_training_goes_on_as_if_it_had_not_stopped():
+    memory = make_rounded()
+    optimizer = lazy(memory)
+    learn(memory, optimizer)
+    resumed = make_rounded(seed=5)
+    other = lazy(resumed)
+    resumed.load_state_dict(memory.state_dict())
+    other.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    for one, its_optimizer in ((memory, optimizer), (resumed, other)):
+        learn(one, its_optimizer, seed=4)
+    assert torch.equal(memory.values, resumed.values)
+    torch.testing.assert_close(optimizer.state_dict()["tables"], other.state_dict()["tables"])
+
+
+@pytest.mark.parametrize("dtypes", [(None, BF16), (BF16, None)])
+def test_states_of_both_precisions_load_into_each_other(dtypes):
+    before, after = (make_memory(values_dtype=dtype) for dtype in dtypes)
+    first, second = lazy(before), lazy(after)
+    learn(before, first, 2)
+    after.load_state_dict(before.state_dict())
+    second.load_state_dict(first.state_dict())
+    saved = [optimizer.state_dict()["tables"][0] for optimizer in (first, second)]
+    whole = [
+        x["exp_avg"]
+        if "rows" not in x
+        else torch.zeros(SLOTS, WIDTH).index_copy_(0, x["rows"], x["exp_avg"])
+        for x in saved
+    ]
+    assert torch.equal(*whole)
+    assert 0 < sum(row.any() for row in whole[0]) < SLOTS
+    learn(after, second, 2)
+
+
+def test_state_of_another_memory_is_refused():
+    memory, larger = make_rounded(), make_rounded(slots=81)
+    optimizer, other = lazy(memory), lazy(larger)
+    learn(memory, optimizer)
+    message = r"values of shape \(64, 8\), here \(81, 8\): give --reset-optimizer$"
+    with pytest.raises(ValueError, match=message):
+        other.load_state_dict(optimizer.state_dict())
+
+
+@pytest.mark.parametrize("cast", ["half", "double", "bfloat16", "float"])
+@pytest.mark.parametrize("shared", [False, True])
+def test_casts_leave_the_values_alone(cast, shared):
+    memory = make_rounded()
+    model = torch.nn.ModuleList([memory])
+    if shared:
+        second = ProductKeyMemory(WIDTH, SLOTS, 2, 3, query_dim=4, values_of=memory)
+        model.append(second)
+    # numbers that half precision lacks
+    with torch.no_grad():
+        memory.values[0] = 1e-20
+    before = memory.values.detach().clone()
+    getattr(model, cast)()
+    dtype = memory.keys.subkeys.dtype
+    assert dtype == getattr(torch, {"half": "float16"}.get(cast, cast))
+    assert memory.values.dtype == BF16
+    assert torch.equal(memory.values, before)
+    assert memory.table.values is memory.values
+    x = torch.randn(3, WIDTH, dtype=dtype)
+    assert all(each(x).dtype == dtype for each in model)
+
+
+def test_values_start_as_those_of_single_precision():
+    assert torch.equal(make_rounded().values, make_memory().values.bfloat16())
+
+
+def test_another_precision_or_optimizer_is_refused():
+    with pytest.raises(ValueError, match=r"^`values_dtype` is torch.float16: give torch.bfl"):
+        make_memory(values_dtype=torch.float16)
+    choices = {"memory_slots": 49, "memory_values_dtype": "bf16"}
+    with pytest.raises(ValueError, match=r"^--memory-values-dtype bf16 with --optimizer adam: its"):
+        build_memory(MemoryOptions(**choices, memory_optimizer="adam"), WIDTH)
+    in_evaluation = build_memory(MemoryOptions(**choices, memory_optimizer=None), WIDTH)
+    assert in_evaluation.values.dtype == BF16
