@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from scripts.check._faults_load import LINE
-from scripts.check._faults_materials import Materials, logged
+from scripts.check._faults_materials import TRAININGS, Materials, logged
 from scripts.check._faults_programs import (
     ROOT,
     Case,
@@ -49,14 +49,15 @@ def losses(outcome: Outcome) -> list[float]:
     return [float(value.get("loss") or value["valid_loss"]) for value in values]
 
 
-def check_close(found: list[float], expected: list[float], most: float, what: str) -> None:
-    """Raise CaseFailedError where two lists of numbers differ by more than this."""
+def check_close(found: list[float], expected: list[float], most: float, what: str) -> str:
+    """By how much two lists of numbers differ; raises CaseFailedError when that is too much."""
     if len(found) != len(expected) or not found:
         raise CaseFailedError(f"{len(found)} {what}, where there were {len(expected)}")
     differences = [abs(one - two) for one, two in zip(found, expected, strict=True)]
     # a comparison with NaN is false
     if not all(difference <= most for difference in differences):
         raise CaseFailedError(f"{what} differ by {max(differences):.2g}, more than {most}")
+    return f"{what} differ by {max(differences):.1g}" if max(differences) else f"the same {what}"
 
 
 def short_training(
@@ -67,15 +68,15 @@ def short_training(
     return materials.training(paper, folder / "model", *given)
 
 
-def train_otherwise(materials: Materials, name: str, folder: Path) -> None:
+def train_otherwise(materials: Materials, name: str, folder: Path) -> str:
     """Compare a training with one that computes the same in another way."""
     paper, options = TRAINED[name]
     one = succeed(short_training(materials, paper, folder), folder / "one")
     other = succeed(short_training(materials, paper, folder, *options), folder / "other")
-    check_close(losses(other), losses(one), LOGGED, "losses")
+    return check_close(losses(other), losses(one), LOGGED, "losses")
 
 
-def train_on_workers(materials: Materials, paper: str, workers: int, folder: Path) -> None:
+def train_on_workers(materials: Materials, paper: str, workers: int, folder: Path) -> str:
     """Compare a training on some workers with one that has all their streams."""
     streams = 6
     words = short_training(materials, paper, folder, "--batch-size", streams // workers)
@@ -91,10 +92,10 @@ def train_on_workers(materials: Materials, paper: str, workers: int, folder: Pat
     for outcome in outcomes:
         if outcome.status != 0:
             raise CaseFailedError(f"a worker ends with {outcome.status}: {outcome.last}")
-    check_close(losses(outcomes[0]), losses(one), LOGGED, "losses")
+    return check_close(losses(outcomes[0]), losses(one), LOGGED, "losses")
 
 
-def score_otherwise(materials: Materials, name: str, folder: Path) -> None:
+def score_otherwise(materials: Materials, name: str, folder: Path) -> str:
     """Compare the loss of a text with that in segments of 8."""
     checkpoint = materials.checkpoints["transformer_xl"]
     found = [
@@ -102,7 +103,7 @@ def score_otherwise(materials: Materials, name: str, folder: Path) -> None:
         for place, options in (("one", ALL), ("other", SCORED[name]))
     ]
     one, other = ([float(re.search(r"Loss \(base 2\): ([\d.]+)", x.printed)[1])] for x in found)
-    check_close(other, one, LOGGED, "losses")
+    return check_close(other, one, LOGGED, "losses")
 
 
 def log_probabilities(
@@ -114,27 +115,53 @@ def log_probabilities(
     return [float(word) for word in printed.splitlines()[-1].split()]
 
 
-def compare_scores(materials: Materials, paper: str, change: dict[str, Any], folder: Path) -> None:
+def compare_scores(materials: Materials, paper: str, change: dict[str, Any], folder: Path) -> str:
     """Compare log-probabilities of a line in single precision on one thread with others."""
     one = log_probabilities(materials, paper, folder / "one")
     other = log_probabilities(materials, paper, folder / "other", **change)
     if len(one) != len(LINE.split()) + 1 and len(one) != len(LINE.split()):
         raise CaseFailedError(f"{len(one)} symbols are scored of {len(LINE.split())}")
-    check_close(other, one, SINGLE, "log-probabilities")
+    return check_close(other, one, SINGLE, "log-probabilities")
 
 
-def score_with(materials: Materials, python: Path, folder: Path) -> None:
-    """Compare log-probabilities of a line with those of another Python's PyTorch."""
-    one = log_probabilities(materials, "transformer_xl", folder / "one")
-    words = [python, "-m", "scripts.check._faults_load"]
-    words += [materials.checkpoints["transformer_xl"], materials.text]
+def printed_by(python: Path, *words: Any) -> str:
+    """What another environment's Python prints; raises CaseFailedError when it fails."""
     done = subprocess.run(
-        words, cwd=ROOT, capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"}
+        [python, *map(str, words)],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
     )
     if done.returncode:
-        raise CaseFailedError(f"{python} ends with {done.returncode}: {done.stderr[-300:]}")
-    other = [float(word) for word in done.stdout.splitlines()[-1].split()]
-    check_close(other, one, SINGLE, "log-probabilities")
+        raise CaseFailedError(f"{python} ends with {done.returncode}: {done.stdout[-300:]}")
+    return done.stdout
+
+
+def releases(python: Path) -> str:
+    """The releases of Python and PyTorch in another environment; raises as printed_by."""
+    code = "import platform, torch; print(platform.python_version(), torch.__version__)"
+    return "CPython {}, PyTorch {}".format(*printed_by(python, "-c", code).split()[-2:])
+
+
+def score_with(materials: Materials, python: Path, folder: Path) -> str:
+    """Compare log-probabilities of a line with those of another Python's PyTorch."""
+    one = log_probabilities(materials, "transformer_xl", folder / "one")
+    checkpoint = materials.checkpoints["transformer_xl"]
+    printed = printed_by(python, "-m", "scripts.check._faults_load", checkpoint, materials.text)
+    other = [float(word) for word in printed.splitlines()[-1].split()]
+    return check_close(other, one, SINGLE, "log-probabilities")
+
+
+def train_with(materials: Materials, python: Path, paper: str, folder: Path) -> str:
+    """Compare the losses of a training with those of another Python's PyTorch."""
+    # releases of PyTorch draw other numbers for a random start
+    start = ("--branch-start", "near-uniform") if paper == "weighted_transformer" else ()
+    words = short_training(materials, paper, folder, *start)
+    one = losses(succeed(words, folder / "one"))
+    printed = printed_by(python, "-m", "fairseq_cli.train", *words[1:])
+    return check_close(losses(Outcome(0, printed, 0.0)), one, LOGGED, "losses")
 
 
 def two_at_once(materials: Materials, folder: Path) -> None:
@@ -178,8 +205,10 @@ def cases(
             name = f"scoring: {paper} on {threads} threads"
             add(name, compare_scores, paper, {"threads": threads})
     chosen = draw.sample(found, 4) if quick else found
+    found = []
     for python in pythons:
-        chosen.append(
-            Case(f"scoring: {python}", lambda folder, p=python: score_with(materials, p, folder))
-        )
-    yield from chosen
+        name = releases(python)
+        add(f"scoring: {name}", score_with, python)
+        for paper in TRAININGS:
+            add(f"training: {paper} with {name}", train_with, python, paper)
+    yield from chosen + found

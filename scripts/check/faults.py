@@ -9,7 +9,7 @@ OUTPUT/work               what the cases left, which the next run removes
 Sections: kills, disk, inputs, options, numbers, same, leaks, pickles; docs/reliability.md says what
 they try. A section, or a case, that is run again replaces what it found before. --page writes the
 results into a page, between its two marks; --python names another environment's Python, which must
-score alike.
+score and train alike.
 A case passes when there are the results of an undisturbed run, or an error that names the thing,
 its value and what to do, without a traceback; and when nothing is written elsewhere.
 """
@@ -148,6 +148,17 @@ def summary_table(content: dict[str, Any]) -> str:
     return markdown_table(headers, rows)
 
 
+def figures(content: dict[str, Any]) -> str:
+    """Table of what cases that passed have measured; "" for none."""
+    rows = [
+        [case["case"], case["told"]]
+        for section in content.values()
+        for case in section["cases"]
+        if case["result"] == PASSED and case["told"]
+    ]
+    return markdown_table(["passed", "measured"], rows) if rows else ""
+
+
 def failures(content: dict[str, Any]) -> list[str]:
     """Lines of a list of the cases that failed, known ones with what to do."""
     lines = []
@@ -168,8 +179,8 @@ def write_page(page: Path, content: dict[str, Any]) -> None:
         raise ValueError(f"--page {short(page)} lacks the marks {' and '.join(MARKS)}: add them")
     found = failures(content)
     listed = "\n".join(found) if found else "None of them failed."
-    parts = [before + MARKS[0], summary_table(content), listed, MARKS[1] + after]
-    write_text(page, "\n\n".join(parts))
+    parts = [before + MARKS[0], summary_table(content), listed, figures(content), MARKS[1] + after]
+    write_text(page, "\n\n".join(filter(None, parts)))
 
 
 def campaign(options: argparse.Namespace) -> None:
