@@ -64,8 +64,8 @@ def short_training(
     materials: Materials, paper: str, folder: Path, *options: Any
 ) -> tuple[Any, ...]:
     """Words of a training without dropout."""
-    given = ("--dropout", 0, "--max-update", UPDATES, "--no-save", *options)
-    return materials.training(paper, folder / "model", *given)
+    given = ("--dropout", 0, "--attention-dropout", 0, "--max-update", UPDATES, "--no-save")
+    return materials.training(paper, folder / "model", *given, *options)
 
 
 def train_otherwise(materials: Materials, name: str, folder: Path) -> str:
@@ -156,9 +156,7 @@ def score_with(materials: Materials, python: Path, folder: Path) -> str:
 
 def train_with(materials: Materials, python: Path, paper: str, folder: Path) -> str:
     """Compare the losses of a training with those of another Python's PyTorch."""
-    # releases of PyTorch draw other numbers for a random start
-    start = ("--branch-start", "near-uniform") if paper == "weighted_transformer" else ()
-    words = short_training(materials, paper, folder, *start)
+    words = short_training(materials, paper, folder)
     one = losses(succeed(words, folder / "one"))
     printed = printed_by(python, "-m", "fairseq_cli.train", *words[1:])
     return check_close(losses(Outcome(0, printed, 0.0)), one, LOGGED, "losses")
