@@ -64,9 +64,10 @@ def choose(paths: list[Path], last: int | None) -> list[Checkpoint]:
         folders = [short(path) for path in paths if path.is_dir()]
         if folders:
             raise ValueError(f"{folders[0]} is a folder: say with --last how many of it to average")
+        chosen = sorted(map(read, paths), key=lambda checkpoint: checkpoint.updates)
         if len({path.resolve() for path in paths}) != len(paths) or len(paths) < 2:
             raise ValueError("give two or more different checkpoints, or a folder and --last")
-        return sorted(map(read, paths), key=lambda checkpoint: checkpoint.updates)
+        return chosen
     if len(paths) != 1 or not paths[0].is_dir():
         raise ValueError(f"--last {last} takes one folder: name the --save-dir of the training")
     found = map(read, sorted(path for path in paths[0].iterdir() if _KEPT.fullmatch(path.name)))
