@@ -18,6 +18,7 @@ from scripts.check._faults_programs import (
     check_refusal,
     digests,
     run,
+    succeed,
 )
 
 NOBODY = 65534
@@ -69,44 +70,57 @@ def write_without_room(
     words: Callable[[Path], tuple[Any, ...]],
     materials: Materials,
     inject: Callable[[], None] | None,
-    folder: Path,
     output: Path,
-    size: int = 0,
+    must_fail: bool,
 ) -> None:
-    """Run a command where it cannot write, with a checkpoint there; raises CaseFailedError."""
+    """Run a command where it cannot write, with a checkpoint there; raises CaseFailedError.
+
+    Args:
+        words: of the command, for an output.
+        materials: have the checkpoint.
+        inject: is called in its process first.
+        output: where it is to write, in the case's folder.
+        must_fail: it would write more than there is room for.
+    """
     kept = output / "checkpoint_last.pt"
     shutil.copy(materials.checkpoints["transformer_xl"], kept)
     before = digests(output)
-    outcome = run(words(output), folder, inject=inject, piped=True)
+    outcome = run(words(output), output.parent, inject=inject, piped=True)
     after = digests(output)
     if any(after.get(name) != digest for name, digest in before.items()):
         raise CaseFailedError("what was there has changed")
     left = [name for name in after if name.endswith(".tmp") or ".partial" in name]
     if left:
         raise CaseFailedError(f"a part of a file is left: {', '.join(left)}")
-    # all that it wrote may be smaller
-    if outcome.status != 0 or not fits(output, size):
+    if outcome.status != 0:
         check_refusal(outcome, str(output))
+    elif must_fail:
+        raise CaseFailedError("it ends as if it had written all")
 
 
-def fits(output: Path, size: int) -> bool:
-    """Whether no file but the checkpoint that was there is as large as this."""
-    written = (path for path in output.rglob("*") if path.name != "checkpoint_last.pt")
-    return all(path.stat().st_size < size for path in written if path.is_file())
+def largest_file(materials: Materials, command: str) -> int:
+    """Bytes of the largest file that a command writes undisturbed; raises CaseFailedError."""
+    words, folder = commands(materials)[command], materials.folder / "undisturbed" / command
+    output = folder / "output"
+    if not output.exists():
+        output.mkdir(parents=True)
+        succeed(words(output), folder)
+    return max(path.stat().st_size for path in output.rglob("*") if path.is_file())
 
 
 def cases(materials: Materials, quick: bool, draw: random.Random) -> Iterator[Case]:
     """Each command with files of some sizes, on a small disk, and without permission."""
 
-    def limited(words: Any, size: int) -> Callable[[Path], None]:
+    def limited(command: str, words: Any, size: int) -> Callable[[Path], None]:
         def test(folder: Path) -> None:
             output = folder / "output"
             output.mkdir()
-            write_without_room(words, materials, lambda: limit_files(size), folder, output, size)
+            too_much = largest_file(materials, command) > size
+            write_without_room(words, materials, lambda: limit_files(size), output, too_much)
 
         return test
 
-    def mounted(words: Any) -> Callable[[Path], None]:
+    def mounted(command: str, words: Any) -> Callable[[Path], None]:
         def test(folder: Path) -> None:
             output = folder / "output"
             output.mkdir()
@@ -117,7 +131,8 @@ def cases(materials: Materials, quick: bool, draw: random.Random) -> Iterator[Ca
                     f"no disk can be mounted ({os.strerror(ctypes.get_errno())})"
                 )
             try:
-                write_without_room(words, materials, None, folder, output)
+                too_much = largest_file(materials, command) > DISK
+                write_without_room(words, materials, None, output, too_much)
             finally:
                 _LIBC.umount(str(output).encode())
 
@@ -135,7 +150,7 @@ def cases(materials: Materials, quick: bool, draw: random.Random) -> Iterator[Ca
             output.chmod(0o555)
             inject = be_nobody if os.getuid() == 0 else None
             try:
-                write_without_room(words, materials, inject, folder, output)
+                write_without_room(words, materials, inject, output, True)
             finally:
                 output.chmod(0o755)
 
@@ -143,7 +158,9 @@ def cases(materials: Materials, quick: bool, draw: random.Random) -> Iterator[Ca
 
     found = []
     for command, words in commands(materials).items():
-        found += [Case(f"{command}: files of {size} bytes", limited(words, size)) for size in SIZES]
-        found.append(Case(f"{command}: a disk with {DISK} bytes", mounted(words)))
+        for size in SIZES:
+            test = limited(command, words, size)
+            found.append(Case(f"{command}: files of {size} bytes", test))
+        found.append(Case(f"{command}: a disk with {DISK} bytes", mounted(command, words)))
         found.append(Case(f"{command}: no permission", forbidden(words)))
     yield from draw.sample(found, 6) if quick else found

@@ -90,14 +90,14 @@ def cases(materials: Materials, quick: bool, draw: random.Random) -> Iterator[Ca
         lambda folder: (
             *("fairseq-interactive", materials.text, *USER_DIR, "--cpu", "--beam", 2),
             *("--task", "segment_language_modeling", "--max-len-b", 40),
-            *("--path", materials.checkpoints["transformer_xl"]),
+            *("--path", materials.wide),
         ),
         prompts,
     )
     yield case(
-        "an evaluation of a long text, a token at a time",
+        "an evaluation of 100,000 tokens in segments of 16",
         lambda folder: (
-            *materials.evaluation(materials.checkpoints["transformer_xl"]),
-            *("--tokens-per-sample", 1, "--gen-subset", "train"),
+            *materials.evaluation(materials.wide, data=materials.long),
+            *("--tokens-per-sample", 16, "--batch-size", 1),
         ),
     )

@@ -10,7 +10,7 @@ import torch
 from fairseq_plugins import load
 from scripts._shared.command_line import exit_status
 
-LINE = "the cat sat on a mat dog ran far away"
+LINE = " ".join(["the cat sat on a mat dog ran far away"] * 30)
 
 
 def score() -> None:

@@ -187,10 +187,36 @@ class Materials:
             *("--distributed-init-method", address),
         )
 
-    def evaluation(self, checkpoint: Path, *options: Any) -> tuple[Any, ...]:
+    @cached_property
+    def wide(self) -> Path:
+        """A checkpoint of a Transformer-XL of width 256, whose states and matrices count."""
+        output = self.folder / "models" / "wide"
+        width = ("--decoder-embed-dim", 256, "--decoder-ffn-embed-dim", 256)
+        words = self.training("transformer_xl", output, *width, "--max-update", 2)
+        succeed(words, self.folder / "make models" / "wide")
+        return output / "checkpoint_last.pt"
+
+    @cached_property
+    def long(self) -> Path:
+        """Folder of a binarized text whose test part has 100,000 tokens."""
+        draw = random.Random(2)
+        path = self.folder / "long.txt"
+        path.write_text("".join(" ".join(draw.choices(WORDS, k=9)) + "\n" for _ in range(10_000)))
+        words = ("--only-source", "--srcdict", self.text / "dict.txt", f"--testpref={path}")
+        return self._binarized("long", words)
+
+    def evaluation(
+        self, checkpoint: Path, *options: Any, data: Path | None = None
+    ) -> tuple[Any, ...]:
         """Words of fairseq-eval-lm for a checkpoint of a segment language model."""
         return (
-            *("fairseq-eval-lm", self.text, *USER_DIR, "--task", "segment_language_modeling"),
+            *(
+                "fairseq-eval-lm",
+                data or self.text,
+                *USER_DIR,
+                "--task",
+                "segment_language_modeling",
+            ),
             *("--path", checkpoint, "--gen-subset", "test", "--cpu", "--no-progress-bar"),
             *("--num-workers", 0, "--tokens-per-sample", 8, *options),
         )

@@ -27,6 +27,7 @@ from scripts.check._faults_programs import (
     check_elsewhere,
     check_refusal,
     run,
+    succeed,
 )
 
 
@@ -133,22 +134,28 @@ CONSTRUCTIONS: dict[str, Callable[[Path, Path], None]] = {
 def commands(materials: Materials) -> dict[str, tuple[str, Callable[[Path], tuple[Any, ...]]]]:
     """What opens checkpoints: the paper whose checkpoint it is given, and its words."""
     text = ("--data", materials.text)
+    other = materials.checkpoints["transformer_xl"].with_name("checkpoint_1_4.pt")
     return {
         "fairseq-eval-lm": ("transformer_xl", materials.evaluation),
         "fairseq-generate": ("weighted_transformer", materials.translation),
         "fairseq-train --restore-file": (
             "transformer_xl",
-            lambda path: materials.training("transformer_xl", path.parent, "--restore-file", path),
+            lambda path: materials.training(
+                *("transformer_xl", path.parent, "--restore-file", path, "--max-update", 9)
+            ),
         ),
         "fairseq-train --finetune-from-model": (
             "transformer_xl",
             lambda path: materials.training(
-                "transformer_xl", path.parent / "new", "--finetune-from-model", path
+                *("transformer_xl", path.parent / "new", "--finetune-from-model", path),
+                *("--max-update", 1),
             ),
         ),
         "convert.average": (
             "transformer_xl",
-            lambda path: ("scripts.convert.average", path, path, "--output", path.parent / "a.pt"),
+            lambda path: (
+                *("scripts.convert.average", path, other, "--output", path.parent / "a.pt"),
+            ),
         ),
         "convert.checkpoint": (
             "transformer_xl",
@@ -211,13 +218,29 @@ def open_hostile(
     outcome = run(words(path), folder, inject=lambda: sys.path.insert(0, str(module.parent)))
     if mark.exists():
         raise CaseFailedError("what is in the file was executed")
-    check_refusal(outcome)
+    check_refusal(outcome, path.name)
     check_elsewhere(folder)
+
+
+def open_harmless(
+    materials: Materials, paper: str, words: Callable[[Path], tuple[Any, ...]], folder: Path
+) -> None:
+    """Give a command the checkpoint as it is; raises CaseFailedError unless it opens it."""
+    path = folder / "model" / "checkpoint.pt"
+    path.parent.mkdir()
+    shutil.copy(materials.checkpoints[paper], path)
+    succeed(words(path), folder)
 
 
 def cases(materials: Materials, quick: bool, draw: random.Random) -> Iterator[Case]:
     """Every construction through every command, or one through each."""
     for command, (paper, words) in commands(materials).items():
+        if command != "convert.checkpoint":
+            # without which the refusals below say nothing; that one takes only other code's
+            yield Case(
+                f"{command}: nothing hostile",
+                functools.partial(open_harmless, materials, paper, words),
+            )
         names = draw.sample(list(CONSTRUCTIONS), 1) if quick else CONSTRUCTIONS
         for name in names:
 
