@@ -195,11 +195,15 @@ def workshop(materials: Materials) -> Preparation:
 # Quickstarts and set-up.
 
 
+# of a quickstart's folder: its plot of times, and what names the times of the corpus's files
+OTHERS = (".png", "/data/steps.json", "/data/preparation.json")
+
+
 def of_quickstart(folder: Path) -> dict[str, str]:
-    """Digests of a quickstart's files, but for its plot of times and what checkpoints say of it."""
+    """Digests of a quickstart's files but for OTHERS, and of the tensors of its checkpoints."""
     found = digests(folder)
     for name in list(found):
-        if name.endswith(".png"):
+        if name.endswith(OTHERS):
             del found[name]
         elif name.endswith(".pt"):
             tensors = trained_tensors(folder / name)
@@ -209,10 +213,10 @@ def of_quickstart(folder: Path) -> dict[str, str]:
 
 
 def of_set_up(folder: Path) -> dict[str, str]:
-    """Digests of the files of .venv but for those that the folder's name or times change."""
-    found = digests(folder)
-    # of the scripts in .venv/bin, whose first lines have it
-    return {k: x for k, x in found.items() if not k.endswith((".pyc", "/RECORD"))}
+    """Digests of a checkout's files but for those that its name or times change."""
+    # RECORD has digests of the scripts in .venv/bin, whose first lines name it
+    others = (".pyc", "/RECORD")
+    return {name: x for name, x in digests(folder).items() if not name.endswith(others)}
 
 
 def language_model_quickstart(materials: Materials) -> Preparation:
