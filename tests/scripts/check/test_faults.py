@@ -13,10 +13,12 @@ import pytest
 import torch
 
 from scripts.check import _faults_inputs, _faults_pickles, _faults_programs, faults
-from scripts.check._faults_kills import kill, moments
+from scripts.check._faults_children import fork_commands
+from scripts.check._faults_kills import KilledPreparation, Moment, kill, moments
 from scripts.check._faults_leaks import held_by
 from scripts.check._faults_materials import Materials, logged
 from scripts.check._faults_numbers import check_state
+from scripts.check._faults_preparations import Preparation, preparations
 from scripts.check._faults_programs import (
     Case,
     CaseFailedError,
@@ -239,6 +241,74 @@ def test_a_program_is_killed_while_it_writes(module, tmp_path):
     assert program.ends_within(0)
 
 
+# writes a file in two parts, and a second time where it is killed between these and says ANEW
+HALVES = """
+import sys, time
+from pathlib import Path
+output = Path(sys.argv[1])
+output.mkdir(exist_ok=True)
+if ANEW or not (output / "a").exists():
+    (output / "a").write_text("half")
+    (output / "b.tmp").touch()
+    time.sleep(0.2)
+    (output / "a").write_text("whole")
+(output / "b.tmp").unlink(missing_ok=True)
+"""
+
+
+@pytest.mark.parametrize("anew", [True, False])
+def test_half_a_file_that_passes_for_whole_is_found(module, tmp_path, anew):
+    name, _ = module(HALVES.replace("ANEW", str(anew)))
+    killed = KilledPreparation(tmp_path / "x", Preparation(lambda output: (name, output)))
+    moment = Moment(None, 1, True)
+    if anew:
+        killed.run(moment, tmp_path / "y")
+        return
+    with pytest.raises(CaseFailedError, match=r"^1 files differ .* undisturbed run's: output/a$"):
+        killed.run(moment, tmp_path / "y")
+
+
+@pytest.mark.parametrize("name", ["prepare.enwik8", "prepare.ptb", "set-up with a stand-in"])
+def test_a_killed_preparation_ends_as_one_that_was_not(name, tmp_path):
+    preparation = preparations(Materials(tmp_path / "materials"))[name]
+    KilledPreparation(tmp_path / "x", preparation).run(Moment(0.5, 1, False), tmp_path / "y")
+
+
+def test_what_a_program_starts_is_a_process_of_its_own(module, tmp_path):
+    text = """
+import sys
+from pathlib import Path
+from scripts._shared.commands import child_process
+if len(sys.argv) > 2:
+    print(sys.argv, input(), sys.stdin.read())
+    sys.exit(3)
+with child_process(["python", "-m", "a_program", "some", "words"], Path("log")) as child:
+    child.stdin.write(b"typed\\nmore")
+    child.stdin.close()
+"""
+    ended = run(module(text), tmp_path / "x", inject=fork_commands)
+    assert "python ended with exit status 3: remove the cause" in ended.printed
+    log = (tmp_path / "x" / "here" / "log").read_text()
+    assert log == "['a_program', 'some', 'words'] typed more\n"
+
+
+def test_what_a_program_starts_ends_with_it(module, tmp_path):
+    text = """
+import sys, time
+from scripts._shared.commands import child_process
+if len(sys.argv) > 2:
+    time.sleep(100)
+with child_process(["python", "-m", "a_program", "some", "words"]):
+    pass
+"""
+    program = Program(module(text), tmp_path / "x", inject=fork_commands)
+    while len(program.children()) < 2:
+        assert not program.ends_within(0.01)
+    program.kill(False)
+    program.wait()
+    assert program.end_children() == []
+
+
 def test_moments_are_drawn_from_the_seed():
     drawn = moments(random.Random(3), 9, 5)
     assert drawn == moments(random.Random(3), 9, 5) != moments(random.Random(4), 9, 5)
@@ -249,9 +319,9 @@ def test_moments_are_drawn_from_the_seed():
 def test_files_are_compared_but_for_times(tmp_path):
     for name, seconds in (("a", 1), ("b", 2)):
         (tmp_path / name).mkdir()
-        record = {"steps": [{"seconds": seconds, "bytes": 3}]}
+        record = {"steps": [{"seconds": seconds, "minutes": [seconds], "bytes": 3}]}
         (tmp_path / name / "steps.json").write_text(json.dumps(record))
-        (tmp_path / name / "text").write_text("same")
+        (tmp_path / name / "text").write_text(f"same, in {tmp_path / name}")
     one, two = digests(tmp_path / "a"), digests(tmp_path / "b")
     assert one == two
     (tmp_path / "b" / "text").write_text("other")
