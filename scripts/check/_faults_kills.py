@@ -5,6 +5,7 @@ the same tensors. A preparation must end with the same bytes.
 """
 
 import random
+import shutil
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,11 +18,11 @@ from scripts.check._faults_preparations import Preparation, preparations
 from scripts.check._faults_programs import (
     Case,
     CaseFailedError,
+    CaseSkippedError,
     Outcome,
     Program,
     read_tensors,
     run,
-    succeed,
     trained_tensors,
 )
 
@@ -163,13 +164,22 @@ class KilledPreparation:
         self._seconds = 0.0
 
     def run(self, moment: Moment, folder: Path) -> None:
-        """Kill the command at a moment, run it again, and compare; raises CaseFailedError."""
+        """Kill the command at a moment, run it again, and compare.
+
+        Raises CaseFailedError, and CaseSkippedError where packages are needed and cannot be had.
+        """
         words, inject = self._preparation.words, self._preparation.inject
         content = self._preparation.content
         if self._expected is None:
+            # of a case before, in which this failed
+            shutil.rmtree(self._folder, ignore_errors=True)
             made = self._folder / "made"
             made.mkdir(parents=True)
-            outcome = succeed(words(made / "output"), self._folder, inject=inject)
+            outcome = run(words(made / "output"), self._folder, inject=inject)
+            if outcome.status != 0 and "could not be downloaded" in outcome.last:
+                raise CaseSkippedError(outcome.last)
+            if outcome.status != 0:
+                raise CaseFailedError(f"undisturbed it ends with {outcome.status}: {outcome.last}")
             self._expected = content(made)
             self._seconds = outcome.seconds
         output = folder / "made" / "output"

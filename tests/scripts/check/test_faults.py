@@ -268,6 +268,23 @@ def test_half_a_file_that_passes_for_whole_is_found(module, tmp_path, anew):
         killed.run(moment, tmp_path / "y")
 
 
+@pytest.mark.parametrize(
+    ("said", "raised", "told"),
+    [
+        ("The packages could not be downloaded", CaseSkippedError, "^The packages could not be"),
+        ("no", CaseFailedError, "^undisturbed it ends with 1: no$"),
+    ],
+)
+def test_a_preparation_that_fails_undisturbed_is_told_each_time(
+    module, tmp_path, said, raised, told
+):
+    words = module(f"raise SystemExit({said!r})")
+    killed = KilledPreparation(tmp_path / "x", Preparation(lambda output: words))
+    for number in range(2):
+        with pytest.raises(raised, match=told):
+            killed.run(Moment(0.5, 1, True), tmp_path / f"y{number}")
+
+
 @pytest.mark.parametrize("name", ["prepare.enwik8", "prepare.ptb", "set-up with a stand-in"])
 def test_a_killed_preparation_ends_as_one_that_was_not(name, tmp_path):
     preparation = preparations(Materials(tmp_path / "materials"))[name]
