@@ -4,6 +4,7 @@ All else is as it is elsewhere: their own processes, streams and logs, and their
 the program.
 """
 
+import math
 import os
 import signal
 import subprocess
@@ -14,7 +15,7 @@ from types import SimpleNamespace
 from typing import IO, Any
 
 from scripts._shared import commands
-from scripts.check._faults_programs import FORK, run_words
+from scripts.check._faults_programs import FORK, ends_within, run_words
 
 
 class ForkedCommand:
@@ -40,16 +41,20 @@ class ForkedCommand:
         stdout: IO[bytes] | None = None,
         stderr: int | None = None,
     ) -> None:
-        self._read, self._write = os.pipe()
-        self.stdin = os.fdopen(self._write, "wb") if stdin is not None else None
+        read, self.stdin = None, None
+        if stdin is not None:
+            read, write = os.pipe()
+            self.stdin = os.fdopen(write, "wb")
         sys.stdout.flush()
         sys.stderr.flush()
         name = Path(words[0]).name
         own = [name, *words[1:]] if name.startswith("fairseq-") else list(words[2:])
-        arguments = (own, cwd, env, preexec_fn, stdout if stdout is None else stdout.fileno())
+        written = None if stdout is None else stdout.fileno()
+        arguments = (own, cwd, env, preexec_fn, read, written)
         self._process = FORK.Process(target=self._be, args=arguments)
         self._process.start()
-        os.close(self._read)
+        if read is not None:
+            os.close(read)
 
     def _be(
         self,
@@ -57,12 +62,18 @@ class ForkedCommand:
         cwd: Path,
         env: dict[str, str],
         preexec_fn: Callable[[], None],
+        read: int | None,
         stdout: int | None,
     ) -> None:
+        # a new program has no handlers but Python's own
+        for number in (signal.SIGTERM, signal.SIGHUP):
+            signal.signal(number, signal.SIG_DFL)
         preexec_fn()
         signal.signal(signal.SIGINT, signal.default_int_handler)
-        os.close(self._write)
-        os.dup2(self._read, 0)
+        if read is not None:
+            # else it would wait for an end that it could write itself
+            os.close(self.stdin.fileno())
+            os.dup2(read, 0)
         if stdout is not None:
             os.dup2(stdout, 1)
             os.dup2(stdout, 2)
@@ -82,8 +93,7 @@ class ForkedCommand:
 
     def wait(self, timeout: float | None = None) -> int:
         """Wait for its end; raises TimeoutExpired."""
-        self._process.join(timeout)
-        if self.returncode is None:
+        if not ends_within(self._process, math.inf if timeout is None else timeout):
             raise subprocess.TimeoutExpired("a command", timeout)
         return self.returncode
 

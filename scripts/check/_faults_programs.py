@@ -10,6 +10,7 @@ import hashlib
 import importlib
 import json
 import logging
+import math
 import multiprocessing
 import os
 import resource
@@ -119,6 +120,19 @@ def prepare_to_fork() -> None:
     gc.freeze()
 
 
+def ends_within(process: multiprocessing.Process, seconds: float) -> bool:
+    """Wait for the end of a process for so long; return whether it has ended.
+
+    Process.join would wait for what it has forked, too.
+    """
+    deadline = time.monotonic() + seconds
+    while process.exitcode is None:
+        if time.monotonic() >= deadline:
+            return False
+        time.sleep(min(seconds, 0.002))
+    return True
+
+
 class Program:
     """A program that has been started.
 
@@ -162,11 +176,10 @@ class Program:
 
     def wait(self, limit: float = LIMIT) -> Outcome:
         """Wait for its end; end it, with its children, where it takes longer or is piped."""
-        self._process.join(limit)
-        hung = self._process.is_alive()
+        hung = not ends_within(self._process, limit)
         if hung:
             self.kill(True)
-            self._process.join()
+            ends_within(self._process, math.inf)
         seconds = time.monotonic() - self._started
         if self._reader:
             # it reads on as long as a child has the pipe, or for ever where none has opened it
@@ -181,8 +194,7 @@ class Program:
 
     def ends_within(self, seconds: float) -> bool:
         """Wait for its end for so long; return whether it has ended."""
-        self._process.join(seconds)
-        return not self._process.is_alive()
+        return ends_within(self._process, seconds)
 
     def kill(self, with_children: bool) -> None:
         """Kill it with a signal that no program can catch."""

@@ -51,7 +51,8 @@ def test_a_program_has_a_process_and_folders_of_its_own(module, tmp_path):
 
 @pytest.mark.parametrize("with_children", [True, False])
 def test_a_program_is_killed_alone_or_with_its_children(module, tmp_path, with_children):
-    words = module("import subprocess\nsubprocess.run(['sleep', '100'])")
+    # a child that has what its parent has opened
+    words = module("import os, time\nos.fork()\ntime.sleep(100)")
     program = Program(words, tmp_path / "x")
     while len(program.children()) < 2:
         assert not program.ends_within(0.01)
@@ -138,12 +139,13 @@ def test_a_killed_preparation_ends_as_one_that_was_not(name, tmp_path):
 
 def test_what_a_program_starts_is_a_process_of_its_own(module, tmp_path):
     text = """
-import sys
+import signal, sys
 from pathlib import Path
 from scripts._shared.commands import child_process
 if len(sys.argv) > 2:
-    print(sys.argv, input(), sys.stdin.read())
+    print(sys.argv, input(), sys.stdin.read(), signal.getsignal(signal.SIGTERM).name)
     sys.exit(3)
+signal.signal(signal.SIGTERM, signal.default_int_handler)
 with child_process(["python", "-m", "a_program", "some", "words"], Path("log")) as child:
     child.stdin.write(b"typed\\nmore")
     child.stdin.close()
@@ -151,7 +153,7 @@ with child_process(["python", "-m", "a_program", "some", "words"], Path("log")) 
     ended = run(module(text), tmp_path / "x", inject=fork_commands)
     assert "python ended with exit status 3: remove the cause" in ended.printed
     log = (tmp_path / "x" / "here" / "log").read_text()
-    assert log == "['a_program', 'some', 'words'] typed more\n"
+    assert log == "['a_program', 'some', 'words'] typed more SIG_DFL\n"
 
 
 def test_what_a_program_starts_ends_with_it(module, tmp_path):
