@@ -19,6 +19,7 @@ from scripts.check._faults_programs import (
     Case,
     CaseFailedError,
     CaseSkippedError,
+    Known,
     Outcome,
     Program,
     read_tensors,
@@ -27,6 +28,13 @@ from scripts.check._faults_programs import (
 )
 
 UPDATES = 30
+OUTLIVES = "what it started outlives it"
+HANGS = Known(
+    f"^{OUTLIVES}",
+    "Python may hang when Ctrl-C, which it gets at its parent's end, reaches it in the moment in "
+    "which it forks. End it by hand: what it wrote is not used.",
+    always=False,
+)
 OFTEN = ("--max-update", UPDATES, "--save-interval-updates", 3, "--keep-interval-updates", 2)
 
 
@@ -192,7 +200,7 @@ class KilledPreparation:
         if again.status != 0 and content(folder / "made") != self._expected:
             raise CaseFailedError(f"the same command ends with {again.status}: {again.last}")
         if stayed := program.end_children():
-            raise CaseFailedError(f"what it started outlives it: {', '.join(stayed)}")
+            raise CaseFailedError(f"{OUTLIVES}: {', '.join(stayed)}")
         found = content(folder / "made")
         if found != self._expected:
             names = sorted(
@@ -223,4 +231,5 @@ def cases(materials: Materials, quick: bool, draw: random.Random) -> Iterator[Ca
             yield Case(
                 f"{name}, killed {moment}",
                 lambda folder, killed=killed, moment=moment: killed.run(moment, folder),
+                None if moment.with_children else HANGS,
             )

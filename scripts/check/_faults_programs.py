@@ -65,10 +65,12 @@ class Known(NamedTuple):
     Attributes:
         pattern: regular expression that is found in what failed; any other failure is new.
         remedy: why it is there and what to do.
+        always: whether the case fails each time that it is tried.
     """
 
     pattern: str
     remedy: str
+    always: bool = True
 
 
 class Case(NamedTuple):

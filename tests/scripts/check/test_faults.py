@@ -153,9 +153,10 @@ def test_an_expression_of_no_case_is_refused(campaign, expression, problem, caps
     assert problem in printed
 
 
-def test_a_known_case_that_passes_is_told(campaign, capsys):
-    campaign([Case("bad as ever", lambda folder: None, Known("hung", "Give less."))])
-    assert "passes now: bad as ever" in capsys.readouterr().out
+@pytest.mark.parametrize("always", [True, False])
+def test_a_known_case_that_passes_is_told(campaign, capsys, always):
+    campaign([Case("bad as ever", lambda folder: None, Known("hung", "Give less.", always))])
+    assert ("passes now: bad as ever" in capsys.readouterr().out) == always
 
 
 def test_a_page_without_marks_is_refused(campaign, tmp_path, capsys):
