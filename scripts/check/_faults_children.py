@@ -77,6 +77,11 @@ class ForkedCommand:
         if stdout is not None:
             os.dup2(stdout, 1)
             os.dup2(stdout, 2)
+        # nor has it what was open, such as files that are locked
+        nothing = os.open(os.devnull, os.O_RDWR)
+        for name in os.listdir("/proc/self/fd"):
+            if 2 < int(name) != nothing:
+                os.dup2(nothing, int(name), inheritable=False)
         sys.stdin = os.fdopen(0, encoding="utf-8", closefd=False)
         os.environ.update(env)
         os.chdir(cwd)

@@ -66,6 +66,15 @@ def moments(draw: random.Random, number: int, writes: int) -> list[Moment]:
     return found
 
 
+def being_written(folder: Path) -> set[str]:
+    """Names of the files in a folder that are being written."""
+    try:
+        return {x.name for pattern in ("*.tmp", "*.partial*") for x in folder.rglob(pattern)}
+    except FileNotFoundError:
+        # of a folder that went meanwhile
+        return set()
+
+
 def kill(program: Program, moment: Moment, seconds: float, output: Path) -> None:
     """Kill a program at a moment, unless it ends before."""
     deadline = time.monotonic() + (1.5 if moment.share is None else moment.share) * seconds
@@ -73,7 +82,7 @@ def kill(program: Program, moment: Moment, seconds: float, output: Path) -> None
     while time.monotonic() < deadline and not program.ends_within(0.0005):
         if moment.share is not None:
             continue
-        now = {x.name for pattern in ("*.tmp", "*.partial*") for x in output.parent.rglob(pattern)}
+        now = being_written(output.parent)
         seen += len(now - names)
         names = now
         if seen >= moment.writes:

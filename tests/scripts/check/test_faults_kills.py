@@ -139,12 +139,15 @@ def test_a_killed_preparation_ends_as_one_that_was_not(name, tmp_path):
 
 def test_what_a_program_starts_is_a_process_of_its_own(module, tmp_path):
     text = """
-import signal, sys
+import os, signal, sys
 from pathlib import Path
 from scripts._shared.commands import child_process
 if len(sys.argv) > 2:
     print(sys.argv, input(), sys.stdin.read(), signal.getsignal(signal.SIGTERM).name)
+    opened = [os.path.realpath(f"/proc/self/fd/{n}") for n in os.listdir("/proc/self/fd")]
+    print([name for name in opened if name.endswith("held")])
     sys.exit(3)
+held = open("held", "w")
 signal.signal(signal.SIGTERM, signal.default_int_handler)
 with child_process(["python", "-m", "a_program", "some", "words"], Path("log")) as child:
     child.stdin.write(b"typed\\nmore")
@@ -153,7 +156,7 @@ with child_process(["python", "-m", "a_program", "some", "words"], Path("log")) 
     ended = run(module(text), tmp_path / "x", inject=fork_commands)
     assert "python ended with exit status 3: remove the cause" in ended.printed
     log = (tmp_path / "x" / "here" / "log").read_text()
-    assert log == "['a_program', 'some', 'words'] typed more SIG_DFL\n"
+    assert log == "['a_program', 'some', 'words'] typed more SIG_DFL\n[]\n"
 
 
 def test_what_a_program_starts_ends_with_it(module, tmp_path):
