@@ -10,6 +10,7 @@ import hashlib
 import importlib
 import json
 import logging
+import math
 import multiprocessing
 import os
 import resource
@@ -21,7 +22,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import torch
 
@@ -36,7 +37,7 @@ LIMIT = 120.0
 MEMORY = 12 << 30
 # how long what a program has started may outlive it
 AFTERWARDS = 10.0
-_FORK = multiprocessing.get_context("fork")
+FORK = multiprocessing.get_context("fork")
 # what the programs import, and fork from here with it
 _IMPORTED = (
     *(f"fairseq_cli.{name}" for name in ("preprocess", "train", "eval_lm", "generate")),
@@ -64,10 +65,12 @@ class Known(NamedTuple):
     Attributes:
         pattern: regular expression that is found in what failed; any other failure is new.
         remedy: why it is there and what to do.
+        always: whether the case fails each time that it is tried.
     """
 
     pattern: str
     remedy: str
+    always: bool = True
 
 
 class Case(NamedTuple):
@@ -119,11 +122,24 @@ def prepare_to_fork() -> None:
     gc.freeze()
 
 
+def ends_within(process: multiprocessing.Process, seconds: float) -> bool:
+    """Wait for the end of a process for so long; return whether it has ended.
+
+    Process.join would wait for what it has forked, too.
+    """
+    deadline = time.monotonic() + seconds
+    while process.exitcode is None:
+        if time.monotonic() >= deadline:
+            return False
+        time.sleep(min(seconds, 0.002))
+    return True
+
+
 class Program:
     """A program that has been started.
 
     Args:
-        words: ``fairseq-NAME`` or a module of this repository, and its arguments.
+        words: ``fairseq-NAME``, a module of this repository or ``bash``, and its arguments.
         folder: takes what it prints, its working folder and its folder for temporary files.
         text: its standard input.
         inject: is called in its process first.
@@ -144,6 +160,8 @@ class Program:
         for name in ("here", "tmp"):
             (folder / name).mkdir(exist_ok=True)
         self._printed = folder / "printed"
+        # for what is killed before it opens it
+        self._printed.touch()
         (folder / "typed").write_text(text, encoding="utf-8")
         self._started = time.monotonic()
         sys.stdout.flush()
@@ -154,17 +172,16 @@ class Program:
                 self._reader = subprocess.Popen(["cat", folder / "pipe"], stdout=file)
         printed = folder / "pipe" if piped else self._printed
         arguments = (list(map(str, words)), folder, printed, inject, memory)
-        self._process = _FORK.Process(target=_be_program, args=arguments)
+        self._process = FORK.Process(target=_be_program, args=arguments)
         self._process.start()
         self.pid = self._process.pid
 
     def wait(self, limit: float = LIMIT) -> Outcome:
         """Wait for its end; end it, with its children, where it takes longer or is piped."""
-        self._process.join(limit)
-        hung = self._process.is_alive()
+        hung = not ends_within(self._process, limit)
         if hung:
             self.kill(True)
-            self._process.join()
+            ends_within(self._process, math.inf)
         seconds = time.monotonic() - self._started
         if self._reader:
             # it reads on as long as a child has the pipe, or for ever where none has opened it
@@ -179,8 +196,7 @@ class Program:
 
     def ends_within(self, seconds: float) -> bool:
         """Wait for its end for so long; return whether it has ended."""
-        self._process.join(seconds)
-        return not self._process.is_alive()
+        return ends_within(self._process, seconds)
 
     def kill(self, with_children: bool) -> None:
         """Kill it with a signal that no program can catch."""
@@ -259,12 +275,13 @@ def check_elsewhere(folder: Path) -> None:
 def digests(folder: Path) -> dict[str, str]:
     """Digest of each file of a folder but for logs, by name.
 
-    In JSON files times do not count, and neither do the sizes of logs, which name the folder.
+    Where a file names the folder, that name does not count. In JSON files times do not, and neither
+    do the sizes of logs, which name the folder.
     """
     found = {}
     for path in sorted(folder.rglob("*")):
         if path.is_file() and path.suffix != ".log":
-            content = path.read_bytes()
+            content = path.read_bytes().replace(os.fsencode(folder), b"")
             if path.suffix == ".json":
                 content = json.dumps(_repeatable(json.loads(content))).encode()
             found[path.relative_to(folder).as_posix()] = hashlib.sha256(content).hexdigest()
@@ -291,13 +308,21 @@ def read_tensors(path: Path) -> dict[str, torch.Tensor]:
         raise CaseFailedError(f"{path.name} cannot be read: {error}") from error
 
 
+def trained_tensors(path: Path) -> dict[str, torch.Tensor]:
+    """Tensors of a training's checkpoint but for the times in it; raises as read_tensors."""
+    # meters hold times
+    times = ("/extra_state/metrics/", "/extra_state/previous_training_time")
+    return {name: x for name, x in read_tensors(path).items() if not name.startswith(times)}
+
+
 def _named(status: int | None) -> str:
     return f"signal {-status}" if status is not None and status < 0 else f"exit status {status}"
 
 
 def _repeatable(content: Any) -> Any:
     if isinstance(content, dict):
-        other = {k: v for k, v in content.items() if k != "seconds" and not k.endswith(".log")}
+        times = ("seconds", "minutes", ".log")
+        other = {k: v for k, v in content.items() if not k.endswith(times)}
         return {k: _repeatable(v) for k, v in other.items()}
     if isinstance(content, list):
         return list(map(_repeatable, content))
@@ -321,6 +346,25 @@ def _command_of(pid: int) -> str:
     except OSError:
         return "a process"
     return " ".join(Path(word).name for word in words[:3] if word)
+
+
+def run_words(words: list[str], inject: Callable[[], None] | None = None) -> NoReturn:
+    """Be a program in this process, whose streams, folder and environment are that program's."""
+    if words[0] == "bash":
+        os.execvp("bash", words)
+    logging.root.handlers.clear()
+    name = words[0]
+    if name.startswith("fairseq-"):
+        name = "fairseq_cli." + name.removeprefix("fairseq-").replace("-", "_")
+    sys.argv = words
+    try:
+        if inject:
+            inject()
+        runpy.run_module(name, run_name="__main__")
+    except Exception:
+        sys.excepthook(*sys.exc_info())
+        sys.exit(1)
+    sys.exit()
 
 
 def _be_program(
@@ -347,18 +391,7 @@ def _be_program(
     own = {"TMPDIR": str(folder / "tmp"), "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     os.environ.update(own)
     os.chdir(folder / "here")
-    logging.root.handlers.clear()
-    name, *arguments = words
-    if name.startswith("fairseq-"):
-        name = "fairseq_cli." + name.removeprefix("fairseq-").replace("-", "_")
-    sys.argv = [words[0], *arguments]
     # done when the package is imported, which here is long ago
     tell_errors_in_a_sentence()
     warnings.filterwarnings("ignore", message=".* found in sys.modules after import")
-    try:
-        if inject:
-            inject()
-        runpy.run_module(name, run_name="__main__")
-    except Exception:
-        sys.excepthook(*sys.exc_info())
-        sys.exit(1)
+    run_words(words, inject)

@@ -156,7 +156,8 @@ def preprocess(
     except KeyboardInterrupt:
         log.unlink(missing_ok=True)
         raise
-    log.unlink()
+    # another run of the same command, which was killed, may have removed it at its end
+    log.unlink(missing_ok=True)
     unknown = {}
     for split, size in sizes.items():
         mend_offsets(str(target / split))

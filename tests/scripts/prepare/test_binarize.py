@@ -166,6 +166,18 @@ def test_interrupted_work_leaves_no_log_and_failed_work_its_log(tmp_path, monkey
         assert (place / "partial" / "preprocess.log").exists() == (number == 1)
 
 
+def test_a_killed_run_that_ends_late_may_take_the_log_away(tmp_path, monkeypatch):
+    @contextmanager
+    def robbed(words, log):
+        with in_this_process(words, log) as child:
+            yield child
+        log.unlink()
+
+    monkeypatch.setattr(_binarize, "child_process", robbed)
+    folder, _ = binarize(tmp_path)
+    assert lines(folder, "test") == ["a <unk> <unk> a <unk> </s>"]
+
+
 def test_unknown_words_are_counted_piece_by_piece(tmp_path, monkeypatch):
     monkeypatch.setattr(_binarize, "SCANNED", 2)
     _, description = binarize(tmp_path)
