@@ -6,6 +6,7 @@ the same tensors. A preparation must end with the same bytes.
 
 import random
 import shutil
+import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -28,6 +29,7 @@ from scripts.check._faults_programs import (
 )
 
 UPDATES = 30
+ENDED = "it had ended before the moment of the kill"
 OUTLIVES = "what it started outlives it"
 HANGS = Known(
     f"^{OUTLIVES}",
@@ -75,8 +77,8 @@ def being_written(folder: Path) -> set[str]:
         return set()
 
 
-def kill(program: Program, moment: Moment, seconds: float, output: Path) -> None:
-    """Kill a program at a moment, unless it ends before."""
+def kill(program: Program, moment: Moment, seconds: float, output: Path) -> bool:
+    """Kill a program at a moment; return whether it had not ended before."""
     deadline = time.monotonic() + (1.5 if moment.share is None else moment.share) * seconds
     seen, names = 0, set()
     while time.monotonic() < deadline and not program.ends_within(0.0005):
@@ -88,7 +90,7 @@ def kill(program: Program, moment: Moment, seconds: float, output: Path) -> None
         if seen >= moment.writes:
             break
     program.kill(moment.with_children)
-    program.wait()
+    return program.wait().status == -signal.SIGKILL
 
 
 class KilledTraining:
@@ -135,7 +137,7 @@ class KilledTraining:
         """Kill the training at a moment, run it again, and compare; raises CaseFailedError."""
         whole, output = self.undisturbed, folder / "model"
         programs = self._start(output, folder / "killed")
-        kill(programs[-1], moment, whole.seconds, output)
+        killed = kill(programs[-1], moment, whole.seconds, output)
         for program in programs:
             # those that wait for the one that is killed
             program.kill(True)
@@ -147,6 +149,8 @@ class KilledTraining:
         if left and "resuming cold" in again.printed:
             raise CaseFailedError("it goes on without the recurrence that it had")
         self._compare(whole, again, output)
+        if not killed:
+            raise CaseSkippedError(ENDED)
 
     def _compare(self, whole: Outcome, again: Outcome, output: Path) -> None:
         expected, found = logged(whole.printed), logged(again.printed)
@@ -202,7 +206,7 @@ class KilledPreparation:
         output = folder / "made" / "output"
         output.parent.mkdir(parents=True)
         program = Program(words(output), folder / "killed", inject=inject)
-        kill(program, moment, self._seconds, output)
+        killed = kill(program, moment, self._seconds, output)
         # at once, as a scheduler would, while what the first one started may still be there; where
         # it had ended, the command may say so
         again = run(words(output), folder / "again", inject=inject)
@@ -220,6 +224,8 @@ class KilledPreparation:
             raise CaseFailedError(
                 f"{len(names)} files differ from the undisturbed run's: {names[0]}"
             )
+        if not killed:
+            raise CaseSkippedError(ENDED)
 
 
 def cases(materials: Materials, quick: bool, draw: random.Random) -> Iterator[Case]:

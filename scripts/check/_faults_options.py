@@ -31,6 +31,10 @@ from scripts.check._faults_programs import (
 )
 
 VALUES = ("-1", "0", "1000000000", "1e9", "nan", "inf")
+# how an error may write a value that has several forms
+BILLION = "1e9|1e+09|1000000000|1000000000.0|1,000,000,000"
+WRITTEN = {value: value for value in VALUES}
+WRITTEN |= {"1e9": BILLION, "1000000000": BILLION, "-1": "-1|-1.0", "0": "0|0.0"}
 # The training whose command gets the options of a dataclass.
 OWNERS: dict[str, tuple[type, ...]] = {
     "transformer_xl": (SegmentLanguageModelingConfig, TransformerXLConfig),
@@ -148,7 +152,7 @@ def cases(materials: Materials, quick: bool, draw: random.Random) -> Iterator[Ca
         )
 
     values = [
-        case(f"{option} {value}", paper, (option, value), (option, value.split("e")[0]), False)
+        case(f"{option} {value}", paper, (option, value), (option, WRITTEN[value]), False)
         for paper, configs in OWNERS.items()
         for config in configs
         for option in numeric(config)

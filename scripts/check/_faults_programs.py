@@ -13,6 +13,7 @@ import logging
 import math
 import multiprocessing
 import os
+import re
 import resource
 import runpy
 import signal
@@ -42,12 +43,8 @@ FORK = multiprocessing.get_context("fork")
 _IMPORTED = (
     *(f"fairseq_cli.{name}" for name in ("preprocess", "train", "eval_lm", "generate")),
     *("fairseq_cli.interactive", "torch._dynamo", "numba", "scripts.convert.checkpoint"),
-    *(
-        "scripts.prepare.translation",
-        "scripts.convert.average",
-        "scripts.evaluate.memory_usage",
-        "scripts.plot.branch_weights",
-    ),
+    *("scripts.prepare.translation", "scripts.convert.average"),
+    *("scripts.evaluate.memory_usage", "scripts.plot.branch_weights"),
 )
 
 
@@ -227,9 +224,10 @@ class Program:
 def run(words: tuple[Any, ...], folder: Path, limit: float = LIMIT, **options: Any) -> Outcome:
     """Run a program to its end, as Program has it, and take away what it leaves running."""
     program = Program(words, folder, **options)
-    outcome = program.wait(limit)
-    program.kill(True)
-    return outcome
+    try:
+        return program.wait(limit)
+    finally:
+        program.kill(True)
 
 
 def succeed(words: tuple[Any, ...], folder: Path, **options: Any) -> Outcome:
@@ -245,6 +243,7 @@ def check_refusal(outcome: Outcome, *parts: str) -> None:
 
     That is: with another exit status than 0 and without a traceback, in a sentence that has all
     ``parts``, the thing and its value, and goes on, after a colon or semicolon, with what to do.
+    A part stands alone, not within a word or number, and may have several forms: "1e9|1000".
     """
     if outcome.status is None:
         raise CaseFailedError(f"it hung for {outcome.seconds:.0f} s: {outcome.last}")
@@ -257,10 +256,13 @@ def check_refusal(outcome: Outcome, *parts: str) -> None:
     if start is None:
         raise CaseFailedError(f"no line says what the error is: {outcome.last}")
     sentence = " ".join(lines[start:])
-    missing = [part for part in parts if part not in sentence]
+    forms = {part: "|".join(map(re.escape, part.split("|"))) for part in parts}
+    missing = [x for x in parts if not re.search(rf"(?<![\w.])({forms[x]})(?!\w)", sentence)]
     if missing:
         raise CaseFailedError(f"it does not name {' and '.join(missing)}: {outcome.last}")
-    if not any(mark in sentence.partition("error: ")[2] for mark in (": ", "; ", "choose from")):
+    # the system's own words are no remedy
+    told = re.sub(r"\[Errno \d+\] [\w ]+(: )?", "", sentence.partition("error: ")[2])
+    if not any(mark in told for mark in (": ", "; ", "choose from")):
         raise CaseFailedError(f"it does not say what to do: {outcome.last}")
 
 

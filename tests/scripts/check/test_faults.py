@@ -33,7 +33,7 @@ def outcome(status, printed, seconds=1.0):
 
 def test_a_refusal_names_thing_value_and_remedy():
     check_refusal(outcome(1, SENTENCE), "--lr", "-1")
-    check_refusal(outcome(2, "usage: …\nfairseq-train: " + SENTENCE), "--lr")
+    check_refusal(outcome(2, "usage: …\nfairseq-train: " + SENTENCE), "--lr", "0|-1")
 
 
 @pytest.mark.parametrize(
@@ -45,6 +45,8 @@ def test_a_refusal_names_thing_value_and_remedy():
         (outcome(1, "Traceback (most recent call last)\n" + SENTENCE), (), "a traceback"),
         (outcome(1, "no such value\n"), (), "no line says what the error is"),
         (outcome(1, SENTENCE), ("--lr", "nan"), "it does not name nan"),
+        (outcome(1, "error: --lr is 10: it is too much\n"), ("--lr", "0"), "it does not name 0"),
+        (outcome(1, "error: [Errno 2] No such file: 'a'\n"), (), "does not say what to do"),
         (outcome(1, "error: --lr is wrong\n"), ("--lr",), "does not say what to do"),
     ],
 )
