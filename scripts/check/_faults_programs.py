@@ -359,6 +359,8 @@ def run_words(words: list[str], inject: Callable[[], None] | None = None) -> NoR
     if name.startswith("fairseq-"):
         name = "fairseq_cli." + name.removeprefix("fairseq-").replace("-", "_")
     sys.argv = words
+    # done when the package is imported, which here is long ago
+    tell_errors_in_a_sentence()
     try:
         if inject:
             inject()
@@ -393,7 +395,5 @@ def _be_program(
     own = {"TMPDIR": str(folder / "tmp"), "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     os.environ.update(own)
     os.chdir(folder / "here")
-    # done when the package is imported, which here is long ago
-    tell_errors_in_a_sentence()
     warnings.filterwarnings("ignore", message=".* found in sys.modules after import")
     run_words(words, inject)

@@ -291,6 +291,9 @@ def average(recipe, checkpoints):
 def test_the_checkpoints_that_finish_keeps_are_averaged_and_no_others(recipe, names, tmp_path):
     for number, name in enumerate([*names, "checkpoint_best.pt", "checkpoint_last.pt"]):
         write_checkpoint(tmp_path / name, "transformer_xl", seed=number)
+        state = torch.load(tmp_path / name, weights_only=True)
+        state["optimizer_history"][-1]["num_updates"] = number
+        torch.save(state, tmp_path / name)
     average(recipe, tmp_path)
     models = [torch.load(tmp_path / name, weights_only=True)["model"] for name in names]
     averaged = torch.load(tmp_path / "checkpoint_average.pt", weights_only=True)["model"]
