@@ -245,6 +245,14 @@ def test_a_plain_transformer_is_trained_on_with_branch_weights(pairs, tmp_path):
     assert not any(torch.equal(kept[name], learned[name]) for name in weights)
 
 
+@pytest.mark.parametrize("start", ["--restore-file", "--finetune-from-model"])
+def test_a_checkpoint_of_another_reading_is_refused(pairs, model, tmp_path, start):
+    options = (start, model[0] / "checkpoint_last.pt", "--branch-sum", "one", "--max-epoch", 3)
+    printed = train(pairs, tmp_path, *options, fails=True)
+    assert "was trained with --branch-sum branches: give --branch-sum branches" in printed
+    assert not list(tmp_path.glob("*.pt"))
+
+
 def test_another_optimizer_is_refused(pairs, tmp_path):
     printed = train(
         pairs, tmp_path, "--max-update", 2, optimizer=("--optimizer", "adam"), fails=True
