@@ -105,8 +105,9 @@ class BranchOptions(FairseqDataclass):
     branch_top_k: Optional[int] = field(
         default=None,
         metadata={
-            "help": "only the branches with the K largest alpha contribute (section 4.5; default: "
-            "all)"
+            "help": "only the branches with the K largest alpha contribute; in the reading "
+            "sublayers the heads with the K largest kappa of an attention, and the slices with the "
+            "K largest alpha of a feed-forward network (section 4.5; default: all)"
         },
     )
     branch_lr: float = field(

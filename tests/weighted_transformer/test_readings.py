@@ -154,6 +154,26 @@ def test_branches_that_do_not_contribute_leave_out_their_share_of_biases(residua
     assert_same(*encoder_layer(model))
 
 
+@READINGS
+@SUMS
+def test_heads_and_networks_of_branches_that_do_not_contribute_count_for_nothing(
+    residual, network, total
+):
+    model = build(residual, network, total, branch_top_k=1, branch_decoder_attention="both")
+    out, _ = model(**sentences())
+    out.square().mean().backward()
+    parts = {"v_proj": set(), "fc1": set()}
+    for name, module in model.named_modules():
+        part = name.rpartition(".")[2]
+        if part in parts:
+            of_branches = module.weight.grad.unflatten(0, (4, -1)).flatten(1)
+            parts[part].add((of_branches != 0).any(1).sum().item())
+    # the mean of z_i is that of all branches
+    assert parts["v_proj"] == {4 if (residual, total) == ("branches", "branches") else 1}
+    # a shared network has no slices
+    assert parts["fc1"] == {1} or network == "shared"
+
+
 @pytest.mark.parametrize("residual", ["as-written", "sublayers"])
 @SUMS
 def test_norms_may_stand_before_the_sublayers(residual, total):
