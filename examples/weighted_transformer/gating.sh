@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# Gating in the Weighted Transformer (section 4.5): only the K branches with the largest α
-# contribute, in training as well.
+# Gating in the Weighted Transformer (section 4.5): of each branched attention only the K heads with
+# the largest κ contribute, and of each feed-forward network the K slices with the largest α, in
+# training as well. With another --branch-residual it is the K branches with the largest α.
 # Published: worse by a large margin, without figures. Not run here.
 #
 #   python -m scripts.prepare.wmt14 --pair en-de --bpe-size 37000 --output DATA
@@ -10,8 +11,8 @@
 # K is from 1 to the number of branches, 8, which is the ungated model.
 # The rest is that of wmt14_en_de_2l.sh: the paper does not say which configuration it was. It
 #   varied the number of branches M too: --encoder-attention-heads M --decoder-attention-heads M.
-# The α of a branch that does not contribute gets no gradient. Adam's momentum and the projection
-#   may bring it back.
+# The weight of what does not contribute gets no gradient. Adam's momentum and the projection may
+#   bring it back.
 set -euo pipefail
 recipe=$(dirname "$0")/wmt14_en_de_2l.sh
 action=usage data=${2:-} checkpoints=${3:-} k=${4:-}

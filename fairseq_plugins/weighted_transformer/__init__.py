@@ -1,7 +1,7 @@
 """Weighted Transformer (Ahmed et al. 2017, arXiv:1711.02132).
 
-Translation with branched attention: each head has a feed-forward network of its own, and learned
-weights κ and α, on the simplex, weigh the branches.
+Translation with branched attention: learned weights κ and α, on the simplex, weigh the heads and
+slices of the feed-forward network; in readings other than the default a head has its own network.
 """
 
 from fairseq_plugins.fairseq_integration.installed import HAS_FAIRSEQ, refuse_without_fairseq

@@ -92,8 +92,8 @@ class BranchWeights(SinglePrecision):
         parameterization: "simplex", or "softmax" for weights that are the softmax of logits.
         outside_training: what replaces the learned weights outside of training (section 4.4):
             "learned" for nothing, "random" for other random weights, "uniform" for 1/M.
-        top_k: number of branches that contribute, those with the largest α (section 4.5); None for
-            all.
+        top_k: number of branches that contribute, those with the largest α (section 4.5), or with
+            the largest κ where there is no α; None for all.
         start: "random" for a random place of the simplex, "near-uniform" for one where the largest
             weight is twice the smallest.
         applied_sum: the sum of the weights as they are applied: 1, or M, by which each is
@@ -178,7 +178,7 @@ class BranchWeights(SinglePrecision):
     def forward(self) -> tuple[Tensor, ...]:
         """Return the weights as they are applied: of each kind, κ before α, all (M,).
 
-        α is 0 for branches that do not contribute.
+        α, or κ where there is no α, is 0 for branches that do not contribute.
         """
         weights = dict(zip(self.kinds, self.learned(), strict=True))
         for kind, learned in weights.items():
@@ -188,10 +188,10 @@ class BranchWeights(SinglePrecision):
                 weights[kind] = getattr(self, f"random_{kind}")
             elif not self.training and self.outside_training == UNIFORM:
                 weights[kind] = torch.full_like(learned, 1 / self.branches)
-        if self.top_k is not None and "alpha" in weights:
-            alpha = weights["alpha"]
-            best = alpha.topk(self.top_k).indices
-            weights["alpha"] = alpha * torch.zeros_like(alpha).scatter(0, best, 1)
+        if self.top_k is not None:
+            kind = "alpha" if "alpha" in weights else "kappa"
+            best = weights[kind].topk(self.top_k).indices
+            weights[kind] = weights[kind] * torch.zeros_like(weights[kind]).scatter(0, best, 1)
         if self.applied_sum == 1:
             return tuple(weights.values())
         return tuple(x * self.applied_sum for x in weights.values())

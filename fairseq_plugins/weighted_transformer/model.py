@@ -39,6 +39,8 @@ from fairseq_plugins.weighted_transformer.options import (
     branch_options,
     check_options,
     check_parts,
+    check_reading,
+    reading_places,
 )
 from fairseq_plugins.weighted_transformer.weighted_sublayers import (
     WeightedDecoderLayer,
@@ -119,7 +121,9 @@ class WeightedTransformer(TransformerModel):
             *_put_branches(model.encoder, cfg, options, "encoder"),
             *_put_branches(model.decoder, cfg, options, "decoder"),
         ]
-        model.reading = options.branch_residual
+        # an integer is not averaged, and fairseq's --store-ema leaves out names with "version"
+        model.register_buffer("reading_version", reading_places(options))
+        model.residual = options.branch_residual
         model.register_forward_pre_hook(_BranchWeightsLog(weights))
         return model
 
@@ -131,13 +135,18 @@ class WeightedTransformer(TransformerModel):
     def upgrade_state_dict_named(self, state_dict: dict[str, Tensor], name: str) -> None:
         """Give a plain transformer's weights, which are changed in place, equal κ and α.
 
+        A checkpoint that is older than ``reading_version`` tells its reading by its parts alone.
+
         Raises:
             ValueError: the checkpoint is of another reading, or equal κ and α would not leave the
                 plain transformer as it is.
         """
         super().upgrade_state_dict_named(state_dict, name)
+        check_reading(
+            self.reading_version, state_dict.setdefault("reading_version", self.reading_version)
+        )
         if any(".kappa" in key for key in state_dict):
-            self._check_reading(state_dict)
+            self._check_parts(state_dict)
             return
         for at, module in self.named_modules():
             if isinstance(module, WeightedLinear):
@@ -149,7 +158,7 @@ class WeightedTransformer(TransformerModel):
                 equal = module.weights.equal().items()
                 state_dict.update({f"{at}.weights.{key}": value for key, value in equal})
 
-    def _check_reading(self, state_dict: Mapping[str, Tensor]) -> None:
+    def _check_parts(self, state_dict: Mapping[str, Tensor]) -> None:
         """Raise ``ValueError`` for a checkpoint whose layers have other parts than these."""
         # those of branches with networks of their own, and those among them that have norms
         parts = (".feed_forward.", ".feed_forward.layer_norm.")
@@ -159,8 +168,8 @@ class WeightedTransformer(TransformerModel):
         )
         if saved != built:
             raise ValueError(
-                f"--branch-residual is {self.reading}, and the checkpoint was trained with another "
-                "reading: give the one that it was trained with, as-written if it is older "
+                f"--branch-residual is {self.residual}, and the checkpoint was trained with "
+                "another reading: give the one that it was trained with, as-written if it is older "
                 "than this option"
             )
 

@@ -6,8 +6,10 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Optional
 
+import torch
 from fairseq.dataclass import ChoiceEnum, FairseqDataclass
 from fairseq.models.transformer import TransformerConfig
+from torch import Tensor
 
 from fairseq_plugins.fairseq_integration.transformer_options import TransformerOptions
 from fairseq_plugins.weighted_transformer.branch_weights import (
@@ -27,6 +29,8 @@ SUBLAYERS = "sublayers"
 ONE, BRANCHES = "one", "branches"
 SLICES, SHARED = "slices", "shared"
 SHAKE = "shake"
+# with another value of these, the same weights compute something else
+_READING = ("branch_residual", "branch_sum", "branch_feed_forward")
 # of a decoder layer
 ATTENTIONS, BOTH = ("encoder", "self"), "both"
 
@@ -36,6 +40,7 @@ class BranchOptions(FairseqDataclass):
     """Options of ``weighted_transformer`` that fairseq's ``transformer`` does not have.
 
     A checkpoint that lacks an option was trained with its default, or with ``older_checkpoints``.
+    Of ``_READING`` it holds places among the choices, so further ones are to stand last.
     """
 
     branch_residual: ChoiceEnum([NOWHERE, SUBLAYERS, IN_NETWORKS, IN_BRANCHES]) = field(
@@ -100,8 +105,9 @@ class BranchOptions(FairseqDataclass):
     branch_top_k: Optional[int] = field(
         default=None,
         metadata={
-            "help": "only the branches with the K largest alpha contribute (section 4.5; default: "
-            "all)"
+            "help": "only the branches with the K largest alpha contribute; in the reading "
+            "sublayers the heads with the K largest kappa of an attention, and the slices with the "
+            "K largest alpha of a feed-forward network (section 4.5; default: all)"
         },
     )
     branch_lr: float = field(
@@ -131,6 +137,41 @@ def branch_options(args: argparse.Namespace) -> BranchOptions:
     return BranchOptions(**{name: getattr(args, name) for name in names if hasattr(args, name)})
 
 
+def _choices(name: str) -> list[str]:
+    """Return the values that an option may have."""
+    (option,) = (x for x in dataclasses.fields(BranchOptions) if x.name == name)
+    return [choice.value for choice in option.type]
+
+
+def reading_places(options: BranchOptions) -> Tensor:
+    """Return a reading as a checkpoint holds it: the place of each option's value, (3,)."""
+    return torch.tensor([_choices(name).index(getattr(options, name)) for name in _READING])
+
+
+def check_reading(asked: Tensor, saved: Tensor) -> None:
+    """Refuse a checkpoint of another reading than the model's.
+
+    Args:
+        asked: of the model, as :func:`reading_places` returns it.
+        saved: of the checkpoint.
+
+    Raises:
+        ValueError: they differ.
+    """
+    given, right = [], []
+    for name, *places in zip(_READING, asked.tolist(), saved.tolist(), strict=True):
+        here, there = (_choices(name)[place] for place in places)
+        if here != there:
+            option = f"--{name.replace('_', '-')}"
+            given.append(f"{option} is {here}")
+            right.append(f"{option} {there}")
+    if right:
+        remedy = " ".join(right)
+        raise ValueError(
+            f"{' and '.join(given)}, and the checkpoint was trained with {remedy}: give {remedy}"
+        )
+
+
 def check_options(options: BranchOptions) -> None:
     """Refuse values that the branches cannot have.
 
@@ -140,7 +181,7 @@ def check_options(options: BranchOptions) -> None:
     for option in dataclasses.fields(BranchOptions):
         value = getattr(options, option.name)
         if isinstance(option.type, type) and issubclass(option.type, Enum):
-            known = [choice.value for choice in option.type]
+            known = _choices(option.name)
             if value not in known:
                 name = option.name.replace("_", "-")
                 raise ValueError(f"--{name} is {value!r}: there are {', '.join(known)}")

@@ -166,6 +166,8 @@ def test_the_mean_of_checkpoints_translates(pairs, model, tmp_path):
         if weight.is_floating_point():
             # another place of the simplex, and of all weights
             weight.copy_(weight.flip(0))
+    # those of as many updates would be taken for copies
+    state["optimizer_history"][-1]["num_updates"] += 1
     torch.save(state, other)
     assert average.main([str(last), str(other), "--output", str(tmp_path / "mean.pt")]) == 0
     mean = torch.load(tmp_path / "mean.pt", weights_only=True)["model"]
@@ -241,6 +243,14 @@ def test_a_plain_transformer_is_trained_on_with_branch_weights(pairs, tmp_path):
     assert all(kept[name].tolist() == [0.25] * 4 for name in weights)
     assert_on_simplex(*(learned[name] for name in weights))
     assert not any(torch.equal(kept[name], learned[name]) for name in weights)
+
+
+@pytest.mark.parametrize("start", ["--restore-file", "--finetune-from-model"])
+def test_a_checkpoint_of_another_reading_is_refused(pairs, model, tmp_path, start):
+    options = (start, model[0] / "checkpoint_last.pt", "--branch-sum", "one", "--max-epoch", 3)
+    printed = train(pairs, tmp_path, *options, fails=True)
+    assert "was trained with --branch-sum branches: give --branch-sum branches" in printed
+    assert not list(tmp_path.glob("*.pt"))
 
 
 def test_another_optimizer_is_refused(pairs, tmp_path):

@@ -198,6 +198,13 @@ def test_gating_keeps_the_branches_with_the_largest_alpha(training):
     assert weights.alpha.grad.tolist() == [0, 1, 0, 1]
 
 
+def test_gating_keeps_the_largest_kappa_where_there_is_no_alpha():
+    weights = BranchWeights(4, SCHEDULE, top_k=2, kinds=["kappa"])
+    weights.kappa.data = torch.tensor([0.1, 0.4, 0.2, 0.3])
+    (kappa,) = weights()
+    assert kappa.tolist() == pytest.approx([0, 0.4, 0, 0.3])
+
+
 def test_the_schedule_is_the_rule_of_both_and_an_own_one_of_each_attention():
     one, other = BranchSchedule(1.0, 400), BranchSchedule(1.0, 400)
     assert one != other

@@ -1,11 +1,9 @@
 """Where residual connections and norms are among branches: layers by their equations."""
 
-import argparse
 import copy
 import itertools
 import re
 
-import fairseq.models
 import pytest
 import torch
 
@@ -25,10 +23,7 @@ from tests.weighted_transformer.tiny import (
     PAD,
     by_equations,
     sentences,
-    tiny_arguments,
-    tiny_as_written,
     tiny_plain_transformer,
-    tiny_task,
     tiny_weighted_transformer,
 )
 
@@ -159,6 +154,26 @@ def test_branches_that_do_not_contribute_leave_out_their_share_of_biases(residua
     assert_same(*encoder_layer(model))
 
 
+@READINGS
+@SUMS
+def test_heads_and_networks_of_branches_that_do_not_contribute_count_for_nothing(
+    residual, network, total
+):
+    model = build(residual, network, total, branch_top_k=1, branch_decoder_attention="both")
+    out, _ = model(**sentences())
+    out.square().mean().backward()
+    parts = {"v_proj": set(), "fc1": set()}
+    for name, module in model.named_modules():
+        part = name.rpartition(".")[2]
+        if part in parts:
+            of_branches = module.weight.grad.unflatten(0, (4, -1)).flatten(1)
+            parts[part].add((of_branches != 0).any(1).sum().item())
+    # the mean of z_i is that of all branches
+    assert parts["v_proj"] == {4 if (residual, total) == ("branches", "branches") else 1}
+    # a shared network has no slices
+    assert parts["fc1"] == {1} or network == "shared"
+
+
 @pytest.mark.parametrize("residual", ["as-written", "sublayers"])
 @SUMS
 def test_norms_may_stand_before_the_sublayers(residual, total):
@@ -189,25 +204,6 @@ def test_with_equal_weights_times_m_two_sublayers_are_fairseqs_layer(attention, 
     assert all(ours[name].tolist() == [0.25] * 4 for name in weights)
 
 
-def test_a_plain_checkpoint_is_loaded_as_logits_too():
-    plain = tiny_plain_transformer(seed=4).eval()
-    model = tiny_weighted_transformer(
-        branch_residual="sublayers", branch_sum="branches", branch_parameterization="softmax"
-    ).eval()
-    model.load_state_dict(plain.state_dict())
-    torch.testing.assert_close(model(**sentences())[0], plain(**sentences())[0])
-
-
-def test_a_plain_checkpoint_is_refused_where_a_part_of_it_would_count():
-    model = tiny_weighted_transformer(branch_residual="sublayers", branch_sum="one")
-    message = (
-        "--branch-sum is one, and the checkpoint is of a plain transformer, of which a part would "
-        "be left: give --branch-sum branches"
-    )
-    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
-        model.load_state_dict(tiny_plain_transformer().state_dict())
-
-
 @READINGS
 @ATTENTIONS
 def test_parameters_are_those_of_the_plain_transformer_and_branch_weights(
@@ -226,27 +222,6 @@ def test_parameters_are_those_of_the_plain_transformer_and_branch_weights(
         expected += layers * both * width
         expected += layers * (2 * both * width if residual != "as-written" else -4 * width)
     assert counts[0] - counts[1] == expected
-
-
-def test_a_checkpoint_without_these_options_is_as_written():
-    asked = tiny_as_written()
-    saved = argparse.Namespace(**vars(tiny_arguments()), _name="weighted_transformer")
-    built = fairseq.models.build_model(saved, tiny_task(), from_checkpoint=True)
-    built.load_state_dict(asked.state_dict())
-    assert torch.equal(built.eval()(**sentences())[0], asked.eval()(**sentences())[0])
-
-
-@pytest.mark.parametrize(
-    ("saved", "wanted"), [("as-written", "sublayers"), ("sublayers", "networks")]
-)
-def test_a_checkpoint_of_another_reading_is_refused(saved, wanted):
-    state = tiny_weighted_transformer(branch_residual=saved).state_dict()
-    message = (
-        f"--branch-residual is {wanted}, and the checkpoint was trained with another reading: give "
-        "the one that it was trained with, as-written if it is older than this option"
-    )
-    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
-        tiny_weighted_transformer(branch_residual=wanted).load_state_dict(state)
 
 
 @READINGS
