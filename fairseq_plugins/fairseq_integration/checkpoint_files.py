@@ -15,10 +15,8 @@ import errno
 import functools
 import logging
 import os
-import pickle
 import shutil
 import time
-import zipfile
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -31,7 +29,7 @@ from fairseq.file_io import PathManager
 from fairseq.tasks import FairseqTask
 from torch import Tensor, nn
 
-from fairseq_plugins.fairseq_integration.safe_loading import is_whole
+from fairseq_plugins.fairseq_integration.safe_loading import DamagedError, is_whole, load_safely
 
 logger = logging.getLogger(__name__)
 # fairseq's own value: the last checkpoint of --save-dir, if there is one
@@ -129,54 +127,21 @@ def _read(read: Callable[..., Any], path: str, *args: Any, **kwargs: Any) -> Any
     """
     if PathManager.path_requires_pathmanager(path):
         return read(path, *args, **kwargs)
-    if not os.path.isfile(path):
-        # a pipe would be waited for without end
-        raise ValueError(f"the checkpoint {path} is no file: name one that fairseq-train wrote")
-    if zipfile.is_zipfile(path):
-        # torch itself reads over flipped bits
-        problem = "" if is_whole(path) else "a checksum in it is wrong"
-    else:
-        problem = _what_is_cut(path)
-    if not problem:
-        try:
-            state = read(path, *args, **kwargs)
-            weights = state.get("model")
-            if isinstance(weights, OrderedDict):
-                # for checkpoint_of, where no more is known than the weights
-                weights.read_from = path
-            return state
-        except pickle.UnpicklingError as error:
-            # torch would advise to execute it
-            reason = " ".join(str(error).partition("WeightsUnpickler error: ")[2].split())
-            raise ValueError(
-                f"the checkpoint {path} holds more than weights and options, and is not loaded "
-                f"({reason[:200]}): name one that fairseq-train wrote"
-            ) from error
-        except (EOFError, UnicodeDecodeError) as error:
-            # files of before PyTorch 1.6 have no checksums
-            problem = " ".join(str(error).split())
-    other = _newest_whole_beside(path)
-    remedy = f"take {other} (--restore-file, --path)" if other else "no other is whole here"
-    raise ValueError(
-        f"the checkpoint {path} is cut short or damaged ({problem}), as a killed copy, a full disk "
-        f"or a transfer leaves it: {remedy}"
-    )
-
-
-def _what_is_cut(path: str) -> str:
-    """Return what is wrong with a file that is no archive; "" for one of torch before 1.6.
-
-    Raises:
-        OSError: it cannot be read.
-    """
-    with open(path, "rb") as file:
-        start = file.read(4)
-    if not start:
-        return "it is empty"
-    if start.startswith(b"PK"):
-        return "its end is missing"
-    # a pickle
-    return "" if start.startswith(b"\x80") else "it is no file of torch's"
+    try:
+        # before fairseq, which says nothing of what is wrong, and brings it up to date
+        load_safely(path, f"the checkpoint {path}")
+    except DamagedError as error:
+        other = _newest_whole_beside(path)
+        remedy = f"take {other} (--restore-file, --path)" if other else "no other is whole here"
+        raise ValueError(
+            f"{error}, as a killed copy, a full disk or a transfer leaves it: {remedy}"
+        ) from error
+    state = read(path, *args, **kwargs)
+    weights = state.get("model")
+    if isinstance(weights, OrderedDict):
+        # for checkpoint_of, where no more is known than the weights
+        weights.read_from = path
+    return state
 
 
 def _newest_whole_beside(path: str) -> Path | None:
