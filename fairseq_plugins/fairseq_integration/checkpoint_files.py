@@ -123,19 +123,28 @@ def _read(read: Callable[..., Any], path: str, *args: Any, **kwargs: Any) -> Any
     """Read a checkpoint, after the checksums in it.
 
     Raises:
-        ValueError: it is no file, is cut short or damaged, or holds what would be executed.
+        ValueError: it is no file, is cut short or damaged, none of fairseq's, or holds what would
+            be executed.
     """
     if PathManager.path_requires_pathmanager(path):
         return read(path, *args, **kwargs)
     try:
-        # before fairseq, which says nothing of what is wrong, and brings it up to date
-        load_safely(path, f"the checkpoint {path}")
+        # before fairseq, which brings it up to date and does not say what is wrong
+        found = load_safely(path, f"the checkpoint {path}")
     except DamagedError as error:
         other = _newest_whole_beside(path)
         remedy = f"take {other} (--restore-file, --path)" if other else "no other is whole here"
         raise ValueError(
             f"{error}, as a killed copy, a full disk or a transfer leaves it: {remedy}"
         ) from error
+    lacking = _what_is_lacking(found)
+    if lacking:
+        raise ValueError(
+            f"the checkpoint {path} is none of fairseq's (it has no {lacking}): name one that "
+            "fairseq-train wrote"
+        )
+    # an old file is in memory by now
+    del found
     state = read(path, *args, **kwargs)
     weights = state.get("model")
     if isinstance(weights, OrderedDict):
@@ -144,9 +153,20 @@ def _read(read: Callable[..., Any], path: str, *args: Any, **kwargs: Any) -> Any
     return state
 
 
+def _what_is_lacking(content: Any) -> str:
+    """Return which part of a checkpoint of fairseq's is not in what a file holds; "" for none."""
+    if not isinstance(content, dict) or not isinstance(content.get("model"), dict):
+        return "model"
+    # the second is what the first versions of fairseq wrote
+    parts = (("cfg", "args"), ("optimizer_history", "best_loss"), ("extra_state", "epoch"))
+    return next((one for one, other in parts if not {one, other} & content.keys()), "")
+
+
 def _newest_whole_beside(path: str) -> Path | None:
     """Return the newest complete checkpoint of the same folder; None if there is none."""
-    others = [other for other in Path(path).parent.glob("checkpoint*.pt") if other != Path(path)]
+    beside = Path(path).parent.glob("checkpoint*.pt")
+    # no links that lead nowhere
+    others = [other for other in beside if other != Path(path) and other.is_file()]
     newest_first = sorted(others, key=lambda other: other.stat().st_mtime, reverse=True)
     return next(filter(is_whole, newest_first), None)
 

@@ -158,6 +158,8 @@ def test_a_damaged_checkpoint_is_named_with_what_to_take(saved, damage):
         torch.save(STATE, other)
         os.utime(other, (number, number))
     saved.with_name("checkpoint3.pt").write_bytes(saved.read_bytes())
+    # the newest entry leads nowhere
+    saved.with_name("checkpoint4.pt").symlink_to("none.pt")
     with pytest.raises(ValueError, match=f"{damaged}take {newer} \\(--restore-file"):
         checkpoint_utils.load_checkpoint_to_cpu(str(saved))
 
@@ -167,6 +169,45 @@ def test_what_is_no_file_is_refused(tmp_path):
     for path in (tmp_path, tmp_path / "checkpoint_last.pt"):
         with pytest.raises(ValueError, match=f"^the checkpoint {path} is no file: name one that"):
             checkpoint_utils.load_checkpoint_to_cpu(str(path))
+
+
+@pytest.mark.parametrize("damage", ["half", "end"])
+def test_a_cut_checkpoint_of_old_versions_of_torch_is_named(saved, damage):
+    torch.save(STATE, saved, _use_new_zipfile_serialization=False)
+    saved.write_bytes(DAMAGES[damage](saved.read_bytes()))
+    message = f"^the checkpoint {saved} is cut short or damaged \\(torch cannot read it to its end"
+    with pytest.raises(ValueError, match=message):
+        checkpoint_utils.load_checkpoint_to_cpu(str(saved))
+
+
+def without(part):
+    return {name: value for name, value in STATE.items() if name != part}
+
+
+@pytest.mark.parametrize(
+    ("content", "lacking"),
+    [
+        ({"a": torch.ones(2)}, "model"),
+        ([1, 2], "model"),
+        (torch.ones(2), "model"),
+        ({**STATE, "model": torch.ones(2)}, "model"),
+        (without("args"), "cfg"),
+        (without("optimizer_history"), "optimizer_history"),
+        (without("extra_state"), "extra_state"),
+    ],
+)
+def test_what_fairseq_did_not_write_is_named(saved, content, lacking):
+    torch.save(content, saved)
+    message = f"^the checkpoint {saved} is none of fairseq's \\(it has no {lacking}\\): name one"
+    with pytest.raises(ValueError, match=message):
+        checkpoint_utils.load_checkpoint_to_cpu(str(saved))
+
+
+def test_what_the_first_versions_of_fairseq_wrote_is_read(saved):
+    first = {"best_loss": 1.0, "optimizer": {}, "epoch": 3, "batch_offset": 0, "val_loss": 1.0}
+    torch.save({"args": None, "model": STATE["model"], **first}, saved)
+    state = checkpoint_utils.load_checkpoint_to_cpu(str(saved))
+    assert state["extra_state"]["train_iterator"]["epoch"] == 3
 
 
 def test_what_would_be_executed_is_refused(saved):
