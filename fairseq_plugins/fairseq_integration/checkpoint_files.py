@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import errno
 import functools
+import itertools
 import logging
 import os
 import shutil
@@ -303,8 +304,11 @@ def weights_loaded_into(model: nn.Module, weights: Mapping[str, Tensor]) -> Iter
             f"the weights of {checkpoint} do not fit the model ({reason[:300]}): give the options "
             "that it was trained with, or name another checkpoint"
         ) from error
-    for name, parameter in model.named_parameters():
-        if not parameter.isfinite().all():
+    # not those that no checkpoint has, such as masks
+    buffers = [(name, buffer) for name, buffer in model.named_buffers() if name in weights]
+    for name, tensor in itertools.chain(model.named_parameters(), buffers):
+        # fairseq leaves that buffer as the memory was
+        if not (tensor.isfinite().all() or name.endswith("_float_tensor")):
             raise FloatingPointError(
                 f"{name} has a number that is not finite: {checkpoint} is of a training that "
                 "diverged; use an earlier one"

@@ -382,3 +382,22 @@ def test_weights_that_do_not_fit_are_told_in_a_sentence(weights, kind, reason):
         model.load_state_dict(weights)
     assert "runs/last.pt" in str(raised.value)
     assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize("number", [torch.nan, torch.inf])
+def test_statistics_that_are_not_finite_are_refused(number):
+    model = torch.nn.BatchNorm1d(2)
+    weights = {name: weight.clone() for name, weight in model.state_dict().items()}
+    weights["running_mean"][1] = number
+    loading = checkpoint_files.weights_loaded_into(model, weights)
+    with pytest.raises(FloatingPointError, match=r"^running_mean has a number that is"), loading:
+        model.load_state_dict(weights)
+
+
+def test_buffers_that_hold_no_weights_may_be_anything():
+    """Those that no checkpoint has, and those that fairseq leaves as the memory was."""
+    model = torch.nn.Linear(2, 2)
+    model.register_buffer("mask", torch.tensor(-torch.inf), persistent=False)
+    model.register_buffer("_float_tensor", torch.tensor(torch.nan))
+    with checkpoint_files.weights_loaded_into(model, model.state_dict()):
+        model.load_state_dict(model.state_dict())
