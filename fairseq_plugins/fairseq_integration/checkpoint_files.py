@@ -37,6 +37,8 @@ logger = logging.getLogger(__name__)
 LAST = "checkpoint_last.pt"
 # For so many seconds a folder may be held by helpers of a training that was killed.
 PATIENCE = 8
+# Seconds between two tries to write a checkpoint, as long as fairseq waits.
+PAUSE = 2.5
 # folders that this process trains into, with the descriptors that hold their locks
 _locked: dict[Path, int] = {}
 
@@ -100,14 +102,21 @@ def _save(save: Callable[..., Any], content: Any, filename: str, async_write: bo
     if async_write or not PathManager.supports_rename(filename):
         save(content, filename, async_write=async_write)
         return
-    try:
-        with _complete(filename) as part, open(part, "wb") as file:
-            torch.save(content, file)
-    except (OSError, RuntimeError) as error:
-        # torch tells of a full disk as of an unexpected place in the file
-        raise OSError(
-            f"cannot write the checkpoint {filename}: {error}; is there room on the disk?"
-        ) from error
+    # as often as fairseq tries
+    for last_try in (False, False, True):
+        try:
+            with _complete(filename) as part, open(part, "wb") as file:
+                torch.save(content, file)
+            return
+        except torch.OutOfMemoryError:
+            raise
+        except (OSError, RuntimeError) as error:
+            # torch tells of a full disk as of an unexpected place in the file
+            if last_try:
+                raise OSError(
+                    f"cannot write the checkpoint {filename}: {error}; is there room on the disk?"
+                ) from error
+        time.sleep(PAUSE)
 
 
 def _copy(copy: Callable[..., Any], src_path: str, dst_path: str, overwrite: bool = False) -> Any:

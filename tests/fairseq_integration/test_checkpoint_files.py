@@ -73,6 +73,7 @@ def test_a_copy_has_the_same_bytes_and_nothing_is_left_beside_it(saved):
 def save_on_a_full_disk(path):
     # as a disk that has room for 4 KiB more
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    checkpoint_files.time.sleep = lambda seconds: None
     resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))
     with pytest.raises(OSError, match=f"^cannot write the checkpoint {path}: .* room on the disk"):
         checkpoint_utils.torch_persistent_save(STATE, str(path))
@@ -82,6 +83,41 @@ def test_a_full_disk_leaves_what_was_there(saved):
     before = saved.read_bytes()
     assert exit_status_of(save_on_a_full_disk, saved) == 0
     assert saved.read_bytes() == before
+    assert os.listdir(saved.parent) == [saved.name]
+
+
+@pytest.mark.parametrize("failures", [2, 3])
+def test_a_checkpoint_is_written_in_three_tries(saved, monkeypatch, failures):
+    """As fairseq does, because a disk may be away for a moment."""
+    save, left = torch.save, [None] * failures
+
+    def fail_at_first(content, file):
+        if left:
+            file.write(b"a part of it")
+            left.pop()
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        save(content, file)
+
+    monkeypatch.setattr(torch, "save", fail_at_first)
+    monkeypatch.setattr(checkpoint_files.time, "sleep", lambda seconds: None)
+    before = saved.read_bytes()
+    if failures == 3:
+        with pytest.raises(OSError, match=f"^cannot write the checkpoint {saved}: .*Input/output"):
+            checkpoint_utils.torch_persistent_save({**STATE, "model": {}}, str(saved))
+        assert saved.read_bytes() == before
+    else:
+        checkpoint_utils.torch_persistent_save({**STATE, "model": {}}, str(saved))
+        assert saved.read_bytes() != before
+    assert os.listdir(saved.parent) == [saved.name]
+
+
+def test_a_lack_of_memory_is_no_full_disk(saved, monkeypatch):
+    def fail(content, file):
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(torch, "save", fail)
+    with pytest.raises(torch.OutOfMemoryError, match=r"^CUDA out of memory$"):
+        checkpoint_utils.torch_persistent_save(STATE, str(saved))
     assert os.listdir(saved.parent) == [saved.name]
 
 
