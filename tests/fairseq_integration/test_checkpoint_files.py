@@ -3,11 +3,9 @@
 import errno
 import multiprocessing
 import os
-import re
 import resource
 import shutil
 import signal
-from collections import OrderedDict
 from types import SimpleNamespace
 
 import numpy as np
@@ -207,15 +205,6 @@ def test_what_is_no_file_is_refused(tmp_path):
             checkpoint_utils.load_checkpoint_to_cpu(str(path))
 
 
-@pytest.mark.parametrize("damage", ["half", "end"])
-def test_a_cut_checkpoint_of_old_versions_of_torch_is_named(saved, damage):
-    torch.save(STATE, saved, _use_new_zipfile_serialization=False)
-    saved.write_bytes(DAMAGES[damage](saved.read_bytes()))
-    message = f"^the checkpoint {saved} is cut short or damaged \\(torch cannot read it to its end"
-    with pytest.raises(ValueError, match=message):
-        checkpoint_utils.load_checkpoint_to_cpu(str(saved))
-
-
 def without(part):
     return {name: value for name, value in STATE.items() if name != part}
 
@@ -392,48 +381,3 @@ def test_two_trainings_do_not_write_into_one_folder(tmp_path):
     assert os.listdir(folder) == []
     os.close(checkpoint_files._locked.pop(folder.resolve()))
     assert exit_status_of(checkpoint_files.lock_folder, str(folder)) == 0
-
-
-@pytest.mark.parametrize(
-    ("weights", "kind", "reason"),
-    [
-        ({"weight": torch.ones(2, 3)}, ValueError, 'Missing key(s) in state_dict: "bias"'),
-        ({"extra": torch.ones(1)}, ValueError, 'Unexpected key(s) in state_dict: "extra"'),
-        ({"weight": torch.ones(3, 2)}, ValueError, "size mismatch for weight"),
-        ({"bias": 1.0}, ValueError, 'While copying the parameter named "bias"'),
-        ({"bias": torch.tensor([1, torch.nan])}, FloatingPointError, "bias has a number that is"),
-        ({"bias": torch.tensor([1, torch.inf])}, FloatingPointError, "bias has a number that is"),
-    ],
-)
-def test_weights_that_do_not_fit_are_told_in_a_sentence(weights, kind, reason):
-    model = torch.nn.Linear(3, 2)
-    if "Missing" not in reason:
-        weights = {**model.state_dict(), **weights}
-    weights = OrderedDict(weights)
-    weights.read_from = "runs/last.pt"
-    told = "" if kind is FloatingPointError else "the weights of the checkpoint runs/last.pt do not"
-    match = f"^{told}.*{re.escape(reason)}.*: "
-    loading = checkpoint_files.weights_loaded_into(model, weights)
-    with pytest.raises(kind, match=match) as raised, loading:
-        model.load_state_dict(weights)
-    assert "runs/last.pt" in str(raised.value)
-    assert "\n" not in str(raised.value)
-
-
-@pytest.mark.parametrize("number", [torch.nan, torch.inf])
-def test_statistics_that_are_not_finite_are_refused(number):
-    model = torch.nn.BatchNorm1d(2)
-    weights = {name: weight.clone() for name, weight in model.state_dict().items()}
-    weights["running_mean"][1] = number
-    loading = checkpoint_files.weights_loaded_into(model, weights)
-    with pytest.raises(FloatingPointError, match=r"^running_mean has a number that is"), loading:
-        model.load_state_dict(weights)
-
-
-def test_buffers_that_hold_no_weights_may_be_anything():
-    """Those that no checkpoint has, and those that fairseq leaves as the memory was."""
-    model = torch.nn.Linear(2, 2)
-    model.register_buffer("mask", torch.tensor(-torch.inf), persistent=False)
-    model.register_buffer("_float_tensor", torch.tensor(torch.nan))
-    with checkpoint_files.weights_loaded_into(model, model.state_dict()):
-        model.load_state_dict(model.state_dict())
