@@ -13,12 +13,11 @@ from __future__ import annotations
 
 import errno
 import functools
+import itertools
 import logging
 import os
-import pickle
 import shutil
 import time
-import zipfile
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -31,13 +30,15 @@ from fairseq.file_io import PathManager
 from fairseq.tasks import FairseqTask
 from torch import Tensor, nn
 
-from fairseq_plugins.fairseq_integration.safe_loading import is_whole
+from fairseq_plugins.fairseq_integration.safe_loading import DamagedError, is_whole, load_safely
 
 logger = logging.getLogger(__name__)
 # fairseq's own value: the last checkpoint of --save-dir, if there is one
 LAST = "checkpoint_last.pt"
 # For so many seconds a folder may be held by helpers of a training that was killed.
 PATIENCE = 8
+# Seconds between two tries to write a checkpoint, as long as fairseq waits.
+PAUSE = 2.5
 # folders that this process trains into, with the descriptors that hold their locks
 _locked: dict[Path, int] = {}
 
@@ -101,14 +102,21 @@ def _save(save: Callable[..., Any], content: Any, filename: str, async_write: bo
     if async_write or not PathManager.supports_rename(filename):
         save(content, filename, async_write=async_write)
         return
-    try:
-        with _complete(filename) as part, open(part, "wb") as file:
-            torch.save(content, file)
-    except (OSError, RuntimeError) as error:
-        # torch tells of a full disk as of an unexpected place in the file
-        raise OSError(
-            f"cannot write the checkpoint {filename}: {error}; is there room on the disk?"
-        ) from error
+    # as often as fairseq tries
+    for last_try in (False, False, True):
+        try:
+            with _complete(filename) as part, open(part, "wb") as file:
+                torch.save(content, file)
+            return
+        except torch.OutOfMemoryError:
+            raise
+        except (OSError, RuntimeError) as error:
+            # torch tells of a full disk as of an unexpected place in the file
+            if last_try:
+                raise OSError(
+                    f"cannot write the checkpoint {filename}: {error}; is there room on the disk?"
+                ) from error
+        time.sleep(PAUSE)
 
 
 def _copy(copy: Callable[..., Any], src_path: str, dst_path: str, overwrite: bool = False) -> Any:
@@ -125,63 +133,50 @@ def _read(read: Callable[..., Any], path: str, *args: Any, **kwargs: Any) -> Any
     """Read a checkpoint, after the checksums in it.
 
     Raises:
-        ValueError: it is no file, is cut short or damaged, or holds what would be executed.
+        ValueError: it is no file, is cut short or damaged, none of fairseq's, or holds what would
+            be executed.
     """
     if PathManager.path_requires_pathmanager(path):
         return read(path, *args, **kwargs)
-    if not os.path.isfile(path):
-        # a pipe would be waited for without end
-        raise ValueError(f"the checkpoint {path} is no file: name one that fairseq-train wrote")
-    if zipfile.is_zipfile(path):
-        # torch itself reads over flipped bits
-        problem = "" if is_whole(path) else "a checksum in it is wrong"
-    else:
-        problem = _what_is_cut(path)
-    if not problem:
-        try:
-            state = read(path, *args, **kwargs)
-            weights = state.get("model")
-            if isinstance(weights, OrderedDict):
-                # for checkpoint_of, where no more is known than the weights
-                weights.read_from = path
-            return state
-        except pickle.UnpicklingError as error:
-            # torch would advise to execute it
-            reason = " ".join(str(error).partition("WeightsUnpickler error: ")[2].split())
-            raise ValueError(
-                f"the checkpoint {path} holds more than weights and options, and is not loaded "
-                f"({reason[:200]}): name one that fairseq-train wrote"
-            ) from error
-        except (EOFError, UnicodeDecodeError) as error:
-            # files of before PyTorch 1.6 have no checksums
-            problem = " ".join(str(error).split())
-    other = _newest_whole_beside(path)
-    remedy = f"take {other} (--restore-file, --path)" if other else "no other is whole here"
-    raise ValueError(
-        f"the checkpoint {path} is cut short or damaged ({problem}), as a killed copy, a full disk "
-        f"or a transfer leaves it: {remedy}"
-    )
+    try:
+        # before fairseq, which brings it up to date and does not say what is wrong
+        found = load_safely(path, f"the checkpoint {path}")
+    except DamagedError as error:
+        other = _newest_whole_beside(path)
+        remedy = f"take {other} (--restore-file, --path)" if other else "no other is whole here"
+        raise ValueError(
+            f"{error}, as a killed copy, a full disk or a transfer leaves it: {remedy}"
+        ) from error
+    lacking = _what_is_lacking(found)
+    if lacking:
+        raise ValueError(
+            f"the checkpoint {path} is none of fairseq's (it has no {lacking}): name one that "
+            "fairseq-train wrote"
+        )
+    # an old file is in memory by now
+    del found
+    state = read(path, *args, **kwargs)
+    weights = state.get("model")
+    if isinstance(weights, OrderedDict):
+        # for checkpoint_of, where no more is known than the weights
+        weights.read_from = path
+    return state
 
 
-def _what_is_cut(path: str) -> str:
-    """Return what is wrong with a file that is no archive; "" for one of torch before 1.6.
-
-    Raises:
-        OSError: it cannot be read.
-    """
-    with open(path, "rb") as file:
-        start = file.read(4)
-    if not start:
-        return "it is empty"
-    if start.startswith(b"PK"):
-        return "its end is missing"
-    # a pickle
-    return "" if start.startswith(b"\x80") else "it is no file of torch's"
+def _what_is_lacking(content: Any) -> str:
+    """Return which part of a checkpoint of fairseq's is not in what a file holds; "" for none."""
+    if not isinstance(content, dict) or not isinstance(content.get("model"), dict):
+        return "model"
+    # the second is what the first versions of fairseq wrote
+    parts = (("cfg", "args"), ("optimizer_history", "best_loss"), ("extra_state", "epoch"))
+    return next((one for one, other in parts if not {one, other} & content.keys()), "")
 
 
 def _newest_whole_beside(path: str) -> Path | None:
     """Return the newest complete checkpoint of the same folder; None if there is none."""
-    others = [other for other in Path(path).parent.glob("checkpoint*.pt") if other != Path(path)]
+    beside = Path(path).parent.glob("checkpoint*.pt")
+    # no links that lead nowhere
+    others = [other for other in beside if other != Path(path) and other.is_file()]
     newest_first = sorted(others, key=lambda other: other.stat().st_mtime, reverse=True)
     return next(filter(is_whole, newest_first), None)
 
@@ -318,8 +313,11 @@ def weights_loaded_into(model: nn.Module, weights: Mapping[str, Tensor]) -> Iter
             f"the weights of {checkpoint} do not fit the model ({reason[:300]}): give the options "
             "that it was trained with, or name another checkpoint"
         ) from error
-    for name, parameter in model.named_parameters():
-        if not parameter.isfinite().all():
+    # not those that no checkpoint has, such as masks
+    buffers = [(name, buffer) for name, buffer in model.named_buffers() if name in weights]
+    for name, tensor in itertools.chain(model.named_parameters(), buffers):
+        # fairseq leaves that buffer as the memory was
+        if not (tensor.isfinite().all() or name.endswith("_float_tensor")):
             raise FloatingPointError(
                 f"{name} has a number that is not finite: {checkpoint} is of a training that "
                 "diverged; use an earlier one"

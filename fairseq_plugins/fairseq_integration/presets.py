@@ -145,8 +145,9 @@ def _check_numbers(cfg: Any, options: type) -> None:
         if not allowed or value is None:
             continue
         wanted = "a finite number" if float in allowed else "a whole number"
-        number = isinstance(value, (int, float)) and not isinstance(value, bool)
-        if not number or not math.isfinite(value) or (float not in allowed and value % 1):
+        # configurations take no 1e3 for a whole number
+        number = isinstance(value, int if float not in allowed else (int, float))
+        if not number or isinstance(value, bool) or not math.isfinite(value):
             raise ValueError(
                 f"--{option.name.replace('_', '-')} is {value!r}: it must be {wanted} (with a "
                 f"trained model: --model-overrides \"{{'{option.name}': ...}}\")"

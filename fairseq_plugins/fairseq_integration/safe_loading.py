@@ -1,6 +1,7 @@
 """Checkpoints read without executing anything in them, and what fairseq's hold besides weights."""
 
 import argparse
+import os
 import pickle
 import typing
 import zipfile
@@ -62,6 +63,75 @@ def is_whole(path: str | Path) -> bool:
         return False
 
 
+class DamagedError(ValueError):
+    """A file that is not whole."""
+
+
+def load_safely(path: str | Path, name: str) -> typing.Any:
+    """Return what a file of torch's holds, tensors left on the disk if it is an archive.
+
+    Args:
+        path: the file.
+        name: what errors call it.
+
+    Raises:
+        DamagedError: it is cut short or damaged, as far as can be told.
+        ValueError: it is missing, no checkpoint, or holds more than weights and options.
+    """
+    if not os.path.isfile(path):
+        # a pipe would be waited for without end
+        raise ValueError(f"{name} is no file: name one that fairseq-train wrote")
+    archive = zipfile.is_zipfile(path)
+    if archive:
+        # torch itself reads over flipped bits
+        problem = "" if is_whole(path) else "a checksum in it is wrong"
+    else:
+        problem = _what_is_cut(path)
+    if problem:
+        raise DamagedError(f"{name} is cut short or damaged ({problem})")
+    try:
+        # files of before PyTorch 1.6 cannot be mapped
+        return torch.load(path, map_location="cpu", weights_only=True, mmap=archive)
+    except pickle.UnpicklingError as error:
+        # torch would go on to advise how to execute it
+        told = str(error).partition("WeightsUnpickler error: ")[2].strip()
+        reason = "".join(told.splitlines()[:1]).partition(". ")[0]
+        raise ValueError(
+            f"{name} holds more than weights and options,{'' if archive else ' or is cut short,'} "
+            f"and is not loaded ({reason[:200]}): name one that fairseq-train wrote"
+        ) from error
+    except (OSError, MemoryError):
+        raise
+    # files of before PyTorch 1.6 have no checksums: what is damaged in them may raise anything
+    except Exception as error:
+        if any(words in str(error) for words in ("allocate", "unable to mmap")):
+            raise
+        if archive:
+            raise ValueError(
+                f"{name} is an archive without a checkpoint in it: name one that fairseq-train "
+                "wrote"
+            ) from error
+        raise DamagedError(
+            f"{name} is cut short or damaged (torch cannot read it to its end)"
+        ) from error
+
+
+def _what_is_cut(path: str | Path) -> str:
+    """Return what is wrong with a file that is no archive; "" for one of torch before 1.6.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    with open(path, "rb") as file:
+        start = file.read(4)
+    if not start:
+        return "it is empty"
+    if start.startswith(b"PK"):
+        return "its end is missing"
+    # a pickle
+    return "" if start.startswith(b"\x80") else "it is no file of torch's"
+
+
 def read_checkpoint(path: Path, name: str) -> dict[str, typing.Any]:
     """Return what a file holds, tensors left on the disk if it is an archive; {} for no dictionary.
 
@@ -72,21 +142,10 @@ def read_checkpoint(path: Path, name: str) -> dict[str, typing.Any]:
     Raises:
         ValueError: it is missing, damaged, or holds more than weights and options.
     """
-    if not path.is_file():
-        raise ValueError(f"{name} is no file: name one that fairseq-train wrote")
-    archive = zipfile.is_zipfile(path)
-    if archive and not is_whole(path):
-        # torch itself reads over flipped bits
-        raise ValueError(f"{name} is damaged: a checksum in it is wrong; name another checkpoint")
     try:
-        # other files, of before PyTorch 1.6 or cut short, cannot be mapped
-        state = torch.load(path, map_location="cpu", weights_only=True, mmap=archive)
-    except (pickle.UnpicklingError, RuntimeError, EOFError) as error:
-        raise ValueError(
-            f"{name} holds more than weights and options, or is cut short, and is not loaded "
-            f"({str(error).splitlines()[0]}): name a checkpoint that fairseq-train wrote with "
-            "this plugin"
-        ) from error
+        state = load_safely(path, name)
+    except DamagedError as error:
+        raise ValueError(f"{error}: name another checkpoint") from error
     return state if isinstance(state, dict) else {}
 
 

@@ -102,9 +102,9 @@ class SegmentLanguageModelingTask(FairseqTask):
 
         Raises:
             ValueError: it reads no segments, it has a recurrence and segments come with an extended
-                context, a batch to train on has fewer streams than parts, training has a softmax
-                temperature, its segments vary and positions are a vector for each place, or there
-                is no memory for it.
+                context, it is trained without the recurrence that --zero-memory is of, a batch to
+                train on has fewer streams than parts, training has a softmax temperature, its
+                segments vary and positions are a vector for each place, or memory is too small.
         """
         temperature = self.cfg.softmax_temperature
         if temperature != 1 and not from_checkpoint:
@@ -130,6 +130,12 @@ class SegmentLanguageModelingTask(FairseqTask):
                 f"--extended-context is {self.cfg.extended_context} for a model with a recurrence "
                 f"of {mem_len} tokens, which would hold them twice: leave it out, or give "
                 "--mem-len 0 (in evaluation: --model-overrides \"{'mem_len': 0}\")"
+            )
+        # evaluation may leave out the recurrence of a model that was trained with it
+        if model.decoder.context.from_zeros and mem_len == 0 and not from_checkpoint:
+            raise ValueError(
+                "--zero-memory with --mem-len 0: there is no recurrence to start with zero "
+                "vectors; give a larger --mem-len, or leave --zero-memory out"
             )
         if self.cfg.segment_jitter and not from_checkpoint:
             self._train_on_longer_segments(model.decoder)

@@ -29,7 +29,7 @@ from scripts._shared.commands import short
 from scripts._shared.files import atomic_write
 
 # What fairseq-train names the checkpoints that it keeps.
-_KEPT = re.compile(r"checkpoint\d+\.pt|checkpoint_\d+_\d+\.pt")
+_KEPT = re.compile(r"checkpoint(\d+)\.pt|checkpoint_(\d+)_(\d+)\.pt")
 
 
 class Checkpoint(NamedTuple):
@@ -54,10 +54,17 @@ def read(path: Path) -> Checkpoint:
     return Checkpoint(path, state, updates)
 
 
+def _by_name(path: Path) -> tuple[float, float]:
+    """Epoch and updates in the name of a kept checkpoint; one of an epoch comes at its end."""
+    of_epoch, epoch, updates = _KEPT.fullmatch(path.name).groups()
+    return float(of_epoch or epoch), float(updates or "inf")
+
+
 def choose(paths: list[Path], last: int | None) -> list[Checkpoint]:
     """Checkpoints to average, the one with the most updates last.
 
-    Raises ValueError when they are not two at least, or a folder has fewer than asked for.
+    Raises ValueError when they are not two at least, a folder has fewer than asked for, or one that
+    may be among the last of it cannot be read.
     """
     check_at_least(2, last=last)
     if last is None:
@@ -70,15 +77,27 @@ def choose(paths: list[Path], last: int | None) -> list[Checkpoint]:
         return chosen
     if len(paths) != 1 or not paths[0].is_dir():
         raise ValueError(f"--last {last} takes one folder: name the --save-dir of the training")
-    found = map(read, sorted(path for path in paths[0].iterdir() if _KEPT.fullmatch(path.name)))
-    # at the end of an epoch the same weights may be there twice
-    different = {checkpoint.updates: checkpoint for checkpoint in found}
-    if len(different) < last:
+    different, unread = {}, {}
+    for path in sorted(path for path in paths[0].iterdir() if _KEPT.fullmatch(path.name)):
+        try:
+            checkpoint = read(path)
+        except ValueError as error:
+            unread[path] = error
+        else:
+            # at the end of an epoch the same weights may be there twice
+            different[checkpoint.updates] = checkpoint
+    chosen = [different[updates] for updates in sorted(different)[-last:]]
+    # of those that cannot be read, only the name tells how old they are
+    oldest = min((_by_name(checkpoint.path) for checkpoint in chosen), default=(0, 0))
+    for path in sorted(unread, key=_by_name, reverse=True):
+        if len(chosen) < last or _by_name(path) > oldest:
+            raise unread[path]
+    if len(chosen) < last:
         raise ValueError(
             f"--last is {last} and {short(paths[0])} has {len(different)} checkpoints: give fewer, "
             "or train without --no-epoch-checkpoints, or with --save-interval-updates"
         )
-    return [different[updates] for updates in sorted(different)[-last:]]
+    return chosen
 
 
 def check(checkpoints: list[Checkpoint]) -> None:

@@ -3,11 +3,9 @@
 import errno
 import multiprocessing
 import os
-import re
 import resource
 import shutil
 import signal
-from collections import OrderedDict
 from types import SimpleNamespace
 
 import numpy as np
@@ -73,6 +71,7 @@ def test_a_copy_has_the_same_bytes_and_nothing_is_left_beside_it(saved):
 def save_on_a_full_disk(path):
     # as a disk that has room for 4 KiB more
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    checkpoint_files.time.sleep = lambda seconds: None
     resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))
     with pytest.raises(OSError, match=f"^cannot write the checkpoint {path}: .* room on the disk"):
         checkpoint_utils.torch_persistent_save(STATE, str(path))
@@ -82,6 +81,41 @@ def test_a_full_disk_leaves_what_was_there(saved):
     before = saved.read_bytes()
     assert exit_status_of(save_on_a_full_disk, saved) == 0
     assert saved.read_bytes() == before
+    assert os.listdir(saved.parent) == [saved.name]
+
+
+@pytest.mark.parametrize("failures", [2, 3])
+def test_a_checkpoint_is_written_in_three_tries(saved, monkeypatch, failures):
+    """As fairseq does, because a disk may be away for a moment."""
+    save, left = torch.save, [None] * failures
+
+    def fail_at_first(content, file):
+        if left:
+            file.write(b"a part of it")
+            left.pop()
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        save(content, file)
+
+    monkeypatch.setattr(torch, "save", fail_at_first)
+    monkeypatch.setattr(checkpoint_files.time, "sleep", lambda seconds: None)
+    before = saved.read_bytes()
+    if failures == 3:
+        with pytest.raises(OSError, match=f"^cannot write the checkpoint {saved}: .*Input/output"):
+            checkpoint_utils.torch_persistent_save({**STATE, "model": {}}, str(saved))
+        assert saved.read_bytes() == before
+    else:
+        checkpoint_utils.torch_persistent_save({**STATE, "model": {}}, str(saved))
+        assert saved.read_bytes() != before
+    assert os.listdir(saved.parent) == [saved.name]
+
+
+def test_a_lack_of_memory_is_no_full_disk(saved, monkeypatch):
+    def fail(content, file):
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(torch, "save", fail)
+    with pytest.raises(torch.OutOfMemoryError, match=r"^CUDA out of memory$"):
+        checkpoint_utils.torch_persistent_save(STATE, str(saved))
     assert os.listdir(saved.parent) == [saved.name]
 
 
@@ -158,6 +192,8 @@ def test_a_damaged_checkpoint_is_named_with_what_to_take(saved, damage):
         torch.save(STATE, other)
         os.utime(other, (number, number))
     saved.with_name("checkpoint3.pt").write_bytes(saved.read_bytes())
+    # the newest entry leads nowhere
+    saved.with_name("checkpoint4.pt").symlink_to("none.pt")
     with pytest.raises(ValueError, match=f"{damaged}take {newer} \\(--restore-file"):
         checkpoint_utils.load_checkpoint_to_cpu(str(saved))
 
@@ -167,6 +203,36 @@ def test_what_is_no_file_is_refused(tmp_path):
     for path in (tmp_path, tmp_path / "checkpoint_last.pt"):
         with pytest.raises(ValueError, match=f"^the checkpoint {path} is no file: name one that"):
             checkpoint_utils.load_checkpoint_to_cpu(str(path))
+
+
+def without(part):
+    return {name: value for name, value in STATE.items() if name != part}
+
+
+@pytest.mark.parametrize(
+    ("content", "lacking"),
+    [
+        ({"a": torch.ones(2)}, "model"),
+        ([1, 2], "model"),
+        (torch.ones(2), "model"),
+        ({**STATE, "model": torch.ones(2)}, "model"),
+        (without("args"), "cfg"),
+        (without("optimizer_history"), "optimizer_history"),
+        (without("extra_state"), "extra_state"),
+    ],
+)
+def test_what_fairseq_did_not_write_is_named(saved, content, lacking):
+    torch.save(content, saved)
+    message = f"^the checkpoint {saved} is none of fairseq's \\(it has no {lacking}\\): name one"
+    with pytest.raises(ValueError, match=message):
+        checkpoint_utils.load_checkpoint_to_cpu(str(saved))
+
+
+def test_what_the_first_versions_of_fairseq_wrote_is_read(saved):
+    first = {"best_loss": 1.0, "optimizer": {}, "epoch": 3, "batch_offset": 0, "val_loss": 1.0}
+    torch.save({"args": None, "model": STATE["model"], **first}, saved)
+    state = checkpoint_utils.load_checkpoint_to_cpu(str(saved))
+    assert state["extra_state"]["train_iterator"]["epoch"] == 3
 
 
 def test_what_would_be_executed_is_refused(saved):
@@ -315,29 +381,3 @@ def test_two_trainings_do_not_write_into_one_folder(tmp_path):
     assert os.listdir(folder) == []
     os.close(checkpoint_files._locked.pop(folder.resolve()))
     assert exit_status_of(checkpoint_files.lock_folder, str(folder)) == 0
-
-
-@pytest.mark.parametrize(
-    ("weights", "kind", "reason"),
-    [
-        ({"weight": torch.ones(2, 3)}, ValueError, 'Missing key(s) in state_dict: "bias"'),
-        ({"extra": torch.ones(1)}, ValueError, 'Unexpected key(s) in state_dict: "extra"'),
-        ({"weight": torch.ones(3, 2)}, ValueError, "size mismatch for weight"),
-        ({"bias": 1.0}, ValueError, 'While copying the parameter named "bias"'),
-        ({"bias": torch.tensor([1, torch.nan])}, FloatingPointError, "bias has a number that is"),
-        ({"bias": torch.tensor([1, torch.inf])}, FloatingPointError, "bias has a number that is"),
-    ],
-)
-def test_weights_that_do_not_fit_are_told_in_a_sentence(weights, kind, reason):
-    model = torch.nn.Linear(3, 2)
-    if "Missing" not in reason:
-        weights = {**model.state_dict(), **weights}
-    weights = OrderedDict(weights)
-    weights.read_from = "runs/last.pt"
-    told = "" if kind is FloatingPointError else "the weights of the checkpoint runs/last.pt do not"
-    match = f"^{told}.*{re.escape(reason)}.*: "
-    loading = checkpoint_files.weights_loaded_into(model, weights)
-    with pytest.raises(kind, match=match) as raised, loading:
-        model.load_state_dict(weights)
-    assert "runs/last.pt" in str(raised.value)
-    assert "\n" not in str(raised.value)

@@ -112,6 +112,7 @@ def test_a_saved_models_values_stay_and_newer_options_have_their_defaults(name):
     [
         ({"width": True}, "--width is True: it must be a whole number"),
         ({"width": 64.5}, "--width is 64.5: it must be a whole number"),
+        ({"width": 1e3}, "--width is 1000.0: it must be a whole number"),
         ({"width": "64"}, "--width is '64': it must be a whole number"),
         ({"span": float("nan")}, "--span is nan: it must be a whole number"),
         ({"scale": float("inf")}, "--scale is inf: it must be a finite number"),

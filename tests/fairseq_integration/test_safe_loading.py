@@ -8,6 +8,7 @@ import io
 import os
 import pickle
 import subprocess
+import zipfile
 from collections import defaultdict
 
 import numpy as np
@@ -64,8 +65,45 @@ def test_a_flipped_bit_is_told_before_anything_is_read(tmp_path):
     # among the numbers, where torch takes any bits
     content[content.index(torch.ones(9).numpy().tobytes()) + 2000] ^= 4
     path.write_bytes(content)
-    with pytest.raises(ValueError, match=r"^CHECKPOINT is damaged: a checksum in it is wrong"):
+    with pytest.raises(ValueError, match=r"^CHECKPOINT is cut .* \(a checksum in it is wrong\)"):
         read_checkpoint(path, "CHECKPOINT")
+
+
+@pytest.mark.parametrize("cut", [0, 4, 30, 100, 0.5, -1])
+@pytest.mark.parametrize("archive", [True, False])
+def test_a_cut_file_is_told_in_plain_words(tmp_path, cut, archive):
+    path = tmp_path / "last.pt"
+    state = {"model": {"weight": torch.ones(1000)}}
+    torch.save(state, path, _use_new_zipfile_serialization=archive)
+    content = path.read_bytes()
+    path.write_bytes(content[: int(cut * len(content)) if cut == 0.5 else cut])
+    problem = "its end is missing" if archive else "torch cannot read it to its end"
+    expected = "it is empty" if cut == 0 else problem
+    with pytest.raises(ValueError, match=r"^CHECKPOINT is cut short or damaged \(.*: name") as told:
+        read_checkpoint(path, "CHECKPOINT")
+    assert f"({expected})" in str(told.value)
+
+
+def test_an_archive_of_something_else_is_named(tmp_path):
+    for name in ("x.txt", "a/x.txt"):
+        with zipfile.ZipFile(tmp_path / "other.zip", "w") as archive:
+            archive.writestr(name, "text")
+        with pytest.raises(ValueError, match=r"^CHECKPOINT is an archive without a checkpoint in"):
+            read_checkpoint(tmp_path / "other.zip", "CHECKPOINT")
+
+
+@pytest.mark.parametrize(
+    ("told", "archive"),
+    [("DefaultCPUAllocator: can't allocate memory", False), ("unable to mmap 9 bytes", True)],
+)
+def test_what_a_machine_lacks_is_no_damage(tmp_path, monkeypatch, told, archive):
+    def fail(*args, **how):
+        raise RuntimeError(told)
+
+    torch.save({}, tmp_path / "last.pt", _use_new_zipfile_serialization=archive)
+    monkeypatch.setattr(torch, "load", fail)
+    with pytest.raises(RuntimeError, match=f"^{told}$"):
+        read_checkpoint(tmp_path / "last.pt", "CHECKPOINT")
 
 
 class Calling:
@@ -106,6 +144,18 @@ def test_what_runs_code_is_not_loaded(tmp_path, monkeypatch, function, arguments
         with pytest.raises(pickle.UnpicklingError, match="Weights only load failed"):
             load(Calling(function, *arguments), **how)
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("archive", [True, False])
+def test_no_error_advises_to_run_what_is_in_a_file(tmp_path, archive):
+    path = tmp_path / "last.pt"
+    torch.save({"model": Calling(print)}, path, _use_new_zipfile_serialization=archive)
+    cut = "" if archive else " or is cut short,"
+    message = f"^CHECKPOINT holds more than weights and options,{cut} and is not loaded "
+    with pytest.raises(ValueError, match=message) as told:
+        read_checkpoint(path, "CHECKPOINT")
+    reason = "Unsupported global: GLOBAL print was not an allowed global by default"
+    assert str(told.value).endswith(f" ({reason}): name one that fairseq-train wrote")
 
 
 def test_nothing_else_is_allowed():

@@ -6,7 +6,7 @@ import pytest
 import torch
 from fairseq import checkpoint_utils
 
-from fairseq_plugins.fairseq_integration import checkpoint_files, sentences
+from fairseq_plugins.fairseq_integration import safe_loading, sentences
 from fairseq_plugins.segment_language_model.attention_blocks import rel_shift
 from fairseq_plugins.segment_language_model.positions import sinusoids
 
@@ -37,7 +37,7 @@ def failed_here_with_a_value(path):
 
 
 def opened_here(path):
-    checkpoint_files._what_is_cut(str(path))
+    safe_loading._what_is_cut(str(path))
 
 
 @pytest.mark.parametrize(

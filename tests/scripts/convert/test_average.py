@@ -61,6 +61,36 @@ def test_the_last_of_a_folder_are_averaged(models, tmp_path, capsys):
     assert any(not torch.equal(weight, one[name]) for name, weight in found.items())
 
 
+def test_a_damaged_checkpoint_counts_where_it_could_be_among_the_last(models, tmp_path, capsys):
+    folder = tmp_path / "models"
+    shutil.copytree(models, folder)
+    older, newer = folder / "checkpoint_1_5.pt", folder / "checkpoint_3_25.pt"
+    older.write_bytes((models / "checkpoint1.pt").read_bytes()[:3000])
+    assert run(folder, "--last", 2, "--output", tmp_path / "mean.pt") == 0
+    assert run(models, "--last", 2, "--output", tmp_path / "same.pt") == 0
+    for name, weight in weights(tmp_path / "same.pt").items():
+        assert torch.equal(weight, weights(tmp_path / "mean.pt")[name])
+    capsys.readouterr()
+    message = f"CHECKPOINT {older} is cut short or damaged (its end is missing): name another"
+    refused(capsys, tmp_path, message, folder, "--last", 4)
+    newer.write_bytes(older.read_bytes())
+    message = message.replace(str(older), str(newer))
+    refused(capsys, tmp_path, message, folder, "--last", 2)
+
+
+def test_the_number_of_updates_counts_before_the_name(models, tmp_path):
+    """As after --reset-dataloader, which counts epochs anew."""
+    folder = tmp_path / "models"
+    folder.mkdir()
+    shutil.copy(models / "checkpoint3.pt", folder / "checkpoint1.pt")
+    shutil.copy(models / "checkpoint_2_20.pt", folder / "checkpoint_1_20.pt")
+    shutil.copy(models / "checkpoint1.pt", folder / "checkpoint9.pt")
+    assert run(folder, "--last", 2, "--output", tmp_path / "mean.pt") == 0
+    assert run(models, "--last", 2, "--output", tmp_path / "same.pt") == 0
+    for name, weight in weights(tmp_path / "same.pt").items():
+        assert torch.equal(weight, weights(tmp_path / "mean.pt")[name])
+
+
 def test_it_is_loaded_and_holds_no_optimizer(models, tmp_path):
     output = tmp_path / "mean.pt"
     files = [models / name for name in ("checkpoint3.pt", "checkpoint1.pt")]

@@ -101,7 +101,7 @@ def test_a_checkpoint_cannot_run_anything(tmp_path, capsys):
     torch.save({"model": saved_models.Mischief(tmp_path / "made")}, tmp_path / "bad.pt")
     (tmp_path / "text").mkdir()
     assert measure(tmp_path, "bad", "text", tmp_path / "out")[0] == 1
-    assert "bad.pt holds more than weights and options, or is cut" in capsys.readouterr().err
+    assert "bad.pt holds more than weights and options, and is not" in capsys.readouterr().err
     assert not (tmp_path / "made").exists()
 
 

@@ -290,7 +290,9 @@ def test_checkpoints_without_weights_are_refused(tmp_path, refused):
     words = ["--checkpoint", str(path)]
     refused(plot_branch_weights.main, words, f"--checkpoint {path} {message}\n")
     path.write_bytes(b"PK\x03\x04 cut short")
-    refused(plot_branch_weights.main, words, f"--checkpoint {path} holds more than")
+    refused(
+        plot_branch_weights.main, words, f"--checkpoint {path} is cut short or damaged (its end is"
+    )
 
 
 def test_a_log_or_checkpoints_are_needed(log, capsys):

@@ -7,7 +7,7 @@ from tests.scripts.evaluate.saved_models import Mischief, write_checkpoint
 
 def test_a_checkpoint_cannot_run_anything(tmp_path):
     torch.save({"model": Mischief(tmp_path / "made")}, tmp_path / "bad.pt")
-    message = r"^--path .*bad.pt holds more than weights and options, or is cut short, and is not"
+    message = r"^--path .*bad.pt holds more than weights and options, and is not"
     with pytest.raises(ValueError, match=message):
         read_checkpoint(tmp_path / "bad.pt", "--path")
     assert not (tmp_path / "made").exists()
@@ -19,7 +19,7 @@ def test_files_that_are_no_checkpoints_are_refused(tmp_path):
     write_checkpoint(tmp_path / "xl.pt", "transformer_xl")
     assert load_checkpoint(tmp_path / "xl.pt")["optimizer_history"][-1]["num_updates"] == 1
     (tmp_path / "short.pt").write_bytes((tmp_path / "xl.pt").read_bytes()[:3000])
-    with pytest.raises(ValueError, match=r"short.pt holds more than .* or is cut short"):
+    with pytest.raises(ValueError, match=r"short.pt is cut short or damaged \(its end is mi"):
         load_checkpoint(tmp_path / "short.pt")
     other = {"cfg": {"model": {"_name": "transformer_lm"}}}
     for name, content in (("'transformer_lm'", other), ("None", {"cfg": None}), ("None", [1])):
