@@ -33,6 +33,9 @@ class Updates:
     Args:
         device: of the training.
         number: of its updates.
+
+    Attributes:
+        steps: how often fairseq took a step, those that made no update among them.
     """
 
     device: torch.device
@@ -42,6 +45,7 @@ class Updates:
     tokens: list[int] = field(default_factory=list)
     seconds: list[float] = field(default_factory=list)
     waits: Counter = field(default_factory=Counter)
+    steps: int = 0
 
     def losses(self) -> list[float]:
         """Mean loss of each update, in nats; raises ValueError where updates are missing."""
@@ -57,7 +61,7 @@ class Updates:
 
     def overflows(self) -> int:
         """Steps that fairseq left out because a gradient was not finite."""
-        return len(self.seconds) - len(self.sums)
+        return self.steps - len(self.sums)
 
 
 @contextlib.contextmanager
@@ -74,7 +78,11 @@ def watched(device: torch.device, number: int) -> Iterator[Updates]:
             # else fairseq leaves out what does not fit, and says that it went well
             result = step(trainer, samples, raise_oom=True)
         synchronize(device)
-        updates.seconds.append(time.perf_counter() - start)
+        seconds = time.perf_counter() - start
+        updates.steps += 1
+        # not of a step that overflowed, nor once more of one that fairseq tried again within itself
+        if len(updates.seconds) < len(updates.sums):
+            updates.seconds.append(seconds)
         return result
 
     def noted(

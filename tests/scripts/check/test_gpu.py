@@ -11,16 +11,19 @@ import time
 import warnings
 from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
+from fairseq.trainer import Trainer
 
 from scripts._shared import machine
-from scripts.check import _gpu_kernels, _gpu_report, gpu
+from scripts.check import _gpu_kernels, _gpu_report, _gpu_watch, gpu
 from scripts.check._gpu_models import FP32, SYMBOLS, TINY, draw_text
-from scripts.check._gpu_training import Place
-from scripts.check._gpu_watch import Updates, counted_waits
+from scripts.check._gpu_models import MODELS as CHECKED
+from scripts.check._gpu_training import Place, Trial
+from scripts.check._gpu_watch import Updates, counted_waits, watched
 from tests import fork_server  # noqa: F401 (what processes are forked from)
 
 CPU = torch.device("cpu")
@@ -234,12 +237,40 @@ def test_the_report_tells_of_all_that_was_found():
 
 
 def test_updates_that_are_missing_are_an_error():
-    updates = Updates(CPU, 2, [torch.tensor(6.0)], [2.0], [2], [0.1, 0.1])
+    updates = Updates(CPU, 2, [torch.tensor(6.0)], [2.0], [2], [0.1], steps=2)
     assert updates.overflows() == 1
     with pytest.raises(ValueError, match=r"^1 of 2 updates were made$"):
         updates.losses()
     updates.number = 1
     assert updates.losses() == [3.0]
+
+
+@pytest.mark.parametrize("overflows", [1, 4, 6])
+@pytest.mark.parametrize("again", [False, True], ids=["left out", "tried again"])
+def test_steps_that_overflow_are_not_timed(overflows, again, monkeypatch):
+    updates, now = 12, [0.0]
+    ends = [*[False] * overflows, *[True] * updates]
+    monkeypatch.setattr(_gpu_watch, "time", SimpleNamespace(perf_counter=lambda: now[0]))
+
+    def step(trainer, samples, raise_oom=False):
+        if not ends.pop(0):
+            now[0] += 100
+            # fairseq's amp tries the same batch once more, in the same step
+            return Trainer.train_step(trainer, samples) if again else None
+        # each update is as long as it has tokens
+        tokens = updates - len(ends)
+        now[0] += tokens
+        Trainer._reduce_and_log_stats(trainer, [{"loss": 1.0, "ntokens": tokens}], 1.0, 0.5)
+        return None
+
+    monkeypatch.setattr(Trainer, "train_step", step)
+    monkeypatch.setattr(Trainer, "_reduce_and_log_stats", lambda *_: None)
+    with watched(CPU, updates) as seen:
+        while ends:
+            Trainer.train_step(None, [])
+    assert (seen.overflows(), len(seen.losses()), len(seen.seconds)) == (overflows, 12, 12)
+    assert seen.seconds == seen.tokens
+    assert seen.speed() == 1
 
 
 def test_waits_are_counted_by_the_line_that_asks(monkeypatch):
@@ -274,6 +305,23 @@ def test_kernels_agree_and_one_that_does_not_would_be_found(precision):
     (wrong,) = _gpu_report.judge(found)
     assert wrong.startswith("doubled: 1, allowed is ")
     assert list(found)[1:] == ["fast", "plain", "dense bias", "doubled"]
+
+
+def test_kernels_whose_gradients_are_no_numbers_are_wrong():
+    def broken(query, keys, values, *rest, **options):
+        for x in (keys := keys * 1, values := values * 1):
+            x.register_hook(lambda grad: grad * math.nan)
+        return _gpu_kernels.plain_attention(query, keys, values, *rest, **options)
+
+    (step,) = _gpu_kernels.compare_kernels({"broken": broken}, FP32, PLACE)
+    assert _gpu_report.judge({"precision": FP32, **step()}) == ["broken: nan, allowed is 0.0001"]
+
+
+def test_losses_that_are_no_numbers_are_wrong():
+    place = Place(CPU, Path(), Path(), {"transformer_xl tiny": [1.0, 1.0, 1.0]})
+    trial = Trial(CHECKED[0], TINY, FP32, place, losses=[1.0, math.nan, 1.0])
+    found = {"precision": FP32, **trial.compare()}
+    assert _gpu_report.judge(found) == ["difference: nan, allowed is 0.005"]
 
 
 def test_published_code_is_measured_beside_ours(tmp_path, monkeypatch):
