@@ -20,10 +20,22 @@ import torch
 from fairseq.trainer import Trainer
 from torch import Tensor
 
+import fairseq_plugins
 from scripts._shared.machine import synchronize
 
 # Updates that warm up, and the last ones, of which the waits of the host are counted: not timed.
 WARM, COUNTED = 5, 4
+PACKAGE = Path(fairseq_plugins.__file__).parent
+# Functions of this package that may make the host wait in an update on one worker: the list of
+# docs/gpu.md.
+SPANS_READ = "fairseq_plugins/all_attention/adaptive_span.py read_head_groups"
+WAITS = {
+    SPANS_READ,
+    "fairseq_plugins/all_attention/adaptive_span.py _numbers",
+    "fairseq_plugins/product_key_memory/bf16_values.py places",
+    "fairseq_plugins/product_key_memory/values.py read_numbers",
+    "fairseq_plugins/transformer_xl/latter_half_loss.py forward",
+}
 
 
 @dataclass
@@ -105,7 +117,7 @@ def watched(device: torch.device, number: int) -> Iterator[Updates]:
 @contextlib.contextmanager
 def counted_waits(waits: Counter) -> Iterator[None]:
     """Count where the host waits for the GPU during the block, by the line that asks."""
-    ours = str(Path(__file__))
+    here = str(Path(__file__))
 
     def note(message: Any, *_: Any) -> None:
         if "synchronizing" not in str(message):
@@ -114,11 +126,13 @@ def counted_waits(waits: Counter) -> Iterator[None]:
         # the line that called torch, which may be torch's own Python
         while frame.f_back and (
             {"torch", "warnings.py"} & set(Path(frame.f_code.co_filename).parts)
-            or frame.f_code.co_filename == ours
+            or frame.f_code.co_filename == here
         ):
             frame = frame.f_back
-        file = "/".join(Path(frame.f_code.co_filename).parts[-2:])
-        waits[f"{file}:{frame.f_lineno} {frame.f_code.co_name}"] += 1
+        file = Path(frame.f_code.co_filename)
+        ours = PACKAGE in file.parents
+        told = file.relative_to(PACKAGE.parent) if ours else Path(*file.parts[-2:])
+        waits[f"{told}:{frame.f_lineno} {frame.f_code.co_name}"] += 1
 
     before = torch.cuda.get_sync_debug_mode()
     with warnings.catch_warnings():
