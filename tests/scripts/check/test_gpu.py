@@ -22,7 +22,7 @@ from fairseq.trainer import Trainer
 import fairseq_plugins
 from scripts._shared import machine
 from scripts.check import _gpu_kernels, _gpu_report, _gpu_watch, gpu
-from scripts.check._gpu_models import FP32, SYMBOLS, TINY, draw_text
+from scripts.check._gpu_models import FP32, PLAIN, SYMBOLS, TINY, draw_text
 from scripts.check._gpu_models import MODELS as CHECKED
 from scripts.check._gpu_training import Place, Trial
 from scripts.check._gpu_watch import Updates, counted_waits, watched
@@ -158,6 +158,25 @@ def test_it_ends_in_time_with_what_it_has(tmp_path, rows, monkeypatch):
     assert "Not reached: find_one." in (tmp_path / "gpu.md").read_text(encoding="utf-8")
 
 
+def test_it_ends_in_time_where_imports_take_longer(tmp_path, rows, monkeypatch, capsys):
+    over, imported = threading.Event(), []
+
+    def start(check, work):
+        over.wait(20)
+        imported.append(work)
+        return SimpleNamespace(join=lambda: None)
+
+    monkeypatch.setattr(gpu.Check, "_start", start)
+    monkeypatch.setattr(gpu, "FOR_REPORT", 59)
+    rows(find_one)
+    status, content = run(tmp_path, "--minutes", 1)
+    assert imported == []
+    over.set()
+    assert status == 1
+    assert [row["state"] for row in content["rows"]] == ["not reached"]
+    assert "error: no row came to its end in time: give more --minutes" in capsys.readouterr().err
+
+
 def test_a_check_that_reaches_nothing_is_an_error(tmp_path, rows, monkeypatch, capsys):
     monkeypatch.setattr(gpu, "EXPECTED", 10_000)
     rows(find_one)
@@ -177,6 +196,13 @@ def test_a_check_that_reaches_nothing_is_an_error(tmp_path, rows, monkeypatch, c
 def test_it_refuses(words, message, refused, monkeypatch):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
     refused(gpu.main, ["--device", "cpu", *words], message)
+
+
+def test_every_size_of_a_model_is_in_a_row():
+    rows = [row for row in gpu.rows_of("cpu", []) if row.size]
+    trained = [(row.steps.args[0], row.steps.args[1]) for row in rows]
+    for model in (*CHECKED, *PLAIN.values()):
+        assert all((model, size) in trained for size in model.archs)
 
 
 def test_a_gpu_has_more_rows_than_a_cpu():
