@@ -71,6 +71,19 @@ CASES = {
         lambda: tiny_transformer(**TRANSLATION_MEMORIES),
         "label_smoothed_cross_entropy",
     ),
+    # all of these in the default reading, sublayers
+    **{
+        f"branches, {name}": (
+            lambda options=options: tiny_weighted_transformer(**options),
+            "label_smoothed_cross_entropy",
+        )
+        for name, options in {
+            "shake": {"branch_training": "shake"},
+            "softmax": {"branch_parameterization": "softmax"},
+            "top-k": {"branch_top_k": 2},
+            "random outside of training": {"branch_weights": "random"},
+        }.items()
+    },
     **{
         f"branches, {residual}, {feed_forward}": (
             lambda options=(residual, feed_forward): tiny_weighted_transformer(
@@ -82,6 +95,7 @@ CASES = {
             ("as-written", "slices"),
             ("sublayers", "slices"),
             ("networks", "slices"),
+            ("networks", "shared"),
             ("branches", "slices"),
             ("branches", "shared"),
         ]

@@ -33,9 +33,9 @@ def project_to_simplex(x: Tensor) -> None:
     x.copy_((x.double() - excess.max()).clamp(min=0))
 
 
-def draw_from_simplex(branches: int) -> Tensor:
-    """Return weights (M,) drawn uniformly from the simplex."""
-    drawn = torch.empty(branches, dtype=torch.double).exponential_()
+def draw_from_simplex(branches: int, device: torch.device | None = None) -> Tensor:
+    """Return weights (M,) drawn uniformly from the simplex, on a device; None for torch's usual."""
+    drawn = torch.empty(branches, dtype=torch.double, device=device).exponential_()
     return (drawn / drawn.sum()).float()
 
 
@@ -183,7 +183,7 @@ class BranchWeights(SinglePrecision):
         weights = dict(zip(self.kinds, self.learned(), strict=True))
         for kind, learned in weights.items():
             if self.training and self.shake:
-                weights[kind] = draw_from_simplex(self.branches).to(learned.device)
+                weights[kind] = draw_from_simplex(self.branches, learned.device)
             elif not self.training and self.outside_training == RANDOM:
                 weights[kind] = getattr(self, f"random_{kind}")
             elif not self.training and self.outside_training == UNIFORM:

@@ -54,7 +54,7 @@ BATCHES = {TINY: SMALL_BATCH, REAL: Batch(16, 512)}
 
 @dataclass(frozen=True)
 class Model:
-    """A model in both sizes, as fairseq's commands take it.
+    """A model in one or both sizes, as fairseq's commands take it.
 
     Args:
         name: what tables call it.
@@ -158,33 +158,33 @@ MODELS = [
         ("--optimizer", "adam_with_branch_weights", *ADAM[2:], *CLIP, *SMOOTHED),
     ),
 ]
-# fairseq's own of the same size, for the speed alone
+# fairseq's own of the same real size, for the speed alone
 PLAIN = {
     "transformer_xl": Model(
         "transformer_lm",
         BLOCKS,
-        {TINY: _plain(4, 128, 512, 4), REAL: _plain(12, 512, 2048, 8)},
+        {REAL: _plain(12, 512, 2048, 8)},
         (*ADAM, *CLIP),
         flat=True,
     ),
     "all_attention_lm": Model(
         "transformer_lm",
         BLOCKS,
-        {TINY: _plain(6, 128, 64, 4), REAL: _plain(18, 512, 1024, 8)},
+        {REAL: _plain(18, 512, 1024, 8)},
         (*ADAM, *CLIP),
         flat=True,
     ),
     "pkm_transformer_lm": Model(
         "transformer_lm",
         BLOCKS,
-        {TINY: _plain(4, 128, 512, 4), REAL: _plain(6, 1024, 4096, 8)},
+        {REAL: _plain(6, 1024, 4096, 8)},
         (*ADAM, *CLIP),
         flat=True,
     ),
     "weighted_transformer": Model(
         "transformer",
         TRANSLATION,
-        {TINY: _translator("transformer_tiny"), REAL: _translator("transformer_wmt_en_de")},
+        {REAL: _translator("transformer_wmt_en_de")},
         (*ADAM, *CLIP, *SMOOTHED),
         flat=True,
     ),

@@ -1,10 +1,12 @@
 """What the check of a GPU has found: which of it is wrong, as tables in Markdown, and as a plot."""
 
+import re
 from collections import Counter
 from typing import Any
 
 from scripts._shared.results import markdown_table
 from scripts.check._gpu_models import AMP, BF16, FP16, FP32, REAL
+from scripts.check._gpu_watch import PACKAGE, WAITS
 
 OK, WRONG, FAILED, NOT_REACHED = STATES = ("ok", "wrong", "failed", "not reached")
 MIB = 2**20
@@ -18,6 +20,9 @@ OF_RESUMING = {FP32: 0.001, BF16: 0.02, FP16: 0.005, AMP: 0.002}
 OF_EVALUATION = {FP32: 0.001, BF16: 0.001, FP16: 0.01, AMP: 0.01}
 # Parts of the largest output or gradient by which kernels may differ from the plain one in fp32.
 OF_KERNELS = {FP32: 1e-4, BF16: 0.05, FP16: 0.01}
+# Percent of the words generated in fp32 that must be the CPU's. Rounding decides between two words
+# that are as likely as each other, and what comes after that one differs, too.
+ALIKE = 90
 
 LEGEND = """
 Nats: the largest difference of a loss from the CPU's in fp32, without dropout (trained); from the
@@ -26,8 +31,9 @@ checkpoint from the CPU's in fp32 (evaluated); allowed are {training} in trainin
 {resuming} in the first update and {evaluation} in evaluation.
 Tokens a second: of the median update, through fairseq-train; of fairseq-eval-lm or
 fairseq-validate. MiB: the most that {memory} held. Waits: how often in an update the host waited
-for the GPU, of fairseq and of this package. Words: how many were generated, and how many of them
-are also those of the CPU in fp32.
+for the GPU, of fairseq and of this package, where only the lines that docs/gpu.md lists may. Words:
+how many were generated, and how many of them are also those of the CPU in fp32; in fp32 at least
+{alike} % must be.
 Rows without a difference are fairseq's own models of the same size, for speed alone."""
 
 
@@ -43,10 +49,19 @@ def judge(row: dict[str, Any]) -> list[str]:
         if isinstance(value, dict) and "difference" in value
     ]
     # not a number is not within it either
-    return [
+    wrong = [
         f"{name.replace('_', ' ')}: {value:.2g}, allowed is {limit}"
         for name, value, limit in found
         if not value <= limit
+    ]
+    if precision == FP32 and "generated" in row:
+        words, alike = row["generated"], row["generated_alike"]
+        if 100 * alike < ALIKE * words:
+            wrong.append(f"{alike} of {words} words are the CPU's, at least {ALIKE} % must be")
+    return wrong + [
+        f"the host waits at {place}, which docs/gpu.md does not list"
+        for place in row.get("waits", {})
+        if place.startswith(f"{PACKAGE.name}/") and re.sub(r":\d+ ", " ", place) not in WAITS
     ]
 
 
@@ -105,6 +120,7 @@ def texts(content: dict[str, Any]) -> list[str]:
             training=_allowed(OF_TRAINING),
             resuming=_allowed(OF_RESUMING),
             evaluation=_allowed(OF_EVALUATION),
+            alike=ALIKE,
             memory="PyTorch on the GPU" if content["device"] == "cuda" else "the process",
         )
         parts.append(legend.strip())

@@ -219,7 +219,9 @@ class Trial:
 
 
 def _largest_difference(losses: list[float], expected: list[float]) -> float:
-    return max(abs(loss - other) for loss, other in zip(losses, expected, strict=True))
+    off = [abs(loss - other) for loss, other in zip(losses, expected, strict=True)]
+    # not of Python, whose max() leaves out what is not a number
+    return torch.tensor(off, dtype=torch.double).max().item()
 
 
 def _validate(words: list[Any], split: str, device: torch.device) -> Found:

@@ -20,10 +20,22 @@ import torch
 from fairseq.trainer import Trainer
 from torch import Tensor
 
+import fairseq_plugins
 from scripts._shared.machine import synchronize
 
 # Updates that warm up, and the last ones, of which the waits of the host are counted: not timed.
 WARM, COUNTED = 5, 4
+PACKAGE = Path(fairseq_plugins.__file__).parent
+# Functions of this package that may make the host wait in an update on one worker: the list of
+# docs/gpu.md.
+SPANS_READ = "fairseq_plugins/all_attention/adaptive_span.py read_head_groups"
+WAITS = {
+    SPANS_READ,
+    "fairseq_plugins/all_attention/adaptive_span.py _numbers",
+    "fairseq_plugins/product_key_memory/bf16_values.py places",
+    "fairseq_plugins/product_key_memory/values.py read_numbers",
+    "fairseq_plugins/transformer_xl/latter_half_loss.py forward",
+}
 
 
 @dataclass
@@ -33,6 +45,9 @@ class Updates:
     Args:
         device: of the training.
         number: of its updates.
+
+    Attributes:
+        steps: how often fairseq took a step, those that made no update among them.
     """
 
     device: torch.device
@@ -42,6 +57,7 @@ class Updates:
     tokens: list[int] = field(default_factory=list)
     seconds: list[float] = field(default_factory=list)
     waits: Counter = field(default_factory=Counter)
+    steps: int = 0
 
     def losses(self) -> list[float]:
         """Mean loss of each update, in nats; raises ValueError where updates are missing."""
@@ -57,7 +73,7 @@ class Updates:
 
     def overflows(self) -> int:
         """Steps that fairseq left out because a gradient was not finite."""
-        return len(self.seconds) - len(self.sums)
+        return self.steps - len(self.sums)
 
 
 @contextlib.contextmanager
@@ -74,7 +90,11 @@ def watched(device: torch.device, number: int) -> Iterator[Updates]:
             # else fairseq leaves out what does not fit, and says that it went well
             result = step(trainer, samples, raise_oom=True)
         synchronize(device)
-        updates.seconds.append(time.perf_counter() - start)
+        seconds = time.perf_counter() - start
+        updates.steps += 1
+        # not of a step that overflowed, nor once more of one that fairseq tried again within itself
+        if len(updates.seconds) < len(updates.sums):
+            updates.seconds.append(seconds)
         return result
 
     def noted(
@@ -97,7 +117,7 @@ def watched(device: torch.device, number: int) -> Iterator[Updates]:
 @contextlib.contextmanager
 def counted_waits(waits: Counter) -> Iterator[None]:
     """Count where the host waits for the GPU during the block, by the line that asks."""
-    ours = str(Path(__file__))
+    here = str(Path(__file__))
 
     def note(message: Any, *_: Any) -> None:
         if "synchronizing" not in str(message):
@@ -106,11 +126,13 @@ def counted_waits(waits: Counter) -> Iterator[None]:
         # the line that called torch, which may be torch's own Python
         while frame.f_back and (
             {"torch", "warnings.py"} & set(Path(frame.f_code.co_filename).parts)
-            or frame.f_code.co_filename == ours
+            or frame.f_code.co_filename == here
         ):
             frame = frame.f_back
-        file = "/".join(Path(frame.f_code.co_filename).parts[-2:])
-        waits[f"{file}:{frame.f_lineno} {frame.f_code.co_name}"] += 1
+        file = Path(frame.f_code.co_filename)
+        ours = PACKAGE in file.parents
+        told = file.relative_to(PACKAGE.parent) if ours else Path(*file.parts[-2:])
+        waits[f"{told}:{frame.f_lineno} {frame.f_code.co_name}"] += 1
 
     before = torch.cuda.get_sync_debug_mode()
     with warnings.catch_warnings():

@@ -20,6 +20,7 @@ import multiprocessing
 import os
 import sys
 import tempfile
+import threading
 import time
 import traceback
 from collections.abc import Callable
@@ -221,9 +222,11 @@ class Check:
         print(self.content["hardware"], flush=True)
         with tempfile.TemporaryDirectory(prefix="work", dir=self.output) as work:
             try:
+                # the first process waits for the imports, which are no row's and cannot be stopped
+                first = threading.Thread(target=lambda: self._start(gc.freeze).join(), daemon=True)
+                first.start()
                 write_data(Path(work) / "data", self.device)
-                # it waits for the imports, which are no row's
-                self._start(gc.freeze).join()
+                first.join(max(0.0, self.deadline - time.monotonic()))
                 for number, row in enumerate(self.rows, 1):
                     self._compute(row, Path(work))
                     self._tell(f"{number:2}/{len(self.rows)}", self.content["rows"][-1])

@@ -24,7 +24,11 @@ from fairseq_plugins.weighted_transformer.branch_weights import BranchWeights
 from tests import tiny
 from tests.every_model import CASES, SPANS, criterion_of, sample_of
 from tests.product_key_memory.tiny import MEMORY, memories, tiny_language_model
-from tests.weighted_transformer.tiny import assert_on_simplex, tiny_as_written
+from tests.weighted_transformer.tiny import (
+    assert_on_simplex,
+    tiny_as_written,
+    tiny_weighted_transformer,
+)
 
 ON_GPU = pytest.param("cuda", marks=pytest.mark.gpu)
 ADAM = {"adam_betas": "(0.9, 0.98)", "adam_eps": 1e-6, "tpu": False, "fp16_adam_stats": False}
@@ -42,8 +46,13 @@ MODELS = {
         "cross_entropy",
         "adam_with_memory",
     ),
-    "branches": (
+    "branches, as written": (
         tiny_as_written,
+        "label_smoothed_cross_entropy",
+        "adam_with_branch_weights",
+    ),
+    "branches": (
+        tiny_weighted_transformer,
         "label_smoothed_cross_entropy",
         "adam_with_branch_weights",
     ),
@@ -161,7 +170,7 @@ def test_every_precision_learns_what_single_precision_does(kind, precision, devi
     # spans, κ and α stay in single precision, and where they belong
     for module in model.modules():
         if isinstance(module, BranchWeights):
-            assert_on_simplex(*(vector.detach().cpu() for vector in module()))
+            assert_on_simplex(*(vector.detach().cpu() for vector in module.learned()))
     for span in getattr(model.decoder, "spans", ()):
         assert span.value.dtype == torch.float32
         assert ((span.value >= 0) & (span.value <= 1)).all()

@@ -120,6 +120,18 @@ def test_shaken_weights_are_drawn_anew_in_training_and_equal_outside():
     assert weights.schedule is None
 
 
+def test_shaken_weights_are_drawn_on_their_device():
+    weights = BranchWeights(4, SCHEDULE, shake=True)
+    torch.manual_seed(1)
+    expected = [draw_from_simplex(4) for _ in weights.kinds]
+    torch.manual_seed(1)
+    assert all(map(torch.equal, weights(), expected))
+    before = torch.random.get_rng_state()
+    # a GPU would wait for a copy from the CPU
+    assert {x.device.type for x in weights.to("meta")()} == {"meta"}
+    assert torch.equal(torch.random.get_rng_state(), before)
+
+
 @pytest.mark.parametrize("parameterization", ["simplex", "softmax"])
 def test_learned_weights_start_on_the_simplex_and_differ(parameterization):
     torch.manual_seed(1)

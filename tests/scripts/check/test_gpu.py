@@ -11,16 +11,21 @@ import time
 import warnings
 from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 
+import fairseq
 import numpy as np
 import pytest
 import torch
+from fairseq.trainer import Trainer
 
+import fairseq_plugins
 from scripts._shared import machine
-from scripts.check import _gpu_kernels, _gpu_report, gpu
-from scripts.check._gpu_models import FP32, SYMBOLS, TINY, draw_text
-from scripts.check._gpu_training import Place
-from scripts.check._gpu_watch import Updates, counted_waits
+from scripts.check import _gpu_kernels, _gpu_report, _gpu_watch, gpu
+from scripts.check._gpu_models import FP32, PLAIN, SYMBOLS, TINY, draw_text
+from scripts.check._gpu_models import MODELS as CHECKED
+from scripts.check._gpu_training import Place, Trial
+from scripts.check._gpu_watch import Updates, counted_waits, watched
 from tests import fork_server  # noqa: F401 (what processes are forked from)
 
 CPU = torch.device("cpu")
@@ -153,6 +158,25 @@ def test_it_ends_in_time_with_what_it_has(tmp_path, rows, monkeypatch):
     assert "Not reached: find_one." in (tmp_path / "gpu.md").read_text(encoding="utf-8")
 
 
+def test_it_ends_in_time_where_imports_take_longer(tmp_path, rows, monkeypatch, capsys):
+    over, imported = threading.Event(), []
+
+    def start(check, work):
+        over.wait(20)
+        imported.append(work)
+        return SimpleNamespace(join=lambda: None)
+
+    monkeypatch.setattr(gpu.Check, "_start", start)
+    monkeypatch.setattr(gpu, "FOR_REPORT", 59)
+    rows(find_one)
+    status, content = run(tmp_path, "--minutes", 1)
+    assert imported == []
+    over.set()
+    assert status == 1
+    assert [row["state"] for row in content["rows"]] == ["not reached"]
+    assert "error: no row came to its end in time: give more --minutes" in capsys.readouterr().err
+
+
 def test_a_check_that_reaches_nothing_is_an_error(tmp_path, rows, monkeypatch, capsys):
     monkeypatch.setattr(gpu, "EXPECTED", 10_000)
     rows(find_one)
@@ -172,6 +196,13 @@ def test_a_check_that_reaches_nothing_is_an_error(tmp_path, rows, monkeypatch, c
 def test_it_refuses(words, message, refused, monkeypatch):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
     refused(gpu.main, ["--device", "cpu", *words], message)
+
+
+def test_every_size_of_a_model_is_in_a_row():
+    rows = [row for row in gpu.rows_of("cpu", []) if row.size]
+    trained = [(row.steps.args[0], row.steps.args[1]) for row in rows]
+    for model in (*CHECKED, *PLAIN.values()):
+        assert all((model, size) in trained for size in model.archs)
 
 
 def test_a_gpu_has_more_rows_than_a_cpu():
@@ -196,6 +227,19 @@ def test_a_gpu_has_more_rows_than_a_cpu():
         ({"evaluated_difference": 0.02, "precision": "fp16"}, "evaluated difference: 0.02, "),
         ({"fast": {"milliseconds": 1.0, "difference": 2e-4}}, "fast: 0.0002, allowed is 0.0001"),
         ({"training": {"tokens_per_second": 1.0}}, []),
+        ({"generated": 160, "generated_alike": 144}, []),
+        ({"generated": 160, "generated_alike": 143}, "143 of 160 words are the CPU's, at least 90"),
+        ({"generated": 160, "generated_alike": 0, "precision": "bf16"}, []),
+        ({"waits": {"fairseq/trainer.py:12 train_step": 3.0}}, []),
+        ({"waits": {"fairseq_plugins/all_attention/adaptive_span.py:9 read_head_groups": 1}}, []),
+        (
+            {"waits": {"fairseq_plugins/all_attention/adaptive_span.py:9 forward": 0.25}},
+            "the host waits at fairseq_plugins/all_attention/adaptive_span.py:9 forward",
+        ),
+        (
+            {"waits": {"fairseq_plugins/all_attention/model.py:9 read_head_groups": 1.0}},
+            "the host waits at fairseq_plugins/all_attention/model.py:9 read_head_groups",
+        ),
     ],
 )
 def test_figures_are_judged_by_their_precision(found, wrong):
@@ -234,7 +278,7 @@ def test_the_report_tells_of_all_that_was_found():
 
 
 def test_updates_that_are_missing_are_an_error():
-    updates = Updates(CPU, 2, [torch.tensor(6.0)], [2.0], [2], [0.1, 0.1])
+    updates = Updates(CPU, 2, [torch.tensor(6.0)], [2.0], [2], [0.1], steps=2)
     assert updates.overflows() == 1
     with pytest.raises(ValueError, match=r"^1 of 2 updates were made$"):
         updates.losses()
@@ -242,23 +286,56 @@ def test_updates_that_are_missing_are_an_error():
     assert updates.losses() == [3.0]
 
 
-def test_waits_are_counted_by_the_line_that_asks(monkeypatch):
+@pytest.mark.parametrize("overflows", [1, 4, 6])
+@pytest.mark.parametrize("again", [False, True], ids=["left out", "tried again"])
+def test_steps_that_overflow_are_not_timed(overflows, again, monkeypatch):
+    updates, now = 12, [0.0]
+    ends = [*[False] * overflows, *[True] * updates]
+    monkeypatch.setattr(_gpu_watch, "time", SimpleNamespace(perf_counter=lambda: now[0]))
+
+    def step(trainer, samples, raise_oom=False):
+        if not ends.pop(0):
+            now[0] += 100
+            # fairseq's amp tries the same batch once more, in the same step
+            return Trainer.train_step(trainer, samples) if again else None
+        # each update is as long as it has tokens
+        tokens = updates - len(ends)
+        now[0] += tokens
+        Trainer._reduce_and_log_stats(trainer, [{"loss": 1.0, "ntokens": tokens}], 1.0, 0.5)
+        return None
+
+    monkeypatch.setattr(Trainer, "train_step", step)
+    monkeypatch.setattr(Trainer, "_reduce_and_log_stats", lambda *_: None)
+    with watched(CPU, updates) as seen:
+        while ends:
+            Trainer.train_step(None, [])
+    assert (seen.overflows(), len(seen.losses()), len(seen.seconds)) == (overflows, 12, 12)
+    assert seen.seconds == seen.tokens
+    assert seen.speed() == 1
+
+
+@pytest.mark.parametrize(
+    ("file", "told"),
+    [
+        (Path(fairseq.__file__).with_name("trainer.py"), "fairseq/trainer.py:2 ask"),
+        (
+            Path(fairseq_plugins.__file__).parent / "all_attention" / "adaptive_span.py",
+            "fairseq_plugins/all_attention/adaptive_span.py:2 ask",
+        ),
+    ],
+)
+def test_waits_are_counted_by_the_line_that_asks(file, told, monkeypatch):
     # there is no such mode without a GPU
     monkeypatch.setattr(torch.cuda, "get_sync_debug_mode", lambda: 0)
     monkeypatch.setattr(torch.cuda, "set_sync_debug_mode", lambda mode: None)
-    waits = Counter()
-
-    def ask():
-        warnings.warn("called a synchronizing CUDA operation", stacklevel=1)
-
+    waits, module = Counter(), {"warnings": warnings}
+    source = "def ask():\n warnings.warn('called a synchronizing CUDA operation', stacklevel=1)"
+    exec(compile(source, file, "exec"), module)
     with counted_waits(waits):
         for _ in range(2):
-            ask()
+            module["ask"]()
         warnings.warn("something else", stacklevel=1)
-    ((place, number),) = waits.items()
-    assert number == 2
-    assert place.startswith("check/test_gpu.py:")
-    assert place.endswith(" ask")
+    assert waits == {told: 2}
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
@@ -274,6 +351,23 @@ def test_kernels_agree_and_one_that_does_not_would_be_found(precision):
     (wrong,) = _gpu_report.judge(found)
     assert wrong.startswith("doubled: 1, allowed is ")
     assert list(found)[1:] == ["fast", "plain", "dense bias", "doubled"]
+
+
+def test_kernels_whose_gradients_are_no_numbers_are_wrong():
+    def broken(query, keys, values, *rest, **options):
+        for x in (keys := keys * 1, values := values * 1):
+            x.register_hook(lambda grad: grad * math.nan)
+        return _gpu_kernels.plain_attention(query, keys, values, *rest, **options)
+
+    (step,) = _gpu_kernels.compare_kernels({"broken": broken}, FP32, PLACE)
+    assert _gpu_report.judge({"precision": FP32, **step()}) == ["broken: nan, allowed is 0.0001"]
+
+
+def test_losses_that_are_no_numbers_are_wrong():
+    place = Place(CPU, Path(), Path(), {"transformer_xl tiny": [1.0, 1.0, 1.0]})
+    trial = Trial(CHECKED[0], TINY, FP32, place, losses=[1.0, math.nan, 1.0])
+    found = {"precision": FP32, **trial.compare()}
+    assert _gpu_report.judge(found) == ["difference: nan, allowed is 0.005"]
 
 
 def test_published_code_is_measured_beside_ours(tmp_path, monkeypatch):
