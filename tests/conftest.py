@@ -37,7 +37,8 @@ def pytest_collection_modifyitems(config, items):
     order = config.getoption("order")
     if order == "file":
         # what takes long comes first: no process is left with a long file at the end
-        items.sort(key=lambda item: "end_to_end" not in item.path.parts)
+        slow = ("end_to_end", "test_docs.py", "test_fork_server.py", "test_tour.py", "check")
+        items.sort(key=lambda item: not set(slow) & set(item.path.parts))
     elif order == "reversed":
         items.reverse()
     else:
