@@ -33,7 +33,9 @@ class _LatterHalf:
     The tokens that training logs (``wpb``, ``wps``) are those of the latter halves.
     """
 
-    def forward(self, model: Any, sample: dict, reduce: bool = True) -> tuple[Tensor, int, dict]:
+    def forward(
+        self, model: Any, sample: dict, reduce: bool = True
+    ) -> tuple[Tensor, int | Tensor, dict]:
         """Return the summed loss in nats, the number of tokens that count and the statistics.
 
         Raises:
@@ -43,10 +45,11 @@ class _LatterHalf:
             target = latter_half(sample["target"], self.padding_idx)
             streams, length = target.shape
             if sample["ntokens"] == target.numel():
-                # without padding their number is known: to count would make the host wait
+                # without padding their number is known
                 ntokens = streams * (length - length // 2)
             else:
-                ntokens = int(target.ne(self.padding_idx).sum())
+                # as a tensor, which fairseq takes, too: a number would make the host wait
+                ntokens = target.ne(self.padding_idx).sum()
             sample = {**sample, "target": target, "ntokens": ntokens}
         return super().forward(model, sample, reduce)
 

@@ -7,6 +7,7 @@ import resource
 import shutil
 import signal
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,8 @@ NOBODY = 65534
 SIZES = (0, 1000, 20_000)
 # bytes of a disk that is full soon
 DISK = 24_000
+# of mount(2): change how something is mounted, and let nothing be written there
+READ_ONLY = 32 | 1
 _LIBC = ctypes.CDLL(None, use_errno=True)
 
 
@@ -40,6 +43,13 @@ def be_nobody() -> None:
     os.setgroups([])
     os.setgid(NOBODY)
     os.setuid(NOBODY)
+
+
+def mount(folder: Path, size: int) -> None:
+    """Mount a disk of some bytes on a folder; raises CaseSkippedError where that is not allowed."""
+    options = f"size={size}".encode()
+    if _LIBC.mount(b"tmpfs", str(folder).encode(), b"tmpfs", 0, options):
+        raise CaseSkippedError(f"no disk can be mounted ({os.strerror(ctypes.get_errno())})")
 
 
 def commands(materials: Materials) -> dict[str, Callable[[Path], tuple[Any, ...]]]:
@@ -120,21 +130,20 @@ def cases(materials: Materials, quick: bool, draw: random.Random) -> Iterator[Ca
 
         return test
 
-    def mounted(command: str, words: Any) -> Callable[[Path], None]:
+    def mounted(command: str, words: Any, read_only: bool) -> Callable[[Path], None]:
         def test(folder: Path) -> None:
             output = folder / "output"
             output.mkdir()
-            room = materials.checkpoints["transformer_xl"].stat().st_size + DISK
-            options = f"size={room}".encode()
-            if _LIBC.mount(b"tmpfs", str(output).encode(), b"tmpfs", 0, options):
-                raise CaseSkippedError(
-                    f"no disk can be mounted ({os.strerror(ctypes.get_errno())})"
-                )
+            mount(output, materials.checkpoints["transformer_xl"].stat().st_size + DISK)
+            place = str(output).encode()
+            # by the command itself, once the checkpoint is there
+            inject = partial(_LIBC.mount, None, place, None, READ_ONLY, None)
             try:
-                too_much = largest_file(materials, command) > DISK
-                write_without_room(words, materials, None, output, too_much)
+                too_much = read_only or largest_file(materials, command) > DISK
+                inject = inject if read_only else None
+                write_without_room(words, materials, inject, output, too_much)
             finally:
-                _LIBC.umount(str(output).encode())
+                _LIBC.umount(place)
 
         return test
 
@@ -161,6 +170,8 @@ def cases(materials: Materials, quick: bool, draw: random.Random) -> Iterator[Ca
         for size in SIZES:
             test = limited(command, words, size)
             found.append(Case(f"{command}: files of {size} bytes", test))
-        found.append(Case(f"{command}: a disk with {DISK} bytes", mounted(command, words)))
+        disk = f"{command}: a disk with {DISK} bytes"
+        found.append(Case(disk, mounted(command, words, False)))
+        found.append(Case(f"{command}: a read-only disk", mounted(command, words, True)))
         found.append(Case(f"{command}: no permission", forbidden(words)))
     yield from draw.sample(found, 6) if quick else found

@@ -30,6 +30,7 @@ from scripts.check._faults_programs import (
     run,
     succeed,
 )
+from scripts.prepare._sources import Checksum
 
 UNCLOSED = Known(
     "a traceback: .*_bin_buffer_mmap",
@@ -65,6 +66,14 @@ DAMAGES: dict[str, Change] = {
     "text": lambda content, draw: b"not what it should be\n",
 }
 FLIPS = 4
+# Dictionaries of other models in place of dict.txt.
+DICTIONARIES: dict[str, Change] = {
+    "a symbol less": lambda content, draw: content[: content[:-1].rindex(b"\n") + 1],
+    "twenty symbols more": lambda content, draw: (
+        content + b"".join(b"more%d 1\n" % n for n in range(20))
+    ),
+    "of another text": lambda content, draw: b"".join(b"other%d 9\n" % n for n in range(40)),
+}
 LAST = "checkpoint_last.pt"
 # a checkpoint beside the changed one, to average with
 OTHER = "checkpoint_other.pt"
@@ -268,12 +277,21 @@ ARCHIVES: dict[str, Callable[[Path], None]] = {
 }
 
 
-def archive_to_prepare(write: Callable[[Path], None], folder: Path) -> None:
-    """Prepare a published data set from an archive; raises CaseFailedError unless it refuses."""
+def accept() -> None:
+    """Let archives have any checksum, so that what is in them is looked at."""
+    Checksum.check = lambda *given: None
+
+
+def archive_to_prepare(write: Callable[[Path], None], unpacked: bool, folder: Path) -> None:
+    """Prepare a published data set from an archive; raises CaseFailedError unless it refuses.
+
+    Its checksums end that, unless it is to be unpacked.
+    """
     archive = folder / "archive"
     write(archive)
     words = ("scripts.prepare.ptb", "--output", folder / "made" / "output", "--from", archive)
-    check_refusal(run(words, folder), "archive")
+    outcome = run(words, folder, inject=accept if unpacked else None)
+    check_refusal(outcome, "archive|vocabulary")
     if (folder / "made").exists() and any((folder / "made").iterdir()):
         raise CaseFailedError("something of it is left")
     check_elsewhere(folder)
@@ -283,7 +301,9 @@ def all_cases(materials: Materials, draw: random.Random) -> Iterator[Case]:
     """Every case there is."""
     changes = {**DAMAGES, **{f"a flipped bit, {n}": flip for n in range(FLIPS)}}
     for name in ("test.bin", "test.idx", "dict.txt"):
-        for damage, change in changes.items():
+        for damage, change in {**changes, **DICTIONARIES}.items():
+            if damage in DICTIONARIES and name != "dict.txt":
+                continue
             test = partial(damaged_data, materials, name, change, str(draw.random()))
             unseen = name == "test.bin" and damage.startswith(("zeros", "a flipped"))
             known = NO_CHECKSUM if unseen else None
@@ -337,7 +357,10 @@ def all_cases(materials: Materials, draw: random.Random) -> Iterator[Case]:
         test = partial(place_to_prepare, materials, make)
         yield Case(f"prepare.translation: in place of a text {name}", test)
     for name, write in ARCHIVES.items():
-        yield Case(f"prepare.ptb: an archive with {name}", partial(archive_to_prepare, write))
+        # a checksum is all that ends an archive of any size
+        for unpacked in (False, True) if name != "a gigabyte of zeros" else (False,):
+            title = f"prepare.ptb: an archive with {name}{', checksums aside' if unpacked else ''}"
+            yield Case(title, partial(archive_to_prepare, write, unpacked))
     yield from foreign_cases(materials, changes, WEIGHTS, draw)
 
 

@@ -38,6 +38,11 @@ TRAINED: dict[str, tuple[str, tuple[Any, ...]]] = {
     "the plain kernel": ("transformer_xl", ("--attention-kernel", "plain")),
     "activations computed again": ("transformer_xl", ("--checkpoint-activations",)),
 }
+# An epoch has a number of these batches that 2 and 3 do not divide: a worker gets an empty one.
+BATCHES: dict[str, tuple[Any, ...]] = {
+    "product_key_memory": ("--batch-size", 13),
+    "weighted_transformer": ("--max-tokens", 165),
+}
 # how a text is scored by a model whose memory holds all of it
 ALL = ("--model-overrides", "{'mem_len': 400}", "--batch-size", 1)
 SCORED: dict[str, tuple[Any, ...]] = {
@@ -79,11 +84,18 @@ def train_otherwise(materials: Materials, name: str, folder: Path) -> str:
 
 
 def train_on_workers(materials: Materials, paper: str, workers: int, folder: Path) -> str:
-    """Compare a training on some workers with one that has all their streams."""
+    """Compare a training on some workers with one that has all their text.
+
+    One worker has the streams of all where there are streams; elsewhere it adds up as many batches.
+    """
     streams = 6
+    alone = ("--batch-size", streams)
     words = short_training(materials, paper, folder, "--batch-size", streams // workers)
+    if paper in BATCHES:
+        alone = ("--update-freq", workers)
+        words = short_training(materials, paper, folder, *BATCHES[paper])
     together = materials.together(workers)
-    one = succeed((*words, "--batch-size", streams), folder / "one")
+    one = succeed((*words, *alone), folder / "one")
     programs = [
         Program((*words, *together, "--distributed-rank", rank), folder / f"worker {rank}")
         for rank in range(workers)
@@ -194,7 +206,7 @@ def cases(
 
     for name in TRAINED:
         add(f"training: {name}", train_otherwise, name)
-    for paper in ("transformer_xl", "all_attention"):
+    for paper in TRAININGS:
         for workers in (2, 3):
             add(f"training: {paper} on {workers} workers", train_on_workers, paper, workers)
     for name in SCORED:
