@@ -95,13 +95,19 @@ def made_whole(path: Path, folder: Path | None = None) -> Iterator[Path]:
     """
     # A process that was killed may have left children, which go on writing: each its own place.
     partial = (folder or path.parent) / f"{path.name}.partial-{os.getpid()}"
-    for stale in partial.parent.glob(f"{glob.escape(path.name)}.partial*"):
-        with suppress(OSError):
-            remove(stale)
+
+    def remove_stale() -> None:
+        for stale in partial.parent.glob(f"{glob.escape(path.name)}.partial*"):
+            with suppress(OSError):
+                remove(stale)
+
+    remove_stale()
     try:
         yield partial
         remove(path)
         partial.rename(path)
+        # once more: what such a child has written since
+        remove_stale()
     except BaseException:
         with suppress(OSError):
             remove(partial)

@@ -3,7 +3,7 @@ import re
 
 import pytest
 
-from scripts.prepare._steps import Steps
+from scripts.prepare._steps import Steps, made_whole
 
 
 class Chain:
@@ -152,6 +152,15 @@ def test_rest_of_a_killed_run_is_replaced(done):
     chain.run()
     assert chain.worked == ["c"]
     assert files(done) == {"x/a": "A", "b": "B", "c/one": "1"}
+
+
+def test_what_a_killed_runs_child_writes_late_is_removed(tmp_path):
+    with made_whole(tmp_path / "bin") as folder:
+        folder.mkdir()
+        # by a child that has not ended yet, whose folder was not there at first
+        (tmp_path / "bin.partial-1").mkdir()
+        (tmp_path / "bin.partial-1" / "dict.txt").touch()
+    assert [path.name for path in tmp_path.iterdir()] == ["bin"]
 
 
 def test_old_record_is_gone_before_a_step_is_made_again(done):
