@@ -191,7 +191,8 @@ def translate(
         except BaseException:
             log.unlink(missing_ok=True)
             raise
-        log.unlink()
+        # another run of the same command, which was killed, may have removed it at its end
+        log.unlink(missing_ok=True)
         sources, translations = read_results(results)
     if translations.keys() != set(range(expected)):
         raise ValueError(

@@ -284,6 +284,14 @@ def test_log_of_a_failed_command_is_kept(place, run, capsys):
     assert sorted(contents(place)) == ["scores.json", "translation.txt"]
 
 
+def test_a_killed_run_that_ends_late_may_take_the_log_away(place, run):
+    def remove():
+        (place / "out" / "generate.log").unlink()
+
+    assert run(stop=remove)[0] == 0
+    assert sorted(contents(place)) == ["scores.json", "translation.txt"]
+
+
 def test_a_full_disk_leaves_no_half_of_a_file(place, run, monkeypatch, capsys):
     def full(*_, **__):
         raise OSError(28, "No space left on device")
