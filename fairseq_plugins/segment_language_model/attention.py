@@ -3,8 +3,8 @@
 Transformer-XL, section 3.3 and appendix B; all-attention, section 3.
 
 Shapes: B streams, H heads, T tokens of the segment (queries), S keys (earlier tokens and segment),
-D distances, G sets of relative keys (1 for all heads, or H), W distances with a bias, d model
-width, d_h = d / H.
+D distances, F distances beyond a clamp, G sets of relative keys (1 for all heads, or H), W
+distances with a bias, d model width, d_h = d / H.
 """
 
 from __future__ import annotations
@@ -78,13 +78,13 @@ def plain_attention(
         # (H, B, T, d_h) x (H, B, d_h, S) -> (H, B, T, S)
         scores = query @ keys.mT
         if rel_keys is not None:
-            # the distances S - 1, or where they are clamped, to -1: at most S + 1 rows
+            # the distances S - 1, or the clamp, to -1: (G, D, d_h) -> (G, S + 1 - F, d_h)
             rel_keys = rel_keys.to(query.dtype)[:, max(0, rel_keys.size(1) - num_keys - 1) :]
             far = num_keys + 1 - rel_keys.size(1)
             # (H, B, T, d_h) x (G, 1, d_h, S + 1 - F) -> (H, B, T, S + 1 - F)
             by_distance = position_query @ rel_keys.unsqueeze(1).mT
             if far > 0:
-                # -> (H, B, T, S + 1)
+                # distances beyond the clamp have the score of the first: -> (H, B, T, S + 1)
                 of_first = by_distance[..., :1].expand(-1, -1, -1, far)
                 by_distance = torch.cat([of_first, by_distance], dim=-1)
             if distance_bias is not None:

@@ -2,7 +2,7 @@
 
 Shapes: H heads, B streams, T queries (the segment), S keys (earlier tokens and segment), D
 distances, G sets of relative keys (1 for all heads, or H), W distances with a bias, d_h head width;
-in a block: C queries that see at most K keys.
+in a block: C queries that see at most K keys, F distances beyond a clamp.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ EVERY_KEY = Window(-UNLIMITED, UNLIMITED)
 
 
 class Clamped(NamedTuple):
-    """Rows of the distances that fall to -1, the first of them for all farther distances, too.
+    """Relative keys (G, D, d_h), or an encoding (D, d), that begin at a clamp.
 
-    Of an encoding of distances (D, d), or of relative keys (G, D, d_h).
+    Their distances fall from it to -1. Distances beyond it use the first row.
     """
 
     rows: Tensor
@@ -93,14 +93,14 @@ class Block(NamedTuple):
         return tensor.narrow(2, self.first, self.keys)
 
     def of_distances(self, rel_keys: Tensor) -> Tensor:
-        """Return the rows (G, K + 1 - F, d_h) of the block's distances.
+        """Return the rows (G, K + 1 - F, d_h) of relative keys whose distances fall to -1.
 
-        The distances fall from that of the last query to the first key. Relative keys (G, D, d_h)
-        that are clamped lack the F farthest, which have the first of the rows.
+        They begin with the distance of the last query to the first key, or with the first row,
+        which the F distances beyond it use, too.
         """
         start = rel_keys.size(1) - 1 - self.offset - self.queries
-        lacking = min(max(0, -start), self.keys)
-        return rel_keys.narrow(1, max(0, start), self.keys + 1 - lacking)
+        far = min(max(0, -start), self.keys)
+        return rel_keys.narrow(1, max(0, start), self.keys + 1 - far)
 
     def biased(
         self, by_distance: Tensor, distance_bias: Tensor, farthest: int

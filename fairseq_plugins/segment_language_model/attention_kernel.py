@@ -7,7 +7,7 @@ automatic differentiation would copy them several times.
 
 Shapes: H heads, B streams, T queries (the segment), S keys (earlier tokens and segment), D
 distances, G sets of relative keys (1 for all heads, or H), W distances with a bias, d_h head width;
-in a block: C queries that see at most K keys.
+in a block: C queries that see at most K keys, F distances beyond a clamp.
 """
 
 from __future__ import annotations
@@ -100,8 +100,9 @@ class _Workspace:
             grouped = of_block.reshape(rows.size(0), -1, rows.size(2))
             out = by_distance.view(*grouped.shape[:2], -1)[..., far:]
             torch.bmm(grouped, rows.transpose(1, 2), out=out)
-            # the distances that are clamped have the scores of the first row
-            by_distance[..., :far] = by_distance[..., far : far + 1]
+            if far > 0:
+                # distances beyond the clamp have the score of the first row
+                by_distance[..., :far] = by_distance[..., far : far + 1]
             if distance_bias is not None:
                 biased, own_bias = block.biased(by_distance, distance_bias, window.farthest)
                 # (H, W) -> (H, 1, 1, W)
@@ -258,7 +259,9 @@ class _WindowAttention(torch.autograd.Function):
                     grad_own_bias += biased.sum(dim=(1, 2), dtype=distance_bias.dtype)
                 rows = block.of_distances(rel_keys)
                 far = block.keys + 1 - rows.size(1)
-                by_distance[..., far] += by_distance[..., :far].sum(dim=-1)
+                if far > 0:
+                    # the first row has the gradients of all distances that use it
+                    by_distance[..., far] += by_distance[..., :far].sum(dim=-1)
                 # (H, B, C, K + 1) -> (G, H/G·B·C, K + 1 - F) x (G, K + 1 - F, d_h)
                 grouped = by_distance.view(rows.size(0), -1, block.keys + 1)[..., far:]
                 asked = content_query if position_query is None else position_query
