@@ -29,7 +29,7 @@ from fairseq_plugins.segment_language_model.attention import (
     merge_heads,
     split_heads,
 )
-from fairseq_plugins.segment_language_model.attention_blocks import Window
+from fairseq_plugins.segment_language_model.attention_blocks import Clamped, Window
 from fairseq_plugins.segment_language_model.key_value_cache import (
     HiddenStates,
     KeyValueCache,
@@ -53,12 +53,12 @@ class SpanTerms(NamedTuple):
     """What the scores of a layer take from distances, the same for all its tokens.
 
     Args:
-        rel_keys: p of the distances S - 1, or more, down to -1, (1, D, d_h).
+        rel_keys: p of the distances S - 1, or more, down to -1, (1, D, d_h), or clamped.
         groups: heads that are computed together, with how far they see.
         log_masks: of each group, :meth:`.AdaptiveSpan.log_mask`; None for fixed spans.
     """
 
-    rel_keys: Tensor
+    rel_keys: Tensor | Clamped
     groups: HeadGroups
     log_masks: tuple[Tensor | None, ...]
 
@@ -163,7 +163,9 @@ class AllAttention(RelativeAttention):
                 num_persistent, heads.get(variant, num_heads), width, kernel
             )
 
-    def distance_terms(self, encoding: Tensor, groups: HeadGroups | None = None) -> SpanTerms:
+    def distance_terms(
+        self, encoding: Tensor | Clamped, groups: HeadGroups | None = None
+    ) -> SpanTerms:
         """Return what the scores take from distances.
 
         Args:

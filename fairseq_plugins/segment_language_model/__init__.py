@@ -9,7 +9,7 @@ from fairseq_plugins.segment_language_model.attention import (
     RelativeAttention,
     plain_attention,
 )
-from fairseq_plugins.segment_language_model.attention_blocks import Window
+from fairseq_plugins.segment_language_model.attention_blocks import Clamped, Window
 from fairseq_plugins.segment_language_model.attention_kernel import window_attention
 from fairseq_plugins.segment_language_model.layer import FeedForward, SegmentLayer
 from fairseq_plugins.segment_language_model.recurrence import Recurrence
@@ -27,6 +27,7 @@ else:
 
 __all__ = [
     "BiasedAdaptiveSoftmax",
+    "Clamped",
     "ExactAdaptiveLoss",
     "FeedForward",
     "PositionBiases",

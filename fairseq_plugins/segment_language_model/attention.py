@@ -3,8 +3,8 @@
 Transformer-XL, section 3.3 and appendix B; all-attention, section 3.
 
 Shapes: B streams, H heads, T tokens of the segment (queries), S keys (earlier tokens and segment),
-D distances, G sets of relative keys (1 for all heads, or H), W distances with a bias, d model
-width, d_h = d / H.
+D distances, F distances beyond a clamp, G sets of relative keys (1 for all heads, or H), W
+distances with a bias, d model width, d_h = d / H.
 """
 
 from __future__ import annotations
@@ -18,10 +18,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fairseq_plugins.segment_language_model.attention_blocks import (
+    Clamped,
     Window,
-    check_distances,
     hidden_by_window,
     rel_shift,
+    rows_by_distance,
 )
 from fairseq_plugins.segment_language_model.attention_kernel import window_attention
 from fairseq_plugins.segment_language_model.key_value_cache import (
@@ -35,7 +36,7 @@ def plain_attention(
     query: Tensor,
     keys: Tensor,
     values: Tensor,
-    rel_keys: Tensor | None,
+    rel_keys: Tensor | Clamped | None,
     window: Window,
     dropout: float = 0.0,
     position_query: Tensor | None = None,
@@ -53,7 +54,8 @@ def plain_attention(
         query: content queries c, (H, B, T, d_h), divided by √d_h.
         keys: (H, B, S, d_h), the last T of them of the queries' own tokens.
         values: (H, B, S, d_h).
-        rel_keys: p of the distances S - 1, or more, down to -1, (G, D, d_h); None for none.
+        rel_keys: p of the distances S - 1, or more, down to -1, (G, D, d_h), or :class:`Clamped`
+            p of fewer; None for none.
         window: the distances that a query sees.
         dropout: probability of dropping a weight.
         position_query: q, (H, B, T, d_h), divided by √d_h; None where it is c.
@@ -68,7 +70,7 @@ def plain_attention(
     Raises:
         ValueError: there are too few relative keys, or a bias without any.
     """
-    check_distances(keys, rel_keys, distance_bias)
+    rel_keys = rows_by_distance(keys, rel_keys, distance_bias)
     position_query = query if position_query is None else position_query.to(query.dtype)
     keys, values = keys.to(query.dtype), values.to(query.dtype)
     num_queries, num_keys = query.size(2), keys.size(2)
@@ -76,10 +78,15 @@ def plain_attention(
         # (H, B, T, d_h) x (H, B, d_h, S) -> (H, B, T, S)
         scores = query @ keys.mT
         if rel_keys is not None:
-            # the distances S - 1 to -1: (G, D, d_h) -> (G, 1, d_h, S + 1)
-            rel_keys = rel_keys.to(query.dtype)[:, rel_keys.size(1) - num_keys - 1 :]
-            # (H, B, T, d_h) x (G, 1, d_h, S + 1) -> (H, B, T, S + 1)
+            # the distances S - 1, or the clamp, to -1: (G, D, d_h) -> (G, S + 1 - F, d_h)
+            rel_keys = rel_keys.to(query.dtype)[:, max(0, rel_keys.size(1) - num_keys - 1) :]
+            far = num_keys + 1 - rel_keys.size(1)
+            # (H, B, T, d_h) x (G, 1, d_h, S + 1 - F) -> (H, B, T, S + 1 - F)
             by_distance = position_query @ rel_keys.unsqueeze(1).mT
+            if far > 0:
+                # distances beyond the clamp have the score of the first: -> (H, B, T, S + 1)
+                of_first = by_distance[..., :1].expand(-1, -1, -1, far)
+                by_distance = torch.cat([of_first, by_distance], dim=-1)
             if distance_bias is not None:
                 bias = _over_distances(distance_bias, window.farthest, num_keys)
                 by_distance = by_distance + bias[:, None, None].to(query.dtype)
@@ -183,13 +190,18 @@ class RelativeAttention(nn.Module):
         self.v_proj = nn.Linear(embed_dim, embed_dim, bias=False)
         self.out_proj = nn.Linear(embed_dim, embed_dim, bias=False)
 
-    def distance_terms(self, encoding: Tensor | None) -> Tensor | None:
+    def distance_terms(self, encoding: Tensor | Clamped | None) -> Tensor | Clamped | None:
         """Return what the scores take from distances alone: p, (G, D, d_h), or None.
 
         Args:
-            encoding: of the distances, falling to -1; see :mod:`.positions`.
+            encoding: of the distances, falling to -1; see :mod:`.positions`. Of a
+                :class:`Clamped` one, p is clamped, too.
         """
-        return None if self.distance_table is None else self.distance_table(encoding)
+        if self.distance_table is None:
+            return None
+        if isinstance(encoding, Clamped):
+            return Clamped(self.distance_table(encoding.rows))
+        return self.distance_table(encoding)
 
     def distance_parameters(self) -> list[nn.Parameter]:
         """Return the parameters that :meth:`distance_terms` depends on."""
@@ -200,7 +212,7 @@ class RelativeAttention(nn.Module):
         return sys.maxsize
 
     def forward(
-        self, x: Tensor, terms: Tensor | None = None, past: LayerState | None = None
+        self, x: Tensor, terms: Tensor | Clamped | None = None, past: LayerState | None = None
     ) -> tuple[Tensor, LayerState | None]:
         """Attend from each token of the segment.
 

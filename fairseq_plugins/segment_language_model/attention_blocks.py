@@ -2,7 +2,7 @@
 
 Shapes: H heads, B streams, T queries (the segment), S keys (earlier tokens and segment), D
 distances, G sets of relative keys (1 for all heads, or H), W distances with a bias, d_h head width;
-in a block: C queries that see at most K keys.
+in a block: C queries that see at most K keys, F distances beyond a clamp.
 """
 
 from __future__ import annotations
@@ -34,28 +34,45 @@ class Window(NamedTuple):
 EVERY_KEY = Window(-UNLIMITED, UNLIMITED)
 
 
-def check_distances(keys: Tensor, rel_keys: Tensor | None, distance_bias: Tensor | None) -> None:
-    """Raise ``ValueError`` for relative keys that the attention to ``keys`` cannot use.
+class Clamped(NamedTuple):
+    """Relative keys (G, D, d_h), or an encoding (D, d), that begin at a clamp.
+
+    Their distances fall from it to -1. Distances beyond it use the first row.
+    """
+
+    rows: Tensor
+
+
+def rows_by_distance(
+    keys: Tensor, rel_keys: Tensor | Clamped | None, distance_bias: Tensor | None
+) -> Tensor | None:
+    """Return the rows of relative keys, (G, D, d_h), or None.
 
     Args:
         keys: (H, B, S, d_h).
-        rel_keys: (G, D, d_h), or None for none.
+        rel_keys: (G, D, d_h), of all distances or :class:`Clamped`, or None for none.
         distance_bias: (H, W), or None for none.
+
+    Raises:
+        ValueError: the attention to ``keys`` cannot use them.
     """
-    if rel_keys is None and distance_bias is not None:
-        raise ValueError("`distance_bias` without `rel_keys`: give both, or neither")
-    if rel_keys is not None and rel_keys.size(1) < keys.size(2) + 1:
+    if rel_keys is None:
+        if distance_bias is not None:
+            raise ValueError("`distance_bias` without `rel_keys`: give both, or neither")
+        return None
+    clamped = isinstance(rel_keys, Clamped)
+    rows = rel_keys.rows if clamped else rel_keys
+    if rows.size(1) < (1 if clamped else keys.size(2) + 1):
         raise ValueError(
-            f"`rel_keys` has {rel_keys.size(1)} distances: {keys.size(2)} keys take one more than "
-            "there are keys, down to distance -1"
+            f"`rel_keys` has {rows.size(1)} distances: {keys.size(2)} keys take one more than "
+            "there are keys, down to distance -1, or at least one where they are Clamped"
         )
-    if rel_keys is not None and (
-        rel_keys.size(0) not in (1, keys.size(0)) or rel_keys.size(2) != keys.size(3)
-    ):
+    if rows.size(0) not in (1, keys.size(0)) or rows.size(2) != keys.size(3):
         raise ValueError(
-            f"`rel_keys` is {tuple(rel_keys.shape)}: {keys.size(0)} heads of width {keys.size(3)} "
+            f"`rel_keys` is {tuple(rows.shape)}: {keys.size(0)} heads of width {keys.size(3)} "
             "take one set for all, or one each, of that width"
         )
+    return rows
 
 
 class Block(NamedTuple):
@@ -76,12 +93,14 @@ class Block(NamedTuple):
         return tensor.narrow(2, self.first, self.keys)
 
     def of_distances(self, rel_keys: Tensor) -> Tensor:
-        """Return the rows (G, K + 1, d_h) of relative keys whose distances fall to -1.
+        """Return the rows (G, K + 1 - F, d_h) of relative keys whose distances fall to -1.
 
-        They begin with the distance of the last query to the first key.
+        They begin with the distance of the last query to the first key, or with the first row,
+        which the F distances beyond it use, too.
         """
         start = rel_keys.size(1) - 1 - self.offset - self.queries
-        return rel_keys.narrow(1, start, self.keys + 1)
+        far = min(max(0, -start), self.keys)
+        return rel_keys.narrow(1, max(0, start), self.keys + 1 - far)
 
     def biased(
         self, by_distance: Tensor, distance_bias: Tensor, farthest: int

@@ -7,7 +7,7 @@ automatic differentiation would copy them several times.
 
 Shapes: H heads, B streams, T queries (the segment), S keys (earlier tokens and segment), D
 distances, G sets of relative keys (1 for all heads, or H), W distances with a bias, d_h head width;
-in a block: C queries that see at most K keys.
+in a block: C queries that see at most K keys, F distances beyond a clamp.
 """
 
 from __future__ import annotations
@@ -22,10 +22,11 @@ from torch.autograd.function import once_differentiable
 from fairseq_plugins.segment_language_model.attention_blocks import (
     EVERY_KEY,
     Block,
+    Clamped,
     Window,
-    check_distances,
     hidden_by_window,
     rel_shift,
+    rows_by_distance,
     split_into_blocks,
     undo_rel_shift,
 )
@@ -94,10 +95,14 @@ class _Workspace:
         by_distance = self.take("by distance", *shape)
         if rel_keys.size(1) > 0:
             rows = block.of_distances(rel_keys)
-            # (H, B, C, d_h) -> (G, H/G·B·C, d_h) x (G, d_h, K + 1) -> (H, B, C, K + 1)
+            far = shape[3] - rows.size(1)
+            # (H, B, C, d_h) -> (G, H/G·B·C, d_h) x (G, d_h, K + 1 - F) -> (H, B, C, K + 1 - F)
             grouped = of_block.reshape(rows.size(0), -1, rows.size(2))
-            out = by_distance.view(*grouped.shape[:2], -1)
+            out = by_distance.view(*grouped.shape[:2], -1)[..., far:]
             torch.bmm(grouped, rows.transpose(1, 2), out=out)
+            if far > 0:
+                # distances beyond the clamp have the score of the first row
+                by_distance[..., :far] = by_distance[..., far : far + 1]
             if distance_bias is not None:
                 biased, own_bias = block.biased(by_distance, distance_bias, window.farthest)
                 # (H, W) -> (H, 1, 1, W)
@@ -253,8 +258,12 @@ class _WindowAttention(torch.autograd.Function):
                     )
                     grad_own_bias += biased.sum(dim=(1, 2), dtype=distance_bias.dtype)
                 rows = block.of_distances(rel_keys)
-                # (H, B, C, K + 1) -> (G, H/G·B·C, K + 1) x (G, K + 1, d_h)
-                grouped = by_distance.view(rows.size(0), -1, rows.size(1))
+                far = block.keys + 1 - rows.size(1)
+                if far > 0:
+                    # the first row has the gradients of all distances that use it
+                    by_distance[..., far] += by_distance[..., :far].sum(dim=-1)
+                # (H, B, C, K + 1) -> (G, H/G·B·C, K + 1 - F) x (G, K + 1 - F, d_h)
+                grouped = by_distance.view(rows.size(0), -1, block.keys + 1)[..., far:]
                 asked = content_query if position_query is None else position_query
                 asked = block.of_queries(asked).reshape(rows.size(0), -1, rows.size(2))
                 block.of_distances(grad_rel_keys).add_(grouped.transpose(1, 2) @ asked)
@@ -292,7 +301,7 @@ def window_attention(
     query: Tensor,
     keys: Tensor,
     values: Tensor,
-    rel_keys: Tensor | None,
+    rel_keys: Tensor | Clamped | None,
     window: Window,
     dropout: float = 0.0,
     position_query: Tensor | None = None,
@@ -303,7 +312,7 @@ def window_attention(
 
     There are gradients, but none of gradients. What it raises is the same, too.
     """
-    check_distances(keys, rel_keys, distance_bias)
+    rel_keys = rows_by_distance(keys, rel_keys, distance_bias)
     if rel_keys is None:
         rel_keys = query.new_empty(1, 0, query.size(-1))
     if position_query is not None:

@@ -16,6 +16,7 @@ from torch.utils.checkpoint import checkpoint
 
 from fairseq_plugins.fairseq_integration.forward_passes import InferenceCache
 from fairseq_plugins.product_key_memory.memory import ProductKeyMemory
+from fairseq_plugins.segment_language_model.attention_blocks import Clamped
 from fairseq_plugins.segment_language_model.evaluation import temper
 from fairseq_plugins.segment_language_model.key_value_cache import HiddenStates, LayerState
 from fairseq_plugins.segment_language_model.layer import SegmentLayer
@@ -257,7 +258,7 @@ class SegmentDecoder(FairseqIncrementalDecoder):
         encoding = self.encode_distances(farthest)
         return [layer.self_attn.distance_terms(encoding) for layer in self.layers]
 
-    def encode_distances(self, farthest: int) -> Tensor | None:
+    def encode_distances(self, farthest: int) -> Tensor | Clamped | None:
         """Return the encoding of the distances ``farthest`` to -1, None without positions."""
         if self.positions is None:
             return None

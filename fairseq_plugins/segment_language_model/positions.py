@@ -3,7 +3,8 @@
 By distance goes in two steps: an encoding of all distances, computed once for all layers, and each
 layer's relative keys, one vector for each distance and head, which :mod:`.attention` reads.
 Distances fall from the farthest to -1. No query sees -1: it makes rows easy to count, and has the
-vector of the nearest distance that exists.
+vector of the nearest distance that exists. Distances beyond a clamp have its vector, so an encoding
+begins there and is :class:`.Clamped`.
 
 By place cannot tell a token of an earlier segment from one of this segment (Transformer-XL, section
 3.3), so it goes without recurrence; the paper compares with it (tables 6 and 10).
@@ -19,6 +20,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from fairseq_plugins.segment_language_model.attention_blocks import Clamped
+
 
 def sinusoids(places: Tensor, embed_dim: int) -> Tensor:
     """Return the sines, then the cosines, of ``places`` (P,) at d / 2 frequencies: float64 (P, d).
@@ -32,6 +35,10 @@ def sinusoids(places: Tensor, embed_dim: int) -> Tensor:
 
 def _falling(farthest: int, device: torch.device | None) -> Tensor:
     return torch.arange(farthest, -2, -1, device=device)
+
+
+def _beyond(clamp_len: int | None, farthest: int) -> bool:
+    return clamp_len is not None and farthest > clamp_len
 
 
 class SinusoidalRelativePositions(nn.Module):
@@ -51,8 +58,13 @@ class SinusoidalRelativePositions(nn.Module):
         self.clamp_len = clamp_len
         self.dropout = dropout
 
-    def forward(self, farthest: int, device: torch.device | None = None) -> Tensor:
-        """Return R of the distances ``farthest`` to -1, (D, d), in double precision."""
+    def forward(self, farthest: int, device: torch.device | None = None) -> Tensor | Clamped:
+        """Return R of the distances ``farthest``, or the clamp, to -1: float64 (D, d).
+
+        In training with dropout it has them all: the vector of each is dropped by itself.
+        """
+        if _beyond(self.clamp_len, farthest) and (self.dropout is None or not self.training):
+            return Clamped(self(self.clamp_len, device))
         distances = _falling(farthest, device).clamp(0, self.clamp_len)
         encoding = sinusoids(distances, self.embed_dim)
         # dropout takes streams first: (D, d) -> (1, D, d) -> (D, d)
@@ -90,9 +102,11 @@ class Distances(nn.Module):
         super().__init__()
         self.clamp_len = clamp_len
 
-    def forward(self, farthest: int, device: torch.device | None = None) -> Tensor:
-        """Return ``farthest`` to -1, those below 0 as 0: int (D,)."""
-        return _falling(farthest, device).clamp(0, self.clamp_len)
+    def forward(self, farthest: int, device: torch.device | None = None) -> Tensor | Clamped:
+        """Return ``farthest``, or the clamp, to -1, those below 0 as 0: int (D,)."""
+        if _beyond(self.clamp_len, farthest):
+            return Clamped(self(self.clamp_len, device))
+        return _falling(farthest, device).clamp(min=0)
 
 
 class LearnedRelativeKeys(nn.Module):
@@ -142,14 +156,17 @@ class LearnedRelativePositions(nn.Module):
         super().__init__()
         self.weight = nn.Parameter(torch.empty(farthest, head_dim))
         self.farthest = farthest if clamp_len is None else min(farthest, clamp_len)
+        self.clamp_len = clamp_len
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
         """Draw the vectors from N(0, 1) (section 5.1)."""
         nn.init.normal_(self.weight)
 
-    def forward(self, farthest: int, device: torch.device | None = None) -> Tensor:
-        """Return the vectors of the distances ``farthest`` to -1, (D, d_h)."""
+    def forward(self, farthest: int, device: torch.device | None = None) -> Tensor | Clamped:
+        """Return the vectors of the distances ``farthest``, or the clamp, to -1, (D, d_h)."""
+        if _beyond(self.clamp_len, farthest):
+            return Clamped(self(self.clamp_len, device))
         distances = _falling(farthest, self.weight.device if device is None else device)
         return self.weight[distances.clamp(1, self.farthest) - 1]
 

@@ -136,7 +136,7 @@ class TransformerXLLanguageModel(SegmentLanguageModel):
     def build_positions(cls, cfg: TransformerXLConfig) -> nn.Module | None:
         """Return the encoding of distances: sinusoids, or the distances for learned keys."""
         if cfg.positions == "transformer-xl":
-            dropout = cls.choose_dropout(cfg)(cfg.embed_dropout)
+            dropout = cls.choose_dropout(cfg)(cfg.embed_dropout) if cfg.embed_dropout else None
             return SinusoidalRelativePositions(cfg.decoder_embed_dim, cfg.clamp_len, dropout)
         return Distances(cfg.clamp_len) if cfg.positions == "shaw" else None
 

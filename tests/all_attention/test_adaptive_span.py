@@ -38,7 +38,7 @@ VALUES = [
 ]
 
 
-def make(values, variant="all", persistent=5):
+def make(values, variant="all", persistent=5, clamp_len=None):
     """An attention of random weights with learned spans, and its positions."""
     torch.manual_seed(1)
     heads = HEADS // 2 if variant == "head-split" else HEADS
@@ -53,7 +53,7 @@ def make(values, variant="all", persistent=5):
         variant=variant,
         span=span,
     )
-    positions = LearnedRelativePositions(SPAN, WIDTH // HEADS)
+    positions = LearnedRelativePositions(SPAN, WIDTH // HEADS, clamp_len)
     return attention.double(), positions.double()
 
 
@@ -67,13 +67,15 @@ def terms(attention, positions, farthest):
 @pytest.mark.parametrize(
     ("variant", "persistent"), [*((variant, 3) for variant in VARIANTS), ("all", 0)]
 )
-@pytest.mark.parametrize(("remembered", "length"), [(0, 5), (4, 3), (16, 5)])
+@pytest.mark.parametrize(
+    ("remembered", "length", "clamp_len"), [(0, 5, None), (4, 3, None), (16, 5, None), (16, 5, 4)]
+)
 def test_values_and_gradients_equal_the_equations(
-    monkeypatch, block, group_cost, values, variant, persistent, remembered, length
+    monkeypatch, block, group_cost, values, variant, persistent, remembered, length, clamp_len
 ):
     monkeypatch.setattr(attention_blocks, "QUERY_BLOCK", block)
     monkeypatch.setattr(adaptive_span_file, "_GROUP_COST", group_cost)
-    attention, positions = make(values, variant, persistent)
+    attention, positions = make(values, variant, persistent, clamp_len)
     x = torch.randn(STREAMS, length, WIDTH, dtype=torch.float64, requires_grad=True)
     past = torch.randn(STREAMS, remembered, WIDTH, dtype=torch.float64, requires_grad=True)
     inputs = [x, past, *attention.parameters(), positions.weight]
@@ -81,12 +83,11 @@ def test_values_and_gradients_equal_the_equations(
     state = HiddenStates(past) if remembered else None
     fast, _ = attention(x, terms(attention, positions, remembered + length - 1), state)
     context = torch.cat([past, x], dim=1)
-    slow = torch.stack(
-        [
-            multi_head(attention, x[b], context[b], lambda d: positions.weight[d - 1], SPAN)
-            for b in range(STREAMS)
-        ]
-    )
+
+    def u(distance):
+        return positions.weight[min(distance, clamp_len or distance) - 1]
+
+    slow = torch.stack([multi_head(attention, x[b], context[b], u, SPAN) for b in range(STREAMS)])
     assert_same(fast, slow, inputs)
 
 

@@ -14,6 +14,7 @@ from fairseq_plugins.segment_language_model.attention import (
 )
 from fairseq_plugins.segment_language_model.attention_blocks import (
     EVERY_KEY,
+    Clamped,
     Window,
     hidden_by_window,
     rel_shift,
@@ -34,9 +35,14 @@ def draw(*shape):
     return torch.randn(*shape, dtype=torch.float64, requires_grad=True)
 
 
+def of_all_distances(rel_keys, keys):
+    """Relative keys of the distances that are clamped, and what they are without the clamp."""
+    lacking = max(0, keys + 1 - rel_keys.size(1))
+    return torch.cat([rel_keys[:, :1].expand(-1, lacking, -1), rel_keys], dim=1)
+
+
 # sets of relative keys, and what comes with them
 RELATIVE = [
-    (0, ()),
     *((sets, extras) for sets in (1, 2) for extras in ((), ("position",), ("bias",))),
     (2, ("position", "bias")),
 ]
@@ -44,29 +50,33 @@ RELATIVE = [
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize(
-    ("queries", "keys", "window", "sets", "extras"),
+    ("queries", "keys", "window", "clamp", "sets", "extras"),
     [
         *(
-            (*sizes, *relative)
-            for sizes in [
-                (5, 5, (1, 3)),
-                (5, 9, (1, 3)),
-                (5, 9, (0, 20)),
-                (20, 25, (0, 9)),  # three blocks
-                (1, 1, (1, 4)),
-                (4, 4, (6, 9)),
+            (*sizes, clamp, *relative)
+            for sizes, clamps in [
+                ((5, 5, (1, 3)), (None, 9)),
+                ((5, 9, (1, 3)), (None, 1)),
+                ((5, 9, (0, 20)), (None, -1, 4)),
+                ((20, 25, (0, 9)), (None, 5)),  # three blocks
+                ((20, 25, (0, 40)), (5,)),
+                ((1, 1, (1, 4)), (None, -1)),
+                ((4, 4, (6, 9)), (None, 2)),
+                ((4, 12, (6, 9)), (2,)),  # no nearer distance is seen
             ]
-            for relative in RELATIVE
+            for clamp in clamps
+            for relative in ((0, ()), *RELATIVE)
+            if clamp is None or relative[0] > 0
         ),
-        (3, 5, EVERY_KEY, 0, ()),
+        (3, 5, EVERY_KEY, None, 0, ()),
     ],
 )
-def test_both_kernels_give_the_same(monkeypatch, queries, keys, window, sets, extras, dtype):
+def test_both_kernels_give_the_same(monkeypatch, queries, keys, window, clamp, sets, extras, dtype):
     monkeypatch.setattr(attention_blocks, "QUERY_BLOCK", 6)
     torch.manual_seed(1)
     heads, streams, width = 2, 3, 4
     inputs = [draw(heads, streams, n, width) for n in (queries, keys, keys)]
-    rel_keys = draw(sets, keys + 3, width) if sets else None
+    rel_keys = draw(sets, keys + 3 if clamp is None else clamp + 2, width) if sets else None
     how = {
         "position_query": draw(heads, streams, queries, width) if "position" in extras else None,
         "distance_bias": draw(heads, 2) if "bias" in extras else None,
@@ -76,20 +86,21 @@ def test_both_kernels_give_the_same(monkeypatch, queries, keys, window, sets, ex
         None if rel_keys is None else rel_keys.detach().to(dtype).requires_grad_(),
         {k: None if x is None else x.detach().to(dtype).requires_grad_() for k, x in how.items()},
     )
-    fast, plain = (
-        attend(*inputs, rel_keys, Window(*window), return_lse=True, **how)
-        for attend in (window_attention, plain_attention)
-    )
+    given = whole = rel_keys
+    if clamp is not None:
+        given, whole = Clamped(rel_keys), of_all_distances(rel_keys, keys)
+    expected = plain_attention(*inputs, whole, Window(*window), return_lse=True, **how)
     tolerance = {} if dtype.itemsize > 2 else {"atol": 0.1, "rtol": 0.05}
-    torch.testing.assert_close(fast, plain, **tolerance)
-    assert window_attention(*inputs, rel_keys, Window(*window), **how)[1] is None
-    assert plain_attention(*inputs, rel_keys, Window(*window), **how)[1] is None
-    if dtype == torch.float64:
-        wanted = [x for x in (*inputs, rel_keys, *how.values()) if x is not None]
-        assert_same(fast[0], plain[0], wanted)
-        seen = plain[1].isfinite()
-        assert torch.equal(seen, fast[1].isfinite())
-        assert_same(fast[1][seen], plain[1][seen], wanted)
+    wanted = [x for x in (*inputs, rel_keys, *how.values()) if x is not None]
+    for attend in (window_attention, plain_attention):
+        found = attend(*inputs, given, Window(*window), return_lse=True, **how)
+        torch.testing.assert_close(found, expected, **tolerance)
+        assert attend(*inputs, given, Window(*window), **how)[1] is None
+        if dtype == torch.float64:
+            assert_same(found[0], expected[0], wanted)
+            seen = expected[1].isfinite()
+            assert torch.equal(seen, found[1].isfinite())
+            assert_same(found[1][seen], expected[1][seen], wanted)
 
 
 @pytest.mark.parametrize("attend", [window_attention, plain_attention])
@@ -97,9 +108,11 @@ def test_relative_keys_that_do_not_fit_are_refused(attend):
     query, keys = draw(1, 1, 2, 3), draw(1, 1, 4, 3)
     with pytest.raises(ValueError, match=r"^`rel_keys` has 4 distances: 4 keys take one more than"):
         attend(query, keys, keys, draw(1, 4, 3), Window(0, 9))
-    for shape in ((1, 5, 4), (2, 5, 3)):
+    with pytest.raises(ValueError, match=r"^`rel_keys` has 0 distances: .* at least one where"):
+        attend(query, keys, keys, Clamped(draw(1, 0, 3)), Window(0, 9))
+    for rel_keys in (draw(1, 5, 4), draw(2, 5, 3), Clamped(draw(1, 2, 4))):
         with pytest.raises(ValueError, match="heads of width 3 take one set for all, or one each"):
-            attend(query, keys, keys, draw(*shape), Window(0, 9))
+            attend(query, keys, keys, rel_keys, Window(0, 9))
     with pytest.raises(ValueError, match=r"^`distance_bias` without `rel_keys`: give both"):
         attend(query, keys, keys, None, Window(0, 9), distance_bias=draw(1, 2))
 
@@ -118,14 +131,15 @@ def test_a_distance_beyond_the_mask_has_no_weight_in_either_kernel():
         assert all(gradient.isfinite().all() for gradient in gradients)
 
 
-def test_the_plain_kernel_has_gradients_of_gradients():
+@pytest.mark.parametrize("rows", [5, 3])
+def test_the_plain_kernel_has_gradients_of_gradients(rows):
     torch.manual_seed(1)
     inputs = [draw(2, 1, n, 2) for n in (3, 4, 4)]
-    rest = [draw(2, 5, 2), draw(2, 1, 3, 2), draw(2, 2)]
+    rest = [draw(2, rows, 2), draw(2, 1, 3, 2), draw(2, 2)]
 
     def attend(query, keys, values, rel_keys, position_query, bias):
         return plain_attention(
-            query, keys, values, rel_keys, Window(0, 2), 0.0, position_query, bias
+            query, keys, values, Clamped(rel_keys), Window(0, 2), 0.0, position_query, bias
         )[0]
 
     assert torch.autograd.gradcheck(attend, (*inputs, *rest))
@@ -189,10 +203,11 @@ def compiled_layers():
     return layer, torch.compile(layer, backend="aot_eager", fullgraph=True)
 
 
-def test_a_layer_with_the_plain_kernel_trains_under_torch_compile(compiled_layers):
+@pytest.mark.parametrize("clamp_len", [None, 4])
+def test_a_layer_with_the_plain_kernel_trains_under_torch_compile(compiled_layers, clamp_len):
     layer, compiled = compiled_layers
     x, past = torch.randn(2, 6, 8), HiddenStates(torch.randn(2, 5, 8))
-    encoding = SinusoidalRelativePositions(8)(10).float()
+    encoding = SinusoidalRelativePositions(8, clamp_len)(10)
     results = []
     for model in (layer, compiled):
         y, state = model(x, layer.self_attn.distance_terms(encoding), past)
@@ -221,8 +236,9 @@ def test_window_hides_what_is_nearer_and_farther():
     assert hidden.tolist() == [[False, False, True, True], [True, False, False, True]]
 
 
+@pytest.mark.parametrize("clamp", [None, 1])
 @pytest.mark.parametrize("groups", [1, 2])
-def test_gradients_with_dropout_are_those_of_finite_differences(monkeypatch, groups):
+def test_gradients_with_dropout_are_those_of_finite_differences(monkeypatch, groups, clamp):
     monkeypatch.setattr(attention_blocks, "QUERY_BLOCK", 2)
     torch.manual_seed(1)
     heads, streams, queries, keys, width = 2, 2, 3, 5, 3
@@ -235,15 +251,16 @@ def test_gradients_with_dropout_are_those_of_finite_differences(monkeypatch, gro
         draw(heads, streams, queries, width),
         draw(heads, streams, keys, width),
         draw(heads, streams, keys, width),
-        draw(groups, keys + 1, width),
+        draw(groups, keys + 1 if clamp is None else clamp + 2, width),
         draw(heads, 2),
     )
 
     def attend(*tensors):
         torch.manual_seed(3)  # the same weights are dropped each time
-        content, position, *keys_values_rel_keys, bias = tensors
+        content, position, *keys_values, rel_keys, bias = tensors
+        rel_keys = rel_keys if clamp is None else Clamped(rel_keys)
         how = (Window(1, 3), 0.4, position, bias)
-        return window_attention(content, *keys_values_rel_keys, *how, return_lse=True)
+        return window_attention(content, *keys_values, rel_keys, *how, return_lse=True)
 
     assert torch.autograd.gradcheck(attend, inputs)
 
@@ -251,13 +268,13 @@ def test_gradients_with_dropout_are_those_of_finite_differences(monkeypatch, gro
 @pytest.mark.parametrize("fused", [True, False])
 @pytest.mark.parametrize("block", [2, 128])
 @pytest.mark.parametrize("position_query", [True, False])
-@pytest.mark.parametrize("groups", [0, 1, 2])
+@pytest.mark.parametrize(("groups", "clamp"), [(0, None), (1, None), (2, None), (1, 1), (2, 1)])
 @pytest.mark.parametrize(
     ("queries", "keys", "window"),
     [(5, 5, (1, 3)), (5, 9, (1, 3)), (5, 9, (0, 20)), (1, 1, (1, 4)), (4, 4, (6, 9))],
 )
 def test_without_gradients_values_and_lse_are_the_same(
-    monkeypatch, fused, block, position_query, groups, queries, keys, window
+    monkeypatch, fused, block, position_query, groups, clamp, queries, keys, window
 ):
     """PyTorch's fused attention stands in for the blocks where no gradient is wanted."""
     assert attention_kernel._FUSED is not None
@@ -272,6 +289,8 @@ def test_without_gradients_values_and_lse_are_the_same(
 
     inputs = [draw(heads, streams, n, width) for n in (queries, keys, keys)]
     rel_keys = draw(groups, keys + 1, width) if groups else None
+    if clamp is not None:
+        rel_keys = Clamped(draw(groups, clamp + 2, width))
     how = {
         "position_query": draw(heads, streams, queries, width) if position_query else None,
         "distance_bias": draw(heads, 2) if groups else None,

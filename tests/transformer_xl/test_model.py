@@ -7,11 +7,12 @@ import torch
 
 from fairseq_plugins.segment_language_model import attention_blocks
 from fairseq_plugins.segment_language_model.attention import PositionBiases, RelativeAttention
-from fairseq_plugins.segment_language_model.attention_blocks import UNLIMITED, Window
+from fairseq_plugins.segment_language_model.attention_blocks import UNLIMITED, Clamped, Window
 from fairseq_plugins.segment_language_model.key_value_cache import HiddenStates
 from fairseq_plugins.segment_language_model.positions import (
     Distances,
     LearnedRelativeKeys,
+    LearnedRelativePositions,
     RelativeKeyProjection,
     SinusoidalRelativePositions,
 )
@@ -67,6 +68,42 @@ def test_values_and_gradients_equal_the_double_loop(
         ]
     )
     assert_same(fast, slow, inputs)
+
+
+@pytest.mark.parametrize(
+    "positions",
+    [
+        SinusoidalRelativePositions(WIDTH, 3),
+        SinusoidalRelativePositions(WIDTH, 3, torch.nn.Dropout(0.5)).eval(),
+        Distances(3),
+        LearnedRelativePositions(9, WIDTH, 3),
+    ],
+)
+def test_distances_beyond_the_clamp_are_left_out(positions):
+    nearer, clamp, farther = map(positions, (2, 3, 7))
+    assert (len(nearer), len(clamp)) == (4, 5)
+    assert isinstance(farther, Clamped)
+    assert torch.equal(farther.rows, clamp)
+    assert torch.equal(clamp[1:], nearer)
+
+
+def test_dropout_acts_on_each_distance_beyond_the_clamp():
+    dropout = torch.nn.Dropout(0.5)
+    torch.manual_seed(1)
+    found = SinusoidalRelativePositions(WIDTH, 3, dropout)(7)
+    whole = SinusoidalRelativePositions(WIDTH)(3)
+    torch.manual_seed(1)
+    assert torch.equal(found, dropout(torch.cat([whole[:1].expand(4, -1), whole])))
+    assert not torch.equal(found[0], found[1])
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("positions", ["transformer-xl", "shaw"])
+def test_a_layer_has_no_relative_keys_of_distances_beyond_the_clamp(positions, training):
+    model = tiny_transformer_xl(mem_len=40, clamp_len=6, positions=positions).train(training)
+    with torch.no_grad():
+        terms = model.decoder._distance_terms(30, 30)
+    assert [rel_keys.rows.shape for rel_keys in terms] == [(2, 6 + 2, 8)] * 3
 
 
 NETWORKS = [
