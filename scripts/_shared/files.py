@@ -1,6 +1,8 @@
 """Files that are written whole or not at all: nobody ever sees half of one."""
 
+import glob
 import json
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -9,14 +11,34 @@ from typing import Any
 
 @contextmanager
 def atomic_write(path: Path) -> Iterator[Path]:
-    """Where to write what becomes ``path`` afterwards; when that fails, nothing of it is left."""
-    partial = path.with_name(path.name + ".partial")
+    """Where to write what becomes ``path`` afterwards; when that fails, nothing of it is left.
+
+    That is a place of this process alone: a killed run's child may write the same file still. What
+    ended processes left is removed.
+    """
+    name = f"{path.name}.partial-"
+    for left in path.parent.glob(f"{glob.escape(name)}*"):
+        if not _lives(left.name.removeprefix(name)):
+            left.unlink(missing_ok=True)
+    partial = path.with_name(f"{name}{os.getpid()}")
     try:
         yield partial
         partial.replace(path)
     except BaseException:
         partial.unlink(missing_ok=True)
         raise
+
+
+def _lives(process: str) -> bool:
+    """Whether there is a process of that number."""
+    try:
+        os.kill(int(process), 0)
+    except (ProcessLookupError, ValueError):
+        return False
+    except PermissionError:
+        # another user's
+        return True
+    return True
 
 
 def write_text(path: Path, text: str) -> None:

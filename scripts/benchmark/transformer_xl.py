@@ -101,9 +101,10 @@ def cutoffs(cfg: TransformerXLConfig) -> list[int]:
 def multiply_adds(case: Case, plain: bool = False) -> float:
     """Multiply-adds of the matrix products that a segment needs; plain for a transformer_lm.
 
-    With f the inner width, n = B*T tokens and P the pairs of a query and a key that it sees, a
-    layer takes 4*n*d^2 (projections) + 2*n*d*f (feed-forward) + 3*B*P*d (scores by content and by
-    distance, values). A plain one has no memory and no scores by distance. Training, but not
+    With f the inner width, n = B*T tokens, P the pairs of a query and a key that it sees and P' the
+    pairs of a query and a distance, of which those beyond a clamp are one, a layer takes 4*n*d^2
+    (projections) + 2*n*d*f (feed-forward) + 2*B*P*d (scores by content, values) + B*P'*d (scores by
+    distance). A plain one has no memory and no scores by distance. Training, but not
     evaluation, which has them from before, projects the memory too, 2*B*M*d^2, and the T + M
     distances, (T + M)*d^2.
 
@@ -118,9 +119,10 @@ def multiply_adds(case: Case, plain: bool = False) -> float:
     memory = 0 if plain else case.memory
     tokens = case.batch * case.segment
     farthest = memory if cfg.same_length and not plain else math.inf
-    pairs = sum(min(memory + place + 1, farthest) for place in range(case.segment))
+    seen = [min(memory + place + 1, farthest) for place in range(case.segment)]
+    distances_seen = 0 if plain else sum(min(keys, (case.clamp or math.inf) + 1) for keys in seen)
     layer = 4 * tokens * width**2 + 2 * tokens * width * cfg.decoder_ffn_embed_dim
-    layer += (2 if plain else 3) * case.batch * pairs * width
+    layer += (2 * sum(seen) + distances_seen) * case.batch * width
     ends = [*cutoffs(cfg), case.symbols]
     output = tokens * width * (ends[0] + len(ends) - 1)
     narrower = len(ends) > 1 and cfg.adaptive_input_factor > 1
@@ -136,7 +138,7 @@ def multiply_adds(case: Case, plain: bool = False) -> float:
     forward = cfg.decoder_layers * layer + output
     if not case.training:
         return forward
-    distances = 0 if plain else case.segment + memory
+    distances = 0 if plain else min(case.segment + memory, (case.clamp or math.inf) + 1)
     constant = (2 * case.batch * memory + distances) * width**2
     return 3 * forward + 2 * cfg.decoder_layers * constant
 

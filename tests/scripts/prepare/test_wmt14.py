@@ -218,7 +218,7 @@ def test_interrupted_run_goes_on_to_the_same_bytes(call, given, tmp_path, monkey
     message = "complete steps and what was downloaded are kept, run the same command again"
     assert (status, error) == (130, f"\ninterrupted; {message}\n")
     assert not (tmp_path / "out" / name).exists()
-    assert not list(tmp_path.rglob("*.partial"))
+    assert not list(tmp_path.rglob("*.partial*"))
     assert (tmp_path / "out").exists() == (name != "raw/europarl")
     assert call("--from", folder)[0] == 0
     assert call("--from", folder, output="whole")[0] == 0
@@ -255,7 +255,7 @@ def test_archive_with_something_else_is_refused(call, given, tmp_path, changes, 
     folder = given(**changes)
     result = call("--from", folder)
     assert refused(result, message.format(from_=folder, out=tmp_path / "out")), result
-    assert not list(tmp_path.rglob("*.partial"))
+    assert not list(tmp_path.rglob("*.partial*"))
     assert not (tmp_path / "out" / "inputs.json").exists()
 
 

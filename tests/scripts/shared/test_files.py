@@ -1,4 +1,6 @@
 import json
+import multiprocessing
+import os
 
 import pytest
 
@@ -27,6 +29,31 @@ def test_what_fails_leaves_the_file_that_was_there(tmp_path):
         partial.write_text("new")
     assert names(tmp_path) == ["file"]
     assert path.read_text() == "new"
+
+
+@pytest.mark.parametrize("error", [None, KeyboardInterrupt])
+def test_a_killed_runs_child_may_write_the_same_file(tmp_path, error):
+    path = tmp_path / "file"
+
+    def write_late():
+        with atomic_write(path) as partial:
+            partial.write_text("late")
+            if error:
+                raise error
+
+    child = multiprocessing.get_context("fork").Process(target=write_late)
+    with atomic_write(path) as partial:
+        partial.write_text("new")
+        child.start()
+        child.join()
+        assert path.exists() == (error is None)
+        # of a process that has ended, and of one that has not
+        for process in (child.pid, os.getppid()):
+            path.with_name(f"file.partial-{process}").touch()
+    assert path.read_text() == "new"
+    write_text(path, "newer")
+    assert names(tmp_path) == ["file", f"file.partial-{os.getppid()}"]
+    assert path.read_text() == "newer"
 
 
 def test_text_is_written_as_it_is(tmp_path):
