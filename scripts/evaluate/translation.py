@@ -191,7 +191,7 @@ def translate(
         except BaseException:
             log.unlink(missing_ok=True)
             raise
-        # another run of the same command, which was killed, may have removed it at its end
+        # another run of the same command, which was killed, may remove it at its end, and the folder
         log.unlink(missing_ok=True)
         sources, translations = read_results(results)
     if translations.keys() != set(range(expected)):
@@ -283,6 +283,7 @@ def evaluate(options: argparse.Namespace, extra: Sequence[str]) -> None:
         "sentences": len(references),
         **score(translations, references, target, compounds),
     }
+    make_output_folder(options.output)
     write_text(options.output / "translation.txt", "".join(f"{line}\n" for line in translations))
     write_json(options.output / "scores.json", scores)
     shown = detokenize(sources[: options.examples], options.source_lang)

@@ -284,9 +284,10 @@ def test_log_of_a_failed_command_is_kept(place, run, capsys):
     assert sorted(contents(place)) == ["scores.json", "translation.txt"]
 
 
-def test_a_killed_run_that_ends_late_may_take_the_log_away(place, run):
+def test_a_killed_run_that_ends_late_may_take_log_and_folder_away(place, run):
     def remove():
         (place / "out" / "generate.log").unlink()
+        (place / "out").rmdir()
 
     assert run(stop=remove)[0] == 0
     assert sorted(contents(place)) == ["scores.json", "translation.txt"]
