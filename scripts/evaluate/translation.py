@@ -191,7 +191,7 @@ def translate(
         except BaseException:
             log.unlink(missing_ok=True)
             raise
-        # another run of the same command, which was killed, may remove it at its end, and the folder
+        # another run of this command, which was killed, may remove it at its end, and the folder
         log.unlink(missing_ok=True)
         sources, translations = read_results(results)
     if translations.keys() != set(range(expected)):
