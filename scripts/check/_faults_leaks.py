@@ -13,6 +13,7 @@ from scripts.check._faults_programs import USER_DIR, Case, CaseFailedError, Prog
 EVERY = 0.2
 # By what each may have grown between the two: caches of the allocator fill slowly.
 GROWTH = {"memory": 6, "files": 0, "threads": 0}
+UNITS = {"memory": " MiB"}
 # share of the time after which everything is there that a run needs
 WARM = 0.4
 
@@ -56,7 +57,7 @@ def watch(words: tuple[Any, ...], folder: Path, limit: float, text: str = "") ->
         before, after = (
             [getattr(look, name) for look in looks] for looks in (warm[:part], warm[-part:])
         )
-        told.append(f"{name} {max(before)} and then {max(after)}")
+        told.append(f"{name} {max(before)} and then {max(after)}{UNITS.get(name, '')}")
         # what comes and goes, such as a thread that reads batches ahead, is no leak
         leaks |= min(after) > max(before) + growth
     if leaks:

@@ -92,6 +92,8 @@ def try_case(case: Case, folder: Path) -> dict[str, Any]:
         # a case that cannot be tried is no case that passed
         result, told = FAILED, f"the case itself failed: {type(error).__name__}: {error}"
     seconds = round(time.monotonic() - started, 1)
+    # where the case was tried is of this machine
+    told = told.replace(f"{folder}/", "")
     if result in (PASSED, SKIPPED):
         shutil.rmtree(folder)
     found = {"case": case.name, "result": result, "seconds": seconds, "told": told}
@@ -149,14 +151,13 @@ def summary_table(content: dict[str, Any]) -> str:
 
 
 def figures(content: dict[str, Any]) -> str:
-    """Table of what cases that passed have measured; "" for none."""
-    rows = [
-        [case["case"], case["told"]]
-        for section in content.values()
-        for case in section["cases"]
-        if case["result"] == PASSED and case["told"]
-    ]
-    return markdown_table(["passed", "measured"], rows) if rows else ""
+    """List of what cases that passed have measured, those with the same together; "" for none."""
+    measured: dict[str, list[str]] = {}
+    for section in content.values():
+        for case in section["cases"]:
+            if case["result"] == PASSED and case["told"]:
+                measured.setdefault(case["told"], []).append(case["case"])
+    return "\n".join(f"- {told}: {'; '.join(names)}." for told, names in measured.items())
 
 
 def failures(content: dict[str, Any]) -> list[str]:

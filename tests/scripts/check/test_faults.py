@@ -64,6 +64,10 @@ def skip(folder):
     raise CaseSkippedError("no such disk")
 
 
+def fail_somewhere(folder):
+    raise CaseFailedError(f"no {folder}/model: it hung")
+
+
 def break_down(folder):
     raise RuntimeError("of the case itself")
 
@@ -75,6 +79,8 @@ RAN = [
     (Case("bad anew", fail, Known("a traceback", "Give less.")), "failed", "it hung"),
     (Case("elsewhere", skip), "skipped", "no such disk"),
     (Case("broken", break_down), "failed", "the case itself failed: RuntimeError: of the case"),
+    (Case("as good", lambda folder: "12 MiB"), "passed", "12 MiB"),
+    (Case("somewhere", fail_somewhere), "failed", "no model: it hung"),
 ]
 
 
@@ -99,7 +105,7 @@ def campaign(tmp_path, monkeypatch):
 def test_results_are_written_and_told(campaign, tmp_path, capsys):
     status, results, page = campaign([case for case, _, _ in RAN], "--seed", 7)
     assert status == 1
-    assert "error: 3 cases failed: their folders are in" in capsys.readouterr().err
+    assert "error: 4 cases failed: their folders are in" in capsys.readouterr().err
     assert [(x["case"], x["result"]) for x in results["cases"]] == [(c.name, r) for c, r, _ in RAN]
     for found, (_, _, told) in zip(results["cases"], RAN, strict=True):
         assert found["told"].startswith(told)
@@ -109,10 +115,12 @@ def test_results_are_written_and_told(campaign, tmp_path, capsys):
         "002",
         "003",
         "005",
+        "007",
     ]
     (row,) = [line for line in page.splitlines() if "what is tried (full, seed 7" in line]
-    assert [cell.strip() for cell in row.split("|")[2:-2]] == ["6", "1", "4", "1"]
+    assert [cell.strip() for cell in row.split("|")[2:-2]] == ["8", "2", "5", "1"]
     assert "- bad as ever: it hung. Give less." in page
+    assert "- 12 MiB: good; as good." in page
     assert page.startswith("# Page\n")
     assert page.endswith("\n\nEnd.\n")
     assert "old" not in page
