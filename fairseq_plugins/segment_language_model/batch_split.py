@@ -46,6 +46,8 @@ def split_batch(sample: dict[str, Any], parts: int, pad: int) -> list[dict[str, 
     cursor = net_input.pop("recurrence", None)
     sizes = part_sizes(len(sample["target"]), parts)
     cursors = [None] * parts if cursor is None else cursor.split(sizes)
+    # without padding their number is known: to count would make the host wait
+    padded = sample["ntokens"] != sample["target"].numel()
     made, end = [], 0
     for size, own_cursor in zip(sizes, cursors, strict=True):
         streams = slice(end, end + size)
@@ -58,7 +60,7 @@ def split_batch(sample: dict[str, Any], parts: int, pad: int) -> list[dict[str, 
             {
                 "id": sample["id"][streams],
                 "nsentences": size,
-                "ntokens": int(target.ne(pad).sum()),
+                "ntokens": int(target.ne(pad).sum()) if padded else target.numel(),
                 "start_indices": sample["start_indices"][streams],
                 "net_input": own_input,
                 "target": target,

@@ -37,6 +37,11 @@ def _falling(farthest: int, device: torch.device | None) -> Tensor:
     return torch.arange(farthest, -2, -1, device=device)
 
 
+def _check_clamp(clamp_len: int | None) -> None:
+    if clamp_len is not None and clamp_len < 1:
+        raise ValueError(f"`clamp_len` is {clamp_len}: give at least 1, or None for no limit")
+
+
 def _beyond(clamp_len: int | None, farthest: int) -> bool:
     return clamp_len is not None and farthest > clamp_len
 
@@ -46,7 +51,7 @@ class SinusoidalRelativePositions(nn.Module):
 
     Args:
         embed_dim: d; even.
-        clamp_len: distances beyond it use its vector; None for no limit.
+        clamp_len: distances beyond it use its vector; at least 1, None for no limit.
         dropout: acts on the sinusoids, as on the embeddings; None for none.
     """
 
@@ -54,6 +59,7 @@ class SinusoidalRelativePositions(nn.Module):
         self, embed_dim: int, clamp_len: int | None = None, dropout: nn.Module | None = None
     ) -> None:
         super().__init__()
+        _check_clamp(clamp_len)
         self.embed_dim = embed_dim
         self.clamp_len = clamp_len
         self.dropout = dropout
@@ -95,11 +101,12 @@ class Distances(nn.Module):
     """The distances themselves, for relative keys that are learned one by one.
 
     Args:
-        clamp_len: distances beyond it count as it; None for no limit.
+        clamp_len: distances beyond it count as it; at least 1, None for no limit.
     """
 
     def __init__(self, clamp_len: int | None = None) -> None:
         super().__init__()
+        _check_clamp(clamp_len)
         self.clamp_len = clamp_len
 
     def forward(self, farthest: int, device: torch.device | None = None) -> Tensor | Clamped:
@@ -149,11 +156,13 @@ class LearnedRelativePositions(nn.Module):
     Args:
         farthest: the farthest distance that has a vector; the nearest is 1.
         head_dim: d_h.
-        clamp_len: distances beyond it use its vector; None for no limit but the farthest.
+        clamp_len: distances beyond it use its vector; at least 1, None for no limit but the
+            farthest.
     """
 
     def __init__(self, farthest: int, head_dim: int, clamp_len: int | None = None) -> None:
         super().__init__()
+        _check_clamp(clamp_len)
         self.weight = nn.Parameter(torch.empty(farthest, head_dim))
         self.farthest = farthest if clamp_len is None else min(farthest, clamp_len)
         self.clamp_len = clamp_len

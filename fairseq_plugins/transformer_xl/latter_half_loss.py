@@ -33,9 +33,7 @@ class _LatterHalf:
     The tokens that training logs (``wpb``, ``wps``) are those of the latter halves.
     """
 
-    def forward(
-        self, model: Any, sample: dict, reduce: bool = True
-    ) -> tuple[Tensor, int | Tensor, dict]:
+    def forward(self, model: Any, sample: dict, reduce: bool = True) -> tuple[Tensor, int, dict]:
         """Return the summed loss in nats, the number of tokens that count and the statistics.
 
         Raises:
@@ -45,11 +43,10 @@ class _LatterHalf:
             target = latter_half(sample["target"], self.padding_idx)
             streams, length = target.shape
             if sample["ntokens"] == target.numel():
-                # without padding their number is known
+                # without padding their number is known: to count would make the host wait
                 ntokens = streams * (length - length // 2)
             else:
-                # as a tensor, which fairseq takes, too: a number would make the host wait
-                ntokens = target.ne(self.padding_idx).sum()
+                ntokens = int(target.ne(self.padding_idx).sum())
             sample = {**sample, "target": target, "ntokens": ntokens}
         return super().forward(model, sample, reduce)
 

@@ -4,7 +4,7 @@ import glob
 import json
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +18,10 @@ def atomic_write(path: Path) -> Iterator[Path]:
     """
     name = f"{path.name}.partial-"
     for left in path.parent.glob(f"{glob.escape(name)}*"):
-        if not _lives(left.name.removeprefix(name)):
-            left.unlink(missing_ok=True)
+        number = left.name.removeprefix(name)
+        if number.isdecimal() and not _lives(int(number)):
+            with suppress(OSError):
+                left.unlink()
     partial = path.with_name(f"{name}{os.getpid()}")
     try:
         yield partial
@@ -29,11 +31,11 @@ def atomic_write(path: Path) -> Iterator[Path]:
         raise
 
 
-def _lives(process: str) -> bool:
+def _lives(process: int) -> bool:
     """Whether there is a process of that number."""
     try:
-        os.kill(int(process), 0)
-    except (ProcessLookupError, ValueError):
+        os.kill(process, 0)
+    except (ProcessLookupError, OverflowError):
         return False
     except PermissionError:
         # another user's

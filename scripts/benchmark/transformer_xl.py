@@ -138,7 +138,7 @@ def multiply_adds(case: Case, plain: bool = False) -> float:
     forward = cfg.decoder_layers * layer + output
     if not case.training:
         return forward
-    distances = 0 if plain else min(case.segment + memory, (case.clamp or math.inf) + 1)
+    distances = 0 if plain else case.segment + memory
     constant = (2 * case.batch * memory + distances) * width**2
     return 3 * forward + 2 * cfg.decoder_layers * constant
 

@@ -7,7 +7,6 @@ import resource
 import shutil
 import signal
 from collections.abc import Callable, Iterator
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -136,11 +135,15 @@ def cases(materials: Materials, quick: bool, draw: random.Random) -> Iterator[Ca
             output.mkdir()
             mount(output, materials.checkpoints["transformer_xl"].stat().st_size + DISK)
             place = str(output).encode()
-            # by the command itself, once the checkpoint is there
-            inject = partial(_LIBC.mount, None, place, None, READ_ONLY, None)
+
+            def protect() -> None:
+                # by the command itself, once the checkpoint is there
+                if _LIBC.mount(None, place, None, READ_ONLY, None):
+                    raise OSError(ctypes.get_errno(), "the disk cannot be made read-only")
+
             try:
                 too_much = read_only or largest_file(materials, command) > DISK
-                inject = inject if read_only else None
+                inject = protect if read_only else None
                 write_without_room(words, materials, inject, output, too_much)
             finally:
                 _LIBC.umount(place)

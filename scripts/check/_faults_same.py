@@ -90,7 +90,8 @@ def train_on_workers(materials: Materials, paper: str, workers: int, folder: Pat
     """
     streams = 6
     alone = ("--batch-size", streams)
-    words = short_training(materials, paper, folder, "--batch-size", streams // workers)
+    each = ("--batch-size", streams // workers, "--tokens-per-sample", 32)
+    words = short_training(materials, paper, folder, *each)
     if paper in BATCHES:
         alone = ("--update-freq", workers)
         words = short_training(materials, paper, folder, *BATCHES[paper])
@@ -101,6 +102,8 @@ def train_on_workers(materials: Materials, paper: str, workers: int, folder: Pat
         for rank in range(workers)
     ]
     outcomes = [program.wait() for program in programs]
+    if '"epoch": 2' not in one.printed:
+        raise CaseFailedError("no epoch has ended, where workers have less to do than others")
     for program in programs:
         program.kill(True)
     for outcome in outcomes:

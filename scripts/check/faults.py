@@ -66,7 +66,7 @@ class Section(NamedTuple):
 
 SECTIONS = {
     "kills": Section("killed at a random moment, then the same command", _faults_kills.cases),
-    "disk": Section("full disk, quota, no permission", _faults_disk.cases),
+    "disk": Section("full disk, quota, read-only disk, no permission", _faults_disk.cases),
     "inputs": Section("damaged and wrong files", _faults_inputs.cases),
     "options": Section("options at values that nobody means", _faults_options.cases),
     "numbers": Section("gradients that are not finite", _faults_numbers.cases),
@@ -157,7 +157,8 @@ def figures(content: dict[str, Any]) -> str:
         for case in section["cases"]:
             if case["result"] == PASSED and case["told"]:
                 measured.setdefault(case["told"], []).append(case["case"])
-    return "\n".join(f"- {told}: {'; '.join(names)}." for told, names in measured.items())
+    lines = [f"- {told}: {'; '.join(names)}." for told, names in measured.items()]
+    return "\n".join(["Measured by cases that passed:", "", *lines] if lines else [])
 
 
 def failures(content: dict[str, Any]) -> list[str]:

@@ -82,7 +82,7 @@ def test_limits_that_keep_nothing_are_refused(place):
     )
     assert refused(run(place, "--max-length", "2"), message)
     assert not (place / "out" / "clean").exists()
-    assert not list(place.rglob("*.partial"))
+    assert not list(place.rglob("*.partial*"))
 
 
 def test_input_that_changes_meanwhile_is_refused(place, monkeypatch):

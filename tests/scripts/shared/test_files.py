@@ -51,8 +51,9 @@ def test_a_killed_runs_child_may_write_the_same_file(tmp_path, error):
         for process in (child.pid, os.getppid()):
             path.with_name(f"file.partial-{process}").touch()
     assert path.read_text() == "new"
+    path.with_name("file.partial-kept").touch()
     write_text(path, "newer")
-    assert names(tmp_path) == ["file", f"file.partial-{os.getppid()}"]
+    assert names(tmp_path) == ["file", f"file.partial-{os.getppid()}", "file.partial-kept"]
     assert path.read_text() == "newer"
 
 
