@@ -141,15 +141,28 @@ def test_two_workers_resume_with_the_memory_of_both(data, uninterrupted, tmp_pat
     assert_equal(parameters(tmp_path), parameters(uninterrupted), rtol=1e-4, atol=1e-6)
 
 
-def test_two_workers_end_an_epoch_of_uneven_streams(data, tmp_path):
-    # the last segment of some streams is empty, of others not; adaptive softmax takes no empty one
-    bands = ("--adaptive-input-cutoff", 8, "--adaptive-softmax-cutoff", 8)
-    tied = ("--adaptive-input", "--tie-adaptive-weights", "--criterion", "exact_adaptive_loss")
-    adaptive = (*bands, *tied)
+@pytest.mark.parametrize(
+    ("criterion", "rest"),
+    [
+        # the last segment of some streams is empty, which adaptive softmax takes none of
+        (
+            (
+                *("--adaptive-input-cutoff", 8, "--adaptive-softmax-cutoff", 8),
+                *("--adaptive-input", "--tie-adaptive-weights"),
+                *("--criterion", "exact_adaptive_loss"),
+            ),
+            0,
+        ),
+        # or has padding on one worker alone
+        (("--criterion", "half_cross_entropy"), 2),
+    ],
+)
+def test_two_workers_end_an_epoch_of_uneven_streams(data, tmp_path, criterion, rest):
     tokens = sum(len(line.split()) + 1 for line in (data.parent / "train.txt").open())
-    assert tokens % 6
-    layout = ("--batch-size", 3, "--tokens-per-sample", tokens // 6)
-    train_on_two_workers(data, tmp_path, *adaptive, *layout, "--max-epoch", 1)
+    # all streams of the first worker are longer than some of the second
+    streams = next(n for n in (4, 6, 8, 10, 12) if n // 2 <= tokens % n)
+    layout = ("--batch-size", streams // 2, "--tokens-per-sample", tokens // streams - rest)
+    train_on_two_workers(data, tmp_path, *criterion, *layout, "--max-epoch", 1)
     assert all(weight.isfinite().all() for weight in parameters(tmp_path).values())
 
 
