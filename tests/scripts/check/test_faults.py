@@ -6,11 +6,13 @@ import random
 import re
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 
-from scripts.check import _faults_inputs, _faults_pickles, faults
+from scripts.check import _faults_inputs, _faults_leaks, _faults_pickles, faults
+from scripts.check._faults_leaks import Held
 from scripts.check._faults_materials import Materials, logged
 from scripts.check._faults_numbers import check_state
 from scripts.check._faults_programs import (
@@ -244,6 +246,34 @@ def test_cases_have_names_of_their_own_and_are_drawn_from_the_seed(section, tmp_
     assert names(True) == names(True)
     assert names(True) != names(True, 2)
     assert set(names(True)) <= set(names(False))
+
+
+@pytest.mark.parametrize(
+    ("holds", "grows"),
+    [
+        (lambda look: Held(100, 5, 2), False),
+        (lambda look: Held(100 + look % 20, 5, 2 + look % 2), False),
+        (lambda look: Held(100 + look, 5, 2), True),
+        (lambda look: Held(100, 5 + look // 30, 2), True),
+        (lambda look: Held(100, 5, 2 + look // 30), True),
+    ],
+    ids=["flat", "comes and goes", "memory", "files", "threads"],
+)
+def test_what_grows_is_a_leak(holds, grows, tmp_path, monkeypatch):
+    looks = iter(range(100))
+    stand_in = SimpleNamespace(
+        pid=1,
+        ends_within=lambda seconds: next(looks, None) is None,
+        wait=lambda limit: Outcome(0, "", 1.0),
+    )
+    monkeypatch.setattr(_faults_leaks, "Program", lambda *given, **options: stand_in)
+    held = map(holds, range(100))
+    monkeypatch.setattr(_faults_leaks, "held_by", lambda pid: next(held))
+    if grows:
+        with pytest.raises(CaseFailedError, match=r"^memory \d+ and then \d+ MiB, files"):
+            _faults_leaks.watch(("a command",), tmp_path, 60)
+    else:
+        assert _faults_leaks.watch(("a command",), tmp_path, 60).startswith("memory 1")
 
 
 def test_a_flipped_bit_is_one_bit():
