@@ -24,6 +24,8 @@ from fairseq_plugins.segment_language_model.attention_kernel import window_atten
 from fairseq_plugins.segment_language_model.key_value_cache import HiddenStates
 from fairseq_plugins.segment_language_model.layer import FeedForward, SegmentLayer
 from fairseq_plugins.segment_language_model.positions import (
+    Distances,
+    LearnedRelativePositions,
     RelativeKeyProjection,
     SinusoidalRelativePositions,
 )
@@ -345,3 +347,20 @@ def test_dropped_weights_are_those_drawn_and_the_others_are_scaled(persistent):
     keep = torch.rand(heads * streams, queries, keys).view(scores.shape) >= dropout
     expected = (scores.softmax(-1) * keep / (1 - dropout)) @ value
     assert_same(out, expected, [query, key, value])
+
+
+@pytest.mark.parametrize(
+    "build",
+    [
+        lambda clamp: SinusoidalRelativePositions(8, clamp),
+        Distances,
+        lambda clamp: LearnedRelativePositions(9, 8, clamp),
+    ],
+)
+def test_a_clamp_below_1_is_refused(build):
+    # the published code has -1 for no clamp
+    for clamp in (0, -1):
+        message = f"`clamp_len` is {clamp}: give at least 1, or None for no limit"
+        with pytest.raises(ValueError, match=message):
+            build(clamp)
+    build(1)

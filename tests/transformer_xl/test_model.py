@@ -384,20 +384,3 @@ def test_a_checkpoint_of_other_places_is_refused():
 def test_generation_ends_where_absolute_positions_do():
     assert tiny_transformer_xl(positions="learned-absolute").max_positions() == 8
     assert tiny_transformer_xl().max_positions() > 1_000_000
-
-
-@pytest.mark.parametrize(
-    "build",
-    [
-        lambda clamp: SinusoidalRelativePositions(8, clamp),
-        Distances,
-        lambda clamp: LearnedRelativePositions(9, 8, clamp),
-    ],
-)
-def test_a_clamp_below_1_is_refused(build):
-    # the published code has -1 for no clamp
-    for clamp in (0, -1):
-        message = f"`clamp_len` is {clamp}: give at least 1, or None for no limit"
-        with pytest.raises(ValueError, match=message):
-            build(clamp)
-    build(1)
