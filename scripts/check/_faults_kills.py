@@ -8,7 +8,8 @@ import random
 import shutil
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -29,6 +30,8 @@ from scripts.check._faults_programs import (
 )
 
 UPDATES = 30
+# how often a kill is tried, each time earlier, while the program ends before it
+TRIES = 8
 ENDED = "it had ended before the moment of the kill"
 OUTLIVES = "what it started outlives it"
 HANGS = Known(
@@ -56,6 +59,14 @@ class Moment(NamedTuple):
     def __str__(self) -> str:
         when = f"write {self.writes}" if self.share is None else f"{self.share:.0%}"
         return f"at {when}, {'with children' if self.with_children else 'alone'}"
+
+    def earlier(self) -> "Moment":
+        """The same kind of moment, sooner; of the first write, half of the time."""
+        if self.share is not None:
+            return self._replace(share=0.6 * self.share)
+        if self.writes > 1:
+            return self._replace(writes=2 * self.writes // 3)
+        return self._replace(share=0.5)
 
 
 def moments(draw: random.Random, number: int, writes: int) -> list[Moment]:
@@ -228,6 +239,18 @@ class KilledPreparation:
             raise CaseSkippedError(ENDED)
 
 
+def kill_in_time(run: Callable[[Moment, Path], None], moment: Moment, folder: Path) -> None:
+    """Try a kill, and where the program had ended before it, an earlier one; raises as ``run``."""
+    for attempt in range(TRIES):
+        try:
+            return run(moment, folder / str(attempt))
+        except CaseSkippedError as reason:
+            if str(reason) != ENDED:
+                raise
+            moment = moment.earlier()
+    raise CaseSkippedError(ENDED)
+
+
 def cases(materials: Materials, quick: bool, draw: random.Random) -> Iterator[Case]:
     """Kills of the trainings and of the commands that write files."""
     trainings = [(paper, 1) for paper in TRAININGS] + [("transformer_xl", 2)]
@@ -237,7 +260,7 @@ def cases(materials: Materials, quick: bool, draw: random.Random) -> Iterator[Ca
         for moment in moments(draw, 3 if quick else 25, UPDATES):
             yield Case(
                 f"{named}, killed {moment}",
-                lambda folder, training=training, moment=moment: training.run(moment, folder),
+                partial(kill_in_time, training.run, moment),
             )
     for name, preparation in preparations(materials).items():
         killed = KilledPreparation(materials.folder / "undisturbed" / name, preparation)
@@ -245,6 +268,6 @@ def cases(materials: Materials, quick: bool, draw: random.Random) -> Iterator[Ca
         for moment in moments(draw, number, preparation.writes):
             yield Case(
                 f"{name}, killed {moment}",
-                lambda folder, killed=killed, moment=moment: killed.run(moment, folder),
+                partial(kill_in_time, killed.run, moment),
                 None if moment.with_children else HANGS,
             )

@@ -10,7 +10,14 @@ import pytest
 
 from scripts.check import _faults_programs
 from scripts.check._faults_children import fork_commands
-from scripts.check._faults_kills import KilledPreparation, Moment, kill, moments
+from scripts.check._faults_kills import (
+    ENDED,
+    KilledPreparation,
+    Moment,
+    kill,
+    kill_in_time,
+    moments,
+)
 from scripts.check._faults_leaks import held_by
 from scripts.check._faults_materials import Materials
 from scripts.check._faults_preparations import Preparation, preparations
@@ -184,6 +191,30 @@ def test_moments_are_drawn_from_the_seed():
     assert drawn == moments(random.Random(3), 9, 5) != moments(random.Random(4), 9, 5)
     assert sum(moment.share is None for moment in drawn) == 3
     assert {moment.with_children for moment in drawn} == {True, False}
+
+
+def test_a_kill_after_the_end_is_tried_again_earlier(tmp_path):
+    tried = []
+
+    def run(moment, folder):
+        tried.append((moment, folder.name))
+        if moment.share is None or moment.share > 0.4:
+            raise CaseSkippedError(ENDED)
+
+    kill_in_time(run, Moment(None, 3, True), tmp_path)
+    kinds = [(moment.share, moment.writes) for moment, _ in tried]
+    assert kinds == [(None, 3), (None, 2), (None, 1), (0.5, 1), (0.3, 1)]
+    assert [name for _, name in tried] == list("01234")
+    assert all(moment.with_children for moment, _ in tried)
+
+
+@pytest.mark.parametrize("reason", [ENDED, "no packages"])
+def test_what_never_is_killed_is_skipped(tmp_path, reason):
+    def run(moment, folder):
+        raise CaseSkippedError(reason)
+
+    with pytest.raises(CaseSkippedError, match=f"^{reason}$"):
+        kill_in_time(run, Moment(0.5, 1, False), tmp_path)
 
 
 def test_files_are_compared_but_for_times(tmp_path):
