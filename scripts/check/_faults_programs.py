@@ -19,6 +19,7 @@ import runpy
 import signal
 import subprocess
 import sys
+import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
@@ -26,6 +27,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
 import torch
+from tqdm import tqdm
 
 import fairseq_plugins
 from fairseq_plugins.fairseq_integration.sentences import tell_errors_in_a_sentence
@@ -384,6 +386,8 @@ def _be_program(
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    # of its progress bars: the campaign's lock is one for all processes, and who is killed keeps it
+    tqdm.set_lock(threading.RLock())
     resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     typed = os.open(folder / "typed", os.O_RDONLY)

@@ -124,9 +124,20 @@ class Steps:
         self.output = output
         self.preparation = preparation
         name = f"prepared {preparation}"
-        empty = output.is_dir() and not any(output.iterdir())
-        found = None if empty else read_record(output, RECORDS, "preparation", preparation, name)
+        found = (
+            None
+            if self._is_new(output)
+            else read_record(output, RECORDS, "preparation", preparation, name)
+        )
         self.records: dict[str, dict] = found["steps"] if found else {}
+
+    @staticmethod
+    def _is_new(output: Path) -> bool:
+        """Whether a folder is empty but for what a run left that was killed in its first step."""
+        if not output.is_dir():
+            return False
+        files = (path for path in output.rglob("*") if not path.is_dir())
+        return all(".partial-" in path.relative_to(output).as_posix() for path in files)
 
     def claim(self) -> None:
         """Make the folder, to be known again where it gets something beside the steps first."""

@@ -7,6 +7,7 @@ import signal
 from contextlib import suppress
 
 import pytest
+from tqdm import tqdm
 
 from scripts.check import _faults_programs
 from scripts.check._faults_children import fork_commands
@@ -69,6 +70,16 @@ def test_a_program_is_killed_alone_or_with_its_children(module, tmp_path, with_c
     assert program.wait().status == -9
     assert not with_children or program.end_children() == []
     program.kill(True)
+
+
+def test_a_lock_that_a_killed_program_held_holds_the_next_one_up_no_more(module, tmp_path):
+    tqdm.get_lock()
+    words = module(
+        "import os, signal\nfrom tqdm import tqdm\n"
+        "tqdm.get_lock().acquire()\nos.kill(os.getpid(), signal.SIGKILL)"
+    )
+    for number in range(2):
+        assert run(words, tmp_path / str(number), limit=10).status == -9
 
 
 def test_a_program_that_hangs_is_ended(module, tmp_path):

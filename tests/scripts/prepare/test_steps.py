@@ -132,12 +132,12 @@ def test_failure_leaves_what_is_whole_and_the_next_run_goes_on(tmp_path, error, 
     assert files(output) == {"x/a": "A", "b": "B", "c/one": "1"}
 
 
-def test_failure_does_not_remove_a_folder_that_was_there(tmp_path):
+def test_failure_does_not_remove_what_was_there(tmp_path):
     (tmp_path / "out").mkdir()
-    (tmp_path / "out" / "x").mkdir()
+    (tmp_path / "out" / "x").touch()
     with pytest.raises(ValueError, match="does not hold prepared news: remove it or give another"):
         Chain(tmp_path / "out").run()
-    assert (tmp_path / "out" / "x").is_dir()
+    assert (tmp_path / "out" / "x").is_file()
 
 
 def test_rest_of_a_killed_run_is_replaced(done):
@@ -186,6 +186,12 @@ def test_file_in_place_of_the_folder_is_refused(tmp_path):
         Steps(tmp_path / "out", "news")
 
 
-def test_empty_folder_is_used(tmp_path):
+@pytest.mark.parametrize(
+    "left", [[], ["raw"], ["raw", "raw/a.partial-7"], ["steps.json.partial-7"], ["b.partial-7"]]
+)
+def test_folder_of_a_run_killed_before_its_first_record_is_used(tmp_path, left):
     (tmp_path / "out").mkdir()
+    for name in left:
+        path = tmp_path / "out" / name
+        path.touch() if "." in name else path.mkdir()
     Chain(tmp_path / "out").run()
