@@ -176,10 +176,11 @@ def _group_heads(span: AdaptiveSpan, values: list[float]) -> HeadGroups:
 
 @functools.lru_cache(maxsize=4096)
 def _numbers(numbers: tuple[int, ...], device: torch.device) -> Tensor:
-    """Return ``numbers`` on the device; groups change rarely, and a GPU waits for each copy."""
+    """Return ``numbers`` on the device, of which each has one copy; groups change rarely."""
     # what is kept serves passes that record gradients too
     with torch.inference_mode(False):
-        return torch.tensor(numbers, device=device)
+        # the host goes on while a GPU copies; torch has taken what it needs of the host's memory
+        return torch.tensor(numbers).to(device, non_blocking=True)
 
 
 def cheapest_parts(reaches: list[int]) -> list[tuple[int, int]]:

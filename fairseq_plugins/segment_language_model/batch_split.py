@@ -34,25 +34,22 @@ def part_sizes(streams: int, parts: int) -> list[int]:
     return [size + (part < larger) for part in range(parts)]
 
 
-def split_batch(sample: dict[str, Any], parts: int, pad: int) -> list[dict[str, Any]]:
+def split_batch(sample: dict[str, Any], parts: int) -> list[dict[str, Any]]:
     """Return the parts of a batch, each as wide as the batch and with its cursor, if there is one.
 
     Args:
         sample: a batch of :class:`TokenStreams`, of B streams.
         parts: how many, at most B.
-        pad: symbol of padding, which counts as no token.
     """
     net_input = dict(sample["net_input"])
     cursor = net_input.pop("recurrence", None)
     sizes = part_sizes(len(sample["target"]), parts)
     cursors = [None] * parts if cursor is None else cursor.split(sizes)
-    # without padding their number is known: to count would make the host wait
-    padded = sample["ntokens"] != sample["target"].numel()
     made, end = [], 0
     for size, own_cursor in zip(sizes, cursors, strict=True):
         streams = slice(end, end + size)
         end += size
-        target = sample["target"][streams]
+        counts = sample["stream_tokens"][streams]
         own_input: dict[str, Any] = {key: value[streams] for key, value in net_input.items()}
         if own_cursor is not None:
             own_input["recurrence"] = own_cursor
@@ -60,10 +57,11 @@ def split_batch(sample: dict[str, Any], parts: int, pad: int) -> list[dict[str, 
             {
                 "id": sample["id"][streams],
                 "nsentences": size,
-                "ntokens": int(target.ne(pad).sum()) if padded else target.numel(),
+                "ntokens": sum(counts),
+                "stream_tokens": counts,
                 "start_indices": sample["start_indices"][streams],
                 "net_input": own_input,
-                "target": target,
+                "target": sample["target"][streams],
             }
         )
     return made

@@ -335,10 +335,13 @@ class TokenStreams(FairseqDataset):
 
         lengths = torch.tensor([len(sample["target"]) for sample in samples])
         context = [sample["context"] for sample in samples]
+        counts = [len(sample["target"]) - sample["context"] for sample in samples]
         return {
             "id": torch.tensor([sample["id"] for sample in samples]),
             "nsentences": len(samples),
-            "ntokens": int(lengths.sum()) - sum(context),
+            "ntokens": sum(counts),
+            # of each stream, on the host: to count them on a GPU would make the host wait
+            "stream_tokens": counts,
             # where fairseq's scorer begins
             "start_indices": context,
             "net_input": {"src_tokens": padded("source"), "src_lengths": lengths},

@@ -315,7 +315,7 @@ class SegmentLanguageModelingTask(FairseqTask):
         step = super().train_step
         if self.cfg.batch_split == 1:
             return step(sample, model, *args, **kwargs)
-        parts = split_batch(sample, self.cfg.batch_split, self.dictionary.pad())
+        parts = split_batch(sample, self.cfg.batch_split)
         return train_in_parts(parts, model, lambda part: step(part, model, *args, **kwargs))
 
     def optimizer_step(self, optimizer: Any, model: Any, update_num: int) -> None:

@@ -41,12 +41,12 @@ class _LatterHalf:
         """
         if self.training:
             target = latter_half(sample["target"], self.padding_idx)
-            streams, length = target.shape
-            if sample["ntokens"] == target.numel():
-                # without padding their number is known: to count would make the host wait
-                ntokens = streams * (length - length // 2)
-            else:
+            counts = sample.get("stream_tokens")
+            if counts is None:
+                # of another task: a GPU counts them, and the host waits
                 ntokens = int(target.ne(self.padding_idx).sum())
+            else:
+                ntokens = sum(count - count // 2 for count in counts)
             sample = {**sample, "target": target, "ntokens": ntokens}
         return super().forward(model, sample, reduce)
 

@@ -31,11 +31,8 @@ PACKAGE = Path(fairseq_plugins.__file__).parent
 SPANS_READ = "fairseq_plugins/all_attention/adaptive_span.py read_head_groups"
 WAITS = {
     SPANS_READ,
-    "fairseq_plugins/all_attention/adaptive_span.py _numbers",
     "fairseq_plugins/product_key_memory/bf16_values.py places",
     "fairseq_plugins/product_key_memory/values.py read_numbers",
-    "fairseq_plugins/segment_language_model/batch_split.py split_batch",
-    "fairseq_plugins/transformer_xl/latter_half_loss.py forward",
 }
 
 

@@ -26,21 +26,24 @@ from fairseq_plugins.product_key_memory.optimizer import (
     AdamWithMemoryConfig,
     FairseqAdamWithMemory,
 )
+from fairseq_plugins.segment_language_model.batch_split import split_batch
 from fairseq_plugins.segment_language_model.recurrence import Recurrence
 from fairseq_plugins.weighted_transformer.optimizer import (
     AdamWithBranchWeightsConfig,
     FairseqAdamWithBranchWeights,
 )
 from scripts.check._gpu_watch import PACKAGE, SPANS_READ, WAITS
+from tests import tiny
 from tests.every_model import CASES, criterion_of, sample_of
 
 ADAM = {"lr": [1e-3], "adam_betas": "(0.9, 0.98)", "fp16_adam_stats": False}
 # how often functions of ours make the host wait in an update
 OFTEN = {
-    "half loss": {"fairseq_plugins/transformer_xl/latter_half_loss.py forward": 1},
     "spans": {SPANS_READ: 1},
     "spans with epsilon": {SPANS_READ: 1},
 }
+# of two streams of 8 tokens, of which one ends with padding
+PADDED = {"ntokens": 15, "stream_tokens": [8, 7], "start_indices": [0, 0]}
 # operations that autocast gives half and single precision
 HALF = {F.linear, torch.matmul, Tensor.matmul, Tensor.__matmul__, torch.bmm, torch.baddbmm}
 SINGLE = {F.layer_norm, F.softmax, torch.softmax, Tensor.softmax, F.log_softmax, F.nll_loss}
@@ -125,6 +128,14 @@ def optimizer_of(model):
     return kind(config(**ADAM), parameters)
 
 
+def test_a_padded_batch_is_split_without_a_number(monkeypatch):
+    model = tiny.tiny_transformer_xl()
+    with numbers_read(monkeypatch) as asked:
+        parts = split_batch(sample_of(model, "meta") | PADDED, 2)
+    assert [part["ntokens"] for part in parts] == [8, 7]
+    assert asked == {}
+
+
 def test_the_stand_in_for_autocast_has_its_dtypes():
     x = torch.randn(2, 2)
 
@@ -161,12 +172,12 @@ def test_the_host_waits_only_where_it_must(case, precision, monkeypatch):
     criterion = criterion_of(criterion).train()
     optimizer = optimizer_of(model)
     sample = sample_of(model, "meta")
-    sample["ntokens"] -= 1  # as with padding: the half loss counts the tokens that are left
     recurrence = Recurrence() if hasattr(model.decoder, "context") else None
     with numbers_read(monkeypatch) as asked:
         for update in range(2):
             asked.clear()
             if recurrence is not None:
+                sample |= PADDED
                 sample["net_input"]["recurrence"] = recurrence.at(8 * update)
             with torch.autocast("meta", enabled=precision == "amp"):
                 loss, _, _ = criterion(model, sample)

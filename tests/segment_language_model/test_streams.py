@@ -180,7 +180,9 @@ def test_extended_context_is_the_text_before_and_is_not_predicted(streams, segme
     predicted = {}
     for batch in dataset.batches(1):
         collated = dataset.collater([dataset[i] for i in batch])
-        assert collated["ntokens"] == int((collated["target"] != PAD).sum())
+        scored = collated["target"] != PAD
+        assert collated["ntokens"] == int(scored.sum())
+        assert collated["stream_tokens"] == scored.sum(dim=1).tolist()
         for row, index in enumerate(batch):
             begin, end = dataset.segment_bounds(*divmod(index, streams))
             context = min(begin, 5) if end > begin else 0

@@ -45,9 +45,10 @@ def batch():
     return {"net_input": {"src_tokens": source}, "target": target, "ntokens": 15}
 
 
+@pytest.mark.parametrize("counted", [{}, {"stream_tokens": [9, 6]}], ids=["by it", "before"])
 @pytest.mark.parametrize(("half", "full", "options"), KINDS)
-def test_training_sums_the_latter_halves_and_their_gradient(half, full, options):
-    model, sample = tiny_model(**options).double(), batch()
+def test_training_sums_the_latter_halves_and_their_gradient(half, full, options, counted):
+    model, sample = tiny_model(**options).double(), {**batch(), **counted}
     by_hand = {**sample, "target": sample["target"].clone(), "ntokens": 8}
     by_hand["target"][0, :4] = PAD
     by_hand["target"][1, :3] = PAD
