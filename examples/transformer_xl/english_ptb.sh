@@ -54,7 +54,7 @@ prepare)
 train)
     data=$2 checkpoints=$3
     fairseq-train "$data/bin" "${task[@]}" "${training[@]}" \
-        --lr 0.002 --min-lr 0.0005 --lr-scheduler cosine --warmup-updates 200 \
+        --lr 0.001 --min-lr 0.00025 --lr-scheduler cosine --warmup-updates 200 \
         --max-epoch 3 --max-update 4120 --save-dir "$checkpoints" "${@:4}"
     ;;
 finish)
@@ -64,7 +64,7 @@ finish)
         exit 1
     }
     fairseq-train "$data/bin" "${task[@]}" "${training[@]}" \
-        --lr 0.0005 --lr-scheduler fixed --max-epoch 5 \
+        --lr 0.00025 --lr-scheduler fixed --max-epoch 5 \
         --save-interval-updates 250 --keep-interval-updates 10 --disable-validation \
         --save-dir "$checkpoints" "${@:4}"
     ;;
