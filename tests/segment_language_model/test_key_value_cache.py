@@ -53,6 +53,17 @@ def test_a_cache_that_has_room_copies_nothing():
 
 
 @torch.no_grad()
+@pytest.mark.parametrize("length", [1, 7, 11, 14, 15, 30, 300])
+def test_a_full_cache_moves_what_it_has_in_place(length):
+    cache = KeyValueCache.of(*draw(240))
+    buffers = []
+    for _ in range(60):
+        cache = cache.last(240).extended(*draw(length))
+        buffers.append(cache.buffers.keys)
+    assert all(buffer is buffers[-1] for buffer in buffers[-50:])
+
+
+@torch.no_grad()
 def test_a_cache_never_shows_what_a_later_one_has_overwritten():
     cache = KeyValueCache.of(*draw(8))
     cache.last(2).extended(*draw(4))
