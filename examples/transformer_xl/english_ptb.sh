@@ -14,6 +14,7 @@
 # Options of train and finish, one by one or together: --segment-jitter 5, and --criterion
 #   penalized_cross_entropy --activation-penalty 0.2 --temporal-penalty 0.1. Options of evaluate:
 #   --path CHECKPOINTS/checkpoint_average.pt, and --softmax-temperature 1.08.
+# With a learning rate of 0.002 the model learns how frequent words are, and no more.
 # Epochs: train makes 3; finish goes on to 5 at the last learning rate, and average takes the mean
 #   of the weights after every 250 of its last 2,500 updates.
 set -euo pipefail

@@ -179,8 +179,11 @@ def _numbers(numbers: tuple[int, ...], device: torch.device) -> Tensor:
     """Return ``numbers`` on the device, of which each has one copy; groups change rarely."""
     # what is kept serves passes that record gradients too
     with torch.inference_mode(False):
-        # the host goes on while a GPU copies; torch has taken what it needs of the host's memory
-        return torch.tensor(numbers).to(device, non_blocking=True)
+        on_host = torch.tensor(numbers, device="cpu")
+        if device.type == "cuda":
+            # from such memory a GPU copies while the host goes on
+            on_host = on_host.pin_memory()
+        return on_host.to(device, non_blocking=True)
 
 
 def cheapest_parts(reaches: list[int]) -> list[tuple[int, int]]:

@@ -112,10 +112,10 @@ class _Buffers:
     def keep(self, start: int, end: int, new: int) -> None:
         """Make room for ``new`` tokens behind ``end``; tokens before ``start`` are lost."""
         begin, length = start - self.first, end - start
-        # Moving all once for each eighth that is added is cheaper than attending to it. New tokens
-        # that do not divide the eighth leave a part of it unused, at most half.
-        room = length + max(new, length // 8)
-        if room <= self.keys.size(2) and begin >= length // 16:
+        # What is kept moves once for each eighth that is added, which is cheap beside attending to
+        # it: room for as many segments as make an eighth.
+        room = length + -(-max(new, length // 8) // new) * new
+        if room <= self.keys.size(2) and begin >= length // 8:
             for buffer in (self.keys, self.values):
                 # no part may overlap with the place that it moves to
                 for moved in range(0, length, begin):

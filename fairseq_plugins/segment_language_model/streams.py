@@ -340,7 +340,7 @@ class TokenStreams(FairseqDataset):
             "id": torch.tensor([sample["id"] for sample in samples]),
             "nsentences": len(samples),
             "ntokens": sum(counts),
-            # of each stream, on the host: to count them on a GPU would make the host wait
+            # of each stream, as numbers: the host would wait for a GPU to count them
             "stream_tokens": counts,
             # where fairseq's scorer begins
             "start_indices": context,

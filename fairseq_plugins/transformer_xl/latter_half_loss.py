@@ -43,7 +43,7 @@ class _LatterHalf:
             target = latter_half(sample["target"], self.padding_idx)
             counts = sample.get("stream_tokens")
             if counts is None:
-                # of another task: a GPU counts them, and the host waits
+                # another task's batch does not tell: count them, for which a GPU's host waits
                 ntokens = int(target.ne(self.padding_idx).sum())
             else:
                 ntokens = sum(count - count // 2 for count in counts)

@@ -28,6 +28,7 @@ from typing import Any, NamedTuple, NoReturn
 
 import torch
 from tqdm import tqdm
+from tqdm.std import TqdmDefaultWriteLock
 
 import fairseq_plugins
 from fairseq_plugins.fairseq_integration.sentences import tell_errors_in_a_sentence
@@ -363,6 +364,9 @@ def run_words(words: list[str], inject: Callable[[], None] | None = None) -> NoR
     sys.argv = words
     # done when the package is imported, which here is long ago
     tell_errors_in_a_sentence()
+    # tqdm's lock is one for all processes that are forked, and a killed one never gives it back
+    TqdmDefaultWriteLock.mp_lock, TqdmDefaultWriteLock.th_lock = FORK.RLock(), threading.RLock()
+    tqdm.set_lock(TqdmDefaultWriteLock())
     try:
         if inject:
             inject()
@@ -386,8 +390,6 @@ def _be_program(
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
-    # of its progress bars: the campaign's lock is one for all processes, and who is killed keeps it
-    tqdm.set_lock(threading.RLock())
     resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     typed = os.open(folder / "typed", os.O_RDONLY)

@@ -12,6 +12,7 @@ import glob
 import hashlib
 import json
 import os
+import re
 import shutil
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -126,23 +127,33 @@ class Steps:
         name = f"prepared {preparation}"
         found = (
             None
-            if self._is_new(output)
+            if self._is_unclaimed(output)
             else read_record(output, RECORDS, "preparation", preparation, name)
         )
         self.records: dict[str, dict] = found["steps"] if found else {}
 
     @staticmethod
-    def _is_new(output: Path) -> bool:
-        """Whether a folder is empty but for what a run left that was killed in its first step."""
-        if not output.is_dir():
-            return False
-        files = (path for path in output.rglob("*") if not path.is_dir())
-        return all(".partial-" in path.relative_to(output).as_posix() for path in files)
+    def _is_unclaimed(output: Path) -> bool:
+        """Whether a folder is there and empty, but for records that a killed run was writing."""
+        begun = re.compile(rf"{re.escape(RECORDS)}\.partial-\d+")
+        return output.is_dir() and all(begun.fullmatch(path.name) for path in output.iterdir())
 
     def claim(self) -> None:
-        """Make the folder, to be known again where it gets something beside the steps first."""
+        """Make the folder, with records: the next run knows it, whenever this one is killed."""
         self.output.mkdir(parents=True, exist_ok=True)
-        self._save()
+        if not (self.output / RECORDS).exists():
+            self._save()
+
+    def _give_up(self, path: Path) -> None:
+        """Remove the folders above what failed, as far as they hold nothing, up to the output."""
+        with suppress(OSError):
+            folder = path.parent
+            while folder != self.output:
+                folder.rmdir()
+                folder = folder.parent
+            if not self.records and {x.name for x in self.output.iterdir()} <= {RECORDS}:
+                (self.output / RECORDS).unlink(missing_ok=True)
+                self.output.rmdir()
 
     def _save(self) -> None:
         """Write the records."""
@@ -208,6 +219,7 @@ class Steps:
         print(f"{name}: at work", flush=True)
         started = time.monotonic()
         try:
+            self.claim()
             path.parent.mkdir(parents=True, exist_ok=True)
             # A run that is killed from here on must not find the old record.
             if self.records.pop(name, None):
@@ -215,12 +227,7 @@ class Steps:
             with made_whole(path) as partial:
                 result = work(partial)
         except BaseException:
-            # As far as they are empty, up to the output.
-            with suppress(OSError):
-                folder = path.parent
-                while folder.is_relative_to(self.output):
-                    folder.rmdir()
-                    folder = folder.parent
+            self._give_up(path)
             raise
         seconds = time.monotonic() - started
         self.records[name] = {

@@ -53,7 +53,7 @@ def test_a_cache_that_has_room_copies_nothing():
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("length", [1, 7, 11, 14, 15, 30, 300])
+@pytest.mark.parametrize("length", [1, 7, 11, 16, 29, 30, 31, 300])
 def test_a_full_cache_moves_what_it_has_in_place(length):
     cache = KeyValueCache.of(*draw(240))
     buffers = []

@@ -1,5 +1,8 @@
+import contextlib
 import json
+import os
 import re
+from pathlib import Path
 
 import pytest
 
@@ -132,12 +135,12 @@ def test_failure_leaves_what_is_whole_and_the_next_run_goes_on(tmp_path, error, 
     assert files(output) == {"x/a": "A", "b": "B", "c/one": "1"}
 
 
-def test_failure_does_not_remove_what_was_there(tmp_path):
+def test_failure_does_not_remove_a_folder_that_was_there(tmp_path):
     (tmp_path / "out").mkdir()
-    (tmp_path / "out" / "x").touch()
+    (tmp_path / "out" / "x").mkdir()
     with pytest.raises(ValueError, match="does not hold prepared news: remove it or give another"):
         Chain(tmp_path / "out").run()
-    assert (tmp_path / "out" / "x").is_file()
+    assert (tmp_path / "out" / "x").is_dir()
 
 
 def test_rest_of_a_killed_run_is_replaced(done):
@@ -186,12 +189,52 @@ def test_file_in_place_of_the_folder_is_refused(tmp_path):
         Steps(tmp_path / "out", "news")
 
 
-@pytest.mark.parametrize(
-    "left", [[], ["raw"], ["raw", "raw/a.partial-7"], ["steps.json.partial-7"], ["b.partial-7"]]
-)
-def test_folder_of_a_run_killed_before_its_first_record_is_used(tmp_path, left):
-    (tmp_path / "out").mkdir()
+@pytest.mark.parametrize("left", [[], ["steps.json.partial-99999999"]])
+def test_folder_that_nobody_has_claimed_is_used(tmp_path, left):
+    output = tmp_path / "out"
+    output.mkdir()
     for name in left:
-        path = tmp_path / "out" / name
-        path.touch() if "." in name else path.mkdir()
-    Chain(tmp_path / "out").run()
+        (output / name).touch()
+    Chain(output).run()
+    assert {path.name for path in output.iterdir()} == {"x", "b", "c", "steps.json"}
+
+
+@pytest.mark.parametrize(
+    "at", ["before its work", "before its file has its name", "before its record"]
+)
+def test_run_killed_in_its_first_step_is_gone_on_with(tmp_path, monkeypatch, at):
+    output = tmp_path / "out"
+    save, die = Steps._save, lambda *given: os._exit(9)
+    child = os.fork()
+    if child == 0:
+        # as kill -9 does: nothing is put in order
+        chain = Chain(output)
+        if at == "before its work":
+            monkeypatch.setattr(chain, "write", lambda name, text: die)
+        elif at == "before its file has its name":
+            monkeypatch.setattr(Path, "rename", die)
+        else:
+            monkeypatch.setattr(Steps, "_save", lambda self: die() if self.records else save(self))
+        with contextlib.suppress(BaseException):
+            chain.run()
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 9
+    Chain(output).run()
+    assert files(output) == {"x/a": "A", "b": "B", "c/one": "1"}
+
+
+@pytest.mark.parametrize("name", ["x.partial-notes/text", "steps.json.partial-old", "raw/text"])
+def test_files_of_others_stay(tmp_path, name):
+    path = tmp_path / "out" / name
+    path.parent.mkdir(parents=True)
+    path.write_text("mine")
+    with pytest.raises(ValueError, match="does not hold prepared news: remove it or give another"):
+        Chain(tmp_path / "out").run()
+    assert path.read_text() == "mine"
+
+
+def test_a_link_in_a_folder_is_something(tmp_path):
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "x").symlink_to(tmp_path)
+    with pytest.raises(ValueError, match="does not hold prepared news: remove it or give another"):
+        Chain(tmp_path / "out").run()
