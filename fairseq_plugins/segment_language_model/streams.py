@@ -340,8 +340,7 @@ class TokenStreams(FairseqDataset):
             "id": torch.tensor([sample["id"] for sample in samples]),
             "nsentences": len(samples),
             "ntokens": sum(counts),
-            # of each stream, as numbers: the host would wait for a GPU to count them
-            "stream_tokens": counts,
+            "stream_tokens": counts,  # numbers: the host would wait for a GPU to count them
             # where fairseq's scorer begins
             "start_indices": context,
             "net_input": {"src_tokens": padded("source"), "src_lengths": lengths},
