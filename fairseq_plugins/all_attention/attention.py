@@ -155,6 +155,10 @@ class AllAttention(RelativeAttention):
         # optimizer states in checkpoints go by the order of parameters: spans before projections
         for name in ("q_proj", "k_proj", "v_proj", "out_proj"):
             self._modules[name] = self._modules.pop(name)
+        # while true, a forward pass leaves in persistent_share, (B, T), what part of each token's
+        # attention the persistent vectors got, in the mean over the heads
+        self.watched = False
+        self.persistent_share: Tensor | None = None
         self.persistent = None
         if num_persistent:
             heads = {HEAD_SPLIT: num_heads - self.context_heads, SINGLE_HEAD: 1}
@@ -184,6 +188,11 @@ class AllAttention(RelativeAttention):
         spans = [] if self.span is None else list(self.span.parameters())
         return [*super().distance_parameters(), *spans]
 
+    @property
+    def joint(self) -> bool:
+        """Whether context and persistent vectors share one softmax."""
+        return self.persistent is not None and self.variant == JOINT
+
     def reach(self, terms: SpanTerms) -> int:
         """Return how many tokens before a segment are worth keeping for the next one."""
         return terms.groups.reach + (0 if self.span is None else SPAN_MARGIN)
@@ -203,13 +212,15 @@ class AllAttention(RelativeAttention):
             tokens and segment, for the next one, else None.
         """
         query, _ = self.project_queries(x)
-        joint = self.persistent is not None and self.variant == JOINT
         twice = self.span is not None and self.span.epsilon > 0
         attended, lse, unmasked_lse, caches = self._attend_to_context(
-            query[: self.context_heads], x, terms, past, joint or twice, twice
+            query[: self.context_heads], x, terms, past, self.joint or twice, twice
         )
-        if joint:
+        if self.joint:
             of_persistent, persistent_lse = self._attend_to_persistent(query, return_lse=True)
+            if self.watched:
+                # (H, B, T) -> (B, T)
+                self.persistent_share = torch.sigmoid(persistent_lse - lse).mean(0)
             attended = merge_attentions(attended, lse, of_persistent, persistent_lse)
             if twice:
                 lse = torch.logaddexp(lse, persistent_lse)
@@ -217,7 +228,7 @@ class AllAttention(RelativeAttention):
         if twice:
             remainder = self.span.remainder(lse, unmasked_lse)
             attended = attended * remainder.unsqueeze(-1).to(attended.dtype)
-        if self.persistent is not None and not joint:
+        if self.persistent is not None and not self.joint:
             attended = self._add_persistent(attended, query)
         return self.out_proj(merge_heads(attended)), caches
 

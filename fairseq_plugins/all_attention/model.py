@@ -11,8 +11,9 @@ from typing import Any
 
 import torch
 from fairseq.dataclass import ChoiceEnum
+from fairseq.logging import metrics
 from fairseq.models import register_model
-from torch import nn
+from torch import Tensor, nn
 
 from fairseq_plugins.all_attention.adaptive_span import AdaptiveSpan, read_head_groups
 from fairseq_plugins.all_attention.attention import (
@@ -32,6 +33,7 @@ from fairseq_plugins.segment_language_model.positions import (
     LearnedRelativePositions,
     SharedRelativeKeys,
 )
+from fairseq_plugins.segment_language_model.recurrence import Cursor
 
 logger = logging.getLogger(__name__)
 
@@ -112,6 +114,37 @@ class AllAttentionLanguageModel(SegmentLanguageModel):
     """All-attention language model (section 4), its ablations (5.3) and adaptive span with FFN."""
 
     decoder_class = AllAttentionDecoder
+
+    def forward(
+        self,
+        src_tokens: Tensor,
+        src_lengths: Tensor | None = None,
+        recurrence: Cursor | None = None,
+    ) -> tuple[Tensor, None]:
+        """Score what follows each of ``src_tokens`` (B, T), and log in validation.
+
+        ``persistent_share_L`` is the part of layer L's attention that persistent vectors get, in
+        percent, where the context shares their softmax; with several workers of the first one's
+        streams.
+        """
+        attentions = {
+            number: layer.self_attn
+            for number, layer in enumerate(self.decoder.layers, start=1)
+            if layer.self_attn.joint and not self.training
+        }
+        for attention in attentions.values():
+            attention.watched = True
+        try:
+            scores = super().forward(src_tokens, src_lengths, recurrence)
+        finally:
+            for attention in attentions.values():
+                attention.watched = False
+        seen = src_tokens.ne(self.decoder.dictionary.pad())
+        for number, attention in attentions.items():
+            share = (attention.persistent_share * seen).sum() / seen.sum()
+            metrics.log_scalar(f"persistent_share_{number}", 100 * share, seen.sum(), round=1)
+            attention.persistent_share = None
+        return scores
 
     @classmethod
     def recurrence_length(cls, cfg: AllAttentionConfig) -> int:

@@ -9,6 +9,10 @@ token attends to the same number of tokens, as in the paper, unless --no-same-le
 Models without a memory read the --extended-context before each segment anew: a token of a segment
 of S tokens sees that many tokens and up to S more.
 
+"Against the first" is the mean of a token's loss less the same token's at the model's first length,
+in nats, with its 95% confidence interval. Losses of neighbours depend on one another, so the
+interval is that of the means of blocks of 512 tokens.
+
 Writes attention_length.json, brought up to date after each figure, and attention_length.png, and
 prints a table. More streams (--batch-size) are faster, and each starts with an empty memory: one
 stream gives the exact figure of the text.
@@ -48,6 +52,11 @@ from scripts.evaluate._scoring import (
     score_text,
 )
 
+# Tokens of a block: far more than a memory reaches in small models, and still many blocks.
+BLOCK = 512
+# 97.5% of a normal distribution is below so many standard deviations.
+NORMAL_QUANTILE = 1.96
+
 
 class AttentionLength(NamedTuple):
     """One length to evaluate with: ``mem_len``, or ``extended_context`` of a model without memory.
@@ -72,17 +81,21 @@ class AttentionLength(NamedTuple):
 
 
 def parse_lengths(arguments: argparse.Namespace) -> list[AttentionLength]:
-    """Attention lengths that the options ask for, rising.
+    """Attention lengths that the options ask for, rising, with each clamp.
 
     Raises ValueError when options have impossible values or do not go together.
     """
-    check_at_least(1, clamp_len=arguments.clamp_len)
+    clamps: list[int | None] = [None]
+    if arguments.clamp_len is not None:
+        clamps = parse_numbers("--clamp-len", arguments.clamp_len, int, 1, math.inf)
     contexts = arguments.extended_context
     if contexts is not None:
         if arguments.same_length:
             raise ValueError("--same-length acts on a memory: drop it, or give --mem-len")
         contexts = parse_numbers("--extended-context", contexts, int, 0, math.inf)
-        return [AttentionLength(0, context, False, arguments.clamp_len) for context in contexts]
+        return [
+            AttentionLength(0, context, False, clamp) for clamp in clamps for context in contexts
+        ]
     same_length = arguments.same_length is not False
     memories = parse_numbers("--mem-len", arguments.mem_len, int, 0, math.inf)
     if memories[0] == 0 and same_length:
@@ -90,7 +103,9 @@ def parse_lengths(arguments: argparse.Namespace) -> list[AttentionLength]:
             f"--mem-len is {arguments.mem_len!r}: a memory of 0 tokens with --same-length leaves "
             "nothing to attend to; leave 0 out, or give --no-same-length"
         )
-    return [AttentionLength(memory, 0, same_length, arguments.clamp_len) for memory in memories]
+    return [
+        AttentionLength(memory, 0, same_length, clamp) for clamp in clamps for memory in memories
+    ]
 
 
 def check_length(checkpoint: NamedFile, length: AttentionLength, segment: int) -> None:
@@ -124,10 +139,29 @@ def check_length(checkpoint: NamedFile, length: AttentionLength, segment: int) -
         )
 
 
+def paired_difference(losses: np.ndarray, reference: np.ndarray) -> tuple[float, float | None]:
+    """Mean difference of two losses of the same tokens, (N,) each, and half its 95% interval.
+
+    In the losses' unit. The interval is that of the means of blocks of BLOCK tokens, the rest of
+    the text left out of it; None with less than two blocks.
+    """
+    differences = losses.astype(np.float64) - reference
+    blocks = len(differences) // BLOCK
+    if blocks < 2:
+        return float(differences.mean()), None
+    # (blocks · BLOCK,) -> (blocks,)
+    means = differences[: blocks * BLOCK].reshape(blocks, BLOCK).mean(axis=1)
+    error = float(means.std(ddof=1)) / math.sqrt(blocks)
+    return float(differences.mean()), NORMAL_QUANTILE * error
+
+
 def measure(
     checkpoint: NamedFile, length: AttentionLength, arguments: argparse.Namespace, device: Device
-) -> dict[str, Any]:
-    """One figure with all that it was got with; nats are a token's, seconds those of scoring."""
+) -> tuple[dict[str, Any], np.ndarray]:
+    """One figure with all that it was got with, and the loss of each token in nats, (N,).
+
+    nats are a token's, seconds those of scoring.
+    """
     task = load_task(arguments.data, arguments.tokens_per_sample, length.extended_context)
     tokens = load_tokens(task, arguments.split, arguments.max_tokens)
     model = load_language_model(checkpoint.path, task, length.overrides(), device)
@@ -136,7 +170,7 @@ def measure(
     losses = score_text(model, task, tokens, arguments.batch_size, description)
     seconds = time.monotonic() - started
     nats, unit = float(np.mean(losses, dtype=np.float64)), loss_unit(task.dictionary)
-    return {
+    row = {
         "model": checkpoint.label,
         "checkpoint": short(checkpoint.path),
         "mem_len": length.mem_len,
@@ -152,18 +186,28 @@ def measure(
         "loss": in_unit(nats, unit),
         "seconds": round(seconds, 3),
     }
+    return row, losses
+
+
+def format_difference(row: dict[str, Any]) -> str:
+    """Difference from the model's first length, with half its interval; "" for that itself."""
+    difference, half = row["difference"], row["half_interval"]
+    if difference is None:
+        return ""
+    return f"{difference:+.4f}" + (f" ± {half:.4f}" if half is not None else "")
 
 
 def format_table(rows: list[dict[str, Any]]) -> str:
     """Table of the figures in Markdown."""
     headers = ["model", "memory", "extended context", "clamp", "same length", "segment", "streams"]
-    headers += ["tokens", rows[0]["unit"], "seconds"]
+    headers += ["tokens", rows[0]["unit"], "nats against the first", "seconds"]
     cells = [
         [
             row["model"],
             *(row["mem_len"], row["extended_context"], row["clamp_len"] or "none"),
             *("yes" if row["same_length"] else "no", row["segment"], row["streams"]),
-            *(f"{row['tokens']:,}", f"{row['loss']:.4f}", f"{row['seconds']:.1f}"),
+            *(f"{row['tokens']:,}", f"{row['loss']:.4f}", format_difference(row)),
+            f"{row['seconds']:.1f}",
         ]
         for row in rows
     ]
@@ -172,10 +216,12 @@ def format_table(rows: list[dict[str, Any]]) -> str:
 
 def draw(axes: Any, rows: list[dict[str, Any]]) -> None:
     """Draw each model's loss against the attention length."""
-    for label in dict.fromkeys(row["model"] for row in rows):
-        own = [row for row in rows if row["model"] == label]
+    clamps = {row["clamp_len"] for row in rows}
+    for label, clamp in dict.fromkeys((row["model"], row["clamp_len"]) for row in rows):
+        own = [row for row in rows if (row["model"], row["clamp_len"]) == (label, clamp)]
         lengths = [row["mem_len"] or row["extended_context"] for row in own]
-        axes.plot(lengths, [row["loss"] for row in own], marker="o", label=label)
+        told = label if len(clamps) == 1 else f"{label}, clamp {clamp or 'none'}"
+        axes.plot(lengths, [row["loss"] for row in own], marker="o", label=told)
     recomputed = any(row["extended_context"] for row in rows)
     axes.set_xlabel("extended context (tokens)" if recomputed else "memory (tokens)")
     axes.set_ylabel(rows[0]["unit"])
@@ -202,8 +248,15 @@ def plot_attention_length(arguments: argparse.Namespace) -> None:
     rows: list[dict[str, Any]] = []
     result = {"split": arguments.split, "hardware": hardware_line(device), "rows": rows}
     for checkpoint in checkpoints:
+        first = None
         for length in lengths:
-            rows.append(measure(checkpoint, length, arguments, device))
+            row, losses = measure(checkpoint, length, arguments, device)
+            row["difference"], row["half_interval"] = None, None
+            if first is None:
+                first = losses
+            else:
+                row["difference"], row["half_interval"] = paired_difference(losses, first)
+            rows.append(row)
             write_json(arguments.output / "attention_length.json", result)
     told = [f"{format_table(rows)}\n"]
     for label, _ in checkpoints:
@@ -225,7 +278,7 @@ def main(arguments: list[str] | None = None) -> int:
     help_text = "tokens before each segment that are computed anew, for models without a memory"
     lengths.add_argument("--extended-context", help=help_text)
     add("--tokens-per-sample", type=int, default=128, help="segment length (128)")
-    add("--clamp-len", type=int, help="distance limit (as it was trained)")
+    add("--clamp-len", help="distance limits, such as 400,800 (as it was trained)")
     help_text = "every token attends to the same number of tokens (yes with --mem-len)"
     add("--same-length", action=argparse.BooleanOptionalAction, help=help_text)
     add("--batch-size", type=int, default=1, help="number of parallel streams (1)")

@@ -7,7 +7,14 @@ import pytest
 
 from scripts._shared.command_line import NamedFile
 from scripts.evaluate import attention_length as plot_attention_length
-from scripts.evaluate.attention_length import AttentionLength, check_length, parse_lengths
+from scripts.evaluate.attention_length import (
+    BLOCK,
+    AttentionLength,
+    check_length,
+    format_difference,
+    paired_difference,
+    parse_lengths,
+)
 from tests.scripts.evaluate.saved_models import token_losses, write_checkpoint, write_text
 from tests.scripts.tables import cells
 
@@ -40,9 +47,11 @@ def options(**values):
 
 
 def test_lengths_of_memory_have_the_same_length_as_the_paper_s():
-    assert parse_lengths(options(mem_len="256,128", clamp_len=9)) == [
+    assert parse_lengths(options(mem_len="256,128", clamp_len="90,9")) == [
         AttentionLength(128, 0, True, 9),
         AttentionLength(256, 0, True, 9),
+        AttentionLength(128, 0, True, 90),
+        AttentionLength(256, 0, True, 90),
     ]
     assert parse_lengths(options(mem_len="0,3", same_length=False))[0] == (0, 0, False, None)
 
@@ -62,7 +71,7 @@ def test_overrides_leave_a_trained_clamp_alone():
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"mem_len": "4", "clamp_len": 0}, "--clamp-len is 0: it must be at least 1"),
+        ({"mem_len": "4", "clamp_len": "0"}, "--clamp-len is '0': give numbers at least 1"),
         ({"mem_len": "0,4"}, "--mem-len is '0,4': a memory of 0 tokens with --same-length leaves"),
         ({"mem_len": "-1"}, "--mem-len is '-1': give numbers at least 0"),
         ({"extended_context": "x"}, "--extended-context is 'x': give numbers at least 0"),
@@ -122,6 +131,25 @@ def test_a_length_that_a_model_can_have_is_taken(folder, models, name, length):
     check_length(NamedFile("L", folder / f"{name}.pt"), length, 8)
 
 
+def test_a_difference_has_the_interval_of_the_means_of_blocks():
+    reference = np.random.default_rng(0).random(3 * BLOCK + 7, dtype=np.float32)
+    # within a block all tokens differ alike: as many independent figures as there are blocks
+    differences = np.concatenate([np.repeat([0.1, 0.2, 0.6], BLOCK), np.full(7, 4.0)])
+    mean, half = paired_difference((reference + differences).astype(np.float32), reference)
+    assert mean == pytest.approx(differences.mean(), abs=1e-6)
+    # variance of 0.1, 0.2 and 0.6: (0.04 + 0.01 + 0.09) / 2
+    assert half == pytest.approx(1.96 * np.sqrt(0.07 / 3), abs=1e-6)
+    assert paired_difference(reference[:9] + 1, reference[:9]) == (pytest.approx(1), None)
+
+
+@pytest.mark.parametrize(
+    ("difference", "half", "told"),
+    [(None, None, ""), (-0.01234, None, "-0.0123"), (0.5, 0.25, "+0.5000 ± 0.2500")],
+)
+def test_a_difference_is_told_with_its_interval(difference, half, told):
+    assert format_difference({"difference": difference, "half_interval": half}) == told
+
+
 def words(folder, output, *others):
     common = ("--data", str(folder / "bin"), "--tokens-per-sample", "8", "--cpu")
     return [*common, "--output", str(output), *others]
@@ -152,9 +180,13 @@ def test_the_script_sweeps_memories(folder, text, models, tmp_path, capsys):
     headers, _, first, *_ = cells(printed)
     assert headers == [
         *("model", "memory", "extended context", "clamp", "same length", "segment", "streams"),
-        *("tokens", "bits per character", "seconds"),
+        *("tokens", "bits per character", "nats against the first", "seconds"),
     ]
     assert first[:9] == ["XL", "2", "0", "7", "yes", "8", "3", "50", f"{rows[0]['loss']:.4f}"]
+    assert [row["difference"] for row in rows[::2]] == [None, None]
+    for row, first in (rows[1], rows[0]), (rows[3], rows[2]):
+        assert row["difference"] == pytest.approx(row["nats"] - first["nats"], abs=1e-7)
+        assert row["half_interval"] is None
     best = min(rows[:2], key=lambda row: row["loss"])
     assert f"XL: best at {best['mem_len']} tokens, {best['loss']:.4f} bits per character" in printed
     assert (tmp_path / "attention_length.png").stat().st_size > 5000
