@@ -155,10 +155,9 @@ class AllAttention(RelativeAttention):
         # optimizer states in checkpoints go by the order of parameters: spans before projections
         for name in ("q_proj", "k_proj", "v_proj", "out_proj"):
             self._modules[name] = self._modules.pop(name)
-        # while true, a forward pass leaves in persistent_share, (B, T), what part of each token's
-        # attention the persistent vectors got, in the mean over the heads
-        self.watched = False
-        self.persistent_share: Tensor | None = None
+        # where a forward pass puts how much of each token's attention goes to persistent vectors in
+        # the softmax that they share with the context, (B, T), in the mean over the heads
+        self.persistent_shares: list[Tensor] | None = None
         self.persistent = None
         if num_persistent:
             heads = {HEAD_SPLIT: num_heads - self.context_heads, SINGLE_HEAD: 1}
@@ -190,7 +189,7 @@ class AllAttention(RelativeAttention):
 
     @property
     def joint(self) -> bool:
-        """Whether context and persistent vectors share one softmax."""
+        """Whether persistent vectors and context share one softmax."""
         return self.persistent is not None and self.variant == JOINT
 
     def reach(self, terms: SpanTerms) -> int:
@@ -218,9 +217,10 @@ class AllAttention(RelativeAttention):
         )
         if self.joint:
             of_persistent, persistent_lse = self._attend_to_persistent(query, return_lse=True)
-            if self.watched:
+            if self.persistent_shares is not None:
                 # (H, B, T) -> (B, T)
-                self.persistent_share = torch.sigmoid(persistent_lse - lse).mean(0)
+                share = torch.sigmoid(persistent_lse.detach() - lse.detach()).mean(0)
+                self.persistent_shares.append(share)
             attended = merge_attentions(attended, lse, of_persistent, persistent_lse)
             if twice:
                 lse = torch.logaddexp(lse, persistent_lse)

@@ -11,9 +11,8 @@ from typing import Any
 
 import torch
 from fairseq.dataclass import ChoiceEnum
-from fairseq.logging import metrics
 from fairseq.models import register_model
-from torch import Tensor, nn
+from torch import nn
 
 from fairseq_plugins.all_attention.adaptive_span import AdaptiveSpan, read_head_groups
 from fairseq_plugins.all_attention.attention import (
@@ -23,6 +22,7 @@ from fairseq_plugins.all_attention.attention import (
     AllAttention,
     SpanTerms,
 )
+from fairseq_plugins.all_attention.persistent_share import watch_persistent_vectors
 from fairseq_plugins.all_attention.persistent_vectors import SoftmaxFeedForward
 from fairseq_plugins.fairseq_integration.presets import register_presets
 from fairseq_plugins.segment_language_model.attention_blocks import Window
@@ -33,7 +33,6 @@ from fairseq_plugins.segment_language_model.positions import (
     LearnedRelativePositions,
     SharedRelativeKeys,
 )
-from fairseq_plugins.segment_language_model.recurrence import Cursor
 
 logger = logging.getLogger(__name__)
 
@@ -115,36 +114,11 @@ class AllAttentionLanguageModel(SegmentLanguageModel):
 
     decoder_class = AllAttentionDecoder
 
-    def forward(
-        self,
-        src_tokens: Tensor,
-        src_lengths: Tensor | None = None,
-        recurrence: Cursor | None = None,
-    ) -> tuple[Tensor, None]:
-        """Score what follows each of ``src_tokens`` (B, T), and log in validation.
-
-        ``persistent_share_L`` is the part of layer L's attention that persistent vectors get, in
-        percent, where the context shares their softmax; with several workers of the first one's
-        streams.
-        """
-        attentions = {
-            number: layer.self_attn
-            for number, layer in enumerate(self.decoder.layers, start=1)
-            if layer.self_attn.joint and not self.training
-        }
-        for attention in attentions.values():
-            attention.watched = True
-        try:
-            scores = super().forward(src_tokens, src_lengths, recurrence)
-        finally:
-            for attention in attentions.values():
-                attention.watched = False
-        seen = src_tokens.ne(self.decoder.dictionary.pad())
-        for number, attention in attentions.items():
-            share = (attention.persistent_share * seen).sum() / seen.sum()
-            metrics.log_scalar(f"persistent_share_{number}", 100 * share, seen.sum(), round=1)
-            attention.persistent_share = None
-        return scores
+    def __init__(self, decoder: AllAttentionDecoder, summary: str) -> None:
+        super().__init__(decoder, summary)
+        attentions = [layer.self_attn for layer in decoder.layers]
+        joint = [attention for attention in attentions if attention.joint]
+        watch_persistent_vectors(self, joint, decoder.dictionary.pad())
 
     @classmethod
     def recurrence_length(cls, cfg: AllAttentionConfig) -> int:

@@ -14,6 +14,7 @@ from fairseq.logging import metrics
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from fairseq_plugins.fairseq_integration.forward_passes import validation_pass
 from fairseq_plugins.fairseq_integration.optimizers import set_update_rule
 from fairseq_plugins.fairseq_integration.option_names import errors_name_options
 from fairseq_plugins.product_key_memory.memory import ProductKeyMemory
@@ -340,13 +341,11 @@ class _Watch:
         model.register_forward_hook(self._after, always_call=True)
 
     def _before(self, model: nn.Module, inputs: Any) -> None:
-        # fairseq opens an aggregator for each pass over a validation set, which all workers read
-        # once, at the end; elsewhere the first aggregator is the default one
-        root = next(iter(metrics.get_active_aggregators()), None)
-        if model.training or root is None or root is metrics.get_meters("default"):
+        current = validation_pass(model)
+        if current is None:
             return
-        if root is not self._pass:
-            self._pass = root
+        if current is not self._pass:
+            self._pass = current
             for name, reads in self.reads.items():
                 reads.clear(self.memories[name].values.device)
         for name, memory in self.memories.items():

@@ -9,9 +9,10 @@ token attends to the same number of tokens, as in the paper, unless --no-same-le
 Models without a memory read the --extended-context before each segment anew: a token of a segment
 of S tokens sees that many tokens and up to S more.
 
-"Against the first" is the mean of a token's loss less the same token's at the model's first length,
-in nats, with its 95% confidence interval. Losses of neighbours depend on one another, so the
-interval is that of the means of blocks of 512 tokens.
+"Nats against the first" is the mean of what a token's loss differs by from the same token's in the
+model's first row, its shortest length with its smallest clamp, with a 95% confidence interval. That
+is of the means of 32 parts of the text, which are taken for independent, so it tells of other text
+of this kind, not of another training.
 
 Writes attention_length.json, brought up to date after each figure, and attention_length.png, and
 prints a table. More streams (--batch-size) are faster, and each starts with an empty memory: one
@@ -20,6 +21,7 @@ stream gives the exact figure of the text.
 
 import argparse
 import math
+import statistics
 import sys
 import time
 from typing import Any, NamedTuple
@@ -52,10 +54,11 @@ from scripts.evaluate._scoring import (
     score_text,
 )
 
-# Tokens of a block: far more than a memory reaches in small models, and still many blocks.
-BLOCK = 512
-# 97.5% of a normal distribution is below so many standard deviations.
-NORMAL_QUANTILE = 1.96
+# Parts of a text whose means are compared, and how many tokens each has at least: losses of
+# neighbours depend on one another, those of distant tokens hardly.
+PARTS, PART_TOKENS = 32, 512
+# 97.5% of Student's t with PARTS - 1 degrees of freedom is below this.
+T_QUANTILE = 2.0395
 
 
 class AttentionLength(NamedTuple):
@@ -81,7 +84,7 @@ class AttentionLength(NamedTuple):
 
 
 def parse_lengths(arguments: argparse.Namespace) -> list[AttentionLength]:
-    """Attention lengths that the options ask for, rising, with each clamp.
+    """Attention lengths that the options ask for: for each clamp, the lengths rising.
 
     Raises ValueError when options have impossible values or do not go together.
     """
@@ -142,17 +145,14 @@ def check_length(checkpoint: NamedFile, length: AttentionLength, segment: int) -
 def paired_difference(losses: np.ndarray, reference: np.ndarray) -> tuple[float, float | None]:
     """Mean difference of two losses of the same tokens, (N,) each, and half its 95% interval.
 
-    In the losses' unit. The interval is that of the means of blocks of BLOCK tokens, the rest of
-    the text left out of it; None with less than two blocks.
+    In the losses' unit. None in place of the interval for texts that are too short for one.
     """
     differences = losses.astype(np.float64) - reference
-    blocks = len(differences) // BLOCK
-    if blocks < 2:
+    if len(differences) < PARTS * PART_TOKENS:
         return float(differences.mean()), None
-    # (blocks · BLOCK,) -> (blocks,)
-    means = differences[: blocks * BLOCK].reshape(blocks, BLOCK).mean(axis=1)
-    error = float(means.std(ddof=1)) / math.sqrt(blocks)
-    return float(differences.mean()), NORMAL_QUANTILE * error
+    means = [float(part.mean()) for part in np.array_split(differences, PARTS)]
+    half = T_QUANTILE * statistics.stdev(means) / math.sqrt(PARTS)
+    return float(differences.mean()), half
 
 
 def measure(
@@ -167,6 +167,7 @@ def measure(
     model = load_language_model(checkpoint.path, task, length.overrides(), device)
     started = time.monotonic()
     description = f"{checkpoint.label}, {length.tokens} tokens back"
+    description += f", clamp {length.clamp_len}" if length.clamp_len else ""
     losses = score_text(model, task, tokens, arguments.batch_size, description)
     seconds = time.monotonic() - started
     nats, unit = float(np.mean(losses, dtype=np.float64)), loss_unit(task.dictionary)
@@ -190,8 +191,8 @@ def measure(
 
 
 def format_difference(row: dict[str, Any]) -> str:
-    """Difference from the model's first length, with half its interval; "" for that itself."""
-    difference, half = row["difference"], row["half_interval"]
+    """Difference from the model's first row, with half its interval; "" for that row itself."""
+    difference, half = row["nats_difference"], row["nats_half_interval"]
     if difference is None:
         return ""
     return f"{difference:+.4f}" + (f" ± {half:.4f}" if half is not None else "")
@@ -251,18 +252,17 @@ def plot_attention_length(arguments: argparse.Namespace) -> None:
         first = None
         for length in lengths:
             row, losses = measure(checkpoint, length, arguments, device)
-            row["difference"], row["half_interval"] = None, None
-            if first is None:
-                first = losses
-            else:
-                row["difference"], row["half_interval"] = paired_difference(losses, first)
+            difference = (None, None) if first is None else paired_difference(losses, first)
+            row["nats_difference"], row["nats_half_interval"] = difference
+            first = losses if first is None else first
             rows.append(row)
             write_json(arguments.output / "attention_length.json", result)
     told = [f"{format_table(rows)}\n"]
     for label, _ in checkpoints:
         best = min((row for row in rows if row["model"] == label), key=lambda row: row["nats"])
         length = best["mem_len"] or best["extended_context"]
-        told.append(f"{label}: best at {length} tokens, {best['loss']:.4f} {best['unit']}")
+        clamp = f", clamp {best['clamp_len']}" if best["clamp_len"] else ""
+        told.append(f"{label}: best at {length} tokens{clamp}, {best['loss']:.4f} {best['unit']}")
     told = "\n".join(told)
     save_results(arguments.output, "attention_length", result, told, lambda axes: draw(axes, rows))
 

@@ -1,20 +1,29 @@
 """What validation logs of the attention that persistent vectors get."""
 
+import copy
 import math
 
 import pytest
 import torch
 from fairseq.logging import metrics
 
-from tests.tiny import tiny_model, tokens
+from tests.tiny import spread_spans, tiny_model, tokens
 
 STREAMS, LENGTH, PAD = 3, 6, 1
+LEARNED = {"attention_span": 16, "adaptive_span": True, "span_ramp": 4, "span_epsilon": 0.01}
 
 
-def logged(model, text):
+def validate(model, *texts):
+    """All that one pass over a validation set logs, in order."""
     with metrics.aggregate(new_root=True) as found, torch.no_grad():
-        model(text)
-    return {key: value for key, value in found.get_smoothed_values().items() if "share" in key}
+        metrics.log_scalar("loss", 1.0)
+        for text in texts:
+            model(src_tokens=text)
+    return found.get_smoothed_values()
+
+
+def logged(model, *texts):
+    return {name: value for name, value in validate(model, *texts).items() if name[0] == "p"}
 
 
 def attention_of_each_token(model, text):
@@ -36,8 +45,11 @@ def attention_of_each_token(model, text):
 
 
 @pytest.mark.parametrize("padding", [0, 2])
-def test_validation_logs_the_share_of_each_layer(padding):
-    model = tiny_model().eval()
+@pytest.mark.parametrize("options", [{}, {**LEARNED, "span_epsilon": 0.0}])
+def test_validation_logs_the_share_of_each_layer(options, padding):
+    model = tiny_model(**options).eval()
+    if options:
+        spread_spans(model)
     text = tokens(STREAMS, LENGTH)
     text[0, LENGTH - padding :] = PAD
     shares = attention_of_each_token(model, text)
@@ -48,15 +60,25 @@ def test_validation_logs_the_share_of_each_layer(padding):
     assert 0 < min(expected) < max(expected) < 100
 
 
+def test_what_is_added_to_the_sum_of_weights_counts_for_nobody():
+    model = tiny_model(**LEARNED).eval()
+    plain = tiny_model(**{**LEARNED, "span_epsilon": 0.0}).eval()
+    text = tokens(STREAMS, LENGTH)
+    share = logged(model, text)["persistent_share_1"]
+    assert share == logged(plain, text)["persistent_share_1"]
+
+
 def test_batches_count_by_their_tokens():
     model = tiny_model().eval()
     one, two = tokens(1, 4), tokens(3, 8, seed=3)
     separate = [logged(model, text)["persistent_share_1"] for text in (one, two)]
-    with metrics.aggregate(new_root=True) as found, torch.no_grad():
-        model(one)
-        model(two)
     together = (separate[0] * 4 + separate[1] * 24) / 28
-    assert found["persistent_share_1"].avg == pytest.approx(together, abs=0.06)
+    assert logged(model, one, two)["persistent_share_1"] == pytest.approx(together, abs=0.1)
+
+
+def test_shares_stand_behind_the_loss():
+    names = [name for name in validate(tiny_model().eval(), tokens(1, 4)) if name[0] != "_"]
+    assert names[:2] == ["loss", "persistent_share_1"]
 
 
 @pytest.mark.parametrize(
@@ -68,3 +90,27 @@ def test_nothing_is_logged_where_the_context_has_a_softmax_of_its_own(options):
 
 def test_nothing_is_logged_in_training():
     assert logged(tiny_model().train(), tokens(STREAMS, LENGTH)) == {}
+
+
+def test_nothing_is_logged_outside_of_validation():
+    metrics.reset()
+    tiny_model().eval()(tokens(STREAMS, LENGTH))
+    assert list(metrics.get_meters("default")) == []
+
+
+def test_gradients_come_through_a_pass_that_is_watched():
+    model = tiny_model(checkpoint_activations=True).eval()
+    with metrics.aggregate(new_root=True):
+        model(tokens(STREAMS, LENGTH))[0].sum().backward()
+    assert all(parameter.grad is not None for parameter in model.parameters())
+
+
+def test_an_error_leaves_nothing_behind():
+    model = tiny_model().eval()
+    breaking = model.decoder.layers[1].register_forward_pre_hook(lambda *_: 1 / 0)
+    with metrics.aggregate(new_root=True) as found, pytest.raises(ZeroDivisionError):
+        model(tokens(STREAMS, LENGTH))
+    assert found.get_smoothed_values() == {}
+    breaking.remove()
+    copied = copy.deepcopy(model)
+    assert logged(copied, tokens(STREAMS, LENGTH)) == logged(model, tokens(STREAMS, LENGTH)) != {}

@@ -8,7 +8,8 @@ import pytest
 from scripts._shared.command_line import NamedFile
 from scripts.evaluate import attention_length as plot_attention_length
 from scripts.evaluate.attention_length import (
-    BLOCK,
+    PART_TOKENS,
+    PARTS,
     AttentionLength,
     check_length,
     format_difference,
@@ -131,15 +132,35 @@ def test_a_length_that_a_model_can_have_is_taken(folder, models, name, length):
     check_length(NamedFile("L", folder / f"{name}.pt"), length, 8)
 
 
-def test_a_difference_has_the_interval_of_the_means_of_blocks():
-    reference = np.random.default_rng(0).random(3 * BLOCK + 7, dtype=np.float32)
-    # within a block all tokens differ alike: as many independent figures as there are blocks
-    differences = np.concatenate([np.repeat([0.1, 0.2, 0.6], BLOCK), np.full(7, 4.0)])
+def test_a_difference_has_the_interval_of_the_means_of_parts():
+    generator = np.random.default_rng(0)
+    length = PARTS * PART_TOKENS + 7
+    reference = generator.random(length, dtype=np.float32)
+    # the first 7 parts have one token more
+    of_parts = generator.normal(size=PARTS)
+    sizes = [PART_TOKENS + 1] * 7 + [PART_TOKENS] * (PARTS - 7)
+    differences = np.repeat(of_parts, sizes)
     mean, half = paired_difference((reference + differences).astype(np.float32), reference)
     assert mean == pytest.approx(differences.mean(), abs=1e-6)
-    # variance of 0.1, 0.2 and 0.6: (0.04 + 0.01 + 0.09) / 2
-    assert half == pytest.approx(1.96 * np.sqrt(0.07 / 3), abs=1e-6)
-    assert paired_difference(reference[:9] + 1, reference[:9]) == (pytest.approx(1), None)
+    assert half == pytest.approx(2.0395 * of_parts.std(ddof=1) / np.sqrt(32), abs=1e-6)
+    short = reference[: PARTS * PART_TOKENS - 1]
+    assert paired_difference(short + 1, short) == (pytest.approx(1, abs=1e-6), None)
+
+
+def test_the_interval_holds_where_neighbours_depend_on_one_another():
+    generator = np.random.default_rng(0)
+    length, reach, texts = PARTS * PART_TOKENS, 100, 400
+    held = naive = 0
+    for _ in range(texts):
+        # running means of 100 draws, around 0
+        sums = generator.normal(size=length + reach).cumsum()
+        losses = (sums[reach:] - sums[:-reach]) / reach
+        mean, half = paired_difference(losses, np.zeros(length))
+        held += abs(mean) <= half
+        naive += abs(mean) <= 1.96 * losses.std() / np.sqrt(length)
+    # two standard deviations of the share of 400 draws are 0.02
+    assert held / texts == pytest.approx(0.95, abs=0.025)
+    assert naive / texts < 0.3
 
 
 @pytest.mark.parametrize(
@@ -147,7 +168,7 @@ def test_a_difference_has_the_interval_of_the_means_of_blocks():
     [(None, None, ""), (-0.01234, None, "-0.0123"), (0.5, 0.25, "+0.5000 ± 0.2500")],
 )
 def test_a_difference_is_told_with_its_interval(difference, half, told):
-    assert format_difference({"difference": difference, "half_interval": half}) == told
+    assert format_difference({"nats_difference": difference, "nats_half_interval": half}) == told
 
 
 def words(folder, output, *others):
@@ -183,13 +204,27 @@ def test_the_script_sweeps_memories(folder, text, models, tmp_path, capsys):
         *("tokens", "bits per character", "nats against the first", "seconds"),
     ]
     assert first[:9] == ["XL", "2", "0", "7", "yes", "8", "3", "50", f"{rows[0]['loss']:.4f}"]
-    assert [row["difference"] for row in rows[::2]] == [None, None]
+    assert [row["nats_difference"] for row in rows[::2]] == [None, None]
     for row, first in (rows[1], rows[0]), (rows[3], rows[2]):
-        assert row["difference"] == pytest.approx(row["nats"] - first["nats"], abs=1e-7)
-        assert row["half_interval"] is None
+        assert row["nats_difference"] == pytest.approx(row["nats"] - first["nats"], abs=1e-7)
+        assert row["nats_half_interval"] is None
     best = min(rows[:2], key=lambda row: row["loss"])
-    assert f"XL: best at {best['mem_len']} tokens, {best['loss']:.4f} bits per character" in printed
+    assert f"XL: best at {best['mem_len']} tokens, clamp 7, {best['loss']:.4f} bits" in printed
     assert (tmp_path / "attention_length.png").stat().st_size > 5000
+
+
+def test_the_script_sweeps_clamps(folder, text, models, tmp_path, capsys):
+    sweep = ("--checkpoint", f"XL={folder}/xl.pt", "--mem-len", "6,9", "--clamp-len", "7,3")
+    assert plot_attention_length.main(words(folder, tmp_path, *sweep)) == 0
+    rows = json.loads((tmp_path / "attention_length.json").read_text())["rows"]
+    lengths = [(row["clamp_len"], row["mem_len"]) for row in rows]
+    assert lengths == [(3, 6), (3, 9), (7, 6), (7, 9)]
+    differences = [row["nats"] - rows[0]["nats"] for row in rows[1:]]
+    assert [row["nats_difference"] for row in rows[1:]] == pytest.approx(differences, abs=1e-7)
+    assert 0 not in differences
+    best = min(rows, key=lambda row: row["loss"])
+    told = f"XL: best at {best['mem_len']} tokens, clamp {best['clamp_len']}, {best['loss']:.4f} "
+    assert told in capsys.readouterr().out
 
 
 def test_the_script_sweeps_contexts_without_memory(folder, text, models, tmp_path, capsys):
