@@ -7,7 +7,8 @@ label is that of the model, and of the seed where there are several: -1, -2, …
 
 A line of N facts takes log2(N) bits for subject and relation and 8 for the object (see
 scripts.prepare.facts). What the validation loss of the whole line is below that, a model knows by
-heart: from 0 to 8 bits a fact. Minutes are those of the updates.
+heart: from 0 to 8 bits a fact. Minutes are those of the updates; usage is the share of the memory's
+slots that the last validation read.
 
 Writes facts.json and facts.png, and prints a table with all trainings.
 """
@@ -35,6 +36,7 @@ from scripts.prepare.facts import OBJECTS, SYMBOLS, names_of
 BITS = math.log2(OBJECTS)
 _SEED = re.compile(r"-\d+$")
 _PARAMETERS = re.compile(r"num\. shared model params: ([\d,]+)")
+_USAGE = re.compile(r'"valid_memory\d+_usage": "([\d.]+)"')
 _SPEED = re.compile(r'"wps": "([\d.]+)".*"num_updates"')
 
 
@@ -49,11 +51,13 @@ def read_training(log: NamedFile, facts: int) -> dict[str, Any]:
     with open_log(log.path) as lines:
         told = list(lines)
     parameters = next(filter(None, map(_PARAMETERS.search, told)), None)
+    usages = [float(line[1]) for line in map(_USAGE.search, told) if line]
     speeds = [float(line[1]) for line in map(_SPEED.search, told) if line]
     return {
         "training": log.label,
         "parameters": parameters and int(parameters[1].replace(",", "")),
         "tokens_per_second": statistics.median(speeds) if speeds else None,
+        "usage_percent": usages[-1] if usages else None,
         "updates": list(found),
         "minutes": [validated.seconds / 60 for validated in found.values()],
         "bits": [known_bits(validated.loss, facts) for validated in found.values()],
@@ -71,10 +75,11 @@ def format_table(rows: list[dict[str, Any]], facts: int) -> str:
             f"{row['minutes'][-1]:.1f}",
             f"{row['bits'][-1]:.2f}",
             f"{row['bits'][-1] * facts:,.0f}",
+            f"{row['usage_percent']:.1f}%" if row["usage_percent"] else "",
         ]
         for row in rows
     ]
-    heads = "training|parameters|tokens/s|updates|minutes|bits a fact|bits"
+    heads = "training|parameters|tokens/s|updates|minutes|bits a fact|bits|usage"
     return markdown_table(heads.split("|"), cells)
 
 

@@ -15,7 +15,8 @@ LINES = [
         for line in (
             f'{{"epoch": 1, "loss": "2.9", "wps": "{1000 * number}", "num_updates": "{number}", '
             '"train_wall": "60"}',
-            f'{{"epoch": 1, "valid_loss": "{loss:.3f}", "valid_num_updates": "{number}"}}',
+            f'{{"epoch": 1, "valid_loss": "{loss:.3f}", "valid_num_updates": "{number}", '
+            f'"valid_memory2_usage": "{number}.25"}}',
         )
     ),
 ]
@@ -42,9 +43,10 @@ def test_a_training_is_told_of(log, tmp_path, capsys):
     assert row["tokens_per_second"] == 20_000
     assert row["updates"] == [10, 20, 30]
     assert row["minutes"] == [1, 2, 3]
+    assert row["usage_percent"] == 30.25
     assert row["bits"] == pytest.approx([0, 4, 8])
     printed = [cell.strip() for cell in capsys.readouterr().out.splitlines()[2].split("|")[1:-1]]
-    assert printed == ["memory-1", "1,030,272", "20,000", "30", "3.0", "8.00", "32,768"]
+    assert printed == ["memory-1", "1,030,272", "20,000", "30", "3.0", "8.00", "32,768", "30.2%"]
     assert (tmp_path / "out/facts.png").stat().st_size > 10_000
 
 
