@@ -37,7 +37,7 @@ train)
     fairseq-train "$data/bin" "${task[@]}" --arch transformer_xl_tiny \
         --tokens-per-sample 64 --batch-size 16 --batch-size-valid 64 \
         --optimizer adam --clip-norm 0.25 --lr 0.002 --lr-scheduler cosine --warmup-updates 200 \
-        --max-update 2500 --seed 1 --save-dir "$checkpoints" --no-epoch-checkpoints "${@:4}"
+        --max-update 4000 --seed 1 --save-dir "$checkpoints" --no-epoch-checkpoints "${@:4}"
     ;;
 evaluate)
     data=$2 checkpoints=$3

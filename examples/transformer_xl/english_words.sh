@@ -44,7 +44,7 @@ train)
         --criterion exact_adaptive_loss --ddp-backend legacy_ddp \
         --tokens-per-sample 32 --batch-size 32 --batch-size-valid 64 \
         --optimizer adam --clip-norm 0.25 --lr 0.002 --lr-scheduler cosine --warmup-updates 200 \
-        --max-update 1500 --seed 1 --save-dir "$checkpoints" --no-epoch-checkpoints "${@:4}"
+        --max-update 6000 --seed 1 --save-dir "$checkpoints" --no-epoch-checkpoints "${@:4}"
     ;;
 evaluate)
     data=$2 checkpoints=$3
