@@ -7,13 +7,14 @@
 #
 # FACTS is 16 times a square number, such as 4096, 16384, 65536 or 262144.
 # MODEL: 2 layers, width 64, 4 heads, feed-forward sublayers of 256; in layer 2
-#   memory            a memory of 16,384 slots instead: 2 heads, 16 slots a head, queries of width 64,
-#                     batch-normalised
+#   memory            a memory of 16,384 slots instead: 2 heads, each with queries of width 64 and 16
+#                     slots, queries batch-normalised
 #   memory-no-norm    the same, queries as they are
 #   feed-forward      nothing else; both sublayers have 640, which takes as long as the memory
 #   wide              nothing else; both sublayers have 4,352, as many parameters as with the memory
 # An update has 1,024 facts. Each epoch has each fact once. Every 100 updates all of them are scored,
-#   into CHECKPOINTS/train.log. 1,600 updates; with --stop-time-hours 0.1 the models have equal times.
+#   into CHECKPOINTS/train.log. Each training ends after 0.08 hours: give a slower machine, or more
+#   facts, more --stop-time-hours.
 # python -m scripts.plot.facts says how many bits the models of several logs know, with a plot.
 set -euo pipefail
 plugin=$(dirname "$0")/../../fairseq_plugins
@@ -45,8 +46,9 @@ train)
         --memory-query-dim 64 --memory-heads 2 --memory-knn 16 "${norm[@]}" --dropout 0 \
         --optimizer adam_with_memory --adam-betas '(0.9, 0.98)' \
         --lr 0.005 --memory-lr 0.02 --lr-scheduler inverse_sqrt --warmup-updates 100 \
-        --warmup-init-lr 1e-7 --clip-norm 1 --max-update 1600 --validate-interval-updates 100 \
-        --validate-interval 1000000 --save-interval 1000000 --save-interval-updates 1000000 \
+        --warmup-init-lr 1e-7 --clip-norm 1 --stop-time-hours 0.08 --max-update 1000000 \
+        --validate-interval-updates 100 --validate-interval 1000000 \
+        --save-interval 1000000 --save-interval-updates 1000000 \
         --log-format json --log-interval 50 --log-file "$checkpoints/train.log" \
         --save-dir "$checkpoints" --no-epoch-checkpoints "${@:5}"
     ;;
