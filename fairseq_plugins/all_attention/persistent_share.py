@@ -12,7 +12,7 @@ from fairseq.logging import metrics
 from torch import Tensor, nn
 
 from fairseq_plugins.all_attention.attention import AllAttention
-from fairseq_plugins.fairseq_integration.forward_passes import validation_pass
+from fairseq_plugins.fairseq_integration.validation import validation_pass
 
 # after the loss and what comes with it
 _PRIORITY = 50

@@ -1,4 +1,4 @@
-"""Forward passes that are not the first one in training: recomputed, in validation, inference."""
+"""Forward passes that are not the first one in training: recomputed ones, and inference."""
 
 from __future__ import annotations
 
@@ -6,9 +6,7 @@ from collections.abc import Callable, Iterable
 from typing import Generic, TypeVar
 
 import torch
-from fairseq.logging import metrics
-from fairseq.logging.meters import MetersDict
-from torch import Tensor, nn
+from torch import Tensor
 
 Value = TypeVar("Value")
 
@@ -20,17 +18,6 @@ def is_recomputed() -> bool:
     """
     # the second time, a backward pass is under way
     return torch._C._current_graph_task_id() != -1
-
-
-def validation_pass(model: nn.Module) -> MetersDict | None:
-    """Return what logs the pass over a validation set that this forward pass of a model is part of.
-
-    It is another object in each such pass; None in training, evaluation and generation.
-    """
-    # fairseq opens an aggregator for each pass over a validation set, which all workers read once,
-    # at the end; elsewhere the first aggregator is the default one
-    root = next(iter(metrics.get_active_aggregators()), None)
-    return None if model.training or root is metrics.get_meters("default") else root
 
 
 class InferenceCache(Generic[Value]):

@@ -14,9 +14,9 @@ from fairseq.logging import metrics
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from fairseq_plugins.fairseq_integration.forward_passes import validation_pass
 from fairseq_plugins.fairseq_integration.optimizers import set_update_rule
 from fairseq_plugins.fairseq_integration.option_names import errors_name_options
+from fairseq_plugins.fairseq_integration.validation import validation_pass
 from fairseq_plugins.product_key_memory.memory import ProductKeyMemory
 from fairseq_plugins.product_key_memory.options import (
     TOO_LARGE,

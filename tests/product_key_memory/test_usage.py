@@ -200,7 +200,8 @@ def test_each_pass_of_validation_has_figures_of_its_own():
 def test_segment_models_name_the_layer(build):
     model = build(**MEMORY, memory_layers="1,3")
     found = validate(model, [tiny.tokens(2, 8)])
-    assert list(found) == ["memory1_usage", "memory1_kl", "memory3_usage", "memory3_kl"]
+    of_memories = [name for name in found if name.startswith("memory")]
+    assert of_memories == ["memory1_usage", "memory1_kl", "memory3_usage", "memory3_kl"]
 
 
 def test_translation_names_the_part_too():
