@@ -12,10 +12,8 @@ from fairseq.logging import metrics
 from torch import Tensor, nn
 
 from fairseq_plugins.all_attention.attention import AllAttention
-from fairseq_plugins.fairseq_integration.validation import validation_pass
+from fairseq_plugins.fairseq_integration.validation import AFTER_THE_LOSS, validation_pass
 
-# after the loss and what comes with it
-_PRIORITY = 50
 # Names that begin so are summed and not printed.
 _SHARE, _TOKENS = "_persistent_share_", "_persistent_tokens"
 
@@ -75,5 +73,5 @@ class _Watch:
                 lambda meters, name=name: round(
                     100 * float(meters[name].sum / meters[_TOKENS].sum), 1
                 ),
-                _PRIORITY,
+                AFTER_THE_LOSS,
             )

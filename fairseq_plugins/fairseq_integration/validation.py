@@ -6,6 +6,9 @@ from fairseq.logging import metrics
 from fairseq.logging.meters import MetersDict
 from torch import nn
 
+# The priority with which fairseq's log has something behind the loss and what comes with it.
+AFTER_THE_LOSS = 50
+
 
 def validation_pass(model: nn.Module) -> MetersDict | None:
     """Return what logs the pass over a validation set that this forward pass of a model is part of.

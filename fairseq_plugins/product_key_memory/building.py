@@ -16,7 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from fairseq_plugins.fairseq_integration.optimizers import set_update_rule
 from fairseq_plugins.fairseq_integration.option_names import errors_name_options
-from fairseq_plugins.fairseq_integration.validation import validation_pass
+from fairseq_plugins.fairseq_integration.validation import AFTER_THE_LOSS, validation_pass
 from fairseq_plugins.product_key_memory.memory import ProductKeyMemory
 from fairseq_plugins.product_key_memory.options import (
     TOO_LARGE,
@@ -287,10 +287,6 @@ def _fit_norm(
                 fitted[f"{path}{last}.{kind}"] = neutral(trained)
 
 
-# after the loss and what comes with it
-_PRIORITY = 50
-
-
 def choose_trained_slots(options: MemoryOptions, memories: Mapping[str, ProductKeyMemory]) -> None:
     """Let memories learn the values of those slots alone that ``--memory-trainable-slots`` names.
 
@@ -359,8 +355,8 @@ class _Watch:
 
     def _log(self, name: str, reads: MemoryUsage) -> None:
         metrics.log_derived(
-            f"{name}_usage", lambda _: round(100 * usage(reads.total()), 2), _PRIORITY
+            f"{name}_usage", lambda _: round(100 * usage(reads.total()), 2), AFTER_THE_LOSS
         )
         metrics.log_derived(
-            f"{name}_kl", lambda _: round(kl_from_uniform(reads.total()), 4), _PRIORITY
+            f"{name}_kl", lambda _: round(kl_from_uniform(reads.total()), 4), AFTER_THE_LOSS
         )

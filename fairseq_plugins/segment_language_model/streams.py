@@ -60,8 +60,7 @@ def load_tokens(
     parts = []
     for number in itertools.count():
         path = split_path + (str(number) if number else "")
-        part = _load_part(path, dictionary, dataset_impl)
-        if part is None:
+        if (part := _load_part(path, dictionary, dataset_impl)) is None:
             break
         parts.append(part)
         if not combine:
@@ -118,9 +117,8 @@ def _load_part(path: str, dictionary: Dictionary, dataset_impl: str | None) -> n
         dataset = data_utils.load_indexed_dataset(path, dictionary, dataset_impl)
         if dataset is None:
             return None
-        index = None
-        if isinstance(dataset, MMapIndexedDataset):
-            index = MMapIndexedDataset.Index(index_file_path(path))
+        mapped = isinstance(dataset, MMapIndexedDataset)
+        index = MMapIndexedDataset.Index(index_file_path(path)) if mapped else None
     except (AssertionError, AttributeError, KeyError, ValueError, struct.error) as error:
         raise ValueError(
             f"the split {path} has an index, {path}.idx, that is cut short or damaged ({error}); "

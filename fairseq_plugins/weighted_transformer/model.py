@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from fairseq_plugins.fairseq_integration.option_names import errors_name_options
 from fairseq_plugins.fairseq_integration.presets import register_presets
 from fairseq_plugins.fairseq_integration.transformer_options import parsed
+from fairseq_plugins.fairseq_integration.validation import AFTER_THE_LOSS
 from fairseq_plugins.weighted_transformer.branch_weights import (
     KINDS,
     LEARNED,
@@ -300,9 +301,6 @@ class _BranchWeightsLog:
         weights: κ and α of layers, with their names.
     """
 
-    # in fairseq's log: behind the loss and what comes with it
-    _PRIORITY = 50
-
     def __init__(self, weights: Sequence[tuple[str, BranchWeights]]) -> None:
         self._weights = weights
         self._logged_in: Any = None
@@ -323,7 +321,7 @@ class _BranchWeightsLog:
                     metrics.log_derived(
                         f"{name}_{kind}{number}",
                         lambda _, value=value: round(value, 4),
-                        self._PRIORITY,
+                        AFTER_THE_LOSS,
                     )
 
 

@@ -23,6 +23,7 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
@@ -217,10 +218,8 @@ class Program:
             time.sleep(0.1)
         names = [_command_of(pid) for pid in left]
         for pid in left:
-            try:
+            with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-            except ProcessLookupError:
-                continue
         return names
 
 
@@ -327,8 +326,7 @@ def _named(status: int | None) -> str:
 def _repeatable(content: Any) -> Any:
     if isinstance(content, dict):
         times = ("seconds", "minutes", ".log")
-        other = {k: v for k, v in content.items() if not k.endswith(times)}
-        return {k: _repeatable(v) for k, v in other.items()}
+        return {k: _repeatable(v) for k, v in content.items() if not k.endswith(times)}
     if isinstance(content, list):
         return list(map(_repeatable, content))
     return content
@@ -358,9 +356,7 @@ def run_words(words: list[str], inject: Callable[[], None] | None = None) -> NoR
     if words[0] == "bash":
         os.execvp("bash", words)
     logging.root.handlers.clear()
-    name = words[0]
-    if name.startswith("fairseq-"):
-        name = "fairseq_cli." + name.removeprefix("fairseq-").replace("-", "_")
+    name = re.sub("^fairseq-", "fairseq_cli.", words[0]).replace("-", "_")
     sys.argv = words
     # done when the package is imported, which here is long ago
     tell_errors_in_a_sentence()
@@ -398,8 +394,7 @@ def _be_program(
         os.dup2(opened, descriptor)
     sys.stdin = os.fdopen(0, encoding="utf-8")
     sys.stdout, sys.stderr = (os.fdopen(number, "w", 1, encoding="utf-8") for number in (1, 2))
-    own = {"TMPDIR": str(folder / "tmp"), "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    os.environ.update(own)
+    os.environ |= {"TMPDIR": str(folder / "tmp"), "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     os.chdir(folder / "here")
     warnings.filterwarnings("ignore", message=".* found in sys.modules after import")
     run_words(words, inject)
