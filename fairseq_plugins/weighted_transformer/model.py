@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from fairseq_plugins.fairseq_integration.option_names import errors_name_options
 from fairseq_plugins.fairseq_integration.presets import register_presets
 from fairseq_plugins.fairseq_integration.transformer_options import parsed
-from fairseq_plugins.fairseq_integration.validation import AFTER_THE_LOSS
+from fairseq_plugins.fairseq_integration.validation import AFTER_THE_LOSS, validation_pass
 from fairseq_plugins.weighted_transformer.branch_weights import (
     KINDS,
     LEARNED,
@@ -309,12 +309,11 @@ class _BranchWeightsLog:
         return _BranchWeightsLog, (self._weights,)
 
     def __call__(self, model: nn.Module, inputs: Any) -> None:
-        # fairseq opens an aggregator for each pass over a validation set: once in each is enough,
-        # as it waits for a GPU
-        root = next(iter(metrics.get_active_aggregators()), None)
-        if model.training or root is self._logged_in:
+        current = validation_pass(model)
+        # once in each pass is enough, as it waits for a GPU
+        if current is None or current is self._logged_in:
             return
-        self._logged_in = root
+        self._logged_in = current
         for name, of_layer in self._weights:
             for kind, values in zip(of_layer.kinds, of_layer.learned(), strict=True):
                 for number, value in enumerate(values.tolist(), start=1):
