@@ -9,12 +9,14 @@
 #
 # TEXT holds train.txt, valid.txt and test.txt.
 # train: each head learns its span, up to 256 tokens. train-fixed: all heads see 256.
-# The default is the all-attention network with 512 persistent vectors. Others are options:
-# --persistent-vectors 0 --decoder-ffn-embed-dim 512: the transformer; its biases and second norms
-#   are 896 parameters a layer more.
-# --persistent-variant attn-split, single-head, ff-attn (a second norm: 256 a layer more) or
-#   head-split (half of the persistent vectors).
-# Every 100 updates 102,400 characters of the validation part are scored, into
+# The default is the all-attention network, 6 layers with 256 persistent vectors. Others, as in the
+#   paper's figure 2, are options:
+# --persistent-variant attn-split, single-head or head-split (half of the persistent vectors)
+# --persistent-vectors 0
+# --decoder-layers 4 --persistent-vectors 0 --decoder-ffn-embed-dim 512: the transformer, with as
+#   many parameters
+# --decoder-layers 4 --persistent-vectors 384 --persistent-variant ff-attn: with fewer, as there
+# Every 250 updates 102,400 characters of the validation part are scored, into
 #   CHECKPOINTS/train.log.
 set -euo pipefail
 plugin=$(dirname "$0")/../../fairseq_plugins
@@ -33,12 +35,12 @@ train | train-fixed)
     # fairseq does not make the folder of --log-file, and validates one batch more than it is told
     mkdir -p "$checkpoints"
     fairseq-train "$data/bin" "${task[@]}" --arch all_attention_lm \
-        --decoder-layers 4 --decoder-embed-dim 128 --decoder-attention-heads 4 --output-bias \
-        --persistent-vectors 512 --attention-span 256 "${span[@]}" \
+        --decoder-layers 6 --decoder-embed-dim 128 --decoder-attention-heads 4 --output-bias \
+        --persistent-vectors 256 --attention-span 256 "${span[@]}" \
         --tokens-per-sample 64 --batch-size 16 --batch-size-valid 64 \
-        --optimizer adam --clip-norm 0.25 --lr 0.002 --lr-scheduler cosine --warmup-updates 200 \
-        --max-update 1200 --validate-interval-updates 100 --max-valid-steps 24 \
-        --save-interval-updates 100 --keep-interval-updates 1 \
+        --optimizer adam --clip-norm 0.25 --lr 0.004 --lr-scheduler cosine --warmup-updates 200 \
+        --max-update 5000 --validate-interval-updates 250 --max-valid-steps 24 \
+        --save-interval-updates 250 --keep-interval-updates 1 \
         --log-format json --log-interval 50 --log-file "$checkpoints/train.log" \
         --seed 1 --save-dir "$checkpoints" --no-epoch-checkpoints "${@:4}"
     ;;

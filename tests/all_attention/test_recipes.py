@@ -185,11 +185,13 @@ def test_the_small_recipe_is_understood(stand_ins):
 
 
 def test_small_all_attention_models_learn_spans_or_have_fixed_ones(stand_ins):
-    feed_forward = ("--persistent-vectors", "0", "--decoder-ffn-embed-dim", "512")
-    learned = training(stand_ins, SMALL, *feed_forward)
+    feed_forward = "--decoder-layers 4 --persistent-vectors 0 --decoder-ffn-embed-dim 512"
+    learned = training(stand_ins, SMALL, *feed_forward.split())
     assert (learned.model.adaptive_span, learned.criterion._name) == (True, "span_cross_entropy")
     assert (learned.model.persistent_vectors, learned.model.decoder_ffn_embed_dim) == (0, 512)
     fixed = training(stand_ins, SMALL, action="train-fixed")
     assert (fixed.model.adaptive_span, fixed.criterion._name) == (False, "cross_entropy")
-    assert (fixed.model.persistent_vectors, fixed.model.attention_span) == (512, 256)
+    assert (fixed.model.persistent_vectors, fixed.model.attention_span) == (256, 256)
+    # 1.5 times the layers with half of the vectors, as the paper's 36 beside 24
+    assert (fixed.model.decoder_layers, learned.model.decoder_layers) == (6, 4)
     assert fixed.common.log_file == str(stand_ins / "CHECKPOINTS" / "train.log")
