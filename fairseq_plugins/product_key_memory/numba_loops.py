@@ -110,13 +110,25 @@ def _select(row, scores, numbers):
         for place in range(k):
             if row[start + place] > scores[place]:
                 scores[place] = row[start + place]
-    floor = scores.min()
+    low, high = scores.min(), scores.max()
+    # k scores are at least `low`: halve what is between until hardly more are
+    for _ in range(8):
+        middle = row.dtype.type(low / 2 + high / 2)
+        above = 0
+        for number in range(n):
+            above += not row[number] < middle
+        if above < k:
+            high = middle
+        else:
+            low = middle
+            if above <= k + k // 8:
+                break
     candidates = np.empty(n + 1, np.int64)
     count = 0
     for number in range(n):
         # written in any case, which is faster than a branch that is guessed wrongly
         candidates[count] = number
-        count += not row[number] < floor
+        count += not row[number] < low
     for i in range(count):
         _insert(row[candidates[i]], candidates[i], min(i, k), scores, numbers)
 

@@ -55,6 +55,22 @@ def test_a_tie_just_beyond_the_last_place_is_seen(select):
 
 
 @pytest.mark.parametrize("select", SELECTIONS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_scores_of_any_size_are_ranked(select, dtype):
+    """Halving what is between two scores finds no middle for the last rows, and little else."""
+    torch.manual_seed(1)
+    rows = torch.randn(7, 200, dtype=dtype)
+    rows[1] = rows[1].exp() ** 30
+    rows[2] = rows[2].sign() * torch.finfo(dtype).max
+    rows[3, ::3] = -torch.inf
+    rows[4, ::9] = torch.inf
+    rows[5, ::2], rows[5, 1::50] = -torch.inf, torch.inf
+    rows[6] = torch.where(rows[6] > 1, torch.inf, -torch.inf)
+    for row, numbers in zip(rows, select(rows, 50), strict=True):
+        assert numbers.tolist() == reference.best_keys(row, 50)
+
+
+@pytest.mark.parametrize("select", SELECTIONS)
 def test_what_is_infinite_or_not_a_number_is_selected_first(select):
     scores = torch.arange(20.0).repeat(3, 1)
     scores[0, 3] = float("inf")

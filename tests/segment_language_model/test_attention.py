@@ -282,7 +282,7 @@ def test_without_gradients_values_and_lse_are_the_same(
     assert attention_kernel._FUSED is not None
     if not fused:
         monkeypatch.setattr(attention_kernel, "_FUSED", None)
-    monkeypatch.setattr(attention_blocks, "QUERY_BLOCK_FUSED", block)
+    monkeypatch.setattr(attention_blocks, "QUERY_BLOCK", block)
     torch.manual_seed(1)
     heads, streams, width = 2, 3, 4
 

@@ -80,8 +80,7 @@ def counted(reader, case, warm):
     ],
 )
 def test_operations_are_those_that_pytorch_counts(monkeypatch, case, superfluous):
-    for block in ("QUERY_BLOCK", "QUERY_BLOCK_FUSED"):
-        monkeypatch.setattr(query_blocks, block, 1)  # no key is scored that is not seen
+    monkeypatch.setattr(query_blocks, "QUERY_BLOCK", 1)  # no key is scored that is not seen
     (reader,) = made().readers(case, [Entry(OURS, FP32)])
     assert counted(reader, case, warm=4) == multiply_adds(case) + LAYERS * superfluous
 
