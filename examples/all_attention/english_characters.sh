@@ -38,7 +38,7 @@ train | train-fixed)
         --decoder-layers 6 --decoder-embed-dim 128 --decoder-attention-heads 4 --output-bias \
         --persistent-vectors 256 --attention-span 256 "${span[@]}" \
         --tokens-per-sample 64 --batch-size 16 --batch-size-valid 64 \
-        --optimizer adam --clip-norm 0.25 --lr 0.004 --lr-scheduler cosine --warmup-updates 200 \
+        --optimizer adam --clip-norm 0.25 --lr 0.002 --lr-scheduler cosine --warmup-updates 200 \
         --max-update 5000 --validate-interval-updates 250 --max-valid-steps 24 \
         --save-interval-updates 250 --keep-interval-updates 1 \
         --log-format json --log-interval 50 --log-file "$checkpoints/train.log" \

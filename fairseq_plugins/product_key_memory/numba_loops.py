@@ -100,6 +100,36 @@ def _insert(score, number, filled, scores, numbers):
 
 
 @numba.njit(inline="always")
+def _leave_out(scores, numbers, count, k, low, high):
+    """Move the k largest of ``count`` scores to the front, in their order, with few others.
+
+    ``numbers`` move with them. At least k scores are no less than ``low``; ``high`` is the largest.
+    Returns how many are left.
+    """
+    enough = k + k // 8
+    left = count
+    # halve what is between until hardly more are left, or no more is gained
+    for _ in range(8):
+        if left <= enough:
+            break
+        middle = scores.dtype.type(low / 2 + high / 2)
+        above = 0
+        for i in range(count):
+            above += not scores[i] < middle
+        if above < k:
+            high = middle
+        else:
+            low, left = middle, above
+    left = 0
+    for i in range(count):
+        score = scores[i]
+        # written in any case, which is faster than a branch that is guessed wrongly
+        scores[left], numbers[left] = score, numbers[i]
+        left += not score < low
+    return left
+
+
+@numba.njit(inline="always")
 def _select(row, scores, numbers):
     """Write the largest of ``row`` (n,) to ``scores`` (k,), largest first, and their numbers."""
     n, k = len(row), len(scores)
@@ -111,26 +141,14 @@ def _select(row, scores, numbers):
             if row[start + place] > scores[place]:
                 scores[place] = row[start + place]
     low, high = scores.min(), scores.max()
-    # k scores are at least `low`: halve what is between until hardly more are
-    for _ in range(8):
-        middle = row.dtype.type(low / 2 + high / 2)
-        above = 0
-        for number in range(n):
-            above += not row[number] < middle
-        if above < k:
-            high = middle
-        else:
-            low = middle
-            if above <= k + k // 8:
-                break
-    candidates = np.empty(n + 1, np.int64)
+    candidates, scored = np.empty(n + 1, np.int64), np.empty(n + 1, row.dtype)
     count = 0
     for number in range(n):
-        # written in any case, which is faster than a branch that is guessed wrongly
-        candidates[count] = number
+        candidates[count], scored[count] = number, row[number]
         count += not row[number] < low
+    count = _leave_out(scored, candidates, count, k, low, high)
     for i in range(count):
-        _insert(row[candidates[i]], candidates[i], min(i, k), scores, numbers)
+        _insert(scored[i], candidates[i], min(i, k), scores, numbers)
 
 
 @compiled

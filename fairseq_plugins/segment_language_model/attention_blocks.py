@@ -15,10 +15,10 @@ import torch
 from torch import Tensor
 
 # The wider a block, the more hidden scores it holds; the narrower, the smaller its products. A
-# processor's caches hold the scores of 64 queries, or of 128 in half precision that are never
-# stored; a GPU wants more work in each kernel.
+# processor's caches hold the scores of 64 queries, or of 128 in bf16, where fused attention stores
+# none but those by distance; a GPU wants more work in each kernel.
 QUERY_BLOCK = 64
-QUERY_BLOCK_FUSED_HALF = 128
+QUERY_BLOCK_FUSED_BF16 = 128
 QUERY_BLOCK_ON_GPU = 512
 
 UNLIMITED = sys.maxsize
@@ -128,14 +128,14 @@ def split_into_blocks(
         query: (H, B, T, d_h).
         keys: (H, B, S, d_h), the last T of them of the queries' own tokens.
         window: the distances that a query sees.
-        fused: a block's scores are never stored.
+        fused: of a block's scores only those by distance are stored.
     """
     queries, remembered = query.size(2), keys.size(2) - query.size(2)
     least = QUERY_BLOCK if query.device.type == "cpu" else QUERY_BLOCK_ON_GPU
     if fused and window == EVERY_KEY:
         least = queries
-    elif fused and query.dtype.itemsize < 4:
-        least = QUERY_BLOCK_FUSED_HALF
+    elif fused and query.dtype == torch.bfloat16:
+        least = QUERY_BLOCK_FUSED_BF16
     # of equal size: a small last block would cost as much time as a full one
     block = -(-queries // max(1, queries // least))
     for start in range(0, queries, block):

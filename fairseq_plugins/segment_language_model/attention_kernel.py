@@ -125,7 +125,8 @@ class _Workspace:
                     hidden = hidden_by_window(*corner, window, bias)
                     limits = bias.new_full(hidden.shape, torch.inf)
                     self._limits[corner] = limits.masked_fill_(hidden, torch.finfo(bias.dtype).min)
-                # a CPU takes a tenth of masked_fill_'s time for it
+                # On a CPU faster than masked_fill_. A number that is none stays, and reaches the
+                # query before; through the values it would reach all of them.
                 bias[..., first:end].clamp_max_(self._limits[corner])
 
 
