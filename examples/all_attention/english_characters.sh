@@ -15,7 +15,8 @@
 # --persistent-vectors 0
 # --decoder-layers 4 --persistent-vectors 0 --decoder-ffn-embed-dim 512: the transformer, with as
 #   many parameters
-# --decoder-layers 4 --persistent-vectors 384 --persistent-variant ff-attn: with fewer, as there
+# --decoder-layers 4 --persistent-vectors 384 --persistent-variant ff-attn: with fewer, as in the
+#   paper
 # Every 250 updates 102,400 characters of the validation part are scored, into
 #   CHECKPOINTS/train.log.
 set -euo pipefail
