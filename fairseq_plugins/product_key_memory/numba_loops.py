@@ -101,10 +101,10 @@ def _insert(score, number, filled, scores, numbers):
 
 @numba.njit(inline="always")
 def _leave_out(scores, numbers, count, k, low, high):
-    """Move the k largest of ``count`` scores to the front, in their order, with few others.
+    """Move the k largest of the first ``count`` scores to the front, in order, with few others.
 
-    ``numbers`` move with them. At least k scores are no less than ``low``; ``high`` is the largest.
-    Returns how many are left.
+    ``scores`` and ``numbers`` are (n + 1,). At least k scores are no less than ``low``; ``high`` is
+    the largest. Returns how many are left.
     """
     enough = k + k // 8
     left = count

@@ -125,8 +125,8 @@ class _Workspace:
                     hidden = hidden_by_window(*corner, window, bias)
                     limits = bias.new_full(hidden.shape, torch.inf)
                     self._limits[corner] = limits.masked_fill_(hidden, torch.finfo(bias.dtype).min)
-                # On a CPU faster than masked_fill_. A number that is none stays, and reaches the
-                # query before; through the values it would reach all of them.
+                # On a CPU faster than masked_fill_. NaN stays NaN, and reaches the query before;
+                # through the values it reaches all of the block in any case.
                 bias[..., first:end].clamp_max_(self._limits[corner])
 
 

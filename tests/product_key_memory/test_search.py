@@ -57,7 +57,7 @@ def test_a_tie_just_beyond_the_last_place_is_seen(select):
 @pytest.mark.parametrize("select", SELECTIONS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_scores_of_any_size_are_ranked(select, dtype):
-    """Of the last rows the middle of two scores, which the selection halves, is no number."""
+    """The selection halves what is between two scores: infinite ones have no middle."""
     torch.manual_seed(1)
     rows = torch.randn(7, 200, dtype=dtype)
     rows[1] = rows[1].exp() ** 30

@@ -267,13 +267,14 @@ def test_gradients_with_dropout_are_those_of_finite_differences(monkeypatch, gro
     assert torch.autograd.gradcheck(attend, inputs)
 
 
-@pytest.mark.parametrize("fused", [True, False])
 @pytest.mark.parametrize(
-    ("block", "size", "dtype"),
+    ("fused", "block", "size", "dtype"),
     [
-        ("QUERY_BLOCK", 2, torch.float64),
-        ("QUERY_BLOCK", 128, torch.float64),
-        ("QUERY_BLOCK_FUSED_BF16", 2, torch.bfloat16),
+        (True, "QUERY_BLOCK", 2, torch.float64),
+        (True, "QUERY_BLOCK", 128, torch.float64),
+        (True, "QUERY_BLOCK_FUSED_BF16", 2, torch.bfloat16),
+        (False, "QUERY_BLOCK", 2, torch.float64),
+        (False, "QUERY_BLOCK", 128, torch.float64),
     ],
 )
 @pytest.mark.parametrize("position_query", [True, False])
