@@ -230,16 +230,19 @@ def fit_to_memories(model: nn.Module, state_dict: dict[str, Tensor]) -> dict[str
 
     These start as ``model`` has them; feed-forward sublayers that they replace are left out. Where
     each sublayer is normalised after it, a memory with a norm of its own gets the weights of the
-    norm before it, which then only normalises: two norms do what one did.
+    norm before it, which then only normalises: two norms do what one did. The log says of each new
+    memory whether the loss stays what it was.
 
     Args:
         model: with its memories.
         state_dict: of a model without memories, or without some of them.
     """
     fitted = dict(state_dict)
+    owners = {}
     for name, memory in model.named_modules():
         if not isinstance(memory, ProductKeyMemory):
             continue
+        owner = owners.setdefault(id(memory.table), name)
         path = _LAYER.match(name)[0]
         before = {key.removeprefix(path) for key in state_dict if key.startswith(path)}
         if not before or any(key.startswith(f"{name}.") for key in state_dict):
@@ -255,15 +258,38 @@ def fit_to_memories(model: nn.Module, state_dict: dict[str, Tensor]) -> dict[str
         replaced = [key for key in before - own.keys() if _FEED_FORWARD.match(key)]
         for key in replaced:
             del fitted[path + key]
-        logger.warning(
-            "the checkpoint has no memory %s: it starts anew%s",
-            name,
-            ", in place of a trained feed-forward sublayer, so that the loss rises; "
-            "--memory-parallel or --memory-interleave, with --memory-zero-init, leaves it as it was"
-            if replaced
-            else "",
-        )
+        _tell_of_new_memory(path, bool(replaced), _is_silent(memory, fitted[f"{owner}.values"]))
     return fitted
+
+
+def _is_silent(memory: ProductKeyMemory, values: Tensor) -> bool:
+    """Say whether the output of a memory with these values is zero, as ``zero_init`` makes it."""
+    last = memory.projection or memory.output_norm
+    return not any(weights.any() for weights in (last.parameters() if last else [values]))
+
+
+def _tell_of_new_memory(path: str, replaces: bool, silent: bool) -> None:
+    """Log what a memory that the checkpoint lacks does to the loss, layers counted from 1."""
+    part, _, number, _ = path.split(".")[-4:]
+    if replaces:
+        told = (
+            "takes the place of a trained feed-forward sublayer, so that the loss rises; "
+            "--memory-parallel or --memory-interleave, with --memory-zero-init, leaves it as it was"
+        )
+    elif silent:
+        told = "is added, its output zero, so that the loss stays what it was"
+    else:
+        told = (
+            "is added, its output random, so that the loss rises; --memory-zero-init starts with an "
+            "output of zero"
+        )
+    logger.log(
+        logging.INFO if silent and not replaces else logging.WARNING,
+        "the checkpoint has no memory in layer %d of the %s: a new one %s",
+        int(number) + 1,
+        part,
+        told,
+    )
 
 
 def _fit_norm(

@@ -183,7 +183,11 @@ class FairseqAdamWithMemory(AmpScaledStep, FairseqOptimizer):
         if tables:
             sizes = (table.values.shape for table in self.tables)
             shapes = ", ".join(f"{rows:,} x {columns:,}" for rows, columns in sizes)
-            logger.info("lazy Adam updates the values of memories: %s numbers", shapes)
+            logger.info(
+                "lazy Adam updates the values of memories: %s numbers, which fairseq does not "
+                "count as trained",
+                shapes,
+            )
         else:
             logger.info("no parameter belongs to a memory: this is fairseq's Adam")
 

@@ -24,16 +24,48 @@ def trained(kind, pre_norm=False, seed=3, **options):
     return model, options
 
 
+def told_of_new_memories(caplog):
+    start = "the checkpoint has no memory "
+    return [
+        f"{record.levelname} {record.getMessage().removeprefix(start)}"
+        for record in caplog.records
+        if record.getMessage().startswith(start)
+    ]
+
+
 @pytest.mark.parametrize("kind", BUILDERS)
 @pytest.mark.parametrize("pre_norm", [False, True], ids=["post-norm", "pre-norm"])
 @ADDED
-def test_an_added_memory_that_starts_with_zero_changes_nothing(kind, pre_norm, place):
+def test_an_added_memory_that_starts_with_zero_changes_nothing(kind, pre_norm, place, caplog):
+    caplog.set_level("INFO")
     plain, options = trained(kind, pre_norm)
     model = build(kind, memory_zero_init=True, memory_query_batch_norm=True, **place, **options)
     model.load_state_dict(plain.state_dict())
     batch = padded(7, 4, 5)
     torch.testing.assert_close(
         score(model.eval(), batch), score(plain, batch), rtol=1e-4, atol=1e-4
+    )
+    places = ["2 of the decoder"]
+    if kind == "translation":
+        places = ["2 of the encoder", "1 of the decoder"]
+    assert told_of_new_memories(caplog) == [
+        f"INFO in layer {place}: a new one is added, its output zero, so that the loss stays what "
+        "it was"
+        for place in places
+    ]
+
+
+@ADDED
+@pytest.mark.parametrize("last", ["values", "memory_output_norm", "memory_output_gate"])
+def test_an_added_memory_whose_output_is_not_zero_is_told(place, last, caplog):
+    plain, options = trained("language model")
+    choice = {} if last == "values" else {last: True}
+    model = build("language model", **place, **choice, **options)
+    model.load_state_dict(plain.state_dict())
+    (told,) = told_of_new_memories(caplog)
+    assert told == (
+        "WARNING in layer 2 of the decoder: a new one is added, its output random, so that "
+        "the loss rises; --memory-zero-init starts with an output of zero"
     )
 
 
@@ -50,7 +82,7 @@ def test_layers_without_a_feed_forward_sublayer_change_nothing_either(pre_norm, 
 
 
 @ADDED
-def test_a_shared_table_and_a_further_memory_start_anew(place):
+def test_a_shared_table_and_a_further_memory_start_anew(place, caplog):
     """Those that the checkpoint has are loaded."""
     plain, options = trained("language model")
     choices = {"memory_zero_init": True, "memory_share_values": True, **place, **options}
@@ -63,6 +95,8 @@ def test_a_shared_table_and_a_further_memory_start_anew(place):
     state = two.state_dict()
     assert all(torch.equal(state[name], value) for name, value in one.state_dict().items()
                if not name.startswith("decoder.layers.2."))  # fmt: skip
+    # what its keys choose from the trained table
+    assert "layer 3 of the decoder: a new one is added, its output random" in caplog.messages[-1]
 
 
 @pytest.mark.parametrize("kind", BUILDERS)
@@ -70,10 +104,11 @@ def test_a_replaced_sublayer_is_told(kind, caplog):
     plain, options = trained(kind)
     model = build(kind, memory_zero_init=True, **options)
     model.load_state_dict(plain.state_dict())
-    told = [text for text in caplog.messages if text.startswith("the checkpoint has no memory ")]
+    told = told_of_new_memories(caplog)
     assert len(told) == 1 + (kind == "translation")
     for text in told:
-        assert "starts anew, in place of a trained feed-forward sublayer, so that the loss" in text
+        assert text.startswith("WARNING")
+        assert "takes the place of a trained feed-forward sublayer, so that the loss" in text
         assert "--memory-parallel or --memory-interleave, with --memory-zero-init" in text
 
 
