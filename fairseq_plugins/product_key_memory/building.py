@@ -280,8 +280,8 @@ def _tell_of_new_memory(path: str, replaces: bool, silent: bool) -> None:
         told = "is added, its output zero, so that the loss stays what it was"
     else:
         told = (
-            "is added, its output random, so that the loss rises; --memory-zero-init starts with an "
-            "output of zero"
+            "is added, its output random, so that the loss rises; --memory-zero-init starts with "
+            "an output of zero"
         )
     logger.log(
         logging.INFO if silent and not replaces else logging.WARNING,
