@@ -10,9 +10,11 @@
 #   between articles, enough text for 8,000 merges of BPE.
 # SLOTS is none, 16k or 262k. Batch norm of the queries: train with --memory-query-batch-norm.
 # Model: 6 layers, width 128, 4 heads, feed-forward sublayers of 512; in layer 5 the memory
-#   instead. Twice the layers: none --decoder-layers 12 --decoder-normalize-before.
-# Two passes over the text; give --max-epoch or --max-update for others. --bf16 is faster where a
-#   CPU has it.
+#   instead.
+# Twice as many layers without a memory:
+#   train DATA CHECKPOINTS none --decoder-layers 12 --decoder-normalize-before
+# Two passes over the text. Others: --max-epoch N, or --max-epoch 0 --max-update N. --bf16 is faster
+#   where a CPU has it.
 # The validation part is scored after each pass, into CHECKPOINTS/train.log. A checkpoint has 0.4 GB
 #   with 262k slots. The same command again goes on from the last one.
 # evaluate needs the options of train that say how long a block is.

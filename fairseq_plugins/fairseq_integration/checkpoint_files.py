@@ -311,7 +311,8 @@ def weights_loaded_into(model: nn.Module, weights: Mapping[str, Tensor]) -> Iter
         reason = told.partition(": ")[2] or told
         raise MisfitError(
             f"the weights of {checkpoint} do not fit the model ({reason[:300]}): give the options "
-            "that it was trained with, or name another checkpoint (training: another --save-dir)"
+            "that it was trained with, or name another checkpoint; a new training "
+            "needs a --save-dir of its own"
         ) from error
     # not those that no checkpoint has, such as masks
     buffers = [(name, buffer) for name, buffer in model.named_buffers() if name in weights]

@@ -245,7 +245,7 @@ def fit_to_memories(model: nn.Module, state_dict: dict[str, Tensor]) -> dict[str
         owner = owners.setdefault(id(memory.table), name)
         path = _LAYER.match(name)[0]
         before = {key.removeprefix(path) for key in state_dict if key.startswith(path)}
-        if not before or any(key.startswith(f"{name}.") for key in state_dict):
+        if not before or any(".memory." in key for key in before):
             continue
         layer = model.get_submodule(path[:-1])
         own = dict([*layer.named_parameters(), *layer.named_buffers()])
@@ -258,37 +258,41 @@ def fit_to_memories(model: nn.Module, state_dict: dict[str, Tensor]) -> dict[str
         replaced = [key for key in before - own.keys() if _FEED_FORWARD.match(key)]
         for key in replaced:
             del fitted[path + key]
-        _tell_of_new_memory(path, bool(replaced), _is_silent(memory, fitted[f"{owner}.values"]))
+        # without values the checkpoint is about to be refused
+        if f"{owner}.values" in fitted:
+            reads_trained = not memory.owns_values and f"{owner}.values" in state_dict
+            _tell_of_new_memory(
+                path, memory, fitted[f"{owner}.values"], bool(replaced), reads_trained
+            )
     return fitted
 
 
-def _is_silent(memory: ProductKeyMemory, values: Tensor) -> bool:
-    """Say whether the output of a memory with these values is zero, as ``zero_init`` makes it."""
-    last = memory.projection or memory.output_norm
-    return not any(weights.any() for weights in (last.parameters() if last else [values]))
-
-
-def _tell_of_new_memory(path: str, replaces: bool, silent: bool) -> None:
+def _tell_of_new_memory(
+    path: str, memory: ProductKeyMemory, values: Tensor, replaces: bool, reads_trained: bool
+) -> None:
     """Log what a memory that the checkpoint lacks does to the loss, layers counted from 1."""
-    part, _, number, _ = path.split(".")[-4:]
+    last = memory.projection or memory.output_norm
+    zero = not any(weights.any() for weights in (last.parameters() if last else [values]))
     if replaces:
-        told = (
-            "takes the place of a trained feed-forward sublayer, so that the loss rises; "
-            "--memory-parallel or --memory-interleave, with --memory-zero-init, leaves it as it was"
+        told = "takes the place of a trained feed-forward sublayer, so that the loss rises"
+        remedy = (
+            "; --memory-parallel or --memory-interleave, with --memory-zero-init, leaves it as it "
+            "was"
         )
-    elif silent:
-        told = "is added, its output zero, so that the loss stays what it was"
+    elif zero:
+        told, remedy = "is added, its output zero, so that the loss stays what it was", ""
     else:
-        told = (
-            "is added, its output random, so that the loss rises; --memory-zero-init starts with "
-            "an output of zero"
-        )
+        told = "is added, its output not zero, so that the loss rises"
+        remedy = "; with --memory-zero-init it starts at zero"
+    if last is None and reads_trained:
+        remedy = "; the values that it shares are trained already"
+    part, _, number, _ = path.split(".")[-4:]
     logger.log(
-        logging.INFO if silent and not replaces else logging.WARNING,
+        logging.INFO if zero and not replaces else logging.WARNING,
         "the checkpoint has no memory in layer %d of the %s: a new one %s",
         int(number) + 1,
         part,
-        told,
+        told + remedy,
     )
 
 

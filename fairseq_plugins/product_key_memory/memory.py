@@ -87,7 +87,8 @@ class ProductKeyMemory(nn.Module):
         output_gate: multiply the sum of values by SiLU(x W₁) and map it by W₂, d_v to d; neither
             map has a bias.
         zero_init: start with an output of zero: the last map has zeros, or the norm's weight where
-            there is none, or the values where there is neither.
+            there is none, or the values where there is neither. With ``values_of`` and neither map
+            nor norm the output is what the shared values make it.
         values_of: the memory whose values this one reads and learns too, with the slots and the
             width of these; a ``state_dict()`` of both has them once, as those of ``values_of``.
             None for values of its own.

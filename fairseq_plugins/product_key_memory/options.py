@@ -138,7 +138,7 @@ class MemoryOptions(FairseqDataclass):
         metadata={
             "help": "start with an output of zero: a memory that --memory-parallel or "
             "--memory-interleave adds to a trained model (--finetune-from-model) leaves its loss "
-            "as it was"
+            "as it was, unless it reads a trained table of --memory-share-values as it is"
         },
     )
     memory_trainable_slots: Optional[str] = field(

@@ -3,9 +3,18 @@
 import pytest
 import torch
 
+from fairseq_plugins.fairseq_integration.checkpoint_files import MisfitError
 from tests import tiny
 from tests.product_key_memory.tiny import BUILDERS, MEMORY, build, padded, score
 
+# what makes the last numbers of a memory's output
+LAST = {
+    "values": {},
+    "map": {"memory_value_dim": 8},
+    "norm": {"memory_output_norm": True},
+    "gate": {"memory_output_gate": True},
+    "norm and gate": {"memory_output_norm": True, "memory_output_gate": True},
+}
 NORMS = ("decoder_normalize_before", "encoder_normalize_before")
 ADDED = pytest.mark.parametrize(
     "place", [{"memory_interleave": True}, {"memory_parallel": True}], ids=["after", "parallel"]
@@ -56,22 +65,28 @@ def test_an_added_memory_that_starts_with_zero_changes_nothing(kind, pre_norm, p
 
 
 @ADDED
-@pytest.mark.parametrize("last", ["values", "memory_output_norm", "memory_output_gate"])
-def test_an_added_memory_whose_output_is_not_zero_is_told(place, last, caplog):
+@pytest.mark.parametrize("last", LAST)
+def test_what_a_new_memory_adds_to_the_loss_is_told(place, last, caplog):
+    caplog.set_level("INFO")
     plain, options = trained("language model")
-    choice = {} if last == "values" else {last: True}
-    model = build("language model", **place, **choice, **options)
+    model = build("language model", memory_zero_init=True, **place, **LAST[last], **options)
+    model.load_state_dict(plain.state_dict())
+    (told,) = told_of_new_memories(caplog)
+    assert told.startswith("INFO in layer 2 of the decoder: a new one is added, its output zero, ")
+    caplog.clear()
+    model = build("language model", **place, **LAST[last], **options)
     model.load_state_dict(plain.state_dict())
     (told,) = told_of_new_memories(caplog)
     assert told == (
-        "WARNING in layer 2 of the decoder: a new one is added, its output random, so that "
-        "the loss rises; --memory-zero-init starts with an output of zero"
+        "WARNING in layer 2 of the decoder: a new one is added, its output not zero, so that the "
+        "loss rises; with --memory-zero-init it starts at zero"
     )
 
 
 @pytest.mark.parametrize("pre_norm", [False, True], ids=["post-norm", "pre-norm"])
 @pytest.mark.parametrize("place", [{}, {"memory_interleave": True}], ids=["instead", "after"])
-def test_layers_without_a_feed_forward_sublayer_change_nothing_either(pre_norm, place):
+def test_layers_without_a_feed_forward_sublayer_change_nothing_either(pre_norm, place, caplog):
+    caplog.set_level("INFO")
     plain, options = trained("all_attention", pre_norm, decoder_ffn_embed_dim=0)
     model = build("all_attention", memory_zero_init=True, **place, **options)
     model.load_state_dict(plain.state_dict())
@@ -79,10 +94,12 @@ def test_layers_without_a_feed_forward_sublayer_change_nothing_either(pre_norm, 
     torch.testing.assert_close(
         score(model.eval(), batch), score(plain, batch), rtol=1e-4, atol=1e-4
     )
+    (told,) = told_of_new_memories(caplog)
+    assert told.startswith("INFO in layer 2 of the decoder: a new one is added, its output zero, ")
 
 
 @ADDED
-def test_a_shared_table_and_a_further_memory_start_anew(place, caplog):
+def test_a_shared_table_and_a_further_memory_are_added(place, caplog):
     """Those that the checkpoint has are loaded."""
     plain, options = trained("language model")
     choices = {"memory_zero_init": True, "memory_share_values": True, **place, **options}
@@ -95,8 +112,27 @@ def test_a_shared_table_and_a_further_memory_start_anew(place, caplog):
     state = two.state_dict()
     assert all(torch.equal(state[name], value) for name, value in one.state_dict().items()
                if not name.startswith("decoder.layers.2."))  # fmt: skip
-    # what its keys choose from the trained table
-    assert "layer 3 of the decoder: a new one is added, its output random" in caplog.messages[-1]
+    assert told_of_new_memories(caplog) == [
+        "WARNING in layer 3 of the decoder: a new one is added, its output not zero, so that the "
+        "loss rises; the values that it shares are trained already"
+    ]
+
+
+def test_a_shared_table_does_not_move_to_another_layer():
+    options = {"memory_share_values": True, "memory_parallel": True, "decoder_ffn_embed_dim": 24}
+    state = build("language model", memory_layers="1,2", **options).state_dict()
+    model = build("language model", memory_layers="2,3", **options)
+    with pytest.raises(MisfitError, match=r"layers\.0\.memory_sublayer\.memory\.values"):
+        model.load_state_dict(state)
+
+
+def test_a_memory_beside_a_sublayer_is_not_one_in_its_place(caplog):
+    options = {"decoder_ffn_embed_dim": 24}
+    state = build("language model", **options).state_dict()
+    model = build("language model", memory_parallel=True, **options)
+    with pytest.raises(MisfitError, match=r"Missing key\(s\).*memory_sublayer"):
+        model.load_state_dict(state)
+    assert not caplog.messages
 
 
 @pytest.mark.parametrize("kind", BUILDERS)

@@ -165,6 +165,7 @@ def test_small_models_with_memories(stand_ins, slots):
     recipe = "product_key_memory/english"
     cfg = training(stand_ins, recipe, slots, "--memory-query-batch-norm")
     assert (cfg.common.cpu, cfg.common.seed, cfg.optimization.max_epoch) == (True, 1, 2)
+    assert (cfg.optimization.lr, cfg.optimizer.memory_lr, cfg.model.dropout) == ([4e-3], 4e-3, 0)
     assert (cfg.task.tokens_per_sample, cfg.dataset.batch_size) == (256, 16)
     assert cfg.dataset.required_batch_size_multiple == 1
     assert cfg.common.log_file == str(stand_ins / "CHECKPOINTS" / "train.log")
