@@ -26,8 +26,14 @@ def test_weights_that_do_not_fit_are_told_in_a_sentence(weights, kind, reason):
         weights = {**model.state_dict(), **weights}
     weights = OrderedDict(weights)
     weights.read_from = "runs/last.pt"
-    told = "" if kind is FloatingPointError else "the weights of the checkpoint runs/last.pt do not"
-    match = f"^{told}.*{re.escape(reason)}.*: "
+    told = remedy = ""
+    if kind is ValueError:
+        told = "the weights of the checkpoint runs/last.pt do not fit the model"
+        remedy = (
+            "give the options that it was trained with, or name another checkpoint; a new training "
+            "needs a --save-dir of its own$"
+        )
+    match = f"^{told}.*{re.escape(reason)}.*: {remedy}"
     loading = weights_loaded_into(model, weights)
     with pytest.raises(kind, match=match) as raised, loading:
         model.load_state_dict(weights)
