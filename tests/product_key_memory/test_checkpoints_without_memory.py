@@ -107,6 +107,7 @@ def test_a_shared_table_and_a_further_memory_are_added(place, caplog):
     one.load_state_dict(plain.state_dict())
     with torch.no_grad():
         one.decoder.layers[0].memory_sublayer.memory.values.normal_()
+    caplog.clear()
     two = build("language model", memory_layers="1,3", **choices)
     two.load_state_dict(one.state_dict())
     state = two.state_dict()
