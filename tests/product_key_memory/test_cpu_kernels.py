@@ -125,6 +125,8 @@ def test_versions_that_differ_have_names_of_their_own(monkeypatch):
         return keep
 
     monkeypatch.setattr(numba_loops.numba, "njit", njit)
+    # also where there is one core, or OMP_NUM_THREADS=1
+    monkeypatch.setattr(numba_loops.numba.config, "NUMBA_NUM_THREADS", 2)
     run = numba_loops.compiled(fill)
     single, double, strided = np.zeros(5, np.float32), np.zeros(5), np.zeros(10, np.float32)[::2]
     for threads, numbers in [(1, single), (1, double), (2, single), (1, strided), (1, single)]:
