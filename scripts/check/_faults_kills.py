@@ -36,8 +36,8 @@ ENDED = "it had ended before the moment of the kill"
 OUTLIVES = "what it started outlives it"
 HANGS = Known(
     f"^{OUTLIVES}",
-    "Python may hang when Ctrl-C, which it gets at its parent's end, reaches it in the moment in "
-    "which it forks. End it by hand: what it wrote is not used.",
+    "Python's pool of processes may leave some waiting for ever when Ctrl-C, which it gets at its "
+    "parent's end, reaches it while it starts. End them by hand: what they wrote is not used.",
     always=False,
 )
 OFTEN = ("--max-update", UPDATES, "--save-interval-updates", 3, "--keep-interval-updates", 2)
