@@ -155,16 +155,19 @@ def test_a_preparation_that_fails_undisturbed_is_told_each_time(
 @pytest.mark.parametrize("name", ["prepare.enwik8", "prepare.ptb", "set-up with a stand-in"])
 def test_a_killed_preparation_ends_as_one_that_was_not(name, tmp_path):
     preparation = preparations(Materials(tmp_path / "materials"))[name]
-    # compared also where it had ended before
-    with suppress(CaseSkippedError):
-        try:
-            KilledPreparation(tmp_path / "x", preparation).run(
-                Moment(0.5, 1, False), tmp_path / "y"
-            )
-        except CaseFailedError as error:
-            # Python's own fault, about one time in ten on a busy machine
-            if not re.match(HANGS.pattern, str(error)):
+    killed = KilledPreparation(tmp_path / "x", preparation)
+    tries = 3
+    for number in range(tries):
+        # compared also where it had ended before
+        with suppress(CaseSkippedError):
+            try:
+                killed.run(Moment(0.5, 1, False), tmp_path / f"y{number}")
+            except CaseFailedError as error:
+                # Python's own fault, in 5 of 60 kills on a busy machine
+                if number + 1 < tries and re.match(HANGS.pattern, str(error)):
+                    continue
                 raise
+        return
 
 
 def test_what_a_program_starts_is_a_process_of_its_own(module, tmp_path):
