@@ -152,6 +152,19 @@ def test_a_preparation_that_fails_undisturbed_is_told_each_time(
             killed.run(Moment(0.5, 1, True), tmp_path / f"y{number}")
 
 
+def test_what_outlives_a_killed_preparation_is_told(module, tmp_path, monkeypatch):
+    monkeypatch.setattr(_faults_programs, "AFTERWARDS", 0.1)
+    words = module("""
+import subprocess, time
+child = subprocess.Popen(["sleep", "100"])
+time.sleep(2)
+child.kill()
+""")
+    killed = KilledPreparation(tmp_path / "x", Preparation(lambda output: words))
+    with pytest.raises(CaseFailedError, match=r"^what it started outlives it: sleep 100$"):
+        killed.run(Moment(0.5, 1, False), tmp_path / "y")
+
+
 @pytest.mark.parametrize("name", ["prepare.enwik8", "prepare.ptb", "set-up with a stand-in"])
 def test_a_killed_preparation_ends_as_one_that_was_not(name, tmp_path):
     preparation = preparations(Materials(tmp_path / "materials"))[name]
