@@ -76,7 +76,7 @@ def prepare(output: Path) -> None:
 
 def corpus(output: Path) -> dict[str, Any]:
     """What the preparation recorded of the corpus."""
-    return json.loads((output / "data" / "corpus.json").read_text(encoding="ascii"))
+    return json.loads((output / "data" / "preparation.json").read_text(encoding="utf-8"))
 
 
 def tokens_per_character(output: Path, split: str) -> float:

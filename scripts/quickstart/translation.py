@@ -74,8 +74,21 @@ def prepare(output: Path) -> None:
     with child_process(words):
         pass
     words = [*python_command("prepare.translation"), "--source-lang", SOURCE]
-    words += ["--target-lang", TARGET, "--train", f"{corpus}/train", "--valid", f"{corpus}/valid"]
-    words += ["--test", f"{corpus}/test", *PREPARATION_OPTIONS, "--output", short(output / "data")]
+    words += [
+        "--target-lang",
+        TARGET,
+        "--train",
+        f"{corpus}/text/train",
+        "--valid",
+        f"{corpus}/text/valid",
+    ]
+    words += [
+        "--test",
+        f"{corpus}/text/test",
+        *PREPARATION_OPTIONS,
+        "--output",
+        short(output / "data"),
+    ]
     announce("[2] preparation: units of words, the same for both languages", words)
     run_logged(words, output / "preparation.log", "preparation")
     for part, sizes in parts(output).items():
