@@ -25,6 +25,13 @@ def pytest_addoption(parser):
         metavar="{file,reversed,SEED}",
         help="run the tests as collected, from last to first, or files and their tests shuffled",
     )
+    parser.addoption(
+        "--kills",
+        type=int,
+        default=1,
+        metavar="N",
+        help="how often tests/robustness kills each command (1)",
+    )
 
 
 def pytest_configure(config):
