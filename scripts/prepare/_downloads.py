@@ -68,6 +68,8 @@ def download(name: str, mirrors: Sequence[str], checksum: str | None, folder: Pa
     import pooch
     import requests
 
+    # what it logs is printed here
+    pooch.get_logger().setLevel("WARNING")
     receive = pooch.HTTPDownloader(
         progressbar=sys.stderr.isatty(), headers={"User-Agent": USER_AGENT}, timeout=TIMEOUT
     )
