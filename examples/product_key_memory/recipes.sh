@@ -14,18 +14,18 @@ name                      symbols  parameters  _1_memory  _2_memories  _3_memori
 24l_1600d                 60,000   835M        1,238M     1,641M       2,044M       15.5, 20.7, 25.9, 31.0
 
 name                      symbols  parameters  GiB        what
-ablation_size_none        60,000   137M        2.6        table 2, without a memory: as with 16k slots
+ablation_size_none        60,000   138M        2.6        table 2, without a memory: as with 16k slots
 ablation_size_SLOTS       60,000               2.7-16.5   table 2; 1M: perplexity 19.8, --memory-query-batch-norm 18.0
 ablation_position_LAYER   60,000               6.0        table 3, layers 1 to 6; 1: 21.5, the worst; 5: the best
 ablation_heads_HEADS_KNN  60,000               6.0        figure 5, such as 1_64, 2_32, 4_16, 8_8: about 20.5
 ablation_keys_SLOTS_KEYS  60,000               2.7-16.5   table 4, figure 6; KEYS: product, or flat (0.6 GiB more for 16k, 5.6 for 147k)
-english_none              8,016    2.26M                  SOURCE: any text
-english_16k               8,016    4.49M                  the same with 16,384 slots
-english_262k              8,016    36.1M                  the same with 262,144 slots
-facts_memory              1,300    1.16M                  16,384 slots, 2 heads of 16, queries batch-normalised; SOURCE: 16384
-facts_memory_no_norm      1,300    1.16M                  the same, queries as they are
-facts_feed_forward        1,300    0.22M                  sublayers of 640, which take as long as the memory
-facts_wide                1,300    1.18M                  sublayers of 4,352, as many parameters as the memory
+english_none              8,100    2.26M                  SOURCE: any text
+english_16k               8,100    4.49M                  the same with 16,384 slots
+english_262k              8,100    36.3M                  the same with 262,144 slots
+facts_memory              340      1.16M                  16,384 slots, 2 heads of 16, queries batch-normalised; SOURCE: 16384
+facts_memory_no_norm      340      1.16M                  the same, queries as they are
+facts_feed_forward        340      0.22M                  sublayers of 640, which take as long as the memory
+facts_wide                340      1.18M                  sublayers of 4,352, as many parameters as the memory
 
 N_memories: N memories of 512x512 slots in place of feed-forward sublayers, at regular intervals.
   The perplexities of the paper's table 1 are not in its available text; its ablations' are above.

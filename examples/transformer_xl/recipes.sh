@@ -19,7 +19,7 @@ lm1b_large          793,471  838M (paper 800M)  21.8            12.5 + 512 x 0.1
 lm1b_ablation       793,471  301M (paper 300M)  25.2            4.5 + 224 x 0.05  not public: inner size is our choice, flags of lm1b_base
 ptb                 10,000   24M                54.5                              the author's; finish
 english_characters  100      0.9M                                                 SOURCE: any text
-english_words       38,333   5.9M                                                 SOURCE: any text
+english_words       38,333   1.6M                                                 SOURCE: any text
 english_ptb         10,000   2.1M                                                 SOURCE: any text; finish
 
 Sources are files of kimiyoung/transformer-xl; README.md sets their flags beside these.

@@ -15,9 +15,9 @@ wmt14_en_fr_base    32,000   61M               61M     38.9                 38.1
 wmt14_en_fr_big     32,000   209M              209M    41.4                 41.0        (B)        3.1
 table3              37,000   34M                       24.8, 21.1, 23.4                 table 3    0.5
 gating_K            37,000                             worse by far                     4.5        0.5
-multi30k_en_de      7,927    8.6M              8.6M                                     SOURCE: Multi30k
-multi30k_en_fr      7,927    8.6M              8.6M                                     the same
-multi30k_en_de_fr   7,927    8.6M              8.6M                                     both in one model
+multi30k_en_de      7,927    7.6M              7.6M                                     SOURCE: Multi30k
+multi30k_en_fr      7,927    7.6M              7.6M                                     the same
+multi30k_en_de_fr   7,927    7.6M              7.6M                                     both in one model
 
 NAME_plain trains the plain transformer, fairseq's, as the paper does: 100,000 updates (big
   300,000), with 8 layers a dropout of 0.1, and all else the same.
