@@ -1,6 +1,11 @@
-"""Source files of the Python standard library in subword units, binarized for fairseq.
+r"""Source files of the Python standard library in subword units, binarized for fairseq.
 
     python -m scripts.prepare.python_source --output quickstart/data
+
+or, with more text, of the packages of a list (_packages.py says what it holds):
+
+    python -m scripts.prepare.python_source --output DATA --subwords 8000 \
+        --packages examples/product_key_memory/python_packages.txt
 
 OUTPUT/text/{train,valid,test}.txt      the source text itself, files one after the other
 OUTPUT/text/{train,valid,test}.units    the same text in units, a source line on each line
@@ -8,11 +13,13 @@ OUTPUT/sentencepiece.model              the units, learned from the training par
                                         encoding; they give back every blank of the text
 OUTPUT/bin/                             the units binarized by fairseq-preprocess
 OUTPUT/corpus.json                      Python version; files, characters and tokens of each part
+OUTPUT/../wheels/                       the packages, which pip downloads
 
 fairseq ends each line with </s>, which stands for the newline. The corpus depends on the Python
 version, figures compare on the same version only.
 """
 
+import hashlib
 import io
 import os
 import platform
@@ -28,6 +35,7 @@ from scripts._shared.command_line import check_at_least, command_parser, exit_st
 from scripts._shared.commands import short
 from scripts._shared.files import write_json
 from scripts.prepare._binarize import preprocess
+from scripts.prepare._packages import read_packages
 from scripts.prepare._steps import made_whole, read_record
 
 SPLITS = ("train", "valid", "test")
@@ -40,6 +48,8 @@ MACHINE_SPECIFIC = ("config-", "_sysconfigdata", "sitecustomize")
 MINIMUM_FILES = 100
 # Larger files always train, so that a few long files cannot make up most of a held-out part.
 LARGEST_HELD_OUT_FILE = 40_000
+# Units are learned from so many characters at most, of files taken at equal distances.
+LEARNED_FROM = 12_000_000
 WORKERS = 2
 
 
@@ -96,6 +106,12 @@ def read_corpus(stdlib: Path) -> dict[str, list[str]]:
             "with a Python that has the library's source files"
         )
     return corpus
+
+
+def sample_of(files: list[str]) -> str:
+    """Text of every n-th file, n the least with which it has LEARNED_FROM characters or fewer."""
+    step = -(-sum(map(len, files)) // LEARNED_FROM)
+    return "".join(files[::step])
 
 
 def learn_units(text: str, model: Path, subwords: int) -> sentencepiece.SentencePieceProcessor:
@@ -169,17 +185,16 @@ def write_dictionary(units: sentencepiece.SentencePieceProcessor, text: Path, pa
     path.write_text(lines, encoding="utf-8", newline="\n")
 
 
-def build(folder: Path, stdlib: Path, subwords: int) -> dict:
-    """Build the corpus in an existing empty folder and return its description.
+def build(folder: Path, corpus: dict[str, list[str]], subwords: int) -> dict:
+    """Build a corpus of the files of each part in an existing empty folder; return its description.
 
     Raises ValueError when the units cannot be learned or one is no known token of fairseq.
     """
-    corpus = read_corpus(stdlib)
     texts = {split: "".join(files) for split, files in corpus.items()}
     (folder / "text").mkdir()
     for split, text in texts.items():
         (folder / "text" / f"{split}.txt").write_text(text, encoding="ascii", newline="\n")
-    units = learn_units(texts["train"], folder / MODEL, subwords)
+    units = learn_units(sample_of(corpus["train"]), folder / MODEL, subwords)
     paths = {split: folder / "text" / f"{split}.units" for split in SPLITS}
     tokens = {split: write_units(texts[split], units, paths[split]) for split in SPLITS}
     dictionary = folder / "text" / "dict.txt"
@@ -202,9 +217,7 @@ def build(folder: Path, stdlib: Path, subwords: int) -> dict:
         }
         for split, files in corpus.items()
     }
-    description = {"python": platform.python_version(), "subwords": subwords, "splits": sizes}
-    write_json(folder / "corpus.json", description)
-    return description
+    return {"python": platform.python_version(), "subwords": subwords, "splits": sizes}
 
 
 def report(description: dict) -> None:
@@ -212,23 +225,32 @@ def report(description: dict) -> None:
     for split, size in description["splits"].items():
         sizes = f"{size['characters']:11,} characters {size['tokens']:10,} tokens"
         print(f"{split:5} {size['files']:4} files {sizes}")
-    print(f"{description['subwords']:,} units, source files of Python {description['python']}")
+    source = "packages" if "packages" in description else f"Python {description['python']}"
+    print(f"{description['subwords']:,} units, source files of {source}")
 
 
-def prepare(output: Path, stdlib: Path, subwords: int) -> None:
-    """Build the corpus in output, or do nothing if it is there.
+def prepare(output: Path, stdlib: Path, subwords: int, packages: Path | None = None) -> None:
+    """Build the corpus of the library, or of a list of packages, in output; nothing if it is there.
 
     Raises ValueError when output holds something else.
     """
     check_at_least(1, subwords=subwords)
-    name = f"this corpus with --subwords {subwords}"
-    description = read_record(output, "corpus.json", "subwords", subwords, name)
+    name, identity = f"this corpus with --subwords {subwords}", {"subwords": subwords}
+    if packages:
+        name += f" and --packages {short(packages)}"
+        digest = hashlib.sha256(packages.read_bytes()).hexdigest()
+        identity["packages"] = {"list": digest, "subwords": subwords}
+    key = "packages" if packages else "subwords"
+    description = read_record(output, "corpus.json", key, identity[key], name)
     if description:
         print(f"{short(output)} is complete, nothing to do:")
     else:
         with made_whole(output) as folder:
             folder.mkdir(parents=True)
-            description = build(folder, stdlib, subwords)
+            wheels = output.parent / "wheels"
+            corpus = read_packages(packages, wheels) if packages else read_corpus(stdlib)
+            description = build(folder, corpus, subwords) | identity
+            write_json(folder / "corpus.json", description)
     report(description)
 
 
@@ -237,10 +259,13 @@ def main(arguments: list[str] | None = None) -> int:
     parser = command_parser(__doc__)
     parser.add_argument("--output", type=Path, required=True, help="folder of the corpus")
     parser.add_argument("--subwords", type=int, default=2048, help="number of units (2048)")
+    parser.add_argument("--packages", type=Path, help="list of packages in place of the library")
     options = parser.parse_args(arguments)
     output, stdlib = options.output.resolve(), Path(sysconfig.get_path("stdlib"))
     return exit_status(
-        lambda: prepare(output, stdlib, options.subwords), "the corpus will be built anew", output
+        lambda: prepare(output, stdlib, options.subwords, options.packages),
+        "the corpus will be built anew",
+        output,
     )
 
 
