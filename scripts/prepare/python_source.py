@@ -1,6 +1,11 @@
-"""Source files of the Python standard library in subword units, binarized for fairseq.
+r"""Source files of the Python standard library in subword units, binarized for fairseq.
 
     python -m scripts.prepare.python_source --output quickstart/data
+
+or, with more text, of the packages of a list (_packages.py says what it holds):
+
+    python -m scripts.prepare.python_source --output DATA --subwords 8000 \
+        --packages examples/product_key_memory/python_packages.txt
 
 OUTPUT/text/{train,valid,test}.txt      the source text itself, files one after the other
 OUTPUT/text/{train,valid,test}.units    the same text in units, a source line on each line
@@ -8,6 +13,7 @@ OUTPUT/sentencepiece.model              the units, learned from the training par
                                         encoding; they give back every blank of the text
 OUTPUT/bin/                             the units binarized by fairseq-preprocess
 OUTPUT/preparation.json                 Python version; files, characters and tokens of each part
+OUTPUT/../wheels/                       the packages, which pip downloads
 
 fairseq ends each line with </s>, which stands for the newline. The corpus depends on the Python
 version, figures compare on the same version only.
@@ -21,6 +27,7 @@ import shutil
 import sys
 import sysconfig
 from collections import Counter
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -29,7 +36,8 @@ from scripts._shared.command_line import check_at_least, command_parser, exit_st
 from scripts._shared.commands import short
 from scripts._shared.files import atomic_write
 from scripts.prepare._binarize import preprocess, write_units
-from scripts.prepare._stages import SPLITS, Stages, add_output_option
+from scripts.prepare._packages import read_packages
+from scripts.prepare._stages import SPLITS, Stages, add_output_option, file_digest, resolved
 
 if TYPE_CHECKING:
     from sentencepiece import SentencePieceProcessor
@@ -43,6 +51,8 @@ MACHINE_SPECIFIC = ("config-", "_sysconfigdata", "sitecustomize")
 MINIMUM_FILES = 100
 # Larger files always train, so that a few long files cannot make up most of a held-out part.
 LARGEST_HELD_OUT_FILE = 40_000
+# Units are learned from so many characters at most, of files taken at equal distances.
+LEARNED_FROM = 12_000_000
 WORKERS = 2
 
 
@@ -99,6 +109,12 @@ def read_corpus(stdlib: Path) -> dict[str, list[str]]:
             "with a Python that has the library's source files"
         )
     return corpus
+
+
+def sample_of(files: list[str]) -> str:
+    """Text of every n-th file, n the least with which it has LEARNED_FROM characters or fewer."""
+    step = -(-sum(map(len, files)) // LEARNED_FROM)
+    return "".join(files[::step])
 
 
 def learn_units(text: str, model: Path, subwords: int) -> "SentencePieceProcessor":
@@ -171,13 +187,15 @@ def write_dictionary(units: "SentencePieceProcessor", text: Path, path: Path) ->
     path.write_text(lines, encoding="utf-8", newline="\n")
 
 
-def write_corpus(stdlib: Path, subwords: int, folder: Path) -> dict[str, dict]:
+def write_corpus(
+    read: Callable[[], dict[str, list[str]]], subwords: int, folder: Path
+) -> dict[str, dict]:
     """Write the texts, the units and the texts in them; return the sizes of each part."""
-    corpus = read_corpus(stdlib)
+    corpus = read()
     texts = {split: "".join(files) for split, files in corpus.items()}
     for split, text in texts.items():
         (folder / f"{split}.txt").write_text(text, encoding="ascii", newline="\n")
-    units = learn_units(texts["train"], folder / MODEL, subwords)
+    units = learn_units(sample_of(corpus["train"]), folder / MODEL, subwords)
     tokens = {
         split: write_in_units(text, units, folder / f"{split}.units")
         for split, text in texts.items()
@@ -201,11 +219,17 @@ def binarize(text: Path, folder: Path) -> None:
     write_units(folder, "subwords", "sentencepiece", f"../{MODEL}")
 
 
-def prepare(output: Path, stdlib: Path, subwords: int) -> None:
-    """Build the corpus in output, or do nothing if it is there."""
+def prepare(output: Path, stdlib: Path, subwords: int, packages: Path | None = None) -> None:
+    """Build the corpus of the library, or of a list of packages, or do nothing if it is there."""
     check_at_least(1, subwords=subwords)
-    stages = Stages(output, {"python": platform.python_version(), "subwords": subwords})
-    sizes = stages.run("text", partial(write_corpus, stdlib, subwords))
+    if packages:
+        settings = {"packages": file_digest(packages, "--packages"), "subwords": subwords}
+        read = partial(read_packages, packages, output.parent / "wheels")
+    else:
+        settings = {"python": platform.python_version(), "subwords": subwords}
+        read = partial(read_corpus, stdlib)
+    stages = Stages(output, settings)
+    sizes = stages.run("text", partial(write_corpus, read, subwords))
     with atomic_write(output / MODEL) as partial_file:
         shutil.copyfile(output / "text" / MODEL, partial_file)
     stages.run("bin", partial(binarize, output / "text"))
@@ -218,9 +242,11 @@ def main(arguments: list[str] | None = None) -> int:
     add_output_option(parser)
     text = "number of units (default: %(default)s)"
     parser.add_argument("--subwords", type=int, default=2048, metavar="N", help=text)
+    text = "list of packages in place of the library"
+    parser.add_argument("--packages", type=resolved, metavar="FILE", help=text)
     options = parser.parse_args(arguments)
     stdlib = Path(sysconfig.get_path("stdlib"))
-    work = partial(prepare, options.output, stdlib, options.subwords)
+    work = partial(prepare, options.output, stdlib, options.subwords, options.packages)
     return exit_status(work, output=options.output)
 
 
