@@ -293,8 +293,10 @@ def test_a_wrong_command_is_refused(words, text):
 
 @pytest.mark.parametrize(
     "name",
-    ["12l_1024d_1_memories", "ablation_size_128k", "ablation_position_7", "ablation_heads_4"]
-    + ["ablation_keys_none_flat", "english_1M", "facts_dance", "gating_9", "gating_3_plain"],
+    [
+        *("12l_1024d_1_memories", "ablation_size_128k", "ablation_position_7", "ablation_heads_4"),
+        *("ablation_keys_none_flat", "english_1M", "facts_dance", "gating_9", "gating_3_plain"),
+    ],
 )
 def test_an_argument_that_no_model_has_is_refused(name):
     paper = "weighted_transformer" if name.startswith("gating") else "product_key_memory"

@@ -103,7 +103,7 @@ recipe() {
             "${norm[@]}" "${published[@]}")
         ;;
     english_none | english_16k | english_262k)
-        preparation=(text --unit subwords --moses en --bpe-size 8000 --bpe-tool subword-nmt) source=--input
+        preparation=(text --unit subwords --moses en --bpe-size 8000) source=--input
         task+=(--tokens-per-sample 256)
         slots=16384 layers=5
         [ "$name" != english_none ] || layers=''
