@@ -66,20 +66,16 @@ recipe() {
         evaluation=(--batch-size 8 --required-batch-size-multiple 1)
         ;;
     esac
+    if [[ $name =~ ^((12|16|24)l_(1024|1600)d)(_(1)_memory|_([23])_memories)?$ ]]; then
+        local memories=${BASH_REMATCH[5]}${BASH_REMATCH[6]} places='' i
+        # memory i of m is in layer i * ceil(layers / (m + 1))
+        local every=$(((BASH_REMATCH[2] + memories) / (memories + 1)))
+        for ((i = 1; i <= memories; i++)); do places+=${places:+,}$((i * every)); done
+        training=(--arch "pkm_transformer_lm_${BASH_REMATCH[1]}" --memory-layers "$places"
+            "${norm[@]}" "${published[@]}")
+        return
+    fi
     case $name in
-    [12][246]l_1[06][02][04]d | [12][246]l_1[06][02][04]d_[123]_memor*)
-        local model=${name%_[123]_memor*} memories=${name#*d}
-        case $name in
-        *d | *_1_memory | *_[23]_memories) memories=${memories//[^123]/} ;;
-        *) return 1 ;;
-        esac
-        local number=${model%%l*} places=
-        # at regular intervals: memory i of m in layer i * ceil(layers / (m + 1))
-        local every=$(((number + ${memories:-0}) / (${memories:-0} + 1)))
-        for ((i = 1; i <= ${memories:-0}; i++)); do places+=${places:+,}$((i * every)); done
-        training=(--arch "pkm_transformer_lm_$model" --memory-layers "$places" "${norm[@]}"
-            "${published[@]}")
-        ;;
     ablation_size_none)
         training=("${ablation[@]}" --memory-layers '' --memory-slots 262144 "${published[@]}")
         ;;
