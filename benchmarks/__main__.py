@@ -25,6 +25,7 @@ import torch
 
 import fairseq_plugins  # noqa: F401 (registers what is compared)
 from benchmarks.cases import PAPERS, Selection
+from benchmarks.machine import load_warning, parse_device
 from benchmarks.measure import (
     DTYPES,
     FP32,
@@ -38,7 +39,7 @@ from benchmarks.plot import draw, summarise
 from benchmarks.published import CHECKOUTS, import_published
 from scripts._shared.command_line import check_at_least, exit_status, make_output_folder
 from scripts._shared.files import write_json
-from scripts._shared.machine import hardware_line, load_warning, parse_device
+from scripts._shared.machine import hardware_line
 from scripts._shared.results import check_plotting, markdown_table, save_plot
 
 HEADERS = ("model", "dtype", "tokens/s (lowest to highest)", "% of rate", "peak MiB", "ours")

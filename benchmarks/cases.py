@@ -16,11 +16,11 @@ from benchmarks.language_models import (
     all_attention,
     transformer_xl,
 )
+from benchmarks.machine import peak_memory
 from benchmarks.measure import EVALUATION, TRAINING, Case, Entry
 from benchmarks.product_key_memory import MemoryCase
 from benchmarks.published import import_published
 from benchmarks.weighted_transformer import TranslationCase
-from scripts._shared.machine import peak_memory
 
 PAPERS = (
     *("transformer_xl", "all_attention", "product_key_memory", "weighted_transformer"),

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from scripts._shared.machine import multiply_add_rate, seconds_of
+from benchmarks.machine import multiply_add_rate, seconds_of
 
 DTYPES = FP32, BF16, AUTOCAST = ("fp32", "bf16", "bf16-autocast")
 PUBLISHED = "published code"
