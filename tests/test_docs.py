@@ -12,7 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from scripts.docs import speed, tables
+import fairseq_plugins  # noqa: F401 (registers its presets)
+from benchmarks import plot
+from scripts.docs import tables
 from scripts.prepare import _binarize, python_source
 from tests.end_to_end.commands import PLUGIN, ROOT, environment, forked, run
 from tests.scripts.evaluate.saved_memory_models import write_all
@@ -115,7 +117,7 @@ def test_the_picture_of_speed_shows_figures_of_its_page(tmp_path):
         cells = [cell.strip() for cell in line.strip("|").split("|")]
         numbers = [re.findall(r"\d+\.\d+", cell)[0] for cell in cells[1:3]]
         assert [row["training"], row["evaluation"]] == list(map(float, numbers)), line
-    assert speed.main(["--output", str(tmp_path / "speed.png")]) == 0
+    assert plot.main(["--output", str(tmp_path / "speed.png")]) == 0
     assert (tmp_path / "speed.png").read_bytes().startswith(b"\x89PNG")
 
 
