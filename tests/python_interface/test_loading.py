@@ -12,7 +12,8 @@ from fairseq.models.transformer import TransformerModel
 from fairseq.models.transformer_lm import TransformerLanguageModel
 
 from fairseq_plugins import load
-from fairseq_plugins.python_interface import LanguageModel, TranslationModel
+from fairseq_plugins.python_interface.language_model import LanguageModel
+from fairseq_plugins.python_interface.translation import TranslationModel
 from tests.end_to_end.commands import ROOT
 from tests.scripts.evaluate.saved_models import Mischief
 
