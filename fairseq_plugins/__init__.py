@@ -18,12 +18,12 @@ if HAS_FAIRSEQ:
         product_key_memory,
         segment_language_model,
         transformer_xl,
-        weighted_transformer,
     )
     from fairseq_plugins.fairseq_integration.checkpoint_files import keep_checkpoints_whole
     from fairseq_plugins.fairseq_integration.presets import apply_presets, keep_bf16_off_tpus
     from fairseq_plugins.fairseq_integration.safe_loading import allow_option_containers
     from fairseq_plugins.fairseq_integration.sentences import tell_errors_in_a_sentence
+    from fairseq_plugins.weighted_transformer import model, optimizer
 
     allow_option_containers()
     apply_presets()

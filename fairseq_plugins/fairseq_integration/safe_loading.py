@@ -67,12 +67,15 @@ class DamagedError(ValueError):
     """A file that is not whole."""
 
 
-def load_safely(path: str | Path, name: str) -> typing.Any:
+def load_safely(
+    path: str | Path, name: str, remedy: str = "name one that fairseq-train wrote"
+) -> typing.Any:
     """Return what a file of torch's holds, tensors left on the disk if it is an archive.
 
     Args:
         path: the file.
         name: what errors call it.
+        remedy: what to do where it is no checkpoint.
 
     Raises:
         DamagedError: it is cut short or damaged, as far as can be told.
@@ -80,7 +83,7 @@ def load_safely(path: str | Path, name: str) -> typing.Any:
     """
     if not os.path.isfile(path):
         # a pipe would be waited for without end
-        raise ValueError(f"{name} is no file: name one that fairseq-train wrote")
+        raise ValueError(f"{name} is no file: {remedy}")
     archive = zipfile.is_zipfile(path)
     if archive:
         # torch itself reads over flipped bits
@@ -98,7 +101,7 @@ def load_safely(path: str | Path, name: str) -> typing.Any:
         reason = "".join(told.splitlines()[:1]).partition(". ")[0]
         raise ValueError(
             f"{name} holds more than weights and options,{'' if archive else ' or is cut short,'} "
-            f"and is not loaded ({reason[:200]}): name one that fairseq-train wrote"
+            f"and is not loaded ({reason[:200]}): {remedy}"
         ) from error
     except (OSError, MemoryError):
         raise
@@ -108,8 +111,7 @@ def load_safely(path: str | Path, name: str) -> typing.Any:
             raise
         if archive:
             raise ValueError(
-                f"{name} is an archive without a checkpoint in it: name one that fairseq-train "
-                "wrote"
+                f"{name} is an archive without a checkpoint in it: {remedy}"
             ) from error
         raise DamagedError(
             f"{name} is cut short or damaged (torch cannot read it to its end)"

@@ -64,16 +64,22 @@ def format_command(words: list[str], width: int = 96) -> str:
     return " \\\n".join(lines)
 
 
-def _end_with(parent: int) -> None:
-    """Let the process that is about to be a command get Ctrl-C when its parent is killed.
+def end_with_parent(parent: int, number: int = signal.SIGINT) -> None:
+    """Let this process, whose parent has that number, get a signal when its parent is killed.
 
-    Without it the command would go on writing beside the next run. Only Linux knows how.
+    Without it the process would go on writing beside the next run. Only Linux knows how.
     """
+    if _PRCTL:
+        _PRCTL(_PR_SET_PDEATHSIG, number)
+        if os.getppid() != parent:
+            os._exit(1)
+
+
+def _begin_child(parent: int) -> None:
+    """What a process does that is about to be a command."""
     # a shell that is not interactive has what it starts with & ignore it
     signal.signal(signal.SIGINT, signal.SIG_DFL)
-    _PRCTL(_PR_SET_PDEATHSIG, signal.SIGINT)
-    if os.getppid() != parent:
-        os._exit(1)
+    end_with_parent(parent)
 
 
 def stop(child: subprocess.Popen) -> None:
@@ -107,7 +113,7 @@ def child_process(
     environment = {**os.environ, "PYTHONIOENCODING": "utf-8", "PYTHONWARNINGS": "ignore"}
     streams = {}
     if _PRCTL:
-        streams["preexec_fn"] = functools.partial(_end_with, os.getpid())
+        streams["preexec_fn"] = functools.partial(_begin_child, os.getpid())
     with ExitStack() as stack:
         if log:
             streams |= {

@@ -267,7 +267,7 @@ def test_units_unknown_to_fairseq_are_refused(stdlib, tmp_path, monkeypatch):
 
 
 def test_a_command_that_is_interrupted_says_so(monkeypatch, capsys):
-    def interrupt(output, stdlib, subwords):
+    def interrupt(output, stdlib, subwords, packages):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(python_source, "prepare", interrupt)
