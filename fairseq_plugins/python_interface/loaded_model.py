@@ -6,6 +6,7 @@ Shapes: B rows of a batch, T tokens, N tokens of a split.
 from __future__ import annotations
 
 import copy
+import copyreg
 import os
 from collections.abc import Callable, Iterable
 from types import SimpleNamespace
@@ -13,6 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from fairseq.dataclass.constants import ChoiceEnum, StrEnumMeta
 from fairseq.models import BaseFairseqModel
 from fairseq.tasks import FairseqTask
 from torch import Tensor
@@ -22,6 +24,16 @@ from fairseq_plugins.python_interface.text import TextCoder
 from fairseq_plugins.segment_language_model.streams import load_tokens
 
 METHODS = ("score", "stream", "generate", "translate")
+
+
+def _reduce_choices(choices: StrEnumMeta) -> tuple | str:
+    if choices.__name__ != "Choices":
+        return choices.__qualname__
+    return ChoiceEnum, ([choice.value for choice in choices],)
+
+
+# the types of fairseq's options, which it makes when it needs them: pickles find no such class
+copyreg.pickle(StrEnumMeta, _reduce_choices)
 
 
 class Hypothesis(NamedTuple):
