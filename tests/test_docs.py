@@ -12,7 +12,6 @@ from pathlib import Path
 
 import pytest
 
-import fairseq_plugins  # noqa: F401 (registers its presets)
 from benchmarks import plot
 from scripts.docs import tables
 from scripts.prepare import _binarize, python_source
