@@ -69,9 +69,7 @@ def write_blocks(path, change=None, task=None, **options):
 
 def write_streams(path):
     """Write a segment language model with a memory of 5 tokens."""
-    saved_models.write_checkpoint(
-        path, "transformer_xl", mem_len=5, memory_layers="1,3", **MEMORY
-    )
+    saved_models.write_checkpoint(path, "transformer_xl", mem_len=5, memory_layers="1,3", **MEMORY)
 
 
 def unit_keys(memory):
