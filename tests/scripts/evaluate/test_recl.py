@@ -306,7 +306,7 @@ def test_an_interrupted_measurement_goes_on(folder, models, tmp_path, capsys, mo
         (["--ratios", "0,1"], "--ratios is '0,1': a share of 0 leaves no positions"),
         (["--ratios", "2"], "--ratios is '2': give numbers from 0 to 1 with commas between them"),
         (["--first-context", "0"], "--first-context is 0: it must be at least 1"),
-        (["--step", "0"], "--step is 0: it must be at least 1"),
+        (["--step", "0", "--first-context", "2"], "--step is 0: it must be at least 1"),
         (["--first-context", "7"], "--max-context is 8: it must be at least --first-context plus"),
         (["--max-tokens", "8"], "--max-context is 8 and the text has 8 tokens, of which none has"),
         (["--split", "dev"], "--split dev: no data at"),
