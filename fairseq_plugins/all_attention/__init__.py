@@ -11,7 +11,6 @@ from fairseq_plugins.fairseq_integration.installed import HAS_FAIRSEQ, refuse_wi
 if HAS_FAIRSEQ:
     from fairseq_plugins.all_attention.adagrad_with_clip import AdagradWithClip
     from fairseq_plugins.all_attention.model import AllAttentionConfig, AllAttentionLanguageModel
-    from fairseq_plugins.all_attention.span_loss import SpanCrossEntropy, SpanExactAdaptiveLoss
 else:
     __getattr__ = refuse_without_fairseq(__name__)
 
@@ -23,6 +22,4 @@ __all__ = [
     "AllAttentionLanguageModel",
     "PersistentVectors",
     "SoftmaxFeedForward",
-    "SpanCrossEntropy",
-    "SpanExactAdaptiveLoss",
 ]

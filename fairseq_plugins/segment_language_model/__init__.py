@@ -15,11 +15,9 @@ from fairseq_plugins.segment_language_model.layer import FeedForward, SegmentLay
 from fairseq_plugins.segment_language_model.recurrence import Recurrence
 
 if HAS_FAIRSEQ:
-    from fairseq_plugins.segment_language_model.adaptive_softmax import (
-        BiasedAdaptiveSoftmax,
-        ExactAdaptiveLoss,
-    )
+    from fairseq_plugins.segment_language_model.adaptive_softmax import BiasedAdaptiveSoftmax
     from fairseq_plugins.segment_language_model.decoder import SegmentDecoder
+    from fairseq_plugins.segment_language_model.loss import SegmentLoss
     from fairseq_plugins.segment_language_model.model import SegmentLanguageModel
     from fairseq_plugins.segment_language_model.task import SegmentLanguageModelingTask
 else:
@@ -28,7 +26,6 @@ else:
 __all__ = [
     "BiasedAdaptiveSoftmax",
     "Clamped",
-    "ExactAdaptiveLoss",
     "FeedForward",
     "PositionBiases",
     "Recurrence",
@@ -37,6 +34,7 @@ __all__ = [
     "SegmentLanguageModel",
     "SegmentLanguageModelingTask",
     "SegmentLayer",
+    "SegmentLoss",
     "Window",
     "plain_attention",
     "window_attention",

@@ -182,9 +182,6 @@ class SegmentLanguageModel(FairseqLanguageModel):
     def describe(cls, cfg: Any, mem_len: int) -> str:
         """Return in words what is this model's own, for the log."""
 
-    def check_criterion(self, name: str) -> None:
-        """Warn of a ``--criterion`` that does not suit the model."""
-
     def fit_weights(self, state_dict: dict) -> dict:
         """Return a checkpoint's weights fitted to the options of this model."""
         return state_dict

@@ -7,24 +7,12 @@ from fairseq_plugins.fairseq_integration.installed import HAS_FAIRSEQ, refuse_wi
 from fairseq_plugins.transformer_xl.locked_dropout import LockedDropout, WordDropout
 
 if HAS_FAIRSEQ:
-    from fairseq_plugins.transformer_xl.activation_penalty import (
-        PenalizedCrossEntropy,
-        PenalizedExactAdaptiveLoss,
-    )
-    from fairseq_plugins.transformer_xl.latter_half_loss import (
-        HalfCrossEntropy,
-        HalfExactAdaptiveLoss,
-    )
     from fairseq_plugins.transformer_xl.model import TransformerXLConfig, TransformerXLLanguageModel
 else:
     __getattr__ = refuse_without_fairseq(__name__)
 
 __all__ = [
-    "HalfCrossEntropy",
-    "HalfExactAdaptiveLoss",
     "LockedDropout",
-    "PenalizedCrossEntropy",
-    "PenalizedExactAdaptiveLoss",
     "TransformerXLConfig",
     "TransformerXLLanguageModel",
     "WordDropout",

@@ -14,9 +14,9 @@ from typing import Any
 
 from fairseq_plugins.all_attention.adagrad_with_clip import AdagradWithClipConfig
 from fairseq_plugins.all_attention.model import AllAttentionConfig
-from fairseq_plugins.all_attention.span_loss import SpanCrossEntropyConfig
 from fairseq_plugins.product_key_memory.model import MemoryTransformerOptions
 from fairseq_plugins.product_key_memory.optimizer import AdamWithMemoryConfig
+from fairseq_plugins.segment_language_model.loss import SegmentLossConfig
 from fairseq_plugins.segment_language_model.task_config import SegmentLanguageModelingConfig
 from fairseq_plugins.transformer_xl.model import TransformerXLConfig
 from fairseq_plugins.weighted_transformer.options import BranchOptions
@@ -38,7 +38,7 @@ WRITTEN |= {"1e9": BILLION, "1000000000": BILLION, "-1": "-1|-1.0", "0": "0|0.0"
 # The training whose command gets the options of a dataclass.
 OWNERS: dict[str, tuple[type, ...]] = {
     "transformer_xl": (SegmentLanguageModelingConfig, TransformerXLConfig),
-    "all_attention": (AllAttentionConfig, SpanCrossEntropyConfig, AdagradWithClipConfig),
+    "all_attention": (AllAttentionConfig, SegmentLossConfig, AdagradWithClipConfig),
     "product_key_memory": (MemoryTransformerOptions, AdamWithMemoryConfig),
     "weighted_transformer": (BranchOptions,),
 }

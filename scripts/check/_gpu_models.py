@@ -134,7 +134,7 @@ MODELS = [
             REAL: ("--arch", "all_attention_lm_enwik8_small"),
         },
         tuple(
-            "--criterion span_cross_entropy --span-loss 1e-7 --optimizer adagrad_with_clip "
+            "--criterion segment_loss --span-loss 1e-7 --optimizer adagrad_with_clip "
             "--adagrad-clip 0.03 --lr 0.07 --lr-scheduler fixed --warmup-updates 200".split()
         ),
     ),

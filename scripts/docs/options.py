@@ -18,13 +18,12 @@ from fairseq.optim.adam import FairseqAdamConfig
 
 from fairseq_plugins.all_attention.adagrad_with_clip import AdagradWithClipConfig
 from fairseq_plugins.all_attention.model import AllAttentionConfig
-from fairseq_plugins.all_attention.span_loss import SpanCrossEntropyConfig
 from fairseq_plugins.product_key_memory.model import MemoryTransformerOptions
 from fairseq_plugins.product_key_memory.optimizer import AdamWithMemoryConfig
 from fairseq_plugins.product_key_memory.options import MemoryLayersOptions
+from fairseq_plugins.segment_language_model.loss import SegmentLossConfig
 from fairseq_plugins.segment_language_model.model_config import SegmentLanguageModelConfig
 from fairseq_plugins.segment_language_model.task import SegmentLanguageModelingConfig
-from fairseq_plugins.transformer_xl.activation_penalty import PenalizedCrossEntropyConfig
 from fairseq_plugins.transformer_xl.model import TransformerXLConfig
 from fairseq_plugins.weighted_transformer.options import BranchOptions
 from scripts._shared.command_line import command_parser, exit_status
@@ -79,15 +78,9 @@ SECTIONS = [
         (SegmentLanguageModelConfig,),
     ),
     Section(
-        "Criteria `span_cross_entropy` and `span_exact_adaptive_loss`",
-        "They have those of fairseq's `cross_entropy` and `adaptive_loss`, too.",
-        SpanCrossEntropyConfig,
-        (CrossEntropyCriterionConfig,),
-    ),
-    Section(
-        "Criteria `penalized_cross_entropy` and `penalized_exact_adaptive_loss`",
-        "They have those of fairseq's `cross_entropy` and `adaptive_loss`, too.",
-        PenalizedCrossEntropyConfig,
+        "Criterion `segment_loss`",
+        "It has those of fairseq's `cross_entropy`, too.",
+        SegmentLossConfig,
         (CrossEntropyCriterionConfig,),
     ),
     Section("Optimizer `adagrad_with_clip`", "", AdagradWithClipConfig),
