@@ -1,7 +1,7 @@
 PYTHON ?= python3
 unexport PYTHONPATH PYTHONHOME # packages from outside .venv would shadow its own
 
-.PHONY: help set-up quickstart quickstart-translation test test-quick lint bench
+.PHONY: help set-up quickstart quickstart-translation test test-quick lint bench gpu
 
 help:
 	@echo "make quickstart   set up, then train, evaluate and sample a small language model"
@@ -10,6 +10,7 @@ help:
 	@echo "make test         set up, then run the tests; some of them: make test TESTS=tests/test_docs.py"
 	@echo "make test-quick   set up, then run the quick tests: all but tests/end_to_end"
 	@echo "make lint         set up, then check style and formatting"
+	@echo "make gpu          set up, then run the tests and benchmarks that need a GPU, in 9 minutes"
 	@echo "make bench        set up, then measure speed and memory, in about 150 minutes on 2 cores;"
 	@echo "                  QUICK=1 takes about 5; beside the published code with checkouts of it,"
 	@echo "                  ORIGINAL=PATH of Transformer-XL's, ORIGINAL_ADAPTIVE_SPAN=PATH of"
@@ -51,3 +52,11 @@ bench: set-up
 	@$(if $(QUICK),,$(RUN).product_key_memory $(SHAPES) $(TO)/product_key_memory_shapes \
 		$(call original,ORIGINAL_XLM))
 	@$(RUN).weighted_transformer $(if $(QUICK),--quick) $(TO)/weighted_transformer
+
+# Each part writes what it has when its time is up.
+gpu: set-up
+	@mkdir -p gpu
+	@status=0; \
+	timeout --signal INT 270 .venv/bin/python -m pytest -n 0 -m gpu -rfE --junitxml gpu/tests.xml tests/gpu || status=$$?; \
+	timeout --signal INT 270 .venv/bin/python -m benchmarks --device cuda --output gpu/benchmarks || status=$$?; \
+	exit $$status

@@ -84,22 +84,10 @@ CASES = {
             "random outside of training": {"branch_weights": "random"},
         }.items()
     },
-    **{
-        f"branches, {residual}, {feed_forward}": (
-            lambda options=(residual, feed_forward): tiny_weighted_transformer(
-                branch_residual=options[0], branch_feed_forward=options[1]
-            ),
-            "label_smoothed_cross_entropy",
-        )
-        for residual, feed_forward in [
-            ("as-written", "slices"),
-            ("sublayers", "slices"),
-            ("networks", "slices"),
-            ("networks", "shared"),
-            ("branches", "slices"),
-            ("branches", "shared"),
-        ]
-    },
+    "branches, as-written": (
+        lambda: tiny_weighted_transformer(branch_residual="as-written"),
+        "label_smoothed_cross_entropy",
+    ),
     "branches of both attentions": (
         lambda: tiny_weighted_transformer(branch_decoder_attention="both"),
         "label_smoothed_cross_entropy",

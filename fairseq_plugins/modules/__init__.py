@@ -17,9 +17,9 @@ from fairseq_plugins.segment_language_model.positions import (
     SharedRelativeKeys,
     SinusoidalRelativePositions,
 )
+from fairseq_plugins.weighted_transformer.attention_heads import AttentionHeads
 from fairseq_plugins.weighted_transformer.branch_weights import BranchWeights, project_to_simplex
 from fairseq_plugins.weighted_transformer.branched_attention import (
-    AttentionHeads,
     BranchedAttention,
     BranchedFeedForward,
 )

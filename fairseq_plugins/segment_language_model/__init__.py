@@ -3,17 +3,9 @@
 Shared by Transformer-XL and all-attention: task, streams, decoder, layer, attention and its kernel.
 """
 
-from fairseq_plugins.fairseq_integration.installed import HAS_FAIRSEQ, refuse_without_fairseq
-from fairseq_plugins.segment_language_model.attention import (
-    PositionBiases,
-    RelativeAttention,
-    plain_attention,
-)
-from fairseq_plugins.segment_language_model.attention_blocks import Clamped, Window
-from fairseq_plugins.segment_language_model.attention_kernel import window_attention
-from fairseq_plugins.segment_language_model.layer import FeedForward, SegmentLayer
-from fairseq_plugins.segment_language_model.recurrence import Recurrence
+from fairseq_plugins.fairseq_integration.registration import register_with_room
 
+<<<<<<< HEAD
 if HAS_FAIRSEQ:
     from fairseq_plugins.segment_language_model.adaptive_softmax import BiasedAdaptiveSoftmax
     from fairseq_plugins.segment_language_model.decoder import SegmentDecoder
@@ -39,3 +31,8 @@ __all__ = [
     "plain_attention",
     "window_attention",
 ]
+=======
+REGISTERS = ("loss", "task")
+
+register_with_room()
+>>>>>>> main

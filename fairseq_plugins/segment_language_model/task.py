@@ -348,9 +348,9 @@ class SegmentLanguageModelingTask(FairseqTask):
     def build_generator(self, models: Any, args: Any, **kwargs: Any) -> Any:
         """Return fairseq's generator; with ``--continue-past-eos`` nothing but length ends it."""
         if self.cfg.continue_past_eos:
-            # <s> never occurs in text, so a generator that waits for it does not stop
+            # <pad> never occurs in text, so a generator that waits for it does not stop
             extra = dict(kwargs.pop("extra_gen_cls_kwargs", None) or {})
-            kwargs["extra_gen_cls_kwargs"] = {**extra, "eos": self.dictionary.bos()}
+            kwargs["extra_gen_cls_kwargs"] = {**extra, "eos": self.dictionary.pad()}
             generator = super().build_generator(models, args, **kwargs)
             return generator if isinstance(generator, SequenceScorer) else end_by_length(generator)
         return super().build_generator(models, args, **kwargs)

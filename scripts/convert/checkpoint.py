@@ -16,10 +16,9 @@ anything does not fit, all that does not is listed and nothing written.
 """
 
 import argparse
-import contextlib
 import functools
-import os
 import shlex
+import shutil
 import sys
 import warnings
 from pathlib import Path
@@ -35,21 +34,22 @@ from torch import Tensor
 from fairseq_plugins.segment_language_model.task import SegmentLanguageModelingTask
 from scripts._shared.command_line import command_parser, exit_status, make_output_folder
 from scripts._shared.commands import short
-from scripts.convert._foreign import ForeignConfig, ForeignTensors, ForeignVocabulary, read_tensors
-from scripts.convert._models import AdaptiveSpanImport, TensorFlowImport, TransformerXLImport
+from scripts.convert._models import ADAPTIVE_SPAN, SOURCES, TENSORFLOW, AdaptiveSpan, TransformerXL
+from scripts.convert._options import ForeignConfig, ForeignVocabulary
 from scripts.convert._tensorflow import read_bundle
+from scripts.convert._tensors import read_tensors
 
-SOURCES = TRANSFORMER_XL, TENSORFLOW, ADAPTIVE_SPAN, HUGGING_FACE = (
-    "transformer-xl",
-    "transformer-xl-tensorflow",
-    "adaptive-span",
-    "huggingface-transfo-xl",
-)
 # More problems than these have one cause, such as a wrong number of layers.
 _LISTED = 40
-WRITTEN = CHECKPOINT, DICTIONARY, OPTIONS = "checkpoint.pt", "dict.txt", "options.txt"
-# follows the names of files that are being written
-_UNFINISHED = ".tmp"
+
+
+def refuse(problems: list[str]) -> None:
+    """Raise ValueError with all problems, if there are any."""
+    if problems:
+        listed = "\n".join(f"  - {problem}" for problem in problems[:_LISTED])
+        if len(problems) > _LISTED:
+            listed += f"\n  - and {len(problems) - _LISTED:,} more"
+        raise ValueError(f"the files do not fit together, and nothing was written:\n{listed}")
 
 
 def flags(options: dict[str, Any]) -> list[str]:
@@ -62,22 +62,10 @@ def flags(options: dict[str, Any]) -> list[str]:
     return words
 
 
-def refuse(problems: list[str]) -> None:
-    """Raise ValueError with all problems, if there are any."""
-    if problems:
-        listed = "\n".join(f"  - {problem}" for problem in problems[:_LISTED])
-        if len(problems) > _LISTED:
-            listed += f"\n  - and {len(problems) - _LISTED:,} more"
-        raise ValueError(f"the files do not fit together, and nothing was written:\n{listed}")
-
-
 def build_state(
     words: list[str], weights: dict[str, Tensor], vocabulary: ForeignVocabulary
 ) -> tuple[dict[str, Any], int]:
-    """Content of a fairseq checkpoint, options and weights of a model, and its parameters' number.
-
-    Raises ValueError for options that no model has.
-    """
+    """Content of a fairseq checkpoint, and the number of the model's parameters."""
     given = fairseq_options.parse_args_and_arch(
         fairseq_options.get_training_parser(),
         ["DATA", "--task", "segment_language_modeling", *words],
@@ -109,64 +97,43 @@ def build_state(
 def write(
     output: Path, state: dict[str, Any], vocabulary: ForeignVocabulary, words: list[str]
 ) -> None:
-    """Write the files, none of which is ever seen half-written.
-
-    Raises ValueError when they cannot be written.
-    """
-    make_output_folder(output)
-    paths = [output / name for name in WRITTEN]
-    temporary = [path.with_name(path.name + _UNFINISHED) for path in paths]
+    """Write the folder, which is there when it is whole."""
+    part = output.with_name(f"{output.name}.partial")
+    # of a run that was killed
+    shutil.rmtree(part, ignore_errors=True)
+    make_output_folder(part)
     try:
-        torch.save(state, temporary[0])
-        vocabulary.dictionary.save(str(temporary[1]))
-        temporary[2].write_text(shlex.join(words) + "\n", encoding="utf-8")
-        # the checkpoint last: while it has no name of its own, the others are no whole model
-        for source, path in reversed(list(zip(temporary, paths, strict=True))):
-            os.replace(source, path)
-    except BaseException as error:
-        for path in (*temporary, *paths):
-            with contextlib.suppress(OSError):
-                path.unlink(missing_ok=True)
+        torch.save(state, part / "checkpoint.pt")
+        vocabulary.dictionary.save(str(part / "dict.txt"))
+        (part / "options.txt").write_text(shlex.join(words) + "\n", encoding="utf-8")
+        part.replace(output)
+    except RuntimeError as error:
         # what torch.save raises on a full disk
-        if isinstance(error, OSError | RuntimeError):
-            raise ValueError(
-                f"--output {short(output)} cannot be written ({error}): give a folder in a place "
-                "with room where you may write"
-            ) from error
-        raise
+        raise OSError(str(error)) from error
+    finally:
+        shutil.rmtree(part, ignore_errors=True)
 
 
-def import_checkpoint(arguments: argparse.Namespace) -> None:
-    """Read the files, and write the model; raises ValueError, before any output, for misfits."""
-    existing = [name for name in WRITTEN if (arguments.output / name).exists()]
-    was_killed = (arguments.output / (CHECKPOINT + _UNFINISHED)).exists()
-    if existing and not (was_killed and CHECKPOINT not in existing):
-        raise ValueError(
-            f"--output {short(arguments.output)} has {', '.join(existing)} already: name another "
-            "folder, or remove them"
-        )
+def convert(arguments: argparse.Namespace) -> None:
+    """Read the files, and write the model."""
+    output = arguments.output.resolve()
+    if output.exists() and not (output.is_dir() and not any(output.iterdir())):
+        raise ValueError(f"--output {short(output)} is there already: name another, or remove it")
     problems: list[str] = []
-    config = ForeignConfig(arguments.config, problems)
+    tensorflow = arguments.source == TENSORFLOW
+    found = (read_bundle if tensorflow else read_tensors)(arguments.checkpoint)
+    config = ForeignConfig(arguments.config, found.values(), problems)
     vocabulary = ForeignVocabulary(arguments.vocab, problems)
-    read = read_bundle if arguments.source == TENSORFLOW else read_tensors
-    found = read(arguments.checkpoint)
-    config.compare_with(found.values())
-    if arguments.source == ADAPTIVE_SPAN:
-        source = AdaptiveSpanImport(config, vocabulary)
-    elif arguments.source == TENSORFLOW:
-        source = TensorFlowImport(config, vocabulary)
-    else:
-        source = TransformerXLImport(config, vocabulary, arguments.source == HUGGING_FACE)
+    kind = AdaptiveSpan if arguments.source == ADAPTIVE_SPAN else TransformerXL
+    foreign = kind(config, vocabulary, arguments.source)
     if not config.readable:
         refuse(problems)
-    tensors = ForeignTensors(found, problems)
-    weights = source.translate(tensors)
-    tensors.note_surplus()
+    weights = foreign.translate(found, problems)
     refuse(problems)
-    words = ["--arch", source.arch, *flags(source.options())]
-    words += ["--tokens-per-sample", str(source.tokens_per_sample)]
+    words = ["--arch", foreign.arch, *flags(foreign.options())]
+    words += ["--tokens-per-sample", str(foreign.tokens_per_sample)]
     state, parameters = build_state(words, weights, vocabulary)
-    write(arguments.output, state, vocabulary, words)
+    write(output, state, vocabulary, words)
     print(f"{parameters:,} parameters, {len(vocabulary):,} symbols")
     if unread := ", ".join(config.unread()):
         print(f"options that say nothing of the model, or nothing here: {unread}")
@@ -175,8 +142,7 @@ def import_checkpoint(arguments: argparse.Namespace) -> None:
             f"the vocabulary has no {' and no '.join(vocabulary.lacks)}: evaluation refuses text "
             "with line ends or unknown symbols, respectively"
         )
-    output = short(arguments.output.resolve())
-    print(f"written to {output}/{CHECKPOINT}, {DICTIONARY} and {OPTIONS}")
+    print(f"written to {short(output)}/checkpoint.pt, dict.txt and options.txt")
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -189,7 +155,7 @@ def main(arguments: list[str] | None = None) -> int:
     add("--vocab", type=Path, help="the model's symbols, a line each")
     add("--output", type=Path, help="folder to write")
     parsed = parser.parse_args(arguments)
-    return exit_status(lambda: import_checkpoint(parsed))
+    return exit_status(lambda: convert(parsed), output=parsed.output)
 
 
 if __name__ == "__main__":

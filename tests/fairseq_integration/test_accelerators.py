@@ -32,9 +32,9 @@ from fairseq_plugins.weighted_transformer.optimizer import (
     AdamWithBranchWeightsConfig,
     FairseqAdamWithBranchWeights,
 )
-from scripts.check._gpu_watch import PACKAGE, SPANS_READ, WAITS
 from tests import tiny
 from tests.every_model import CASES, criterion_of, sample_of
+from tests.gpu.host_waits import PACKAGE, SPANS_READ, WAITS
 
 ADAM = {"lr": [1e-3], "adam_betas": "(0.9, 0.98)", "fp16_adam_stats": False}
 # how often functions of ours make the host wait in an update

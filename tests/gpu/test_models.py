@@ -23,6 +23,7 @@ from fairseq_plugins.segment_language_model.recurrence import Recurrence
 from fairseq_plugins.weighted_transformer.branch_weights import BranchWeights
 from tests import tiny
 from tests.every_model import CASES, SPANS, criterion_of, sample_of
+from tests.gpu.host_waits import WAITS, counted_waits
 from tests.product_key_memory.tiny import MEMORY, memories, tiny_language_model
 from tests.weighted_transformer.tiny import (
     assert_on_simplex,
@@ -252,3 +253,11 @@ def test_beam_search_finds_the_same_with_its_caches(kind, precision, device):
     found, found_scores = generated(model, device, PRECISIONS[precision][0])
     assert torch.equal(found, tokens)
     torch.testing.assert_close(found_scores, scores, rtol=0, atol=0.02)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("kind", MODELS)
+def test_the_host_waits_where_the_documentation_says(kind):
+    with counted_waits() as waits:
+        learn("cuda", "fp32", kind)
+    assert set(waits) <= WAITS
