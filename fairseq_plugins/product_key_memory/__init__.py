@@ -1,6 +1,6 @@
 """Product-key memory (Lample et al. 2019, arXiv:1907.05242): large key/value memories as layers.
 
-Begin with :mod:`.memory`, the layer, and :mod:`.keys`, the keys and their plain search.
+Begin with :mod:`.memory`, the layer, and :mod:`.search`, the keys.
 """
 
 from fairseq_plugins.fairseq_integration.registration import register_with_room

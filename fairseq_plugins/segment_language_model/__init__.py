@@ -5,6 +5,6 @@ Shared by Transformer-XL and all-attention: task, streams, decoder, layer, atten
 
 from fairseq_plugins.fairseq_integration.registration import register_with_room
 
-REGISTERS = ("adaptive_softmax", "task")
+REGISTERS = ("loss", "task")
 
 register_with_room()

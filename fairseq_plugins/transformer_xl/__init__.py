@@ -5,6 +5,6 @@ Dai et al. 2019 (arXiv:1901.02860). Recurrence and attention are in ``segment_la
 
 from fairseq_plugins.fairseq_integration.registration import register_with_room
 
-REGISTERS = ("activation_penalty", "latter_half_loss", "model")
+REGISTERS = ("model",)
 
 register_with_room()

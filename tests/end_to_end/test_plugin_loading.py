@@ -20,7 +20,7 @@ from fairseq.criterions import CRITERION_REGISTRY
 import fairseq_plugins
 assert "segment_language_modeling" in TASK_REGISTRY
 assert "all_attention_lm_tiny" in ARCH_MODEL_REGISTRY
-assert "exact_adaptive_loss" in CRITERION_REGISTRY
+assert "segment_loss" in CRITERION_REGISTRY
 print("loaded from", fairseq_plugins.__path__[0])
 """
 LOAD = """

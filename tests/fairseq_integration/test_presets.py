@@ -16,7 +16,7 @@ from hydra.core.config_store import ConfigStore
 from omegaconf import OmegaConf
 
 from fairseq_plugins.fairseq_integration.presets import register_presets
-from tests.command_files import HYDRA
+from tests.recipes import HYDRA
 
 pytestmark = pytest.mark.filterwarnings(HYDRA)
 
