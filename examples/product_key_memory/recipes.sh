@@ -18,7 +18,7 @@ ablation_size_none        60,000   138M        2.6        table 2, without a mem
 ablation_size_SLOTS       60,000               2.7-16.5   table 2; 1M: perplexity 19.8, --memory-query-batch-norm 18.0
 ablation_position_LAYER   60,000               6.0        table 3, layers 1 to 6; 1: 21.5, the worst; 5: the best
 ablation_heads_HEADS_KNN  60,000               6.0        figure 5, such as 1_64, 2_32, 4_16, 8_8: about 20.5
-ablation_keys_SLOTS_KEYS  60,000               2.7-16.5   table 4, figure 6; KEYS: product, or flat (0.6 GiB more for 16k, 5.6 for 147k)
+ablation_keys_SLOTS_KEYS  60,000               2.7-16.5   table 4, figure 6; KEYS: product, or flat (16k: 0.6 GiB more)
 english_none              8,100    2.26M                  SOURCE: any text
 english_16k               8,100    4.49M                  the same with 16,384 slots
 english_262k              8,100    36.3M                  the same with 262,144 slots
@@ -66,20 +66,16 @@ recipe() {
         evaluation=(--batch-size 8 --required-batch-size-multiple 1)
         ;;
     esac
+    if [[ $name =~ ^((12|16|24)l_(1024|1600)d)(_(1)_memory|_([23])_memories)?$ ]]; then
+        local memories=${BASH_REMATCH[5]}${BASH_REMATCH[6]} places='' i
+        # memory i of m is in layer i * ceil(layers / (m + 1))
+        local every=$(((BASH_REMATCH[2] + memories) / (memories + 1)))
+        for ((i = 1; i <= memories; i++)); do places+=${places:+,}$((i * every)); done
+        training=(--arch "pkm_transformer_lm_${BASH_REMATCH[1]}" --memory-layers "$places"
+            "${norm[@]}" "${published[@]}")
+        return
+    fi
     case $name in
-    [12][246]l_1[06][02][04]d | [12][246]l_1[06][02][04]d_[123]_memor*)
-        local model=${name%_[123]_memor*} memories=${name#*d}
-        case $name in
-        *d | *_1_memory | *_[23]_memories) memories=${memories//[^123]/} ;;
-        *) return 1 ;;
-        esac
-        local number=${model%%l*} places=
-        # at regular intervals: memory i of m in layer i * ceil(layers / (m + 1))
-        local every=$(((number + ${memories:-0}) / (${memories:-0} + 1)))
-        for ((i = 1; i <= ${memories:-0}; i++)); do places+=${places:+,}$((i * every)); done
-        training=(--arch "pkm_transformer_lm_$model" --memory-layers "$places" "${norm[@]}"
-            "${published[@]}")
-        ;;
     ablation_size_none)
         training=("${ablation[@]}" --memory-layers '' --memory-slots 262144 "${published[@]}")
         ;;
@@ -103,7 +99,7 @@ recipe() {
             "${norm[@]}" "${published[@]}")
         ;;
     english_none | english_16k | english_262k)
-        preparation=(text --unit subwords --moses en --bpe-size 8000 --bpe-tool subword-nmt) source=--input
+        preparation=(text --unit subwords --moses en --bpe-size 8000) source=--input
         task+=(--tokens-per-sample 256)
         slots=16384 layers=5
         [ "$name" != english_none ] || layers=''

@@ -6,17 +6,17 @@ list() {
     cat <<'END'
 name                symbols  parameters         published       GiB               source
 enwik8_base         205      41M                1.06 bits       0.6 + 22 x 0.55   pytorch/run_enwik8_base.sh
-enwik8_18l          205      88M                1.03            1.3 + 22 x 1.0    not public: widths are our choice, flags of enwik8_base
-enwik8_large        205      277M               0.99            4.1 + 64 x 3.0    tf/scripts/enwik8_large_tpu.sh, tf/sota/enwik8.sh
+enwik8_18l          205      88M                1.03            1.3 + 22 x 1.0    not public; our widths, flags of enwik8_base
+enwik8_large        205      277M               0.99            4.1 + 64 x 3.0    tf/scripts/enwik8_large_tpu.sh, tf/sota
 text8_base          28       41M                none            0.6 + 22 x 0.55   pytorch/run_text8_base.sh
-text8_large         28       277M               1.08 bits       4.1 + 64 x 3.0    tf/scripts/text8_large_tpu.sh, tf/sota/text8.sh
+text8_large         28       277M               1.08 bits       4.1 + 64 x 3.0    tf/scripts/text8_large_tpu.sh, tf/sota
 wt103_base          267,735  151M               perplexity 24.0 2.3 + 60 x 0.15   pytorch/run_wt103_base.sh
-wt103_large         267,735  285M (paper 257M)  18.3            4.2 + 128 x 1.2   tf/scripts/wt103_large_tpu.sh, tf/sota/wt103.sh
-wt103_ablation      267,735  128M               26.77           1.9 + 60 x 0.06   not public: 7 layers are our choice, flags of wt103_base
+wt103_large         267,735  285M (paper 257M)  18.3            4.2 + 128 x 1.2   tf/scripts/wt103_large_tpu.sh, tf/sota
+wt103_ablation      267,735  128M               26.77           1.9 + 60 x 0.06   not public; our 7 layers, flags of wt103_base
 lm1b_base           793,471  358M               none            5.3 + 224 x 0.05  pytorch/run_lm1b_base.sh
-lm1b_20l            793,471  469M (paper 460M)  23.5            7.0 + 224 x 0.06  not public: sizes by the author, flags of lm1b_base
-lm1b_large          793,471  838M (paper 800M)  21.8            12.5 + 512 x 0.14 tf/scripts/lm1b_large_tpu.sh, tf/sota/lm1b.sh
-lm1b_ablation       793,471  301M (paper 300M)  25.2            4.5 + 224 x 0.05  not public: inner size is our choice, flags of lm1b_base
+lm1b_20l            793,471  469M (paper 460M)  23.5            7.0 + 224 x 0.06  not public; sizes by the author, flags of lm1b_base
+lm1b_large          793,471  838M (paper 800M)  21.8            12.5 + 512 x 0.14 tf/scripts/lm1b_large_tpu.sh, tf/sota
+lm1b_ablation       793,471  301M (paper 300M)  25.2            4.5 + 224 x 0.05  not public; our inner size, flags of lm1b_base
 ptb                 10,000   24M                54.5                              the author's; finish
 english_characters  100      0.9M                                                 SOURCE: any text
 english_words       38,333   1.6M                                                 SOURCE: any text

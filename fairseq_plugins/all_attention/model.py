@@ -67,8 +67,8 @@ class AllAttentionConfig(SegmentLanguageModelConfig):
     adaptive_span: bool = field(
         default=False,
         metadata={
-            "help": "let each head learn how far it sees; goes with --criterion "
-            "span_cross_entropy or span_exact_adaptive_loss"
+            "help": "let each head learn how far it sees; goes with --criterion segment_loss "
+            "--span-loss"
         },
     )
     span_ramp: int = field(
@@ -184,16 +184,6 @@ class AllAttentionLanguageModel(SegmentLanguageModel):
         if cfg.persistent_vectors:
             vectors += f" ({cfg.persistent_variant})"
         return f"{kind} {cls.window(cfg, mem_len).farthest}, {vectors}"
-
-    def check_criterion(self, name: str) -> None:
-        """Warn of a ``--criterion`` under which learned spans would hardly shrink."""
-        if self.decoder.spans and not name.startswith("span_"):
-            logger.warning(
-                "--criterion %s has no penalty for long attention spans, which --adaptive-span "
-                "learns: they will hardly shrink; use span_cross_entropy, or with adaptive softmax "
-                "span_exact_adaptive_loss",
-                name,
-            )
 
     def prepare_for_inference_(self, cfg: Any) -> None:
         """Log the spans, too; raises as :class:`.SegmentLanguageModel` does."""

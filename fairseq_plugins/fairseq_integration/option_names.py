@@ -9,6 +9,11 @@ from contextlib import contextmanager
 ARGUMENT = re.compile(r"`(\w+)`")
 
 
+def flag(option: str) -> str:
+    """Return how a command line has an option, such as "--lr-scheduler" for "lr_scheduler"."""
+    return "--" + option.replace("_", "-")
+
+
 @contextmanager
 def errors_name_options(option_of: Callable[[str], str | None]) -> Iterator[None]:
     """Let each ``ValueError`` raised within name options in place of arguments.
@@ -18,9 +23,6 @@ def errors_name_options(option_of: Callable[[str], str | None]) -> Iterator[None
     Args:
         option_of: maps the name of an argument to its option, as "slots" to "--memory-slots"; None
             leaves the name as it is.
-
-    Raises:
-        ValueError: as raised within, with options for arguments.
     """
     try:
         yield

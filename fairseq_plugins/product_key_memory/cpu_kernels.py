@@ -1,7 +1,8 @@
 """Selections, sums and updates in one pass on a CPU, by loops that numba compiles.
 
 torch needs several operations for each, which read and write all the numbers again. Importing numba
-takes half a second, so its loops, in :mod:`.numba_loops`, are imported at the first call.
+takes half a second, so this happens at the first call. Equal scores are ranked as :mod:`.search`
+says; scores that are not numbers go first, in any order.
 
 Shapes: R rows, n scores of a row, k wanted, N queries, H heads, n also sub-keys of each half, M
 rows to sum, P places, U sums or rows that were read, K rows of a table, d width.
@@ -10,12 +11,21 @@ rows to sum, P places, U sums or rows that were read, K rows of a table, d width
 from __future__ import annotations
 
 import functools
+import hashlib
 import logging
-from types import ModuleType
+import math
+import types
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
+
+# as in numpy 1/0 is infinite; an exception would forbid vector instructions
+OPTIONS = {"nogil": True, "error_model": "numpy"}
+_INLINED: list[str] = []
 
 logger = logging.getLogger(__name__)
 
@@ -26,47 +36,43 @@ def use_numba(x: Tensor) -> bool:
     Without numba they never can.
     """
     on_cpu = x.device.type == "cpu" and x.dtype in (torch.float32, torch.float64)
-    return on_cpu and _has_numba()
+    return on_cpu and _import_numba()
 
 
 @functools.cache
-def _has_numba() -> bool:
+def _import_numba() -> bool:
+    global numba
     try:
-        import numba  # noqa: F401
+        import numba
     except ImportError as error:
         # not installed, or for another version of numpy
         logger.warning("memories on this CPU go without compiled loops, slowly: %s", error)
         return False
+    # fairseq lets every library log what it debugs
+    logging.getLogger("numba").setLevel(logging.WARNING)
+    for name in _INLINED:
+        globals()[name] = numba.njit(inline="always")(globals()[name])
     return True
-
-
-def _loops() -> ModuleType:
-    from fairseq_plugins.product_key_memory import numba_loops
-
-    return numba_loops
 
 
 def select(rows: Tensor, k: int) -> Tensor:
     """Return the numbers (R, k) of the largest of ``rows`` (R, n), largest first."""
     best = torch.empty(len(rows), k, dtype=torch.long)
-    _loops().select(rows.contiguous().numpy(), best.numpy())
+    _select_loop(rows.contiguous().numpy(), best.numpy())
     return best
 
 
 def select_pairs(scores: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """Return the largest sums of two scores, best first, and the slots of those pairs.
+    """Return the largest sums of two scores, best first, and their slots: (N, H, k) each.
 
     Args:
         scores: of the sub-keys of both halves, (H, 2, N, n).
         k: at most n².
-
-    Returns:
-        Sums and slots, (N, H, k) each.
     """
     heads, _, queries, _ = scores.shape
     sums = scores.new_empty(queries, heads, k)
     slots = torch.empty(queries, heads, k, dtype=torch.long)
-    _loops().select_pairs(scores.numpy(), sums.numpy(), slots.numpy())
+    _select_pairs_loop(scores.numpy(), sums.numpy(), slots.numpy())
     return sums, slots
 
 
@@ -80,7 +86,7 @@ def sum_rows(rows: Tensor, places: Tensor, weights: Tensor, starts: Tensor, sums
         starts: first place of each sum, and P at the end: (U + 1,). No sum is empty.
         sums: the result.
     """
-    _loops().sum_rows(*(x.detach().numpy() for x in (rows, places, weights, starts, sums)))
+    _sum_rows_loop(*(x.detach().numpy() for x in (rows, places, weights, starts, sums)))
 
 
 def update_rows(
@@ -98,4 +104,202 @@ def update_rows(
     """Do what :func:`.lazy_adam.update_rows` does."""
     arrays = (x.detach().numpy() for x in (values, exp_avg, exp_avg_sq, rows, grads))
     numbers = betas[0], 1 - betas[0], betas[1], 1 - betas[1], scale.item(), decay, step_size, eps
-    _loops().update_rows(*arrays, np.float32(numbers))
+    _update_rows_loop(*arrays, np.float32(numbers))
+
+
+def _inlined(loop: Callable) -> Callable:
+    """Have ``loop`` compiled into those that call it, once numba is imported."""
+    _INLINED.append(loop.__name__)
+    return loop
+
+
+def _compiled(loop: Callable[..., None]) -> Callable[..., None]:
+    """Compile ``loop`` when it is first called, to run on as many threads as torch does.
+
+    Its outermost loop is over ``numba.prange``. For one thread it is compiled without threads,
+    which would not survive a fork.
+
+    Compiling takes seconds, so numba keeps the machine code in files. ``njit(cache=True)`` alone is
+    not safe there. One index by the function's name serves all versions of a function, and is
+    written before the code:
+
+    - it does not know the options, and gives serial code out for parallel;
+    - of two processes that write at the same time, one may leave its code where the other's index
+      points, for another signature or processor;
+    - numba raises where no file can be written.
+
+    So each version gets a name of its own, and where no file can be written it is compiled anew.
+    """
+
+    @functools.cache
+    def version(parallel: bool, signature: tuple, kept: bool) -> Callable[..., None]:
+        from llvmlite import binding
+
+        processor = binding.get_host_cpu_name(), binding.get_host_cpu_features().flatten()
+        known = repr((_source(), parallel, signature, processor)).encode()
+        named = types.FunctionType(loop.__code__, loop.__globals__, loop.__name__)
+        named.__qualname__ = f"{loop.__name__}_{hashlib.sha256(known).hexdigest()[:16]}"
+        named.__module__ = loop.__module__
+        return numba.njit(cache=kept, parallel=parallel, **OPTIONS)(named)
+
+    @functools.wraps(loop)
+    def run(*arguments: Any) -> None:
+        _import_numba()
+        threads = min(torch.get_num_threads(), numba.config.NUMBA_NUM_THREADS)
+        if threads > 1:
+            numba.set_num_threads(threads)
+        kind = threads > 1, tuple(numba.typeof(argument) for argument in arguments)
+        try:
+            call = version(*kind, kept=True)
+            # compile and keep before anything is computed
+            call.compile(kind[1])
+        except (OSError, RuntimeError):
+            # no folder can be written, or the disk is full
+            call = version(*kind, kept=False)
+        call(*arguments)
+
+    return run
+
+
+@functools.cache
+def _source() -> bytes:
+    # numba looks at the source too, but after a change its new index names old code for a moment
+    return hashlib.sha256(Path(__file__).read_bytes()).digest()
+
+
+@_inlined
+def _insert(score, number, filled, scores, numbers):
+    """Insert a score and its number into ``filled`` sorted ones, after equal scores.
+
+    If all places are filled the last one drops out.
+    """
+    place = filled
+    if filled == len(scores):
+        place -= 1
+        if score <= scores[place] or scores[place] != scores[place]:
+            return
+    while place > 0 and (scores[place - 1] < score or score != score):
+        scores[place] = scores[place - 1]
+        numbers[place] = numbers[place - 1]
+        place -= 1
+    scores[place] = score
+    numbers[place] = number
+
+
+@_inlined
+def _leave_out(scores, numbers, count, k, low, high):
+    """Move the k largest of the first ``count`` scores to the front, in order, with few others.
+
+    ``scores`` and ``numbers`` are (n + 1,). At least k scores are no less than ``low``; ``high`` is
+    the largest. Returns how many are left.
+    """
+    enough = k + k // 8
+    left = count
+    # halve what is between until hardly more are left, or no more is gained
+    for _ in range(8):
+        if left <= enough:
+            break
+        middle = scores.dtype.type(low / 2 + high / 2)
+        above = 0
+        for i in range(count):
+            above += not scores[i] < middle
+        if above < k:
+            high = middle
+        else:
+            low, left = middle, above
+    left = 0
+    for i in range(count):
+        score = scores[i]
+        # written in any case, which is faster than a branch that is guessed wrongly
+        scores[left], numbers[left] = score, numbers[i]
+        left += not score < low
+    return left
+
+
+@_inlined
+def _select(row, scores, numbers):
+    """Write the largest of ``row`` (n,) to ``scores`` (k,), largest first, and their numbers."""
+    n, k = len(row), len(scores)
+    # the largest of each of k groups: k scores are at least as large as the least of those
+    for place in range(k):
+        scores[place] = -np.inf
+    for start in range(0, n - k + 1, k):
+        for place in range(k):
+            if row[start + place] > scores[place]:
+                scores[place] = row[start + place]
+    low, high = scores.min(), scores.max()
+    candidates, scored = np.empty(n + 1, np.int64), np.empty(n + 1, row.dtype)
+    count = 0
+    for number in range(n):
+        candidates[count], scored[count] = number, row[number]
+        count += not row[number] < low
+    count = _leave_out(scored, candidates, count, k, low, high)
+    for i in range(count):
+        _insert(scored[i], candidates[i], min(i, k), scores, numbers)
+
+
+@_compiled
+def _select_loop(rows, numbers):
+    """Do what :func:`select` says."""
+    for r in numba.prange(len(rows)):
+        scores = np.empty(numbers.shape[1], rows.dtype)
+        _select(rows[r], scores, numbers[r])
+
+
+@_compiled
+def _select_pairs_loop(scores, sums, slots):
+    """Write the largest sums (N, H, k) of ``scores`` (H, 2, N, n), best first, and their slots.
+
+    Only pairs of ranks that can win are added up: of two lists sorted downwards, pair (a, b), from
+    1, has a·b pairs up to its own ahead of it, and those with a larger b are no better.
+    """
+    heads, _, queries, n = scores.shape
+    k = sums.shape[2]
+    ranks = min(k, n)
+    for place in numba.prange(heads * queries):
+        head, query = place // queries, place % queries
+        scores_a, numbers_a = np.empty(ranks, scores.dtype), np.empty(ranks, np.int64)
+        scores_b, numbers_b = np.empty(ranks, scores.dtype), np.empty(ranks, np.int64)
+        _select(scores[head, 0, query], scores_a, numbers_a)
+        _select(scores[head, 1, query], scores_b, numbers_b)
+        best, pairs = sums[query, head], slots[query, head]
+        found = 0
+        for a in range(ranks):
+            for b in range(min(ranks, k // (a + 1))):
+                total = scores_a[a] + scores_b[b]
+                if found == k and total <= best[k - 1]:
+                    break
+                _insert(total, numbers_a[a] * n + numbers_b[b], found, best, pairs)
+                found = min(found + 1, k)
+
+
+@_compiled
+def _sum_rows_loop(rows, places, weights, starts, sums):
+    """Do what :func:`sum_rows` says."""
+    for u in numba.prange(len(sums)):
+        first = starts[u]
+        for i in range(rows.shape[1]):
+            sums[u, i] = weights[first] * rows[places[first], i]
+        for p in range(first + 1, starts[u + 1]):
+            for i in range(rows.shape[1]):
+                sums[u, i] += weights[p] * rows[places[p], i]
+
+
+@_compiled
+def _update_rows_loop(values, exp_avg, exp_avg_sq, rows, grads, numbers):
+    """Update rows by the rule of :mod:`.lazy_adam`.
+
+    ``numbers`` are β₁, 1 - β₁, β₂, 1 - β₂, factor of the gradients, part of the values that is
+    taken off before the step (weight decay), step size, and ε.
+    """
+    beta1, rest1, beta2, rest2, scale, decay, step_size, eps = numbers
+    for u in numba.prange(len(rows)):
+        row = rows[u]
+        for i in range(values.shape[1]):
+            grad = grads[u, i] * scale
+            mean = exp_avg[row, i] * beta1 + grad * rest1
+            square = exp_avg_sq[row, i] * beta2 + grad * grad * rest2
+            exp_avg[row, i] = mean
+            exp_avg_sq[row, i] = square
+            step = step_size * mean / (np.float32(math.sqrt(square)) + eps)
+            values[row, i] -= decay * values[row, i] + step

@@ -1,8 +1,8 @@
 """Product-key memory: a layer with many slots of values, of which each token reads a few.
 
 Lample et al. 2019 (arXiv:1907.05242), section 3. :mod:`.query` makes queries of a token,
-:mod:`.keys` selects the slots whose keys fit them best, :mod:`.values` sums the values of these. It
-is a plain module, for any model::
+:mod:`.search` selects the slots whose keys fit them best, :mod:`.value_table` sums the values of
+these. It is a plain module, for any model::
 
     from fairseq_plugins.modules import ProductKeyMemory
 
@@ -23,34 +23,21 @@ width, d_v value width.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fairseq_plugins.fairseq_integration.forward_passes import is_recomputed
-from fairseq_plugins.product_key_memory.keys import (
-    KEY_SEARCHES,
-    PLAIN,
+from fairseq_plugins.product_key_memory.query import QueryNetwork
+from fairseq_plugins.product_key_memory.search import (
+    SEARCHES,
     FlatKeys,
     ProductKeys,
-)
-from fairseq_plugins.product_key_memory.query import QueryNetwork
-from fairseq_plugins.product_key_memory.search import import_faiss
-from fairseq_plugins.product_key_memory.sharding import (
-    MemoryTable,
-    draw_values,
-    sharded_weighted_sum,
+    import_faiss,
+    takes_plain_way,
 )
 from fairseq_plugins.product_key_memory.usage import MemoryUsage
-from fairseq_plugins.product_key_memory.values import (
-    SpareRows,
-    add_row_gradients,
-    gradient_to_keep,
-    plain_weighted_sum,
-    weighted_sum,
-)
+from fairseq_plugins.product_key_memory.value_table import ValueTable
 
 KEYS = {"product": ProductKeys, "flat": FlatKeys}
 
@@ -75,12 +62,12 @@ class ProductKeyMemory(nn.Module):
         value_dropout: dropout of the sum of values.
         keys: "product", or "flat" for the ablation.
         search: "torch" or "faiss"; or "plain" for the equations as they stand, in operations that
-            autograd knows, which is slower. With dense gradients it runs under ``torch.compile``
-            and has higher derivatives.
+            autograd knows, which is slower. With dense gradients it has higher derivatives, and
+            ``torch.compile`` and ``torch.export`` take it by themselves.
         sparse: make the values' gradient a sparse tensor of the rows that were read.
         values_dtype: ``torch.bfloat16`` for values that stay in it, whatever the memory is cast to;
-            :class:`.LazyAdam` then keeps no copy of them, see :mod:`.bf16_values`. None for values
-            that are cast with the memory.
+            :class:`.LazyAdam` then keeps no copy of them. None for values that are cast with the
+            memory.
         shard_values: with several workers (``torch.distributed``), give each some of the values'
             columns; see :mod:`.sharding`.
         output_norm: normalise the sum of values over its dimensions.
@@ -92,10 +79,6 @@ class ProductKeyMemory(nn.Module):
         values_of: the memory whose values this one reads and learns too, with the slots and the
             width of these; a ``state_dict()`` of both has them once, as those of ``values_of``.
             None for values of its own.
-
-    Raises:
-        ValueError: a number is out of range, ``keys`` or ``search`` is unknown, faiss is not
-            installed, or the values of ``values_of`` have another shape.
     """
 
     def __init__(
@@ -124,7 +107,13 @@ class ProductKeyMemory(nn.Module):
     ) -> None:
         super().__init__()
         value_dim = embed_dim if value_dim is None else value_dim
-        _check(locals())
+        _check_sizes(slots, heads, knn, query_dim, value_dim, query_hidden_dims)
+        _check_dropouts(
+            query_dropout=query_dropout, input_dropout=input_dropout, value_dropout=value_dropout
+        )
+        _check_choices(keys, search, values_dtype)
+        if values_of is not None:
+            _check_shared(slots, value_dim, values_of.table.shape)
         self.input_dropout = nn.Dropout(input_dropout)
         self.query_network = QueryNetwork(
             embed_dim,
@@ -140,7 +129,7 @@ class ProductKeyMemory(nn.Module):
         if values_of is None:
             mapped = output_norm or output_gate or value_dim != embed_dim
             std = 0.0 if zero_init and not mapped else value_dim**-0.5
-            self._table = draw_values(slots, value_dim, std, shard_values, values_dtype)
+            self._table = ValueTable(slots, value_dim, std, shard_values, values_dtype)
         else:
             self._table = values_of.table
         self.values = self._table.values
@@ -157,16 +146,16 @@ class ProductKeyMemory(nn.Module):
         self.knn = knn
         self.heads = heads
         self.sparse = sparse
-        self.plain = search == PLAIN
+        self.search = search
         self.usage: MemoryUsage | None = None
         self.register_buffer("frozen_slots", None, persistent=False)
-        self._gradient_beside_autograd = False
 
     @property
-    def table(self) -> MemoryTable:
-        """Return the values with what optimizers and checkpoints need to know of them."""
-        # casting and loading may have replaced the parameter
-        self._table.values = self.values
+    def table(self) -> ValueTable:
+        """Return the owner of the values."""
+        if self._table.values is not self.values:
+            # casting or loading has replaced the parameter
+            self._table.values = self.values
         return self._table
 
     def forward(self, x: Tensor, padding_mask: Tensor | None = None) -> Tensor:
@@ -176,10 +165,8 @@ class ProductKeyMemory(nn.Module):
             x: any number of tokens.
             padding_mask: (…), true for padding, which batch norm leaves out, which reads nothing
                 and gets zeros. None for no padding.
-
-        Returns:
-            (…, d).
         """
+        _check_input(self.query_network.input_dim, x, padding_mask)
         if padding_mask is None:
             return self._read(x.reshape(-1, x.size(-1))).view(x.shape)
         tokens = ~padding_mask
@@ -204,21 +191,20 @@ class ProductKeyMemory(nn.Module):
         if self.usage is not None:
             self.usage.record(slots, weights, tokens)
         # heads are summed as slots are: (N, H, k) -> (N, H·k) -> (N, d_v) (equation 3)
-        summed = self._sum_values(slots.flatten(1), weights.flatten(1))
+        summed = self.table.read(
+            slots.flatten(1),
+            weights.flatten(1),
+            plain=takes_plain_way(self.search),
+            sparse=self.sparse,
+            frozen=self.frozen_slots,
+            training=self.training,
+        )
         summed = self.value_dropout(summed.to(x.dtype))
         if self.output_norm is not None:
             summed = self.output_norm(summed)
         if self.gate is not None:
             summed = summed * F.silu(self.gate(x))
         return summed if self.projection is None else self.projection(summed)
-
-    def _sum_values(self, slots: Tensor, weights: Tensor) -> Tensor:
-        """Return the weighted sums (N, d_v) of ``slots`` (N, H·k)."""
-        values = self._leaf()
-        if self.plain and self._table.shard is None:
-            return plain_weighted_sum(values, slots, weights, self.sparse, self.frozen_slots)
-        weigh = weighted_sum if self._table.shard is None else sharded_weighted_sum
-        return weigh(values, slots, weights, self.sparse, self._table.spare, self.frozen_slots)
 
     def train_only(self, slots: Tensor | None) -> None:
         """Let only the values of some slots learn, such as those that are rarely read.
@@ -227,9 +213,6 @@ class ProductKeyMemory(nn.Module):
 
         Args:
             slots: (K,), true for slots that learn; None for all. A ``state_dict()`` leaves it out.
-
-        Raises:
-            ValueError: it has another length than K, or no booleans.
         """
         if slots is not None and (
             slots.dtype != torch.bool or slots.shape != self.values.shape[:1]
@@ -248,10 +231,7 @@ class ProductKeyMemory(nn.Module):
         :mod:`.values`. :class:`.LazyAdam` uses its buffer again after an update: copy what is to be
         kept.
         """
-        self.values.requires_grad_(False)
-        self._table.spare = SpareRows(len(self.values))
-        self.sparse = True
-        self._gradient_beside_autograd = True
+        self.table.keep_gradient_beside_autograd()
 
     def gather_values(self) -> None:
         """Gather sharded values on worker 0, for one ``state_dict()`` of all columns.
@@ -264,21 +244,17 @@ class ProductKeyMemory(nn.Module):
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> ProductKeyMemory:
         before = self.values.data
         super()._apply(fn, recurse)
-        if self._table.rounded and self.values.dtype != before.dtype:
+        if self._table.stays_bf16 and self.values.dtype != before.dtype:
             self.values.data = before.to(self.values.device)
         return self
 
     def _save_to_state_dict(self, destination: dict, prefix: str, keep_vars: bool) -> None:
         super()._save_to_state_dict(destination, prefix, keep_vars)
-        if not self.owns_values:
-            del destination[prefix + "values"]
-        elif self._table.shard is not None:
-            if self._table.gathered is None:
-                raise ValueError(
-                    "the values are sharded over workers, and have not been gathered: call "
-                    "gather_values() on all workers before state_dict() on worker 0"
-                )
-            destination[prefix + "values"], self._table.gathered = self._table.gathered, None
+        name = prefix + "values"
+        if self.owns_values:
+            destination[name] = self._table.saved(destination[name])
+        else:
+            del destination[name]
 
     def _load_from_state_dict(
         self,
@@ -291,52 +267,27 @@ class ProductKeyMemory(nn.Module):
         error_msgs: list[str],
     ) -> None:
         name = prefix + "values"
-        values, shard = state_dict.get(name), self._table.shard
-        problems = (missing_keys, unexpected_keys, error_msgs)
-        if not self.owns_values:
+        others = {key: value for key, value in state_dict.items() if key != name}
+        given = name in state_dict
+        if self.owns_values and given:
+            others[name] = self._table.loaded(state_dict[name])
+        problems = missing_keys, unexpected_keys, error_msgs
+        super()._load_from_state_dict(others, prefix, local_metadata, strict, *problems)
+        if strict and not self.owns_values:
             # the owner loads them: those of a memory of its own have no place here
-            others = {key: value for key, value in state_dict.items() if key != name}
-            super()._load_from_state_dict(others, prefix, local_metadata, strict, *problems)
-            if strict:
-                missing_keys.remove(name)
-                unexpected_keys.extend([name] if values is not None else [])
-            return
-        if shard is not None and values is not None and values.size(1) == shard.width:
-            state_dict = {**state_dict, name: shard.of(values)}
-        super()._load_from_state_dict(state_dict, prefix, local_metadata, strict, *problems)
-
-    def _leaf(self) -> Tensor:
-        """Return the values, or a leaf tensor of autograd that stands for them in this pass."""
-        if not (self._gradient_beside_autograd and torch.is_grad_enabled() and self.training):
-            return self.values
-        # training code may clear only the gradients that it knows of: where no keys have one, a
-        # pass that failed has left this one
-        of_keys = [next(keys.parameters()) for keys in self._table.readers]
-        learned = [parameter for parameter in of_keys if parameter.requires_grad]
-        cleared = learned and all(parameter.grad is None for parameter in learned)
-        if cleared and not is_recomputed():
-            self.values.grad = None
-        leaf = self.values.detach().requires_grad_()
-        leaf.register_post_accumulate_grad_hook(self._add_gradient)
-        return leaf
-
-    def _add_gradient(self, leaf: Tensor) -> None:
-        """Move the gradient of ``leaf`` to that of the values."""
-        grad, leaf.grad = leaf.grad, None
-        grad = gradient_to_keep(grad, plain=self.plain and self._table.shard is None)
-        if self.values.grad is not None:
-            grad = add_row_gradients(self.values.grad, grad)
-        self.values.grad = grad
+            missing_keys.remove(name)
+            unexpected_keys.extend([name] if given else [])
 
 
 def packs_tokens(x: Tensor, training: bool) -> bool:
     """Return whether padding is taken out of ``x`` before a memory reads.
 
     That saves work. But an accelerator makes the host wait for the number of tokens, which in
-    training would hold up the passes behind it. A pass that is recomputed must do as the first one
-    did, which had no gradients.
+    training would hold up the passes behind it; compilers and meta tensors have no such number. A
+    pass that is recomputed must do as the first one did, which had no gradients.
     """
-    return x.device.type == "cpu" or not training
+    fixed_shapes = torch.compiler.is_compiling() or x.is_meta
+    return not fixed_shapes and (x.device.type == "cpu" or not training)
 
 
 class MemorySublayer(nn.Module):
@@ -355,37 +306,58 @@ class MemorySublayer(nn.Module):
         return self.memory(x, padding_mask)
 
 
-def _check(arguments: dict[str, Any]) -> None:
-    """Raise ``ValueError`` for arguments of :class:`ProductKeyMemory` out of range."""
-    for name in ("slots", "heads", "knn", "query_dim", "value_dim"):
-        if arguments[name] < 1:
-            raise ValueError(f"`{name}` is {arguments[name]}: it must be at least 1")
-    if arguments["knn"] > arguments["slots"]:
+def _check_input(width: int, x: Tensor, padding_mask: Tensor | None) -> None:
+    if x.dim() == 0 or x.size(-1) != width:
         raise ValueError(
-            f"`knn` is {arguments['knn']}: it must be at most `slots`, {arguments['slots']}"
+            f"a memory of width {width} got an input of shape {tuple(x.shape)}: its last dimension "
+            f"must be {width}"
         )
-    for width in arguments["query_hidden_dims"]:
+    if padding_mask is not None and padding_mask.shape != x.shape[:-1]:
+        raise ValueError(
+            f"a memory got a `padding_mask` of shape {tuple(padding_mask.shape)} for an input of "
+            f"shape {tuple(x.shape)}: it must be {tuple(x.shape[:-1])}"
+        )
+
+
+def _check_sizes(
+    slots: int,
+    heads: int,
+    knn: int,
+    query_dim: int,
+    value_dim: int,
+    query_hidden_dims: Sequence[int],
+) -> None:
+    sizes = {"slots": slots, "heads": heads, "knn": knn}
+    for name, size in {**sizes, "query_dim": query_dim, "value_dim": value_dim}.items():
+        if size < 1:
+            raise ValueError(f"`{name}` is {size}: it must be at least 1")
+    if knn > slots:
+        raise ValueError(f"`knn` is {knn}: it must be at most `slots`, {slots}")
+    for width in query_hidden_dims:
         if width < 1:
             raise ValueError(f"`query_hidden_dims` has {width}: widths are at least 1")
-    for name in ("query_dropout", "input_dropout", "value_dropout"):
-        if not 0 <= arguments[name] < 1:
-            raise ValueError(f"`{name}` is {arguments[name]}: it must be in [0, 1)")
-    if arguments["values_dtype"] not in (None, torch.bfloat16):
-        raise ValueError(
-            f"`values_dtype` is {arguments['values_dtype']}: give torch.bfloat16, or None"
-        )
-    for name, known in [("keys", KEYS), ("search", KEY_SEARCHES)]:
-        if arguments[name] not in known:
-            raise ValueError(f"`{name}` is {arguments[name]!r}: there are {', '.join(known)}")
-    if arguments["values_of"] is not None:
-        shape = arguments["slots"], arguments["value_dim"]
-        for name, ours, theirs in zip(
-            ("slots", "value_dim"), shape, arguments["values_of"].table.shape, strict=True
-        ):
-            if ours != theirs:
-                raise ValueError(
-                    f"`{name}` is {ours}, and {theirs} in the memory whose values are shared: give "
-                    f"both the same `{name}`"
-                )
-    if arguments["search"] == "faiss":
+
+
+def _check_dropouts(**dropouts: float) -> None:
+    for name, dropout in dropouts.items():
+        if not 0 <= dropout < 1:
+            raise ValueError(f"`{name}` is {dropout}: it must be in [0, 1)")
+
+
+def _check_choices(keys: str, search: str, values_dtype: torch.dtype | None) -> None:
+    if values_dtype not in (None, torch.bfloat16):
+        raise ValueError(f"`values_dtype` is {values_dtype}: give torch.bfloat16, or None")
+    for name, chosen, known in [("keys", keys, KEYS), ("search", search, SEARCHES)]:
+        if chosen not in known:
+            raise ValueError(f"`{name}` is {chosen!r}: there are {', '.join(known)}")
+    if search == "faiss":
         import_faiss()
+
+
+def _check_shared(slots: int, value_dim: int, theirs: tuple[int, int]) -> None:
+    for name, one, other in zip(("slots", "value_dim"), (slots, value_dim), theirs, strict=True):
+        if one != other:
+            raise ValueError(
+                f"`{name}` is {one}, and {other} in the memory whose values are shared: give both "
+                f"the same `{name}`"
+            )

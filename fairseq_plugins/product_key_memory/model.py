@@ -25,15 +25,11 @@ from fairseq.models.transformer_lm import TransformerLanguageModel, TransformerL
 from omegaconf import II
 
 from fairseq_plugins.fairseq_integration.checkpoint_files import weights_loaded_into
+from fairseq_plugins.fairseq_integration.option_names import flag
 from fairseq_plugins.fairseq_integration.presets import register_presets
 from fairseq_plugins.fairseq_integration.transformer_options import TransformerOptions, parsed
-from fairseq_plugins.product_key_memory.building import (
-    MemoryBuilder,
-    choose_trained_slots,
-    fit_to_memories,
-    keep_shards_apart,
-    watch_memories,
-)
+from fairseq_plugins.product_key_memory.added_memories import fit_to_memories
+from fairseq_plugins.product_key_memory.fairseq_memory import MemoryBuilder
 from fairseq_plugins.product_key_memory.options import (
     MemoryLayersOptions,
     MemoryOptions,
@@ -81,12 +77,7 @@ class MemoryLanguageModel(TransformerLanguageModel):
 
     @classmethod
     def build_model(cls, cfg: MemoryLanguageModelConfig, task: Any) -> "MemoryLanguageModel":
-        """Build the model for the task's dictionary.
-
-        Raises:
-            ValueError: an option has a value that no such model has, or two do not go together, or
-                the task reads streams of text.
-        """
+        """Build the model for the task's dictionary."""
         if getattr(task, "reads_streams", False):
             raise ValueError(
                 "--arch pkm_transformer_lm reads blocks of text that have no past, and --task "
@@ -101,11 +92,9 @@ class MemoryLanguageModel(TransformerLanguageModel):
             if getattr(cfg, width) is None:
                 setattr(cfg, width, cfg.decoder_embed_dim)
         model = super().build_model(cfg, task)
-        memories = put_memories(model.decoder, layers, MemoryBuilder(cfg))
-        keep_shards_apart(model)
-        memories = {f"memory{number}": memory for number, memory in memories.items()}
-        watch_memories(model, memories)
-        choose_trained_slots(cfg, memories)
+        builder = MemoryBuilder(cfg)
+        memories = put_memories(model.decoder, layers, builder).items()
+        builder.finish(model, {f"memory{number}": memory for number, memory in memories})
         return model
 
     def load_state_dict(self, state_dict: dict, *args: Any, **kwargs: Any) -> Any:
@@ -117,9 +106,6 @@ class MemoryLanguageModel(TransformerLanguageModel):
         """Prepare to score or generate, if the model has positions for blocks of this length.
 
         fairseq would leave longer blocks out, and report what is left or a perplexity of 1.
-
-        Raises:
-            ValueError: it has fewer positions.
         """
         super().prepare_for_inference_(cfg)
         length = getattr(cfg.task, "tokens_per_sample", None) or 0
@@ -170,11 +156,7 @@ class MemoryTransformer(TransformerModel):
     def build_model(
         cls, cfg: MemoryTransformerConfig | argparse.Namespace, task: Any
     ) -> "MemoryTransformer":
-        """Build the model for the task's dictionaries.
-
-        Raises:
-            ValueError: an option has a value that no such model has, or two do not go together.
-        """
+        """Build the model for the task's dictionaries."""
         args = parsed(cfg)
         options = _memory_options(args)
         texts = {part: getattr(options, f"{part}_memory_layers") for part in ("encoder", "decoder")}
@@ -189,16 +171,14 @@ class MemoryTransformer(TransformerModel):
             layers = parse_memory_layers(text, len(stack.layers), f"--{part}-memory-layers")
             for number, memory in put_memories(stack, layers, builder).items():
                 memories[f"{part}_memory{number}"] = memory
-        sharded = any(memory.table.shard is not None for memory in memories.values())
+        sharded = any(memory.table.columns.sharded for memory in memories.values())
         if sharded and getattr(getattr(task, "cfg", None), "eval_bleu", False):
             raise ValueError(
                 "--eval-bleu with --memory-shard-values: workers read a sharded memory together, "
                 "and their translations have different lengths; leave out --eval-bleu, and "
                 "translate with the checkpoint on one worker"
             )
-        keep_shards_apart(model)
-        watch_memories(model, memories)
-        choose_trained_slots(options, memories)
+        builder.finish(model, memories)
         return model
 
     def load_state_dict(self, state_dict: dict, *args: Any, **kwargs: Any) -> Any:
@@ -224,7 +204,7 @@ def _check_numbering(cfg: Any, part: str, option: str) -> None:
     for other in (f"{part}_layers_to_keep", "base_layers"):
         if getattr(cfg, other, None):
             raise ValueError(
-                f"--{other.replace('_', '-')} is {getattr(cfg, other)} with {option}: layers would "
+                f"{flag(other)} is {getattr(cfg, other)} with {option}: layers would "
                 "get other numbers; leave one of the two out"
             )
 

@@ -26,9 +26,9 @@ from fairseq_plugins.fairseq_integration.optimizers import (
     adam_options,
     update_rule,
 )
-from fairseq_plugins.fairseq_integration.option_names import errors_name_options
+from fairseq_plugins.fairseq_integration.option_names import errors_name_options, flag
 from fairseq_plugins.product_key_memory.lazy_adam import LazyAdam
-from fairseq_plugins.product_key_memory.sharding import MemoryTable
+from fairseq_plugins.product_key_memory.value_table import ValueTable
 
 logger = logging.getLogger(__name__)
 
@@ -49,15 +49,12 @@ class AdamWithMemory(Adam):
         memory_weight_decay: weight decay of the rows that were read.
         options: those of fairseq's Adam: ``lr``, ``betas``, ``eps``, ``weight_decay``. The tables
             have the same betas and eps.
-
-    Raises:
-        ValueError: ``memory_lr`` or ``memory_weight_decay`` is negative or not finite.
     """
 
     def __init__(
         self,
         params: Iterable[nn.Parameter],
-        tables: list[MemoryTable],
+        tables: list[ValueTable],
         memory_lr: float = 1e-3,
         memory_weight_decay: float = 0.0,
         **options: Any,
@@ -74,7 +71,7 @@ class AdamWithMemory(Adam):
             self.start_scale()
 
     @property
-    def tables(self) -> list[MemoryTable]:
+    def tables(self) -> list[ValueTable]:
         """Return the tables with sparse gradients."""
         return self.lazy.tables
 
@@ -127,19 +124,11 @@ class AdamWithMemory(Adam):
         self.lazy.gather()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return Adam's state, and that of the tables as ``tables``.
-
-        Raises:
-            ValueError: a table is sharded, and :meth:`consolidate_state_dict` was not called.
-        """
+        """Return Adam's state, and that of the tables as ``tables``."""
         return {**super().state_dict(), "tables": self.lazy.state_dict()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load a state.
-
-        Raises:
-            ValueError: it is of other tables.
-        """
+        """Load a state."""
         others = {name: value for name, value in state_dict.items() if name != "tables"}
         self.lazy.load_state_dict(state_dict.get("tables", []))
         super().load_state_dict(others)
@@ -165,10 +154,7 @@ class FairseqAdamWithMemory(AmpScaledStep, FairseqOptimizer):
     Args:
         cfg: the options.
         params: the model's parameters, or fairseq's copies of them in single precision. Those with
-            a :class:`.MemoryTable` as update rule lead to the values of their memory.
-
-    Raises:
-        ValueError: an option is negative, or one of ``adam`` that does not go with memories.
+            a :class:`.ValueTable` as update rule lead to the values of their memory.
     """
 
     def __init__(self, cfg: AdamWithMemoryConfig, params: Iterable[nn.Parameter]) -> None:
@@ -176,9 +162,9 @@ class FairseqAdamWithMemory(AmpScaledStep, FairseqOptimizer):
         if cfg.fp16_adam_stats:
             raise ValueError("--fp16-adam-stats with --optimizer adam_with_memory: leave it out")
         params = list(params)
-        rules = (update_rule(param, MemoryTable) for param in params)
+        rules = (update_rule(param, ValueTable) for param in params)
         tables = {id(table): table for table in rules if table is not None}
-        with errors_name_options(lambda argument: "--" + argument.replace("_", "-")):
+        with errors_name_options(flag):
             self._optimizer = AdamWithMemory(params, list(tables.values()), **self.optimizer_config)
         if tables:
             sizes = (table.values.shape for table in self.tables)
@@ -201,7 +187,7 @@ class FairseqAdamWithMemory(AmpScaledStep, FairseqOptimizer):
         }
 
     @property
-    def tables(self) -> list[MemoryTable]:
+    def tables(self) -> list[ValueTable]:
         """Return the memories' tables."""
         return self._optimizer.tables
 

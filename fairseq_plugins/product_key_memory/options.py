@@ -1,6 +1,6 @@
 """Options of product-key memories, which all models that take them share.
 
-:mod:`.building` makes memories of them.
+:mod:`.fairseq_memory` makes memories of them.
 """
 
 import dataclasses
@@ -12,8 +12,9 @@ import torch
 from fairseq.dataclass import ChoiceEnum, FairseqDataclass
 from omegaconf import II
 
-from fairseq_plugins.product_key_memory.keys import KEY_SEARCHES
+from fairseq_plugins.fairseq_integration.option_names import flag
 from fairseq_plugins.product_key_memory.memory import KEYS
+from fairseq_plugins.product_key_memory.search import SEARCHES
 
 logger = logging.getLogger(__name__)
 
@@ -95,7 +96,7 @@ class MemoryOptions(FairseqDataclass):
         default="product",
         metadata={"help": "product keys, or flat ones, all of which are searched (section 4.5)"},
     )
-    memory_search: ChoiceEnum(list(KEY_SEARCHES)) = field(
+    memory_search: ChoiceEnum(list(SEARCHES)) = field(
         default="torch",
         metadata={
             "help": "what finds the best keys: torch, faiss where it is installed, or plain, which "
@@ -172,9 +173,6 @@ def parse_memory_layers(text: str | None, layers: int, option: str) -> list[int]
         text: such as "6,12".
         layers: number of layers.
         option: the option that the text is from, such as "--memory-layers".
-
-    Raises:
-        ValueError: the text is no list of numbers, there is no such layer, or one is named twice.
     """
     if text is None or text == "":
         return []
@@ -205,10 +203,6 @@ def check_placed(options: MemoryOptions, memories: bool, option: str) -> None:
         options: of the model.
         memories: whether it has memories.
         option: the option that says in which layers.
-
-    Raises:
-        ValueError: ``--memory-interleave`` or ``--memory-parallel`` is one of them, or both are
-            given.
     """
     if options.memory_interleave and options.memory_parallel:
         raise ValueError(
@@ -224,7 +218,7 @@ def check_placed(options: MemoryOptions, memories: bool, option: str) -> None:
         and getattr(options, field.name) != field.default
     ]
     if without_effect:
-        names = ", ".join("--" + name.replace("_", "-") for name in without_effect)
+        names = ", ".join(flag(name) for name in without_effect)
         logger.warning(
             "no layer has a memory, and %s of memories: give %s, such as %s 6, to have one",
             f"{names} " + ("is an option" if len(without_effect) == 1 else "are options"),
@@ -246,11 +240,7 @@ def placement(options: MemoryOptions) -> str:
 
 
 def parse_hidden_dims(text: Any) -> list[int]:
-    """Return the widths of ``--memory-query-hidden-dims``, such as "512,512": [] for None or "".
-
-    Raises:
-        ValueError: the text is no list of numbers.
-    """
+    """Return the widths of ``--memory-query-hidden-dims``, such as "512,512": [] for None or ""."""
     if text is None or text == "":
         return []
     try:

@@ -150,6 +150,7 @@ class QueryNetwork(nn.Module):
         self.batch_norm = SyncBatchNorm1d(widths[-1]) if batch_norm else None
         self.layer_norm = nn.LayerNorm(query_dim) if layer_norm else None
         self.dropout = nn.Dropout(dropout)
+        self.input_dim = input_dim
         self.heads = heads
 
     def forward(self, x: Tensor, tokens: Tensor | None = None) -> Tensor:

@@ -1,16 +1,23 @@
-"""The fast exact search for the keys that fit a query best; :mod:`.keys` has the plain one.
+"""The keys of a memory, and the search for those that fit a query best.
 
-Lample et al. 2019 (arXiv:1907.05242), section 3.2. It computes the scores of sub-keys for a part of
-the queries at a time, in both passes, and adds up only pairs that can win.
+Lample et al. 2019 (arXiv:1907.05242), sections 3.1 to 3.3. There are two ways to search. The plain
+one is the equations as they stand, for autograd. The fast one computes the scores of sub-keys for a
+part of the queries at a time, in both passes, and adds up only pairs that can win; its results and
+gradients are the same.
 
-Shapes: N queries, H heads, n sub-keys of each half, K keys, d_q query width, k keys selected by a
-head, P pairs that can win, R rows of scores.
+A fixed rule ranks equal scores, so that the same query always reads the same slots: of product
+keys, the better first sub-key goes first, then the better second one; equal sub-keys, and flat
+keys, go by their number.
+
+Shapes: N queries, H heads, K slots, n = √K sub-keys of each half, d_q query width, k slots selected
+by a head, P pairs that can win, R rows of scores.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
+import math
+from collections.abc import Iterator
 from types import ModuleType
 from typing import Any
 
@@ -21,6 +28,7 @@ from torch.autograd.function import once_differentiable
 from fairseq_plugins.product_key_memory import cpu_kernels
 from fairseq_plugins.product_key_memory.cpu_kernels import use_numba
 
+SEARCHES = ("torch", "faiss", "plain")
 # Number of sub-keys' scores computed at a time: few enough for the caches of a CPU, enough to keep
 # a GPU busy.
 SUBKEY_SCORES = {"cpu": 1 << 20, "cuda": 1 << 28}
@@ -28,8 +36,80 @@ SUBKEY_SCORES = {"cpu": 1 << 20, "cuda": 1 << 28}
 FLAT_SCORES = 1 << 24
 _LARGEST = torch.iinfo(torch.int32).max
 
-# Maps queries (N, d_q), keys (n, d_q) and k to the numbers (N, k) of the best keys, best first.
-Search = Callable[[Tensor, Tensor, int], Tensor]
+
+class ProductKeys(nn.Module):
+    """Keys that are all pairs of two sets of sub-keys; each head has its own (section 3.1).
+
+    Slot i·n + j has sub-key i of the first set and j of the second. Sub-keys are drawn uniformly
+    from ±1/√(d_q/2).
+
+    Args:
+        heads: H.
+        slots: K, a square number.
+        query_dim: d_q, an even number.
+        search: one of ``SEARCHES``.
+    """
+
+    def __init__(self, heads: int, slots: int, query_dim: int, search: str = "torch") -> None:
+        super().__init__()
+        n = math.isqrt(slots)
+        if n**2 != slots:
+            raise ValueError(
+                f"`slots` is {slots}: product keys need a square number, such as {n**2} or "
+                f"{(n + 1) ** 2}"
+            )
+        if query_dim % 2:
+            raise ValueError(
+                f"`query_dim` is {query_dim}: product keys halve it, so it must be even"
+            )
+        half = query_dim // 2
+        # (H, halves, n, d_q/2)
+        self.subkeys = nn.Parameter(torch.empty(heads, 2, n, half))
+        nn.init.uniform_(self.subkeys, -(half**-0.5), half**-0.5)
+        self.search = search
+
+    def forward(self, queries: Tensor, k: int) -> tuple[Tensor, Tensor]:
+        """Return scores and slots (N, H, k) of the best of all K keys for ``queries`` (N, H, d_q).
+
+        The best go first.
+        """
+        if takes_plain_way(self.search):
+            return plain_score_pairs(queries, self.subkeys, k)
+        return _ScorePairs.apply(queries, self.subkeys, k, self.search)
+
+
+class FlatKeys(nn.Module):
+    """K keys of full width for each head, all of which are scored: the ablation (section 4.5).
+
+    Keys are drawn uniformly from ±1/√d_q, as in the published code: they are 1/√2 as long as
+    product keys of the same width. Arguments are those of :class:`ProductKeys`.
+    """
+
+    def __init__(self, heads: int, slots: int, query_dim: int, search: str = "torch") -> None:
+        super().__init__()
+        self.keys = nn.Parameter(torch.empty(heads, slots, query_dim))
+        nn.init.uniform_(self.keys, -(query_dim**-0.5), query_dim**-0.5)
+        self.search = search
+
+    def forward(self, queries: Tensor, k: int) -> tuple[Tensor, Tensor]:
+        """Return scores and slots (N, H, k), best first, for ``queries`` (N, H, d_q) (eq. 1)."""
+        if takes_plain_way(self.search):
+            return plain_top_k(plain_products("nhd,hkd->nhk", queries, self.keys), k)
+        search = search_with_faiss if self.search == "faiss" else search_with_torch
+        scores, slots = [], []
+        for of_head, keys in zip(queries.unbind(1), self.keys, strict=True):
+            with torch.no_grad():
+                best = search(of_head, keys, k)
+            # (N, k, d_q), (N, d_q, 1) -> (N, k)
+            fit = torch.bmm(nn.functional.embedding(best, keys), of_head.unsqueeze(-1))
+            scores.append(at_least_single(fit.squeeze(-1)))
+            slots.append(best)
+        return torch.stack(scores, dim=1), torch.stack(slots, dim=1)
+
+
+def takes_plain_way(search: str) -> bool:
+    """Return whether to compute in operations that autograd, compilers and exporters know."""
+    return search == "plain" or torch.compiler.is_compiling()
 
 
 def at_least_single(x: Tensor) -> Tensor:
@@ -40,23 +120,53 @@ def at_least_single(x: Tensor) -> Tensor:
     return x.to(torch.promote_types(x.dtype, torch.float))
 
 
-def score_pairs(queries: Tensor, subkeys: Tensor, k: int, search: str) -> tuple[Tensor, Tensor]:
-    """Return what :func:`.keys.plain_score_pairs` does, faster (section 3.2).
+# --- the plain search
+
+
+def plain_score_pairs(queries: Tensor, subkeys: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """Return the best of all pairs of sub-keys, as section 3.2 describes it.
 
     Args:
         queries: (N, H, d_q).
         subkeys: of both halves, (H, 2, n, d_q/2).
         k: at most n².
-        search: a key of ``SEARCHES``.
 
     Returns:
         The best scores, best first, and their slots i·n + j: (N, H, k) each.
     """
-    return _ScorePairs.apply(queries, subkeys, k, search)
+    n = subkeys.size(2)
+    # (N, H, d_q) -> (N, H, 2, d_q/2): the two halves of each query
+    halves = queries.unflatten(-1, (2, -1))
+    # (N, H, 2, d_q/2), (H, 2, n, d_q/2) -> (N, H, 2, n): all sub-keys' scores
+    scores = plain_products("nhsd,hsid->nhsi", halves, subkeys)
+    # (N, H, 2, n) -> (N, H, 2, r): the best sub-keys of each half (equation 4)
+    best, numbers = plain_top_k(scores, min(k, n))
+    # (N, H, r, 1) + (N, H, 1, r) -> (N, H, r·r): all pairs of one of each half
+    sums = (best[:, :, 0, :, None] + best[:, :, 1, None, :]).flatten(2)
+    slots = (numbers[:, :, 0, :, None] * n + numbers[:, :, 1, None, :]).flatten(2)
+    # (N, H, r·r) -> (N, H, k): the best pairs are the best of all K keys
+    scores, pairs = plain_top_k(sums, k)
+    return scores, slots.gather(-1, pairs)
+
+
+def plain_products(equation: str, queries: Tensor, keys: Tensor) -> Tensor:
+    """Return ``torch.einsum``'s products in single precision or higher, also under autocast."""
+    with torch.autocast(queries.device.type, enabled=False):
+        return torch.einsum(equation, at_least_single(queries), at_least_single(keys))
+
+
+def plain_top_k(scores: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """Return the largest of ``scores`` (…, n), best first, and their numbers: (…, k) each."""
+    # torch.topk leaves open which of equal scores goes first
+    best, numbers = scores.sort(dim=-1, descending=True, stable=True)
+    return best[..., :k], numbers[..., :k]
+
+
+# --- the fast search
 
 
 class _ScorePairs(torch.autograd.Function):
-    """Holds all sub-keys' scores for a part of the queries at a time, in both passes."""
+    """:func:`plain_score_pairs` with all sub-keys' scores of a part of the queries at a time."""
 
     @staticmethod
     def forward(
@@ -68,7 +178,7 @@ class _ScorePairs(torch.autograd.Function):
             for _, halves, scores in _parts(queries, keys):
                 # (H·halves, N, d_q/2), (H·halves, n, d_q/2) -> (H·halves, N, n)
                 torch.bmm(halves, keys.mT, out=scores)
-                found.append(_search(scores, halves, keys, k, search))
+                found.append(_best_pairs(scores, halves, keys, k, search))
         scores, slots = (torch.cat(parts) for parts in zip(*found, strict=True))
         ctx.save_for_backward(queries, subkeys, slots)
         ctx.mark_non_differentiable(slots)
@@ -96,11 +206,7 @@ class _ScorePairs(torch.autograd.Function):
 
 
 def _parts(queries: Tensor, keys: Tensor) -> Iterator[tuple[slice, Tensor, Tensor]]:
-    """Split the queries.
-
-    Args:
-        queries: (N, H, d_q).
-        keys: (H·halves, n, d_q/2).
+    """Split ``queries`` (N, H, d_q), for ``keys`` (H·halves, n, d_q/2).
 
     Yields:
         For each part its place among the queries, its halves (H·halves, N, d_q/2) in the keys'
@@ -120,21 +226,30 @@ def _parts(queries: Tensor, keys: Tensor) -> Iterator[tuple[slice, Tensor, Tenso
         yield part, halves.to(keys.dtype), scores
 
 
-def _search(
+def _best_pairs(
     scores: Tensor, halves: Tensor, keys: Tensor, k: int, search: str
 ) -> tuple[Tensor, Tensor]:
-    """Return the best scores and slots (N, H, k), given all ``scores`` (H·halves, N, n)."""
+    """Return the best sums and their slots (N, H, k), given all ``scores`` (H·halves, N, n)."""
+    n = scores.size(-1)
     by_head = scores.unflatten(0, (-1, 2))
-    if search != "torch":
-        pairs = zip(halves, keys, strict=True)
-        best = torch.stack([SEARCHES[search](*pair, min(k, keys.size(1))) for pair in pairs])
+    if search == "faiss":
+        found = zip(halves, keys, strict=True)
+        best = torch.stack([search_with_faiss(*pair, min(k, n)) for pair in found])
         # pairs are chosen by rank, so the order must be that of the scores that are added up
         best = best.gather(-1, top_k(scores.gather(-1, best), best.size(-1)))
     elif use_numba(scores):
         return cpu_kernels.select_pairs(by_head, k)
     else:
-        best = top_k(scores, min(k, keys.size(1)))
-    return best_pairs(by_head, best.unflatten(0, (-1, 2)), k)
+        best = top_k(scores, min(k, n))
+    best = best.unflatten(0, (-1, 2))
+    first, second = by_head.gather(-1, best).unbind(1)
+    a, b = candidate_pairs(k, n, scores.device)
+    # (H, N, P): only pairs that can win are added up
+    sums = first.index_select(-1, a) + second.index_select(-1, b)
+    pairs = top_k(sums, k)
+    slots = best[:, 0].gather(-1, a[pairs]) * n + best[:, 1].gather(-1, b[pairs])
+    # (H, N, k) -> (N, H, k)
+    return sums.gather(-1, pairs).transpose(0, 1), slots.transpose(0, 1)
 
 
 @functools.cache
@@ -149,54 +264,20 @@ def candidate_pairs(k: int, n: int, device: torch.device | None = None) -> Tenso
     return (ranks[:, None] * ranks <= k).nonzero().t().to(device)
 
 
-def best_pairs(scores: Tensor, best: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """Return the largest sums of two scores, one of each half.
-
-    Args:
-        scores: of the sub-keys of both halves, (H, 2, N, n).
-        best: numbers of the best min(k, n) of them, best first, (H, 2, N, min(k, n)).
-        k: number of pairs.
-
-    Returns:
-        The sums, best first, and the slots of those pairs: (N, H, k) each.
-    """
-    n = scores.size(-1)
-    first, second = scores.gather(-1, best).unbind(1)
-    a, b = candidate_pairs(k, n, scores.device)
-    # (H, N, P): only pairs that can win are added up
-    sums = first.index_select(-1, a) + second.index_select(-1, b)
-    pairs = top_k(sums, k)
-    slots = best[:, 0].gather(-1, a[pairs]) * n + best[:, 1].gather(-1, b[pairs])
-    # (H, N, k) -> (N, H, k)
-    return sums.gather(-1, pairs).transpose(0, 1), slots.transpose(0, 1)
-
-
 def top_k(scores: Tensor, k: int) -> Tensor:
-    """Return the numbers (…, k) of the largest of ``scores`` (…, n), best first.
-
-    Of equal scores the smaller number goes first; ``torch.topk`` leaves this open.
-    """
-    n = scores.size(-1)
-    if k == n:
-        return scores.argsort(dim=-1, descending=True, stable=True)
-    rows = scores.detach().reshape(-1, n)
+    """Return the numbers (…, k) that :func:`plain_top_k` does, faster; the host never waits."""
+    rows = scores.detach().reshape(-1, scores.size(-1))
     if use_numba(rows):
         best = cpu_kernels.select(rows, k)
-    elif rows.device.type == "cpu":
-        best = select_with_topk(rows, k)
+    elif rows.dtype == torch.float32:
+        best = _top_k_of_integers(rows, k)
     else:
-        best = select_without_waiting(rows, k)
+        best = plain_top_k(rows, k)[1]
     return best.view(*scores.shape[:-1], k)
 
 
-def select_without_waiting(rows: Tensor, k: int) -> Tensor:
-    """Return the numbers (R, k) for ``rows`` (R, n) with n > k, without a wait of the host.
-
-    A score in single precision and its number make one integer, so that there are no ties. On a CPU
-    this takes longer than to look for ties.
-    """
-    if rows.dtype != torch.float32:
-        return rows.argsort(dim=-1, descending=True, stable=True)[:, :k]
+def _top_k_of_integers(rows: Tensor, k: int) -> Tensor:
+    """Return the numbers (R, k): a score and its number make one integer, so nothing ties."""
     n = rows.size(-1)
     # -0 and 0 are one score
     bits = (rows + 0.0).view(torch.int32)
@@ -206,42 +287,6 @@ def select_without_waiting(rows: Tensor, k: int) -> Tensor:
     numbers = torch.arange(n - 1, -1, -1, device=rows.device)
     best, _ = (ranks | numbers).topk(k, dim=-1)
     return n - 1 - (best & 0xFFFFFFFF)
-
-
-def select_with_topk(rows: Tensor, k: int) -> Tensor:
-    """Return the numbers (R, k) for ``rows`` (R, n) with n > k, by looking for ties."""
-    # one more than wanted shows whether another has the score of the last
-    values, best = rows.topk(k + 1, dim=-1)
-    best = best[:, :k]
-    tied = (values[:, 1:] >= values[:, :-1]).any(-1)
-    if tied.any():
-        in_order = rows[tied].argsort(dim=-1, descending=True, stable=True)
-        best = best.masked_scatter(tied.unsqueeze(-1), in_order[:, :k])
-    return best
-
-
-def score_keys(queries: Tensor, keys: Tensor, k: int, search: str) -> tuple[Tensor, Tensor]:
-    """Return what :func:`.keys.plain_score_keys` does, with fewer scores at a time.
-
-    Args:
-        queries: (N, H, d_q).
-        keys: (H, K, d_q).
-        k: at most K.
-        search: a key of ``SEARCHES``.
-
-    Returns:
-        The best scores, best first, and their slots: (N, H, k) each.
-    """
-    scores, slots = [], []
-    for of_head, keys_of_head in zip(queries.unbind(1), keys, strict=True):
-        with torch.no_grad():
-            best = SEARCHES[search](of_head, keys_of_head, k)
-        # (N, k, d_q), (N, d_q, 1) -> (N, k)
-        selected = nn.functional.embedding(best, keys_of_head)
-        fit = torch.bmm(selected, of_head.unsqueeze(-1)).squeeze(-1)
-        scores.append(at_least_single(fit))
-        slots.append(best)
-    return torch.stack(scores, dim=1), torch.stack(slots, dim=1)
 
 
 def search_with_torch(queries: Tensor, keys: Tensor, k: int) -> Tensor:
@@ -259,22 +304,16 @@ def search_with_faiss(queries: Tensor, keys: Tensor, k: int) -> Tensor:
     the order of equal scores open.
     """
     faiss = import_faiss()
-    of_queries, of_keys = (x.detach().float().cpu().numpy() for x in (queries, keys))
+    arrays = [x.detach().float().cpu().numpy() for x in (queries, keys)]
     if queries.is_cuda and hasattr(faiss, "StandardGpuResources"):
-        _, best = faiss.knn_gpu(
-            _gpu_resources(), of_queries, of_keys, k, metric=faiss.METRIC_INNER_PRODUCT
-        )
+        _, best = faiss.knn_gpu(_gpu_buffers(), *arrays, k, metric=faiss.METRIC_INNER_PRODUCT)
     else:
-        _, best = faiss.knn(of_queries, of_keys, k, metric=faiss.METRIC_INNER_PRODUCT)
+        _, best = faiss.knn(*arrays, k, metric=faiss.METRIC_INNER_PRODUCT)
     return torch.from_numpy(best).to(queries.device)
 
 
 def import_faiss() -> ModuleType:
-    """Return faiss.
-
-    Raises:
-        ValueError: it is not installed.
-    """
+    """Return faiss; raise ``ValueError`` where it is not installed."""
     try:
         import faiss
     except ImportError:
@@ -286,9 +325,6 @@ def import_faiss() -> ModuleType:
 
 
 @functools.cache
-def _gpu_resources() -> Any:
+def _gpu_buffers() -> Any:
     """Return faiss's buffers on the GPU, which take long to allocate."""
     return import_faiss().StandardGpuResources()
-
-
-SEARCHES: dict[str, Search] = {"torch": search_with_torch, "faiss": search_with_faiss}

@@ -1,4 +1,4 @@
-"""The table of a memory's values on several workers: whole on each, or sharded by columns.
+"""The columns of a table of values that a worker holds: all of them, or a shard.
 
 With whole tables (as in Lample et al. 2019) workers exchange the gradients of rows that any of them
 read. A table that does not fit on one device is sharded: each worker holds some columns, reads them
@@ -14,15 +14,13 @@ of a worker, U rows that have a gradient.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
 
-from fairseq_plugins.fairseq_integration.optimizers import UpdateRule
 from fairseq_plugins.product_key_memory.values import (
-    SpareRows,
     merge_rows,
     rows_as_gradient,
     weighted_sum,
@@ -32,212 +30,120 @@ from fairseq_plugins.product_key_memory.values import (
 GATHERED_AT_ONCE = 1 << 24
 
 
-class ColumnShard(NamedTuple):
-    """Columns ``start`` to ``stop`` of a table of ``width`` columns."""
+class AllColumns:
+    """All columns of a table of ``width`` columns, which each worker holds."""
 
-    start: int
-    stop: int
-    width: int
+    sharded = False
 
-    def of(self, table: Tensor) -> Tensor:
+    def __init__(self, width: int) -> None:
+        self.width = width
+        self.start, self.stop = 0, width
+
+    def own(self, table: Tensor) -> Tensor:
         """Return the columns (K, c) of ``table`` (K, d)."""
         return table[:, self.start : self.stop]
 
+    def gather(self, columns: Tensor) -> Tensor | None:
+        """Return all columns (K, d); of a shard on worker 0 alone, and all workers must call it."""
+        return columns
 
-class MemoryTable(UpdateRule):
-    """The values of a memory, with what optimizers and checkpoints need to know of them.
+    def rows_of_any_worker(self, chosen: Tensor) -> Tensor:
+        """Return which rows any worker that holds columns has ``chosen``, (K,)."""
+        return chosen
 
-    Args:
-        values: the memory's parameter, (K, d), or (K, c) of a shard.
-        shard: which columns these are; None for all.
-        rounded: they stay in bfloat16, and an update rounds them at random.
+    def weighted_sum(self, values: Tensor, rows: Tensor, weights: Tensor, **how: Any) -> Tensor:
+        """Return what :func:`.values.weighted_sum` does of the whole table, (N, d)."""
+        return weighted_sum(values, rows, weights, **how)
 
-    Attributes:
-        readers: the keys of the memories that read it, several where layers share it.
-        spare: has a buffer for the gradients of rows; None for a new one in each pass.
-        gathered: all columns (K, d) on worker 0, from :meth:`gather` to the next ``state_dict()``.
-    """
+    def average(self, values: Tensor, grad: Tensor | None) -> Tensor | None:
+        """Return the mean over the workers of the sparse gradients of ``values`` (K, d).
 
-    def __init__(
-        self, values: nn.Parameter, shard: ColumnShard | None = None, rounded: bool = False
-    ) -> None:
-        self.values = values
-        self.shard = shard
-        self.rounded = rounded
-        self.readers: list[nn.Module] = []
-        self.spare: SpareRows | None = None
-        self.gathered: Tensor | None = None
-
-    @property
-    def shape(self) -> tuple[int, int]:
-        """Return the shape of the whole table, (K, d)."""
-        width = self.values.size(1) if self.shard is None else self.shard.width
-        return len(self.values), width
-
-    def gather(self) -> None:
-        """Gather all columns of a shard on worker 0; all workers must call it."""
-        if self.shard is not None:
-            self.gathered = gather_columns(self.values)
-
-    def average_gradient(self) -> None:
-        """Average the gradient over the workers, all of which must call it."""
-        grad = self.values.grad
-        if self.shard is None:
-            self.values.grad = average_over_workers(self.values, grad)
-        elif grad is not None:
-            # that of a shard is the sum over all workers' tokens already
-            mean = grad._values() / dist.get_world_size()
-            self.values.grad = rows_as_gradient(
-                grad._indices()[0], mean, grad.shape, padded=not grad.is_coalesced()
-            )
-
-    def gradient_norm(self) -> Tensor:
-        """Return the norm of the gradient of all columns, in single precision.
-
-        All workers must call it.
+        They exchange the rows that any worker has, not the table. A worker that read nothing has no
+        gradient; if no worker has a row, the result is None.
         """
-        norm = torch.linalg.vector_norm(self.values.grad._values(), dtype=torch.float32)
-        if self.shard is not None:
-            squares = norm.square()
-            dist.all_reduce(squares)
-            norm = squares.sqrt()
-        return norm
+        if grad is None:
+            rows = torch.empty(0, dtype=torch.long, device=values.device)
+            grads = values.new_empty(0, values.size(1))
+        else:
+            if not grad.is_coalesced():
+                grad = merge_rows(grad)
+            rows, grads = grad.indices()[0], grad.values()
+        union = _gather_rows(rows, _lengths(rows)).unique()
+        if len(union) == 0:
+            return None
+        shared = grads.new_zeros(len(union), grads.size(1))
+        shared.index_copy_(0, torch.searchsorted(union, rows), grads)
+        shared /= dist.get_world_size()
+        dist.all_reduce(shared)
+        return rows_as_gradient(union, shared, values.shape)
+
+    def norm(self, of_columns: Tensor) -> Tensor:
+        """Return the norm of all columns, given that of these."""
+        return of_columns
 
 
-def average_over_workers(values: Tensor, grad: Tensor | None) -> Tensor | None:
-    """Return the mean over the workers of the gradients of ``values`` (K, d).
+class ColumnShard(AllColumns):
+    """The columns of this worker, as many as each of the others has."""
 
-    They exchange the rows that any worker has, not the table.
+    sharded = True
 
-    Args:
-        values: the table; a worker that read nothing has no gradient to take its shape from.
-        grad: this worker's gradient, sparse, or None.
+    def __init__(self, width: int) -> None:
+        super().__init__(width)
+        workers = dist.get_world_size()
+        if width % workers:
+            raise ValueError(
+                f"`shard_values` with {workers} workers and values of width {width}: each takes as "
+                "many columns, so the number of workers must divide `value_dim`"
+            )
+        columns = width // workers
+        self.start, self.stop = columns * dist.get_rank(), columns * (dist.get_rank() + 1)
 
-    Returns:
-        A coalesced sparse tensor (K, d); None if no worker has a row.
-    """
-    if grad is None:
-        rows = torch.empty(0, dtype=torch.long, device=values.device)
-        grads = values.new_empty(0, values.size(1))
-    else:
-        if not grad.is_coalesced():
-            grad = merge_rows(grad)
-        rows, grads = grad.indices()[0], grad.values()
-    union = _gather_rows(rows, _lengths(rows)).unique()
-    if len(union) == 0:
-        return None
-    shared = grads.new_zeros(len(union), grads.size(1))
-    shared.index_copy_(0, torch.searchsorted(union, rows), grads)
-    shared /= dist.get_world_size()
-    dist.all_reduce(shared)
-    return rows_as_gradient(union, shared, values.shape)
+    def gather(self, columns: Tensor) -> Tensor | None:
+        """Return all workers' ``columns`` (K, c) side by side, on the CPU of worker 0."""
+        first = dist.get_rank() == 0
+        parts = []
+        for part in columns.detach().split(max(1, GATHERED_AT_ONCE // columns.size(1))):
+            workers = range(dist.get_world_size())
+            received = [torch.empty_like(part) for _ in workers] if first else None
+            dist.gather(part.contiguous(), received)
+            if first:
+                parts.append(torch.cat(received, dim=1).cpu())
+        return torch.cat(parts) if first else None
 
+    def rows_of_any_worker(self, chosen: Tensor) -> Tensor:
+        """Return which rows any worker has ``chosen``, (K,); all workers must call it."""
+        counts = chosen.int()
+        dist.all_reduce(counts)
+        return counts > 0
 
-def own_columns(width: int) -> ColumnShard | None:
-    """Return this worker's columns of a table of ``width``; None if there is only one worker.
+    def weighted_sum(self, values: Tensor, rows: Tensor, weights: Tensor, **how: Any) -> Tensor:
+        """Return the sums (N, d) of this worker's tokens; the gradient is that of all workers."""
+        tokens = _lengths(rows)
+        # (N, R) -> (M, R)
+        rows = _gather_rows(rows, tokens)
+        weights = _GatherTokens.apply(weights, tokens)
+        # (M, c) -> (N, d)
+        return _ColumnsToTokens.apply(weighted_sum(values, rows, weights, **how), tokens)
 
-    Raises:
-        ValueError: the number of workers does not divide ``width``.
-    """
-    if not (dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1):
-        return None
-    workers = dist.get_world_size()
-    if width % workers:
-        raise ValueError(
-            f"`shard_values` with {workers} workers and values of width {width}: each takes as "
-            "many columns, so the number of workers must divide `value_dim`"
-        )
-    columns = width // workers
-    return ColumnShard(columns * dist.get_rank(), columns * (dist.get_rank() + 1), width)
+    def average(self, values: Tensor, grad: Tensor | None) -> Tensor | None:
+        """Return the mean; the gradient is the sum over all workers' tokens already."""
+        if grad is None:
+            return None
+        mean = grad._values() / dist.get_world_size()
+        padded = not grad.is_coalesced()
+        return rows_as_gradient(grad._indices()[0], mean, grad.shape, padded)
 
-
-def draw_values(
-    slots: int, width: int, std: float, shard_values: bool, dtype: torch.dtype | None
-) -> MemoryTable:
-    """Return values (K, d) from N(0, std²), or this worker's columns of them.
-
-    Args:
-        slots: K.
-        width: d.
-        std: 0 for zeros.
-        shard_values: take some of the columns if there are several workers.
-        dtype: ``torch.bfloat16`` for values that stay in it; None for torch's default.
-
-    Raises:
-        ValueError: the number of workers does not divide ``width``.
-    """
-    shard = own_columns(width) if shard_values else None
-    columns = shard or ColumnShard(0, width, width)
-    values = nn.Parameter(torch.empty(slots, columns.stop - columns.start, dtype=dtype))
-    if shard is None and dtype is None:
-        nn.init.normal_(values, std=std)
-    else:
-        draw_columns(values, columns, std)
-    return MemoryTable(values, shard, rounded=dtype is not None)
+    def norm(self, of_columns: Tensor) -> Tensor:
+        """Return the norm of all columns; all workers must call it."""
+        squares = of_columns.square()
+        dist.all_reduce(squares)
+        return squares.sqrt()
 
 
-def draw_columns(values: nn.Parameter, shard: ColumnShard, std: float) -> None:
-    """Fill ``values`` (K, c) with its columns of the table that one worker draws from N(0, std²).
-
-    The whole table never exists: it is drawn part by part.
-    """
-    # torch draws parts of a multiple of 16 numbers as it would all at once
-    rows = max(16, GATHERED_AT_ONCE // shard.width // 16 * 16)
-    with torch.no_grad():
-        for part in values.split(rows):
-            part.copy_(shard.of(torch.empty(len(part), shard.width).normal_(std=std)))
-
-
-def gather_columns(columns: Tensor) -> Tensor | None:
-    """Return all workers' ``columns`` (K, c) side by side, (K, d), on the CPU of worker 0.
-
-    All workers must call it; the others get None.
-    """
-    first = dist.get_rank() == 0
-    parts = []
-    for part in columns.detach().split(max(1, GATHERED_AT_ONCE // columns.size(1))):
-        received = [torch.empty_like(part) for _ in range(dist.get_world_size())] if first else None
-        dist.gather(part.contiguous(), received)
-        if first:
-            parts.append(torch.cat(received, dim=1).cpu())
-    return torch.cat(parts) if first else None
-
-
-def rows_of_any_worker(chosen: Tensor) -> Tensor:
-    """Return which rows any worker has ``chosen``, (K,); all workers must call it."""
-    counts = chosen.int()
-    dist.all_reduce(counts)
-    return counts > 0
-
-
-def sharded_weighted_sum(
-    values: Tensor,
-    rows: Tensor,
-    weights: Tensor,
-    sparse: bool = True,
-    spare: SpareRows | None = None,
-    frozen: Tensor | None = None,
-) -> Tensor:
-    """Return what :func:`.values.weighted_sum` does of the whole table.
-
-    Args:
-        values: this worker's columns, (K, c). Their gradient is that of all workers' losses summed.
-        rows: of this worker's tokens, (N, R).
-        weights: (N, R).
-        sparse: as of ``weighted_sum``.
-        spare: as of ``weighted_sum``.
-        frozen: as of ``weighted_sum``, the same on all workers.
-
-    Returns:
-        (N, d).
-    """
-    tokens = _lengths(rows)
-    # (N, R) -> (M, R)
-    rows = _gather_rows(rows, tokens)
-    weights = _GatherTokens.apply(weights, tokens)
-    # (M, c) -> (N, d)
-    summed = weighted_sum(values, rows, weights, sparse, spare, frozen)
-    return _ColumnsToTokens.apply(summed, tokens)
+def choose_columns(width: int, shard: bool) -> AllColumns:
+    """Return which columns of a table this worker holds: a shard if there are several workers."""
+    several = dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
+    return ColumnShard(width) if shard and several else AllColumns(width)
 
 
 def _lengths(x: Tensor) -> list[int]:

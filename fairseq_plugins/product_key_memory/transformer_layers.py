@@ -22,7 +22,7 @@ from fairseq.modules.transformer_layer import (
 )
 from torch import Tensor, nn
 
-from fairseq_plugins.product_key_memory.building import MemoryBuilder
+from fairseq_plugins.product_key_memory.fairseq_memory import MemoryBuilder
 from fairseq_plugins.product_key_memory.memory import MemorySublayer, ProductKeyMemory
 from fairseq_plugins.product_key_memory.options import AFTER, INSTEAD, PARALLEL, placement
 
@@ -178,9 +178,6 @@ def put_memories(
 
     Returns:
         The memories by the number of their layer.
-
-    Raises:
-        ValueError: an option has a value that no memory has.
     """
     cfg, place = stack.cfg, placement(builder.options)
     memories = {}

@@ -1,4 +1,4 @@
-"""The values of a memory: weighted sums of the rows that were selected, and their gradients.
+"""Weighted sums of the rows that were selected from a table of values, and their gradients.
 
 Lample et al. 2019 (arXiv:1907.05242), equation 3 and section 3.1. :func:`plain_weighted_sum` is the
 equation as it stands, for autograd. :func:`weighted_sum` computes the same without ever holding the
@@ -36,7 +36,7 @@ def plain_weighted_sum(
     sparse: bool = False,
     frozen: Tensor | None = None,
 ) -> Tensor:
-    """Return ``Σ_r weights[t, r] · values[rows[t, r]]`` for each token t (equation 3).
+    """Return ``Σ_r weights[t, r] · values[rows[t, r]]`` for each token t, (N, d) (equation 3).
 
     Args:
         values: (K, d).
@@ -44,10 +44,7 @@ def plain_weighted_sum(
         weights: (N, R).
         sparse: make the gradient of ``values`` a sparse tensor, which lists a row as often as it
             was read, in place of a dense one.
-        frozen: (K,), true for rows that get no gradient; None for none.
-
-    Returns:
-        (N, d).
+        frozen: (K,), true for rows that get no gradient; None if all get one.
     """
     # (N, R) -> (N, R, d)
     read = F.embedding(rows, values, sparse=sparse)
@@ -55,6 +52,80 @@ def plain_weighted_sum(
         read = torch.where(frozen[rows].unsqueeze(-1), read.detach(), read)
     # (N, R, 1) · (N, R, d) -> (N, d)
     return (weights.to(values.dtype).unsqueeze(-1) * read).sum(1)
+
+
+def weighted_sum(
+    values: Tensor,
+    rows: Tensor,
+    weights: Tensor,
+    sparse: bool = True,
+    spare: SpareRows | None = None,
+    frozen: Tensor | None = None,
+) -> Tensor:
+    """Return what :func:`plain_weighted_sum` does, faster.
+
+    A row may occur more than once in ``rows``. With ``sparse`` the gradient of ``values`` is
+    coalesced, or padded where it is kept beside autograd on an accelerator.
+
+    Args:
+        values: (K, d).
+        rows: (N, R).
+        weights: (N, R).
+        sparse: as above.
+        spare: has a buffer for gradients that are kept beside autograd; None for a gradient that
+            other code can use.
+        frozen: as above.
+    """
+    summed = F.embedding_bag(
+        rows, values.detach(), per_sample_weights=weights.to(values.dtype), mode="sum"
+    )
+    if not values.requires_grad:
+        return summed
+    return _WriteRows.apply(summed, values, rows, weights.detach(), frozen, sparse, spare)
+
+
+class _WriteRows(torch.autograd.Function):
+    """Returns ``summed`` as it is; its backward pass adds the gradient of ``values``."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        summed: Tensor,
+        values: Tensor,
+        rows: Tensor,
+        weights: Tensor,
+        frozen: Tensor | None,
+        sparse: bool,
+        spare: SpareRows | None,
+    ) -> Tensor:
+        ctx.save_for_backward(rows, weights, frozen)
+        ctx.shape, ctx.sparse, ctx.spare = values.shape, sparse, spare
+        return summed.view_as(summed)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        rows, weights, frozen = ctx.saved_tensors
+        padded = pads_rows(grad) and (ctx.spare is not None or not ctx.sparse)
+        if padded:
+            if frozen is not None:
+                weights = weights.masked_fill(frozen[rows], 0)
+            touched, grads = padded_row_gradients(rows, weights, grad, ctx.shape[0])
+            if not ctx.sparse:
+                grads = repeat_first(touched, grads)
+        else:
+            # a token without a gradient must not touch its rows: a worker that has no data left
+            # gets a batch that the loss does not depend on
+            counted = grad.ne(0).any(-1, keepdim=True)
+            if frozen is not None:
+                counted = counted & ~frozen[rows]
+            rows = rows.masked_fill(~counted, NO_ROW)
+            touched, grads = row_gradients(rows, weights, grad, ctx.spare)
+        if ctx.sparse:
+            of_values = rows_as_gradient(touched, grads, ctx.shape, padded)
+        else:
+            of_values = grads.new_zeros(ctx.shape).index_copy_(0, touched, grads)
+        return grad, of_values, None, None, None, None, None
 
 
 class SpareRows:
@@ -97,80 +168,7 @@ class SpareRows:
             self._lent = None
 
 
-def weighted_sum(
-    values: Tensor,
-    rows: Tensor,
-    weights: Tensor,
-    sparse: bool = True,
-    spare: SpareRows | None = None,
-    frozen: Tensor | None = None,
-) -> Tensor:
-    """Return what :func:`plain_weighted_sum` does, faster.
-
-    Args:
-        values: (K, d).
-        rows: (N, R), numbers of rows; a row may occur more than once.
-        weights: (N, R).
-        sparse: make the gradient of ``values`` a coalesced sparse tensor of the rows that were
-            read, in place of a dense one.
-        spare: has a buffer for the gradients of rows, which are padded where :func:`pads_rows` says
-            so; None for a gradient that other code can use.
-        frozen: (K,), true for rows that get no gradient; None for none.
-
-    Returns:
-        (N, d).
-    """
-    summed = F.embedding_bag(
-        rows, values.detach(), per_sample_weights=weights.to(values.dtype), mode="sum"
-    )
-    if not values.requires_grad:
-        return summed
-    return _WriteRows.apply(summed, values, rows, weights.detach(), frozen, sparse, spare)
-
-
-class _WriteRows(torch.autograd.Function):
-    """Returns ``summed`` as it is; its backward pass adds the gradient of ``values``."""
-
-    @staticmethod
-    def forward(
-        ctx: Any,
-        summed: Tensor,
-        values: Tensor,
-        rows: Tensor,
-        weights: Tensor,
-        frozen: Tensor | None,
-        sparse: bool,
-        spare: SpareRows | None,
-    ) -> Tensor:
-        ctx.save_for_backward(rows, weights, frozen)
-        ctx.shape, ctx.sparse, ctx.spare = values.shape, sparse, spare
-        return summed.view_as(summed)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        rows, weights, frozen = ctx.saved_tensors
-        if pads_rows(grad) and (ctx.spare is not None or not ctx.sparse):
-            if frozen is not None:
-                weights = weights.masked_fill(frozen[rows], 0)
-            touched, grads = padded_row_gradients(rows, weights, grad, ctx.shape[0])
-            if ctx.sparse:
-                of_values = rows_as_gradient(touched, grads, ctx.shape, padded=True)
-            else:
-                grads = repeat_first(touched, grads)
-                of_values = grads.new_zeros(ctx.shape).index_copy_(0, touched, grads)
-            return grad, of_values, None, None, None, None, None
-        # a token without a gradient must not touch its rows: a worker that has no data left gets
-        # a batch that the loss does not depend on
-        counted = grad.ne(0).any(-1, keepdim=True)
-        if frozen is not None:
-            counted = counted & ~frozen[rows]
-        touched, grads = row_gradients(rows.masked_fill(~counted, NO_ROW), weights, grad, ctx.spare)
-        if ctx.sparse:
-            of_values = rows_as_gradient(touched, grads, ctx.shape)
-        else:
-            of_values = grads.new_zeros(ctx.shape).index_copy_(0, touched, grads)
-        return grad, of_values, None, None, None, None, None
+# --- gradients of rows
 
 
 def pads_rows(x: Tensor) -> bool:
@@ -188,68 +186,6 @@ def rows_as_gradient(
     """
     return torch.sparse_coo_tensor(
         rows.unsqueeze(0), grads, shape, is_coalesced=not padded, check_invariants=False
-    )
-
-
-def merge_rows(grad: Tensor) -> Tensor:
-    """Return ``grad``, sparse (K, d), coalesced and without rows of zeros; the host waits."""
-    grad = grad.coalesce()
-    used = grad.values().ne(0).any(-1)
-    return rows_as_gradient(grad.indices()[0, used], grad.values()[used], grad.shape)
-
-
-def gradient_to_keep(grad: Tensor, plain: bool) -> Tensor:
-    """Return ``grad``, sparse (K, d), coalesced or padded, to be kept beside autograd.
-
-    Args:
-        grad: of a leaf.
-        plain: it is of :func:`plain_weighted_sum`, else of :func:`weighted_sum`.
-    """
-    rows, grads, padded = grad._indices()[0], grad._values(), pads_rows(grad)
-    if plain:
-        return pad_rows(rows, grads, grad.shape) if padded else merge_rows(grad)
-    # it is coalesced or padded already, which torch forgets
-    return rows_as_gradient(rows, grads, grad.shape, padded)
-
-
-def add_row_gradients(one: Tensor, other: Tensor) -> Tensor:
-    """Return the sum of two sparse gradients (K, d): coalesced, or padded if they are padded.
-
-    On a GPU torch would only concatenate their rows, which would soon be more than the table has.
-    """
-    lists = [one._indices()[0], other._indices()[0]]
-    rows, grads = torch.cat(lists), torch.cat([one._values(), other._values()])
-    if one.is_coalesced():
-        touched, summed = row_gradients(rows.unsqueeze(1), grads.new_ones(len(rows), 1), grads)
-        return rows_as_gradient(touched, summed, one.shape)
-    size = min(len(rows), len(one))
-    by_row, order = rows.sort()
-    changes = _changes(by_row)
-    places = torch.empty_like(order).scatter_(0, order, changes.cumsum(0) - 1)
-    # what is left over is zero: to add all of it to the last row would take a GPU long
-    left_over = torch.cat([~_changes(part) for part in lists])
-    anywhere = torch.arange(len(rows), device=rows.device) % max(1, size)
-    places = torch.where(left_over, anywhere, places)
-    summed = grads.new_zeros(size, grads.size(1)).index_add_(0, places, grads)
-    return rows_as_gradient(_rows_of(by_row, _starts(changes, size)), summed, one.shape, True)
-
-
-def repeat_first(rows: Tensor, grads: Tensor) -> Tensor:
-    """Return ``grads`` (P, d) of padded ``rows`` (P,), the first of a row in place of the others.
-
-    Then all of a row are the same, in whatever order they are written to it.
-    """
-    return grads.index_select(0, torch.searchsorted(rows, rows))
-
-
-def pad_rows(rows: Tensor, grads: Tensor, shape: torch.Size) -> Tensor:
-    """Return the padded sparse gradient of ``shape`` (K, d) from ``grads`` (M, d) of ``rows`` (M,).
-
-    A row may occur more than once; its gradients are added up.
-    """
-    ones = grads.new_ones(len(rows), 1)
-    return rows_as_gradient(
-        *padded_row_gradients(rows.unsqueeze(1), ones, grads, shape[0]), shape, padded=True
     )
 
 
@@ -319,6 +255,55 @@ def padded_row_gradients(
     return _rows_of(by_row, starts), grads
 
 
+def repeat_first(rows: Tensor, grads: Tensor) -> Tensor:
+    """Return ``grads`` (P, d) of padded ``rows`` (P,), the first of a row in place of the others.
+
+    Then all of a row are the same, in whatever order they are written to it.
+    """
+    return grads.index_select(0, torch.searchsorted(rows, rows))
+
+
+def merge_rows(grad: Tensor) -> Tensor:
+    """Return ``grad``, sparse (K, d), coalesced and without rows of zeros; the host waits."""
+    grad = grad.coalesce()
+    used = grad.values().ne(0).any(-1)
+    return rows_as_gradient(grad.indices()[0, used], grad.values()[used], grad.shape)
+
+
+def pad_rows(grad: Tensor) -> Tensor:
+    """Return ``grad``, sparse (K, d), padded; a row may occur more than once in it."""
+    rows, grads = grad._indices()[0].unsqueeze(1), grad._values()
+    padded = padded_row_gradients(rows, grads.new_ones(rows.shape), grads, len(grad))
+    return rows_as_gradient(*padded, grad.shape, padded=True)
+
+
+def add_row_gradients(one: Tensor, other: Tensor) -> Tensor:
+    """Return the sum of two sparse gradients (K, d): coalesced, or padded if they are padded.
+
+    On a GPU torch would only concatenate their rows, which would soon be more than the table has.
+    """
+    lists = [one._indices()[0], other._indices()[0]]
+    rows, grads = torch.cat(lists), torch.cat([one._values(), other._values()])
+    if one.is_coalesced():
+        touched, summed = row_gradients(rows.unsqueeze(1), grads.new_ones(len(rows), 1), grads)
+        return rows_as_gradient(touched, summed, one.shape)
+    size = min(len(rows), len(one))
+    by_row, order = rows.sort()
+    changes = _changes(by_row)
+    places = torch.empty_like(order).scatter_(0, order, changes.cumsum(0) - 1)
+    # what is left over is zero: to add all of it to the last row would take a GPU long
+    left_over = torch.cat([~_changes(part) for part in lists])
+    anywhere = torch.arange(len(rows), device=rows.device) % max(1, size)
+    places = torch.where(left_over, anywhere, places)
+    summed = grads.new_zeros(size, grads.size(1)).index_add_(0, places, grads)
+    return rows_as_gradient(_rows_of(by_row, _starts(changes, size)), summed, one.shape, True)
+
+
+def read_numbers(*numbers: Tensor) -> list[int]:
+    """Return integers, which are tensors of one number, on the host: it waits for them once."""
+    return torch.stack(numbers).tolist()
+
+
 def _changes(by_row: Tensor) -> Tensor:
     """Return of each of ``by_row``, rising, whether it is the first of its row."""
     return by_row.diff(prepend=by_row.new_full((1,), -1)).ne(0)
@@ -332,17 +317,11 @@ def _rows_of(by_row: Tensor, starts: Tensor) -> Tensor:
 def _starts(changes: Tensor, size: int) -> Tensor:
     """Return where the reads of each row start, (size,); their number beyond the last row.
 
-    Args:
-        changes: of each read, in the order of rows, whether it is the first of its row.
-        size: at least as many as there are rows.
+    ``changes`` says of each read, in the order of rows, whether it is the first of its row;
+    ``size`` is at least the number of rows.
     """
     # reads that are not the first are written beyond the end
     places = torch.where(changes, changes.cumsum(0) - 1, size)
     starts = places.new_full((size + 1,), len(places))
     starts.scatter_(0, places, torch.arange(len(places), device=places.device))
     return starts[:size]
-
-
-def read_numbers(*numbers: Tensor) -> list[int]:
-    """Return integers, which are tensors of one number, on the host: it waits for them once."""
-    return torch.stack(numbers).tolist()

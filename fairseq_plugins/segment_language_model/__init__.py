@@ -3,23 +3,13 @@
 Shared by Transformer-XL and all-attention: task, streams, decoder, layer, attention and its kernel.
 """
 
-from fairseq_plugins.fairseq_integration.installed import HAS_FAIRSEQ, refuse_without_fairseq
-from fairseq_plugins.segment_language_model.attention import (
-    PositionBiases,
-    RelativeAttention,
-    plain_attention,
-)
-from fairseq_plugins.segment_language_model.attention_blocks import Clamped, Window
-from fairseq_plugins.segment_language_model.attention_kernel import window_attention
-from fairseq_plugins.segment_language_model.layer import FeedForward, SegmentLayer
-from fairseq_plugins.segment_language_model.recurrence import Recurrence
+from fairseq_plugins.fairseq_integration.registration import register_with_room
 
+<<<<<<< HEAD
 if HAS_FAIRSEQ:
-    from fairseq_plugins.segment_language_model.adaptive_softmax import (
-        BiasedAdaptiveSoftmax,
-        ExactAdaptiveLoss,
-    )
+    from fairseq_plugins.segment_language_model.adaptive_softmax import BiasedAdaptiveSoftmax
     from fairseq_plugins.segment_language_model.decoder import SegmentDecoder
+    from fairseq_plugins.segment_language_model.loss import SegmentLoss
     from fairseq_plugins.segment_language_model.model import SegmentLanguageModel
     from fairseq_plugins.segment_language_model.task import SegmentLanguageModelingTask
 else:
@@ -28,7 +18,6 @@ else:
 __all__ = [
     "BiasedAdaptiveSoftmax",
     "Clamped",
-    "ExactAdaptiveLoss",
     "FeedForward",
     "PositionBiases",
     "Recurrence",
@@ -37,7 +26,13 @@ __all__ = [
     "SegmentLanguageModel",
     "SegmentLanguageModelingTask",
     "SegmentLayer",
+    "SegmentLoss",
     "Window",
     "plain_attention",
     "window_attention",
 ]
+=======
+REGISTERS = ("loss", "task")
+
+register_with_room()
+>>>>>>> main

@@ -282,16 +282,10 @@ class SegmentDecoder(FairseqIncrementalDecoder):
         Those of the targets are added to the sample's tally, if it has one.
 
         Raises:
-            ValueError: a criterion for plain softmaxes trains an adaptive one.
-                The text has a symbol that a converted model does not have.
+            ValueError: the text has a symbol that a converted model does not have.
             FloatingPointError: a target's log-probability is not finite; fairseq-eval-lm would
                 leave that token out of its average.
         """
-        if self.adaptive_softmax is not None and sample is None and torch.is_grad_enabled():
-            raise ValueError(
-                "--adaptive-softmax-cutoff needs --criterion exact_adaptive_loss, or that with "
-                "half_, penalized_ or span_ before it: this one is for plain softmaxes"
-            )
         probs = super().get_normalized_probs(net_output, log_probs, sample)
         if log_probs and sample is not None:
             self._check_targets(_of_targets(probs, sample["target"]), sample["target"])

@@ -16,6 +16,7 @@ from fairseq.data import (
     NumelDataset,
     PadDataset,
 )
+from fairseq.ngram_repeat_block import NGramRepeatBlock
 from torch import Tensor, nn
 
 # a log-probability in nats whose probability single precision still holds
@@ -108,15 +109,14 @@ def choose_prefix(
 def end_by_length(generator: Any) -> Any:
     """Have nothing but its length end what fairseq's ``generator`` writes.
 
-    At the end fairseq leaves only the symbol that ends generation in its search. That symbol never
-    occurs in the text: its log-probability is that of something unseen, or as good as -∞, which no
-    sample could be drawn from. It shall cost nothing.
+    It waits for ``<pad>``, the one symbol that no text has, which fairseq makes impossible. At the
+    end fairseq makes all others impossible too: then the end is certain.
     """
     end = generator.eos
 
     def free_end(log_probs: Tensor) -> None:
         of_end = log_probs[..., end]
-        of_end.copy_(torch.where(_one_left(log_probs) & of_end.isfinite(), 0.0, of_end))
+        of_end.masked_fill_(log_probs.isneginf().all(-1), 0.0)
 
     generator.search = _AdjustedSearch(generator.search, free_end)
     return generator
@@ -135,6 +135,36 @@ def draw_prompts(generator: Any) -> Any:
 
     generator.search = _AdjustedSearch(generator.search, keep_possible)
     return generator
+
+
+def _block_repeats(
+    block: NGramRepeatBlock, tokens: Tensor, log_probs: Tensor, bsz: int, beams: int, step: int
+) -> Tensor:
+    """Make symbols impossible that would complete a sequence of n symbols for the second time.
+
+    Prompts and the end, where one symbol is possible, stay.
+
+    Args:
+        block: has n.
+        tokens: (B·K, …), of which the first ``step + 1`` are written.
+        log_probs: of the next ones, (B·K, V); changed in place, and returned.
+        bsz: B.
+        beams: K.
+        step: symbols that follow the first.
+    """
+    before = block.no_repeat_ngram_size - 1
+    possible = log_probs.isneginf().sum(-1) < log_probs.size(-1) - 1
+    for row in possible.nonzero().view(-1).tolist():
+        text = tokens[row, : step + 1].tolist()
+        last = text[len(text) - before :]
+        starts = range(len(text) - before)
+        banned = {text[i + before] for i in starts if text[i : i + before] == last}
+        log_probs[row, list(banned)] = -torch.inf
+    return log_probs
+
+
+# fairseq's own looks at the end of the space that is left for the text, and blocks nothing
+NGramRepeatBlock._no_repeat_ngram = _block_repeats
 
 
 def _one_left(log_probs: Tensor) -> Tensor:

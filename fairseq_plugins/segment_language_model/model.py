@@ -24,13 +24,8 @@ from fairseq_plugins.fairseq_integration.checkpoint_files import (
     checkpoint_of,
     weights_loaded_into,
 )
-from fairseq_plugins.product_key_memory.building import (
-    MemoryBuilder,
-    choose_trained_slots,
-    fit_to_memories,
-    keep_shards_apart,
-    watch_memories,
-)
+from fairseq_plugins.product_key_memory.added_memories import fit_to_memories
+from fairseq_plugins.product_key_memory.fairseq_memory import MemoryBuilder
 from fairseq_plugins.product_key_memory.memory import MemorySublayer, ProductKeyMemory
 from fairseq_plugins.product_key_memory.options import (
     INSTEAD,
@@ -71,8 +66,6 @@ class SegmentLanguageModel(FairseqLanguageModel):
     def __init__(self, decoder: SegmentDecoder, summary: str) -> None:
         super().__init__(decoder)
         self.summary = summary
-        keep_shards_apart(self)
-        watch_memories(self, self.memories_by_name())
 
     def memories_by_name(self) -> dict[str, ProductKeyMemory]:
         """Return the memories by the names that validation logs."""
@@ -118,7 +111,7 @@ class SegmentLanguageModel(FairseqLanguageModel):
         )
         cls.initialise(decoder, cfg, dictionary)
         model = cls(decoder, f"{summarise(cfg, mem_len)}, {cls.describe(cfg, mem_len)}")
-        choose_trained_slots(cfg, model.memories_by_name())
+        memories.finish(model, model.memories_by_name())
         return model
 
     # What a paper's model says of itself: recurrence_length, build_attentions and describe it has
@@ -181,9 +174,6 @@ class SegmentLanguageModel(FairseqLanguageModel):
     @classmethod
     def describe(cls, cfg: Any, mem_len: int) -> str:
         """Return in words what is this model's own, for the log."""
-
-    def check_criterion(self, name: str) -> None:
-        """Warn of a ``--criterion`` that does not suit the model."""
 
     def fit_weights(self, state_dict: dict) -> dict:
         """Return a checkpoint's weights fitted to the options of this model."""

@@ -122,7 +122,7 @@ class SegmentLanguageModelConfig(MemoryLayersOptions):
         default=None,
         metadata={
             "help": "where the clusters of the adaptive softmax end, such as 20000,60000; "
-            "goes with --criterion exact_adaptive_loss --ddp-backend legacy_ddp"
+            "goes with --criterion segment_loss --ddp-backend legacy_ddp"
         },
     )
     adaptive_softmax_factor: float = field(

@@ -62,6 +62,14 @@ class Recurrence:
         self._gathered: tuple[int, dict[str, Any]] | None = None
         self._parts: list[Recurrence] = []
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what copies and pickles hold; those with the models have theirs for them."""
+        return {**self.__dict__, "_histories": list(self._histories.items())}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Take the states of a copy."""
+        self.__dict__.update(state, _histories=WeakKeyDictionary(dict(state["_histories"])))
+
     def at(self, start: int) -> Cursor:
         """Return the place of the segment that starts at token ``start`` of each stream."""
         return Cursor(self, start)

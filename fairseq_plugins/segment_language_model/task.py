@@ -62,7 +62,7 @@ class SegmentLanguageModelingTask(FairseqTask):
         self.state.merge_state_dict({"dictionary": fingerprint(dictionary)})
         self._training_recurrence = None
         self._has_recurrence = True
-        self._check_criterion = None
+        self._adaptive_softmax = self._learns_spans = False
 
     @classmethod
     def setup_task(
@@ -122,7 +122,8 @@ class SegmentLanguageModelingTask(FairseqTask):
                 "transformer_xl, all_attention_lm or a preset of theirs, or another --task"
             )
         model.decoder.softmax_temperature = temperature
-        self._check_criterion = model.check_criterion
+        self._adaptive_softmax = model.decoder.adaptive_softmax is not None
+        self._learns_spans = bool(getattr(model.decoder, "spans", []))
         mem_len = model.decoder.context.mem_len
         self._has_recurrence = mem_len > 0
         if self.cfg.extended_context > 0 and mem_len > 0:
@@ -154,19 +155,25 @@ class SegmentLanguageModelingTask(FairseqTask):
         decoder.context = decoder.context._replace(segment=most)
 
     def build_criterion(self, cfg: Any, *args: Any, **kwargs: Any) -> Any:
-        """Build the loss.
-
-        Raises:
-            ValueError: it is fairseq's ``adaptive_loss``, which leaves a part out.
-        """
-        if cfg._name == "adaptive_loss":
+        """Build the loss; raise ``ValueError`` for one that is wrong for the model's softmax."""
+        name = cfg._name
+        if name == "adaptive_loss":
             raise ValueError(
                 "--criterion adaptive_loss leaves a part of the loss of the second symbol of every "
-                "cluster but the first out: use --criterion exact_adaptive_loss"
+                "cluster but the first out: use --criterion segment_loss"
             )
-        if self._check_criterion is not None:
-            self._check_criterion(cfg._name)
-            self._check_criterion = None  # it holds on to the model
+        if self._adaptive_softmax and name != "segment_loss":
+            raise ValueError(
+                f"--criterion {name} is for plain softmaxes, and the model has "
+                "--adaptive-softmax-cutoff: use --criterion segment_loss"
+            )
+        if self._learns_spans and not getattr(cfg, "span_loss", 0):
+            logger.warning(
+                "--criterion %s without --span-loss has no penalty for long attention spans, which "
+                "--adaptive-span learns: they will hardly shrink; use --criterion segment_loss "
+                "--span-loss 5e-7",
+                name,
+            )
         return super().build_criterion(cfg, *args, **kwargs)
 
     def load_dataset(
@@ -341,9 +348,9 @@ class SegmentLanguageModelingTask(FairseqTask):
     def build_generator(self, models: Any, args: Any, **kwargs: Any) -> Any:
         """Return fairseq's generator; with ``--continue-past-eos`` nothing but length ends it."""
         if self.cfg.continue_past_eos:
-            # <s> never occurs in text, so a generator that waits for it does not stop
+            # <pad> never occurs in text, so a generator that waits for it does not stop
             extra = dict(kwargs.pop("extra_gen_cls_kwargs", None) or {})
-            kwargs["extra_gen_cls_kwargs"] = {**extra, "eos": self.dictionary.bos()}
+            kwargs["extra_gen_cls_kwargs"] = {**extra, "eos": self.dictionary.pad()}
             generator = super().build_generator(models, args, **kwargs)
             return generator if isinstance(generator, SequenceScorer) else end_by_length(generator)
         return super().build_generator(models, args, **kwargs)

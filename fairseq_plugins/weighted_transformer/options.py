@@ -11,6 +11,7 @@ from fairseq.dataclass import ChoiceEnum, FairseqDataclass
 from fairseq.models.transformer import TransformerConfig
 from torch import Tensor
 
+from fairseq_plugins.fairseq_integration.option_names import flag
 from fairseq_plugins.fairseq_integration.transformer_options import TransformerOptions
 from fairseq_plugins.weighted_transformer.branch_weights import (
     LEARNED,
@@ -121,7 +122,7 @@ def reading_of(options: BranchOptions) -> Tensor:
 
 def check_reading(asked: Tensor, saved: Tensor) -> None:
     """Refuse a checkpoint of another reading than the model's, both as :func:`reading_of`."""
-    options = [_flag(name) for name in _READING]
+    options = [flag(name) for name in _READING]
     given, trained = (
         [known[place] for known, place in zip(_READING.values(), places, strict=True)]
         for places in (asked.tolist(), saved.tolist())
@@ -152,7 +153,7 @@ def check_options(options: BranchOptions) -> None:
             continue
         value, known = getattr(options, option.name), [choice.value for choice in option.type]
         if value not in known:
-            raise ValueError(f"{_flag(option.name)} is {value!r}: there are {', '.join(known)}")
+            raise ValueError(f"{flag(option.name)} is {value!r}: there are {', '.join(known)}")
     if not options.branch_lr > 0:
         raise ValueError(f"--branch-lr is {options.branch_lr}: it must be above 0")
     if options.branch_warmup_updates < 1:
@@ -190,10 +191,6 @@ def check_parts(cfg: TransformerConfig) -> None:
     ]:
         if value:
             raise ValueError(
-                f"{_flag(name)} is {value}: weighted_transformer does not have it; leave it out, "
+                f"{flag(name)} is {value}: weighted_transformer does not have it; leave it out, "
                 "or take --arch transformer"
             )
-
-
-def _flag(option: str) -> str:
-    return "--" + option.replace("_", "-")

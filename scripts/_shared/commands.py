@@ -27,10 +27,7 @@ def short(path: Path) -> str:
 
 
 def program(name: str) -> str:
-    """Console script beside the running Python, named as a shell at the root finds it.
-
-    Raises ValueError when it is not installed.
-    """
+    """Console script beside the running Python, named as a shell at the root finds it."""
     path = Path(sys.executable).with_name(name)
     if not path.exists():
         raise ValueError(
@@ -42,10 +39,7 @@ def program(name: str) -> str:
 
 
 def python_command(command: str) -> list[str]:
-    """First words of a command of this repository: ``prepare.enwik8`` is one.
-
-    Raises ValueError when there is no Python beside the running one.
-    """
+    """First words of a command of this repository: ``prepare.enwik8`` is one."""
     return [program(Path(sys.executable).name), "-m", f"scripts.{command}"]
 
 
@@ -104,9 +98,7 @@ def child_process(
 ) -> Iterator[subprocess.Popen]:
     """Run a command from the root during the block, its output to the log if one is given.
 
-    With ``append`` what the log holds stays above it.
-
-    Raises ValueError when its exit status is not 0.
+    With ``append`` what the log holds stays above it. Raises ValueError for another status than 0.
     """
     # The symbols are not ASCII: a child must not read or write them in the locale's encoding.
     # Warnings of fairseq about its own use of hydra and torch would bury what matters.

@@ -8,6 +8,7 @@ import tarfile
 import zipfile
 import zlib
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 from typing import BinaryIO
 
@@ -118,26 +119,32 @@ def _files(path: Path) -> Iterator[tuple[str, BinaryIO]]:
                     yield entry.name, archive.extractfile(entry)
 
 
-def members(path: Path, names: Sequence[str], label: str) -> Iterator[tuple[str, BinaryIO]]:
-    """Each of the named files, with its content, in the order of an archive or a folder.
-
-    In an archive they may lie in any folder. Raises ValueError, naming label, when one is missing
-    or there twice, or the archive is damaged.
-    """
-    seen = set()
+@contextmanager
+def undamaged(label: str) -> Iterator[None]:
+    """Turn what readers of archives raise in the block into a ValueError that names label."""
     try:
-        for file, stream in _files(path):
-            name = PurePosixPath(file).name
-            if name not in names:
-                continue
-            if name in seen:
-                raise ValueError(f"{label} has two files {name}: give one that has it once")
-            seen.add(name)
-            yield name, stream
+        yield
     except DAMAGE as error:
         raise ValueError(
             f"{label} is a truncated or damaged archive ({error}): get it anew"
         ) from error
+
+
+def members(path: Path, names: Sequence[str], label: str) -> Iterator[tuple[str, BinaryIO]]:
+    """Each of the named files, with its content, in the order of an archive or a folder.
+
+    In an archive they may lie in any folder. Raises ValueError, naming label, when one is missing
+    or there twice; read them in a block of undamaged.
+    """
+    seen = set()
+    for file, stream in _files(path):
+        name = PurePosixPath(file).name
+        if name not in names:
+            continue
+        if name in seen:
+            raise ValueError(f"{label} has two files {name}: give one that has it once")
+        seen.add(name)
+        yield name, stream
     missing = [name for name in names if name not in seen]
     if missing:
         raise ValueError(

@@ -30,6 +30,7 @@ from scripts.prepare._downloads import (
     download,
     is_archive,
     members,
+    undamaged,
 )
 from scripts.prepare._lines import add_workers_option
 from scripts.prepare._stages import (
@@ -161,7 +162,7 @@ class WordDataSet(DataSet):
         """Write each split's text; return how often each word is in the training split."""
         counts: Counter = Counter()
         label = short(source)
-        with ExitStack() as stack:
+        with ExitStack() as stack, undamaged(label):
             files = {
                 split: stack.enter_context(path.open("w", encoding="utf-8", newline="\n"))
                 for split, path in texts.items()
@@ -262,7 +263,8 @@ class ByteDataSet(DataSet):
         label = short(source)
         text = source.read_bytes()
         if is_archive(source):
-            (text,) = [stream.read() for _, stream in members(source, self.members, label)]
+            with undamaged(label):
+                (text,) = [stream.read() for _, stream in members(source, self.members, label)]
         check_bytes(text, self.checksum, f"{label}, {self.member},")
         total = sum(self.sizes.values())
         if len(text) != total:

@@ -302,8 +302,8 @@ def prepare(options: argparse.Namespace) -> None:
     check_options(options)
     parts = find_parts(options)
     files = [path for text in parts.values() for path in text.files]
-    settings = {"input": fingerprint(files), "held-out": options.held_out, "seed": options.seed}
-    settings |= {"unit": options.unit, "moses": options.moses}
+    settings = {"held-out": options.held_out, "seed": options.seed, "unit": options.unit}
+    settings |= {"moses": options.moses, "input": fingerprint(files)}
     stages = Stages(options.output, settings)
     sizes = stages.run("tokens", partial(tokenize, parts, options))
     texts, made = "tokens", {}

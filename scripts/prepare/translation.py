@@ -292,10 +292,10 @@ def check_options(options: argparse.Namespace, languages: Sequence[str]) -> None
 def prepare(stages: Stages, bitext: Bitext, options: argparse.Namespace) -> None:
     """Do the stages that are not done yet."""
     output, workers, languages = stages.output, options.workers, bitext.languages
-    stages.run("references", partial(copy_references, bitext))
     hyphens = {"aggressive-hyphens": options.aggressive_hyphens}
     work = partial(tokenize, bitext, options.aggressive_hyphens, workers)
     words = stages.run("tokens", work, hyphens)
+    stages.run("references", partial(copy_references, bitext))
     work = partial(make_units, bitext, output / "tokens", options.bpe_size, workers)
     made = stages.run("bpe", work, {"bpe-size": options.bpe_size})
     limits = Limits(options.max_length, options.max_ratio)

@@ -23,7 +23,7 @@ from tempfile import TemporaryDirectory
 
 from scripts._shared.command_line import command_parser, exit_status
 from scripts._shared.commands import short
-from scripts.prepare._downloads import add_source_options, check_file, download, members
+from scripts.prepare._downloads import add_source_options, check_file, download, members, undamaged
 from scripts.prepare._stages import DOWNLOAD, Stages, check_space
 from scripts.prepare.translation import Bitext, add_options, check_options, prepare, test_parts
 
@@ -128,10 +128,11 @@ def extract(
         extract_test_set(corpus, languages, archive, target)
         return
     names = {corpus.member.format(other=languages[1], language=one): one for one in languages}
-    for name, stream in members(archive, list(names), label):
-        suffix = ".gz" if name.endswith(".gz") else ""
-        with (target / f"{corpus.name}.{names[name]}{suffix}").open("wb") as file:
-            shutil.copyfileobj(stream, file)
+    with undamaged(label):
+        for name, stream in members(archive, list(names), label):
+            suffix = ".gz" if name.endswith(".gz") else ""
+            with (target / f"{corpus.name}.{names[name]}{suffix}").open("wb") as file:
+                shutil.copyfileobj(stream, file)
 
 
 def make_raw(

@@ -149,12 +149,12 @@ def test_two_workers_resume_with_the_memory_of_both(data, uninterrupted, tmp_pat
             (
                 *("--adaptive-input-cutoff", 8, "--adaptive-softmax-cutoff", 8),
                 *("--adaptive-input", "--tie-adaptive-weights"),
-                *("--criterion", "exact_adaptive_loss"),
+                *("--criterion", "segment_loss"),
             ),
             0,
         ),
         # or has padding on one worker alone
-        (("--criterion", "half_cross_entropy"), 2),
+        (("--criterion", "segment_loss", "--half-loss"), 2),
     ],
 )
 def test_two_workers_end_an_epoch_of_uneven_streams(data, tmp_path, criterion, rest):

@@ -9,8 +9,8 @@ from fairseq.models import ARCH_CONFIG_REGISTRY
 from omegaconf import OmegaConf
 
 from tests import tiny
-from tests.command_files import EXAMPLES
 from tests.product_key_memory.tiny import MEMORY
+from tests.recipes import EXAMPLES
 from tests.weighted_transformer.tiny import tiny_arguments, tiny_task
 
 SIZES = {"decoder_layers": 2, "decoder_embed_dim": 16, "decoder_attention_heads": 2}

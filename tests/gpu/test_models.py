@@ -37,7 +37,7 @@ MODELS = {
     "transformer_xl": (tiny.tiny_transformer_xl, "cross_entropy", "adam"),
     "spans": (
         functools.partial(tiny.tiny_model, **SPANS),
-        "span_cross_entropy",
+        "span_loss",
         "adagrad_with_clip",
     ),
     "memory": (

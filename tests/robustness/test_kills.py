@@ -96,7 +96,7 @@ def words_of_preparations(corpora, trained):
     parts = [word for part in ("train", "valid", "test") for word in (f"--{part}", pairs / part)]
     return {
         "prepare.text": lambda output: (
-            *("scripts.prepare.news", "--input", text, "--output", output),
+            *("scripts.prepare.text", "--input", text, "--output", output, "--unit", "words"),
         ),
         "prepare.translation": lambda output: (
             *("scripts.prepare.translation", "--source-lang", "en", "--target-lang", "de", *parts),

@@ -9,10 +9,10 @@ import math
 import typing
 
 import pytest
+from fairseq_plugins.segment_language_model.loss import SegmentLossConfig
 
 from fairseq_plugins.all_attention.adagrad_with_clip import AdagradWithClipConfig
 from fairseq_plugins.all_attention.model import AllAttentionConfig
-from fairseq_plugins.all_attention.span_loss import SpanCrossEntropyConfig as SegmentLossConfig
 from fairseq_plugins.product_key_memory.model import MemoryTransformerOptions
 from fairseq_plugins.product_key_memory.optimizer import AdamWithMemoryConfig
 from fairseq_plugins.segment_language_model.task_config import SegmentLanguageModelingConfig

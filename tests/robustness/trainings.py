@@ -28,7 +28,7 @@ TRAININGS = {
         (
             *(*SEGMENTS, "--arch", "all_attention_lm", *NARROW[:6], "--persistent-vectors", 4),
             *("--attention-span", 12, "--adaptive-span", "--span-ramp", 4, "--dropout", 0.1),
-            *("--criterion", "span_cross_entropy", "--span-loss", 0.01),
+            *("--criterion", "segment_loss", "--span-loss", 0.01),
             *("--optimizer", "adagrad_with_clip", "--lr", 0.05, "--adagrad-clip", 0.03),
         ),
     ),

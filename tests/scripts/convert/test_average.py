@@ -8,8 +8,8 @@ import torch
 from fairseq_plugins import load
 from fairseq_plugins.weighted_transformer.branch_weights import draw_from_simplex
 from scripts.convert.average import average, main
-from tests.scripts.evaluate.saved_memory_models import write_segments, write_streams
-from tests.scripts.evaluate.saved_models import Mischief, write_text
+from tests.scripts.evaluate.saved_memory_models import write_streams
+from tests.scripts.evaluate.saved_models import Mischief, write_checkpoint, write_text
 
 
 @pytest.fixture(scope="module")
@@ -18,7 +18,7 @@ def models(tmp_path_factory):
     folder = tmp_path_factory.mktemp("models")
     write_text(folder)
     for number, name in enumerate(("checkpoint1.pt", "checkpoint_2_20.pt", "checkpoint3.pt")):
-        write_segments(folder / name, "all_attention_lm", seed=number, adaptive_span=True)
+        write_checkpoint(folder / name, "all_attention_lm", seed=number, adaptive_span=True)
         state = torch.load(folder / name, weights_only=True)
         state["optimizer_history"][-1]["num_updates"] = 10 * (number + 1)
         state["last_optimizer_state"] = {"step": torch.ones(3)}

@@ -1,0 +1,116 @@
+"""Memories that are added to a trained model: its checkpoint is fitted to the model with them."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+
+from fairseq_plugins.product_key_memory.memory import ProductKeyMemory
+
+# The layer that a module belongs to, and what a memory takes the place of there.
+_LAYER = re.compile(r".*\blayers\.\d+\.")
+_FEED_FORWARD = re.compile(r"(fc1|fc2|ffn_layernorm|feed_forward)\.")
+# Norms that come with a memory, the second one in a layer without a feed-forward sublayer, and
+# those that a layer has before them.
+_NORMS = {
+    "memory_layer_norm": ("final_layer_norm", "self_attn_layer_norm"),
+    "final_layer_norm": ("self_attn_layer_norm",),
+}
+
+logger = logging.getLogger(__name__)
+
+
+def fit_to_memories(model: nn.Module, state_dict: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Return a checkpoint's weights with those of memories that it does not have.
+
+    These start as ``model`` has them; feed-forward sublayers that they replace are left out. Where
+    each sublayer is normalised after it, a memory with a norm of its own gets the weights of the
+    norm before it, which then only normalises: two norms do what one did. The log says of each new
+    memory whether the loss stays what it was.
+
+    Args:
+        model: with its memories.
+        state_dict: of a model without memories, or without some of them.
+    """
+    fitted = dict(state_dict)
+    owners: dict[int, str] = {}
+    for name, memory in model.named_modules():
+        if not isinstance(memory, ProductKeyMemory):
+            continue
+        owner = owners.setdefault(id(memory.table), name)
+        path = _LAYER.match(name)[0]
+        before = {key.removeprefix(path) for key in state_dict if key.startswith(path)}
+        if not before or any(".memory." in key for key in before):
+            continue
+        layer = model.get_submodule(path[:-1])
+        own = dict([*layer.named_parameters(), *layer.named_buffers()])
+        within = name.removeprefix(path)
+        for key in own.keys() - before:
+            other_table = key == f"{within}.values" and not memory.owns_values
+            if key.startswith(f"{within}.") and not other_table:
+                fitted[path + key] = own[key].detach()
+        _fit_norm(fitted, path, own, before, layer.normalize_before)
+        replaced = [key for key in before - own.keys() if _FEED_FORWARD.match(key)]
+        for key in replaced:
+            del fitted[path + key]
+        # without values the checkpoint is about to be refused
+        if f"{owner}.values" in fitted:
+            reads_trained = not memory.owns_values and f"{owner}.values" in state_dict
+            _log_effect(path, memory, fitted[f"{owner}.values"], bool(replaced), reads_trained)
+    return fitted
+
+
+def _log_effect(
+    path: str, memory: ProductKeyMemory, values: Tensor, replaces: bool, reads_trained: bool
+) -> None:
+    """Log what a memory that the checkpoint lacks does to the loss, layers counted from 1."""
+    last = memory.projection or memory.output_norm
+    zero = not any(weights.any() for weights in (last.parameters() if last else [values]))
+    remedy = ""
+    if replaces:
+        effect = "takes the place of a trained feed-forward sublayer, so that the loss rises"
+        remedy = (
+            "; --memory-parallel or --memory-interleave, with --memory-zero-init, leaves it as it "
+            "was"
+        )
+    elif zero:
+        effect = "is added, its output zero, so that the loss stays what it was"
+    else:
+        effect = "is added, its output not zero, so that the loss rises"
+        remedy = "; with --memory-zero-init it starts at zero"
+    if last is None and reads_trained:
+        remedy = "; the values that it shares are trained already"
+    part, _, number, _ = path.split(".")[-4:]
+    logger.log(
+        logging.INFO if zero and not replaces else logging.WARNING,
+        "the checkpoint has no memory in layer %d of the %s: a new one %s%s",
+        int(number) + 1,
+        part,
+        effect,
+        remedy,
+    )
+
+
+def _fit_norm(
+    fitted: dict[str, Tensor],
+    path: str,
+    own: Mapping[str, Tensor],
+    before: set[str],
+    normalize_before: bool,
+) -> None:
+    """Add the norm that came with a memory to the weights of the layer at ``path``."""
+    for norm, earlier in _NORMS.items():
+        if f"{norm}.weight" not in own or f"{norm}.weight" in before:
+            continue
+        last = next(other for other in earlier if f"{other}.weight" in before)
+        for kind, neutral in (("weight", torch.ones_like), ("bias", torch.zeros_like)):
+            if normalize_before:
+                fitted[f"{path}{norm}.{kind}"] = own[f"{norm}.{kind}"].detach()
+            else:
+                trained = fitted[f"{path}{last}.{kind}"]
+                fitted[f"{path}{norm}.{kind}"] = trained
+                fitted[f"{path}{last}.{kind}"] = neutral(trained)

@@ -1,0 +1,229 @@
+"""prepare.translation: small parallel texts whose pairs can be told apart."""
+
+import gzip
+import json
+import re
+
+import pytest
+from sacremoses import MosesDetokenizer
+
+from scripts.prepare import translation
+from scripts.prepare._lines import read_lines
+from scripts.prepare.translation import Limits
+from tests.scripts.prepare.prepared import contents, lines, refused
+
+LANGUAGES = ("en", "de")
+# Pairs that are not to be trained on, by what is wrong with them.
+EMPTY, LONG, UNEQUAL = (3, 4), (5, 16), (7, 18)
+BAD = {*EMPTY, *LONG, *UNEQUAL}
+PARTS = {"train": range(25), "valid": (3, 5, 7, 30, 31), "test": (4, 16, 18, 40, 41, 42)}
+PARTS["test1"] = PARTS["valid"]
+
+
+def sentence(number, language):
+    """Sentences of pair NUMBER have x...x in both languages, as one word."""
+    named = f"x{number:03}x"
+    plain = {
+        "en": f"The {named} well-known cat sat, isn't it?",
+        "de": f"Die {named} wohl-bekannte Katze saß, nicht wahr?",
+    }
+    if number in LONG:
+        return " ".join([plain[language]] * 5)
+    if number in UNEQUAL and (language == "en") == (number == UNEQUAL[0]):
+        return f"{plain[language]} {plain[language]}"
+    return {(EMPTY[0], "en"): "", (EMPTY[1], "de"): "\x07 "}.get(
+        (number, language), plain[language]
+    )
+
+
+def write(prefix, numbers, packed=False):
+    for language in LANGUAGES:
+        content = "".join(f"{sentence(number, language)}\n" for number in numbers).encode()
+        path = prefix.with_name(f"{prefix.name}.{language}{'.gz' * packed}")
+        path.write_bytes(gzip.compress(content) if packed else content)
+
+
+@pytest.fixture
+def place(tmp_path):
+    write(tmp_path / "one", range(10))
+    write(tmp_path / "two", range(10, 25), packed=True)
+    write(tmp_path / "dev", PARTS["valid"])
+    write(tmp_path / "new", PARTS["test"], packed=True)
+    return tmp_path
+
+
+@pytest.fixture
+def prepare(call, place):
+    def prepare(*options):
+        words = ["--source-lang", "en", "--target-lang", "de", "--output", place / "out"]
+        words += ["--train", place / "one", place / "two", "--valid", place / "dev"]
+        words += ["--test", place / "new", place / "dev", "--workers", "1"]
+        words += ["--bpe-size", "120", "--max-length", "40", *options]
+        return call(translation.main, *words)
+
+    return prepare
+
+
+def pairs_of(folder, part):
+    return list(zip(*(read_lines(folder / f"{part}.{one}") for one in LANGUAGES), strict=True))
+
+
+def binarized(out, part):
+    sides = (lines(out / "bin", f"{part}.en-de.{one}", f"dict.{one}.txt") for one in LANGUAGES)
+    return list(zip(*sides, strict=True))
+
+
+def joined(line):
+    return line.replace("@@ ", "")
+
+
+def number_of(line):
+    (number,) = set(re.findall(r"x(\d{3})x", joined(line)))
+    return int(number)
+
+
+def test_pairs_stay_together_from_the_texts_to_what_fairseq_reads(prepare, place):
+    status, _, error = prepare()
+    assert (status, error) == (0, "")
+    out = place / "out"
+    found = json.loads((out / "preparation.json").read_text(encoding="utf-8"))
+    for part, numbers in PARTS.items():
+        tokens, units = pairs_of(out / "tokens", part), pairs_of(out / "bpe", part)
+        assert [tuple(map(joined, pair)) for pair in units] == tokens
+        for number, pair in zip(numbers, units, strict=True):
+            assert [number_of(line) for line in pair if line] == [number] * (2 - pair.count(""))
+        kept, expected = units, list(numbers)
+        if part in ("train", "valid"):
+            kept = pairs_of(out / "clean", part)
+            expected = [number for number in numbers if number not in BAD]
+            assert [tuple(map(number_of, pair)) for pair in kept] == [(n, n) for n in expected]
+            assert kept == [pair for pair in units if Limits(40).reason(*pair) == "kept"]
+        held = binarized(out, part)
+        assert len(held) == len(expected)
+        for given, pair in zip(kept, held, strict=True):
+            for unit, line in zip(given, pair, strict=True):
+                assert f"{unit} </s>".strip() == line or "<unk>" in line
+        sizes = found["parts"][part]
+        assert (sizes["pairs"], sizes["kept"]) == (len(numbers), len(expected))
+        for side, one in enumerate(LANGUAGES):
+            text = " ".join(pair[side] for pair in held)
+            assert sizes[one]["tokens"] == len(text.split())
+            assert sizes[one]["unknown"] == text.count("<unk>")
+            assert sizes[one]["units"] == len(" ".join(pair[side] for pair in units).split())
+            assert sizes[one]["words"] == len(" ".join(pair[side] for pair in tokens).split())
+    reasons = [found["parts"]["train"][key] for key in ("empty", "too_long", "too_unequal")]
+    assert reasons == [2, 2, 2]
+    joint = (out / "bin" / "dict.en.txt").read_text(encoding="utf-8")
+    assert joint == (out / "bin" / "dict.de.txt").read_text(encoding="utf-8")
+    trained = " ".join(line for pair in pairs_of(out / "clean", "train") for line in pair)
+    assert {line.split()[0] for line in joint.splitlines()} == set(trained.split())
+    units = json.loads((out / "bin" / "units.json").read_text())
+    assert (units["unit"], units["bpe"], units["tokenizer"]) == (
+        *("subwords", "subword_nmt", "moses"),
+    )
+    assert (out / "bin" / units["model"]).resolve() == out / "bpe" / "codes"
+
+
+def test_texts_to_test_on_are_kept_and_come_back(prepare, place):
+    assert prepare()[0] == 0
+    for part, source in (("test", "new"), ("test1", "dev")):
+        for one in LANGUAGES:
+            copy, packed = place / "out/references" / f"{part}.{one}", place / f"{source}.{one}.gz"
+            raw = packed if packed.exists() else place / f"{source}.{one}"
+            assert list(read_lines(copy)) == list(read_lines(raw))
+            detokenizer = MosesDetokenizer(lang=one)
+            units = read_lines(place / "out" / "bpe" / f"{part}.{one}")
+            back = [detokenizer.detokenize(joined(line).split()) for line in units]
+            assert back == [line.strip("\x07 ") for line in read_lines(copy)]
+
+
+def test_separate_dictionaries_and_whole_hyphens_on_request(prepare, place):
+    assert prepare("--separate-dictionaries", "--no-aggressive-hyphens")[0] == 0
+    out = place / "out"
+    for one in LANGUAGES:
+        words = {line.split()[0] for line in read_lines(out / "bin" / f"dict.{one}.txt")}
+        assert words == set((out / "clean" / f"train.{one}").read_text(encoding="utf-8").split())
+    assert "well-known" in joined((out / "bpe" / "train.en").read_text(encoding="utf-8"))
+
+
+def test_a_second_run_does_nothing_and_another_option_or_text_is_refused(prepare, place):
+    assert prepare()[0] == 0
+    out = place / "out"
+    before = contents(out)
+    status, printed, _ = prepare()
+    assert (status, printed.count(": complete\n"), printed.count("at work")) == (0, 5, 0)
+    for options, named in (
+        ("--bpe-size 9", "bpe was made with another --bpe-size (120, now 9)"),
+        ("--max-length 9", "clean was made with another --max-length (40, now 9)"),
+        ("--no-aggressive-hyphens", "tokens was made with another --aggressive-hyphens (True"),
+        ("--separate-dictionaries", "bin was made with another --separate-dictionaries"),
+    ):
+        assert refused(prepare(*options.split()), f"--output {out}: {named}")
+    with (place / "dev.de").open("a") as file:
+        file.write("Mehr.\n")
+    assert refused(prepare(), "tokens was made with another --valid")
+    assert contents(out) == before
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        ("--target-lang en", "--target-lang en is --source-lang as well"),
+        ("--source-lang xx", "--source-lang xx is none that sacremoses has rules for"),
+        ("--target-lang xx", "--target-lang xx is none that sacremoses has rules for"),
+        ("--workers 0", "--workers is 0: it must be at least 1"),
+        ("--bpe-size 0", "--bpe-size is 0: it must be at least 1"),
+        ("--max-length 0", "--max-length is 0: it must be at least 1"),
+        ("--max-ratio 0.9", "--max-ratio 0.9 is not how many times"),
+        ("--max-ratio nan", "--max-ratio nan is not how many times"),
+        ("--max-length 2", "--max-length 2 and --max-ratio 1.5 keep none of the 25 pairs of train"),
+        ("--output a,b", "a,b has a comma, where fairseq-preprocess ends"),
+        ("--train {}/dev", "--valid {}/dev is --train as well, and a model would be"),
+        ("--train {}/one {}/new", "--test {}/new is --train as well"),
+        ("--train {}/short", "--train {}/short: short.en has 10 lines, short.de has 2"),
+        ("--valid {}/blank", "--valid: {}/blank.en has no text: give one that has"),
+        ("--test {}/latin", "{}/latin.en, line 3: byte 1 of the line is no UTF-8"),
+        ("--test {}/damaged", "{}/damaged.en.gz, after line 0: the file is truncated, damaged"),
+        ("--test {}/both", "--test {}/both: there is both files both.en and both.en.gz"),
+        ("--train {}/no", "--train {}/no: there is no file no.en or no.en.gz: give what"),
+    ],
+)
+def test_what_cannot_be_used_is_refused(prepare, place, options, named):
+    for name, files in {
+        "short": {"en": b"a b\n" * 10, "de": b"a b\n" * 2},
+        "blank": {"en": b" \n\x07\n", "de": b"a\nb\n"},
+        "latin": {"en": b"a\n\n\xe9t\xe9\n", "de": b"a\nb\nc\n"},
+        "damaged": {"en.gz": b"a\n", "de": b"a\n"},
+        "both": {"en": b"a\n", "en.gz": b"a\n", "de": b"a\n"},
+    }.items():
+        for suffix, content in files.items():
+            (place / f"{name}.{suffix}").write_bytes(content)
+    result = prepare(*options.replace("{}", str(place)).split())
+    assert refused(result, named.replace("{}", str(place))), result
+    assert not (place / "out" / "bin").exists()
+    assert not list(place.rglob("*.partial-*"))
+
+
+@pytest.mark.parametrize(
+    ("limits", "lengths", "reasons"),
+    [
+        (
+            Limits(),
+            [(1, 1), (0, 1), (1, 0), (0, 0), (3, 2), (2, 3), (4, 2), (5, 8), (250, 250)],
+            "kept empty empty empty kept kept too_unequal too_unequal kept",
+        ),
+        # too long counts before too unequal
+        (
+            Limits(),
+            [(251, 250), (250, 167), (250, 166), (1, 251)],
+            "too_long kept too_unequal too_long",
+        ),
+        (Limits(3, 1.0), [(3, 3), (3, 2), (4, 4)], "kept too_unequal too_long"),
+        # ratios that floats do not hold
+        (Limits(99, 1.15), [(23, 20), (20, 23), (24, 20)], "kept kept too_unequal"),
+        (Limits(99, 1.1), [(11, 10), (33, 30), (34, 30)], "kept kept too_unequal"),
+    ],
+)
+def test_limits_are_exact(limits, lengths, reasons):
+    pairs = [[" ".join(["a"] * length) for length in pair] for pair in lengths]
+    assert [limits.reason(*pair) for pair in pairs] == reasons.split()

@@ -1,0 +1,185 @@
+"""prepare.wmt14 on small archives of the workshop's kind."""
+
+import dataclasses
+import gzip
+import hashlib
+import json
+import shutil
+from types import SimpleNamespace
+
+import pytest
+
+from scripts.prepare import wmt14
+from tests.scripts.prepare.prepared import contents, refused, serve, tarred
+
+OTHERS = {"en-de": "de", "en-fr": "fr"}
+SENTENCES = ("First & last.", "The  second\u00a0one \tends here.", "A third <hl> & 3 > 2.")
+
+
+def text(name, language, count=4):
+    return "".join(f"{name} {language} sentence {number} sat.\n" for number in range(count))
+
+
+def sgm(kind, language, drop=None):
+    document = '<doc sysid="x" docid="d{}" origlang="en">\n<p>\n'
+    parts = [f'<{kind}set setid="newstest2014" srclang="any">\n', document.format(1)]
+    for number, sentence in enumerate(SENTENCES, 1):
+        if number != drop:
+            parts.append(f'<seg id="{number}">{language}: {sentence}</seg>\n')
+        if number == 2:
+            parts += ["</p>\n</doc>\n", document.format(2)]
+    return "".join([*parts, f"</p>\n</doc>\n</{kind}set>\n"])
+
+
+def archives(pair, changes):
+    """Contents of the archives by name; changes replace a corpus's files by language."""
+    made, languages = {}, ("en", OTHERS[pair])
+    for corpus in (*wmt14.TRAIN[pair], wmt14.VALID, wmt14.NEWSTEST2014):
+        files = {"README": b"other"}
+        for side, language in zip(("src", "ref"), languages, strict=True):
+            if corpus.member is None:
+                # sacrebleu takes them by their whole names
+                name = f"../test-full/newstest2014-{languages[1]}en-{side}.{language}.sgm"
+                data = sgm(side, language).encode()
+            else:
+                name = corpus.member.format(other=languages[1], language=language)
+                data = text(corpus.name, language).encode()
+            data = changes.get(corpus.name, {}).get(language, data)
+            if data is not None:
+                files[name] = gzip.compress(data) if name.endswith(".gz") else data
+        mode = "w:gz" if corpus.archive.endswith("gz") else "w"
+        made[corpus.archive] = tarred(files, mode)
+    return made
+
+
+@pytest.fixture
+def prepare(call, tmp_path):
+    def prepare(*options, pair="en-de"):
+        words = ("--pair", pair, "--output", tmp_path / "out", "--bpe-size", 30, "--workers", 1)
+        return call(wmt14.main, *words, *options)
+
+    return prepare
+
+
+@pytest.fixture
+def given(monkeypatch, tmp_path):
+    """Make a folder for --from with the archives of a pair, which the command then expects."""
+
+    def make(pair="en-de", **changes):
+        made = archives(pair, changes)
+
+        def small(corpus):
+            digest = hashlib.sha256(made.get(corpus.archive, b"")).hexdigest()
+            known = f"sha256:{digest}" if corpus.checksum else None
+            return dataclasses.replace(corpus, checksum=known, hosts=())
+
+        train = {pair: tuple(map(small, corpora)) for pair, corpora in wmt14.TRAIN.items()}
+        monkeypatch.setattr(wmt14, "TRAIN", train)
+        monkeypatch.setattr(wmt14, "DISK_BYTES", dict.fromkeys(train, 1000))
+        monkeypatch.setattr(wmt14, "VALID", small(wmt14.NEWSTEST2013))
+        tests = tuple(map(small, (wmt14.NEWSTEST2014, wmt14.NEWSTEST2013)))
+        monkeypatch.setattr(wmt14, "TESTS", tests)
+        folder = tmp_path / "given"
+        folder.mkdir(exist_ok=True)
+        for name, content in made.items():
+            (folder / name).write_bytes(content)
+        return folder
+
+    return make
+
+
+@pytest.mark.parametrize("pair", OTHERS)
+def test_texts_of_the_pair_are_prepared(prepare, given, tmp_path, pair):
+    status, _, error = prepare("--from", given(pair), pair=pair)
+    assert (status, error) == (0, "")
+    out = tmp_path / "out"
+    names = ["europarl", "commoncrawl", "un", "news-commentary", "giga-fren"]
+    if pair == "en-de":
+        names = [name for name in names if name not in ("un", "giga-fren")]
+    for language in pair.split("-"):
+        expected = "".join(text(name, language) for name in names)
+        found = (out / "tokens" / f"train.{language}").read_text()
+        # the hyphen of a name is a token of its own
+        assert found.replace(" @-@ ", "-").replace(" .", ".") == expected
+        references = out / "references"
+        assert (references / f"test1.{language}").read_text() == text("newstest2013", language)
+        assert (references / f"test.{language}").read_text() == "".join(
+            f"{language}: {' '.join(sentence.split())}\n" for sentence in SENTENCES
+        )
+    description = json.loads((out / "preparation.json").read_text())
+    parts = {part: sizes["pairs"] for part, sizes in description["parts"].items()}
+    assert parts == {"train": 4 * len(names), "valid": 4, "test": 3, "test1": 4}
+    assert (out / "bin" / f"test1.{pair}.en.idx").exists()
+
+
+def test_archives_are_downloaded_kept_after_a_failure_and_then_removed(prepare, given, tmp_path):
+    folder, out = given(), tmp_path / "out"
+    files = {path.name: path.read_bytes() for path in folder.iterdir()}
+    assert prepare("--from", folder)[0] == 0
+    expected = contents(out)
+    shutil.rmtree(out)
+    second = "training-parallel-commoncrawl.tgz"
+    with serve({**files, second: b""}) as (url, _):
+        assert refused(prepare("--mirror", url), f"{second} cannot be downloaded: ")
+    assert list(contents(out)) == ["download/training-parallel-europarl-v7.tgz"]
+    with serve(files) as (url, asked):
+        assert prepare("--mirror", url)[0] == 0
+    assert sorted(asked) == sorted(set(files) - {"training-parallel-europarl-v7.tgz"})
+    assert contents(out) == expected
+    # without any mirror or archive
+    shutil.rmtree(folder)
+    status, printed, _ = prepare()
+    assert (status, printed.count("at work")) == (0, 0)
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"commoncrawl": {"de": None}}, "commoncrawl.tgz lacks commoncrawl.de-en.de"),
+        (
+            {"newstest2014": {"de": sgm("ref", "de", drop=2).encode()}},
+            "newstest2014.en has 3 lines, newstest2014.de has 2: give files",
+        ),
+        ({"newstest2014": {"en": b"plain\n"}}, "newstest2014.en has no text: give one that has"),
+        ({"europarl": {"de": b"one\n"}}, "europarl.en has 4 lines, europarl.de has 1: "),
+    ],
+)
+def test_an_archive_with_something_else_is_refused(prepare, given, tmp_path, changes, named):
+    result = prepare("--from", given(**changes))
+    assert refused(result, named), result
+    assert not (tmp_path / "out" / "bin").exists()
+    assert not list(tmp_path.rglob("*.partial-*"))
+
+
+def test_a_damaged_archive_is_refused(prepare, given, tmp_path):
+    folder = given()
+    path = folder / "dev.tgz"
+    path.write_bytes(path.read_bytes()[:-9])
+    assert refused(prepare("--from", folder), f"--from {path} has sha256 ", "the published one is")
+    # no checksum of it is known
+    folder = given("en-fr")
+    path = folder / "training-parallel-un.tgz"
+    path.write_bytes(path.read_bytes()[:-60])
+    result = prepare("--from", folder, pair="en-fr")
+    assert refused(result, f"{path} is a truncated or damaged archive"), result
+    assert not (tmp_path / "out").exists()
+
+
+def test_impossible_requests_are_refused(prepare, given, tmp_path, monkeypatch):
+    folder = given()
+    assert refused(prepare("--from", folder, pair="de-en"), "--pair de-en is unknown: give en-de")
+    assert refused(prepare("--from", folder, "--bpe-size", "0"), "--bpe-size is 0: it must be")
+    (folder / "dev.tgz").unlink()
+    assert refused(prepare("--from", folder), f"--from {folder} lacks dev.tgz: give a folder")
+    folder = given()
+    monkeypatch.setattr(shutil, "disk_usage", lambda folder: SimpleNamespace(free=999))
+    assert refused(prepare("--from", folder), f"--output {tmp_path}/out: WMT14 en-de takes up to")
+    assert not (tmp_path / "out").exists()
+
+
+def test_published_checksums():
+    for train in wmt14.TRAIN.values():
+        for corpus in (*train, wmt14.VALID, *wmt14.TESTS):
+            if corpus.checksum:
+                algorithm, digits = corpus.checksum.split(":")
+                assert len(digits) == 2 * hashlib.new(algorithm).digest_size
