@@ -228,7 +228,8 @@ def check_placed(options: MemoryOptions, memories: bool, option: str) -> None:
     if placement(options) != INSTEAD:
         placed = "--memory-interleave" if options.memory_interleave else "--memory-parallel"
         raise ValueError(
-            f"{placed} without a memory to place: give {option}, such as {option} 6, or leave it out"
+            f"{placed} without a memory to place: give {option}, such as {option} 6, or leave it "
+            "out"
         )
 
 

@@ -1,19 +1,15 @@
 """The presets with product-key memories: what the paper says of them, and their sizes."""
 
 import argparse
-import dataclasses
-import inspect
 
 import pytest
 import torch
 from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_INV_REGISTRY
 
-import fairseq_plugins.product_key_memory.model as presets
 from fairseq_plugins.product_key_memory.model import (
     MemoryLanguageModel,
     MemoryLanguageModelConfig,
     MemoryTransformer,
-    MemoryTransformerConfig,
 )
 from tests.product_key_memory.tiny import dictionary, memories, parameters
 
@@ -68,15 +64,6 @@ def test_every_preset_is_tested():
     assert set(PARAMETERS) - set(PUBLISHED) == {"pkm_transformer_lm_ablation"}
     translation = set(ARCH_MODEL_INV_REGISTRY["pkm_transformer"])
     assert translation == {"pkm_transformer", "pkm_transformer_tiny"}
-
-
-def test_presets_set_options_that_there_are():
-    known = {field.name for field in dataclasses.fields(MemoryLanguageModelConfig)}
-    named = {option for values in presets.LANGUAGE_MODELS.values() for option in values}
-    assert named <= known
-    known = {field.name for field in dataclasses.fields(MemoryTransformerConfig)}
-    named = {option for values in presets.TRANSLATION_MODELS.values() for option in values}
-    assert named <= known
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
@@ -152,34 +139,6 @@ def test_the_ablations_have_the_published_model():
     assert parameters(model) == count == PARAMETERS["pkm_transformer_lm_ablation"]
 
 
-@pytest.mark.parametrize("option", ["memory_layers", "memory_slots", "memory_heads", "memory_knn"])
-def test_the_ablations_may_vary_each_number(option):
-    value = {"memory_layers": "2", "memory_slots": 128**2, "memory_heads": 1, "memory_knn": 64}
-    model = build("pkm_transformer_lm_ablation", **{option: value[option]})
-    (memory,) = memories(model)
-    found = (len(memory.values), memory.heads, memory.knn, len(memories(model.decoder.layers[1])))
-    place = {"memory_slots": 0, "memory_heads": 1, "memory_knn": 2, "memory_layers": 3}[option]
-    expected = [512**2, 4, 32, 0]
-    expected[place] = 1 if option == "memory_layers" else value[option]
-    assert list(found) == expected
-
-
-def test_the_ablations_have_a_baseline_without_memory():
-    model = build("pkm_transformer_lm_ablation", memory_layers="")
-    assert memories(model) == []
-
-
-def test_our_own_choices_are_named():
-    """What the paper does not say is said to be ours, where the presets stand."""
-    text = inspect.getdoc(presets)
-    for values in presets.LANGUAGE_MODELS.values():
-        chosen = (values["activation_fn"], values["dropout"], values["attention_dropout"])
-        assert chosen == ("gelu", 0.1, 0.1)
-        assert values["decoder_ffn_embed_dim"] == 4 * values["decoder_embed_dim"]
-    for words in ("four times", "after each sublayer, GELU and dropouts of 0.1", "tied", "1024"):
-        assert words in text.split("our own choice")[1].replace("\n", " ")
-
-
 def test_the_tiny_presets():
     model = build("pkm_transformer_lm_tiny", 100)
     assert [len(memories(layer)) for layer in model.decoder.layers] == [0, 0, 1, 0]
@@ -197,14 +156,6 @@ def test_the_tiny_presets():
         model = MemoryTransformer.build_model(args, task)
     assert [len(memories(layer)) for layer in model.encoder.layers] == [0, 1]
     assert [len(memories(layer)) for layer in model.decoder.layers] == [1, 0]
-
-
-def test_presets_differ():
-    for of_model in (presets.LANGUAGE_MODELS, presets.TRANSLATION_MODELS):
-        seen = [{}]
-        for name, values in of_model.items():
-            assert values not in seen, name
-            seen.append(values)
 
 
 def test_a_preset_leaves_what_the_command_line_says():

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from fairseq_plugins.product_key_memory.keys import FlatKeys, ProductKeys
 from fairseq_plugins.product_key_memory.model import MemoryLanguageModel
+from fairseq_plugins.product_key_memory.search import FlatKeys, ProductKeys
 from tests.command_files import (
     EXAMPLES,
     HYDRA,
