@@ -70,7 +70,7 @@ class Ours(nn.Module):
 
     def losses(self, tokens: Tensor) -> Tensor:
         """Return the loss of each token but the first, (B, T) of (B, T + 1)."""
-        scores, _ = self.model(tokens[:, :-1], recurrence=self.recurrence.at(self.start))
+        scores, _ = self.model(tokens[:, :-1], recurrence=self.recurrence, start=self.start)
         self.start += tokens.size(1) - 1
         return token_losses(scores, tokens[:, 1:])
 

@@ -41,7 +41,7 @@ class TransformerXLBlock(SegmentLayer):
     def forward(self, x: Tensor, memory: HiddenStates | None = None) -> tuple[Tensor, HiddenStates]:
         """Return the output (B, T, d) for a segment (B, T, d), and the next memory."""
         encoding = self.positions(x.size(1) + self.mem_len - 1, x.device)
-        y, memory = super().forward(x, self.self_attn.distance_terms(encoding), memory)
+        y, memory = super().forward(x, self.self_attn.project_positions(encoding), memory)
         return y, memory.last(self.mem_len)
 
 

@@ -28,12 +28,18 @@ from fairseq_plugins.segment_language_model.generation import (
     sentences,
 )
 from fairseq_plugins.segment_language_model.model_config import sizes_in_memory
-from fairseq_plugins.segment_language_model.segment_jitter import longest_segment
+from fairseq_plugins.segment_language_model.segment_jitter import Jitter, longest_segment
 from fairseq_plugins.segment_language_model.stream_iterator import OTHER_DICTIONARY, StreamIterator
-from fairseq_plugins.segment_language_model.streams import RunningText, fingerprint, load_tokens
+from fairseq_plugins.segment_language_model.streams import (
+    RunningText,
+    TokenStreams,
+    fingerprint,
+    load_tokens,
+)
 from fairseq_plugins.segment_language_model.task_config import (
     SegmentLanguageModelingConfig,
     check_segment,
+    check_streams,
     find_dictionary,
 )
 
@@ -44,9 +50,9 @@ logger = logging.getLogger(__name__)
 class SegmentLanguageModelingTask(FairseqTask):
     """Train and evaluate segment language models (Transformer-XL, section 3.2).
 
-    ``--batch-size`` is the number of parallel streams of a worker. Each batch brings its place in
-    the streams' recurrence as ``net_input["recurrence"]``; the model reads and extends it, so that
-    fairseq's commands need no special case.
+    ``--batch-size`` is the number of parallel streams of a worker. Each batch brings the streams'
+    recurrence and its place in it as ``net_input["recurrence"]`` and ``["start"]``; the model reads
+    and extends it, so that fairseq's commands need no special case.
 
     Args:
         cfg: the options.
@@ -121,7 +127,7 @@ class SegmentLanguageModelingTask(FairseqTask):
                 f"--arch is {cfg._name}, which is no segment language model: choose "
                 "transformer_xl, all_attention_lm or a preset of theirs, or another --task"
             )
-        model.decoder.softmax_temperature = temperature
+        model.softmax_temperature = temperature
         self._adaptive_softmax = model.decoder.adaptive_softmax is not None
         self._learns_spans = bool(getattr(model.decoder, "spans", []))
         mem_len = model.decoder.context.mem_len
@@ -253,14 +259,16 @@ class SegmentLanguageModelingTask(FairseqTask):
         check_segment(option, segment, len(dataset), (max_sentences or 1) * num_shards)
         # by what validation's segments are shorter, what is before them is longer
         longer = self.cfg.tokens_per_sample - segment
-        streams = dataset.lay_out(
+        count = 1 if max_sentences is None else max_sentences
+        check_streams(count, num_shards, len(dataset))
+        streams = TokenStreams(
+            dataset.ordered(self.dictionary.eos(), seed, epoch),
             self.dictionary,
-            1 if max_sentences is None else max_sentences,
-            num_shards,
+            count * num_shards,
             segment,
             self.cfg.extended_context + (0 if self._has_recurrence else longer),
-            seed,
-            epoch,
+            shuffled_with=seed if dataset.shuffled else None,
+            jitter=Jitter(dataset.jitter, seed, epoch) if dataset.jitter else None,
         )
         return StreamIterator(
             streams,
@@ -316,9 +324,9 @@ class SegmentLanguageModelingTask(FairseqTask):
 
     def train_step(self, sample: dict[str, Any], model: Any, *args: Any, **kwargs: Any) -> Any:
         """Train on a batch, and keep hold of its streams' recurrence for the next checkpoint."""
-        cursor = sample["net_input"].get("recurrence")
-        if cursor is not None:
-            self._training_recurrence = cursor.recurrence
+        recurrence = sample["net_input"].get("recurrence")
+        if recurrence is not None:
+            self._training_recurrence = recurrence
         step = super().train_step
         if self.cfg.batch_split == 1:
             return step(sample, model, *args, **kwargs)

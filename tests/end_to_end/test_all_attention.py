@@ -160,14 +160,10 @@ def test_adaptive_embeddings_go_with_the_penalty(data, tmp_path):
 def test_a_loss_without_the_penalty_is_warned_of(data, tmp_path):
     plain = ("--criterion", "cross_entropy", "--max-update", 1, "--disable-validation")
     printed = train(data, tmp_path, *plain, model=LEARNING)
-<<<<<<< HEAD
-    assert "--criterion cross_entropy without --span-loss has no penalty for long" in printed
-=======
     assert (
         "--criterion cross_entropy without --span-loss has no penalty for long attention spans"
         in printed
     )
->>>>>>> main
 
 
 def test_a_penalty_without_learned_spans_is_refused(data, tmp_path):

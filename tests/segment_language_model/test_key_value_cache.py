@@ -121,15 +121,17 @@ def test_states_take_the_dtype_they_are_wanted_in():
 def test_gradients_may_follow_states_without():
     model, stream, recurrence = tiny_transformer_xl().double(), tokens(3, 12), Recurrence()
     with torch.no_grad():
-        model(stream[:, :4], recurrence=recurrence.at(0))
+        model(stream[:, :4], recurrence=recurrence, start=0)
     for start in (4, 8):
-        model(stream[:, start : start + 4], recurrence=recurrence.at(start))[0].sum().backward()
+        model(stream[:, start : start + 4], recurrence=recurrence, start=start)[0].sum().backward()
     assert recurrence.state_dict() is None
     expected = Recurrence()
     with torch.no_grad():
         for start in (0, 4):
-            model(stream[:, start : start + 4], recurrence=expected.at(start))
-        scores = [model(stream[:, 8:], recurrence=walk.at(8))[0] for walk in (recurrence, expected)]
+            model(stream[:, start : start + 4], recurrence=expected, start=start)
+        scores = [
+            model(stream[:, 8:], recurrence=walk, start=8)[0] for walk in (recurrence, expected)
+        ]
     torch.testing.assert_close(*scores)
 
 
@@ -137,15 +139,15 @@ def test_a_segment_that_is_run_again_without_gradients_reads_what_it_read_before
     model, stream, recurrence = tiny_transformer_xl(mem_len=5).double(), tokens(2, 24), Recurrence()
     with torch.no_grad():
         for start in (0, 4, 8):
-            model(stream[:, start : start + 4], recurrence=recurrence.at(start))
-        first = model(stream[:, 12:16], recurrence=recurrence.at(12))[0]
-        model(tokens(2, 4, seed=8), recurrence=recurrence.at(12))
-        again = model(stream[:, 12:16], recurrence=recurrence.at(12))[0]
-        after = model(stream[:, 16:20], recurrence=recurrence.at(16))[0]
+            model(stream[:, start : start + 4], recurrence=recurrence, start=start)
+        first = model(stream[:, 12:16], recurrence=recurrence, start=12)[0]
+        model(tokens(2, 4, seed=8), recurrence=recurrence, start=12)
+        again = model(stream[:, 12:16], recurrence=recurrence, start=12)[0]
+        after = model(stream[:, 16:20], recurrence=recurrence, start=16)[0]
         undisturbed = Recurrence()
         for start in (0, 4, 8, 12):
-            model(stream[:, start : start + 4], recurrence=undisturbed.at(start))
-        expected = model(stream[:, 16:20], recurrence=undisturbed.at(16))[0]
+            model(stream[:, start : start + 4], recurrence=undisturbed, start=start)
+        expected = model(stream[:, 16:20], recurrence=undisturbed, start=16)[0]
     assert torch.equal(first, again)
     torch.testing.assert_close(after, expected)
 
@@ -155,9 +157,9 @@ def test_a_walk_goes_on_in_the_order_that_is_asked_for(order):
     model, stream, order = tiny_transformer_xl().double(), tokens(3, 8), torch.tensor(order)
     with torch.no_grad():
         recurrence, expected = Recurrence(), Recurrence()
-        model(stream[:, :6], recurrence=recurrence.at(0))
+        model(stream[:, :6], recurrence=recurrence, start=0)
         recurrence.reorder(order)
-        model(stream[order, :6], recurrence=expected.at(0))
+        model(stream[order, :6], recurrence=expected, start=0)
         rest = stream[order, 6:]
-        scores = [model(rest, recurrence=walk.at(6))[0] for walk in (recurrence, expected)]
+        scores = [model(rest, recurrence=walk, start=6)[0] for walk in (recurrence, expected)]
     torch.testing.assert_close(*scores)

@@ -89,16 +89,16 @@ def test_same_length_shows_every_token_the_same_number_of_others():
     stream = tokens(1, 12).requires_grad_(False)
     recurrence = Recurrence()
     with torch.no_grad():
-        model(stream[:, :6], recurrence=recurrence.at(0))
-    base = model(stream[:, 6:], recurrence=recurrence.at(6))[0]
+        model(stream[:, :6], recurrence=recurrence, start=0)
+    base = model(stream[:, 6:], recurrence=recurrence, start=6)[0]
     seen = torch.zeros(6, 12, dtype=torch.bool)
     for changed in range(12):
         other = stream.clone()
         other[0, changed] = (other[0, changed] - 4 + 1) % (VOCABULARY - 4) + 4
         recurrence = Recurrence()
         with torch.no_grad():
-            model(other[:, :6], recurrence=recurrence.at(0))
-        scores = model(other[:, 6:], recurrence=recurrence.at(6))[0]
+            model(other[:, :6], recurrence=recurrence, start=0)
+        scores = model(other[:, 6:], recurrence=recurrence, start=6)[0]
         seen[:, changed] = (scores != base).any(dim=-1)[0]
     # the four tokens before its own, and its own through the residual connection
     assert seen.sum(dim=1).tolist() == [5] * 6
@@ -312,8 +312,12 @@ def test_every_option_has_a_help_text(config):
 @pytest.mark.parametrize(
     ("build", "options", "name"),
     [
-        (tiny_transformer_xl, {}, "layers.0.self_attn.distance_table.proj.weight"),
-        (tiny_transformer_xl, {"positions": "shaw"}, "layers.0.self_attn.distance_table.weight"),
+        (tiny_transformer_xl, {}, "layers.0.self_attn.position_projection.proj.weight"),
+        (
+            tiny_transformer_xl,
+            {"positions": "shaw"},
+            "layers.0.self_attn.position_projection.weight",
+        ),
         (tiny_model, {}, "positions.weight"),
         (tiny_model, {"adaptive_span": True, "span_init": 0.2}, "layers.0.self_attn.span.value"),
     ],
@@ -325,12 +329,12 @@ def test_what_a_walk_keeps_of_distances_follows_its_weights(build, options, name
     for reader in (model, other):
         recurrence = Recurrence()
         with torch.no_grad():
-            reader(stream[:, :8], recurrence=recurrence.at(0))
+            reader(stream[:, :8], recurrence=recurrence, start=0)
             before = reader.decoder._inference_terms
             dict(reader.decoder.named_parameters())[name].mul_(3)
             if reader is other:
                 before.clear()
-            found.append(reader(stream[:, 8:], recurrence=recurrence.at(8))[0])
+            found.append(reader(stream[:, 8:], recurrence=recurrence, start=8)[0])
     assert torch.equal(*found)
 
 
@@ -358,11 +362,11 @@ def test_parameters_stand_in_the_order_of_earlier_checkpoints(build, options):
     places = ["absolute_positions.weight"] * ("absolute_positions.weight" in first)
     distances = ["positions.weight"] * ("positions.weight" in first)
     assert first == ["embed_tokens.weight", *distances, *places, "output_projection.weight"]
-    before = [n for n in layer if re.search(r"distance_table|biases|span", n)]
+    before = [n for n in layer if re.search(r"position_projection|biases|span", n)]
     projections = [f"self_attn.{p}_proj.weight" for p in "qkv"] + ["self_attn.out_proj.weight"]
     assert layer[: len(before) + 4] == before + projections
     assert before == [
-        n for part in ("distance_table", "biases", "span") for n in layer if part in n
+        n for part in ("position_projection", "biases", "span") for n in layer if part in n
     ]
 
 

@@ -13,7 +13,7 @@ from tests.tiny import dictionary, text, tiny_model, tokens
 
 
 def run(model, stream, recurrence, start, end):
-    return model(stream[:, start:end], recurrence=recurrence.at(start))[0]
+    return model(stream[:, start:end], recurrence=recurrence, start=start)[0]
 
 
 def test_a_batch_without_a_cursor_moves_nothing():
