@@ -66,7 +66,7 @@ class Ours(nn.Module):
         decoder = self.model.decoder
         self.recurrence, self.start = Recurrence(), past.size(1)
         states = [HiddenStates(past)] * len(decoder.layers)
-        self.recurrence.at(0).write(decoder, states, self.start, decoder.context.mem_len)
+        self.recurrence.write(decoder, 0, states, self.start, decoder.context.mem_len)
 
     def losses(self, tokens: Tensor) -> Tensor:
         """Return the loss of each token but the first, (B, T) of (B, T + 1)."""

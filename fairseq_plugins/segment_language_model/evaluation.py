@@ -14,7 +14,7 @@ from typing import Any
 from fairseq.data import Dictionary
 from torch import Tensor
 
-from fairseq_plugins.segment_language_model.generation import is_characters
+from fairseq_plugins.segment_language_model.units import BITS
 
 logger = logging.getLogger(__name__)
 
@@ -76,11 +76,12 @@ class LineEndTally:
 
     Args:
         dictionary: the symbols.
+        characters: whether each is one.
     """
 
-    def __init__(self, dictionary: Dictionary) -> None:
+    def __init__(self, dictionary: Dictionary, characters: bool) -> None:
         self._pad, self._eos = dictionary.pad(), dictionary.eos()
-        self._unit = "bits per character" if is_characters(dictionary) else "bits a token"
+        self._unit = BITS if characters else "bits a token"
         # tensors from the first batch on, so that a GPU need not be waited for
         self._sum: Tensor | float = 0.0
         self._others: Tensor | int = 0

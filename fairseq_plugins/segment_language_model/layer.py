@@ -39,8 +39,8 @@ class SegmentLayer(nn.Module):
     """``LN(x + attention(x))``, then ``LN(x + sublayer(x))`` for each further sublayer.
 
     All-attention, equation 6; Transformer-XL, section 3.3. With ``normalize_before`` it is
-    ``x + attention(LN(x))``, states of earlier segments normalised too, and ``x + sublayer(LN(x))``.
-    A sublayer whose ``takes_padding`` is true is called with the padding mask, too.
+    ``x + attention(LN(x))``, states of earlier segments normalised too, and then
+    ``x + sublayer(LN(x))``. A sublayer whose ``takes_padding`` is true gets the padding mask, too.
 
     Args:
         embed_dim: d.

@@ -2,6 +2,7 @@
 
 import logging
 import os
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -22,8 +23,9 @@ from fairseq_plugins.segment_language_model.evaluation import LineEndTally, Tall
 from fairseq_plugins.segment_language_model.generation import (
     RunningTextDictionary,
     choose_prefix,
+    draw_prompts,
     end_by_length,
-    is_characters,
+    keep_writing,
     prompts,
     sentences,
 )
@@ -42,6 +44,7 @@ from fairseq_plugins.segment_language_model.task_config import (
     check_streams,
     find_dictionary,
 )
+from fairseq_plugins.segment_language_model.units import BITS, loss_unit, read_units
 
 logger = logging.getLogger(__name__)
 
@@ -311,7 +314,15 @@ class SegmentLanguageModelingTask(FairseqTask):
                 "it out and use --model-overrides \"{'mem_len': ...}\", or for a model without "
                 "recurrence --extended-context"
             )
-        if is_characters(self.dictionary):
+        if self.cfg.post_process:
+            raise ValueError(
+                f"--post-process (--remove-bpe) is {self.cfg.post_process!r}: parts of a word "
+                "would be joined within a segment only, so that the loss depends on "
+                "--tokens-per-sample; leave it out"
+            )
+        folder = utils.split_paths(self.cfg.data)[0]
+        characters = loss_unit(read_units(Path(folder)).unit) == BITS
+        if characters:
             logger.info("each token is a character: Loss (base 2) is in bits per character")
         batches = self.get_batch_iterator(
             dataset,
@@ -320,7 +331,7 @@ class SegmentLanguageModelingTask(FairseqTask):
             shard_id=shard_id,
             data_buffer_size=data_buffer_size,
         ).next_epoch_itr(shuffle=False)
-        return TalliedBatches(batches, LineEndTally(self.dictionary))
+        return TalliedBatches(batches, LineEndTally(self.dictionary, characters))
 
     def train_step(self, sample: dict[str, Any], model: Any, *args: Any, **kwargs: Any) -> Any:
         """Train on a batch, and keep hold of its streams' recurrence for the next checkpoint."""
@@ -359,9 +370,14 @@ class SegmentLanguageModelingTask(FairseqTask):
             # <pad> never occurs in text, so a generator that waits for it does not stop
             extra = dict(kwargs.pop("extra_gen_cls_kwargs", None) or {})
             kwargs["extra_gen_cls_kwargs"] = {**extra, "eos": self.dictionary.pad()}
-            generator = super().build_generator(models, args, **kwargs)
-            return generator if isinstance(generator, SequenceScorer) else end_by_length(generator)
-        return super().build_generator(models, args, **kwargs)
+        generator = super().build_generator(models, args, **kwargs)
+        if isinstance(generator, SequenceScorer):
+            return generator
+        if self.cfg.continue_past_eos:
+            end_by_length(generator)
+        if getattr(args, "sampling", False):
+            draw_prompts(generator)
+        return keep_writing(generator)
 
     def inference_step(
         self,
@@ -399,6 +415,9 @@ class SegmentLanguageModelingTask(FairseqTask):
             prefix_tokens = choose_prefix(
                 sample, prefix_tokens, generator, self.dictionary, self.cfg.continue_past_eos
             )
+            generator.prompt_lengths = prefix_tokens.ne(self.dictionary.pad()).sum(1)
+            # fairseq counts rows of the batch where it has no numbers of them
+            sample = {name: value for name, value in sample.items() if name != "id"}
         with torch.no_grad():
             return generator.generate(
                 models, sample, prefix_tokens=prefix_tokens, bos_token=self.dictionary.eos()

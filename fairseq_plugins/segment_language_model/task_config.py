@@ -91,6 +91,7 @@ class SegmentLanguageModelingConfig(FairseqDataclass):
     )
     batch_size: Optional[int] = II("dataset.batch_size")
     train_subset: str = II("dataset.train_subset")
+    post_process: Optional[str] = II("common_eval.post_process")
     dataset_impl: Optional[ChoiceEnum(get_available_dataset_impl())] = II("dataset.dataset_impl")
 
 

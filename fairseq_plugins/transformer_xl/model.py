@@ -116,7 +116,7 @@ class TransformerXLLanguageModel(SegmentLanguageModel):
     def build_sublayers(
         cls, cfg: TransformerXLConfig, mem_len: int, dropout: type[nn.Module]
     ) -> Iterator[tuple[RelativeAttention, nn.Module | None]]:
-        """Yield attention (section 3.3), u and v shared unless untied, and feed-forward sublayer."""
+        """Yield attention (section 3.3), u and v shared unless untied, and feed-forward layer."""
         heads = cfg.decoder_attention_heads
         head_dim = cfg.decoder_embed_dim // heads
         # a token itself is one of the mem_len that each token sees in evaluation at the same length

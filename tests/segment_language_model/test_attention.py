@@ -172,7 +172,9 @@ def test_an_attention_by_itself_is_built_as_its_docstring_says(layer):
 
 def test_distances_that_are_left_out_are_refused():
     attention = RelativeAttention(8, 2, Window(0, 5), RelativeKeyProjection(8, 2))
-    with pytest.raises(ValueError, match=r"^`terms` is None: give what project_positions returns"):
+    with pytest.raises(
+        ValueError, match=r"^`positions` is None: give what project_positions returns"
+    ):
         attention(torch.randn(1, 3, 8))
 
 
