@@ -297,6 +297,8 @@ class MemorySublayer(nn.Module):
         memory: of the transformer's width.
     """
 
+    takes_padding = True  # layers hand the padding mask on
+
     def __init__(self, memory: ProductKeyMemory) -> None:
         super().__init__()
         self.memory = memory

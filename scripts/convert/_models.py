@@ -262,7 +262,7 @@ class TransformerXL(ForeignModel):
                 "self_attn.k_proj.weight": key,
                 "self_attn.v_proj.weight": value,
                 "self_attn.out_proj.weight": tensors.take(f"{attention}o_net.weight", d, d),
-                "self_attn.distance_table.proj.weight": distances,
+                "self_attn.position_projection.proj.weight": distances,
                 "self_attn.biases.u": u,
                 "self_attn.biases.v": v,
                 **tensors.take_affine("self_attn_layer_norm", f"{attention}layer_norm", d),
