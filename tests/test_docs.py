@@ -122,7 +122,7 @@ def test_the_picture_of_speed_shows_figures_of_its_page(tmp_path):
 
 def test_the_table_of_the_papers_quotes_the_recorded_speed():
     rows = json.loads((DOCS / "speed.json").read_text(encoding="utf-8"))
-    quoted = re.findall(r"\| (\d+\.\d+)× \| (\d+\.\d+)× \|$", PAGES["README.md"], re.MULTILINE)
+    quoted = re.findall(r"\| (\d+\.\d+)\W \| (\d+\.\d+)\W \|$", PAGES["README.md"], re.MULTILINE)
     for row, numbers in zip(rows, quoted, strict=True):
         for mode, number in zip(("training", "evaluation"), numbers, strict=True):
             assert float(number) == round(row[mode], 1), (row["model"], mode)

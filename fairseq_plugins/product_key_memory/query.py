@@ -16,10 +16,10 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from fairseq_plugins.fairseq_integration.forward_passes import is_recomputed
-from fairseq_plugins.fairseq_integration.precision import SinglePrecision
+from fairseq_plugins.fairseq_integration.precision import Float32Module
 
 
-class SyncBatchNorm1d(SinglePrecision):
+class SyncBatchNorm1d(Float32Module):
     """Batch norm over the tokens of all workers together.
 
     torch's ``SyncBatchNorm`` runs on GPUs only. Workers may have different numbers of tokens, also
