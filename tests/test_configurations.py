@@ -7,6 +7,7 @@ import pytest
 from fairseq import options
 from fairseq.dataclass.configs import FairseqConfig
 from fairseq.dataclass.initialize import add_defaults, hydra_init
+from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from fairseq.models import ARCH_MODEL_REGISTRY
 from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
@@ -65,7 +66,8 @@ def test_every_paper_has_one():
 
 @pytest.mark.parametrize("path", CONFIGURATIONS, ids=lambda path: f"{path.parts[-3]}/{path.stem}")
 def test_it_says_what_the_command_does(path, monkeypatch):
-    expected, found = parse(words(path.parts[-3], path.stem, "train")), composed(path)
+    given = parse(words(path.parts[-3], path.stem, "train"))
+    expected, found = convert_namespace_to_omegaconf(given), composed(path)
     groups = {option.name for option in dataclasses.fields(FairseqConfig)}
     # training has no use for scores of translations, which fairseq-train adds
     for group in sorted(groups - {"_name", "model", "scoring"}):

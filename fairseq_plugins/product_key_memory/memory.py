@@ -194,7 +194,7 @@ class ProductKeyMemory(nn.Module):
         summed = self.table.read(
             slots.flatten(1),
             weights.flatten(1),
-            plain=takes_plain_way(self.search),
+            plain=takes_plain_way(self.search, x),
             sparse=self.sparse,
             frozen=self.frozen_slots,
             training=self.training,
@@ -297,6 +297,8 @@ class MemorySublayer(nn.Module):
         memory: of the transformer's width.
     """
 
+    takes_padding = True  # layers hand the padding mask on
+
     def __init__(self, memory: ProductKeyMemory) -> None:
         super().__init__()
         self.memory = memory
@@ -312,10 +314,12 @@ def _check_input(width: int, x: Tensor, padding_mask: Tensor | None) -> None:
             f"a memory of width {width} got an input of shape {tuple(x.shape)}: its last dimension "
             f"must be {width}"
         )
-    if padding_mask is not None and padding_mask.shape != x.shape[:-1]:
+    if padding_mask is None:
+        return
+    if padding_mask.dtype != torch.bool or padding_mask.shape != x.shape[:-1]:
         raise ValueError(
-            f"a memory got a `padding_mask` of shape {tuple(padding_mask.shape)} for an input of "
-            f"shape {tuple(x.shape)}: it must be {tuple(x.shape[:-1])}"
+            f"a memory got a `padding_mask` of {padding_mask.dtype}, {tuple(padding_mask.shape)}, "
+            f"with an input of shape {tuple(x.shape)}: give booleans, {tuple(x.shape[:-1])}"
         )
 
 

@@ -226,9 +226,10 @@ def check_placed(options: MemoryOptions, memories: bool, option: str) -> None:
             option,
         )
     if placement(options) != INSTEAD:
-        flag = "--memory-interleave" if options.memory_interleave else "--memory-parallel"
+        placed = "--memory-interleave" if options.memory_interleave else "--memory-parallel"
         raise ValueError(
-            f"{flag} without a memory to place: give {option}, such as {option} 6, or leave it out"
+            f"{placed} without a memory to place: give {option}, such as {option} 6, or leave it "
+            "out"
         )
 
 

@@ -97,5 +97,6 @@ class Reader:
     def _features(self, source: Tensor, start: int) -> Tensor:
         if not self._loaded.reads_streams:
             return self._loaded.model(source, features_only=True)[0]
-        recurrence = None if self._loaded.context > 0 else self._recurrence.at(start)
-        return self._loaded.model.decoder.extract_features(source, recurrence=recurrence)[0]
+        recurrence = None if self._loaded.context > 0 else self._recurrence
+        decoder = self._loaded.model.decoder
+        return decoder.extract_features(source, recurrence=recurrence, start=start)[0]

@@ -12,20 +12,21 @@ are averaged, too. Counts and options are those of the checkpoint with the most 
 has no optimizer's state: it is there to be evaluated, or for --finetune-from-model.
 """
 
+from __future__ import annotations
+
 import argparse
 import re
 import sys
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-import torch
-from torch import Tensor
-
-import fairseq_plugins  # noqa: F401 (registers what checkpoints hold)
 from scripts._shared.checkpoints import options_of, read_checkpoint
 from scripts._shared.command_line import check_at_least, command_parser, exit_status
 from scripts._shared.commands import short
 from scripts._shared.files import atomic_write
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 # What fairseq-train names the checkpoints that it keeps.
 _KEPT = re.compile(r"checkpoint(\d+)\.pt|checkpoint_(\d+)_(\d+)\.pt")
@@ -41,6 +42,9 @@ class Checkpoint(NamedTuple):
 
 def read(path: Path) -> Checkpoint:
     """Read a checkpoint; raises ValueError as read_checkpoint, and when it holds no model."""
+    # takes seconds to import
+    from torch import Tensor
+
     state = read_checkpoint(path, "CHECKPOINT")
     updates = (state.get("optimizer_history") or [{}])[-1].get("num_updates")
     weights = state.get("model")
@@ -131,6 +135,10 @@ def average(models: list[dict[str, Tensor]]) -> dict[str, Tensor]:
 
 def write_average(paths: list[Path], last: int | None, output: Path) -> None:
     """Average checkpoints and write one file."""
+    import torch
+
+    import fairseq_plugins  # noqa: F401 (registers what checkpoints hold)
+
     if output.exists():
         raise ValueError(f"--output {short(output)} is there already: name another, or remove it")
     if not output.parent.is_dir():

@@ -12,14 +12,13 @@ import sys
 from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import fairseq.models
 import torch
 from fairseq import options
 from fairseq.criterions import CRITERION_DATACLASS_REGISTRY
 from fairseq.data import Dictionary
-from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from fairseq.models import ARCH_MODEL_INV_REGISTRY, MODEL_DATACLASS_REGISTRY
 from fairseq.models.transformer import TransformerModel
 from fairseq.optim import OPTIMIZER_DATACLASS_REGISTRY
@@ -140,11 +139,9 @@ SECTIONS = [
 ]
 
 
-def parse(words: Iterable[str]) -> Any:
-    """What fairseq makes of the words of a fairseq-train command."""
-    return convert_namespace_to_omegaconf(
-        options.parse_args_and_arch(options.get_training_parser(), list(words))
-    )
+def parse(words: Iterable[str]) -> argparse.Namespace:
+    """The options of a fairseq-train command, with those of its preset."""
+    return options.parse_args_and_arch(options.get_training_parser(), list(words))
 
 
 @cache
@@ -156,12 +153,12 @@ def dictionary(symbols: int) -> Dictionary:
     return made
 
 
-def build(cfg: Any, symbols: int) -> torch.nn.Module:
-    """The model of a parsed command, on the meta device: without its numbers."""
+def build(given: argparse.Namespace, symbols: int) -> torch.nn.Module:
+    """The model of these options on the meta device, without its numbers."""
     joint = dictionary(symbols)
     task = argparse.Namespace(source_dictionary=joint, target_dictionary=joint)
     with torch.device("meta"):
-        return fairseq.models.build_model(cfg.model, task)
+        return fairseq.models.build_model(given, task)
 
 
 def count_parameters(model: torch.nn.Module) -> int:
@@ -173,10 +170,9 @@ def preset_row(arch: str, section: Section) -> str:
     """Row of a table for a preset: name, sizes, number of parameters, remark."""
     task = section.task
     length = [] if task == "translation" else ["--tokens-per-sample", "512"]
-    cfg = parse(["DATA", "--task", task, "--arch", arch, *length])
+    model = parse(["DATA", "--task", task, "--arch", arch, *length])
     symbols = next(count for name, count in SYMBOLS.items() if name in arch)
-    parameters = count_parameters(build(cfg, symbols))
-    model = cfg.model
+    parameters = count_parameters(build(model, symbols))
     layers = f"{model.encoder_layers} + " if task == "translation" else ""
     inner = getattr(model, "persistent_vectors", 0) or model.decoder_ffn_embed_dim
     width, heads = model.decoder_embed_dim, model.decoder_attention_heads

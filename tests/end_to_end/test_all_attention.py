@@ -128,7 +128,7 @@ def test_a_resumed_run_is_the_uninterrupted_run(data, tmp_path):
     train_spans(data, tmp_path / "whole")
     train_spans(data, tmp_path / "parts", updates=4)
     state = torch.load(tmp_path / "parts" / "checkpoint_last.pt", weights_only=True)
-    lengths = [len(h[0]) for h in state["extra_state"]["train_iterator"]["memory"]["layers"]]
+    lengths = [len(h[0]) for h in state["extra_state"]["train_iterator"]["recurrence"]["layers"]]
     assert lengths == [24, 24]
     printed = train_spans(data, tmp_path / "parts")
     assert "resuming with recurrence" in printed
@@ -160,7 +160,10 @@ def test_adaptive_embeddings_go_with_the_penalty(data, tmp_path):
 def test_a_loss_without_the_penalty_is_warned_of(data, tmp_path):
     plain = ("--criterion", "cross_entropy", "--max-update", 1, "--disable-validation")
     printed = train(data, tmp_path, *plain, model=LEARNING)
-    assert "--criterion cross_entropy without --span-loss has no penalty for long" in printed
+    assert (
+        "--criterion cross_entropy without --span-loss has no penalty for long attention spans"
+        in printed
+    )
 
 
 def test_a_penalty_without_learned_spans_is_refused(data, tmp_path):
