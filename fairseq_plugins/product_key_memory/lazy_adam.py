@@ -43,7 +43,7 @@ Rule = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], None]
 
 
 class LazyAdam:
-    """Updates tables of values with sparse gradients, coalesced or padded, and keeps their moments."""
+    """Updates tables with sparse gradients, coalesced or padded, and keeps their moments."""
 
     def __init__(self, tables: list[ValueTable], lr: float, weight_decay: float) -> None:
         self.tables = tables
