@@ -90,14 +90,19 @@ def text(length: int) -> np.ndarray:
 
 
 def scores_by_segment(model, stream, length, mode=torch.no_grad) -> torch.Tensor:
-    """Scores of a stream (B, T) read in segments of ``length`` with a recurrence of its own."""
-    recurrence = Recurrence()
+    """Scores of a stream (B, T) read in segments of ``length`` with a recurrence of its own.
+
+    Without gradients in evaluation mode, in which layers keep keys and values.
+    """
+    recurrence, training = Recurrence(), model.training
     parts = []
+    model.train(training and mode is not torch.no_grad)
     with mode():
         for start in range(0, stream.size(1), length):
             parts.append(
                 model(stream[:, start : start + length], recurrence=recurrence, start=start)[0]
             )
+    model.train(training)
     return torch.cat(parts, dim=1)
 
 

@@ -196,7 +196,17 @@ class _AdjustedSearch(nn.Module):
         except AttributeError:
             return getattr(super().__getattr__("search"), name)
 
-    def step(self, step: int, lprobs: Tensor, scores: Tensor, tokens: Tensor, rows: Tensor) -> Any:
+    def step(
+        self,
+        step: int,
+        lprobs: Tensor,
+        scores: Tensor | None,
+        tokens: Tensor | None = None,
+        rows: Tensor | None = None,
+    ) -> Any:
         """Choose what comes next by log-probabilities (B, K, V), as fairseq's searches do."""
-        self.adjust(lprobs, step, rows) if self.by_row else self.adjust(lprobs)
+        if self.by_row:
+            self.adjust(lprobs, step, rows)
+        else:
+            self.adjust(lprobs)
         return self.search.step(step, lprobs, scores, tokens, rows)

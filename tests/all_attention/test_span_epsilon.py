@@ -94,28 +94,6 @@ def test_the_published_code_leaves_64_distances_out_at_a_time(values, persistent
     assert_same(attend(attention, positions, x, HiddenStates(past)), slow, inputs)
 
 
-@pytest.mark.parametrize(
-    ("values", "span", "width"),
-    [
-        ([0.0, 0.0], 12, 12),
-        ([0.0, 0.0], 64, 64),
-        ([0.0, 0.0], 67, 3),
-        ([0.0, 0.1], 67, 67),
-        ([0.013, 0.093], 80, 16),
-        ([0.013, 0.21], 80, 80),
-        ([0.5, 0.04], 1000, 1000 - 448),
-        ([1.0, 0.0], 1000, 1000),
-    ],
-)
-def test_all_heads_are_one_group_that_reaches_as_far_as_scores_are_computed(values, span, width):
-    learned = AdaptiveSpan(2, span, RAMP, epsilon=1e-8)
-    learned.value.data = torch.tensor(values)
-    (groups,) = read_head_groups([learned])
-    (group,) = groups.groups
-    assert (group.heads, group.width, groups.order) == (None, width, None)
-    assert group.open == min(width, math.ceil(min(learned.value.tolist()) * span))
-
-
 def test_what_is_left_is_the_formula():
     span = AdaptiveSpan(1, SPAN, RAMP, epsilon=1e-8)
     masked = torch.tensor([0.0, -30.0, 2.0, -torch.inf, -torch.inf], dtype=torch.float64)
@@ -153,37 +131,6 @@ def test_scores_of_segments_equal_the_reference(variant):
         # training keeps hidden states, evaluation keys and values: with and without its mode
         found = scores_by_segment(model.eval(), stream, 7, mode)
         torch.testing.assert_close(found[0], expected)
-
-
-def test_generation_equals_one_pass():
-    model = epsilon_model().eval()
-    stream, state = tokens(2, 20), {}
-    with torch.no_grad():
-        steps = [model.decoder(stream[:, : i + 1], incremental_state=state)[0] for i in range(20)]
-        torch.testing.assert_close(torch.cat(steps, dim=1), model(stream)[0])
-
-
-def test_zero_changes_nothing():
-    without = tiny_model(attention_span=SPAN, adaptive_span=True, span_init=0.4)
-    zero = tiny_model(attention_span=SPAN, adaptive_span=True, span_init=0.4, span_epsilon=0.0)
-    stream = tokens(2, 30)
-    for mode in (torch.no_grad, torch.enable_grad):
-        found, expected = (scores_by_segment(model, stream, 8, mode) for model in (zero, without))
-        assert torch.equal(found, expected)
-    next_to_nothing = epsilon_model(1e-30)
-    torch.testing.assert_close(
-        scores_by_segment(next_to_nothing, stream, 8),
-        scores_by_segment(epsilon_model(0.0), stream, 8),
-    )
-
-
-def test_bfloat16_stays_near():
-    attention, positions = make(MIXED, epsilon=0.3)
-    x = torch.randn(STREAMS, 20, WIDTH, dtype=torch.float64)
-    expected = attend(attention, positions, x)
-    found = attend(attention.bfloat16(), positions.bfloat16(), x.bfloat16())
-    assert found.dtype == torch.bfloat16
-    torch.testing.assert_close(found.double(), expected, atol=0.05, rtol=0.05)
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,6 @@ import torch
 from fairseq_plugins import modules
 from fairseq_plugins.segment_language_model import attention_blocks, attention_kernel
 from fairseq_plugins.segment_language_model.attention import (
-    PositionBiases,
     RelativeAttention,
     plain_attention,
 )
@@ -16,17 +15,11 @@ from fairseq_plugins.segment_language_model.attention_blocks import (
     EVERY_KEY,
     Clamped,
     Window,
-    hidden_by_window,
-    rel_shift,
-    undo_rel_shift,
 )
 from fairseq_plugins.segment_language_model.attention_kernel import window_attention
-from fairseq_plugins.segment_language_model.key_value_cache import HiddenStates
-from fairseq_plugins.segment_language_model.layer import FeedForward, SegmentLayer
 from fairseq_plugins.segment_language_model.positions import (
     Distances,
     LearnedRelativePositions,
-    RelativeKeyProjection,
     SinusoidalRelativePositions,
 )
 from tests.gradients import assert_same
@@ -170,14 +163,6 @@ def test_an_attention_by_itself_is_built_as_its_docstring_says(layer):
         names["attention"](names["x"], terms, names["x"])
 
 
-def test_distances_that_are_left_out_are_refused():
-    attention = RelativeAttention(8, 2, Window(0, 5), RelativeKeyProjection(8, 2))
-    with pytest.raises(
-        ValueError, match=r"^`positions` is None: give what project_positions returns"
-    ):
-        attention(torch.randn(1, 3, 8))
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -192,52 +177,6 @@ def test_distances_that_are_left_out_are_refused():
 def test_an_attention_that_cannot_be_is_refused(arguments, message):
     with pytest.raises(ValueError, match=message):
         RelativeAttention(*arguments)
-
-
-@pytest.fixture
-def compiled_layers():
-    """A layer with the plain kernel, and the same under torch.compile."""
-    torch._dynamo.reset()
-    torch.manual_seed(1)
-    biases = PositionBiases(2, 4)
-    torch.nn.init.normal_(biases.u)
-    table = RelativeKeyProjection(8, 2)
-    attention = RelativeAttention(8, 2, Window(0, 5), table, biases, kernel="plain")
-    layer = SegmentLayer(8, attention, FeedForward(8, 12, torch.nn.Identity()), torch.nn.Identity())
-    return layer, torch.compile(layer, backend="aot_eager", fullgraph=True)
-
-
-@pytest.mark.parametrize("clamp_len", [None, 4])
-def test_a_layer_with_the_plain_kernel_trains_under_torch_compile(compiled_layers, clamp_len):
-    layer, compiled = compiled_layers
-    x, past = torch.randn(2, 6, 8), HiddenStates(torch.randn(2, 5, 8))
-    encoding = SinusoidalRelativePositions(8, clamp_len)(10)
-    results = []
-    for model in (layer, compiled):
-        y, state = model(x, layer.self_attn.project_positions(encoding), past)
-        assert state.length == 11
-        results.append(y)
-    assert_same(*results, list(layer.parameters()))
-
-
-def test_rel_shift_moves_each_row_by_one():
-    scores = torch.arange(12.0).view(3, 4)
-    expected = torch.tensor([[2.0, 3.0, 4.0], [5.0, 6.0, 7.0], [8.0, 9.0, 10.0]])
-    assert torch.equal(rel_shift(scores, 3), expected)
-
-
-def test_undo_rel_shift_is_the_inverse_and_zero_elsewhere():
-    scores = torch.randn(2, 3, 3)
-    by_distance = torch.full((2, 3, 4), 7.0)
-    undo_rel_shift(scores, by_distance)
-    assert torch.equal(rel_shift(by_distance, 3), scores)
-    assert by_distance.count_nonzero() == scores.numel()
-
-
-def test_window_hides_what_is_nearer_and_farther():
-    hidden = hidden_by_window(2, 2, 4, Window(1, 2), like=torch.zeros(()))
-    # distances of the first query: 2 1 0 -1, of the second: 3 2 1 0
-    assert hidden.tolist() == [[False, False, True, True], [True, False, False, True]]
 
 
 @pytest.mark.parametrize("clamp", [None, 1])

@@ -9,7 +9,7 @@ from fairseq_plugins.segment_language_model.generation import end_by_length
 from tests import tiny
 
 END = 0
-NEVER = -1e4
+NEVER = -float("inf")
 
 
 def limited(kind, **options):

@@ -1,16 +1,13 @@
 """The segment language model as a whole: causality, recurrence, decoding, options, presets."""
 
 import copy
-import dataclasses
 import math
 
 import pytest
 import torch
 from fairseq.sequence_generator import SequenceGenerator
 
-from fairseq_plugins.all_attention.model import AllAttentionConfig
 from fairseq_plugins.segment_language_model.recurrence import Recurrence
-from fairseq_plugins.segment_language_model.task import SegmentLanguageModelingConfig
 from tests.reference.all_attention import network
 from tests.tiny import (
     VOCABULARY,
@@ -74,13 +71,6 @@ def test_a_recurrence_that_is_too_short_shows():
     assert not torch.allclose(segments[:, 5:], whole[:, 5:])
 
 
-def test_without_recurrence_each_segment_stands_alone():
-    model = tiny_model(mem_len=0).double()
-    stream = tokens(2, 12)
-    alone = torch.cat([model(stream[:, i : i + 4])[0] for i in (0, 4, 8)], dim=1)
-    torch.testing.assert_close(scores_by_segment(model, stream, 4), alone)
-
-
 def test_same_length_shows_every_token_the_same_number_of_others():
     model = tiny_model(mem_len=4, same_length=True, decoder_layers=1).double()
     stream = tokens(1, 12).requires_grad_(False)
@@ -121,30 +111,6 @@ def test_incremental_decoding_equals_one_pass():
         whole = model(stream)[0]
     assert all(step.size(1) == 1 for step in steps)
     torch.testing.assert_close(torch.cat(steps, dim=1), whole)
-
-
-def test_incremental_decoding_takes_a_prompt_at_once():
-    model = tiny_model(attention_span=32).double().eval()
-    stream = tokens(2, 20)
-    state = {}
-    with torch.no_grad():
-        prompt = model.decoder(stream[:, :15], incremental_state=state)[0]
-        rest = model.decoder(stream, incremental_state=state)[0]
-        whole = model(stream)[0]
-    torch.testing.assert_close(torch.cat([prompt, rest], dim=1), whole)
-
-
-def test_the_recurrence_moves_with_the_beams():
-    model = tiny_model(attention_span=32).double().eval()
-    stream, order = tokens(3, 12), torch.tensor([2, 2, 0])
-    state = {}
-    with torch.no_grad():
-        model.decoder(stream[:, :11], incremental_state=state)
-        model.decoder.reorder_incremental_state_scripting(state, order)
-        reordered = torch.cat([stream[order][:, :11], stream[:, 11:]], dim=1)
-        step = model.decoder(reordered, incremental_state=state)[0]
-        whole = model(reordered)[0][:, -1:]
-    torch.testing.assert_close(step, whole)
 
 
 def test_beam_search_scores_are_those_of_a_full_pass():
@@ -298,14 +264,6 @@ def test_weights_of_another_dictionary_are_refused():
         tiny_model().load_state_dict(state)
 
 
-@pytest.mark.parametrize("config", [AllAttentionConfig, SegmentLanguageModelingConfig])
-def test_every_option_has_a_help_text(config):
-    for option in dataclasses.fields(config):
-        of_fairseq = str(option.default).startswith("${")
-        if option.name != "_name" and not of_fairseq:
-            assert option.metadata.get("help"), option.name
-
-
 @pytest.mark.parametrize(
     ("build", "options", "name"),
     [
@@ -333,14 +291,6 @@ def test_what_a_walk_keeps_of_distances_follows_its_weights(build, options, name
                 before.clear()
             found.append(reader(stream[:, 8:], recurrence=recurrence, start=8)[0])
     assert torch.equal(*found)
-
-
-def test_another_walk_takes_distances_anew():
-    model, stream = tiny_transformer_xl(mem_len=12).double().eval(), tokens(2, 16)
-    scores_by_segment(model, stream, 4)
-    model.decoder.positions.clamp_len = 2
-    clamped = scores_by_segment(model, stream, 4)
-    torch.testing.assert_close(clamped, scores_by_segment(model, stream, 4, torch.enable_grad))
 
 
 @pytest.mark.parametrize("kernel", ["fast", "plain"])

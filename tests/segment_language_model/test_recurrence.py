@@ -16,7 +16,7 @@ def run(model, stream, recurrence, start, end):
     return model(stream[:, start:end], recurrence=recurrence, start=start)[0]
 
 
-def test_a_batch_without_a_cursor_moves_nothing():
+def test_a_batch_without_a_recurrence_moves_nothing():
     model, stream = tiny_model().double(), tokens(2, 12)
     recurrence, other = Recurrence(), Recurrence()
     for m in (recurrence, other):
@@ -55,23 +55,6 @@ def test_a_segment_that_is_run_again_reads_what_it_read_before():
     assert torch.equal(first, again)
     whole = model(stream)[0]
     torch.testing.assert_close(run(model, stream, recurrence, 12, 18), whole[:, 12:])
-
-
-def test_segments_that_are_run_again_never_read_themselves(caplog):
-    # automatic mixed precision runs all accumulated batches of an update again after an overflow
-    model, stream = tiny_model(decoder_layers=1).double(), tokens(2, 24)
-    recurrence = Recurrence()
-    first = [run(model, stream, recurrence, start, start + 6) for start in (0, 6, 12, 18)]
-    again = run(model, stream, recurrence, 12, 18)
-    assert "segment at token 12 is run again after later ones" in caplog.text
-    changed = stream.clone()
-    changed[:, 17] = changed[:, 17] % 16 + 4
-    other = Recurrence()
-    for start in (0, 6, 12, 18):
-        run(model, changed, other, start, start + 6)
-    assert torch.equal(run(model, changed, other, 12, 18)[:, :5], again[:, :5])
-    # the second of them finds the states of the first, which reaches far enough for one layer
-    torch.testing.assert_close(run(model, stream, recurrence, 18, 24), first[3])
 
 
 def test_a_skipped_segment_is_said(caplog):
@@ -125,16 +108,15 @@ def iterator(streams=2, segment=5, shuffled_with=None, jitter=None, **options):
 
 
 @pytest.mark.parametrize("buffer_size", [0, 4])
-def test_each_walk_has_a_recurrence_of_its_own_and_cursors_in_order(buffer_size):
+def test_each_walk_has_a_recurrence_of_its_own_and_places_in_order(buffer_size):
     walks = iterator(buffer_size=buffer_size)
-    cursors = [
-        [batch["net_input"]["recurrence"] for batch in walks.next_epoch_itr(shuffle=True)]
-        for _ in range(2)
+    inputs = [
+        [batch["net_input"] for batch in walks.next_epoch_itr(shuffle=True)] for _ in range(2)
     ]
-    for walk in cursors:
-        assert [cursor.start for cursor in walk] == [0, 5, 10, 15, 20]
-        assert len({id(cursor.recurrence) for cursor in walk}) == 1
-    assert cursors[0][0].recurrence is not cursors[1][0].recurrence
+    for walk in inputs:
+        assert [one["start"] for one in walk] == [0, 5, 10, 15, 20]
+        assert len({id(one["recurrence"]) for one in walk}) == 1
+    assert inputs[0][0]["recurrence"] is not inputs[1][0]["recurrence"]
 
 
 @pytest.mark.parametrize("jitter", [None, Jitter(2, seed=1, epoch=1)])
@@ -197,20 +179,6 @@ def test_a_walk_over_sentences_in_another_order_is_refused():
         ):
             iterator(shuffled_with=other).load_state_dict(walks.state_dict())
     iterator(shuffled_with=1).load_state_dict(walks.state_dict())
-
-
-def test_a_walk_in_segments_of_other_lengths_is_refused():
-    walks = iterator(jitter=Jitter(2, seed=1, epoch=1))
-    next(walks.next_epoch_itr())
-    for other, said in (
-        (Jitter(2, seed=2, epoch=1), "5, lengths of deviation 2 drawn with seed 2"),
-        (Jitter(3, seed=1, epoch=1), "5, lengths of deviation 3 drawn with seed 1"),
-        (None, "5"),
-    ):
-        with pytest.raises(
-            ValueError, match=f"deviation 2 drawn with seed 1, .* segments of {said}: resume"
-        ):
-            iterator(jitter=other).load_state_dict(walks.state_dict())
 
 
 def test_a_checkpoint_without_recurrence_is_said(caplog):

@@ -42,14 +42,6 @@ def test_segments_are_neither_too_short_nor_too_long(length, segment, fewest):
     assert lengths.max() <= segment + 27
 
 
-def test_a_seed_and_an_epoch_draw_the_same_lengths():
-    def starts(seed, epoch):
-        return Jitter(5, seed, epoch).draw_starts(1000, 70).tolist()
-
-    assert starts(1, 1) == starts(1, 1)
-    assert len({tuple(starts(seed, epoch)) for seed in (1, 2) for epoch in (1, 2)}) == 4
-
-
 @pytest.mark.parametrize(("streams", "workers", "context"), [(1, 1, 0), (3, 2, 0), (4, 1, 5)])
 def test_every_token_is_predicted_once_from_the_one_before(streams, workers, context):
     tokens = text(211)

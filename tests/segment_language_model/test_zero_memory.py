@@ -1,8 +1,5 @@
 """--zero-memory: streams start with a recurrence of zero vectors, which tokens attend to."""
 
-import logging
-from types import SimpleNamespace
-
 import pytest
 import torch
 from omegaconf import OmegaConf
@@ -132,28 +129,6 @@ def test_generation_equals_scoring_and_beams_move(name):
     torch.testing.assert_close(torch.cat(steps[6:], dim=1), expected[order][:, 6:])
 
 
-def test_a_prompt_of_several_tokens_starts_with_zeros():
-    for name in BUILD.keys() - DEPENDS_ON_SEGMENTS:
-        model, _ = build(name)
-        stream, state = tokens(2, 9), {}
-        with torch.no_grad():
-            prompt = model.decoder(stream[:, :6], incremental_state=state)[0]
-            rest = [
-                model.decoder(stream[:, : i + 1], incremental_state=state)[0] for i in (6, 7, 8)
-            ]
-            torch.testing.assert_close(torch.cat([prompt, *rest], dim=1), model(stream)[0])
-
-
-def test_a_first_segment_that_is_run_again_starts_with_zeros_again():
-    for name in BUILD:
-        model, _ = build(name)
-        stream, recurrence = tokens(2, 6), Recurrence()
-        for mode in MODES:
-            with mode():
-                first, again = (model(stream, recurrence=recurrence, start=0)[0] for _ in range(2))
-            torch.testing.assert_close(again, first)
-
-
 def test_training_without_recurrence_is_refused():
     """But not evaluation, which may leave out the recurrence that a model was trained with."""
     task = SegmentLanguageModelingTask(SegmentLanguageModelingConfig(), dictionary())
@@ -165,59 +140,3 @@ def test_training_without_recurrence_is_refused():
     assert task.build_model(cfg, from_checkpoint=True).decoder.context.mem_len == 0
     cfg.mem_len = 8
     assert task.build_model(cfg).decoder.context.from_zeros
-
-
-@pytest.mark.parametrize("name", ["all-attention", "transformer-xl"])
-def test_without_recurrence_it_does_nothing(name):
-    build_model = tiny_model if name == "all-attention" else tiny_transformer_xl
-    with_zeros, without = (
-        build_model(mem_len=0, zero_memory=zero).double() for zero in (True, False)
-    )
-    stream = tokens(2, 14)
-    for mode in MODES:
-        for length in (5, 14):
-            found, expected = (
-                scores_by_segment(model, stream, length, mode) for model in (with_zeros, without)
-            )
-            assert torch.equal(found, expected)
-    with torch.no_grad():
-        steps = [{}, {}]
-        for end in range(1, 15):
-            found, expected = (
-                model.decoder(stream[:, :end], incremental_state=state)[0]
-                for model, state in zip((with_zeros, without), steps, strict=True)
-            )
-            assert torch.equal(found, expected)
-
-
-@pytest.mark.parametrize("name", ["all-attention", "transformer-xl"])
-def test_checkpointed_activations_give_the_same(name):
-    model, _ = build(name)
-    again, _ = build(name, checkpoint_activations=True)
-    stream = tokens(2, 9)
-    torch.testing.assert_close(
-        scores_by_segment(again, stream, 3, torch.enable_grad),
-        scores_by_segment(model, stream, 3, torch.enable_grad),
-    )
-
-
-def test_zeros_have_the_precision_of_the_model():
-    for name in BUILD:
-        model, _ = build(name)
-        stream = tokens(2, 9)
-        expected = scores_by_segment(model, stream, 3)
-        found = scores_by_segment(model.bfloat16(), stream, 3)
-        assert found.dtype == torch.bfloat16
-        assert (found.double() - expected).abs().mean() < 0.1
-
-
-@pytest.mark.parametrize("name", ["all-attention", "transformer-xl"])
-def test_the_log_says_so(name, caplog):
-    with_zeros, without = build(name)
-    overrides = SimpleNamespace(model_overrides="{}")
-    cfg = SimpleNamespace(common_eval=overrides, generation=SimpleNamespace())
-    with caplog.at_level(logging.INFO):
-        with_zeros.prepare_for_inference_(cfg)
-    assert "same length no, zero vectors at the start, " in caplog.text
-    assert with_zeros.summary in caplog.text
-    assert "zero" not in without.summary

@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from fairseq_plugins.segment_language_model.model_config import sizes_in_memory
-from fairseq_plugins.transformer_xl.locked_dropout import LockedDropout
 from tests.tiny import dictionary, tiny_transformer_xl, tokens
 
 
@@ -127,15 +126,6 @@ def test_every_dropout_acts_in_training_and_in_training_only():
             model = tiny_transformer_xl(**{name: 0.5}, locked_dropout=locked)
             assert not torch.allclose(model(stream)[0], plain), name
             torch.testing.assert_close(model.eval()(stream)[0], plain)
-
-
-def test_locked_dropout_is_of_one_kind_everywhere():
-    def kinds(**options):
-        model = tiny_transformer_xl(**options)
-        return {type(m) for m in model.modules() if type(m) in (LockedDropout, torch.nn.Dropout)}
-
-    assert kinds(locked_dropout=True) == {LockedDropout}
-    assert kinds() == {torch.nn.Dropout}
 
 
 def test_position_encodings_are_dropped_with_the_embeddings():
