@@ -7,6 +7,8 @@ import sys
 
 import pytest
 
+from tests.parity.report import pytest_terminal_summary  # noqa: F401 (a hook of pytest's)
+
 # tests run side by side, and threads that wait for each other spin
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 # a shell that starts the tests in the background makes them ignore Ctrl-C, and all that they start
@@ -24,6 +26,13 @@ def pytest_addoption(parser):
         default="file",
         metavar="{file,reversed,SEED}",
         help="run the tests as collected, from last to first, or files and their tests shuffled",
+    )
+    parser.addoption(
+        "--kills",
+        type=int,
+        default=1,
+        metavar="N",
+        help="how often tests/robustness kills each command (1)",
     )
 
 

@@ -3,7 +3,6 @@
 import torch
 from fairseq.criterions import CRITERION_REGISTRY
 
-from fairseq_plugins.all_attention.span_loss import SpanCrossEntropyConfig
 from tests import tiny
 from tests.product_key_memory.tiny import MEMORY, tiny_language_model, tiny_transformer
 from tests.weighted_transformer.tiny import sentences, tiny_weighted_transformer
@@ -16,10 +15,11 @@ TRANSLATION_MEMORIES = {
     "memory_query_batch_norm": True,
     "optimizer": "adam_with_memory",
 }
+SEGMENT_LOSSES = {"half_loss": {"half_loss": True}, "span_loss": {"span_loss": 0.01}}
 # what builds each, and the criterion of its training
 CASES = {
     "transformer_xl": (lambda: tiny.tiny_transformer_xl(), "cross_entropy"),
-    "half loss": (lambda: tiny.tiny_transformer_xl(), "half_cross_entropy"),
+    "half loss": (lambda: tiny.tiny_transformer_xl(), "half_loss"),
     "shaw": (lambda: tiny.tiny_transformer_xl(positions="shaw"), "cross_entropy"),
     "recomputed": (
         lambda: tiny.tiny_transformer_xl(checkpoint_activations=True),
@@ -35,10 +35,10 @@ CASES = {
         lambda: tiny.tiny_transformer_xl(**SPARSE),
         "cross_entropy",
     ),
-    "spans": (lambda: tiny.tiny_model(**SPANS), "span_cross_entropy"),
+    "spans": (lambda: tiny.tiny_model(**SPANS), "span_loss"),
     "spans with epsilon": (
         lambda: tiny.tiny_model(**SPANS, span_epsilon=1e-8),
-        "span_cross_entropy",
+        "span_loss",
     ),
     **{
         variant: (
@@ -84,22 +84,10 @@ CASES = {
             "random outside of training": {"branch_weights": "random"},
         }.items()
     },
-    **{
-        f"branches, {residual}, {feed_forward}": (
-            lambda options=(residual, feed_forward): tiny_weighted_transformer(
-                branch_residual=options[0], branch_feed_forward=options[1]
-            ),
-            "label_smoothed_cross_entropy",
-        )
-        for residual, feed_forward in [
-            ("as-written", "slices"),
-            ("sublayers", "slices"),
-            ("networks", "slices"),
-            ("networks", "shared"),
-            ("branches", "slices"),
-            ("branches", "shared"),
-        ]
-    },
+    "branches, as-written": (
+        lambda: tiny_weighted_transformer(branch_residual="as-written"),
+        "label_smoothed_cross_entropy",
+    ),
     "branches of both attentions": (
         lambda: tiny_weighted_transformer(branch_decoder_attention="both"),
         "label_smoothed_cross_entropy",
@@ -108,12 +96,10 @@ CASES = {
 
 
 def criterion_of(name):
-    kind = CRITERION_REGISTRY[name]
-    task = tiny.tiny_task()
-    if name == "span_cross_entropy":
-        return kind.build_criterion(
-            SpanCrossEntropyConfig(span_loss=0.01, sentence_avg=False), task
-        )
+    """A criterion of fairseq's by its name, or segment_loss with one of its options."""
+    if name in SEGMENT_LOSSES:
+        return tiny.segment_loss(**SEGMENT_LOSSES[name])
+    kind, task = CRITERION_REGISTRY[name], tiny.tiny_task()
     if name == "label_smoothed_cross_entropy":
         return kind(task, sentence_avg=False, label_smoothing=0.1)
     return kind(task, sentence_avg=False)

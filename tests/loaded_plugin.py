@@ -1,6 +1,7 @@
 """What every fairseq command does first, done once: load the plugin, and read and merge options."""
 
 import logging
+import sys
 import warnings
 from argparse import Namespace
 from pathlib import Path
@@ -8,6 +9,8 @@ from pathlib import Path
 from fairseq import options, utils
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 
+# the plugin shortens the errors of fairseq's commands, and tells them by their name
+sys.argv = ["fairseq-train"]
 utils.import_user_module(Namespace(user_dir=str(Path(__file__).parents[1] / "fairseq_plugins")))
 # the first time takes longer: Hydra looks for its plugins
 logging.disable()

@@ -8,8 +8,8 @@ from contextlib import redirect_stdout
 
 import pytest
 
-from tests.command_files import EXAMPLES
 from tests.fork_server import FORK_SERVER
+from tests.recipes import EXAMPLES
 
 TOUR = EXAMPLES / "tour.ipynb"
 CELLS = [

@@ -8,6 +8,7 @@ from fairseq.data import Dictionary
 
 import fairseq_plugins  # noqa: F401 (registers the models)
 from fairseq_plugins.all_attention.model import AllAttentionConfig, AllAttentionLanguageModel
+from fairseq_plugins.segment_language_model.loss import SegmentLoss, SegmentLossConfig
 from fairseq_plugins.segment_language_model.recurrence import Recurrence
 from fairseq_plugins.transformer_xl.model import TransformerXLConfig, TransformerXLLanguageModel
 
@@ -39,6 +40,12 @@ def dictionary() -> Dictionary:
 def tiny_task() -> SimpleNamespace:
     """What models and criteria ask of a task."""
     return SimpleNamespace(source_dictionary=dictionary(), target_dictionary=dictionary())
+
+
+def segment_loss(task=None, **options) -> SegmentLoss:
+    """The loss of segment models with some of its options, in the mean over tokens."""
+    cfg = SegmentLossConfig(**{"sentence_avg": False, **options})
+    return SegmentLoss.build_criterion(cfg, task or tiny_task())
 
 
 def tiny_model(seed: int = 1, **options) -> AllAttentionLanguageModel:
@@ -89,7 +96,7 @@ def scores_by_segment(model, stream, length, mode=torch.no_grad) -> torch.Tensor
     with mode():
         for start in range(0, stream.size(1), length):
             parts.append(
-                model(stream[:, start : start + length], recurrence=recurrence.at(start))[0]
+                model(stream[:, start : start + length], recurrence=recurrence, start=start)[0]
             )
     return torch.cat(parts, dim=1)
 

@@ -1,16 +1,21 @@
-"""Ways to share out a training that models of this package do not go with: refused, by name.
+"""Devices that a machine lacks, and ways to share out a training that models here do not go with.
 
-fairseq would find out in the middle of a training, or not at all.
+They are refused by name. fairseq would find out in the middle of a training, or not at all.
 """
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from typing import Any
 
+import torch
+from fairseq.distributed import utils as distributed_utils
 from omegaconf import DictConfig, OmegaConf
 from torch import nn
 
 from fairseq_plugins.fairseq_integration.optimizers import UpdateRule, update_rule
+from fairseq_plugins.fairseq_integration.option_names import flag
 
 # option, the values that are fine, and what to do; a model may have layers that a part of it lacks
 _NEVER = [
@@ -30,29 +35,22 @@ _WITH_RULES = [
 
 
 def check_training(cfg: Any, model: nn.Module) -> None:
-    """Check that a model goes with how its training is shared out.
+    """Refuse a training that is shared out in a way that a model does not go with.
 
     Args:
         cfg: the model's options, in fairseq's configuration, or parsed with all others.
         model: the model.
-
-    Raises:
-        ValueError: it does not.
     """
     wanted = _options(cfg)
     for option, fine, remedy in _NEVER:
         if wanted.get(option, fine[0]) not in fine:
-            raise ValueError(f"{_flag(option)} is {wanted[option]}: {remedy}")
+            raise ValueError(f"{flag(option)} is {wanted[option]}: {remedy}")
     for option, fine, remedy in _WITH_RULES:
         if wanted.get(option, fine[0]) not in fine and (name := _module_with_rules(model)):
             raise ValueError(
-                f"{_flag(option)} is {wanted[option]}: parameters of {name} have an update or a "
+                f"{flag(option)} is {wanted[option]}: parameters of {name} have an update or a "
                 f"constraint of their own, which it does not know; {remedy}"
             )
-
-
-def _flag(option: str) -> str:
-    return "--" + option.replace("_", "-")
 
 
 def _options(cfg: Any) -> dict[str, Any]:
@@ -75,3 +73,25 @@ def _module_with_rules(model: nn.Module) -> str:
         if ruled or hasattr(type(module), "constrained"):
             return type(module).__name__
     return ""
+
+
+def check_devices() -> None:
+    """Let fairseq's commands refuse options that take GPUs where there are not as many."""
+    theirs = distributed_utils.call_main
+    distributed_utils.call_main = functools.wraps(theirs)(functools.partial(_call_main, theirs))
+
+
+def _call_main(theirs: Callable[..., Any], cfg: Any, main: Callable[..., Any], **more: Any) -> Any:
+    gpus = 0 if cfg.common.cpu else torch.cuda.device_count()
+    lacking = "--cpu is given" if cfg.common.cpu else "there is none"
+    trains, workers = cfg.common_eval.path is None, cfg.distributed_training
+    if trains and cfg.common.fp16 and not (gpus or cfg.common.tpu):
+        raise ValueError(f"--fp16 takes a GPU, and {lacking}: give --bf16, or leave it out")
+    size, spawns = workers.distributed_world_size, not workers.distributed_no_spawn
+    if size > 1 and spawns and not (gpus or cfg.common.tpu):
+        raise ValueError(
+            f"--distributed-world-size is {size}, which takes as many GPUs, and {lacking}: give "
+            "--distributed-world-size 1, or start each worker by itself, with "
+            "--distributed-no-spawn (docs/training.md)"
+        )
+    return theirs(cfg, main, **more)

@@ -30,6 +30,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import ConfigKeyError
 
 from fairseq_plugins.fairseq_integration.distributed import check_training
+from fairseq_plugins.fairseq_integration.option_names import flag
 
 # by its name: the options of its model with their defaults
 _PRESETS: dict[str, type] = {}
@@ -98,12 +99,7 @@ def apply_presets() -> None:
 def _build_model(
     build: Callable[..., Any], cfg: Any, task: Any, from_checkpoint: bool = False
 ) -> Any:
-    """Build a model with fairseq's function, after its options were completed in place.
-
-    Raises:
-        ValueError: a value is another kind of number than the option; or the model does not go with
-            how its training is shared out.
-    """
+    """Build a model with fairseq's function, after its options were completed in place."""
     name = getattr(cfg, "_name", None) or getattr(cfg, "arch", None)
     if name not in _PRESETS:
         return build(cfg, task, from_checkpoint)
@@ -120,17 +116,13 @@ def _build_model(
 
 
 def _add_newer_options(cfg: Any, options: type) -> None:
-    """Give options that a checkpoint lacks the values with which it was trained.
-
-    They are the defaults, or the metadata ``older_checkpoints`` where the default is another since.
-    """
+    """Give options that are newer than a checkpoint their defaults."""
     for option in _fields(options):
-        value = option.metadata.get("older_checkpoints", option.default)
         # an interpolation is of a configuration: models complete parsed options by themselves
-        of_configuration = str(value).startswith("${") and not OmegaConf.is_config(cfg)
+        of_configuration = str(option.default).startswith("${") and not OmegaConf.is_config(cfg)
         if not hasattr(cfg, option.name) and not of_configuration:
             with open_dict(cfg) if OmegaConf.is_config(cfg) else nullcontext():
-                setattr(cfg, option.name, value)
+                setattr(cfg, option.name, option.default)
 
 
 def _check_numbers(cfg: Any, options: type) -> None:
@@ -149,7 +141,7 @@ def _check_numbers(cfg: Any, options: type) -> None:
         number = isinstance(value, int if float not in allowed else (int, float))
         if not number or isinstance(value, bool) or not math.isfinite(value):
             raise ValueError(
-                f"--{option.name.replace('_', '-')} is {value!r}: it must be {wanted} (with a "
+                f"{flag(option.name)} is {value!r}: it must be {wanted} (with a "
                 f"trained model: --model-overrides \"{{'{option.name}': ...}}\")"
             )
 
@@ -157,11 +149,7 @@ def _check_numbers(cfg: Any, options: type) -> None:
 def _merge(
     merge: Callable[..., DictConfig], options: Any, cfg: DictConfig, remove_missing: bool = False
 ) -> DictConfig:
-    """Merge a configuration into its dataclass with fairseq's function.
-
-    Raises:
-        ValueError: it has an option that the dataclass does not have.
-    """
+    """Merge a configuration into its dataclass with fairseq's function; name a wrong option."""
     try:
         return merge(options, cfg, remove_missing)
     except ConfigKeyError as error:

@@ -1,17 +1,23 @@
-"""Checkpoints read without executing anything in them, and what fairseq's hold besides weights."""
+"""Checkpoints are read without executing anything in them, after the checksums in them."""
+
+from __future__ import annotations
 
 import argparse
+import functools
 import os
 import pickle
-import typing
 import zipfile
 import zlib
-from collections import defaultdict
+from collections import OrderedDict, defaultdict
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
+from fairseq import checkpoint_utils
 from fairseq.distributed.utils import _TensorPlaceholder
+from fairseq.file_io import PathManager
 from omegaconf import DictConfig, ListConfig
 from omegaconf.base import ContainerMetadata, Metadata
 from omegaconf.nodes import AnyNode
@@ -30,7 +36,7 @@ OPTION_CONTAINERS = [
     dict,
     list,
     int,
-    typing.Any,
+    Any,
     # a tensor's place, while worker 0 broadcasts the checkpoint that several workers resume from
     _TensorPlaceholder,
     # counts of n-grams, which --eval-bleu leaves in the meters of validation: arrays, numbers and
@@ -67,12 +73,15 @@ class DamagedError(ValueError):
     """A file that is not whole."""
 
 
-def load_safely(path: str | Path, name: str) -> typing.Any:
+def load_safely(
+    path: str | Path, name: str, remedy: str = "name one that fairseq-train wrote"
+) -> Any:
     """Return what a file of torch's holds, tensors left on the disk if it is an archive.
 
     Args:
         path: the file.
         name: what errors call it.
+        remedy: what to do where it is no checkpoint.
 
     Raises:
         DamagedError: it is cut short or damaged, as far as can be told.
@@ -80,7 +89,7 @@ def load_safely(path: str | Path, name: str) -> typing.Any:
     """
     if not os.path.isfile(path):
         # a pipe would be waited for without end
-        raise ValueError(f"{name} is no file: name one that fairseq-train wrote")
+        raise ValueError(f"{name} is no file: {remedy}")
     archive = zipfile.is_zipfile(path)
     if archive:
         # torch itself reads over flipped bits
@@ -94,11 +103,11 @@ def load_safely(path: str | Path, name: str) -> typing.Any:
         return torch.load(path, map_location="cpu", weights_only=True, mmap=archive)
     except pickle.UnpicklingError as error:
         # torch would go on to advise how to execute it
-        told = str(error).partition("WeightsUnpickler error: ")[2].strip()
-        reason = "".join(told.splitlines()[:1]).partition(". ")[0]
+        words = str(error).partition("WeightsUnpickler error: ")[2].strip()
+        reason = "".join(words.splitlines()[:1]).partition(". ")[0]
         raise ValueError(
             f"{name} holds more than weights and options,{'' if archive else ' or is cut short,'} "
-            f"and is not loaded ({reason[:200]}): name one that fairseq-train wrote"
+            f"and is not loaded ({reason[:200]}): {remedy}"
         ) from error
     except (OSError, MemoryError):
         raise
@@ -108,8 +117,7 @@ def load_safely(path: str | Path, name: str) -> typing.Any:
             raise
         if archive:
             raise ValueError(
-                f"{name} is an archive without a checkpoint in it: name one that fairseq-train "
-                "wrote"
+                f"{name} is an archive without a checkpoint in it: {remedy}"
             ) from error
         raise DamagedError(
             f"{name} is cut short or damaged (torch cannot read it to its end)"
@@ -117,11 +125,7 @@ def load_safely(path: str | Path, name: str) -> typing.Any:
 
 
 def _what_is_cut(path: str | Path) -> str:
-    """Return what is wrong with a file that is no archive; "" for one of torch before 1.6.
-
-    Raises:
-        OSError: it cannot be read.
-    """
+    """Return what is wrong with a file that is no archive; "" for one of torch before 1.6."""
     with open(path, "rb") as file:
         start = file.read(4)
     if not start:
@@ -132,16 +136,8 @@ def _what_is_cut(path: str | Path) -> str:
     return "" if start.startswith(b"\x80") else "it is no file of torch's"
 
 
-def read_checkpoint(path: Path, name: str) -> dict[str, typing.Any]:
-    """Return what a file holds, tensors left on the disk if it is an archive; {} for no dictionary.
-
-    Args:
-        path: the file.
-        name: what errors call it.
-
-    Raises:
-        ValueError: it is missing, damaged, or holds more than weights and options.
-    """
+def read_checkpoint(path: Path, name: str) -> dict[str, Any]:
+    """Return what a file holds, as :func:`load_safely` does; {} for no dictionary."""
     try:
         state = load_safely(path, name)
     except DamagedError as error:
@@ -149,8 +145,63 @@ def read_checkpoint(path: Path, name: str) -> dict[str, typing.Any]:
     return state if isinstance(state, dict) else {}
 
 
-def options_of(state: dict[str, typing.Any], part: str) -> dict[str, typing.Any]:
+def options_of(state: dict[str, Any], part: str) -> dict[str, Any]:
     """Return the options of a ``part`` of a checkpoint, such as "model", by name; {} for none."""
     options = (state.get("cfg") or {}).get(part) or {}
     # parsed arguments, or a configuration
     return options if isinstance(options, dict) else vars(options)
+
+
+def read_checkpoints_safely() -> None:
+    """Let fairseq's commands read checkpoints with :func:`load_safely` first."""
+    theirs = checkpoint_utils.load_checkpoint_to_cpu
+    checkpoint_utils.load_checkpoint_to_cpu = functools.wraps(theirs)(
+        functools.partial(_read, theirs)
+    )
+
+
+def _read(read: Callable[..., Any], path: str, *args: Any, **kwargs: Any) -> Any:
+    """Read a checkpoint with fairseq's function, after this file's; refuse it in a sentence."""
+    if PathManager.path_requires_pathmanager(path):
+        return read(path, *args, **kwargs)
+    try:
+        # before fairseq, which brings it up to date and does not say what is wrong
+        found = load_safely(path, f"the checkpoint {path}")
+    except DamagedError as error:
+        other = _newest_whole_beside(path)
+        remedy = f"take {other} (--restore-file, --path)" if other else "no other is whole here"
+        raise ValueError(
+            f"{error}, as a killed copy, a full disk or a transfer leaves it: {remedy}"
+        ) from error
+    lacking = _what_is_lacking(found)
+    if lacking:
+        raise ValueError(
+            f"the checkpoint {path} is none of fairseq's (it has no {lacking}): name one that "
+            "fairseq-train wrote"
+        )
+    # an old file is in memory by now
+    del found
+    state = read(path, *args, **kwargs)
+    weights = state.get("model")
+    if isinstance(weights, OrderedDict):
+        # for checkpoint_of, where no more is known than the weights
+        weights.read_from = path
+    return state
+
+
+def _what_is_lacking(content: Any) -> str:
+    """Return which part of a checkpoint of fairseq's is not in what a file holds; "" for none."""
+    if not isinstance(content, dict) or not isinstance(content.get("model"), dict):
+        return "model"
+    # the second is what the first versions of fairseq wrote
+    parts = (("cfg", "args"), ("optimizer_history", "best_loss"), ("extra_state", "epoch"))
+    return next((one for one, other in parts if not {one, other} & content.keys()), "")
+
+
+def _newest_whole_beside(path: str) -> Path | None:
+    """Return the newest complete checkpoint of the same folder; None if there is none."""
+    beside = Path(path).parent.glob("checkpoint*.pt")
+    # no links that lead nowhere
+    others = [other for other in beside if other != Path(path) and other.is_file()]
+    newest_first = sorted(others, key=lambda other: other.stat().st_mtime, reverse=True)
+    return next(filter(is_whole, newest_first), None)

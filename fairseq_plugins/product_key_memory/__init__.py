@@ -3,22 +3,8 @@
 Begin with :mod:`.memory`, the layer, and :mod:`.search`, the keys.
 """
 
-from fairseq_plugins.fairseq_integration.installed import HAS_FAIRSEQ, refuse_without_fairseq
-from fairseq_plugins.product_key_memory.memory import MemorySublayer, ProductKeyMemory
-from fairseq_plugins.product_key_memory.usage import MemoryUsage, kl_from_uniform
+from fairseq_plugins.fairseq_integration.registration import register_with_room
 
-if HAS_FAIRSEQ:
-    from fairseq_plugins.product_key_memory.model import MemoryLanguageModel, MemoryTransformer
-    from fairseq_plugins.product_key_memory.optimizer import AdamWithMemory
-else:
-    __getattr__ = refuse_without_fairseq(__name__)
+REGISTERS = ("model", "optimizer")
 
-__all__ = [
-    "AdamWithMemory",
-    "MemoryLanguageModel",
-    "MemorySublayer",
-    "MemoryTransformer",
-    "MemoryUsage",
-    "ProductKeyMemory",
-    "kl_from_uniform",
-]
+register_with_room()

@@ -289,6 +289,8 @@ def packs_tokens(x: Tensor, training: bool) -> bool:
 class MemorySublayer(nn.Module):
     """A memory as a sublayer of a transformer, whose output is added to its input (section 3.3)."""
 
+    takes_padding = True  # layers hand the padding mask on
+
     def __init__(self, memory: ProductKeyMemory) -> None:
         super().__init__()
         self.memory = memory

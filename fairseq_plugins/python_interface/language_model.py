@@ -10,21 +10,31 @@ from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import torch
 from fairseq.models import BaseFairseqModel
 from fairseq.tasks import FairseqTask
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from fairseq_plugins.python_interface.loaded_model import Hypothesis, LoadedModel, hypotheses
-from fairseq_plugins.python_interface.scoring import Score, loss_unit, score_features
+from fairseq_plugins.python_interface.loaded_model import (
+    Batches,
+    Hypothesis,
+    LoadedModel,
+    hypotheses,
+)
+from fairseq_plugins.python_interface.scoring import Score, score_features, warn_of_unknown
 from fairseq_plugins.python_interface.text import TextCoder
 from fairseq_plugins.segment_language_model.generation import draw_prompts, end_by_length
 from fairseq_plugins.segment_language_model.recurrence import Recurrence
+from fairseq_plugins.segment_language_model.streams import RunningText
 from fairseq_plugins.segment_language_model.task import SegmentLanguageModelingTask
+from fairseq_plugins.segment_language_model.units import loss_unit
 
 # fairseq's options of blocks that the text of a single call has no place for
 _OF_BLOCKS = {"add_bos_token": False, "output_dictionary_size": -1}
+# blocks at a time, where their number is not asked for
+_BLOCKS = 8
 
 
 class LanguageModel(LoadedModel):
@@ -36,13 +46,11 @@ class LanguageModel(LoadedModel):
     Args:
         model: ready for inference.
         task: ``segment_language_modeling`` or ``language_modeling``.
-        lines: makes symbols of a line and a line of symbols; None for what suits the dictionary.
+        lines: makes symbols of a line and a line of symbols; None for words between blanks.
+        unit: what a symbol is, which decides on the unit of the loss.
         allow_unknown: take symbols that the dictionary lacks for ``<unk>``, and not refuse them.
         tokens_per_sample: T; None for that of training.
         extended_context: C; None for that of training.
-
-    Raises:
-        ValueError: the model cannot read such segments.
     """
 
     _does = "this is a language model, which does not translate"
@@ -52,48 +60,52 @@ class LanguageModel(LoadedModel):
         model: BaseFairseqModel,
         task: FairseqTask,
         lines: Any = None,
+        unit: str = "words",
         allow_unknown: bool = False,
         tokens_per_sample: int | None = None,
         extended_context: int | None = None,
     ) -> None:
         super().__init__(model, task)
         self.text = TextCoder(task.source_dictionary, lines, allow_unknown)
+        self.unit = loss_unit(unit)
         self.reads_streams = isinstance(task, SegmentLanguageModelingTask)
-        options = task.cfg if self.reads_streams else task.args
-        trained = options.tokens_per_sample, getattr(options, "extended_context", 0)
-        given = tokens_per_sample, extended_context
-        self.segment, self.context = (
-            of_training if wanted is None else wanted
-            for of_training, wanted in zip(trained, given, strict=True)
-        )
-        self._check(options)
-
-    def _check(self, options: Any) -> None:
-        """Raise ``ValueError`` for segments that the model cannot read."""
-        for name, value in _OF_BLOCKS.items():
-            if getattr(options, name, value) != value:
-                raise ValueError(
-                    f"the model was trained with --{name.replace('_', '-')}, which is not read "
-                    "from Python: use fairseq-eval-lm and fairseq-generate"
-                )
-        for name, value, least in (
-            ("tokens_per_sample", self.segment, 1),
-            ("extended_context", self.context, 0),
-        ):
-            if value < least:
-                raise ValueError(f"{name} is {value}: it must be at least {least}")
+        self._options = task.cfg if self.reads_streams else task.args
+        self.segment = self._options.tokens_per_sample
+        self.context = getattr(self._options, "extended_context", 0)
+        self.segment, self.context = self._lengths(tokens_per_sample, extended_context)
         most = self.model.max_positions()
         if self.segment + self.context > most:
             raise ValueError(
                 f"tokens_per_sample is {self.segment} and extended_context {self.context}: the "
                 f"model has positions for {most} tokens, give no more in all"
             )
-        if self.context > 0 and self.model.decoder.context.mem_len > 0:
+
+    def _lengths(self, segment: int | None, context: int | None) -> tuple[int, int]:
+        """Return T and C where they are given, else those of the model."""
+        segment = self.segment if segment is None else segment
+        context = self.context if context is None else context
+        for name, value, least in (
+            ("tokens_per_sample", segment, 1),
+            ("extended_context", context, 0),
+        ):
+            if value < least:
+                raise ValueError(f"{name} is {value}: it must be at least {least}")
+        if context > 0 and self.model.decoder.context.mem_len > 0:
             raise ValueError(
-                f"extended_context is {self.context} for a model with a recurrence of "
+                f"extended_context is {context} for a model with a recurrence of "
                 f"{self.model.decoder.context.mem_len} tokens, which would hold them twice: leave "
                 "it out, or give mem_len=0"
             )
+        return segment, context
+
+    def _check_blocks(self) -> None:
+        """Raise ``ValueError`` for blocks that the text of a single call is none of."""
+        for name, value in _OF_BLOCKS.items():
+            if getattr(self._options, name, value) != value:
+                raise ValueError(
+                    f"the model was trained with --{name.replace('_', '-')}, which text from "
+                    "Python has no place for: use fairseq-eval-lm and fairseq-generate"
+                )
 
     def score(self, text: str | Sequence[str], batch_size: int = 16) -> Score | list[Score]:
         """Score a text, or each of several by itself: what fairseq-eval-lm gives for one stream.
@@ -101,10 +113,6 @@ class LanguageModel(LoadedModel):
         Args:
             text: a text, or several.
             batch_size: how many are computed at once, the longest first; no figure depends on it.
-
-        Raises:
-            ValueError: a text is empty or has unknown symbols.
-            FloatingPointError: a log-probability is not finite.
         """
         if isinstance(text, str):
             return self.stream().score(text)
@@ -121,13 +129,76 @@ class LanguageModel(LoadedModel):
             }
         return [scores[number] for number in range(len(tokens))]
 
+    def _read_split(
+        self,
+        split: str,
+        batch_size: int | None = None,
+        tokens_per_sample: int | None = None,
+        extended_context: int | None = None,
+        context_window: int = 0,
+        max_tokens: int | None = None,
+    ) -> tuple[np.ndarray, Batches]:
+        segment, context = self._lengths(tokens_per_sample, extended_context)
+        tokens = self._tokens(split)[:max_tokens]
+        if self.reads_streams:
+            if context_window > 0:
+                raise ValueError(
+                    f"context_window is {context_window}: the recurrence is the context of a "
+                    "segment language model; leave it out"
+                )
+            positions = self.model.decoder.absolute_positions
+            most = None if positions is None else positions.max_positions
+        else:
+            most = self.model.max_positions()
+        if most is not None and segment + context > most:
+            raise ValueError(
+                f"tokens_per_sample is {segment} and extended_context {context}: the model was "
+                f"trained with positions for {most} tokens; give that many at most"
+            )
+        if self.reads_streams:
+            self._options.tokens_per_sample, self._options.extended_context = segment, context
+            epoch = self.task.get_batch_iterator(RunningText(tokens), max_sentences=batch_size)
+            streams, rows = epoch.dataset.num_streams, len(epoch.dataset)
+            # the rows of a stream follow one another
+            return tokens, Batches(
+                epoch.next_epoch_itr(shuffle=False),
+                lambda row: row % streams * rows + row // streams,
+            )
+        if not 0 <= context_window < segment:
+            raise ValueError(
+                f"context_window is {context_window}: it must be at least 0 and less than "
+                f"tokens_per_sample, here {segment}, of which it is a part"
+            )
+        if max_tokens is not None:
+            raise ValueError(f"max_tokens is {max_tokens} for blocks of text: leave it out")
+        # as fairseq-eval-lm does: a block and its context are as long as a block alone
+        self._options.tokens_per_sample = segment - context_window
+        self.task.load_dataset(split)
+        batches = self.task.eval_lm_dataloader(
+            self.task.dataset(split),
+            max_tokens=None,
+            batch_size=batch_size or _BLOCKS,
+            max_positions=self.model.max_positions(),
+            num_workers=0,
+            data_buffer_size=0,
+            context_window=context_window,
+        )
+        return tokens, Batches(batches, int)
+
+    def _scored(self, target: Tensor) -> Tensor:
+        scored = super()._scored(target)
+        if getattr(self._options, "add_bos_token", False):
+            # no token of the split
+            scored &= target.ne(self.text.dictionary.bos())
+        return scored
+
     def stream(self) -> TextStream:
         """Return a text to be read piece by piece, each after all those before it."""
         return TextStream(self)
 
     def _score(self, tokens: Tensor, losses: Tensor) -> Score:
-        unit = loss_unit(self.text.dictionary)
-        return Score(self.text.symbols(tokens), -losses.cpu().numpy(), unit)
+        warn_of_unknown(int(tokens.eq(self.text.dictionary.unk()).sum()), len(tokens))
+        return Score(self.text.symbols(tokens), -losses.cpu().numpy(), self.unit)
 
     def generate(
         self, prompt: str | Sequence[str] = "", length: int = 100, **options: Any
@@ -138,9 +209,6 @@ class LanguageModel(LoadedModel):
             prompt: a text, which may be empty, or several.
             length: symbols after the prompt.
             options: as of :meth:`hypotheses`.
-
-        Raises:
-            ValueError: as :meth:`hypotheses`.
         """
         if isinstance(prompt, str):
             return self.hypotheses(prompt, length, **options)[0].text
@@ -156,6 +224,7 @@ class LanguageModel(LoadedModel):
         top_k: int | None = None,
         top_p: float | None = None,
         temperature: float = 1.0,
+        no_repeat_ngram_size: int = 0,
         seed: int | None = None,
         stop_at_newline: bool = False,
     ) -> list[Hypothesis]:
@@ -172,16 +241,19 @@ class LanguageModel(LoadedModel):
             top_k: draw from the so many likeliest symbols.
             top_p: draw from the likeliest symbols that have this probability together.
             temperature: above 1 for more even probabilities, below for less even ones.
+            no_repeat_ngram_size: no sequence of so many symbols occurs twice, the prompt included;
+                0 for no such limit.
             seed: of the draws, which leaves torch's own generator as it was; None to go on with it.
             stop_at_newline: end where the line ends, if that is before ``length``.
-
-        Raises:
-            ValueError: an option has an impossible value, two do not go together, the prompt has
-                unknown symbols, or the model has no positions for so many symbols.
         """
+        self._check_blocks()
         dictionary = self.text.dictionary
         sampling = sampling or top_k is not None or top_p is not None
         self._check_search(length, beam, sampling, top_k, top_p, temperature)
+        if no_repeat_ngram_size < 0:
+            raise ValueError(
+                f"no_repeat_ngram_size is {no_repeat_ngram_size}: it must be at least 0"
+            )
         tokens = self.text.encode(prompt, "the prompt") if prompt else torch.empty(0).long()
         if stop_at_newline and tokens.eq(dictionary.eos()).any():
             raise ValueError("the prompt has a newline, and stop_at_newline is given: drop one")
@@ -199,9 +271,10 @@ class LanguageModel(LoadedModel):
             sampling_topk=top_k or -1,
             sampling_topp=top_p or -1.0,
             temperature=temperature,
+            no_repeat_ngram_size=no_repeat_ngram_size,
         )
-        # <s> never occurs in text: nothing but the length ends what waits for it
-        end = {} if stop_at_newline else {"extra_gen_cls_kwargs": {"eos": dictionary.bos()}}
+        # <pad> never occurs in text: nothing but the length ends what waits for it
+        end = {} if stop_at_newline else {"extra_gen_cls_kwargs": {"eos": dictionary.pad()}}
         generator = self.task.build_generator([self.model], options, **end)
         if not stop_at_newline:
             end_by_length(generator)
@@ -265,7 +338,7 @@ class TextStream:
         return self._reader.read_so_far
 
     def score(self, text: str) -> Score:
-        """Score the next piece; raises as :meth:`LanguageModel.score`."""
+        """Score the next piece."""
         tokens = self._model.text.encode(text)
         return self._model._score(tokens, self._reader.read([tokens])[0])
 
@@ -282,6 +355,7 @@ class _Reader:
     """
 
     def __init__(self, model: LanguageModel, texts: int) -> None:
+        model._check_blocks()
         self._loaded = model
         self._recurrence = Recurrence()
         self.read_so_far = 0
@@ -297,9 +371,6 @@ class _Reader:
 
         Args:
             texts: B of (N,).
-
-        Raises:
-            FloatingPointError: a loss is not finite.
         """
         loaded = self._loaded
         pad = loaded.text.dictionary.pad()
@@ -320,22 +391,17 @@ class _Reader:
             for part, row in zip(found.split(scored.sum(1).tolist()), losses, strict=True):
                 row.append(part)
             done = end
-        rows = [torch.cat(row) for row in losses]
-        if not all(row.isfinite().all() for row in rows):
-            raise FloatingPointError(
-                "the log-probability of a token is not finite: the checkpoint is of a training "
-                "that diverged, use an earlier one, or give the model more precision"
-            )
         last = max(0, total - total % loaded.segment - loaded.context)
         self._kept, self._first = tokens[:, last - self._first :].cpu(), last
         self.read_so_far = total
-        return rows
+        return [torch.cat(row) for row in losses]
 
     def _features(self, source: Tensor, start: int) -> Tensor:
         if not self._loaded.reads_streams:
             return self._loaded.model(source, features_only=True)[0]
-        recurrence = None if self._loaded.context > 0 else self._recurrence.at(start)
-        return self._loaded.model.decoder.extract_features(source, recurrence=recurrence)[0]
+        recurrence = None if self._loaded.context > 0 else self._recurrence
+        decoder = self._loaded.model.decoder
+        return decoder.extract_features(source, recurrence=recurrence, start=start)[0]
 
 
 @contextmanager

@@ -1,17 +1,39 @@
-"""A trained model on a device, and what fairseq's generator finds with it."""
+"""A trained model on a device, the losses of a split under it, and what fairseq's generator finds.
+
+Shapes: B rows of a batch, T tokens, N tokens of a split.
+"""
 
 from __future__ import annotations
 
+import copy
+import copyreg
+import os
+from collections.abc import Callable, Iterable
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from fairseq.dataclass.constants import ChoiceEnum, StrEnumMeta
 from fairseq.models import BaseFairseqModel
 from fairseq.tasks import FairseqTask
+from torch import Tensor
 
+from fairseq_plugins.python_interface.scoring import score_batches, warn_of_unknown
 from fairseq_plugins.python_interface.text import TextCoder
+from fairseq_plugins.segment_language_model.streams import load_tokens
 
 METHODS = ("score", "stream", "generate", "translate")
+
+
+def _reduce_choices(choices: StrEnumMeta) -> tuple | str:
+    if choices.__name__ != "Choices":
+        return choices.__qualname__
+    return ChoiceEnum, ([choice.value for choice in choices],)
+
+
+# the types of fairseq's options, which it makes when it needs them: pickles find no such class
+copyreg.pickle(StrEnumMeta, _reduce_choices)
 
 
 class Hypothesis(NamedTuple):
@@ -32,15 +54,19 @@ class Hypothesis(NamedTuple):
     log_probs: np.ndarray
 
 
+class Batches(NamedTuple):
+    """The batches of a split, and where the tokens of a row stand among those of all rows."""
+
+    batches: Iterable[dict[str, Any]]
+    place: Callable[[int], int]
+
+
 class LoadedModel:
     """A trained model with its task, on a device.
 
     Args:
-        model: ready for inference.
+        model: a ``torch.nn.Module``, ready for inference.
         task: fairseq's, with the dictionaries.
-
-    Attributes:
-        model: a ``torch.nn.Module``.
     """
 
     _does = ""
@@ -59,12 +85,80 @@ class LoadedModel:
         self.model.to(*args, **kwargs)
         return self
 
+    def score_split(
+        self,
+        split: str = "test",
+        *,
+        before_batch: Callable[[dict[str, Any], Tensor], None] | None = None,
+        description: str = "scoring",
+        **options: Any,
+    ) -> np.ndarray:
+        """Return the loss of each token of a binarized split in nats, in order: float32 (N,).
+
+        Args:
+            split: its name in the folder of the dictionary.
+            before_batch: gets each batch and which of its targets (B, T) are scored.
+            description: what the progress bar says.
+            options: of language models ``batch_size``, ``tokens_per_sample``, and
+                ``extended_context`` and ``max_tokens`` of streams or ``context_window`` of blocks;
+                of translation models ``batch_size``.
+        """
+        tokens, (batches, place) = self._read_split(split, **options)
+        dictionary = self.task.target_dictionary
+        warn_of_unknown(int((tokens == dictionary.unk()).sum()), len(tokens))
+
+        def wanted(batch: dict[str, Any]) -> Tensor:
+            scored = self._scored(batch["target"])
+            if before_batch is not None:
+                before_batch(batch, scored)
+            return scored
+
+        places, counts, losses = [], [], []
+        for rows, of_rows, found in score_batches(
+            self.model, batches, wanted, len(tokens), description
+        ):
+            places += map(place, rows)
+            counts += of_rows
+            losses.append(found)
+        if sum(counts) != len(tokens):
+            raise ValueError(
+                f"{sum(counts):,} tokens were scored of the {len(tokens):,} of the split {split}, "
+                "so the figures would be wrong: fairseq leaves out what is longer than the model "
+                "has positions for; take those sentences out of the split"
+            )
+        order = np.argsort(np.repeat(places, counts), kind="stable")
+        return np.concatenate(losses)[order]
+
+    def _read_split(self, split: str, **options: Any) -> tuple[np.ndarray, Batches]:
+        """Return the tokens (N,) that a split has in its file, and its batches."""
+        raise NotImplementedError
+
+    def _scored(self, target: Tensor) -> Tensor:
+        return target.ne(self.task.target_dictionary.pad())
+
+    def _tokens(self, name: str) -> np.ndarray:
+        """Return the tokens of a file of the data, (N,)."""
+        # fairseq's older tasks have the other
+        folder = (self.task.cfg or self.task.args).data
+        try:
+            return load_tokens(os.path.join(folder, name), self.task.target_dictionary)
+        except FileNotFoundError as error:
+            raise ValueError(f"split {name.split('.')[0]}: {error}") from error
+
     def __getattr__(self, name: str) -> Any:
         message = f"{type(self).__name__!r} object has no attribute {name!r}"
         if name in METHODS:
             there = ", ".join(f".{method}" for method in METHODS if hasattr(type(self), method))
             message = f"{self._does}, and has no .{name}: there are {there}"
         raise AttributeError(message)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what copies and pickles hold: all but the state of fairseq's task, its data."""
+        task = copy.copy(self.task)
+        # of the first fairseq's own class can be neither copied nor pickled
+        task.state = SimpleNamespace()
+        task.datasets, task.dataset_to_epoch_iter = {}, {}
+        return {**self.__dict__, "task": task}
 
 
 def hypotheses(text: TextCoder, found: list[dict[str, Any]]) -> list[Hypothesis]:

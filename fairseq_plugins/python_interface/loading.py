@@ -16,16 +16,20 @@ from fairseq.tasks.language_modeling import LanguageModelingTask
 from fairseq.tasks.translation import TranslationTask
 
 from fairseq_plugins.fairseq_integration.checkpoint_files import MisfitError
+from fairseq_plugins.fairseq_integration.dictionaries import check_dictionaries
 from fairseq_plugins.fairseq_integration.safe_loading import options_of, read_checkpoint
 from fairseq_plugins.python_interface.language_model import LanguageModel
 from fairseq_plugins.python_interface.text import build_lines, step_options
 from fairseq_plugins.python_interface.translation import TranslationModel
 from fairseq_plugins.segment_language_model.model import CHANGED_IN_EVALUATION
 from fairseq_plugins.segment_language_model.task import SegmentLanguageModelingTask
+from fairseq_plugins.segment_language_model.units import Units, check_unit, read_units
 
 # of a folder; the last is what scripts.convert.checkpoint writes
 CHECKPOINTS = ("checkpoint_best.pt", "checkpoint_last.pt", "checkpoint.pt")
-_TASKS = "language_modeling, segment_language_modeling or translation"
+TASKS = (LanguageModelingTask, SegmentLanguageModelingTask, TranslationTask)
+# options of training's data that have no place in evaluation
+_OF_TRAINING = {"eval_bleu": False, "dataset_impl": None, "tokens_per_sample_valid": None}
 
 
 def load(
@@ -35,6 +39,7 @@ def load(
     tokens_per_sample: int | None = None,
     extended_context: int | None = None,
     softmax_temperature: float = 1.0,
+    unit: str | None = None,
     tokenizer: str | None = None,
     bpe: str | None = None,
     allow_unknown: bool = False,
@@ -52,30 +57,23 @@ def load(
         extended_context: of a segment language model; None for that of training.
         softmax_temperature: of a segment language model: what scores are divided by before each
             softmax, as by ``--softmax-temperature`` of fairseq-eval-lm; in generation, too.
+        unit: what a symbol is, "characters", "bytes", "words" or "subwords"; None for what
+            ``units.json`` beside the dictionary says, words where there is none.
         tokenizer: fairseq's name of what makes tokens of a text, such as ``moses``; None for what
-            the model was trained with ``--tokenizer``.
+            the model was trained with ``--tokenizer``, else that of ``units.json``.
         bpe: fairseq's name of what makes units of tokens, such as ``subword_nmt`` or
-            ``sentencepiece``; None for what the model was trained with ``--bpe``.
+            ``sentencepiece``; None as for ``tokenizer``.
         allow_unknown: have language models take symbols that the dictionary lacks for ``<unk>``,
             and not refuse them.
         options: of the tokenizer and BPE (``bpe_codes="codes"``), or others of the model than it
             was trained with (``mem_len=512``), as fairseq's ``--model-overrides`` gives them.
-
-    Raises:
-        ValueError: there is no such checkpoint, it holds more than weights and options, or its
-            dictionary is missing or another; there is no such option, or it cannot be changed.
     """
     file = find_checkpoint(Path(path))
     state = read_checkpoint(file, str(file))
     of_task = options_of(state, "task")
-    kind = TASK_REGISTRY.get(of_task.get("_name"), object)
-    if not issubclass(kind, (LanguageModelingTask, SegmentLanguageModelingTask, TranslationTask)):
-        raise ValueError(
-            f"{file} holds a model of the task {of_task.get('_name')!r}: name one of {_TASKS}"
-        )
+    kind = task_of(state, file)
     translates = issubclass(kind, TranslationTask)
     segments = issubclass(kind, SegmentLanguageModelingTask)
-    steps, changed = _split_options(file, state, {"tokenizer": tokenizer, "bpe": bpe}, options)
     for name, value, left_out, known in (
         ("tokens_per_sample", tokens_per_sample, None, not translates),
         ("extended_context", extended_context, None, segments),
@@ -90,23 +88,32 @@ def load(
         raise ValueError(
             f"softmax_temperature is {softmax_temperature}: it must be above 0, and finite"
         )
-    folder = find_data(file, data, {**of_task, **changed}, translates)
-    lines = build_lines(**steps)
+    folder = find_data(file, data, {**of_task, **options}, translates)
+    units = read_units(folder)
+    if unit is not None:
+        check_unit(unit)
+        units = Units(unit) if unit != units.unit else units
+    steps, changed = _split_options(
+        file, state, {"tokenizer": tokenizer, "bpe": bpe}, options, units
+    )
     model, task = _load(file, folder, changed)
+    dictionaries = {"source": task.source_dictionary}
+    if translates:
+        dictionaries["target"] = task.target_dictionary
+    check_dictionaries(state, dictionaries, str(file))
     if segments:
-        model.decoder.softmax_temperature = softmax_temperature
+        model.softmax_temperature = softmax_temperature
     _prepare(model, changed if segments else {})
+    lines = build_lines(**steps, units=units, known=task.source_dictionary)
     if translates:
         return TranslationModel(model, task, lines)
-    return LanguageModel(model, task, lines, allow_unknown, tokens_per_sample, extended_context)
+    return LanguageModel(
+        model, task, lines, units.unit, allow_unknown, tokens_per_sample, extended_context
+    )
 
 
 def find_checkpoint(path: Path) -> Path:
-    """Return the checkpoint at ``path``, a file or a folder of :data:`CHECKPOINTS`.
-
-    Raises:
-        ValueError: there is none.
-    """
+    """Return the checkpoint at ``path``, a file or a folder of :data:`CHECKPOINTS`."""
     if not path.exists():
         raise ValueError(f"there is no {path}: name a checkpoint, or the --save-dir of a training")
     if not path.is_dir():
@@ -120,6 +127,18 @@ def find_checkpoint(path: Path) -> Path:
     )
 
 
+def task_of(state: dict[str, Any], file: Path) -> type[FairseqTask]:
+    """Return the class of a checkpoint's task, one of :data:`TASKS`."""
+    name = options_of(state, "task").get("_name")
+    kind = TASK_REGISTRY.get(name, object)
+    if not issubclass(kind, TASKS):
+        raise ValueError(
+            f"{file} holds a model of the task {name!r}: name one of language_modeling, "
+            "segment_language_modeling or translation"
+        )
+    return kind
+
+
 def find_data(
     file: Path, given: str | os.PathLike | None, of_task: dict[str, Any], translates: bool
 ) -> Path:
@@ -130,9 +149,6 @@ def find_data(
         given: the folder, or None to look beside the file and where the model was trained.
         of_task: the options of its task.
         translates: whether there is a dictionary for each of two languages.
-
-    Raises:
-        ValueError: there is none.
     """
     trained = str(of_task.get("data") or "").split(os.pathsep)[0]
     places = [file.parent, *([Path(trained)] if trained else [])]
@@ -152,18 +168,31 @@ def find_data(
 
 
 def _split_options(
-    file: Path, state: dict[str, Any], named: dict[str, str | None], given: dict[str, Any]
+    file: Path,
+    state: dict[str, Any],
+    named: dict[str, str | None],
+    given: dict[str, Any],
+    units: Units,
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the arguments of :func:`build_lines`, and the options of the model that change."""
     of_task, of_model = options_of(state, "task"), options_of(state, "model")
+    of_units = {"source_lang": units.language, "target_lang": units.language}
+    # subword_nmt and fastbpe, and sentencepiece
+    of_units |= {"bpe_codes": units.model, "sentencepiece_model": units.model}
+    of_units = {option: str(value) for option, value in of_units.items() if value}
     names, known, options = {}, set(), {}
     for kind, name in named.items():
         saved = options_of(state, kind)
-        names[kind] = name or saved.get("_name")
-        of_step = step_options(kind, names[kind])
+        names[kind] = name or saved.get("_name") or getattr(units, kind)
+        of_step = step_options(kind, names[kind]).keys()
         known |= of_step
-        # the task's languages, which those of Moses are
-        for source in (of_task, saved if names[kind] == saved.get("_name") else {}, given):
+        # the task's languages are those of Moses
+        for source in (
+            of_units if names[kind] == getattr(units, kind) else {},
+            {option: value for option, value in of_task.items() if value is not None},
+            saved if names[kind] == saved.get("_name") else {},
+            given,
+        ):
             options |= {option: source[option] for option in of_step & source.keys()}
     if issubclass(TASK_REGISTRY[of_task["_name"]], SegmentLanguageModelingTask):
         changeable = set(CHANGED_IN_EVALUATION)
@@ -171,22 +200,26 @@ def _split_options(
         changeable = {*of_task, *of_model} - {"_name", "data", "tokens_per_sample"}
     for option in given:
         if option not in known | changeable:
-            near = difflib.get_close_matches(option, known | changeable, n=1)
-            there = f"did you mean {near[0]}?" if near else "leave it out"
             raise ValueError(
                 f"{option} is no option of {file} that can be changed, nor one of its tokenizer "
-                f"and BPE ({names['tokenizer']}, {names['bpe']}): {there}"
+                f"and BPE ({names['tokenizer']}, {names['bpe']}): "
+                f"{_nearest(option, known | changeable)}"
             )
     changed = {option: value for option, value in given.items() if option in changeable}
     return {**names, "options": options}, changed
 
 
+def _nearest(option: str, known: set[str]) -> str:
+    longer = [name for name in known if name.startswith(option) or option.startswith(name)]
+    near = sorted(longer) or difflib.get_close_matches(option, known, n=1)
+    return f"did you mean {near[0]}?" if near else "leave it out"
+
+
 def _load(
     file: Path, folder: Path, changed: dict[str, Any]
 ) -> tuple[BaseFairseqModel, FairseqTask]:
-    """Return the model and its task; raises ValueError where file and folder do not fit."""
-    # nothing is validated by translating
-    overrides = {**changed, "data": str(folder), "eval_bleu": False}
+    """Return the model and its task."""
+    overrides = {**changed, **_OF_TRAINING, "data": str(folder)}
     try:
         # fairseq reads the file as before: weights and options, nothing that runs
         (model,), _, task = load_model_ensemble_and_task([str(file)], arg_overrides=overrides)
@@ -200,7 +233,7 @@ def _load(
 
 
 def _prepare(model: BaseFairseqModel, changed: dict[str, Any]) -> None:
-    """Prepare a model as fairseq's commands do, which then tells how far back it reads."""
+    """Prepare a model as fairseq's commands do, which then logs how far back it reads."""
     model.prepare_for_inference_(
         SimpleNamespace(
             generation=GenerationConfig(),
@@ -208,3 +241,5 @@ def _prepare(model: BaseFairseqModel, changed: dict[str, Any]) -> None:
             task=SimpleNamespace(tokens_per_sample=None),
         )
     )
+    # fairseq's warning for those who would train, a function that cannot be pickled
+    vars(model).pop("train", None)

@@ -1,28 +1,29 @@
-"""The loss of each token under a trained model, and the units in which it is told.
+"""The loss of each token under a trained model, and the units in which it is given.
 
 Shapes: B texts or streams, T tokens, d model width.
 """
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
-from fairseq.data import Dictionary
 from fairseq.models import BaseFairseqModel
+from fairseq.utils import move_to_cuda
 from torch import Tensor
+from tqdm import tqdm
 
-from fairseq_plugins.segment_language_model.generation import is_characters
+from fairseq_plugins.segment_language_model.units import BITS
 
-BITS, PERPLEXITY = "bits per character", "perplexity"
+logger = logging.getLogger(__name__)
 # Log-probabilities that are computed at once: those of a large vocabulary outweigh all else.
 _LOG_PROBABILITIES = 2**26
-
-
-def loss_unit(dictionary: Dictionary) -> str:
-    """Return the unit in which the loss of a text is usually given: by the kind of its symbols."""
-    return BITS if is_characters(dictionary) else PERPLEXITY
+# The share of <unk> in a text above which its figure says little: <unk> is easy to predict.
+_MOST_UNKNOWN = 0.01
 
 
 def in_unit(nats: float, unit: str) -> float:
@@ -66,6 +67,17 @@ class Score:
         return f"{self.loss:.{digits}f} {self.unit}, {len(self):,} tokens"
 
 
+def warn_of_unknown(unknown: int, tokens: int) -> None:
+    """Log a warning where more than 1 % of the tokens of a text are ``<unk>``."""
+    if unknown > _MOST_UNKNOWN * tokens:
+        logger.warning(
+            "%.1f %% of %s tokens are <unk>, which is easy to predict: the figure does not compare "
+            "with others of the text",
+            100 * unknown / tokens,
+            f"{tokens:,}",
+        )
+
+
 @torch.no_grad()
 def score_features(
     model: BaseFairseqModel, features: Tensor, target: Tensor, scored: Tensor
@@ -74,7 +86,7 @@ def score_features(
 
     Args:
         model: any whose decoder maps features to scores.
-        features: what its last layer says of each token, (B, T, d).
+        features: the output of its last layer, (B, T, d).
         target: the tokens predicted there, (B, T).
         scored: which of them are wanted, (B, T).
 
@@ -83,10 +95,53 @@ def score_features(
     """
     features, target = features[scored], target[scored]
     piece = max(1, _LOG_PROBABILITIES // len(model.decoder.dictionary))
-    losses = []
+    losses = [torch.empty(0, device=features.device)]
     for some, their_target in zip(features.split(piece), target.split(piece), strict=True):
         output = model.decoder.output_layer(some.unsqueeze(0))
         sample = {"target": their_target.unsqueeze(0)}
         log_probs = model.get_normalized_probs((output, None), log_probs=True, sample=sample)
         losses.append(-log_probs.gather(-1, sample["target"].unsqueeze(-1)).view(-1).float())
-    return torch.cat(losses)
+    losses = torch.cat(losses)
+    if not losses.isfinite().all():
+        raise FloatingPointError(
+            "the loss of a token is not finite: the checkpoint is of a training that diverged, use "
+            "an earlier one, or give the model more precision"
+        )
+    return losses
+
+
+@torch.no_grad()
+def score_batches(
+    model: BaseFairseqModel,
+    batches: Iterable[dict[str, Any]],
+    wanted: Callable[[dict[str, Any]], Tensor],
+    total: int | None = None,
+    description: str = "scoring",
+) -> Iterator[tuple[list[int], list[int], np.ndarray]]:
+    """Yield of each batch the numbers of its rows, how many tokens each has, and their losses.
+
+    Args:
+        model: reads and extends the memory that a batch brings.
+        batches: as a task's iterator has them.
+        wanted: says which targets (B, T) of a batch are scored.
+        total: how many tokens there are, for the progress bar; None for no bar.
+        description: what the bar says.
+    """
+    device = next(model.parameters()).device
+    hidden = True if total is None else None
+    with tqdm(total=total, desc=description, unit=" tokens", leave=False, disable=hidden) as bar:
+        for batch in batches:
+            batch = move_to_cuda(batch, device=device)
+            scored = wanted(batch)
+            features, _ = _features(model, batch["net_input"])
+            losses = score_features(model, features, batch["target"], scored)
+            bar.update(len(losses))
+            yield batch["id"].tolist(), scored.sum(1).tolist(), losses.cpu().numpy()
+
+
+def _features(model: BaseFairseqModel, net_input: dict[str, Any]) -> tuple[Tensor, Any]:
+    if "recurrence" in net_input:
+        return model.decoder.extract_features(
+            net_input["src_tokens"], recurrence=net_input["recurrence"]
+        )
+    return model(**net_input, features_only=True)

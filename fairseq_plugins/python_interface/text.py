@@ -14,11 +14,12 @@ from fairseq.data import Dictionary
 from fairseq.data.encoders import build_bpe, build_tokenizer
 from fairseq.registry import REGISTRIES
 from fairseq.tokenizer import tokenize_line
+from omegaconf import MISSING
 from torch import Tensor
 
-from fairseq_plugins.segment_language_model.generation import is_characters, own_symbols
+from fairseq_plugins.segment_language_model.units import Units
 
-# what prepared texts of characters have for a blank
+# what prepared texts of characters have for a blank, where units.json does not say it
 _BLANKS = ("▁", "_")
 # unknown symbols that an error lists
 _LISTED = 5
@@ -60,22 +61,23 @@ class Pieces(Words):
 
 
 class Characters:
-    """A line as its characters, with a symbol of its own for the blank.
+    """A line as its characters, of which some, such as the blank, have symbols of another name.
 
     Args:
-        blank: that symbol.
+        symbols: those by their character.
     """
 
-    def __init__(self, blank: str) -> None:
-        self.blank = blank
+    def __init__(self, symbols: dict[str, str]) -> None:
+        self.symbols = symbols
+        self.characters = {symbol: character for character, symbol in symbols.items()}
 
     def encode(self, line: str) -> list[str]:
         """Return the symbols of a line."""
-        return list(line.replace(" ", self.blank))
+        return [self.symbols.get(character, character) for character in line]
 
     def decode(self, symbols: list[str]) -> str:
         """Return the line of some symbols."""
-        return "".join(symbols).replace(self.blank, " ")
+        return "".join(self.characters.get(symbol, symbol) for symbol in symbols)
 
 
 class Bytes:
@@ -96,7 +98,7 @@ class TextCoder:
 
     Args:
         dictionary: the symbols.
-        lines: makes symbols of a line, and a line of symbols.
+        lines: makes symbols of a line, and a line of symbols; None for words between blanks.
         allow_unknown: take symbols that the dictionary lacks for ``<unk>``, and not refuse them.
     """
 
@@ -104,27 +106,25 @@ class TextCoder:
         self, dictionary: Dictionary, lines: Any = None, allow_unknown: bool = False
     ) -> None:
         self.dictionary = dictionary
-        self.lines = _lines_of(dictionary) if lines is None else lines
+        self.lines = Words() if lines is None else lines
         self.allow_unknown = allow_unknown
 
-    def encode(self, text: str, name: str = "the text") -> Tensor:
+    def encode(self, text: str, name: str = "the text", empty: bool = False) -> Tensor:
         """Return the tokens of a text, (N,).
 
         Args:
             text: the text; only where it has a newline is there a ``</s>``.
             name: what errors call it.
-
-        Raises:
-            ValueError: it has none, or one that is unknown, or ``<pad>``.
+            empty: whether it may have no token.
         """
         if not isinstance(text, str):
             raise ValueError(f"{name} is {text!r}: it must be a string")
         first, *others = (self.lines.encode(line) for line in text.split("\n"))
         eos = self.dictionary.eos_word
         symbols = first + [symbol for line in others for symbol in (eos, *line)]
-        if not symbols:
+        if not symbols and not empty:
             raise ValueError(f"{name} is empty: give one with at least one symbol")
-        tokens = torch.tensor([self.dictionary.index(symbol) for symbol in symbols])
+        tokens = torch.tensor([self.dictionary.index(symbol) for symbol in symbols]).long()
         if tokens.eq(self.dictionary.pad()).any():
             raise ValueError(f"{name} has <pad>, which is no text to fairseq: take it out")
         unknown = {symbols[i] for i in tokens.eq(self.dictionary.unk()).nonzero().view(-1)}
@@ -132,9 +132,10 @@ class TextCoder:
         if unknown and not self.allow_unknown:
             listed = ", ".join(map(repr, unknown[:_LISTED])) + ", …" * (len(unknown) > _LISTED)
             raise ValueError(
-                f"{name} has symbols that the dictionary lacks ({listed}): write it "
-                "in symbols of dict.txt, name the bpe that makes them, or give allow_unknown=True "
-                "to count them as <unk>"
+                f"{name} has symbols that the dictionary lacks ({listed}): write it in symbols of "
+                "dict.txt, or load the model with what makes them, load(…, bpe=…) or, where each "
+                'is a character or byte, load(…, unit="characters") or "bytes"; '
+                "load(…, allow_unknown=True) counts them as <unk>"
             )
         return tokens
 
@@ -153,58 +154,59 @@ class TextCoder:
         return [self.dictionary[token] for token in tokens.tolist()]
 
 
-def _lines_of(dictionary: Dictionary) -> Any:
-    """Return what suits a dictionary: characters or bytes where its symbols are such, or words."""
-    if not is_characters(dictionary):
-        return Words()
-    if all(len(symbol) == 1 for symbol in own_symbols(dictionary)):
-        return Characters(next((blank for blank in _BLANKS if blank in dictionary), _BLANKS[0]))
-    return Bytes()
-
-
-def step_options(kind: str, name: str | None) -> set[str]:
-    """Return the names of the options of a step, such as ``bpe_codes``.
+def step_options(kind: str, name: str | None) -> dict[str, Any]:
+    """Return the options of a step, such as ``bpe_codes``, with their defaults.
 
     Args:
         kind: "tokenizer" or "bpe".
         name: fairseq's name of the step; None for none.
-
-    Raises:
-        ValueError: there is no such step.
     """
     registry = REGISTRIES[kind]
     if name is None:
-        return set()
+        return {}
     if name not in registry["registry"]:
         there = ", ".join(sorted(registry["registry"]))
         raise ValueError(f"{kind} is {name!r}: there are {there}")
     dataclass = registry["dataclass_registry"].get(name)
     fields = () if dataclass is None else dataclasses.fields(dataclass)
-    return {field.name for field in fields if not field.name.startswith("_")}
+    return {field.name: field.default for field in fields if not field.name.startswith("_")}
 
 
-def build_lines(tokenizer: str | None, bpe: str | None, options: dict[str, Any]) -> Words | None:
-    """Return fairseq's tokenizer and BPE as one step; None for neither.
+def build_lines(
+    tokenizer: str | None, bpe: str | None, options: dict[str, Any], units: Units, known: Dictionary
+) -> Any:
+    """Return what makes symbols of a line, and a line of symbols.
 
     Args:
-        tokenizer: fairseq's name, such as ``moses``.
-        bpe: fairseq's name, such as ``subword_nmt``, ``fastbpe`` or ``sentencepiece``.
+        tokenizer: fairseq's name, such as ``moses``, or None.
+        bpe: fairseq's name, such as ``subword_nmt``, ``fastbpe`` or ``sentencepiece``, or None.
         options: of both, by their names.
-
-    Raises:
-        ValueError: an option is missing, names no file, or its library is not installed.
+        units: what a symbol is where there is neither.
+        known: the symbols.
     """
     if tokenizer is None and bpe is None:
-        return None
+        if units.unit == "bytes":
+            return Bytes()
+        if units.unit == "characters":
+            blank = next((blank for blank in _BLANKS if blank in known), _BLANKS[0])
+            return Characters(units.symbols or {" ": blank})
+        return Words()
     built = []
     for kind, name, build in (("tokenizer", tokenizer, build_tokenizer), ("bpe", bpe, build_bpe)):
-        for option in step_options(kind, name) & {"bpe_codes", "sentencepiece_model"}:
-            if option not in options:
+        for option, default in step_options(kind, name).items():
+            if default == MISSING and option not in options:
                 raise ValueError(f"{kind} is {name!r} without {option}: give {option}=FILE")
-            if not Path(options[option]).is_file():
-                raise ValueError(f"{option} is {options[option]}, which is no file: name another")
+            file = options.get(option)
+            if option in ("bpe_codes", "sentencepiece_model") and not Path(file).is_file():
+                raise ValueError(f"{option} is {file}, which is no file: name another")
         try:
             built.append(build(Namespace(**{kind: name}, **options)))
-        except ImportError as error:
-            raise ValueError(f"{kind} is {name!r}: {error}") from error
+        # libraries raise plain exceptions, and one of them ends the program
+        except (Exception, SystemExit) as error:
+            reason = " ".join(str(error).split()) or type(error).__name__
+            files = ", ".join(f"{option} {value}" for option, value in options.items())
+            raise ValueError(
+                f"{kind} is {name!r} and cannot be built ({reason[:200]}): install its library, or "
+                f"give other options{' than ' * bool(files)}{files}"
+            ) from error
     return (Pieces if hasattr(built[1], "sp") else Words)(*built)

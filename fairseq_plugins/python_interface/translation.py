@@ -1,16 +1,35 @@
-"""A trained translation model from Python: sentences in one language to another."""
+"""A trained translation model from Python: sentences in one language to another.
+
+Shapes: B sentences of a batch, T units.
+"""
 
 from collections.abc import Sequence
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import torch
+from fairseq.data import LanguagePairDataset
+from fairseq.dataclass.configs import GenerationConfig
+from fairseq.hub_utils import GeneratorHubInterface
 from fairseq.models import BaseFairseqModel
 from fairseq.tasks.translation import TranslationTask
-from fairseq.utils import apply_to_sample
+from omegaconf import OmegaConf
+from torch import Tensor
 
-from fairseq_plugins.python_interface.loaded_model import Hypothesis, LoadedModel, hypotheses
+from fairseq_plugins.python_interface.loaded_model import (
+    Batches,
+    Hypothesis,
+    LoadedModel,
+    hypotheses,
+)
+from fairseq_plugins.python_interface.scoring import Score, score_batches
 from fairseq_plugins.python_interface.text import TextCoder, Words
+from fairseq_plugins.segment_language_model.units import PERPLEXITY
+
+# pairs of sentences at a time, where none is asked for
+_BATCH_SIZE = 8
 
 
 class TranslationModel(LoadedModel):
@@ -30,17 +49,15 @@ class TranslationModel(LoadedModel):
         lines = lines or Words()
         # a sentence may have names that nobody has seen: fairseq reads them as <unk>
         self.source = TextCoder(task.source_dictionary, lines, allow_unknown=True)
-        self.target = TextCoder(task.target_dictionary, lines)
+        self.target = TextCoder(task.target_dictionary, lines, allow_unknown=True)
 
     def translate(self, text: str | Sequence[str], **options: Any) -> str | list[str]:
         """Translate a sentence, or each of several.
 
         Args:
-            text: a sentence, or several; a newline within one counts as a blank.
+            text: a sentence, or several; a newline within one counts as a blank. One without a
+                word has a translation without one.
             options: as of :meth:`hypotheses`.
-
-        Raises:
-            ValueError: as :meth:`hypotheses`.
         """
         if isinstance(text, str):
             return self.hypotheses([text], **options)[0][0].text
@@ -54,6 +71,7 @@ class TranslationModel(LoadedModel):
         length_penalty: float = 1.0,
         max_len_a: float = 0.0,
         max_len_b: int = 200,
+        no_repeat_ngram_size: int = 0,
         batch_size: int = 32,
     ) -> list[list[Hypothesis]]:
         """Return the translations of each sentence, the best first, as many as ``beam``.
@@ -65,46 +83,104 @@ class TranslationModel(LoadedModel):
             max_len_a: times the units of the longest source in a batch, plus ``max_len_b``: the
                 most units of a translation.
             max_len_b: see ``max_len_a``.
+            no_repeat_ngram_size: no sequence of so many units occurs twice; 0 for no such limit.
             batch_size: how many are translated at once, of like length.
-
-        Raises:
-            ValueError: an option has an impossible value, or a sentence is empty or longer than the
-                model has positions for.
         """
         if isinstance(sentences, str):
             raise ValueError(f"sentences is {sentences!r}: give a list of them")
-        for name, value in (("beam", beam), ("max_len_b", max_len_b), ("batch_size", batch_size)):
-            if value < 1:
-                raise ValueError(f"{name} is {value}: it must be at least 1")
-        sources = [self._encode(text, i) for i, text in enumerate(sentences, start=1)]
-        options = SimpleNamespace(
-            beam=beam, lenpen=length_penalty, max_len_a=max_len_a, max_len_b=max_len_b
+        for name, value, least in (
+            *(("beam", beam, 1), ("max_len_b", max_len_b, 1), ("batch_size", batch_size, 1)),
+            ("no_repeat_ngram_size", no_repeat_ngram_size, 0),
+        ):
+            if value < least:
+                raise ValueError(f"{name} is {value}: it must be at least {least}")
+        named = enumerate(sentences, start=1)
+        sources = [self._encode(self.source, text, f"sentence {i}") for i, text in named]
+        config = SimpleNamespace(
+            generation=OmegaConf.structured(GenerationConfig),
+            dataset=SimpleNamespace(max_tokens=None, batch_size=batch_size),
+            common_eval=SimpleNamespace(model_overrides="{}"),
+            tokenizer=None,
+            bpe=None,
         )
-        generator = self.task.build_generator([self.model], options)
-        lengths = [len(source) for source in sources]
-        data = self.task.build_dataset_for_inference(sources, lengths)
-        order = sorted(range(len(sources)), key=lambda number: lengths[number])
-        found: dict[int, list[Hypothesis]] = {}
-        for first in range(0, len(order), batch_size):
-            batch = data.collater([data[number] for number in order[first : first + batch_size]])
-            batch = apply_to_sample(lambda tensor: tensor.to(self.device), batch)
-            results = self.task.inference_step(generator, [self.model], batch)
-            numbers = batch["id"].tolist()
-            found |= {
-                number: hypotheses(self.target, result)
-                for number, result in zip(numbers, results, strict=True)
-            }
+        hub = GeneratorHubInterface(config, self.task, [self.model]).to(self.device)
+        # a sentence is there when there is more than its </s>
+        found = hub.generate(
+            [source for source in sources if len(source) > 1],
+            beam,
+            lenpen=length_penalty,
+            max_len_a=max_len_a,
+            max_len_b=max_len_b,
+            no_repeat_ngram_size=no_repeat_ngram_size,
+        )
+        made = (hypotheses(self.target, of_sentence) for of_sentence in found)
+        nothing = Hypothesis("", 0.0, [], np.empty(0, dtype=np.float32))
+        return [next(made) if len(source) > 1 else [nothing] for source in sources]
+
+    def score(
+        self, source: str | Sequence[str], target: str | Sequence[str], batch_size: int = 32
+    ) -> Score | list[Score]:
+        """Score a translation of a sentence, or one of each of several, its end included.
+
+        Args:
+            source: a sentence, or several.
+            target: its translation, or those of all.
+            batch_size: how many pairs are computed at once.
+        """
+        if isinstance(source, str) and isinstance(target, str):
+            return self.score([source], [target])[0]
+        if isinstance(source, str) or isinstance(target, str) or len(source) != len(target):
+            raise ValueError("source and target: give two texts, or two lists of as many")
+        if batch_size < 1:
+            raise ValueError(f"batch_size is {batch_size}: it must be at least 1")
+        sides = (self.source, source, "sentence"), (self.target, target, "translation")
+        sources, targets = (
+            [self._encode(text, one, f"{name} {i}") for i, one in enumerate(texts, start=1)]
+            for text, texts, name in sides
+        )
+        pairs = LanguagePairDataset(
+            *(sources, list(map(len, sources)), self.source.dictionary),
+            *(targets, list(map(len, targets)), self.target.dictionary),
+            shuffle=False,
+        )
+        order = pairs.ordered_indices().tolist()
+        batches = (
+            pairs.collater([pairs[number] for number in order[first : first + batch_size]])
+            for first in range(0, len(order), batch_size)
+        )
+        found: dict[int, Score] = {}
+        for rows, counts, losses in score_batches(
+            self.model, batches, lambda batch: self._scored(batch["target"])
+        ):
+            for number, own in zip(rows, np.split(losses, np.cumsum(counts)[:-1]), strict=True):
+                found[number] = Score(self.target.symbols(targets[number]), -own, PERPLEXITY)
         return [found[number] for number in range(len(sources))]
 
-    def _encode(self, sentence: str, number: int) -> torch.Tensor:
+    def _encode(self, text: TextCoder, sentence: str, name: str) -> Tensor:
         """Return the tokens of a sentence and its ``</s>``."""
-        name = f"sentence {number}"
         if isinstance(sentence, str):
             sentence = " ".join(sentence.split())
-        tokens = self.source.encode(sentence, name)
-        most = self.model.max_positions()[0]
+        tokens = text.encode(sentence, name, empty=True)
+        most = self.model.max_positions()[text is self.target]
         if len(tokens) >= most:
             raise ValueError(
                 f"{name} has {len(tokens)} units, and the model positions for {most - 1}: cut it"
             )
-        return torch.cat([tokens, tokens.new_tensor([self.source.dictionary.eos()])])
+        return torch.cat([tokens, tokens.new_tensor([text.dictionary.eos()])])
+
+    def _read_split(self, split: str, batch_size: int = _BATCH_SIZE) -> tuple[np.ndarray, Batches]:
+        source, target = self.task.cfg.source_lang, self.task.cfg.target_lang
+        # either language may be the source of the folder's
+        pairs = (f"{split}.{source}-{target}.{target}", f"{split}.{target}-{source}.{target}")
+        there = (name for name in pairs if Path(self.task.cfg.data, f"{name}.bin").is_file())
+        tokens = self._tokens(next(there, pairs[0]))
+        self.task.load_dataset(split)
+        batches = self.task.get_batch_iterator(
+            self.task.dataset(split),
+            max_sentences=batch_size,
+            max_positions=self.model.max_positions(),
+            # what is left out is noticed, and named better
+            ignore_invalid_inputs=True,
+            required_batch_size_multiple=1,
+        ).next_epoch_itr(shuffle=False)
+        return tokens, Batches(batches, int)

@@ -3,41 +3,8 @@
 Shared by Transformer-XL and all-attention: task, streams, decoder, layer, attention and its kernel.
 """
 
-from fairseq_plugins.fairseq_integration.installed import HAS_FAIRSEQ, refuse_without_fairseq
-from fairseq_plugins.segment_language_model.attention import (
-    PositionBiases,
-    RelativeAttention,
-    plain_attention,
-)
-from fairseq_plugins.segment_language_model.attention_blocks import Clamped, Window
-from fairseq_plugins.segment_language_model.attention_kernel import window_attention
-from fairseq_plugins.segment_language_model.layer import FeedForward, SegmentLayer
-from fairseq_plugins.segment_language_model.recurrence import Recurrence
+from fairseq_plugins.fairseq_integration.registration import register_with_room
 
-if HAS_FAIRSEQ:
-    from fairseq_plugins.segment_language_model.adaptive_softmax import (
-        BiasedAdaptiveSoftmax,
-        ExactAdaptiveLoss,
-    )
-    from fairseq_plugins.segment_language_model.decoder import SegmentDecoder
-    from fairseq_plugins.segment_language_model.model import SegmentLanguageModel
-    from fairseq_plugins.segment_language_model.task import SegmentLanguageModelingTask
-else:
-    __getattr__ = refuse_without_fairseq(__name__)
+REGISTERS = ("loss", "task")
 
-__all__ = [
-    "BiasedAdaptiveSoftmax",
-    "Clamped",
-    "ExactAdaptiveLoss",
-    "FeedForward",
-    "PositionBiases",
-    "Recurrence",
-    "RelativeAttention",
-    "SegmentDecoder",
-    "SegmentLanguageModel",
-    "SegmentLanguageModelingTask",
-    "SegmentLayer",
-    "Window",
-    "plain_attention",
-    "window_attention",
-]
+register_with_room()

@@ -16,6 +16,7 @@ from fairseq.data import (
     NumelDataset,
     PadDataset,
 )
+from fairseq.ngram_repeat_block import NGramRepeatBlock
 from torch import Tensor, nn
 
 # a log-probability in nats whose probability single precision still holds
@@ -28,18 +29,6 @@ class RunningTextDictionary(Dictionary):
     def string(self, tensor: Any, *args: Any, **options: Any) -> str:
         """Return ``tensor`` as text, with ``</s>`` where it stands."""
         return super().string(tensor, *args, **{**options, "include_eos": True})
-
-
-def is_characters(dictionary: Dictionary) -> bool:
-    """Return whether symbols are single characters, or bytes by their number (0 to 255)."""
-    words = own_symbols(dictionary)
-    return all(len(w) == 1 for w in words) or all(w.isdecimal() and int(w) < 256 for w in words)
-
-
-def own_symbols(dictionary: Dictionary) -> list[str]:
-    """Return the symbols but for fairseq's special ones and those that only fill it up."""
-    symbols = dictionary.symbols[dictionary.nspecial :]
-    return [symbol for symbol in symbols if not symbol.startswith("madeupword")]
 
 
 def prompts(
@@ -108,15 +97,14 @@ def choose_prefix(
 def end_by_length(generator: Any) -> Any:
     """Have nothing but its length end what fairseq's ``generator`` writes.
 
-    At the end fairseq leaves only the symbol that ends generation in its search. That symbol never
-    occurs in the text: its log-probability is that of something unseen, or as good as -∞, which no
-    sample could be drawn from. It shall cost nothing.
+    It waits for ``<pad>``, the one symbol that no text has, which fairseq makes impossible. At the
+    end fairseq makes all others impossible too: then the end is certain.
     """
     end = generator.eos
 
     def free_end(log_probs: Tensor) -> None:
         of_end = log_probs[..., end]
-        of_end.copy_(torch.where(_one_left(log_probs) & of_end.isfinite(), 0.0, of_end))
+        of_end.masked_fill_(log_probs.isneginf().all(-1), 0.0)
 
     generator.search = _AdjustedSearch(generator.search, free_end)
     return generator
@@ -137,6 +125,55 @@ def draw_prompts(generator: Any) -> Any:
     return generator
 
 
+def keep_writing(generator: Any) -> Any:
+    """Have fairseq's ``--min-len`` count what ``generator`` writes after each prompt.
+
+    fairseq counts the prompt, too: of prompts of different lengths, continuations would have
+    different least lengths. ``generator.prompt_lengths`` (B,) has to be set before it is used.
+    """
+    least, end = generator.min_len, generator.eos
+    if least > 1:
+        generator.min_len = 1
+
+        def go_on(log_probs: Tensor, step: int, rows: Tensor) -> None:
+            early = step - generator.prompt_lengths[rows] < least  # (B,)
+            early = early.unsqueeze(1) & ~_one_left(log_probs)
+            log_probs[..., end].masked_fill_(early, -torch.inf)
+
+        generator.search = _AdjustedSearch(generator.search, go_on, by_row=True)
+    return generator
+
+
+def _block_repeats(
+    block: NGramRepeatBlock, tokens: Tensor, log_probs: Tensor, bsz: int, beams: int, step: int
+) -> Tensor:
+    """Make symbols impossible that would complete a sequence of n symbols for the second time.
+
+    Prompts and the end, where one symbol is possible, stay.
+
+    Args:
+        block: has n.
+        tokens: (B·K, …), of which the first ``step + 1`` are written.
+        log_probs: of the next ones, (B·K, V); changed in place, and returned.
+        bsz: B.
+        beams: K.
+        step: symbols that follow the first.
+    """
+    before = block.no_repeat_ngram_size - 1
+    possible = log_probs.isneginf().sum(-1) < log_probs.size(-1) - 1
+    for row in possible.nonzero().view(-1).tolist():
+        text = tokens[row, : step + 1].tolist()
+        last = text[len(text) - before :]
+        starts = range(len(text) - before)
+        banned = {text[i + before] for i in starts if text[i : i + before] == last}
+        log_probs[row, list(banned)] = -torch.inf
+    return log_probs
+
+
+# fairseq's own looks at the end of the space that is left for the text, and blocks nothing
+NGramRepeatBlock._no_repeat_ngram = _block_repeats
+
+
 def _one_left(log_probs: Tensor) -> Tensor:
     """Return for which rows of log-probabilities (B, K, V) one symbol is possible, (B, K)."""
     return log_probs.isneginf().sum(-1) == log_probs.size(-1) - 1
@@ -145,10 +182,13 @@ def _one_left(log_probs: Tensor) -> Tensor:
 class _AdjustedSearch(nn.Module):
     """One of fairseq's searches, which chooses by log-probabilities that were adjusted in place."""
 
-    def __init__(self, search: nn.Module, adjust: Callable[[Tensor], None]) -> None:
+    def __init__(
+        self, search: nn.Module, adjust: Callable[..., None], by_row: bool = False
+    ) -> None:
         super().__init__()
         self.search = search
         self.adjust = adjust
+        self.by_row = by_row
 
     def __getattr__(self, name: str) -> Any:
         try:
@@ -156,7 +196,7 @@ class _AdjustedSearch(nn.Module):
         except AttributeError:
             return getattr(super().__getattr__("search"), name)
 
-    def step(self, step: int, lprobs: Tensor, *args: Any, **kwargs: Any) -> Any:
+    def step(self, step: int, lprobs: Tensor, scores: Tensor, tokens: Tensor, rows: Tensor) -> Any:
         """Choose what comes next by log-probabilities (B, K, V), as fairseq's searches do."""
-        self.adjust(lprobs)
-        return self.search.step(step, lprobs, *args, **kwargs)
+        self.adjust(lprobs, step, rows) if self.by_row else self.adjust(lprobs)
+        return self.search.step(step, lprobs, scores, tokens, rows)

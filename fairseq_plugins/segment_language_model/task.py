@@ -2,6 +2,7 @@
 
 import logging
 import os
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -22,20 +23,28 @@ from fairseq_plugins.segment_language_model.evaluation import LineEndTally, Tall
 from fairseq_plugins.segment_language_model.generation import (
     RunningTextDictionary,
     choose_prefix,
+    draw_prompts,
     end_by_length,
-    is_characters,
+    keep_writing,
     prompts,
     sentences,
 )
 from fairseq_plugins.segment_language_model.model_config import sizes_in_memory
-from fairseq_plugins.segment_language_model.segment_jitter import longest_segment
+from fairseq_plugins.segment_language_model.segment_jitter import Jitter, longest_segment
 from fairseq_plugins.segment_language_model.stream_iterator import OTHER_DICTIONARY, StreamIterator
-from fairseq_plugins.segment_language_model.streams import RunningText, fingerprint, load_tokens
+from fairseq_plugins.segment_language_model.streams import (
+    RunningText,
+    TokenStreams,
+    fingerprint,
+    load_tokens,
+)
 from fairseq_plugins.segment_language_model.task_config import (
     SegmentLanguageModelingConfig,
     check_segment,
+    check_streams,
     find_dictionary,
 )
+from fairseq_plugins.segment_language_model.units import BITS, loss_unit, read_units
 
 logger = logging.getLogger(__name__)
 
@@ -44,9 +53,9 @@ logger = logging.getLogger(__name__)
 class SegmentLanguageModelingTask(FairseqTask):
     """Train and evaluate segment language models (Transformer-XL, section 3.2).
 
-    ``--batch-size`` is the number of parallel streams of a worker. Each batch brings its place in
-    the streams' recurrence as ``net_input["recurrence"]``; the model reads and extends it, so that
-    fairseq's commands need no special case.
+    ``--batch-size`` is the number of parallel streams of a worker. Each batch brings the streams'
+    recurrence and its place in it as ``net_input["recurrence"]`` and ``["start"]``; the model reads
+    and extends it, so that fairseq's commands need no special case.
 
     Args:
         cfg: the options.
@@ -62,7 +71,7 @@ class SegmentLanguageModelingTask(FairseqTask):
         self.state.merge_state_dict({"dictionary": fingerprint(dictionary)})
         self._training_recurrence = None
         self._has_recurrence = True
-        self._check_criterion = None
+        self._adaptive_softmax = self._learns_spans = False
 
     @classmethod
     def setup_task(
@@ -121,8 +130,9 @@ class SegmentLanguageModelingTask(FairseqTask):
                 f"--arch is {cfg._name}, which is no segment language model: choose "
                 "transformer_xl, all_attention_lm or a preset of theirs, or another --task"
             )
-        model.decoder.softmax_temperature = temperature
-        self._check_criterion = model.check_criterion
+        model.softmax_temperature = temperature
+        self._adaptive_softmax = model.decoder.adaptive_softmax is not None
+        self._learns_spans = bool(getattr(model.decoder, "spans", []))
         mem_len = model.decoder.context.mem_len
         self._has_recurrence = mem_len > 0
         if self.cfg.extended_context > 0 and mem_len > 0:
@@ -154,19 +164,25 @@ class SegmentLanguageModelingTask(FairseqTask):
         decoder.context = decoder.context._replace(segment=most)
 
     def build_criterion(self, cfg: Any, *args: Any, **kwargs: Any) -> Any:
-        """Build the loss.
-
-        Raises:
-            ValueError: it is fairseq's ``adaptive_loss``, which leaves a part out.
-        """
-        if cfg._name == "adaptive_loss":
+        """Build the loss; raise ``ValueError`` for one that is wrong for the model's softmax."""
+        name = cfg._name
+        if name == "adaptive_loss":
             raise ValueError(
                 "--criterion adaptive_loss leaves a part of the loss of the second symbol of every "
-                "cluster but the first out: use --criterion exact_adaptive_loss"
+                "cluster but the first out: use --criterion segment_loss"
             )
-        if self._check_criterion is not None:
-            self._check_criterion(cfg._name)
-            self._check_criterion = None  # it holds on to the model
+        if self._adaptive_softmax and name != "segment_loss":
+            raise ValueError(
+                f"--criterion {name} is for plain softmaxes, and the model has "
+                "--adaptive-softmax-cutoff: use --criterion segment_loss"
+            )
+        if self._learns_spans and not getattr(cfg, "span_loss", 0):
+            logger.warning(
+                "--criterion %s without --span-loss has no penalty for long attention spans, which "
+                "--adaptive-span learns: they will hardly shrink; use --criterion segment_loss "
+                "--span-loss 5e-7",
+                name,
+            )
         return super().build_criterion(cfg, *args, **kwargs)
 
     def load_dataset(
@@ -246,14 +262,16 @@ class SegmentLanguageModelingTask(FairseqTask):
         check_segment(option, segment, len(dataset), (max_sentences or 1) * num_shards)
         # by what validation's segments are shorter, what is before them is longer
         longer = self.cfg.tokens_per_sample - segment
-        streams = dataset.lay_out(
+        count = 1 if max_sentences is None else max_sentences
+        check_streams(count, num_shards, len(dataset))
+        streams = TokenStreams(
+            dataset.ordered(self.dictionary.eos(), seed, epoch),
             self.dictionary,
-            1 if max_sentences is None else max_sentences,
-            num_shards,
+            count * num_shards,
             segment,
             self.cfg.extended_context + (0 if self._has_recurrence else longer),
-            seed,
-            epoch,
+            shuffled_with=seed if dataset.shuffled else None,
+            jitter=Jitter(dataset.jitter, seed, epoch) if dataset.jitter else None,
         )
         return StreamIterator(
             streams,
@@ -296,7 +314,15 @@ class SegmentLanguageModelingTask(FairseqTask):
                 "it out and use --model-overrides \"{'mem_len': ...}\", or for a model without "
                 "recurrence --extended-context"
             )
-        if is_characters(self.dictionary):
+        if self.cfg.post_process:
+            raise ValueError(
+                f"--post-process (--remove-bpe) is {self.cfg.post_process!r}: parts of a word "
+                "would be joined within a segment only, so that the loss depends on "
+                "--tokens-per-sample; leave it out"
+            )
+        folder = utils.split_paths(self.cfg.data)[0]
+        characters = loss_unit(read_units(Path(folder)).unit) == BITS
+        if characters:
             logger.info("each token is a character: Loss (base 2) is in bits per character")
         batches = self.get_batch_iterator(
             dataset,
@@ -305,13 +331,13 @@ class SegmentLanguageModelingTask(FairseqTask):
             shard_id=shard_id,
             data_buffer_size=data_buffer_size,
         ).next_epoch_itr(shuffle=False)
-        return TalliedBatches(batches, LineEndTally(self.dictionary))
+        return TalliedBatches(batches, LineEndTally(self.dictionary, characters))
 
     def train_step(self, sample: dict[str, Any], model: Any, *args: Any, **kwargs: Any) -> Any:
         """Train on a batch, and keep hold of its streams' recurrence for the next checkpoint."""
-        cursor = sample["net_input"].get("recurrence")
-        if cursor is not None:
-            self._training_recurrence = cursor.recurrence
+        recurrence = sample["net_input"].get("recurrence")
+        if recurrence is not None:
+            self._training_recurrence = recurrence
         step = super().train_step
         if self.cfg.batch_split == 1:
             return step(sample, model, *args, **kwargs)
@@ -341,12 +367,17 @@ class SegmentLanguageModelingTask(FairseqTask):
     def build_generator(self, models: Any, args: Any, **kwargs: Any) -> Any:
         """Return fairseq's generator; with ``--continue-past-eos`` nothing but length ends it."""
         if self.cfg.continue_past_eos:
-            # <s> never occurs in text, so a generator that waits for it does not stop
+            # <pad> never occurs in text, so a generator that waits for it does not stop
             extra = dict(kwargs.pop("extra_gen_cls_kwargs", None) or {})
-            kwargs["extra_gen_cls_kwargs"] = {**extra, "eos": self.dictionary.bos()}
-            generator = super().build_generator(models, args, **kwargs)
-            return generator if isinstance(generator, SequenceScorer) else end_by_length(generator)
-        return super().build_generator(models, args, **kwargs)
+            kwargs["extra_gen_cls_kwargs"] = {**extra, "eos": self.dictionary.pad()}
+        generator = super().build_generator(models, args, **kwargs)
+        if isinstance(generator, SequenceScorer):
+            return generator
+        if self.cfg.continue_past_eos:
+            end_by_length(generator)
+        if getattr(args, "sampling", False):
+            draw_prompts(generator)
+        return keep_writing(generator)
 
     def inference_step(
         self,
@@ -384,6 +415,9 @@ class SegmentLanguageModelingTask(FairseqTask):
             prefix_tokens = choose_prefix(
                 sample, prefix_tokens, generator, self.dictionary, self.cfg.continue_past_eos
             )
+            generator.prompt_lengths = prefix_tokens.ne(self.dictionary.pad()).sum(1)
+            # fairseq counts rows of the batch where it has no numbers of them
+            sample = {name: value for name, value in sample.items() if name != "id"}
         with torch.no_grad():
             return generator.generate(
                 models, sample, prefix_tokens=prefix_tokens, bos_token=self.dictionary.eos()

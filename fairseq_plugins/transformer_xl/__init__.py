@@ -3,29 +3,8 @@
 Dai et al. 2019 (arXiv:1901.02860). Recurrence and attention are in ``segment_language_model``.
 """
 
-from fairseq_plugins.fairseq_integration.installed import HAS_FAIRSEQ, refuse_without_fairseq
-from fairseq_plugins.transformer_xl.locked_dropout import LockedDropout, WordDropout
+from fairseq_plugins.fairseq_integration.registration import register_with_room
 
-if HAS_FAIRSEQ:
-    from fairseq_plugins.transformer_xl.activation_penalty import (
-        PenalizedCrossEntropy,
-        PenalizedExactAdaptiveLoss,
-    )
-    from fairseq_plugins.transformer_xl.latter_half_loss import (
-        HalfCrossEntropy,
-        HalfExactAdaptiveLoss,
-    )
-    from fairseq_plugins.transformer_xl.model import TransformerXLConfig, TransformerXLLanguageModel
-else:
-    __getattr__ = refuse_without_fairseq(__name__)
+REGISTERS = ("model",)
 
-__all__ = [
-    "HalfCrossEntropy",
-    "HalfExactAdaptiveLoss",
-    "LockedDropout",
-    "PenalizedCrossEntropy",
-    "PenalizedExactAdaptiveLoss",
-    "TransformerXLConfig",
-    "TransformerXLLanguageModel",
-    "WordDropout",
-]
+register_with_room()

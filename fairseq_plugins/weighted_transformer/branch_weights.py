@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from fairseq_plugins.fairseq_integration.optimizers import UpdateRule, set_update_rule
-from fairseq_plugins.fairseq_integration.precision import SinglePrecision
+from fairseq_plugins.fairseq_integration.precision import Float32Module
 
 PARAMETERIZATIONS = ("simplex", "softmax")
 # what weighs the branches outside of training (section 4.4, table 3)
@@ -61,7 +61,7 @@ class BranchSchedule(UpdateRule):
         projected: whether they are projected to the simplex after each update.
 
     Attributes:
-        followed: whether an optimizer follows this schedule; that optimizer sets it.
+        followed: whether an optimizer follows this schedule; it sets this.
     """
 
     factor: float
@@ -79,8 +79,8 @@ class BranchSchedule(UpdateRule):
         return self.freeze_after is not None and update > self.freeze_after
 
 
-class BranchWeights(SinglePrecision):
-    """κ and α of one attention, both (M,): not negative, with sums of 1 (equations 6 and 7).
+class BranchWeights(Float32Module):
+    """κ and α, both (M,): not negative, with sums of 1 (equations 6 and 7).
 
     The parameters are ``kappa`` and ``alpha``, which are to be projected after each update
     (:func:`project_to_simplex`). With the parameterization "softmax" they are logits,
@@ -101,10 +101,6 @@ class BranchWeights(SinglePrecision):
         shake: whether training draws new weights from the simplex in each forward pass, instead of
             learning them, and 1/M is used outside of it (Shake-Shake, section 4.4).
         kinds: "kappa" and "alpha", or one of the two.
-
-    Raises:
-        ValueError: a choice is unknown, ``top_k`` is not from 1 to M, or it would choose among
-            equal weights.
     """
 
     def __init__(

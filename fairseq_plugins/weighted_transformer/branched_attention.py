@@ -1,19 +1,18 @@
-"""Branched attention: each head has a feed-forward network of its own, and κ and α weigh them.
+"""Branched attention, the reading ``as-written``: each head has a feed-forward network of its own.
 
 Ahmed, Keskar, Socher 2017 (arXiv:1711.02132), equations 5 to 7: ::
 
     head_i = Attention(Q W_i^Q, K W_i^K, V W_i^V)
     output = Σ_i α_i FFN_i(κ_i (head_i W^{O_i} + b^O/S))
 
-FFN_i has 1/M of the inner width, or is one network of the whole width for all branches. S is the
-sum of the κ_i, and of the α_i: 1, or M where they are applied M times. One bias b^O and one bias of
-the second layers do for all branches, each branch has 1/S of them: the matrices and biases together
-are a plain transformer's.
+FFN_i has 1/M of the inner width. S is the sum of the κ_i, and of the α_i: 1, or M where they are
+applied M times. One bias b^O and one bias of the second layers do for all branches, each branch has
+1/S of them: the matrices and biases together are a plain transformer's.
 
 Nothing stands between W^{O_i} and the first layer of FFN_i: their product is formed once, and no
 branch has a vector of the model's width for each token.
 
-Shapes: B sentences, T queries, S keys, N tokens, M branches, d model width, h head width (d/M), f
+Shapes: T queries, B sentences, S keys, N tokens, M branches, d model width, h head width (d/M), f
 inner width of a branch.
 """
 
@@ -45,9 +44,6 @@ class BranchedAttention(nn.Module):
     Args:
         heads: M :class:`AttentionHeads`, or what is called as they are.
         feed_forward: the networks of M branches.
-
-    Raises:
-        ValueError: there are not as many branches as heads.
     """
 
     def __init__(self, heads: nn.Module, feed_forward: BranchedFeedForward) -> None:
@@ -61,144 +57,15 @@ class BranchedAttention(nn.Module):
         self.feed_forward = feed_forward
 
     def forward(self, query: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor | None]:
-        """Return the weighted sum of the branches (equation 7), and the attention's weights.
+        """Return the weighted sum of the branches, (T, B, d), and what the heads' weights are.
 
         Args:
             query: (T, B, d).
             *args: what the heads take next: keys and values, both (S, B, d), and masks.
             **kwargs: the same by name.
-
-        Returns:
-            (T, B, d), and the weights, (B, T, S), if they are asked for.
         """
         heads, weights = self.heads(query, *args, **kwargs)
-        if self.feed_forward.adds_residual:
-            return self.feed_forward(heads, query), weights
         return self.feed_forward(heads), weights
-
-
-class AttentionHeads(nn.Module):
-    """Multi-head attention without output projection: the heads side by side.
-
-    Args:
-        embed_dim: d.
-        num_heads: M; must divide d.
-        dropout: probability of dropping an attention weight.
-        kdim: width of the keys; None for d.
-        vdim: width of the values; None for d.
-
-    Raises:
-        ValueError: the heads do not divide the width.
-    """
-
-    def __init__(
-        self,
-        embed_dim: int,
-        num_heads: int,
-        dropout: float = 0.0,
-        kdim: int | None = None,
-        vdim: int | None = None,
-    ) -> None:
-        super().__init__()
-        if embed_dim % num_heads:
-            raise ValueError(f"`num_heads` is {num_heads}: it must divide `embed_dim`, {embed_dim}")
-        self.num_heads = num_heads
-        self.dropout = dropout
-        self.k_proj = nn.Linear(embed_dim if kdim is None else kdim, embed_dim)
-        self.v_proj = nn.Linear(embed_dim if vdim is None else vdim, embed_dim)
-        self.q_proj = nn.Linear(embed_dim, embed_dim)
-        # as fairseq's attention starts
-        gain = 2**-0.5 if {kdim, vdim} <= {None, embed_dim} else 1.0
-        for projection in (self.k_proj, self.v_proj, self.q_proj):
-            nn.init.xavier_uniform_(projection.weight, gain)
-
-    def forward(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        key_padding_mask: Tensor | None = None,
-        need_weights: bool = True,
-        attn_mask: Tensor | None = None,
-    ) -> tuple[Tensor, Tensor | None]:
-        """Return the heads side by side, and the weights that are asked for.
-
-        Args:
-            query: (T, B, d).
-            key: (S, B, kdim).
-            value: (S, B, vdim).
-            key_padding_mask: (B, S), true for padding; None for none.
-            need_weights: return the weights, averaged over the heads; without them it is faster.
-            attn_mask: added to the scores, (T, S); None for none.
-
-        Returns:
-            (T, B, d), and the weights (B, T, S) or None.
-        """
-        projected = self.q_proj(query), self.k_proj(key), self.v_proj(value)
-        dropout = self.dropout if self.training else 0.0
-        heads = attention_heads(*projected, self.num_heads, key_padding_mask, attn_mask, dropout)
-        if not need_weights:
-            return heads, None
-        queries, keys, _ = (split_heads(x, self.num_heads) for x in projected)
-        scores = queries @ keys.mT * queries.size(-1) ** -0.5
-        mask = merge_masks(key_padding_mask, attn_mask, scores.dtype)
-        return heads, (scores if mask is None else scores + mask).softmax(-1).mean(1)
-
-
-def attention_heads(
-    queries: Tensor,
-    keys: Tensor,
-    values: Tensor,
-    num_heads: int,
-    key_padding_mask: Tensor | None = None,
-    attn_mask: Tensor | None = None,
-    dropout: float = 0.0,
-) -> Tensor:
-    """Return heads side by side, by torch's fused attention, which forms no matrix of weights.
-
-    Args:
-        queries: projected, (T, B, d).
-        keys: projected, (S, B, d).
-        values: projected, (S, B, d).
-        num_heads: M.
-        key_padding_mask: (B, S), true for padding; None for none.
-        attn_mask: added to the scores, (T, S); None for none.
-        dropout: probability of dropping a weight.
-
-    Returns:
-        (T, B, d).
-    """
-    queries, keys, values = (split_heads(x, num_heads) for x in (queries, keys, values))
-    mask = merge_masks(key_padding_mask, attn_mask, queries.dtype)
-    heads = F.scaled_dot_product_attention(queries, keys, values, mask, dropout)
-    # (B, M, T, h) -> (T, B, d)
-    return heads.permute(2, 0, 1, 3).flatten(2)
-
-
-def split_heads(x: Tensor, num_heads: int) -> Tensor:
-    """Map (T, B, d) to (B, M, T, h), a view."""
-    return x.unflatten(-1, (num_heads, -1)).permute(1, 2, 0, 3)
-
-
-def merge_masks(
-    key_padding_mask: Tensor | None, attn_mask: Tensor | None, dtype: torch.dtype
-) -> Tensor | None:
-    """Return what both masks add to scores (B, M, T, S); None for nothing.
-
-    Args:
-        key_padding_mask: (B, S), true for padding; None for none.
-        attn_mask: (T, S), added to the scores, or true where a query does not see a key; or None.
-        dtype: of the scores.
-    """
-    mask = attn_mask
-    if mask is not None and mask.dtype == torch.bool:
-        mask = torch.zeros_like(mask, dtype=dtype).masked_fill(mask, float("-inf"))
-    if key_padding_mask is not None:
-        # (B, S) -> (B, 1, 1, S)
-        padding = key_padding_mask[:, None, None].bool()
-        mask = torch.zeros_like(padding, dtype=dtype) if mask is None else mask
-        mask = mask.masked_fill(padding, float("-inf"))
-    return None if mask is None else mask.to(dtype)
 
 
 class BranchedFeedForward(nn.Module):
@@ -209,20 +76,11 @@ class BranchedFeedForward(nn.Module):
 
     Args:
         embed_dim: d; a multiple of M.
-        ffn_embed_dim: M·f, or f of a shared network.
+        ffn_embed_dim: M·f.
         weights: κ and α of M branches.
         activation: what stands between the layers of FFN_i.
         activation_dropout: dropout of its inner vectors: the probability, or a module.
-        shared: whether one network, of the width ``ffn_embed_dim``, is that of all branches.
-
-    Attributes:
-        adds_residual: whether it takes the input of the attention, too, and adds that itself.
-
-    Raises:
-        ValueError: ``ffn_embed_dim`` is not a multiple of M, and not of a shared network.
     """
-
-    adds_residual = False
 
     def __init__(
         self,
@@ -231,12 +89,10 @@ class BranchedFeedForward(nn.Module):
         weights: BranchWeights,
         activation: Callable[[Tensor], Tensor] = F.relu,
         activation_dropout: float | nn.Module = 0.0,
-        shared: bool = False,
     ) -> None:
         super().__init__()
         self.branches = weights.branches
-        self.shared = shared
-        if not shared and ffn_embed_dim % self.branches:
+        if ffn_embed_dim % self.branches:
             raise ValueError(
                 f"`ffn_embed_dim` is {ffn_embed_dim}: the {self.branches} branches share it, so "
                 "it must be a multiple of `branches`"
@@ -255,62 +111,38 @@ class BranchedFeedForward(nn.Module):
 
     def forward(self, heads: Tensor) -> Tensor:
         """Map heads side by side, (…, M·h), to the weighted sum of the branches, (…, d)."""
-        into, bias, alpha, out, out_bias = self._folded_matrices()
+        if self.training or torch.is_grad_enabled():
+            into, bias, out, out_bias = self._fold()
+        else:
+            into, bias, out, out_bias = self._folded.get(
+                self.parameters(), self._fold_for_all_precisions
+            )
         # (…, M·h) -> (N, M·h) -> (N, M·f)
         inner = self.activation(branch_linear(heads.flatten(0, -2), into, bias))
         inner = self.activation_dropout(inner)
-        if self.shared:
-            inner = weighted_sum(inner.unflatten(1, (self.branches, -1)), alpha)
         return F.linear(inner, out, out_bias).view(*heads.shape[:-1], len(out))
-
-    def _folded_matrices(self) -> tuple[Tensor, ...]:
-        """Return what :meth:`_fold` does, computed once for all of inference."""
-        if self.training or torch.is_grad_enabled():
-            return self._fold()
-        return self._folded.get(self.parameters(), self._fold_for_all_precisions)
 
     def _fold(self) -> tuple[Tensor, ...]:
         """Fold κ, α and the output projection into the layers of the networks.
 
         Returns:
             Matrices (M, h, f) and biases (M, f) of the first layers, from heads to inner vectors;
-            α (M,); matrix (d, M·f) and bias (d,) of the second ones, α included, or the matrix
-            (d, f) of a shared one without α.
+            matrix (d, M·f) and bias (d,) of the second ones.
         """
         kappa, alpha = self.weights()
-        return *self._fold_first(kappa), self._cast(alpha), *self._fold_second(alpha)
-
-    def _fold_first(self, kappa: Tensor) -> tuple[Tensor, Tensor]:
-        """Return matrices (M, h, f) and biases (M, f) from heads to inner vectors."""
-        first, bias = self._first_layers()
-        into = (torch.bmm(first, self._projections()) * kappa[:, None, None]).mT
-        shared_bias = (kappa[:, None] / self.weights.applied_sum).to(bias.dtype)
-        return self._cast(into), torch.addcmul(bias, shared_bias, first @ self.out_proj.bias)
-
-    def _fold_second(self, alpha: Tensor) -> tuple[Tensor, Tensor]:
-        """Return matrix (d, M·f), or (d, f) of a shared network, and bias (d,)."""
-        out = self.fc2.weight
-        if not self.shared:
-            out = out * alpha.repeat_interleave(out.size(1) // self.branches)
+        dtype = self.fc1.weight.dtype
+        by_branch = self.branches, -1
+        # (M, f, d), (M, f), (M, d, h)
+        first, bias = self.fc1.weight.unflatten(0, by_branch), self.fc1.bias.unflatten(0, by_branch)
+        projections = self.out_proj.weight.unflatten(1, by_branch).transpose(0, 1)
+        into = (torch.bmm(first, projections) * kappa[:, None, None]).mT
+        share = (kappa[:, None] / self.weights.applied_sum).to(bias.dtype)
+        bias = torch.addcmul(bias, share, first @ self.out_proj.bias)
+        out = self.fc2.weight * alpha.repeat_interleave(self.fc2.in_features // self.branches)
         # not all of it where only some branches contribute
-        bias = self.fc2.bias * (alpha.sum() / self.weights.applied_sum)
-        return self._cast(out), self._cast(bias)
-
-    def _first_layers(self) -> tuple[Tensor, Tensor]:
-        """Return matrices (M, f, d) and biases (M, f) of the first layers."""
-        if self.shared:
-            shape = self.branches, *self.fc1.weight.shape
-            return self.fc1.weight.expand(shape), self.fc1.bias.expand(shape[:2])
-        shape = self.branches, -1
-        return self.fc1.weight.unflatten(0, shape), self.fc1.bias.unflatten(0, shape)
-
-    def _projections(self) -> Tensor:
-        """Return W^{O_i} of all branches, (M, d, h)."""
-        return self.out_proj.weight.unflatten(1, (self.branches, -1)).transpose(0, 1)
-
-    def _cast(self, x: Tensor) -> Tensor:
+        out_bias = self.fc2.bias * (alpha.sum() / self.weights.applied_sum)
         # κ and α are in single precision, whatever the matrices are in
-        return x.to(self.fc1.weight.dtype)
+        return into.to(dtype), bias, out.to(dtype), out_bias.to(dtype)
 
     def _fold_for_all_precisions(self) -> tuple[Tensor, ...]:
         # the next pass may be under another autocast than this one
@@ -325,12 +157,6 @@ class BranchedFeedForward(nn.Module):
         return super().train(mode)
 
 
-def weighted_sum(x: Tensor, weights: Tensor) -> Tensor:
-    """Return ``Σ_i weights_i x_i``, (N, w), of ``x`` (N, M, w) and ``weights`` (M,)."""
-    # on a CPU faster than a product of such a thin matrix
-    return (x * weights[:, None]).sum(1)
-
-
 def branch_linear(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     """Return the first layers of all branches at once, ``x_i weight_i + bias_i`` of each branch i.
 
@@ -342,7 +168,7 @@ def branch_linear(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     gradients of their own, and ``torch.func`` has none.
 
     Args:
-        x: heads side by side, (N, M·h), or other vectors.
+        x: heads side by side, (N, M·h).
         weight: (M, h, f).
         bias: (M, f).
 

@@ -5,7 +5,7 @@ arXiv:1711.02132). What is not branched is fairseq's own transformer.
 """
 
 import argparse
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from fairseq.dataclass.utils import gen_parser_from_dataclass
@@ -19,21 +19,29 @@ from fairseq_plugins.fairseq_integration.option_names import errors_name_options
 from fairseq_plugins.fairseq_integration.presets import register_presets
 from fairseq_plugins.fairseq_integration.transformer_options import parsed
 from fairseq_plugins.fairseq_integration.validation import AFTER_THE_LOSS, validation_pass
+from fairseq_plugins.weighted_transformer.as_written_layers import (
+    BranchedDecoderLayer,
+    BranchedEncoderLayer,
+)
 from fairseq_plugins.weighted_transformer.branch_weights import (
     KINDS,
     LEARNED,
     BranchSchedule,
     BranchWeights,
 )
-from fairseq_plugins.weighted_transformer.layers import BranchedDecoderLayer, BranchedEncoderLayer
+from fairseq_plugins.weighted_transformer.layers import (
+    WeightedDecoderLayer,
+    WeightedEncoderLayer,
+    WeightedLinear,
+)
 from fairseq_plugins.weighted_transformer.options import (
+    AS_WRITTEN,
     ATTENTIONS,
     BOTH,
     BRANCHES,
     ONE,
-    OPTIMIZER,
+    READINGS,
     SHAKE,
-    SHARED,
     SUBLAYERS,
     BranchOptions,
     WeightedTransformerConfig,
@@ -41,12 +49,7 @@ from fairseq_plugins.weighted_transformer.options import (
     check_options,
     check_parts,
     check_reading,
-    reading_places,
-)
-from fairseq_plugins.weighted_transformer.weighted_sublayers import (
-    WeightedDecoderLayer,
-    WeightedEncoderLayer,
-    WeightedLinear,
+    reading_of,
 )
 
 
@@ -106,11 +109,7 @@ class WeightedTransformer(TransformerModel):
     def build_model(
         cls, cfg: WeightedTransformerConfig | argparse.Namespace, task: Any
     ) -> "WeightedTransformer":
-        """Build the model for the task's dictionaries.
-
-        Raises:
-            ValueError: an option has a value that no such model has, or two do not go together.
-        """
+        """Build the model for the task's dictionaries."""
         args = parsed(cfg)
         options = branch_options(args)
         check_options(options)
@@ -123,8 +122,7 @@ class WeightedTransformer(TransformerModel):
             *_put_branches(model.decoder, cfg, options, "decoder"),
         ]
         # an integer is not averaged, and fairseq's --store-ema leaves out names with "version"
-        model.register_buffer("reading_version", reading_places(options))
-        model.residual = options.branch_residual
+        model.register_buffer("reading_version", reading_of(options))
         model.register_forward_pre_hook(_BranchWeightsLog(weights))
         return model
 
@@ -134,21 +132,18 @@ class WeightedTransformer(TransformerModel):
         return super().train(mode)
 
     def upgrade_state_dict_named(self, state_dict: dict[str, Tensor], name: str) -> None:
-        """Give a plain transformer's weights, which are changed in place, equal κ and α.
-
-        A checkpoint that is older than ``reading_version`` tells its reading by its parts alone.
-
-        Raises:
-            ValueError: the checkpoint is of another reading, or equal κ and α would not leave the
-                plain transformer as it is.
-        """
+        """Give a plain transformer's weights, which are changed in place, equal κ and α."""
         super().upgrade_state_dict_named(state_dict, name)
         check_reading(
             self.reading_version, state_dict.setdefault("reading_version", self.reading_version)
         )
         if any(".kappa" in key for key in state_dict):
-            self._check_parts(state_dict)
             return
+        if self.reading_version[0] != READINGS.index(SUBLAYERS):
+            raise ValueError(
+                f"--branch-residual is {AS_WRITTEN}, and the checkpoint is of a plain transformer, "
+                f"which has norms more: give --branch-residual {SUBLAYERS}"
+            )
         for at, module in self.named_modules():
             if isinstance(module, WeightedLinear):
                 if module.weights.applied_sum != module.weights.branches:
@@ -159,28 +154,8 @@ class WeightedTransformer(TransformerModel):
                 equal = module.weights.equal().items()
                 state_dict.update({f"{at}.weights.{key}": value for key, value in equal})
 
-    def _check_parts(self, state_dict: Mapping[str, Tensor]) -> None:
-        """Raise ``ValueError`` for a checkpoint whose layers have other parts than these."""
-        # those of branches with networks of their own, and those among them that have norms
-        parts = (".feed_forward.", ".feed_forward.layer_norm.")
-        saved, built = (
-            [any(part in key for key in keys) for part in parts]
-            for keys in (state_dict, dict(self.named_parameters()))
-        )
-        if saved != built:
-            raise ValueError(
-                f"--branch-residual is {self.residual}, and the checkpoint was trained with "
-                "another reading: give the one that it was trained with, as-written if it is older "
-                "than this option"
-            )
-
     def set_num_updates(self, num_updates: int) -> None:
-        """Note the number of updates, as fairseq does before each.
-
-        Raises:
-            ValueError: the model is trained, and its optimizer does not follow the schedule of κ
-                and α, or other weights would replace them in validation.
-        """
+        """Check before each update that κ and α are trained as they must be."""
         super().set_num_updates(num_updates)
         if not self._is_trained:
             return
@@ -196,7 +171,7 @@ class WeightedTransformer(TransformerModel):
         if not all(schedule.followed for schedule in schedules):
             raise ValueError(
                 "this --optimizer would let kappa and alpha leave the simplex, at the learning "
-                f"rate of all weights: give --optimizer {OPTIMIZER}"
+                "rate of all weights: give --optimizer adam_with_branch_weights"
             )
 
 
@@ -206,17 +181,14 @@ def _put_branches(
     """Replace the layers of fairseq's encoder or decoder by branched ones.
 
     Args:
-        stack: the encoder or the decoder, as fairseq has built it.
+        stack: the "encoder" or the "decoder", as fairseq has built it.
         cfg: fairseq's configuration of the model.
         options: of the branches.
-        part: "encoder" or "decoder".
+        part: which of the two it is.
 
     Returns:
         κ and α of each layer: "encoder1", "encoder2", …; "decoder1_self", … are those of
         self-attention where both attentions of a decoder layer are branched.
-
-    Raises:
-        ValueError: an option has a value that the layers refuse.
     """
     of_part = getattr(cfg, part)
     option_of = {
@@ -226,8 +198,6 @@ def _put_branches(
         "top_k": "--branch-top-k",
         "branches": f"--{part}-attention-heads",
         "ffn_embed_dim": f"--{part}-ffn-embed-dim",
-        "normalize_before": f"--{part}-normalize-before",
-        "residual": "--branch-residual",
     }
     named = []
     for number in range(len(stack.layers)):
@@ -285,10 +255,9 @@ def _build_layer(
         if part == "encoder":
             return WeightedEncoderLayer(cfg, by_attention["self"], alpha), named
         return WeightedDecoderLayer(cfg, by_attention, alpha), named
-    reading = options.branch_residual, options.branch_feed_forward == SHARED
     if part == "encoder":
-        return BranchedEncoderLayer(cfg, by_attention["self"], *reading), named
-    return BranchedDecoderLayer(cfg, by_attention, *reading), named
+        return BranchedEncoderLayer(cfg, by_attention["self"]), named
+    return BranchedDecoderLayer(cfg, by_attention), named
 
 
 class _BranchWeightsLog:

@@ -55,14 +55,7 @@ class AdamWithBranchWeights(Adam):
         return False
 
     def step(self, closure: Callable[[], Tensor] | None = None) -> Tensor | None:
-        """Update the parameters, and project κ and α.
-
-        Args:
-            closure: computes the loss and the gradients, if they are not there yet.
-
-        Returns:
-            The closure's loss.
-        """
+        """Update the parameters, and project κ and α; return what ``closure`` does."""
         loss = None if closure is None else closure()
         groups = list(zip(self.schedules, self.param_groups[1:], strict=True))
         for schedule, group in groups:
@@ -88,15 +81,7 @@ class AdamWithBranchWeightsConfig(FairseqAdamConfig):
 
 @register_optimizer("adam_with_branch_weights", dataclass=AdamWithBranchWeightsConfig)
 class FairseqAdamWithBranchWeights(AmpScaledStep, FairseqOptimizer):
-    """:class:`AdamWithBranchWeights` as fairseq's ``--optimizer adam_with_branch_weights``.
-
-    Args:
-        cfg: options.
-        params: the model's parameters, or fairseq's copies of them in single precision.
-
-    Raises:
-        ValueError: ``--fp16-adam-stats`` is given.
-    """
+    """:class:`AdamWithBranchWeights` as fairseq's ``--optimizer adam_with_branch_weights``."""
 
     def __init__(self, cfg: AdamWithBranchWeightsConfig, params: Iterable[nn.Parameter]) -> None:
         super().__init__(cfg)

@@ -11,6 +11,7 @@ from fairseq.dataclass import ChoiceEnum, FairseqDataclass
 from fairseq.models.transformer import TransformerConfig
 from torch import Tensor
 
+from fairseq_plugins.fairseq_integration.option_names import flag
 from fairseq_plugins.fairseq_integration.transformer_options import TransformerOptions
 from fairseq_plugins.weighted_transformer.branch_weights import (
     LEARNED,
@@ -20,44 +21,30 @@ from fairseq_plugins.weighted_transformer.branch_weights import (
     STARTS,
     UNIFORM,
 )
-from fairseq_plugins.weighted_transformer.layers import IN_BRANCHES, IN_NETWORKS, NOWHERE
 
-# the optimizer that knows the schedule of κ and α
-OPTIMIZER = "adam_with_branch_weights"
-
-SUBLAYERS = "sublayers"
-ONE, BRANCHES = "one", "branches"
-SLICES, SHARED = "slices", "shared"
+READINGS = SUBLAYERS, AS_WRITTEN = ("sublayers", "as-written")
+SUMS = ONE, BRANCHES = ("one", "branches")
 SHAKE = "shake"
-# with another value of these, the same weights compute something else
-_READING = ("branch_residual", "branch_sum", "branch_feed_forward")
 # of a decoder layer
 ATTENTIONS, BOTH = ("encoder", "self"), "both"
 
 
 @dataclass
 class BranchOptions(FairseqDataclass):
-    """Options of ``weighted_transformer`` that fairseq's ``transformer`` does not have.
+    """Options of ``weighted_transformer`` that fairseq's ``transformer`` does not have."""
 
-    A checkpoint that lacks an option was trained with its default, or with ``older_checkpoints``.
-    Of ``_READING`` it holds places among the choices, so further ones are to stand last.
-    """
-
-    branch_residual: ChoiceEnum([NOWHERE, SUBLAYERS, IN_NETWORKS, IN_BRANCHES]) = field(
+    branch_residual: ChoiceEnum(list(READINGS)) = field(
         default=SUBLAYERS,
         metadata={
-            "help": "where residual connections and norms are: around attention and networks "
-            "together (as-written), around each (sublayers), in the branches' networks as well, or "
-            "around each branch as well",
-            "older_checkpoints": NOWHERE,
+            "help": "where residual connections and norms are: around attention and feed-forward "
+            "network each (sublayers), or around both together (as-written)"
         },
     )
-    branch_sum: ChoiceEnum([ONE, BRANCHES]) = field(
+    branch_sum: ChoiceEnum(list(SUMS)) = field(
         default=BRANCHES,
         metadata={
             "help": "the sum of kappa, and of alpha, as they are applied: 1 as published, or the "
-            "number of branches, which keeps the plain transformer's scale",
-            "older_checkpoints": ONE,
+            "number of branches, which keeps the plain transformer's scale"
         },
     )
     branch_start: ChoiceEnum(list(STARTS)) = field(
@@ -72,13 +59,6 @@ class BranchOptions(FairseqDataclass):
         metadata={
             "help": "kappa and alpha are learned, or drawn anew in each forward pass of training "
             "and 1/M outside of it (shake, the Shake-Shake-like strategy of section 4.4)"
-        },
-    )
-    branch_feed_forward: ChoiceEnum([SLICES, SHARED]) = field(
-        default=SLICES,
-        metadata={
-            "help": "each branch has a slice of the feed-forward network, or all branches share "
-            "the whole"
         },
     )
     branch_decoder_attention: ChoiceEnum([*ATTENTIONS, BOTH]) = field(
@@ -105,9 +85,9 @@ class BranchOptions(FairseqDataclass):
     branch_top_k: Optional[int] = field(
         default=None,
         metadata={
-            "help": "only the branches with the K largest alpha contribute; in the reading "
-            "sublayers the heads with the K largest kappa of an attention, and the slices with the "
-            "K largest alpha of a feed-forward network (section 4.5; default: all)"
+            "help": "only the heads with the K largest kappa of an attention and the slices with "
+            "the K largest alpha of a feed-forward network contribute; in the reading as-written "
+            "the branches with the K largest alpha (section 4.5; default: all)"
         },
     )
     branch_lr: float = field(
@@ -131,60 +111,49 @@ class WeightedTransformerConfig(BranchOptions, TransformerOptions):
     """Options of ``weighted_transformer``: fairseq's of ``transformer``, and the branches'."""
 
 
+# with another value of these, the same weights compute something else
+_READING = {"branch_residual": READINGS, "branch_sum": SUMS}
+
+
+def reading_of(options: BranchOptions) -> Tensor:
+    """Return a reading as a checkpoint holds it: the place of each option's value, (2,)."""
+    return torch.tensor([known.index(getattr(options, name)) for name, known in _READING.items()])
+
+
+def check_reading(asked: Tensor, saved: Tensor) -> None:
+    """Refuse a checkpoint of another reading than the model's, both as :func:`reading_of`."""
+    options = [flag(name) for name in _READING]
+    given, trained = (
+        [known[place] for known, place in zip(_READING.values(), places, strict=True)]
+        for places in (asked.tolist(), saved.tolist())
+    )
+    others = [
+        (option, here, there)
+        for option, here, there in zip(options, given, trained, strict=True)
+        if here != there
+    ]
+    if others:
+        remedy = " ".join(f"{option} {there}" for option, _, there in others)
+        raise ValueError(
+            f"{' and '.join(f'{option} is {here}' for option, here, _ in others)}, and the "
+            f"checkpoint was trained with {remedy}: give {remedy}"
+        )
+
+
 def branch_options(args: argparse.Namespace) -> BranchOptions:
     """Return the branches' options; those that the arguments lack have their defaults."""
     names = [option.name for option in dataclasses.fields(BranchOptions)]
     return BranchOptions(**{name: getattr(args, name) for name in names if hasattr(args, name)})
 
 
-def _choices(name: str) -> list[str]:
-    """Return the values that an option may have."""
-    (option,) = (x for x in dataclasses.fields(BranchOptions) if x.name == name)
-    return [choice.value for choice in option.type]
-
-
-def reading_places(options: BranchOptions) -> Tensor:
-    """Return a reading as a checkpoint holds it: the place of each option's value, (3,)."""
-    return torch.tensor([_choices(name).index(getattr(options, name)) for name in _READING])
-
-
-def check_reading(asked: Tensor, saved: Tensor) -> None:
-    """Refuse a checkpoint of another reading than the model's.
-
-    Args:
-        asked: of the model, as :func:`reading_places` returns it.
-        saved: of the checkpoint.
-
-    Raises:
-        ValueError: they differ.
-    """
-    given, right = [], []
-    for name, *places in zip(_READING, asked.tolist(), saved.tolist(), strict=True):
-        here, there = (_choices(name)[place] for place in places)
-        if here != there:
-            option = f"--{name.replace('_', '-')}"
-            given.append(f"{option} is {here}")
-            right.append(f"{option} {there}")
-    if right:
-        remedy = " ".join(right)
-        raise ValueError(
-            f"{' and '.join(given)}, and the checkpoint was trained with {remedy}: give {remedy}"
-        )
-
-
 def check_options(options: BranchOptions) -> None:
-    """Refuse values that the branches cannot have.
-
-    Raises:
-        ValueError: an option has a value that no such model has, or two do not go together.
-    """
+    """Refuse values that the branches cannot have."""
     for option in dataclasses.fields(BranchOptions):
-        value = getattr(options, option.name)
-        if isinstance(option.type, type) and issubclass(option.type, Enum):
-            known = _choices(option.name)
-            if value not in known:
-                name = option.name.replace("_", "-")
-                raise ValueError(f"--{name} is {value!r}: there are {', '.join(known)}")
+        if not (isinstance(option.type, type) and issubclass(option.type, Enum)):
+            continue
+        value, known = getattr(options, option.name), [choice.value for choice in option.type]
+        if value not in known:
+            raise ValueError(f"{flag(option.name)} is {value!r}: there are {', '.join(known)}")
     if not options.branch_lr > 0:
         raise ValueError(f"--branch-lr is {options.branch_lr}: it must be above 0")
     if options.branch_warmup_updates < 1:
@@ -194,18 +163,15 @@ def check_options(options: BranchOptions) -> None:
     freeze_after = options.freeze_branch_weights_after
     if freeze_after is not None and freeze_after < 0:
         raise ValueError(f"--freeze-branch-weights-after is {freeze_after}: it must be 0 or more")
-    if options.branch_residual == SUBLAYERS and options.branch_feed_forward == SHARED:
-        raise ValueError(
-            f"--branch-feed-forward is {SHARED} with --branch-residual {SUBLAYERS}: all branches "
-            "would compute the same, and alpha could not tell them apart; leave out one of the two"
-        )
-    if options.branch_training == SHAKE and options.branch_top_k is not None:
+    if options.branch_top_k is None:
+        return
+    if options.branch_training == SHAKE:
         raise ValueError(
             f"--branch-training {SHAKE} with --branch-top-k: no weight is larger than another "
             "outside of training; leave out one of the two"
         )
     # the layer refuses it too, but knows of no command
-    if options.branch_top_k is not None and options.branch_weights == UNIFORM:
+    if options.branch_weights == UNIFORM:
         raise ValueError(
             "--branch-weights uniform with --branch-top-k: no weight is larger than another; "
             "leave out one of the two (that of a trained model by --model-overrides "
@@ -214,21 +180,17 @@ def check_options(options: BranchOptions) -> None:
 
 
 def check_parts(cfg: TransformerConfig) -> None:
-    """Refuse what fairseq's own layers can do and branched ones cannot.
-
-    Raises:
-        ValueError: such a thing is asked for.
-    """
-    for option, value in [
-        ("cross-self-attention", cfg.cross_self_attention),
-        ("no-cross-attention", cfg.no_cross_attention),
-        ("quant-noise-pq", cfg.quant_noise.pq),
-        ("quant-noise-scalar", cfg.quant_noise.scalar),
-        ("encoder-xformers-att-config", cfg.encoder.xformers_att_config),
-        ("decoder-xformers-att-config", cfg.decoder.xformers_att_config),
+    """Refuse what fairseq's own layers can do and branched ones cannot."""
+    for name, value in [
+        ("cross_self_attention", cfg.cross_self_attention),
+        ("no_cross_attention", cfg.no_cross_attention),
+        ("quant_noise_pq", cfg.quant_noise.pq),
+        ("quant_noise_scalar", cfg.quant_noise.scalar),
+        ("encoder_xformers_att_config", cfg.encoder.xformers_att_config),
+        ("decoder_xformers_att_config", cfg.decoder.xformers_att_config),
     ]:
         if value:
             raise ValueError(
-                f"--{option} is {value}: the weighted_transformer has no such thing, leave it out "
+                f"{flag(name)} is {value}: weighted_transformer does not have it; leave it out, "
                 "or take --arch transformer"
             )

@@ -1,26 +1,35 @@
-"""Checkpoints that fairseq-train wrote, read without executing anything in them."""
+"""Checkpoints that fairseq-train wrote, read without executing anything in them.
 
+fairseq takes seconds to import: it is imported when a checkpoint is read.
+"""
+
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from fairseq.models import ARCH_MODEL_REGISTRY
-
-from fairseq_plugins.fairseq_integration import safe_loading
-from fairseq_plugins.fairseq_integration.safe_loading import options_of
-from fairseq_plugins.segment_language_model.model import SegmentLanguageModel
 from scripts._shared.commands import short
+
+
+def options_of(state: Any, part: str) -> Mapping[str, Any]:
+    """Options of a part of a checkpoint, such as "model"; see safe_loading.options_of."""
+    from fairseq_plugins.fairseq_integration import safe_loading
+
+    return safe_loading.options_of(state, part)
 
 
 def read_checkpoint(path: Path, option: str = "--checkpoint") -> dict[str, Any]:
     """Content of the file that an option names; raises as safe_loading.read_checkpoint."""
+    from fairseq_plugins.fairseq_integration import safe_loading
+
     return safe_loading.read_checkpoint(path, f"{option} {short(path)}")
 
 
 def load_checkpoint(path: Path) -> dict[str, Any]:
-    """Content of the checkpoint of a segment language model.
+    """Content of a segment language model's checkpoint; raises ValueError for another model's."""
+    from fairseq.models import ARCH_MODEL_REGISTRY
 
-    Raises ValueError as read_checkpoint, and when the model is none of this package.
-    """
+    from fairseq_plugins.segment_language_model.model import SegmentLanguageModel
+
     state = read_checkpoint(path)
     name = options_of(state, "model").get("_name")
     if not issubclass(ARCH_MODEL_REGISTRY.get(name, object), SegmentLanguageModel):

@@ -55,10 +55,7 @@ def add_output_options(parser: argparse.ArgumentParser, output: str, device: boo
 
 
 def parse_named_files(option: str, words: list[str]) -> list[NamedFile]:
-    """Files that the words of an option name; one without a label is called by its path.
-
-    Raises ValueError when two have the same label.
-    """
+    """Files that the words of an option name; one without a label is called by its path."""
     files = []
     for word in words:
         label, equals, path = word.partition("=")
@@ -75,17 +72,7 @@ def parse_named_files(option: str, words: list[str]) -> list[NamedFile]:
 
 
 def parse_numbers(option: str, text: str, kind: type, least: float, most: float) -> list:
-    """Rising, different numbers from a comma-separated list.
-
-    Args:
-        option: that it is the value of.
-        text: the list.
-        kind: int or float.
-        least: the numbers are at least this.
-        most: and at most this.
-
-    Raises ValueError when it is no such list.
-    """
+    """Rising, different numbers, at least ``least`` and at most ``most``, of an option's list."""
     numbers = []
     with suppress(ValueError):
         numbers = sorted({kind(word) for word in text.split(",")})
@@ -110,7 +97,7 @@ def exit_status(
     interrupted: str = "run the same command again",
     output: Path | None = None,
 ) -> int:
-    """Do the work of a command, tell in a sentence what went wrong, and return the exit status.
+    """Exit status of a command after its work; prints in a sentence what went wrong.
 
     Args:
         work: raises ValueError when something is in the way.

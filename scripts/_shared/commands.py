@@ -27,10 +27,7 @@ def short(path: Path) -> str:
 
 
 def program(name: str) -> str:
-    """Console script beside the running Python, named as a shell at the root finds it.
-
-    Raises ValueError when it is not installed.
-    """
+    """Console script beside the running Python, named as a shell at the root finds it."""
     path = Path(sys.executable).with_name(name)
     if not path.exists():
         raise ValueError(
@@ -42,10 +39,7 @@ def program(name: str) -> str:
 
 
 def python_command(command: str) -> list[str]:
-    """First words of a command of this repository: ``prepare.enwik8`` is one.
-
-    Raises ValueError when there is no Python beside the running one.
-    """
+    """First words of a command of this repository: ``prepare.enwik8`` is one."""
     return [program(Path(sys.executable).name), "-m", f"scripts.{command}"]
 
 
@@ -64,16 +58,22 @@ def format_command(words: list[str], width: int = 96) -> str:
     return " \\\n".join(lines)
 
 
-def _end_with(parent: int) -> None:
-    """Let the process that is about to be a command get Ctrl-C when its parent is killed.
+def end_with_parent(parent: int, number: int = signal.SIGINT) -> None:
+    """Let this process, whose parent has that number, get a signal when its parent is killed.
 
-    Without it the command would go on writing beside the next run. Only Linux knows how.
+    Without it the process would go on writing beside the next run. Only Linux knows how.
     """
+    if _PRCTL:
+        _PRCTL(_PR_SET_PDEATHSIG, number)
+        if os.getppid() != parent:
+            os._exit(1)
+
+
+def _begin_child(parent: int) -> None:
+    """What a process does that is about to be a command."""
     # a shell that is not interactive has what it starts with & ignore it
     signal.signal(signal.SIGINT, signal.SIG_DFL)
-    _PRCTL(_PR_SET_PDEATHSIG, signal.SIGINT)
-    if os.getppid() != parent:
-        os._exit(1)
+    end_with_parent(parent)
 
 
 def stop(child: subprocess.Popen) -> None:
@@ -98,16 +98,14 @@ def child_process(
 ) -> Iterator[subprocess.Popen]:
     """Run a command from the root during the block, its output to the log if one is given.
 
-    With ``append`` what the log holds stays above it.
-
-    Raises ValueError when its exit status is not 0.
+    With ``append`` what the log holds stays above it. Raises ValueError for another status than 0.
     """
     # The symbols are not ASCII: a child must not read or write them in the locale's encoding.
     # Warnings of fairseq about its own use of hydra and torch would bury what matters.
     environment = {**os.environ, "PYTHONIOENCODING": "utf-8", "PYTHONWARNINGS": "ignore"}
     streams = {}
     if _PRCTL:
-        streams["preexec_fn"] = functools.partial(_end_with, os.getpid())
+        streams["preexec_fn"] = functools.partial(_begin_child, os.getpid())
     with ExitStack() as stack:
         if log:
             streams |= {

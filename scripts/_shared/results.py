@@ -32,16 +32,7 @@ def prepare_results(output: Path) -> None:
 def save_results(
     output: Path, name: str, content: Any, told: str, draw: Callable[..., None], columns: int = 1
 ) -> None:
-    """Write NAME.json and NAME.png into a folder, print what is told of them and where they are.
-
-    Args:
-        output: the folder, which is there.
-        name: NAME.
-        content: of the JSON file.
-        told: tables and sentences.
-        draw: draws the plot into matplotlib axes, as many as there are columns.
-        columns: side by side in the plot.
-    """
+    """Write NAME.json with the content and NAME.png as drawn into a folder; print what is told."""
     write_json(output / f"{name}.json", content)
     print(told)
     save_plot(output / f"{name}.png", draw, columns)
@@ -49,11 +40,7 @@ def save_results(
 
 
 def save_plot(path: Path, draw: Callable[..., None], columns: int = 1) -> None:
-    """Write a PNG, never seen half-written, of what ``draw`` puts into matplotlib axes.
-
-    ``draw`` gets as many axes as there are columns, side by side. Raises ValueError when
-    matplotlib is missing.
-    """
+    """Write a PNG of what ``draw`` puts into matplotlib axes, one for each column."""
     check_plotting()
     # only here: a measurement without matplotlib ends with its remedy, not with a traceback
     from matplotlib.figure import Figure

@@ -1,11 +1,10 @@
 """Embeddings and outputs of other code as weights of a segment language model.
 
-Both originals in PyTorch have the same adaptive softmax, with a projection in each band, also the
-first, with biases, and with the clusters' logits last to first, which fairseq has first to last.
-TensorFlow's Transformer-XL has them first to last too, always ties the embeddings, and need not
-project the first band.
+All originals have the same adaptive softmax: biases, a projection in each band, also the first
+(TensorFlow's Transformer-XL may leave that out), and, in PyTorch, the clusters' logits last to
+first, which fairseq has first to last.
 
-Shapes: V symbols, W those of a band, d model width, e width of a band.
+Shapes: V symbols, W those of a band, C clusters, d model width, e width of a band.
 """
 
 import itertools
@@ -14,12 +13,16 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fairseq_plugins.segment_language_model.decoder import IMPOSSIBLE_BIAS
-from scripts.convert._foreign import ForeignTensors, ForeignVocabulary
+from fairseq_plugins.segment_language_model.evaluation import IMPOSSIBLE_BIAS
+from scripts.convert._options import ForeignVocabulary
+from scripts.convert._tensors import ForeignTensors
 
 _INPUT, _OUTPUT = "decoder.embed_tokens", "decoder.output_projection"
 _SOFTMAX = "decoder.adaptive_softmax"
-_TF_INPUT, _TF_OUTPUT = "transformer/adaptive_embed", "transformer/adaptive_softmax"
+# of a band, by the names of Transformer-XL's PyTorch code
+_EMBEDDING, _INTO = "word_emb.emb_layers.{}.weight", "word_emb.emb_projs.{}"
+_OUTPUT_WEIGHT, _BIAS = "crit.out_layers.{}.weight", "crit.out_layers.{}.bias"
+_OUT_OF = "crit.out_projs.{}"
 
 
 class Bands(NamedTuple):
@@ -32,6 +35,7 @@ class Bands(NamedTuple):
         tied_projections: whether they have the same projections, for each band.
         reversed: whether the clusters' logits are last to first.
         first_projected: whether the first band has projections where the others have.
+        biases_apart: whether each band has a tensor of biases where all have one of embeddings.
     """
 
     cutoffs: list[int]
@@ -40,6 +44,7 @@ class Bands(NamedTuple):
     tied_projections: list[bool]
     reversed: bool = True
     first_projected: bool = True
+    biases_apart: bool = False
 
     @property
     def tails_tied(self) -> bool:
@@ -53,17 +58,6 @@ class Bands(NamedTuple):
         return self.factor > 1 and self.tails_tied and self.tied_projections[0]
 
 
-class Names(NamedTuple):
-    """What the original calls its tensors; ``{}`` stands for the number of a band."""
-
-    embedding: str
-    input_projection: str
-    output: str
-    output_projection: str
-    clusters: str
-    cluster_bias: str
-
-
 class Embeddings(NamedTuple):
     """Input and output of a model: of the whole vocabulary, or in bands.
 
@@ -71,21 +65,13 @@ class Embeddings(NamedTuple):
         vocabulary: its symbols.
         width: d.
         tied: whether input and output of the whole vocabulary have the same embeddings.
-        names: what the original in PyTorch calls its tensors.
         bands: of an adaptive input and softmax; None for the whole vocabulary.
     """
 
     vocabulary: ForeignVocabulary
     width: int
     tied: bool
-    names: Names | None
     bands: Bands | None
-
-    @property
-    def band_sizes(self) -> list[int]:
-        """W of each band."""
-        bounds = [0, *self.bands.cutoffs, len(self.vocabulary)]
-        return [last - first for first, last in itertools.pairwise(bounds)]
 
     def options(self) -> dict[str, object]:
         """Options of the model."""
@@ -106,25 +92,23 @@ class Embeddings(NamedTuple):
 
     def translate(self, tensors: ForeignTensors) -> dict[str, Tensor]:
         """Weights of the model."""
-        return self._of_bands(tensors, self.bands) if self.bands else self._plain(tensors)
-
-    def _plain(self, tensors: ForeignTensors) -> dict[str, Tensor]:
-        arrange, shape = self.vocabulary.arrange, (len(self.vocabulary), self.width)
-        into, out_of = self.names.embedding.format(0), self.names.output.format(0)
-        embedding, output = tensors.take_both(into, f"{out_of}.weight", self.tied, *shape)
-        bias = tensors.take(f"{out_of}.bias", shape[0])
+        if self.bands:
+            return self._translate_bands(tensors, self.bands)
+        size, arrange = len(self.vocabulary), self.vocabulary.arrange
+        words = _EMBEDDING.format(0), _OUTPUT_WEIGHT.format(0)
+        embedding, output = tensors.take_both(*words, self.tied, size, self.width)
+        bias = tensors.take(_BIAS.format(0), size)
         return {
             f"{_INPUT}.weight": arrange(embedding),
             f"{_OUTPUT}.weight": arrange(output),
             f"{_OUTPUT}.bias": arrange(bias, IMPOSSIBLE_BIAS),
         }
 
-    def _of_bands(self, tensors: ForeignTensors, bands: Bands) -> dict[str, Tensor]:
+    def _translate_bands(self, tensors: ForeignTensors, bands: Bands) -> dict[str, Tensor]:
         arrange, clusters = self.vocabulary.arrange, len(bands.cutoffs)
         embeddings, outputs, biases, into, out_of = self._take_bands(tensors, bands)
-        weights, bias = self._cluster_names()
-        of_clusters = tensors.take(weights, clusters, self.width)
-        cluster_bias = tensors.take(bias, clusters)
+        of_clusters = tensors.take("crit.cluster_weight", clusters, self.width)
+        cluster_bias = tensors.take("crit.cluster_bias", clusters)
         if bands.reversed:
             of_clusters, cluster_bias = of_clusters.flip(0), cluster_bias.flip(0)
 
@@ -156,72 +140,32 @@ class Embeddings(NamedTuple):
             found[f"{_SOFTMAX}.tail.{tail}.3.bias"] = biases[tail + 1]
         return found
 
-    def _cluster_names(self) -> tuple[str, str]:
-        return self.names.clusters, self.names.cluster_bias
-
-    def _take_bands(self, tensors: ForeignTensors, bands: Bands) -> tuple[list[Tensor], ...]:
+    def _take_bands(self, tensors: ForeignTensors, bands: Bands) -> list[list[Tensor]]:
         """Of each band: embeddings, outputs, both (W, e), biases (W,), projections (d, e) twice.
 
         Bands as wide as the model are one tensor in the original, and have no projections.
         """
-        names, width, sizes = self.names, self.width, self.band_sizes
-        taken = []
-        for band, size in enumerate(sizes if bands.factor > 1 else [sum(sizes)]):
-            narrow = width // bands.factor**band
-            output = names.output.format(band)
-            of_words = names.embedding.format(band), f"{output}.weight"
-            both = tensors.take_both(*of_words, bands.tied, size, narrow)
-            bias = tensors.take(f"{output}.bias", size)
-            projections = ()
-            if bands.factor > 1:
-                of_bands = names.input_projection.format(band), names.output_projection.format(band)
-                tied = bands.tied_projections[band]
-                projections = tensors.take_both(*of_bands, tied, width, narrow)
-            taken.append((*both, bias, *projections))
-        parts = [list(part) for part in zip(*taken, strict=True)]
-        if bands.factor == 1:
-            identity = [torch.eye(width) for _ in sizes]
-            parts = [*(list(whole.split(sizes)) for (whole,) in parts), identity, identity]
-        return tuple(parts)
+        bounds = [0, *bands.cutoffs, len(self.vocabulary)]
+        sizes = [last - first for first, last in itertools.pairwise(bounds)]
+        widths = [self.width // bands.factor**band for band in range(len(sizes))]
+        narrower = bands.factor > 1
 
+        def take_words(band: int, *shape: int) -> tuple[Tensor, Tensor]:
+            names = _EMBEDDING.format(band), _OUTPUT_WEIGHT.format(band)
+            return tensors.take_both(*names, bands.tied, *shape)
 
-class TensorFlowEmbeddings(Embeddings):
-    """Input and output of the TensorFlow code's Transformer-XL; projections there are (e, d)."""
-
-    def _plain(self, tensors: ForeignTensors) -> dict[str, Tensor]:
-        arrange, shape = self.vocabulary.arrange, (len(self.vocabulary), self.width)
-        embedding = arrange(tensors.take(f"{_TF_INPUT}/lookup_table", *shape))
-        bias = tensors.take(f"{_TF_OUTPUT}/bias", shape[0])
-        return {
-            f"{_INPUT}.weight": embedding,
-            f"{_OUTPUT}.weight": embedding,
-            f"{_OUTPUT}.bias": arrange(bias, IMPOSSIBLE_BIAS),
-        }
-
-    def _cluster_names(self) -> tuple[str, str]:
-        return f"{_TF_OUTPUT}/cutoff_0/cluster_W", f"{_TF_OUTPUT}/cutoff_0/cluster_b"
-
-    def _take_bands(self, tensors: ForeignTensors, bands: Bands) -> tuple[list[Tensor], ...]:
-        """Of each band the same as of the other originals."""
-        width, sizes = self.width, self.band_sizes
-        identity = torch.eye(width)
-        biases = [
-            tensors.take(f"{_TF_OUTPUT}/cutoff_{band}/b", size) for band, size in enumerate(sizes)
-        ]
-        if bands.factor == 1:
-            whole = tensors.take(f"{_TF_INPUT}/lookup_table", sum(sizes), width)
-            tables, identities = whole.split(sizes), [identity] * len(sizes)
-            return list(tables), list(tables), biases, identities, identities
-        tables, projections = [], []
-        for band, size in enumerate(sizes):
-            of_input, of_output = (f"{of}/cutoff_{band}" for of in (_TF_INPUT, _TF_OUTPUT))
-            narrow = width // bands.factor**band
-            tables.append(tensors.take(f"{of_input}/lookup_table", size, narrow))
-            if band > 0 or bands.first_projected:
-                names, tied = (f"{of_input}/proj_W", f"{of_output}/proj"), bands.tied_projections
-                both = tensors.take_both(*names, tied[band], narrow, width)
-                projections.append([projection.T for projection in both])
-            else:
-                projections.append([identity, identity])
-        into, out_of = map(list, zip(*projections, strict=True))
-        return tables, list(tables), biases, into, out_of
+        if narrower:
+            words = [take_words(*shape) for shape in zip(itertools.count(), sizes, widths)]
+        else:
+            whole = take_words(0, len(self.vocabulary), self.width)
+            words = zip(*(tensor.split(sizes) for tensor in whole), strict=True)
+        if narrower or bands.biases_apart:
+            biases = [tensors.take(_BIAS.format(band), size) for band, size in enumerate(sizes)]
+        else:
+            biases = list(tensors.take(_BIAS.format(0), len(self.vocabulary)).split(sizes))
+        projections = [[torch.eye(self.width)] * 2 for _ in sizes]
+        for band in range(0 if bands.first_projected else 1, len(sizes) if narrower else 0):
+            names, tied = (_INTO.format(band), _OUT_OF.format(band)), bands.tied_projections[band]
+            projections[band] = tensors.take_both(*names, tied, self.width, widths[band])
+        embeddings, outputs = map(list, zip(*words, strict=True))
+        return [embeddings, outputs, biases, *map(list, zip(*projections, strict=True))]

@@ -3,98 +3,183 @@
 Shapes: H heads, d model width, d_h head width, L largest span, N persistent vectors.
 """
 
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from torch import Tensor
 
-from scripts.convert._embeddings import Bands, Embeddings, Names, TensorFlowEmbeddings
-from scripts.convert._foreign import EOS, UNK, ForeignConfig, ForeignTensors, ForeignVocabulary
+from scripts.convert import ADAPTIVE_SPAN, HUGGING_FACE, TENSORFLOW, TRANSFORMER_XL
+from scripts.convert._embeddings import Bands, Embeddings
+from scripts.convert._options import EOS, UNK, ForeignConfig, ForeignVocabulary
+from scripts.convert._tensors import ForeignTensors
 
-_TRANSFORMER_XL = Names(
-    embedding="word_emb.emb_layers.{}.weight",
-    input_projection="word_emb.emb_projs.{}",
-    output="crit.out_layers.{}",
-    output_projection="crit.out_projs.{}",
-    clusters="crit.cluster_weight",
-    cluster_bias="crit.cluster_bias",
-)
-_HUGGING_FACE = _TRANSFORMER_XL._replace(
-    embedding="transformer.word_emb.emb_layers.{}.weight",
-    input_projection="transformer.word_emb.emb_projs.{}",
-)
-_ADAPTIVE_SPAN = Names(
-    embedding="in_emb.emb_layers.{}.weight",
-    input_projection="in_emb.emb_projs.{}",
-    output="out_emb.out_layers.{}",
-    output_projection="out_emb.out_projs.{}",
-    clusters="out_emb.cluster_proj.weight",
-    cluster_bias="out_emb.cluster_proj.bias",
-)
+# What a source calls the tensors of Transformer-XL's PyTorch code, one replacement after the other.
+_RENAMING = {
+    TRANSFORMER_XL: [],
+    HUGGING_FACE: [(r"^(?!crit\.)", "transformer.")],
+    ADAPTIVE_SPAN: [
+        (r"^word_emb\.", "in_emb."),
+        (r"^crit\.cluster_(\w+)", r"out_emb.cluster_proj.\1"),
+        (r"^crit\.", "out_emb."),
+    ],
+    TENSORFLOW: [
+        (r"^(word_emb\.emb|crit\.out)_layers\.(\d+)\.weight", r"\2/lookup_table"),
+        (r"^(\d+/lookup_table)", r"adaptive_embed/cutoff_\1"),
+        (r"^word_emb\.emb_projs\.(\d+)", r"adaptive_embed/cutoff_\1/proj_W"),
+        (r"^crit\.out_layers\.(\d+)\.bias", r"adaptive_softmax/cutoff_\1/b"),
+        (r"^crit\.out_projs\.(\d+)", r"adaptive_softmax/cutoff_\1/proj"),
+        (r"^crit\.cluster_weight", "adaptive_softmax/cutoff_0/cluster_W"),
+        (r"^crit\.cluster_bias", "adaptive_softmax/cutoff_0/cluster_b"),
+        (r"^layers\.(\d+)\.", r"layer_\1/"),
+        (r"dec_attn\.", "rel_attn/"),
+        (r"pos_ff\.", "ff/"),
+        (r"(\w+)_net\.weight", r"\1/kernel"),
+        (r"CoreNet\.0\.", "layer_1/"),
+        (r"CoreNet\.3\.", "layer_2/"),
+        (r"layer_norm\.weight", "LayerNorm/gamma"),
+        (r"layer_norm\.bias", "LayerNorm/beta"),
+        (r"(layer_[12])/weight", r"\1/kernel"),
+        (r"^", "transformer/"),
+    ],
+}
+# without bands, or with bands as wide as the model
+_ONE_TABLE = [(r"adaptive_embed/cutoff_0/", "adaptive_embed/")]
+_ONE_BIAS = [(r"adaptive_softmax/cutoff_0/b$", "adaptive_softmax/bias")]
+_ADAPTIVE_SPAN_WHOLE = [
+    (r"^in_emb\.emb_layers\.0\.", "in_emb."),
+    (r"^out_emb\.out_layers\.0\.", "out_emb."),
+]
+# matrices that TensorFlow has as (in, out)
+_TENSORFLOW_MATRICES = r"/(kernel|proj|proj_W)$"
 # vectors u and v
 _BIASES = ("r_w_bias", "r_r_bias")
 # what the original adaptive span adds to the sum of masked attention weights
 _EPSILON = 1e-8
 
 
-class TransformerXLImport:
-    """Transformer-XL of the original PyTorch code, and of Hugging Face transformers.
-
-    Both have the same layers. The latter's names begin with ``transformer.``, its layers may have
-    vectors u and v of their own, its adaptive softmax has the clusters' logits first to last, and
-    its streams start with a memory of zero vectors.
+class ForeignModel:
+    """A model of other code: the options of ours, and its tensors by our names.
 
     Args:
         config: its options, which are read here.
         vocabulary: its symbols.
-        hugging_face: whether Hugging Face transformers wrote the files.
+        source: the code that it is of, one of SOURCES.
+    """
+
+    arch: str
+    tokens_per_sample: int
+    _embeddings: Embeddings
+    _layers: int
+    _heads: int
+    _width: int
+
+    def __init__(self, config: ForeignConfig, vocabulary: ForeignVocabulary, source: str) -> None:
+        self._config = config
+        self._vocabulary = vocabulary
+        self._source = source
+        self._renaming = list(_RENAMING[source])
+
+    def options(self) -> dict[str, Any]:
+        """Options of the model."""
+        raise NotImplementedError
+
+    def translate(self, found: dict[str, Tensor], problems: list[str]) -> dict[str, Tensor]:
+        """Weights of the model, from those of the checkpoint."""
+        transposed = (_TENSORFLOW_MATRICES,) if self._source == TENSORFLOW else ()
+        tensors = ForeignTensors(found, problems, self._renaming, *transposed)
+        weights = self._embeddings.translate(tensors)
+        for number, of_layer in enumerate(self._translate_layers(tensors)):
+            weights |= {f"decoder.layers.{number}.{name}": x for name, x in of_layer.items()}
+        weights |= self._translate_positions(tensors)
+        tensors.note_surplus()
+        return weights
+
+    def _translate_layers(self, tensors: ForeignTensors) -> Iterator[dict[str, Tensor]]:
+        """Weights of each layer."""
+        raise NotImplementedError
+
+    def _translate_positions(self, tensors: ForeignTensors) -> dict[str, Tensor]:
+        """Weights of positions that all layers share."""
+        raise NotImplementedError
+
+    def _check_size(self, size: int | None) -> None:
+        if size is not None and size != len(self._vocabulary):
+            has = f"{size} symbols, and the vocabulary has {len(self._vocabulary)}"
+            self._config.note(f"it has {has}")
+
+    def _heads_divide(self, width_name: str, heads_name: str) -> bool:
+        """Whether the sizes are known and go together."""
+        if self._width is None or self._heads is None:
+            return False
+        if self._width % self._heads:
+            misfit = f"{width_name} is {self._width}: {heads_name}, {self._heads}, must divide it"
+            self._config.note(misfit, readable=False)
+        return self._width % self._heads == 0
+
+    def _check_cutoffs(self, name: str, cutoffs: list[int]) -> None:
+        if cutoffs[-1] >= len(self._vocabulary):
+            beyond = f"{name} end at {cutoffs[-1]}, beyond the vocabulary"
+            self._config.note(beyond, readable=False)
+        if not self._vocabulary.fits_first_band(cutoffs[0]):
+            late = f"{EOS} and {UNK} must be among the first {cutoffs[0]} symbols"
+            self._config.note(late, readable=False)
+
+
+class TransformerXL(ForeignModel):
+    """Transformer-XL of the original code in PyTorch and TensorFlow, and of Hugging Face.
+
+    All have the same layers. Hugging Face and TensorFlow have the clusters' logits first to last,
+    and begin with a memory of zero vectors. TensorFlow has matrices (in, out), ties the embeddings,
+    and has another epsilon in norms; with ``same_length`` a token sees one token more.
     """
 
     arch = "transformer_xl"
 
-    def __init__(
-        self, config: ForeignConfig, vocabulary: ForeignVocabulary, hugging_face: bool
-    ) -> None:
-        self._zero_memory = hugging_face
-        self._prefix = "transformer." if hugging_face else ""
-        self._read_options(config)
-        # no tensor tells it either
-        self._pre_norm = config.flag("pre_lnorm", False if hugging_face else None)
-        # older versions of transformers have the original's names
-        size, tied = "n_token", "tie_weight"
-        if hugging_face:
-            size = config.name_of("vocab_size", size)
-            tied = config.name_of(tied, "tie_word_embeddings")
-        _note_size(config, config.integer(size), vocabulary)
-        config.expect("attn_type", 0, "only 0, Transformer-XL's own attention, is known")
-        config.expect("ext_len", 0, "import it with 0, and evaluate with --extended-context")
-        config.expect("layer_norm_epsilon", 1e-5, "only 1e-05 is known")
-        names = _HUGGING_FACE if hugging_face else _TRANSFORMER_XL
-        tied = bool(config.flag(tied, True))
-        bands = _transformer_xl_bands(config, vocabulary, tied, not hugging_face)
-        self._embeddings = Embeddings(vocabulary, self._width, tied, names, bands)
-
-    def _read_options(self, config: ForeignConfig) -> None:
-        """Read what is common to all code, and note what does not go together."""
+    def __init__(self, config: ForeignConfig, vocabulary: ForeignVocabulary, source: str) -> None:
+        super().__init__(config, vocabulary, source)
         self._layers = config.layers("n_layer")
         self._heads = config.size("n_head")
         self._width = config.size("d_model")
         self._inner = config.size("d_inner")
         self._untied_biases = config.flag("untie_r", False)
         self._dropouts = config.rate("dropout"), config.rate("dropatt")
-        # no tensor tells these: the original's own defaults would do where its option is misspelt
+        # no tensor shows these: the original's own defaults would do where its option is misspelt
         self._mem_len = config.integer("mem_len", least=0)
         self._same_length = config.flag("same_length")
         self._clamp_len = config.integer("clamp_len", least=-1)
-        self.tokens_per_sample = config.integer("tgt_len", default=128)
-        if _heads_divide(config, "d_model", self._width, "n_head", self._heads):
+        self.tokens_per_sample = config.integer("tgt_len", 128)
+        if self._heads_divide("d_model", "n_head"):
             config.expect("d_head", self._width // self._heads, "here d_head is d_model / n_head")
-            config.expect("d_embed", self._width, "here d_embed is d_model", self._width)
+            config.expect("d_embed", self._width, "here d_embed is d_model")
         if self._same_length and self._mem_len == 0:
             config.note("same_length with mem_len 0 leaves nothing to attend to")
+        self._pre_norm, tied = False, True
+        if source == TENSORFLOW:
+            self._check_size(config.integer("n_token", len(vocabulary)))
+            bands = self._read_tensorflow_bands()
+            if bands is None or bands.factor == 1:
+                self._renaming += _ONE_TABLE
+            if bands is None:
+                self._renaming += _ONE_BIAS
+        else:
+            hugging_face = source == HUGGING_FACE
+            # no tensor shows it either
+            self._pre_norm = config.flag("pre_lnorm", False if hugging_face else None)
+            # older versions of transformers have the original's names
+            size = config.name_of("vocab_size", "n_token") if hugging_face else "n_token"
+            self._check_size(config.integer(size))
+            name = config.name_of("tie_weight", "tie_word_embeddings")
+            tied = config.flag(name if hugging_face else "tie_weight", True)
+            config.expect("attn_type", 0, "only 0, Transformer-XL's own attention, is known")
+            config.expect("ext_len", 0, "import it with 0, and evaluate with --extended-context")
+            config.expect("layer_norm_epsilon", 1e-5, "only 1e-05 is known")
+            bands = self._read_bands(bool(tied))
+        self._embeddings = Embeddings(vocabulary, self._width, bool(tied), bands)
 
     def options(self) -> dict[str, Any]:
         """Options of the model."""
         dropout, attention_dropout = self._dropouts
+        tensorflow = {"layer_norm_epsilon": 1e-12, "same_length_besides_itself": True}
         return {
             "decoder_layers": self._layers,
             "decoder_embed_dim": self._width,
@@ -105,7 +190,7 @@ class TransformerXLImport:
             "untie_r": self._untied_biases,
             "mem_len": self._mem_len,
             "same_length": self._same_length,
-            "zero_memory": self._zero_memory,
+            "zero_memory": self._source != TRANSFORMER_XL,
             "clamp_len": self._clamp_len if self._clamp_len > 0 else None,
             "dropout": dropout,
             "embed_dropout": dropout,
@@ -113,132 +198,87 @@ class TransformerXLImport:
             "activation_dropout": dropout,
             "attention_dropout": attention_dropout,
             **self._embeddings.options(),
+            **(tensorflow if self._source == TENSORFLOW else {}),
         }
 
-    def translate(self, tensors: ForeignTensors) -> dict[str, Tensor]:
-        """Weights of the model."""
-        found = self._embeddings.translate(tensors)
+    def _read_bands(self, tied: bool) -> Bands | None:
+        cutoffs = self._config.numbers("cutoffs")
+        if not cutoffs:
+            return None
+        self._check_cutoffs("cutoffs", cutoffs)
+        factor = self._config.integer("div_val", 1)
+        # bands as wide as the model have no projections
+        tied_projections = [True] * (len(cutoffs) + 1)
+        if factor != 1:
+            tied_projections = self._config.flags("tie_projs", len(cutoffs) + 1)
+        if factor is None or tied_projections is None:
+            return None
+        return Bands(cutoffs, factor, tied, tied_projections, self._source == TRANSFORMER_XL)
+
+    def _read_tensorflow_bands(self) -> Bands | None:
+        cutoffs = self._config.numbers("cutoffs")
+        if not cutoffs:
+            one = "without cutoffs there is one band, as wide as the model"
+            self._config.expect("div_val", 1, one)
+            return None
+        self._check_cutoffs("cutoffs", cutoffs)
+        factor = self._config.integer("div_val", 1)
+        tied = self._config.flag("proj_share_all_but_first", False)
+        first_projected = self._config.flag("proj_same_dim", True)
+        if None in (factor, tied, first_projected):
+            return None
+        tied_projections = [False, *([tied] * len(cutoffs))]
+        return Bands(cutoffs, factor, True, tied_projections, False, first_projected, True)
+
+    def _translate_positions(self, tensors: ForeignTensors) -> dict[str, Tensor]:
         # sinusoids: they follow from the width
-        tensors.skip(f"{self._prefix}pos_emb.inv_freq")
-        for number, biases in enumerate(self._biases(tensors)):
-            of_layer = self._layer(tensors, number, biases)
-            found |= {f"decoder.layers.{number}.{name}": value for name, value in of_layer.items()}
-        return found
+        tensors.skip("pos_emb.inv_freq")
+        return {}
 
-    def _biases(self, tensors: ForeignTensors) -> list[list[Tensor]]:
+    def _take_biases(self, tensors: ForeignTensors) -> list[Sequence[Tensor]]:
         """Vectors u and v of each layer, (H, d_h)."""
+        names = [[f"layers.{n}.dec_attn.{name}" for n in range(self._layers)] for name in _BIASES]
         shape = self._heads, self._width // self._heads
-        prefixes = [f"{self._prefix}layers.{number}.dec_attn." for number in range(self._layers)]
-        if self._untied_biases:
-            return [
-                [tensors.take(prefix + name, *shape) for name in _BIASES] for prefix in prefixes
-            ]
-        # transformers has the shared ones in each layer as well
-        others = prefixes if self._prefix else []
-        shared = [
-            tensors.take_tied(f"{self._prefix}{name}", [other + name for other in others], *shape)
-            for name in _BIASES
-        ]
-        return [shared] * self._layers
-
-    def _layer(
-        self, tensors: ForeignTensors, number: int, biases: list[Tensor]
-    ) -> dict[str, Tensor]:
-        source, d, inner = f"{self._prefix}layers.{number}.", self._width, self._inner
-        attention = f"{source}dec_attn."
-        # (3·d, d) -> (d, d) three times
-        query, key, value = tensors.take(f"{attention}qkv_net.weight", 3 * d, d).chunk(3)
-        forward = f"{source}pos_ff."
-        return {
-            "self_attn.q_proj.weight": query,
-            "self_attn.k_proj.weight": key,
-            "self_attn.v_proj.weight": value,
-            "self_attn.out_proj.weight": tensors.take(f"{attention}o_net.weight", d, d),
-            "self_attn.distance_table.proj.weight": tensors.take(f"{attention}r_net.weight", d, d),
-            "self_attn.biases.u": biases[0],
-            "self_attn.biases.v": biases[1],
-            **tensors.take_affine("self_attn_layer_norm", f"{attention}layer_norm", d),
-            **tensors.take_affine("final_layer_norm", f"{forward}layer_norm", d),
-            **tensors.take_affine("feed_forward.fc1", f"{forward}CoreNet.0", inner, d),
-            **tensors.take_affine("feed_forward.fc2", f"{forward}CoreNet.3", d, inner),
-        }
-
-
-class TensorFlowImport(TransformerXLImport):
-    """Transformer-XL of the original TensorFlow code, from which the published figures are.
-
-    It has the layers of the PyTorch code, with matrices (in, out), norms with another epsilon, and
-    a memory of zero vectors at the start. With ``same_length`` a token sees one token more.
-
-    Args:
-        config: its options, which are read here.
-        vocabulary: its symbols.
-    """
-
-    def __init__(self, config: ForeignConfig, vocabulary: ForeignVocabulary) -> None:
-        self._zero_memory = True
-        self._prefix = "transformer/"
-        self._pre_norm = False
-        self._read_options(config)
-        _note_size(config, config.integer("n_token", default=len(vocabulary)), vocabulary)
-        bands = _tensorflow_bands(config, vocabulary)
-        self._embeddings = TensorFlowEmbeddings(vocabulary, self._width, True, None, bands)
-
-    def options(self) -> dict[str, Any]:
-        """Options of the model."""
-        own = {"layer_norm_epsilon": 1e-12, "same_length_besides_itself": True}
-        return {**super().options(), **own}
-
-    def _biases(self, tensors: ForeignTensors) -> list[list[Tensor]]:
-        """Vectors u and v of each layer, (H, d_h), which are one tensor of all layers."""
-        shape = self._heads, self._width // self._heads
-        if self._untied_biases:
-            shape = self._layers, *shape
-        u, v = (tensors.take(self._prefix + name, *shape) for name in _BIASES)
         if not self._untied_biases:
-            return [[u, v]] * self._layers
-        return [list(pair) for pair in zip(u, v, strict=True)]
+            # Hugging Face has the shared ones in each layer as well
+            others = names if self._source == HUGGING_FACE else [[], []]
+            both = zip(_BIASES, others, strict=True)
+            return [[tensors.take_tied(name, n, *shape) for name, n in both]] * self._layers
+        if self._source == TENSORFLOW:
+            both = [tensors.take(name, self._layers, *shape) for name in _BIASES]
+        else:
+            both = [[tensors.take(name, *shape) for name in of_kind] for of_kind in names]
+        return list(zip(*both, strict=True))
 
-    def _layer(
-        self, tensors: ForeignTensors, number: int, biases: list[Tensor]
-    ) -> dict[str, Tensor]:
-        source, d, inner = f"{self._prefix}layer_{number}", self._width, self._inner
-
-        def matrix(name: str, rows: int, columns: int) -> Tensor:
-            return tensors.take(f"{source}/{name}/kernel", rows, columns).T
-
-        # (d, 3·d) -> (d, d) three times
-        query, key, value = matrix("rel_attn/qkv", d, 3 * d).chunk(3)
-        found = {
-            "self_attn.q_proj.weight": query,
-            "self_attn.k_proj.weight": key,
-            "self_attn.v_proj.weight": value,
-            "self_attn.out_proj.weight": matrix("rel_attn/o", d, d),
-            "self_attn.distance_table.proj.weight": matrix("rel_attn/r", d, d),
-            "self_attn.biases.u": biases[0],
-            "self_attn.biases.v": biases[1],
-            "feed_forward.fc1.weight": matrix("ff/layer_1", d, inner),
-            "feed_forward.fc1.bias": tensors.take(f"{source}/ff/layer_1/bias", inner),
-            "feed_forward.fc2.weight": matrix("ff/layer_2", inner, d),
-            "feed_forward.fc2.bias": tensors.take(f"{source}/ff/layer_2/bias", d),
-        }
-        for ours, theirs in (("self_attn_layer_norm", "rel_attn"), ("final_layer_norm", "ff")):
-            for kind, name in (("weight", "gamma"), ("bias", "beta")):
-                found[f"{ours}.{kind}"] = tensors.take(f"{source}/{theirs}/LayerNorm/{name}", d)
-        return found
+    def _translate_layers(self, tensors: ForeignTensors) -> Iterator[dict[str, Tensor]]:
+        d, inner = self._width, self._inner
+        for number, (u, v) in enumerate(self._take_biases(tensors)):
+            attention, forward = f"layers.{number}.dec_attn.", f"layers.{number}.pos_ff."
+            # (3·d, d) -> (d, d) three times
+            query, key, value = tensors.take(f"{attention}qkv_net.weight", 3 * d, d).chunk(3)
+            distances = tensors.take(f"{attention}r_net.weight", d, d)
+            yield {
+                "self_attn.q_proj.weight": query,
+                "self_attn.k_proj.weight": key,
+                "self_attn.v_proj.weight": value,
+                "self_attn.out_proj.weight": tensors.take(f"{attention}o_net.weight", d, d),
+                "self_attn.position_projection.proj.weight": distances,
+                "self_attn.biases.u": u,
+                "self_attn.biases.v": v,
+                **tensors.take_affine("self_attn_layer_norm", f"{attention}layer_norm", d),
+                **tensors.take_affine("final_layer_norm", f"{forward}layer_norm", d),
+                **tensors.take_affine("feed_forward.fc1", f"{forward}CoreNet.0", inner, d),
+                **tensors.take_affine("feed_forward.fc2", f"{forward}CoreNet.3", d, inner),
+            }
 
 
-class AdaptiveSpanImport:
-    """Adaptive span with feed-forward layers, and all-attention, of the adaptive-span code.
-
-    Args:
-        config: its options, which are read here.
-        vocabulary: its symbols.
-    """
+class AdaptiveSpan(ForeignModel):
+    """Adaptive span with feed-forward layers, and all-attention, of the adaptive-span code."""
 
     arch = "all_attention_lm"
 
-    def __init__(self, config: ForeignConfig, vocabulary: ForeignVocabulary) -> None:
+    def __init__(self, config: ForeignConfig, vocabulary: ForeignVocabulary, source: str) -> None:
+        super().__init__(config, vocabulary, source)
         self._layers = config.layers("nb_layers")
         self._heads = config.size("nb_heads")
         self._width = config.size("hidden_size")
@@ -246,17 +286,16 @@ class AdaptiveSpanImport:
         self._vectors = config.size("pers_mem_size", 0, 0)
         self._inner = 0 if self._vectors else config.size("inner_hidden_size")
         self._adaptive = config.flag("adapt_span_enabled", False)
-        # no tensor tells it
+        # no tensor shows it
         self._ramp = config.integer("adapt_span_ramp") if self._adaptive else None
         self._dropouts = config.rate("dropout"), config.rate("emb_dropout")
-        self.tokens_per_sample = config.integer("block_size", default=512)
-        _heads_divide(config, "hidden_size", self._width, "nb_heads", self._heads)
-        _note_size(config, config.integer("vocab_size", default=len(vocabulary)), vocabulary)
-        bands = _adaptive_span_bands(config, vocabulary)
-        names = _ADAPTIVE_SPAN
+        self.tokens_per_sample = config.integer("block_size", 512)
+        self._heads_divide("hidden_size", "nb_heads")
+        self._check_size(config.integer("vocab_size", len(vocabulary)))
+        bands = self._read_bands() if config.flag("adapt_io_enabled", False) else None
         if bands is None:
-            names = names._replace(embedding="in_emb.weight", output="out_emb")
-        self._embeddings = Embeddings(vocabulary, self._width, False, names, bands)
+            self._renaming += _ADAPTIVE_SPAN_WHOLE
+        self._embeddings = Embeddings(vocabulary, self._width, False, bands)
 
     def options(self) -> dict[str, Any]:
         """Options of the model."""
@@ -278,18 +317,28 @@ class AdaptiveSpanImport:
             **self._embeddings.options(),
         }
 
-    def translate(self, tensors: ForeignTensors) -> dict[str, Tensor]:
-        """Weights of the model."""
-        found = self._embeddings.translate(tensors)
+    def _read_bands(self) -> Bands | None:
+        cutoffs = self._config.numbers("adapt_io_cutoffs")
+        factor = self._config.integer("adapt_io_divval", 4, least=2)
+        tied = self._config.flag("adapt_io_tied", False)
+        if cutoffs == []:
+            empty = "adapt_io_enabled is true and adapt_io_cutoffs are empty"
+            self._config.note(empty, readable=False)
+        if not cutoffs or factor is None or tied is None:
+            return None
+        self._check_cutoffs("adapt_io_cutoffs", cutoffs)
+        return Bands(cutoffs, factor, tied, [tied] * (len(cutoffs) + 1))
+
+    def _translate_positions(self, tensors: ForeignTensors) -> dict[str, Tensor]:
         # (1, d_h, L), the farthest distance first -> (L, d_h), the nearest first
         positions = tensors.take("key_pe", 1, self._width // self._heads, self._span)
-        found["decoder.positions.weight"] = positions[0].T.flip(0)
-        for number in range(self._layers):
-            of_layer = self._layer(tensors, f"layers.{number}.")
-            found |= {f"decoder.layers.{number}.{name}": value for name, value in of_layer.items()}
-        return found
+        return {"decoder.positions.weight": positions[0].T.flip(0)}
 
-    def _layer(self, tensors: ForeignTensors, source: str) -> dict[str, Tensor]:
+    def _translate_layers(self, tensors: ForeignTensors) -> Iterator[dict[str, Tensor]]:
+        for number in range(self._layers):
+            yield self._translate_layer(tensors, f"layers.{number}.")
+
+    def _translate_layer(self, tensors: ForeignTensors, source: str) -> dict[str, Tensor]:
         d, inner, heads, vectors = self._width, self._inner, self._heads, self._vectors
         attention = f"{source}attn.attn."
         memory = f"{attention}persistent_memory."
@@ -298,6 +347,7 @@ class AdaptiveSpanImport:
             f"self_attn.{ours}_proj.weight": tensors.take(f"{source}attn.proj_{name}.weight", d, d)
             for ours, name in projections.items()
         }
+        found |= tensors.take_affine("self_attn_layer_norm", f"{source}norm1", d)
         if vectors:
             # (H, d_h, N) -> (H, N, d_h)
             keys = tensors.take(f"{memory}key", heads, d // heads, vectors).transpose(1, 2)
@@ -307,89 +357,12 @@ class AdaptiveSpanImport:
         else:
             found |= tensors.take_affine("feed_forward.fc1", f"{source}ff.fc1", inner, d)
             found |= tensors.take_affine("feed_forward.fc2", f"{source}ff.fc2", d, inner)
-        found |= tensors.take_affine("self_attn_layer_norm", f"{source}norm1", d)
-        if not vectors:
             found |= tensors.take_affine("final_layer_norm", f"{source}norm2", d)
         if self._adaptive:
             # (H, 1, 1) -> (H,); the persistent vectors' module holds the same spans once more
             mask, again = (f"{owner}adaptive_span._mask." for owner in (attention, memory))
-            spans = tensors.take_tied(f"{mask}current_val", [f"{again}current_val"], *(heads, 1, 1))
+            spans = tensors.take_tied(f"{mask}current_val", [f"{again}current_val"], heads, 1, 1)
             found["self_attn.span.value"] = spans.flatten()
             tensors.skip(f"{mask}mask_template")
             tensors.skip(f"{again}mask_template")
         return found
-
-
-def _transformer_xl_bands(
-    config: ForeignConfig, vocabulary: ForeignVocabulary, tied: bool, reversed_clusters: bool
-) -> Bands | None:
-    """How the adaptive softmax is made; None without one, and after a problem."""
-    cutoffs = config.numbers("cutoffs")
-    if not cutoffs:
-        return None
-    factor = config.integer("div_val", default=1)
-    # bands as wide as the model have no projections
-    tied_projections = [True] * (len(cutoffs) + 1)
-    if factor != 1:
-        tied_projections = config.flags("tie_projs", len(cutoffs) + 1)
-    _note_misfit(config, "cutoffs", cutoffs, vocabulary)
-    if factor is None or tied_projections is None:
-        return None
-    return Bands(cutoffs, factor, tied, tied_projections, reversed_clusters)
-
-
-def _tensorflow_bands(config: ForeignConfig, vocabulary: ForeignVocabulary) -> Bands | None:
-    """How the adaptive softmax is made; None without one, and after a problem."""
-    cutoffs = config.numbers("cutoffs")
-    if not cutoffs:
-        config.expect("div_val", 1, "without cutoffs there is one band, as wide as the model")
-        return None
-    factor = config.integer("div_val", default=1)
-    tied = config.flag("proj_share_all_but_first", False)
-    first_projected = config.flag("proj_same_dim", True)
-    _note_misfit(config, "cutoffs", cutoffs, vocabulary)
-    if None in (factor, tied, first_projected):
-        return None
-    tied_projections = [False, *([tied] * len(cutoffs))]
-    return Bands(cutoffs, factor, True, tied_projections, False, first_projected)
-
-
-def _adaptive_span_bands(config: ForeignConfig, vocabulary: ForeignVocabulary) -> Bands | None:
-    """How the adaptive input and softmax are made; None without them, and after a problem."""
-    if not config.flag("adapt_io_enabled", False):
-        return None
-    cutoffs = config.numbers("adapt_io_cutoffs")
-    factor = config.integer("adapt_io_divval", least=2, default=4)
-    tied = config.flag("adapt_io_tied", False)
-    if cutoffs == []:
-        config.note("adapt_io_enabled is true and adapt_io_cutoffs are empty", False)
-    if not cutoffs or factor is None or tied is None:
-        return None
-    _note_misfit(config, "adapt_io_cutoffs", cutoffs, vocabulary)
-    return Bands(cutoffs, factor, tied, [tied] * (len(cutoffs) + 1))
-
-
-def _note_size(config: ForeignConfig, size: int | None, vocabulary: ForeignVocabulary) -> None:
-    if size is not None and size != len(vocabulary):
-        config.note(f"it has {size} symbols, and the vocabulary has {len(vocabulary)}")
-
-
-def _heads_divide(
-    config: ForeignConfig, width_name: str, width: int | None, heads_name: str, heads: int | None
-) -> bool:
-    """Whether sizes that can be told go together; notes a problem where they do not."""
-    if width is None or heads is None:
-        return False
-    if width % heads:
-        config.note(f"{width_name} is {width}: {heads_name}, {heads}, must divide it", False)
-    return width % heads == 0
-
-
-def _note_misfit(
-    config: ForeignConfig, name: str, cutoffs: list[int], vocabulary: ForeignVocabulary
-) -> None:
-    """Note cutoffs, the entry ``name`` of a configuration, that do not go with the vocabulary."""
-    if cutoffs[-1] >= len(vocabulary):
-        config.note(f"{name} end at {cutoffs[-1]}, beyond the vocabulary", False)
-    if not vocabulary.fits_first_band(cutoffs[0]):
-        config.note(f"{EOS} and {UNK} must be among the first {cutoffs[0]} symbols", False)

@@ -12,21 +12,21 @@ are averaged, too. Counts and options are those of the checkpoint with the most 
 has no optimizer's state: it is there to be evaluated, or for --finetune-from-model.
 """
 
+from __future__ import annotations
+
 import argparse
-import itertools
 import re
 import sys
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-import torch
-from torch import Tensor
-
-import fairseq_plugins  # noqa: F401 (registers what checkpoints hold)
 from scripts._shared.checkpoints import options_of, read_checkpoint
 from scripts._shared.command_line import check_at_least, command_parser, exit_status
 from scripts._shared.commands import short
 from scripts._shared.files import atomic_write
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 # What fairseq-train names the checkpoints that it keeps.
 _KEPT = re.compile(r"checkpoint(\d+)\.pt|checkpoint_(\d+)_(\d+)\.pt")
@@ -42,9 +42,11 @@ class Checkpoint(NamedTuple):
 
 def read(path: Path) -> Checkpoint:
     """Read a checkpoint; raises ValueError as read_checkpoint, and when it holds no model."""
+    # takes seconds to import
+    from torch import Tensor
+
     state = read_checkpoint(path, "CHECKPOINT")
-    history = state.get("optimizer_history") or [{}]
-    updates = history[-1].get("num_updates")
+    updates = (state.get("optimizer_history") or [{}])[-1].get("num_updates")
     weights = state.get("model")
     named = isinstance(weights, dict) and all(isinstance(x, Tensor) for x in weights.values())
     if not named or updates is None:
@@ -54,86 +56,60 @@ def read(path: Path) -> Checkpoint:
     return Checkpoint(path, state, updates)
 
 
-def _by_name(path: Path) -> tuple[float, float]:
-    """Epoch and updates in the name of a kept checkpoint; one of an epoch comes at its end."""
-    of_epoch, epoch, updates = _KEPT.fullmatch(path.name).groups()
-    return float(of_epoch or epoch), float(updates or "inf")
-
-
 def choose(paths: list[Path], last: int | None) -> list[Checkpoint]:
-    """Checkpoints to average, the one with the most updates last.
-
-    Raises ValueError when they are not two at least, a folder has fewer than asked for, or one that
-    may be among the last of it cannot be read.
-    """
+    """Checkpoints to average, the one with the most updates last."""
     check_at_least(2, last=last)
     if last is None:
         folders = [short(path) for path in paths if path.is_dir()]
         if folders:
             raise ValueError(f"{folders[0]} is a folder: say with --last how many of it to average")
-        chosen = sorted(map(read, paths), key=lambda checkpoint: checkpoint.updates)
-        if len({path.resolve() for path in paths}) != len(paths) or len(paths) < 2:
+        if len(set(paths)) != len(paths) or len(paths) < 2:
             raise ValueError("give two or more different checkpoints, or a folder and --last")
-        return chosen
+        return sorted(map(read, paths), key=lambda checkpoint: checkpoint.updates)
     if len(paths) != 1 or not paths[0].is_dir():
         raise ValueError(f"--last {last} takes one folder: name the --save-dir of the training")
-    different, unread = {}, {}
-    for path in sorted(path for path in paths[0].iterdir() if _KEPT.fullmatch(path.name)):
-        try:
-            checkpoint = read(path)
-        except ValueError as error:
-            unread[path] = error
-        else:
-            # at the end of an epoch the same weights may be there twice
-            different[checkpoint.updates] = checkpoint
-    chosen = [different[updates] for updates in sorted(different)[-last:]]
-    # of those that cannot be read, only the name tells how old they are
-    oldest = min((_by_name(checkpoint.path) for checkpoint in chosen), default=(0, 0))
-    for path in sorted(unread, key=_by_name, reverse=True):
-        if len(chosen) < last or _by_name(path) > oldest:
-            raise unread[path]
-    if len(chosen) < last:
+    kept = sorted(path for path in paths[0].iterdir() if _KEPT.fullmatch(path.name))
+    # at the end of an epoch the same weights may be there twice
+    different = {checkpoint.updates: checkpoint for checkpoint in map(read, kept)}
+    if len(different) < last:
         raise ValueError(
             f"--last is {last} and {short(paths[0])} has {len(different)} checkpoints: give fewer, "
             "or train without --no-epoch-checkpoints, or with --save-interval-updates"
         )
-    return chosen
+    return [different[updates] for updates in sorted(different)[-last:]]
 
 
 def check(checkpoints: list[Checkpoint]) -> None:
     """Raise ValueError for weights that do not belong together, count twice, or are not finite."""
-    first = checkpoints[0]
-    for other in checkpoints[1:]:
-        both = f"{short(first.path)} and {short(other.path)}"
+    first, before = checkpoints[0], None
+    for path, state, updates in checkpoints:
+        both = f"{short(first.path)} and {short(path)}"
         remedy = "give checkpoints of one training"
-        for part, name in (("model", "_name"), ("task", "_name")):
-            one, two = (options_of(x.state, part).get(name) for x in (first, other))
-            if one != two:
-                raise ValueError(f"{both} have the {part}s {one} and {two}: {remedy}")
-        one, two = ((x.state.get("task_state") or {}).get("dictionary") for x in (first, other))
+        for part in ("model", "task"):
+            names = [options_of(content, part).get("_name") for content in (first.state, state)]
+            if names[0] != names[1]:
+                raise ValueError(f"{both} have the {part}s {names[0]} and {names[1]}: {remedy}")
+        one, two = ((x.get("task_state") or {}).get("dictionary") for x in (first.state, state))
         if one != two:
             raise ValueError(f"{both} were trained with different dictionaries: {remedy}")
-        weights, others = first.state["model"], other.state["model"]
-        lacking = sorted(weights.keys() ^ others.keys())
+        lacking = sorted(first.state["model"].keys() ^ state["model"].keys())
         if lacking:
             raise ValueError(f"only one of {both} has {lacking[0]}: {remedy}")
-        for name, weight in weights.items():
-            if weight.shape != others[name].shape:
-                shapes = f"{tuple(weight.shape)} and {tuple(others[name].shape)}"
+        for name, weight in state["model"].items():
+            if weight.shape != first.state["model"][name].shape:
+                shapes = f"{tuple(first.state['model'][name].shape)} and {tuple(weight.shape)}"
                 raise ValueError(f"{name} is {shapes} in {both}: {remedy}")
-    for checkpoint in checkpoints:
-        for name, weight in checkpoint.state["model"].items():
             if not weight.isfinite().all():
                 raise ValueError(
-                    f"{name} in {short(checkpoint.path)} has a number that is not finite: leave "
-                    "that checkpoint out"
+                    f"{name} in {short(path)} has a number that is not finite: leave that "
+                    "checkpoint out"
                 )
-    for one, two in itertools.pairwise(checkpoints):
-        if one.updates == two.updates:
+        if before and before.updates == updates:
             raise ValueError(
-                f"{short(one.path)} and {short(two.path)} both have {one.updates} updates, as a "
+                f"{short(before.path)} and {short(path)} both have {updates} updates, as a "
                 "checkpoint and its copy have: leave one out"
             )
+        before = Checkpoint(path, state, updates)
 
 
 def average(models: list[dict[str, Tensor]]) -> dict[str, Tensor]:
@@ -158,7 +134,11 @@ def average(models: list[dict[str, Tensor]]) -> dict[str, Tensor]:
 
 
 def write_average(paths: list[Path], last: int | None, output: Path) -> None:
-    """Average checkpoints and write one file; raises ValueError, before it, for what cannot be."""
+    """Average checkpoints and write one file."""
+    import torch
+
+    import fairseq_plugins  # noqa: F401 (registers what checkpoints hold)
+
     if output.exists():
         raise ValueError(f"--output {short(output)} is there already: name another, or remove it")
     if not output.parent.is_dir():

@@ -48,10 +48,7 @@ def check_contexts(contexts: Contexts) -> None:
 
 
 def hardest_positions(baseline: np.ndarray, ratio: float) -> np.ndarray:
-    """Indices T of the share ``ratio`` of positions with the largest baseline (N,), rising.
-
-    Raises ValueError when the share is not in (0, 1] or there are no positions.
-    """
+    """Indices T of the share ``ratio`` of positions with the largest baseline (N,), rising."""
     if not 0 < ratio <= 1:
         raise ValueError(f"--ratios has {ratio}: it must be above 0 and at most 1")
     if len(baseline) == 0:
@@ -67,8 +64,6 @@ def relative_gain(short: Sequence[np.ndarray], long: np.ndarray, ratio: float) -
         short: l_i(c, ·) of each model of the group, each (N,).
         long: l_i(c', ·) of the one, (N,).
         ratio: r.
-
-    Raises ValueError when the losses are not of the same number of positions, or not finite.
     """
     lengths = sorted({len(losses) for losses in (*short, long)})
     if len(lengths) > 1:
@@ -105,8 +100,6 @@ def effective_context(
         ratio: r.
         threshold: the gain, as a share of the perplexity, below which it ends.
         limit: as many tokens as the model can read; None for no limit.
-
-    Raises ValueError as check_contexts and relative_gain.
     """
     check_contexts(contexts)
     gains: list[Gain] = []

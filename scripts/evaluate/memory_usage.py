@@ -29,14 +29,19 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from itertools import combinations, cycle
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from fairseq.tasks.translation import TranslationTask
 from torch import Tensor, nn
 
 from fairseq_plugins.product_key_memory.memory import ProductKeyMemory
 from fairseq_plugins.product_key_memory.usage import MemoryUsage, kl_from_uniform, usage
+from fairseq_plugins.python_interface.loading import load, task_of
+from fairseq_plugins.segment_language_model.task import SegmentLanguageModelingTask
+from scripts._shared.checkpoints import read_checkpoint
 from scripts._shared.command_line import (
     NamedFile,
     add_text_options,
@@ -49,8 +54,7 @@ from scripts._shared.commands import short
 from scripts._shared.files import atomic_write, write_json
 from scripts._shared.machine import hardware_line
 from scripts._shared.results import markdown_table, prepare_results, save_results
-from scripts.evaluate._scoring import choose_device
-from scripts.evaluate._split_loss import Reading, check_inputs, load_model, load_split, score_split
+from scripts.evaluate._splits import choose_device
 
 # Shares of all reads of which the slots that carry them are counted.
 SHARES = (0.5, 0.9)
@@ -199,41 +203,75 @@ def _record(reads: MemoryReads, _: nn.Module, inputs: Any, found: tuple[Tensor, 
     reads.record(slots, scores.detach().softmax(-1))
 
 
+def check_inputs(checkpoint: NamedFile, data: Path, options: dict[str, Any]) -> None:
+    """Look at what a measurement is of, before any work."""
+    label = f"--checkpoint {short(checkpoint.path)}"
+    state = read_checkpoint(checkpoint.path)
+    translates = issubclass(task_of(state, label), TranslationTask)
+    if not any(weight.endswith("memory.values") for weight in state.get("model") or ()):
+        trained = "--encoder-memory-layers or --decoder-memory-layers"
+        raise ValueError(
+            f"{label} holds a model without product-key memories: name one that was trained with "
+            f"{trained if translates else '--memory-layers'}"
+        )
+    for name in ("tokens_per_sample", "context_window"):
+        if translates and options[name]:
+            raise ValueError(
+                f"--{name.replace('_', '-')} is {options[name]} for a translation model, which "
+                "reads sentence by sentence: leave it out"
+            )
+    if not data.is_dir():
+        raise ValueError(f"--data {data} is no folder: name the one that fairseq-preprocess wrote")
+
+
 def measure(
-    checkpoint: NamedFile, reading: Reading, device: torch.device
+    checkpoint: NamedFile, data: Path, split: str, options: dict[str, Any], device: torch.device
 ) -> tuple[dict[str, Any], dict[str, MemoryReads]]:
     """Loss of a model and the figures of its memories over a split, and the reads themselves.
 
-    Raises ValueError when it cannot be used with this data, or a token was not read once.
+    Args:
+        checkpoint: the model.
+        data: folder of the split.
+        split: its name.
+        options: of :meth:`LoadedModel.score_split`.
+        device: where to compute.
     """
-    model, task = load_model(checkpoint.path, reading.data, device)
-    tokens = load_split(task, model, reading)
-    with record_usage(model) as memories:
+    loaded = load(checkpoint.path, data).to(device)
+    pad, sources = loaded.task.source_dictionary.pad(), 0
+    # (B, T) in segment models, (T, B) in fairseq's
+    by_row = isinstance(loaded.task, SegmentLanguageModelingTask)
+    with record_usage(loaded.model) as memories:
         in_decoder = [memories[name] for name in memories if not name.startswith("encoder")]
 
-        def count_only(counted: Tensor) -> None:
+        def count_only(batch: dict[str, Any], scored: Tensor) -> None:
+            nonlocal sources
+            net_input = batch["net_input"]
+            sources += int(net_input["src_tokens"].ne(pad).sum())
+            read = net_input.get("prev_output_tokens", net_input["src_tokens"]).ne(pad)
+            counted = scored[read] if by_row else scored.t()[read.t()]
             for memory in in_decoder:
                 memory.counted = counted
 
-        description = f"scoring {checkpoint.label}"
-        loss = score_split(model, task, reading, tokens.targets, count_only, description)
+        label = f"scoring {checkpoint.label}"
+        losses = loaded.score_split(split, before_batch=count_only, description=label, **options)
     for name, memory in memories.items():
-        there = tokens.targets if memory in in_decoder else tokens.sources
-        if memory.tokens != there:
+        expected = len(losses) if memory in in_decoder else sources
+        if memory.tokens != expected:
             raise ValueError(
                 f"{name} of --checkpoint {short(checkpoint.path)} read for {memory.tokens:,} "
-                f"tokens of the {there:,} of --split {reading.split}, so the figures would be "
-                "wrong: use the versions of fairseq and of this plugin that belong together"
+                f"tokens of the {expected:,} of --split {split}, so the figures would be wrong: "
+                "use the versions of fairseq and of this plugin that belong together"
             )
-    told = {
+    loss = float(losses.mean(dtype=np.float64))
+    figures = {
         "model": checkpoint.label,
         "checkpoint": short(checkpoint.path),
-        "tokens": tokens.targets,
+        "tokens": len(losses),
         "loss": loss,
         "perplexity": math.exp(loss),
         "memories": {name: memory.describe() for name, memory in memories.items()},
     }
-    return told, memories
+    return figures, memories
 
 
 def _percent(share: float) -> str:
@@ -330,12 +368,13 @@ def draw(axes: Any, models: list[dict[str, Any]]) -> None:
 
 
 def measure_memory_usage(arguments: argparse.Namespace) -> None:
-    """Measure each model; raises ValueError for what cannot be, before any work."""
+    """Measure each model."""
     checkpoints = parse_named_files("--checkpoint", arguments.checkpoint)
-    given = {name: getattr(arguments, name) for name in Reading._fields}
-    reading = Reading(**given)._replace(data=arguments.data.resolve())
-    check_at_least(1, batch_size=reading.batch_size, tokens_per_sample=reading.tokens_per_sample)
-    check_at_least(0, context_window=reading.context_window)
+    data, split = arguments.data.resolve(), arguments.split
+    names = ("batch_size", "tokens_per_sample", "context_window")
+    options = {name: getattr(arguments, name) for name in names}
+    check_at_least(1, **{name: options[name] for name in names[:2]})
+    check_at_least(0, context_window=arguments.context_window)
     if arguments.rarely_read is not None:
         if not 0 < arguments.rarely_read <= 1:
             raise ValueError(
@@ -348,18 +387,19 @@ def measure_memory_usage(arguments: argparse.Namespace) -> None:
                 "--checkpoint"
             )
     for checkpoint in checkpoints:
-        check_inputs(checkpoint.path, reading.data)
+        check_inputs(checkpoint, data, options)
     device = choose_device(arguments.cpu)
     prepare_results(arguments.output)
     hardware = hardware_line(device)
-    print(f"{reading.split} of {short(reading.data)}, on {hardware}\n", flush=True)
+    print(f"{split} of {short(data)}, on {hardware}\n", flush=True)
     # fairseq's own attention has torch warn in every batch with padding
     warnings.filterwarnings("ignore", message="Support for mismatched key_padding_mask")
     models: list[dict[str, Any]] = []
-    conditions = reading._replace(data=short(reading.data))._asdict()
+    conditions = {"data": short(data), "split": split, **options}
     result = {**conditions, "hardware": hardware, "models": models}
+    given = {name: value for name, value in options.items() if value}
     for checkpoint in checkpoints:
-        figures, memories = measure(checkpoint, reading, device)
+        figures, memories = measure(checkpoint, data, split, given, device)
         models.append(figures)
         write_json(arguments.output / "memory_usage.json", result)
     if arguments.rarely_read is not None:

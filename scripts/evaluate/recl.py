@@ -37,7 +37,6 @@ import argparse
 import hashlib
 import json
 import sys
-import zipfile
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -45,7 +44,9 @@ import numpy as np
 from fairseq.data.indexed_dataset import data_file_path
 from torch import device as Device
 
-from fairseq_plugins.segment_language_model.model import SegmentLanguageModel
+from fairseq_plugins.python_interface.language_model import LanguageModel
+from fairseq_plugins.python_interface.loading import load
+from scripts._shared.checkpoints import load_checkpoint, options_of
 from scripts._shared.command_line import (
     NamedFile,
     add_text_options,
@@ -60,15 +61,7 @@ from scripts._shared.files import atomic_write
 from scripts._shared.machine import hardware_line
 from scripts._shared.results import markdown_table, prepare_results, save_results
 from scripts.evaluate._effective_context import Contexts, check_contexts, effective_context
-from scripts.evaluate._scoring import (
-    choose_device,
-    load_language_model,
-    load_task,
-    load_tokens,
-    max_segment,
-    model_options,
-    score_text,
-)
+from scripts.evaluate._splits import choose_device, load_tokens
 
 WITHOUT_MEMORY = {"mem_len": 0, "same_length": False}
 _SIGNS = {"exact": "", "at most": "≤ ", "at least": "≥ "}
@@ -111,32 +104,33 @@ class ContextLosses:
         self.checkpoints, self.windows, self.folder = checkpoints, windows, folder
         self.limits = [context_limit(checkpoint, windows.stride) for checkpoint in checkpoints]
         self._device = device
-        self._models: dict[int, SegmentLanguageModel] = {}
+        self._models: dict[int, LanguageModel] = {}
         self._losses: dict[tuple[int, int], np.ndarray] = {}
 
     def __call__(self, model: int, context: int) -> np.ndarray:
         """Losses in nats, float32 (positions,), of model number ``model``.
 
-        They are those of ``context`` tokens, or of as many as the model can read. Raises ValueError
-        when a file that should keep them cannot be read or holds something else.
+        They are those of ``context`` tokens, or of as many as the model can read.
         """
         context = min(context, self.limits[model] or context)
         if (model, context) not in self._losses:
-            self._losses[model, context] = self._find(model, context)
+            path = self.folder / f"{self._key(model, context)}.npy"
+            if not path.exists():
+                losses = self._measure(model, context)
+                with atomic_write(path) as partial, partial.open("wb") as stream:
+                    np.save(stream, losses)
+            try:
+                self._losses[model, context] = np.load(path, allow_pickle=False)
+            except (OSError, ValueError, EOFError) as error:
+                raise ValueError(
+                    f"{short(path.resolve())} cannot be read ({error}): remove it, and it is "
+                    "measured anew"
+                ) from error
         return self._losses[model, context]
 
     def contexts(self, model: int) -> list[int]:
         """Contexts that losses of a model were asked for, rising."""
         return sorted(context for index, context in self._losses if index == model)
-
-    def _find(self, model: int, context: int) -> np.ndarray:
-        key = self._key(model, context)
-        path = self.folder / f"{hashlib.sha256(key.encode()).hexdigest()[:32]}.npz"
-        if not path.exists():
-            losses = self._measure(model, context)
-            with atomic_write(path) as partial, partial.open("wb") as stream:
-                np.savez(stream, losses=losses, key=np.array(key))
-        return self._read(path, key)
 
     def _key(self, model: int, context: int) -> str:
         windows = self.windows
@@ -146,41 +140,31 @@ class ContextLosses:
             found = path.stat()
             key[name] = {"path": str(path), "size": found.st_size, "mtime": found.st_mtime_ns}
         how = {name: getattr(windows, name) for name in ("stride", "batch_size", "positions")}
-        return json.dumps({**key, "context": context, **how})
-
-    def _read(self, path: Path, key: str) -> np.ndarray:
-        remedy = "remove it, and it is measured anew"
-        try:
-            with np.load(path, allow_pickle=False) as kept:
-                losses, kept_key = kept["losses"], str(kept["key"])
-        except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
-            raise ValueError(
-                f"{short(path.resolve())} cannot be read ({error}): {remedy}"
-            ) from error
-        if kept_key != key or losses.shape != (self.windows.positions,):
-            raise ValueError(f"{short(path.resolve())} holds losses of something else: {remedy}")
-        return losses
+        text = json.dumps({**key, "context": context, **how})
+        return hashlib.sha256(text.encode()).hexdigest()[:32]
 
     def _measure(self, model: int, context: int) -> np.ndarray:
         windows, checkpoint = self.windows, self.checkpoints[model]
-        # a segment's first token has one token before it even without an extended context
-        task = load_task(windows.data, windows.stride, context - 1)
         if model not in self._models:
-            loaded = load_language_model(checkpoint.path, task, WITHOUT_MEMORY, self._device)
-            self._models[model] = loaded
-        tokens = load_tokens(task, windows.split, windows.positions)
-        description = f"{checkpoint.label}, context {context}"
-        return score_text(self._models[model], task, tokens, windows.batch_size, description)
+            loaded = load(checkpoint.path, windows.data, **WITHOUT_MEMORY)
+            self._models[model] = loaded.to(self._device)
+        return self._models[model].score_split(
+            windows.split,
+            batch_size=windows.batch_size,
+            tokens_per_sample=windows.stride,
+            # a segment's first token has one token before it even without an extended context
+            extended_context=context - 1,
+            max_tokens=windows.positions,
+            description=f"{checkpoint.label}, context {context}",
+        )
 
 
 def context_limit(checkpoint: NamedFile, stride: int) -> int | None:
-    """As much context as positions of a model were trained for, in tokens; None for no limit.
-
-    Raises ValueError when it is less than the tokens that a window predicts.
-    """
-    places = max_segment(model_options(checkpoint.path))
-    if places is None:
+    """As much context as positions of a model were trained for, in tokens; None for no limit."""
+    options = options_of(load_checkpoint(checkpoint.path), "model")
+    if not str(options.get("positions")).endswith("-absolute"):
         return None
+    places = options["tokens_per_sample"] + options["extended_context"]
     if places < stride:
         raise ValueError(
             f"--stride is {stride}: {checkpoint.label} was trained on segments of {places} tokens; "
@@ -209,9 +193,10 @@ def draw(axes: Any, models: dict[str, dict[str, Any]], ratios: list[float]) -> N
 
 
 def measure_recl(arguments: argparse.Namespace) -> None:
-    """Measure each model's RECL; raises ValueError for what cannot be, before any work."""
+    """Measure each model's RECL."""
     stride, longest = arguments.stride, arguments.max_context
     check_at_least(1, stride=stride, batch_size=arguments.batch_size)
+    check_at_least(1, max_tokens=arguments.max_tokens)
     first = arguments.step if arguments.first_context is None else arguments.first_context
     contexts = Contexts(first, arguments.step, longest)
     check_contexts(contexts)
@@ -221,8 +206,7 @@ def measure_recl(arguments: argparse.Namespace) -> None:
     if ratios[0] == 0:
         raise ValueError(f"--ratios is {arguments.ratios!r}: a share of 0 leaves no positions")
     checkpoints = parse_named_files("--checkpoint", arguments.checkpoint)
-    task = load_task(arguments.data, stride)
-    positions = len(load_tokens(task, arguments.split, arguments.max_tokens))
+    positions = len(load_tokens(arguments.data, arguments.split)[: arguments.max_tokens])
     if positions <= longest:
         raise ValueError(
             f"--max-context is {longest} and the text has {positions:,} tokens, of which none has "
@@ -273,8 +257,8 @@ def measure_recl(arguments: argparse.Namespace) -> None:
         [label, *(format_tokens(model["recl"][str(ratio)]) for ratio in ratios)]
         for label, model in models.items()
     ]
-    told = markdown_table(["model", *(f"r = {ratio}" for ratio in ratios)], rows) + "\n"
-    save_results(arguments.output, "recl", result, told, lambda axes: draw(axes, models, ratios))
+    table = markdown_table(["model", *(f"r = {ratio}" for ratio in ratios)], rows) + "\n"
+    save_results(arguments.output, "recl", result, table, lambda axes: draw(axes, models, ratios))
 
 
 def main(arguments: list[str] | None = None) -> int:

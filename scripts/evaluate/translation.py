@@ -31,6 +31,7 @@ from fairseq.data.indexed_dataset import IndexedDataset, infer_dataset_impl, mak
 from sacremoses import MosesDetokenizer
 from tqdm import tqdm
 
+from fairseq_plugins.python_interface.scoring import warn_of_unknown
 from fairseq_plugins.weighted_transformer.branch_weights import LEARNED, REPLACEMENTS, UNIFORM
 from scripts._shared.checkpoints import options_of, read_checkpoint
 from scripts._shared.command_line import (
@@ -50,10 +51,7 @@ COMPOUNDS = ("de",)
 
 
 def count_sentences(data: Path, split: str, languages: tuple[str, str]) -> int:
-    """Number of sentences of a part of binarized data.
-
-    Raises ValueError when there is no such part in these languages.
-    """
+    """Number of sentences of a part of binarized data."""
     if not data.is_dir():
         raise ValueError(f"{short(data)} is no folder: name the one that fairseq-preprocess wrote")
     source, target = languages
@@ -69,10 +67,7 @@ def count_sentences(data: Path, split: str, languages: tuple[str, str]) -> int:
 
 
 def find_reference(data: Path, split: str, target: str) -> Path:
-    """File in which scripts.prepare.translation keeps the raw translations of a part.
-
-    Raises ValueError when there is none.
-    """
+    """File in which scripts.prepare.translation keeps the raw translations of a part."""
     reference = data.parent / "references" / f"{split}.{target}"
     if not reference.is_file():
         raise ValueError(
@@ -86,11 +81,7 @@ def find_reference(data: Path, split: str, target: str) -> Path:
 def check_checkpoints(
     paths: Sequence[Path], branch_weights: str, languages: tuple[str, str]
 ) -> None:
-    """Check the models of an ensemble, or the one.
-
-    Raises ValueError when a file is missing, translates between other languages, or has no branches
-    whose weights could be replaced like that.
-    """
+    """Check the languages and the branches of the models of an ensemble, or of the one."""
     for path in paths:
         state = read_checkpoint(path, "--path")
         task = options_of(state, "task")
@@ -120,15 +111,12 @@ def check_checkpoints(
 
 
 def generate_command(options: argparse.Namespace, extra: Sequence[str]) -> list[str]:
-    """Command that translates; what was given in ``extra`` counts but where a part would be lost.
-
-    Raises ValueError when fairseq is not installed.
-    """
+    """Command that translates; ``extra`` counts, but not where a part would be lost."""
     words = [program("fairseq-generate"), short(options.data), "--user-dir", "fairseq_plugins"]
     words += ["--source-lang", options.source_lang, "--target-lang", options.target_lang]
     words += ["--beam", str(options.beam), "--lenpen", str(options.lenpen), "--remove-bpe"]
     # without a seed random branch weights, and sampling, would be others each time
-    words += ["--seed", "1"]
+    words += ["--seed", "1", *(["--cpu"] if options.cpu else [])]
     if options.branch_weights != LEARNED:
         words += ["--model-overrides", repr({"branch_weights": options.branch_weights})]
     words += [*extra, "--path", ":".join(map(short, options.path))]
@@ -137,11 +125,7 @@ def generate_command(options: argparse.Namespace, extra: Sequence[str]) -> list[
 
 
 def read_results(path: Path) -> tuple[dict[int, str], dict[int, str]]:
-    """Sources and best translations, as tokens, by their place in the part.
-
-    Args:
-        path: what fairseq-generate wrote.
-    """
+    """Sources and best translations, as tokens, by their place, of what fairseq-generate wrote."""
     sources: dict[int, str] = {}
     translations: dict[int, str] = {}
     # nothing but a newline ends a line: tokens may hold what else Python takes for an end
@@ -165,8 +149,6 @@ def translate(
         split: name of the part.
         log: file for its output, which is left there only when it fails.
         expected: how many sentences there are.
-
-    Raises ValueError when the command fails or does not translate as many as expected.
     """
     with TemporaryDirectory() as folder:
         results = Path(folder) / f"generate-{split}.txt"
@@ -185,13 +167,10 @@ def translate(
                     bar.update(min(new, expected - bar.n))
                     if not ended:
                         time.sleep(0.2)
-        except ValueError:
-            # the command's own messages say why
-            raise
-        except BaseException:
+        except KeyboardInterrupt:
             log.unlink(missing_ok=True)
             raise
-        # another run of this command, which was killed, may remove it at its end, and the folder
+        # of a failure it says why
         log.unlink(missing_ok=True)
         sources, translations = read_results(results)
     if translations.keys() != set(range(expected)):
@@ -225,8 +204,8 @@ def format_scores(scores: dict[str, Any]) -> str:
     return f"{markdown_table(['', 'score'], rows)}\n\nsignature of sacreBLEU: {signature}"
 
 
-def _check(options: argparse.Namespace, extra: Sequence[str]) -> tuple[Path, list[str]]:
-    """Check the options before any work; return the file of the reference and its lines."""
+def find_references(options: argparse.Namespace, extra: Sequence[str]) -> tuple[Path, list[str]]:
+    """The file of the reference and its lines, after a look at all options, before any work."""
     check_at_least(1, beam=options.beam)
     check_at_least(0, examples=options.examples)
     for side in ("source", "target"):
@@ -257,8 +236,8 @@ def _check(options: argparse.Namespace, extra: Sequence[str]) -> tuple[Path, lis
 
 
 def evaluate(options: argparse.Namespace, extra: Sequence[str]) -> None:
-    """Translate, score, write and print; raises ValueError for what cannot be."""
-    reference, references = _check(options, extra)
+    """Translate, score, write and print."""
+    reference, references = find_references(options, extra)
     words = generate_command(options, extra)
     new = not options.output.exists()
     # before the long part
@@ -273,6 +252,8 @@ def evaluate(options: argparse.Namespace, extra: Sequence[str]) -> None:
             with suppress(OSError):
                 options.output.rmdir()
         raise
+    units = [unit for line in sources for unit in line.split()]
+    warn_of_unknown(units.count("<unk>"), len(units))
     target = options.target_lang
     translations = detokenize(tokens, target)
     compounds = options.compound_split
@@ -283,7 +264,6 @@ def evaluate(options: argparse.Namespace, extra: Sequence[str]) -> None:
         "sentences": len(references),
         **score(translations, references, target, compounds),
     }
-    make_output_folder(options.output)
     write_text(options.output / "translation.txt", "".join(f"{line}\n" for line in translations))
     write_json(options.output / "scores.json", scores)
     shown = detokenize(sources[: options.examples], options.source_lang)
@@ -317,6 +297,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     help_text = "what weighs the branches of a weighted_transformer (%(default)s)"
     add("--branch-weights", choices=REPLACEMENTS, default=LEARNED, help=help_text)
     add("--examples", type=int, default=0, metavar="N", help="print the first N sentences")
+    add("--cpu", action="store_true", help="use no GPU")
     output = Path("evaluation")
     add("--output", type=Path, default=output, metavar="DIR", help="folder (%(default)s)")
     options = parser.parse_args(arguments)

@@ -13,10 +13,9 @@ Writes attention_spans.json and attention_spans.png, and prints a table.
 import argparse
 import re
 import sys
-from statistics import fmean
 from typing import Any
 
-from torch import Tensor
+import torch
 
 from fairseq_plugins.all_attention.adaptive_span import AdaptiveSpan
 from scripts._shared.checkpoints import load_checkpoint
@@ -38,17 +37,11 @@ _FILLED = 0.7
 _WIDE = 8
 
 
-def spans_in_tokens(values: Tensor, largest: int, ramp: int) -> list[int]:
-    """Tokens that each head sees, ramp included, of ``largest``; ``values`` (H,) are learned."""
-    span = AdaptiveSpan(len(values), largest, ramp)
-    span.load_state_dict({"value": values})
-    return span.tokens().ceil().int().tolist()
-
-
 def read_spans(checkpoint: NamedFile) -> dict[str, Any]:
     """Spans of all heads of a checkpoint, layer by layer, in tokens.
 
-    Raises ValueError when it cannot be read or holds no adaptive spans.
+    A head that reaches a part of a token reads it: "spans" are rounded up, "mean" and "largest" are
+    those that the log of the training has.
     """
     state = load_checkpoint(checkpoint.path)
     options = state["cfg"]["model"]
@@ -63,11 +56,19 @@ def read_spans(checkpoint: NamedFile) -> dict[str, Any]:
             "spans; name a checkpoint of a model that was trained with --adaptive-span"
         )
     largest, ramp = options["attention_span"], options["span_ramp"]
-    layers = []
+    layers, exact = [], []
     for number, heads in sorted(values.items()):
-        spans = spans_in_tokens(heads, largest, ramp)
+        span = AdaptiveSpan(len(heads), largest, ramp)
+        span.load_state_dict({"value": heads})
+        tokens = span.tokens()
+        exact.append(tokens)
         layers.append(
-            {"layer": number + 1, "mean": fmean(spans), "largest": max(spans), "spans": spans}
+            {
+                "layer": number + 1,
+                "mean": tokens.mean().item(),
+                "largest": tokens.max().item(),
+                "spans": tokens.ceil().int().tolist(),
+            }
         )
     return {
         "model": checkpoint.label,
@@ -75,8 +76,8 @@ def read_spans(checkpoint: NamedFile) -> dict[str, Any]:
         "updates": state["optimizer_history"][-1]["num_updates"],
         "attention_span": largest,
         "span_ramp": ramp,
-        "mean": fmean(span for layer in layers for span in layer["spans"]),
-        "largest": max(layer["largest"] for layer in layers),
+        "mean": torch.cat(exact).mean().item(),
+        "largest": torch.cat(exact).max().item(),
         "layers": layers,
     }
 
@@ -88,7 +89,7 @@ def format_table(models: list[dict[str, Any]]) -> str:
             model["model"],
             str(layer["layer"]),
             f"{layer['mean']:,.1f}",
-            f"{layer['largest']:,}",
+            f"{layer['largest']:,.1f}",
             " ".join(map(str, layer["spans"])),
         ]
         for model in models
@@ -130,18 +131,18 @@ def draw(axes: Any, models: list[dict[str, Any]]) -> None:
 
 
 def plot_attention_spans(arguments: argparse.Namespace) -> None:
-    """Read the spans and draw them; raises ValueError for what cannot be, before any output."""
+    """Read the spans and draw them."""
     models = list(map(read_spans, parse_named_files("--checkpoint", arguments.checkpoint)))
     prepare_results(arguments.output)
-    told = [f"{format_table(models)}\n"]
-    told += [
+    text = [f"{format_table(models)}\n"]
+    text += [
         f"{model['model']}, {model['updates']:,} updates: mean span {model['mean']:,.1f} tokens, "
-        f"largest {model['largest']:,} of {model['attention_span']:,}; ramp {model['span_ramp']} "
-        "included"
+        f"largest {model['largest']:,.1f} of {model['attention_span']:,}; "
+        f"ramp {model['span_ramp']} included"
         for model in models
     ]
-    content, told = {"models": models}, "\n".join(told)
-    save_results(arguments.output, "attention_spans", content, told, lambda ax: draw(ax, models))
+    content, text = {"models": models}, "\n".join(text)
+    save_results(arguments.output, "attention_spans", content, text, lambda ax: draw(ax, models))
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -5,7 +5,7 @@ r"""Weights κ and α of attention branches over a training, from its log or its
 
 Figure 3 of the Weighted Transformer (Ahmed, Keskar, Socher 2017, arXiv:1711.02132). A log is a file
 that --log-file of fairseq-train names, or what the command printed, with any --log-format but none:
-each validation tells all weights, with 4 decimals. A checkpoint has them as they are, at its own
+each validation has all weights, with 4 decimals. A checkpoint has them as they are, at its own
 update only. Of an update that a log has twice, as one of a resumed training may, the later line
 counts. Layers count from 1; decoder1_self is self-attention where both attentions are branched.
 
@@ -28,7 +28,7 @@ from scripts._shared.checkpoints import read_checkpoint
 from scripts._shared.command_line import add_output_options, command_parser, exit_status
 from scripts._shared.commands import short
 from scripts._shared.results import markdown_table, prepare_results, save_results
-from scripts.plot._training_log import open_log, read_validation
+from scripts.plot.losses import read_log, read_validation
 
 SYMBOLS = {"kappa": "κ", "alpha": "α"}
 # By layer and by "kappa" or "alpha": the weights of all branches.
@@ -53,10 +53,10 @@ def layer_order(layer: str) -> tuple[bool, int, str]:
 
 
 def validation(line: str) -> tuple[int, Weights] | None:
-    """Updates and weights that a line of a log tells; None for a line without them."""
-    if (told := read_validation(line)) is None:
+    """Updates and weights that a line of a log has; None for a line without them."""
+    if (found := read_validation(line)) is None:
         return None
-    updates, values = told
+    updates, values = found
     figures = sorted(
         (found[1], found[2], int(found[3]), float(value))
         for name, value in values.items()
@@ -68,26 +68,19 @@ def validation(line: str) -> tuple[int, Weights] | None:
     return (updates, weights) if weights else None
 
 
-def read_log(log: Path) -> Iterable[tuple[int, Weights]]:
-    """Updates and weights of a training's validations.
-
-    Raises ValueError when there is no such file, or no weights in it.
-    """
-    with open_log(log) as lines:
-        points = list(filter(None, map(validation, lines)))
+def read_validations(log: Path) -> list[tuple[int, Weights]]:
+    """Updates and weights of a training's validations."""
+    points = list(filter(None, map(validation, read_log(log))))
     if not points:
         raise ValueError(
-            f"--log {short(log)} tells no kappa and alpha: name the log of a weighted_transformer "
+            f"--log {short(log)} has no kappa and alpha: name the log of a weighted_transformer "
             "that has validated, written with --log-format json or simple"
         )
     return points
 
 
 def weights_of_checkpoint(checkpoint: Path) -> tuple[int, Weights]:
-    """Updates and weights of a checkpoint.
-
-    Raises ValueError when it cannot be read or has no branches.
-    """
+    """Updates and weights of a checkpoint."""
     state = read_checkpoint(checkpoint)
     parameters = {
         match.groups(): value
@@ -111,10 +104,7 @@ def weights_of_checkpoint(checkpoint: Path) -> tuple[int, Weights]:
 
 
 def read_checkpoints(paths: Sequence[Path]) -> Iterable[tuple[int, Weights]]:
-    """Updates and weights of checkpoints, and of those in folders.
-
-    Raises ValueError when a folder has none, or one cannot be read or has no branches.
-    """
+    """Updates and weights of checkpoints, and of those in folders."""
     points = []
     for path in paths:
         files = sorted(path.glob("checkpoint*.pt")) if path.is_dir() else [path]
@@ -132,10 +122,7 @@ def _shape(weights: Weights) -> dict[str, dict[str, int]]:
 
 
 def in_order(points: Iterable[tuple[int, Weights]], label: str) -> dict[int, Weights]:
-    """Weights by update, which rise, all of the same layers and branches.
-
-    Raises ValueError when they are not, or a weight is no number.
-    """
+    """Weights by update, which rise, all of the same layers and branches."""
     by_update = dict(sorted(dict(points).items()))
     first = min(by_update)
     for update, weights in by_update.items():
@@ -154,10 +141,7 @@ def in_order(points: Iterable[tuple[int, Weights]], label: str) -> dict[int, Wei
 
 
 def choose_layers(asked: Sequence[str] | None, by_update: dict[int, Weights]) -> list[str]:
-    """Layers to draw, all of them if none is asked for.
-
-    Raises ValueError when one that is asked for is not there.
-    """
+    """Layers to draw, all of them if none is asked for."""
     known = sorted(next(iter(by_update.values())), key=layer_order)
     for layer in asked or []:
         if layer not in known:
@@ -223,13 +207,13 @@ def draw(axes: Any, by_update: dict[int, Weights], layers: Sequence[str], width:
 
 
 def plot_branch_weights(arguments: argparse.Namespace) -> None:
-    """Read the weights and draw them; raises ValueError for what cannot be, before any output."""
+    """Read the weights and draw them."""
     width = arguments.smooth
     if width < 1 or width % 2 == 0:
         raise ValueError(f"--smooth is {width}: it must be an odd number, 1 for no smoothing")
     if arguments.log:
         log = arguments.log.resolve()
-        label, points = f"--log {short(log)}", read_log(log)
+        label, points = f"--log {short(log)}", read_validations(log)
     else:
         paths = [path.resolve() for path in arguments.checkpoint]
         label = f"--checkpoint {' '.join(map(short, paths))}"
@@ -247,10 +231,10 @@ def plot_branch_weights(arguments: argparse.Namespace) -> None:
         for layer in layers
     }
     content = {"source": label, "updates": list(by_update), "layers": courses}
-    told = f"after {last:,} updates, the last of {len(by_update):,} that are drawn"
-    told = f"{format_table(by_update[last], layers)}\n\n{told}"
+    text = f"after {last:,} updates, the last of {len(by_update):,} that are drawn"
+    text = f"{format_table(by_update[last], layers)}\n\n{text}"
     plot = partial(draw, by_update=by_update, layers=layers, width=width)
-    save_results(arguments.output, "branch_weights", content, told, plot)
+    save_results(arguments.output, "branch_weights", content, text, plot)
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -1,37 +1,33 @@
-"""Texts line by line: reading them, and mapping each line to one in several processes."""
+"""Texts line by line: reading them, and writing what several processes make of each line."""
 
 import argparse
 import gzip
 import os
 import signal
 import zlib
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import closing
 from functools import partial
 from itertools import islice
-from multiprocessing import parent_process
 from pathlib import Path
-from threading import Thread
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 from tqdm import tqdm
 
-from scripts._shared.commands import short
+from scripts._shared.commands import end_with_parent, short
 
 # Lines that a process gets at once: enough to outweigh their way to it and back.
 CHUNK = 1000
-# Chunks under way for each process; more would only fill the memory.
-AHEAD = 3
+# Chunks for each process that are read ahead; more would only fill the memory.
+AHEAD = 8
 # Each process of fairseq holds the dictionary.
 MOST_WORKERS = 16
 # Progress bar that is drawn on terminals only.
 progress = partial(tqdm, unit_scale=True, disable=None)
 
-# What is done with the lines of a chunk, within each process.
-Work = Callable[[list[str]], Any]
+# What is done with some lines: as many come out.
+Work = Callable[[list[str]], list[str]]
 _work: Work
 
 
@@ -52,12 +48,16 @@ def read_lines(path: Path) -> Iterator[str]:
     """Lines of a UTF-8 text, compressed if its name ends with .gz, without what ends them.
 
     Only a newline ends a line, after a carriage return or not. A byte-order mark is left out.
-    Raises ValueError, naming the file and the line, when it cannot be read or is not UTF-8.
     """
     number = 0
     try:
         with open_text(path) as stream:
             for number, line in enumerate(stream, 1):
+                if b"\0" in line:
+                    raise ValueError(
+                        f"{short(path)}, line {number}: there is a zero byte, as in UTF-16 or in "
+                        "what is no text: convert the file to UTF-8 or remove the byte"
+                    )
                 text = line.decode("utf-8-sig" if number == 1 else "utf-8")
                 yield text.removesuffix("\n").removesuffix("\r")
     except UnicodeDecodeError as error:
@@ -77,93 +77,61 @@ def read_lines(path: Path) -> Iterator[str]:
         ) from error
 
 
-def _start_process(make: Callable[[], Work]) -> None:
-    """Begin a process of in_processes."""
+def _start_process(make: Callable[[], Work], parent: int) -> None:
+    """Begin a process of in_processes, which ends with its parent and not by Ctrl-C."""
     global _work
-    # Ctrl-C reaches every process of a terminal; the first one ends the others.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    # and one that is killed cannot: the others would wait for work without end
-    Thread(target=_end_with_parent, daemon=True).start()
+    end_with_parent(parent, signal.SIGKILL)
     _work = make()
 
 
-def _end_with_parent() -> None:
-    """Wait for the end of the process that this one works for, and end."""
-    parent_process().join()
-    os._exit(1)
+def _work_on(lines: list[str]) -> list[str]:
+    """Result of the work of this process on some lines."""
+    return _work(lines)
 
 
-def _work_on(chunk: list[str]) -> Any:
-    """Result of the work of this process on a chunk."""
-    return _work(chunk)
-
-
-def in_processes(lines: Iterable[str], make: Callable[[], Work], workers: int) -> Iterator[Any]:
-    """Results of the work on each chunk of lines, in order, a few chunks ahead.
+def in_processes(
+    lines: Iterable[str], make: Callable[[], Work], workers: int
+) -> Iterator[list[str]]:
+    """What the work makes of each chunk of lines, in order.
 
     ``make`` is called once in each process, hence a function of a module or a partial of one; with
     one worker it is this process. The workers of the libraries do not serve: sacremoses' hold the
     whole text in memory, subword-nmt's lose the lines of a process that fails without a word.
-
-    Raises ValueError when a process is killed.
     """
     remaining = iter(lines)
     chunks = iter(lambda: list(islice(remaining, CHUNK)), [])
     if workers == 1:
         yield from map(make(), chunks)
         return
-    pending: deque = deque()
-    pool = ProcessPoolExecutor(workers, initializer=_start_process, initargs=(make,))
+    start = {"initializer": _start_process, "initargs": (make, os.getpid())}
     try:
-        for chunk in chunks:
-            pending.append(pool.submit(_work_on, chunk))
-            if len(pending) > AHEAD * workers:
-                yield pending.popleft().result()
-        while pending:
-            yield pending.popleft().result()
+        with ProcessPoolExecutor(workers, **start) as pool:
+            while batch := list(islice(chunks, AHEAD * workers)):
+                yield from pool.map(_work_on, batch)
     except BrokenProcessPool as error:
         raise ValueError(
             f"--workers {workers}: one of the processes was ended from outside, most likely for "
             "want of memory: give fewer"
         ) from error
-    finally:
-        pool.shutdown(cancel_futures=True)
 
 
-def map_lines(
+def write_lines(
     lines: Iterable[str],
-    expected: Mapping[str, int],
     target: Path,
     make: Callable[[], Work],
     workers: int,
     description: str,
 ) -> dict[str, int]:
-    """Write what the work makes of each line as a line; return how many lines, empty ones, words.
-
-    ``expected`` is the number of ``lines``, and of ``empty`` ones where that matters. Raises
-    ValueError when other numbers of them were written.
-    """
-    sizes = dict.fromkeys(("lines", "empty", "words"), 0)
+    """Write what the work makes of each line; return how many lines and words, between blanks."""
+    sizes = {"lines": 0, "words": 0}
     with (
         target.open("w", encoding="utf-8", newline="\n") as file,
-        closing(in_processes(lines, make, workers)) as results,
-        progress(total=expected["lines"], desc=description, unit=" lines") as bar,
+        progress(desc=description, unit=" lines") as bar,
     ):
-        for mapped in results:
-            text = "".join(f"{line}\n" for line in mapped)
-            file.write(text)
-            # Counted in what is written: a line that became two shows.
-            count = text.count("\n")
-            sizes["lines"] += count
-            sizes["empty"] += mapped.count("")
-            sizes["words"] += sum(line.count(" ") + 1 for line in mapped if line)
-            bar.update(count)
-    for kind, number in expected.items():
-        if sizes[kind] != number:
-            empty = "empty " if kind == "empty" else ""
-            raise ValueError(
-                f"{description}, {short(target)}: {sizes[kind]:,} {empty}lines, the text has "
-                f"{number:,}: leave it as it is while it is prepared, and run the same command "
-                "again"
-            )
+        for made in in_processes(lines, make, workers):
+            file.writelines(f"{line}\n" for line in made)
+            sizes["lines"] += len(made)
+            sizes["words"] += sum(line.count(" ") + 1 for line in made if line)
+            bar.update(len(made))
     return sizes

@@ -1,106 +1,86 @@
-"""Published data sets: what is known of each, and its preparation, a whole folder or nothing.
-
-OUTPUT/bin/             dict.txt and {train,valid,test}.{bin,idx}, as fairseq-preprocess writes them
-OUTPUT/corpus.json      where the corpus comes from, with which options, and its sizes
-OUTPUT.partial/         while the corpus is built; of a failed or interrupted run only the download
-                        is kept there, which the next run goes on with
-"""
+"""Published data sets of language modelling: words line by line, or one text byte by byte."""
 
 import argparse
-import hashlib
+import io
 import shlex
-from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+import shutil
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import BinaryIO
 
-from scripts._shared.command_line import command_parser, exit_status
+from scripts._shared.command_line import check_at_least, command_parser, exit_status
 from scripts._shared.commands import short
-from scripts._shared.files import write_json
-from scripts.prepare._sources import (
-    Checksum,
-    add_source_options,
-    download,
-    open_with_progress,
-    read_members,
+from scripts.prepare._binarize import (
+    OTHER_BLANK,
+    VISIBLE_BLANK,
+    counted_dictionary,
+    load_srcdict,
+    preprocess,
+    print_unknown,
+    write_units,
 )
-from scripts.prepare._steps import check_space, made_whole, read_record, resolved
+from scripts.prepare._downloads import (
+    add_source_options,
+    check_bytes,
+    check_file,
+    download,
+    is_archive,
+    members,
+    undamaged,
+)
+from scripts.prepare._lines import add_workers_option
+from scripts.prepare._stages import (
+    DOWNLOAD,
+    SPLITS,
+    Stages,
+    add_output_option,
+    check_space,
+    file_digest,
+    resolved,
+)
 
-SPLITS = ("train", "valid", "test")
-# What Ctrl-C leaves where nothing is downloaded.
-INTERRUPTED = "nothing is left, run the same command again"
+NEWLINE = 10
+# Bytes that are worked on at once, so that what is made of them stays in the processor's cache.
+PIECE = 2**18
+# fairseq's own tasks copy a whole item each time they touch it: text without lines is cut.
+ITEM = 4096
 
 
 @dataclass(frozen=True)
-class DataSet(ABC):
+class DataSet:
     """A published data set: where it is, how it is checked and what is known of it.
 
     Args:
         name: what it is called.
         mirrors: URLs of folders that hold it.
-        files: names of what a mirror holds: one archive, or the members.
-        checksums: of the archive or of each member, by name.
+        files: checksums, ``ALGORITHM:DIGITS``, of what a mirror holds by name: one archive, or the
+            members; None where only the member of an archive has one.
         vocabulary: number of symbols, as published.
         disk_bytes: space that the preparation takes at most, with the download.
-        recipe: command file in examples that trains on it, without its suffix.
+        recipe: PAPER/NAME, of examples/PAPER/recipes.sh, that trains on it.
         example: what --from names.
     """
 
     name: str
     mirrors: tuple[str, ...]
-    files: tuple[str, ...]
-    checksums: Mapping[str, Checksum]
+    files: Mapping[str, str | None]
     vocabulary: int
     disk_bytes: int
     recipe: str
     example: str
 
     @property
-    @abstractmethod
     def members(self) -> tuple[str, ...]:
         """Names of the files that are read."""
+        raise NotImplementedError
 
-    @abstractmethod
-    def build(self, source: Path, folder: Path, options: argparse.Namespace) -> dict:
-        """Write folder/bin, an empty folder, from a checked source; return what is to be told.
-
-        Raises ValueError when the text or --srcdict is not what was expected.
-        """
-
-    @abstractmethod
-    def add_options(self, parser: argparse.ArgumentParser) -> None:
-        """Add the options of this kind of data set."""
-
-    @abstractmethod
-    def own_settings(self, options: argparse.Namespace) -> dict[str, str]:
-        """Options of this kind that change the corpus; raises ValueError for impossible ones."""
-
-    def recipe_of(self, description: Mapping) -> str:
-        """Recipe for a corpus, of which corpus.json tells this."""
-        return self.recipe
-
-    def check(self, path: Path, label: str, file: str | None = None) -> None:
-        """Check an archive, a folder or a text, or with its name one file of a mirror.
-
-        Raises ValueError, naming label, when a checksum differs or a member is missing.
-        """
-        members = [file] if file in self.members else self.members
-        if members[0] in self.checksums:
-
-            def check_member(name: str, stream: BinaryIO) -> None:
-                self.checksums[name].check(stream, f"{label}, {name},")
-
-            read_members(path, members, check_member, label, "check")
-            return
-        if path.is_dir():
-            raise ValueError(
-                f"{label} is a folder, whose content cannot be checked: give {self.files[0]}"
-            )
-        with open_with_progress(path, "check") as stream:
-            self.checksums[self.files[0]].check(stream, label)
+    def build(self, source: Path, options: argparse.Namespace, folder: Path) -> dict:
+        """Fill the folder for fairseq from a checked source; return vocabulary and splits."""
+        raise NotImplementedError
 
     def check_vocabulary(self, found: int, remedy: str = "get the data anew") -> None:
         """Raise ValueError when the number of symbols of a text is not the published one."""
@@ -110,127 +90,275 @@ class DataSet(ABC):
                 f"has {self.vocabulary:,}: figures would not compare with published ones, {remedy}"
             )
 
-    def find_source(self, source: Path | None, mirrors: list[str], folder: Path) -> Path:
-        """Checked archive, file or folder: the one of --from, or downloaded into folder.
-
-        Raises ValueError when there is none, or it is not what was published.
-        """
-        if source:
-            label = f"--from {short(source)}"
-            if not source.exists():
-                raise ValueError(
-                    f"{label} does not exist: give the path of {', '.join(self.files)}"
-                )
-            self.check(source, label)
-            return source
-        for file in self.files:
-            check = partial(self.check, file=file)
-            path = download(file, [*mirrors, *self.mirrors], folder, check)
-        return folder if self.files == self.members else path
+    def find_source(self, options: argparse.Namespace, folder: Path) -> Path:
+        """Checked archive, file or folder of --from, or what was downloaded into a folder."""
+        source, label = options.source, f"--from {short(options.source or folder)}"
+        if source is None:
+            for file, checksum in self.files.items():
+                path = download(file, [*options.mirrors, *self.mirrors], checksum, folder)
+            return folder if tuple(self.files) == self.members else path
+        if not source.exists():
+            raise ValueError(f"{label} does not exist: give the path of {', '.join(self.files)}")
+        if source.is_dir() and tuple(self.files) != self.members:
+            (file,) = self.files
+            raise ValueError(f"{label} is a folder: give {file} in it")
+        if tuple(self.files) != self.members:
+            check_file(source, self.files[next(iter(self.files))], label)
+        return source
 
 
-def file_digest(path: Path | None) -> str | None:
-    """SHA-256 of the file of --srcdict, if any; raises ValueError when it cannot be read."""
-    try:
-        return path and hashlib.sha256(path.read_bytes()).hexdigest()
-    except OSError as error:
-        raise ValueError(
-            f"--srcdict {short(path)} cannot be read ({error.strerror}): "
-            "give the dict.txt of the model"
-        ) from error
+def words_of_lines(stream: BinaryIO, ascii_blanks: bool) -> Iterator[list[str]]:
+    """Words of each line of a UTF-8 text."""
+    if ascii_blanks:
+        for line in stream:
+            yield OTHER_BLANK.sub(VISIBLE_BLANK, line.decode()).split()
+        return
+    for line in io.TextIOWrapper(stream, encoding="utf-8"):
+        yield line.split()
 
 
-def read_complete(output: Path, name: str, settings: Mapping[str, str | int | None]) -> dict | None:
-    """What corpus.json tells of the corpus of that name in output; None if nothing is there.
+@dataclass(frozen=True)
+class WordDataSet(DataSet):
+    """A data set of words.
 
-    Raises ValueError when output holds something else, or the corpus with other settings.
+    Args:
+        splits: the split that each member belongs to.
+        unlisted: how many symbols of the published vocabulary are not words of dict.txt.
+        threshold: words seen less often in training become <unk>.
+        ascii_blanks: only ASCII blanks separate words, and only newlines separate lines.
     """
-    found = read_record(output, "corpus.json", "data_set", settings["data_set"], name)
-    for option, value in settings.items() if found else ():
-        if found.get(option) != value:
+
+    splits: Mapping[str, str]
+    unlisted: int
+    threshold: int = 0
+    ascii_blanks: bool = False
+
+    @property
+    def members(self) -> tuple[str, ...]:
+        """Names of the files of all splits."""
+        return tuple(self.splits)
+
+    def write_texts(self, source: Path, texts: Mapping[str, Path]) -> Counter:
+        """Write each split's text; return how often each word is in the training split."""
+        counts: Counter = Counter()
+        label = short(source)
+        with ExitStack() as stack, undamaged(label):
+            files = {
+                split: stack.enter_context(path.open("w", encoding="utf-8", newline="\n"))
+                for split, path in texts.items()
+            }
+            for name, stream in members(source, self.members, label):
+                split = self.splits[name]
+                if name in self.files:
+                    content = stream.read()
+                    check_bytes(content, self.files[name], f"{label}, {name},")
+                    stream = io.BytesIO(content)
+                for words in words_of_lines(stream, self.ascii_blanks):
+                    if split == "train":
+                        counts.update(words)
+                    files[split].write(" ".join(words) + "\n")
+        return counts
+
+    def build(self, source: Path, options: argparse.Namespace, folder: Path) -> dict:
+        """As every data set; raises ValueError when the vocabulary is not the published one."""
+        place = folder / "text"
+        place.mkdir()
+        texts = {split: place / f"{split}.txt" for split in SPLITS}
+        counts = self.write_texts(source, texts)
+        dictionary = (
+            load_srcdict(options.srcdict)
+            if options.srcdict
+            else counted_dictionary(counts, self.threshold)
+        )
+        vocabulary = len(dictionary) - dictionary.nspecial + self.unlisted
+        if not options.srcdict:
+            remedy = "get the data anew, or give the dictionary that is meant with --srcdict"
+            self.check_vocabulary(vocabulary, remedy)
+        file = place / "dict.txt"
+        dictionary.save(str(file))
+        sizes = preprocess(texts, folder, options.workers, ("--srcdict", short(file)))
+        shutil.rmtree(place)
+        write_units(folder, "words")
+        return {"vocabulary": vocabulary, "splits": sizes}
+
+
+@dataclass(frozen=True)
+class ByteDataSet(DataSet):
+    """A data set that is one text, split by position, each byte a token.
+
+    Newlines in one of two conventions, whose bits per character do not compare:
+    drop    they are left away, as in the Transformer-XL code
+    eos     each is one </s>, as in the adaptive-span and all-attention code; a split that ends
+            within a line gets a </s> there too, as those and fairseq-preprocess do
+
+    Args:
+        member: name of the file with the text.
+        checksum: of the text, ``ALGORITHM:DIGITS``.
+        sizes: number of bytes of each split, in the order of the text.
+        symbols: of characters in dict.txt; None where each byte has its number.
+        eos_recipe: recipe for newlines as </s>; None for a text without newlines.
+    """
+
+    member: str
+    checksum: str
+    sizes: Mapping[str, int]
+    symbols: Mapping[str, str] | None = None
+    eos_recipe: str | None = None
+
+    @property
+    def members(self) -> tuple[str, ...]:
+        """Name of the file with the text."""
+        return (self.member,)
+
+    def symbol(self, byte: int) -> str:
+        """Name of a byte in dict.txt."""
+        return str(byte) if self.symbols is None else self.symbols.get(chr(byte), chr(byte))
+
+    def read(self, source: Path) -> bytes:
+        """The text; raises ValueError when it is not the published one."""
+        label = short(source)
+        text = source.read_bytes()
+        if is_archive(source):
+            with undamaged(label):
+                (text,) = [stream.read() for _, stream in members(source, self.members, label)]
+        check_bytes(text, self.checksum, f"{label}, {self.member},")
+        total = sum(self.sizes.values())
+        if len(text) != total:
             raise ValueError(
-                f"--output {short(output)} was prepared with another --{option} "
-                f"({found.get(option)}, now {value}): remove it or give another folder"
+                f"{label}: the text has {len(text):,} bytes, {self.name} has {total:,}: get it anew"
             )
-    return found
+        return text
+
+    def dictionary(self, symbols: Mapping[int, str], counts, srcdict: Path | None):
+        """Dictionary of srcdict, or of the symbols by falling number in training, counts (256,).
+
+        The originals count all splits; a symbol that fairseq-preprocess would not know comes last.
+        """
+        if srcdict is None:
+            return counted_dictionary({name: int(counts[byte]) for byte, name in symbols.items()})
+        dictionary = load_srcdict(srcdict)
+        missing = [symbol for symbol in symbols.values() if symbol not in dictionary]
+        if missing:
+            raise ValueError(
+                f"--srcdict {short(srcdict)} lacks {len(missing)} of the text's {len(symbols)} "
+                f"symbols, such as {', '.join(map(repr, missing[:5]))}: give a dictionary of this "
+                "data set, or leave the option away for a new one"
+            )
+        return dictionary
+
+    def build(self, source: Path, options: argparse.Namespace, folder: Path) -> dict:
+        """As every data set; raises ValueError when the symbols are not those expected."""
+        import numpy as np
+        from fairseq.data.indexed_dataset import best_fitting_int_dtype
+
+        newlines = options.newlines
+        text = np.frombuffer(self.read(source), dtype=np.uint8)
+        ends = np.cumsum([self.sizes[split] for split in SPLITS])
+        splits = dict(zip(SPLITS, np.split(text, ends[:-1]), strict=True))
+        counts = {
+            split: sum(
+                np.bincount(part[first : first + PIECE], minlength=256)
+                for first in range(0, len(part), PIECE)
+            )
+            for split, part in splits.items()
+        }
+        found = np.flatnonzero(sum(counts.values())).tolist()
+        self.check_vocabulary(len(found))
+        symbols = {byte: self.symbol(byte) for byte in found if byte != NEWLINE or not newlines}
+        dictionary = self.dictionary(symbols, counts["train"], options.srcdict)
+        dictionary.save(str(folder / "dict.txt"))
+        # Newlines are </s>.
+        table = np.full(256, dictionary.eos(), dtype=best_fitting_int_dtype(len(dictionary)))
+        for byte, symbol in symbols.items():
+            table[byte] = dictionary.index(symbol)
+        sizes = {}
+        for split, part in splits.items():
+            tokens = write_tokens(str(folder / split), part, table, newlines)
+            sizes[split] = {"bytes": len(part), "tokens": tokens, "unknown": 0}
+        print_unknown(sizes)
+        write_units(folder, "characters" if self.symbols else "bytes", symbols=self.symbols or {})
+        # </s> is a symbol of the text where newlines are.
+        return {"vocabulary": len(symbols) + (newlines == "eos"), "splits": sizes}
 
 
-def partial_folder(output: Path) -> Path:
-    """Folder beside output for what is kept of a failed or interrupted run."""
-    return output.with_name(output.name + ".partial")
+def write_tokens(prefix: str, text, table, newlines: str | None) -> int:
+    """Write PREFIX.bin and PREFIX.idx with the token of each byte (N,) in table (256,).
+
+    Returns the number of tokens.
+    """
+    import numpy as np
+    from fairseq.data.indexed_dataset import MMapIndexedDataset, data_file_path, index_file_path
+
+    tokens = 0
+    with open(data_file_path(prefix), "wb") as file:
+        for first in range(0, len(text), PIECE):
+            piece = text[first : first + PIECE]
+            kept = piece[piece != NEWLINE] if newlines == "drop" else piece
+            table.take(kept).tofile(file)
+            tokens += len(kept)
+        if newlines == "eos" and text[-1] != NEWLINE:
+            table[NEWLINE : NEWLINE + 1].tofile(file)
+            tokens += 1
+    # An item is a line with its </s> where newlines have one, else any piece.
+    ends = np.flatnonzero(text == NEWLINE) + 1 if newlines == "eos" else np.arange(0, tokens, ITEM)
+    lengths = np.diff(ends, prepend=0, append=tokens)
+    with MMapIndexedDataset.Index.writer(index_file_path(prefix), table.dtype.type) as index:
+        index.write(lengths[lengths > 0].tolist())
+    return tokens
 
 
-@contextmanager
-def corpus_folder(output: Path, downloads: Sequence[str] = ()) -> Iterator[Path]:
-    """New folder that becomes output; a failure leaves only downloads, in partial_folder."""
-    place = partial_folder(output)
-    place.mkdir(parents=True, exist_ok=True)
-    try:
-        with made_whole(output, place) as folder:
-            folder.mkdir()
-            yield folder
-        for name in downloads:
-            (place / name).unlink(missing_ok=True)
-    finally:
-        # It stays while it holds a download, or the log of a command that failed.
-        with suppress(OSError):
-            place.rmdir()
-
-
-def report(output: Path, description: dict, recipe: str) -> None:
-    """Print what a corpus holds and a command that trains on it."""
-    for key, value in description.items():
-        if not isinstance(value, dict) and value is not None:
-            print(f"{key}: {value}")
-    for split, sizes in description["splits"].items():
-        counts = ", ".join(f"{number:,} {unit}" for unit, number in sizes.items())
-        print(f"{split:5} {counts}")
-    words = ["bash", f"examples/{recipe}.sh", "train", short(output), "CHECKPOINTS"]
-    print(f"next: {shlex.join(words)}", flush=True)
+def check_options(data_set: DataSet, options: argparse.Namespace) -> None:
+    """Raise ValueError when an option of one kind of data set is impossible."""
+    if isinstance(data_set, WordDataSet):
+        check_at_least(1, workers=options.workers)
+    elif data_set.eos_recipe and options.newlines not in ("drop", "eos"):
+        given = "is missing" if options.newlines is None else f"{options.newlines} is unknown"
+        raise ValueError(
+            f"--newlines {given}: give 'drop' to leave newlines away, as the Transformer-XL code "
+            "does, or 'eos' to make each one </s>, as the adaptive-span and all-attention code "
+            "does; bits per character of the two do not compare"
+        )
 
 
 def prepare(data_set: DataSet, options: argparse.Namespace) -> None:
-    """Make the corpus in the folder of --output, or do nothing if it is there.
+    """Make the folder of --output, or do nothing if it is there."""
+    check_options(data_set, options)
+    settings = {"data_set": data_set.name, "newlines": options.newlines}
+    settings["srcdict"] = file_digest(options.srcdict, "--srcdict")
+    stages = Stages(options.output, settings)
 
-    Raises ValueError when something is in the way, missing or not what was published.
-    """
-    output, name = options.output, data_set.name
-    own = data_set.own_settings(options)
-    settings = {"data_set": name, **own, "srcdict": file_digest(options.srcdict)}
-    description = read_complete(output, name, settings)
-    if description:
-        print(f"{short(output)} is complete, nothing to do:")
-    else:
-        check_space(name, data_set.disk_bytes, output)
-        with corpus_folder(output, data_set.files) as folder:
-            source = data_set.find_source(options.source, options.mirrors, partial_folder(output))
-            (folder / "bin").mkdir()
-            published = {
-                file: f"{known.algorithm} {known.digest}"
-                for file, known in data_set.checksums.items()
-            }
-            built = data_set.build(source, folder, options)
-            description = {**settings, "checksums": published, **built}
-            write_json(folder / "corpus.json", description)
-    report(output, description, data_set.recipe_of(description))
+    def build(folder: Path) -> dict:
+        check_space(data_set.name, data_set.disk_bytes, options.output)
+        source = data_set.find_source(options, options.output / DOWNLOAD)
+        try:
+            return data_set.build(source, options, folder)
+        except ValueError:
+            # a mirror may have sent anything
+            if not options.source and None in data_set.files.values():
+                shutil.rmtree(options.output / DOWNLOAD)
+            raise
+
+    stages.finish(stages.run("bin", build))
+    recipe = data_set.eos_recipe if options.newlines == "eos" else data_set.recipe
+    paper, name = recipe.split("/")
+    words = ["bash", f"examples/{paper}/recipes.sh", name, "train", short(options.output)]
+    words.append("CHECKPOINTS")
+    print(f"next: {shlex.join(words)}", flush=True)
 
 
-def run(data_set: DataSet, description: str) -> int:
+def run(data_set: DataSet, description: str, arguments: list[str] | None = None) -> int:
     """Command line of a data set, with the docstring of its module; returns its exit status."""
     parser = command_parser(description)
-    parser.add_argument(
-        "--output", type=resolved, required=True, metavar="DIR", help="folder of the corpus"
-    )
+    parser.set_defaults(newlines=None)
+    add_output_option(parser)
     text = f"take the data from here instead of downloading it: {data_set.example}"
     add_source_options(parser, "FILE", text)
-    parser.add_argument(
-        "--srcdict",
-        type=resolved,
-        metavar="FILE",
-        help="dict.txt to binarize with, for a model trained elsewhere, instead of a new one",
-    )
-    data_set.add_options(parser)
-    options = parser.parse_args()
-    kept = f"what was downloaded is kept in {short(partial_folder(options.output))}"
-    left = INTERRUPTED if options.source else f"{kept}, run the same command again"
-    return exit_status(lambda: prepare(data_set, options), left, options.output)
+    text = "dict.txt to binarize with, for a model trained elsewhere, instead of a new one"
+    parser.add_argument("--srcdict", type=resolved, metavar="FILE", help=text)
+    if isinstance(data_set, WordDataSet):
+        add_workers_option(parser)
+    elif data_set.eos_recipe:
+        text = "required: leave newlines away, or make each one </s>"
+        parser.add_argument("--newlines", metavar="{drop,eos}", help=text)
+    options = parser.parse_args(arguments)
+    return exit_status(partial(prepare, data_set, options), output=options.output)

@@ -1,86 +1,59 @@
-"""Texts to Moses tokens, and these to units of byte pair encoding, a line for a line.
+"""Texts to words, by Moses or by their blanks, and words to units of byte pair encoding.
 
-Tokens are escaped as Moses does it (``&`` is ``&amp;``, ``<`` is ``&lt;``), so that none is taken
-for a symbol of fairseq such as ``<unk>``; sacremoses' MosesDetokenizer undoes that. No token holds
-a blank of any kind.
+Moses tokens are escaped (``&`` is ``&amp;``, ``<`` is ``&lt;``), so that none is taken for a
+special symbol of fairseq; sacremoses' MosesDetokenizer undoes that.
 
-A word of byte pair encoding (Sennrich et al. 2016) is what blanks separate. Of its units all but
-the last end with ``@@``: with ``@@ `` removed (fairseq's --remove-bpe) they are the word again.
-Codes are learned with subword-nmt, since the fastBPE of PyPI only applies them; both tools make the
-same units of the same codes. fastBPE is the faster: 2.9 s against 4.5 s for 3.4 million words in
-two processes, 4.8 s against 5.4 s in one.
+Of the units of a word (Sennrich et al. 2016) all but the last end with ``@@``: with ``@@ `` removed
+(fairseq's --remove-bpe) they are the word again. Codes are learned with subword-nmt and applied
+with fastBPE where it is installed, which makes the same units in half the time.
 """
 
 import argparse
+import importlib.util
 import io
 import os
-import re
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, redirect_stderr
-from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
-
-from sacremoses import MosesPunctNormalizer, MosesTokenizer
-from sacremoses.corpus import NonbreakingPrefixes
-from subword_nmt.apply_bpe import BPE
-from subword_nmt.learn_bpe import learn_bpe
 
 from scripts._shared.command_line import check_at_least
 from scripts._shared.commands import short
-from scripts.prepare._lines import add_workers_option, map_lines, progress, read_lines
-from scripts.prepare._steps import Steps
+from scripts.prepare._lines import Work, add_workers_option, progress, read_lines, write_lines
 
-# What is left of a line without blanks and the control characters that Moses drops.
-VISIBLE = re.compile(r"[^\s\0-\x1f]")
-FASTBPE = "fastbpe"
-SUBWORD_NMT = "subword-nmt"
-TOOLS = (FASTBPE, SUBWORD_NMT)
+# Symbols of fairseq that no text may have. <unk> as a word is what it is to fairseq.
+SPECIAL = ("<s>", "</s>", "<pad>")
 JOINER = "@@"
 VERSION = "#version: 0.2"
 # Words that subword-nmt remembers at most; a large text would fill the memory with rare ones.
 REMEMBERED = 2**20
-VERSIONS = {name: version(name) for name in ("sacremoses", "subword-nmt")}
+
+
+def versions() -> dict[str, str]:
+    """Versions of the libraries that make words and units."""
+    return {name: version(name) for name in ("sacremoses", "subword-nmt")}
 
 
 def add_subword_options(parser: argparse.ArgumentParser, size: int) -> None:
-    """Add the options of byte pair encoding, with the default number of merges, and --workers."""
-    add = parser.add_argument
-    add("--bpe-size", type=int, default=size, metavar="N", help="merges (default: %(default)s)")
-    add(
-        "--bpe-tool",
-        default=FASTBPE,
-        metavar="|".join(TOOLS),
-        help="what applies the codes, to the same effect (default: %(default)s)",
-    )
+    """Add --bpe-size, with the default number of merges, and --workers."""
+    text = "merges of byte pair encoding (default: %(default)s)"
+    parser.add_argument("--bpe-size", type=int, default=size, metavar="N", help=text)
     add_workers_option(parser)
 
 
 def check_subword_options(options: argparse.Namespace) -> None:
     """Raise ValueError when an option of add_subword_options is impossible."""
     check_at_least(1, workers=options.workers, bpe_size=options.bpe_size)
-    if options.bpe_tool not in TOOLS:
-        raise ValueError(f"--bpe-tool {options.bpe_tool} is unknown: give {' or '.join(TOOLS)}")
-    if options.bpe_tool == FASTBPE:
-        try:
-            import fastBPE  # noqa: F401 (only whether it is there)
-        except ImportError as error:
-            raise ValueError(
-                f"--bpe-tool {FASTBPE}: fastBPE is not installed ({error}): install it, or give "
-                f"--bpe-tool {SUBWORD_NMT}, which makes the same units"
-            ) from error
 
 
 def check_language(language: str, option: str = "language") -> None:
-    """Check the language that an option gives by its code, such as en.
+    """Raise ValueError when Moses has no rules for a language: sacremoses would take English's."""
+    from sacremoses.corpus import NonbreakingPrefixes
 
-    Raises ValueError when Moses has no rules for it: sacremoses would take those for English.
-    """
     known = sorted(set(NonbreakingPrefixes().available_langs.values()))
     if language not in known:
         raise ValueError(
@@ -91,12 +64,14 @@ def check_language(language: str, option: str = "language") -> None:
 
 def moses_tokenizer(
     language: str, normalize: bool = False, aggressive_hyphens: bool = False
-) -> Callable[[list[str]], list[str]]:
+) -> Work:
     """Function from lines to lines of Moses tokens with one space between two.
 
     With normalize punctuation is made uniform first, as Moses' normalize-punctuation does; with
     aggressive_hyphens words are split at hyphens, each of which is then the token ``@-@``.
     """
+    from sacremoses import MosesPunctNormalizer, MosesTokenizer
+
     tokenizer = MosesTokenizer(lang=language)
     normalizer = MosesPunctNormalizer(lang=language) if normalize else None
 
@@ -113,49 +88,36 @@ def moses_tokenizer(
     return tokenize_lines
 
 
-@dataclass(frozen=True)
-class RawText:
-    """A text to tokenize.
+def split_words(line: str, place: str, subwords: bool = False) -> str:
+    """Words of a line, which blanks of any kind separate, with one space between two.
 
-    Args:
-        lines: gives its lines, from the first one at each call.
-        sizes: number of its ``lines``, and of ``empty`` ones where that matters.
-        language: code of Moses' rules, checked.
-        normalize, aggressive_hyphens: as moses_tokenizer has them.
+    Raises ValueError, naming the place, when one is a special symbol of fairseq, or with subwords
+    could have a unit that is.
     """
-
-    lines: Callable[[], Iterable[str]]
-    sizes: Mapping[str, int]
-    language: str
-    normalize: bool = False
-    aggressive_hyphens: bool = False
-
-    def tokenize(self, workers: int, target: Path) -> dict[str, int]:
-        """Write the Moses tokens of each line as a line of a new file; raises as map_lines."""
-        make = partial(moses_tokenizer, self.language, self.normalize, self.aggressive_hyphens)
-        name = f"tokenize {target.stem}"
-        return map_lines(self.lines(), self.sizes, target, make, workers, name)
-
-
-def count_words(sources: Iterable[Path]) -> Counter:
-    """Number of times that each word is in the texts together; raises as read_lines.
-
-    In this process: to hand the lines to others takes longer than to count their words.
-    """
-    lines = (line for source in sources for line in read_lines(source))
-    counts: Counter = Counter()
-    for line in progress(lines, desc="count words", unit=" lines"):
-        counts.update(line.split())
-    return counts
+    words = line.split()
+    found = [word for word in SPECIAL if word in words]
+    if subwords:
+        found = [symbol for symbol in (*SPECIAL, "<unk>") if symbol in line]
+    if found:
+        raise ValueError(
+            f"{place}: {found[0]} is a special symbol of fairseq, which would not be read as text: "
+            f"write it in another way, such as [{found[0].strip('<>')}], or give --moses LANGUAGE, "
+            "which escapes it"
+        )
+    return " ".join(words)
 
 
 def learn(sources: Sequence[Path], size: int, codes: Path) -> int:
     """Learn codes from texts of words jointly, write a new file of them and return how many.
 
-    They are fewer than asked for where no further pair is in the texts twice. Raises ValueError
-    when there is none.
+    They are fewer than asked for where no further pair is in the texts twice.
     """
-    counts = count_words(sources)
+    from subword_nmt.learn_bpe import learn_bpe
+
+    counts: Counter = Counter()
+    lines = (line for source in sources for line in read_lines(source))
+    for line in progress(lines, desc="count words", unit=" lines"):
+        counts.update(line.split())
     learned = io.StringIO()
     # subword-nmt fails where there is no pair at all.
     if any(len(word) > 1 for word in counts):
@@ -169,15 +131,14 @@ def learn(sources: Sequence[Path], size: int, codes: Path) -> int:
             f"{', '.join(map(short, sources))}: no two characters follow each other twice within "
             "words, so there are no codes to learn: give more text"
         )
+    if found < size:
+        print(f"--bpe-size {size}: {found:,} merges, no other pair is in the text twice")
     codes.write_text(learned.getvalue(), encoding="utf-8", newline="\n")
     return found
 
 
 def read_codes(path: Path) -> list[str]:
-    """Pairs of units of a file of codes, the two of each with a space between, in their order.
-
-    Raises ValueError when it is no such file.
-    """
+    """Pairs of units of a file of codes, the two of each with a space between, in their order."""
     first, *pairs = list(read_lines(path)) or [""]
     wrong = [pair for pair in pairs if len(pair.split(" ")) != 2]
     if first != VERSION or not pairs or wrong:
@@ -203,7 +164,7 @@ def _silent() -> Iterator[None]:
         os.close(nowhere)
 
 
-def fastbpe_units(pairs: list[str]) -> Callable[[list[str]], list[str]]:
+def fastbpe_units(pairs: list[str]) -> Work:
     """Function from lines of words to lines of their units, made with fastBPE."""
     from fastBPE import fastBPE
 
@@ -211,12 +172,13 @@ def fastbpe_units(pairs: list[str]) -> Callable[[list[str]], list[str]]:
         codes = Path(folder, "codes")
         # Its format has the count of each pair, which it does not use to apply it.
         codes.write_text("".join(f"{pair} 0\n" for pair in pairs), encoding="utf-8", newline="\n")
-        # It tells of every file of codes that it reads.
         return fastBPE(str(codes)).apply
 
 
-def subword_nmt_units(pairs: list[str]) -> Callable[[list[str]], list[str]]:
+def subword_nmt_units(pairs: list[str]) -> Work:
     """Function from lines of words to lines of their units, made with subword-nmt."""
+    from subword_nmt.apply_bpe import BPE
+
     encoder = BPE(io.StringIO("\n".join([VERSION, *pairs, ""])))
 
     def apply_lines(lines: list[str]) -> list[str]:
@@ -228,68 +190,42 @@ def subword_nmt_units(pairs: list[str]) -> Callable[[list[str]], list[str]]:
 
 
 def _words(path: Path) -> Iterator[str]:
-    """Lines of a text with one space between two words.
-
-    Raises ValueError when the units of a word would not show where it ends.
-    """
+    """Lines of a text of words; raises ValueError when a word's units would not show its end."""
     for number, line in enumerate(read_lines(path), 1):
-        words = " ".join(line.split())
-        if f"{JOINER} " in f"{words} ":
+        if f"{JOINER} " in f"{line} ":
             raise ValueError(
-                f"{short(path)}, line {number}: a word ends with {JOINER}, which marks a unit "
-                "within a word: tokenize the text first, or change the word"
+                f"{path.name}, line {number}: a word ends with {JOINER}, which marks a unit within "
+                "a word: change the word"
             )
-        if "\0" in words:
-            raise ValueError(
-                f"{short(path)}, line {number}: a word has a zero byte, where fastBPE would end "
-                "the line: tokenize the text first, or remove it"
-            )
-        yield words
+        yield line
 
 
-def apply(
-    tool: str,
-    codes: Path,
-    source: Path,
-    expected: Mapping[str, int],
-    workers: int,
-    target: Path,
-) -> dict[str, int]:
-    """Write the units of each line of words as a line; sizes are as map_lines has them.
-
-    Raises ValueError when the codes or a word cannot be used, or as map_lines.
-    """
-    make = partial(fastbpe_units if tool == FASTBPE else subword_nmt_units, read_codes(codes))
-    return map_lines(_words(source), expected, target, make, workers, f"units {target.stem}")
+def apply(codes: Path, source: Path, workers: int, target: Path) -> dict[str, int]:
+    """Write the units of each line of words; return numbers of lines and units."""
+    found = importlib.util.find_spec("fastBPE")
+    make: Callable[[], Work] = partial(
+        fastbpe_units if found else subword_nmt_units, read_codes(codes)
+    )
+    return write_lines(_words(source), target, make, workers, f"units {target.name}")
 
 
 def make_units(
-    steps: Steps,
-    texts: Mapping[str, RawText],
+    tokens: Path,
+    names: Sequence[str],
     training: Sequence[str],
-    sources: Sequence[str],
-    recorded: Mapping[str, Any],
     options: argparse.Namespace,
-) -> tuple[int, dict[str, dict], dict[str, dict]]:
-    """Do the steps tokens/NAME for each text, bpe/codes for those that train, then bpe/NAME.
+    target: Path,
+) -> dict:
+    """Learn codes from the texts that train, unless --bpe-codes gives them; write the units of all.
 
-    ``sources`` are the steps that the texts come from, ``recorded`` the options that change their
-    tokens. Returns the number of merges, and the sizes of each text as tokens and as units. Raises
-    ValueError when a text cannot be used.
+    Returns the number of merges, and that of units by the names of the texts in both folders.
     """
-    output, tool, workers = steps.output, options.bpe_tool, options.workers
-    tokens, units = {}, {}
-    for name, text in texts.items():
-        work = partial(text.tokenize, workers)
-        tokens[name] = steps.run(f"tokens/{name}", recorded, sources, work)
-    learned = [f"tokens/{name}" for name in training]
-    work = partial(learn, [output / name for name in learned], options.bpe_size)
-    merges = steps.run("bpe/codes", {"bpe-size": options.bpe_size}, learned, work)
-    if merges < options.bpe_size:
-        print(f"bpe/codes: {merges:,} of {options.bpe_size:,}: no other pair is there twice")
-    codes = output / "bpe" / "codes"
-    for name, text in texts.items():
-        work = partial(apply, tool, codes, output / "tokens" / name, text.sizes, workers)
-        read = ["bpe/codes", f"tokens/{name}"]
-        units[name] = steps.run(f"bpe/{name}", {"bpe-tool": tool}, read, work)
-    return merges, tokens, units
+    codes = target / "codes"
+    if given := getattr(options, "bpe_codes", None):
+        codes.write_bytes(given.read_bytes())
+    else:
+        learn([tokens / name for name in training], options.bpe_size, codes)
+    units = {
+        name: apply(codes, tokens / name, options.workers, target / name)["words"] for name in names
+    }
+    return {"merges": len(read_codes(codes)), "units": units}

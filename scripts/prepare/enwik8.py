@@ -10,23 +10,20 @@ a line gets a last </s> there too). Bits per character of the two conventions do
 
 import sys
 
-from scripts.prepare._characters import CharacterDataSet
-from scripts.prepare._published import run
-from scripts.prepare._sources import Checksum
+from scripts.prepare._published import ByteDataSet, run
 
-ENWIK8 = CharacterDataSet(
+ENWIK8 = ByteDataSet(
     name="enwik8",
     mirrors=("https://mattmahoney.net/dc", "http://mattmahoney.net/dc"),
-    files=("enwik8.zip",),
-    checksums={"enwik8": Checksum("md5", "a1fa5ffddb56f4953e226637dabbb36a")},
+    files={"enwik8.zip": None},
     vocabulary=205,
     disk_bytes=300_000_000,
     recipe="transformer_xl/enwik8_base",
     example="enwik8.zip or the file enwik8 in it",
     eos_recipe="all_attention/enwik8_small",
     member="enwik8",
+    checksum="md5:a1fa5ffddb56f4953e226637dabbb36a",
     sizes={"train": 90_000_000, "valid": 5_000_000, "test": 5_000_000},
-    symbol=str,
 )
 
 if __name__ == "__main__":

@@ -7,9 +7,9 @@ drawn from 256. There is one fact for each subject and relation. So of N facts t
 symbols of a line take log2(N) bits, which nobody can know before, and the object 8, which can only
 be learned by heart. The training part, each fact once, also validates.
 
-OUTPUT/facts.txt          a fact a line
+OUTPUT/text/facts.txt     a fact a line
 OUTPUT/bin                the same, binarized
-OUTPUT/corpus.json        options and sizes
+OUTPUT/preparation.json   options and sizes
 """
 
 import math
@@ -19,11 +19,8 @@ from functools import partial
 from pathlib import Path
 
 from scripts._shared.command_line import command_parser, exit_status
-from scripts._shared.commands import short
-from scripts._shared.files import write_json
-from scripts.prepare._binarize import NO_MADE_UP_SYMBOLS, preprocess
-from scripts.prepare._published import INTERRUPTED, corpus_folder, read_complete
-from scripts.prepare._steps import resolved
+from scripts.prepare._binarize import preprocess, write_units
+from scripts.prepare._stages import Stages, add_output_option
 
 RELATIONS, OBJECTS = 16, 256
 SYMBOLS = 4
@@ -56,37 +53,34 @@ def draw_facts(facts: int, seed: int) -> list[str]:
 
 
 def make(output: Path, facts: int, seed: int) -> None:
-    """Make the data in the folder output, or do nothing if it is there.
-
-    Raises ValueError when the number is impossible or output holds something else.
-    """
-    settings = {"data_set": "facts", "facts": facts, "seed": seed}
+    """Make the data in the folder output, or do nothing if it is there."""
     lines = draw_facts(facts, seed)
-    if read_complete(output, "facts", settings):
-        print(f"{short(output)} is complete, nothing to do")
-        return
-    with corpus_folder(output) as folder:
-        text = folder / "facts.txt"
-        text.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8", newline="\n")
-        # with </s>
-        size = {"lines": facts, "tokens": facts * (SYMBOLS + 1)}
-        log, parts = folder / "preprocess.log", ("train", "valid")
-        texts, sizes = dict.fromkeys(parts, text), dict.fromkeys(parts, size)
-        preprocess(texts, folder / "bin", log, sizes, 1, *NO_MADE_UP_SYMBOLS)
-        write_json(folder / "corpus.json", settings)
-    print(f"{short(output)}: {facts:,} facts")
+    stages = Stages(output, {"facts": facts, "seed": seed})
+
+    def write(folder: Path) -> None:
+        text = "".join(f"{line}\n" for line in lines)
+        (folder / "facts.txt").write_text(text, encoding="utf-8", newline="\n")
+
+    def binarize(folder: Path) -> dict:
+        text = output / "text" / "facts.txt"
+        sizes = preprocess({"train": text, "valid": text}, folder, 1)
+        write_units(folder, "words")
+        return sizes
+
+    stages.run("text", write)
+    stages.finish({"splits": stages.run("bin", binarize)})
 
 
-def main() -> int:
+def main(arguments: list[str] | None = None) -> int:
     """Command line of the script; returns its exit status."""
     parser = command_parser(__doc__)
     add = parser.add_argument
-    add("--output", type=resolved, required=True, metavar="DIR", help="folder of the data")
+    add_output_option(parser)
     add("--facts", type=int, required=True, metavar="N", help="16 times a square number")
     add("--seed", type=int, default=1, metavar="N", help="of the draws (default: %(default)s)")
-    options = parser.parse_args()
+    options = parser.parse_args(arguments)
     work = partial(make, options.output, options.facts, options.seed)
-    return exit_status(work, INTERRUPTED, options.output)
+    return exit_status(work, output=options.output)
 
 
 if __name__ == "__main__":

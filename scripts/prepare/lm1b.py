@@ -10,20 +10,13 @@ It takes 15 GB of disk while at work, about 4 GB of memory, and more than an hou
 
 import sys
 
-from scripts.prepare._binarize import WordDataSet
-from scripts.prepare._published import run
-from scripts.prepare._sources import Checksum
+from scripts.prepare._published import WordDataSet, run
 
 ARCHIVE = "1-billion-word-language-modeling-benchmark-r13output.tar.gz"
 LM1B = WordDataSet(
     name="One Billion Word",
     mirrors=("https://www.statmt.org/lm-benchmark", "http://www.statmt.org/lm-benchmark"),
-    files=(ARCHIVE,),
-    checksums={
-        ARCHIVE: Checksum(
-            "sha256", "01ba60381110baf7f189dfd2b8374de371e8c9a340835793f190bdae9e90a34e"
-        )
-    },
+    files={ARCHIVE: "sha256:01ba60381110baf7f189dfd2b8374de371e8c9a340835793f190bdae9e90a34e"},
     vocabulary=793_471,
     disk_bytes=15_000_000_000,
     recipe="transformer_xl/lm1b_base",

@@ -8,8 +8,8 @@ since BLEU counts sequences of four words; some of the sentences have another or
 many numbers of each length from 1 to 6 digits are drawn. Every number belongs to one part: none
 that validates or tests is in the training part.
 
-OUTPUT/{train,valid,test}.{en,de}     a sentence a line, for scripts.prepare.translation
-OUTPUT/corpus.json                    options and sizes
+OUTPUT/text/{train,valid,test}.{en,de}    a sentence a line, for scripts.prepare.translation
+OUTPUT/preparation.json                   options
 """
 
 import hashlib
@@ -19,14 +19,9 @@ from collections.abc import Iterator
 from functools import cache, partial
 from pathlib import Path
 
-from num2words import num2words
-from tqdm import tqdm
-
 from scripts._shared.command_line import check_at_least, command_parser, exit_status
-from scripts._shared.commands import short
-from scripts._shared.files import write_json
-from scripts.prepare._published import INTERRUPTED, SPLITS, corpus_folder, read_complete
-from scripts.prepare._steps import resolved
+from scripts.prepare._lines import progress
+from scripts.prepare._stages import SPLITS, Stages, add_output_option
 
 LANGUAGES = ("en", "de")
 DIGITS = 6
@@ -65,6 +60,8 @@ def numbers(part: str, seed: int) -> Iterator[int]:
 @cache
 def name(number: int, language: str) -> str:
     """Name of a number."""
+    from num2words import num2words
+
     return num2words(number, lang=language)
 
 
@@ -95,35 +92,30 @@ def sentences(part: str, count: int, seed: int) -> Iterator[tuple[str, str]]:
 
 def write(folder: Path, part: str, count: int, seed: int) -> None:
     """Write the sentences of a part to a folder; raises as sentences."""
-    shown = {"total": count, "desc": part, "unit": " pairs", "disable": None}
-    pairs = list(tqdm(sentences(part, count, seed), **shown))
+    pairs = list(progress(sentences(part, count, seed), total=count, desc=part, unit=" pairs"))
     for language, lines in zip(LANGUAGES, zip(*pairs, strict=True), strict=True):
         text = "".join(f"{line}\n" for line in lines)
         (folder / f"{part}.{language}").write_text(text, encoding="utf-8", newline="\n")
 
 
 def make(output: Path, counts: dict[str, int], seed: int) -> None:
-    """Make the texts in the folder output, or do nothing if they are there.
-
-    Raises ValueError when a number is impossible or output holds something else.
-    """
+    """Make the texts in the folder output, or do nothing if they are there."""
     check_at_least(1, **counts)
-    settings = {"data_set": "number names", **counts, "seed": seed}
-    if read_complete(output, "number names", settings):
-        print(f"{short(output)} is complete, nothing to do")
-        return
-    with corpus_folder(output) as folder:
+    stages = Stages(output, {**counts, "seed": seed})
+
+    def work(folder: Path) -> None:
         for part, count in counts.items():
             write(folder, part, count, seed)
-        write_json(folder / "corpus.json", settings)
-    print(f"{short(output)}: {', '.join(f'{count:,} {part}' for part, count in counts.items())}")
+
+    stages.run("text", work)
+    stages.finish({})
 
 
-def main() -> int:
+def main(arguments: list[str] | None = None) -> int:
     """Command line of the script; returns its exit status."""
     parser = command_parser(__doc__)
     add = parser.add_argument
-    add("--output", type=resolved, required=True, metavar="DIR", help="folder of the texts")
+    add_output_option(parser)
     for part, count in zip(SPLITS, (30_000, 500, 1000), strict=True):
         add(
             f"--{part}",
@@ -133,10 +125,10 @@ def main() -> int:
             help=f"sentences of the {part} part (default: %(default)s)",
         )
     add("--seed", type=int, default=1, metavar="N", help="of the draws (default: %(default)s)")
-    options = parser.parse_args()
+    options = parser.parse_args(arguments)
     counts = {part: getattr(options, part) for part in SPLITS}
     work = partial(make, options.output, counts, options.seed)
-    return exit_status(work, INTERRUPTED, options.output)
+    return exit_status(work, output=options.output)
 
 
 if __name__ == "__main__":

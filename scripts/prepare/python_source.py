@@ -1,13 +1,19 @@
-"""Source files of the Python standard library in subword units, binarized for fairseq.
+r"""Source files of the Python standard library in subword units, binarized for fairseq.
 
     python -m scripts.prepare.python_source --output quickstart/data
+
+or, with more text, of the packages of a list (_packages.py says what it holds):
+
+    python -m scripts.prepare.python_source --output DATA --subwords 8000 \
+        --packages examples/product_key_memory/python_packages.txt
 
 OUTPUT/text/{train,valid,test}.txt      the source text itself, files one after the other
 OUTPUT/text/{train,valid,test}.units    the same text in units, a source line on each line
 OUTPUT/sentencepiece.model              the units, learned from the training part by byte pair
                                         encoding; they give back every blank of the text
 OUTPUT/bin/                             the units binarized by fairseq-preprocess
-OUTPUT/corpus.json                      Python version; files, characters and tokens of each part
+OUTPUT/preparation.json                 Python version; files, characters and tokens of each part
+OUTPUT/../wheels/                       the packages, which pip downloads
 
 fairseq ends each line with </s>, which stands for the newline. The corpus depends on the Python
 version, figures compare on the same version only.
@@ -17,20 +23,25 @@ import io
 import os
 import platform
 import re
+import shutil
 import sys
 import sysconfig
 from collections import Counter
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-
-import sentencepiece
+from typing import TYPE_CHECKING
 
 from scripts._shared.command_line import check_at_least, command_parser, exit_status
 from scripts._shared.commands import short
-from scripts._shared.files import write_json
-from scripts.prepare._binarize import preprocess
-from scripts.prepare._steps import made_whole, read_record
+from scripts._shared.files import atomic_write
+from scripts.prepare._binarize import preprocess, write_units
+from scripts.prepare._packages import read_packages
+from scripts.prepare._stages import SPLITS, Stages, add_output_option, file_digest, resolved
 
-SPLITS = ("train", "valid", "test")
+if TYPE_CHECKING:
+    from sentencepiece import SentencePieceProcessor
+
 MODEL = "sentencepiece.model"
 PLAIN_TEXT = re.compile(rb"[\n -~]+")
 # Tests and installed packages are not the library. encodings holds generated character tables,
@@ -40,6 +51,8 @@ MACHINE_SPECIFIC = ("config-", "_sysconfigdata", "sitecustomize")
 MINIMUM_FILES = 100
 # Larger files always train, so that a few long files cannot make up most of a held-out part.
 LARGEST_HELD_OUT_FILE = 40_000
+# Units are learned from so many characters at most, of files taken at equal distances.
+LEARNED_FROM = 12_000_000
 WORKERS = 2
 
 
@@ -98,11 +111,16 @@ def read_corpus(stdlib: Path) -> dict[str, list[str]]:
     return corpus
 
 
-def learn_units(text: str, model: Path, subwords: int) -> sentencepiece.SentencePieceProcessor:
-    """Learn so many units from a text and write them to a file.
+def sample_of(files: list[str]) -> str:
+    """Text of every n-th file, n the least with which it has LEARNED_FROM characters or fewer."""
+    step = -(-sum(map(len, files)) // LEARNED_FROM)
+    return "".join(files[::step])
 
-    Raises ValueError when the text does not have them.
-    """
+
+def learn_units(text: str, model: Path, subwords: int) -> "SentencePieceProcessor":
+    """Learn so many units from a text and write them to a file."""
+    import sentencepiece
+
     learned = io.BytesIO()
     try:
         sentencepiece.SentencePieceTrainer.train(
@@ -138,7 +156,7 @@ def learn_units(text: str, model: Path, subwords: int) -> sentencepiece.Sentence
     return sentencepiece.SentencePieceProcessor(model_proto=learned.getvalue())
 
 
-def write_units(text: str, units: sentencepiece.SentencePieceProcessor, path: Path) -> int:
+def write_in_units(text: str, units: "SentencePieceProcessor", path: Path) -> int:
     """Write a text in units, a line on each line, and return the number of its tokens.
 
     Raises ValueError when the units do not give back the text.
@@ -156,7 +174,7 @@ def write_units(text: str, units: sentencepiece.SentencePieceProcessor, path: Pa
     return sum(len(line) + 1 for line in ids)
 
 
-def write_dictionary(units: sentencepiece.SentencePieceProcessor, text: Path, path: Path) -> None:
+def write_dictionary(units: "SentencePieceProcessor", text: Path, path: Path) -> None:
     """Write fairseq's dictionary: all units, the most frequent ones of a text in units first.
 
     Learning by merges makes units that the text then has as a part of others only, and a held-out
@@ -169,79 +187,67 @@ def write_dictionary(units: sentencepiece.SentencePieceProcessor, text: Path, pa
     path.write_text(lines, encoding="utf-8", newline="\n")
 
 
-def build(folder: Path, stdlib: Path, subwords: int) -> dict:
-    """Build the corpus in an existing empty folder and return its description.
-
-    Raises ValueError when the units cannot be learned or one is no known token of fairseq.
-    """
-    corpus = read_corpus(stdlib)
+def write_corpus(
+    read: Callable[[], dict[str, list[str]]], subwords: int, folder: Path
+) -> dict[str, dict]:
+    """Write the texts, the units and the texts in them; return the sizes of each part."""
+    corpus = read()
     texts = {split: "".join(files) for split, files in corpus.items()}
-    (folder / "text").mkdir()
     for split, text in texts.items():
-        (folder / "text" / f"{split}.txt").write_text(text, encoding="ascii", newline="\n")
-    units = learn_units(texts["train"], folder / MODEL, subwords)
-    paths = {split: folder / "text" / f"{split}.units" for split in SPLITS}
-    tokens = {split: write_units(texts[split], units, paths[split]) for split in SPLITS}
-    dictionary = folder / "text" / "dict.txt"
-    write_dictionary(units, paths["train"], dictionary)
-    expected = {
-        split: {"lines": text.count("\n"), "tokens": tokens[split]} for split, text in texts.items()
+        (folder / f"{split}.txt").write_text(text, encoding="ascii", newline="\n")
+    units = learn_units(sample_of(corpus["train"]), folder / MODEL, subwords)
+    tokens = {
+        split: write_in_units(text, units, folder / f"{split}.units")
+        for split, text in texts.items()
     }
-    log, which = folder / "preprocess.log", ("--srcdict", short(dictionary))
-    unknown = preprocess(paths, folder / "bin", log, expected, WORKERS, *which)
-    if any(unknown.values()):
-        raise ValueError(
-            f"fairseq-preprocess: {sum(unknown.values())} units are unknown, each must be one "
-            "known token: use the fairseq version that this project pins"
-        )
-    sizes = {
-        split: {
-            "files": len(files),
-            "characters": len(texts[split]),
-            "tokens": tokens[split],
-        }
+    write_dictionary(units, folder / "train.units", folder / "dict.txt")
+    return {
+        split: {"files": len(files), "characters": len(texts[split]), "tokens": tokens[split]}
         for split, files in corpus.items()
     }
-    description = {"python": platform.python_version(), "subwords": subwords, "splits": sizes}
-    write_json(folder / "corpus.json", description)
-    return description
 
 
-def report(description: dict) -> None:
-    """Print the sizes of a corpus."""
-    for split, size in description["splits"].items():
-        sizes = f"{size['characters']:11,} characters {size['tokens']:10,} tokens"
-        print(f"{split:5} {size['files']:4} files {sizes}")
-    print(f"{description['subwords']:,} units, source files of Python {description['python']}")
+def binarize(text: Path, folder: Path) -> None:
+    """Write the folder for fairseq; raises ValueError when a unit is no known token of it."""
+    paths = {split: text / f"{split}.units" for split in SPLITS}
+    sizes = preprocess(paths, folder, WORKERS, ("--srcdict", short(text / "dict.txt")))
+    if unknown := sum(size["unknown"] for size in sizes.values()):
+        raise ValueError(
+            f"fairseq-preprocess: {unknown} units are unknown, each must be one known token: use "
+            "the fairseq version that this project pins"
+        )
+    write_units(folder, "subwords", "sentencepiece", f"../{MODEL}")
 
 
-def prepare(output: Path, stdlib: Path, subwords: int) -> None:
-    """Build the corpus in output, or do nothing if it is there.
-
-    Raises ValueError when output holds something else.
-    """
+def prepare(output: Path, stdlib: Path, subwords: int, packages: Path | None = None) -> None:
+    """Build the corpus of the library, or of a list of packages, or do nothing if it is there."""
     check_at_least(1, subwords=subwords)
-    name = f"this corpus with --subwords {subwords}"
-    description = read_record(output, "corpus.json", "subwords", subwords, name)
-    if description:
-        print(f"{short(output)} is complete, nothing to do:")
+    if packages:
+        settings = {"packages": file_digest(packages, "--packages"), "subwords": subwords}
+        read = partial(read_packages, packages, output.parent / "wheels")
     else:
-        with made_whole(output) as folder:
-            folder.mkdir(parents=True)
-            description = build(folder, stdlib, subwords)
-    report(description)
+        settings = {"python": platform.python_version(), "subwords": subwords}
+        read = partial(read_corpus, stdlib)
+    stages = Stages(output, settings)
+    sizes = stages.run("text", partial(write_corpus, read, subwords))
+    with atomic_write(output / MODEL) as partial_file:
+        shutil.copyfile(output / "text" / MODEL, partial_file)
+    stages.run("bin", partial(binarize, output / "text"))
+    stages.finish({"splits": sizes})
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Command line of the script; returns its exit status."""
     parser = command_parser(__doc__)
-    parser.add_argument("--output", type=Path, required=True, help="folder of the corpus")
-    parser.add_argument("--subwords", type=int, default=2048, help="number of units (2048)")
+    add_output_option(parser)
+    text = "number of units (default: %(default)s)"
+    parser.add_argument("--subwords", type=int, default=2048, metavar="N", help=text)
+    text = "list of packages in place of the library"
+    parser.add_argument("--packages", type=resolved, metavar="FILE", help=text)
     options = parser.parse_args(arguments)
-    output, stdlib = options.output.resolve(), Path(sysconfig.get_path("stdlib"))
-    return exit_status(
-        lambda: prepare(output, stdlib, options.subwords), "the corpus will be built anew", output
-    )
+    stdlib = Path(sysconfig.get_path("stdlib"))
+    work = partial(prepare, options.output, stdlib, options.subwords, options.packages)
+    return exit_status(work, output=options.output)
 
 
 if __name__ == "__main__":

@@ -8,22 +8,20 @@ and _ for the space; the text has no newlines and the corpus no </s>.
 
 import sys
 
-from scripts.prepare._characters import CharacterDataSet
-from scripts.prepare._published import run
-from scripts.prepare._sources import Checksum
+from scripts.prepare._published import ByteDataSet, run
 
-TEXT8 = CharacterDataSet(
+TEXT8 = ByteDataSet(
     name="text8",
     mirrors=("https://mattmahoney.net/dc", "http://mattmahoney.net/dc"),
-    files=("text8.zip",),
-    checksums={"text8": Checksum("md5", "3bea1919949baf155f99411df5fada7e")},
+    files={"text8.zip": None},
     vocabulary=27,
     disk_bytes=300_000_000,
     recipe="transformer_xl/text8_large",
     example="text8.zip or the file text8 in it",
     member="text8",
+    checksum="md5:3bea1919949baf155f99411df5fada7e",
     sizes={"train": 90_000_000, "valid": 5_000_000, "test": 5_000_000},
-    symbol=lambda byte: chr(byte).replace(" ", "_"),
+    symbols={" ": "_"},
 )
 
 if __name__ == "__main__":

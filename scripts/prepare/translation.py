@@ -10,48 +10,227 @@ both sides of the training part; pairs that are empty on a side, too long or of 
 lengths are removed from the training and validation parts, never from a test part. With several
 --test the parts are test, test1 and so on.
 
-OUTPUT/inputs.json            pairs of each PREFIX
 OUTPUT/references             test.{en,de} and so on as they were given, for detokenized sacreBLEU
 OUTPUT/tokens, OUTPUT/bpe     {train,valid,test}.{en,de}, as Moses tokens and as units; bpe/codes
 OUTPUT/clean                  {train,valid}.{en,de}, the units of the pairs that are kept
 OUTPUT/bin                    dict.{en,de}.txt and {train,valid,test}.en-de.{en,de}.{bin,idx}
 OUTPUT/preparation.json       options and sizes
-OUTPUT/steps.json             the steps that are done: they are not done again
 
-With another option or a changed input the script refuses to go on and names what to remove. Once
+Stages that are done are not done again; with another option the command names what to remove. Once
 it is done only bin, references and bpe/codes are needed.
 """
 
 import argparse
-import json
+import math
+import shutil
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
 from functools import partial
 from pathlib import Path
 
-from scripts._shared.command_line import command_parser, exit_status
+from scripts._shared.command_line import check_at_least, command_parser, exit_status
 from scripts._shared.commands import short
-from scripts._shared.files import write_json
-from scripts.prepare._binarize import NO_MADE_UP_SYMBOLS, Sizes, count_symbols, preprocess
-from scripts.prepare._bitext import REASONS, Bitext, Limits, clean, copy_references, survey
-from scripts.prepare._steps import INTERRUPTED, Steps, resolved
+from scripts.prepare._binarize import NO_MADE_UP_SYMBOLS, count_symbols, preprocess, write_units
+from scripts.prepare._lines import open_text, progress, read_lines, write_lines
+from scripts.prepare._stages import Stages, add_output_option, fingerprint, resolved
 from scripts.prepare._subwords import (
-    VERSIONS,
-    RawText,
     add_subword_options,
     check_language,
     check_subword_options,
     make_units,
+    moses_tokenizer,
+    versions,
 )
 
 # Parts that are cleaned; a test part has to keep every sentence.
 CLEANED = ("train", "valid")
+# Why pairs are removed; each is counted for the first that holds.
+REASONS = ("empty", "too_long", "too_unequal")
+
+
+def option_of(part: str) -> str:
+    """Option that names a part: test, test1 and test2 are all of --test."""
+    return f"--{part.rstrip('0123456789')}"
+
+
+def text_file(prefix: Path, language: str, option: str) -> Path:
+    """File PREFIX.LANGUAGE or PREFIX.LANGUAGE.gz; raises ValueError when not one is there."""
+    plain = prefix.with_name(f"{prefix.name}.{language}")
+    found = [path for path in (plain, Path(f"{plain}.gz")) if path.is_file()]
+    if len(found) != 1:
+        has = "both files" if found else "no file"
+        raise ValueError(
+            f"{option} {short(prefix)}: there is {has} {plain.name} {'and' if found else 'or'} "
+            f"{plain.name}.gz: give what the names of two files, one for each language, have "
+            f"before .{language}"
+        )
+    return found[0]
+
+
+@dataclass(frozen=True)
+class Bitext:
+    """Raw parallel texts: two files with the same prefix, whose lines are each other's translation.
+
+    Args:
+        languages: codes of source and target.
+        parts: prefixes of train, which may be several, of valid, and of test, test1 and so on.
+    """
+
+    languages: tuple[str, str]
+    parts: Mapping[str, tuple[Path, ...]]
+
+    def __post_init__(self) -> None:
+        source, target = self.languages
+        if source == target:
+            raise ValueError(
+                f"--target-lang {target} is --source-lang as well: give two different languages"
+            )
+        for part, prefixes in self.parts.items():
+            for prefix in prefixes:
+                if part != "train" and prefix in self.parts["train"]:
+                    raise ValueError(
+                        f"{option_of(part)} {short(prefix)} is --train as well, and a model would "
+                        "be scored on what it learned: give another text"
+                    )
+            for language in self.languages:
+                self.files(part, language)
+
+    @property
+    def tests(self) -> list[str]:
+        """Names of the parts that test."""
+        return [part for part in self.parts if option_of(part) == "--test"]
+
+    def files(self, part: str, language: str) -> list[Path]:
+        """Files of a part in a language."""
+        return [text_file(prefix, language, option_of(part)) for prefix in self.parts[part]]
+
+    def fingerprints(self) -> dict[str, str]:
+        """Fingerprint of the files that each option names."""
+        named: dict[str, list[Path]] = {}
+        for part in self.parts:
+            for language in self.languages:
+                named.setdefault(option_of(part)[2:], []).extend(self.files(part, language))
+        return {option: fingerprint(files) for option, files in named.items()}
+
+
+def copy_references(bitext: Bitext, target: Path) -> None:
+    """Write the raw texts of the parts that test, byte by byte but unpacked."""
+    for part in bitext.tests:
+        for language in bitext.languages:
+            (path,) = bitext.files(part, language)
+            with open_text(path) as source, (target / f"{part}.{language}").open("wb") as file:
+                shutil.copyfileobj(source, file)
+
+
+def tokenize(bitext: Bitext, hyphens: bool, workers: int, target: Path) -> dict[str, dict]:
+    """Write the Moses tokens of each text; return pairs of each part, and words by language.
+
+    Raises ValueError when a text is empty, or the two files of a prefix do not pair up.
+    """
+    sizes: dict[str, dict] = {}
+    for part, prefixes in bitext.parts.items():
+        sizes[part], counts = {}, {}
+        for language in bitext.languages:
+            counts[language] = [0] * len(prefixes)
+
+            def lines(part: str = part, language: str = language, counts: dict = counts):
+                for index, path in enumerate(bitext.files(part, language)):
+                    for line in read_lines(path):
+                        counts[language][index] += 1
+                        yield line
+
+            name = f"{part}.{language}"
+            # punctuation is made uniform
+            make = partial(moses_tokenizer, language, True, hyphens)
+            size = write_lines(lines(), target / name, make, workers, f"tokenize {name}")
+            if not size["words"]:
+                files = ", ".join(map(short, bitext.files(part, language)))
+                raise ValueError(f"{option_of(part)}: {files} has no text: give one that has")
+            sizes[part] |= {"pairs": size["lines"], language: size["words"]}
+        for prefix, first, second in zip(prefixes, *counts.values(), strict=True):
+            if first != second:
+                one, two = bitext.languages
+                raise ValueError(
+                    f"{option_of(part)} {short(prefix)}: {prefix.name}.{one} has {first:,} lines, "
+                    f"{prefix.name}.{two} has {second:,}: give files whose lines are each other's "
+                    "translation"
+                )
+    return sizes
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Pairs that are kept: units of either side, and how many times the shorter side's the longer.
+
+    No side is empty.
+    """
+
+    max_length: int = 250
+    max_ratio: float = 1.5
+
+    def __post_init__(self) -> None:
+        check_at_least(1, max_length=self.max_length)
+        if not 1 <= self.max_ratio < math.inf:
+            raise ValueError(
+                f"--max-ratio {self.max_ratio} is not how many times the longer side is as long "
+                "as the shorter: give 1 or more"
+            )
+
+    def reason(self, first: str, second: str) -> str:
+        """Why a pair of lines is removed; "kept" if it is not."""
+        if not first or not second:
+            return "empty"
+        lengths = first.count(" ") + 1, second.count(" ") + 1
+        if max(lengths) > self.max_length:
+            return "too_long"
+        # 1.15 is a little less than 23/20 as a float: pairs of 23 and 20 units would be lost.
+        if Fraction(max(lengths), min(lengths)) > Fraction(str(self.max_ratio)):
+            return "too_unequal"
+        return "kept"
+
+
+def clean(bitext: Bitext, units: Path, limits: Limits, target: Path) -> dict[str, dict]:
+    """Write the pairs of training and validation that are kept; count what is and what is not."""
+    found = {}
+    for part in CLEANED:
+        counts = dict.fromkeys(("kept", *REASONS), 0)
+        sides = [read_lines(units / f"{part}.{one}") for one in bitext.languages]
+        paths = [target / f"{part}.{one}" for one in bitext.languages]
+        one, two = (path.open("w", encoding="utf-8", newline="\n") for path in paths)
+        with one, two:
+            for pair in progress(zip(*sides, strict=True), desc=f"clean {part}", unit=" pairs"):
+                reason = limits.reason(*pair)
+                counts[reason] += 1
+                if reason == "kept":
+                    one.write(f"{pair[0]}\n")
+                    two.write(f"{pair[1]}\n")
+        if not counts["kept"]:
+            raise ValueError(
+                f"--max-length {limits.max_length} and --max-ratio {limits.max_ratio} keep none of "
+                f"the {sum(counts.values()):,} pairs of {part} ({counts['empty']:,} are empty on a "
+                f"side, {counts['too_long']:,} too long, {counts['too_unequal']:,} of too "
+                "different lengths): give larger ones, or other texts"
+            )
+        found[part] = counts
+    return found
+
+
+def binarize(bitext: Bitext, output: Path, separate: bool, workers: int, target: Path) -> dict:
+    """Write the folder for fairseq, with one dictionary or two; return symbols and sizes."""
+    texts = {part: output / ("clean" if part in CLEANED else "bpe") / part for part in bitext.parts}
+    which = [*NO_MADE_UP_SYMBOLS, *([] if separate else ["--joined-dictionary"])]
+    sizes = preprocess(texts, target, workers, which, bitext.languages)
+    write_units(target, "subwords", "subword_nmt", "../bpe/codes", bitext.languages[0])
+    symbols = {one: count_symbols(target / f"dict.{one}.txt") for one in bitext.languages}
+    return {"symbols": symbols if separate else symbols[bitext.languages[0]], "sizes": sizes}
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of every preparation for translation to a parser."""
     add = parser.add_argument
-    add("--output", type=resolved, required=True, metavar="DIR", help="folder of the result")
+    add_output_option(parser)
     add_subword_options(parser, 32_000)
     add(
         "--separate-dictionaries",
@@ -82,10 +261,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def check_options(options: argparse.Namespace, languages: Sequence[str]) -> None:
-    """Check what add_options added, and the codes of source and target language.
-
-    Raises ValueError when a value is impossible.
-    """
+    """Check what add_options added, and the codes of source and target language."""
     for option, language in zip(("source-lang", "target-lang"), languages, strict=True):
         check_language(language, option)
     check_subword_options(options)
@@ -97,126 +273,39 @@ def check_options(options: argparse.Namespace, languages: Sequence[str]) -> None
         )
 
 
-def clean_parts(
-    output: Path, bitext: Bitext, pairs: Mapping[str, int], limits: Limits, target: Path
-) -> dict:
-    """Clean the parts that are cleaned into a new folder; returns and raises as clean, by part."""
-    target.mkdir()
-    found = {}
-    for part in CLEANED:
-        texts, cleaned = (
-            {language: folder / f"{part}.{language}" for language in bitext.languages}
-            for folder in (output / "bpe", target)
-        )
-        found[part] = clean(texts, cleaned, pairs[part], limits, part)
-    return found
-
-
-def binarize(
-    output: Path,
-    languages: tuple[str, str],
-    parts: Mapping[str, Mapping[str, Sizes]],
-    separate: bool,
-    workers: int,
-    target: Path,
-) -> dict:
-    """Write a new folder for fairseq from the units in output, with one dictionary or two.
-
-    Returns its symbols, and each part's unknown units by language. Raises ValueError when
-    fairseq-preprocess fails or writes other sizes than those of the parts by language.
-    """
-    prefixes = {
-        "train": output / "clean" / "train",
-        "valid": output / "clean" / "valid",
-        "test": [output / "bpe" / part for part in parts if part not in CLEANED],
-    }
-    names = {
-        (part, one): f"{part}.{'-'.join(languages)}.{one}" for part in parts for one in languages
-    }
-    sizes = {name: parts[part][one] for (part, one), name in names.items()}
-    which = [*NO_MADE_UP_SYMBOLS, *([] if separate else ["--joined-dictionary"])]
-    log = output / "preprocess.log"
-    unknown = preprocess(prefixes, target, log, sizes, workers, *which, languages=languages)
-    symbols = {one: count_symbols(target / f"dict.{one}.txt") for one in languages}
-    return {
-        "symbols": symbols if separate else symbols[languages[0]],
-        "unknown": {part: {one: unknown[names[part, one]] for one in languages} for part in parts},
-    }
-
-
-def prepare(
-    steps: Steps,
-    bitext: Bitext,
-    options: argparse.Namespace,
-    origin: Mapping[str, str],
-    sources: Sequence[str] = (),
-) -> None:
-    """Do the steps that are not done yet and print what is in preparation.json.
-
-    ``origin`` tells whether the raw texts, made by the steps ``sources``, are the same as before.
-    Raises ValueError when a text or the output cannot be used.
-    """
-    output, workers, languages = steps.output, options.workers, bitext.languages
-    limits = Limits(options.max_length, options.max_ratio)
-    pairs = steps.run("inputs.json", origin, sources, partial(survey, bitext))
-    steps.run("references", {}, ["inputs.json"], partial(copy_references, bitext, pairs))
-
+def prepare(stages: Stages, bitext: Bitext, options: argparse.Namespace) -> None:
+    """Do the stages that are not done yet."""
+    output, workers, languages = stages.output, options.workers, bitext.languages
     hyphens = {"aggressive-hyphens": options.aggressive_hyphens}
-    texts = {
-        f"{part}.{one}": RawText(
-            partial(bitext.lines, part, one), {"lines": pairs[part]}, one, True, *hyphens.values()
-        )
-        for part in pairs
-        for one in languages
-    }
+    work = partial(tokenize, bitext, options.aggressive_hyphens, workers)
+    words = stages.run("tokens", work, hyphens)
+    stages.run("references", partial(copy_references, bitext))
+    names = [f"{part}.{one}" for part in bitext.parts for one in languages]
     training = [f"train.{one}" for one in languages]
-    merges, tokens, units = make_units(steps, texts, training, ["inputs.json"], hyphens, options)
+    work = partial(make_units, output / "tokens", names, training, options)
+    made = stages.run("bpe", work, {"bpe-size": options.bpe_size})
+    limits = Limits(options.max_length, options.max_ratio)
+    work = partial(clean, bitext, output / "bpe", limits)
     kept = {"max-length": limits.max_length, "max-ratio": limits.max_ratio}
-    to_clean = [f"bpe/{part}.{one}" for part in CLEANED for one in languages]
-    work = partial(clean_parts, output, bitext, pairs, limits)
-    cleaned = steps.run("clean", kept, to_clean, work)
-
-    # What each part has in bin: its pairs, and the tokens of each language with their </s>.
-    sizes: dict[str, dict[str, Sizes]] = {}
-    for part in pairs:
-        lines, words = pairs[part], {one: units[f"{part}.{one}"]["words"] for one in languages}
-        if part in CLEANED:
-            lines, words = cleaned[part]["kept"], cleaned[part]["units"]
-        sizes[part] = {one: {"lines": lines, "tokens": words[one] + lines} for one in languages}
-    separate = {"separate-dictionaries": options.separate_dictionaries}
-    work = partial(binarize, output, languages, sizes, options.separate_dictionaries, workers)
-    to_binarize = ["clean", *(f"bpe/{part}.{one}" for part in bitext.tests for one in languages)]
-    binarized = steps.run("bin", separate, to_binarize, work)
-
+    cleaned = stages.run("clean", work, kept)
+    separate = options.separate_dictionaries
+    work = partial(binarize, bitext, output, separate, workers)
+    binarized = stages.run("bin", work, {"separate-dictionaries": separate})
     parts = {}
-    for part in pairs:
-        parts[part] = {"pairs": pairs[part], "kept": sizes[part][languages[0]]["lines"]}
-        if part in CLEANED:
-            parts[part] |= {reason: cleaned[part][reason] for reason in REASONS}
+    for part in bitext.parts:
+        pairs = words[part]["pairs"]
+        parts[part] = {"pairs": pairs, "kept": pairs, **cleaned.get(part, {})}
         for one in languages:
+            size = binarized["sizes"][f"{part}.{'-'.join(languages)}.{one}"]
             parts[part][one] = {
-                "words": tokens[f"{part}.{one}"]["words"],
-                "units": units[f"{part}.{one}"]["words"],
+                "words": words[part][one],
+                "units": made["units"][f"{part}.{one}"],
                 # Of the pairs that are kept, with the </s> of each line.
-                "tokens": sizes[part][one]["tokens"],
-                "unknown_units": binarized["unknown"][part][one],
+                "tokens": size["tokens"],
+                "unknown": size["unknown"],
             }
-    description = {
-        "source-lang": languages[0],
-        "target-lang": languages[1],
-        **origin,
-        **hyphens,
-        "bpe-size": options.bpe_size,
-        "bpe-tool": options.bpe_tool,
-        **kept,
-        **separate,
-        "merges": merges,
-        "symbols": binarized["symbols"],
-        "versions": VERSIONS,
-        "parts": parts,
-    }
-    write_json(output / "preparation.json", description)
-    print(json.dumps(description, indent=2))
+    found = {"merges": made["merges"], "symbols": binarized["symbols"], "versions": versions()}
+    stages.finish({**found, "parts": parts})
 
 
 def test_parts(prefixes: Sequence[Path]) -> dict[str, tuple[Path, ...]]:
@@ -225,17 +314,16 @@ def test_parts(prefixes: Sequence[Path]) -> dict[str, tuple[Path, ...]]:
 
 
 def prepare_raw(options: argparse.Namespace) -> None:
-    """Do the work of the command; raises ValueError when an option or a text cannot be used."""
+    """Do the work of the command."""
     languages = options.source_lang, options.target_lang
     check_options(options, languages)
     parts = {"train": tuple(options.train), "valid": (options.valid,), **test_parts(options.test)}
     bitext = Bitext(languages, parts)
-    steps = Steps(options.output, "translation data")
     codes = {"source-lang": languages[0], "target-lang": languages[1]}
-    prepare(steps, bitext, options, {**codes, **bitext.fingerprints()})
+    prepare(Stages(options.output, {**codes, **bitext.fingerprints()}), bitext, options)
 
 
-def main() -> int:
+def main(arguments: list[str] | None = None) -> int:
     """Command line of the script; returns its exit status."""
     parser = command_parser(__doc__)
     add = parser.add_argument
@@ -248,8 +336,8 @@ def main() -> int:
     ):
         add(f"--{part}", type=resolved, required=True, nargs=number, metavar="PREFIX", help=text)
     add_options(parser)
-    options = parser.parse_args()
-    return exit_status(lambda: prepare_raw(options), INTERRUPTED, options.output)
+    options = parser.parse_args(arguments)
+    return exit_status(lambda: prepare_raw(options), output=options.output)
 
 
 if __name__ == "__main__":

@@ -8,15 +8,12 @@ an empty line is a lone </s>; the <unk> of the text is fairseq's <unk>.
 
 import sys
 
-from scripts.prepare._binarize import WordDataSet
-from scripts.prepare._published import run
-from scripts.prepare._sources import Checksum
+from scripts.prepare._published import WordDataSet, run
 
 WIKITEXT103 = WordDataSet(
     name="WikiText-103",
     mirrors=("https://wikitext.smerity.com", "http://wikitext.smerity.com"),
-    files=("wikitext-103-v1.zip",),
-    checksums={"wikitext-103-v1.zip": Checksum("md5", "9ddaacaf6af0710eda8c456decff7832")},
+    files={"wikitext-103-v1.zip": "md5:9ddaacaf6af0710eda8c456decff7832"},
     vocabulary=267_735,
     disk_bytes=2_000_000_000,
     recipe="transformer_xl/wt103_base",

@@ -7,26 +7,23 @@ Ctrl-C is safe at any moment: the same command goes on from the last checkpoint.
 
 OUTPUT/data                   the text, its subword units, and what fairseq reads of it in data/bin
 OUTPUT/checkpoints            of the training, whose log is train.log
-OUTPUT/quickstart.png         validation loss against time, and what recurrence is worth
+OUTPUT/quickstart.png         validation loss in training, and what recurrence is worth
 OUTPUT/result.json            options, sizes, figures and times
 """
 
 import json
 import lzma
+import math
 import re
 import shlex
 import sys
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from scripts._shared.command_line import NamedFile
 from scripts._shared.commands import ROOT, child_process, program, python_command, short
 from scripts._shared.files import write_json
 from scripts._shared.machine import bf16_units
 from scripts._shared.results import markdown_table, save_plot
-from scripts.plot.losses import TIME, read_validations
 from scripts.prepare.python_source import MODEL
 from scripts.quickstart._steps import Training, announce, option, run_logged, run_quickstart
 
@@ -74,33 +71,23 @@ def prepare(output: Path) -> None:
         pass
 
 
-def corpus(output: Path) -> dict[str, Any]:
-    """What the preparation recorded of the corpus."""
-    return json.loads((output / "data" / "corpus.json").read_text(encoding="ascii"))
+def sizes(output: Path) -> dict[str, dict[str, int]]:
+    """Characters and tokens of each part, line ends among them."""
+    text = (output / "data" / "preparation.json").read_text(encoding="utf-8")
+    return json.loads(text)["splits"]
 
 
 def tokens_per_character(output: Path, split: str) -> float:
-    """Tokens of a split, line ends among them, over its characters."""
-    sizes = corpus(output)["splits"][split]
-    return sizes["tokens"] / sizes["characters"]
+    """Tokens of a split over its characters."""
+    size = sizes(output)[split]
+    return size["tokens"] / size["characters"]
 
 
 def training(output: Path) -> Training:
-    """The training of step 2."""
-    options = [
-        *COMMON_OPTIONS,
-        *TRAINING_OPTIONS,
-        *(BF16_OPTIONS if bf16_units() else FP32_OPTIONS),
-    ]
-    return Training("quickstart/language_model.py", output, options)
-
-
-def train(output: Path) -> None:
-    """Step 2: training, from the last checkpoint if there is one."""
-    title = "[2] training: about 4 minutes on 2 cores"
-    parts = {"training": "train", "validation": "valid"}
-    scales = {name: tokens_per_character(output, part) for name, part in parts.items()}
-    training(output).run(title, UNIT, scales)
+    """The training of step 2, from the last checkpoint if there is one."""
+    length = BF16_OPTIONS if bf16_units() else FP32_OPTIONS
+    scales = tokens_per_character(output, "train"), tokens_per_character(output, "valid")
+    return Training(output, [*COMMON_OPTIONS, *TRAINING_OPTIONS, *length], UNIT, scales)
 
 
 def bigram_bits_per_character(train: str, test: str) -> float:
@@ -111,6 +98,8 @@ def bigram_bits_per_character(train: str, test: str) -> float:
     unknown = sorted(set(test) - set(train))
     if unknown:
         raise ValueError(f"test text: the characters {unknown} are not in the training text")
+
+    import numpy as np
 
     def pairs(text: str) -> np.ndarray:
         codes = np.frombuffer(("\n" + text).encode("ascii"), dtype=np.uint8).astype(np.int64)
@@ -153,7 +142,7 @@ def evaluate(output: Path) -> dict[str, float]:
 
     Raises ValueError when fairseq-eval-lm did not score every token of it once.
     """
-    expected = corpus(output)["splits"]["test"]["tokens"]
+    expected = sizes(output)["test"]["tokens"]
     print("\n[3] evaluation: the test part, whole files never trained on", flush=True)
     found = {}
     for name, tokens in RECURRENCES.items():
@@ -161,12 +150,11 @@ def evaluate(output: Path) -> dict[str, float]:
         words += [*EVALUATION_OPTIONS, "--model-overrides", f"{{'mem_len': {tokens}}}"]
         announce(f"recurrence {name}", words)
         log = output / f"evaluation_{tokens}.log"
-        bits, scored = parse_evaluation(run_logged(words, log, "evaluation"))
+        bits, scored = parse_evaluation(run_logged(words, log))
         if scored != expected:
             raise ValueError(
                 f"fairseq-eval-lm scored {scored} tokens and the test part has {expected}: the "
-                "figure would be wrong, check EVALUATION_OPTIONS of "
-                "scripts/quickstart/language_model.py"
+                "figure would be wrong, check EVALUATION_OPTIONS of this script"
             )
         found[name] = bits * tokens_per_character(output, "test")
         print(f"{bits} bits a token, {scored:,} tokens: {found[name]:.4f} {UNIT}", flush=True)
@@ -178,7 +166,8 @@ def report(output: Path, recurrences: dict[str, float]) -> None:
     text = {part: (output / "data" / "text" / f"{part}.txt").read_text("ascii") for part in PARTS}
     source = training(output)
     updates, seconds = source.progress()
-    seen = updates * tokens_per_update() / tokens_per_character(output, "train")
+    tokens = (int(option(TRAINING_OPTIONS, f"--{x}")) for x in ("tokens-per-sample", "batch-size"))
+    seen = updates * math.prod(tokens) / tokens_per_character(output, "train")
     known = f"{len(text['train']) / 1e6:.1f} million characters"
     read = f"{seen / 1e6:.1f} million characters, {seconds:.0f} s"
     rows = [
@@ -189,22 +178,16 @@ def report(output: Path, recurrences: dict[str, float]) -> None:
     print(f"\n[4] result: {UNIT} of the test part, fewer are better\n")
     cells = [(name, f"{bits:.4f}", trained) for name, trained, bits in rows]
     print(markdown_table(["", UNIT, "trained on"], cells))
-    scale = tokens_per_character(output, "valid")
-    try:
-        validations = read_validations(NamedFile("model", source.log), TIME).values()
-    except ValueError as error:
-        raise ValueError(
-            f"{short(source.log)} does not tell how training went: remove {short(output)}, the "
-            "same command then trains anew"
-        ) from error
-    minutes = [validation.seconds / 60 for validation in validations]
-    losses = [validation.loss * scale for validation in validations]
+    validations = source.validations()
     result = {
         "bits_per_character": {name: bits for name, _, bits in rows},
-        "validation": {"minutes": minutes, "bits_per_character": losses},
+        "validation": {
+            "updates": list(validations),
+            "bits_per_character": list(validations.values()),
+        },
         "updates": updates,
         "training_seconds": round(seconds, 1),
-        "corpus": corpus(output),
+        "corpus": sizes(output),
         "training_options": source.options,
         "evaluation_options": [*COMMON_OPTIONS, *EVALUATION_OPTIONS],
     }
@@ -215,17 +198,11 @@ def report(output: Path, recurrences: dict[str, float]) -> None:
     )
 
 
-def tokens_per_update() -> int:
-    """Tokens that an update reads."""
-    names = ("--tokens-per-sample", "--batch-size")
-    return int(np.prod([int(option(TRAINING_OPTIONS, name)) for name in names]))
-
-
 def draw(losses: Any, bars: Any, result: dict[str, Any]) -> None:
     """Draw validation loss against time, and the table's figures as bars."""
     validation = result["validation"]
-    losses.plot(validation["minutes"], validation["bits_per_character"], marker=".")
-    losses.set_xlabel("minutes of training")
+    losses.plot(validation["updates"], validation["bits_per_character"], marker=".")
+    losses.set_xlabel("updates")
     losses.set_ylabel(f"validation part, {UNIT}")
     losses.grid(alpha=0.3)
     shown = {
@@ -249,7 +226,7 @@ def decode_sample(log: str) -> str:
     if not found:
         raise ValueError(
             "fairseq-interactive printed no hypothesis H-0: check PROMPT and SAMPLING_OPTIONS of "
-            "scripts/quickstart/language_model.py"
+            "this script"
         )
     pieces = ("\n" if piece == "</s>" else piece for piece in found[1].split(" "))
     return "".join(pieces).replace("\u2581", " ")
@@ -265,14 +242,14 @@ def sample(output: Path) -> None:
         words,
         before=f"echo {shlex.quote(PROMPT)} | ",
     )
-    log = run_logged(words, output / "sample.log", "sampling", sent=PROMPT + "\n")
+    log = run_logged(words, output / "sample.log", sent=PROMPT + "\n")
     print(f"\n{decode_sample(log)}", flush=True)
 
 
 def quickstart(output: Path) -> None:
     """Run all the steps; those already done are passed over, evaluation and sampling repeated."""
     prepare(output)
-    train(output)
+    training(output).run("[2] training: about 4 minutes on 2 cores")
     report(output, evaluate(output))
     sample(output)
 

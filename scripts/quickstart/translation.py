@@ -64,20 +64,30 @@ SENTENCE = "from thirty-nine to forty-five thousand, six hundred and ninety-two"
 
 
 def prepare(output: Path) -> None:
-    """Steps 1 and 2: the corpus, and what fairseq reads of it.
-
-    Raises ValueError when a command fails.
-    """
+    """Steps 1 and 2: the corpus, and what fairseq reads of it."""
     corpus = short(output / "corpus")
     words = [*python_command("prepare.number_names"), *CORPUS_OPTIONS, "--output", corpus]
     announce("[1] corpus: sentences with two numbers; those of a part are in no other one", words)
     with child_process(words):
         pass
     words = [*python_command("prepare.translation"), "--source-lang", SOURCE]
-    words += ["--target-lang", TARGET, "--train", f"{corpus}/train", "--valid", f"{corpus}/valid"]
-    words += ["--test", f"{corpus}/test", *PREPARATION_OPTIONS, "--output", short(output / "data")]
+    words += [
+        "--target-lang",
+        TARGET,
+        "--train",
+        f"{corpus}/text/train",
+        "--valid",
+        f"{corpus}/text/valid",
+    ]
+    words += [
+        "--test",
+        f"{corpus}/text/test",
+        *PREPARATION_OPTIONS,
+        "--output",
+        short(output / "data"),
+    ]
     announce("[2] preparation: units of words, the same for both languages", words)
-    run_logged(words, output / "preparation.log", "preparation")
+    run_logged(words, output / "preparation.log")
     for part, sizes in parts(output).items():
         print(f"{part:5} {sizes['kept']:,} of {sizes['pairs']:,} pairs kept")
     print(f"log in {short(output)}/preparation.log")
@@ -91,12 +101,7 @@ def parts(output: Path) -> dict[str, dict]:
 
 def training(output: Path) -> Training:
     """The training of step 3."""
-    return Training("quickstart/translation.py", output, [*COMMON_OPTIONS, *TRAINING_OPTIONS])
-
-
-def train(output: Path) -> None:
-    """Step 3: training, from the last checkpoint if there is one; raises ValueError if it fails."""
-    training(output).run("[3] training: about 4 minutes on 2 cores")
+    return Training(output, [*COMMON_OPTIONS, *TRAINING_OPTIONS])
 
 
 def evaluation_command(output: Path, folder: str, *options: str) -> list[str]:
@@ -108,10 +113,7 @@ def evaluation_command(output: Path, folder: str, *options: str) -> list[str]:
 
 
 def evaluate(output: Path) -> None:
-    """Step 4: translations of the test part and their scores, also written to result.json.
-
-    Raises ValueError when a command fails.
-    """
+    """Step 4: translations of the test part and their scores, also written to result.json."""
     words = evaluation_command(output, "evaluation", "--examples", str(EXAMPLES))
     announce("[4] evaluation: the test part, whose numbers were never trained on", words)
     started = time.monotonic()
@@ -169,7 +171,7 @@ def suggest(output: Path) -> None:
 def quickstart(output: Path) -> None:
     """Run all the steps; those already done are passed over, evaluation is repeated."""
     prepare(output)
-    train(output)
+    training(output).run("[3] training: about 4 minutes on 2 cores")
     evaluate(output)
     suggest(output)
 

@@ -7,6 +7,7 @@ import logging
 import os
 import re
 import runpy
+import signal
 import socket
 import sys
 import tempfile
@@ -41,29 +42,49 @@ class Command:
 
     It runs in a process of its own, forked from one that has imported fairseq and the plugin: that
     takes longer than most of these commands. Other modules are run as ``python -m name`` would be.
+
+    ``before`` is a module's function that the process calls first. The process leads a process
+    group, which ``kill`` kills.
     """
 
-    def __init__(self, name, *words, text="", folder=ROOT):
+    def __init__(self, name, *words, text="", folder=ROOT, before=None):
         self._files = tempfile.TemporaryDirectory()
         (Path(self._files.name) / "in").write_text(text, encoding="utf-8")
         module = re.sub("^fairseq-", "fairseq_cli.", name).replace("-", "_")
-        arguments = (module, list(map(str, words)), self._files.name, folder, environment())
+        arguments = (module, list(map(str, words)), self._files.name, folder, environment(), before)
         self._process = FORK_SERVER.Process(target=_be_command, args=arguments)
         self._process.start()
+
+    @property
+    def printed(self):
+        """What it has printed so far."""
+        path = Path(self._files.name) / "out"
+        return path.read_text(encoding="utf-8") if path.exists() else ""
+
+    def runs(self):
+        """Return whether it has not ended yet."""
+        return self._process.is_alive()
+
+    def kill(self):
+        """Kill it and its children with a signal that no program can catch."""
+        try:
+            os.killpg(self._process.pid, signal.SIGKILL)
+        except ProcessLookupError:
+            self._process.kill()
 
     def wait(self):
         """Return its exit status, 0 for success, and what it printed."""
         self._process.join(300)
         if self._process.is_alive():
-            self._process.kill()
+            self.kill()
             self._process.join()
         with self._files as files:
             return self._process.exitcode, (Path(files) / "out").read_text(encoding="utf-8")
 
 
-def run(name, *words, text="", folder=ROOT, fails=False):
+def run(name, *words, text="", folder=ROOT, fails=False, before=None):
     """Run a fairseq command to its end and return what it printed."""
-    status, printed = Command(name, *words, text=text, folder=folder).wait()
+    status, printed = Command(name, *words, text=text, folder=folder, before=before).wait()
     assert (status != 0) == fails, printed[-4000:]
     return printed
 
@@ -96,8 +117,9 @@ def forked(words, log=None, append=False):
     yield SimpleNamespace(poll=lambda: 0, returncode=0, stdin=io.BytesIO())
 
 
-def _be_command(module, words, files, folder, variables):
+def _be_command(module, words, files, folder, variables, before):
     """Be ``python -m module words`` in a folder and environment, with files as input and output."""
+    os.setsid()
     # what it was forked with is no garbage, and takes long to look through
     gc.freeze()
     # the command sets up its log itself, which does nothing once there is a handler
@@ -116,7 +138,14 @@ def _be_command(module, words, files, folder, variables):
     # multiprocessing gave the process an empty input
     sys.stdin = os.fdopen(0, encoding="utf-8")
     sys.argv = [module, *words]
-    runpy.run_module(module, run_name="__main__")
+    try:
+        if before:
+            before()
+        runpy.run_module(module, run_name="__main__")
+    except Exception:
+        # as the interpreter would, in place of multiprocessing's own words
+        sys.excepthook(*sys.exc_info())
+        sys.exit(1)
 
 
 def train(data, folder, *options, model=MODEL, fails=False):

@@ -23,7 +23,7 @@ SIZE = ("--decoder-layers", 2, "--decoder-embed-dim", 16, "--decoder-attention-h
 VARIANTS = ("all", "attn-split", "head-split", "single-head", "ff-attn")
 ADAPTIVE = ("--adaptive-span", "--attention-span", 24, "--span-ramp", 4, "--span-init", 0.2)
 LEARNING = ("--arch", "all_attention_lm", *SIZE, "--persistent-vectors", 4, *ADAPTIVE)
-SPAN_LOSS = ("--criterion", "span_cross_entropy", "--span-loss", 0.001)
+SPAN_LOSS = ("--criterion", "segment_loss", "--span-loss", 0.001)
 # a learning rate that drives spans against both ends
 WILD = ("--optimizer", "adagrad_with_clip", "--adagrad-clip", 0, "--lr", 0.3)
 
@@ -90,7 +90,7 @@ def test_spans_stay_in_their_interval(data, tmp_path, precision):
 
 def test_two_workers_keep_the_same_spans_in_their_interval(data, tmp_path):
     for penalty, name in ((0.2, "shut"), (0.001, "free")):
-        options = ("--criterion", "span_cross_entropy", "--span-loss", penalty, "--lr", 0.02)
+        options = ("--criterion", "segment_loss", "--span-loss", penalty, "--lr", 0.02)
         options += ("--max-update", 6, "--disable-validation")
         train(data, tmp_path / f"one {name}", *options, model=LEARNING)
         train_on_two_workers(data, tmp_path / f"two {name}", *options, model=LEARNING)
@@ -128,7 +128,7 @@ def test_a_resumed_run_is_the_uninterrupted_run(data, tmp_path):
     train_spans(data, tmp_path / "whole")
     train_spans(data, tmp_path / "parts", updates=4)
     state = torch.load(tmp_path / "parts" / "checkpoint_last.pt", weights_only=True)
-    lengths = [len(h[0]) for h in state["extra_state"]["train_iterator"]["memory"]["layers"]]
+    lengths = [len(h[0]) for h in state["extra_state"]["train_iterator"]["recurrence"]["layers"]]
     assert lengths == [24, 24]
     printed = train_spans(data, tmp_path / "parts")
     assert "resuming with recurrence" in printed
@@ -149,7 +149,7 @@ def test_adaptive_embeddings_go_with_the_penalty(data, tmp_path):
     tied = ("--tie-adaptive-weights", "--tie-adaptive-proj", "--tie-adaptive-head-proj")
     narrower = ("--adaptive-input-factor", 2, "--adaptive-softmax-factor", 2)
     options = ("--adaptive-input", *cutoffs, *tied, *narrower, "--output-bias")
-    loss = ("--criterion", "span_exact_adaptive_loss", "--ddp-backend", "legacy_ddp")
+    loss = ("--criterion", "segment_loss", "--span-loss", 0.001, "--ddp-backend", "legacy_ddp")
     printed = train_spans(data, tmp_path, *loss, updates=4, model=(*LEARNING, *options))
     assert "span_loss" in printed
     saved = parameters(tmp_path)
@@ -160,13 +160,16 @@ def test_adaptive_embeddings_go_with_the_penalty(data, tmp_path):
 def test_a_loss_without_the_penalty_is_warned_of(data, tmp_path):
     plain = ("--criterion", "cross_entropy", "--max-update", 1, "--disable-validation")
     printed = train(data, tmp_path, *plain, model=LEARNING)
-    assert "--criterion cross_entropy has no penalty for long attention spans" in printed
+    assert (
+        "--criterion cross_entropy without --span-loss has no penalty for long attention spans"
+        in printed
+    )
 
 
 def test_a_penalty_without_learned_spans_is_refused(data, tmp_path):
     fixed = ("--arch", "all_attention_lm", *SIZE, "--persistent-vectors", 4)
     printed = train_spans(data, tmp_path, model=fixed, fails=True)
-    assert "--criterion span_cross_entropy needs --adaptive-span" in printed
+    assert "--span-loss is 0.001 for a model without --adaptive-span" in printed
 
 
 def test_another_largest_span_is_refused_with_the_optimizers_state(data, learned, tmp_path):

@@ -58,7 +58,7 @@ def test_adaptive_input_and_softmax_train_and_evaluate(data, tmp_path, test_toke
     bands = ("--adaptive-input-cutoff", "8,14", "--adaptive-softmax-cutoff", "8,14")
     factors = ("--adaptive-input-factor", 2, "--adaptive-softmax-factor", 2)
     tied = ("--adaptive-input", "--tie-adaptive-weights", "--tie-adaptive-proj")
-    criterion = ("--criterion", "exact_adaptive_loss", "--ddp-backend", "legacy_ddp")
+    criterion = ("--criterion", "segment_loss", "--ddp-backend", "legacy_ddp")
     options = (*bands, *factors, *tied, *criterion, "--max-update", 20)
     printed = train(data, tmp_path, *options, "--valid-subset", "test")
     checkpoint = tmp_path / "checkpoint_last.pt"

@@ -6,9 +6,9 @@ import pytest
 import torch
 import yaml
 
-from tests.command_files import EXAMPLES, words, write_stand_ins
 from tests.end_to_end.commands import ALL, PLUGIN, USER_DIR, run
 from tests.end_to_end.results import EXACT, assert_equal, parameters
+from tests.recipes import EXAMPLES, words
 
 COMMON = [
     *USER_DIR,
@@ -117,6 +117,23 @@ def test_both_commands_train_the_same_model(text, given, request, tmp_path):
             assert state["cfg"]["model"][name] == value
 
 
+def test_a_sweep_trains_each_model_from_its_beginning(data, tmp_path):
+    """One process trains them all, in folders of Hydra's own: paths have to be absolute."""
+    _, configuration = LANGUAGE
+    # the first is the better one
+    sweep = ("-m", "optimization.lr=[0.01],[0.000001]", "dataset.disable_validation=false")
+    folder = f"checkpoint.save_dir={tmp_path}/lr_${{optimization.lr.0}}"
+    hydra_train(tmp_path, configuration, data, *sweep, folder)
+    losses = []
+    for rate in ("0.01", "1e-06"):
+        path = tmp_path / f"lr_{rate}" / "checkpoint_best.pt"
+        state = torch.load(path, weights_only=True)
+        assert state["optimizer_history"][-1]["num_updates"] == 3
+        assert state["extra_state"]["best"] == state["extra_state"]["val_loss"]
+        losses.append(state["extra_state"]["best"])
+    assert losses[0] < losses[1]
+
+
 def test_a_misspelt_option_is_refused(pairs, tmp_path):
     _, configuration = TRANSLATION
     model = {**configuration["model"], "branch_residul": "sublayers"}
@@ -135,7 +152,7 @@ TINY = {
         "dataset.batch_size": 4,
         "dataset.validate_interval": 1,
     },
-    "weighted_transformer/multi30k": {
+    "weighted_transformer/multi30k_en_de": {
         "model.encoder_layers": 1,
         "model.decoder_layers": 1,
         "model.encoder_embed_dim": 16,
@@ -149,7 +166,7 @@ ON_CPU = {"common.cpu": "true", "dataset.num_workers": 0, "optimization.max_upda
 
 @pytest.fixture(scope="module", params=TINY)
 def trained(request, tmp_path_factory):
-    """A recipe in small, trained by its command file and from its YAML: recipe, data, folders."""
+    """A recipe in small, trained by its command and from its YAML: recipe, data, folders."""
     recipe, folder = request.param, tmp_path_factory.mktemp("recipe")
     room, name = recipe.split("/")
     source = request.getfixturevalue("data" if room == "transformer_xl" else "pairs")
@@ -158,9 +175,12 @@ def trained(request, tmp_path_factory):
     for option, value in values.items():
         flags += [f"--{option.partition('.')[2].replace('_', '-')}"]
         flags += [str(value)] if value != "true" else []
-    stand_ins = write_stand_ins(folder)
-    places = {"data": source.parent, "checkpoints": folder / "train"}
-    run("fairseq-train", *words(stand_ins, recipe, "train", *flags, **places), folder=folder)
+    places = {"data": str(source.parent), "checkpoints": str(folder / "train")}
+    (folder / "train").mkdir()
+    given = words(room, name, "train", *flags, **places)
+    # the commands are forked from a process that has loaded the plugin
+    given[given.index("--user-dir") + 1] = PLUGIN
+    run("fairseq-train", *given, folder=folder)
     configuration = ("--config-dir", EXAMPLES / room / "config", "--config-name", name)
     given = {"task.data": source, "checkpoint.save_dir": "hydra", "common.user_dir": PLUGIN}
     given |= {f"++{option}": value for option, value in values.items()}
@@ -169,7 +189,7 @@ def trained(request, tmp_path_factory):
     return recipe, source, folder / "train", folder / "hydra"
 
 
-def test_a_recipes_yaml_gives_the_losses_of_its_command_file(trained):
+def test_a_recipes_yaml_gives_the_losses_of_its_command(trained):
     *_, by_command, by_hydra = trained
     assert_equal(parameters(by_hydra), parameters(by_command), **EXACT)
     losses = []

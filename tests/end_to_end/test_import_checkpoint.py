@@ -37,12 +37,12 @@ def run_importer(foreign, folder):
     [
         (
             transformer_xl(CUTOFFS, 2),
-            ("--criterion", "exact_adaptive_loss", "--ddp-backend", "legacy_ddp"),
+            ("--criterion", "segment_loss", "--ddp-backend", "legacy_ddp"),
             "recurrence 10 tokens, clamp none, same length no, positions transformer-xl",
         ),
         (
             adaptive_span(far=25.0),
-            ("--criterion", "span_cross_entropy", "--span-loss", 1e-6),
+            ("--criterion", "segment_loss", "--span-loss", 1e-6),
             "same length no, zero vectors at the start, adaptive attention span up to 12",
         ),
     ],

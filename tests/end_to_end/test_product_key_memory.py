@@ -274,7 +274,7 @@ SEGMENT_MODELS = {
     "adaptive span": (
         *("--arch", "all_attention_lm", *SMALL, "--persistent-vectors", 4),
         *("--adaptive-span", "--attention-span", 12, "--span-ramp", 4, "--span-init", 0.2),
-        *("--criterion", "span_cross_entropy", "--span-loss", 0.001),
+        *("--criterion", "segment_loss", "--span-loss", 0.001),
         *("--memory-layers", "2", *MEMORY, "--memory-query-batch-norm"),
     ),
 }

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from fairseq_plugins import load
-from fairseq_plugins.all_attention import AllAttentionLanguageModel
+from fairseq_plugins.all_attention.model import AllAttentionLanguageModel
 from tests.end_to_end.commands import (
     ALL,
     TASK,

@@ -38,7 +38,7 @@ def test_all_steps_after_the_corpus(output, monkeypatch, capsys):
     monkeypatch.setattr(quickstart, "prepare", lambda output: None)
     assert quickstart.main(["--output", str(output)]) == 0
     result = json.loads((output / "result.json").read_text())
-    assert (result["updates"], len(result["validation"]["minutes"])) == (2, 2)
+    assert (result["updates"], len(result["validation"]["updates"])) == (2, 2)
     figures = result["bits_per_character"]
     printed = capsys.readouterr().out
     for name in quickstart.RECURRENCES:

@@ -55,7 +55,7 @@ def test_without_its_memory_a_resumed_run_would_differ(data, uninterrupted, tmp_
     train(data, tmp_path, "--max-update", 3)
     path = tmp_path / "checkpoint_last.pt"
     state = torch.load(path, weights_only=True)
-    del state["extra_state"]["train_iterator"]["memory"]
+    del state["extra_state"]["train_iterator"]["recurrence"]
     torch.save(state, path)
     printed = train(data, tmp_path, "--max-update", STEPS)
     assert "the checkpoint holds no recurrence of the streams: resuming cold" in printed
@@ -149,12 +149,12 @@ def test_two_workers_resume_with_the_memory_of_both(data, uninterrupted, tmp_pat
             (
                 *("--adaptive-input-cutoff", 8, "--adaptive-softmax-cutoff", 8),
                 *("--adaptive-input", "--tie-adaptive-weights"),
-                *("--criterion", "exact_adaptive_loss"),
+                *("--criterion", "segment_loss"),
             ),
             0,
         ),
         # or has padding on one worker alone
-        (("--criterion", "half_cross_entropy"), 2),
+        (("--criterion", "segment_loss", "--half-loss"), 2),
     ],
 )
 def test_two_workers_end_an_epoch_of_uneven_streams(data, tmp_path, criterion, rest):
@@ -229,7 +229,7 @@ def test_accumulated_gradients_follow_the_streams(data, tmp_path):
     printed = train(data, tmp_path, "--max-update", 4, "--update-freq", 2)
     assert "a batch was skipped" not in printed
     state = torch.load(tmp_path / "checkpoint_last.pt", weights_only=True)
-    assert state["extra_state"]["train_iterator"]["memory"]["end"] == 4 * 2 * 8
+    assert state["extra_state"]["train_iterator"]["recurrence"]["end"] == 4 * 2 * 8
 
 
 def test_a_batch_in_parts_is_learned_from_as_a_whole(data, uninterrupted, tmp_path):

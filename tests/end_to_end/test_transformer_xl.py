@@ -102,7 +102,7 @@ def test_extended_context_with_a_memory_is_refused(data, recurrent):
 
 
 ABLATIONS = [
-    ("--positions", "sinusoidal-absolute", "--criterion", "half_cross_entropy"),
+    ("--positions", "sinusoidal-absolute", "--criterion", "segment_loss", "--half-loss"),
     ("--positions", "learned-absolute", "--extended-context", 4),
     ("--positions", "shaw", "--decoder-normalize-before", "--checkpoint-activations"),
     ("--mem-len", 0, "--untie-r", "--locked-dropout", "--embed-dropout", 0.1),
@@ -131,11 +131,11 @@ def test_half_loss_with_adaptive_softmax_trains_on_half_the_tokens(data, tmp_pat
     factors = ("--adaptive-input-factor", 2, "--adaptive-softmax-factor", 2, "--output-bias")
     how = ("--ddp-backend", "legacy_ddp", "--log-interval", 1, "--max-update", 2)
     words = {}
-    for criterion in ("exact_adaptive_loss", "half_exact_adaptive_loss"):
-        chosen = (*options, *factors, *how, "--criterion", criterion, "--disable-validation")
-        printed = train(data, tmp_path / criterion, *chosen, model=model)
-        words[criterion] = float(re.search(r"wpb=([\d.]+)", printed)[1])
-    assert words == {"exact_adaptive_loss": 32, "half_exact_adaptive_loss": 16}
+    for half in ([], ["--half-loss"]):
+        chosen = (*options, *factors, *how, "--criterion", "segment_loss", *half)
+        printed = train(data, tmp_path / str(half), *chosen, "--disable-validation", model=model)
+        words[str(half)] = float(re.search(r"wpb=([\d.]+)", printed)[1])
+    assert list(words.values()) == [32, 16]
 
 
 def test_other_tasks_are_refused(data, tmp_path):

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import fairseq_plugins
-from fairseq_plugins.weighted_transformer import WeightedTransformer
+from fairseq_plugins.weighted_transformer.model import WeightedTransformer
 from scripts.convert import average
 from scripts.evaluate import translation as evaluate_translation
 from tests.end_to_end.commands import ALL, USER_DIR, forked, run

@@ -23,6 +23,7 @@ from fairseq_plugins.segment_language_model.recurrence import Recurrence
 from fairseq_plugins.weighted_transformer.branch_weights import BranchWeights
 from tests import tiny
 from tests.every_model import CASES, SPANS, criterion_of, sample_of
+from tests.gpu.host_waits import WAITS, counted_waits
 from tests.product_key_memory.tiny import MEMORY, memories, tiny_language_model
 from tests.weighted_transformer.tiny import (
     assert_on_simplex,
@@ -36,7 +37,7 @@ MODELS = {
     "transformer_xl": (tiny.tiny_transformer_xl, "cross_entropy", "adam"),
     "spans": (
         functools.partial(tiny.tiny_model, **SPANS),
-        "span_cross_entropy",
+        "span_loss",
         "adagrad_with_clip",
     ),
     "memory": (
@@ -142,7 +143,7 @@ def learn(device, precision, kind, optimizer=None, flat=False, wrap=lambda model
     model_seen, losses = wrap(model), []
     for update in range(UPDATES):
         if recurrence is not None:
-            sample["net_input"]["recurrence"] = recurrence.at(8 * update)
+            sample["net_input"] |= {"recurrence": recurrence, "start": 8 * update}
         with torch.autocast(device, torch.float16, enabled=precision == "amp"):
             loss, size, _ = criterion(model_seen, sample)
         optimizer.backward(loss)
@@ -252,3 +253,11 @@ def test_beam_search_finds_the_same_with_its_caches(kind, precision, device):
     found, found_scores = generated(model, device, PRECISIONS[precision][0])
     assert torch.equal(found, tokens)
     torch.testing.assert_close(found_scores, scores, rtol=0, atol=0.02)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("kind", MODELS)
+def test_the_host_waits_where_the_documentation_says(kind):
+    with counted_waits() as waits:
+        learn("cuda", "fp32", kind)
+    assert set(waits) <= WAITS

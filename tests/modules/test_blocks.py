@@ -60,7 +60,7 @@ def assert_is_the_models_layer(model, block, grad):
     recurrence, memories = Recurrence(), {}
     with torch.set_grad_enabled(grad):
         for start in range(0, stream.size(1), LENGTH):
-            model(stream[:, start : start + LENGTH], recurrence=recurrence.at(start))
+            model(stream[:, start : start + LENGTH], recurrence=recurrence, start=start)
         for layer, x, expected in seen:
             block.load_state_dict(layer.state_dict(), strict=False)
             y, memories[layer] = block(x, memories.get(layer))

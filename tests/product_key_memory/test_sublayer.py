@@ -86,8 +86,8 @@ def test_incremental_decoding_is_a_full_pass(kind, place):
 def test_a_walk_in_segments_is_one_long_segment(kind):
     model = build(kind, memory_layers="1,3", memory_query_batch_norm=True).eval()
     batch, memory = tiny.tokens(2, 12), Recurrence()
-    whole, _ = model(batch, recurrence=Recurrence().at(0))
-    parts = [model(batch[:, at : at + 4], recurrence=memory.at(at))[0] for at in (0, 4, 8)]
+    whole, _ = model(batch, recurrence=Recurrence(), start=0)
+    parts = [model(batch[:, at : at + 4], recurrence=memory, start=at)[0] for at in (0, 4, 8)]
     torch.testing.assert_close(torch.cat(parts, dim=1), whole)
 
 

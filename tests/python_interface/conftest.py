@@ -2,7 +2,8 @@
 
 import pytest
 
-from tests.scripts.evaluate.saved_memory_models import write_all, write_segments
+from tests.scripts.evaluate.saved_memory_models import write_all
+from tests.scripts.evaluate.saved_models import write_checkpoint
 
 
 @pytest.fixture(scope="session")
@@ -17,6 +18,6 @@ def saved(tmp_path_factory):
         "absolute": {"positions": "sinusoidal-absolute", "mem_len": 0, "extended_context": 4},
     }
     for name, options in kinds.items():
-        write_segments(folder / f"{name}.pt", "transformer_xl", **options)
-    write_segments(folder / "spans.pt", "all_attention_lm", attention_span=6)
+        write_checkpoint(folder / f"{name}.pt", "transformer_xl", **options)
+    write_checkpoint(folder / "spans.pt", "all_attention_lm", attention_span=6)
     return folder

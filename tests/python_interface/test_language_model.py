@@ -8,8 +8,7 @@ import pytest
 import torch
 
 from fairseq_plugins import load
-from fairseq_plugins.python_interface import scoring
-from tests import tiny
+from fairseq_plugins.python_interface.scoring import in_unit
 
 TEXT = "abcdefghijklmnop\nponmlkj\n\nabacadaeafagahaiajak\nacegikmo"
 KINDS = ("recurrent", "same_length", "zeros", "forgetful", "absolute", "spans", "streams", "blocks")
@@ -83,12 +82,8 @@ def test_a_score_tells_its_tokens_and_the_usual_figure(models):
 
 
 def test_units():
-    characters = tiny.dictionary()
-    assert scoring.loss_unit(characters) == "bits per character"
-    characters.add_symbol("word")
-    assert scoring.loss_unit(characters) == "perplexity"
-    assert scoring.in_unit(np.log(8), "bits per character") == pytest.approx(3)
-    assert scoring.in_unit(np.log(8), "perplexity") == pytest.approx(8)
+    assert in_unit(np.log(8), "bits per character") == pytest.approx(3)
+    assert in_unit(np.log(8), "perplexity") == pytest.approx(8)
 
 
 def test_segments_and_options_are_those_asked_for(saved, models):
@@ -164,9 +159,59 @@ def test_prompts_of_a_list_are_continued_one_by_one(models):
     assert model.generate(["", "a", "\n"], 5) == [model.generate(p, 5) for p in ("", "a", "\n")]
 
 
+@pytest.mark.parametrize("beam", [1, 3])
+@pytest.mark.parametrize("kind", ["recurrent", "blocks"])
+def test_the_beginning_of_sentences_is_a_symbol_of_text(saved, kind, beam):
+    model = load(saved / f"{kind}.pt", saved / "text", unit="words")
+    bos = model.text.dictionary.bos()
+    normalize = model.model.get_normalized_probs
+
+    def likely(*args, **options):
+        probs = normalize(*args, **options)
+        probs[..., bos] = -0.1
+        return probs
+
+    model.model.get_normalized_probs = likely
+    score = model.score("<s> a b\n<s> c")
+    assert score.tokens == ["<s>", "a", "b", "</s>", "<s>", "c"]
+    assert score.log_probs[[0, 4]] == pytest.approx(-0.1)
+    found = model.hypotheses("<s> a", 4, beam=beam)
+    assert len(found) == beam
+    assert found[0].tokens == ["<s>", "a", *["<s>"] * 4]
+    assert found[0].log_probs[2:] == pytest.approx([-0.1] * 4 + [0])
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+@pytest.mark.parametrize("how", [{}, {"beam": 3}, {"sampling": True, "seed": 1}])
+@pytest.mark.parametrize("kind", ["recurrent", "blocks"])
+def test_no_sequence_is_repeated(models, kind, size, how):
+    length, model = 12, models(kind)
+    (found, *_) = model.hypotheses("a", length, no_repeat_ngram_size=size, **how)
+    assert len(found.tokens) == length + 1
+    # the first is </s>
+    tokens = ["</s>", *found.tokens]
+    grams = [tuple(tokens[i : i + size]) for i in range(len(tokens) - size + 1)]
+    assert len(set(grams)) == len(grams)
+    if not how:
+        assert size > 1 or model.hypotheses("a", length)[0].tokens != found.tokens
+        # a prompt stays as it is
+        prompt = "abababab" if kind == "recurrent" else "abab"
+        text = model.generate(prompt, 3, no_repeat_ngram_size=size)
+        assert text.startswith(prompt)
+
+
+def test_many_unknown_symbols_are_warned_of(saved, caplog):
+    model = load(saved / "recurrent.pt", saved / "text", allow_unknown=True)
+    model.score("a" * 99 + "x")
+    assert "<unk>" not in caplog.text
+    model.score("a" * 97 + "xyz")
+    assert "3.0 % of 100 tokens are <unk>" in caplog.text
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
+        ({"no_repeat_ngram_size": -1}, "no_repeat_ngram_size is -1: it must be at least 0"),
         ({"length": 0}, "length is 0: it must be at least 1"),
         ({"beam": 0}, "beam is 0: it must be at least 1"),
         ({"top_k": 0}, "top_k is 0: it must be at least 1"),
@@ -207,8 +252,15 @@ def test_a_weight_that_is_not_finite_is_noticed(saved):
     model = load(saved / "blocks.pt", saved / "text")
     with torch.no_grad():
         model.model.decoder.layers[0].fc1.bias[0] = torch.nan
-    with pytest.raises(FloatingPointError, match="the log-probability of a token is not finite"):
+    with pytest.raises(FloatingPointError, match="the loss of a token is not finite"):
         model.score("abc")
+
+
+def test_blocks_with_a_first_symbol_are_no_text(saved):
+    model = load(saved / "bos.pt", saved / "text")
+    for use in (model.score, model.generate, lambda text: model.stream().score(text)):
+        with pytest.raises(ValueError, match="the model was trained with --add-bos-token, which"):
+            use("a")
 
 
 def test_a_language_model_does_not_translate(models):

@@ -1,8 +1,11 @@
 """Checkpoints and dictionaries are found, nothing in them runs, and what does not fit is said."""
 
+import copy
+import pickle
 import re
 import shutil
 
+import joblib
 import numpy as np
 import pytest
 import torch
@@ -12,18 +15,22 @@ from fairseq.models.transformer import TransformerModel
 from fairseq.models.transformer_lm import TransformerLanguageModel
 
 from fairseq_plugins import load
-from fairseq_plugins.python_interface import LanguageModel, TranslationModel
+from fairseq_plugins.fairseq_integration.dictionaries import digests
+from fairseq_plugins.python_interface.language_model import LanguageModel
+from fairseq_plugins.python_interface.translation import TranslationModel
 from tests.end_to_end.commands import ROOT
 from tests.scripts.evaluate.saved_models import Mischief
 
 TEXT = "abcab\nponm"
+SIDES = (("source", "lower"), ("target", "upper"))
 
 
 @pytest.fixture
 def folder(saved, tmp_path):
     """What a training leaves, its dictionary beside it."""
     shutil.copy(saved / "recurrent.pt", tmp_path / "checkpoint_last.pt")
-    shutil.copy(saved / "text" / "dict.txt", tmp_path)
+    for name in ("dict.txt", "units.json"):
+        shutil.copy(saved / "text" / name, tmp_path)
     return tmp_path
 
 
@@ -79,6 +86,30 @@ def test_another_dictionary_is_refused(folder):
         load(folder)
 
 
+@pytest.mark.parametrize(
+    ("kind", "side", "name"),
+    [("blocks", "source", "dict"), *((f"pairs {x}", x, f"dict.{y}") for x, y in SIDES)],
+)
+def test_another_dictionary_of_the_same_size_is_refused(saved, tmp_path, kind, side, name):
+    """Models of fairseq's tasks fit it, and give figures that are nonsense."""
+    kind, *_ = kind.split()
+    data = tmp_path / "data"
+    shutil.copytree(saved / ("pairs" if kind == "pairs" else "text"), data)
+    shutil.copy(saved / f"{kind}.pt", tmp_path / "checkpoint_last.pt")
+    model = load(tmp_path, data)
+    sides = ("source", "target") if kind == "pairs" else ("source",)
+    known = digests({side: getattr(model.task, f"{side}_dictionary") for side in sides})
+    changed(
+        tmp_path / "checkpoint_last.pt",
+        lambda state: state.update(task_state={"dictionaries": known}),
+    )
+    load(tmp_path, data)
+    symbols = (data / f"{name}.txt").read_text().splitlines()
+    (data / f"{name}.txt").write_text("\n".join(symbols[::-1]) + "\n")
+    with pytest.raises(ValueError, match=f"trained with another dictionary than the {side}"):
+        load(tmp_path, data)
+
+
 def test_a_dictionary_of_another_size_is_refused(saved, tmp_path):
     shutil.copy(saved / "blocks.pt", tmp_path / "checkpoint_last.pt")
     smaller = Dictionary()
@@ -114,7 +145,8 @@ def test_nothing_in_a_file_is_executed(folder, tmp_path):
         ),
         ("recurrent", {"softmax_temperature": 0}, "softmax_temperature is 0: it must be above 0"),
         ("blocks", {"tokens_per_sample": 17}, "the model has positions for 16 tokens, give no"),
-        ("bos", {}, "the model was trained with --add-bos-token, which is not read from Python"),
+        ("recurrent", {"mem_length": 5}, "mem_length is no option of .*: did you mean mem_len?"),
+        ("recurrent", {"unit": "letters"}, "unit is 'letters': there are characters, bytes, words"),
         ("recurrent", {"attention_kernel": "x"}, "the dictionary in .*'x', .*attention_kernel"),
     ],
 )
@@ -151,6 +183,61 @@ def test_the_steps_of_a_text_are_those_of_the_training(folder, tmp_path):
     assert lines.encode("abc-d") == "a+ b+ c+ -+ d".split() or lines.encode("abc") == ["ab+", "c"]
     assert lines.tokenizer.cfg.source_lang == "de"
     assert load(folder, bpe_separator="@@").text.lines.encode("abc")[0].endswith("@@")
+
+
+def test_steps_and_units_are_those_beside_the_dictionary(folder):
+    """Which preparation writes there, unless others are asked for."""
+    (folder / "bpe").mkdir()
+    (folder / "bpe" / "codes").write_text("#version: 0.2\na b\n", encoding="utf-8")
+    (folder / "units.json").write_text(
+        '{"unit": "subwords", "bpe": "subword_nmt", "model": "bpe/codes", "tokenizer": "moses", '
+        '"language": "de"}'
+    )
+    model = load(folder)
+    assert model.text.lines.encode("abc, d") == "ab@@ c , d".split()
+    assert model.text.lines.tokenizer.cfg.source_lang == "de"
+    assert model.unit == "perplexity"
+    model = load(folder, unit="characters")
+    assert str(model.score("abc")).endswith("bits per character, 3 tokens")
+    (folder / "units.json").unlink()
+    assert load(folder).score("a b\n").tokens == ["a", "b", "</s>"]
+    with pytest.raises(ValueError, match=r"lacks \('ab'\): .* load\(…, unit=\"characters\"\)"):
+        load(folder).score("ab")
+
+
+@pytest.mark.parametrize("kind", ["recurrent", "spans", "streams", "blocks", "pairs"])
+def test_what_is_loaded_can_be_copied_and_pickled(saved, tmp_path, kind):
+    model = load(saved / f"{kind}.pt", saved / ("pairs" if kind == "pairs" else "text"))
+    model.score_split()
+
+    def figures(model):
+        score = model.score(*(["a b", "c d"] if kind == "pairs" else [TEXT]))
+        made = model.translate("a b", max_len_b=5) if kind == "pairs" else model.generate("a", 5)
+        return score.log_probs.tolist(), made, model.score_split().tolist()
+
+    expected = figures(model)
+    torch.save(model, tmp_path / "model.pt")
+    joblib.dump(model, tmp_path / "model.joblib")
+    for other in (
+        copy.deepcopy(model),
+        pickle.loads(pickle.dumps(model)),
+        torch.load(tmp_path / "model.pt", weights_only=False),
+        joblib.load(tmp_path / "model.joblib"),
+    ):
+        assert figures(other) == expected
+        assert other.model is not model.model
+    assert figures(model) == expected
+
+
+@pytest.mark.parametrize("kind", ["recurrent", "streams", "absolute", "blocks"])
+def test_a_stream_can_be_copied_and_pickled(saved, kind):
+    stream = load(saved / f"{kind}.pt", saved / "text").stream()
+    stream.score(TEXT)
+    others = copy.deepcopy(stream), pickle.loads(pickle.dumps(stream))
+    expected = stream.score(TEXT).log_probs.tolist()
+    for other in others:
+        assert other.score(TEXT).log_probs.tolist() == expected
+        assert len(other) == len(stream)
 
 
 def test_what_is_loaded_is_named_for_what_it_does(saved):

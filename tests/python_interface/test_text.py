@@ -8,6 +8,7 @@ import sentencepiece
 from fairseq.data import Dictionary
 
 from fairseq_plugins.python_interface.text import TextCoder, build_lines, step_options
+from fairseq_plugins.segment_language_model.units import Units, loss_unit, read_units
 
 WORDS = "the cat sat on a mat and the dogs ran home"
 
@@ -44,32 +45,72 @@ def pieces(tmp_path_factory):
     return str(path)
 
 
+def build(tokenizer, bpe, options):
+    return build_lines(tokenizer, bpe, options, Units(), dictionary(""))
+
+
+def coder(symbols, unit="words", **more):
+    known = dictionary(symbols)
+    return TextCoder(known, build_lines(None, None, {}, Units(unit, **more), known))
+
+
 @pytest.mark.parametrize(
-    ("symbols", "text", "expected"),
+    ("symbols", "units", "text", "expected"),
     [
-        ("ab▁", "a b\nb", "a ▁ b </s> b"),
-        ("ab_", "a b\nb", "a _ b </s> b"),
-        (["65", "32", "195", "164", "0"], "A ä\n\n", "65 32 195 164 </s> </s>"),
-        (WORDS.split(), "the cat\nsat on\n", "the cat </s> sat on </s>"),
+        ("ab▁", Units("characters"), "a b\nb", "a ▁ b </s> b"),
+        ("ab_", Units("characters"), "a b\nb", "a _ b </s> b"),
+        (
+            ["a", "▁", "<U+00A0>"],
+            Units("characters", symbols={" ": "▁", "\xa0": "<U+00A0>"}),
+            "a \xa0a",
+            "a ▁ <U+00A0> a",
+        ),
+        (["65", "32", "195", "164", "0"], Units("bytes"), "A ä\n\n", "65 32 195 164 </s> </s>"),
+        # which could be bytes and characters
+        (list(map(str, range(128))), Units(), "3 10 17\n127", "3 10 17 </s> 127"),
+        ("ACGT", Units(), "A C\nG T\n", "A C </s> G T </s>"),
+        (WORDS.split(), Units(), "the cat\nsat on\n", "the cat </s> sat on </s>"),
+        (["<s>", *WORDS.split()], Units(), "<s> the cat", "<s> the cat"),
     ],
 )
-def test_the_dictionary_says_what_a_symbol_is(symbols, text, expected):
-    coder = TextCoder(dictionary(symbols))
+def test_the_unit_says_what_a_symbol_is(symbols, units, text, expected):
+    known = dictionary(symbols)
+    coder = TextCoder(known, build_lines(None, None, {}, units, known))
     tokens = coder.encode(text)
     assert coder.symbols(tokens) == expected.split()
     assert coder.decode(tokens) == text
 
 
 def test_pieces_of_a_text_are_its_tokens():
-    coder = TextCoder(dictionary("ab▁"))
+    characters = coder("ab▁", "characters")
     text = "a b\n\nb a\n"
     for cut in range(1, len(text)):
-        parts = [coder.encode(part).tolist() for part in (text[:cut], text[cut:])]
-        assert parts[0] + parts[1] == coder.encode(text).tolist()
+        parts = [characters.encode(part).tolist() for part in (text[:cut], text[cut:])]
+        assert parts[0] + parts[1] == characters.encode(text).tolist()
+
+
+def test_units_are_read_from_beside_the_dictionary(tmp_path):
+    assert read_units(tmp_path) == Units("words")
+    path = tmp_path / "units.json"
+    path.write_text(
+        '{"unit": "subwords", "bpe": "subword_nmt", "model": "../bpe/codes", "tokenizer": "moses", '
+        '"language": "de", "symbols": {}, "later": 1}'
+    )
+    model = tmp_path / "../bpe/codes"
+    assert read_units(tmp_path) == Units("subwords", "subword_nmt", model, "moses", "de")
+    for text, message in (
+        ('{"unit": "letters"}', r"unit in .*units.json is 'letters': there are characters, bytes"),
+        ("[1]", "units.json cannot be read"),
+        ("{", "units.json cannot be read"),
+    ):
+        path.write_text(text)
+        with pytest.raises(ValueError, match=message):
+            read_units(tmp_path)
+    assert [loss_unit(unit) for unit in ("bytes", "words")] == ["bits per character", "perplexity"]
 
 
 def test_words_have_moses_tokens_and_units(codes):
-    lines = build_lines("moses", "subword_nmt", {"bpe_codes": codes, "moses_no_escape": True})
+    lines = build("moses", "subword_nmt", {"bpe_codes": codes, "moses_no_escape": True})
     coder = TextCoder(dictionary(["the", "c@@", "at", "'@@", "s", "m@@", "!"]), lines)
     tokens = coder.encode("the cat's mat!")
     assert coder.symbols(tokens) == "the c@@ at '@@ s m@@ at !".split()
@@ -77,7 +118,7 @@ def test_words_have_moses_tokens_and_units(codes):
 
 
 def test_sentencepiece_keeps_blanks_at_the_beginning_of_lines(pieces):
-    lines = build_lines(None, "sentencepiece", {"sentencepiece_model": pieces})
+    lines = build(None, "sentencepiece", {"sentencepiece_model": pieces})
     text = "def f(x):\n    return x"
     symbols = {symbol for line in text.split("\n") for symbol in lines.encode(line)}
     coder = TextCoder(dictionary([*sorted(symbols), "unused"]), lines)
@@ -89,6 +130,8 @@ def test_sentencepiece_keeps_blanks_at_the_beginning_of_lines(pieces):
 def test_unknown_symbols_are_refused_or_counted_as_unk():
     coder = TextCoder(dictionary(WORDS.split()))
     message = "text 3 has symbols that the dictionary lacks ('bird', 'red'): write it in symbols"
+    with pytest.raises(ValueError, match=r"load\(…, allow_unknown=True\) counts them as <unk>$"):
+        coder.encode("the red bird")
     with pytest.raises(ValueError, match=re.escape(message)):
         coder.encode("the red bird sat on the red bird", "text 3")
     # which the prepared texts of words have
@@ -105,22 +148,44 @@ def test_unknown_symbols_are_refused_or_counted_as_unk():
         (None, "subword_nmt", {}, "bpe is 'subword_nmt' without bpe_codes: give bpe_codes=FILE"),
         (None, "fastbpe", {"bpe_codes": "none"}, "bpe_codes is none, which is no file: name"),
         (None, "sentencepiece", {}, "bpe is 'sentencepiece' without sentencepiece_model: give"),
+        (None, "byte_bpe", {}, "bpe is 'byte_bpe' without sentencepiece_model_path: give sentenc"),
         ("moss", None, {}, "tokenizer is 'moss': there are moses, nltk, space"),
+        # of which the libraries make a SystemExit and other errors
+        (
+            None,
+            "subword_nmt",
+            {"bpe_codes": "{text}"},
+            "bpe is 'subword_nmt' and cannot be built (",
+        ),
+        (
+            None,
+            "sentencepiece",
+            {"sentencepiece_model": "{text}"},
+            "bpe is 'sentencepiece' and can",
+        ),
+        (
+            None,
+            "byte_bpe",
+            {"sentencepiece_model_path": "{text}"},
+            "bpe is 'byte_bpe' and cannot b",
+        ),
     ],
 )
 def test_steps_that_cannot_be_built_are_refused(tokenizer, bpe, options, message):
     with pytest.raises(ValueError, match=re.escape(message)):
-        build_lines(tokenizer, bpe, options)
+        build(
+            tokenizer, bpe, {name: value.format(text=__file__) for name, value in options.items()}
+        )
 
 
 def test_a_missing_library_is_named(monkeypatch, codes):
     monkeypatch.setitem(__import__("sys").modules, "sacremoses", None)
-    message = "tokenizer is 'moses': Please install Moses tokenizer with: pip install sacremoses"
+    message = r"tokenizer is 'moses' .*Please install Moses tokenizer with: pip install sacremoses"
     with pytest.raises(ValueError, match=message):
-        build_lines("moses", None, {})
+        build("moses", None, {})
 
 
 def test_steps_have_options_of_their_own():
-    assert step_options("bpe", "subword_nmt") == {"bpe_codes", "bpe_separator"}
+    assert step_options("bpe", "subword_nmt").keys() == {"bpe_codes", "bpe_separator"}
     assert "source_lang" in step_options("tokenizer", "moses")
-    assert step_options("bpe", None) == set()
+    assert step_options("bpe", None) == {}

@@ -2,6 +2,7 @@
 
 import re
 
+import numpy as np
 import pytest
 
 from fairseq_plugins import load
@@ -41,7 +42,7 @@ def test_unknown_words_and_blanks_are_translated_as_fairseq_does(model):
 @pytest.mark.parametrize(
     ("given", "options", "message"),
     [
-        (["a", " "], {}, "sentence 2 is empty: give one with at least one symbol"),
+        (["a"], {"no_repeat_ngram_size": -1}, "no_repeat_ngram_size is -1: it must be at least 0"),
         ([5], {}, "sentence 1 is 5: it must be a string"),
         (["a " * 1024], {}, "sentence 1 has 1024 units, and the model positions for 1023: cut it"),
         (["a"], {"beam": 0}, "beam is 0: it must be at least 1"),
@@ -59,7 +60,55 @@ def test_hypotheses_are_of_a_list(model):
         model.hypotheses("a b")
 
 
-def test_it_scores_and_continues_nothing(model):
-    message = "a translation model, which translates .* has no .score: there are .translate$"
+def test_nothing_is_translated_to_nothing(model):
+    options = {"beam": 2, "max_len_b": 6}
+    found = model.translate(["", "a b c d", " \n", "p"], **options)
+    assert found[::2] == ["", ""]
+    assert found[1::2] == model.translate(["a b c d", "p"], **options)
+    assert model.translate("") == ""
+    assert model.translate([]) == []
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_no_sequence_is_repeated(model, size):
+    found = model.hypotheses(SENTENCES, beam=2, max_len_b=12, no_repeat_ngram_size=size)
+    for (best, *_), (plain, *_) in zip(
+        found, model.hypotheses(SENTENCES, beam=2, max_len_b=12), strict=True
+    ):
+        tokens = best.tokens
+        grams = [tuple(tokens[i : i + size]) for i in range(len(tokens) - size + 1)]
+        assert len(set(grams)) == len(grams)
+        assert tokens != plain.tokens
+
+
+def test_scores_of_translations_are_those_of_the_search(model):
+    found = [best for best, *_ in model.hypotheses(SENTENCES, beam=3, max_len_b=6)]
+    for batch_size in (1, 3):
+        scores = model.score(SENTENCES, [one.text for one in found], batch_size=batch_size)
+        for score, one in zip(scores, found, strict=True):
+            assert score.tokens == [*one.tokens, "</s>"]
+            np.testing.assert_allclose(score.log_probs, one.log_probs, atol=1e-5)
+    alone = model.score(SENTENCES[0], found[0].text)
+    np.testing.assert_allclose(alone.log_probs, scores[0].log_probs, atol=1e-5)
+    assert alone.unit == "perplexity"
+    assert model.score("a", "").tokens == ["</s>"]
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ((["a"], "b"), "source and target: give two texts, or two lists of as many"),
+        ((["a"], ["b", "c"]), "source and target: give two texts, or two lists of as many"),
+        ((["a"], ["b " * 1024]), "translation 1 has 1024 units, and the model positions for 1023"),
+        ((["a"], ["b"], 0), "batch_size is 0: it must be at least 1"),
+    ],
+)
+def test_what_cannot_be_scored_is_refused(model, given, message):
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}"):
+        model.score(*given)
+
+
+def test_it_continues_nothing(model):
+    message = "a translation model, which translates .* has no .generate: there are .score, .trans"
     with pytest.raises(AttributeError, match=message):
-        model.score("a")
+        model.generate("a")

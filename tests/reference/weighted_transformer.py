@@ -44,11 +44,9 @@ def projected(i, head, out_proj, branches, total):
     return head @ out_proj.weight[:, columns].T + out_proj.bias / total
 
 
-def feed_forward(i, z, fc1, fc2, branches, total, shared=False):
-    """F_i(z), equation 4 with the i-th slice of the inner vector, or the whole: (T, d)."""
-    rows = torch.arange(fc1.out_features)
-    if not shared:
-        rows = rows.chunk(branches)[i]
+def feed_forward(i, z, fc1, fc2, branches, total):
+    """F_i(z), equation 4 with the i-th slice of the inner vector: (T, d)."""
+    rows = torch.arange(fc1.out_features).chunk(branches)[i]
     inner = (z @ fc1.weight[rows].T + fc1.bias[rows]).clamp(min=0)
     return inner @ fc2.weight[:, rows].T + fc2.bias / total
 
@@ -63,9 +61,6 @@ def normed(x, norm):
 def branched_attention(module, query, key, visible):
     """Equations 5 to 7 for one sentence: (T, d).
 
-    Where branches have residual connections of their own, these are in it, too; for
-    ``ResidualBranches`` the query is what they add to.
-
     Args:
         module: a BranchedAttention, whose weights are used.
         query: (T, d).
@@ -73,21 +68,14 @@ def branched_attention(module, query, key, visible):
         visible: (T, S), whether a query sees a key.
     """
     network = module.feed_forward
-    kind = type(network).__name__
     kappa, alpha = network.weights()
     branches, total = len(kappa), network.weights.applied_sum
     result = torch.zeros_like(query)
     for i in range(branches):
         head = head_of_branch(i, module.heads, query, key, visible)
         z = kappa[i] * projected(i, head, network.out_proj, branches, total)
-        if kind == "ResidualBranches":
-            z = normed(query + z, network.layer_norm)
-        out = feed_forward(i, z, network.fc1, network.fc2, branches, total, network.shared)
-        if kind == "NormalizedBranches":
-            out = normed(z + out, network.layer_norm)
+        out = feed_forward(i, z, network.fc1, network.fc2, branches, total)
         result = result + alpha[i] * out
-        if kind == "ResidualBranches":
-            result = result + (alpha[i] if total == 1 else 1 / branches) * z
     return result
 
 

@@ -2,7 +2,6 @@
 
 import importlib.metadata
 import re
-import subprocess
 import sys
 from pathlib import Path
 
@@ -25,16 +24,10 @@ PINS = requirements("development.txt")
 def pinned(environment=None):
     """Return the pinned versions for a Python, this one by default."""
     pins = [pin for pin in PINS if not pin.marker or pin.marker.evaluate(environment)]
+    assert all(re.fullmatch(r"==[^*,]+", str(pin.specifier)) for pin in pins)
     versions = {canonicalize_name(pin.name): str(pin.specifier)[2:] for pin in pins}
     assert len(versions) == len(pins), "a package is pinned twice"
     return versions
-
-
-def test_every_pin_names_one_version():
-    for pin in PINS:
-        (specifier,) = pin.specifier
-        assert specifier.operator == "==", pin
-        assert "*" not in specifier.version, pin
 
 
 @pytest.mark.parametrize("python", ["3.10", "3.11", "3.12", "3.13"])
@@ -75,12 +68,3 @@ def test_exactly_the_pins_are_installed():
     # A build of torch for one kind of machine adds, for example, "+cpu" to its version.
     installed = {name: importlib.metadata.version(name).split("+")[0] for name in pinned()}
     assert installed == pinned()
-
-
-@in_venv
-def test_installed_packages_fit_together():
-    check = subprocess.run(
-        [sys.executable, "-m", "pip", "check"], capture_output=True, text=True, check=False
-    )
-    fairseq = f"fairseq-fixed {pinned()['fairseq-fixed']}"
-    assert check.stdout == f"{fairseq} requires torchaudio, which is not installed.\n"

@@ -8,7 +8,6 @@ import pytest
 import torch
 from fairseq.criterions import CRITERION_REGISTRY
 
-from fairseq_plugins.all_attention.span_loss import SpanCrossEntropy, SpanCrossEntropyConfig
 from fairseq_plugins.segment_language_model.batch_split import train_in_parts
 from fairseq_plugins.segment_language_model.recurrence import Recurrence
 from fairseq_plugins.segment_language_model.stream_iterator import StreamIterator
@@ -17,11 +16,15 @@ from fairseq_plugins.segment_language_model.task import (
     SegmentLanguageModelingConfig,
     SegmentLanguageModelingTask,
 )
-from fairseq_plugins.transformer_xl.activation_penalty import (
-    PenalizedCrossEntropy,
-    PenalizedCrossEntropyConfig,
+from tests.tiny import (
+    ADAPTIVE,
+    dictionary,
+    segment_loss,
+    spread_spans,
+    text,
+    tiny_model,
+    tiny_transformer_xl,
 )
-from tests.tiny import ADAPTIVE, dictionary, spread_spans, text, tiny_model, tiny_transformer_xl
 
 # 7 or 8 tokens a stream: the last segment of some streams is empty
 TOKENS, STREAMS, SEGMENT = 36, 5, 7
@@ -37,21 +40,13 @@ def with_spans():
 
 def with_memory():
     model = tiny_transformer_xl(**MEMORY)
-    for memory in model.decoder.product_key_memories.values():
+    for memory in model.product_key_memories.values():
         memory.keep_gradient_beside_autograd()
     return model
 
 
-def span_loss(task):
-    config = SpanCrossEntropyConfig(span_loss=0.01, sentence_avg=False)
-    return SpanCrossEntropy.build_criterion(config, task)
-
-
-def penalized_loss(task):
-    config = PenalizedCrossEntropyConfig(
-        activation_penalty=0.2, temporal_penalty=0.1, sentence_avg=False
-    )
-    return PenalizedCrossEntropy.build_criterion(config, task)
+def penalized(**options):
+    return lambda task: segment_loss(task, **options)
 
 
 def loss(name, sentence_avg=False):
@@ -61,15 +56,18 @@ def loss(name, sentence_avg=False):
 CASES = {
     "recurrence": (tiny_transformer_xl, loss("cross_entropy")),
     "streams": (tiny_transformer_xl, loss("cross_entropy", sentence_avg=True)),
-    "half": (tiny_transformer_xl, loss("half_cross_entropy")),
+    "half": (tiny_transformer_xl, penalized(half_loss=True)),
     "zeros": (lambda: tiny_transformer_xl(zero_memory=True), loss("cross_entropy")),
     "recomputed": (
         lambda: tiny_transformer_xl(checkpoint_activations=True),
         loss("cross_entropy"),
     ),
-    "adaptive softmax": (lambda: tiny_model(**ADAPTIVE), loss("exact_adaptive_loss")),
-    "spans": (with_spans, span_loss),
-    "penalties": (tiny_transformer_xl, penalized_loss),
+    "adaptive softmax": (lambda: tiny_model(**ADAPTIVE), penalized()),
+    "spans": (with_spans, penalized(span_loss=0.01)),
+    "penalties": (
+        tiny_transformer_xl,
+        penalized(activation_penalty=0.2, temporal_penalty=0.1),
+    ),
     "sparse memory": (with_memory, loss("cross_entropy")),
 }
 
@@ -161,8 +159,8 @@ def test_a_checkpoint_after_an_update_that_failed_between_two_parts():
     recurrence = Recurrence()
     model = tiny_transformer_xl()
     for start, sizes in ((0, [2, 1]), (4, [2])):
-        for cursor, size in zip(recurrence.at(start).split([2, 1]), sizes, strict=False):
-            model(torch.full((size, 4), 5), recurrence=cursor)
+        for part, size in zip(recurrence.split([2, 1]), sizes, strict=False):
+            model(torch.full((size, 4), 5), recurrence=part, start=start)
     # a run resumed from it has as many states of all streams
     assert recurrence.state_dict()["layers"][0].shape == (3, 4, 16)
 

@@ -38,15 +38,6 @@ def test_any_strides_of_inputs_and_gradients_will_do():
         assert_same(out, expected, inputs)
 
 
-def test_no_tokens_make_no_gradient():
-    x, weight, bias = draw()
-    out = branch_linear(x[:0], weight, bias)
-    assert out.shape == (0, BRANCHES * INNER)
-    out.sum().backward()
-    assert not weight.grad.any()
-    assert not bias.grad.any()
-
-
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_half_precision(dtype):
     inputs = draw(dtype)
@@ -66,33 +57,6 @@ def test_under_autocast_the_product_is_of_its_dtype_and_gradients_of_the_inputs(
     torch.testing.assert_close(out, expected.to(out.dtype), rtol=0.02, atol=0.02)
     out.float().sum().backward()
     assert {x.grad.dtype for x in inputs} == {torch.float}
-
-
-def test_under_autocast_double_precision_stays():
-    inputs = draw()
-    with torch.autocast("cpu", torch.bfloat16):
-        out = branch_linear(*inputs)
-    assert out.dtype == torch.double
-    assert_same(out, one_by_one(*inputs), inputs)
-
-
-@pytest.mark.parametrize("other", range(3))
-def test_mixed_precisions_are_refused_as_any_linear_layer_refuses_them(other):
-    inputs = [x.float() if at == other else x for at, x in enumerate(draw())]
-    with pytest.raises(RuntimeError, match="dtype"):
-        branch_linear(*inputs)
-
-
-@pytest.mark.parametrize("frozen", range(3))
-def test_nothing_is_computed_for_the_gradient_of_what_is_frozen(frozen):
-    inputs = draw()
-    inputs[frozen].requires_grad_(False)
-    out = branch_linear(*inputs)
-    # what autograd would pass over in silence
-    grads = out.grad_fn.apply(torch.ones_like(out))
-    assert [at for at, grad in enumerate(grads) if grad is None] == [frozen]
-    learned = [x for x in inputs if x.requires_grad]
-    assert_same(out, one_by_one(*inputs), learned)
 
 
 def test_gradients_of_gradients_are_refused():

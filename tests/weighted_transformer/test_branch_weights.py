@@ -5,7 +5,6 @@ import re
 import pytest
 import torch
 
-from fairseq_plugins.fairseq_integration.optimizers import update_rule
 from fairseq_plugins.weighted_transformer.branch_weights import (
     BranchSchedule,
     BranchWeights,
@@ -53,18 +52,6 @@ def test_projection_is_the_nearest_point_of_the_simplex(spread, branches):
 )
 def test_projection_at_corners_and_edges(x, expected):
     torch.testing.assert_close(projected(torch.tensor(x)), torch.tensor(expected))
-
-
-def test_projection_of_many_large_and_small_numbers_stays_on_the_simplex():
-    torch.manual_seed(1)
-    assert_on_simplex(projected(1e6 + torch.randn(64)))
-
-
-def test_what_is_on_the_simplex_stays_there():
-    torch.manual_seed(1)
-    for branches in (1, 2, 7):
-        x = draw_from_simplex(branches)
-        torch.testing.assert_close(projected(x), x, rtol=0, atol=1e-7)
 
 
 def test_the_start_is_uniform_on_the_simplex():
@@ -132,30 +119,12 @@ def test_shaken_weights_are_drawn_on_their_device():
     assert torch.equal(torch.random.get_rng_state(), before)
 
 
-@pytest.mark.parametrize("parameterization", ["simplex", "softmax"])
-def test_learned_weights_start_on_the_simplex_and_differ(parameterization):
-    torch.manual_seed(1)
-    weights = BranchWeights(8, SCHEDULE, parameterization)
-    kappa, alpha = weights()
-    assert_on_simplex(kappa, alpha)
-    assert min(kappa.min(), alpha.min()) > 0
-    assert not torch.allclose(kappa, alpha)
-
-
 def test_softmax_of_the_logits():
     weights = BranchWeights(3, SCHEDULE, "softmax")
     logits = torch.tensor([0.0, 1.0, 2.0]), torch.tensor([3.0, 0.0, 1.0])
     weights.kappa_logits.data, weights.alpha_logits.data = logits
     for found, x in zip(weights(), logits, strict=True):
         torch.testing.assert_close(found, x.softmax(0))
-
-
-@pytest.mark.parametrize("saved", ["simplex", "softmax"])
-def test_weights_are_not_loaded_as_logits_nor_logits_as_weights(saved):
-    (loaded,) = {"simplex", "softmax"} - {saved}
-    state = BranchWeights(3, SCHEDULE, saved).state_dict()
-    with pytest.raises(RuntimeError, match=r"Missing key.*\n\s*Unexpected key"):
-        BranchWeights(3, SCHEDULE, loaded).load_state_dict(state)
 
 
 def test_the_learning_rate_is_that_of_the_paper():
@@ -215,20 +184,6 @@ def test_gating_keeps_the_largest_kappa_where_there_is_no_alpha():
     weights.kappa.data = torch.tensor([0.1, 0.4, 0.2, 0.3])
     (kappa,) = weights()
     assert kappa.tolist() == pytest.approx([0, 0.4, 0, 0.3])
-
-
-def test_the_schedule_is_the_rule_of_both_and_an_own_one_of_each_attention():
-    one, other = BranchSchedule(1.0, 400), BranchSchedule(1.0, 400)
-    assert one != other
-    weights = BranchWeights(3, one)
-    assert [update_rule(x, BranchSchedule) for x in weights.parameters()] == [one, one]
-    weights = BranchWeights(3)
-    assert [update_rule(x, BranchSchedule) for x in weights.parameters()] == [None, None]
-
-
-def test_in_half_precision_they_stay_in_single_precision():
-    weights = BranchWeights(3, SCHEDULE).half()
-    assert weights.kappa.dtype == weights.alpha.dtype == torch.float32
 
 
 @pytest.mark.parametrize(

@@ -10,23 +10,30 @@ import torch
 from fairseq.modules import FairseqDropout, MultiheadAttention
 from torch import nn
 
-from fairseq_plugins import weighted_transformer
-from fairseq_plugins.weighted_transformer.branch_weights import BranchWeights
-from fairseq_plugins.weighted_transformer.branched_attention import (
+from fairseq_plugins import modules
+from fairseq_plugins.modules import (
     AttentionHeads,
     BranchedAttention,
     BranchedFeedForward,
+    BranchWeights,
 )
-from fairseq_plugins.weighted_transformer.layers import FairseqAttentionHeads
+from fairseq_plugins.weighted_transformer.layers import FusedAttention
 from tests.gradients import assert_same
 from tests.weighted_transformer.tiny import by_equations
 
 WIDTH, INNER, SENTENCES, QUERIES, KEYS = 12, 24, 3, 4, 5
 
 
+def fused_heads(*arguments, **options):
+    """Heads as fairseq's layers have them."""
+    heads = FusedAttention(*arguments, **options)
+    heads.out_proj = nn.Identity()
+    return heads
+
+
 def build(branches=4, dtype=torch.double, dropout=0.0, **options):
     torch.manual_seed(1)
-    heads = FairseqAttentionHeads(WIDTH, branches, dropout=dropout, **options)
+    heads = fused_heads(WIDTH, branches, dropout=dropout, **options)
     of_networks = FairseqDropout(0.0)
     feed_forward = BranchedFeedForward(
         WIDTH, INNER, BranchWeights(branches), activation_dropout=of_networks
@@ -62,77 +69,13 @@ def test_attention_to_an_encoder_is_that_of_the_equations(branches):
     torch.testing.assert_close(weights.sum(-1), torch.ones(SENTENCES, QUERIES))
 
 
-def test_branches_that_do_not_contribute_leave_out_their_bias():
-    module = build()
-    module.feed_forward.weights.top_k = 2
-    x = torch.randn(KEYS, SENTENCES, WIDTH, dtype=torch.double)
-    out, _ = module(x, x, x, need_weights=False)
-    assert (module.feed_forward.weights()[1] == 0).sum() == 2
-    visible = torch.ones(SENTENCES, KEYS, KEYS, dtype=torch.bool)
-    assert_same(out, by_equations(module, x, x, visible), list(module.feed_forward.parameters()))
-
-
-@pytest.mark.parametrize("padded", [False, True])
-def test_masked_self_attention_is_that_of_the_equations(padded):
-    module = build(self_attention=True)
-    x = torch.randn(KEYS, SENTENCES, WIDTH, dtype=torch.double, requires_grad=True)
-    future = torch.triu(torch.full((KEYS, KEYS), float("-inf"), dtype=torch.double), 1)
-    # at the end: a token of padding at the start would see nothing
-    mask = padding()
-    mask[0] = False
-    out, _ = module(
-        x,
-        x,
-        x,
-        key_padding_mask=mask if padded else None,
-        need_weights=False,
-        attn_mask=future,
-    )
-    visible = (future == 0).expand(SENTENCES, -1, -1)
-    if padded:
-        visible = visible & ~mask[:, None]
-    learned = [p for name, p in module.named_parameters() if name != "heads.k_proj.bias"]
-    assert_same(out, by_equations(module, x, x, visible), [x, *learned])
-
-
-def test_with_one_branch_it_is_attention_then_a_feed_forward_network():
-    module = build(1, self_attention=True)
-    plain = MultiheadAttention(WIDTH, 1, self_attention=True).double()
-    network = module.feed_forward
-    assert [w.tolist() for w in network.weights()] == [[1.0], [1.0]]
-    state = {f"{name}": value for name, value in module.heads.state_dict().items()}
-    state |= {f"out_proj.{name}": x for name, x in network.out_proj.state_dict().items()}
-    plain.load_state_dict(state)
-    x = torch.randn(KEYS, SENTENCES, WIDTH, dtype=torch.double)
-    attended, _ = plain(x, x, x, key_padding_mask=padding(), need_weights=False)
-    expected = network.fc2(torch.relu(network.fc1(attended)))
-    out, _ = module(x, x, x, key_padding_mask=padding(), need_weights=False)
-    torch.testing.assert_close(out, expected)
-
-
-def test_heads_are_those_of_fairseqs_attention_with_and_without_weights():
-    module = build(dtype=torch.float, self_attention=True)
-    x = torch.randn(KEYS, SENTENCES, WIDTH)
-    fused, none = module.heads(x, x, x, key_padding_mask=padding(), need_weights=False)
-    plain, weights = module.heads(x, x, x, key_padding_mask=padding(), need_weights=True)
-    torch.testing.assert_close(fused, plain)
-    assert none is None
-    assert (weights[0, :, :2] == 0).all()
-    _, of_heads = module.heads(
-        x, x, x, key_padding_mask=padding(), need_weights=False, need_head_weights=True
-    )
-    assert of_heads.shape == (4, SENTENCES, KEYS, KEYS)
-    torch.testing.assert_close(of_heads.mean(0), weights)
-    assert not torch.allclose(of_heads[0], of_heads[1])
-
-
 @pytest.mark.parametrize("masked", [False, True])
 @pytest.mark.parametrize("padded", [False, True])
 @pytest.mark.parametrize("width", [WIDTH, 10])
 def test_heads_alone_are_those_in_fairseqs_layers(width, padded, masked):
     of_keys = {"kdim": width, "vdim": width}
     plain = AttentionHeads(WIDTH, 4, dropout=0.5, **of_keys)
-    fairseqs = FairseqAttentionHeads(WIDTH, 4, dropout=0.5, **of_keys)
+    fairseqs = fused_heads(WIDTH, 4, dropout=0.5, **of_keys)
     plain.load_state_dict(fairseqs.state_dict())
     inputs = torch.randn(KEYS, SENTENCES, WIDTH), *torch.randn(2, KEYS, SENTENCES, width)
     masks = {
@@ -188,8 +131,7 @@ def test_it_is_built_and_called_as_its_docstring_shows():
     assert len(example.splitlines()) == 3
     torch.manual_seed(1)
     x = torch.randn(4, 2, 512)
-    found = {name: getattr(weighted_transformer, name) for name in weighted_transformer.__all__}
-    found["x"] = x
+    found = {**vars(modules), "x": x}
     exec(textwrap.dedent(example), found)
     visible = torch.ones(2, 4, 4, dtype=torch.bool)
     torch.testing.assert_close(found["output"], by_equations(found["attention"], x, x, visible))
@@ -204,24 +146,6 @@ def test_the_projection_starts_as_fairseqs_does():
     assert 0.95 * bound < projection.weight.abs().max() <= bound
 
 
-def test_no_sentences_are_mapped_to_none():
-    network = build(dtype=torch.float).feed_forward
-    assert network(torch.empty(0, 3, WIDTH)).shape == (0, 3, WIDTH)
-    assert network.eval()(torch.empty(3, 0, WIDTH)).shape == (3, 0, WIDTH)
-
-
-def test_dropout_of_attention_acts_in_training_alone():
-    module = build(dtype=torch.float, dropout=0.5, self_attention=True)
-    x = torch.randn(KEYS, SENTENCES, WIDTH)
-
-    def heads():
-        return module.heads(x, x, x, need_weights=False)[0]
-
-    assert not torch.equal(heads(), heads())
-    module.eval()
-    assert torch.equal(heads(), heads())
-
-
 def test_dropout_that_is_to_be_retained_acts_outside_of_training():
     module = build(dtype=torch.float, dropout=0.5, self_attention=True).eval()
     module.feed_forward.activation_dropout.p = 0.5
@@ -234,57 +158,6 @@ def test_dropout_that_is_to_be_retained_acts_outside_of_training():
         # as fairseq does for --retain-dropout
         part.make_generation_fast_("", retain_dropout=True)
         assert not torch.equal(compute(), compute())
-
-
-def test_activation_and_its_dropout_are_those_asked_for():
-    torch.manual_seed(1)
-    weights = BranchWeights(2)
-    network = BranchedFeedForward(WIDTH, INNER, weights, torch.tanh, 0.5)
-    heads = torch.randn(7, WIDTH)
-    into, bias, _, out, out_bias = network._fold()
-    inner = torch.tanh(torch.einsum("nmh,mhf->nmf", heads.view(7, 2, -1), into) + bias)
-    expected = inner.flatten(1) @ out.T + out_bias
-    torch.testing.assert_close(network.eval()(heads), expected)
-    assert not torch.allclose(network.train()(heads), expected)
-
-
-@torch.no_grad()
-def test_folded_once_outside_of_training_until_a_weight_changes(monkeypatch):
-    network = build(dtype=torch.float).feed_forward
-    heads = torch.randn(3, 2, WIDTH)
-    expected = network(heads)
-    folded, fold = [], network._fold
-    monkeypatch.setattr(network, "_fold", lambda: folded.append(1) or fold())
-    network.eval()
-    for _ in range(3):
-        torch.testing.assert_close(network(heads), expected)
-    assert len(folded) == 1
-    changes = [
-        lambda: network.weights.alpha.copy_(torch.tensor([1.0, 0, 0, 0])),
-        lambda: network.out_proj.weight.mul_(2),
-        lambda: network.load_state_dict(copy.deepcopy(network.state_dict())),
-        lambda: network.double().float(),
-    ]
-    for number, change in enumerate(changes, start=2):
-        change()
-        found = network(heads)
-        assert len(folded) == number
-        torch.testing.assert_close(found, network.train()(heads))
-        network.eval()
-        folded.pop()
-    # in training, and where gradients are wanted, each time
-    with torch.enable_grad():
-        assert network(heads).requires_grad
-
-
-@torch.no_grad()
-def test_folded_under_autocast_as_without_it():
-    network = build(dtype=torch.float).feed_forward.eval()
-    heads = torch.randn(9, WIDTH)
-    expected = copy.deepcopy(network)(heads)
-    with torch.autocast("cpu", torch.bfloat16):
-        assert network(heads).dtype == torch.bfloat16
-    assert torch.equal(network(heads), expected)
 
 
 @pytest.mark.parametrize("dropped", [False, True], ids=["run", "dropped"])
@@ -317,40 +190,30 @@ def test_copies_fold_for_themselves():
         torch.testing.assert_close(network(heads), expected)
 
 
-def test_in_bfloat16_weights_are_folded_in_the_networks_precision():
-    network = build(dtype=torch.float).feed_forward
-    heads = torch.randn(9, WIDTH)
-    exact = network(heads)
-    half = copy.deepcopy(network).bfloat16()
-    assert half.weights.kappa.dtype == torch.float32
-    out = half(heads.bfloat16())
-    assert out.dtype == torch.bfloat16
-    torch.testing.assert_close(out.float(), exact, rtol=0.05, atol=0.02)
+def test_activation_and_its_dropout_are_those_asked_for():
+    network = BranchedFeedForward(WIDTH, INNER, BranchWeights(1), torch.tanh, 0.5)
+    x = torch.randn(7, WIDTH)
+    expected = network.fc2(torch.tanh(network.fc1(network.out_proj(x))))
+    torch.testing.assert_close(network.eval()(x), expected)
+    assert not torch.allclose(network.train()(x), expected)
 
 
-def test_a_width_that_branches_cannot_share_is_refused():
-    message = (
-        "`ffn_embed_dim` is 22: the 4 branches share it, so it must be a multiple of `branches`"
-    )
-    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
-        BranchedFeedForward(WIDTH, 22, BranchWeights(4))
-
-
-@pytest.mark.parametrize("argument", ["add_bias_kv", "add_zero_attn"])
-def test_keys_that_are_not_given_are_refused(argument):
-    message = f"`{argument}` is True: heads see the given keys alone, leave it out"
-    with pytest.raises(ValueError, match=f"^{message}$"):
-        FairseqAttentionHeads(WIDTH, 4, **{argument: True})
-
-
-def test_heads_and_branches_have_to_be_as_many():
-    networks = BranchedFeedForward(16, 32, BranchWeights(8))
-    message = "^`feed_forward` has 8 branches: it must have one for each of the 4 heads$"
-    with pytest.raises(ValueError, match=message):
-        BranchedAttention(AttentionHeads(16, 4), networks)
-
-
-def test_heads_have_to_divide_the_width():
-    message = "^`num_heads` is 5: it must divide `embed_dim`, 12$"
-    with pytest.raises(ValueError, match=message):
-        AttentionHeads(WIDTH, 5)
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        (lambda: AttentionHeads(WIDTH, 5), "`num_heads` is 5: it must divide `embed_dim`, 12"),
+        (
+            lambda: BranchedFeedForward(WIDTH, 22, BranchWeights(4)),
+            "`ffn_embed_dim` is 22: the 4 branches share it, so it must be a multiple of ",
+        ),
+        (
+            lambda: BranchedAttention(
+                AttentionHeads(16, 4), BranchedFeedForward(16, 32, BranchWeights(8))
+            ),
+            "`feed_forward` has 8 branches: it must have one for each of the 4 heads",
+        ),
+    ],
+)
+def test_sizes_that_cannot_be_are_refused(build, message):
+    with pytest.raises(ValueError, match=f"^{message}"):
+        build()

@@ -1,163 +1,59 @@
-"""The Weighted Transformer in fairseq's encoder and decoder: layers, sizes, decoding, refusals."""
+"""The models: sizes, options, refusals, checkpoints, and κ and α in the log of validation."""
 
+import copy
+import itertools
+import pickle
 import re
 
 import pytest
 import torch
+from fairseq.dataclass.configs import EMAConfig
+from fairseq.logging import metrics
+from fairseq.models.ema.ema import EMA
 from fairseq.models.transformer import TransformerModel
 from fairseq.sequence_generator import SequenceGenerator
 
 from fairseq_plugins.weighted_transformer.branch_weights import BranchWeights
-from fairseq_plugins.weighted_transformer.branched_attention import BranchedAttention
 from fairseq_plugins.weighted_transformer.optimizer import AdamWithBranchWeights
-from fairseq_plugins.weighted_transformer.options import OPTIMIZER
 from tests.tiny import dictionary
 from tests.weighted_transformer.tiny import (
-    PAD,
-    by_equations,
+    READINGS,
     sentences,
-    tiny_as_written,
     tiny_plain_transformer,
+    tiny_weighted_transformer,
 )
 
-NORMS = pytest.mark.parametrize("pre_norm", [False, True], ids=["post-norm", "pre-norm"])
-ATTENTIONS = pytest.mark.parametrize("attention", ["encoder", "self"])
+EACH_READING = pytest.mark.parametrize("reading", READINGS)
 
 
-def add(x, sublayer, layer_norm, pre_norm):
-    """A residual sublayer, normalised before it or after."""
-    return x + sublayer(layer_norm(x)) if pre_norm else layer_norm(x + sublayer(x))
+def weights_in(module):
+    return [m for m in module.modules() if isinstance(m, BranchWeights)]
 
 
-@NORMS
-def test_an_encoder_layer_is_one_residual_sublayer(pre_norm):
-    model = tiny_as_written(encoder_normalize_before=pre_norm).double().eval()
-    layer = model.encoder.layers[1]
-    x = torch.randn(6, 2, 16, dtype=torch.double)
-    padding = sentences()["src_tokens"].eq(PAD)
-    visible = ~padding[:, None].expand(-1, 6, -1)
-    expected = add(
-        x,
-        lambda x: by_equations(layer.self_attn, x, x, visible),
-        layer.self_attn_layer_norm,
-        pre_norm,
-    )
-    torch.testing.assert_close(layer(x, padding), expected)
-    # a mask of which token sees which
-    diagonal = torch.eye(6)
-    visible = visible & ~diagonal.bool()
-    expected = add(
-        x,
-        lambda x: by_equations(layer.self_attn, x, x, visible),
-        layer.self_attn_layer_norm,
-        pre_norm,
-    )
-    torch.testing.assert_close(layer(x, padding, diagonal), expected)
+@EACH_READING
+@pytest.mark.parametrize("attention", ["encoder", "self", "both"])
+def test_parameters_are_those_of_the_plain_transformer_and_branch_weights(reading, attention):
+    model = tiny_weighted_transformer(branch_decoder_attention=attention, branch_residual=reading)
+    counts = [sum(p.numel() for p in m.parameters()) for m in (model, tiny_plain_transformer())]
+    layers, branches, width = 2, 4, 16
+    both = attention == "both"
+    if reading == "sublayers":
+        expected = layers * (2 + 2 + both) * branches
+    else:
+        # one norm fewer a layer, and with both attentions a second bias
+        expected = layers * (2 + 2 + 2 * both) * branches + layers * (both - 4) * width
+    assert counts[0] - counts[1] == expected
 
 
-@NORMS
-@ATTENTIONS
-def test_a_decoder_layer_is_two_residual_sublayers_of_which_one_is_branched(attention, pre_norm):
-    model = tiny_as_written(decoder_normalize_before=pre_norm, branch_decoder_attention=attention)
-    layer = model.double().eval().decoder.layers[1]
-    x, encoder_out = torch.randn(5, 2, 16).double(), torch.randn(6, 2, 16).double()
-    padding = sentences()["src_tokens"].eq(PAD)
-    future = torch.triu(torch.full((5, 5), float("-inf"), dtype=torch.double), 1)
-
-    def to_self(x):
-        if attention == "self":
-            return by_equations(layer.self_attn, x, x, (future == 0).expand(2, -1, -1))
-        return layer.self_attn(x, x, x, attn_mask=future, need_weights=False)[0]
-
-    def to_encoder(x):
-        if attention == "encoder":
-            visible = ~padding[:, None].expand(-1, 5, -1)
-            return by_equations(layer.encoder_attn, x, encoder_out, visible)
-        return layer.encoder_attn(x, encoder_out, encoder_out, key_padding_mask=padding)[0]
-
-    out, weights, _ = layer(x, encoder_out, padding, self_attn_mask=future, need_attn=True)
-    expected = add(x, to_self, layer.self_attn_layer_norm, pre_norm)
-    expected = add(expected, to_encoder, layer.encoder_attn_layer_norm, pre_norm)
-    torch.testing.assert_close(out, expected)
-    assert weights.shape == (2, 5, 6)
-    branched = [name for name, m in layer.named_modules() if isinstance(m, BranchedAttention)]
-    assert branched == [f"{attention}_attn"]
-
-
-@ATTENTIONS
-def test_parameters_are_those_of_the_plain_transformer_but_for_branch_weights_and_one_norm(
-    attention,
-):
-    weighted = tiny_as_written(branch_decoder_attention=attention)
-    plain = tiny_plain_transformer()
-    counts = [sum(p.numel() for p in model.parameters()) for model in (weighted, plain)]
-    layers, branches, width = 4, 4, 16
-    assert counts[0] - counts[1] == layers * (2 * branches - 2 * width)
-
-
-@ATTENTIONS
-def test_decoding_word_by_word_gives_what_a_whole_sentence_gives(attention):
-    model = tiny_as_written(branch_decoder_attention=attention).eval()
-    batch = sentences()
-    with torch.no_grad():
-        whole, _ = model(**batch)
-        encoder_out = model.encoder(batch["src_tokens"], batch["src_lengths"])
-        state = {}
-        for length in range(1, 6):
-            words = batch["prev_output_tokens"][:, :length]
-            last, _ = model.decoder(words, encoder_out=encoder_out, incremental_state=state)
-            real = words[:, -1].ne(PAD)
-            torch.testing.assert_close(last[real, 0], whole[real, length - 1])
-
-
-def test_padding_changes_nothing():
-    model = tiny_as_written().eval()
-    batch = sentences()
-    whole, _ = model(**batch)
-    alone, _ = model(
-        batch["src_tokens"][1:, 2:], torch.tensor([4]), batch["prev_output_tokens"][1:]
-    )
-    torch.testing.assert_close(whole[1:], alone)
-
-
-def test_beam_search_translates_and_returns_alignments():
-    model = tiny_as_written().eval()
-    batch = sentences()
-    generator = SequenceGenerator([model], dictionary(), beam_size=3, max_len_b=6)
-    sample = {"net_input": {name: batch[name] for name in ("src_tokens", "src_lengths")}}
-    for hypotheses in generator.generate([model], sample):
-        assert len(hypotheses) == 3
-        scores = [hypothesis["score"].item() for hypothesis in hypotheses]
-        assert scores == sorted(scores, reverse=True)
-        best = hypotheses[0]
-        assert best["attention"].shape == (6, len(best["tokens"]))
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"share_all_embeddings": False, "share_decoder_input_output_embed": True},
-        {
-            "share_all_embeddings": False,
-            "adaptive_softmax_cutoff": "8,14",
-        },
-        {"checkpoint_activations": True},
-        {"decoder_layers": 3, "encoder_layerdrop": 0.5},
-    ],
-)
-def test_what_fairseqs_transformer_does_goes_on(options):
-    model = tiny_as_written(**options)
-    model.train()
-    out, _ = model(**sentences())
-    out.square().sum().backward()
-    grads = [w.kappa.grad for w in model.modules() if isinstance(w, BranchWeights)]
-    assert any(grad is not None and grad.abs().sum() > 0 for grad in grads)
-    assert len(grads) == len(model.encoder.layers) + len(model.decoder.layers)
-
-
-def test_options_reach_every_branched_layer():
-    model = tiny_as_written(
+@pytest.mark.parametrize("attention", ["encoder", "self"])
+def test_encoder_and_decoder_have_widths_and_branches_of_their_own(attention):
+    model = tiny_weighted_transformer(
+        share_all_embeddings=False,
+        encoder_embed_dim=24,
+        encoder_ffn_embed_dim=36,
+        encoder_attention_heads=3,
         decoder_layers=3,
+        branch_decoder_attention=attention,
         branch_parameterization="softmax",
         branch_weights="random",
         branch_top_k=2,
@@ -165,27 +61,73 @@ def test_options_reach_every_branched_layer():
         branch_warmup_updates=7,
         freeze_branch_weights_after=9,
     )
-    for part, layers in (("encoder", 2), ("decoder", 3)):
-        stack = getattr(model, part)
-        found = [m for m in stack.modules() if isinstance(m, BranchWeights)]
-        assert len(found) == layers
-        for weights in found:
-            assert weights.softmax
-            assert weights.outside_training == "random"
-            assert weights.top_k == 2
-            schedule = weights.schedule
-            assert schedule.factor == pytest.approx(0.5 * (16 / layers) ** -0.5)
-            assert (schedule.warmup, schedule.freeze_after) == (7, 9)
-            assert not schedule.projected
+    for stack, width, branches in ((model.encoder, 24, 3), (model.decoder, 16, 4)):
+        for layer in stack.layers:
+            found = weights_in(layer)
+            assert len(found) == 2
+            for weights in found:
+                assert weights.branches == branches
+                assert weights.softmax
+                assert weights.outside_training == "random"
+                assert weights.top_k == 2
+                schedule = weights.schedule
+                assert schedule.factor == pytest.approx(0.5 * (width / len(stack.layers)) ** -0.5)
+                assert (schedule.warmup, schedule.freeze_after) == (7, 9)
+                assert not schedule.projected
+    out, _ = model(**sentences())
+    out.sum().backward()
+
+
+def test_a_width_that_is_not_given_is_the_encoders():
+    # fairseq's own default, 2048, is no multiple of 3
+    model = tiny_weighted_transformer(
+        leave_out=["decoder_ffn_embed_dim", "decoder_embed_dim"],
+        encoder_embed_dim=24,
+        encoder_attention_heads=3,
+        decoder_attention_heads=3,
+    )
+    assert model.decoder.layers[0].fc1.weight.shape == (24, 24)
+
+
+@EACH_READING
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"share_all_embeddings": False, "share_decoder_input_output_embed": True},
+        {"share_all_embeddings": False, "adaptive_softmax_cutoff": "8,14"},
+        {"decoder_layers": 3, "encoder_layerdrop": 0.5},
+    ],
+)
+def test_what_fairseqs_transformer_does_goes_on(reading, options):
+    model = tiny_weighted_transformer(branch_residual=reading, **options)
+    out, _ = model.train()(**sentences())
+    out.square().sum().backward()
+    grads = [w.kappa.grad for w in weights_in(model) if hasattr(w, "kappa")]
+    assert any(grad is not None and grad.abs().sum() > 0 for grad in grads)
+    assert len(grads) == len(model.encoder.layers) + len(model.decoder.layers)
+
+
+@EACH_READING
+def test_beam_search_translates_and_returns_alignments(reading):
+    model = tiny_weighted_transformer(branch_residual=reading).eval()
+    batch = sentences()
+    generator = SequenceGenerator([model], dictionary(), beam_size=3, max_len_b=6)
+    sample = {"net_input": {name: batch[name] for name in ("src_tokens", "src_lengths")}}
+    for hypotheses in generator.generate([model], sample):
+        scores = [hypothesis["score"].item() for hypothesis in hypotheses]
+        assert len(scores) == 3
+        assert scores == sorted(scores, reverse=True)
+        best = hypotheses[0]
+        assert best["attention"].shape == (6, len(best["tokens"]))
 
 
 def test_training_with_an_optimizer_that_knows_no_branches_is_refused():
-    model = tiny_as_written()
+    model = tiny_weighted_transformer()
     # as fairseq does when it loads a model
     model.set_num_updates(3)
     message = (
         "this --optimizer would let kappa and alpha leave the simplex, at the learning rate of all "
-        f"weights: give --optimizer {OPTIMIZER}"
+        "weights: give --optimizer adam_with_branch_weights"
     )
     with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
         model.train().set_num_updates(0)
@@ -196,106 +138,172 @@ def test_training_with_an_optimizer_that_knows_no_branches_is_refused():
 
 @pytest.mark.parametrize("replaced", ["uniform", "random"])
 def test_training_with_other_weights_for_validation_is_refused(replaced):
-    model = tiny_as_written(branch_weights=replaced)
+    model = tiny_weighted_transformer(branch_weights=replaced)
     AdamWithBranchWeights(model.parameters())
-    message = (
-        f"--branch-weights is {replaced} in training, which would validate with other weights than "
-        "it learns: leave it out, and give it where the model is evaluated, --model-overrides "
-        "\"{'branch_weights': ...}\""
-    )
     model.eval().set_num_updates(3)
-    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+    message = rf"^--branch-weights is {replaced} in training, .* --model-overrides "
+    with pytest.raises(ValueError, match=message):
         model.train().set_num_updates(0)
-
-
-@pytest.mark.parametrize("saved", ["simplex", "softmax"])
-def test_a_checkpoint_of_the_other_parameterization_is_refused(saved):
-    (loaded,) = {"simplex", "softmax"} - {saved}
-    state = tiny_as_written(branch_parameterization=saved).state_dict()
-    with pytest.raises(RuntimeError, match=r"Missing key.*\.weights\.kappa"):
-        tiny_as_written(branch_parameterization=loaded).load_state_dict(state)
-    tiny_as_written(seed=2, branch_parameterization=saved).load_state_dict(state)
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
+        ({"branch_residual": "none"}, "--branch-residual is 'none': there are sublayers, as-writt"),
+        ({"branch_sum": "two"}, "--branch-sum is 'two': there are one, branches"),
         ({"branch_lr": 0.0}, "--branch-lr is 0.0: it must be above 0"),
         ({"branch_warmup_updates": 0}, "--branch-warmup-updates is 0: it must be at least 1"),
-        (
-            {"freeze_branch_weights_after": -1},
-            "--freeze-branch-weights-after is -1: it must be 0 or more",
-        ),
-        (
-            {"branch_parameterization": "sphere"},
-            "--branch-parameterization is 'sphere': there are simplex, softmax",
-        ),
-        (
-            {"branch_weights": "none"},
-            "--branch-weights is 'none': there are learned, random, uniform",
-        ),
-        (
-            {"branch_top_k": 0},
-            "--branch-top-k is 0: it must be from 1 to the number of branches, 4",
-        ),
-        (
-            {"branch_top_k": 5},
-            "--branch-top-k is 5: it must be from 1 to the number of branches, 4",
-        ),
+        ({"freeze_branch_weights_after": -1}, "--freeze-branch-weights-after is -1: it must be 0 "),
+        ({"branch_parameterization": "sphere"}, "--branch-parameterization is 'sphere': there are"),
+        ({"branch_weights": "none"}, "--branch-weights is 'none': there are learned, random, unif"),
+        ({"branch_top_k": 0}, "--branch-top-k is 0: it must be from 1 to the number of branches, "),
+        ({"branch_top_k": 5}, "--branch-top-k is 5: it must be from 1 to the number of branches, "),
         (
             {"branch_top_k": 2, "branch_weights": "uniform"},
-            "--branch-weights uniform with --branch-top-k: no weight is larger than another; "
-            "leave out one of the two (that of a trained model by --model-overrides "
-            "\"{'branch_weights': 'uniform', 'branch_top_k': None}\")",
+            "--branch-weights uniform with --branch-top-k: no weight is larger than another; leave",
         ),
         (
-            {"encoder_ffn_embed_dim": 26},
-            "--encoder-ffn-embed-dim is 26: the 4 branches share it, so it must be a multiple of "
-            "--encoder-attention-heads",
+            {"branch_training": "shake", "branch_top_k": 2},
+            "--branch-training shake with --branch-top-k: no weight is larger than another outside",
+        ),
+        *(
+            (
+                {f"{part}_ffn_embed_dim": 26, "branch_residual": reading},
+                f"--{part}-ffn-embed-dim is 26: the 4 branches share it, so it must be a multiple "
+                f"of --{part}-attention-heads",
+            )
+            for part in ("encoder", "decoder")
+            for reading in READINGS
         ),
         (
-            {"decoder_ffn_embed_dim": 26},
-            "--decoder-ffn-embed-dim is 26: the 4 branches share it, so it must be a multiple of "
-            "--decoder-attention-heads",
+            {
+                "branch_residual": "as-written",
+                "branch_decoder_attention": "both",
+                "decoder_ffn_embed_dim": 25,
+            },
+            "--decoder-ffn-embed-dim is 25: both attentions are branched and share it, so it must ",
+        ),
+        *(
+            ({name: value}, f"--{name.replace('_', '-')} is {value}: weighted_transformer does not")
+            for name, value in {
+                "cross_self_attention": True,
+                "no_cross_attention": True,
+                "quant_noise_pq": 0.1,
+                "quant_noise_scalar": 0.1,
+                "encoder_xformers_att_config": "{'name': 'favor'}",
+                "decoder_xformers_att_config": "{'name': 'favor'}",
+            }.items()
         ),
     ],
 )
-def test_options_that_cannot_be_are_refused(options, message):
-    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
-        tiny_as_written(**options)
-
-
-def test_a_width_that_is_not_given_is_the_encoders():
-    # fairseq's own default, 2048, is no multiple of 3
-    model = tiny_as_written(
-        leave_out=["decoder_ffn_embed_dim", "decoder_embed_dim"],
-        encoder_embed_dim=24,
-        encoder_attention_heads=3,
-        decoder_attention_heads=3,
-    )
-    feed_forward = model.decoder.layers[0].encoder_attn.feed_forward
-    assert feed_forward.fc1.weight.shape == (24, 24)
-
-
-@pytest.mark.parametrize(
-    ("option", "value"),
-    [
-        ("cross_self_attention", True),
-        ("no_cross_attention", True),
-        ("quant_noise_pq", 0.1),
-        ("quant_noise_scalar", 0.1),
-        ("encoder_xformers_att_config", "{'name': 'favor'}"),
-        ("decoder_xformers_att_config", "{'name': 'favor'}"),
-    ],
-)
-def test_what_only_fairseqs_own_layers_do_is_refused(monkeypatch, option, value):
-    if "xformers" in option:
+def test_options_that_cannot_be_are_refused(monkeypatch, options, message):
+    if "xformers" in str(options):
         # fairseq's own layers would miss the package
         built = classmethod(lambda cls, args, task: None)
         monkeypatch.setattr(TransformerModel, "build_model", built)
-    message = (
-        f"--{option.replace('_', '-')} is {value}: the weighted_transformer has no such thing, "
-        "leave it out or take --arch transformer"
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}"):
+        tiny_weighted_transformer(**options)
+
+
+@pytest.mark.parametrize(
+    ("saved", "asked"),
+    list(itertools.permutations(itertools.product(READINGS, ("one", "branches")), 2)),
+    ids=str,
+)
+def test_a_checkpoint_of_another_reading_is_refused(saved, asked):
+    names = "branch_residual", "branch_sum"
+    model, other = (
+        tiny_weighted_transformer(**dict(zip(names, values, strict=True)))
+        for values in (saved, asked)
     )
+    state = model.half().state_dict()
+    options = zip(("--branch-residual", "--branch-sum"), saved, asked, strict=True)
+    differing = [(option, one, two) for option, one, two in options if one != two]
+    given = " and ".join(f"{option} is {asked}" for option, _, asked in differing)
+    right = " ".join(f"{option} {saved}" for option, saved, _ in differing)
+    message = f"{given}, and the checkpoint was trained with {right}: give {right}"
     with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
-        tiny_as_written(**{option: value})
+        other.load_state_dict(state)
+    tiny_weighted_transformer(seed=2, **dict(zip(names, saved, strict=True))).load_state_dict(state)
+
+
+def test_an_exponential_moving_average_of_the_weights_keeps_the_reading():
+    """fairseq's --store-ema copies the model, and loads the mean into the copy."""
+    model = tiny_weighted_transformer(branch_residual="as-written")
+    ema = EMA(model, EMAConfig(store_ema=True, ema_decay=0.5))
+    ema.step(model)
+    # whose reading would be refused
+    model.load_state_dict(ema.get_model().state_dict())
+
+
+def test_a_plain_checkpoint_is_loaded_as_logits_too():
+    plain = tiny_plain_transformer(seed=4).eval()
+    model = tiny_weighted_transformer(branch_parameterization="softmax").eval()
+    model.load_state_dict(plain.state_dict())
+    torch.testing.assert_close(model(**sentences())[0], plain(**sentences())[0])
+
+
+@pytest.mark.parametrize(
+    ("options", "remedy"),
+    [
+        ({"branch_sum": "one"}, "--branch-sum branches"),
+        ({"branch_residual": "as-written"}, "--branch-residual sublayers"),
+    ],
+)
+def test_a_plain_checkpoint_is_refused_where_the_model_would_be_another(options, remedy):
+    ((name, value),) = options.items()
+    message = rf"^--{name.replace('_', '-')} is {value}, .* plain transformer.*: give {remedy}$"
+    with pytest.raises(ValueError, match=message):
+        tiny_weighted_transformer(**options).load_state_dict(tiny_plain_transformer().state_dict())
+
+
+LAYERS = [f"{part}{number}" for part in ("encoder", "decoder") for number in (1, 2)]
+FIGURES = {
+    f"{layer}_{kind}{i}" for layer in LAYERS for kind in ("kappa", "alpha") for i in range(1, 5)
+}
+
+
+def validate(model, batches=1):
+    """What a pass over a validation set logs of branches, by name."""
+    with metrics.aggregate(new_root=True) as found:
+        for _ in range(batches):
+            model(**sentences())
+    values = found.get_smoothed_values()
+    return {name: values[name] for name in FIGURES & set(values)}
+
+
+@EACH_READING
+def test_validation_logs_what_was_learned_by_layer(reading):
+    model = tiny_weighted_transformer(branch_weights="uniform", branch_residual=reading).eval()
+    values = validate(model)
+    assert set(values) == FIGURES
+    learned = {}
+    for weights in weights_in(model.encoder.layers[1]):
+        learned.update(zip(weights.kinds, weights.learned(), strict=True))
+    for kind, x in learned.items():
+        found = [values[f"encoder2_{kind}{i}"] for i in (1, 2, 3, 4)]
+        assert found == pytest.approx(x.tolist(), abs=1e-4)
+    assert not validate(model.train())
+
+
+def test_they_are_logged_once_in_each_validation(monkeypatch):
+    model = tiny_weighted_transformer().eval()
+    logged, log = [], metrics.log_derived
+    monkeypatch.setattr(metrics, "log_derived", lambda *given: logged.append(given) or log(*given))
+    for validations in (1, 2):
+        validate(model, batches=3)
+        assert len(logged) == validations * len(FIGURES)
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))])
+def test_copies_log_what_is_their_own(copied):
+    model = tiny_weighted_transformer().eval()
+    with metrics.aggregate(new_root=True):
+        model(**sentences())
+        other = copied(model)
+    before = validate(model)
+    kappa = other.encoder.layers[1].self_attn.out_proj.weights.kappa
+    kappa.data = torch.tensor([0.0, 0.0, 1.0, 0.0])
+    found = validate(other)
+    assert [found[f"encoder2_kappa{i}"] for i in (1, 2, 3, 4)] == [0, 0, 1, 0]
+    assert validate(model) == before

@@ -107,13 +107,6 @@ def test_after_every_update_they_are_on_the_simplex(monkeypatch, precision, dtyp
     assert any((x == 0).any() for x in seen)
 
 
-def test_without_projection_they_would_leave_it():
-    network = make_network()
-    optimizer = FairseqAdam(options(FairseqAdamConfig), list(network.parameters()))
-    learn(network, optimizer)
-    assert abs(network.weights.kappa.sum().item() - 1) > 1e-3
-
-
 def test_updates_are_adams_at_the_schedules_rate_then_projected():
     ours, plain = make_network(), make_network()
     optimizer = FairseqAdamWithBranchWeights(options(weight_decay=0.1), list(ours.parameters()))
@@ -138,16 +131,6 @@ def test_updates_are_adams_at_the_schedules_rate_then_projected():
             project_to_simplex(weight)
     for one, other in zip(ours.parameters(), plain.parameters(), strict=True):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
-
-
-def test_the_models_rate_is_not_theirs():
-    network = make_network()
-    optimizer = FairseqAdamWithBranchWeights(options(), list(network.parameters()))
-    # as fairseq's schedules do
-    optimizer.set_lr(0.25)
-    learn(network, optimizer, updates=5)
-    assert optimizer.get_lr() == 0.25
-    assert optimizer.optimizer.param_groups[1]["lr"] == pytest.approx(3.0 * 5**-0.5)
 
 
 @pytest.mark.parametrize(("precision", "dtype", "common"), PRECISIONS)
@@ -256,12 +239,6 @@ def test_workers_add_up_their_gradients_in_single_precision(tmp_path):
     assert torch.equal(mine, other)
     assert torch.equal(mine, sum(map(_gradients, HALVES)) / 2)
     assert not torch.equal(mine, mine.bfloat16().float())
-
-
-def test_flat_copies_of_the_parameters_are_refused():
-    # fairseq then says: please set --fp16-no-flatten-grads
-    flat = nn.Parameter(torch.ones(8))
-    assert not FairseqAdamWithBranchWeights(options(), [flat]).supports_flat_params
 
 
 def test_without_branch_weights_it_is_fairseqs_adam(caplog):

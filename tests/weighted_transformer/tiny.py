@@ -13,7 +13,8 @@ from tests import tiny
 from tests.reference.weighted_transformer import branched_attention
 
 PAD = 1
-# what checkpoints have that are older than these options
+READINGS = ["sublayers", "as-written"]
+# the paper's words, with the sum of its equations
 AS_WRITTEN = {"branch_residual": "as-written", "branch_sum": "one"}
 
 

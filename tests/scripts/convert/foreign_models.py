@@ -20,8 +20,6 @@ VECTORS = 5
 SYMBOLS = ["w0", "w1", "<unk>", "é", "<eos>", *(f"w{number}" for number in range(5, 30))]
 CUTOFFS = [9, 16, 22]
 TENSORFLOW = "transformer-xl-tensorflow"
-# what the importer writes
-WRITTEN = ["checkpoint.pt", "dict.txt", "options.txt"]
 
 
 class Foreign(NamedTuple):
@@ -64,7 +62,7 @@ class Foreign(NamedTuple):
     def write_case(
         self, folder: Path, settings: dict[str, dict[str, Any]], lines: int = 9
     ) -> dict[str, np.ndarray]:
-        """Write a case of convert.check_parity; return the losses in the order of the text."""
+        """Write a case of tests/parity; return the losses in the order of the text."""
         (self.write(folder) / "config.json").write_text(
             json.dumps({**self.config, "source": self.source, "settings": settings})
         )
@@ -97,16 +95,6 @@ class Foreign(NamedTuple):
                 expected[name] = losses[name][order]
         np.savez(folder / "expected.npz", **expected)
         return losses
-
-    @property
-    def duplicates(self) -> tuple[str, ...]:
-        """Names of outputs that are the embeddings or projections of the input."""
-        first, found = set(), []
-        for name, tensor in self.tensors.items():
-            if tensor.data_ptr() in first:
-                found.append(name)
-            first.add(tensor.data_ptr())
-        return tuple(found)
 
 
 def run_importer(

@@ -8,8 +8,8 @@ import torch
 from fairseq_plugins import load
 from fairseq_plugins.weighted_transformer.branch_weights import draw_from_simplex
 from scripts.convert.average import average, main
-from tests.scripts.evaluate.saved_memory_models import write_segments, write_streams
-from tests.scripts.evaluate.saved_models import Mischief, write_text
+from tests.scripts.evaluate.saved_memory_models import write_streams
+from tests.scripts.evaluate.saved_models import Mischief, write_checkpoint, write_text
 
 
 @pytest.fixture(scope="module")
@@ -18,7 +18,7 @@ def models(tmp_path_factory):
     folder = tmp_path_factory.mktemp("models")
     write_text(folder)
     for number, name in enumerate(("checkpoint1.pt", "checkpoint_2_20.pt", "checkpoint3.pt")):
-        write_segments(folder / name, "all_attention_lm", seed=number, adaptive_span=True)
+        write_checkpoint(folder / name, "all_attention_lm", seed=number, adaptive_span=True)
         state = torch.load(folder / name, weights_only=True)
         state["optimizer_history"][-1]["num_updates"] = 10 * (number + 1)
         state["last_optimizer_state"] = {"step": torch.ones(3)}
@@ -59,23 +59,6 @@ def test_the_last_of_a_folder_are_averaged(models, tmp_path, capsys):
     for name, weight in found.items():
         torch.testing.assert_close(weight, (one[name] + two[name]) / 2, atol=1e-7, rtol=1e-6)
     assert any(not torch.equal(weight, one[name]) for name, weight in found.items())
-
-
-def test_a_damaged_checkpoint_counts_where_it_could_be_among_the_last(models, tmp_path, capsys):
-    folder = tmp_path / "models"
-    shutil.copytree(models, folder)
-    older, newer = folder / "checkpoint_1_5.pt", folder / "checkpoint_3_25.pt"
-    older.write_bytes((models / "checkpoint1.pt").read_bytes()[:3000])
-    assert run(folder, "--last", 2, "--output", tmp_path / "mean.pt") == 0
-    assert run(models, "--last", 2, "--output", tmp_path / "same.pt") == 0
-    for name, weight in weights(tmp_path / "same.pt").items():
-        assert torch.equal(weight, weights(tmp_path / "mean.pt")[name])
-    capsys.readouterr()
-    message = f"CHECKPOINT {older} is cut short or damaged (its end is missing): name another"
-    refused(capsys, tmp_path, message, folder, "--last", 4)
-    newer.write_bytes(older.read_bytes())
-    message = message.replace(str(older), str(newer))
-    refused(capsys, tmp_path, message, folder, "--last", 2)
 
 
 def test_the_number_of_updates_counts_before_the_name(models, tmp_path):
@@ -140,62 +123,65 @@ def test_values_of_memories_are_averaged_and_other_sizes_refused(models, tmp_pat
     refused(capsys, tmp_path, message, *files)
 
 
-def test_checkpoints_that_do_not_belong_together_are_refused(models, tmp_path, capsys):
-    first = models / "checkpoint1.pt"
-    other = tmp_path / "other.pt"
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            lambda state: state["task_state"].update(dictionary="another"),
+            "BOTH were trained with different dictionaries: give checkpoints of one training",
+        ),
+        (
+            lambda state: state["cfg"]["model"].update(_name="transformer_xl"),
+            "BOTH have the models all_attention_lm and transformer_xl: give",
+        ),
+        (
+            lambda state: state["model"].pop("decoder.embed_tokens.weight"),
+            "only one of BOTH has decoder.embed_tokens.weight: give",
+        ),
+        (
+            lambda state: state["model"]["decoder.embed_tokens.weight"].fill_(torch.nan),
+            "decoder.embed_tokens.weight in OTHER has a number that is not finite: leave that",
+        ),
+        (lambda state: state.pop("model"), "CHECKPOINT OTHER holds no model's weights: name one"),
+        (
+            lambda state: state["model"].update(weight=1.0),
+            "CHECKPOINT OTHER holds no model's weights: name one",
+        ),
+        (lambda state: None, "BOTH both have 10 updates, as a checkpoint and its copy have"),
+    ],
+)
+def test_checkpoints_that_do_not_belong_together_are_refused(
+    models, tmp_path, capsys, change, message
+):
+    first, other = models / "checkpoint1.pt", tmp_path / "other.pt"
+    state = torch.load(first, weights_only=True)
+    change(state)
+    torch.save(state, other)
+    message = message.replace("BOTH", f"{first} and OTHER").replace("OTHER", str(other))
+    refused(capsys, tmp_path, message, first, other)
 
-    def change(message, change):
-        state = torch.load(first, weights_only=True)
-        change(state)
-        torch.save(state, other)
-        refused(capsys, tmp_path, f"{message}", first, other)
 
-    both = f"{first} and {other}"
-    change(
-        f"{both} were trained with different dictionaries: give checkpoints of one training",
-        lambda state: state["task_state"].update(dictionary="another"),
-    )
-    change(
-        f"{both} have the models all_attention_lm and transformer_xl: give",
-        lambda state: state["cfg"]["model"].update(_name="transformer_xl"),
-    )
-    change(
-        f"only one of {both} has decoder.embed_tokens.weight: give",
-        lambda state: state["model"].pop("decoder.embed_tokens.weight"),
-    )
-    change(
-        f"decoder.embed_tokens.weight in {other} has a number that is not finite: leave that",
-        lambda state: state["model"]["decoder.embed_tokens.weight"].fill_(torch.nan),
-    )
-    change(
-        f"CHECKPOINT {other} holds no model's weights: name one that fairseq-train wrote",
-        lambda state: state.pop("model"),
-    )
-    change(
-        f"CHECKPOINT {other} holds no model's weights: name one that fairseq-train wrote",
-        lambda state: state["model"].update(weight=1.0),
-    )
-
-
-def test_impossible_choices_are_refused(models, tmp_path, capsys):
-    first = models / "checkpoint1.pt"
-    refused(capsys, tmp_path, "--last is 1: it must be at least 2", models, "--last", 1)
-    message = f"--last is 4 and {models} has 3 checkpoints: give fewer, or train without"
-    refused(capsys, tmp_path, message, models, "--last", 4)
-    message = "--last 2 takes one folder: name the --save-dir of the training"
-    refused(capsys, tmp_path, message, first, first, "--last", 2)
-    refused(capsys, tmp_path, f"{models} is a folder: say with --last", models)
-    message = "give two or more different checkpoints, or a folder and --last"
-    refused(capsys, tmp_path, message, first)
-    refused(capsys, tmp_path, message, first, first)
-    copy = shutil.copy(first, tmp_path / "checkpoint_last.pt")
-    message = f"{first} and {copy} both have 10 updates, as a checkpoint and its copy have"
-    refused(capsys, tmp_path, message, first, copy)
-    message = f"CHECKPOINT {models}/none.pt is no file: name one that"
-    refused(capsys, tmp_path, message, first, models / "none.pt")
-    torch.save({"model": Mischief(tmp_path / "made")}, tmp_path / "bad.pt")
-    message = f"CHECKPOINT {tmp_path}/bad.pt holds more than weights and options"
-    refused(capsys, tmp_path, message, first, tmp_path / "bad.pt")
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("", "--last", 1), "--last is 1: it must be at least 2"),
+        (("", "--last", 4), "--last is 4 and FOLDER has 3 checkpoints: give fewer, or train"),
+        (("checkpoint1.pt", "--last", 2), "--last 2 takes one folder: name the --save-dir of the"),
+        (("",), "FOLDER is a folder: say with --last"),
+        (("checkpoint1.pt",), "give two or more different checkpoints, or a folder and --last"),
+        (("checkpoint1.pt", "checkpoint1.pt"), "give two or more different checkpoints"),
+        (("checkpoint1.pt", "none.pt"), "CHECKPOINT FOLDER/none.pt is no file: name one that"),
+        (("checkpoint1.pt", "cut.pt"), "CHECKPOINT FOLDER/cut.pt is cut short or damaged"),
+        (("checkpoint1.pt", "bad.pt"), "CHECKPOINT FOLDER/bad.pt holds more than weights and"),
+    ],
+)
+def test_impossible_choices_are_refused(models, tmp_path, capsys, words, message):
+    torch.save({"model": Mischief(tmp_path / "made")}, models / "bad.pt")
+    (models / "cut.pt").write_bytes((models / "checkpoint1.pt").read_bytes()[:3000])
+    words = [
+        models / word if word.endswith(".pt") or not word else word for word in map(str, words)
+    ]
+    refused(capsys, tmp_path, message.replace("FOLDER", str(models)), *words)
     assert not (tmp_path / "made").exists()
 
 

@@ -1,5 +1,6 @@
 """TensorFlow's files: what is read of them, what is refused, and that nothing is executed."""
 
+import json
 import pickle
 import re
 import sys
@@ -10,7 +11,9 @@ import numpy as np
 import pytest
 import torch
 
-from scripts.convert._foreign import ForeignVocabulary
+from fairseq_plugins.transformer_xl.model import PRESETS
+from scripts._shared.commands import ROOT
+from scripts.convert._options import ForeignVocabulary
 from scripts.convert._tensorflow import read_bundle
 from tests.scripts.convert.foreign_models import run_importer, transformer_xl_tensorflow
 from tests.scripts.convert.tensor_bundle import entry, field, table, write_bundle
@@ -86,15 +89,10 @@ def test_damaged_data_are_refused_wherever_they_are_damaged(path, damage):
         assert re.fullmatch(message, refused(path))
 
 
-@pytest.mark.parametrize("content", [b"", b"hello world", b"\x57\xfb\x80\x8b\x24\x75\x47\xdb" * 9])
-def test_another_file_is_refused(path, content):
-    beside(path, "index").write_bytes(content)
-    assert refused(path) == NO_INDEX
-
-
 @pytest.mark.parametrize(
     "index",
     [
+        *(b"", b"hello world", bytes.fromhex("57fb808b247547db") * 9),
         # another order of bytes, no header, a header of something else, a compressed block
         table({b"": field(1, 1) + field(2, 1), b"a": entry(1, [1], 0, 0, b"abcd")}),
         table({b"a": entry(1, [1], 0, 0, b"abcd")}),
@@ -157,43 +155,32 @@ def test_checksums_take_a_package(path, monkeypatch):
         read_bundle(path)
 
 
-def test_all_that_does_not_fit_is_listed_by_tensorflows_names(tmp_path, capsys):
-    foreign = transformer_xl_tensorflow([9, 16, 22], 2, untie_r=True)
-    tensors, softmax = dict(foreign.tensors), "transformer/adaptive_softmax"
-    del tensors["transformer/r_w_bias"]
-    tensors["transformer/r_r_bias"] = tensors["transformer/r_r_bias"][0]
-    tensors["transformer/layer_1/ff/layer_1/kernel"][3, 4] = torch.nan
-    tensors["transformer/layer_0/rel_attn/LayerNorm/beta"] = torch.ones(16, dtype=torch.long)
-    tensors[f"{softmax}/cutoff_2/proj"] = torch.zeros(4, 16)
-    tensors["transformer/layer_2/rel_attn/o/kernel"] = torch.zeros(16, 16)
-    foreign = foreign._replace(tensors=tensors)
-    foreign.config["n_token"] = 31
-    foreign.write(tmp_path)
-    assert run_importer(foreign, tmp_path, tmp_path / "output") == 1
-    layer = "transformer/layer_0/rel_attn/LayerNorm/beta"
-    assert capsys.readouterr().err.splitlines() == [
-        "error: the files do not fit together, and nothing was written:",
-        f"  - --config {tmp_path}/config.json: it has 31 symbols, and the vocabulary has 30",
-        f"  - {softmax}/cutoff_2/proj differs from transformer/adaptive_embed/cutoff_2/proj_W: the "
-        "configuration says tied, the weights are not",
-        "  - the checkpoint lacks transformer/r_w_bias (2 x 2 x 8)",
-        "  - transformer/r_r_bias is 2 x 8, and by the configuration 2 x 2 x 8",
-        f"  - {layer} is not of floating-point numbers, all of them there",
-        "  - transformer/layer_1/ff/layer_1/kernel has a number that is not finite",
-        "  - nothing takes 'transformer/layer_2/rel_attn/o/kernel' of the checkpoint",
-    ]
-    assert not (tmp_path / "output").exists()
-
-
-def test_nothing_is_written_of_a_damaged_checkpoint(tmp_path, capsys):
-    foreign = transformer_xl_tensorflow()
-    foreign.write(tmp_path)
-    data = tmp_path / "model.pt.data-00000-of-00001"
-    data.write_bytes(data.read_bytes()[:-1])
-    assert run_importer(foreign, tmp_path, tmp_path / "output") == 1
-    (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith(f"error: --checkpoint {tmp_path}/model.pt: {data.name} is cut short")
-    assert not (tmp_path / "output").exists()
+@pytest.mark.parametrize(
+    ("name", "preset"),
+    [
+        ("characters", "enwik8_large"),
+        ("characters", "text8_large"),
+        ("wt103", "wt103_large"),
+        ("lm1b", "lm1b_large"),
+    ],
+)
+def test_options_of_the_published_models_are_the_presets(name, preset):
+    path = ROOT / "examples" / "segment_language_model" / f"tensorflow_{name}.json"
+    config = json.loads(path.read_text(encoding="utf-8"))
+    preset = PRESETS[f"transformer_xl_{preset}"]
+    names = {
+        "n_layer": "decoder_layers",
+        "n_head": "decoder_attention_heads",
+        "d_model": "decoder_embed_dim",
+        "d_inner": "decoder_ffn_embed_dim",
+        "dropout": "dropout",
+        "dropatt": "attention_dropout",
+        "div_val": "adaptive_input_factor",
+    }
+    assert {theirs: config.get(theirs) for theirs in names} == {
+        theirs: preset.get(ours) for theirs, ours in names.items()
+    }
+    assert ",".join(map(str, config["cutoffs"])) == preset.get("adaptive_input_cutoff", "")
 
 
 # as Python 2 wrote it: text is bytes
@@ -240,23 +227,20 @@ def test_symbols_are_read_of_the_cached_data(tmp_path, protocol):
 
 
 @pytest.mark.parametrize(
-    ("cached", "read"),
+    ("cached", "read", "problem"),
     [
-        (["a", "<S>", "<UNK>", "</S>"], ["a", "<eos>", "<unk>", "</S>"]),
-        (["<S>", "<eos>", "<UNK>"], ["<S>", "<eos>", "<unk>"]),
+        # sentence ends of One Billion Word are line ends
+        (["a", "<S>", "<UNK>", "</S>"], ["a", "<eos>", "<unk>", "</S>"], ""),
+        (["<S>", "<eos>", "<UNK>"], ["<S>", "<eos>", "<unk>"], ""),
+        # blanks within symbols are made visible, as scripts.prepare.lm1b does
+        (["a\u00a0b", "c d"], ["a\u2423b", "c d"], "line 2: 'c d' is empty or has spaces"),
     ],
 )
-def test_sentence_ends_of_one_billion_word_are_line_ends(tmp_path, cached, read):
+def test_cached_symbols_become_those_of_prepared_text(tmp_path, cached, read, problem):
     (tmp_path / "cache.pkl").write_bytes(pickle.dumps(Corpus(cached)))
-    assert ForeignVocabulary(tmp_path / "cache.pkl", []).symbols == read
-
-
-def test_blanks_within_cached_symbols_are_made_visible(tmp_path):
-    cache = tmp_path / "cache.pkl"
-    cache.write_bytes(pickle.dumps(Corpus(["a\u00a0b", "c d"])))
     problems = []
-    assert ForeignVocabulary(cache, problems).symbols == ["a\u2423b", "c d"]
-    assert problems == [f"--vocab {cache}, line 2: 'c d' is empty or has spaces"]
+    assert ForeignVocabulary(tmp_path / "cache.pkl", problems).symbols == read
+    assert problem in "".join(problems)
 
 
 def test_cached_data_are_not_executed(tmp_path):

@@ -1,18 +1,17 @@
 """Checkpoints of models with product-key memories, and what they were trained on."""
 
 import argparse
-import dataclasses
 import json
 
 import numpy as np
 import torch
 from fairseq.data.indexed_dataset import MMapIndexedDatasetBuilder
-from fairseq.tasks import TASK_DATACLASS_REGISTRY
 
 from scripts.evaluate import memory_usage as measure_memory_usage
 from tests import tiny
 from tests.product_key_memory.tiny import MEMORY, memories, tiny_language_model, tiny_transformer
 from tests.scripts.evaluate import saved_models
+from tests.scripts.evaluate.saved_models import task_options
 
 EOS = 2
 TOKENS = 97
@@ -37,18 +36,6 @@ _PAIRS = {"dropout": 0.0, "encoder_memory_layers": "2", "decoder_memory_layers":
 for part in ("encoder", "decoder"):
     _PAIRS |= {f"{part}_layers": 2, f"{part}_embed_dim": 16, f"{part}_ffn_embed_dim": 24}
     _PAIRS |= {f"{part}_attention_heads": 2}
-
-
-def task_options(name, **given):
-    """Options of a task as checkpoints hold them: those of other parts of fairseq as given."""
-    others = {"seed": 1, "tpu": False, "use_plasma_view": False, "required_seq_len_multiple": 1,
-              "data_buffer_size": 10, "plasma_path": "", "train_subset": "train"}  # fmt: skip
-    options = {
-        option.name: others.get(option.name) if str(option.default).startswith("$") else
-        option.default
-        for option in dataclasses.fields(TASK_DATACLASS_REGISTRY[name])
-    }  # fmt: skip
-    return {**options, "_name": name, "data": "where it was trained", **given}
 
 
 def write_checkpoint(path, model, options, task):
@@ -80,19 +67,9 @@ def write_blocks(path, change=None, task=None, **options):
     write_checkpoint(path, model, options, task_options("language_modeling", **task))
 
 
-def write_segments(path, name, **options):
-    """Write a segment language model with all options of its task."""
-    saved_models.write_checkpoint(path, name, **options)
-    state = torch.load(path, weights_only=True)
-    segments = {**tiny.SEGMENTS, **options}
-    segments = {option: segments[option] for option in tiny.SEGMENTS}
-    state["cfg"]["task"] = task_options("segment_language_modeling", **segments)
-    torch.save(state, path)
-
-
 def write_streams(path):
     """Write a segment language model with a memory of 5 tokens."""
-    write_segments(path, "transformer_xl", mem_len=5, memory_layers="1,3", **MEMORY)
+    saved_models.write_checkpoint(path, "transformer_xl", mem_len=5, memory_layers="1,3", **MEMORY)
 
 
 def unit_keys(memory):

@@ -6,6 +6,7 @@ import os
 import numpy as np
 import torch
 from fairseq.data.indexed_dataset import MMapIndexedDatasetBuilder
+from fairseq.tasks import TASK_DATACLASS_REGISTRY
 
 from fairseq_plugins.all_attention.model import AllAttentionConfig
 from fairseq_plugins.segment_language_model.streams import fingerprint
@@ -29,6 +30,7 @@ class Mischief:
 def write_text(folder, length=97, split="test"):
     """Write dict.txt and a split of random letters in lines of 10; return its tokens."""
     folder.mkdir(exist_ok=True)
+    (folder / "units.json").write_text('{"unit": "characters"}', encoding="utf-8")
     dictionary = tiny.dictionary()
     dictionary.save(str(folder / "dict.txt"))
     text = tiny.tokens(1, length)[0]
@@ -38,6 +40,18 @@ def write_text(folder, length=97, split="test"):
         builder.add_item(line)
     builder.finalize(str(folder / f"{split}.idx"))
     return text.numpy()
+
+
+def task_options(name, **given):
+    """Options of a task as checkpoints hold them: those of other parts of fairseq as given."""
+    others = {"seed": 1, "tpu": False, "use_plasma_view": False, "required_seq_len_multiple": 1,
+              "data_buffer_size": 10, "plasma_path": "", "train_subset": "train"}  # fmt: skip
+    options = {
+        option.name: others.get(option.name) if str(option.default).startswith("$") else
+        option.default
+        for option in dataclasses.fields(TASK_DATACLASS_REGISTRY[name])
+    }  # fmt: skip
+    return {**options, "_name": name, "data": "where it was trained", **given}
 
 
 def write_checkpoint(path, name, seed=1, **options):
@@ -56,11 +70,12 @@ def write_checkpoint(path, name, seed=1, **options):
     cfg = {**shape, **trained, "_name": name}
     if name == "transformer_xl":
         cfg["positions"] = str(options.get("positions", "transformer-xl"))
+    segments = {option: trained[option] for option in tiny.SEGMENTS}
     path.parent.mkdir(parents=True, exist_ok=True)
     torch.save(
         {
             "args": None,
-            "cfg": {"model": cfg, "task": {"_name": "segment_language_modeling"}},
+            "cfg": {"model": cfg, "task": task_options("segment_language_modeling", **segments)},
             "model": model.state_dict(),
             "optimizer_history": [
                 {

@@ -1,22 +1,17 @@
 import re
-import signal
-import sys
 from itertools import islice
 
 import pytest
 from num2words import num2words
 
 from scripts.prepare import number_names
+from tests.scripts.prepare.prepared import SPLITS, contents, refused
 
-SPLITS = ("train", "valid", "test")
 FEW = "--train 300 --valid 20 --test 40".split()
 
 
 def run(folder, *options):
-    with pytest.MonkeyPatch.context() as patch:
-        words = ["number_names.py", "--output", folder, *FEW, *options]
-        patch.setattr(sys, "argv", list(map(str, words)))
-        return number_names.main()
+    return number_names.main(["--output", str(folder), *FEW, *options])
 
 
 @pytest.fixture(scope="module")
@@ -26,12 +21,10 @@ def made(tmp_path_factory):
     return folder
 
 
-def contents(folder):
-    return {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
-
-
 def pairs(folder, part):
-    files = [(folder / f"{part}.{one}").read_text(encoding="utf-8") for one in ("en", "de")]
+    files = [
+        (folder / "text" / f"{part}.{one}").read_text(encoding="utf-8") for one in ("en", "de")
+    ]
     return list(zip(*(text.split("\n")[:-1] for text in files), strict=True))
 
 
@@ -99,52 +92,14 @@ def test_german_has_another_order_within_numbers_and_sentences(made):
         assert all(len(german.split()) >= 4 for _, german in pairs(made, part))
 
 
-def test_second_run_does_nothing(made, capsys):
-    before = contents(made)
-    assert run(made) == 0
-    assert capsys.readouterr().out == f"{made} is complete, nothing to do\n"
-    assert contents(made) == before
-
-
-@pytest.mark.parametrize("stop", [KeyboardInterrupt, OSError(28, "No space left on device")])
-def test_stopped_run_leaves_nothing(tmp_path, monkeypatch, capsys, stop):
-    sentences = number_names.sentences
-
-    def stop_late(part, count, seed):
-        for number, pair in enumerate(sentences(part, count, seed)):
-            yield pair
-            if part == "valid" and number == 9:
-                if stop is KeyboardInterrupt:
-                    signal.raise_signal(signal.SIGINT)
-                raise stop
-
-    monkeypatch.setattr(number_names, "sentences", stop_late)
-    status = run(tmp_path / "out")
-    error = capsys.readouterr().err
-    if stop is KeyboardInterrupt:
-        expected = (130, "\ninterrupted; nothing is left, run the same command again\n")
-        assert (status, error) == expected
-    else:
-        assert status == 1
-        assert error.startswith(f"error: --output {tmp_path}/out: [Errno 28] No space left on")
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_impossible_requests_are_refused(made, tmp_path, capsys, monkeypatch):
-    def refused(message, *options, output=tmp_path / "out"):
-        status = run(output, *options)
-        return status == 1 and re.match(f"error: {message}", capsys.readouterr().err)
+def test_impossible_requests_are_refused(call, made, tmp_path, monkeypatch):
+    def refuse(named, *options, output=tmp_path / "out"):
+        return refused(call(number_names.main, "--output", output, *FEW, *options), named)
 
     for part in SPLITS:
-        message = f"--{part} is 0: it must be at least 1"
-        assert refused(message, f"--{part}", "0")
+        assert refuse(f"--{part} is 0: it must be at least 1", f"--{part}", "0")
     monkeypatch.setattr(number_names, "PATIENCE", 50)
     monkeypatch.setattr(number_names, "DIGITS", 1)
-    message = r"--train 9999: there are hardly more than \d+ sentences: give less"
-    assert refused(message, "--train", "9999")
-    assert list(tmp_path.iterdir()) == []
-    message = rf"--output {made} was prepared with another --seed \(1, now 3\): remove it or give"
-    assert refused(message, "--seed", "3", output=made)
-    (tmp_path / "out").mkdir()
-    message = f"--output {tmp_path}/out exists and does not hold number names: remove it or give"
-    assert refused(message)
+    assert refuse("--train 9999: there are hardly more than", "--train", "9999")
+    assert not (tmp_path / "out").exists()
+    assert refuse("text was made with another --seed (1, now 3)", "--seed", "3", output=made)

@@ -1,168 +1,321 @@
+"""The five published data sets of language modelling, each on a small archive of its kind."""
+
 import dataclasses
 import hashlib
 import importlib
+import io
 import json
-import re
 import shutil
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
+from fairseq.data.indexed_dataset import MMapIndexedDataset
 
-import fairseq_plugins  # noqa: F401 (registers the architectures)
-from scripts._shared import commands as run_command
-from scripts.prepare import _binarize
-from tests.scripts.prepare.file_server import serve
-from tests.scripts.prepare.small_datasets import (
-    PTB,
-    SMALL,
+from scripts.prepare import _binarize, _published, lm1b
+from tests.scripts.prepare.prepared import (
     SPLITS,
-    WORDS,
-    caller,
-    expected_symbols,
-    given,
-    options_of,
-    small_scripts,
-    symbols,
+    contents,
+    lines,
+    refused,
+    serve,
     tarred,
     zipped,
 )
 
+CHARACTERS = b"ab\n ab\n" * 100
+LETTERS = b"ab ab a" * 100
+TEXTS = {"train": b"a a b\n\na <unk>\n", "valid": b"a c\n", "test": b"b\n"}
+WORDS = {"train": ["a a b </s>", "</s>", "a <unk> </s>"], "valid": ["a <unk> </s>"]}
+WORDS["test"] = ["b </s>"]
+# two shards train, the rare word is <unk> and a heldout shard is left out
+NEWS = {
+    "news.en-00001-of-00100": b"a a b\n",
+    "news.en.heldout-00002-of-00050": b"zzz\n",
+    "news.en.heldout-00000-of-00050": b"b\n",
+    "news.en-00002-of-00100": b"a b b\n",
+    "news.en.heldout-00001-of-00050": b"a c\n",
+}
+SIZES = {"train": 500, "valid": 100, "test": 100}
+WIKITEXT = {f"wiki.{split}.tokens": text for split, text in TEXTS.items()}
+PTB = {f"ptb.{split}.txt": text for split, text in TEXTS.items()}
+# what a mirror has, the text that has a checksum, changes, expected symbols, unit
+SMALL = {
+    "enwik8": ({"enwik8.zip": zipped({"enwik8": CHARACTERS})}, CHARACTERS, 4, None, "bytes"),
+    "text8": ({"text8.zip": zipped({"text8": LETTERS})}, LETTERS, 3, None, "characters"),
+    "wikitext103": ({"wikitext-103-v1.zip": zipped(WIKITEXT)}, None, 4, WORDS, "words"),
+    "ptb": (PTB, None, 4, WORDS, "words"),
+    "lm1b": (
+        {lm1b.ARCHIVE: tarred(NEWS)},
+        None,
+        5,
+        {"train": ["a a b </s>", "a b b </s>"], "valid": ["a <unk> </s>"], "test": ["b </s>"]},
+        "words",
+    ),
+}
+
+
+def data_set(name):
+    return getattr(importlib.import_module(f"scripts.prepare.{name}"), name.upper())
+
+
+def digest(algorithm, content):
+    return f"{algorithm}:{hashlib.new(algorithm, content).hexdigest()}"
+
 
 @pytest.fixture
-def scripts(monkeypatch):
-    return small_scripts(monkeypatch)
+def small(monkeypatch):
+    """The data sets in small, with no mirror of their own."""
+    made = {}
+    for name, (files, text, vocabulary, _, _) in SMALL.items():
+        published = data_set(name)
+        changes = {"mirrors": (), "disk_bytes": 1000, "vocabulary": vocabulary}
+        if text is None:
+            changes["files"] = {file: digest("md5", content) for file, content in files.items()}
+        else:
+            changes |= {"checksum": digest("md5", text), "sizes": SIZES}
+        if name == "lm1b":
+            changes["splits"] = {
+                member: "valid" if "-00001-of-00050" in member else "test"
+                for member in NEWS
+                if "heldout" in member and "-00002-" not in member
+            } | {member: "train" for member in NEWS if "heldout" not in member}
+        made[name] = dataclasses.replace(published, **changes)
+    return made
 
 
 @pytest.fixture
-def call(scripts, monkeypatch, tmp_path, capsys):
-    return caller(scripts, monkeypatch, tmp_path / "out", capsys)
+def prepare(small, call, tmp_path):
+    def prepare(name, *options):
+        words = ["--output", tmp_path / "out", *options]
+        if name not in ("enwik8", "text8") and "--workers" not in options:
+            words += ["--workers", "1"]
+        description = f"Data.\n\n    python -m scripts.prepare.{name}\n"
+        return call(lambda given: _published.run(small[name], description, given), *words)
+
+    return prepare
+
+
+def given(tmp_path, name):
+    """What --from takes: an archive, or for PTB a folder."""
+    folder = tmp_path / "given"
+    folder.mkdir(exist_ok=True)
+    for file, content in SMALL[name][0].items():
+        (folder / file).write_bytes(content)
+    return folder if name == "ptb" else folder / next(iter(SMALL[name][0]))
+
+
+def options_of(name):
+    return ("--newlines", "eos") if name == "enwik8" else ()
+
+
+def expected(name):
+    if words := SMALL[name][3]:
+        return words
+    parts = [SMALL[name][1][first:last] for first, last in ((0, 500), (500, 600), (600, 700))]
+    if name == "text8":
+        found = [[" ".join(part.decode().replace(" ", "_"))] for part in parts]
+    else:
+        found = [
+            [" ".join([*map(str, line), "</s>"]) for line in part.removesuffix(b"\n").split(b"\n")]
+            for part in parts
+        ]
+    return dict(zip(SPLITS, found, strict=True))
 
 
 @pytest.mark.parametrize("name", SMALL)
-def test_corpus_from_a_file(call, tmp_path, name):
-    status, printed, error = call(name, "--from", given(tmp_path, name), *options_of(name))
+def test_the_data_of_an_archive_that_is_here(prepare, tmp_path, name):
+    source, out = given(tmp_path, name), tmp_path / "out"
+    status, printed, error = prepare(name, "--from", source, *options_of(name))
     assert (status, error) == (0, "")
-    out = tmp_path / "out"
-    assert {split: symbols(out, split) for split in SPLITS} == expected_symbols(name)
-    assert sorted(path.name for path in out.iterdir()) == ["bin", "corpus.json"]
-    assert {path.name for path in (out / "bin").iterdir()} - {"preprocess.log"} == {
-        "dict.txt",
-        *(f"{split}.{end}" for split in SPLITS for end in ("bin", "idx")),
-    }
-    description = json.loads((out / "corpus.json").read_text())
-    _, _, checked, changes = SMALL[name]
-    assert description["vocabulary"] == changes["vocabulary"]
-    assert description.get("newlines") == ("eos" if name == "enwik8" else None)
-    assert description["checksums"].keys() == checked.keys()
+    assert {split: lines(out / "bin", split) for split in SPLITS} == expected(name)
+    assert sorted(path.name for path in out.iterdir()) == ["bin", "preparation.json"]
+    units = json.loads((out / "bin" / "units.json").read_text())
+    assert units["unit"] == SMALL[name][4]
+    assert units["symbols"] == ({" ": "_"} if name == "text8" else {})
+    found = json.loads((out / "preparation.json").read_text())
+    assert found["vocabulary"] == SMALL[name][2]
     for split in SPLITS:
-        assert description["splits"][split]["tokens"] == len(symbols(out, split).split())
-    assert not (tmp_path / "out.partial").exists()
-    last = printed.splitlines()[-1]
-    assert last.startswith("next: ")
-    _, interpreter, recipe, *words = last.split()
-    assert (interpreter, words) == ("bash", ["train", str(out), "CHECKPOINTS"])
-    assert (run_command.ROOT / recipe).is_file()
-    # the convention of newlines is the all-attention paper's
-    assert ("all_attention" in recipe) == (name == "enwik8")
+        text = " ".join(lines(out / "bin", split))
+        assert found["splits"][split]["tokens"] == len(text.split())
+        assert found["splits"][split]["unknown"] == text.count("<unk>")
+    paper = "all_attention" if name == "enwik8" else "transformer_xl"
+    assert f"next: bash examples/{paper}/recipes.sh {name[:4]}" in printed or name == "wikitext103"
+    if SMALL[name][4] == "words":
+        share = 100 * found["splits"]["valid"]["unknown"] / found["splits"]["valid"]["tokens"]
+        assert f"valid: {share:.2f} % of " in printed
+
+    # the second run does nothing, without the source
+    before = {path: path.stat().st_mtime_ns for path in (out / "bin").rglob("*")}
+    shutil.rmtree(tmp_path / "given")
+    status, printed, _ = prepare(name, *options_of(name))
+    assert (status, printed.splitlines()[0]) == (0, "bin: complete")
+    assert {path: path.stat().st_mtime_ns for path in (out / "bin").rglob("*")} == before
 
 
 @pytest.mark.parametrize("name", SMALL)
-def test_corpus_from_a_mirror(call, tmp_path, name):
-    with serve({}) as empty, serve(SMALL[name][1]) as server:
-        mirrors = ("--mirror", empty.url, "--mirror", f"{server.url}/folder/")
-        status, _, error = call(name, *mirrors, *options_of(name))
+def test_the_data_of_a_mirror(prepare, tmp_path, name):
+    files = SMALL[name][0]
+    with serve({}) as (empty, first), serve(files) as (url, second):
+        mirrors = ("--mirror", empty, "--mirror", f"{url}/")
+        status, _, error = prepare(name, *mirrors, *options_of(name))
     assert (status, error) == (0, "")
-    out = tmp_path / "out"
-    assert {split: symbols(out, split) for split in SPLITS} == expected_symbols(name)
-    assert [path for path, _ in empty.requests] == [f"/{file}" for file in SMALL[name][1]]
-    assert not (tmp_path / "out.partial").exists()
+    assert {split: lines(tmp_path / "out/bin", split) for split in SPLITS} == expected(name)
+    assert first == second == list(files)
+    assert not (tmp_path / "out" / "download").exists()
 
 
-def test_given_mirrors_are_tried_before_the_known_ones(call, scripts, tmp_path, monkeypatch):
-    with serve(SMALL["text8"][1]) as known, serve({}) as mirror:
-        published = dataclasses.replace(scripts["text8"].TEXT8, mirrors=(known.url,))
-        monkeypatch.setattr(scripts["text8"], "TEXT8", published)
-        status, printed, _ = call("text8", "--mirror", mirror.url)
-    assert status == 0
-    tried = re.findall("download (.*)/text8.zip", printed)
-    assert tried == [mirror.url, known.url]
+@pytest.mark.parametrize("name", SMALL)
+def test_a_broken_download_begins_anew(prepare, tmp_path, name):
+    with serve(SMALL[name][0], cut=3) as (url, _):
+        assert refused(prepare(name, "--mirror", url, *options_of(name)), "--mirror", "--from")
+    assert not (tmp_path / "out").exists()
+    with serve(SMALL[name][0]) as (url, _):
+        assert prepare(name, "--mirror", url, *options_of(name))[0] == 0
+    assert {split: lines(tmp_path / "out/bin", split) for split in SPLITS} == expected(name)
+
+
+def test_what_a_mirror_sent_in_place_of_the_data_is_not_kept(prepare, tmp_path):
+    for sent in (b"<html>moved</html>", zipped({"text8": b"other"})):
+        with serve({"text8.zip": sent}) as (url, _):
+            assert refused(prepare("text8", "--mirror", url), "text8")
+        assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize("name", ["enwik8", "text8"])
-def test_raw_text_is_accepted(call, tmp_path, name):
-    (tmp_path / "any_name").write_bytes(SMALL[name][2][name])
-    assert call(name, "--from", tmp_path / "any_name", *options_of(name))[0] == 0
-    out = tmp_path / "out"
-    assert {split: symbols(out, split) for split in SPLITS} == expected_symbols(name)
+def test_a_raw_text_is_accepted(prepare, tmp_path, name):
+    (tmp_path / "any_name").write_bytes(SMALL[name][1])
+    assert prepare(name, "--from", tmp_path / "any_name", *options_of(name))[0] == 0
+    assert {split: lines(tmp_path / "out/bin", split) for split in SPLITS} == expected(name)
 
 
-@pytest.mark.parametrize("archive", [zipped, tarred])
-def test_archive_of_ptb_is_accepted(call, tmp_path, archive):
-    (tmp_path / "archive").write_bytes(archive(PTB))
-    assert call("ptb", "--from", tmp_path / "archive")[0] == 0
-    assert {split: symbols(tmp_path / "out", split) for split in SPLITS} == WORDS
-
-
-def test_corpus_of_words_with_the_command_itself(call, tmp_path, monkeypatch):
-    monkeypatch.setattr(_binarize, "child_process", run_command.child_process)
-    status, printed, _ = call("ptb", "--from", given(tmp_path, "ptb"), "--workers", "3")
-    assert status == 0
-    assert re.search(r"^\$ \S*fairseq-preprocess --only-source", printed, re.MULTILINE)
-    assert {split: symbols(tmp_path / "out", split) for split in SPLITS} == WORDS
-    assert not (tmp_path / "out.partial").exists()
+def test_an_archive_of_ptb_is_accepted(prepare, tmp_path):
+    (tmp_path / "archive").write_bytes(tarred(PTB))
+    assert prepare("ptb", "--from", tmp_path / "archive")[0] == 0
+    assert {split: lines(tmp_path / "out/bin", split) for split in SPLITS} == WORDS
 
 
 @pytest.mark.parametrize("name", SMALL)
-def test_second_run_does_nothing(call, tmp_path, name):
-    source = given(tmp_path, name)
-    _, first, _ = call(name, "--from", source, *options_of(name))
-    before = {path: path.stat().st_mtime_ns for path in (tmp_path / "out").rglob("*")}
-    shutil.rmtree(tmp_path / "given")
-    status, printed, _ = call(name, *options_of(name))
-    assert status == 0
-    assert {path: path.stat().st_mtime_ns for path in (tmp_path / "out").rglob("*")} == before
-    lines = printed.splitlines()
-    assert lines[0] == f"{tmp_path}/out is complete, nothing to do:"
-    # the same sizes as after the work
-    assert lines[1:] == first.splitlines()[1 - len(lines) :]
-
-
-@pytest.mark.parametrize("name", SMALL)
-def test_given_dictionary_is_used_and_recorded(call, tmp_path, name):
+def test_a_given_dictionary_is_used(prepare, tmp_path, name):
     srcdict = tmp_path / "dict.txt"
-    lines = {"enwik8": "32 3\n98 2\n97 1\n", "text8": "_ 3\nb 2\na 1\n"}.get(name, "b 2\n")
-    srcdict.write_text(lines)
-    source = given(tmp_path, name)
-    options = (*options_of(name), "--srcdict", srcdict)
-    status, printed, _ = call(name, "--from", source, *options)
-    assert status == 0
-    assert (tmp_path / "out" / "bin" / "dict.txt").read_text() == lines
-    expected = {
-        split: text if name in ("enwik8", "text8") else re.sub(r"\b[ac]\b", "<unk>", text)
-        for split, text in expected_symbols(name).items()
-    }
-    assert {split: symbols(tmp_path / "out", split) for split in SPLITS} == expected
-    description = json.loads((tmp_path / "out" / "corpus.json").read_text())
-    assert description["srcdict"] == hashlib.sha256(lines.encode()).hexdigest()
-    if name not in ("enwik8", "text8"):
-        assert "train: 3 words are not in the dictionary: now <unk>" in printed
-    assert call(name, *options)[0] == 0
+    text = {"enwik8": "32 3\n98 2\n97 1\n", "text8": "_ 3\nb 2\na 1\n"}.get(name, "b 2\n")
+    srcdict.write_text(text)
+    words = ("--from", given(tmp_path, name), *options_of(name), "--srcdict", srcdict)
+    assert prepare(name, *words)[0] == 0
+    assert (tmp_path / "out/bin/dict.txt").read_text() == text
+    found = {split: lines(tmp_path / "out/bin", split) for split in SPLITS}
+    if SMALL[name][3]:
+        assert found["train"][0] in ("<unk> <unk> b </s>",)
+    else:
+        assert found == expected(name)
 
 
-def test_dropped_newlines_are_recorded(call, tmp_path):
-    assert call("enwik8", "--from", given(tmp_path, "enwik8"), "--newlines", "drop")[0] == 0
-    description = json.loads((tmp_path / "out" / "corpus.json").read_text())
-    assert (description["newlines"], description["vocabulary"]) == ("drop", 3)
-    assert "</s>" not in symbols(tmp_path / "out", "train")
+def test_dropped_newlines(prepare, tmp_path):
+    assert prepare("enwik8", "--from", given(tmp_path, "enwik8"), "--newlines", "drop")[0] == 0
+    (line,) = lines(tmp_path / "out/bin", "train")
+    assert line.split() == [str(byte) for byte in CHARACTERS[:500] if byte != 10]
+    found = json.loads((tmp_path / "out" / "preparation.json").read_text())
+    assert (found["newlines"], found["vocabulary"]) == ("drop", 3)
 
 
-def test_published_facts_have_their_shape():
-    for name, (constant, files, checked, _) in SMALL.items():
-        published = getattr(importlib.import_module(f"scripts.prepare.{name}"), constant)
-        assert published.files == tuple(files)
-        assert published.checksums.keys() == checked.keys()
-        for known in published.checksums.values():
-            assert re.fullmatch("[0-9a-f]+", known.digest)
-            assert len(known.digest) == 2 * hashlib.new(known.algorithm).digest_size
-        assert all(mirror.startswith(("https://", "http://")) for mirror in published.mirrors)
-        if name in ("enwik8", "text8"):
+@pytest.mark.parametrize(
+    ("name", "options", "named"),
+    [
+        ("text8", "--from {}/no", "--from {}/no does not exist: give the path of text8.zip"),
+        ("wikitext103", "--from {}", "--from {} is a folder: give wikitext-103-v1.zip in it"),
+        ("text8", "--from {}/x.zip", "x.zip lacks text8: give it as it was published"),
+        ("text8", "--from {}/cut.zip", "cut.zip"),
+        ("text8", "--from {}/other.zip", "the published one is"),
+        ("wikitext103", "--from {}/x.zip", "--from {}/x.zip has md5"),
+        ("ptb", "--from {}/ptb.zip", "ptb.train.txt, has md5"),
+        ("ptb", "--srcdict {}/no", "--srcdict {}/no cannot be read"),
+        ("ptb", "--from {}/given --srcdict {}/cut.zip", "--srcdict {}/cut.zip is no dictionary"),
+        ("text8", "--from {}/text8 --srcdict {}/few.txt", "lacks 2 of the text's 3 symbols"),
+        ("enwik8", "", "--newlines is missing: give 'drop'"),
+        ("enwik8", "--newlines x", "--newlines x is unknown: give 'drop'"),
+        ("ptb", "--workers 0", "--workers is 0: it must be at least 1"),
+        ("text8", "--from {0}/x.zip --output {0}/x.zip/out", "--output {}/x.zip/out"),
+        ("text8", "--mirror ftp://host", "--mirror ftp://host is no http"),
+    ],
+)
+def test_what_cannot_be_used_is_refused_and_leaves_nothing(prepare, tmp_path, name, options, named):
+    (tmp_path / "x.zip").write_bytes(zipped({"text9": b""}))
+    (tmp_path / "cut.zip").write_bytes(zipped({"text8": LETTERS})[:-30])
+    (tmp_path / "other.zip").write_bytes(zipped({"text8": LETTERS[::-1]}))
+    (tmp_path / "ptb.zip").write_bytes(zipped({**PTB, "ptb.train.txt": b"a\n"}))
+    (tmp_path / "few.txt").write_text("a 1\n")
+    (tmp_path / "text8").write_bytes(LETTERS)
+    given(tmp_path, "ptb")
+    words = options.format(tmp_path, tmp_path).split()
+    assert refused(prepare(name, *words), named.format(tmp_path))
+    assert not (tmp_path / "out").exists()
+
+
+def test_another_vocabulary_or_too_little_space_is_refused(prepare, small, tmp_path, monkeypatch):
+    source = given(tmp_path, "wikitext103")
+    small["wikitext103"] = dataclasses.replace(small["wikitext103"], vocabulary=11)
+    result = prepare("wikitext103", "--from", source)
+    assert refused(result, "a vocabulary of 4 symbols, the published one has 11")
+    monkeypatch.setattr(shutil, "disk_usage", lambda folder: SimpleNamespace(free=999))
+    assert refused(prepare("text8"), f"--output {tmp_path}/out: text8 takes up to 0.00 GB")
+    assert not (tmp_path / "out").exists()
+
+
+def test_other_options_or_another_folder_are_refused(prepare, tmp_path):
+    source, out = given(tmp_path, "enwik8"), tmp_path / "out"
+    assert prepare("enwik8", "--from", source, "--newlines", "eos")[0] == 0
+    before = contents(out)
+    result = prepare("enwik8", "--newlines", "drop")
+    assert refused(result, "--newlines (eos, now drop)", f"remove {out}/bin")
+    assert refused(prepare("text8"), "--data_set (enwik8, now text8)")
+    assert contents(out) == before
+    (out / "bin" / "stage.json").write_text("{")
+    assert refused(prepare("enwik8", "--newlines", "eos"), "bin is no finished stage")
+    shutil.rmtree(out)
+    out.mkdir()
+    (out / "mine").touch()
+    assert refused(prepare("text8"), f"--output {out} exists and holds something else")
+
+
+def test_published_facts():
+    for name in SMALL:
+        published = data_set(name)
+        known = [published.checksum] if SMALL[name][1] else published.files.values()
+        for checksum in known:
+            algorithm, digits = checksum.split(":")
+            assert len(digits) == 2 * hashlib.new(algorithm).digest_size
+        assert tuple(published.files) == tuple(SMALL[name][0])
+        if SMALL[name][1]:
             assert published.sizes == {"train": 9 * 10**7, "valid": 5 * 10**6, "test": 5 * 10**6}
+    names = {split: [] for split in SPLITS}
+    for member, split in lm1b.LM1B.splits.items():
+        names[split].append(member)
+    assert names["valid"] == ["news.en.heldout-00001-of-00050"]
+    assert names["test"] == ["news.en.heldout-00000-of-00050"]
+    assert (len(names["train"]), names["train"][-1]) == (99, "news.en-00099-of-00100")
+
+
+@pytest.mark.parametrize(
+    ("ascii_blanks", "words"),
+    [
+        (False, [["a", "b", "c"], ["d"], ["e"], ["f"]]),
+        (True, [["a\u2423b", "c", "d", "e"], ["f"]]),
+    ],
+)
+def test_what_separates_words_and_lines(ascii_blanks, words):
+    stream = io.BytesIO("a\u00a0b\tc\rd\r e\nf".encode())
+    assert list(_published.words_of_lines(stream, ascii_blanks)) == words
+
+
+@pytest.mark.filterwarnings("ignore:overflow")
+def test_offsets_beyond_two_gibibytes_are_mended(tmp_path):
+    def offsets():
+        index = MMapIndexedDataset.Index(str(tmp_path / "train.idx"))
+        return [int(index[item][0]) for item in range(len(index))]
+
+    # as fairseq-preprocess with several workers has them
+    with MMapIndexedDataset.Index.writer(str(tmp_path / "train.idx"), np.uint32) as index:
+        index.write([np.int32(2**28)] * 4)
+    assert min(offsets()) < 0
+    _binarize.mend_offsets(str(tmp_path / "train"))
+    assert offsets() == [0, 2**30, 2**31, 3 * 2**30]

@@ -1,6 +1,4 @@
 import json
-import os
-import re
 import string
 from pathlib import Path
 
@@ -9,13 +7,13 @@ import pytest
 import sentencepiece
 
 from scripts.prepare import _binarize, python_source
+from tests.scripts.prepare.prepared import SPLITS, contents
 from tests.scripts.prepare.preprocess_in_process import in_this_process
 
 ALL_CHARACTERS = string.ascii_letters + string.digits + string.punctuation + " "
 EOS = 2
 SPECIAL_SYMBOLS = 4
 SUBWORDS = 130
-SPLITS = ("train", "valid", "test")
 LEFT_OUT = {
     "test/left_out.py": b"x = 'in test'\n",
     "package/tests/left_out.py": b"x = 'in tests'\n",
@@ -35,10 +33,6 @@ LEFT_OUT = {
 }
 
 
-def exactly(text):
-    return f"^{re.escape(text)}$"
-
-
 def source(index):
     if index == 0:
         return f"# {ALL_CHARACTERS}\n"
@@ -46,14 +40,6 @@ def source(index):
         return "# a file too long to be held out\n" * 2000
     # trailing blanks, an empty line, indentation
     return f"def f{index}():  \n\n    return {index}\n"
-
-
-@pytest.fixture(scope="module", autouse=True)
-def quick():
-    """Has fairseq-preprocess run in this process: another would import for seconds."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(_binarize, "child_process", in_this_process)
-        yield
 
 
 @pytest.fixture(scope="module")
@@ -74,7 +60,9 @@ def stdlib(tmp_path_factory):
 @pytest.fixture(scope="module")
 def corpus(stdlib, tmp_path_factory):
     output = tmp_path_factory.mktemp("corpus") / "data"
-    python_source.prepare(output, stdlib, SUBWORDS)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(_binarize, "child_process", in_this_process)
+        python_source.prepare(output, stdlib, SUBWORDS)
     return output
 
 
@@ -132,144 +120,47 @@ def test_units_are_those_of_fairseq(corpus):
     assert " ".join(units.encode(line, out_type=str)) == encoded
 
 
-def test_description_tells_sizes(corpus):
-    description = json.loads((corpus / "corpus.json").read_text())
+def test_description_tells_sizes_and_what_a_symbol_is(corpus):
+    description = json.loads((corpus / "preparation.json").read_text())
     assert description["subwords"] == SUBWORDS
     sizes = description["splits"]
-    assert {split: size["files"] for split, size in sizes.items()} == {
-        "train": 113,
-        "valid": 2,
-        "test": 5,
-    }
+    assert [sizes[split]["files"] for split in SPLITS] == [113, 2, 5]
     for split, text in texts(corpus).items():
         assert sizes[split]["characters"] == len(text)
         tokens = np.fromfile(corpus / "bin" / f"{split}.bin", dtype=np.uint16)
         assert sizes[split]["tokens"] == len(tokens)
-
-
-def test_interrupted_run_leaves_nothing_and_the_next_builds_the_same_bytes(
-    corpus, stdlib, tmp_path
-):
-    output = tmp_path / "data"
-
-    def interrupt(text, model, subwords):
-        model.touch()
-        raise KeyboardInterrupt
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(python_source, "learn_units", interrupt)
-        with pytest.raises(KeyboardInterrupt):
-            python_source.prepare(output, stdlib, SUBWORDS)
-    assert list(tmp_path.iterdir()) == []
-
-    python_source.prepare(output, stdlib, SUBWORDS)
-
-    def contents(folder):
-        return {
-            path.relative_to(folder).as_posix(): path.read_bytes()
-            for path in folder.rglob("*")
-            # the logs have the folder's name
-            if path.is_file() and path.suffix != ".log"
-        }
-
-    assert contents(output) == contents(corpus)
-    assert {"bin/train.bin", "bin/train.idx", "text/test.units"} <= contents(corpus).keys()
-    assert list(tmp_path.iterdir()) == [output]
+    units = json.loads((corpus / "bin" / "units.json").read_text())
+    assert (units["unit"], units["bpe"]) == ("subwords", "sentencepiece")
+    assert (corpus / "bin" / units["model"]).resolve() == corpus / "sentencepiece.model"
 
 
 def test_second_run_does_nothing(corpus, capsys):
-    before = {path: path.stat().st_mtime_ns for path in corpus.rglob("*")}
+    before = contents(corpus)
     python_source.prepare(corpus, Path("no such library"), SUBWORDS)
-    assert {path: path.stat().st_mtime_ns for path in corpus.rglob("*")} == before
-    assert capsys.readouterr().out.splitlines()[0] == f"{corpus} is complete, nothing to do:"
+    assert contents(corpus) == before
+    assert capsys.readouterr().out.startswith("text: complete\nbin: complete\n")
 
 
-def test_command_is_printed(stdlib, tmp_path, monkeypatch, capsys):
-    ran = []
-
-    def run(words, log):
-        ran.append(words)
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(_binarize, "child_process", run)
-    with pytest.raises(KeyboardInterrupt):
-        python_source.prepare(tmp_path / "data", stdlib, SUBWORDS)
-    printed = capsys.readouterr().out.replace("\\\n", "").split()
-    assert printed == ["$", *ran[0]]
-    partial = tmp_path / f"data.partial-{os.getpid()}"
-    assert ran[0][1:] == [
-        "--only-source",
-        *("--trainpref", f"{partial}/text/train.units"),
-        *("--validpref", f"{partial}/text/valid.units"),
-        *("--testpref", f"{partial}/text/test.units"),
-        *("--destdir", f"{partial}/bin"),
-        *("--srcdict", f"{partial}/text/dict.txt", "--workers", "3"),
-    ]
+def test_what_cannot_be_used_is_refused(corpus, stdlib, tmp_path):
+    output = tmp_path / "data"
+    few = tmp_path / "few"
+    few.mkdir()
+    (few / "abc.py").write_text("x = 1\n")
+    for folder, library, subwords, message in (
+        (output, stdlib, 20, "--subwords is 20: sentencepiece cannot learn so many units from"),
+        (output, stdlib, 100_000, "--subwords is 100000: sentencepiece cannot learn so many"),
+        (output, stdlib, 0, "--subwords is 0: it must be at least 1"),
+        (output, few, SUBWORDS, "1 usable source files, the corpus needs at least 100: this"),
+        (corpus, stdlib, 99, "was made with another --subwords"),
+        (few, stdlib, SUBWORDS, "exists and holds something else"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            python_source.prepare(folder, library, subwords)
+        assert not output.exists()
 
 
-def test_stripped_library_is_refused(tmp_path):
-    (tmp_path / "abc.py").write_text("x = 1\n")
-    message = (
-        f"standard library {tmp_path}: 1 usable source files, the corpus needs at least 100: this "
-        "Python has its library stripped or zipped, run the script with a Python that has the "
-        "library's source files"
-    )
-    with pytest.raises(ValueError, match=exactly(message)):
-        python_source.read_corpus(tmp_path)
-
-
-def test_character_unknown_in_training_is_refused(corpus, tmp_path):
+def test_a_character_unknown_in_training_is_refused(corpus, tmp_path):
     units = sentencepiece.SentencePieceProcessor(model_file=str(corpus / "sentencepiece.model"))
-    message = (
-        "test text: it has characters that the training text lacks, the model would see <unk>: "
-        "run the command with a Python that has the whole library"
-    )
-    with pytest.raises(ValueError, match=exactly(message)):
-        python_source.write_units("x = \u00e9\n", units, tmp_path / "test.units")
+    with pytest.raises(ValueError, match="test text: it has characters that the training text lac"):
+        python_source.write_in_units("x = \u00e9\n", units, tmp_path / "test.units")
     assert not (tmp_path / "test.units").exists()
-
-
-@pytest.mark.parametrize("subwords", [20, 100_000])
-def test_a_number_of_units_that_cannot_be_learned_is_refused(stdlib, tmp_path, subwords):
-    message = f"^--subwords is {subwords}: sentencepiece cannot learn so many units from .*: give "
-    with pytest.raises(ValueError, match=message):
-        python_source.prepare(tmp_path / "data", stdlib, subwords)
-    assert not (tmp_path / "data").exists()
-
-
-@pytest.mark.parametrize("content", [None, '{"subwords": 7}'])
-def test_folder_with_something_else_is_refused(tmp_path, stdlib, content):
-    if content:
-        (tmp_path / "corpus.json").write_text(content)
-    message = (
-        f"--output {tmp_path} exists and does not hold this corpus with --subwords {SUBWORDS}: "
-        "remove it or give another folder"
-    )
-    with pytest.raises(ValueError, match=exactly(message)):
-        python_source.prepare(tmp_path, stdlib, SUBWORDS)
-
-
-def test_place_without_write_access_is_refused(tmp_path, monkeypatch, stdlib, capsys):
-    (tmp_path / "file").touch()
-    monkeypatch.setattr(python_source.sysconfig, "get_path", lambda name: str(stdlib))
-    assert python_source.main(["--output", f"{tmp_path}/file/data"]) == 1
-    assert capsys.readouterr().err.startswith(
-        f"error: --output {tmp_path}/file/data: [Errno 20] Not a directory: "
-    )
-
-
-def test_units_unknown_to_fairseq_are_refused(stdlib, tmp_path, monkeypatch):
-    monkeypatch.setattr(python_source, "preprocess", lambda *_: {"train": 0, "valid": 1, "test": 2})
-    message = "fairseq-preprocess: 3 units are unknown, each must be one known token: use the fairs"
-    with pytest.raises(ValueError, match=f"^{message}"):
-        python_source.prepare(tmp_path / "data", stdlib, SUBWORDS)
-    assert not (tmp_path / "data").exists()
-
-
-def test_a_command_that_is_interrupted_says_so(monkeypatch, capsys):
-    def interrupt(output, stdlib, subwords):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(python_source, "prepare", interrupt)
-    assert python_source.main(["--output", "data"]) == 130
-    assert capsys.readouterr().err == "\ninterrupted; the corpus will be built anew\n"

@@ -1,0 +1,1 @@
+"""Speed and memory of this package's models beside code that people would take instead."""

@@ -1,0 +1,276 @@
+"""Published code in checkouts of the user's; none of it is here, its licences are not ours.
+
+Shapes: B streams, T tokens of a segment, M remembered tokens, N tokens, H heads, k slots read by a
+head, d model width.
+"""
+
+import argparse
+import contextlib
+import importlib
+import io
+import json
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+from unittest import mock
+
+import torch
+import torch.nn.functional as F
+from fairseq.data import Dictionary
+from torch import Tensor, nn
+
+from fairseq_plugins.all_attention.model import AllAttentionConfig
+from fairseq_plugins.modules import ProductKeyMemory
+from fairseq_plugins.transformer_xl.model import TransformerXLConfig
+from scripts.convert import ADAPTIVE_SPAN, TRANSFORMER_XL
+from scripts.convert._models import AdaptiveSpan, TransformerXL
+from scripts.convert._options import ForeignConfig, ForeignVocabulary
+
+
+class Checkout(NamedTuple):
+    """Where a published model's class is: a module, under folders that it imports from."""
+
+    url: str
+    module: str
+    name: str
+    places: tuple[str, ...] = ("",)
+
+    def find(self, path: Path) -> list[str]:
+        """Folders to import from in a checkout; [] where it is of other code."""
+        places = [path.resolve() / place for place in self.places]
+        file = self.module.replace(".", "/") + ".py"
+        return [*map(str, places)] if (places[0] / file).is_file() else []
+
+
+CHECKOUTS = {
+    "transformer_xl": Checkout(
+        "https://github.com/kimiyoung/transformer-xl",
+        "mem_transformer",
+        "MemTransformerLM",
+        ("pytorch", "pytorch/utils"),
+    ),
+    "all_attention": Checkout(
+        "https://github.com/facebookresearch/adaptive-span", "models", "TransformerSeq"
+    ),
+    "product_key_memory": Checkout(
+        "https://github.com/facebookresearch/XLM", "xlm.model.memory.memory", "HashingMemory"
+    ),
+}
+
+
+def import_published(paths: Sequence[Path]) -> dict[str, type[nn.Module]]:
+    """The models' classes in checkouts of published code, by paper."""
+    found = {}
+    for path in paths:
+        for paper, checkout in CHECKOUTS.items():
+            if places := checkout.find(path):
+                found[paper] = _import(checkout, path, places)
+                break
+        else:
+            urls = ", ".join(checkout.url for checkout in CHECKOUTS.values())
+            raise ValueError(f"--original is {path}: give checkouts of {urls}")
+    return found
+
+
+def _import(checkout: Checkout, path: Path, places: list[str]) -> type[nn.Module]:
+    known = set(sys.modules)
+    with (
+        mock.patch.object(sys, "path", places + sys.path),
+        # Transformer-XL's reads the version's two numbers, and makes no use of them
+        mock.patch.object(torch.version, "cuda", torch.version.cuda or "0.0"),
+        # the memory's says there that faiss is missing, and makes no use of it
+        contextlib.redirect_stderr(io.StringIO()),
+    ):
+        try:
+            return getattr(importlib.import_module(checkout.module), checkout.name)
+        except Exception as error:
+            raise ValueError(
+                f"--original is {path}, whose {checkout.module} cannot be imported or has no "
+                f"{checkout.name} ({type(error).__name__}: {error}): give an unchanged checkout"
+            ) from error
+        finally:
+            # names such as models and utils are left to others
+            for name in set(sys.modules) - known:
+                file = getattr(sys.modules[name], "__file__", None) or places[0]
+                if any(Path(file).is_relative_to(place) for place in places):
+                    del sys.modules[name]
+
+
+def transformer_xl_options(cfg: TransformerXLConfig, symbols: int) -> dict[str, Any]:
+    """Options of the published Transformer-XL, by its own names, without dropout."""
+    return {
+        "n_token": symbols,
+        "n_layer": cfg.decoder_layers,
+        "n_head": cfg.decoder_attention_heads,
+        "d_model": cfg.decoder_embed_dim,
+        "d_head": cfg.decoder_embed_dim // cfg.decoder_attention_heads,
+        "d_inner": cfg.decoder_ffn_embed_dim,
+        "dropout": 0.0,
+        "dropatt": 0.0,
+        "pre_lnorm": False,
+        "tgt_len": cfg.tokens_per_sample,
+        "ext_len": 0,
+        "mem_len": cfg.mem_len,
+        "same_length": cfg.same_length,
+        "clamp_len": cfg.clamp_len or -1,
+        "cutoffs": [],
+    }
+
+
+def all_attention_options(cfg: AllAttentionConfig, symbols: int) -> dict[str, Any]:
+    """Options of the published all-attention, by its own names, without dropout."""
+    return {
+        "vocab_size": symbols,
+        "hidden_size": cfg.decoder_embed_dim,
+        "nb_heads": cfg.decoder_attention_heads,
+        "nb_layers": cfg.decoder_layers,
+        "attn_span": cfg.attention_span,
+        "dropout": 0.0,
+        "emb_dropout": 0.0,
+        "adapt_io_params": {"adapt_io_enabled": False},
+        "adapt_span_params": {
+            "adapt_span_enabled": True,
+            "adapt_span_loss": 0.0,
+            "adapt_span_ramp": cfg.span_ramp,
+            "adapt_span_init": 0.0,
+            # as in the published runs: the memory shrinks with the spans
+            "adapt_span_cache": True,
+        },
+        "pers_mem_params": {"pers_mem_size": cfg.persistent_vectors},
+    }
+
+
+def translate(model: nn.Module, options: dict[str, Any], dictionary: Dictionary) -> dict:
+    """Weights of ours from those of a published model, as scripts.convert.checkpoint has them.
+
+    The published model has the symbols of the dictionary but <s> and <pad>.
+    """
+    source, kind = TRANSFORMER_XL, TransformerXL
+    if "attn_span" in options:
+        source, kind = ADAPTIVE_SPAN, AdaptiveSpan
+    weights, problems = model.state_dict(), []
+    symbols = ["<eos>", *dictionary.symbols[dictionary.unk() :]]
+    with tempfile.TemporaryDirectory() as folder:
+        config, vocabulary = Path(folder) / "config.json", Path(folder) / "vocab.txt"
+        config.write_text(json.dumps(options), encoding="utf-8")
+        vocabulary.write_text("\n".join(symbols), encoding="utf-8")
+        read = ForeignConfig(config, weights.values(), problems)
+        translated = kind(read, ForeignVocabulary(vocabulary, problems), source)
+    found = translated.translate(weights, problems)
+    if problems:
+        raise ValueError(f"the published model's weights do not fit ours: {'; '.join(problems)}")
+    return found
+
+
+def draw_weights(model: nn.Module) -> None:
+    """Draw weights that make scores of the order of 1, so that losses differ where models do.
+
+    The published models start with weights so small that attention hardly matters, or with none.
+    """
+    for name, parameter in model.named_parameters():
+        if parameter.dim() > 1 and "current_val" not in name:
+            nn.init.normal_(parameter, std=parameter.size(-1) ** -0.5)
+        elif "norm" in name:
+            nn.init.normal_(parameter, float(name.endswith("weight")), len(parameter) ** -0.5)
+
+
+class PublishedTransformerXL(nn.Module):
+    """The published Transformer-XL over batches as fairseq has them.
+
+    It was written for the PyTorch of 2019: masks of booleans take the place of bytes.
+    """
+
+    def __init__(self, model_class: type[nn.Module], options: dict[str, Any]) -> None:
+        super().__init__()
+        d_embed = options["d_model"]
+        self.model = model_class(**options, d_embed=d_embed, tie_weight=True, tie_projs=[False])
+        # else it returns the losses of a batch in the order of the bands
+        self.model.crit.keep_order = True
+        draw_weights(self.model)
+        nn.init.zeros_(self.model.crit.out_layers[0].bias)
+
+    def remember(self, past: Tensor) -> None:
+        """Begin as if (B, M, d) had entered each of the layers."""
+        self.memory = [past.transpose(0, 1)] * (len(self.model.layers) + 1)
+
+    def losses(self, tokens: Tensor) -> Tensor:
+        """Return the loss of each token but the first, (B, T) of (B, T + 1)."""
+        # it lacks <s> and <pad>
+        by_time = (tokens - 2).t().contiguous()
+        # PyTorch takes masks of bytes no longer
+        with mock.patch.object(Tensor, "byte", Tensor.bool):
+            losses, *self.memory = self.model(by_time[:-1], by_time[1:], *self.memory)
+        return losses.t()
+
+
+class PublishedAllAttention(nn.Module):
+    """The published all-attention model over batches as fairseq has them.
+
+    Args:
+        model_class: of a checkout.
+        options: of the model.
+        spans: each head's span as a part of the largest, the same for all.
+    """
+
+    def __init__(self, model_class: type[nn.Module], options: dict[str, Any], spans: float) -> None:
+        super().__init__()
+        self.model = model_class(**options)
+        draw_weights(self.model)
+        for name, parameter in self.model.named_parameters():
+            if name.endswith("current_val"):
+                nn.init.constant_(parameter, spans)
+
+    def remember(self, past: Tensor) -> None:
+        """Begin as if (B, M, d) had entered each of the layers, of which no head sees more."""
+        self.memory = []
+        for layer in self.model.layers:
+            kept = layer.attn.attn.get_cache_size()
+            # it keeps some tokens more than it sees, whose weights are 0: they may be anything
+            self.memory.append(F.pad(past[:, -kept:], (0, 0, max(0, kept - past.size(1)), 0)))
+
+    def losses(self, tokens: Tensor) -> Tensor:
+        """Return the loss of each token but the first, (B, T) of (B, T + 1)."""
+        # it lacks <s> and <pad>
+        read, targets = tokens[:, :-1] - 2, tokens[:, 1:] - 2
+        scores, self.memory, _ = self.model(read, self.memory)
+        losses = F.nll_loss(scores.flatten(0, 1), targets.flatten(), reduction="none")
+        return losses.view_as(targets)
+
+
+class PublishedMemory(nn.Module):
+    """The published memory (``--mem_implementation pq_fast``) with the weights of ours.
+
+    Args:
+        memory_class: of a checkout.
+        memory: ours; the values stay its own, which saves gigabytes.
+        sparse: whether the values get a sparse gradient (``--mem_sparse``).
+    """
+
+    def __init__(
+        self, memory_class: type[nn.Module], memory: ProductKeyMemory, sparse: bool
+    ) -> None:
+        super().__init__()
+        (linear,) = memory.query_network.layers
+        heads, _, keys, half = memory.keys.subkeys.shape
+        parser = argparse.ArgumentParser()
+        memory_class.register_args(parser)
+        params = parser.parse_args(
+            f"--mem_sparse {sparse} --mem_heads {heads} --mem_knn {memory.knn} "
+            f"--mem_n_keys {keys} --mem_k_dim {2 * half}".split()
+        )
+        memory_class.check_params(params)
+        # else inference copies what it has read to the CPU, for statistics
+        memory_class.EVAL_MEMORY = False
+        self.memory = memory_class.build(linear.in_features, memory.values.size(1), params)
+        self.memory.to(linear.weight)
+        with torch.no_grad():
+            self.memory.keys.copy_(memory.keys.subkeys)
+        self.memory.query_proj.query_mlps[0].load_state_dict(linear.state_dict())
+        self.values = self.memory.values
+        self.values.weight = nn.Parameter(memory.values.detach())
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map ``x`` (N, d) to (N, d)."""
+        return self.memory(x)

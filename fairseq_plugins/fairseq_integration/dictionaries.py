@@ -1,0 +1,121 @@
+"""A checkpoint knows its dictionaries, and is used with no others.
+
+Another dictionary of the same size fits a model, whose figures are then nonsense.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from fairseq import checkpoint_utils, utils
+from fairseq.data import Dictionary
+from fairseq.tasks import FairseqTask
+from fairseq.trainer import Trainer
+
+# in a checkpoint's "task_state"
+KEY = "dictionaries"
+# the checkpoint that fairseq read last, and the task of the training that reads one
+_read_last = ""
+_resuming: list[FairseqTask] = []
+
+
+def digests(dictionaries: Mapping[str, Dictionary]) -> dict[str, str]:
+    """Return what tells the symbols of each dictionary, and their order, from others."""
+    return {side: _digest(dictionary) for side, dictionary in dictionaries.items()}
+
+
+def _digest(dictionary: Dictionary) -> str:
+    return hashlib.sha256("\n".join(dictionary.symbols).encode()).hexdigest()
+
+
+def dictionaries_of(task: FairseqTask) -> dict[str, Dictionary]:
+    """Return the "source" and the "target" dictionary of a task, as far as it has them."""
+    found = {}
+    for side in ("source", "target"):
+        try:
+            dictionary = getattr(task, f"{side}_dictionary")
+        except (AttributeError, NotImplementedError):
+            continue
+        if isinstance(dictionary, Dictionary):
+            found[side] = dictionary
+    return found
+
+
+def check_dictionaries(
+    state: Mapping[str, Any], dictionaries: Mapping[str, Dictionary], name: str
+) -> None:
+    """Refuse dictionaries that a checkpoint was not trained with.
+
+    Args:
+        state: what the checkpoint holds; one without digests goes with any dictionary.
+        dictionaries: those of the data, "source" and "target".
+        name: what errors call the checkpoint.
+    """
+    trained = (state.get("task_state") or {}).get(KEY) or {}
+    for side, found in digests(dictionaries).items():
+        if trained.get(side, found) != found:
+            raise ValueError(
+                f"{name} was trained with another dictionary than the {side} dictionary of DATA: "
+                "binarize the text with that of its training (fairseq-preprocess --srcdict, "
+                "--tgtdict), or train anew in another --save-dir"
+            )
+
+
+def keep_dictionaries() -> None:
+    """Let checkpoints know their dictionaries, and each of fairseq's commands check them."""
+    FairseqTask.state_dict = functools.partialmethod(_add_digests, FairseqTask.state_dict)
+    # evaluation and generation give a checkpoint's state to the task before they build the model
+    FairseqTask.load_state_dict = functools.partialmethod(_check_task, FairseqTask.load_state_dict)
+    Trainer.load_checkpoint = functools.partialmethod(_check_resumed, Trainer.load_checkpoint)
+    theirs = checkpoint_utils.load_checkpoint_to_cpu
+    checkpoint_utils.load_checkpoint_to_cpu = functools.wraps(theirs)(
+        functools.partial(_read, theirs)
+    )
+
+
+def _add_digests(self: FairseqTask, theirs: Callable[..., Any]) -> dict[str, Any]:
+    return {**theirs(self), KEY: digests(dictionaries_of(self))}
+
+
+def _check_task(self: FairseqTask, theirs: Callable[..., Any], state: dict[str, Any]) -> None:
+    check_dictionaries({"task_state": state}, dictionaries_of(self), f"the checkpoint {_read_last}")
+    theirs(self, state)
+
+
+def _read(theirs: Callable[..., Any], path: str, *args: Any, **options: Any) -> Any:
+    global _read_last
+    _read_last = path
+    state = theirs(path, *args, **options)
+    for task in _resuming:
+        check_dictionaries(state, dictionaries_of(task), f"the checkpoint {path}")
+    return state
+
+
+def _check_resumed(self: Trainer, theirs: Callable[..., Any], *args: Any, **options: Any) -> Any:
+    _check_folders(self.task)
+    _resuming.append(self.task)
+    try:
+        return theirs(self, *args, **options)
+    finally:
+        _resuming.clear()
+
+
+def _check_folders(task: FairseqTask) -> None:
+    """Refuse several folders of data, one an epoch, whose dictionaries are not the same."""
+    folders = utils.split_paths(getattr(task.cfg, "data", None) or "")
+    for folder in folders[1:]:
+        for path in Path(folder).glob("dict*.txt"):
+            first = Path(folders[0]) / path.name
+            if first.is_file() and not _same_symbols(first, path):
+                raise ValueError(
+                    f"DATA has {first} and {path}, which differ: binarize all its folders with the "
+                    "same dictionary (fairseq-preprocess --srcdict, --tgtdict)"
+                )
+
+
+def _same_symbols(one: Path, other: Path) -> bool:
+    return _digest(Dictionary.load(str(one))) == _digest(Dictionary.load(str(other)))

@@ -1,0 +1,127 @@
+"""When this package registers with fairseq: as soon as both are imported, in either order.
+
+The layers alone import no fairseq, which takes longer than torch.
+"""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import sys
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+from typing import Any
+
+PACKAGE = "fairseq_plugins"
+# each names in REGISTERS its files that have models, tasks, losses or optimizers
+ROOMS = (
+    "segment_language_model",
+    "transformer_xl",
+    "all_attention",
+    "product_key_memory",
+    "weighted_transformer",
+)
+REMEDY = "pip install --no-build-isolation 'fairseq-fixed==0.12.3.1'"
+_registered = False
+
+
+def register() -> None:
+    """Register models, tasks, losses and optimizers, and change what docs/fairseq.md lists."""
+    global _registered
+    if _registered:
+        return
+    sys.meta_path[:] = [one for one in sys.meta_path if not isinstance(one, _AfterFairseq)]
+    fairseq = _import_fairseq()
+    if tuple(int(part) for part in fairseq.__version__.split(".")[:2]) < (0, 12):
+        raise ImportError(
+            f"{PACKAGE} needs fairseq 0.12, and {fairseq.__version__} is installed: {REMEDY}"
+        )
+    _registered = True
+    for room in ROOMS:
+        for file in importlib.import_module(f"{PACKAGE}.{room}").REGISTERS:
+            importlib.import_module(f"{PACKAGE}.{room}.{file}")
+    changes = {
+        "safe_loading": ("allow_option_containers", "read_checkpoints_safely"),
+        "checkpoint_files": ("write_checkpoints_whole",),
+        "dictionaries": ("keep_dictionaries",),
+        "resuming": ("resume_as_if_unbroken",),
+        "presets": ("apply_presets", "keep_bf16_off_tpus"),
+        "error_messages": ("print_errors_as_sentences", "explain_wrong_options"),
+        "distributed": ("check_devices",),
+    }
+    for file, functions in changes.items():
+        module = importlib.import_module(f"{PACKAGE}.fairseq_integration.{file}")
+        for function in functions:
+            getattr(module, function)()
+
+
+def register_with_room() -> None:
+    """Register when a room is imported, unless it is for its layers alone."""
+    if f"{PACKAGE}.modules" not in sys.modules:
+        try:
+            register()
+        except ModuleNotFoundError as error:
+            if error.name != "fairseq":
+                raise
+
+
+def register_when_fairseq_is_imported() -> None:
+    """Register now, if fairseq is imported already, or after it."""
+    if "fairseq" in sys.modules:
+        register()
+    else:
+        sys.meta_path.insert(0, _AfterFairseq())
+
+
+def _import_fairseq() -> ModuleType:
+    """Import fairseq, and leave logging as it was: some of its tasks set it up for themselves."""
+    root = logging.getLogger()
+    level, handlers = root.level, root.handlers[:]
+    already = "fairseq" in sys.modules
+    try:
+        return importlib.import_module("fairseq")
+    except ModuleNotFoundError as error:
+        if error.name != "fairseq":
+            raise
+        raise ModuleNotFoundError(
+            f"this part of {PACKAGE} needs fairseq 0.12, which is not installed: {REMEDY}",
+            name="fairseq",
+        ) from error
+    finally:
+        if not already:
+            root.setLevel(level)
+            root.handlers[:] = handlers
+
+
+class _AfterFairseq(MetaPathFinder):
+    """Registers this package behind the import of fairseq."""
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
+        """Find fairseq by the other finders."""
+        if name != "fairseq":
+            return None
+        others = (one for one in sys.meta_path if one is not self and hasattr(one, "find_spec"))
+        spec = next(filter(None, (one.find_spec(name, path, target) for one in others)), None)
+        if spec is not None and spec.loader is not None:
+            execute = spec.loader.exec_module
+
+            def execute_and_register(module: ModuleType) -> None:
+                execute(module)
+                # a file of this package that is only half executed cannot be imported again
+                if not _imports_fairseq_itself():
+                    register()
+
+            spec.loader.exec_module = execute_and_register
+        return spec
+
+
+def _imports_fairseq_itself() -> bool:
+    """Return whether a file of this package is being imported."""
+    frame = sys._getframe()
+    while frame is not None:
+        name = frame.f_globals.get("__name__", "")
+        if frame.f_code.co_name == "<module>" and name.startswith(f"{PACKAGE}."):
+            return True
+        frame = frame.f_back
+    return False

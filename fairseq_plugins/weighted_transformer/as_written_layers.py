@@ -1,0 +1,187 @@
+"""fairseq's transformer layers in the reading ``as-written``.
+
+Ahmed, Keskar, Socher 2017 (arXiv:1711.02132), section 3 and figure 1. Branched attention is one
+sublayer, with one residual connection and one norm: ``y = LN(x + Σ α_i F_i(κ_i b_i))``.
+
+Shapes: B sentences, T target tokens, S source tokens, d model width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from fairseq.models.transformer import TransformerConfig
+from fairseq.modules import FairseqDropout
+from fairseq.modules.transformer_layer import (
+    TransformerDecoderLayerBase,
+    TransformerEncoderLayerBase,
+)
+from torch import Tensor, nn
+
+from fairseq_plugins.weighted_transformer.branch_weights import BranchWeights
+from fairseq_plugins.weighted_transformer.branched_attention import (
+    BranchedAttention,
+    BranchedFeedForward,
+)
+from fairseq_plugins.weighted_transformer.layers import FusedAttention
+
+
+class BranchedEncoderLayer(TransformerEncoderLayerBase):
+    """fairseq's encoder layer with one sublayer, branched self-attention.
+
+    Args:
+        cfg: fairseq's configuration of the model.
+        weights: κ and α of as many branches as there are heads.
+    """
+
+    def __init__(self, cfg: TransformerConfig, weights: BranchWeights) -> None:
+        super().__init__(cfg)
+        network = _networks(self, cfg.encoder.ffn_embed_dim, weights)
+        self.self_attn = _branched(self, cfg, network, self_attention=True)
+        del self.fc1, self.fc2, self.final_layer_norm
+
+    def forward(
+        self, x: Tensor, encoder_padding_mask: Tensor | None, attn_mask: Tensor | None = None
+    ) -> Tensor:
+        """Return the layer's output, (S, B, d).
+
+        Args:
+            x: (S, B, d).
+            encoder_padding_mask: (B, S), true for padding.
+            attn_mask: (S, S), true or 1 where a query does not see a key.
+        """
+        if attn_mask is not None:
+            attn_mask = x.new_zeros(attn_mask.shape).masked_fill(attn_mask.bool(), -1e4)
+        x, _ = _residual_sublayer(
+            self,
+            self.self_attn,
+            self.self_attn_layer_norm,
+            x,
+            key_padding_mask=encoder_padding_mask,
+            need_weights=False,
+            attn_mask=attn_mask,
+        )
+        return x
+
+
+class BranchedDecoderLayer(TransformerDecoderLayerBase):
+    """fairseq's decoder layer with two sublayers, of which one or both are branched attention.
+
+    Args:
+        cfg: fairseq's configuration of the model.
+        weights: κ and α of the attention to the "encoder", of masked "self"-attention, or of both,
+            which then have half the feed-forward width each.
+    """
+
+    def __init__(self, cfg: TransformerConfig, weights: Mapping[str, BranchWeights]) -> None:
+        super().__init__(cfg)
+        width = cfg.decoder.ffn_embed_dim
+        if width % len(weights):
+            raise ValueError(
+                f"`ffn_embed_dim` is {width}: both attentions are branched and share it, so it "
+                "must be even"
+            )
+        networks = {
+            name: _networks(self, width // len(weights), of_attention)
+            for name, of_attention in weights.items()
+        }
+        if "self" in networks:
+            self.self_attn = _branched(self, cfg, networks["self"], self_attention=True)
+        if "encoder" in networks:
+            self.encoder_attn = _branched(
+                self,
+                cfg,
+                networks["encoder"],
+                encoder_decoder_attention=True,
+                kdim=cfg.encoder.embed_dim,
+                vdim=cfg.encoder.embed_dim,
+            )
+        del self.fc1, self.fc2, self.final_layer_norm
+
+    def forward(
+        self,
+        x: Tensor,
+        encoder_out: Tensor | None = None,
+        encoder_padding_mask: Tensor | None = None,
+        incremental_state: dict[str, Any] | None = None,
+        prev_self_attn_state: list[Tensor] | None = None,
+        prev_attn_state: list[Tensor] | None = None,
+        self_attn_mask: Tensor | None = None,
+        self_attn_padding_mask: Tensor | None = None,
+        need_attn: bool = False,
+        need_head_weights: bool = False,
+    ) -> tuple[Tensor, Tensor | None, None]:
+        """Return output (T, B, d), the weights of the attention to the encoder or None, and None.
+
+        The arguments are those of fairseq's layer. ``prev_self_attn_state`` and
+        ``prev_attn_state``, for its export to ONNX, are ignored.
+        """
+        x, _ = _residual_sublayer(
+            self,
+            self.self_attn,
+            self.self_attn_layer_norm,
+            x,
+            key_padding_mask=self_attn_padding_mask,
+            incremental_state=incremental_state,
+            need_weights=False,
+            attn_mask=self_attn_mask,
+        )
+        if encoder_out is None:
+            return x, None, None
+        x, weights = _residual_sublayer(
+            self,
+            self.encoder_attn,
+            self.encoder_attn_layer_norm,
+            x,
+            encoder_out,
+            key_padding_mask=encoder_padding_mask,
+            incremental_state=incremental_state,
+            static_kv=True,
+            need_weights=need_attn or (not self.training and self.need_attn),
+            need_head_weights=need_head_weights,
+        )
+        return x, weights, None
+
+
+def _residual_sublayer(
+    layer: nn.Module,
+    attention: nn.Module,
+    norm: nn.Module,
+    x: Tensor,
+    keys: Tensor | None = None,
+    **options: Any,
+) -> tuple[Tensor, Tensor | None]:
+    """Return x (T, B, d) after attention with residual connection and norm, and its weights.
+
+    Args:
+        layer: for its dropout and the place of its norms.
+        attention: branched or fairseq's.
+        norm: the sublayer's.
+        x: (T, B, d).
+        keys: (S, B, d); None for self-attention.
+        **options: of fairseq's attention.
+    """
+    query = norm(x) if layer.normalize_before else x
+    keys = query if keys is None else keys
+    out, weights = attention(query, keys, keys, **options)
+    out = x + layer.dropout_module(out)
+    return (out if layer.normalize_before else norm(out)), weights
+
+
+def _networks(layer: nn.Module, width: int, weights: BranchWeights) -> BranchedFeedForward:
+    """Return the networks of the branches of one attention, of an inner width together."""
+    # fairseq may keep it outside of training, by this name (make_generation_fast_)
+    dropout = FairseqDropout(layer.activation_dropout_module.p, BranchedFeedForward.__name__)
+    return BranchedFeedForward(layer.embed_dim, width, weights, layer.activation_fn, dropout)
+
+
+def _branched(
+    layer: nn.Module, cfg: TransformerConfig, networks: BranchedFeedForward, **attention: Any
+) -> BranchedAttention:
+    """Return branched attention, with further arguments of fairseq's ``MultiheadAttention``."""
+    dropout = cfg.attention_dropout
+    heads = FusedAttention(layer.embed_dim, networks.branches, dropout=dropout, **attention)
+    # each branch has its own part of the output projection
+    heads.out_proj = nn.Identity()
+    return BranchedAttention(heads, networks)

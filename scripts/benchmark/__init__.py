@@ -1,1 +1,0 @@
-"""Commands that time each paper's models beside others: `make bench`."""

@@ -1,1 +1,0 @@
-"""Commands that try what the project promises: on a GPU, and under faults."""

@@ -1,0 +1,149 @@
+"""Tensors that other code saved, by its names; nothing in a file is executed."""
+
+import re
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from torch import Tensor, strided, zeros
+from torch import equal as equal_tensors
+
+from fairseq_plugins.fairseq_integration.safe_loading import DamagedError, load_safely
+from scripts._shared.commands import short
+
+# under one of these a training's checkpoint has the weights
+_CONTAINERS = ("model", "state_dict")
+# torch.nn.DataParallel puts it before each name
+_PREFIX = "module."
+_REMEDY = (
+    "name the weights that the original code saved; of a whole model save them where it was "
+    'trained, with torch.save(model.state_dict(), "weights.pt")'
+)
+
+
+def read_tensors(path: Path) -> dict[str, Tensor]:
+    """Tensors of a file that torch.save or safetensors wrote, by name.
+
+    What a training keeps beside the weights, and ``module.`` before all names, are left out.
+    """
+    name = f"--checkpoint {short(path)}"
+    try:
+        if path.suffix == ".safetensors":
+            content = _read_safetensors(path, name)
+        else:
+            content = load_safely(path, name, _REMEDY)
+    except DamagedError as error:
+        raise ValueError(f"{error}: get it anew, or name another") from error
+    for container in _CONTAINERS:
+        if isinstance(content, dict) and isinstance(content.get(container), dict):
+            content = content[container]
+    if not isinstance(content, dict) or not content:
+        raise ValueError(f"{name} holds {type(content).__name__}, not tensors by name: {_REMEDY}")
+    others = [key for key, value in content.items() if not isinstance(value, Tensor)]
+    others += [key for key in content if not isinstance(key, str)]
+    if others:
+        listed = ", ".join(map(repr, others))
+        raise ValueError(f"{name} has more than tensors by name: {listed}: {_REMEDY}")
+    if all(key.startswith(_PREFIX) for key in content):
+        content = {key.removeprefix(_PREFIX): value for key, value in content.items()}
+    return content
+
+
+def _read_safetensors(path: Path, name: str) -> dict[str, Tensor]:
+    try:
+        from safetensors import SafetensorError
+        from safetensors.torch import load_file
+    except ImportError as error:
+        raise ValueError(
+            f"{name} needs the package safetensors: pip install safetensors"
+        ) from error
+    if not path.is_file():
+        raise ValueError(f"{name} is no file: {_REMEDY}")
+    try:
+        return load_file(path)
+    except SafetensorError as error:
+        raise DamagedError(f"{name} is cut short or damaged ({error})") from error
+
+
+class ForeignTensors:
+    """Tensors of a checkpoint, taken by the names of Transformer-XL's PyTorch code.
+
+    Args:
+        tensors: the checkpoint's.
+        problems: takes what is wrong with them, a line each.
+        renaming: regular expressions and replacements, which make the checkpoint's names in turn.
+        transposed: matches the checkpoint's names of matrices that it has transposed.
+    """
+
+    def __init__(
+        self,
+        tensors: dict[str, Tensor],
+        problems: list[str],
+        renaming: Sequence[tuple[str, str]] = (),
+        transposed: str = r"(?!)",
+    ) -> None:
+        self._tensors = tensors
+        self._problems = problems
+        self._left = set(tensors)
+        self._renaming = renaming
+        self._transposed = transposed
+
+    def take(self, name: str, *shape: int) -> Tensor:
+        """Tensor of a name in single precision; zeros where a problem takes its place."""
+        name = self._rename(name)
+        self._left.discard(name)
+        found = self._tensors.get(name)
+        transposed = re.search(self._transposed, name)
+        if transposed:
+            shape = shape[::-1]
+        expected = " x ".join(map(str, shape))
+        if found is None:
+            self._problems.append(f"the checkpoint lacks {name} ({expected})")
+        elif found.layout != strided or found.is_meta or not found.is_floating_point():
+            self._problems.append(f"{name} is not a dense tensor of floating-point numbers")
+        elif tuple(found.shape) != shape:
+            got = " x ".join(map(str, found.shape)) or "a number"
+            self._problems.append(f"{name} is {got}, and by the configuration {expected}")
+        elif not found.isfinite().all():
+            self._problems.append(f"{name} has a number that is not finite")
+        else:
+            return found.float().T if transposed else found.float()
+        return zeros(shape).T if transposed else zeros(shape)
+
+    def take_tied(self, name: str, others: Iterable[str], *shape: int) -> Tensor:
+        """Tensor that the original has under several names, of which a file may keep any."""
+        present = [other for other in (name, *others) if self._rename(other) in self._tensors]
+        first, *rest = present or [name]
+        tensor = self.take(first, *shape)
+        for other in rest:
+            if not equal_tensors(self.take(other, *shape), tensor):
+                self._problems.append(
+                    f"{self._rename(other)} differs from {self._rename(first)}: the configuration "
+                    "says tied, the weights are not"
+                )
+        return tensor
+
+    def take_both(self, first: str, second: str, tied: bool, *shape: int) -> tuple[Tensor, Tensor]:
+        """Two tensors of a shape, or the same one twice where the original has tied them."""
+        if tied:
+            both = self.take_tied(first, [second], *shape)
+            return both, both
+        return self.take(first, *shape), self.take(second, *shape)
+
+    def take_affine(self, ours: str, theirs: str, *shape: int) -> dict[str, Tensor]:
+        """Weight of a shape, and bias, of a linear layer or a norm, by what we call it."""
+        shapes = {"weight": shape, "bias": shape[:1]}
+        return {f"{ours}.{kind}": self.take(f"{theirs}.{kind}", *s) for kind, s in shapes.items()}
+
+    def skip(self, name: str) -> None:
+        """Leave a tensor out that follows from the configuration."""
+        self._left.discard(self._rename(name))
+
+    def note_surplus(self) -> None:
+        """Note a problem for each tensor that nobody took."""
+        names = sorted(self._left)
+        self._problems += [f"nothing takes {name!r} of the checkpoint" for name in names]
+
+    def _rename(self, name: str) -> str:
+        for pattern, replacement in self._renaming:
+            name = re.sub(pattern, replacement, name)
+        return name

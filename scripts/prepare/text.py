@@ -1,0 +1,327 @@
+"""Text of your own, binarized for fairseq: words, characters, or units of byte pair encoding.
+
+    python -m scripts.prepare.text --input TEXT --unit subwords --moses en --output DATA
+
+TEXT is one text, whose last --held-out lines test and those before them validate; a folder with a
+document a file, of which --held-out are drawn for each; or a folder with train.txt, valid.txt and
+test.txt. Files may be compressed (.gz). Text is UTF-8. Lines and empty lines keep their order;
+each line ends with </s>, and an empty line is a lone </s>. Between two documents of a folder stands
+an empty line. Windows line ends and a byte-order mark are left out.
+
+--unit characters   each is a symbol, the space is U+2581; other blanks are kept, as <U+00A0>
+--unit words        what blanks of any kind separate, or with --moses LANGUAGE Moses tokens
+--unit subwords     units of such words, by codes that are learned on the training part
+
+OUTPUT/tokens, OUTPUT/bpe     {train,valid,test}.txt as words or characters, as units; bpe/codes
+OUTPUT/bin                    dict.txt, {train,valid,test}.{bin,idx}; units.json: what a symbol is
+OUTPUT/preparation.json       options and sizes, to turn perplexities of units into those of words
+
+Stages that are done are not done again. With another option the command names what to remove.
+"""
+
+import argparse
+import random
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from scripts._shared.command_line import check_at_least, command_parser, exit_status
+from scripts._shared.commands import short
+from scripts.prepare._binarize import (
+    NO_MADE_UP_SYMBOLS,
+    count_symbols,
+    load_srcdict,
+    preprocess,
+    write_units,
+)
+from scripts.prepare._lines import Work, read_lines, write_lines
+from scripts.prepare._stages import (
+    SPLITS,
+    Stages,
+    add_output_option,
+    file_digest,
+    fingerprint,
+    resolved,
+)
+from scripts.prepare._subwords import (
+    add_subword_options,
+    check_language,
+    check_subword_options,
+    make_units,
+    moses_tokenizer,
+    read_codes,
+    split_words,
+    versions,
+)
+
+UNITS = ("words", "characters", "subwords")
+SUFFIXES = (".txt", ".txt.gz")
+# Of so many documents or lines one validates and one tests, if --held-out is not given.
+SHARE = 20
+BLANK = "\u2581"
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of the command."""
+    add = parser.add_argument
+    add("--input", type=resolved, metavar="TEXT", help="the text: a file or a folder")
+    for split in SPLITS:
+        add(
+            f"--{split}",
+            type=resolved,
+            metavar="FILE",
+            help=f"in place of --input: its {split} part",
+        )
+    text = "lines or documents for each of valid and test (default: a twentieth)"
+    add("--held-out", type=int, metavar="N", help=text)
+    add("--seed", type=int, default=1, help="documents are drawn with (default: %(default)s)")
+    add("--unit", required=True, choices=UNITS, help="what a symbol is")
+    add("--moses", metavar="LANGUAGE", help="let Moses make the words, by the rules of en, de, ...")
+    add_subword_options(parser, 32_000)
+    text = "use these codes of byte pair encoding, those of a trained model, and learn none"
+    add("--bpe-codes", type=resolved, metavar="FILE", help=text)
+    text = "use this dict.txt, that of a trained model, and count none"
+    add("--srcdict", type=resolved, metavar="FILE", help=text)
+    text = "symbols seen less often in training become <unk> (default: none)"
+    add("--threshold", type=int, default=0, metavar="N", help=text)
+    add_output_option(parser)
+
+
+@dataclass(frozen=True)
+class Text:
+    """Files that are read one after the other, or lines of one, from the first before the last."""
+
+    files: tuple[Path, ...]
+    first: int = 0
+    last: int | None = None
+
+    def lines(self) -> Iterator[tuple[str, str]]:
+        """Each line, and where it stands."""
+        for index, path in enumerate(self.files):
+            if index:
+                yield "", ""
+            for number, line in enumerate(read_lines(path)):
+                if self.first <= number and (self.last is None or number < self.last):
+                    yield line, f"{short(path)}, line {number + 1}"
+
+
+def find_file(folder: Path, stem: str) -> Path | None:
+    """File STEM.txt or STEM.txt.gz of a folder, if any."""
+    found = (folder / f"{stem}{suffix}" for suffix in SUFFIXES)
+    return next((path for path in found if path.is_file()), None)
+
+
+def check_held_out(given: int | None, count: int, things: str) -> int:
+    """How many of the lines or files are held out for each part."""
+    number = max(1, count // SHARE) if given is None else given
+    check_at_least(1, held_out=number)
+    if 2 * number >= count:
+        raise ValueError(
+            f"--held-out {number} for each of valid and test leave none of {count} {things} to "
+            "train on: give a smaller number or more text"
+        )
+    return number
+
+
+def documents(folder: Path, options: argparse.Namespace) -> dict[str, Text]:
+    """Parts of a folder with a document a file, drawn at random, in the order of their names."""
+    files = sorted(
+        (path for path in folder.rglob("*") if path.name.endswith(SUFFIXES) and path.is_file()),
+        key=lambda path: (
+            path.relative_to(folder).as_posix().removesuffix(".gz").removesuffix(".txt")
+        ),
+    )
+    if not files:
+        raise ValueError(
+            f"--input {short(folder)} has no file *.txt or *.txt.gz: give the folder of the texts"
+        )
+    number = check_held_out(options.held_out, len(files), "files")
+    drawn = random.Random(options.seed).sample(range(len(files)), 2 * number)
+    places = dict.fromkeys(drawn[:number], "valid") | dict.fromkeys(drawn[number:], "test")
+    parts = [places.get(index, "train") for index in range(len(files))]
+    return {
+        split: Text(tuple(path for path, part in zip(files, parts, strict=True) if part == split))
+        for split in SPLITS
+    }
+
+
+def find_parts(options: argparse.Namespace) -> dict[str, Text]:
+    """The text of each part; raises ValueError when options or files do not go together."""
+    given = {split: getattr(options, split) for split in SPLITS if getattr(options, split)}
+    source = options.input
+    if bool(source) == bool(given) or (given and len(given) < len(SPLITS)):
+        raise ValueError(
+            "--input, or --train, --valid and --test: give either the first or all of the others"
+        )
+    if source and source.is_dir():
+        given = {split: path for split in SPLITS if (path := find_file(source, split))}
+        if not given:
+            if options.output.is_relative_to(source):
+                raise ValueError(
+                    f"--output {short(options.output)} lies within --input {short(source)}, where "
+                    "its texts would be taken for documents: give a folder beside it"
+                )
+            return documents(source, options)
+        if len(given) < len(SPLITS):
+            missing = next(split for split in SPLITS if split not in given)
+            raise ValueError(
+                f"--input {short(source)} has {next(iter(given.values())).name} but no "
+                f"{missing}.txt: add it, or rename the former if it is a document"
+            )
+    if not given:
+        lines = sum(1 for _ in read_lines(source))
+        number = check_held_out(options.held_out, lines, "lines")
+        cuts = (0, lines - 2 * number, lines - number, lines)
+        return {
+            split: Text((source,), first, last)
+            for split, first, last in zip(SPLITS, cuts, cuts[1:], strict=False)
+        }
+    if options.held_out is not None:
+        raise ValueError(
+            f"--held-out {options.held_out} does not go with {', '.join(SPLITS)} that are given: "
+            "leave it out"
+        )
+    return {split: Text((path,)) for split, path in given.items()}
+
+
+def check_options(options: argparse.Namespace) -> None:
+    """Raise ValueError when an option is impossible or does not go with the unit."""
+    check_subword_options(options)
+    check_at_least(0, threshold=options.threshold)
+    if options.moses and options.unit == "characters":
+        raise ValueError(f"--moses {options.moses} makes words: leave it out for characters")
+    if options.moses:
+        check_language(options.moses, "moses")
+    if options.bpe_codes:
+        if options.unit != "subwords":
+            raise ValueError(
+                f"--bpe-codes {short(options.bpe_codes)} is for subwords: give --unit subwords"
+            )
+        read_codes(options.bpe_codes)
+    if options.srcdict:
+        if options.threshold:
+            raise ValueError(
+                f"--threshold {options.threshold} does not go with --srcdict: leave one of them out"
+            )
+        load_srcdict(options.srcdict)
+
+
+def other_blanks() -> dict[str, str]:
+    """Symbols of characters that fairseq would take for blanks between symbols, and of the space.
+
+    The space has U+2581, as in sentencepiece's units; what that is in a text has another symbol.
+    """
+    blanks = [character for character in map(chr, range(sys.maxunicode)) if character.isspace()]
+    named = {character: f"<U+{ord(character):04X}>" for character in (*blanks, BLANK)}
+    return {**named, " ": BLANK}
+
+
+def character_symbols() -> Work:
+    """Function from lines to lines of their characters with one space between two."""
+    symbols = other_blanks()
+
+    def separate(lines: list[str]) -> list[str]:
+        return [
+            " ".join([symbols.get(character, character) for character in line]) for line in lines
+        ]
+
+    return separate
+
+
+def as_they_are() -> Work:
+    """Function from lines to the same lines."""
+    return lambda lines: lines
+
+
+def tokenize(parts: dict[str, Text], options: argparse.Namespace, folder: Path) -> dict:
+    """Write the words or characters of each part; return its characters, lines and words."""
+    make: Callable[[], Work] = as_they_are
+    workers = options.workers
+    if options.unit == "characters":
+        make = character_symbols
+    elif options.moses:
+        make = partial(moses_tokenizer, options.moses)
+    else:
+        workers = 1
+    sizes = {}
+    for split, text in parts.items():
+        size = {"characters": 0}
+
+        def lines(text: Text = text, size: dict = size) -> Iterator[str]:
+            for line, place in text.lines():
+                size["characters"] += len(line) + 1
+                split_here = make is as_they_are
+                yield split_words(line, place, options.unit == "subwords") if split_here else line
+
+        target = folder / f"{split}.txt"
+        sizes[split] = size
+        size |= write_lines(lines(), target, make, workers, f"tokenize {split}")
+        if not size["words"]:
+            files = ", ".join(map(short, text.files[:3]))
+            raise ValueError(f"the {split} part has no text ({files}): give one that has")
+    return sizes
+
+
+def binarize(texts: Path, options: argparse.Namespace, folder: Path) -> dict:
+    """Write the folder for fairseq; return its number of symbols, and the sizes of each part."""
+    which = [*NO_MADE_UP_SYMBOLS, "--thresholdsrc", str(options.threshold)]
+    if options.srcdict:
+        which = ["--srcdict", short(options.srcdict)]
+    paths = {split: texts / f"{split}.txt" for split in SPLITS}
+    sizes = preprocess(paths, folder, options.workers, which)
+    found = {line.split()[0] for line in read_lines(folder / "dict.txt")}
+    symbols = {}
+    if options.unit == "characters":
+        symbols = {one: name for one, name in other_blanks().items() if name in found or one == " "}
+    subwords = options.unit == "subwords"
+    bpe, model = ("subword_nmt", "../bpe/codes") if subwords else (None, None)
+    write_units(folder, options.unit, bpe, model, options.moses, symbols)
+    return {"symbols": count_symbols(folder / "dict.txt"), "splits": sizes}
+
+
+def prepare(options: argparse.Namespace) -> None:
+    """Do the stages that are not done yet."""
+    check_options(options)
+    parts = find_parts(options)
+    files = [path for text in parts.values() for path in text.files]
+    settings = {"held-out": options.held_out, "seed": options.seed, "unit": options.unit}
+    settings |= {"moses": options.moses, "input": fingerprint(files)}
+    stages = Stages(options.output, settings)
+    sizes = stages.run("tokens", partial(tokenize, parts, options))
+    texts, made = "tokens", {}
+    if options.unit == "subwords":
+        codes = {"bpe-codes": file_digest(options.bpe_codes, "--bpe-codes")}
+        if not options.bpe_codes:
+            codes["bpe-size"] = options.bpe_size
+        names = [f"{split}.txt" for split in SPLITS]
+        work = partial(make_units, options.output / "tokens", names, names[:1], options)
+        made = stages.run("bpe", work, codes)
+        texts = "bpe"
+    dictionary = {"srcdict": file_digest(options.srcdict, "--srcdict")}
+    dictionary["threshold"] = options.threshold
+    work = partial(binarize, options.output / texts, options)
+    binarized = stages.run("bin", work, dictionary)
+    splits = {}
+    for split, size in binarized["splits"].items():
+        lines, tokens = size["lines"], size["tokens"]
+        splits[split] = {**sizes[split], **size}
+        if "units" in made:
+            splits[split]["units"] = made["units"][f"{split}.txt"]
+        # Each line ends with </s>, which is predicted as well.
+        splits[split]["tokens_per_word"] = tokens / (sizes[split]["words"] + lines)
+    found = {"merges": made.get("merges"), "symbols": binarized["symbols"], "versions": versions()}
+    stages.finish({**found, "splits": splits})
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Command line of the script; returns its exit status."""
+    parser = command_parser(__doc__)
+    add_options(parser)
+    options = parser.parse_args(arguments)
+    return exit_status(lambda: prepare(options), output=options.output)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,50 @@
+"""Where the host waits for the GPU, by the line that asks for a number."""
+
+import contextlib
+import sys
+import warnings
+from collections import Counter
+from pathlib import Path
+
+import torch
+
+import fairseq_plugins
+
+PACKAGE = Path(fairseq_plugins.__file__).parent
+SPANS_READ = "fairseq_plugins/all_attention/adaptive_span.py read_head_groups"
+# functions that may wait in an update on one worker: the table of docs/gpu.md
+WAITS = {
+    SPANS_READ,
+    "fairseq_plugins/product_key_memory/bf16_values.py places",
+    "fairseq_plugins/product_key_memory/values.py read_numbers",
+}
+
+
+@contextlib.contextmanager
+def counted_waits():
+    """Count this package's waits during the block, by file and function."""
+    waits = Counter()
+
+    def note(message, *_):
+        if "synchronizing" not in str(message):
+            return
+        frame = sys._getframe(1)
+        # the line that called torch, which may be torch's own Python
+        while frame.f_back and (
+            {"torch", "warnings.py"} & set(Path(frame.f_code.co_filename).parts)
+            or frame.f_code.co_filename == __file__
+        ):
+            frame = frame.f_back
+        file = Path(frame.f_code.co_filename)
+        if PACKAGE in file.parents:
+            waits[f"{file.relative_to(PACKAGE.parent)} {frame.f_code.co_name}"] += 1
+
+    before = torch.cuda.get_sync_debug_mode()
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        warnings.showwarning = note
+        torch.cuda.set_sync_debug_mode("warn")
+        try:
+            yield waits
+        finally:
+            torch.cuda.set_sync_debug_mode(before)

@@ -1,0 +1,99 @@
+"""fairseq's commands on a GPU beside the CPU in fp32: training, resuming, scoring, generation."""
+
+import re
+
+import pytest
+
+from tests.end_to_end.commands import loss, run
+from tests.robustness.trainings import TRAININGS, evaluation, logged, training, translation
+
+ON_GPU = pytest.param("cuda", marks=pytest.mark.gpu)
+SAVED, UPDATES = 10, 20
+# nats a token by which a loss may differ from the CPU's in fp32: in training, in the first update
+# after a resumption, in evaluation
+TOLERANCES = {
+    "fp32": (0.005, 0.001, 0.001),
+    "bf16": (0.1, 0.02, 0.001),
+    "fp16": (0.02, 0.005, 0.01),
+    "amp": (0.02, 0.002, 0.01),
+}
+NATS = 0.6931471805599453
+
+
+def losses(printed):
+    """Loss of each update, in nats."""
+    found = sorted((k, v) for k, v in logged(printed).items() if k[0] == "train_inner")
+    return [float(values["loss"]) * NATS for _, values in found]
+
+
+def train(corpora, paper, folder, device, precision, *options):
+    words = training(corpora, paper, folder, "--dropout", 0, "--attention-dropout", 0, *options)
+    words += ("--max-update", UPDATES, "--disable-validation", "--distributed-world-size", 1)
+    if device == "cuda":
+        words = [word for word in words if word != "--cpu"]
+    if precision != "fp32":
+        words = [*words, f"--{precision}"]
+    if precision == "fp16":
+        words = [*words, "--fp16-no-flatten-grads"]
+    return run(*words)
+
+
+def on(device, precision, words):
+    """The words of a command that loads a checkpoint, for a device and precision."""
+    half = ["--fp16"] if precision in ("fp16", "amp") else []
+    words = [*words, "--distributed-world-size", 1, *half]
+    return words if device == "cpu" else [word for word in words if word != "--cpu"]
+
+
+@pytest.fixture(scope="module")
+def on_cpu(corpora, tmp_path_factory):
+    """Losses of each paper's training on the CPU in fp32."""
+    folder = tmp_path_factory.mktemp("cpu")
+    made = {}
+
+    def find(paper):
+        if paper not in made:
+            made[paper] = losses(train(corpora, paper, folder / paper, "cpu", "fp32", "--no-save"))
+        return made[paper]
+
+    return find
+
+
+@pytest.mark.parametrize(
+    ("device", "precision"),
+    [
+        pytest.param("cpu", "bf16"),
+        *(pytest.param("cuda", precision, marks=pytest.mark.gpu) for precision in TOLERANCES),
+    ],
+)
+@pytest.mark.parametrize("paper", TRAININGS)
+def test_train_resume_evaluate_generate(
+    paper,
+    device,
+    precision,
+    corpora,
+    on_cpu,
+    tmp_path,
+):
+    in_training, after, in_evaluation = TOLERANCES[precision]
+    saving = ("--save-interval-updates", SAVED, "--no-epoch-checkpoints")
+    found = losses(train(corpora, paper, tmp_path, device, precision, *saving))
+    assert len(found) == UPDATES
+    assert found == pytest.approx(on_cpu(paper), abs=in_training)
+
+    (checkpoint,) = tmp_path.glob(f"checkpoint_*_{SAVED}.pt")
+    again = ("--restore-file", checkpoint, "--no-save")
+    resumed = losses(train(corpora, paper, tmp_path / "again", device, precision, *again))
+    assert resumed[0] == pytest.approx(found[SAVED], abs=after)
+    assert resumed == pytest.approx(found[SAVED:], abs=in_training)
+
+    data, _ = TRAININGS[paper]
+    if data == "pairs":
+        words = translation(corpora[data], checkpoint)
+        here, there = (run(*on(d, p, words)) for d, p in ((device, precision), ("cpu", "fp32")))
+        lines, expected = (re.findall(r"^H-\d+\t\S+\t.*$", text, re.M) for text in (here, there))
+        assert len(lines) == len(expected) > 0
+    elif paper != "product_key_memory":
+        words = evaluation(corpora[data], checkpoint)
+        here, there = (run(*on(d, p, words)) for d, p in ((device, precision), ("cpu", "fp32")))
+        assert loss(here) * NATS == pytest.approx(loss(there) * NATS, abs=in_evaluation)

@@ -1,0 +1,123 @@
+"""Losses of an imported model beside those that the original code computed, token by token.
+
+A case is a folder: model.pt, or TensorFlow's model.ckpt-….index and data; config.json with "source"
+and "settings", vocab.txt, text.txt, and expected.npz with the losses of each setting in nats.
+
+The original may differ by more than 2e-4 from itself, between two settings that make no difference,
+such as the block size of the adaptive-span code. Ours may then differ from it by half as much
+again, as the root mean square over the tokens has it (the largest difference is a matter of
+chance, and changes with the processor), and by no more than 1e-2 at any token.
+"""
+
+import json
+import re
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from scripts.convert import checkpoint
+from tests.end_to_end.commands import TASK, run
+
+TOLERANCE = 2e-4
+# how much more than the original from itself we may differ from it, over all tokens
+TIMES_ROUNDING = 1.5
+# and at any of them
+MOST_ALLOWED = 1e-2
+AGREES, ROUNDING, MISSED = "yes", "within the original's rounding", "NO"
+# what evaluation may change through --model-overrides
+OVERRIDES = ("mem_len", "clamp_len", "same_length")
+# a symbol and its log-probability, as fairseq-eval-lm prints them
+WORD = re.compile(r"\S+ \[(-?\d+\.\d{6}|-?inf|nan)\]")
+
+
+class Differences(NamedTuple):
+    """Of a setting's losses from the original's, and of these from themselves (rounding)."""
+
+    tokens: int
+    largest: float
+    typical: float
+    rounding: float
+    perplexity: float
+
+    @property
+    def verdict(self):
+        """Whether all losses agree, as far as the original agrees with itself; not so for NaN."""
+        if self.largest <= TOLERANCE:
+            return AGREES
+        explained = self.typical <= TIMES_ROUNDING * self.rounding
+        return ROUNDING if explained and self.largest <= MOST_ALLOWED else MISSED
+
+    @property
+    def cells(self):
+        nats = (f"{value:.1e}" for value in (self.largest, self.typical, self.rounding))
+        return [f"{self.tokens:,}", *nats, f"{self.perplexity:.2f}", self.verdict]
+
+
+class Case(NamedTuple):
+    """A case's folder, its config.json, and the losses by setting of its expected.npz."""
+
+    folder: Path
+    config: dict
+    expected: dict
+
+    @classmethod
+    def read(cls, folder):
+        with np.load(folder / "expected.npz") as losses:
+            return cls(folder, json.loads((folder / "config.json").read_text()), dict(losses))
+
+    def convert(self, folder):
+        """Convert the model into a folder, with the text binarized by its dictionary beside it."""
+        weights = next(self.folder.glob("*.index"), self.folder / "model.pt")
+        words = ("--source", self.config["source"], "--checkpoint", weights, "--output", folder)
+        words += ("--config", self.folder / "config.json", "--vocab", self.folder / "vocab.txt")
+        assert checkpoint.main([*map(str, words)]) == 0
+        text, symbols = f"--testpref={self.folder}/text.txt", f"--srcdict={folder}/dict.txt"
+        run("fairseq-preprocess", "--only-source", text, symbols, "--destdir", folder / "data")
+
+    def evaluate(self, folder, name):
+        """Losses (T,) of the text in a setting, by fairseq-eval-lm."""
+        setting = self.config["settings"][name]
+        overrides = {key: setting[key] for key in OVERRIDES if key in setting}
+        if overrides.get("clamp_len", 1) <= 0:
+            overrides["clamp_len"] = None
+        length = setting["tgt_len"] if "tgt_len" in setting else setting["block_size"]
+        printed = run(
+            *("fairseq-eval-lm", folder / "data", *TASK, "--path", folder / "checkpoint.pt"),
+            *("--tokens-per-sample", length, "--batch-size", 1, "--gen-subset", "test", "--cpu"),
+            *("--model-overrides", overrides, "--output-word-probs"),
+        )
+        return np.array([-float(score) for score in WORD.findall(printed)])
+
+    def compare(self, name, losses):
+        """Differences of losses (T,), in the order of the text, from a setting's expected ones."""
+        expected = self.expected[name]
+        assert losses.shape == expected.shape
+        perplexity = float(np.exp(losses.mean()))
+        if self.config["source"] == "transformer-xl" and self.config["cutoffs"]:
+            losses = losses[self.cluster_order(self.config["settings"][name]["tgt_len"])]
+        difference = losses - expected
+        largest, rounding = float(np.abs(difference).max()), 0.0
+        if self.config["source"] == "adaptive-span":
+            # one block size reads as much as another
+            found = [self.expected[other] for other in self.config["settings"]]
+            rounding = max(root_mean_square(a - b) for a in found for b in found)
+        typical = root_mean_square(difference)
+        return Differences(len(losses), largest, typical, rounding, perplexity)
+
+    def cluster_order(self, segment):
+        """Where the original Transformer-XL has each token's loss.
+
+        With an adaptive softmax it returns the losses of a segment cluster by cluster.
+        """
+        symbols = (self.folder / "vocab.txt").read_text(encoding="utf-8").split("\n")
+        numbers = {symbol: number for number, symbol in enumerate(symbols)}
+        lines = (self.folder / "text.txt").read_text(encoding="utf-8").splitlines()
+        tokens = [numbers[word] for line in lines for word in (*line.split(), "<eos>")]
+        clusters = np.searchsorted(self.config["cutoffs"], tokens, side="right")
+        # stable: within a cluster the order is that of the text
+        return np.lexsort((clusters, np.arange(len(tokens)) // segment))
+
+
+def root_mean_square(differences):
+    return float(np.sqrt(np.square(differences, dtype=np.float64).mean()))

@@ -1,0 +1,111 @@
+"""Converted models have the losses that the original code computed, by the way of a user.
+
+That is scripts.convert.checkpoint, fairseq-preprocess with the dict.txt it writes, and
+fairseq-eval-lm. The cases are those of the folder in PARITY_CASES, and small ones from float64
+references (tests/reference).
+"""
+
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from scripts.convert import SOURCES
+from tests.end_to_end.commands import ROOT
+from tests.parity.comparison import AGREES, MISSED, ROUNDING, Case, Differences
+from tests.parity.report import ROW
+from tests.scripts.convert.foreign_models import (
+    CUTOFFS,
+    adaptive_span,
+    transformer_xl,
+    transformer_xl_tensorflow,
+)
+
+BESIDE = ROOT.parent / "shared" / "parity"
+CASES = Path(os.environ.get("PARITY_CASES", BESIDE)).resolve()
+FOLDERS = sorted(path.parent for path in CASES.glob("*/expected.npz"))
+if "PARITY_CASES" in os.environ and not FOLDERS:
+    raise ValueError(f"PARITY_CASES is {CASES}, which has no folder with expected.npz")
+SETTINGS = [
+    pytest.param(folder, name, id=f"{folder.name}-{name}")
+    for folder in FOLDERS
+    for name in Case.read(folder).config["settings"]
+]
+NO_CASES = "no losses of the original code: name their folder in PARITY_CASES"
+SEGMENTS = {"t7": {"tgt_len": 7, "mem_len": 10, "same_length": False, "clamp_len": -1}}
+BLOCKS = {"t7": {"block_size": 7}, "t1": {"block_size": 1}}
+
+
+@pytest.fixture(scope="module")
+def converted(request, tmp_path_factory):
+    """A case and the folder of the converted model and its data."""
+    case, folder = Case.read(request.param), tmp_path_factory.mktemp("converted")
+    if case.config["source"] not in SOURCES:
+        pytest.skip(f"nothing here reads checkpoints of {case.config['source']}")
+    case.convert(folder / "model")
+    return case, folder / "model"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("converted", "setting"),
+    SETTINGS or [pytest.param(None, "", marks=pytest.mark.skip(NO_CASES))],
+    indirect=["converted"],
+)
+def test_losses_are_those_of_the_original(converted, setting, record_property):
+    case, folder = converted
+    found = case.compare(setting, case.evaluate(folder, setting))
+    record_property(ROW, [case.folder.name, setting, *found.cells])
+    assert found.verdict != MISSED
+
+
+@pytest.mark.parametrize(
+    ("foreign", "settings"),
+    [
+        (transformer_xl(CUTOFFS, 2), SEGMENTS),
+        (transformer_xl(CUTOFFS, hugging_face=True), SEGMENTS),
+        (transformer_xl_tensorflow(CUTOFFS, 2), SEGMENTS),
+        (adaptive_span(cutoffs=CUTOFFS), BLOCKS),
+    ],
+    ids=SOURCES[:1] + SOURCES[3:] + SOURCES[1:3],
+)
+def test_a_model_of_each_source_agrees_with_a_reference(tmp_path, foreign, settings):
+    losses = foreign.write_case(tmp_path / "case", settings)
+    case = Case.read(tmp_path / "case")
+    case.convert(tmp_path / "model")
+    for setting in settings:
+        found = case.evaluate(tmp_path / "model", setting)
+        assert case.compare(setting, found).verdict == AGREES
+        np.testing.assert_allclose(found, losses[setting], atol=2e-4)
+        # a changed loss is found
+        found[11] += 1e-3
+        assert case.compare(setting, found).verdict == MISSED
+
+
+@pytest.mark.parametrize(
+    ("tokens", "difference", "verdict"),
+    [
+        # below and above 1.5 times the original's root mean square, which is 0.009 / √54
+        (slice(20, 22), 0.009, ROUNDING),
+        (slice(20, 23), 0.009, MISSED),
+        (slice(None), 0.0018, ROUNDING),
+        (slice(None), 0.0019, MISSED),
+        # at one token, below and above the most allowed
+        (slice(20, 21), 0.0095, ROUNDING),
+        (slice(20, 21), -0.0105, MISSED),
+        (slice(20, 21), np.nan, MISSED),
+        (slice(20, 21), -1e-4, AGREES),
+    ],
+)
+def test_the_original_may_differ_from_itself(tmp_path, tokens, difference, verdict):
+    losses = adaptive_span().write_case(tmp_path, BLOCKS)
+    case = Case.read(tmp_path)
+    case.expected["t1"][11] += 0.009
+    assert len(losses["t7"]) == 54
+    losses["t7"][tokens] += difference
+    assert case.compare("t7", losses["t7"]).verdict == verdict
+
+
+def test_without_rounding_of_its_own_it_may_not():
+    assert Differences(54, 3e-4, 1e-5, 0.0, 9.0).verdict == MISSED

@@ -1,0 +1,175 @@
+"""Files that are damaged or wrong: refused by name, or read as they are meant."""
+
+import os
+import random
+import re
+import shutil
+
+import pytest
+import torch
+
+from tests.end_to_end.commands import Command, run
+from tests.robustness.trainings import assert_refused, evaluation, logged, read_tensors, training
+
+
+def flip(content, at):
+    """Change a bit, at a share of the content."""
+    changed = bytearray(content)
+    place = int(at * (len(content) - 1))
+    changed[place] ^= 1 << random.Random(at).randrange(8)
+    return bytes(changed)
+
+
+DAMAGES = {
+    "empty": lambda content: b"",
+    "its first byte alone": lambda content: content[:1],
+    "cut in the middle": lambda content: content[: len(content) // 2],
+    "without its last byte": lambda content: content[:-1],
+    "a byte more": lambda content: content + b"\x01",
+    "zeros": lambda content: bytes(len(content)),
+    "text": lambda content: b"not what it should be\n",
+    "a bit flipped in its head": lambda content: flip(content, 0.1),
+    "a bit flipped in its middle": lambda content: flip(content, 0.5),
+    "a bit flipped in its tail": lambda content: flip(content, 0.9),
+}
+DICTIONARIES = {
+    "a symbol less": lambda content: content[: content[:-1].rindex(b"\n") + 1],
+    "twenty symbols more": lambda content: content + b"".join(b"more%d 1\n" % n for n in range(20)),
+    "another text's": lambda content: b"".join(b"other%d 9\n" % n for n in range(40)),
+    "another order": lambda content: b"\n".join(content.splitlines()[::-1]) + b"\n",
+}
+# fairseq's format has no checksum: these may give another symbol of the dictionary, unseen
+UNSEEN = {("test.bin", name) for name in DAMAGES if name.startswith(("zeros", "a bit flipped"))}
+PLACES = {
+    "missing": lambda path: None,
+    "a folder": lambda path: path.mkdir(),
+    "a FIFO": os.mkfifo,
+}
+WEIGHT = "decoder.layers.1.self_attn.out_proj.weight"
+# changes to the weights of a checkpoint
+WEIGHTS = {
+    "a tensor less": lambda model: model.pop(WEIGHT),
+    "a tensor more": lambda model: model.update({"decoder.extra": model[WEIGHT]}),
+    "a tensor of another shape": lambda model: model.update({WEIGHT: model[WEIGHT][:-1]}),
+    "a NaN": lambda model: model[WEIGHT].view(-1)[:1].fill_(float("nan")),
+    "an infinity": lambda model: model[WEIGHT].view(-1)[:1].fill_(float("inf")),
+    "a number for a tensor": lambda model: model.update({WEIGHT: 1.0}),
+    "no weights": lambda model: model.clear(),
+}
+READERS = {
+    "fairseq-eval-lm": lambda path, corpora: evaluation(corpora["text"], path),
+    "fairseq-train": lambda path, corpora: training(
+        *(corpora, "transformer_xl", path.parent, "--max-update", 9)
+    ),
+    "convert.average": lambda path, corpora: (
+        *("scripts.convert.average", path, path.with_name("checkpoint_1_4.pt")),
+        *("--output", path.with_name("average.pt")),
+    ),
+}
+
+
+def results(printed, path):
+    """What a command printed and wrote beside a checkpoint, to compare."""
+    loss = re.search(r"Evaluated ([\d,]+) tokens.*?Loss \(base 2\): ([\d.]+)", printed, re.DOTALL)
+    average = path.with_name("average.pt")
+    written = read_tensors(average) if average.exists() else {}
+    values = {name: tensor.flatten().tolist() for name, tensor in written.items()}
+    found = loss and loss.groups(), logged(printed), values
+    assert any(found), printed[-2000:]
+    return found
+
+
+@pytest.fixture(scope="module")
+def undamaged(corpora, trained, tmp_path_factory):
+    """What each reader finds in the checkpoint as it is."""
+    found = {}
+    for name, words in READERS.items():
+        model = shutil.copytree(
+            trained / "transformer_xl", tmp_path_factory.mktemp("undamaged") / "model"
+        )
+        path = model / "checkpoint_last.pt"
+        found[name] = results(run(*words(path, corpora)), path)
+    return found
+
+
+def read_changed(reader, change, model, corpora, undamaged):
+    """A reader refuses a changed checkpoint by its name, or finds what it found before."""
+    path = model / "checkpoint_last.pt"
+    change(path)
+    status, printed = Command(*READERS[reader](path, corpora)).wait()
+    if status:
+        assert_refused(status, printed, path.name)
+        assert not path.with_name("average.pt").exists()
+    else:
+        assert results(printed, path) == undamaged[reader]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("damage", DAMAGES)
+@pytest.mark.parametrize("reader", READERS)
+def test_a_damaged_checkpoint(reader, damage, model, corpora, undamaged):
+    read_changed(
+        *(reader, lambda path: path.write_bytes(DAMAGES[damage](path.read_bytes()))),
+        *(model, corpora, undamaged),
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("change", WEIGHTS)
+@pytest.mark.parametrize("reader", READERS)
+def test_a_checkpoint_with_other_weights(reader, change, model, corpora, undamaged):
+    def rewrite(path):
+        state = torch.load(path, weights_only=True)
+        WEIGHTS[change](state["model"])
+        torch.save(state, path)
+
+    read_changed(reader, rewrite, model, corpora, undamaged)
+
+
+@pytest.mark.parametrize("paper", ["all_attention", "product_key_memory", "weighted_transformer"])
+def test_the_checkpoint_of_another_model(paper, corpora, trained, model):
+    path = model / "checkpoint_last.pt"
+    shutil.copy(trained / paper / path.name, path)
+    words = training(corpora, "transformer_xl", model, "--max-update", 9)
+    assert_refused(*Command(*words).wait(), path.name)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "damage"),
+    [
+        *((name, damage) for name in ("test.bin", "test.idx", "dict.txt") for damage in DAMAGES),
+        *(("dict.txt", damage) for damage in DICTIONARIES),
+    ],
+)
+def test_damaged_data(name, damage, corpora, trained, tmp_path):
+    data = shutil.copytree(corpora["text"], tmp_path / "data")
+    path = data / name
+    path.write_bytes((DAMAGES | DICTIONARIES)[damage](path.read_bytes()))
+    checkpoint = trained / "transformer_xl" / "checkpoint_last.pt"
+    status, printed = Command(*evaluation(data, checkpoint)).wait()
+    if status:
+        assert_refused(status, printed, name.split(".")[0])
+    elif (name, damage) not in UNSEEN:
+        expected = run(*evaluation(corpora["text"], checkpoint))
+        assert results(printed, path) == results(expected, path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "place"),
+    [
+        (name, place)
+        for name in ("test.bin", "test.idx", "dict.txt")
+        for place in PLACES
+        # fairseq's own traceback, which names the file
+        if (name, place) != ("test.bin", "a folder")
+    ],
+)
+def test_what_is_no_file(name, place, corpora, trained, tmp_path):
+    data = shutil.copytree(corpora["text"], tmp_path / "data")
+    (data / name).unlink()
+    PLACES[place](data / name)
+    checkpoint = trained / "transformer_xl" / "checkpoint_last.pt"
+    status, printed = Command(*evaluation(data, checkpoint)).wait()
+    assert_refused(status, printed, name.split(".")[0])

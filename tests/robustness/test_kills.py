@@ -1,0 +1,149 @@
+"""Commands killed by SIGKILL at random moments end, started again, as if they were not.
+
+``pytest tests/robustness/test_kills.py --kills 100`` kills each of them a hundred times.
+"""
+
+import hashlib
+import random
+import time
+
+import pytest
+import torch
+
+from tests.end_to_end.commands import Command, free_address, run
+from tests.robustness.trainings import TRAININGS, logged, read_tensors, training
+
+pytestmark = pytest.mark.slow
+UPDATES = 30
+SAVED_OFTEN = ("--max-update", UPDATES, "--save-interval-updates", 3, "--keep-interval-updates", 2)
+TOGETHER = (
+    *("--ddp-backend", "legacy_ddp", "--distributed-backend", "gloo"),
+    *("--distributed-no-spawn", "--distributed-world-size", 2),
+)
+
+
+def timed(start):
+    """Run what ``start`` starts; return its output and how many seconds it took."""
+    began = time.monotonic()
+    printed = [finish(command) for command in start()]
+    return printed[0], time.monotonic() - began
+
+
+def finish(command):
+    status, printed = command.wait()
+    assert status == 0, printed[-4000:]
+    return printed
+
+
+def kill_at(commands, seconds):
+    """Kill the last of some commands after so many seconds, and the rest, which wait for it."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline and commands[-1].runs():
+        time.sleep(0.002)
+    for command in reversed(commands):
+        command.kill()
+        command.wait()
+
+
+@pytest.mark.parametrize(
+    ("paper", "workers"), [*((paper, 1) for paper in TRAININGS), ("transformer_xl", 2)]
+)
+def test_a_killed_training_goes_on_as_the_one_that_was_not(
+    corpora, tmp_path, paper, workers, request
+):
+    def start(folder):
+        words = training(corpora, paper, folder, *SAVED_OFTEN)
+        if workers == 1:
+            return [Command(*words)]
+        words += (*TOGETHER, "--distributed-init-method", free_address(), "--distributed-rank")
+        return [Command(*words, rank) for rank in range(workers)]
+
+    whole = tmp_path / "whole"
+    printed, seconds = timed(lambda: start(whole))
+    expected = read_tensors(whole / "checkpoint_last.pt")
+    draw = random.Random(paper)
+    for number in range(request.config.getoption("kills")):
+        folder = tmp_path / str(number)
+        kill_at(start(folder), draw.uniform(0.1, 1) * seconds)
+        # what is left is whole
+        left = [read_tensors(path) for path in sorted(folder.glob("checkpoint*.pt"))]
+        again, _ = timed(lambda folder=folder: start(folder))
+        assert not (left and "resuming cold" in again)
+        losses = logged(printed)
+        for place, values in logged(again).items():
+            assert values == losses[place], place
+        found = read_tensors(folder / "checkpoint_last.pt")
+        assert found.keys() == expected.keys()
+        assert all(torch.equal(found[name], expected[name]) for name in expected)
+
+
+def digests(folder):
+    """Digest of each file but for logs; a name of the folder in it does not count."""
+    return {
+        path.relative_to(folder).as_posix(): hashlib.sha256(
+            path.read_bytes().replace(str(folder).encode(), b"")
+        ).hexdigest()
+        for path in sorted(folder.rglob("*"))
+        if path.is_file() and path.suffix not in (".log", ".json")
+    }
+
+
+def words_of_preparations(corpora, trained):
+    """Commands that write files, each given an output."""
+    text = corpora["text"].parent
+    pairs = corpora["pairs"].parent
+    last = trained / "transformer_xl" / "checkpoint_last.pt"
+    parts = [word for part in ("train", "valid", "test") for word in (f"--{part}", pairs / part)]
+    return {
+        "prepare.text": lambda output: (
+            *("scripts.prepare.text", "--input", text, "--output", output, "--unit", "words"),
+        ),
+        "prepare.translation": lambda output: (
+            *("scripts.prepare.translation", "--source-lang", "en", "--target-lang", "de", *parts),
+            *("--output", output, "--bpe-size", 40),
+        ),
+        "prepare.number_names": lambda output: (
+            *("scripts.prepare.number_names", "--output", output, "--train", 2000),
+            *("--valid", 20, "--test", 20),
+        ),
+        "convert.average": lambda output: (
+            *("scripts.convert.average", last, last.with_name("checkpoint_1_4.pt")),
+            *("--output", output.with_name("average.pt")),
+        ),
+    }
+
+
+@pytest.mark.parametrize(
+    "name", ["prepare.text", "prepare.translation", "prepare.number_names", "convert.average"]
+)
+def test_a_killed_command_started_again_writes_the_same_bytes(
+    corpora, trained, tmp_path, name, request
+):
+    words = words_of_preparations(corpora, trained)[name]
+    whole = tmp_path / "whole" / "output"
+    whole.parent.mkdir()
+    _, seconds = timed(lambda: [Command(*words(whole))])
+    draw = random.Random(name)
+    for number in range(request.config.getoption("kills")):
+        output = tmp_path / str(number) / "output"
+        output.parent.mkdir()
+        kill_at([Command(*words(output))], draw.uniform(0.1, 1) * seconds)
+        status, printed = Command(*words(output)).wait()
+        # a command that had ended before may say that its output is there
+        assert status == 0 or output.exists(), printed[-2000:]
+        assert digests(output.parent) == digests(whole.parent)
+
+
+def test_a_training_in_a_folder_that_another_one_writes_is_refused(corpora, tmp_path):
+    words = training(corpora, "transformer_xl", tmp_path / "model", "--max-update", 10**6)
+    first = Command(*words)
+    while first.runs() and "num_updates" not in first.printed:
+        time.sleep(0.1)
+    try:
+        printed = run(*words, fails=True)
+        assert first.runs()
+    finally:
+        first.kill()
+        first.wait()
+    assert "--save-dir" in printed
+    assert "Traceback" not in printed

@@ -1,0 +1,105 @@
+"""Numeric options at values that nobody means, and options that do not go together.
+
+A training of two updates refuses them by name before it writes anything, or ends with losses and
+weights that are finite.
+"""
+
+import dataclasses
+import math
+import typing
+
+import pytest
+
+from fairseq_plugins.all_attention.adagrad_with_clip import AdagradWithClipConfig
+from fairseq_plugins.all_attention.model import AllAttentionConfig
+from fairseq_plugins.product_key_memory.model import MemoryTransformerOptions
+from fairseq_plugins.product_key_memory.optimizer import AdamWithMemoryConfig
+from fairseq_plugins.segment_language_model.loss import SegmentLossConfig
+from fairseq_plugins.segment_language_model.task_config import SegmentLanguageModelingConfig
+from fairseq_plugins.transformer_xl.model import TransformerXLConfig
+from fairseq_plugins.weighted_transformer.options import BranchOptions
+from tests.end_to_end.commands import Command
+from tests.robustness.trainings import assert_refused, logged, read_tensors, training
+
+BILLION = r"1e9|1e\+09|1000000000|1000000000\.0|1,000,000,000"
+# each value, and how an error may write it
+VALUES = {"-1": r"-1|-1\.0", "0": r"0|0\.0", "1e9": BILLION, "nan": "nan", "inf": "inf"}
+# the training whose command gets the options of a dataclass
+OWNERS = {
+    "transformer_xl": (SegmentLanguageModelingConfig, TransformerXLConfig),
+    "all_attention": (AllAttentionConfig, SegmentLossConfig, AdagradWithClipConfig),
+    "product_key_memory": (MemoryTransformerOptions, AdamWithMemoryConfig),
+    "weighted_transformer": (BranchOptions,),
+}
+# paper, options, what the error names
+CONTRADICTIONS = [
+    ("transformer_xl", ("--same-length", "--mem-len", 0), ("--same-length", "--mem-len")),
+    ("transformer_xl", ("--extended-context", 4), ("--extended-context", "--mem-len")),
+    (
+        "transformer_xl",
+        ("--decoder-attention-heads", 3),
+        ("--decoder-attention-heads", "--decoder-embed-dim"),
+    ),
+    ("transformer_xl", ("--batch-split", 5), ("--batch-split",)),
+    ("transformer_xl", ("--batch-size", 100000), ("--batch-size",)),
+    ("transformer_xl", ("--max-tokens", 64), ("--max-tokens",)),
+    ("transformer_xl", ("--adaptive-softmax-cutoff", "10,1000"), ("--adaptive-softmax-cutoff",)),
+    ("transformer_xl", ("--arch", "weighted_transformer_tiny"), ("--mem-len",)),
+    ("product_key_memory", ("--memory-layers", 9), ("--memory-layers",)),
+    ("product_key_memory", ("--memory-knn", 65), ("--memory-knn",)),
+    ("product_key_memory", ("--memory-slots", 65), ("--memory-slots",)),
+]
+
+
+def numeric_options(config):
+    """Numeric options of a dataclass but for fairseq's, as on a command line."""
+    theirs = {
+        option.name
+        for base in config.__mro__
+        if base.__module__.startswith("fairseq.") and dataclasses.is_dataclass(base)
+        for option in dataclasses.fields(base)
+    }
+    types = typing.get_type_hints(config)
+    for option in dataclasses.fields(config):
+        kinds = {types[option.name], *typing.get_args(types[option.name])}
+        own = option.metadata.get("help") and not str(option.default).startswith("${")
+        if own and kinds & {int, float} and option.name not in theirs:
+            yield f"--{option.name.replace('_', '-')}"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("value", VALUES)
+@pytest.mark.parametrize(
+    ("paper", "option"),
+    [
+        (paper, option)
+        for paper, configs in OWNERS.items()
+        for config in configs
+        for option in numeric_options(config)
+    ],
+)
+def test_a_value_that_nobody_means(corpora, tmp_path, paper, option, value):
+    folder = tmp_path / "model"
+    words = training(corpora, paper, folder, "--max-update", 2, option, value)
+    status, printed = Command(*words).wait()
+    if status:
+        if (option, value) == ("--init-std", "1e9"):
+            # weights as large as asked for have gradients that fairseq refuses in its own words
+            assert "gradients are Nan/Inf" in printed
+            return
+        assert_refused(status, printed, option, VALUES[value])
+        assert not folder.exists() or not list(folder.iterdir())
+        return
+    losses = [float(v.get("loss") or v["valid_loss"]) for v in logged(printed).values()]
+    assert losses
+    assert all(map(math.isfinite, losses))
+    weights = read_tensors(folder / "checkpoint_last.pt")
+    assert all(x.isfinite().all() for name, x in weights.items() if name.startswith("/model"))
+
+
+@pytest.mark.parametrize(("paper", "options", "named"), CONTRADICTIONS)
+def test_options_that_do_not_go_together(corpora, tmp_path, paper, options, named):
+    folder = tmp_path / "model"
+    status, printed = Command(*training(corpora, paper, folder, "--max-update", 2, *options)).wait()
+    assert_refused(status, printed, *named)
+    assert not folder.exists() or not list(folder.iterdir())

@@ -1,0 +1,130 @@
+"""A small training of each paper, its data, and how its commands are given and read."""
+
+import json
+import re
+from collections.abc import Mapping
+
+import torch
+
+from tests.end_to_end.commands import ALL, USER_DIR
+
+SEGMENTS = ("--task", "segment_language_modeling", "--tokens-per-sample", 8, "--batch-size", 4)
+BLOCKS = ("--task", "language_modeling", "--tokens-per-sample", 16, "--batch-size", 8)
+NARROW = (
+    *("--decoder-layers", 2, "--decoder-embed-dim", 16, "--decoder-attention-heads", 2),
+    *("--decoder-ffn-embed-dim", 32),
+)
+# paper: its data, and the options of its model and optimizer
+TRAININGS = {
+    "transformer_xl": (
+        "text",
+        (
+            *(*SEGMENTS, "--arch", "transformer_xl", *NARROW, "--dropout", 0.1, "--mem-len", 12),
+            *("--optimizer", "adam", "--lr", 0.005, "--clip-norm", 0.25),
+        ),
+    ),
+    "all_attention": (
+        "text",
+        (
+            *(*SEGMENTS, "--arch", "all_attention_lm", *NARROW[:6], "--persistent-vectors", 4),
+            *("--attention-span", 12, "--adaptive-span", "--span-ramp", 4, "--dropout", 0.1),
+            *("--criterion", "segment_loss", "--span-loss", 0.01),
+            *("--optimizer", "adagrad_with_clip", "--lr", 0.05, "--adagrad-clip", 0.03),
+        ),
+    ),
+    "product_key_memory": (
+        "text",
+        (
+            *(*BLOCKS, "--arch", "pkm_transformer_lm", *NARROW, "--memory-layers", 2),
+            *("--memory-slots", 64, "--memory-heads", 2, "--memory-knn", 4),
+            *("--memory-query-dim", 8, "--dropout", 0.1),
+            *("--optimizer", "adam_with_memory", "--lr", 0.003, "--memory-lr", 0.01),
+        ),
+    ),
+    "weighted_transformer": (
+        "pairs",
+        (
+            *("--arch", "weighted_transformer_tiny", "--max-tokens", 200),
+            *("--encoder-layers", 1, "--encoder-embed-dim", 16, "--encoder-ffn-embed-dim", 32),
+            *("--decoder-layers", 1, "--decoder-embed-dim", 16, "--decoder-ffn-embed-dim", 32),
+            *("--share-decoder-input-output-embed", "--branch-warmup-updates", 5, "--lr", 0.005),
+            *("--optimizer", "adam_with_branch_weights", "--adam-betas", "(0.9, 0.98)"),
+            *("--criterion", "label_smoothed_cross_entropy", "--label-smoothing", 0.1),
+        ),
+    ),
+}
+# logged numbers that depend on the machine
+_TIMES = ("wps", "ups", "wall", "train_wall", "gb_free")
+
+
+def training(corpora, paper, folder, *options):
+    """Words of fairseq-train for the training of a paper, saved in a folder."""
+    data, model = TRAININGS[paper]
+    logs = ("--cpu", "--seed", 1, "--log-format", "json", "--log-interval", 1)
+    words = ("fairseq-train", corpora[data], *USER_DIR, *model, *ALL, *logs)
+    return (*words, "--save-dir", folder, *options)
+
+
+def evaluation(data, checkpoint, *options):
+    """Words of fairseq-eval-lm for a checkpoint of a segment language model."""
+    return (
+        *("fairseq-eval-lm", data, *USER_DIR, "--task", "segment_language_modeling"),
+        *("--path", checkpoint, "--gen-subset", "test", "--cpu", "--no-progress-bar"),
+        *("--num-workers", 0, "--tokens-per-sample", 8, *options),
+    )
+
+
+def translation(data, checkpoint):
+    """Words of fairseq-generate for a checkpoint of a translation model."""
+    return (
+        *("fairseq-generate", data, *USER_DIR, "--path", checkpoint, "--cpu", *ALL),
+        *("--beam", 2, "--max-len-b", 12),
+    )
+
+
+def logged(printed):
+    """Numbers that a training printed but for times, by their kind and the number of updates."""
+    found = {}
+    for kind, line in re.findall(r"\| (train_inner|valid) \| ({.*})$", printed, re.MULTILINE):
+        values = json.loads(line)
+        updates = int(values.get("num_updates") or values["valid_num_updates"])
+        found[kind, updates] = {
+            name: value
+            for name, value in values.items()
+            if name.removeprefix("valid_") not in _TIMES
+        }
+    return found
+
+
+def tensors(state, name=""):
+    """Tensors of a checkpoint but for the times in it, by their place."""
+    if isinstance(state, torch.Tensor):
+        return {name: state}
+    parts = ()
+    if isinstance(state, Mapping):
+        parts = state.items()
+    elif isinstance(state, list | tuple):
+        parts = enumerate(state)
+    times = ("metrics", "previous_training_time")
+    return {
+        key: tensor
+        for part, value in parts
+        if part not in times
+        for key, tensor in tensors(value, f"{name}/{part}").items()
+    }
+
+
+def read_tensors(path):
+    """Tensors of a checkpoint file, read without executing anything."""
+    return tensors(torch.load(path, map_location="cpu", weights_only=True))
+
+
+def assert_refused(status, printed, *named):
+    """A command ended with a sentence that names all of these, and without a traceback."""
+    assert status, f"it is accepted: {printed[-2000:]}"
+    assert status > 0, f"a signal ended it: {printed[-2000:]}"
+    assert "Traceback (most recent call last)" not in printed, printed[-4000:]
+    _, error, sentence = printed.partition("error: ")
+    assert error, printed[-2000:]
+    for name in named:
+        assert re.search(rf"(?<![\w.])({name})(?!\w)", sentence), f"{name} is not in: {sentence}"

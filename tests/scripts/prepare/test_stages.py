@@ -1,0 +1,145 @@
+"""Stages of a preparation, reading lines, and the processes that work on them."""
+
+import gzip
+import json
+import multiprocessing
+import os
+import re
+import select
+import signal
+from functools import partial
+
+import pytest
+
+from scripts._shared.command_line import exit_status
+from scripts.prepare import _lines
+from scripts.prepare._lines import in_processes, read_lines, write_lines
+from scripts.prepare._stages import Stages
+
+
+def write(content):
+    def work(folder):
+        (folder / "file").write_text(content)
+        return len(content)
+
+    return work
+
+
+def full(folder):
+    (folder / "file").write_text("half")
+    raise OSError(28, "No space left on device")
+
+
+def interrupt(folder):
+    (folder / "file").write_text("half")
+    signal.raise_signal(signal.SIGINT)
+
+
+@pytest.mark.parametrize(("stop", "status"), [(full, 1), (interrupt, 130)])
+def test_a_stopped_stage_leaves_nothing_and_starts_again(tmp_path, capsys, stop, status):
+    out = tmp_path / "out"
+
+    def prepare(second):
+        stages = Stages(out, {"a": 1})
+        assert stages.run("first", write("one")) == 3
+        assert stages.run("second", second, {"b": 2}) == 5
+        stages.finish({"found": True})
+
+    assert exit_status(lambda: Stages(out, {}).run("first", stop), output=out) == status
+    assert not out.exists()
+    assert exit_status(lambda: prepare(stop), output=out) == status
+    assert [path.name for path in out.iterdir()] == ["first"]
+    # of a run that was killed
+    (out / "second.partial-1").mkdir()
+    capsys.readouterr()
+    assert exit_status(lambda: prepare(write("three")), output=out) == 0
+    assert capsys.readouterr().out.startswith("first: complete\nsecond: at work\n")
+    assert (out / "second" / "file").read_text() == "three"
+    assert not list(out.glob("*.partial-*"))
+    found = json.loads((out / "preparation.json").read_text())
+    assert found == {"a": 1, "b": 2, "found": True}
+
+
+def three_stages(out, first=1, second=2, third=(3, None)):
+    stages = Stages(out, {"a": first})
+    stages.run("first", write("x"))
+    stages.run("second", write("x"), {"b": second})
+    stages.run("third", write("x"), {"c": third})
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"first": 4}, "first was made with another --a (1, now 4)"),
+        ({"second": 5}, "second was made with another --b (2, now 5)"),
+        ({"third": (4, None)}, "third was made with another --c ([3, None], now [4, None])"),
+    ],
+)
+def test_another_option_names_what_to_remove(tmp_path, changes, named):
+    out = tmp_path / "out"
+    three_stages(out)
+    three_stages(out)
+    with pytest.raises(ValueError, match=re.escape(named)) as raised:
+        three_stages(out, **changes)
+    names = ["first", "second", "third"]
+    names = names[names.index(next(iter(changes))) :]
+    folders = ", ".join(f"{out}/{name}" for name in names)
+    assert f"give another folder, or remove {folders} to have" in str(raised.value)
+
+
+@pytest.mark.parametrize("name", ["text", "text.gz"])
+def test_lines_of_a_file(tmp_path, name):
+    path = tmp_path / name
+    content = "\ufeffa b\r\n\n\u2028c\rd\n\u00e9".encode()
+    path.write_bytes(gzip.compress(content) if name.endswith(".gz") else content)
+    assert list(read_lines(path)) == ["a b", "", "\u2028c\rd", "\u00e9"]
+
+
+def same_lines():
+    return list
+
+
+def end_process():
+    return lambda lines: os.kill(os.getpid(), signal.SIGKILL)
+
+
+def hold(fifo):
+    held = fifo.open("wb")
+    return lambda lines: (held, lines)[1]
+
+
+def wait_for_work(fifo):
+    results = in_processes(["a"], partial(hold, fifo), 2)
+    next(results)
+    signal.pause()
+
+
+def test_lines_keep_their_order_and_are_read_only_a_little_ahead(tmp_path, monkeypatch):
+    monkeypatch.setattr(_lines, "CHUNK", 2)
+    read = []
+    lines = (read.append(number) or f"{number} x" for number in range(100))
+    results = in_processes(lines, same_lines, 2)
+    assert next(results) == ["0 x", "1 x"]
+    assert len(read) <= 2 * 2 * _lines.AHEAD
+    results.close()
+    lines = [f"{number} x" for number in range(100)]
+    sizes = write_lines([*lines, ""], tmp_path / "target", same_lines, 2, "copy")
+    assert sizes == {"lines": 101, "words": 200}
+    assert (tmp_path / "target").read_text() == "\n".join([*lines, "", ""])
+
+
+def test_a_killed_process_is_an_error(tmp_path):
+    with pytest.raises(ValueError, match=r"^--workers 2: one of the processes"):
+        write_lines(["a"], tmp_path / "target", end_process, 2, "end")
+
+
+def test_processes_end_with_the_one_that_is_killed(tmp_path):
+    fifo = tmp_path / "fifo"
+    os.mkfifo(fifo)
+    script = multiprocessing.get_context("fork").Process(target=wait_for_work, args=(fifo,))
+    script.start()
+    with fifo.open("rb") as held_by_processes:
+        script.kill()
+        script.join()
+        assert select.select([held_by_processes], [], [], 60)[0]
+        assert held_by_processes.read() == b""

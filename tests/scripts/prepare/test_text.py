@@ -1,0 +1,254 @@
+"""prepare.text: anybody's own text as characters, words or subwords."""
+
+import gzip
+import json
+import random
+
+import pytest
+from sacremoses import MosesDetokenizer
+
+from scripts.prepare import text
+from tests.scripts.prepare.prepared import SPLITS, contents, lines, refused
+
+LINES = [f"Line {number}, the old farmer's hat & coat." for number in range(40)]
+
+
+@pytest.fixture
+def prepare(call, tmp_path):
+    def prepare(*words):
+        common = ("--output", tmp_path / "out", "--workers", "1")
+        return call(text.main, *common, *words)
+
+    return prepare
+
+
+def written(folder, split, place="tokens"):
+    return (folder / place / f"{split}.txt").read_text(encoding="utf-8").split("\n")[:-1]
+
+
+def joined(line):
+    return line.replace("@@ ", "")
+
+
+def summary(folder):
+    return json.loads((folder / "preparation.json").read_text(encoding="utf-8"))
+
+
+def units(folder):
+    return json.loads((folder / "bin" / "units.json").read_text(encoding="utf-8"))
+
+
+@pytest.fixture
+def source(tmp_path):
+    path = tmp_path / "text.txt"
+    path.write_text("\n".join(LINES) + "\n", encoding="utf-8")
+    return path
+
+
+def test_characters_come_back_whatever_blanks_and_line_ends_there_are(prepare, tmp_path):
+    # a no-break space, an ideographic one, a tab, what stands for the space, a lone carriage return
+    odd = "\u00fcber\u00a0alles \u3000\t\u2581 \u2028x\ry  "
+    path = tmp_path / "text.txt"
+    path.write_bytes(b"\xef\xbb\xbf" + "\r\n".join([odd, "", *LINES, odd, "c", "a b"]).encode())
+    assert prepare("--input", path, "--unit", "characters", "--held-out", 1)[0] == 0
+    out = tmp_path / "out"
+    symbols = {name: one for one, name in units(out)["symbols"].items()}
+    assert units(out)["unit"] == "characters"
+    found = {}
+    for split in SPLITS:
+        found[split] = [
+            "".join(symbols.get(one, one) for one in line.split(" ")[:-1])
+            for line in lines(out / "bin", split)
+        ]
+    assert found == {"train": [odd, "", *LINES, odd], "valid": ["c"], "test": ["a b"]}
+    sizes = summary(out)["splits"]["train"]
+    assert sizes["characters"] == sizes["tokens"] == sum(len(line) + 1 for line in found["train"])
+
+
+@pytest.mark.parametrize(
+    ("options", "unit", "tokenizer"),
+    [
+        ("--unit words", "words", None),
+        ("--unit words --moses en", "words", "moses"),
+        ("--unit subwords --bpe-size 30", "subwords", None),
+        ("--unit subwords --bpe-size 30 --moses en", "subwords", "moses"),
+    ],
+)
+def test_words_and_subwords_of_one_text(prepare, source, tmp_path, options, unit, tokenizer):
+    status, printed, error = prepare("--input", source, "--held-out", 3, *options.split())
+    assert (status, error) == (0, "")
+    out = tmp_path / "out"
+    parts = dict(zip(SPLITS, (LINES[:34], LINES[34:37], LINES[37:]), strict=True))
+    for split, expected in parts.items():
+        back = written(out, split)
+        if tokenizer:
+            detokenizer = MosesDetokenizer(lang="en")
+            back = [detokenizer.detokenize(line.split()) for line in back]
+        assert back == expected
+    found = units(out)
+    assert (found["unit"], found["tokenizer"]) == (unit, tokenizer)
+    sizes = summary(out)["splits"]
+    last = "tokens"
+    if unit == "subwords":
+        last = "bpe"
+        assert [joined(line) for line in written(out, "test", "bpe")] == written(out, "test")
+        assert (out / "bin" / found["model"]).resolve() == out / "bpe" / "codes"
+    for split in SPLITS:
+        items, words = lines(out / "bin", split), written(out, split)
+        given = [f"{line} </s>" for line in written(out, split, last)]
+        assert split != "train" or items == given
+        size = sizes[split]
+        assert size["words"] == sum(len(line.split()) for line in words)
+        assert size["tokens"] == sum(len(line.split()) for line in items)
+        assert size["unknown"] == sum(line.count("<unk>") for line in items)
+        rate = size["tokens"] / (size["words"] + len(words))
+        assert size["tokens_per_word"] == pytest.approx(rate)
+        assert f"{split}: {100 * size['unknown'] / size['tokens']:.2f} % of" in printed
+    # numbers that training lacks
+    assert (sizes["test"]["unknown"] > 0) == (unit == "words")
+
+
+def test_documents_are_whole_in_order_and_in_one_part(prepare, tmp_path):
+    folder = tmp_path / "documents"
+    for number in range(20):
+        path = folder / f"{number % 3}" / f"d{number:02}.txt"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        content = f"first {number}\n\nlast {number}".encode()
+        if number % 2:
+            path = path.with_suffix(".txt.gz")
+            content = gzip.compress(content)
+        path.write_bytes(content)
+    words = ("--input", folder, "--held-out", 4, "--unit", "words")
+    assert prepare(*words)[0] == 0
+    names = sorted(range(20), key=lambda number: (number % 3, number))
+    drawn = random.Random(1).sample(range(20), 8)
+    held = {"valid": drawn[:4], "test": drawn[4:]}
+    held["train"] = [place for place in range(20) if place not in drawn]
+    for split, places in held.items():
+        documents = [names[place] for place in sorted(places)]
+        text_of = "\n\n".join(f"first {number}\n\nlast {number}" for number in documents)
+        assert written(tmp_path / "out", split) == text_of.split("\n")
+    before = contents(tmp_path / "out")
+    assert prepare(*words, "--output", tmp_path / "same")[0] == 0
+    assert contents(tmp_path / "same") == before
+    assert refused(prepare(*words, "--seed", 2), "--seed (1, now 2)", "tokens")
+
+
+def test_parts_that_are_given(prepare, tmp_path):
+    folder = tmp_path / "parts"
+    folder.mkdir()
+    (folder / "train.txt").write_text("a b\n\nb a\n")
+    (folder / "valid.txt.gz").write_bytes(gzip.compress(b"a c <unk>\n"))
+    (folder / "test.txt").write_text("b")
+    assert prepare("--input", folder, "--unit", "words")[0] == 0
+    expected = {"train": ["a b </s>", "</s>", "b a </s>"], "valid": ["a <unk> <unk> </s>"]}
+    expected["test"] = ["b </s>"]
+    assert {split: lines(tmp_path / "out/bin", split) for split in SPLITS} == expected
+    files = [f"--{split}={text.find_file(folder, split)}" for split in SPLITS]
+    assert prepare(*files, "--unit", "words", "--output", tmp_path / "same")[0] == 0
+    assert contents(tmp_path / "same" / "bin") == contents(tmp_path / "out" / "bin")
+
+
+def test_codes_and_dictionary_of_a_trained_model(prepare, source, tmp_path):
+    words = ("--input", source, "--unit", "subwords")
+    assert prepare(*words, "--bpe-size", 20)[0] == 0
+    first = tmp_path / "out"
+    source.write_text("another old hat\n" * 20)
+    codes, srcdict = first / "bpe" / "codes", first / "bin" / "dict.txt"
+    given = ("--bpe-codes", codes, "--srcdict", srcdict, "--output", tmp_path / "second")
+    assert prepare(*words, *given)[0] == 0
+    second = tmp_path / "second"
+    assert (second / "bpe" / "codes").read_bytes() == codes.read_bytes()
+    assert (second / "bin" / "dict.txt").read_bytes() == srcdict.read_bytes()
+    assert joined(written(second, "train", "bpe")[0]) == "another old hat"
+
+
+def test_rare_words_are_unknown(prepare, source, tmp_path):
+    assert prepare("--input", source, "--unit", "words", "--threshold", 2)[0] == 0
+    train = lines(tmp_path / "out" / "bin", "train")
+    assert train[1] == "Line <unk> the old farmer's hat & coat. </s>"
+
+
+@pytest.mark.parametrize("unit", ["words", "subwords", "characters"])
+@pytest.mark.parametrize("symbol", ["<s>", "</s>", "<pad>"])
+def test_a_special_symbol_in_a_text_is_refused_by_name_or_text(prepare, tmp_path, unit, symbol):
+    path = tmp_path / "text.txt"
+    path.write_text(f"the farmer\n{symbol} the old farmer\n" * 20)
+    result = prepare("--input", path, "--unit", unit)
+    if unit == "characters":
+        assert result[0] == 0
+        found = " ".join(lines(tmp_path / "out/bin", "train"))
+        assert found.count(" ".join(symbol) + " ▁ t h e") == 18
+        return
+    assert refused(result, f"{path}, line 2: {symbol} is a special symbol", "--moses")
+    assert not (tmp_path / "out").exists()
+    assert prepare("--input", path, "--unit", unit, "--moses", "en", "--bpe-size", 9)[0] == 0
+    assert written(tmp_path / "out", "train")[1].startswith("&lt;")
+
+
+def test_a_special_symbol_within_a_word(prepare, tmp_path):
+    path = tmp_path / "text.txt"
+    path.write_text("a<unk> b\n" * 20)
+    assert refused(prepare("--input", path, "--unit", "subwords"), "line 1: <unk> is a special")
+    assert prepare("--input", path, "--unit", "words")[0] == 0
+    assert lines(tmp_path / "out/bin", "train")[0] == "a<unk> b </s>"
+
+
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        ("--unit words", "--input, or --train, --valid and --test"),
+        ("--unit words --train {}/text.txt --valid {}/text.txt", "--input, or --train"),
+        ("--unit words --input {}/no", "{}/no cannot be read"),
+        ("--unit words --input {}/empty", "--input {}/empty has no file *.txt or *.txt.gz"),
+        ("--unit words --input {}/half", "has train.txt but no valid.txt: add it"),
+        ("--unit words --input {}/parts --held-out 2", "--held-out 2 does not go with train"),
+        ("--unit words --input {}/text.txt --held-out 20", "none of 40 lines to train on"),
+        ("--unit words --input {}/text.txt --held-out 0", "--held-out is 0: it must be at least 1"),
+        (
+            "--unit words --input {}/parts/documents --output {}/parts/documents/x",
+            "lies within",
+        ),
+        ("--unit words --input {}/blank.txt", "part has no text"),
+        ("--unit words --input {}/latin.txt", "latin.txt, line 3: byte 3 of the line is no UTF-8"),
+        ("--unit words --input {}/utf16.txt", "utf16.txt, line 1: there is a zero byte"),
+        ("--unit words --input {}/damaged.txt.gz", "damaged.txt.gz, after line"),
+        ("--unit words --input {}/text.txt --moses xx", "--moses xx is none that sacremoses"),
+        ("--unit characters --input {}/text.txt --moses en", "--moses en makes words"),
+        ("--unit words --input {}/text.txt --workers 0", "--workers is 0: it must be at least 1"),
+        ("--unit words --input {}/text.txt --threshold -1", "--threshold is -1: it must be at"),
+        ("--unit subwords --input {}/text.txt --bpe-size 0", "--bpe-size is 0: it must be at"),
+        ("--unit words --input {}/text.txt --bpe-codes {}/text.txt", "give --unit subwords"),
+        ("--unit subwords --input {}/text.txt --bpe-codes {}/text.txt", "text.txt is no file of"),
+        ("--unit subwords --input {}/joiner.txt", "train.txt, line 2: a word ends with @@"),
+        ("--unit subwords --input {}/short.txt", "no codes to learn: give more text"),
+        ("--unit words --input {}/text.txt --srcdict {}/no", "--srcdict {}/no is no dictionary"),
+        (
+            "--unit words --input {}/text.txt --srcdict {}/text.txt --threshold 2",
+            "--threshold 2 does not go with --srcdict",
+        ),
+    ],
+)
+def test_what_cannot_be_used_is_refused(prepare, source, tmp_path, words, named):
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "parts" / "documents").mkdir(parents=True)
+    (tmp_path / "half").mkdir()
+    (tmp_path / "half" / "train.txt").write_text("a\n")
+    for number in range(9):
+        (tmp_path / "parts" / "documents" / f"{number}.txt").write_text("a\n")
+    for split in SPLITS:
+        (tmp_path / "parts" / f"{split}.txt").write_text("a\n")
+    files = {
+        "blank.txt": b"a\n" * 9 + b"\n \n",
+        "latin.txt": b"a\nb\nca\xe9f\n" * 9,
+        "utf16.txt": "a b\n".encode("utf-16") * 9,
+        "damaged.txt.gz": gzip.compress(b"a b\n" * 999)[:-9],
+        "joiner.txt": b"aa aa\nbb@@ c\n" * 9,
+        "short.txt": b"a b c\n" * 9,
+    }
+    for name, content in files.items():
+        (tmp_path / name).write_bytes(content)
+    result = prepare(*words.replace("{}", str(tmp_path)).split())
+    assert refused(result, named.format(tmp_path)), result
+    assert not (tmp_path / "out" / "bin").exists()
+    assert not list(tmp_path.rglob("*.partial-*"))

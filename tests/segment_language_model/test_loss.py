@@ -1,0 +1,190 @@
+"""segment_loss: each part's value and gradient by hand, under both softmaxes; logs and refusals."""
+
+import pytest
+import torch
+from fairseq.criterions.adaptive_loss import AdaptiveLoss
+from fairseq.logging import metrics
+from torch import nn
+
+from fairseq_plugins.segment_language_model.loss import latter_half
+from tests.reference.adaptive_softmax import log_probability
+from tests.tiny import ADAPTIVE, VOCABULARY, segment_loss, tiny_model, tiny_task, tokens
+
+PAD, ALPHA, BETA, GAMMA, SPAN, RAMP = 1, 0.7, 0.3, 0.01, 16, 4
+SPAN_VALUES = [[0.1, 0.5], [0.0, 0.25], [1.0, 0.9]]
+PENALTIES = {"activation_penalty": ALPHA, "temporal_penalty": BETA, "span_loss": GAMMA}
+
+
+class Mask(nn.Module):
+    """A dropout that always drops the same."""
+
+    def __init__(self, mask):
+        super().__init__()
+        self.mask = mask
+
+    def forward(self, x):
+        return x * self.mask
+
+
+def model_with_spans(**options):
+    model = tiny_model(attention_span=SPAN, adaptive_span=True, span_ramp=RAMP, **options).double()
+    for span, values in zip(model.decoder.spans, SPAN_VALUES, strict=True):
+        span.value.data = torch.tensor(values, dtype=torch.float64)
+    return model
+
+
+def batch():
+    """Three streams of 9 tokens: whole, after context that is not scored, and ended early."""
+    source = tokens(3, 9)
+    target = source.roll(-1, dims=1)
+    target[1, :3] = PAD
+    target[2, 1:] = PAD
+    counts = [9, 6, 1]
+    return {
+        "net_input": {"src_tokens": source},
+        "target": target,
+        "ntokens": sum(counts),
+        "stream_tokens": counts,
+    }
+
+
+def by_hand(model, target, masked=None):
+    """Cross-entropy, activation and temporal penalty of a batch, token by token."""
+    decoder, mask = model.decoder, model.decoder.output_dropout.mask
+    decoder.output_dropout = Mask(1.0)
+    hidden, _ = decoder.extract_features(batch()["net_input"]["src_tokens"])
+    decoder.output_dropout = Mask(mask)
+    losses = torch.zeros(3, dtype=torch.float64).unbind()
+    for stream, of_stream in enumerate(target.tolist()):
+        scored = [place for place, token in enumerate(of_stream) if token != PAD]
+        changes = []
+        for place in scored:
+            dropped = mask[stream, place] * hidden[stream, place]
+            if decoder.adaptive_softmax is None:
+                log_probs = decoder.output_layer(dropped).log_softmax(-1)
+                log_prob = log_probs[of_stream[place]]
+            else:
+                log_prob = log_probability(decoder.adaptive_softmax, dropped, of_stream[place])
+            losses = (losses[0] - log_prob, losses[1] + dropped.pow(2).mean(), losses[2])
+            if place - 1 in scored:
+                change = hidden[stream, place] - hidden[stream, place - 1]
+                changes.append(change.pow(2).mean())
+        if changes:
+            temporal = len(scored) * sum(changes) / len(changes)
+            losses = (losses[0], losses[1], losses[2] + temporal)
+    return losses
+
+
+@pytest.mark.parametrize("softmax", [{}, {**ADAPTIVE, "output_bias": True}], ids=["", "adaptive"])
+@pytest.mark.parametrize("half", [False, True])
+@pytest.mark.parametrize("penalties", [{}, PENALTIES], ids=["", "penalties"])
+def test_loss_and_gradient_are_those_of_tokens_and_penalties(softmax, half, penalties):
+    model, sample = model_with_spans(**softmax), batch()
+    mask = 2.0 * (torch.rand(3, 9, 16, generator=torch.Generator().manual_seed(1)) < 0.5).double()
+    model.decoder.output_dropout = Mask(mask)
+    target, size = sample["target"].clone(), 16
+    if half:
+        target[0, :4] = PAD
+        target[1, 3:6] = PAD
+        size = 9
+    of_tokens, activation, temporal = by_hand(model, target)
+    # the coefficient, times the largest span, times the mean over heads, summed over layers
+    spans = size * SPAN * sum(span.value.mean() for span in model.decoder.spans)
+    added = {"activation_penalty": ALPHA * activation, "temporal_penalty": BETA * temporal}
+    added["span_loss"] = GAMMA * spans
+    expected = of_tokens + (sum(added.values()) if penalties else 0)
+    criterion = segment_loss(half_loss=half, **penalties)
+    loss, sample_size, log = criterion.train()(model, sample)
+    close = {"rtol": 1e-5, "atol": 1e-5}  # scores are normalised in single precision
+    torch.testing.assert_close(loss, expected, check_dtype=False, **close)
+    assert (sample_size, log["ntokens"], log["nsentences"]) == (size, size, 3)
+    assert log["loss"].item() == pytest.approx(of_tokens.item(), rel=1e-6)
+    for name in penalties:
+        assert log[name].item() == pytest.approx(added[name].item(), rel=1e-5)
+    parameters = list(model.parameters())
+    for one, other in zip(
+        torch.autograd.grad(loss, parameters, materialize_grads=True),
+        torch.autograd.grad(expected, parameters, materialize_grads=True),
+        strict=True,
+    ):
+        torch.testing.assert_close(one, other, **close)
+    # validation scores all tokens, and them alone
+    scored, sample_size, log = criterion.eval()(model, sample)
+    assert (sample_size, log["ntokens"]) == (16, 16)
+    plain = segment_loss().train()(model, sample)[0]
+    assert scored.item() == plain.item()
+    assert not model.decoder.output_dropout._forward_hooks
+
+
+def test_the_first_half_of_each_streams_own_tokens_goes():
+    target = torch.tensor([[5, 6, 7, 8, 9], [PAD, 7, 8, 9, PAD], [5, *[PAD] * 4], [PAD] * 5])
+    expected = [[PAD, PAD, 7, 8, 9], [PAD, PAD, 8, 9, PAD], [5, *[PAD] * 4], [PAD] * 5]
+    assert latter_half(target, PAD).tolist() == expected
+
+
+@pytest.mark.parametrize("sentence_avg", [False, True])
+def test_the_penalty_is_that_of_each_token_whatever_gradients_are_divided_by(sentence_avg):
+    model, sample = model_with_spans(), batch()
+    without, size, _ = segment_loss(sentence_avg=sentence_avg)(model, sample)
+    with_penalty, _, _ = segment_loss(sentence_avg=sentence_avg, span_loss=GAMMA)(model, sample)
+    assert size == (3 if sentence_avg else 16)
+    assert (with_penalty - without).item() == pytest.approx(16 * GAMMA * SPAN * 1.375, rel=1e-4)
+
+
+def test_fairseqs_adaptive_loss_leaves_a_symbol_of_each_tail_cluster_out():
+    target = torch.tensor([[2, 3, *range(4, VOCABULARY), 1, 1]])
+    sample = {"net_input": {"src_tokens": target.roll(1, dims=1)}, "target": target, "ntokens": 18}
+    model = tiny_model(**ADAPTIVE)
+    theirs = AdaptiveLoss(tiny_task(), sentence_avg=False)(model, sample)[0]
+    ours = segment_loss()(model, sample)[0]
+    assert theirs.item() < ours.item() - 1
+    with torch.no_grad():
+        scores = model.eval()(**sample["net_input"])
+        probs = model.get_normalized_probs(scores, log_probs=True, sample=sample)
+    picked = probs.gather(-1, target.unsqueeze(-1)).squeeze(-1)[target != PAD]
+    assert ours.item() == pytest.approx(-picked.sum().item())
+
+
+def logged(logs):
+    with metrics.aggregate() as aggregate:
+        type(segment_loss()).reduce_metrics(logs)
+    return aggregate.get_smoothed_values()
+
+
+@pytest.mark.parametrize("cost", [0.0, GAMMA])
+def test_spans_are_logged_in_tokens_and_in_validation_by_layer(cost):
+    model, criterion = model_with_spans(), segment_loss(span_loss=cost)
+    logs = [criterion(model, batch())[2] for _ in range(2)]
+    values = logged(logs)
+    # each head sees z + ramp tokens, and at most the largest span
+    assert values["span_mean"] == pytest.approx((5.6 + 12 + 4 + 8 + 16 + 16) / 6, abs=0.06)
+    assert values["span_max"] == 16
+    assert values["span_loss"] == pytest.approx(cost * SPAN * 1.375, abs=1e-5)
+    assert "span_mean_1" not in values
+    logs = [criterion.eval()(model, batch())[2] for _ in range(2)]
+    values = logged(logs)
+    assert [values[f"span_mean_{layer}"] for layer in (1, 2, 3)] == pytest.approx([8.8, 6, 16])
+    assert [values[f"span_max_{layer}"] for layer in (1, 2, 3)] == [12, 8, 16]
+    # fairseq may sum the statistics of workers first
+    summed = {key: sum(log[key] for log in logs) for key in logs[0]}
+    assert criterion.logging_outputs_can_be_summed()
+    assert logged([summed]) == pytest.approx(values, rel=1e-5)
+
+
+def test_a_penalty_of_spans_needs_spans():
+    with pytest.raises(ValueError, match=r"--span-loss is 0.01 for a model without --adaptive-sp"):
+        segment_loss(span_loss=GAMMA)(tiny_model(), batch())
+
+
+@pytest.mark.parametrize("value", [-0.1, float("inf"), float("nan")])
+@pytest.mark.parametrize("option", PENALTIES)
+def test_coefficients_out_of_range_are_refused(option, value):
+    flag = option.replace("_", "-")
+    with pytest.raises(ValueError, match=rf"--{flag} is {value}: it must be at least 0, and"):
+        segment_loss(**{option: value})
+
+
+def test_tied_clusters_are_the_embeddings():
+    model = tiny_model(**ADAPTIVE)
+    head = model.decoder.adaptive_softmax.head.word_proj.weight
+    assert head is model.decoder.embed_tokens.embeddings[0][0].weight

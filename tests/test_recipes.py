@@ -1,0 +1,355 @@
+"""Recipes train and evaluate what their list, and the tables beside their sources' flags, say."""
+
+import ast
+import os
+import re
+import shlex
+import subprocess
+from functools import cache
+
+import pytest
+from fairseq import options
+from fairseq.dataclass.utils import convert_namespace_to_omegaconf
+from fairseq.models import ARCH_CONFIG_REGISTRY
+
+from fairseq_plugins.transformer_xl.model import TransformerXLLanguageModel
+from scripts.docs.tables import build, count_parameters, parse
+from scripts.evaluate import translation
+from tests.end_to_end.commands import run
+from tests.recipes import EXAMPLES, HYDRA, PAPERS, call, commands, listed, tables, words
+from tests.scripts.evaluate.saved_models import write_text
+
+pytestmark = pytest.mark.filterwarnings(HYDRA)
+
+LISTED = {
+    (paper, name): cells
+    for paper in PAPERS
+    for name, cells in listed(paper).items()
+    # not those whose argument is a part of the name
+    if name == name.lower() or name.endswith(("_l", "_d"))
+}
+# in a table of flags: what a model or a source does not have
+ABSENT = "\N{EN DASH}"
+# tables of flags beside a source's: of training, and of evaluation
+FLAGS = {
+    "transformer_xl": tables("transformer_xl", "Flags beside the sources'"),
+    "all_attention": tables("all_attention", "Flags beside the sources'"),
+}
+COLUMNS = [
+    (paper, table, head.strip("`"))
+    for paper, of_paper in FLAGS.items()
+    for table, (heads, *_) in enumerate(of_paper)
+    for head in heads[2:]
+]
+# what no source has: names of files, the loss, and what follows from other options
+NOT_IN_A_TABLE = {
+    *("--user-dir", "--task", "--arch", "--criterion", "--ddp-backend", "--path"),
+    *("--save-dir", "--no-epoch-checkpoints", "--keep-interval-updates", "--model-overrides"),
+    "--save-interval-updates",
+    *("--adaptive-input", "--tie-adaptive-weights", "--output-bias"),
+    *("--share-decoder-input-output-embed", "--distributed-world-size"),
+}
+# a recipe whose name has an argument, and what it sets
+ARGUMENTS = {
+    "ablation_size_1M": {"memory_slots": 1024**2, "memory_query_batch_norm": False},
+    "ablation_position_2": {"memory_layers": "2"},
+    "ablation_heads_4_64": {"memory_heads": 4, "memory_knn": 64},
+    "ablation_keys_147k_flat": {"memory_slots": 384**2, "memory_keys": "flat"},
+    "16l_1024d_2_memories": {"memory_layers": "6,12"},
+}
+
+
+@cache
+def training(paper, name, *more):
+    """What fairseq makes of a recipe's training; none of the tests changes it."""
+    return read(words(paper, name, "train", *more))
+
+
+def read(given):
+    return convert_namespace_to_omegaconf(parse(given))
+
+
+def parameters(paper, name):
+    symbols, _ = LISTED[paper, name]
+    given = parse(words(paper, name, "train"))
+    return count_parameters(build(given, int(symbols.replace(",", ""))))
+
+
+def evaluation(paper, name, *more):
+    parser = options.get_eval_lm_parser()
+    given = options.parse_args_and_arch(parser, words(paper, name, "evaluate", *more))
+    return convert_namespace_to_omegaconf(given)
+
+
+def set_options(given, arch=None):
+    """Options that the words of a command, and a preset, set."""
+    preset = type("Namespace", (), {})()
+    if arch:
+        ARCH_CONFIG_REGISTRY[arch](preset)
+    named = {f"--{option.replace('_', '-')}" for option in vars(preset)}
+    return {word for word in given if word.startswith("--")} | named
+
+
+def value(cfg, flag):
+    """The value of an option, such as --lr, in what fairseq makes of a command."""
+    option = flag.lstrip("-").replace("-", "_")
+    if option in ("optimizer", "lr_scheduler"):
+        return cfg[option]._name
+    groups = ("model", "task", "dataset", "optimization", "optimizer", "lr_scheduler")
+    parts = [cfg[group] for group in (*groups, "checkpoint", "criterion")]
+    found = next(part[option] for part in parts if part and option in part)
+    return found[0] if option == "lr" else found
+
+
+def same(found, cell):
+    """Whether a value is what a cell says: yes, no, a number or a word."""
+    if cell in ("yes", "no"):
+        return found is (cell == "yes")
+    return found == float(cell) if isinstance(found, int | float) else found == cell
+
+
+@pytest.mark.parametrize(("paper", "name"), LISTED)
+def test_a_recipe_builds_the_model_of_the_list(paper, name):
+    """Published counts are in millions, or in billions with a fraction."""
+    _, told = LISTED[paper, name]
+    millions = parameters(paper, name) / 1e6
+    number = told.split("M")[0].replace(",", "")
+    digits = len(number.partition(".")[2])
+    assert f"{millions:.{digits}f}" == number
+    published = re.search(r"paper (\d+)M", told)
+    if published:
+        # another vocabulary, or rounded; WikiText-103 large: the paper counts other parts
+        assert millions == pytest.approx(int(published[1]), rel=0.11)
+
+
+@pytest.mark.parametrize(("paper", "table", "name"), COLUMNS)
+def test_a_recipe_has_the_flags_of_the_table(paper, table, name):
+    heads, *rows = FLAGS[paper][table]
+    column = heads.index(f"`{name}`")
+    told = {flag: row[column] for row in rows for flag in re.findall(r"`([\w-]+)`", row[1])}
+    overrides = {}
+    if table == 0:
+        given = words(paper, name, "train")
+        cfg = training(paper, name)
+        assert set_options(given, cfg.model._name) - NOT_IN_A_TABLE <= set(told)
+        (count,) = (row[column] for row in rows if row[1] == "parameters")
+        assert f"{parameters(paper, name):,}" == count
+    else:
+        cfg = evaluation(paper, name)
+        overrides = ast.literal_eval(cfg.common_eval.model_overrides)
+        assert set_options(words(paper, name, "evaluate")) - NOT_IN_A_TABLE <= set(told)
+        assert set(overrides) <= set(told)
+    for flag, cell in told.items():
+        if cell == ABSENT:
+            assert flag not in (set_options(given, cfg.model._name) if table == 0 else overrides)
+        elif flag in ("--mem-len", "--tokens-per-sample-valid") and value(cfg, flag) is None:
+            # by default as long as a segment of training
+            assert cfg.task.tokens_per_sample == int(cell)
+        else:
+            found = value(cfg, flag) if flag.startswith("--") else overrides[flag]
+            assert same(found, cell), (flag, found)
+
+
+ABLATIONS = [
+    (name, *row)
+    for name, table in zip(
+        ("wt103_ablation", "lm1b_ablation"), tables("transformer_xl", "Ablations"), strict=True
+    )
+    for row in table[1:]
+]
+
+
+@pytest.mark.parametrize("row", ABLATIONS, ids=lambda row: row[2])
+def test_a_row_of_the_ablations_sees_the_attention_length_of_the_table(row):
+    name, _, title, to_train, to_evaluate, _, length = row
+    cfg = training("transformer_xl", name, *shlex.split(to_train.strip("`")))
+    trained = TransformerXLLanguageModel.recurrence_length(cfg.model)
+    assert bool(trained) == ("no recurrence" not in title)
+    assert cfg.criterion.half_loss is ("half loss" in title)
+    segment = cfg.task.tokens_per_sample
+    absolute = "absolute" in cfg.model.positions
+    cfg = evaluation("transformer_xl", name, *shlex.split(to_evaluate.strip("`")))
+    overrides = ast.literal_eval(cfg.common_eval.model_overrides)
+    # what the last token of a segment sees
+    if trained:
+        assert overrides == {"mem_len": int(length), "same_length": True}
+    else:
+        assert overrides == {}
+        assert cfg.task.tokens_per_sample + cfg.task.extended_context == int(length)
+        assert not absolute or int(length) <= segment
+
+
+@pytest.mark.parametrize("row", tables("all_attention", "Ablations")[0][1:], ids=lambda row: row[0])
+def test_a_point_of_figure_2_differs_by_its_options_alone(row):
+    given = re.findall(r"`(--[^`]*)`", row[1])
+    cfg = training("all_attention", "text8_large", *" ".join(given).split())
+    plain = training("all_attention", "text8_large")
+    changed = {name for name in plain.model if plain.model[name] != cfg.model[name]}
+    arch = {"decoder_layers", "persistent_vectors", "persistent_variant"} | {"arch", "_name"}
+    assert changed <= arch
+    assert bool(changed) == bool(given)
+
+
+@pytest.mark.parametrize("name", ARGUMENTS)
+def test_an_argument_in_a_name_sets_its_option(name):
+    model = training("product_key_memory", name).model
+    assert {option: model[option] for option in ARGUMENTS[name]} == ARGUMENTS[name]
+
+
+def test_gating_keeps_as_many_branches_as_its_name_says():
+    given = words("weighted_transformer", "gating_3", "train")
+    assert training("weighted_transformer", "gating_3").model.branch_top_k == 3
+    usual = words("weighted_transformer", "wmt14_en_de_2l", "train")
+    assert [word for word in given if word not in ("--branch-top-k", "3")] == usual
+
+
+@pytest.mark.parametrize(
+    ("paper", "name"),
+    [key for key in LISTED if key[0] == "weighted_transformer" and key[1].endswith("_plain")],
+)
+def test_the_plain_transformer_is_trained_alike(paper, name):
+    """Section 4.1 and table 2: other numbers of updates, and another dropout of 8 layers."""
+    weighted = training(paper, name.removesuffix("_plain"))
+    plain = training(paper, name)
+    for group in ("common", "dataset", "criterion", "lr_scheduler", "task", "checkpoint"):
+        assert weighted[group] == plain[group]
+    assert plain.optimizer.adam_betas == weighted.optimizer.adam_betas
+    assert plain.optimization.lr == weighted.optimization.lr
+    same_dropout = plain.model.dropout == weighted.model.dropout
+    assert same_dropout == ("8l" not in name)
+    assert weighted.model.freeze_branch_weights_after < weighted.optimization.max_update
+
+
+@pytest.mark.parametrize("name", [name for _, name in LISTED if name.startswith("wmt14")])
+def test_wmt14_has_the_schedule_of_the_paper(name):
+    cfg = training("weighted_transformer", name)
+    width = cfg.model.decoder_embed_dim
+    # of update t: d^-0.5 · min(t^-0.5, t · 4000^-1.5)
+    assert cfg.optimization.lr == [pytest.approx(width**-0.5 * 4000**-0.5, rel=1e-5)]
+    assert cfg.lr_scheduler.warmup_init_lr == pytest.approx(width**-0.5 * 4000**-1.5, rel=1e-5)
+    assert cfg.dataset.max_tokens * cfg.optimization.update_freq[0] == 25_000
+
+
+@pytest.mark.parametrize(
+    ("paper", "name"),
+    [
+        ("transformer_xl", "ptb"),
+        ("transformer_xl", "english_ptb"),
+        ("all_attention", "wt103"),
+        ("all_attention", "adaptive_span_enwik8_large"),
+    ],
+)
+def test_finish_goes_on_with_the_same_options_at_the_last_rate(paper, name):
+    first, last = training(paper, name), read(words(paper, name, "finish"))
+    for group in ("model", "task", "criterion"):
+        assert first[group] == last[group], group
+    assert first.optimizer._name == last.optimizer._name
+    lowest = first.lr_scheduler.get("min_lr") or first.optimization.lr[0] / 10
+    assert last.optimization.lr == [pytest.approx(lowest)]
+    assert last.lr_scheduler._name == "fixed"
+    further = [cfg.optimization.max_epoch or cfg.optimization.max_update for cfg in (first, last)]
+    assert further[0] < further[1]
+
+
+@pytest.mark.parametrize("paper", PAPERS)
+def test_evaluation_is_understood_and_scores_every_token(paper):
+    understood = set()
+    for name in (name for of_paper, name in LISTED if of_paper == paper):
+        # each training ends with a score of all facts
+        for _, *given in () if name.startswith("facts") else commands(paper, name, "evaluate"):
+            if tuple(given) in understood:
+                continue
+            understood.add(tuple(given))
+            if paper == "weighted_transformer":
+                assert given[:2] == ["-m", "scripts.evaluate.translation"]
+                translation.parse(given[2:])
+                continue
+            cfg = evaluation(paper, name)
+            assert cfg.dataset.gen_subset == "test"
+            if paper == "product_key_memory":
+                assert cfg.dataset.required_batch_size_multiple == 1
+    assert understood
+
+
+def test_table_3_is_evaluated_with_its_three_kinds_of_weights():
+    found = commands("weighted_transformer", "table3", "evaluate")
+    kinds = [given[given.index("--branch-weights") + 1] for given in found]
+    assert kinds == ["learned", "random", "uniform"]
+
+
+def test_what_is_printed_is_what_runs(tmp_path):
+    for name in ("fairseq-train", "python"):
+        path = tmp_path / name
+        path.write_text('#!/bin/sh\nfor word; do printf "%s\\0" "$word"; done\n')
+        path.chmod(0o755)
+    given = ("16l_1024d", "train", "it's DATA", "C", "--model-overrides", "{'a': \"b\nc\"}")
+    place = {"PATH": f"{tmp_path}:/usr/bin:/bin"}
+    ran = call("product_key_memory", *given, **place)
+    printed = call("product_key_memory", *given, PRINT="1").stdout
+    path = tmp_path / "pasted.sh"
+    path.write_text(printed, encoding="utf-8")
+    pasted = subprocess.run(
+        ["bash", path], env={**os.environ, **place}, capture_output=True, text=True
+    )
+    assert ran.stdout == pasted.stdout != ""
+
+
+@pytest.mark.parametrize("paper", PAPERS)
+def test_a_recipe_runs_in_any_folder(paper, tmp_path):
+    name = next(name for of_paper, name in LISTED if of_paper == paper)
+    done = call(paper, name, "train", "D", "C", PRINT="1", folder=tmp_path)
+    assert f"--user-dir {EXAMPLES.parent / 'fairseq_plugins'}" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        ("enwik8_huge train D C", "there is no recipe enwik8_huge"),
+        ("enwik8_base dance D C", "enwik8_base has no action dance"),
+        ("enwik8_base finish D C", "enwik8_base has no action finish"),
+        ("enwik8_base train D", "enwik8_base train DATA CHECKPOINTS"),
+        ("english_characters prepare D", "english_characters prepare DATA SOURCE"),
+        ("ptb finish D C", "there is no checkpoint_last.pt in C"),
+    ],
+)
+def test_a_wrong_command_is_refused(words, text):
+    done = call("transformer_xl", *words.split())
+    assert done.returncode in (1, 2)
+    assert text in done.stderr
+    assert not done.stdout
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("12l_1024d_1_memories", "ablation_size_128k", "ablation_position_7", "ablation_heads_4"),
+        *("ablation_keys_none_flat", "english_1M", "facts_dance", "gating_9", "gating_3_plain"),
+    ],
+)
+def test_an_argument_that_no_model_has_is_refused(name):
+    paper = "weighted_transformer" if name.startswith("gating") else "product_key_memory"
+    assert f"there is no recipe {name}" in call(paper, name, "train", "D", "C").stderr
+
+
+def test_ptb_runs_from_training_to_the_evaluated_average(tmp_path):
+    for split in ("train", "valid", "test"):
+        write_text(tmp_path / "bin", 300, split)
+    places = {"data": str(tmp_path), "checkpoints": str(tmp_path / "checkpoints")}
+    small = (
+        "--decoder-layers 1 --decoder-embed-dim 16 --decoder-attention-heads 2 "
+        "--decoder-ffn-embed-dim 16 --tokens-per-sample 10 --segment-jitter 1 --extended-context 4 "
+        "--batch-size 4 --log-format simple --max-epoch"
+    ).split()
+    assert " penalty " in run(
+        "fairseq-train", *words("transformer_xl", "ptb", "train", *small, "2", **places)
+    )
+    train, average = commands("transformer_xl", "ptb", "finish", *small, "4", **places)
+    rates = re.findall(r"epoch 0*(\d+) \| .* lr ([\d.]+)", run(*train))
+    assert rates == [("3", "0.0001"), ("4", "0.0001")]
+    kept = {path.name for path in (tmp_path / "checkpoints").iterdir()}
+    assert kept == {f"checkpoint{name}.pt" for name in (3, 4, "_last", "_best")}
+    average[average.index("--last") + 1] = "2"
+    run(*average[2:])
+    printed = run("fairseq-eval-lm", *words("transformer_xl", "ptb", "evaluate", **places))
+    assert "Evaluated 300 tokens" in printed
+    assert ", softmax temperature 1.08" in printed

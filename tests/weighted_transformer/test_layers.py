@@ -1,0 +1,321 @@
+"""Layers of both readings: the equations, gating, decoding, precision and dropout."""
+
+import copy
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from fairseq_plugins.weighted_transformer.branch_weights import BranchWeights
+from fairseq_plugins.weighted_transformer.branched_attention import BranchedAttention
+from fairseq_plugins.weighted_transformer.layers import WeightedAttention, WeightedLinear
+from tests.gradients import assert_same
+from tests.reference.weighted_transformer import (
+    normed,
+    weighted_attention,
+    weighted_feed_forward,
+)
+from tests.weighted_transformer.tiny import (
+    PAD,
+    READINGS,
+    by_equations,
+    sentences,
+    tiny_as_written,
+    tiny_plain_transformer,
+    tiny_weighted_transformer,
+)
+
+EACH_READING = pytest.mark.parametrize("reading", READINGS)
+SUMS = pytest.mark.parametrize("total", ["one", "branches"], ids=["sum-1", "sum-M"])
+ATTENTIONS = pytest.mark.parametrize("attention", ["encoder", "self", "both"])
+NORMS = pytest.mark.parametrize("pre_norm", [False, True], ids=["post-norm", "pre-norm"])
+FUTURE = torch.triu(torch.full((5, 5), float("-inf"), dtype=torch.double), 1)
+
+
+def build(reading, total="branches", pre_norm=False, **options):
+    """A model in double precision whose biases and norms are not those of the start."""
+    model = tiny_weighted_transformer(
+        branch_residual=reading,
+        branch_sum=total,
+        encoder_normalize_before=pre_norm,
+        decoder_normalize_before=pre_norm,
+        **options,
+    ).double()
+    return stir(model)
+
+
+def stir(model):
+    torch.manual_seed(3)
+    for name, parameter in model.named_parameters():
+        if name.endswith("bias") or "norm" in name:
+            parameter.data += 0.3 * torch.randn_like(parameter)
+    return model
+
+
+def attend(module, query, key, visible, **plain):
+    """Attention of all sentences by the equations, (T, B, d); fairseq's own as it is."""
+    if isinstance(module, WeightedAttention):
+        each = [
+            weighted_attention(module, query[:, b], key[:, b], visible[b])
+            for b in range(query.size(1))
+        ]
+        return torch.stack(each, dim=1)
+    if isinstance(module, BranchedAttention):
+        return by_equations(module, query, key, visible)
+    return module(query, key, key, **plain)[0]
+
+
+def by_sublayers(layer, x, attentions):
+    """A layer's output by the equations.
+
+    Args:
+        layer: of either reading.
+        x: (T, B, d).
+        attentions: of each attention the module, its norm, its keys (None for x) and what the
+            module is called with.
+    """
+
+    def add(x, sublayer, norm):
+        if layer.normalize_before:
+            return x + sublayer(normed(x, norm))
+        return normed(x + sublayer(x), norm)
+
+    for module, norm, keys, visible, plain in attentions:
+        # bound now: the loop goes on
+        def attention(x, module=module, keys=keys, visible=visible, plain=plain):
+            return attend(module, x, x if keys is None else keys, visible, **plain)
+
+        x = add(x, attention, norm)
+    if isinstance(getattr(layer, "fc2", None), WeightedLinear):
+        x = add(x, lambda x: weighted_feed_forward(layer, x), layer.final_layer_norm)
+    return x
+
+
+def encoder_layer(model, hidden=None):
+    """An encoder layer's output and that of the equations, for the same inputs, and those."""
+    layer = model.encoder.layers[1]
+    x = torch.randn(6, 2, 16, dtype=torch.double, requires_grad=True)
+    padding = sentences()["src_tokens"].eq(PAD)
+    visible = ~padding[:, None].expand(-1, 6, -1)
+    if hidden is not None:
+        visible = visible & ~hidden.bool()
+    attention = layer.self_attn, layer.self_attn_layer_norm, None, visible, {}
+    out = layer(x, padding, hidden)
+    return out, by_sublayers(layer, x, [attention]), [x, *layer.parameters()]
+
+
+def decoder_layer(model):
+    """The same of a decoder layer."""
+    layer = model.decoder.layers[1]
+    x = torch.randn(5, 2, 16, dtype=torch.double, requires_grad=True)
+    encoder_out = torch.randn(6, 2, 16, dtype=torch.double, requires_grad=True)
+    padding = sentences()["src_tokens"].eq(PAD)
+    past, source = (FUTURE == 0).expand(2, -1, -1), ~padding[:, None].expand(-1, 5, -1)
+    to_self = {"attn_mask": FUTURE, "need_weights": False}
+    to_encoder = {"key_padding_mask": padding, "static_kv": True, "need_weights": False}
+    attentions = [
+        (layer.self_attn, layer.self_attn_layer_norm, None, past, to_self),
+        (layer.encoder_attn, layer.encoder_attn_layer_norm, encoder_out, source, to_encoder),
+    ]
+    found, _, _ = layer(x, encoder_out, padding, self_attn_mask=FUTURE)
+    inputs = [x, encoder_out, *layer.parameters()]
+    return found, by_sublayers(layer, x, attentions), inputs
+
+
+@EACH_READING
+@SUMS
+@NORMS
+@ATTENTIONS
+def test_layers_and_gradients_are_those_of_the_equations(reading, total, pre_norm, attention):
+    model = build(reading, total, pre_norm, branch_decoder_attention=attention)
+    for layer in (encoder_layer, decoder_layer):
+        assert_same(*layer(model))
+    assert_same(*encoder_layer(model, hidden=torch.eye(6)))
+
+
+@EACH_READING
+@SUMS
+def test_branches_that_do_not_contribute_leave_out_their_share_of_biases(reading, total):
+    assert_same(*encoder_layer(build(reading, total, branch_top_k=2)))
+
+
+@EACH_READING
+@SUMS
+def test_branches_that_do_not_contribute_get_no_gradient(reading, total):
+    model = build(reading, total, branch_top_k=1, branch_decoder_attention="both")
+    out, _ = model(**sentences())
+    out.square().mean().backward()
+    counts = set()
+    for name, module in model.named_modules():
+        if name.endswith(("v_proj", "fc1")):
+            of_branches = module.weight.grad.unflatten(0, (4, -1)).flatten(1)
+            counts.add((of_branches != 0).any(1).sum().item())
+    assert counts == {1}
+
+
+@NORMS
+@ATTENTIONS
+def test_with_equal_weights_times_m_the_default_is_fairseqs_layer(attention, pre_norm):
+    """A plain transformer's checkpoint loads, and computes the same: outputs and gradients."""
+    norms = {"encoder_normalize_before": pre_norm, "decoder_normalize_before": pre_norm}
+    plain = stir(tiny_plain_transformer(seed=4, **norms).double())
+    model = build("sublayers", pre_norm=pre_norm, branch_decoder_attention=attention)
+    model.load_state_dict(plain.state_dict(), strict=True)
+    outs = [m(**sentences())[0] for m in (plain, model)]
+    # fairseq's attention to the encoder has its softmax in single precision
+    rounding = {"rtol": 1e-5, "atol": 1e-5}
+    torch.testing.assert_close(*outs, **rounding)
+    for out in outs:
+        out.square().mean().backward()
+    ours = dict(model.named_parameters())
+    for name, parameter in plain.named_parameters():
+        torch.testing.assert_close(ours[name].grad, parameter.grad, **rounding)
+    weights = ours.keys() - dict(plain.named_parameters()).keys()
+    assert len(weights) == 2 * 2 + 2 * (3 if attention == "both" else 2)
+    assert all(ours[name].tolist() == [0.25] * 4 for name in weights)
+
+
+@EACH_READING
+@torch.no_grad()
+def test_folded_for_inference_until_a_weight_changes(reading):
+    model = tiny_weighted_transformer(branch_residual=reading, branch_decoder_attention="both")
+    for _ in range(2):
+        expected = model.train()(**sentences())[0]
+        torch.testing.assert_close(model.eval()(**sentences())[0], expected)
+        for weights in (m for m in model.modules() if isinstance(m, BranchWeights)):
+            for weight in weights.parameters():
+                # as an optimizer of fairseq does
+                weight.data.copy_(weight.flip(0))
+        assert not torch.allclose(model.train()(**sentences())[0], expected)
+
+
+@EACH_READING
+@torch.no_grad()
+def test_bfloat16_is_near_single_precision(reading):
+    model = tiny_weighted_transformer(branch_residual=reading, branch_start="near-uniform")
+    half = copy.deepcopy(model).bfloat16()
+    weights = [m for m in half.modules() if isinstance(m, BranchWeights)]
+    assert {w.dtype for of in weights for w in of.parameters()} == {torch.float32}
+    for training in (True, False):
+        expected = model.train(training)(**sentences())[0]
+        found = half.train(training)(**sentences())[0]
+        assert found.dtype == torch.bfloat16
+        torch.testing.assert_close(found.float(), expected, rtol=0.05, atol=0.15)
+        with torch.autocast("cpu", torch.bfloat16):
+            found = model.train(training)(**sentences())[0]
+        torch.testing.assert_close(found.float(), expected, rtol=0.05, atol=0.15)
+
+
+@EACH_READING
+@ATTENTIONS
+@torch.no_grad()
+def test_decoding_word_by_word_gives_what_a_whole_sentence_gives(reading, attention):
+    options = {"branch_residual": reading, "branch_decoder_attention": attention}
+    model = tiny_weighted_transformer(**options).eval()
+    batch = sentences()
+    whole, _ = model(**batch)
+    encoder_out = model.encoder(batch["src_tokens"], batch["src_lengths"])
+    state = {}
+    for length in range(1, 6):
+        words = batch["prev_output_tokens"][:, :length]
+        last, _ = model.decoder(words, encoder_out=encoder_out, incremental_state=state)
+        real = words[:, -1].ne(PAD)
+        torch.testing.assert_close(last[real, 0], whole[real, length - 1])
+
+
+@EACH_READING
+@torch.no_grad()
+def test_padding_changes_nothing(reading):
+    model = tiny_weighted_transformer(branch_residual=reading).eval()
+    batch = sentences()
+    whole, _ = model(**batch)
+    alone, _ = model(
+        batch["src_tokens"][1:, 2:], torch.tensor([4]), batch["prev_output_tokens"][1:]
+    )
+    torch.testing.assert_close(whole[1:], alone)
+
+
+@EACH_READING
+def test_random_weights_are_drawn_in_each_pass_of_training_and_are_equal_outside(reading):
+    model = tiny_weighted_transformer(branch_training="shake", branch_residual=reading)
+    weights = [m for m in model.modules() if isinstance(m, BranchWeights)]
+    assert not any(parameter.requires_grad for of in weights for parameter in of.parameters())
+    # no optimizer has to know them
+    model.train().set_num_updates(0)
+    batch = sentences()
+    torch.manual_seed(7)
+    first, second = (model(**batch)[0] for _ in range(2))
+    assert not torch.allclose(first, second)
+    torch.manual_seed(7)
+    assert torch.equal(model(**batch)[0], first)
+    # as where equal weights replace what was learned
+    equal = tiny_weighted_transformer(branch_weights="uniform", branch_residual=reading)
+    learned = {name: x for name, x in equal.state_dict().items() if ".weights." in name}
+    equal.load_state_dict({**model.state_dict(), **learned})
+    torch.testing.assert_close(model.eval()(**batch)[0], equal.eval()(**batch)[0])
+
+
+@pytest.mark.parametrize("activation_dropout", ["activation_dropout", "relu_dropout"])
+def test_dropouts_and_activation_are_those_of_the_options(activation_dropout):
+    model = tiny_as_written(
+        dropout=0.1, attention_dropout=0.2, activation_fn="gelu", **{activation_dropout: 0.3}
+    )
+    for layer in (*model.encoder.layers, *model.decoder.layers):
+        attention = getattr(layer, "encoder_attn", layer.self_attn)
+        assert layer.dropout_module.p == 0.1
+        assert attention.heads.dropout_module.p == 0.2
+        assert attention.feed_forward.activation_dropout.p == 0.3
+        x = torch.linspace(-3, 3, 7)
+        assert torch.equal(attention.feed_forward.activation(x), F.gelu(x))
+
+
+@EACH_READING
+@ATTENTIONS
+def test_dropout_is_of_what_is_added_to_the_residual_in_training(reading, attention):
+    options = {"encoder_normalize_before": True, "decoder_normalize_before": True}
+    model = tiny_weighted_transformer(
+        dropout=1.0, branch_residual=reading, branch_decoder_attention=attention, **options
+    )
+    encoder_out, x = torch.randn(6, 2, 16), torch.randn(5, 2, 16)
+    padding = sentences()["src_tokens"].eq(PAD)
+    encoder, decoder = model.encoder.layers[0], model.decoder.layers[0]
+    # nothing is left of it
+    assert torch.equal(encoder(encoder_out, padding), encoder_out)
+    assert torch.equal(decoder(x, encoder_out, padding)[0], x)
+    model.eval()
+    assert not torch.allclose(encoder(encoder_out, padding), encoder_out)
+    assert not torch.allclose(decoder(x, encoder_out, padding)[0], x)
+
+
+@EACH_READING
+@pytest.mark.parametrize("attention", ["encoder", "self"])
+def test_weights_of_the_attention_to_the_encoder_are_returned_where_asked_for(reading, attention):
+    options = {"branch_residual": reading, "branch_decoder_attention": attention}
+    layer = tiny_weighted_transformer(**options).decoder.layers[0]
+    inputs = torch.randn(5, 2, 16), torch.randn(6, 2, 16), sentences()["src_tokens"].eq(PAD)
+    assert layer(*inputs)[1] is None
+    mean = layer(*inputs, need_attn=True)[1]
+    of_heads = layer(*inputs, need_head_weights=True)[1]
+    assert of_heads.shape == (4, 2, 5, 6)
+    torch.testing.assert_close(of_heads.mean(0), mean)
+    assert not torch.allclose(of_heads[0], of_heads[1])
+    # generation wants it, unless fairseq tells layers otherwise
+    torch.testing.assert_close(layer.eval()(*inputs)[1], mean)
+    layer.make_generation_fast_(need_attn=False)
+    assert layer(*inputs)[1] is None
+
+
+@EACH_READING
+@pytest.mark.parametrize("option", ["checkpoint_activations", "offload_activations"])
+def test_checkpointed_activations_give_the_same_gradients(reading, option):
+    options = {"dropout": 0.1, "attention_dropout": 0.1, "activation_dropout": 0.1}
+    options["branch_residual"] = reading
+    models = [tiny_weighted_transformer(**options, **more) for more in ({}, {option: True})]
+    outs = []
+    for model in models:
+        torch.manual_seed(3)
+        outs.append(model(**sentences())[0])
+        outs[-1].square().sum().backward()
+    torch.testing.assert_close(*outs)
+    for plain, kept in zip(*(model.parameters() for model in models), strict=True):
+        torch.testing.assert_close(kept.grad, plain.grad)
