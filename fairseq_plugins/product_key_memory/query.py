@@ -20,7 +20,7 @@ from fairseq_plugins.fairseq_integration.precision import Float32Module
 
 
 class SyncBatchNorm1d(Float32Module):
-    """Batch norm over the tokens of all workers together, which may have different numbers of them.
+    """Batch norm over all workers' tokens together, of which they may have different numbers.
 
     torch's ``SyncBatchNorm`` runs on GPUs only. In training the statistics are of all tokens of the
     batch, so a token's queries depend on later tokens of its text; otherwise they are the running

@@ -16,7 +16,7 @@ MODELS = {
     "transformer_xl": (*SEGMENTS, "--arch", "transformer_xl_tiny", *ADAM),
     "all_attention with spans": (
         *(*SEGMENTS, "--arch", "all_attention_lm_tiny", *ADAM),
-        *("--adaptive-span", "--criterion", "span_cross_entropy", "--span-loss", 0.001),
+        *("--adaptive-span", "--criterion", "segment_loss", "--span-loss", 0.001),
     ),
     "transformer_xl with a memory": (
         *(*SEGMENTS, "--arch", "transformer_xl_tiny", "--memory-layers", "2", *MEMORY, *LAZY),
