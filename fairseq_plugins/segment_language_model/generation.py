@@ -71,10 +71,6 @@ def choose_prefix(
         generator: fairseq's.
         dictionary: the symbols.
         continue_past_eos: whether generation goes on past ``</s>``.
-
-    Raises:
-        ValueError: a prompt is as long as generation may be, or goes past ``</s>`` and generation
-            does not.
     """
     source = sample["net_input"]["src_tokens"]
     if prefix_tokens is None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
@@ -258,14 +258,20 @@ def register_state(kind: type, fields: list[str], build: Callable[..., LayerStat
         fields: attributes that hold tensors or further states.
         build: returns the state that these, and its ``max_length``, belong to.
     """
+
+    def flatten(state: LayerState) -> tuple[list[Any], int]:
+        return [getattr(state, name) for name in fields], getattr(state, "max_length", UNLIMITED)
+
+    def flatten_with_keys(state: LayerState) -> tuple[list[tuple[Any, Any]], int]:
+        parts, max_length = flatten(state)
+        return list(zip(map(pytree.GetAttrKey, fields), parts, strict=True)), max_length
+
     pytree.register_pytree_node(
         kind,
-        lambda state: (
-            [getattr(state, name) for name in fields],
-            getattr(state, "max_length", UNLIMITED),
-        ),
+        flatten,
         lambda parts, max_length: build(*parts, max_length=max_length),
         serialized_type_name=f"fairseq_plugins.{kind.__name__}",
+        flatten_with_keys_fn=flatten_with_keys,
     )
     torch.serialization.add_safe_globals([kind])
 
