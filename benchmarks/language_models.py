@@ -63,15 +63,13 @@ class Ours(nn.Module):
 
     def remember(self, past: Tensor) -> None:
         """Begin as if (B, M, d) had entered each of the layers."""
-        decoder = self.model.decoder
-        self.recurrence, self.start = Recurrence(), past.size(1)
+        decoder, self.recurrence = self.model.decoder, Recurrence()
         states = [HiddenStates(past)] * len(decoder.layers)
-        self.recurrence.write(decoder, 0, states, self.start, decoder.context.mem_len)
+        self.recurrence.write(decoder, 0, states, past.size(1), decoder.context.mem_len)
 
     def losses(self, tokens: Tensor) -> Tensor:
         """Return the loss of each token but the first, (B, T) of (B, T + 1)."""
-        scores, _ = self.model(tokens[:, :-1], recurrence=self.recurrence, start=self.start)
-        self.start += tokens.size(1) - 1
+        scores, _ = self.model(tokens[:, :-1], recurrence=self.recurrence)
         return token_losses(scores, tokens[:, 1:])
 
 

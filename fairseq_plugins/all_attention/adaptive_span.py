@@ -22,7 +22,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from fairseq_plugins.fairseq_integration.precision import SinglePrecision
+from fairseq_plugins.fairseq_integration.precision import Float32Module
 from fairseq_plugins.segment_language_model.attention_blocks import UNLIMITED
 
 # The published code drops keys beyond the widest span of a layer in steps of so many.
@@ -66,7 +66,7 @@ class HeadGroups(NamedTuple):
 ALL_HEADS = HeadGroups((HeadGroup(None, UNLIMITED, UNLIMITED),), None)
 
 
-class AdaptiveSpan(SinglePrecision):
+class AdaptiveSpan(Float32Module):
     """The learned spans of a layer's heads, for :class:`.AllAttention`.
 
     ``value`` (H,), in [0, 1], is each head's z as a part of the largest span. It stays in single

@@ -131,12 +131,10 @@ def _step_at_the_end_of_an_epoch(trainer: Trainer, state: dict[str, Any]) -> Non
 
     fairseq writes the checkpoint before it does so.
     """
+    if not isinstance(trainer.lr_scheduler, ReduceLROnPlateauLRSchedule):
+        return
     place = state["train_iterator"]
-    if (
-        isinstance(trainer.lr_scheduler, ReduceLROnPlateauLRSchedule)
-        and place["iterations_in_epoch"] == 0
-        and state["val_loss"] is not None
-    ):
+    if place["iterations_in_epoch"] == 0 and state["val_loss"] is not None:
         trainer.lr_step(place["epoch"] - 1, state["val_loss"])
 
 

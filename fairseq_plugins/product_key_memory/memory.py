@@ -161,10 +161,8 @@ class ProductKeyMemory(nn.Module):
     def forward(self, x: Tensor, padding_mask: Tensor | None = None) -> Tensor:
         """Map ``x`` (…, d) to (…, d).
 
-        Args:
-            x: any number of tokens.
-            padding_mask: (…), true for padding, which batch norm leaves out, which reads nothing
-                and gets zeros. None for no padding.
+        ``padding_mask`` (…) is true for padding, which batch norm leaves out, which reads nothing
+        and gets zeros.
         """
         _check_input(self.query_network.input_dim, x, padding_mask)
         if padding_mask is None:
@@ -207,12 +205,10 @@ class ProductKeyMemory(nn.Module):
         return summed if self.projection is None else self.projection(summed)
 
     def train_only(self, slots: Tensor | None) -> None:
-        """Let only the values of some slots learn, such as those that are rarely read.
+        """Let only the values of ``slots`` learn, (K,) of booleans; None for all.
 
-        The others get no gradient from this memory. Keys and queries learn as before.
-
-        Args:
-            slots: (K,), true for slots that learn; None for all. A ``state_dict()`` leaves it out.
+        The others get no gradient from this memory. Keys and queries learn as before. A
+        ``state_dict()`` leaves the choice out.
         """
         if slots is not None and (
             slots.dtype != torch.bool or slots.shape != self.values.shape[:1]
@@ -291,11 +287,7 @@ def packs_tokens(x: Tensor, training: bool) -> bool:
 
 
 class MemorySublayer(nn.Module):
-    """A memory as a sublayer of a transformer, whose output is added to its input (section 3.3).
-
-    Args:
-        memory: of the transformer's width.
-    """
+    """A memory as a sublayer of a transformer, whose output is added to its input (section 3.3)."""
 
     takes_padding = True  # layers hand the padding mask on
 

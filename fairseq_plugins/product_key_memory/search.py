@@ -42,13 +42,7 @@ class ProductKeys(nn.Module):
     """Keys that are all pairs of two sets of sub-keys; each head has its own (section 3.1).
 
     Slot i·n + j has sub-key i of the first set and j of the second. Sub-keys are drawn uniformly
-    from ±1/√(d_q/2).
-
-    Args:
-        heads: H.
-        slots: K, a square number.
-        query_dim: d_q, an even number.
-        search: one of ``SEARCHES``.
+    from ±1/√(d_q/2). ``search`` is one of ``SEARCHES``.
     """
 
     def __init__(self, heads: int, slots: int, query_dim: int, search: str = "torch") -> None:
@@ -83,7 +77,7 @@ class FlatKeys(nn.Module):
     """K keys of full width for each head, all of which are scored: the ablation (section 4.5).
 
     Keys are drawn uniformly from ±1/√d_q, as in the published code: they are 1/√2 as long as
-    product keys of the same width. Arguments are those of :class:`ProductKeys`.
+    product keys of the same width.
     """
 
     def __init__(self, heads: int, slots: int, query_dim: int, search: str = "torch") -> None:
@@ -215,9 +209,8 @@ class _ScorePairs(torch.autograd.Function):
 def _parts(queries: Tensor, keys: Tensor) -> Iterator[tuple[slice, Tensor, Tensor]]:
     """Split ``queries`` (N, H, d_q), for ``keys`` (H·halves, n, d_q/2).
 
-    Yields:
-        For each part its place among the queries, its halves (H·halves, N, d_q/2) in the keys'
-        dtype, and a buffer (H·halves, N, n) for its scores, which parts of one length share.
+    Yields a part's place among the queries, its halves (H·halves, N, d_q/2) in the keys' dtype, and
+    a buffer (H·halves, N, n) for its scores, which parts of one length share.
     """
     lists, n, _ = keys.shape
     allowed = SUBKEY_SCORES.get(queries.device.type, SUBKEY_SCORES["cuda"])

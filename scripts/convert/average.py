@@ -56,6 +56,12 @@ def read(path: Path) -> Checkpoint:
     return Checkpoint(path, state, updates)
 
 
+def _by_name(path: Path) -> tuple[float, float]:
+    """Epoch and updates in the name of a kept checkpoint; one of an epoch comes at its end."""
+    of_epoch, epoch, updates = _KEPT.fullmatch(path.name).groups()
+    return float(of_epoch or epoch), float(updates or "inf")
+
+
 def choose(paths: list[Path], last: int | None) -> list[Checkpoint]:
     """Checkpoints to average, the one with the most updates last."""
     check_at_least(2, last=last)
@@ -68,15 +74,27 @@ def choose(paths: list[Path], last: int | None) -> list[Checkpoint]:
         return sorted(map(read, paths), key=lambda checkpoint: checkpoint.updates)
     if len(paths) != 1 or not paths[0].is_dir():
         raise ValueError(f"--last {last} takes one folder: name the --save-dir of the training")
-    kept = sorted(path for path in paths[0].iterdir() if _KEPT.fullmatch(path.name))
-    # at the end of an epoch the same weights may be there twice
-    different = {checkpoint.updates: checkpoint for checkpoint in map(read, kept)}
-    if len(different) < last:
+    different, unread = {}, {}
+    for path in sorted(path for path in paths[0].iterdir() if _KEPT.fullmatch(path.name)):
+        try:
+            checkpoint = read(path)
+        except ValueError as error:
+            unread[path] = error
+        else:
+            # at the end of an epoch the same weights may be there twice
+            different[checkpoint.updates] = checkpoint
+    chosen = [different[updates] for updates in sorted(different)[-last:]]
+    # of those that cannot be read, only the name shows how old they are
+    oldest = min((_by_name(checkpoint.path) for checkpoint in chosen), default=(0, 0))
+    for path in sorted(unread, key=_by_name, reverse=True):
+        if len(chosen) < last or _by_name(path) > oldest:
+            raise unread[path]
+    if len(chosen) < last:
         raise ValueError(
             f"--last is {last} and {short(paths[0])} has {len(different)} checkpoints: give fewer, "
             "or train without --no-epoch-checkpoints, or with --save-interval-updates"
         )
-    return [different[updates] for updates in sorted(different)[-last:]]
+    return chosen
 
 
 def check(checkpoints: list[Checkpoint]) -> None:

@@ -179,12 +179,6 @@ def test_the_mean_of_checkpoints_translates(pairs, model, tmp_path):
     assert len(re.findall(r"^H-\d+\t", printed, re.MULTILINE)) == 31
 
 
-def test_it_translates_interactively(pairs, model):
-    path = ("--path", model[0] / "checkpoint_last.pt", "--beam", 4, "--cpu")
-    printed = run("fairseq-interactive", pairs, *USER_DIR, *path, text="the cat\nhome\n")
-    assert len(re.findall(r"^H-\d+\t-[\d.]+\t[a-z ]*$", printed, re.MULTILINE)) == 2
-
-
 def test_a_resumed_run_goes_on_with_the_schedule(pairs, model, tmp_path):
     train(pairs, tmp_path, "--max-epoch", 1)
     half = saved_updates(tmp_path)
@@ -203,20 +197,6 @@ def test_half_precision_keeps_them_on_the_simplex(pairs, tmp_path, precision):
         assert_on_simplex(*found[-1].values())
         assert saved_updates(tmp_path) == [updates] * 4
     assert not any(torch.equal(x, found[1][name]) for name, x in found[0].items())
-
-
-def test_frozen_from_an_update_on(pairs, tmp_path):
-    frozen = ("--freeze-branch-weights-after", 4)
-    models = []
-    for updates in (2, 4, 9):
-        train(pairs, tmp_path, "--max-update", updates, *frozen)
-        models.append(torch.load(tmp_path / "checkpoint_last.pt", weights_only=True)["model"])
-    for name in branch_weights(tmp_path):
-        first, early, late = (model[name] for model in models)
-        assert not torch.equal(first, early)
-        assert torch.equal(early, late)
-    name = "encoder.layers.0.fc1.weight"
-    assert not torch.equal(models[1][name], models[2][name])
 
 
 def test_a_plain_transformer_is_trained_on_with_branch_weights(pairs, tmp_path):
@@ -253,13 +233,6 @@ def test_a_checkpoint_of_another_reading_is_refused(pairs, model, tmp_path, star
     assert not list(tmp_path.glob("*.pt"))
 
 
-def test_another_optimizer_is_refused(pairs, tmp_path):
-    printed = train(
-        pairs, tmp_path, "--max-update", 2, optimizer=("--optimizer", "adam"), fails=True
-    )
-    assert "give --optimizer adam_with_branch_weights" in printed
-
-
 def test_a_model_that_is_validated_by_translating_is_loaded(pairs, tmp_path):
     by_bleu = (
         "--eval-bleu",
@@ -272,19 +245,6 @@ def test_a_model_that_is_validated_by_translating_is_loaded(pairs, tmp_path):
     path = ("--path", tmp_path / "checkpoint_best.pt", "--cpu", *ALL)
     translated = run("fairseq-generate", pairs, *USER_DIR, *path)
     assert len(re.findall(r"^H-\d+\t", translated, re.MULTILINE)) == 31
-
-
-def test_fairseqs_own_transformer_is_loaded_too(pairs, tmp_path):
-    options = [str(word) for word in MODEL]
-    at = options.index("--branch-warmup-updates")
-    del options[at : at + 2]
-    options[1] = "transformer"
-    train_options = (*options, "--optimizer", "adam", "--max-update", 3, "--save-dir", tmp_path)
-    layers = ("--encoder-layers", 1, "--decoder-layers", 1, "--encoder-attention-heads", 2)
-    run("fairseq-train", pairs, *USER_DIR, *train_options, *layers)
-    path = ("--path", tmp_path / "checkpoint_last.pt", "--cpu", *ALL)
-    printed = run("fairseq-generate", pairs, *USER_DIR, *path)
-    assert len(re.findall(r"^H-\d+\t", printed, re.MULTILINE)) == 31
 
 
 def test_gradients_of_the_parts_of_an_epoch_are_those_of_all_of_it(pairs, tmp_path):
