@@ -56,10 +56,6 @@ class SegmentLanguageModelingTask(FairseqTask):
     ``--batch-size`` is the number of parallel streams of a worker. Each batch brings the streams'
     recurrence and its place in it as ``net_input["recurrence"]`` and ``["start"]``; the model reads
     and extends it, so that fairseq's commands need no special case.
-
-    Args:
-        cfg: the options.
-        dictionary: the symbols.
     """
 
     # models ask: some need streams and their recurrence, others must not get them
@@ -198,19 +194,9 @@ class SegmentLanguageModelingTask(FairseqTask):
     ) -> Any:
         """Return an iterator over a split as parallel streams, or over separate sentences.
 
-        Args:
-            dataset: a split of this task, or the sentences of fairseq-interactive.
-            max_tokens: refused for streams, which are counted with ``max_sentences``.
-            max_sentences: B, the streams of each worker (``--batch-size``); 1 if None.
-            seed: of ``--shuffle-sentences`` and ``--segment-jitter``, beside the epoch.
-            num_shards: number of workers.
-            shard_id: this worker.
-            num_workers: of fairseq's iterator over sentences; a batch of streams is a few slices
-                of a memory-mapped file, cheaper to cut here than to hand over from a process.
-            epoch: number of the epoch, from 1.
-            data_buffer_size: batches to prepare ahead.
-            skip_remainder_batch: leave out the last segment of each stream.
-            options: of fairseq's iterator over sentences.
+        ``max_sentences`` is B, the streams of each worker (``--batch-size``); 1 if None. Streams
+        use no ``num_workers``: a batch is a few slices of a memory-mapped file, cheaper to cut here
+        than to hand over from a process.
         """
         if not isinstance(dataset, RunningText):
             return super().get_batch_iterator(
@@ -362,13 +348,7 @@ class SegmentLanguageModelingTask(FairseqTask):
         """Continue each prompt, which starts a stream of its own.
 
         With ``--score-reference`` give the log-probabilities of sentences, or segments, instead.
-
-        Args:
-            generator: what :meth:`build_generator` returned.
-            models: the ensemble.
-            sample: a batch of prompts, or of segments, which are then the prompts.
-            prefix_tokens: the segments' first ``--prefix-size`` tokens, (B, P).
-            constraints: refused.
+        Segments of a split are prompts, too, or their first ``--prefix-size`` tokens are, (B, P).
         """
         if constraints is not None:
             raise ValueError("--constraints: a language model has no constrained decoding; drop it")
