@@ -103,13 +103,7 @@ class HiddenStates(LayerState):
 
 
 class _Buffers:
-    """Buffers of keys and values, (H, B, room, d_h), which caches of one stream of tokens share.
-
-    Args:
-        keys: (H, B, room, d_h).
-        values: (H, B, room, d_h).
-        first: which token of the stream comes first in them.
-    """
+    """Buffers of keys and values, (H, B, room, d_h), which caches of one stream of tokens share."""
 
     def __init__(self, keys: Tensor, values: Tensor, first: int = 0) -> None:
         self.keys, self.values, self.first = keys, values, first
