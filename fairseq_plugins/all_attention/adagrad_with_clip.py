@@ -42,9 +42,6 @@ class AdagradWithClip(torch.optim.Optimizer):
         clip: norm of a tensor's gradient (weight decay included) above which its step is
             shortened; 0 for none.
         weight_decay: how much of a parameter is added to its gradient.
-
-    Raises:
-        ValueError: a number is negative or not finite.
     """
 
     def __init__(
@@ -68,9 +65,6 @@ class AdagradWithClip(torch.optim.Optimizer):
 
         Returns:
             The closure's loss.
-
-        Raises:
-            ValueError: a gradient is sparse.
         """
         loss = None
         if closure is not None:
@@ -141,9 +135,6 @@ class FairseqAdagradWithClip(AmpScaledStep, FairseqOptimizer):
     Args:
         cfg: the options.
         params: the parameters, all of them tensors of their own.
-
-    Raises:
-        ValueError: an option is negative.
     """
 
     def __init__(self, cfg: AdagradWithClipConfig, params: Iterable[nn.Parameter]) -> None:
@@ -172,9 +163,6 @@ class FairseqAdagradWithClip(AmpScaledStep, FairseqOptimizer):
         """Take over a checkpoint's sums and learning rate; clip and decay stay as they are given.
 
         The learning rate is the scheduler's, which may have lowered it.
-
-        Raises:
-            ValueError: the sums are of parameters of another shape.
 
         Args:
             state_dict: what :meth:`state_dict` returned.

@@ -252,9 +252,6 @@ class AllAttentionLanguageModel(SegmentLanguageModel):
 
         New distances get the vector of the farthest old one. Heads see as far as before, or as far
         as they now may.
-
-        Raises:
-            ValueError: they have learned spans, and this model does not.
         """
         spans = {f"decoder.layers.{i}.self_attn.span.value" for i in range(len(self.decoder.spans))}
         if not spans and any(name.endswith(".self_attn.span.value") for name in state_dict):

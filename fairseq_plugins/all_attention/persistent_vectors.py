@@ -27,9 +27,6 @@ class PersistentVectors(nn.Module):
         num_heads: H.
         head_dim: d_h.
         kernel: a key of ``KERNELS``.
-
-    Raises:
-        ValueError: there is no such kernel.
     """
 
     def __init__(

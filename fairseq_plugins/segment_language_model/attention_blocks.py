@@ -53,9 +53,6 @@ def rows_by_distance(
         keys: (H, B, S, d_h).
         rel_keys: (G, D, d_h), of all distances or :class:`Clamped`, or None for none.
         distance_bias: (H, W), or None for none.
-
-    Raises:
-        ValueError: the attention to ``keys`` cannot use them.
     """
     if rel_keys is None:
         if distance_bias is not None:

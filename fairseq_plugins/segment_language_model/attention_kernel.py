@@ -37,11 +37,7 @@ _FUSED = getattr(torch.ops.aten, "_scaled_dot_product_flash_attention_for_cpu", 
 
 
 class _Workspace:
-    """Buffers that all blocks share: fresh memory would cost as much as filling it.
-
-    Args:
-        like: a tensor of their device and dtype.
-    """
+    """Buffers that all blocks share: fresh memory would cost as much as filling it."""
 
     def __init__(self, like: Tensor) -> None:
         self._like = like
@@ -56,14 +52,7 @@ class _Workspace:
         return self._buffers[name][:size].view(shape)
 
     def product(self, name: str, left: Tensor, right: Tensor, bias: Tensor | None = None) -> Tensor:
-        """Multiply (H·B, m, k) with (H·B, k, n) into the buffer ``name``, (H·B, m, n).
-
-        Args:
-            name: of the buffer.
-            left: the one factor.
-            right: the other.
-            bias: is added to the product, (H, B, m, n); None for nothing.
-        """
+        """Multiply (H·B, m, k) with (H·B, k, n) into the buffer ``name``, (H·B, m, n)."""
         out = self.take(name, *left.shape[:2], right.size(2))
         if bias is None:
             return torch.bmm(left, right, out=out)

@@ -71,10 +71,6 @@ def choose_prefix(
         generator: fairseq's.
         dictionary: the symbols.
         continue_past_eos: whether generation goes on past ``</s>``.
-
-    Raises:
-        ValueError: a prompt is as long as generation may be, or goes past ``</s>`` and generation
-            does not.
     """
     source = sample["net_input"]["src_tokens"]
     if prefix_tokens is None:
@@ -150,14 +146,6 @@ def _block_repeats(
     """Make symbols impossible that would complete a sequence of n symbols for the second time.
 
     Prompts and the end, where one symbol is possible, stay.
-
-    Args:
-        block: has n.
-        tokens: (B·K, …), of which the first ``step + 1`` are written.
-        log_probs: of the next ones, (B·K, V); changed in place, and returned.
-        bsz: B.
-        beams: K.
-        step: symbols that follow the first.
     """
     before = block.no_repeat_ngram_size - 1
     possible = log_probs.isneginf().sum(-1) < log_probs.size(-1) - 1

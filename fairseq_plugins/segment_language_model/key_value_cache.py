@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
@@ -103,13 +103,7 @@ class HiddenStates(LayerState):
 
 
 class _Buffers:
-    """Buffers of keys and values, (H, B, room, d_h), which caches of one stream of tokens share.
-
-    Args:
-        keys: (H, B, room, d_h).
-        values: (H, B, room, d_h).
-        first: which token of the stream comes first in them.
-    """
+    """Buffers of keys and values, (H, B, room, d_h), which caches of one stream of tokens share."""
 
     def __init__(self, keys: Tensor, values: Tensor, first: int = 0) -> None:
         self.keys, self.values, self.first = keys, values, first
@@ -258,14 +252,20 @@ def register_state(kind: type, fields: list[str], build: Callable[..., LayerStat
         fields: attributes that hold tensors or further states.
         build: returns the state that these, and its ``max_length``, belong to.
     """
+
+    def flatten(state: LayerState) -> tuple[list[Any], int]:
+        return [getattr(state, name) for name in fields], getattr(state, "max_length", UNLIMITED)
+
+    def flatten_with_keys(state: LayerState) -> tuple[list[tuple[Any, Any]], int]:
+        parts, max_length = flatten(state)
+        return list(zip(map(pytree.GetAttrKey, fields), parts, strict=True)), max_length
+
     pytree.register_pytree_node(
         kind,
-        lambda state: (
-            [getattr(state, name) for name in fields],
-            getattr(state, "max_length", UNLIMITED),
-        ),
+        flatten,
         lambda parts, max_length: build(*parts, max_length=max_length),
         serialized_type_name=f"fairseq_plugins.{kind.__name__}",
+        flatten_with_keys_fn=flatten_with_keys,
     )
     torch.serialization.add_safe_globals([kind])
 

@@ -225,11 +225,7 @@ def check_config(cfg: SegmentLanguageModelConfig, dictionary: Dictionary) -> Non
 
 @contextmanager
 def sizes_in_memory(cfg: Any) -> Iterator[None]:
-    """Name the sizes of a model that is built within where the machine lacks memory for it.
-
-    Raises:
-        ValueError: it does.
-    """
+    """Name the sizes of a model that is built within where the machine lacks memory for it."""
     try:
         yield
     except RuntimeError as error:
@@ -306,12 +302,7 @@ def _check_embedding_and_output(cfg: SegmentLanguageModelConfig) -> None:
 
 
 def parse_cutoffs(cfg: SegmentLanguageModelConfig, part: str, dictionary: Dictionary) -> list[int]:
-    """Return the cutoffs of ``part``, "adaptive_input" or "adaptive_softmax": [] if it has none.
-
-    Raises:
-        ValueError: they are not rising numbers between the special symbols and the dictionary's
-            size, or their last band would have no width.
-    """
+    """Return the cutoffs of ``part``, "adaptive_input" or "adaptive_softmax": [] if it has none."""
     text = getattr(cfg, f"{part}_cutoff")
     if text is None:
         return []

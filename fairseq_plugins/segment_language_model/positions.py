@@ -241,11 +241,7 @@ class LearnedAbsolutePositions(nn.Module):
         return x
 
     def add_to_layer(self, x: Tensor, layer: int, first: int) -> Tensor:
-        """Return what enters layer ``layer`` (from 0), (B, T, d), tokens beginning at ``first``.
-
-        Raises:
-            ValueError: a token's place has no vector.
-        """
+        """Return what enters layer ``layer`` (from 0), (B, T, d), tokens beginning at ``first``."""
         end = first + x.size(1)
         if end > self.max_positions:
             raise ValueError(f"`max_positions` is {self.max_positions}: place {end} has no vector")

@@ -51,11 +51,6 @@ def load_tokens(
         dictionary: the symbols that the tokens index.
         dataset_impl: fairseq's ``--dataset-impl``; None to look at the files.
         combine: also append ``train1``, ``train2``, … where they exist.
-
-    Raises:
-        FileNotFoundError: there is no such split.
-        ValueError: the split is empty or incomplete, was binarized with another dictionary, or
-            holds ``<pad>``, which cannot be told from padding.
     """
     parts = []
     for number in itertools.count():
@@ -149,9 +144,6 @@ class ShuffledSentences:
         tokens: (N,).
         eos: the symbol that ends a sentence.
         seed: of the order, as numpy takes it.
-
-    Raises:
-        ValueError: there is one sentence only.
     """
 
     def __init__(self, tokens: np.ndarray, eos: int, seed: list[int]) -> None:

@@ -56,10 +56,6 @@ class SegmentLanguageModelingTask(FairseqTask):
     ``--batch-size`` is the number of parallel streams of a worker. Each batch brings the streams'
     recurrence and its place in it as ``net_input["recurrence"]`` and ``["start"]``; the model reads
     and extends it, so that fairseq's commands need no special case.
-
-    Args:
-        cfg: the options.
-        dictionary: the symbols.
     """
 
     # models ask: some need streams and their recurrence, others must not get them
@@ -77,11 +73,7 @@ class SegmentLanguageModelingTask(FairseqTask):
     def setup_task(
         cls, cfg: SegmentLanguageModelingConfig, **kwargs: Any
     ) -> "SegmentLanguageModelingTask":
-        """Load the dictionary.
-
-        Raises:
-            ValueError: as :func:`find_dictionary` does, or the dictionary is damaged.
-        """
+        """Load the dictionary."""
         path = find_dictionary(cfg)
         kind = RunningTextDictionary if cfg.continue_past_eos else Dictionary
         try:
@@ -97,24 +89,13 @@ class SegmentLanguageModelingTask(FairseqTask):
         return cls(cfg, dictionary)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Take over what a checkpoint says of its task.
-
-        Raises:
-            ValueError: the model was trained with another dictionary.
-        """
+        """Take over what a checkpoint says of its task."""
         trained_with = state_dict.get("dictionary", self.state.dictionary)
         if trained_with != self.state.dictionary:
             raise ValueError(OTHER_DICTIONARY)
 
     def build_model(self, cfg: Any, from_checkpoint: bool = False) -> Any:
-        """Build the model.
-
-        Raises:
-            ValueError: it reads no segments, it has a recurrence and segments come with an extended
-                context, it is trained without the recurrence that --zero-memory is of, a batch to
-                train on has fewer streams than parts, training has a softmax temperature, its
-                segments vary and positions are a vector for each place, or memory is too small.
-        """
+        """Build the model."""
         temperature = self.cfg.softmax_temperature
         if temperature != 1 and not from_checkpoint:
             raise ValueError(
@@ -188,12 +169,7 @@ class SegmentLanguageModelingTask(FairseqTask):
     def load_dataset(
         self, split: str, epoch: int = 1, combine: bool = False, **kwargs: Any
     ) -> None:
-        """Load a split; :meth:`get_batch_iterator` decides on its streams.
-
-        Raises:
-            FileNotFoundError: there is no such split.
-            ValueError: it is empty, or was binarized with another dictionary.
-        """
+        """Load a split; :meth:`get_batch_iterator` decides on its streams."""
         paths = utils.split_paths(self.cfg.data)
         path = os.path.join(paths[(epoch - 1) % len(paths)], split)
         tokens = load_tokens(path, self.dictionary, self.cfg.dataset_impl, combine)
@@ -218,23 +194,9 @@ class SegmentLanguageModelingTask(FairseqTask):
     ) -> Any:
         """Return an iterator over a split as parallel streams, or over separate sentences.
 
-        Args:
-            dataset: a split of this task, or the sentences of fairseq-interactive.
-            max_tokens: refused for streams, which are counted with ``max_sentences``.
-            max_sentences: B, the streams of each worker (``--batch-size``); 1 if None.
-            seed: of ``--shuffle-sentences`` and ``--segment-jitter``, beside the epoch.
-            num_shards: number of workers.
-            shard_id: this worker.
-            num_workers: of fairseq's iterator over sentences; a batch of streams is a few slices
-                of a memory-mapped file, cheaper to cut here than to hand over from a process.
-            epoch: number of the epoch, from 1.
-            data_buffer_size: batches to prepare ahead.
-            skip_remainder_batch: leave out the last segment of each stream.
-            options: of fairseq's iterator over sentences.
-
-        Raises:
-            ValueError: ``--max-tokens`` is given, or there are no streams, or more than tokens, or
-                one sentence to shuffle, or segments are longer than can be computed at once.
+        ``max_sentences`` is B, the streams of each worker (``--batch-size``); 1 if None. Streams
+        use no ``num_workers``: a batch is a few slices of a memory-mapped file, cheaper to cut here
+        than to hand over from a process.
         """
         if not isinstance(dataset, RunningText):
             return super().get_batch_iterator(
@@ -297,10 +259,6 @@ class SegmentLanguageModelingTask(FairseqTask):
         """Return the batches of fairseq-eval-lm: ``batch_size`` streams, one if None.
 
         At their end the log has the figures without line ends.
-
-        Raises:
-            ValueError: ``--context-window`` is given, or several workers run, of which
-                fairseq-eval-lm would print the first one's part as the result.
         """
         workers = distributed_utils.get_global_world_size()
         if workers > 1:
@@ -390,17 +348,7 @@ class SegmentLanguageModelingTask(FairseqTask):
         """Continue each prompt, which starts a stream of its own.
 
         With ``--score-reference`` give the log-probabilities of sentences, or segments, instead.
-
-        Args:
-            generator: what :meth:`build_generator` returned.
-            models: the ensemble.
-            sample: a batch of prompts, or of segments, which are then the prompts.
-            prefix_tokens: the segments' first ``--prefix-size`` tokens, (B, P).
-            constraints: refused.
-
-        Raises:
-            ValueError: a prompt is as long as generation may be, or goes past ``</s>`` and
-                generation does not.
+        Segments of a split are prompts, too, or their first ``--prefix-size`` tokens are, (B, P).
         """
         if constraints is not None:
             raise ValueError("--constraints: a language model has no constrained decoding; drop it")

@@ -96,12 +96,7 @@ class SegmentLanguageModelingConfig(FairseqDataclass):
 
 
 def find_dictionary(cfg: SegmentLanguageModelingConfig) -> str:
-    """Return the path of the dictionary, with the other options checked.
-
-    Raises:
-        ValueError: there is no data folder, no dictionary in it, or no such length of segments or
-            temperature.
-    """
+    """Return the path of the dictionary, with the other options checked."""
     if not cfg.data:
         raise ValueError("DATA is missing: name the folder that fairseq-preprocess wrote")
     for option, least in (("tokens_per_sample", 1), ("segment_jitter", 0), ("extended_context", 0)):

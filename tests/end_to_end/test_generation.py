@@ -2,6 +2,8 @@
 
 import re
 
+import pytest
+
 from tests.end_to_end.commands import TASK, run
 
 
@@ -25,13 +27,36 @@ def test_interactive_continues_each_prompt_to_the_end_of_its_line(data, checkpoi
     assert "</s>" not in first + second
 
 
-def test_sampling_goes_on_past_the_end_of_a_line(data, checkpoint):
+@pytest.mark.parametrize("temperature", [1, 0.02])
+def test_sampling_goes_on_past_the_end_of_a_line(data, checkpoint, temperature):
     words = ("--path", checkpoint, "--sampling", "--sampling-topk", 5, "--beam", 1, "--nbest", 1)
+    words += ("--temperature", temperature)
     lengths = ("--min-len", 60, "--max-len-b", 60, "--continue-past-eos", "--seed", 1)
     printed = run("fairseq-interactive", data, *TASK, *words, *lengths, text="the cat\n")
     (sample,) = hypotheses(printed)
     assert len(sample.split()) == 60
-    assert "</s>" in sample
+    assert sample.startswith("the cat")
+
+
+def test_the_least_length_counts_what_follows_each_prompt(data, checkpoint):
+    prompts = ["the cat", "a dog ran the cat the"]
+    printed = run(
+        "fairseq-interactive",
+        data,
+        *TASK,
+        *("--path", checkpoint, "--beam", 2, "--min-len", 12, "--max-len-b", 40),
+        *("--buffer-size", 2, "--batch-size", 2),
+        text="\n".join(prompts) + "\n",
+    )
+    for prompt, found in zip(prompts, hypotheses(printed), strict=True):
+        assert found.startswith(prompt)
+        assert len(found.split()) - len(prompt.split()) >= 12
+
+
+def test_joining_the_parts_of_words_is_refused_in_evaluation(data, checkpoint):
+    for option in (("--remove-bpe",), ("--post-process", "@@ ")):
+        printed = run("fairseq-eval-lm", data, *TASK, "--path", checkpoint, *option, fails=True)
+        assert "--post-process (--remove-bpe) is" in printed
 
 
 def test_generate_continues_segments_of_a_split(data, checkpoint):
