@@ -104,7 +104,7 @@ def test_a_segment_layer_is_what_is_written_out(build, place, pre_norm):
         decoder_ffn_embed_dim=24,
     ).eval()
     layer, x = model.decoder.layers[1], torch.randn(3, 5, 16)
-    terms = model.decoder.compute_distance_terms(4)[1]
+    terms = model.decoder.compute_positions(4)[1]
     attended = add(
         x, lambda x: layer.self_attn(x, terms, None)[0], layer.self_attn_layer_norm, pre_norm
     )
@@ -115,7 +115,7 @@ def test_a_segment_layer_is_what_is_written_out(build, place, pre_norm):
 def test_all_attention_layers_without_feed_forward_get_the_memory_added():
     for interleave in (False, True):
         model = tiny.tiny_model(**MEMORY, memory_layers="1,3", memory_interleave=interleave)
-        assert sorted(model.decoder.product_key_memories) == [1, 3]
+        assert sorted(model.product_key_memories) == [1, 3]
         assert [len(memories(layer)) for layer in model.decoder.layers] == [1, 0, 1]
 
 
