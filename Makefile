@@ -11,10 +11,8 @@ help:
 	@echo "make test-quick   set up, then run the quick tests: all but tests/end_to_end"
 	@echo "make lint         set up, then check style and formatting"
 	@echo "make gpu          set up, then run the tests and benchmarks that need a GPU, in 9 minutes"
-	@echo "make bench        set up, then measure speed and memory, in about 150 minutes on 2 cores;"
-	@echo "                  QUICK=1 takes about 5; beside the published code with checkouts of it,"
-	@echo "                  ORIGINAL=PATH of Transformer-XL's, ORIGINAL_ADAPTIVE_SPAN=PATH of"
-	@echo "                  all-attention's and ORIGINAL_XLM=PATH of product-key memories"
+	@echo "make bench        set up, then measure speed and memory; QUICK=1 for minutes in place of hours;"
+	@echo "                  ORIGINAL='PATH ...' beside checkouts of the published code"
 	@echo "Set-up builds .venv once, with $(PYTHON); for another Python: make test PYTHON=python3.12"
 
 set-up:
@@ -36,22 +34,8 @@ lint: set-up
 	@.venv/bin/ruff check .
 	@.venv/bin/ruff format --check .
 
-# The sum of what the commands say: quick, beside the published code, and alone.
-ORIGINALS = $(ORIGINAL)$(ORIGINAL_ADAPTIVE_SPAN)$(ORIGINAL_XLM)
-BENCH_MINUTES = $(if $(QUICK),5,$(if $(ORIGINALS),150,95))
-original = $(if $($(1)),--original "$($(1))")
-bench: RUN = .venv/bin/python -m scripts.benchmark
-bench: HOW = $(if $(QUICK),--quick,--dtype fp32 bf16 bf16-autocast)
-bench: SHAPES = --slots 65536 --heads 1 4 8 --knn 8 32 --tokens 512 4096 --mode train inference search
-bench: TO = --output benchmark$(if $(QUICK),/quick)
 bench: set-up
-	@echo "about $(BENCH_MINUTES) minutes on 2 cores"
-	@$(RUN).transformer_xl $(HOW) $(TO)/transformer_xl $(call original,ORIGINAL)
-	@$(RUN).all_attention $(HOW) $(TO)/all_attention $(call original,ORIGINAL_ADAPTIVE_SPAN)
-	@$(RUN).product_key_memory $(HOW) $(TO)/product_key_memory $(call original,ORIGINAL_XLM)
-	@$(if $(QUICK),,$(RUN).product_key_memory $(SHAPES) $(TO)/product_key_memory_shapes \
-		$(call original,ORIGINAL_XLM))
-	@$(RUN).weighted_transformer $(if $(QUICK),--quick) $(TO)/weighted_transformer
+	@.venv/bin/python -m benchmarks $(if $(QUICK),--quick) $(if $(ORIGINAL),--original $(ORIGINAL))
 
 # Each part writes what it has when its time is up.
 gpu: set-up

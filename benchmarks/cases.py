@@ -1,5 +1,6 @@
 """The table of cases, and the memory of an entry of it, found in a process of its own."""
 
+import logging
 import os
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -17,7 +18,7 @@ from benchmarks.language_models import (
     transformer_xl,
 )
 from benchmarks.machine import peak_memory
-from benchmarks.measure import EVALUATION, TRAINING, Case, Entry
+from benchmarks.measure import EVALUATION, PUBLISHED, TRAINING, Case, Entry
 from benchmarks.product_key_memory import MemoryCase
 from benchmarks.published import import_published
 from benchmarks.weighted_transformer import TranslationCase
@@ -124,7 +125,11 @@ class Selection(NamedTuple):
 def _added_memory(selection: Selection, number: int, entry: Entry) -> int:
     """Bytes that building an entry and two turns of it add to this process at most."""
     torch.set_num_threads(selection.threads)
-    published = import_published(selection.originals)
+    # importing them lets every message of every library through
+    logging.getLogger().setLevel(logging.WARNING)
+    published = {}
+    if entry.model.startswith(PUBLISHED):
+        published = import_published(selection.originals)
     before = peak_memory(selection.device)
     case = selection.cases()[number]
     (work,) = case.build([entry], selection.device, published)

@@ -66,11 +66,11 @@ class Ours(nn.Module):
         decoder = self.model.decoder
         self.recurrence, self.start = Recurrence(), past.size(1)
         states = [HiddenStates(past)] * len(decoder.layers)
-        self.recurrence.at(0).write(decoder, states, self.start, decoder.context.mem_len)
+        self.recurrence.write(decoder, 0, states, self.start, decoder.context.mem_len)
 
     def losses(self, tokens: Tensor) -> Tensor:
         """Return the loss of each token but the first, (B, T) of (B, T + 1)."""
-        scores, _ = self.model(tokens[:, :-1], recurrence=self.recurrence.at(self.start))
+        scores, _ = self.model(tokens[:, :-1], recurrence=self.recurrence, start=self.start)
         self.start += tokens.size(1) - 1
         return token_losses(scores, tokens[:, 1:])
 

@@ -24,7 +24,8 @@ from torch import Tensor, nn
 from fairseq_plugins.all_attention.model import AllAttentionConfig
 from fairseq_plugins.modules import ProductKeyMemory
 from fairseq_plugins.transformer_xl.model import TransformerXLConfig
-from scripts.convert._models import ADAPTIVE_SPAN, TRANSFORMER_XL, AdaptiveSpan, TransformerXL
+from scripts.convert import ADAPTIVE_SPAN, TRANSFORMER_XL
+from scripts.convert._models import AdaptiveSpan, TransformerXL
 from scripts.convert._options import ForeignConfig, ForeignVocabulary
 
 

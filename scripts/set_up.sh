@@ -74,5 +74,7 @@ torch=$({ find .venv/lib -name 'torch-*.dist-info'
 step "[4/4] fairseq and the other packages" "3 minutes; seconds from uv's cache" "${uv[@]}" \
     --no-deps --no-build-isolation --no-binary fairseq-fixed --requirements "$pins" \
     --cache-dir "$(.venv/bin/uv cache dir)/$abi-torch-${torch%% *}"
+# `import fairseq_plugins` from any folder
+site=(.venv/lib/python*/site-packages) && echo "$PWD" > "${site[0]}/fairseq_plugins.pth"
 printf '%s' "$identity" > "$stamp"
 echo "Set up .venv in $((SECONDS / 60)) min $((SECONDS % 60)) s."

@@ -96,7 +96,7 @@ def scores_by_segment(model, stream, length, mode=torch.no_grad) -> torch.Tensor
     with mode():
         for start in range(0, stream.size(1), length):
             parts.append(
-                model(stream[:, start : start + length], recurrence=recurrence.at(start))[0]
+                model(stream[:, start : start + length], recurrence=recurrence, start=start)[0]
             )
     return torch.cat(parts, dim=1)
 

@@ -15,34 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fairseq_plugins.modules import (
-    FeedForward,
-    HiddenStates,
-    PositionBiases,
-    RelativeAttention,
-    RelativeKeyProjection,
-    SegmentLayer,
-    SinusoidalRelativePositions,
-    Window,
-)
-
-
-class TransformerXLBlock(SegmentLayer):
-    """A layer of Transformer-XL with its positions: d ``width``, f ``inner``."""
-
-    def __init__(
-        self, width: int, heads: int, inner: int, mem_len: int, dropout: nn.Module
-    ) -> None:
-        keys, biases = RelativeKeyProjection(width, heads), PositionBiases(heads, width // heads)
-        attention = RelativeAttention(width, heads, Window(0), keys, biases)
-        super().__init__(width, attention, FeedForward(width, inner, dropout), dropout)
-        self.mem_len, self.positions = mem_len, SinusoidalRelativePositions(width)
-
-    def forward(self, x: Tensor, memory: HiddenStates | None = None) -> tuple[Tensor, HiddenStates]:
-        """Return the output (B, T, d) for a segment (B, T, d), and the next memory."""
-        encoding = self.positions(x.size(1) + self.mem_len - 1, x.device)
-        y, memory = super().forward(x, self.self_attn.distance_terms(encoding), memory)
-        return y, memory.last(self.mem_len)
+from fairseq_plugins.modules import TransformerXLBlock
 
 
 class LanguageModel(nn.Module):
@@ -54,14 +27,11 @@ class LanguageModel(nn.Module):
         super().__init__()
         self.embedding = nn.Embedding(symbols, width)
         self.blocks = nn.ModuleList(
-            TransformerXLBlock(width, heads, 2 * width, mem_len, nn.Dropout(0.1))
-            for _ in range(blocks)
+            TransformerXLBlock(width, heads, 2 * width, mem_len, dropout=0.1) for _ in range(blocks)
         )
         self.output = nn.Linear(width, symbols)
 
-    def forward(
-        self, tokens: Tensor, memories: list[HiddenStates] | None = None
-    ) -> tuple[Tensor, list[HiddenStates]]:
+    def forward(self, tokens: Tensor, memories: list | None = None) -> tuple[Tensor, list]:
         """Return scores (B, T, V) for tokens (B, T), and each block's memory for the next ones."""
         x, kept = self.embedding(tokens), []
         for block, memory in zip(self.blocks, memories or [None] * len(self.blocks), strict=True):

@@ -16,14 +16,14 @@ from __future__ import annotations
 
 import functools
 import math
-import sys
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from fairseq_plugins.fairseq_integration.precision import SinglePrecision
+from fairseq_plugins.fairseq_integration.precision import Float32Module
+from fairseq_plugins.segment_language_model.attention_blocks import UNLIMITED
 
 # The published code drops keys beyond the widest span of a layer in steps of so many.
 _TRIMMED_AT_ONCE = 64
@@ -37,12 +37,12 @@ class HeadGroup(NamedTuple):
 
     Args:
         heads: their numbers, from 0, (H_g,); None for all of them in order.
-        reach: how many tokens the one that sees farthest sees, ramp included.
+        width: how many tokens the one that sees farthest sees, ramp included.
         open: the nearest so many tokens have m = 1 for all of them.
     """
 
     heads: Tensor | None
-    reach: int
+    width: int
     open: int
 
     def of(self, per_head: Tensor) -> Tensor:
@@ -57,16 +57,16 @@ class HeadGroups(NamedTuple):
     order: Tensor | None
 
     @property
-    def reach(self) -> int:
+    def width(self) -> int:
         """Return how many tokens the head that sees farthest sees."""
-        return max(group.reach for group in self.groups)
+        return max(group.width for group in self.groups)
 
 
 # Heads of a fixed span: the window limits how far they see.
-ALL_HEADS = HeadGroups((HeadGroup(None, sys.maxsize, sys.maxsize),), None)
+ALL_HEADS = HeadGroups((HeadGroup(None, UNLIMITED, UNLIMITED),), None)
 
 
-class AdaptiveSpan(SinglePrecision):
+class AdaptiveSpan(Float32Module):
     """The learned spans of a layer's heads, for :class:`.AllAttention`.
 
     ``value`` (H,), in [0, 1], is each head's z as a part of the largest span. It stays in single
@@ -103,13 +103,13 @@ class AdaptiveSpan(SinglePrecision):
         return self.max_span * self.value.mean()
 
     def log_mask(self, group: HeadGroup) -> Tensor:
-        """Return log m of the distances ``group.reach`` down to ``group.open + 1``, (H_g, W).
+        """Return log m of the distances ``group.width`` down to ``group.open + 1``, (H_g, W).
 
         Where m is 0 it is -∞ and has no gradient.
         """
         value = group.of(self.value)
         # the key at distance 1 is the nearest, x = 0
-        x = torch.arange(group.reach - 1, group.open - 1, -1, device=value.device)
+        x = torch.arange(group.width - 1, group.open - 1, -1, device=value.device)
         mask = ((self.ramp + self.max_span * value.unsqueeze(1) - x) / self.ramp).clamp(0, 1)
         seen = mask > 0
         # log is taken where it is finite only: the other branch's infinite gradient would get in
@@ -153,18 +153,18 @@ def read_head_groups(spans: list[AdaptiveSpan]) -> list[HeadGroups]:
 
 def _group_heads(span: AdaptiveSpan, values: list[float]) -> HeadGroups:
     z = [span.max_span * min(1.0, max(0.0, value)) for value in values]
-    reaches = [min(span.max_span, math.ceil(tokens + span.ramp)) for tokens in z]
+    widths = [min(span.max_span, math.ceil(tokens + span.ramp)) for tokens in z]
     if span.epsilon:
-        hidden = span.max_span - max(reaches)
-        reach = span.max_span - hidden // _TRIMMED_AT_ONCE * _TRIMMED_AT_ONCE
-        return HeadGroups((HeadGroup(None, reach, min(reach, math.ceil(min(z)))),), None)
-    rising = sorted(range(len(z)), key=reaches.__getitem__)
-    parts = cheapest_parts([reaches[head] for head in rising])
+        hidden = span.max_span - max(widths)
+        width = span.max_span - hidden // _TRIMMED_AT_ONCE * _TRIMMED_AT_ONCE
+        return HeadGroups((HeadGroup(None, width, min(width, math.ceil(min(z)))),), None)
+    rising = sorted(range(len(z)), key=widths.__getitem__)
+    parts = cheapest_parts([widths[head] for head in rising])
     groups = []
     for first, last in parts:
         heads = rising[first:last]
-        reach = reaches[heads[-1]]
-        groups.append((heads, reach, min(reach, math.ceil(min(z[head] for head in heads)))))
+        width = widths[heads[-1]]
+        groups.append((heads, width, min(width, math.ceil(min(z[head] for head in heads)))))
     if len(groups) == 1:
         return HeadGroups((HeadGroup(None, *groups[0][1:]),), None)
     device = span.value.device
@@ -186,22 +186,22 @@ def _numbers(numbers: tuple[int, ...], device: torch.device) -> Tensor:
         return on_host.to(device, non_blocking=True)
 
 
-def cheapest_parts(reaches: list[int]) -> list[tuple[int, int]]:
-    """Return how to part rising ``reaches`` into groups, (first, one after the last) of each.
+def cheapest_parts(widths: list[int]) -> list[tuple[int, int]]:
+    """Return how to part rising ``widths`` into groups, (first, one after the last) of each.
 
-    A group costs its largest reach once a head, and something by itself.
+    A group costs its largest width once a head, and something by itself.
     """
     # costs[n] and starts[n]: of the first n heads, the best cost and where their last group starts
     costs, starts = [0], [0]
-    for last in range(1, len(reaches) + 1):
+    for last in range(1, len(widths) + 1):
         cost, start = min(
-            (costs[first] + (last - first) * reaches[last - 1] + _GROUP_COST, first)
+            (costs[first] + (last - first) * widths[last - 1] + _GROUP_COST, first)
             for first in range(last)
         )
         costs.append(cost)
         starts.append(start)
     parts = []
-    last = len(reaches)
+    last = len(widths)
     while last > 0:
         parts.insert(0, (starts[last], last))
         last = starts[last]

@@ -24,16 +24,16 @@ from fairseq_plugins.all_attention.adaptive_span import (
 )
 from fairseq_plugins.all_attention.persistent_vectors import PersistentVectors, merge_attentions
 from fairseq_plugins.segment_language_model.attention import (
-    KERNELS,
     RelativeAttention,
+    choose_kernel,
     merge_heads,
     split_heads,
 )
 from fairseq_plugins.segment_language_model.attention_blocks import Clamped, Window
 from fairseq_plugins.segment_language_model.key_value_cache import (
-    HiddenStates,
     KeyValueCache,
     LayerState,
+    register_state,
 )
 
 # How persistent vectors take part (section 5.3, figure 2); the paper's fifth way, ff-attn, is a
@@ -49,7 +49,7 @@ IN_ATTENTION = (JOINT, SPLIT, HEAD_SPLIT, SINGLE_HEAD)
 SPAN_MARGIN = 64
 
 
-class SpanTerms(NamedTuple):
+class SpannedPositions(NamedTuple):
     """What the scores of a layer take from distances, the same for all its tokens.
 
     Args:
@@ -64,7 +64,7 @@ class SpanTerms(NamedTuple):
 
 
 @dataclass(frozen=True)
-class GroupedCaches:
+class GroupedCaches(LayerState):
     """Keys and values of a layer whose heads see more or less far: a cache for each group."""
 
     groups: tuple[KeyValueCache, ...]
@@ -92,6 +92,9 @@ class GroupedCaches:
         return GroupedCaches(tuple(cache.to(like) for cache in self.groups))
 
 
+register_state(GroupedCaches, ["groups"], lambda groups, max_length: GroupedCaches(tuple(groups)))
+
+
 class AllAttention(RelativeAttention):
     """Attention to earlier tokens and to persistent vectors, with a span for each head.
 
@@ -99,17 +102,17 @@ class AllAttention(RelativeAttention):
     vector ``q_i·m_k``, each divided by √d_h; one softmax goes over all of them (equation 13).
     Learned spans multiply the weights by a mask before they are normalised. By itself::
 
-        positions, span = LearnedRelativePositions(256, 64), AdaptiveSpan(8, 256, initial=0.5)
+        encode, span = LearnedRelativePositions(256, 64), AdaptiveSpan(8, 256, initial=0.5)
         attention = AllAttention(
             512, 8, Window(1, 256), SharedRelativeKeys(), num_persistent=1024, span=span
         )
-        y, _ = attention(x, attention.distance_terms(positions(x.size(1) - 1)))  # (B, T, 512)
+        y, _ = attention(x, attention.project_positions(encode(x.size(1) - 1)))  # (B, T, 512)
 
     Args:
         embed_dim: d.
         num_heads: H; must divide d.
         window: the distances that a query sees.
-        distance_table: maps the encoding of the distances to p, (1, D, d_h).
+        position_projection: maps the encoding of the distances to p, (1, D, d_h).
         dropout: probability of dropping an attention weight.
         num_persistent: N, 0 for none.
         variant: how persistent vectors take part: in one softmax with the context ("all"), in one
@@ -118,10 +121,6 @@ class AllAttention(RelativeAttention):
             ("single-head").
         span: learned spans of the heads that see the context; None where all see the window.
         kernel: a key of ``KERNELS``.
-
-    Raises:
-        ValueError: as :class:`.RelativeAttention`; there is no such variant; half of the heads are
-            no whole number; the spans are of another number of heads.
     """
 
     def __init__(
@@ -129,7 +128,7 @@ class AllAttention(RelativeAttention):
         embed_dim: int,
         num_heads: int,
         window: Window,
-        distance_table: nn.Module,
+        position_projection: nn.Module,
         dropout: float = 0.0,
         num_persistent: int = 0,
         variant: str = JOINT,
@@ -137,7 +136,7 @@ class AllAttention(RelativeAttention):
         kernel: str = "fast",
     ) -> None:
         super().__init__(
-            embed_dim, num_heads, window, distance_table, dropout=dropout, kernel=kernel
+            embed_dim, num_heads, window, position_projection, dropout=dropout, kernel=kernel
         )
         if variant not in IN_ATTENTION:
             raise ValueError(f"`variant` is {variant!r}: there are {', '.join(IN_ATTENTION)}")
@@ -152,9 +151,6 @@ class AllAttention(RelativeAttention):
             )
         self.variant = variant
         self.span = span
-        # optimizer states in checkpoints go by the order of parameters: spans before projections
-        for name in ("q_proj", "k_proj", "v_proj", "out_proj"):
-            self._modules[name] = self._modules.pop(name)
         # where a forward pass puts how much of each token's attention goes to persistent vectors in
         # the softmax that they share with the context, (B, T), in the mean over the heads
         self.persistent_shares: list[Tensor] | None = None
@@ -166,54 +162,48 @@ class AllAttention(RelativeAttention):
                 num_persistent, heads.get(variant, num_heads), width, kernel
             )
 
-    def distance_terms(
+    def project_positions(
         self, encoding: Tensor | Clamped, groups: HeadGroups | None = None
-    ) -> SpanTerms:
+    ) -> SpannedPositions:
         """Return what the scores take from distances.
 
         Args:
             encoding: of the distances, falling to -1.
             groups: heads by how far they see now; None to read the spans here.
         """
-        rel_keys = super().distance_terms(encoding)
+        rel_keys = super().project_positions(encoding)
         if groups is None and self.span is not None:
-            (groups,) = read_head_groups([self.span])
+            if torch.compiler.is_compiling():
+                groups = HeadGroups((HeadGroup(None, self.span.max_span, 0),), None)
+            else:
+                (groups,) = read_head_groups([self.span])
         if groups is None:
-            return SpanTerms(rel_keys, ALL_HEADS, (None,))
-        return SpanTerms(rel_keys, groups, tuple(map(self.span.log_mask, groups.groups)))
+            return SpannedPositions(rel_keys, ALL_HEADS, (None,))
+        return SpannedPositions(rel_keys, groups, tuple(map(self.span.log_mask, groups.groups)))
 
-    def distance_parameters(self) -> list[nn.Parameter]:
-        """Return the parameters that :meth:`distance_terms` depends on."""
+    def position_parameters(self) -> list[nn.Parameter]:
+        """Return the parameters that :meth:`project_positions` depends on."""
         spans = [] if self.span is None else list(self.span.parameters())
-        return [*super().distance_parameters(), *spans]
+        return [*super().position_parameters(), *spans]
 
     @property
     def joint(self) -> bool:
         """Whether persistent vectors and context share one softmax."""
         return self.persistent is not None and self.variant == JOINT
 
-    def reach(self, terms: SpanTerms) -> int:
+    def max_past(self, positions: SpannedPositions) -> int:
         """Return how many tokens before a segment are worth keeping for the next one."""
-        return terms.groups.reach + (0 if self.span is None else SPAN_MARGIN)
+        return positions.groups.width + (0 if self.span is None else SPAN_MARGIN)
 
     def forward(
-        self, x: Tensor, terms: SpanTerms, past: LayerState | None = None
+        self, x: Tensor, positions: SpannedPositions, past: LayerState | None = None
     ) -> tuple[Tensor, GroupedCaches | None]:
-        """Attend from each token of the segment.
-
-        Args:
-            x: the segment, (B, T, d).
-            terms: what :meth:`distance_terms` returned.
-            past: this layer's state of earlier tokens, hidden states or keys and values.
-
-        Returns:
-            the attended values (B, T, d); and without gradients the keys and values of earlier
-            tokens and segment, for the next one, else None.
-        """
+        """Attend from each token of the segment, as :meth:`.RelativeAttention.forward` does."""
+        self.check_segment(x, past)
         query, _ = self.project_queries(x)
         twice = self.span is not None and self.span.epsilon > 0
         attended, lse, unmasked_lse, caches = self._attend_to_context(
-            query[: self.context_heads], x, terms, past, self.joint or twice, twice
+            query[: self.context_heads], x, positions, past, self.joint or twice, twice
         )
         if self.joint:
             of_persistent, persistent_lse = self._attend_to_persistent(query, return_lse=True)
@@ -253,7 +243,7 @@ class AllAttention(RelativeAttention):
         self,
         query: Tensor,
         x: Tensor,
-        terms: SpanTerms,
+        positions: SpannedPositions,
         past: LayerState | None,
         return_lse: bool,
         return_unmasked_lse: bool,
@@ -265,14 +255,15 @@ class AllAttention(RelativeAttention):
             spans and that without it, and the caches.
         """
         attended, lses, caches = [], [], []
-        for number, group in enumerate(terms.groups.groups):
-            keys, values, cache = self._project_keys_of(group, x, past, number)
-            farthest = min(group.reach, self.window.farthest)
-            log_mask = terms.log_masks[number]
+        for number, group in enumerate(positions.groups.groups):
+            own_past = past.groups[number] if isinstance(past, GroupedCaches) else past
+            keys, values, cache = self.project_keys(x, own_past, group.width, group)
+            farthest = min(group.width, self.window.farthest)
+            log_mask = positions.log_masks[number]
             if log_mask is not None:
                 # what the window hides needs no mask
-                log_mask = log_mask[:, group.reach - farthest :]
-            seen = keys, values, terms.rel_keys, Window(self.window.nearest, farthest)
+                log_mask = log_mask[:, group.width - farthest :]
+            seen = keys, values, positions.rel_keys, Window(self.window.nearest, farthest)
             out, lse = self.attend(
                 group.of(query), *seen, distance_bias=log_mask, return_lse=return_lse
             )
@@ -282,9 +273,9 @@ class AllAttention(RelativeAttention):
         joined = None if caches[0] is None else GroupedCaches(tuple(caches))
         if return_unmasked_lse:
             # one group of all heads; its weights do not matter
-            unmasked_lse = KERNELS[self.kernel](query, *seen, return_lse=True)[1]
+            unmasked_lse = choose_kernel(self.kernel)(query, *seen, return_lse=True)[1]
             return attended[0], lses[0], unmasked_lse, joined
-        order = terms.groups.order
+        order = positions.groups.order
         if order is None:
             return attended[0], lses[0], None, joined
         return (
@@ -294,35 +285,12 @@ class AllAttention(RelativeAttention):
             joined,
         )
 
-    def _project_keys_of(
-        self, group: HeadGroup, x: Tensor, past: LayerState | None, number: int
-    ) -> tuple[Tensor, Tensor, KeyValueCache | None]:
-        """Return what :meth:`project_keys` does, of the H_g heads of a group and what they see."""
-        keys, values = (self._project(p, x, group) for p in (self.k_proj, self.v_proj))
-        if isinstance(past, GroupedCaches):
-            cache = past.groups[number].extended(keys, values)
-            return cache.keys, cache.values, cache
-        if isinstance(past, HiddenStates):
-            seen = past.hidden[:, max(0, past.length - group.reach) :]
-            keys, values = (
-                torch.cat([self._project(projection, seen, group), own], dim=2)
-                for projection, own in ((self.k_proj, keys), (self.v_proj, values))
-            )
-        elif past is not None:
-            raise ValueError(
-                f"`past` is a {type(past).__name__}: give HiddenStates, or the keys and values "
-                "that the segment before returned"
-            )
-        keys, values = keys.contiguous(), values.contiguous()
-        if torch.is_grad_enabled():
-            return keys, values, None
-        return keys, values, KeyValueCache.of(keys, values, group.reach)
-
-    def _project(self, projection: nn.Linear, x: Tensor, group: HeadGroup) -> Tensor:
+    def project_heads(self, projection: nn.Linear, x: Tensor, heads: HeadGroup) -> Tensor:
+        """Map (B, T, d) to the keys or values (H_g, B, T, d_h) of a group of heads."""
         weight = projection.weight
-        if group.heads is not None or self.context_heads < self.num_heads:
+        if heads.heads is not None or self.context_heads < self.num_heads:
             # head-split has rows for heads that see no context, as the paper's counts do
             # (d, d) -> (H, d_h, d) -> (H_g·d_h, d)
             of_heads = weight.unflatten(0, (self.num_heads, -1))[: self.context_heads]
-            weight = group.of(of_heads).flatten(0, 1)
+            weight = heads.of(of_heads).flatten(0, 1)
         return split_heads(F.linear(x, weight), self.head_dim)

@@ -20,15 +20,24 @@ from fairseq_plugins.all_attention.attention import (
     IN_ATTENTION,
     JOINT,
     AllAttention,
-    SpanTerms,
+    SpannedPositions,
 )
 from fairseq_plugins.all_attention.persistent_share import watch_persistent_vectors
 from fairseq_plugins.all_attention.persistent_vectors import SoftmaxFeedForward
+from fairseq_plugins.fairseq_integration.option_names import flag
 from fairseq_plugins.fairseq_integration.presets import register_presets
 from fairseq_plugins.segment_language_model.attention_blocks import Window
 from fairseq_plugins.segment_language_model.decoder import SegmentDecoder
-from fairseq_plugins.segment_language_model.model import SegmentLanguageModel
-from fairseq_plugins.segment_language_model.model_config import SegmentLanguageModelConfig
+from fairseq_plugins.segment_language_model.model import (
+    Positions,
+    SegmentLanguageModel,
+    build_feed_forward,
+)
+from fairseq_plugins.segment_language_model.model_config import (
+    SegmentLanguageModelConfig,
+    adaptive_preset,
+    size_preset,
+)
 from fairseq_plugins.segment_language_model.positions import (
     LearnedRelativePositions,
     SharedRelativeKeys,
@@ -97,13 +106,13 @@ class AllAttentionDecoder(SegmentDecoder):
         spans = [layer.self_attn.span for layer in self.layers]
         return [span for span in spans if span is not None]
 
-    def compute_distance_terms(self, farthest: int) -> list[SpanTerms]:
+    def compute_positions(self, farthest: int) -> list[SpannedPositions]:
         """Return what each layer's attention takes from the distances ``farthest`` to -1."""
         encoding = self.encode_distances(farthest)
         # of all layers at once: each reading would make the host wait for the GPU
         groups = read_head_groups(self.spans) if self.spans else [None] * len(self.layers)
         return [
-            layer.self_attn.distance_terms(encoding, of_layer)
+            layer.self_attn.project_positions(encoding, of_layer)
             for layer, of_layer in zip(self.layers, groups, strict=True)
         ]
 
@@ -131,8 +140,13 @@ class AllAttentionLanguageModel(SegmentLanguageModel):
         return Window(1, mem_len if cfg.same_length else cfg.attention_span)
 
     @classmethod
-    def build_attentions(cls, cfg: AllAttentionConfig, mem_len: int) -> Iterator[AllAttention]:
-        """Yield the attention of each layer, with its persistent vectors and learned spans."""
+    def build_sublayers(
+        cls, cfg: AllAttentionConfig, mem_len: int, dropout: type[nn.Module]
+    ) -> Iterator[tuple[AllAttention, nn.Module | None]]:
+        """Yield attention, with its persistent vectors and spans, and feed-forward sublayer.
+
+        That is persistent vectors (ff-attn), two affine maps, or None.
+        """
         heads, variant = cfg.decoder_attention_heads, str(cfg.persistent_variant)
         for _ in range(cfg.decoder_layers):
             span = None
@@ -144,7 +158,7 @@ class AllAttentionLanguageModel(SegmentLanguageModel):
                     cfg.span_init,
                     cfg.span_epsilon,
                 )
-            yield AllAttention(
+            attention = AllAttention(
                 cfg.decoder_embed_dim,
                 heads,
                 cls.window(cfg, mem_len),
@@ -155,26 +169,24 @@ class AllAttentionLanguageModel(SegmentLanguageModel):
                 span,
                 str(cfg.attention_kernel),
             )
+            if variant == FEED_FORWARD:
+                yield (
+                    attention,
+                    SoftmaxFeedForward(
+                        cfg.persistent_vectors,
+                        cfg.decoder_embed_dim,
+                        cfg.attention_dropout,
+                        str(cfg.attention_kernel),
+                    ),
+                )
+            else:
+                yield attention, build_feed_forward(cfg, dropout)
 
     @classmethod
-    def build_feed_forward(
-        cls, cfg: AllAttentionConfig, dropout: type[nn.Module]
-    ) -> nn.Module | None:
-        """Return a feed-forward sublayer: persistent vectors (ff-attn), an FFN, or None."""
-        if cfg.persistent_variant == FEED_FORWARD:
-            return SoftmaxFeedForward(
-                cfg.persistent_vectors,
-                cfg.decoder_embed_dim,
-                cfg.attention_dropout,
-                str(cfg.attention_kernel),
-            )
-        return super().build_feed_forward(cfg, dropout)
-
-    @classmethod
-    def build_positions(cls, cfg: AllAttentionConfig) -> nn.Module:
+    def build_positions(cls, cfg: AllAttentionConfig, dropout: type[nn.Module]) -> Positions:
         """Return the position vectors that all heads and layers share (section 4.3)."""
         head_dim = cfg.decoder_embed_dim // cfg.decoder_attention_heads
-        return LearnedRelativePositions(cfg.attention_span, head_dim, cfg.clamp_len)
+        return Positions(LearnedRelativePositions(cfg.attention_span, head_dim, cfg.clamp_len))
 
     @classmethod
     def describe(cls, cfg: AllAttentionConfig, mem_len: int) -> str:
@@ -203,8 +215,7 @@ class AllAttentionLanguageModel(SegmentLanguageModel):
         for option, least in (("persistent_vectors", 0), ("attention_span", 1), ("span_ramp", 1)):
             value = getattr(cfg, option)
             if value < least:
-                flag = option.replace("_", "-")
-                raise ValueError(f"--{flag} is {value}: it must be at least {least}")
+                raise ValueError(f"{flag(option)} is {value}: it must be at least {least}")
         if not 0 <= cfg.span_init <= 1:
             raise ValueError(
                 f"--span-init is {cfg.span_init}: it is a part of --attention-span, from 0 to 1"
@@ -217,7 +228,7 @@ class AllAttentionLanguageModel(SegmentLanguageModel):
             raise ValueError(f"--span-epsilon is {cfg.span_epsilon}: it needs --adaptive-span")
         if cfg.mem_len is not None and cfg.mem_len > cfg.attention_span:
             raise ValueError(
-                f"--mem-len is {cfg.mem_len}: attention reaches no farther back than "
+                f"--mem-len is {cfg.mem_len}: attention widths no farther back than "
                 f"--attention-span, {cfg.attention_span} tokens"
             )
         if cfg.persistent_variant != JOINT and cfg.persistent_vectors == 0:
@@ -281,17 +292,13 @@ _CHARACTER_SPAN = 8192
 _CHARACTERS: dict[str, Any] = {"output_bias": True}
 
 
-def _size(layers: int, width: int) -> dict[str, int]:
-    return {"decoder_layers": layers, "decoder_embed_dim": width, "decoder_attention_heads": 8}
-
-
 def _adaptive_span(largest: int) -> dict[str, Any]:
     return {"attention_span": largest, "adaptive_span": True}
 
 
 def _all_attention(layers: int, vectors: int, span: int, dropout: float) -> dict[str, Any]:
     return {
-        **_size(layers, 512),
+        **size_preset(layers, 512, 8),
         **_adaptive_span(span),
         "persistent_vectors": vectors,
         "attention_dropout": dropout,
@@ -301,27 +308,13 @@ def _all_attention(layers: int, vectors: int, span: int, dropout: float) -> dict
 def _feed_forward(layers: int, width: int, inner: int, dropout: float) -> dict[str, Any]:
     """A transformer with adaptive spans; the published code has one rate for both dropouts."""
     return {
-        **_size(layers, width),
+        **size_preset(layers, width, 8),
         **_adaptive_span(_CHARACTER_SPAN),
         "persistent_vectors": 0,
         "decoder_ffn_embed_dim": inner,
         "attention_dropout": dropout,
         "activation_dropout": dropout,
         **_CHARACTERS,
-    }
-
-
-def _adaptive(cutoffs: str) -> dict[str, Any]:
-    return {
-        "adaptive_input": True,
-        "adaptive_input_cutoff": cutoffs,
-        "adaptive_input_factor": 4,
-        "adaptive_softmax_cutoff": cutoffs,
-        "adaptive_softmax_factor": 4,
-        "tie_adaptive_weights": True,
-        "tie_adaptive_proj": True,
-        "tie_adaptive_head_proj": True,
-        "output_bias": True,
     }
 
 
@@ -347,7 +340,8 @@ PRESETS: dict[str, dict[str, Any]] = {
         **_all_attention(36, 2048, 2048, 0.3),
         "embed_dropout": 0.1,
         "output_dropout": 0.1,
-        **_adaptive("20000,40000,200000"),
+        **adaptive_preset("20000,40000,200000", 4),
+        "tie_adaptive_head_proj": True,
     },
     # the baselines of tables 1 and 2: Sukhbaatar et al. 2019, arXiv:1905.07799
     "adaptive_span_lm_enwik8_small": _SMALL_FEED_FORWARD,

@@ -11,7 +11,7 @@ import math
 import torch
 from torch import Tensor, nn
 
-from fairseq_plugins.segment_language_model.attention import KERNELS, check_kernel
+from fairseq_plugins.segment_language_model.attention import check_kernel, choose_kernel
 from fairseq_plugins.segment_language_model.attention_blocks import EVERY_KEY
 
 
@@ -69,7 +69,7 @@ class PersistentVectors(nn.Module):
         keys, values = self()
         # streams share the vectors: (H, B, T, d_h) -> (H, 1, B·T, d_h)
         queries = query.flatten(1, 2).unsqueeze(1)
-        attended, lse = KERNELS[self.kernel](
+        attended, lse = choose_kernel(self.kernel)(
             queries,
             keys.unsqueeze(1),
             values.unsqueeze(1),

@@ -84,11 +84,10 @@ def _parse(
         # the usage of all options would hide them
         parser.exit(2, "".join(f"error: {hint}\n" for hint in hints))
 
-    parser.error = explain
-    try:
-        return parse(parser, *args, **given)
-    finally:
-        del parser.error
+    # fairseq-validate calls this within itself
+    if "error" not in vars(parser):
+        parser.error = explain
+    return parse(parser, *args, **given)
 
 
 def _hints(parser: argparse.ArgumentParser, message: str) -> Iterator[str]:

@@ -16,8 +16,8 @@ def is_recomputed() -> bool:
 
     Running statistics and counters of passes skip it: they counted the first time.
     """
-    # the second time, a backward pass is under way
-    return torch._C._current_graph_task_id() != -1
+    # the second time, a backward pass is under way; compilers cannot ask
+    return not torch.compiler.is_compiling() and torch._C._current_graph_task_id() != -1
 
 
 class InferenceCache(Generic[Value]):

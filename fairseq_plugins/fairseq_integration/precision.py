@@ -7,7 +7,7 @@ from collections.abc import Callable
 from torch import Tensor, nn
 
 
-class SinglePrecision(nn.Module):
+class Float32Module(nn.Module):
     """Base class of modules that ``.half()`` and ``.bfloat16()`` leave in single precision.
 
     Learned spans, weights of branches and running statistics move by less than half precision can
@@ -15,7 +15,7 @@ class SinglePrecision(nn.Module):
     any module.
     """
 
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> SinglePrecision:
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Float32Module:
         def but_not_to_half(tensor: Tensor) -> Tensor:
             moved = fn(tensor)
             # fn has rounded it: start again from the tensor, on fn's device

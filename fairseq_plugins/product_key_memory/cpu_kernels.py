@@ -65,9 +65,7 @@ def select(rows: Tensor, k: int) -> Tensor:
 def select_pairs(scores: Tensor, k: int) -> tuple[Tensor, Tensor]:
     """Return the largest sums of two scores, best first, and their slots: (N, H, k) each.
 
-    Args:
-        scores: of the sub-keys of both halves, (H, 2, N, n).
-        k: at most n².
+    ``scores`` (H, 2, N, n) are of the sub-keys of both halves; k is at most n².
     """
     heads, _, queries, _ = scores.shape
     sums = scores.new_empty(queries, heads, k)
@@ -114,21 +112,15 @@ def _inlined(loop: Callable) -> Callable:
 
 
 def _compiled(loop: Callable[..., None]) -> Callable[..., None]:
-    """Compile ``loop`` when it is first called, to run on as many threads as torch does.
+    """Compile ``loop``, whose outermost loop is over ``numba.prange``, when it is first called.
 
-    Its outermost loop is over ``numba.prange``. For one thread it is compiled without threads,
-    which would not survive a fork.
-
-    Compiling takes seconds, so numba keeps the machine code in files. ``njit(cache=True)`` alone is
-    not safe there. One index by the function's name serves all versions of a function, and is
-    written before the code:
-
-    - it does not know the options, and gives serial code out for parallel;
-    - of two processes that write at the same time, one may leave its code where the other's index
-      points, for another signature or processor;
-    - numba raises where no file can be written.
-
-    So each version gets a name of its own, and where no file can be written it is compiled anew.
+    It runs on as many threads as torch does; for one thread it is compiled without threads, which
+    would not survive a fork. Compiling takes seconds, so numba keeps the machine code in files.
+    ``njit(cache=True)`` alone is not safe there: one index by the function's name serves all
+    versions of a function, and is written before the code. It does not know the options, and gives
+    serial code out for parallel; and of two processes that write at the same time, one may leave
+    its code where the other's index points. So each version gets a name of its own, and where no
+    file can be written it is compiled anew.
     """
 
     @functools.cache

@@ -43,13 +43,7 @@ Rule = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], None]
 
 
 class LazyAdam:
-    """Updates tables of values with sparse gradients, coalesced or padded, and keeps their moments.
-
-    Args:
-        tables: of the memories.
-        lr: learning rate.
-        weight_decay: of the rows that were read.
-    """
+    """Updates tables with sparse gradients, coalesced or padded, and keeps their moments."""
 
     def __init__(self, tables: list[ValueTable], lr: float, weight_decay: float) -> None:
         self.tables = tables
@@ -352,11 +346,7 @@ def update_rows(
 def round_at_random(x: Tensor, rows: Tensor, update: int, first_column: int = 0) -> Tensor:
     """Return ``x`` (U, d) in bfloat16: one of the two numbers next to each, ``x`` on average.
 
-    Args:
-        x: in single precision.
-        rows: of the table, (U,).
-        update: number of the update.
-        first_column: of the table, that of the first column of ``x``.
+    ``x`` are ``rows`` (U,) of the table, in single precision, from its ``first_column`` on.
     """
     columns = torch.arange(first_column, first_column + x.size(1), device=x.device)
     of_rows = _mix((rows * 0x9E3779B1 + update * 0x85EBCA77).int())

@@ -161,10 +161,8 @@ class ProductKeyMemory(nn.Module):
     def forward(self, x: Tensor, padding_mask: Tensor | None = None) -> Tensor:
         """Map ``x`` (…, d) to (…, d).
 
-        Args:
-            x: any number of tokens.
-            padding_mask: (…), true for padding, which batch norm leaves out, which reads nothing
-                and gets zeros. None for no padding.
+        ``padding_mask`` (…) is true for padding, which batch norm leaves out, which reads nothing
+        and gets zeros.
         """
         _check_input(self.query_network.input_dim, x, padding_mask)
         if padding_mask is None:
@@ -194,7 +192,7 @@ class ProductKeyMemory(nn.Module):
         summed = self.table.read(
             slots.flatten(1),
             weights.flatten(1),
-            plain=takes_plain_way(self.search),
+            plain=takes_plain_way(self.search, x),
             sparse=self.sparse,
             frozen=self.frozen_slots,
             training=self.training,
@@ -207,12 +205,10 @@ class ProductKeyMemory(nn.Module):
         return summed if self.projection is None else self.projection(summed)
 
     def train_only(self, slots: Tensor | None) -> None:
-        """Let only the values of some slots learn, such as those that are rarely read.
+        """Let only the values of ``slots`` learn, (K,) of booleans; None for all.
 
-        The others get no gradient from this memory. Keys and queries learn as before.
-
-        Args:
-            slots: (K,), true for slots that learn; None for all. A ``state_dict()`` leaves it out.
+        The others get no gradient from this memory. Keys and queries learn as before. A
+        ``state_dict()`` leaves the choice out.
         """
         if slots is not None and (
             slots.dtype != torch.bool or slots.shape != self.values.shape[:1]
@@ -291,11 +287,9 @@ def packs_tokens(x: Tensor, training: bool) -> bool:
 
 
 class MemorySublayer(nn.Module):
-    """A memory as a sublayer of a transformer, whose output is added to its input (section 3.3).
+    """A memory as a sublayer of a transformer, whose output is added to its input (section 3.3)."""
 
-    Args:
-        memory: of the transformer's width.
-    """
+    takes_padding = True  # layers hand the padding mask on
 
     def __init__(self, memory: ProductKeyMemory) -> None:
         super().__init__()
@@ -312,10 +306,12 @@ def _check_input(width: int, x: Tensor, padding_mask: Tensor | None) -> None:
             f"a memory of width {width} got an input of shape {tuple(x.shape)}: its last dimension "
             f"must be {width}"
         )
-    if padding_mask is not None and padding_mask.shape != x.shape[:-1]:
+    if padding_mask is None:
+        return
+    if padding_mask.dtype != torch.bool or padding_mask.shape != x.shape[:-1]:
         raise ValueError(
-            f"a memory got a `padding_mask` of shape {tuple(padding_mask.shape)} for an input of "
-            f"shape {tuple(x.shape)}: it must be {tuple(x.shape[:-1])}"
+            f"a memory got a `padding_mask` of {padding_mask.dtype}, {tuple(padding_mask.shape)}, "
+            f"with an input of shape {tuple(x.shape)}: give booleans, {tuple(x.shape[:-1])}"
         )
 
 

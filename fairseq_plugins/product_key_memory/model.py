@@ -15,14 +15,15 @@ paper compares its size of 24 layers; tied input and output embeddings; the abla
 
 import argparse
 import dataclasses
+import enum
 from dataclasses import dataclass, field
 from typing import Any, Optional
 
 from fairseq.dataclass.utils import gen_parser_from_dataclass
 from fairseq.models import register_model
-from fairseq.models.transformer import TransformerModel
+from fairseq.models.transformer import TransformerConfig, TransformerModel
 from fairseq.models.transformer_lm import TransformerLanguageModel, TransformerLanguageModelConfig
-from omegaconf import II
+from omegaconf import II, OmegaConf
 
 from fairseq_plugins.fairseq_integration.checkpoint_files import weights_loaded_into
 from fairseq_plugins.fairseq_integration.option_names import flag
@@ -92,6 +93,10 @@ class MemoryLanguageModel(TransformerLanguageModel):
             if getattr(cfg, width) is None:
                 setattr(cfg, width, cfg.decoder_embed_dim)
         model = super().build_model(cfg, task)
+        if OmegaConf.is_config(cfg):
+            # fairseq keeps omegaconf's nodes, whose generated classes cannot be pickled
+            model.decoder.args = parsed(cfg)
+            _drop_nodes(model.decoder.cfg)
         builder = MemoryBuilder(cfg)
         memories = put_memories(model.decoder, layers, builder).items()
         builder.finish(model, {f"memory{number}": memory for number, memory in memories})
@@ -114,6 +119,14 @@ class MemoryLanguageModel(TransformerLanguageModel):
                 f"--tokens-per-sample is {length}: the model has positions for blocks of up to "
                 f"{self.max_positions()} tokens, give no more"
             )
+
+
+def _drop_nodes(options: TransformerConfig) -> None:
+    for name, value in list(vars(options).items()):
+        if name.startswith("_"):
+            delattr(options, name)
+        elif isinstance(value, enum.Enum):
+            setattr(options, name, str(value))
 
 
 @dataclass

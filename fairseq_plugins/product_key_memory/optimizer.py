@@ -99,14 +99,7 @@ class AdamWithMemory(Adam):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Tensor] | None = None) -> Tensor | None:
-        """Update the parameters and the rows that have a gradient.
-
-        Args:
-            closure: computes the loss and the gradients; None if they are there.
-
-        Returns:
-            The closure's loss, or None.
-        """
+        """Update the parameters and the rows that have a gradient; return the closure's loss."""
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -151,10 +144,7 @@ class AdamWithMemoryConfig(FairseqAdamConfig):
 class FairseqAdamWithMemory(AmpScaledStep, FairseqOptimizer):
     """:class:`AdamWithMemory` as fairseq's ``--optimizer adam_with_memory``.
 
-    Args:
-        cfg: the options.
-        params: the model's parameters, or fairseq's copies of them in single precision. Those with
-            a :class:`.ValueTable` as update rule lead to the values of their memory.
+    Parameters with a :class:`.ValueTable` as update rule lead to the values of their memory.
     """
 
     def __init__(self, cfg: AdamWithMemoryConfig, params: Iterable[nn.Parameter]) -> None:
@@ -205,14 +195,11 @@ class FairseqAdamWithMemory(AmpScaledStep, FairseqOptimizer):
     def clip_grad_norm(
         self, max_norm: float, aggregate_norm_fn: Callable[[Tensor], Tensor] | None = None
     ) -> Tensor:
-        """Clip all gradients together to ``max_norm``, 0 for no limit.
+        """Clip all gradients together to ``max_norm``, 0 for no limit; return the norm before.
 
         fairseq skips an update whose norm is not finite. Under ``--amp`` torch's scaler decides
         that, and would not see the tables' gradients: their factor, which it sees, is then not a
         number.
-
-        Returns:
-            The norm before clipping.
         """
         if not self.tables:
             return super().clip_grad_norm(max_norm, aggregate_norm_fn)

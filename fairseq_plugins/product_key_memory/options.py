@@ -169,10 +169,7 @@ class MemoryLayersOptions(MemoryOptions):
 def parse_memory_layers(text: str | None, layers: int, option: str) -> list[int]:
     """Return the numbers of the layers that have a memory, from 1, rising: [] for None or "".
 
-    Args:
-        text: such as "6,12".
-        layers: number of layers.
-        option: the option that the text is from, such as "--memory-layers".
+    ``text`` is that of ``option``, such as "6,12" of "--memory-layers".
     """
     if text is None or text == "":
         return []
@@ -195,14 +192,10 @@ def parse_memory_layers(text: str | None, layers: int, option: str) -> list[int]
 
 
 def check_placed(options: MemoryOptions, memories: bool, option: str) -> None:
-    """Warn of options of memories that have no effect, because the model has no memory.
+    """Refuse memories without a place, and warn of their options where the model has none.
 
     It only warns since a baseline's ``--memory-layers ""`` may stand beside a preset's sizes.
-
-    Args:
-        options: of the model.
-        memories: whether it has memories.
-        option: the option that says in which layers.
+    ``option`` says in which layers memories are.
     """
     if options.memory_interleave and options.memory_parallel:
         raise ValueError(
@@ -226,9 +219,10 @@ def check_placed(options: MemoryOptions, memories: bool, option: str) -> None:
             option,
         )
     if placement(options) != INSTEAD:
-        given = "--memory-interleave" if options.memory_interleave else "--memory-parallel"
+        placed = "--memory-interleave" if options.memory_interleave else "--memory-parallel"
         raise ValueError(
-            f"{given} without a memory to place: give {option}, such as {option} 6, or leave it out"
+            f"{placed} without a memory to place: give {option}, such as {option} 6, or leave it "
+            "out"
         )
 
 

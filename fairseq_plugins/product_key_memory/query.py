@@ -16,23 +16,16 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from fairseq_plugins.fairseq_integration.forward_passes import is_recomputed
-from fairseq_plugins.fairseq_integration.precision import SinglePrecision
+from fairseq_plugins.fairseq_integration.precision import Float32Module
 
 
-class SyncBatchNorm1d(SinglePrecision):
-    """Batch norm over the tokens of all workers together.
+class SyncBatchNorm1d(Float32Module):
+    """Batch norm over the tokens of all workers together, which may have different numbers of them.
 
-    torch's ``SyncBatchNorm`` runs on GPUs only. Workers may have different numbers of tokens, also
-    none. In training the statistics are of all tokens of the batch, so a token's queries depend on
-    later tokens of its text; otherwise they are the running ones, and do not. Statistics are
-    computed and kept in single precision or higher. Names are those of
-    ``torch.nn.BatchNorm1d`` but for the count of batches, an integer that moving averages of a
-    model's state cannot average.
-
-    Args:
-        features: number of features.
-        eps: added to the variance.
-        momentum: weight of a batch in the running statistics.
+    torch's ``SyncBatchNorm`` runs on GPUs only. In training the statistics are of all tokens of the
+    batch, so a token's queries depend on later tokens of its text; otherwise they are the running
+    ones. They are kept in single precision or higher. There is no count of batches, an integer that
+    moving averages of a model's state cannot average.
     """
 
     def __init__(self, features: int, eps: float = 1e-5, momentum: float = 0.1) -> None:
@@ -47,9 +40,7 @@ class SyncBatchNorm1d(SinglePrecision):
     def forward(self, x: Tensor, tokens: Tensor | None = None) -> Tensor:
         """Normalise each feature of ``x`` (N, features) over the tokens.
 
-        Args:
-            x: (N, features).
-            tokens: (N,), false for what is no token and does not count; None where all are.
+        ``tokens`` (N,) is false for what is no token and does not count; None where all are.
         """
         values = x.to(torch.promote_types(x.dtype, self.weight.dtype))
         if self.training:
@@ -63,9 +54,7 @@ class SyncBatchNorm1d(SinglePrecision):
     def _measure(self, values: Tensor, counted: Tensor | None) -> tuple[Tensor, Tensor]:
         """Return mean and variance over all workers' tokens, and update the running ones.
 
-        Args:
-            values: (N, features).
-            counted: (N, 1), 1 for a token and 0 for what is none; None where all are tokens.
+        ``counted`` (N, 1) is 1 for a token and 0 for what is none; None where all are tokens.
         """
         # the sum of the tokens and their number, in one exchange
         if counted is None:
@@ -154,12 +143,7 @@ class QueryNetwork(nn.Module):
         self.heads = heads
 
     def forward(self, x: Tensor, tokens: Tensor | None = None) -> Tensor:
-        """Map ``x`` (N, d) to queries (N, H, d_q).
-
-        Args:
-            x: (N, d).
-            tokens: (N,), false for padding; None where there is none.
-        """
+        """Map ``x`` (N, d) to queries (N, H, d_q); ``tokens`` (N,) is false for padding."""
         queries = self.layers(x)
         if self.batch_norm is not None:
             queries = self.batch_norm(queries, tokens)

@@ -18,6 +18,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
 from types import ModuleType
 from typing import Any
 
@@ -41,13 +42,7 @@ class ProductKeys(nn.Module):
     """Keys that are all pairs of two sets of sub-keys; each head has its own (section 3.1).
 
     Slot i·n + j has sub-key i of the first set and j of the second. Sub-keys are drawn uniformly
-    from ±1/√(d_q/2).
-
-    Args:
-        heads: H.
-        slots: K, a square number.
-        query_dim: d_q, an even number.
-        search: one of ``SEARCHES``.
+    from ±1/√(d_q/2). ``search`` is one of ``SEARCHES``.
     """
 
     def __init__(self, heads: int, slots: int, query_dim: int, search: str = "torch") -> None:
@@ -73,7 +68,7 @@ class ProductKeys(nn.Module):
 
         The best go first.
         """
-        if takes_plain_way(self.search):
+        if takes_plain_way(self.search, queries):
             return plain_score_pairs(queries, self.subkeys, k)
         return _ScorePairs.apply(queries, self.subkeys, k, self.search)
 
@@ -82,7 +77,7 @@ class FlatKeys(nn.Module):
     """K keys of full width for each head, all of which are scored: the ablation (section 4.5).
 
     Keys are drawn uniformly from ±1/√d_q, as in the published code: they are 1/√2 as long as
-    product keys of the same width. Arguments are those of :class:`ProductKeys`.
+    product keys of the same width.
     """
 
     def __init__(self, heads: int, slots: int, query_dim: int, search: str = "torch") -> None:
@@ -93,7 +88,7 @@ class FlatKeys(nn.Module):
 
     def forward(self, queries: Tensor, k: int) -> tuple[Tensor, Tensor]:
         """Return scores and slots (N, H, k), best first, for ``queries`` (N, H, d_q) (eq. 1)."""
-        if takes_plain_way(self.search):
+        if takes_plain_way(self.search, queries):
             return plain_top_k(plain_products("nhd,hkd->nhk", queries, self.keys), k)
         search = search_with_faiss if self.search == "faiss" else search_with_torch
         scores, slots = [], []
@@ -107,9 +102,15 @@ class FlatKeys(nn.Module):
         return torch.stack(scores, dim=1), torch.stack(slots, dim=1)
 
 
-def takes_plain_way(search: str) -> bool:
-    """Return whether to compute in operations that autograd, compilers and exporters know."""
-    return search == "plain" or torch.compiler.is_compiling()
+def takes_plain_way(search: str, x: Tensor) -> bool:
+    """Return whether to compute in operations that autograd, compilers and meta tensors know."""
+    return search == "plain" or torch.compiler.is_compiling() or x.is_meta
+
+
+def without_autocast(x: Tensor) -> AbstractContextManager:
+    """Return a context in which products of tensors like ``x`` keep their precision."""
+    # meta tensors have no autocast
+    return nullcontext() if x.is_meta else torch.autocast(x.device.type, enabled=False)
 
 
 def at_least_single(x: Tensor) -> Tensor:
@@ -151,7 +152,7 @@ def plain_score_pairs(queries: Tensor, subkeys: Tensor, k: int) -> tuple[Tensor,
 
 def plain_products(equation: str, queries: Tensor, keys: Tensor) -> Tensor:
     """Return ``torch.einsum``'s products in single precision or higher, also under autocast."""
-    with torch.autocast(queries.device.type, enabled=False):
+    with without_autocast(queries):
         return torch.einsum(equation, at_least_single(queries), at_least_single(keys))
 
 
@@ -174,7 +175,7 @@ class _ScorePairs(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor]:
         found = []
         keys = at_least_single(subkeys).flatten(0, 1)
-        with torch.autocast(queries.device.type, enabled=False):
+        with without_autocast(queries):
             for _, halves, scores in _parts(queries, keys):
                 # (H·halves, N, d_q/2), (H·halves, n, d_q/2) -> (H·halves, N, n)
                 torch.bmm(halves, keys.mT, out=scores)
@@ -191,7 +192,7 @@ class _ScorePairs(torch.autograd.Function):
         n = subkeys.size(2)
         keys = at_least_single(subkeys).flatten(0, 1)
         of_queries, of_keys = torch.empty_like(queries), torch.zeros_like(keys)
-        with torch.autocast(queries.device.type, enabled=False):
+        with without_autocast(queries):
             for part, halves, of_scores in _parts(queries, keys):
                 # (N, H, k) -> (H·halves, N, k): a sub-key can be in several pairs
                 selected = slots[part].transpose(0, 1)
@@ -208,9 +209,8 @@ class _ScorePairs(torch.autograd.Function):
 def _parts(queries: Tensor, keys: Tensor) -> Iterator[tuple[slice, Tensor, Tensor]]:
     """Split ``queries`` (N, H, d_q), for ``keys`` (H·halves, n, d_q/2).
 
-    Yields:
-        For each part its place among the queries, its halves (H·halves, N, d_q/2) in the keys'
-        dtype, and a buffer (H·halves, N, n) for its scores, which parts of one length share.
+    Yields a part's place among the queries, its halves (H·halves, N, d_q/2) in the keys' dtype, and
+    a buffer (H·halves, N, n) for its scores, which parts of one length share.
     """
     lists, n, _ = keys.shape
     allowed = SUBKEY_SCORES.get(queries.device.type, SUBKEY_SCORES["cuda"])
@@ -292,7 +292,7 @@ def _top_k_of_integers(rows: Tensor, k: int) -> Tensor:
 def search_with_torch(queries: Tensor, keys: Tensor, k: int) -> Tensor:
     """Return the numbers (N, k) of the best ``keys`` (n, d_q) of each of ``queries`` (N, d_q)."""
     rows = max(1, FLAT_SCORES // len(keys))
-    with torch.autocast(queries.device.type, enabled=False):
+    with without_autocast(queries):
         queries, keys = at_least_single(queries), at_least_single(keys)
         return torch.cat([top_k(part @ keys.t(), k) for part in queries.split(rows)])
 

@@ -93,13 +93,7 @@ def padding_of_last_tokens(padding_mask: Tensor | None, x: Tensor) -> Tensor | N
 
 
 class MemoryEncoderLayer(_WithMemory, TransformerEncoderLayerBase):
-    """fairseq's encoder layer with a memory instead of, after or beside its feed-forward sublayer.
-
-    Args:
-        cfg: fairseq's.
-        memory: of the encoder's width.
-        place: ``INSTEAD``, ``AFTER`` or ``PARALLEL``.
-    """
+    """fairseq's encoder layer with a memory instead of, after or beside its feed-forward one."""
 
     def __init__(self, cfg: TransformerConfig, memory: ProductKeyMemory, place: str) -> None:
         super().__init__(cfg)
@@ -108,13 +102,7 @@ class MemoryEncoderLayer(_WithMemory, TransformerEncoderLayerBase):
     def forward(
         self, x: Tensor, encoder_padding_mask: Tensor | None, attn_mask: Tensor | None = None
     ) -> Tensor:
-        """Map ``x`` (T, B, d) to (T, B, d).
-
-        Args:
-            x: the tokens.
-            encoder_padding_mask: (B, T), true for padding, or None.
-            attn_mask: passed on to fairseq's layer.
-        """
+        """Map ``x`` (T, B, d) to (T, B, d); ``encoder_padding_mask`` (B, T) is true for padding."""
         padding_mask = padding_of_last_tokens(encoder_padding_mask, x)
         self._leave_padding(padding_mask)
         x = super().forward(x, encoder_padding_mask, attn_mask)
@@ -122,14 +110,7 @@ class MemoryEncoderLayer(_WithMemory, TransformerEncoderLayerBase):
 
 
 class MemoryDecoderLayer(_WithMemory, TransformerDecoderLayerBase):
-    """fairseq's decoder layer with a memory instead of, after or beside its feed-forward sublayer.
-
-    Args:
-        cfg: fairseq's.
-        memory: of the decoder's width.
-        place: ``INSTEAD``, ``AFTER`` or ``PARALLEL``.
-        no_encoder_attn: whether there is no encoder, as in language models.
-    """
+    """fairseq's decoder layer with a memory instead of, after or beside its feed-forward one."""
 
     def __init__(
         self,
@@ -150,11 +131,8 @@ class MemoryDecoderLayer(_WithMemory, TransformerDecoderLayerBase):
     ) -> tuple[Any, ...]:
         """Map (T, B, d) to (T, B, d) and attention weights, as fairseq's layer does.
 
-        Args:
-            x: the tokens, in incremental decoding the last one of each sentence.
-            encoder_and_states: passed on to fairseq's layer.
-            self_attn_padding_mask: (B, S), true for padding, or None.
-            options: passed on to fairseq's layer.
+        In incremental decoding ``x`` is the last token of each sentence.
+        ``self_attn_padding_mask`` (B, S) is true for padding.
         """
         padding_mask = padding_of_last_tokens(self_attn_padding_mask, x)
         self._leave_padding(padding_mask)
@@ -169,12 +147,7 @@ def put_memories(
     numbers: list[int],
     builder: MemoryBuilder,
 ) -> dict[int, ProductKeyMemory]:
-    """Give layers of a stack that fairseq has built a memory.
-
-    Args:
-        stack: encoder or decoder.
-        numbers: numbers of the layers, from 1.
-        builder: of the model's memories, whose options also say where they stand.
+    """Give layers ``numbers``, from 1, of a stack that fairseq has built a memory.
 
     Returns:
         The memories by the number of their layer.

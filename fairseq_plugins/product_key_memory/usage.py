@@ -33,10 +33,7 @@ class MemoryUsage:
     def record(self, slots: Tensor, weights: Tensor, tokens: Tensor | None = None) -> None:
         """Add the reads of ``slots`` with ``weights``, both (N, H, k).
 
-        Args:
-            slots: (N, H, k).
-            weights: (N, H, k).
-            tokens: (N,), false for padding, which does not count; None for no padding.
+        ``tokens`` (N,) is false for padding, which does not count; None for no padding.
         """
         weights = weights.detach().double()
         if tokens is not None:

@@ -93,15 +93,11 @@ class ValueTable(UpdateRule):
         frozen: Tensor | None,
         training: bool,
     ) -> Tensor:
-        """Return the weighted sums (N, d) of ``rows`` (N, R) (equation 3).
+        """Return the weighted sums (N, d) of ``rows`` (N, R) with ``weights`` (N, R) (equation 3).
 
-        Args:
-            rows: (N, R).
-            weights: (N, R).
-            plain: by :func:`.plain_weighted_sum`, where the whole table is here.
-            sparse: make a sparse gradient, as one beside autograd is in any case.
-            frozen: (K,), true for rows that get no gradient; None if all get one.
-            training: whether a gradient is to be kept beside autograd.
+        By :func:`.plain_weighted_sum` if ``plain``, where the whole table is here. A gradient
+        beside autograd is sparse in any case, and is kept while ``training``. Rows that are
+        ``frozen`` (K,) get no gradient.
         """
         plain = plain and not self.columns.sharded
         values, beside = self.values, self._spare is not None

@@ -40,10 +40,9 @@ def plain_weighted_sum(
 
     Args:
         values: (K, d).
-        rows: (N, R), numbers of rows.
+        rows: (N, R).
         weights: (N, R).
-        sparse: make the gradient of ``values`` a sparse tensor, which lists a row as often as it
-            was read, in place of a dense one.
+        sparse: make a sparse gradient, which lists a row as often as it was read.
         frozen: (K,), true for rows that get no gradient; None if all get one.
     """
     # (N, R) -> (N, R, d)
@@ -64,17 +63,9 @@ def weighted_sum(
 ) -> Tensor:
     """Return what :func:`plain_weighted_sum` does, faster.
 
-    A row may occur more than once in ``rows``. With ``sparse`` the gradient of ``values`` is
-    coalesced, or padded where it is kept beside autograd on an accelerator.
-
-    Args:
-        values: (K, d).
-        rows: (N, R).
-        weights: (N, R).
-        sparse: as above.
-        spare: has a buffer for gradients that are kept beside autograd; None for a gradient that
-            other code can use.
-        frozen: as above.
+    With ``sparse`` the gradient of ``values`` is coalesced, or padded where it is kept beside
+    autograd on an accelerator. ``spare`` has a buffer for gradients that are kept beside autograd;
+    without it other code can use the gradient.
     """
     summed = F.embedding_bag(
         rows, values.detach(), per_sample_weights=weights.to(values.dtype), mode="sum"
@@ -133,9 +124,7 @@ class SpareRows:
 
     A CPU takes longer to get a new buffer from the system than to compute the gradients. Gradients
     that are added up or averaged before the update are not given back: the next buffer is new.
-
-    Args:
-        most: K, the most rows that a buffer has.
+    ``most`` is K, the most rows that a buffer has.
     """
 
     def __init__(self, most: int) -> None:
@@ -181,8 +170,7 @@ def rows_as_gradient(
 ) -> Tensor:
     """Return the sparse gradient of ``shape`` (K, d) that has ``grads`` (U, d) in ``rows`` (U,).
 
-    Rows must rise. Then torch need not sort them, unless they are ``padded``: the gradient is
-    coalesced, or not.
+    Rows must rise: then it is coalesced, unless they are ``padded``, and torch need not sort them.
     """
     return torch.sparse_coo_tensor(
         rows.unsqueeze(0), grads, shape, is_coalesced=not padded, check_invariants=False
@@ -198,7 +186,7 @@ def row_gradients(
 
     Args:
         rows: (N, R), which rows each token read; ``NO_ROW`` for a read that does not count.
-        weights: (N, R), with which weights.
+        weights: (N, R).
         grad: (N, d), the gradient of the weighted sums.
         spare: has a buffer for the gradients.
     """
@@ -230,15 +218,10 @@ def padded_row_gradients(
 ) -> tuple[Tensor, Tensor]:
     """Return the rows that were read, (P,) rising, and their gradients (P, d).
 
-    P is the least that holds any number of rows: the reads, or the table's rows if they are fewer.
-    What is left over repeats the last row, with gradients of zero. The host waits for nothing.
-
-    Args:
-        rows: (N, R), which rows each token read.
-        weights: (N, R), with which weights; 0 for a read that does not count. Nor do the reads of a
-            token whose gradient is zero: rows that have no other ones get a gradient of zero.
-        grad: (N, d), the gradient of the weighted sums.
-        most: K.
+    P is the least that holds any number of rows: the reads, or ``most``, K, if that is less. What
+    is left over repeats the last row, with gradients of zero. The host waits for nothing. A read of
+    weight 0, or by a token whose gradient is zero, adds nothing: rows that have no other ones get a
+    gradient of zero.
     """
     by_row, reads = rows.flatten().sort()
     size = min(len(reads), most)

@@ -1,4 +1,4 @@
-"""A trained language model from Python: score texts, continue prompts, read a book in pieces.
+"""A trained language model from Python: score texts and splits, continue prompts.
 
 Shapes: B texts, N tokens of a text, T tokens of a segment, C tokens of extended context.
 """
@@ -15,7 +15,6 @@ import torch
 from fairseq.models import BaseFairseqModel
 from fairseq.tasks import FairseqTask
 from torch import Tensor
-from torch.nn.utils.rnn import pad_sequence
 
 from fairseq_plugins.python_interface.loaded_model import (
     Batches,
@@ -23,10 +22,10 @@ from fairseq_plugins.python_interface.loaded_model import (
     LoadedModel,
     hypotheses,
 )
-from fairseq_plugins.python_interface.scoring import Score, score_features, warn_of_unknown
+from fairseq_plugins.python_interface.scoring import Score, warn_of_unknown
 from fairseq_plugins.python_interface.text import TextCoder
+from fairseq_plugins.python_interface.text_stream import Reader, TextStream
 from fairseq_plugins.segment_language_model.generation import draw_prompts, end_by_length
-from fairseq_plugins.segment_language_model.recurrence import Recurrence
 from fairseq_plugins.segment_language_model.streams import RunningText
 from fairseq_plugins.segment_language_model.task import SegmentLanguageModelingTask
 from fairseq_plugins.segment_language_model.units import loss_unit
@@ -98,7 +97,7 @@ class LanguageModel(LoadedModel):
             )
         return segment, context
 
-    def _check_blocks(self) -> None:
+    def check_blocks(self) -> None:
         """Raise ``ValueError`` for blocks that the text of a single call is none of."""
         for name, value in _OF_BLOCKS.items():
             if getattr(self._options, name, value) != value:
@@ -123,9 +122,9 @@ class LanguageModel(LoadedModel):
         order = sorted(range(len(tokens)), key=lambda number: -len(tokens[number]))
         for first in range(0, len(order), batch_size):
             batch = order[first : first + batch_size]
-            found = _Reader(self, len(batch)).read([tokens[number] for number in batch])
+            found = Reader(self, len(batch)).read([tokens[number] for number in batch])
             scores |= {
-                number: self._score(tokens[number], found[i]) for i, number in enumerate(batch)
+                number: self.score_of(tokens[number], found[i]) for i, number in enumerate(batch)
             }
         return [scores[number] for number in range(len(tokens))]
 
@@ -196,7 +195,8 @@ class LanguageModel(LoadedModel):
         """Return a text to be read piece by piece, each after all those before it."""
         return TextStream(self)
 
-    def _score(self, tokens: Tensor, losses: Tensor) -> Score:
+    def score_of(self, tokens: Tensor, losses: Tensor) -> Score:
+        """Return the score of tokens (N,) with these losses in nats, (N,)."""
         warn_of_unknown(int(tokens.eq(self.text.dictionary.unk()).sum()), len(tokens))
         return Score(self.text.symbols(tokens), -losses.cpu().numpy(), self.unit)
 
@@ -246,7 +246,7 @@ class LanguageModel(LoadedModel):
             seed: of the draws, which leaves torch's own generator as it was; None to go on with it.
             stop_at_newline: end where the line ends, if that is before ``length``.
         """
-        self._check_blocks()
+        self.check_blocks()
         dictionary = self.text.dictionary
         sampling = sampling or top_k is not None or top_p is not None
         self._check_search(length, beam, sampling, top_k, top_p, temperature)
@@ -318,89 +318,6 @@ class LanguageModel(LoadedModel):
                 f"beam is {beam} with sampling, which searches nothing: leave one out, and call "
                 "again for another sample"
             )
-
-
-class TextStream:
-    """A text that a language model reads piece by piece, with the memory of all before.
-
-    The scores of its pieces are those of the whole text, wherever it is cut between two symbols.
-    For that a segment that a piece ends within is read again with the next piece.
-
-    Args:
-        model: reads it.
-    """
-
-    def __init__(self, model: LanguageModel) -> None:
-        self._model = model
-        self._reader = _Reader(model, 1)
-
-    def __len__(self) -> int:
-        return self._reader.read_so_far
-
-    def score(self, text: str) -> Score:
-        """Score the next piece."""
-        tokens = self._model.text.encode(text)
-        return self._model._score(tokens, self._reader.read([tokens])[0])
-
-
-class _Reader:
-    """Reads B texts in segments from their beginnings, each in a recurrence of its own.
-
-    Args:
-        model: reads them.
-        texts: B.
-
-    Attributes:
-        read_so_far: tokens of each text.
-    """
-
-    def __init__(self, model: LanguageModel, texts: int) -> None:
-        model._check_blocks()
-        self._loaded = model
-        self._recurrence = Recurrence()
-        self.read_so_far = 0
-        # the tokens from _first - 1 on that are read again, the first of all after </s>
-        self._first = 0
-        self._kept = torch.full((texts, 1), model.text.dictionary.eos())
-
-    @torch.no_grad()
-    def read(self, texts: list[Tensor]) -> list[Tensor]:
-        """Return the losses in nats of the next tokens of each text, in single precision.
-
-        Only the last call may bring more of some texts than of others.
-
-        Args:
-            texts: B of (N,).
-        """
-        loaded = self._loaded
-        pad = loaded.text.dictionary.pad()
-        new = pad_sequence(texts, batch_first=True, padding_value=pad)
-        tokens = torch.cat([self._kept, new], dim=1).to(loaded.device)
-        done, total = self.read_so_far, self.read_so_far + new.size(1)
-        losses: list[list[Tensor]] = [[] for _ in texts]
-        while done < total:
-            start = done - done % loaded.segment
-            end = min(start + loaded.segment, total)
-            first = max(0, start - loaded.context)
-            # token i of the text is tokens[:, i - self._first + 1]
-            source = tokens[:, first - self._first : end - self._first]
-            target = tokens[:, first - self._first + 1 : end - self._first + 1]
-            scored = target.ne(pad)
-            scored[:, : done - first] = False
-            found = score_features(loaded.model, self._features(source, start), target, scored)
-            for part, row in zip(found.split(scored.sum(1).tolist()), losses, strict=True):
-                row.append(part)
-            done = end
-        last = max(0, total - total % loaded.segment - loaded.context)
-        self._kept, self._first = tokens[:, last - self._first :].cpu(), last
-        self.read_so_far = total
-        return [torch.cat(row) for row in losses]
-
-    def _features(self, source: Tensor, start: int) -> Tensor:
-        if not self._loaded.reads_streams:
-            return self._loaded.model(source, features_only=True)[0]
-        recurrence = None if self._loaded.context > 0 else self._recurrence.at(start)
-        return self._loaded.model.decoder.extract_features(source, recurrence=recurrence)[0]
 
 
 @contextmanager

@@ -102,7 +102,7 @@ def load(
         dictionaries["target"] = task.target_dictionary
     check_dictionaries(state, dictionaries, str(file))
     if segments:
-        model.decoder.softmax_temperature = softmax_temperature
+        model.softmax_temperature = softmax_temperature
     _prepare(model, changed if segments else {})
     lines = build_lines(**steps, units=units, known=task.source_dictionary)
     if translates:

@@ -141,7 +141,8 @@ def score_batches(
 
 def _features(model: BaseFairseqModel, net_input: dict[str, Any]) -> tuple[Tensor, Any]:
     if "recurrence" in net_input:
+        recurrence, start = net_input["recurrence"], net_input["start"]
         return model.decoder.extract_features(
-            net_input["src_tokens"], recurrence=net_input["recurrence"]
+            net_input["src_tokens"], recurrence=recurrence, start=start
         )
     return model(**net_input, features_only=True)

@@ -10,7 +10,7 @@ distances with a bias, d model width, d_h = d / H.
 from __future__ import annotations
 
 import math
-import sys
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -18,6 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fairseq_plugins.segment_language_model.attention_blocks import (
+    UNLIMITED,
     Clamped,
     Window,
     hidden_by_window,
@@ -66,9 +67,6 @@ def plain_attention(
     Returns:
         (H, B, T, d_h), zero for a query that sees nothing; and with ``return_lse``
         log Σ exp(score), (H, B, T), -∞ where there are no keys, else None.
-
-    Raises:
-        ValueError: there are too few relative keys, or a bias without any.
     """
     rel_keys = rows_by_distance(keys, rel_keys, distance_bias)
     position_query = query if position_query is None else position_query.to(query.dtype)
@@ -120,8 +118,13 @@ def check_kernel(kernel: str) -> None:
         raise ValueError(f"`kernel` is {kernel!r}: there are {', '.join(KERNELS)}")
 
 
+def choose_kernel(kernel: str) -> Callable[..., tuple[Tensor, Tensor | None]]:
+    """Return what computes attention: torch.compile and torch.export take the plain way."""
+    return KERNELS["plain" if torch.compiler.is_compiling() else kernel]
+
+
 class PositionBiases(nn.Module):
-    """The vectors u and v of Transformer-XL (section 3.3, terms c and d), a pair for each head.
+    """The vectors u and v of Transformer-XL (section 3.3, positions c and d), a pair for each head.
 
     Args:
         num_heads: H.
@@ -144,22 +147,18 @@ class RelativeAttention(nn.Module):
 
         keys, biases = RelativeKeyProjection(512, 8), PositionBiases(8, 64)
         attention = RelativeAttention(512, 8, Window(0, 255), keys, biases)
-        terms = attention.distance_terms(SinusoidalRelativePositions(512)(x.size(1) - 1))
-        y, _ = attention(x, terms)  # x, y: (B, T, 512)
+        encoding = SinusoidalRelativePositions(512)(x.size(1) - 1)
+        y, _ = attention(x, attention.project_positions(encoding))  # x, y: (B, T, 512)
 
     Args:
         embed_dim: d.
         num_heads: H; must divide d.
         window: the distances that a query sees.
-        distance_table: maps the encoding of the distances to p, (G, D, d_h); None for scores that
-            do not depend on the distance.
+        position_projection: maps the encoding of the distances to p, (G, D, d_h); None for scores
+            that do not depend on the distance.
         biases: u and v, which several layers may share; None for none.
         dropout: probability of dropping an attention weight.
         kernel: a key of ``KERNELS``.
-
-    Raises:
-        ValueError: the window is empty, the heads do not divide the width, or there is no such
-            kernel.
     """
 
     def __init__(
@@ -167,7 +166,7 @@ class RelativeAttention(nn.Module):
         embed_dim: int,
         num_heads: int,
         window: Window,
-        distance_table: nn.Module | None = None,
+        position_projection: nn.Module | None = None,
         biases: PositionBiases | None = None,
         dropout: float = 0.0,
         kernel: str = "fast",
@@ -181,7 +180,7 @@ class RelativeAttention(nn.Module):
         self.num_heads = num_heads
         self.head_dim = embed_dim // num_heads
         self.window = window
-        self.distance_table = distance_table
+        self.position_projection = position_projection
         self.biases = biases
         self.dropout = dropout
         self.kernel = kernel
@@ -190,53 +189,61 @@ class RelativeAttention(nn.Module):
         self.v_proj = nn.Linear(embed_dim, embed_dim, bias=False)
         self.out_proj = nn.Linear(embed_dim, embed_dim, bias=False)
 
-    def distance_terms(self, encoding: Tensor | Clamped | None) -> Tensor | Clamped | None:
-        """Return what the scores take from distances alone: p, (G, D, d_h), or None.
-
-        Args:
-            encoding: of the distances, falling to -1; see :mod:`.positions`. Of a
-                :class:`Clamped` one, p is clamped, too.
-        """
-        if self.distance_table is None:
+    def project_positions(self, encoding: Tensor | Clamped | None) -> Tensor | Clamped | None:
+        """Return p (G, D, d_h) of distances that fall to -1, given their encoding; or None."""
+        if self.position_projection is None:
             return None
         if isinstance(encoding, Clamped):
-            return Clamped(self.distance_table(encoding.rows))
-        return self.distance_table(encoding)
+            return Clamped(self.position_projection(encoding.rows))
+        return self.position_projection(encoding)
 
-    def distance_parameters(self) -> list[nn.Parameter]:
-        """Return the parameters that :meth:`distance_terms` depends on."""
-        return [] if self.distance_table is None else list(self.distance_table.parameters())
+    def position_parameters(self) -> list[nn.Parameter]:
+        """Return the parameters that :meth:`project_positions` depends on."""
+        return [] if self.position_projection is None else [*self.position_projection.parameters()]
 
-    def reach(self, terms: Any) -> int:
+    def max_past(self, positions: Any) -> int:
         """Return how many tokens before a segment are worth keeping; a subclass may know."""
-        return sys.maxsize
+        return UNLIMITED
 
     def forward(
-        self, x: Tensor, terms: Tensor | Clamped | None = None, past: LayerState | None = None
+        self, x: Tensor, positions: Tensor | Clamped | None = None, past: LayerState | None = None
     ) -> tuple[Tensor, LayerState | None]:
         """Attend from each token of the segment.
 
         Args:
             x: the segment, (B, T, d).
-            terms: what :meth:`distance_terms` returned for the distances to the first key, or more,
-                down to -1; None without a ``distance_table``.
+            positions: what :meth:`project_positions` returned for the distances to the first key,
+                or more, down to -1; None without a ``position_projection``.
             past: this layer's state of earlier tokens, :class:`.HiddenStates` or keys and values.
 
         Returns:
-            the attended values (B, T, d); and without gradients the keys and values of earlier
-            tokens and segment, for the next one, else None.
-
-        Raises:
-            ValueError: there are no terms, or the past is something else.
+            the attended values (B, T, d); and in inference (evaluation mode without gradients) the
+            keys and values of earlier tokens and segment, for the next one, else None.
         """
-        if terms is None and self.distance_table is not None:
-            raise ValueError("`terms` is None: give what distance_terms returns for the distances")
+        if positions is None and self.position_projection is not None:
+            raise ValueError(
+                "`positions` is None: give what project_positions returns for the distances"
+            )
+        self.check_segment(x, past)
         content_query, position_query = self.project_queries(x)
         keys, values, cache = self.project_keys(x, past)
         attended, _ = self.attend(
-            content_query, keys, values, terms, self.window, position_query=position_query
+            content_query, keys, values, positions, self.window, position_query=position_query
         )
         return self.out_proj(merge_heads(attended)), cache
+
+    def check_segment(self, x: Tensor, past: LayerState | None) -> None:
+        """Raise ``ValueError`` for a segment of another shape than (B, T, d), or other streams."""
+        embed_dim = self.num_heads * self.head_dim
+        if x.dim() != 3 or x.size(1) == 0 or x.size(2) != embed_dim:
+            raise ValueError(
+                f"`x` is {tuple(x.shape)}: give a segment (B, T, {embed_dim}) of one token or more"
+            )
+        if past is not None and getattr(past, "streams", len(x)) != len(x):
+            raise ValueError(
+                f"`past` is of {past.streams} streams and `x` of {len(x)}: a memory belongs to its "
+                "streams; begin other text with None"
+            )
 
     def project_queries(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
         """Map (B, T, d) to content and position queries (H, B, T, d_h), None where u = v = 0."""
@@ -249,17 +256,35 @@ class RelativeAttention(nn.Module):
         )
 
     def project_keys(
-        self, x: Tensor, past: LayerState | None
+        self, x: Tensor, past: LayerState | None, max_past: int = UNLIMITED, heads: Any = None
     ) -> tuple[Tensor, Tensor, KeyValueCache | None]:
-        """Return keys and values (H, B, S, d_h), and their cache where it is worth keeping."""
-        keys, values = (split_heads(p(x), self.head_dim) for p in (self.k_proj, self.v_proj))
+        """Return keys and values (H, B, S, d_h), and in inference their cache.
+
+        Whether gradients are on does not decide what a layer remembers: the first pass of
+        activation checkpointing has none, and training needs the layer's input.
+
+        Args:
+            x: the segment, (B, T, d).
+            past: :class:`.HiddenStates`, or in inference a cache.
+            max_past: how many earlier tokens are seen.
+            heads: some of them, as :meth:`project_heads` takes it.
+        """
+        inference = not (self.training or torch.is_grad_enabled())
+        keys, values = (self.project_heads(p, x, heads) for p in (self.k_proj, self.v_proj))
         if isinstance(past, KeyValueCache):
+            if not inference:
+                raise ValueError(
+                    "`past` holds keys and values, from which `k_proj` and `v_proj` learn nothing: "
+                    "it was made by .eval() under torch.no_grad(), so go on in that way, or read "
+                    "the text before again in training"
+                )
             cache = past.extended(keys, values)
             return cache.keys, cache.values, cache
         if isinstance(past, HiddenStates):
             # projected apart: the gradient of the past itself, which nobody wants, costs as much
+            seen = past.hidden[:, max(0, past.length - max_past) :]
             keys, values = (
-                torch.cat([split_heads(projection(past.hidden), self.head_dim), own], dim=2)
+                torch.cat([self.project_heads(projection, seen, heads), own], dim=2)
                 for projection, own in ((self.k_proj, keys), (self.v_proj, values))
             )
         elif past is not None:
@@ -268,13 +293,18 @@ class RelativeAttention(nn.Module):
                 "that the segment before returned"
             )
         keys, values = keys.contiguous(), values.contiguous()
-        # with gradients the layer keeps its input in place of what is projected from it
-        return keys, values, None if torch.is_grad_enabled() else KeyValueCache.of(keys, values)
+        if not inference or torch.compiler.is_compiling():
+            return keys, values, None
+        return keys, values, KeyValueCache.of(keys, values, max_past)
+
+    def project_heads(self, projection: nn.Linear, x: Tensor, heads: Any = None) -> Tensor:
+        """Map (B, T, d) to the keys or values (H, B, T, d_h); a subclass may take some heads."""
+        return split_heads(projection(x), self.head_dim)
 
     def attend(self, *arguments: Any, **options: Any) -> tuple[Tensor, Tensor | None]:
         """Return what the kernel does, weights dropped in training; see :func:`plain_attention`."""
         dropout = self.dropout if self.training else 0.0
-        return KERNELS[self.kernel](*arguments, dropout=dropout, **options)
+        return choose_kernel(self.kernel)(*arguments, dropout=dropout, **options)
 
     def _scaled(self, query: Tensor) -> Tensor:
         # (B, T, d) -> (H, B, T, d_h)

@@ -7,7 +7,6 @@ in a block: C queries that see at most K keys, F distances beyond a clamp.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -21,7 +20,8 @@ QUERY_BLOCK = 64
 QUERY_BLOCK_FUSED_BF16 = 128
 QUERY_BLOCK_ON_GPU = 512
 
-UNLIMITED = sys.maxsize
+# farther than any text; torch.compile takes no number that is larger
+UNLIMITED = 2**31 - 1
 
 
 class Window(NamedTuple):

@@ -35,24 +35,24 @@ def part_sizes(streams: int, parts: int) -> list[int]:
 
 
 def split_batch(sample: dict[str, Any], parts: int) -> list[dict[str, Any]]:
-    """Return the parts of a batch, each as wide as the batch and with its cursor, if there is one.
+    """Return the parts of a batch, each as wide as the batch and with its part of the recurrence.
 
     Args:
         sample: a batch of :class:`TokenStreams`, of B streams.
         parts: how many, at most B.
     """
     net_input = dict(sample["net_input"])
-    cursor = net_input.pop("recurrence", None)
+    recurrence, start = net_input.pop("recurrence", None), net_input.pop("start", None)
     sizes = part_sizes(len(sample["target"]), parts)
-    cursors = [None] * parts if cursor is None else cursor.split(sizes)
+    recurrences = [None] * parts if recurrence is None else recurrence.split(sizes)
     made, end = [], 0
-    for size, own_cursor in zip(sizes, cursors, strict=True):
+    for size, own_recurrence in zip(sizes, recurrences, strict=True):
         streams = slice(end, end + size)
         end += size
         counts = sample["stream_tokens"][streams]
         own_input: dict[str, Any] = {key: value[streams] for key, value in net_input.items()}
-        if own_cursor is not None:
-            own_input["recurrence"] = own_cursor
+        if own_recurrence is not None:
+            own_input |= {"recurrence": own_recurrence, "start": start}
         made.append(
             {
                 "id": sample["id"][streams],

@@ -15,18 +15,12 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from fairseq_plugins.fairseq_integration.forward_passes import InferenceCache
-from fairseq_plugins.product_key_memory.memory import ProductKeyMemory
 from fairseq_plugins.segment_language_model.attention_blocks import Clamped
-from fairseq_plugins.segment_language_model.evaluation import temper
 from fairseq_plugins.segment_language_model.key_value_cache import HiddenStates, LayerState
 from fairseq_plugins.segment_language_model.layer import SegmentLayer
-from fairseq_plugins.segment_language_model.recurrence import Cursor, Recurrence
+from fairseq_plugins.segment_language_model.recurrence import Recurrence
 
 logger = logging.getLogger(__name__)
-
-# The output bias of symbols that a converted model does not have: their probability is 0, in half
-# precision too. Those that it has come nowhere near it.
-IMPOSSIBLE_BIAS = -1e4
 
 
 class Context(NamedTuple):
@@ -65,7 +59,7 @@ class SegmentDecoder(FairseqIncrementalDecoder):
         context: how far back the layers read.
         dropout: before the first layer and after the last.
         positions: maps the farthest distance F to an encoding of the distances F, F - 1, …, -1,
-            from which each layer's attention makes its terms; None for none.
+            which each layer's attention projects; None for none.
         absolute_positions: adds what depends on a token's place to the embeddings, before their
             dropout, and to the input of each layer; None for none.
         layer_norm: normalises the last layer's output; None for none.
@@ -102,25 +96,17 @@ class SegmentDecoder(FairseqIncrementalDecoder):
         self.output_projection = None if adaptive else output
         self.context = context
         self.checkpoint_activations = checkpoint_activations
-        self.softmax_temperature = 1.0  # of evaluation: the task may set another
-        self._inference_terms: InferenceCache[tuple[int, list[Any]]] = InferenceCache()
-        self._told_of_places = False
-
-    @property
-    def product_key_memories(self) -> dict[int, ProductKeyMemory]:
-        """Return the product-key memories by the number of their layer, from 1."""
-        return {
-            number: layer.product_key_memory.memory
-            for number, layer in enumerate(self.layers, start=1)
-            if layer.product_key_memory is not None
-        }
+        self._takes_padding = any(getattr(m, "takes_padding", False) for m in self.modules())
+        self._inference_positions: InferenceCache[tuple[int, list[Any]]] = InferenceCache()
+        self._warned_of_places = False
 
     def forward(
         self,
         prev_output_tokens: Tensor,
         encoder_out: None = None,
         incremental_state: dict[str, Any] | None = None,
-        recurrence: Cursor | None = None,
+        recurrence: Recurrence | None = None,
+        start: int | None = None,
     ) -> tuple[Tensor, None]:
         """Return the scores of the symbols that may follow each token.
 
@@ -129,15 +115,17 @@ class SegmentDecoder(FairseqIncrementalDecoder):
                 of which only those it has not seen are computed.
             encoder_out: None; fairseq's generator passes it.
             incremental_state: fairseq's dictionary of one generation.
-            recurrence: the segment's place in its streams; None for a segment without a past, which
-                also leaves no trace.
+            recurrence: the states of the streams; None for a segment without a past, which also
+                leaves no trace.
+            start: the place of the segment's first token in its stream; None for the place where
+                this decoder stopped reading.
 
         Returns:
             (B, T, V) scores, or the (B, T, d) input of the adaptive softmax; and None for
             attention, which is not kept.
         """
         features, extra = self.extract_features(
-            prev_output_tokens, encoder_out, incremental_state, recurrence
+            prev_output_tokens, encoder_out, incremental_state, recurrence, start
         )
         return self.output_layer(features), extra
 
@@ -146,29 +134,30 @@ class SegmentDecoder(FairseqIncrementalDecoder):
         prev_output_tokens: Tensor,
         encoder_out: None = None,
         incremental_state: dict[str, Any] | None = None,
-        recurrence: Cursor | None = None,
+        recurrence: Recurrence | None = None,
+        start: int | None = None,
     ) -> tuple[Tensor, None]:
         """Return the final representation (B, T, d); arguments as in :meth:`forward`."""
         mem_len, first = self.context.mem_len, 0
         if incremental_state is not None:
-            generated = incremental_state.setdefault("recurrence", Recurrence())
-            first = generated.end(self)
-            recurrence = generated.at(first)
+            recurrence = incremental_state.setdefault("recurrence", Recurrence())
+            start = first = recurrence.end(self)
             prev_output_tokens = prev_output_tokens[:, first:]
             mem_len = mem_len or self.context.segment - 1
         elif recurrence is not None:
-            mem_len += recurrence.recurrence.longer
+            mem_len += recurrence.longer
+            start = recurrence.end(self) if start is None else start
         x = self._embed(prev_output_tokens, first)
         padding_mask = self._padding_mask(prev_output_tokens)
-        past = None if recurrence is None else recurrence.read(self, like=x)
+        past = None if recurrence is None else recurrence.read(self, start, like=x)
         if past is None and self.context.from_zeros and self.context.mem_len > 0:
             zeros = HiddenStates(x.new_zeros(x.size(0), mem_len, x.size(2)))
             past = [zeros] * len(self.layers)
         # layers may keep more or less of the past
         kept = 0 if past is None else max(state.length for state in past)
-        if recurrence is not None and recurrence.start == 0:
-            self._inference_terms.clear()  # a new walk
-        terms = self._distance_terms(
+        if start == 0:
+            self._inference_positions.clear()  # a new walk
+        positions = self._positions_of_layers(
             kept + x.size(1) - 1, mem_len + x.size(1) - 1, once=recurrence is None
         )
         states: list[LayerState] = []
@@ -178,13 +167,13 @@ class SegmentDecoder(FairseqIncrementalDecoder):
             state = None if past is None else past[index]
             if self.checkpoint_activations and torch.is_grad_enabled():
                 x, state = checkpoint(
-                    layer, x, terms[index], state, padding_mask, use_reentrant=False
+                    layer, x, positions[index], state, padding_mask, use_reentrant=False
                 )
             else:
-                x, state = layer(x, terms[index], state, padding_mask)
+                x, state = layer(x, positions[index], state, padding_mask)
             states.append(state)
         if recurrence is not None:
-            recurrence.write(self, states, x.size(1), mem_len)
+            recurrence.write(self, start, states, x.size(1), mem_len)
         if self.layer_norm is not None:
             x = self.layer_norm(x)
         return self.output_dropout(x), None
@@ -209,8 +198,8 @@ class SegmentDecoder(FairseqIncrementalDecoder):
                 f"{places} places that --positions learned-absolute was trained for: "
                 "give a smaller --tokens-per-sample"
             )
-        if end > self.context.segment and not self._told_of_places:
-            self._told_of_places = True
+        if end > self.context.segment and not self._warned_of_places:
+            self._warned_of_places = True
             logger.warning(
                 "a segment has %d tokens, its context included, and positions were trained up "
                 "to %d: give a smaller --tokens-per-sample or --extended-context",
@@ -220,7 +209,7 @@ class SegmentDecoder(FairseqIncrementalDecoder):
 
     def _padding_mask(self, tokens: Tensor) -> Tensor | None:
         """Return where ``tokens`` (B, T) are padding; None if no layer asks, or none is."""
-        if not self.product_key_memories:
+        if not self._takes_padding:
             return None
         padding_mask = tokens.eq(self.dictionary.pad())
         # a look at it would make the host wait for an accelerator
@@ -228,35 +217,38 @@ class SegmentDecoder(FairseqIncrementalDecoder):
             return None
         return padding_mask
 
-    def _distance_terms(self, farthest: int, ever_farthest: int, once: bool = False) -> list[Any]:
-        """Return each layer's terms for the distances ``farthest``, or more, to -1.
+    def _positions_of_layers(
+        self, farthest: int, ever_farthest: int, once: bool = False
+    ) -> list[Any]:
+        """Return each layer's projected positions of the distances ``farthest``, or more, to -1.
 
         They are computed once an update in training, and once for all segments of a walk in
         inference; with ``once`` no other segment follows.
         """
+        cache = self._inference_positions
         if self.training or torch.is_grad_enabled() or once:
-            self._inference_terms.clear()
-            return self.compute_distance_terms(farthest)
+            cache.clear()
+            return self.compute_positions(farthest)
 
         def compute() -> tuple[int, list[Any]]:
             # twice as many as needed: a past that grows token by token would project each time
-            reached = max(farthest, min(2 * farthest, ever_farthest))
-            return reached, self.compute_distance_terms(reached)
+            last = max(farthest, min(2 * farthest, ever_farthest))
+            return last, self.compute_positions(last)
 
         attentions = [layer.self_attn for layer in self.layers]
-        weights = [p for attention in attentions for p in attention.distance_parameters()]
+        weights = [p for attention in attentions for p in attention.position_parameters()]
         if self.positions is not None:
             weights += self.positions.parameters()
-        reached, terms = self._inference_terms.get(weights, compute)
-        if reached < farthest:
-            self._inference_terms.clear()
-            _, terms = self._inference_terms.get(weights, compute)
-        return terms
+        last, positions = cache.get(weights, compute)
+        if last < farthest:
+            cache.clear()
+            _, positions = cache.get(weights, compute)
+        return positions
 
-    def compute_distance_terms(self, farthest: int) -> list[Any]:
+    def compute_positions(self, farthest: int) -> list[Any]:
         """Return what each layer's attention takes from the distances ``farthest`` to -1."""
         encoding = self.encode_distances(farthest)
-        return [layer.self_attn.distance_terms(encoding) for layer in self.layers]
+        return [layer.self_attn.project_positions(encoding) for layer in self.layers]
 
     def encode_distances(self, farthest: int) -> Tensor | Clamped | None:
         """Return the encoding of the distances ``farthest`` to -1, None without positions."""
@@ -267,51 +259,12 @@ class SegmentDecoder(FairseqIncrementalDecoder):
     def train(self, mode: bool = True) -> "SegmentDecoder":
         """Set the module in training mode or out of it."""
         if mode:
-            self._inference_terms.clear()  # training needs the space
+            self._inference_positions.clear()  # training needs the space
         return super().train(mode)
 
     def output_layer(self, features: Tensor) -> Tensor:
         """Map (B, T, d) to scores (B, T, V); the adaptive softmax does its own part later."""
         return features if self.output_projection is None else self.output_projection(features)
-
-    def get_normalized_probs(
-        self, net_output: tuple[Tensor, Any], log_probs: bool, sample: dict | None = None
-    ) -> Tensor:
-        """Return (log-)probabilities of all symbols, (B, T, V), at the softmax temperature.
-
-        Those of the targets are added to the sample's tally, if it has one.
-
-        Raises:
-            ValueError: the text has a symbol that a converted model does not have.
-            FloatingPointError: a target's log-probability is not finite; fairseq-eval-lm would
-                leave that token out of its average.
-        """
-        probs = super().get_normalized_probs(net_output, log_probs, sample)
-        if log_probs and sample is not None:
-            self._check_targets(_of_targets(probs, sample["target"]), sample["target"])
-        if self.softmax_temperature != 1:
-            probs = temper(probs, self.softmax_temperature, log_probs)
-        if log_probs and sample is not None and "tally" in sample:
-            target = sample["target"]
-            sample["tally"].add(_of_targets(probs, target), target)
-        return probs
-
-    def _check_targets(self, of_targets: Tensor, target: Tensor) -> None:
-        """Raise where the log-probabilities ``of_targets`` of ``target``, both (B, T), are none."""
-        if not of_targets.isfinite().all():
-            raise FloatingPointError(
-                "the log-probability of a token is not finite: evaluate without --fp16, or "
-                "look for NaN in the checkpoint"
-            )
-        impossible = of_targets < IMPOSSIBLE_BIAS / 2
-        impossible = target[impossible & target.ne(self.dictionary.pad())]
-        if impossible.numel():
-            symbols = sorted({self.dictionary[symbol] for symbol in impossible.tolist()})
-            raise ValueError(
-                f"the text has {', '.join(symbols)}, which the model was converted without and can "
-                "never predict: take symbols of its vocabulary only, and text without line ends "
-                "for a model without </s>"
-            )
 
     def reorder_incremental_state(
         self, incremental_state: dict[str, Any], new_order: Tensor
@@ -325,8 +278,3 @@ class SegmentDecoder(FairseqIncrementalDecoder):
         if self.absolute_positions is not None:
             return self.context.segment
         return 1_000_000_000
-
-
-def _of_targets(log_probs: Tensor, target: Tensor) -> Tensor:
-    """Return what ``log_probs`` (B, T, V) have for the tokens ``target``, (B, T)."""
-    return log_probs.gather(-1, target.unsqueeze(-1)).squeeze(-1)

@@ -14,19 +14,61 @@ from typing import Any
 from fairseq.data import Dictionary
 from torch import Tensor
 
-from fairseq_plugins.segment_language_model.generation import is_characters
+from fairseq_plugins.segment_language_model.units import BITS
 
 logger = logging.getLogger(__name__)
 
 
-def temper(probs: Tensor, temperature: float, log_probs: bool) -> Tensor:
-    """Return (log-)probabilities (…, V) of the scores divided by ``temperature``.
+# The output bias of symbols that a converted model does not have: their probability is 0, in half
+# precision too. Those that it has come nowhere near it.
+IMPOSSIBLE_BIAS = -1e4
 
-    Scores and log-probabilities differ by a number for each token, which the softmax takes out: it
-    does not matter which of the two is divided.
+
+def evaluate_probs(
+    probs: Tensor,
+    log_probs: bool,
+    sample: dict[str, Any] | None,
+    temperature: float,
+    dictionary: Dictionary,
+) -> Tensor:
+    """Return a model's (log-)probabilities (B, T, V) at the softmax temperature.
+
+    Those of the sample's targets are checked, and added to its tally, if it has one.
     """
-    scores = (probs if log_probs else probs.log()) / temperature
-    return scores.log_softmax(-1) if log_probs else scores.softmax(-1)
+    scored = log_probs and sample is not None
+    if scored:
+        _check_targets(_of_targets(probs, sample["target"]), sample["target"], dictionary)
+    if temperature != 1:
+        # Scores and log-probabilities differ by a number for each token, which the softmax takes
+        # out: it does not matter which of the two is divided.
+        scores = (probs if log_probs else probs.log()) / temperature
+        probs = scores.log_softmax(-1) if log_probs else scores.softmax(-1)
+    if scored and "tally" in sample:
+        sample["tally"].add(_of_targets(probs, sample["target"]), sample["target"])
+    return probs
+
+
+def _check_targets(of_targets: Tensor, target: Tensor, dictionary: Dictionary) -> None:
+    """Raise where the log-probabilities ``of_targets`` of ``target``, both (B, T), are none."""
+    if not of_targets.isfinite().all():
+        # fairseq-eval-lm would leave that token out of its average
+        raise FloatingPointError(
+            "the log-probability of a token is not finite: evaluate without --fp16, or look for "
+            "NaN in the checkpoint"
+        )
+    impossible = target[(of_targets < IMPOSSIBLE_BIAS / 2) & target.ne(dictionary.pad())]
+    if impossible.numel():
+        symbols = sorted({dictionary[symbol] for symbol in impossible.tolist()})
+        raise ValueError(
+            f"the text has {', '.join(symbols)}, which the model was converted without and can "
+            "never predict: take symbols of its vocabulary only, and text without line ends for a "
+            "model without </s>"
+        )
+
+
+def _of_targets(log_probs: Tensor, target: Tensor) -> Tensor:
+    """Return what ``log_probs`` (B, T, V) have for the tokens ``target``, (B, T)."""
+    return log_probs.gather(-1, target.unsqueeze(-1)).squeeze(-1)
 
 
 class LineEndTally:
@@ -34,11 +76,12 @@ class LineEndTally:
 
     Args:
         dictionary: the symbols.
+        characters: whether each is one.
     """
 
-    def __init__(self, dictionary: Dictionary) -> None:
+    def __init__(self, dictionary: Dictionary, characters: bool) -> None:
         self._pad, self._eos = dictionary.pad(), dictionary.eos()
-        self._unit = "bits per character" if is_characters(dictionary) else "bits a token"
+        self._unit = BITS if characters else "bits a token"
         # tensors from the first batch on, so that a GPU need not be waited for
         self._sum: Tensor | float = 0.0
         self._others: Tensor | int = 0
@@ -69,7 +112,7 @@ class TalliedBatches:
 
     Args:
         batches: the walk over the text.
-        tally: what the decoder adds each batch to.
+        tally: what each batch is added to.
     """
 
     def __init__(self, batches: Iterable[dict[str, Any]], tally: LineEndTally) -> None:

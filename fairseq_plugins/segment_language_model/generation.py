@@ -31,18 +31,6 @@ class RunningTextDictionary(Dictionary):
         return super().string(tensor, *args, **{**options, "include_eos": True})
 
 
-def is_characters(dictionary: Dictionary) -> bool:
-    """Return whether symbols are single characters, or bytes by their number (0 to 255)."""
-    words = own_symbols(dictionary)
-    return all(len(w) == 1 for w in words) or all(w.isdecimal() and int(w) < 256 for w in words)
-
-
-def own_symbols(dictionary: Dictionary) -> list[str]:
-    """Return the symbols but for fairseq's special ones and those that only fill it up."""
-    symbols = dictionary.symbols[dictionary.nspecial :]
-    return [symbol for symbol in symbols if not symbol.startswith("madeupword")]
-
-
 def prompts(
     dictionary: Dictionary, src_tokens: list[Tensor], src_lengths: list[int]
 ) -> NestedDictionaryDataset:
@@ -137,6 +125,25 @@ def draw_prompts(generator: Any) -> Any:
     return generator
 
 
+def keep_writing(generator: Any) -> Any:
+    """Have fairseq's ``--min-len`` count what ``generator`` writes after each prompt.
+
+    fairseq counts the prompt, too: of prompts of different lengths, continuations would have
+    different least lengths. ``generator.prompt_lengths`` (B,) has to be set before it is used.
+    """
+    least, end = generator.min_len, generator.eos
+    if least > 1:
+        generator.min_len = 1
+
+        def go_on(log_probs: Tensor, step: int, rows: Tensor) -> None:
+            early = step - generator.prompt_lengths[rows] < least  # (B,)
+            early = early.unsqueeze(1) & ~_one_left(log_probs)
+            log_probs[..., end].masked_fill_(early, -torch.inf)
+
+        generator.search = _AdjustedSearch(generator.search, go_on, by_row=True)
+    return generator
+
+
 def _block_repeats(
     block: NGramRepeatBlock, tokens: Tensor, log_probs: Tensor, bsz: int, beams: int, step: int
 ) -> Tensor:
@@ -175,10 +182,13 @@ def _one_left(log_probs: Tensor) -> Tensor:
 class _AdjustedSearch(nn.Module):
     """One of fairseq's searches, which chooses by log-probabilities that were adjusted in place."""
 
-    def __init__(self, search: nn.Module, adjust: Callable[[Tensor], None]) -> None:
+    def __init__(
+        self, search: nn.Module, adjust: Callable[..., None], by_row: bool = False
+    ) -> None:
         super().__init__()
         self.search = search
         self.adjust = adjust
+        self.by_row = by_row
 
     def __getattr__(self, name: str) -> Any:
         try:
@@ -186,7 +196,7 @@ class _AdjustedSearch(nn.Module):
         except AttributeError:
             return getattr(super().__getattr__("search"), name)
 
-    def step(self, step: int, lprobs: Tensor, *args: Any, **kwargs: Any) -> Any:
+    def step(self, step: int, lprobs: Tensor, scores: Tensor, tokens: Tensor, rows: Tensor) -> Any:
         """Choose what comes next by log-probabilities (B, K, V), as fairseq's searches do."""
-        self.adjust(lprobs)
-        return self.search.step(step, lprobs, *args, **kwargs)
+        self.adjust(lprobs, step, rows) if self.by_row else self.adjust(lprobs)
+        return self.search.step(step, lprobs, scores, tokens, rows)

@@ -1,24 +1,34 @@
 """What a layer keeps of the tokens it has read: hidden states, or projected keys and values.
 
 Transformer-XL, section 3.2. Training keeps hidden states and projects them anew, so that the
-projections learn from them too. Inference keeps keys and values, so that nothing is projected
-twice.
+projections learn from them too. Inference, which is evaluation mode without gradients, keeps keys
+and values, so that nothing is projected twice.
 
 Shapes: B streams, S tokens kept, T new tokens, H heads, d model width, d_h head width.
 """
 
 from __future__ import annotations
 
-import sys
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import NoReturn
 
 import torch
 from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from fairseq_plugins.segment_language_model.attention_blocks import UNLIMITED
 
 
-class LayerState(Protocol):
+class LayerState:
     """State of one layer over the S tokens of B streams."""
+
+    def __iter__(self) -> NoReturn:
+        """Refuse what ``nn.DataParallel`` does to gather outputs."""
+        raise TypeError(
+            "a layer's memory cannot be gathered by nn.DataParallel: use DistributedDataParallel, "
+            "whose workers keep their own"
+        )
 
     @property
     def length(self) -> int:
@@ -42,15 +52,15 @@ class LayerState(Protocol):
 
 
 @dataclass(frozen=True)
-class HiddenStates:
+class HiddenStates(LayerState):
     """The input of a layer: the ``latest`` tokens (B, S, d), and any ``earlier`` ones before them.
 
     Two tensors, because training keeps a segment's own anyway. :meth:`last` keeps no more than
-    ``reach`` tokens before the segment: how far the layer looks.
+    ``max_length`` tokens before the segment: how far the layer looks.
     """
 
     latest: Tensor
-    reach: int = sys.maxsize
+    max_length: int = UNLIMITED
     earlier: Tensor | None = None
 
     @property
@@ -70,7 +80,7 @@ class HiddenStates:
 
     def last(self, length: int, before: int = 0, segment: int = 0) -> HiddenStates:
         """Implement :meth:`LayerState.last`."""
-        start, end = _bounds(self.length, min(length, self.reach) + segment, before)
+        start, end = _bounds(self.length, min(length, self.max_length) + segment, before)
         kept, first = [], 0
         for part in self._parts():
             kept.append(_cut(part.detach(), start - first, end - first))
@@ -136,23 +146,23 @@ def _longer(kept: Tensor, room: int) -> Tensor:
 
 
 @dataclass(frozen=True)
-class KeyValueCache:
-    """Keys and values of a layer, each (H, B, S, d_h), which grow in place.
+class KeyValueCache(LayerState):
+    """Keys and values of a layer in inference, each (H, B, S, d_h), which grow in place.
 
     They are tokens ``start`` to ``end`` of a stream. New tokens are written behind them, so cost
-    grows with what a segment adds, not with what is kept. :meth:`last` keeps no more than ``reach``
-    tokens before the segment.
+    grows with what a segment adds, not with what is kept. :meth:`last` keeps no more than
+    ``max_length`` tokens before the segment.
     """
 
     buffers: _Buffers
     start: int
     end: int
-    reach: int = sys.maxsize
+    max_length: int = UNLIMITED
 
     @classmethod
-    def of(cls, keys: Tensor, values: Tensor, reach: int = sys.maxsize) -> KeyValueCache:
+    def of(cls, keys: Tensor, values: Tensor, max_length: int = UNLIMITED) -> KeyValueCache:
         """Return a cache of ``keys`` and ``values``, (H, B, S, d_h)."""
-        return cls(_Buffers(keys, values), 0, keys.size(2), reach)
+        return cls(_Buffers(keys, values), 0, keys.size(2), max_length)
 
     @property
     def length(self) -> int:
@@ -180,12 +190,11 @@ class KeyValueCache:
         This cache keeps what it had. Caches of the same stream lose what came before its start,
         and what was written behind its end.
         """
-        if torch.is_grad_enabled():
-            # what gradients pass through may not be overwritten
+        if torch.compiler.is_compiling():
             return KeyValueCache.of(
                 torch.cat([self.keys, keys], dim=2),
                 torch.cat([self.values, values], dim=2),
-                self.reach,
+                self.max_length,
             )
         self._check_kept()
         end = self.end + keys.size(2)
@@ -198,23 +207,20 @@ class KeyValueCache:
 
     def last(self, length: int, before: int = 0, segment: int = 0) -> KeyValueCache:
         """Implement :meth:`LayerState.last`."""
-        start, end = _bounds(self.length, min(length, self.reach) + segment, before)
-        buffers = self.buffers
-        if buffers.keys.requires_grad:
-            buffers = _Buffers(buffers.keys.detach(), buffers.values.detach(), buffers.first)
-        return replace(self, buffers=buffers, start=self.start + start, end=self.start + end)
+        start, end = _bounds(self.length, min(length, self.max_length) + segment, before)
+        return replace(self, start=self.start + start, end=self.start + end)
 
     def select(self, order: Tensor) -> KeyValueCache:
         """Return stream ``order[i]`` as stream i."""
         keys, values = (kept.index_select(1, order) for kept in (self.keys, self.values))
-        return KeyValueCache.of(keys, values, self.reach)
+        return KeyValueCache.of(keys, values, self.max_length)
 
     def to(self, like: Tensor) -> KeyValueCache:
         """Return the cache in the device and dtype of ``like``."""
         if self.buffers.keys.device == like.device and self.buffers.keys.dtype == like.dtype:
             return self
         keys, values = (kept.to(like.device, like.dtype) for kept in (self.keys, self.values))
-        return KeyValueCache.of(keys, values, self.reach)
+        return KeyValueCache.of(keys, values, self.max_length)
 
     def _view(self, buffer: Tensor) -> Tensor:
         self._check_kept()
@@ -242,3 +248,32 @@ def _cut(hidden: Tensor, start: int, end: int) -> Tensor:
     if start == 0 and end == hidden.size(1):
         return hidden
     return hidden[:, start : max(start, end)].clone()
+
+
+def register_state(kind: type, fields: list[str], build: Callable[..., LayerState]) -> None:
+    """Let torch.export take a kind of state apart, and ``torch.load(weights_only=True)`` read it.
+
+    Args:
+        kind: the class.
+        fields: attributes that hold tensors or further states.
+        build: returns the state that these, and its ``max_length``, belong to.
+    """
+    pytree.register_pytree_node(
+        kind,
+        lambda state: (
+            [getattr(state, name) for name in fields],
+            getattr(state, "max_length", UNLIMITED),
+        ),
+        lambda parts, max_length: build(*parts, max_length=max_length),
+        serialized_type_name=f"fairseq_plugins.{kind.__name__}",
+    )
+    torch.serialization.add_safe_globals([kind])
+
+
+register_state(
+    HiddenStates,
+    ["latest", "earlier"],
+    lambda latest, earlier, max_length: HiddenStates(latest, max_length, earlier),
+)
+register_state(KeyValueCache, ["keys", "values"], KeyValueCache.of)
+torch.serialization.add_safe_globals([_Buffers])

@@ -11,7 +11,6 @@ from typing import Any
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fairseq_plugins.product_key_memory.memory import MemorySublayer
 from fairseq_plugins.segment_language_model.attention import RelativeAttention
 from fairseq_plugins.segment_language_model.key_value_cache import HiddenStates, LayerState
 
@@ -39,10 +38,9 @@ class FeedForward(nn.Module):
 class SegmentLayer(nn.Module):
     """``LN(x + attention(x))``, then ``LN(x + sublayer(x))`` for each further sublayer.
 
-    All-attention, equation 6; Transformer-XL, section 3.3; product-key memory, section 3.3. With
-    ``normalize_before`` it is ``x + attention(LN(x))``, states of earlier segments normalised too,
-    and ``x + sublayer(LN(x))``. A memory beside the feed-forward sublayer makes one with it,
-    ``feed_forward(x) + memory(x)``.
+    All-attention, equation 6; Transformer-XL, section 3.3. With ``normalize_before`` it is
+    ``x + attention(LN(x))``, states of earlier segments normalised too, and then
+    ``x + sublayer(LN(x))``. A sublayer whose ``takes_padding`` is true gets the padding mask, too.
 
     Args:
         embed_dim: d.
@@ -50,10 +48,10 @@ class SegmentLayer(nn.Module):
         feed_forward: any map of (B, T, d) to itself, or None for a layer without one.
         dropout: acts on what each sublayer adds.
         normalize_before: normalise the input of each sublayer in place of the sum.
-        memory_sublayer: a product-key memory after the feed-forward sublayer, or None.
+        memory_sublayer: another such map after the feed-forward sublayer, or None.
         layer_norm_epsilon: what the norms add to the variance.
-        parallel: add the memory to the feed-forward sublayer, of the same input, in place of
-            putting it after that one.
+        parallel: add ``memory_sublayer`` to the feed-forward sublayer, of the same input, in place
+            of putting it after that one.
     """
 
     def __init__(
@@ -63,7 +61,7 @@ class SegmentLayer(nn.Module):
         feed_forward: nn.Module | None,
         dropout: nn.Module,
         normalize_before: bool = False,
-        memory_sublayer: MemorySublayer | None = None,
+        memory_sublayer: nn.Module | None = None,
         layer_norm_epsilon: float = 1e-5,
         parallel: bool = False,
     ) -> None:
@@ -79,17 +77,10 @@ class SegmentLayer(nn.Module):
         self.dropout = dropout
         self.normalize_before = normalize_before
 
-    @property
-    def product_key_memory(self) -> MemorySublayer | None:
-        """Return the layer's product-key memory: its own sublayer, or its feed-forward one."""
-        if isinstance(self.feed_forward, MemorySublayer):
-            return self.feed_forward
-        return self.memory_sublayer
-
     def forward(
         self,
         x: Tensor,
-        terms: Any,
+        positions: Any,
         past: LayerState | None = None,
         padding_mask: Tensor | None = None,
     ) -> tuple[Tensor, LayerState]:
@@ -97,48 +88,47 @@ class SegmentLayer(nn.Module):
 
         Args:
             x: the segment, (B, T, d).
-            terms: what the attention's ``distance_terms`` returned.
+            positions: what the attention's ``project_positions`` returned.
             past: this layer's state of earlier tokens; None for none.
-            padding_mask: (B, T), true for padding, which product-key memories pass over; None for
-                no padding.
+            padding_mask: (B, T), true for padding; None for no padding.
 
         Returns:
             the layer's output (B, T, d), and its state of earlier tokens and segment.
         """
-        attended, cache = self._attend(x, terms, past)
-        state = self._hidden_states(x, terms, past) if cache is None else cache
+        attended, state = self._attend(x, positions, past)
+        if state is None:
+            # what enters the layer, so that projections and normalisation learn from the past too
+            earlier = None if past is None else past.hidden
+            state = HiddenStates(x, self.self_attn.max_past(positions), earlier)
         x = self._add(x, attended, self.self_attn_layer_norm)
         if self.final_layer_norm is not None:
             entering = self.final_layer_norm(x) if self.normalize_before else x
-            x = self._add(x, self._feed_forward(entering, padding_mask), self.final_layer_norm)
+            added = _apply(self.feed_forward, entering, padding_mask)
+            if self.memory_sublayer is not None and self.memory_layer_norm is None:
+                added = added + _apply(self.memory_sublayer, entering, padding_mask)
+            x = self._add(x, added, self.final_layer_norm)
         if self.memory_layer_norm is not None:
             entering = self.memory_layer_norm(x) if self.normalize_before else x
-            x = self._add(x, self.memory_sublayer(entering, padding_mask), self.memory_layer_norm)
+            added = _apply(self.memory_sublayer, entering, padding_mask)
+            x = self._add(x, added, self.memory_layer_norm)
         return x, state
 
-    def _feed_forward(self, x: Tensor, padding_mask: Tensor | None) -> Tensor:
-        if isinstance(self.feed_forward, MemorySublayer):
-            return self.feed_forward(x, padding_mask)
-        y = self.feed_forward(x)
-        if self.memory_sublayer is not None and self.memory_layer_norm is None:
-            y = y + self.memory_sublayer(x, padding_mask)
-        return y
-
     def _attend(
-        self, x: Tensor, terms: Any, past: LayerState | None
+        self, x: Tensor, positions: Any, past: LayerState | None
     ) -> tuple[Tensor, LayerState | None]:
         if self.normalize_before:
             x = self.self_attn_layer_norm(x)
             if isinstance(past, HiddenStates):
-                past = HiddenStates(self.self_attn_layer_norm(past.hidden), past.reach)
-        return self.self_attn(x, terms, past)
-
-    def _hidden_states(self, x: Tensor, terms: Any, past: HiddenStates | None) -> HiddenStates:
-        # what enters the layer, so that projections and normalisation learn from the past too
-        earlier = None if past is None else past.hidden
-        return HiddenStates(x, self.self_attn.reach(terms), earlier)
+                past = HiddenStates(self.self_attn_layer_norm(past.hidden), past.max_length)
+        return self.self_attn(x, positions, past)
 
     def _add(self, x: Tensor, added: Tensor, layer_norm: nn.Module) -> Tensor:
         if self.normalize_before:
             return x + self.dropout(added)
         return layer_norm(x + self.dropout(added))
+
+
+def _apply(sublayer: nn.Module, x: Tensor, padding_mask: Tensor | None) -> Tensor:
+    if getattr(sublayer, "takes_padding", False):
+        return sublayer(x, padding_mask)
+    return sublayer(x)

@@ -18,6 +18,7 @@ from fairseq.logging import metrics
 from fairseq.tasks import FairseqTask
 from torch import Tensor
 
+from fairseq_plugins.fairseq_integration.option_names import flag
 from fairseq_plugins.segment_language_model.adaptive_softmax import adaptive_cross_entropy
 
 PENALTIES = ("activation_penalty", "temporal_penalty", "span_loss")
@@ -102,8 +103,7 @@ class SegmentLoss(CrossEntropyCriterion):
         self.costs = {name: getattr(cfg, name) for name in PENALTIES}
         for name, cost in self.costs.items():
             if not 0 <= cost < math.inf:
-                flag = name.replace("_", "-")
-                raise ValueError(f"--{flag} is {cost}: it must be at least 0, and finite")
+                raise ValueError(f"{flag(name)} is {cost}: it must be at least 0, and finite")
 
     @classmethod
     def build_criterion(cls, cfg: SegmentLossConfig, task: FairseqTask) -> "SegmentLoss":

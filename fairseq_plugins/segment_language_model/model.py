@@ -1,8 +1,8 @@
 """The language model around a segment decoder, and how a paper's model is put together.
 
 :meth:`SegmentLanguageModel.build_model` assembles every one of them. A paper's model is a subclass
-that says what is its own: positions, attention, perhaps feed-forward sublayer, dropout and initial
-values.
+that says what is its own: how far back it reads, each layer's sublayers, positions, perhaps dropout
+and initial values.
 
 Shapes: B streams, T tokens of a segment, V symbols, d model width.
 """
@@ -12,7 +12,7 @@ import difflib
 import logging
 import math
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 from fairseq.data import Dictionary
 from fairseq.models import FairseqLanguageModel
@@ -34,23 +34,41 @@ from fairseq_plugins.product_key_memory.options import (
     placement,
 )
 from fairseq_plugins.segment_language_model.adaptive_softmax import BiasedAdaptiveSoftmax
-from fairseq_plugins.segment_language_model.attention import KERNELS, RelativeAttention
+from fairseq_plugins.segment_language_model.attention import RelativeAttention
 from fairseq_plugins.segment_language_model.decoder import (
     Context,
     EmbeddingDropout,
     SegmentDecoder,
 )
+from fairseq_plugins.segment_language_model.evaluation import evaluate_probs
 from fairseq_plugins.segment_language_model.layer import FeedForward, SegmentLayer
 from fairseq_plugins.segment_language_model.model_config import (
     SegmentLanguageModelConfig,
     check_config,
     parse_cutoffs,
 )
-from fairseq_plugins.segment_language_model.recurrence import Cursor
+from fairseq_plugins.segment_language_model.recurrence import Recurrence
 
 CHANGED_IN_EVALUATION = ("attention_kernel", "clamp_len", "mem_len", "same_length")
 
 logger = logging.getLogger(__name__)
+
+
+class Positions(NamedTuple):
+    """How a model knows where tokens are: by their distance, or by their place in a segment.
+
+    ``relative`` encodes distances, and ``absolute`` adds to embeddings or layers; None for nothing.
+    """
+
+    relative: nn.Module | None = None
+    absolute: nn.Module | None = None
+
+
+class Dropouts(NamedTuple):
+    """The kind of dropout of embeddings, sublayers and activations, and what drops whole words."""
+
+    kind: type[nn.Module] = nn.Dropout
+    words: nn.Module | None = None
 
 
 class SegmentLanguageModel(FairseqLanguageModel):
@@ -66,46 +84,42 @@ class SegmentLanguageModel(FairseqLanguageModel):
     def __init__(self, decoder: SegmentDecoder, summary: str) -> None:
         super().__init__(decoder)
         self.summary = summary
-
-    def memories_by_name(self) -> dict[str, ProductKeyMemory]:
-        """Return the memories by the names that validation logs."""
-        memories = self.decoder.product_key_memories.items()
-        return {f"memory{number}": memory for number, memory in memories}
+        self.softmax_temperature = 1.0  # of evaluation: the task may set another
 
     @classmethod
     def build_model(cls, cfg: SegmentLanguageModelConfig, task: Any) -> "SegmentLanguageModel":
-        """Build the model for the task's dictionary.
-
-        Raises:
-            ValueError: an option has a value that no such model has, or two do not go together.
-        """
+        """Build the model for the task's dictionary."""
         check_task(task)
         dictionary = task.source_dictionary
         check_config(cfg, dictionary)
         cls.check_options(cfg)
-        dropout = cls.choose_dropout(cfg)
+        dropouts = cls.build_dropouts(cfg, dictionary)
         mem_len = cls.recurrence_length(cfg)
         memories = MemoryBuilder(cfg)
         # each of these draws its initial values, in this order
         embed_tokens = build_embedding(cfg, dictionary)
         layers = [
-            cls.build_layer(cfg, number, attention, dropout, memories)
-            for number, attention in enumerate(cls.build_attentions(cfg, mem_len), start=1)
+            build_layer(cfg, number, attention, feed_forward, dropouts.kind(cfg.dropout), memories)
+            for number, (attention, feed_forward) in enumerate(
+                cls.build_sublayers(cfg, mem_len, dropouts.kind), start=1
+            )
         ]
+        output = build_output(cfg, dictionary, embed_tokens)
+        positions = cls.build_positions(cfg, dropouts.kind)
+        # √d for embeddings that start with variance 1/d
+        small = cfg.share_decoder_input_output_embed or cfg.adaptive_input
         decoder = cls.decoder_class(
             dictionary,
             embed_tokens,
-            embed_scale=cls.embedding_scale(cfg),
+            embed_scale=math.sqrt(cfg.decoder_embed_dim) if small else 1.0,
             layers=layers,
-            output=build_output(cfg, dictionary, embed_tokens),
+            output=output,
             context=Context(mem_len, cfg.tokens_per_sample + cfg.extended_context, cfg.zero_memory),
             dropout=EmbeddingDropout(
-                cls.build_word_dropout(cfg, dictionary),
-                dropout(cfg.embed_dropout),
-                dropout(cfg.output_dropout),
+                dropouts.words, dropouts.kind(cfg.embed_dropout), dropouts.kind(cfg.output_dropout)
             ),
-            positions=cls.build_positions(cfg),
-            absolute_positions=cls.build_absolute_positions(cfg),
+            positions=positions.relative,
+            absolute_positions=positions.absolute,
             layer_norm=build_final_norm(cfg),
             checkpoint_activations=cfg.checkpoint_activations,
         )
@@ -114,8 +128,7 @@ class SegmentLanguageModel(FairseqLanguageModel):
         memories.finish(model, model.memories_by_name())
         return model
 
-    # What a paper's model says of itself: recurrence_length, build_attentions and describe it has
-    # to, the others where it differs.
+    # What a paper's model says of itself.
 
     @classmethod
     def check_options(cls, cfg: Any) -> None:
@@ -124,48 +137,24 @@ class SegmentLanguageModel(FairseqLanguageModel):
     @classmethod
     def recurrence_length(cls, cfg: Any) -> int:
         """Return how many tokens before a segment the layers read."""
+        raise NotImplementedError
 
     @classmethod
-    def build_attentions(cls, cfg: Any, mem_len: int) -> Iterator[RelativeAttention]:
-        """Yield the attention of each layer, first to last.
-
-        One at a time: the other parts of a layer draw their initial values after its attention.
-        """
-
-    @classmethod
-    def build_positions(cls, cfg: Any) -> nn.Module | None:
-        """Return the encoding of distances, None for none."""
-        return None
+    def build_sublayers(
+        cls, cfg: Any, mem_len: int, dropout: type[nn.Module]
+    ) -> Iterator[tuple[RelativeAttention, nn.Module | None]]:
+        """Yield the attention and the feed-forward sublayer, or None, of each layer, in order."""
+        raise NotImplementedError
 
     @classmethod
-    def build_absolute_positions(cls, cfg: Any) -> nn.Module | None:
-        """Return the encoding of places, None for none."""
-        return None
+    def build_positions(cls, cfg: Any, dropout: type[nn.Module]) -> Positions:
+        """Return the encoding of distances, or of places."""
+        raise NotImplementedError
 
     @classmethod
-    def build_feed_forward(cls, cfg: Any, dropout: type[nn.Module]) -> nn.Module | None:
-        """Return a layer's feed-forward sublayer, or None where layers have none."""
-        if cfg.decoder_ffn_embed_dim == 0:
-            return None
-        return FeedForward(
-            cfg.decoder_embed_dim, cfg.decoder_ffn_embed_dim, dropout(cfg.activation_dropout)
-        )
-
-    @classmethod
-    def choose_dropout(cls, cfg: Any) -> type[nn.Module]:
-        """Return the kind of dropout of embeddings, sublayers and activations."""
-        return nn.Dropout
-
-    @classmethod
-    def build_word_dropout(cls, cfg: Any, dictionary: Dictionary) -> nn.Module | None:
-        """Return the dropout of whole words, None for none."""
-        return None
-
-    @classmethod
-    def embedding_scale(cls, cfg: Any) -> float:
-        """Return √d for embeddings that start with variance 1/d, 1 for those with variance 1."""
-        small = cfg.share_decoder_input_output_embed or cfg.adaptive_input
-        return math.sqrt(cfg.decoder_embed_dim) if small else 1.0
+    def build_dropouts(cls, cfg: Any, dictionary: Dictionary) -> Dropouts:
+        """Return the kinds of dropout."""
+        return Dropouts()
 
     @classmethod
     def initialise(cls, decoder: SegmentDecoder, cfg: Any, dictionary: Dictionary) -> None:
@@ -174,51 +163,50 @@ class SegmentLanguageModel(FairseqLanguageModel):
     @classmethod
     def describe(cls, cfg: Any, mem_len: int) -> str:
         """Return in words what is this model's own, for the log."""
+        raise NotImplementedError
+
+    @property
+    def product_key_memories(self) -> dict[int, ProductKeyMemory]:
+        """Return the product-key memories by the number of their layer, from 1."""
+        return {
+            number: module
+            for number, layer in enumerate(self.decoder.layers, start=1)
+            for module in layer.modules()
+            if isinstance(module, ProductKeyMemory)
+        }
+
+    def memories_by_name(self) -> dict[str, ProductKeyMemory]:
+        """Return the memories by the names that validation logs."""
+        return {f"memory{number}": memory for number, memory in self.product_key_memories.items()}
 
     def fit_weights(self, state_dict: dict) -> dict:
         """Return a checkpoint's weights fitted to the options of this model."""
         return state_dict
 
-    @classmethod
-    def build_layer(
-        cls,
-        cfg: Any,
-        number: int,
-        attention: RelativeAttention,
-        dropout: type[nn.Module],
-        memories: MemoryBuilder,
-    ) -> SegmentLayer:
-        """Return layer ``number``, from 1, around its attention."""
-        feed_forward, memory_sublayer = place_memory(
-            cfg, number, cls.build_feed_forward(cfg, dropout), memories
-        )
-        return SegmentLayer(
-            cfg.decoder_embed_dim,
-            attention,
-            feed_forward,
-            dropout(cfg.dropout),
-            cfg.decoder_normalize_before,
-            memory_sublayer,
-            cfg.layer_norm_epsilon,
-            parallel=placement(cfg) == PARALLEL,
-        )
-
     def forward(
         self,
         src_tokens: Tensor,
         src_lengths: Tensor | None = None,
-        recurrence: Cursor | None = None,
+        recurrence: Recurrence | None = None,
+        start: int | None = None,
     ) -> tuple[Tensor, None]:
         """Score what follows each of ``src_tokens`` (B, T); see :meth:`SegmentDecoder.forward`."""
-        return self.decoder(src_tokens, recurrence=recurrence)
+        return self.decoder(src_tokens, recurrence=recurrence, start=start)
+
+    def get_normalized_probs(
+        self, net_output: tuple[Tensor, Any], log_probs: bool, sample: dict | None = None
+    ) -> Tensor:
+        """Return (log-)probabilities (B, T, V): :func:`.evaluate_probs` of fairseq's."""
+        probs = super().get_normalized_probs(net_output, log_probs, sample)
+        return evaluate_probs(
+            probs, log_probs, sample, self.softmax_temperature, self.decoder.dictionary
+        )
 
     def prepare_for_inference_(self, cfg: Any) -> None:
         """Say with which recurrence the figures that follow are measured.
 
-        Raises:
-            ValueError: ``--model-overrides`` names something else than how far back the model
-                reads or its kernel: fairseq would ignore it, or build another model than was
-                trained.
+        ``--model-overrides`` may change how far back the model reads, and its kernel: fairseq would
+        ignore others, or build another model than was trained.
         """
         super().prepare_for_inference_(cfg)
         overrides = ast.literal_eval(cfg.common_eval.model_overrides)
@@ -230,29 +218,12 @@ class SegmentLanguageModel(FairseqLanguageModel):
                 raise ValueError(
                     f"--model-overrides names {name!r}, which evaluation cannot change: {hint}"
                 )
-        if "attention_kernel" in overrides:
-            # fairseq drops overrides of options that are newer than the checkpoint
-            kernel = overrides["attention_kernel"]
-            if kernel not in KERNELS:
-                raise ValueError(
-                    f"--model-overrides sets attention_kernel to {kernel!r}: there are "
-                    f"{', '.join(KERNELS)}"
-                )
-            for module in self.modules():
-                if hasattr(module, "kernel"):
-                    module.kernel = kernel
-        temperature = self.decoder.softmax_temperature
+        temperature = self.softmax_temperature
         tempered = "" if temperature == 1 else f", softmax temperature {temperature}"
         logger.info("%s%s", self.summary, tempered)
 
     def load_state_dict(self, state_dict: dict, *args: Any, **kwargs: Any):
-        """Load weights, fitted to the options of this model, also those without its memories.
-
-        Raises:
-            FloatingPointError: one of them is not finite.
-            ValueError: they belong to a dictionary of another size, to longer or shorter segments
-                with learned absolute positions, or to a model that cannot be fitted to this one.
-        """
+        """Load weights, fitted to the options of this model, also those without its memories."""
         rows = sum(
             weight.size(0)
             for name, weight in state_dict.items()
@@ -339,29 +310,48 @@ def build_output(
     return projection
 
 
-def place_memory(
+def build_feed_forward(cfg: SegmentLanguageModelConfig, dropout: type[nn.Module]) -> Any:
+    """Return a layer's feed-forward sublayer, or None where layers have none."""
+    if cfg.decoder_ffn_embed_dim == 0:
+        return None
+    return FeedForward(
+        cfg.decoder_embed_dim, cfg.decoder_ffn_embed_dim, dropout(cfg.activation_dropout)
+    )
+
+
+def build_layer(
     cfg: SegmentLanguageModelConfig,
     number: int,
+    attention: RelativeAttention,
     feed_forward: nn.Module | None,
+    dropout: nn.Module,
     memories: MemoryBuilder,
-) -> tuple[nn.Module | None, MemorySublayer | None]:
-    """Return the feed-forward sublayer of layer ``number``, from 1, and the memory with it.
+) -> SegmentLayer:
+    """Return layer ``number``, from 1, around its sublayers.
 
     A product-key memory takes the place of ``feed_forward`` (product-key memory, section 3.3), or
     with ``--memory-interleave`` comes after it, or with ``--memory-parallel`` beside it.
-
-    Raises:
-        ValueError: there is no feed-forward sublayer to stand beside.
     """
-    if number not in parse_memory_layers(cfg.memory_layers, cfg.decoder_layers, "--memory-layers"):
-        return feed_forward, None
-    if placement(cfg) == PARALLEL and feed_forward is None:
-        raise ValueError(
-            "--memory-parallel with --decoder-ffn-embed-dim 0: layers have no feed-forward "
-            "sublayer to stand beside; leave one of the two out"
-        )
-    memory = MemorySublayer(memories.build(cfg.decoder_embed_dim))
-    return (memory, None) if placement(cfg) == INSTEAD else (feed_forward, memory)
+    memory = None
+    if number in parse_memory_layers(cfg.memory_layers, cfg.decoder_layers, "--memory-layers"):
+        if placement(cfg) == PARALLEL and feed_forward is None:
+            raise ValueError(
+                "--memory-parallel with --decoder-ffn-embed-dim 0: layers have no feed-forward "
+                "sublayer to stand beside; leave one of the two out"
+            )
+        memory = MemorySublayer(memories.build(cfg.decoder_embed_dim))
+        if placement(cfg) == INSTEAD:
+            feed_forward, memory = memory, None
+    return SegmentLayer(
+        cfg.decoder_embed_dim,
+        attention,
+        feed_forward,
+        dropout,
+        cfg.decoder_normalize_before,
+        memory,
+        cfg.layer_norm_epsilon,
+        parallel=placement(cfg) == PARALLEL,
+    )
 
 
 def build_final_norm(cfg: SegmentLanguageModelConfig) -> nn.LayerNorm | None:

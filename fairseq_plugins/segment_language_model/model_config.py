@@ -9,8 +9,9 @@ from typing import Any, Optional
 import torch
 from fairseq.data import Dictionary
 from fairseq.dataclass import ChoiceEnum
-from omegaconf import II
+from omegaconf import II, OmegaConf
 
+from fairseq_plugins.fairseq_integration.option_names import flag
 from fairseq_plugins.product_key_memory.options import (
     TOO_LARGE,
     MemoryLayersOptions,
@@ -18,11 +19,6 @@ from fairseq_plugins.product_key_memory.options import (
     parse_memory_layers,
 )
 from fairseq_plugins.segment_language_model.attention import KERNELS
-
-_SIZES = (
-    *("decoder_layers", "decoder_embed_dim", "decoder_ffn_embed_dim", "persistent_vectors"),
-    *("attention_span", "memory_slots", "tokens_per_sample"),
-)
 
 
 @dataclass
@@ -183,7 +179,7 @@ def check_config(cfg: SegmentLanguageModelConfig, dictionary: Dictionary) -> Non
         value = getattr(cfg, option)
         if value is not None and (isinstance(value, str) or value < least):
             remedy = "; leave it out for no limit" if option == "clamp_len" else ""
-            raise ValueError(f"{_flag(option)} is {value!r}: it must be at least {least}{remedy}")
+            raise ValueError(f"{flag(option)} is {value!r}: it must be at least {least}{remedy}")
     if str(cfg.attention_kernel) not in KERNELS:
         raise ValueError(
             f"--attention-kernel is {cfg.attention_kernel!r}: there are {', '.join(KERNELS)}"
@@ -200,7 +196,7 @@ def check_config(cfg: SegmentLanguageModelConfig, dictionary: Dictionary) -> Non
     ):
         value = getattr(cfg, option)
         if not 0 <= value < 1:
-            raise ValueError(f"{_flag(option)} is {value}: it must be in [0, 1)")
+            raise ValueError(f"{flag(option)} is {value}: it must be in [0, 1)")
     if not cfg.layer_norm_epsilon > 0:
         raise ValueError(f"--layer-norm-epsilon is {cfg.layer_norm_epsilon}: it must be above 0")
     if cfg.decoder_embed_dim % cfg.decoder_attention_heads:
@@ -239,8 +235,9 @@ def sizes_in_memory(cfg: Any) -> Iterator[None]:
     except RuntimeError as error:
         if not any(words in str(error) for words in TOO_LARGE):
             raise
-        given = [(_flag(option), getattr(cfg, option, None)) for option in _SIZES]
-        sizes = ", ".join(f"{flag} {value}" for flag, value in given if value)
+        numbers = {o: v for o, v in OmegaConf.to_container(cfg).items() if type(v) is int}
+        largest = sorted(numbers, key=numbers.get, reverse=True)[:4]
+        sizes = ", ".join(f"{flag(option)} {numbers[option]}" for option in largest)
         raise ValueError(
             f"the model takes more memory than this machine has ({sizes}): give smaller sizes"
         ) from error
@@ -318,31 +315,47 @@ def parse_cutoffs(cfg: SegmentLanguageModelConfig, part: str, dictionary: Dictio
     text = getattr(cfg, f"{part}_cutoff")
     if text is None:
         return []
-    flag = _flag(f"{part}_cutoff")
+    name = flag(f"{part}_cutoff")
     try:
         cutoffs = [int(number) for number in str(text).strip("[]()").split(",")]
     except ValueError:
         cutoffs = []
     if not cutoffs or sorted(set(cutoffs)) != cutoffs:
-        raise ValueError(f"{flag} is {text!r}: it must be rising numbers, such as 20000,60000")
+        raise ValueError(f"{name} is {text!r}: it must be rising numbers, such as 20000,60000")
     if cutoffs[0] < dictionary.nspecial:
         raise ValueError(
-            f"{flag} is {text!r}: its first number must be at least {dictionary.nspecial}, so that "
+            f"{name} is {text!r}: its first number must be at least {dictionary.nspecial}, so that "
             "padding and </s> are among the frequent symbols"
         )
     if cutoffs[-1] >= len(dictionary):
         raise ValueError(
-            f"{flag} is {text!r}: its last number must be below the {len(dictionary)} symbols of "
+            f"{name} is {text!r}: its last number must be below the {len(dictionary)} symbols of "
             "the dictionary"
         )
     factor = getattr(cfg, f"{part}_factor")
     if cfg.decoder_embed_dim / factor ** len(cutoffs) < 1:
         raise ValueError(
-            f"{_flag(f'{part}_factor')} is {factor}: {len(cutoffs)} cutoffs leave the last band "
+            f"{flag(f'{part}_factor')} is {factor}: {len(cutoffs)} cutoffs leave the last band "
             f"less than one of the --decoder-embed-dim {cfg.decoder_embed_dim} dimensions"
         )
     return cutoffs
 
 
-def _flag(option: str) -> str:
-    return "--" + option.replace("_", "-")
+def size_preset(layers: int, width: int, heads: int, inner: int = 0) -> dict[str, int]:
+    """Return the options of a model's size."""
+    sizes = {"decoder_layers": layers, "decoder_embed_dim": width, "decoder_attention_heads": heads}
+    return {**sizes, "decoder_ffn_embed_dim": inner} if inner else sizes
+
+
+def adaptive_preset(cutoffs: str, factor: int, tied_projections: bool = True) -> dict[str, Any]:
+    """Return the options of adaptive input and softmax, with tied embeddings."""
+    return {
+        "adaptive_input": True,
+        "adaptive_input_cutoff": cutoffs,
+        "adaptive_input_factor": factor,
+        "adaptive_softmax_cutoff": cutoffs,
+        "adaptive_softmax_factor": factor,
+        "tie_adaptive_weights": True,
+        "tie_adaptive_proj": tied_projections,
+        "output_bias": True,
+    }

@@ -60,6 +60,8 @@ class SinusoidalRelativePositions(nn.Module):
     ) -> None:
         super().__init__()
         _check_clamp(clamp_len)
+        if embed_dim % 2:
+            raise ValueError(f"`embed_dim` is {embed_dim}: sinusoids take an even width")
         self.embed_dim = embed_dim
         self.clamp_len = clamp_len
         self.dropout = dropout

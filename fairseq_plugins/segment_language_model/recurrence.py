@@ -46,7 +46,7 @@ class _History:
 class Recurrence:
     """States of a set of parallel streams, for each model that reads them, as in an ensemble.
 
-    Only :meth:`write` changes them: a batch without a :class:`Cursor` leaves them alone.
+    Only :meth:`write` changes them: a batch without a recurrence leaves them alone.
 
     Args:
         last_start: where the last segment of the walk starts, if that is known: after it nothing
@@ -69,10 +69,6 @@ class Recurrence:
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Take the states of a copy."""
         self.__dict__.update(state, _histories=WeakKeyDictionary(dict(state["_histories"])))
-
-    def at(self, start: int) -> Cursor:
-        """Return the place of the segment that starts at token ``start`` of each stream."""
-        return Cursor(self, start)
 
     def end(self, model: nn.Module) -> int:
         """Return how many tokens of each stream ``model`` has read."""
@@ -240,23 +236,3 @@ def _as_state_dict(histories: list[_History], copy: Callable[[Tensor], Tensor]) 
         parts = [part[:, part.size(1) - length :] for part in parts]
         layers.append(copy(parts[0] if len(parts) == 1 else torch.cat(parts)))
     return {"end": first.end, "mem_len": first.mem_len, "layers": layers}
-
-
-@dataclass(frozen=True)
-class Cursor:
-    """One segment's place in a :class:`Recurrence`; the batch iterator puts it into a batch."""
-
-    recurrence: Recurrence
-    start: int
-
-    def split(self, sizes: list[int]) -> list[Cursor]:
-        """Return the same place in each part of :meth:`Recurrence.split`."""
-        return [part.at(self.start) for part in self.recurrence.split(sizes)]
-
-    def read(self, model: nn.Module, like: Tensor) -> list[LayerState] | None:
-        """Return what :meth:`Recurrence.read` gives for this segment."""
-        return self.recurrence.read(model, self.start, like)
-
-    def write(self, model: nn.Module, states: list[LayerState], length: int, mem_len: int) -> None:
-        """Keep what :meth:`Recurrence.write` keeps, for this segment."""
-        self.recurrence.write(model, self.start, states, length, mem_len)

@@ -19,11 +19,8 @@ OTHER_DICTIONARY = (
 )
 
 
-class _BatchesWithCursors(CountingIterator):
-    """Puts the cursor of each batch's segment into its ``net_input``.
-
-    It comes after fairseq's buffer of batches, so that a cursor is made when its batch is due.
-    """
+class _BatchesWithRecurrence(CountingIterator):
+    """Puts the recurrence, and the segment's place in it, into each batch's ``net_input``."""
 
     def __init__(self, batches: Iterable, recurrence: Recurrence, streams: TokenStreams) -> None:
         super().__init__(batches, total=len(batches))
@@ -33,11 +30,11 @@ class _BatchesWithCursors(CountingIterator):
     def __next__(self) -> dict[str, Any]:
         segment = self.n
         batch = super().__next__()
-        start = self.streams.segment_start(segment)
-        batch["net_input"]["recurrence"] = self.recurrence.at(start)
+        batch["net_input"]["recurrence"] = self.recurrence
+        batch["net_input"]["start"] = self.streams.segment_start(segment)
         return batch
 
-    def take(self, n: int) -> _BatchesWithCursors:
+    def take(self, n: int) -> _BatchesWithRecurrence:
         """Stop after ``n`` batches at most."""
         self.total = min(self.total, n)
         return self
@@ -83,13 +80,13 @@ class StreamIterator(EpochBatchIterator):
 
     def _get_iterator_for_epoch(
         self, epoch: int, shuffle: bool, fix_batches_to_gpus: bool = False, offset: int = 0
-    ) -> _BatchesWithCursors | None:
+    ) -> _BatchesWithRecurrence | None:
         batches = super()._get_iterator_for_epoch(epoch, False, fix_batches_to_gpus, offset)
         if batches is None:
             return None
         last_start = self.dataset.segment_start(self.dataset.num_segments - 1)
         self.recurrence = Recurrence(last_start, self.longer_recurrence)
-        return _BatchesWithCursors(batches, self.recurrence, self.dataset)
+        return _BatchesWithRecurrence(batches, self.recurrence, self.dataset)
 
     def _layout(self) -> dict[str, int]:
         layout = {
@@ -110,8 +107,7 @@ class StreamIterator(EpochBatchIterator):
         state["dictionary"] = fingerprint(self.dataset.dictionary)
         state["layout"] = self._layout()
         if state["iterations_in_epoch"] > 0:
-            # the key of checkpoints since the first version
-            state["memory"] = self._recurrence_state() if self.save_recurrence else None
+            state["recurrence"] = self._recurrence_state() if self.save_recurrence else None
         return state
 
     def _recurrence_state(self) -> dict[str, Any] | None:
@@ -128,17 +124,12 @@ class StreamIterator(EpochBatchIterator):
         return state
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go to the place in ``state_dict``, with the recurrence that the run had there.
-
-        Raises:
-            ValueError: the run had another dictionary, or was in the middle of an epoch over other
-                streams.
-        """
+        """Go to the place in ``state_dict``, with the recurrence that the run had there."""
         dictionary = fingerprint(self.dataset.dictionary)
-        if state_dict.get("dictionary", dictionary) != dictionary:
+        if state_dict["dictionary"] != dictionary:
             raise ValueError(OTHER_DICTIONARY)
-        in_epoch = state_dict.get("iterations_in_epoch", 0) > 0
-        saved = state_dict.get("layout", self._layout())
+        in_epoch = state_dict["iterations_in_epoch"] > 0
+        saved = state_dict["layout"]
         if in_epoch and saved != self._layout():
             raise ValueError(
                 "the checkpoint stopped in the middle of an epoch over "
@@ -150,7 +141,7 @@ class StreamIterator(EpochBatchIterator):
         super().load_state_dict({**state_dict, "shuffle": False})
         if not in_epoch:
             return
-        states = state_dict.get("memory")
+        states = state_dict.get("recurrence")
         if states is None:
             logger.warning("the checkpoint holds no recurrence of the streams: resuming cold")
         else:

@@ -204,45 +204,9 @@ class RunningText(FairseqDataset):
     def __len__(self) -> int:
         return len(self.tokens)
 
-    def lay_out(
-        self,
-        dictionary: Dictionary,
-        streams: int,
-        num_shards: int,
-        segment_length: int,
-        extended_context: int = 0,
-        seed: int = 1,
-        epoch: int = 1,
-    ) -> TokenStreams:
-        """Return the tokens as ``streams`` parallel streams for each of ``num_shards`` workers.
-
-        Sentences that are shuffled have the order of ``seed`` and ``epoch``, and segments that vary
-        their lengths, alike on all workers.
-
-        Raises:
-            ValueError: there are no streams, or more than tokens, or one sentence to shuffle.
-        """
-        if streams < 1:
-            raise ValueError(f"--batch-size is {streams}: it must be at least 1")
-        if streams * num_shards > len(self):
-            workers = f" with {num_shards} workers" if num_shards > 1 else ""
-            raise ValueError(
-                f"--batch-size is {streams}{workers}: that makes {streams * num_shards} parallel "
-                f"streams of a split with {len(self)} tokens; use at most "
-                f"{len(self) // num_shards} (for validation: --batch-size-valid)"
-            )
-        tokens = self.tokens
-        if self.shuffled:
-            tokens = ShuffledSentences(tokens, dictionary.eos(), [seed, epoch])
-        return TokenStreams(
-            tokens,
-            dictionary,
-            streams * num_shards,
-            segment_length,
-            extended_context,
-            seed if self.shuffled else None,
-            Jitter(self.jitter, seed, epoch) if self.jitter else None,
-        )
+    def ordered(self, eos: int, seed: int, epoch: int) -> np.ndarray | ShuffledSentences:
+        """Return the tokens in the order of an epoch, alike on all workers."""
+        return ShuffledSentences(self.tokens, eos, [seed, epoch]) if self.shuffled else self.tokens
 
 
 class TokenStreams(FairseqDataset):

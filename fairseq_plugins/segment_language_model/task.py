@@ -2,6 +2,7 @@
 
 import logging
 import os
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -22,20 +23,28 @@ from fairseq_plugins.segment_language_model.evaluation import LineEndTally, Tall
 from fairseq_plugins.segment_language_model.generation import (
     RunningTextDictionary,
     choose_prefix,
+    draw_prompts,
     end_by_length,
-    is_characters,
+    keep_writing,
     prompts,
     sentences,
 )
 from fairseq_plugins.segment_language_model.model_config import sizes_in_memory
-from fairseq_plugins.segment_language_model.segment_jitter import longest_segment
+from fairseq_plugins.segment_language_model.segment_jitter import Jitter, longest_segment
 from fairseq_plugins.segment_language_model.stream_iterator import OTHER_DICTIONARY, StreamIterator
-from fairseq_plugins.segment_language_model.streams import RunningText, fingerprint, load_tokens
+from fairseq_plugins.segment_language_model.streams import (
+    RunningText,
+    TokenStreams,
+    fingerprint,
+    load_tokens,
+)
 from fairseq_plugins.segment_language_model.task_config import (
     SegmentLanguageModelingConfig,
     check_segment,
+    check_streams,
     find_dictionary,
 )
+from fairseq_plugins.segment_language_model.units import BITS, loss_unit, read_units
 
 logger = logging.getLogger(__name__)
 
@@ -44,9 +53,9 @@ logger = logging.getLogger(__name__)
 class SegmentLanguageModelingTask(FairseqTask):
     """Train and evaluate segment language models (Transformer-XL, section 3.2).
 
-    ``--batch-size`` is the number of parallel streams of a worker. Each batch brings its place in
-    the streams' recurrence as ``net_input["recurrence"]``; the model reads and extends it, so that
-    fairseq's commands need no special case.
+    ``--batch-size`` is the number of parallel streams of a worker. Each batch brings the streams'
+    recurrence and its place in it as ``net_input["recurrence"]`` and ``["start"]``; the model reads
+    and extends it, so that fairseq's commands need no special case.
 
     Args:
         cfg: the options.
@@ -121,7 +130,7 @@ class SegmentLanguageModelingTask(FairseqTask):
                 f"--arch is {cfg._name}, which is no segment language model: choose "
                 "transformer_xl, all_attention_lm or a preset of theirs, or another --task"
             )
-        model.decoder.softmax_temperature = temperature
+        model.softmax_temperature = temperature
         self._adaptive_softmax = model.decoder.adaptive_softmax is not None
         self._learns_spans = bool(getattr(model.decoder, "spans", []))
         mem_len = model.decoder.context.mem_len
@@ -253,14 +262,16 @@ class SegmentLanguageModelingTask(FairseqTask):
         check_segment(option, segment, len(dataset), (max_sentences or 1) * num_shards)
         # by what validation's segments are shorter, what is before them is longer
         longer = self.cfg.tokens_per_sample - segment
-        streams = dataset.lay_out(
+        count = 1 if max_sentences is None else max_sentences
+        check_streams(count, num_shards, len(dataset))
+        streams = TokenStreams(
+            dataset.ordered(self.dictionary.eos(), seed, epoch),
             self.dictionary,
-            1 if max_sentences is None else max_sentences,
-            num_shards,
+            count * num_shards,
             segment,
             self.cfg.extended_context + (0 if self._has_recurrence else longer),
-            seed,
-            epoch,
+            shuffled_with=seed if dataset.shuffled else None,
+            jitter=Jitter(dataset.jitter, seed, epoch) if dataset.jitter else None,
         )
         return StreamIterator(
             streams,
@@ -303,7 +314,15 @@ class SegmentLanguageModelingTask(FairseqTask):
                 "it out and use --model-overrides \"{'mem_len': ...}\", or for a model without "
                 "recurrence --extended-context"
             )
-        if is_characters(self.dictionary):
+        if self.cfg.post_process:
+            raise ValueError(
+                f"--post-process (--remove-bpe) is {self.cfg.post_process!r}: parts of a word "
+                "would be joined within a segment only, so that the loss depends on "
+                "--tokens-per-sample; leave it out"
+            )
+        folder = utils.split_paths(self.cfg.data)[0]
+        characters = loss_unit(read_units(Path(folder)).unit) == BITS
+        if characters:
             logger.info("each token is a character: Loss (base 2) is in bits per character")
         batches = self.get_batch_iterator(
             dataset,
@@ -312,13 +331,13 @@ class SegmentLanguageModelingTask(FairseqTask):
             shard_id=shard_id,
             data_buffer_size=data_buffer_size,
         ).next_epoch_itr(shuffle=False)
-        return TalliedBatches(batches, LineEndTally(self.dictionary))
+        return TalliedBatches(batches, LineEndTally(self.dictionary, characters))
 
     def train_step(self, sample: dict[str, Any], model: Any, *args: Any, **kwargs: Any) -> Any:
         """Train on a batch, and keep hold of its streams' recurrence for the next checkpoint."""
-        cursor = sample["net_input"].get("recurrence")
-        if cursor is not None:
-            self._training_recurrence = cursor.recurrence
+        recurrence = sample["net_input"].get("recurrence")
+        if recurrence is not None:
+            self._training_recurrence = recurrence
         step = super().train_step
         if self.cfg.batch_split == 1:
             return step(sample, model, *args, **kwargs)
@@ -351,9 +370,14 @@ class SegmentLanguageModelingTask(FairseqTask):
             # <pad> never occurs in text, so a generator that waits for it does not stop
             extra = dict(kwargs.pop("extra_gen_cls_kwargs", None) or {})
             kwargs["extra_gen_cls_kwargs"] = {**extra, "eos": self.dictionary.pad()}
-            generator = super().build_generator(models, args, **kwargs)
-            return generator if isinstance(generator, SequenceScorer) else end_by_length(generator)
-        return super().build_generator(models, args, **kwargs)
+        generator = super().build_generator(models, args, **kwargs)
+        if isinstance(generator, SequenceScorer):
+            return generator
+        if self.cfg.continue_past_eos:
+            end_by_length(generator)
+        if getattr(args, "sampling", False):
+            draw_prompts(generator)
+        return keep_writing(generator)
 
     def inference_step(
         self,
@@ -391,6 +415,9 @@ class SegmentLanguageModelingTask(FairseqTask):
             prefix_tokens = choose_prefix(
                 sample, prefix_tokens, generator, self.dictionary, self.cfg.continue_past_eos
             )
+            generator.prompt_lengths = prefix_tokens.ne(self.dictionary.pad()).sum(1)
+            # fairseq counts rows of the batch where it has no numbers of them
+            sample = {name: value for name, value in sample.items() if name != "id"}
         with torch.no_grad():
             return generator.generate(
                 models, sample, prefix_tokens=prefix_tokens, bos_token=self.dictionary.eos()

@@ -10,6 +10,8 @@ from fairseq.data.indexed_dataset import get_available_dataset_impl
 from fairseq.dataclass import ChoiceEnum, FairseqDataclass
 from omegaconf import II
 
+from fairseq_plugins.fairseq_integration.option_names import flag
+
 # Tokens that are computed at once, at a cost that grows with their square: hours beyond these.
 LONGEST_SEGMENT = 2**20
 
@@ -89,6 +91,7 @@ class SegmentLanguageModelingConfig(FairseqDataclass):
     )
     batch_size: Optional[int] = II("dataset.batch_size")
     train_subset: str = II("dataset.train_subset")
+    post_process: Optional[str] = II("common_eval.post_process")
     dataset_impl: Optional[ChoiceEnum(get_available_dataset_impl())] = II("dataset.dataset_impl")
 
 
@@ -104,8 +107,7 @@ def find_dictionary(cfg: SegmentLanguageModelingConfig) -> str:
     for option, least in (("tokens_per_sample", 1), ("segment_jitter", 0), ("extended_context", 0)):
         value = getattr(cfg, option)
         if value < least:
-            flag = option.replace("_", "-")
-            raise ValueError(f"--{flag} is {value}: it must be at least {least}")
+            raise ValueError(f"{flag(option)} is {value}: it must be at least {least}")
     if not 0 < cfg.softmax_temperature < math.inf:
         raise ValueError(
             f"--softmax-temperature is {cfg.softmax_temperature}: it must be above 0, and finite"
@@ -122,6 +124,19 @@ def find_dictionary(cfg: SegmentLanguageModelingConfig) -> str:
             f"DATA is {cfg.data}: there is no {path}; name the folder that fairseq-preprocess wrote"
         )
     return path
+
+
+def check_streams(streams: int, num_shards: int, tokens: int) -> None:
+    """Raise ``ValueError`` where each of ``num_shards`` workers cannot have so many streams."""
+    if streams < 1:
+        raise ValueError(f"--batch-size is {streams}: it must be at least 1")
+    if streams * num_shards > tokens:
+        workers = f" with {num_shards} workers" if num_shards > 1 else ""
+        raise ValueError(
+            f"--batch-size is {streams}{workers}: that makes {streams * num_shards} parallel "
+            f"streams of a split with {tokens} tokens; use at most {tokens // num_shards} (for "
+            "validation: --batch-size-valid)"
+        )
 
 
 def check_segment(option: str, segment_length: int, tokens: int, streams: int) -> None:

@@ -15,12 +15,23 @@ from fairseq.modules import AdaptiveInput
 from fairseq.modules.adaptive_softmax import TiedHeadModule
 from torch import nn
 
+from fairseq_plugins.fairseq_integration.option_names import flag
 from fairseq_plugins.fairseq_integration.presets import register_presets
+from fairseq_plugins.product_key_memory.memory import MemorySublayer
 from fairseq_plugins.segment_language_model.attention import PositionBiases, RelativeAttention
 from fairseq_plugins.segment_language_model.attention_blocks import UNLIMITED, Window
 from fairseq_plugins.segment_language_model.decoder import SegmentDecoder
-from fairseq_plugins.segment_language_model.model import SegmentLanguageModel
-from fairseq_plugins.segment_language_model.model_config import SegmentLanguageModelConfig
+from fairseq_plugins.segment_language_model.model import (
+    Dropouts,
+    Positions,
+    SegmentLanguageModel,
+    build_feed_forward,
+)
+from fairseq_plugins.segment_language_model.model_config import (
+    SegmentLanguageModelConfig,
+    adaptive_preset,
+    size_preset,
+)
 from fairseq_plugins.segment_language_model.positions import (
     Distances,
     LearnedAbsolutePositions,
@@ -102,10 +113,10 @@ class TransformerXLLanguageModel(SegmentLanguageModel):
         return 0 if cfg.positions in ABSOLUTE or cfg.extended_context else cfg.tokens_per_sample
 
     @classmethod
-    def build_attentions(
-        cls, cfg: TransformerXLConfig, mem_len: int
-    ) -> Iterator[RelativeAttention]:
-        """Yield the attention of each layer (section 3.3), u and v shared unless untied."""
+    def build_sublayers(
+        cls, cfg: TransformerXLConfig, mem_len: int, dropout: type[nn.Module]
+    ) -> Iterator[tuple[RelativeAttention, nn.Module | None]]:
+        """Yield attention (section 3.3), u and v shared unless untied, and feed-forward layer."""
         heads = cfg.decoder_attention_heads
         head_dim = cfg.decoder_embed_dim // heads
         # a token itself is one of the mem_len that each token sees in evaluation at the same length
@@ -113,57 +124,45 @@ class TransformerXLLanguageModel(SegmentLanguageModel):
         window = Window(0, seen_before if cfg.same_length else UNLIMITED)
         biases = PositionBiases(heads, head_dim) if cfg.positions == "transformer-xl" else None
         for number in range(cfg.decoder_layers):
-            distance_table = None
+            projection = None
             if cfg.positions == "transformer-xl":
-                distance_table = RelativeKeyProjection(cfg.decoder_embed_dim, heads)
+                projection = RelativeKeyProjection(cfg.decoder_embed_dim, heads)
                 if cfg.untie_r and number > 0:
                     biases = PositionBiases(heads, head_dim)
             elif cfg.positions == "shaw":
                 farthest = max(1, mem_len + cfg.tokens_per_sample + cfg.extended_context - 1)
                 farthest = min(farthest, cfg.clamp_len or farthest)
-                distance_table = LearnedRelativeKeys(heads, farthest, head_dim)
-            yield RelativeAttention(
+                projection = LearnedRelativeKeys(heads, farthest, head_dim)
+            attention = RelativeAttention(
                 cfg.decoder_embed_dim,
                 heads,
                 window,
-                distance_table,
+                projection,
                 biases,
                 cfg.attention_dropout,
                 str(cfg.attention_kernel),
             )
+            yield attention, build_feed_forward(cfg, dropout)
 
     @classmethod
-    def build_positions(cls, cfg: TransformerXLConfig) -> nn.Module | None:
-        """Return the encoding of distances: sinusoids, or the distances for learned keys."""
+    def build_positions(cls, cfg: TransformerXLConfig, dropout: type[nn.Module]) -> Positions:
+        """Return sinusoids of distances or distances (section 3.3), or an ablation's places."""
+        width = cfg.decoder_embed_dim
         if cfg.positions == "transformer-xl":
-            dropout = cls.choose_dropout(cfg)(cfg.embed_dropout) if cfg.embed_dropout else None
-            return SinusoidalRelativePositions(cfg.decoder_embed_dim, cfg.clamp_len, dropout)
-        return Distances(cfg.clamp_len) if cfg.positions == "shaw" else None
-
-    @classmethod
-    def build_absolute_positions(cls, cfg: TransformerXLConfig) -> nn.Module | None:
-        """Return the encoding of places, of the ablations without recurrence."""
+            dropped = dropout(cfg.embed_dropout) if cfg.embed_dropout else None
+            return Positions(SinusoidalRelativePositions(width, cfg.clamp_len, dropped))
+        if cfg.positions == "shaw":
+            return Positions(Distances(cfg.clamp_len))
         if cfg.positions == "learned-absolute":
             places = cfg.tokens_per_sample + cfg.extended_context
-            return LearnedAbsolutePositions(cfg.decoder_layers, places, cfg.decoder_embed_dim)
-        if cfg.positions == "sinusoidal-absolute":
-            return SinusoidalAbsolutePositions(cfg.decoder_embed_dim)
-        return None
+            return Positions(None, LearnedAbsolutePositions(cfg.decoder_layers, places, width))
+        return Positions(None, SinusoidalAbsolutePositions(width))
 
     @classmethod
-    def choose_dropout(cls, cfg: TransformerXLConfig) -> type[nn.Module]:
-        """Return locked dropout where the options ask for it."""
-        return LockedDropout if cfg.locked_dropout else nn.Dropout
-
-    @classmethod
-    def build_word_dropout(cls, cfg: TransformerXLConfig, dictionary: Dictionary) -> nn.Module:
-        """Return the dropout of whole words."""
-        return WordDropout(cfg.word_dropout, len(dictionary))
-
-    @classmethod
-    def embedding_scale(cls, cfg: TransformerXLConfig) -> float:
-        """Return √d, as in the published code, however embeddings start."""
-        return cfg.decoder_embed_dim**0.5
+    def build_dropouts(cls, cfg: TransformerXLConfig, dictionary: Dictionary) -> Dropouts:
+        """Return dropout of elements, locked where the options ask for it, and of whole words."""
+        kind = LockedDropout if cfg.locked_dropout else nn.Dropout
+        return Dropouts(kind, WordDropout(cfg.word_dropout, len(dictionary)))
 
     @classmethod
     def describe(cls, cfg: TransformerXLConfig, mem_len: int) -> str:
@@ -183,7 +182,7 @@ class TransformerXLLanguageModel(SegmentLanguageModel):
             for option in ("clamp_len", "same_length"):
                 if getattr(cfg, option):
                     raise ValueError(
-                        f"--{option.replace('_', '-')} with --positions {cfg.positions}: it acts "
+                        f"{flag(option)} with --positions {cfg.positions}: it acts "
                         "on distances, which absolute positions do not encode; drop one of the two"
                     )
         if cfg.same_length and cls.recurrence_length(cfg) == 0:
@@ -214,7 +213,8 @@ class TransformerXLLanguageModel(SegmentLanguageModel):
         Product-key memories, which those do not have, keep all of their own.
         """
         tensorflow = cfg.initial_values == "tensorflow"
-        memories = decoder.product_key_memories.values()
+        decoder.embed_scale = cfg.decoder_embed_dim**0.5
+        memories = [m for m in decoder.modules() if isinstance(m, MemorySublayer)]
         of_memories = {module for memory in memories for module in memory.modules()}
         for module in decoder.modules():
             if module in of_memories:
@@ -257,15 +257,6 @@ class TransformerXLLanguageModel(SegmentLanguageModel):
 _CHARACTERS: dict[str, Any] = {"share_decoder_input_output_embed": True, "output_bias": True}
 
 
-def _size(layers: int, width: int, heads: int, inner: int) -> dict[str, int]:
-    return {
-        "decoder_layers": layers,
-        "decoder_embed_dim": width,
-        "decoder_attention_heads": heads,
-        "decoder_ffn_embed_dim": inner,
-    }
-
-
 def _dropouts(sublayers: float, attention: float) -> dict[str, float]:
     """The published code's one rate for all but attention weights."""
     return {
@@ -277,92 +268,79 @@ def _dropouts(sublayers: float, attention: float) -> dict[str, float]:
     }
 
 
-def _adaptive(cutoffs: str, factor: int, tied_projections: bool = True) -> dict[str, Any]:
-    return {
-        "adaptive_input": True,
-        "adaptive_input_cutoff": cutoffs,
-        "adaptive_input_factor": factor,
-        "adaptive_softmax_cutoff": cutoffs,
-        "adaptive_softmax_factor": factor,
-        "tie_adaptive_weights": True,
-        "tie_adaptive_proj": tied_projections,
-        "output_bias": True,
-    }
-
-
 _WT103 = "20000,40000,200000"
 # both published codes tie no projection on One Billion Word
-_LM1B = _adaptive("60000,100000,640000", 4, tied_projections=False)
+_LM1B = adaptive_preset("60000,100000,640000", 4, tied_projections=False)
 
 PRESETS: dict[str, dict[str, Any]] = {
     "transformer_xl_enwik8_base": {
-        **_size(12, 512, 8, 2048),
+        **size_preset(12, 512, 8, 2048),
         **_dropouts(0.1, 0.0),
         **_CHARACTERS,
     },
     # widths chosen to meet the paper's 88M: it gives only the number of layers
     "transformer_xl_enwik8_18l": {
-        **_size(18, 640, 10, 2208),
+        **size_preset(18, 640, 10, 2208),
         **_dropouts(0.1, 0.0),
         **_CHARACTERS,
     },
     "transformer_xl_enwik8_large": {
-        **_size(24, 1024, 8, 3072),
+        **size_preset(24, 1024, 8, 3072),
         **_dropouts(0.15, 0.15),
         **_CHARACTERS,
     },
     "transformer_xl_text8_base": {
-        **_size(12, 512, 8, 2048),
+        **size_preset(12, 512, 8, 2048),
         **_dropouts(0.1, 0.0),
         **_CHARACTERS,
     },
     "transformer_xl_text8_large": {
-        **_size(24, 1024, 8, 3072),
+        **size_preset(24, 1024, 8, 3072),
         **_dropouts(0.15, 0.15),
         **_CHARACTERS,
     },
     "transformer_xl_wt103_base": {
-        **_size(16, 410, 10, 2100),
+        **size_preset(16, 410, 10, 2100),
         **_dropouts(0.1, 0.0),
-        **_adaptive(_WT103, 1),
+        **adaptive_preset(_WT103, 1),
     },
     "transformer_xl_wt103_large": {
-        **_size(18, 1024, 16, 4096),
+        **size_preset(18, 1024, 16, 4096),
         **_dropouts(0.2, 0.2),
-        **_adaptive(_WT103, 4),
+        **adaptive_preset(_WT103, 4),
     },
     # tables 6 and 10 give only 128M parameters: the base model with as many layers as that leaves
     "transformer_xl_wt103_ablation": {
-        **_size(7, 410, 10, 2100),
+        **size_preset(7, 410, 10, 2100),
         **_dropouts(0.1, 0.0),
-        **_adaptive(_WT103, 1),
+        **adaptive_preset(_WT103, 1),
     },
     "transformer_xl_lm1b_base": {
-        **_size(18, 1024, 8, 4096),
+        **size_preset(18, 1024, 8, 4096),
         **_dropouts(0.0, 0.0),
         **_LM1B,
     },
     # the paper's 0.46B, by its author (kimiyoung/transformer-xl#69); heads are those of the base
     "transformer_xl_lm1b_20l": {
-        **_size(20, 1024, 8, 6144),
+        **size_preset(20, 1024, 8, 6144),
         **_dropouts(0.0, 0.0),
         **_LM1B,
     },
     "transformer_xl_lm1b_large": {
-        **_size(24, 1280, 16, 8192),
+        **size_preset(24, 1280, 16, 8192),
         **_dropouts(0.05, 0.05),
         **_LM1B,
     },
     # table 7 gives 20 layers and about 0.3B parameters: the base model with a narrower inner size
     "transformer_xl_lm1b_ablation": {
-        **_size(20, 1024, 8, 2048),
+        **size_preset(20, 1024, 8, 2048),
         **_dropouts(0.0, 0.0),
         **_LM1B,
     },
     # our reading of the published count, 24,040,400, which leaves no room for W_kR, u and v: with
     # an extended context in place of recurrence, positions are the sinusoids of the place
     "transformer_xl_ptb": {
-        **_size(16, 380, 10, 900),
+        **size_preset(16, 380, 10, 900),
         "share_decoder_input_output_embed": True,
         "output_bias": True,
         "positions": "sinusoidal-absolute",
@@ -375,7 +353,7 @@ PRESETS: dict[str, dict[str, Any]] = {
         "locked_dropout": True,
     },
     "transformer_xl_tiny": {
-        **_size(4, 128, 4, 512),
+        **size_preset(4, 128, 4, 512),
         **_CHARACTERS,
     },
 }

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from fairseq_plugins.fairseq_integration.optimizers import UpdateRule, set_update_rule
-from fairseq_plugins.fairseq_integration.precision import SinglePrecision
+from fairseq_plugins.fairseq_integration.precision import Float32Module
 
 PARAMETERIZATIONS = ("simplex", "softmax")
 # what weighs the branches outside of training (section 4.4, table 3)
@@ -79,7 +79,7 @@ class BranchSchedule(UpdateRule):
         return self.freeze_after is not None and update > self.freeze_after
 
 
-class BranchWeights(SinglePrecision):
+class BranchWeights(Float32Module):
     """κ and α, both (M,): not negative, with sums of 1 (equations 6 and 7).
 
     The parameters are ``kappa`` and ``alpha``, which are to be projected after each update

@@ -4,8 +4,10 @@ import datetime
 import os
 import platform
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import torch
+if TYPE_CHECKING:
+    import torch
 
 _BF16_UNITS = {"amx_bf16": "AMX", "avx512_bf16": "AVX-512", "bf16": "Arm"}
 
@@ -27,8 +29,10 @@ def bf16_units() -> str:
     return " and ".join(name for flag, name in _BF16_UNITS.items() if flag in flags)
 
 
-def hardware_line(device: torch.device) -> str:
+def hardware_line(device: "torch.device") -> str:
     """What a reader needs to know of the machine, in one line."""
+    import torch
+
     processor, units = _processor(), bf16_units()
     parts = [
         processor.get("model name", platform.processor() or platform.machine()),
@@ -43,7 +47,9 @@ def hardware_line(device: torch.device) -> str:
     return ", ".join(parts)
 
 
-def synchronize(device: torch.device) -> None:
+def synchronize(device: "torch.device") -> None:
     """Wait until the device has done all that was asked of it."""
+    import torch
+
     if device.type == "cuda":
         torch.cuda.synchronize(device)

@@ -1,1 +1,8 @@
-"""Commands that convert models of other code, and compare the result with it."""
+"""Commands that convert models of other code, and average checkpoints."""
+
+SOURCES = TRANSFORMER_XL, TENSORFLOW, ADAPTIVE_SPAN, HUGGING_FACE = (
+    "transformer-xl",
+    "transformer-xl-tensorflow",
+    "adaptive-span",
+    "huggingface-transfo-xl",
+)

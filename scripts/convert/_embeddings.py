@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fairseq_plugins.segment_language_model.decoder import IMPOSSIBLE_BIAS
+from fairseq_plugins.segment_language_model.evaluation import IMPOSSIBLE_BIAS
 from scripts.convert._options import ForeignVocabulary
 from scripts.convert._tensors import ForeignTensors
 

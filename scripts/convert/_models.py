@@ -8,16 +8,11 @@ from typing import Any
 
 from torch import Tensor
 
+from scripts.convert import ADAPTIVE_SPAN, HUGGING_FACE, TENSORFLOW, TRANSFORMER_XL
 from scripts.convert._embeddings import Bands, Embeddings
 from scripts.convert._options import EOS, UNK, ForeignConfig, ForeignVocabulary
 from scripts.convert._tensors import ForeignTensors
 
-SOURCES = TRANSFORMER_XL, TENSORFLOW, ADAPTIVE_SPAN, HUGGING_FACE = (
-    "transformer-xl",
-    "transformer-xl-tensorflow",
-    "adaptive-span",
-    "huggingface-transfo-xl",
-)
 # What a source calls the tensors of Transformer-XL's PyTorch code, one replacement after the other.
 _RENAMING = {
     TRANSFORMER_XL: [],
@@ -68,7 +63,7 @@ class ForeignModel:
     Args:
         config: its options, which are read here.
         vocabulary: its symbols.
-        source: the code that it is of, one of :data:`SOURCES`.
+        source: the code that it is of, one of SOURCES.
     """
 
     arch: str
@@ -267,7 +262,7 @@ class TransformerXL(ForeignModel):
                 "self_attn.k_proj.weight": key,
                 "self_attn.v_proj.weight": value,
                 "self_attn.out_proj.weight": tensors.take(f"{attention}o_net.weight", d, d),
-                "self_attn.distance_table.proj.weight": distances,
+                "self_attn.position_projection.proj.weight": distances,
                 "self_attn.biases.u": u,
                 "self_attn.biases.v": v,
                 **tensors.take_affine("self_attn_layer_norm", f"{attention}layer_norm", d),

@@ -12,20 +12,21 @@ are averaged, too. Counts and options are those of the checkpoint with the most 
 has no optimizer's state: it is there to be evaluated, or for --finetune-from-model.
 """
 
+from __future__ import annotations
+
 import argparse
 import re
 import sys
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-import torch
-from torch import Tensor
-
-import fairseq_plugins  # noqa: F401 (registers what checkpoints hold)
 from scripts._shared.checkpoints import options_of, read_checkpoint
 from scripts._shared.command_line import check_at_least, command_parser, exit_status
 from scripts._shared.commands import short
 from scripts._shared.files import atomic_write
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 # What fairseq-train names the checkpoints that it keeps.
 _KEPT = re.compile(r"checkpoint(\d+)\.pt|checkpoint_(\d+)_(\d+)\.pt")
@@ -41,6 +42,9 @@ class Checkpoint(NamedTuple):
 
 def read(path: Path) -> Checkpoint:
     """Read a checkpoint; raises ValueError as read_checkpoint, and when it holds no model."""
+    # takes seconds to import
+    from torch import Tensor
+
     state = read_checkpoint(path, "CHECKPOINT")
     updates = (state.get("optimizer_history") or [{}])[-1].get("num_updates")
     weights = state.get("model")
@@ -50,6 +54,12 @@ def read(path: Path) -> Checkpoint:
             f"CHECKPOINT {short(path)} holds no model's weights: name one that fairseq-train wrote"
         )
     return Checkpoint(path, state, updates)
+
+
+def _by_name(path: Path) -> tuple[float, float]:
+    """Epoch and updates in the name of a kept checkpoint; one of an epoch comes at its end."""
+    of_epoch, epoch, updates = _KEPT.fullmatch(path.name).groups()
+    return float(of_epoch or epoch), float(updates or "inf")
 
 
 def choose(paths: list[Path], last: int | None) -> list[Checkpoint]:
@@ -64,15 +74,27 @@ def choose(paths: list[Path], last: int | None) -> list[Checkpoint]:
         return sorted(map(read, paths), key=lambda checkpoint: checkpoint.updates)
     if len(paths) != 1 or not paths[0].is_dir():
         raise ValueError(f"--last {last} takes one folder: name the --save-dir of the training")
-    kept = sorted(path for path in paths[0].iterdir() if _KEPT.fullmatch(path.name))
-    # at the end of an epoch the same weights may be there twice
-    different = {checkpoint.updates: checkpoint for checkpoint in map(read, kept)}
-    if len(different) < last:
+    different, unread = {}, {}
+    for path in sorted(path for path in paths[0].iterdir() if _KEPT.fullmatch(path.name)):
+        try:
+            checkpoint = read(path)
+        except ValueError as error:
+            unread[path] = error
+        else:
+            # at the end of an epoch the same weights may be there twice
+            different[checkpoint.updates] = checkpoint
+    chosen = [different[updates] for updates in sorted(different)[-last:]]
+    # of those that cannot be read, only the name shows how old they are
+    oldest = min((_by_name(checkpoint.path) for checkpoint in chosen), default=(0, 0))
+    for path in sorted(unread, key=_by_name, reverse=True):
+        if len(chosen) < last or _by_name(path) > oldest:
+            raise unread[path]
+    if len(chosen) < last:
         raise ValueError(
             f"--last is {last} and {short(paths[0])} has {len(different)} checkpoints: give fewer, "
             "or train without --no-epoch-checkpoints, or with --save-interval-updates"
         )
-    return [different[updates] for updates in sorted(different)[-last:]]
+    return chosen
 
 
 def check(checkpoints: list[Checkpoint]) -> None:
@@ -131,6 +153,10 @@ def average(models: list[dict[str, Tensor]]) -> dict[str, Tensor]:
 
 def write_average(paths: list[Path], last: int | None, output: Path) -> None:
     """Average checkpoints and write one file."""
+    import torch
+
+    import fairseq_plugins  # noqa: F401 (registers what checkpoints hold)
+
     if output.exists():
         raise ValueError(f"--output {short(output)} is there already: name another, or remove it")
     if not output.parent.is_dir():

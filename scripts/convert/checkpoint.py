@@ -15,134 +15,12 @@ with the model's options for fairseq-train --finetune-from-model. No file is exe
 anything does not fit, all that does not is listed and nothing written.
 """
 
-import argparse
 import functools
-import shlex
-import shutil
 import sys
-import warnings
 from pathlib import Path
-from typing import Any
 
-import torch
-from fairseq import options as fairseq_options
-from fairseq.dataclass.utils import convert_namespace_to_omegaconf
-from fairseq.models import ARCH_MODEL_REGISTRY
-from omegaconf import OmegaConf
-from torch import Tensor
-
-from fairseq_plugins.segment_language_model.task import SegmentLanguageModelingTask
-from scripts._shared.command_line import command_parser, exit_status, make_output_folder
-from scripts._shared.commands import short
-from scripts.convert._models import ADAPTIVE_SPAN, SOURCES, TENSORFLOW, AdaptiveSpan, TransformerXL
-from scripts.convert._options import ForeignConfig, ForeignVocabulary
-from scripts.convert._tensorflow import read_bundle
-from scripts.convert._tensors import read_tensors
-
-# More problems than these have one cause, such as a wrong number of layers.
-_LISTED = 40
-
-
-def refuse(problems: list[str]) -> None:
-    """Raise ValueError with all problems, if there are any."""
-    if problems:
-        listed = "\n".join(f"  - {problem}" for problem in problems[:_LISTED])
-        if len(problems) > _LISTED:
-            listed += f"\n  - and {len(problems) - _LISTED:,} more"
-        raise ValueError(f"the files do not fit together, and nothing was written:\n{listed}")
-
-
-def flags(options: dict[str, Any]) -> list[str]:
-    """Options of a model as words of a command line."""
-    words = []
-    for name, value in options.items():
-        if value is not None and value is not False:
-            words.append("--" + name.replace("_", "-"))
-            words += [] if value is True else [str(value)]
-    return words
-
-
-def build_state(
-    words: list[str], weights: dict[str, Tensor], vocabulary: ForeignVocabulary
-) -> tuple[dict[str, Any], int]:
-    """Content of a fairseq checkpoint, and the number of the model's parameters."""
-    given = fairseq_options.parse_args_and_arch(
-        fairseq_options.get_training_parser(),
-        ["DATA", "--task", "segment_language_modeling", *words],
-    )
-    with warnings.catch_warnings():
-        # of fairseq's own use of hydra
-        warnings.simplefilter("ignore", UserWarning)
-        cfg = convert_namespace_to_omegaconf(given)
-    model = ARCH_MODEL_REGISTRY[cfg.model._name].build_model(
-        cfg.model, SegmentLanguageModelingTask(cfg.task, vocabulary.dictionary)
-    )
-    # buffers of fairseq's modules say nothing of the original
-    model.load_state_dict({**dict(model.named_buffers()), **weights})
-    names = {"criterion_name": "ImportedCriterion", "optimizer_name": "ImportedOptimizer"}
-    start = {"epoch": 1, "iterations_in_epoch": 0, "shuffle": False}
-    state = {
-        "args": None,
-        "cfg": OmegaConf.to_container(cfg, resolve=True, enum_to_str=True),
-        "model": model.state_dict(),
-        "criterion": {},
-        "optimizer_history": [{**names, "lr_scheduler_state": {}, "num_updates": 0}],
-        "task_state": {},
-        "extra_state": {"train_iterator": start, "val_loss": None},
-        "last_optimizer_state": None,
-    }
-    return state, sum(parameter.numel() for parameter in model.parameters())
-
-
-def write(
-    output: Path, state: dict[str, Any], vocabulary: ForeignVocabulary, words: list[str]
-) -> None:
-    """Write the folder, which is there when it is whole."""
-    part = output.with_name(f"{output.name}.partial")
-    # of a run that was killed
-    shutil.rmtree(part, ignore_errors=True)
-    make_output_folder(part)
-    try:
-        torch.save(state, part / "checkpoint.pt")
-        vocabulary.dictionary.save(str(part / "dict.txt"))
-        (part / "options.txt").write_text(shlex.join(words) + "\n", encoding="utf-8")
-        part.replace(output)
-    except RuntimeError as error:
-        # what torch.save raises on a full disk
-        raise OSError(str(error)) from error
-    finally:
-        shutil.rmtree(part, ignore_errors=True)
-
-
-def convert(arguments: argparse.Namespace) -> None:
-    """Read the files, and write the model."""
-    output = arguments.output.resolve()
-    if output.exists() and not (output.is_dir() and not any(output.iterdir())):
-        raise ValueError(f"--output {short(output)} is there already: name another, or remove it")
-    problems: list[str] = []
-    tensorflow = arguments.source == TENSORFLOW
-    found = (read_bundle if tensorflow else read_tensors)(arguments.checkpoint)
-    config = ForeignConfig(arguments.config, found.values(), problems)
-    vocabulary = ForeignVocabulary(arguments.vocab, problems)
-    kind = AdaptiveSpan if arguments.source == ADAPTIVE_SPAN else TransformerXL
-    foreign = kind(config, vocabulary, arguments.source)
-    if not config.readable:
-        refuse(problems)
-    weights = foreign.translate(found, problems)
-    refuse(problems)
-    words = ["--arch", foreign.arch, *flags(foreign.options())]
-    words += ["--tokens-per-sample", str(foreign.tokens_per_sample)]
-    state, parameters = build_state(words, weights, vocabulary)
-    write(output, state, vocabulary, words)
-    print(f"{parameters:,} parameters, {len(vocabulary):,} symbols")
-    if unread := ", ".join(config.unread()):
-        print(f"options that say nothing of the model, or nothing here: {unread}")
-    if vocabulary.lacks:
-        print(
-            f"the vocabulary has no {' and no '.join(vocabulary.lacks)}: evaluation refuses text "
-            "with line ends or unknown symbols, respectively"
-        )
-    print(f"written to {short(output)}/checkpoint.pt, dict.txt and options.txt")
+from scripts._shared.command_line import command_parser, exit_status
+from scripts.convert import SOURCES
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -155,7 +33,14 @@ def main(arguments: list[str] | None = None) -> int:
     add("--vocab", type=Path, help="the model's symbols, a line each")
     add("--output", type=Path, help="folder to write")
     parsed = parser.parse_args(arguments)
-    return exit_status(lambda: convert(parsed), output=parsed.output)
+
+    def work() -> None:
+        # it imports fairseq, which takes seconds
+        from scripts.convert._conversion import convert
+
+        convert(parsed)
+
+    return exit_status(work, output=parsed.output)
 
 
 if __name__ == "__main__":

@@ -203,18 +203,23 @@ def _record(reads: MemoryReads, _: nn.Module, inputs: Any, found: tuple[Tensor, 
     reads.record(slots, scores.detach().softmax(-1))
 
 
-def check_inputs(checkpoint: NamedFile, data: Path) -> None:
+def check_inputs(checkpoint: NamedFile, data: Path, options: dict[str, Any]) -> None:
     """Look at what a measurement is of, before any work."""
     label = f"--checkpoint {short(checkpoint.path)}"
     state = read_checkpoint(checkpoint.path)
-    kind = task_of(state, label)
+    translates = issubclass(task_of(state, label), TranslationTask)
     if not any(weight.endswith("memory.values") for weight in state.get("model") or ()):
-        translates = issubclass(kind, TranslationTask)
         trained = "--encoder-memory-layers or --decoder-memory-layers"
         raise ValueError(
             f"{label} holds a model without product-key memories: name one that was trained with "
             f"{trained if translates else '--memory-layers'}"
         )
+    for name in ("tokens_per_sample", "context_window"):
+        if translates and options[name]:
+            raise ValueError(
+                f"--{name.replace('_', '-')} is {options[name]} for a translation model, which "
+                "reads sentence by sentence: leave it out"
+            )
     if not data.is_dir():
         raise ValueError(f"--data {data} is no folder: name the one that fairseq-preprocess wrote")
 
@@ -382,7 +387,7 @@ def measure_memory_usage(arguments: argparse.Namespace) -> None:
                 "--checkpoint"
             )
     for checkpoint in checkpoints:
-        check_inputs(checkpoint, data)
+        check_inputs(checkpoint, data, options)
     device = choose_device(arguments.cpu)
     prepare_results(arguments.output)
     hardware = hardware_line(device)

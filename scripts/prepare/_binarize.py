@@ -159,13 +159,12 @@ def preprocess(
     """Print and run fairseq-preprocess; return lines, tokens and <unk> of each split.
 
     Args:
-        texts: the text of train, valid, test, test1 and so on, or with languages what its two
-            texts have before ``.LANGUAGE``.
-        target: the folder that it writes to. The log lies beside it and stays only after a failure.
-        workers: number of processes that work at once.
+        texts: of train, valid, test, test1 and so on; with languages, what its two texts have
+            before ``.LANGUAGE``, and splits are called ``SPLIT.SOURCE-TARGET.LANGUAGE``.
+        target: its folder. The log lies beside it and stays only after a failure.
+        workers: processes that work at once.
         options: further words, which name the dictionary.
-        languages: source and target; None for texts in one language. Splits are then called
-            ``SPLIT.SOURCE-TARGET.LANGUAGE``.
+        languages: source and target; None for texts in one language.
     """
     kind = ["--only-source"]
     if languages:

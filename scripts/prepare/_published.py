@@ -78,20 +78,9 @@ class DataSet:
         """Names of the files that are read."""
         raise NotImplementedError
 
-    def add_options(self, parser: argparse.ArgumentParser) -> None:
-        """Add the options of this kind of data set."""
-
-    def own_settings(self, options: argparse.Namespace) -> dict[str, str]:
-        """Options of this kind that change the result; raises ValueError for impossible ones."""
-        return {}
-
     def build(self, source: Path, options: argparse.Namespace, folder: Path) -> dict:
         """Fill the folder for fairseq from a checked source; return vocabulary and splits."""
         raise NotImplementedError
-
-    def recipe_of(self, options: argparse.Namespace) -> str:
-        """Recipe for what these options make."""
-        return self.recipe
 
     def check_vocabulary(self, found: int, remedy: str = "get the data anew") -> None:
         """Raise ValueError when the number of symbols of a text is not the published one."""
@@ -148,15 +137,6 @@ class WordDataSet(DataSet):
     def members(self) -> tuple[str, ...]:
         """Names of the files of all splits."""
         return tuple(self.splits)
-
-    def add_options(self, parser: argparse.ArgumentParser) -> None:
-        """Add --workers."""
-        add_workers_option(parser)
-
-    def own_settings(self, options: argparse.Namespace) -> dict[str, str]:
-        """None; raises ValueError when --workers is impossible."""
-        check_at_least(1, workers=options.workers)
-        return {}
 
     def write_texts(self, source: Path, texts: Mapping[str, Path]) -> Counter:
         """Write each split's text; return how often each word is in the training split."""
@@ -234,30 +214,6 @@ class ByteDataSet(DataSet):
         """Name of a byte in dict.txt."""
         return str(byte) if self.symbols is None else self.symbols.get(chr(byte), chr(byte))
 
-    def add_options(self, parser: argparse.ArgumentParser) -> None:
-        """Add --newlines if the text has them."""
-        if self.eos_recipe:
-            text = "required: leave newlines away, or make each one </s>"
-            parser.add_argument("--newlines", metavar="{drop,eos}", help=text)
-
-    def own_settings(self, options: argparse.Namespace) -> dict[str, str]:
-        """The convention of newlines if the text has them."""
-        if not self.eos_recipe:
-            return {}
-        if options.newlines not in ("drop", "eos"):
-            given = "is missing" if options.newlines is None else f"{options.newlines} is unknown"
-            raise ValueError(
-                f"--newlines {given}: give 'drop' to leave newlines away, as the Transformer-XL "
-                "code does, or 'eos' to make each one </s>, as the adaptive-span and all-attention "
-                "code does; bits per character of the two do not compare"
-            )
-        return {"newlines": options.newlines}
-
-    def recipe_of(self, options: argparse.Namespace) -> str:
-        """Recipe for the convention of newlines."""
-        eos = self.eos_recipe and options.newlines == "eos"
-        return self.eos_recipe if eos else self.recipe
-
     def read(self, source: Path) -> bytes:
         """The text; raises ValueError when it is not the published one."""
         label = short(source)
@@ -295,7 +251,7 @@ class ByteDataSet(DataSet):
         import numpy as np
         from fairseq.data.indexed_dataset import best_fitting_int_dtype
 
-        newlines = options.newlines if self.eos_recipe else None
+        newlines = options.newlines
         text = np.frombuffer(self.read(source), dtype=np.uint8)
         ends = np.cumsum([self.sizes[split] for split in SPLITS])
         splits = dict(zip(SPLITS, np.split(text, ends[:-1]), strict=True))
@@ -351,9 +307,23 @@ def write_tokens(prefix: str, text, table, newlines: str | None) -> int:
     return tokens
 
 
+def check_options(data_set: DataSet, options: argparse.Namespace) -> None:
+    """Raise ValueError when an option of one kind of data set is impossible."""
+    if isinstance(data_set, WordDataSet):
+        check_at_least(1, workers=options.workers)
+    elif data_set.eos_recipe and options.newlines not in ("drop", "eos"):
+        given = "is missing" if options.newlines is None else f"{options.newlines} is unknown"
+        raise ValueError(
+            f"--newlines {given}: give 'drop' to leave newlines away, as the Transformer-XL code "
+            "does, or 'eos' to make each one </s>, as the adaptive-span and all-attention code "
+            "does; bits per character of the two do not compare"
+        )
+
+
 def prepare(data_set: DataSet, options: argparse.Namespace) -> None:
     """Make the folder of --output, or do nothing if it is there."""
-    settings = {"data_set": data_set.name, **data_set.own_settings(options)}
+    check_options(data_set, options)
+    settings = {"data_set": data_set.name, "newlines": options.newlines}
     settings["srcdict"] = file_digest(options.srcdict, "--srcdict")
     stages = Stages(options.output, settings)
 
@@ -369,7 +339,8 @@ def prepare(data_set: DataSet, options: argparse.Namespace) -> None:
             raise
 
     stages.finish(stages.run("bin", build))
-    paper, name = data_set.recipe_of(options).split("/")
+    recipe = data_set.eos_recipe if options.newlines == "eos" else data_set.recipe
+    paper, name = recipe.split("/")
     words = ["bash", f"examples/{paper}/recipes.sh", name, "train", short(options.output)]
     words.append("CHECKPOINTS")
     print(f"next: {shlex.join(words)}", flush=True)
@@ -378,15 +349,16 @@ def prepare(data_set: DataSet, options: argparse.Namespace) -> None:
 def run(data_set: DataSet, description: str, arguments: list[str] | None = None) -> int:
     """Command line of a data set, with the docstring of its module; returns its exit status."""
     parser = command_parser(description)
+    parser.set_defaults(newlines=None)
     add_output_option(parser)
     text = f"take the data from here instead of downloading it: {data_set.example}"
     add_source_options(parser, "FILE", text)
-    parser.add_argument(
-        "--srcdict",
-        type=resolved,
-        metavar="FILE",
-        help="dict.txt to binarize with, for a model trained elsewhere, instead of a new one",
-    )
-    data_set.add_options(parser)
+    text = "dict.txt to binarize with, for a model trained elsewhere, instead of a new one"
+    parser.add_argument("--srcdict", type=resolved, metavar="FILE", help=text)
+    if isinstance(data_set, WordDataSet):
+        add_workers_option(parser)
+    elif data_set.eos_recipe:
+        text = "required: leave newlines away, or make each one </s>"
+        parser.add_argument("--newlines", metavar="{drop,eos}", help=text)
     options = parser.parse_args(arguments)
     return exit_status(partial(prepare, data_set, options), output=options.output)

@@ -207,3 +207,25 @@ def apply(codes: Path, source: Path, workers: int, target: Path) -> dict[str, in
         fastbpe_units if found else subword_nmt_units, read_codes(codes)
     )
     return write_lines(_words(source), target, make, workers, f"units {target.name}")
+
+
+def make_units(
+    tokens: Path,
+    names: Sequence[str],
+    training: Sequence[str],
+    options: argparse.Namespace,
+    target: Path,
+) -> dict:
+    """Learn codes from the texts that train, unless --bpe-codes gives them; write the units of all.
+
+    Returns the number of merges, and that of units by the names of the texts in both folders.
+    """
+    codes = target / "codes"
+    if given := getattr(options, "bpe_codes", None):
+        codes.write_bytes(given.read_bytes())
+    else:
+        learn([tokens / name for name in training], options.bpe_size, codes)
+    units = {
+        name: apply(codes, tokens / name, options.workers, target / name)["words"] for name in names
+    }
+    return {"merges": len(read_codes(codes)), "units": units}

@@ -47,10 +47,9 @@ from scripts.prepare._stages import (
 )
 from scripts.prepare._subwords import (
     add_subword_options,
-    apply,
     check_language,
     check_subword_options,
-    learn,
+    make_units,
     moses_tokenizer,
     read_codes,
     split_words,
@@ -265,21 +264,6 @@ def tokenize(parts: dict[str, Text], options: argparse.Namespace, folder: Path) 
     return sizes
 
 
-def make_units(tokens: Path, options: argparse.Namespace, folder: Path) -> dict:
-    """Learn codes from the training part, write the units of all; return their numbers."""
-    codes = folder / "codes"
-    if options.bpe_codes:
-        codes.write_bytes(options.bpe_codes.read_bytes())
-    else:
-        learn([tokens / "train.txt"], options.bpe_size, codes)
-    merges = len(read_codes(codes))
-    units = {
-        split: apply(codes, tokens / f"{split}.txt", options.workers, folder / f"{split}.txt")
-        for split in SPLITS
-    }
-    return {"merges": merges, "units": {split: size["words"] for split, size in units.items()}}
-
-
 def binarize(texts: Path, options: argparse.Namespace, folder: Path) -> dict:
     """Write the folder for fairseq; return its number of symbols, and the sizes of each part."""
     which = [*NO_MADE_UP_SYMBOLS, "--thresholdsrc", str(options.threshold)]
@@ -311,7 +295,9 @@ def prepare(options: argparse.Namespace) -> None:
         codes = {"bpe-codes": file_digest(options.bpe_codes, "--bpe-codes")}
         if not options.bpe_codes:
             codes["bpe-size"] = options.bpe_size
-        made = stages.run("bpe", partial(make_units, options.output / "tokens", options), codes)
+        names = [f"{split}.txt" for split in SPLITS]
+        work = partial(make_units, options.output / "tokens", names, names[:1], options)
+        made = stages.run("bpe", work, codes)
         texts = "bpe"
     dictionary = {"srcdict": file_digest(options.srcdict, "--srcdict")}
     dictionary["threshold"] = options.threshold
@@ -322,7 +308,7 @@ def prepare(options: argparse.Namespace) -> None:
         lines, tokens = size["lines"], size["tokens"]
         splits[split] = {**sizes[split], **size}
         if "units" in made:
-            splits[split]["units"] = made["units"][split]
+            splits[split]["units"] = made["units"][f"{split}.txt"]
         # Each line ends with </s>, which is predicted as well.
         splits[split]["tokens_per_word"] = tokens / (sizes[split]["words"] + lines)
     found = {"merges": made.get("merges"), "symbols": binarized["symbols"], "versions": versions()}

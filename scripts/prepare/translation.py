@@ -37,12 +37,10 @@ from scripts.prepare._lines import open_text, progress, read_lines, write_lines
 from scripts.prepare._stages import Stages, add_output_option, fingerprint, resolved
 from scripts.prepare._subwords import (
     add_subword_options,
-    apply,
     check_language,
     check_subword_options,
-    learn,
+    make_units,
     moses_tokenizer,
-    read_codes,
     versions,
 )
 
@@ -160,20 +158,6 @@ def tokenize(bitext: Bitext, hyphens: bool, workers: int, target: Path) -> dict[
                     "translation"
                 )
     return sizes
-
-
-def make_units(bitext: Bitext, tokens: Path, size: int, workers: int, target: Path) -> dict:
-    """Learn codes from both sides of the training part, write the units of all texts."""
-    codes = target / "codes"
-    learn([tokens / f"train.{one}" for one in bitext.languages], size, codes)
-    units = {
-        part: {
-            one: apply(codes, tokens / f"{part}.{one}", workers, target / f"{part}.{one}")["words"]
-            for one in bitext.languages
-        }
-        for part in bitext.parts
-    }
-    return {"merges": len(read_codes(codes)), "units": units}
 
 
 @dataclass(frozen=True)
@@ -296,7 +280,9 @@ def prepare(stages: Stages, bitext: Bitext, options: argparse.Namespace) -> None
     work = partial(tokenize, bitext, options.aggressive_hyphens, workers)
     words = stages.run("tokens", work, hyphens)
     stages.run("references", partial(copy_references, bitext))
-    work = partial(make_units, bitext, output / "tokens", options.bpe_size, workers)
+    names = [f"{part}.{one}" for part in bitext.parts for one in languages]
+    training = [f"train.{one}" for one in languages]
+    work = partial(make_units, output / "tokens", names, training, options)
     made = stages.run("bpe", work, {"bpe-size": options.bpe_size})
     limits = Limits(options.max_length, options.max_ratio)
     work = partial(clean, bitext, output / "bpe", limits)
@@ -313,7 +299,7 @@ def prepare(stages: Stages, bitext: Bitext, options: argparse.Namespace) -> None
             size = binarized["sizes"][f"{part}.{'-'.join(languages)}.{one}"]
             parts[part][one] = {
                 "words": words[part][one],
-                "units": made["units"][part][one],
+                "units": made["units"][f"{part}.{one}"],
                 # Of the pairs that are kept, with the </s> of each line.
                 "tokens": size["tokens"],
                 "unknown": size["unknown"],

@@ -22,6 +22,7 @@ from typing import Any
 
 from scripts._shared.commands import ROOT, child_process, program, python_command, short
 from scripts._shared.files import write_json
+from scripts._shared.machine import bf16_units
 from scripts._shared.results import markdown_table, save_plot
 from scripts.prepare.python_source import MODEL
 from scripts.quickstart._steps import Training, announce, option, run_logged, run_quickstart
@@ -84,9 +85,6 @@ def tokens_per_character(output: Path, split: str) -> float:
 
 def training(output: Path) -> Training:
     """The training of step 2, from the last checkpoint if there is one."""
-    # with torch, which takes seconds to import
-    from scripts._shared.machine import bf16_units
-
     length = BF16_OPTIONS if bf16_units() else FP32_OPTIONS
     scales = tokens_per_character(output, "train"), tokens_per_character(output, "valid")
     return Training(output, [*COMMON_OPTIONS, *TRAINING_OPTIONS, *length], UNIT, scales)

@@ -59,7 +59,7 @@ def make(values, variant="all", persistent=5, clamp_len=None):
 
 def terms(attention, positions, farthest):
     (groups,) = read_head_groups([attention.span])
-    return attention.distance_terms(positions(farthest), groups)
+    return attention.project_positions(positions(farthest), groups)
 
 
 @pytest.mark.parametrize(("block", "group_cost"), [(2, 0), (128, 1000)])
@@ -207,28 +207,28 @@ def test_the_mask_is_the_formula(z):
     ((group,),) = [groups.groups for groups in read_head_groups([span])]
     x = torch.arange(SPAN, dtype=torch.float64)
     expected = ((RAMP + z - x) / RAMP).clamp(0, 1)
-    assert group.reach == int((expected > 1e-6).sum())
-    from_group = torch.ones(group.reach, dtype=torch.float64)
+    assert group.width == int((expected > 1e-6).sum())
+    from_group = torch.ones(group.width, dtype=torch.float64)
     from_group[group.open :] = span.log_mask(group)[0].exp().flip(0)
-    torch.testing.assert_close(from_group, expected[: group.reach], atol=1e-6, rtol=0)
+    torch.testing.assert_close(from_group, expected[: group.width], atol=1e-6, rtol=0)
     assert span.tokens().tolist() == pytest.approx([min(SPAN, z + RAMP)])
 
 
 @pytest.mark.parametrize("group_cost", [0, 7, 100])
 def test_parts_are_the_cheapest_of_all(monkeypatch, group_cost):
     monkeypatch.setattr(adaptive_span_file, "_GROUP_COST", group_cost)
-    reaches = [3, 3, 9, 10, 40, 41, 200]
+    widths = [3, 3, 9, 10, 40, 41, 200]
 
     def cost(parts):
-        return sum((last - first) * reaches[last - 1] + group_cost for first, last in parts)
+        return sum((last - first) * widths[last - 1] + group_cost for first, last in parts)
 
     every = []
-    for number in range(len(reaches)):
-        for cuts in itertools.combinations(range(1, len(reaches)), number):
-            every.append(list(itertools.pairwise([0, *cuts, len(reaches)])))
-    parts = cheapest_parts(reaches)
+    for number in range(len(widths)):
+        for cuts in itertools.combinations(range(1, len(widths)), number):
+            every.append(list(itertools.pairwise([0, *cuts, len(widths)])))
+    parts = cheapest_parts(widths)
     assert [first for first, _ in parts] == [0, *(last for _, last in parts[:-1])]
-    assert parts[-1][1] == len(reaches)
+    assert parts[-1][1] == len(widths)
     assert cost(parts) == min(map(cost, every))
 
 
@@ -237,9 +237,9 @@ def test_heads_of_like_spans_are_computed_together_and_others_apart():
     span.value.data = torch.tensor([200.0, 8192.0, 180.0, 190.0]) / 8192
     (groups,) = read_head_groups([span])
     assert [group.heads.tolist() for group in groups.groups] == [[2, 3, 0], [1]]
-    assert [group.reach for group in groups.groups] == [232, 8192]
+    assert [group.width for group in groups.groups] == [232, 8192]
     assert groups.order.tolist() == [2, 3, 0, 1]
-    assert groups.reach == 8192
+    assert groups.width == 8192
 
 
 def long_model(values, **options):
@@ -261,7 +261,7 @@ def read(model, segments, mode=torch.no_grad, length=64):
     recurrence = Recurrence()
     with mode():
         for segment in range(segments):
-            model(tokens(1, length, seed=segment), recurrence=recurrence.at(segment * length))
+            model(tokens(1, length, seed=segment), recurrence=recurrence, start=segment * length)
     return recurrence._histories[model.decoder]
 
 
@@ -281,10 +281,10 @@ def operations(model, mode):
     recurrence = Recurrence()
     with mode():
         for segment in range(17):
-            model(tokens(1, 64, seed=segment), recurrence=recurrence.at(segment * 64))
+            model(tokens(1, 64, seed=segment), recurrence=recurrence, start=segment * 64)
 
         def last_segment():
-            scores = model(tokens(1, 64), recurrence=recurrence.at(17 * 64))[0]
+            scores = model(tokens(1, 64), recurrence=recurrence, start=17 * 64)[0]
             if scores.requires_grad:
                 scores.sum().backward()
 
@@ -312,13 +312,15 @@ def test_each_head_costs_what_it_sees(monkeypatch, mode):
     model, recurrence = long_model([1016.0, 20.0, 100.0, 20.0]), Recurrence()
     with mode():
         for segment in range(17):
-            model(tokens(1, 64, seed=segment), recurrence=recurrence.at(segment * 64))
-        counted = multiply_adds_of(lambda: model(tokens(1, 64), recurrence=recurrence.at(17 * 64)))
-    reaches, width, head = (1024, 28, 108, 28), 16, 4
-    # the last of 64 queries sees reach keys and the first as many before them; scores by distance
+            model(tokens(1, 64, seed=segment), recurrence=recurrence, start=segment * 64)
+        counted = multiply_adds_of(
+            lambda: model(tokens(1, 64), recurrence=recurrence, start=17 * 64)
+        )
+    widths, width, head = (1024, 28, 108, 28), 16, 4
+    # the last of 64 queries sees width keys and the first as many before them; scores by distance
     # have a column more
-    attention = sum(64 * head * (3 * (reach + 63) + 1) for reach in reaches)
-    remembered = sum(reaches) * head * width if mode is torch.enable_grad else 0
+    attention = sum(64 * head * (3 * (width + 63) + 1) for width in widths)
+    remembered = sum(widths) * head * width if mode is torch.enable_grad else 0
     projections = 4 * 64 * width**2 + 2 * remembered
     persistent = 2 * 5 * 64 * width
     assert counted == 2 * (attention + projections + persistent) + 64 * width * 20
@@ -335,7 +337,7 @@ def test_the_recurrence_follows_the_span_in_training():
         if segment == 16:
             for span in model.decoder.spans:
                 span.value.data.fill_(20 / 1024)
-        model(tokens(1, 64, seed=segment), recurrence=recurrence.at(segment * 64))
+        model(tokens(1, 64, seed=segment), recurrence=recurrence, start=segment * 64)
         lengths.append([layer.length for layer in recurrence._histories[model.decoder].layers])
     # as far as the heads see and 64 tokens more, with the segment of 64
     assert lengths[5] == [28 + 64 + 64] * 2

@@ -29,7 +29,7 @@ def make(span, persistent, nearest=1, clamp_len=None, kernel="fast"):
 
 
 def terms(attention, positions, farthest):
-    return attention.distance_terms(positions(farthest))
+    return attention.project_positions(positions(farthest))
 
 
 def reference(attention, positions, x, past):
@@ -151,7 +151,8 @@ def test_a_layer_with_learned_spans_trains_under_torch_compile():
     x, past = torch.randn(STREAMS, 6, WIDTH), HiddenStates(torch.randn(STREAMS, 5, WIDTH))
     compiled = torch.compile(layer, backend="aot_eager", fullgraph=True)
     results = [
-        model(x, attention.distance_terms(encoding, groups), past)[0] for model in (layer, compiled)
+        model(x, attention.project_positions(encoding, groups), past)[0]
+        for model in (layer, compiled)
     ]
     assert_same(*results, list(layer.parameters()))
 
@@ -171,7 +172,9 @@ def test_a_layer_with_learned_spans_trains_under_torch_compile():
 def test_an_attention_that_cannot_be_is_refused(options, message):
     options = {"num_heads": HEADS, **options}
     with pytest.raises(ValueError, match=message):
-        AllAttention(WIDTH, window=Window(1, 4), distance_table=SharedRelativeKeys(), **options)
+        AllAttention(
+            WIDTH, window=Window(1, 4), position_projection=SharedRelativeKeys(), **options
+        )
 
 
 def test_an_attention_by_itself_reads_its_spans():
@@ -180,11 +183,11 @@ def test_an_attention_by_itself_reads_its_spans():
     encoding, x = LearnedRelativePositions(6, WIDTH // HEADS)(9), torch.randn(STREAMS, 10, WIDTH)
     (groups,) = read_head_groups([span])
     outputs = [
-        attention(x, attention.distance_terms(encoding, *given))[0] for given in ((), (groups,))
+        attention(x, attention.project_positions(encoding, *given))[0] for given in ((), (groups,))
     ]
     assert torch.equal(*outputs)
     span.value.data.fill_(1.0)
-    assert not torch.equal(attention(x, attention.distance_terms(encoding))[0], outputs[0])
+    assert not torch.equal(attention(x, attention.project_positions(encoding))[0], outputs[0])
 
 
 def test_parameters_stand_in_the_order_of_earlier_checkpoints():

@@ -102,7 +102,7 @@ def attention(variant):
     positions = LearnedRelativePositions(4, WIDTH)
     # heads side by side, not mixed
     made.out_proj.weight.data = torch.eye(HEADS * WIDTH)
-    return made, made.distance_terms(positions(TOKENS - 1))
+    return made, made.project_positions(positions(TOKENS - 1))
 
 
 def changed_heads(variant, change):

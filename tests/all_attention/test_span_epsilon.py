@@ -47,7 +47,7 @@ def make(values, variant="all", persistent=3, epsilon=1e-8, span=SPAN, far=0.0):
 def attend(attention, positions, x, state=None):
     remembered = 0 if state is None else state.length
     (groups,) = read_head_groups([attention.span])
-    terms = attention.distance_terms(positions(remembered + x.size(1) - 1), groups)
+    terms = attention.project_positions(positions(remembered + x.size(1) - 1), groups)
     return attention(x, terms, state)[0]
 
 
@@ -95,7 +95,7 @@ def test_the_published_code_leaves_64_distances_out_at_a_time(values, persistent
 
 
 @pytest.mark.parametrize(
-    ("values", "span", "reach"),
+    ("values", "span", "width"),
     [
         ([0.0, 0.0], 12, 12),
         ([0.0, 0.0], 64, 64),
@@ -107,13 +107,13 @@ def test_the_published_code_leaves_64_distances_out_at_a_time(values, persistent
         ([1.0, 0.0], 1000, 1000),
     ],
 )
-def test_all_heads_are_one_group_that_reaches_as_far_as_scores_are_computed(values, span, reach):
+def test_all_heads_are_one_group_that_reaches_as_far_as_scores_are_computed(values, span, width):
     learned = AdaptiveSpan(2, span, RAMP, epsilon=1e-8)
     learned.value.data = torch.tensor(values)
     (groups,) = read_head_groups([learned])
     (group,) = groups.groups
-    assert (group.heads, group.reach, groups.order) == (None, reach, None)
-    assert group.open == min(reach, math.ceil(min(learned.value.tolist()) * span))
+    assert (group.heads, group.width, groups.order) == (None, width, None)
+    assert group.open == min(width, math.ceil(min(learned.value.tolist()) * span))
 
 
 def test_what_is_left_is_the_formula():

@@ -181,15 +181,15 @@ def train_on_two_workers(data, folder, *options, model=MODEL):
     )
 
 
-def train_together(*words):
+def train_together(*words, command="fairseq-train", ddp_backend="legacy_ddp"):
     """Run both workers of a training of two; return what the first one printed."""
     words = (
         *words,
-        *("--cpu", "--ddp-backend", "legacy_ddp", "--distributed-backend", "gloo"),
+        *("--cpu", "--ddp-backend", ddp_backend, "--distributed-backend", "gloo"),
         *("--distributed-no-spawn", "--distributed-world-size", 2),
         *("--distributed-init-method", free_address()),
     )
-    workers = [Command("fairseq-train", *words, "--distributed-rank", rank) for rank in (0, 1)]
+    workers = [Command(command, *words, "--distributed-rank", rank) for rank in (0, 1)]
     (first, printed), (second, printed_too) = (worker.wait() for worker in workers)
     assert (first, second) == (0, 0), f"{printed}\n{printed_too}"[-4000:]
     return printed

@@ -3,7 +3,10 @@
 import torch
 from tensorboardX.proto.event_pb2 import Event
 
-import fairseq_plugins  # noqa: F401 (lets the safe loader read fairseq's options of sgd)
+from fairseq_plugins.fairseq_integration.registration import register
+
+# lets torch's safe loader read fairseq's options
+register()
 
 EXACT = {"rtol": 0, "atol": 0}
 

@@ -128,7 +128,7 @@ def test_a_resumed_run_is_the_uninterrupted_run(data, tmp_path):
     train_spans(data, tmp_path / "whole")
     train_spans(data, tmp_path / "parts", updates=4)
     state = torch.load(tmp_path / "parts" / "checkpoint_last.pt", weights_only=True)
-    lengths = [len(h[0]) for h in state["extra_state"]["train_iterator"]["memory"]["layers"]]
+    lengths = [len(h[0]) for h in state["extra_state"]["train_iterator"]["recurrence"]["layers"]]
     assert lengths == [24, 24]
     printed = train_spans(data, tmp_path / "parts")
     assert "resuming with recurrence" in printed

@@ -6,9 +6,10 @@ import pytest
 
 from tests.end_to_end.commands import ALL, USER_DIR, run
 
+# fairseq's own model, under the plugin
 TRANSLATION = (
-    *("--task", "translation", "--arch", "weighted_transformer_tiny", "--encoder-layers", 1),
-    *("--decoder-layers", 1, "--optimizer", "adam_with_branch_weights", "--max-tokens", 200),
+    *("--task", "translation", "--arch", "transformer_tiny", "--optimizer", "adam"),
+    *("--max-tokens", 200),
 )
 LANGUAGE = (
     *("--task", "language_modeling", "--arch", "pkm_transformer_lm_tiny", "--optimizer", "adam"),
@@ -59,7 +60,8 @@ def test_translation(pairs, models, tmp_path, side, command):
         printed = fit(other, tmp_path / "new", TRANSLATION, *start, fails=True)
         assert not list((tmp_path / "new").glob("*.pt"))
     else:
-        words = (other, *USER_DIR, "--path", path, "--cpu", *ALL)
+        size = ("--max-tokens", 200) if command == "validate" else ()
+        words = (other, *USER_DIR, *TRANSLATION[:2], "--path", path, "--cpu", *size, *ALL)
         printed = run(f"fairseq-{command}", *words, text="the cat\n", fails=True)
     assert f".pt was trained with another dictionary than the {side} dictionary of DATA" in printed
 

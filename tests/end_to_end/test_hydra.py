@@ -117,6 +117,23 @@ def test_both_commands_train_the_same_model(text, given, request, tmp_path):
             assert state["cfg"]["model"][name] == value
 
 
+def test_a_sweep_trains_each_model_from_its_beginning(data, tmp_path):
+    """One process trains them all, in folders of Hydra's own: paths have to be absolute."""
+    _, configuration = LANGUAGE
+    # the first is the better one
+    sweep = ("-m", "optimization.lr=[0.01],[0.000001]", "dataset.disable_validation=false")
+    folder = f"checkpoint.save_dir={tmp_path}/lr_${{optimization.lr.0}}"
+    hydra_train(tmp_path, configuration, data, *sweep, folder)
+    losses = []
+    for rate in ("0.01", "1e-06"):
+        path = tmp_path / f"lr_{rate}" / "checkpoint_best.pt"
+        state = torch.load(path, weights_only=True)
+        assert state["optimizer_history"][-1]["num_updates"] == 3
+        assert state["extra_state"]["best"] == state["extra_state"]["val_loss"]
+        losses.append(state["extra_state"]["best"])
+    assert losses[0] < losses[1]
+
+
 def test_a_misspelt_option_is_refused(pairs, tmp_path):
     _, configuration = TRANSLATION
     model = {**configuration["model"], "branch_residul": "sublayers"}

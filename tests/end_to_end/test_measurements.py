@@ -5,11 +5,10 @@ import math
 import re
 
 import pytest
-import torch
 
+from fairseq_plugins import load
 from scripts.evaluate import attention_length as plot_attention_length
 from scripts.evaluate import recl as measure_recl
-from scripts.evaluate._scoring import load_language_model, load_task, load_tokens, score_text
 from tests.end_to_end.commands import evaluate, loss, train
 
 TRANSFORMER_XL = [
@@ -35,9 +34,8 @@ def test_losses_are_those_of_fairseq_eval_lm(data, transformer_xl, test_tokens, 
     )
     perplexity = re.search(r"Perplexity: ([\d.]+)", printed)[1]
 
-    task = load_task(data, 8)
-    model = load_language_model(transformer_xl, task, overrides, torch.device("cpu"))
-    losses = score_text(model, task, load_tokens(task, "test"), 3)
+    model = load(transformer_xl, data, **overrides)
+    losses = model.score_split("test", batch_size=3, tokens_per_sample=8)
     assert len(losses) == test_tokens
     assert f"{losses.mean(dtype='float64') / math.log(2):.4f}" == f"{loss(printed):.4f}"
 

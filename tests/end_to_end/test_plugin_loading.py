@@ -110,7 +110,36 @@ def test_an_installation_needs_torch_and_numpy_alone(installed):
     assert 'numba; extra == "fast"' in found.requires
 
 
+IMPORTS = """
+import logging, sys
+def state():
+    root = logging.getLogger()
+    return "fairseq" in sys.modules, root.level, root.handlers
+before = state()
+import fairseq_plugins.modules
+print(state() == before)
+from fairseq_plugins import load
+print(state() == (True, *before[1:]))
+from fairseq.models import ARCH_MODEL_REGISTRY
+print("all_attention_lm_tiny" in ARCH_MODEL_REGISTRY)
+"""
+FILE_FIRST = """
+from fairseq_plugins.weighted_transformer.model import WeightedTransformer
+from fairseq.models import ARCH_MODEL_REGISTRY
+print("transformer_xl_tiny" in ARCH_MODEL_REGISTRY)
+"""
+
+
+def test_layers_import_no_fairseq_and_nothing_changes_logging():
+    done = python(IMPORTS, path=ROOT)
+    assert done.stdout.split() == ["True", "True", "True"], done.stderr
+
+
+def test_any_file_may_be_imported_first():
+    assert python(FILE_FIRST, path=ROOT).stdout.split() == ["True"]
+
+
 def test_an_old_fairseq_is_explained(tmp_path):
     (tmp_path / "fairseq.py").write_text("__version__ = '0.10.2'\n")
-    done = python("import fairseq_plugins", path=f"{tmp_path}:{ROOT}")
+    done = python("import fairseq_plugins, fairseq", path=f"{tmp_path}:{ROOT}")
     assert "fairseq_plugins needs fairseq 0.12, and 0.10.2 is installed: pip" in done.stderr

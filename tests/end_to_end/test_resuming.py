@@ -1,4 +1,4 @@
-"""A training that is resumed ends where the unbroken one would, and says why where that is at once."""
+"""A resumed training ends where the unbroken one would, and says why where that is at once."""
 
 import re
 

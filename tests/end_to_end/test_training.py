@@ -55,7 +55,7 @@ def test_without_its_memory_a_resumed_run_would_differ(data, uninterrupted, tmp_
     train(data, tmp_path, "--max-update", 3)
     path = tmp_path / "checkpoint_last.pt"
     state = torch.load(path, weights_only=True)
-    del state["extra_state"]["train_iterator"]["memory"]
+    del state["extra_state"]["train_iterator"]["recurrence"]
     torch.save(state, path)
     printed = train(data, tmp_path, "--max-update", STEPS)
     assert "the checkpoint holds no recurrence of the streams: resuming cold" in printed
@@ -229,7 +229,7 @@ def test_accumulated_gradients_follow_the_streams(data, tmp_path):
     printed = train(data, tmp_path, "--max-update", 4, "--update-freq", 2)
     assert "a batch was skipped" not in printed
     state = torch.load(tmp_path / "checkpoint_last.pt", weights_only=True)
-    assert state["extra_state"]["train_iterator"]["memory"]["end"] == 4 * 2 * 8
+    assert state["extra_state"]["train_iterator"]["recurrence"]["end"] == 4 * 2 * 8
 
 
 def test_a_batch_in_parts_is_learned_from_as_a_whole(data, uninterrupted, tmp_path):

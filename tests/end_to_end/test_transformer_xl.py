@@ -131,10 +131,10 @@ def test_half_loss_with_adaptive_softmax_trains_on_half_the_tokens(data, tmp_pat
     factors = ("--adaptive-input-factor", 2, "--adaptive-softmax-factor", 2, "--output-bias")
     how = ("--ddp-backend", "legacy_ddp", "--log-interval", 1, "--max-update", 2)
     words = {}
-    for loss in ([], ["--half-loss"]):
-        chosen = (*options, *factors, *how, "--criterion", "segment_loss", *loss)
-        printed = train(data, tmp_path / str(loss), *chosen, "--disable-validation", model=model)
-        words[str(loss)] = float(re.search(r"wpb=([\d.]+)", printed)[1])
+    for half in ([], ["--half-loss"]):
+        chosen = (*options, *factors, *how, "--criterion", "segment_loss", *half)
+        printed = train(data, tmp_path / str(half), *chosen, "--disable-validation", model=model)
+        words[str(half)] = float(re.search(r"wpb=([\d.]+)", printed)[1])
     assert list(words.values()) == [32, 16]
 
 

@@ -131,7 +131,7 @@ def optimizer_of(model):
 def test_a_padded_batch_is_split_without_a_number(monkeypatch):
     model = tiny.tiny_transformer_xl()
     sample = sample_of(model, "meta") | PADDED
-    sample["net_input"]["recurrence"] = Recurrence().at(0)
+    sample["net_input"] |= {"recurrence": Recurrence(), "start": 0}
     with numbers_read(monkeypatch) as asked:
         parts = split_batch(sample, 2)
     assert [part["ntokens"] for part in parts] == [8, 7]
@@ -180,7 +180,7 @@ def test_the_host_waits_only_where_it_must(case, precision, monkeypatch):
             asked.clear()
             if recurrence is not None:
                 sample |= PADDED
-                sample["net_input"]["recurrence"] = recurrence.at(8 * update)
+                sample["net_input"] |= {"recurrence": recurrence, "start": 8 * update}
             with torch.autocast("meta", enabled=precision == "amp"):
                 loss, _, _ = criterion(model, sample)
             optimizer.backward(loss)

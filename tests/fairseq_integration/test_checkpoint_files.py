@@ -1,30 +1,23 @@
-"""Checkpoints are whole or not there, what cannot be restored from is named, folders are locked."""
+"""Checkpoints are whole or not there, folders are locked, weights that do not fit are named."""
 
 import errno
 import multiprocessing
 import os
+import re
 import resource
 import shutil
 import signal
-from types import SimpleNamespace
+from collections import OrderedDict
 
-import numpy as np
 import pytest
 import torch
 from fairseq import checkpoint_utils
-from fairseq.data import FairseqDataset
 from fairseq.file_io import PathManager
-from fairseq.tasks import FairseqTask
 
+import fairseq_plugins  # noqa: F401 (changes how fairseq writes)
 from fairseq_plugins.fairseq_integration import checkpoint_files
 
-STATE = {
-    "args": None,
-    "model": {"weight": torch.arange(4096.0)},
-    "optimizer_history": [{"num_updates": 7, "criterion_name": "", "lr_scheduler_state": {}}],
-    "extra_state": {"train_iterator": {"epoch": 1}, "val_loss": 1.0},
-    "last_optimizer_state": {},
-}
+STATE = {"model": {"weight": torch.arange(4096.0)}}
 FORK = multiprocessing.get_context("fork")
 
 
@@ -122,7 +115,7 @@ def test_a_lack_of_memory_is_no_full_disk(saved, monkeypatch):
 @pytest.mark.parametrize(
     ("number", "kept"), [(errno.ENOSPC, True), (errno.EIO, True), (errno.EINVAL, False)]
 )
-def test_what_a_disk_tells_at_the_end_counts(saved, monkeypatch, number, kept):
+def test_what_a_disk_reports_at_the_end_counts(saved, monkeypatch, number, kept):
     """But not that it cannot tell."""
 
     def fail(descriptor):
@@ -141,21 +134,6 @@ def test_what_a_disk_tells_at_the_end_counts(saved, monkeypatch, number, kept):
     assert sorted(os.listdir(saved.parent)) == ["checkpoint_best.pt", "checkpoint_last.pt"]
 
 
-def test_a_checkpoint_is_read_as_it_was_written(saved):
-    state = checkpoint_utils.load_checkpoint_to_cpu(str(saved))
-    assert torch.equal(state["model"]["weight"], STATE["model"]["weight"])
-    # and that of old versions of torch
-    torch.save(STATE, saved, _use_new_zipfile_serialization=False)
-    state = checkpoint_utils.load_checkpoint_to_cpu(str(saved))
-    assert torch.equal(state["model"]["weight"], STATE["model"]["weight"])
-    # and one without checksums
-    torch.serialization.set_crc32_options(False)
-    torch.save(STATE, saved)
-    torch.serialization.set_crc32_options(True)
-    state = checkpoint_utils.load_checkpoint_to_cpu(str(saved))
-    assert torch.equal(state["model"]["weight"], STATE["model"]["weight"])
-
-
 def test_a_folder_that_cannot_be_written_is_named(tmp_path):
     (tmp_path / "file").touch()
     folder = tmp_path / "file" / "run"
@@ -166,218 +144,70 @@ def test_a_folder_that_cannot_be_written_is_named(tmp_path):
     assert os.listdir(tmp_path / "run") == []
 
 
-def flipped(content):
-    place = content.index(torch.arange(4096.0)[100:110].numpy().tobytes())
-    return content[:place] + bytes([content[place] ^ 1]) + content[place + 1 :]
-
-
-DAMAGES = {
-    "empty": lambda content: b"",
-    "head": lambda content: content[:100],
-    "half": lambda content: content[: len(content) // 2],
-    "end": lambda content: content[:-1],
-    "bit": flipped,
-    "text": lambda content: b"not a checkpoint",
-}
-
-
-@pytest.mark.parametrize("damage", DAMAGES)
-def test_a_damaged_checkpoint_is_named_with_what_to_take(saved, damage):
-    saved.write_bytes(DAMAGES[damage](saved.read_bytes()))
-    damaged = f"^the checkpoint {saved} is cut short or damaged .*: "
-    with pytest.raises(ValueError, match=damaged + "no other is whole here$"):
-        checkpoint_utils.load_checkpoint_to_cpu(str(saved))
-    older, newer = (saved.with_name(name) for name in ("checkpoint1.pt", "checkpoint2.pt"))
-    for number, other in enumerate((older, newer)):
-        torch.save(STATE, other)
-        os.utime(other, (number, number))
-    saved.with_name("checkpoint3.pt").write_bytes(saved.read_bytes())
-    # the newest entry leads nowhere
-    saved.with_name("checkpoint4.pt").symlink_to("none.pt")
-    with pytest.raises(ValueError, match=f"{damaged}take {newer} \\(--restore-file"):
-        checkpoint_utils.load_checkpoint_to_cpu(str(saved))
-
-
-def test_what_is_no_file_is_refused(tmp_path):
-    os.mkfifo(tmp_path / "checkpoint_last.pt")
-    for path in (tmp_path, tmp_path / "checkpoint_last.pt"):
-        with pytest.raises(ValueError, match=f"^the checkpoint {path} is no file: name one that"):
-            checkpoint_utils.load_checkpoint_to_cpu(str(path))
-
-
-def without(part):
-    return {name: value for name, value in STATE.items() if name != part}
-
-
-@pytest.mark.parametrize(
-    ("content", "lacking"),
-    [
-        ({"a": torch.ones(2)}, "model"),
-        ([1, 2], "model"),
-        (torch.ones(2), "model"),
-        ({**STATE, "model": torch.ones(2)}, "model"),
-        (without("args"), "cfg"),
-        (without("optimizer_history"), "optimizer_history"),
-        (without("extra_state"), "extra_state"),
-    ],
-)
-def test_what_fairseq_did_not_write_is_named(saved, content, lacking):
-    torch.save(content, saved)
-    message = f"^the checkpoint {saved} is none of fairseq's \\(it has no {lacking}\\): name one"
-    with pytest.raises(ValueError, match=message):
-        checkpoint_utils.load_checkpoint_to_cpu(str(saved))
-
-
-def test_what_the_first_versions_of_fairseq_wrote_is_read(saved):
-    first = {"best_loss": 1.0, "optimizer": {}, "epoch": 3, "batch_offset": 0, "val_loss": 1.0}
-    torch.save({"args": None, "model": STATE["model"], **first}, saved)
-    state = checkpoint_utils.load_checkpoint_to_cpu(str(saved))
-    assert state["extra_state"]["train_iterator"]["epoch"] == 3
-
-
-def test_what_would_be_executed_is_refused(saved):
-    torch.save({"model": print}, saved)
-    refused = f"^the checkpoint {saved} holds more than weights and options, and is not loaded "
-    with pytest.raises(ValueError, match=refused + r"\(Unsupported .*print.*\): name one that"):
-        checkpoint_utils.load_checkpoint_to_cpu(str(saved))
-
-
-class Sentences(FairseqDataset):
-    """Sentences of a token, of which batches are drawn as fairseq's data sets draw them."""
-
-    def __len__(self):
-        return 20
-
-    def __getitem__(self, index):
-        return index
-
-    def num_tokens_vec(self, indices):
-        return np.ones(len(indices), dtype=np.int64)
-
-    def num_tokens(self, index):
-        return 1
-
-    def ordered_indices(self):
-        return np.random.permutation(len(self))
-
-    def collater(self, samples):
-        return samples
-
-
-class OwnBatches(FairseqTask):
-    def get_batch_iterator(self, *args, **options):
-        return super().get_batch_iterator(*args, **options)
-
-
-def make_trainer(rank=0, updates=0, max_update=0, task_class=FairseqTask, seed_of_epoch=False):
-    task = task_class(SimpleNamespace())
-    return SimpleNamespace(
-        data_parallel_rank=rank,
-        checkpoint_suffix="",
-        get_num_updates=lambda: updates,
-        cfg=SimpleNamespace(
-            optimization=SimpleNamespace(max_update=max_update, max_epoch=0),
-            dataset=SimpleNamespace(update_ordered_indices_seed=seed_of_epoch),
-        ),
-        task=task,
-    )
-
-
-def resume(folder, restore_file, no_save=False, load=lambda cfg, trainer: "restored", **options):
-    cfg = SimpleNamespace(save_dir=str(folder), restore_file=str(restore_file), no_save=no_save)
-    trainer = options.get("trainer") or make_trainer(**options)
-    return checkpoint_files._resume(load, cfg, trainer)
-
-
-def batches(trainer, epoch, **options):
-    return trainer.task.get_batch_iterator(
-        Sentences(), max_sentences=3, epoch=epoch, **options
-    ).frozen_batches
-
-
-def test_a_resumed_epoch_has_the_batches_that_it_had(tmp_path):
-    def load(cfg, trainer):
-        each_epoch = {"disable_iterator_cache": True}, {"update_epoch_batch_itr": True}
-        return batches(trainer, 4), *(batches(trainer, 4, **options) for options in each_epoch)
-
-    one, four = (batches(make_trainer(), epoch) for epoch in (1, 4))
-    assert sorted(map(tuple, one)) != sorted(map(tuple, four))
-    resumed, *each_epoch = resume(tmp_path, "checkpoint_last.pt", load=load)
-    assert np.array_equal(resumed[0], one[0])
-    # what fairseq draws anew each epoch
-    for drawn in each_epoch:
-        assert np.array_equal(drawn[0], four[0])
-    # what a task draws is its own affair, and so are later epochs
-    resumed, *_ = resume(tmp_path, "checkpoint_last.pt", load=load, task_class=OwnBatches)
-    assert np.array_equal(resumed[0], four[0])
-    trainer = make_trainer()
-    checkpoint_files._resume(
-        lambda cfg, trainer: None,
-        SimpleNamespace(save_dir=str(tmp_path), restore_file="checkpoint_last.pt", no_save=True),
-        trainer,
-    )
-    assert np.array_equal(batches(trainer, 4)[0], four[0])
-
-
-def test_a_complete_training_gets_no_further_update(tmp_path, caplog):
-    for updates in (30, 31):
-        trainer = make_trainer(updates=updates, max_update=30)
-        with caplog.at_level("INFO"):
-            resume(tmp_path, "checkpoint_last.pt", trainer=trainer)
-        assert f"complete: {updates} updates, --max-update is 30" in caplog.text
-        # fairseq's loop goes on while the next epoch is not beyond it, or it is 0
-        assert trainer.cfg.optimization.max_epoch == -1
-    for most in (31, 0):
-        trainer = make_trainer(updates=30, max_update=most)
-        resume(tmp_path, "checkpoint_last.pt", trainer=trainer)
-        assert trainer.cfg.optimization.max_epoch == 0
-
-
-def test_a_new_training_from_a_complete_one_is_refused(saved, tmp_path):
-    text = (
-        f"^--restore-file is {saved}, which has 30 updates, and --max-update is 20: give a larger"
-    )
-    with pytest.raises(ValueError, match=text):
-        resume(tmp_path, saved, updates=30, max_update=20)
-
-
-def test_the_seed_of_an_epoch_is_that_of_the_first(tmp_path):
-    def load(cfg, trainer):
-        return batches(trainer, 4, seed=1 + 4)
-
-    (one, *_) = batches(make_trainer(), 1, seed=1 + 1)
-    assert np.array_equal(
-        resume(tmp_path, "checkpoint_last.pt", load=load, seed_of_epoch=True)[0], one
-    )
-
-
-def test_a_missing_file_to_restore_from_is_no_new_training(saved):
-    missing = saved.with_name("checkpoint_9.pt")
-    for path in (missing, saved.parent):
-        text = f"^--restore-file is {path}, which is no file: give the path of a checkpoint"
-        with pytest.raises(ValueError, match=text):
-            resume(saved.parent, path)
-    # without the option there may be none
-    assert resume(saved.parent / "new", "checkpoint_last.pt") == "restored"
-    assert resume(saved.parent, saved) == "restored"
-
-
 def refuse_to_train_into(folder):
     checkpoint_files._locked.clear()
-    checkpoint_files.PATIENCE = 0
-    # other workers of a training, and one that writes nothing, may
-    assert resume(folder, "checkpoint_last.pt", rank=1) == "restored"
-    assert resume(folder, "checkpoint_last.pt", no_save=True) == "restored"
+    checkpoint_files.LOCK_TRIES = 0
     with pytest.raises(ValueError, match=f"^--save-dir is {folder}, where another training is"):
-        resume(folder, "checkpoint_last.pt")
+        checkpoint_files.lock_folder(folder)
 
 
 def test_two_trainings_do_not_write_into_one_folder(tmp_path):
     folder = tmp_path / "run"
-    assert resume(folder, "checkpoint_last.pt") == "restored"
-    assert exit_status_of(refuse_to_train_into, folder) == 0
     # this one may go on there
-    assert resume(folder, "checkpoint_last.pt") == "restored"
+    for _ in range(2):
+        checkpoint_files.lock_folder(folder)
+    assert exit_status_of(refuse_to_train_into, folder) == 0
     assert os.listdir(folder) == []
     os.close(checkpoint_files._locked.pop(folder.resolve()))
-    assert exit_status_of(checkpoint_files.lock_folder, str(folder)) == 0
+    assert exit_status_of(checkpoint_files.lock_folder, folder) == 0
+
+
+@pytest.mark.parametrize(
+    ("weights", "kind", "reason"),
+    [
+        ({"weight": torch.ones(2, 3)}, ValueError, 'Missing key(s) in state_dict: "bias"'),
+        ({"extra": torch.ones(1)}, ValueError, 'Unexpected key(s) in state_dict: "extra"'),
+        ({"weight": torch.ones(3, 2)}, ValueError, "size mismatch for weight"),
+        ({"bias": 1.0}, ValueError, 'While copying the parameter named "bias"'),
+        ({"bias": torch.tensor([1, torch.nan])}, FloatingPointError, "bias has a number that is"),
+        ({"bias": torch.tensor([1, torch.inf])}, FloatingPointError, "bias has a number that is"),
+    ],
+)
+def test_weights_that_do_not_fit_are_refused_in_a_sentence(weights, kind, reason):
+    model = torch.nn.Linear(3, 2)
+    if "Missing" not in reason:
+        weights = {**model.state_dict(), **weights}
+    weights = OrderedDict(weights)
+    weights.read_from = "runs/last.pt"
+    start = remedy = ""
+    if kind is ValueError:
+        start = "the weights of the checkpoint runs/last.pt do not fit the model"
+        remedy = (
+            "give the options that it was trained with, or name another checkpoint; a new training "
+            "needs a --save-dir of its own$"
+        )
+    match = f"^{start}.*{re.escape(reason)}.*: {remedy}"
+    loading = checkpoint_files.weights_loaded_into(model, weights)
+    with pytest.raises(kind, match=match) as raised, loading:
+        model.load_state_dict(weights)
+    assert "runs/last.pt" in str(raised.value)
+    assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize("number", [torch.nan, torch.inf])
+def test_statistics_that_are_not_finite_are_refused(number):
+    model = torch.nn.BatchNorm1d(2)
+    weights = {name: weight.clone() for name, weight in model.state_dict().items()}
+    weights["running_mean"][1] = number
+    loading = checkpoint_files.weights_loaded_into(model, weights)
+    with pytest.raises(FloatingPointError, match=r"^running_mean has a number that is"), loading:
+        model.load_state_dict(weights)
+
+
+def test_buffers_that_hold_no_weights_may_be_anything():
+    """Those that no checkpoint has, and those that fairseq leaves as the memory was."""
+    model = torch.nn.Linear(2, 2)
+    model.register_buffer("mask", torch.tensor(-torch.inf), persistent=False)
+    model.register_buffer("_float_tensor", torch.tensor(torch.nan))
+    with checkpoint_files.weights_loaded_into(model, model.state_dict()):
+        model.load_state_dict(model.state_dict())

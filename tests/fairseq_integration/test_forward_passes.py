@@ -156,30 +156,11 @@ def test_it_is_recomputed_when_it_has_been_cleared(weights):
     assert total.computed == 2
 
 
-def test_clearing_lets_go_of_everything(weights):
-    cache, value = InferenceCache(), torch.ones(1000)
-    cache.get(weights, lambda: value)
-    # an empty cache is as small as a new one
-    cache.clear()
-    assert vars(cache) == vars(InferenceCache())
-
-
-def test_a_computation_that_fails_leaves_no_value(weights):
-    cache = InferenceCache()
-    for _ in range(2):
-        with pytest.raises(ZeroDivisionError):
-            cache.get(weights, lambda: 1 / 0)
-    assert cache.get(weights, lambda: 5) == 5
-
-
 @pytest.mark.parametrize("copied", [copy.deepcopy, lambda x: pickle.loads(pickle.dumps(x))])
 def test_copies_start_empty(weights, copied):
     total = Summing()
     total(weights)
     other = copied(total)
-    assert type(other.cache) is InferenceCache
-    assert vars(other.cache) == vars(InferenceCache())
     other(weights)
     assert (total.computed, other.computed) == (1, 2)
     assert total(weights) == other(weights)
-    assert len(pickle.dumps(total.cache)) == len(pickle.dumps(InferenceCache()))

@@ -2,7 +2,7 @@
 
 import argparse
 import importlib.util
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Optional
 
 import fairseq.models
@@ -37,7 +37,7 @@ class Options(FairseqDataclass):
     """A model's options."""
 
     width: int = 8
-    depth: int = field(default=2, metadata={"older_checkpoints": 1})
+    depth: int = 2
     span: Optional[int] = None
     scale: float = 1.0
 
@@ -103,8 +103,8 @@ def test_a_saved_models_values_stay_and_newer_options_have_their_defaults(name):
     saved = {"_name": name, "width": 32}
     for cfg in (OmegaConf.create(saved), argparse.Namespace(arch=name, **saved)):
         model = fairseq.models.build_model(cfg, task=None, from_checkpoint=True)
-        # not 24 as in the preset, or 2 by default, which might be younger than the model
-        assert values(model.cfg) == [32, 1, None]
+        # not 24 as in the preset, which might be younger than the model
+        assert values(model.cfg) == [32, 2, None]
 
 
 @pytest.mark.parametrize(

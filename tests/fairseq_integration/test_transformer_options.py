@@ -56,16 +56,15 @@ def test_under_hydra_positions_are_those_of_the_task():
 
 @pytest.mark.parametrize("model", MODELS)
 def test_checkpoints_of_both_kinds_are_built_alike(model):
-    """Parsed options, which older ones hold, and configurations; with layers that are pruned."""
+    """Parsed options and configurations; with layers that are pruned."""
     trained = fairseq.models.build_model(
         OmegaConf.create({"_name": model, **SMALL}), tiny.tiny_task()
     )
     kept = {"encoder_layers_to_keep": "1", "decoder_layers_to_keep": "0"}
-    reading = {"branch_residual": "sublayers", "branch_sum": "branches"}
-    options = {"_name": model, **SMALL, **kept, **reading}
-    older, cfg = Namespace(arch=model, optimizer="adam", **options), OmegaConf.create(options)
+    options = {"_name": model, **SMALL, **kept}
+    words, cfg = Namespace(arch=model, optimizer="adam", **options), OmegaConf.create(options)
     built = []
-    for options in (older, cfg):
+    for options in (words, cfg):
         torch.manual_seed(1)
         one = fairseq.models.build_model(options, tiny.tiny_task(), from_checkpoint=True)
         one.load_state_dict(trained.state_dict(), model_cfg=options)

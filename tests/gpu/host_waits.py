@@ -15,7 +15,7 @@ SPANS_READ = "fairseq_plugins/all_attention/adaptive_span.py read_head_groups"
 # functions that may wait in an update on one worker: the table of docs/gpu.md
 WAITS = {
     SPANS_READ,
-    "fairseq_plugins/product_key_memory/bf16_values.py places",
+    "fairseq_plugins/product_key_memory/lazy_adam.py places",
     "fairseq_plugins/product_key_memory/values.py read_numbers",
 }
 

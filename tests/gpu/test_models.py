@@ -143,7 +143,7 @@ def learn(device, precision, kind, optimizer=None, flat=False, wrap=lambda model
     model_seen, losses = wrap(model), []
     for update in range(UPDATES):
         if recurrence is not None:
-            sample["net_input"]["recurrence"] = recurrence.at(8 * update)
+            sample["net_input"] |= {"recurrence": recurrence, "start": 8 * update}
         with torch.autocast(device, torch.float16, enabled=precision == "amp"):
             loss, size, _ = criterion(model_seen, sample)
         optimizer.backward(loss)

@@ -22,7 +22,7 @@ def _segment_layer(attention, positions, memory=None):
         past = None
         for x in segments:
             with torch.set_grad_enabled(enabled):
-                terms = attention.distance_terms(positions(2 * TOKENS - 1))
+                terms = attention.project_positions(positions(2 * TOKENS - 1))
                 y, state = layer(x, terms, past)
             past = state.last(TOKENS)
             outputs.append(y)

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from scripts.convert._models import SOURCES
+from scripts.convert import SOURCES
 from tests.end_to_end.commands import ROOT
 from tests.parity.comparison import AGREES, MISSED, ROUNDING, Case, Differences
 from tests.parity.report import ROW

@@ -147,14 +147,3 @@ def test_a_replaced_sublayer_is_told(kind, caplog):
         assert text.startswith("WARNING")
         assert "takes the place of a trained feed-forward sublayer, so that the loss" in text
         assert "--memory-parallel or --memory-interleave, with --memory-zero-init" in text
-
-
-def test_a_checkpoint_with_memories_loads_as_before(caplog):
-    model, other = (build("language model", seed=seed) for seed in (1, 2))
-    other.load_state_dict(model.state_dict())
-    torch.testing.assert_close(dict(other.state_dict()), dict(model.state_dict()))
-    state = model.state_dict()
-    del state["decoder.layers.1.fc1.memory.values"]
-    with pytest.raises(RuntimeError, match=r"Missing key\(s\) .*layers.1.fc1.memory.values"):
-        other.load_state_dict(state)
-    assert not caplog.messages

@@ -9,14 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from fairseq_plugins.product_key_memory import cpu_kernels, numba_loops
+from fairseq_plugins.product_key_memory import cpu_kernels
 from fairseq_plugins.product_key_memory.memory import ProductKeyMemory
-from fairseq_plugins.product_key_memory.numba_loops import (
-    select,
-    select_pairs,
-    sum_rows,
-    update_rows,
-)
 from fairseq_plugins.product_key_memory.optimizer import AdamWithMemory
 from tests.end_to_end.commands import ROOT
 
@@ -30,26 +24,26 @@ def draw(*shape):
 def sums():
     found = np.empty((10, WIDTH), np.float32)
     places, starts = np.arange(30) % ROWS, np.arange(0, 31, 3)
-    sum_rows(draw(ROWS, WIDTH), places, draw(30), starts, found)
+    cpu_kernels._sum_rows_loop(draw(ROWS, WIDTH), places, draw(30), starts, found)
     return found
 
 
 def selected():
     found = np.empty((ROWS, 3), np.int64)
-    select(draw(ROWS, 20), found)
+    cpu_kernels._select_loop(draw(ROWS, 20), found)
     return found
 
 
 def pairs():
     found, slots = np.empty((9, 2, 5), np.float32), np.empty((9, 2, 5), np.int64)
-    select_pairs(draw(2, 2, 9, 20), found, slots)
+    cpu_kernels._select_pairs_loop(draw(2, 2, 9, 20), found, slots)
     return np.stack([found, slots])
 
 
 def updated():
     tables = [draw(ROWS, WIDTH), draw(ROWS, WIDTH), np.square(draw(ROWS, WIDTH))]
     numbers = np.float32((0.9, 0.1, 0.98, 0.02, 1.0, 0.01, 1e-3, 1e-8))
-    update_rows(*tables, np.arange(0, ROWS, 2), draw(ROWS // 2, WIDTH), numbers)
+    cpu_kernels._update_rows_loop(*tables, np.arange(0, ROWS, 2), draw(ROWS // 2, WIDTH), numbers)
     return np.stack(tables)
 
 
@@ -82,7 +76,7 @@ def recorded(monkeypatch, refuse=None):
             refuse()
         return compile_loop(**{**given, "cache": False})
 
-    monkeypatch.setattr(numba_loops.numba, "njit", njit)
+    monkeypatch.setattr(cpu_kernels.numba, "njit", njit)
     return options
 
 
@@ -98,7 +92,7 @@ def refuse_space():
 def test_where_nothing_can_be_written_it_is_compiled_all_the_same(monkeypatch, refuse):
     options = recorded(monkeypatch, refuse)
     numbers = np.zeros(5)
-    numba_loops.compiled(fill)(numbers, 2.0)
+    cpu_kernels._compiled(fill)(numbers, 2.0)
     assert numbers.tolist() == [2.0] * 5
     assert [given["cache"] for given in options] == [True, False]
 
@@ -106,40 +100,18 @@ def test_where_nothing_can_be_written_it_is_compiled_all_the_same(monkeypatch, r
 @pytest.mark.parametrize("threads", [1, 2])
 def test_threads_are_as_many_as_torchs(monkeypatch, threads):
     options, asked = recorded(monkeypatch), []
-    monkeypatch.setattr(numba_loops.torch, "get_num_threads", lambda: threads)
-    monkeypatch.setattr(numba_loops.numba.config, "NUMBA_NUM_THREADS", 8)
-    monkeypatch.setattr(numba_loops.numba, "set_num_threads", asked.append)
-    numba_loops.compiled(fill)(np.zeros(5), 2.0)
+    monkeypatch.setattr(cpu_kernels.torch, "get_num_threads", lambda: threads)
+    monkeypatch.setattr(cpu_kernels.numba.config, "NUMBA_NUM_THREADS", 8)
+    monkeypatch.setattr(cpu_kernels.numba, "set_num_threads", asked.append)
+    cpu_kernels._compiled(fill)(np.zeros(5), 2.0)
     assert [given["parallel"] for given in options] == [threads > 1]
     assert asked == ([2] if threads > 1 else [])
-
-
-def test_versions_that_differ_have_names_of_their_own(monkeypatch):
-    names = []
-
-    def njit(**given):
-        def keep(function):
-            names.append(function.__qualname__)
-            return numba.core.registry.CPUDispatcher(function)
-
-        return keep
-
-    monkeypatch.setattr(numba_loops.numba, "njit", njit)
-    # also where there is one core, or OMP_NUM_THREADS=1
-    monkeypatch.setattr(numba_loops.numba.config, "NUMBA_NUM_THREADS", 2)
-    run = numba_loops.compiled(fill)
-    single, double, strided = np.zeros(5, np.float32), np.zeros(5), np.zeros(10, np.float32)[::2]
-    for threads, numbers in [(1, single), (1, double), (2, single), (1, strided), (1, single)]:
-        monkeypatch.setattr(numba_loops.torch, "get_num_threads", lambda n=threads: n)
-        monkeypatch.setattr(numba_loops.numba, "set_num_threads", lambda n: None)
-        run(numbers, 2.0)
-    assert len(names) == len(set(names)) == 4
 
 
 def test_a_step_divided_by_nothing_raises_nothing():
     tables = [np.zeros((2, WIDTH), np.float32) for _ in range(3)]
     numbers = np.float32((0.9, 0.1, 0.98, 0.02, 1.0, 0.0, 1e-3, 0.0))
-    update_rows(*tables, np.arange(2), np.zeros((2, WIDTH), np.float32), numbers)
+    cpu_kernels._update_rows_loop(*tables, np.arange(2), np.zeros((2, WIDTH), np.float32), numbers)
     assert np.isnan(tables[0]).all()
 
 
@@ -170,27 +142,14 @@ def test_without_numba_torchs_operations_do_the_same(monkeypatch, caplog, messag
             raise ImportError(message)
         return imported(name, *args)
 
-    cpu_kernels._has_numba.cache_clear()
+    cpu_kernels._import_numba.cache_clear()
     with monkeypatch.context() as patched:
         patched.setattr(builtins, "__import__", refuse)
         without = trained()
-    cpu_kernels._has_numba.cache_clear()
+    cpu_kernels._import_numba.cache_clear()
     torch.testing.assert_close(without, with_numba)
     warned = "memories on this CPU go without compiled loops, slowly: " + message
     assert [record.message for record in caplog.records].count(warned) == 1
-
-
-@pytest.mark.parametrize(
-    ("x", "expected"),
-    [
-        (torch.ones(1), True),
-        (torch.ones(1).double(), True),
-        (torch.ones(1).bfloat16(), False),
-        (torch.ones(1, device="meta"), False),
-    ],
-)
-def test_loops_are_for_what_numpy_knows_on_a_cpu(x, expected):
-    assert cpu_kernels.use_numba(x) == expected
 
 
 def test_importing_the_package_does_not_import_numba():

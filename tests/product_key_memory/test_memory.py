@@ -1,10 +1,6 @@
 """The memory layer: the reference's values and gradients, padding, sparse gradients, dropout."""
 
 import copy
-import importlib
-import re
-import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -22,10 +18,8 @@ from tests.product_key_memory.standalone import (
     draw,
     exact_memory,
 )
-from tests.product_key_memory.tiny import NO_FAISS, REFUSED, naming
+from tests.product_key_memory.tiny import REFUSED, naming
 from tests.reference.product_key_memory import product_key_memory
-
-PACKAGE = "fairseq_plugins.product_key_memory"
 
 
 @pytest.mark.parametrize("padding", [None, PADDING])
@@ -174,14 +168,6 @@ def test_dropouts_act_in_training_and_not_in_evaluation(option, value_dim):
     assert torch.equal(memory(x), plain(x))
 
 
-def test_what_is_read_is_dropped_number_by_number_and_the_rest_scaled():
-    plain, memory = exact_memory(), exact_memory(value_dropout=0.75)
-    x = draw(TOKENS, D)
-    kept = memory(x)
-    assert 0 < (kept != 0).sum() < kept.numel()
-    torch.testing.assert_close(kept, 4 * plain(x) * (kept != 0))
-
-
 def test_what_enters_is_dropped_number_by_number_and_the_rest_scaled():
     plain, memory = exact_memory(), exact_memory(input_dropout=0.5)
     seen = []
@@ -254,31 +240,3 @@ def test_defaults_are_the_papers():
 def test_arguments_out_of_range_are_named_with_their_value_and_the_remedy(arguments, text):
     with pytest.raises(ValueError, match=naming(text, "`{}`".format)):
         exact_memory(**arguments)
-
-
-def test_a_missing_faiss_is_named_with_what_to_do(monkeypatch):
-    monkeypatch.setitem(sys.modules, "faiss", None)
-    with pytest.raises(ValueError, match=naming(NO_FAISS, "`{}`".format)):
-        exact_memory(search="faiss")
-
-
-def test_flat_keys_take_any_number_of_slots_and_any_width():
-    assert exact_memory(keys="flat", slots=26, query_dim=7)(draw(2, D)).shape == (2, D)
-
-
-def test_faiss_reads_what_torch_reads():
-    memory, x = exact_memory(), draw(TOKENS, D)
-    expected = memory(x)
-    memory.keys.search = "faiss"
-    assert_same(memory(x), expected, [x, *memory.parameters()])
-
-
-LAYERS = "cpu_kernels keys memory numba_loops query search sharding usage values".split()
-
-
-@pytest.mark.parametrize("layer", LAYERS)
-def test_layers_know_neither_options_nor_fairseq(layer):
-    source = importlib.import_module(f"{PACKAGE}.{layer}").__file__
-    text = Path(source).read_text(encoding="utf-8")
-    assert not re.search(r"^\s*(import|from) fairseq\b", text, re.MULTILINE)
-    assert "--" not in text

@@ -199,8 +199,7 @@ def test_a_plain_memory_has_higher_derivatives(keys):
         ({"keys": "flat"}, True),
         ({"query_layer_norm": True, "value_dim": 3}, True),
         ({"output_norm": True, "output_gate": True}, True),
-        # whether the pass is recomputed is asked outside of the graph
-        (EVERYTHING, False),
+        (EVERYTHING, True),
     ],
 )
 def test_a_compiled_plain_memory_is_the_same(options, whole):

@@ -3,14 +3,12 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from fairseq.models.transformer_lm import TransformerLanguageModel
 
 from fairseq_plugins.product_key_memory.memory import MemorySublayer
 from tests import tiny
 from tests.product_key_memory.tiny import (
     MEMORY,
     memories,
-    padded,
     tiny_language_model,
     tiny_transformer,
 )
@@ -127,79 +125,16 @@ def test_the_memory_replaces_persistent_vectors_in_a_sublayer_of_their_own():
     assert kinds == ["SoftmaxFeedForward", "MemorySublayer", "SoftmaxFeedForward"]
 
 
-@pytest.mark.parametrize("build", [tiny.tiny_transformer_xl, tiny.tiny_model])
-def test_models_without_memories_have_no_trace_of_them(build):
-    model = build()
-    assert not any("memory" in name for name in model.state_dict())
-    assert model.decoder.product_key_memories == {}
-    assert model.decoder._padding_mask(padded(3, 5)) is None
-
-
-def test_transformer_xl_draws_no_weight_of_a_memory():
-    """Its own standard deviation is 0.2 here; memories have 1/√d_v, ±1/√(d_q/2) and torch's."""
-    model = tiny.tiny_transformer_xl(**{**MEMORY, "memory_slots": 900}, memory_layers="2")
-    (memory,) = memories(model)
-    assert memory.values.std().item() == pytest.approx(16**-0.5, rel=0.03)
-    assert memory.keys.subkeys.abs().max() <= 4**-0.5
-    (linear,) = memory.query_network.layers
-    assert linear.weight.abs().max() <= 16**-0.5
-    assert linear.bias.any()
-    drawn = model.decoder.layers[0].feed_forward.fc1
-    assert drawn.weight.std().item() == pytest.approx(0.2, rel=0.2)
-    assert not drawn.bias.any()
-
-
-@SEGMENT_MODELS
-def test_summaries_name_the_layers(build):
-    with_memories = build(**MEMORY, memory_layers="1,3").summary
-    assert "product-key memories in layers 1,3" in with_memories
-    assert "product-key" not in build().summary
-
-
 def test_dropped_layers_keep_their_numbers():
     model = tiny_language_model(memory_layers="3", decoder_layerdrop=0.9)
     assert isinstance(model.decoder.layers[2].fc1, MemorySublayer)
     assert len(memories(model)) == 1
 
 
-def test_only_the_feed_forward_sublayer_is_gone():
-    plain = set(tiny_language_model().state_dict())
-    replaced = set(tiny_language_model(memory_layers="2").state_dict())
-    gone = {f"decoder.layers.1.{fc}.{kind}" for fc in ("fc1", "fc2") for kind in ("weight", "bias")}
-    assert plain - replaced == gone
-    assert all(name.startswith("decoder.layers.1.fc1.memory.") for name in replaced - plain)
-    interleaved = set(tiny_language_model(memory_layers="2", memory_interleave=True).state_dict())
-    assert plain <= interleaved
-    assert all(name.startswith("decoder.layers.1.memory_") for name in interleaved - plain)
-    parallel = set(tiny_language_model(memory_layers="2", memory_parallel=True).state_dict())
-    norm = {f"decoder.layers.1.memory_layer_norm.{kind}" for kind in ("weight", "bias")}
-    assert parallel == interleaved - norm
-
-
 def test_a_memory_stands_beside_something():
     message = "^--memory-parallel with --decoder-ffn-embed-dim 0: layers have no feed-forward"
     with pytest.raises(ValueError, match=message):
         tiny.tiny_model(**MEMORY, memory_layers="2", memory_parallel=True)
-
-
-def test_scaled_inner_activations_are_gone_with_the_feed_forward_sublayer():
-    model = tiny_language_model(memory_layers="2", scale_fc=True).eval()
-    assert model.decoder.layers[1].ffn_layernorm is None
-    model(tiny.tokens(1, 3))
-
-
-def test_without_memories_it_is_the_model_of_fairseq():
-    ours = tiny_language_model(activation_fn="gelu")
-    assert isinstance(ours, TransformerLanguageModel)
-    assert not memories(ours)
-    assert ours.decoder.embed_tokens.weight.shape == (tiny.VOCABULARY, 16)
-    assert ours.decoder.project_in_dim is None
-    assert ours.decoder.embed_positions.weight.requires_grad
-
-
-def test_another_input_width_is_projected():
-    model = tiny_language_model(decoder_input_dim=8)
-    assert model.decoder.project_in_dim.weight.shape == (16, 8)
 
 
 @pytest.mark.parametrize(

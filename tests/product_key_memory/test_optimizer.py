@@ -7,7 +7,7 @@ import torch
 from fairseq.optim.adam import Adam, FairseqAdam, FairseqAdamConfig
 
 from fairseq_plugins.product_key_memory import cpu_kernels, lazy_adam
-from fairseq_plugins.product_key_memory.optimizer import AdamWithMemory, FairseqAdamWithMemory
+from fairseq_plugins.product_key_memory.optimizer import FairseqAdamWithMemory
 from fairseq_plugins.product_key_memory.values import rows_as_gradient
 from tests.product_key_memory.standalone import (
     BETAS,
@@ -76,14 +76,14 @@ def test_rows_that_are_not_read_stay_bit_for_bit_in_values_and_state(decay):
     memory = make_memory()
     optimizer = FairseqAdamWithMemory(options(memory_weight_decay=decay), dense(memory))
     learn(memory, optimizer, updates=2)
-    state = optimizer.optimizer.lazy.state[0]
-    before = copy.deepcopy([memory.values.data, state["exp_avg"], state["exp_avg_sq"]])
+    state = optimizer.optimizer.lazy.moments[0]
+    before = copy.deepcopy([memory.values.data, state.exp_avg, state.exp_avg_sq])
     read = []
     learn(memory, optimizer, 1, 2, lambda _: read.append(memory.values.grad.indices()[0]), seed=9)
     untouched = torch.ones(SLOTS, dtype=torch.bool)
     untouched[read[0]] = False
     assert 0 < untouched.sum() < SLOTS
-    for old, new in zip(before, (memory.values.data, *list(state.values())[1:]), strict=True):
+    for old, new in zip(before, (memory.values.data, state.exp_avg, state.exp_avg_sq), strict=True):
         assert torch.equal(old[untouched], new[untouched])
         assert not torch.equal(old[~untouched], new[~untouched])
 
@@ -218,28 +218,6 @@ def test_a_resumed_optimizer_goes_on_as_if_it_had_not_stopped():
     assert other.get_lr() == 0.01
 
 
-def test_what_concerns_the_memory_is_as_given_when_training_resumes():
-    memory = make_memory()
-    first = FairseqAdamWithMemory(options(memory_lr=0.5, memory_weight_decay=0.1), dense(memory))
-    learn(memory, first)
-    second = FairseqAdamWithMemory(options(memory_lr=0.25), dense(memory))
-    second.load_state_dict(first.state_dict())
-    assert second.optimizer.lazy.lr == 0.25
-    assert second.optimizer.lazy.weight_decay == 0.0
-
-
-def test_a_resumed_state_keeps_single_precision_in_a_model_of_half_precision():
-    memory = make_memory().bfloat16()
-    optimizer = FairseqAdamWithMemory(options(), dense(memory))
-    learn(memory, optimizer)
-    other = FairseqAdamWithMemory(options(), dense(memory))
-    other.load_state_dict(optimizer.state_dict())
-    one, two = (x.optimizer.lazy.state[0] for x in (optimizer, other))
-    for name in ("exp_avg", "exp_avg_sq", "master"):
-        assert two[name].dtype == torch.float32
-        assert torch.equal(one[name], two[name])
-
-
 def test_a_state_without_tables_is_that_of_adam():
     layer = torch.nn.Linear(2, 2)
     optimizer = FairseqAdamWithMemory(options(), layer.parameters())
@@ -263,11 +241,6 @@ def test_state_of_another_memory_is_refused():
         other.load_state_dict(optimizer.state_dict())
 
 
-def test_flat_copies_of_the_parameters_are_refused():
-    memory = make_memory()
-    assert not FairseqAdamWithMemory(options(), dense(memory)).supports_flat_params
-
-
 @pytest.mark.parametrize(
     ("values", "message"),
     [
@@ -283,20 +256,3 @@ def test_flat_copies_of_the_parameters_are_refused():
 def test_wrong_options_are_refused(values, message):
     with pytest.raises(ValueError, match=message):
         FairseqAdamWithMemory(options(**values), dense(make_memory()))
-
-
-@pytest.mark.parametrize("name", ["memory_lr", "memory_weight_decay"])
-def test_wrong_arguments_are_named(name):
-    memory = make_memory()
-    with pytest.raises(ValueError, match=f"^`{name}` is -1.0: it must be 0 or more, and finite$"):
-        AdamWithMemory(dense(memory), [memory.table], lr=0.01, **{name: -1.0})
-
-
-def test_no_gradient_of_the_tables_size_is_made():
-    memory = make_memory()
-    optimizer = AdamWithMemory(dense(memory), [memory.table], lr=0.01)
-    memory(torch.randn(2, WIDTH)).sum().backward()
-    assert memory.values.grad.is_sparse
-    assert memory.values.grad._values().size(0) <= 2 * 2 * 3
-    optimizer.step()
-    assert memory.values.grad is None

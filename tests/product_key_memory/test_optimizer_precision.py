@@ -60,7 +60,7 @@ def test_in_half_precision_small_steps_add_up(dtype, precision, common):
             one.clip_grad_norm(0.1)
             one.step()
     assert half.values.dtype == dtype
-    (state,) = optimizer.optimizer.lazy.state
+    (state,) = optimizer.optimizer.lazy.state_dict()
     # a step is less than what half precision can add to most values: the copy has their sum
     torch.testing.assert_close(state["master"], exact.values.detach(), rtol=0, atol=1e-7)
     assert (exact.values - before)[rows].abs().max() > 5e-5
@@ -127,7 +127,7 @@ def test_memory_efficient_training_resumes_with_a_state_of_its_own():
     second.load_state_dict(saved)
     learn(memory, second, updates=1)
     for name in ("exp_avg", "exp_avg_sq", "master"):
-        ours, theirs = second.optimizer.lazy.state[0][name], saved["tables"][0][name]
+        ours, theirs = getattr(second.optimizer.lazy.moments[0], name), saved["tables"][0][name]
         assert ours.dtype == torch.float32
         assert ours.data_ptr() != theirs.data_ptr()
 
@@ -137,14 +137,14 @@ def test_a_batch_that_counts_for_nothing_moves_nothing():
     memory = make_memory()
     optimizer = FairseqAdamWithMemory(options(), dense(memory))
     learn(memory, optimizer)
-    before = copy.deepcopy([memory.values.data, optimizer.optimizer.lazy.state[0]["exp_avg"]])
+    before = copy.deepcopy([memory.values.data, optimizer.optimizer.lazy.moments[0].exp_avg])
     optimizer.zero_grad()
     optimizer.backward(memory(torch.randn(5, WIDTH)).sum() * 0)
     assert memory.values.grad._nnz() == 0
     optimizer.clip_grad_norm(1.0)
     optimizer.step()
     assert torch.equal(memory.values, before[0])
-    assert torch.equal(optimizer.optimizer.lazy.state[0]["exp_avg"], before[1])
+    assert torch.equal(optimizer.optimizer.lazy.moments[0].exp_avg, before[1])
 
 
 def test_what_a_pass_that_ran_out_of_memory_left_is_dropped():

@@ -11,9 +11,7 @@ from fairseq.optim.fp16_optimizer import FP16Optimizer
 from omegaconf import OmegaConf
 
 from fairseq_plugins.fairseq_integration.optimizers import update_rule
-from fairseq_plugins.product_key_memory import sharding
-from fairseq_plugins.product_key_memory.building import MemoryBuilder, build_memory
-from fairseq_plugins.product_key_memory.keys import FlatKeys, ProductKeys
+from fairseq_plugins.product_key_memory.fairseq_memory import MemoryBuilder
 from fairseq_plugins.product_key_memory.memory import ProductKeyMemory
 from fairseq_plugins.product_key_memory.options import (
     MemoryLayersOptions,
@@ -21,11 +19,16 @@ from fairseq_plugins.product_key_memory.options import (
     check_placed,
     parse_memory_layers,
 )
-from fairseq_plugins.product_key_memory.sharding import ColumnShard, MemoryTable
+from fairseq_plugins.product_key_memory.sharding import AllColumns
+from fairseq_plugins.product_key_memory.value_table import ValueTable
 from tests.product_key_memory import tiny
 from tests.product_key_memory.tiny import NO_FAISS, REFUSED, naming, option_of
 
 SMALL = {"memory_slots": 16, "memory_knn": 2, "memory_query_dim": 4}
+
+
+def build_memory(given, width):
+    return MemoryBuilder(given).build(width)
 
 
 def options(**given):
@@ -57,11 +60,6 @@ def test_other_layers_are_refused(text, message):
         parse_memory_layers(text, 12, "--memory-layers")
 
 
-def test_a_refusal_names_the_option_that_was_given():
-    with pytest.raises(ValueError, match="--encoder-memory-layers is '7': there is no layer 7"):
-        parse_memory_layers("7", 6, "--encoder-memory-layers")
-
-
 @pytest.mark.parametrize("place", ["interleave", "parallel"])
 def test_a_place_needs_a_memory(place):
     placed = options(**{f"memory_{place}": True})
@@ -76,19 +74,6 @@ def test_a_memory_has_one_place():
     both = options(memory_interleave=True, memory_parallel=True)
     with pytest.raises(ValueError, match=r"^--memory-interleave puts .* leave one of the two out$"):
         check_placed(both, True, "--memory-layers")
-
-
-def test_defaults_are_the_published_sizes():
-    with torch.device("meta"):
-        memory = build_memory(MemoryOptions(), 1024)
-    assert (len(memory.values), memory.heads, memory.knn) == (262_144, 4, 32)
-    assert memory.values.shape == (512**2, 1024)
-    assert memory.keys.subkeys.shape == (4, 2, 512, 128)
-    assert isinstance(memory.keys, ProductKeys)
-    assert memory.projection is None
-    assert memory.query_network.batch_norm is None
-    assert memory.query_network.layer_norm is None
-    assert [layer.weight.shape for layer in memory.query_network.layers] == [(1024, 1024)]
 
 
 def test_every_option_reaches_the_memory(monkeypatch):
@@ -169,10 +154,6 @@ def test_values_of_two_widths_cannot_be_shared():
         builder.build(6)
 
 
-def test_flat_keys_are_built():
-    assert isinstance(build_memory(options(memory_keys="flat"), 8).keys, FlatKeys)
-
-
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [*REFUSED, ({"query_hidden_dims": "4,0"}, "{query_hidden_dims} has 0: widths are at least 1")],
@@ -209,7 +190,7 @@ def test_the_optimizer_is_that_of_the_training():
 def test_other_optimizers_see_the_values_as_a_parameter(optimizer):
     memory = build_memory(options(memory_optimizer=optimizer), 8)
     assert memory.values.requires_grad
-    assert not any(update_rule(parameter, MemoryTable) for parameter in memory.parameters())
+    assert not any(update_rule(parameter, ValueTable) for parameter in memory.parameters())
 
 
 @pytest.mark.parametrize("keys", ["product", "flat"])
@@ -220,7 +201,7 @@ def test_adam_with_memory_finds_the_values(keys):
     seen = [parameter for parameter in memory.bfloat16().parameters() if parameter.requires_grad]
     copies = FP16Optimizer.build_fp32_params(None, seen, flatten=False)
     for parameters in (seen, copies):
-        rules = [update_rule(parameter, MemoryTable) for parameter in parameters]
+        rules = [update_rule(parameter, ValueTable) for parameter in parameters]
         (table,) = [rule for rule in rules if rule is not None]
         assert table is memory.table
         assert table.values is memory.values
@@ -241,13 +222,13 @@ def test_options_of_memories_without_a_memory_are_told(caplog):
 
 
 def test_shards_need_the_optimizer_that_knows_of_them(monkeypatch):
-    monkeypatch.setattr(sharding, "own_columns", lambda width: ColumnShard(0, 2, width))
+    monkeypatch.setattr(AllColumns, "sharded", True)
     with pytest.raises(ValueError, match=r"^--memory-shard-values with --optimizer adam: another"):
         build_memory(options(memory_shard_values=True, memory_optimizer="adam"), 4)
 
 
 def test_workers_of_a_sharded_memory_do_not_translate_in_validation(monkeypatch):
-    monkeypatch.setattr(sharding, "own_columns", lambda width: ColumnShard(0, 8, width))
+    monkeypatch.setattr(AllColumns, "sharded", True)
     choices = {"encoder_memory_layers": "1", "optimizer": "adam_with_memory"}
     with pytest.raises(ValueError, match=r"^--eval-bleu with --memory-shard-values: workers read"):
         tiny.tiny_transformer(

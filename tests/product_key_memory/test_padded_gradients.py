@@ -114,7 +114,7 @@ def frozen_memory(apart):
 
 def plainly_searched(apart):
     memory = make_memory(apart)
-    memory.plain = True
+    memory.search = "plain"
     return memory
 
 

@@ -5,14 +5,7 @@ import torch
 
 from fairseq_plugins.product_key_memory import cpu_kernels
 from fairseq_plugins.product_key_memory import search as fast_search
-from fairseq_plugins.product_key_memory.search import (
-    best_pairs,
-    candidate_pairs,
-    score_pairs,
-    select_with_topk,
-    select_without_waiting,
-    top_k,
-)
+from fairseq_plugins.product_key_memory.search import ProductKeys, candidate_pairs, top_k
 from tests.reference import product_key_memory as reference
 
 
@@ -21,12 +14,16 @@ def integers(limit, *shape):
     return torch.randint(-limit, limit + 1, shape).float()
 
 
-SELECTIONS = [cpu_kernels.select, select_with_topk, select_without_waiting]
+@pytest.fixture(params=[True, False], ids=["loops", "torch"])
+def loops(request, monkeypatch):
+    """Compiled loops, or torch's operations."""
+    if not request.param:
+        monkeypatch.setattr(fast_search, "use_numba", lambda x: False)
 
 
 @pytest.mark.parametrize("k", [1, 2, 5, 6])
 @pytest.mark.parametrize("limit", [0, 1, 3, 500])
-def test_top_k_ranks_equal_scores_by_their_number(limit, k):
+def test_top_k_ranks_equal_scores_by_their_number(loops, limit, k):
     torch.manual_seed(1)
     scores = integers(limit, 40, 2, 6)
     found = top_k(scores, k)
@@ -35,28 +32,16 @@ def test_top_k_ranks_equal_scores_by_their_number(limit, k):
         assert numbers.tolist() == reference.best_keys(row, k)
 
 
-@pytest.mark.parametrize("select", SELECTIONS)
-@pytest.mark.parametrize("n", [51, 99, 100, 3000])
-@pytest.mark.parametrize("limit", [2, 10**6])
-def test_long_rows_are_ranked_by_score_and_number(limit, n, select):
-    torch.manual_seed(1)
-    scores = integers(limit, 4, n)
-    for row, numbers in zip(scores, select(scores, 50), strict=True):
-        assert numbers.tolist() == reference.best_keys(row, 50)
-
-
-@pytest.mark.parametrize("select", SELECTIONS)
-def test_a_tie_just_beyond_the_last_place_is_seen(select):
+def test_a_tie_just_beyond_the_last_place_is_seen(loops):
     # only the one of lower number is to be found, wherever it stands
     for at in range(1, 300):
         scores = torch.zeros(1, 300)
         scores[0, [at - 1, at]] = 1
-        assert select(scores, 1).tolist() == [[at - 1]]
+        assert top_k(scores, 1).tolist() == [[at - 1]]
 
 
-@pytest.mark.parametrize("select", SELECTIONS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_scores_of_any_size_are_ranked(select, dtype):
+def test_scores_of_any_size_are_ranked(loops, dtype):
     """The selection halves what is between two scores: infinite ones have no middle."""
     torch.manual_seed(1)
     rows = torch.randn(7, 200, dtype=dtype)
@@ -66,25 +51,20 @@ def test_scores_of_any_size_are_ranked(select, dtype):
     rows[4, ::9] = torch.inf
     rows[5, ::2], rows[5, 1::50] = -torch.inf, torch.inf
     rows[6] = torch.where(rows[6] > 1, torch.inf, -torch.inf)
-    for row, numbers in zip(rows, select(rows, 50), strict=True):
+    for row, numbers in zip(rows, top_k(rows, 50), strict=True):
         assert numbers.tolist() == reference.best_keys(row, 50)
 
 
-@pytest.mark.parametrize("select", SELECTIONS)
-def test_what_is_infinite_or_not_a_number_is_selected_first(select):
+def test_what_is_infinite_or_not_a_number_is_selected_first(loops):
     scores = torch.arange(20.0).repeat(3, 1)
     scores[0, 3] = float("inf")
     scores[1, [2, 5]] = float("nan")
     scores[2, :] = float("-inf")
-    found = select(scores, 3)
+    found = top_k(scores, 3)
     assert found[0].tolist() == [3, 19, 18]
     assert sorted(found[1, :2].tolist()) == [2, 5]
     assert found[1, 2] == 19
     assert found[2].tolist() == [0, 1, 2]
-
-
-def test_32_of_pairs_need_119_candidates():
-    assert candidate_pairs(32, 512).shape == (2, 119)
 
 
 @pytest.mark.parametrize(("k", "n"), [(1, 4), (3, 2), (4, 2), (5, 9), (32, 512), (32, 5), (36, 6)])
@@ -103,24 +83,17 @@ def test_candidates_are_the_pairs_that_can_win_and_no_others(k, n):
             assert ((a, b) in candidates) == (ahead < k)
 
 
-def test_candidates_are_in_the_order_of_equal_scores():
-    pairs = candidate_pairs(32, 512).t().tolist()
-    assert pairs == sorted(pairs)
-
-
 @pytest.mark.parametrize("limit", [0, 1, 5, 10**6])
 @pytest.mark.parametrize(("k", "n"), [(1, 4), (4, 2), (9, 9), (32, 40), (40, 9), (81, 9)])
-def test_the_loop_finds_what_torchs_operations_find(k, n, limit):
+def test_pairs_are_those_of_the_reference(loops, k, n, limit):
+    """A sub-score is one product, so that it is exact."""
     torch.manual_seed(1)
-    scores = integers(limit, 3, 2, 20, n)
-    found = cpu_kernels.select_pairs(scores, k)
-    expected = best_pairs(scores, top_k(scores, min(k, n)), k)
-    for one, other in zip(found, expected, strict=True):
-        assert torch.equal(one, other)
+    keys = ProductKeys(3, n * n, 2)
+    keys.subkeys.data = integers(limit, 3, 2, n, 1)
+    _, slots = keys(torch.ones(1, 3, 2), k)
     for head in range(3):
-        for query in range(20):
-            first, second = scores[head, :, query]
-            assert found[1][query, head].tolist() == reference.best_pairs(first, second, k)
+        first, second = keys.subkeys[head, :, :, 0]
+        assert slots[0, head].tolist() == reference.best_pairs(first, second, k)
 
 
 def test_scores_that_are_not_numbers_come_out_as_such():
@@ -142,6 +115,13 @@ def draw():
     return queries, subkeys
 
 
+def search_keys(queries, subkeys, search="torch"):
+    keys = ProductKeys(HEADS, SUBKEYS**2, 2 * HALF, search)
+    del keys.subkeys
+    keys.subkeys = subkeys
+    return keys(queries, 8)
+
+
 @pytest.mark.parametrize("search", ["torch", "faiss"])
 @pytest.mark.parametrize("queries_at_a_time", [1, 3, QUERIES])
 def test_scores_and_gradients_are_those_of_all_pairs_in_parts_of_any_size(
@@ -150,7 +130,7 @@ def test_scores_and_gradients_are_those_of_all_pairs_in_parts_of_any_size(
     allowed = 2 * HEADS * SUBKEYS * queries_at_a_time
     monkeypatch.setitem(fast_search.SUBKEY_SCORES, "cpu", allowed)
     queries, subkeys = draw()
-    scores, slots = score_pairs(queries, subkeys, 8, search)
+    scores, slots = search_keys(queries, subkeys, search)
     # (N, H, halves, n) -> (N, H, n, n)
     halves = torch.einsum("nhsd,hsid->nhsi", queries.unflatten(-1, (2, -1)), subkeys)
     everything = halves[:, :, 0, :, None] + halves[:, :, 1, None, :]
@@ -166,20 +146,9 @@ def test_scores_and_gradients_are_those_of_all_pairs_in_parts_of_any_size(
         torch.testing.assert_close(one, other)
 
 
-def test_no_more_scores_of_sub_keys_are_held_than_allowed(monkeypatch):
-    monkeypatch.setitem(fast_search.SUBKEY_SCORES, "cpu", 2 * HEADS * SUBKEYS * 3)
-    held = []
-    search = cpu_kernels.select_pairs
-    monkeypatch.setattr(
-        cpu_kernels, "select_pairs", lambda x, k: held.append(x.size(2)) or search(x, k)
-    )
-    score_pairs(*draw(), 8, "torch")
-    assert held == [3, 3, 1]
-
-
 def test_slots_have_no_gradient_and_second_derivatives_are_refused():
     queries, subkeys = draw()
-    scores, slots = score_pairs(queries, subkeys, 8, "torch")
+    scores, slots = search_keys(queries, subkeys)
     assert scores.requires_grad
     assert not slots.requires_grad
     (grad,) = torch.autograd.grad(scores.square().sum(), queries, create_graph=True)

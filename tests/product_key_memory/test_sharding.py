@@ -12,12 +12,12 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from fairseq_plugins.fairseq_integration.optimizers import set_update_rule
-from fairseq_plugins.product_key_memory import sharding, values
-from fairseq_plugins.product_key_memory.building import build_memory, keep_shards_apart
+from fairseq_plugins.product_key_memory import values
+from fairseq_plugins.product_key_memory.fairseq_memory import MemoryBuilder, keep_shards_apart
 from fairseq_plugins.product_key_memory.memory import ProductKeyMemory
 from fairseq_plugins.product_key_memory.optimizer import AdamWithMemoryConfig, FairseqAdamWithMemory
 from fairseq_plugins.product_key_memory.options import MemoryOptions
-from fairseq_plugins.product_key_memory.sharding import average_over_workers
+from fairseq_plugins.product_key_memory.sharding import AllColumns
 from fairseq_plugins.product_key_memory.values import rows_as_gradient
 from tests.product_key_memory.tiny import naming, option_of
 from tests.two_workers import on_two_workers
@@ -179,25 +179,17 @@ def test_a_sharded_training_resumes_from_a_checkpoint_of_the_whole(alone, tmp_pa
     assert_same_training(on_two_workers(stop_and_go_on, tmp_path), alone)
 
 
-def test_one_worker_goes_on_with_what_a_sharded_training_saved(alone, tmp_path):
-    first = on_two_workers(
-        functools.partial(train, workers=2, sharded=True, updates=range(2)), tmp_path
-    )[0]
-    rest = train(0, 1, False, range(2, UPDATES), first)
-    torch.testing.assert_close(dict(rest["model"]), dict(alone["model"]))
-
-
 def exchange(rank):
-    table = torch.zeros(9, 2)
+    table, columns = torch.zeros(9, 2), AllColumns(2)
     rows, grads = [
         (torch.tensor([1, 4, 8]), torch.tensor([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]])),
         (torch.tensor([4]), torch.tensor([[10.0, 20.0]])),
     ][rank]
-    mean = average_over_workers(table, rows_as_gradient(rows, grads, table.shape))
-    alone = average_over_workers(
+    mean = columns.average(table, rows_as_gradient(rows, grads, table.shape))
+    alone = columns.average(
         table, rows_as_gradient(rows, grads, table.shape) if rank == 0 else None
     )
-    return [mean.indices()[0], mean.values(), alone.to_dense(), average_over_workers(table, None)]
+    return [mean.indices()[0], mean.values(), alone.to_dense(), columns.average(table, None)]
 
 
 def test_what_travels_is_the_union_of_the_rows(tmp_path):
@@ -206,20 +198,6 @@ def test_what_travels_is_the_union_of_the_rows(tmp_path):
         assert grads.tolist() == [[0.5, 1.0], [6.5, 12.0], [2.5, 3.0]]
         assert alone[[1, 4, 8]].tolist() == [[0.5, 1.0], [1.5, 2.0], [2.5, 3.0]]
         assert nothing is None
-
-
-@pytest.mark.parametrize("rows", [7, 16, 50])
-def test_columns_are_drawn_as_one_worker_draws_them(rows, monkeypatch):
-    monkeypatch.setattr(sharding, "GATHERED_AT_ONCE", 16 * WIDTH)
-    torch.manual_seed(1)
-    whole = torch.empty(rows, WIDTH).normal_(std=0.5)
-    parts = []
-    for start in (0, 4):
-        torch.manual_seed(1)
-        part = torch.nn.Parameter(torch.empty(rows, 4))
-        sharding.draw_columns(part, sharding.ColumnShard(start, start + 4, WIDTH), 0.5)
-        parts.append(part.detach())
-    assert torch.equal(torch.cat(parts, dim=1), whole)
 
 
 def wrap(rank):
@@ -247,12 +225,12 @@ def refuse(rank):
         ProductKeyMemory(WIDTH, **sizes)
     options = {f"memory_{name}": value for name, value in sizes.items()}
     with pytest.raises(ValueError, match=naming(text, option_of)):
-        build_memory(MemoryOptions(**options), WIDTH)
+        MemoryBuilder(MemoryOptions(**options)).build(WIDTH)
     memory, optimizer = make(sharded=True)
     with pytest.raises(ValueError, match=r"have not been gathered: .* on worker 0$"):
         memory.state_dict()
     options |= {"memory_value_dim": 4, "memory_optimizer": "adam_with_memory"}
-    in_fairseq = build_memory(MemoryOptions(**options), WIDTH)
+    in_fairseq = MemoryBuilder(MemoryOptions(**options)).build(WIDTH)
     with pytest.raises(ValueError, match=r" 0; in fairseq, leave out --no-save-optimizer-state$"):
         in_fairseq.state_dict()
     with pytest.raises(ValueError, match=r"^a memory's values are sharded over workers: call cons"):
@@ -263,7 +241,3 @@ def refuse(rank):
 
 def test_what_workers_cannot_share_is_refused(tmp_path):
     assert on_two_workers(refuse, tmp_path) == [True, True]
-
-
-def test_one_worker_has_nothing_to_share():
-    assert make(sharded=True)[0].values.shape == (SLOTS, WIDTH)

@@ -1,7 +1,5 @@
 """Memories that share one table of values: gradients, updates, state."""
 
-import copy
-
 import pytest
 import torch
 from fairseq.optim.adam import FairseqAdam, FairseqAdamConfig
@@ -117,14 +115,6 @@ def test_a_state_with_two_tables_is_refused():
     state = {**pair.state_dict(), "second.values": torch.zeros(16, WIDTH)}
     with pytest.raises(RuntimeError, match=r'Unexpected key\(s\) in state_dict: "second.values"'):
         pair.load_state_dict(state)
-
-
-def test_a_copy_shares_a_table_of_its_own():
-    copied = copy.deepcopy(make_pair(True))
-    assert copied.second.values is copied.values
-    assert copied.first.table is copied.second.table
-    assert copied.first.table.values is copied.values
-    assert copied.first.table.readers == [copied.first.keys, copied.second.keys]
 
 
 def test_values_of_another_shape_are_refused():

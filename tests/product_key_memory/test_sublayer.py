@@ -6,7 +6,6 @@ import pytest
 import torch
 from fairseq.logging import metrics
 
-from fairseq_plugins.product_key_memory.transformer_layers import padding_of_last_tokens
 from fairseq_plugins.segment_language_model.recurrence import Recurrence
 from tests import tiny
 from tests.product_key_memory.tiny import (
@@ -69,14 +68,6 @@ def test_padding_takes_no_part_in_batch_norm(kind):
     assert statistics(0).any()
 
 
-def test_the_mask_is_that_of_the_last_tokens():
-    """Whatever the width of the mask: a decoder may be given that of all tokens so far."""
-    mask = torch.tensor([[True, False, False], [False, False, True]])
-    assert padding_of_last_tokens(mask, torch.zeros(1, 2, 16)).tolist() == [[False, True]]
-    assert torch.equal(padding_of_last_tokens(mask, torch.zeros(3, 2, 16)), mask.t())
-    assert padding_of_last_tokens(None, torch.zeros(3, 2, 16)) is None
-
-
 @MODELS
 @PLACES
 def test_incremental_decoding_is_a_full_pass(kind, place):
@@ -95,8 +86,8 @@ def test_incremental_decoding_is_a_full_pass(kind, place):
 def test_a_walk_in_segments_is_one_long_segment(kind):
     model = build(kind, memory_layers="1,3", memory_query_batch_norm=True).eval()
     batch, memory = tiny.tokens(2, 12), Recurrence()
-    whole, _ = model(batch, recurrence=Recurrence().at(0))
-    parts = [model(batch[:, at : at + 4], recurrence=memory.at(at))[0] for at in (0, 4, 8)]
+    whole, _ = model(batch, recurrence=Recurrence(), start=0)
+    parts = [model(batch[:, at : at + 4], recurrence=memory, start=at)[0] for at in (0, 4, 8)]
     torch.testing.assert_close(torch.cat(parts, dim=1), whole)
 
 
@@ -172,11 +163,3 @@ def test_an_update_without_the_values_is_refused(kind):
     for memory in memories(model):
         memory.values.grad = None
     model.set_num_updates(8)
-
-
-@MODELS
-def test_dense_gradients_are_nobody_elses_business(kind):
-    model = build(kind, memory_optimizer="adam")
-    for update in range(2):
-        model.set_num_updates(update)
-        score(model, tiny.tokens(2, 4)).square().sum().backward()

@@ -5,7 +5,6 @@ import torch
 
 from fairseq_plugins.product_key_memory.values import (
     SpareRows,
-    merge_rows,
     plain_weighted_sum,
     row_gradients,
     weighted_sum,
@@ -39,25 +38,6 @@ def test_sums_and_gradients_are_the_formula(tokens, reads, read):
     values, rows, weights = draw(tokens, reads)
     found = read(values, rows, weights, sparse=False)
     assert_same(found, by_hand(values, rows, weights), [values, weights])
-
-
-def test_the_plain_sum_has_higher_derivatives():
-    values, rows, weights = draw(3, 4)
-
-    def of_both(weights, values):
-        return plain_weighted_sum(values, rows, weights)
-
-    assert torch.autograd.gradgradcheck(of_both, (weights, values))
-
-
-def test_rows_of_a_plain_sparse_gradient_are_merged():
-    values, rows, weights = draw()
-    plain_weighted_sum(values, rows, weights, sparse=True)[1:].sum().backward()
-    merged = merge_rows(values.grad)
-    assert merged.is_coalesced()
-    # the first token's rows were read in vain
-    assert merged.indices()[0].tolist() == rows[1:].unique().tolist()
-    torch.testing.assert_close(merged.to_dense(), values.grad.to_dense())
 
 
 def test_gradients_are_those_of_finite_differences():
@@ -115,14 +95,6 @@ def test_a_sparse_gradient_is_coalesced_and_lists_exactly_the_rows_read(rows, re
     assert torch.equal(values.grad._values(), grad.values())
 
 
-def test_a_row_read_with_weight_zero_is_listed_with_gradient_zero():
-    values, _, _ = draw()
-    summed = weighted_sum(values, torch.tensor([[1, 2]]), torch.tensor([[0.0, 1.0]]))
-    summed.sum().backward()
-    assert values.grad._indices().tolist() == [[1, 2]]
-    assert values.grad._values().tolist() == [[0.0] * WIDTH, [1.0] * WIDTH]
-
-
 @pytest.mark.parametrize("sparse", [True, False])
 def test_no_tokens_read_nothing(sparse):
     values, rows, weights = draw(tokens=0)
@@ -143,27 +115,6 @@ def test_values_that_need_no_gradient_get_none():
     assert values.grad is None
     assert weights.grad is not None
     assert not weighted_sum(values, rows, weights.detach()).requires_grad
-
-
-def test_values_get_their_gradient_when_weights_need_none():
-    values, rows, weights = draw()
-    weighted_sum(values, rows, weights.detach()).sum().backward()
-    assert values.grad._indices().tolist() == [rows.unique().tolist()]
-
-
-def test_a_step_of_sparse_adam_leaves_unread_rows_bit_for_bit():
-    values, rows, weights = draw(dtype=torch.float32)
-    optimizer = torch.optim.SparseAdam([values], lr=0.1)
-    for seed in range(3):
-        before = values.detach().clone()
-        optimizer.zero_grad()
-        summed = weighted_sum(values, rows[seed : seed + 2], weights[seed : seed + 2])
-        (summed * torch.randn_like(summed)).sum().backward()
-        optimizer.step()
-        read = torch.zeros(TABLE, dtype=torch.bool)
-        read[rows[seed : seed + 2]] = True
-        assert torch.equal(values[~read], before[~read])
-        assert (values[read] != before[read]).all()
 
 
 def largest(tokens, reads, table, width, sparse):
@@ -198,14 +149,6 @@ def test_gradients_in_spare_memory_are_the_same(dtype):
     torch.testing.assert_close(found[1], expected[1])
 
 
-def test_no_rows_have_no_gradients_in_spare_memory_either():
-    nothing = torch.empty(0, READS)
-    for spare in (None, SpareRows(TABLE)):
-        rows, grads = row_gradients(nothing.long(), nothing, torch.empty(0, WIDTH), spare)
-        assert rows.shape == (0,)
-        assert grads.shape == (0, WIDTH)
-
-
 def test_spare_memory_is_taken_again_when_it_was_given_back_and_is_large_enough():
     spare, like = SpareRows(100), torch.empty(1, WIDTH)
     first = spare.take(16, like)
@@ -233,35 +176,6 @@ def test_spare_memory_is_taken_again_when_it_was_given_back_and_is_large_enough(
         assert taken.dtype == unlike.dtype
         assert taken.shape == (2, unlike.size(1))
         spare.give_back(taken)
-
-
-def test_memory_at_the_address_of_what_was_lent_is_not_taken_for_it():
-    spare, like = SpareRows(100), torch.empty(1, WIDTH)
-    for _ in range(20):
-        lent = spare.take(64, like)
-        address = lent.data_ptr()
-        del lent
-        # the allocator gives the same memory to someone else
-        other = torch.empty(72, WIDTH)
-        if other.data_ptr() == address:
-            break
-    else:
-        pytest.skip("the allocator gave the memory to nobody else")
-    spare.give_back(other[:64])
-    assert spare.take(64, like).data_ptr() != address
-
-
-def test_no_more_rows_are_held_than_a_table_has():
-    taken = SpareRows(17).take(16, torch.empty(1, WIDTH))
-    assert taken.untyped_storage().nbytes() == 17 * WIDTH * 4
-
-
-def test_spare_memory_is_not_saved(tmp_path):
-    spare = SpareRows(100)
-    spare.give_back(spare.take(100, torch.empty(1, 1000)))
-    torch.save(spare, tmp_path / "spare.pt")
-    assert (tmp_path / "spare.pt").stat().st_size < 10_000
-    assert torch.load(tmp_path / "spare.pt", weights_only=False).take(3, torch.empty(1, 2)).shape
 
 
 @pytest.mark.parametrize("read", [weighted_sum, plain_weighted_sum])

@@ -55,7 +55,7 @@ def attention(layer, x, context, seen, encode):
 
 def encoder(layer, clamp_len=None):
     """The ``encode`` of a layer's attention, from its distance table."""
-    table = layer.distance_table
+    table = layer.position_projection
     if table is None:
         return lambda head, distance: None
 

@@ -28,7 +28,8 @@ case "$*" in
             [ -z "${{SAID-}}" ] || exit 1
             sleep 60 & touch begun; sleep 60
         fi
-        [ "$1 $2" != "-m venv" ] || {{ mkdir .venv/bin .venv/lib && cp "$0" .venv/bin/python; }}
+        [ "$1 $2" != "-m venv" ] ||
+            {{ mkdir -p .venv/bin .venv/lib/python3/site-packages && cp "$0" .venv/bin/python; }}
         [ "$2" != pip ] || cp "$0" .venv/bin/uv ;;
 esac
 """
@@ -103,6 +104,8 @@ def test_supported_python_and_the_steps(checkout, version):
     assert re.findall(r"^\[\d/4\]|^Set up \.venv", output, re.MULTILINE) == [
         *("[1/4]", "[2/4]", "[3/4]", "[4/4]", "Set up .venv"),
     ]
+    path = checkout / ".venv/lib/python3/site-packages/fairseq_plugins.pth"
+    assert path.read_text() == f"{checkout}\n"
 
 
 @pytest.mark.parametrize(

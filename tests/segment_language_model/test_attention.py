@@ -165,14 +165,16 @@ def test_an_attention_by_itself_is_built_as_its_docstring_says(layer):
     names = {**vars(modules), "x": torch.randn(2, 6, 512)}
     exec(example, names)
     assert names["y"].shape == (2, 6, 512)
-    terms = names["attention"].distance_terms(torch.zeros(7, 64 if "span" in names else 512))
+    terms = names["attention"].project_positions(torch.zeros(7, 64 if "span" in names else 512))
     with pytest.raises(ValueError, match=r"^`past` is a Tensor: give HiddenStates, or the keys"):
         names["attention"](names["x"], terms, names["x"])
 
 
 def test_distances_that_are_left_out_are_refused():
     attention = RelativeAttention(8, 2, Window(0, 5), RelativeKeyProjection(8, 2))
-    with pytest.raises(ValueError, match=r"^`terms` is None: give what distance_terms returns"):
+    with pytest.raises(
+        ValueError, match=r"^`positions` is None: give what project_positions returns"
+    ):
         attention(torch.randn(1, 3, 8))
 
 
@@ -212,7 +214,7 @@ def test_a_layer_with_the_plain_kernel_trains_under_torch_compile(compiled_layer
     encoding = SinusoidalRelativePositions(8, clamp_len)(10)
     results = []
     for model in (layer, compiled):
-        y, state = model(x, layer.self_attn.distance_terms(encoding), past)
+        y, state = model(x, layer.self_attn.project_positions(encoding), past)
         assert state.length == 11
         results.append(y)
     assert_same(*results, list(layer.parameters()))

@@ -40,7 +40,7 @@ def with_spans():
 
 def with_memory():
     model = tiny_transformer_xl(**MEMORY)
-    for memory in model.decoder.product_key_memories.values():
+    for memory in model.product_key_memories.values():
         memory.keep_gradient_beside_autograd()
     return model
 
@@ -159,8 +159,8 @@ def test_a_checkpoint_after_an_update_that_failed_between_two_parts():
     recurrence = Recurrence()
     model = tiny_transformer_xl()
     for start, sizes in ((0, [2, 1]), (4, [2])):
-        for cursor, size in zip(recurrence.at(start).split([2, 1]), sizes, strict=False):
-            model(torch.full((size, 4), 5), recurrence=cursor)
+        for part, size in zip(recurrence.split([2, 1]), sizes, strict=False):
+            model(torch.full((size, 4), 5), recurrence=part, start=start)
     # a run resumed from it has as many states of all streams
     assert recurrence.state_dict()["layers"][0].shape == (3, 4, 16)
 

@@ -5,7 +5,7 @@ import torch
 
 from fairseq_plugins.segment_language_model.key_value_cache import HiddenStates, KeyValueCache
 from fairseq_plugins.segment_language_model.recurrence import Recurrence
-from tests.tiny import tiny_transformer_xl, tokens
+from tests.tiny import tiny_model, tiny_transformer_xl, tokens
 
 HEADS, STREAMS, WIDTH = 2, 3, 4
 
@@ -118,34 +118,37 @@ def test_states_take_the_dtype_they_are_wanted_in():
     assert HiddenStates(torch.zeros(1, 2, 3)).to(like).hidden.dtype == like.dtype
 
 
-def test_gradients_may_follow_states_without():
-    model, stream, recurrence = tiny_transformer_xl().double(), tokens(3, 12), Recurrence()
+@pytest.mark.parametrize("build", [tiny_transformer_xl, tiny_model])
+def test_gradients_do_not_depend_on_how_the_past_was_read(build):
+    model, stream = build().double(), tokens(3, 8)
+    found = []
+    for read in (torch.no_grad, torch.enable_grad):
+        recurrence = Recurrence()
+        with read():
+            model(stream[:, :4], recurrence=recurrence, start=0)
+        loss = model(stream[:, 4:], recurrence=recurrence, start=4)[0].square().sum()
+        found.append(torch.autograd.grad(loss, [*model.parameters()], materialize_grads=True))
+    torch.testing.assert_close(*found, rtol=0, atol=0)
+    recurrence = Recurrence()
     with torch.no_grad():
-        model(stream[:, :4], recurrence=recurrence.at(0))
-    for start in (4, 8):
-        model(stream[:, start : start + 4], recurrence=recurrence.at(start))[0].sum().backward()
-    assert recurrence.state_dict() is None
-    expected = Recurrence()
-    with torch.no_grad():
-        for start in (0, 4):
-            model(stream[:, start : start + 4], recurrence=expected.at(start))
-        scores = [model(stream[:, 8:], recurrence=walk.at(8))[0] for walk in (recurrence, expected)]
-    torch.testing.assert_close(*scores)
+        model.eval()(stream[:, :4], recurrence=recurrence, start=0)
+    with pytest.raises(ValueError, match=r"^`past` holds keys and values, from which `k_proj`"):
+        model.train()(stream[:, 4:], recurrence=recurrence, start=4)
 
 
 def test_a_segment_that_is_run_again_without_gradients_reads_what_it_read_before():
     model, stream, recurrence = tiny_transformer_xl(mem_len=5).double(), tokens(2, 24), Recurrence()
     with torch.no_grad():
         for start in (0, 4, 8):
-            model(stream[:, start : start + 4], recurrence=recurrence.at(start))
-        first = model(stream[:, 12:16], recurrence=recurrence.at(12))[0]
-        model(tokens(2, 4, seed=8), recurrence=recurrence.at(12))
-        again = model(stream[:, 12:16], recurrence=recurrence.at(12))[0]
-        after = model(stream[:, 16:20], recurrence=recurrence.at(16))[0]
+            model(stream[:, start : start + 4], recurrence=recurrence, start=start)
+        first = model(stream[:, 12:16], recurrence=recurrence, start=12)[0]
+        model(tokens(2, 4, seed=8), recurrence=recurrence, start=12)
+        again = model(stream[:, 12:16], recurrence=recurrence, start=12)[0]
+        after = model(stream[:, 16:20], recurrence=recurrence, start=16)[0]
         undisturbed = Recurrence()
         for start in (0, 4, 8, 12):
-            model(stream[:, start : start + 4], recurrence=undisturbed.at(start))
-        expected = model(stream[:, 16:20], recurrence=undisturbed.at(16))[0]
+            model(stream[:, start : start + 4], recurrence=undisturbed, start=start)
+        expected = model(stream[:, 16:20], recurrence=undisturbed, start=16)[0]
     assert torch.equal(first, again)
     torch.testing.assert_close(after, expected)
 
@@ -155,9 +158,9 @@ def test_a_walk_goes_on_in_the_order_that_is_asked_for(order):
     model, stream, order = tiny_transformer_xl().double(), tokens(3, 8), torch.tensor(order)
     with torch.no_grad():
         recurrence, expected = Recurrence(), Recurrence()
-        model(stream[:, :6], recurrence=recurrence.at(0))
+        model(stream[:, :6], recurrence=recurrence, start=0)
         recurrence.reorder(order)
-        model(stream[order, :6], recurrence=expected.at(0))
+        model(stream[order, :6], recurrence=expected, start=0)
         rest = stream[order, 6:]
-        scores = [model(rest, recurrence=walk.at(6))[0] for walk in (recurrence, expected)]
+        scores = [model(rest, recurrence=walk, start=6)[0] for walk in (recurrence, expected)]
     torch.testing.assert_close(*scores)

@@ -3,13 +3,10 @@
 import copy
 import dataclasses
 import math
-import re
 
 import pytest
 import torch
-from fairseq.dataclass.configs import FairseqConfig
 from fairseq.sequence_generator import SequenceGenerator
-from omegaconf import OmegaConf
 
 from fairseq_plugins.all_attention.model import AllAttentionConfig
 from fairseq_plugins.segment_language_model.recurrence import Recurrence
@@ -89,16 +86,16 @@ def test_same_length_shows_every_token_the_same_number_of_others():
     stream = tokens(1, 12).requires_grad_(False)
     recurrence = Recurrence()
     with torch.no_grad():
-        model(stream[:, :6], recurrence=recurrence.at(0))
-    base = model(stream[:, 6:], recurrence=recurrence.at(6))[0]
+        model(stream[:, :6], recurrence=recurrence, start=0)
+    base = model(stream[:, 6:], recurrence=recurrence, start=6)[0]
     seen = torch.zeros(6, 12, dtype=torch.bool)
     for changed in range(12):
         other = stream.clone()
         other[0, changed] = (other[0, changed] - 4 + 1) % (VOCABULARY - 4) + 4
         recurrence = Recurrence()
         with torch.no_grad():
-            model(other[:, :6], recurrence=recurrence.at(0))
-        scores = model(other[:, 6:], recurrence=recurrence.at(6))[0]
+            model(other[:, :6], recurrence=recurrence, start=0)
+        scores = model(other[:, 6:], recurrence=recurrence, start=6)[0]
         seen[:, changed] = (scores != base).any(dim=-1)[0]
     # the four tokens before its own, and its own through the residual connection
     assert seen.sum(dim=1).tolist() == [5] * 6
@@ -312,8 +309,12 @@ def test_every_option_has_a_help_text(config):
 @pytest.mark.parametrize(
     ("build", "options", "name"),
     [
-        (tiny_transformer_xl, {}, "layers.0.self_attn.distance_table.proj.weight"),
-        (tiny_transformer_xl, {"positions": "shaw"}, "layers.0.self_attn.distance_table.weight"),
+        (tiny_transformer_xl, {}, "layers.0.self_attn.position_projection.proj.weight"),
+        (
+            tiny_transformer_xl,
+            {"positions": "shaw"},
+            "layers.0.self_attn.position_projection.weight",
+        ),
         (tiny_model, {}, "positions.weight"),
         (tiny_model, {"adaptive_span": True, "span_init": 0.2}, "layers.0.self_attn.span.value"),
     ],
@@ -325,12 +326,12 @@ def test_what_a_walk_keeps_of_distances_follows_its_weights(build, options, name
     for reader in (model, other):
         recurrence = Recurrence()
         with torch.no_grad():
-            reader(stream[:, :8], recurrence=recurrence.at(0))
-            before = reader.decoder._inference_terms
+            reader(stream[:, :8], recurrence=recurrence, start=0)
+            before = reader.decoder._inference_positions
             dict(reader.decoder.named_parameters())[name].mul_(3)
             if reader is other:
                 before.clear()
-            found.append(reader(stream[:, 8:], recurrence=recurrence.at(8))[0])
+            found.append(reader(stream[:, 8:], recurrence=recurrence, start=8)[0])
     assert torch.equal(*found)
 
 
@@ -340,30 +341,6 @@ def test_another_walk_takes_distances_anew():
     model.decoder.positions.clamp_len = 2
     clamped = scores_by_segment(model, stream, 4)
     torch.testing.assert_close(clamped, scores_by_segment(model, stream, 4, torch.enable_grad))
-
-
-@pytest.mark.parametrize(
-    ("build", "options"),
-    [
-        *((tiny_transformer_xl, {"positions": p}) for p in ("transformer-xl", "shaw")),
-        *((tiny_transformer_xl, {"positions": f"{p}-absolute"}) for p in ("learned", "sinusoidal")),
-        (tiny_model, {"adaptive_span": True}),
-    ],
-)
-def test_parameters_stand_in_the_order_of_earlier_checkpoints(build, options):
-    """Checkpoints hold the optimizer's state by the order of parameters, without their names."""
-    names = [name for name, _ in build(**options).decoder.named_parameters()]
-    layer = [n.removeprefix("layers.0.") for n in names if n.startswith("layers.0.")]
-    first = [n for n in names if not n.startswith("layers.")]
-    places = ["absolute_positions.weight"] * ("absolute_positions.weight" in first)
-    distances = ["positions.weight"] * ("positions.weight" in first)
-    assert first == ["embed_tokens.weight", *distances, *places, "output_projection.weight"]
-    before = [n for n in layer if re.search(r"distance_table|biases|span", n)]
-    projections = [f"self_attn.{p}_proj.weight" for p in "qkv"] + ["self_attn.out_proj.weight"]
-    assert layer[: len(before) + 4] == before + projections
-    assert before == [
-        n for part in ("distance_table", "biases", "span") for n in layer if part in n
-    ]
 
 
 @pytest.mark.parametrize("kernel", ["fast", "plain"])
@@ -385,16 +362,3 @@ def test_the_kernel_is_the_one_that_the_options_name(build, options, kernel):
 def test_a_kernel_that_is_not_there_is_refused():
     with pytest.raises(ValueError, match=r"^--attention-kernel is 'new': there are fast, plain$"):
         tiny_model(attention_kernel="new")
-
-
-@pytest.mark.parametrize("build", [tiny_model, tiny_transformer_xl])
-def test_the_kernel_of_an_older_checkpoint_is_overridden(build):
-    """fairseq passes over overrides of options that the checkpoint does not have."""
-    model = build()
-    cfg = OmegaConf.structured(FairseqConfig())
-    cfg.common_eval.model_overrides = "{'attention_kernel': 'plain'}"
-    model.prepare_for_inference_(cfg)
-    assert {m.kernel for m in model.modules() if hasattr(m, "kernel")} == {"plain"}
-    cfg.common_eval.model_overrides = "{'attention_kernel': 'new'}"
-    with pytest.raises(ValueError, match="sets attention_kernel to 'new': there are fast, plain"):
-        model.prepare_for_inference_(cfg)

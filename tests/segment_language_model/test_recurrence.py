@@ -13,7 +13,7 @@ from tests.tiny import dictionary, text, tiny_model, tokens
 
 
 def run(model, stream, recurrence, start, end):
-    return model(stream[:, start:end], recurrence=recurrence.at(start))[0]
+    return model(stream[:, start:end], recurrence=recurrence, start=start)[0]
 
 
 def test_a_batch_without_a_cursor_moves_nothing():
@@ -174,7 +174,7 @@ def test_another_dictionary_is_refused_in_mid_epoch_and_between_epochs():
 def test_the_recurrence_is_left_out_of_a_checkpoint_on_request():
     model, walks = tiny_model(), iterator(save_recurrence=False)
     model(**next(walks.next_epoch_itr())["net_input"])
-    assert walks.state_dict()["memory"] is None
+    assert walks.state_dict()["recurrence"] is None
 
 
 def test_a_walk_over_other_streams_is_refused():
@@ -219,7 +219,7 @@ def test_a_checkpoint_without_recurrence_is_said(caplog):
     with caplog.at_level(logging.WARNING):
         # no model has run, as on a worker whose states were not gathered
         state = walks.state_dict()
-        assert state["memory"] is None
+        assert state["recurrence"] is None
         iterator().load_state_dict(state)
     assert "so leave out --disable-validation and --validate-after-updates" in caplog.text
     assert "the checkpoint holds no recurrence of the streams: resuming cold" in caplog.text

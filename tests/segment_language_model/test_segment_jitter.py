@@ -7,7 +7,7 @@ import pytest
 
 from fairseq_plugins.segment_language_model.segment_jitter import Jitter, longest_segment
 from fairseq_plugins.segment_language_model.stream_iterator import StreamIterator
-from fairseq_plugins.segment_language_model.streams import RunningText
+from fairseq_plugins.segment_language_model.streams import TokenStreams
 from fairseq_plugins.segment_language_model.task import (
     SegmentLanguageModelingConfig,
     SegmentLanguageModelingTask,
@@ -53,12 +53,12 @@ def test_a_seed_and_an_epoch_draw_the_same_lengths():
 @pytest.mark.parametrize(("streams", "workers", "context"), [(1, 1, 0), (3, 2, 0), (4, 1, 5)])
 def test_every_token_is_predicted_once_from_the_one_before(streams, workers, context):
     tokens = text(211)
-    split = RunningText(tokens, jitter=4)
-    dataset = split.lay_out(dictionary(), streams, workers, 9, context, seed=1, epoch=3)
+    jitter = Jitter(4, seed=1, epoch=3)
+    dataset = TokenStreams(tokens, dictionary(), streams * workers, 9, context, jitter=jitter)
     walks = [StreamIterator(dataset, workers, worker).next_epoch_itr() for worker in range(workers)]
     read, predicted = {}, {}
     for number, batches in enumerate(zip(*walks, strict=True)):
-        starts = {batch["net_input"]["recurrence"].start for batch in batches}
+        starts = {batch["net_input"]["start"] for batch in batches}
         assert starts == {dataset.segment_start(number)}
         assert len({batch["target"].shape for batch in batches}) == 1
         for batch in batches:

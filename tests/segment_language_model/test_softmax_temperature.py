@@ -4,7 +4,8 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from fairseq_plugins.segment_language_model.evaluation import temper
+from fairseq_plugins.segment_language_model.evaluation import evaluate_probs
+from tests.tiny import dictionary
 
 
 @pytest.mark.parametrize("temperature", [0.7, 1.08])
@@ -14,5 +15,5 @@ def test_probabilities_are_those_of_divided_scores(temperature, log_probs):
     probs = scores.log_softmax(-1) if log_probs else scores.softmax(-1)
     powers = scores.exp() ** (1 / temperature)
     expected = powers / powers.sum(-1, keepdim=True)
-    tempered = temper(probs, temperature, log_probs)
+    tempered = evaluate_probs(probs, log_probs, None, temperature, dictionary())
     assert_close(tempered.exp() if log_probs else tempered, expected)

@@ -238,10 +238,9 @@ def test_one_sentence_cannot_be_shuffled(tokens):
 
 
 def test_streams_of_shuffled_sentences_have_every_token_once_from_the_one_before():
-    def pairs(shuffled, epoch, workers=1):
-        dataset = RunningText(WHOLE, shuffled).lay_out(
-            dictionary(), 4 // workers, workers, 5, 0, 1, epoch
-        )
+    def pairs(shuffled, epoch):
+        ordered = RunningText(WHOLE, shuffled).ordered(EOS, 1, epoch)
+        dataset = TokenStreams(ordered, dictionary(), 4, 5)
         items = [dataset[number] for number in range(len(dataset))]
         items.sort(key=lambda item: (item["id"] % 4, item["id"]))
         read = [token for item in items for token in item["source"].tolist()]
@@ -251,7 +250,7 @@ def test_streams_of_shuffled_sentences_have_every_token_once_from_the_one_before
 
     assert pairs(False, 1) == pairs(False, 2) == WHOLE.tolist()
     assert sorted(cut(pairs(True, 1))) == sorted(PARTS)
-    assert pairs(True, 1) == pairs(True, 1, workers=2) != pairs(True, 2)
+    assert pairs(True, 1) == pairs(True, 1) != pairs(True, 2)
 
 
 def test_segments_that_no_machine_computes_are_refused():

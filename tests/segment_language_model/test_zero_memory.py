@@ -61,7 +61,7 @@ def zeros(model, streams):
 def read(model, stream, length, recurrence, mode=torch.no_grad):
     with mode():
         parts = [
-            model(stream[:, start : start + length], recurrence=recurrence.at(start))[0]
+            model(stream[:, start : start + length], recurrence=recurrence, start=start)[0]
             for start in range(0, stream.size(1), length)
         ]
     return torch.cat(parts, dim=1)
@@ -86,7 +86,9 @@ def test_gradients_equal_those_after_zero_hidden_states(name):
     # both with the weights of the first
     weights, stream = dict(with_zeros.named_parameters()), tokens(2, 4)
     outputs = [
-        torch.func.functional_call(model, weights, (stream,), {"recurrence": recurrence.at(0)})[0]
+        torch.func.functional_call(
+            model, weights, (stream,), {"recurrence": recurrence, "start": 0}
+        )[0]
         for model, recurrence in ((with_zeros, Recurrence()), (without, zeros(without, 2)))
     ]
     assert_same(*outputs, list(weights.values()))
@@ -148,7 +150,7 @@ def test_a_first_segment_that_is_run_again_starts_with_zeros_again():
         stream, recurrence = tokens(2, 6), Recurrence()
         for mode in MODES:
             with mode():
-                first, again = (model(stream, recurrence=recurrence.at(0))[0] for _ in range(2))
+                first, again = (model(stream, recurrence=recurrence, start=0)[0] for _ in range(2))
             torch.testing.assert_close(again, first)
 
 

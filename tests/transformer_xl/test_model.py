@@ -57,7 +57,7 @@ def test_values_and_gradients_equal_the_double_loop(
     past = torch.randn(STREAMS, remembered, WIDTH, dtype=torch.float64, requires_grad=True)
     inputs = [x, past, *attention.parameters()]
 
-    terms = attention.distance_terms(encoding(remembered + length - 1))
+    terms = attention.project_positions(encoding(remembered + length - 1))
     fast, _ = attention(x, terms, HiddenStates(past) if remembered else None)
     context = torch.cat([past, x], dim=1)
     encode = reference.encoder(attention, clamp_len)
@@ -102,7 +102,7 @@ def test_dropout_acts_on_each_distance_beyond_the_clamp():
 def test_a_layer_has_no_relative_keys_of_distances_beyond_the_clamp(positions, training):
     model = tiny_transformer_xl(mem_len=40, clamp_len=6, positions=positions).train(training)
     with torch.no_grad():
-        terms = model.decoder._distance_terms(30, 30)
+        terms = model.decoder._positions_of_layers(30, 30)
     assert [rel_keys.rows.shape for rel_keys in terms] == [(2, 6 + 2, 8)] * 3
 
 
@@ -153,8 +153,8 @@ def seen_by(model, length, start):
         recurrence = Recurrence()
         with torch.no_grad():
             if start:
-                model(text[:, :start], recurrence=recurrence.at(0))
-            return model(text[:, start:], recurrence=recurrence.at(start))[0]
+                model(text[:, :start], recurrence=recurrence, start=0)
+            return model(text[:, start:], recurrence=recurrence, start=start)[0]
 
     base = scores(stream)
     seen = torch.zeros(length, start + length, dtype=torch.bool)
@@ -214,7 +214,7 @@ def test_generation_keeps_no_more_than_it_reads():
     # distances 5 to -1
     # distances 5 to -1, as the walk has them, and no more
     with torch.no_grad():
-        assert model.decoder._distance_terms(5, 5)[0].size(1) == 5 + 2
+        assert model.decoder._positions_of_layers(5, 5)[0].size(1) == 5 + 2
 
 
 def test_generation_without_recurrence_sees_as_many_tokens_as_a_segment():
@@ -231,10 +231,10 @@ def test_positions_are_not_kept_from_training_with_dropout():
     model, stream = tiny_transformer_xl(embed_dropout=0.5).double(), tokens(2, 12)
     recurrence = Recurrence()
     with torch.no_grad():
-        model(stream[:, :6], recurrence=recurrence.at(0))
+        model(stream[:, :6], recurrence=recurrence, start=0)
         model.eval()
-        model(stream[:, :6], recurrence=recurrence.at(0))
-        found = model(stream[:, 6:], recurrence=recurrence.at(6))[0]
+        model(stream[:, :6], recurrence=recurrence, start=0)
+        found = model(stream[:, 6:], recurrence=recurrence, start=6)[0]
     torch.testing.assert_close(found, scores_by_segment(model, stream, 6)[:, 6:])
 
 
@@ -243,7 +243,7 @@ def test_projected_positions_follow_the_weights_from_walk_to_walk():
     first = scores_by_segment(model, stream, 4)
     with torch.no_grad():
         for layer in model.decoder.layers:
-            layer.self_attn.distance_table.proj.weight *= 2
+            layer.self_attn.position_projection.proj.weight *= 2
     again = scores_by_segment(model, stream, 4)
     assert not torch.allclose(first, again)
     torch.testing.assert_close(again, scores_by_segment(model, stream, 4, torch.enable_grad))
@@ -256,7 +256,7 @@ def test_projected_positions_follow_an_update_behind_autograds_back():
     model.train()
     assert model.decoder._inference_terms._value is None  # training needs the space
     for layer in model.decoder.layers:
-        layer.self_attn.distance_table.proj.weight.data.mul_(2)
+        layer.self_attn.position_projection.proj.weight.data.mul_(2)
     model.eval()
     again = scores_by_segment(model, stream, 4)
     assert not torch.allclose(first, again)
@@ -277,7 +277,7 @@ def test_activation_checkpointing_changes_neither_values_nor_gradients(positions
         ).double()
         stream, recurrence = tokens(2, 16), Recurrence()
         torch.manual_seed(5)
-        scores = [model(stream[:, i : i + 8], recurrence=recurrence.at(i))[0] for i in (0, 8)]
+        scores = [model(stream[:, i : i + 8], recurrence=recurrence, start=i)[0] for i in (0, 8)]
         loss = torch.cat(scores, dim=1).logsumexp(-1).sum()
         gradients = torch.autograd.grad(loss, list(model.parameters()))
         results.append((loss, *gradients))
@@ -288,10 +288,10 @@ def test_activation_checkpointing_changes_neither_values_nor_gradients(positions
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_half_precision_keeps_far_positions_apart(dtype):
     model = tiny_transformer_xl(mem_len=600, decoder_layers=1).to(dtype)
-    table = model.decoder._distance_terms(590, 590)[0]
+    table = model.decoder._positions_of_layers(590, 590)[0]
     assert table.dtype == dtype
     exact = tiny_transformer_xl(mem_len=600, decoder_layers=1)
-    expected = exact.decoder._distance_terms(590, 590)[0]
+    expected = exact.decoder._positions_of_layers(590, 590)[0]
     torch.testing.assert_close(table.float(), expected, atol=0.05, rtol=0.05)
 
 
@@ -303,13 +303,15 @@ def test_each_position_encoding_has_the_parameters_that_it_names_and_no_others()
     plain = parameters(positions="sinusoidal-absolute")
     layers = range(3)
     projection = {
-        f"decoder.layers.{i}.self_attn.distance_table.proj.weight": (16, 16) for i in layers
+        f"decoder.layers.{i}.self_attn.position_projection.proj.weight": (16, 16) for i in layers
     }
     # shared by the layers: named where they are first met
     shared = {f"decoder.layers.0.self_attn.biases.{name}": (2, 8) for name in "uv"}
     own = {f"decoder.layers.{i}.self_attn.biases.{name}": (2, 8) for i in layers for name in "uv"}
     # recurrence 8, segment 8: distances 0 to 15
-    tables = {f"decoder.layers.{i}.self_attn.distance_table.weight": (2, 16, 8) for i in layers}
+    tables = {
+        f"decoder.layers.{i}.self_attn.position_projection.weight": (2, 16, 8) for i in layers
+    }
     assert parameters() == {**plain, **projection, **shared}
     assert parameters(untie_r=True) == {**plain, **projection, **own}
     assert parameters(positions="shaw") == {**plain, **tables}
@@ -337,7 +339,7 @@ def test_shaw_distances_beyond_those_trained_share_the_last_vector():
     # distributed training holds on to the parameters that it was given before loading
     held = list(map(id, longer.parameters()))
     longer.load_state_dict(trained.state_dict())
-    assert longer.decoder.layers[0].self_attn.distance_table.farthest == 7
+    assert longer.decoder.layers[0].self_attn.position_projection.farthest == 7
     assert list(map(id, longer.parameters())) == held
     stream = tokens(1, 15)
     expected = reference.network(trained.decoder, stream[0], lambda distance: True)

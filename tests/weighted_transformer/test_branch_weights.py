@@ -127,14 +127,6 @@ def test_softmax_of_the_logits():
         torch.testing.assert_close(found, x.softmax(0))
 
 
-@pytest.mark.parametrize("saved", ["simplex", "softmax"])
-def test_weights_are_not_loaded_as_logits_nor_logits_as_weights(saved):
-    (loaded,) = {"simplex", "softmax"} - {saved}
-    state = BranchWeights(3, SCHEDULE, saved).state_dict()
-    with pytest.raises(RuntimeError, match=r"Missing key.*\n\s*Unexpected key"):
-        BranchWeights(3, SCHEDULE, loaded).load_state_dict(state)
-
-
 def test_the_learning_rate_is_that_of_the_paper():
     # d_model 512, N = 6 (section 4.1)
     schedule = BranchSchedule(factor=(512 / 6) ** -0.5, warmup=400)

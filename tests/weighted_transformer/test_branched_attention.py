@@ -69,44 +69,6 @@ def test_attention_to_an_encoder_is_that_of_the_equations(branches):
     torch.testing.assert_close(weights.sum(-1), torch.ones(SENTENCES, QUERIES))
 
 
-@pytest.mark.parametrize("padded", [False, True])
-def test_masked_self_attention_is_that_of_the_equations(padded):
-    module = build(self_attention=True)
-    x = torch.randn(KEYS, SENTENCES, WIDTH, dtype=torch.double, requires_grad=True)
-    future = torch.triu(torch.full((KEYS, KEYS), float("-inf"), dtype=torch.double), 1)
-    # at the end: a token of padding at the start would see nothing
-    mask = padding()
-    mask[0] = False
-    out, _ = module(
-        x,
-        x,
-        x,
-        key_padding_mask=mask if padded else None,
-        need_weights=False,
-        attn_mask=future,
-    )
-    visible = (future == 0).expand(SENTENCES, -1, -1)
-    if padded:
-        visible = visible & ~mask[:, None]
-    learned = [p for name, p in module.named_parameters() if name != "heads.k_proj.bias"]
-    assert_same(out, by_equations(module, x, x, visible), [x, *learned])
-
-
-def test_with_one_branch_it_is_attention_then_a_feed_forward_network():
-    module = build(1, self_attention=True)
-    plain = MultiheadAttention(WIDTH, 1, self_attention=True).double()
-    network = module.feed_forward
-    assert [w.tolist() for w in network.weights()] == [[1.0], [1.0]]
-    state = {f"{name}": value for name, value in module.heads.state_dict().items()}
-    state |= {f"out_proj.{name}": x for name, x in network.out_proj.state_dict().items()}
-    plain.load_state_dict(state)
-    x = torch.randn(KEYS, SENTENCES, WIDTH, dtype=torch.double)
-    attended, _ = plain(x, x, x, key_padding_mask=padding(), need_weights=False)
-    expected = network.fc2(torch.relu(network.fc1(attended)))
-    out, _ = module(x, x, x, key_padding_mask=padding(), need_weights=False)
-    torch.testing.assert_close(out, expected)
-
-
 @pytest.mark.parametrize("masked", [False, True])
 @pytest.mark.parametrize("padded", [False, True])
 @pytest.mark.parametrize("width", [WIDTH, 10])
@@ -184,12 +146,6 @@ def test_the_projection_starts_as_fairseqs_does():
     assert 0.95 * bound < projection.weight.abs().max() <= bound
 
 
-def test_no_sentences_are_mapped_to_none():
-    network = build(dtype=torch.float).feed_forward
-    assert network(torch.empty(0, 3, WIDTH)).shape == (0, 3, WIDTH)
-    assert network.eval()(torch.empty(3, 0, WIDTH)).shape == (3, 0, WIDTH)
-
-
 def test_dropout_that_is_to_be_retained_acts_outside_of_training():
     module = build(dtype=torch.float, dropout=0.5, self_attention=True).eval()
     module.feed_forward.activation_dropout.p = 0.5
@@ -202,16 +158,6 @@ def test_dropout_that_is_to_be_retained_acts_outside_of_training():
         # as fairseq does for --retain-dropout
         part.make_generation_fast_("", retain_dropout=True)
         assert not torch.equal(compute(), compute())
-
-
-@torch.no_grad()
-def test_folded_under_autocast_as_without_it():
-    network = build(dtype=torch.float).feed_forward.eval()
-    heads = torch.randn(9, WIDTH)
-    expected = copy.deepcopy(network)(heads)
-    with torch.autocast("cpu", torch.bfloat16):
-        assert network(heads).dtype == torch.bfloat16
-    assert torch.equal(network(heads), expected)
 
 
 @pytest.mark.parametrize("dropped", [False, True], ids=["run", "dropped"])

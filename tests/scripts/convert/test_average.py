@@ -61,6 +61,18 @@ def test_the_last_of_a_folder_are_averaged(models, tmp_path, capsys):
     assert any(not torch.equal(weight, one[name]) for name, weight in found.items())
 
 
+def test_a_damaged_checkpoint_counts_where_it_could_be_among_the_last(models, tmp_path, capsys):
+    folder = tmp_path / "models"
+    shutil.copytree(models, folder)
+    older, newer = folder / "checkpoint_1_5.pt", folder / "checkpoint_3_25.pt"
+    older.write_bytes((models / "checkpoint1.pt").read_bytes()[:3000])
+    assert run(folder, "--last", 2, "--output", tmp_path / "mean.pt") == 0
+    assert "the mean of 2 checkpoints" in capsys.readouterr().out
+    refused(capsys, tmp_path, f"CHECKPOINT {older} is cut short or", folder, "--last", 4)
+    newer.write_bytes(older.read_bytes())
+    refused(capsys, tmp_path, f"CHECKPOINT {newer} is cut short or", folder, "--last", 2)
+
+
 def test_the_number_of_updates_counts_before_the_name(models, tmp_path):
     """As after --reset-dataloader, which counts epochs anew."""
     folder = tmp_path / "models"

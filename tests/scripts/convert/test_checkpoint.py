@@ -129,7 +129,7 @@ def log_probabilities(foreign, found, length=7):
     tokens = our_numbers(foreign, found.dictionary)[stream(foreign)]
     memory, parts = Recurrence(), []
     for start in range(0, len(tokens), length):
-        output = found.model(tokens[None, start : start + length], recurrence=memory.at(start))
+        output = found.model(tokens[None, start : start + length], recurrence=memory, start=start)
         parts.append(found.model.get_normalized_probs(output, log_probs=True)[0])
     return torch.cat(parts)
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from scripts.convert import checkpoint
+from scripts.convert import _conversion
 from scripts.convert._options import ForeignConfig, ForeignVocabulary
 from scripts.convert._tensors import read_tensors
 from tests.scripts.convert.foreign_models import (
@@ -360,7 +360,7 @@ def test_an_interrupted_write_leaves_no_output(tmp_path, monkeypatch, capsys, er
     with monkeypatch.context() as patch:
         patch.setattr(torch, "save", fail)
         if status is None:
-            patch.setattr(checkpoint.shutil, "rmtree", lambda *_, **__: None)
+            patch.setattr(_conversion.shutil, "rmtree", lambda *_, **__: None)
             with pytest.raises(SystemExit):
                 run_importer(PLAIN, tmp_path, tmp_path / "output")
         else:

@@ -1,20 +1,13 @@
-import argparse
 import json
-import re
 
 import numpy as np
 import pytest
 
-from scripts._shared.command_line import NamedFile
-from scripts.evaluate import attention_length as plot_attention_length
+from scripts.evaluate import attention_length as measure_attention_length
 from scripts.evaluate.attention_length import (
     PART_TOKENS,
     PARTS,
-    AttentionLength,
-    check_length,
-    format_difference,
     paired_difference,
-    parse_lengths,
 )
 from tests.scripts.evaluate.saved_models import token_losses, write_checkpoint, write_text
 from tests.scripts.tables import cells
@@ -42,94 +35,46 @@ def models(folder, text):
     }
 
 
-def options(**values):
-    unset = {"mem_len": None, "extended_context": None, "clamp_len": None, "same_length": None}
-    return argparse.Namespace(**{**unset, **values})
-
-
-def test_lengths_of_memory_have_the_same_length_as_the_paper_s():
-    assert parse_lengths(options(mem_len="256,128", clamp_len="90,9")) == [
-        AttentionLength(128, 0, True, 9),
-        AttentionLength(256, 0, True, 9),
-        AttentionLength(128, 0, True, 90),
-        AttentionLength(256, 0, True, 90),
-    ]
-    assert parse_lengths(options(mem_len="0,3", same_length=False))[0] == (0, 0, False, None)
-
-
-def test_lengths_of_context_go_without_memory():
-    assert parse_lengths(options(extended_context="0,5")) == [
-        AttentionLength(0, 0, False, None),
-        AttentionLength(0, 5, False, None),
-    ]
-
-
-def test_overrides_leave_a_trained_clamp_alone():
-    assert AttentionLength(4, 0, True, None).overrides() == {"mem_len": 4, "same_length": True}
-    assert AttentionLength(4, 0, True, 3).overrides()["clamp_len"] == 3
+def words(folder, *others):
+    return ["--data", str(folder / "bin"), "--tokens-per-sample", "8", "--cpu", *map(str, others)]
 
 
 @pytest.mark.parametrize(
-    ("values", "message"),
+    ("name", "given", "message"),
     [
-        ({"mem_len": "4", "clamp_len": "0"}, "--clamp-len is '0': give numbers at least 1"),
-        ({"mem_len": "0,4"}, "--mem-len is '0,4': a memory of 0 tokens with --same-length leaves"),
-        ({"mem_len": "-1"}, "--mem-len is '-1': give numbers at least 0"),
-        ({"extended_context": "x"}, "--extended-context is 'x': give numbers at least 0"),
+        ("xl", "--mem-len 4 --clamp-len 0", "--clamp-len is '0': give numbers at least 1"),
+        ("xl", "--mem-len 0,4", "--mem-len is '0,4': a memory of 0 tokens with --same-length or"),
+        ("xl", "--mem-len -1", "--mem-len is '-1': give numbers at least 0"),
+        ("xl", "--extended-context x", "--extended-context is 'x': give numbers at least 0"),
         (
-            {"extended_context": "4", "same_length": True},
-            "--same-length acts on a memory: drop it, or give --mem-len",
+            "xl",
+            "--extended-context 4 --same-length",
+            "--same-length is about a memory: drop it, or give --mem-len",
         ),
-    ],
-)
-def test_lengths_that_cannot_be_are_refused(values, message):
-    with pytest.raises(ValueError, match=re.escape(message)):
-        parse_lengths(options(**values))
-
-
-@pytest.mark.parametrize(
-    ("name", "length", "message"),
-    [
         (
             "learned",
-            AttentionLength(3, 0, False, None),
+            "--mem-len 3",
             "--mem-len 3: L has --positions learned-absolute, which go without a memory; give "
             "--extended-context in its place",
         ),
         (
             "sinusoidal",
-            AttentionLength(0, 3, False, 5),
+            "--extended-context 3 --clamp-len 5",
             "--clamp-len 5: L has --positions sinusoidal-absolute, which encode no distances",
         ),
-        (
-            "aa",
-            AttentionLength(7, 0, True, None),
-            "--mem-len 7: L attends to --attention-span 6 tokens and no more",
-        ),
+        ("aa", "--mem-len 7", "--mem-len 7: L attends to --attention-span 6 tokens and no more"),
         (
             "learned",
-            AttentionLength(0, 5, False, None),
+            "--extended-context 5",
             "--extended-context 5 with --tokens-per-sample 8: L has vectors of 12 places",
         ),
+        ("xl", "--mem-len 2 --max-tokens 0", "--max-tokens is 0: it must be at least 1"),
+        ("xl", "--mem-len 2 --split dev", "--split dev: no data at"),
     ],
 )
-def test_a_length_that_a_model_cannot_have_is_refused(folder, models, name, length, message):
-    with pytest.raises(ValueError, match=re.escape(message)):
-        check_length(NamedFile("L", folder / f"{name}.pt"), length, 8)
-
-
-@pytest.mark.parametrize(
-    ("name", "length"),
-    [
-        ("xl", AttentionLength(900, 0, True, 3)),
-        ("xl", AttentionLength(0, 900, False, None)),
-        ("aa", AttentionLength(6, 0, True, None)),
-        ("learned", AttentionLength(0, 4, False, None)),
-        ("sinusoidal", AttentionLength(0, 900, False, None)),
-    ],
-)
-def test_a_length_that_a_model_can_have_is_taken(folder, models, name, length):
-    check_length(NamedFile("L", folder / f"{name}.pt"), length, 8)
+def test_what_cannot_be_is_refused(folder, models, refused, name, given, message):
+    checkpoint = ("--checkpoint", f"L={folder}/{name}.pt")
+    refused(measure_attention_length.main, words(folder, *checkpoint, *given.split()), message)
 
 
 def test_a_difference_has_the_interval_of_the_means_of_parts():
@@ -163,23 +108,15 @@ def test_the_interval_holds_where_neighbours_depend_on_one_another():
     assert naive / texts < 0.3
 
 
-@pytest.mark.parametrize(
-    ("difference", "half", "told"),
-    [(None, None, ""), (-0.01234, None, "-0.0123"), (0.5, 0.25, "+0.5000 ± 0.2500")],
-)
-def test_a_difference_is_told_with_its_interval(difference, half, told):
-    assert format_difference({"nats_difference": difference, "nats_half_interval": half}) == told
-
-
-def words(folder, output, *others):
-    common = ("--data", str(folder / "bin"), "--tokens-per-sample", "8", "--cpu")
-    return [*common, "--output", str(output), *others]
-
-
 def test_the_script_sweeps_memories(folder, text, models, tmp_path, capsys):
     checkpoints = [f"XL={folder}/xl.pt", f"AA={folder}/aa.pt"]
     sweep = ("--checkpoint", *checkpoints, "--mem-len", "2,6", "--batch-size", "3")
-    assert plot_attention_length.main(words(folder, tmp_path, *sweep, "--max-tokens", "50")) == 0
+    assert (
+        measure_attention_length.main(
+            words(folder, "--output", tmp_path, *sweep, "--max-tokens", "50")
+        )
+        == 0
+    )
     printed = capsys.readouterr().out
     assert f"test of {folder}/bin: only the first 50 of 60 tokens" in printed
     rows = json.loads((tmp_path / "attention_length.json").read_text())["rows"]
@@ -215,7 +152,7 @@ def test_the_script_sweeps_memories(folder, text, models, tmp_path, capsys):
 
 def test_the_script_sweeps_clamps(folder, text, models, tmp_path, capsys):
     sweep = ("--checkpoint", f"XL={folder}/xl.pt", "--mem-len", "6,9", "--clamp-len", "7,3")
-    assert plot_attention_length.main(words(folder, tmp_path, *sweep)) == 0
+    assert measure_attention_length.main(words(folder, "--output", tmp_path, *sweep)) == 0
     rows = json.loads((tmp_path / "attention_length.json").read_text())["rows"]
     lengths = [(row["clamp_len"], row["mem_len"]) for row in rows]
     assert lengths == [(3, 6), (3, 9), (7, 6), (7, 9)]
@@ -229,7 +166,7 @@ def test_the_script_sweeps_clamps(folder, text, models, tmp_path, capsys):
 
 def test_the_script_sweeps_contexts_without_memory(folder, text, models, tmp_path, capsys):
     sweep = ("--checkpoint", f"{folder}/sinusoidal.pt", "--extended-context", "0,100")
-    assert plot_attention_length.main(words(folder, tmp_path, *sweep)) == 0
+    assert measure_attention_length.main(words(folder, "--output", tmp_path, *sweep)) == 0
     assert f"test of {folder}/bin: all of 60 tokens" in capsys.readouterr().out
     rows = json.loads((tmp_path / "attention_length.json").read_text())["rows"]
     assert [(row["mem_len"], row["extended_context"]) for row in rows] == [(0, 0), (0, 100)]
@@ -238,14 +175,22 @@ def test_the_script_sweeps_contexts_without_memory(folder, text, models, tmp_pat
     assert rows[1]["nats"] == pytest.approx(whole.mean(), abs=1e-5)
 
 
-def test_nothing_is_measured_where_a_length_cannot_be(folder, models, tmp_path, refused):
-    sweep = ("--checkpoint", f"{folder}/xl.pt", f"L={folder}/learned.pt", "--mem-len", "2,3")
-    message = "--mem-len 2: L has --positions learned-absolute"
-    refused(plot_attention_length.main, words(folder, tmp_path, *sweep), message)
+def test_windows_are_timed_beside_states_that_are_reused(folder, text, models, tmp_path, capsys):
+    sweep = ("--checkpoint", f"XL={folder}/xl.pt", "--mem-len", "6,800", "--sliding-window", "2")
+    assert measure_attention_length.main(words(folder, "--output", tmp_path, *sweep)) == 0
+    rows = json.loads((tmp_path / "attention_length.json").read_text())["rows"]
+    for row in rows:
+        assert row["reuse_ms_per_token"] == pytest.approx(1000 * row["seconds"] / 60, rel=0.1)
+    times = cells(capsys.readouterr().out)[-2:]
+    for row, of_row in zip(rows, times, strict=True):
+        ratio = row["window_ms_per_token"] / row["reuse_ms_per_token"]
+        assert of_row[4] == f"{ratio:.0f}x"
+    # table 9 of the paper
+    assert [of_row[5] for of_row in times] == ["", "363x"]
 
 
 def test_an_interrupted_sweep_keeps_its_figures(folder, models, tmp_path, capsys, monkeypatch):
-    measure, done = plot_attention_length.measure, []
+    measure, done = measure_attention_length.measure, []
 
     def interrupted_in_the_second(*arguments):
         if done:
@@ -253,8 +198,8 @@ def test_an_interrupted_sweep_keeps_its_figures(folder, models, tmp_path, capsys
         done.append(arguments)
         return measure(*arguments)
 
-    monkeypatch.setattr(plot_attention_length, "measure", interrupted_in_the_second)
+    monkeypatch.setattr(measure_attention_length, "measure", interrupted_in_the_second)
     sweep = ("--checkpoint", f"{folder}/xl.pt", "--mem-len", "2,3")
-    assert plot_attention_length.main(words(folder, tmp_path, *sweep)) == 130
+    assert measure_attention_length.main(words(folder, "--output", tmp_path, *sweep)) == 130
     assert "attention_length.json keeps the figures so far" in capsys.readouterr().err
     assert len(json.loads((tmp_path / "attention_length.json").read_text())["rows"]) == 1

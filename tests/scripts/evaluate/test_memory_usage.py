@@ -2,16 +2,16 @@
 
 import json
 import math
+import re
 import warnings
 
 import numpy as np
 import pytest
 import torch
-from matplotlib.figure import Figure
 
+from fairseq_plugins import load
 from fairseq_plugins.product_key_memory.usage import kl_from_uniform, usage
 from scripts.evaluate import memory_usage as measure_memory_usage
-from scripts.evaluate._split_loss import load_model
 from scripts.evaluate.memory_usage import MemoryReads, curve, record_usage, slots_that_carry
 from tests import tiny
 from tests.product_key_memory.tiny import memories, tiny_language_model
@@ -27,8 +27,6 @@ from tests.scripts.evaluate.saved_memory_models import (
     unit_keys,
 )
 from tests.scripts.tables import cells
-
-CPU = torch.device("cpu")
 
 
 class Planned(torch.nn.Module):
@@ -142,7 +140,7 @@ def test_reads_of_a_context_do_not_count():
 
 def by_hand(name, saved, data, batches):
     """Reads of each memory and the loss of single sequences: {name: z'}, nats a token."""
-    model, _ = load_model(saved / f"{name}.pt", saved / data, CPU)
+    model = load(saved / f"{name}.pt", saved / data).model
     reads = {path: torch.zeros(49).double() for path, _ in model.named_modules()
              if path.endswith("memory.keys")}  # fmt: skip
 
@@ -202,7 +200,7 @@ def test_a_context_is_read_again_and_not_counted(saved, tmp_path):
     (model,) = found["models"]
     text = text_of(saved)
     before = torch.cat([torch.tensor([EOS]), text[:-1]])
-    loaded, _ = load_model(saved / "blocks.pt", saved / "text", CPU)
+    loaded = load(saved / "blocks.pt", saved / "text").model
     (memory,) = memories(loaded)
     selected, losses, reads = [], [], torch.zeros(49).double()
     memory.keys.register_forward_hook(lambda *found: selected.append(found[-1]))
@@ -229,10 +227,11 @@ def test_streams_with_a_memory(saved, tmp_path, streams):
     options = ("--batch-size", streams, "--tokens-per-sample", 8)
     status, found = measure(saved, "streams", "text", tmp_path / "out", *options)
     assert status == 0
-    (model,) = found["models"]
-    assert [memory["tokens"] for memory in model["memories"].values()] == [TOKENS] * 2
+    (figures,) = found["models"]
+    assert [memory["tokens"] for memory in figures["memories"].values()] == [TOKENS] * 2
     # as fairseq's own evaluation walks over the text
-    loaded, task = load_model(saved / "streams.pt", saved / "text", CPU)
+    whole = load(saved / "streams.pt", saved / "text")
+    loaded, task = whole.model, whole.task
     task.load_dataset("test")
     total, first = 0.0, memories(loaded)[0]
     reads = torch.zeros(49).double()
@@ -247,8 +246,8 @@ def test_streams_with_a_memory(saved, tmp_path, streams):
             log_probs = loaded(**batch["net_input"])[0].log_softmax(-1)
             there = batch["target"] != 1
             total -= log_probs[there].gather(-1, batch["target"][there][:, None]).sum().item()
-    assert model["loss"] == pytest.approx(total / TOKENS, abs=1e-5)
-    expect(model["memories"]["memory1"], reads)
+    assert figures["loss"] == pytest.approx(total / TOKENS, abs=1e-5)
+    expect(figures["memories"]["memory1"], reads)
 
 
 def test_translation(saved, tmp_path):
@@ -301,22 +300,51 @@ def test_tables_json_and_plot(saved, tmp_path, capsys):
 
 
 @pytest.mark.parametrize(
-    ("words", "text"),
+    ("name", "data", "options", "message"),
     [
-        ("--rarely-read 0", "--rarely-read is 0.0: it is a share of the slots, above 0 and"),
-        ("--rarely-read 1.5", "--rarely-read is 1.5: it is a share"),
-        ("--rarely-read nan", "--rarely-read is nan: it is a share"),
-        ("--rarely-read 0.5 {saved}/blocks.pt", "--rarely-read with 2 models: its file is of one"),
+        ("missing", "text", "", "--checkpoint .*missing.pt is no file: name one that fairseq-"),
+        (
+            *("none", "text", ""),
+            "--checkpoint .*none.pt holds a model without product-key memories: name one that was "
+            r"trained with --memory-layers\n",
+        ),
+        ("blocks", "nowhere", "", "--data .*nowhere is no folder: name the one that fairseq-pre"),
+        ("blocks", "pairs", "", ".*blocks.pt needs dict.txt, not in .*pairs: give data"),
+        ("blocks", "text", "--split dev", "split dev: no data at .*dev.bin: name the folder"),
+        ("blocks", "text", "--batch-size 0", "--batch-size is 0: it must be at least 1"),
+        ("blocks", "text", "--tokens-per-sample 17", "tokens_per_sample is 17 and .* 16 tokens"),
+        ("blocks", "text", "--context-window 10", "context_window is 10: it must be at least 0"),
+        ("blocks", "text", "--context-window -1", "--context-window is -1: it must be at least 0"),
+        ("streams", "text", "--context-window 2", "context_window is 2: the recurrence is"),
+        ("pairs", "pairs", "--tokens-per-sample 5", "--tokens-per-sample is 5 for a translation"),
+        ("alike", "text", "--rarely-read 0", "--rarely-read is 0.0: it is a share of the slots"),
+        ("alike", "text", "--rarely-read nan", "--rarely-read is nan: it is a share"),
+        (
+            *("alike", "text", "--rarely-read 0.5 --checkpoint {saved}/blocks.pt"),
+            "--rarely-read with 2 models: its file is of one",
+        ),
     ],
 )
-def test_a_share_is_of_one_model(saved, tmp_path, capsys, words, text):
-    output = tmp_path / "usage"
-    *share, other = [*words.split(), ""] if "blocks" not in words else words.split()
-    checkpoints = [f"{saved}/alike.pt", *([other.format(saved=saved)] if other else [])]
-    command = ["--data", str(saved / "text"), "--output", str(output), "--cpu", *share]
-    assert measure_memory_usage.main([*command, "--checkpoint", *checkpoints]) == 1
-    assert f"error: {text}" in capsys.readouterr().err
-    assert not output.exists()
+def test_what_cannot_be_is_refused(saved, tmp_path, capsys, name, data, options, message):
+    words = options.format(saved=saved).split()
+    status, found = measure(saved, name, data, tmp_path / "out", *words)
+    assert status == 1
+    assert re.match(f"error: {message}", capsys.readouterr().err)
+    assert found is None
+
+
+def test_reads_that_are_missing_are_noticed(saved, tmp_path, monkeypatch, capsys):
+    whole = MemoryReads.record
+
+    def some(reads, slots, weights):
+        # the encoder's, all of whose reads count
+        kept = slice(None, None, 2 if reads.counted is None else 1)
+        whole(reads, slots[kept], weights[kept])
+
+    monkeypatch.setattr(MemoryReads, "record", some)
+    assert measure(saved, "pairs", "pairs", tmp_path / "out")[0] == 1
+    message = r"encoder_memory2 of --checkpoint .*pairs.pt read for \d+ tokens of the 31 of --split"
+    assert re.search(message, capsys.readouterr().err)
 
 
 def test_slots_that_are_rarely_read_are_the_least_read_ones():
@@ -324,32 +352,3 @@ def test_slots_that_are_rarely_read_are_the_least_read_ones():
     reads.record(torch.tensor([[[0, 1]], [[0, 3]]]), torch.tensor([[[0.5, 0.5]], [[0.9, 0.1]]]))
     rare = [reads.rarely_read(share).tolist() for share in (0.25, 0.5, 1.0)]
     assert rare == [[False, False, True, False], [False, False, True, True], [True] * 4]
-
-
-def test_one_head_has_no_overlap():
-    one = {"model": "one", "memories": {"memory1": {"heads": 1}}}
-    assert measure_memory_usage.format_overlap([one], "overlap_of_tokens") is None
-    heads = {"heads": 2, "overlap_of_tokens": [[1.0, 0.25], [0.25, 1.0]]}
-    three = {"heads": 3, "overlap_of_tokens": [[1.0, 0.1, 0.1]] * 3}
-    models = [one, {"model": "two", "memories": {"memory1": heads, "memory2": three}}]
-    table = cells(measure_memory_usage.format_overlap(models, "overlap_of_tokens"))
-    assert ["two", "memory1", "1", "100.00", "25.00", ""] in table
-    assert ["two", "memory2", "3", "100.00", "10.00", "10.00"] in table
-
-
-def test_each_memory_has_a_line():
-    axes = Figure().add_subplot()
-    line = {"usage": 0.5, "curve": {"rank": [1, 2], "weight": [3.0, 1.0]}}
-    point = {"usage": 0.1, "curve": {"rank": [1], "weight": [9.0]}}
-    models = [
-        {"model": "a", "memories": {"memory1": line, "memory2": point}},
-        {"model": "b", "memories": {"memory1": line}},
-    ]
-    measure_memory_usage.draw(axes, models)
-    first, second, other, _ = axes.get_lines()
-    assert first.get_color() == second.get_color() != other.get_color()
-    assert first.get_linestyle() != second.get_linestyle()
-    assert second.get_marker() == "."
-    assert list(first.get_ydata()) == [3, 1]
-    legend = [text.get_text() for text in axes.get_legend().get_texts()]
-    assert legend == ["a, memory1: 50.0% used", "a, memory2: 10.0% used", "b, memory1: 50.0% used"]

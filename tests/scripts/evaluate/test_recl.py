@@ -1,17 +1,139 @@
 import json
-import re
+import math
 
 import numpy as np
 import pytest
 import torch
 
+from fairseq_plugins import load
+from fairseq_plugins.python_interface.language_model import LanguageModel
 from scripts._shared.command_line import NamedFile
 from scripts.evaluate import recl as measure_recl
-from scripts.evaluate._effective_context import Contexts, effective_context
+from scripts.evaluate._effective_context import (
+    Contexts,
+    effective_context,
+    hardest_positions,
+    relative_gain,
+)
 from scripts.evaluate.recl import ContextLosses, Windows, context_limit
 from tests.scripts.evaluate.saved_models import token_losses, write_checkpoint, write_text
 
 CPU = torch.device("cpu")
+
+
+def gain_in_loops(short, long, ratio):
+    """g_i(c, c') of appendix C, position by position."""
+    baseline = []
+    for position in range(len(long)):
+        best = math.inf
+        for losses in short:
+            best = min(best, float(losses[position]))
+        baseline.append(best)
+    hardest = sorted(range(len(long)), key=lambda position: (-baseline[position], position))
+    hardest = hardest[: math.ceil(ratio * len(long))]
+    of_short = of_long = 0.0
+    for position in hardest:
+        of_short += min(baseline[position], baseline[position]) / len(hardest)
+        of_long += min(baseline[position], float(long[position])) / len(hardest)
+    return (math.exp(of_short) - math.exp(of_long)) / math.exp(of_short)
+
+
+def random_losses(seed, models=3, positions=41):
+    return np.random.default_rng(seed).exponential(3, (models, positions)).astype(np.float32)
+
+
+@pytest.mark.parametrize("ratio", [0.01, 0.1, 0.5, 1])
+@pytest.mark.parametrize("seed", [1, 2])
+def test_gain_is_that_of_the_loops(ratio, seed):
+    short, long = random_losses(seed), random_losses(seed + 10)[0]
+    expected = gain_in_loops(short, long, ratio)
+    assert relative_gain(list(short), long, ratio) == pytest.approx(expected, rel=1e-6)
+
+
+def test_gain_by_hand():
+    short = [np.log([2.0, 8, 16]), np.log([4.0, 4, 32])]
+    # baseline 2, 4, 16; of the hardest two thirds, 16 and 4, only 16 becomes better: 2
+    long = np.log([1.0, 64, 2])
+    assert relative_gain(short, long, 0.5) == pytest.approx(
+        1 - math.sqrt(2 * 4) / math.sqrt(16 * 4)
+    )
+
+
+def test_gain_is_a_share_and_none_without_more_context():
+    for seed in range(20):
+        short, long = random_losses(seed), random_losses(seed + 50)[0]
+        assert 0 <= relative_gain(list(short), long, 0.3) < 1
+        for losses in short:
+            assert relative_gain(list(short), losses, 0.3) == 0
+
+
+def test_gain_does_not_overflow():
+    assert relative_gain([np.array([2000.0])], np.array([1999.0]), 1) == pytest.approx(
+        1 - 1 / math.e
+    )
+
+
+def test_hardest_positions_are_the_largest_and_of_equals_the_first():
+    baseline = np.array([1.0, 5, 3, 5, 2])
+    assert hardest_positions(baseline, 0.2).tolist() == [1]
+    assert hardest_positions(baseline, 0.5).tolist() == [1, 2, 3]
+    assert hardest_positions(baseline, 1).tolist() == [0, 1, 2, 3, 4]
+
+
+def losses_that_fall_until(*ends, rate=0.05):
+    """Models whose loss falls by ``rate`` with every 10 tokens, to ``ends`` tokens of context."""
+
+    def losses(model, context):
+        return np.full(8, 3 - rate * min(context, ends[model]) / 10)
+
+    return losses
+
+
+def test_recl_is_where_the_gain_ends():
+    found = [
+        effective_context(losses_that_fall_until(60, 30), 2, model, Contexts(10, 10, 90), 0.5, 0.01)
+        for model in range(2)
+    ]
+    assert [each.tokens for each in found] == [60, 30]
+    assert [each.bound for each in found] == ["exact", "exact"]
+    steps = [(gain.short, gain.long) for gain in found[1].gains]
+    assert steps == [(10, 20), (20, 30), (30, 40)]
+    assert found[1].gains[0].gain == pytest.approx(1 - math.exp(-0.05))
+
+
+def test_the_threshold_is_part_of_the_gains_that_go_on():
+    losses = losses_that_fall_until(60)
+    gain = relative_gain([losses(0, 10)], losses(0, 20), 1)
+    assert effective_context(losses, 1, 0, Contexts(10, 10, 30), 1, gain - 1e-9).tokens == 30
+    assert effective_context(losses, 1, 0, Contexts(10, 10, 30), 1, gain + 1e-9).tokens == 10
+
+
+def test_the_group_is_the_baseline_of_each():
+    def losses(model, context):
+        # the second model improves as well, and is never as good as the first
+        return np.full(4, (1.0 if model == 0 else 3.0) - 0.001 * context)
+
+    alone = effective_context(
+        lambda _, context: losses(1, context), 1, 0, Contexts(9, 9, 50), 1, 5e-3
+    )
+    beside = effective_context(losses, 2, 1, Contexts(9, 9, 50), 1, 5e-3)
+    assert (alone.tokens, alone.bound) == (45, "at least")
+    assert (beside.tokens, beside.bound) == (9, "at most")
+
+
+@pytest.mark.parametrize(
+    ("end", "contexts", "tokens", "bound"),
+    [
+        # reads on past 128 tokens as if there were none: table 8's Transformer
+        (128, Contexts(100, 100, 900), 128, "exact"),
+        (128, Contexts(100, 100, 200), 128, "exact"),
+        (128, Contexts(200, 100, 900), 128, "at most"),
+        (500, Contexts(100, 100, 400), 400, "at least"),
+    ],
+)
+def test_a_model_that_reads_no_farther_has_that_as_its_recl(end, contexts, tokens, bound):
+    found = effective_context(losses_that_fall_until(end), 1, 0, contexts, 1, 0.01, limit=end)
+    assert (found.tokens, found.bound) == (tokens, bound)
 
 
 @pytest.fixture(scope="module")
@@ -44,8 +166,7 @@ def losses_of(folder, *names, positions=60, stride=1, batch_size=4, output="loss
 
 def unlimited(folder, name):
     """The model of a checkpoint, without memory and with all that a window holds in sight."""
-    task = measure_recl.load_task(folder / "bin", 1)
-    return measure_recl.load_language_model(folder / name, task, measure_recl.WITHOUT_MEMORY, CPU)
+    return load(folder / name, folder / "bin", **measure_recl.WITHOUT_MEMORY).model
 
 
 @pytest.mark.parametrize("name", ["xl.pt", "aa.pt", "places.pt"])
@@ -85,7 +206,12 @@ def test_absolute_positions_limit_the_context(folder, models):
 def test_losses_are_measured_once_and_kept(folder, models, monkeypatch):
     first = losses_of(folder, "xl.pt", output="kept")(0, 3)
     calls = []
-    monkeypatch.setattr(measure_recl, "score_text", lambda *a: calls.append(a) or np.zeros(60))
+
+    def count(*_, **options):
+        calls.append(options)
+        return np.zeros(60)
+
+    monkeypatch.setattr(LanguageModel, "score_split", count)
     again = losses_of(folder, "xl.pt", output="kept")
     np.testing.assert_array_equal(again(0, 3), first)
     assert again(0, 3) is again(0, 3)
@@ -105,19 +231,14 @@ def test_another_checkpoint_at_the_same_path_is_measured_anew(folder, models, tm
     assert not np.array_equal(losses_of(tmp_path, "xl.pt")(0, 3), first)
 
 
-@pytest.mark.parametrize("damage", ["cut", "other"])
-def test_kept_losses_that_cannot_be_read_are_refused(folder, models, damage):
-    losses_of(folder, "xl.pt", output=damage)(0, 3)
-    (path,) = (folder / damage).iterdir()
-    if damage == "cut":
-        path.write_bytes(path.read_bytes()[:100])
-        message = f"{path} cannot be read"
-    else:
-        with path.open("wb") as stream:
-            np.savez(stream, losses=np.zeros(60, np.float32), key=np.array("{}"))
-        message = f"{path} holds losses of something else: remove it, and it is measured anew"
-    with pytest.raises(ValueError, match=re.escape(message)):
-        losses_of(folder, "xl.pt", output=damage)(0, 3)
+def test_kept_losses_that_cannot_be_read_are_refused(folder, models):
+    losses_of(folder, "xl.pt", output="cut")(0, 3)
+    (path,) = (folder / "cut").iterdir()
+    path.write_bytes(path.read_bytes()[:100])
+    with pytest.raises(
+        ValueError, match=f"{path} cannot be read .*: remove it, and it is measured"
+    ):
+        losses_of(folder, "xl.pt", output="cut")(0, 3)
 
 
 def words(folder, *options):
@@ -160,15 +281,15 @@ def test_the_script_measures_a_group(folder, models, tmp_path, capsys):
 
 def test_an_interrupted_measurement_goes_on(folder, models, tmp_path, capsys, monkeypatch):
     options = words(folder, "--output", str(tmp_path), "--checkpoint", f"XL={folder}/xl.pt")
-    score, contexts = measure_recl.score_text, []
+    score, contexts = LanguageModel.score_split, []
 
-    def interrupted_in_the_second(model, task, *rest):
-        contexts.append(task.cfg.extended_context + 1)
+    def interrupted_in_the_second(*args, **given):
+        contexts.append(given["extended_context"] + 1)
         if len(contexts) == 2:
             raise KeyboardInterrupt
-        return score(model, task, *rest)
+        return score(*args, **given)
 
-    monkeypatch.setattr(measure_recl, "score_text", interrupted_in_the_second)
+    monkeypatch.setattr(LanguageModel, "score_split", interrupted_in_the_second)
     assert measure_recl.main(options) == 130
     assert "/losses keeps what was measured; the same command goes on" in capsys.readouterr().err
     assert measure_recl.main(options) == 0
@@ -184,6 +305,8 @@ def test_an_interrupted_measurement_goes_on(folder, models, tmp_path, capsys, mo
         (["--threshold", "0"], "--threshold is 0.0: it must be between 0 and 1"),
         (["--ratios", "0,1"], "--ratios is '0,1': a share of 0 leaves no positions"),
         (["--ratios", "2"], "--ratios is '2': give numbers from 0 to 1 with commas between them"),
+        (["--first-context", "0"], "--first-context is 0: it must be at least 1"),
+        (["--step", "0", "--first-context", "2"], "--step is 0: it must be at least 1"),
         (["--first-context", "7"], "--max-context is 8: it must be at least --first-context plus"),
         (["--max-tokens", "8"], "--max-context is 8 and the text has 8 tokens, of which none has"),
         (["--split", "dev"], "--split dev: no data at"),
@@ -193,12 +316,3 @@ def test_an_interrupted_measurement_goes_on(folder, models, tmp_path, capsys, mo
 def test_what_cannot_be_is_refused_before_any_work(folder, models, refused, options, message):
     common = words(folder, "--checkpoint", f"{folder}/xl.pt")
     refused(measure_recl.main, [*common, *options], message)
-
-
-def test_bounds_have_signs():
-    signs = [measure_recl.format_tokens({"bound": b, "tokens": 9}) for b in ("exact", "at most")]
-    assert [*signs, measure_recl.format_tokens({"bound": "at least", "tokens": 9})] == [
-        "9",
-        "≤ 9",
-        "≥ 9",
-    ]

@@ -4,10 +4,9 @@ import pytest
 import torch
 from matplotlib.figure import Figure
 
+from scripts._shared.command_line import NamedFile
 from scripts.plot import attention_spans as plot_attention_spans
-from scripts.plot.attention_spans import spans_in_tokens
 from tests.scripts.evaluate import saved_models
-from tests.tiny import tiny_model, tokens
 
 SPANS = [[0.0, 0.25], [0.5, 1.0], [0.126, 0.0]]
 
@@ -34,32 +33,23 @@ def folder(tmp_path_factory):
     return folder
 
 
-def test_a_span_counts_the_tokens_that_the_mask_lets_through():
-    values = torch.tensor([0.0, 0.3, 0.499, 0.5, 0.51, 0.9, 1.0])
-    # m(x) = clamp((R + z - x) / R, 0, 1), x from 0 for the nearest
-    mask = ((8 + 64 * values[:, None] - torch.arange(64)) / 8).clamp(0, 1)
-    assert spans_in_tokens(values, 64, 8) == (mask > 0).sum(1).tolist()
-    assert spans_in_tokens(values, 64, 8) == [8, 28, 40, 40, 41, 64, 64]
-
-
-def test_a_head_reads_nothing_beyond_its_span():
-    model = tiny_model(
-        **{"adaptive_span": True, "attention_span": 20, "span_ramp": 4, "persistent_vectors": 0},
-        decoder_layers=1,
-    ).eval()
-    values = torch.tensor([0.0, 0.31])
-    model.decoder.layers[0].self_attn.span.value.data = values
-    assert spans_in_tokens(values, 20, 4) == [4, 11]
-    inputs = tokens(1, 21)
-    other = 4 + (inputs - 3) % 16
-    last = model(inputs)[0][0, -1]
-
-    def changes_with(distance):
-        changed = inputs.clone()
-        changed[0, -1 - distance] = other[0, -1 - distance]
-        return not torch.equal(model(changed)[0][0, -1], last)
-
-    assert [changes_with(distance) for distance in (1, 11, 12, 20)] == [True, True, False, False]
+def test_spans_are_those_that_the_mask_lets_through_and_the_log_has(tmp_path):
+    options = {"adaptive_span": True, "attention_span": 64, "span_ramp": 8, "decoder_layers": 1}
+    path = tmp_path / "model.pt"
+    saved_models.write_checkpoint(path, "all_attention_lm", **options)
+    for values in ([0.0, 0.3], [0.499, 0.5], [0.51, 1.0]):
+        state = torch.load(path, weights_only=True)
+        state["model"]["decoder.layers.0.self_attn.span.value"] = torch.tensor(values)
+        torch.save(state, path)
+        found = plot_attention_spans.read_spans(NamedFile("a", path))
+        # m(x) = clamp((R + z - x) / R, 0, 1), x from 0 for the nearest
+        z = 64 * torch.tensor(values)
+        mask = ((8 + z[:, None] - torch.arange(64)) / 8).clamp(0, 1)
+        assert found["layers"][0]["spans"] == (mask > 0).sum(1).tolist()
+        # as span_mean and span_max of the log
+        tokens = (z + 8).clamp(max=64)
+        assert found["mean"] == found["layers"][0]["mean"] == pytest.approx(tokens.mean().item())
+        assert found["largest"] == pytest.approx(tokens.max().item())
 
 
 def test_table_json_and_plot(folder, tmp_path, capsys):
@@ -69,32 +59,21 @@ def test_table_json_and_plot(folder, tmp_path, capsys):
     assert capsys.readouterr().out.splitlines() == [
         "| model   |   layer |   mean span |   largest |   spans of the heads, tokens with ramp |",
         "|:--------|--------:|------------:|----------:|---------------------------------------:|",
-        "| all     |       1 |        16.0 |        24 |                                   8 24 |",
-        "| all     |       2 |        52.0 |        64 |                                  40 64 |",
-        "| all     |       3 |        12.5 |        17 |                                   17 8 |",
-        "| half    |       1 |         8.0 |         8 |                                      8 |",
-        "| half    |       2 |        40.0 |        40 |                                     40 |",
-        "| half    |       3 |        17.0 |        17 |                                     17 |",
+        "| all     |       1 |        16.0 |      24.0 |                                   8 24 |",
+        "| all     |       2 |        52.0 |      64.0 |                                  40 64 |",
+        "| all     |       3 |        12.0 |      16.1 |                                   17 8 |",
+        "| half    |       1 |         8.0 |       8.0 |                                      8 |",
+        "| half    |       2 |        40.0 |      40.0 |                                     40 |",
+        "| half    |       3 |        16.1 |      16.1 |                                     17 |",
         "",
-        "all, 1,200 updates: mean span 26.8 tokens, largest 64 of 64; ramp 8 included",
-        "half, 1,200 updates: mean span 21.7 tokens, largest 40 of 64; ramp 8 included",
+        "all, 1,200 updates: mean span 26.7 tokens, largest 64.0 of 64; ramp 8 included",
+        "half, 1,200 updates: mean span 21.4 tokens, largest 40.0 of 64; ramp 8 included",
         f"written to {output}/attention_spans.json and .png",
     ]
     models = json.loads((output / "attention_spans.json").read_text(encoding="utf-8"))["models"]
-    assert models[0] == {
-        "model": "all",
-        "checkpoint": f"{folder}/all.pt",
-        "updates": 1200,
-        "attention_span": 64,
-        "span_ramp": 8,
-        "mean": pytest.approx((8 + 24 + 40 + 64 + 17 + 8) / 6),
-        "largest": 64,
-        "layers": [
-            {"layer": 1, "mean": 16.0, "largest": 24, "spans": [8, 24]},
-            {"layer": 2, "mean": 52.0, "largest": 64, "spans": [40, 64]},
-            {"layer": 3, "mean": 12.5, "largest": 17, "spans": [17, 8]},
-        ],
-    }
+    assert models[0]["checkpoint"] == f"{folder}/all.pt"
+    assert (models[0]["updates"], models[0]["attention_span"]) == (1200, 64)
+    assert [layer["spans"] for layer in models[0]["layers"]] == [[8, 24], [40, 64], [17, 8]]
     assert [layer["spans"] for layer in models[1]["layers"]] == [[8], [40], [17]]
     assert len(models) == 2
     assert (output / "attention_spans.png").stat().st_size > 5000

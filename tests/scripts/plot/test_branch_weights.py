@@ -178,9 +178,8 @@ def test_logits_become_weights_by_their_names(tmp_path):
     assert sum(kappa) == pytest.approx(1)
 
 
-@pytest.mark.parametrize("residual", ["sublayers", "networks"])
-def test_both_attentions_of_a_decoder_layer_are_told_apart(tmp_path, residual):
-    options = {"branch_decoder_attention": "both", "branch_residual": residual}
+def test_both_attentions_of_a_decoder_layer_are_told_apart(tmp_path):
+    options = {"branch_decoder_attention": "both", "branch_residual": "sublayers"}
     path, outputs = tmp_path / "model.pt", [tmp_path / name for name in ("checkpoint", "log")]
     model = write_checkpoint(path, 7, **options).eval()
     (tmp_path / "log.txt").write_text(simple_line(7, model=model), encoding="utf-8")
@@ -192,13 +191,10 @@ def test_both_attentions_of_a_decoder_layer_are_told_apart(tmp_path, residual):
     assert list(found) == list(logged) == layers
     layer = model.decoder.layers[1]
     for name, attention in (("decoder2", layer.encoder_attn), ("decoder2_self", layer.self_attn)):
-        if residual == "sublayers":
-            weights = attention.out_proj.weights
-        else:
-            weights = attention.feed_forward.weights
+        weights = attention.out_proj.weights
         assert found[name]["kappa"] == [weights.kappa.tolist()]
         # α of two sublayers is one, in the network behind both
-        assert ("alpha" in found[name]) == (residual != "sublayers" or name == "decoder2")
+        assert ("alpha" in found[name]) == (name == "decoder2")
     for name, weights in logged.items():
         assert weights.keys() == found[name].keys()
         for kind, ((value,), (rounded,)) in zip(
@@ -257,7 +253,7 @@ def test_impossible_options_are_refused(log, refused, given, message):
         (None, " is no file: name one that --log-file of fairseq-train wrote"),
         (
             '{"epoch": 1, "valid_loss": "3.06", "valid_num_updates": "10"}\n',
-            " tells no kappa and alpha: name the log of a weighted_transformer that has validated, "
+            " has no kappa and alpha: name the log of a weighted_transformer that has validated, "
             "written with --log-format json or simple",
         ),
         (
@@ -293,10 +289,3 @@ def test_checkpoints_without_weights_are_refused(tmp_path, refused):
     refused(
         plot_branch_weights.main, words, f"--checkpoint {path} is cut short or damaged (its end is"
     )
-
-
-def test_a_log_or_checkpoints_are_needed(log, capsys):
-    for words in ([], ["--log", str(log), "--checkpoint", str(log.parent)]):
-        with pytest.raises(SystemExit):
-            plot_branch_weights.main(words)
-        assert "--checkpoint" in capsys.readouterr().err

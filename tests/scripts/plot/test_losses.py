@@ -1,9 +1,12 @@
 import json
+import math
 
 import pytest
+from matplotlib.figure import Figure
 
 from scripts.plot import losses as plot_losses
-from scripts.plot.losses import validation, validations
+from scripts.plot.losses import known_bits, read_validation, validations
+from tests.scripts.tables import cells
 
 # as fairseq-train writes them with --log-format json to --log-file, and as it prints them
 JSON_LOG = """\
@@ -48,12 +51,6 @@ def test_a_label_that_occurs_twice_is_refused(capsys):
     assert message in capsys.readouterr().err
 
 
-def test_what_comes_before_the_line_does_not_matter():
-    line = JSON_LOG.splitlines()[4]
-    assert validation(line) == (10, 3.059)
-    assert validation(f"2026-01-31 19:41:58 | INFO | valid | {line}") == (10, 3.059)
-
-
 @pytest.mark.parametrize(
     "line",
     [
@@ -61,16 +58,17 @@ def test_what_comes_before_the_line_does_not_matter():
         "epoch 001 | valid on 'valid' subset | loss 4.25 | nll_loss 2.9 | ppl 7 | num_updates 1200",
     ],
 )
-def test_of_smoothed_labels_the_loss_without_smoothing_counts(line):
-    assert validation(line) == (1200, 2.9)
+@pytest.mark.parametrize("before", ["", "2026-01-31 19:41:58 | INFO | valid | "])
+def test_of_smoothed_labels_the_loss_without_smoothing_counts(line, before):
+    assert {at: found.loss for at, found in validations([before + line]).items()} == {1200: 2.9}
 
 
 @pytest.mark.parametrize("log", [JSON_LOG, SIMPLE_LOG], ids=["json", "simple"])
 def test_a_line_cut_short_is_skipped(log):
-    line = next(filter(validation, log.splitlines()))
+    line = next(filter(read_validation, log.splitlines()))
     # but not within the number of updates: what is left of it is a number too
     for length in range(line.rindex("10")):
-        assert validation(line[:length].rstrip()) is None
+        assert read_validation(line[:length].rstrip()) is None
 
 
 def test_table_json_and_plot(logs, tmp_path, capsys):
@@ -120,7 +118,7 @@ def test_table_json_and_plot(logs, tmp_path, capsys):
         (None, " is no file: name one that --log-file of fairseq-train wrote"),
         (
             'begin validation on "valid" subset\n',
-            " tells no validation loss: name the log of a training that has validated, written "
+            " has no validation loss: name the log of a training that has validated, written "
             "with --log-format json or simple",
         ),
         (
@@ -184,32 +182,73 @@ def test_losses_against_what_a_log_may_lack(logs, tmp_path, capsys, against, mis
     capsys.readouterr()
     assert plot_losses.main(["--log", *logs, *command]) == 1
     message = (
-        f"--log {tmp_path}/ffn.log does not tell {missing} 10 updates were done: train with a "
+        f"--log {tmp_path}/ffn.log does not say {missing} 10 updates were done: train with a "
         "--log-interval below that of validation"
     )
     assert message in capsys.readouterr().err
 
 
-def test_what_is_drawn_across():
-    drawn = {}
-
-    class Axes:
-        def __getattr__(self, name):
-            return lambda *values, **options: drawn.setdefault(name, values)
-
+@pytest.mark.parametrize(
+    ("against", "facts", "x", "y"),
+    [
+        ("updates", None, [5, 9], [3.0, 2.0]),
+        ("time", None, [1.0, 1.5], [3.0, 2.0]),
+        ("training-loss", None, [3.5, 2.5], [3.0, 2.0]),
+        ("time", 4096, [1.0, 1.5], [0.5, 7.0]),
+    ],
+)
+def test_what_is_drawn(against, facts, x, y):
     row = {
         "updates": [5, 9],
         "seconds": [60.0, 90.0],
         "training_losses": [3.5, 2.5],
         "losses": [3.0, 2.0],
-        "training": "all",
+        "bits": [0.5, 7.0],
     }
-    for against, x, label in [
-        ("updates", [5, 9], "updates"),
-        ("time", [1.0, 1.5], "minutes"),
-        ("training-loss", [3.5, 2.5], "training loss, bits a token"),
-    ]:
-        drawn.clear()
-        plot_losses.draw(Axes(), [row], against)
-        assert drawn["plot"] == (x, [3.0, 2.0])
-        assert drawn["set_xlabel"] == (label,)
+    rows = [{**row, "training": name} for name in ("memory-1", "memory-2", "plain")]
+    axes = Figure().add_subplot()
+    plot_losses.draw(axes, rows, against, facts)
+    lines = axes.get_lines()
+    assert [(list(line.get_xdata()), list(line.get_ydata())) for line in lines] == [(x, y)] * 3
+    # the seeds of a model have its color
+    colors = [line.get_color() for line in lines]
+    assert (colors[0] == colors[1], colors[0] == colors[2]) == (bool(facts), False)
+
+
+# losses of a line of one of 4,096 facts: all known, half of each object, only what is random
+LOSSES = [(12 + 0) / 5, (12 + 4) / 5, (12 + 8) / 5]
+
+
+def test_bits_are_what_the_loss_of_a_line_is_below_that_of_random_objects():
+    assert [known_bits(loss, 4096) for loss in LOSSES] == pytest.approx([8, 4, 0])
+    # four times as many facts take two more bits to ask for
+    assert known_bits(math.log2(16384) / 5, 16384) == pytest.approx(8)
+
+
+def test_facts_that_a_training_knows(tmp_path, capsys):
+    lines = ["num. shared model params: 1,030,272 (num. trained: 1,030,272)"]
+    for number, loss in zip((10, 20, 30), reversed(LOSSES), strict=True):
+        lines += [
+            f'{{"epoch": 1, "loss": "2.9", "wps": "{1000 * number}", "num_updates": "{number}", '
+            '"train_wall": "60"}',
+            f'{{"epoch": 1, "valid_loss": "{loss:.3f}", "valid_num_updates": "{number}", '
+            f'"valid_memory2_usage": "{number}.25"}}',
+        ]
+    log = tmp_path / "train.log"
+    log.write_text("\n".join([*lines, ""]), encoding="utf-8")
+    words = ["--log", f"memory-1={log}", f"memory-2={log}", "--output", str(tmp_path / "out")]
+    assert plot_losses.main([*words, "--facts", "5000"]) == 1
+    assert "error: --facts is 5000: give 16 times a square number" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+    assert plot_losses.main([*words, "--facts", "4096"]) == 0
+    row = json.loads((tmp_path / "out/losses.json").read_text(encoding="utf-8"))["rows"][0]
+    assert (row["parameters"], row["tokens_per_second"]) == (1_030_272, 20_000)
+    assert (row["updates"], row["minutes"], row["usage_percent"]) == (
+        [10, 20, 30],
+        [1, 2, 3],
+        30.25,
+    )
+    assert row["bits"] == pytest.approx([0, 4, 8])
+    printed = cells(capsys.readouterr().out)[2]
+    assert printed == ["memory-1", "1,030,272", "20,000", "30", "3.0", "8.00", "32,768", "30.2%"]
+    assert (tmp_path / "out/losses.png").stat().st_size > 10_000

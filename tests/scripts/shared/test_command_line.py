@@ -1,4 +1,3 @@
-import argparse
 import logging
 import math
 import re
@@ -9,10 +8,8 @@ import pytest
 
 from scripts._shared.command_line import (
     NamedFile,
-    add_text_options,
     check_at_least,
     exit_status,
-    make_output_folder,
     parse_named_files,
     parse_numbers,
 )
@@ -62,15 +59,6 @@ def test_small_numbers_are_refused():
         check_at_least(1, stride=1, batch_size=0)
 
 
-def test_a_folder_that_cannot_be_made_is_refused(tmp_path):
-    make_output_folder(tmp_path / "a" / "b")
-    assert (tmp_path / "a" / "b").is_dir()
-    (tmp_path / "file").touch()
-    message = f"--output {tmp_path}/file/b cannot be written"
-    with pytest.raises(ValueError, match=re.escape(message)):
-        make_output_folder(tmp_path / "file" / "b")
-
-
 def raises(error):
     def work():
         raise error
@@ -110,15 +98,6 @@ def test_libraries_keep_silent_during_the_work():
         assert exit_status(work, "") == 0
     assert levels == [logging.WARNING]
     assert logging.getLogger().level == before
-
-
-def test_the_common_options():
-    parser = argparse.ArgumentParser()
-    add_text_options(parser, "results")
-    parsed = parser.parse_args(["--data", "bin", "--checkpoint", "a.pt", "B=b.pt"])
-    assert parsed.checkpoint == ["a.pt", "B=b.pt"]
-    assert (parsed.split, parsed.cpu) == ("test", False)
-    assert str(parsed.output) == "results"
 
 
 @pytest.fixture(params=[signal.SIGTERM, signal.SIGHUP])

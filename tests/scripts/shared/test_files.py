@@ -57,11 +57,6 @@ def test_a_killed_runs_child_may_write_the_same_file(tmp_path, error):
     assert path.read_text() == "newer"
 
 
-def test_text_is_written_as_it_is(tmp_path):
-    write_text(tmp_path / "text", "\u00e9\r\n\u2028x\n")
-    assert (tmp_path / "text").read_bytes() == "\u00e9\r\n\u2028x\n".encode()
-
-
 def test_json_file_is_written_whole_or_not_at_all(tmp_path):
     path = tmp_path / "file.json"
     write_json(path, {"a": "\u00e9"})

@@ -1,5 +1,4 @@
 import importlib.util
-import json
 import re
 
 import pytest
@@ -7,31 +6,9 @@ import pytest
 from scripts._shared.results import (
     NO_MATPLOTLIB,
     check_plotting,
-    markdown_table,
     prepare_results,
     save_plot,
-    save_results,
 )
-
-
-def test_table():
-    rows = [["XL", "900"], ["a long name", "1e3"], ["≤"]]
-    assert markdown_table(["model", "r"], rows).splitlines() == [
-        "| model       |   r |",
-        "|:------------|----:|",
-        "| XL          | 900 |",
-        "| a long name | 1e3 |",
-        "| ≤           |     |",
-    ]
-
-
-def test_results_are_saved_and_told(tmp_path, capsys):
-    output = tmp_path / "a" / "b"
-    prepare_results(output)
-    save_results(output, "losses", {"a": 1}, "a table\n", lambda axes: axes.plot([1], [2]))
-    assert capsys.readouterr().out == f"a table\n\nwritten to {output}/losses.json and .png\n"
-    assert json.loads((output / "losses.json").read_text()) == {"a": 1}
-    assert (output / "losses.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_plot_is_written_whole(tmp_path):

@@ -1,0 +1,17 @@
+"""fairseq-train whose DistributedDataParallel gets no device ids, so that it runs on CPUs."""
+
+from fairseq.models import distributed_fairseq_model
+from fairseq_cli.train import cli_main
+from torch.nn.parallel import DistributedDataParallel
+
+
+class WithoutDeviceIds(DistributedDataParallel):
+    """torch's own, on whatever device the model is."""
+
+    def __init__(self, *args, device_ids, output_device, **options):
+        super().__init__(*args, **options)
+
+
+if __name__ == "__main__":
+    distributed_fairseq_model.DistributedDataParallel = WithoutDeviceIds
+    cli_main()

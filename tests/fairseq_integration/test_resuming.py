@@ -1,0 +1,124 @@
+"""Batches of a resumed training, and checkpoints that cannot be restored from."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from fairseq.data import FairseqDataset
+from fairseq.tasks import FairseqTask
+
+from fairseq_plugins.fairseq_integration import resuming
+
+
+class Sentences(FairseqDataset):
+    """Sentences of a token, of which batches are drawn as fairseq's data sets draw them."""
+
+    def __len__(self):
+        return 20
+
+    def __getitem__(self, index):
+        return index
+
+    def num_tokens_vec(self, indices):
+        return np.ones(len(indices), dtype=np.int64)
+
+    def num_tokens(self, index):
+        return 1
+
+    def ordered_indices(self):
+        return np.random.permutation(len(self))
+
+    def collater(self, samples):
+        return samples
+
+
+class OwnBatches(FairseqTask):
+    def get_batch_iterator(self, *args, **options):
+        return super().get_batch_iterator(*args, **options)
+
+
+def make_trainer(updates=0, max_update=0, task_class=FairseqTask, seed_of_epoch=False):
+    options = {"max_update": max_update, "max_epoch": 0, "stop_time_hours": 0}
+    return SimpleNamespace(
+        data_parallel_rank=0,
+        checkpoint_suffix="",
+        get_num_updates=lambda: updates,
+        lr_scheduler=None,
+        cfg=SimpleNamespace(
+            optimization=SimpleNamespace(**options),
+            dataset=SimpleNamespace(update_ordered_indices_seed=seed_of_epoch),
+        ),
+        task=task_class(SimpleNamespace()),
+    )
+
+
+def resume(restore_file, load=lambda cfg, trainer: {}, **options):
+    """What ``load`` returns within the loading of a checkpoint."""
+    given = ("reset_optimizer", "reset_meters", "reset_lr_scheduler", "reset_dataloader")
+    cfg = SimpleNamespace(
+        **dict.fromkeys(given, False),
+        save_dir="none",
+        restore_file=str(restore_file),
+        no_save=True,
+        patience=-1,
+    )
+
+    def load_epoch(cfg, trainer):
+        return load(cfg, trainer), SimpleNamespace(next_epoch_idx=1)
+
+    return resuming._resume(load_epoch, cfg, make_trainer(**options))[0]
+
+
+def batches(trainer, epoch, **options):
+    return trainer.task.get_batch_iterator(
+        Sentences(), max_sentences=3, epoch=epoch, **options
+    ).frozen_batches
+
+
+def test_a_resumed_epoch_has_the_batches_that_it_had():
+    drawn = []
+
+    def load(cfg, trainer):
+        each_epoch = {"disable_iterator_cache": True}, {"update_epoch_batch_itr": True}
+        drawn[:] = [batches(trainer, 4, **options)[0] for options in ({}, *each_epoch)]
+        return {}
+
+    one, four = (batches(make_trainer(), epoch)[0] for epoch in (1, 4))
+    assert not np.array_equal(one, four)
+    resume("checkpoint_last.pt", load)
+    assert np.array_equal(drawn[0], one)
+    # what fairseq draws anew each epoch
+    assert all(np.array_equal(other, four) for other in drawn[1:])
+    # what a task draws is its own affair
+    resume("checkpoint_last.pt", load, task_class=OwnBatches)
+    assert np.array_equal(drawn[0], four)
+
+
+def test_the_seed_of_an_epoch_is_that_of_the_first():
+    drawn = []
+
+    def load(cfg, trainer):
+        drawn.extend(batches(trainer, 4, seed=1 + 4)[:1])
+        return {}
+
+    resume("checkpoint_last.pt", load, seed_of_epoch=True)
+    assert np.array_equal(drawn[0], batches(make_trainer(), 1, seed=1 + 1)[0])
+
+
+def test_a_training_from_a_complete_one_is_refused(tmp_path):
+    saved = tmp_path / "checkpoint.pt"
+    saved.touch()
+    text = f"^--restore-file is {saved}, which has 30 updates, and --max-update is 20: give more"
+    with pytest.raises(ValueError, match=text):
+        resume(saved, updates=30, max_update=20)
+
+
+def test_a_missing_file_to_restore_from_is_no_new_training(tmp_path):
+    saved = tmp_path / "checkpoint.pt"
+    saved.touch()
+    for path in (tmp_path / "checkpoint_9.pt", tmp_path):
+        text = f"^--restore-file is {path}, which is no file: give the path of a checkpoint"
+        with pytest.raises(ValueError, match=text):
+            resume(path)
+    # without the option there may be none
+    assert resume("checkpoint_last.pt") == resume(saved) == {}

@@ -1,0 +1,162 @@
+"""The losses of a whole split: each token once, in order, from what is before it."""
+
+import re
+
+import numpy as np
+import pytest
+import torch
+
+from fairseq_plugins import load
+from fairseq_plugins.python_interface import scoring
+from tests import tiny
+from tests.scripts.evaluate.saved_memory_models import TARGETS, TOKENS, sentence
+from tests.scripts.evaluate.saved_models import token_losses, write_checkpoint, write_text
+
+EOS = 2
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A text, a model that attends to all of it, one without a memory, and an adaptive softmax."""
+    folder = tmp_path_factory.mktemp("scoring")
+    write_text(folder / "bin")
+    bands = {"adaptive_softmax_cutoff": "8,14", "adaptive_softmax_factor": 2}
+    for name, options in {
+        "all": {"mem_len": 200},
+        "absolute": {"positions": "sinusoidal-absolute", "mem_len": 0},
+        "adaptive": {"mem_len": 200, **bands},
+    }.items():
+        write_checkpoint(folder / f"{name}.pt", "transformer_xl", **options)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def text(folder):
+    return np.fromfile(folder / "bin" / "test.bin", dtype=np.uint16)
+
+
+@pytest.fixture(scope="module")
+def model(folder):
+    return load(folder / "all.pt", folder / "bin")
+
+
+def before(text):
+    """The token before each of ``text``."""
+    return np.concatenate([[EOS], text])[: len(text)]
+
+
+@pytest.mark.parametrize("segment", [1, 5, 64, 1000])
+@pytest.mark.parametrize("name", ["all", "adaptive"])
+def test_one_stream_gives_the_losses_of_the_whole_text(folder, text, monkeypatch, name, segment):
+    # in pieces of 7 tokens
+    monkeypatch.setattr(scoring, "_LOG_PROBABILITIES", 7 * tiny.VOCABULARY)
+    model = load(folder / f"{name}.pt", folder / "bin")
+    losses = model.score_split(tokens_per_sample=segment)
+    assert losses.dtype == np.float32
+    np.testing.assert_allclose(losses, token_losses(model.model, before(text), text), atol=1e-5)
+    of_text = model.score("".join(model.text.decode(torch.from_numpy(text.astype(int)))))
+    np.testing.assert_allclose(losses, -of_text.log_probs, atol=1e-5)
+
+
+@pytest.mark.parametrize(("streams", "segment"), [(2, 7), (5, 8), (7, 100)])
+def test_each_stream_has_a_memory_of_its_own(text, model, streams, segment):
+    losses = model.score_split(batch_size=streams, tokens_per_sample=segment)
+    expected = [
+        token_losses(model.model, inputs, part)
+        for inputs, part in zip(
+            *(np.array_split(tokens, streams) for tokens in (before(text), text)), strict=True
+        )
+    ]
+    np.testing.assert_allclose(losses, np.concatenate(expected), atol=1e-5)
+
+
+@pytest.mark.parametrize(("segment", "context", "streams"), [(1, 4, 6), (5, 3, 2), (8, 0, 1)])
+def test_an_extended_context_is_read_and_not_scored(folder, text, segment, context, streams):
+    model = load(folder / "absolute.pt", folder / "bin")
+    options = {"tokens_per_sample": segment, "extended_context": context, "batch_size": streams}
+    bounds = np.cumsum([0, *(len(part) for part in np.array_split(text, streams))])
+    expected = []
+    for position in range(len(text)):
+        stream = np.searchsorted(bounds, position, side="right") - 1
+        begin = position - (position - bounds[stream]) % segment
+        first = max(0, begin - context)
+        inputs, targets = before(text)[first : position + 1], text[first : position + 1]
+        expected.append(token_losses(model.model, inputs, targets)[-1])
+    np.testing.assert_allclose(model.score_split(**options), expected, atol=1e-5)
+
+
+def test_only_the_first_tokens_are_scored(text, model):
+    losses = model.score_split(max_tokens=11)
+    np.testing.assert_allclose(losses, model.score_split()[:11], atol=1e-5)
+
+
+def test_pairs_of_sentences_are_in_order(saved):
+    model = load(saved / "pairs.pt", saved / "pairs")
+    losses = model.score_split(batch_size=3)
+    texts = [
+        [coder.decode(sentence(number, side)[0, :-1]) for number in range(7)]
+        for side, coder in enumerate((model.source, model.target))
+    ]
+    expected = np.concatenate([-score.log_probs for score in model.score(*texts)])
+    assert len(losses) == TARGETS
+    np.testing.assert_allclose(losses, expected, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "message"),
+    [
+        ("recurrent", {"split": "dev"}, r"split dev: no data at .*dev.bin: name the folder"),
+        ("blocks", {"split": "dev"}, r"split dev: no data at .*dev.bin: name the folder"),
+        ("pairs", {"split": "dev"}, r"split dev: no data at .*dev.lower-upper.upper"),
+        ("recurrent", {"extended_context": 5}, "extended_context is 5 for a model with a recurre"),
+        ("recurrent", {"context_window": 2}, "context_window is 2: the recurrence is the context"),
+        ("recurrent", {"batch_size": 98}, "--batch-size is 98: "),
+        ("blocks", {"tokens_per_sample": 17}, "trained with positions for 16 tokens; give that m"),
+        ("blocks", {"context_window": 10}, "context_window is 10: it must be at least 0 and less"),
+        ("blocks", {"max_tokens": 10}, "max_tokens is 10 for blocks of text: leave it out"),
+    ],
+)
+def test_what_cannot_be_is_refused(saved, kind, options, message):
+    model = load(saved / f"{kind}.pt", saved / ("pairs" if kind == "pairs" else "text"))
+    with pytest.raises(ValueError, match=message):
+        model.score_split(**options)
+
+
+def test_a_batch_that_is_left_out_is_noticed(model, monkeypatch):
+    whole = type(model.task).get_batch_iterator
+
+    def cut(*args, **options):
+        return whole(*args, **options, skip_remainder_batch=True)
+
+    monkeypatch.setattr(type(model.task), "get_batch_iterator", cut)
+    message = "90 tokens were scored of the 97 of the split test, so the figures would be wrong"
+    with pytest.raises(ValueError, match=message):
+        model.score_split(tokens_per_sample=10)
+
+
+def test_sentences_that_are_too_long_are_noticed(saved, monkeypatch):
+    model = load(saved / "pairs.pt", saved / "pairs")
+    monkeypatch.setattr(type(model.model), "max_positions", lambda model: (8, 8))
+    with pytest.raises(ValueError, match=f"{TARGETS - 3} tokens were scored of the {TARGETS} of"):
+        model.score_split()
+
+
+def test_a_diverged_model_and_unknown_tokens_are_noticed(saved, tmp_path, caplog):
+    model = load(saved / "blocks.pt", saved / "text")
+    unknown = model.text.dictionary.unk()
+    tokens = np.fromfile(saved / "text" / "test.bin", dtype=np.uint16)
+    assert (len(tokens), (tokens == unknown).sum()) == (TOKENS, 0)
+    model.score_split()
+    assert "<unk>" not in caplog.text
+    for name in ("dict.txt", "test.idx"):
+        (tmp_path / name).write_bytes((saved / "text" / name).read_bytes())
+    tokens[5] = unknown
+    tokens.tofile(tmp_path / "test.bin")
+    model = load(saved / "blocks.pt", tmp_path)
+    model.score_split()
+    assert re.search(r"1\.0 % of 97 tokens are <unk>", caplog.text)
+    with torch.no_grad():
+        # finite, but not its square
+        model.model.decoder.layers[2].fc2.bias[0] = 3e38
+    with pytest.raises(FloatingPointError, match="the loss of a token is not finite"):
+        model.score_split()
