@@ -50,7 +50,8 @@ def _import_numba() -> bool:
         return False
     # fairseq lets every library log what it debugs
     logging.getLogger("numba").setLevel(logging.WARNING)
-    for name in _INLINED:
+    while _INLINED:
+        name = _INLINED.pop()
         globals()[name] = numba.njit(inline="always")(globals()[name])
     return True
 

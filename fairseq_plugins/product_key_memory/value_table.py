@@ -20,11 +20,8 @@ from fairseq_plugins.product_key_memory.sharding import GATHERED_AT_ONCE, choose
 from fairseq_plugins.product_key_memory.values import (
     SpareRows,
     add_row_gradients,
-    merge_rows,
-    pad_rows,
-    pads_rows,
+    gradient_to_keep,
     plain_weighted_sum,
-    rows_as_gradient,
 )
 
 
@@ -126,12 +123,7 @@ class ValueTable(UpdateRule):
     def _add_gradient(self, plain: bool, leaf: Tensor) -> None:
         """Add the gradient of ``leaf`` to that of the values: coalesced, or padded."""
         grad, leaf.grad = leaf.grad, None
-        padded = pads_rows(grad)
-        if plain:
-            grad = pad_rows(grad) if padded else merge_rows(grad)
-        else:
-            # it is coalesced or padded already, which torch forgets
-            grad = rows_as_gradient(grad._indices()[0], grad._values(), grad.shape, padded)
+        grad = gradient_to_keep(grad, plain)
         if self.values.grad is not None:
             grad = add_row_gradients(self.values.grad, grad)
         self.values.grad = grad

@@ -260,6 +260,18 @@ def pad_rows(grad: Tensor) -> Tensor:
     return rows_as_gradient(*padded, grad.shape, padded=True)
 
 
+def gradient_to_keep(grad: Tensor, plain: bool) -> Tensor:
+    """Return ``grad``, sparse (K, d), of :func:`plain_weighted_sum` or of :func:`weighted_sum`.
+
+    It is coalesced, or padded where :func:`pads_rows` says so.
+    """
+    padded = pads_rows(grad)
+    if plain:
+        return pad_rows(grad) if padded else merge_rows(grad)
+    # it is coalesced or padded already, which torch forgets
+    return rows_as_gradient(grad._indices()[0], grad._values(), grad.shape, padded)
+
+
 def add_row_gradients(one: Tensor, other: Tensor) -> Tensor:
     """Return the sum of two sparse gradients (K, d): coalesced, or padded if they are padded.
 

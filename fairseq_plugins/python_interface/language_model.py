@@ -266,7 +266,7 @@ class LanguageModel(LoadedModel):
         options = SimpleNamespace(
             beam=beam,
             max_len_b=most,
-            min_len=1 if stop_at_newline else most,
+            min_len=1,
             sampling=sampling,
             sampling_topk=top_k or -1,
             sampling_topp=top_p or -1.0,

@@ -15,6 +15,7 @@ from fairseq_plugins.product_key_memory.optimizer import AdamWithMemory
 from tests.end_to_end.commands import ROOT
 
 ROWS, WIDTH = 40, 8
+assert cpu_kernels.use_numba(torch.ones(1))
 
 
 def draw(*shape):

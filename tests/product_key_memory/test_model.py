@@ -115,7 +115,7 @@ def test_a_segment_layer_is_what_is_written_out(build, place, pre_norm):
 def test_all_attention_layers_without_feed_forward_get_the_memory_added():
     for interleave in (False, True):
         model = tiny.tiny_model(**MEMORY, memory_layers="1,3", memory_interleave=interleave)
-        assert sorted(model.decoder.product_key_memories) == [1, 3]
+        assert sorted(model.product_key_memories) == [1, 3]
         assert [len(memories(layer)) for layer in model.decoder.layers] == [1, 0, 1]
 
 
