@@ -85,8 +85,11 @@ def _call_main(theirs: Callable[..., Any], cfg: Any, main: Callable[..., Any], *
     gpus = 0 if cfg.common.cpu else torch.cuda.device_count()
     lacking = "--cpu is given" if cfg.common.cpu else "there is none"
     trains, workers = cfg.common_eval.path is None, cfg.distributed_training
-    if trains and cfg.common.fp16 and not (gpus or cfg.common.tpu):
-        raise ValueError(f"--fp16 takes a GPU, and {lacking}: give --bf16, or leave it out")
+    on_cpu = cfg.common.fp16_no_flatten_grads or cfg.common.memory_efficient_fp16
+    if trains and cfg.common.fp16 and not (gpus or cfg.common.tpu or on_cpu):
+        raise ValueError(
+            f"--fp16 takes a GPU, and {lacking}: add --fp16-no-flatten-grads, or give --bf16"
+        )
     size, spawns = workers.distributed_world_size, not workers.distributed_no_spawn
     if size > 1 and spawns and not (gpus or cfg.common.tpu):
         raise ValueError(

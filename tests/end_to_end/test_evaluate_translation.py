@@ -9,7 +9,6 @@ import sacrebleu
 from scripts.evaluate import translation as evaluate_translation
 from scripts.prepare import number_names
 from tests.end_to_end.commands import ALL, USER_DIR, forked, run
-from tests.scripts.prepare import translation_texts
 
 TESTED = 29
 SMALL = (
@@ -34,8 +33,13 @@ def place(tmp_path_factory):
         for side, language in enumerate(number_names.LANGUAGES):
             text = "".join(f"{pair[side]}.\n" for pair in pairs)
             (folder / f"{name}.{language}").write_text(text, encoding="utf-8")
-    status, _, error = translation_texts.run(folder, "--bpe-size", 300, "--max-length", 250)
-    assert (status, error) == (0, "")
+    run(
+        "scripts.prepare.translation",
+        *("--source-lang", "en", "--target-lang", "de", "--output", folder / "out"),
+        *("--train", folder / "one", folder / "two", "--valid", folder / "dev"),
+        *("--test", folder / "new", folder / "dev", "--bpe-size", 300, "--max-length", 250),
+        *("--workers", 1),
+    )
     run(
         "fairseq-train",
         folder / "out" / "bin",

@@ -8,8 +8,8 @@ from tests.end_to_end.commands import evaluate, train
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        (["--fp16"], "error: --fp16 takes a GPU, and there is none: give --bf16, or leave it out"),
-        (["--fp16", "--cpu"], "error: --fp16 takes a GPU, and --cpu is given: give --bf16"),
+        (["--fp16"], "error: --fp16 takes a GPU, and there is none: add --fp16-no-flatten-grads"),
+        (["--fp16", "--cpu"], "error: --fp16 takes a GPU, and --cpu is given: add --fp16-no-"),
         (
             ["--distributed-world-size", 2],
             "error: --distributed-world-size is 2, which takes as many GPUs, and there is none: ",

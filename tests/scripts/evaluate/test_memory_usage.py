@@ -32,9 +32,9 @@ from tests.scripts.tables import cells
 class Planned(torch.nn.Module):
     """Stands in for a query network: the next queries (N, H, d_q) of a plan, token by token."""
 
-    def __init__(self, plan):
+    def __init__(self, plan, input_dim):
         super().__init__()
-        self.plan = plan
+        self.plan, self.input_dim = plan, input_dim
         self.done = 0
 
     def forward(self, x, tokens=None):
@@ -56,7 +56,7 @@ def test_planned_reads_are_counted_by_hand():
             plan[token, head, slots[0] // 3] = 9
             for slot in slots:
                 plan[token, head, 3 + slot % 3] = 5
-    memory.query_network = Planned(plan)
+    memory.query_network = Planned(plan, memory.query_network.input_dim)
     with record_usage(model) as found, torch.no_grad():
         # two batches of one stream
         for batch in tiny.tokens(1, 4).split(2, dim=1):
