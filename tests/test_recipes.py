@@ -340,7 +340,7 @@ def test_ptb_runs_from_training_to_the_evaluated_average(tmp_path):
         "--decoder-ffn-embed-dim 16 --tokens-per-sample 10 --segment-jitter 1 --extended-context 4 "
         "--batch-size 4 --log-format simple --max-epoch"
     ).split()
-    assert " penalty " in run(
+    assert " temporal_penalty " in run(
         "fairseq-train", *words("transformer_xl", "ptb", "train", *small, "2", **places)
     )
     train, average = commands("transformer_xl", "ptb", "finish", *small, "4", **places)

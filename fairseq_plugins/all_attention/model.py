@@ -228,7 +228,7 @@ class AllAttentionLanguageModel(SegmentLanguageModel):
             raise ValueError(f"--span-epsilon is {cfg.span_epsilon}: it needs --adaptive-span")
         if cfg.mem_len is not None and cfg.mem_len > cfg.attention_span:
             raise ValueError(
-                f"--mem-len is {cfg.mem_len}: attention widths no farther back than "
+                f"--mem-len is {cfg.mem_len}: attention reaches no farther back than "
                 f"--attention-span, {cfg.attention_span} tokens"
             )
         if cfg.persistent_variant != JOINT and cfg.persistent_vectors == 0:

@@ -124,7 +124,7 @@ def choose_kernel(kernel: str) -> Callable[..., tuple[Tensor, Tensor | None]]:
 
 
 class PositionBiases(nn.Module):
-    """The vectors u and v of Transformer-XL (section 3.3, positions c and d), a pair for each head.
+    """The vectors u and v of Transformer-XL (section 3.3, terms c and d), a pair for each head.
 
     Args:
         num_heads: H.

@@ -231,9 +231,10 @@ def sizes_in_memory(cfg: Any) -> Iterator[None]:
     except RuntimeError as error:
         if not any(words in str(error) for words in TOO_LARGE):
             raise
-        numbers = {o: v for o, v in OmegaConf.to_container(cfg).items() if type(v) is int}
-        largest = sorted(numbers, key=numbers.get, reverse=True)[:4]
-        sizes = ", ".join(f"{flag(option)} {numbers[option]}" for option in largest)
+        options = OmegaConf.to_container(cfg) if OmegaConf.is_config(cfg) else vars(cfg)
+        numbers = {name: value for name, value in options.items() if type(value) is int and value}
+        largest = sorted(numbers.values(), reverse=True)[:4]
+        sizes = ", ".join(f"{flag(o)} {size}" for o, size in numbers.items() if size in largest)
         raise ValueError(
             f"the model takes more memory than this machine has ({sizes}): give smaller sizes"
         ) from error

@@ -1,7 +1,8 @@
 """fairseq-train whose DistributedDataParallel gets no device ids, so that it runs on CPUs."""
 
+import runpy
+
 from fairseq.models import distributed_fairseq_model
-from fairseq_cli.train import cli_main
 from torch.nn.parallel import DistributedDataParallel
 
 
@@ -14,4 +15,5 @@ class WithoutDeviceIds(DistributedDataParallel):
 
 if __name__ == "__main__":
     distributed_fairseq_model.DistributedDataParallel = WithoutDeviceIds
-    cli_main()
+    # anew, since it sets up its log when it is run
+    runpy.run_module("fairseq_cli.train", run_name="__main__")
