@@ -193,6 +193,6 @@ class MemoryCase(Case):
         def infer() -> Tensor:
             module.eval()
             with entry.precision(x.device, training=False):
-                return module(x)
+                return module(x.detach())
 
         return Work(train if self.mode == TRAINING else infer, infer)
