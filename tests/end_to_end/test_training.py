@@ -163,7 +163,10 @@ def test_two_workers_end_an_epoch_of_uneven_streams(data, tmp_path, criterion, r
     streams = next(n for n in (4, 6, 8, 10, 12) if n // 2 <= tokens % n)
     layout = ("--batch-size", streams // 2, "--tokens-per-sample", tokens // streams - rest)
     train_on_two_workers(data, tmp_path, *criterion, *layout, "--max-epoch", 1)
-    assert all(weight.isfinite().all() for weight in parameters(tmp_path).values())
+    trained = parameters(tmp_path)
+    # fairseq's adaptive input has a buffer that it never fills
+    named = {name: x for name, x in trained.items() if not name.endswith("_float_tensor")}
+    assert all(weight.isfinite().all() for weight in named.values())
 
 
 def test_fairseq_eval_lm_does_not_print_the_figure_of_a_part(data, checkpoint):

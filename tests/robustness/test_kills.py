@@ -100,7 +100,7 @@ def words_of_preparations(corpora, trained):
         ),
         "prepare.translation": lambda output: (
             *("scripts.prepare.translation", "--source-lang", "en", "--target-lang", "de", *parts),
-            *("--output", output, "--bpe-size", 40),
+            *("--output", output, "--bpe-size", 40, "--workers", 1),
         ),
         "prepare.number_names": lambda output: (
             *("scripts.prepare.number_names", "--output", output, "--train", 2000),
@@ -128,10 +128,9 @@ def test_a_killed_command_started_again_writes_the_same_bytes(
         output = tmp_path / str(number) / "output"
         output.parent.mkdir()
         kill_at([Command(*words(output))], draw.uniform(0.1, 1) * seconds)
-        status, printed = Command(*words(output)).wait()
-        # a command that had ended before may say that its output is there
-        assert status == 0 or output.exists(), printed[-2000:]
-        assert digests(output.parent) == digests(whole.parent)
+        # a command that had ended before the kill may say that its output is there
+        _, printed = Command(*words(output)).wait()
+        assert digests(output.parent) == digests(whole.parent), printed[-2000:]
 
 
 def test_a_training_in_a_folder_that_another_one_writes_is_refused(corpora, tmp_path):
