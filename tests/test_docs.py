@@ -32,7 +32,7 @@ PAGES = {
     for path in [
         *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "scripts/README.md")),
         *sorted((ROOT / "docs").glob("*.md")),
-        *sorted((ROOT / "examples").glob("*/README.md")),
+        *sorted((ROOT / "examples").glob("*/*.md")),
     ]
 }
 DOCS = ROOT / "docs"

@@ -43,7 +43,7 @@ PRESETS = """# Presets
 How each is trained is in [`examples`](../examples); all options are in [options.md](options.md).
 
 Parameters are counted for the published vocabulary, output biases included. They are those of the
-published code, where a [recipe](../examples/transformer_xl/README.md#flags-beside-the-sources)
+published code, where a [recipe](../examples/transformer_xl/details.md#flags-beside-the-sources)
 follows it. fairseq adds a row of the embeddings for `<s>` and `<pad>` each, and for `<unk>` and
 `</s>` where the text has none.
 
@@ -90,7 +90,7 @@ SECTIONS = [
         },
         "TensorFlow's large models of words have u and v in each layer (`--untie-r`), and on One "
         "Billion Word no\nprojections of the first band (`--no-adaptive-head-proj`): see the "
-        "[recipes](../examples/transformer_xl/README.md#flags-beside-the-sources).",
+        "[recipes](../examples/transformer_xl/details.md#flags-beside-the-sources).",
     ),
     Section(
         "all_attention_lm",
@@ -231,46 +231,40 @@ def options_page() -> str:
         ),
         (
             "Models `transformer_xl` and `all_attention_lm`",
-            "Their memories have the options of [product-key memory](#product-key-memory), too.",
+            "They also take the options of [product-key memory](#product-key-memory).",
             shared,
         ),
         (
             "Model `transformer_xl`",
-            "Its recurrence is by default as long as the segments in training, or 0 with absolute "
+            "By default its recurrence is as long as the segments in training, or 0 with absolute "
             "positions or `--extended-context`.",
             [row for row in transformer_xl if row not in shared],
         ),
         (
             "Model `all_attention_lm`",
-            "Its recurrence is by default as long as its span.",
+            "By default its recurrence is as long as its span.",
             [row for row in all_attention if row not in shared],
         ),
         (
-            "Criterion `segment_loss`",
-            "It has those of fairseq's `cross_entropy`, too.",
-            option_rows(criteria["segment_loss"], names(criteria["cross_entropy"])),
+            "Criterion `segment_loss`, optimizer `adagrad_with_clip`",
+            "The last two options belong to the optimizer. The criterion also takes the options of "
+            "fairseq's `cross_entropy`.",
+            option_rows(criteria["segment_loss"], names(criteria["cross_entropy"]))
+            + option_rows(optimizers["adagrad_with_clip"]),
         ),
-        ("Optimizer `adagrad_with_clip`", "", option_rows(optimizers["adagrad_with_clip"])),
         (
             "Product-key memory",
-            "Of `pkm_transformer_lm`, `transformer_xl` and `all_attention_lm`. The first has those "
-            "of fairseq's `transformer_lm`, too.",
-            option_rows(models["pkm_transformer_lm"], names(models["transformer_lm"])),
-        ),
-        (
-            "Model `pkm_transformer`",
-            "In place of `--memory-layers`; it has those of fairseq's `transformer`, too.",
-            option_rows(models["pkm_transformer"], of_transformer | of_memory),
-        ),
-        (
-            "Optimizer `adam_with_memory`",
-            "It has those of fairseq's `adam`, too.",
-            option_rows(optimizers["adam_with_memory"], names(optimizers["adam"])),
+            "`pkm_transformer` takes `--encoder-memory-layers` and `--decoder-memory-layers`, the "
+            "other models\n`--memory-layers`. The last two options belong to the optimizer "
+            "`adam_with_memory`.",
+            option_rows(models["pkm_transformer_lm"], names(models["transformer_lm"]))
+            + option_rows(models["pkm_transformer"], of_transformer | of_memory)
+            + option_rows(optimizers["adam_with_memory"], names(optimizers["adam"])),
         ),
         (
             "Model `weighted_transformer`",
-            "It has those of fairseq's `transformer`, too; its optimizer "
-            "`adam_with_branch_weights` those of `adam`.",
+            "It also takes the options of fairseq's `transformer`; its optimizer "
+            "`adam_with_branch_weights` takes those of `adam`.",
             option_rows(models["weighted_transformer"], of_transformer),
         ),
     ]
