@@ -219,7 +219,6 @@ def test_the_commands_run_in_order(folder, printed):
         "fairseq-interactive",
         "fairseq-generate",
         "fairseq-train",
-        "fairseq-eval-lm",
         "memory_usage",
     )
     assert (folder / "checkpoints" / "checkpoint_last.pt").exists()
