@@ -72,15 +72,13 @@ def load_srcdict(path: Path) -> "Dictionary":
         ) from error
 
 
-def binarized_sizes(prefix: str, text: Path) -> dict[str, int]:
-    """Lines, tokens and <unk> of a split; raises ValueError when its text has others.
+def mend_offsets(prefix: str) -> tuple[list[int], type]:
+    """Write the index of a split anew from its lengths; return them and the type of its tokens.
 
-    The offsets in its index are mended: with numpy 2 fairseq adds the lengths of parts that it
-    merged in 32 bits, which is wrong for a split beyond 2 GiB.
+    With numpy 2 fairseq adds the lengths of parts that it merged in 32 bits: the offsets of a
+    split beyond 2 GiB would be wrong.
     """
-    import numpy as np
-    from fairseq.data import Dictionary
-    from fairseq.data.indexed_dataset import MMapIndexedDataset, data_file_path, index_file_path
+    from fairseq.data.indexed_dataset import MMapIndexedDataset, index_file_path
 
     index = MMapIndexedDataset.Index(index_file_path(prefix))
     lengths, dtype = index.sizes.tolist(), index.dtype
@@ -88,6 +86,16 @@ def binarized_sizes(prefix: str, text: Path) -> dict[str, int]:
     del index
     with MMapIndexedDataset.Index.writer(index_file_path(prefix), dtype) as writer:
         writer.write(lengths)
+    return lengths, dtype
+
+
+def binarized_sizes(prefix: str, text: Path) -> dict[str, int]:
+    """Lines, tokens and <unk> of a split; raises ValueError when its text has others."""
+    import numpy as np
+    from fairseq.data import Dictionary
+    from fairseq.data.indexed_dataset import data_file_path
+
+    lengths, dtype = mend_offsets(prefix)
     lines = words = 0
     with text.open("rb") as file:
         for line in file:
