@@ -89,10 +89,9 @@ def refused(result, *named):
     """Whether a command, or its parser, said in one line what is wrong, with all these words."""
     status, _, error = result
     message = error.splitlines()[-1]
-    one = (status == 1 and error == f"{message}\n") or (
-        status == 2 and "error: argument" in message
-    )
-    return one and "error: " in message and all(str(word) in message for word in named)
+    of_parser = status == 2 and "error: argument" in message
+    one = of_parser or (status == 1 and error == f"{message}\n" and error.startswith("error: "))
+    return one and all(str(word) in message for word in named)
 
 
 @contextmanager

@@ -7,8 +7,7 @@ import pytest
 import sentencepiece
 
 from scripts.prepare import _binarize, python_source
-from tests.scripts.prepare.prepared import SPLITS, contents
-from tests.scripts.prepare.prepared import in_this_process
+from tests.scripts.prepare.prepared import SPLITS, contents, in_this_process
 
 ALL_CHARACTERS = string.ascii_letters + string.digits + string.punctuation + " "
 EOS = 2

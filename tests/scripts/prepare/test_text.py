@@ -208,11 +208,11 @@ def test_a_special_symbol_within_a_word(prepare, tmp_path):
         ("--unit words --input {}/blank.txt", "part has no text"),
         (
             "--unit words --input {}/latin.txt",
-            "latin.txt, line 3: byte 3 of the line is no UTF-8 text",
+            "latin.txt, line 3: byte 3 of the line is no UTF",
         ),
         (
             "--unit words --input {}/utf16.txt",
-            "utf16.txt, line 1: byte 2 of the line is no UTF-8 text (zero byte)",
+            "utf16.txt, line 1: byte 2 of the line is no UTF",
         ),
         ("--unit words --input {}/damaged.txt.gz", "damaged.txt.gz, after line"),
         ("--unit words --input {}/text.txt --moses xx", "--moses xx is none that sacremoses"),
@@ -226,7 +226,7 @@ def test_a_special_symbol_within_a_word(prepare, tmp_path):
         ("--unit subwords --input {}/short.txt", "no codes to learn: give more text"),
         (
             "--unit words --input {}/text.txt --srcdict {}/no",
-            "argument --srcdict: {}/no cannot be read",
+            "--srcdict: {}/no cannot be read",
         ),
         (
             "--unit words --input {}/text.txt --srcdict {}/text.txt --threshold 2",

@@ -166,9 +166,7 @@ def test_a_damaged_archive_is_refused(prepare, given, tmp_path):
 
 def test_impossible_requests_are_refused(prepare, given, tmp_path, monkeypatch):
     folder = given()
-    assert refused(
-        prepare("--from", folder, pair="de-en"), "argument --pair: invalid choice: 'de-en'"
-    )
+    assert refused(prepare("--from", folder, pair="de-en"), "--pair: invalid choice: 'de-en'")
     assert refused(prepare("--from", folder, "--bpe-size", "0"), "--bpe-size is 0: it must be")
     (folder / "dev.tgz").unlink()
     assert refused(prepare("--from", folder), f"--from {folder} lacks dev.tgz: give a folder")
