@@ -174,11 +174,3 @@ def test_impossible_requests_are_refused(prepare, given, tmp_path, monkeypatch):
     monkeypatch.setattr(shutil, "disk_usage", lambda folder: SimpleNamespace(free=999))
     assert refused(prepare("--from", folder), f"--output {tmp_path}/out: WMT14 en-de takes up to")
     assert not (tmp_path / "out").exists()
-
-
-def test_published_checksums():
-    for train in wmt14.TRAIN.values():
-        for corpus in (*train, wmt14.VALID, *wmt14.TESTS):
-            if corpus.checksum:
-                algorithm, digits = corpus.checksum.split(":")
-                assert len(digits) == 2 * hashlib.new(algorithm).digest_size
