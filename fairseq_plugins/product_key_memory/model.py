@@ -39,6 +39,20 @@ from fairseq_plugins.product_key_memory.options import (
 _LEARNED_POSITIONS = "learn a vector for each position; --no-decoder-learned-pos for sinusoids"
 
 
+class _WithMemories:
+    """Base class, before that of fairseq, of its models with memories."""
+
+    @classmethod
+    def hub_models(cls) -> dict[str, str]:
+        """Return no models to download: those of the parent are other models."""
+        return {}
+
+    def load_state_dict(self, state_dict: dict, *args: Any, **kwargs: Any) -> Any:
+        """Load weights, also those of a model without memories; raises as weights_loaded_into."""
+        with weights_loaded_into(self, state_dict):
+            return super().load_state_dict(fit_to_memories(self, state_dict), *args, **kwargs)
+
+
 @dataclass
 class MemoryLanguageModelConfig(MemoryLayersOptions, TransformerLanguageModelConfig):
     """Options of ``pkm_transformer_lm``: fairseq's of ``transformer_lm``, and the memories'."""
@@ -56,13 +70,8 @@ class MemoryLanguageModelConfig(MemoryLayersOptions, TransformerLanguageModelCon
 
 
 @register_model("pkm_transformer_lm", dataclass=MemoryLanguageModelConfig)
-class MemoryLanguageModel(TransformerLanguageModel):
+class MemoryLanguageModel(_WithMemories, TransformerLanguageModel):
     """fairseq's transformer language model with memories in some layers (section 4)."""
-
-    @classmethod
-    def hub_models(cls) -> dict[str, str]:
-        """Return no models to download: those of the parent are other models."""
-        return {}
 
     @classmethod
     def add_args(cls, parser: argparse.ArgumentParser) -> None:
@@ -98,11 +107,6 @@ class MemoryLanguageModel(TransformerLanguageModel):
         memories = put_memories(model.decoder, layers, builder.build, placement(cfg))
         builder.finish(model, {f"memory{number}": each for number, each in memories.items()})
         return model
-
-    def load_state_dict(self, state_dict: dict, *args: Any, **kwargs: Any) -> Any:
-        """Load weights, also those of a model without memories; raises as weights_loaded_into."""
-        with weights_loaded_into(self, state_dict):
-            return super().load_state_dict(fit_to_memories(self, state_dict), *args, **kwargs)
 
     def prepare_for_inference_(self, cfg: Any) -> None:
         """Prepare to score or generate, if the model has positions for blocks of this length.
@@ -146,13 +150,8 @@ class MemoryTransformerConfig(MemoryTransformerOptions, TransformerOptions):
 
 
 @register_model("pkm_transformer", dataclass=MemoryTransformerConfig)
-class MemoryTransformer(TransformerModel):
+class MemoryTransformer(_WithMemories, TransformerModel):
     """fairseq's translation transformer with memories in some layers."""
-
-    @classmethod
-    def hub_models(cls) -> dict[str, str]:
-        """Return no models to download: those of the parent are other models."""
-        return {}
 
     @classmethod
     def add_args(cls, parser: argparse.ArgumentParser) -> None:
@@ -188,11 +187,6 @@ class MemoryTransformer(TransformerModel):
             )
         builder.finish(model, memories)
         return model
-
-    def load_state_dict(self, state_dict: dict, *args: Any, **kwargs: Any) -> Any:
-        """Load weights, also those of a model without memories; raises as weights_loaded_into."""
-        with weights_loaded_into(self, state_dict):
-            return super().load_state_dict(fit_to_memories(self, state_dict), *args, **kwargs)
 
 
 def _memory_options(args: argparse.Namespace) -> MemoryTransformerOptions:

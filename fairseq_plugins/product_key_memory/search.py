@@ -32,7 +32,7 @@ SEARCHES = ("torch", "faiss", "plain")
 # Number of sub-keys' scores computed at a time: few enough for the caches of a CPU, enough to keep
 # a GPU busy.
 SUBKEY_SCORES = {"cpu": 1 << 20, "cuda": 1 << 28}
-# Number of flat keys' scores held at a time.
+# Number of flat keys' scores computed at a time.
 FLAT_SCORES = 1 << 24
 _LARGEST = torch.iinfo(torch.int32).max
 

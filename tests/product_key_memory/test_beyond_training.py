@@ -1,7 +1,6 @@
 """Memories that are compiled, exported, on the meta device, copied, pickled and saved."""
 
 import copy
-import io
 import pickle
 
 import pytest
@@ -97,15 +96,3 @@ def test_a_language_model_of_a_command_line_can_be_pickled():
     task.source_dictionary = task.target_dictionary = model.decoder.dictionary
     model = MemoryLanguageModel.build_model(cfg, task).eval()
     torch.testing.assert_close(by_pickle(model)(padded(5))[0], model(padded(5))[0])
-
-
-def test_states_are_loaded_without_running_what_is_in_them():
-    memory = exact_memory()
-    memory.keep_gradient_beside_autograd()
-    optimizer = adam_with_memory(memory)
-    file = io.BytesIO()
-    torch.save([memory.state_dict(), optimizer.state_dict()], file)
-    file.seek(0)
-    weights, state = torch.load(file, weights_only=True)
-    exact_memory(seed=2).load_state_dict(weights)
-    optimizer.load_state_dict(state)

@@ -158,17 +158,6 @@ def test_dropouts_act_in_training_and_not_in_evaluation(option, value_dim):
     assert torch.equal(memory(x), plain(x))
 
 
-def test_what_enters_is_dropped_number_by_number_and_the_rest_scaled():
-    plain, memory = exact_memory(), exact_memory(input_dropout=0.5)
-    seen = []
-    memory.query_network.register_forward_pre_hook(lambda _, args: seen.append(args[0]))
-    x = draw(TOKENS, D)
-    out = memory(x)
-    assert 0 < (seen[0] != 0).sum() < x.numel()
-    torch.testing.assert_close(seen[0], 2 * x * (seen[0] != 0))
-    torch.testing.assert_close(out, plain(seen[0]))
-
-
 @pytest.mark.parametrize("keys", ["product", "flat"])
 def test_reads_are_recorded_with_the_weights_that_are_used(keys):
     memory = exact_memory(keys=keys)

@@ -15,6 +15,7 @@ from tests.product_key_memory.standalone import (
     WIDTH,
     adam_with_memory,
     dense,
+    hide_values,
     learn,
     make_memory,
     options,
@@ -164,6 +165,16 @@ def test_a_resumed_optimizer_goes_on_as_if_it_had_not_stopped():
     learn(resumed, other, seed=4)
     assert torch.equal(memory.values, resumed.values)
     assert other.get_lr() == 0.01
+
+
+def test_a_new_optimizer_and_a_copy_start_without_moments():
+    memory = make_memory()
+    learn(memory, adam_with_memory(memory))
+    twin = hide_values(copy.deepcopy(memory))
+    for each in (memory, twin):
+        learn(each, adam_with_memory(each), seed=4)
+    assert torch.equal(memory.values, twin.values)
+    assert memory.table.state()["step"] == 5
 
 
 def test_a_state_without_tables_is_that_of_adam():

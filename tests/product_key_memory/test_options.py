@@ -48,51 +48,16 @@ def test_every_option_reaches_the_memory(monkeypatch):
         of_module(self, embed_dim, **arguments)
 
     monkeypatch.setattr(ProductKeyMemory, "__init__", record)
-    build_memory(
-        options(
-            memory_slots=25,
-            memory_heads=3,
-            memory_knn=7,
-            memory_query_dim=6,
-            memory_value_dim=9,
-            memory_query_hidden_dims="8,10",
-            memory_query_batch_norm=True,
-            memory_query_layer_norm=True,
-            memory_query_dropout=0.1,
-            memory_input_dropout=0.2,
-            memory_value_dropout=0.3,
-            memory_keys="flat",
-            memory_search="torch",
-            memory_values_dtype="bf16",
-            memory_shard_values=True,
-            memory_output_norm=True,
-            memory_output_gate=True,
-            memory_zero_init=True,
-        ),
-        5,
-    )
-    assert built == {
-        "embed_dim": 5,
-        "slots": 25,
-        "heads": 3,
-        "knn": 7,
-        "query_dim": 6,
-        "value_dim": 9,
-        "query_hidden_dims": [8, 10],
-        "query_batch_norm": True,
-        "query_layer_norm": True,
-        "query_dropout": 0.1,
-        "input_dropout": 0.2,
-        "value_dropout": 0.3,
-        "keys": "flat",
-        "search": "torch",
-        "values_dtype": torch.bfloat16,
-        "shard_values": True,
-        "output_norm": True,
-        "output_gate": True,
-        "zero_init": True,
-        "values_of": None,
+    given = {
+        **{"slots": 25, "heads": 3, "knn": 7, "query_dim": 6, "value_dim": 9},
+        **{"query_hidden_dims": "8,10", "query_batch_norm": True, "query_layer_norm": True},
+        **{"query_dropout": 0.1, "input_dropout": 0.2, "value_dropout": 0.3},
+        **{"keys": "flat", "search": "plain", "values_dtype": "bf16", "shard_values": True},
+        **{"output_norm": True, "output_gate": True, "zero_init": True},
     }
+    build_memory(options(**{f"memory_{name}": value for name, value in given.items()}), 5)
+    layers = {"query_hidden_dims": [8, 10], "values_dtype": torch.bfloat16}
+    assert built == {**given, **layers, "embed_dim": 5, "values_of": None}
     of_models = {f"memory_{name}" for name in ("layers", "optimizer", "share_values")}
     of_models |= {"memory_interleave", "memory_parallel", "memory_trainable_slots"}
     known = {option.name for option in dataclasses.fields(MemoryLayersOptions)}

@@ -133,17 +133,6 @@ def test_two_workers_are_normalised_as_one_with_the_tokens_of_both(tmp_path):
             assert torch.equal(a, b)
 
 
-def test_queries_are_dropped_in_training_only():
-    network = make(dropout=0.5, layer_norm=True)
-    x = draw(TOKENS, WIDTH)
-    kept = make(layer_norm=True)(x)
-    dropped = network(x)
-    assert (dropped == 0).any()
-    torch.testing.assert_close(dropped, 2 * kept * (dropped != 0))
-    network.eval()
-    assert torch.equal(network(x), kept)
-
-
 def test_a_cast_model_keeps_statistics_that_can_follow_small_changes():
     network = QueryNetwork(WIDTH, HEADS, QUERY, batch_norm=True).bfloat16()
     norm = network.batch_norm

@@ -19,14 +19,7 @@ from tests.product_key_memory.standalone import (
     make_pair,
     options,
 )
-from tests.product_key_memory.tiny import (
-    build,
-    memories,
-    padded,
-    parameters,
-    score,
-    tiny_language_model,
-)
+from tests.product_key_memory.tiny import build, memories, padded, score
 from tests.reference.product_key_memory import product_key_memory
 
 
@@ -89,18 +82,6 @@ def test_a_state_with_two_tables_is_refused():
     state = {**pair.state_dict(), "second.values": torch.zeros(SLOTS, WIDTH)}
     with pytest.raises(RuntimeError, match=r'Unexpected key\(s\) in state_dict: "second.values"'):
         pair.load_state_dict(state)
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_model_counts_the_table_once(dtype):
-    own, shared = (
-        tiny_language_model(memory_layers="1,2,3", memory_share_values=share).to(dtype)
-        for share in (False, True)
-    )
-    assert parameters(own) - parameters(shared) == 2 * 49 * 16
-    one, *others = memories(shared)
-    assert all(other.values is one.values for other in others)
-    assert sum(name.endswith("memory.values") for name in shared.state_dict()) == 1
 
 
 @pytest.mark.parametrize("checkpoint", [False, True], ids=["kept", "recomputed"])

@@ -106,17 +106,6 @@ def test_recomputing_activations_changes_no_gradient(kind, place, optimizer):
         torch.testing.assert_close(actual[name], gradient, msg=name)
 
 
-@MODELS
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-@PLACES
-def test_half_precisions(kind, dtype, place):
-    model = build(kind, **place, memory_query_batch_norm=True).to(dtype)
-    scores = score(model, padded(7, 4))
-    assert scores.dtype == dtype
-    scores.float().sum().backward()
-    assert all(gradient.isfinite().all() for gradient in gradients(model).values())
-
-
 def test_a_copy_of_a_model_is_independent():
     """fairseq copies models for --store-ema."""
     model = tiny_language_model(memory_layers="2", memory_interleave=True).eval()

@@ -1,4 +1,4 @@
-"""Weighted sums of rows: values, gradients of all kinds, and what is never held in memory."""
+"""Weighted sums of rows: values, gradients of all kinds, spare buffers."""
 
 import pytest
 import torch

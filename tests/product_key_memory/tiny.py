@@ -3,7 +3,6 @@
 import argparse
 
 import torch
-from fairseq.data import Dictionary
 from fairseq.models import ARCH_CONFIG_REGISTRY
 
 import fairseq_plugins  # noqa: F401 (registers the models)
@@ -37,19 +36,6 @@ def _task():
     return argparse.Namespace(
         source_dictionary=symbols, target_dictionary=symbols, src_dict=symbols
     )
-
-
-def dictionary(symbols: int) -> Dictionary:
-    """A dictionary of so many symbols."""
-    made = Dictionary()
-    for number in range(symbols - len(made)):
-        made.add_symbol(f"symbol{number}")
-    return made
-
-
-def parameters(model: torch.nn.Module) -> int:
-    """How many numbers a model learns."""
-    return sum(parameter.numel() for parameter in model.parameters())
 
 
 def tiny_language_model(seed: int = 1, **options) -> MemoryLanguageModel:
