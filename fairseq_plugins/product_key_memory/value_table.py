@@ -22,9 +22,8 @@ from fairseq_plugins.product_key_memory.sharding import GATHERED_AT_ONCE, choose
 from fairseq_plugins.product_key_memory.values import (
     SpareRows,
     add_row_gradients,
-    merge_rows,
+    gradient_to_keep,
     plain_weighted_sum,
-    restore_order,
 )
 
 
@@ -133,8 +132,7 @@ class ValueTable(UpdateRule):
 
     def _add_gradient(self, plain: bool, leaf: Tensor) -> None:
         """Add the gradient of ``leaf`` to that of the values: coalesced, or padded."""
-        grad, leaf.grad = leaf.grad, None
-        grad = merge_rows(grad) if plain else restore_order(grad)
+        grad, leaf.grad = gradient_to_keep(leaf.grad, plain), None
         if self.values.grad is not None:
             grad = add_row_gradients(self.values.grad, grad)
         self.values.grad = grad

@@ -240,9 +240,16 @@ def merge_rows(grad: Tensor) -> Tensor:
     return rows_as_gradient(grad.indices()[0, used], grad.values()[used], grad.shape)
 
 
-def restore_order(grad: Tensor) -> Tensor:
-    """Return the sparse gradient of :func:`weighted_sum`, marked again as coalesced or padded."""
-    return rows_as_gradient(grad._indices()[0], grad._values(), grad.shape, pads_rows(grad))
+def gradient_to_keep(grad: Tensor, plain: bool) -> Tensor:
+    """Return the sparse gradient of either weighted sum, coalesced, or padded on accelerators."""
+    rows, grads, padded = grad._indices()[0], grad._values(), pads_rows(grad)
+    if plain and not padded:
+        return merge_rows(grad)
+    if plain:
+        rows = rows.unsqueeze(1)
+        rows, grads = padded_row_gradients(rows, grads.new_ones(rows.shape), grads, len(grad))
+    # torch forgets that it is coalesced
+    return rows_as_gradient(rows, grads, grad.shape, padded)
 
 
 def add_row_gradients(one: Tensor, other: Tensor) -> Tensor:

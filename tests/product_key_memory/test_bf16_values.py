@@ -77,16 +77,6 @@ def test_small_steps_add_up_and_moments_are_those_of_single_precision(monkeypatc
     assert torch.equal(rounded.values[1::2].float(), before[1::2])
 
 
-def test_moments_are_there_for_the_rows_that_were_read():
-    memory = make_rounded(slots=400)
-    optimizer = adam_with_memory(memory)
-    read = []
-    learn(memory, optimizer, 3, 2, lambda _: read.append(memory.values.grad.indices()[0]))
-    (state,) = optimizer.state_dict()["tables"]
-    assert state["rows"].tolist() == torch.cat(read).unique().tolist()
-    assert len(state["exp_avg"]) == len(state["exp_avg_sq"]) == len(state["rows"]) < 100
-
-
 def test_a_resumed_training_goes_on_as_if_it_had_not_stopped():
     memory = make_rounded()
     optimizer = adam_with_memory(memory)
