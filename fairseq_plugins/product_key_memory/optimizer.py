@@ -130,7 +130,10 @@ class AdamWithMemory(Adam):
                 f"{len(self.tables)}: give --reset-optimizer"
             )
         for table, state in zip(self.tables, states, strict=True):
-            table.load_state(state)
+            try:
+                table.load_state(state)
+            except ValueError as error:
+                raise ValueError(f"{error}: give --reset-optimizer") from None
         super().load_state_dict(others)
         self.start_scale()
 

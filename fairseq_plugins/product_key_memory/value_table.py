@@ -217,7 +217,7 @@ class ValueTable(UpdateRule):
             if shape != self.shape:
                 raise ValueError(
                     "the checkpoint's optimizer state is of a memory with values of shape "
-                    f"{shape}, here {self.shape}: give --reset-optimizer"
+                    f"{shape}, here {self.shape}"
                 )
             moments = self._new_moments()
             moments.step = int(saved["step"])
