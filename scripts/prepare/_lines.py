@@ -87,9 +87,8 @@ def in_processes(
 ) -> Iterator[list[str]]:
     """What the work makes of each chunk of lines, in order.
 
-    ``make`` is called once in each process, hence a function of a module or a partial of one; with
-    one worker it is this process. The workers of the libraries do not serve: sacremoses' hold the
-    whole text in memory, subword-nmt's lose the lines of a process that fails without a word.
+    ``make`` is called once in each process; with one worker that is this process. The workers of
+    sacremoses hold the whole text in memory, those of subword-nmt lose lines when one fails.
     """
     remaining = iter(lines)
     chunks = iter(lambda: list(islice(remaining, CHUNK)), [])

@@ -63,7 +63,7 @@ def read_list(path: Path) -> list[Package]:
 
 
 def fetch(packages: list[Package], folder: Path) -> dict[str | None, Path]:
-    """Wheels of all packages by their SHA-256, after pip has downloaded those that folder lacks."""
+    """Wheels of all packages by their SHA-256; pip downloads those that the folder lacks."""
     found = {file_digest(path): path for path in folder.glob("*.whl")}
     missing = [package for package in packages if package.digest not in found]
     if not missing:

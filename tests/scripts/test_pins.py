@@ -55,13 +55,6 @@ def test_the_extras_are_what_is_pinned():
         assert extra.specifier.contains(pinned()[canonicalize_name(extra.name)]), extra
 
 
-def test_the_command_that_compiles_the_pins_is_told():
-    head = (ROOT / "requirements" / "development.txt").read_text(encoding="utf-8").splitlines()
-    command = head[1].removeprefix("#").strip()
-    assert command.startswith("uv pip compile --universal --python-version 3.10 ")
-    assert f".venv/bin/{command}\n" in (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
-
-
 in_venv = pytest.mark.skipif(
     Path(sys.prefix) != ROOT / ".venv", reason="these tests run outside .venv"
 )

@@ -67,15 +67,9 @@ def is_free(file):
 @pytest.mark.parametrize(
     ("python", "facts", "environment", "named"),
     [
-        *(
-            (
-                "./python",
-                f"1s/.*/{version} None/",
-                {},
-                f"Python 3.10 to 3.13 is needed and {version}",
-            )
-            for version in ("2.7", "3.1", "3.9", "3.14")
-        ),
+        ("./python", "1s/.*/3.1 None/", {}, "Python 3.10 to 3.13 is needed and 3.1 is not"),
+        ("./python", "1s/.*/3.9 None/", {}, "Python 3.10 to 3.13 is needed and 3.9 is not"),
+        ("./python", "1s/.*/3.14 None/", {}, "Python 3.10 to 3.13 is needed and 3.14 is not"),
         ("no-python", "", {}, "Python 3.10 to 3.13 is needed and 'no-python'"),
         ("./python", "1s/[^ ]*/3.12/; 3s#.*#/nowhere#", {}, "apt install python3.12-dev"),
         ("./python", "1s/[^ ]*/3.12/", {"NO_VENV": "yes"}, "apt install python3.12-venv"),
@@ -111,7 +105,6 @@ def test_supported_python_and_the_steps(checkout, version):
 @pytest.mark.parametrize(
     ("failing", "title", "said"),
     [
-        ("pip install", "[2/4] uv", "ERROR: No matching distribution found for uv==0.13.9"),
         ("pip install", "[2/4] uv", "HTTPSConnectionPool: Max retries exceeded with url: /uv/"),
         ("torch", "[3/4] torch", "No solution found when resolving dependencies:"),
         ("torch", "[3/4] torch", "error: Failed to fetch: `simple/torch/`\n timed out"),
@@ -187,6 +180,7 @@ def test_uv_is_handed_the_settings_of_pip(checkout):
     environment = {
         "PIP_CONFIG_FILE": "pip.conf",
         "PIP_CERT": "/certificates.pem",
+        "REQUESTS_CA_BUNDLE": "/not-these.pem",
         "PIP_PROXY": "http://proxy.example",
         "PIP_DEFAULT_TIMEOUT": "180",
         "PIP_INDEX_URL": "https://mine.example/simple",
@@ -208,13 +202,9 @@ def test_uv_is_handed_the_settings_of_pip(checkout):
     assert not any("--no-index" in call for call in calls(checkout))
 
 
-@pytest.mark.parametrize(
-    ("given", "found"),
-    [({}, "/of-requests.pem"), ({"PIP_CERT": "/of-pip.pem"}, "/of-pip.pem")],
-)
-def test_uv_finds_the_certificates_that_pip_finds(checkout, given, found):
-    assert set_up(checkout, REQUESTS_CA_BUNDLE="/of-requests.pem", **given)[0] == 0
-    assert f"SSL_CERT_FILE={found}" in (checkout / "variables").read_text().splitlines()
+def test_uv_finds_the_certificates_that_pip_finds(checkout):
+    assert set_up(checkout, REQUESTS_CA_BUNDLE="/of-requests.pem")[0] == 0
+    assert "SSL_CERT_FILE=/of-requests.pem" in (checkout / "variables").read_text().splitlines()
 
 
 def test_uv_asks_no_index_where_pip_is_told_so(checkout):
