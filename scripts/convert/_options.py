@@ -187,6 +187,14 @@ class ForeignVocabulary:
         return [symbol for symbol in (EOS, UNK) if symbol not in self.symbols]
 
     @property
+    def unit(self) -> str:
+        """What the symbols look like: the numbers of bytes, characters, or else words."""
+        symbols = set(self.symbols) - {EOS, UNK}
+        if symbols <= {str(byte) for byte in range(256)}:
+            return "bytes"
+        return "characters" if all(len(symbol) == 1 for symbol in symbols) else "words"
+
+    @property
     def added(self) -> int:
         """How many symbols fairseq has more."""
         return len(self._order) - len(self.symbols)

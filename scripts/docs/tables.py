@@ -12,19 +12,9 @@ import sys
 from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-import fairseq.models
-import torch
-from fairseq import options
-from fairseq.criterions import CRITERION_DATACLASS_REGISTRY
-from fairseq.data import Dictionary
-from fairseq.models import ARCH_MODEL_INV_REGISTRY, MODEL_DATACLASS_REGISTRY
-from fairseq.models.transformer import TransformerModel
-from fairseq.optim import OPTIMIZER_DATACLASS_REGISTRY
-from fairseq.tasks import TASK_DATACLASS_REGISTRY
-
-import fairseq_plugins  # noqa: F401 (registers what the pages list)
+import fairseq_plugins  # noqa: F401 (registers what the pages list as soon as fairseq is imported)
 from scripts._shared.command_line import command_parser, exit_status
 from scripts._shared.commands import ROOT, short
 from scripts._shared.files import write_text
@@ -141,28 +131,35 @@ SECTIONS = [
 
 def parse(words: Iterable[str]) -> argparse.Namespace:
     """The options of a fairseq-train command, with those of its preset."""
+    from fairseq import options
+
     return options.parse_args_and_arch(options.get_training_parser(), list(words))
 
 
 @cache
-def dictionary(symbols: int) -> Dictionary:
+def dictionary(symbols: int) -> Any:
     """A dictionary of ``symbols`` symbols, fairseq's special ones included."""
+    from fairseq.data import Dictionary
+
     made = Dictionary()
     for number in range(symbols - len(made)):
         made.add_symbol(f"symbol{number}")
     return made
 
 
-def build(given: argparse.Namespace, symbols: int) -> torch.nn.Module:
+def build(given: argparse.Namespace, symbols: int) -> Any:
     """The model of these options on the meta device, without its numbers."""
+    import fairseq.models
+    import torch
+
     joint = dictionary(symbols)
     task = argparse.Namespace(source_dictionary=joint, target_dictionary=joint)
     with torch.device("meta"):
         return fairseq.models.build_model(given, task)
 
 
-def count_parameters(model: torch.nn.Module) -> int:
-    """How many numbers are trained in a model."""
+def count_parameters(model: Any) -> int:
+    """Number of a model's trained parameters."""
     return sum(parameter.numel() for parameter in model.parameters())
 
 
@@ -185,6 +182,8 @@ def preset_row(arch: str, section: Section) -> str:
 
 def presets_page() -> str:
     """Text of docs/presets.md."""
+    from fairseq.models import ARCH_MODEL_INV_REGISTRY
+
     parts = [PRESETS]
     for section in SECTIONS:
         archs = [arch for arch in ARCH_MODEL_INV_REGISTRY[section.model] if arch != section.model]
@@ -195,7 +194,7 @@ def presets_page() -> str:
 
 
 def option_rows(config: type, left_out: Iterable[str] = ()) -> list[str]:
-    """Rows of the options of a dataclass that have a help text, but for those with these names."""
+    """Rows of the options of a dataclass that have a help text, without ``left_out``."""
     rows = []
     for option in dataclasses.fields(config):
         if option.name in {"_name", "data", *left_out} or not option.metadata.get("help"):
@@ -213,8 +212,15 @@ def names(config: type) -> set[str]:
 
 def options_page() -> str:
     """Text of docs/options.md."""
-    criteria, optimizers = CRITERION_DATACLASS_REGISTRY, OPTIMIZER_DATACLASS_REGISTRY
-    models = MODEL_DATACLASS_REGISTRY
+    import fairseq.models
+    from fairseq import criterions, optim, tasks
+    from fairseq.models.transformer import TransformerModel
+
+    criteria, optimizers = (
+        criterions.CRITERION_DATACLASS_REGISTRY,
+        optim.OPTIMIZER_DATACLASS_REGISTRY,
+    )
+    models = fairseq.models.MODEL_DATACLASS_REGISTRY
     parser = argparse.ArgumentParser()
     TransformerModel.add_args(parser)
     of_transformer = {action.dest for action in parser._actions}
@@ -227,7 +233,7 @@ def options_page() -> str:
         (
             "Task `segment_language_modeling`",
             "",
-            option_rows(TASK_DATACLASS_REGISTRY["segment_language_modeling"]),
+            option_rows(tasks.TASK_DATACLASS_REGISTRY["segment_language_modeling"]),
         ),
         (
             "Models `transformer_xl` and `all_attention_lm`",
