@@ -153,7 +153,7 @@ def _record(reads: MemoryReads, _: nn.Module, inputs: Any, found: tuple[Tensor, 
 
 
 def check_inputs(checkpoint: NamedFile, data: Path, options: dict[str, Any]) -> None:
-    """Look at what a measurement is of, before any work."""
+    """Check the checkpoint, the data and the options before any work."""
     label = f"--checkpoint {short(checkpoint.path)}"
     state = read_checkpoint(checkpoint.path)
     task_of(state, label)

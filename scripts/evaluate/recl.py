@@ -58,7 +58,7 @@ def format_tokens(found: dict[str, Any]) -> str:
 
 
 def draw(axes: Any, models: dict[str, dict[str, Any]], ratios: list[float]) -> None:
-    """Draw the RECL as bars, a group a ratio, a colour a model."""
+    """Draw the RECL as bars, a group a ratio, a color a model."""
     width = 0.8 / len(models)
     for number, (label, model) in enumerate(models.items()):
         shift = (number - (len(models) - 1) / 2) * width
@@ -110,7 +110,7 @@ def measure_recl(arguments: argparse.Namespace) -> None:
     )
 
     def losses(model: int, context: int) -> Any:
-        # the same positions for all contexts: those that have the longest one before them
+        # all contexts count the same positions, which have the longest context before them
         return kept(model, context)[longest:]
 
     models: dict[str, dict[str, Any]] = {}
