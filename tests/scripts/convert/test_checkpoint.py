@@ -9,7 +9,7 @@ from fairseq import checkpoint_utils
 
 import fairseq_plugins
 from fairseq_plugins.segment_language_model.recurrence import Recurrence
-from fairseq_plugins.segment_language_model.units import read_units
+from fairseq_plugins.segment_language_model.units import loss_unit, read_units
 from tests.reference import foreign_models as reference
 from tests.scripts.convert.foreign_models import (
     CUTOFFS,
@@ -296,7 +296,8 @@ def test_it_carries_what_a_training_leaves(tmp_path, symbols, options, unit):
     foreign.write(tmp_path)
     output = tmp_path / "output"
     assert run_importer(foreign, tmp_path, output, options=options) == 0
-    assert read_units(output).unit == fairseq_plugins.load(output).unit == unit
+    assert read_units(output).unit == unit
+    assert fairseq_plugins.load(output).unit == loss_unit(unit)
     lines = (output / "dict.txt").read_text(encoding="utf-8").splitlines()
     (output / "dict.txt").write_text("\n".join(lines[::-1]) + "\n", encoding="utf-8")
     for refuse in (load, fairseq_plugins.load):
