@@ -13,6 +13,7 @@ from fairseq_plugins.fairseq_integration.registration import (
 )
 
 __all__ = ["load"]
+__version__ = "1.0.0"
 
 register_when_fairseq_is_imported()
 

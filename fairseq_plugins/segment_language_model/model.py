@@ -25,11 +25,11 @@ from fairseq_plugins.fairseq_integration.checkpoint_files import (
     weights_loaded_into,
 )
 from fairseq_plugins.product_key_memory.added_memories import fit_to_memories
-from fairseq_plugins.product_key_memory.fairseq_memory import MemoryBuilder
 from fairseq_plugins.product_key_memory.memory import MemorySublayer, ProductKeyMemory
 from fairseq_plugins.product_key_memory.options import (
     INSTEAD,
     PARALLEL,
+    MemoryBuilder,
     parse_memory_layers,
     placement,
 )
