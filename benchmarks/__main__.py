@@ -10,9 +10,9 @@ same weights, and compared first. Then the models take turns, A B C A B C. A tra
 forward, loss and backward (of memories and translation with the update), without dropout but in
 translation; memories are full from the start. benchmarks/cases.py has the table of cases.
 
-Tokens a second are those of the median turn. "% of rate": multiply-adds of the matrix products that
-a model does, at the rate of a large one on this machine, as a part of the time. "ours": how many
-times as fast our model is in the same dtype. Peak memory is that of a process of its own, with the
+Tokens a second are those of the median turn. "% of rate": the time that a model's matrix products
+would take at the measured rate of a large one, as a part of its time. "ours": how many times as
+fast our model is in the same dtype. Peak memory is measured in a separate process, with the
 weights, without the libraries. FOLDER gets benchmark.json after every case, and benchmark.png.
 """
 

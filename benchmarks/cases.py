@@ -1,4 +1,4 @@
-"""The table of cases, and the memory of an entry of it, found in a process of its own."""
+"""The table of cases, and the memory of each entry, measured in a separate process."""
 
 import logging
 import os
@@ -112,7 +112,7 @@ class Selection(NamedTuple):
         return [case for case in cases if case.paper in (self.papers or PAPERS)]
 
     def own_memory(self, case: Case, entry: Entry) -> int:
-        """Bytes that an entry adds at most to a process of its own."""
+        """The most bytes that an entry adds to a separate process."""
         names = [str(case) for case in self.cases()]
         # one server forks them all, which has imported this module
         context = get_context("forkserver")

@@ -4,6 +4,7 @@ Shapes: H heads, B streams, T queries, S keys, d_h head width, N tokens.
 """
 
 import functools
+from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -44,7 +45,23 @@ def _attention(model: str) -> Callable[..., tuple[Tensor, Any]]:
     return {FAST: window_attention, PLAIN: plain_attention, DENSE_BIAS: dense_bias_attention}[model]
 
 
-class AttentionCase(Case):
+class KernelCase(Case):
+    """A kernel, whose entries share nothing but the random numbers they begin with."""
+
+    paper = "kernels"
+
+    @abstractmethod
+    def _work(self, entry: Entry, device: torch.device) -> Work:
+        """Return what an entry does."""
+
+    def build(
+        self, entries: Sequence[Entry], device: torch.device, published: Mapping[str, Any]
+    ) -> list[Work]:
+        """Return what the entries do."""
+        return [self._work(entry, device) for entry in entries]
+
+
+class AttentionCase(KernelCase):
     """Relative attention, a forward and a backward pass.
 
     Args:
@@ -54,7 +71,6 @@ class AttentionCase(Case):
         compiled: whether torch.compile takes part, which takes minutes.
     """
 
-    paper = "kernels"
     models = (FAST, PLAIN, DENSE_BIAS, COMPILED)
     same = (PLAIN, DENSE_BIAS, COMPILED)
     heads, width = 8, 64
@@ -67,12 +83,6 @@ class AttentionCase(Case):
     def present(self) -> list[str]:
         """All kernels, torch.compile's on request."""
         return [model for model in self.models if self.compiled or model != COMPILED]
-
-    def build(
-        self, entries: Sequence[Entry], device: torch.device, published: Mapping[str, Any]
-    ) -> list[Work]:
-        """Return what the entries do."""
-        return [self._work(entry, device) for entry in entries]
 
     def _work(self, entry: Entry, device: torch.device) -> Work:
         torch.manual_seed(1)
@@ -100,7 +110,7 @@ class AttentionCase(Case):
         return Work(turn, turn)
 
 
-class SearchCase(Case):
+class SearchCase(KernelCase):
     """A search for slots, from the tokens on, without gradients.
 
     Args:
@@ -108,7 +118,6 @@ class SearchCase(Case):
         tokens: N.
     """
 
-    paper = "kernels"
     models = (FAST, PLAIN)
     same = (PLAIN,)
     # of two all but equal scores either may be the last
@@ -118,12 +127,6 @@ class SearchCase(Case):
     def __init__(self, slots: int, tokens: int) -> None:
         super().__init__(f"search among {slots:,} slots, 4 heads", EVALUATION, tokens)
         self.slots = slots
-
-    def build(
-        self, entries: Sequence[Entry], device: torch.device, published: Mapping[str, Any]
-    ) -> list[Work]:
-        """Return what the entries do."""
-        return [self._work(entry, device) for entry in entries]
 
     def _work(self, entry: Entry, device: torch.device) -> Work:
         torch.manual_seed(1)

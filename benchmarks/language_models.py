@@ -20,8 +20,6 @@ from benchmarks.measure import PUBLISHED, TRAINING, Case, Entry, Work, ours_of
 from benchmarks.published import (
     PublishedAllAttention,
     PublishedTransformerXL,
-    all_attention_options,
-    transformer_xl_options,
     translate,
 )
 from fairseq_plugins.all_attention.model import AllAttentionConfig, AllAttentionLanguageModel
@@ -159,10 +157,6 @@ class LanguageModelCase(Case):
         self.cfg, self.memory, self.batch, self.segments = cfg, memory, batch, segments
 
     @abstractmethod
-    def published_options(self) -> dict[str, Any]:
-        """Options of the published model, by its own names."""
-
-    @abstractmethod
     def build_published(self, model_class: type[nn.Module]) -> nn.Module:
         """Return the published model."""
 
@@ -192,7 +186,7 @@ class LanguageModelCase(Case):
             else:
                 model = self.build_model(entry.model, dictionary)
             if theirs is not None and entry.model == ours_of(self):
-                weights = translate(theirs.model, self.published_options(), dictionary)
+                weights = translate(theirs.model, theirs.options, dictionary)
                 model.model.load_state_dict({**model.model.state_dict(), **weights})
             model = entry.prepare(model, device).train(self.mode == TRAINING)
             works.append(self._work(entry, model, tokens, past))
@@ -231,13 +225,9 @@ class TransformerXLCase(LanguageModelCase):
         there = importlib.util.find_spec("x_transformers") is not None
         return [model for model in self.models if there or model != X_TRANSFORMERS]
 
-    def published_options(self) -> dict[str, Any]:
-        """Options of the published model, by its own names."""
-        return transformer_xl_options(self.cfg, SYMBOLS + 2)
-
     def build_published(self, model_class: type[nn.Module]) -> nn.Module:
         """Return the published model."""
-        return PublishedTransformerXL(model_class, self.published_options())
+        return PublishedTransformerXL(model_class, self.cfg, SYMBOLS + 2)
 
     def build_model(self, model: str, dictionary: Dictionary) -> nn.Module:
         """Return one of ``models``."""
@@ -259,13 +249,9 @@ class AllAttentionCase(LanguageModelCase):
         super().__init__(*options, **more)
         self.spans = spans
 
-    def published_options(self) -> dict[str, Any]:
-        """Options of the published model, by its own names."""
-        return all_attention_options(self.cfg, SYMBOLS + 2)
-
     def build_published(self, model_class: type[nn.Module]) -> nn.Module:
         """Return the published model."""
-        return PublishedAllAttention(model_class, self.published_options(), self.spans)
+        return PublishedAllAttention(model_class, self.cfg, SYMBOLS + 2, self.spans)
 
     def build_model(self, model: str, dictionary: Dictionary) -> nn.Module:
         """Return one of ``models``, with spans."""

@@ -17,7 +17,7 @@ IDLE_LOAD = 0.5
 
 
 def parse_device(text: str) -> torch.device:
-    """The device of --device; raises ValueError when this machine or this PyTorch has none such."""
+    """The device of --device; raises ValueError when it is not there."""
     try:
         device = torch.device(text)
     except RuntimeError:

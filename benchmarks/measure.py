@@ -54,9 +54,9 @@ class Row:
         model: of the entry.
         dtype: of the entry.
         tokens: of a turn.
-        peak_bytes: that the entry holds at most, with its weights, in a process of its own.
-        multiply_adds: of a turn's matrix products, as torch.utils.flop_counter counts them.
-        of_rate: they, at the measured rate of a large matrix product, as a part of the time.
+        peak_bytes: the most that the entry holds, with its weights, in a separate process.
+        multiply_adds: in a turn's matrix products, as torch.utils.flop_counter counts them.
+        of_rate: their time at the measured rate of a large matrix product, as a part of the turn.
         seconds: of each turn.
         times: how many times as fast ours is: this row's median over that of ours.
     """
@@ -92,7 +92,7 @@ class Case(ABC):
     paper: ClassVar[str]
     # the first model is this package's
     models: ClassVar[tuple[str, ...]]
-    # those that must compute what the first one does
+    # models that must compute what the first one does
     same: ClassVar[tuple[str, ...]] = (PUBLISHED,)
     # in fp32, of all but a few outputs
     tolerance: ClassVar[float] = 2e-4
@@ -151,7 +151,7 @@ class Machine:
 def largest_difference(
     case: Case, published: Mapping[str, Any], device: torch.device
 ) -> dict[str, float]:
-    """By how much each model that is to compute what ours does differs from it in fp32.
+    """How much each model that must compute what ours does differs from it, in fp32.
 
     Raises ValueError when that is more than the case's tolerance.
     """

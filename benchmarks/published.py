@@ -98,13 +98,16 @@ def _import(checkout: Checkout, path: Path, places: list[str]) -> type[nn.Module
                     del sys.modules[name]
 
 
-def transformer_xl_options(cfg: TransformerXLConfig, symbols: int) -> dict[str, Any]:
+def _sizes(cfg: Any, symbols: int, names: str) -> dict[str, int]:
+    """Symbols, layers, heads and width of a model, by the names that its published code has."""
+    sizes = symbols, cfg.decoder_layers, cfg.decoder_attention_heads, cfg.decoder_embed_dim
+    return dict(zip(names.split(), sizes, strict=True))
+
+
+def _transformer_xl_options(cfg: TransformerXLConfig, symbols: int) -> dict[str, Any]:
     """Options of the published Transformer-XL, by its own names, without dropout."""
     return {
-        "n_token": symbols,
-        "n_layer": cfg.decoder_layers,
-        "n_head": cfg.decoder_attention_heads,
-        "d_model": cfg.decoder_embed_dim,
+        **_sizes(cfg, symbols, "n_token n_layer n_head d_model"),
         "d_head": cfg.decoder_embed_dim // cfg.decoder_attention_heads,
         "d_inner": cfg.decoder_ffn_embed_dim,
         "dropout": 0.0,
@@ -119,13 +122,10 @@ def transformer_xl_options(cfg: TransformerXLConfig, symbols: int) -> dict[str, 
     }
 
 
-def all_attention_options(cfg: AllAttentionConfig, symbols: int) -> dict[str, Any]:
+def _all_attention_options(cfg: AllAttentionConfig, symbols: int) -> dict[str, Any]:
     """Options of the published all-attention, by its own names, without dropout."""
     return {
-        "vocab_size": symbols,
-        "hidden_size": cfg.decoder_embed_dim,
-        "nb_heads": cfg.decoder_attention_heads,
-        "nb_layers": cfg.decoder_layers,
+        **_sizes(cfg, symbols, "vocab_size nb_layers nb_heads hidden_size"),
         "attn_span": cfg.attention_span,
         "dropout": 0.0,
         "emb_dropout": 0.0,
@@ -182,8 +182,11 @@ class PublishedTransformerXL(nn.Module):
     It was written for the PyTorch of 2019: masks of booleans take the place of bytes.
     """
 
-    def __init__(self, model_class: type[nn.Module], options: dict[str, Any]) -> None:
+    def __init__(
+        self, model_class: type[nn.Module], cfg: TransformerXLConfig, symbols: int
+    ) -> None:
         super().__init__()
+        self.options = options = _transformer_xl_options(cfg, symbols)
         d_embed = options["d_model"]
         self.model = model_class(**options, d_embed=d_embed, tie_weight=True, tie_projs=[False])
         # else it returns the losses of a batch in the order of the bands
@@ -210,13 +213,17 @@ class PublishedAllAttention(nn.Module):
 
     Args:
         model_class: of a checkout.
-        options: of the model.
+        cfg: options of ours.
+        symbols: how many there are.
         spans: each head's span as a part of the largest, the same for all.
     """
 
-    def __init__(self, model_class: type[nn.Module], options: dict[str, Any], spans: float) -> None:
+    def __init__(
+        self, model_class: type[nn.Module], cfg: AllAttentionConfig, symbols: int, spans: float
+    ) -> None:
         super().__init__()
-        self.model = model_class(**options)
+        self.options = _all_attention_options(cfg, symbols)
+        self.model = model_class(**self.options)
         draw_weights(self.model)
         for name, parameter in self.model.named_parameters():
             if name.endswith("current_val"):

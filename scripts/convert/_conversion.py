@@ -14,6 +14,7 @@ from fairseq.models import ARCH_MODEL_REGISTRY
 from omegaconf import OmegaConf
 from torch import Tensor
 
+from fairseq_plugins.fairseq_integration.dictionaries import KEY, dictionaries_of, digests
 from fairseq_plugins.segment_language_model.task import SegmentLanguageModelingTask
 from scripts._shared.command_line import make_output_folder
 from scripts._shared.commands import short
@@ -22,6 +23,7 @@ from scripts.convert._models import AdaptiveSpan, TransformerXL
 from scripts.convert._options import ForeignConfig, ForeignVocabulary
 from scripts.convert._tensorflow import read_bundle
 from scripts.convert._tensors import read_tensors
+from scripts.prepare._binarize import write_units
 
 # More problems than these have one cause, such as a wrong number of layers.
 _LISTED = 40
@@ -58,10 +60,9 @@ def build_state(
         # of fairseq's own use of hydra
         warnings.simplefilter("ignore", UserWarning)
         cfg = convert_namespace_to_omegaconf(given)
-    model = ARCH_MODEL_REGISTRY[cfg.model._name].build_model(
-        cfg.model, SegmentLanguageModelingTask(cfg.task, vocabulary.dictionary)
-    )
-    # buffers of fairseq's modules say nothing of the original
+    task = SegmentLanguageModelingTask(cfg.task, vocabulary.dictionary)
+    model = ARCH_MODEL_REGISTRY[cfg.model._name].build_model(cfg.model, task)
+    # the original has none of the buffers of fairseq's modules
     model.load_state_dict({**dict(model.named_buffers()), **weights})
     names = {"criterion_name": "ImportedCriterion", "optimizer_name": "ImportedOptimizer"}
     start = {"epoch": 1, "iterations_in_epoch": 0, "shuffle": False}
@@ -71,7 +72,7 @@ def build_state(
         "model": model.state_dict(),
         "criterion": {},
         "optimizer_history": [{**names, "lr_scheduler_state": {}, "num_updates": 0}],
-        "task_state": {},
+        "task_state": {KEY: digests(dictionaries_of(task))},
         "extra_state": {"train_iterator": start, "val_loss": None},
         "last_optimizer_state": None,
     }
@@ -79,16 +80,17 @@ def build_state(
 
 
 def write(
-    output: Path, state: dict[str, Any], vocabulary: ForeignVocabulary, words: list[str]
+    output: Path, state: dict[str, Any], vocabulary: ForeignVocabulary, words: list[str], unit: str
 ) -> None:
     """Write the folder, which is there when it is whole."""
     part = output.with_name(f"{output.name}.partial")
-    # of a run that was killed
+    # a run that was killed may have left it
     shutil.rmtree(part, ignore_errors=True)
     make_output_folder(part)
     try:
         torch.save(state, part / "checkpoint.pt")
         vocabulary.dictionary.save(str(part / "dict.txt"))
+        write_units(part, unit)
         (part / "options.txt").write_text(shlex.join(words) + "\n", encoding="utf-8")
         part.replace(output)
     except RuntimeError as error:
@@ -117,8 +119,10 @@ def convert(arguments: argparse.Namespace) -> None:
     words = ["--arch", foreign.arch, *flags(foreign.options())]
     words += ["--tokens-per-sample", str(foreign.tokens_per_sample)]
     state, parameters = build_state(words, weights, vocabulary)
-    write(output, state, vocabulary, words)
-    print(f"{parameters:,} parameters, {len(vocabulary):,} symbols")
+    unit = arguments.unit or vocabulary.unit
+    write(output, state, vocabulary, words, unit)
+    taken = "" if arguments.unit else f" (if they are not {unit}, give --unit)"
+    print(f"{parameters:,} parameters, {len(vocabulary):,} symbols: {unit}{taken}")
     if unread := ", ".join(config.unread()):
         print(f"options that say nothing of the model, or nothing here: {unread}")
     if vocabulary.lacks:
@@ -126,4 +130,4 @@ def convert(arguments: argparse.Namespace) -> None:
             f"the vocabulary has no {' and no '.join(vocabulary.lacks)}: evaluation refuses text "
             "with line ends or unknown symbols, respectively"
         )
-    print(f"written to {short(output)}/checkpoint.pt, dict.txt and options.txt")
+    print(f"written to {short(output)}/checkpoint.pt, dict.txt, units.json and options.txt")

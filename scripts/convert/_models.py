@@ -63,7 +63,7 @@ class ForeignModel:
     Args:
         config: its options, which are read here.
         vocabulary: its symbols.
-        source: the code that it is of, one of SOURCES.
+        source: the code that it comes from, one of SOURCES.
     """
 
     arch: str

@@ -1,4 +1,4 @@
-"""Options and symbols of a model of other code; what is wrong is collected, to be told at once."""
+"""Options and symbols of a model of other code; all problems are collected and reported at once."""
 
 import json
 from collections.abc import Callable, Collection
@@ -21,7 +21,7 @@ class ForeignConfig:
     Args:
         path: the file.
         tensors: the checkpoint's, which bound the sizes that options may give.
-        problems: takes what is wrong with the options, a line each.
+        problems: the list that problems with the options are added to, a line each.
 
     ``readable`` says whether all sizes are known, so that tensors can be compared with them.
     """
@@ -138,7 +138,7 @@ class ForeignVocabulary:
 
     Args:
         path: a text file, a symbol a line, or the TensorFlow code's cache.pkl.
-        problems: takes what is wrong with them, a line each.
+        problems: the list that problems with them are added to, a line each.
     """
 
     def __init__(self, path: Path, problems: list[str]) -> None:
@@ -157,7 +157,7 @@ class ForeignVocabulary:
         self._find_problems(label, problems)
         numbers = {symbol: number for number, symbol in enumerate(self.symbols)}
         special = (None, None, numbers.get(EOS), numbers.get(UNK))
-        # of each of our symbols the original's number, None for those that it does not have
+        # the original's number for each of our symbols, None where it has no such symbol
         self._order: list[int | None] = list(special)
         for number, symbol in enumerate(self.symbols):
             if symbol not in (EOS, UNK):
@@ -185,6 +185,14 @@ class ForeignVocabulary:
     def lacks(self) -> list[str]:
         """Which of <eos> and <unk> the original does not have."""
         return [symbol for symbol in (EOS, UNK) if symbol not in self.symbols]
+
+    @property
+    def unit(self) -> str:
+        """What the symbols look like: the numbers of bytes, characters, or else words."""
+        symbols = set(self.symbols) - {EOS, UNK}
+        if symbols <= {str(byte) for byte in range(256)}:
+            return "bytes"
+        return "characters" if all(len(symbol) == 1 for symbol in symbols) else "words"
 
     @property
     def added(self) -> int:

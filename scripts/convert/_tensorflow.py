@@ -89,7 +89,7 @@ def read_bundle(path: Path) -> dict[str, Tensor]:
 
 
 def _read_data(path: Path, entry: _Entry) -> bytes | None:
-    """Bytes of a tensor; None where they are not those that were written."""
+    """Bytes of a tensor; None where they are damaged."""
     if entry.offset + entry.size > path.stat().st_size:
         return None
     with path.open("rb") as file:

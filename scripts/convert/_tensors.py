@@ -69,7 +69,7 @@ class ForeignTensors:
 
     Args:
         tensors: the checkpoint's.
-        problems: takes what is wrong with them, a line each.
+        problems: the list that problems with them are added to, a line each.
         renaming: regular expressions and replacements, which make the checkpoint's names in turn.
         transposed: matches the checkpoint's names of matrices that it has transposed.
     """

@@ -84,7 +84,7 @@ def choose(paths: list[Path], last: int | None) -> list[Checkpoint]:
             # at the end of an epoch the same weights may be there twice
             different[checkpoint.updates] = checkpoint
     chosen = [different[updates] for updates in sorted(different)[-last:]]
-    # of those that cannot be read, only the name shows how old they are
+    # only its name shows how old a checkpoint is that cannot be read
     oldest = min((_by_name(checkpoint.path) for checkpoint in chosen), default=(0, 0))
     for path in sorted(unread, key=_by_name, reverse=True):
         if len(chosen) < last or _by_name(path) > oldest:

@@ -12,19 +12,9 @@ import sys
 from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-import fairseq.models
-import torch
-from fairseq import options
-from fairseq.criterions import CRITERION_DATACLASS_REGISTRY
-from fairseq.data import Dictionary
-from fairseq.models import ARCH_MODEL_INV_REGISTRY, MODEL_DATACLASS_REGISTRY
-from fairseq.models.transformer import TransformerModel
-from fairseq.optim import OPTIMIZER_DATACLASS_REGISTRY
-from fairseq.tasks import TASK_DATACLASS_REGISTRY
-
-import fairseq_plugins  # noqa: F401 (registers what the pages list)
+from fairseq_plugins.fairseq_integration.registration import register
 from scripts._shared.command_line import command_parser, exit_status
 from scripts._shared.commands import ROOT, short
 from scripts._shared.files import write_text
@@ -126,27 +116,35 @@ SECTIONS = [
 
 def parse(words: Iterable[str]) -> argparse.Namespace:
     """The options of a fairseq-train command, with those of its preset."""
+    register()
+    from fairseq import options
+
     return options.parse_args_and_arch(options.get_training_parser(), list(words))
 
 
 @cache
-def dictionary(symbols: int) -> Dictionary:
+def dictionary(symbols: int) -> Any:
     """A dictionary of ``symbols`` symbols, fairseq's special ones included."""
+    from fairseq.data import Dictionary
+
     made = Dictionary()
     for number in range(symbols - len(made)):
         made.add_symbol(f"symbol{number}")
     return made
 
 
-def build(given: argparse.Namespace, symbols: int) -> torch.nn.Module:
+def build(given: argparse.Namespace, symbols: int) -> Any:
     """The model of these options on the meta device, without its numbers."""
+    import torch
+    from fairseq.models import build_model
+
     joint = dictionary(symbols)
     task = argparse.Namespace(source_dictionary=joint, target_dictionary=joint)
     with torch.device("meta"):
-        return fairseq.models.build_model(given, task)
+        return build_model(given, task)
 
 
-def count_parameters(model: torch.nn.Module) -> int:
+def count_parameters(model: Any) -> int:
     """How many numbers are trained in a model."""
     return sum(parameter.numel() for parameter in model.parameters())
 
@@ -170,6 +168,9 @@ def preset_row(arch: str, section: Section) -> str:
 
 def presets_page() -> str:
     """Text of docs/presets.md."""
+    register()
+    from fairseq.models import ARCH_MODEL_INV_REGISTRY
+
     rows = [
         preset_row(arch, section)
         for section in SECTIONS
@@ -200,6 +201,13 @@ def names(config: type) -> set[str]:
 
 def options_page() -> str:
     """Text of docs/options.md."""
+    register()
+    from fairseq.criterions import CRITERION_DATACLASS_REGISTRY
+    from fairseq.models import MODEL_DATACLASS_REGISTRY
+    from fairseq.models.transformer import TransformerModel
+    from fairseq.optim import OPTIMIZER_DATACLASS_REGISTRY
+    from fairseq.tasks import TASK_DATACLASS_REGISTRY
+
     criteria, optimizers = CRITERION_DATACLASS_REGISTRY, OPTIMIZER_DATACLASS_REGISTRY
     models = MODEL_DATACLASS_REGISTRY
     parser = argparse.ArgumentParser()

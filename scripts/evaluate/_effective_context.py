@@ -14,7 +14,7 @@ from scripts._shared.command_line import check_at_least
 
 
 class Contexts(NamedTuple):
-    """Contexts in tokens to go through: ``first``, then by ``step`` longer, at most ``longest``."""
+    """Contexts to go through, in tokens: ``first``, then ``step`` more each, up to ``longest``."""
 
     first: int
     step: int
@@ -30,7 +30,7 @@ class Gain(NamedTuple):
 
 
 class EffectiveContext(NamedTuple):
-    """RECL in tokens, which bound it is or "exact", and the gains on the way."""
+    """RECL in tokens, "exact" or which bound it is, and the gains on the way."""
 
     tokens: int
     bound: str
@@ -47,37 +47,25 @@ def check_contexts(contexts: Contexts) -> None:
         )
 
 
-def hardest_positions(baseline: np.ndarray, ratio: float) -> np.ndarray:
-    """Indices T of the share ``ratio`` of positions with the largest baseline (N,), rising."""
-    if not 0 < ratio <= 1:
-        raise ValueError(f"--ratios has {ratio}: it must be above 0 and at most 1")
-    if len(baseline) == 0:
-        raise ValueError("there are no positions to choose from: score more tokens")
-    number = math.ceil(ratio * len(baseline))
-    return np.sort(np.argsort(-baseline, kind="stable")[:number])
-
-
 def relative_gain(short: Sequence[np.ndarray], long: np.ndarray, ratio: float) -> float:
     """``g_i(c, c')``, from 0 to 1.
 
     Args:
         short: l_i(c, ·) of each model of the group, each (N,).
-        long: l_i(c', ·) of the one, (N,).
+        long: l_i(c', ·) of one model, (N,).
         ratio: r.
     """
-    lengths = sorted({len(losses) for losses in (*short, long)})
-    if len(lengths) > 1:
-        raise ValueError(f"losses of {lengths} positions cannot be compared: score the same text")
     baseline = np.min(np.stack(short), axis=0)
     if not (np.isfinite(baseline).all() and np.isfinite(long).all()):
         raise ValueError("a loss is not finite: look for NaN in the checkpoints")
-    hardest = hardest_positions(baseline, ratio)
+    number = math.ceil(ratio * len(baseline))
+    hardest = np.sort(np.argsort(-baseline, kind="stable")[:number])
     # f_i(c, c) and f_i(c, c')
     base, reached = (
         float(np.minimum(baseline, other)[hardest].mean(dtype=np.float64))
         for other in (baseline, long)
     )
-    # of differences: perplexities of hopeless positions would overflow
+    # the difference of losses, because perplexities of hopeless positions would overflow
     return -math.expm1(reached - base)
 
 
@@ -93,15 +81,14 @@ def effective_context(
     """RECL of one model of a group.
 
     Args:
-        losses: gives l_i(c, ·), (N,), of model i and context c.
-        num_models: of the group.
+        losses: gives l_i(c, ·), (N,), for model i and context c.
+        num_models: size of the group.
         model: i.
         contexts: the contexts to go through.
         ratio: r.
         threshold: the gain, as a share of the perplexity, below which it ends.
         limit: as many tokens as the model can read; None for no limit.
     """
-    check_contexts(contexts)
     gains: list[Gain] = []
     short, bound = contexts.first, "at least"
     while short + contexts.step <= contexts.longest:

@@ -3,39 +3,32 @@ r"""Loss of a text against the attention length: how far back a trained model ma
     python -m scripts.evaluate.attention_length --data FOLDER --checkpoint XL=checkpoint_best.pt \
         --mem-len 128,256,512,1024 --output attention_length
 
-The attention length is lengthened at evaluation, as for the results of Transformer-XL (section 4)
-and its tables 6 and 10 (columns "PPL best" and "Attn Len"). With --mem-len it is the memory; every
+The attention length is raised at evaluation, as for the results of Transformer-XL (section 4) and
+its tables 6 and 10 (columns "PPL best" and "Attn Len"). With --mem-len it is the memory; every
 token attends to the same number of tokens, as in the paper, unless --no-same-length is given.
 Models without a memory read the --extended-context before each segment anew: a token of a segment
 of S tokens sees that many tokens and up to S more.
 
-"Nats against the first" is the mean of what a token's loss differs by from the same token's in the
-model's first row, its shortest length with its smallest clamp, with a 95% confidence interval. That
-is of the means of 32 parts of the text, which are taken for independent, so it holds for other text
-of this kind, not for another training.
+"Nats against the first" is the mean difference between a token's loss and its loss in the model's
+first row, the shortest length with the smallest clamp, with a 95% confidence interval. The interval
+takes the means of 32 parts of the text for independent. It holds for other text of this kind, not
+for another training.
 
---sliding-window N also times N windows: for every single token the tokens of the attention length
-are computed anew, as Al-Rfou et al. 2018 evaluate, in place of reusing states. The ratio of the two
+--sliding-window N also times N windows: the tokens of the attention length are computed anew for
+every single token, as Al-Rfou et al. 2018 evaluate, instead of reusing states. The ratio of the two
 times is that of Transformer-XL's table 9, published for another machine and implementation.
 
 Writes attention_length.json, brought up to date after each figure, and attention_length.png, and
-prints a table. More streams (--batch-size) are faster, and each starts with an empty memory: one
+prints a table. More streams (--batch-size) are faster, but each starts with an empty memory: one
 stream gives the exact figure of the text.
 """
 
 import argparse
 import math
-import statistics
 import sys
 import time
 from typing import Any, NamedTuple
 
-import numpy as np
-import torch
-
-from fairseq_plugins.python_interface.language_model import LanguageModel
-from fairseq_plugins.python_interface.loading import load
-from fairseq_plugins.python_interface.scoring import in_unit
 from scripts._shared.checkpoints import load_checkpoint, options_of
 from scripts._shared.command_line import (
     NamedFile,
@@ -48,39 +41,23 @@ from scripts._shared.command_line import (
 )
 from scripts._shared.commands import short
 from scripts._shared.files import write_json
-from scripts._shared.machine import hardware_line, synchronize
+from scripts._shared.machine import hardware_line
 from scripts._shared.results import markdown_table, prepare_results, save_results
-from scripts.evaluate._splits import choose_device, load_tokens
 
-# Parts of a text whose means are compared, and how many tokens each has at least: losses of
-# neighbours depend on one another, those of distant tokens hardly.
-PARTS, PART_TOKENS = 32, 512
-# 97.5% of Student's t with PARTS - 1 degrees of freedom is below this.
-T_QUANTILE = 2.0395
 # Table 9: how many times slower the model of Al-Rfou et al. 2018 is.
 PUBLISHED = {800: 363, 1800: 773, 2800: 1409, 3800: 1874}
 
 
 class AttentionLength(NamedTuple):
-    """One length to evaluate with: ``mem_len``, or ``extended_context`` of a model without memory.
+    """A length in tokens: ``mem_len``, or ``extended_context`` of a model without memory.
 
-    All in tokens; ``clamp_len`` None leaves the clamp as it was trained.
+    ``clamp_len`` None leaves the clamp as it was trained.
     """
 
     mem_len: int
     extended_context: int
     same_length: bool
     clamp_len: int | None
-
-    @property
-    def tokens(self) -> int:
-        """The length itself."""
-        return self.mem_len or self.extended_context
-
-    def overrides(self) -> dict[str, Any]:
-        """Options of the model that differ from those of training."""
-        changed = {"mem_len": self.mem_len, "same_length": self.same_length}
-        return changed if self.clamp_len is None else {**changed, "clamp_len": self.clamp_len}
 
 
 def parse_lengths(arguments: argparse.Namespace) -> list[AttentionLength]:
@@ -94,9 +71,7 @@ def parse_lengths(arguments: argparse.Namespace) -> list[AttentionLength]:
             option = "--same-length" if arguments.same_length else "--sliding-window"
             raise ValueError(f"{option} is about a memory: drop it, or give --mem-len")
         contexts = parse_numbers("--extended-context", contexts, int, 0, math.inf)
-        return [
-            AttentionLength(0, context, False, clamp) for clamp in clamps for context in contexts
-        ]
+        return [AttentionLength(0, context, False, c) for c in clamps for context in contexts]
     same_length = arguments.same_length is not False
     memories = parse_numbers("--mem-len", arguments.mem_len, int, 0, math.inf)
     if memories[0] == 0 and (same_length or arguments.sliding_window):
@@ -104,90 +79,61 @@ def parse_lengths(arguments: argparse.Namespace) -> list[AttentionLength]:
             f"--mem-len is {arguments.mem_len!r}: a memory of 0 tokens with --same-length or "
             "--sliding-window leaves nothing to attend to; leave 0 out, or give --no-same-length"
         )
-    return [
-        AttentionLength(memory, 0, same_length, clamp) for clamp in clamps for memory in memories
-    ]
+    return [AttentionLength(memory, 0, same_length, c) for c in clamps for memory in memories]
 
 
 def check_length(checkpoint: NamedFile, length: AttentionLength, segment: int) -> None:
     """Check that the model of a checkpoint can have this attention length."""
     options = options_of(load_checkpoint(checkpoint.path), "model")
-    positions, span = str(options.get("positions")), options.get("attention_span")
-    problem = ""
-    if positions.endswith("-absolute") and length.mem_len > 0:
+    label, positions = checkpoint.label, str(options.get("positions"))
+    span, memory, context = options.get("attention_span"), length.mem_len, length.extended_context
+    absolute, problem = positions.endswith("-absolute"), ""
+    if absolute and memory > 0:
         problem = (
-            f"--mem-len {length.mem_len}: {checkpoint.label} has --positions {positions}, which go "
-            "without a memory; give --extended-context in its place"
+            f"--mem-len {memory}: {label} has --positions {positions}, which go without a memory; "
+            "give --extended-context in its place"
         )
-    elif positions.endswith("-absolute") and length.clamp_len is not None:
+    elif absolute and length.clamp_len is not None:
         problem = (
-            f"--clamp-len {length.clamp_len}: {checkpoint.label} has --positions {positions}, "
-            "which encode no distances; leave it out"
+            f"--clamp-len {length.clamp_len}: {label} has --positions {positions}, which encode no "
+            "distances; leave it out"
         )
-    elif span is not None and length.mem_len > span:
+    elif span is not None and memory > span:
         problem = (
-            f"--mem-len {length.mem_len}: {checkpoint.label} attends to --attention-span {span} "
-            "tokens and no more; give smaller numbers"
+            f"--mem-len {memory}: {label} attends to --attention-span {span} tokens and no more; "
+            "give smaller numbers"
         )
     elif positions == "learned-absolute":
         places = options["tokens_per_sample"] + options["extended_context"]
-        if segment + length.extended_context > places:
+        if segment + context > places:
             problem = (
-                f"--extended-context {length.extended_context} with --tokens-per-sample {segment}: "
-                f"{checkpoint.label} has vectors of {places} places; the two must not exceed that"
+                f"--extended-context {context} with --tokens-per-sample {segment}: {label} has "
+                f"vectors of {places} places; the two must not exceed that"
             )
     if problem:
         raise ValueError(problem)
 
 
-def paired_difference(losses: np.ndarray, reference: np.ndarray) -> tuple[float, float | None]:
-    """Mean difference of two losses of the same tokens, (N,) each, and half its 95% interval.
-
-    In the losses' unit. None in place of the interval for texts that are too short for one.
-    """
-    differences = losses.astype(np.float64) - reference
-    if len(differences) < PARTS * PART_TOKENS:
-        return float(differences.mean()), None
-    means = [float(part.mean()) for part in np.array_split(differences, PARTS)]
-    half = T_QUANTILE * statistics.stdev(means) / math.sqrt(PARTS)
-    return float(differences.mean()), half
-
-
-@torch.no_grad()
-def time_window(model: LanguageModel, tokens: np.ndarray, windows: int) -> float:
-    """Median of the seconds in which a model reads all tokens (L,) anew to score the last one.
-
-    Args:
-        model: one without a memory.
-        tokens: (L,).
-        windows: how often it is timed, after once for warming up.
-    """
-    inputs = torch.from_numpy(tokens.astype(np.int64)).to(model.device).unsqueeze(0)
-    seconds = []
-    for _ in range(windows + 1):
-        synchronize(model.device)
-        started = time.perf_counter()
-        features, _ = model.model.decoder.extract_features(inputs)
-        output = model.model.decoder.output_layer(features[:, -1:])
-        sample = {"target": inputs[:, -1:]}
-        model.model.get_normalized_probs((output, None), log_probs=True, sample=sample)
-        synchronize(model.device)
-        seconds.append(time.perf_counter() - started)
-    return statistics.median(seconds[1:])
-
-
 def measure(
     checkpoint: NamedFile, length: AttentionLength, arguments: argparse.Namespace
-) -> tuple[dict[str, Any], np.ndarray]:
-    """One figure with all that it was got with, and the loss of each token in nats, (N,)."""
-    device = choose_device(arguments.cpu)
-    model = load(checkpoint.path, arguments.data, **length.overrides()).to(device)
-    description = f"{checkpoint.label}, {length.tokens} tokens back"
-    description += f", clamp {length.clamp_len}" if length.clamp_len else ""
+) -> tuple[dict[str, Any], Any]:
+    """A row of the results, and the loss of each token in nats, (N,)."""
+    import numpy as np
+
+    from fairseq_plugins.python_interface.loading import load
+    from fairseq_plugins.python_interface.scoring import in_unit
+    from scripts.evaluate._scoring import choose_device, load_tokens, time_window
+
+    device, data, streams = choose_device(arguments.cpu), arguments.data, arguments.batch_size
+    clamp = {"clamp_len": length.clamp_len} if length.clamp_len else {}
+    overrides = {"mem_len": length.mem_len, "same_length": length.same_length, **clamp}
+    model = load(checkpoint.path, data, **overrides).to(device)
+    description = f"{checkpoint.label}, {length.mem_len or length.extended_context} tokens back"
+    description += f", clamp {length.clamp_len}" if clamp else ""
     started = time.monotonic()
     losses = model.score_split(
         arguments.split,
-        batch_size=arguments.batch_size,
+        batch_size=streams,
         tokens_per_sample=arguments.tokens_per_sample,
         extended_context=length.extended_context,
         max_tokens=arguments.max_tokens,
@@ -195,17 +141,17 @@ def measure(
     )
     seconds = time.monotonic() - started
     nats = float(np.mean(losses, dtype=np.float64))
-    tokens = load_tokens(arguments.data, arguments.split)
+    tokens = load_tokens(data, arguments.split)
+    trained = options_of(load_checkpoint(checkpoint.path), "model")
     row = {
         "model": checkpoint.label,
         "checkpoint": short(checkpoint.path),
         "mem_len": length.mem_len,
         "extended_context": length.extended_context,
-        "clamp_len": length.clamp_len
-        or options_of(load_checkpoint(checkpoint.path), "model").get("clamp_len"),
+        "clamp_len": length.clamp_len or trained.get("clamp_len"),
         "same_length": length.same_length,
         "segment": arguments.tokens_per_sample,
-        "streams": arguments.batch_size,
+        "streams": streams,
         "tokens": len(losses),
         "tokens_of_split": len(tokens),
         "nats": nats,
@@ -213,41 +159,32 @@ def measure(
         "loss": in_unit(nats, model.unit),
         "seconds": round(seconds, 3),
     }
-    if arguments.sliding_window:
-        window = load(checkpoint.path, arguments.data, mem_len=0, same_length=False).to(device)
+    if windows := arguments.sliding_window:
+        window = load(checkpoint.path, data, mem_len=0, same_length=False).to(device)
         text = np.resize(tokens, length.mem_len)
         row["reuse_ms_per_token"] = 1000 * seconds / len(losses)
-        row["window_ms_per_token"] = 1000 * time_window(window, text, arguments.sliding_window)
+        row["window_ms_per_token"] = 1000 * time_window(window, text, windows)
     return row, losses
-
-
-def format_difference(row: dict[str, Any]) -> str:
-    """Difference from the model's first row, with half its interval; "" for that row itself."""
-    difference, half = row["nats_difference"], row["nats_half_interval"]
-    if difference is None:
-        return ""
-    return f"{difference:+.4f}" + (f" ± {half:.4f}" if half is not None else "")
 
 
 def format_table(rows: list[dict[str, Any]]) -> str:
     """Table of the figures in Markdown."""
     headers = ["model", "memory", "extended context", "clamp", "same length", "segment", "streams"]
     headers += ["tokens", rows[0]["unit"], "nats against the first", "seconds"]
-    cells = [
-        [
-            row["model"],
-            *(row["mem_len"], row["extended_context"], row["clamp_len"] or "none"),
-            *("yes" if row["same_length"] else "no", row["segment"], row["streams"]),
-            *(f"{row['tokens']:,}", f"{row['loss']:.4f}", format_difference(row)),
-            f"{row['seconds']:.1f}",
-        ]
-        for row in rows
-    ]
+    cells = []
+    for row in rows:
+        difference, half = row["nats_difference"], row["nats_half_interval"]
+        against = "" if difference is None else f"{difference:+.4f}"
+        against += "" if half is None else f" ± {half:.4f}"
+        lengths = row["mem_len"], row["extended_context"], row["clamp_len"] or "none"
+        same = "yes" if row["same_length"] else "no"
+        cells.append([row["model"], *lengths, same, row["segment"], row["streams"]])
+        cells[-1] += [f"{row['tokens']:,}", f"{row['loss']:.4f}", against, f"{row['seconds']:.1f}"]
     return markdown_table(headers, cells)
 
 
 def format_times(rows: list[dict[str, Any]]) -> str:
-    """Table of the times of states that are reused and of windows in Markdown."""
+    """Table in Markdown of the times of reused states and of windows."""
     headers = ["model", "attention length", "state reuse, ms/token", "sliding window, ms/token"]
     cells = []
     for row in rows:
@@ -281,6 +218,8 @@ def measure_lengths(arguments: argparse.Namespace) -> None:
     for name in ("batch_size", "tokens_per_sample", "max_tokens"):
         check_at_least(1, **{name: getattr(arguments, name)})
     check_at_least(0, sliding_window=arguments.sliding_window)
+    from scripts.evaluate._scoring import choose_device, load_tokens, paired_difference
+
     whole = len(load_tokens(arguments.data, arguments.split))
     for checkpoint in checkpoints:
         for length in lengths:

@@ -13,19 +13,19 @@ position t with a context of c tokens:
     g_i(c, c') = (exp f_i(c, c) - exp f_i(c, c')) / exp f_i(c, c)
 
 c is lengthened by --step until the gain g falls below --threshold; the RECL of model i is the last
-c reached. How it is read here, where it leaves room:
+c reached. Where the definition leaves room, it is read so:
 
 - b never exceeds l_i(c, t), so f_i(c, c) is the mean of b over T: the same base for all models.
-- T has the share r of the positions, rounded up, of equal ones the earlier, anew for each c.
-- A model that gains too little from the start has --first-context as its RECL, at most; one that
-  never does has --max-context, at least.
+- T has the share r of the positions, rounded up, anew for each c; of equal ones, the earlier.
+- The RECL of a model that gains too little from the start is at most --first-context, and that of
+  a model that always gains enough at least --max-context.
 - A model with absolute positions reads no more than it was trained with, and its RECL is at most
   that (the 128 of table 8's Transformer).
 
 Each model computes its context from scratch, without a memory, in windows of c - 1 + S tokens that
-predict their last S tokens, S being --stride. So a context of c tokens is c to c + S - 1 of them;
+predict their last S tokens, S being --stride. So a context of c tokens is c to c + S - 1 tokens;
 --stride 1 is exact and the slowest. The distance clamp stays as it was trained. Positions with less
-than --max-context tokens before them are scored and not counted: all contexts are compared on the
+than --max-context tokens before them are scored but not counted: all contexts are compared on the
 same positions.
 
 Losses of a model and a context are kept in OUTPUT/losses: an interrupted measurement goes on where
@@ -34,21 +34,10 @@ recl.png, and prints a table.
 """
 
 import argparse
-import hashlib
-import json
 import sys
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-import numpy as np
-from fairseq.data.indexed_dataset import data_file_path
-from torch import device as Device
-
-from fairseq_plugins.python_interface.language_model import LanguageModel
-from fairseq_plugins.python_interface.loading import load
-from scripts._shared.checkpoints import load_checkpoint, options_of
 from scripts._shared.command_line import (
-    NamedFile,
     add_text_options,
     check_at_least,
     command_parser,
@@ -57,136 +46,27 @@ from scripts._shared.command_line import (
     parse_numbers,
 )
 from scripts._shared.commands import short
-from scripts._shared.files import atomic_write
 from scripts._shared.machine import hardware_line
 from scripts._shared.results import markdown_table, prepare_results, save_results
-from scripts.evaluate._effective_context import Contexts, check_contexts, effective_context
-from scripts.evaluate._splits import choose_device, load_tokens
 
-WITHOUT_MEMORY = {"mem_len": 0, "same_length": False}
 _SIGNS = {"exact": "", "at most": "≤ ", "at least": "≥ "}
 
 
-class Windows(NamedTuple):
-    """How a text is read.
-
-    Args:
-        data: folder that fairseq-preprocess wrote.
-        split: part of it.
-        positions: how many of its first tokens are scored.
-        stride: S, tokens that are predicted of a window.
-        batch_size: windows at once, from as many equal parts of the text; with a stride above 1 the
-            parts decide where windows begin.
-    """
-
-    data: Path
-    split: str
-    positions: int
-    stride: int
-    batch_size: int
-
-
-class ContextLosses:
-    """Losses of each model and context, measured when they are asked for and kept in a folder.
-
-    Args:
-        checkpoints: the models.
-        windows: how the text is read.
-        folder: where losses are kept.
-        device: where they are computed.
-
-    ``limits`` are the models' longest contexts in tokens, None for any.
-    """
-
-    def __init__(
-        self, checkpoints: list[NamedFile], windows: Windows, folder: Path, device: Device
-    ) -> None:
-        self.checkpoints, self.windows, self.folder = checkpoints, windows, folder
-        self.limits = [context_limit(checkpoint, windows.stride) for checkpoint in checkpoints]
-        self._device = device
-        self._models: dict[int, LanguageModel] = {}
-        self._losses: dict[tuple[int, int], np.ndarray] = {}
-
-    def __call__(self, model: int, context: int) -> np.ndarray:
-        """Losses in nats, float32 (positions,), of model number ``model``.
-
-        They are those of ``context`` tokens, or of as many as the model can read.
-        """
-        context = min(context, self.limits[model] or context)
-        if (model, context) not in self._losses:
-            path = self.folder / f"{self._key(model, context)}.npy"
-            if not path.exists():
-                losses = self._measure(model, context)
-                with atomic_write(path) as partial, partial.open("wb") as stream:
-                    np.save(stream, losses)
-            try:
-                self._losses[model, context] = np.load(path, allow_pickle=False)
-            except (OSError, ValueError, EOFError) as error:
-                raise ValueError(
-                    f"{short(path.resolve())} cannot be read ({error}): remove it, and it is "
-                    "measured anew"
-                ) from error
-        return self._losses[model, context]
-
-    def contexts(self, model: int) -> list[int]:
-        """Contexts that losses of a model were asked for, rising."""
-        return sorted(context for index, context in self._losses if index == model)
-
-    def _key(self, model: int, context: int) -> str:
-        windows = self.windows
-        split = data_file_path(str(windows.data.resolve() / windows.split))
-        key: dict[str, Any] = {}
-        for name, path in ("checkpoint", self.checkpoints[model].path), ("split", Path(split)):
-            found = path.stat()
-            key[name] = {"path": str(path), "size": found.st_size, "mtime": found.st_mtime_ns}
-        how = {name: getattr(windows, name) for name in ("stride", "batch_size", "positions")}
-        text = json.dumps({**key, "context": context, **how})
-        return hashlib.sha256(text.encode()).hexdigest()[:32]
-
-    def _measure(self, model: int, context: int) -> np.ndarray:
-        windows, checkpoint = self.windows, self.checkpoints[model]
-        if model not in self._models:
-            loaded = load(checkpoint.path, windows.data, **WITHOUT_MEMORY)
-            self._models[model] = loaded.to(self._device)
-        return self._models[model].score_split(
-            windows.split,
-            batch_size=windows.batch_size,
-            tokens_per_sample=windows.stride,
-            # a segment's first token has one token before it even without an extended context
-            extended_context=context - 1,
-            max_tokens=windows.positions,
-            description=f"{checkpoint.label}, context {context}",
-        )
-
-
-def context_limit(checkpoint: NamedFile, stride: int) -> int | None:
-    """As much context as positions of a model were trained for, in tokens; None for no limit."""
-    options = options_of(load_checkpoint(checkpoint.path), "model")
-    if not str(options.get("positions")).endswith("-absolute"):
-        return None
-    places = options["tokens_per_sample"] + options["extended_context"]
-    if places < stride:
-        raise ValueError(
-            f"--stride is {stride}: {checkpoint.label} was trained on segments of {places} tokens; "
-            "give a stride of at most that"
-        )
-    return places - stride + 1
-
-
 def format_tokens(found: dict[str, Any]) -> str:
-    """RECL with its sign where it is a bound only."""
+    """RECL, with a sign where it is only a bound."""
     return f"{_SIGNS[found['bound']]}{found['tokens']}"
 
 
 def draw(axes: Any, models: dict[str, dict[str, Any]], ratios: list[float]) -> None:
-    """Draw the RECL as bars, a group a ratio, a colour a model."""
+    """Draw the RECL as bars, a group a ratio, a color a model."""
     width = 0.8 / len(models)
     for number, (label, model) in enumerate(models.items()):
-        places = np.arange(len(ratios)) + (number - (len(models) - 1) / 2) * width
+        shift = (number - (len(models) - 1) / 2) * width
+        places = [place + shift for place in range(len(ratios))]
         found = [model["recl"][str(ratio)] for ratio in ratios]
         bars = axes.bar(places, [each["tokens"] for each in found], width, label=label)
         axes.bar_label(bars, [format_tokens(each) for each in found])
-    axes.set_xticks(np.arange(len(ratios)), [f"r = {ratio}" for ratio in ratios])
+    axes.set_xticks(range(len(ratios)), [f"r = {ratio}" for ratio in ratios])
     axes.set_ylabel("relative effective context length (tokens)")
     axes.margins(y=0.15)
     axes.legend()
@@ -194,9 +74,15 @@ def draw(axes: Any, models: dict[str, dict[str, Any]], ratios: list[float]) -> N
 
 def measure_recl(arguments: argparse.Namespace) -> None:
     """Measure each model's RECL."""
+    import numpy as np
+
+    from scripts.evaluate._context_losses import ContextLosses
+    from scripts.evaluate._effective_context import Contexts, check_contexts, effective_context
+    from scripts.evaluate._scoring import choose_device, load_tokens
+
     stride, longest = arguments.stride, arguments.max_context
-    check_at_least(1, stride=stride, batch_size=arguments.batch_size)
-    check_at_least(1, max_tokens=arguments.max_tokens)
+    sizes = {"batch_size": arguments.batch_size, "max_tokens": arguments.max_tokens}
+    check_at_least(1, stride=stride, **sizes)
     first = arguments.step if arguments.first_context is None else arguments.first_context
     contexts = Contexts(first, arguments.step, longest)
     check_contexts(contexts)
@@ -212,9 +98,9 @@ def measure_recl(arguments: argparse.Namespace) -> None:
             f"--max-context is {longest} and the text has {positions:,} tokens, of which none has "
             "that many before it: score more tokens, or give a smaller one"
         )
-    windows = Windows(arguments.data, arguments.split, positions, stride, arguments.batch_size)
+    windows = arguments.data, arguments.split, positions, stride, arguments.batch_size
     device = choose_device(arguments.cpu)
-    kept = ContextLosses(checkpoints, windows, arguments.output / "losses", device)
+    kept = ContextLosses(checkpoints, *windows, arguments.output / "losses", device)
     prepare_results(kept.folder)
     counted = positions - longest
     meaning = "exactly c" if stride == 1 else f"c to c + {stride - 1}"
@@ -223,8 +109,8 @@ def measure_recl(arguments: argparse.Namespace) -> None:
         f"{positions:,} tokens scored; stride {stride}: a context of c tokens is {meaning}\n"
     )
 
-    def losses(model: int, context: int) -> np.ndarray:
-        # the same positions for all contexts: those that have the longest one before them
+    def losses(model: int, context: int) -> Any:
+        # all contexts count the same positions, which have the longest context before them
         return kept(model, context)[longest:]
 
     models: dict[str, dict[str, Any]] = {}

@@ -4,35 +4,26 @@ r"""Translate a part of a text with a trained model and score all of it in sever
         --path checkpoints/checkpoint_best.pt --output evaluation -- --max-tokens 4096
 
 For any translation model of fairseq or of this plugin. fairseq-generate translates every sentence,
-the units of a word are joined, and the tokens become text again as Moses does it. That is compared
-with the reference, a raw text with as many lines, of which none may be left out. Reported are
-sacreBLEU, the BLEU of Moses tokens as papers of 2017 give it, GLEU, and the share of translations
-that are right to the letter; scripts/evaluate/_translation_scores.py says how each is computed.
+the units of a word are joined, and the tokens become text again as Moses does it. The text is
+compared with the reference, a raw text with as many lines. Reported are sacreBLEU, the BLEU of
+Moses tokens as papers of 2017 give it, GLEU, and the share of translations that are right to the
+letter; scripts/evaluate/_translation_scores.py says how each is computed.
 
-What follows -- is for fairseq-generate: files there are taken from the root of the repository.
+What follows -- goes to fairseq-generate: paths there start at the root of the repository.
 
 OUTPUT/translation.txt    the translations as text, in the order of the part
 OUTPUT/scores.json        scores with their signatures, number of sentences, command
-OUTPUT/generate.log       messages of a fairseq-generate that failed
 """
 
 import argparse
 import re
 import shlex
 import sys
-import time
 from collections.abc import Sequence
-from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from fairseq.data.indexed_dataset import IndexedDataset, infer_dataset_impl, make_dataset
-from sacremoses import MosesDetokenizer
-from tqdm import tqdm
-
-from fairseq_plugins.python_interface.scoring import warn_of_unknown
-from fairseq_plugins.weighted_transformer.branch_weights import LEARNED, REPLACEMENTS, UNIFORM
 from scripts._shared.checkpoints import options_of, read_checkpoint
 from scripts._shared.command_line import (
     check_at_least,
@@ -43,19 +34,22 @@ from scripts._shared.command_line import (
 from scripts._shared.commands import child_process, format_command, program, short
 from scripts._shared.files import write_json, write_text
 from scripts._shared.results import markdown_table
-from scripts.evaluate._translation_scores import score
 from scripts.prepare._lines import read_lines
 from scripts.prepare._subwords import check_language
 
+# --branch-weights of a weighted_transformer, which has LEARNED ones unless it is told otherwise
+BRANCH_WEIGHTS = LEARNED, _, _ = "learned", "random", "uniform"
 COMPOUNDS = ("de",)
 
 
 def count_sentences(data: Path, split: str, languages: tuple[str, str]) -> int:
     """Number of sentences of a part of binarized data."""
+    from fairseq.data.indexed_dataset import IndexedDataset, infer_dataset_impl, make_dataset
+
     if not data.is_dir():
         raise ValueError(f"{short(data)} is no folder: name the one that fairseq-preprocess wrote")
     source, target = languages
-    # either translates from a folder that was made for the other
+    # data binarized for the other direction will do
     for pair in (f"{source}-{target}", f"{target}-{source}"):
         path = str(data / f"{split}.{pair}.{source}")
         if IndexedDataset.exists(path):
@@ -66,22 +60,10 @@ def count_sentences(data: Path, split: str, languages: tuple[str, str]) -> int:
     )
 
 
-def find_reference(data: Path, split: str, target: str) -> Path:
-    """File in which scripts.prepare.translation keeps the raw translations of a part."""
-    reference = data.parent / "references" / f"{split}.{target}"
-    if not reference.is_file():
-        raise ValueError(
-            f"--reference is left out, and there is no {short(reference)}, where "
-            "scripts.prepare.translation keeps those of a test part: name a file with the raw "
-            f"translations of --split {split}, a sentence a line"
-        )
-    return reference
-
-
 def check_checkpoints(
     paths: Sequence[Path], branch_weights: str, languages: tuple[str, str]
 ) -> None:
-    """Check the languages and the branches of the models of an ensemble, or of the one."""
+    """Check the languages and the branches of each model of an ensemble."""
     for path in paths:
         state = read_checkpoint(path, "--path")
         task = options_of(state, "task")
@@ -93,42 +75,34 @@ def check_checkpoints(
             )
         if branch_weights == LEARNED:
             continue
-        # fairseq would take the option for any model, to no effect
+        # fairseq would take the option for any model, and it would have no effect
         weights = state.get("model") or ()
         if not any(name.endswith((".kappa", ".kappa_logits")) for name in weights):
             raise ValueError(
                 f"--branch-weights is {branch_weights}, and --path {short(path)} holds a model "
                 "without branches: leave it out, or name a weighted_transformer"
             )
-        limit = options_of(state, "model").get("branch_top_k")
-        if branch_weights == UNIFORM and limit is not None:
-            raise ValueError(
-                f"--branch-weights is uniform, and --path {short(path)} was trained with "
-                f"--branch-top-k {limit}, which has nothing to choose by then: leave the former "
-                "out, or give -- --model-overrides \"{'branch_weights': 'uniform', "
-                "'branch_top_k': None}\""
-            )
 
 
 def generate_command(options: argparse.Namespace, extra: Sequence[str]) -> list[str]:
-    """Command that translates; ``extra`` counts, but not where a part would be lost."""
+    """Command that translates; ``extra`` goes before what keeps it from leaving sentences out."""
     words = [program("fairseq-generate"), short(options.data), "--user-dir", "fairseq_plugins"]
     words += ["--source-lang", options.source_lang, "--target-lang", options.target_lang]
     words += ["--beam", str(options.beam), "--lenpen", str(options.lenpen), "--remove-bpe"]
-    # without a seed random branch weights, and sampling, would be others each time
+    # without a seed, random branch weights and sampling would differ each time
     words += ["--seed", "1", *(["--cpu"] if options.cpu else [])]
     if options.branch_weights != LEARNED:
         words += ["--model-overrides", repr({"branch_weights": options.branch_weights})]
     words += [*extra, "--path", ":".join(map(short, options.path))]
-    # fairseq's own 8 leaves up to 7 sentences out
+    # fairseq's default, 8, leaves up to 7 sentences out
     return [*words, "--gen-subset", options.split, "--required-batch-size-multiple", "1"]
 
 
 def read_results(path: Path) -> tuple[dict[int, str], dict[int, str]]:
-    """Sources and best translations, as tokens, by their place, of what fairseq-generate wrote."""
+    """Sources and best translations, as tokens, by their place in what fairseq-generate wrote."""
     sources: dict[int, str] = {}
     translations: dict[int, str] = {}
-    # nothing but a newline ends a line: tokens may hold what else Python takes for an end
+    # only a newline ends a line: tokens may hold what else Python takes for its end
     with path.open(encoding="utf-8", newline="\n") as file:
         for line in file:
             if found := re.match(r"S-(\d+)\t(.*)", line):
@@ -139,46 +113,24 @@ def read_results(path: Path) -> tuple[dict[int, str], dict[int, str]]:
     return sources, translations
 
 
-def translate(
-    words: list[str], split: str, log: Path, expected: int
-) -> tuple[list[str], list[str]]:
-    """Sources and translations of a whole part in its order, as tokens, under a progress bar.
+def translate(words: list[str], split: str, expected: int) -> tuple[list[str], list[str]]:
+    """Sources and translations of a whole part in its order, as tokens.
 
     Args:
         words: the command that translates, without the folder of its results.
         split: name of the part.
-        log: file for its output, which is left there only when it fails.
         expected: how many sentences there are.
     """
     with TemporaryDirectory() as folder:
-        results = Path(folder) / f"generate-{split}.txt"
-        results.touch()
-        try:
-            with (
-                results.open("rb") as written,
-                child_process([*words, "--results-path", folder], log) as child,
-                tqdm(total=expected, desc="translate", unit=" sentences", disable=None) as bar,
-            ):
-                ended = False
-                while not ended:
-                    # what it writes last is read after its end
-                    ended = child.poll() is not None
-                    new = sum(line.startswith(b"H-") for line in written)
-                    bar.update(min(new, expected - bar.n))
-                    if not ended:
-                        time.sleep(0.2)
-        except KeyboardInterrupt:
-            log.unlink(missing_ok=True)
-            raise
-        # of a failure it says why
-        log.unlink(missing_ok=True)
-        sources, translations = read_results(results)
+        with child_process([*words, "--results-path", folder]):
+            pass
+        sources, translations = read_results(Path(folder) / f"generate-{split}.txt")
     if translations.keys() != set(range(expected)):
         raise ValueError(
             f"fairseq-generate gave {len(translations):,} translations of the {expected:,} "
             f"sentences of --split {split}, so the scores would be of a part: leave out "
-            "--skip-invalid-size-inputs-valid-test, with which it passes over those that are too "
-            "long, --quiet, and --distributed-world-size"
+            "--skip-invalid-size-inputs-valid-test, which passes over those that are too long, "
+            "--quiet, and --distributed-world-size"
         )
     places = range(expected)
     return [sources.get(place, "") for place in places], [translations[place] for place in places]
@@ -186,6 +138,8 @@ def translate(
 
 def detokenize(lines: Sequence[str], language: str) -> list[str]:
     """Texts of lines of Moses tokens."""
+    from sacremoses import MosesDetokenizer
+
     detokenizer = MosesDetokenizer(lang=language)
     return [detokenizer.detokenize(line.split()) for line in lines]
 
@@ -205,7 +159,7 @@ def format_scores(scores: dict[str, Any]) -> str:
 
 
 def find_references(options: argparse.Namespace, extra: Sequence[str]) -> tuple[Path, list[str]]:
-    """The file of the reference and its lines, after a look at all options, before any work."""
+    """The file of the reference and its lines; checks all options before any work."""
     check_at_least(1, beam=options.beam)
     check_at_least(0, examples=options.examples)
     for side in ("source", "target"):
@@ -222,7 +176,14 @@ def find_references(options: argparse.Namespace, extra: Sequence[str]) -> tuple[
     sentences = count_sentences(options.data, options.split, languages)
     reference = options.reference
     if reference is None:
-        reference = find_reference(options.data, options.split, options.target_lang)
+        # where scripts.prepare.translation keeps it
+        reference = options.data.parent / "references" / f"{options.split}.{options.target_lang}"
+        if not reference.is_file():
+            raise ValueError(
+                f"--reference is left out, and there is no {short(reference)}, where "
+                "scripts.prepare.translation keeps those of a test part: name a file with the raw "
+                f"translations of --split {options.split}, a sentence a line"
+            )
     references = list(read_lines(reference))
     if len(references) != sentences:
         raise ValueError(
@@ -237,21 +198,15 @@ def find_references(options: argparse.Namespace, extra: Sequence[str]) -> tuple[
 
 def evaluate(options: argparse.Namespace, extra: Sequence[str]) -> None:
     """Translate, score, write and print."""
+    from fairseq_plugins.python_interface.scoring import warn_of_unknown
+    from scripts.evaluate._translation_scores import score
+
     reference, references = find_references(options, extra)
     words = generate_command(options, extra)
-    new = not options.output.exists()
+    print(f"$ {format_command(words)}\n", flush=True)
     # before the long part
     make_output_folder(options.output)
-    print(f"$ {format_command(words)}\n", flush=True)
-    try:
-        log = options.output / "generate.log"
-        sources, tokens = translate(words, options.split, log, len(references))
-    except BaseException:
-        if new:
-            # not of a command that failed, whose messages are there
-            with suppress(OSError):
-                options.output.rmdir()
-        raise
+    sources, tokens = translate(words, options.split, len(references))
     units = [unit for line in sources for unit in line.split()]
     warn_of_unknown(units.count("<unk>"), len(units))
     target = options.target_lang
@@ -267,7 +222,6 @@ def evaluate(options: argparse.Namespace, extra: Sequence[str]) -> None:
     write_text(options.output / "translation.txt", "".join(f"{line}\n" for line in translations))
     write_json(options.output / "scores.json", scores)
     shown = detokenize(sources[: options.examples], options.source_lang)
-    # the rest is not shown
     for source, translation, wanted in zip(shown, translations, references, strict=False):
         print(f"source:      {source}\ntranslation: {translation}\nreference:   {wanted}\n")
     print(f"{len(references):,} sentences, {options.split} of {short(options.data)}\n")
@@ -295,7 +249,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     help_text = "split words at hyphens for the BLEU of tokens and GLEU (yes for German)"
     add("--compound-split", action=argparse.BooleanOptionalAction, help=help_text)
     help_text = "what weighs the branches of a weighted_transformer (%(default)s)"
-    add("--branch-weights", choices=REPLACEMENTS, default=LEARNED, help=help_text)
+    add("--branch-weights", choices=BRANCH_WEIGHTS, default=LEARNED, help=help_text)
     add("--examples", type=int, default=0, metavar="N", help="print the first N sentences")
     add("--cpu", action="store_true", help="use no GPU")
     output = Path("evaluation")

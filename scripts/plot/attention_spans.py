@@ -4,8 +4,7 @@ r"""Learned attention spans of trained models: how far back each head of each la
 
 The span of a head is the number of tokens before its own that its soft mask lets through, the ramp
 included (all-attention, section 4.3; Sukhbaatar et al. 2019, arXiv:1905.07799). Layers count from
-1, next to the embeddings. Checkpoints are drawn side by side; those of any moment of a training
-will do.
+1, next to the embeddings. Checkpoints, from any moment of a training, are drawn side by side.
 
 Writes attention_spans.json and attention_spans.png, and prints a table.
 """
@@ -15,9 +14,6 @@ import re
 import sys
 from typing import Any
 
-import torch
-
-from fairseq_plugins.all_attention.adaptive_span import AdaptiveSpan
 from scripts._shared.checkpoints import load_checkpoint
 from scripts._shared.command_line import (
     NamedFile,
@@ -31,7 +27,7 @@ from scripts._shared.commands import short
 from scripts._shared.results import markdown_table, prepare_results, save_results
 
 _VALUE = re.compile(r"decoder\.layers\.(\d+)\.self_attn\.span\.value")
-# Of the room that a layer has in the plot, so much is filled.
+# The share of a layer's room in the plot that is filled.
 _FILLED = 0.7
 # Spans that differ by more than this factor are drawn on a scale of powers of two.
 _WIDE = 8
@@ -40,9 +36,13 @@ _WIDE = 8
 def read_spans(checkpoint: NamedFile) -> dict[str, Any]:
     """Spans of all heads of a checkpoint, layer by layer, in tokens.
 
-    A head that reaches a part of a token reads it: "spans" are rounded up, "mean" and "largest" are
-    those that the log of the training has.
+    A head that reaches a part of a token reads it: "spans" are rounded up, while "mean" and
+    "largest" are those in the log of the training.
     """
+    import torch
+
+    from fairseq_plugins.all_attention.adaptive_span import AdaptiveSpan
+
     state = load_checkpoint(checkpoint.path)
     options = state["cfg"]["model"]
     values = {
@@ -126,7 +126,7 @@ def draw(axes: Any, models: list[dict[str, Any]]) -> None:
     axes.set_xlabel("layer")
     axes.set_ylabel("span (tokens, ramp included)")
     axes.grid(alpha=0.3)
-    # above, a column a model: heads may be anywhere
+    # above the plot, because heads may be anywhere; a column a model
     axes.legend(loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=len(models), fontsize="small")
 
 

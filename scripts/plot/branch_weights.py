@@ -39,7 +39,7 @@ _FIGURE = re.compile(r"((?:encoder|decoder)\d+(?:_self)?)_(kappa|alpha)(\d+)")
 _PARAMETER = re.compile(
     r"(encoder|decoder)\.layers\.(\d+)\.(\w+)\.(?:\w+\.)?weights\.(kappa|alpha)(_logits)?"
 )
-# As many colours has matplotlib's cycle; more branches are told apart by their lines.
+# Colors in matplotlib's cycle; further branches have other line styles.
 _COLORS = 10
 _LINES = ("-", "--", ":", "-.")
 # Fewer points than this are marked: a single one has no line.

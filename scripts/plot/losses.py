@@ -31,8 +31,6 @@ from pathlib import Path
 from statistics import fmean, median
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from scripts._shared.command_line import (
     NamedFile,
     add_named_files,
@@ -94,6 +92,8 @@ def read_validation(line: str) -> tuple[int, dict[str, str]] | None:
 
 def validations(lines: Iterable[str]) -> dict[int, Validation]:
     """Validations that lines have, by update; the later one where an update has several."""
+    import numpy as np
+
     losses: dict[int, float] = {}
     # by the update at which each stretch of training ends; fairseq repeats lines in its --log-file
     stretches: dict[int, float] = {}

@@ -103,13 +103,14 @@ def run_importer(
     output: Path,
     name: str = "model.pt",
     vocabulary: str = "vocab.txt",
+    options: tuple[str, ...] = (),
 ) -> int:
     """Exit status of the importer on the files that ``foreign`` wrote to a folder."""
     return import_checkpoint.main(
         [
             *("--source", foreign.source, "--checkpoint", f"{folder / name}"),
             *("--config", f"{folder}/config.json", "--vocab", f"{folder / vocabulary}"),
-            *("--output", f"{output}"),
+            *("--output", f"{output}", *options),
         ]
     )
 

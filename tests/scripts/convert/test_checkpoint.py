@@ -7,7 +7,9 @@ import pytest
 import torch
 from fairseq import checkpoint_utils
 
+import fairseq_plugins
 from fairseq_plugins.segment_language_model.recurrence import Recurrence
+from fairseq_plugins.segment_language_model.units import loss_unit, read_units
 from tests.reference import foreign_models as reference
 from tests.scripts.convert.foreign_models import (
     CUTOFFS,
@@ -271,12 +273,36 @@ def test_what_was_written_is_said(tmp_path, capsys):
     different = {t.data_ptr(): t for n, t in foreign.tensors.items() if "inv_freq" not in n}
     parameters = sum(tensor.numel() for tensor in different.values()) + 2 * (16 + 1)
     assert capsys.readouterr().out.splitlines() == [
-        f"{parameters:,} parameters, 30 symbols",
+        f"{parameters:,} parameters, 30 symbols: words (if they are not words, give --unit)",
         "options that say nothing of the model, or nothing here: div_val, tie_projs, untie_me",
-        f"written to {tmp_path}/a/output/checkpoint.pt, dict.txt and options.txt",
+        f"written to {tmp_path}/a/output/checkpoint.pt, dict.txt, units.json and options.txt",
     ]
     names = sorted(path.name for path in (tmp_path / "a" / "output").iterdir())
-    assert names == ["checkpoint.pt", "dict.txt", "options.txt"]
+    assert names == ["checkpoint.pt", "dict.txt", "options.txt", "units.json"]
+
+
+@pytest.mark.parametrize(
+    ("symbols", "options", "unit"),
+    [
+        (SYMBOLS, (), "words"),
+        (["<eos>", *map(str, range(97, 126))], (), "bytes"),
+        (["_", *"abcdefghijklmnopqrstuvwxyzäöü"], (), "characters"),
+        (SYMBOLS, ("--unit", "subwords"), "subwords"),
+    ],
+)
+def test_it_carries_what_a_training_leaves(tmp_path, symbols, options, unit):
+    """Its unit, and what tells its dictionary from another of the same size."""
+    foreign = transformer_xl(symbols=symbols)
+    foreign.write(tmp_path)
+    output = tmp_path / "output"
+    assert run_importer(foreign, tmp_path, output, options=options) == 0
+    assert read_units(output).unit == unit
+    assert fairseq_plugins.load(output).unit == loss_unit(unit)
+    lines = (output / "dict.txt").read_text(encoding="utf-8").splitlines()
+    (output / "dict.txt").write_text("\n".join(lines[::-1]) + "\n", encoding="utf-8")
+    for refuse in (load, fairseq_plugins.load):
+        with pytest.raises(ValueError, match="was trained with another dictionary"):
+            refuse(output)
 
 
 def test_a_vocabulary_without_line_ends_is_imported(tmp_path, capsys):

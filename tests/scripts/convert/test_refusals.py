@@ -1,6 +1,5 @@
 """What the importer refuses, before it writes anything, and that it executes nothing."""
 
-import json
 import sys
 from pathlib import Path
 
@@ -8,7 +7,7 @@ import pytest
 import torch
 
 from scripts.convert import _conversion
-from scripts.convert._options import ForeignConfig, ForeignVocabulary
+from scripts.convert._options import ForeignVocabulary
 from scripts.convert._tensors import read_tensors
 from tests.scripts.convert.foreign_models import (
     CUTOFFS,
@@ -236,14 +235,6 @@ def test_sizes_that_are_not_known_keep_tensors_from_being_compared(tmp_path, ref
     assert "d_model is missing" in said
     assert "attn_type is 2" in said
     assert "the checkpoint" not in said
-
-
-def test_only_options_that_nobody_asked_for_are_unread(tmp_path):
-    (tmp_path / "config.json").write_text(json.dumps({"a": 1, "group": {"b": 1}, "left": 0}))
-    config = ForeignConfig(tmp_path / "config.json", [], [])
-    assert config.integer("a") == config.integer("none", 1) == 1
-    config.expect("b", 1, "")
-    assert config.unread() == ["left"]
 
 
 @FORMATS

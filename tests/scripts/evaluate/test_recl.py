@@ -9,13 +9,8 @@ from fairseq_plugins import load
 from fairseq_plugins.python_interface.language_model import LanguageModel
 from scripts._shared.command_line import NamedFile
 from scripts.evaluate import recl as measure_recl
-from scripts.evaluate._effective_context import (
-    Contexts,
-    effective_context,
-    hardest_positions,
-    relative_gain,
-)
-from scripts.evaluate.recl import ContextLosses, Windows, context_limit
+from scripts.evaluate._context_losses import WITHOUT_MEMORY, ContextLosses, context_limit
+from scripts.evaluate._effective_context import Contexts, effective_context, relative_gain
 from tests.scripts.evaluate.saved_models import token_losses, write_checkpoint, write_text
 
 CPU = torch.device("cpu")
@@ -59,25 +54,15 @@ def test_gain_by_hand():
     )
 
 
-def test_gain_is_a_share_and_none_without_more_context():
-    for seed in range(20):
-        short, long = random_losses(seed), random_losses(seed + 50)[0]
-        assert 0 <= relative_gain(list(short), long, 0.3) < 1
-        for losses in short:
-            assert relative_gain(list(short), losses, 0.3) == 0
-
-
 def test_gain_does_not_overflow():
     assert relative_gain([np.array([2000.0])], np.array([1999.0]), 1) == pytest.approx(
         1 - 1 / math.e
     )
 
 
-def test_hardest_positions_are_the_largest_and_of_equals_the_first():
-    baseline = np.array([1.0, 5, 3, 5, 2])
-    assert hardest_positions(baseline, 0.2).tolist() == [1]
-    assert hardest_positions(baseline, 0.5).tolist() == [1, 2, 3]
-    assert hardest_positions(baseline, 1).tolist() == [0, 1, 2, 3, 4]
+def test_of_equally_hard_positions_the_first_count():
+    baseline, long = np.array([1.0, 5, 3, 5, 2]), np.array([1.0, 4, 3, 5, 2])
+    assert relative_gain([baseline], long, 0.2) == pytest.approx(1 - math.exp(-1))
 
 
 def losses_that_fall_until(*ends, rate=0.05):
@@ -160,13 +145,13 @@ def models(folder, text):
 def losses_of(folder, *names, positions=60, stride=1, batch_size=4, output="losses"):
     checkpoints = [NamedFile(name, folder / name) for name in names]
     (folder / output).mkdir(exist_ok=True)
-    windows = Windows(folder / "bin", "test", positions, stride, batch_size)
-    return ContextLosses(checkpoints, windows, folder / output, CPU)
+    windows = folder / "bin", "test", positions, stride, batch_size
+    return ContextLosses(checkpoints, *windows, folder / output, CPU)
 
 
 def unlimited(folder, name):
     """The model of a checkpoint, without memory and with all that a window holds in sight."""
-    return load(folder / name, folder / "bin", **measure_recl.WITHOUT_MEMORY).model
+    return load(folder / name, folder / "bin", **WITHOUT_MEMORY).model
 
 
 @pytest.mark.parametrize("name", ["xl.pt", "aa.pt", "places.pt"])

@@ -1,0 +1,116 @@
+"""Losses of each model and context: measured when they are asked for, and kept in a folder."""
+
+import hashlib
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from fairseq_plugins.python_interface.language_model import LanguageModel
+from fairseq_plugins.python_interface.loading import load
+from scripts._shared.checkpoints import load_checkpoint, options_of
+from scripts._shared.command_line import NamedFile
+from scripts._shared.commands import short
+from scripts._shared.files import atomic_write
+
+WITHOUT_MEMORY = {"mem_len": 0, "same_length": False}
+
+
+@dataclass
+class ContextLosses:
+    """Losses of models that read windows of a split.
+
+    Args:
+        checkpoints: the models.
+        data: folder that fairseq-preprocess wrote.
+        split: part of it.
+        positions: how many of its first tokens are scored.
+        stride: S, how many tokens of a window are predicted.
+        batch_size: windows at once, from as many equal parts of the text; with a stride above 1 the
+            parts decide where windows begin.
+        folder: where losses are kept.
+        device: where they are computed.
+
+    Attributes:
+        limits: the models' longest contexts in tokens, None for any.
+    """
+
+    checkpoints: list[NamedFile]
+    data: Path
+    split: str
+    positions: int
+    stride: int
+    batch_size: int
+    folder: Path
+    device: torch.device
+    _models: dict[int, LanguageModel] = field(default_factory=dict)
+    _losses: dict[tuple[int, int], np.ndarray] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.limits = [context_limit(model, self.stride) for model in self.checkpoints]
+
+    def __call__(self, model: int, context: int) -> np.ndarray:
+        """Losses in nats, float32 (positions,), of model number ``model``.
+
+        The context is cut to what the model can read.
+        """
+        context = min(context, self.limits[model] or context)
+        if (model, context) not in self._losses:
+            path = self.folder / f"{self._key(model, context)}.npy"
+            if not path.exists():
+                losses = self._measure(model, context)
+                with atomic_write(path) as partial, partial.open("wb") as stream:
+                    np.save(stream, losses)
+            try:
+                self._losses[model, context] = np.load(path, allow_pickle=False)
+            except (OSError, ValueError, EOFError) as error:
+                raise ValueError(
+                    f"{short(path.resolve())} cannot be read ({error}): remove it, and it is "
+                    "measured anew"
+                ) from error
+        return self._losses[model, context]
+
+    def contexts(self, model: int) -> list[int]:
+        """Contexts that losses of a model were asked for, rising."""
+        return sorted(context for index, context in self._losses if index == model)
+
+    def _key(self, model: int, context: int) -> str:
+        """Name that changes with the checkpoint, the text, the context and the windows."""
+        split = self.data.resolve() / f"{self.split}.bin"
+        files = [
+            (str(path), path.stat().st_size, path.stat().st_mtime_ns)
+            for path in (self.checkpoints[model].path, split)
+        ]
+        key = [files, context, self.stride, self.batch_size, self.positions]
+        return hashlib.sha256(json.dumps(key).encode()).hexdigest()[:32]
+
+    def _measure(self, model: int, context: int) -> np.ndarray:
+        checkpoint = self.checkpoints[model]
+        if model not in self._models:
+            loaded = load(checkpoint.path, self.data, **WITHOUT_MEMORY)
+            self._models[model] = loaded.to(self.device)
+        return self._models[model].score_split(
+            self.split,
+            batch_size=self.batch_size,
+            tokens_per_sample=self.stride,
+            # a segment's first token has one token before it even without an extended context
+            extended_context=context - 1,
+            max_tokens=self.positions,
+            description=f"{checkpoint.label}, context {context}",
+        )
+
+
+def context_limit(checkpoint: NamedFile, stride: int) -> int | None:
+    """The longest context that absolute positions were trained for, in tokens; None for any."""
+    options = options_of(load_checkpoint(checkpoint.path), "model")
+    if not str(options.get("positions")).endswith("-absolute"):
+        return None
+    places = options["tokens_per_sample"] + options["extended_context"]
+    if places < stride:
+        raise ValueError(
+            f"--stride is {stride}: {checkpoint.label} was trained on segments of {places} tokens; "
+            "give a stride of at most that"
+        )
+    return places - stride + 1

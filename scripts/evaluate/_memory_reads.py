@@ -1,0 +1,224 @@
+"""What the memories of a model read over a split: counts, and the figures that follow from them."""
+
+import math
+import re
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from fairseq_plugins.product_key_memory.memory import ProductKeyMemory
+from fairseq_plugins.product_key_memory.usage import MemoryUsage, kl_from_uniform, usage
+from fairseq_plugins.python_interface.loading import load, task_of
+from fairseq_plugins.segment_language_model.task import SegmentLanguageModelingTask
+from scripts._shared.checkpoints import options_of, read_checkpoint
+from scripts._shared.command_line import NamedFile
+from scripts._shared.commands import short
+
+# Shares of all reads: how many slots carry them is counted.
+SHARES = (0.5, 0.9)
+# The curve from the most read slot to the least read one keeps at most so many slots.
+_POINTS = 200
+_PLACE = re.compile(r"(encoder|decoder)\.layers\.(\d+)\.")
+
+
+class MemoryReads(MemoryUsage):
+    """The weights with which the slots of one memory were read, and the slots that heads share.
+
+    Args:
+        slots: K.
+        heads: H.
+
+    Attributes:
+        counted: which tokens of the next batch count, (N,); None for all.
+    """
+
+    def __init__(self, slots: int, heads: int) -> None:
+        super().__init__(slots, heads, by_head=True)
+        self.counted: Tensor | None = None
+        self.knn = 0
+        # slots that head i and head j both read for the same token, added up: (H, H)
+        self._shared = torch.zeros(heads, heads, dtype=torch.long)
+
+    def record(self, slots: Tensor, weights: Tensor) -> None:
+        """Add the reads of ``slots`` with ``weights``, both (N, H, k)."""
+        if self.counted is not None:
+            slots, weights = slots[self.counted], weights[self.counted]
+        super().record(slots, weights)
+        self.knn = slots.size(-1)
+        self._shared = self._shared.to(slots.device)
+        for one, other in combinations(range(self.heads), 2):
+            # a head reads a slot once at most: a slot that is there twice was read by both
+            both = torch.cat([slots[:, one], slots[:, other]], dim=-1).sort(dim=-1).values
+            shared = (both[:, 1:] == both[:, :-1]).sum()
+            self._shared[one, other] += shared
+            self._shared[other, one] += shared
+
+    def rarely_read(self, share: float) -> Tensor:
+        """Return which slots are the ``share`` that is read least, (K,); of equals, the first."""
+        reads = self.reads.sum(0)
+        least = reads.argsort(stable=True)[: round(share * len(reads))]
+        return torch.zeros(len(reads), dtype=torch.bool).index_fill_(0, least.cpu(), True)
+
+    def overlap_of_tokens(self) -> Tensor:
+        """Return the share of a token's k slots of head i that head j reads too: (H, H).
+
+        It is the mean over the tokens, and symmetric.
+        """
+        shares = self._shared.double() / (self.tokens * self.knn)
+        return shares.fill_diagonal_(1)
+
+    def overlap_of_slots(self) -> Tensor:
+        """Return the share of the slots that head i ever reads that head j reads too: (H, H)."""
+        used = (self.reads > 0).double()
+        return used @ used.t() / used.sum(1, keepdim=True)
+
+    def describe(self) -> dict[str, Any]:
+        """Return all figures of the memory: shares as fractions of 1, the divergence in nats."""
+        reads = self.total()
+        return {
+            "slots": len(reads),
+            "heads": self.heads,
+            "knn": self.knn,
+            "tokens": self.tokens,
+            "usage": usage(reads),
+            "kl": kl_from_uniform(reads),
+            "usage_of_heads": [usage(of_head) for of_head in self.reads],
+            "slots_with_share": {str(share): slots_that_carry(reads, share) for share in SHARES},
+            "overlap_of_tokens": self.overlap_of_tokens().tolist(),
+            "overlap_of_slots": self.overlap_of_slots().tolist(),
+            "curve": curve(reads),
+        }
+
+
+def slots_that_carry(reads: Tensor, share: float) -> int:
+    """Return how many of the most read slots have ``share`` of all reads, given z' (K,)."""
+    carried = reads.sort(descending=True).values.cumsum(0)
+    # sums that should be equal differ in their last digits
+    return int((carried < share * carried[-1] * (1 - 1e-9)).sum()) + 1
+
+
+def curve(reads: Tensor) -> dict[str, list]:
+    """Return some of the slots of z' (K,) that were read, most read first: ranks from 1, weights.
+
+    A weight is z_i · K: 1 for a slot that is read as often as if all were read alike.
+    """
+    read = reads[reads > 0].sort(descending=True).values
+    ranks = np.unique(np.geomspace(1, len(read), _POINTS).round().astype(int))
+    weights = read[torch.from_numpy(ranks - 1).to(read.device)] * len(reads) / reads.sum()
+    return {"rank": ranks.tolist(), "weight": weights.tolist()}
+
+
+@contextmanager
+def record_usage(model: nn.Module) -> Iterator[dict[str, MemoryReads]]:
+    """Record what the memories of ``model`` read in the block: by name, as validation logs them.
+
+    The names are ``memory6`` for layer 6 of a language model, ``encoder_memory3`` or
+    ``decoder_memory3`` where there is an encoder. Raises ValueError for a model without memories.
+    """
+    recorded: dict[str, MemoryReads] = {}
+    with ExitStack() as stack:
+        for path, memory in model.named_modules():
+            if isinstance(memory, ProductKeyMemory):
+                reads = recorded[_name(model, path)] = MemoryReads(len(memory.values), memory.heads)
+                hook = partial(_record, reads)
+                # memory.usage belongs to validation, which takes it away after each batch
+                stack.enter_context(memory.keys.register_forward_hook(hook))
+        if not recorded:
+            raise ValueError(
+                f"{type(model).__name__} has no product-key memory to record: take a model that "
+                "was trained with --memory-layers, --encoder-memory-layers or "
+                "--decoder-memory-layers"
+            )
+        yield recorded
+
+
+def _name(model: nn.Module, path: str) -> str:
+    place = _PLACE.search(path)
+    if place is None:
+        return path
+    part = f"{place[1]}_" if hasattr(model, "encoder") else ""
+    return f"{part}memory{int(place[2]) + 1}"
+
+
+def _record(reads: MemoryReads, _: nn.Module, inputs: Any, found: tuple[Tensor, Tensor]) -> None:
+    scores, slots = found
+    reads.record(slots, scores.detach().softmax(-1))
+
+
+def check_inputs(checkpoint: NamedFile, data: Path, options: dict[str, Any]) -> None:
+    """Check the checkpoint, the data and the options before any work."""
+    label = f"--checkpoint {short(checkpoint.path)}"
+    state = read_checkpoint(checkpoint.path)
+    task_of(state, label)
+    translates = "source_lang" in options_of(state, "task")
+    if not any(weight.endswith("memory.values") for weight in state.get("model") or ()):
+        trained = "--encoder-memory-layers or --decoder-memory-layers"
+        raise ValueError(
+            f"{label} holds a model without product-key memories: name one that was trained with "
+            f"{trained if translates else '--memory-layers'}"
+        )
+    for name in ("tokens_per_sample", "context_window"):
+        if translates and options[name]:
+            raise ValueError(
+                f"--{name.replace('_', '-')} is {options[name]} for a translation model, which "
+                "reads sentence by sentence: leave it out"
+            )
+    if not data.is_dir():
+        raise ValueError(f"--data {data} is no folder: name the one that fairseq-preprocess wrote")
+
+
+def measure(
+    checkpoint: NamedFile, data: Path, split: str, options: dict[str, Any], device: torch.device
+) -> tuple[dict[str, Any], dict[str, MemoryReads]]:
+    """Loss of a model and the figures of its memories over a split, and the reads themselves.
+
+    Args:
+        checkpoint: the model.
+        data: folder of the split.
+        split: its name.
+        options: of :meth:`LoadedModel.score_split`.
+        device: where to compute.
+    """
+    loaded = load(checkpoint.path, data).to(device)
+    pad, sources = loaded.task.source_dictionary.pad(), 0
+    # (B, T) in segment models, (T, B) in fairseq's
+    by_row = isinstance(loaded.task, SegmentLanguageModelingTask)
+    with record_usage(loaded.model) as memories:
+        in_decoder = [memories[name] for name in memories if not name.startswith("encoder")]
+
+        def count_only(batch: dict[str, Any], scored: Tensor) -> None:
+            nonlocal sources
+            net_input = batch["net_input"]
+            sources += int(net_input["src_tokens"].ne(pad).sum())
+            read = net_input.get("prev_output_tokens", net_input["src_tokens"]).ne(pad)
+            counted = scored[read] if by_row else scored.t()[read.t()]
+            for memory in in_decoder:
+                memory.counted = counted
+
+        label = f"scoring {checkpoint.label}"
+        losses = loaded.score_split(split, before_batch=count_only, description=label, **options)
+    for name, memory in memories.items():
+        expected = len(losses) if memory in in_decoder else sources
+        if memory.tokens != expected:
+            raise ValueError(
+                f"{name} of --checkpoint {short(checkpoint.path)} read for {memory.tokens:,} "
+                f"tokens of the {expected:,} of --split {split}, so the figures would be wrong: "
+                "use the versions of fairseq and of this plugin that belong together"
+            )
+    loss = float(losses.mean(dtype=np.float64))
+    figures = {
+        "model": checkpoint.label,
+        "checkpoint": short(checkpoint.path),
+        "tokens": len(losses),
+        "loss": loss,
+        "perplexity": math.exp(loss),
+        "memories": {name: memory.describe() for name, memory in memories.items()},
+    }
+    return figures, memories
