@@ -27,7 +27,7 @@ LAYERS = [
     *("segment_language_model/attention_kernel", "segment_language_model/key_value_cache"),
     *("segment_language_model/layer", "segment_language_model/positions"),
     "segment_language_model/recurrence",
-    "transformer_xl/locked_dropout",
+    "transformer_xl/layers",
     *("all_attention/adaptive_span", "all_attention/persistent_vectors"),
     *("product_key_memory/cpu_kernels", "product_key_memory/memory", "product_key_memory/query"),
     *("product_key_memory/search", "product_key_memory/sharding", "product_key_memory/usage"),

@@ -8,9 +8,9 @@ import pytest
 import torch
 from fairseq.criterions import CRITERION_REGISTRY
 
-from fairseq_plugins.segment_language_model.batch_split import train_in_parts
+from fairseq_plugins.product_key_memory.memory import ProductKeyMemory
 from fairseq_plugins.segment_language_model.recurrence import Recurrence
-from fairseq_plugins.segment_language_model.stream_iterator import StreamIterator
+from fairseq_plugins.segment_language_model.stream_iterator import StreamIterator, train_in_parts
 from fairseq_plugins.segment_language_model.streams import TokenStreams
 from fairseq_plugins.segment_language_model.task import (
     SegmentLanguageModelingConfig,
@@ -40,8 +40,9 @@ def with_spans():
 
 def with_memory():
     model = tiny_transformer_xl(**MEMORY)
-    for memory in model.product_key_memories.values():
-        memory.keep_gradient_beside_autograd()
+    for module in model.modules():
+        if isinstance(module, ProductKeyMemory):
+            module.keep_gradient_beside_autograd()
     return model
 
 

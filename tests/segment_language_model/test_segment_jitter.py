@@ -5,9 +5,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from fairseq_plugins.segment_language_model.segment_jitter import Jitter, longest_segment
 from fairseq_plugins.segment_language_model.stream_iterator import StreamIterator
-from fairseq_plugins.segment_language_model.streams import TokenStreams
+from fairseq_plugins.segment_language_model.streams import Jitter, TokenStreams, longest_segment
 from fairseq_plugins.segment_language_model.task import (
     SegmentLanguageModelingConfig,
     SegmentLanguageModelingTask,

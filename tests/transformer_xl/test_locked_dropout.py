@@ -2,7 +2,7 @@
 
 import torch
 
-from fairseq_plugins.transformer_xl.locked_dropout import LockedDropout, WordDropout
+from fairseq_plugins.transformer_xl.layers import LockedDropout, WordDropout
 
 
 def test_locked_dropout_drops_the_same_elements_at_every_token_of_a_stream():

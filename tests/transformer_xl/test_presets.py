@@ -5,7 +5,7 @@ import pytest
 import torch
 from omegaconf import OmegaConf
 
-from fairseq_plugins.transformer_xl.locked_dropout import LockedDropout
+from fairseq_plugins.transformer_xl.layers import LockedDropout
 from scripts.docs.tables import build, parse
 from tests.recipes import HYDRA
 from tests.tiny import SEGMENTS, dictionary
