@@ -25,7 +25,7 @@ from fairseq_plugins.segment_language_model.attention_blocks import UNLIMITED
 _TRIMMED_AT_ONCE = 64
 
 # What one more group of heads costs, in keys of one head: its products are smaller, and more.
-_GROUP_COST = 256
+GROUP_COST = 256
 
 
 class HeadGroup(NamedTuple):
@@ -181,7 +181,7 @@ def cheapest_parts(widths: list[int]) -> list[tuple[int, int]]:
     costs, starts = [0], [0]
     for last in range(1, len(widths) + 1):
         cost, start = min(
-            (costs[first] + (last - first) * widths[last - 1] + _GROUP_COST, first)
+            (costs[first] + (last - first) * widths[last - 1] + GROUP_COST, first)
             for first in range(last)
         )
         costs.append(cost)

@@ -260,10 +260,12 @@ class AllAttentionLanguageModel(SegmentLanguageModel):
     def check_options(cls, cfg: AllAttentionConfig) -> None:
         """Refuse options that do not go together or are out of range."""
         check_least(cfg, {"persistent_vectors": 0, "attention_span": 1, "span_ramp": 1})
+        if not 0 <= cfg.span_init <= 1:
+            raise ValueError(f"--span-init is {cfg.span_init}: it must be in [0, 1]")
+        if not 0 <= cfg.span_epsilon < 1:
+            raise ValueError(f"--span-epsilon is {cfg.span_epsilon}: it must be in [0, 1)")
         for name in ("span_init", "span_epsilon"):
             value = getattr(cfg, name)
-            if not 0 <= value <= 1:
-                raise ValueError(f"{flag(name)} is {value}: it must be in [0, 1]")
             if value > 0 and not cfg.adaptive_span:
                 raise ValueError(f"{flag(name)} is {value}: it needs --adaptive-span")
         if cfg.mem_len is not None and cfg.mem_len > cfg.attention_span:

@@ -95,7 +95,7 @@ class SegmentDecoder(FairseqIncrementalDecoder):
         self.context = context
         self.checkpoint_activations = checkpoint_activations
         self._takes_padding = any(getattr(m, "takes_padding", False) for m in self.modules())
-        self._inference_positions: InferenceCache[tuple[int, list[Any]]] = InferenceCache()
+        self.inference_positions: InferenceCache[tuple[int, list[Any]]] = InferenceCache()
         self._warned_of_places = False
 
     def forward(
@@ -151,8 +151,8 @@ class SegmentDecoder(FairseqIncrementalDecoder):
         # layers may keep more or less of the past
         kept = 0 if past is None else max(state.length for state in past)
         if start == 0:
-            self._inference_positions.clear()  # a new walk
-        positions = self._positions_of_layers(
+            self.inference_positions.clear()  # a new walk
+        positions = self.positions_of_layers(
             kept + x.size(1) - 1, mem_len + x.size(1) - 1, once=recurrence is None
         )
         states: list[LayerState] = []
@@ -212,14 +212,14 @@ class SegmentDecoder(FairseqIncrementalDecoder):
             return None
         return padding_mask
 
-    def _positions_of_layers(
+    def positions_of_layers(
         self, farthest: int, ever_farthest: int, once: bool = False
     ) -> list[Any]:
         """Return each layer's projected positions of the distances ``farthest``, or more, to -1.
 
         Inference computes them once for all segments of a walk; with ``once`` no other follows.
         """
-        cache = self._inference_positions
+        cache = self.inference_positions
         if self.training or torch.is_grad_enabled() or once:
             cache.clear()
             return self.compute_positions(farthest)
@@ -257,7 +257,7 @@ class SegmentDecoder(FairseqIncrementalDecoder):
     def train(self, mode: bool = True) -> "SegmentDecoder":
         """Set the module in training mode or out of it."""
         if mode:
-            self._inference_positions.clear()  # training needs the space
+            self.inference_positions.clear()  # training needs the space
         return super().train(mode)
 
     def output_layer(self, features: Tensor) -> Tensor:

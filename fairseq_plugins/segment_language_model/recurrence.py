@@ -54,22 +54,22 @@ class Recurrence:
     def __init__(self, last_start: int | None = None, longer: int = 0) -> None:
         self._last_start = last_start
         self.longer = longer
-        self._histories: WeakKeyDictionary[nn.Module, _History] = WeakKeyDictionary()
+        self.histories: WeakKeyDictionary[nn.Module, _History] = WeakKeyDictionary()
         self._restored: _History | None = None
         self._gathered: tuple[int, dict[str, Any]] | None = None
         self._parts: list[Recurrence] = []
 
     def __getstate__(self) -> dict[str, Any]:
         """Return what copies and pickles hold."""
-        return {**self.__dict__, "_histories": list(self._histories.items())}
+        return {**self.__dict__, "histories": list(self.histories.items())}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Take the states of a copy."""
-        self.__dict__.update(state, _histories=WeakKeyDictionary(dict(state["_histories"])))
+        self.__dict__.update(state, histories=WeakKeyDictionary(dict(state["histories"])))
 
     def end(self, model: nn.Module) -> int:
         """Return how many tokens of each stream ``model`` has read."""
-        history = self._histories.get(model)
+        history = self.histories.get(model)
         return 0 if history is None else history.end
 
     def read(self, model: nn.Module, start: int, like: Tensor) -> list[LayerState] | None:
@@ -77,9 +77,9 @@ class Recurrence:
 
         None where there is nothing before it. The states have the device and dtype of ``like``.
         """
-        if model not in self._histories and self._restored is not None:
-            self._histories[model], self._restored = self._restored, None
-        history = self._histories.get(model)
+        if model not in self.histories and self._restored is not None:
+            self.histories[model], self._restored = self._restored, None
+        history = self.histories.get(model)
         if history is None:
             if start > 0:
                 logger.warning(
@@ -118,7 +118,7 @@ class Recurrence:
         if mem_len == 0:
             states = []
         layers = [state.last(mem_len, segment=length) for state in states]
-        self._histories[model] = _History(layers, start, length, mem_len)
+        self.histories[model] = _History(layers, start, length, mem_len)
         self._gathered = None
 
     def split(self, sizes: list[int]) -> list[Recurrence]:
@@ -145,16 +145,16 @@ class Recurrence:
         if self._parts:
             histories = [history for part in self._parts for history in part._latest()]
             return histories if len(histories) == len(self._parts) else []
-        history = next(iter(self._histories.values()), self._restored)
+        history = next(iter(self.histories.values()), self._restored)
         return [] if history is None else [history]
 
     def reorder(self, new_order: Tensor) -> None:
         """Let stream i go on from stream ``new_order[i]``, as beam search does."""
         if torch.equal(new_order, torch.arange(len(new_order), device=new_order.device)):
-            streams = {s.streams for h in self._histories.values() for s in h.layers[:1]}
+            streams = {s.streams for h in self.histories.values() for s in h.layers[:1]}
             if streams <= {len(new_order)}:
                 return  # sampling asks for this order at every token
-        for history in self._histories.values():
+        for history in self.histories.values():
             history.layers = [state.select(new_order) for state in history.layers]
 
     def gather(self, group: Any = None) -> None:

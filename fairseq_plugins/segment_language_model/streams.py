@@ -30,7 +30,7 @@ from fairseq.data.indexed_dataset import (
 from torch import Tensor
 
 # tokens that are compared at once: for a billion that would take gigabytes
-_SCANNED = 2**24
+SCANNED = 2**24
 # jittered segments: the part that is drawn around half of the length, the fewest tokens, and by how
 # many deviations one may be longer than --tokens-per-sample
 _HALF_AS_LONG, _SHORTEST, _DEVIATIONS = 0.05, 5, 3
@@ -125,7 +125,7 @@ def _load_part(path: str, dictionary: Dictionary, dataset_impl: str | None) -> n
 
 
 def _pieces(tokens: np.ndarray) -> list[np.ndarray]:
-    return [tokens[i : i + _SCANNED] for i in range(0, len(tokens), _SCANNED)]
+    return [tokens[i : i + SCANNED] for i in range(0, len(tokens), SCANNED)]
 
 
 class Jitter(NamedTuple):
@@ -167,7 +167,7 @@ class ShuffledSentences:
     def __init__(self, tokens: np.ndarray, eos: int, seed: list[int]) -> None:
         self._tokens = tokens
         inner = [
-            np.flatnonzero(piece == eos) + number * _SCANNED + 1
+            np.flatnonzero(piece == eos) + number * SCANNED + 1
             for number, piece in enumerate(_pieces(tokens[:-1]))
         ]
         starts = np.concatenate([[0], *inner])

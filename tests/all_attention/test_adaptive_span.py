@@ -74,7 +74,7 @@ def test_values_and_gradients_equal_the_equations(
     monkeypatch, block, group_cost, values, variant, persistent, remembered, length, clamp_len
 ):
     monkeypatch.setattr(attention_blocks, "QUERY_BLOCK", block)
-    monkeypatch.setattr(adaptive_span_file, "_GROUP_COST", group_cost)
+    monkeypatch.setattr(adaptive_span_file, "GROUP_COST", group_cost)
     attention, positions = make(values, variant, persistent, clamp_len)
     x = torch.randn(STREAMS, length, WIDTH, dtype=torch.float64, requires_grad=True)
     past = torch.randn(STREAMS, remembered, WIDTH, dtype=torch.float64, requires_grad=True)
@@ -93,7 +93,7 @@ def test_values_and_gradients_equal_the_equations(
 
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_cached_projections_give_the_values_of_remembered_hidden_states(variant, monkeypatch):
-    monkeypatch.setattr(adaptive_span_file, "_GROUP_COST", 0)
+    monkeypatch.setattr(adaptive_span_file, "GROUP_COST", 0)
     attention, positions = make([0.05, 0.93, 0.41, 0.07], variant)
     x = torch.randn(STREAMS, 40, WIDTH, dtype=torch.float64)
     cached, state = [], None
@@ -127,7 +127,7 @@ def test_scores_equal_the_reference(variant, span_init):
 @pytest.mark.parametrize("variant", [*VARIANTS, "ff-attn"])
 @pytest.mark.parametrize("group_cost", [0, 1000])
 def test_loss_does_not_depend_on_segment_length(monkeypatch, mode, variant, group_cost):
-    monkeypatch.setattr(adaptive_span_file, "_GROUP_COST", group_cost)
+    monkeypatch.setattr(adaptive_span_file, "GROUP_COST", group_cost)
     model = tiny_model(
         attention_span=40, adaptive_span=True, span_ramp=4, persistent_variant=variant
     ).double()
@@ -139,7 +139,7 @@ def test_loss_does_not_depend_on_segment_length(monkeypatch, mode, variant, grou
 
 
 def test_incremental_decoding_equals_one_pass_and_beams_move(monkeypatch):
-    monkeypatch.setattr(adaptive_span_file, "_GROUP_COST", 0)
+    monkeypatch.setattr(adaptive_span_file, "GROUP_COST", 0)
     model = tiny_model(attention_span=32, adaptive_span=True, span_ramp=4).double().eval()
     spread_spans(model)
     stream = tokens(2, 20)
@@ -217,7 +217,7 @@ def test_the_mask_is_the_formula(z):
 
 @pytest.mark.parametrize("group_cost", [0, 7, 100])
 def test_parts_are_the_cheapest_of_all(monkeypatch, group_cost):
-    monkeypatch.setattr(adaptive_span_file, "_GROUP_COST", group_cost)
+    monkeypatch.setattr(adaptive_span_file, "GROUP_COST", group_cost)
     widths = [3, 3, 9, 10, 40, 41, 200]
 
     def cost(parts):
@@ -264,7 +264,7 @@ def read(model, segments, mode=torch.no_grad, length=64):
     with mode():
         for segment in range(segments):
             model(tokens(1, length, seed=segment), recurrence=recurrence, start=segment * length)
-    return recurrence._histories[model.decoder]
+    return recurrence.histories[model.decoder]
 
 
 def cached_bytes(history):
@@ -311,7 +311,7 @@ def test_shorter_spans_mean_fewer_operations_and_bytes(mode):
 
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.enable_grad])
 def test_each_head_costs_what_it_sees(monkeypatch, mode):
-    monkeypatch.setattr(adaptive_span_file, "_GROUP_COST", 0)
+    monkeypatch.setattr(adaptive_span_file, "GROUP_COST", 0)
     model, recurrence = long_model([1016.0, 20.0, 100.0, 20.0]), Recurrence()
     model.train(mode is torch.enable_grad)
     with mode():
@@ -342,7 +342,7 @@ def test_the_recurrence_follows_the_span_in_training():
             for span in model.decoder.spans:
                 span.value.data.fill_(20 / 1024)
         model(tokens(1, 64, seed=segment), recurrence=recurrence, start=segment * 64)
-        lengths.append([layer.length for layer in recurrence._histories[model.decoder].layers])
+        lengths.append([layer.length for layer in recurrence.histories[model.decoder].layers])
     # as far as the heads see and 64 tokens more, with the segment of 64
     assert lengths[5] == [28 + 64 + 64] * 2
     assert lengths[6] == [28 + 64 + 64] * 2

@@ -131,21 +131,3 @@ def test_scores_of_segments_equal_the_reference(variant):
         # training keeps hidden states, evaluation keys and values: with and without its mode
         found = scores_by_segment(model.eval(), stream, 7, mode)
         torch.testing.assert_close(found[0], expected)
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"span_epsilon": 1e-8}, "--span-epsilon is 1e-08: it needs --adaptive-span"),
-        *(
-            (
-                {"adaptive_span": True, "span_epsilon": epsilon},
-                rf"--span-epsilon is {epsilon}: it must be in \[0, 1\)",
-            )
-            for epsilon in (-0.1, 1.0, float("nan"))
-        ),
-    ],
-)
-def test_options_that_do_not_fit_are_refused(options, message):
-    with pytest.raises(ValueError, match=f"^{message}$"):
-        tiny_model(**options)

@@ -218,19 +218,3 @@ def test_workers_exchange_gradients_once_a_batch():
     model = Wrapped()
     assert train_in_parts([2, 3, 4], model, step) == (9, 3, {"loss": 9})
     assert passes == [False, False, True]
-
-
-@pytest.mark.parametrize(
-    ("parts", "streams", "said"),
-    [
-        (0, 4, "--batch-split is 0: it must be at least 1"),
-        (5, 4, "--batch-split is 5 and --batch-size 4: a part has .* give --batch-split 4 or less"),
-        (2, None, "--batch-split is 2 and --batch-size 1: a part has at least one stream"),
-    ],
-)
-def test_parts_without_a_stream_are_refused_before_training(parts, streams, said):
-    task = SegmentLanguageModelingTask(
-        SegmentLanguageModelingConfig(batch_split=parts, batch_size=streams), dictionary()
-    )
-    with pytest.raises(ValueError, match=said):
-        task.build_model(None)
