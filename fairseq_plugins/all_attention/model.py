@@ -394,19 +394,14 @@ PRESETS: dict[str, dict[str, Any]] = {
         "attention_span": 1024,
     },
     "all_attention_lm_tiny": {
-        "decoder_layers": 6,
-        "decoder_embed_dim": 128,
-        "decoder_attention_heads": 4,
+        **size_preset(6, 128, 4),
         "persistent_vectors": 64,
         "attention_span": 128,
     },
     "adaptive_span_lm_tiny": {
-        "decoder_layers": 4,
-        "decoder_embed_dim": 128,
-        "decoder_attention_heads": 4,
+        **size_preset(4, 128, 4, 512),
         **_adaptive_span(256),
         "persistent_vectors": 0,
-        "decoder_ffn_embed_dim": 512,
     },
 }
 

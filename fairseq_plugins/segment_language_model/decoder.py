@@ -49,8 +49,8 @@ class SegmentDecoder(FairseqIncrementalDecoder):
 
     Args:
         dictionary: the symbols.
-        embed_tokens: tokens (B, T) to embeddings (B, T, d).
-        embed_scale: what the embeddings are multiplied by.
+        embed_tokens: tokens (B, T) to embeddings (B, T, d), which ``embed_scale`` multiplies.
+        embed_scale: a number.
         layers: first to last.
         output: projection to V scores, or an adaptive softmax.
         context: how far back the layers read.

@@ -66,13 +66,16 @@ def _of_targets(log_probs: Tensor, target: Tensor) -> Tensor:
     return log_probs.gather(-1, target.unsqueeze(-1)).squeeze(-1)
 
 
-class LineEndTally:
-    """Sums of the log-probabilities of an evaluation's tokens, without line ends.
+class TalliedBatches:
+    """The batches of an evaluation, which at its end logs its figures without line ends.
 
-    ``characters`` says whether each symbol is one.
+    Each has this as its ``tally``. ``characters`` says whether each symbol is one.
     """
 
-    def __init__(self, dictionary: Dictionary, characters: bool) -> None:
+    def __init__(
+        self, batches: Iterable[dict[str, Any]], dictionary: Dictionary, characters: bool
+    ) -> None:
+        self._batches = batches
         self._pad, self._eos = dictionary.pad(), dictionary.eos()
         self._unit = BITS if characters else "bits a token"
         # tensors from the first batch on, so that a GPU need not be waited for
@@ -99,20 +102,12 @@ class LineEndTally:
             f"perplexity {math.exp(nats):.2f} ({others:,} of {others + line_ends:,} tokens)"
         )
 
-
-class TalliedBatches:
-    """The batches of an evaluation, each with a tally, which is logged at the end."""
-
-    def __init__(self, batches: Iterable[dict[str, Any]], tally: LineEndTally) -> None:
-        self._batches = batches
-        self._tally = tally
-
     def __len__(self) -> int:
         return len(self._batches)
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         for batch in self._batches:
-            yield {**batch, "tally": self._tally}
-        figures = self._tally.describe()
+            yield {**batch, "tally": self}
+        figures = self.describe()
         if figures is not None:
             logger.info(figures)

@@ -16,13 +16,7 @@ from fairseq_plugins.segment_language_model.key_value_cache import HiddenStates,
 
 
 class FeedForward(nn.Module):
-    """Two affine maps with a ReLU between (all-attention, equation 5).
-
-    Args:
-        embed_dim: d.
-        inner_dim: f.
-        dropout: acts on the inner activations.
-    """
+    """Two affine maps with a ReLU, then dropout, between (all-attention, equation 5)."""
 
     def __init__(self, embed_dim: int, inner_dim: int, dropout: nn.Module) -> None:
         super().__init__()

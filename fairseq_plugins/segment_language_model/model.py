@@ -47,13 +47,8 @@ logger = logging.getLogger(__name__)
 class SegmentLanguageModel(FairseqLanguageModel):
     """A language model over streams of text, read segment by segment.
 
-    Args:
-        decoder: its :class:`SegmentDecoder`.
-        summary: what the log says of it: recurrence, clamp and what is its own.
-
-    Attributes:
-        added_sublayers: builds, from the options, what another paper adds to the layers; see
-            :class:`.MemorySublayers`.
+    ``added_sublayers`` builds, from the options, what another paper adds to the layers: see
+    :class:`.MemorySublayers`. The log has ``summary`` beside figures.
     """
 
     decoder_class = SegmentDecoder
@@ -225,14 +220,6 @@ class SegmentLanguageModel(FairseqLanguageModel):
                 f"{checkpoint_of(state_dict)} has embeddings of {rows} symbols and the dictionary "
                 f"(dict.txt) has {len(self.decoder.dictionary)}: use the data that the model was "
                 "trained with"
-            )
-        places = state_dict.get("decoder.absolute_positions.weight")
-        if places is not None and places.shape != self.decoder.absolute_positions.weight.shape:
-            raise ValueError(
-                f"{checkpoint_of(state_dict)} has position vectors for segments of "
-                f"{places.size(1)} tokens, and this model for "
-                f"{self.decoder.absolute_positions.weight.size(1)}: resume with the "
-                "--tokens-per-sample and --extended-context that it was trained with"
             )
         fitted = self.added_sublayers.fit_weights(self, self.fit_weights(state_dict))
         with weights_loaded_into(self, state_dict):

@@ -108,10 +108,7 @@ class Distances(nn.Module):
 class LearnedRelativeKeys(nn.Module):
     """A learned vector for each distance and head (Shaw et al. 2018, as section 3.3 has it).
 
-    Args:
-        num_heads: H.
-        farthest: the last distance with a vector of its own; those beyond share it (their k).
-        head_dim: d_h.
+    Distances beyond ``farthest`` (their k) share its vector.
     """
 
     def __init__(self, num_heads: int, farthest: int, head_dim: int) -> None:
@@ -196,13 +193,7 @@ class SinusoidalAbsolutePositions(nn.Module):
 
 
 class LearnedAbsolutePositions(nn.Module):
-    """A learned vector for each place, added to each layer's input (Al-Rfou et al. 2018).
-
-    Args:
-        num_layers: L.
-        max_positions: P.
-        embed_dim: d.
-    """
+    """Learned vectors (L, P, d) of places, added to each layer's input (Al-Rfou et al. 2018)."""
 
     def __init__(self, num_layers: int, max_positions: int, embed_dim: int) -> None:
         super().__init__()

@@ -47,9 +47,7 @@ class StreamIterator(EpochBatchIterator):
     A checkpoint in mid-epoch holds it, so that a resumed run goes on as if it had not stopped.
 
     Args:
-        dataset: the streams of all workers.
-        num_shards: number of workers.
-        shard_id: this worker.
+        dataset: the streams of all workers (``num_shards`` of them, this one ``shard_id``).
         save_recurrence: whether checkpoints in mid-epoch hold the recurrence.
         longer_recurrence: by how many tokens it is longer than ``--mem-len``.
         options: further arguments of fairseq's iterator.
@@ -88,17 +86,17 @@ class StreamIterator(EpochBatchIterator):
         self.recurrence = Recurrence(last_start, self.longer_recurrence)
         return _BatchesWithRecurrence(batches, self.recurrence, self.dataset)
 
-    def _layout(self) -> dict[str, int]:
-        layout = {
-            "tokens": len(self.dataset.tokens),
-            "streams": self.dataset.num_streams,
-            "segment_length": self.dataset.segment_length,
-        }
-        if self.dataset.shuffled_with is not None:
-            layout["shuffled_with"] = self.dataset.shuffled_with
-        if self.dataset.jitter is not None:
-            layout["jitter"] = self.dataset.jitter.deviation
-            layout["jittered_with"] = self.dataset.jitter.seed
+    def _layout(self) -> str:
+        streams = self.dataset
+        layout = (
+            f"{len(streams.tokens):,} tokens in {streams.num_streams} streams with segments of "
+            f"{streams.segment_length}"
+        )
+        if streams.shuffled_with is not None:
+            layout += f", sentences shuffled with seed {streams.shuffled_with}"
+        if streams.jitter is not None:
+            deviation, seed, _ = streams.jitter
+            layout += f", lengths of deviation {deviation} drawn with seed {seed}"
         return layout
 
     def state_dict(self) -> dict[str, Any]:
@@ -129,10 +127,10 @@ class StreamIterator(EpochBatchIterator):
         if in_epoch and saved != self._layout():
             raise ValueError(
                 "the checkpoint stopped in the middle of an epoch over "
-                f"{_describe(saved)}, and this run has {_describe(self._layout())}: resume with "
-                "the same data, --tokens-per-sample, --segment-jitter and --batch-size times "
-                "workers (and, with --shuffle-sentences or --segment-jitter, --seed), or begin the "
-                "epoch anew with --reset-dataloader"
+                f"{saved}, and this run has {self._layout()}: resume with the same data, "
+                "--tokens-per-sample, --segment-jitter and --batch-size times workers (and, with "
+                "--shuffle-sentences or --segment-jitter, --seed), or begin the epoch anew with "
+                "--reset-dataloader"
             )
         super().load_state_dict({**state_dict, "shuffle": False})
         if not in_epoch:
@@ -143,15 +141,6 @@ class StreamIterator(EpochBatchIterator):
         else:
             self.recurrence.load_state_dict(states, self.shard_id, self.num_shards)
             logger.info("resuming with recurrence, after %d tokens of each stream", states["end"])
-
-
-def _describe(layout: dict[str, int]) -> str:
-    text = "{tokens:,} tokens in {streams} streams with segments of {segment_length}"
-    if "shuffled_with" in layout:
-        text += ", sentences shuffled with seed {shuffled_with}"
-    if "jitter" in layout:
-        text += ", lengths of deviation {jitter} drawn with seed {jittered_with}"
-    return text.format(**layout)
 
 
 def check_parts(parts: int, streams: int) -> None:

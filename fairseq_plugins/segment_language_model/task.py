@@ -15,7 +15,7 @@ from fairseq.tasks import FairseqTask, register_task
 from fairseq_plugins.fairseq_integration.constraints import apply_constraints
 from fairseq_plugins.fairseq_integration.option_names import flag
 from fairseq_plugins.segment_language_model.decoder import SegmentDecoder
-from fairseq_plugins.segment_language_model.evaluation import LineEndTally, TalliedBatches
+from fairseq_plugins.segment_language_model.evaluation import TalliedBatches
 from fairseq_plugins.segment_language_model.generation import (
     RunningTextDictionary,
     choose_prefix,
@@ -267,9 +267,8 @@ class SegmentLanguageModelingTask(FairseqTask):
             max_sentences=batch_size,
             **{name: options[name] for name in given if name in options},
         )
-        return TalliedBatches(
-            streams.next_epoch_itr(shuffle=False), LineEndTally(self.dictionary, characters)
-        )
+        walk = streams.next_epoch_itr(shuffle=False)
+        return TalliedBatches(walk, self.dictionary, characters)
 
     def train_step(self, sample: dict[str, Any], model: Any, *args: Any, **kwargs: Any) -> Any:
         """Train on a batch; its streams' recurrence is kept for the next checkpoint."""
@@ -355,7 +354,4 @@ class SegmentLanguageModelingTask(FairseqTask):
         """Return the symbols."""
         return self.dictionary
 
-    @property
-    def target_dictionary(self) -> Dictionary:
-        """Return the symbols."""
-        return self.dictionary
+    target_dictionary = source_dictionary

@@ -243,14 +243,15 @@ class TransformerXLLanguageModel(SegmentLanguageModel):
 _CHARACTERS: dict[str, Any] = {"share_decoder_input_output_embed": True, "output_bias": True}
 
 
-def _dropouts(sublayers: float, attention: float) -> dict[str, float]:
-    """The published code's one rate for all but attention weights."""
+def _preset(
+    layers: int, width: int, heads: int, inner: int, dropout: float, attention_dropout: float
+) -> dict[str, float]:
+    """The published code's one rate for all dropouts but that of attention weights."""
+    names = ("dropout", "embed_dropout", "output_dropout", "activation_dropout")
     return {
-        "dropout": sublayers,
-        "embed_dropout": sublayers,
-        "output_dropout": sublayers,
-        "activation_dropout": sublayers,
-        "attention_dropout": attention,
+        **size_preset(layers, width, heads, inner),
+        **dict.fromkeys(names, dropout),
+        "attention_dropout": attention_dropout,
     }
 
 
@@ -259,70 +260,31 @@ _WT103 = "20000,40000,200000"
 _LM1B = adaptive_preset("60000,100000,640000", 4, tied_projections=False)
 
 PRESETS: dict[str, dict[str, Any]] = {
-    "transformer_xl_enwik8_base": {
-        **size_preset(12, 512, 8, 2048),
-        **_dropouts(0.1, 0.0),
-        **_CHARACTERS,
-    },
+    "transformer_xl_enwik8_base": {**_preset(12, 512, 8, 2048, 0.1, 0.0), **_CHARACTERS},
     # widths chosen to meet the paper's 88M: it gives only the number of layers
-    "transformer_xl_enwik8_18l": {
-        **size_preset(18, 640, 10, 2208),
-        **_dropouts(0.1, 0.0),
-        **_CHARACTERS,
-    },
-    "transformer_xl_enwik8_large": {
-        **size_preset(24, 1024, 8, 3072),
-        **_dropouts(0.15, 0.15),
-        **_CHARACTERS,
-    },
-    "transformer_xl_text8_base": {
-        **size_preset(12, 512, 8, 2048),
-        **_dropouts(0.1, 0.0),
-        **_CHARACTERS,
-    },
-    "transformer_xl_text8_large": {
-        **size_preset(24, 1024, 8, 3072),
-        **_dropouts(0.15, 0.15),
-        **_CHARACTERS,
-    },
+    "transformer_xl_enwik8_18l": {**_preset(18, 640, 10, 2208, 0.1, 0.0), **_CHARACTERS},
+    "transformer_xl_enwik8_large": {**_preset(24, 1024, 8, 3072, 0.15, 0.15), **_CHARACTERS},
+    "transformer_xl_text8_base": {**_preset(12, 512, 8, 2048, 0.1, 0.0), **_CHARACTERS},
+    "transformer_xl_text8_large": {**_preset(24, 1024, 8, 3072, 0.15, 0.15), **_CHARACTERS},
     "transformer_xl_wt103_base": {
-        **size_preset(16, 410, 10, 2100),
-        **_dropouts(0.1, 0.0),
+        **_preset(16, 410, 10, 2100, 0.1, 0.0),
         **adaptive_preset(_WT103, 1),
     },
     "transformer_xl_wt103_large": {
-        **size_preset(18, 1024, 16, 4096),
-        **_dropouts(0.2, 0.2),
+        **_preset(18, 1024, 16, 4096, 0.2, 0.2),
         **adaptive_preset(_WT103, 4),
     },
     # tables 6 and 10 give only 128M parameters: the base model with as many layers as that leaves
     "transformer_xl_wt103_ablation": {
-        **size_preset(7, 410, 10, 2100),
-        **_dropouts(0.1, 0.0),
+        **_preset(7, 410, 10, 2100, 0.1, 0.0),
         **adaptive_preset(_WT103, 1),
     },
-    "transformer_xl_lm1b_base": {
-        **size_preset(18, 1024, 8, 4096),
-        **_dropouts(0.0, 0.0),
-        **_LM1B,
-    },
+    "transformer_xl_lm1b_base": {**_preset(18, 1024, 8, 4096, 0.0, 0.0), **_LM1B},
     # the paper's 0.46B, by its author (kimiyoung/transformer-xl#69); heads are those of the base
-    "transformer_xl_lm1b_20l": {
-        **size_preset(20, 1024, 8, 6144),
-        **_dropouts(0.0, 0.0),
-        **_LM1B,
-    },
-    "transformer_xl_lm1b_large": {
-        **size_preset(24, 1280, 16, 8192),
-        **_dropouts(0.05, 0.05),
-        **_LM1B,
-    },
+    "transformer_xl_lm1b_20l": {**_preset(20, 1024, 8, 6144, 0.0, 0.0), **_LM1B},
+    "transformer_xl_lm1b_large": {**_preset(24, 1280, 16, 8192, 0.05, 0.05), **_LM1B},
     # table 7 gives 20 layers and about 0.3B parameters: the base model with a narrower inner size
-    "transformer_xl_lm1b_ablation": {
-        **size_preset(20, 1024, 8, 2048),
-        **_dropouts(0.0, 0.0),
-        **_LM1B,
-    },
+    "transformer_xl_lm1b_ablation": {**_preset(20, 1024, 8, 2048, 0.0, 0.0), **_LM1B},
     # our reading of the published count, 24,040,400, which leaves no room for W_kR, u and v: with
     # an extended context in place of recurrence, positions are the sinusoids of the place
     "transformer_xl_ptb": {
@@ -338,10 +300,7 @@ PRESETS: dict[str, dict[str, Any]] = {
         "output_dropout": 0.5,
         "locked_dropout": True,
     },
-    "transformer_xl_tiny": {
-        **size_preset(4, 128, 4, 512),
-        **_CHARACTERS,
-    },
+    "transformer_xl_tiny": {**size_preset(4, 128, 4, 512), **_CHARACTERS},
 }
 
 register_presets("transformer_xl", PRESETS)
