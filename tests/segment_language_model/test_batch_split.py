@@ -122,10 +122,10 @@ def assert_same_updates(one, other, accumulated=1):
             assert size == other_size
             torch.testing.assert_close(value.sum(), other_value.sum())
             assert log.keys() == other_log.keys()
-            for key in log.keys() - {"span_mean", "span_max", "span_logs"}:
+            for key in log.keys() - {"span_mean", "span_max", "logs"}:
                 assert float(log[key]) == pytest.approx(float(other_log[key])), key
             for key in log.keys() & {"span_mean", "span_max"}:
-                ratios = [float(each[key]) / each["span_logs"] for each in (log, other_log)]
+                ratios = [float(each[key]) / each["logs"] for each in (log, other_log)]
                 assert ratios[0] == pytest.approx(ratios[1]), key
         torch.testing.assert_close(gradients, other_gradients)
     return count
