@@ -97,7 +97,7 @@ class SegmentLanguageModelingTask(FairseqTask):
                 f"--softmax-temperature is {temperature}: leave it out of fairseq-train, and give "
                 "it to fairseq-eval-lm"
             )
-        if not from_checkpoint:
+        if self.cfg.batch_split != 1 and not from_checkpoint:
             check_parts(self.cfg.batch_split, self.cfg.batch_size or 1)
         with sizes_in_memory(cfg):
             model = super().build_model(cfg, from_checkpoint)

@@ -106,7 +106,11 @@ def build(model=None, from_checkpoint=False, **options):
     [
         ({}, {"batch_split": 0}, "--batch-split is 0: it must be at least 1"),
         ({}, {"batch_split": 5, "batch_size": 4}, "5 and --batch-size 4: .* --batch-split 4 or"),
-        ({}, {"batch_split": 2}, "--batch-split is 2 and --batch-size 1: a part has at least one"),
+        (
+            {},
+            {"batch_split": 2, "batch_size": None},
+            "--batch-split is 2 and --batch-size 1: a part has at least one",
+        ),
         ({}, {"softmax_temperature": 1.1}, "--softmax-temperature is 1.1: leave it out of fairse"),
         ({"zero_memory": True, "mem_len": 0}, {}, "--zero-memory with --mem-len 0: .*; give a lar"),
         (
