@@ -26,16 +26,11 @@ logger = logging.getLogger(__name__)
 
 
 def fit_to_memories(model: nn.Module, state_dict: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Return a checkpoint's weights with those of memories that it does not have.
+    """Return a checkpoint's weights with those of ``model``'s memories that it does not have.
 
-    These start as ``model`` has them; feed-forward sublayers that they replace are left out. Where
-    each sublayer is normalised after it, a memory with a norm of its own gets the weights of the
-    norm before it, which then only normalises: two norms do what one did. The log says of each new
-    memory whether the loss stays what it was.
-
-    Args:
-        model: with its memories.
-        state_dict: of a model without memories, or without some of them.
+    Feed-forward sublayers that they replace are left out. In post-norm layers a memory with a norm
+    of its own gets the weights of the norm before it, which then only normalises: two norms do what
+    one did. The log says of each new memory whether the loss stays what it was.
     """
     fitted = dict(state_dict)
     owners: dict[int, str] = {}

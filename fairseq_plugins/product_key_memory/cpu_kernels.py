@@ -4,8 +4,8 @@ torch needs several operations for each, which read and write all the numbers ag
 takes half a second, so this happens at the first call. Equal scores are ranked as :mod:`.search`
 says; scores that are not numbers go first, in any order.
 
-Shapes: R rows, n scores of a row, k wanted, N queries, H heads, n also sub-keys of each half, M
-rows to sum, P places, U sums or rows that were read, K rows of a table, d width.
+Shapes: N queries, H heads, n sub-keys of each half, k wanted, M rows to sum, P places, U sums or
+rows that were read, K rows of a table, d width.
 """
 
 from __future__ import annotations
@@ -31,16 +31,14 @@ logger = logging.getLogger(__name__)
 
 
 def use_numba(x: Tensor) -> bool:
-    """Return whether the loops can work on ``x``: on a CPU, in single or double precision.
-
-    Without numba they never can.
-    """
+    """Return whether numba is there, and ``x`` on a CPU, in single or double precision."""
     on_cpu = x.device.type == "cpu" and x.dtype in (torch.float32, torch.float64)
-    return on_cpu and _import_numba()
+    return on_cpu and import_numba()
 
 
 @functools.cache
-def _import_numba() -> bool:
+def import_numba() -> bool:
+    """Import numba, once; return whether it is there."""
     global numba
     try:
         import numba
@@ -56,13 +54,6 @@ def _import_numba() -> bool:
     return True
 
 
-def select(rows: Tensor, k: int) -> Tensor:
-    """Return the numbers (R, k) of the largest of ``rows`` (R, n), largest first."""
-    best = torch.empty(len(rows), k, dtype=torch.long)
-    _select_loop(rows.contiguous().numpy(), best.numpy())
-    return best
-
-
 def select_pairs(scores: Tensor, k: int) -> tuple[Tensor, Tensor]:
     """Return the largest sums of two scores, best first, and their slots: (N, H, k) each.
 
@@ -76,14 +67,10 @@ def select_pairs(scores: Tensor, k: int) -> tuple[Tensor, Tensor]:
 
 
 def sum_rows(rows: Tensor, places: Tensor, weights: Tensor, starts: Tensor, sums: Tensor) -> None:
-    """Write the weighted sums of ``rows`` (M, d) to ``sums`` (U, d).
+    """Write the weighted sums of ``rows`` (M, d), contiguous, to ``sums`` (U, d).
 
-    Args:
-        rows: (M, d), contiguous.
-        places: numbers of rows (P,), those of the first sum first.
-        weights: of each place, (P,).
-        starts: first place of each sum, and P at the end: (U + 1,). No sum is empty.
-        sums: the result.
+    ``places`` (P,) are the numbers of the rows to sum with ``weights`` (P,), those of the first sum
+    first; ``starts`` (U + 1,) is the first place of each sum, and P. No sum is empty.
     """
     _sum_rows_loop(*(x.detach().numpy() for x in (rows, places, weights, starts, sums)))
 
@@ -112,16 +99,15 @@ def _inlined(loop: Callable) -> Callable:
     return loop
 
 
-def _compiled(loop: Callable[..., None]) -> Callable[..., None]:
+def compiled(loop: Callable[..., None]) -> Callable[..., None]:
     """Compile ``loop``, whose outermost loop is over ``numba.prange``, when it is first called.
 
     It runs on as many threads as torch does; for one thread it is compiled without threads, which
     would not survive a fork. Compiling takes seconds, so numba keeps the machine code in files.
-    ``njit(cache=True)`` alone is not safe there: one index by the function's name serves all
-    versions of a function, and is written before the code. It does not know the options, and gives
-    serial code out for parallel; and of two processes that write at the same time, one may leave
-    its code where the other's index points. So each version gets a name of its own, and where no
-    file can be written it is compiled anew.
+    ``njit(cache=True)`` alone has one index for all versions of a function: it gives serial code
+    out for parallel, and of two processes that write at the same time one may leave its code where
+    the other's index points. So each version gets a name of its own. Where no file can be written
+    it is compiled anew.
     """
 
     @functools.cache
@@ -137,7 +123,7 @@ def _compiled(loop: Callable[..., None]) -> Callable[..., None]:
 
     @functools.wraps(loop)
     def run(*arguments: Any) -> None:
-        _import_numba()
+        import_numba()
         threads = min(torch.get_num_threads(), numba.config.NUMBA_NUM_THREADS)
         if threads > 1:
             numba.set_num_threads(threads)
@@ -231,15 +217,7 @@ def _select(row, scores, numbers):
         _insert(scored[i], candidates[i], min(i, k), scores, numbers)
 
 
-@_compiled
-def _select_loop(rows, numbers):
-    """Do what :func:`select` says."""
-    for r in numba.prange(len(rows)):
-        scores = np.empty(numbers.shape[1], rows.dtype)
-        _select(rows[r], scores, numbers[r])
-
-
-@_compiled
+@compiled
 def _select_pairs_loop(scores, sums, slots):
     """Write the largest sums (N, H, k) of ``scores`` (H, 2, N, n), best first, and their slots.
 
@@ -266,9 +244,9 @@ def _select_pairs_loop(scores, sums, slots):
                 found = min(found + 1, k)
 
 
-@_compiled
+@compiled
 def _sum_rows_loop(rows, places, weights, starts, sums):
-    """Do what :func:`sum_rows` says."""
+    """Do what :func:`sum_rows` does."""
     for u in numba.prange(len(sums)):
         first = starts[u]
         for i in range(rows.shape[1]):
@@ -278,7 +256,7 @@ def _sum_rows_loop(rows, places, weights, starts, sums):
                 sums[u, i] += weights[p] * rows[places[p], i]
 
 
-@_compiled
+@compiled
 def _update_rows_loop(values, exp_avg, exp_avg_sq, rows, grads, numbers):
     """Update rows by the rule of :mod:`.lazy_adam`.
 

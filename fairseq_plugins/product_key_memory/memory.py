@@ -1,16 +1,10 @@
 """Product-key memory: a layer with many slots of values, of which each token reads a few.
 
 Lample et al. 2019 (arXiv:1907.05242), section 3. :mod:`.query` makes queries of a token,
-:mod:`.search` selects the slots whose keys fit them best, :mod:`.value_table` sums the values of
-these. It is a plain module, for any model::
-
-    from fairseq_plugins.modules import ProductKeyMemory
+:mod:`.search` selects the slots whose keys fit them best, :mod:`.value_table` sums their values::
 
     memory = ProductKeyMemory(512, slots=512**2, query_batch_norm=True)
     y = x + memory(x)  # x (…, 512)
-
-With ``sparse=True`` the values get sparse gradients for ``torch.optim.SparseAdam``, as those of
-``nn.Embedding(sparse=True)``.
 
 Beyond that paper, Berges et al. 2024 (Memory Layers at Scale, arXiv:2412.09764): several memories
 with the same values, and the output gate of their "Memory+" layer, ``(y ⊙ SiLU(x W₁)) W₂``, where x
@@ -62,23 +56,20 @@ class ProductKeyMemory(nn.Module):
         value_dropout: dropout of the sum of values.
         keys: "product", or "flat" for the ablation.
         search: "torch" or "faiss"; or "plain" for the equations as they stand, in operations that
-            autograd knows, which is slower. With dense gradients it has higher derivatives, and
-            ``torch.compile`` and ``torch.export`` take it by themselves.
-        sparse: make the values' gradient a sparse tensor of the rows that were read.
-        values_dtype: ``torch.bfloat16`` for values that stay in it, whatever the memory is cast to;
-            :class:`.LazyAdam` then keeps no copy of them. None for values that are cast with the
-            memory.
+            autograd, ``torch.compile`` and ``torch.export`` know, which is slower.
+        sparse: make the values' gradient a sparse tensor of the rows that were read, as
+            ``torch.optim.SparseAdam`` takes it.
+        values_dtype: ``torch.bfloat16`` for values that stay in it, whatever the memory is cast
+            to. None for values that are cast with the memory.
         shard_values: with several workers (``torch.distributed``), give each some of the values'
             columns; see :mod:`.sharding`.
         output_norm: normalise the sum of values over its dimensions.
-        output_gate: multiply the sum of values by SiLU(x W₁) and map it by W₂, d_v to d; neither
-            map has a bias.
-        zero_init: start with an output of zero: the last map has zeros, or the norm's weight where
-            there is none, or the values where there is neither. With ``values_of`` and neither map
-            nor norm the output is what the shared values make it.
-        values_of: the memory whose values this one reads and learns too, with the slots and the
-            width of these; a ``state_dict()`` of both has them once, as those of ``values_of``.
-            None for values of its own.
+        output_gate: multiply the sum of values by SiLU(x W₁) and map it by W₂, without biases.
+        zero_init: start with an output of zero: the last map, or the norm where there is none, or
+            the values where there is neither has zeros. With ``values_of`` and neither map nor norm
+            the output is what the shared values make it.
+        values_of: the memory whose values this one reads and learns too; a ``state_dict()`` of both
+            has them once. None for values of its own.
     """
 
     def __init__(
@@ -107,10 +98,10 @@ class ProductKeyMemory(nn.Module):
     ) -> None:
         super().__init__()
         value_dim = embed_dim if value_dim is None else value_dim
-        _check_sizes(slots, heads, knn, query_dim, value_dim, query_hidden_dims)
-        _check_dropouts(
-            query_dropout=query_dropout, input_dropout=input_dropout, value_dropout=value_dropout
-        )
+        sizes = {"slots": slots, "heads": heads, "knn": knn}
+        sizes |= {"query_dim": query_dim, "value_dim": value_dim}
+        dropouts = {"query_dropout": query_dropout, "input_dropout": input_dropout}
+        _check_numbers(sizes, query_hidden_dims, {**dropouts, "value_dropout": value_dropout})
         _check_choices(keys, search, values_dtype)
         if values_of is not None:
             _check_shared(slots, value_dim, values_of.table.shape)
@@ -161,8 +152,7 @@ class ProductKeyMemory(nn.Module):
     def forward(self, x: Tensor, padding_mask: Tensor | None = None) -> Tensor:
         """Map ``x`` (…, d) to (…, d).
 
-        ``padding_mask`` (…) is true for padding, which batch norm leaves out, which reads nothing
-        and gets zeros.
+        ``padding_mask`` (…) is true for padding, which reads nothing and gets zeros.
         """
         _check_input(self.query_network.input_dim, x, padding_mask)
         if padding_mask is None:
@@ -205,10 +195,9 @@ class ProductKeyMemory(nn.Module):
         return summed if self.projection is None else self.projection(summed)
 
     def train_only(self, slots: Tensor | None) -> None:
-        """Let only the values of ``slots`` learn, (K,) of booleans; None for all.
+        """Let only the values of ``slots``, (K,) of booleans, learn from this memory; None for all.
 
-        The others get no gradient from this memory. Keys and queries learn as before. A
-        ``state_dict()`` leaves the choice out.
+        Keys and queries learn as before. A ``state_dict()`` leaves the choice out.
         """
         if slots is not None and (
             slots.dtype != torch.bool or slots.shape != self.values.shape[:1]
@@ -224,16 +213,12 @@ class ProductKeyMemory(nn.Module):
 
         ``values.requires_grad`` becomes false. A backward pass still adds the gradient of the rows
         that were read to ``values.grad``, as a sparse tensor; on accelerators it is padded, see
-        :mod:`.values`. :class:`.LazyAdam` uses its buffer again after an update: copy what is to be
-        kept.
+        :mod:`.values`. The update uses its buffer again: copy what is to be kept.
         """
         self.table.keep_gradient_beside_autograd()
 
     def gather_values(self) -> None:
-        """Gather sharded values on worker 0, for one ``state_dict()`` of all columns.
-
-        All workers must call it. Values of another memory are left to that one.
-        """
+        """Gather sharded values on worker 0, for one ``state_dict()``; all workers must call it."""
         if self.owns_values:
             self.table.gather()
 
@@ -266,7 +251,7 @@ class ProductKeyMemory(nn.Module):
         others = {key: value for key, value in state_dict.items() if key != name}
         given = name in state_dict
         if self.owns_values and given:
-            others[name] = self._table.loaded(state_dict[name])
+            others[name] = self._table.columns.own(state_dict[name])
         problems = missing_keys, unexpected_keys, error_msgs
         super()._load_from_state_dict(others, prefix, local_metadata, strict, *problems)
         if strict and not self.owns_values:
@@ -276,11 +261,11 @@ class ProductKeyMemory(nn.Module):
 
 
 def packs_tokens(x: Tensor, training: bool) -> bool:
-    """Return whether padding is taken out of ``x`` before a memory reads.
+    """Return whether padding is taken out of ``x`` before a memory reads, which saves work.
 
-    That saves work. But an accelerator makes the host wait for the number of tokens, which in
-    training would hold up the passes behind it; compilers and meta tensors have no such number. A
-    pass that is recomputed must do as the first one did, which had no gradients.
+    But an accelerator makes the host wait for the number of tokens, which in training would hold
+    up the passes behind it; compilers and meta tensors have no such number. A recomputed pass must
+    do as the first one did, which had no gradients.
     """
     fixed_shapes = torch.compiler.is_compiling() or x.is_meta
     return not fixed_shapes and (x.device.type == "cpu" or not training)
@@ -315,26 +300,17 @@ def _check_input(width: int, x: Tensor, padding_mask: Tensor | None) -> None:
         )
 
 
-def _check_sizes(
-    slots: int,
-    heads: int,
-    knn: int,
-    query_dim: int,
-    value_dim: int,
-    query_hidden_dims: Sequence[int],
+def _check_numbers(
+    sizes: dict[str, int], query_hidden_dims: Sequence[int], dropouts: dict[str, float]
 ) -> None:
-    sizes = {"slots": slots, "heads": heads, "knn": knn}
-    for name, size in {**sizes, "query_dim": query_dim, "value_dim": value_dim}.items():
+    for name, size in sizes.items():
         if size < 1:
             raise ValueError(f"`{name}` is {size}: it must be at least 1")
-    if knn > slots:
-        raise ValueError(f"`knn` is {knn}: it must be at most `slots`, {slots}")
+    if sizes["knn"] > sizes["slots"]:
+        raise ValueError(f"`knn` is {sizes['knn']}: it must be at most `slots`, {sizes['slots']}")
     for width in query_hidden_dims:
         if width < 1:
             raise ValueError(f"`query_hidden_dims` has {width}: widths are at least 1")
-
-
-def _check_dropouts(**dropouts: float) -> None:
     for name, dropout in dropouts.items():
         if not 0 <= dropout < 1:
             raise ValueError(f"`{name}` is {dropout}: it must be in [0, 1)")

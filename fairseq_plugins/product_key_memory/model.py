@@ -1,22 +1,17 @@
 """Transformers with product-key memories: language models and translation.
 
-Lample, Sablayrolles, Ranzato, Denoyer, Jegou: Large Memory Layers with Product Keys (2019,
-arXiv:1907.05242). The networks around the memories are fairseq's own.
+Lample et al. 2019 (arXiv:1907.05242). The networks around the memories are fairseq's own.
 
-Presets. The paper says (sections 4.3 and 4.5): 12, 16 or 24 layers, 16 heads, width 1024 or 1600,
-learned positions; memories of 512² slots, 4 heads, 32 slots a head, in layers of one's choice; for
-the ablations 6 layers and 8 heads, memory in layer 5.
-
-It says nothing of the following, which is our own choice: feed-forward sublayers four times as wide
-as the model; normalisation after each sublayer, GELU and dropouts of 0.1 as in BERT, with which the
-paper compares its size of 24 layers; tied input and output embeddings; the ablations' width of
-1024.
+Presets have what the paper says (sections 4.3 and 4.5): layers, heads, widths, learned positions,
+sizes of memories. Our own choice, of which it says nothing: feed-forward sublayers four times as
+wide as the model; normalisation after each sublayer, GELU and dropouts of 0.1 as in BERT, with
+which the paper compares its size of 24 layers; tied embeddings; the ablations' width of 1024.
 """
 
 import argparse
 import dataclasses
 import enum
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Optional
 
 from fairseq.dataclass.utils import gen_parser_from_dataclass
@@ -30,28 +25,44 @@ from fairseq_plugins.fairseq_integration.option_names import flag
 from fairseq_plugins.fairseq_integration.presets import register_presets
 from fairseq_plugins.fairseq_integration.transformer_options import TransformerOptions, parsed
 from fairseq_plugins.product_key_memory.added_memories import fit_to_memories
-from fairseq_plugins.product_key_memory.fairseq_memory import MemoryBuilder
+from fairseq_plugins.product_key_memory.fairseq_layers import put_memories
 from fairseq_plugins.product_key_memory.options import (
+    MemoryBuilder,
     MemoryLayersOptions,
     MemoryOptions,
     check_placed,
+    option,
     parse_memory_layers,
+    placement,
 )
-from fairseq_plugins.product_key_memory.transformer_layers import put_memories
 
 _LEARNED_POSITIONS = "learn a vector for each position; --no-decoder-learned-pos for sinusoids"
+
+
+class _WithMemories:
+    """Base class, before that of fairseq, of its models with memories."""
+
+    @classmethod
+    def hub_models(cls) -> dict[str, str]:
+        """Return no models to download: those of the parent are other models."""
+        return {}
+
+    def load_state_dict(self, state_dict: dict, *args: Any, **kwargs: Any) -> Any:
+        """Load weights, also those of a model without memories; raises as weights_loaded_into."""
+        with weights_loaded_into(self, state_dict):
+            return super().load_state_dict(fit_to_memories(self, state_dict), *args, **kwargs)
 
 
 @dataclass
 class MemoryLanguageModelConfig(MemoryLayersOptions, TransformerLanguageModelConfig):
     """Options of ``pkm_transformer_lm``: fairseq's of ``transformer_lm``, and the memories'."""
 
-    decoder_learned_pos: bool = field(default=True, metadata={"help": _LEARNED_POSITIONS})
-    decoder_input_dim: Optional[int] = field(
-        default=None, metadata={"help": "width of the input embeddings (default: the model's)"}
+    decoder_learned_pos: bool = option(True, _LEARNED_POSITIONS)
+    decoder_input_dim: Optional[int] = option(
+        None, "width of the input embeddings (default: the model's)"
     )
-    decoder_output_dim: Optional[int] = field(
-        default=None, metadata={"help": "width of the output embeddings (default: the model's)"}
+    decoder_output_dim: Optional[int] = option(
+        None, "width of the output embeddings (default: the model's)"
     )
     # other tasks than fairseq's language_modeling have no such options
     add_bos_token: bool = II("oc.select:task.add_bos_token,false")
@@ -59,13 +70,8 @@ class MemoryLanguageModelConfig(MemoryLayersOptions, TransformerLanguageModelCon
 
 
 @register_model("pkm_transformer_lm", dataclass=MemoryLanguageModelConfig)
-class MemoryLanguageModel(TransformerLanguageModel):
+class MemoryLanguageModel(_WithMemories, TransformerLanguageModel):
     """fairseq's transformer language model with memories in some layers (section 4)."""
-
-    @classmethod
-    def hub_models(cls) -> dict[str, str]:
-        """Return no models to download: those of the parent are other models."""
-        return {}
 
     @classmethod
     def add_args(cls, parser: argparse.ArgumentParser) -> None:
@@ -98,14 +104,9 @@ class MemoryLanguageModel(TransformerLanguageModel):
             model.decoder.args = parsed(cfg)
             _drop_nodes(model.decoder.cfg)
         builder = MemoryBuilder(cfg)
-        memories = put_memories(model.decoder, layers, builder).items()
-        builder.finish(model, {f"memory{number}": memory for number, memory in memories})
+        memories = put_memories(model.decoder, layers, builder.build, placement(cfg))
+        builder.finish(model, {f"memory{number}": each for number, each in memories.items()})
         return model
-
-    def load_state_dict(self, state_dict: dict, *args: Any, **kwargs: Any) -> Any:
-        """Load weights, also those of a model without memories; raises as weights_loaded_into."""
-        with weights_loaded_into(self, state_dict):
-            return super().load_state_dict(fit_to_memories(self, state_dict), *args, **kwargs)
 
     def prepare_for_inference_(self, cfg: Any) -> None:
         """Prepare to score or generate, if the model has positions for blocks of this length.
@@ -133,15 +134,13 @@ def _drop_nodes(options: TransformerConfig) -> None:
 class MemoryTransformerOptions(MemoryOptions):
     """Options of ``pkm_transformer`` that fairseq's ``transformer`` does not have."""
 
-    encoder_memory_layers: Optional[str] = field(
-        default=None,
-        metadata={
-            "help": "encoder layers that have a product-key memory, counted from 1, such as 3,6 "
-            "(default: none); goes with --optimizer adam_with_memory"
-        },
+    encoder_memory_layers: Optional[str] = option(
+        None,
+        "encoder layers that have a product-key memory, counted from 1, such as 3,6 (default: "
+        "none); goes with --optimizer adam_with_memory",
     )
-    decoder_memory_layers: Optional[str] = field(
-        default=None, metadata={"help": "decoder layers that have one (default: none)"}
+    decoder_memory_layers: Optional[str] = option(
+        None, "decoder layers that have one (default: none)"
     )
 
 
@@ -151,13 +150,8 @@ class MemoryTransformerConfig(MemoryTransformerOptions, TransformerOptions):
 
 
 @register_model("pkm_transformer", dataclass=MemoryTransformerConfig)
-class MemoryTransformer(TransformerModel):
+class MemoryTransformer(_WithMemories, TransformerModel):
     """fairseq's translation transformer with memories in some layers."""
-
-    @classmethod
-    def hub_models(cls) -> dict[str, str]:
-        """Return no models to download: those of the parent are other models."""
-        return {}
 
     @classmethod
     def add_args(cls, parser: argparse.ArgumentParser) -> None:
@@ -182,8 +176,8 @@ class MemoryTransformer(TransformerModel):
         for part, text in texts.items():
             stack = getattr(model, part)
             layers = parse_memory_layers(text, len(stack.layers), f"--{part}-memory-layers")
-            for number, memory in put_memories(stack, layers, builder).items():
-                memories[f"{part}_memory{number}"] = memory
+            placed = put_memories(stack, layers, builder.build, placement(options))
+            memories |= {f"{part}_memory{number}": each for number, each in placed.items()}
         sharded = any(memory.table.columns.sharded for memory in memories.values())
         if sharded and getattr(getattr(task, "cfg", None), "eval_bleu", False):
             raise ValueError(
@@ -193,11 +187,6 @@ class MemoryTransformer(TransformerModel):
             )
         builder.finish(model, memories)
         return model
-
-    def load_state_dict(self, state_dict: dict, *args: Any, **kwargs: Any) -> Any:
-        """Load weights, also those of a model without memories; raises as weights_loaded_into."""
-        with weights_loaded_into(self, state_dict):
-            return super().load_state_dict(fit_to_memories(self, state_dict), *args, **kwargs)
 
 
 def _memory_options(args: argparse.Namespace) -> MemoryTransformerOptions:

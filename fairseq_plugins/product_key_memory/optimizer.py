@@ -1,18 +1,17 @@
 """Adam, with a lazy Adam of its own learning rate for the values of product-key memories.
 
-Lample et al. 2019 (arXiv:1907.05242), section 4.3: "since the memory values are learned with sparse
-updates, we found it beneficial to learn them with a higher Adam learning rate", 1e-3 and constant
-where the paper's code is followed. The rule for the values is in :mod:`.lazy_adam`.
+Lample et al. 2019 (arXiv:1907.05242), section 4.3: values learn with "a higher Adam learning rate",
+constant and 1e-3 in the published code. The rule is in :mod:`.lazy_adam`.
 
-A memory hides its values from fairseq (:meth:`.ProductKeyMemory.keep_gradient_beside_autograd`),
-which would hold gradients of the table's size and exchange them between workers. This optimizer
-includes them again: in the norm of all gradients, clipping, scaling, averaging and checkpoints.
+A memory hides its values from fairseq, which would hold and exchange gradients of the table's size.
+This optimizer includes them again: in the norm of all gradients, clipping, scaling, averaging and
+checkpoints.
 """
 
 import logging
 import math
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -27,7 +26,7 @@ from fairseq_plugins.fairseq_integration.optimizers import (
     update_rule,
 )
 from fairseq_plugins.fairseq_integration.option_names import errors_name_options, flag
-from fairseq_plugins.product_key_memory.lazy_adam import LazyAdam
+from fairseq_plugins.product_key_memory.options import option
 from fairseq_plugins.product_key_memory.value_table import ValueTable
 
 logger = logging.getLogger(__name__)
@@ -37,18 +36,16 @@ class AdamWithMemory(Adam):
     """fairseq's Adam for parameters, lazy Adam for tables that have sparse gradients.
 
     fairseq's wrappers for ``--fp16``, ``--bf16`` and ``--amp`` multiply the gradients of all
-    parameters by loss scales, numbers of tokens and the factor of clipping, each in its own way. To
-    them ``scale`` is a parameter like others, whose gradient starts as 1. What it becomes is the
-    factor that the tables' gradients still need; they take it during the update, without a pass of
-    their own.
+    parameters by loss scales, numbers of tokens and the factor of clipping. To them ``scale`` is a
+    parameter like others, whose gradient starts as 1: what it becomes is the factor that the
+    tables' gradients still need, and they take it during the update.
 
     Args:
         params: parameters with dense gradients.
         tables: their values have sparse gradients, coalesced or padded; [] for none.
         memory_lr: learning rate of the tables, which no schedule changes.
         memory_weight_decay: weight decay of the rows that were read.
-        options: those of fairseq's Adam: ``lr``, ``betas``, ``eps``, ``weight_decay``. The tables
-            have the same betas and eps.
+        options: those of fairseq's Adam; the tables have the same betas and eps.
     """
 
     def __init__(
@@ -63,17 +60,17 @@ class AdamWithMemory(Adam):
             if not 0 <= value < math.inf:
                 raise ValueError(f"`{name}` is {value}: it must be 0 or more, and finite")
         super().__init__(params, **options)
-        self.lazy = LazyAdam(tables, memory_lr, memory_weight_decay)
+        self.tables = tables
+        self.memory_lr = memory_lr
+        self.memory_weight_decay = memory_weight_decay
+        for table in tables:
+            # those of an optimizer before this one
+            table.moments = None
         if tables:
             device = self.param_groups[0]["params"][0].device
             self.scale = nn.Parameter(torch.ones((), device=device), requires_grad=False)
             self.add_param_group({"params": [self.scale]})
             self.start_scale()
-
-    @property
-    def tables(self) -> list[ValueTable]:
-        """Return the tables with sparse gradients."""
-        return self.lazy.tables
 
     @property
     def supports_flat_params(self) -> bool:
@@ -105,8 +102,10 @@ class AdamWithMemory(Adam):
             with torch.enable_grad():
                 loss = closure()
         if self.tables:
-            options = self.param_groups[0]
-            self.lazy.update(options["betas"], options["eps"], self.take_scale())
+            options, scale = self.param_groups[0], self.take_scale()
+            rates = self.memory_lr, self.memory_weight_decay
+            for table in self.tables:
+                table.update(*rates, options["betas"], options["eps"], scale)
         # it skips parameters without a gradient, and so the scale
         super().step()
         self.start_scale()
@@ -114,16 +113,24 @@ class AdamWithMemory(Adam):
 
     def consolidate_state_dict(self) -> None:
         """Gather sharded tables; fairseq calls it on all workers before worker 0 saves."""
-        self.lazy.gather()
+        for table in self.tables:
+            table.gather()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return Adam's state, and that of the tables as ``tables``."""
-        return {**super().state_dict(), "tables": self.lazy.state_dict()}
+        """Return Adam's state, with those of the tables as ``tables``."""
+        return {**super().state_dict(), "tables": [table.state() for table in self.tables]}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load a state."""
+        """Load a state, in single precision whatever the tables have."""
         others = {name: value for name, value in state_dict.items() if name != "tables"}
-        self.lazy.load_state_dict(state_dict.get("tables", []))
+        states = state_dict.get("tables", [])
+        if len(states) != len(self.tables):
+            raise ValueError(
+                f"the checkpoint's optimizer state is of {len(states)} memories, and the model has "
+                f"{len(self.tables)}: give --reset-optimizer"
+            )
+        for table, state in zip(self.tables, states, strict=True):
+            table.load_state(state)
         super().load_state_dict(others)
         self.start_scale()
 
@@ -132,20 +139,15 @@ class AdamWithMemory(Adam):
 class AdamWithMemoryConfig(FairseqAdamConfig):
     """Options of ``--optimizer adam_with_memory``: those of ``adam``, and the memories' own."""
 
-    memory_lr: float = field(
-        default=1e-3, metadata={"help": "learning rate of the memories' values, always the same"}
-    )
-    memory_weight_decay: float = field(
-        default=0.0, metadata={"help": "weight decay of the memories' values, where they were read"}
+    memory_lr: float = option(1e-3, "learning rate of the memories' values, always the same")
+    memory_weight_decay: float = option(
+        0.0, "weight decay of the memories' values, where they were read"
     )
 
 
 @register_optimizer("adam_with_memory", dataclass=AdamWithMemoryConfig)
 class FairseqAdamWithMemory(AmpScaledStep, FairseqOptimizer):
-    """:class:`AdamWithMemory` as fairseq's ``--optimizer adam_with_memory``.
-
-    Parameters with a :class:`.ValueTable` as update rule lead to the values of their memory.
-    """
+    """:class:`AdamWithMemory` in fairseq: parameters with a table as update rule lead to it."""
 
     def __init__(self, cfg: AdamWithMemoryConfig, params: Iterable[nn.Parameter]) -> None:
         super().__init__(cfg)
@@ -156,16 +158,15 @@ class FairseqAdamWithMemory(AmpScaledStep, FairseqOptimizer):
         tables = {id(table): table for table in rules if table is not None}
         with errors_name_options(flag):
             self._optimizer = AdamWithMemory(params, list(tables.values()), **self.optimizer_config)
-        if tables:
-            sizes = (table.values.shape for table in self.tables)
-            shapes = ", ".join(f"{rows:,} x {columns:,}" for rows, columns in sizes)
-            logger.info(
-                "lazy Adam updates the values of memories: %s numbers, which fairseq does not "
-                "count as trained",
-                shapes,
-            )
-        else:
+        if not tables:
             logger.info("no parameter belongs to a memory: this is fairseq's Adam")
+            return
+        sizes = (table.values.shape for table in self.tables)
+        logger.info(
+            "lazy Adam updates the values of memories: %s numbers, which fairseq does not count "
+            "as trained",
+            ", ".join(f"{rows:,} x {columns:,}" for rows, columns in sizes),
+        )
 
     @property
     def optimizer_config(self) -> dict[str, Any]:

@@ -1,97 +1,93 @@
-"""Options of product-key memories, which all models that take them share.
-
-:mod:`.fairseq_memory` makes memories of them.
-"""
+"""Options of product-key memories, which all models with memories share, and how they are built."""
 
 import dataclasses
 import logging
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Optional
 
 import torch
 from fairseq.dataclass import ChoiceEnum, FairseqDataclass
 from omegaconf import II
+from torch import nn
 
-from fairseq_plugins.fairseq_integration.option_names import flag
-from fairseq_plugins.product_key_memory.memory import KEYS
+from fairseq_plugins.fairseq_integration.option_names import errors_name_options, flag
+from fairseq_plugins.product_key_memory.fairseq_layers import (
+    AFTER,
+    INSTEAD,
+    PARALLEL,
+    FairseqMemory,
+    WatchedReads,
+    keep_shards_apart,
+)
+from fairseq_plugins.product_key_memory.memory import KEYS, ProductKeyMemory
 from fairseq_plugins.product_key_memory.search import SEARCHES
 
 logger = logging.getLogger(__name__)
 
-# Where a memory stands beside the feed-forward sublayer.
-INSTEAD, AFTER, PARALLEL = "instead", "after", "parallel"
+# The optimizer that updates only the rows of a memory that were read.
+OPTIMIZER = "adam_with_memory"
 
 # Precision of the values, None for that of the model.
 VALUES_DTYPES = {"model": None, "bf16": torch.bfloat16}
 
+# Options that are arguments of the layer as they are.
+ARGUMENTS = (
+    *("slots", "heads", "knn", "query_dim", "value_dim", "query_batch_norm", "query_layer_norm"),
+    *("query_dropout", "input_dropout", "value_dropout", "shard_values"),
+    *("output_norm", "output_gate", "zero_init"),
+)
+
 # what torch says of a tensor that there is no memory for
 TOO_LARGE = ("allocate", "size calculation overflowed")
+
+
+def option(default: Any, text: str) -> Any:
+    """Return the field of an option, with its help text."""
+    return field(default=default, metadata={"help": text})
 
 
 @dataclass
 class MemoryOptions(FairseqDataclass):
     """Options of memories, but for the layers that have one (Lample et al. 2019, section 3).
 
-    Defaults are the published sizes (section 4.3), or those of the published code where the paper
-    has none.
+    Defaults are the published sizes (section 4.3), or those of the published code.
     """
 
-    memory_interleave: bool = field(
-        default=False,
-        metadata={
-            "help": "add the memory as a residual sublayer of its own after the feed-forward "
-            "sublayer, in place of replacing that one"
-        },
+    memory_interleave: bool = option(
+        False,
+        "add the memory as a residual sublayer of its own after the feed-forward sublayer, in "
+        "place of replacing that one",
     )
-    memory_parallel: bool = field(
-        default=False,
-        metadata={
-            "help": "add what the memory gives to what the feed-forward sublayer gives, of the "
-            "same input, in place of replacing that one"
-        },
+    memory_parallel: bool = option(
+        False,
+        "add what the memory gives to what the feed-forward sublayer gives, of the same input, in "
+        "place of replacing that one",
     )
-    memory_slots: int = field(
-        default=512**2,
-        metadata={"help": "number of values of a memory; a square number for product keys"},
+    memory_slots: int = option(
+        512**2, "number of values of a memory; a square number for product keys"
     )
-    memory_heads: int = field(
-        default=4, metadata={"help": "queries a token, each with keys of its own"}
+    memory_heads: int = option(4, "queries a token, each with keys of its own")
+    memory_knn: int = option(32, "slots that each head reads")
+    memory_query_dim: int = option(256, "width of a query; even for product keys")
+    memory_value_dim: Optional[int] = option(
+        None,
+        "width of the values, which are mapped to the model width (default: the model width, and "
+        "no map)",
     )
-    memory_knn: int = field(default=32, metadata={"help": "slots that each head reads"})
-    memory_query_dim: int = field(
-        default=256, metadata={"help": "width of a query; even for product keys"}
+    memory_query_hidden_dims: Optional[str] = option(
+        None,
+        "widths of the query network's hidden layers, such as 512,512 (default: a linear map)",
     )
-    memory_value_dim: Optional[int] = field(
-        default=None,
-        metadata={
-            "help": "width of the values, which are mapped to the model width (default: the model "
-            "width, and no map)"
-        },
+    memory_query_batch_norm: bool = option(
+        False,
+        "normalise queries over the tokens of a batch, which makes more slots be used (section "
+        "4.5); recommended by the paper's author",
     )
-    memory_query_hidden_dims: Optional[str] = field(
-        default=None,
-        metadata={
-            "help": "widths of the query network's hidden layers, such as 512,512 (default: a "
-            "linear map)"
-        },
-    )
-    memory_query_batch_norm: bool = field(
-        default=False,
-        metadata={
-            "help": "normalise queries over the tokens of a batch, which makes more slots be used "
-            "(section 4.5); recommended by the paper's author"
-        },
-    )
-    memory_query_layer_norm: bool = field(
-        default=False, metadata={"help": "normalise each query over its dimensions"}
-    )
-    memory_query_dropout: float = field(default=0.0, metadata={"help": "dropout of the queries"})
-    memory_input_dropout: float = field(
-        default=0.0, metadata={"help": "dropout of what enters a memory"}
-    )
-    memory_value_dropout: float = field(
-        default=0.0, metadata={"help": "dropout of what is read from a memory"}
-    )
+    memory_query_layer_norm: bool = option(False, "normalise each query over its dimensions")
+    memory_query_dropout: float = option(0.0, "dropout of the queries")
+    memory_input_dropout: float = option(0.0, "dropout of what enters a memory")
+    memory_value_dropout: float = option(0.0, "dropout of what is read from a memory")
     memory_keys: ChoiceEnum(list(KEYS)) = field(
         default="product",
         metadata={"help": "product keys, or flat ones, all of which are searched (section 4.5)"},
@@ -110,44 +106,32 @@ class MemoryOptions(FairseqDataclass):
             "moments of the rows alone that were read; bf16 needs --optimizer adam_with_memory"
         },
     )
-    memory_shard_values: bool = field(
-        default=False,
-        metadata={
-            "help": "let each of several workers hold some columns of the values alone, for "
-            "memories larger than a device; needs --optimizer adam_with_memory"
-        },
+    memory_shard_values: bool = option(
+        False,
+        "let each of several workers hold some columns of the values alone, for memories larger "
+        "than a device; needs --optimizer adam_with_memory",
     )
-    memory_share_values: bool = field(
-        default=False,
-        metadata={
-            "help": "one table of values for all memories of the model, each with queries and keys "
-            "of its own (Berges et al. 2024, arXiv:2412.09764)"
-        },
+    memory_share_values: bool = option(
+        False,
+        "one table of values for all memories of the model, each with queries and keys of its own "
+        "(Berges et al. 2024, arXiv:2412.09764)",
     )
-    memory_output_norm: bool = field(
-        default=False, metadata={"help": "normalise what is read from a memory"}
+    memory_output_norm: bool = option(False, "normalise what is read from a memory")
+    memory_output_gate: bool = option(
+        False,
+        "multiply what is read by SiLU of a map of the memory's input, and map the product to the "
+        "model width (the Memory+ layer of arXiv:2412.09764)",
     )
-    memory_output_gate: bool = field(
-        default=False,
-        metadata={
-            "help": "multiply what is read by SiLU of a map of the memory's input, and map the "
-            "product to the model width (the Memory+ layer of arXiv:2412.09764)"
-        },
+    memory_zero_init: bool = option(
+        False,
+        "start with an output of zero: a memory that --memory-parallel or --memory-interleave "
+        "adds to a trained model (--finetune-from-model) leaves its loss as it was, unless it "
+        "reads a trained table of --memory-share-values as it is",
     )
-    memory_zero_init: bool = field(
-        default=False,
-        metadata={
-            "help": "start with an output of zero: a memory that --memory-parallel or "
-            "--memory-interleave adds to a trained model (--finetune-from-model) leaves its loss "
-            "as it was, unless it reads a trained table of --memory-share-values as it is"
-        },
-    )
-    memory_trainable_slots: Optional[str] = field(
-        default=None,
-        metadata={
-            "help": "train the values of some slots alone, those in this file: rarely_read.npz of "
-            "scripts.evaluate.memory_usage --rarely-read; needs --optimizer adam_with_memory"
-        },
+    memory_trainable_slots: Optional[str] = option(
+        None,
+        "train the values of some slots alone, those in this file: rarely_read.npz of "
+        "scripts.evaluate.memory_usage --rarely-read; needs --optimizer adam_with_memory",
     )
     # evaluation has no optimizer
     memory_optimizer: Optional[str] = II("oc.select:optimizer._name,null")
@@ -157,13 +141,21 @@ class MemoryOptions(FairseqDataclass):
 class MemoryLayersOptions(MemoryOptions):
     """Options of memories in a model with one stack of layers."""
 
-    memory_layers: Optional[str] = field(
-        default=None,
-        metadata={
-            "help": "layers that have a product-key memory, counted from 1, such as 6,12 (default: "
-            "none); goes with --optimizer adam_with_memory"
-        },
+    memory_layers: Optional[str] = option(
+        None,
+        "layers that have a product-key memory, counted from 1, such as 6,12 (default: none); goes "
+        "with --optimizer adam_with_memory",
     )
+
+
+def parse_integers(text: Any, name: str, remedy: str) -> list[int]:
+    """Return the numbers in the text of an option, such as "6,12": [] for None or ""."""
+    if text is None or text == "":
+        return []
+    try:
+        return [int(number) for number in str(text).split(",")]
+    except ValueError:
+        raise ValueError(f"{name} is {text!r}: {remedy}") from None
 
 
 def parse_memory_layers(text: str | None, layers: int, option: str) -> list[int]:
@@ -171,14 +163,8 @@ def parse_memory_layers(text: str | None, layers: int, option: str) -> list[int]
 
     ``text`` is that of ``option``, such as "6,12" of "--memory-layers".
     """
-    if text is None or text == "":
-        return []
-    try:
-        numbers = [int(number) for number in str(text).split(",")]
-    except ValueError:
-        raise ValueError(
-            f"{option} is {text!r}: give numbers of layers with commas between them, such as 6,12"
-        ) from None
+    remedy = "give numbers of layers with commas between them, such as 6,12"
+    numbers = parse_integers(text, option, remedy)
     for number in numbers:
         if number < 1:
             raise ValueError(f"{option} is {text!r}: layers are counted from 1; the first one is 1")
@@ -191,11 +177,18 @@ def parse_memory_layers(text: str | None, layers: int, option: str) -> list[int]
     return sorted(numbers)
 
 
+def placement(options: MemoryOptions) -> str:
+    """Return where the memories stand: ``INSTEAD``, ``AFTER`` or ``PARALLEL``."""
+    if options.memory_interleave:
+        return AFTER
+    return PARALLEL if options.memory_parallel else INSTEAD
+
+
 def check_placed(options: MemoryOptions, memories: bool, option: str) -> None:
     """Refuse memories without a place, and warn of their options where the model has none.
 
     It only warns since a baseline's ``--memory-layers ""`` may stand beside a preset's sizes.
-    ``option`` says in which layers memories are.
+    ``option`` is that of the layers that have a memory.
     """
     if options.memory_interleave and options.memory_parallel:
         raise ValueError(
@@ -205,16 +198,16 @@ def check_placed(options: MemoryOptions, memories: bool, option: str) -> None:
     if memories:
         return
     without_effect = [
-        field.name
+        flag(field.name)
         for field in dataclasses.fields(MemoryOptions)
         if field.name not in ("_name", "memory_optimizer")
         and getattr(options, field.name) != field.default
     ]
     if without_effect:
-        names = ", ".join(flag(name) for name in without_effect)
         logger.warning(
-            "no layer has a memory, and %s of memories: give %s, such as %s 6, to have one",
-            f"{names} " + ("is an option" if len(without_effect) == 1 else "are options"),
+            "no layer has a memory, and options of memories are given (%s): give %s, such as %s 6, "
+            "to have one",
+            ", ".join(without_effect),
             option,
             option,
         )
@@ -226,21 +219,81 @@ def check_placed(options: MemoryOptions, memories: bool, option: str) -> None:
         )
 
 
-def placement(options: MemoryOptions) -> str:
-    """Return where the memories stand: ``INSTEAD``, ``AFTER`` or ``PARALLEL``."""
-    if options.memory_interleave:
-        return AFTER
-    return PARALLEL if options.memory_parallel else INSTEAD
+class MemoryBuilder:
+    """Builds the memories of one model, which with ``--memory-share-values`` share their values.
 
+    ``options`` are a :class:`MemoryOptions`, or a configuration with the same names.
+    """
 
-def parse_hidden_dims(text: Any) -> list[int]:
-    """Return the widths of ``--memory-query-hidden-dims``, such as "512,512": [] for None or ""."""
-    if text is None or text == "":
-        return []
-    try:
-        return [int(width) for width in str(text).split(",")]
-    except ValueError:
-        raise ValueError(
-            f"--memory-query-hidden-dims is {text!r}: give widths with commas between them, such "
-            "as 512,512"
-        ) from None
+    def __init__(self, options: MemoryOptions) -> None:
+        self.options = options
+        self._first: ProductKeyMemory | None = None
+
+    def build(self, embed_dim: int) -> ProductKeyMemory:
+        """Build the next memory, for a layer of width ``embed_dim``."""
+        options = self.options
+        try:
+            memory = self._build(embed_dim)
+        except RuntimeError as error:
+            if not any(words in str(error) for words in TOO_LARGE):
+                raise
+            names = [f"memory_{name}" for name in ("slots", "heads", "query_dim", "value_dim")]
+            sizes = ", ".join(f"{flag(name)} {getattr(options, name)}" for name in names)
+            raise ValueError(
+                f"a product-key memory takes more memory than this machine has ({sizes}): give "
+                "smaller sizes"
+            ) from error
+        self._check_optimizer(
+            "memory_shard_values",
+            memory.table.columns.sharded,
+            "another one would average the columns of all workers",
+            in_evaluation=False,
+        )
+        self._check_optimizer(
+            "memory_values_dtype", memory.table.stays_bf16, "its steps would be lost in rounding"
+        )
+        if options.memory_optimizer == OPTIMIZER:
+            memory.learn_beside_fairseq()
+        if options.memory_share_values and self._first is None:
+            self._first = memory
+        return memory
+
+    def _build(self, embed_dim: int) -> FairseqMemory:
+        options = self.options
+        widths = "give widths with commas between them, such as 512,512"
+        hidden_dims = parse_integers(
+            options.memory_query_hidden_dims, "--memory-query-hidden-dims", widths
+        )
+        with errors_name_options(lambda argument: flag(f"memory_{argument}")):
+            return FairseqMemory(
+                embed_dim,
+                **{name: getattr(options, f"memory_{name}") for name in ARGUMENTS},
+                query_hidden_dims=hidden_dims,
+                keys=str(options.memory_keys),
+                search=str(options.memory_search),
+                values_dtype=VALUES_DTYPES[str(options.memory_values_dtype)],
+                values_of=self._first,
+            )
+
+    def _check_optimizer(
+        self, name: str, chosen: bool, reason: str, in_evaluation: bool = True
+    ) -> None:
+        """Refuse an option that was ``chosen`` with an optimizer that cannot do it."""
+        optimizer = self.options.memory_optimizer
+        if chosen and optimizer != OPTIMIZER and not (in_evaluation and optimizer is None):
+            value = getattr(self.options, name)
+            given = flag(name) if value is True else f"{flag(name)} {value}"
+            raise ValueError(
+                f"{given} with --optimizer {optimizer}: {reason}; give --optimizer {OPTIMIZER}"
+            )
+
+    def finish(self, model: nn.Module, memories: Mapping[str, ProductKeyMemory]) -> None:
+        """Prepare ``model`` to be trained with its ``memories``, by the names that are logged."""
+        keep_shards_apart(model)
+        if memories:
+            WatchedReads(model, memories)
+        path = self.options.memory_trainable_slots
+        self._check_optimizer("memory_trainable_slots", bool(path), "it updates all slots")
+        for name, memory in memories.items():
+            if path:
+                memory.train_slots_of(path, name)

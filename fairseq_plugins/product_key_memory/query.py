@@ -22,10 +22,9 @@ from fairseq_plugins.fairseq_integration.precision import Float32Module
 class SyncBatchNorm1d(Float32Module):
     """Batch norm over all workers' tokens together, of which they may have different numbers.
 
-    torch's ``SyncBatchNorm`` runs on GPUs only. In training the statistics are of all tokens of the
-    batch, so a token's queries depend on later tokens of its text; otherwise they are the running
-    ones. They are kept in single precision or higher. There is no count of batches, an integer that
-    moving averages of a model's state cannot average.
+    torch's ``SyncBatchNorm`` runs on GPUs only, and has a count of batches, which moving averages
+    of a model's state cannot average. In training a token's queries depend on later tokens of its
+    text. Statistics are kept in single precision or higher.
     """
 
     def __init__(self, features: int, eps: float = 1e-5, momentum: float = 0.1) -> None:

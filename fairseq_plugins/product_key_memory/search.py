@@ -1,16 +1,15 @@
 """The keys of a memory, and the search for those that fit a query best.
 
-Lample et al. 2019 (arXiv:1907.05242), sections 3.1 to 3.3. There are two ways to search. The plain
-one is the equations as they stand, for autograd. The fast one computes the scores of sub-keys for a
-part of the queries at a time, in both passes, and adds up only pairs that can win; its results and
-gradients are the same.
+Lample et al. 2019 (arXiv:1907.05242), sections 3.1 to 3.3. The plain search is the equations as
+they stand, for autograd. The fast one computes the scores of sub-keys for a part of the queries at
+a time, in both passes, and adds up only pairs that can win; results and gradients are the same.
 
-A fixed rule ranks equal scores, so that the same query always reads the same slots: of product
-keys, the better first sub-key goes first, then the better second one; equal sub-keys, and flat
-keys, go by their number.
+A fixed rule ranks equal scores, so that a query always reads the same slots: of product keys, the
+better first sub-key goes first, then the better second one; equal sub-keys, and flat keys, go by
+their number.
 
 Shapes: N queries, H heads, K slots, n = √K sub-keys of each half, d_q query width, k slots selected
-by a head, P pairs that can win, R rows of scores.
+by a head, P pairs that can win.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ SEARCHES = ("torch", "faiss", "plain")
 # Number of sub-keys' scores computed at a time: few enough for the caches of a CPU, enough to keep
 # a GPU busy.
 SUBKEY_SCORES = {"cpu": 1 << 20, "cuda": 1 << 28}
-# Number of flat keys' scores held at a time.
+# Number of flat keys' scores computed at a time.
 FLAT_SCORES = 1 << 24
 _LARGEST = torch.iinfo(torch.int32).max
 
@@ -76,8 +75,7 @@ class ProductKeys(nn.Module):
 class FlatKeys(nn.Module):
     """K keys of full width for each head, all of which are scored: the ablation (section 4.5).
 
-    Keys are drawn uniformly from ±1/√d_q, as in the published code: they are 1/√2 as long as
-    product keys of the same width.
+    Keys are drawn uniformly from ±1/√d_q, as in the published code.
     """
 
     def __init__(self, heads: int, slots: int, query_dim: int, search: str = "torch") -> None:
@@ -114,10 +112,7 @@ def without_autocast(x: Tensor) -> AbstractContextManager:
 
 
 def at_least_single(x: Tensor) -> Tensor:
-    """Return ``x`` in single precision, or in double precision if it has that.
-
-    Scores in half precision have many ties, which hide the best key.
-    """
+    """Return ``x`` in single precision or higher: scores in half precision have many ties."""
     return x.to(torch.promote_types(x.dtype, torch.float))
 
 
@@ -125,15 +120,9 @@ def at_least_single(x: Tensor) -> Tensor:
 
 
 def plain_score_pairs(queries: Tensor, subkeys: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """Return the best of all pairs of sub-keys, as section 3.2 describes it.
+    """Return the scores of the best pairs of sub-keys and their slots, (N, H, k), by section 3.2.
 
-    Args:
-        queries: (N, H, d_q).
-        subkeys: of both halves, (H, 2, n, d_q/2).
-        k: at most n².
-
-    Returns:
-        The best scores, best first, and their slots i·n + j: (N, H, k) each.
+    ``queries`` are (N, H, d_q), ``subkeys`` (H, 2, n, d_q/2).
     """
     n = subkeys.size(2)
     # (N, H, d_q) -> (N, H, 2, d_q/2): the two halves of each query
@@ -209,8 +198,8 @@ class _ScorePairs(torch.autograd.Function):
 def _parts(queries: Tensor, keys: Tensor) -> Iterator[tuple[slice, Tensor, Tensor]]:
     """Split ``queries`` (N, H, d_q), for ``keys`` (H·halves, n, d_q/2).
 
-    Yields a part's place among the queries, its halves (H·halves, N, d_q/2) in the keys' dtype, and
-    a buffer (H·halves, N, n) for its scores, which parts of one length share.
+    Yields a part's place, its halves (H·halves, N, d_q/2) in the keys' dtype, and a buffer
+    (H·halves, N, n) for its scores, which parts of one length share.
     """
     lists, n, _ = keys.shape
     allowed = SUBKEY_SCORES.get(queries.device.type, SUBKEY_SCORES["cuda"])
@@ -257,34 +246,28 @@ def candidate_pairs(k: int, n: int, device: torch.device | None = None) -> Tenso
     """Return the pairs (2, P) of ranks, from 0, that can be among the best k pairs.
 
     Of two lists of n scores, best first, the pair of ranks (a, b), from 1, is no better than the
-    a·b pairs of ranks up to its own: it can be among the best k only if a·b <= k. For k = 32 these
-    are 119 pairs of 1,024. They are in the order in which pairs of equal score are ranked.
+    a·b pairs of ranks up to its own: it can win only if a·b <= k. They are in the order in which
+    pairs of equal score are ranked.
     """
     ranks = torch.arange(1, min(k, n) + 1)
     return (ranks[:, None] * ranks <= k).nonzero().t().to(device)
 
 
 def top_k(scores: Tensor, k: int) -> Tensor:
-    """Return the numbers (…, k) that :func:`plain_top_k` does, faster; the host never waits."""
-    rows = scores.detach().reshape(-1, scores.size(-1))
-    if use_numba(rows):
-        best = cpu_kernels.select(rows, k)
-    elif rows.dtype == torch.float32:
-        best = _top_k_of_integers(rows, k)
-    else:
-        best = plain_top_k(rows, k)[1]
-    return best.view(*scores.shape[:-1], k)
+    """Return the numbers (…, k) that :func:`plain_top_k` does, faster; the host never waits.
 
-
-def _top_k_of_integers(rows: Tensor, k: int) -> Tensor:
-    """Return the numbers (R, k): a score and its number make one integer, so nothing ties."""
-    n = rows.size(-1)
+    A score in single precision and its number make one integer, so nothing ties.
+    """
+    scores = scores.detach()
+    if scores.dtype != torch.float32:
+        return plain_top_k(scores, k)[1]
+    n = scores.size(-1)
     # -0 and 0 are one score
-    bits = (rows + 0.0).view(torch.int32)
+    bits = (scores + 0.0).view(torch.int32)
     # bits of negative numbers rise where these fall
     ranks = bits ^ ((bits >> 31) & _LARGEST)
-    ranks = ranks.masked_fill(rows.isnan(), _LARGEST).long() << 32
-    numbers = torch.arange(n - 1, -1, -1, device=rows.device)
+    ranks = ranks.masked_fill(scores.isnan(), _LARGEST).long() << 32
+    numbers = torch.arange(n - 1, -1, -1, device=scores.device)
     best, _ = (ranks | numbers).topk(k, dim=-1)
     return n - 1 - (best & 0xFFFFFFFF)
 

@@ -7,11 +7,11 @@ from typing import Any
 from torch import Tensor, nn
 
 from fairseq_plugins.product_key_memory.added_memories import fit_to_memories
-from fairseq_plugins.product_key_memory.fairseq_memory import MemoryBuilder
 from fairseq_plugins.product_key_memory.memory import MemorySublayer, ProductKeyMemory
 from fairseq_plugins.product_key_memory.options import (
     INSTEAD,
     PARALLEL,
+    MemoryBuilder,
     check_placed,
     parse_memory_layers,
     placement,

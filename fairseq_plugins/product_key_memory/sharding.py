@@ -1,11 +1,11 @@
 """The columns of a table of values that a worker holds: all of them, or a shard.
 
-With whole tables (as in Lample et al. 2019) workers exchange the gradients of rows that any of them
-read. A table that does not fit on one device is sharded: each worker holds some columns, reads them
-for all workers' tokens, and gets back whole vectors for its own tokens. Values, gradients and
-updates are those of one worker that has the whole table and all the tokens.
+With whole tables workers exchange the gradients of rows that any of them read. A table that does
+not fit on one device is sharded: each worker holds some columns, reads them for all workers'
+tokens, and gets back whole vectors for its own. Values, gradients and updates are those of one
+worker with the whole table and all the tokens.
 
-All workers must run the same passes in the same order, as fairseq's trainer does, and
+All workers must run the same passes in the same order, as fairseq's trainer does and
 fairseq-eval-lm does not; they may have different numbers of tokens, also none.
 
 Shapes: N tokens of a worker, M of all workers, R rows read by a token, K rows, d width, c columns
@@ -40,15 +40,15 @@ class AllColumns:
         self.start, self.stop = 0, width
 
     def own(self, table: Tensor) -> Tensor:
-        """Return the columns (K, c) of ``table`` (K, d)."""
-        return table[:, self.start : self.stop]
+        """Return the columns (K, c) of ``table`` (K, d); a table of another shape as it is."""
+        return table
 
     def gather(self, columns: Tensor) -> Tensor | None:
-        """Return all columns (K, d); of a shard on worker 0 alone, and all workers must call it."""
+        """Return all columns (K, d), of a shard on worker 0 alone; all workers must call it."""
         return columns
 
     def rows_of_any_worker(self, chosen: Tensor) -> Tensor:
-        """Return which rows any worker that holds columns has ``chosen``, (K,)."""
+        """Return which rows any worker with a shard has ``chosen``, (K,); all must call it."""
         return chosen
 
     def weighted_sum(self, values: Tensor, rows: Tensor, weights: Tensor, **how: Any) -> Tensor:
@@ -58,8 +58,8 @@ class AllColumns:
     def average(self, values: Tensor, grad: Tensor | None) -> Tensor | None:
         """Return the mean over the workers of the sparse gradients of ``values`` (K, d).
 
-        They exchange the rows that any worker has, not the table. A worker that read nothing has no
-        gradient; if no worker has a row, the result is None.
+        They exchange the rows that any worker has. A worker that read nothing has no gradient; if
+        no worker has a row, the result is None.
         """
         if grad is None:
             rows = torch.empty(0, dtype=torch.long, device=values.device)
@@ -78,7 +78,7 @@ class AllColumns:
         return rows_as_gradient(union, shared, values.shape)
 
     def norm(self, of_columns: Tensor) -> Tensor:
-        """Return the norm of all columns, given that of these."""
+        """Return the norm of all columns, given that of these; all workers must call it."""
         return of_columns
 
 
@@ -98,6 +98,11 @@ class ColumnShard(AllColumns):
         columns = width // workers
         self.start, self.stop = columns * dist.get_rank(), columns * (dist.get_rank() + 1)
 
+    def own(self, table: Tensor) -> Tensor:
+        """Return the columns (K, c) of ``table`` (K, d); a table of another shape as it is."""
+        whole = table.dim() == 2 and table.size(1) == self.width
+        return table[:, self.start : self.stop] if whole else table
+
     def gather(self, columns: Tensor) -> Tensor | None:
         """Return all workers' ``columns`` (K, c) side by side, on the CPU of worker 0."""
         first = dist.get_rank() == 0
@@ -111,7 +116,7 @@ class ColumnShard(AllColumns):
         return torch.cat(parts) if first else None
 
     def rows_of_any_worker(self, chosen: Tensor) -> Tensor:
-        """Return which rows any worker has ``chosen``, (K,); all workers must call it."""
+        """Return which rows any worker has ``chosen``, (K,)."""
         counts = chosen.int()
         dist.all_reduce(counts)
         return counts > 0
@@ -134,14 +139,14 @@ class ColumnShard(AllColumns):
         return rows_as_gradient(grad._indices()[0], mean, grad.shape, padded)
 
     def norm(self, of_columns: Tensor) -> Tensor:
-        """Return the norm of all columns; all workers must call it."""
+        """Return the norm of all columns."""
         squares = of_columns.square()
         dist.all_reduce(squares)
         return squares.sqrt()
 
 
 def choose_columns(width: int, shard: bool) -> AllColumns:
-    """Return which columns of a table this worker holds: a shard if there are several workers."""
+    """Return the columns that this worker holds: a shard if that is wanted of several workers."""
     several = dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
     return ColumnShard(width) if shard and several else AllColumns(width)
 

@@ -17,13 +17,7 @@ from torch import Tensor
 
 
 class MemoryUsage:
-    """Adds up the weights with which the slots of one memory are read.
-
-    Args:
-        slots: K.
-        heads: H.
-        by_head: keep each head's reads apart.
-    """
+    """Adds up the weights with which the slots of one memory are read, or each head's apart."""
 
     def __init__(self, slots: int, heads: int = 1, by_head: bool = False) -> None:
         self.heads = heads if by_head else 1

@@ -1,8 +1,8 @@
-"""The table of values that one or several memories read: what is stored, read, learned and saved.
+"""The table of values that one or several memories read: storage, gradient, moments and update.
 
-Whether a worker holds all columns or a shard (:mod:`.sharding`), and whether values stay in
-bfloat16, is known here and in :mod:`.lazy_adam`'s choice of moments; the layer and the optimizer
-work the same way with all of them.
+Here and in what it chooses is known whether a worker holds all columns or a shard
+(:mod:`.sharding`), and whether values stay in bfloat16 (:mod:`.lazy_adam`); the layer and the
+optimizer work the same way with all tables.
 
 Shapes: K rows, d width, c columns of this worker, N tokens, R rows read by a token.
 """
@@ -10,12 +10,14 @@ Shapes: K rows, d width, c columns of this worker, N tokens, R rows read by a to
 from __future__ import annotations
 
 import functools
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from fairseq_plugins.fairseq_integration.forward_passes import is_recomputed
 from fairseq_plugins.fairseq_integration.optimizers import UpdateRule
+from fairseq_plugins.product_key_memory.lazy_adam import Moments, MomentsOfReadRows
 from fairseq_plugins.product_key_memory.sharding import GATHERED_AT_ONCE, choose_columns
 from fairseq_plugins.product_key_memory.values import (
     SpareRows,
@@ -37,9 +39,8 @@ class ValueTable(UpdateRule):
 
     Attributes:
         values: the memory's parameter, (K, c).
-        columns: which columns these are.
-        stays_bf16: an update rounds the values at random.
         readers: the keys of the memories that read the table.
+        moments: those of Adam; None before the first update.
     """
 
     def __init__(
@@ -59,8 +60,15 @@ class ValueTable(UpdateRule):
         else:
             nn.init.normal_(self.values, std=std)
         self.readers: list[nn.Module] = []
+        self.moments: Moments | None = None
         self._spare: SpareRows | None = None
+        # all columns, and the state of all, between gather() and the save that follows it
         self._gathered: Tensor | None = None
+        self._gathered_state: dict[str, Any] | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave the moments, which belong to one training, out of copies and pickles."""
+        return {**vars(self), "moments": None}
 
     @torch.no_grad()
     def _draw(self, std: float) -> None:
@@ -75,6 +83,8 @@ class ValueTable(UpdateRule):
     def shape(self) -> tuple[int, int]:
         """Return the shape of the whole table, (K, d)."""
         return len(self.values), self.columns.width
+
+    # --- reading, and the gradient
 
     def keep_gradient_beside_autograd(self) -> None:
         """Hide the values from autograd, see :class:`.ProductKeyMemory`."""
@@ -122,21 +132,10 @@ class ValueTable(UpdateRule):
 
     def _add_gradient(self, plain: bool, leaf: Tensor) -> None:
         """Add the gradient of ``leaf`` to that of the values: coalesced, or padded."""
-        grad, leaf.grad = leaf.grad, None
-        grad = gradient_to_keep(grad, plain)
+        grad, leaf.grad = gradient_to_keep(leaf.grad, plain), None
         if self.values.grad is not None:
             grad = add_row_gradients(self.values.grad, grad)
         self.values.grad = grad
-
-    def take_gradient(self) -> Tensor | None:
-        """Return the gradient, sparse (K, c), which the values have no longer; None without one."""
-        grad, self.values.grad = self.values.grad, None
-        return grad
-
-    def give_back(self, grad: Tensor) -> None:
-        """Use the buffer of ``grad`` for the next gradient; nobody may use it any longer."""
-        if self._spare is not None:
-            self._spare.give_back(grad._values())
 
     def average_gradient(self) -> None:
         """Average the gradient over the workers, all of which must call it."""
@@ -148,10 +147,42 @@ class ValueTable(UpdateRule):
             torch.linalg.vector_norm(self.values.grad._values(), dtype=torch.float32)
         )
 
+    # --- the update
+
+    @torch.no_grad()
+    def update(
+        self, lr: float, decay: float, betas: tuple[float, float], eps: float, scale: Tensor
+    ) -> None:
+        """Take a step of lazy Adam with the gradient, multiplied by ``scale``, and clear it."""
+        grad, self.values.grad = self.values.grad, None
+        if grad is None:
+            return
+        if self.moments is None:
+            self.moments = self._new_moments()
+        self.moments.step += 1
+        correction1, correction2 = (1 - beta**self.moments.step for beta in betas)
+        self.moments.update(
+            self.values,
+            grad,
+            betas=betas,
+            scale=scale.to(grad.device),
+            decay=decay * lr,
+            step_size=lr * correction2**0.5 / correction1,
+            eps=eps,
+        )
+        if self._spare is not None:
+            self._spare.give_back(grad._values())
+
+    def _new_moments(self) -> Moments:
+        return (MomentsOfReadRows if self.stays_bf16 else Moments)(self.values, self.columns)
+
+    # --- checkpoints
+
     def gather(self) -> None:
-        """Gather the columns of a shard on worker 0, for one ``saved()``; all must call it."""
+        """Gather a shard's columns and state on worker 0, for one save; all must call it."""
         if self.columns.sharded:
             self._gathered = self.columns.gather(self.values)
+            self._gathered_state = {} if self.moments is None else self.moments.save()
 
     def saved(self, values: Tensor) -> Tensor:
         """Return all columns for a checkpoint, given ``values`` as torch would save them."""
@@ -165,7 +196,30 @@ class ValueTable(UpdateRule):
             )
         return gathered
 
-    def loaded(self, values: Tensor) -> Tensor:
-        """Return this worker's columns of ``values`` of a checkpoint."""
-        whole = values.dim() == 2 and values.size(1) == self.columns.width
-        return self.columns.own(values) if self.columns.sharded and whole else values
+    def state(self) -> dict[str, Any]:
+        """Return the state of the update for a checkpoint, with all columns; {} for none yet."""
+        if not self.columns.sharded:
+            return {} if self.moments is None else self.moments.save()
+        state, self._gathered_state = self._gathered_state, None
+        if state is None:
+            raise ValueError(
+                "a memory's values are sharded over workers: call consolidate_state_dict() on "
+                "all of them before state_dict() on worker 0"
+            )
+        return state
+
+    def load_state(self, saved: dict[str, Any]) -> None:
+        """Load what :meth:`state` of any kind of table returned."""
+        moments = None
+        if saved:
+            length, width = saved["exp_avg"].shape
+            shape = saved.get("slots", length), width
+            if shape != self.shape:
+                raise ValueError(
+                    "the checkpoint's optimizer state is of a memory with values of shape "
+                    f"{shape}, here {self.shape}: give --reset-optimizer"
+                )
+            moments = self._new_moments()
+            moments.step = int(saved["step"])
+            moments.load(self.values, saved)
+        self.moments = moments

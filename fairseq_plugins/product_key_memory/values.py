@@ -1,12 +1,12 @@
 """Weighted sums of the rows that were selected from a table of values, and their gradients.
 
 Lample et al. 2019 (arXiv:1907.05242), equation 3 and section 3.1. :func:`plain_weighted_sum` is the
-equation as it stands, for autograd. :func:`weighted_sum` computes the same without ever holding the
-selected rows of all tokens: it sums rows where they lie, and the gradient of a row is the weighted
-sum of the output gradients of the tokens that read it.
+equation as it stands, for autograd. :func:`weighted_sum` never holds the selected rows of all
+tokens: it sums rows where they lie, and the gradient of a row is the weighted sum of the output
+gradients of the tokens that read it.
 
 On an accelerator the host would wait for the number of rows that were read. Gradients that stay
-beside autograd are padded there instead, to a size that it knows (:func:`padded_row_gradients`).
+beside autograd are padded there, to a size that it knows (:func:`padded_row_gradients`).
 
 Shapes: N tokens, R rows read by a token, K rows, d width, U rows read at least once, P rows of a
 padded gradient.
@@ -38,12 +38,8 @@ def plain_weighted_sum(
 ) -> Tensor:
     """Return ``Σ_r weights[t, r] · values[rows[t, r]]`` for each token t, (N, d) (equation 3).
 
-    Args:
-        values: (K, d).
-        rows: (N, R).
-        weights: (N, R).
-        sparse: make a sparse gradient, which lists a row as often as it was read.
-        frozen: (K,), true for rows that get no gradient; None if all get one.
+    ``values`` are (K, d), ``rows`` and ``weights`` (N, R); ``frozen`` (K,) is true for rows that
+    get no gradient. A ``sparse`` gradient lists a row as often as it was read.
     """
     # (N, R) -> (N, R, d)
     read = F.embedding(rows, values, sparse=sparse)
@@ -63,9 +59,8 @@ def weighted_sum(
 ) -> Tensor:
     """Return what :func:`plain_weighted_sum` does, faster.
 
-    With ``sparse`` the gradient of ``values`` is coalesced, or padded where it is kept beside
-    autograd on an accelerator. ``spare`` has a buffer for gradients that are kept beside autograd;
-    without it other code can use the gradient.
+    ``spare`` has a buffer for gradients that stay beside autograd. A ``sparse`` gradient is
+    coalesced, or padded where it stays beside autograd on an accelerator.
     """
     summed = F.embedding_bag(
         rows, values.detach(), per_sample_weights=weights.to(values.dtype), mode="sum"
@@ -120,11 +115,10 @@ class _WriteRows(torch.autograd.Function):
 
 
 class SpareRows:
-    """Keeps the buffer of row gradients that are no longer needed, for the next ones.
+    """Keeps the buffer of row gradients that are no longer needed, of up to ``most`` rows, K.
 
     A CPU takes longer to get a new buffer from the system than to compute the gradients. Gradients
     that are added up or averaged before the update are not given back: the next buffer is new.
-    ``most`` is K, the most rows that a buffer has.
     """
 
     def __init__(self, most: int) -> None:
@@ -182,13 +176,8 @@ def row_gradients(
 ) -> tuple[Tensor, Tensor]:
     """Return the rows that were read, (U,) rising, and their gradients (U, d).
 
-    The host waits once, for U and the number of reads.
-
-    Args:
-        rows: (N, R), which rows each token read; ``NO_ROW`` for a read that does not count.
-        weights: (N, R).
-        grad: (N, d), the gradient of the weighted sums.
-        spare: has a buffer for the gradients.
+    ``rows`` and ``weights`` are (N, R), with ``NO_ROW`` for a read that does not count; ``grad``
+    (N, d) is that of the weighted sums. The host waits once, for U and the number of reads.
     """
     by_row, reads = rows.flatten().sort()
     counted = by_row.ne(NO_ROW)
@@ -218,10 +207,8 @@ def padded_row_gradients(
 ) -> tuple[Tensor, Tensor]:
     """Return the rows that were read, (P,) rising, and their gradients (P, d).
 
-    P is the least that holds any number of rows: the reads, or ``most``, K, if that is less. What
-    is left over repeats the last row, with gradients of zero. The host waits for nothing. A read of
-    weight 0, or by a token whose gradient is zero, adds nothing: rows that have no other ones get a
-    gradient of zero.
+    P is the number of reads, or ``most``, K, if that is less. What is left over repeats the last
+    row, with gradients of zero. The host waits for nothing.
     """
     by_row, reads = rows.flatten().sort()
     size = min(len(reads), most)
@@ -239,7 +226,7 @@ def padded_row_gradients(
 
 
 def repeat_first(rows: Tensor, grads: Tensor) -> Tensor:
-    """Return ``grads`` (P, d) of padded ``rows`` (P,), the first of a row in place of the others.
+    """Return padded ``grads`` (P, d), the first of each of ``rows`` (P,) in place of the others.
 
     Then all of a row are the same, in whatever order they are written to it.
     """
@@ -253,23 +240,16 @@ def merge_rows(grad: Tensor) -> Tensor:
     return rows_as_gradient(grad.indices()[0, used], grad.values()[used], grad.shape)
 
 
-def pad_rows(grad: Tensor) -> Tensor:
-    """Return ``grad``, sparse (K, d), padded; a row may occur more than once in it."""
-    rows, grads = grad._indices()[0].unsqueeze(1), grad._values()
-    padded = padded_row_gradients(rows, grads.new_ones(rows.shape), grads, len(grad))
-    return rows_as_gradient(*padded, grad.shape, padded=True)
-
-
 def gradient_to_keep(grad: Tensor, plain: bool) -> Tensor:
-    """Return ``grad``, sparse (K, d), of :func:`plain_weighted_sum` or of :func:`weighted_sum`.
-
-    It is coalesced, or padded where :func:`pads_rows` says so.
-    """
-    padded = pads_rows(grad)
+    """Return the sparse gradient of either weighted sum, coalesced, or padded on accelerators."""
+    rows, grads, padded = grad._indices()[0], grad._values(), pads_rows(grad)
+    if plain and not padded:
+        return merge_rows(grad)
     if plain:
-        return pad_rows(grad) if padded else merge_rows(grad)
-    # it is coalesced or padded already, which torch forgets
-    return rows_as_gradient(grad._indices()[0], grad._values(), grad.shape, padded)
+        rows = rows.unsqueeze(1)
+        rows, grads = padded_row_gradients(rows, grads.new_ones(rows.shape), grads, len(grad))
+    # torch forgets that it is coalesced
+    return rows_as_gradient(rows, grads, grad.shape, padded)
 
 
 def add_row_gradients(one: Tensor, other: Tensor) -> Tensor:
@@ -295,12 +275,12 @@ def add_row_gradients(one: Tensor, other: Tensor) -> Tensor:
 
 
 def read_numbers(*numbers: Tensor) -> list[int]:
-    """Return integers, which are tensors of one number, on the host: it waits for them once."""
+    """Return integers, tensors of one number, on the host, which waits for them once."""
     return torch.stack(numbers).tolist()
 
 
 def _changes(by_row: Tensor) -> Tensor:
-    """Return of each of ``by_row``, rising, whether it is the first of its row."""
+    """Return where in ``by_row``, which rises, a row begins."""
     return by_row.diff(prepend=by_row.new_full((1,), -1)).ne(0)
 
 
@@ -312,8 +292,8 @@ def _rows_of(by_row: Tensor, starts: Tensor) -> Tensor:
 def _starts(changes: Tensor, size: int) -> Tensor:
     """Return where the reads of each row start, (size,); their number beyond the last row.
 
-    ``changes`` says of each read, in the order of rows, whether it is the first of its row;
-    ``size`` is at least the number of rows.
+    ``changes`` is true for the first read of each row, in the order of rows; ``size`` is at least
+    their number.
     """
     # reads that are not the first are written beyond the end
     places = torch.where(changes, changes.cumsum(0) - 1, size)

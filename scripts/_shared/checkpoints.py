@@ -11,14 +11,14 @@ from scripts._shared.commands import short
 
 
 def options_of(state: Any, part: str) -> Mapping[str, Any]:
-    """Options of a part of a checkpoint, such as "model"; see safe_loading.options_of."""
+    """Options of a part of a checkpoint, such as "model"."""
     from fairseq_plugins.fairseq_integration import safe_loading
 
     return safe_loading.options_of(state, part)
 
 
 def read_checkpoint(path: Path, option: str = "--checkpoint") -> dict[str, Any]:
-    """Content of the file that an option names; raises as safe_loading.read_checkpoint."""
+    """Content of the file that an option names."""
     from fairseq_plugins.fairseq_integration import safe_loading
 
     return safe_loading.read_checkpoint(path, f"{option} {short(path)}")

@@ -32,9 +32,8 @@ def command_parser(description: str) -> argparse.ArgumentParser:
 
 def add_text_options(parser: argparse.ArgumentParser, output: str) -> None:
     """Add the options that say which models score which text, where, and where results go."""
-    parser.add_argument(
-        "--data", type=Path, required=True, help="folder that fairseq-preprocess wrote"
-    )
+    text = "folder that fairseq-preprocess wrote"
+    parser.add_argument("--data", type=Path, required=True, help=text)
     add_named_files(parser, "--checkpoint", "models")
     parser.add_argument("--split", default="test", help="part of the data to score (test)")
     add_output_options(parser, output)

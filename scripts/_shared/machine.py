@@ -15,9 +15,7 @@ _BF16_UNITS = {"amx_bf16": "AMX", "avx512_bf16": "AVX-512", "bf16": "Arm"}
 def _processor() -> dict[str, str]:
     """Fields of the first processor in /proc/cpuinfo; empty where there is no such file."""
     path = Path("/proc/cpuinfo")
-    if not path.exists():
-        return {}
-    first = path.read_text(encoding="utf-8").split("\n\n")[0]
+    first = path.read_text(encoding="utf-8").split("\n\n")[0] if path.exists() else ""
     fields = (line.partition(":") for line in first.splitlines())
     return {name.strip(): value.strip() for name, _, value in fields}
 

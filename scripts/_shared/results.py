@@ -11,16 +11,14 @@ from scripts._shared.command_line import make_output_folder
 from scripts._shared.commands import short
 from scripts._shared.files import atomic_write, write_json
 
-NO_MATPLOTLIB = (
-    "matplotlib, which draws the plot, is not installed: pip install matplotlib, or run `make "
-    "set-up` and use the Python of .venv"
-)
-
 
 def check_plotting() -> None:
     """Raise ValueError where no plot could be drawn: before a measurement that takes hours."""
     if importlib.util.find_spec("matplotlib") is None:
-        raise ValueError(NO_MATPLOTLIB)
+        raise ValueError(
+            "matplotlib, which draws the plot, is not installed: pip install matplotlib, or run "
+            "`make set-up` and use the Python of .venv"
+        )
 
 
 def prepare_results(output: Path) -> None:

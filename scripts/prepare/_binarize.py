@@ -10,16 +10,13 @@ symbols     characters that are written in another way, such as a blank, each wi
 """
 
 import re
-import time
 from collections.abc import Iterable, Mapping
-from contextlib import suppress
 from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from scripts._shared.commands import child_process, format_command, program, short
 from scripts._shared.files import write_json
-from scripts.prepare._lines import progress
 from scripts.prepare._stages import LOG
 
 if TYPE_CHECKING:
@@ -60,14 +57,8 @@ def counted_dictionary(counts: Mapping[str, int], threshold: int = 0) -> "Dictio
     return dictionary
 
 
-def count_symbols(path: Path) -> int:
-    """Number of symbols of a dict.txt."""
-    with path.open("rb") as file:
-        return sum(1 for _ in file)
-
-
 def load_srcdict(path: Path) -> "Dictionary":
-    """Dictionary of the file that --srcdict names; raises ValueError when it is none of fairseq."""
+    """Dictionary of the file that --srcdict names; raises ValueError for another file."""
     from fairseq.data import Dictionary
 
     try:
@@ -81,18 +72,8 @@ def load_srcdict(path: Path) -> "Dictionary":
         ) from error
 
 
-def bytes_on_disk(folder: Path) -> int:
-    """Size of the binarized files of a folder that fairseq is writing."""
-    size = 0
-    for path in folder.glob("*.bin"):
-        # fairseq removes the parts of a file once they are merged.
-        with suppress(FileNotFoundError):
-            size += path.stat().st_size
-    return size
-
-
-def mend_offsets(prefix: str) -> None:
-    """Write the index of a split anew, from its lengths.
+def mend_offsets(prefix: str) -> tuple[list[int], type]:
+    """Write the index of a split anew from its lengths; return them and the type of its tokens.
 
     With numpy 2 fairseq adds the lengths of parts that it merged in 32 bits: the offsets of a
     split beyond 2 GiB would be wrong.
@@ -105,40 +86,32 @@ def mend_offsets(prefix: str) -> None:
     del index
     with MMapIndexedDataset.Index.writer(index_file_path(prefix), dtype) as writer:
         writer.write(lengths)
-
-
-def text_sizes(path: Path) -> dict[str, int]:
-    """Lines of a text, and tokens: its words with one space between two, and a </s> for each line.
-
-    Each word must be one to fairseq, too.
-    """
-    lines = words = 0
-    with path.open("rb") as file:
-        for line in file:
-            lines += 1
-            words += line.count(b" ") + 1 if line != b"\n" else 0
-    return {"lines": lines, "tokens": words + lines}
+    return lengths, dtype
 
 
 def binarized_sizes(prefix: str, text: Path) -> dict[str, int]:
-    """Lines, tokens and <unk> of a binarized split; raises ValueError when its text has others."""
+    """Lines, tokens and <unk> of a split; raises ValueError when its text has others."""
     import numpy as np
     from fairseq.data import Dictionary
-    from fairseq.data.indexed_dataset import MMapIndexedDataset, data_file_path, index_file_path
+    from fairseq.data.indexed_dataset import data_file_path
 
-    index = MMapIndexedDataset.Index(index_file_path(prefix))
-    lines, tokens = len(index), int(index.sizes.sum())
-    expected = text_sizes(text)
-    if (lines, tokens) != (expected["lines"], expected["tokens"]):
+    lengths, dtype = mend_offsets(prefix)
+    lines = words = 0
+    with text.open("rb") as file:
+        for line in file:
+            lines += 1
+            words += line.count(b" ") + 1 if line != b"\n" else 0
+    expected = {"lines": lines, "tokens": words + lines}
+    if expected != {"lines": len(lengths), "tokens": sum(lengths)}:
         raise ValueError(
-            f"fairseq-preprocess, {Path(prefix).name}: {lines:,} lines, {tokens:,} tokens of a "
-            f"text of {expected['lines']:,} lines, {expected['tokens']:,} tokens: use the fairseq "
+            f"fairseq-preprocess, {Path(prefix).name}: {len(lengths):,} lines, {sum(lengths):,} "
+            f"tokens of a text of {lines:,} lines, {words + lines:,} tokens: use the fairseq "
             "version that this project pins"
         )
-    data = np.memmap(data_file_path(prefix), dtype=index.dtype, mode="r")
+    data = np.memmap(data_file_path(prefix), dtype=dtype, mode="r")
     # of every dictionary
     unknown = Dictionary().unk()
-    pieces = (data[first : first + SCANNED] for first in range(0, tokens, SCANNED))
+    pieces = (data[first : first + SCANNED] for first in range(0, len(data), SCANNED))
     return {**expected, "unknown": sum(int((piece == unknown).sum()) for piece in pieces)}
 
 
@@ -166,10 +139,16 @@ def preprocess(
         options: further words, which name the dictionary.
         languages: source and target; None for texts in one language.
     """
-    kind = ["--only-source"]
+    command, written = [program("fairseq-preprocess")], dict(texts)
     if languages:
-        kind = ["--source-lang", languages[0], "--target-lang", languages[1]]
-    command = [program("fairseq-preprocess"), *kind]
+        command += ["--source-lang", languages[0], "--target-lang", languages[1]]
+        written = {
+            f"{split}.{'-'.join(languages)}.{one}": prefix.with_name(f"{prefix.name}.{one}")
+            for split, prefix in texts.items()
+            for one in languages
+        }
+    else:
+        command.append("--only-source")
     for split, names in groupby(texts, lambda name: name.rstrip("0123456789")):
         command += [f"--{split}pref", ",".join(short(texts[name]) for name in names)]
     # fairseq binarizes the first part of a text after the others.
@@ -178,28 +157,12 @@ def preprocess(
     print(f"$ {format_command(command)}", flush=True)
     log = target.parent / LOG
     try:
-        with (
-            child_process(command, log) as child,
-            progress(desc="binarize", unit="B") as bar,
-        ):
-            while child.poll() is None:
-                bar.update(bytes_on_disk(target) - bar.n)
-                time.sleep(0.2)
+        with child_process(command, log):
+            pass
     except KeyboardInterrupt:
         log.unlink(missing_ok=True)
         raise
     log.unlink(missing_ok=True)
-    written = dict(texts)
-    if languages:
-        pair = "-".join(languages)
-        written = {
-            f"{split}.{pair}.{one}": prefix.with_name(f"{prefix.name}.{one}")
-            for split, prefix in texts.items()
-            for one in languages
-        }
-    sizes = {}
-    for split, text in written.items():
-        mend_offsets(str(target / split))
-        sizes[split] = binarized_sizes(str(target / split), text)
+    sizes = {split: binarized_sizes(str(target / split), text) for split, text in written.items()}
     print_unknown(sizes)
     return sizes

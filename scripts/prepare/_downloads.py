@@ -9,7 +9,7 @@ import zipfile
 import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import BinaryIO
 
 from scripts.prepare._stages import resolved
@@ -18,8 +18,8 @@ from scripts.prepare._stages import resolved
 USER_AGENT = "Mozilla/5.0 (X11; Linux x86_64; rv:128.0) Gecko/20100101 Firefox/128.0"
 # Seconds without an answer or a byte after which a mirror is given up.
 TIMEOUT = 30.0
-# What the readers of zip, tar, gzip, bzip2 and xz raise where an archive ends or is changed.
-# RuntimeError: of a zip file that is encrypted, or packed in a way that Python cannot read.
+# What the readers of archives raise where one ends or is changed; RuntimeError: where a zip file is
+# encrypted, or packed in a way that Python cannot read.
 DAMAGE = (
     *(zipfile.BadZipFile, tarfile.TarError, zlib.error, lzma.LZMAError, EOFError),
     RuntimeError,
@@ -40,9 +40,17 @@ def add_source_options(parser: argparse.ArgumentParser, metavar: str, text: str)
     )
 
 
-def _check(checksum: str, found: str, label: str) -> None:
-    """Raise ValueError, naming label, when the digits found are not those of ALGORITHM:DIGITS."""
+def check(content: bytes | Path, checksum: str | None, label: str) -> None:
+    """Raise ValueError, naming label, when a text or file lacks its checksum, ALGORITHM:DIGITS."""
+    if checksum is None:
+        return
     algorithm, known = checksum.split(":")
+    if isinstance(content, Path):
+        import pooch
+
+        found = pooch.file_hash(str(content), algorithm)
+    else:
+        found = hashlib.new(algorithm, content, usedforsecurity=False).hexdigest()
     if found != known:
         raise ValueError(
             f"{label} has {algorithm} {found}, the published one is {known}: it is truncated, "
@@ -50,22 +58,8 @@ def _check(checksum: str, found: str, label: str) -> None:
         )
 
 
-def check_bytes(content: bytes, checksum: str, label: str) -> None:
-    """Raise ValueError, naming label, when some bytes have another checksum."""
-    found = hashlib.new(checksum.split(":")[0], content, usedforsecurity=False)
-    _check(checksum, found.hexdigest(), label)
-
-
-def check_file(path: Path, checksum: str | None, label: str) -> None:
-    """Raise ValueError, naming label, when a file has another checksum than one that is known."""
-    import pooch
-
-    if checksum:
-        _check(checksum, pooch.file_hash(str(path), checksum.split(":")[0]), label)
-
-
 def download(name: str, mirrors: Sequence[str], checksum: str | None, folder: Path) -> Path:
-    """Path of a file in a folder, downloaded from the first of the URLs of folders that has it."""
+    """Path of a file in a folder, downloaded from the first of the mirrors that has it."""
     import pooch
     import requests
 
@@ -76,11 +70,6 @@ def download(name: str, mirrors: Sequence[str], checksum: str | None, folder: Pa
     )
     reasons = []
     for mirror in mirrors:
-        if not mirror.startswith(("http://", "https://")):
-            raise ValueError(
-                f"--mirror {mirror} is no http:// or https:// URL: give the URL of the folder that "
-                f"has {name}"
-            )
         url = f"{mirror.rstrip('/')}/{name}"
         print(f"download {url}", flush=True)
         try:
@@ -95,30 +84,6 @@ def download(name: str, mirrors: Sequence[str], checksum: str | None, folder: Pa
     )
 
 
-def is_archive(path: Path) -> bool:
-    """Whether a file is a zip or a tar, which may be compressed."""
-    return zipfile.is_zipfile(path) or tarfile.is_tarfile(path)
-
-
-def _files(path: Path) -> Iterator[tuple[str, BinaryIO]]:
-    """Names and contents of the files of an archive or a folder, in the order that it has."""
-    if path.is_dir():
-        for file in sorted(path.iterdir()):
-            if file.is_file():
-                with file.open("rb") as stream:
-                    yield file.name, stream
-    elif zipfile.is_zipfile(path):
-        with zipfile.ZipFile(path) as archive:
-            for entry in archive.infolist():
-                with archive.open(entry) as stream:
-                    yield entry.filename, stream
-    else:
-        with tarfile.open(path) as archive:
-            for entry in archive:
-                if entry.isfile():
-                    yield entry.name, archive.extractfile(entry)
-
-
 @contextmanager
 def undamaged(label: str) -> Iterator[None]:
     """Turn what readers of archives raise in the block into a ValueError that names label."""
@@ -131,23 +96,43 @@ def undamaged(label: str) -> Iterator[None]:
 
 
 def members(path: Path, names: Sequence[str], label: str) -> Iterator[tuple[str, BinaryIO]]:
-    """Each of the named files, with its content, in the order of an archive or a folder.
+    """Each of the named files, with its content, in the order of a zip, a tar or a folder.
 
-    In an archive they may lie in any folder. Raises ValueError, naming label, when one is missing
-    or there twice; read them in a block of undamaged.
+    In an archive they may lie in any folder; one file may be given as it is. Raises ValueError,
+    naming label, when one is missing; read them in a block of undamaged.
     """
-    seen = set()
-    for file, stream in _files(path):
-        name = PurePosixPath(file).name
-        if name not in names:
-            continue
-        if name in seen:
-            raise ValueError(f"{label} has two files {name}: give one that has it once")
-        seen.add(name)
-        yield name, stream
-    missing = [name for name in names if name not in seen]
+    missing = set(names)
+
+    def wanted(file: str) -> str | None:
+        name = file.rpartition("/")[2]
+        if name in missing:
+            missing.remove(name)
+            return name
+        return None
+
+    if path.is_dir():
+        for file in sorted(path.iterdir()):
+            if name := wanted(file.name):
+                with file.open("rb") as stream:
+                    yield name, stream
+    elif zipfile.is_zipfile(path):
+        with zipfile.ZipFile(path) as archive:
+            for file in archive.namelist():
+                if name := wanted(file):
+                    with archive.open(file) as stream:
+                        yield name, stream
+    elif len(names) == 1 and not tarfile.is_tarfile(path):
+        # the member itself
+        missing.clear()
+        with path.open("rb") as stream:
+            yield names[0], stream
+    else:
+        with tarfile.open(path) as archive:
+            for entry in archive:
+                if entry.isfile() and (name := wanted(entry.name)):
+                    yield name, archive.extractfile(entry)
     if missing:
         raise ValueError(
-            f"{label} lacks {', '.join(missing[:3])}{' and more' * (len(missing) > 3)}: "
+            f"{label} lacks {', '.join(sorted(missing)[:3])}{' and more' * (len(missing) > 3)}: "
             "give it as it was published"
         )

@@ -54,26 +54,18 @@ def read_lines(path: Path) -> Iterator[str]:
         with open_text(path) as stream:
             for number, line in enumerate(stream, 1):
                 if b"\0" in line:
-                    raise ValueError(
-                        f"{short(path)}, line {number}: there is a zero byte, as in UTF-16 or in "
-                        "what is no text: convert the file to UTF-8 or remove the byte"
-                    )
+                    raise UnicodeDecodeError("utf-8", line, line.index(0), len(line), "zero byte")
                 text = line.decode("utf-8-sig" if number == 1 else "utf-8")
                 yield text.removesuffix("\n").removesuffix("\r")
     except UnicodeDecodeError as error:
         raise ValueError(
-            f"{short(path)}, line {number}: byte {error.start + 1} of the line is no UTF-8 "
+            f"{short(path)}, line {number}: byte {error.start + 1} of the line is no UTF-8 text "
             f"({error.reason}): convert the file to UTF-8 or mend the line"
         ) from error
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
         raise ValueError(
             f"{short(path)}, after line {number}: the file is truncated, damaged or not gzip's "
             f"({error}): get it anew"
-        ) from error
-    except OSError as error:
-        raise ValueError(
-            f"{short(path)} cannot be read ({error.strerror}): give a file that is there and may "
-            "be read"
         ) from error
 
 

@@ -5,7 +5,6 @@ train, valid or test; a package is in one part as a whole. pip downloads the whe
 every platform and Python, and SHA256 is the wheel's.
 """
 
-import hashlib
 import re
 import subprocess
 import sys
@@ -16,6 +15,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from scripts._shared.commands import short
+from scripts.prepare._stages import file_digest
 
 PLAIN_TEXT = re.compile(rb"[\n -~]+")
 LINE = re.compile(r"(?P<requirement>\S+==\S+) (?P<part>train|valid|test) (?P<digest>[0-9a-f]{64})")
@@ -45,10 +45,7 @@ class Package(NamedTuple):
 
 
 def read_list(path: Path) -> list[Package]:
-    """Packages of a list, those that train first.
-
-    Raises ValueError when a line is none, a package comes twice, or a part has no package.
-    """
+    """Packages of a list, those that train first; raises ValueError for a line that is none."""
     packages = []
     for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
         line = line.partition("#")[0].strip()
@@ -60,26 +57,14 @@ def read_list(path: Path) -> list[Package]:
                 f'--packages {short(path)}, line {number}: "{line}" is not "NAME==VERSION PART '
                 'SHA256" with the part train, valid or test'
             )
-    digests = [package.digest for package in packages]
-    if len(set(digests)) < len(digests):
-        raise ValueError(f"--packages {short(path)}: a wheel comes twice, list each once")
-    for part in ("train", "valid", "test"):
-        if not any(package.part == part for package in packages):
-            raise ValueError(f"--packages {short(path)}: no package has the part {part}")
+    if missing := {"train", "valid", "test"} - {package.part for package in packages}:
+        raise ValueError(f"--packages {short(path)}: no package has the part {min(missing)}")
     return sorted(packages, key=lambda package: package.part != "train")
 
 
-def find_wheels(folder: Path) -> dict[str, Path]:
-    """Wheels in a folder by their SHA-256."""
-    return {hashlib.sha256(path.read_bytes()).hexdigest(): path for path in folder.glob("*.whl")}
-
-
-def fetch(packages: list[Package], folder: Path) -> dict[str, Path]:
-    """Wheels of all packages by their SHA-256, after pip has downloaded those that folder lacks.
-
-    Raises ValueError when pip cannot get one.
-    """
-    found = find_wheels(folder)
+def fetch(packages: list[Package], folder: Path) -> dict[str | None, Path]:
+    """Wheels of all packages by their SHA-256, after pip has downloaded those that folder lacks."""
+    found = {file_digest(path): path for path in folder.glob("*.whl")}
     missing = [package for package in packages if package.digest not in found]
     if not missing:
         return found
@@ -91,14 +76,12 @@ def fetch(packages: list[Package], folder: Path) -> dict[str, Path]:
         pip += ["--only-binary", ":all:", *WHEELS]
         pip += ["--dest", str(folder), "--requirement", str(requirements)]
         ended = subprocess.run(pip, capture_output=True, text=True, check=False)
-    found = find_wheels(folder)
-    for package in missing:
-        if package.digest not in found:
-            raise ValueError(
-                f"--packages: pip could not download {package.requirement} with the SHA-256 of the "
-                f"list into {short(folder)}: {ended.stderr.strip()[-500:]}"
-            )
-    return found
+    if ended.returncode:
+        raise ValueError(
+            f"--packages: pip could not download {', '.join(one.requirement for one in missing)} "
+            f"with the SHA-256 of the list into {short(folder)}: {ended.stderr.strip()[-500:]}"
+        )
+    return {file_digest(path): path for path in folder.glob("*.whl")}
 
 
 def without_notice(text: str) -> str:
@@ -130,10 +113,7 @@ def read_wheel(path: Path) -> Iterator[str]:
 
 
 def read_packages(path: Path, folder: Path) -> dict[str, list[str]]:
-    """Texts of each part, without near copies of what stands earlier; training parts come first.
-
-    Raises ValueError as read_list and fetch do.
-    """
+    """Texts of each part, without near copies of what stands earlier; training parts come first."""
     packages = read_list(path)
     folder.mkdir(parents=True, exist_ok=True)
     wheels = fetch(packages, folder)

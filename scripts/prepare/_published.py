@@ -2,7 +2,6 @@
 
 import argparse
 import io
-import shlex
 import shutil
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -23,15 +22,7 @@ from scripts.prepare._binarize import (
     print_unknown,
     write_units,
 )
-from scripts.prepare._downloads import (
-    add_source_options,
-    check_bytes,
-    check_file,
-    download,
-    is_archive,
-    members,
-    undamaged,
-)
+from scripts.prepare._downloads import add_source_options, check, download, members, undamaged
 from scripts.prepare._lines import add_workers_option
 from scripts.prepare._stages import (
     DOWNLOAD,
@@ -39,8 +30,8 @@ from scripts.prepare._stages import (
     Stages,
     add_output_option,
     check_space,
+    existing,
     file_digest,
-    resolved,
 )
 
 NEWLINE = 10
@@ -61,7 +52,7 @@ class DataSet:
             members; None where only the member of an archive has one.
         vocabulary: number of symbols, as published.
         disk_bytes: space that the preparation takes at most, with the download.
-        recipe: PAPER/NAME, of examples/PAPER/recipes.sh, that trains on it.
+        recipes: what trains on it, ``PAPER/recipes.sh NAME``, by --newlines.
         example: what --from names.
     """
 
@@ -70,51 +61,36 @@ class DataSet:
     files: Mapping[str, str | None]
     vocabulary: int
     disk_bytes: int
-    recipe: str
+    recipes: Mapping[str | None, str]
     example: str
 
-    @property
-    def members(self) -> tuple[str, ...]:
-        """Names of the files that are read."""
-        raise NotImplementedError
-
     def build(self, source: Path, options: argparse.Namespace, folder: Path) -> dict:
-        """Fill the folder for fairseq from a checked source; return vocabulary and splits."""
+        """Fill the folder for fairseq from a source; return vocabulary and splits."""
         raise NotImplementedError
 
-    def check_vocabulary(self, found: int, remedy: str = "get the data anew") -> None:
+    def check_vocabulary(self, found: int) -> None:
         """Raise ValueError when the number of symbols of a text is not the published one."""
         if found != self.vocabulary:
             raise ValueError(
                 f"{self.name}: the text has a vocabulary of {found:,} symbols, the published one "
-                f"has {self.vocabulary:,}: figures would not compare with published ones, {remedy}"
+                f"has {self.vocabulary:,}: figures would not compare with published ones, get the "
+                "data anew, or for another dictionary of words give --srcdict"
             )
 
-    def find_source(self, options: argparse.Namespace, folder: Path) -> Path:
-        """Checked archive, file or folder of --from, or what was downloaded into a folder."""
-        source, label = options.source, f"--from {short(options.source or folder)}"
-        if source is None:
+    def source(self, options: argparse.Namespace, folder: Path) -> Path:
+        """Archive, file or folder of --from, or what was downloaded into a folder."""
+        if not options.source:
             for file, checksum in self.files.items():
                 path = download(file, [*options.mirrors, *self.mirrors], checksum, folder)
-            return folder if tuple(self.files) == self.members else path
-        if not source.exists():
-            raise ValueError(f"{label} does not exist: give the path of {', '.join(self.files)}")
-        if source.is_dir() and tuple(self.files) != self.members:
-            (file,) = self.files
-            raise ValueError(f"{label} is a folder: give {file} in it")
-        if tuple(self.files) != self.members:
-            check_file(source, self.files[next(iter(self.files))], label)
-        return source
-
-
-def words_of_lines(stream: BinaryIO, ascii_blanks: bool) -> Iterator[list[str]]:
-    """Words of each line of a UTF-8 text."""
-    if ascii_blanks:
-        for line in stream:
-            yield OTHER_BLANK.sub(VISIBLE_BLANK, line.decode()).split()
-        return
-    for line in io.TextIOWrapper(stream, encoding="utf-8"):
-        yield line.split()
+            return path if len(self.files) == 1 else folder
+        label = f"--from {short(options.source)}"
+        if len(self.files) == 1:
+            if not options.source.is_file():
+                raise ValueError(f"{label} is no file: give {self.example}")
+            check(options.source, *self.files.values(), label)
+        elif not options.source.exists():
+            raise ValueError(f"{label} does not exist: give {self.example}")
+        return options.source
 
 
 @dataclass(frozen=True)
@@ -133,11 +109,6 @@ class WordDataSet(DataSet):
     threshold: int = 0
     ascii_blanks: bool = False
 
-    @property
-    def members(self) -> tuple[str, ...]:
-        """Names of the files of all splits."""
-        return tuple(self.splits)
-
     def write_texts(self, source: Path, texts: Mapping[str, Path]) -> Counter:
         """Write each split's text; return how often each word is in the training split."""
         counts: Counter = Counter()
@@ -147,11 +118,11 @@ class WordDataSet(DataSet):
                 split: stack.enter_context(path.open("w", encoding="utf-8", newline="\n"))
                 for split, path in texts.items()
             }
-            for name, stream in members(source, self.members, label):
+            for name, stream in members(source, list(self.splits), label):
                 split = self.splits[name]
                 if name in self.files:
                     content = stream.read()
-                    check_bytes(content, self.files[name], f"{label}, {name},")
+                    check(content, self.files[name], f"{label}, {name},")
                     stream = io.BytesIO(content)
                 for words in words_of_lines(stream, self.ascii_blanks):
                     if split == "train":
@@ -160,26 +131,34 @@ class WordDataSet(DataSet):
         return counts
 
     def build(self, source: Path, options: argparse.Namespace, folder: Path) -> dict:
-        """As every data set; raises ValueError when the vocabulary is not the published one."""
+        """As every data set."""
         place = folder / "text"
         place.mkdir()
         texts = {split: place / f"{split}.txt" for split in SPLITS}
         counts = self.write_texts(source, texts)
-        dictionary = (
-            load_srcdict(options.srcdict)
-            if options.srcdict
-            else counted_dictionary(counts, self.threshold)
-        )
+        if options.srcdict:
+            dictionary = load_srcdict(options.srcdict)
+        else:
+            dictionary = counted_dictionary(counts, self.threshold)
         vocabulary = len(dictionary) - dictionary.nspecial + self.unlisted
         if not options.srcdict:
-            remedy = "get the data anew, or give the dictionary that is meant with --srcdict"
-            self.check_vocabulary(vocabulary, remedy)
+            self.check_vocabulary(vocabulary)
         file = place / "dict.txt"
         dictionary.save(str(file))
         sizes = preprocess(texts, folder, options.workers, ("--srcdict", short(file)))
         shutil.rmtree(place)
         write_units(folder, "words")
         return {"vocabulary": vocabulary, "splits": sizes}
+
+
+def words_of_lines(stream: BinaryIO, ascii_blanks: bool) -> Iterator[list[str]]:
+    """Words of each line of a UTF-8 text."""
+    if ascii_blanks:
+        for line in stream:
+            yield OTHER_BLANK.sub(VISIBLE_BLANK, line.decode()).split()
+        return
+    for line in io.TextIOWrapper(stream, encoding="utf-8"):
+        yield line.split()
 
 
 @dataclass(frozen=True)
@@ -196,38 +175,12 @@ class ByteDataSet(DataSet):
         checksum: of the text, ``ALGORITHM:DIGITS``.
         sizes: number of bytes of each split, in the order of the text.
         symbols: of characters in dict.txt; None where each byte has its number.
-        eos_recipe: recipe for newlines as </s>; None for a text without newlines.
     """
 
     member: str
     checksum: str
     sizes: Mapping[str, int]
     symbols: Mapping[str, str] | None = None
-    eos_recipe: str | None = None
-
-    @property
-    def members(self) -> tuple[str, ...]:
-        """Name of the file with the text."""
-        return (self.member,)
-
-    def symbol(self, byte: int) -> str:
-        """Name of a byte in dict.txt."""
-        return str(byte) if self.symbols is None else self.symbols.get(chr(byte), chr(byte))
-
-    def read(self, source: Path) -> bytes:
-        """The text; raises ValueError when it is not the published one."""
-        label = short(source)
-        text = source.read_bytes()
-        if is_archive(source):
-            with undamaged(label):
-                (text,) = [stream.read() for _, stream in members(source, self.members, label)]
-        check_bytes(text, self.checksum, f"{label}, {self.member},")
-        total = sum(self.sizes.values())
-        if len(text) != total:
-            raise ValueError(
-                f"{label}: the text has {len(text):,} bytes, {self.name} has {total:,}: get it anew"
-            )
-        return text
 
     def dictionary(self, symbols: Mapping[int, str], counts, srcdict: Path | None):
         """Dictionary of srcdict, or of the symbols by falling number in training, counts (256,).
@@ -247,24 +200,27 @@ class ByteDataSet(DataSet):
         return dictionary
 
     def build(self, source: Path, options: argparse.Namespace, folder: Path) -> dict:
-        """As every data set; raises ValueError when the symbols are not those expected."""
+        """As every data set."""
         import numpy as np
         from fairseq.data.indexed_dataset import best_fitting_int_dtype
 
-        newlines = options.newlines
-        text = np.frombuffer(self.read(source), dtype=np.uint8)
+        label, newlines = short(source), options.newlines
+        with undamaged(label):
+            (content,) = [stream.read() for _, stream in members(source, [self.member], label)]
+        check(content, self.checksum, f"{label}, {self.member},")
+        text = np.frombuffer(content, dtype=np.uint8)
         ends = np.cumsum([self.sizes[split] for split in SPLITS])
         splits = dict(zip(SPLITS, np.split(text, ends[:-1]), strict=True))
         counts = {
-            split: sum(
-                np.bincount(part[first : first + PIECE], minlength=256)
-                for first in range(0, len(part), PIECE)
-            )
+            split: sum(np.bincount(piece, minlength=256) for piece in pieces(part))
             for split, part in splits.items()
         }
         found = np.flatnonzero(sum(counts.values())).tolist()
         self.check_vocabulary(len(found))
-        symbols = {byte: self.symbol(byte) for byte in found if byte != NEWLINE or not newlines}
+        names = dict(enumerate(map(str, range(256))))
+        if self.symbols is not None:
+            names = {byte: self.symbols.get(chr(byte), chr(byte)) for byte in names}
+        symbols = {byte: names[byte] for byte in found if byte != NEWLINE or not newlines}
         dictionary = self.dictionary(symbols, counts["train"], options.srcdict)
         dictionary.save(str(folder / "dict.txt"))
         # Newlines are </s>.
@@ -281,6 +237,11 @@ class ByteDataSet(DataSet):
         return {"vocabulary": len(symbols) + (newlines == "eos"), "splits": sizes}
 
 
+def pieces(text):
+    """Pieces of an array that numpy may index or count with: it makes 8-byte copies of them."""
+    return (text[first : first + PIECE] for first in range(0, len(text), PIECE))
+
+
 def write_tokens(prefix: str, text, table, newlines: str | None) -> int:
     """Write PREFIX.bin and PREFIX.idx with the token of each byte (N,) in table (256,).
 
@@ -289,47 +250,38 @@ def write_tokens(prefix: str, text, table, newlines: str | None) -> int:
     import numpy as np
     from fairseq.data.indexed_dataset import MMapIndexedDataset, data_file_path, index_file_path
 
-    tokens = 0
+    if newlines == "eos" and text[-1] != NEWLINE:
+        text = np.append(text, np.uint8(NEWLINE))
+    if newlines == "drop":
+        text = text[text != NEWLINE]
     with open(data_file_path(prefix), "wb") as file:
-        for first in range(0, len(text), PIECE):
-            piece = text[first : first + PIECE]
-            kept = piece[piece != NEWLINE] if newlines == "drop" else piece
-            table.take(kept).tofile(file)
-            tokens += len(kept)
-        if newlines == "eos" and text[-1] != NEWLINE:
-            table[NEWLINE : NEWLINE + 1].tofile(file)
-            tokens += 1
+        for piece in pieces(text):
+            table.take(piece).tofile(file)
     # An item is a line with its </s> where newlines have one, else any piece.
-    ends = np.flatnonzero(text == NEWLINE) + 1 if newlines == "eos" else np.arange(0, tokens, ITEM)
-    lengths = np.diff(ends, prepend=0, append=tokens)
+    ends = np.arange(ITEM, len(text), ITEM)
+    if newlines == "eos":
+        ends = np.flatnonzero(text[:-1] == NEWLINE) + 1
     with MMapIndexedDataset.Index.writer(index_file_path(prefix), table.dtype.type) as index:
-        index.write(lengths[lengths > 0].tolist())
-    return tokens
+        index.write(np.diff(ends, prepend=0, append=len(text)).tolist())
+    return len(text)
 
 
-def check_options(data_set: DataSet, options: argparse.Namespace) -> None:
-    """Raise ValueError when an option of one kind of data set is impossible."""
-    if isinstance(data_set, WordDataSet):
-        check_at_least(1, workers=options.workers)
-    elif data_set.eos_recipe and options.newlines not in ("drop", "eos"):
-        given = "is missing" if options.newlines is None else f"{options.newlines} is unknown"
+def prepare(data_set: DataSet, options: argparse.Namespace) -> None:
+    """Make the folder of --output, or do nothing if it is there."""
+    check_at_least(1, workers=options.workers)
+    if options.newlines not in data_set.recipes:
+        given = f"{options.newlines} is unknown" if options.newlines else "is missing"
         raise ValueError(
             f"--newlines {given}: give 'drop' to leave newlines away, as the Transformer-XL code "
             "does, or 'eos' to make each one </s>, as the adaptive-span and all-attention code "
             "does; bits per character of the two do not compare"
         )
-
-
-def prepare(data_set: DataSet, options: argparse.Namespace) -> None:
-    """Make the folder of --output, or do nothing if it is there."""
-    check_options(data_set, options)
     settings = {"data_set": data_set.name, "newlines": options.newlines}
-    settings["srcdict"] = file_digest(options.srcdict, "--srcdict")
-    stages = Stages(options.output, settings)
+    stages = Stages(options.output, {**settings, "srcdict": file_digest(options.srcdict)})
 
     def build(folder: Path) -> dict:
         check_space(data_set.name, data_set.disk_bytes, options.output)
-        source = data_set.find_source(options, options.output / DOWNLOAD)
+        source = data_set.source(options, options.output / DOWNLOAD)
         try:
             return data_set.build(source, options, folder)
         except ValueError:
@@ -339,25 +291,22 @@ def prepare(data_set: DataSet, options: argparse.Namespace) -> None:
             raise
 
     stages.finish(stages.run("bin", build))
-    recipe = data_set.eos_recipe if options.newlines == "eos" else data_set.recipe
-    paper, name = recipe.split("/")
-    words = ["bash", f"examples/{paper}/recipes.sh", name, "train", short(options.output)]
-    words.append("CHECKPOINTS")
-    print(f"next: {shlex.join(words)}", flush=True)
+    recipe = data_set.recipes[options.newlines]
+    print(f"next: bash examples/{recipe} train {short(options.output)} CHECKPOINTS", flush=True)
 
 
 def run(data_set: DataSet, description: str, arguments: list[str] | None = None) -> int:
     """Command line of a data set, with the docstring of its module; returns its exit status."""
     parser = command_parser(description)
-    parser.set_defaults(newlines=None)
+    parser.set_defaults(newlines=None, workers=1)
     add_output_option(parser)
     text = f"take the data from here instead of downloading it: {data_set.example}"
     add_source_options(parser, "FILE", text)
     text = "dict.txt to binarize with, for a model trained elsewhere, instead of a new one"
-    parser.add_argument("--srcdict", type=resolved, metavar="FILE", help=text)
+    parser.add_argument("--srcdict", type=existing, metavar="FILE", help=text)
     if isinstance(data_set, WordDataSet):
         add_workers_option(parser)
-    elif data_set.eos_recipe:
+    elif "drop" in data_set.recipes:
         text = "required: leave newlines away, or make each one </s>"
         parser.add_argument("--newlines", metavar="{drop,eos}", help=text)
     options = parser.parse_args(arguments)

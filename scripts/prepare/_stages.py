@@ -1,7 +1,7 @@
 """A prepared folder and its stages, each a folder that is made whole or is not there.
 
-OUTPUT/NAME               a finished stage; stage.json in it has the options that made it, its sizes
-OUTPUT/NAME.partial-PID   a stage at work; what a killed run left of one is removed by the next run
+OUTPUT/NAME               a finished stage; its stage.json has the options that made it, its sizes
+OUTPUT/NAME.partial-PID   a stage at work; the next run removes what a killed one left
 OUTPUT/download           archives, until all is done
 OUTPUT/preparation.json   options and sizes, written last
 """
@@ -30,6 +30,13 @@ def resolved(path: str) -> Path:
     return Path(path).resolve()
 
 
+def existing(path: str) -> Path:
+    """Absolute path of the file or folder that an option names; argparse names the option."""
+    if not os.access(path, os.R_OK):
+        raise argparse.ArgumentTypeError(f"{path} cannot be read: give a file or folder that can")
+    return resolved(path)
+
+
 def add_output_option(parser: argparse.ArgumentParser) -> None:
     """Add --output."""
     text = "folder of the result; fairseq reads DIR/bin"
@@ -37,29 +44,17 @@ def add_output_option(parser: argparse.ArgumentParser) -> None:
 
 
 def fingerprint(files: Iterable[Path]) -> str:
-    """Digest of what files are called and of their sizes and modification times."""
+    """Digest of the names, sizes and modification times of files."""
     digest = hashlib.sha256()
     for path in files:
-        try:
-            status = path.stat()
-        except OSError as error:
-            raise ValueError(
-                f"{short(path)} cannot be read ({error.strerror}): give a file that is there and "
-                "may be read"
-            ) from error
+        status = path.stat()
         digest.update(f"{path.name}\0{status.st_size}\0{status.st_mtime_ns}\n".encode())
     return digest.hexdigest()[:16]
 
 
-def file_digest(path: Path | None, option: str) -> str | None:
-    """SHA-256 of the file that an option names, if any."""
-    try:
-        return path and hashlib.sha256(path.read_bytes()).hexdigest()
-    except OSError as error:
-        raise ValueError(
-            f"{option} {short(path)} cannot be read ({error.strerror}): give a file that is there "
-            "and may be read"
-        ) from error
+def file_digest(path: Path | None) -> str | None:
+    """SHA-256 of a file, if one is given."""
+    return path and hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 class Stages:
@@ -73,69 +68,50 @@ class Stages:
     def __init__(self, output: Path, settings: Mapping[str, Any]) -> None:
         self.output = output
         self.settings = dict(settings)
-        own = {DOWNLOAD, LOG, SUMMARY}
-        there = list(output.iterdir()) if output.is_dir() else [output] * output.exists()
-        known = [
-            path
+        there = list(output.iterdir()) if output.exists() else []
+        if there and not any(
+            path.name in (DOWNLOAD, LOG, SUMMARY)
+            or ".partial-" in path.name
+            or (path / RECORD).exists()
             for path in there
-            if path.name in own or ".partial-" in path.name or (path / RECORD).exists()
-        ]
-        if there and not known:
+        ):
             raise ValueError(
                 f"--output {short(output)} exists and holds something else: remove it or give "
                 "another folder"
             )
 
-    def _record(self, name: str) -> dict | None:
-        """Settings and result of a stage, None if it is not there."""
-        path = self.output / name / RECORD
-        try:
-            return json.loads(path.read_text(encoding="utf-8"))
-        except FileNotFoundError:
-            if not path.parent.exists():
-                return None
-            error = "it lacks"
-        except ValueError:
-            error = "damaged is"
-        raise ValueError(
-            f"--output {short(self.output)}: {name} is no finished stage ({error} {RECORD}): "
-            "remove it, or give another folder"
-        )
-
     def is_complete(self, name: str, settings: Mapping[str, Any] = {}) -> bool:
-        """Whether a stage was made, with all settings until now and these."""
-        record = self._record(name)
-        if record is None:
+        """Whether a stage is there; raises ValueError if other settings made it."""
+        made = {
+            path.parent: json.loads(path.read_text(encoding="utf-8"))["settings"]
+            for path in sorted(self.output.glob(f"*/{RECORD}"))
+        }
+        folder = self.output / name
+        if folder not in made:
             return False
-        made = record["settings"]
         for option, value in json.loads(json.dumps({**self.settings, **settings})).items():
-            if option in made and made[option] == value:
-                continue
-            others = [
-                short(path.parent)
-                for path in sorted(self.output.glob(f"*/{RECORD}"))
-                if self._record(path.parent.name)["settings"].get(option, value) != value
-            ]
-            raise ValueError(
-                f"--output {short(self.output)}: {name} was made with another --{option} "
-                f"({made.get(option)}, now {value}): give another folder, or remove "
-                f"{', '.join(others or [short(self.output)])} to have this made again"
-            )
+            if (before := made[folder].get(option)) != value:
+                stale = [path for path in made if made[path].get(option, value) != value]
+                raise ValueError(
+                    f"--output {short(self.output)}: {name} was made with another --{option} "
+                    f"({before}, now {value}): give another folder, or remove "
+                    f"{', '.join(map(short, stale)) or short(self.output)} to have this made again"
+                )
         return True
 
     def run(self, name: str, work: Callable[[Path], Any], settings: Mapping[str, Any] = {}) -> Any:
-        """Result of a stage: as recorded if it is complete, else of making its folder.
+        """Result of a stage: as recorded if it is complete, else made now.
 
         Args:
             name: of the folder.
-            work: fills the new folder that it gets; returns what is to be recorded, as JSON has it.
+            work: fills the new folder that it gets; returns what to record, as JSON has it.
             settings: that change this stage and those after it.
         """
         complete = self.is_complete(name, settings)
         self.settings |= settings
         if complete:
             print(f"{name}: complete", flush=True)
-            return self._record(name)["result"]
+            return json.loads((self.output / name / RECORD).read_text(encoding="utf-8"))["result"]
         print(f"{name}: at work", flush=True)
         started = time.monotonic()
         # a killed run's child may still write to its own
@@ -167,8 +143,8 @@ class Stages:
 
 def check_space(name: str, needed: int, output: Path) -> None:
     """Raise ValueError when the disk of --output lacks the bytes that a preparation needs."""
-    existing = next(folder for folder in (output, *output.parents) if folder.is_dir())
-    free = shutil.disk_usage(existing).free
+    existing_folder = next(folder for folder in (output, *output.parents) if folder.is_dir())
+    free = shutil.disk_usage(existing_folder).free
     if free < needed:
         raise ValueError(
             f"--output {short(output)}: {name} takes up to {needed / 1e9:.2f} GB while it is "

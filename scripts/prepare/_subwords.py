@@ -14,11 +14,11 @@ import io
 import os
 import sys
 import tempfile
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext, redirect_stderr
+from contextlib import contextmanager, nullcontext, redirect_stderr, suppress
 from functools import partial
 from importlib.metadata import version
+from itertools import chain
 from pathlib import Path
 
 from scripts._shared.command_line import check_at_least
@@ -38,10 +38,10 @@ def versions() -> dict[str, str]:
     return {name: version(name) for name in ("sacremoses", "subword-nmt")}
 
 
-def add_subword_options(parser: argparse.ArgumentParser, size: int) -> None:
-    """Add --bpe-size, with the default number of merges, and --workers."""
+def add_subword_options(parser: argparse.ArgumentParser) -> None:
+    """Add --bpe-size, the number of merges, and --workers."""
     text = "merges of byte pair encoding (default: %(default)s)"
-    parser.add_argument("--bpe-size", type=int, default=size, metavar="N", help=text)
+    parser.add_argument("--bpe-size", type=int, default=32_000, metavar="N", help=text)
     add_workers_option(parser)
 
 
@@ -72,20 +72,16 @@ def moses_tokenizer(
     """
     from sacremoses import MosesPunctNormalizer, MosesTokenizer
 
-    tokenizer = MosesTokenizer(lang=language)
     normalizer = MosesPunctNormalizer(lang=language) if normalize else None
-
-    def tokenize_lines(lines: list[str]) -> list[str]:
-        if normalizer:
-            lines = [normalizer.normalize(line) for line in lines]
-        return [
-            tokenizer.tokenize(
-                line, aggressive_dash_splits=aggressive_hyphens, return_str=True, escape=True
-            )
-            for line in lines
-        ]
-
-    return tokenize_lines
+    tokenize = partial(
+        MosesTokenizer(lang=language).tokenize,
+        aggressive_dash_splits=aggressive_hyphens,
+        return_str=True,
+        escape=True,
+    )
+    return lambda lines: [
+        tokenize(normalizer.normalize(line) if normalizer else line) for line in lines
+    ]
 
 
 def split_words(line: str, place: str, subwords: bool = False) -> str:
@@ -114,18 +110,15 @@ def learn(sources: Sequence[Path], size: int, codes: Path) -> int:
     """
     from subword_nmt.learn_bpe import learn_bpe
 
-    counts: Counter = Counter()
-    lines = (line for source in sources for line in read_lines(source))
-    for line in progress(lines, desc="count words", unit=" lines"):
-        counts.update(line.split())
+    lines = chain.from_iterable(map(read_lines, sources))
     learned = io.StringIO()
-    # subword-nmt fails where there is no pair at all.
-    if any(len(word) > 1 for word in counts):
-        # It draws its progress bar in a log, too.
-        with nullcontext() if sys.stderr.isatty() else redirect_stderr(io.StringIO()):
-            words = (f"{word} {count}" for word, count in counts.items())
-            learn_bpe(words, learned, size, is_dict=True)
-    found = max(0, learned.getvalue().count("\n") - 1)
+    # It draws its progress bar in a log, too, and fails where there is no pair at all.
+    with (
+        nullcontext() if sys.stderr.isatty() else redirect_stderr(io.StringIO()),
+        suppress(ValueError),
+    ):
+        learn_bpe(progress(lines, desc="count words", unit=" lines"), learned, size)
+    found = learned.getvalue().count("\n") - 1
     if not found:
         raise ValueError(
             f"{', '.join(map(short, sources))}: no two characters follow each other twice within "
@@ -152,16 +145,14 @@ def read_codes(path: Path) -> list[str]:
 @contextmanager
 def _silent() -> Iterator[None]:
     """Drop what C++ code writes to the standard error."""
-    sys.stderr.flush()
     kept = os.dup(2)
-    nowhere = os.open(os.devnull, os.O_WRONLY)
+    with open(os.devnull, "wb") as nowhere:
+        os.dup2(nowhere.fileno(), 2)
     try:
-        os.dup2(nowhere, 2)
         yield
     finally:
         os.dup2(kept, 2)
         os.close(kept)
-        os.close(nowhere)
 
 
 def fastbpe_units(pairs: list[str]) -> Work:

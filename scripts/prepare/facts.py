@@ -27,10 +27,7 @@ SYMBOLS = 4
 
 
 def names_of(facts: int) -> int:
-    """How many symbols name a subject in each of its two places.
-
-    Raises ValueError when that is no whole number.
-    """
+    """How many symbols name a subject in each of its two places."""
     names = math.isqrt(max(0, facts) // RELATIONS)
     if names == 0 or RELATIONS * names**2 != facts:
         raise ValueError(
@@ -40,7 +37,7 @@ def names_of(facts: int) -> int:
 
 
 def draw_facts(facts: int, seed: int) -> list[str]:
-    """The facts in the order of subjects and relations; raises as names_of."""
+    """The facts in the order of subjects and relations."""
     names = names_of(facts)
     # of the draws only random() is promised to be the same in every version of Python
     draw = random.Random(f"{seed} facts")

@@ -19,7 +19,7 @@ LM1B = WordDataSet(
     files={ARCHIVE: "sha256:01ba60381110baf7f189dfd2b8374de371e8c9a340835793f190bdae9e90a34e"},
     vocabulary=793_471,
     disk_bytes=15_000_000_000,
-    recipe="transformer_xl/lm1b_base",
+    recipes={None: "transformer_xl/recipes.sh lm1b_base"},
     example=ARCHIVE,
     splits={
         **{f"news.en-{shard:05}-of-00100": "train" for shard in range(1, 100)},

@@ -66,10 +66,7 @@ def name(number: int, language: str) -> str:
 
 
 def sentences(part: str, count: int, seed: int) -> Iterator[tuple[str, str]]:
-    """Different sentences of a part in English and German.
-
-    Raises ValueError when there are not so many.
-    """
+    """Different sentences of a part in English and German; raises ValueError when it has fewer."""
     drawn = numbers(part, seed)
     which = random.Random(f"{seed} {part} sentences")
     seen = set()
@@ -90,24 +87,19 @@ def sentences(part: str, count: int, seed: int) -> Iterator[tuple[str, str]]:
         )
 
 
-def write(folder: Path, part: str, count: int, seed: int) -> None:
-    """Write the sentences of a part to a folder; raises as sentences."""
-    pairs = list(progress(sentences(part, count, seed), total=count, desc=part, unit=" pairs"))
-    for language, lines in zip(LANGUAGES, zip(*pairs, strict=True), strict=True):
-        text = "".join(f"{line}\n" for line in lines)
-        (folder / f"{part}.{language}").write_text(text, encoding="utf-8", newline="\n")
-
-
 def make(output: Path, counts: dict[str, int], seed: int) -> None:
     """Make the texts in the folder output, or do nothing if they are there."""
     check_at_least(1, **counts)
     stages = Stages(output, {**counts, "seed": seed})
 
-    def work(folder: Path) -> None:
+    def write(folder: Path) -> None:
         for part, count in counts.items():
-            write(folder, part, count, seed)
+            pairs = progress(sentences(part, count, seed), total=count, desc=part, unit=" pairs")
+            for language, lines in zip(LANGUAGES, zip(*pairs, strict=True), strict=True):
+                text = "".join(f"{line}\n" for line in lines)
+                (folder / f"{part}.{language}").write_text(text, encoding="utf-8", newline="\n")
 
-    stages.run("text", work)
+    stages.run("text", write)
     stages.finish({})
 
 
@@ -117,13 +109,8 @@ def main(arguments: list[str] | None = None) -> int:
     add = parser.add_argument
     add_output_option(parser)
     for part, count in zip(SPLITS, (30_000, 500, 1000), strict=True):
-        add(
-            f"--{part}",
-            type=int,
-            default=count,
-            metavar="N",
-            help=f"sentences of the {part} part (default: %(default)s)",
-        )
+        text = f"sentences of the {part} part (default: %(default)s)"
+        add(f"--{part}", type=int, default=count, metavar="N", help=text)
     add("--seed", type=int, default=1, metavar="N", help="of the draws (default: %(default)s)")
     options = parser.parse_args(arguments)
     counts = {part: getattr(options, part) for part in SPLITS}

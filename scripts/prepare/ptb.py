@@ -20,7 +20,7 @@ PTB = WordDataSet(
     },
     vocabulary=10_000,
     disk_bytes=50_000_000,
-    recipe="transformer_xl/ptb",
+    recipes={None: "transformer_xl/recipes.sh ptb"},
     example="a folder or an archive (zip, tar) with ptb.{train,valid,test}.txt",
     splits={f"ptb.{split}.txt": split for split in ("train", "valid", "test")},
     # <unk> and the end of line

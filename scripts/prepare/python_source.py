@@ -20,14 +20,13 @@ version, figures compare on the same version only.
 """
 
 import io
-import os
 import platform
 import re
 import shutil
 import sys
 import sysconfig
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -37,7 +36,7 @@ from scripts._shared.commands import short
 from scripts._shared.files import atomic_write
 from scripts.prepare._binarize import preprocess, write_units
 from scripts.prepare._packages import read_packages
-from scripts.prepare._stages import SPLITS, Stages, add_output_option, file_digest, resolved
+from scripts.prepare._stages import SPLITS, Stages, add_output_option, existing, file_digest
 
 if TYPE_CHECKING:
     from sentencepiece import SentencePieceProcessor
@@ -56,31 +55,17 @@ LEARNED_FROM = 12_000_000
 WORKERS = 2
 
 
-def source_files(stdlib: Path) -> list[Path]:
-    """Python files of the library below a folder, sorted by their POSIX relative path."""
-    files = []
-    for folder, subfolders, names in os.walk(stdlib):
-        subfolders[:] = [
-            name
-            for name in subfolders
-            if name not in EXCLUDED_FOLDERS and not name.startswith(MACHINE_SPECIFIC)
-        ]
-        files += [
-            Path(folder, name)
-            for name in names
-            if name.endswith(".py") and not name.startswith(MACHINE_SPECIFIC)
-        ]
-    files = [path for path in files if path.is_file()]
-    return sorted(files, key=lambda path: path.relative_to(stdlib).as_posix())
-
-
-def plain_text(path: Path) -> str | None:
-    """Text of a file, ended by a newline, or None if it is not all printable ASCII and newlines."""
-    content = path.read_bytes()
-    if not PLAIN_TEXT.fullmatch(content):
-        return None
-    text = content.decode("ascii")
-    return text if text.endswith("\n") else text + "\n"
+def source_texts(stdlib: Path) -> Iterator[str]:
+    """Texts of the library's Python files in printable ASCII, by their POSIX relative path."""
+    for path in sorted(stdlib.rglob("*.py"), key=lambda path: path.relative_to(stdlib).as_posix()):
+        names = path.relative_to(stdlib).parts
+        if not EXCLUDED_FOLDERS.isdisjoint(names) or any(
+            name.startswith(MACHINE_SPECIFIC) for name in names
+        ):
+            continue
+        content = path.read_bytes() if path.is_file() else b""
+        if PLAIN_TEXT.fullmatch(content):
+            yield content.decode("ascii").removesuffix("\n") + "\n"
 
 
 def split_of(index: int, length: int) -> str:
@@ -93,21 +78,17 @@ def split_of(index: int, length: int) -> str:
 
 
 def read_corpus(stdlib: Path) -> dict[str, list[str]]:
-    """Texts of the usable files of each part.
-
-    Raises ValueError when the folder has too few of them.
-    """
+    """Texts of the usable files of each part; raises ValueError when there are too few."""
     corpus: dict[str, list[str]] = {split: [] for split in SPLITS}
-    texts = (plain_text(path) for path in source_files(stdlib))
-    for index, text in enumerate(text for text in texts if text is not None):
-        corpus[split_of(index, len(text))].append(text)
-    count = sum(map(len, corpus.values()))
-    if count < MINIMUM_FILES:
+    texts = list(source_texts(stdlib))
+    if len(texts) < MINIMUM_FILES:
         raise ValueError(
-            f"standard library {stdlib}: {count} usable source files, the corpus needs at least "
-            f"{MINIMUM_FILES}: this Python has its library stripped or zipped, run the script "
-            "with a Python that has the library's source files"
+            f"standard library {stdlib}: {len(texts)} usable source files, the corpus needs at "
+            f"least {MINIMUM_FILES}: this Python has its library stripped or zipped, run the "
+            "script with a Python that has the library's source files"
         )
+    for index, text in enumerate(texts):
+        corpus[split_of(index, len(text))].append(text)
     return corpus
 
 
@@ -223,7 +204,7 @@ def prepare(output: Path, stdlib: Path, subwords: int, packages: Path | None = N
     """Build the corpus of the library, or of a list of packages, or do nothing if it is there."""
     check_at_least(1, subwords=subwords)
     if packages:
-        settings = {"packages": file_digest(packages, "--packages"), "subwords": subwords}
+        settings = {"packages": file_digest(packages), "subwords": subwords}
         read = partial(read_packages, packages, output.parent / "wheels")
     else:
         settings = {"python": platform.python_version(), "subwords": subwords}
@@ -243,7 +224,7 @@ def main(arguments: list[str] | None = None) -> int:
     text = "number of units (default: %(default)s)"
     parser.add_argument("--subwords", type=int, default=2048, metavar="N", help=text)
     text = "list of packages in place of the library"
-    parser.add_argument("--packages", type=resolved, metavar="FILE", help=text)
+    parser.add_argument("--packages", type=existing, metavar="FILE", help=text)
     options = parser.parse_args(arguments)
     stdlib = Path(sysconfig.get_path("stdlib"))
     work = partial(prepare, options.output, stdlib, options.subwords, options.packages)

@@ -29,21 +29,15 @@ from pathlib import Path
 
 from scripts._shared.command_line import check_at_least, command_parser, exit_status
 from scripts._shared.commands import short
-from scripts.prepare._binarize import (
-    NO_MADE_UP_SYMBOLS,
-    count_symbols,
-    load_srcdict,
-    preprocess,
-    write_units,
-)
+from scripts.prepare._binarize import NO_MADE_UP_SYMBOLS, load_srcdict, preprocess, write_units
 from scripts.prepare._lines import Work, read_lines, write_lines
 from scripts.prepare._stages import (
     SPLITS,
     Stages,
     add_output_option,
+    existing,
     file_digest,
     fingerprint,
-    resolved,
 )
 from scripts.prepare._subwords import (
     add_subword_options,
@@ -56,7 +50,6 @@ from scripts.prepare._subwords import (
     versions,
 )
 
-UNITS = ("words", "characters", "subwords")
 SUFFIXES = (".txt", ".txt.gz")
 # Of so many documents or lines one validates and one tests, if --held-out is not given.
 SHARE = 20
@@ -66,26 +59,24 @@ BLANK = "\u2581"
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of the command."""
     add = parser.add_argument
-    add("--input", type=resolved, metavar="TEXT", help="the text: a file or a folder")
+    add("--input", type=existing, metavar="TEXT", help="the text: a file or a folder")
     for split in SPLITS:
-        add(
-            f"--{split}",
-            type=resolved,
-            metavar="FILE",
-            help=f"in place of --input: its {split} part",
-        )
+        text = f"in place of --input: its {split} part"
+        add(f"--{split}", type=existing, metavar="FILE", help=text)
     text = "lines or documents for each of valid and test (default: a twentieth)"
     add("--held-out", type=int, metavar="N", help=text)
     add("--seed", type=int, default=1, help="documents are drawn with (default: %(default)s)")
-    add("--unit", required=True, choices=UNITS, help="what a symbol is")
+    units = ("words", "characters", "subwords")
+    add("--unit", required=True, choices=units, help="what a symbol is")
     add("--moses", metavar="LANGUAGE", help="let Moses make the words, by the rules of en, de, ...")
-    add_subword_options(parser, 32_000)
+    add_subword_options(parser)
     text = "use these codes of byte pair encoding, those of a trained model, and learn none"
-    add("--bpe-codes", type=resolved, metavar="FILE", help=text)
+    add("--bpe-codes", type=existing, metavar="FILE", help=text)
+    dictionary = parser.add_mutually_exclusive_group()
     text = "use this dict.txt, that of a trained model, and count none"
-    add("--srcdict", type=resolved, metavar="FILE", help=text)
+    dictionary.add_argument("--srcdict", type=existing, metavar="FILE", help=text)
     text = "symbols seen less often in training become <unk> (default: none)"
-    add("--threshold", type=int, default=0, metavar="N", help=text)
+    dictionary.add_argument("--threshold", type=int, default=0, metavar="N", help=text)
     add_output_option(parser)
 
 
@@ -107,12 +98,6 @@ class Text:
                     yield line, f"{short(path)}, line {number + 1}"
 
 
-def find_file(folder: Path, stem: str) -> Path | None:
-    """File STEM.txt or STEM.txt.gz of a folder, if any."""
-    found = (folder / f"{stem}{suffix}" for suffix in SUFFIXES)
-    return next((path for path in found if path.is_file()), None)
-
-
 def check_held_out(given: int | None, count: int, things: str) -> int:
     """How many of the lines or files are held out for each part."""
     number = max(1, count // SHARE) if given is None else given
@@ -125,65 +110,56 @@ def check_held_out(given: int | None, count: int, things: str) -> int:
     return number
 
 
+def lines_of_a_file(path: Path, options: argparse.Namespace) -> dict[str, Text]:
+    """Parts of a file: its last lines test, those before them validate."""
+    count = sum(1 for _ in read_lines(path))
+    number = check_held_out(options.held_out, count, "lines")
+    cuts = (0, count - 2 * number, count - number, count)
+    return {split: Text((path,), *cuts[part : part + 2]) for part, split in enumerate(SPLITS)}
+
+
 def documents(folder: Path, options: argparse.Namespace) -> dict[str, Text]:
     """Parts of a folder with a document a file, drawn at random, in the order of their names."""
-    files = sorted(
-        (path for path in folder.rglob("*") if path.name.endswith(SUFFIXES) and path.is_file()),
-        key=lambda path: (
-            path.relative_to(folder).as_posix().removesuffix(".gz").removesuffix(".txt")
-        ),
-    )
-    if not files:
-        raise ValueError(
-            f"--input {short(folder)} has no file *.txt or *.txt.gz: give the folder of the texts"
-        )
-    number = check_held_out(options.held_out, len(files), "files")
+
+    def name(path: Path) -> str:
+        return path.relative_to(folder).as_posix().removesuffix(".gz").removesuffix(".txt")
+
+    found = (path for path in folder.rglob("*") if path.name.endswith(SUFFIXES) and path.is_file())
+    files = sorted(found, key=name)
+    number = check_held_out(options.held_out, len(files), "files *.txt and *.txt.gz")
     drawn = random.Random(options.seed).sample(range(len(files)), 2 * number)
-    places = dict.fromkeys(drawn[:number], "valid") | dict.fromkeys(drawn[number:], "test")
-    parts = [places.get(index, "train") for index in range(len(files))]
-    return {
-        split: Text(tuple(path for path, part in zip(files, parts, strict=True) if part == split))
-        for split in SPLITS
-    }
+    held = {"valid": set(drawn[:number]), "test": set(drawn[number:])}
+    held["train"] = set(range(len(files))) - set(drawn)
+    return {split: Text(tuple(files[place] for place in sorted(held[split]))) for split in SPLITS}
 
 
 def find_parts(options: argparse.Namespace) -> dict[str, Text]:
     """The text of each part; raises ValueError when options or files do not go together."""
-    given = {split: getattr(options, split) for split in SPLITS if getattr(options, split)}
     source = options.input
-    if bool(source) == bool(given) or (given and len(given) < len(SPLITS)):
+    given = {split: getattr(options, split) for split in SPLITS if getattr(options, split)}
+    if bool(source) == bool(given):
         raise ValueError(
             "--input, or --train, --valid and --test: give either the first or all of the others"
         )
     if source and source.is_dir():
-        given = {split: path for split in SPLITS if (path := find_file(source, split))}
-        if not given:
-            if options.output.is_relative_to(source):
-                raise ValueError(
-                    f"--output {short(options.output)} lies within --input {short(source)}, where "
-                    "its texts would be taken for documents: give a folder beside it"
-                )
-            return documents(source, options)
-        if len(given) < len(SPLITS):
-            missing = next(split for split in SPLITS if split not in given)
-            raise ValueError(
-                f"--input {short(source)} has {next(iter(given.values())).name} but no "
-                f"{missing}.txt: add it, or rename the former if it is a document"
-            )
+        for split in SPLITS:
+            for path in (source / f"{split}{suffix}" for suffix in SUFFIXES):
+                if path.is_file():
+                    given[split] = path
     if not given:
-        lines = sum(1 for _ in read_lines(source))
-        number = check_held_out(options.held_out, lines, "lines")
-        cuts = (0, lines - 2 * number, lines - number, lines)
-        return {
-            split: Text((source,), first, last)
-            for split, first, last in zip(SPLITS, cuts, cuts[1:], strict=False)
-        }
+        return (documents if source.is_dir() else lines_of_a_file)(source, options)
+    if missing := [split for split in SPLITS if split not in given]:
+        name, place = ("{}.txt", f"--input {short(source)}: ") if source else ("--{}", "")
+        raise ValueError(
+            f"{place}there is {name.format(next(iter(given)))} but no {name.format(missing[0])}: "
+            "give all three parts, or one text or folder to be split"
+        )
     if options.held_out is not None:
         raise ValueError(
             f"--held-out {options.held_out} does not go with {', '.join(SPLITS)} that are given: "
             "leave it out"
         )
-    return {split: Text((path,)) for split, path in given.items()}
+    return {split: Text((given[split],)) for split in SPLITS}
 
 
 def check_options(options: argparse.Namespace) -> None:
@@ -201,10 +177,6 @@ def check_options(options: argparse.Namespace) -> None:
             )
         read_codes(options.bpe_codes)
     if options.srcdict:
-        if options.threshold:
-            raise ValueError(
-                f"--threshold {options.threshold} does not go with --srcdict: leave one of them out"
-            )
         load_srcdict(options.srcdict)
 
 
@@ -221,13 +193,7 @@ def other_blanks() -> dict[str, str]:
 def character_symbols() -> Work:
     """Function from lines to lines of their characters with one space between two."""
     symbols = other_blanks()
-
-    def separate(lines: list[str]) -> list[str]:
-        return [
-            " ".join([symbols.get(character, character) for character in line]) for line in lines
-        ]
-
-    return separate
+    return lambda lines: [" ".join(symbols.get(one, one) for one in line) for line in lines]
 
 
 def as_they_are() -> Work:
@@ -238,26 +204,23 @@ def as_they_are() -> Work:
 def tokenize(parts: dict[str, Text], options: argparse.Namespace, folder: Path) -> dict:
     """Write the words or characters of each part; return its characters, lines and words."""
     make: Callable[[], Work] = as_they_are
-    workers = options.workers
     if options.unit == "characters":
         make = character_symbols
     elif options.moses:
         make = partial(moses_tokenizer, options.moses)
-    else:
-        workers = 1
+    split_here = make is as_they_are
     sizes = {}
+
+    def lines(text: Text, size: dict) -> Iterator[str]:
+        for line, place in text.lines():
+            size["characters"] += len(line) + 1
+            yield split_words(line, place, options.unit == "subwords") if split_here else line
+
     for split, text in parts.items():
-        size = {"characters": 0}
-
-        def lines(text: Text = text, size: dict = size) -> Iterator[str]:
-            for line, place in text.lines():
-                size["characters"] += len(line) + 1
-                split_here = make is as_they_are
-                yield split_words(line, place, options.unit == "subwords") if split_here else line
-
+        size = sizes[split] = {"characters": 0}
+        workers = 1 if split_here else options.workers
         target = folder / f"{split}.txt"
-        sizes[split] = size
-        size |= write_lines(lines(), target, make, workers, f"tokenize {split}")
+        size |= write_lines(lines(text, size), target, make, workers, f"tokenize {split}")
         if not size["words"]:
             files = ", ".join(map(short, text.files[:3]))
             raise ValueError(f"the {split} part has no text ({files}): give one that has")
@@ -271,14 +234,14 @@ def binarize(texts: Path, options: argparse.Namespace, folder: Path) -> dict:
         which = ["--srcdict", short(options.srcdict)]
     paths = {split: texts / f"{split}.txt" for split in SPLITS}
     sizes = preprocess(paths, folder, options.workers, which)
-    found = {line.split()[0] for line in read_lines(folder / "dict.txt")}
+    found = [line.split()[0] for line in read_lines(folder / "dict.txt")]
     symbols = {}
     if options.unit == "characters":
-        symbols = {one: name for one, name in other_blanks().items() if name in found or one == " "}
-    subwords = options.unit == "subwords"
-    bpe, model = ("subword_nmt", "../bpe/codes") if subwords else (None, None)
+        known = {BLANK, *found}
+        symbols = {one: name for one, name in other_blanks().items() if name in known}
+    bpe, model = ("subword_nmt", "../bpe/codes") if options.unit == "subwords" else (None, None)
     write_units(folder, options.unit, bpe, model, options.moses, symbols)
-    return {"symbols": count_symbols(folder / "dict.txt"), "splits": sizes}
+    return {"symbols": len(found), "splits": sizes}
 
 
 def prepare(options: argparse.Namespace) -> None:
@@ -290,29 +253,25 @@ def prepare(options: argparse.Namespace) -> None:
     settings |= {"moses": options.moses, "input": fingerprint(files)}
     stages = Stages(options.output, settings)
     sizes = stages.run("tokens", partial(tokenize, parts, options))
-    texts, made = "tokens", {}
+    texts, made = "tokens", {"merges": None}
     if options.unit == "subwords":
-        codes = {"bpe-codes": file_digest(options.bpe_codes, "--bpe-codes")}
+        codes = {"bpe-codes": file_digest(options.bpe_codes)}
         if not options.bpe_codes:
             codes["bpe-size"] = options.bpe_size
         names = [f"{split}.txt" for split in SPLITS]
         work = partial(make_units, options.output / "tokens", names, names[:1], options)
-        made = stages.run("bpe", work, codes)
-        texts = "bpe"
-    dictionary = {"srcdict": file_digest(options.srcdict, "--srcdict")}
-    dictionary["threshold"] = options.threshold
-    work = partial(binarize, options.output / texts, options)
-    binarized = stages.run("bin", work, dictionary)
-    splits = {}
+        texts, made = "bpe", stages.run("bpe", work, codes)
+    dictionary = {"srcdict": file_digest(options.srcdict), "threshold": options.threshold}
+    binarized = stages.run("bin", partial(binarize, options.output / texts, options), dictionary)
     for split, size in binarized["splits"].items():
-        lines, tokens = size["lines"], size["tokens"]
-        splits[split] = {**sizes[split], **size}
+        sizes[split] |= size
         if "units" in made:
-            splits[split]["units"] = made["units"][f"{split}.txt"]
+            sizes[split]["units"] = made["units"][f"{split}.txt"]
         # Each line ends with </s>, which is predicted as well.
-        splits[split]["tokens_per_word"] = tokens / (sizes[split]["words"] + lines)
-    found = {"merges": made.get("merges"), "symbols": binarized["symbols"], "versions": versions()}
-    stages.finish({**found, "splits": splits})
+        words = sizes[split]["words"] + size["lines"]
+        sizes[split]["tokens_per_word"] = size["tokens"] / words
+    found = {"merges": made["merges"], "symbols": binarized["symbols"], "versions": versions()}
+    stages.finish({**found, "splits": sizes})
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -320,7 +279,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser = command_parser(__doc__)
     add_options(parser)
     options = parser.parse_args(arguments)
-    return exit_status(lambda: prepare(options), output=options.output)
+    return exit_status(partial(prepare, options), output=options.output)
 
 
 if __name__ == "__main__":

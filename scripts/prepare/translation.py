@@ -24,7 +24,7 @@ import argparse
 import math
 import shutil
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import partial
@@ -32,7 +32,7 @@ from pathlib import Path
 
 from scripts._shared.command_line import check_at_least, command_parser, exit_status
 from scripts._shared.commands import short
-from scripts.prepare._binarize import NO_MADE_UP_SYMBOLS, count_symbols, preprocess, write_units
+from scripts.prepare._binarize import NO_MADE_UP_SYMBOLS, preprocess, write_units
 from scripts.prepare._lines import open_text, progress, read_lines, write_lines
 from scripts.prepare._stages import Stages, add_output_option, fingerprint, resolved
 from scripts.prepare._subwords import (
@@ -55,20 +55,6 @@ def option_of(part: str) -> str:
     return f"--{part.rstrip('0123456789')}"
 
 
-def text_file(prefix: Path, language: str, option: str) -> Path:
-    """File PREFIX.LANGUAGE or PREFIX.LANGUAGE.gz; raises ValueError when not one is there."""
-    plain = prefix.with_name(f"{prefix.name}.{language}")
-    found = [path for path in (plain, Path(f"{plain}.gz")) if path.is_file()]
-    if len(found) != 1:
-        has = "both files" if found else "no file"
-        raise ValueError(
-            f"{option} {short(prefix)}: there is {has} {plain.name} {'and' if found else 'or'} "
-            f"{plain.name}.gz: give what the names of two files, one for each language, have "
-            f"before .{language}"
-        )
-    return found[0]
-
-
 @dataclass(frozen=True)
 class Bitext:
     """Raw parallel texts: two files with the same prefix, whose lines are each other's translation.
@@ -82,11 +68,6 @@ class Bitext:
     parts: Mapping[str, tuple[Path, ...]]
 
     def __post_init__(self) -> None:
-        source, target = self.languages
-        if source == target:
-            raise ValueError(
-                f"--target-lang {target} is --source-lang as well: give two different languages"
-            )
         for part, prefixes in self.parts.items():
             for prefix in prefixes:
                 if part != "train" and prefix in self.parts["train"]:
@@ -94,17 +75,21 @@ class Bitext:
                         f"{option_of(part)} {short(prefix)} is --train as well, and a model would "
                         "be scored on what it learned: give another text"
                     )
-            for language in self.languages:
-                self.files(part, language)
-
-    @property
-    def tests(self) -> list[str]:
-        """Names of the parts that test."""
-        return [part for part in self.parts if option_of(part) == "--test"]
 
     def files(self, part: str, language: str) -> list[Path]:
-        """Files of a part in a language."""
-        return [text_file(prefix, language, option_of(part)) for prefix in self.parts[part]]
+        """Files of a part, PREFIX.LANGUAGE or PREFIX.LANGUAGE.gz."""
+        files = []
+        for prefix in self.parts[part]:
+            plain = prefix.with_name(f"{prefix.name}.{language}")
+            found = [path for path in (plain, Path(f"{plain}.gz")) if path.is_file()]
+            if len(found) != 1:
+                raise ValueError(
+                    f"{option_of(part)} {short(prefix)}: of {plain.name} and {plain.name}.gz there "
+                    f"are {len(found)} files: give what the names of two files, one for each "
+                    f"language, have before .{language}"
+                )
+            files += found
+        return files
 
     def fingerprints(self) -> dict[str, str]:
         """Fingerprint of the files that each option names."""
@@ -117,37 +102,42 @@ class Bitext:
 
 def copy_references(bitext: Bitext, target: Path) -> None:
     """Write the raw texts of the parts that test, byte by byte but unpacked."""
-    for part in bitext.tests:
+    for part in bitext.parts:
         for language in bitext.languages:
-            (path,) = bitext.files(part, language)
-            with open_text(path) as source, (target / f"{part}.{language}").open("wb") as file:
-                shutil.copyfileobj(source, file)
+            if option_of(part) == "--test":
+                (path,) = bitext.files(part, language)
+                with open_text(path) as source, (target / f"{part}.{language}").open("wb") as file:
+                    shutil.copyfileobj(source, file)
 
 
-def tokenize(bitext: Bitext, hyphens: bool, workers: int, target: Path) -> dict[str, dict]:
+def read_all(files: Sequence[Path], counts: list[int]) -> Iterator[str]:
+    """Lines of files one after the other; adds the number of each file's to counts."""
+    for path in files:
+        counts.append(0)
+        for line in read_lines(path):
+            counts[-1] += 1
+            yield line
+
+
+def tokenize(bitext: Bitext, options: argparse.Namespace, target: Path) -> dict[str, dict]:
     """Write the Moses tokens of each text; return pairs of each part, and words by language.
 
     Raises ValueError when a text is empty, or the two files of a prefix do not pair up.
     """
     sizes: dict[str, dict] = {}
     for part, prefixes in bitext.parts.items():
-        sizes[part], counts = {}, {}
+        sizes[part], counts = {}, {language: [] for language in bitext.languages}
         for language in bitext.languages:
-            counts[language] = [0] * len(prefixes)
-
-            def lines(part: str = part, language: str = language, counts: dict = counts):
-                for index, path in enumerate(bitext.files(part, language)):
-                    for line in read_lines(path):
-                        counts[language][index] += 1
-                        yield line
-
-            name = f"{part}.{language}"
+            files = bitext.files(part, language)
             # punctuation is made uniform
-            make = partial(moses_tokenizer, language, True, hyphens)
-            size = write_lines(lines(), target / name, make, workers, f"tokenize {name}")
+            make = partial(moses_tokenizer, language, True, options.aggressive_hyphens)
+            lines, name = read_all(files, counts[language]), f"{part}.{language}"
+            size = write_lines(lines, target / name, make, options.workers, f"tokenize {name}")
             if not size["words"]:
-                files = ", ".join(map(short, bitext.files(part, language)))
-                raise ValueError(f"{option_of(part)}: {files} has no text: give one that has")
+                raise ValueError(
+                    f"{option_of(part)}: {', '.join(map(short, files))} has no text: give one that "
+                    "has"
+                )
             sizes[part] |= {"pairs": size["lines"], language: size["words"]}
         for prefix, first, second in zip(prefixes, *counts.values(), strict=True):
             if first != second:
@@ -160,137 +150,106 @@ def tokenize(bitext: Bitext, hyphens: bool, workers: int, target: Path) -> dict[
     return sizes
 
 
-@dataclass(frozen=True)
-class Limits:
-    """Pairs that are kept: units of either side, and how many times the shorter side's the longer.
-
-    No side is empty.
-    """
-
-    max_length: int = 250
-    max_ratio: float = 1.5
-
-    def __post_init__(self) -> None:
-        check_at_least(1, max_length=self.max_length)
-        if not 1 <= self.max_ratio < math.inf:
-            raise ValueError(
-                f"--max-ratio {self.max_ratio} is not how many times the longer side is as long "
-                "as the shorter: give 1 or more"
-            )
-
-    def reason(self, first: str, second: str) -> str:
-        """Why a pair of lines is removed; "kept" if it is not."""
-        if not first or not second:
-            return "empty"
-        lengths = first.count(" ") + 1, second.count(" ") + 1
-        if max(lengths) > self.max_length:
-            return "too_long"
-        # 1.15 is a little less than 23/20 as a float: pairs of 23 and 20 units would be lost.
-        if Fraction(max(lengths), min(lengths)) > Fraction(str(self.max_ratio)):
-            return "too_unequal"
-        return "kept"
+def reason(pair: tuple[str, str], max_length: int, max_ratio: float) -> str:
+    """Why a pair of lines is removed; "kept" if it is not."""
+    if not all(pair):
+        return "empty"
+    shorter, longer = sorted(line.count(" ") + 1 for line in pair)
+    if longer > max_length:
+        return "too_long"
+    # 1.15 is a little less than 23/20 as a float: pairs of 23 and 20 units would be lost.
+    return "too_unequal" if Fraction(longer, shorter) > Fraction(str(max_ratio)) else "kept"
 
 
-def clean(bitext: Bitext, units: Path, limits: Limits, target: Path) -> dict[str, dict]:
+def clean(bitext: Bitext, options: argparse.Namespace, target: Path) -> dict[str, dict]:
     """Write the pairs of training and validation that are kept; count what is and what is not."""
     found = {}
+    limits = options.max_length, options.max_ratio
     for part in CLEANED:
         counts = dict.fromkeys(("kept", *REASONS), 0)
-        sides = [read_lines(units / f"{part}.{one}") for one in bitext.languages]
-        paths = [target / f"{part}.{one}" for one in bitext.languages]
-        one, two = (path.open("w", encoding="utf-8", newline="\n") for path in paths)
+        names = [f"{part}.{language}" for language in bitext.languages]
+        sides = [read_lines(options.output / "bpe" / name) for name in names]
+        one, two = ((target / name).open("w", encoding="utf-8", newline="\n") for name in names)
         with one, two:
             for pair in progress(zip(*sides, strict=True), desc=f"clean {part}", unit=" pairs"):
-                reason = limits.reason(*pair)
-                counts[reason] += 1
-                if reason == "kept":
+                why = reason(pair, *limits)
+                counts[why] += 1
+                if why == "kept":
                     one.write(f"{pair[0]}\n")
                     two.write(f"{pair[1]}\n")
         if not counts["kept"]:
             raise ValueError(
-                f"--max-length {limits.max_length} and --max-ratio {limits.max_ratio} keep none of "
-                f"the {sum(counts.values()):,} pairs of {part} ({counts['empty']:,} are empty on a "
-                f"side, {counts['too_long']:,} too long, {counts['too_unequal']:,} of too "
-                "different lengths): give larger ones, or other texts"
+                f"--max-length {limits[0]} and --max-ratio {limits[1]} keep no pair of {part} "
+                f"({counts['empty']:,} are empty on a side, {counts['too_long']:,} too long, "
+                f"{counts['too_unequal']:,} of too different lengths): give larger ones, or other "
+                "texts"
             )
         found[part] = counts
     return found
 
 
-def binarize(bitext: Bitext, output: Path, separate: bool, workers: int, target: Path) -> dict:
+def binarize(bitext: Bitext, options: argparse.Namespace, target: Path) -> dict:
     """Write the folder for fairseq, with one dictionary or two; return symbols and sizes."""
-    texts = {part: output / ("clean" if part in CLEANED else "bpe") / part for part in bitext.parts}
+    separate, languages = options.separate_dictionaries, bitext.languages
+    texts = {
+        part: options.output / ("clean" if part in CLEANED else "bpe") / part
+        for part in bitext.parts
+    }
     which = [*NO_MADE_UP_SYMBOLS, *([] if separate else ["--joined-dictionary"])]
-    sizes = preprocess(texts, target, workers, which, bitext.languages)
-    write_units(target, "subwords", "subword_nmt", "../bpe/codes", bitext.languages[0])
-    symbols = {one: count_symbols(target / f"dict.{one}.txt") for one in bitext.languages}
-    return {"symbols": symbols if separate else symbols[bitext.languages[0]], "sizes": sizes}
+    sizes = preprocess(texts, target, options.workers, which, languages)
+    write_units(target, "subwords", "subword_nmt", "../bpe/codes", languages[0])
+    symbols = {one: sum(1 for _ in read_lines(target / f"dict.{one}.txt")) for one in languages}
+    return {"symbols": symbols if separate else symbols[languages[0]], "sizes": sizes}
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of every preparation for translation to a parser."""
     add = parser.add_argument
     add_output_option(parser)
-    add_subword_options(parser, 32_000)
-    add(
-        "--separate-dictionaries",
-        action="store_true",
-        help="a dictionary of its own for each language, instead of one for both",
-    )
-    add(
-        "--aggressive-hyphens",
-        action=argparse.BooleanOptionalAction,
-        default=True,
-        help="split words at hyphens, as is usual for WMT14 (default: yes)",
-    )
-    limits = Limits()
-    add(
-        "--max-length",
-        type=int,
-        default=limits.max_length,
-        metavar="N",
-        help="units of a side at most, in training and validation (default: %(default)s)",
-    )
-    add(
-        "--max-ratio",
-        type=float,
-        default=limits.max_ratio,
-        metavar="X",
-        help="the longer side is at most X times the shorter, likewise (default: %(default)s)",
-    )
+    add_subword_options(parser)
+    text = "a dictionary of its own for each language, instead of one for both"
+    add("--separate-dictionaries", action="store_true", help=text)
+    text = "split words at hyphens, as is usual for WMT14 (default: yes)"
+    yes_or_no = argparse.BooleanOptionalAction
+    add("--aggressive-hyphens", action=yes_or_no, default=True, help=text)
+    text = "units of a side at most, in training and validation (default: %(default)s)"
+    add("--max-length", type=int, default=250, metavar="N", help=text)
+    text = "the longer side is at most X times the shorter, likewise (default: %(default)s)"
+    add("--max-ratio", type=float, default=1.5, metavar="X", help=text)
 
 
 def check_options(options: argparse.Namespace, languages: Sequence[str]) -> None:
     """Check what add_options added, and the codes of source and target language."""
     for option, language in zip(("source-lang", "target-lang"), languages, strict=True):
         check_language(language, option)
-    check_subword_options(options)
-    Limits(options.max_length, options.max_ratio)
-    if "," in short(options.output):
+    if languages[0] == languages[1]:
         raise ValueError(
-            f"--output {short(options.output)} has a comma, where fairseq-preprocess ends the name "
-            "of a file: give another folder"
+            f"--target-lang {languages[1]} is --source-lang as well: give two different languages"
+        )
+    check_subword_options(options)
+    check_at_least(1, max_length=options.max_length)
+    if not 1 <= options.max_ratio < math.inf:
+        raise ValueError(
+            f"--max-ratio {options.max_ratio} is not how many times the longer side is as long as "
+            "the shorter: give 1 or more"
         )
 
 
 def prepare(stages: Stages, bitext: Bitext, options: argparse.Namespace) -> None:
     """Do the stages that are not done yet."""
-    output, workers, languages = stages.output, options.workers, bitext.languages
-    hyphens = {"aggressive-hyphens": options.aggressive_hyphens}
-    work = partial(tokenize, bitext, options.aggressive_hyphens, workers)
-    words = stages.run("tokens", work, hyphens)
+    languages = bitext.languages
+
+    def of(*names: str) -> dict:
+        return {name: getattr(options, name.replace("-", "_")) for name in names}
+
+    words = stages.run("tokens", partial(tokenize, bitext, options), of("aggressive-hyphens"))
     stages.run("references", partial(copy_references, bitext))
     names = [f"{part}.{one}" for part in bitext.parts for one in languages]
     training = [f"train.{one}" for one in languages]
-    work = partial(make_units, output / "tokens", names, training, options)
-    made = stages.run("bpe", work, {"bpe-size": options.bpe_size})
-    limits = Limits(options.max_length, options.max_ratio)
-    work = partial(clean, bitext, output / "bpe", limits)
-    kept = {"max-length": limits.max_length, "max-ratio": limits.max_ratio}
-    cleaned = stages.run("clean", work, kept)
-    separate = options.separate_dictionaries
-    work = partial(binarize, bitext, output, separate, workers)
-    binarized = stages.run("bin", work, {"separate-dictionaries": separate})
+    work = partial(make_units, options.output / "tokens", names, training, options)
+    made = stages.run("bpe", work, of("bpe-size"))
+    cleaned = stages.run("clean", partial(clean, bitext, options), of("max-length", "max-ratio"))
+    binarized = stages.run("bin", partial(binarize, bitext, options), of("separate-dictionaries"))
     parts = {}
     for part in bitext.parts:
         pairs = words[part]["pairs"]
@@ -337,7 +296,7 @@ def main(arguments: list[str] | None = None) -> int:
         add(f"--{part}", type=resolved, required=True, nargs=number, metavar="PREFIX", help=text)
     add_options(parser)
     options = parser.parse_args(arguments)
-    return exit_status(lambda: prepare_raw(options), output=options.output)
+    return exit_status(partial(prepare_raw, options), output=options.output)
 
 
 if __name__ == "__main__":

@@ -16,33 +16,29 @@ import argparse
 import shutil
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import NamedTuple
 
 from scripts._shared.command_line import command_parser, exit_status
 from scripts._shared.commands import short
-from scripts.prepare._downloads import add_source_options, check_file, download, members, undamaged
+from scripts.prepare._downloads import add_source_options, check, download, members, undamaged
 from scripts.prepare._stages import DOWNLOAD, Stages, check_space
 from scripts.prepare.translation import Bitext, add_options, check_options, prepare, test_parts
 
-HOSTS = ("https://www.statmt.org", "http://www.statmt.org")
-DATA_HOSTS = ("https://data.statmt.org", "http://data.statmt.org")
 
-
-@dataclass(frozen=True)
-class Corpus:
+class Corpus(NamedTuple):
     """Parallel text in an archive of the workshop.
 
     Args:
         name: the prefix of its files in OUTPUT/raw.
-        folder: that has the archive in each of the hosts.
+        folder: that has the archive at its host.
         archive: file that has it.
         checksum: of the archive, None where none is known: damage shows as it is unpacked.
         member: file in the archive, with {other} for the language beside English and {language};
             None for the test set, whose sentences sacrebleu takes from it: scores compare.
-        hosts: URLs.
+        host: without the protocol.
     """
 
     name: str
@@ -50,7 +46,7 @@ class Corpus:
     archive: str
     checksum: str | None
     member: str | None
-    hosts: tuple[str, ...] = HOSTS
+    host: str = "www.statmt.org"
 
 
 EUROPARL = Corpus(
@@ -93,43 +89,36 @@ NEWSTEST2013 = Corpus(
     "dev.tgz",
     "sha256:9d5ff04a28496b7796904ea65e50e3837bab14dbdca88b1e063105f17513dca9",
     "newstest2013.{language}",
-    DATA_HOSTS,
+    "data.statmt.org",
 )
 TRAIN = {
     "en-de": (EUROPARL, COMMON_CRAWL, NEWS_COMMENTARY),
     "en-fr": (EUROPARL, COMMON_CRAWL, UNITED_NATIONS, NEWS_COMMENTARY, GIGA),
 }
-# Space that the preparation of a pair takes at most, with the archives.
-DISK_BYTES = {"en-de": 12_000_000_000, "en-fr": 75_000_000_000}
 VALID = NEWSTEST2013
 TESTS = (NEWSTEST2014, NEWSTEST2013)
+# Space that the preparation of a pair takes at most, with the archives.
+DISK_BYTES = {"en-de": 12_000_000_000, "en-fr": 75_000_000_000}
 
 
-def extract_test_set(corpus: Corpus, languages: Sequence[str], archive: Path, target: Path) -> None:
-    """Write the sentences that sacrebleu takes from its archive to a folder."""
-    from sacrebleu.dataset import DATASETS
-    from sacrebleu.dataset.fake_sgml import FakeSGMLDataset
-
-    pair = "-".join(languages)
-    with TemporaryDirectory() as folder:
-        # An absolute name and a file's URL: it works in this folder and without a network.
-        langpairs = {pair: DATASETS["wmt14/full"].langpairs[pair]}
-        test_set = FakeSGMLDataset(folder, data=[archive.as_uri()], langpairs=langpairs)
-        files = [test_set.get_source_file(pair), *test_set.get_reference_files(pair)]
-        for language, file in zip(languages, files, strict=True):
-            shutil.copyfile(file, target / f"{corpus.name}.{language}")
-
-
-def extract(
-    corpus: Corpus, languages: Sequence[str], archive: Path, label: str, target: Path
-) -> None:
+def extract(corpus: Corpus, languages: Sequence[str], archive: Path, target: Path) -> None:
     """Write the raw texts of a corpus in two languages from its archive to a folder."""
     if corpus.member is None:
-        extract_test_set(corpus, languages, archive, target)
+        from sacrebleu.dataset import DATASETS
+        from sacrebleu.dataset.fake_sgml import FakeSGMLDataset
+
+        pair = "-".join(languages)
+        with TemporaryDirectory() as folder:
+            # An absolute name and a file's URL: it works in this folder and without a network.
+            langpairs = {pair: DATASETS["wmt14/full"].langpairs[pair]}
+            test_set = FakeSGMLDataset(folder, data=[archive.as_uri()], langpairs=langpairs)
+            files = [test_set.get_source_file(pair), *test_set.get_reference_files(pair)]
+            for language, file in zip(languages, files, strict=True):
+                shutil.copyfile(file, target / f"{corpus.name}.{language}")
         return
     names = {corpus.member.format(other=languages[1], language=one): one for one in languages}
-    with undamaged(label):
-        for name, stream in members(archive, list(names), label):
+    with undamaged(short(archive)):
+        for name, stream in members(archive, list(names), short(archive)):
             suffix = ".gz" if name.endswith(".gz") else ""
             with (target / f"{corpus.name}.{names[name]}{suffix}").open("wb") as file:
                 shutil.copyfileobj(stream, file)
@@ -144,16 +133,16 @@ def make_raw(
     for corpus in corpora:
         if options.source:
             path = options.source / corpus.archive
-            check_file(path, corpus.checksum, f"--from {short(path)}")
+            check(path, corpus.checksum, f"--from {short(path)}")
         else:
-            mirrors = [*options.mirrors, *(f"{host}/{corpus.folder}" for host in corpus.hosts)]
+            known = [f"{kind}://{corpus.host}/{corpus.folder}" for kind in ("https", "http")]
             folder = options.output / DOWNLOAD
-            path = download(corpus.archive, mirrors, corpus.checksum, folder)
+            path = download(corpus.archive, options.mirrors + known, corpus.checksum, folder)
         archives[corpus] = path
     for corpus, path in archives.items():
         print(f"unpack {corpus.archive}", flush=True)
         try:
-            extract(corpus, languages, path, short(path), target)
+            extract(corpus, languages, path, target)
         except ValueError:
             # a mirror may have sent anything
             if not options.source and not corpus.checksum:
@@ -163,11 +152,9 @@ def make_raw(
 
 def prepare_pair(options: argparse.Namespace) -> None:
     """Do the work of the command."""
-    if options.pair not in TRAIN:
-        raise ValueError(f"--pair {options.pair} is unknown: give {' or '.join(TRAIN)}")
-    train = TRAIN[options.pair]
     source, target = languages = tuple(options.pair.split("-"))
     check_options(options, languages)
+    train = TRAIN[options.pair]
     # Each once, though newstest2013 validates and tests.
     corpora = list(dict.fromkeys((*train, VALID, *TESTS)))
     stages = Stages(options.output, {"source-lang": source, "target-lang": target})
@@ -191,14 +178,11 @@ def prepare_pair(options: argparse.Namespace) -> None:
 def main(arguments: list[str] | None = None) -> int:
     """Command line of the script; returns its exit status."""
     parser = command_parser(__doc__)
-    parser.add_argument(
-        "--pair", required=True, metavar="|".join(TRAIN), help="source and target language"
-    )
-    text = "folder that has the archives, instead of downloading them"
-    add_source_options(parser, "DIR", text)
+    parser.add_argument("--pair", required=True, choices=TRAIN, help="source and target language")
+    add_source_options(parser, "DIR", "folder that has the archives, instead of downloading them")
     add_options(parser)
     options = parser.parse_args(arguments)
-    return exit_status(lambda: prepare_pair(options), output=options.output)
+    return exit_status(partial(prepare_pair, options), output=options.output)
 
 
 if __name__ == "__main__":

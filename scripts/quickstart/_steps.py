@@ -1,18 +1,14 @@
 """What the quickstarts share: commands shown and run, a training that can be interrupted."""
 
-import argparse
-import fcntl
 import json
-import os
-import pickle
 import re
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 
+from scripts._shared.checkpoints import read_checkpoint
 from scripts._shared.command_line import command_parser, exit_status, make_output_folder
 from scripts._shared.commands import child_process, format_command, program, short
 from scripts._shared.files import write_json
@@ -100,18 +96,7 @@ class Training:
         """Updates done and seconds trained, zeros without a checkpoint."""
         if not self.checkpoint.exists():
             return 0, 0.0
-        # torch takes seconds to import, a first run does without it until here.
-        import torch
-
-        # The options of models that fairseq builds from parsed arguments.
-        torch.serialization.add_safe_globals([argparse.Namespace])
-        try:
-            state = torch.load(self.checkpoint, map_location="cpu", weights_only=True, mmap=True)
-        except (pickle.UnpicklingError, RuntimeError) as error:
-            raise ValueError(
-                f"{short(self.checkpoint)} is damaged, or holds more than weights and options, and "
-                f"is not loaded: remove {short(self.output)} or give another folder with --output"
-            ) from error
+        state = read_checkpoint(self.checkpoint, "--output, last checkpoint")
         updates = state["optimizer_history"][-1]["num_updates"]
         return updates, state["extra_state"]["previous_training_time"]
 
@@ -139,47 +124,27 @@ class Training:
         goes_on = updates > 0 and self.log.exists()
         start = self.log.stat().st_size if goes_on else 0
         started = time.monotonic()
+        loss = 0.0
         with (
             child_process(words, self.log, append=goes_on) as child,
             self.log.open(encoding="utf-8", errors="replace") as log,
         ):
             log.seek(start)
-            line, loss, ended = "", 0.0, False
+            rest, ended = "", False
             while not ended:
                 time.sleep(0.2)
                 ended = child.poll() is not None
-                while part := log.readline():
-                    # one that is still being written has no end
-                    line += part
-                    if not line.endswith("\n"):
+                # the last line may still be half written
+                *lines, rest = (rest + log.read()).split("\n")
+                for part, update, bits in filter(None, map(figures, lines)):
+                    if part == "training":
+                        loss = bits * self.scales[0]
                         continue
-                    if found := figures(line):
-                        if found[0] == "training":
-                            loss = found[2] * self.scales[0]
-                        else:
-                            print(
-                                f"{100 * found[1] // goal:3} %, {time.monotonic() - started:3.0f} "
-                                f"s: training {loss:.3f}, validation "
-                                f"{found[2] * self.scales[1]:.3f} {self.unit}",
-                                flush=True,
-                            )
-                    line = ""
-
-
-@contextmanager
-def locked(folder: Path) -> Iterator[None]:
-    """Keep other quickstarts out of a working folder; raises ValueError when one is in there."""
-    opened = os.open(folder, os.O_RDONLY)
-    try:
-        fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        yield
-    except BlockingIOError as error:
-        raise ValueError(
-            f"another quickstart is running in {short(folder)}: wait for its end, or give another "
-            "folder with --output"
-        ) from error
-    finally:
-        os.close(opened)
+                    print(
+                        f"{100 * update // goal:3} %, {time.monotonic() - started:3.0f} s: "
+                        f"training {loss:.3f}, validation {bits * self.scales[1]:.3f} {self.unit}",
+                        flush=True,
+                    )
 
 
 def run_quickstart(
@@ -199,15 +164,13 @@ def run_quickstart(
         arguments: the command line's.
     """
     parser = command_parser(description)
-    parser.add_argument(
-        "--output", type=Path, default=folder, help=f"working folder ({short(folder)})"
-    )
+    text = f"working folder ({short(folder)})"
+    parser.add_argument("--output", type=Path, default=folder, help=text)
     output = parser.parse_args(arguments).output.resolve()
 
     def work() -> None:
         make_output_folder(output)
-        with locked(output):
-            (output / "checkpoints").mkdir(exist_ok=True)
-            steps(output)
+        (output / "checkpoints").mkdir(exist_ok=True)
+        steps(output)
 
     return exit_status(work, f"`make {target}` goes on from the last checkpoint", output)

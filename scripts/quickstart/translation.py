@@ -29,13 +29,9 @@ from scripts._shared.commands import (
     short,
 )
 from scripts._shared.files import write_json
+from scripts.prepare._stages import SPLITS
 from scripts.prepare.number_names import LANGUAGES
-from scripts.quickstart._steps import (
-    Training,
-    announce,
-    run_logged,
-    run_quickstart,
-)
+from scripts.quickstart._steps import Training, announce, run_logged, run_quickstart
 
 SOURCE, TARGET = LANGUAGES
 CORPUS_OPTIONS = shlex.split("""
@@ -71,21 +67,10 @@ def prepare(output: Path) -> None:
     with child_process(words):
         pass
     words = [*python_command("prepare.translation"), "--source-lang", SOURCE]
-    words += [
-        "--target-lang",
-        TARGET,
-        "--train",
-        f"{corpus}/text/train",
-        "--valid",
-        f"{corpus}/text/valid",
-    ]
-    words += [
-        "--test",
-        f"{corpus}/text/test",
-        *PREPARATION_OPTIONS,
-        "--output",
-        short(output / "data"),
-    ]
+    words += ["--target-lang", TARGET]
+    for part in SPLITS:
+        words += [f"--{part}", f"{corpus}/text/{part}"]
+    words += [*PREPARATION_OPTIONS, "--output", short(output / "data")]
     announce("[2] preparation: units of words, the same for both languages", words)
     run_logged(words, output / "preparation.log")
     for part, sizes in parts(output).items():

@@ -1,7 +1,6 @@
 """A memory's values trained row by row in fairseq-train: workers, sharding, other optimizers."""
 
 import pytest
-import torch
 
 from tests.end_to_end.commands import NO_VALIDATION, train, train_on_two_workers
 from tests.end_to_end.results import assert_equal, parameters
@@ -30,39 +29,14 @@ def alone(data, tmp_path_factory):
     return folder
 
 
-@pytest.mark.parametrize("options", [(), SHARED], ids=["whole", "sharded"])
-def test_two_workers_learn_what_one_learns(data, alone, tmp_path, options):
-    train_on_two_workers(data, tmp_path, *OPTIMIZER, *options, *NO_VALIDATION, model=MODEL)
-    assert parameters(tmp_path)[VALUES].shape == (64, 16)
+def test_two_workers_learn_what_one_learns(data, alone, tmp_path):
+    train_on_two_workers(data, tmp_path, *OPTIMIZER, *NO_VALIDATION, model=MODEL)
     assert_equal(parameters(tmp_path), parameters(alone), rtol=1e-4, atol=1e-5)
 
 
-def test_a_sharded_training_is_resumed(data, alone, tmp_path):
+def test_two_workers_with_shards_resume_what_one_learns(data, alone, tmp_path):
     # with validation, before which the memories of the streams are gathered
     train_on_two_workers(data, tmp_path, *OPTIMIZER, *SHARED, "--max-update", 2, model=MODEL)
     train_on_two_workers(data, tmp_path, *OPTIMIZER, *SHARED, model=MODEL)
+    assert parameters(tmp_path)[VALUES].shape == (64, 16)
     assert_equal(parameters(tmp_path), parameters(alone), rtol=1e-4, atol=1e-5)
-
-
-@pytest.mark.parametrize(("first", "second"), [("adam", "lazy"), ("lazy", "adam")])
-def test_checkpoints_of_both_optimizers_load_into_each_other(data, tmp_path, first, second):
-    optimizers = {
-        "adam": ("--optimizer", "adam", "--lr", 0.01, *NO_VALIDATION),
-        "lazy": (*OPTIMIZER, "--clip-norm", 0, *NO_VALIDATION),
-    }
-    train(data, tmp_path, *optimizers[first], "--max-update", 2, model=MODEL)
-    before = parameters(tmp_path)
-    words = (*optimizers[second], "--max-update", 3)
-    printed = train(data, tmp_path, *words, model=MODEL, fails=True)
-    assert "Optimizer does not match; please reset the optimizer (--reset-optimizer)" in printed
-    still = ("--reset-optimizer", "--lr", 0, *(("--memory-lr", 0) if second == "lazy" else ()))
-    train(data, tmp_path, *words, *still, model=MODEL)
-    after = parameters(tmp_path)
-    assert torch.equal(before[VALUES], after[VALUES])
-    assert before.keys() == after.keys()
-
-
-def test_sharded_values_need_their_optimizer(data, tmp_path):
-    words = (*SHARED, "--optimizer", "adam", "--max-update", 1)
-    with pytest.raises(AssertionError, match="--memory-shard-values with --optimizer adam: ano"):
-        train_on_two_workers(data, tmp_path, *words, model=MODEL)

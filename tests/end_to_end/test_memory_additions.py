@@ -39,6 +39,12 @@ def train_lm(data, folder, *options, updates, lr=0.003):
     )
 
 
+def evaluate_lm(data, checkpoint):
+    """Run fairseq-eval-lm on the test split and return what it printed."""
+    path = ("--path", checkpoint, "--gen-subset", "test", "--tokens-per-sample", 16)
+    return run("fairseq-eval-lm", data, *TASK, *path, *ALL)
+
+
 def valid_loss(printed):
     """The loss of the last validation, to three places."""
     return float(re.findall(r"valid on 'valid' subset \| loss ([\d.]+)", printed)[-1])
@@ -50,23 +56,11 @@ def test_a_table_that_layers_share_is_trained_saved_and_resumed(data, tmp_path, 
     first = parameters(tmp_path)
     tables = [name for name in first if name.endswith("memory.values")]
     assert tables == ["decoder.layers.0.added_sublayer.memory.values"]
-    counts = re.search(r"params: ([\d,]+) \(num. trained: ([\d,]+)\)", printed).groups()
-    everything, trained = (int(count.replace(",", "")) for count in counts)
-    assert everything - trained == first[tables[0]].numel() == 64 * 128
-    assert (
-        "lazy Adam updates the values of memories: 64 x 128 numbers, which fairseq does not"
-        in printed
-    )
+    assert "lazy Adam updates the values of memories: 64 x 128 numbers" in printed
     printed = train_lm(data, tmp_path, *shared, updates=6)
     assert "(epoch 1 @ 4 updates)" in printed
     assert not torch.equal(parameters(tmp_path)[tables[0]], first[tables[0]])
-    printed = run(
-        "fairseq-eval-lm",
-        data,
-        *(*TASK, "--path", tmp_path / "checkpoint_last.pt", "--gen-subset", "test", *ALL),
-        *("--tokens-per-sample", 16),
-    )
-    assert tokens_evaluated(printed) == test_tokens
+    assert tokens_evaluated(evaluate_lm(data, tmp_path / "checkpoint_last.pt")) == test_tokens
 
 
 @pytest.mark.parametrize("place", ["--memory-interleave", "--memory-parallel"])
@@ -115,8 +109,7 @@ def test_the_slots_that_were_rarely_read_are_trained_alone(data, tmp_path):
     assert not changed[torch.from_numpy(~rare)].any()
     # the file is not needed any longer
     (reads / "rarely_read.npz").unlink()
-    evaluate_options = (*TASK, "--path", tuned / "checkpoint_last.pt", "--gen-subset", "test", *ALL)
-    run("fairseq-eval-lm", data, *evaluate_options, "--tokens-per-sample", 16)
+    evaluate_lm(data, tuned / "checkpoint_last.pt")
 
 
 BF16 = ("--memory-layers", "1,3", "--memory-values-dtype", "bf16")
@@ -139,12 +132,7 @@ def test_values_in_bfloat16_are_trained_resumed_averaged_and_scored(data, tmp_pa
     mean = tmp_path / "average.pt"
     average.main([*map(str, sorted(tmp_path.glob("checkpoint_1_*.pt"))), "--output", str(mean)])
     for path in (tmp_path / "checkpoint_last.pt", mean):
-        printed = run(
-            "fairseq-eval-lm",
-            data,
-            *(*TASK, "--path", path, "--gen-subset", "test", *ALL, "--tokens-per-sample", 16),
-        )
-        assert tokens_evaluated(printed) == test_tokens
+        assert tokens_evaluated(evaluate_lm(data, path)) == test_tokens
 
 
 def test_two_workers_with_sharded_memories_learn_the_translations_that_one_learns(

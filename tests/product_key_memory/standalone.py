@@ -6,11 +6,22 @@ from torch import nn
 
 from fairseq_plugins.fairseq_integration.optimizers import set_update_rule
 from fairseq_plugins.product_key_memory.memory import ProductKeyMemory
-from fairseq_plugins.product_key_memory.optimizer import AdamWithMemoryConfig
+from fairseq_plugins.product_key_memory.optimizer import AdamWithMemoryConfig, FairseqAdamWithMemory
 
 # width and slots of the memories in double precision, and what they read
 D, K, TOKENS = 6, 25, 7
 PADDING = [False, True, False, False, True, True, False]
+
+
+def random_norms(*norms):
+    """Draw the weights of norms that start at 0 or 1, and their statistics; None is no norm."""
+    for norm in norms:
+        if norm is not None:
+            nn.init.normal_(norm.weight)
+            nn.init.normal_(norm.bias)
+            if hasattr(norm, "running_mean"):
+                norm.running_mean.normal_()
+                norm.running_var.uniform_(0.5, 2)
 
 
 def exact_memory(seed=1, **options):
@@ -19,13 +30,7 @@ def exact_memory(seed=1, **options):
     sizes = {"slots": K, "heads": 2, "knn": 4, "query_dim": 4}
     memory = ProductKeyMemory(D, **{**sizes, **options}).double()
     network = memory.query_network
-    for norm in (network.batch_norm, network.layer_norm, memory.output_norm):
-        if norm is not None:
-            nn.init.normal_(norm.weight)
-            nn.init.normal_(norm.bias)
-    if network.batch_norm is not None:
-        network.batch_norm.running_mean.normal_()
-        network.batch_norm.running_var.uniform_(0.5, 2)
+    random_norms(network.batch_norm, network.layer_norm, memory.output_norm)
     return memory
 
 
@@ -48,13 +53,40 @@ WIDTH, SLOTS = 8, 64
 BETAS = (0.9, 0.98)
 
 
+def hide_values(memory):
+    """Keep the values' gradient beside autograd, for adam_with_memory."""
+    memory.keep_gradient_beside_autograd()
+    set_update_rule(memory.keys.subkeys, memory.table)
+    return memory
+
+
 def make_memory(apart=True, slots=SLOTS, knn=3, seed=1, **choices):
     torch.manual_seed(seed)
     memory = ProductKeyMemory(WIDTH, slots=slots, heads=2, knn=knn, query_dim=4, **choices)
-    if apart:
-        memory.keep_gradient_beside_autograd()
-        set_update_rule(memory.keys.subkeys, memory.table)
-    return memory
+    return hide_values(memory) if apart else memory
+
+
+class Pair(nn.Module):
+    """Two memories, one after the other, the second with the values of the first."""
+
+    def __init__(self, first, second):
+        super().__init__()
+        self.first, self.second = first, second
+
+    @property
+    def values(self):
+        return self.first.values
+
+    def forward(self, x):
+        return self.second(x + self.first(x))
+
+
+def make_pair(apart=True, slots=SLOTS, knn=3, seed=1, **choices):
+    first = make_memory(apart, slots, knn, seed, **choices)
+    second = ProductKeyMemory(
+        WIDTH, slots=slots, heads=1, knn=knn, query_dim=6, values_of=first, **choices
+    )
+    return Pair(first, hide_values(second) if apart else second)
 
 
 def dense(memory):
@@ -64,6 +96,10 @@ def dense(memory):
 def options(cls=AdamWithMemoryConfig, **values):
     values = {"lr": [0.01], "adam_betas": str(BETAS), "tpu": False, **values}
     return OmegaConf.merge(OmegaConf.structured(cls), values)
+
+
+def adam_with_memory(memory, **choices):
+    return FairseqAdamWithMemory(options(**choices), dense(memory))
 
 
 def learn(memory, optimizer, updates=5, tokens=4, after=lambda update: None, seed=2):

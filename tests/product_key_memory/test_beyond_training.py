@@ -1,7 +1,6 @@
 """Memories that are compiled, exported, on the meta device, copied, pickled and saved."""
 
 import copy
-import io
 import pickle
 
 import pytest
@@ -9,16 +8,14 @@ import torch
 from omegaconf import OmegaConf
 
 from fairseq_plugins.product_key_memory.model import MemoryLanguageModel, MemoryLanguageModelConfig
-from fairseq_plugins.product_key_memory.optimizer import FairseqAdamWithMemory
 from tests.product_key_memory.standalone import (
     EVERYTHING,
     PADDING,
     TOKENS,
     D,
-    dense,
+    adam_with_memory,
     draw,
     exact_memory,
-    options,
 )
 from tests.product_key_memory.tiny import BUILDERS, build, memories, padded, score
 
@@ -67,20 +64,6 @@ def test_a_memory_on_the_meta_device_gives_shapes(variant, mask, training, spars
     assert memory.values.grad.shape == memory.values.shape
 
 
-@pytest.mark.parametrize(
-    ("x", "mask", "message"),
-    [
-        (torch.zeros(2, D + 1), None, f"a memory of width {D} got an input of shape"),
-        (torch.zeros(()), None, f"a memory of width {D} got an input of shape"),
-        (torch.zeros(2, D), torch.zeros(3, dtype=torch.bool), "a memory got a `padding_mask` of"),
-        (torch.zeros(2, D), torch.zeros(2).long(), "a memory got a `padding_mask` of torch.int64"),
-    ],
-)
-def test_inputs_of_another_shape_are_refused(x, mask, message):
-    with pytest.raises(ValueError, match=message):
-        exact_memory()(x.double(), mask)
-
-
 def by_pickle(model):
     return pickle.loads(pickle.dumps(model))
 
@@ -91,7 +74,7 @@ def test_a_copy_of_a_model_is_trained_as_the_model_is(kind, copied):
     model = build(kind, memory_optimizer="adam_with_memory", memory_share_values=True)
     twin, batch = copied(model), padded(7, 4)
     for each in (model, twin):
-        optimizer = FairseqAdamWithMemory(options(), dense(each))
+        optimizer = adam_with_memory(each)
         (table,) = optimizer.tables
         assert all(memory.table is table for memory in memories(each))
         optimizer.backward(score(each.train(), batch).square().sum())
@@ -113,15 +96,3 @@ def test_a_language_model_of_a_command_line_can_be_pickled():
     task.source_dictionary = task.target_dictionary = model.decoder.dictionary
     model = MemoryLanguageModel.build_model(cfg, task).eval()
     torch.testing.assert_close(by_pickle(model)(padded(5))[0], model(padded(5))[0])
-
-
-def test_states_are_loaded_without_running_what_is_in_them():
-    memory = exact_memory()
-    memory.keep_gradient_beside_autograd()
-    optimizer = FairseqAdamWithMemory(options(), dense(memory))
-    file = io.BytesIO()
-    torch.save([memory.state_dict(), optimizer.state_dict()], file)
-    file.seek(0)
-    weights, state = torch.load(file, weights_only=True)
-    exact_memory(seed=2).load_state_dict(weights)
-    optimizer.load_state_dict(state)

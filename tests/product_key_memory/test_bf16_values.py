@@ -6,23 +6,16 @@ import pytest
 import torch
 
 from fairseq_plugins.product_key_memory import values
-from fairseq_plugins.product_key_memory.fairseq_memory import MemoryBuilder
 from fairseq_plugins.product_key_memory.lazy_adam import round_at_random
 from fairseq_plugins.product_key_memory.memory import ProductKeyMemory
-from fairseq_plugins.product_key_memory.optimizer import FairseqAdamWithMemory
-from fairseq_plugins.product_key_memory.options import MemoryOptions
 from fairseq_plugins.product_key_memory.values import rows_as_gradient
-from tests.product_key_memory.standalone import SLOTS, WIDTH, dense, learn, make_memory, options
+from tests.product_key_memory.standalone import SLOTS, WIDTH, adam_with_memory, learn, make_memory
 
 BF16 = torch.bfloat16
 
 
 def make_rounded(seed=1, **how):
     return make_memory(seed=seed, values_dtype=BF16, **how)
-
-
-def lazy(memory, **choices):
-    return FairseqAdamWithMemory(options(**choices), dense(memory))
 
 
 def test_numbers_are_rounded_to_a_neighbour_and_are_right_on_average():
@@ -58,7 +51,7 @@ def test_chance_is_that_of_row_column_and_update_wherever_they_are():
 def test_small_steps_add_up_and_moments_are_those_of_single_precision(monkeypatch, padded):
     monkeypatch.setattr(values, "pads_rows", lambda x: padded)
     exact, rounded = make_memory(slots=400), make_rounded(slots=400)
-    optimizers = [lazy(memory, memory_lr=1e-5) for memory in (exact, rounded)]
+    optimizers = [adam_with_memory(memory, memory_lr=1e-5) for memory in (exact, rounded)]
     rows = torch.arange(0, 400, 2)
     with torch.no_grad():
         exact.values.copy_(rounded.values)
@@ -84,22 +77,12 @@ def test_small_steps_add_up_and_moments_are_those_of_single_precision(monkeypatc
     assert torch.equal(rounded.values[1::2].float(), before[1::2])
 
 
-def test_moments_are_there_for_the_rows_that_were_read():
-    memory = make_rounded(slots=400)
-    optimizer = lazy(memory)
-    read = []
-    learn(memory, optimizer, 3, 2, lambda _: read.append(memory.values.grad.indices()[0]))
-    (state,) = optimizer.state_dict()["tables"]
-    assert state["rows"].tolist() == torch.cat(read).unique().tolist()
-    assert len(state["exp_avg"]) == len(state["exp_avg_sq"]) == len(state["rows"]) < 100
-
-
 def test_a_resumed_training_goes_on_as_if_it_had_not_stopped():
     memory = make_rounded()
-    optimizer = lazy(memory)
+    optimizer = adam_with_memory(memory)
     learn(memory, optimizer)
     resumed = make_rounded(seed=5)
-    other = lazy(resumed)
+    other = adam_with_memory(resumed)
     resumed.load_state_dict(memory.state_dict())
     other.load_state_dict(copy.deepcopy(optimizer.state_dict()))
     for one, its_optimizer in ((memory, optimizer), (resumed, other)):
@@ -111,7 +94,7 @@ def test_a_resumed_training_goes_on_as_if_it_had_not_stopped():
 @pytest.mark.parametrize("dtypes", [(None, BF16), (BF16, None)])
 def test_states_of_both_precisions_load_into_each_other(dtypes):
     before, after = (make_memory(values_dtype=dtype) for dtype in dtypes)
-    first, second = lazy(before), lazy(after)
+    first, second = adam_with_memory(before), adam_with_memory(after)
     learn(before, first, 2)
     after.load_state_dict(before.state_dict())
     second.load_state_dict(first.state_dict())
@@ -151,13 +134,3 @@ def test_casts_leave_the_values_alone(cast, shared):
 
 def test_values_start_as_those_of_single_precision():
     assert torch.equal(make_rounded().values, make_memory().values.bfloat16())
-
-
-def test_another_precision_or_optimizer_is_refused():
-    with pytest.raises(ValueError, match=r"^`values_dtype` is torch.float16: give torch.bfl"):
-        make_memory(values_dtype=torch.float16)
-    choices = {"memory_slots": 49, "memory_values_dtype": "bf16"}
-    with pytest.raises(ValueError, match=r"^--memory-values-dtype bf16 with --optimizer adam: its"):
-        MemoryBuilder(MemoryOptions(**choices, memory_optimizer="adam")).build(WIDTH)
-    in_evaluation = MemoryBuilder(MemoryOptions(**choices, memory_optimizer=None)).build(WIDTH)
-    assert in_evaluation.values.dtype == BF16

@@ -1,4 +1,4 @@
-"""Models with memories that start from a checkpoint without: what stays, and what is told."""
+"""Models with memories that start from a checkpoint without: what stays, and what is logged."""
 
 import pytest
 import torch
@@ -33,7 +33,7 @@ def trained(kind, pre_norm=False, seed=3, **options):
     return model, options
 
 
-def told_of_new_memories(caplog):
+def logged(caplog):
     start = "the checkpoint has no memory "
     return [
         f"{record.levelname} {record.getMessage().removeprefix(start)}"
@@ -57,7 +57,7 @@ def test_an_added_memory_that_starts_with_zero_changes_nothing(kind, pre_norm, p
     places = ["2 of the decoder"]
     if kind == "translation":
         places = ["2 of the encoder", "1 of the decoder"]
-    assert told_of_new_memories(caplog) == [
+    assert logged(caplog) == [
         f"INFO in layer {place}: a new one is added, its output zero, so that the loss stays what "
         "it was"
         for place in places
@@ -66,18 +66,18 @@ def test_an_added_memory_that_starts_with_zero_changes_nothing(kind, pre_norm, p
 
 @ADDED
 @pytest.mark.parametrize("last", LAST)
-def test_what_a_new_memory_adds_to_the_loss_is_told(place, last, caplog):
+def test_what_a_new_memory_adds_to_the_loss_is_logged(place, last, caplog):
     caplog.set_level("INFO")
     plain, options = trained("language model")
     model = build("language model", memory_zero_init=True, **place, **LAST[last], **options)
     model.load_state_dict(plain.state_dict())
-    (told,) = told_of_new_memories(caplog)
-    assert told.startswith("INFO in layer 2 of the decoder: a new one is added, its output zero, ")
+    (text,) = logged(caplog)
+    assert text.startswith("INFO in layer 2 of the decoder: a new one is added, its output zero, ")
     caplog.clear()
     model = build("language model", **place, **LAST[last], **options)
     model.load_state_dict(plain.state_dict())
-    (told,) = told_of_new_memories(caplog)
-    assert told == (
+    (text,) = logged(caplog)
+    assert text == (
         "WARNING in layer 2 of the decoder: a new one is added, its output not zero, so that the "
         "loss rises; with --memory-zero-init it starts at zero"
     )
@@ -94,8 +94,8 @@ def test_layers_without_a_feed_forward_sublayer_change_nothing_either(pre_norm, 
     torch.testing.assert_close(
         score(model.eval(), batch), score(plain, batch), rtol=1e-4, atol=1e-4
     )
-    (told,) = told_of_new_memories(caplog)
-    assert told.startswith("INFO in layer 2 of the decoder: a new one is added, its output zero, ")
+    (text,) = logged(caplog)
+    assert text.startswith("INFO in layer 2 of the decoder: a new one is added, its output zero, ")
 
 
 @ADDED
@@ -113,7 +113,7 @@ def test_a_shared_table_and_a_further_memory_are_added(place, caplog):
     state = two.state_dict()
     assert all(torch.equal(state[name], value) for name, value in one.state_dict().items()
                if not name.startswith("decoder.layers.2."))  # fmt: skip
-    assert told_of_new_memories(caplog) == [
+    assert logged(caplog) == [
         "WARNING in layer 3 of the decoder: a new one is added, its output not zero, so that the "
         "loss rises; the values that it shares are trained already"
     ]
@@ -137,13 +137,13 @@ def test_a_memory_beside_a_sublayer_is_not_one_in_its_place(caplog):
 
 
 @pytest.mark.parametrize("kind", BUILDERS)
-def test_a_replaced_sublayer_is_told(kind, caplog):
+def test_a_replaced_sublayer_is_logged(kind, caplog):
     plain, options = trained(kind)
     model = build(kind, memory_zero_init=True, **options)
     model.load_state_dict(plain.state_dict())
-    told = told_of_new_memories(caplog)
-    assert len(told) == 1 + (kind == "translation")
-    for text in told:
+    texts = logged(caplog)
+    assert len(texts) == 1 + (kind == "translation")
+    for text in texts:
         assert text.startswith("WARNING")
         assert "takes the place of a trained feed-forward sublayer, so that the loss" in text
         assert "--memory-parallel or --memory-interleave, with --memory-zero-init" in text

@@ -6,12 +6,7 @@ import torch.nn.functional as F
 
 from fairseq_plugins.product_key_memory.memory import MemorySublayer
 from tests import tiny
-from tests.product_key_memory.tiny import (
-    MEMORY,
-    memories,
-    tiny_language_model,
-    tiny_transformer,
-)
+from tests.product_key_memory.tiny import MEMORY, memories, tiny_language_model, tiny_transformer
 
 PLACES = pytest.mark.parametrize(
     "place",
@@ -106,12 +101,12 @@ def test_a_segment_layer_is_what_is_written_out(build, place, pre_norm):
         decoder_ffn_embed_dim=24,
     ).eval()
     layer, x = model.decoder.layers[1], torch.randn(3, 5, 16)
-    terms = model.decoder.compute_positions(4)[1]
+    positions = model.decoder.compute_positions(4)[1]
     attended = add(
-        x, lambda x: layer.self_attn(x, terms, None)[0], layer.self_attn_layer_norm, pre_norm
+        x, lambda x: layer.self_attn(x, positions, None)[0], layer.self_attn_layer_norm, pre_norm
     )
     expected = with_memory(layer, attended, layer.feed_forward, place)
-    torch.testing.assert_close(layer(x, terms)[0], expected)
+    torch.testing.assert_close(layer(x, positions)[0], expected)
 
 
 def test_all_attention_layers_without_feed_forward_get_the_memory_added():
@@ -130,51 +125,3 @@ def test_dropped_layers_keep_their_numbers():
     model = tiny_language_model(memory_layers="3", decoder_layerdrop=0.9)
     assert isinstance(model.decoder.layers[2].fc1, MemorySublayer)
     assert len(memories(model)) == 1
-
-
-def test_a_memory_stands_beside_something():
-    message = "^--memory-parallel with --decoder-ffn-embed-dim 0: layers have no feed-forward"
-    with pytest.raises(ValueError, match=message):
-        tiny.tiny_model(**MEMORY, memory_layers="2", memory_parallel=True)
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"memory_layers": "4"}, "--memory-layers is '4': there is no layer 4; the last one is 3"),
-        ({"memory_layers": "0"}, "--memory-layers is '0': layers are counted from 1"),
-        ({"memory_interleave": True}, "--memory-interleave without a memory to place"),
-        ({"memory_layers": "1", "memory_slots": 50}, "--memory-slots is 50"),
-    ],
-)
-def test_impossible_memories_are_refused(options, message):
-    for build in (tiny_language_model, tiny.tiny_transformer_xl, tiny.tiny_model):
-        with pytest.raises(ValueError, match=message):
-            build(**{**MEMORY, **options})
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (
-            {"encoder_memory_layers": "3"},
-            "--encoder-memory-layers is '3': there is no layer 3; the last one is 2",
-        ),
-        ({"decoder_memory_layers": "1,1"}, "--decoder-memory-layers is '1,1': layer 1 is named"),
-        ({"memory_interleave": True}, "give --encoder-memory-layers, such as"),
-        (
-            {"decoder_memory_layers": "1", "decoder_layers_to_keep": "0"},
-            "--decoder-layers-to-keep is 0 with --decoder-memory-layers",
-        ),
-    ],
-)
-def test_impossible_memories_are_refused_in_translation(options, message):
-    with pytest.raises(ValueError, match=message):
-        tiny_transformer(**options)
-
-
-@pytest.mark.parametrize("option", ["decoder_layers_to_keep", "base_layers"])
-def test_options_that_number_layers_anew_are_refused(option):
-    flag = "--" + option.replace("_", "-")
-    with pytest.raises(ValueError, match=f"{flag} is 1 with --memory-layers: layers would get"):
-        tiny_language_model(memory_layers="1", **{option: "1"})

@@ -13,7 +13,9 @@ from tests.product_key_memory.standalone import (
     BETAS,
     SLOTS,
     WIDTH,
+    adam_with_memory,
     dense,
+    hide_values,
     learn,
     make_memory,
     options,
@@ -28,7 +30,7 @@ def test_rows_that_are_all_read_are_updated_as_fairseqs_adam_would(monkeypatch, 
     monkeypatch.setattr(cpu_kernels, "update_rows", RULES[rule])
     lazy, plain = make_memory(slots=16, knn=16), make_memory(apart=False, slots=16, knn=16)
     choices = {"lr": [1e-3], "adam_eps": 1e-6, "weight_decay": decay}
-    learn(lazy, FairseqAdamWithMemory(options(memory_weight_decay=decay, **choices), dense(lazy)))
+    learn(lazy, adam_with_memory(lazy, memory_weight_decay=decay, **choices))
     learn(plain, FairseqAdam(options(FairseqAdamConfig, **choices), dense(plain)))
     # torch's operations are the same; the loop rounds products before it adds them
     tolerance = {"torch": 0, "loop": 1e-6}[rule]
@@ -38,28 +40,9 @@ def test_rows_that_are_all_read_are_updated_as_fairseqs_adam_would(monkeypatch, 
         )
 
 
-@pytest.mark.parametrize("decay", [0.0, 0.1])
-def test_the_loop_updates_as_torchs_operations_do(decay):
-    torch.manual_seed(1)
-    tables = [torch.randn(SLOTS, WIDTH), torch.randn(SLOTS, WIDTH), torch.rand(SLOTS, WIDTH)]
-    rows = torch.randperm(SLOTS)[: SLOTS // 2].sort().values
-    grads = torch.randn(len(rows), WIDTH)
-    updated = []
-    for update in RULES.values():
-        copies = [table.clone() for table in tables]
-        update(*copies, rows, grads, BETAS, torch.tensor(0.5), decay, 0.1, 1e-3)
-        updated.append(copies)
-    torch.testing.assert_close(*updated)
-    unread = torch.ones(SLOTS, dtype=torch.bool)
-    unread[rows] = False
-    for before, after in zip(tables, updated[1], strict=True):
-        assert torch.equal(before[unread], after[unread])
-        assert (before[rows] != after[rows]).all()
-
-
 def test_the_rule_is_that_of_torchs_sparse_adam():
     lazy, plain = make_memory(), make_memory()
-    ours = FairseqAdamWithMemory(options(memory_lr=0.02), dense(lazy))
+    ours = adam_with_memory(lazy, memory_lr=0.02)
     theirs = torch.optim.SparseAdam([plain.values], lr=0.02, betas=BETAS)
     torch.manual_seed(3)
     for _ in range(6):
@@ -74,9 +57,9 @@ def test_the_rule_is_that_of_torchs_sparse_adam():
 @pytest.mark.parametrize("decay", [0.0, 0.1])
 def test_rows_that_are_not_read_stay_bit_for_bit_in_values_and_state(decay):
     memory = make_memory()
-    optimizer = FairseqAdamWithMemory(options(memory_weight_decay=decay), dense(memory))
+    optimizer = adam_with_memory(memory, memory_weight_decay=decay)
     learn(memory, optimizer, updates=2)
-    state = optimizer.optimizer.lazy.moments[0]
+    state = memory.table.moments
     before = copy.deepcopy([memory.values.data, state.exp_avg, state.exp_avg_sq])
     read = []
     learn(memory, optimizer, 1, 2, lambda _: read.append(memory.values.grad.indices()[0]), seed=9)
@@ -88,18 +71,10 @@ def test_rows_that_are_not_read_stay_bit_for_bit_in_values_and_state(decay):
         assert not torch.equal(old[~untouched], new[~untouched])
 
 
-def test_parts_make_no_difference(monkeypatch):
-    one, other = make_memory(), make_memory()
-    learn(one, FairseqAdamWithMemory(options(), dense(one)))
-    monkeypatch.setitem(lazy_adam.UPDATED_AT_ONCE, "cpu", 3 * WIDTH)
-    learn(other, FairseqAdamWithMemory(options(), dense(other)))
-    assert torch.equal(one.values, other.values)
-
-
 def test_an_updates_gradients_take_the_memory_of_the_last_ones():
     memory = make_memory(slots=16, knn=16)
     places = []
-    optimizer = FairseqAdamWithMemory(options(), dense(memory))
+    optimizer = adam_with_memory(memory)
     learn(
         memory, optimizer, 3, after=lambda _: places.append(memory.values.grad.values().data_ptr())
     )
@@ -108,7 +83,7 @@ def test_an_updates_gradients_take_the_memory_of_the_last_ones():
 
 def test_gradients_of_another_pass_do_not_take_memory_that_is_in_use():
     memory = make_memory(slots=16, knn=16)
-    optimizer = FairseqAdamWithMemory(options(), dense(memory))
+    optimizer = adam_with_memory(memory)
     learn(memory, optimizer, 1)
     torch.manual_seed(2)
     optimizer.zero_grad()
@@ -126,7 +101,7 @@ def test_gradients_of_another_pass_do_not_take_memory_that_is_in_use():
 @pytest.mark.parametrize("max_norm", [0.0, 0.5, 1000.0])
 def test_norm_and_clipping_are_those_of_all_gradients_together(max_norm):
     lazy, plain = make_memory(), make_memory(apart=False)
-    ours = FairseqAdamWithMemory(options(), dense(lazy))
+    ours = adam_with_memory(lazy)
     theirs = FairseqAdam(options(FairseqAdamConfig), dense(plain))
     torch.manual_seed(2)
     x = torch.randn(5, WIDTH)
@@ -142,24 +117,11 @@ def test_norm_and_clipping_are_those_of_all_gradients_together(max_norm):
     torch.testing.assert_close(lazy.keys.subkeys.grad, plain.keys.subkeys.grad)
 
 
-def test_two_passes_before_an_update_are_one_of_both():
-    twice, once = make_memory(), make_memory()
-    torch.manual_seed(2)
-    x = torch.randn(6, WIDTH)
-    for memory, parts in ((twice, x.split([4, 2])), (once, [x])):
-        optimizer = FairseqAdamWithMemory(options(), dense(memory))
-        for part in parts:
-            optimizer.backward(memory(part).square().sum())
-        optimizer.clip_grad_norm(0.1)
-        optimizer.step()
-    torch.testing.assert_close(twice.values, once.values)
-
-
 def test_an_update_that_is_not_finite_leaves_no_trace():
     memory, other = make_memory(), make_memory()
     x = torch.randn(3, WIDTH)
     for one in (memory, other):
-        optimizer = FairseqAdamWithMemory(options(), dense(one))
+        optimizer = adam_with_memory(one)
         if one is memory:
             optimizer.backward(memory(x).sum() * torch.inf)
             optimizer.multiply_grads(0.5)
@@ -173,22 +135,9 @@ def test_an_update_that_is_not_finite_leaves_no_trace():
     assert torch.equal(memory.values, other.values)
 
 
-def test_under_amp_a_step_with_infinite_gradients_is_left_out():
-    memory = make_memory()
-    optimizer = FairseqAdamWithMemory(options(), dense(memory))
-    before = memory.values.clone()
-    optimizer.backward(memory(torch.randn(3, WIDTH)).sum())
-    optimizer.found_inf = torch.tensor(1.0)
-    optimizer.step()
-    assert torch.equal(memory.values, before)
-    optimizer.found_inf = torch.tensor(0.0)
-    optimizer.step()
-    assert not torch.equal(memory.values, before)
-
-
 def test_schedules_leave_the_learning_rate_of_the_memory_alone():
     memory = make_memory()
-    optimizer = FairseqAdamWithMemory(options(lr=[0.5], memory_lr=0.125), dense(memory))
+    optimizer = adam_with_memory(memory, lr=[0.5], memory_lr=0.125)
     optimizer.set_lr(0.25)
     # reduce_lr_on_plateau writes to the groups themselves
     for group in optimizer.optimizer.param_groups:
@@ -206,16 +155,26 @@ def test_schedules_leave_the_learning_rate_of_the_memory_alone():
 
 def test_a_resumed_optimizer_goes_on_as_if_it_had_not_stopped():
     memory = make_memory()
-    optimizer = FairseqAdamWithMemory(options(), dense(memory))
+    optimizer = adam_with_memory(memory)
     learn(memory, optimizer)
     resumed = make_memory(seed=5)
     resumed.load_state_dict(memory.state_dict())
-    other = FairseqAdamWithMemory(options(lr=[7.0]), dense(resumed))
+    other = adam_with_memory(resumed, lr=[7.0])
     other.load_state_dict(copy.deepcopy(optimizer.state_dict()))
     learn(memory, optimizer, seed=4)
     learn(resumed, other, seed=4)
     assert torch.equal(memory.values, resumed.values)
     assert other.get_lr() == 0.01
+
+
+def test_a_new_optimizer_and_a_copy_start_without_moments():
+    memory = make_memory()
+    learn(memory, adam_with_memory(memory))
+    twin = hide_values(copy.deepcopy(memory))
+    for each in (memory, twin):
+        learn(each, adam_with_memory(each), seed=4)
+    assert torch.equal(memory.values, twin.values)
+    assert memory.table.state()["step"] == 5
 
 
 def test_a_state_without_tables_is_that_of_adam():
@@ -227,32 +186,3 @@ def test_a_state_without_tables_is_that_of_adam():
     plain = Adam(layer.parameters())
     plain.load_state_dict(optimizer.state_dict())
     assert len(plain.state_dict()["state"]) == 2
-
-
-def test_state_of_another_memory_is_refused():
-    memory, larger = make_memory(), make_memory(slots=81)
-    optimizer = FairseqAdamWithMemory(options(), dense(memory))
-    learn(memory, optimizer)
-    other = FairseqAdamWithMemory(options(), dense(larger))
-    with pytest.raises(
-        ValueError,
-        match=r"values of shape \(64, 8\), here \(81, 8\): give --reset-optimizer$",
-    ):
-        other.load_state_dict(optimizer.state_dict())
-
-
-@pytest.mark.parametrize(
-    ("values", "message"),
-    [
-        ({"memory_lr": float("inf")}, r"^--memory-lr is inf: it must be 0 or more, and finite$"),
-        ({"memory_lr": -1.0}, r"^--memory-lr is -1.0: it must be 0 or more, and finite$"),
-        (
-            {"memory_weight_decay": -0.5},
-            r"^--memory-weight-decay is -0.5: it must be 0 or more, and finite$",
-        ),
-        ({"fp16_adam_stats": True}, r"^--fp16-adam-stats with --optimizer adam_with_memory: leave"),
-    ],
-)
-def test_wrong_options_are_refused(values, message):
-    with pytest.raises(ValueError, match=message):
-        FairseqAdamWithMemory(options(**values), dense(make_memory()))

@@ -4,10 +4,15 @@ import pytest
 import torch
 
 from fairseq_plugins.product_key_memory import lazy_adam, values
-from fairseq_plugins.product_key_memory.memory import ProductKeyMemory
-from fairseq_plugins.product_key_memory.optimizer import FairseqAdamWithMemory
 from fairseq_plugins.product_key_memory.values import SpareRows, plain_weighted_sum, weighted_sum
-from tests.product_key_memory.standalone import BETAS, SLOTS, WIDTH, dense, make_memory, options
+from tests.product_key_memory.standalone import (
+    BETAS,
+    SLOTS,
+    WIDTH,
+    adam_with_memory,
+    make_memory,
+    make_pair,
+)
 
 TABLE = 12
 # rows that tokens read
@@ -86,26 +91,6 @@ def test_rows_are_updated_by_the_rule_however_often_they_are_listed(reads, decay
         torch.testing.assert_close(state, expected)
 
 
-class Shared(torch.nn.Module):
-    """Two memories with one table, one after the other."""
-
-    def __init__(self, apart):
-        super().__init__()
-        self.first = make_memory(apart)
-        self.second = ProductKeyMemory(
-            WIDTH, SLOTS, heads=1, knn=3, query_dim=4, values_of=self.first
-        )
-        if apart:
-            self.second.keep_gradient_beside_autograd()
-
-    @property
-    def values(self):
-        return self.first.values
-
-    def forward(self, x):
-        return self.second(x + self.first(x))
-
-
 def frozen_memory(apart):
     memory = make_memory(apart)
     memory.train_only(torch.arange(SLOTS) % 3 > 0)
@@ -122,7 +107,7 @@ MODELS = {
     "memory": make_memory,
     "all slots": lambda apart: make_memory(apart, slots=16, knn=16),
     "frozen slots": frozen_memory,
-    "shared values": Shared,
+    "shared values": make_pair,
     "plain search": plainly_searched,
 }
 
@@ -133,7 +118,7 @@ MODELS = {
 def test_training_is_that_with_dense_gradients(monkeypatch, model, accumulated, at_once):
     monkeypatch.setitem(lazy_adam.UPDATED_AT_ONCE, "cpu", at_once)
     ours, plain = (MODELS[model](apart) for apart in (True, False))
-    optimizer = FairseqAdamWithMemory(options(memory_lr=0.02), dense(ours))
+    optimizer = adam_with_memory(ours, memory_lr=0.02)
     state = [plain.values.detach().double(), *torch.zeros(2, *plain.values.shape).double()]
     torch.manual_seed(2)
     for step in range(1, 5):
@@ -164,7 +149,7 @@ def test_training_is_that_with_dense_gradients(monkeypatch, model, accumulated, 
 
 def test_what_the_loss_does_not_depend_on_moves_nothing():
     memory = make_memory()
-    optimizer = FairseqAdamWithMemory(options(memory_weight_decay=0.1), dense(memory))
+    optimizer = adam_with_memory(memory, memory_weight_decay=0.1)
     x = torch.randn(4, WIDTH)
     for factor in (1, 0):
         before = memory.values.detach().clone()

@@ -9,6 +9,7 @@ from torch.utils.checkpoint import checkpoint
 
 from fairseq_plugins.product_key_memory.query import QueryNetwork, SyncBatchNorm1d
 from tests.gradients import assert_same
+from tests.product_key_memory.standalone import random_norms
 from tests.reference.product_key_memory import queries as reference_queries
 from tests.two_workers import on_two_workers
 
@@ -24,13 +25,7 @@ def make(seed=1, **options):
     """A network with random weights also where they start at 0 or 1."""
     torch.manual_seed(seed)
     network = QueryNetwork(WIDTH, HEADS, QUERY, **options).double()
-    for norm in (network.batch_norm, network.layer_norm):
-        if norm is not None:
-            nn.init.normal_(norm.weight)
-            nn.init.normal_(norm.bias)
-    if network.batch_norm is not None:
-        network.batch_norm.running_mean.normal_()
-        network.batch_norm.running_var.uniform_(0.5, 2)
+    random_norms(network.batch_norm, network.layer_norm)
     return network
 
 
@@ -93,18 +88,6 @@ def test_single_precision_is_enough_where_the_mean_is_large(offset):
     torch.testing.assert_close(single.double(), exact, rtol=0, atol=1e-5 + 1e-6 * offset)
 
 
-@pytest.mark.parametrize("training", [True, False])
-def test_no_tokens_leave_the_statistics_alone(training):
-    network = make(batch_norm=True).train(training)
-    before = copy.deepcopy(network.state_dict())
-    x = draw(0, WIDTH).requires_grad_()
-    network(x).sum().backward()
-    assert network(x).shape == (0, HEADS, QUERY)
-    torch.testing.assert_close(dict(network.state_dict()), dict(before), rtol=0, atol=0)
-    for parameter in network.parameters():
-        assert parameter.grad is None or not parameter.grad.any()
-
-
 # each of the batches of two workers: how many of 7 tokens the first worker has
 SPLITS = [7, 0, 2, 4]
 
@@ -148,17 +131,6 @@ def test_two_workers_are_normalised_as_one_with_the_tokens_of_both(tmp_path):
         # not only all but alike: they stay the same for ever
         for a, b in zip(one["statistics"], other["statistics"], strict=True):
             assert torch.equal(a, b)
-
-
-def test_queries_are_dropped_in_training_only():
-    network = make(dropout=0.5, layer_norm=True)
-    x = draw(TOKENS, WIDTH)
-    kept = make(layer_norm=True)(x)
-    dropped = network(x)
-    assert (dropped == 0).any()
-    torch.testing.assert_close(dropped, 2 * kept * (dropped != 0))
-    network.eval()
-    assert torch.equal(network(x), kept)
 
 
 def test_a_cast_model_keeps_statistics_that_can_follow_small_changes():

@@ -1,38 +1,217 @@
-"""Pairs of sub-keys: candidates, both ways to select them, gradients in parts."""
+"""The search for keys: exactly the best of all, in a fixed order; candidates; faiss; precision."""
 
 import pytest
 import torch
 
 from fairseq_plugins.product_key_memory import cpu_kernels
 from fairseq_plugins.product_key_memory import search as fast_search
-from fairseq_plugins.product_key_memory.search import ProductKeys, candidate_pairs, top_k
-from tests.reference import product_key_memory as reference
+from fairseq_plugins.product_key_memory.search import (
+    SEARCHES,
+    FlatKeys,
+    ProductKeys,
+    candidate_pairs,
+    top_k,
+)
+from tests.reference.product_key_memory import best_keys, best_pairs
+
+SUBKEYS, TOKENS, HALF = 6, 5, 3
+SLOTS = SUBKEYS**2
 
 
 def integers(limit, *shape):
-    """Whole numbers up to a limit, of which many are equal if it is small."""
+    """Whole numbers up to a limit: all their products and sums are exact in single precision."""
     return torch.randint(-limit, limit + 1, shape).float()
 
 
-@pytest.fixture(params=[True, False], ids=["loops", "torch"])
-def loops(request, monkeypatch):
-    """Compiled loops, or torch's operations."""
-    if not request.param:
+def draw(kind, heads):
+    """Queries (N, H, 2·HALF) and sub-keys (H, 2, n, HALF) of which every sub-score is exact."""
+    torch.manual_seed(heads)
+    queries = integers(500, TOKENS, heads, 2 * HALF)
+    subkeys = integers(500, heads, 2, SUBKEYS, HALF)
+    if kind == "few values":
+        queries, subkeys = queries.sign(), subkeys.sign()
+    elif kind == "all alike":
+        queries.zero_()
+    elif kind == "one half alike":
+        subkeys[:, 0] = subkeys[:, 0, :1]
+    elif kind in ("equal sums only", "sums that round alike"):
+        # sub-score i is i in a shuffled order, in both halves
+        queries.fill_(0)
+        queries[..., [0, HALF]] = 1
+        for of_head in subkeys:
+            for half in of_head:
+                half[:, 0] = torch.randperm(SUBKEYS).float()
+        if kind == "sums that round alike":
+            # singles as large as 2^24 leave out the last bit of what is added
+            subkeys[:, 0, :, 0] = 2.0**24 + 4 * (subkeys[:, 0, :, 0] // 2)
+            subkeys[:, 1] /= 8
+    return queries, subkeys
+
+
+def product_keys(subkeys, search="torch"):
+    heads, _, n, half = subkeys.shape
+    keys = ProductKeys(heads, n * n, 2 * half, search)
+    keys.subkeys.data = subkeys
+    return keys
+
+
+def sub_scores(queries, subkeys):
+    """(N, H, halves, n) in float64, rounded to single precision."""
+    halves = queries.unflatten(-1, (2, -1)).double()
+    return torch.einsum("nhsd,hsid->nhsi", halves, subkeys.double()).float()
+
+
+KINDS = [
+    "many values",
+    "few values",
+    "all alike",
+    "one half alike",
+    "equal sums only",
+    "sums that round alike",
+]
+
+
+@pytest.mark.parametrize("search", ["loops", "torch", "plain"])
+@pytest.mark.parametrize("k", [1, 4, SUBKEYS, SUBKEYS + 1, 17, SLOTS - 1, SLOTS])
+@pytest.mark.parametrize("heads", [1, 3])
+@pytest.mark.parametrize("kind", KINDS)
+def test_product_keys_give_the_best_of_all_slots_in_order(kind, heads, k, search, monkeypatch):
+    if search == "torch":
         monkeypatch.setattr(fast_search, "use_numba", lambda x: False)
+    queries, subkeys = draw(kind, heads)
+    scores, slots = product_keys(subkeys, "plain" if search == "plain" else "torch")(queries, k)
+    assert scores.shape == slots.shape == (TOKENS, heads, k)
+    parts = sub_scores(queries, subkeys)
+    for token in range(TOKENS):
+        for head in range(heads):
+            first, second = parts[token, head]
+            expected = best_pairs(first, second, k)
+            assert slots[token, head].tolist() == expected
+            sums = [(first[s // SUBKEYS] + second[s % SUBKEYS]).item() for s in expected]
+            assert scores[token, head].tolist() == sums
+
+
+@pytest.mark.parametrize("search", SEARCHES)
+@pytest.mark.parametrize("k", [1, 7, 64, 100, 4096])
+def test_many_product_keys_give_the_slots_of_a_search_through_all(search, k):
+    torch.manual_seed(k)
+    keys = ProductKeys(2, 64**2, 8, search)
+    queries = torch.randn(3, 2, 8)
+    scores, slots = keys(queries, k)
+    one, other = keys.subkeys.unbind(1)
+    whole = torch.cat([one.repeat_interleave(64, 1), other.repeat(1, 64, 1)], dim=-1)
+    everything = torch.einsum("nhd,hkd->nhk", queries, whole)
+    expected = everything.sort(dim=-1, descending=True)
+    torch.testing.assert_close(scores, expected.values[..., :k])
+    torch.testing.assert_close(everything.gather(-1, slots), scores)
+    assert (scores[..., 1:] <= scores[..., :-1]).all()
+    # no slot is taken twice
+    assert (slots.sort(dim=-1).values.diff(dim=-1) > 0).all()
+
+
+@pytest.mark.parametrize("k", [1, 4, SLOTS - 1, SLOTS])
+@pytest.mark.parametrize("limit", [0, 1, 500])
+@pytest.mark.parametrize("scores_at_a_time", [1, 2 * SLOTS, 1 << 24])
+def test_flat_keys_give_the_best_of_all_in_order_in_chunks_of_any_size(
+    monkeypatch, scores_at_a_time, limit, k
+):
+    monkeypatch.setattr(fast_search, "FLAT_SCORES", scores_at_a_time)
+    torch.manual_seed(1)
+    keys = FlatKeys(2, SLOTS, HALF)
+    keys.keys.data = integers(limit, 2, SLOTS, HALF)
+    queries = integers(limit, TOKENS, 2, HALF)
+    scores, slots = keys(queries, k)
+    everything = torch.einsum("nhd,hkd->nhk", queries, keys.keys)
+    for token in range(TOKENS):
+        for head in range(2):
+            assert slots[token, head].tolist() == best_keys(everything[token, head], k)
+    assert torch.equal(scores, everything.gather(-1, slots))
+
+
+@pytest.mark.parametrize("k", [1, 5, SUBKEYS, 20, SLOTS])
+@pytest.mark.parametrize("flat", [False, True])
+def test_faiss_finds_what_torch_finds_where_nothing_is_equal(flat, k):
+    torch.manual_seed(1)
+    make = FlatKeys if flat else ProductKeys
+    keys = make(3, SLOTS, 8)
+    queries = torch.randn(TOKENS, 3, 8)
+    scores, slots = keys(queries, k)
+    assert (scores.diff(dim=-1) < -1e-6).all()
+    keys.search = "faiss"
+    found_scores, found = keys(queries, k)
+    assert torch.equal(found, slots)
+    assert torch.equal(found_scores, scores)
+
+
+@pytest.mark.parametrize("k", [1, 4, SUBKEYS, 17, SLOTS])
+@pytest.mark.parametrize("kind", KINDS)
+def test_faiss_finds_the_best_scores_where_some_are_equal(kind, k):
+    queries, subkeys = draw(kind, 2)
+    scores, _ = product_keys(subkeys)(queries, k)
+    found, slots = product_keys(subkeys, search="faiss")(queries, k)
+    assert torch.equal(found, scores)
+    assert (slots.sort(dim=-1).values.diff(dim=-1) > 0).all()
+
+
+@pytest.mark.parametrize("search", SEARCHES)
+@pytest.mark.parametrize("keys", [ProductKeys, FlatKeys])
+def test_no_queries_find_nothing(keys, search):
+    scores, slots = keys(2, SLOTS, 4, search)(torch.randn(0, 2, 4), 3)
+    assert scores.shape == slots.shape == (0, 2, 3)
+    assert slots.dtype == torch.long
+
+
+@pytest.mark.parametrize(("kind", "width"), [(ProductKeys, 16), (FlatKeys, 32)])
+def test_keys_start_uniform_within_one_over_the_root_of_their_width(kind, width):
+    """Sub-keys of product keys have half the width of a query."""
+    torch.manual_seed(1)
+    (drawn,) = kind(4, 64**2, 32).parameters()
+    bound = width**-0.5
+    assert drawn.abs().max() <= bound
+    # of 8,192 draws or more, a tenth in each tenth of the range: standard error 0.0033 or less
+    shares = torch.histc(drawn.detach(), bins=10, min=-bound, max=bound) / drawn.numel()
+    assert shares.tolist() == pytest.approx([0.1] * 10, abs=0.02)
+
+
+@pytest.mark.parametrize("search", ["torch", "plain"])
+@pytest.mark.parametrize("autocast", [False, True])
+def test_half_precision_is_multiplied_added_and_ranked_in_single_precision(autocast, search):
+    torch.manual_seed(1)
+    n, k = 16, 40
+    # of one number each: a sub-score is one product
+    subkeys = torch.randn(1, 2, n, 1).bfloat16()
+    queries = torch.randn(8, 1, 2).bfloat16()
+    with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+        scores, slots = product_keys(subkeys, search=search)(queries, k)
+    assert scores.dtype == torch.float32
+    halves = queries.float().unflatten(-1, (2, 1)) * subkeys.float().squeeze(-1)
+    others = 0
+    for token in range(8):
+        first, second = halves[token, 0]
+        expected = best_pairs(first, second, k)
+        assert slots[token, 0].tolist() == expected
+        sums = [first[slot // n] + second[slot % n] for slot in expected]
+        assert torch.equal(scores[token, 0], torch.stack(sums))
+        others += expected != best_pairs(first.bfloat16(), second.bfloat16(), k)
+    # with products in half precision the slots would be others
+    assert others > 0
+
+
+# --- parts of the search
 
 
 @pytest.mark.parametrize("k", [1, 2, 5, 6])
 @pytest.mark.parametrize("limit", [0, 1, 3, 500])
-def test_top_k_ranks_equal_scores_by_their_number(loops, limit, k):
+def test_top_k_ranks_equal_scores_by_their_number(limit, k):
     torch.manual_seed(1)
     scores = integers(limit, 40, 2, 6)
     found = top_k(scores, k)
     assert found.shape == (40, 2, k)
     for row, numbers in zip(scores.flatten(0, 1), found.flatten(0, 1), strict=True):
-        assert numbers.tolist() == reference.best_keys(row, k)
+        assert numbers.tolist() == best_keys(row, k)
 
 
-def test_a_tie_just_beyond_the_last_place_is_seen(loops):
+def test_a_tie_just_beyond_the_last_place_is_seen():
     # only the one of lower number is to be found, wherever it stands
     for at in range(1, 300):
         scores = torch.zeros(1, 300)
@@ -41,21 +220,26 @@ def test_a_tie_just_beyond_the_last_place_is_seen(loops):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_scores_of_any_size_are_ranked(loops, dtype):
-    """The selection halves what is between two scores: infinite ones have no middle."""
+@pytest.mark.parametrize("loops", [True, False])
+def test_scores_of_any_size_are_ranked(loops, dtype, monkeypatch):
+    """The loop halves what is between two scores: infinite ones have no middle."""
+    if not loops:
+        monkeypatch.setattr(fast_search, "use_numba", lambda x: False)
     torch.manual_seed(1)
-    rows = torch.randn(7, 200, dtype=dtype)
+    keys = torch.randn(7, 2, 60, 1, dtype=dtype)
+    rows = keys[:, 0, :, 0]
     rows[1] = rows[1].exp() ** 30
-    rows[2] = rows[2].sign() * torch.finfo(dtype).max
+    rows[2] = rows[2].sign() * torch.finfo(dtype).max / 2
     rows[3, ::3] = -torch.inf
     rows[4, ::9] = torch.inf
-    rows[5, ::2], rows[5, 1::50] = -torch.inf, torch.inf
+    rows[5, ::2], rows[5, 1::20] = -torch.inf, torch.inf
     rows[6] = torch.where(rows[6] > 1, torch.inf, -torch.inf)
-    for row, numbers in zip(rows, top_k(rows, 50), strict=True):
-        assert numbers.tolist() == reference.best_keys(row, 50)
+    _, slots = product_keys(keys)(torch.ones(1, 7, 2, dtype=dtype), 20)
+    for (first, second), found in zip(keys.squeeze(-1), slots[0], strict=True):
+        assert found.tolist() == best_pairs(first, second, 20)
 
 
-def test_what_is_infinite_or_not_a_number_is_selected_first(loops):
+def test_what_is_infinite_or_not_a_number_is_selected_first():
     scores = torch.arange(20.0).repeat(3, 1)
     scores[0, 3] = float("inf")
     scores[1, [2, 5]] = float("nan")
@@ -83,19 +267,6 @@ def test_candidates_are_the_pairs_that_can_win_and_no_others(k, n):
             assert ((a, b) in candidates) == (ahead < k)
 
 
-@pytest.mark.parametrize("limit", [0, 1, 5, 10**6])
-@pytest.mark.parametrize(("k", "n"), [(1, 4), (4, 2), (9, 9), (32, 40), (40, 9), (81, 9)])
-def test_pairs_are_those_of_the_reference(loops, k, n, limit):
-    """A sub-score is one product, so that it is exact."""
-    torch.manual_seed(1)
-    keys = ProductKeys(3, n * n, 2)
-    keys.subkeys.data = integers(limit, 3, 2, n, 1)
-    _, slots = keys(torch.ones(1, 3, 2), k)
-    for head in range(3):
-        first, second = keys.subkeys[head, :, :, 0]
-        assert slots[0, head].tolist() == reference.best_pairs(first, second, k)
-
-
 def test_scores_that_are_not_numbers_come_out_as_such():
     torch.manual_seed(1)
     scores = torch.randn(2, 2, 5, 30)
@@ -105,32 +276,22 @@ def test_scores_that_are_not_numbers_come_out_as_such():
     assert (slots[3, 1][sums[3, 1].isnan()] // 30 == 17).all()
 
 
-QUERIES, HEADS, SUBKEYS, HALF = 7, 2, 5, 3
-
-
-def draw():
+def search_random_keys(search="torch"):
+    """Queries, sub-keys of 2 heads, and scores and slots of the best 8."""
     torch.manual_seed(1)
-    queries = torch.randn(QUERIES, HEADS, 2 * HALF, dtype=torch.double, requires_grad=True)
-    subkeys = torch.randn(HEADS, 2, SUBKEYS, HALF, dtype=torch.double, requires_grad=True)
-    return queries, subkeys
-
-
-def search_keys(queries, subkeys, search="torch"):
-    keys = ProductKeys(HEADS, SUBKEYS**2, 2 * HALF, search)
-    del keys.subkeys
-    keys.subkeys = subkeys
-    return keys(queries, 8)
+    queries = torch.randn(TOKENS, 2, 2 * HALF, dtype=torch.double, requires_grad=True)
+    keys = product_keys(torch.randn(2, 2, SUBKEYS, HALF, dtype=torch.double), search)
+    return queries, keys.subkeys, *keys(queries, 8)
 
 
 @pytest.mark.parametrize("search", ["torch", "faiss"])
-@pytest.mark.parametrize("queries_at_a_time", [1, 3, QUERIES])
+@pytest.mark.parametrize("queries_at_a_time", [1, 3, TOKENS])
 def test_scores_and_gradients_are_those_of_all_pairs_in_parts_of_any_size(
     monkeypatch, queries_at_a_time, search
 ):
-    allowed = 2 * HEADS * SUBKEYS * queries_at_a_time
+    allowed = 2 * 2 * SUBKEYS * queries_at_a_time
     monkeypatch.setitem(fast_search.SUBKEY_SCORES, "cpu", allowed)
-    queries, subkeys = draw()
-    scores, slots = search_keys(queries, subkeys, search)
+    queries, subkeys, scores, slots = search_random_keys(search)
     # (N, H, halves, n) -> (N, H, n, n)
     halves = torch.einsum("nhsd,hsid->nhsi", queries.unflatten(-1, (2, -1)), subkeys)
     everything = halves[:, :, 0, :, None] + halves[:, :, 1, None, :]
@@ -147,8 +308,7 @@ def test_scores_and_gradients_are_those_of_all_pairs_in_parts_of_any_size(
 
 
 def test_slots_have_no_gradient_and_second_derivatives_are_refused():
-    queries, subkeys = draw()
-    scores, slots = search_keys(queries, subkeys)
+    queries, _, scores, slots = search_random_keys()
     assert scores.requires_grad
     assert not slots.requires_grad
     (grad,) = torch.autograd.grad(scores.square().sum(), queries, create_graph=True)

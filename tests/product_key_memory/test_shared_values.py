@@ -5,55 +5,22 @@ import torch
 from fairseq.optim.adam import FairseqAdam, FairseqAdamConfig
 from torch import nn
 
-from fairseq_plugins.fairseq_integration.optimizers import set_update_rule
-from fairseq_plugins.product_key_memory.memory import ProductKeyMemory
-from fairseq_plugins.product_key_memory.optimizer import FairseqAdamWithMemory
 from tests.gradients import assert_same
 from tests.product_key_memory.standalone import (
+    SLOTS,
     TOKENS,
     WIDTH,
     D,
+    adam_with_memory,
     dense,
     draw,
     exact_memory,
     learn,
+    make_pair,
     options,
 )
-from tests.product_key_memory.tiny import (
-    build,
-    memories,
-    padded,
-    parameters,
-    score,
-    tiny_language_model,
-)
+from tests.product_key_memory.tiny import build, memories, padded, score
 from tests.reference.product_key_memory import product_key_memory
-
-
-class Pair(nn.Module):
-    """Two memories, one after the other, the second with the values of the first."""
-
-    def __init__(self, first, second):
-        super().__init__()
-        self.first, self.second = first, second
-
-    @property
-    def values(self):
-        return self.first.values
-
-    def forward(self, x):
-        return self.second(x + self.first(x))
-
-
-def make_pair(apart, slots=16, knn=16, seed=1):
-    torch.manual_seed(seed)
-    first = ProductKeyMemory(WIDTH, slots=slots, heads=2, knn=knn, query_dim=4)
-    second = ProductKeyMemory(WIDTH, slots=slots, heads=1, knn=knn, query_dim=6, values_of=first)
-    if apart:
-        for memory in (first, second):
-            memory.keep_gradient_beside_autograd()
-            set_update_rule(memory.keys.subkeys, memory.table)
-    return Pair(first, second)
 
 
 @pytest.mark.parametrize("search", ["torch", "plain"])
@@ -68,7 +35,7 @@ def test_values_and_all_gradients_equal_the_reference(search):
 
 def test_a_gradient_beside_autograd_is_the_same():
     """Also over two passes, of which the first leaves a memory out."""
-    plain, apart = make_pair(False, slots=64, knn=3), make_pair(True, slots=64, knn=3)
+    plain, apart = make_pair(False), make_pair(True)
     x = torch.randn(2, 5, WIDTH)
     for pair in (plain, apart):
         pair.first(x[0]).square().sum().backward()
@@ -91,9 +58,9 @@ def test_a_gradient_that_a_failed_pass_left_is_cleared():
 
 def test_the_table_is_updated_once_as_fairseqs_adam_would():
     """All rows are read, so that lazy Adam is Adam."""
-    lazy, plain = make_pair(apart=True), make_pair(apart=False)
+    lazy, plain = (make_pair(apart, slots=16, knn=16) for apart in (True, False))
     choices = {"lr": [1e-3], "adam_eps": 1e-6}
-    optimizer = FairseqAdamWithMemory(options(**choices), dense(lazy))
+    optimizer = adam_with_memory(lazy, **choices)
     assert len(optimizer.tables) == 1
     learn(lazy, optimizer)
     learn(plain, FairseqAdam(options(FairseqAdamConfig, **choices), dense(plain)))
@@ -112,29 +79,9 @@ def test_a_state_has_the_table_once():
 
 def test_a_state_with_two_tables_is_refused():
     pair = make_pair(False)
-    state = {**pair.state_dict(), "second.values": torch.zeros(16, WIDTH)}
+    state = {**pair.state_dict(), "second.values": torch.zeros(SLOTS, WIDTH)}
     with pytest.raises(RuntimeError, match=r'Unexpected key\(s\) in state_dict: "second.values"'):
         pair.load_state_dict(state)
-
-
-def test_values_of_another_shape_are_refused():
-    first = exact_memory()
-    for change in ({"slots": 36}, {"value_dim": 4}):
-        (name,) = change
-        with pytest.raises(ValueError, match=f"^`{name}` is .* whose values are shared: give both"):
-            exact_memory(values_of=first, **change)
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_model_counts_the_table_once(dtype):
-    own, shared = (
-        tiny_language_model(memory_layers="1,2,3", memory_share_values=share).to(dtype)
-        for share in (False, True)
-    )
-    assert parameters(own) - parameters(shared) == 2 * 49 * 16
-    one, *others = memories(shared)
-    assert all(other.values is one.values for other in others)
-    assert sum(name.endswith("memory.values") for name in shared.state_dict()) == 1
 
 
 @pytest.mark.parametrize("checkpoint", [False, True], ids=["kept", "recomputed"])

@@ -9,11 +9,12 @@ from fairseq.logging import metrics
 from fairseq_plugins.product_key_memory.usage import MemoryUsage, kl_from_uniform, usage
 from tests import tiny
 from tests.product_key_memory.tiny import (
-    MEMORY,
+    BUILDERS,
+    build,
     memories,
     padded,
+    score,
     tiny_language_model,
-    tiny_transformer,
 )
 from tests.two_workers import on_two_workers
 
@@ -157,27 +158,19 @@ def test_each_pass_of_validation_has_figures_of_its_own():
         assert found["memory2_kl"] == kl_by_hand
 
 
-@pytest.mark.parametrize("build", [tiny.tiny_transformer_xl, tiny.tiny_model])
-def test_segment_models_name_the_layer(build):
-    model = build(**MEMORY, memory_layers="1,3")
-    found = validate(model, [tiny.tokens(2, 8)])
-    of_memories = [name for name in found if name.startswith("memory")]
-    assert of_memories == ["memory1_usage", "memory1_kl", "memory3_usage", "memory3_kl"]
-
-
-def test_translation_names_the_part_too():
-    model = tiny_transformer(encoder_memory_layers="2", decoder_memory_layers="1").eval()
-    batch = padded(6, 4)
+@pytest.mark.parametrize("kind", BUILDERS)
+def test_models_name_the_layer_and_the_part(kind):
+    model, batch = build(kind).eval(), padded(6, 4)
+    names = ["encoder_memory2", "decoder_memory1"] if kind == "translation" else ["memory2"]
     with metrics.aggregate(new_root=True) as found, torch.no_grad():
-        model(batch, torch.tensor([6, 4]), batch)
+        score(model, batch)
         # as generation does in validation (--eval-bleu)
-        before = found.get_smoothed_values()
-        model.encoder(tiny.tokens(3, 9, 7))
+        before = dict(found.get_smoothed_values())
+        if kind == "translation":
+            model.encoder(tiny.tokens(3, 9, 7))
         assert found.get_smoothed_values() == before
-    assert list(before) == [
-        *("encoder_memory2_usage", "encoder_memory2_kl"),
-        *("decoder_memory1_usage", "decoder_memory1_kl"),
-    ]
+    of_memories = [name for name in before if "memory" in name]
+    assert of_memories == [f"{name}_{figure}" for name in names for figure in ("usage", "kl")]
 
 
 def test_nothing_is_recorded_outside_validation():

@@ -1,11 +1,8 @@
 """Transformers with product-key memories, and sentences, that fit a test."""
 
 import argparse
-import re
-from collections.abc import Callable
 
 import torch
-from fairseq.data import Dictionary
 from fairseq.models import ARCH_CONFIG_REGISTRY
 
 import fairseq_plugins  # noqa: F401 (registers the models)
@@ -24,27 +21,6 @@ MEMORY = {
     "memory_knn": 3,
     "memory_query_dim": 8,
 }
-# arguments of ProductKeyMemory that no memory has, and what is said: {name} is the argument, or the
-# option that it is from
-REFUSED = [
-    ({"slots": 0}, "{slots} is 0: it must be at least 1"),
-    ({"heads": 0}, "{heads} is 0: it must be at least 1"),
-    ({"knn": -1}, "{knn} is -1: it must be at least 1"),
-    ({"query_dim": 0}, "{query_dim} is 0: it must be at least 1"),
-    ({"value_dim": 0}, "{value_dim} is 0: it must be at least 1"),
-    ({"slots": 25, "knn": 26}, "{knn} is 26: it must be at most {slots}, 25"),
-    ({"query_dropout": 1.0}, "{query_dropout} is 1.0: it must be in [0, 1)"),
-    ({"input_dropout": -0.1}, "{input_dropout} is -0.1: it must be in [0, 1)"),
-    ({"value_dropout": 2}, "{value_dropout} is 2: it must be in [0, 1)"),
-    ({"keys": "round"}, "{keys} is 'round': there are product, flat"),
-    ({"search": "luck"}, "{search} is 'luck': there are torch, faiss, plain"),
-    ({"slots": 26}, "{slots} is 26: product keys need a square number, such as 25 or 36"),
-    ({"query_dim": 7}, "{query_dim} is 7: product keys halve it, so it must be even"),
-]
-NO_FAISS = (
-    "{search} faiss needs faiss, which is not installed: pip install faiss-cpu, or take {search} "
-    "torch"
-)
 # what fairseq takes over from other options
 _OTHERS = {
     "add_bos_token": False,
@@ -60,19 +36,6 @@ def _task():
     return argparse.Namespace(
         source_dictionary=symbols, target_dictionary=symbols, src_dict=symbols
     )
-
-
-def dictionary(symbols: int) -> Dictionary:
-    """A dictionary of so many symbols."""
-    made = Dictionary()
-    for number in range(symbols - len(made)):
-        made.add_symbol(f"symbol{number}")
-    return made
-
-
-def parameters(model: torch.nn.Module) -> int:
-    """How many numbers a model learns."""
-    return sum(parameter.numel() for parameter in model.parameters())
 
 
 def tiny_language_model(seed: int = 1, **options) -> MemoryLanguageModel:
@@ -113,12 +76,6 @@ def tiny_transformer(seed: int = 1, task_cfg: object = None, **options) -> Memor
 def memories(model: torch.nn.Module) -> list[ProductKeyMemory]:
     """The memories of a model or layer, in its order."""
     return [module for module in model.modules() if isinstance(module, ProductKeyMemory)]
-
-
-def naming(text: str, names: Callable[[str], str]) -> str:
-    """A pattern that is ``text`` as a whole, with the names of its arguments."""
-    named = re.sub(r"{(\w+)}", lambda argument: names(argument[1]), text)
-    return f"^{re.escape(named)}$"
 
 
 def option_of(argument: str) -> str:

@@ -3,7 +3,7 @@
 import pytest
 
 from scripts.prepare import _binarize
-from tests.scripts.prepare.preprocess_in_process import in_this_process
+from tests.scripts.prepare.prepared import in_this_process
 
 
 @pytest.fixture(autouse=True)
@@ -16,7 +16,11 @@ def call(capsys):
     """A function that runs a command's ``main``; it returns status, stdout and stderr."""
 
     def call(main, *words):
-        status = main([str(word) for word in words])
+        try:
+            status = main([str(word) for word in words])
+        except SystemExit as ended:
+            # of the parser
+            status = ended.code
         return status, *capsys.readouterr()
 
     return call

@@ -82,14 +82,11 @@ def test_same_seed_makes_the_same_bytes(made, tmp_path):
     assert all(other[name] != content for name, content in contents(made).items())
 
 
-def test_german_has_another_order_within_numbers_and_sentences(made):
-    text = "\n".join(" | ".join(pair) for pair in pairs(made, "train"))
+def test_names_and_order_of_both_languages(made):
     assert number_names.name(21_305, "de") == "einundzwanzigtausenddreihundertfünf"
     assert number_names.name(21_305, "en") == "twenty-one thousand, three hundred and five"
+    text = "\n".join(" | ".join(pair) for pair in pairs(made, "train"))
     assert re.search(r"comes before .* \| vor .* kommt ", text)
-    # BLEU counts sequences of four words
-    for part in SPLITS:
-        assert all(len(german.split()) >= 4 for _, german in pairs(made, part))
 
 
 def test_impossible_requests_are_refused(call, made, tmp_path, monkeypatch):

@@ -1,6 +1,7 @@
 import hashlib
 import re
 import zipfile
+from types import SimpleNamespace
 
 import pytest
 
@@ -75,6 +76,7 @@ def test_pip_fetches_what_is_missing_by_its_hash(packages, tmp_path, monkeypatch
         with open(command[command.index("--requirement") + 1]) as file:
             requirements.append(file.read())
         missing.rename(tmp_path / missing.name)
+        return SimpleNamespace(returncode=0)
 
     monkeypatch.setattr(_packages.subprocess, "run", pip)
     assert set(_packages.fetch(wanted, tmp_path)) == {package.digest for package in wanted}
@@ -96,12 +98,11 @@ def test_a_wheel_that_pip_cannot_get_is_named(packages, tmp_path):
         ("valid==1.0 valid", "valid==1.0 check", 'line 4: "valid==1.0 check '),
         ("valid==1.0 valid", "valid>=1.0 valid", 'line 4: "valid>=1.0 valid '),
         ("valid==1.0 valid", "valid==1.0 train", "no package has the part valid"),
-        ("# a comment", "{train}", "a wheel comes twice"),
     ],
-    ids=["part", "version", "no valid", "twice"],
+    ids=["part", "version", "no valid"],
 )
 def test_a_wrong_list_is_refused(packages, old, new, message):
     text = packages.read_text()
-    packages.write_text(text.replace(old, new.format(train=text.splitlines()[-1])))
+    packages.write_text(text.replace(old, new))
     with pytest.raises(ValueError, match=re.escape(message)):
         _packages.read_list(packages)

@@ -7,8 +7,7 @@ import pytest
 import sentencepiece
 
 from scripts.prepare import _binarize, python_source
-from tests.scripts.prepare.prepared import SPLITS, contents
-from tests.scripts.prepare.preprocess_in_process import in_this_process
+from tests.scripts.prepare.prepared import SPLITS, contents, in_this_process
 
 ALL_CHARACTERS = string.ascii_letters + string.digits + string.punctuation + " "
 EOS = 2
@@ -109,15 +108,6 @@ def test_dictionary_has_every_unit_of_the_model_by_frequency(corpus):
     assert counts == sorted(counts, reverse=True)
     # a held-out text may have units that training has as parts of others only
     assert counts[-1] == 0
-
-
-def test_units_are_those_of_fairseq(corpus):
-    """What fairseq-interactive makes of a prompt is what the text was made of."""
-    units = sentencepiece.SentencePieceProcessor(model_file=str(corpus / "sentencepiece.model"))
-    line = texts(corpus)["test"].splitlines()[2]
-    assert line == "    return 19"
-    encoded = (corpus / "text/test.units").read_text(encoding="utf-8").splitlines()[2]
-    assert " ".join(units.encode(line, out_type=str)) == encoded
 
 
 def test_description_tells_sizes_and_what_a_symbol_is(corpus):

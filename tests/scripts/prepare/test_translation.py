@@ -9,7 +9,7 @@ from sacremoses import MosesDetokenizer
 
 from scripts.prepare import translation
 from scripts.prepare._lines import read_lines
-from scripts.prepare.translation import Limits
+from scripts.prepare.translation import reason
 from tests.scripts.prepare.prepared import contents, lines, refused
 
 LANGUAGES = ("en", "de")
@@ -97,7 +97,7 @@ def test_pairs_stay_together_from_the_texts_to_what_fairseq_reads(prepare, place
             kept = pairs_of(out / "clean", part)
             expected = [number for number in numbers if number not in BAD]
             assert [tuple(map(number_of, pair)) for pair in kept] == [(n, n) for n in expected]
-            assert kept == [pair for pair in units if Limits(40).reason(*pair) == "kept"]
+            assert kept == [pair for pair in units if reason(pair, 40, 1.5) == "kept"]
         held = binarized(out, part)
         assert len(held) == len(expected)
         for given, pair in zip(kept, held, strict=True):
@@ -176,16 +176,15 @@ def test_a_second_run_does_nothing_and_another_option_or_text_is_refused(prepare
         ("--max-length 0", "--max-length is 0: it must be at least 1"),
         ("--max-ratio 0.9", "--max-ratio 0.9 is not how many times"),
         ("--max-ratio nan", "--max-ratio nan is not how many times"),
-        ("--max-length 2", "--max-length 2 and --max-ratio 1.5 keep none of the 25 pairs of train"),
-        ("--output a,b", "a,b has a comma, where fairseq-preprocess ends"),
+        ("--max-length 2", "--max-length 2 and --max-ratio 1.5 keep no pair of train"),
         ("--train {}/dev", "--valid {}/dev is --train as well, and a model would be"),
         ("--train {}/one {}/new", "--test {}/new is --train as well"),
         ("--train {}/short", "--train {}/short: short.en has 10 lines, short.de has 2"),
         ("--valid {}/blank", "--valid: {}/blank.en has no text: give one that has"),
-        ("--test {}/latin", "{}/latin.en, line 3: byte 1 of the line is no UTF-8"),
+        ("--test {}/latin", "{}/latin.en, line 3: byte 1 of the line is no UTF-8 text"),
         ("--test {}/damaged", "{}/damaged.en.gz, after line 0: the file is truncated, damaged"),
-        ("--test {}/both", "--test {}/both: there is both files both.en and both.en.gz"),
-        ("--train {}/no", "--train {}/no: there is no file no.en or no.en.gz: give what"),
+        ("--test {}/both", "--test {}/both: of both.en and both.en.gz there are 2 files: give"),
+        ("--train {}/no", "--train {}/no: of no.en and no.en.gz there are 0 files: give"),
     ],
 )
 def test_what_cannot_be_used_is_refused(prepare, place, options, named):
@@ -208,22 +207,22 @@ def test_what_cannot_be_used_is_refused(prepare, place, options, named):
     ("limits", "lengths", "reasons"),
     [
         (
-            Limits(),
+            (250, 1.5),
             [(1, 1), (0, 1), (1, 0), (0, 0), (3, 2), (2, 3), (4, 2), (5, 8), (250, 250)],
             "kept empty empty empty kept kept too_unequal too_unequal kept",
         ),
         # too long counts before too unequal
         (
-            Limits(),
+            (250, 1.5),
             [(251, 250), (250, 167), (250, 166), (1, 251)],
             "too_long kept too_unequal too_long",
         ),
-        (Limits(3, 1.0), [(3, 3), (3, 2), (4, 4)], "kept too_unequal too_long"),
+        ((3, 1.0), [(3, 3), (3, 2), (4, 4)], "kept too_unequal too_long"),
         # ratios that floats do not hold
-        (Limits(99, 1.15), [(23, 20), (20, 23), (24, 20)], "kept kept too_unequal"),
-        (Limits(99, 1.1), [(11, 10), (33, 30), (34, 30)], "kept kept too_unequal"),
+        ((99, 1.15), [(23, 20), (20, 23), (24, 20)], "kept kept too_unequal"),
+        ((99, 1.1), [(11, 10), (33, 30), (34, 30)], "kept kept too_unequal"),
     ],
 )
 def test_limits_are_exact(limits, lengths, reasons):
-    pairs = [[" ".join(["a"] * length) for length in pair] for pair in lengths]
-    assert [limits.reason(*pair) for pair in pairs] == reasons.split()
+    pairs = [tuple(" ".join(["a"] * length) for length in pair) for pair in lengths]
+    assert [reason(pair, *limits) for pair in pairs] == reasons.split()

@@ -1,17 +1,13 @@
 """A quickstart's training: with the same options only, followed in its log, passed over if done."""
 
-import argparse
 import importlib
 import json
-import os
 import re
-import subprocess
 import sys
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-import torch
 
 from scripts._shared.commands import ROOT, short
 from scripts.quickstart import _steps as steps
@@ -74,7 +70,8 @@ def test_a_log_is_followed_while_it_is_written(place, monkeypatch, capsys):
     # of a training that was stopped before its first checkpoint: not of this one
     (place / "train.log").write_text(VALIDATED % (9.0, 9))
     training(place).run("[3] training")
-    assert re.search(r"^ 50 %, +\d s: training 1\.000, validation 1\.000 bits$", capsys.readouterr().out, re.M)  # fmt: skip # noqa: E501
+    printed = capsys.readouterr().out
+    assert re.search(r"^ 50 %, +\d s: training 1\.000, validation 1\.000 bits$", printed, re.M)
     assert (place / "train.log").read_text() == text
     # of one that goes on the log is kept
     monkeypatch.setattr(steps.Training, "progress", lambda self: (45, 1.0))
@@ -87,53 +84,16 @@ def test_a_log_is_followed_while_it_is_written(place, monkeypatch, capsys):
     assert capsys.readouterr().out == "\n[3] training: 90 of 90 updates done, nothing left to do\n"
 
 
-def test_progress_of_a_model_of_parsed_arguments_is_read(place):
-    assert training(place).progress() == (0, 0.0)
-    history = {"optimizer_history": [{"num_updates": 7}]}
-    told = {"extra_state": {"previous_training_time": 1.5}}
-    state = {**history, **told, "cfg": {"model": argparse.Namespace(dropout=0)}}
-    torch.save(state, training(place).checkpoint)
-    # in a process that has not imported the plugin, which allows all containers of options
-    code = (
-        "from pathlib import Path; from scripts.quickstart._steps import Training; "
-        "print(Training(Path('.'), []).progress())"
-    )
-    words = [sys.executable, "-c", code]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(words, cwd=place, env=environment, capture_output=True, text=True)
-    assert (done.stdout, done.stderr) == ("(7, 1.5)\n", "")
-
-
-def test_a_checkpoint_that_is_damaged_or_holds_more_than_weights_is_not_loaded(place):
-    torch.save({"extra_state": Path}, training(place).checkpoint)
-    message = "is damaged, or holds more than weights and options, and is not loaded: remove"
-    with pytest.raises(ValueError, match=message):
-        training(place).progress()
-    torch.save({"optimizer_history": []}, training(place).checkpoint)
-    whole = training(place).checkpoint.read_bytes()
-    training(place).checkpoint.write_bytes(whole[:-9])
-    with pytest.raises(ValueError, match=message):
-        training(place).progress()
-
-
-def run(work, output):
-    words = ["--output", str(output)]
-    return steps.run_quickstart(work, "python -m scripts.some", Path("x"), "some", words)
-
-
-def test_a_working_folder_is_for_one_quickstart(tmp_path, capsys):
+def test_an_interrupted_quickstart_says_how_it_goes_on(tmp_path, capsys):
     def interrupt(output):
+        assert (output / "checkpoints").is_dir()
         raise KeyboardInterrupt
 
-    place = tmp_path / "a" / "b"
-    assert run(lambda output: run(None, output) == 1 or pytest.fail("not refused"), place) == 0
-    assert f"error: another quickstart is running in {place}: wait" in capsys.readouterr().err
-    assert run(interrupt, place) == 130
+    words = ["--output", str(tmp_path / "a" / "b")]
+    description = "python -m scripts.some"
+    assert steps.run_quickstart(interrupt, description, Path("x"), "some", words) == 130
     said = "\ninterrupted; `make some` goes on from the last checkpoint\n"
     assert capsys.readouterr().err == said
-    (tmp_path / "file").touch()
-    assert run(None, tmp_path / "file" / "quickstart") == 1
-    assert f"--output {tmp_path}/file/quickstart cannot be written" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("command", ["language_model", "translation"])

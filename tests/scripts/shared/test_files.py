@@ -1,10 +1,8 @@
 import json
-import multiprocessing
-import os
 
 import pytest
 
-from scripts._shared.files import atomic_write, write_json, write_text
+from scripts._shared.files import atomic_write, write_json
 
 
 def names(folder):
@@ -23,38 +21,12 @@ def test_what_fails_leaves_the_file_that_was_there(tmp_path):
 
     with pytest.raises(KeyboardInterrupt):
         write_half()
-    assert names(tmp_path) == ["file"]
-    assert path.read_text() == "old"
+    assert (names(tmp_path), path.read_text()) == (["file"], "old")
+    # of a run that was killed
+    (tmp_path / "file.partial").write_text("a longer text")
     with atomic_write(path) as partial:
         partial.write_text("new")
-    assert names(tmp_path) == ["file"]
-    assert path.read_text() == "new"
-
-
-@pytest.mark.parametrize("error", [None, KeyboardInterrupt])
-def test_a_killed_runs_child_may_write_the_same_file(tmp_path, error):
-    path = tmp_path / "file"
-
-    def write_late():
-        with atomic_write(path) as partial:
-            partial.write_text("late")
-            if error:
-                raise error
-
-    child = multiprocessing.get_context("fork").Process(target=write_late)
-    with atomic_write(path) as partial:
-        partial.write_text("new")
-        child.start()
-        child.join()
-        assert path.exists() == (error is None)
-        # of a process that has ended, and of one that has not
-        for process in (child.pid, os.getppid()):
-            path.with_name(f"file.partial-{process}").touch()
-    assert path.read_text() == "new"
-    path.with_name("file.partial-kept").touch()
-    write_text(path, "newer")
-    assert names(tmp_path) == ["file", f"file.partial-{os.getppid()}", "file.partial-kept"]
-    assert path.read_text() == "newer"
+    assert (names(tmp_path), path.read_text()) == (["file"], "new")
 
 
 def test_json_file_is_written_whole_or_not_at_all(tmp_path):
