@@ -1,16 +1,11 @@
 """Adagrad whose step is shortened where a parameter's gradient is long: the all-attention recipe.
 
-Sukhbaatar et al. 2019 (arXiv:1907.01470), section 5.1: characters are trained with Adagrad at a
-learning rate of 0.07, and "individual gradients with a norm larger than 0.03" are clipped. In the
-code that the published figures come from, the clip shortens the step, while the accumulated
-squares stay those of the whole gradient::
+Sukhbaatar et al. 2019 (arXiv:1907.01470), section 5.1: "individual gradients with a norm larger
+than 0.03" are clipped. In the published code the clip shortens the step, while the accumulated
+squares stay those of the whole gradient, and its learning rate of 0.07 belongs to this rule::
 
     sum += g²
     p   -= lr · min(1, clip / ‖g‖) · g / √sum
-
-Adagrad does not see how long gradients are, only how they compare with earlier ones: had the clip
-shortened g itself, √sum would have shrunk with it, and steps would be longer by up to ‖g‖ / clip.
-The learning rate of 0.07 belongs to the rule above.
 """
 
 import math
@@ -31,10 +26,7 @@ EPSILON = 1e-10
 
 
 class AdagradWithClip(torch.optim.Optimizer):
-    """Adagrad with steps of at most ``clip`` / ‖g‖ of their length, for each tensor of its own.
-
-    All-attention, section 5.1; the rule is in this module's docstring. The state of a parameter is
-    ``sum``, the squares of its gradients so far, of its shape.
+    """Adagrad with steps of at most ``clip`` / ‖g‖ of their length, for each tensor by itself.
 
     Args:
         params: parameters, or groups of them.
@@ -58,14 +50,7 @@ class AdagradWithClip(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Tensor] | None = None) -> Tensor | None:
-        """Update the parameters that have a gradient, without waiting for the device.
-
-        Args:
-            closure: computes the loss and the gradients, if they are not there yet.
-
-        Returns:
-            The closure's loss.
-        """
+        """Update the parameters that have a gradient; return the loss of ``closure``, if given."""
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -90,7 +75,7 @@ class AdagradWithClip(torch.optim.Optimizer):
         torch._foreach_reciprocal_(steps)
         torch._foreach_mul_(steps, grads)
         if clip > 0:
-            # norms, then factors, stay on the device: reading one would wait for all that is queued
+            # norms, then factors, stay on the device: reading one would wait for it
             factors = torch._foreach_norm(grads)
             torch._foreach_add_(factors, EPSILON)
             torch._foreach_reciprocal_(factors)
@@ -130,12 +115,7 @@ class AdagradWithClipConfig(FairseqDataclass):
 
 @register_optimizer("adagrad_with_clip", dataclass=AdagradWithClipConfig)
 class FairseqAdagradWithClip(AmpScaledStep, FairseqOptimizer):
-    """:class:`AdagradWithClip` as fairseq's ``--optimizer adagrad_with_clip``.
-
-    Args:
-        cfg: the options.
-        params: the parameters, all of them tensors of their own.
-    """
+    """:class:`AdagradWithClip` as fairseq's ``--optimizer adagrad_with_clip``."""
 
     def __init__(self, cfg: AdagradWithClipConfig, params: Iterable[nn.Parameter]) -> None:
         super().__init__(cfg)
@@ -154,19 +134,15 @@ class FairseqAdagradWithClip(AmpScaledStep, FairseqOptimizer):
 
     @property
     def supports_flat_params(self) -> bool:
-        """Return False: one norm of all parameters laid end to end is another rule."""
+        """Return False: one norm of all parameters would be another rule."""
         return False
 
     def load_state_dict(
         self, state_dict: dict[str, Any], optimizer_overrides: dict[str, Any] | None = None
     ) -> None:
-        """Take over a checkpoint's sums and learning rate; clip and decay stay as they are given.
+        """Take over a checkpoint's sums and learning rate; clip and decay are those given here.
 
-        The learning rate is the scheduler's, which may have lowered it.
-
-        Args:
-            state_dict: what :meth:`state_dict` returned.
-            optimizer_overrides: ``--optimizer-overrides``, which come last.
+        ``optimizer_overrides`` (``--optimizer-overrides``) come last.
         """
         given = {name: self.optimizer_config[name] for name in ("clip", "weight_decay")}
         super().load_state_dict(state_dict, {**given, **(optimizer_overrides or {})})

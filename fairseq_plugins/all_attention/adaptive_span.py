@@ -1,13 +1,9 @@
 """Attention spans that each head learns (all-attention, section 4.3; Sukhbaatar et al. 2019a).
 
-Sukhbaatar, Grave, Bojanowski, Joulin: Adaptive Attention Span in Transformers (2019,
-arXiv:1905.07799). A soft mask m_z(x) = clamp((R + z - x) / R, 0, 1) multiplies the attention weight
-of the key at x, counted from 0 for the nearest one; z is the head's span times the largest one, R
-the length of the ramp.
-
-The published code normalises the weights twice: over the keys that it computes, some beyond the
-span, and after the mask by their sum plus 1e-8. Where keys beyond the span have nearly all of the
-weight, that number leaves less than 1. Models trained that way have it as ``epsilon``.
+Adaptive Attention Span in Transformers (2019, arXiv:1905.07799): a soft mask
+m_z(x) = clamp((R + z - x) / R, 0, 1) multiplies the attention weight of the key at x, counted from
+0 for the nearest one; z is the head's span, R the length of the ramp. The published code normalises
+once more after the mask, by the sum of weights plus 1e-8: ``epsilon``, where the model has it.
 
 Shapes: H heads, H_g heads of a group, B streams, T tokens of a segment, W distances on the ramp.
 """
@@ -29,13 +25,13 @@ from fairseq_plugins.segment_language_model.attention_blocks import UNLIMITED
 _TRIMMED_AT_ONCE = 64
 
 # What one more group of heads costs, in keys of one head: its products are smaller, and more.
-_GROUP_COST = 256
+GROUP_COST = 256
 
 
 class HeadGroup(NamedTuple):
-    """Heads whose spans are so alike that they are computed together.
+    """Heads of similar spans, which are computed together.
 
-    Args:
+    Attributes:
         heads: their numbers, from 0, (H_g,); None for all of them in order.
         width: how many tokens the one that sees farthest sees, ramp included.
         open: the nearest so many tokens have m = 1 for all of them.
@@ -46,7 +42,7 @@ class HeadGroup(NamedTuple):
     open: int
 
     def of(self, per_head: Tensor) -> Tensor:
-        """Return the entries (H_g, …) of this group from those of all heads, (H, …)."""
+        """Return this group's entries (H_g, …) of those of all heads, (H, …)."""
         return per_head if self.heads is None else per_head.index_select(0, self.heads)
 
 
@@ -70,14 +66,14 @@ class AdaptiveSpan(Float32Module):
     """The learned spans of a layer's heads, for :class:`.AllAttention`.
 
     ``value`` (H,), in [0, 1], is each head's z as a part of the largest span. It stays in single
-    precision when the model is cast to a half: 8 bits could not tell 4,000 tokens from 4,016.
+    precision: bfloat16 could not tell 4,000 tokens from 4,016.
 
     Args:
         num_heads: H.
         max_span: the largest span, in tokens.
         ramp: R, in tokens.
         initial: the value that training starts with.
-        epsilon: what the sum of the masked weights is enlarged by; 0 for nothing.
+        epsilon: is added to the sum of the masked weights.
     """
 
     def __init__(
@@ -99,34 +95,29 @@ class AdaptiveSpan(Float32Module):
         return (self.value.detach() * self.max_span + self.ramp).clamp(max=self.max_span)
 
     def penalty(self) -> Tensor:
-        """Return the mean span of the heads in tokens, without the ramp, which training lowers."""
+        """Return the mean span of the heads in tokens, without the ramp."""
         return self.max_span * self.value.mean()
 
     def log_mask(self, group: HeadGroup) -> Tensor:
-        """Return log m of the distances ``group.width`` down to ``group.open + 1``, (H_g, W).
-
-        Where m is 0 it is -∞ and has no gradient.
-        """
+        """Return log m of the distances ``group.width`` to ``group.open + 1``, (H_g, W)."""
         value = group.of(self.value)
         # the key at distance 1 is the nearest, x = 0
         x = torch.arange(group.width - 1, group.open - 1, -1, device=value.device)
         mask = ((self.ramp + self.max_span * value.unsqueeze(1) - x) / self.ramp).clamp(0, 1)
         seen = mask > 0
-        # log is taken where it is finite only: the other branch's infinite gradient would get in
+        # log of what is finite only: the other branch's infinite gradient would get in
         return torch.where(seen, torch.where(seen, mask, 1).log(), -torch.inf)
 
     def remainder(self, masked: Tensor, unmasked: Tensor) -> Tensor:
         """Return what ``epsilon`` leaves of each sum of weights, which would be 1: (H, B, T).
 
-        Args:
-            masked: log Σ m·exp(score), (H, B, T); -∞ where a query sees nothing.
-            unmasked: log Σ exp(score) of the same keys and those beyond the span.
+        ``masked`` is log Σ m·exp(score), (H, B, T), ``unmasked`` log Σ exp(score) of all keys.
         """
         # 1 / (1 + ε·Σ exp(s) / Σ m·exp(s)); nothing is left to shrink where both sums are 0
         return torch.sigmoid((masked - unmasked).nan_to_num(nan=0.0) - math.log(self.epsilon))
 
     def constrained(self) -> Iterable[tuple[nn.Parameter, Callable[[Tensor], None]]]:
-        """Return the spans with what keeps them in [0, 1]; the optimizer's copy obeys it too."""
+        """Return the spans with what keeps them, and the optimizer's copy, in [0, 1]."""
         return [(self.value, _to_unit_interval)]
 
     def extra_repr(self) -> str:
@@ -143,10 +134,8 @@ def _to_unit_interval(spans: Tensor) -> None:
 
 
 def read_head_groups(spans: list[AdaptiveSpan]) -> list[HeadGroups]:
-    """Return each layer's heads in groups of similar span.
-
-    All spans are read at once: on a GPU each reading waits for what is being computed.
-    """
+    """Return each layer's heads in groups of similar span."""
+    # all at once: on a GPU each reading waits for what is being computed
     values = torch.stack([span.value.detach() for span in spans]).tolist()
     return [_group_heads(span, of_heads) for span, of_heads in zip(spans, values, strict=True)]
 
@@ -176,8 +165,8 @@ def _group_heads(span: AdaptiveSpan, values: list[float]) -> HeadGroups:
 
 @functools.lru_cache(maxsize=4096)
 def _numbers(numbers: tuple[int, ...], device: torch.device) -> Tensor:
-    """Return ``numbers`` on the device, of which each has one copy; groups change rarely."""
-    # what is kept serves passes that record gradients too
+    """Return ``numbers`` on the device; groups change rarely."""
+    # a kept tensor serves passes that record gradients too
     with torch.inference_mode(False):
         on_host = torch.tensor(numbers, device="cpu")
         if device.type == "cuda":
@@ -187,15 +176,12 @@ def _numbers(numbers: tuple[int, ...], device: torch.device) -> Tensor:
 
 
 def cheapest_parts(widths: list[int]) -> list[tuple[int, int]]:
-    """Return how to part rising ``widths`` into groups, (first, one after the last) of each.
-
-    A group costs its largest width once a head, and something by itself.
-    """
+    """Return how to part rising ``widths`` into groups: (first, one after the last) of each."""
     # costs[n] and starts[n]: of the first n heads, the best cost and where their last group starts
     costs, starts = [0], [0]
     for last in range(1, len(widths) + 1):
         cost, start = min(
-            (costs[first] + (last - first) * widths[last - 1] + _GROUP_COST, first)
+            (costs[first] + (last - first) * widths[last - 1] + GROUP_COST, first)
             for first in range(last)
         )
         costs.append(cost)

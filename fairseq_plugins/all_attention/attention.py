@@ -35,6 +35,11 @@ from fairseq_plugins.segment_language_model.key_value_cache import (
     LayerState,
     register_state,
 )
+from fairseq_plugins.segment_language_model.layer import SegmentLayer
+from fairseq_plugins.segment_language_model.positions import (
+    LearnedRelativePositions,
+    SharedRelativeKeys,
+)
 
 # How persistent vectors take part (section 5.3, figure 2); the paper's fifth way, ff-attn, is a
 # sublayer of its own.
@@ -50,12 +55,12 @@ SPAN_MARGIN = 64
 
 
 class SpannedPositions(NamedTuple):
-    """What the scores of a layer take from distances, the same for all its tokens.
+    """What the scores of a layer depend on beside its tokens.
 
-    Args:
+    Attributes:
         rel_keys: p of the distances S - 1, or more, down to -1, (1, D, d_h), or clamped.
         groups: heads that are computed together, with how far they see.
-        log_masks: of each group, :meth:`.AdaptiveSpan.log_mask`; None for fixed spans.
+        log_masks: each group's :meth:`.AdaptiveSpan.log_mask`; None for fixed spans.
     """
 
     rel_keys: Tensor | Clamped
@@ -80,7 +85,7 @@ class GroupedCaches(LayerState):
         return self.groups[0].streams
 
     def last(self, length: int, before: int = 0, segment: int = 0) -> GroupedCaches:
-        """Return what :meth:`.KeyValueCache.last` gives for each group."""
+        """Return :meth:`.KeyValueCache.last` of each group."""
         return GroupedCaches(tuple(c.last(length, before, segment) for c in self.groups))
 
     def select(self, order: Tensor) -> GroupedCaches:
@@ -98,9 +103,8 @@ register_state(GroupedCaches, ["groups"], lambda groups, max_length: GroupedCach
 class AllAttention(RelativeAttention):
     """Attention to earlier tokens and to persistent vectors, with a span for each head.
 
-    The score of query i for key j at distance i - j is ``q_i·k_j + q_i·p_{i-j}``, for a persistent
-    vector ``q_i·m_k``, each divided by √d_h; one softmax goes over all of them (equation 13).
-    Learned spans multiply the weights by a mask before they are normalised. By itself::
+    The score of query i is ``q_i·k_j + q_i·p_{i-j}`` for a key, ``q_i·m_k`` for a persistent
+    vector, each divided by √d_h; one softmax goes over all of them (equation 13). By itself::
 
         encode, span = LearnedRelativePositions(256, 64), AdaptiveSpan(8, 256, initial=0.5)
         attention = AllAttention(
@@ -116,10 +120,9 @@ class AllAttention(RelativeAttention):
         dropout: probability of dropping an attention weight.
         num_persistent: N, 0 for none.
         variant: how persistent vectors take part: in one softmax with the context ("all"), in one
-            of their own ("attn-split"), as all that the latter half of the heads see, which then
-            see no context ("head-split"), or in a softmax of their own with one head of width d
-            ("single-head").
-        span: learned spans of the heads that see the context; None where all see the window.
+            of their own ("attn-split"), as all that the latter half of the heads see
+            ("head-split"), or in a softmax of their own with one head of width d ("single-head").
+        span: learned spans of the heads that see the context, or None.
         kernel: a key of ``KERNELS``.
     """
 
@@ -151,8 +154,8 @@ class AllAttention(RelativeAttention):
             )
         self.variant = variant
         self.span = span
-        # where a forward pass puts how much of each token's attention goes to persistent vectors in
-        # the softmax that they share with the context, (B, T), in the mean over the heads
+        # where a forward pass puts the part (B, T) of each token's attention that persistent
+        # vectors get, in the mean over the heads
         self.persistent_shares: list[Tensor] | None = None
         self.persistent = None
         if num_persistent:
@@ -165,11 +168,9 @@ class AllAttention(RelativeAttention):
     def project_positions(
         self, encoding: Tensor | Clamped, groups: HeadGroups | None = None
     ) -> SpannedPositions:
-        """Return what the scores take from distances.
+        """Return what the scores depend on, given an encoding of distances that fall to -1.
 
-        Args:
-            encoding: of the distances, falling to -1.
-            groups: heads by how far they see now; None to read the spans here.
+        ``groups`` is how far the heads see now; None to read the spans here.
         """
         rel_keys = super().project_positions(encoding)
         if groups is None and self.span is not None:
@@ -251,8 +252,8 @@ class AllAttention(RelativeAttention):
         """Attend to earlier tokens and segment, each group of heads to what it sees.
 
         Returns:
-            values (H, B, T, d_h), the log-sum-exp (H, B, T) of the scores with the mask of learned
-            spans and that without it, and the caches.
+            values (H, B, T, d_h), the log-sum-exp (H, B, T) of the scores with and without the mask
+            of learned spans, and the caches.
         """
         attended, lses, caches = [], [], []
         for number, group in enumerate(positions.groups.groups):
@@ -294,3 +295,46 @@ class AllAttention(RelativeAttention):
             of_heads = weight.unflatten(0, (self.num_heads, -1))[: self.context_heads]
             weight = heads.of(of_heads).flatten(0, 1)
         return split_heads(F.linear(x, weight), self.head_dim)
+
+
+class AllAttentionBlock(SegmentLayer):
+    """One softmax over up to ``span`` tokens before each token and over persistent vectors.
+
+    Section 4. Each head learns how far it looks. In the published models all blocks share their
+    ``positions``.
+
+    Args:
+        embed_dim: d.
+        num_heads: must divide d.
+        persistent_vectors: pairs of keys and values a head.
+        span: how many tokens before its own a token may attend to.
+        dropout: of attention weights and of what the layer adds.
+    """
+
+    def __init__(
+        self,
+        embed_dim: int,
+        num_heads: int,
+        persistent_vectors: int,
+        span: int,
+        dropout: float = 0.0,
+    ) -> None:
+        attention = AllAttention(
+            embed_dim,
+            num_heads,
+            Window(1, span),
+            SharedRelativeKeys(),
+            dropout,
+            num_persistent=persistent_vectors,
+            span=AdaptiveSpan(num_heads, span),
+        )
+        super().__init__(embed_dim, attention, None, nn.Dropout(dropout))
+        self.positions = LearnedRelativePositions(span, embed_dim // num_heads)
+        self.span = span
+
+    def forward(self, x: Tensor, memory: LayerState | None = None) -> tuple[Tensor, LayerState]:
+        """Return the output (B, T, d) for a segment (B, T, d), and what the next one attends to."""
+        self.self_attn.check_segment(x, memory)
+        encoding = self.positions(x.size(1) + self.span - 1, x.device)
+        y, memory = super().forward(x, self.self_attn.project_positions(encoding), memory)
+        return y, memory.last(self.span)

@@ -1,18 +1,15 @@
-"""All-attention network: attention layers with persistent vectors in place of feed-forward layers.
-
-Sukhbaatar, Grave, Lample, Jegou, Joulin: Augmenting Self-attention with Persistent Memory
-(2019, arXiv:1907.01470).
-"""
+"""All-attention (Sukhbaatar et al. 2019, arXiv:1907.01470), its ablations, and presets."""
 
 import logging
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from fairseq.dataclass import ChoiceEnum
+from fairseq.logging import metrics
 from fairseq.models import register_model
-from torch import nn
+from torch import Tensor, nn
 
 from fairseq_plugins.all_attention.adaptive_span import AdaptiveSpan, read_head_groups
 from fairseq_plugins.all_attention.attention import (
@@ -22,20 +19,20 @@ from fairseq_plugins.all_attention.attention import (
     AllAttention,
     SpannedPositions,
 )
-from fairseq_plugins.all_attention.persistent_share import watch_persistent_vectors
 from fairseq_plugins.all_attention.persistent_vectors import SoftmaxFeedForward
 from fairseq_plugins.fairseq_integration.option_names import flag
 from fairseq_plugins.fairseq_integration.presets import register_presets
+from fairseq_plugins.fairseq_integration.validation import ValidationWatcher
+from fairseq_plugins.product_key_memory.options import MemoryLayersOptions
+from fairseq_plugins.product_key_memory.segment_layers import MemorySublayers
 from fairseq_plugins.segment_language_model.attention_blocks import Window
 from fairseq_plugins.segment_language_model.decoder import SegmentDecoder
-from fairseq_plugins.segment_language_model.model import (
-    Positions,
-    SegmentLanguageModel,
-    build_feed_forward,
-)
+from fairseq_plugins.segment_language_model.model import SegmentLanguageModel
 from fairseq_plugins.segment_language_model.model_config import (
     SegmentLanguageModelConfig,
     adaptive_preset,
+    check_least,
+    option,
     size_preset,
 )
 from fairseq_plugins.segment_language_model.positions import (
@@ -50,50 +47,35 @@ VARIANTS = (*IN_ATTENTION, FEED_FORWARD)
 
 
 @dataclass
-class AllAttentionConfig(SegmentLanguageModelConfig):
+class AllAttentionConfig(SegmentLanguageModelConfig, MemoryLayersOptions):
     """Options of ``all_attention_lm``."""
 
-    persistent_vectors: int = field(
-        default=1024,
-        metadata={"help": "persistent key-value pairs a head (N in the paper); 0 for none"},
+    persistent_vectors: int = option(
+        1024, "persistent key-value pairs a head (N in the paper); 0 for none"
     )
-    persistent_variant: ChoiceEnum(VARIANTS) = field(
-        default=JOINT,
-        metadata={
-            "help": "how persistent vectors take part (section 5.3): all (one softmax with the "
-            "context), attn-split (a softmax of their own), head-split (half of the heads see them "
-            "alone, the other half the context alone), single-head (attn-split with one head as "
-            "wide as the model), ff-attn (a sublayer of its own after the attention)"
-        },
+    persistent_variant: ChoiceEnum(VARIANTS) = option(
+        JOINT,
+        "how persistent vectors take part (section 5.3): all (one softmax with the "
+        "context), attn-split (a softmax of their own), head-split (half of the heads see them "
+        "alone, the other half the context alone), single-head (attn-split with one head as "
+        "wide as the model), ff-attn (a sublayer of its own after the attention)",
     )
-    attention_span: int = field(
-        default=512,
-        metadata={
-            "help": "how many tokens before its own a token attends to (L in the paper); with "
-            "--adaptive-span at most"
-        },
+    attention_span: int = option(
+        512,
+        "how many tokens before its own a token attends to (L in the paper); with "
+        "--adaptive-span at most",
     )
-    adaptive_span: bool = field(
-        default=False,
-        metadata={
-            "help": "let each head learn how far it sees; goes with --criterion segment_loss "
-            "--span-loss"
-        },
+    adaptive_span: bool = option(
+        False, "let each head learn how far it sees; goes with --criterion segment_loss --span-loss"
     )
-    span_ramp: int = field(
-        default=32,
-        metadata={"help": "over how many tokens the mask of an adaptive span falls from 1 to 0"},
+    span_ramp: int = option(
+        32, "over how many tokens the mask of an adaptive span falls from 1 to 0"
     )
-    span_init: float = field(
-        default=0.0,
-        metadata={"help": "adaptive spans start as this part, 0 to 1, of --attention-span"},
-    )
-    span_epsilon: float = field(
-        default=0.0,
-        metadata={
-            "help": "what is added to the sum of attention weights after the mask of an adaptive "
-            "span: models of the published code have 1e-8, which costs a second attention"
-        },
+    span_init: float = option(0.0, "adaptive spans start as this part, 0 to 1, of --attention-span")
+    span_epsilon: float = option(
+        0.0,
+        "what is added to the sum of attention weights after the mask of an adaptive "
+        "span: models of the published code have 1e-8, which costs a second attention",
     )
 
 
@@ -106,8 +88,31 @@ class AllAttentionDecoder(SegmentDecoder):
         spans = [layer.self_attn.span for layer in self.layers]
         return [span for span in spans if span is not None]
 
+    @property
+    def without_penalty(self) -> dict[str, str]:
+        """Return what a loss without ``--span-loss`` does to learned spans."""
+        effect = (
+            "has no penalty for long attention spans, which --adaptive-span learns: they will "
+            "hardly shrink; use --criterion segment_loss --span-loss 5e-7"
+        )
+        return {"span_loss": effect} if self.spans else {}
+
+    def penalties(self) -> dict[str, Tensor]:
+        """Return the learned spans in tokens, summed over the layers (arXiv:1905.07799, eq. 9)."""
+        spans = self.spans
+        return {"span_loss": sum(span.penalty() for span in spans)} if spans else {}
+
+    def figures(self, each_layer: bool) -> dict[str, Tensor]:
+        """Return the mean and the largest span in tokens, ramp included, for the log."""
+        tokens = torch.stack([span.tokens() for span in self.spans])  # (layers, H)
+        found = {"span_mean": tokens.mean(), "span_max": tokens.max()}
+        for layer, of_layer in enumerate(tokens if each_layer else (), start=1):
+            found[f"span_mean_{layer}"] = of_layer.mean()
+            found[f"span_max_{layer}"] = of_layer.max()
+        return found
+
     def compute_positions(self, farthest: int) -> list[SpannedPositions]:
-        """Return what each layer's attention takes from the distances ``farthest`` to -1."""
+        """Return what each layer's attention reads of the distances ``farthest`` to -1."""
         encoding = self.encode_distances(farthest)
         # of all layers at once: each reading would make the host wait for the GPU
         groups = read_head_groups(self.spans) if self.spans else [None] * len(self.layers)
@@ -117,17 +122,65 @@ class AllAttentionDecoder(SegmentDecoder):
         ]
 
 
+class PersistentShares(ValidationWatcher):
+    """Has validation log what part of their attention layers give to persistent vectors.
+
+    ``persistent_share_L`` is that of layer L (from 1) in percent, in the mean over the heads and
+    over all tokens that were read; with several workers, of the first one's streams.
+
+    Args:
+        model: the model.
+        attentions: its attentions in which persistent vectors and context share one softmax.
+        padding: the symbol that does not count.
+    """
+
+    def __init__(self, model: nn.Module, attentions: list[AllAttention], padding: int) -> None:
+        super().__init__(model)
+        self.attentions = attentions
+        self.padding = padding
+
+    def before_batch(self, begins: bool) -> None:
+        """Let the attentions write their shares into one list."""
+        self._collect_in([])
+
+    def after_batch(self, tokens: Tensor) -> None:
+        """Add the shares of ``tokens`` (B, T), without waiting for a GPU."""
+        shares = self.attentions[0].persistent_shares
+        self._collect_in(None)
+        # an error may have ended the pass in any layer
+        if not shares or len(shares) < len(self.attentions):
+            return
+        read = tokens.ne(self.padding)
+        # names that begin with _ are summed and not printed
+        metrics.log_scalar_sum("_persistent_tokens", read.sum())
+        for number, share in enumerate(shares, start=1):
+            name = f"_persistent_share_{number}"
+            metrics.log_scalar_sum(name, (share * read).sum())
+            self.log(
+                name[1:],
+                lambda meters, name=name: round(
+                    100 * float(meters[name].sum / meters["_persistent_tokens"].sum), 1
+                ),
+            )
+
+    def _collect_in(self, shares: list[Tensor] | None) -> None:
+        for attention in self.attentions:
+            attention.persistent_shares = shares
+
+
 @register_model("all_attention_lm", dataclass=AllAttentionConfig)
 class AllAttentionLanguageModel(SegmentLanguageModel):
     """All-attention language model (section 4), its ablations (5.3) and adaptive span with FFN."""
 
     decoder_class = AllAttentionDecoder
+    added_sublayers = MemorySublayers
 
     def __init__(self, decoder: AllAttentionDecoder, summary: str) -> None:
         super().__init__(decoder, summary)
         attentions = [layer.self_attn for layer in decoder.layers]
         joint = [attention for attention in attentions if attention.joint]
-        watch_persistent_vectors(self, joint, decoder.dictionary.pad())
+        if joint:
+            PersistentShares(self, joint, decoder.dictionary.pad())
 
     @classmethod
     def recurrence_length(cls, cfg: AllAttentionConfig) -> int:
@@ -141,12 +194,9 @@ class AllAttentionLanguageModel(SegmentLanguageModel):
 
     @classmethod
     def build_sublayers(
-        cls, cfg: AllAttentionConfig, mem_len: int, dropout: type[nn.Module]
+        cls, cfg: AllAttentionConfig, mem_len: int
     ) -> Iterator[tuple[AllAttention, nn.Module | None]]:
-        """Yield attention, with its persistent vectors and spans, and feed-forward sublayer.
-
-        That is persistent vectors (ff-attn), two affine maps, or None.
-        """
+        """Yield attention, and a sublayer of persistent vectors (ff-attn), of two maps, or None."""
         heads, variant = cfg.decoder_attention_heads, str(cfg.persistent_variant)
         for _ in range(cfg.decoder_layers):
             span = None
@@ -169,24 +219,21 @@ class AllAttentionLanguageModel(SegmentLanguageModel):
                 span,
                 str(cfg.attention_kernel),
             )
+            feed_forward = cls.build_feed_forward(cfg)
             if variant == FEED_FORWARD:
-                yield (
-                    attention,
-                    SoftmaxFeedForward(
-                        cfg.persistent_vectors,
-                        cfg.decoder_embed_dim,
-                        cfg.attention_dropout,
-                        str(cfg.attention_kernel),
-                    ),
+                feed_forward = SoftmaxFeedForward(
+                    cfg.persistent_vectors,
+                    cfg.decoder_embed_dim,
+                    cfg.attention_dropout,
+                    str(cfg.attention_kernel),
                 )
-            else:
-                yield attention, build_feed_forward(cfg, dropout)
+            yield attention, feed_forward
 
     @classmethod
-    def build_positions(cls, cfg: AllAttentionConfig, dropout: type[nn.Module]) -> Positions:
+    def build_positions(cls, cfg: AllAttentionConfig) -> tuple[nn.Module, None]:
         """Return the position vectors that all heads and layers share (section 4.3)."""
         head_dim = cfg.decoder_embed_dim // cfg.decoder_attention_heads
-        return Positions(LearnedRelativePositions(cfg.attention_span, head_dim, cfg.clamp_len))
+        return LearnedRelativePositions(cfg.attention_span, head_dim, cfg.clamp_len), None
 
     @classmethod
     def describe(cls, cfg: AllAttentionConfig, mem_len: int) -> str:
@@ -198,7 +245,7 @@ class AllAttentionLanguageModel(SegmentLanguageModel):
         return f"{kind} {cls.window(cfg, mem_len).farthest}, {vectors}"
 
     def prepare_for_inference_(self, cfg: Any) -> None:
-        """Log the spans, too; raises as :class:`.SegmentLanguageModel` does."""
+        """Log the spans, too."""
         super().prepare_for_inference_(cfg)
         for layer, span in enumerate(self.decoder.spans, start=1):
             tokens = span.tokens()
@@ -211,21 +258,16 @@ class AllAttentionLanguageModel(SegmentLanguageModel):
 
     @classmethod
     def check_options(cls, cfg: AllAttentionConfig) -> None:
-        """Raise ``ValueError`` for options that do not go together or are out of range."""
-        for option, least in (("persistent_vectors", 0), ("attention_span", 1), ("span_ramp", 1)):
-            value = getattr(cfg, option)
-            if value < least:
-                raise ValueError(f"{flag(option)} is {value}: it must be at least {least}")
+        """Refuse options that do not go together or are out of range."""
+        check_least(cfg, {"persistent_vectors": 0, "attention_span": 1, "span_ramp": 1})
         if not 0 <= cfg.span_init <= 1:
-            raise ValueError(
-                f"--span-init is {cfg.span_init}: it is a part of --attention-span, from 0 to 1"
-            )
-        if cfg.span_init > 0 and not cfg.adaptive_span:
-            raise ValueError(f"--span-init is {cfg.span_init}: it needs --adaptive-span")
+            raise ValueError(f"--span-init is {cfg.span_init}: it must be in [0, 1]")
         if not 0 <= cfg.span_epsilon < 1:
             raise ValueError(f"--span-epsilon is {cfg.span_epsilon}: it must be in [0, 1)")
-        if cfg.span_epsilon > 0 and not cfg.adaptive_span:
-            raise ValueError(f"--span-epsilon is {cfg.span_epsilon}: it needs --adaptive-span")
+        for name in ("span_init", "span_epsilon"):
+            value = getattr(cfg, name)
+            if value > 0 and not cfg.adaptive_span:
+                raise ValueError(f"{flag(name)} is {value}: it needs --adaptive-span")
         if cfg.mem_len is not None and cfg.mem_len > cfg.attention_span:
             raise ValueError(
                 f"--mem-len is {cfg.mem_len}: attention reaches no farther back than "
@@ -248,7 +290,7 @@ class AllAttentionLanguageModel(SegmentLanguageModel):
             )
 
     def fit_weights(self, state_dict: dict) -> dict:
-        """Return weights of a model with another largest span, or a fixed one, as weights of this.
+        """Return weights of a model with another largest span, or a fixed one, fitted to this one.
 
         New distances get the vector of the farthest old one. Heads see as far as before, or as far
         as they now may.
@@ -352,19 +394,14 @@ PRESETS: dict[str, dict[str, Any]] = {
         "attention_span": 1024,
     },
     "all_attention_lm_tiny": {
-        "decoder_layers": 6,
-        "decoder_embed_dim": 128,
-        "decoder_attention_heads": 4,
+        **size_preset(6, 128, 4),
         "persistent_vectors": 64,
         "attention_span": 128,
     },
     "adaptive_span_lm_tiny": {
-        "decoder_layers": 4,
-        "decoder_embed_dim": 128,
-        "decoder_attention_heads": 4,
+        **size_preset(4, 128, 4, 512),
         **_adaptive_span(256),
         "persistent_vectors": 0,
-        "decoder_ffn_embed_dim": 512,
     },
 }
 

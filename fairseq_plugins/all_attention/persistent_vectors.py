@@ -18,15 +18,8 @@ from fairseq_plugins.segment_language_model.attention_blocks import EVERY_KEY
 class PersistentVectors(nn.Module):
     """N pairs of key and value vectors a head, which every query may attend to (:meth:`attend`).
 
-    Reparameterised (section 5.1) as ``√d_h·m_k`` with ``m_k ~ N(0, 1/d_h)`` and ``√N·m_v`` with
-    ``m_v ~ N(0, 1/N)``: unit variance like context vectors, while the parameters themselves are as
-    small as those of a feed-forward sublayer.
-
-    Args:
-        num_vectors: N, at least 1.
-        num_heads: H.
-        head_dim: d_h.
-        kernel: a key of ``KERNELS``.
+    Keys ``√d_h·m_k`` with ``m_k ~ N(0, 1/d_h)``, values ``√N·m_v`` with ``m_v ~ N(0, 1/N)``
+    (section 5.1). ``kernel`` is a key of ``KERNELS``.
     """
 
     def __init__(
@@ -53,15 +46,10 @@ class PersistentVectors(nn.Module):
     def attend(
         self, query: Tensor, dropout: float = 0.0, return_lse: bool = False
     ) -> tuple[Tensor, Tensor | None]:
-        """Attend from each query to the persistent vectors of its head alone.
-
-        Args:
-            query: (H, B, T, d_h), already divided by √d_h.
-            dropout: probability of dropping a weight.
-            return_lse: return the log-sum-exp of each query's scores, too.
+        """Attend from queries (H, B, T, d_h), divided by √d_h, to the vectors of their heads.
 
         Returns:
-            (H, B, T, d_h), and log Σ exp(score), (H, B, T), or None.
+            (H, B, T, d_h); and with ``return_lse`` log Σ exp(score), (H, B, T), else None.
         """
         keys, values = self()
         # streams share the vectors: (H, B, T, d_h) -> (H, 1, B·T, d_h)
@@ -81,16 +69,10 @@ class PersistentVectors(nn.Module):
 def merge_attentions(
     attended: Tensor, lse: Tensor, other_attended: Tensor, other_lse: Tensor
 ) -> Tensor:
-    """Return what one softmax over two sets of keys gives, from one over each (equation 13).
+    """Return what one softmax over two sets of keys gives (equation 13), from one over each.
 
-    Args:
-        attended: values (H, B, T, d_h) of the one set.
-        lse: log-sum-exp of its scores, (H, B, T); -∞ for an empty set.
-        other_attended: of the other set, which may not be empty, (H, B, T, d_h).
-        other_lse: (H, B, T).
-
-    Returns:
-        (H, B, T, d_h).
+    Each has values (H, B, T, d_h) and the log-sum-exp of its scores, (H, B, T); only the first set
+    may be empty, with -∞.
     """
     other_share = torch.sigmoid(other_lse - lse).unsqueeze(-1).to(attended.dtype)
     return torch.lerp(attended, other_attended, other_share)
@@ -99,14 +81,8 @@ def merge_attentions(
 class SoftmaxFeedForward(nn.Module):
     """``U softmax(V x)``: a feed-forward sublayer as attention to persistent vectors (equation 9).
 
-    No biases, no projections; V and U are persistent keys and values of one head as wide as the
-    model. The keys' scale √d and the queries' 1/√d cancel out.
-
-    Args:
-        num_vectors: N, the inner width.
-        embed_dim: d.
-        dropout: probability of dropping a weight.
-        kernel: a key of ``KERNELS``.
+    V and U are N persistent keys and values of one head as wide as the model. The keys' scale √d
+    and the queries' 1/√d cancel out.
     """
 
     def __init__(

@@ -4,8 +4,7 @@ Each lives in the room of its paper.
 """
 
 from fairseq_plugins.all_attention.adaptive_span import AdaptiveSpan
-from fairseq_plugins.all_attention.attention import AllAttention
-from fairseq_plugins.all_attention.block import AllAttentionBlock
+from fairseq_plugins.all_attention.attention import AllAttention, AllAttentionBlock
 from fairseq_plugins.all_attention.persistent_vectors import PersistentVectors
 from fairseq_plugins.product_key_memory.memory import MemorySublayer, ProductKeyMemory
 from fairseq_plugins.segment_language_model.attention import PositionBiases, RelativeAttention
@@ -18,7 +17,7 @@ from fairseq_plugins.segment_language_model.positions import (
     SharedRelativeKeys,
     SinusoidalRelativePositions,
 )
-from fairseq_plugins.transformer_xl.block import TransformerXLBlock
+from fairseq_plugins.transformer_xl.layers import TransformerXLBlock
 from fairseq_plugins.weighted_transformer.attention_heads import AttentionHeads
 from fairseq_plugins.weighted_transformer.branch_weights import BranchWeights, project_to_simplex
 from fairseq_plugins.weighted_transformer.branched_attention import (

@@ -18,6 +18,7 @@ _FEED_FORWARD = re.compile(r"(fc1|fc2|ffn_layernorm|feed_forward)\.")
 # those that a layer has before them.
 _NORMS = {
     "memory_layer_norm": ("final_layer_norm", "self_attn_layer_norm"),
+    "added_layer_norm": ("final_layer_norm", "self_attn_layer_norm"),
     "final_layer_norm": ("self_attn_layer_norm",),
 }
 

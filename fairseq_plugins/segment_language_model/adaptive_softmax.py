@@ -1,7 +1,6 @@
 """Adaptive softmax: fairseq's with the published models' biases, and its loss over every token.
 
-Grave, Joulin, Cissé, Grangier, Jégou: Efficient softmax approximation for GPUs (2017,
-arXiv:1609.04309). Shapes: d model width.
+Grave et al. 2017 (arXiv:1609.04309). Shapes: d model width.
 """
 
 from __future__ import annotations
@@ -34,12 +33,10 @@ class BiasedAdaptiveSoftmax(AdaptiveSoftmax):
         cutoff: where the clusters end.
         dropout: of the tail projections.
         factor: how much narrower each cluster is.
-        adaptive_inputs: embeddings to tie the weights to; None for weights of its own.
+        adaptive_inputs: embeddings to tie the weights to, or None.
         tie_proj: tie the clusters' projections to those of the embeddings too.
-        head_projection: project what the frequent symbols and the clusters are scored from, d to d,
-            which fairseq's does not.
-        tie_head_proj: tie that projection to the one of the embeddings of frequent symbols
-            (all-attention's published models; Transformer-XL's do not).
+        head_projection: project, d to d, what frequent symbols and clusters are scored from.
+        tie_head_proj: tie that to the projection of the frequent symbols' embeddings.
     """
 
     def __init__(
@@ -71,15 +68,8 @@ def adaptive_cross_entropy(
 ) -> Tensor:
     """Return the summed negative log-likelihood of ``target`` (B, T), in nats, single precision.
 
-    No token is left out. fairseq's ``adaptive_loss`` takes ``<pad>``, symbol 1, out of every
-    cluster. Symbols of a cluster are counted from its first one, so for the second symbol of each
-    cluster but the first it drops the loss within the cluster.
-
-    Args:
-        softmax: fairseq's, or a :class:`BiasedAdaptiveSoftmax`.
-        features: its input, (B, T, d).
-        target: (B, T).
-        pad: the symbol that is not scored.
+    fairseq's ``adaptive_loss`` takes ``<pad>``, symbol 1, out of every cluster, and so drops the
+    loss of each cluster's second symbol within it. ``features`` is (B, T, d).
     """
     scores, targets = softmax(features, target.flatten())
     # padding is a symbol of the first cluster, so only there can it be a target

@@ -46,27 +46,25 @@ def plain_attention(
 ) -> tuple[Tensor, Tensor | None]:
     """Attend from each query to the keys in its window, in differentiable operations.
 
-    The score of query t for the key at distance x is ``c_t·k_{t-x} + q_t·p_x + bias_x``, c the
-    content query and q the position query (section 3.3, where c = q_i + u and q = q_i + v). All
-    scores exist at once. Use it for torch.compile, higher derivatives, and devices on which the
-    fast kernel was not measured.
+    The score of query t for the key at distance x is ``c_t·k_{t-x} + q_t·p_x + bias_x``, with the
+    content query c = q_t + u and the position query q = q_t + v of section 3.3.
 
     Args:
-        query: content queries c, (H, B, T, d_h), divided by √d_h.
-        keys: (H, B, S, d_h), the last T of them of the queries' own tokens.
+        query: c, (H, B, T, d_h), divided by √d_h.
+        keys: (H, B, S, d_h); the last T belong to the queries' own tokens.
         values: (H, B, S, d_h).
-        rel_keys: p of the distances S - 1, or more, down to -1, (G, D, d_h), or :class:`Clamped`
-            p of fewer; None for none.
+        rel_keys: p of the distances S - 1, or more, down to -1, (G, D, d_h), or :class:`Clamped`;
+            None for scores by content alone.
         window: the distances that a query sees.
         dropout: probability of dropping a weight.
         position_query: q, (H, B, T, d_h), divided by √d_h; None where it is c.
-        distance_bias: added to the scores at the distances that fall from ``window.farthest``,
-            (H, W), -∞ allowed; nearer distances have none. It needs ``rel_keys``.
-        return_lse: return the log-sum-exp of each query's scores, too.
+        distance_bias: (H, W), -∞ allowed, added to the scores at the distances that fall from
+            ``window.farthest``; needs ``rel_keys``.
+        return_lse: also return log Σ exp(score).
 
     Returns:
-        (H, B, T, d_h), zero for a query that sees nothing; and with ``return_lse``
-        log Σ exp(score), (H, B, T), -∞ where there are no keys, else None.
+        (H, B, T, d_h), zero for a query that sees nothing; and the log-sum-exp (H, B, T), -∞ where
+        there are no keys, or None.
     """
     rel_keys = rows_by_distance(keys, rel_keys, distance_bias)
     position_query = query if position_query is None else position_query.to(query.dtype)
@@ -113,23 +111,18 @@ KERNELS = {"fast": window_attention, "plain": plain_attention}
 
 
 def check_kernel(kernel: str) -> None:
-    """Raise ``ValueError`` for a kernel that is not one of ``KERNELS``."""
+    """Refuse a kernel that is not in ``KERNELS``."""
     if kernel not in KERNELS:
         raise ValueError(f"`kernel` is {kernel!r}: there are {', '.join(KERNELS)}")
 
 
 def choose_kernel(kernel: str) -> Callable[..., tuple[Tensor, Tensor | None]]:
-    """Return what computes attention: torch.compile and torch.export take the plain way."""
+    """Return the kernel; torch.compile and torch.export take the plain one."""
     return KERNELS["plain" if torch.compiler.is_compiling() else kernel]
 
 
 class PositionBiases(nn.Module):
-    """The vectors u and v of Transformer-XL (section 3.3, terms c and d), a pair for each head.
-
-    Args:
-        num_heads: H.
-        head_dim: d_h.
-    """
+    """The vectors u and v of Transformer-XL (section 3.3, terms c and d), each (H, d_h)."""
 
     def __init__(self, num_heads: int, head_dim: int) -> None:
         super().__init__()
@@ -141,9 +134,8 @@ class RelativeAttention(nn.Module):
     """Multi-head attention over a window of earlier tokens.
 
     The score of query i for key j at distance i - j is ``(q_i + u)·k_j + (q_i + v)·p_{i-j}``,
-    divided by √d_h. With p = W_kR R it is Transformer-XL's (section 3.3); without u and v that of
-    Shaw et al. 2018 and of all-attention (equation 3). Projections have no biases. A query that
-    sees nothing gets zero. By itself::
+    divided by √d_h. With p = W_kR R it is Transformer-XL's (section 3.3); without u and v it is
+    all-attention's (equation 3). By itself::
 
         keys, biases = RelativeKeyProjection(512, 8), PositionBiases(8, 64)
         attention = RelativeAttention(512, 8, Window(0, 255), keys, biases)
@@ -154,9 +146,8 @@ class RelativeAttention(nn.Module):
         embed_dim: d.
         num_heads: H; must divide d.
         window: the distances that a query sees.
-        position_projection: maps the encoding of the distances to p, (G, D, d_h); None for scores
-            that do not depend on the distance.
-        biases: u and v, which several layers may share; None for none.
+        position_projection: maps the encoding of the distances to p, (G, D, d_h), or None.
+        biases: u and v, which several layers may share, or None.
         dropout: probability of dropping an attention weight.
         kernel: a key of ``KERNELS``.
     """
@@ -212,13 +203,13 @@ class RelativeAttention(nn.Module):
 
         Args:
             x: the segment, (B, T, d).
-            positions: what :meth:`project_positions` returned for the distances to the first key,
-                or more, down to -1; None without a ``position_projection``.
+            positions: from :meth:`project_positions`, for the distances to the first key, or more,
+                down to -1; None without a ``position_projection``.
             past: this layer's state of earlier tokens, :class:`.HiddenStates` or keys and values.
 
         Returns:
-            the attended values (B, T, d); and in inference (evaluation mode without gradients) the
-            keys and values of earlier tokens and segment, for the next one, else None.
+            (B, T, d); and in inference (evaluation mode without gradients) the keys and values of
+            earlier tokens and segment, else None.
         """
         if positions is None and self.position_projection is not None:
             raise ValueError(
@@ -233,7 +224,7 @@ class RelativeAttention(nn.Module):
         return self.out_proj(merge_heads(attended)), cache
 
     def check_segment(self, x: Tensor, past: LayerState | None) -> None:
-        """Raise ``ValueError`` for a segment of another shape than (B, T, d), or other streams."""
+        """Refuse a segment of another shape than (B, T, d), or with other streams than its past."""
         embed_dim = self.num_heads * self.head_dim
         if x.dim() != 3 or x.size(1) == 0 or x.size(2) != embed_dim:
             raise ValueError(
@@ -260,15 +251,13 @@ class RelativeAttention(nn.Module):
     ) -> tuple[Tensor, Tensor, KeyValueCache | None]:
         """Return keys and values (H, B, S, d_h), and in inference their cache.
 
-        Whether gradients are on does not decide what a layer remembers: the first pass of
-        activation checkpointing has none, and training needs the layer's input.
-
         Args:
             x: the segment, (B, T, d).
             past: :class:`.HiddenStates`, or in inference a cache.
             max_past: how many earlier tokens are seen.
-            heads: some of them, as :meth:`project_heads` takes it.
+            heads: for :meth:`project_heads`.
         """
+        # the first pass of activation checkpointing has no gradients either
         inference = not (self.training or torch.is_grad_enabled())
         keys, values = (self.project_heads(p, x, heads) for p in (self.k_proj, self.v_proj))
         if isinstance(past, KeyValueCache):

@@ -13,9 +13,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-# The wider a block, the more hidden scores it holds; the narrower, the smaller its products. A
-# processor's caches hold the scores of 64 queries, or of 128 in bf16, where fused attention stores
-# none but those by distance; a GPU wants more work in each kernel.
+# Wide blocks hold more hidden scores; narrow ones have small products. A CPU's caches hold those of
+# 64 queries, or of 128 in bf16 with fused attention; a GPU wants more work in a kernel.
 QUERY_BLOCK = 64
 QUERY_BLOCK_FUSED_BF16 = 128
 QUERY_BLOCK_ON_GPU = 512
@@ -36,9 +35,9 @@ EVERY_KEY = Window(-UNLIMITED, UNLIMITED)
 
 
 class Clamped(NamedTuple):
-    """Relative keys (G, D, d_h), or an encoding (D, d), that begin at a clamp.
+    """Relative keys (G, D, d_h), or an encoding (D, d), of the distances from a clamp down to -1.
 
-    Their distances fall from it to -1. Distances beyond it use the first row.
+    Distances beyond the clamp use the first row.
     """
 
     rows: Tensor
@@ -47,13 +46,7 @@ class Clamped(NamedTuple):
 def rows_by_distance(
     keys: Tensor, rel_keys: Tensor | Clamped | None, distance_bias: Tensor | None
 ) -> Tensor | None:
-    """Return the rows of relative keys, (G, D, d_h), or None.
-
-    Args:
-        keys: (H, B, S, d_h).
-        rel_keys: (G, D, d_h), of all distances or :class:`Clamped`, or None for none.
-        distance_bias: (H, W), or None for none.
-    """
+    """Return the rows of relative keys, (G, D, d_h), or None, checked against ``keys``."""
     if rel_keys is None:
         if distance_bias is not None:
             raise ValueError("`distance_bias` without `rel_keys`: give both, or neither")
@@ -91,10 +84,9 @@ class Block(NamedTuple):
         return tensor.narrow(2, self.first, self.keys)
 
     def of_distances(self, rel_keys: Tensor) -> Tensor:
-        """Return the rows (G, K + 1 - F, d_h) of relative keys whose distances fall to -1.
+        """Return the rows (G, K + 1 - F, d_h) of the block's distances, falling to -1.
 
-        They begin with the distance of the last query to the first key, or with the first row,
-        which the F distances beyond it use, too.
+        F distances beyond a clamp use the first row.
         """
         start = rel_keys.size(1) - 1 - self.offset - self.queries
         far = min(max(0, -start), self.keys)
@@ -103,12 +95,10 @@ class Block(NamedTuple):
     def biased(
         self, by_distance: Tensor, distance_bias: Tensor, farthest: int
     ) -> tuple[Tensor, Tensor]:
-        """Return the columns of ``by_distance`` (H, B, C, K + 1) that have a bias, and the biases.
+        """Return the columns of scores (H, B, C, K + 1) that have a bias, and the biases.
 
-        Args:
-            by_distance: scores.
-            distance_bias: (H, W), of distances that fall from ``farthest``.
-            farthest: the farthest distance that a query sees.
+        ``distance_bias`` (H, W) is that of distances falling from ``farthest``, the end of the
+        window.
         """
         first = self.offset + self.queries - 1 - farthest
         unseen = min(max(0, -first), distance_bias.size(1))
@@ -119,13 +109,9 @@ class Block(NamedTuple):
 def split_into_blocks(
     query: Tensor, keys: Tensor, window: Window, fused: bool = False
 ) -> Iterator[Block]:
-    """Yield the blocks that the queries are taken in, from first to last.
+    """Yield the blocks of queries (H, B, T, d_h), first to last, with the keys that they see.
 
-    Args:
-        query: (H, B, T, d_h).
-        keys: (H, B, S, d_h), the last T of them of the queries' own tokens.
-        window: the distances that a query sees.
-        fused: of a block's scores only those by distance are stored.
+    With ``fused`` only the scores by distance of a block are stored.
     """
     queries, remembered = query.size(2), keys.size(2) - query.size(2)
     least = QUERY_BLOCK if query.device.type == "cpu" else QUERY_BLOCK_ON_GPU

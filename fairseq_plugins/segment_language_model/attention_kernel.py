@@ -1,9 +1,8 @@
 """The fast attention of a segment to a window of earlier tokens, with its gradient written out.
 
 It computes what :func:`.attention.plain_attention` states (Transformer-XL, section 3.3 and appendix
-B; all-attention, equations 12 and 13), for all heads and streams at once. Queries are taken in
-blocks, each with just the keys that its window reaches. Scores far outnumber everything else, and
-automatic differentiation would copy them several times.
+B; all-attention, equations 12 and 13) for blocks of queries, each with just the keys that it sees.
+Scores far outnumber everything else, and automatic differentiation would copy them several times.
 
 Shapes: H heads, B streams, T queries (the segment), S keys (earlier tokens and segment), D
 distances, G sets of relative keys (1 for all heads, or H), W distances with a bias, d_h head width;
@@ -76,8 +75,7 @@ class _Workspace:
     ) -> Tensor:
         """Return what is added to the products of queries and keys, (H, B, C, K).
 
-        That is the scores of queries (H, B, T, d_h) by distance, the bias of each distance, and a
-        number that leaves no weight where the window ends.
+        It is the score by distance, the bias of the distance, and a limit beyond the window.
         """
         of_block = block.of_queries(query)
         shape = (*of_block.shape[:3], block.keys + 1)

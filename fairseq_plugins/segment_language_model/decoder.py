@@ -1,10 +1,11 @@
-"""Decoder shared by Transformer-XL, all-attention and adaptive span.
+"""The decoder of segment language models: layers over a segment and the states of earlier ones.
 
-A stack of layers over a segment of text and the states of the segments before. Shapes: B streams, T
-tokens of a segment, V symbols, d model width.
+Shapes: B streams, T tokens of a segment, V symbols, d model width.
 """
 
 import logging
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import torch
@@ -24,11 +25,10 @@ logger = logging.getLogger(__name__)
 
 
 class Context(NamedTuple):
-    """How far back the layers read.
+    """How far back the layers read: ``mem_len`` tokens before a segment.
 
-    ``mem_len`` tokens before a segment. In generation, where each token is a segment, a decoder
-    without recurrence sees ``segment`` tokens, as many as the segments that it was trained on have.
-    With ``from_zeros`` streams start from zero vectors in place of nothing.
+    In generation, where each token is a segment, a decoder without recurrence sees ``segment``
+    tokens, the length that it was trained on. With ``from_zeros`` streams start from zero vectors.
     """
 
     mem_len: int
@@ -37,10 +37,7 @@ class Context(NamedTuple):
 
 
 class EmbeddingDropout(NamedTuple):
-    """What is dropped before the first layer and after the last one.
-
-    ``words`` maps embeddings (B, T, d) and tokens (B, T) to embeddings; None for nothing.
-    """
+    """Dropout before the first layer and after the last; ``words`` takes the tokens, too."""
 
     words: nn.Module | None
     embeddings: nn.Module
@@ -52,20 +49,21 @@ class SegmentDecoder(FairseqIncrementalDecoder):
 
     Args:
         dictionary: the symbols.
-        embed_tokens: tokens (B, T) to embeddings (B, T, d).
-        embed_scale: what the embeddings are multiplied by.
-        layers: the layers, first to last.
+        embed_tokens: tokens (B, T) to embeddings (B, T, d), which ``embed_scale`` multiplies.
+        embed_scale: a number.
+        layers: first to last.
         output: projection to V scores, or an adaptive softmax.
         context: how far back the layers read.
         dropout: before the first layer and after the last.
-        positions: maps the farthest distance F to an encoding of the distances F, F - 1, …, -1,
-            which each layer's attention projects; None for none.
-        absolute_positions: adds what depends on a token's place to the embeddings, before their
-            dropout, and to the input of each layer; None for none.
-        layer_norm: normalises the last layer's output; None for none.
-        checkpoint_activations: compute each layer's activations again in the backward pass, in
-            place of keeping them.
+        positions: maps the farthest distance F to an encoding of F, F - 1, …, -1, which each
+            layer's attention projects; or None.
+        absolute_positions: adds to embeddings or layer inputs by a token's place; or None.
+        layer_norm: normalises the last layer's output; or None.
+        checkpoint_activations: compute activations again in the backward pass.
     """
+
+    # a model's own penalties that the loss may add, and what their absence does: for a warning
+    without_penalty: Mapping[str, str] = MappingProxyType({})
 
     def __init__(
         self,
@@ -97,7 +95,7 @@ class SegmentDecoder(FairseqIncrementalDecoder):
         self.context = context
         self.checkpoint_activations = checkpoint_activations
         self._takes_padding = any(getattr(m, "takes_padding", False) for m in self.modules())
-        self._inference_positions: InferenceCache[tuple[int, list[Any]]] = InferenceCache()
+        self.inference_positions: InferenceCache[tuple[int, list[Any]]] = InferenceCache()
         self._warned_of_places = False
 
     def forward(
@@ -112,17 +110,14 @@ class SegmentDecoder(FairseqIncrementalDecoder):
 
         Args:
             prev_output_tokens: the segment, (B, T); with ``incremental_state`` all tokens so far,
-                of which only those it has not seen are computed.
-            encoder_out: None; fairseq's generator passes it.
+                of which only the new ones are computed.
+            encoder_out: None, from fairseq's generator.
             incremental_state: fairseq's dictionary of one generation.
-            recurrence: the states of the streams; None for a segment without a past, which also
-                leaves no trace.
-            start: the place of the segment's first token in its stream; None for the place where
-                this decoder stopped reading.
+            recurrence: the states of the streams; None for a segment without a past.
+            start: the place of the segment in its stream; None for where this decoder stopped.
 
         Returns:
-            (B, T, V) scores, or the (B, T, d) input of the adaptive softmax; and None for
-            attention, which is not kept.
+            (B, T, V) scores, or the (B, T, d) input of the adaptive softmax; and None.
         """
         features, extra = self.extract_features(
             prev_output_tokens, encoder_out, incremental_state, recurrence, start
@@ -156,8 +151,8 @@ class SegmentDecoder(FairseqIncrementalDecoder):
         # layers may keep more or less of the past
         kept = 0 if past is None else max(state.length for state in past)
         if start == 0:
-            self._inference_positions.clear()  # a new walk
-        positions = self._positions_of_layers(
+            self.inference_positions.clear()  # a new walk
+        positions = self.positions_of_layers(
             kept + x.size(1) - 1, mem_len + x.size(1) - 1, once=recurrence is None
         )
         states: list[LayerState] = []
@@ -190,7 +185,7 @@ class SegmentDecoder(FairseqIncrementalDecoder):
         return self.embed_dropout(x)
 
     def _check_places(self, end: int) -> None:
-        """Raise ``ValueError`` where a token has no position vector; warn of untrained ones."""
+        """Refuse places that have no position vector; warn of untrained ones."""
         places = self.absolute_positions.max_positions
         if places is not None and end > places:
             raise ValueError(
@@ -208,7 +203,7 @@ class SegmentDecoder(FairseqIncrementalDecoder):
             )
 
     def _padding_mask(self, tokens: Tensor) -> Tensor | None:
-        """Return where ``tokens`` (B, T) are padding; None if no layer asks, or none is."""
+        """Return where ``tokens`` (B, T) are padding; None if no layer asks, or no token is."""
         if not self._takes_padding:
             return None
         padding_mask = tokens.eq(self.dictionary.pad())
@@ -217,15 +212,14 @@ class SegmentDecoder(FairseqIncrementalDecoder):
             return None
         return padding_mask
 
-    def _positions_of_layers(
+    def positions_of_layers(
         self, farthest: int, ever_farthest: int, once: bool = False
     ) -> list[Any]:
         """Return each layer's projected positions of the distances ``farthest``, or more, to -1.
 
-        They are computed once an update in training, and once for all segments of a walk in
-        inference; with ``once`` no other segment follows.
+        Inference computes them once for all segments of a walk; with ``once`` no other follows.
         """
-        cache = self._inference_positions
+        cache = self.inference_positions
         if self.training or torch.is_grad_enabled() or once:
             cache.clear()
             return self.compute_positions(farthest)
@@ -246,24 +240,28 @@ class SegmentDecoder(FairseqIncrementalDecoder):
         return positions
 
     def compute_positions(self, farthest: int) -> list[Any]:
-        """Return what each layer's attention takes from the distances ``farthest`` to -1."""
+        """Return what each layer's attention reads of the distances ``farthest`` to -1."""
         encoding = self.encode_distances(farthest)
         return [layer.self_attn.project_positions(encoding) for layer in self.layers]
 
     def encode_distances(self, farthest: int) -> Tensor | Clamped | None:
-        """Return the encoding of the distances ``farthest`` to -1, None without positions."""
+        """Return the encoding of the distances ``farthest`` to -1; None without positions."""
         if self.positions is None:
             return None
         return self.positions(farthest, next(self.parameters()).device)
 
+    def penalties(self) -> dict[str, Tensor]:
+        """Return the model's own penalties, each of a token, by the option of their cost."""
+        return {}
+
     def train(self, mode: bool = True) -> "SegmentDecoder":
         """Set the module in training mode or out of it."""
         if mode:
-            self._inference_positions.clear()  # training needs the space
+            self.inference_positions.clear()  # training needs the space
         return super().train(mode)
 
     def output_layer(self, features: Tensor) -> Tensor:
-        """Map (B, T, d) to scores (B, T, V); the adaptive softmax does its own part later."""
+        """Map (B, T, d) to scores (B, T, V); an adaptive softmax is left to the loss."""
         return features if self.output_projection is None else self.output_projection(features)
 
     def reorder_incremental_state(
@@ -274,7 +272,7 @@ class SegmentDecoder(FairseqIncrementalDecoder):
             incremental_state["recurrence"].reorder(new_order)
 
     def max_positions(self) -> int:
-        """Return how long an input may be: relative positions set no limit."""
+        """Return how long an input may be; relative positions set no limit."""
         if self.absolute_positions is not None:
             return self.context.segment
         return 1_000_000_000

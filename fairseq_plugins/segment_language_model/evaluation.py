@@ -1,7 +1,6 @@
-"""What evaluation does with the probabilities of tokens, beside fairseq's average of them all.
+"""Evaluation beside fairseq's average: softmax temperature, checks, figures without line ends.
 
-fairseq-eval-lm counts line ends, ``</s>``, as tokens. Some published perplexities leave them out of
-the mean (all-attention on WikiText-103), so both are printed.
+Some published perplexities leave ``</s>`` out (all-attention on WikiText-103), so both are printed.
 
 Shapes: B streams, T tokens of a segment, V symbols.
 """
@@ -31,16 +30,12 @@ def evaluate_probs(
     temperature: float,
     dictionary: Dictionary,
 ) -> Tensor:
-    """Return a model's (log-)probabilities (B, T, V) at the softmax temperature.
-
-    Those of the sample's targets are checked, and added to its tally, if it has one.
-    """
+    """Return (log-)probabilities (B, T, V) at the temperature; check and tally those of targets."""
     scored = log_probs and sample is not None
     if scored:
         _check_targets(_of_targets(probs, sample["target"]), sample["target"], dictionary)
     if temperature != 1:
-        # Scores and log-probabilities differ by a number for each token, which the softmax takes
-        # out: it does not matter which of the two is divided.
+        # log-probabilities serve as scores: they differ by a constant for each token
         scores = (probs if log_probs else probs.log()) / temperature
         probs = scores.log_softmax(-1) if log_probs else scores.softmax(-1)
     if scored and "tally" in sample:
@@ -49,7 +44,7 @@ def evaluate_probs(
 
 
 def _check_targets(of_targets: Tensor, target: Tensor, dictionary: Dictionary) -> None:
-    """Raise where the log-probabilities ``of_targets`` of ``target``, both (B, T), are none."""
+    """Refuse log-probabilities (B, T) of ``target`` that are not finite or impossible."""
     if not of_targets.isfinite().all():
         # fairseq-eval-lm would leave that token out of its average
         raise FloatingPointError(
@@ -71,15 +66,16 @@ def _of_targets(log_probs: Tensor, target: Tensor) -> Tensor:
     return log_probs.gather(-1, target.unsqueeze(-1)).squeeze(-1)
 
 
-class LineEndTally:
-    """Sums of the log-probabilities of an evaluation's tokens, those of line ends apart.
+class TalliedBatches:
+    """The batches of an evaluation, which at its end logs its figures without line ends.
 
-    Args:
-        dictionary: the symbols.
-        characters: whether each is one.
+    Each has this as its ``tally``. ``characters`` says whether each symbol is one.
     """
 
-    def __init__(self, dictionary: Dictionary, characters: bool) -> None:
+    def __init__(
+        self, batches: Iterable[dict[str, Any]], dictionary: Dictionary, characters: bool
+    ) -> None:
+        self._batches = batches
         self._pad, self._eos = dictionary.pad(), dictionary.eos()
         self._unit = BITS if characters else "bits a token"
         # tensors from the first batch on, so that a GPU need not be waited for
@@ -96,7 +92,7 @@ class LineEndTally:
         self._line_ends = self._line_ends + line_ends.sum()
 
     def describe(self) -> str | None:
-        """Return the figures without line ends in words; None where there are none, or no other."""
+        """Return the figures without line ends; None without line ends, or other tokens."""
         others, line_ends = int(self._others), int(self._line_ends)
         if others == 0 or line_ends == 0:
             return None
@@ -106,25 +102,12 @@ class LineEndTally:
             f"perplexity {math.exp(nats):.2f} ({others:,} of {others + line_ends:,} tokens)"
         )
 
-
-class TalliedBatches:
-    """The batches of an evaluation, which at its end logs its figures without line ends.
-
-    Args:
-        batches: the walk over the text.
-        tally: what each batch is added to.
-    """
-
-    def __init__(self, batches: Iterable[dict[str, Any]], tally: LineEndTally) -> None:
-        self._batches = batches
-        self._tally = tally
-
     def __len__(self) -> int:
         return len(self._batches)
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         for batch in self._batches:
-            yield {**batch, "tally": self._tally}
-        figures = self._tally.describe()
+            yield {**batch, "tally": self}
+        figures = self.describe()
         if figures is not None:
             logger.info(figures)

@@ -65,12 +65,7 @@ def choose_prefix(
 ) -> Tensor:
     """Return the tokens (B, P) that each generation has to begin with.
 
-    Args:
-        sample: a batch of prompts, or of segments, which are then the prompts.
-        prefix_tokens: the segments' first tokens, where ``--prefix-size`` asked for them.
-        generator: fairseq's.
-        dictionary: the symbols.
-        continue_past_eos: whether generation goes on past ``</s>``.
+    They are prompts, segments, or the first tokens of segments (``--prefix-size``).
     """
     source = sample["net_input"]["src_tokens"]
     if prefix_tokens is None:
@@ -91,10 +86,9 @@ def choose_prefix(
 
 
 def end_by_length(generator: Any) -> Any:
-    """Have nothing but its length end what fairseq's ``generator`` writes.
+    """Let fairseq's ``generator``, which waits for ``<pad>``, end by length alone.
 
-    It waits for ``<pad>``, the one symbol that no text has, which fairseq makes impossible. At the
-    end fairseq makes all others impossible too: then the end is certain.
+    fairseq makes ``<pad>`` impossible, and at the end all other symbols: then it is certain.
     """
     end = generator.eos
 
@@ -107,10 +101,9 @@ def end_by_length(generator: Any) -> Any:
 
 
 def draw_prompts(generator: Any) -> Any:
-    """Have fairseq's ``generator`` draw samples after prompts however unlikely these are.
+    """Let fairseq's ``generator`` draw samples after unlikely prompts.
 
-    fairseq draws the symbols of a prompt too, from probabilities that are 0 elsewhere. A low
-    temperature would make all of them 0.
+    fairseq draws the symbols of a prompt too, whose probability a low temperature would make 0.
     """
 
     def keep_possible(log_probs: Tensor) -> None:
@@ -122,10 +115,9 @@ def draw_prompts(generator: Any) -> Any:
 
 
 def keep_writing(generator: Any) -> Any:
-    """Have fairseq's ``--min-len`` count what ``generator`` writes after each prompt.
+    """Let ``--min-len`` count what follows each prompt; fairseq counts the prompt too.
 
-    fairseq counts the prompt, too: of prompts of different lengths, continuations would have
-    different least lengths. ``generator.prompt_lengths`` (B,) has to be set before it is used.
+    ``generator.prompt_lengths`` (B,) has to be set before it is used.
     """
     least, end = generator.min_len, generator.eos
     if least > 1:
@@ -143,10 +135,7 @@ def keep_writing(generator: Any) -> Any:
 def _block_repeats(
     block: NGramRepeatBlock, tokens: Tensor, log_probs: Tensor, bsz: int, beams: int, step: int
 ) -> Tensor:
-    """Make symbols impossible that would complete a sequence of n symbols for the second time.
-
-    Prompts and the end, where one symbol is possible, stay.
-    """
+    """Make symbols impossible that would repeat n symbols; prompts and the end stay."""
     before = block.no_repeat_ngram_size - 1
     possible = log_probs.isneginf().sum(-1) < log_probs.size(-1) - 1
     for row in possible.nonzero().view(-1).tolist():
@@ -168,7 +157,7 @@ def _one_left(log_probs: Tensor) -> Tensor:
 
 
 class _AdjustedSearch(nn.Module):
-    """One of fairseq's searches, which chooses by log-probabilities that were adjusted in place."""
+    """One of fairseq's searches, by log-probabilities that ``adjust`` changed in place."""
 
     def __init__(
         self, search: nn.Module, adjust: Callable[..., None], by_row: bool = False

@@ -1,8 +1,7 @@
-"""What a layer keeps of the tokens it has read: hidden states, or projected keys and values.
+"""What a layer keeps of the tokens it has read (Transformer-XL, section 3.2).
 
-Transformer-XL, section 3.2. Training keeps hidden states and projects them anew, so that the
-projections learn from them too. Inference, which is evaluation mode without gradients, keeps keys
-and values, so that nothing is projected twice.
+Training keeps hidden states and projects them anew, so that the projections learn from them too.
+Inference (evaluation mode without gradients) keeps keys and values, so nothing is projected twice.
 
 Shapes: B streams, S tokens kept, T new tokens, H heads, d model width, d_h head width.
 """
@@ -21,42 +20,27 @@ from fairseq_plugins.segment_language_model.attention_blocks import UNLIMITED
 
 
 class LayerState:
-    """State of one layer over the S tokens of B streams."""
+    """What one layer keeps of S tokens (``length``) of B streams (``streams``).
+
+    Each kind has ``last(length, before, segment)``, up to ``length`` + ``segment`` tokens, without
+    gradients, that end ``before`` the end; ``select(order)``, stream ``order[i]`` as stream i; and
+    ``to(like)``, the state in the device and dtype of a tensor.
+    """
 
     def __iter__(self) -> NoReturn:
-        """Refuse what ``nn.DataParallel`` does to gather outputs."""
+        """Refuse to be gathered by ``nn.DataParallel``."""
         raise TypeError(
             "a layer's memory cannot be gathered by nn.DataParallel: use DistributedDataParallel, "
             "whose workers keep their own"
         )
 
-    @property
-    def length(self) -> int:
-        """Return S."""
-
-    @property
-    def streams(self) -> int:
-        """Return B."""
-
-    def last(self, length: int, before: int = 0, segment: int = 0) -> LayerState:
-        """Return the ``segment`` tokens that end ``before`` the end, and ``length`` before them.
-
-        Or as many as there are. Detached.
-        """
-
-    def select(self, order: Tensor) -> LayerState:
-        """Return stream ``order[i]`` as stream i."""
-
-    def to(self, like: Tensor) -> LayerState:
-        """Return the state in the device and dtype of ``like``."""
-
 
 @dataclass(frozen=True)
 class HiddenStates(LayerState):
-    """The input of a layer: the ``latest`` tokens (B, S, d), and any ``earlier`` ones before them.
+    """The input of a layer: the ``latest`` tokens (B, S, d), and any ``earlier`` ones.
 
-    Two tensors, because training keeps a segment's own anyway. :meth:`last` keeps no more than
-    ``max_length`` tokens before the segment: how far the layer looks.
+    They are two tensors because training keeps a segment's own anyway. The layer looks back
+    ``max_length`` tokens, and :meth:`last` keeps no more before the segment.
     """
 
     latest: Tensor
@@ -103,21 +87,21 @@ class HiddenStates(LayerState):
 
 
 class _Buffers:
-    """Buffers of keys and values, (H, B, room, d_h), which caches of one stream of tokens share."""
+    """Buffers of keys and values, (H, B, room, d_h), which the caches of a stream share."""
 
     def __init__(self, keys: Tensor, values: Tensor, first: int = 0) -> None:
         self.keys, self.values, self.first = keys, values, first
 
     @property
     def end(self) -> int:
-        """Return the token of the stream that there is no room for any more."""
+        """Return the first token of the stream that there is no room for."""
         return self.first + self.keys.size(2)
 
     def keep(self, start: int, end: int, new: int) -> None:
         """Make room for ``new`` tokens behind ``end``; tokens before ``start`` are lost."""
         begin, length = start - self.first, end - start
-        # What is kept moves once for each eighth that is added, which is cheap beside attending to
-        # it: room for as many segments as make an eighth.
+        # room for as many segments as make an eighth: moving what is kept once for each eighth is
+        # cheap beside attending to it
         room = length + -(-max(new, length // 8) // new) * new
         if room <= self.keys.size(2) and begin >= length // 8:
             for buffer in (self.keys, self.values):
@@ -127,7 +111,7 @@ class _Buffers:
                     buffer.narrow(2, moved, size).copy_(buffer.narrow(2, begin + moved, size))
         else:
             kept = (buffer.narrow(2, begin, length) for buffer in (self.keys, self.values))
-            # at once: where there is no memory for the second, both stay as they are
+            # at once: without memory for the second, both stay as they are
             self.keys, self.values = [_longer(buffer, room) for buffer in kept]
         self.first = start
 
@@ -143,9 +127,8 @@ def _longer(kept: Tensor, room: int) -> Tensor:
 class KeyValueCache(LayerState):
     """Keys and values of a layer in inference, each (H, B, S, d_h), which grow in place.
 
-    They are tokens ``start`` to ``end`` of a stream. New tokens are written behind them, so cost
-    grows with what a segment adds, not with what is kept. :meth:`last` keeps no more than
-    ``max_length`` tokens before the segment.
+    They are tokens ``start`` to ``end`` of a stream. New ones are written behind them, so the cost
+    grows with the segment, not with what is kept. ``max_length`` is as in :class:`HiddenStates`.
     """
 
     buffers: _Buffers
@@ -181,8 +164,7 @@ class KeyValueCache(LayerState):
     def extended(self, keys: Tensor, values: Tensor) -> KeyValueCache:
         """Return the cache with ``keys`` and ``values`` (H, B, T, d_h) at its end.
 
-        This cache keeps what it had. Caches of the same stream lose what came before its start,
-        and what was written behind its end.
+        Other caches of the same stream lose what is before its start and behind its end.
         """
         if torch.compiler.is_compiling():
             return KeyValueCache.of(
@@ -234,10 +216,7 @@ def _bounds(size: int, length: int, before: int) -> tuple[int, int]:
 
 
 def _cut(hidden: Tensor, start: int, end: int) -> Tensor:
-    """Return tokens ``start`` to ``end`` of (B, S, d); a part is copied, so that the rest is freed.
-
-    ``start`` and ``end`` may lie outside.
-    """
+    """Return tokens ``start`` to ``end`` of (B, S, d); a part is copied, so the rest is freed."""
     start, end = max(0, start), min(max(0, end), hidden.size(1))
     if start == 0 and end == hidden.size(1):
         return hidden
@@ -247,10 +226,7 @@ def _cut(hidden: Tensor, start: int, end: int) -> Tensor:
 def register_state(kind: type, fields: list[str], build: Callable[..., LayerState]) -> None:
     """Let torch.export take a kind of state apart, and ``torch.load(weights_only=True)`` read it.
 
-    Args:
-        kind: the class.
-        fields: attributes that hold tensors or further states.
-        build: returns the state that these, and its ``max_length``, belong to.
+    ``build`` makes one from the attributes ``fields`` and its ``max_length``.
     """
 
     def flatten(state: LayerState) -> tuple[list[Any], int]:

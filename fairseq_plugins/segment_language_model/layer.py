@@ -1,4 +1,4 @@
-"""One layer of a segment language model: attention, then perhaps position-wise sublayers.
+"""One layer of a segment language model: attention, then position-wise sublayers.
 
 Shapes: B streams, T tokens of a segment, d model width, f inner width.
 """
@@ -16,13 +16,7 @@ from fairseq_plugins.segment_language_model.key_value_cache import HiddenStates,
 
 
 class FeedForward(nn.Module):
-    """Two affine maps with a ReLU between (all-attention, equation 5).
-
-    Args:
-        embed_dim: d.
-        inner_dim: f.
-        dropout: acts on the inner activations.
-    """
+    """Two affine maps with a ReLU, then dropout, between (all-attention, equation 5)."""
 
     def __init__(self, embed_dim: int, inner_dim: int, dropout: nn.Module) -> None:
         super().__init__()
@@ -39,19 +33,18 @@ class SegmentLayer(nn.Module):
     """``LN(x + attention(x))``, then ``LN(x + sublayer(x))`` for each further sublayer.
 
     All-attention, equation 6; Transformer-XL, section 3.3. With ``normalize_before`` it is
-    ``x + attention(LN(x))``, states of earlier segments normalised too, and then
-    ``x + sublayer(LN(x))``. A sublayer whose ``takes_padding`` is true gets the padding mask, too.
+    ``x + sublayer(LN(x))``, states of earlier segments normalised too. A sublayer whose
+    ``takes_padding`` is true also gets the padding mask.
 
     Args:
         embed_dim: d.
-        attention: the attention over earlier tokens and segment.
-        feed_forward: any map of (B, T, d) to itself, or None for a layer without one.
+        attention: over earlier tokens and segment.
+        feed_forward: any map of (B, T, d) to itself, or None.
         dropout: acts on what each sublayer adds.
-        normalize_before: normalise the input of each sublayer in place of the sum.
-        memory_sublayer: another such map after the feed-forward sublayer, or None.
+        normalize_before: normalise the input of each sublayer in place of the sum (pre-norm).
+        added_sublayer: another map after the feed-forward sublayer, or None.
         layer_norm_epsilon: what the norms add to the variance.
-        parallel: add ``memory_sublayer`` to the feed-forward sublayer, of the same input, in place
-            of putting it after that one.
+        parallel: put ``added_sublayer`` beside the feed-forward sublayer, not after it.
     """
 
     def __init__(
@@ -61,7 +54,7 @@ class SegmentLayer(nn.Module):
         feed_forward: nn.Module | None,
         dropout: nn.Module,
         normalize_before: bool = False,
-        memory_sublayer: nn.Module | None = None,
+        added_sublayer: nn.Module | None = None,
         layer_norm_epsilon: float = 1e-5,
         parallel: bool = False,
     ) -> None:
@@ -71,9 +64,9 @@ class SegmentLayer(nn.Module):
         self.self_attn_layer_norm = norm()
         self.feed_forward = feed_forward
         self.final_layer_norm = norm() if feed_forward is not None else None
-        self.memory_sublayer = memory_sublayer
-        after = memory_sublayer is not None and not parallel
-        self.memory_layer_norm = norm() if after else None
+        self.added_sublayer = added_sublayer
+        after = added_sublayer is not None and not parallel
+        self.added_layer_norm = norm() if after else None
         self.dropout = dropout
         self.normalize_before = normalize_before
 
@@ -93,7 +86,7 @@ class SegmentLayer(nn.Module):
             padding_mask: (B, T), true for padding; None for no padding.
 
         Returns:
-            the layer's output (B, T, d), and its state of earlier tokens and segment.
+            the output (B, T, d), and the layer's state of earlier tokens and segment.
         """
         attended, state = self._attend(x, positions, past)
         if state is None:
@@ -104,13 +97,13 @@ class SegmentLayer(nn.Module):
         if self.final_layer_norm is not None:
             entering = self.final_layer_norm(x) if self.normalize_before else x
             added = _apply(self.feed_forward, entering, padding_mask)
-            if self.memory_sublayer is not None and self.memory_layer_norm is None:
-                added = added + _apply(self.memory_sublayer, entering, padding_mask)
+            if self.added_sublayer is not None and self.added_layer_norm is None:
+                added = added + _apply(self.added_sublayer, entering, padding_mask)
             x = self._add(x, added, self.final_layer_norm)
-        if self.memory_layer_norm is not None:
-            entering = self.memory_layer_norm(x) if self.normalize_before else x
-            added = _apply(self.memory_sublayer, entering, padding_mask)
-            x = self._add(x, added, self.memory_layer_norm)
+        if self.added_layer_norm is not None:
+            entering = self.added_layer_norm(x) if self.normalize_before else x
+            added = _apply(self.added_sublayer, entering, padding_mask)
+            x = self._add(x, added, self.added_layer_norm)
         return x, state
 
     def _attend(

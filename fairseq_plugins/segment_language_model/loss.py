@@ -1,17 +1,16 @@
 """The loss of segment language models: cross-entropy of all tokens or the latter half, penalties.
 
-Half loss: Transformer-XL, section 4.2. Penalty of learned spans: Sukhbaatar et al. 2019a
-(arXiv:1905.07799), equation 9. Activation regularisation: Merity, McCann, Socher 2017
-(arXiv:1708.01009). Penalties are part of the loss in training alone, and logged apart.
+Half loss: Transformer-XL, section 4.2. Activation regularisation: Merity, McCann, Socher 2017
+(arXiv:1708.01009). Models may have penalties and figures of their own (the decoder's ``penalties``
+and ``figures``). Penalties count in training alone, and are logged apart.
 
 Shapes: B streams, T tokens of a segment, d model width.
 """
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
-import torch
 from fairseq.criterions import register_criterion
 from fairseq.criterions.cross_entropy import CrossEntropyCriterion, CrossEntropyCriterionConfig
 from fairseq.logging import metrics
@@ -20,47 +19,42 @@ from torch import Tensor
 
 from fairseq_plugins.fairseq_integration.option_names import flag
 from fairseq_plugins.segment_language_model.adaptive_softmax import adaptive_cross_entropy
+from fairseq_plugins.segment_language_model.model_config import option
 
-PENALTIES = ("activation_penalty", "temporal_penalty", "span_loss")
+# a model's own penalties, and the option that gives it one
+OWN_PENALTIES = {"span_loss": "--adaptive-span"}
+PENALTIES = ("activation_penalty", "temporal_penalty", *OWN_PENALTIES)
+# the other entries of the statistics are a model's own figures
+STATISTICS = ("loss", "ntokens", "nsentences", "sample_size", "logs", *PENALTIES)
 
 
 @dataclass
 class SegmentLossConfig(CrossEntropyCriterionConfig):
     """Options of ``segment_loss``."""
 
-    half_loss: bool = field(
-        default=False,
-        metadata={"help": "train on the latter half of each segment; validation scores all of it"},
+    half_loss: bool = option(
+        False, "train on the latter half of each segment; validation scores all of it"
     )
-    span_loss: float = field(
-        default=0.0,
-        metadata={
-            "help": "what a token of learned span (--adaptive-span) costs, in nats, averaged over "
-            "the heads of a layer (published: 1e-7 all-attention on characters, 5e-7 elsewhere)"
-        },
+    span_loss: float = option(
+        0.0,
+        "what a token of learned span (--adaptive-span) costs, in nats, averaged over "
+        "the heads of a layer (published: 1e-7 all-attention on characters, 5e-7 elsewhere)",
     )
-    activation_penalty: float = field(
-        default=0.0,
-        metadata={
-            "help": "activation regularisation: what the mean square of the last layer's output, "
-            "after --output-dropout, costs a token, in nats (published for Penn Treebank: 0.2)"
-        },
+    activation_penalty: float = option(
+        0.0,
+        "activation regularisation: what the mean square of the last layer's output, "
+        "after --output-dropout, costs a token, in nats (published for Penn Treebank: 0.2)",
     )
-    temporal_penalty: float = field(
-        default=0.0,
-        metadata={
-            "help": "temporal activation regularisation: what the mean square of its change from "
-            "token to token, before --output-dropout, costs, in nats (published for Penn Treebank: "
-            "0.1)"
-        },
+    temporal_penalty: float = option(
+        0.0,
+        "temporal activation regularisation: what the mean square of its change from "
+        "token to token, before --output-dropout, costs, in nats (published for Penn Treebank: "
+        "0.1)",
     )
 
 
 def latter_half(target: Tensor, pad: int) -> Tensor:
-    """Return ``target`` (B, T) with padding for the first half of each stream's tokens.
-
-    Of n tokens the first ``n // 2`` go; padding counts as no token, wherever it stands.
-    """
+    """Return ``target`` (B, T) with padding for the first ``n // 2`` of each stream's n tokens."""
     scored = target.ne(pad)
     before = scored.cumsum(dim=1) - 1
     first_half = before < scored.sum(dim=1, keepdim=True) // 2
@@ -68,15 +62,15 @@ def latter_half(target: Tensor, pad: int) -> Tensor:
 
 
 def activation_penalty(dropped: Tensor, scored: Tensor) -> Tensor:
-    """Return the mean square of ``dropped`` (B, T, d) at each token ``scored`` (B, T), in a sum."""
+    """Return the mean square of ``dropped`` (B, T, d), summed over the tokens ``scored`` (B, T)."""
     return _at_least_single(dropped).square().mean(-1).masked_fill(~scored, 0.0).sum()
 
 
 def temporal_penalty(hidden: Tensor, scored: Tensor) -> Tensor:
-    """Return the mean square of the changes of ``hidden`` (B, T, d), times the tokens, in a sum.
+    """Return the mean square change of ``hidden`` (B, T, d), times the tokens ``scored`` (B, T).
 
-    Changes are those between two tokens ``scored`` (B, T), averaged over a stream's: so parts of a
-    batch (``--batch-split``) have the sum of the whole.
+    The mean is that over a stream's pairs of tokens, so parts of a batch (``--batch-split``) add up
+    to the whole.
     """
     pairs = scored[:, 1:] & scored[:, :-1]
     changes = _at_least_single(hidden).diff(dim=1).square().mean(-1)
@@ -90,12 +84,7 @@ def _at_least_single(x: Tensor) -> Tensor:
 
 @register_criterion("segment_loss", dataclass=SegmentLossConfig)
 class SegmentLoss(CrossEntropyCriterion):
-    """Cross-entropy under the model's softmax, plain or adaptive, with its penalties.
-
-    Args:
-        cfg: the options.
-        task: the task.
-    """
+    """Cross-entropy under the model's softmax, plain or adaptive, with its penalties."""
 
     def __init__(self, cfg: SegmentLossConfig, task: FairseqTask) -> None:
         super().__init__(task, cfg.sentence_avg)
@@ -112,23 +101,24 @@ class SegmentLoss(CrossEntropyCriterion):
 
     def forward(self, model: Any, sample: dict, reduce: bool = True) -> tuple[Tensor, int, dict]:
         """Return the summed loss in nats, the number of tokens that count and the statistics."""
-        spans = getattr(model.decoder, "spans", [])
-        if self.costs["span_loss"] > 0 and not spans:
-            raise ValueError(
-                f"--span-loss is {self.costs['span_loss']} for a model without --adaptive-span, "
-                "which learns no spans: leave one of the two out, or give both"
-            )
+        own = getattr(model.decoder, "penalties", dict)()
+        for name, needed in OWN_PENALTIES.items():
+            if self.costs[name] > 0 and name not in own:
+                raise ValueError(
+                    f"{flag(name)} is {self.costs[name]} for a model without {needed}: give both, "
+                    f"or leave {flag(name)} out"
+                )
         if self.half_loss and self.training:
             sample = self._in_latter_half(sample)
         loss, activations = self._cross_entropy(model, sample)
-        added = self._penalties(activations, spans, sample)
+        added = self._penalties(activations, own, sample)
         ntokens, nsentences = sample["ntokens"], sample["target"].size(0)
         sample_size = nsentences if self.sentence_avg else ntokens
         log = {"loss": loss.detach(), "ntokens": ntokens, "nsentences": nsentences}
         log["sample_size"] = sample_size
         log.update((name, penalty.detach()) for name, penalty in added.items())
-        if spans:
-            log.update(self._describe_spans(spans))
+        if own:
+            log.update(model.decoder.figures(each_layer=not self.training), logs=1)
         if self.training and added:
             loss = loss + sum(added.values())
         return loss, sample_size, log
@@ -137,7 +127,7 @@ class SegmentLoss(CrossEntropyCriterion):
         target = latter_half(sample["target"], self.padding_idx)
         counts = sample.get("stream_tokens")
         if counts is None:
-            # another task's batch does not say: count them, for which a GPU's host waits
+            # another task's batch; a GPU's host waits for the count
             ntokens = int(target.ne(self.padding_idx).sum())
         else:
             ntokens = sum(count - count // 2 for count in counts)
@@ -166,7 +156,7 @@ class SegmentLoss(CrossEntropyCriterion):
         return loss, (seen[0] if seen else (None, None))
 
     def _penalties(
-        self, activations: tuple[Tensor, Tensor], spans: list, sample: dict
+        self, activations: tuple[Tensor, Tensor], own: dict[str, Tensor], sample: dict
     ) -> dict[str, Tensor]:
         """Return what each penalty adds to the summed loss."""
         hidden, dropped = activations
@@ -176,28 +166,14 @@ class SegmentLoss(CrossEntropyCriterion):
             added["activation_penalty"] = cost * activation_penalty(dropped, scored)
         if (cost := self.costs["temporal_penalty"]) > 0:
             added["temporal_penalty"] = cost * temporal_penalty(hidden, scored)
-        if spans:
-            # of each token: gradients are divided by their number, or by that of streams, later
-            penalty = self.costs["span_loss"] * sum(span.penalty() for span in spans)
-            added["span_loss"] = penalty * sample["ntokens"]
+        for name, penalty in own.items():
+            # for each token: gradients are divided by their number, or by that of streams, later
+            added[name] = self.costs[name] * penalty * sample["ntokens"]
         return added
-
-    def _describe_spans(self, spans: list) -> dict[str, Any]:
-        """Return mean and largest span, in validation of each layer too, and how many to sum."""
-        tokens = torch.stack([span.tokens() for span in spans])  # (layers, H)
-        seen = {"span_mean": tokens.mean(), "span_max": tokens.max(), "span_logs": 1}
-        if not self.training:
-            for layer, of_layer in enumerate(tokens, start=1):
-                seen[f"span_mean_{layer}"] = of_layer.mean()
-                seen[f"span_max_{layer}"] = of_layer.max()
-        return seen
 
     @classmethod
     def reduce_metrics(cls, logging_outputs: list[dict[str, Any]]) -> None:
-        """Log the loss of the tokens, each penalty in nats a token, and the spans in tokens.
-
-        Spans count the ramp. All workers have the same.
-        """
+        """Log the loss of the tokens, each penalty in nats a token, and the model's figures."""
         super().reduce_metrics(logging_outputs)
 
         def total(key: str) -> Any:
@@ -207,6 +183,7 @@ class SegmentLoss(CrossEntropyCriterion):
         for key in logging_outputs[0]:
             if key in PENALTIES:
                 metrics.log_scalar(key, total(key) / tokens, tokens, round=9)
-            elif key.startswith(("span_mean", "span_max")):
-                # of weight 0: not their average since the last line, but what they are now
-                metrics.log_scalar(key, total(key) / total("span_logs"), 0, round=1)
+            elif key not in STATISTICS:
+                # all workers have the same; with weight 0 the log has what they are now, not their
+                # average since the last line
+                metrics.log_scalar(key, total(key) / total("logs"), 0, round=1)

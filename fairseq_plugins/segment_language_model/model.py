@@ -1,8 +1,7 @@
 """The language model around a segment decoder, and how a paper's model is put together.
 
-:meth:`SegmentLanguageModel.build_model` assembles every one of them. A paper's model is a subclass
-that says what is its own: how far back it reads, each layer's sublayers, positions, perhaps dropout
-and initial values.
+:meth:`SegmentLanguageModel.build_model` assembles the model; a paper's subclass says what is its
+own: how far back it reads, each layer's sublayers, positions, perhaps dropout and initial values.
 
 Shapes: B streams, T tokens of a segment, V symbols, d model width.
 """
@@ -12,7 +11,7 @@ import difflib
 import logging
 import math
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 from fairseq.data import Dictionary
 from fairseq.models import FairseqLanguageModel
@@ -23,15 +22,6 @@ from torch import Tensor, nn
 from fairseq_plugins.fairseq_integration.checkpoint_files import (
     checkpoint_of,
     weights_loaded_into,
-)
-from fairseq_plugins.product_key_memory.added_memories import fit_to_memories
-from fairseq_plugins.product_key_memory.memory import MemorySublayer, ProductKeyMemory
-from fairseq_plugins.product_key_memory.options import (
-    INSTEAD,
-    PARALLEL,
-    MemoryBuilder,
-    parse_memory_layers,
-    placement,
 )
 from fairseq_plugins.segment_language_model.adaptive_softmax import BiasedAdaptiveSoftmax
 from fairseq_plugins.segment_language_model.attention import RelativeAttention
@@ -54,37 +44,20 @@ CHANGED_IN_EVALUATION = ("attention_kernel", "clamp_len", "mem_len", "same_lengt
 logger = logging.getLogger(__name__)
 
 
-class Positions(NamedTuple):
-    """How a model knows where tokens are: by their distance, or by their place in a segment.
-
-    ``relative`` encodes distances, and ``absolute`` adds to embeddings or layers; None for nothing.
-    """
-
-    relative: nn.Module | None = None
-    absolute: nn.Module | None = None
-
-
-class Dropouts(NamedTuple):
-    """The kind of dropout of embeddings, sublayers and activations, and what drops whole words."""
-
-    kind: type[nn.Module] = nn.Dropout
-    words: nn.Module | None = None
-
-
 class SegmentLanguageModel(FairseqLanguageModel):
     """A language model over streams of text, read segment by segment.
 
-    Args:
-        decoder: its :class:`SegmentDecoder`.
-        summary: recurrence, clamp and what is the model's own in words, for the log.
+    ``added_sublayers`` builds, from the options, what another paper adds to the layers: see
+    :class:`.MemorySublayers`. The log has ``summary`` beside figures.
     """
 
     decoder_class = SegmentDecoder
+    added_sublayers: type
 
     def __init__(self, decoder: SegmentDecoder, summary: str) -> None:
         super().__init__(decoder)
         self.summary = summary
-        self.softmax_temperature = 1.0  # of evaluation: the task may set another
+        self.softmax_temperature = 1.0  # the task may set another for evaluation
 
     @classmethod
     def build_model(cls, cfg: SegmentLanguageModelConfig, task: Any) -> "SegmentLanguageModel":
@@ -93,19 +66,30 @@ class SegmentLanguageModel(FairseqLanguageModel):
         dictionary = task.source_dictionary
         check_config(cfg, dictionary)
         cls.check_options(cfg)
-        dropouts = cls.build_dropouts(cfg, dictionary)
+        dropout = cls.dropout_class(cfg)
         mem_len = cls.recurrence_length(cfg)
-        memories = MemoryBuilder(cfg)
+        added = cls.added_sublayers(cfg)
         # each of these draws its initial values, in this order
         embed_tokens = build_embedding(cfg, dictionary)
-        layers = [
-            build_layer(cfg, number, attention, feed_forward, dropouts.kind(cfg.dropout), memories)
-            for number, (attention, feed_forward) in enumerate(
-                cls.build_sublayers(cfg, mem_len, dropouts.kind), start=1
+        layers = []
+        for attention, feed_forward in cls.build_sublayers(cfg, mem_len):
+            feed_forward, added_sublayer = added.place(len(layers) + 1, feed_forward)
+            layer = SegmentLayer(
+                cfg.decoder_embed_dim,
+                attention,
+                feed_forward,
+                dropout(cfg.dropout),
+                cfg.decoder_normalize_before,
+                added_sublayer,
+                cfg.layer_norm_epsilon,
+                added.parallel,
             )
-        ]
+            layers.append(layer)
         output = build_output(cfg, dictionary, embed_tokens)
-        positions = cls.build_positions(cfg, dropouts.kind)
+        relative, absolute = cls.build_positions(cfg)
+        layer_norm = None
+        if cfg.decoder_normalize_before and not cfg.no_decoder_final_norm:
+            layer_norm = nn.LayerNorm(cfg.decoder_embed_dim, cfg.layer_norm_epsilon)
         # √d for embeddings that start with variance 1/d
         small = cfg.share_decoder_input_output_embed or cfg.adaptive_input
         decoder = cls.decoder_class(
@@ -116,23 +100,26 @@ class SegmentLanguageModel(FairseqLanguageModel):
             output=output,
             context=Context(mem_len, cfg.tokens_per_sample + cfg.extended_context, cfg.zero_memory),
             dropout=EmbeddingDropout(
-                dropouts.words, dropouts.kind(cfg.embed_dropout), dropouts.kind(cfg.output_dropout)
+                cls.build_word_dropout(cfg, dictionary),
+                dropout(cfg.embed_dropout),
+                dropout(cfg.output_dropout),
             ),
-            positions=positions.relative,
-            absolute_positions=positions.absolute,
-            layer_norm=build_final_norm(cfg),
+            positions=relative,
+            absolute_positions=absolute,
+            layer_norm=layer_norm,
             checkpoint_activations=cfg.checkpoint_activations,
         )
         cls.initialise(decoder, cfg, dictionary)
-        model = cls(decoder, f"{summarise(cfg, mem_len)}, {cls.describe(cfg, mem_len)}")
-        memories.finish(model, model.memories_by_name())
+        summary = summarise(cfg, mem_len) + added.describe()
+        model = cls(decoder, f"{summary}, {cls.describe(cfg, mem_len)}")
+        added.finish(model)
         return model
 
     # What a paper's model says of itself.
 
     @classmethod
     def check_options(cls, cfg: Any) -> None:
-        """Raise ``ValueError`` for options of this model that it cannot be built from."""
+        """Raise ``ValueError`` for options that this model cannot be built from."""
 
     @classmethod
     def recurrence_length(cls, cfg: Any) -> int:
@@ -141,43 +128,42 @@ class SegmentLanguageModel(FairseqLanguageModel):
 
     @classmethod
     def build_sublayers(
-        cls, cfg: Any, mem_len: int, dropout: type[nn.Module]
+        cls, cfg: Any, mem_len: int
     ) -> Iterator[tuple[RelativeAttention, nn.Module | None]]:
-        """Yield the attention and the feed-forward sublayer, or None, of each layer, in order."""
+        """Yield each layer's attention and feed-forward sublayer, or None, in order."""
         raise NotImplementedError
 
     @classmethod
-    def build_positions(cls, cfg: Any, dropout: type[nn.Module]) -> Positions:
-        """Return the encoding of distances, or of places."""
+    def build_positions(cls, cfg: Any) -> tuple[nn.Module | None, nn.Module | None]:
+        """Return the encoding of distances, and that of places in a segment; None without."""
         raise NotImplementedError
 
     @classmethod
-    def build_dropouts(cls, cfg: Any, dictionary: Dictionary) -> Dropouts:
-        """Return the kinds of dropout."""
-        return Dropouts()
+    def dropout_class(cls, cfg: Any) -> type[nn.Module]:
+        """Return the kind of dropout that embeddings, sublayers and activations have."""
+        return nn.Dropout
+
+    @classmethod
+    def build_word_dropout(cls, cfg: Any, dictionary: Dictionary) -> nn.Module | None:
+        """Return what drops the embeddings of whole words, or None."""
+        return None
 
     @classmethod
     def initialise(cls, decoder: SegmentDecoder, cfg: Any, dictionary: Dictionary) -> None:
-        """Draw initial values other than those that the parts of the decoder drew."""
+        """Draw other initial values than the decoder's parts drew."""
 
     @classmethod
     def describe(cls, cfg: Any, mem_len: int) -> str:
-        """Return in words what is this model's own, for the log."""
+        """Return for the log what is this model's own."""
         raise NotImplementedError
 
-    @property
-    def product_key_memories(self) -> dict[int, ProductKeyMemory]:
-        """Return the product-key memories by the number of their layer, from 1."""
-        return {
-            number: module
-            for number, layer in enumerate(self.decoder.layers, start=1)
-            for module in layer.modules()
-            if isinstance(module, ProductKeyMemory)
-        }
-
-    def memories_by_name(self) -> dict[str, ProductKeyMemory]:
-        """Return the memories by the names that validation logs."""
-        return {f"memory{number}": memory for number, memory in self.product_key_memories.items()}
+    @classmethod
+    def build_feed_forward(cls, cfg: SegmentLanguageModelConfig) -> FeedForward | None:
+        """Return a layer's feed-forward sublayer, or None where layers have none."""
+        if cfg.decoder_ffn_embed_dim == 0:
+            return None
+        dropout = cls.dropout_class(cfg)(cfg.activation_dropout)
+        return FeedForward(cfg.decoder_embed_dim, cfg.decoder_ffn_embed_dim, dropout)
 
     def fit_weights(self, state_dict: dict) -> dict:
         """Return a checkpoint's weights fitted to the options of this model."""
@@ -203,10 +189,9 @@ class SegmentLanguageModel(FairseqLanguageModel):
         )
 
     def prepare_for_inference_(self, cfg: Any) -> None:
-        """Say with which recurrence the figures that follow are measured.
+        """Log the recurrence that the figures are measured with; refuse other overrides.
 
-        ``--model-overrides`` may change how far back the model reads, and its kernel: fairseq would
-        ignore others, or build another model than was trained.
+        fairseq would ignore them, or build another model than was trained.
         """
         super().prepare_for_inference_(cfg)
         overrides = ast.literal_eval(cfg.common_eval.model_overrides)
@@ -223,7 +208,7 @@ class SegmentLanguageModel(FairseqLanguageModel):
         logger.info("%s%s", self.summary, tempered)
 
     def load_state_dict(self, state_dict: dict, *args: Any, **kwargs: Any):
-        """Load weights, fitted to the options of this model, also those without its memories."""
+        """Load weights, fitted to the options of this model."""
         rows = sum(
             weight.size(0)
             for name, weight in state_dict.items()
@@ -236,21 +221,13 @@ class SegmentLanguageModel(FairseqLanguageModel):
                 f"(dict.txt) has {len(self.decoder.dictionary)}: use the data that the model was "
                 "trained with"
             )
-        places = state_dict.get("decoder.absolute_positions.weight")
-        if places is not None and places.shape != self.decoder.absolute_positions.weight.shape:
-            raise ValueError(
-                f"{checkpoint_of(state_dict)} has position vectors for segments of "
-                f"{places.size(1)} tokens, and this model for "
-                f"{self.decoder.absolute_positions.weight.size(1)}: resume with the "
-                "--tokens-per-sample and --extended-context that it was trained with"
-            )
-        fitted = fit_to_memories(self, self.fit_weights(state_dict))
+        fitted = self.added_sublayers.fit_weights(self, self.fit_weights(state_dict))
         with weights_loaded_into(self, state_dict):
             return super().load_state_dict(fitted, *args, **kwargs)
 
 
 def check_task(task: Any) -> None:
-    """Raise ``ValueError`` for a task that would give the model no recurrence."""
+    """Refuse a task that would give the model no recurrence."""
     if isinstance(task, FairseqTask) and not getattr(task, "reads_streams", False):
         raise ValueError(
             f"the task is {type(task).__name__}, which keeps no states of the segments before, so "
@@ -310,65 +287,12 @@ def build_output(
     return projection
 
 
-def build_feed_forward(cfg: SegmentLanguageModelConfig, dropout: type[nn.Module]) -> Any:
-    """Return a layer's feed-forward sublayer, or None where layers have none."""
-    if cfg.decoder_ffn_embed_dim == 0:
-        return None
-    return FeedForward(
-        cfg.decoder_embed_dim, cfg.decoder_ffn_embed_dim, dropout(cfg.activation_dropout)
-    )
-
-
-def build_layer(
-    cfg: SegmentLanguageModelConfig,
-    number: int,
-    attention: RelativeAttention,
-    feed_forward: nn.Module | None,
-    dropout: nn.Module,
-    memories: MemoryBuilder,
-) -> SegmentLayer:
-    """Return layer ``number``, from 1, around its sublayers.
-
-    A product-key memory takes the place of ``feed_forward`` (product-key memory, section 3.3), or
-    with ``--memory-interleave`` comes after it, or with ``--memory-parallel`` beside it.
-    """
-    memory = None
-    if number in parse_memory_layers(cfg.memory_layers, cfg.decoder_layers, "--memory-layers"):
-        if placement(cfg) == PARALLEL and feed_forward is None:
-            raise ValueError(
-                "--memory-parallel with --decoder-ffn-embed-dim 0: layers have no feed-forward "
-                "sublayer to stand beside; leave one of the two out"
-            )
-        memory = MemorySublayer(memories.build(cfg.decoder_embed_dim))
-        if placement(cfg) == INSTEAD:
-            feed_forward, memory = memory, None
-    return SegmentLayer(
-        cfg.decoder_embed_dim,
-        attention,
-        feed_forward,
-        dropout,
-        cfg.decoder_normalize_before,
-        memory,
-        cfg.layer_norm_epsilon,
-        parallel=placement(cfg) == PARALLEL,
-    )
-
-
-def build_final_norm(cfg: SegmentLanguageModelConfig) -> nn.LayerNorm | None:
-    """Return the norm after the last layer, which pre-norm layers need."""
-    if not cfg.decoder_normalize_before or cfg.no_decoder_final_norm:
-        return None
-    return nn.LayerNorm(cfg.decoder_embed_dim, cfg.layer_norm_epsilon)
-
-
 def summarise(cfg: SegmentLanguageModelConfig, mem_len: int) -> str:
-    """Return what a reader of the log needs to trust a figure: recurrence, clamp, same length."""
+    """Return what a figure in the log depends on: recurrence, clamp, same length."""
     summary = (
         f"recurrence {mem_len} tokens, clamp {cfg.clamp_len or 'none'}, "
         f"same length {'yes' if cfg.same_length else 'no'}"
     )
     if cfg.zero_memory:
         summary += ", zero vectors at the start"
-    if cfg.memory_layers:
-        summary += f", product-key memories in layers {cfg.memory_layers}"
     return summary

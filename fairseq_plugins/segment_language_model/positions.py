@@ -1,13 +1,11 @@
 """Position encodings: by the distance between query and key, or by a token's place in its segment.
 
-By distance goes in two steps: an encoding of all distances, computed once for all layers, and each
-layer's relative keys, one vector for each distance and head, which :mod:`.attention` reads.
-Distances fall from the farthest to -1. No query sees -1: it makes rows easy to count, and has the
-vector of the nearest distance that exists. Distances beyond a clamp have its vector, so an encoding
-begins there and is :class:`.Clamped`.
+By distance: an encoding of all distances is computed once for all layers; each layer projects it to
+relative keys, a vector for each distance and head. Distances fall from the farthest to -1, which
+no query sees: it makes rows easy to count. Beyond a clamp they have its vector (:class:`.Clamped`).
 
-By place cannot tell a token of an earlier segment from one of this segment (Transformer-XL, section
-3.3), so it goes without recurrence; the paper compares with it (tables 6 and 10).
+By place: for models without recurrence, since a token of an earlier segment would look like one of
+this segment (Transformer-XL, section 3.3; tables 6 and 10 compare with it).
 
 Shapes: D distances, P places, H heads, B streams, T tokens of a segment, L layers, d model width,
 d_h head width.
@@ -67,10 +65,8 @@ class SinusoidalRelativePositions(nn.Module):
         self.dropout = dropout
 
     def forward(self, farthest: int, device: torch.device | None = None) -> Tensor | Clamped:
-        """Return R of the distances ``farthest``, or the clamp, to -1: float64 (D, d).
-
-        In training with dropout it has them all: the vector of each is dropped by itself.
-        """
+        """Return R of the distances ``farthest``, or the clamp, to -1: float64 (D, d)."""
+        # with dropout in training each distance's vector is dropped by itself
         if _beyond(self.clamp_len, farthest) and (self.dropout is None or not self.training):
             return Clamped(self(self.clamp_len, device))
         distances = _falling(farthest, device).clamp(0, self.clamp_len)
@@ -80,12 +76,7 @@ class SinusoidalRelativePositions(nn.Module):
 
 
 class RelativeKeyProjection(nn.Module):
-    """``W_kR R``, the relative keys of a layer's heads (Transformer-XL, section 3.3, term b).
-
-    Args:
-        embed_dim: d.
-        num_heads: H; must divide d.
-    """
+    """``W_kR R``, the relative keys of a layer's heads (Transformer-XL, section 3.3, term b)."""
 
     def __init__(self, embed_dim: int, num_heads: int) -> None:
         super().__init__()
@@ -100,11 +91,7 @@ class RelativeKeyProjection(nn.Module):
 
 
 class Distances(nn.Module):
-    """The distances themselves, for relative keys that are learned one by one.
-
-    Args:
-        clamp_len: distances beyond it count as it; at least 1, None for no limit.
-    """
+    """The distances themselves, up to ``clamp_len``, for relative keys learned one by one."""
 
     def __init__(self, clamp_len: int | None = None) -> None:
         super().__init__()
@@ -121,10 +108,7 @@ class Distances(nn.Module):
 class LearnedRelativeKeys(nn.Module):
     """A learned vector for each distance and head (Shaw et al. 2018, as section 3.3 has it).
 
-    Args:
-        num_heads: H.
-        farthest: the last distance with a vector of its own; those beyond share it (their k).
-        head_dim: d_h.
+    Distances beyond ``farthest`` (their k) share its vector.
     """
 
     def __init__(self, num_heads: int, farthest: int, head_dim: int) -> None:
@@ -158,8 +142,7 @@ class LearnedRelativePositions(nn.Module):
     Args:
         farthest: the farthest distance that has a vector; the nearest is 1.
         head_dim: d_h.
-        clamp_len: distances beyond it use its vector; at least 1, None for no limit but the
-            farthest.
+        clamp_len: distances beyond it use its vector; at least 1, or None.
     """
 
     def __init__(self, farthest: int, head_dim: int, clamp_len: int | None = None) -> None:
@@ -191,11 +174,7 @@ class SharedRelativeKeys(nn.Module):
 
 
 class SinusoidalAbsolutePositions(nn.Module):
-    """Sinusoids added to the embeddings (Vaswani et al. 2017).
-
-    Args:
-        embed_dim: d; even.
-    """
+    """Sinusoids added to the embeddings (Vaswani et al. 2017); ``embed_dim`` is even."""
 
     max_positions: int | None = None  # every place has a vector
 
@@ -204,23 +183,17 @@ class SinusoidalAbsolutePositions(nn.Module):
         self.embed_dim = embed_dim
 
     def add_to_embeddings(self, x: Tensor, first: int) -> Tensor:
-        """Return the embeddings (B, T, d), tokens beginning at place ``first``, with the places."""
+        """Add the places, from ``first`` on, to the embeddings (B, T, d)."""
         places = torch.arange(first, first + x.size(1), device=x.device)
         return x + sinusoids(places, self.embed_dim).to(x.dtype)
 
     def add_to_layer(self, x: Tensor, layer: int, first: int) -> Tensor:
-        """Return what enters layer ``layer`` (from 0), (B, T, d): as it is."""
+        """Return what enters layer ``layer`` (from 0), (B, T, d), as it is."""
         return x
 
 
 class LearnedAbsolutePositions(nn.Module):
-    """A learned vector for each place, added to each layer's input (Al-Rfou et al. 2018).
-
-    Args:
-        num_layers: L.
-        max_positions: P.
-        embed_dim: d.
-    """
+    """Learned vectors (L, P, d) of places, added to each layer's input (Al-Rfou et al. 2018)."""
 
     def __init__(self, num_layers: int, max_positions: int, embed_dim: int) -> None:
         super().__init__()
@@ -241,7 +214,7 @@ class LearnedAbsolutePositions(nn.Module):
         return x
 
     def add_to_layer(self, x: Tensor, layer: int, first: int) -> Tensor:
-        """Return what enters layer ``layer`` (from 0), (B, T, d), tokens beginning at ``first``."""
+        """Add the places, from ``first`` on, to what enters layer ``layer`` (from 0), (B, T, d)."""
         end = first + x.size(1)
         if end > self.max_positions:
             raise ValueError(f"`max_positions` is {self.max_positions}: place {end} has no vector")

@@ -1,8 +1,8 @@
 """Segment-level recurrence: the states of earlier segments that each layer reads.
 
-Transformer-XL, section 3.2. The states are fixed: no gradient passes through them. A
-:class:`Recurrence` belongs to one walk over the data (a training epoch, a validation pass, an
-evaluation, a generation) and never to the model, so that no walk can disturb another.
+Transformer-XL, section 3.2. No gradient passes through the states. A :class:`Recurrence` belongs to
+one walk over the data (a training epoch, a validation pass, an evaluation, a generation) and not to
+the model, so that no walk disturbs another.
 
 Shapes: B streams, d model width.
 """
@@ -27,10 +27,9 @@ logger = logging.getLogger(__name__)
 
 @dataclass
 class _History:
-    """States of one model up to the end of its latest segment.
+    """States of one model: its latest segment and ``mem_len`` tokens before it.
 
-    They cover the latest segment and ``mem_len`` tokens before it, so that the same segment can be
-    run again (after an overflow or out of memory) from the states that it had the first time.
+    So the segment can be run again, after an overflow, from the states that it had the first time.
     """
 
     layers: list[LayerState]
@@ -44,51 +43,43 @@ class _History:
 
 
 class Recurrence:
-    """States of a set of parallel streams, for each model that reads them, as in an ensemble.
-
-    Only :meth:`write` changes them: a batch without a recurrence leaves them alone.
+    """States of parallel streams, for each model (of an ensemble) that reads them.
 
     Args:
-        last_start: where the last segment of the walk starts, if that is known: after it nothing
-            reads the states any more.
+        last_start: where the last segment of the walk starts, if known; nothing reads the states
+            after it.
         longer: how many tokens more than its ``mem_len`` a model reads in this walk.
     """
 
     def __init__(self, last_start: int | None = None, longer: int = 0) -> None:
         self._last_start = last_start
         self.longer = longer
-        self._histories: WeakKeyDictionary[nn.Module, _History] = WeakKeyDictionary()
+        self.histories: WeakKeyDictionary[nn.Module, _History] = WeakKeyDictionary()
         self._restored: _History | None = None
         self._gathered: tuple[int, dict[str, Any]] | None = None
         self._parts: list[Recurrence] = []
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return what copies and pickles hold; those with the models have theirs for them."""
-        return {**self.__dict__, "_histories": list(self._histories.items())}
+        """Return what copies and pickles hold."""
+        return {**self.__dict__, "histories": list(self.histories.items())}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Take the states of a copy."""
-        self.__dict__.update(state, _histories=WeakKeyDictionary(dict(state["_histories"])))
+        self.__dict__.update(state, histories=WeakKeyDictionary(dict(state["histories"])))
 
     def end(self, model: nn.Module) -> int:
         """Return how many tokens of each stream ``model`` has read."""
-        history = self._histories.get(model)
+        history = self.histories.get(model)
         return 0 if history is None else history.end
 
     def read(self, model: nn.Module, start: int, like: Tensor) -> list[LayerState] | None:
         """Return each layer's state of the ``mem_len`` tokens before the segment at ``start``.
 
-        Args:
-            model: whose states.
-            start: the segment's first token.
-            like: a tensor of the device and dtype that the states are wanted in.
-
-        Returns:
-            one state a layer, or None where there is none.
+        None where there is nothing before it. The states have the device and dtype of ``like``.
         """
-        if model not in self._histories and self._restored is not None:
-            self._histories[model], self._restored = self._restored, None
-        history = self._histories.get(model)
+        if model not in self.histories and self._restored is not None:
+            self.histories[model], self._restored = self._restored, None
+        history = self.histories.get(model)
         if history is None:
             if start > 0:
                 logger.warning(
@@ -120,26 +111,21 @@ class Recurrence:
     def write(
         self, model: nn.Module, start: int, states: list[LayerState], length: int, mem_len: int
     ) -> None:
-        """Keep ``states``, which end with the ``length`` tokens of the segment at ``start``.
+        """Keep the layers' ``states``, which end with the ``length`` tokens from ``start`` on.
 
-        Args:
-            model: whose states.
-            start: the segment's first token.
-            states: of each layer, earlier tokens and segment.
-            length: the tokens of the segment.
-            mem_len: how many tokens the next segment may read.
+        The next segment may read ``mem_len`` tokens.
         """
         if mem_len == 0:
             states = []
         layers = [state.last(mem_len, segment=length) for state in states]
-        self._histories[model] = _History(layers, start, length, mem_len)
+        self.histories[model] = _History(layers, start, length, mem_len)
         self._gathered = None
 
     def split(self, sizes: list[int]) -> list[Recurrence]:
         """Return recurrences of the first ``sizes[0]`` streams, the ``sizes[1]`` next ones, ….
 
-        From now on they hold the states, those of a checkpoint too, and :meth:`state_dict` puts
-        them together. A walk is split before its first segment is read, always in the same way.
+        From now on they hold the states, and :meth:`state_dict` puts them together. A walk is split
+        before its first segment, and always in the same way.
         """
         if not self._parts:
             firsts = itertools.accumulate(sizes, initial=0)
@@ -155,30 +141,26 @@ class Recurrence:
         return self._parts
 
     def _latest(self) -> list[_History]:
-        """Return the states of the one training model, of each part in turn where it is split.
-
-        None of them where a part has none yet.
-        """
+        """Return the states of the training model, for each part; [] where a part has none yet."""
         if self._parts:
             histories = [history for part in self._parts for history in part._latest()]
             return histories if len(histories) == len(self._parts) else []
-        history = next(iter(self._histories.values()), self._restored)
+        history = next(iter(self.histories.values()), self._restored)
         return [] if history is None else [history]
 
     def reorder(self, new_order: Tensor) -> None:
-        """Let stream i go on from stream ``new_order[i]`` (beam search moves its beams)."""
+        """Let stream i go on from stream ``new_order[i]``, as beam search does."""
         if torch.equal(new_order, torch.arange(len(new_order), device=new_order.device)):
-            streams = {s.streams for h in self._histories.values() for s in h.layers[:1]}
+            streams = {s.streams for h in self.histories.values() for s in h.layers[:1]}
             if streams <= {len(new_order)}:
                 return  # sampling asks for this order at every token
-        for history in self._histories.values():
+        for history in self.histories.values():
             history.layers = [state.select(new_order) for state in history.layers]
 
     def gather(self, group: Any = None) -> None:
-        """Bring the states of all workers to worker 0, in the order of the streams.
+        """Bring the states of all workers of ``group``, which all call it, to worker 0.
 
-        Every worker of ``group`` has to call it; :meth:`state_dict` of worker 0 then covers all
-        streams. fairseq writes checkpoints on worker 0 alone, without asking the others.
+        There :meth:`state_dict` then covers all streams: only worker 0 writes checkpoints.
         """
         histories = self._latest()
         if not histories or histories[0].start == self._last_start:
@@ -195,11 +177,9 @@ class Recurrence:
         self._gathered = (state["end"], state) if rank == 0 else None
 
     def state_dict(self) -> dict[str, Any] | None:
-        """Return the states of the one training model as plain containers on the CPU.
+        """Return the states of the training model as plain containers on the CPU.
 
-        None where there is nothing to keep (keys and values read without gradients are of no use
-        to training), or where this worker has only its own streams because the others' were never
-        gathered (:meth:`gather`).
+        None where there are no hidden states, or the other workers' were never gathered.
         """
         histories = self._latest()
         layers = [state for history in histories for state in history.layers]
@@ -214,7 +194,7 @@ class Recurrence:
         return None
 
     def load_state_dict(self, state: dict[str, Any], shard_id: int, num_shards: int) -> None:
-        """Continue from ``state``; this worker reads part ``shard_id`` of ``num_shards`` of it."""
+        """Continue from part ``shard_id`` of ``num_shards`` of ``state``."""
 
         def part(hidden: Tensor) -> HiddenStates:
             # (B, S, d) of all workers -> of this one

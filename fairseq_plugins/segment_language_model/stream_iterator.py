@@ -1,22 +1,22 @@
-"""Walks over parallel streams in order, handing each batch its place in their recurrence."""
+"""Batches of parallel streams: in order, each with the streams' recurrence, or in parts of them.
+
+Shapes: B streams of a worker, T tokens of a segment.
+"""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from contextlib import nullcontext
 from typing import Any
 
 from fairseq.data.iterators import CountingIterator, EpochBatchIterator
+from torch import Tensor
 
 from fairseq_plugins.segment_language_model.recurrence import Recurrence
-from fairseq_plugins.segment_language_model.streams import TokenStreams, fingerprint
+from fairseq_plugins.segment_language_model.streams import TokenStreams
 
 logger = logging.getLogger(__name__)
-
-OTHER_DICTIONARY = (
-    "dict.txt in DATA is not the one that the checkpoint was trained with: binarize the text with "
-    "fairseq-preprocess --srcdict and that one, or train anew in another --save-dir"
-)
 
 
 class _BatchesWithRecurrence(CountingIterator):
@@ -43,16 +43,14 @@ class _BatchesWithRecurrence(CountingIterator):
 class StreamIterator(EpochBatchIterator):
     """fairseq's epoch iterator over :class:`TokenStreams`: segments in order, with recurrence.
 
-    Each walk (an epoch, a validation pass, an evaluation) starts an empty recurrence of its own.
+    Each walk (an epoch, a validation pass, an evaluation) starts with an empty recurrence.
     A checkpoint in mid-epoch holds it, so that a resumed run goes on as if it had not stopped.
 
     Args:
-        dataset: the streams of all workers.
-        num_shards: number of workers.
-        shard_id: this worker.
+        dataset: the streams of all workers (``num_shards`` of them, this one ``shard_id``).
         save_recurrence: whether checkpoints in mid-epoch hold the recurrence.
         longer_recurrence: by how many tokens it is longer than ``--mem-len``.
-        options: what fairseq's iterator takes besides.
+        options: further arguments of fairseq's iterator.
     """
 
     def __init__(
@@ -88,23 +86,22 @@ class StreamIterator(EpochBatchIterator):
         self.recurrence = Recurrence(last_start, self.longer_recurrence)
         return _BatchesWithRecurrence(batches, self.recurrence, self.dataset)
 
-    def _layout(self) -> dict[str, int]:
-        layout = {
-            "tokens": len(self.dataset.tokens),
-            "streams": self.dataset.num_streams,
-            "segment_length": self.dataset.segment_length,
-        }
-        if self.dataset.shuffled_with is not None:
-            layout["shuffled_with"] = self.dataset.shuffled_with
-        if self.dataset.jitter is not None:
-            layout["jitter"] = self.dataset.jitter.deviation
-            layout["jittered_with"] = self.dataset.jitter.seed
+    def _layout(self) -> str:
+        streams = self.dataset
+        layout = (
+            f"{len(streams.tokens):,} tokens in {streams.num_streams} streams with segments of "
+            f"{streams.segment_length}"
+        )
+        if streams.shuffled_with is not None:
+            layout += f", sentences shuffled with seed {streams.shuffled_with}"
+        if streams.jitter is not None:
+            deviation, seed, _ = streams.jitter
+            layout += f", lengths of deviation {deviation} drawn with seed {seed}"
         return layout
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the place in the epoch, the dictionary, the layout and the recurrence."""
+        """Return the place in the epoch, the layout and the recurrence."""
         state = super().state_dict()
-        state["dictionary"] = fingerprint(self.dataset.dictionary)
         state["layout"] = self._layout()
         if state["iterations_in_epoch"] > 0:
             state["recurrence"] = self._recurrence_state() if self.save_recurrence else None
@@ -125,18 +122,15 @@ class StreamIterator(EpochBatchIterator):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Go to the place in ``state_dict``, with the recurrence that the run had there."""
-        dictionary = fingerprint(self.dataset.dictionary)
-        if state_dict["dictionary"] != dictionary:
-            raise ValueError(OTHER_DICTIONARY)
         in_epoch = state_dict["iterations_in_epoch"] > 0
         saved = state_dict["layout"]
         if in_epoch and saved != self._layout():
             raise ValueError(
                 "the checkpoint stopped in the middle of an epoch over "
-                f"{_describe(saved)}, and this run has {_describe(self._layout())}: resume with "
-                "the same data, --tokens-per-sample, --segment-jitter and --batch-size times "
-                "workers (and, with --shuffle-sentences or --segment-jitter, --seed), or begin the "
-                "epoch anew with --reset-dataloader"
+                f"{saved}, and this run has {self._layout()}: resume with the same data, "
+                "--tokens-per-sample, --segment-jitter and --batch-size times workers (and, with "
+                "--shuffle-sentences or --segment-jitter, --seed), or begin the epoch anew with "
+                "--reset-dataloader"
             )
         super().load_state_dict({**state_dict, "shuffle": False})
         if not in_epoch:
@@ -149,10 +143,74 @@ class StreamIterator(EpochBatchIterator):
             logger.info("resuming with recurrence, after %d tokens of each stream", states["end"])
 
 
-def _describe(layout: dict[str, int]) -> str:
-    text = "{tokens:,} tokens in {streams} streams with segments of {segment_length}"
-    if "shuffled_with" in layout:
-        text += ", sentences shuffled with seed {shuffled_with}"
-    if "jitter" in layout:
-        text += ", lengths of deviation {jitter} drawn with seed {jittered_with}"
-    return text.format(**layout)
+def check_parts(parts: int, streams: int) -> None:
+    """Refuse to split a worker's streams into so many parts."""
+    if parts < 1:
+        raise ValueError(f"--batch-split is {parts}: it must be at least 1")
+    if parts > streams:
+        raise ValueError(
+            f"--batch-split is {parts} and --batch-size {streams}: a part has at least one stream, "
+            f"so give --batch-split {streams} or less, or a larger --batch-size"
+        )
+
+
+def split_batch(sample: dict[str, Any], parts: int) -> list[dict[str, Any]]:
+    """Return the parts of a batch of B streams, each with its part of the recurrence.
+
+    ``--batch-split``, as in the published codes (Transformer-XL's ``--batch_chunk``).
+    """
+    net_input = dict(sample["net_input"])
+    recurrence, start = net_input.pop("recurrence", None), net_input.pop("start", None)
+    size, larger = divmod(len(sample["target"]), parts)
+    sizes = [size + (part < larger) for part in range(parts)]
+    recurrences = [None] * parts if recurrence is None else recurrence.split(sizes)
+    made, end = [], 0
+    for size, own_recurrence in zip(sizes, recurrences, strict=True):
+        streams = slice(end, end + size)
+        end += size
+        counts = sample["stream_tokens"][streams]
+        own_input: dict[str, Any] = {key: value[streams] for key, value in net_input.items()}
+        if own_recurrence is not None:
+            own_input |= {"recurrence": own_recurrence, "start": start}
+        made.append(
+            {
+                "id": sample["id"][streams],
+                "nsentences": size,
+                "ntokens": sum(counts),
+                "stream_tokens": counts,
+                "start_indices": sample["start_indices"][streams],
+                "net_input": own_input,
+                "target": sample["target"][streams],
+            }
+        )
+    return made
+
+
+def train_in_parts(
+    parts: list[dict[str, Any]],
+    model: Any,
+    train_step: Callable[[dict[str, Any]], tuple[Tensor, int, dict[str, Any]]],
+) -> tuple[Tensor, int, dict[str, Any]]:
+    """Train on one part after another, so that activations of one part are held at a time.
+
+    Gradients add up, so the update is that of the whole batch.
+
+    Args:
+        parts: from :func:`split_batch`.
+        model: may be wrapped for several workers.
+        train_step: computes the summed loss of a part, and adds its gradients.
+
+    Returns:
+        loss, sample size and statistics of the batch.
+    """
+    losses, sizes, logs = [], [], []
+    for part in parts:
+        # workers exchange gradients in the backward pass of the last part, if in one at all
+        last = part is parts[-1]
+        with nullcontext() if last or not hasattr(model, "no_sync") else model.no_sync():
+            loss, size, log = train_step(part)
+        losses.append(loss.detach())  # it holds on to the part's graph
+        sizes.append(size)
+        logs.append(log)
+    # criteria log sums over the tokens, which fairseq adds up over workers and --update-freq, too
+    return sum(losses), sum(sizes), {key: sum(log[key] for log in logs) for key in logs[0]}

@@ -1,14 +1,10 @@
 """A split of binarized text as parallel streams, cut into segments.
 
-The tokens of a split stand one after another, as fairseq-preprocess wrote them, with ``</s>`` at
-the end of every line. S streams share them out as consecutive parts that differ by one token at
-most, and each stream is read in segments of T tokens, the last one shorter. So every token is
-predicted exactly once, whatever S and T are. The first token of the split is predicted from
-``</s>``, the first of any other stream from the token before it. Sentences may come in a random
-order, which then is the order of the split, and segments in random lengths, alike in all streams.
-
-With an extended context of C tokens each segment comes with the C tokens before it, of whichever
-stream, which are read but not predicted: the context of models without recurrence.
+S streams share out the tokens of a split as consecutive parts that differ by one token at most, and
+each stream is read in segments of T tokens, the last one shorter: every token is predicted exactly
+once. The first token of the split is predicted from ``</s>``, the first one of any other stream
+from the token before it. With an extended context each segment comes with the C tokens before it,
+which are read but not predicted: the context of models without recurrence.
 
 Letters: N tokens of the split, S streams of all workers, B streams of one worker, T tokens of a
 segment, K segments of a stream, C tokens of extended context.
@@ -16,11 +12,11 @@ segment, K segments of a stream, C tokens of extended context.
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 import logging
 import os
 import struct
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -33,10 +29,11 @@ from fairseq.data.indexed_dataset import (
 )
 from torch import Tensor
 
-from fairseq_plugins.segment_language_model.segment_jitter import Jitter
-
-# tokens that are looked at together: comparing a billion at once would take gigabytes
-_SCANNED = 2**24
+# tokens that are compared at once: for a billion that would take gigabytes
+SCANNED = 2**24
+# jittered segments: the part that is drawn around half of the length, the fewest tokens, and by how
+# many deviations one may be longer than --tokens-per-sample
+_HALF_AS_LONG, _SHORTEST, _DEVIATIONS = 0.05, 5, 3
 
 logger = logging.getLogger(__name__)
 
@@ -44,13 +41,13 @@ logger = logging.getLogger(__name__)
 def load_tokens(
     split_path: str, dictionary: Dictionary, dataset_impl: str | None = None, combine: bool = False
 ) -> np.ndarray:
-    """Return the tokens of a split, (N,), without reading a memory-mapped one into RAM.
+    """Return the tokens (N,) of a split, such as ``data-bin/train``; memory-mapped stays on disk.
 
     Args:
-        split_path: path without ending, such as ``data-bin/train``.
-        dictionary: the symbols that the tokens index.
+        split_path: path without ending.
+        dictionary: the symbols.
         dataset_impl: fairseq's ``--dataset-impl``; None to look at the files.
-        combine: also append ``train1``, ``train2``, … where they exist.
+        combine: append ``train1``, ``train2``, … where they exist.
     """
     parts = []
     for number in itertools.count():
@@ -83,13 +80,8 @@ def load_tokens(
     return tokens
 
 
-def fingerprint(dictionary: Dictionary) -> str:
-    """Return a short text that differs for dictionaries whose symbols or their order differ."""
-    return hashlib.sha256("\n".join(dictionary.symbols).encode()).hexdigest()
-
-
 def _check_index(path: str) -> None:
-    """Raise an error for a damaged index: fairseq would add files that it could not close."""
+    """Refuse a damaged index: fairseq would add files that it could not close."""
     if not os.path.isfile(path):
         raise ValueError("it is no file")
     start = struct.Struct("<9sQBQ")
@@ -120,8 +112,7 @@ def _load_part(path: str, dictionary: Dictionary, dataset_impl: str | None) -> n
             "binarize the text again"
         ) from error
     if index is not None:
-        # one sentence may hold the whole split (a text without line ends), and fairseq copies a
-        # sentence each time it is touched: read the file itself
+        # fairseq copies a sentence, perhaps the whole split, each time it is touched
         if os.path.getsize(data_file_path(path)) != index.sizes.sum() * index.dtype().itemsize:
             raise ValueError(
                 f"the split {path} is incomplete: {path}.bin and {path}.idx differ in length; "
@@ -134,22 +125,49 @@ def _load_part(path: str, dictionary: Dictionary, dataset_impl: str | None) -> n
 
 
 def _pieces(tokens: np.ndarray) -> list[np.ndarray]:
-    return [tokens[i : i + _SCANNED] for i in range(0, len(tokens), _SCANNED)]
+    return [tokens[i : i + SCANNED] for i in range(0, len(tokens), SCANNED)]
+
+
+class Jitter(NamedTuple):
+    """How the lengths of segments vary: by a standard deviation in tokens.
+
+    Merity, Keskar and Socher 2017 (AWD-LSTM, arXiv:1708.02182), "variable length backpropagation
+    sequences", with a constant learning rate as in the published Transformer-XL. All workers and a
+    resumed run draw the same lengths from a seed and an epoch.
+    """
+
+    deviation: int
+    seed: int
+    epoch: int
+
+    def draw_starts(self, length: int, segment_length: int) -> np.ndarray:
+        """Return where the K segments of ``length`` tokens start, and the last one ends: (K + 1,).
+
+        Lengths are drawn around T, or one in twenty around T / 2.
+        """
+        shortest = min(_SHORTEST, segment_length)
+        longest = longest_segment(segment_length, self.deviation)
+        generator = np.random.default_rng([self.seed, self.epoch])
+        count = -(-length // shortest)
+        halved = generator.random(count) < _HALF_AS_LONG
+        around = np.where(halved, segment_length / 2, segment_length)
+        drawn = generator.normal(around, self.deviation).astype(np.int64)
+        ends = drawn.clip(shortest, longest).cumsum()
+        return np.concatenate([[0], ends[: int(ends.searchsorted(length)) + 1]])
+
+
+def longest_segment(segment_length: int, deviation: int) -> int:
+    """Return the most tokens that a segment may have."""
+    return segment_length + _DEVIATIONS * deviation
 
 
 class ShuffledSentences:
-    """The tokens of a split with its sentences in a random order; a slice is put together anew.
-
-    Args:
-        tokens: (N,).
-        eos: the symbol that ends a sentence.
-        seed: of the order, as numpy takes it.
-    """
+    """The tokens (N,) of a split, its sentences, each up to ``eos``, in a random order."""
 
     def __init__(self, tokens: np.ndarray, eos: int, seed: list[int]) -> None:
         self._tokens = tokens
         inner = [
-            np.flatnonzero(piece == eos) + number * _SCANNED + 1
+            np.flatnonzero(piece == eos) + number * SCANNED + 1
             for number, piece in enumerate(_pieces(tokens[:-1]))
         ]
         starts = np.concatenate([[0], *inner])
@@ -179,12 +197,12 @@ class ShuffledSentences:
 
 
 class RunningText(FairseqDataset):
-    """The tokens of a split, which :class:`TokenStreams` lays out as parallel streams.
+    """The tokens (N,) of a split, which :class:`TokenStreams` lays out as parallel streams.
 
     Args:
         tokens: (N,).
         shuffled: whether each epoch has the sentences in an order of its own.
-        jitter: standard deviation of the lengths of segments, in tokens; 0 for equal ones.
+        jitter: standard deviation of the lengths of segments, in tokens.
     """
 
     def __init__(self, tokens: np.ndarray, shuffled: bool = False, jitter: int = 0) -> None:
@@ -212,8 +230,8 @@ class TokenStreams(FairseqDataset):
         num_streams: S, at most N.
         segment_length: T.
         extended_context: C.
-        shuffled_with: the seed of the sentences' order; None for that of the text.
-        jitter: how T varies; None for segments of T tokens.
+        shuffled_with: the seed of the sentences' order; None where they are not shuffled.
+        jitter: how T varies; None where it does not.
     """
 
     def __init__(
@@ -228,7 +246,6 @@ class TokenStreams(FairseqDataset):
     ) -> None:
         super().__init__()
         self.tokens = tokens
-        self.dictionary = dictionary
         self.pad = dictionary.pad()
         self.eos = dictionary.eos()
         self.num_streams = num_streams
@@ -273,10 +290,10 @@ class TokenStreams(FairseqDataset):
         return self.num_segments * self.num_streams
 
     def collater(self, samples: list[dict[str, int | Tensor]]) -> dict:
-        """Return a batch; shorter segments are padded on the right, (B, T).
+        """Return a batch (B, T), shorter segments padded on the right.
 
-        All workers' batches of a segment are as wide as the longest of all its streams, the first:
-        so none of them is empty, and their recurrences fit together.
+        All workers' batches of a segment are as wide as its longest stream, the first one, so that
+        their recurrences fit together.
         """
         first = samples[0]["id"] // self.num_streams * self.num_streams
         width = self.num_tokens(first) + self.extended_context
@@ -306,31 +323,22 @@ class TokenStreams(FairseqDataset):
         begin, end = self.segment_bounds(*divmod(index, self.num_streams))
         return end - begin
 
-    def size(self, index: int) -> int:
-        """Return the same as :meth:`num_tokens`; fairseq asks for both."""
-        return self.num_tokens(index)
+    size = num_tokens  # fairseq asks for both
 
     def ordered_indices(self) -> np.ndarray:
         """Return all items, segment by segment."""
         return np.arange(len(self))
 
     def batches(self, num_shards: int) -> list[list[int]]:
-        """Return the items of each batch: for each segment, one batch a worker.
+        """Return the items of each batch, for each segment one batch a worker.
 
-        fairseq deals batches out to workers in turn, so worker w always gets streams w·B to
-        (w + 1)·B - 1, in the order of the segments.
+        fairseq deals them out in turn, so worker w always gets streams w·B to (w + 1)·B - 1.
         """
         per_shard = self.num_streams // num_shards
         return [list(range(first, first + per_shard)) for first in range(0, len(self), per_shard)]
 
     def log_layout(self, num_shards: int, shard_id: int, longer_recurrence: int = 0) -> None:
-        """Say in the log how the text is laid out, and what of it worker ``shard_id`` reads.
-
-        Args:
-            num_shards: number of workers.
-            shard_id: the worker.
-            longer_recurrence: tokens by which its recurrence is longer than ``--mem-len``.
-        """
+        """Log how the text is laid out, and what of it worker ``shard_id`` reads."""
         logger.info(
             "%s tokens in %s, segments of %d tokens%s%s%s%s; worker %d of %d has %s",
             f"{len(self.tokens):,}",

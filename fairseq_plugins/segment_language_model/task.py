@@ -13,13 +13,9 @@ from fairseq.sequence_scorer import SequenceScorer
 from fairseq.tasks import FairseqTask, register_task
 
 from fairseq_plugins.fairseq_integration.constraints import apply_constraints
-from fairseq_plugins.segment_language_model.batch_split import (
-    check_parts,
-    split_batch,
-    train_in_parts,
-)
+from fairseq_plugins.fairseq_integration.option_names import flag
 from fairseq_plugins.segment_language_model.decoder import SegmentDecoder
-from fairseq_plugins.segment_language_model.evaluation import LineEndTally, TalliedBatches
+from fairseq_plugins.segment_language_model.evaluation import TalliedBatches
 from fairseq_plugins.segment_language_model.generation import (
     RunningTextDictionary,
     choose_prefix,
@@ -30,13 +26,18 @@ from fairseq_plugins.segment_language_model.generation import (
     sentences,
 )
 from fairseq_plugins.segment_language_model.model_config import sizes_in_memory
-from fairseq_plugins.segment_language_model.segment_jitter import Jitter, longest_segment
-from fairseq_plugins.segment_language_model.stream_iterator import OTHER_DICTIONARY, StreamIterator
+from fairseq_plugins.segment_language_model.stream_iterator import (
+    StreamIterator,
+    check_parts,
+    split_batch,
+    train_in_parts,
+)
 from fairseq_plugins.segment_language_model.streams import (
+    Jitter,
     RunningText,
     TokenStreams,
-    fingerprint,
     load_tokens,
+    longest_segment,
 )
 from fairseq_plugins.segment_language_model.task_config import (
     SegmentLanguageModelingConfig,
@@ -53,9 +54,9 @@ logger = logging.getLogger(__name__)
 class SegmentLanguageModelingTask(FairseqTask):
     """Train and evaluate segment language models (Transformer-XL, section 3.2).
 
-    ``--batch-size`` is the number of parallel streams of a worker. Each batch brings the streams'
-    recurrence and its place in it as ``net_input["recurrence"]`` and ``["start"]``; the model reads
-    and extends it, so that fairseq's commands need no special case.
+    ``--batch-size`` is the number of parallel streams of a worker. Each batch has the streams'
+    recurrence and its place in it, ``net_input["recurrence"]`` and ``["start"]``; the model reads
+    and extends it.
     """
 
     # models ask: some need streams and their recurrence, others must not get them
@@ -64,16 +65,16 @@ class SegmentLanguageModelingTask(FairseqTask):
     def __init__(self, cfg: SegmentLanguageModelingConfig, dictionary: Dictionary) -> None:
         super().__init__(cfg)
         self.dictionary = dictionary
-        self.state.merge_state_dict({"dictionary": fingerprint(dictionary)})
         self._training_recurrence = None
         self._has_recurrence = True
-        self._adaptive_softmax = self._learns_spans = False
+        self._adaptive_softmax = False
+        self._missed_penalties: dict[str, str] = {}
 
     @classmethod
     def setup_task(
         cls, cfg: SegmentLanguageModelingConfig, **kwargs: Any
     ) -> "SegmentLanguageModelingTask":
-        """Load the dictionary."""
+        """Build the task around the dictionary of DATA."""
         path = find_dictionary(cfg)
         kind = RunningTextDictionary if cfg.continue_past_eos else Dictionary
         try:
@@ -88,22 +89,16 @@ class SegmentLanguageModelingTask(FairseqTask):
         logger.info("dictionary: %d symbols", len(dictionary))
         return cls(cfg, dictionary)
 
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Take over what a checkpoint says of its task."""
-        trained_with = state_dict.get("dictionary", self.state.dictionary)
-        if trained_with != self.state.dictionary:
-            raise ValueError(OTHER_DICTIONARY)
-
     def build_model(self, cfg: Any, from_checkpoint: bool = False) -> Any:
-        """Build the model."""
+        """Build the model, and check the task's options against it."""
         temperature = self.cfg.softmax_temperature
         if temperature != 1 and not from_checkpoint:
             raise ValueError(
-                f"--softmax-temperature is {temperature}: it is of evaluation; leave it out of "
-                "fairseq-train, and give it to fairseq-eval-lm"
+                f"--softmax-temperature is {temperature}: leave it out of fairseq-train, and give "
+                "it to fairseq-eval-lm"
             )
         if self.cfg.batch_split != 1 and not from_checkpoint:
-            check_parts(self.cfg.batch_split, self.cfg.batch_size)
+            check_parts(self.cfg.batch_split, self.cfg.batch_size or 1)
         with sizes_in_memory(cfg):
             model = super().build_model(cfg, from_checkpoint)
         if not isinstance(getattr(model, "decoder", None), SegmentDecoder):
@@ -113,7 +108,7 @@ class SegmentLanguageModelingTask(FairseqTask):
             )
         model.softmax_temperature = temperature
         self._adaptive_softmax = model.decoder.adaptive_softmax is not None
-        self._learns_spans = bool(getattr(model.decoder, "spans", []))
+        self._missed_penalties = model.decoder.without_penalty
         mem_len = model.decoder.context.mem_len
         self._has_recurrence = mem_len > 0
         if self.cfg.extended_context > 0 and mem_len > 0:
@@ -131,7 +126,7 @@ class SegmentLanguageModelingTask(FairseqTask):
         if self.cfg.segment_jitter and not from_checkpoint:
             self._train_on_longer_segments(model.decoder)
         if not from_checkpoint:
-            logger.info(model.summary)  # models that are loaded say it before they are used
+            logger.info(model.summary)  # loaded models log it before they are used
         return model
 
     def _train_on_longer_segments(self, decoder: SegmentDecoder) -> None:
@@ -145,31 +140,27 @@ class SegmentLanguageModelingTask(FairseqTask):
         decoder.context = decoder.context._replace(segment=most)
 
     def build_criterion(self, cfg: Any, *args: Any, **kwargs: Any) -> Any:
-        """Build the loss; raise ``ValueError`` for one that is wrong for the model's softmax."""
+        """Build the loss; refuse one that is wrong for the model's softmax."""
         name = cfg._name
         if name == "adaptive_loss":
             raise ValueError(
-                "--criterion adaptive_loss leaves a part of the loss of the second symbol of every "
-                "cluster but the first out: use --criterion segment_loss"
+                "--criterion adaptive_loss leaves out a part of the loss of the second symbol of "
+                "each cluster but the first: use --criterion segment_loss"
             )
         if self._adaptive_softmax and name != "segment_loss":
             raise ValueError(
                 f"--criterion {name} is for plain softmaxes, and the model has "
                 "--adaptive-softmax-cutoff: use --criterion segment_loss"
             )
-        if self._learns_spans and not getattr(cfg, "span_loss", 0):
-            logger.warning(
-                "--criterion %s without --span-loss has no penalty for long attention spans, which "
-                "--adaptive-span learns: they will hardly shrink; use --criterion segment_loss "
-                "--span-loss 5e-7",
-                name,
-            )
+        for penalty, effect in self._missed_penalties.items():
+            if not getattr(cfg, penalty, 0):
+                logger.warning("--criterion %s without %s %s", name, flag(penalty), effect)
         return super().build_criterion(cfg, *args, **kwargs)
 
     def load_dataset(
         self, split: str, epoch: int = 1, combine: bool = False, **kwargs: Any
     ) -> None:
-        """Load a split; :meth:`get_batch_iterator` decides on its streams."""
+        """Load a split."""
         paths = utils.split_paths(self.cfg.data)
         path = os.path.join(paths[(epoch - 1) % len(paths)], split)
         tokens = load_tokens(path, self.dictionary, self.cfg.dataset_impl, combine)
@@ -183,32 +174,22 @@ class SegmentLanguageModelingTask(FairseqTask):
         dataset: Any,
         max_tokens: int | None = None,
         max_sentences: int | None = None,
-        seed: int = 1,
         num_shards: int = 1,
         shard_id: int = 0,
-        num_workers: int = 0,
-        epoch: int = 1,
-        data_buffer_size: int = 0,
-        skip_remainder_batch: bool = False,
         **options: Any,
     ) -> Any:
-        """Return an iterator over a split as parallel streams, or over separate sentences.
+        """Return an iterator over a split as parallel streams, or over separate prompts.
 
-        ``max_sentences`` is B, the streams of each worker (``--batch-size``); 1 if None. Streams
-        use no ``num_workers``: a batch is a few slices of a memory-mapped file, cheaper to cut here
-        than to hand over from a process.
+        ``max_sentences`` is the streams of each worker (``--batch-size``), 1 if None. Streams use
+        no ``num_workers``: a few slices of a memory-mapped file are cheaper to cut here.
         """
         if not isinstance(dataset, RunningText):
             return super().get_batch_iterator(
                 dataset,
-                max_tokens=max_tokens,
-                max_sentences=max_sentences,
-                seed=seed,
+                max_tokens,
+                max_sentences,
                 num_shards=num_shards,
                 shard_id=shard_id,
-                num_workers=num_workers,
-                epoch=epoch,
-                data_buffer_size=data_buffer_size,
                 **options,
             )
         if max_tokens is not None:
@@ -221,11 +202,12 @@ class SegmentLanguageModelingTask(FairseqTask):
         valid = self.cfg.tokens_per_sample_valid
         if valid is not None and dataset is not self.datasets.get(self.cfg.train_subset):
             option, segment = "--tokens-per-sample-valid", valid
-        check_segment(option, segment, len(dataset), (max_sentences or 1) * num_shards)
-        # by what validation's segments are shorter, what is before them is longer
-        longer = self.cfg.tokens_per_sample - segment
         count = 1 if max_sentences is None else max_sentences
+        check_segment(option, segment, len(dataset), max(1, count) * num_shards)
+        # where validation's segments are shorter, what is before them is longer
+        longer = self.cfg.tokens_per_sample - segment
         check_streams(count, num_shards, len(dataset))
+        seed, epoch = options.get("seed", 1), options.get("epoch", 1)
         streams = TokenStreams(
             dataset.ordered(self.dictionary.eos(), seed, epoch),
             self.dictionary,
@@ -242,23 +224,20 @@ class SegmentLanguageModelingTask(FairseqTask):
             save_recurrence=not self.cfg.no_save_memory,
             longer_recurrence=longer if self._has_recurrence else 0,
             epoch=epoch,
-            buffer_size=data_buffer_size,
-            skip_remainder_batch=skip_remainder_batch,
+            buffer_size=options.get("data_buffer_size", 0),
+            skip_remainder_batch=options.get("skip_remainder_batch", False),
         )
 
     def eval_lm_dataloader(
         self,
         dataset: RunningText,
         batch_size: int | None = None,
-        num_shards: int = 1,
-        shard_id: int = 0,
-        data_buffer_size: int = 10,
         context_window: int = 0,
-        **unused: Any,
+        **options: Any,
     ) -> Any:
-        """Return the batches of fairseq-eval-lm: ``batch_size`` streams, one if None.
+        """Return the batches of fairseq-eval-lm, which at their end log figures without line ends.
 
-        At their end the log has the figures without line ends.
+        They are of ``batch_size`` streams, 1 if None.
         """
         workers = distributed_utils.get_global_world_size()
         if workers > 1:
@@ -282,17 +261,17 @@ class SegmentLanguageModelingTask(FairseqTask):
         characters = loss_unit(read_units(Path(folder)).unit) == BITS
         if characters:
             logger.info("each token is a character: Loss (base 2) is in bits per character")
-        batches = self.get_batch_iterator(
+        given = ("num_shards", "shard_id", "data_buffer_size")
+        streams = self.get_batch_iterator(
             dataset,
             max_sentences=batch_size,
-            num_shards=num_shards,
-            shard_id=shard_id,
-            data_buffer_size=data_buffer_size,
-        ).next_epoch_itr(shuffle=False)
-        return TalliedBatches(batches, LineEndTally(self.dictionary, characters))
+            **{name: options[name] for name in given if name in options},
+        )
+        walk = streams.next_epoch_itr(shuffle=False)
+        return TalliedBatches(walk, self.dictionary, characters)
 
     def train_step(self, sample: dict[str, Any], model: Any, *args: Any, **kwargs: Any) -> Any:
-        """Train on a batch, and keep hold of its streams' recurrence for the next checkpoint."""
+        """Train on a batch; its streams' recurrence is kept for the next checkpoint."""
         recurrence = sample["net_input"].get("recurrence")
         if recurrence is not None:
             self._training_recurrence = recurrence
@@ -303,7 +282,7 @@ class SegmentLanguageModelingTask(FairseqTask):
         return train_in_parts(parts, model, lambda part: step(part, model, *args, **kwargs))
 
     def optimizer_step(self, optimizer: Any, model: Any, update_num: int) -> None:
-        """Update the parameters, and put those that have a constraint back within it."""
+        """Update the parameters, and project those with a constraint back."""
         super().optimizer_step(optimizer, model, update_num)
         apply_constraints(optimizer, model)
 
@@ -319,13 +298,13 @@ class SegmentLanguageModelingTask(FairseqTask):
     def build_dataset_for_inference(
         self, src_tokens: list[torch.Tensor], src_lengths: list[int], **kwargs: Any
     ) -> NestedDictionaryDataset:
-        """Return prompts as a dataset: ``</s>``, then the prompt without its closing ``</s>``."""
+        """Return prompts, each beginning with ``</s>`` in place of ending with it."""
         return prompts(self.dictionary, src_tokens, src_lengths)
 
     def build_generator(self, models: Any, args: Any, **kwargs: Any) -> Any:
-        """Return fairseq's generator; with ``--continue-past-eos`` nothing but length ends it."""
+        """Return fairseq's generator; with ``--continue-past-eos`` only length ends it."""
         if self.cfg.continue_past_eos:
-            # <pad> never occurs in text, so a generator that waits for it does not stop
+            # a generator that waits for <pad>, which no text has, does not stop
             extra = dict(kwargs.pop("extra_gen_cls_kwargs", None) or {})
             kwargs["extra_gen_cls_kwargs"] = {**extra, "eos": self.dictionary.pad()}
         generator = super().build_generator(models, args, **kwargs)
@@ -345,9 +324,8 @@ class SegmentLanguageModelingTask(FairseqTask):
         prefix_tokens: torch.Tensor | None = None,
         constraints: Any = None,
     ) -> Any:
-        """Continue each prompt, which starts a stream of its own.
+        """Continue prompts; with ``--score-reference`` score sentences or segments instead.
 
-        With ``--score-reference`` give the log-probabilities of sentences, or segments, instead.
         Segments of a split are prompts, too, or their first ``--prefix-size`` tokens are, (B, P).
         """
         if constraints is not None:
@@ -376,7 +354,4 @@ class SegmentLanguageModelingTask(FairseqTask):
         """Return the symbols."""
         return self.dictionary
 
-    @property
-    def target_dictionary(self) -> Dictionary:
-        """Return the symbols."""
-        return self.dictionary
+    target_dictionary = source_dictionary

@@ -1,8 +1,8 @@
-"""Options of the task, and what is wrong with their values."""
+"""Options of the task, and which of their values it refuses."""
 
 import math
 import os
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Optional
 
 from fairseq import utils
@@ -10,7 +10,7 @@ from fairseq.data.indexed_dataset import get_available_dataset_impl
 from fairseq.dataclass import ChoiceEnum, FairseqDataclass
 from omegaconf import II
 
-from fairseq_plugins.fairseq_integration.option_names import flag
+from fairseq_plugins.segment_language_model.model_config import check_least, option
 
 # Tokens that are computed at once, at a cost that grows with their square: hours beyond these.
 LONGEST_SEGMENT = 2**20
@@ -20,74 +20,54 @@ LONGEST_SEGMENT = 2**20
 class SegmentLanguageModelingConfig(FairseqDataclass):
     """Options of ``segment_language_modeling``."""
 
-    data: Optional[str] = field(
-        default=None,
-        metadata={
-            "help": "folder that fairseq-preprocess wrote; several, with : between them, are "
-            "read in turn, one an epoch"
-        },
+    data: Optional[str] = option(
+        None,
+        "folder that fairseq-preprocess wrote; several, with : between them, are "
+        "read in turn, one an epoch",
     )
-    tokens_per_sample: int = field(
-        default=512, metadata={"help": "segment length: tokens that are computed at once"}
+    tokens_per_sample: int = option(512, "segment length: tokens that are computed at once")
+    segment_jitter: int = option(
+        0,
+        "standard deviation of the lengths of training segments, in tokens: each is "
+        "drawn around --tokens-per-sample, or, one in twenty, around half of it, is at least 5 "
+        "and at most three deviations longer than --tokens-per-sample (0: all alike; published "
+        "for Penn Treebank: 5)",
     )
-    segment_jitter: int = field(
-        default=0,
-        metadata={
-            "help": "standard deviation of the lengths of training segments, in tokens: each is "
-            "drawn around --tokens-per-sample, or, one in twenty, around half of it, is at least 5 "
-            "and at most three deviations longer than --tokens-per-sample (0: all alike; published "
-            "for Penn Treebank: 5)"
-        },
+    extended_context: int = option(
+        0,
+        "tokens that are read anew before each segment's own and not scored: the "
+        "context of models without recurrence (--mem-len 0)",
     )
-    extended_context: int = field(
-        default=0,
-        metadata={
-            "help": "tokens that are read anew before each segment's own and not scored: the "
-            "context of models without recurrence (--mem-len 0)"
-        },
+    tokens_per_sample_valid: Optional[int] = option(
+        None,
+        "segment length in validation, at most --tokens-per-sample; the recurrence, or "
+        "without one the extended context, is longer by what segments are shorter by (None: as "
+        "in training)",
     )
-    tokens_per_sample_valid: Optional[int] = field(
-        default=None,
-        metadata={
-            "help": "segment length in validation, at most --tokens-per-sample; the recurrence, or "
-            "without one the extended context, is longer by what segments are shorter by (None: as "
-            "in training)"
-        },
+    softmax_temperature: float = option(
+        1.0,
+        "in evaluation, what scores are divided by before the softmax; the published "
+        "Transformer-XL has 1.08 on Penn Treebank",
     )
-    softmax_temperature: float = field(
-        default=1.0,
-        metadata={
-            "help": "in evaluation, what scores are divided by before the softmax; the published "
-            "Transformer-XL has 1.08 on Penn Treebank"
-        },
+    batch_split: int = option(
+        1,
+        "train on the streams of a batch in so many parts, one after another: the same "
+        "update, with activations of one part at a time",
     )
-    batch_split: int = field(
-        default=1,
-        metadata={
-            "help": "train on the streams of a batch in so many parts, one after another: the same "
-            "update, with activations of one part at a time"
-        },
+    continue_past_eos: bool = option(
+        False,
+        "generation goes on past </s>, to --max-len-b tokens, and prints it: for "
+        "models of running text, where </s> is the end of a line",
     )
-    continue_past_eos: bool = field(
-        default=False,
-        metadata={
-            "help": "generation goes on past </s>, to --max-len-b tokens, and prints it: for "
-            "models of running text, where </s> is the end of a line"
-        },
+    shuffle_sentences: bool = option(
+        False,
+        "read the sentences of the training part, each up to its </s>, in a new random "
+        "order every epoch, as the published Transformer-XL does on One Billion Word",
     )
-    shuffle_sentences: bool = field(
-        default=False,
-        metadata={
-            "help": "read the sentences of the training part, each up to its </s>, in a new random "
-            "order every epoch, as the published Transformer-XL does on One Billion Word"
-        },
-    )
-    no_save_memory: bool = field(
-        default=False,
-        metadata={
-            "help": "leave the streams' recurrence (layers x streams x --mem-len x width numbers) "
-            "out of checkpoints in mid-epoch; a run resumed from one starts cold"
-        },
+    no_save_memory: bool = option(
+        False,
+        "leave the streams' recurrence (layers x streams x --mem-len x width numbers) "
+        "out of checkpoints in mid-epoch; a run resumed from one starts cold",
     )
     batch_size: Optional[int] = II("dataset.batch_size")
     train_subset: str = II("dataset.train_subset")
@@ -96,13 +76,10 @@ class SegmentLanguageModelingConfig(FairseqDataclass):
 
 
 def find_dictionary(cfg: SegmentLanguageModelingConfig) -> str:
-    """Return the path of the dictionary, with the other options checked."""
+    """Check the options that need no model, and return the path of the dictionary."""
     if not cfg.data:
         raise ValueError("DATA is missing: name the folder that fairseq-preprocess wrote")
-    for option, least in (("tokens_per_sample", 1), ("segment_jitter", 0), ("extended_context", 0)):
-        value = getattr(cfg, option)
-        if value < least:
-            raise ValueError(f"{flag(option)} is {value}: it must be at least {least}")
+    check_least(cfg, {"tokens_per_sample": 1, "segment_jitter": 0, "extended_context": 0})
     if not 0 < cfg.softmax_temperature < math.inf:
         raise ValueError(
             f"--softmax-temperature is {cfg.softmax_temperature}: it must be above 0, and finite"
@@ -122,7 +99,7 @@ def find_dictionary(cfg: SegmentLanguageModelingConfig) -> str:
 
 
 def check_streams(streams: int, num_shards: int, tokens: int) -> None:
-    """Raise ``ValueError`` where each of ``num_shards`` workers cannot have so many streams."""
+    """Refuse more streams than each of ``num_shards`` workers can have."""
     if streams < 1:
         raise ValueError(f"--batch-size is {streams}: it must be at least 1")
     if streams * num_shards > tokens:
@@ -135,14 +112,7 @@ def check_streams(streams: int, num_shards: int, tokens: int) -> None:
 
 
 def check_segment(option: str, segment_length: int, tokens: int, streams: int) -> None:
-    """Raise ``ValueError`` for segments that no machine computes at once.
-
-    Args:
-        option: which sets the length.
-        segment_length: may be longer than what there is.
-        tokens: N, of the split.
-        streams: S, of all workers.
-    """
+    """Refuse segments of a length, set by ``option``, that no machine computes at once."""
     longest = min(segment_length, tokens // max(1, streams))
     if longest > LONGEST_SEGMENT:
         raise ValueError(

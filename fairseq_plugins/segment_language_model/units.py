@@ -1,7 +1,7 @@
 """What a symbol of a dictionary is: a character, a byte by its number, a word or a part of one.
 
-The dictionary does not say: 0 … 127 may be bytes or words, A C G T characters or words. Commands
-that prepare data write it into units.json beside dict.txt. Where it is not there, they are words.
+Commands that prepare data write it into units.json beside dict.txt. Without that file symbols are
+words.
 """
 
 import json
@@ -22,8 +22,8 @@ class Units(NamedTuple):
         bpe: fairseq's name of what makes subwords, such as ``sentencepiece``; None for nothing.
         model: the file of its codes or model.
         tokenizer: fairseq's name of what makes words, such as ``moses``; None for blanks.
-        language: that of the tokenizer's rules.
-        symbols: characters that are written in another way, such as the blank, with their symbols.
+        language: of the tokenizer's rules.
+        symbols: characters with another symbol, such as the blank.
     """
 
     unit: str = "words"
@@ -40,8 +40,8 @@ def read_units(folder: Path) -> Units:
     if not path.is_file():
         return Units()
     try:
-        told = json.loads(path.read_text(encoding="utf-8"))
-        units = Units(**{name: told[name] for name in Units._fields if told.get(name)})
+        found = json.loads(path.read_text(encoding="utf-8"))
+        units = Units(**{name: found[name] for name in Units._fields if found.get(name)})
     except (ValueError, TypeError, AttributeError) as error:
         raise ValueError(f"{path} cannot be read ({error}): prepare the data again") from error
     check_unit(units.unit, f"unit in {path}")
@@ -49,11 +49,11 @@ def read_units(folder: Path) -> Units:
 
 
 def check_unit(unit: str, name: str = "unit") -> None:
-    """Raise ``ValueError`` for a unit that is none of :data:`UNITS`."""
+    """Refuse a unit that is not in :data:`UNITS`."""
     if unit not in UNITS:
         raise ValueError(f"{name} is {unit!r}: there are {', '.join(UNITS)}")
 
 
 def loss_unit(unit: str) -> str:
-    """Return the unit in which the loss of a text in such symbols is usually given."""
+    """Return the usual unit of a text's loss."""
     return BITS if unit in ("characters", "bytes") else PERPLEXITY

@@ -1,11 +1,7 @@
-"""Transformer-XL: segment-level recurrence with relative positions, and its ablations.
-
-Dai, Yang, Yang, Carbonell, Le, Salakhutdinov: Transformer-XL: Attentive Language Models Beyond a
-Fixed-Length Context (2019, arXiv:1901.02860).
-"""
+"""Transformer-XL (Dai et al. 2019, arXiv:1901.02860), the models of its ablations, and presets."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from fairseq.data import Dictionary
@@ -18,18 +14,16 @@ from torch import nn
 from fairseq_plugins.fairseq_integration.option_names import flag
 from fairseq_plugins.fairseq_integration.presets import register_presets
 from fairseq_plugins.product_key_memory.memory import MemorySublayer
+from fairseq_plugins.product_key_memory.options import MemoryLayersOptions
+from fairseq_plugins.product_key_memory.segment_layers import MemorySublayers
 from fairseq_plugins.segment_language_model.attention import PositionBiases, RelativeAttention
 from fairseq_plugins.segment_language_model.attention_blocks import UNLIMITED, Window
 from fairseq_plugins.segment_language_model.decoder import SegmentDecoder
-from fairseq_plugins.segment_language_model.model import (
-    Dropouts,
-    Positions,
-    SegmentLanguageModel,
-    build_feed_forward,
-)
+from fairseq_plugins.segment_language_model.model import SegmentLanguageModel
 from fairseq_plugins.segment_language_model.model_config import (
     SegmentLanguageModelConfig,
     adaptive_preset,
+    option,
     size_preset,
 )
 from fairseq_plugins.segment_language_model.positions import (
@@ -40,7 +34,7 @@ from fairseq_plugins.segment_language_model.positions import (
     SinusoidalAbsolutePositions,
     SinusoidalRelativePositions,
 )
-from fairseq_plugins.transformer_xl.locked_dropout import LockedDropout, WordDropout
+from fairseq_plugins.transformer_xl.layers import LockedDropout, WordDropout
 
 RELATIVE = ("transformer-xl", "shaw")
 ABSOLUTE = ("learned-absolute", "sinusoidal-absolute")
@@ -49,61 +43,49 @@ _ADAPTIVE_PROJECTION_STD = 0.01
 
 
 @dataclass
-class TransformerXLConfig(SegmentLanguageModelConfig):
+class TransformerXLConfig(SegmentLanguageModelConfig, MemoryLayersOptions):
     """Options of ``transformer_xl``."""
 
-    decoder_ffn_embed_dim: int = field(
-        default=2048, metadata={"help": "inner width of the feed-forward sublayers"}
+    decoder_ffn_embed_dim: int = option(2048, "inner width of the feed-forward sublayers")
+    positions: ChoiceEnum([*RELATIVE, *ABSOLUTE]) = option(
+        "transformer-xl",
+        "position encoding: transformer-xl (section 3.3), shaw (a learned vector a "
+        "distance, without u and v, as section 3.3 has it; attn_type 1 of the published code "
+        "also has u, one a layer, and a learned number a distance and head), learned-absolute "
+        "(a learned vector a place, added in each layer: Al-Rfou et al. 2018), "
+        "sinusoidal-absolute (added to the embeddings: Vaswani et al. 2017); the absolute ones "
+        "go without recurrence",
     )
-    positions: ChoiceEnum([*RELATIVE, *ABSOLUTE]) = field(
-        default="transformer-xl",
-        metadata={
-            "help": "position encoding: transformer-xl (section 3.3), shaw (a learned vector a "
-            "distance, without u and v, as section 3.3 has it; attn_type 1 of the published code "
-            "also has u, one a layer, and a learned number a distance and head), learned-absolute "
-            "(a learned vector a place, added in each layer: Al-Rfou et al. 2018), "
-            "sinusoidal-absolute (added to the embeddings: Vaswani et al. 2017); the absolute ones "
-            "go without recurrence"
-        },
+    untie_r: bool = option(
+        False, "give each layer vectors u and v of its own, in place of one pair"
     )
-    untie_r: bool = field(
-        default=False,
-        metadata={"help": "give each layer vectors u and v of its own, in place of one pair"},
+    same_length_besides_itself: bool = option(
+        False,
+        "with --same-length let every token see itself besides --mem-len others, as in "
+        "the published TensorFlow code, in place of --mem-len tokens with itself",
     )
-    same_length_besides_itself: bool = field(
-        default=False,
-        metadata={
-            "help": "with --same-length let every token see itself besides --mem-len others, as in "
-            "the published TensorFlow code, in place of --mem-len tokens with itself"
-        },
+    word_dropout: float = option(
+        0.0, "dropout of the embeddings of whole words, the same in all the batch"
     )
-    word_dropout: float = field(
-        default=0.0,
-        metadata={"help": "dropout of the embeddings of whole words, the same in all the batch"},
+    locked_dropout: bool = option(
+        False,
+        "variational dropout: drop the same elements at every token of a segment "
+        "(attention weights aside)",
     )
-    locked_dropout: bool = field(
-        default=False,
-        metadata={
-            "help": "variational dropout: drop the same elements at every token of a segment "
-            "(attention weights aside)"
-        },
-    )
-    init_std: float = field(
-        default=0.02, metadata={"help": "standard deviation that the weights are drawn with"}
-    )
-    initial_values: ChoiceEnum(["pytorch", "tensorflow"]) = field(
-        default="pytorch",
-        metadata={
-            "help": "the published code whose initial values the weights get: pytorch (norms drawn "
-            "around 1, projections of adaptive bands with standard deviation 0.01), or tensorflow "
-            "(norms 1, vectors of the adaptive softmax's clusters 0, projections as other weights)"
-        },
+    init_std: float = option(0.02, "standard deviation that the weights are drawn with")
+    initial_values: ChoiceEnum(["pytorch", "tensorflow"]) = option(
+        "pytorch",
+        "the published code whose initial values the weights get: pytorch (norms drawn "
+        "around 1, projections of adaptive bands with standard deviation 0.01), or tensorflow "
+        "(norms 1, vectors of the adaptive softmax's clusters 0, projections as other weights)",
     )
 
 
 @register_model("transformer_xl", dataclass=TransformerXLConfig)
 class TransformerXLLanguageModel(SegmentLanguageModel):
     """Transformer-XL language model (section 3) and the models of its ablation study (4.2)."""
+
+    added_sublayers = MemorySublayers
 
     @classmethod
     def recurrence_length(cls, cfg: TransformerXLConfig) -> int:
@@ -114,9 +96,9 @@ class TransformerXLLanguageModel(SegmentLanguageModel):
 
     @classmethod
     def build_sublayers(
-        cls, cfg: TransformerXLConfig, mem_len: int, dropout: type[nn.Module]
+        cls, cfg: TransformerXLConfig, mem_len: int
     ) -> Iterator[tuple[RelativeAttention, nn.Module | None]]:
-        """Yield attention (section 3.3), u and v shared unless untied, and feed-forward layer."""
+        """Yield attention (section 3.3), u and v shared unless untied, and the sublayer."""
         heads = cfg.decoder_attention_heads
         head_dim = cfg.decoder_embed_dim // heads
         # a token itself is one of the mem_len that each token sees in evaluation at the same length
@@ -142,27 +124,31 @@ class TransformerXLLanguageModel(SegmentLanguageModel):
                 cfg.attention_dropout,
                 str(cfg.attention_kernel),
             )
-            yield attention, build_feed_forward(cfg, dropout)
+            yield attention, cls.build_feed_forward(cfg)
 
     @classmethod
-    def build_positions(cls, cfg: TransformerXLConfig, dropout: type[nn.Module]) -> Positions:
+    def build_positions(cls, cfg: TransformerXLConfig) -> tuple[nn.Module | None, nn.Module | None]:
         """Return sinusoids of distances or distances (section 3.3), or an ablation's places."""
         width = cfg.decoder_embed_dim
         if cfg.positions == "transformer-xl":
-            dropped = dropout(cfg.embed_dropout) if cfg.embed_dropout else None
-            return Positions(SinusoidalRelativePositions(width, cfg.clamp_len, dropped))
+            dropout = cls.dropout_class(cfg)(cfg.embed_dropout) if cfg.embed_dropout else None
+            return SinusoidalRelativePositions(width, cfg.clamp_len, dropout), None
         if cfg.positions == "shaw":
-            return Positions(Distances(cfg.clamp_len))
+            return Distances(cfg.clamp_len), None
         if cfg.positions == "learned-absolute":
             places = cfg.tokens_per_sample + cfg.extended_context
-            return Positions(None, LearnedAbsolutePositions(cfg.decoder_layers, places, width))
-        return Positions(None, SinusoidalAbsolutePositions(width))
+            return None, LearnedAbsolutePositions(cfg.decoder_layers, places, width)
+        return None, SinusoidalAbsolutePositions(width)
 
     @classmethod
-    def build_dropouts(cls, cfg: TransformerXLConfig, dictionary: Dictionary) -> Dropouts:
-        """Return dropout of elements, locked where the options ask for it, and of whole words."""
-        kind = LockedDropout if cfg.locked_dropout else nn.Dropout
-        return Dropouts(kind, WordDropout(cfg.word_dropout, len(dictionary)))
+    def dropout_class(cls, cfg: TransformerXLConfig) -> type[nn.Module]:
+        """Return the kind of dropout of elements."""
+        return LockedDropout if cfg.locked_dropout else nn.Dropout
+
+    @classmethod
+    def build_word_dropout(cls, cfg: TransformerXLConfig, dictionary: Dictionary) -> nn.Module:
+        """Return the dropout of whole words."""
+        return WordDropout(cfg.word_dropout, len(dictionary))
 
     @classmethod
     def describe(cls, cfg: TransformerXLConfig, mem_len: int) -> str:
@@ -171,7 +157,7 @@ class TransformerXLLanguageModel(SegmentLanguageModel):
 
     @classmethod
     def check_options(cls, cfg: TransformerXLConfig) -> None:
-        """Raise ``ValueError`` for options that do not go together or are out of range."""
+        """Refuse options that do not go together or are out of range."""
         if cfg.positions in ABSOLUTE:
             if cfg.mem_len:
                 raise ValueError(
@@ -179,10 +165,10 @@ class TransformerXLLanguageModel(SegmentLanguageModel):
                     "token and one of the segment at the same place would look alike "
                     "(Transformer-XL, section 3.3); give --mem-len 0, or relative positions"
                 )
-            for option in ("clamp_len", "same_length"):
-                if getattr(cfg, option):
+            for name in ("clamp_len", "same_length"):
+                if getattr(cfg, name):
                     raise ValueError(
-                        f"{flag(option)} with --positions {cfg.positions}: it acts "
+                        f"{flag(name)} with --positions {cfg.positions}: it acts "
                         "on distances, which absolute positions do not encode; drop one of the two"
                     )
         if cfg.same_length and cls.recurrence_length(cfg) == 0:
@@ -210,7 +196,7 @@ class TransformerXLLanguageModel(SegmentLanguageModel):
     ) -> None:
         """Draw all weights as the published codes do: N(0, std), norms around 1, biases 0.
 
-        Product-key memories, which those do not have, keep all of their own.
+        Product-key memories keep their own.
         """
         tensorflow = cfg.initial_values == "tensorflow"
         decoder.embed_scale = cfg.decoder_embed_dim**0.5
@@ -257,14 +243,15 @@ class TransformerXLLanguageModel(SegmentLanguageModel):
 _CHARACTERS: dict[str, Any] = {"share_decoder_input_output_embed": True, "output_bias": True}
 
 
-def _dropouts(sublayers: float, attention: float) -> dict[str, float]:
-    """The published code's one rate for all but attention weights."""
+def _preset(
+    layers: int, width: int, heads: int, inner: int, dropout: float, attention_dropout: float
+) -> dict[str, float]:
+    """The published code's one rate for all dropouts but that of attention weights."""
+    names = ("dropout", "embed_dropout", "output_dropout", "activation_dropout")
     return {
-        "dropout": sublayers,
-        "embed_dropout": sublayers,
-        "output_dropout": sublayers,
-        "activation_dropout": sublayers,
-        "attention_dropout": attention,
+        **size_preset(layers, width, heads, inner),
+        **dict.fromkeys(names, dropout),
+        "attention_dropout": attention_dropout,
     }
 
 
@@ -273,70 +260,31 @@ _WT103 = "20000,40000,200000"
 _LM1B = adaptive_preset("60000,100000,640000", 4, tied_projections=False)
 
 PRESETS: dict[str, dict[str, Any]] = {
-    "transformer_xl_enwik8_base": {
-        **size_preset(12, 512, 8, 2048),
-        **_dropouts(0.1, 0.0),
-        **_CHARACTERS,
-    },
+    "transformer_xl_enwik8_base": {**_preset(12, 512, 8, 2048, 0.1, 0.0), **_CHARACTERS},
     # widths chosen to meet the paper's 88M: it gives only the number of layers
-    "transformer_xl_enwik8_18l": {
-        **size_preset(18, 640, 10, 2208),
-        **_dropouts(0.1, 0.0),
-        **_CHARACTERS,
-    },
-    "transformer_xl_enwik8_large": {
-        **size_preset(24, 1024, 8, 3072),
-        **_dropouts(0.15, 0.15),
-        **_CHARACTERS,
-    },
-    "transformer_xl_text8_base": {
-        **size_preset(12, 512, 8, 2048),
-        **_dropouts(0.1, 0.0),
-        **_CHARACTERS,
-    },
-    "transformer_xl_text8_large": {
-        **size_preset(24, 1024, 8, 3072),
-        **_dropouts(0.15, 0.15),
-        **_CHARACTERS,
-    },
+    "transformer_xl_enwik8_18l": {**_preset(18, 640, 10, 2208, 0.1, 0.0), **_CHARACTERS},
+    "transformer_xl_enwik8_large": {**_preset(24, 1024, 8, 3072, 0.15, 0.15), **_CHARACTERS},
+    "transformer_xl_text8_base": {**_preset(12, 512, 8, 2048, 0.1, 0.0), **_CHARACTERS},
+    "transformer_xl_text8_large": {**_preset(24, 1024, 8, 3072, 0.15, 0.15), **_CHARACTERS},
     "transformer_xl_wt103_base": {
-        **size_preset(16, 410, 10, 2100),
-        **_dropouts(0.1, 0.0),
+        **_preset(16, 410, 10, 2100, 0.1, 0.0),
         **adaptive_preset(_WT103, 1),
     },
     "transformer_xl_wt103_large": {
-        **size_preset(18, 1024, 16, 4096),
-        **_dropouts(0.2, 0.2),
+        **_preset(18, 1024, 16, 4096, 0.2, 0.2),
         **adaptive_preset(_WT103, 4),
     },
     # tables 6 and 10 give only 128M parameters: the base model with as many layers as that leaves
     "transformer_xl_wt103_ablation": {
-        **size_preset(7, 410, 10, 2100),
-        **_dropouts(0.1, 0.0),
+        **_preset(7, 410, 10, 2100, 0.1, 0.0),
         **adaptive_preset(_WT103, 1),
     },
-    "transformer_xl_lm1b_base": {
-        **size_preset(18, 1024, 8, 4096),
-        **_dropouts(0.0, 0.0),
-        **_LM1B,
-    },
+    "transformer_xl_lm1b_base": {**_preset(18, 1024, 8, 4096, 0.0, 0.0), **_LM1B},
     # the paper's 0.46B, by its author (kimiyoung/transformer-xl#69); heads are those of the base
-    "transformer_xl_lm1b_20l": {
-        **size_preset(20, 1024, 8, 6144),
-        **_dropouts(0.0, 0.0),
-        **_LM1B,
-    },
-    "transformer_xl_lm1b_large": {
-        **size_preset(24, 1280, 16, 8192),
-        **_dropouts(0.05, 0.05),
-        **_LM1B,
-    },
+    "transformer_xl_lm1b_20l": {**_preset(20, 1024, 8, 6144, 0.0, 0.0), **_LM1B},
+    "transformer_xl_lm1b_large": {**_preset(24, 1280, 16, 8192, 0.05, 0.05), **_LM1B},
     # table 7 gives 20 layers and about 0.3B parameters: the base model with a narrower inner size
-    "transformer_xl_lm1b_ablation": {
-        **size_preset(20, 1024, 8, 2048),
-        **_dropouts(0.0, 0.0),
-        **_LM1B,
-    },
+    "transformer_xl_lm1b_ablation": {**_preset(20, 1024, 8, 2048, 0.0, 0.0), **_LM1B},
     # our reading of the published count, 24,040,400, which leaves no room for W_kR, u and v: with
     # an extended context in place of recurrence, positions are the sinusoids of the place
     "transformer_xl_ptb": {
@@ -352,10 +300,7 @@ PRESETS: dict[str, dict[str, Any]] = {
         "output_dropout": 0.5,
         "locked_dropout": True,
     },
-    "transformer_xl_tiny": {
-        **size_preset(4, 128, 4, 512),
-        **_CHARACTERS,
-    },
+    "transformer_xl_tiny": {**size_preset(4, 128, 4, 512), **_CHARACTERS},
 }
 
 register_presets("transformer_xl", PRESETS)

@@ -1,6 +1,7 @@
-"""Learned spans: mask, values and gradients, groups of heads, what shrinks, what is kept."""
+"""Learned spans: mask, values and gradients, groups of heads, what shrinks, epsilon."""
 
 import itertools
+import math
 
 import pytest
 import torch
@@ -11,21 +12,25 @@ from fairseq_plugins.all_attention.adaptive_span import (
     cheapest_parts,
     read_head_groups,
 )
-from fairseq_plugins.all_attention.attention import AllAttention, GroupedCaches
+from fairseq_plugins.all_attention.attention import GroupedCaches
 from fairseq_plugins.segment_language_model import attention_blocks
-from fairseq_plugins.segment_language_model.attention_blocks import Window
 from fairseq_plugins.segment_language_model.key_value_cache import HiddenStates
-from fairseq_plugins.segment_language_model.positions import (
-    LearnedRelativePositions,
-    SharedRelativeKeys,
-)
 from fairseq_plugins.segment_language_model.recurrence import Recurrence
-from tests.gradients import assert_same
+from tests.all_attention.layer import (
+    HEADS,
+    RAMP,
+    SPAN,
+    STREAMS,
+    WIDTH,
+    assert_equals_the_equations,
+    attend,
+    draw,
+    make,
+)
 from tests.operations import multiply_adds_of
-from tests.reference.all_attention import multi_head, network
+from tests.reference.all_attention import network
 from tests.tiny import VARIANTS, scores_by_segment, spread_spans, tiny_model, tokens
 
-STREAMS, HEADS, WIDTH, SPAN, RAMP = 2, 4, 8, 12, 3
 # all but shut, alike, alike but for a little, open, different, very different; none where a key's
 # mask is exactly 0, and which of two gradients it has is a matter of taste
 VALUES = [
@@ -36,30 +41,6 @@ VALUES = [
     [0.05, 0.93, 0.41, 0.07],
     [0.97, 0.02, 1.0, 0.01],
 ]
-
-
-def make(values, variant="all", persistent=5, clamp_len=None):
-    """An attention of random weights with learned spans, and its positions."""
-    torch.manual_seed(1)
-    heads = HEADS // 2 if variant == "head-split" else HEADS
-    span = AdaptiveSpan(heads, SPAN, RAMP)
-    span.value.data = torch.tensor(values[:heads])
-    attention = AllAttention(
-        WIDTH,
-        HEADS,
-        Window(1, SPAN),
-        SharedRelativeKeys(),
-        num_persistent=persistent,
-        variant=variant,
-        span=span,
-    )
-    positions = LearnedRelativePositions(SPAN, WIDTH // HEADS, clamp_len)
-    return attention.double(), positions.double()
-
-
-def terms(attention, positions, farthest):
-    (groups,) = read_head_groups([attention.span])
-    return attention.project_positions(positions(farthest), groups)
 
 
 @pytest.mark.parametrize(("block", "group_cost"), [(2, 0), (128, 1000)])
@@ -74,38 +55,28 @@ def test_values_and_gradients_equal_the_equations(
     monkeypatch, block, group_cost, values, variant, persistent, remembered, length, clamp_len
 ):
     monkeypatch.setattr(attention_blocks, "QUERY_BLOCK", block)
-    monkeypatch.setattr(adaptive_span_file, "_GROUP_COST", group_cost)
-    attention, positions = make(values, variant, persistent, clamp_len)
-    x = torch.randn(STREAMS, length, WIDTH, dtype=torch.float64, requires_grad=True)
-    past = torch.randn(STREAMS, remembered, WIDTH, dtype=torch.float64, requires_grad=True)
-    inputs = [x, past, *attention.parameters(), positions.weight]
-
-    state = HiddenStates(past) if remembered else None
-    fast, _ = attention(x, terms(attention, positions, remembered + length - 1), state)
-    context = torch.cat([past, x], dim=1)
-
-    def u(distance):
-        return positions.weight[min(distance, clamp_len or distance) - 1]
-
-    slow = torch.stack([multi_head(attention, x[b], context[b], u, SPAN) for b in range(STREAMS)])
-    assert_same(fast, slow, inputs)
+    monkeypatch.setattr(adaptive_span_file, "GROUP_COST", group_cost)
+    attention, positions = make(values, variant, persistent, clamp_len=clamp_len)
+    assert_equals_the_equations(attention, positions, length, remembered)
 
 
+@pytest.mark.parametrize("values", [None, [0.05, 0.93, 0.41, 0.07]])
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_cached_projections_give_the_values_of_remembered_hidden_states(variant, monkeypatch):
-    monkeypatch.setattr(adaptive_span_file, "_GROUP_COST", 0)
-    attention, positions = make([0.05, 0.93, 0.41, 0.07], variant)
-    x = torch.randn(STREAMS, 40, WIDTH, dtype=torch.float64)
-    cached, state = [], None
+def test_cached_projections_give_the_values_of_remembered_hidden_states(
+    variant, values, monkeypatch
+):
+    monkeypatch.setattr(adaptive_span_file, "GROUP_COST", 0)
+    attention, positions = make(values, variant)
+    x, cached, state = draw(40), [], None
+    whole, kept = attend(attention, positions, x)
+    assert kept is None  # in training the layer keeps its input
     attention.eval()
     with torch.no_grad():
         for start in range(0, 40, 8):
-            here = terms(attention, positions, 39)
-            out, state = attention(x[:, start : start + 8], here, state)
+            out, state = attend(attention, positions, x[:, start : start + 8], state)
             state = state.last(SPAN)
             cached.append(out)
     assert isinstance(state, GroupedCaches)
-    whole, _ = attention(x, terms(attention, positions, 39))
     torch.testing.assert_close(torch.cat(cached, dim=1), whole.detach())
 
 
@@ -127,7 +98,7 @@ def test_scores_equal_the_reference(variant, span_init):
 @pytest.mark.parametrize("variant", [*VARIANTS, "ff-attn"])
 @pytest.mark.parametrize("group_cost", [0, 1000])
 def test_loss_does_not_depend_on_segment_length(monkeypatch, mode, variant, group_cost):
-    monkeypatch.setattr(adaptive_span_file, "_GROUP_COST", group_cost)
+    monkeypatch.setattr(adaptive_span_file, "GROUP_COST", group_cost)
     model = tiny_model(
         attention_span=40, adaptive_span=True, span_ramp=4, persistent_variant=variant
     ).double()
@@ -139,7 +110,7 @@ def test_loss_does_not_depend_on_segment_length(monkeypatch, mode, variant, grou
 
 
 def test_incremental_decoding_equals_one_pass_and_beams_move(monkeypatch):
-    monkeypatch.setattr(adaptive_span_file, "_GROUP_COST", 0)
+    monkeypatch.setattr(adaptive_span_file, "GROUP_COST", 0)
     model = tiny_model(attention_span=32, adaptive_span=True, span_ramp=4).double().eval()
     spread_spans(model)
     stream = tokens(2, 20)
@@ -171,14 +142,14 @@ def test_open_spans_equal_a_fixed_one():
 @pytest.mark.parametrize("values", VALUES)
 def test_the_mask_never_touches_persistent_vectors(values):
     """Whatever the span, their weights are those that one softmax over what is seen gives them."""
-    attention, positions = make(values)
+    attention, positions = make(values, persistent=5)
     # each persistent vector can be told from what comes out, and the context from none
     attention.persistent.values.data.zero_()
     attention.persistent.values.data[:, 0] = 1
     attention.v_proj.weight.data.zero_()
     attention.out_proj.weight.data = torch.eye(WIDTH, dtype=torch.float64)
     x = torch.randn(STREAMS, 20, WIDTH, dtype=torch.float64)
-    out, _ = attention(x, terms(attention, positions, 19))
+    out, _ = attend(attention, positions, x)
 
     head_dim = WIDTH // HEADS
     query, key = (
@@ -217,7 +188,7 @@ def test_the_mask_is_the_formula(z):
 
 @pytest.mark.parametrize("group_cost", [0, 7, 100])
 def test_parts_are_the_cheapest_of_all(monkeypatch, group_cost):
-    monkeypatch.setattr(adaptive_span_file, "_GROUP_COST", group_cost)
+    monkeypatch.setattr(adaptive_span_file, "GROUP_COST", group_cost)
     widths = [3, 3, 9, 10, 40, 41, 200]
 
     def cost(parts):
@@ -264,7 +235,7 @@ def read(model, segments, mode=torch.no_grad, length=64):
     with mode():
         for segment in range(segments):
             model(tokens(1, length, seed=segment), recurrence=recurrence, start=segment * length)
-    return recurrence._histories[model.decoder]
+    return recurrence.histories[model.decoder]
 
 
 def cached_bytes(history):
@@ -311,7 +282,7 @@ def test_shorter_spans_mean_fewer_operations_and_bytes(mode):
 
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.enable_grad])
 def test_each_head_costs_what_it_sees(monkeypatch, mode):
-    monkeypatch.setattr(adaptive_span_file, "_GROUP_COST", 0)
+    monkeypatch.setattr(adaptive_span_file, "GROUP_COST", 0)
     model, recurrence = long_model([1016.0, 20.0, 100.0, 20.0]), Recurrence()
     model.train(mode is torch.enable_grad)
     with mode():
@@ -342,7 +313,7 @@ def test_the_recurrence_follows_the_span_in_training():
             for span in model.decoder.spans:
                 span.value.data.fill_(20 / 1024)
         model(tokens(1, 64, seed=segment), recurrence=recurrence, start=segment * 64)
-        lengths.append([layer.length for layer in recurrence._histories[model.decoder].layers])
+        lengths.append([layer.length for layer in recurrence.histories[model.decoder].layers])
     # as far as the heads see and 64 tokens more, with the segment of 64
     assert lengths[5] == [28 + 64 + 64] * 2
     assert lengths[6] == [28 + 64 + 64] * 2
@@ -366,4 +337,78 @@ def test_same_length_cuts_what_spans_would_reach(mem_len):
     expected = network(model.decoder, stream[0], mem_len)
     for mode in (torch.no_grad, torch.enable_grad):
         found = scores_by_segment(model, stream, 6, mode)
+        torch.testing.assert_close(found[0], expected)
+
+
+# --span-epsilon: weights that are normalised twice, as in the published code
+
+# a head that sees far beside one that does not; no mask is 0 or 1 exactly
+MIXED, NEAR = [0.05, 0.93, 0.41, 0.07], [0.013, 0.093, 0.05, 0.007]
+
+
+@pytest.mark.parametrize(
+    ("variant", "persistent"), [*((variant, 3) for variant in VARIANTS), ("all", 0)]
+)
+@pytest.mark.parametrize(
+    ("epsilon", "far", "remembered"),
+    [(1e-8, 25.0, 0), (1e-8, 25.0, 13), (0.3, 1.0, 13)],
+    ids=["start", "published", "large"],
+)
+def test_weights_normalised_twice_equal_the_equations(
+    variant, persistent, epsilon, far, remembered
+):
+    attention, positions = make(MIXED, variant, persistent, epsilon=epsilon)
+    # large scores beyond distance 6, so that epsilon counts
+    positions.weight.data[6:] += far * torch.randn_like(positions.weight[6:])
+    assert_equals_the_equations(attention, positions, 4, remembered)
+    if remembered:
+        x, past = draw(4), HiddenStates(draw(remembered))
+        with_epsilon, _ = attend(attention, positions, x, past)
+        attention.span.epsilon = 0.0
+        assert (attend(attention, positions, x, past)[0] - with_epsilon).abs().max() > 0.01
+
+
+@pytest.mark.parametrize(("values", "persistent"), [(MIXED, 0), (NEAR, 0), (NEAR, 3)])
+def test_the_published_code_leaves_64_distances_out_at_a_time(values, persistent):
+    attention, positions = make(values, persistent=persistent, epsilon=0.1, span=80)
+    positions.weight.data[6:] += 3 * torch.randn_like(positions.weight[6:])
+    assert_equals_the_equations(attention, positions, 3, 80)
+
+
+def test_what_is_left_is_the_formula():
+    span = AdaptiveSpan(1, SPAN, RAMP, epsilon=1e-8)
+    masked = torch.tensor([0.0, -30.0, 2.0, -torch.inf, -torch.inf], dtype=torch.float64)
+    unmasked = torch.tensor([0.0, 5.0, 20.5, 3.0, -torch.inf], dtype=torch.float64)
+    masked.requires_grad_()
+    unmasked.requires_grad_()
+    found = span.remainder(masked, unmasked)
+    expected = [1 / (1 + 1e-8 * math.exp(gap)) for gap in (0.0, 35.0, 18.5)]
+    # nothing is seen, then nothing is there
+    assert found.tolist() == pytest.approx([*expected, 0.0, 1.0], rel=1e-6)
+    found.sum().backward()
+    assert masked.grad.isfinite().all()
+    assert unmasked.grad.isfinite().all()
+
+
+def epsilon_model(epsilon=0.2, **options):
+    model = tiny_model(
+        attention_span=SPAN, adaptive_span=True, span_ramp=RAMP, span_epsilon=epsilon, **options
+    ).double()
+    for span in model.decoder.spans:
+        span.value.data = torch.tensor([0.07, 0.93])[: len(span.value)]
+    return model
+
+
+@pytest.mark.parametrize("variant", [*VARIANTS, "ff-attn"])
+def test_scores_of_segments_equal_the_reference(variant):
+    model = epsilon_model(persistent_variant=variant)
+    stream = tokens(1, 25)
+    with torch.no_grad():
+        expected = network(model.decoder, stream[0], SPAN)
+    for mode in (torch.no_grad, torch.enable_grad):
+        for length in (1, 7, 25):
+            found = scores_by_segment(model.train(), stream, length, mode)
+            torch.testing.assert_close(found[0], expected)
+        # training keeps hidden states, evaluation keys and values: with and without its mode
+        found = scores_by_segment(model.eval(), stream, 7, mode)
         torch.testing.assert_close(found[0], expected)

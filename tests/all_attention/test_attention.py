@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from fairseq_plugins.all_attention.adaptive_span import AdaptiveSpan, read_head_groups
-from fairseq_plugins.all_attention.attention import AllAttention, GroupedCaches
+from fairseq_plugins.all_attention.attention import AllAttention
 from fairseq_plugins.segment_language_model import attention_blocks
 from fairseq_plugins.segment_language_model.attention_blocks import Window
 from fairseq_plugins.segment_language_model.key_value_cache import HiddenStates
@@ -12,34 +12,14 @@ from fairseq_plugins.segment_language_model.positions import (
     LearnedRelativePositions,
     SharedRelativeKeys,
 )
-from tests.gradients import assert_same
-from tests.reference.all_attention import multi_head
-
-STREAMS, HEADS, WIDTH = 2, 2, 8
-
-
-def make(span, persistent, nearest=1, clamp_len=None, kernel="fast"):
-    torch.manual_seed(1)
-    window = Window(nearest, span)
-    shared = SharedRelativeKeys()
-    attention = AllAttention(WIDTH, HEADS, window, shared, num_persistent=persistent, kernel=kernel)
-    positions = LearnedRelativePositions(span, WIDTH // HEADS, clamp_len)
-    return attention.double(), positions.double()
-
-
-def terms(attention, positions, farthest):
-    return attention.project_positions(positions(farthest))
-
-
-def reference(attention, positions, x, past):
-    context = x if past is None else torch.cat([past, x], dim=1)
-    farthest = positions.farthest
-
-    def u(distance):
-        return positions.weight[min(max(distance, 1), farthest) - 1]
-
-    span = attention.window.farthest
-    return torch.stack([multi_head(attention, x[b], context[b], u, span) for b in range(x.size(0))])
+from tests.all_attention.layer import (
+    HEADS,
+    STREAMS,
+    WIDTH,
+    assert_equals_the_equations,
+    attend,
+    make,
+)
 
 
 @pytest.mark.parametrize(
@@ -65,39 +45,15 @@ def test_values_and_gradients_equal_the_equations(
     monkeypatch, kernel, block, persistent, remembered, length, span, nearest, clamp_len
 ):
     monkeypatch.setattr(attention_blocks, "QUERY_BLOCK", block)
-    attention, positions = make(span, persistent, nearest, clamp_len, kernel)
-    x = torch.randn(STREAMS, length, WIDTH, dtype=torch.float64, requires_grad=True)
-    past = None
-    if remembered:
-        past = torch.randn(STREAMS, remembered, WIDTH, dtype=torch.float64, requires_grad=True)
-    inputs = [x, *attention.parameters(), positions.weight]
-    if past is not None:
-        inputs.append(past)
-
-    state = None if past is None else HiddenStates(past)
-    fast, _ = attention(x, terms(attention, positions, remembered + length - 1), state)
-    slow = reference(attention, positions, x, past)
-    assert_same(fast, slow, inputs)
-
-
-def test_cached_projections_give_the_values_of_remembered_hidden_states():
-    attention, positions = make(span=4, persistent=3)
-    x = torch.randn(STREAMS, 9, WIDTH, dtype=torch.float64)
-    attention.eval()
-    with torch.no_grad():
-        _, state = attention(x[:, :5], terms(attention, positions, 4))
-        assert isinstance(state, GroupedCaches)
-        cached, _ = attention(x[:, 5:], terms(attention, positions, 8), state)
-    hidden, state = attention(x[:, 5:], terms(attention, positions, 8), HiddenStates(x[:, :5]))
-    assert state is None  # the layer keeps its input
-    torch.testing.assert_close(cached, hidden.detach())
+    attention, positions = make(None, "all", persistent, span, nearest, clamp_len, kernel=kernel)
+    assert_equals_the_equations(attention, positions, length, remembered)
 
 
 def test_projections_learn_from_remembered_hidden_states():
     attention, positions = make(span=4, persistent=0)
     x = torch.randn(STREAMS, 1, WIDTH, dtype=torch.float64)
     past = HiddenStates(torch.randn(STREAMS, 4, WIDTH, dtype=torch.float64))
-    out, _ = attention(x, terms(attention, positions, 4), past)
+    out, _ = attend(attention, positions, x, past)
     out.sum().backward()
     # the segment's only token sees nothing but the past, so the gradient comes from there
     assert attention.k_proj.weight.grad.abs().max() > 0
@@ -107,10 +63,10 @@ def test_projections_learn_from_remembered_hidden_states():
 def test_dropout_acts_on_attention_weights_in_training_only():
     attention, positions = make(span=4, persistent=3)
     x = torch.randn(STREAMS, 5, WIDTH, dtype=torch.float64)
-    plain, _ = attention(x, terms(attention, positions, 4))
+    plain, _ = attend(attention, positions, x)
     attention.dropout = 0.5
-    assert not torch.allclose(attention(x, terms(attention, positions, 4))[0], plain)
-    torch.testing.assert_close(attention.eval()(x, terms(attention, positions, 4))[0], plain)
+    assert not torch.allclose(attend(attention, positions, x)[0], plain)
+    torch.testing.assert_close(attend(attention.eval(), positions, x)[0], plain)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -118,7 +74,7 @@ def test_half_precision_stays_finite_where_a_query_sees_nothing(dtype):
     attention, positions = make(span=4, persistent=0)
     attention, positions = attention.to(dtype), positions.to(dtype)
     x = (100 * torch.randn(STREAMS, 5, WIDTH)).to(dtype)
-    out, _ = attention(x, terms(attention, positions, 4))
+    out, _ = attend(attention, positions, x)
     assert out.isfinite().all()
     assert torch.equal(out[:, 0], torch.zeros_like(out[:, 0]))
 
@@ -131,7 +87,7 @@ def test_half_precision_stays_finite_where_a_query_sees_nothing(dtype):
             "^`variant` is 'new': there are all, attn-split, head-split, sin",
         ),
         ({"num_heads": 1, "variant": "head-split"}, "^`num_heads` is 1: half of them see the cont"),
-        ({"span": AdaptiveSpan(3, 4)}, "^`span` is of 3 heads: 2 see the context$"),
+        ({"span": AdaptiveSpan(3, 4)}, "^`span` is of 3 heads: 4 see the context$"),
         ({"kernel": "new", "num_persistent": 2}, "^`kernel` is 'new': there are fast, plain$"),
     ],
 )

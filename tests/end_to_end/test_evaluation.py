@@ -193,4 +193,4 @@ def test_a_folder_without_data_is_refused(tmp_path):
 
 def test_another_dictionary_is_refused(other_dictionary, checkpoint):
     printed = evaluate(other_dictionary, checkpoint, fails=True)
-    assert "dict.txt in DATA is not the one that the checkpoint was trained with" in printed
+    assert "was trained with another dictionary than the source dictionary of DATA" in printed

@@ -154,19 +154,6 @@ def test_other_tasks_are_refused(data, tmp_path):
     assert "the task is LanguageModelingTask, which keeps no states of the segments" in printed
 
 
-def test_checkpoints_from_before_an_option_evaluate(data, recurrent, tmp_path):
-    state = torch.load(recurrent, weights_only=True)
-    del state["cfg"]["model"]["extended_context"]
-    torch.save(state, tmp_path / "old.pt")
-    assert loss(evaluate(data, tmp_path / "old.pt")) == loss(evaluate(data, recurrent))
-
-
-def test_absolute_positions_with_a_memory_are_refused(data, tmp_path):
-    options = ("--positions", "learned-absolute", "--mem-len", 8)
-    printed = train_xl(data, tmp_path / "none", *options, fails=True)
-    assert "--mem-len is 8 with --positions learned-absolute: a remembered token" in printed
-
-
 @pytest.mark.parametrize("search", [("--beam", 3), ("--beam", 1, "--sampling")])
 def test_generation_continues_a_prompt(data, recurrent, search):
     lengths = ("--continue-past-eos", "--min-len", 30, "--max-len-b", 30, "--nbest", 1)

@@ -14,7 +14,7 @@ def _segment_layer(attention, positions, memory=None):
     """Outputs of two segments, the second with the first one's memory, with and without grads."""
     dropout = nn.Dropout(0.0)
     layer = m.SegmentLayer(
-        WIDTH, attention, m.FeedForward(WIDTH, 24, dropout), dropout, memory_sublayer=memory
+        WIDTH, attention, m.FeedForward(WIDTH, 24, dropout), dropout, added_sublayer=memory
     )
     segments = torch.randn(2, STREAMS, TOKENS, WIDTH)
     outputs = []

@@ -2,13 +2,10 @@
 
 import pytest
 import torch
-from omegaconf import OmegaConf
 
 from fairseq_plugins.segment_language_model.recurrence import Recurrence
-from fairseq_plugins.segment_language_model.task import SegmentLanguageModelingTask
-from fairseq_plugins.segment_language_model.task_config import SegmentLanguageModelingConfig
 from tests.gradients import assert_same
-from tests.tiny import dictionary, scores_by_segment, tiny_model, tiny_transformer_xl, tokens
+from tests.tiny import scores_by_segment, tiny_model, tiny_transformer_xl, tokens
 
 MODES = [torch.no_grad, torch.enable_grad]
 # the layers' norms map zero vectors to something else where they come first
@@ -127,16 +124,3 @@ def test_generation_equals_scoring_and_beams_move(name):
     expected = scores_by_segment(model, stream, 1)
     torch.testing.assert_close(torch.cat(steps[:6], dim=1), expected[:, :6])
     torch.testing.assert_close(torch.cat(steps[6:], dim=1), expected[order][:, 6:])
-
-
-def test_training_without_recurrence_is_refused():
-    """But not evaluation, which may leave out the recurrence that a model was trained with."""
-    task = SegmentLanguageModelingTask(SegmentLanguageModelingConfig(), dictionary())
-    sizes = {"decoder_layers": 1, "decoder_embed_dim": 16, "decoder_attention_heads": 2}
-    cfg = {"_name": "transformer_xl", "tokens_per_sample": 8, "extended_context": 0, **sizes}
-    cfg = OmegaConf.create({**cfg, "zero_memory": True, "mem_len": 0})
-    with pytest.raises(ValueError, match=r"^--zero-memory with --mem-len 0: .*; give a larger"):
-        task.build_model(cfg)
-    assert task.build_model(cfg, from_checkpoint=True).decoder.context.mem_len == 0
-    cfg.mem_len = 8
-    assert task.build_model(cfg).decoder.context.from_zeros

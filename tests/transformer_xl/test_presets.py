@@ -1,14 +1,10 @@
 """The presets of Transformer-XL: what their tables of flags do not say."""
 
-import fairseq.models
 import pytest
-import torch
-from omegaconf import OmegaConf
 
-from fairseq_plugins.transformer_xl.locked_dropout import LockedDropout
+from fairseq_plugins.transformer_xl.layers import LockedDropout
 from scripts.docs.tables import build, parse
 from tests.recipes import HYDRA
-from tests.tiny import SEGMENTS, dictionary
 
 pytestmark = pytest.mark.filterwarnings(HYDRA)
 
@@ -41,15 +37,3 @@ def test_the_ptb_preset_drops_as_published():
     assert all(isinstance(dropout, LockedDropout) for dropout in locked)
     assert [dropout.p for dropout in locked] == [0.6, 0.5, 0.2, 0.2]
     assert (decoder.word_dropout.p, layer.self_attn.dropout) == (0.2, 0.2)
-
-
-def test_a_checkpoint_from_before_keeps_its_tied_projections():
-    name = "transformer_xl_lm1b_base"
-    bands = {"adaptive_input": True, "adaptive_input_cutoff": "6", "adaptive_softmax_cutoff": "6"}
-    tied = {"tie_adaptive_weights": True, "tie_adaptive_proj": True}
-    saved = OmegaConf.create({"_name": name, **SEGMENTS, **bands, **tied})
-    task = type("Task", (), {"source_dictionary": dictionary()})()
-    with torch.device("meta"):
-        fairseq.models.build_model(saved, task, from_checkpoint=True)
-    found = (saved.tie_adaptive_proj, saved.no_adaptive_head_proj, saved.initial_values)
-    assert found == (True, False, "pytorch")

@@ -9,7 +9,7 @@ from fairseq.data.indexed_dataset import MMapIndexedDatasetBuilder
 from fairseq.tasks import TASK_DATACLASS_REGISTRY
 
 from fairseq_plugins.all_attention.model import AllAttentionConfig
-from fairseq_plugins.segment_language_model.streams import fingerprint
+from fairseq_plugins.fairseq_integration.dictionaries import KEY, digests
 from fairseq_plugins.transformer_xl.model import TransformerXLConfig
 from tests import tiny
 
@@ -85,7 +85,7 @@ def write_checkpoint(path, name, seed=1, **options):
                     "lr_scheduler_state": {},
                 }
             ],
-            "task_state": {"dictionary": fingerprint(tiny.dictionary())},
+            "task_state": {KEY: digests({"source": tiny.dictionary()})},
             "extra_state": {"train_iterator": {"epoch": 1, "iterations_in_epoch": 0}},
         },
         path,

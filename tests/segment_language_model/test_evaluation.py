@@ -1,10 +1,13 @@
-"""Generation that only its length ends, with a symbol that never occurs."""
+"""Evaluation and generation: softmax temperature, figures that are refused, ends by length."""
 
 from types import SimpleNamespace
 
+import pytest
 import torch
 from fairseq.search import BeamSearch, Sampling
+from torch.testing import assert_close
 
+from fairseq_plugins.segment_language_model.evaluation import evaluate_probs
 from fairseq_plugins.segment_language_model.generation import end_by_length
 from tests import tiny
 
@@ -46,3 +49,23 @@ def test_before_that_nothing_changes():
 def test_all_else_is_the_searchs_own():
     assert limited(Sampling, sampling_topk=3).sampling_topk == 3
     assert limited(BeamSearch).supports_constraints is False
+
+
+@pytest.mark.parametrize("temperature", [0.7, 1.08])
+@pytest.mark.parametrize("log_probs", [True, False])
+def test_probabilities_are_those_of_divided_scores(temperature, log_probs):
+    scores = 3 * torch.randn(2, 4, 7, dtype=torch.float64)
+    probs = scores.log_softmax(-1) if log_probs else scores.softmax(-1)
+    powers = scores.exp() ** (1 / temperature)
+    expected = powers / powers.sum(-1, keepdim=True)
+    tempered = evaluate_probs(probs, log_probs, None, temperature, tiny.dictionary())
+    assert_close(tempered.exp() if log_probs else tempered, expected)
+
+
+def test_a_probability_that_is_not_finite_is_an_error():
+    model = tiny.tiny_model()
+    stream = tiny.tokens(1, 4)
+    scores = model(stream)[0].detach()
+    scores[0, 2] = float("nan")
+    with pytest.raises(FloatingPointError, match="log-probability of a token is not finite"):
+        model.get_normalized_probs((scores, None), log_probs=True, sample={"target": stream})

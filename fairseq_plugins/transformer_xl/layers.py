@@ -1,10 +1,11 @@
-"""A layer of Transformer-XL with its positions and its memory, to be used alone.
+"""Layers of Transformer-XL alone: a block to be used by itself, and dropout for small data.
 
-Shapes: B streams, T tokens of a segment, d model width.
+Shapes: B streams, T tokens of a segment, V symbols, d model width.
 """
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor, nn
 
 from fairseq_plugins.segment_language_model.attention import PositionBiases, RelativeAttention
@@ -50,3 +51,40 @@ class TransformerXLBlock(SegmentLayer):
         encoding = self.positions(x.size(1) + self.mem_len - 1, x.device)
         y, memory = super().forward(x, self.self_attn.project_positions(encoding), memory)
         return y, memory.last(self.mem_len)
+
+
+class LockedDropout(nn.Module):
+    """Dropout of the same elements at every token of a stream's segment, with probability p.
+
+    Gal and Ghahramani 2016; Transformer-XL on Penn Treebank (section 4.1).
+    """
+
+    def __init__(self, p: float) -> None:
+        super().__init__()
+        self.p = p
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map (B, T, d) to (B, T, d)."""
+        if not self.training or self.p == 0:
+            return x
+        kept = torch.rand(x.size(0), 1, x.size(2), device=x.device) >= self.p
+        return x * kept.to(x.dtype) / (1 - self.p)
+
+
+class WordDropout(nn.Module):
+    """Dropout of whole words, wherever they occur in the batch, each with probability p.
+
+    Merity, Keskar and Socher 2017 (AWD-LSTM), section 4. There are ``num_symbols`` words, V.
+    """
+
+    def __init__(self, p: float, num_symbols: int) -> None:
+        super().__init__()
+        self.p = p
+        self.num_symbols = num_symbols
+
+    def forward(self, embedded: Tensor, tokens: Tensor) -> Tensor:
+        """Map the embeddings (B, T, d) of ``tokens`` (B, T) to (B, T, d)."""
+        if not self.training or self.p == 0:
+            return embedded
+        kept = torch.rand(self.num_symbols, device=embedded.device) >= self.p
+        return embedded * kept[tokens].unsqueeze(-1).to(embedded.dtype) / (1 - self.p)

@@ -1,0 +1,78 @@
+"""An attention layer of random weights, and the equations that it has to equal."""
+
+import torch
+
+from fairseq_plugins.all_attention.adaptive_span import AdaptiveSpan
+from fairseq_plugins.all_attention.attention import AllAttention
+from fairseq_plugins.segment_language_model.attention_blocks import Window
+from fairseq_plugins.segment_language_model.key_value_cache import HiddenStates
+from fairseq_plugins.segment_language_model.positions import (
+    LearnedRelativePositions,
+    SharedRelativeKeys,
+)
+from tests.gradients import assert_same
+from tests.reference.all_attention import multi_head
+
+STREAMS, HEADS, WIDTH, SPAN, RAMP = 2, 4, 8, 12, 3
+
+
+def make(
+    values=None,
+    variant="all",
+    persistent=3,
+    span=SPAN,
+    nearest=1,
+    clamp_len=None,
+    epsilon=0.0,
+    kernel="fast",
+):
+    """The attention and its positions; ``values`` are learned spans, as parts of the largest."""
+    torch.manual_seed(1)
+    spans = None
+    if values is not None:
+        values = values[: HEADS // 2 if variant == "head-split" else HEADS]
+        spans = AdaptiveSpan(len(values), span, RAMP, epsilon=epsilon)
+        spans.value.data = torch.tensor(values)
+    attention = AllAttention(
+        WIDTH,
+        HEADS,
+        Window(nearest, span),
+        SharedRelativeKeys(),
+        num_persistent=persistent,
+        variant=variant,
+        span=spans,
+        kernel=kernel,
+    )
+    positions = LearnedRelativePositions(span, WIDTH // HEADS, clamp_len)
+    return attention.double(), positions.double()
+
+
+def draw(length):
+    return torch.randn(STREAMS, length, WIDTH, dtype=torch.float64, requires_grad=True)
+
+
+def attend(attention, positions, x, past=None):
+    """The layer's output for a segment, and its state for the next one."""
+    farthest = x.size(1) - 1 + (0 if past is None else past.length)
+    return attention(x, attention.project_positions(positions(farthest)), past)
+
+
+def by_equations(attention, positions, x, context):
+    """What it has to be; the latter tokens of ``context`` are those of ``x``."""
+
+    def u(distance):
+        return positions.weight[min(max(distance, 1), positions.farthest) - 1]
+
+    span = attention.window.farthest
+    return torch.stack([multi_head(attention, x[b], context[b], u, span) for b in range(len(x))])
+
+
+def assert_equals_the_equations(attention, positions, length, remembered):
+    """Values and gradients are those of the equations, and values without gradients too."""
+    x, past = draw(length), draw(remembered)
+    inputs = [x, past, *attention.parameters(), positions.weight]
+    state = HiddenStates(past) if remembered else None
+    slow = by_equations(attention, positions, x, torch.cat([past, x], dim=1))
+    assert_same(attend(attention, positions, x, state)[0], slow, inputs)
+    with torch.no_grad():
+        torch.testing.assert_close(attend(attention, positions, x, state)[0], slow.detach())
