@@ -24,7 +24,7 @@ from fairseq_plugins.all_attention.attention import (
 )
 from fairseq_plugins.all_attention.persistent_share import watch_persistent_vectors
 from fairseq_plugins.all_attention.persistent_vectors import SoftmaxFeedForward
-from fairseq_plugins.fairseq_integration.option_names import flag
+from fairseq_plugins.fairseq_integration.error_messages import flag
 from fairseq_plugins.fairseq_integration.presets import register_presets
 from fairseq_plugins.segment_language_model.attention_blocks import Window
 from fairseq_plugins.segment_language_model.decoder import SegmentDecoder

@@ -12,7 +12,7 @@ from fairseq.logging import metrics
 from torch import Tensor, nn
 
 from fairseq_plugins.all_attention.attention import AllAttention
-from fairseq_plugins.fairseq_integration.validation import AFTER_THE_LOSS, validation_pass
+from fairseq_plugins.fairseq_integration.forward_passes import AFTER_THE_LOSS, validation_pass
 
 # Names that begin so are summed and not printed.
 _SHARE, _TOKENS = "_persistent_share_", "_persistent_tokens"

@@ -12,7 +12,7 @@ from fairseq.distributed import utils as distributed_utils
 from fairseq.sequence_scorer import SequenceScorer
 from fairseq.tasks import FairseqTask, register_task
 
-from fairseq_plugins.fairseq_integration.constraints import apply_constraints
+from fairseq_plugins.fairseq_integration.parameters import apply_constraints
 from fairseq_plugins.segment_language_model.batch_split import (
     check_parts,
     split_batch,

@@ -10,7 +10,7 @@ from fairseq.data.indexed_dataset import get_available_dataset_impl
 from fairseq.dataclass import ChoiceEnum, FairseqDataclass
 from omegaconf import II
 
-from fairseq_plugins.fairseq_integration.option_names import flag
+from fairseq_plugins.fairseq_integration.error_messages import flag
 
 # Tokens that are computed at once, at a cost that grows with their square: hours beyond these.
 LONGEST_SEGMENT = 2**20

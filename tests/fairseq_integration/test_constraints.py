@@ -16,7 +16,7 @@ from fairseq.optim import (
 from omegaconf import OmegaConf
 from torch import nn
 
-from fairseq_plugins.fairseq_integration.constraints import apply_constraints
+from fairseq_plugins.fairseq_integration.parameters import apply_constraints
 from fairseq_plugins.segment_language_model.task import (
     SegmentLanguageModelingConfig,
     SegmentLanguageModelingTask,

@@ -16,7 +16,7 @@ from fairseq.optim.adam import FairseqAdamConfig
 from omegaconf import OmegaConf
 from torch import nn
 
-from fairseq_plugins.fairseq_integration.optimizers import (
+from fairseq_plugins.fairseq_integration.parameters import (
     AmpScaledStep,
     UpdateRule,
     adam_options,

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from fairseq_plugins.fairseq_integration.precision import Float32Module
+from fairseq_plugins.fairseq_integration.parameters import Float32Module
 
 
 class Scale(Float32Module):

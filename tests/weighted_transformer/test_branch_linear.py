@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from fairseq_plugins.weighted_transformer.branched_attention import branch_linear
+from fairseq_plugins.weighted_transformer.as_written_attention import branch_linear
 from tests.gradients import assert_same
 
 TOKENS, BRANCHES, HEAD, INNER = 5, 3, 2, 4

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch.nn import functional as F
 
+from fairseq_plugins.weighted_transformer.as_written_attention import BranchedAttention
 from fairseq_plugins.weighted_transformer.branch_weights import BranchWeights
-from fairseq_plugins.weighted_transformer.branched_attention import BranchedAttention
 from fairseq_plugins.weighted_transformer.layers import WeightedAttention, WeightedLinear
 from tests.gradients import assert_same
 from tests.reference.weighted_transformer import (
