@@ -2,20 +2,13 @@
 
 from __future__ import annotations
 
-import argparse
-import difflib
 import dis
-import functools
 import re
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
-from typing import Any
-
-from fairseq import options
-from fairseq.models import ARCH_MODEL_REGISTRY, MODEL_DATACLASS_REGISTRY
 
 # how errors of layers write an argument
 ARGUMENT = re.compile(r"`(\w+)`")
@@ -86,61 +79,3 @@ def _raised_here(trace: TracebackType | None) -> bool:
     code = trace.tb_frame.f_code
     by_raise = dis.opname[code.co_code[trace.tb_lasti]] == "RAISE_VARARGS"
     return by_raise and Path(code.co_filename).resolve().is_relative_to(PACKAGE)
-
-
-def explain_wrong_options() -> None:
-    """Let fairseq's parsers say what to do about an unknown option or ``--arch``."""
-    options.parse_args_and_arch = functools.wraps(options.parse_args_and_arch)(
-        functools.partial(_parse, options.parse_args_and_arch)
-    )
-
-
-def _parse(
-    parse: Callable[..., Any], parser: argparse.ArgumentParser, *args: Any, **given: Any
-) -> Any:
-    print_usage_and_exit = parser.error
-
-    def explain(message: str) -> None:
-        hints = list(_hints(parser, message))
-        if not hints:
-            print_usage_and_exit(message)
-        # the usage of all options would hide them
-        parser.exit(2, "".join(f"error: {hint}\n" for hint in hints))
-
-    # fairseq-validate calls this within itself
-    if "error" not in vars(parser):
-        parser.error = explain
-    return parse(parser, *args, **given)
-
-
-def _hints(parser: argparse.ArgumentParser, message: str) -> Iterator[str]:
-    """Yield a sentence for each unknown name in a parser's message."""
-    arch = re.match(r"argument --arch/-a: invalid choice: '(.*?)' \(", message)
-    if arch:
-        yield f"--arch {arch[1]} is no model{_nearest(arch[1], ARCH_MODEL_REGISTRY)}"
-    if not message.startswith("unrecognized arguments: "):
-        return
-    for option in re.findall(r"(?<!\S)--[a-z][\w-]*", message):
-        name = option[2:].replace("-", "_")
-        if option == "--sample-break-mode":
-            yield (
-                f"{option}: --task segment_language_modeling reads a text as it is, whole and in "
-                "order; leave it out"
-            )
-        elif "--path" in parser._option_string_actions and _is_of_a_model(name):
-            yield (
-                f"{option} is an option of the model: to change it in a trained one, give "
-                f"--model-overrides \"{{'{name}': VALUE}}\""
-            )
-        else:
-            yield f"{option} is no option here{_nearest(option, parser._option_string_actions)}"
-
-
-def _nearest(name: str, known: Any) -> str:
-    near = difflib.get_close_matches(name, known, n=3, cutoff=0.75)
-    return f": did you mean {' or '.join(near)}?" if near else ""
-
-
-def _is_of_a_model(option: str) -> bool:
-    models = [kind for kind in MODEL_DATACLASS_REGISTRY.values() if kind is not None]
-    return any(option in getattr(kind, "__dataclass_fields__", ()) for kind in models)
