@@ -43,6 +43,8 @@ WITHOUT_EFFECT = {
         "update_ordered_indices_seed",
         "grouped_shuffling",
         "curriculum",
+        "use_plasma_view",
+        "plasma_path",
     ),
     "generate, interactive": (
         "sacrebleu",
@@ -66,8 +68,6 @@ OF_BLOCKS = (
     "shorten_data_split_list",
     "pad_to_fixed_length",
     "pad_to_fixed_bsz",
-    "use_plasma_view",
-    "plasma_path",
 )
 
 
