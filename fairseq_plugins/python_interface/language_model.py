@@ -47,14 +47,12 @@ class LanguageModel(LoadedModel):
     Args:
         model: ready for inference.
         task: ``segment_language_modeling`` or ``language_modeling``.
-        lines: makes symbols of a line and a line of symbols; None for words between blanks.
+        lines: see :class:`TextCoder`.
         unit: what a symbol is, which decides on the unit of the loss.
-        allow_unknown: read symbols that the dictionary lacks as ``<unk>``, and do not refuse them.
+        allow_unknown: see :class:`TextCoder`.
         tokens_per_sample: T; None for that of training.
         extended_context: C; None for that of training.
     """
-
-    _does = "this is a language model, which does not translate"
 
     def __init__(
         self,
@@ -108,9 +106,7 @@ class LanguageModel(LoadedModel):
     def score(self, text: str | Sequence[str], batch_size: int = 16) -> Score | list[Score]:
         """Score a text, or each of several by itself: what fairseq-eval-lm gives for one stream.
 
-        Args:
-            text: a text, or several.
-            batch_size: how many are computed at once, the longest first; no figure depends on it.
+        ``batch_size`` texts are computed at once; no figure depends on it.
         """
         if isinstance(text, str):
             return self.stream().score(text)
@@ -195,12 +191,9 @@ class LanguageModel(LoadedModel):
     def generate(
         self, prompt: str | Sequence[str] = "", length: int = 100, **options: Any
     ) -> str | list[str]:
-        """Continue a prompt, or each of several: the prompt and what follows it.
+        """Continue a prompt, or each of several, by ``length`` symbols: return it and what follows.
 
-        Args:
-            prompt: a text, which may be empty, or several.
-            length: symbols after the prompt.
-            options: as of :meth:`hypotheses`.
+        The options are those of :meth:`hypotheses`.
         """
         if isinstance(prompt, str):
             return self.hypotheses(prompt, length, **options)[0].text
@@ -309,11 +302,8 @@ class TextStream:
     """A text that a language model reads piece by piece, with the memory of all before.
 
     The scores of its pieces are those of the whole text, wherever it is cut between two symbols.
-    For that a segment that a piece ends within is read again with the next piece.
-
-    Args:
-        model: reads it.
-        texts: B, how many texts are read side by side.
+    For that a segment that a piece ends within is read again with the next piece. B ``texts`` are
+    read side by side.
     """
 
     def __init__(self, model: LanguageModel, texts: int = 1) -> None:

@@ -23,8 +23,6 @@ from fairseq_plugins.python_interface.scoring import score_batches, warn_of_unkn
 from fairseq_plugins.python_interface.text import TextCoder
 from fairseq_plugins.segment_language_model.streams import load_tokens
 
-METHODS = ("score", "stream", "generate", "translate")
-
 
 def _reduce_choices(choices: StrEnumMeta) -> tuple | str:
     if choices.__name__ != "Choices":
@@ -61,14 +59,7 @@ class Batches(NamedTuple):
 
 
 class LoadedModel:
-    """A trained model, ready for inference, with its task.
-
-    Args:
-        model: a ``torch.nn.Module``.
-        task: fairseq's, with the dictionaries.
-    """
-
-    _does = ""
+    """A trained model, ready for inference, with fairseq's task, which has the dictionaries."""
 
     def __init__(self, model: BaseFairseqModel, task: FairseqTask) -> None:
         self.model = model
@@ -153,13 +144,6 @@ class LoadedModel:
             score, symbols = float(one["score"]), text.symbols(tokens)
             made.append(Hypothesis(text.decode(tokens), score, symbols, log_probs.numpy()))
         return made
-
-    def __getattr__(self, name: str) -> Any:
-        message = f"{type(self).__name__!r} object has no attribute {name!r}"
-        if name in METHODS:
-            there = ", ".join(f".{method}" for method in METHODS if hasattr(type(self), method))
-            message = f"{self._does}, and has no .{name}: there are {there}"
-        raise AttributeError(message)
 
     def __getstate__(self) -> dict[str, Any]:
         """Return what copies and pickles hold: all but the state of fairseq's task, its data."""

@@ -30,13 +30,8 @@ _BATCH_SIZE = 8
 class TranslationModel(LoadedModel):
     """A model that translates sentences as fairseq-generate and fairseq-interactive do.
 
-    Args:
-        model: ready for inference.
-        task: ``translation``.
-        lines: makes units of a sentence and a sentence of units; None for units between blanks.
+    ``lines`` makes units of a sentence, and a sentence of units; None for units between blanks.
     """
-
-    _does = "this is a translation model, which translates sentence by sentence"
 
     def __init__(self, model: BaseFairseqModel, task: TranslationTask, lines: Any = None) -> None:
         super().__init__(model, task)
@@ -46,11 +41,9 @@ class TranslationModel(LoadedModel):
         self.target = TextCoder(task.target_dictionary, lines, allow_unknown=True)
 
     def translate(self, text: str | Sequence[str], **options: Any) -> str | list[str]:
-        """Translate a sentence, or each of several.
+        """Translate a sentence, or each of several; a newline within it counts as a blank.
 
-        Args:
-            text: a sentence, or several; a newline within a sentence counts as a blank.
-            options: as of :meth:`hypotheses`.
+        The options are those of :meth:`hypotheses`.
         """
         if isinstance(text, str):
             return self.hypotheses([text], **options)[0][0].text

@@ -77,13 +77,8 @@ class AttentionHeads(nn.Module):
     ) -> tuple[Tensor, Tensor | None]:
         """Return the heads, (T, B, d), and the weights averaged over them, (B, T, S), or None.
 
-        Args:
-            query: (T, B, d).
-            key: (S, B, kdim).
-            value: (S, B, vdim).
-            key_padding_mask: (B, S), true for padding.
-            need_weights: whether to return the weights; without them it is faster.
-            attn_mask: (T, S), added to the scores, or true where a query does not see a key.
+        Queries, keys and values are (T, B, d), (S, B, kdim) and (S, B, vdim); masks are those of
+        :func:`attention_heads`. Without weights it is faster.
         """
         projected = self.q_proj(query), self.k_proj(key), self.v_proj(value)
         dropout = self.dropout if self.training else 0.0

@@ -28,7 +28,7 @@ def attention_heads(
         num_heads: M.
         key_padding_mask: (B, S), true for padding.
         attn_mask: (T, S), added to the scores, or true where a query does not see a key.
-        dropout: probability of dropping an attention weight.
+        dropout: of the attention weights.
     """
     queries, keys, values = (split_heads(x, num_heads) for x in (queries, keys, values))
     mask = merge_masks(key_padding_mask, attn_mask, queries.dtype)
