@@ -43,9 +43,9 @@ def cells(line):
 
 
 def tables(paper, heading):
-    """The tables in a section of a paper's README: rows of cells, heads of columns first."""
-    readme = (EXAMPLES / paper / "README.md").read_text(encoding="utf-8")
-    section = readme.split(f"\n## {heading}\n")[1].split("\n## ")[0]
+    """The tables in a section of a paper's details.md: rows of cells, heads of columns first."""
+    page = (EXAMPLES / paper / "details.md").read_text(encoding="utf-8")
+    section = page.split(f"\n## {heading}\n")[1].split("\n## ")[0]
     found = re.findall(r"(?:^\|.*\n)+", section, re.MULTILINE)
     return [[cells(line) for line in table.splitlines() if "|---" not in line] for table in found]
 

@@ -19,7 +19,7 @@ adaptive_span_text8_large   28       209M               1.07       2.3 + 64 x 0.
 english_characters          100      0.8M                                                 SOURCE: any text
 english_characters_fixed    100      0.8M                                                 SOURCE: any text; all heads see 256 characters
 
-Sources are files in experiments/ of facebookresearch/adaptive-span; README.md sets their flags
+Sources are files in experiments/ of facebookresearch/adaptive-span; details.md sets their flags
   beside these. finish: 10,000 to 50,000 updates more at a tenth of the learning rate. The
   published figure of wt103 leaves line ends out (19.7 with them); evaluate prints both.
 GiB (computed, fp32): weights, gradients and the optimizer's state + streams x activations at the

@@ -22,6 +22,9 @@ ablation_keys_SLOTS_KEYS  60,000               2.7-16.5   table 4, figure 6; KEY
 english_none              8,100    2.26M                  SOURCE: any text
 english_16k               8,100    4.49M                  the same with 16,384 slots
 english_262k              8,100    36.3M                  the same with 262,144 slots
+python_none               8,000    2.24M                  source text of 25 packages of PyPI, each token once
+python_12l                8,000    3.43M                  the same with twelve layers
+python_SLOTS              8,000    11.3M                  the same with a memory, 65k: batch-normalised queries
 facts_memory              340      1.16M                  16,384 slots, 2 heads of 16, queries batch-normalised; SOURCE: 16384
 facts_memory_no_norm      340      1.16M                  the same, queries as they are
 facts_feed_forward        340      0.22M                  sublayers of 640, which take as long as the memory
@@ -56,10 +59,10 @@ recipe() {
     local cpu=(--cpu --distributed-world-size 1 --seed 1 --dropout 0 --warmup-init-lr 1e-7
         --log-format json --log-interval 50)
     local norm=(--memory-query-batch-norm) ablation=(--arch pkm_transformer_lm_ablation)
-    local inner=256 layers=2
+    local inner=256 layers=2 passes=2 depth=(--decoder-layers 6)
 
     case $name in
-    english_* | facts_*) log=1 ;;
+    english_* | python_* | facts_*) log=1 ;;
     *)
         preparation=(text --unit subwords --moses en --bpe-size 60000) source=--input
         task+=(--tokens-per-sample 512)
@@ -98,17 +101,26 @@ recipe() {
         training=("${ablation[@]}" --memory-slots "$slots" --memory-keys "${numbers#*_}"
             "${norm[@]}" "${published[@]}")
         ;;
-    english_none | english_16k | english_262k)
+    english_none | english_16k | english_262k | python_*)
         preparation=(text --unit subwords --moses en --bpe-size 8000) source=--input
         task+=(--tokens-per-sample 256)
-        slots=16384 layers=5
-        [ "$name" != english_none ] || layers=''
-        [ "$name" != english_262k ] || slots=262144
-        training=(--arch pkm_transformer_lm --decoder-layers 6 --decoder-embed-dim 128
+        layers='' slots=16384
+        [[ $name == english_* ]] || {
+            preparation=(python_source --subwords 8000
+                --packages "$(dirname "$0")/python_packages.txt") source=''
+            adam+=("${norm[@]}" --validate-interval-updates 500 --save-interval-updates 500
+                --keep-interval-updates 1) passes=1
+        }
+        case ${name#*_} in
+        none) ;;
+        12l) depth=(--decoder-layers 12 --decoder-normalize-before) ;;
+        *) slots_of "${name#*_}" && layers=5 || return 1 ;;
+        esac
+        training=(--arch pkm_transformer_lm "${depth[@]}" --decoder-embed-dim 128
             --decoder-ffn-embed-dim 512 --decoder-attention-heads 4
             --share-decoder-input-output-embed --memory-layers "$layers" --memory-slots "$slots"
             "${adam[@]}" --lr 0.004 --memory-lr 0.004 --warmup-updates 200
-            --batch-size 16 --max-epoch 2 "${cpu[@]}")
+            --batch-size 16 --max-epoch "$passes" "${cpu[@]}")
         evaluation=(--batch-size 16 --required-batch-size-multiple 1 --cpu)
         ;;
     facts_*)

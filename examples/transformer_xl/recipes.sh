@@ -22,7 +22,7 @@ english_characters  100      0.9M                                               
 english_words       38,333   1.6M                                                 SOURCE: any text
 english_ptb         10,000   2.1M                                                 SOURCE: any text; finish
 
-Sources are files of kimiyoung/transformer-xl; README.md sets their flags beside these.
+Sources are files of kimiyoung/transformer-xl; details.md sets their flags beside these.
 GiB (computed, fp32): weights, gradients and Adam's state + streams x activations. --batch-split,
   --checkpoint-activations and --bf16 take less. With N GPUs divide --batch-size by N;
   --update-freq is no way to do so: it puts consecutive segments into one update.

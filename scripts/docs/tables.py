@@ -34,10 +34,9 @@ from scripts._shared.files import write_text
 DOCS = ROOT / "docs"
 OPTIONS = """# Options
 
-Every option of this package, with its default; fairseq's own `--help` does not list those of tasks
-and models. [presets.md](presets.md) has the sizes that `--arch` sets. `--model-overrides
+Every option of this package, with its default; fairseq's own `--help` omits those of tasks and
+models. [presets.md](presets.md) has the sizes that `--arch` sets. `--model-overrides
 "{'mem_len': 64}"`, with underscores in the names, changes options of a model at evaluation.
-
 `python -m scripts.docs.tables` writes this page."""
 FAIRSEQ = """## fairseq's own options
 
@@ -46,14 +45,10 @@ with the models of this package as in fairseq."""
 PRESETS = """# Presets
 
 `--arch` with one of these names sets sizes and dropouts as published. Options given beside it win.
-How each is trained is in [`examples`](../examples); all options are in [options.md](options.md).
-
-Parameters are counted for the published vocabulary, output biases included. They are those of the
-published code, where a [recipe](../examples/transformer_xl/README.md#flags-beside-the-sources)
+Parameters are counted for the published vocabulary, output biases included; they are those of the
+published code where a [recipe](../examples/transformer_xl/details.md#flags-beside-the-sources)
 follows it. fairseq adds a row of the embeddings for `<s>` and `<pad>` each, and for `<unk>` and
-`</s>` where the text has none.
-
-`python -m scripts.docs.tables` writes this page."""
+`</s>` where the text has none. `python -m scripts.docs.tables` writes this page."""
 # by what is in a preset's name, the first that fits
 SYMBOLS = {
     "enwik8": 205,
@@ -68,22 +63,18 @@ SYMBOLS = {
 
 
 class Section(NamedTuple):
-    """A part of docs/presets.md: a model, its task, the sizes, text around the table, remarks."""
+    """A model of docs/presets.md, its task, remarks by how a name ends, and a note."""
 
     model: str
     task: str
-    columns: str
-    before: str
     remarks: dict[str, str]
-    after: str = ""
+    note: str = ""
 
 
 SECTIONS = [
     Section(
         "transformer_xl",
         "segment_language_modeling",
-        "layers, width, heads, inner width",
-        "",
         {
             "enwik8_18l": "88M in the paper; sizes are our choice",
             "wt103_large": "257M in the paper",
@@ -94,45 +85,37 @@ SECTIONS = [
             "ptb": "24M in the paper, which leaves no room for W_kR: sinusoidal absolute positions",
             "tiny": "for 100 symbols",
         },
-        "TensorFlow's large models of words have u and v in each layer (`--untie-r`), and on One "
-        "Billion Word no\nprojections of the first band (`--no-adaptive-head-proj`): see the "
-        "[recipes](../examples/transformer_xl/README.md#flags-beside-the-sources).",
+        "TensorFlow's large models of words also have `--untie-r`, on One Billion Word\n"
+        "  `--no-adaptive-head-proj`: see the flags of the recipes.",
     ),
     Section(
         "all_attention_lm",
         "segment_language_modeling",
-        "layers, width, heads, N or inner width, span",
-        "`adaptive_span_lm_*` have feed-forward sublayers of an inner width, the others N "
-        "persistent\nvectors. Spans are adaptive but in `all_attention_lm_tiny`.",
         {
             "all_attention_lm_text8_large_ff_attn": '"the same number" in the paper',
             "all_attention_lm_wt103": "133M in the paper",
             "tiny": "for 100 symbols",
         },
+        "all-attention has N persistent vectors in place of an inner width. The last size is the\n"
+        "  span, which is adaptive except in `all_attention_lm_tiny`.",
     ),
     Section(
         "pkm_transformer_lm",
         "language_modeling",
-        "layers, width, heads, inner width",
-        "Counted for 60,000 symbols and 512 positions. `--memory-layers` adds memories.",
         {
             "pkm_transformer_lm_ablation": "a memory of 512² slots in layer 5",
             "tiny": "for 100 symbols; a memory of 1,024 slots in layer 3",
         },
+        "counted for 60,000 symbols and 512 positions. `--memory-layers` adds memories.",
     ),
     Section(
         "pkm_transformer",
         "translation",
-        "layers, width, heads, inner width",
-        "",
         {"tiny": "for 100 symbols; memories in encoder layer 2 and decoder layer 1"},
     ),
     Section(
         "weighted_transformer",
         "translation",
-        "layers, width, heads, inner width",
-        "Each has as many branches as heads, and one embedding for both languages and the output.\n"
-        "Counted for a joint vocabulary of 37,000 symbols.",
         {
             "2l": "(C), 36M in the paper",
             "4l": "N = 4, 50M in the paper",
@@ -141,6 +124,8 @@ SECTIONS = [
             "big": "(B), 213M in the paper",
             "tiny": "for 100 symbols",
         },
+        "as many branches as heads, one embedding for both languages and the output,\n"
+        "  counted for 37,000 symbols.",
     ),
 ]
 
@@ -191,13 +176,15 @@ def preset_row(arch: str, section: Section) -> str:
 
 def presets_page() -> str:
     """Text of docs/presets.md."""
-    parts = [PRESETS]
-    for section in SECTIONS:
-        archs = [arch for arch in ARCH_MODEL_INV_REGISTRY[section.model] if arch != section.model]
-        head = [f"| `--arch` | {section.columns} | parameters | |", "|---|---|---|---|"]
-        table = "\n".join([*head, *(preset_row(arch, section) for arch in archs)])
-        parts += filter(None, [f"## `{section.model}`", section.before, table, section.after])
-    return "\n\n".join(parts) + "\n"
+    rows = [
+        preset_row(arch, section)
+        for section in SECTIONS
+        for arch in ARCH_MODEL_INV_REGISTRY[section.model]
+        if arch != section.model
+    ]
+    notes = [f"- `{section.model}`: {section.note}" for section in SECTIONS if section.note]
+    head = ["| `--arch` | layers, width, heads, inner width | parameters | |", "|---|---|---|---|"]
+    return "\n\n".join([PRESETS, "\n".join(notes), "\n".join([*head, *rows])]) + "\n"
 
 
 def option_rows(config: type, left_out: Iterable[str] = ()) -> list[str]:
@@ -237,46 +224,40 @@ def options_page() -> str:
         ),
         (
             "Models `transformer_xl` and `all_attention_lm`",
-            "Their memories have the options of [product-key memory](#product-key-memory), too.",
+            "They also take the options of [product-key memory](#product-key-memory).",
             shared,
         ),
         (
             "Model `transformer_xl`",
-            "Its recurrence is by default as long as the segments in training, or 0 with absolute "
+            "By default its recurrence is as long as the segments in training, or 0 with absolute "
             "positions or `--extended-context`.",
             [row for row in transformer_xl if row not in shared],
         ),
         (
             "Model `all_attention_lm`",
-            "Its recurrence is by default as long as its span.",
+            "By default its recurrence is as long as its span.",
             [row for row in all_attention if row not in shared],
         ),
         (
-            "Criterion `segment_loss`",
-            "It has those of fairseq's `cross_entropy`, too.",
-            option_rows(criteria["segment_loss"], names(criteria["cross_entropy"])),
+            "Criterion `segment_loss`, optimizer `adagrad_with_clip`",
+            "The last two options belong to the optimizer. The criterion also takes the options of "
+            "fairseq's `cross_entropy`.",
+            option_rows(criteria["segment_loss"], names(criteria["cross_entropy"]))
+            + option_rows(optimizers["adagrad_with_clip"]),
         ),
-        ("Optimizer `adagrad_with_clip`", "", option_rows(optimizers["adagrad_with_clip"])),
         (
             "Product-key memory",
-            "Of `pkm_transformer_lm`, `transformer_xl` and `all_attention_lm`. The first has those "
-            "of fairseq's `transformer_lm`, too.",
-            option_rows(models["pkm_transformer_lm"], names(models["transformer_lm"])),
-        ),
-        (
-            "Model `pkm_transformer`",
-            "In place of `--memory-layers`; it has those of fairseq's `transformer`, too.",
-            option_rows(models["pkm_transformer"], of_transformer | of_memory),
-        ),
-        (
-            "Optimizer `adam_with_memory`",
-            "It has those of fairseq's `adam`, too.",
-            option_rows(optimizers["adam_with_memory"], names(optimizers["adam"])),
+            "`pkm_transformer` takes `--encoder-memory-layers` and `--decoder-memory-layers`, the "
+            "other models\n`--memory-layers`. The last two options belong to the optimizer "
+            "`adam_with_memory`.",
+            option_rows(models["pkm_transformer_lm"], names(models["transformer_lm"]))
+            + option_rows(models["pkm_transformer"], of_transformer | of_memory)
+            + option_rows(optimizers["adam_with_memory"], names(optimizers["adam"])),
         ),
         (
             "Model `weighted_transformer`",
-            "It has those of fairseq's `transformer`, too; its optimizer "
-            "`adam_with_branch_weights` those of `adam`.",
+            "It also takes the options of fairseq's `transformer`; its optimizer "
+            "`adam_with_branch_weights` takes those of `adam`.",
             option_rows(models["weighted_transformer"], of_transformer),
         ),
     ]

@@ -1,4 +1,4 @@
-"""Layers under PyTorch's own tools: each row of the table in docs/layers.md, and their errors."""
+"""Layers under PyTorch's own tools: what docs/layers.md says of them, and their errors."""
 
 import copy
 import io
