@@ -32,8 +32,8 @@ LAYERS = [
     *("product_key_memory/cpu_kernels", "product_key_memory/memory", "product_key_memory/query"),
     *("product_key_memory/search", "product_key_memory/sharding", "product_key_memory/usage"),
     *("product_key_memory/value_table", "product_key_memory/values"),
-    *("weighted_transformer/branch_weights", "weighted_transformer/branched_attention"),
-    *("weighted_transformer/attention_heads", "weighted_transformer/layers"),
+    *("weighted_transformer/attention", "weighted_transformer/branch_weights"),
+    *("weighted_transformer/layers", "weighted_transformer/as_written_attention"),
     "weighted_transformer/as_written_layers",
 ]
 # files of the shared model to which all-attention adds spans and persistent vectors from outside

@@ -18,9 +18,9 @@ from fairseq.logging import metrics
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from fairseq_plugins.fairseq_integration.optimizers import set_update_rule
-from fairseq_plugins.fairseq_integration.option_names import errors_name_options, flag
-from fairseq_plugins.fairseq_integration.validation import AFTER_THE_LOSS, validation_pass
+from fairseq_plugins.fairseq_integration.error_messages import errors_name_options, flag
+from fairseq_plugins.fairseq_integration.forward_passes import AFTER_THE_LOSS, validation_pass
+from fairseq_plugins.fairseq_integration.parameters import set_update_rule
 from fairseq_plugins.product_key_memory.memory import ProductKeyMemory
 from fairseq_plugins.product_key_memory.options import (
     TOO_LARGE,

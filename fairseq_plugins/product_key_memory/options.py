@@ -12,7 +12,7 @@ import torch
 from fairseq.dataclass import ChoiceEnum, FairseqDataclass
 from omegaconf import II
 
-from fairseq_plugins.fairseq_integration.option_names import flag
+from fairseq_plugins.fairseq_integration.error_messages import flag
 from fairseq_plugins.product_key_memory.memory import KEYS
 from fairseq_plugins.product_key_memory.search import SEARCHES
 

@@ -25,6 +25,8 @@ from fairseq.optim import OPTIMIZER_DATACLASS_REGISTRY
 from fairseq.tasks import TASK_DATACLASS_REGISTRY
 
 import fairseq_plugins  # noqa: F401 (registers what the pages list)
+from fairseq_plugins.fairseq_integration import command_options
+from fairseq_plugins.fairseq_integration.error_messages import flag
 from scripts._shared.command_line import command_parser, exit_status
 from scripts._shared.commands import ROOT, short
 from scripts._shared.files import write_text
@@ -36,6 +38,10 @@ Every option of this package, with its default; fairseq's own `--help` omits tho
 models. [presets.md](presets.md) has the sizes that `--arch` sets. `--model-overrides
 "{'mem_len': 64}"`, with underscores in the names, changes options of a model at evaluation.
 `python -m scripts.docs.tables` writes this page."""
+FAIRSEQ = """## fairseq's own options
+
+All other options of `fairseq-preprocess`, `-train`, `-eval-lm`, `-generate` and `-interactive` work
+with the models of this package as in fairseq."""
 PRESETS = """# Presets
 
 `--arch` with one of these names sets sizes and dropouts as published. Options given beside it win.
@@ -259,7 +265,50 @@ def options_page() -> str:
     for title, text, rows in sections:
         table = "\n".join(["| option | default | |", "|---|---|---|", *rows])
         parts += filter(None, [f"## {title}", text, table])
-    return "\n\n".join(parts) + "\n"
+    return "\n\n".join([*parts, FAIRSEQ, options_of_fairseq()]) + "\n"
+
+
+def options_of_fairseq() -> str:
+    """Table of fairseq's own options that models here refuse, or that have no effect."""
+    shown = {
+        name: ", ".join(f"`{flag(option)}`" for option in listed)
+        for name, listed in {
+            "refused": command_options.REFUSED,
+            "blocks": command_options.OF_BLOCKS,
+            **command_options.WITHOUT_EFFECT,
+        }.items()
+    }
+    segments = f"`--task {command_options.SEGMENTS}`"
+    rows = [
+        (segments, "all", shown["blocks"], ""),
+        (
+            segments,
+            "train, eval-lm",
+            "`--max-tokens`, `--context-window`, `--post-process` and `--remove-bpe`, several "
+            "workers in eval-lm",
+            shown["train, eval-lm"],
+        ),
+        (segments, "generate, interactive", shown["refused"], shown["generate, interactive"]),
+        (
+            "models of this package",
+            "train",
+            "`--model-parallel-size`, `--pipeline-model-parallel`, `--ddp-backend fully_sharded` "
+            "and `slowmo`; with spans, memories with `adam_with_memory` or branches `--use-bmuf` "
+            "and `--zero-sharding`, too",
+            "",
+        ),
+        (
+            "`weighted_transformer`",
+            "train",
+            "`--cross-self-attention`, `--no-cross-attention`, `--quant-noise-pq`, "
+            "`--quant-noise-scalar`, `--encoder-xformers-att-config`, "
+            "`--decoder-xformers-att-config`, `--fp16-adam-stats`",
+            "",
+        ),
+        ("translation", "generate, interactive", "", shown["translation"]),
+    ]
+    head = ["| with | command | refused | without effect |", "|---|---|---|---|"]
+    return "\n".join([*head, *(f"| {' | '.join(row)} |" for row in rows)])
 
 
 def write(output: Path) -> None:

@@ -11,7 +11,7 @@ from omegaconf import OmegaConf
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from fairseq_plugins.fairseq_integration.optimizers import set_update_rule
+from fairseq_plugins.fairseq_integration.parameters import set_update_rule
 from fairseq_plugins.product_key_memory import values
 from fairseq_plugins.product_key_memory.fairseq_memory import MemoryBuilder, keep_shards_apart
 from fairseq_plugins.product_key_memory.memory import ProductKeyMemory
