@@ -19,8 +19,8 @@ from fairseq.optim import FairseqOptimizer, register_optimizer
 from omegaconf import II
 from torch import Tensor, nn
 
-from fairseq_plugins.fairseq_integration.optimizers import AmpScaledStep
-from fairseq_plugins.fairseq_integration.option_names import errors_name_options
+from fairseq_plugins.fairseq_integration.error_messages import errors_name_options
+from fairseq_plugins.fairseq_integration.parameters import AmpScaledStep
 
 EPSILON = 1e-10
 

@@ -18,7 +18,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from fairseq_plugins.fairseq_integration.precision import Float32Module
+from fairseq_plugins.fairseq_integration.parameters import Float32Module
 from fairseq_plugins.segment_language_model.attention_blocks import UNLIMITED
 
 # The published code drops keys beyond the widest span of a layer in steps of so many.

@@ -20,9 +20,9 @@ from fairseq_plugins.all_attention.attention import (
     SpannedPositions,
 )
 from fairseq_plugins.all_attention.persistent_vectors import SoftmaxFeedForward
-from fairseq_plugins.fairseq_integration.option_names import flag
+from fairseq_plugins.fairseq_integration.error_messages import flag
+from fairseq_plugins.fairseq_integration.forward_passes import ValidationWatcher
 from fairseq_plugins.fairseq_integration.presets import register_presets
-from fairseq_plugins.fairseq_integration.validation import ValidationWatcher
 from fairseq_plugins.product_key_memory.options import MemoryLayersOptions
 from fairseq_plugins.product_key_memory.segment_layers import MemorySublayers
 from fairseq_plugins.segment_language_model.attention_blocks import Window

@@ -1,12 +1,13 @@
-"""Checkpoint files are whole or not there, one training has a folder, and weights fit a model.
+"""Checkpoint files are complete, one training writes into a folder, and weights fit a model.
 
-fairseq copies a checkpoint to ``checkpoint_last.pt`` and ``checkpoint_best.pt`` in place, so that a
-training killed meanwhile leaves a part of one. Here a copy takes its place when it is complete.
+fairseq copies a checkpoint to ``checkpoint_last.pt`` in place: a training that is killed meanwhile
+leaves a part of it.
 """
 
 from __future__ import annotations
 
 import errno
+import fcntl
 import functools
 import itertools
 import os
@@ -22,9 +23,9 @@ from fairseq import checkpoint_utils
 from fairseq.file_io import PathManager
 from torch import Tensor, nn
 
-# For so many seconds a folder may be held by helpers of a training that was killed.
+# Data loaders of a training that was killed hold a folder for some seconds.
 LOCK_TRIES = 8
-# Seconds between two tries to write a checkpoint, as long as fairseq waits.
+# seconds between two tries to write a checkpoint, as in fairseq
 PAUSE = 2.5
 # folders that this process trains into, with the descriptors that hold their locks
 _locked: dict[Path, int] = {}
@@ -73,7 +74,7 @@ def _verify_folder(verify: Callable[[str], None], save_dir: str) -> None:
 
 
 def _save(save: Callable[..., Any], content: Any, filename: str, async_write: bool = False) -> None:
-    """Write a checkpoint; where it cannot be written, what was there before is still there."""
+    """Write a checkpoint; a failure leaves the file that was there before."""
     if async_write or not PathManager.supports_rename(filename):
         save(content, filename, async_write=async_write)
         return
@@ -95,7 +96,7 @@ def _save(save: Callable[..., Any], content: Any, filename: str, async_write: bo
 
 
 def _copy(copy: Callable[..., Any], src_path: str, dst_path: str, overwrite: bool = False) -> Any:
-    """Copy a file as fairseq's PathManager does, and let the copy appear when it is complete."""
+    """Copy a file as fairseq's PathManager does; the copy appears when it is complete."""
     if any(map(PathManager.path_requires_pathmanager, (src_path, dst_path))):
         return copy(src_path, dst_path, overwrite=overwrite)
     with complete_file(dst_path) as part:
@@ -106,11 +107,6 @@ def _copy(copy: Callable[..., Any], src_path: str, dst_path: str, overwrite: boo
 
 def lock_folder(folder: str) -> None:
     """Keep a folder of checkpoints for this process, as long as it lives."""
-    try:
-        import fcntl
-    except ImportError:
-        # Windows has no such locks
-        return
     path = Path(folder).resolve()
     if path in _locked:
         return
@@ -140,22 +136,13 @@ class MisfitError(ValueError, RuntimeError):
 
 
 def checkpoint_of(weights: Mapping[str, Tensor]) -> str:
-    """Return what errors call the checkpoint of weights: with its file, where fairseq read it."""
+    """Return what errors call the checkpoint that weights were read from."""
     return f"the checkpoint {getattr(weights, 'read_from', '')}".rstrip()
 
 
 @contextmanager
 def weights_loaded_into(model: nn.Module, weights: Mapping[str, Tensor]) -> Iterator[None]:
-    """Say in a sentence why the weights of a checkpoint, loaded within, cannot be used.
-
-    Args:
-        model: gets them.
-        weights: as the checkpoint has them.
-
-    Raises:
-        FloatingPointError: a number is not finite, which fused attention may pass over.
-        MisfitError: weights are missing, more than the model has, or of other shapes.
-    """
+    """Refuse weights that the block loads into a model, where they do not fit or are not finite."""
     checkpoint = checkpoint_of(weights)
     try:
         yield
@@ -175,6 +162,6 @@ def weights_loaded_into(model: nn.Module, weights: Mapping[str, Tensor]) -> Iter
         # fairseq leaves that buffer as the memory was
         if not (tensor.isfinite().all() or name.endswith("_float_tensor")):
             raise FloatingPointError(
-                f"{name} has a number that is not finite: {checkpoint} is of a training that "
-                "diverged; use an earlier one"
+                f"{name} has a number that is not finite: {checkpoint} was written after the "
+                "training diverged; use an earlier one"
             )

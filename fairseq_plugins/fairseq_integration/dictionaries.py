@@ -1,4 +1,4 @@
-"""A checkpoint knows its dictionaries, and is used with no others.
+"""A checkpoint is used with the dictionaries of its training alone.
 
 Another dictionary of the same size fits a model, whose figures are then nonsense.
 """
@@ -24,7 +24,7 @@ _resuming: list[FairseqTask] = []
 
 
 def digests(dictionaries: Mapping[str, Dictionary]) -> dict[str, str]:
-    """Return what tells the symbols of each dictionary, and their order, from others."""
+    """Return a hash of the symbols of each dictionary, in their order."""
     return {side: _digest(dictionary) for side, dictionary in dictionaries.items()}
 
 
@@ -33,7 +33,7 @@ def _digest(dictionary: Dictionary) -> str:
 
 
 def dictionaries_of(task: FairseqTask) -> dict[str, Dictionary]:
-    """Return the "source" and the "target" dictionary of a task, as far as it has them."""
+    """Return the "source" and the "target" dictionary of a task, where it has them."""
     found = {}
     for side in ("source", "target"):
         try:
@@ -48,12 +48,9 @@ def dictionaries_of(task: FairseqTask) -> dict[str, Dictionary]:
 def check_dictionaries(
     state: Mapping[str, Any], dictionaries: Mapping[str, Dictionary], name: str
 ) -> None:
-    """Refuse dictionaries that a checkpoint was not trained with.
+    """Refuse dictionaries, "source" and "target", that a checkpoint was not trained with.
 
-    Args:
-        state: what the checkpoint holds; one without digests goes with any dictionary.
-        dictionaries: those of the data, "source" and "target".
-        name: what errors call the checkpoint.
+    A checkpoint without digests goes with any dictionary.
     """
     trained = (state.get("task_state") or {}).get(KEY) or {}
     for side, found in digests(dictionaries).items():
@@ -66,7 +63,7 @@ def check_dictionaries(
 
 
 def keep_dictionaries() -> None:
-    """Let checkpoints know their dictionaries, and each of fairseq's commands check them."""
+    """Let fairseq's commands save hashes of the dictionaries, and check them."""
     FairseqTask.state_dict = functools.partialmethod(_add_digests, FairseqTask.state_dict)
     # evaluation and generation give a checkpoint's state to the task before they build the model
     FairseqTask.load_state_dict = functools.partialmethod(_check_task, FairseqTask.load_state_dict)

@@ -1,6 +1,6 @@
-"""Devices that a machine lacks, and ways to share out a training that models here do not go with.
+"""Refuses devices that a machine lacks, and ways to distribute a training that do not work here.
 
-They are refused by name. fairseq would find out in the middle of a training, or not at all.
+fairseq would fail in the middle of a training, or compute something else.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from fairseq.distributed import utils as distributed_utils
 from omegaconf import DictConfig, OmegaConf
 from torch import nn
 
-from fairseq_plugins.fairseq_integration.optimizers import UpdateRule, update_rule
-from fairseq_plugins.fairseq_integration.option_names import flag
+from fairseq_plugins.fairseq_integration.error_messages import flag
+from fairseq_plugins.fairseq_integration.parameters import UpdateRule, update_rule
 
 # option, the values that are fine, and what to do; a model may have layers that a part of it lacks
 _NEVER = [
@@ -35,11 +35,9 @@ _WITH_RULES = [
 
 
 def check_training(cfg: Any, model: nn.Module) -> None:
-    """Refuse a training that is shared out in a way that a model does not go with.
+    """Refuse a training that is distributed in a way that its model does not support.
 
-    Args:
-        cfg: the model's options, in fairseq's configuration, or parsed with all others.
-        model: the model.
+    ``cfg`` has the model's options, in fairseq's configuration, or parsed with all others.
     """
     wanted = _options(cfg)
     for option, fine, remedy in _NEVER:
@@ -54,7 +52,7 @@ def check_training(cfg: Any, model: nn.Module) -> None:
 
 
 def _options(cfg: Any) -> dict[str, Any]:
-    """Return all options of a training, of whichever group."""
+    """Return the options of a training that are checked, of whichever group."""
     if not OmegaConf.is_config(cfg):
         return vars(cfg)
     found = {}
@@ -67,7 +65,7 @@ def _options(cfg: Any) -> dict[str, Any]:
 
 
 def _module_with_rules(model: nn.Module) -> str:
-    """Return the kind of a module whose parameters have a rule or a constraint; "" for none."""
+    """Return the class of a module whose parameters have a rule or a constraint; "" without one."""
     for module in model.modules():
         ruled = any(update_rule(own, UpdateRule) for own in module.parameters(recurse=False))
         if ruled or hasattr(type(module), "constrained"):
@@ -76,7 +74,7 @@ def _module_with_rules(model: nn.Module) -> str:
 
 
 def check_devices() -> None:
-    """Let fairseq's commands refuse options that take GPUs where there are not as many."""
+    """Let fairseq's commands refuse options that need GPUs where there are not enough."""
     theirs = distributed_utils.call_main
     distributed_utils.call_main = functools.wraps(theirs)(functools.partial(_call_main, theirs))
 

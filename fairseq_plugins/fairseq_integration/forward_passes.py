@@ -1,14 +1,20 @@
-"""Forward passes that are not the first one in training: recomputed ones, and inference."""
+"""Forward passes that differ from the first one in training: recomputed, inference, validation."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+
+if TYPE_CHECKING:
+    # layers import this file, and need no fairseq
+    from fairseq.logging.meters import MetersDict
 
 Value = TypeVar("Value")
+# The priority with which fairseq's log has something behind the loss and what comes with it.
+AFTER_THE_LOSS = 50
 
 
 def is_recomputed() -> bool:
@@ -35,11 +41,9 @@ class InferenceCache(Generic[Value]):
         return type(self), ()
 
     def get(self, weights: Iterable[Tensor], compute: Callable[[], Value]) -> Value:
-        """Return the value for the present contents of ``weights``.
+        """Return the value for the present contents of ``weights``, computed where they changed.
 
-        Args:
-            weights: all that the value depends on, in the same order at each call.
-            compute: returns the value; called only where a weight has changed since the last call.
+        They come in the same order at each call.
         """
         weights = list(weights)
         if any(weight.is_inference() for weight in weights):
@@ -57,3 +61,55 @@ class InferenceCache(Generic[Value]):
         self._value: Value | None = None
         self._state: list[tuple[int, int]] | None = None
         self._held: list[torch.UntypedStorage] = []
+
+
+def validation_pass(model: nn.Module) -> MetersDict | None:
+    """Return the meters of the pass over a validation set that a forward pass is part of.
+
+    They are another object in each such pass; None in training, evaluation and generation.
+    """
+    from fairseq.logging import metrics
+
+    # fairseq opens an aggregator for each pass over a validation set, which all workers read once,
+    # at the end; elsewhere the first aggregator is the default one
+    root = next(iter(metrics.get_active_aggregators()), None)
+    return None if model.training or root is metrics.get_meters("default") else root
+
+
+class ValidationWatcher:
+    """Base class of what watches a model's forward passes in validation and logs figures.
+
+    The model's hooks hold it, and it is copied and pickled with the model.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self._pass: Any = None
+        model.register_forward_pre_hook(self._before)
+        model.register_forward_hook(self._after, with_kwargs=True, always_call=True)
+
+    def __getstate__(self) -> dict[str, Any]:
+        # fairseq's meters cannot be copied
+        return {**vars(self), "_pass": None}
+
+    def _before(self, model: nn.Module, inputs: tuple) -> None:
+        current = validation_pass(model)
+        if current is not None:
+            begins = current is not self._pass
+            self._pass = current
+            self.before_batch(begins)
+
+    def _after(self, model: nn.Module, inputs: tuple, named: dict[str, Any], output: Any) -> None:
+        self.after_batch(inputs[0] if inputs else next(iter(named.values()), None))
+
+    def before_batch(self, begins: bool) -> None:
+        """Prepare for a batch of validation, the first of a pass over the set if ``begins``."""
+
+    def after_batch(self, tokens: Any) -> None:
+        """Collect after a forward pass, in training too, which an error may have ended."""
+
+    @staticmethod
+    def log(name: str, figure: Callable[[MetersDict], float]) -> None:
+        """Log what ``figure`` returns when fairseq prints the meters."""
+        from fairseq.logging import metrics
+
+        metrics.log_derived(name, figure, AFTER_THE_LOSS)

@@ -1,7 +1,7 @@
 """Named architectures: the values that ``--arch NAME`` or ``model._name=NAME`` sets.
 
-They stand where the command, or under Hydra the configuration, is silent. A saved model has the
-values that it was trained with; options that are newer than it have their defaults.
+The command line, or a Hydra configuration, goes before them. A saved model has the values of its
+training; options that are newer than the checkpoint have their defaults.
 """
 
 from __future__ import annotations
@@ -30,19 +30,14 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import ConfigKeyError
 
 from fairseq_plugins.fairseq_integration.distributed import check_training
-from fairseq_plugins.fairseq_integration.option_names import flag
+from fairseq_plugins.fairseq_integration.error_messages import flag
 
 # by its name: the options of its model with their defaults
 _PRESETS: dict[str, type] = {}
 
 
 def register_presets(model: str, presets: dict[str, dict[str, Any]]) -> None:
-    """Register named architectures of a model.
-
-    Args:
-        model: the name that the model is registered by, with a dataclass.
-        presets: values of the model's options, by the name of the preset.
-    """
+    """Register named architectures, with values of options, of a registered model."""
     options = MODEL_DATACLASS_REGISTRY[model]
     for name, values in [(model, {}), *presets.items()]:
         _PRESETS[name] = options
@@ -56,7 +51,7 @@ def register_presets(model: str, presets: dict[str, dict[str, Any]]) -> None:
 
 
 def _register_dataclass(name: str, base: type, values: dict[str, Any]) -> None:
-    """Register a model's options with a preset's values as defaults, which Hydra merges."""
+    """Register a model's options for Hydra, with a preset's values as defaults."""
     fields = {option.name: option for option in dataclasses.fields(base)}
     changed = [
         (option, fields[option].type, dataclasses.field(default=value))
@@ -71,7 +66,7 @@ def _register_dataclass(name: str, base: type, values: dict[str, Any]) -> None:
 
 
 def _complete_parsed(values: dict[str, Any], cfg: Any) -> None:
-    """Set a preset's values in place where the options of ``--arch`` are silent."""
+    """Set a preset's values in place where the command line gave no others."""
     if OmegaConf.is_config(cfg):
         return
     for option, value in values.items():
@@ -85,7 +80,7 @@ def _fields(options: type) -> tuple[dataclasses.Field, ...]:
 
 
 def apply_presets() -> None:
-    """Let fairseq complete the options of presets where it builds a model, and name wrong ones."""
+    """Let fairseq apply presets where it builds a model, and name wrong options."""
     for module, name, ours in (
         (fairseq.models, "build_model", _build_model),
         (fairseq.models, "merge_with_parent", _merge),
@@ -99,7 +94,7 @@ def apply_presets() -> None:
 def _build_model(
     build: Callable[..., Any], cfg: Any, task: Any, from_checkpoint: bool = False
 ) -> Any:
-    """Build a model with fairseq's function, after its options were completed in place."""
+    """Build a model with fairseq's function, after its options are complete."""
     name = getattr(cfg, "_name", None) or getattr(cfg, "arch", None)
     if name not in _PRESETS:
         return build(cfg, task, from_checkpoint)
@@ -116,7 +111,7 @@ def _build_model(
 
 
 def _add_newer_options(cfg: Any, options: type) -> None:
-    """Give options that are newer than a checkpoint their defaults."""
+    """Set options that are newer than a checkpoint to their defaults."""
     for option in _fields(options):
         # an interpolation is of a configuration: models complete parsed options by themselves
         of_configuration = str(option.default).startswith("${") and not OmegaConf.is_config(cfg)
@@ -126,10 +121,7 @@ def _add_newer_options(cfg: Any, options: type) -> None:
 
 
 def _check_numbers(cfg: Any, options: type) -> None:
-    """Raise ``ValueError`` for an option that is another kind of number than it should be.
-
-    fairseq's parser sees to most of it, but not in ``--model-overrides``.
-    """
+    """Refuse an option that is the wrong kind of number, as ``--model-overrides`` may give it."""
     kinds = typing.get_type_hints(options)
     for option in _fields(options):
         allowed = {kinds[option.name], *typing.get_args(kinds[option.name])} & {int, float}

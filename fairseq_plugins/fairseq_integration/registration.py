@@ -47,7 +47,8 @@ def register() -> None:
         "dictionaries": ("keep_dictionaries",),
         "resuming": ("resume_as_if_unbroken",),
         "presets": ("apply_presets", "keep_bf16_off_tpus"),
-        "error_messages": ("print_errors_as_sentences", "explain_wrong_options"),
+        "error_messages": ("print_errors_as_sentences",),
+        "command_options": ("explain_and_check_options",),
         "distributed": ("check_devices",),
     }
     for file, functions in changes.items():

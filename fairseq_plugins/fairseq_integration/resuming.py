@@ -1,9 +1,8 @@
 """A training that is resumed goes on, and ends, as if it had not stopped.
 
-fairseq starts anew, with a line in the log, where the file of ``--restore-file`` is missing. It
-draws other batches when it resumes after the first epoch, makes a further update of a complete
-training, forgets how long validation has not improved, and ends at once without a reason where
-nothing is left to do.
+fairseq begins anew where the file of ``--restore-file`` is missing, draws other batches when it
+resumes after the first epoch, makes a further update of a complete training, and forgets how long
+validation has not improved.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ PLATEAU = ("num_bad_epochs", "cooldown_counter")
 
 
 def _should_stop_early(cfg: Any, valid_loss: float | None) -> bool:
-    """Stand in for fairseq's function, whose attributes are the patience, until it is known."""
+    """Stand in for fairseq's function of this name, whose attributes are the patience."""
     return False
 
 
@@ -47,7 +46,7 @@ def resume_as_if_unbroken() -> None:
 
 
 def _resume(load: Callable[..., Any], cfg: Any, trainer: Trainer, **options: Any) -> Any:
-    """Restore a training from the checkpoint that its options name, or begin it."""
+    """Restore a training from its checkpoint, or begin it."""
     global _should_stop_early
     # fairseq_cli.train, which is the program itself under python -m
     _should_stop_early = sys._getframe(1).f_globals.get("should_stop_early", _should_stop_early)
@@ -106,7 +105,7 @@ def _reason_to_end(cfg: Any, trainer: Trainer, state: dict[str, Any], epochs: An
 
 
 def _forget_other_trainings() -> None:
-    """Reset what fairseq keeps of a training that this process did before, as Hydra's sweeps do."""
+    """Reset what fairseq keeps from an earlier training of this process, as in Hydra's sweeps."""
     for function in (checkpoint_utils.save_checkpoint, _should_stop_early):
         for name in ("best", "num_runs"):
             vars(function).pop(name, None)
@@ -127,10 +126,7 @@ def _load_plateau(self: Any, theirs: Callable[..., Any], state: dict[str, Any]) 
 
 
 def _step_at_the_end_of_an_epoch(trainer: Trainer, state: dict[str, Any]) -> None:
-    """Show a plateau scheduler the loss of the epoch whose end a checkpoint is of.
-
-    fairseq writes the checkpoint before it does so.
-    """
+    """Step a plateau scheduler after the last epoch: fairseq writes the checkpoint before that."""
     if not isinstance(trainer.lr_scheduler, ReduceLROnPlateauLRSchedule):
         return
     place = state["train_iterator"]
@@ -142,12 +138,8 @@ def _step_at_the_end_of_an_epoch(trainer: Trainer, state: dict[str, Any]) -> Non
 def _batches_of_the_beginning(task: FairseqTask, seed_of_epoch: bool) -> Iterator[None]:
     """Let fairseq sort sentences into batches as it did when the training began.
 
-    It does so once, with a seed and the number of the epoch, which on resuming is another one: the
-    rest of that epoch would have some sentences twice, and others not at all.
-
-    Args:
-        task: makes the batches.
-        seed_of_epoch: the seed has the number of the epoch in it.
+    It uses the number of the epoch, which differs after resuming: the rest of that epoch would have
+    some sentences twice, and others not at all. ``seed_of_epoch``: the seed has that number in it.
     """
     make = task.get_batch_iterator
 

@@ -56,10 +56,7 @@ def allow_option_containers() -> None:
 
 
 def is_whole(path: str | Path) -> bool:
-    """Return whether a file is a complete archive, each part of which has its checksum.
-
-    A part may have been written without one (``torch.serialization.set_crc32_options``).
-    """
+    """Return whether a file is a complete archive whose checksums, if it has any, are right."""
     try:
         with zipfile.ZipFile(path) as archive:
             if all(part.CRC == 0 for part in archive.infolist() if part.file_size):
@@ -76,16 +73,10 @@ class DamagedError(ValueError):
 def load_safely(
     path: str | Path, name: str, remedy: str = "name one that fairseq-train wrote"
 ) -> Any:
-    """Return what a file of torch's holds, tensors left on the disk if it is an archive.
+    """Return what a file of torch's holds; the tensors of an archive stay on the disk.
 
-    Args:
-        path: the file.
-        name: what errors call it.
-        remedy: what to do where it is no checkpoint.
-
-    Raises:
-        DamagedError: it is cut short or damaged, as far as can be told.
-        ValueError: it is missing, no checkpoint, or holds more than weights and options.
+    Errors call the file ``name``, and give ``remedy`` where it is no checkpoint. What is cut short
+    or damaged raises :class:`DamagedError`.
     """
     if not os.path.isfile(path):
         # a pipe would be waited for without end
@@ -125,7 +116,7 @@ def load_safely(
 
 
 def _what_is_cut(path: str | Path) -> str:
-    """Return what is wrong with a file that is no archive; "" for one of torch before 1.6."""
+    """Return what is wrong with a file that is no archive; "" for a file of torch before 1.6."""
     with open(path, "rb") as file:
         start = file.read(4)
     if not start:
@@ -137,7 +128,7 @@ def _what_is_cut(path: str | Path) -> str:
 
 
 def read_checkpoint(path: Path, name: str) -> dict[str, Any]:
-    """Return what a file holds, as :func:`load_safely` does; {} for no dictionary."""
+    """Return the dictionary that a file holds, read by :func:`load_safely`; {} if it has none."""
     try:
         state = load_safely(path, name)
     except DamagedError as error:
@@ -146,14 +137,14 @@ def read_checkpoint(path: Path, name: str) -> dict[str, Any]:
 
 
 def options_of(state: dict[str, Any], part: str) -> dict[str, Any]:
-    """Return the options of a ``part`` of a checkpoint, such as "model", by name; {} for none."""
+    """Return the options of a ``part`` of a checkpoint, such as "model", by their names."""
     options = (state.get("cfg") or {}).get(part) or {}
     # parsed arguments, or a configuration
     return options if isinstance(options, dict) else vars(options)
 
 
 def read_checkpoints_safely() -> None:
-    """Let fairseq's commands read checkpoints with :func:`load_safely` first."""
+    """Let fairseq's commands check checkpoints with :func:`load_safely` first."""
     theirs = checkpoint_utils.load_checkpoint_to_cpu
     checkpoint_utils.load_checkpoint_to_cpu = functools.wraps(theirs)(
         functools.partial(_read, theirs)
@@ -161,7 +152,7 @@ def read_checkpoints_safely() -> None:
 
 
 def _read(read: Callable[..., Any], path: str, *args: Any, **kwargs: Any) -> Any:
-    """Read a checkpoint with fairseq's function, after this file's; refuse it in a sentence."""
+    """Read a checkpoint with fairseq's function, after it was checked."""
     if PathManager.path_requires_pathmanager(path):
         return read(path, *args, **kwargs)
     try:
@@ -176,7 +167,7 @@ def _read(read: Callable[..., Any], path: str, *args: Any, **kwargs: Any) -> Any
     lacking = _what_is_lacking(found)
     if lacking:
         raise ValueError(
-            f"the checkpoint {path} is none of fairseq's (it has no {lacking}): name one that "
+            f"the checkpoint {path} is not fairseq's (it has no {lacking}): name one that "
             "fairseq-train wrote"
         )
     # an old file is in memory by now
@@ -190,7 +181,7 @@ def _read(read: Callable[..., Any], path: str, *args: Any, **kwargs: Any) -> Any
 
 
 def _what_is_lacking(content: Any) -> str:
-    """Return which part of a checkpoint of fairseq's is not in what a file holds; "" for none."""
+    """Return the part of a fairseq checkpoint that is missing; "" where nothing is."""
     if not isinstance(content, dict) or not isinstance(content.get("model"), dict):
         return "model"
     # the second is what the first versions of fairseq wrote
@@ -199,7 +190,7 @@ def _what_is_lacking(content: Any) -> str:
 
 
 def _newest_whole_beside(path: str) -> Path | None:
-    """Return the newest complete checkpoint of the same folder; None if there is none."""
+    """Return the newest complete checkpoint of the same folder, if there is a complete one."""
     beside = Path(path).parent.glob("checkpoint*.pt")
     # no links that lead nowhere
     others = [other for other in beside if other != Path(path) and other.is_file()]

@@ -57,11 +57,9 @@ TransformerOptions.__doc__ = "Options of fairseq's ``transformer`` by their name
 
 
 def parsed(cfg: Any) -> Namespace:
-    """Return a model's options as fairseq's ``transformer`` takes them.
+    """Return a configuration of :class:`TransformerOptions` as fairseq's ``transformer`` takes it.
 
-    Args:
-        cfg: a configuration of :class:`TransformerOptions` or of a subclass; or parsed options,
-            which are returned as they are.
+    Parsed options are returned as they are.
     """
     if isinstance(cfg, Namespace):
         return cfg

@@ -18,12 +18,12 @@ from fairseq_plugins.segment_language_model.positions import (
     SinusoidalRelativePositions,
 )
 from fairseq_plugins.transformer_xl.layers import TransformerXLBlock
-from fairseq_plugins.weighted_transformer.attention_heads import AttentionHeads
-from fairseq_plugins.weighted_transformer.branch_weights import BranchWeights, project_to_simplex
-from fairseq_plugins.weighted_transformer.branched_attention import (
+from fairseq_plugins.weighted_transformer.as_written_attention import (
+    AttentionHeads,
     BranchedAttention,
     BranchedFeedForward,
 )
+from fairseq_plugins.weighted_transformer.branch_weights import BranchWeights, project_to_simplex
 
 __all__ = [
     "AdaptiveSpan",

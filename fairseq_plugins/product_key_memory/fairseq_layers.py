@@ -34,7 +34,7 @@ from fairseq.modules.transformer_layer import (
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from fairseq_plugins.fairseq_integration.optimizers import set_update_rule
+from fairseq_plugins.fairseq_integration.parameters import set_update_rule
 from fairseq_plugins.fairseq_integration.validation import AFTER_THE_LOSS, validation_pass
 from fairseq_plugins.product_key_memory.memory import MemorySublayer, ProductKeyMemory
 from fairseq_plugins.product_key_memory.usage import MemoryUsage, kl_from_uniform, usage

@@ -21,7 +21,7 @@ from fairseq.models.transformer_lm import TransformerLanguageModel, TransformerL
 from omegaconf import II, OmegaConf
 
 from fairseq_plugins.fairseq_integration.checkpoint_files import weights_loaded_into
-from fairseq_plugins.fairseq_integration.option_names import flag
+from fairseq_plugins.fairseq_integration.error_messages import flag
 from fairseq_plugins.fairseq_integration.presets import register_presets
 from fairseq_plugins.fairseq_integration.transformer_options import TransformerOptions, parsed
 from fairseq_plugins.product_key_memory.added_memories import fit_to_memories

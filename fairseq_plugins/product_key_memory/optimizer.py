@@ -20,12 +20,12 @@ from fairseq.optim import FairseqOptimizer, register_optimizer
 from fairseq.optim.adam import Adam, FairseqAdamConfig
 from torch import Tensor, nn
 
-from fairseq_plugins.fairseq_integration.optimizers import (
+from fairseq_plugins.fairseq_integration.error_messages import errors_name_options, flag
+from fairseq_plugins.fairseq_integration.parameters import (
     AmpScaledStep,
     adam_options,
     update_rule,
 )
-from fairseq_plugins.fairseq_integration.option_names import errors_name_options, flag
 from fairseq_plugins.product_key_memory.options import option
 from fairseq_plugins.product_key_memory.value_table import ValueTable
 

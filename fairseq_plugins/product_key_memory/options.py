@@ -11,7 +11,7 @@ from fairseq.dataclass import ChoiceEnum, FairseqDataclass
 from omegaconf import II
 from torch import nn
 
-from fairseq_plugins.fairseq_integration.option_names import errors_name_options, flag
+from fairseq_plugins.fairseq_integration.error_messages import errors_name_options, flag
 from fairseq_plugins.product_key_memory.fairseq_layers import (
     AFTER,
     INSTEAD,

@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from fairseq_plugins.fairseq_integration.forward_passes import is_recomputed
-from fairseq_plugins.fairseq_integration.precision import Float32Module
+from fairseq_plugins.fairseq_integration.parameters import Float32Module
 
 
 class SyncBatchNorm1d(Float32Module):

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from fairseq_plugins.fairseq_integration.forward_passes import is_recomputed
-from fairseq_plugins.fairseq_integration.optimizers import UpdateRule
+from fairseq_plugins.fairseq_integration.parameters import UpdateRule
 from fairseq_plugins.product_key_memory.lazy_adam import Moments, MomentsOfReadRows
 from fairseq_plugins.product_key_memory.sharding import GATHERED_AT_ONCE, choose_columns
 from fairseq_plugins.product_key_memory.values import (

@@ -1,4 +1,4 @@
-"""A trained language model from Python: score texts and splits, continue prompts.
+"""A trained language model from Python: score texts, splits and streams, continue prompts.
 
 Shapes: B texts, N tokens of a text, T tokens of a segment, C tokens of extended context.
 """
@@ -15,24 +15,26 @@ import torch
 from fairseq.models import BaseFairseqModel
 from fairseq.tasks import FairseqTask
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
-from fairseq_plugins.python_interface.loaded_model import (
-    Batches,
-    Hypothesis,
-    LoadedModel,
-    hypotheses,
+from fairseq_plugins.fairseq_integration.error_messages import flag
+from fairseq_plugins.python_interface.loaded_model import Batches, Hypothesis, LoadedModel
+from fairseq_plugins.python_interface.scoring import (
+    Score,
+    check_at_least,
+    score_features,
+    warn_of_unknown,
 )
-from fairseq_plugins.python_interface.scoring import Score, warn_of_unknown
 from fairseq_plugins.python_interface.text import TextCoder
-from fairseq_plugins.python_interface.text_stream import Reader, TextStream
 from fairseq_plugins.segment_language_model.generation import draw_prompts, end_by_length
+from fairseq_plugins.segment_language_model.recurrence import Recurrence
 from fairseq_plugins.segment_language_model.streams import RunningText
 from fairseq_plugins.segment_language_model.task import SegmentLanguageModelingTask
 from fairseq_plugins.segment_language_model.units import loss_unit
 
 # fairseq's options of blocks that the text of a single call has no place for
 _OF_BLOCKS = {"add_bos_token": False, "output_dictionary_size": -1}
-# blocks at a time, where their number is not asked for
+# blocks at a time, by default
 _BLOCKS = 8
 
 
@@ -40,19 +42,17 @@ class LanguageModel(LoadedModel):
     """A language model that scores and continues text.
 
     A newline in a text is ``</s>``, which ends lines in fairseq's data. Before the first token
-    stands one more, which is not scored.
+    stands another ``</s>``, which is not scored.
 
     Args:
         model: ready for inference.
         task: ``segment_language_modeling`` or ``language_modeling``.
-        lines: makes symbols of a line and a line of symbols; None for words between blanks.
+        lines: see :class:`TextCoder`.
         unit: what a symbol is, which decides on the unit of the loss.
-        allow_unknown: take symbols that the dictionary lacks for ``<unk>``, and not refuse them.
+        allow_unknown: see :class:`TextCoder`.
         tokens_per_sample: T; None for that of training.
         extended_context: C; None for that of training.
     """
-
-    _does = "this is a language model, which does not translate"
 
     def __init__(
         self,
@@ -71,62 +71,64 @@ class LanguageModel(LoadedModel):
         self._options = task.cfg if self.reads_streams else task.args
         self.segment = self._options.tokens_per_sample
         self.context = getattr(self._options, "extended_context", 0)
-        self.segment, self.context = self._lengths(tokens_per_sample, extended_context)
-        most = self.model.max_positions()
-        if self.segment + self.context > most:
-            raise ValueError(
-                f"tokens_per_sample is {self.segment} and extended_context {self.context}: the "
-                f"model has positions for {most} tokens, give no more in all"
-            )
+        self.segment, self.context = self._lengths(
+            tokens_per_sample, extended_context, self.model.max_positions()
+        )
 
-    def _lengths(self, segment: int | None, context: int | None) -> tuple[int, int]:
-        """Return T and C where they are given, else those of the model."""
+    def _lengths(self, segment: int | None, context: int | None, most: int) -> tuple[int, int]:
+        """Return T and C where they are given, else those of the model; ``most`` tokens in all."""
         segment = self.segment if segment is None else segment
         context = self.context if context is None else context
-        for name, value, least in (
-            ("tokens_per_sample", segment, 1),
-            ("extended_context", context, 0),
-        ):
-            if value < least:
-                raise ValueError(f"{name} is {value}: it must be at least {least}")
+        check_at_least(1, tokens_per_sample=segment)
+        check_at_least(0, extended_context=context)
         if context > 0 and self.model.decoder.context.mem_len > 0:
             raise ValueError(
                 f"extended_context is {context} for a model with a recurrence of "
                 f"{self.model.decoder.context.mem_len} tokens, which would hold them twice: leave "
                 "it out, or give mem_len=0"
             )
+        if segment + context > most:
+            raise ValueError(
+                f"tokens_per_sample is {segment} and extended_context {context}: the model has "
+                f"positions for {most} tokens, give no more in all"
+            )
         return segment, context
 
     def check_blocks(self) -> None:
-        """Raise ``ValueError`` for blocks that the text of a single call is none of."""
+        """Refuse a model of blocks that begin with a symbol, or end before all symbols."""
         for name, value in _OF_BLOCKS.items():
             if getattr(self._options, name, value) != value:
                 raise ValueError(
-                    f"the model was trained with --{name.replace('_', '-')}, which text from "
-                    "Python has no place for: use fairseq-eval-lm and fairseq-generate"
+                    f"the model was trained with {flag(name)}, which text from Python has no "
+                    "place for: use fairseq-eval-lm and fairseq-generate"
                 )
 
     def score(self, text: str | Sequence[str], batch_size: int = 16) -> Score | list[Score]:
         """Score a text, or each of several by itself: what fairseq-eval-lm gives for one stream.
 
-        Args:
-            text: a text, or several.
-            batch_size: how many are computed at once, the longest first; no figure depends on it.
+        ``batch_size`` texts are computed at once; no figure depends on it.
         """
         if isinstance(text, str):
             return self.stream().score(text)
-        if batch_size < 1:
-            raise ValueError(f"batch_size is {batch_size}: it must be at least 1")
+        check_at_least(1, batch_size=batch_size)
         tokens = [self.text.encode(one, f"text {i}") for i, one in enumerate(text, start=1)]
         scores: dict[int, Score] = {}
         order = sorted(range(len(tokens)), key=lambda number: -len(tokens[number]))
         for first in range(0, len(order), batch_size):
             batch = order[first : first + batch_size]
-            found = Reader(self, len(batch)).read([tokens[number] for number in batch])
-            scores |= {
-                number: self.score_of(tokens[number], found[i]) for i, number in enumerate(batch)
-            }
+            found = TextStream(self, len(batch)).read([tokens[number] for number in batch])
+            for number, losses in zip(batch, found, strict=True):
+                scores[number] = self.score_of(tokens[number], losses)
         return [scores[number] for number in range(len(tokens))]
+
+    def stream(self) -> TextStream:
+        """Return a text to be read piece by piece, each after all those before it."""
+        return TextStream(self)
+
+    def score_of(self, tokens: Tensor, losses: Tensor) -> Score:
+        """Return the score of tokens (N,) with these losses in nats, (N,)."""
+        warn_of_unknown(int(tokens.eq(self.text.dictionary.unk()).sum()), len(tokens))
+        return Score(self.text.symbols(tokens), -losses.cpu().numpy(), self.unit)
 
     def _read_split(
         self,
@@ -137,7 +139,12 @@ class LanguageModel(LoadedModel):
         context_window: int = 0,
         max_tokens: int | None = None,
     ) -> tuple[np.ndarray, Batches]:
-        segment, context = self._lengths(tokens_per_sample, extended_context)
+        most = self.model.max_positions()
+        if self.reads_streams:
+            # others than learned positions have no end
+            positions = getattr(self.model.decoder.absolute_positions, "max_positions", None)
+            most = 10**9 if positions is None else positions
+        segment, context = self._lengths(tokens_per_sample, extended_context, most)
         tokens = self._tokens(split)[:max_tokens]
         if self.reads_streams:
             if context_window > 0:
@@ -145,16 +152,6 @@ class LanguageModel(LoadedModel):
                     f"context_window is {context_window}: the recurrence is the context of a "
                     "segment language model; leave it out"
                 )
-            positions = self.model.decoder.absolute_positions
-            most = None if positions is None else positions.max_positions
-        else:
-            most = self.model.max_positions()
-        if most is not None and segment + context > most:
-            raise ValueError(
-                f"tokens_per_sample is {segment} and extended_context {context}: the model was "
-                f"trained with positions for {most} tokens; give that many at most"
-            )
-        if self.reads_streams:
             self._options.tokens_per_sample, self._options.extended_context = segment, context
             epoch = self.task.get_batch_iterator(RunningText(tokens), max_sentences=batch_size)
             streams, rows = epoch.dataset.num_streams, len(epoch.dataset)
@@ -170,7 +167,7 @@ class LanguageModel(LoadedModel):
             )
         if max_tokens is not None:
             raise ValueError(f"max_tokens is {max_tokens} for blocks of text: leave it out")
-        # as fairseq-eval-lm does: a block and its context are as long as a block alone
+        # as in fairseq-eval-lm: a block and its context are as long as a block alone
         self._options.tokens_per_sample = segment - context_window
         self.task.load_dataset(split)
         batches = self.task.eval_lm_dataloader(
@@ -191,24 +188,12 @@ class LanguageModel(LoadedModel):
             scored &= target.ne(self.text.dictionary.bos())
         return scored
 
-    def stream(self) -> TextStream:
-        """Return a text to be read piece by piece, each after all those before it."""
-        return TextStream(self)
-
-    def score_of(self, tokens: Tensor, losses: Tensor) -> Score:
-        """Return the score of tokens (N,) with these losses in nats, (N,)."""
-        warn_of_unknown(int(tokens.eq(self.text.dictionary.unk()).sum()), len(tokens))
-        return Score(self.text.symbols(tokens), -losses.cpu().numpy(), self.unit)
-
     def generate(
         self, prompt: str | Sequence[str] = "", length: int = 100, **options: Any
     ) -> str | list[str]:
-        """Continue a prompt, or each of several: the prompt and what follows it.
+        """Continue a prompt, or each of several, by ``length`` symbols: return it and what follows.
 
-        Args:
-            prompt: a text, which may be empty, or several.
-            length: symbols after the prompt.
-            options: as of :meth:`hypotheses`.
+        The options are those of :meth:`hypotheses`.
         """
         if isinstance(prompt, str):
             return self.hypotheses(prompt, length, **options)[0].text
@@ -228,20 +213,19 @@ class LanguageModel(LoadedModel):
         seed: int | None = None,
         stop_at_newline: bool = False,
     ) -> list[Hypothesis]:
-        """Return continuations of a prompt, the best first, as many as ``beam``.
+        """Return continuations of a prompt, prompt included, the best first, as many as ``beam``.
 
-        fairseq's generator finds them; the model attends to its memory of what is before. Prompt
-        and continuation are in text, symbols and log-probabilities.
+        fairseq's generator finds them; the model attends to its memory of what is before.
 
         Args:
             prompt: a text, which may be empty.
             length: symbols after the prompt.
             beam: width of the search.
-            sampling: draw each symbol, in place of searching; ``top_k`` and ``top_p`` do, too.
-            top_k: draw from the so many likeliest symbols.
+            sampling: draw each symbol instead of searching, as ``top_k`` and ``top_p`` do, too.
+            top_k: draw from this many of the likeliest symbols.
             top_p: draw from the likeliest symbols that have this probability together.
             temperature: above 1 for more even probabilities, below for less even ones.
-            no_repeat_ngram_size: no sequence of so many symbols occurs twice, the prompt included;
+            no_repeat_ngram_size: no sequence of this many symbols occurs twice, with the prompt's;
                 0 for no such limit.
             seed: of the draws, which leaves torch's own generator as it was; None to go on with it.
             stop_at_newline: end where the line ends, if that is before ``length``.
@@ -249,11 +233,9 @@ class LanguageModel(LoadedModel):
         self.check_blocks()
         dictionary = self.text.dictionary
         sampling = sampling or top_k is not None or top_p is not None
-        self._check_search(length, beam, sampling, top_k, top_p, temperature)
-        if no_repeat_ngram_size < 0:
-            raise ValueError(
-                f"no_repeat_ngram_size is {no_repeat_ngram_size}: it must be at least 0"
-            )
+        check_at_least(1, length=length, beam=beam, top_k=top_k)
+        check_at_least(0, no_repeat_ngram_size=no_repeat_ngram_size)
+        self._check_search(beam, sampling, top_k, top_p, temperature)
         tokens = self.text.encode(prompt, "the prompt") if prompt else torch.empty(0).long()
         if stop_at_newline and tokens.eq(dictionary.eos()).any():
             raise ValueError("the prompt has a newline, and stop_at_newline is given: drop one")
@@ -288,21 +270,17 @@ class LanguageModel(LoadedModel):
             (found,) = generator.generate(
                 [self.model], sample, prefix_tokens=prefix, bos_token=dictionary.eos()
             )
-        return hypotheses(self.text, found)
+        return self._hypotheses(self.text, found)
 
     def _check_search(
         self,
-        length: int,
         beam: int,
         sampling: bool,
         top_k: int | None,
         top_p: float | None,
         temperature: float,
     ) -> None:
-        """Raise ``ValueError`` for what no search can have."""
-        for name, value in (("length", length), ("beam", beam), ("top_k", top_k)):
-            if value is not None and value < 1:
-                raise ValueError(f"{name} is {value}: it must be at least 1")
+        """Refuse what no search can have."""
         if top_k is not None and top_k > len(self.text.dictionary):
             raise ValueError(
                 f"top_k is {top_k}: there are {len(self.text.dictionary)} symbols, give no more"
@@ -318,6 +296,70 @@ class LanguageModel(LoadedModel):
                 f"beam is {beam} with sampling, which searches nothing: leave one out, and call "
                 "again for another sample"
             )
+
+
+class TextStream:
+    """A text that a language model reads piece by piece, with the memory of all before.
+
+    The scores of its pieces are those of the whole text, wherever it is cut between two symbols.
+    For that a segment that a piece ends within is read again with the next piece. B ``texts`` are
+    read side by side.
+    """
+
+    def __init__(self, model: LanguageModel, texts: int = 1) -> None:
+        model.check_blocks()
+        self._model = model
+        self._recurrence = Recurrence()
+        self._read_so_far = 0
+        # the tokens from _first - 1 on that are read again, the first of all after </s>
+        self._first = 0
+        self._kept = torch.full((texts, 1), model.text.dictionary.eos())
+
+    def __len__(self) -> int:
+        return self._read_so_far
+
+    def score(self, text: str) -> Score:
+        """Score the next piece of a single text."""
+        tokens = self._model.text.encode(text)
+        return self._model.score_of(tokens, self.read([tokens])[0])
+
+    @torch.no_grad()
+    def read(self, texts: list[Tensor]) -> list[Tensor]:
+        """Return the losses in nats of the next tokens, (N,), of each of B texts, float32.
+
+        Only the last call may bring more of some texts than of others.
+        """
+        segment, context = self._model.segment, self._model.context
+        pad = self._model.text.dictionary.pad()
+        new = pad_sequence(texts, batch_first=True, padding_value=pad)
+        tokens = torch.cat([self._kept, new], dim=1).to(self._model.device)
+        done, total = self._read_so_far, self._read_so_far + new.size(1)
+        losses: list[list[Tensor]] = [[] for _ in texts]
+        while done < total:
+            start = done - done % segment
+            end = min(start + segment, total)
+            first = max(0, start - context)
+            # token i of the text is tokens[:, i - self._first + 1]
+            source = tokens[:, first - self._first : end - self._first]
+            target = tokens[:, first - self._first + 1 : end - self._first + 1]
+            scored = target.ne(pad)
+            scored[:, : done - first] = False
+            features = self._features(source, start)
+            found = score_features(self._model.model, features, target, scored)
+            for part, row in zip(found.split(scored.sum(1).tolist()), losses, strict=True):
+                row.append(part)
+            done = end
+        last = max(0, total - total % segment - context)
+        self._kept, self._first = tokens[:, last - self._first :].cpu(), last
+        self._read_so_far = total
+        return [torch.cat(row) for row in losses]
+
+    def _features(self, source: Tensor, start: int) -> Tensor:
+        if not self._model.reads_streams:
+            return self._model.model(source, features_only=True)[0]
+        recurrence = None if self._model.context > 0 else self._recurrence
+        decoder = self._model.model.decoder
+        return decoder.extract_features(source, recurrence=recurrence, start=start)[0]
 
 
 @contextmanager

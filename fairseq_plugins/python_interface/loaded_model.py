@@ -1,4 +1,4 @@
-"""A trained model on a device, the losses of a split under it, and what fairseq's generator finds.
+"""What language models and translation models from Python have in common.
 
 Shapes: B rows of a batch, T tokens, N tokens of a split.
 """
@@ -23,8 +23,6 @@ from fairseq_plugins.python_interface.scoring import score_batches, warn_of_unkn
 from fairseq_plugins.python_interface.text import TextCoder
 from fairseq_plugins.segment_language_model.streams import load_tokens
 
-METHODS = ("score", "stream", "generate", "translate")
-
 
 def _reduce_choices(choices: StrEnumMeta) -> tuple | str:
     if choices.__name__ != "Choices":
@@ -41,8 +39,7 @@ class Hypothesis(NamedTuple):
 
     Attributes:
         text: the text.
-        score: by which fairseq ranks hypotheses: the sum of ``log_probs`` over their number to the
-            power of the length penalty, so with a penalty of 1 their mean.
+        score: the sum of ``log_probs`` over their number to the power of the length penalty.
         tokens: the symbols.
         log_probs: of the symbols and of the ``</s>`` that ends them, in nats, float32; the last is
             0 where nothing but the length ends them.
@@ -62,14 +59,7 @@ class Batches(NamedTuple):
 
 
 class LoadedModel:
-    """A trained model with its task, on a device.
-
-    Args:
-        model: a ``torch.nn.Module``, ready for inference.
-        task: fairseq's, with the dictionaries.
-    """
-
-    _does = ""
+    """A trained model, ready for inference, with fairseq's task, which has the dictionaries."""
 
     def __init__(self, model: BaseFairseqModel, task: FairseqTask) -> None:
         self.model = model
@@ -77,7 +67,7 @@ class LoadedModel:
 
     @property
     def device(self) -> torch.device:
-        """Return where the model computes."""
+        """Return the device of the model."""
         return next(self.model.parameters()).device
 
     def to(self, *args: Any, **kwargs: Any) -> LoadedModel:
@@ -98,14 +88,13 @@ class LoadedModel:
         Args:
             split: its name in the folder of the dictionary.
             before_batch: gets each batch and which of its targets (B, T) are scored.
-            description: what the progress bar says.
+            description: of the progress bar.
             options: of language models ``batch_size``, ``tokens_per_sample``, and
                 ``extended_context`` and ``max_tokens`` of streams or ``context_window`` of blocks;
                 of translation models ``batch_size``.
         """
         tokens, (batches, place) = self._read_split(split, **options)
-        dictionary = self.task.target_dictionary
-        warn_of_unknown(int((tokens == dictionary.unk()).sum()), len(tokens))
+        warn_of_unknown(int((tokens == self.task.target_dictionary.unk()).sum()), len(tokens))
 
         def wanted(batch: dict[str, Any]) -> Tensor:
             scored = self._scored(batch["target"])
@@ -145,31 +134,21 @@ class LoadedModel:
         except FileNotFoundError as error:
             raise ValueError(f"split {name.split('.')[0]}: {error}") from error
 
-    def __getattr__(self, name: str) -> Any:
-        message = f"{type(self).__name__!r} object has no attribute {name!r}"
-        if name in METHODS:
-            there = ", ".join(f".{method}" for method in METHODS if hasattr(type(self), method))
-            message = f"{self._does}, and has no .{name}: there are {there}"
-        raise AttributeError(message)
+    @staticmethod
+    def _hypotheses(text: TextCoder, found: list[dict[str, Any]]) -> list[Hypothesis]:
+        """Return what fairseq's generator found for one text, in its order."""
+        made = []
+        for one in found:
+            # the last token only ends it
+            tokens, log_probs = one["tokens"][:-1].cpu(), one["positional_scores"].float().cpu()
+            score, symbols = float(one["score"]), text.symbols(tokens)
+            made.append(Hypothesis(text.decode(tokens), score, symbols, log_probs.numpy()))
+        return made
 
     def __getstate__(self) -> dict[str, Any]:
         """Return what copies and pickles hold: all but the state of fairseq's task, its data."""
         task = copy.copy(self.task)
-        # of the first fairseq's own class can be neither copied nor pickled
+        # fairseq's own class of it can be neither copied nor pickled
         task.state = SimpleNamespace()
         task.datasets, task.dataset_to_epoch_iter = {}, {}
         return {**self.__dict__, "task": task}
-
-
-def hypotheses(text: TextCoder, found: list[dict[str, Any]]) -> list[Hypothesis]:
-    """Return what fairseq's generator found for one text, in the order that it has."""
-    made = []
-    for one in found:
-        # the last token only ends it
-        tokens, log_probs = one["tokens"][:-1].cpu(), one["positional_scores"].float().cpu()
-        made.append(
-            Hypothesis(
-                text.decode(tokens), float(one["score"]), text.symbols(tokens), log_probs.numpy()
-            )
-        )
-    return made

@@ -50,23 +50,22 @@ def load(
     Nothing in the file is executed.
 
     Args:
-        path: a checkpoint, or a folder with ``checkpoint_best.pt``, else ``checkpoint_last.pt``.
-        data: the folder with ``dict.txt``, for translation with one of each language; None for the
-            checkpoint's own folder, else the one that the model was trained on.
+        path: a checkpoint, or a folder with ``checkpoint_best.pt`` or ``checkpoint_last.pt``.
+        data: the folder with ``dict.txt``, or ``dict.LANGUAGE.txt`` of both languages; None for the
+            checkpoint's own folder, or the folder that the model was trained on.
         tokens_per_sample: segment or block length of a language model; None for that of training.
         extended_context: of a segment language model; None for that of training.
-        softmax_temperature: of a segment language model: what scores are divided by before each
-            softmax, as by ``--softmax-temperature`` of fairseq-eval-lm; in generation, too.
+        softmax_temperature: of a segment language model, as in fairseq-eval-lm; in generation, too.
         unit: what a symbol is, "characters", "bytes", "words" or "subwords"; None for what
-            ``units.json`` beside the dictionary says, words where there is none.
-        tokenizer: fairseq's name of what makes tokens of a text, such as ``moses``; None for what
-            the model was trained with ``--tokenizer``, else that of ``units.json``.
-        bpe: fairseq's name of what makes units of tokens, such as ``subword_nmt`` or
-            ``sentencepiece``; None as for ``tokenizer``.
-        allow_unknown: have language models take symbols that the dictionary lacks for ``<unk>``,
-            and not refuse them.
-        options: of the tokenizer and BPE (``bpe_codes="codes"``), or others of the model than it
-            was trained with (``mem_len=512``), as fairseq's ``--model-overrides`` gives them.
+            ``units.json`` beside the dictionary says, or words.
+        tokenizer: fairseq's name of what makes tokens of a text, such as ``moses``; None for that
+            of training, or of ``units.json``.
+        bpe: fairseq's name of what makes units of tokens, such as ``subword_nmt``; None as for
+            ``tokenizer``.
+        allow_unknown: have language models read symbols that the dictionary lacks as ``<unk>``;
+            translation models always do.
+        options: of the tokenizer and BPE (``bpe_codes="codes"``), and of the model where they
+            differ from those of training (``mem_len=512``), as in ``--model-overrides``.
     """
     file = find_checkpoint(Path(path))
     state = read_checkpoint(file, str(file))
@@ -142,13 +141,9 @@ def task_of(state: dict[str, Any], file: Path) -> type[FairseqTask]:
 def find_data(
     file: Path, given: str | os.PathLike | None, of_task: dict[str, Any], translates: bool
 ) -> Path:
-    """Return the folder with the dictionaries of a checkpoint.
+    """Return the folder with the dictionaries of a checkpoint: the given one, or where they are.
 
-    Args:
-        file: the checkpoint.
-        given: the folder, or None to look beside the file and where the model was trained.
-        of_task: the options of its task.
-        translates: whether there is a dictionary for each of two languages.
+    They may be beside the file, or where the options of its task say that it was trained.
     """
     trained = str(of_task.get("data") or "").split(os.pathsep)[0]
     places = [file.parent, *([Path(trained)] if trained else [])]

@@ -1,6 +1,6 @@
 """The loss of each token under a trained model, and the units in which it is given.
 
-Shapes: B texts or streams, T tokens, d model width.
+Shapes: B texts or streams, T tokens, N tokens of a text or split, d model width.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Score:
     Args:
         tokens: the symbols, ``</s>`` where the text has a newline.
         log_probs: log-probability of each in nats, float32 (N,).
-        unit: that of :attr:`loss`, "bits per character" or "perplexity".
+        unit: the unit of :attr:`loss`, "bits per character" or "perplexity".
     """
 
     tokens: list[str]
@@ -78,6 +78,13 @@ def warn_of_unknown(unknown: int, tokens: int) -> None:
         )
 
 
+def check_at_least(least: int, **values: int | None) -> None:
+    """Refuse arguments that are below ``least``."""
+    for name, value in values.items():
+        if value is not None and value < least:
+            raise ValueError(f"{name} is {value}: it must be at least {least}")
+
+
 @torch.no_grad()
 def score_features(
     model: BaseFairseqModel, features: Tensor, target: Tensor, scored: Tensor
@@ -89,9 +96,6 @@ def score_features(
         features: the output of its last layer, (B, T, d).
         target: the tokens predicted there, (B, T).
         scored: which of them are wanted, (B, T).
-
-    Returns:
-        (tokens,), in single precision.
     """
     features, target = features[scored], target[scored]
     piece = max(1, _LOG_PROBABILITIES // len(model.decoder.dictionary))
@@ -104,8 +108,8 @@ def score_features(
     losses = torch.cat(losses)
     if not losses.isfinite().all():
         raise FloatingPointError(
-            "the loss of a token is not finite: the checkpoint is of a training that diverged, use "
-            "an earlier one, or give the model more precision"
+            "the loss of a token is not finite: the training of this checkpoint diverged; use an "
+            "earlier checkpoint, or give the model more precision"
         )
     return losses
 
@@ -118,31 +122,29 @@ def score_batches(
     total: int | None = None,
     description: str = "scoring",
 ) -> Iterator[tuple[list[int], list[int], np.ndarray]]:
-    """Yield of each batch the numbers of its rows, how many tokens each has, and their losses.
+    """Yield the numbers of each batch's rows, how many tokens each row has, and their losses.
 
     Args:
         model: reads and extends the memory that a batch brings.
         batches: as a task's iterator has them.
-        wanted: says which targets (B, T) of a batch are scored.
-        total: how many tokens there are, for the progress bar; None for no bar.
-        description: what the bar says.
+        wanted: returns which targets (B, T) of a batch are scored.
+        total: how many tokens there are, for a progress bar.
+        description: of the progress bar.
     """
     device = next(model.parameters()).device
     hidden = True if total is None else None
     with tqdm(total=total, desc=description, unit=" tokens", leave=False, disable=hidden) as bar:
         for batch in batches:
             batch = move_to_cuda(batch, device=device)
-            scored = wanted(batch)
-            features, _ = _features(model, batch["net_input"])
+            scored, net_input = wanted(batch), batch["net_input"]
+            if "recurrence" in net_input:
+                features, _ = model.decoder.extract_features(
+                    net_input["src_tokens"],
+                    recurrence=net_input["recurrence"],
+                    start=net_input["start"],
+                )
+            else:
+                features, _ = model(**net_input, features_only=True)
             losses = score_features(model, features, batch["target"], scored)
             bar.update(len(losses))
             yield batch["id"].tolist(), scored.sum(1).tolist(), losses.cpu().numpy()
-
-
-def _features(model: BaseFairseqModel, net_input: dict[str, Any]) -> tuple[Tensor, Any]:
-    if "recurrence" in net_input:
-        recurrence, start = net_input["recurrence"], net_input["start"]
-        return model.decoder.extract_features(
-            net_input["src_tokens"], recurrence=recurrence, start=start
-        )
-    return model(**net_input, features_only=True)

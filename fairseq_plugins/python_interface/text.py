@@ -1,8 +1,4 @@
-"""Text as the symbols of a dictionary, and back: by Moses and BPE, characters, bytes or words.
-
-Tokenizers and BPE are fairseq's own, and need the libraries that they need (sacremoses,
-subword-nmt, fastBPE, sentencepiece) only where they are asked for.
-"""
+"""Text as the symbols of a dictionary, and back: by Moses and BPE, characters, bytes or words."""
 
 import dataclasses
 from argparse import Namespace
@@ -26,12 +22,7 @@ _LISTED = 5
 
 
 class Words:
-    """A line as words between blanks, after fairseq's tokenizer and BPE where there are any.
-
-    Args:
-        tokenizer: fairseq's, such as that of Moses, or None.
-        bpe: fairseq's, such as that of subword-nmt, or None.
-    """
+    """A line as words between blanks, after fairseq's tokenizer and BPE, which may be None."""
 
     def __init__(self, tokenizer: Any = None, bpe: Any = None) -> None:
         self.tokenizer = tokenizer
@@ -61,11 +52,7 @@ class Pieces(Words):
 
 
 class Characters:
-    """A line as its characters, of which some, such as the blank, have symbols of another name.
-
-    Args:
-        symbols: those by their character.
-    """
+    """A line as its characters; ``symbols`` has those that are written in another way."""
 
     def __init__(self, symbols: dict[str, str]) -> None:
         self.symbols = symbols
@@ -99,7 +86,7 @@ class TextCoder:
     Args:
         dictionary: the symbols.
         lines: makes symbols of a line, and a line of symbols; None for words between blanks.
-        allow_unknown: take symbols that the dictionary lacks for ``<unk>``, and not refuse them.
+        allow_unknown: read symbols that the dictionary lacks as ``<unk>``, and do not refuse them.
     """
 
     def __init__(
@@ -110,13 +97,7 @@ class TextCoder:
         self.allow_unknown = allow_unknown
 
     def encode(self, text: str, name: str = "the text", empty: bool = False) -> Tensor:
-        """Return the tokens of a text, (N,).
-
-        Args:
-            text: the text; only where it has a newline is there a ``</s>``.
-            name: what errors call it.
-            empty: whether it may have no token.
-        """
+        """Return the tokens of a text, (N,), which may be ``empty``; errors call it ``name``."""
         if not isinstance(text, str):
             raise ValueError(f"{name} is {text!r}: it must be a string")
         first, *others = (self.lines.encode(line) for line in text.split("\n"))
@@ -133,11 +114,17 @@ class TextCoder:
             listed = ", ".join(map(repr, unknown[:_LISTED])) + ", …" * (len(unknown) > _LISTED)
             raise ValueError(
                 f"{name} has symbols that the dictionary lacks ({listed}): write it in symbols of "
-                "dict.txt, or load the model with what makes them, load(…, bpe=…) or, where each "
-                'is a character or byte, load(…, unit="characters") or "bytes"; '
-                "load(…, allow_unknown=True) counts them as <unk>"
+                f"dict.txt{self._other_symbols()}; load(…, allow_unknown=True) counts them as <unk>"
             )
         return tokens
+
+    def _other_symbols(self) -> str:
+        if not isinstance(self.lines, Words) or self.lines.bpe is not None:
+            return ""
+        return (
+            ", or load the model with what makes them, load(…, bpe=…) or, where each is a "
+            'character or byte, load(…, unit="characters") or "bytes"'
+        )
 
     def decode(self, tokens: Tensor) -> str:
         """Return the text of tokens (N,)."""
@@ -155,12 +142,7 @@ class TextCoder:
 
 
 def step_options(kind: str, name: str | None) -> dict[str, Any]:
-    """Return the options of a step, such as ``bpe_codes``, with their defaults.
-
-    Args:
-        kind: "tokenizer" or "bpe".
-        name: fairseq's name of the step; None for none.
-    """
+    """Return the options of fairseq's "tokenizer" or "bpe" of a name, with their defaults."""
     registry = REGISTRIES[kind]
     if name is None:
         return {}
@@ -179,9 +161,9 @@ def build_lines(
 
     Args:
         tokenizer: fairseq's name, such as ``moses``, or None.
-        bpe: fairseq's name, such as ``subword_nmt``, ``fastbpe`` or ``sentencepiece``, or None.
+        bpe: fairseq's name, such as ``subword_nmt``, or None.
         options: of both, by their names.
-        units: what a symbol is where there is neither.
+        units: what a symbol is where both are None.
         known: the symbols.
     """
     if tokenizer is None and bpe is None:

@@ -18,13 +18,8 @@ from fairseq.tasks.translation import TranslationTask
 from omegaconf import OmegaConf
 from torch import Tensor
 
-from fairseq_plugins.python_interface.loaded_model import (
-    Batches,
-    Hypothesis,
-    LoadedModel,
-    hypotheses,
-)
-from fairseq_plugins.python_interface.scoring import Score, score_batches
+from fairseq_plugins.python_interface.loaded_model import Batches, Hypothesis, LoadedModel
+from fairseq_plugins.python_interface.scoring import Score, check_at_least, score_batches
 from fairseq_plugins.python_interface.text import TextCoder, Words
 from fairseq_plugins.segment_language_model.units import PERPLEXITY
 
@@ -35,14 +30,8 @@ _BATCH_SIZE = 8
 class TranslationModel(LoadedModel):
     """A model that translates sentences as fairseq-generate and fairseq-interactive do.
 
-    Args:
-        model: ready for inference.
-        task: ``translation``.
-        lines: makes symbols of a sentence and a sentence of symbols; None for sentences that are
-            given as units between blanks.
+    ``lines`` makes units of a sentence, and a sentence of units; None for units between blanks.
     """
-
-    _does = "this is a translation model, which translates sentence by sentence"
 
     def __init__(self, model: BaseFairseqModel, task: TranslationTask, lines: Any = None) -> None:
         super().__init__(model, task)
@@ -52,12 +41,9 @@ class TranslationModel(LoadedModel):
         self.target = TextCoder(task.target_dictionary, lines, allow_unknown=True)
 
     def translate(self, text: str | Sequence[str], **options: Any) -> str | list[str]:
-        """Translate a sentence, or each of several.
+        """Translate a sentence, or each of several; a newline within it counts as a blank.
 
-        Args:
-            text: a sentence, or several; a newline within one counts as a blank. One without a
-                word has a translation without one.
-            options: as of :meth:`hypotheses`.
+        The options are those of :meth:`hypotheses`.
         """
         if isinstance(text, str):
             return self.hypotheses([text], **options)[0][0].text
@@ -77,23 +63,19 @@ class TranslationModel(LoadedModel):
         """Return the translations of each sentence, the best first, as many as ``beam``.
 
         Args:
-            sentences: in the source language.
+            sentences: in the source language; an empty one has an empty translation.
             beam: width of the search.
             length_penalty: power of its length by which the score of a translation is divided.
-            max_len_a: times the units of the longest source in a batch, plus ``max_len_b``: the
-                most units of a translation.
+            max_len_a: a translation has at most this many units times those of the longest source
+                in its batch, plus ``max_len_b``.
             max_len_b: see ``max_len_a``.
-            no_repeat_ngram_size: no sequence of so many units occurs twice; 0 for no such limit.
-            batch_size: how many are translated at once, of like length.
+            no_repeat_ngram_size: no sequence of this many units occurs twice; 0 for no such limit.
+            batch_size: how many are translated at once, of similar length.
         """
         if isinstance(sentences, str):
             raise ValueError(f"sentences is {sentences!r}: give a list of them")
-        for name, value, least in (
-            *(("beam", beam, 1), ("max_len_b", max_len_b, 1), ("batch_size", batch_size, 1)),
-            ("no_repeat_ngram_size", no_repeat_ngram_size, 0),
-        ):
-            if value < least:
-                raise ValueError(f"{name} is {value}: it must be at least {least}")
+        check_at_least(1, beam=beam, max_len_b=max_len_b, batch_size=batch_size)
+        check_at_least(0, no_repeat_ngram_size=no_repeat_ngram_size)
         named = enumerate(sentences, start=1)
         sources = [self._encode(self.source, text, f"sentence {i}") for i, text in named]
         config = SimpleNamespace(
@@ -113,26 +95,22 @@ class TranslationModel(LoadedModel):
             max_len_b=max_len_b,
             no_repeat_ngram_size=no_repeat_ngram_size,
         )
-        made = (hypotheses(self.target, of_sentence) for of_sentence in found)
+        made = (self._hypotheses(self.target, of_sentence) for of_sentence in found)
         nothing = Hypothesis("", 0.0, [], np.empty(0, dtype=np.float32))
         return [next(made) if len(source) > 1 else [nothing] for source in sources]
 
     def score(
         self, source: str | Sequence[str], target: str | Sequence[str], batch_size: int = 32
     ) -> Score | list[Score]:
-        """Score a translation of a sentence, or one of each of several, its end included.
+        """Score the translation of a sentence, or of each of several, its end included.
 
-        Args:
-            source: a sentence, or several.
-            target: its translation, or those of all.
-            batch_size: how many pairs are computed at once.
+        ``batch_size`` pairs are computed at once.
         """
         if isinstance(source, str) and isinstance(target, str):
             return self.score([source], [target])[0]
         if isinstance(source, str) or isinstance(target, str) or len(source) != len(target):
             raise ValueError("source and target: give two texts, or two lists of as many")
-        if batch_size < 1:
-            raise ValueError(f"batch_size is {batch_size}: it must be at least 1")
+        check_at_least(1, batch_size=batch_size)
         sides = (self.source, source, "sentence"), (self.target, target, "translation")
         sources, targets = (
             [self._encode(text, one, f"{name} {i}") for i, one in enumerate(texts, start=1)]

@@ -17,7 +17,7 @@ from fairseq.logging import metrics
 from fairseq.tasks import FairseqTask
 from torch import Tensor
 
-from fairseq_plugins.fairseq_integration.option_names import flag
+from fairseq_plugins.fairseq_integration.error_messages import flag
 from fairseq_plugins.segment_language_model.adaptive_softmax import adaptive_cross_entropy
 from fairseq_plugins.segment_language_model.model_config import option
 

@@ -19,38 +19,27 @@ from fairseq.modules.transformer_layer import (
 )
 from torch import Tensor, nn
 
-from fairseq_plugins.weighted_transformer.branch_weights import BranchWeights
-from fairseq_plugins.weighted_transformer.branched_attention import (
+from fairseq_plugins.weighted_transformer.as_written_attention import (
     BranchedAttention,
     BranchedFeedForward,
 )
+from fairseq_plugins.weighted_transformer.branch_weights import BranchWeights
 from fairseq_plugins.weighted_transformer.layers import FusedAttention
 
 
 class BranchedEncoderLayer(TransformerEncoderLayerBase):
-    """fairseq's encoder layer with one sublayer, branched self-attention.
-
-    Args:
-        cfg: fairseq's configuration of the model.
-        weights: κ and α of as many branches as there are heads.
-    """
+    """fairseq's encoder layer with one sublayer, branched self-attention."""
 
     def __init__(self, cfg: TransformerConfig, weights: BranchWeights) -> None:
         super().__init__(cfg)
-        network = _networks(self, cfg.encoder.ffn_embed_dim, weights)
-        self.self_attn = _branched(self, cfg, network, self_attention=True)
+        networks = _networks(self, cfg.encoder.ffn_embed_dim, weights)
+        self.self_attn = _branched(self, cfg, networks, self_attention=True)
         del self.fc1, self.fc2, self.final_layer_norm
 
     def forward(
         self, x: Tensor, encoder_padding_mask: Tensor | None, attn_mask: Tensor | None = None
     ) -> Tensor:
-        """Return the layer's output, (S, B, d).
-
-        Args:
-            x: (S, B, d).
-            encoder_padding_mask: (B, S), true for padding.
-            attn_mask: (S, S), true or 1 where a query does not see a key.
-        """
+        """Return the layer's output, (S, B, d), of ``x``, (S, B, d); masks as in fairseq's."""
         if attn_mask is not None:
             attn_mask = x.new_zeros(attn_mask.shape).masked_fill(attn_mask.bool(), -1e4)
         x, _ = _residual_sublayer(
@@ -71,7 +60,7 @@ class BranchedDecoderLayer(TransformerDecoderLayerBase):
     Args:
         cfg: fairseq's configuration of the model.
         weights: κ and α of the attention to the "encoder", of masked "self"-attention, or of both,
-            which then have half the feed-forward width each.
+            each with half the feed-forward width.
     """
 
     def __init__(self, cfg: TransformerConfig, weights: Mapping[str, BranchWeights]) -> None:
@@ -114,8 +103,7 @@ class BranchedDecoderLayer(TransformerDecoderLayerBase):
     ) -> tuple[Tensor, Tensor | None, None]:
         """Return output (T, B, d), the weights of the attention to the encoder or None, and None.
 
-        The arguments are those of fairseq's layer. ``prev_self_attn_state`` and
-        ``prev_attn_state``, for its export to ONNX, are ignored.
+        ``prev_self_attn_state`` and ``prev_attn_state``, for fairseq's export to ONNX, are ignored.
         """
         x, _ = _residual_sublayer(
             self,
@@ -152,15 +140,9 @@ def _residual_sublayer(
     keys: Tensor | None = None,
     **options: Any,
 ) -> tuple[Tensor, Tensor | None]:
-    """Return x (T, B, d) after attention with residual connection and norm, and its weights.
+    """Return ``x`` (T, B, d) after attention, residual connection and norm, and the weights.
 
-    Args:
-        layer: for its dropout and the place of its norms.
-        attention: branched or fairseq's.
-        norm: the sublayer's.
-        x: (T, B, d).
-        keys: (S, B, d); None for self-attention.
-        **options: of fairseq's attention.
+    ``keys`` are (S, B, d); None for self-attention. Attention gets the other options.
     """
     query = norm(x) if layer.normalize_before else x
     keys = query if keys is None else keys
@@ -170,7 +152,7 @@ def _residual_sublayer(
 
 
 def _networks(layer: nn.Module, width: int, weights: BranchWeights) -> BranchedFeedForward:
-    """Return the networks of the branches of one attention, of an inner width together."""
+    """Return the networks of the branches of one attention, whose inner widths sum to ``width``."""
     # fairseq may keep it outside of training, by this name (make_generation_fast_)
     dropout = FairseqDropout(layer.activation_dropout_module.p, BranchedFeedForward.__name__)
     return BranchedFeedForward(layer.embed_dim, width, weights, layer.activation_fn, dropout)
@@ -179,9 +161,9 @@ def _networks(layer: nn.Module, width: int, weights: BranchWeights) -> BranchedF
 def _branched(
     layer: nn.Module, cfg: TransformerConfig, networks: BranchedFeedForward, **attention: Any
 ) -> BranchedAttention:
-    """Return branched attention, with further arguments of fairseq's ``MultiheadAttention``."""
-    dropout = cfg.attention_dropout
-    heads = FusedAttention(layer.embed_dim, networks.branches, dropout=dropout, **attention)
+    heads = FusedAttention(
+        layer.embed_dim, networks.branches, dropout=cfg.attention_dropout, **attention
+    )
     # each branch has its own part of the output projection
     heads.out_proj = nn.Identity()
     return BranchedAttention(heads, networks)

@@ -9,12 +9,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from fairseq_plugins.fairseq_integration.optimizers import UpdateRule, set_update_rule
-from fairseq_plugins.fairseq_integration.precision import Float32Module
+from fairseq_plugins.fairseq_integration.forward_passes import InferenceCache
+from fairseq_plugins.fairseq_integration.parameters import (
+    Float32Module,
+    UpdateRule,
+    set_update_rule,
+)
 
 PARAMETERIZATIONS = ("simplex", "softmax")
 # what weighs the branches outside of training (section 4.4, table 3)
@@ -25,7 +30,7 @@ KINDS = ("kappa", "alpha")
 
 @torch.no_grad()
 def project_to_simplex(x: Tensor) -> None:
-    """Replace ``x`` (M,) by the nearest vector on the simplex: no number below 0, a sum of 1."""
+    """Replace ``x`` (M,) by the nearest vector without a number below 0 whose sum is 1."""
     falling = x.double().sort(descending=True).values
     # what is to be taken from each of the 1, 2, … largest numbers, if the others become 0
     excess = (falling.cumsum(0) - 1) / torch.arange(1, len(x) + 1, device=x.device)
@@ -34,7 +39,7 @@ def project_to_simplex(x: Tensor) -> None:
 
 
 def draw_from_simplex(branches: int, device: torch.device | None = None) -> Tensor:
-    """Return weights (M,) drawn uniformly from the simplex, on a device; None for torch's usual."""
+    """Return weights (M,) drawn uniformly from the simplex."""
     drawn = torch.empty(branches, dtype=torch.double, device=device).exponential_()
     return (drawn / drawn.sum()).float()
 
@@ -57,11 +62,11 @@ class BranchSchedule(UpdateRule):
     Args:
         factor: (d_model/N)^-0.5 for N layers.
         warmup: number of updates.
-        freeze_after: number of updates after which the weights stay as they are; None for never.
+        freeze_after: number of updates after which the weights stay as they are.
         projected: whether they are projected to the simplex after each update.
 
     Attributes:
-        followed: whether an optimizer follows this schedule; it sets this.
+        followed: whether an optimizer follows this schedule; the optimizer sets it.
     """
 
     factor: float
@@ -82,24 +87,23 @@ class BranchSchedule(UpdateRule):
 class BranchWeights(Float32Module):
     """κ and α, both (M,): not negative, with sums of 1 (equations 6 and 7).
 
-    The parameters are ``kappa`` and ``alpha``, which are to be projected after each update
-    (:func:`project_to_simplex`). With the parameterization "softmax" they are logits,
-    ``kappa_logits`` and ``alpha_logits``, and need no projection.
+    An optimizer projects the parameters ``kappa`` and ``alpha`` after each update
+    (:func:`project_to_simplex`). With the parameterization "softmax" they are ``kappa_logits`` and
+    ``alpha_logits``, and need no projection.
 
     Args:
         branches: M.
         schedule: how :class:`AdamWithBranchWeights` trains them; None for another optimizer.
-        parameterization: "simplex", or "softmax" for weights that are the softmax of logits.
-        outside_training: what replaces the learned weights outside of training (section 4.4):
-            "learned" for nothing, "random" for other random weights, "uniform" for 1/M.
-        top_k: number of branches that contribute, those with the largest α (section 4.5), or with
-            the largest κ where there is no α; None for all.
+        parameterization: "simplex", or "softmax".
+        outside_training: "learned", or what replaces the learned weights in inference (section
+            4.4): "random" weights, or "uniform" ones.
+        top_k: number of branches that contribute, those with the largest α, or κ where there is no
+            α (section 4.5); None for all.
         start: "random" for a random place of the simplex, "near-uniform" for one where the largest
             weight is twice the smallest.
-        applied_sum: the sum of the weights as they are applied: 1, or M, by which each is
-            multiplied then.
-        shake: whether training draws new weights from the simplex in each forward pass, instead of
-            learning them, and 1/M is used outside of it (Shake-Shake, section 4.4).
+        applied_sum: the sum of the weights as they are applied, 1 or M.
+        shake: whether training draws new weights in each forward pass, instead of learning them,
+            and inference uses 1/M (Shake-Shake, section 4.4).
         kinds: "kappa" and "alpha", or one of the two.
     """
 
@@ -167,15 +171,12 @@ class BranchWeights(Float32Module):
         return {name: torch.full((self.branches,), 1 / self.branches) for name in self._names}
 
     def learned(self) -> tuple[Tensor, ...]:
-        """Return the learned weights of each kind, κ before α, all (M,), of all branches."""
+        """Return the learned weights of each kind, κ before α, all (M,)."""
         learned = (getattr(self, name) for name in self._names)
         return tuple(x.softmax(0) if self.softmax else x for x in learned)
 
     def forward(self) -> tuple[Tensor, ...]:
-        """Return the weights as they are applied: of each kind, κ before α, all (M,).
-
-        α, or κ where there is no α, is 0 for branches that do not contribute.
-        """
+        """Return the weights of each kind as they are applied, κ before α, all (M,)."""
         weights = dict(zip(self.kinds, self.learned(), strict=True))
         for kind, learned in weights.items():
             if self.training and self.shake:
@@ -191,3 +192,36 @@ class BranchWeights(Float32Module):
         if self.applied_sum == 1:
             return tuple(weights.values())
         return tuple(x * self.applied_sum for x in weights.values())
+
+
+class FoldedLayer(nn.Module):
+    """Base class of layers that fold κ and α into their matrices.
+
+    They do it once in inference, and once a forward pass in training.
+    """
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self._folded: InferenceCache[tuple[Tensor, ...]] = InferenceCache()
+
+    def fold(self) -> tuple[Tensor, ...]:
+        """Return matrices and biases with the weights of the branches in them."""
+        raise NotImplementedError
+
+    def folded(self) -> tuple[Tensor, ...]:
+        """Return what :meth:`fold` does, from a cache in inference."""
+        if self.training or torch.is_grad_enabled():
+            return self.fold()
+        return self._folded.get(self.parameters(), self._fold_for_all_precisions)
+
+    def _fold_for_all_precisions(self) -> tuple[Tensor, ...]:
+        # the next pass may be under another autocast than this one
+        with torch.autocast(next(self.parameters()).device.type, enabled=False):
+            return self.fold()
+
+    def train(self, mode: bool = True) -> FoldedLayer:
+        """Set the module in training mode or out of it."""
+        if mode:
+            # an optimizer is about to change the weights, behind autograd's back
+            self._folded.clear()
+        return super().train(mode)

@@ -1,7 +1,7 @@
-"""fairseq's transformer layers, whose attention heads and feed-forward units have weights κ and α.
+"""The default reading, ``sublayers``: fairseq's layers with weights κ and α of their branches.
 
-The default reading, ``sublayers``, of Ahmed, Keskar, Socher 2017 (arXiv:1711.02132, section 3):
-"layer normalization, and residual connections … are retained". With S the sum of the weights ::
+Ahmed, Keskar, Socher 2017 (arXiv:1711.02132, section 3): "layer normalization, and residual
+connections … are retained". With S the sum of the weights ::
 
     h = LN(x + Σ κ_i b_i);    b_i = head_i W^{O_i} + b^O/S
     y = LN(h + Σ α_i F_i(h)); F_i(h) = relu(h W_1^i + b_1^i) W_2^i + b_2/S
@@ -17,7 +17,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import torch
 import torch.nn.functional as F
 from fairseq.models.transformer import TransformerConfig
 from fairseq.modules import MultiheadAttention
@@ -27,19 +26,12 @@ from fairseq.modules.transformer_layer import (
 )
 from torch import Tensor, nn
 
-from fairseq_plugins.fairseq_integration.forward_passes import InferenceCache
-from fairseq_plugins.weighted_transformer.attention_heads import attention_heads
-from fairseq_plugins.weighted_transformer.branch_weights import BranchWeights
+from fairseq_plugins.weighted_transformer.attention import attention_heads
+from fairseq_plugins.weighted_transformer.branch_weights import BranchWeights, FoldedLayer
 
 
 class WeightedEncoderLayer(TransformerEncoderLayerBase):
-    """fairseq's encoder layer with κ in its attention and α in its feed-forward network.
-
-    Args:
-        cfg: fairseq's configuration of the model.
-        kappa: of as many branches as there are heads.
-        alpha: of as many.
-    """
+    """fairseq's encoder layer with κ in its attention and α in its feed-forward network."""
 
     def __init__(self, cfg: TransformerConfig, kappa: BranchWeights, alpha: BranchWeights) -> None:
         super().__init__(cfg)
@@ -79,11 +71,10 @@ class WeightedDecoderLayer(TransformerDecoderLayerBase):
         self.fc2 = WeightedLinear(cfg.decoder.ffn_embed_dim, self.embed_dim, alpha)
 
 
-class WeightedLinear(nn.Linear):
+class WeightedLinear(FoldedLayer, nn.Linear):
     """``Σ_i w_i (x_i W_i + b/S)``: a linear layer of M branches, with a weight for each.
 
     Branch i has the columns i·c to (i+1)·c of the matrix, with c the input's width divided by M.
-    The weights scale the matrix: once in inference, and once a forward pass in training.
 
     Args:
         in_features: width of the input, a multiple of M.
@@ -99,28 +90,19 @@ class WeightedLinear(nn.Linear):
             )
         super().__init__(in_features, out_features)
         self.weights = weights
-        self._folded: InferenceCache[tuple[Tensor, Tensor]] = InferenceCache()
 
     def forward(self, x: Tensor) -> Tensor:
         """Map (…, in_features) to (…, out_features)."""
-        if self.training or torch.is_grad_enabled():
-            return F.linear(x, *self._fold())
-        return F.linear(x, *self._folded.get(self.parameters(), self._fold))
+        return F.linear(x, *self.folded())
 
-    def _fold(self) -> tuple[Tensor, Tensor]:
+    def fold(self) -> tuple[Tensor, Tensor]:
+        """Return the matrix and the bias, with the weights in them."""
         (weights,) = self.weights()
         matrix = self.weight.unflatten(1, (self.weights.branches, -1)) * weights[:, None]
         # not all of it where only some branches contribute
         bias = self.bias * (weights.sum() / self.weights.applied_sum)
         # the weights are in single precision, whatever the matrix is in
         return matrix.flatten(1).to(self.weight.dtype), bias.to(self.weight.dtype)
-
-    def train(self, mode: bool = True) -> WeightedLinear:
-        """Set the module in training mode or out of it."""
-        if mode:
-            # an optimizer is about to change the weights, behind autograd's back
-            self._folded.clear()
-        return super().train(mode)
 
 
 class FusedAttention(MultiheadAttention):
@@ -152,10 +134,8 @@ class FusedAttention(MultiheadAttention):
             projected = self.q_proj(query), self.k_proj(key), self.v_proj(value)
             module = self.dropout_module
             dropout = module.p if module.training or module.apply_during_inference else 0.0
-            heads = attention_heads(
-                *projected, self.num_heads, key_padding_mask, attn_mask, dropout
-            )
-            return self.out_proj(heads), None
+            masks = key_padding_mask, attn_mask
+            return self.out_proj(attention_heads(*projected, self.num_heads, *masks, dropout)), None
         return super().forward(
             query,
             key,
@@ -171,13 +151,7 @@ class FusedAttention(MultiheadAttention):
 
 
 class WeightedAttention(FusedAttention):
-    """fairseq's multi-head attention with weights κ of its heads.
-
-    Args:
-        embed_dim: d.
-        kappa: of as many branches as there are heads.
-        **options: those of fairseq's attention.
-    """
+    """fairseq's multi-head attention with weights κ, one for each of its heads."""
 
     def __init__(self, embed_dim: int, kappa: BranchWeights, **options: Any) -> None:
         super().__init__(embed_dim, kappa.branches, **options)

@@ -9,22 +9,20 @@ from collections.abc import Sequence
 from typing import Any
 
 from fairseq.dataclass.utils import gen_parser_from_dataclass
-from fairseq.logging import metrics
 from fairseq.models import register_model
 from fairseq.models.transformer import TransformerConfig, TransformerModel
 from fairseq.modules.checkpoint_activations import checkpoint_wrapper
 from torch import Tensor, nn
 
-from fairseq_plugins.fairseq_integration.option_names import errors_name_options
+from fairseq_plugins.fairseq_integration.error_messages import errors_name_options
+from fairseq_plugins.fairseq_integration.forward_passes import ValidationWatcher
 from fairseq_plugins.fairseq_integration.presets import register_presets
 from fairseq_plugins.fairseq_integration.transformer_options import parsed
-from fairseq_plugins.fairseq_integration.validation import AFTER_THE_LOSS, validation_pass
 from fairseq_plugins.weighted_transformer.as_written_layers import (
     BranchedDecoderLayer,
     BranchedEncoderLayer,
 )
 from fairseq_plugins.weighted_transformer.branch_weights import (
-    KINDS,
     LEARNED,
     BranchSchedule,
     BranchWeights,
@@ -54,10 +52,9 @@ from fairseq_plugins.weighted_transformer.options import (
 
 
 def _published(layers: int, width: int, heads: int, dropout: float) -> dict[str, Any]:
-    """Return the values of a preset: what the published models have in common, and what differs.
+    """Return the values of a preset (section 4.1): one embedding for both languages and the output.
 
-    There are as many branches as heads; one vocabulary and one embedding for both languages and the
-    output (section 4.1). One probability for "attention dropout, and residual dropout".
+    There is one probability for "attention dropout, and residual dropout".
     """
     return {
         "encoder_layers": layers,
@@ -123,7 +120,7 @@ class WeightedTransformer(TransformerModel):
         ]
         # an integer is not averaged, and fairseq's --store-ema leaves out names with "version"
         model.register_buffer("reading_version", reading_of(options))
-        model.register_forward_pre_hook(_BranchWeightsLog(weights))
+        _BranchWeightsLog(model, weights)
         return model
 
     def train(self, mode: bool = True) -> "WeightedTransformer":
@@ -141,15 +138,15 @@ class WeightedTransformer(TransformerModel):
             return
         if self.reading_version[0] != READINGS.index(SUBLAYERS):
             raise ValueError(
-                f"--branch-residual is {AS_WRITTEN}, and the checkpoint is of a plain transformer, "
-                f"which has norms more: give --branch-residual {SUBLAYERS}"
+                f"--branch-residual is {AS_WRITTEN}, and the checkpoint is a plain transformer's, "
+                f"which has more norms: give --branch-residual {SUBLAYERS}"
             )
         for at, module in self.named_modules():
             if isinstance(module, WeightedLinear):
                 if module.weights.applied_sum != module.weights.branches:
                     raise ValueError(
-                        f"--branch-sum is {ONE}, and the checkpoint is of a plain transformer, of "
-                        f"which a part would be left: give --branch-sum {BRANCHES}"
+                        f"--branch-sum is {ONE}, and the checkpoint is a plain transformer's, "
+                        f"whose sublayers it would scale down: give --branch-sum {BRANCHES}"
                     )
                 equal = module.weights.equal().items()
                 state_dict.update({f"{at}.weights.{key}": value for key, value in equal})
@@ -178,13 +175,7 @@ class WeightedTransformer(TransformerModel):
 def _put_branches(
     stack: nn.Module, cfg: TransformerConfig, options: BranchOptions, part: str
 ) -> list[tuple[str, BranchWeights]]:
-    """Replace the layers of fairseq's encoder or decoder by branched ones.
-
-    Args:
-        stack: the "encoder" or the "decoder", as fairseq has built it.
-        cfg: fairseq's configuration of the model.
-        options: of the branches.
-        part: which of the two it is.
+    """Replace the layers of the ``part`` "encoder" or "decoder" by branched ones.
 
     Returns:
         κ and α of each layer: "encoder1", "encoder2", …; "decoder1_self", … are those of
@@ -199,9 +190,11 @@ def _put_branches(
         "branches": f"--{part}-attention-heads",
         "ffn_embed_dim": f"--{part}-ffn-embed-dim",
     }
+    attentions = {"encoder": ("self",), "decoder": ATTENTIONS}[part]
+    if part == "decoder" and options.branch_decoder_attention != BOTH:
+        attentions = (options.branch_decoder_attention,)
     named = []
     for number in range(len(stack.layers)):
-        name = f"{part}{number + 1}"
         schedule = BranchSchedule(
             options.branch_lr * (of_part.embed_dim / len(stack.layers)) ** -0.5,
             options.branch_warmup_updates,
@@ -209,8 +202,10 @@ def _put_branches(
             projected=options.branch_parameterization == "simplex",
         )
         with errors_name_options(option_of.get):
-            layer, weights = _build_layer(cfg, options, part, schedule)
-        named += [(name + suffix, of_attention) for suffix, of_attention in weights]
+            layer, weights = _build_layer(cfg, options, part, schedule, attentions)
+        for of, own in weights.items():
+            suffix = "_self" if of == "self" and len(attentions) > 1 else ""
+            named.append((f"{part}{number + 1}{suffix}", own))
         if cfg.checkpoint_activations:
             layer = checkpoint_wrapper(layer, offload_to_cpu=cfg.offload_activations)
         # by its index: an iteration over the list may drop layers (--encoder-layerdrop)
@@ -219,12 +214,13 @@ def _put_branches(
 
 
 def _build_layer(
-    cfg: TransformerConfig, options: BranchOptions, part: str, schedule: BranchSchedule
-) -> tuple[nn.Module, list[tuple[str, BranchWeights]]]:
-    """Return a branched layer of the encoder or the decoder, and its κ and α.
-
-    Those of masked self-attention are named "_self" where both attentions are branched, others "".
-    """
+    cfg: TransformerConfig,
+    options: BranchOptions,
+    part: str,
+    schedule: BranchSchedule,
+    attentions: Sequence[str],
+) -> tuple[nn.Module, dict[str, BranchWeights]]:
+    """Return a layer with branches, and its κ and α by attention; "" for α of all of them."""
     branches = getattr(cfg, part).attention_heads
 
     def draw_weights(*kinds: str) -> BranchWeights:
@@ -240,57 +236,41 @@ def _build_layer(
             kinds=kinds,
         )
 
-    asked = options.branch_decoder_attention if part == "decoder" else "self"
-    attentions = ATTENTIONS if asked == BOTH else (asked,)
-    two_sublayers = options.branch_residual == SUBLAYERS
-    kinds = ("kappa",) if two_sublayers else KINDS
-    by_attention = {name: draw_weights(*kinds) for name in attentions}
-    named = [
-        ("_self" if name == "self" and asked == BOTH else "", weights)
-        for name, weights in by_attention.items()
-    ]
-    if two_sublayers:
-        alpha = draw_weights("alpha")
-        named.append(("", alpha))
+    if options.branch_residual == AS_WRITTEN:
+        weights = {name: draw_weights("kappa", "alpha") for name in attentions}
         if part == "encoder":
-            return WeightedEncoderLayer(cfg, by_attention["self"], alpha), named
-        return WeightedDecoderLayer(cfg, by_attention, alpha), named
+            return BranchedEncoderLayer(cfg, weights["self"]), weights
+        return BranchedDecoderLayer(cfg, weights), weights
+    kappas = {name: draw_weights("kappa") for name in attentions}
+    alpha = draw_weights("alpha")
     if part == "encoder":
-        return BranchedEncoderLayer(cfg, by_attention["self"]), named
-    return BranchedDecoderLayer(cfg, by_attention), named
+        layer = WeightedEncoderLayer(cfg, kappas["self"], alpha)
+    else:
+        layer = WeightedDecoderLayer(cfg, kappas, alpha)
+    return layer, {**kappas, "": alpha}
 
 
-class _BranchWeightsLog:
-    """A hook before the model's forward pass by which validation logs κ and α (figure 3).
-
-    fairseq's log and TensorBoard get ``NAME_kappa1``, ``NAME_kappa2``, … and ``NAME_alpha1``, … of
-    each name. The hook can be pickled and copied with the model.
+class _BranchWeightsLog(ValidationWatcher):
+    """Has validation log κ and α (figure 3): ``NAME_kappa1``, …, ``NAME_alpha1``, … of each name.
 
     Args:
-        weights: κ and α of layers, with their names.
+        model: whose forward passes are watched.
+        weights: κ and α of its layers, with their names.
     """
 
-    def __init__(self, weights: Sequence[tuple[str, BranchWeights]]) -> None:
-        self._weights = weights
-        self._logged_in: Any = None
+    def __init__(self, model: nn.Module, weights: Sequence[tuple[str, BranchWeights]]) -> None:
+        super().__init__(model)
+        self.weights = weights
 
-    def __reduce__(self) -> tuple:
-        return _BranchWeightsLog, (self._weights,)
-
-    def __call__(self, model: nn.Module, inputs: Any) -> None:
-        current = validation_pass(model)
-        # once in each pass is enough, as it waits for a GPU
-        if current is None or current is self._logged_in:
+    def before_batch(self, begins: bool) -> None:
+        """Log at the beginning of a pass over the validation set."""
+        # once is enough, as it waits for a GPU
+        if not begins:
             return
-        self._logged_in = current
-        for name, of_layer in self._weights:
-            for kind, values in zip(of_layer.kinds, of_layer.learned(), strict=True):
+        for name, own in self.weights:
+            for kind, values in zip(own.kinds, own.learned(), strict=True):
                 for number, value in enumerate(values.tolist(), start=1):
-                    metrics.log_derived(
-                        f"{name}_{kind}{number}",
-                        lambda _, value=value: round(value, 4),
-                        AFTER_THE_LOSS,
-                    )
+                    self.log(f"{name}_{kind}{number}", lambda _, value=value: round(value, 4))
 
 
 register_presets("weighted_transformer", PRESETS)

@@ -16,7 +16,7 @@ from fairseq.optim import FairseqOptimizer, register_optimizer
 from fairseq.optim.adam import Adam, FairseqAdamConfig
 from torch import Tensor, nn
 
-from fairseq_plugins.fairseq_integration.optimizers import (
+from fairseq_plugins.fairseq_integration.parameters import (
     AmpScaledStep,
     adam_options,
     update_rule,

@@ -1,4 +1,4 @@
-"""Options of the Weighted Transformer, and what is refused of them and of fairseq's own."""
+"""Options of the Weighted Transformer, and which values and options of fairseq it refuses."""
 
 import argparse
 import dataclasses
@@ -11,7 +11,7 @@ from fairseq.dataclass import ChoiceEnum, FairseqDataclass
 from fairseq.models.transformer import TransformerConfig
 from torch import Tensor
 
-from fairseq_plugins.fairseq_integration.option_names import flag
+from fairseq_plugins.fairseq_integration.error_messages import flag
 from fairseq_plugins.fairseq_integration.transformer_options import TransformerOptions
 from fairseq_plugins.weighted_transformer.branch_weights import (
     LEARNED,
@@ -116,27 +116,23 @@ _READING = {"branch_residual": READINGS, "branch_sum": SUMS}
 
 
 def reading_of(options: BranchOptions) -> Tensor:
-    """Return a reading as a checkpoint holds it: the place of each option's value, (2,)."""
+    """Return a reading as a checkpoint holds it: each option's place among its values, (2,)."""
     return torch.tensor([known.index(getattr(options, name)) for name, known in _READING.items()])
 
 
 def check_reading(asked: Tensor, saved: Tensor) -> None:
     """Refuse a checkpoint of another reading than the model's, both as :func:`reading_of`."""
-    options = [flag(name) for name in _READING]
-    given, trained = (
-        [known[place] for known, place in zip(_READING.values(), places, strict=True)]
-        for places in (asked.tolist(), saved.tolist())
-    )
-    others = [
-        (option, here, there)
-        for option, here, there in zip(options, given, trained, strict=True)
-        if here != there
-    ]
-    if others:
-        remedy = " ".join(f"{option} {there}" for option, _, there in others)
+    given, trained = [], []
+    for (name, known), here, there in zip(
+        _READING.items(), asked.tolist(), saved.tolist(), strict=True
+    ):
+        if here != there:
+            given.append(f"{flag(name)} is {known[here]}")
+            trained.append(f"{flag(name)} {known[there]}")
+    if given:
+        remedy = " ".join(trained)
         raise ValueError(
-            f"{' and '.join(f'{option} is {here}' for option, here, _ in others)}, and the "
-            f"checkpoint was trained with {remedy}: give {remedy}"
+            f"{' and '.join(given)}, and the checkpoint was trained with {remedy}: give {remedy}"
         )
 
 

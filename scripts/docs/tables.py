@@ -26,6 +26,10 @@ Every option of this package, with its default; fairseq's own `--help` omits tho
 models. [presets.md](presets.md) has the sizes that `--arch` sets. `--model-overrides
 "{'mem_len': 64}"`, with underscores in the names, changes options of a model at evaluation.
 `python -m scripts.docs.tables` writes this page."""
+FAIRSEQ = """## fairseq's own options
+
+All other options of `fairseq-preprocess`, `-train`, `-eval-lm`, `-generate` and `-interactive` work
+with the models of this package as in fairseq."""
 PRESETS = """# Presets
 
 `--arch` with one of these names sets sizes and dropouts as published. Options given beside it win.
@@ -267,7 +271,53 @@ def options_page() -> str:
     for title, text, rows in sections:
         table = "\n".join(["| option | default | |", "|---|---|---|", *rows])
         parts += filter(None, [f"## {title}", text, table])
-    return "\n\n".join(parts) + "\n"
+    return "\n\n".join([*parts, FAIRSEQ, options_of_fairseq()]) + "\n"
+
+
+def options_of_fairseq() -> str:
+    """Table of fairseq's own options that models here refuse, or that have no effect."""
+    from fairseq_plugins.fairseq_integration import command_options
+    from fairseq_plugins.fairseq_integration.error_messages import flag
+
+    shown = {
+        name: ", ".join(f"`{flag(option)}`" for option in listed)
+        for name, listed in {
+            "refused": command_options.REFUSED,
+            "blocks": command_options.OF_BLOCKS,
+            **command_options.WITHOUT_EFFECT,
+        }.items()
+    }
+    segments = f"`--task {command_options.SEGMENTS}`"
+    rows = [
+        (segments, "all", shown["blocks"], ""),
+        (
+            segments,
+            "train, eval-lm",
+            "`--max-tokens`, `--context-window`, `--post-process` and `--remove-bpe`, several "
+            "workers in eval-lm",
+            shown["train, eval-lm"],
+        ),
+        (segments, "generate, interactive", shown["refused"], shown["generate, interactive"]),
+        (
+            "models of this package",
+            "train",
+            "`--model-parallel-size`, `--pipeline-model-parallel`, `--ddp-backend fully_sharded` "
+            "and `slowmo`; with spans, memories with `adam_with_memory` or branches `--use-bmuf` "
+            "and `--zero-sharding`, too",
+            "",
+        ),
+        (
+            "`weighted_transformer`",
+            "train",
+            "`--cross-self-attention`, `--no-cross-attention`, `--quant-noise-pq`, "
+            "`--quant-noise-scalar`, `--encoder-xformers-att-config`, "
+            "`--decoder-xformers-att-config`, `--fp16-adam-stats`",
+            "",
+        ),
+        ("translation", "generate, interactive", "", shown["translation"]),
+    ]
+    head = ["| with | command | refused | without effect |", "|---|---|---|---|"]
+    return "\n".join([*head, *(f"| {' | '.join(row)} |" for row in rows)])
 
 
 def write(output: Path) -> None:

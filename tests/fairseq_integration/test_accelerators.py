@@ -21,7 +21,7 @@ from fairseq_plugins.all_attention.adagrad_with_clip import (
     AdagradWithClipConfig,
     FairseqAdagradWithClip,
 )
-from fairseq_plugins.fairseq_integration.constraints import apply_constraints
+from fairseq_plugins.fairseq_integration.parameters import apply_constraints
 from fairseq_plugins.product_key_memory.optimizer import (
     AdamWithMemoryConfig,
     FairseqAdamWithMemory,

@@ -8,7 +8,7 @@ import torch
 from fairseq import checkpoint_utils
 
 from fairseq_plugins.fairseq_integration import error_messages, safe_loading
-from fairseq_plugins.fairseq_integration.option_names import errors_name_options
+from fairseq_plugins.fairseq_integration.error_messages import errors_name_options
 from fairseq_plugins.segment_language_model.attention_blocks import rel_shift
 from fairseq_plugins.segment_language_model.positions import sinusoids
 

@@ -233,7 +233,7 @@ def without(part):
 )
 def test_what_fairseq_did_not_write_is_named(saved, content, lacking):
     torch.save(content, saved)
-    message = f"^the checkpoint {saved} is none of fairseq's \\(it has no {lacking}\\): name one"
+    message = f"^the checkpoint {saved} is not fairseq's \\(it has no {lacking}\\): name one"
     with pytest.raises(ValueError, match=message):
         checkpoint_utils.load_checkpoint_to_cpu(str(saved))
 

@@ -18,7 +18,7 @@ from fairseq.sequence_generator import SequenceGenerator
 from omegaconf import OmegaConf
 from torch import Tensor
 
-from fairseq_plugins.fairseq_integration.constraints import apply_constraints
+from fairseq_plugins.fairseq_integration.parameters import apply_constraints
 from fairseq_plugins.segment_language_model.recurrence import Recurrence
 from fairseq_plugins.weighted_transformer.branch_weights import BranchWeights
 from tests import tiny

@@ -4,7 +4,7 @@ import torch
 from omegaconf import OmegaConf
 from torch import nn
 
-from fairseq_plugins.fairseq_integration.optimizers import set_update_rule
+from fairseq_plugins.fairseq_integration.parameters import set_update_rule
 from fairseq_plugins.product_key_memory.memory import ProductKeyMemory
 from fairseq_plugins.product_key_memory.optimizer import AdamWithMemoryConfig, FairseqAdamWithMemory
 

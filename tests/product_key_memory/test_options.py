@@ -8,7 +8,7 @@ import torch
 from fairseq.optim.fp16_optimizer import FP16Optimizer
 from omegaconf import OmegaConf
 
-from fairseq_plugins.fairseq_integration.optimizers import update_rule
+from fairseq_plugins.fairseq_integration.parameters import update_rule
 from fairseq_plugins.product_key_memory.memory import ProductKeyMemory
 from fairseq_plugins.product_key_memory.options import (
     MemoryBuilder,

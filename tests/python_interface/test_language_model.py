@@ -263,14 +263,6 @@ def test_blocks_with_a_first_symbol_are_no_text(saved):
             use("a")
 
 
-def test_a_language_model_does_not_translate(models):
-    message = "a language model, which does not translate, and has no .translate: there are .score"
-    with pytest.raises(AttributeError, match=message):
-        models("recurrent").translate("a")
-    with pytest.raises(AttributeError, match="'LanguageModel' object has no attribute 'other'"):
-        _ = models("recurrent").other
-
-
 def test_it_moves_to_a_device(saved):
     model = load(saved / "recurrent.pt", saved / "text")
     assert model.to("cpu") is model

@@ -111,7 +111,7 @@ def test_pairs_of_sentences_are_in_order(saved):
         ("recurrent", {"extended_context": 5}, "extended_context is 5 for a model with a recurre"),
         ("recurrent", {"context_window": 2}, "context_window is 2: the recurrence is the context"),
         ("recurrent", {"batch_size": 98}, "--batch-size is 98: "),
-        ("blocks", {"tokens_per_sample": 17}, "trained with positions for 16 tokens; give that m"),
+        ("blocks", {"tokens_per_sample": 17}, "the model has positions for 16 tokens, give no mo"),
         ("blocks", {"context_window": 10}, "context_window is 10: it must be at least 0 and less"),
         ("blocks", {"max_tokens": 10}, "max_tokens is 10 for blocks of text: leave it out"),
     ],

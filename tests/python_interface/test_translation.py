@@ -106,9 +106,3 @@ def test_scores_of_translations_are_those_of_the_search(model):
 def test_what_cannot_be_scored_is_refused(model, given, message):
     with pytest.raises(ValueError, match=f"^{re.escape(message)}"):
         model.score(*given)
-
-
-def test_it_continues_nothing(model):
-    message = "a translation model, which translates .* has no .generate: there are .score, .trans"
-    with pytest.raises(AttributeError, match=message):
-        model.generate("a")

@@ -16,12 +16,12 @@ from fairseq.optim.adam import FairseqAdam, FairseqAdamConfig
 from omegaconf import OmegaConf
 from torch import nn
 
+from fairseq_plugins.weighted_transformer.as_written_attention import BranchedFeedForward
 from fairseq_plugins.weighted_transformer.branch_weights import (
     BranchSchedule,
     BranchWeights,
     project_to_simplex,
 )
-from fairseq_plugins.weighted_transformer.branched_attention import BranchedFeedForward
 from fairseq_plugins.weighted_transformer.optimizer import (
     AdamWithBranchWeightsConfig,
     FairseqAdamWithBranchWeights,

@@ -1,6 +1,5 @@
-"""Branched attention: the equations, the plain composition, folding, masks and precision."""
+"""Branched attention of the reading as-written: the equations, masks, layouts, precision."""
 
-import copy
 import inspect
 import re
 import textwrap
@@ -17,6 +16,7 @@ from fairseq_plugins.modules import (
     BranchedFeedForward,
     BranchWeights,
 )
+from fairseq_plugins.weighted_transformer.as_written_attention import branch_linear
 from fairseq_plugins.weighted_transformer.layers import FusedAttention
 from tests.gradients import assert_same
 from tests.weighted_transformer.tiny import by_equations
@@ -160,36 +160,6 @@ def test_dropout_that_is_to_be_retained_acts_outside_of_training():
         assert not torch.equal(compute(), compute())
 
 
-@pytest.mark.parametrize("dropped", [False, True], ids=["run", "dropped"])
-@torch.no_grad()
-def test_what_an_optimizer_does_behind_autograds_back_is_seen(dropped):
-    network = build(dtype=torch.float).feed_forward
-    heads = torch.randn(3, WIDTH)
-    before = network.eval()(heads)
-    network.train()
-    # a layer that --encoder-layerdrop passes over learns too, by Adam's momentum
-    if not dropped:
-        with torch.enable_grad():
-            network(heads)
-    # as fairseq's Adam does
-    for weight in network.parameters():
-        weight.data.mul_(1.5)
-    found = network.eval()(heads)
-    assert not torch.allclose(found, before)
-    torch.testing.assert_close(found, network.train()(heads))
-
-
-def test_copies_fold_for_themselves():
-    network = build(dtype=torch.float).feed_forward.eval()
-    heads = torch.randn(3, WIDTH)
-    with torch.no_grad():
-        expected = network(heads)
-        other = copy.deepcopy(network)
-        other.fc2.weight.zero_()
-        torch.testing.assert_close(other(heads), other.fc2.bias.expand(3, -1))
-        torch.testing.assert_close(network(heads), expected)
-
-
 def test_activation_and_its_dropout_are_those_asked_for():
     network = BranchedFeedForward(WIDTH, INNER, BranchWeights(1), torch.tanh, 0.5)
     x = torch.randn(7, WIDTH)
@@ -217,3 +187,52 @@ def test_activation_and_its_dropout_are_those_asked_for():
 def test_sizes_that_cannot_be_are_refused(build, message):
     with pytest.raises(ValueError, match=f"^{message}"):
         build()
+
+
+def draw(dtype=torch.double):
+    """Heads of 3 branches, (N, M·h), and the first layers of their networks."""
+    torch.manual_seed(1)
+    shapes = (5, 6), (3, 2, 4), (3, 4)
+    return [torch.randn(shape, dtype=dtype).requires_grad_() for shape in shapes]
+
+
+def one_by_one(x, weight, bias):
+    return torch.cat([x[:, 2 * i : 2 * i + 2] @ weight[i] + bias[i] for i in range(3)], dim=1)
+
+
+def test_first_layers_are_each_branchs_own_whatever_the_strides():
+    x, weight, bias = draw()
+    strided = [t.detach().mT.contiguous().mT.requires_grad_() for t in (x, weight)]
+    # a sum's gradient has strides of 0, a transposed tensor's is not contiguous
+    for end in (torch.clone, torch.Tensor.sum, lambda out: out.T.contiguous().cos().sum()):
+        for inputs in ([x, weight, bias], [*strided, bias]):
+            assert_same(end(branch_linear(*inputs)), end(one_by_one(*inputs)), inputs)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision(dtype):
+    inputs = draw(dtype)
+    out = branch_linear(*inputs)
+    assert out.dtype == dtype
+    torch.testing.assert_close(out, one_by_one(*inputs), rtol=0.02, atol=0.02)
+    out.sum().backward()
+    assert {x.grad.dtype for x in inputs} == {dtype}
+
+
+def test_under_autocast_the_product_is_of_its_dtype_and_gradients_of_the_inputs():
+    inputs = draw(torch.float)
+    with torch.autocast("cpu", torch.bfloat16):
+        out = branch_linear(*inputs)
+        expected = one_by_one(*inputs)
+    assert out.dtype == torch.bfloat16
+    torch.testing.assert_close(out, expected.to(out.dtype), rtol=0.02, atol=0.02)
+    out.float().sum().backward()
+    assert {x.grad.dtype for x in inputs} == {torch.float}
+
+
+def test_gradients_of_gradients_are_refused():
+    inputs = draw()
+    out = branch_linear(*inputs).square().sum()
+    for grad in torch.autograd.grad(out, inputs, create_graph=True):
+        with pytest.raises(RuntimeError, match="once_differentiable"):
+            grad.sum().backward(retain_graph=True)

@@ -1,6 +1,8 @@
-"""Constraints hold in the optimizer's copy of the weights and in the model, after every update."""
+"""Parameters with a precision, an update rule or a constraint of their own."""
 
+import copy
 import functools
+from dataclasses import dataclass
 
 import pytest
 import torch
@@ -9,19 +11,191 @@ from fairseq.distributed import LegacyDistributedDataParallel, ModuleProxyWrappe
 from fairseq.optim import (
     AMPOptimizer,
     FairseqBMUF,
+    FairseqOptimizer,
     FP16Optimizer,
     MemoryEfficientFP16Optimizer,
     build_optimizer,
 )
+from fairseq.optim.adam import FairseqAdamConfig
 from omegaconf import OmegaConf
 from torch import nn
 
-from fairseq_plugins.fairseq_integration.constraints import apply_constraints
+from fairseq_plugins.fairseq_integration.parameters import (
+    AmpScaledStep,
+    Float32Module,
+    UpdateRule,
+    adam_options,
+    apply_constraints,
+    set_update_rule,
+    update_rule,
+)
 from fairseq_plugins.segment_language_model.task import (
     SegmentLanguageModelingConfig,
     SegmentLanguageModelingTask,
 )
 from tests.tiny import dictionary
+
+
+@pytest.fixture(autouse=True)
+def fairseq_without_a_gpu(monkeypatch):
+    """Let fairseq's flat copies and torch's gradient scaler work on a CPU."""
+    # fairseq files a flat copy under the GPU's index, and looks for that of a parameter's device
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: None)
+    monkeypatch.setattr(
+        torch.cuda.amp, "GradScaler", functools.partial(torch.amp.GradScaler, "cpu")
+    )
+
+
+def configuration(name, **common):
+    """fairseq's options for an optimizer."""
+    cfg = OmegaConf.structured(FairseqConfig())
+    cfg.optimizer = {"_name": name, "lr": [0.3]}
+    if name == "adam":
+        cfg.optimizer = {"_name": name, "lr": [0.3], "adam_betas": "(0.9, 0.98)", "tpu": False}
+    cfg.common.update(common)
+    return cfg
+
+
+class Scale(Float32Module):
+    """A parameter, a buffer of floating-point numbers, one of integers, and a module within."""
+
+    def __init__(self):
+        super().__init__()
+        self.scale = nn.Parameter(torch.tensor([1 / 3, 1e-30]))
+        self.register_buffer("mean", torch.tensor([2 / 3, 70_000.0]))
+        self.register_buffer("count", torch.tensor(3))
+        self.within = nn.Linear(2, 2)
+
+
+@pytest.fixture
+def model():
+    torch.manual_seed(1)
+    return nn.Sequential(nn.Linear(2, 2), Scale())
+
+
+def dtypes(module):
+    return {x.dtype for x in module.state_dict().values() if x.is_floating_point()}
+
+
+@pytest.mark.parametrize(
+    ("cast", "dtype"),
+    [
+        (lambda model: model.half(), torch.float16),
+        (lambda model: model.bfloat16(), torch.bfloat16),
+        (lambda model: model.to(torch.bfloat16), torch.bfloat16),
+        (lambda model: model.to("cpu", torch.float16), torch.float16),
+        (lambda model: model.half().bfloat16(), torch.bfloat16),
+    ],
+)
+def test_half_precision_leaves_them_as_they_are(model, cast, dtype):
+    before = copy.deepcopy(model[1].state_dict())
+    cast(model)
+    assert dtypes(model[0]) == {dtype}
+    for name, now in model[1].state_dict().items():
+        assert now.dtype == before[name].dtype
+        assert torch.equal(now, before[name])
+
+
+def test_double_precision_and_other_devices_are_as_for_any_module(model):
+    assert dtypes(model.double()) == {torch.float64}
+    model.half()
+    assert model[1].scale.dtype == torch.float64
+    model.to("meta", torch.bfloat16)
+    assert {x.device.type for x in model.state_dict().values()} == {"meta"}
+    assert model[1].scale.dtype == torch.float64
+
+
+@dataclass
+class Schedule(UpdateRule):
+    """A rule with a number."""
+
+    warmup: int = 5
+
+
+class Link(UpdateRule):
+    """A rule of another kind."""
+
+
+def test_a_rule_is_read_by_its_kind():
+    ruled, other = nn.Parameter(torch.ones(2)), nn.Parameter(torch.ones(2))
+    rule = Schedule()
+    set_update_rule(ruled, rule)
+    assert update_rule(ruled, Schedule) is update_rule(ruled, UpdateRule) is rule
+    assert update_rule(ruled, Link) is None
+    assert update_rule(other, Schedule) is None
+    # fairseq's own use of the attribute, names of groups, is no rule
+    other.param_group = "default"
+    assert update_rule(other, UpdateRule) is None
+
+
+@pytest.mark.parametrize(
+    ("wrapper", "common"),
+    [
+        (FP16Optimizer, {"fp16": True, "fp16_no_flatten_grads": True}),
+        (FP16Optimizer, {"bf16": True, "fp16_no_flatten_grads": True}),
+        (MemoryEfficientFP16Optimizer, {"bf16": True}),
+    ],
+)
+def test_fairseq_hands_a_rule_on_to_the_copies_that_it_updates(wrapper, common):
+    dtype = torch.bfloat16 if "bf16" in common else torch.float16
+    params = [nn.Parameter(torch.ones(2, dtype=dtype)) for _ in range(3)]
+    rules = [Schedule(1), None, Link()]
+    for param, rule in zip(params, rules, strict=True):
+        if rule is not None:
+            set_update_rule(param, rule)
+    optimizer = wrapper.build_optimizer(configuration("adam", **common), params)
+    updated = [p for group in optimizer.optimizer.param_groups for p in group["params"]]
+    assert [update_rule(p, UpdateRule) for p in updated] == rules
+    if wrapper is FP16Optimizer:
+        assert {p.dtype for p in updated} == {torch.float32}
+
+
+@pytest.mark.parametrize("betas", ["(0.9, 0.98)", "0.9,0.98", "[0.9, 0.98]", (0.9, 0.98)])
+def test_options_of_adam_are_those_that_torch_takes(betas):
+    cfg = OmegaConf.structured(FairseqAdamConfig)
+    cfg.update({"lr": [0.5, 0.1], "adam_betas": betas, "adam_eps": 1e-9, "weight_decay": 0.1})
+    options = adam_options(cfg)
+    assert options == {"lr": 0.5, "betas": (0.9, 0.98), "eps": 1e-9, "weight_decay": 0.1}
+    torch.optim.Adam([torch.ones(1)], **options)
+
+
+class Descent(AmpScaledStep, FairseqOptimizer):
+    """Gradient descent, through fairseq's interface."""
+
+    def __init__(self, cfg, params):
+        super().__init__(cfg)
+        self._optimizer = torch.optim.SGD(params, lr=1.0)
+
+
+@pytest.mark.parametrize(
+    ("gradient", "clip", "expected"),
+    [
+        ([3.0, 4.0], 0.0, [-2.0, -3.0]),
+        # of norm 5
+        ([3.0, 4.0], 1.0, [0.4, 0.2]),
+        ([3.0, float("inf")], 0.0, [1.0, 1.0]),
+        ([3.0, float("nan")], 1.0, [1.0, 1.0]),
+    ],
+)
+def test_under_amp_gradients_are_unscaled_once_and_skipped_if_not_finite(gradient, clip, expected):
+    weight = nn.Parameter(torch.ones(2))
+    optimizer = AMPOptimizer(
+        configuration("adam", amp=True, fp16_init_scale=128), [weight], Descent(None, [weight])
+    )
+    assert optimizer.scaler.get_scale() == 128
+    optimizer.backward((weight * torch.tensor(gradient)).sum())
+    optimizer.clip_grad_norm(clip)
+    optimizer.step()
+    torch.testing.assert_close(weight.detach(), torch.tensor(expected))
+
+
+def test_without_amp_the_step_is_the_optimizers():
+    weight = nn.Parameter(torch.ones(2))
+    optimizer = Descent(None, [weight])
+    optimizer.backward(weight.sum())
+    optimizer.step()
+    assert weight.tolist() == [0, 0]
+
 
 STEPS = 12
 
@@ -57,8 +231,7 @@ def divide_up(shares):
 def build(precision, name, dtype, frozen=False):
     """A model, fairseq's optimizer, the parameters it trains and the optimizer's copy of each.
 
-    The second of its bounded modules stays in single precision, whatever the others have; the
-    values of the first may be frozen, out of bounds.
+    The second bounded module stays in single precision; the first may be frozen, out of bounds.
     """
     torch.manual_seed(1)
     model = nn.Sequential(nn.Linear(2, 3), Bounded(), Shares(), Bounded(), nn.Linear(3, 1))
@@ -67,7 +240,7 @@ def build(precision, name, dtype, frozen=False):
     if frozen:
         model[1].value.requires_grad_(False).fill_(2.0)
     params = [p for p in model.parameters() if p.requires_grad]
-    optimizer = precision(configuration(name, dtype), params)
+    optimizer = precision(configuration(name, bf16=dtype is torch.bfloat16), params)
     if not isinstance(optimizer, FP16Optimizer):
         masters = params
     elif isinstance(optimizer.fp32_params, dict):
@@ -80,16 +253,6 @@ def build(precision, name, dtype, frozen=False):
     else:
         masters = optimizer.fp32_params
     return model, optimizer, params, masters
-
-
-def configuration(name, dtype):
-    """fairseq's options for an optimizer."""
-    cfg = OmegaConf.structured(FairseqConfig())
-    cfg.common.bf16 = dtype is torch.bfloat16
-    cfg.optimizer = {"_name": name, "lr": [0.3]}
-    if name == "adam":
-        cfg.optimizer = {"_name": name, "lr": [0.3], "adam_betas": "(0.9, 0.98)", "tpu": False}
-    return cfg
 
 
 def plain(cfg, params):
@@ -117,19 +280,6 @@ def amp(cfg, params):
     optimizer = AMPOptimizer.build_optimizer(cfg, params)
     assert optimizer.scaler.is_enabled()
     return optimizer
-
-
-@pytest.fixture(autouse=True)
-def fairseq_without_a_gpu(monkeypatch):
-    """Let fairseq's flat copies and torch's gradient scaler work on a CPU.
-
-    fairseq files a flat copy under the index of the GPU, and finds it by the index of the
-    parameters' device, which on a CPU is None.
-    """
-    monkeypatch.setattr(torch.cuda, "current_device", lambda: None)
-    monkeypatch.setattr(
-        torch.cuda.amp, "GradScaler", functools.partial(torch.amp.GradScaler, "cpu")
-    )
 
 
 @pytest.fixture(scope="module")
@@ -199,8 +349,8 @@ def test_constraints_hold_where_the_optimizer_works(monkeypatch, task, precision
                 assert torch.equal(weight, free_model[i]), names[i]
                 assert torch.equal(master, free[i]), names[i]
         for i in bounded:
-            for copy in (in_model[i], held[i]):
-                assert ((copy >= 0) & (copy <= 1)).all()
+            for values in (in_model[i], held[i]):
+                assert ((values >= 0) & (values <= 1)).all()
     # without a constraint the same gradients lead out of bounds, both ways
     for i in bounded:
         free = torch.stack([after[1][i] for after in histories[False]])

@@ -1,4 +1,4 @@
-"""Branched attention, the reading ``as-written``: each head has a feed-forward network of its own.
+"""The reading ``as-written``: each attention head has a feed-forward network of its own.
 
 Ahmed, Keskar, Socher 2017 (arXiv:1711.02132), equations 5 to 7: ::
 
@@ -26,8 +26,69 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from fairseq_plugins.fairseq_integration.forward_passes import InferenceCache
-from fairseq_plugins.weighted_transformer.branch_weights import BranchWeights
+from fairseq_plugins.weighted_transformer.attention import (
+    attention_heads,
+    merge_masks,
+    split_heads,
+)
+from fairseq_plugins.weighted_transformer.branch_weights import BranchWeights, FoldedLayer
+
+
+class AttentionHeads(nn.Module):
+    """Multi-head attention without output projection: the heads side by side.
+
+    Args:
+        embed_dim: d, a multiple of M.
+        num_heads: M.
+        dropout: probability of dropping an attention weight.
+        kdim: width of the keys; None for d.
+        vdim: width of the values; None for d.
+    """
+
+    def __init__(
+        self,
+        embed_dim: int,
+        num_heads: int,
+        dropout: float = 0.0,
+        kdim: int | None = None,
+        vdim: int | None = None,
+    ) -> None:
+        super().__init__()
+        if embed_dim % num_heads:
+            raise ValueError(f"`num_heads` is {num_heads}: it must divide `embed_dim`, {embed_dim}")
+        self.num_heads = num_heads
+        self.dropout = dropout
+        self.k_proj = nn.Linear(embed_dim if kdim is None else kdim, embed_dim)
+        self.v_proj = nn.Linear(embed_dim if vdim is None else vdim, embed_dim)
+        self.q_proj = nn.Linear(embed_dim, embed_dim)
+        # as fairseq's attention starts
+        gain = 2**-0.5 if {kdim, vdim} <= {None, embed_dim} else 1.0
+        for projection in (self.k_proj, self.v_proj, self.q_proj):
+            nn.init.xavier_uniform_(projection.weight, gain)
+
+    def forward(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        key_padding_mask: Tensor | None = None,
+        need_weights: bool = True,
+        attn_mask: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor | None]:
+        """Return the heads, (T, B, d), and the weights averaged over them, (B, T, S), or None.
+
+        Queries, keys and values are (T, B, d), (S, B, kdim) and (S, B, vdim); masks are those of
+        :func:`attention_heads`. Without weights it is faster.
+        """
+        projected = self.q_proj(query), self.k_proj(key), self.v_proj(value)
+        dropout = self.dropout if self.training else 0.0
+        heads = attention_heads(*projected, self.num_heads, key_padding_mask, attn_mask, dropout)
+        if not need_weights:
+            return heads, None
+        queries, keys, _ = (split_heads(x, self.num_heads) for x in projected)
+        scores = queries @ keys.mT * queries.size(-1) ** -0.5
+        mask = merge_masks(key_padding_mask, attn_mask, scores.dtype)
+        return heads, (scores if mask is None else scores + mask).softmax(-1).mean(1)
 
 
 class BranchedAttention(nn.Module):
@@ -57,18 +118,15 @@ class BranchedAttention(nn.Module):
         self.feed_forward = feed_forward
 
     def forward(self, query: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor | None]:
-        """Return the weighted sum of the branches, (T, B, d), and what the heads' weights are.
+        """Return the weighted sum of the branches, (T, B, d), and the attention weights.
 
-        Args:
-            query: (T, B, d).
-            *args: what the heads take next: keys and values, both (S, B, d), and masks.
-            **kwargs: the same by name.
+        The heads get the query, (T, B, d), and all other arguments.
         """
         heads, weights = self.heads(query, *args, **kwargs)
         return self.feed_forward(heads), weights
 
 
-class BranchedFeedForward(nn.Module):
+class BranchedFeedForward(FoldedLayer):
     """``Σ_i α_i FFN_i(κ_i (head_i W^{O_i} + b^O/S))`` of given heads (equations 6 and 7).
 
     The matrices are those of a transformer layer: ``out_proj``, whose columns i·h to (i+1)·h are
@@ -78,8 +136,8 @@ class BranchedFeedForward(nn.Module):
         embed_dim: d; a multiple of M.
         ffn_embed_dim: M·f.
         weights: κ and α of M branches.
-        activation: what stands between the layers of FFN_i.
-        activation_dropout: dropout of its inner vectors: the probability, or a module.
+        activation: between the layers of FFN_i.
+        activation_dropout: the probability, or a module.
     """
 
     def __init__(
@@ -107,22 +165,16 @@ class BranchedFeedForward(nn.Module):
         nn.init.zeros_(self.out_proj.bias)
         self.fc1 = nn.Linear(embed_dim, ffn_embed_dim)
         self.fc2 = nn.Linear(ffn_embed_dim, embed_dim)
-        self._folded: InferenceCache[tuple[Tensor, ...]] = InferenceCache()
 
     def forward(self, heads: Tensor) -> Tensor:
         """Map heads side by side, (…, M·h), to the weighted sum of the branches, (…, d)."""
-        if self.training or torch.is_grad_enabled():
-            into, bias, out, out_bias = self._fold()
-        else:
-            into, bias, out, out_bias = self._folded.get(
-                self.parameters(), self._fold_for_all_precisions
-            )
+        into, bias, out, out_bias = self.folded()
         # (…, M·h) -> (N, M·h) -> (N, M·f)
         inner = self.activation(branch_linear(heads.flatten(0, -2), into, bias))
         inner = self.activation_dropout(inner)
         return F.linear(inner, out, out_bias).view(*heads.shape[:-1], len(out))
 
-    def _fold(self) -> tuple[Tensor, ...]:
+    def fold(self) -> tuple[Tensor, ...]:
         """Fold κ, α and the output projection into the layers of the networks.
 
         Returns:
@@ -144,28 +196,13 @@ class BranchedFeedForward(nn.Module):
         # κ and α are in single precision, whatever the matrices are in
         return into.to(dtype), bias, out.to(dtype), out_bias.to(dtype)
 
-    def _fold_for_all_precisions(self) -> tuple[Tensor, ...]:
-        # the next pass may be under another autocast than this one
-        with torch.autocast(self.fc1.weight.device.type, enabled=False):
-            return self._fold()
-
-    def train(self, mode: bool = True) -> BranchedFeedForward:
-        """Set the module in training mode or out of it."""
-        if mode:
-            # an optimizer is about to change the weights, behind autograd's back
-            self._folded.clear()
-        return super().train(mode)
-
 
 def branch_linear(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     """Return the first layers of all branches at once, ``x_i weight_i + bias_i`` of each branch i.
 
-    A batched product whose results lie one after the other would have to be copied between the
-    layouts forward and backward: this one reads and writes each branch's columns in place. On a CPU
-    a whole model trains about a seventh faster for it.
-
-    Under autocast the product has its dtype, like that of any linear layer. Gradients have no
-    gradients of their own, and ``torch.func`` has none.
+    It reads and writes each branch's columns in place: with a plain batched product, which copies
+    between the layouts, a whole model trains about a seventh slower on a CPU. Gradients have no
+    gradients of their own.
 
     Args:
         x: heads side by side, (N, M·h).

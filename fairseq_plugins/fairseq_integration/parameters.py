@@ -1,0 +1,169 @@
+"""Parameters with a precision, an update rule or a constraint of their own.
+
+With ``--fp16`` and ``--bf16`` fairseq's optimizer updates a copy of the weights in fp32 and then
+overwrites the model's with it: a projection of the model's weights alone is undone by the next
+update. Here the optimizer's copy is projected, and then copied into the model.
+
+A module with constraints has a method ::
+
+    def constrained(self) -> Iterable[tuple[nn.Parameter, Callable[[Tensor], None]]]
+
+Each callable projects a tensor in place: of its parameter's shape, in the dtype of the optimizer's
+copy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+if TYPE_CHECKING:
+    # layers import this file, and need no fairseq
+    from fairseq.optim import FairseqOptimizer, FP16Optimizer
+    from fairseq.optim.adam import FairseqAdamConfig
+
+
+class Float32Module(nn.Module):
+    """Base class of modules that ``.half()`` and ``.bfloat16()`` leave in single precision.
+
+    Learned spans, weights of branches and running statistics move by less than half precision can
+    tell apart. Modules within stay too.
+    """
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Float32Module:
+        def but_not_to_half(tensor: Tensor) -> Tensor:
+            moved = fn(tensor)
+            # fn has rounded it: start again from the tensor, on fn's device
+            rounded = moved.is_floating_point() and moved.dtype.itemsize < 4
+            return tensor.to(moved.device) if rounded else moved
+
+        return super()._apply(but_not_to_half, recurse)
+
+
+class UpdateRule:
+    """Base class of rules by which an optimizer that knows them updates some parameters."""
+
+
+Rule = TypeVar("Rule", bound=UpdateRule)
+
+
+def set_update_rule(parameter: nn.Parameter, rule: UpdateRule) -> None:
+    """Give ``parameter`` a rule, which fairseq's copies in single precision have too."""
+    # the one attribute that fairseq's FP16Optimizer hands on to its copies
+    parameter.param_group = rule
+
+
+def update_rule(parameter: nn.Parameter, kind: type[Rule]) -> Rule | None:
+    """Return the rule of ``parameter``; None if it has no rule of this kind."""
+    rule = getattr(parameter, "param_group", None)
+    return rule if isinstance(rule, kind) else None
+
+
+class AmpScaledStep:
+    """Makes the step of a fairseq optimizer, the next base class, work under ``--amp``.
+
+    fairseq's AMPOptimizer unscales the gradients to take their norm. torch's scaler is then handed
+    this object, not the optimizer within, and would unscale them a second time: gradients would
+    never be long enough to clip.
+    """
+
+    # tells the scaler to leave gradients as they are, and to call step() if some are not finite too
+    _step_supports_amp_scaling = True
+
+    def step(self, *args: Any, **kwargs: Any) -> None:
+        """Update the parameters, unless under ``--amp`` a gradient is not finite."""
+        # a tensor that the scaler sets; reading it waits for the device, as the scaler would
+        if not getattr(self, "found_inf", False):
+            super().step(*args, **kwargs)
+
+
+def adam_options(cfg: FairseqAdamConfig) -> dict[str, Any]:
+    """Return lr, betas, eps and weight_decay of fairseq's ``adam`` as torch's optimizers take them.
+
+    The betas may be a text such as "(0.9, 0.98)".
+    """
+    betas = cfg.adam_betas
+    if isinstance(betas, str):
+        betas = (float(beta) for beta in betas.strip("()[] ").split(","))
+    return {
+        "lr": cfg.lr[0],
+        "betas": tuple(betas),
+        "eps": cfg.adam_eps,
+        "weight_decay": cfg.weight_decay,
+    }
+
+
+@torch.no_grad()
+def apply_constraints(optimizer: FairseqOptimizer, model: nn.Module) -> None:
+    """Project the constrained parameters, in the optimizer's copy and in the model.
+
+    Call it after each update. Parameters that require no gradient stay as they are.
+
+    Args:
+        optimizer: fairseq's optimizer, in the wrapper that the precision brings.
+        model: the model, which may be wrapped for several workers.
+    """
+    constraints = [
+        (module, parameter, project)
+        for module in model.modules()
+        if hasattr(type(module), "constrained")
+        for parameter, project in module.constrained()
+        if parameter.requires_grad
+    ]
+    if not constraints:
+        return
+    masters = _masters(optimizer)
+    name = type(optimizer).__name__
+    if masters is None:
+        raise ValueError(
+            f"{name} keeps its parameters in a way that the constraints of "
+            f"{type(constraints[0][0]).__name__} do not know: leave out the option that brings it "
+            "(--use-bmuf for FairseqBMUF)"
+        )
+    for module, parameter, project in constraints:
+        if id(parameter) not in masters:
+            raise ValueError(
+                f"{name} does not have a parameter of {type(module).__name__}, of shape "
+                f"{tuple(parameter.shape)}, that has a constraint: set its requires_grad before "
+                "the optimizer is built, and use another --ddp-backend than fully_sharded"
+            )
+        master = masters[id(parameter)]
+        project(master)
+        if master is not parameter:
+            parameter.copy_(master)
+
+
+def _masters(optimizer: FairseqOptimizer) -> dict[int, Tensor] | None:
+    """Return what the optimizer updates, by the id of the model's parameter; None if unknown.
+
+    That is a copy of the parameter, or the parameter itself.
+    """
+    from fairseq.optim import AMPOptimizer, FP16Optimizer, MemoryEfficientFP16Optimizer
+
+    if isinstance(optimizer, FP16Optimizer):
+        if optimizer.has_flat_params:
+            return _flat_pieces(optimizer)
+        pairs = zip(optimizer.fp16_params, optimizer.fp32_params, strict=True)
+        return {id(parameter): master for parameter, master in pairs}
+    shared = isinstance(optimizer, (AMPOptimizer, MemoryEfficientFP16Optimizer))
+    if shared or isinstance(getattr(optimizer, "_optimizer", None), torch.optim.Optimizer):
+        return {id(parameter): parameter for parameter in optimizer.params}
+    return None
+
+
+def _flat_pieces(optimizer: FP16Optimizer) -> dict[int, Tensor]:
+    """Return each parameter's piece of fairseq's flat copies, as a view, by the parameter's id.
+
+    A flat copy holds a device's parameters end to end, in the order of ``fp16_params``, also those
+    that no longer require a gradient.
+    """
+    pieces = {}
+    for device, flat in optimizer.fp32_params.items():
+        parameters = [p for p in optimizer.fp16_params if p.device.index == device]
+        sizes = [p.numel() for p in parameters]
+        for parameter, piece in zip(parameters, flat.split(sizes), strict=True):
+            pieces[id(parameter)] = piece.view_as(parameter)
+    return pieces
