@@ -19,7 +19,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from fairseq.logging import metrics
 from fairseq.models.transformer import (
     TransformerConfig,
     TransformerDecoderBase,
@@ -34,8 +33,8 @@ from fairseq.modules.transformer_layer import (
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from fairseq_plugins.fairseq_integration.forward_passes import ValidationWatcher
 from fairseq_plugins.fairseq_integration.parameters import set_update_rule
-from fairseq_plugins.fairseq_integration.validation import AFTER_THE_LOSS, validation_pass
 from fairseq_plugins.product_key_memory.memory import MemorySublayer, ProductKeyMemory
 from fairseq_plugins.product_key_memory.usage import MemoryUsage, kl_from_uniform, usage
 
@@ -133,7 +132,7 @@ def keep_shards_apart(model: nn.Module) -> None:
 # --- what validation logs
 
 
-class WatchedReads:
+class WatchedReads(ValidationWatcher):
     """Has validation log what ``model`` reads of its ``memories``, which are given by name.
 
     At the end of a pass over a validation set each memory logs ``NAME_usage``, the percentage of
@@ -143,39 +142,27 @@ class WatchedReads:
     """
 
     def __init__(self, model: nn.Module, memories: Mapping[str, ProductKeyMemory]) -> None:
+        super().__init__(model)
         self.memories = dict(memories)
         self.reads = {
             name: MemoryUsage(len(memory.values), memory.heads)
             for name, memory in self.memories.items()
         }
-        self._pass: Any = None
-        model.register_forward_pre_hook(self._before)
-        model.register_forward_hook(self._after, always_call=True)
 
-    def _before(self, model: nn.Module, inputs: Any) -> None:
-        current = validation_pass(model)
-        if current is None:
-            return
+    def before_batch(self, begins: bool) -> None:
+        """Let the memories count their reads."""
         for name, reads in self.reads.items():
             memory = self.memories[name]
-            if current is not self._pass:
+            if begins:
                 reads.clear(memory.values.device)
             memory.usage = reads
-            self._log(name, reads)
-        self._pass = current
+            self.log(f"{name}_usage", lambda _, r=reads: round(100 * usage(r.total()), 2))
+            self.log(f"{name}_kl", lambda _, r=reads: round(kl_from_uniform(r.total()), 4))
 
-    def _after(self, model: nn.Module, inputs: Any, output: Any) -> None:
-        # generation during validation (--eval-bleu) calls parts of the model, without these hooks
+    def after_batch(self, tokens: Any) -> None:
+        """Count no more: parts of the model may be called by themselves (--eval-bleu)."""
         for memory in self.memories.values():
             memory.usage = None
-
-    def _log(self, name: str, reads: MemoryUsage) -> None:
-        metrics.log_derived(
-            f"{name}_usage", lambda _: round(100 * usage(reads.total()), 2), AFTER_THE_LOSS
-        )
-        metrics.log_derived(
-            f"{name}_kl", lambda _: round(kl_from_uniform(reads.total()), 4), AFTER_THE_LOSS
-        )
 
 
 # --- fairseq's layers
