@@ -10,7 +10,7 @@ squares stay those of the whole gradient, and its learning rate of 0.07 belongs 
 
 import math
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -19,7 +19,7 @@ from fairseq.optim import FairseqOptimizer, register_optimizer
 from omegaconf import II
 from torch import Tensor, nn
 
-from fairseq_plugins.fairseq_integration.error_messages import errors_name_options
+from fairseq_plugins.fairseq_integration.error_messages import errors_name_options, option
 from fairseq_plugins.fairseq_integration.parameters import AmpScaledStep
 
 EPSILON = 1e-10
@@ -100,16 +100,10 @@ class AdagradWithClip(torch.optim.Optimizer):
 class AdagradWithClipConfig(FairseqDataclass):
     """Options of ``--optimizer adagrad_with_clip``."""
 
-    adagrad_clip: float = field(
-        default=0.03,
-        metadata={
-            "help": "norm of a parameter tensor's gradient above which its step is shortened, "
-            "0 for none"
-        },
+    adagrad_clip: float = option(
+        0.03, "norm of a parameter tensor's gradient above which its step is shortened, 0 for none"
     )
-    weight_decay: float = field(
-        default=0.0, metadata={"help": "how much of a parameter is added to its gradient"}
-    )
+    weight_decay: float = option(0.0, "how much of a parameter is added to its gradient")
     lr: list[float] = II("optimization.lr")
 
 

@@ -20,7 +20,7 @@ from fairseq_plugins.all_attention.attention import (
     SpannedPositions,
 )
 from fairseq_plugins.all_attention.persistent_vectors import SoftmaxFeedForward
-from fairseq_plugins.fairseq_integration.error_messages import flag
+from fairseq_plugins.fairseq_integration.error_messages import flag, option
 from fairseq_plugins.fairseq_integration.forward_passes import ValidationWatcher
 from fairseq_plugins.fairseq_integration.presets import register_presets
 from fairseq_plugins.product_key_memory.options import MemoryLayersOptions
@@ -28,11 +28,10 @@ from fairseq_plugins.product_key_memory.segment_layers import MemorySublayers
 from fairseq_plugins.segment_language_model.attention_blocks import Window
 from fairseq_plugins.segment_language_model.decoder import SegmentDecoder
 from fairseq_plugins.segment_language_model.model import SegmentLanguageModel
-from fairseq_plugins.segment_language_model.model_config import (
+from fairseq_plugins.segment_language_model.options import (
     SegmentLanguageModelConfig,
     adaptive_preset,
     check_least,
-    option,
     size_preset,
 )
 from fairseq_plugins.segment_language_model.positions import (
@@ -55,10 +54,10 @@ class AllAttentionConfig(SegmentLanguageModelConfig, MemoryLayersOptions):
     )
     persistent_variant: ChoiceEnum(VARIANTS) = option(
         JOINT,
-        "how persistent vectors take part (section 5.3): all (one softmax with the "
-        "context), attn-split (a softmax of their own), head-split (half of the heads see them "
-        "alone, the other half the context alone), single-head (attn-split with one head as "
-        "wide as the model), ff-attn (a sublayer of its own after the attention)",
+        "how persistent vectors take part (section 5.3): all (one softmax with the context), "
+        "attn-split (a softmax of their own), head-split (half of the heads see them alone, the "
+        "other half the context alone), single-head (attn-split with one head as wide as the "
+        "model), ff-attn (a sublayer of its own after the attention)",
     )
     attention_span: int = option(
         512,
@@ -74,8 +73,8 @@ class AllAttentionConfig(SegmentLanguageModelConfig, MemoryLayersOptions):
     span_init: float = option(0.0, "adaptive spans start as this part, 0 to 1, of --attention-span")
     span_epsilon: float = option(
         0.0,
-        "what is added to the sum of attention weights after the mask of an adaptive "
-        "span: models of the published code have 1e-8, which costs a second attention",
+        "what is added to the sum of attention weights after the mask of an adaptive span: "
+        "models of the published code have 1e-8, which costs a second attention",
     )
 
 

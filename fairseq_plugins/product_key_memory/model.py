@@ -21,7 +21,7 @@ from fairseq.models.transformer_lm import TransformerLanguageModel, TransformerL
 from omegaconf import II, OmegaConf
 
 from fairseq_plugins.fairseq_integration.checkpoint_files import weights_loaded_into
-from fairseq_plugins.fairseq_integration.error_messages import flag
+from fairseq_plugins.fairseq_integration.error_messages import flag, option
 from fairseq_plugins.fairseq_integration.presets import register_presets
 from fairseq_plugins.fairseq_integration.transformer_options import TransformerOptions, parsed
 from fairseq_plugins.product_key_memory.added_memories import fit_to_memories
@@ -31,7 +31,6 @@ from fairseq_plugins.product_key_memory.options import (
     MemoryLayersOptions,
     MemoryOptions,
     check_placed,
-    option,
     parse_memory_layers,
     placement,
 )

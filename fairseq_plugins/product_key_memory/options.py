@@ -3,7 +3,7 @@
 import dataclasses
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Optional
 
 import torch
@@ -11,7 +11,12 @@ from fairseq.dataclass import ChoiceEnum, FairseqDataclass
 from omegaconf import II
 from torch import nn
 
-from fairseq_plugins.fairseq_integration.error_messages import errors_name_options, flag
+from fairseq_plugins.fairseq_integration.error_messages import (
+    errors_name_options,
+    flag,
+    option,
+    sizes_in_memory,
+)
 from fairseq_plugins.product_key_memory.fairseq_layers import (
     AFTER,
     INSTEAD,
@@ -38,14 +43,6 @@ ARGUMENTS = (
     *("output_norm", "output_gate", "zero_init"),
 )
 
-# what torch says of a tensor that there is no memory for
-TOO_LARGE = ("allocate", "size calculation overflowed")
-
-
-def option(default: Any, text: str) -> Any:
-    """Return the field of an option, with its help text."""
-    return field(default=default, metadata={"help": text})
-
 
 @dataclass
 class MemoryOptions(FairseqDataclass):
@@ -61,8 +58,8 @@ class MemoryOptions(FairseqDataclass):
     )
     memory_parallel: bool = option(
         False,
-        "add what the memory gives to what the feed-forward sublayer gives, of the same input, in "
-        "place of replacing that one",
+        "add what the memory gives to what the feed-forward sublayer gives, of the same input, "
+        "in place of replacing that one",
     )
     memory_slots: int = option(
         512**2, "number of values of a memory; a square number for product keys"
@@ -76,8 +73,7 @@ class MemoryOptions(FairseqDataclass):
         "no map)",
     )
     memory_query_hidden_dims: Optional[str] = option(
-        None,
-        "widths of the query network's hidden layers, such as 512,512 (default: a linear map)",
+        None, "widths of the query network's hidden layers, such as 512,512 (default: a linear map)"
     )
     memory_query_batch_norm: bool = option(
         False,
@@ -88,23 +84,18 @@ class MemoryOptions(FairseqDataclass):
     memory_query_dropout: float = option(0.0, "dropout of the queries")
     memory_input_dropout: float = option(0.0, "dropout of what enters a memory")
     memory_value_dropout: float = option(0.0, "dropout of what is read from a memory")
-    memory_keys: ChoiceEnum(list(KEYS)) = field(
-        default="product",
-        metadata={"help": "product keys, or flat ones, all of which are searched (section 4.5)"},
+    memory_keys: ChoiceEnum(list(KEYS)) = option(
+        "product", "product keys, or flat ones, all of which are searched (section 4.5)"
     )
-    memory_search: ChoiceEnum(list(SEARCHES)) = field(
-        default="torch",
-        metadata={
-            "help": "what finds the best keys: torch, faiss where it is installed, or plain, which "
-            "is slow: the paper's equations as they stand, in torch's operations"
-        },
+    memory_search: ChoiceEnum(list(SEARCHES)) = option(
+        "torch",
+        "what finds the best keys: torch, faiss where it is installed, or plain, which is slow: "
+        "the paper's equations as they stand, in torch's operations",
     )
-    memory_values_dtype: ChoiceEnum(list(VALUES_DTYPES)) = field(
-        default="model",
-        metadata={
-            "help": "precision of the values: that of the model, or bf16, rounded at random, with "
-            "moments of the rows alone that were read; bf16 needs --optimizer adam_with_memory"
-        },
+    memory_values_dtype: ChoiceEnum(list(VALUES_DTYPES)) = option(
+        "model",
+        "precision of the values: that of the model, or bf16, rounded at random, with moments of "
+        "the rows alone that were read; bf16 needs --optimizer adam_with_memory",
     )
     memory_shard_values: bool = option(
         False,
@@ -113,14 +104,14 @@ class MemoryOptions(FairseqDataclass):
     )
     memory_share_values: bool = option(
         False,
-        "one table of values for all memories of the model, each with queries and keys of its own "
-        "(Berges et al. 2024, arXiv:2412.09764)",
+        "one table of values for all memories of the model, each with queries and keys of its "
+        "own (Berges et al. 2024, arXiv:2412.09764)",
     )
     memory_output_norm: bool = option(False, "normalise what is read from a memory")
     memory_output_gate: bool = option(
         False,
-        "multiply what is read by SiLU of a map of the memory's input, and map the product to the "
-        "model width (the Memory+ layer of arXiv:2412.09764)",
+        "multiply what is read by SiLU of a map of the memory's input, and map the product to "
+        "the model width (the Memory+ layer of arXiv:2412.09764)",
     )
     memory_zero_init: bool = option(
         False,
@@ -143,8 +134,8 @@ class MemoryLayersOptions(MemoryOptions):
 
     memory_layers: Optional[str] = option(
         None,
-        "layers that have a product-key memory, counted from 1, such as 6,12 (default: none); goes "
-        "with --optimizer adam_with_memory",
+        "layers that have a product-key memory, counted from 1, such as 6,12 (default: none); "
+        "goes with --optimizer adam_with_memory",
     )
 
 
@@ -232,17 +223,8 @@ class MemoryBuilder:
     def build(self, embed_dim: int) -> ProductKeyMemory:
         """Build the next memory, for a layer of width ``embed_dim``."""
         options = self.options
-        try:
+        with sizes_in_memory(options):
             memory = self._build(embed_dim)
-        except RuntimeError as error:
-            if not any(words in str(error) for words in TOO_LARGE):
-                raise
-            names = [f"memory_{name}" for name in ("slots", "heads", "query_dim", "value_dim")]
-            sizes = ", ".join(f"{flag(name)} {getattr(options, name)}" for name in names)
-            raise ValueError(
-                f"a product-key memory takes more memory than this machine has ({sizes}): give "
-                "smaller sizes"
-            ) from error
         self._check_optimizer(
             "memory_shard_values",
             memory.table.columns.sharded,

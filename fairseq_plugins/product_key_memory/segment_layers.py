@@ -23,9 +23,6 @@ class MemorySublayers:
 
     A memory takes the place of the feed-forward sublayer (section 3.3), comes after it
     (``--memory-interleave``), or stands beside it (``--memory-parallel``).
-
-    Args:
-        cfg: the model's options, with those of :class:`.MemoryLayersOptions`.
     """
 
     def __init__(self, cfg: Any) -> None:

@@ -26,11 +26,11 @@ from fairseq_plugins.python_interface.scoring import (
     warn_of_unknown,
 )
 from fairseq_plugins.python_interface.text import TextCoder
+from fairseq_plugins.segment_language_model.evaluation import loss_unit
 from fairseq_plugins.segment_language_model.generation import draw_prompts, end_by_length
 from fairseq_plugins.segment_language_model.recurrence import Recurrence
 from fairseq_plugins.segment_language_model.streams import RunningText
 from fairseq_plugins.segment_language_model.task import SegmentLanguageModelingTask
-from fairseq_plugins.segment_language_model.units import loss_unit
 
 # fairseq's options of blocks that the text of a single call has no place for
 _OF_BLOCKS = {"add_bos_token": False, "output_dictionary_size": -1}

@@ -17,7 +17,7 @@ from fairseq.utils import move_to_cuda
 from torch import Tensor
 from tqdm import tqdm
 
-from fairseq_plugins.segment_language_model.units import BITS
+from fairseq_plugins.segment_language_model.evaluation import BITS
 
 logger = logging.getLogger(__name__)
 # Log-probabilities that are computed at once: those of a large vocabulary outweigh all else.

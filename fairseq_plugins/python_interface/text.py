@@ -13,7 +13,7 @@ from fairseq.tokenizer import tokenize_line
 from omegaconf import MISSING
 from torch import Tensor
 
-from fairseq_plugins.segment_language_model.units import Units
+from fairseq_plugins.segment_language_model.evaluation import Units
 
 # what prepared texts of characters have for a blank, where units.json does not say it
 _BLANKS = ("▁", "_")

@@ -19,10 +19,7 @@ from fairseq.modules import AdaptiveInput, AdaptiveSoftmax
 from fairseq.tasks import FairseqTask
 from torch import Tensor, nn
 
-from fairseq_plugins.fairseq_integration.checkpoint_files import (
-    checkpoint_of,
-    weights_loaded_into,
-)
+from fairseq_plugins.fairseq_integration.checkpoint_files import weights_loaded_into
 from fairseq_plugins.segment_language_model.adaptive_softmax import BiasedAdaptiveSoftmax
 from fairseq_plugins.segment_language_model.attention import RelativeAttention
 from fairseq_plugins.segment_language_model.decoder import (
@@ -32,7 +29,7 @@ from fairseq_plugins.segment_language_model.decoder import (
 )
 from fairseq_plugins.segment_language_model.evaluation import evaluate_probs
 from fairseq_plugins.segment_language_model.layer import FeedForward, SegmentLayer
-from fairseq_plugins.segment_language_model.model_config import (
+from fairseq_plugins.segment_language_model.options import (
     SegmentLanguageModelConfig,
     check_config,
     parse_cutoffs,
@@ -182,7 +179,7 @@ class SegmentLanguageModel(FairseqLanguageModel):
     def get_normalized_probs(
         self, net_output: tuple[Tensor, Any], log_probs: bool, sample: dict | None = None
     ) -> Tensor:
-        """Return (log-)probabilities (B, T, V): :func:`.evaluate_probs` of fairseq's."""
+        """Return (log-)probabilities (B, T, V) by :func:`.evaluate_probs`."""
         probs = super().get_normalized_probs(net_output, log_probs, sample)
         return evaluate_probs(
             probs, log_probs, sample, self.softmax_temperature, self.decoder.dictionary
@@ -209,18 +206,6 @@ class SegmentLanguageModel(FairseqLanguageModel):
 
     def load_state_dict(self, state_dict: dict, *args: Any, **kwargs: Any):
         """Load weights, fitted to the options of this model."""
-        rows = sum(
-            weight.size(0)
-            for name, weight in state_dict.items()
-            if name == "decoder.embed_tokens.weight"
-            or (name.startswith("decoder.embed_tokens.embeddings.") and name.endswith(".0.weight"))
-        )
-        if rows != len(self.decoder.dictionary):
-            raise ValueError(
-                f"{checkpoint_of(state_dict)} has embeddings of {rows} symbols and the dictionary "
-                f"(dict.txt) has {len(self.decoder.dictionary)}: use the data that the model was "
-                "trained with"
-            )
         fitted = self.added_sublayers.fit_weights(self, self.fit_weights(state_dict))
         with weights_loaded_into(self, state_dict):
             return super().load_state_dict(fitted, *args, **kwargs)

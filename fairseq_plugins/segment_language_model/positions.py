@@ -47,10 +47,7 @@ def _beyond(clamp_len: int | None, farthest: int) -> bool:
 class SinusoidalRelativePositions(nn.Module):
     """The sinusoids R of each distance (Transformer-XL, section 3.3): no parameters.
 
-    Args:
-        embed_dim: d; even.
-        clamp_len: distances beyond it use its vector; at least 1, None for no limit.
-        dropout: acts on the sinusoids, as on the embeddings; None for none.
+    Distances beyond ``clamp_len`` use its vector. ``dropout`` acts on the sinusoids.
     """
 
     def __init__(
@@ -139,10 +136,7 @@ class LearnedRelativeKeys(nn.Module):
 class LearnedRelativePositions(nn.Module):
     """A learned vector for each distance, shared by heads and layers (all-attention, section 4.3).
 
-    Args:
-        farthest: the farthest distance that has a vector; the nearest is 1.
-        head_dim: d_h.
-        clamp_len: distances beyond it use its vector; at least 1, or None.
+    Distances from 1 to ``farthest`` have one; those beyond ``clamp_len`` use its vector.
     """
 
     def __init__(self, farthest: int, head_dim: int, clamp_len: int | None = None) -> None:

@@ -46,11 +46,8 @@ class StreamIterator(EpochBatchIterator):
     Each walk (an epoch, a validation pass, an evaluation) starts with an empty recurrence.
     A checkpoint in mid-epoch holds it, so that a resumed run goes on as if it had not stopped.
 
-    Args:
-        dataset: the streams of all workers (``num_shards`` of them, this one ``shard_id``).
-        save_recurrence: whether checkpoints in mid-epoch hold the recurrence.
-        longer_recurrence: by how many tokens it is longer than ``--mem-len``.
-        options: further arguments of fairseq's iterator.
+    ``dataset`` has the streams of all ``num_shards`` workers. The recurrence is by
+    ``longer_recurrence`` tokens longer than ``--mem-len``.
     """
 
     def __init__(
@@ -193,15 +190,7 @@ def train_in_parts(
 ) -> tuple[Tensor, int, dict[str, Any]]:
     """Train on one part after another, so that activations of one part are held at a time.
 
-    Gradients add up, so the update is that of the whole batch.
-
-    Args:
-        parts: from :func:`split_batch`.
-        model: may be wrapped for several workers.
-        train_step: computes the summed loss of a part, and adds its gradients.
-
-    Returns:
-        loss, sample size and statistics of the batch.
+    Returns loss, sample size and statistics of the batch; its gradients add up to the whole's.
     """
     losses, sizes, logs = [], [], []
     for part in parts:
