@@ -20,7 +20,7 @@ from omegaconf import II
 from torch import Tensor, nn
 
 from fairseq_plugins.fairseq_integration.error_messages import errors_name_options, option
-from fairseq_plugins.fairseq_integration.parameters import AmpScaledStep
+from fairseq_plugins.fairseq_integration.parameters import OwnRulesStep
 
 EPSILON = 1e-10
 
@@ -108,7 +108,7 @@ class AdagradWithClipConfig(FairseqDataclass):
 
 
 @register_optimizer("adagrad_with_clip", dataclass=AdagradWithClipConfig)
-class FairseqAdagradWithClip(AmpScaledStep, FairseqOptimizer):
+class FairseqAdagradWithClip(OwnRulesStep, FairseqOptimizer):
     """:class:`AdagradWithClip` as fairseq's ``--optimizer adagrad_with_clip``."""
 
     def __init__(self, cfg: AdagradWithClipConfig, params: Iterable[nn.Parameter]) -> None:
@@ -125,11 +125,6 @@ class FairseqAdagradWithClip(AmpScaledStep, FairseqOptimizer):
             "clip": self.cfg.adagrad_clip,
             "weight_decay": self.cfg.weight_decay,
         }
-
-    @property
-    def supports_flat_params(self) -> bool:
-        """Return False: one norm of all parameters would be another rule."""
-        return False
 
     def load_state_dict(
         self, state_dict: dict[str, Any], optimizer_overrides: dict[str, Any] | None = None

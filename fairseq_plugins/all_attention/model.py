@@ -23,8 +23,7 @@ from fairseq_plugins.all_attention.persistent_vectors import SoftmaxFeedForward
 from fairseq_plugins.fairseq_integration.error_messages import flag, option
 from fairseq_plugins.fairseq_integration.forward_passes import ValidationWatcher
 from fairseq_plugins.fairseq_integration.presets import register_presets
-from fairseq_plugins.product_key_memory.options import MemoryLayersOptions
-from fairseq_plugins.product_key_memory.segment_layers import MemorySublayers
+from fairseq_plugins.product_key_memory.options import MemoryLayersOptions, MemorySublayers
 from fairseq_plugins.segment_language_model.attention_blocks import Window
 from fairseq_plugins.segment_language_model.decoder import SegmentDecoder
 from fairseq_plugins.segment_language_model.model import SegmentLanguageModel
@@ -276,11 +275,6 @@ class AllAttentionLanguageModel(SegmentLanguageModel):
             raise ValueError(
                 f"--persistent-variant is {cfg.persistent_variant} with --persistent-vectors 0: "
                 "there are none to place; leave the variant out, or give a number of vectors"
-            )
-        if cfg.persistent_variant == HEAD_SPLIT and cfg.decoder_attention_heads % 2:
-            raise ValueError(
-                f"--persistent-variant head-split with --decoder-attention-heads "
-                f"{cfg.decoder_attention_heads}: half of them see the context; give an even number"
             )
         if cfg.persistent_variant == FEED_FORWARD and cfg.decoder_ffn_embed_dim:
             raise ValueError(

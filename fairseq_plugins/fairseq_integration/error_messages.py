@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import difflib
 import dis
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import field
 from pathlib import Path
@@ -31,6 +32,12 @@ def option(default: Any, text: str) -> Any:
 def flag(option: str) -> str:
     """Return the command-line form of an option: "--lr-scheduler" for "lr_scheduler"."""
     return "--" + option.replace("_", "-")
+
+
+def did_you_mean(name: str, known: Iterable[str], most: int = 1) -> str:
+    """Return a question that names up to ``most`` known names like this one; "" without any."""
+    near = difflib.get_close_matches(name, known, n=most, cutoff=0.75)
+    return f"did you mean {' or '.join(near)}?" if near else ""
 
 
 @contextmanager

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from fairseq_plugins.fairseq_integration.error_messages import errors_name_options, flag, option
 from fairseq_plugins.fairseq_integration.parameters import (
-    AmpScaledStep,
+    OwnRulesStep,
     adam_options,
     update_rule,
 )
@@ -66,11 +66,6 @@ class AdamWithMemory(Adam):
             self.scale = nn.Parameter(torch.ones((), device=device), requires_grad=False)
             self.add_param_group({"params": [self.scale]})
             self.start_scale()
-
-    @property
-    def supports_flat_params(self) -> bool:
-        """Return False: a flat copy of the parameters has no update rules."""
-        return False
 
     def start_scale(self) -> None:
         """Set the factor of the tables' gradients to 1."""
@@ -144,13 +139,11 @@ class AdamWithMemoryConfig(FairseqAdamConfig):
 
 
 @register_optimizer("adam_with_memory", dataclass=AdamWithMemoryConfig)
-class FairseqAdamWithMemory(AmpScaledStep, FairseqOptimizer):
+class FairseqAdamWithMemory(OwnRulesStep, FairseqOptimizer):
     """:class:`AdamWithMemory` in fairseq: parameters with a table as update rule lead to it."""
 
     def __init__(self, cfg: AdamWithMemoryConfig, params: Iterable[nn.Parameter]) -> None:
         super().__init__(cfg)
-        if cfg.fp16_adam_stats:
-            raise ValueError("--fp16-adam-stats with --optimizer adam_with_memory: leave it out")
         params = list(params)
         rules = (update_rule(param, ValueTable) for param in params)
         tables = {id(table): table for table in rules if table is not None}

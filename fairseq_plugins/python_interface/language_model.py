@@ -18,8 +18,10 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from fairseq_plugins.fairseq_integration.error_messages import flag
-from fairseq_plugins.python_interface.loaded_model import Batches, Hypothesis, LoadedModel
 from fairseq_plugins.python_interface.scoring import (
+    Batches,
+    Hypothesis,
+    LoadedModel,
     Score,
     check_at_least,
     score_features,
@@ -235,7 +237,16 @@ class LanguageModel(LoadedModel):
         sampling = sampling or top_k is not None or top_p is not None
         check_at_least(1, length=length, beam=beam, top_k=top_k)
         check_at_least(0, no_repeat_ngram_size=no_repeat_ngram_size)
-        self._check_search(beam, sampling, top_k, top_p, temperature)
+        symbols = len(dictionary)
+        for wrong, refusal in (
+            (top_k and top_k > symbols, f"top_k is {top_k}: give at most the {symbols} symbols"),
+            (top_p is not None and not 0 < top_p <= 1, f"top_p is {top_p}: it must be in (0, 1]"),
+            (top_k and top_p, "top_k and top_p are both given: fairseq takes one, leave one out"),
+            (temperature <= 0, f"temperature is {temperature}: it must be above 0"),
+            (sampling and beam > 1, f"beam is {beam} with sampling: leave one of the two out"),
+        ):
+            if wrong:
+                raise ValueError(refusal)
         tokens = self.text.encode(prompt, "the prompt") if prompt else torch.empty(0).long()
         if stop_at_newline and tokens.eq(dictionary.eos()).any():
             raise ValueError("the prompt has a newline, and stop_at_newline is given: drop one")
@@ -271,31 +282,6 @@ class LanguageModel(LoadedModel):
                 [self.model], sample, prefix_tokens=prefix, bos_token=dictionary.eos()
             )
         return self._hypotheses(self.text, found)
-
-    def _check_search(
-        self,
-        beam: int,
-        sampling: bool,
-        top_k: int | None,
-        top_p: float | None,
-        temperature: float,
-    ) -> None:
-        """Refuse what no search can have."""
-        if top_k is not None and top_k > len(self.text.dictionary):
-            raise ValueError(
-                f"top_k is {top_k}: there are {len(self.text.dictionary)} symbols, give no more"
-            )
-        if top_p is not None and not 0 < top_p <= 1:
-            raise ValueError(f"top_p is {top_p}: give a number above 0, at most 1")
-        if top_k is not None and top_p is not None:
-            raise ValueError("top_k and top_p are both given: fairseq takes one, leave one out")
-        if temperature <= 0:
-            raise ValueError(f"temperature is {temperature}: it must be above 0")
-        if sampling and beam > 1:
-            raise ValueError(
-                f"beam is {beam} with sampling, which searches nothing: leave one out, and call "
-                "again for another sample"
-            )
 
 
 class TextStream:

@@ -7,7 +7,6 @@ Shapes: B streams, T tokens of a segment, V symbols, d model width.
 """
 
 import ast
-import difflib
 import logging
 import math
 from collections.abc import Iterator
@@ -20,6 +19,7 @@ from fairseq.tasks import FairseqTask
 from torch import Tensor, nn
 
 from fairseq_plugins.fairseq_integration.checkpoint_files import weights_loaded_into
+from fairseq_plugins.fairseq_integration.error_messages import did_you_mean, errors_name_options
 from fairseq_plugins.segment_language_model.adaptive_softmax import BiasedAdaptiveSoftmax
 from fairseq_plugins.segment_language_model.attention import RelativeAttention
 from fairseq_plugins.segment_language_model.decoder import (
@@ -36,6 +36,12 @@ from fairseq_plugins.segment_language_model.options import (
 )
 from fairseq_plugins.segment_language_model.recurrence import Recurrence
 
+# the options behind arguments of the layers
+_OPTION_OF = {
+    "embed_dim": "--decoder-embed-dim",
+    "num_heads": "--decoder-attention-heads",
+    "kernel": "--attention-kernel",
+}
 CHANGED_IN_EVALUATION = ("attention_kernel", "clamp_len", "mem_len", "same_length")
 
 logger = logging.getLogger(__name__)
@@ -68,22 +74,28 @@ class SegmentLanguageModel(FairseqLanguageModel):
         added = cls.added_sublayers(cfg)
         # each of these draws its initial values, in this order
         embed_tokens = build_embedding(cfg, dictionary)
-        layers = []
-        for attention, feed_forward in cls.build_sublayers(cfg, mem_len):
-            feed_forward, added_sublayer = added.place(len(layers) + 1, feed_forward)
-            layer = SegmentLayer(
-                cfg.decoder_embed_dim,
-                attention,
-                feed_forward,
-                dropout(cfg.dropout),
-                cfg.decoder_normalize_before,
-                added_sublayer,
-                cfg.layer_norm_epsilon,
-                added.parallel,
+        if cfg.same_length and mem_len == 0:
+            raise ValueError(
+                "--same-length without recurrence leaves nothing to attend to: give --mem-len "
+                "(and no --extended-context), or leave --same-length out"
             )
-            layers.append(layer)
-        output = build_output(cfg, dictionary, embed_tokens)
-        relative, absolute = cls.build_positions(cfg)
+        layers = []
+        with errors_name_options(_OPTION_OF.get):
+            for attention, feed_forward in cls.build_sublayers(cfg, mem_len):
+                feed_forward, added_sublayer = added.place(len(layers) + 1, feed_forward)
+                layer = SegmentLayer(
+                    cfg.decoder_embed_dim,
+                    attention,
+                    feed_forward,
+                    dropout(cfg.dropout),
+                    cfg.decoder_normalize_before,
+                    added_sublayer,
+                    cfg.layer_norm_epsilon,
+                    added.parallel,
+                )
+                layers.append(layer)
+            output = build_output(cfg, dictionary, embed_tokens)
+            relative, absolute = cls.build_positions(cfg)
         layer_norm = None
         if cfg.decoder_normalize_before and not cfg.no_decoder_final_norm:
             layer_norm = nn.LayerNorm(cfg.decoder_embed_dim, cfg.layer_norm_epsilon)
@@ -194,9 +206,8 @@ class SegmentLanguageModel(FairseqLanguageModel):
         overrides = ast.literal_eval(cfg.common_eval.model_overrides)
         for name in overrides:
             if name not in CHANGED_IN_EVALUATION:
-                near = difflib.get_close_matches(name.replace("-", "_"), CHANGED_IN_EVALUATION, n=1)
-                there = ", ".join(CHANGED_IN_EVALUATION)
-                hint = f"did you mean {near[0]!r}?" if near else f"there are {there}"
+                near = did_you_mean(name.replace("-", "_"), CHANGED_IN_EVALUATION)
+                hint = near or f"there are {', '.join(CHANGED_IN_EVALUATION)}"
                 raise ValueError(
                     f"--model-overrides names {name!r}, which evaluation cannot change: {hint}"
                 )

@@ -155,10 +155,6 @@ class SegmentLanguageModelConfig(FairseqDataclass):
 def check_config(cfg: SegmentLanguageModelConfig, dictionary: Dictionary) -> None:
     """Refuse options that no segment language model can be built from."""
     check_least(cfg, _LEAST)
-    if str(cfg.attention_kernel) not in KERNELS:
-        raise ValueError(
-            f"--attention-kernel is {cfg.attention_kernel!r}: there are {', '.join(KERNELS)}"
-        )
     if not isinstance(cfg.same_length, bool):
         raise ValueError(f"--same-length is {cfg.same_length!r}: give True or False")
     for name in SegmentLanguageModelConfig.__dataclass_fields__:
@@ -166,16 +162,6 @@ def check_config(cfg: SegmentLanguageModelConfig, dictionary: Dictionary) -> Non
             raise ValueError(f"{flag(name)} is {getattr(cfg, name)}: it must be in [0, 1)")
     if not cfg.layer_norm_epsilon > 0:
         raise ValueError(f"--layer-norm-epsilon is {cfg.layer_norm_epsilon}: it must be above 0")
-    if cfg.decoder_embed_dim % cfg.decoder_attention_heads:
-        raise ValueError(
-            f"--decoder-attention-heads is {cfg.decoder_attention_heads}: it must divide "
-            f"--decoder-embed-dim, {cfg.decoder_embed_dim}"
-        )
-    if cfg.same_length and cfg.mem_len == 0:
-        raise ValueError(
-            "--same-length with --mem-len 0 leaves nothing to attend to: give a larger --mem-len, "
-            "or leave --same-length out"
-        )
     for name, needed in _NEEDS:
         if getattr(cfg, name) and not getattr(cfg, needed):
             raise ValueError(f"{flag(name)} needs {flag(needed)}: give both, or neither")

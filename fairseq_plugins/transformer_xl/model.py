@@ -14,8 +14,7 @@ from torch import nn
 from fairseq_plugins.fairseq_integration.error_messages import flag, option
 from fairseq_plugins.fairseq_integration.presets import register_presets
 from fairseq_plugins.product_key_memory.memory import MemorySublayer
-from fairseq_plugins.product_key_memory.options import MemoryLayersOptions
-from fairseq_plugins.product_key_memory.segment_layers import MemorySublayers
+from fairseq_plugins.product_key_memory.options import MemoryLayersOptions, MemorySublayers
 from fairseq_plugins.segment_language_model.attention import PositionBiases, RelativeAttention
 from fairseq_plugins.segment_language_model.attention_blocks import UNLIMITED, Window
 from fairseq_plugins.segment_language_model.decoder import SegmentDecoder
@@ -169,19 +168,10 @@ class TransformerXLLanguageModel(SegmentLanguageModel):
                         f"{flag(name)} with --positions {cfg.positions}: it acts "
                         "on distances, which absolute positions do not encode; drop one of the two"
                     )
-        if cfg.same_length and cls.recurrence_length(cfg) == 0:
-            raise ValueError(
-                "--same-length: without recurrence there is nothing to attend to; give --mem-len "
-                "(and no --extended-context), or leave --same-length out"
-            )
         if cfg.untie_r and cfg.positions != "transformer-xl":
             raise ValueError(
                 f"--untie-r with --positions {cfg.positions}: only transformer-xl has vectors u "
                 "and v"
-            )
-        if cfg.decoder_embed_dim % 2 and cfg.positions in ("transformer-xl", "sinusoidal-absolute"):
-            raise ValueError(
-                f"--decoder-embed-dim is {cfg.decoder_embed_dim}: sinusoids need an even width"
             )
         if not 0 <= cfg.word_dropout < 1:
             raise ValueError(f"--word-dropout is {cfg.word_dropout}: it must be in [0, 1)")

@@ -187,6 +187,7 @@ def _put_branches(
         "outside_training": "--branch-weights",
         "start": "--branch-start",
         "top_k": "--branch-top-k",
+        "shake": "--branch-training shake",
         "branches": f"--{part}-attention-heads",
         "ffn_embed_dim": f"--{part}-ffn-embed-dim",
     }

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from typing import Any
 
 from fairseq.optim import FairseqOptimizer, register_optimizer
@@ -17,7 +16,7 @@ from fairseq.optim.adam import Adam, FairseqAdamConfig
 from torch import Tensor, nn
 
 from fairseq_plugins.fairseq_integration.parameters import (
-    AmpScaledStep,
+    OwnRulesStep,
     adam_options,
     update_rule,
 )
@@ -49,11 +48,6 @@ class AdamWithBranchWeights(Adam):
             schedule.followed = True
             self.add_param_group({"params": weights, "weight_decay": 0.0, "updates": 0})
 
-    @property
-    def supports_flat_params(self) -> bool:
-        """Return False: a flat copy of all parameters does not show which are κ and α."""
-        return False
-
     def step(self, closure: Callable[[], Tensor] | None = None) -> Tensor | None:
         """Update the parameters, and project κ and α; return what ``closure`` does."""
         loss = None if closure is None else closure()
@@ -74,21 +68,12 @@ class AdamWithBranchWeights(Adam):
         return loss
 
 
-@dataclass
-class AdamWithBranchWeightsConfig(FairseqAdamConfig):
-    """Options of ``--optimizer adam_with_branch_weights``: those of ``adam``."""
-
-
-@register_optimizer("adam_with_branch_weights", dataclass=AdamWithBranchWeightsConfig)
-class FairseqAdamWithBranchWeights(AmpScaledStep, FairseqOptimizer):
+@register_optimizer("adam_with_branch_weights", dataclass=FairseqAdamConfig)
+class FairseqAdamWithBranchWeights(OwnRulesStep, FairseqOptimizer):
     """:class:`AdamWithBranchWeights` as fairseq's ``--optimizer adam_with_branch_weights``."""
 
-    def __init__(self, cfg: AdamWithBranchWeightsConfig, params: Iterable[nn.Parameter]) -> None:
+    def __init__(self, cfg: FairseqAdamConfig, params: Iterable[nn.Parameter]) -> None:
         super().__init__(cfg)
-        if cfg.fp16_adam_stats:
-            raise ValueError(
-                "--fp16-adam-stats with --optimizer adam_with_branch_weights: leave it out"
-            )
         self._optimizer = AdamWithBranchWeights(list(params), **self.optimizer_config)
         count = len(self._optimizer.schedules)
         if count:

@@ -19,7 +19,6 @@ from fairseq_plugins.weighted_transformer.branch_weights import (
     PARAMETERIZATIONS,
     REPLACEMENTS,
     STARTS,
-    UNIFORM,
 )
 
 READINGS = SUBLAYERS, AS_WRITTEN = ("sublayers", "as-written")
@@ -136,20 +135,6 @@ def check_options(options: BranchOptions) -> None:
     freeze_after = options.freeze_branch_weights_after
     if freeze_after is not None and freeze_after < 0:
         raise ValueError(f"--freeze-branch-weights-after is {freeze_after}: it must be 0 or more")
-    if options.branch_top_k is None:
-        return
-    if options.branch_training == SHAKE:
-        raise ValueError(
-            f"--branch-training {SHAKE} with --branch-top-k: no weight is larger than another "
-            "outside of training; leave out one of the two"
-        )
-    # the layer refuses it too, but knows of no command
-    if options.branch_weights == UNIFORM:
-        raise ValueError(
-            "--branch-weights uniform with --branch-top-k: no weight is larger than another; "
-            "leave out one of the two (that of a trained model by --model-overrides "
-            "\"{'branch_weights': 'uniform', 'branch_top_k': None}\")"
-        )
 
 
 def check_parts(cfg: TransformerConfig) -> None:

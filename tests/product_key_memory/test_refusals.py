@@ -268,7 +268,7 @@ def test_a_file_of_other_slots_when_training_begins(arrays, reason, tmp_path):
         ({"memory_lr": float("inf")}, ("--memory-lr is inf", "0 or more, and finite")),
         ({"memory_lr": -1.0}, ("--memory-lr is -1.0", "0 or more, and finite")),
         ({"memory_weight_decay": -0.5}, ("--memory-weight-decay is -0.5", "0 or more")),
-        ({"fp16_adam_stats": True}, ("--fp16-adam-stats with --optimizer", "leave it out")),
+        ({"fp16_adam_stats": True}, ("--fp16-adam-stats with this --optimizer", "leave it out")),
     ],
 )
 def test_options_of_the_optimizer(values, words):

@@ -25,7 +25,7 @@ REFUSED = [
     ({**ADAPTIVE, "adaptive_input_factor": 0}, "--adaptive-input-factor is 0: it must be at"),
     ({"attention_kernel": "new"}, "--attention-kernel is 'new': there are fast, plain"),
     ({"same_length": "yes"}, "--same-length is 'yes': give True or False"),
-    ({"same_length": True, "mem_len": 0}, "--same-length with --mem-len 0 leaves nothing"),
+    ({"same_length": True, "mem_len": 0}, "--same-length without recurrence leaves"),
     ({"layer_norm_epsilon": 0.0}, "--layer-norm-epsilon is 0.0: it must be above 0"),
     ({"attention_dropout": 1.0}, "--attention-dropout is 1.0: it must be in [0, 1)"),
     ({"output_dropout": -0.1}, "--output-dropout is -0.1: it must be in [0, 1)"),
