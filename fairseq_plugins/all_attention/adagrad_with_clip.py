@@ -28,12 +28,7 @@ EPSILON = 1e-10
 class AdagradWithClip(torch.optim.Optimizer):
     """Adagrad with steps of at most ``clip`` / ‖g‖ of their length, for each tensor by itself.
 
-    Args:
-        params: parameters, or groups of them.
-        lr: learning rate.
-        clip: norm of a tensor's gradient (weight decay included) above which its step is
-            shortened; 0 for none.
-        weight_decay: how much of a parameter is added to its gradient.
+    ``clip`` 0 stands for no clip. g includes the weight decay.
     """
 
     def __init__(

@@ -125,11 +125,6 @@ class PersistentShares(ValidationWatcher):
 
     ``persistent_share_L`` is that of layer L (from 1) in percent, in the mean over the heads and
     over all tokens that were read; with several workers, of the first one's streams.
-
-    Args:
-        model: the model.
-        attentions: its attentions in which persistent vectors and context share one softmax.
-        padding: the symbol that does not count.
     """
 
     def __init__(self, model: nn.Module, attentions: list[AllAttention], padding: int) -> None:

@@ -44,16 +44,8 @@ class LanguageModel(LoadedModel):
     """A language model that scores and continues text.
 
     A newline in a text is ``</s>``, which ends lines in fairseq's data. Before the first token
-    stands another ``</s>``, which is not scored.
-
-    Args:
-        model: ready for inference.
-        task: ``segment_language_modeling`` or ``language_modeling``.
-        lines: see :class:`TextCoder`.
-        unit: what a symbol is, which decides on the unit of the loss.
-        allow_unknown: see :class:`TextCoder`.
-        tokens_per_sample: T; None for that of training.
-        extended_context: C; None for that of training.
+    stands another ``</s>``, which is not scored. ``unit`` is what a symbol is; T and C,
+    ``tokens_per_sample`` and ``extended_context``, are those of training where they are None.
     """
 
     def __init__(
@@ -227,9 +219,8 @@ class LanguageModel(LoadedModel):
             top_k: draw from this many of the likeliest symbols.
             top_p: draw from the likeliest symbols that have this probability together.
             temperature: above 1 for more even probabilities, below for less even ones.
-            no_repeat_ngram_size: no sequence of this many symbols occurs twice, with the prompt's;
-                0 for no such limit.
-            seed: of the draws, which leaves torch's own generator as it was; None to go on with it.
+            no_repeat_ngram_size: no sequence of this many symbols occurs twice; 0 for no limit.
+            seed: of the draws; None to go on with torch's own generator.
             stop_at_newline: end where the line ends, if that is before ``length``.
         """
         self.check_blocks()

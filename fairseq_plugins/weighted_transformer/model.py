@@ -177,9 +177,8 @@ def _put_branches(
 ) -> list[tuple[str, BranchWeights]]:
     """Replace the layers of the ``part`` "encoder" or "decoder" by branched ones.
 
-    Returns:
-        κ and α of each layer: "encoder1", "encoder2", …; "decoder1_self", … are those of
-        self-attention where both attentions of a decoder layer are branched.
+    Returns κ and α of "encoder1", …; where both attentions of a decoder layer are branched,
+    "decoder1_self", … are those of self-attention.
     """
     of_part = getattr(cfg, part)
     option_of = {
@@ -252,12 +251,7 @@ def _build_layer(
 
 
 class _BranchWeightsLog(ValidationWatcher):
-    """Has validation log κ and α (figure 3): ``NAME_kappa1``, …, ``NAME_alpha1``, … of each name.
-
-    Args:
-        model: whose forward passes are watched.
-        weights: κ and α of its layers, with their names.
-    """
+    """Has validation log κ and α (figure 3): ``NAME_kappa1``, …, ``NAME_alpha1``, …."""
 
     def __init__(self, model: nn.Module, weights: Sequence[tuple[str, BranchWeights]]) -> None:
         super().__init__(model)

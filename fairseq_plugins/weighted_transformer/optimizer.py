@@ -26,12 +26,7 @@ logger = logging.getLogger(__name__)
 
 
 class AdamWithBranchWeights(Adam):
-    """fairseq's Adam; κ and α follow schedules of their own and are projected.
-
-    Args:
-        params: all parameters; those that have a :class:`BranchSchedule` follow it.
-        **options: those of fairseq's Adam.
-    """
+    """fairseq's Adam; parameters with a :class:`BranchSchedule` follow it, and are projected."""
 
     def __init__(self, params: Iterable[nn.Parameter], **options: Any) -> None:
         scheduled: dict[BranchSchedule, list[nn.Parameter]] = {}
