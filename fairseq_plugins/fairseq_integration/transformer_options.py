@@ -64,3 +64,9 @@ def parsed(cfg: Any) -> Namespace:
     if isinstance(cfg, Namespace):
         return cfg
     return Namespace(**OmegaConf.to_container(cfg, resolve=True, enum_to_str=True))
+
+
+def options_from(kind: type, args: Namespace) -> Any:
+    """Return a dataclass of options from parsed ones; those that they lack have its defaults."""
+    names = [option.name for option in dataclasses.fields(kind)]
+    return kind(**{name: getattr(args, name) for name in names if hasattr(args, name)})

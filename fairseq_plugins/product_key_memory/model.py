@@ -9,7 +9,6 @@ which the paper compares its size of 24 layers; tied embeddings; the ablations' 
 """
 
 import argparse
-import dataclasses
 import enum
 from dataclasses import dataclass
 from typing import Any, Optional
@@ -23,7 +22,11 @@ from omegaconf import II, OmegaConf
 from fairseq_plugins.fairseq_integration.checkpoint_files import weights_loaded_into
 from fairseq_plugins.fairseq_integration.error_messages import flag, option
 from fairseq_plugins.fairseq_integration.presets import register_presets
-from fairseq_plugins.fairseq_integration.transformer_options import TransformerOptions, parsed
+from fairseq_plugins.fairseq_integration.transformer_options import (
+    TransformerOptions,
+    options_from,
+    parsed,
+)
 from fairseq_plugins.product_key_memory.added_memories import fit_to_memories
 from fairseq_plugins.product_key_memory.fairseq_layers import put_memories
 from fairseq_plugins.product_key_memory.options import (
@@ -164,7 +167,9 @@ class MemoryTransformer(_WithMemories, TransformerModel):
     ) -> "MemoryTransformer":
         """Build the model for the task's dictionaries."""
         args = parsed(cfg)
-        options = _memory_options(args)
+        options = options_from(MemoryTransformerOptions, args)
+        if not hasattr(args, "memory_optimizer"):
+            options.memory_optimizer = getattr(args, "optimizer", None)
         texts = {part: getattr(options, f"{part}_memory_layers") for part in ("encoder", "decoder")}
         check_placed(options, any(texts.values()), "--encoder-memory-layers")
         for part, text in texts.items():
@@ -186,18 +191,6 @@ class MemoryTransformer(_WithMemories, TransformerModel):
             )
         builder.finish(model, memories)
         return model
-
-
-def _memory_options(args: argparse.Namespace) -> MemoryTransformerOptions:
-    """Return the memories' options; those that the arguments lack have their defaults."""
-    given = {
-        option.name: getattr(args, option.name)
-        for option in dataclasses.fields(MemoryTransformerOptions)
-        if hasattr(args, option.name)
-    }
-    # arguments that older checkpoints have parsed name it themselves
-    given.setdefault("memory_optimizer", getattr(args, "optimizer", None))
-    return MemoryTransformerOptions(**given)
 
 
 def _check_numbering(cfg: Any, part: str, option: str) -> None:

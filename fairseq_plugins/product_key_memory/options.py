@@ -155,21 +155,11 @@ def parse_integers(text: Any, name: str, remedy: str) -> list[int]:
 
 
 def parse_memory_layers(text: str | None, layers: int, option: str) -> list[int]:
-    """Return the numbers of the layers that have a memory, from 1, rising: [] for None or "".
-
-    ``text`` is that of ``option``, such as "6,12" of "--memory-layers".
-    """
+    """Return the numbers of the layers that have a memory, from 1, rising: [] for None or ""."""
     remedy = "give numbers of layers with commas between them, such as 6,12"
     numbers = parse_integers(text, option, remedy)
-    for number in numbers:
-        if number < 1:
-            raise ValueError(f"{option} is {text!r}: layers are counted from 1; the first one is 1")
-        if number > layers:
-            raise ValueError(
-                f"{option} is {text!r}: there is no layer {number}; the last one is {layers}"
-            )
-        if numbers.count(number) > 1:
-            raise ValueError(f"{option} is {text!r}: layer {number} is named twice; name it once")
+    if len({*numbers} & {*range(1, layers + 1)}) < len(numbers):
+        raise ValueError(f"{option} is {text!r}: name layers from 1 to {layers}, each once")
     return sorted(numbers)
 
 

@@ -83,23 +83,10 @@ class StreamIterator(EpochBatchIterator):
         self.recurrence = Recurrence(last_start, self.longer_recurrence)
         return _BatchesWithRecurrence(batches, self.recurrence, self.dataset)
 
-    def _layout(self) -> str:
-        streams = self.dataset
-        layout = (
-            f"{len(streams.tokens):,} tokens in {streams.num_streams} streams with segments of "
-            f"{streams.segment_length}"
-        )
-        if streams.shuffled_with is not None:
-            layout += f", sentences shuffled with seed {streams.shuffled_with}"
-        if streams.jitter is not None:
-            deviation, seed, _ = streams.jitter
-            layout += f", lengths of deviation {deviation} drawn with seed {seed}"
-        return layout
-
     def state_dict(self) -> dict[str, Any]:
         """Return the place in the epoch, the layout and the recurrence."""
         state = super().state_dict()
-        state["layout"] = self._layout()
+        state["layout"] = self.dataset.describe()
         if state["iterations_in_epoch"] > 0:
             state["recurrence"] = self._recurrence_state() if self.save_recurrence else None
         return state
@@ -121,10 +108,10 @@ class StreamIterator(EpochBatchIterator):
         """Go to the place in ``state_dict``, with the recurrence that the run had there."""
         in_epoch = state_dict["iterations_in_epoch"] > 0
         saved = state_dict["layout"]
-        if in_epoch and saved != self._layout():
+        if in_epoch and saved != self.dataset.describe():
             raise ValueError(
                 "the checkpoint stopped in the middle of an epoch over "
-                f"{saved}, and this run has {self._layout()}: resume with the same data, "
+                f"{saved}, and this run has {self.dataset.describe()}: resume with the same data, "
                 "--tokens-per-sample, --segment-jitter and --batch-size times workers (and, with "
                 "--shuffle-sentences or --segment-jitter, --seed), or begin the epoch anew with "
                 "--reset-dataloader"

@@ -319,17 +319,23 @@ class TokenStreams(FairseqDataset):
         per_shard = self.num_streams // num_shards
         return [list(range(first, first + per_shard)) for first in range(0, len(self), per_shard)]
 
+    def describe(self) -> str:
+        """Return how the text is laid out."""
+        layout = f"{len(self.tokens):,} tokens in {_streams(self.num_streams)}"
+        if self.shuffled_with is not None:
+            layout += f", sentences shuffled with seed {self.shuffled_with}"
+        if self.jitter is not None:
+            deviation, seed, _ = self.jitter
+            layout += f", lengths of deviation {deviation} drawn with seed {seed}"
+        return f"{layout}, segments of {self.segment_length} tokens"
+
     def log_layout(self, num_shards: int, shard_id: int, longer_recurrence: int = 0) -> None:
         """Log how the text is laid out, and what of it worker ``shard_id`` reads."""
         logger.info(
-            "%s tokens in %s, segments of %d tokens%s%s%s%s; worker %d of %d has %s",
-            f"{len(self.tokens):,}",
-            _streams(self.num_streams),
-            self.segment_length,
-            "" if self.jitter is None else f" (standard deviation {self.jitter.deviation})",
+            "%s%s%s; worker %d of %d has %s",
+            self.describe(),
             f" after {self.extended_context} of context" if self.extended_context else "",
             f", recurrence longer by {longer_recurrence}" if longer_recurrence else "",
-            "" if self.shuffled_with is None else ", sentences shuffled",
             shard_id + 1,
             num_shards,
             _streams(self.num_streams // num_shards),

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from fairseq_plugins.fairseq_integration.error_messages import errors_name_options
 from fairseq_plugins.fairseq_integration.forward_passes import ValidationWatcher
 from fairseq_plugins.fairseq_integration.presets import register_presets
-from fairseq_plugins.fairseq_integration.transformer_options import parsed
+from fairseq_plugins.fairseq_integration.transformer_options import options_from, parsed
 from fairseq_plugins.weighted_transformer.as_written_layers import (
     BranchedDecoderLayer,
     BranchedEncoderLayer,
@@ -43,7 +43,6 @@ from fairseq_plugins.weighted_transformer.options import (
     SUBLAYERS,
     BranchOptions,
     WeightedTransformerConfig,
-    branch_options,
     check_options,
     check_parts,
     check_reading,
@@ -108,7 +107,7 @@ class WeightedTransformer(TransformerModel):
     ) -> "WeightedTransformer":
         """Build the model for the task's dictionaries."""
         args = parsed(cfg)
-        options = branch_options(args)
+        options = options_from(BranchOptions, args)
         check_options(options)
         check_parts(TransformerConfig.from_namespace(args))
         model = super().build_model(args, task)

@@ -1,6 +1,5 @@
 """Options of the Weighted Transformer, and which values and options of fairseq it refuses."""
 
-import argparse
 import dataclasses
 from dataclasses import dataclass
 from enum import Enum
@@ -110,12 +109,6 @@ def check_reading(asked: Tensor, saved: Tensor) -> None:
         raise ValueError(
             f"{' and '.join(given)}, and the checkpoint was trained with {remedy}: give {remedy}"
         )
-
-
-def branch_options(args: argparse.Namespace) -> BranchOptions:
-    """Return the branches' options; those that the arguments lack have their defaults."""
-    names = [option.name for option in dataclasses.fields(BranchOptions)]
-    return BranchOptions(**{name: getattr(args, name) for name in names if hasattr(args, name)})
 
 
 def check_options(options: BranchOptions) -> None:

@@ -114,10 +114,10 @@ NUMBERS = "give numbers of layers with commas between them, such as 6,12"
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        ("0", "layers are counted from 1"),
-        ("-1,3", "layers are counted from 1"),
-        ("3,13", "there is no layer 13; the last one is 12"),
-        ("3,4,3", "layer 3 is named twice; name it once"),
+        ("0", "name layers from 1 to 12, each once"),
+        ("-1,3", "name layers from 1 to 12, each once"),
+        ("3,13", "name layers from 1 to 12, each once"),
+        ("3,4,3", "name layers from 1 to 12, each once"),
         ("3;4", NUMBERS),
         ("3,", NUMBERS),
         ("2.5", NUMBERS),
