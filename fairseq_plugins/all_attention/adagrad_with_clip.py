@@ -32,11 +32,7 @@ class AdagradWithClip(torch.optim.Optimizer):
     """
 
     def __init__(
-        self,
-        params: Iterable[Any],
-        lr: float,
-        clip: float = 0.03,
-        weight_decay: float = 0.0,
+        self, params: Iterable[Any], lr: float, clip: float = 0.03, weight_decay: float = 0.0
     ) -> None:
         for argument, value in {"lr": lr, "clip": clip, "weight_decay": weight_decay}.items():
             if not 0 <= value < math.inf:

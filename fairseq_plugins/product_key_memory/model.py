@@ -13,7 +13,6 @@ import enum
 from dataclasses import dataclass
 from typing import Any, Optional
 
-from fairseq.dataclass.utils import gen_parser_from_dataclass
 from fairseq.models import register_model
 from fairseq.models.transformer import TransformerConfig, TransformerModel
 from fairseq.models.transformer_lm import TransformerLanguageModel, TransformerLanguageModelConfig
@@ -23,6 +22,7 @@ from fairseq_plugins.fairseq_integration.checkpoint_files import weights_loaded_
 from fairseq_plugins.fairseq_integration.error_messages import flag, option
 from fairseq_plugins.fairseq_integration.presets import register_presets
 from fairseq_plugins.fairseq_integration.transformer_options import (
+    BuiltOnTransformer,
     TransformerOptions,
     options_from,
     parsed,
@@ -43,11 +43,6 @@ _LEARNED_POSITIONS = "learn a vector for each position; --no-decoder-learned-pos
 
 class _WithMemories:
     """Base class, before that of fairseq, of its models with memories."""
-
-    @classmethod
-    def hub_models(cls) -> dict[str, str]:
-        """Return no models to download: those of the parent are other models."""
-        return {}
 
     def load_state_dict(self, state_dict: dict, *args: Any, **kwargs: Any) -> Any:
         """Load weights, also those of a model without memories; raises as weights_loaded_into."""
@@ -74,6 +69,9 @@ class MemoryLanguageModelConfig(MemoryLayersOptions, TransformerLanguageModelCon
 @register_model("pkm_transformer_lm", dataclass=MemoryLanguageModelConfig)
 class MemoryLanguageModel(_WithMemories, TransformerLanguageModel):
     """fairseq's transformer language model with memories in some layers (section 4)."""
+
+    # those of the parent are other models
+    hub_models = BuiltOnTransformer.hub_models
 
     @classmethod
     def add_args(cls, parser: argparse.ArgumentParser) -> None:
@@ -152,14 +150,10 @@ class MemoryTransformerConfig(MemoryTransformerOptions, TransformerOptions):
 
 
 @register_model("pkm_transformer", dataclass=MemoryTransformerConfig)
-class MemoryTransformer(_WithMemories, TransformerModel):
+class MemoryTransformer(_WithMemories, BuiltOnTransformer, TransformerModel):
     """fairseq's translation transformer with memories in some layers."""
 
-    @classmethod
-    def add_args(cls, parser: argparse.ArgumentParser) -> None:
-        """Add fairseq's options and the memories' to ``parser``, without defaults."""
-        super().add_args(parser)
-        gen_parser_from_dataclass(parser, MemoryTransformerOptions(), delete_default=True)
+    own_options = MemoryTransformerOptions
 
     @classmethod
     def build_model(
@@ -244,11 +238,7 @@ LANGUAGE_MODELS: dict[str, dict[str, Any]] = {
         "memory_heads": 4,
         "memory_knn": 32,
     },
-    "pkm_transformer_lm_tiny": {
-        **_language_model(4, 128, 4),
-        "memory_layers": "3",
-        **_TINY_MEMORY,
-    },
+    "pkm_transformer_lm_tiny": {**_language_model(4, 128, 4), "memory_layers": "3", **_TINY_MEMORY},
 }
 
 TRANSLATION_MODELS: dict[str, dict[str, Any]] = {
@@ -262,7 +252,7 @@ TRANSLATION_MODELS: dict[str, dict[str, Any]] = {
         "encoder_memory_layers": "2",
         "decoder_memory_layers": "1",
         **_TINY_MEMORY,
-    },
+    }
 }
 
 register_presets("pkm_transformer_lm", LANGUAGE_MODELS)

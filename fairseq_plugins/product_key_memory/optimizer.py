@@ -21,11 +21,7 @@ from fairseq.optim.adam import Adam, FairseqAdamConfig
 from torch import Tensor, nn
 
 from fairseq_plugins.fairseq_integration.error_messages import errors_name_options, flag, option
-from fairseq_plugins.fairseq_integration.parameters import (
-    OwnRulesStep,
-    adam_options,
-    update_rule,
-)
+from fairseq_plugins.fairseq_integration.parameters import OwnRulesStep, adam_options, update_rule
 from fairseq_plugins.product_key_memory.value_table import ValueTable
 
 logger = logging.getLogger(__name__)

@@ -26,11 +26,7 @@ from fairseq_plugins.product_key_memory.fairseq_layers import (
     WatchedReads,
     keep_shards_apart,
 )
-from fairseq_plugins.product_key_memory.memory import (
-    KEYS,
-    MemorySublayer,
-    ProductKeyMemory,
-)
+from fairseq_plugins.product_key_memory.memory import KEYS, MemorySublayer, ProductKeyMemory
 from fairseq_plugins.product_key_memory.search import SEARCHES
 
 logger = logging.getLogger(__name__)

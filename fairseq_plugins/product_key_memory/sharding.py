@@ -20,11 +20,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from fairseq_plugins.product_key_memory.values import (
-    merge_rows,
-    rows_as_gradient,
-    weighted_sum,
-)
+from fairseq_plugins.product_key_memory.values import merge_rows, rows_as_gradient, weighted_sum
 
 # Numbers of a table that worker 0 gathers at a time on its device, to move them to the CPU.
 GATHERED_AT_ONCE = 1 << 24

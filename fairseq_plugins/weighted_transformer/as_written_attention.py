@@ -26,11 +26,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from fairseq_plugins.weighted_transformer.attention import (
-    attention_heads,
-    merge_masks,
-    split_heads,
-)
+from fairseq_plugins.weighted_transformer.attention import attention_heads, merge_masks, split_heads
 from fairseq_plugins.weighted_transformer.branch_weights import BranchWeights, FoldedLayer
 
 

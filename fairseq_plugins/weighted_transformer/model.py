@@ -8,7 +8,6 @@ import argparse
 from collections.abc import Sequence
 from typing import Any
 
-from fairseq.dataclass.utils import gen_parser_from_dataclass
 from fairseq.models import register_model
 from fairseq.models.transformer import TransformerConfig, TransformerModel
 from fairseq.modules.checkpoint_activations import checkpoint_wrapper
@@ -17,7 +16,11 @@ from torch import Tensor, nn
 from fairseq_plugins.fairseq_integration.error_messages import errors_name_options
 from fairseq_plugins.fairseq_integration.forward_passes import ValidationWatcher
 from fairseq_plugins.fairseq_integration.presets import register_presets
-from fairseq_plugins.fairseq_integration.transformer_options import options_from, parsed
+from fairseq_plugins.fairseq_integration.transformer_options import (
+    BuiltOnTransformer,
+    options_from,
+    parsed,
+)
 from fairseq_plugins.weighted_transformer.as_written_layers import (
     BranchedDecoderLayer,
     BranchedEncoderLayer,
@@ -83,23 +86,13 @@ PRESETS: dict[str, dict[str, Any]] = {
 
 
 @register_model("weighted_transformer", dataclass=WeightedTransformerConfig)
-class WeightedTransformer(TransformerModel):
+class WeightedTransformer(BuiltOnTransformer, TransformerModel):
     """fairseq's translation transformer with branched attention in each layer."""
 
+    own_options = BranchOptions
     # whether train() was called, as fairseq does before each update: a model that is loaded to
     # translate has training set, too, until eval()
     _is_trained = False
-
-    @classmethod
-    def hub_models(cls) -> dict[str, str]:
-        """Return no models to download: those of the parent are other models."""
-        return {}
-
-    @classmethod
-    def add_args(cls, parser: argparse.ArgumentParser) -> None:
-        """Add fairseq's options and those of branches to ``parser``, without defaults."""
-        super().add_args(parser)
-        gen_parser_from_dataclass(parser, BranchOptions(), delete_default=True)
 
     @classmethod
     def build_model(

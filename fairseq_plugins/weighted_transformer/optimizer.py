@@ -15,11 +15,7 @@ from fairseq.optim import FairseqOptimizer, register_optimizer
 from fairseq.optim.adam import Adam, FairseqAdamConfig
 from torch import Tensor, nn
 
-from fairseq_plugins.fairseq_integration.parameters import (
-    OwnRulesStep,
-    adam_options,
-    update_rule,
-)
+from fairseq_plugins.fairseq_integration.parameters import OwnRulesStep, adam_options, update_rule
 from fairseq_plugins.weighted_transformer.branch_weights import BranchSchedule, project_to_simplex
 
 logger = logging.getLogger(__name__)
