@@ -67,14 +67,14 @@ class SegmentLanguageModel(FairseqLanguageModel):
         cls.check_options(cfg)
         dropout = cls.dropout_class(cfg)
         mem_len = cls.recurrence_length(cfg)
-        added = cls.added_sublayers(cfg)
-        # each of these draws its initial values, in this order
-        embed_tokens = build_embedding(cfg, dictionary)
         if cfg.same_length and mem_len == 0:
             raise ValueError(
                 "--same-length without recurrence leaves nothing to attend to: give --mem-len "
                 "(and no --extended-context), or leave --same-length out"
             )
+        added = cls.added_sublayers(cfg)
+        # each of these draws its initial values, in this order
+        embed_tokens = build_embedding(cfg, dictionary)
         layers = []
         with errors_name_options(_OPTION_OF.get):
             for attention, feed_forward in cls.build_sublayers(cfg, mem_len):
