@@ -148,7 +148,7 @@ MODELS = [
         (model, options, words)
         for model in (tiny_language_model, transformer_xl, all_attention)
         for options, words in [
-            ({"memory_layers": "4"}, ("--memory-layers is '4'", "the last one is 3")),
+            ({"memory_layers": "4"}, ("--memory-layers is '4'", "layers from 1 to 3, each once")),
             ({"memory_interleave": True}, (f"{PLACED} --memory-layers",)),
             ({"memory_layers": "1", "memory_slots": 50}, ("--memory-slots is 50",)),
         ]
@@ -189,12 +189,12 @@ MODELS = [
     (
         tiny_transformer,
         {"encoder_memory_layers": "3"},
-        ("--encoder-memory-layers is '3'", "the last one is 2"),
+        ("--encoder-memory-layers is '3'", "layers from 1 to 2, each once"),
     ),
     (
         tiny_transformer,
         {"decoder_memory_layers": "1,1"},
-        ("--decoder-memory-layers is '1,1': layer 1 is named",),
+        ("--decoder-memory-layers is '1,1': name layers from 1 to 2, each once",),
     ),
     (tiny_transformer, {"memory_interleave": True}, (f"{PLACED} --encoder-memory-layers",)),
     (
