@@ -72,6 +72,7 @@ def _complete_parsed(values: dict[str, Any], cfg: Any) -> None:
     for option, value in values.items():
         if not hasattr(cfg, option):
             setattr(cfg, option, value)
+    _keep_bf16_off_tpus(cfg)
 
 
 def _fields(options: type) -> tuple[dataclasses.Field, ...]:
@@ -157,7 +158,15 @@ def keep_bf16_off_tpus() -> None:
 
 
 def _complete_without_tpu(complete: Callable[[Any], None], cfg: Any) -> None:
-    """Complete parsed options; fairseq takes ``--bf16`` to mean a TPU, but all have bfloat16."""
     complete(cfg)
-    if isinstance(cfg, Namespace) and getattr(cfg, "bf16", False):
-        cfg.tpu = importlib.util.find_spec("torch_xla") is not None
+    if isinstance(cfg, Namespace):
+        _keep_bf16_off_tpus(cfg)
+
+
+def _keep_bf16_off_tpus(args: Namespace) -> None:
+    """Set ``--tpu`` to false where ``torch_xla`` is missing.
+
+    fairseq's command line takes ``--bf16`` to mean a TPU, but GPUs and CPUs have bfloat16 too.
+    """
+    if getattr(args, "bf16", False) and importlib.util.find_spec("torch_xla") is None:
+        args.tpu = False
