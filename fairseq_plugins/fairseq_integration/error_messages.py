@@ -36,7 +36,8 @@ def flag(option: str) -> str:
 
 def did_you_mean(name: str, known: Iterable[str], most: int = 1) -> str:
     """Return a question that names up to ``most`` known names like this one; "" without any."""
-    near = difflib.get_close_matches(name, known, n=most, cutoff=0.75)
+    longer = sorted(k for k in known if k.startswith(name) or name.startswith(k))
+    near = longer[:most] or difflib.get_close_matches(name, known, n=most, cutoff=0.75)
     return f"did you mean {' or '.join(near)}?" if near else ""
 
 
