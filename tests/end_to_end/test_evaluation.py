@@ -158,7 +158,7 @@ def test_a_run_that_cannot_be_is_refused_by_name(data, tmp_path, options, messag
 @pytest.mark.parametrize(
     ("name", "hint"),
     [
-        ("mem-len", "did you mean 'mem_len'?"),
+        ("mem-len", "did you mean mem_len?"),
         ("tokens_per_sample", "there are attention_kernel, clam"),
     ],
 )

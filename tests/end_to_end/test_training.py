@@ -80,15 +80,21 @@ def test_what_cannot_be_restored_from_is_named(data, uninterrupted, tmp_path):
 def test_other_streams_are_refused_on_resuming(data, tmp_path):
     train(data, tmp_path, "--max-update", 3)
     printed = train(data, tmp_path, "--max-update", STEPS, "--batch-size", 2, fails=True)
-    assert "in 4 streams with segments of 8, and this run has" in printed
+    assert "in 4 streams, segments of 8 tokens, and this run has" in printed
     assert "begin the epoch anew with --reset-dataloader" in printed
 
 
 @pytest.mark.parametrize(
     ("option", "said"),
     [
-        (("--shuffle-sentences",), ", sentences shuffled; worker 1 of 1"),
-        (("--segment-jitter", 3), "segments of 8 tokens (standard deviation 3); worker 1 of 1"),
+        (
+            ("--shuffle-sentences",),
+            ", sentences shuffled with seed 1, segments of 8 tokens; worker 1 of 1",
+        ),
+        (
+            ("--segment-jitter", 3),
+            ", lengths of deviation 3 drawn with seed 1, segments of 8 tokens; worker",
+        ),
     ],
 )
 def test_a_resumed_run_goes_on_with_what_its_epoch_drew(
