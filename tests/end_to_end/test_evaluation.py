@@ -102,7 +102,7 @@ BAD_TRAININGS = [
     (["--batch-split", 5], "--batch-split is 5 and --batch-size 4: a part has at least one stream"),
     (
         ["--criterion", "adaptive_loss", "--ddp-backend", "legacy_ddp"],
-        "--criterion adaptive_loss leaves a part of the loss of the second symbol of every cluster",
+        "use --criterion segment_loss",
     ),
     (["--valid-subset", "dev"], "dev.bin: name the folder that fairseq-preprocess wrote"),
     (["--task", "language_modeling"], "the task is LanguageModelingTask, which keeps no states"),
@@ -124,7 +124,6 @@ BAD_EVALUATIONS = [
     (["--context-window", 5], "--context-window is 5: the recurrence is the context here"),
     (["--extended-context", 5], "--extended-context is 5 for a model with a recurrence of"),
     (["--remove-bpe"], "--post-process (--remove-bpe) is"),
-    (["--task", "language_modeling"], "the task is LanguageModelingTask, which keeps no states"),
 ]
 
 

@@ -139,7 +139,7 @@ def test_other_optimizers_train_the_values_too(data, tmp_path, test_tokens):
     ]
     options = model_options(tmp_path)
     assert (options["memory_optimizer"], options["decoder_learned_pos"]) == ("adam", False)
-    values = parameters(tmp_path)["decoder.layers.2.added_sublayer.memory.values"]
+    values = parameters(tmp_path)["decoder.layers.2.memory_sublayer.memory.values"]
     assert values.shape == (64, 8)
     assert tokens_evaluated(evaluate_lm(data, tmp_path / "checkpoint_last.pt")) == test_tokens
 
@@ -213,7 +213,7 @@ def test_a_table_that_layers_share_is_trained_saved_and_resumed(data, tmp_path, 
     printed = train_lm(data, tmp_path, *shared, updates=4)
     first = parameters(tmp_path)
     tables = [name for name in first if name.endswith("memory.values")]
-    assert tables == ["decoder.layers.0.added_sublayer.memory.values"]
+    assert tables == ["decoder.layers.0.memory_sublayer.memory.values"]
     assert "lazy Adam updates the values of memories: 64 x 128 numbers" in printed
     printed = train_lm(data, tmp_path, *shared, updates=6)
     assert "(epoch 1 @ 4 updates)" in printed
