@@ -37,7 +37,8 @@ def train_lm(data, folder, *options, updates=6, fails=False):
     return run(
         "fairseq-train",
         data,
-        *(*TASK, "--arch", "pkm_transformer_lm_tiny", *MEMORY, *OPTIMIZER),
+        *(*TASK, "--arch", "pkm_transformer_lm_tiny", *MEMORY),
+        *(() if "--optimizer" in options else OPTIMIZER),
         *("--tokens-per-sample", 16, "--batch-size", 8, *ALL, "--max-update", updates),
         *("--save-dir", folder, "--log-format", "simple", "--no-epoch-checkpoints"),
         *options,
