@@ -103,13 +103,6 @@ def binarized_sizes(prefix: str) -> dict[str, int]:
     return {"lines": len(lengths), "tokens": sum(lengths), "unknown": found}
 
 
-def print_unknown(sizes: Mapping[str, Mapping[str, int]]) -> None:
-    """Print which share of the tokens of each split is <unk>."""
-    for split, size in sizes.items():
-        share = 100 * size["unknown"] / size["tokens"]
-        print(f"{split}: {share:.2f} % of {size['tokens']:,} tokens are <unk>", flush=True)
-
-
 def preprocess(
     texts: Mapping[str, Path],
     target: Path,
@@ -148,6 +141,4 @@ def preprocess(
         log.unlink(missing_ok=True)
         raise
     log.unlink(missing_ok=True)
-    sizes = {split: binarized_sizes(str(target / split)) for split in splits}
-    print_unknown(sizes)
-    return sizes
+    return {split: binarized_sizes(str(target / split)) for split in splits}

@@ -75,7 +75,6 @@ def download(name: str, mirrors: Sequence[str], checksum: str | None, folder: Pa
         except (requests.RequestException, ValueError) as error:
             # pooch's message of another checksum has several lines
             reasons.append(f"{url}: {' '.join(str(error).split())}")
-            print(f"  {reasons[-1]}", flush=True)
     raise ValueError(
         f"{name} cannot be downloaded: {'; '.join(reasons)}: look after the connection, name "
         "another place with --mirror URL, or get the file yourself and give it with --from"

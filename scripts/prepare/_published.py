@@ -19,7 +19,6 @@ from scripts.prepare._binarize import (
     counted_dictionary,
     load_srcdict,
     preprocess,
-    print_unknown,
     write_units,
 )
 from scripts.prepare._downloads import add_source_options, check, download, members, undamaged
@@ -220,7 +219,6 @@ class ByteDataSet(DataSet):
         for split, part in splits.items():
             tokens = write_tokens(str(folder / split), part, table, newlines)
             sizes[split] = {"bytes": len(part), "tokens": tokens, "unknown": 0}
-        print_unknown(sizes)
         write_units(folder, "characters" if self.symbols else "bytes", symbols=self.symbols or {})
         # </s> is a symbol of the text where newlines are.
         return {"vocabulary": len(symbols) + (newlines == "eos"), "splits": sizes}

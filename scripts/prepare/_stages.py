@@ -11,7 +11,6 @@ import hashlib
 import json
 import os
 import shutil
-import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -109,7 +108,6 @@ class Stages:
                 "it or give another folder"
             )
         print(f"{name}: at work", flush=True)
-        started = time.monotonic()
         # a killed run's child may still write to its own
         partial = self.output / f"{name}.partial-{os.getpid()}"
         try:
@@ -125,7 +123,6 @@ class Stages:
                 with suppress(OSError):
                     empty.rmdir()
             raise
-        print(f"{name}: {time.monotonic() - started:.1f} s", flush=True)
         return result
 
     def finish(self, description: Mapping[str, Any]) -> None:

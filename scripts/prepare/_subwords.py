@@ -113,8 +113,6 @@ def learn(sources: Sequence[Path], size: int, codes: Path) -> int:
             f"{', '.join(map(short, sources))}: no two characters follow each other twice within "
             "words, so there are no codes to learn: give more text"
         )
-    if found < size:
-        print(f"--bpe-size {size}: {found:,} merges, no other pair is in the text twice")
     codes.write_text(learned.getvalue(), encoding="utf-8", newline="\n")
     return found
 

@@ -3,14 +3,13 @@ import json
 import shutil
 import string
 import zipfile
-from pathlib import Path
 
 import numpy as np
 import pytest
 import sentencepiece
 
 from scripts.prepare import _binarize, python_source
-from tests.scripts.prepare.prepared import SPLITS, contents, in_this_process
+from tests.scripts.prepare.prepared import SPLITS, in_this_process
 
 ALL_CHARACTERS = string.ascii_letters + string.digits + string.punctuation + " "
 EOS = 2
@@ -125,13 +124,6 @@ def test_description_tells_sizes_and_what_a_symbol_is(corpus):
     units = json.loads((corpus / "bin" / "units.json").read_text())
     assert (units["unit"], units["bpe"]) == ("subwords", "sentencepiece")
     assert (corpus / "bin" / units["model"]).resolve() == corpus / "sentencepiece.model"
-
-
-def test_second_run_does_nothing(corpus, capsys):
-    before = contents(corpus)
-    python_source.prepare(corpus, Path("no such library"), SUBWORDS)
-    assert contents(corpus) == before
-    assert capsys.readouterr().out.startswith("text: complete\nbin: complete\n")
 
 
 def test_what_cannot_be_used_is_refused(corpus, stdlib, tmp_path):

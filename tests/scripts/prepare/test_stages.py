@@ -87,6 +87,13 @@ def test_another_option_names_what_to_remove(tmp_path, changes, named):
     assert f"give another folder, or remove {folders} to have" in str(raised.value)
 
 
+def test_a_folder_of_something_else_is_left_alone(tmp_path):
+    (tmp_path / "bin").mkdir()
+    with pytest.raises(ValueError, match="bin in it was not made by this command: remove it"):
+        Stages(tmp_path, {}).run("bin", write("x"))
+    assert not list((tmp_path / "bin").iterdir())
+
+
 @pytest.mark.parametrize("name", ["text", "text.gz"])
 def test_lines_of_a_file(tmp_path, name):
     path = tmp_path / name
