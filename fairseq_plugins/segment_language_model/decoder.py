@@ -4,8 +4,6 @@ Shapes: B streams, T tokens of a segment, V symbols, d model width.
 """
 
 import logging
-from collections.abc import Mapping
-from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import torch
@@ -62,9 +60,6 @@ class SegmentDecoder(FairseqIncrementalDecoder):
         checkpoint_activations: compute activations again in the backward pass.
     """
 
-    # a model's own penalties that the loss may add, and what their absence does: for a warning
-    without_penalty: Mapping[str, str] = MappingProxyType({})
-
     def __init__(
         self,
         dictionary: Dictionary,
@@ -97,6 +92,11 @@ class SegmentDecoder(FairseqIncrementalDecoder):
         self._takes_padding = any(getattr(m, "takes_padding", False) for m in self.modules())
         self.inference_positions: InferenceCache[tuple[int, list[Any]]] = InferenceCache()
         self._warned_of_places = False
+
+    @property
+    def without_penalty(self) -> dict[str, str]:
+        """What the absence of a penalty does that this model has, by its option: for a warning."""
+        return {}
 
     def forward(
         self,

@@ -107,7 +107,7 @@ def test_loss_does_not_depend_on_the_segment_length(data, learned, test_tokens):
         assert tokens_evaluated(printed) == test_tokens
         found.append(log_probabilities(printed))
     for one, other in pairwise(found):
-        np.testing.assert_allclose(one, other, atol=3e-5)
+        np.testing.assert_allclose(one, other, atol=1e-4)
     for layer in (1, 2):
         assert f"layer {layer}: attention spans" in printed
 

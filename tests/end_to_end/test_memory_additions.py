@@ -55,7 +55,7 @@ def test_a_table_that_layers_share_is_trained_saved_and_resumed(data, tmp_path, 
     printed = train_lm(data, tmp_path, *shared, updates=4)
     first = parameters(tmp_path)
     tables = [name for name in first if name.endswith("memory.values")]
-    assert tables == ["decoder.layers.0.added_sublayer.memory.values"]
+    assert tables == ["decoder.layers.0.memory_sublayer.memory.values"]
     assert "lazy Adam updates the values of memories: 64 x 128 numbers" in printed
     printed = train_lm(data, tmp_path, *shared, updates=6)
     assert "(epoch 1 @ 4 updates)" in printed
@@ -72,10 +72,10 @@ def test_a_trained_language_model_gets_a_memory(data, tmp_path, place):
     printed = train_lm(data, tmp_path / "added", *added, updates=1, lr=0)
     assert valid_loss(printed) == pytest.approx(valid_loss(plain), abs=0.0011)
     assert printed.count("is added, its output zero, so that the loss stays what it was") == 2
-    values = parameters(tmp_path / "added")["decoder.layers.1.added_sublayer.memory.values"]
+    values = parameters(tmp_path / "added")["decoder.layers.1.memory_sublayer.memory.values"]
     assert not values.any()
     train_lm(data, tmp_path / "learned", *added, updates=3)
-    values = parameters(tmp_path / "learned")["decoder.layers.1.added_sublayer.memory.values"]
+    values = parameters(tmp_path / "learned")["decoder.layers.1.memory_sublayer.memory.values"]
     assert values.any()
 
 

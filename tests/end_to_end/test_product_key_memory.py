@@ -145,7 +145,7 @@ def test_other_optimizers_train_the_values_too(data, tmp_path, test_tokens):
     ]
     options = model_options(tmp_path)
     assert (options["memory_optimizer"], options["decoder_learned_pos"]) == ("adam", False)
-    values = parameters(tmp_path)["decoder.layers.2.added_sublayer.memory.values"]
+    values = parameters(tmp_path)["decoder.layers.2.memory_sublayer.memory.values"]
     assert values.shape == (64, 8)
     assert tokens_evaluated(evaluate_lm(data, tmp_path)) == test_tokens
 
