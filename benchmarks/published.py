@@ -112,7 +112,7 @@ def translate(model: nn.Module, options: dict[str, Any], dictionary: Dictionary)
         config, vocabulary = Path(folder) / "config.json", Path(folder) / "vocab.txt"
         config.write_text(json.dumps(options), encoding="utf-8")
         vocabulary.write_text("\n".join(symbols), encoding="utf-8")
-        read = ForeignConfig(config, weights.values(), problems)
+        read = ForeignConfig(config, problems)
         translated = kind(read, ForeignVocabulary(vocabulary, problems), source)
     found = translated.translate(weights, problems)
     if problems:

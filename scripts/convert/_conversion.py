@@ -108,7 +108,7 @@ def convert(arguments: argparse.Namespace) -> None:
     problems: list[str] = []
     tensorflow = arguments.source == TENSORFLOW
     found = (read_bundle if tensorflow else read_tensors)(arguments.checkpoint)
-    config = ForeignConfig(arguments.config, found.values(), problems)
+    config = ForeignConfig(arguments.config, problems)
     vocabulary = ForeignVocabulary(arguments.vocab, problems)
     kind = AdaptiveSpan if arguments.source == ADAPTIVE_SPAN else TransformerXL
     foreign = kind(config, vocabulary, arguments.source)

@@ -102,19 +102,10 @@ class ForeignModel:
         """Weights of positions that all layers share."""
         raise NotImplementedError
 
-    def _check_size(self, size: int | None) -> None:
-        if size is not None and size != len(self._vocabulary):
+    def _check_size(self, size: int) -> None:
+        if size != len(self._vocabulary):
             has = f"{size} symbols, and the vocabulary has {len(self._vocabulary)}"
             self._config.note(f"it has {has}")
-
-    def _heads_divide(self, width_name: str, heads_name: str) -> bool:
-        """Whether the sizes are known and go together."""
-        if self._width is None or self._heads is None:
-            return False
-        if self._width % self._heads:
-            misfit = f"{width_name} is {self._width}: {heads_name}, {self._heads}, must divide it"
-            self._config.note(misfit, readable=False)
-        return self._width % self._heads == 0
 
     def _check_cutoffs(self, name: str, cutoffs: list[int]) -> None:
         if cutoffs[-1] >= len(self._vocabulary):
@@ -137,10 +128,10 @@ class TransformerXL(ForeignModel):
 
     def __init__(self, config: ForeignConfig, vocabulary: ForeignVocabulary, source: str) -> None:
         super().__init__(config, vocabulary, source)
-        self._layers = config.layers("n_layer")
-        self._heads = config.size("n_head")
-        self._width = config.size("d_model")
-        self._inner = config.size("d_inner")
+        self._layers = config.integer("n_layer")
+        self._heads = config.integer("n_head")
+        self._width = config.integer("d_model")
+        self._inner = config.integer("d_inner")
         self._untied_biases = config.flag("untie_r", False)
         self._dropouts = config.rate("dropout"), config.rate("dropatt")
         # no tensor shows these: the original's own defaults would do where its option is misspelt
@@ -148,11 +139,9 @@ class TransformerXL(ForeignModel):
         self._same_length = config.flag("same_length")
         self._clamp_len = config.integer("clamp_len", least=-1)
         self.tokens_per_sample = config.integer("tgt_len", 128)
-        if self._heads_divide("d_model", "n_head"):
+        if config.readable:
             config.expect("d_head", self._width // self._heads, "here d_head is d_model / n_head")
             config.expect("d_embed", self._width, "here d_embed is d_model")
-        if self._same_length and self._mem_len == 0:
-            config.note("same_length with mem_len 0 leaves nothing to attend to")
         self._pre_norm, tied = False, True
         if source == TENSORFLOW:
             self._check_size(config.integer("n_token", len(vocabulary)))
@@ -173,8 +162,8 @@ class TransformerXL(ForeignModel):
             config.expect("attn_type", 0, "only 0, Transformer-XL's own attention, is known")
             config.expect("ext_len", 0, "import it with 0, and evaluate with --extended-context")
             config.expect("layer_norm_epsilon", 1e-5, "only 1e-05 is known")
-            bands = self._read_bands(bool(tied))
-        self._embeddings = Embeddings(vocabulary, self._width, bool(tied), bands)
+            bands = self._read_bands(tied)
+        self._embeddings = Embeddings(vocabulary, self._width, tied, bands)
 
     def options(self) -> dict[str, Any]:
         """Options of the model."""
@@ -211,8 +200,6 @@ class TransformerXL(ForeignModel):
         tied_projections = [True] * (len(cutoffs) + 1)
         if factor != 1:
             tied_projections = self._config.flags("tie_projs", len(cutoffs) + 1)
-        if factor is None or tied_projections is None:
-            return None
         return Bands(cutoffs, factor, tied, tied_projections, self._source == TRANSFORMER_XL)
 
     def _read_tensorflow_bands(self) -> Bands | None:
@@ -225,8 +212,6 @@ class TransformerXL(ForeignModel):
         factor = self._config.integer("div_val", 1)
         tied = self._config.flag("proj_share_all_but_first", False)
         first_projected = self._config.flag("proj_same_dim", True)
-        if None in (factor, tied, first_projected):
-            return None
         tied_projections = [False, *([tied] * len(cutoffs))]
         return Bands(cutoffs, factor, True, tied_projections, False, first_projected, True)
 
@@ -279,18 +264,17 @@ class AdaptiveSpan(ForeignModel):
 
     def __init__(self, config: ForeignConfig, vocabulary: ForeignVocabulary, source: str) -> None:
         super().__init__(config, vocabulary, source)
-        self._layers = config.layers("nb_layers")
-        self._heads = config.size("nb_heads")
-        self._width = config.size("hidden_size")
-        self._span = config.size("attn_span")
-        self._vectors = config.size("pers_mem_size", 0, 0)
-        self._inner = 0 if self._vectors else config.size("inner_hidden_size")
+        self._layers = config.integer("nb_layers")
+        self._heads = config.integer("nb_heads")
+        self._width = config.integer("hidden_size")
+        self._span = config.integer("attn_span")
+        self._vectors = config.integer("pers_mem_size", 0, 0)
+        self._inner = 0 if self._vectors else config.integer("inner_hidden_size")
         self._adaptive = config.flag("adapt_span_enabled", False)
         # no tensor shows it
         self._ramp = config.integer("adapt_span_ramp") if self._adaptive else None
         self._dropouts = config.rate("dropout"), config.rate("emb_dropout")
         self.tokens_per_sample = config.integer("block_size", 512)
-        self._heads_divide("hidden_size", "nb_heads")
         self._check_size(config.integer("vocab_size", len(vocabulary)))
         bands = self._read_bands() if config.flag("adapt_io_enabled", False) else None
         if bands is None:
@@ -321,10 +305,7 @@ class AdaptiveSpan(ForeignModel):
         cutoffs = self._config.numbers("adapt_io_cutoffs")
         factor = self._config.integer("adapt_io_divval", 4, least=2)
         tied = self._config.flag("adapt_io_tied", False)
-        if cutoffs == []:
-            empty = "adapt_io_enabled is true and adapt_io_cutoffs are empty"
-            self._config.note(empty, readable=False)
-        if not cutoffs or factor is None or tied is None:
+        if not cutoffs:
             return None
         self._check_cutoffs("adapt_io_cutoffs", cutoffs)
         return Bands(cutoffs, factor, tied, [tied] * (len(cutoffs) + 1))

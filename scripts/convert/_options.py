@@ -1,7 +1,7 @@
 """Options and symbols of a model of other code; all problems are collected and reported at once."""
 
 import json
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,18 +20,16 @@ class ForeignConfig:
 
     Args:
         path: the file.
-        tensors: the checkpoint's, which bound the sizes that options may give.
         problems: the list that problems with the options are added to, a line each.
 
-    ``readable`` says whether all sizes are known, so that tensors can be compared with them.
+    ``readable`` says whether all options could be read. One that could not has some other value, so
+    that tensors cannot be compared with it.
     """
 
-    def __init__(self, path: Path, tensors: Collection[Tensor], problems: list[str]) -> None:
+    def __init__(self, path: Path, problems: list[str]) -> None:
         self.readable = True
         self._label = f"--config {short(path)}"
         self._problems = problems
-        self._count = len(tensors)
-        self._longest = max((size for tensor in tensors for size in tensor.shape), default=0)
         if not path.is_file():
             raise ValueError(f"{self._label} is no file: name the model's options as JSON")
         try:
@@ -50,46 +48,40 @@ class ForeignConfig:
                 self._values[option] = given
         self._unread = set(self._values)
 
-    def layers(self, name: str) -> int | None:
-        """Number of layers, each of which has tensors of its own; None after a problem."""
-        return self._bounded(self.integer(name), name, self._count, "has {} tensors")
-
-    def size(self, name: str, default: int | None = None, least: int = 1) -> int | None:
-        """Size that a dimension of some tensor has; None after a problem."""
-        value = self.integer(name, default, least)
-        return self._bounded(value, name, self._longest, "has dimensions of at most {}")
-
-    def integer(self, name: str, default: int | None = None, least: int = 1) -> int | None:
-        """Whole number of at least ``least``; None after a problem."""
+    def integer(self, name: str, default: int | None = None, least: int = 1) -> int:
+        """Whole number of at least ``least``."""
         description = f"a whole number of at least {least}"
-        return self._read(name, default, lambda x: type(x) is int and x >= least, description)
+        return self._read(
+            name, default, lambda x: type(x) is int and x >= least, description, least
+        )
 
     def rate(self, name: str) -> float:
         """Rate of a dropout, 0 where there is none."""
         return self._read(
-            name, 0.0, lambda x: type(x) in (int, float) and 0 <= x < 1, "a number in [0, 1)"
+            name, 0.0, lambda x: type(x) in (int, float) and 0 <= x < 1, "a number in [0, 1)", 0.0
         )
 
-    def flag(self, name: str, default: bool | None = None) -> bool | None:
-        """True or false; None after a problem."""
-        return self._read(name, default, lambda x: isinstance(x, bool), "true or false")
+    def flag(self, name: str, default: bool | None = None) -> bool:
+        """True or false."""
+        return self._read(name, default, lambda x: isinstance(x, bool), "true or false", False)
 
-    def numbers(self, name: str) -> list[int] | None:
-        """List of rising whole numbers, which may be empty; None after a problem."""
+    def numbers(self, name: str) -> list[int]:
+        """List of rising whole numbers, which may be empty."""
 
         def fits(value: Any) -> bool:
             whole = isinstance(value, list) and all(type(x) is int and x > 0 for x in value)
             return whole and sorted(set(value)) == value
 
-        return self._read(name, None, fits, "a list of rising numbers")
+        return self._read(name, None, fits, "a list of rising numbers", [])
 
-    def flags(self, name: str, length: int) -> list[bool] | None:
-        """List of so many truth values; None after a problem."""
+    def flags(self, name: str, length: int) -> list[bool]:
+        """List of so many truth values."""
 
         def fits(value: Any) -> bool:
             return isinstance(value, list) and [type(flag) for flag in value] == [bool] * length
 
-        return self._read(name, None, fits, f"a list of {length} times true or false")
+        description = f"a list of {length} times true or false"
+        return self._read(name, None, fits, description, [False] * length)
 
     def expect(self, name: str, value: Any, why: str) -> None:
         """Note a problem where an option has another value than the only one that is known."""
@@ -111,22 +103,16 @@ class ForeignConfig:
         """Names of the options that nobody has asked for."""
         return sorted(self._unread)
 
-    def _bounded(self, value: int | None, name: str, most: int, has: str) -> int | None:
-        if value is None or value <= most:
-            return value
-        self.note(f"{name} is {value}, and the checkpoint {has.format(most)}", readable=False)
-        return None
-
-    def _read(self, name: str, default: Any, fits: Callable[[Any], bool], description: str) -> Any:
+    def _read(
+        self, name: str, default: Any, fits: Callable[[Any], bool], description: str, other: Any
+    ) -> Any:
         self._unread.discard(name)
         value = self._values.get(name, default)
         if value is not None and fits(value):
             return value
-        if value is None:
-            self.note(f"{name} is missing: {description}", readable=False)
-        else:
-            self.note(f"{name} is {json.dumps(value)}: it must be {description}", readable=False)
-        return None
+        found = "missing" if value is None else json.dumps(value)
+        self.note(f"{name} is {found}: it must be {description}", readable=False)
+        return other
 
 
 class ForeignVocabulary:

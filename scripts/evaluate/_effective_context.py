@@ -1,24 +1,115 @@
-"""Relative effective context length on arrays of losses, as recl.py defines and reads it.
+"""Losses of models by context, kept in a folder, and the effective context as recl.py defines it.
 
 ``l_i(c, t)`` is the loss in nats of model i at position t with a context of c tokens. Shapes: N
 positions.
 """
 
+import hashlib
+import json
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+import torch
 
-from scripts._shared.command_line import check_at_least
+from fairseq_plugins.python_interface.language_model import LanguageModel
+from fairseq_plugins.python_interface.loading import load
+from scripts._shared.checkpoints import load_checkpoint, options_of
+from scripts._shared.command_line import NamedFile
+from scripts._shared.files import atomic_write
+
+WITHOUT_MEMORY = {"mem_len": 0, "same_length": False}
 
 
-class Contexts(NamedTuple):
-    """Contexts to go through, in tokens: ``first``, then ``step`` more each, up to ``longest``."""
+@dataclass
+class ContextLosses:
+    """Losses of models that read windows of a split.
 
-    first: int
-    step: int
-    longest: int
+    Args:
+        checkpoints: the models.
+        data: folder that fairseq-preprocess wrote.
+        split: part of it.
+        positions: how many of its first tokens are scored.
+        stride: S, how many tokens of a window are predicted.
+        batch_size: windows at once, from as many equal parts of the text; with a stride above 1 the
+            parts decide where windows begin.
+        folder: where losses are kept.
+        device: where they are computed.
+
+    Attributes:
+        limits: the models' longest contexts in tokens, None for any.
+    """
+
+    checkpoints: list[NamedFile]
+    data: Path
+    split: str
+    positions: int
+    stride: int
+    batch_size: int
+    folder: Path
+    device: torch.device
+    _models: dict[int, LanguageModel] = field(default_factory=dict)
+    _losses: dict[tuple[int, int], np.ndarray] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.limits = [context_limit(model, self.stride) for model in self.checkpoints]
+
+    def __call__(self, model: int, context: int) -> np.ndarray:
+        """Losses in nats, float32 (positions,), of model number ``model``.
+
+        The context is cut to what the model can read.
+        """
+        context = min(context, self.limits[model] or context)
+        if (model, context) not in self._losses:
+            path = self.folder / f"{self._key(model, context)}.npy"
+            if not path.exists():
+                losses = self._measure(model, context)
+                with atomic_write(path) as partial, partial.open("wb") as stream:
+                    np.save(stream, losses)
+            self._losses[model, context] = np.load(path, allow_pickle=False)
+        return self._losses[model, context]
+
+    def _key(self, model: int, context: int) -> str:
+        """Name that changes with the checkpoint, the text, the context and the windows."""
+        split = self.data.resolve() / f"{self.split}.bin"
+        files = [
+            (str(path), path.stat().st_size, path.stat().st_mtime_ns)
+            for path in (self.checkpoints[model].path, split)
+        ]
+        key = [files, context, self.stride, self.batch_size, self.positions]
+        return hashlib.sha256(json.dumps(key).encode()).hexdigest()[:32]
+
+    def _measure(self, model: int, context: int) -> np.ndarray:
+        checkpoint = self.checkpoints[model]
+        if model not in self._models:
+            loaded = load(checkpoint.path, self.data, **WITHOUT_MEMORY)
+            self._models[model] = loaded.to(self.device)
+        return self._models[model].score_split(
+            self.split,
+            batch_size=self.batch_size,
+            tokens_per_sample=self.stride,
+            # a segment's first token has one token before it even without an extended context
+            extended_context=context - 1,
+            max_tokens=self.positions,
+            description=f"{checkpoint.label}, context {context}",
+        )
+
+
+def context_limit(checkpoint: NamedFile, stride: int) -> int | None:
+    """The longest context that absolute positions were trained for, in tokens; None for any."""
+    options = options_of(load_checkpoint(checkpoint.path), "model")
+    if not str(options.get("positions")).endswith("-absolute"):
+        return None
+    places = options["tokens_per_sample"] + options["extended_context"]
+    if places < stride:
+        raise ValueError(
+            f"--stride is {stride}: {checkpoint.label} was trained on segments of {places} tokens; "
+            "give a stride of at most that"
+        )
+    return places - stride + 1
 
 
 class Gain(NamedTuple):
@@ -37,16 +128,6 @@ class EffectiveContext(NamedTuple):
     gains: list[Gain]
 
 
-def check_contexts(contexts: Contexts) -> None:
-    """Raise ValueError for contexts that cannot be gone through."""
-    check_at_least(1, first_context=contexts.first, step=contexts.step)
-    if contexts.longest < contexts.first + contexts.step:
-        raise ValueError(
-            f"--max-context is {contexts.longest}: it must be at least --first-context plus "
-            f"--step, {contexts.first + contexts.step}"
-        )
-
-
 def relative_gain(short: Sequence[np.ndarray], long: np.ndarray, ratio: float) -> float:
     """``g_i(c, c')``, from 0 to 1.
 
@@ -56,8 +137,6 @@ def relative_gain(short: Sequence[np.ndarray], long: np.ndarray, ratio: float) -
         ratio: r.
     """
     baseline = np.min(np.stack(short), axis=0)
-    if not (np.isfinite(baseline).all() and np.isfinite(long).all()):
-        raise ValueError("a loss is not finite: look for NaN in the checkpoints")
     number = math.ceil(ratio * len(baseline))
     hardest = np.sort(np.argsort(-baseline, kind="stable")[:number])
     # f_i(c, c) and f_i(c, c')
@@ -73,7 +152,8 @@ def effective_context(
     losses: Callable[[int, int], np.ndarray],
     num_models: int,
     model: int,
-    contexts: Contexts,
+    step: int,
+    longest: int,
     ratio: float,
     threshold: float,
     limit: int | None = None,
@@ -84,19 +164,19 @@ def effective_context(
         losses: gives l_i(c, ·), (N,), for model i and context c.
         num_models: size of the group.
         model: i.
-        contexts: the contexts to go through.
+        step: the shortest context, and how much longer each further one is.
+        longest: the longest context.
         ratio: r.
         threshold: the gain, as a share of the perplexity, below which it ends.
         limit: as many tokens as the model can read; None for no limit.
     """
     gains: list[Gain] = []
-    short, bound = contexts.first, "at least"
-    while short + contexts.step <= contexts.longest:
-        long = short + contexts.step
+    short, bound = step, "at least"
+    while (long := short + step) <= longest:
         group = [losses(other, short) for other in range(num_models)]
         gains.append(Gain(short, long, relative_gain(group, losses(model, long), ratio)))
         if gains[-1].gain < threshold:
-            bound = "exact" if short > contexts.first else "at most"
+            bound = "exact" if short > step else "at most"
             break
         short = long
     if limit is not None and short > limit:

@@ -21,8 +21,6 @@ from scripts._shared.checkpoints import options_of, read_checkpoint
 from scripts._shared.command_line import NamedFile
 from scripts._shared.commands import short
 
-# Shares of all reads: how many slots carry them is counted.
-SHARES = (0.5, 0.9)
 # The curve from the most read slot to the least read one keeps at most so many slots.
 _POINTS = 200
 _PLACE = re.compile(r"(encoder|decoder)\.layers\.(\d+)\.")
@@ -74,11 +72,6 @@ class MemoryReads(MemoryUsage):
         shares = self._shared.double() / (self.tokens * self.knn)
         return shares.fill_diagonal_(1)
 
-    def overlap_of_slots(self) -> Tensor:
-        """Return the share of the slots that head i ever reads that head j reads too: (H, H)."""
-        used = (self.reads > 0).double()
-        return used @ used.t() / used.sum(1, keepdim=True)
-
     def describe(self) -> dict[str, Any]:
         """Return all figures of the memory: shares as fractions of 1, the divergence in nats."""
         reads = self.total()
@@ -90,18 +83,9 @@ class MemoryReads(MemoryUsage):
             "usage": usage(reads),
             "kl": kl_from_uniform(reads),
             "usage_of_heads": [usage(of_head) for of_head in self.reads],
-            "slots_with_share": {str(share): slots_that_carry(reads, share) for share in SHARES},
             "overlap_of_tokens": self.overlap_of_tokens().tolist(),
-            "overlap_of_slots": self.overlap_of_slots().tolist(),
             "curve": curve(reads),
         }
-
-
-def slots_that_carry(reads: Tensor, share: float) -> int:
-    """Return how many of the most read slots have ``share`` of all reads, given z' (K,)."""
-    carried = reads.sort(descending=True).values.cumsum(0)
-    # sums that should be equal differ in their last digits
-    return int((carried < share * carried[-1] * (1 - 1e-9)).sum()) + 1
 
 
 def curve(reads: Tensor) -> dict[str, list]:
@@ -120,7 +104,7 @@ def record_usage(model: nn.Module) -> Iterator[dict[str, MemoryReads]]:
     """Record what the memories of ``model`` read in the block: by name, as validation logs them.
 
     The names are ``memory6`` for layer 6 of a language model, ``encoder_memory3`` or
-    ``decoder_memory3`` where there is an encoder. Raises ValueError for a model without memories.
+    ``decoder_memory3`` where there is an encoder.
     """
     recorded: dict[str, MemoryReads] = {}
     with ExitStack() as stack:
@@ -130,12 +114,6 @@ def record_usage(model: nn.Module) -> Iterator[dict[str, MemoryReads]]:
                 hook = partial(_record, reads)
                 # memory.usage belongs to validation, which takes it away after each batch
                 stack.enter_context(memory.keys.register_forward_hook(hook))
-        if not recorded:
-            raise ValueError(
-                f"{type(model).__name__} has no product-key memory to record: take a model that "
-                "was trained with --memory-layers, --encoder-memory-layers or "
-                "--decoder-memory-layers"
-            )
         yield recorded
 
 
@@ -152,26 +130,21 @@ def _record(reads: MemoryReads, _: nn.Module, inputs: Any, found: tuple[Tensor, 
     reads.record(slots, scores.detach().softmax(-1))
 
 
-def check_inputs(checkpoint: NamedFile, data: Path, options: dict[str, Any]) -> None:
-    """Check the checkpoint, the data and the options before any work."""
+def check_inputs(checkpoint: NamedFile, tokens_per_sample: int | None) -> None:
+    """Refuse a checkpoint before any work."""
     label = f"--checkpoint {short(checkpoint.path)}"
     state = read_checkpoint(checkpoint.path)
     task_of(state, label)
-    translates = "source_lang" in options_of(state, "task")
     if not any(weight.endswith("memory.values") for weight in state.get("model") or ()):
-        trained = "--encoder-memory-layers or --decoder-memory-layers"
         raise ValueError(
             f"{label} holds a model without product-key memories: name one that was trained with "
-            f"{trained if translates else '--memory-layers'}"
+            "--memory-layers, --encoder-memory-layers or --decoder-memory-layers"
         )
-    for name in ("tokens_per_sample", "context_window"):
-        if translates and options[name]:
-            raise ValueError(
-                f"--{name.replace('_', '-')} is {options[name]} for a translation model, which "
-                "reads sentence by sentence: leave it out"
-            )
-    if not data.is_dir():
-        raise ValueError(f"--data {data} is no folder: name the one that fairseq-preprocess wrote")
+    if tokens_per_sample and "source_lang" in options_of(state, "task"):
+        raise ValueError(
+            f"--tokens-per-sample is {tokens_per_sample} for a translation model, which reads "
+            "sentence by sentence: leave it out"
+        )
 
 
 def measure(
@@ -187,16 +160,14 @@ def measure(
         device: where to compute.
     """
     loaded = load(checkpoint.path, data).to(device)
-    pad, sources = loaded.task.source_dictionary.pad(), 0
+    pad = loaded.task.source_dictionary.pad()
     # (B, T) in segment models, (T, B) in fairseq's
     by_row = isinstance(loaded.task, SegmentLanguageModelingTask)
     with record_usage(loaded.model) as memories:
         in_decoder = [memories[name] for name in memories if not name.startswith("encoder")]
 
         def count_only(batch: dict[str, Any], scored: Tensor) -> None:
-            nonlocal sources
             net_input = batch["net_input"]
-            sources += int(net_input["src_tokens"].ne(pad).sum())
             read = net_input.get("prev_output_tokens", net_input["src_tokens"]).ne(pad)
             counted = scored[read] if by_row else scored.t()[read.t()]
             for memory in in_decoder:
@@ -204,14 +175,6 @@ def measure(
 
         label = f"scoring {checkpoint.label}"
         losses = loaded.score_split(split, before_batch=count_only, description=label, **options)
-    for name, memory in memories.items():
-        expected = len(losses) if memory in in_decoder else sources
-        if memory.tokens != expected:
-            raise ValueError(
-                f"{name} of --checkpoint {short(checkpoint.path)} read for {memory.tokens:,} "
-                f"tokens of the {expected:,} of --split {split}, so the figures would be wrong: "
-                "use the versions of fairseq and of this plugin that belong together"
-            )
     loss = float(losses.mean(dtype=np.float64))
     figures = {
         "model": checkpoint.label,

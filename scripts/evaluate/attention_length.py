@@ -4,10 +4,10 @@ r"""Loss of a text against the attention length: how far back a trained model ma
         --mem-len 128,256,512,1024 --output attention_length
 
 The attention length is raised at evaluation, as for the results of Transformer-XL (section 4) and
-its tables 6 and 10 (columns "PPL best" and "Attn Len"). With --mem-len it is the memory; every
-token attends to the same number of tokens, as in the paper, unless --no-same-length is given.
-Models without a memory read the --extended-context before each segment anew: a token of a segment
-of S tokens sees that many tokens and up to S more.
+its tables 6 and 10 (columns "PPL best" and "Attn Len"). With --mem-len it is the memory, and every
+token attends to that many tokens, as in the paper. Models without a memory read the
+--extended-context before each segment anew: a token of a segment of S tokens sees that many tokens
+and up to S more.
 
 "Nats against the first" is the mean difference between a token's loss and its loss in the model's
 first row, the shortest length with the smallest clamp, with a 95% confidence interval. The interval
@@ -56,7 +56,6 @@ class AttentionLength(NamedTuple):
 
     mem_len: int
     extended_context: int
-    same_length: bool
     clamp_len: int | None
 
 
@@ -67,51 +66,12 @@ def parse_lengths(arguments: argparse.Namespace) -> list[AttentionLength]:
         clamps = parse_numbers("--clamp-len", arguments.clamp_len, int, 1, math.inf)
     contexts = arguments.extended_context
     if contexts is not None:
-        if arguments.same_length or arguments.sliding_window:
-            option = "--same-length" if arguments.same_length else "--sliding-window"
-            raise ValueError(f"{option} is about a memory: drop it, or give --mem-len")
+        if arguments.sliding_window:
+            raise ValueError("--sliding-window is about a memory: drop it, or give --mem-len")
         contexts = parse_numbers("--extended-context", contexts, int, 0, math.inf)
-        return [AttentionLength(0, context, False, c) for c in clamps for context in contexts]
-    same_length = arguments.same_length is not False
-    memories = parse_numbers("--mem-len", arguments.mem_len, int, 0, math.inf)
-    if memories[0] == 0 and (same_length or arguments.sliding_window):
-        raise ValueError(
-            f"--mem-len is {arguments.mem_len!r}: a memory of 0 tokens with --same-length or "
-            "--sliding-window leaves nothing to attend to; leave 0 out, or give --no-same-length"
-        )
-    return [AttentionLength(memory, 0, same_length, c) for c in clamps for memory in memories]
-
-
-def check_length(checkpoint: NamedFile, length: AttentionLength, segment: int) -> None:
-    """Check that the model of a checkpoint can have this attention length."""
-    options = options_of(load_checkpoint(checkpoint.path), "model")
-    label, positions = checkpoint.label, str(options.get("positions"))
-    span, memory, context = options.get("attention_span"), length.mem_len, length.extended_context
-    absolute, problem = positions.endswith("-absolute"), ""
-    if absolute and memory > 0:
-        problem = (
-            f"--mem-len {memory}: {label} has --positions {positions}, which go without a memory; "
-            "give --extended-context in its place"
-        )
-    elif absolute and length.clamp_len is not None:
-        problem = (
-            f"--clamp-len {length.clamp_len}: {label} has --positions {positions}, which encode no "
-            "distances; leave it out"
-        )
-    elif span is not None and memory > span:
-        problem = (
-            f"--mem-len {memory}: {label} attends to --attention-span {span} tokens and no more; "
-            "give smaller numbers"
-        )
-    elif positions == "learned-absolute":
-        places = options["tokens_per_sample"] + options["extended_context"]
-        if segment + context > places:
-            problem = (
-                f"--extended-context {context} with --tokens-per-sample {segment}: {label} has "
-                f"vectors of {places} places; the two must not exceed that"
-            )
-    if problem:
-        raise ValueError(problem)
+        return [AttentionLength(0, context, c) for c in clamps for context in contexts]
+    memories = parse_numbers("--mem-len", arguments.mem_len, int, 1, math.inf)
+    return [AttentionLength(memory, 0, c) for c in clamps for memory in memories]
 
 
 def measure(
@@ -126,7 +86,7 @@ def measure(
 
     device, data, streams = choose_device(arguments.cpu), arguments.data, arguments.batch_size
     clamp = {"clamp_len": length.clamp_len} if length.clamp_len else {}
-    overrides = {"mem_len": length.mem_len, "same_length": length.same_length, **clamp}
+    overrides = {"mem_len": length.mem_len, "same_length": length.mem_len > 0, **clamp}
     model = load(checkpoint.path, data, **overrides).to(device)
     description = f"{checkpoint.label}, {length.mem_len or length.extended_context} tokens back"
     description += f", clamp {length.clamp_len}" if clamp else ""
@@ -149,7 +109,6 @@ def measure(
         "mem_len": length.mem_len,
         "extended_context": length.extended_context,
         "clamp_len": length.clamp_len or trained.get("clamp_len"),
-        "same_length": length.same_length,
         "segment": arguments.tokens_per_sample,
         "streams": streams,
         "tokens": len(losses),
@@ -169,7 +128,7 @@ def measure(
 
 def format_table(rows: list[dict[str, Any]]) -> str:
     """Table of the figures in Markdown."""
-    headers = ["model", "memory", "extended context", "clamp", "same length", "segment", "streams"]
+    headers = ["model", "memory", "extended context", "clamp", "segment", "streams"]
     headers += ["tokens", rows[0]["unit"], "nats against the first", "seconds"]
     cells = []
     for row in rows:
@@ -177,8 +136,7 @@ def format_table(rows: list[dict[str, Any]]) -> str:
         against = "" if difference is None else f"{difference:+.4f}"
         against += "" if half is None else f" ± {half:.4f}"
         lengths = row["mem_len"], row["extended_context"], row["clamp_len"] or "none"
-        same = "yes" if row["same_length"] else "no"
-        cells.append([row["model"], *lengths, same, row["segment"], row["streams"]])
+        cells.append([row["model"], *lengths, row["segment"], row["streams"]])
         cells[-1] += [f"{row['tokens']:,}", f"{row['loss']:.4f}", against, f"{row['seconds']:.1f}"]
     return markdown_table(headers, cells)
 
@@ -221,9 +179,6 @@ def measure_lengths(arguments: argparse.Namespace) -> None:
     from scripts.evaluate._scoring import choose_device, load_tokens, paired_difference
 
     whole = len(load_tokens(arguments.data, arguments.split))
-    for checkpoint in checkpoints:
-        for length in lengths:
-            check_length(checkpoint, length, arguments.tokens_per_sample)
     prepare_results(arguments.output)
     tokens = min(whole, arguments.max_tokens or whole)
     part = "all" if tokens == whole else f"only the first {tokens:,}"
@@ -264,8 +219,6 @@ def main(arguments: list[str] | None = None) -> int:
     lengths.add_argument("--extended-context", help=help_text)
     add("--tokens-per-sample", type=int, default=128, help="segment length (128)")
     add("--clamp-len", help="distance limits, such as 400,800 (as it was trained)")
-    help_text = "every token attends to the same number of tokens (yes with --mem-len)"
-    add("--same-length", action=argparse.BooleanOptionalAction, help=help_text)
     add("--batch-size", type=int, default=1, help="number of parallel streams (1)")
     help_text = "time N sliding windows of each attention length too (0)"
     add("--sliding-window", type=int, default=0, metavar="N", help=help_text)

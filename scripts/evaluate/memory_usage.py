@@ -6,14 +6,12 @@ r"""How much of their product-key memories trained models read (Lample et al. 20
 Over all tokens of a split, with the perplexity that they had there:
 usage         share of the slots that were read, of each memory and of each of its heads
 KL            divergence of the reads from uniform ones, in nats: 0 where all slots are read alike
-half, 90%     how many slots, the most read ones, have that share of all reads
 overlap       share of a token's slots of one head that it reads with another head too (section
-              3.3), and share of all slots that one head reads that another head reads too
+              3.3)
 
 Takes models of fairseq's tasks language_modeling and translation, and segment language models. Each
-token of the split is scored once, or there is an error. Reads of padding do not count, nor those of
-a context that is read again (--context-window). Memories of an encoder count the tokens of the
-source. Layers count from 1.
+token of the split is scored once, or there is an error. Reads of padding do not count. Memories of
+an encoder count the tokens of the source. Layers count from 1.
 
 Writes memory_usage.json and memory_usage.png, and prints tables. --rarely-read SHARE, for a single
 model, writes rarely_read.npz too: the share of each memory's slots that was read least, which
@@ -38,10 +36,6 @@ from scripts._shared.files import atomic_write, write_json
 from scripts._shared.machine import hardware_line
 from scripts._shared.results import markdown_table, prepare_results, save_results
 
-OVERLAPS = {
-    "overlap_of_tokens": "a token reads with a head (row), those it reads with another too",
-    "overlap_of_slots": "a head (row) reads for any token, those that another reads too",
-}
 # A model has a color, and each of its memories a style.
 _STYLES = ("-", "--", ":", "-.")
 
@@ -51,7 +45,7 @@ def _percent(share: float) -> str:
 
 
 def format_tables(models: list[dict[str, Any]]) -> str:
-    """Tables in Markdown of losses, memories and overlaps, and the overlap by chance."""
+    """Tables in Markdown of losses, memories and overlaps."""
     rows = [
         [row["model"], f"{row['tokens']:,}", f"{row['loss']:.4f}", f"{row['perplexity']:.2f}"]
         for row in models
@@ -65,30 +59,22 @@ def format_tables(models: list[dict[str, Any]]) -> str:
     rows = []
     for model, name, memory in memories:
         figures = f"{memory['slots']:,}", _percent(memory["usage"]), f"{memory['kl']:.4f}"
-        carrying = (f"{slots:,}" for slots in memory["slots_with_share"].values())
         heads = " ".join(map(_percent, memory["usage_of_heads"]))
-        rows.append([model, name, *figures, *carrying, heads])
-    shares = [f"slots with {float(share):.0%} of reads" for share in memory["slots_with_share"]]
-    headers = ["model", "memory", "slots", "usage, %", "KL, nats", *shares, "usage of heads, %"]
+        rows.append([model, name, *figures, heads])
+    headers = ["model", "memory", "slots", "usage, %", "KL, nats", "usage of heads, %"]
     parts.append(markdown_table(headers, rows))
     several = [row for row in memories if row[2]["heads"] > 1]
     if not several:
         return "\n\n".join(parts)
     most = max(memory["heads"] for *_, memory in several)
     headers = ["model", "memory", "head", *(f"in head {head}, %" for head in range(1, most + 1))]
-    for kind, meaning in OVERLAPS.items():
-        rows = [
-            [model, name, str(head), *map(_percent, shares)]
-            for model, name, memory in several
-            for head, shares in enumerate(memory[kind], start=1)
-        ]
-        parts += [f"Of the slots that {meaning}:", markdown_table(headers, rows)]
-    by_chance = {
-        f"{memory['knn']} of {memory['slots']:,}, {100 * memory['knn'] / memory['slots']:.2g}%"
-        for *_, memory in several
-    }
-    shared = "; ".join(sorted(by_chance))
-    return "\n\n".join([*parts, f"By chance a token's slots of two heads would share {shared}"])
+    rows = [
+        [model, name, str(head), *map(_percent, shares)]
+        for model, name, memory in several
+        for head, shares in enumerate(memory["overlap_of_tokens"], start=1)
+    ]
+    parts.append("Of the slots that a token reads with a head (row), those it reads with another:")
+    return "\n\n".join([*parts, markdown_table(headers, rows)])
 
 
 def draw(axes: Any, models: list[dict[str, Any]]) -> None:
@@ -113,10 +99,8 @@ def measure_memory_usage(arguments: argparse.Namespace) -> None:
     """Measure each model."""
     checkpoints = parse_named_files("--checkpoint", arguments.checkpoint)
     data, split = arguments.data.resolve(), arguments.split
-    names = ("batch_size", "tokens_per_sample", "context_window")
-    options = {name: getattr(arguments, name) for name in names}
-    check_at_least(1, **{name: options[name] for name in names[:2]})
-    check_at_least(0, context_window=arguments.context_window)
+    options = {name: getattr(arguments, name) for name in ("batch_size", "tokens_per_sample")}
+    check_at_least(1, **options)
     if arguments.rarely_read is not None:
         if not 0 < arguments.rarely_read <= 1:
             raise ValueError(
@@ -134,7 +118,7 @@ def measure_memory_usage(arguments: argparse.Namespace) -> None:
     from scripts.evaluate._scoring import choose_device
 
     for checkpoint in checkpoints:
-        check_inputs(checkpoint, data, options)
+        check_inputs(checkpoint, arguments.tokens_per_sample)
     device = choose_device(arguments.cpu)
     prepare_results(arguments.output)
     hardware = hardware_line(device)
@@ -169,8 +153,6 @@ def main(arguments: list[str] | None = None) -> int:
     )
     add("--batch-size", type=int, help=help_text)
     add("--tokens-per-sample", type=int, help="length of a block or segment (as in training)")
-    help_text = "tokens of a block that are read again, as context, and not scored (0)"
-    add("--context-window", type=int, default=0, help=help_text)
     help_text = "write which slots are this share that was read least, such as 0.1"
     add("--rarely-read", type=float, metavar="SHARE", help=help_text)
     parsed = parser.parse_args(arguments)

@@ -17,8 +17,8 @@ c reached. Where the definition leaves room, it is read so:
 
 - b never exceeds l_i(c, t), so f_i(c, c) is the mean of b over T: the same base for all models.
 - T has the share r of the positions, rounded up, anew for each c; of equal ones, the earlier.
-- The RECL of a model that gains too little from the start is at most --first-context, and that of
-  a model that always gains enough at least --max-context.
+- c starts at --step. The RECL of a model that gains too little from the start is at most that, and
+  that of a model that always gains enough at least --max-context.
 - A model with absolute positions reads no more than it was trained with, and its RECL is at most
   that (the 128 of table 8's Transformer).
 
@@ -29,7 +29,7 @@ than --max-context tokens before them are scored but not counted: all contexts a
 same positions.
 
 Losses of a model and a context are kept in OUTPUT/losses: an interrupted measurement goes on where
-it stopped, and one with other ratios, thresholds or steps uses them again. Writes recl.json and
+it stopped, and one with another threshold or step uses them again. Writes recl.json and
 recl.png, and prints a table.
 """
 
@@ -43,12 +43,13 @@ from scripts._shared.command_line import (
     command_parser,
     exit_status,
     parse_named_files,
-    parse_numbers,
 )
 from scripts._shared.commands import short
 from scripts._shared.machine import hardware_line
 from scripts._shared.results import markdown_table, prepare_results, save_results
 
+# Shares of the positions, those of table 8.
+RATIOS = (0.1, 0.5, 1.0)
 _SIGNS = {"exact": "", "at most": "≤ ", "at least": "≥ "}
 
 
@@ -57,16 +58,16 @@ def format_tokens(found: dict[str, Any]) -> str:
     return f"{_SIGNS[found['bound']]}{found['tokens']}"
 
 
-def draw(axes: Any, models: dict[str, dict[str, Any]], ratios: list[float]) -> None:
+def draw(axes: Any, models: dict[str, dict[str, Any]]) -> None:
     """Draw the RECL as bars, a group a ratio, a color a model."""
     width = 0.8 / len(models)
     for number, (label, model) in enumerate(models.items()):
         shift = (number - (len(models) - 1) / 2) * width
-        places = [place + shift for place in range(len(ratios))]
-        found = [model["recl"][str(ratio)] for ratio in ratios]
+        places = [place + shift for place in range(len(RATIOS))]
+        found = [model["recl"][str(ratio)] for ratio in RATIOS]
         bars = axes.bar(places, [each["tokens"] for each in found], width, label=label)
         axes.bar_label(bars, [format_tokens(each) for each in found])
-    axes.set_xticks(range(len(ratios)), [f"r = {ratio}" for ratio in ratios])
+    axes.set_xticks(range(len(RATIOS)), [f"r = {ratio}" for ratio in RATIOS])
     axes.set_ylabel("relative effective context length (tokens)")
     axes.margins(y=0.15)
     axes.legend()
@@ -74,23 +75,15 @@ def draw(axes: Any, models: dict[str, dict[str, Any]], ratios: list[float]) -> N
 
 def measure_recl(arguments: argparse.Namespace) -> None:
     """Measure each model's RECL."""
-    import numpy as np
-
-    from scripts.evaluate._context_losses import ContextLosses
-    from scripts.evaluate._effective_context import Contexts, check_contexts, effective_context
+    from scripts.evaluate._effective_context import ContextLosses, effective_context
     from scripts.evaluate._scoring import choose_device, load_tokens
 
-    stride, longest = arguments.stride, arguments.max_context
+    stride, step, longest = arguments.stride, arguments.step, arguments.max_context
     sizes = {"batch_size": arguments.batch_size, "max_tokens": arguments.max_tokens}
-    check_at_least(1, stride=stride, **sizes)
-    first = arguments.step if arguments.first_context is None else arguments.first_context
-    contexts = Contexts(first, arguments.step, longest)
-    check_contexts(contexts)
+    check_at_least(1, stride=stride, step=step, **sizes)
+    check_at_least(2 * step, max_context=longest)
     if not 0 < arguments.threshold < 1:
         raise ValueError(f"--threshold is {arguments.threshold}: it must be between 0 and 1")
-    ratios = parse_numbers("--ratios", arguments.ratios, float, 0, 1)
-    if ratios[0] == 0:
-        raise ValueError(f"--ratios is {arguments.ratios!r}: a share of 0 leaves no positions")
     checkpoints = parse_named_files("--checkpoint", arguments.checkpoint)
     positions = len(load_tokens(arguments.data, arguments.split)[: arguments.max_tokens])
     if positions <= longest:
@@ -116,23 +109,18 @@ def measure_recl(arguments: argparse.Namespace) -> None:
     models: dict[str, dict[str, Any]] = {}
     for number, (checkpoint, limit) in enumerate(zip(checkpoints, kept.limits, strict=True)):
         recl = {}
-        for ratio in ratios:
-            how = (contexts, ratio, arguments.threshold, limit)
+        for ratio in RATIOS:
+            how = (step, longest, ratio, arguments.threshold, limit)
             found = effective_context(losses, len(checkpoints), number, *how)
             gains = [gain._asdict() for gain in found.gains]
             recl[str(ratio)] = found._replace(gains=gains)._asdict()
         models[checkpoint.label] = {"checkpoint": short(checkpoint.path), "recl": recl}
-    for number, model in enumerate(models.values()):
-        # the normal perplexity, not calibrated by the baseline (the paper's figure 4)
-        model["perplexity"] = {
-            str(context): float(np.exp(losses(number, context).mean(dtype=np.float64)))
-            for context in kept.contexts(number)
-        }
     result = {
         "split": arguments.split,
         "positions": counted,
         "tokens": positions,
-        "contexts": contexts._asdict(),
+        "step": step,
+        "max_context": longest,
         "stride": stride,
         "context_of_c_tokens": meaning,
         "threshold": arguments.threshold,
@@ -140,11 +128,11 @@ def measure_recl(arguments: argparse.Namespace) -> None:
         "models": models,
     }
     rows = [
-        [label, *(format_tokens(model["recl"][str(ratio)]) for ratio in ratios)]
+        [label, *(format_tokens(model["recl"][str(ratio)]) for ratio in RATIOS)]
         for label, model in models.items()
     ]
-    table = markdown_table(["model", *(f"r = {ratio}" for ratio in ratios)], rows) + "\n"
-    save_results(arguments.output, "recl", result, table, lambda axes: draw(axes, models, ratios))
+    table = markdown_table(["model", *(f"r = {ratio}" for ratio in RATIOS)], rows) + "\n"
+    save_results(arguments.output, "recl", result, table, lambda axes: draw(axes, models))
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -153,9 +141,7 @@ def main(arguments: list[str] | None = None) -> int:
     add = parser.add_argument
     add_text_options(parser, "recl")
     add("--max-tokens", type=int, help="score only the first so many tokens (all)")
-    add("--ratios", default="0.1,0.5,1", help="shares r (0.1,0.5,1)")
-    add("--step", type=int, default=100, help="tokens to lengthen by, Δ (100)")
-    add("--first-context", type=int, help="shortest context (as --step)")
+    add("--step", type=int, default=100, help="shortest context, and tokens to lengthen by (100)")
     add("--max-context", type=int, default=1500, help="longest context (1500)")
     add("--threshold", type=float, default=0.01, help="gain that ends the lengthening (0.01)")
     add("--stride", type=int, default=10, help="tokens predicted of each window (10); 1 is exact")

@@ -46,8 +46,6 @@ def count_sentences(data: Path, split: str, languages: tuple[str, str]) -> int:
     """Number of sentences of a part of binarized data."""
     from fairseq.data.indexed_dataset import IndexedDataset, infer_dataset_impl, make_dataset
 
-    if not data.is_dir():
-        raise ValueError(f"{short(data)} is no folder: name the one that fairseq-preprocess wrote")
     source, target = languages
     # data binarized for the other direction will do
     for pair in (f"{source}-{target}", f"{target}-{source}"):
@@ -161,9 +159,7 @@ def format_scores(scores: dict[str, Any]) -> str:
 def find_references(options: argparse.Namespace, extra: Sequence[str]) -> tuple[Path, list[str]]:
     """The file of the reference and its lines; checks all options before any work."""
     check_at_least(1, beam=options.beam)
-    check_at_least(0, examples=options.examples)
-    for side in ("source", "target"):
-        check_language(getattr(options, f"{side}_lang"), f"{side}-lang")
+    check_language(options.target_lang, "target-lang")
     if options.branch_weights != LEARNED and any(
         word.partition("=")[0] == "--model-overrides" for word in extra
     ):

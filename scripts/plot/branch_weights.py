@@ -9,8 +9,8 @@ each validation has all weights, with 4 decimals. A checkpoint has them as they 
 update only. Of an update that a log has twice, as one of a resumed training may, the later line
 counts. Layers count from 1; decoder1_self is self-attention where both attentions are branched.
 
-Writes branch_weights.json and branch_weights.png, and prints a table of the last weights. What
---smooth does is done to the plot alone.
+Writes branch_weights.json and branch_weights.png, and prints a table of the last weights. --smooth
+changes the plot alone.
 """
 
 import argparse
@@ -19,13 +19,17 @@ import re
 import sys
 from collections.abc import Iterable, Sequence
 from functools import partial
-from itertools import chain
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 from scripts._shared.checkpoints import read_checkpoint
-from scripts._shared.command_line import add_output_options, command_parser, exit_status
+from scripts._shared.command_line import (
+    add_output_options,
+    check_at_least,
+    command_parser,
+    exit_status,
+)
 from scripts._shared.commands import short
 from scripts._shared.results import markdown_table, prepare_results, save_results
 from scripts.plot.losses import read_log, read_validation
@@ -117,29 +121,6 @@ def read_checkpoints(paths: Sequence[Path]) -> Iterable[tuple[int, Weights]]:
     return points
 
 
-def _shape(weights: Weights) -> dict[str, dict[str, int]]:
-    return {layer: {kind: len(by[kind]) for kind in by} for layer, by in weights.items()}
-
-
-def in_order(points: Iterable[tuple[int, Weights]], label: str) -> dict[int, Weights]:
-    """Weights by update, which rise, all of the same layers and branches."""
-    by_update = dict(sorted(dict(points).items()))
-    first = min(by_update)
-    for update, weights in by_update.items():
-        if _shape(weights) != _shape(by_update[first]):
-            raise ValueError(
-                f"{label}: after {update:,} updates there are other layers or branches than after "
-                f"{first:,}: name what belongs to one training"
-            )
-        for layer, by in weights.items():
-            if not all(map(math.isfinite, chain(*by.values()))):
-                raise ValueError(
-                    f"{label}: after {update:,} updates a weight of {layer} is no number: leave "
-                    "out this training, which diverged"
-                )
-    return by_update
-
-
 def choose_layers(asked: Sequence[str] | None, by_update: dict[int, Weights]) -> list[str]:
     """Layers to draw, all of them if none is asked for."""
     known = sorted(next(iter(by_update.values())), key=layer_order)
@@ -150,7 +131,7 @@ def choose_layers(asked: Sequence[str] | None, by_update: dict[int, Weights]) ->
 
 
 def mean_filter(values: Sequence[float], width: int) -> list[float]:
-    """Mean of each value and its neighbours, ``width`` (odd) in all, fewer at the ends."""
+    """Mean of each value and its neighbours, ``width`` in all, or one more; fewer at the ends."""
     half = width // 2
     return [fmean(values[max(0, at - half) : at + half + 1]) for at in range(len(values))]
 
@@ -209,16 +190,15 @@ def draw(axes: Any, by_update: dict[int, Weights], layers: Sequence[str], width:
 def plot_branch_weights(arguments: argparse.Namespace) -> None:
     """Read the weights and draw them."""
     width = arguments.smooth
-    if width < 1 or width % 2 == 0:
-        raise ValueError(f"--smooth is {width}: it must be an odd number, 1 for no smoothing")
+    check_at_least(1, smooth=width)
     if arguments.log:
         log = arguments.log.resolve()
-        label, points = f"--log {short(log)}", read_validations(log)
+        source, points = f"--log {short(log)}", read_validations(log)
     else:
         paths = [path.resolve() for path in arguments.checkpoint]
-        label = f"--checkpoint {' '.join(map(short, paths))}"
+        source = f"--checkpoint {' '.join(map(short, paths))}"
         points = read_checkpoints(paths)
-    by_update = in_order(points, label)
+    by_update = dict(sorted(dict(points).items()))
     layers = choose_layers(arguments.layer, by_update)
     prepare_results(arguments.output)
     last = max(by_update)
@@ -230,7 +210,7 @@ def plot_branch_weights(arguments: argparse.Namespace) -> None:
         }
         for layer in layers
     }
-    content = {"source": label, "updates": list(by_update), "layers": courses}
+    content = {"source": source, "updates": list(by_update), "layers": courses}
     text = f"after {last:,} updates, the last of {len(by_update):,} that are drawn"
     text = f"{format_table(by_update[last], layers)}\n\n{text}"
     plot = partial(draw, by_update=by_update, layers=layers, width=width)
@@ -247,7 +227,7 @@ def main(arguments: list[str] | None = None) -> int:
     source.add_argument("--checkpoint", nargs="+", action="extend", **paths, help=help_text)
     help_text = "layers to draw, such as encoder2 or decoder1 (all)"
     parser.add_argument("--layer", nargs="+", action="extend", metavar="NAME", help=help_text)
-    help_text = "draw the mean of N neighbouring points, N odd (1: as they are)"
+    help_text = "draw the mean of N neighbouring points, one more if N is even (1: as they are)"
     parser.add_argument("--smooth", type=int, default=1, metavar="N", help=help_text)
     add_output_options(parser, "branch_weights", device=False)
     parsed = parser.parse_args(arguments)
