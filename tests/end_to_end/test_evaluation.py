@@ -6,9 +6,11 @@ import numpy as np
 import pytest
 
 from tests.end_to_end.commands import (
+    TASK,
     evaluate,
     log_probabilities,
     loss,
+    run,
     tokens_evaluated,
     train,
 )
