@@ -25,10 +25,9 @@ from fairseq_plugins.python_interface.scoring import (
     Score,
     check_at_least,
     score_features,
-    warn_of_unknown,
 )
 from fairseq_plugins.python_interface.text import TextCoder
-from fairseq_plugins.segment_language_model.evaluation import loss_unit
+from fairseq_plugins.segment_language_model.evaluation import loss_unit, warn_of_unknown
 from fairseq_plugins.segment_language_model.generation import draw_prompts, end_by_length
 from fairseq_plugins.segment_language_model.recurrence import Recurrence
 from fairseq_plugins.segment_language_model.streams import RunningText

@@ -24,14 +24,12 @@ from torch import Tensor
 from tqdm import tqdm
 
 from fairseq_plugins.python_interface.text import TextCoder
-from fairseq_plugins.segment_language_model.evaluation import BITS
+from fairseq_plugins.segment_language_model.evaluation import BITS, warn_of_unknown
 from fairseq_plugins.segment_language_model.streams import load_tokens
 
 logger = logging.getLogger(__name__)
 # Log-probabilities that are computed at once: those of a large vocabulary outweigh all else.
 _LOG_PROBABILITIES = 2**26
-# The share of <unk> in a text above which its figure says little: <unk> is easy to predict.
-_MOST_UNKNOWN = 0.01
 
 
 def in_unit(nats: float, unit: str) -> float:
@@ -70,17 +68,6 @@ class Score:
     def __str__(self) -> str:
         digits = 4 if self.unit == BITS else 2
         return f"{self.loss:.{digits}f} {self.unit}, {len(self):,} tokens"
-
-
-def warn_of_unknown(unknown: int, tokens: int) -> None:
-    """Log a warning where more than 1 % of the tokens of a text are ``<unk>``."""
-    if unknown > _MOST_UNKNOWN * tokens:
-        logger.warning(
-            "%.1f %% of %s tokens are <unk>, which is easy to predict: the figure does not compare "
-            "with others of the text",
-            100 * unknown / tokens,
-            f"{tokens:,}",
-        )
 
 
 def check_at_least(least: int, **values: int | None) -> None:

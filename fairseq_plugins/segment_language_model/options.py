@@ -16,6 +16,9 @@ from omegaconf import II
 from fairseq_plugins.fairseq_integration.error_messages import flag, option
 from fairseq_plugins.segment_language_model.attention import KERNELS
 
+# Tokens that are computed at once, at a cost that grows with their square: hours beyond these.
+LONGEST_SEGMENT = 2**20
+
 
 def check_least(cfg: Any, least: Mapping[str, float]) -> None:
     """Refuse options that are below their least value; None is no value."""
@@ -363,4 +366,14 @@ def check_streams(streams: int, num_shards: int, tokens: int) -> None:
             f"--batch-size is {streams}{workers}: that makes {streams * num_shards} parallel "
             f"streams of a split with {tokens} tokens; use at most {tokens // num_shards} (for "
             "validation: --batch-size-valid)"
+        )
+
+
+def check_segment(option: str, segment_length: int, tokens: int, streams: int) -> None:
+    """Refuse segments of a length, set by ``option``, that no machine computes at once."""
+    longest = min(segment_length, tokens // max(1, streams))
+    if longest > LONGEST_SEGMENT:
+        raise ValueError(
+            f"{option} is {segment_length}: that makes segments of {longest:,} tokens, "
+            f"each computed at once; give at most {LONGEST_SEGMENT:,}"
         )

@@ -32,6 +32,7 @@ from fairseq_plugins.segment_language_model.generation import (
 )
 from fairseq_plugins.segment_language_model.options import (
     SegmentLanguageModelingConfig,
+    check_segment,
     check_streams,
     find_dictionary,
 )
@@ -200,10 +201,12 @@ class SegmentLanguageModelingTask(FairseqTask):
                 f"(here {max_tokens}): the text is read as streams, in segments of "
                 "--tokens-per-sample"
             )
-        segment, valid = self.cfg.tokens_per_sample, self.cfg.tokens_per_sample_valid
+        option, segment = "--tokens-per-sample", self.cfg.tokens_per_sample
+        valid = self.cfg.tokens_per_sample_valid
         if valid is not None and dataset is not self.datasets.get(self.cfg.train_subset):
-            segment = valid
+            option, segment = "--tokens-per-sample-valid", valid
         count = 1 if max_sentences is None else max_sentences
+        check_segment(option, segment, len(dataset), max(1, count) * num_shards)
         # where validation's segments are shorter, what is before them is longer
         longer = self.cfg.tokens_per_sample - segment
         check_streams(count, num_shards, len(dataset))

@@ -141,4 +141,8 @@ def preprocess(
         log.unlink(missing_ok=True)
         raise
     log.unlink(missing_ok=True)
-    return {split: binarized_sizes(str(target / split)) for split in splits}
+    sizes = {split: binarized_sizes(str(target / split)) for split in splits}
+    for split, size in sizes.items():
+        share = size["unknown"] / max(1, size["tokens"])
+        print(f"{split}: {size['tokens']:,} tokens, {share:.2%} of them <unk>", flush=True)
+    return sizes

@@ -148,6 +148,11 @@ def find_parts(options: argparse.Namespace) -> dict[str, Text]:
             f"--input {short(source)} has {next(iter(given))}.txt and lacks {', '.join(missing)}: "
             "give all three parts, or a text or folder to be split"
         )
+    if options.held_out is not None:
+        raise ValueError(
+            f"--held-out is {options.held_out}, and --input {short(source)} has all three parts: "
+            "leave it out"
+        )
     return {split: Text((given[split],)) for split in SPLITS}
 
 
