@@ -22,21 +22,16 @@ from scripts._shared.files import write_text
 DOCS = ROOT / "docs"
 OPTIONS = """# Options
 
-Every option of this package, with its default; fairseq's own `--help` omits those of tasks and
-models. [presets.md](presets.md) has the sizes that `--arch` sets. `--model-overrides
-"{'mem_len': 64}"`, with underscores in the names, changes options of a model at evaluation.
-`python -m scripts.docs.tables` writes this page."""
+Every option of this package, with its default. [presets.md](presets.md) has the sizes that `--arch`
+sets. `--model-overrides "{'mem_len': 64}"`, with underscores, changes options at evaluation."""
 FAIRSEQ = """## fairseq's own options
 
-All other options of `fairseq-preprocess`, `-train`, `-eval-lm`, `-generate` and `-interactive` work
-with the models of this package as in fairseq."""
+All other options of fairseq's five commands work as in fairseq."""
 PRESETS = """# Presets
 
 `--arch` with one of these names sets sizes and dropouts as published. Options given beside it win.
-Parameters are counted for the published vocabulary, output biases included; they are those of the
-published code where a [recipe](../examples/transformer_xl/details.md#flags-beside-the-sources)
-follows it. fairseq adds a row of the embeddings for `<s>` and `<pad>` each, and for `<unk>` and
-`</s>` where the text has none. `python -m scripts.docs.tables` writes this page."""
+Parameters are counted for the published vocabulary, output biases included. fairseq adds a row of
+the embeddings for each of its symbols that the text lacks."""
 # by what is in a preset's name, the first that fits
 SYMBOLS = {
     "enwik8": 205,
