@@ -1,91 +1,92 @@
-"""The table of cases, and the memory of each entry, measured in a separate process."""
+"""The table of cases, and the memory of each model, measured in a separate process."""
 
 import logging
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
 from typing import NamedTuple
 
 import torch
+from torch import nn
 
-from benchmarks.kernels import AttentionCase, SearchCase
-from benchmarks.language_models import (
-    AllAttentionCase,
-    TransformerXLCase,
-    all_attention,
-    transformer_xl,
-)
-from benchmarks.machine import peak_memory
-from benchmarks.measure import EVALUATION, PUBLISHED, TRAINING, Case, Entry
-from benchmarks.product_key_memory import MemoryCase
+from benchmarks.kernels import attention_case, search_case
+from benchmarks.language_models import Reading, all_attention_case, transformer_xl_case
+from benchmarks.measure import EVALUATION, PUBLISHED, TRAINING, Case, Setting, peak_memory
+from benchmarks.product_key_memory import memory_case
 from benchmarks.published import import_published
-from benchmarks.weighted_transformer import TranslationCase
+from benchmarks.weighted_transformer import translation_case
 
 PAPERS = (
     *("transformer_xl", "all_attention", "product_key_memory", "weighted_transformer"),
     "kernels",
 )
+MODES = TRAINING, EVALUATION
 # glibc gives back at once what is freed; by default it keeps up to a third of the peak
 MEASURED_MEMORY = {"MALLOC_MMAP_THRESHOLD_": "65536"}
 
 
-def all_cases(on_gpu: bool) -> list[Case]:
+def all_cases(on_gpu: bool, published: Mapping[str, type[nn.Module]]) -> list[Case]:
     """What is measured; a GPU has more streams at once."""
     streams = 16 if on_gpu else 2
-    span = {"spans": 0.05, "title": "all-attention with adaptive span, 18 layers"}
-    small = all_attention(18, 512, 8, vectors=1024, span=8192, segment=512)
-    tiny = all_attention(6, 256, 4, vectors=512, span=1024, segment=128)
-    title = "Transformer-XL, 12 layers"
-    trained, read = transformer_xl(512, 512), transformer_xl(80, 2100, clamp=820)
+    titles = "Transformer-XL, 12 layers", "all-attention with adaptive span, 18 layers"
+    small, tiny = (18, 512, 8, 1024, 8192, 512), (6, 256, 4, 512, 1024, 128)
+    xl, spans, memory = map(published.get, PAPERS[:3])
+    trained = Reading("enwik8_base, 512/512", TRAINING, 512, streams, title=titles[0])
+    read = Reading("enwik8_base, 80/2100/820", EVALUATION, 2100, 1, 27, titles[0])
+    of_small = [
+        Reading("small", mode, 442, count, title=titles[1])
+        for mode, count in zip(MODES, (streams // 2, 1), strict=True)
+    ]
+    of_tiny = Reading("tiny", TRAINING, 135, 4 * streams), Reading("tiny", EVALUATION, 135, 8, 2)
     return [
-        TransformerXLCase("enwik8_base, 512/512", TRAINING, trained, 512, streams, title=title),
-        TransformerXLCase("enwik8_base, 80/2100/820", EVALUATION, read, 2100, 1, 27, title=title),
-        AllAttentionCase("small", TRAINING, small, 442, streams // 2, **span),
-        AllAttentionCase("small", EVALUATION, small, 442, 1, **span),
-        AllAttentionCase("tiny", TRAINING, tiny, 135, 4 * streams, spans=0.1),
-        AllAttentionCase("tiny", EVALUATION, tiny, 135, 8, 2, spans=0.1),
+        transformer_xl_case(trained, xl, 512),
+        transformer_xl_case(read, xl, 80, clamp=820),
+        *(all_attention_case(reading, spans, small, 0.05) for reading in of_small),
+        *(all_attention_case(reading, spans, tiny, 0.1) for reading in of_tiny),
         *(
-            MemoryCase(slots, mode, title="product-key memory, 65k slots" * (slots == 256**2))
+            memory_case(
+                slots, mode, memory, title="product-key memory, 65k slots" * (slots == 2**16)
+            )
             for slots in (128**2, 256**2, 512**2)
-            for mode in (TRAINING, EVALUATION)
+            for mode in MODES
         ),
-        MemoryCase(256**2, TRAINING, heads=1, tokens=512),
-        MemoryCase(256**2, TRAINING, heads=8, knn=8, tokens=4096),
+        memory_case(256**2, TRAINING, memory, heads=1, tokens=512),
+        memory_case(256**2, TRAINING, memory, heads=8, knn=8, tokens=4096),
         *(
-            TranslationCase(size, mode, sentences, f"Weighted Transformer, {size} size")
+            translation_case(size, mode, sentences, f"Weighted Transformer, {size} size")
             for size in ("base", "small")
             # beam search takes as long for a quarter of the sentences
-            for mode, sentences in ((TRAINING, 128), (EVALUATION, 32))
+            for mode, sentences in zip(MODES, (128, 32), strict=True)
         ),
-        AttentionCase(streams, 512, 1024, compiled=on_gpu),
-        SearchCase(512**2, 2048),
+        attention_case(streams, 512, 1024, compiled=on_gpu),
+        search_case(512**2, 2048),
     ]
 
 
-def quick_cases() -> list[Case]:
+def quick_cases(published: Mapping[str, type[nn.Module]]) -> list[Case]:
     """Small ones, which show that all is there; their figures say little."""
-    trained = transformer_xl(64, 64, decoder_layers=2)
-    read = transformer_xl(32, 64, clamp=32, decoder_layers=2)
-    size = all_attention(2, 128, 4, vectors=128, span=256, segment=64)
-    span = {"spans": 0.1, "title": "all-attention, 2 layers"}
-    title = "Transformer-XL, 2 layers"
+    xl, spans, memory = map(published.get, PAPERS[:3])
+    titles = "Transformer-XL, 2 layers", "all-attention, 2 layers"
+    trained = Reading("2 layers, 64/64", TRAINING, 64, 2, title=titles[0])
+    read = Reading("2 layers, 32/64/32", EVALUATION, 64, 1, 2, titles[0])
+    of_spans = (
+        Reading("2 layers", mode, 58, streams, title=titles[1])
+        for mode, streams in zip(MODES, (2, 1), strict=True)
+    )
+    title = "product-key memory, 4k slots"
     return [
-        TransformerXLCase("2 layers, 64/64", TRAINING, trained, 64, 2, title=title),
-        TransformerXLCase("2 layers, 32/64/32", EVALUATION, read, 64, 1, 2, title=title),
-        AllAttentionCase("2 layers", TRAINING, size, 58, 2, **span),
-        AllAttentionCase("2 layers", EVALUATION, size, 58, 1, **span),
+        transformer_xl_case(trained, xl, 64, decoder_layers=2),
+        transformer_xl_case(read, xl, 32, clamp=32, decoder_layers=2),
         *(
-            MemoryCase(64**2, mode, tokens=256, title="product-key memory, 4k slots")
-            for mode in (TRAINING, EVALUATION)
+            all_attention_case(reading, spans, (2, 128, 4, 128, 256, 64), 0.1)
+            for reading in of_spans
         ),
-        *(
-            TranslationCase("small", mode, 4, "Weighted Transformer, small size")
-            for mode in (TRAINING, EVALUATION)
-        ),
-        AttentionCase(1, 64, 128),
-        SearchCase(64**2, 256),
+        *(memory_case(64**2, mode, memory, tokens=256, title=title) for mode in MODES),
+        *(translation_case("small", mode, 4, "Weighted Transformer, small size") for mode in MODES),
+        attention_case(1, 64, 128),
+        search_case(64**2, 256),
     ]
 
 
@@ -106,33 +107,34 @@ class Selection(NamedTuple):
     threads: int
     originals: Sequence[Path]
 
-    def cases(self) -> list[Case]:
-        """The cases that are measured."""
-        cases = quick_cases() if self.quick else all_cases(self.device.type == "cuda")
-        return [case for case in cases if case.paper in (self.papers or PAPERS)]
+    def cases(self, with_published: bool = True) -> dict[str, Case]:
+        """The cases that are measured, by their text."""
+        published = import_published(self.originals) if with_published else {}
+        if self.quick:
+            cases = quick_cases(published)
+        else:
+            cases = all_cases(self.device.type == "cuda", published)
+        return {str(case): case for case in cases if case.paper in (self.papers or PAPERS)}
 
-    def own_memory(self, case: Case, entry: Entry) -> int:
-        """The most bytes that an entry adds to a separate process."""
-        names = [str(case) for case in self.cases()]
+    def own_memory(self, case: Case, model: str, dtype: str) -> int:
+        """The most bytes that a model adds to a separate process."""
         # one server forks them all, which has imported this module
         context = get_context("forkserver")
         context.set_forkserver_preload([__name__])
         os.environ.update(MEASURED_MEMORY)
         with ProcessPoolExecutor(1, context) as process:
-            return process.submit(_added_memory, self, names.index(str(case)), entry).result()
+            return process.submit(_added_memory, self, str(case), model, dtype).result()
 
 
-def _added_memory(selection: Selection, number: int, entry: Entry) -> int:
-    """Bytes that building an entry and two turns of it add to this process at most."""
+def _added_memory(selection: Selection, case: str, model: str, dtype: str) -> int:
+    """Bytes that building a model and two turns of it add to this process at most."""
     torch.set_num_threads(selection.threads)
     # importing them lets every message of every library through
     logging.getLogger().setLevel(logging.WARNING)
-    published = {}
-    if entry.model.startswith(PUBLISHED):
-        published = import_published(selection.originals)
+    # else ours would make a published model too, for its weights
+    cases = selection.cases(with_published=model.startswith(PUBLISHED))
     before = peak_memory(selection.device)
-    case = selection.cases()[number]
-    (work,) = case.build([entry], selection.device, published)
+    work = cases[case].build(model, Setting(selection.device, dtype))
     for _ in range(2):
         work.turn()
     return peak_memory(selection.device) - before

@@ -3,22 +3,21 @@
 Shapes: H heads, B streams, T queries, S keys, d_h head width, N tokens.
 """
 
-import functools
-from abc import abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from benchmarks.measure import BF16, EVALUATION, TRAINING, Case, Entry, Work
+from benchmarks.measure import BF16, EVALUATION, TRAINING, Case, Model, Setting, Work
 from fairseq_plugins.modules import ProductKeyMemory, Window
 from fairseq_plugins.segment_language_model.attention import plain_attention
 from fairseq_plugins.segment_language_model.attention_blocks import hidden_by_window, rel_shift
 from fairseq_plugins.segment_language_model.attention_kernel import window_attention
 
-FAST, PLAIN, DENSE_BIAS, COMPILED = "fast", "plain", "a bias for each score", "plain, compiled"
+HEADS, WIDTH = 8, 64
 
 
 def dense_bias_attention(
@@ -38,70 +37,28 @@ def dense_bias_attention(
     return F.scaled_dot_product_attention(query, keys, values, attn_mask=bias, scale=1.0), None
 
 
-@functools.cache
-def _attention(model: str) -> Callable[..., tuple[Tensor, Any]]:
-    if model == COMPILED:
-        return torch.compile(plain_attention)
-    return {FAST: window_attention, PLAIN: plain_attention, DENSE_BIAS: dense_bias_attention}[model]
+def attention_case(streams: int, queries: int, keys: int, compiled: bool = False) -> Case:
+    """Relative attention of B streams, T queries and S keys, a forward and a backward pass.
 
-
-class KernelCase(Case):
-    """A kernel, whose entries share nothing but the random numbers they begin with."""
-
-    paper = "kernels"
-
-    @abstractmethod
-    def _work(self, entry: Entry, device: torch.device) -> Work:
-        """Return what an entry does."""
-
-    def build(
-        self, entries: Sequence[Entry], device: torch.device, published: Mapping[str, Any]
-    ) -> list[Work]:
-        """Return what the entries do."""
-        return [self._work(entry, device) for entry in entries]
-
-
-class AttentionCase(KernelCase):
-    """Relative attention, a forward and a backward pass.
-
-    Args:
-        streams: B.
-        queries: T.
-        keys: S.
-        compiled: whether torch.compile takes part, which takes minutes.
+    torch.compile takes minutes, and takes part on request.
     """
 
-    models = (FAST, PLAIN, DENSE_BIAS, COMPILED)
-    same = (PLAIN, DENSE_BIAS, COMPILED)
-    heads, width = 8, 64
-
-    def __init__(self, streams: int, queries: int, keys: int, compiled: bool = False) -> None:
-        name = f"attention, {self.heads} heads, {queries} queries, {keys} keys"
-        super().__init__(name, TRAINING, streams * queries)
-        self.streams, self.queries, self.keys, self.compiled = streams, queries, keys, compiled
-
-    def present(self) -> list[str]:
-        """All kernels, torch.compile's on request."""
-        return [model for model in self.models if self.compiled or model != COMPILED]
-
-    def _work(self, entry: Entry, device: torch.device) -> Work:
-        torch.manual_seed(1)
-        streams, queries, keys = self.streams, self.queries, self.keys
+    def build(attention: Callable[..., tuple[Tensor, Any]], setting: Setting) -> Work:
         sizes = [(streams, queries), (streams, keys), (streams, keys), (keys + 1,)]
         sizes += [(streams, queries), (streams, queries)]
-        drawn = [torch.randn(self.heads, *size, self.width) for size in sizes]
+        drawn = [torch.randn(HEADS, *size, WIDTH) for size in sizes]
         # queries are divided by √d_h
-        drawn[0] /= self.width**0.5
-        drawn[4] /= self.width**0.5
-        dtype = torch.bfloat16 if entry.dtype == BF16 else torch.float32
-        *leaves, grad = (x.to(device, dtype) for x in drawn)
+        drawn[0] /= WIDTH**0.5
+        drawn[4] /= WIDTH**0.5
+        dtype = torch.bfloat16 if setting.dtype == BF16 else torch.float32
+        *leaves, grad = (x.to(setting.device, dtype) for x in drawn)
         for leaf in leaves:
             leaf.requires_grad_()
         query, key, value, rel_keys, position_query = leaves
-        window, attention = Window(0, keys - queries), _attention(entry.model)
+        window = Window(0, keys - queries)
 
         def turn() -> Tensor:
-            with entry.precision(device):
+            with setting.precision():
                 attended, _ = attention(
                     query, key, value, rel_keys, window, position_query=position_query
                 )
@@ -109,34 +66,35 @@ class AttentionCase(KernelCase):
 
         return Work(turn, turn)
 
+    models = {
+        "fast": Model(partial(build, window_attention)),
+        "plain": Model(partial(build, plain_attention), same=True),
+        "a bias for each score": Model(partial(build, dense_bias_attention), same=True),
+    }
+    if compiled:
+        models["plain, compiled"] = Model(partial(build, torch.compile(plain_attention)), same=True)
+    name = f"attention, {HEADS} heads, {queries} queries, {keys} keys"
+    return Case("kernels", name, TRAINING, streams * queries, models)
 
-class SearchCase(KernelCase):
-    """A search for slots, from the tokens on, without gradients.
 
-    Args:
-        slots: of the memory.
-        tokens: N.
-    """
+def search_case(slots: int, tokens: int) -> Case:
+    """A search among the slots of a memory, from the tokens on, without gradients."""
 
-    models = (FAST, PLAIN)
-    same = (PLAIN,)
-    # of two all but equal scores either may be the last
-    agreeing = 0.99
-    tolerance = 1e-5
-
-    def __init__(self, slots: int, tokens: int) -> None:
-        super().__init__(f"search among {slots:,} slots, 4 heads", EVALUATION, tokens)
-        self.slots = slots
-
-    def _work(self, entry: Entry, device: torch.device) -> Work:
-        torch.manual_seed(1)
-        search = "torch" if entry.model == FAST else entry.model
-        memory = ProductKeyMemory(512, self.slots, heads=4, knn=32, value_dim=1, search=search)
-        memory = entry.prepare(memory, device)
-        x = torch.randn(self.tokens, 512).to(memory.values)
+    def build(search: str, setting: Setting) -> Work:
+        memory = ProductKeyMemory(512, slots, heads=4, knn=32, value_dim=1, search=search)
+        memory = setting.prepare(memory)
+        x = torch.randn(tokens, 512).to(memory.values)
 
         def turn() -> Tensor:
-            with entry.precision(device, training=False):
+            with setting.precision(training=False):
                 return memory.keys(memory.query_network(x), memory.knn)[0]
 
         return Work(turn, turn)
+
+    models = {
+        "fast": Model(partial(build, "torch")),
+        "plain": Model(partial(build, "plain"), same=True),
+    }
+    name = f"search among {slots:,} slots, 4 heads"
+    # the last of two scores that are all but equal may be either
+    return Case("kernels", name, EVALUATION, tokens, models, tolerance=1e-5, agreeing=0.99)

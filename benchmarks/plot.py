@@ -23,9 +23,9 @@ MODES = (TRAINING, EVALUATION)
 
 
 def summarise(cases: Iterable[Case], rows: list[Row]) -> list[dict[str, Any]]:
-    """How many times as fast ours is in fp32 beside the published code, or the last model.
+    """How many times as fast ours is in fp32, beside the published code or else the last model.
 
-    Of each title one row, whose modes were both measured.
+    Each title gets one row if both of its modes were measured.
     """
     found: dict[str, dict[str, Any]] = {}
     for case in cases:

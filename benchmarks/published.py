@@ -1,4 +1,4 @@
-"""Published code in checkouts of the user's; none of it is here, its licences are not ours.
+"""Published code in the user's checkouts; this package holds none of it.
 
 Shapes: B streams, T tokens of a segment, M remembered tokens, N tokens, H heads, k slots read by a
 head, d model width.
@@ -98,50 +98,6 @@ def _import(checkout: Checkout, path: Path, places: list[str]) -> type[nn.Module
                     del sys.modules[name]
 
 
-def _sizes(cfg: Any, symbols: int, names: str) -> dict[str, int]:
-    """Symbols, layers, heads and width of a model, by the names that its published code has."""
-    sizes = symbols, cfg.decoder_layers, cfg.decoder_attention_heads, cfg.decoder_embed_dim
-    return dict(zip(names.split(), sizes, strict=True))
-
-
-def _transformer_xl_options(cfg: TransformerXLConfig, symbols: int) -> dict[str, Any]:
-    """Options of the published Transformer-XL, by its own names, without dropout."""
-    return {
-        **_sizes(cfg, symbols, "n_token n_layer n_head d_model"),
-        "d_head": cfg.decoder_embed_dim // cfg.decoder_attention_heads,
-        "d_inner": cfg.decoder_ffn_embed_dim,
-        "dropout": 0.0,
-        "dropatt": 0.0,
-        "pre_lnorm": False,
-        "tgt_len": cfg.tokens_per_sample,
-        "ext_len": 0,
-        "mem_len": cfg.mem_len,
-        "same_length": cfg.same_length,
-        "clamp_len": cfg.clamp_len or -1,
-        "cutoffs": [],
-    }
-
-
-def _all_attention_options(cfg: AllAttentionConfig, symbols: int) -> dict[str, Any]:
-    """Options of the published all-attention, by its own names, without dropout."""
-    return {
-        **_sizes(cfg, symbols, "vocab_size nb_layers nb_heads hidden_size"),
-        "attn_span": cfg.attention_span,
-        "dropout": 0.0,
-        "emb_dropout": 0.0,
-        "adapt_io_params": {"adapt_io_enabled": False},
-        "adapt_span_params": {
-            "adapt_span_enabled": True,
-            "adapt_span_loss": 0.0,
-            "adapt_span_ramp": cfg.span_ramp,
-            "adapt_span_init": 0.0,
-            # as in the published runs: the memory shrinks with the spans
-            "adapt_span_cache": True,
-        },
-        "pers_mem_params": {"pers_mem_size": cfg.persistent_vectors},
-    }
-
-
 def translate(model: nn.Module, options: dict[str, Any], dictionary: Dictionary) -> dict:
     """Weights of ours from those of a published model, as scripts.convert.checkpoint has them.
 
@@ -177,7 +133,7 @@ def draw_weights(model: nn.Module) -> None:
 
 
 class PublishedTransformerXL(nn.Module):
-    """The published Transformer-XL over batches as fairseq has them.
+    """The published Transformer-XL, without dropout, over batches as fairseq has them.
 
     It was written for the PyTorch of 2019: masks of booleans take the place of bytes.
     """
@@ -186,9 +142,25 @@ class PublishedTransformerXL(nn.Module):
         self, model_class: type[nn.Module], cfg: TransformerXLConfig, symbols: int
     ) -> None:
         super().__init__()
-        self.options = options = _transformer_xl_options(cfg, symbols)
-        d_embed = options["d_model"]
-        self.model = model_class(**options, d_embed=d_embed, tie_weight=True, tie_projs=[False])
+        self.options = {
+            "n_token": symbols,
+            "n_layer": cfg.decoder_layers,
+            "n_head": cfg.decoder_attention_heads,
+            "d_model": cfg.decoder_embed_dim,
+            "d_head": cfg.decoder_embed_dim // cfg.decoder_attention_heads,
+            "d_inner": cfg.decoder_ffn_embed_dim,
+            "dropout": 0.0,
+            "dropatt": 0.0,
+            "pre_lnorm": False,
+            "tgt_len": cfg.tokens_per_sample,
+            "ext_len": 0,
+            "mem_len": cfg.mem_len,
+            "same_length": cfg.same_length,
+            "clamp_len": cfg.clamp_len or -1,
+            "cutoffs": [],
+        }
+        tied = {"d_embed": cfg.decoder_embed_dim, "tie_weight": True, "tie_projs": [False]}
+        self.model = model_class(**self.options, **tied)
         # else it returns the losses of a batch in the order of the bands
         self.model.crit.keep_order = True
         draw_weights(self.model)
@@ -209,12 +181,9 @@ class PublishedTransformerXL(nn.Module):
 
 
 class PublishedAllAttention(nn.Module):
-    """The published all-attention model over batches as fairseq has them.
+    """The published all-attention model, without dropout, over batches as fairseq has them.
 
     Args:
-        model_class: of a checkout.
-        cfg: options of ours.
-        symbols: how many there are.
         spans: each head's span as a part of the largest, the same for all.
     """
 
@@ -222,7 +191,25 @@ class PublishedAllAttention(nn.Module):
         self, model_class: type[nn.Module], cfg: AllAttentionConfig, symbols: int, spans: float
     ) -> None:
         super().__init__()
-        self.options = _all_attention_options(cfg, symbols)
+        self.options = {
+            "vocab_size": symbols,
+            "nb_layers": cfg.decoder_layers,
+            "nb_heads": cfg.decoder_attention_heads,
+            "hidden_size": cfg.decoder_embed_dim,
+            "attn_span": cfg.attention_span,
+            "dropout": 0.0,
+            "emb_dropout": 0.0,
+            "adapt_io_params": {"adapt_io_enabled": False},
+            "adapt_span_params": {
+                "adapt_span_enabled": True,
+                "adapt_span_loss": 0.0,
+                "adapt_span_ramp": cfg.span_ramp,
+                "adapt_span_init": 0.0,
+                # as in the published runs: the memory shrinks with the spans
+                "adapt_span_cache": True,
+            },
+            "pers_mem_params": {"pers_mem_size": cfg.persistent_vectors},
+        }
         self.model = model_class(**self.options)
         draw_weights(self.model)
         for name, parameter in self.model.named_parameters():
@@ -230,7 +217,7 @@ class PublishedAllAttention(nn.Module):
                 nn.init.constant_(parameter, spans)
 
     def remember(self, past: Tensor) -> None:
-        """Begin as if (B, M, d) had entered each of the layers, of which no head sees more."""
+        """Begin as if (B, M, d) had entered each of the layers; no head sees more."""
         self.memory = []
         for layer in self.model.layers:
             kept = layer.attn.attn.get_cache_size()
@@ -250,7 +237,6 @@ class PublishedMemory(nn.Module):
     """The published memory (``--mem_implementation pq_fast``) with the weights of ours.
 
     Args:
-        memory_class: of a checkout.
         memory: ours; the values stay its own, which saves gigabytes.
         sparse: whether the values get a sparse gradient (``--mem_sparse``).
     """

@@ -64,14 +64,16 @@ export UV_SYSTEM_CERTS="${UV_SYSTEM_CERTS:-1}"
 export UV_LOCK_TIMEOUT="${UV_LOCK_TIMEOUT:-3600}" # of a clone that waits for another's build
 uv=(.venv/bin/uv pip install --python .venv/bin/python --index-strategy unsafe-best-match) # as pip
 [[ ! $(said no-index) =~ ^(1|true|yes|on)$ ]] || uv+=(--no-index)
+# The cache first: behind a mirror that forbids caching, uv would compile fairseq for every clone.
+install() { "${uv[@]}" --offline "$@" || "${uv[@]}" "$@"; }
 # torch comes with what its wheel names: on Linux CUDA's libraries, but for a build for the CPU.
 step "[3/4] torch" "1 minute, more with CUDA's libraries; seconds from uv's cache" \
-    "${uv[@]}" --constraint "$pins" torch Cython ninja numpy setuptools wheel
+    install --constraint "$pins" torch Cython ninja numpy setuptools wheel
 # fairseq has to fit that torch: compiled here, and kept in a cache of this Python and this build of
 # torch, whose version.py tells it from another of the same number.
 torch=$({ find .venv/lib -name 'torch-*.dist-info'
     find .venv/lib -path '*/torch/version.py' -exec cat {} +; } | cksum)
-step "[4/4] fairseq and the other packages" "3 minutes; seconds from uv's cache" "${uv[@]}" \
+step "[4/4] fairseq and the other packages" "3 minutes; seconds from uv's cache" install \
     --no-deps --no-build-isolation --no-binary fairseq-fixed --requirements "$pins" \
     --cache-dir "$(.venv/bin/uv cache dir)/$abi-torch-${torch%% *}"
 # `import fairseq_plugins` from any folder

@@ -22,8 +22,8 @@ ablation_keys_SLOTS_KEYS  60,000               2.7-16.5   table 4, figure 6; KEY
 english_none              8,100    2.26M                  SOURCE: any text
 english_16k               8,100    4.49M                  the same with 16,384 slots
 english_262k              8,100    36.3M                  the same with 262,144 slots
-python_none               8,000    2.24M                  source text of 25 packages of PyPI, each token once
-python_12l                8,000    3.43M                  the same with twelve layers
+python_none               8,000    2.25M                  source text of 25 packages of PyPI, each token once
+python_12l                8,000    3.44M                  the same with twelve layers
 python_SLOTS              8,000    11.3M                  the same with a memory, 65k: batch-normalised queries
 facts_memory              340      1.16M                  16,384 slots, 2 heads of 16, queries batch-normalised; SOURCE: 16384
 facts_memory_no_norm      340      1.16M                  the same, queries as they are

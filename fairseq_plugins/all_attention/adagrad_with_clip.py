@@ -10,7 +10,7 @@ squares stay those of the whole gradient, and its learning rate of 0.07 belongs 
 
 import math
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -19,8 +19,8 @@ from fairseq.optim import FairseqOptimizer, register_optimizer
 from omegaconf import II
 from torch import Tensor, nn
 
-from fairseq_plugins.fairseq_integration.error_messages import errors_name_options
-from fairseq_plugins.fairseq_integration.parameters import AmpScaledStep
+from fairseq_plugins.fairseq_integration.error_messages import errors_name_options, option
+from fairseq_plugins.fairseq_integration.parameters import OwnRulesStep
 
 EPSILON = 1e-10
 
@@ -28,20 +28,11 @@ EPSILON = 1e-10
 class AdagradWithClip(torch.optim.Optimizer):
     """Adagrad with steps of at most ``clip`` / ‖g‖ of their length, for each tensor by itself.
 
-    Args:
-        params: parameters, or groups of them.
-        lr: learning rate.
-        clip: norm of a tensor's gradient (weight decay included) above which its step is
-            shortened; 0 for none.
-        weight_decay: how much of a parameter is added to its gradient.
+    ``clip`` 0 stands for no clip. g includes the weight decay.
     """
 
     def __init__(
-        self,
-        params: Iterable[Any],
-        lr: float,
-        clip: float = 0.03,
-        weight_decay: float = 0.0,
+        self, params: Iterable[Any], lr: float, clip: float = 0.03, weight_decay: float = 0.0
     ) -> None:
         for argument, value in {"lr": lr, "clip": clip, "weight_decay": weight_decay}.items():
             if not 0 <= value < math.inf:
@@ -100,21 +91,15 @@ class AdagradWithClip(torch.optim.Optimizer):
 class AdagradWithClipConfig(FairseqDataclass):
     """Options of ``--optimizer adagrad_with_clip``."""
 
-    adagrad_clip: float = field(
-        default=0.03,
-        metadata={
-            "help": "norm of a parameter tensor's gradient above which its step is shortened, "
-            "0 for none"
-        },
+    adagrad_clip: float = option(
+        0.03, "norm of a parameter tensor's gradient above which its step is shortened, 0 for none"
     )
-    weight_decay: float = field(
-        default=0.0, metadata={"help": "how much of a parameter is added to its gradient"}
-    )
+    weight_decay: float = option(0.0, "how much of a parameter is added to its gradient")
     lr: list[float] = II("optimization.lr")
 
 
 @register_optimizer("adagrad_with_clip", dataclass=AdagradWithClipConfig)
-class FairseqAdagradWithClip(AmpScaledStep, FairseqOptimizer):
+class FairseqAdagradWithClip(OwnRulesStep, FairseqOptimizer):
     """:class:`AdagradWithClip` as fairseq's ``--optimizer adagrad_with_clip``."""
 
     def __init__(self, cfg: AdagradWithClipConfig, params: Iterable[nn.Parameter]) -> None:
@@ -131,11 +116,6 @@ class FairseqAdagradWithClip(AmpScaledStep, FairseqOptimizer):
             "clip": self.cfg.adagrad_clip,
             "weight_decay": self.cfg.weight_decay,
         }
-
-    @property
-    def supports_flat_params(self) -> bool:
-        """Return False: one norm of all parameters would be another rule."""
-        return False
 
     def load_state_dict(
         self, state_dict: dict[str, Any], optimizer_overrides: dict[str, Any] | None = None

@@ -29,12 +29,10 @@ GROUP_COST = 256
 
 
 class HeadGroup(NamedTuple):
-    """Heads of similar spans, which are computed together.
+    """The ``heads`` (H_g,), from 0, that are computed together; None for all of them in order.
 
-    Attributes:
-        heads: their numbers, from 0, (H_g,); None for all of them in order.
-        width: how many tokens the one that sees farthest sees, ramp included.
-        open: the nearest so many tokens have m = 1 for all of them.
+    One of them sees ``width`` tokens, ramp included, the others fewer. All see the nearest ``open``
+    tokens with m = 1.
     """
 
     heads: Tensor | None
@@ -65,15 +63,9 @@ ALL_HEADS = HeadGroups((HeadGroup(None, UNLIMITED, UNLIMITED),), None)
 class AdaptiveSpan(Float32Module):
     """The learned spans of a layer's heads, for :class:`.AllAttention`.
 
-    ``value`` (H,), in [0, 1], is each head's z as a part of the largest span. It stays in single
-    precision: bfloat16 could not tell 4,000 tokens from 4,016.
-
-    Args:
-        num_heads: H.
-        max_span: the largest span, in tokens.
-        ramp: R, in tokens.
-        initial: the value that training starts with.
-        epsilon: is added to the sum of the masked weights.
+    ``value`` (H,), in [0, 1], is each head's z as a part of ``max_span``. It stays in single
+    precision: bfloat16 could not tell 4,000 tokens from 4,016. ``ramp`` is R. ``epsilon`` is added
+    to the sum of the masked weights.
     """
 
     def __init__(
@@ -109,10 +101,7 @@ class AdaptiveSpan(Float32Module):
         return torch.where(seen, torch.where(seen, mask, 1).log(), -torch.inf)
 
     def remainder(self, masked: Tensor, unmasked: Tensor) -> Tensor:
-        """Return what ``epsilon`` leaves of each sum of weights, which would be 1: (H, B, T).
-
-        ``masked`` is log Σ m·exp(score), (H, B, T), ``unmasked`` log Σ exp(score) of all keys.
-        """
+        """Return what ``epsilon`` leaves of each sum of weights, given log Σ (m·)exp(score)."""
         # 1 / (1 + ε·Σ exp(s) / Σ m·exp(s)); nothing is left to shrink where both sums are 0
         return torch.sigmoid((masked - unmasked).nan_to_num(nan=0.0) - math.log(self.epsilon))
 

@@ -57,10 +57,8 @@ SPAN_MARGIN = 64
 class SpannedPositions(NamedTuple):
     """What the scores of a layer depend on beside its tokens.
 
-    Attributes:
-        rel_keys: p of the distances S - 1, or more, down to -1, (1, D, d_h), or clamped.
-        groups: heads that are computed together, with how far they see.
-        log_masks: each group's :meth:`.AdaptiveSpan.log_mask`; None for fixed spans.
+    ``rel_keys`` are p of the distances S - 1, or more, down to -1, (1, D, d_h), or clamped; each
+    of the ``groups`` of heads has a :meth:`.AdaptiveSpan.log_mask`, or None.
     """
 
     rel_keys: Tensor | Clamped
@@ -85,7 +83,7 @@ class GroupedCaches(LayerState):
         return self.groups[0].streams
 
     def last(self, length: int, before: int = 0, segment: int = 0) -> GroupedCaches:
-        """Return :meth:`.KeyValueCache.last` of each group."""
+        """Return the last tokens of each group."""
         return GroupedCaches(tuple(c.last(length, before, segment) for c in self.groups))
 
     def select(self, order: Tensor) -> GroupedCaches:
@@ -113,17 +111,12 @@ class AllAttention(RelativeAttention):
         y, _ = attention(x, attention.project_positions(encode(x.size(1) - 1)))  # (B, T, 512)
 
     Args:
-        embed_dim: d.
-        num_heads: H; must divide d.
-        window: the distances that a query sees.
         position_projection: maps the encoding of the distances to p, (1, D, d_h).
-        dropout: probability of dropping an attention weight.
         num_persistent: N, 0 for none.
         variant: how persistent vectors take part: in one softmax with the context ("all"), in one
             of their own ("attn-split"), as all that the latter half of the heads see
             ("head-split"), or in a softmax of their own with one head of width d ("single-head").
         span: learned spans of the heads that see the context, or None.
-        kernel: a key of ``KERNELS``.
     """
 
     def __init__(
@@ -251,9 +244,8 @@ class AllAttention(RelativeAttention):
     ) -> tuple[Tensor, Tensor | None, Tensor | None, GroupedCaches | None]:
         """Attend to earlier tokens and segment, each group of heads to what it sees.
 
-        Returns:
-            values (H, B, T, d_h), the log-sum-exp (H, B, T) of the scores with and without the mask
-            of learned spans, and the caches.
+        Returns values (H, B, T, d_h), the log-sum-exp (H, B, T) of the scores with and without the
+        mask of learned spans, and the caches.
         """
         attended, lses, caches = [], [], []
         for number, group in enumerate(positions.groups.groups):
@@ -301,14 +293,7 @@ class AllAttentionBlock(SegmentLayer):
     """One softmax over up to ``span`` tokens before each token and over persistent vectors.
 
     Section 4. Each head learns how far it looks. In the published models all blocks share their
-    ``positions``.
-
-    Args:
-        embed_dim: d.
-        num_heads: must divide d.
-        persistent_vectors: pairs of keys and values a head.
-        span: how many tokens before its own a token may attend to.
-        dropout: of attention weights and of what the layer adds.
+    ``positions``. ``dropout`` acts on attention weights and on what the layer adds.
     """
 
     def __init__(

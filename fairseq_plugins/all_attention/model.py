@@ -20,19 +20,17 @@ from fairseq_plugins.all_attention.attention import (
     SpannedPositions,
 )
 from fairseq_plugins.all_attention.persistent_vectors import SoftmaxFeedForward
-from fairseq_plugins.fairseq_integration.error_messages import flag
+from fairseq_plugins.fairseq_integration.error_messages import flag, option
 from fairseq_plugins.fairseq_integration.forward_passes import ValidationWatcher
 from fairseq_plugins.fairseq_integration.presets import register_presets
-from fairseq_plugins.product_key_memory.options import MemoryLayersOptions
-from fairseq_plugins.product_key_memory.segment_layers import MemorySublayers
+from fairseq_plugins.product_key_memory.options import MemoryLayersOptions, MemorySublayers
 from fairseq_plugins.segment_language_model.attention_blocks import Window
 from fairseq_plugins.segment_language_model.decoder import SegmentDecoder
 from fairseq_plugins.segment_language_model.model import SegmentLanguageModel
-from fairseq_plugins.segment_language_model.model_config import (
+from fairseq_plugins.segment_language_model.options import (
     SegmentLanguageModelConfig,
     adaptive_preset,
     check_least,
-    option,
     size_preset,
 )
 from fairseq_plugins.segment_language_model.positions import (
@@ -55,10 +53,10 @@ class AllAttentionConfig(SegmentLanguageModelConfig, MemoryLayersOptions):
     )
     persistent_variant: ChoiceEnum(VARIANTS) = option(
         JOINT,
-        "how persistent vectors take part (section 5.3): all (one softmax with the "
-        "context), attn-split (a softmax of their own), head-split (half of the heads see them "
-        "alone, the other half the context alone), single-head (attn-split with one head as "
-        "wide as the model), ff-attn (a sublayer of its own after the attention)",
+        "how persistent vectors take part (section 5.3): all (one softmax with the context), "
+        "attn-split (a softmax of their own), head-split (half of the heads see them alone, the "
+        "other half the context alone), single-head (attn-split with one head as wide as the "
+        "model), ff-attn (a sublayer of its own after the attention)",
     )
     attention_span: int = option(
         512,
@@ -74,8 +72,8 @@ class AllAttentionConfig(SegmentLanguageModelConfig, MemoryLayersOptions):
     span_init: float = option(0.0, "adaptive spans start as this part, 0 to 1, of --attention-span")
     span_epsilon: float = option(
         0.0,
-        "what is added to the sum of attention weights after the mask of an adaptive "
-        "span: models of the published code have 1e-8, which costs a second attention",
+        "what is added to the sum of attention weights after the mask of an adaptive span: "
+        "models of the published code have 1e-8, which costs a second attention",
     )
 
 
@@ -127,11 +125,6 @@ class PersistentShares(ValidationWatcher):
 
     ``persistent_share_L`` is that of layer L (from 1) in percent, in the mean over the heads and
     over all tokens that were read; with several workers, of the first one's streams.
-
-    Args:
-        model: the model.
-        attentions: its attentions in which persistent vectors and context share one softmax.
-        padding: the symbol that does not count.
     """
 
     def __init__(self, model: nn.Module, attentions: list[AllAttention], padding: int) -> None:
@@ -277,11 +270,6 @@ class AllAttentionLanguageModel(SegmentLanguageModel):
             raise ValueError(
                 f"--persistent-variant is {cfg.persistent_variant} with --persistent-vectors 0: "
                 "there are none to place; leave the variant out, or give a number of vectors"
-            )
-        if cfg.persistent_variant == HEAD_SPLIT and cfg.decoder_attention_heads % 2:
-            raise ValueError(
-                f"--persistent-variant head-split with --decoder-attention-heads "
-                f"{cfg.decoder_attention_heads}: half of them see the context; give an even number"
             )
         if cfg.persistent_variant == FEED_FORWARD and cfg.decoder_ffn_embed_dim:
             raise ValueError(

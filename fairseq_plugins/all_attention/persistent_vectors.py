@@ -46,11 +46,7 @@ class PersistentVectors(nn.Module):
     def attend(
         self, query: Tensor, dropout: float = 0.0, return_lse: bool = False
     ) -> tuple[Tensor, Tensor | None]:
-        """Attend from queries (H, B, T, d_h), divided by √d_h, to the vectors of their heads.
-
-        Returns:
-            (H, B, T, d_h); and with ``return_lse`` log Σ exp(score), (H, B, T), else None.
-        """
+        """Attend from queries (H, B, T, d_h), divided by √d_h, to the vectors of their heads."""
         keys, values = self()
         # streams share the vectors: (H, B, T, d_h) -> (H, 1, B·T, d_h)
         queries = query.flatten(1, 2).unsqueeze(1)

@@ -6,7 +6,6 @@ Evaluation takes the task of this package from the checkpoint, where no ``--task
 from __future__ import annotations
 
 import argparse
-import difflib
 import functools
 import os
 import re
@@ -19,7 +18,7 @@ from fairseq import options
 from fairseq.models import ARCH_MODEL_REGISTRY, MODEL_DATACLASS_REGISTRY
 from fairseq.tasks import TASK_REGISTRY
 
-from fairseq_plugins.fairseq_integration.error_messages import flag
+from fairseq_plugins.fairseq_integration.error_messages import did_you_mean, flag
 from fairseq_plugins.fairseq_integration.safe_loading import options_of
 
 SEGMENTS = "segment_language_modeling"
@@ -137,7 +136,8 @@ def _hints(parser: argparse.ArgumentParser, message: str) -> Iterator[str]:
     """Yield a sentence for each unknown name in a parser's message."""
     arch = re.match(r"argument --arch/-a: invalid choice: '(.*?)' \(", message)
     if arch:
-        yield f"--arch {arch[1]} is no model{_nearest(arch[1], ARCH_MODEL_REGISTRY)}"
+        near = did_you_mean(arch[1], ARCH_MODEL_REGISTRY, 3)
+        yield f"--arch {arch[1]} is no model: {near or 'see docs/presets.md'}"
     if not message.startswith("unrecognized arguments: "):
         return
     for option in re.findall(r"(?<!\S)--[a-z][\w-]*", message):
@@ -153,12 +153,8 @@ def _hints(parser: argparse.ArgumentParser, message: str) -> Iterator[str]:
                 f"--model-overrides \"{{'{name}': VALUE}}\""
             )
         else:
-            yield f"{option} is no option here{_nearest(option, parser._option_string_actions)}"
-
-
-def _nearest(name: str, known: Any) -> str:
-    near = difflib.get_close_matches(name, known, n=3, cutoff=0.75)
-    return f": did you mean {' or '.join(near)}?" if near else ""
+            near = did_you_mean(option, parser._option_string_actions, 3)
+            yield f"{option} is no option here: {near or 'leave it out'}"
 
 
 def _belongs_to_a_model(option: str) -> bool:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from fairseq import checkpoint_utils, utils
+from fairseq import utils
 from fairseq.data import Dictionary
 from fairseq.tasks import FairseqTask
 from fairseq.trainer import Trainer
@@ -68,10 +68,6 @@ def keep_dictionaries() -> None:
     # evaluation and generation give a checkpoint's state to the task before they build the model
     FairseqTask.load_state_dict = functools.partialmethod(_check_task, FairseqTask.load_state_dict)
     Trainer.load_checkpoint = functools.partialmethod(_check_resumed, Trainer.load_checkpoint)
-    theirs = checkpoint_utils.load_checkpoint_to_cpu
-    checkpoint_utils.load_checkpoint_to_cpu = functools.wraps(theirs)(
-        functools.partial(_read, theirs)
-    )
 
 
 def _add_digests(self: FairseqTask, theirs: Callable[..., Any]) -> dict[str, Any]:
@@ -83,13 +79,12 @@ def _check_task(self: FairseqTask, theirs: Callable[..., Any], state: dict[str, 
     theirs(self, state)
 
 
-def _read(theirs: Callable[..., Any], path: str, *args: Any, **options: Any) -> Any:
+def note_read(path: str, state: Mapping[str, Any]) -> None:
+    """Remember which checkpoint was read, and check it for the training that resumes from it."""
     global _read_last
     _read_last = path
-    state = theirs(path, *args, **options)
     for task in _resuming:
         check_dictionaries(state, dictionaries_of(task), f"the checkpoint {path}")
-    return state
 
 
 def _check_resumed(self: Trainer, theirs: Callable[..., Any], *args: Any, **options: Any) -> Any:

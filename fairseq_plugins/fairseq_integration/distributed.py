@@ -28,10 +28,7 @@ _NEVER = [
     ("pipeline_model_parallel", (False,), "layers cannot be split over GPUs: leave it out"),
 ]
 # with parameters that have an update rule or a constraint, which these would break or pass by
-_WITH_RULES = [
-    ("use_bmuf", (False,), "leave it out"),
-    ("zero_sharding", ("none",), "leave it out"),
-]
+_WITH_RULES = [("use_bmuf", (False,), "leave it out"), ("zero_sharding", ("none",), "leave it out")]
 
 
 def check_training(cfg: Any, model: nn.Module) -> None:

@@ -1,27 +1,64 @@
-"""Errors name options, and fairseq's commands print what a user can mend as a sentence."""
+"""Options and their names in errors, which fairseq's commands print as a sentence."""
 
 from __future__ import annotations
 
+import difflib
 import dis
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import field
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
 # how errors of layers write an argument
 ARGUMENT = re.compile(r"`(\w+)`")
 PACKAGE = Path(__file__).resolve().parents[1]
 # what this package raises for what a user can mend
 FOR_USERS = (ValueError, FloatingPointError, OSError)
+# what torch says of a tensor that there is no memory for
+TOO_LARGE = ("allocate", "size calculation overflowed")
 # the excepthook before ours
 _print_traceback: Callable[..., None] = sys.__excepthook__
+
+
+def option(default: Any, text: str) -> Any:
+    """Return a field of a configuration with its default and its help text."""
+    return field(default=default, metadata={"help": text})
 
 
 def flag(option: str) -> str:
     """Return the command-line form of an option: "--lr-scheduler" for "lr_scheduler"."""
     return "--" + option.replace("_", "-")
+
+
+def did_you_mean(name: str, known: Iterable[str], most: int = 1) -> str:
+    """Return a question that names up to ``most`` known names like this one; "" without any."""
+    longer = sorted(k for k in known if k.startswith(name) or name.startswith(k))
+    near = longer[:most] or difflib.get_close_matches(name, known, n=most, cutoff=0.75)
+    return f"did you mean {' or '.join(near)}?" if near else ""
+
+
+@contextmanager
+def sizes_in_memory(cfg: Any) -> Iterator[None]:
+    """Name the largest of a model's sizes where the machine lacks memory to build it."""
+    try:
+        yield
+    except RuntimeError as error:
+        if not any(words in str(error) for words in TOO_LARGE):
+            raise
+        # layers import this file, and need no fairseq
+        from omegaconf import OmegaConf
+
+        options = OmegaConf.to_container(cfg) if OmegaConf.is_config(cfg) else vars(cfg)
+        numbers = {name: value for name, value in options.items() if type(value) is int and value}
+        largest = sorted(numbers.values(), reverse=True)[:4]
+        sizes = ", ".join(f"{flag(o)} {size}" for o, size in numbers.items() if size in largest)
+        raise ValueError(
+            f"the model takes more memory than this machine has ({sizes}): give smaller sizes"
+        ) from error
 
 
 @contextmanager

@@ -41,10 +41,7 @@ class InferenceCache(Generic[Value]):
         return type(self), ()
 
     def get(self, weights: Iterable[Tensor], compute: Callable[[], Value]) -> Value:
-        """Return the value for the present contents of ``weights``, computed where they changed.
-
-        They come in the same order at each call.
-        """
+        """Return the value for the present contents of ``weights``, always in the same order."""
         weights = list(weights)
         if any(weight.is_inference() for weight in weights):
             return compute()  # nobody counts the changes of such tensors

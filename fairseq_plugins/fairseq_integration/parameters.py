@@ -62,13 +62,16 @@ def update_rule(parameter: nn.Parameter, kind: type[Rule]) -> Rule | None:
     return rule if isinstance(rule, kind) else None
 
 
-class AmpScaledStep:
-    """Makes the step of a fairseq optimizer, the next base class, work under ``--amp``.
+class OwnRulesStep:
+    """Base class, before fairseq's, of optimizers with rules for single tensors.
 
-    fairseq's AMPOptimizer unscales the gradients to take their norm. torch's scaler is then handed
-    this object, not the optimizer within, and would unscale them a second time: gradients would
-    never be long enough to clip.
+    Under ``--amp`` fairseq's AMPOptimizer unscales the gradients to take their norm. torch's scaler
+    is then handed this object, and would unscale them a second time: gradients would never be long
+    enough to clip.
     """
+
+    # a flat copy of all parameters has no such rules
+    supports_flat_params = False
 
     # tells the scaler to leave gradients as they are, and to call step() if some are not finite too
     _step_supports_amp_scaling = True
@@ -81,10 +84,9 @@ class AmpScaledStep:
 
 
 def adam_options(cfg: FairseqAdamConfig) -> dict[str, Any]:
-    """Return lr, betas, eps and weight_decay of fairseq's ``adam`` as torch's optimizers take them.
-
-    The betas may be a text such as "(0.9, 0.98)".
-    """
+    """Return the options of fairseq's ``adam`` as torch's optimizers take them."""
+    if cfg.fp16_adam_stats:
+        raise ValueError("--fp16-adam-stats with this --optimizer: leave it out")
     betas = cfg.adam_betas
     if isinstance(betas, str):
         betas = (float(beta) for beta in betas.strip("()[] ").split(","))
@@ -98,13 +100,9 @@ def adam_options(cfg: FairseqAdamConfig) -> dict[str, Any]:
 
 @torch.no_grad()
 def apply_constraints(optimizer: FairseqOptimizer, model: nn.Module) -> None:
-    """Project the constrained parameters, in the optimizer's copy and in the model.
+    """Project the constrained parameters after an update, in the optimizer's copy and the model.
 
-    Call it after each update. Parameters that require no gradient stay as they are.
-
-    Args:
-        optimizer: fairseq's optimizer, in the wrapper that the precision brings.
-        model: the model, which may be wrapped for several workers.
+    Both may be wrapped, for a precision and for several workers. What requires no gradient stays.
     """
     constraints = [
         (module, parameter, project)
@@ -137,10 +135,7 @@ def apply_constraints(optimizer: FairseqOptimizer, model: nn.Module) -> None:
 
 
 def _masters(optimizer: FairseqOptimizer) -> dict[int, Tensor] | None:
-    """Return what the optimizer updates, by the id of the model's parameter; None if unknown.
-
-    That is a copy of the parameter, or the parameter itself.
-    """
+    """Return what the optimizer updates, by the id of the model's parameter; None if unknown."""
     from fairseq.optim import AMPOptimizer, FP16Optimizer, MemoryEfficientFP16Optimizer
 
     if isinstance(optimizer, FP16Optimizer):

@@ -22,6 +22,8 @@ from omegaconf import DictConfig, ListConfig
 from omegaconf.base import ContainerMetadata, Metadata
 from omegaconf.nodes import AnyNode
 
+from fairseq_plugins.fairseq_integration.dictionaries import note_read
+
 # All of them hold values, and none runs anything.
 OPTION_CONTAINERS = [
     # options that fairseq parsed from words, as for its translation transformer and sgd
@@ -154,7 +156,9 @@ def read_checkpoints_safely() -> None:
 def _read(read: Callable[..., Any], path: str, *args: Any, **kwargs: Any) -> Any:
     """Read a checkpoint with fairseq's function, after it was checked."""
     if PathManager.path_requires_pathmanager(path):
-        return read(path, *args, **kwargs)
+        state = read(path, *args, **kwargs)
+        note_read(path, state)
+        return state
     try:
         # before fairseq, which brings it up to date and does not say what is wrong
         found = load_safely(path, f"the checkpoint {path}")
@@ -173,6 +177,7 @@ def _read(read: Callable[..., Any], path: str, *args: Any, **kwargs: Any) -> Any
     # an old file is in memory by now
     del found
     state = read(path, *args, **kwargs)
+    note_read(path, state)
     weights = state.get("model")
     if isinstance(weights, OrderedDict):
         # for checkpoint_of, where no more is known than the weights

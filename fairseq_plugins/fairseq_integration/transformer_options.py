@@ -6,11 +6,12 @@ line nor Hydra can fill that dataclass by the names of the options: here it is f
 
 import dataclasses
 import inspect
-from argparse import Namespace
+from argparse import ArgumentParser, Namespace
 from collections.abc import Iterator
 from typing import Any, Optional
 
 from fairseq.dataclass import FairseqDataclass
+from fairseq.dataclass.utils import gen_parser_from_dataclass
 from fairseq.models.transformer import TransformerConfig
 from omegaconf import II, OmegaConf
 
@@ -64,3 +65,26 @@ def parsed(cfg: Any) -> Namespace:
     if isinstance(cfg, Namespace):
         return cfg
     return Namespace(**OmegaConf.to_container(cfg, resolve=True, enum_to_str=True))
+
+
+class BuiltOnTransformer:
+    """Base class, before fairseq's, of models with ``own_options`` beside fairseq's."""
+
+    own_options: type[FairseqDataclass]
+
+    @classmethod
+    def hub_models(cls) -> dict[str, str]:
+        """Return no models to download: those of the parent are other models."""
+        return {}
+
+    @classmethod
+    def add_args(cls, parser: ArgumentParser) -> None:
+        """Add fairseq's options and the own ones to ``parser``, without defaults."""
+        super().add_args(parser)
+        gen_parser_from_dataclass(parser, cls.own_options(), delete_default=True)
+
+
+def options_from(kind: type, args: Namespace) -> Any:
+    """Return a dataclass of options from parsed ones; those that they lack have its defaults."""
+    names = [option.name for option in dataclasses.fields(kind)]
+    return kind(**{name: getattr(args, name) for name in names if hasattr(args, name)})

@@ -63,10 +63,7 @@ class FairseqMemory(ProductKeyMemory):
             set_update_rule(next(self.keys.parameters()), self.table)
 
     def set_num_updates(self, num_updates: int) -> None:
-        """Check that the last update used the gradient of the values.
-
-        fairseq calls it before each batch. Only ``adam_with_memory`` knows of that gradient.
-        """
+        """Check before each batch that the last update used the gradient of the values."""
         unused = not self.values.requires_grad and self.values.grad is not None
         if unused and num_updates > self._num_updates:
             raise ValueError(
@@ -96,10 +93,7 @@ class FairseqMemory(ProductKeyMemory):
 
 
 def read_slots(path: str, name: str, slots: int) -> Tensor:
-    """Return which slots of the memory ``name`` are trained, (slots,), from an archive of numpy's.
-
-    ``scripts.evaluate.memory_usage`` wrote it, with the names that validation logs.
-    """
+    """Return which slots of the memory ``name`` are trained, (slots,), from numpy's archive."""
     where = f"--memory-trainable-slots is {path}"
     remedy = "give the rarely_read.npz that scripts.evaluate.memory_usage --rarely-read wrote"
     try:
@@ -266,11 +260,7 @@ class MemoryDecoderLayer(_WithMemory, TransformerDecoderLayerBase):
         self_attn_padding_mask: Tensor | None = None,
         **options: Any,
     ) -> tuple[Any, ...]:
-        """Map (T, B, d) to (T, B, d) and attention weights, as fairseq's layer does.
-
-        In incremental decoding ``x`` is the last token of each sentence.
-        ``self_attn_padding_mask`` (B, S) is true for padding.
-        """
+        """Map (T, B, d) to (T, B, d) and attention weights; the padding mask is (B, S)."""
         self._leave_padding(self_attn_padding_mask, x)
         x, *others = super().forward(
             x, *encoder_and_states, self_attn_padding_mask=self_attn_padding_mask, **options

@@ -75,22 +75,16 @@ class Moments:
         return {"step": self.step, **saved}
 
     def load(self, values: Tensor, saved: dict[str, Any]) -> None:
-        """Load what :meth:`save` or that of :class:`MomentsOfReadRows` has saved."""
-        rows = saved.get("rows")
+        """Load what :meth:`save` has saved."""
         copied = "master" in saved and values.dtype != torch.float32
         for name in (*MOMENTS, "master") if copied else MOMENTS:
             # cut before it is moved: the whole may not fit on the device
             value = self.columns.own(saved[name])
-            if rows is not None:
-                value = value.new_zeros(values.shape).index_copy_(0, rows.to(value.device), value)
-            setattr(self, name, value.to(values.device, torch.float32, copy=rows is None))
+            setattr(self, name, value.to(values.device, torch.float32, copy=True))
 
 
 class MomentsOfReadRows(Moments):
-    """Moments of a table that stays in bfloat16, of those rows alone that were read.
-
-    ``exp_avg`` and ``exp_avg_sq`` have each row at its place; places beyond ``count``, T, are free.
-    """
+    """Moments of those rows of a table in bfloat16 that were read, each at its place."""
 
     def start(self, values: Tensor) -> None:
         """Start without moments."""
@@ -101,7 +95,7 @@ class MomentsOfReadRows(Moments):
         self._places = torch.full((len(values),), -1, dtype=torch.int32, device=values.device)
 
     def update(self, values: Tensor, grad: Tensor, **numbers: Any) -> None:
-        """Take a step with ``grad``, sparse (K, d); see :func:`update_rows` for ``numbers``."""
+        """Take a step with ``grad``, as :class:`Moments` does."""
         if not grad.is_coalesced():
             grad = merge_rows(grad)
         read = grad._indices()[0]
@@ -163,14 +157,10 @@ class MomentsOfReadRows(Moments):
         return {"step": self.step, "slots": len(self._places), "rows": rows, **saved}
 
     def load(self, values: Tensor, saved: dict[str, Any]) -> None:
-        """Load what :meth:`save` or that of :class:`Moments` has saved."""
-        rows = saved.get("rows")
-        moments = [self.columns.own(saved[name]) for name in MOMENTS]
-        if rows is None:
-            rows = saved["exp_avg_sq"].any(-1).nonzero().flatten()
-            moments = [moment[rows.to(moment.device)] for moment in moments]
-        places = self.places(rows.to(self._places.device))
-        self.exp_avg[places], self.exp_avg_sq[places] = (x.to(self.exp_avg) for x in moments)
+        """Load what :meth:`save` has saved."""
+        places = self.places(saved["rows"].to(self._places.device))
+        for name in MOMENTS:
+            getattr(self, name)[places] = self.columns.own(saved[name]).to(self.exp_avg)
 
 
 def split_rows(rows: Tensor, *lists: Tensor) -> Iterator[tuple[Tensor, ...]]:
@@ -203,9 +193,8 @@ def update_rows(
     """Update ``values`` and both moments, (K, d) in single precision, in the rows that were read.
 
     ``rows`` (U,) rise, with gradients (U, d), which are multiplied by ``scale``. ``decay`` is the
-    part of the values that is taken off before the step, and ``step_size`` is
-    lr · √(1 - β₂ᵗ) / (1 - β₁ᵗ). If ``padded``, rows may occur again, and those whose gradient is
-    zero rest.
+    part of the values that is taken off first, ``step_size`` is lr · √(1 - β₂ᵗ) / (1 - β₁ᵗ). If
+    ``padded``, rows may occur again, and those whose gradient is zero rest.
     """
     read = None
     if padded:

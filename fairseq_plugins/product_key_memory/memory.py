@@ -40,6 +40,7 @@ class ProductKeyMemory(nn.Module):
     """Sum, over heads, of the values of the best k of K slots, weighted by a softmax.
 
     Equations 1 to 3, section 3.3. The heads share the values, which are drawn from N(0, 1/d_v).
+    ``query_…`` options are those of :class:`.query.QueryNetwork`.
 
     Args:
         embed_dim: d.
@@ -48,12 +49,6 @@ class ProductKeyMemory(nn.Module):
         knn: k.
         query_dim: d_q; even for product keys.
         value_dim: d_v; values of another width than d are mapped to it. None for d.
-        query_hidden_dims: widths of the query network's hidden layers.
-        query_batch_norm: normalise queries over the tokens; see :class:`.query.QueryNetwork`.
-        query_layer_norm: normalise each query over its dimensions.
-        query_dropout: dropout of the queries.
-        input_dropout: dropout of the input.
-        value_dropout: dropout of the sum of values.
         keys: "product", or "flat" for the ablation.
         search: "torch" or "faiss"; or "plain" for the equations as they stand, in operations that
             autograd, ``torch.compile`` and ``torch.export`` know, which is slower.
@@ -61,15 +56,14 @@ class ProductKeyMemory(nn.Module):
             ``torch.optim.SparseAdam`` takes it.
         values_dtype: ``torch.bfloat16`` for values that stay in it, whatever the memory is cast
             to. None for values that are cast with the memory.
-        shard_values: with several workers (``torch.distributed``), give each some of the values'
-            columns; see :mod:`.sharding`.
+        shard_values: give each of several workers some of the values' columns; see
+            :mod:`.sharding`.
         output_norm: normalise the sum of values over its dimensions.
         output_gate: multiply the sum of values by SiLU(x W₁) and map it by W₂, without biases.
-        zero_init: start with an output of zero: the last map, or the norm where there is none, or
-            the values where there is neither has zeros. With ``values_of`` and neither map nor norm
-            the output is what the shared values make it.
+        zero_init: start with zeros in the last map, or in the norm, or in the memory's own values,
+            whichever comes first.
         values_of: the memory whose values this one reads and learns too; a ``state_dict()`` of both
-            has them once. None for values of its own.
+            has them once.
     """
 
     def __init__(
@@ -195,10 +189,7 @@ class ProductKeyMemory(nn.Module):
         return summed if self.projection is None else self.projection(summed)
 
     def train_only(self, slots: Tensor | None) -> None:
-        """Let only the values of ``slots``, (K,) of booleans, learn from this memory; None for all.
-
-        Keys and queries learn as before. A ``state_dict()`` leaves the choice out.
-        """
+        """Let only the values of ``slots``, booleans (K,), learn from this memory; None for all."""
         if slots is not None and (
             slots.dtype != torch.bool or slots.shape != self.values.shape[:1]
         ):
@@ -211,9 +202,8 @@ class ProductKeyMemory(nn.Module):
     def keep_gradient_beside_autograd(self) -> None:
         """Hide the values from training code that would hold a dense gradient for all K slots.
 
-        ``values.requires_grad`` becomes false. A backward pass still adds the gradient of the rows
-        that were read to ``values.grad``, as a sparse tensor; on accelerators it is padded, see
-        :mod:`.values`. The update uses its buffer again: copy what is to be kept.
+        A backward pass still adds the gradient of the rows that were read to ``values.grad``, as a
+        sparse tensor (:mod:`.values`). The update uses its buffer again: copy what is to be kept.
         """
         self.table.keep_gradient_beside_autograd()
 

@@ -9,21 +9,24 @@ which the paper compares its size of 24 layers; tied embeddings; the ablations' 
 """
 
 import argparse
-import dataclasses
 import enum
 from dataclasses import dataclass
 from typing import Any, Optional
 
-from fairseq.dataclass.utils import gen_parser_from_dataclass
 from fairseq.models import register_model
 from fairseq.models.transformer import TransformerConfig, TransformerModel
 from fairseq.models.transformer_lm import TransformerLanguageModel, TransformerLanguageModelConfig
 from omegaconf import II, OmegaConf
 
 from fairseq_plugins.fairseq_integration.checkpoint_files import weights_loaded_into
-from fairseq_plugins.fairseq_integration.error_messages import flag
+from fairseq_plugins.fairseq_integration.error_messages import flag, option
 from fairseq_plugins.fairseq_integration.presets import register_presets
-from fairseq_plugins.fairseq_integration.transformer_options import TransformerOptions, parsed
+from fairseq_plugins.fairseq_integration.transformer_options import (
+    BuiltOnTransformer,
+    TransformerOptions,
+    options_from,
+    parsed,
+)
 from fairseq_plugins.product_key_memory.added_memories import fit_to_memories
 from fairseq_plugins.product_key_memory.fairseq_layers import put_memories
 from fairseq_plugins.product_key_memory.options import (
@@ -31,7 +34,6 @@ from fairseq_plugins.product_key_memory.options import (
     MemoryLayersOptions,
     MemoryOptions,
     check_placed,
-    option,
     parse_memory_layers,
     placement,
 )
@@ -41,11 +43,6 @@ _LEARNED_POSITIONS = "learn a vector for each position; --no-decoder-learned-pos
 
 class _WithMemories:
     """Base class, before that of fairseq, of its models with memories."""
-
-    @classmethod
-    def hub_models(cls) -> dict[str, str]:
-        """Return no models to download: those of the parent are other models."""
-        return {}
 
     def load_state_dict(self, state_dict: dict, *args: Any, **kwargs: Any) -> Any:
         """Load weights, also those of a model without memories; raises as weights_loaded_into."""
@@ -72,6 +69,9 @@ class MemoryLanguageModelConfig(MemoryLayersOptions, TransformerLanguageModelCon
 @register_model("pkm_transformer_lm", dataclass=MemoryLanguageModelConfig)
 class MemoryLanguageModel(_WithMemories, TransformerLanguageModel):
     """fairseq's transformer language model with memories in some layers (section 4)."""
+
+    # those of the parent are other models
+    hub_models = BuiltOnTransformer.hub_models
 
     @classmethod
     def add_args(cls, parser: argparse.ArgumentParser) -> None:
@@ -150,14 +150,10 @@ class MemoryTransformerConfig(MemoryTransformerOptions, TransformerOptions):
 
 
 @register_model("pkm_transformer", dataclass=MemoryTransformerConfig)
-class MemoryTransformer(_WithMemories, TransformerModel):
+class MemoryTransformer(_WithMemories, BuiltOnTransformer, TransformerModel):
     """fairseq's translation transformer with memories in some layers."""
 
-    @classmethod
-    def add_args(cls, parser: argparse.ArgumentParser) -> None:
-        """Add fairseq's options and the memories' to ``parser``, without defaults."""
-        super().add_args(parser)
-        gen_parser_from_dataclass(parser, MemoryTransformerOptions(), delete_default=True)
+    own_options = MemoryTransformerOptions
 
     @classmethod
     def build_model(
@@ -165,7 +161,9 @@ class MemoryTransformer(_WithMemories, TransformerModel):
     ) -> "MemoryTransformer":
         """Build the model for the task's dictionaries."""
         args = parsed(cfg)
-        options = _memory_options(args)
+        options = options_from(MemoryTransformerOptions, args)
+        if not hasattr(args, "memory_optimizer"):
+            options.memory_optimizer = getattr(args, "optimizer", None)
         texts = {part: getattr(options, f"{part}_memory_layers") for part in ("encoder", "decoder")}
         check_placed(options, any(texts.values()), "--encoder-memory-layers")
         for part, text in texts.items():
@@ -187,18 +185,6 @@ class MemoryTransformer(_WithMemories, TransformerModel):
             )
         builder.finish(model, memories)
         return model
-
-
-def _memory_options(args: argparse.Namespace) -> MemoryTransformerOptions:
-    """Return the memories' options; those that the arguments lack have their defaults."""
-    given = {
-        option.name: getattr(args, option.name)
-        for option in dataclasses.fields(MemoryTransformerOptions)
-        if hasattr(args, option.name)
-    }
-    # arguments that older checkpoints have parsed name it themselves
-    given.setdefault("memory_optimizer", getattr(args, "optimizer", None))
-    return MemoryTransformerOptions(**given)
 
 
 def _check_numbering(cfg: Any, part: str, option: str) -> None:
@@ -252,11 +238,7 @@ LANGUAGE_MODELS: dict[str, dict[str, Any]] = {
         "memory_heads": 4,
         "memory_knn": 32,
     },
-    "pkm_transformer_lm_tiny": {
-        **_language_model(4, 128, 4),
-        "memory_layers": "3",
-        **_TINY_MEMORY,
-    },
+    "pkm_transformer_lm_tiny": {**_language_model(4, 128, 4), "memory_layers": "3", **_TINY_MEMORY},
 }
 
 TRANSLATION_MODELS: dict[str, dict[str, Any]] = {
@@ -270,7 +252,7 @@ TRANSLATION_MODELS: dict[str, dict[str, Any]] = {
         "encoder_memory_layers": "2",
         "decoder_memory_layers": "1",
         **_TINY_MEMORY,
-    },
+    }
 }
 
 register_presets("pkm_transformer_lm", LANGUAGE_MODELS)

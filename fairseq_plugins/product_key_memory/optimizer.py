@@ -20,13 +20,8 @@ from fairseq.optim import FairseqOptimizer, register_optimizer
 from fairseq.optim.adam import Adam, FairseqAdamConfig
 from torch import Tensor, nn
 
-from fairseq_plugins.fairseq_integration.error_messages import errors_name_options, flag
-from fairseq_plugins.fairseq_integration.parameters import (
-    AmpScaledStep,
-    adam_options,
-    update_rule,
-)
-from fairseq_plugins.product_key_memory.options import option
+from fairseq_plugins.fairseq_integration.error_messages import errors_name_options, flag, option
+from fairseq_plugins.fairseq_integration.parameters import OwnRulesStep, adam_options, update_rule
 from fairseq_plugins.product_key_memory.value_table import ValueTable
 
 logger = logging.getLogger(__name__)
@@ -40,12 +35,8 @@ class AdamWithMemory(Adam):
     parameter like others, whose gradient starts as 1: what it becomes is the factor that the
     tables' gradients still need, and they take it during the update.
 
-    Args:
-        params: parameters with dense gradients.
-        tables: their values have sparse gradients, coalesced or padded; [] for none.
-        memory_lr: learning rate of the tables, which no schedule changes.
-        memory_weight_decay: weight decay of the rows that were read.
-        options: those of fairseq's Adam; the tables have the same betas and eps.
+    The ``tables`` have the betas and eps of fairseq's Adam and ``memory_lr``, which no schedule
+    changes. ``memory_weight_decay`` is that of the rows that were read.
     """
 
     def __init__(
@@ -71,11 +62,6 @@ class AdamWithMemory(Adam):
             self.scale = nn.Parameter(torch.ones((), device=device), requires_grad=False)
             self.add_param_group({"params": [self.scale]})
             self.start_scale()
-
-    @property
-    def supports_flat_params(self) -> bool:
-        """Return False: a flat copy of the parameters has no update rules."""
-        return False
 
     def start_scale(self) -> None:
         """Set the factor of the tables' gradients to 1."""
@@ -140,7 +126,7 @@ class AdamWithMemory(Adam):
 
 @dataclass
 class AdamWithMemoryConfig(FairseqAdamConfig):
-    """Options of ``--optimizer adam_with_memory``: those of ``adam``, and the memories' own."""
+    """Options of ``--optimizer adam_with_memory``."""
 
     memory_lr: float = option(1e-3, "learning rate of the memories' values, always the same")
     memory_weight_decay: float = option(
@@ -149,13 +135,11 @@ class AdamWithMemoryConfig(FairseqAdamConfig):
 
 
 @register_optimizer("adam_with_memory", dataclass=AdamWithMemoryConfig)
-class FairseqAdamWithMemory(AmpScaledStep, FairseqOptimizer):
+class FairseqAdamWithMemory(OwnRulesStep, FairseqOptimizer):
     """:class:`AdamWithMemory` in fairseq: parameters with a table as update rule lead to it."""
 
     def __init__(self, cfg: AdamWithMemoryConfig, params: Iterable[nn.Parameter]) -> None:
         super().__init__(cfg)
-        if cfg.fp16_adam_stats:
-            raise ValueError("--fp16-adam-stats with --optimizer adam_with_memory: leave it out")
         params = list(params)
         rules = (update_rule(param, ValueTable) for param in params)
         tables = {id(table): table for table in rules if table is not None}
@@ -202,8 +186,7 @@ class FairseqAdamWithMemory(AmpScaledStep, FairseqOptimizer):
         """Clip all gradients together to ``max_norm``, 0 for no limit; return the norm before.
 
         fairseq skips an update whose norm is not finite. Under ``--amp`` torch's scaler decides
-        that, and would not see the tables' gradients: their factor, which it sees, is then not a
-        number.
+        that, without the tables' gradients: their factor, which it sees, is then NaN.
         """
         if not self.tables:
             return super().clip_grad_norm(max_norm, aggregate_norm_fn)

@@ -3,7 +3,7 @@
 import dataclasses
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Optional
 
 import torch
@@ -11,7 +11,13 @@ from fairseq.dataclass import ChoiceEnum, FairseqDataclass
 from omegaconf import II
 from torch import nn
 
-from fairseq_plugins.fairseq_integration.error_messages import errors_name_options, flag
+from fairseq_plugins.fairseq_integration.error_messages import (
+    errors_name_options,
+    flag,
+    option,
+    sizes_in_memory,
+)
+from fairseq_plugins.product_key_memory.added_memories import fit_to_memories
 from fairseq_plugins.product_key_memory.fairseq_layers import (
     AFTER,
     INSTEAD,
@@ -20,7 +26,7 @@ from fairseq_plugins.product_key_memory.fairseq_layers import (
     WatchedReads,
     keep_shards_apart,
 )
-from fairseq_plugins.product_key_memory.memory import KEYS, ProductKeyMemory
+from fairseq_plugins.product_key_memory.memory import KEYS, MemorySublayer, ProductKeyMemory
 from fairseq_plugins.product_key_memory.search import SEARCHES
 
 logger = logging.getLogger(__name__)
@@ -38,14 +44,6 @@ ARGUMENTS = (
     *("output_norm", "output_gate", "zero_init"),
 )
 
-# what torch says of a tensor that there is no memory for
-TOO_LARGE = ("allocate", "size calculation overflowed")
-
-
-def option(default: Any, text: str) -> Any:
-    """Return the field of an option, with its help text."""
-    return field(default=default, metadata={"help": text})
-
 
 @dataclass
 class MemoryOptions(FairseqDataclass):
@@ -61,8 +59,8 @@ class MemoryOptions(FairseqDataclass):
     )
     memory_parallel: bool = option(
         False,
-        "add what the memory gives to what the feed-forward sublayer gives, of the same input, in "
-        "place of replacing that one",
+        "add what the memory gives to what the feed-forward sublayer gives, of the same input, "
+        "in place of replacing that one",
     )
     memory_slots: int = option(
         512**2, "number of values of a memory; a square number for product keys"
@@ -76,8 +74,7 @@ class MemoryOptions(FairseqDataclass):
         "no map)",
     )
     memory_query_hidden_dims: Optional[str] = option(
-        None,
-        "widths of the query network's hidden layers, such as 512,512 (default: a linear map)",
+        None, "widths of the query network's hidden layers, such as 512,512 (default: a linear map)"
     )
     memory_query_batch_norm: bool = option(
         False,
@@ -88,23 +85,18 @@ class MemoryOptions(FairseqDataclass):
     memory_query_dropout: float = option(0.0, "dropout of the queries")
     memory_input_dropout: float = option(0.0, "dropout of what enters a memory")
     memory_value_dropout: float = option(0.0, "dropout of what is read from a memory")
-    memory_keys: ChoiceEnum(list(KEYS)) = field(
-        default="product",
-        metadata={"help": "product keys, or flat ones, all of which are searched (section 4.5)"},
+    memory_keys: ChoiceEnum(list(KEYS)) = option(
+        "product", "product keys, or flat ones, all of which are searched (section 4.5)"
     )
-    memory_search: ChoiceEnum(list(SEARCHES)) = field(
-        default="torch",
-        metadata={
-            "help": "what finds the best keys: torch, faiss where it is installed, or plain, which "
-            "is slow: the paper's equations as they stand, in torch's operations"
-        },
+    memory_search: ChoiceEnum(list(SEARCHES)) = option(
+        "torch",
+        "what finds the best keys: torch, faiss where it is installed, or plain, which is slow: "
+        "the paper's equations as they stand, in torch's operations",
     )
-    memory_values_dtype: ChoiceEnum(list(VALUES_DTYPES)) = field(
-        default="model",
-        metadata={
-            "help": "precision of the values: that of the model, or bf16, rounded at random, with "
-            "moments of the rows alone that were read; bf16 needs --optimizer adam_with_memory"
-        },
+    memory_values_dtype: ChoiceEnum(list(VALUES_DTYPES)) = option(
+        "model",
+        "precision of the values: that of the model, or bf16, rounded at random, with moments of "
+        "the rows alone that were read; bf16 needs --optimizer adam_with_memory",
     )
     memory_shard_values: bool = option(
         False,
@@ -113,14 +105,14 @@ class MemoryOptions(FairseqDataclass):
     )
     memory_share_values: bool = option(
         False,
-        "one table of values for all memories of the model, each with queries and keys of its own "
-        "(Berges et al. 2024, arXiv:2412.09764)",
+        "one table of values for all memories of the model, each with queries and keys of its "
+        "own (Berges et al. 2024, arXiv:2412.09764)",
     )
     memory_output_norm: bool = option(False, "normalise what is read from a memory")
     memory_output_gate: bool = option(
         False,
-        "multiply what is read by SiLU of a map of the memory's input, and map the product to the "
-        "model width (the Memory+ layer of arXiv:2412.09764)",
+        "multiply what is read by SiLU of a map of the memory's input, and map the product to "
+        "the model width (the Memory+ layer of arXiv:2412.09764)",
     )
     memory_zero_init: bool = option(
         False,
@@ -143,8 +135,8 @@ class MemoryLayersOptions(MemoryOptions):
 
     memory_layers: Optional[str] = option(
         None,
-        "layers that have a product-key memory, counted from 1, such as 6,12 (default: none); goes "
-        "with --optimizer adam_with_memory",
+        "layers that have a product-key memory, counted from 1, such as 6,12 (default: none); "
+        "goes with --optimizer adam_with_memory",
     )
 
 
@@ -159,21 +151,11 @@ def parse_integers(text: Any, name: str, remedy: str) -> list[int]:
 
 
 def parse_memory_layers(text: str | None, layers: int, option: str) -> list[int]:
-    """Return the numbers of the layers that have a memory, from 1, rising: [] for None or "".
-
-    ``text`` is that of ``option``, such as "6,12" of "--memory-layers".
-    """
+    """Return the numbers of the layers that have a memory, from 1, rising: [] for None or ""."""
     remedy = "give numbers of layers with commas between them, such as 6,12"
     numbers = parse_integers(text, option, remedy)
-    for number in numbers:
-        if number < 1:
-            raise ValueError(f"{option} is {text!r}: layers are counted from 1; the first one is 1")
-        if number > layers:
-            raise ValueError(
-                f"{option} is {text!r}: there is no layer {number}; the last one is {layers}"
-            )
-        if numbers.count(number) > 1:
-            raise ValueError(f"{option} is {text!r}: layer {number} is named twice; name it once")
+    if len({*numbers} & {*range(1, layers + 1)}) < len(numbers):
+        raise ValueError(f"{option} is {text!r}: name layers from 1 to {layers}, each once")
     return sorted(numbers)
 
 
@@ -232,17 +214,8 @@ class MemoryBuilder:
     def build(self, embed_dim: int) -> ProductKeyMemory:
         """Build the next memory, for a layer of width ``embed_dim``."""
         options = self.options
-        try:
+        with sizes_in_memory(options):
             memory = self._build(embed_dim)
-        except RuntimeError as error:
-            if not any(words in str(error) for words in TOO_LARGE):
-                raise
-            names = [f"memory_{name}" for name in ("slots", "heads", "query_dim", "value_dim")]
-            sizes = ", ".join(f"{flag(name)} {getattr(options, name)}" for name in names)
-            raise ValueError(
-                f"a product-key memory takes more memory than this machine has ({sizes}): give "
-                "smaller sizes"
-            ) from error
         self._check_optimizer(
             "memory_shard_values",
             memory.table.columns.sharded,
@@ -297,3 +270,56 @@ class MemoryBuilder:
         for name, memory in memories.items():
             if path:
                 memory.train_slots_of(path, name)
+
+
+class MemorySublayers:
+    """Gives some layers of a model a memory, as the ``added_sublayers`` of a segment model.
+
+    A memory takes the place of the feed-forward sublayer (section 3.3), comes after it
+    (``--memory-interleave``), or stands beside it (``--memory-parallel``).
+    """
+
+    def __init__(self, cfg: Any) -> None:
+        option = "--memory-layers"
+        self._numbers = parse_memory_layers(cfg.memory_layers, cfg.decoder_layers, option)
+        check_placed(cfg, bool(self._numbers), option)
+        self._cfg = cfg
+        self._builder = MemoryBuilder(cfg)
+
+    @property
+    def parallel(self) -> bool:
+        """Whether a memory adds to the feed-forward sublayer, in place of coming after it."""
+        return placement(self._cfg) == PARALLEL
+
+    def place(
+        self, number: int, feed_forward: nn.Module | None
+    ) -> tuple[nn.Module | None, nn.Module | None]:
+        """Return the feed-forward and the added sublayer of layer ``number``, from 1."""
+        if number not in self._numbers:
+            return feed_forward, None
+        if self.parallel and feed_forward is None:
+            raise ValueError(
+                "--memory-parallel with --decoder-ffn-embed-dim 0: layers have no feed-forward "
+                "sublayer to stand beside; leave one of the two out"
+            )
+        memory = MemorySublayer(self._builder.build(self._cfg.decoder_embed_dim))
+        if placement(self._cfg) == INSTEAD:
+            return memory, None
+        return feed_forward, memory
+
+    def finish(self, model: nn.Module) -> None:
+        """Prepare the complete model to be trained with its memories."""
+        memories = {
+            f"memory{number}": module
+            for number, layer in enumerate(model.decoder.layers, start=1)
+            for module in layer.modules()
+            if isinstance(module, ProductKeyMemory)
+        }
+        self._builder.finish(model, memories)
+
+    def describe(self) -> str:
+        """Return for the log which layers have memories."""
+        layers = self._cfg.memory_layers
+        return f", product-key memories in layers {layers}" if layers else ""
+
+    fit_weights = staticmethod(fit_to_memories)

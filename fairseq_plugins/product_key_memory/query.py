@@ -37,10 +37,7 @@ class SyncBatchNorm1d(Float32Module):
         self.momentum = momentum
 
     def forward(self, x: Tensor, tokens: Tensor | None = None) -> Tensor:
-        """Normalise each feature of ``x`` (N, features) over the tokens.
-
-        ``tokens`` (N,) is false for what is no token and does not count; None where all are.
-        """
+        """Normalise each feature of ``x`` (N, features); ``tokens`` (N,) is false for padding."""
         values = x.to(torch.promote_types(x.dtype, self.weight.dtype))
         if self.training:
             counted = None if tokens is None else tokens.unsqueeze(-1).to(values.dtype)
@@ -51,10 +48,7 @@ class SyncBatchNorm1d(Float32Module):
         return (normalised * self.weight + self.bias).to(x.dtype)
 
     def _measure(self, values: Tensor, counted: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Return mean and variance over all workers' tokens, and update the running ones.
-
-        ``counted`` (N, 1) is 1 for a token and 0 for what is none; None where all are tokens.
-        """
+        """Return mean and variance of all workers' tokens; ``counted`` (N, 1) is 0 for padding."""
         # the sum of the tokens and their number, in one exchange
         if counted is None:
             total, count = values.sum(0), values.new_full((1,), float(len(values)))
@@ -106,17 +100,10 @@ def _over_workers(sums: Tensor) -> Tensor:
 
 
 class QueryNetwork(nn.Module):
-    """A linear map, or a multilayer perceptron, to one query a head.
+    """A linear map, or a multilayer perceptron with ReLU, to one query a head.
 
-    Args:
-        input_dim: d.
-        heads: H.
-        query_dim: d_q.
-        hidden_dims: widths of the hidden layers, each followed by a ReLU; () for a linear map.
-        batch_norm: normalise each dimension of the queries over the tokens, so that more of the
-            keys are used (sections 3.1 and 4.5).
-        layer_norm: normalise each query over its dimensions.
-        dropout: dropout of the queries.
+    ``batch_norm`` normalises each dimension of the queries over the tokens, so that more of the
+    keys are used (sections 3.1 and 4.5), ``layer_norm`` each query over its dimensions.
     """
 
     def __init__(

@@ -63,10 +63,7 @@ class ProductKeys(nn.Module):
         self.search = search
 
     def forward(self, queries: Tensor, k: int) -> tuple[Tensor, Tensor]:
-        """Return scores and slots (N, H, k) of the best of all K keys for ``queries`` (N, H, d_q).
-
-        The best go first.
-        """
+        """Return scores and slots (N, H, k), best first, for ``queries`` (N, H, d_q)."""
         if takes_plain_way(self.search, queries):
             return plain_score_pairs(queries, self.subkeys, k)
         return _ScorePairs.apply(queries, self.subkeys, k, self.search)

@@ -20,11 +20,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from fairseq_plugins.product_key_memory.values import (
-    merge_rows,
-    rows_as_gradient,
-    weighted_sum,
-)
+from fairseq_plugins.product_key_memory.values import merge_rows, rows_as_gradient, weighted_sum
 
 # Numbers of a table that worker 0 gathers at a time on its device, to move them to the CPU.
 GATHERED_AT_ONCE = 1 << 24
@@ -56,10 +52,9 @@ class AllColumns:
         return weighted_sum(values, rows, weights, **how)
 
     def average(self, values: Tensor, grad: Tensor | None) -> Tensor | None:
-        """Return the mean over the workers of the sparse gradients of ``values`` (K, d).
+        """Return the mean over the workers of the sparse gradients of ``values`` (K, d), or None.
 
-        They exchange the rows that any worker has. A worker that read nothing has no gradient; if
-        no worker has a row, the result is None.
+        They exchange the rows that any worker has. A worker that read nothing has no gradient.
         """
         if grad is None:
             rows = torch.empty(0, dtype=torch.long, device=values.device)
@@ -99,7 +94,7 @@ class ColumnShard(AllColumns):
         self.start, self.stop = columns * dist.get_rank(), columns * (dist.get_rank() + 1)
 
     def own(self, table: Tensor) -> Tensor:
-        """Return the columns (K, c) of ``table`` (K, d); a table of another shape as it is."""
+        """Return this worker's columns (K, c) of ``table`` (K, d)."""
         whole = table.dim() == 2 and table.size(1) == self.width
         return table[:, self.start : self.stop] if whole else table
 

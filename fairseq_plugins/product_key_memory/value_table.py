@@ -30,12 +30,7 @@ from fairseq_plugins.product_key_memory.values import (
 class ValueTable(UpdateRule):
     """Values (K, d) drawn from N(0, std²), or this worker's columns of them.
 
-    Args:
-        slots: K.
-        width: d.
-        std: 0 for zeros.
-        shard: hold some of the columns if there are several workers.
-        dtype: ``torch.bfloat16`` for values that stay in it; None for torch's default.
+    ``dtype`` is ``torch.bfloat16`` for values that stay in it; None for torch's default.
 
     Attributes:
         values: the memory's parameter, (K, c).
@@ -102,8 +97,7 @@ class ValueTable(UpdateRule):
     ) -> Tensor:
         """Return the weighted sums (N, d) of ``rows`` (N, R) with ``weights`` (N, R) (equation 3).
 
-        By :func:`.plain_weighted_sum` if ``plain``, where the whole table is here. A gradient
-        beside autograd is sparse in any case, and is kept while ``training``. Rows that are
+        A gradient beside autograd is always sparse, and is kept while ``training``. Rows that are
         ``frozen`` (K,) get no gradient.
         """
         plain = plain and not self.columns.sharded
@@ -209,9 +203,13 @@ class ValueTable(UpdateRule):
         return state
 
     def load_state(self, saved: dict[str, Any]) -> None:
-        """Load what :meth:`state` of any kind of table returned."""
+        """Load what :meth:`state` returned, whole or sharded."""
         moments = None
         if saved:
+            if ("rows" in saved) != self.stays_bf16:
+                raise ValueError(
+                    "the checkpoint's optimizer state belongs to another --memory-values-dtype"
+                )
             length, width = saved["exp_avg"].shape
             shape = saved.get("slots", length), width
             if shape != self.shape:

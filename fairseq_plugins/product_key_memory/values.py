@@ -59,8 +59,8 @@ def weighted_sum(
 ) -> Tensor:
     """Return what :func:`plain_weighted_sum` does, faster.
 
-    ``spare`` has a buffer for gradients that stay beside autograd. A ``sparse`` gradient is
-    coalesced, or padded where it stays beside autograd on an accelerator.
+    A ``sparse`` gradient is coalesced, or padded where it stays beside autograd, with a buffer of
+    ``spare``, on an accelerator.
     """
     summed = F.embedding_bag(
         rows, values.detach(), per_sample_weights=weights.to(values.dtype), mode="sum"
@@ -162,10 +162,7 @@ def pads_rows(x: Tensor) -> bool:
 def rows_as_gradient(
     rows: Tensor, grads: Tensor, shape: torch.Size, padded: bool = False
 ) -> Tensor:
-    """Return the sparse gradient of ``shape`` (K, d) that has ``grads`` (U, d) in ``rows`` (U,).
-
-    Rows must rise: then it is coalesced, unless they are ``padded``, and torch need not sort them.
-    """
+    """Return the sparse gradient of ``shape`` (K, d): ``grads`` (U, d) in rising ``rows`` (U,)."""
     return torch.sparse_coo_tensor(
         rows.unsqueeze(0), grads, shape, is_coalesced=not padded, check_invariants=False
     )
@@ -226,10 +223,7 @@ def padded_row_gradients(
 
 
 def repeat_first(rows: Tensor, grads: Tensor) -> Tensor:
-    """Return padded ``grads`` (P, d), the first of each of ``rows`` (P,) in place of the others.
-
-    Then all of a row are the same, in whatever order they are written to it.
-    """
+    """Return padded ``grads`` (P, d), all of a row like its first: any order writes the same."""
     return grads.index_select(0, torch.searchsorted(rows, rows))
 
 
@@ -290,10 +284,9 @@ def _rows_of(by_row: Tensor, starts: Tensor) -> Tensor:
 
 
 def _starts(changes: Tensor, size: int) -> Tensor:
-    """Return where the reads of each row start, (size,); their number beyond the last row.
+    """Return where each row's reads start, (size,); their number beyond the last row.
 
-    ``changes`` is true for the first read of each row, in the order of rows; ``size`` is at least
-    their number.
+    ``changes`` is true for the first read of each row, in the order of rows.
     """
     # reads that are not the first are written beyond the end
     places = torch.where(changes, changes.cumsum(0) - 1, size)

@@ -18,19 +18,20 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from fairseq_plugins.fairseq_integration.error_messages import flag
-from fairseq_plugins.python_interface.loaded_model import Batches, Hypothesis, LoadedModel
 from fairseq_plugins.python_interface.scoring import (
+    Batches,
+    Hypothesis,
+    LoadedModel,
     Score,
     check_at_least,
     score_features,
-    warn_of_unknown,
 )
 from fairseq_plugins.python_interface.text import TextCoder
+from fairseq_plugins.segment_language_model.evaluation import loss_unit, warn_of_unknown
 from fairseq_plugins.segment_language_model.generation import draw_prompts, end_by_length
 from fairseq_plugins.segment_language_model.recurrence import Recurrence
 from fairseq_plugins.segment_language_model.streams import RunningText
 from fairseq_plugins.segment_language_model.task import SegmentLanguageModelingTask
-from fairseq_plugins.segment_language_model.units import loss_unit
 
 # fairseq's options of blocks that the text of a single call has no place for
 _OF_BLOCKS = {"add_bos_token": False, "output_dictionary_size": -1}
@@ -42,16 +43,8 @@ class LanguageModel(LoadedModel):
     """A language model that scores and continues text.
 
     A newline in a text is ``</s>``, which ends lines in fairseq's data. Before the first token
-    stands another ``</s>``, which is not scored.
-
-    Args:
-        model: ready for inference.
-        task: ``segment_language_modeling`` or ``language_modeling``.
-        lines: see :class:`TextCoder`.
-        unit: what a symbol is, which decides on the unit of the loss.
-        allow_unknown: see :class:`TextCoder`.
-        tokens_per_sample: T; None for that of training.
-        extended_context: C; None for that of training.
+    stands another ``</s>``, which is not scored. ``unit`` is what a symbol is; T and C,
+    ``tokens_per_sample`` and ``extended_context``, are those of training where they are None.
     """
 
     def __init__(
@@ -225,9 +218,8 @@ class LanguageModel(LoadedModel):
             top_k: draw from this many of the likeliest symbols.
             top_p: draw from the likeliest symbols that have this probability together.
             temperature: above 1 for more even probabilities, below for less even ones.
-            no_repeat_ngram_size: no sequence of this many symbols occurs twice, with the prompt's;
-                0 for no such limit.
-            seed: of the draws, which leaves torch's own generator as it was; None to go on with it.
+            no_repeat_ngram_size: no sequence of this many symbols occurs twice; 0 for no limit.
+            seed: of the draws; None to go on with torch's own generator.
             stop_at_newline: end where the line ends, if that is before ``length``.
         """
         self.check_blocks()
@@ -235,7 +227,16 @@ class LanguageModel(LoadedModel):
         sampling = sampling or top_k is not None or top_p is not None
         check_at_least(1, length=length, beam=beam, top_k=top_k)
         check_at_least(0, no_repeat_ngram_size=no_repeat_ngram_size)
-        self._check_search(beam, sampling, top_k, top_p, temperature)
+        symbols = len(dictionary)
+        for wrong, refusal in (
+            (top_k and top_k > symbols, f"top_k is {top_k}: give at most the {symbols} symbols"),
+            (top_p is not None and not 0 < top_p <= 1, f"top_p is {top_p}: it must be in (0, 1]"),
+            (top_k and top_p, "top_k and top_p are both given: fairseq takes one, leave one out"),
+            (temperature <= 0, f"temperature is {temperature}: it must be above 0"),
+            (sampling and beam > 1, f"beam is {beam} with sampling: leave one of the two out"),
+        ):
+            if wrong:
+                raise ValueError(refusal)
         tokens = self.text.encode(prompt, "the prompt") if prompt else torch.empty(0).long()
         if stop_at_newline and tokens.eq(dictionary.eos()).any():
             raise ValueError("the prompt has a newline, and stop_at_newline is given: drop one")
@@ -271,31 +272,6 @@ class LanguageModel(LoadedModel):
                 [self.model], sample, prefix_tokens=prefix, bos_token=dictionary.eos()
             )
         return self._hypotheses(self.text, found)
-
-    def _check_search(
-        self,
-        beam: int,
-        sampling: bool,
-        top_k: int | None,
-        top_p: float | None,
-        temperature: float,
-    ) -> None:
-        """Refuse what no search can have."""
-        if top_k is not None and top_k > len(self.text.dictionary):
-            raise ValueError(
-                f"top_k is {top_k}: there are {len(self.text.dictionary)} symbols, give no more"
-            )
-        if top_p is not None and not 0 < top_p <= 1:
-            raise ValueError(f"top_p is {top_p}: give a number above 0, at most 1")
-        if top_k is not None and top_p is not None:
-            raise ValueError("top_k and top_p are both given: fairseq takes one, leave one out")
-        if temperature <= 0:
-            raise ValueError(f"temperature is {temperature}: it must be above 0")
-        if sampling and beam > 1:
-            raise ValueError(
-                f"beam is {beam} with sampling, which searches nothing: leave one out, and call "
-                "again for another sample"
-            )
 
 
 class TextStream:

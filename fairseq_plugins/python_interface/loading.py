@@ -1,6 +1,5 @@
 """Loading a checkpoint that fairseq-train wrote, with its dictionary, for use from Python."""
 
-import difflib
 import math
 import os
 from pathlib import Path
@@ -16,14 +15,14 @@ from fairseq.tasks.language_modeling import LanguageModelingTask
 from fairseq.tasks.translation import TranslationTask
 
 from fairseq_plugins.fairseq_integration.checkpoint_files import MisfitError
-from fairseq_plugins.fairseq_integration.dictionaries import check_dictionaries
+from fairseq_plugins.fairseq_integration.error_messages import did_you_mean
 from fairseq_plugins.fairseq_integration.safe_loading import options_of, read_checkpoint
 from fairseq_plugins.python_interface.language_model import LanguageModel
 from fairseq_plugins.python_interface.text import build_lines, step_options
 from fairseq_plugins.python_interface.translation import TranslationModel
+from fairseq_plugins.segment_language_model.evaluation import Units, check_unit, read_units
 from fairseq_plugins.segment_language_model.model import CHANGED_IN_EVALUATION
 from fairseq_plugins.segment_language_model.task import SegmentLanguageModelingTask
-from fairseq_plugins.segment_language_model.units import Units, check_unit, read_units
 
 # of a folder; the last is what scripts.convert.checkpoint writes
 CHECKPOINTS = ("checkpoint_best.pt", "checkpoint_last.pt", "checkpoint.pt")
@@ -96,10 +95,6 @@ def load(
         file, state, {"tokenizer": tokenizer, "bpe": bpe}, options, units
     )
     model, task = _load(file, folder, changed)
-    dictionaries = {"source": task.source_dictionary}
-    if translates:
-        dictionaries["target"] = task.target_dictionary
-    check_dictionaries(state, dictionaries, str(file))
     if segments:
         model.softmax_temperature = softmax_temperature
     _prepare(model, changed if segments else {})
@@ -198,16 +193,10 @@ def _split_options(
             raise ValueError(
                 f"{option} is no option of {file} that can be changed, nor one of its tokenizer "
                 f"and BPE ({names['tokenizer']}, {names['bpe']}): "
-                f"{_nearest(option, known | changeable)}"
+                f"{did_you_mean(option, known | changeable) or 'leave it out'}"
             )
     changed = {option: value for option, value in given.items() if option in changeable}
     return {**names, "options": options}, changed
-
-
-def _nearest(option: str, known: set[str]) -> str:
-    longer = [name for name in known if name.startswith(option) or option.startswith(name)]
-    near = sorted(longer) or difflib.get_close_matches(option, known, n=1)
-    return f"did you mean {near[0]}?" if near else "leave it out"
 
 
 def _load(

@@ -1,29 +1,35 @@
-"""The loss of each token under a trained model, and the units in which it is given.
+"""What all models from Python have: the loss of each token, its units, and binarized splits.
 
 Shapes: B texts or streams, T tokens, N tokens of a text or split, d model width.
 """
 
 from __future__ import annotations
 
+import copy
+import copyreg
 import logging
+import os
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from fairseq.dataclass.constants import ChoiceEnum, StrEnumMeta
 from fairseq.models import BaseFairseqModel
+from fairseq.tasks import FairseqTask
 from fairseq.utils import move_to_cuda
 from torch import Tensor
 from tqdm import tqdm
 
-from fairseq_plugins.segment_language_model.units import BITS
+from fairseq_plugins.python_interface.text import TextCoder
+from fairseq_plugins.segment_language_model.evaluation import BITS, warn_of_unknown
+from fairseq_plugins.segment_language_model.streams import load_tokens
 
 logger = logging.getLogger(__name__)
 # Log-probabilities that are computed at once: those of a large vocabulary outweigh all else.
 _LOG_PROBABILITIES = 2**26
-# The share of <unk> in a text above which its figure says little: <unk> is easy to predict.
-_MOST_UNKNOWN = 0.01
 
 
 def in_unit(nats: float, unit: str) -> float:
@@ -35,10 +41,7 @@ def in_unit(nats: float, unit: str) -> float:
 class Score:
     """What a model says of a text, token by token; scores of pieces add up to that of the whole.
 
-    Args:
-        tokens: the symbols, ``</s>`` where the text has a newline.
-        log_probs: log-probability of each in nats, float32 (N,).
-        unit: the unit of :attr:`loss`, "bits per character" or "perplexity".
+    ``log_probs`` (N,) are in nats, float32; ``unit`` is that of :attr:`loss`.
     """
 
     tokens: list[str]
@@ -67,17 +70,6 @@ class Score:
         return f"{self.loss:.{digits}f} {self.unit}, {len(self):,} tokens"
 
 
-def warn_of_unknown(unknown: int, tokens: int) -> None:
-    """Log a warning where more than 1 % of the tokens of a text are ``<unk>``."""
-    if unknown > _MOST_UNKNOWN * tokens:
-        logger.warning(
-            "%.1f %% of %s tokens are <unk>, which is easy to predict: the figure does not compare "
-            "with others of the text",
-            100 * unknown / tokens,
-            f"{tokens:,}",
-        )
-
-
 def check_at_least(least: int, **values: int | None) -> None:
     """Refuse arguments that are below ``least``."""
     for name, value in values.items():
@@ -89,13 +81,9 @@ def check_at_least(least: int, **values: int | None) -> None:
 def score_features(
     model: BaseFairseqModel, features: Tensor, target: Tensor, scored: Tensor
 ) -> Tensor:
-    """Return the losses of some of the tokens that a batch predicts, in nats, row after row.
+    """Return the losses of those tokens ``target`` (B, T) that are ``scored``, in nats.
 
-    Args:
-        model: any whose decoder maps features to scores.
-        features: the output of its last layer, (B, T, d).
-        target: the tokens predicted there, (B, T).
-        scored: which of them are wanted, (B, T).
+    ``features`` are the output of the last layer, (B, T, d).
     """
     features, target = features[scored], target[scored]
     piece = max(1, _LOG_PROBABILITIES // len(model.decoder.dictionary))
@@ -124,12 +112,7 @@ def score_batches(
 ) -> Iterator[tuple[list[int], list[int], np.ndarray]]:
     """Yield the numbers of each batch's rows, how many tokens each row has, and their losses.
 
-    Args:
-        model: reads and extends the memory that a batch brings.
-        batches: as a task's iterator has them.
-        wanted: returns which targets (B, T) of a batch are scored.
-        total: how many tokens there are, for a progress bar.
-        description: of the progress bar.
+    ``wanted`` returns which targets (B, T) of a batch are scored. A progress bar goes to ``total``.
     """
     device = next(model.parameters()).device
     hidden = True if total is None else None
@@ -148,3 +131,125 @@ def score_batches(
             losses = score_features(model, features, batch["target"], scored)
             bar.update(len(losses))
             yield batch["id"].tolist(), scored.sum(1).tolist(), losses.cpu().numpy()
+
+
+def _reduce_choices(choices: StrEnumMeta) -> tuple | str:
+    if choices.__name__ != "Choices":
+        return choices.__qualname__
+    return ChoiceEnum, ([choice.value for choice in choices],)
+
+
+# the types of fairseq's options, which it makes when it needs them: pickles find no such class
+copyreg.pickle(StrEnumMeta, _reduce_choices)
+
+
+class Hypothesis(NamedTuple):
+    """A continuation or translation that fairseq's generator found.
+
+    ``score`` is the sum of ``log_probs`` over their number to the power of the length penalty. The
+    last of ``log_probs`` is that of the ``</s>`` at the end, 0 where only the length ends it.
+    """
+
+    text: str
+    score: float
+    tokens: list[str]
+    log_probs: np.ndarray
+
+
+class Batches(NamedTuple):
+    """The batches of a split, and where the tokens of a row stand among those of all rows."""
+
+    batches: Iterable[dict[str, Any]]
+    place: Callable[[int], int]
+
+
+class LoadedModel:
+    """A trained model, ready for inference, with fairseq's task, which has the dictionaries."""
+
+    def __init__(self, model: BaseFairseqModel, task: FairseqTask) -> None:
+        self.model = model
+        self.task = task
+
+    @property
+    def device(self) -> torch.device:
+        """Return the device of the model."""
+        return next(self.model.parameters()).device
+
+    def to(self, *args: Any, **kwargs: Any) -> LoadedModel:
+        """Move the model to a device, such as "cuda", or cast it, as ``torch.nn.Module.to``."""
+        self.model.to(*args, **kwargs)
+        return self
+
+    def score_split(
+        self,
+        split: str = "test",
+        *,
+        before_batch: Callable[[dict[str, Any], Tensor], None] | None = None,
+        description: str = "scoring",
+        **options: Any,
+    ) -> np.ndarray:
+        """Return the loss of each token of a binarized split in nats, in order: float32 (N,).
+
+        ``before_batch`` gets each batch and which of its targets (B, T) are scored. Options are, of
+        language models, ``batch_size``, ``tokens_per_sample``, and ``extended_context`` and
+        ``max_tokens`` of streams or ``context_window`` of blocks; of translation ``batch_size``.
+        """
+        tokens, (batches, place) = self._read_split(split, **options)
+        warn_of_unknown(int((tokens == self.task.target_dictionary.unk()).sum()), len(tokens))
+
+        def wanted(batch: dict[str, Any]) -> Tensor:
+            scored = self._scored(batch["target"])
+            if before_batch is not None:
+                before_batch(batch, scored)
+            return scored
+
+        places, counts, losses = [], [], []
+        for rows, of_rows, found in score_batches(
+            self.model, batches, wanted, len(tokens), description
+        ):
+            places += map(place, rows)
+            counts += of_rows
+            losses.append(found)
+        if sum(counts) != len(tokens):
+            raise ValueError(
+                f"{sum(counts):,} tokens were scored of the {len(tokens):,} of the split {split}, "
+                "so the figures would be wrong: fairseq leaves out what is longer than the model "
+                "has positions for; take those sentences out of the split"
+            )
+        order = np.argsort(np.repeat(places, counts), kind="stable")
+        return np.concatenate(losses)[order]
+
+    def _read_split(self, split: str, **options: Any) -> tuple[np.ndarray, Batches]:
+        """Return the tokens (N,) that a split has in its file, and its batches."""
+        raise NotImplementedError
+
+    def _scored(self, target: Tensor) -> Tensor:
+        return target.ne(self.task.target_dictionary.pad())
+
+    def _tokens(self, name: str) -> np.ndarray:
+        """Return the tokens of a file of the data, (N,)."""
+        # fairseq's older tasks have the other
+        folder = (self.task.cfg or self.task.args).data
+        try:
+            return load_tokens(os.path.join(folder, name), self.task.target_dictionary)
+        except FileNotFoundError as error:
+            raise ValueError(f"split {name.split('.')[0]}: {error}") from error
+
+    @staticmethod
+    def _hypotheses(text: TextCoder, found: list[dict[str, Any]]) -> list[Hypothesis]:
+        """Return what fairseq's generator found for one text, in its order."""
+        made = []
+        for one in found:
+            # the last token only ends it
+            tokens, log_probs = one["tokens"][:-1].cpu(), one["positional_scores"].float().cpu()
+            score, symbols = float(one["score"]), text.symbols(tokens)
+            made.append(Hypothesis(text.decode(tokens), score, symbols, log_probs.numpy()))
+        return made
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what copies and pickles hold: all but the state of fairseq's task, its data."""
+        task = copy.copy(self.task)
+        # fairseq's own class of it can be neither copied nor pickled
+        task.state = SimpleNamespace()
+        task.datasets, task.dataset_to_epoch_iter = {}, {}
+        return {**self.__dict__, "task": task}

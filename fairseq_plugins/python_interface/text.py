@@ -13,7 +13,7 @@ from fairseq.tokenizer import tokenize_line
 from omegaconf import MISSING
 from torch import Tensor
 
-from fairseq_plugins.segment_language_model.units import Units
+from fairseq_plugins.segment_language_model.evaluation import Units
 
 # what prepared texts of characters have for a blank, where units.json does not say it
 _BLANKS = ("▁", "_")
@@ -83,10 +83,8 @@ class Bytes:
 class TextCoder:
     """Text as tokens: its lines one after another, a newline as ``</s>``.
 
-    Args:
-        dictionary: the symbols.
-        lines: makes symbols of a line, and a line of symbols; None for words between blanks.
-        allow_unknown: read symbols that the dictionary lacks as ``<unk>``, and do not refuse them.
+    ``lines`` makes symbols of a line and back. With ``allow_unknown`` symbols that the dictionary
+    lacks are read as ``<unk>``, and not refused.
     """
 
     def __init__(
@@ -159,12 +157,8 @@ def build_lines(
 ) -> Any:
     """Return what makes symbols of a line, and a line of symbols.
 
-    Args:
-        tokenizer: fairseq's name, such as ``moses``, or None.
-        bpe: fairseq's name, such as ``subword_nmt``, or None.
-        options: of both, by their names.
-        units: what a symbol is where both are None.
-        known: the symbols.
+    ``tokenizer`` and ``bpe`` are fairseq's names, with ``options`` of both; where both are None,
+    ``units`` say what a symbol is.
     """
     if tokenizer is None and bpe is None:
         if units.unit == "bytes":

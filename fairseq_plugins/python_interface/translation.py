@@ -18,10 +18,16 @@ from fairseq.tasks.translation import TranslationTask
 from omegaconf import OmegaConf
 from torch import Tensor
 
-from fairseq_plugins.python_interface.loaded_model import Batches, Hypothesis, LoadedModel
-from fairseq_plugins.python_interface.scoring import Score, check_at_least, score_batches
+from fairseq_plugins.python_interface.scoring import (
+    Batches,
+    Hypothesis,
+    LoadedModel,
+    Score,
+    check_at_least,
+    score_batches,
+)
 from fairseq_plugins.python_interface.text import TextCoder, Words
-from fairseq_plugins.segment_language_model.units import PERPLEXITY
+from fairseq_plugins.segment_language_model.evaluation import PERPLEXITY
 
 # pairs of sentences at a time, where none is asked for
 _BATCH_SIZE = 8

@@ -27,16 +27,9 @@ class Bias(nn.Module):
 class BiasedAdaptiveSoftmax(AdaptiveSoftmax):
     """fairseq's adaptive softmax, with a bias for every symbol and cluster.
 
-    Args:
-        vocab_size: number of symbols.
-        input_dim: d.
-        cutoff: where the clusters end.
-        dropout: of the tail projections.
-        factor: how much narrower each cluster is.
-        adaptive_inputs: embeddings to tie the weights to, or None.
-        tie_proj: tie the clusters' projections to those of the embeddings too.
-        head_projection: project, d to d, what frequent symbols and clusters are scored from.
-        tie_head_proj: tie that to the projection of the frequent symbols' embeddings.
+    With ``adaptive_inputs`` the weights are tied, with ``tie_proj`` the clusters' projections too.
+    What frequent symbols and clusters are scored from has a ``head_projection``, d to d, or the
+    projection of the frequent symbols' embeddings (``tie_head_proj``).
     """
 
     def __init__(

@@ -56,15 +56,14 @@ def plain_attention(
         rel_keys: p of the distances S - 1, or more, down to -1, (G, D, d_h), or :class:`Clamped`;
             None for scores by content alone.
         window: the distances that a query sees.
-        dropout: probability of dropping a weight.
-        position_query: q, (H, B, T, d_h), divided by √d_h; None where it is c.
+        dropout: of the weights.
+        position_query: q, as the query; None where it is c.
         distance_bias: (H, W), -∞ allowed, added to the scores at the distances that fall from
             ``window.farthest``; needs ``rel_keys``.
         return_lse: also return log Σ exp(score).
 
     Returns:
-        (H, B, T, d_h), zero for a query that sees nothing; and the log-sum-exp (H, B, T), -∞ where
-        there are no keys, or None.
+        (H, B, T, d_h), zero for a query that sees nothing; and the log-sum-exp (H, B, T) or None.
     """
     rel_keys = rows_by_distance(keys, rel_keys, distance_bias)
     position_query = query if position_query is None else position_query.to(query.dtype)
@@ -111,7 +110,7 @@ KERNELS = {"fast": window_attention, "plain": plain_attention}
 
 
 def check_kernel(kernel: str) -> None:
-    """Refuse a kernel that is not in ``KERNELS``."""
+    """Refuse a kernel that does not exist."""
     if kernel not in KERNELS:
         raise ValueError(f"`kernel` is {kernel!r}: there are {', '.join(KERNELS)}")
 
@@ -142,14 +141,8 @@ class RelativeAttention(nn.Module):
         encoding = SinusoidalRelativePositions(512)(x.size(1) - 1)
         y, _ = attention(x, attention.project_positions(encoding))  # x, y: (B, T, 512)
 
-    Args:
-        embed_dim: d.
-        num_heads: H; must divide d.
-        window: the distances that a query sees.
-        position_projection: maps the encoding of the distances to p, (G, D, d_h), or None.
-        biases: u and v, which several layers may share, or None.
-        dropout: probability of dropping an attention weight.
-        kernel: a key of ``KERNELS``.
+    ``position_projection`` maps the encoding of the distances to p, (G, D, d_h); several layers may
+    share ``biases``, u and v; ``kernel`` is a key of ``KERNELS``.
     """
 
     def __init__(
@@ -199,17 +192,11 @@ class RelativeAttention(nn.Module):
     def forward(
         self, x: Tensor, positions: Tensor | Clamped | None = None, past: LayerState | None = None
     ) -> tuple[Tensor, LayerState | None]:
-        """Attend from each token of the segment.
+        """Attend from each token of the segment ``x`` (B, T, d).
 
-        Args:
-            x: the segment, (B, T, d).
-            positions: from :meth:`project_positions`, for the distances to the first key, or more,
-                down to -1; None without a ``position_projection``.
-            past: this layer's state of earlier tokens, :class:`.HiddenStates` or keys and values.
-
-        Returns:
-            (B, T, d); and in inference (evaluation mode without gradients) the keys and values of
-            earlier tokens and segment, else None.
+        ``positions`` are from :meth:`project_positions`, for the distances to the first key, or
+        more, down to -1. Returns (B, T, d); and in inference (evaluation mode without gradients)
+        the keys and values of earlier tokens and segment, else None.
         """
         if positions is None and self.position_projection is not None:
             raise ValueError(
@@ -249,13 +236,9 @@ class RelativeAttention(nn.Module):
     def project_keys(
         self, x: Tensor, past: LayerState | None, max_past: int = UNLIMITED, heads: Any = None
     ) -> tuple[Tensor, Tensor, KeyValueCache | None]:
-        """Return keys and values (H, B, S, d_h), and in inference their cache.
+        """Return keys and values (H, B, S, d_h) of ``max_past`` earlier tokens and the segment.
 
-        Args:
-            x: the segment, (B, T, d).
-            past: :class:`.HiddenStates`, or in inference a cache.
-            max_past: how many earlier tokens are seen.
-            heads: for :meth:`project_heads`.
+        In inference also their cache. ``heads`` is for :meth:`project_heads`.
         """
         # the first pass of activation checkpointing has no gradients either
         inference = not (self.training or torch.is_grad_enabled())
@@ -296,17 +279,14 @@ class RelativeAttention(nn.Module):
         return choose_kernel(self.kernel)(*arguments, dropout=dropout, **options)
 
     def _scaled(self, query: Tensor) -> Tensor:
-        # (B, T, d) -> (H, B, T, d_h)
         return split_heads(query / math.sqrt(self.head_dim), self.head_dim).contiguous()
 
 
 def split_heads(x: Tensor, head_dim: int) -> Tensor:
     """Map (B, T, H·d_h) to (H, B, T, d_h), a view."""
-    # (B, T, H·d_h) -> (B, T, H, d_h) -> (H, B, T, d_h)
     return x.unflatten(-1, (-1, head_dim)).permute(2, 0, 1, 3)
 
 
 def merge_heads(x: Tensor) -> Tensor:
     """Map (H, B, T, d_h) to (B, T, H·d_h)."""
-    # (H, B, T, d_h) -> (B, T, H, d_h) -> (B, T, H·d_h)
     return x.permute(1, 2, 0, 3).flatten(2)

@@ -46,7 +46,7 @@ class Clamped(NamedTuple):
 def rows_by_distance(
     keys: Tensor, rel_keys: Tensor | Clamped | None, distance_bias: Tensor | None
 ) -> Tensor | None:
-    """Return the rows of relative keys, (G, D, d_h), or None, checked against ``keys``."""
+    """Return the rows of relative keys, (G, D, d_h), or None; refuse what fits no ``keys``."""
     if rel_keys is None:
         if distance_bias is not None:
             raise ValueError("`distance_bias` without `rel_keys`: give both, or neither")
@@ -95,11 +95,7 @@ class Block(NamedTuple):
     def biased(
         self, by_distance: Tensor, distance_bias: Tensor, farthest: int
     ) -> tuple[Tensor, Tensor]:
-        """Return the columns of scores (H, B, C, K + 1) that have a bias, and the biases.
-
-        ``distance_bias`` (H, W) is that of distances falling from ``farthest``, the end of the
-        window.
-        """
+        """Return the columns of scores (H, B, C, K + 1) that have a bias, and the biases (H, W)."""
         first = self.offset + self.queries - 1 - farthest
         unseen = min(max(0, -first), distance_bias.size(1))
         width = distance_bias.size(1) - unseen
@@ -132,14 +128,9 @@ def split_into_blocks(
 def rel_shift(scores: Tensor, num_keys: int) -> Tensor:
     """Turn scores by distance into scores by key, without a copy (Transformer-XL, appendix B).
 
-    Args:
-        scores: (…, C, K + 1), contiguous; column c of the last query is its score for key c, and
-            of each query before for the key one further back.
-        num_keys: K.
-
-    Returns:
-        (…, C, K), a view: entry (i, j) is entry (i, C - 1 - i + j) of ``scores``. In memory these
-        rows lie K apart.
+    ``scores`` are (…, C, K + 1), contiguous; column c of the last query is its score for key c, and
+    of each query before for the key one further back. Returns a view (…, C, K): entry (i, j) is
+    entry (i, C - 1 - i + j) of ``scores``. In memory these rows lie K apart.
     """
     *batch, queries, columns = scores.shape
     flat = scores.view(*batch, queries * columns)

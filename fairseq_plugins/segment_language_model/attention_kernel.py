@@ -4,9 +4,7 @@ It computes what :func:`.attention.plain_attention` states (Transformer-XL, sect
 B; all-attention, equations 12 and 13) for blocks of queries, each with just the keys that it sees.
 Scores far outnumber everything else, and automatic differentiation would copy them several times.
 
-Shapes: H heads, B streams, T queries (the segment), S keys (earlier tokens and segment), D
-distances, G sets of relative keys (1 for all heads, or H), W distances with a bias, d_h head width;
-in a block: C queries that see at most K keys, F distances beyond a clamp.
+Shapes are those of :mod:`.attention_blocks`.
 """
 
 from __future__ import annotations
@@ -118,8 +116,6 @@ class _Workspace:
 
 
 class _WindowAttention(torch.autograd.Function):
-    """The function behind :func:`window_attention`."""
-
     @staticmethod
     def forward(
         ctx: Any,
@@ -298,10 +294,7 @@ def window_attention(
     distance_bias: Tensor | None = None,
     return_lse: bool = False,
 ) -> tuple[Tensor, Tensor | None]:
-    """Compute what :func:`.attention.plain_attention` does, (H, B, T, d_h), with its arguments.
-
-    There are gradients, but none of gradients. What it raises is the same, too.
-    """
+    """Compute what :func:`.attention.plain_attention` does; gradients have no gradients."""
     rel_keys = rows_by_distance(keys, rel_keys, distance_bias)
     if rel_keys is None:
         rel_keys = query.new_empty(1, 0, query.size(-1))

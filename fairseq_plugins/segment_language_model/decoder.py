@@ -4,8 +4,6 @@ Shapes: B streams, T tokens of a segment, V symbols, d model width.
 """
 
 import logging
-from collections.abc import Mapping
-from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import torch
@@ -48,22 +46,13 @@ class SegmentDecoder(FairseqIncrementalDecoder):
     """Embeddings, layers and output of a segment language model.
 
     Args:
-        dictionary: the symbols.
         embed_tokens: tokens (B, T) to embeddings (B, T, d), which ``embed_scale`` multiplies.
-        embed_scale: a number.
-        layers: first to last.
         output: projection to V scores, or an adaptive softmax.
-        context: how far back the layers read.
-        dropout: before the first layer and after the last.
         positions: maps the farthest distance F to an encoding of F, F - 1, …, -1, which each
             layer's attention projects; or None.
         absolute_positions: adds to embeddings or layer inputs by a token's place; or None.
         layer_norm: normalises the last layer's output; or None.
-        checkpoint_activations: compute activations again in the backward pass.
     """
-
-    # a model's own penalties that the loss may add, and what their absence does: for a warning
-    without_penalty: Mapping[str, str] = MappingProxyType({})
 
     def __init__(
         self,
@@ -98,6 +87,11 @@ class SegmentDecoder(FairseqIncrementalDecoder):
         self.inference_positions: InferenceCache[tuple[int, list[Any]]] = InferenceCache()
         self._warned_of_places = False
 
+    @property
+    def without_penalty(self) -> dict[str, str]:
+        """What the absence of a penalty does that this model has, by its option: for a warning."""
+        return {}
+
     def forward(
         self,
         prev_output_tokens: Tensor,
@@ -106,18 +100,12 @@ class SegmentDecoder(FairseqIncrementalDecoder):
         recurrence: Recurrence | None = None,
         start: int | None = None,
     ) -> tuple[Tensor, None]:
-        """Return the scores of the symbols that may follow each token.
+        """Return scores (B, T, V), or the (B, T, d) input of the adaptive softmax; and None.
 
-        Args:
-            prev_output_tokens: the segment, (B, T); with ``incremental_state`` all tokens so far,
-                of which only the new ones are computed.
-            encoder_out: None, from fairseq's generator.
-            incremental_state: fairseq's dictionary of one generation.
-            recurrence: the states of the streams; None for a segment without a past.
-            start: the place of the segment in its stream; None for where this decoder stopped.
-
-        Returns:
-            (B, T, V) scores, or the (B, T, d) input of the adaptive softmax; and None.
+        ``prev_output_tokens`` are the segment, (B, T); with ``incremental_state``, fairseq's
+        dictionary of one generation, all tokens so far, of which only the new ones are computed.
+        ``recurrence`` is None for a segment without a past. ``start`` is the place of the segment
+        in its stream; None for where this decoder stopped.
         """
         features, extra = self.extract_features(
             prev_output_tokens, encoder_out, incremental_state, recurrence, start
@@ -245,7 +233,7 @@ class SegmentDecoder(FairseqIncrementalDecoder):
         return [layer.self_attn.project_positions(encoding) for layer in self.layers]
 
     def encode_distances(self, farthest: int) -> Tensor | Clamped | None:
-        """Return the encoding of the distances ``farthest`` to -1; None without positions."""
+        """Return the encoding of the distances ``farthest`` to -1, or None."""
         if self.positions is None:
             return None
         return self.positions(farthest, next(self.parameters()).device)

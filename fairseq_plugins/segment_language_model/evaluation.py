@@ -1,26 +1,31 @@
-"""Evaluation beside fairseq's average: softmax temperature, checks, figures without line ends.
+"""Evaluation beside fairseq's average: units, softmax temperature, figures without line ends.
 
-Some published perplexities leave ``</s>`` out (all-attention on WikiText-103), so both are printed.
+Commands that prepare data write what a symbol is into units.json beside dict.txt. Some published
+perplexities leave ``</s>`` out (all-attention on WikiText-103), so both are printed.
 
 Shapes: B streams, T tokens of a segment, V symbols.
 """
 
+import json
 import logging
 import math
-from collections.abc import Iterable, Iterator
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 from fairseq.data import Dictionary
 from torch import Tensor
 
-from fairseq_plugins.segment_language_model.units import BITS
-
 logger = logging.getLogger(__name__)
 
-
+UNITS = ("characters", "bytes", "words", "subwords")
+BITS, PERPLEXITY = "bits per character", "perplexity"
 # The output bias of symbols that a converted model does not have: their probability is 0, in half
 # precision too. Those that it has come nowhere near it.
 IMPOSSIBLE_BIAS = -1e4
+# The share of <unk> in a text above which its figure says little: <unk> is easy to predict.
+_MOST_UNKNOWN = 0.01
 
 
 def evaluate_probs(
@@ -67,10 +72,7 @@ def _of_targets(log_probs: Tensor, target: Tensor) -> Tensor:
 
 
 class TalliedBatches:
-    """The batches of an evaluation, which at its end logs its figures without line ends.
-
-    Each has this as its ``tally``. ``characters`` says whether each symbol is one.
-    """
+    """The batches of an evaluation, each with this as its ``tally``, which logs at the end."""
 
     def __init__(
         self, batches: Iterable[dict[str, Any]], dictionary: Dictionary, characters: bool
@@ -82,6 +84,7 @@ class TalliedBatches:
         self._sum: Tensor | float = 0.0
         self._others: Tensor | int = 0
         self._line_ends: Tensor | int = 0
+        self._unk, self._unknown = dictionary.unk(), 0
 
     def add(self, log_probs: Tensor, target: Tensor) -> None:
         """Count the tokens ``target`` (B, T) with their log-probabilities (B, T), in nats."""
@@ -90,6 +93,7 @@ class TalliedBatches:
         self._sum = self._sum + log_probs.double().masked_fill(~others, 0.0).sum()
         self._others = self._others + others.sum()
         self._line_ends = self._line_ends + line_ends.sum()
+        self._unknown = self._unknown + target.eq(self._unk).sum()
 
     def describe(self) -> str | None:
         """Return the figures without line ends; None without line ends, or other tokens."""
@@ -111,3 +115,55 @@ class TalliedBatches:
         figures = self.describe()
         if figures is not None:
             logger.info(figures)
+        warn_of_unknown(int(self._unknown), int(self._others + self._line_ends))
+
+
+def warn_of_unknown(unknown: int, tokens: int) -> None:
+    """Log a warning where more than 1 % of the tokens of a text are ``<unk>``."""
+    if unknown > _MOST_UNKNOWN * tokens:
+        logger.warning(
+            "%.1f %% of %s tokens are <unk>, which is easy to predict: the figure does not compare "
+            "with others of the text",
+            100 * unknown / tokens,
+            f"{tokens:,}",
+        )
+
+
+class Units(NamedTuple):
+    """What units.json says.
+
+    ``bpe`` and ``tokenizer`` are fairseq's names, ``model`` is the BPE's file, ``language`` that of
+    the tokenizer's rules. ``symbols`` are characters that are written in another way.
+    """
+
+    unit: str = "words"
+    bpe: str | None = None
+    model: Path | None = None
+    tokenizer: str | None = None
+    language: str | None = None
+    symbols: Mapping[str, str] = MappingProxyType({})
+
+
+def read_units(folder: Path) -> Units:
+    """Return what the units.json of a folder says; words where there is none."""
+    path = folder / "units.json"
+    if not path.is_file():
+        return Units()
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+        units = Units(**{name: found[name] for name in Units._fields if found.get(name)})
+    except (ValueError, TypeError, AttributeError) as error:
+        raise ValueError(f"{path} cannot be read ({error}): prepare the data again") from error
+    check_unit(units.unit, f"unit in {path}")
+    return units._replace(model=folder / units.model) if units.model else units
+
+
+def check_unit(unit: str, name: str = "unit") -> None:
+    """Refuse a unit that is not in :data:`UNITS`."""
+    if unit not in UNITS:
+        raise ValueError(f"{name} is {unit!r}: there are {', '.join(UNITS)}")
+
+
+def loss_unit(unit: str) -> str:
+    """Return the usual unit of a text's loss."""
+    return BITS if unit in ("characters", "bytes") else PERPLEXITY

@@ -92,7 +92,7 @@ def end_by_length(generator: Any) -> Any:
     """
     end = generator.eos
 
-    def free_end(log_probs: Tensor) -> None:
+    def free_end(log_probs: Tensor, *_: Any) -> None:
         of_end = log_probs[..., end]
         of_end.masked_fill_(log_probs.isneginf().all(-1), 0.0)
 
@@ -106,7 +106,7 @@ def draw_prompts(generator: Any) -> Any:
     fairseq draws the symbols of a prompt too, whose probability a low temperature would make 0.
     """
 
-    def keep_possible(log_probs: Tensor) -> None:
+    def keep_possible(log_probs: Tensor, *_: Any) -> None:
         low = _one_left(log_probs).unsqueeze(-1) & log_probs.isfinite() & (log_probs < _LEAST)
         log_probs.masked_fill_(low, _LEAST)
 
@@ -128,7 +128,7 @@ def keep_writing(generator: Any) -> Any:
             early = early.unsqueeze(1) & ~_one_left(log_probs)
             log_probs[..., end].masked_fill_(early, -torch.inf)
 
-        generator.search = _AdjustedSearch(generator.search, go_on, by_row=True)
+        generator.search = _AdjustedSearch(generator.search, go_on)
     return generator
 
 
@@ -159,13 +159,10 @@ def _one_left(log_probs: Tensor) -> Tensor:
 class _AdjustedSearch(nn.Module):
     """One of fairseq's searches, by log-probabilities that ``adjust`` changed in place."""
 
-    def __init__(
-        self, search: nn.Module, adjust: Callable[..., None], by_row: bool = False
-    ) -> None:
+    def __init__(self, search: nn.Module, adjust: Callable[..., None]) -> None:
         super().__init__()
         self.search = search
         self.adjust = adjust
-        self.by_row = by_row
 
     def __getattr__(self, name: str) -> Any:
         try:
@@ -182,8 +179,5 @@ class _AdjustedSearch(nn.Module):
         rows: Tensor | None = None,
     ) -> Any:
         """Choose what comes next by log-probabilities (B, K, V), as fairseq's searches do."""
-        if self.by_row:
-            self.adjust(lprobs, step, rows)
-        else:
-            self.adjust(lprobs)
+        self.adjust(lprobs, step, rows)
         return self.search.step(step, lprobs, scores, tokens, rows)

@@ -63,7 +63,7 @@ class HiddenStates(LayerState):
         return self.latest.size(0)
 
     def last(self, length: int, before: int = 0, segment: int = 0) -> HiddenStates:
-        """Implement :meth:`LayerState.last`."""
+        """Return the last tokens, as :class:`LayerState` has it."""
         start, end = _bounds(self.length, min(length, self.max_length) + segment, before)
         kept, first = [], 0
         for part in self._parts():
@@ -182,7 +182,7 @@ class KeyValueCache(LayerState):
         return cache
 
     def last(self, length: int, before: int = 0, segment: int = 0) -> KeyValueCache:
-        """Implement :meth:`LayerState.last`."""
+        """Return the last tokens, as :class:`LayerState` has it."""
         start, end = _bounds(self.length, min(length, self.max_length) + segment, before)
         return replace(self, start=self.start + start, end=self.start + end)
 
@@ -224,10 +224,7 @@ def _cut(hidden: Tensor, start: int, end: int) -> Tensor:
 
 
 def register_state(kind: type, fields: list[str], build: Callable[..., LayerState]) -> None:
-    """Let torch.export take a kind of state apart, and ``torch.load(weights_only=True)`` read it.
-
-    ``build`` makes one from the attributes ``fields`` and its ``max_length``.
-    """
+    """Let torch.export and ``torch.load(weights_only=True)`` know a kind of state."""
 
     def flatten(state: LayerState) -> tuple[list[Any], int]:
         return [getattr(state, name) for name in fields], getattr(state, "max_length", UNLIMITED)

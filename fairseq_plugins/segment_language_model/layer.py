@@ -36,15 +36,8 @@ class SegmentLayer(nn.Module):
     ``x + sublayer(LN(x))``, states of earlier segments normalised too. A sublayer whose
     ``takes_padding`` is true also gets the padding mask.
 
-    Args:
-        embed_dim: d.
-        attention: over earlier tokens and segment.
-        feed_forward: any map of (B, T, d) to itself, or None.
-        dropout: acts on what each sublayer adds.
-        normalize_before: normalise the input of each sublayer in place of the sum (pre-norm).
-        added_sublayer: another map after the feed-forward sublayer, or None.
-        layer_norm_epsilon: what the norms add to the variance.
-        parallel: put ``added_sublayer`` beside the feed-forward sublayer, not after it.
+    ``feed_forward`` is any map of (B, T, d) to itself, or None; ``dropout`` acts on what each
+    sublayer adds. ``added_sublayer`` is another map after ``feed_forward``, or ``parallel`` to it.
     """
 
     def __init__(
@@ -77,16 +70,10 @@ class SegmentLayer(nn.Module):
         past: LayerState | None = None,
         padding_mask: Tensor | None = None,
     ) -> tuple[Tensor, LayerState]:
-        """Apply attention and sublayers to a segment.
+        """Return the output (B, T, d), and this layer's state of earlier tokens and segment.
 
-        Args:
-            x: the segment, (B, T, d).
-            positions: what the attention's ``project_positions`` returned.
-            past: this layer's state of earlier tokens; None for none.
-            padding_mask: (B, T), true for padding; None for no padding.
-
-        Returns:
-            the output (B, T, d), and the layer's state of earlier tokens and segment.
+        ``x`` is the segment, (B, T, d); ``positions`` are from the attention's
+        ``project_positions``; ``padding_mask`` (B, T) is true for padding.
         """
         attended, state = self._attend(x, positions, past)
         if state is None:

@@ -17,9 +17,8 @@ from fairseq.logging import metrics
 from fairseq.tasks import FairseqTask
 from torch import Tensor
 
-from fairseq_plugins.fairseq_integration.error_messages import flag
+from fairseq_plugins.fairseq_integration.error_messages import flag, option
 from fairseq_plugins.segment_language_model.adaptive_softmax import adaptive_cross_entropy
-from fairseq_plugins.segment_language_model.model_config import option
 
 # a model's own penalties, and the option that gives it one
 OWN_PENALTIES = {"span_loss": "--adaptive-span"}
@@ -37,19 +36,18 @@ class SegmentLossConfig(CrossEntropyCriterionConfig):
     )
     span_loss: float = option(
         0.0,
-        "what a token of learned span (--adaptive-span) costs, in nats, averaged over "
-        "the heads of a layer (published: 1e-7 all-attention on characters, 5e-7 elsewhere)",
+        "what a token of learned span (--adaptive-span) costs, in nats, averaged over the heads "
+        "of a layer (published: 1e-7 all-attention on characters, 5e-7 elsewhere)",
     )
     activation_penalty: float = option(
         0.0,
-        "activation regularisation: what the mean square of the last layer's output, "
-        "after --output-dropout, costs a token, in nats (published for Penn Treebank: 0.2)",
+        "activation regularisation: what the mean square of the last layer's output, after "
+        "--output-dropout, costs a token, in nats (published for Penn Treebank: 0.2)",
     )
     temporal_penalty: float = option(
         0.0,
-        "temporal activation regularisation: what the mean square of its change from "
-        "token to token, before --output-dropout, costs, in nats (published for Penn Treebank: "
-        "0.1)",
+        "temporal activation regularisation: what the mean square of its change from token to "
+        "token, before --output-dropout, costs, in nats (published for Penn Treebank: 0.1)",
     )
 
 

@@ -7,7 +7,6 @@ Shapes: B streams, T tokens of a segment, V symbols, d model width.
 """
 
 import ast
-import difflib
 import logging
 import math
 from collections.abc import Iterator
@@ -19,26 +18,26 @@ from fairseq.modules import AdaptiveInput, AdaptiveSoftmax
 from fairseq.tasks import FairseqTask
 from torch import Tensor, nn
 
-from fairseq_plugins.fairseq_integration.checkpoint_files import (
-    checkpoint_of,
-    weights_loaded_into,
-)
+from fairseq_plugins.fairseq_integration.checkpoint_files import weights_loaded_into
+from fairseq_plugins.fairseq_integration.error_messages import did_you_mean, errors_name_options
 from fairseq_plugins.segment_language_model.adaptive_softmax import BiasedAdaptiveSoftmax
 from fairseq_plugins.segment_language_model.attention import RelativeAttention
-from fairseq_plugins.segment_language_model.decoder import (
-    Context,
-    EmbeddingDropout,
-    SegmentDecoder,
-)
+from fairseq_plugins.segment_language_model.decoder import Context, EmbeddingDropout, SegmentDecoder
 from fairseq_plugins.segment_language_model.evaluation import evaluate_probs
 from fairseq_plugins.segment_language_model.layer import FeedForward, SegmentLayer
-from fairseq_plugins.segment_language_model.model_config import (
+from fairseq_plugins.segment_language_model.options import (
     SegmentLanguageModelConfig,
     check_config,
     parse_cutoffs,
 )
 from fairseq_plugins.segment_language_model.recurrence import Recurrence
 
+# the options behind arguments of the layers
+_OPTION_OF = {
+    "embed_dim": "--decoder-embed-dim",
+    "num_heads": "--decoder-attention-heads",
+    "kernel": "--attention-kernel",
+}
 CHANGED_IN_EVALUATION = ("attention_kernel", "clamp_len", "mem_len", "same_length")
 
 logger = logging.getLogger(__name__)
@@ -68,25 +67,31 @@ class SegmentLanguageModel(FairseqLanguageModel):
         cls.check_options(cfg)
         dropout = cls.dropout_class(cfg)
         mem_len = cls.recurrence_length(cfg)
+        if cfg.same_length and mem_len == 0:
+            raise ValueError(
+                "--same-length without recurrence leaves nothing to attend to: give --mem-len "
+                "(and no --extended-context), or leave --same-length out"
+            )
         added = cls.added_sublayers(cfg)
         # each of these draws its initial values, in this order
         embed_tokens = build_embedding(cfg, dictionary)
         layers = []
-        for attention, feed_forward in cls.build_sublayers(cfg, mem_len):
-            feed_forward, added_sublayer = added.place(len(layers) + 1, feed_forward)
-            layer = SegmentLayer(
-                cfg.decoder_embed_dim,
-                attention,
-                feed_forward,
-                dropout(cfg.dropout),
-                cfg.decoder_normalize_before,
-                added_sublayer,
-                cfg.layer_norm_epsilon,
-                added.parallel,
-            )
-            layers.append(layer)
-        output = build_output(cfg, dictionary, embed_tokens)
-        relative, absolute = cls.build_positions(cfg)
+        with errors_name_options(_OPTION_OF.get):
+            for attention, feed_forward in cls.build_sublayers(cfg, mem_len):
+                feed_forward, added_sublayer = added.place(len(layers) + 1, feed_forward)
+                layer = SegmentLayer(
+                    cfg.decoder_embed_dim,
+                    attention,
+                    feed_forward,
+                    dropout(cfg.dropout),
+                    cfg.decoder_normalize_before,
+                    added_sublayer,
+                    cfg.layer_norm_epsilon,
+                    added.parallel,
+                )
+                layers.append(layer)
+            output = build_output(cfg, dictionary, embed_tokens)
+            relative, absolute = cls.build_positions(cfg)
         layer_norm = None
         if cfg.decoder_normalize_before and not cfg.no_decoder_final_norm:
             layer_norm = nn.LayerNorm(cfg.decoder_embed_dim, cfg.layer_norm_epsilon)
@@ -182,7 +187,7 @@ class SegmentLanguageModel(FairseqLanguageModel):
     def get_normalized_probs(
         self, net_output: tuple[Tensor, Any], log_probs: bool, sample: dict | None = None
     ) -> Tensor:
-        """Return (log-)probabilities (B, T, V): :func:`.evaluate_probs` of fairseq's."""
+        """Return (log-)probabilities (B, T, V) by :func:`.evaluate_probs`."""
         probs = super().get_normalized_probs(net_output, log_probs, sample)
         return evaluate_probs(
             probs, log_probs, sample, self.softmax_temperature, self.decoder.dictionary
@@ -197,9 +202,8 @@ class SegmentLanguageModel(FairseqLanguageModel):
         overrides = ast.literal_eval(cfg.common_eval.model_overrides)
         for name in overrides:
             if name not in CHANGED_IN_EVALUATION:
-                near = difflib.get_close_matches(name.replace("-", "_"), CHANGED_IN_EVALUATION, n=1)
-                there = ", ".join(CHANGED_IN_EVALUATION)
-                hint = f"did you mean {near[0]!r}?" if near else f"there are {there}"
+                near = did_you_mean(name.replace("-", "_"), CHANGED_IN_EVALUATION)
+                hint = near or f"there are {', '.join(CHANGED_IN_EVALUATION)}"
                 raise ValueError(
                     f"--model-overrides names {name!r}, which evaluation cannot change: {hint}"
                 )
@@ -209,18 +213,6 @@ class SegmentLanguageModel(FairseqLanguageModel):
 
     def load_state_dict(self, state_dict: dict, *args: Any, **kwargs: Any):
         """Load weights, fitted to the options of this model."""
-        rows = sum(
-            weight.size(0)
-            for name, weight in state_dict.items()
-            if name == "decoder.embed_tokens.weight"
-            or (name.startswith("decoder.embed_tokens.embeddings.") and name.endswith(".0.weight"))
-        )
-        if rows != len(self.decoder.dictionary):
-            raise ValueError(
-                f"{checkpoint_of(state_dict)} has embeddings of {rows} symbols and the dictionary "
-                f"(dict.txt) has {len(self.decoder.dictionary)}: use the data that the model was "
-                "trained with"
-            )
         fitted = self.added_sublayers.fit_weights(self, self.fit_weights(state_dict))
         with weights_loaded_into(self, state_dict):
             return super().load_state_dict(fitted, *args, **kwargs)

@@ -40,6 +40,11 @@ def _check_clamp(clamp_len: int | None) -> None:
         raise ValueError(f"`clamp_len` is {clamp_len}: give at least 1, or None for no limit")
 
 
+def _check_even(embed_dim: int) -> None:
+    if embed_dim % 2:
+        raise ValueError(f"`embed_dim` is {embed_dim}: sinusoids take an even width")
+
+
 def _beyond(clamp_len: int | None, farthest: int) -> bool:
     return clamp_len is not None and farthest > clamp_len
 
@@ -47,10 +52,7 @@ def _beyond(clamp_len: int | None, farthest: int) -> bool:
 class SinusoidalRelativePositions(nn.Module):
     """The sinusoids R of each distance (Transformer-XL, section 3.3): no parameters.
 
-    Args:
-        embed_dim: d; even.
-        clamp_len: distances beyond it use its vector; at least 1, None for no limit.
-        dropout: acts on the sinusoids, as on the embeddings; None for none.
+    Distances beyond ``clamp_len`` use its vector. ``dropout`` acts on the sinusoids.
     """
 
     def __init__(
@@ -58,8 +60,7 @@ class SinusoidalRelativePositions(nn.Module):
     ) -> None:
         super().__init__()
         _check_clamp(clamp_len)
-        if embed_dim % 2:
-            raise ValueError(f"`embed_dim` is {embed_dim}: sinusoids take an even width")
+        _check_even(embed_dim)
         self.embed_dim = embed_dim
         self.clamp_len = clamp_len
         self.dropout = dropout
@@ -139,10 +140,7 @@ class LearnedRelativeKeys(nn.Module):
 class LearnedRelativePositions(nn.Module):
     """A learned vector for each distance, shared by heads and layers (all-attention, section 4.3).
 
-    Args:
-        farthest: the farthest distance that has a vector; the nearest is 1.
-        head_dim: d_h.
-        clamp_len: distances beyond it use its vector; at least 1, or None.
+    Distances from 1 to ``farthest`` have one; those beyond ``clamp_len`` use its vector.
     """
 
     def __init__(self, farthest: int, head_dim: int, clamp_len: int | None = None) -> None:
@@ -174,12 +172,13 @@ class SharedRelativeKeys(nn.Module):
 
 
 class SinusoidalAbsolutePositions(nn.Module):
-    """Sinusoids added to the embeddings (Vaswani et al. 2017); ``embed_dim`` is even."""
+    """Sinusoids added to the embeddings (Vaswani et al. 2017)."""
 
     max_positions: int | None = None  # every place has a vector
 
     def __init__(self, embed_dim: int) -> None:
         super().__init__()
+        _check_even(embed_dim)
         self.embed_dim = embed_dim
 
     def add_to_embeddings(self, x: Tensor, first: int) -> Tensor:

@@ -45,10 +45,8 @@ class _History:
 class Recurrence:
     """States of parallel streams, for each model (of an ensemble) that reads them.
 
-    Args:
-        last_start: where the last segment of the walk starts, if known; nothing reads the states
-            after it.
-        longer: how many tokens more than its ``mem_len`` a model reads in this walk.
+    The last segment of the walk, if known, starts at ``last_start``. In this walk a model reads
+    ``longer`` tokens more than its ``mem_len``.
     """
 
     def __init__(self, last_start: int | None = None, longer: int = 0) -> None:
@@ -60,11 +58,9 @@ class Recurrence:
         self._parts: list[Recurrence] = []
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return what copies and pickles hold."""
         return {**self.__dict__, "histories": list(self.histories.items())}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Take the states of a copy."""
         self.__dict__.update(state, histories=WeakKeyDictionary(dict(state["histories"])))
 
     def end(self, model: nn.Module) -> int:
@@ -111,10 +107,7 @@ class Recurrence:
     def write(
         self, model: nn.Module, start: int, states: list[LayerState], length: int, mem_len: int
     ) -> None:
-        """Keep the layers' ``states``, which end with the ``length`` tokens from ``start`` on.
-
-        The next segment may read ``mem_len`` tokens.
-        """
+        """Keep the layers' ``states``, which end with the ``length`` tokens from ``start`` on."""
         if mem_len == 0:
             states = []
         layers = [state.last(mem_len, segment=length) for state in states]
@@ -158,10 +151,7 @@ class Recurrence:
             history.layers = [state.select(new_order) for state in history.layers]
 
     def gather(self, group: Any = None) -> None:
-        """Bring the states of all workers of ``group``, which all call it, to worker 0.
-
-        There :meth:`state_dict` then covers all streams: only worker 0 writes checkpoints.
-        """
+        """Bring all workers' states to worker 0, which writes checkpoints; all must call it."""
         histories = self._latest()
         if not histories or histories[0].start == self._last_start:
             return

@@ -46,11 +46,8 @@ class StreamIterator(EpochBatchIterator):
     Each walk (an epoch, a validation pass, an evaluation) starts with an empty recurrence.
     A checkpoint in mid-epoch holds it, so that a resumed run goes on as if it had not stopped.
 
-    Args:
-        dataset: the streams of all workers (``num_shards`` of them, this one ``shard_id``).
-        save_recurrence: whether checkpoints in mid-epoch hold the recurrence.
-        longer_recurrence: by how many tokens it is longer than ``--mem-len``.
-        options: further arguments of fairseq's iterator.
+    ``dataset`` has the streams of all ``num_shards`` workers. The recurrence is by
+    ``longer_recurrence`` tokens longer than ``--mem-len``.
     """
 
     def __init__(
@@ -86,23 +83,10 @@ class StreamIterator(EpochBatchIterator):
         self.recurrence = Recurrence(last_start, self.longer_recurrence)
         return _BatchesWithRecurrence(batches, self.recurrence, self.dataset)
 
-    def _layout(self) -> str:
-        streams = self.dataset
-        layout = (
-            f"{len(streams.tokens):,} tokens in {streams.num_streams} streams with segments of "
-            f"{streams.segment_length}"
-        )
-        if streams.shuffled_with is not None:
-            layout += f", sentences shuffled with seed {streams.shuffled_with}"
-        if streams.jitter is not None:
-            deviation, seed, _ = streams.jitter
-            layout += f", lengths of deviation {deviation} drawn with seed {seed}"
-        return layout
-
     def state_dict(self) -> dict[str, Any]:
         """Return the place in the epoch, the layout and the recurrence."""
         state = super().state_dict()
-        state["layout"] = self._layout()
+        state["layout"] = self.dataset.describe()
         if state["iterations_in_epoch"] > 0:
             state["recurrence"] = self._recurrence_state() if self.save_recurrence else None
         return state
@@ -124,10 +108,10 @@ class StreamIterator(EpochBatchIterator):
         """Go to the place in ``state_dict``, with the recurrence that the run had there."""
         in_epoch = state_dict["iterations_in_epoch"] > 0
         saved = state_dict["layout"]
-        if in_epoch and saved != self._layout():
+        if in_epoch and saved != self.dataset.describe():
             raise ValueError(
                 "the checkpoint stopped in the middle of an epoch over "
-                f"{saved}, and this run has {self._layout()}: resume with the same data, "
+                f"{saved}, and this run has {self.dataset.describe()}: resume with the same data, "
                 "--tokens-per-sample, --segment-jitter and --batch-size times workers (and, with "
                 "--shuffle-sentences or --segment-jitter, --seed), or begin the epoch anew with "
                 "--reset-dataloader"
@@ -193,15 +177,7 @@ def train_in_parts(
 ) -> tuple[Tensor, int, dict[str, Any]]:
     """Train on one part after another, so that activations of one part are held at a time.
 
-    Gradients add up, so the update is that of the whole batch.
-
-    Args:
-        parts: from :func:`split_batch`.
-        model: may be wrapped for several workers.
-        train_step: computes the summed loss of a part, and adds its gradients.
-
-    Returns:
-        loss, sample size and statistics of the batch.
+    Returns loss, sample size and statistics of the batch; its gradients add up to the whole's.
     """
     losses, sizes, logs = [], [], []
     for part in parts:

@@ -43,11 +43,7 @@ def load_tokens(
 ) -> np.ndarray:
     """Return the tokens (N,) of a split, such as ``data-bin/train``; memory-mapped stays on disk.
 
-    Args:
-        split_path: path without ending.
-        dictionary: the symbols.
-        dataset_impl: fairseq's ``--dataset-impl``; None to look at the files.
-        combine: append ``train1``, ``train2``, … where they exist.
+    ``dataset_impl`` is fairseq's option; with ``combine`` ``train1``, ``train2``, … are appended.
     """
     parts = []
     for number in itertools.count():
@@ -129,7 +125,7 @@ def _pieces(tokens: np.ndarray) -> list[np.ndarray]:
 
 
 class Jitter(NamedTuple):
-    """How the lengths of segments vary: by a standard deviation in tokens.
+    """How the lengths of segments vary.
 
     Merity, Keskar and Socher 2017 (AWD-LSTM, arXiv:1708.02182), "variable length backpropagation
     sequences", with a constant learning rate as in the published Transformer-XL. All workers and a
@@ -197,12 +193,9 @@ class ShuffledSentences:
 
 
 class RunningText(FairseqDataset):
-    """The tokens (N,) of a split, which :class:`TokenStreams` lays out as parallel streams.
+    """The tokens (N,) of a split; with ``shuffled`` each epoch has the sentences in another order.
 
-    Args:
-        tokens: (N,).
-        shuffled: whether each epoch has the sentences in an order of its own.
-        jitter: standard deviation of the lengths of segments, in tokens.
+    ``jitter`` is the standard deviation of the lengths of segments.
     """
 
     def __init__(self, tokens: np.ndarray, shuffled: bool = False, jitter: int = 0) -> None:
@@ -220,18 +213,10 @@ class RunningText(FairseqDataset):
 
 
 class TokenStreams(FairseqDataset):
-    """Segments of S parallel streams over the tokens of a split.
+    """Segments of S parallel streams over the tokens (N,) of a split; N is at least S.
 
-    Item ``k·S + s`` is segment k of stream s.
-
-    Args:
-        tokens: (N,).
-        dictionary: the symbols.
-        num_streams: S, at most N.
-        segment_length: T.
-        extended_context: C.
-        shuffled_with: the seed of the sentences' order; None where they are not shuffled.
-        jitter: how T varies; None where it does not.
+    Item ``k·S + s`` is segment k of stream s. ``shuffled_with`` is the seed of the sentences'
+    order, for the log.
     """
 
     def __init__(
@@ -262,13 +247,13 @@ class TokenStreams(FairseqDataset):
             self.num_segments = len(self._starts) - 1
 
     def segment_start(self, segment: int) -> int:
-        """Return how many tokens of each stream come before segment ``segment``, at most K."""
+        """Return how many tokens of each stream come before a segment, at most K."""
         if self.jitter is None:
             return segment * self.segment_length
         return int(self._starts[segment])
 
     def segment_bounds(self, segment: int, stream: int) -> tuple[int, int]:
-        """Return where segment ``segment`` of stream ``stream`` begins and ends in the split."""
+        """Return where a segment of a stream begins and ends in the split."""
         first = stream * self._length + min(stream, self._longer)
         last = first + self._length + (stream < self._longer)
         begin, end = (first + self.segment_start(number) for number in (segment, segment + 1))
@@ -330,24 +315,27 @@ class TokenStreams(FairseqDataset):
         return np.arange(len(self))
 
     def batches(self, num_shards: int) -> list[list[int]]:
-        """Return the items of each batch, for each segment one batch a worker.
-
-        fairseq deals them out in turn, so worker w always gets streams w·B to (w + 1)·B - 1.
-        """
+        """Return the items of each batch; worker w always gets streams w·B to (w + 1)·B - 1."""
         per_shard = self.num_streams // num_shards
         return [list(range(first, first + per_shard)) for first in range(0, len(self), per_shard)]
+
+    def describe(self) -> str:
+        """Return how the text is laid out."""
+        layout = f"{len(self.tokens):,} tokens in {_streams(self.num_streams)}"
+        if self.shuffled_with is not None:
+            layout += f", sentences shuffled with seed {self.shuffled_with}"
+        if self.jitter is not None:
+            deviation, seed, _ = self.jitter
+            layout += f", lengths of deviation {deviation} drawn with seed {seed}"
+        return f"{layout}, segments of {self.segment_length} tokens"
 
     def log_layout(self, num_shards: int, shard_id: int, longer_recurrence: int = 0) -> None:
         """Log how the text is laid out, and what of it worker ``shard_id`` reads."""
         logger.info(
-            "%s tokens in %s, segments of %d tokens%s%s%s%s; worker %d of %d has %s",
-            f"{len(self.tokens):,}",
-            _streams(self.num_streams),
-            self.segment_length,
-            "" if self.jitter is None else f" (standard deviation {self.jitter.deviation})",
+            "%s%s%s; worker %d of %d has %s",
+            self.describe(),
             f" after {self.extended_context} of context" if self.extended_context else "",
             f", recurrence longer by {longer_recurrence}" if longer_recurrence else "",
-            "" if self.shuffled_with is None else ", sentences shuffled",
             shard_id + 1,
             num_shards,
             _streams(self.num_streams // num_shards),

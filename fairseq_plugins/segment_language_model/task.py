@@ -12,10 +12,15 @@ from fairseq.distributed import utils as distributed_utils
 from fairseq.sequence_scorer import SequenceScorer
 from fairseq.tasks import FairseqTask, register_task
 
-from fairseq_plugins.fairseq_integration.error_messages import flag
+from fairseq_plugins.fairseq_integration.error_messages import flag, sizes_in_memory
 from fairseq_plugins.fairseq_integration.parameters import apply_constraints
 from fairseq_plugins.segment_language_model.decoder import SegmentDecoder
-from fairseq_plugins.segment_language_model.evaluation import TalliedBatches
+from fairseq_plugins.segment_language_model.evaluation import (
+    BITS,
+    TalliedBatches,
+    loss_unit,
+    read_units,
+)
 from fairseq_plugins.segment_language_model.generation import (
     RunningTextDictionary,
     choose_prefix,
@@ -25,7 +30,12 @@ from fairseq_plugins.segment_language_model.generation import (
     prompts,
     sentences,
 )
-from fairseq_plugins.segment_language_model.model_config import sizes_in_memory
+from fairseq_plugins.segment_language_model.options import (
+    SegmentLanguageModelingConfig,
+    check_segment,
+    check_streams,
+    find_dictionary,
+)
 from fairseq_plugins.segment_language_model.stream_iterator import (
     StreamIterator,
     check_parts,
@@ -39,13 +49,6 @@ from fairseq_plugins.segment_language_model.streams import (
     load_tokens,
     longest_segment,
 )
-from fairseq_plugins.segment_language_model.task_config import (
-    SegmentLanguageModelingConfig,
-    check_segment,
-    check_streams,
-    find_dictionary,
-)
-from fairseq_plugins.segment_language_model.units import BITS, loss_unit, read_units
 
 logger = logging.getLogger(__name__)
 
@@ -180,8 +183,8 @@ class SegmentLanguageModelingTask(FairseqTask):
     ) -> Any:
         """Return an iterator over a split as parallel streams, or over separate prompts.
 
-        ``max_sentences`` is the streams of each worker (``--batch-size``), 1 if None. Streams use
-        no ``num_workers``: a few slices of a memory-mapped file are cheaper to cut here.
+        ``max_sentences`` is the streams of each worker, 1 if None. Streams use no ``num_workers``:
+        a few slices of a memory-mapped file are cheaper to cut here.
         """
         if not isinstance(dataset, RunningText):
             return super().get_batch_iterator(
@@ -235,15 +238,12 @@ class SegmentLanguageModelingTask(FairseqTask):
         context_window: int = 0,
         **options: Any,
     ) -> Any:
-        """Return the batches of fairseq-eval-lm, which at their end log figures without line ends.
-
-        They are of ``batch_size`` streams, 1 if None.
-        """
+        """Return the batches of fairseq-eval-lm, in ``batch_size`` streams, 1 if None."""
         workers = distributed_utils.get_global_world_size()
         if workers > 1:
             raise ValueError(
-                f"--distributed-world-size is {workers} (by default, all GPUs): fairseq-eval-lm "
-                "prints the loss of one worker's part of the text; give --distributed-world-size 1"
+                f"--distributed-world-size is {workers}: fairseq-eval-lm prints the loss of one "
+                "worker's part of the text; give --distributed-world-size 1, its default"
             )
         if context_window > 0:
             raise ValueError(
@@ -287,10 +287,7 @@ class SegmentLanguageModelingTask(FairseqTask):
         apply_constraints(optimizer, model)
 
     def begin_valid_epoch(self, epoch: int, model: Any) -> None:
-        """Gather the workers' recurrences: fairseq validates before each checkpoint in mid-epoch.
-
-        All workers pass here, while only worker 0 is asked to write the checkpoint.
-        """
+        """Gather the workers' recurrences: fairseq validates before it saves in mid-epoch."""
         workers = distributed_utils.get_global_world_size()
         if workers > 1 and self._training_recurrence is not None and not self.cfg.no_save_memory:
             self._training_recurrence.gather(distributed_utils.get_data_parallel_group())
@@ -328,8 +325,6 @@ class SegmentLanguageModelingTask(FairseqTask):
 
         Segments of a split are prompts, too, or their first ``--prefix-size`` tokens are, (B, P).
         """
-        if constraints is not None:
-            raise ValueError("--constraints: a language model has no constrained decoding; drop it")
         scoring = isinstance(generator, SequenceScorer)
         if self.cfg.extended_context > 0 and not scoring:
             raise ValueError(

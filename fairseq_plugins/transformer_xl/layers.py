@@ -21,14 +21,8 @@ from fairseq_plugins.segment_language_model.positions import (
 class TransformerXLBlock(SegmentLayer):
     """Attention to a segment and to ``mem_len`` tokens before it, then a feed-forward sublayer.
 
-    Section 3.3. In the published models all blocks share their ``self_attn.biases``.
-
-    Args:
-        embed_dim: d; even.
-        num_heads: must divide d.
-        ffn_dim: inner width of the feed-forward sublayer.
-        mem_len: how many tokens before the segment are remembered.
-        dropout: of what each sublayer adds, and of the inner activations.
+    Section 3.3. In the published models all blocks share their ``self_attn.biases``. ``embed_dim``
+    is even; ``dropout`` acts on what each sublayer adds, and on the inner activations.
     """
 
     def __init__(

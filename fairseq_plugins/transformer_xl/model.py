@@ -11,19 +11,17 @@ from fairseq.modules import AdaptiveInput
 from fairseq.modules.adaptive_softmax import TiedHeadModule
 from torch import nn
 
-from fairseq_plugins.fairseq_integration.error_messages import flag
+from fairseq_plugins.fairseq_integration.error_messages import flag, option
 from fairseq_plugins.fairseq_integration.presets import register_presets
 from fairseq_plugins.product_key_memory.memory import MemorySublayer
-from fairseq_plugins.product_key_memory.options import MemoryLayersOptions
-from fairseq_plugins.product_key_memory.segment_layers import MemorySublayers
+from fairseq_plugins.product_key_memory.options import MemoryLayersOptions, MemorySublayers
 from fairseq_plugins.segment_language_model.attention import PositionBiases, RelativeAttention
 from fairseq_plugins.segment_language_model.attention_blocks import UNLIMITED, Window
 from fairseq_plugins.segment_language_model.decoder import SegmentDecoder
 from fairseq_plugins.segment_language_model.model import SegmentLanguageModel
-from fairseq_plugins.segment_language_model.model_config import (
+from fairseq_plugins.segment_language_model.options import (
     SegmentLanguageModelConfig,
     adaptive_preset,
-    option,
     size_preset,
 )
 from fairseq_plugins.segment_language_model.positions import (
@@ -49,35 +47,34 @@ class TransformerXLConfig(SegmentLanguageModelConfig, MemoryLayersOptions):
     decoder_ffn_embed_dim: int = option(2048, "inner width of the feed-forward sublayers")
     positions: ChoiceEnum([*RELATIVE, *ABSOLUTE]) = option(
         "transformer-xl",
-        "position encoding: transformer-xl (section 3.3), shaw (a learned vector a "
-        "distance, without u and v, as section 3.3 has it; attn_type 1 of the published code "
-        "also has u, one a layer, and a learned number a distance and head), learned-absolute "
-        "(a learned vector a place, added in each layer: Al-Rfou et al. 2018), "
-        "sinusoidal-absolute (added to the embeddings: Vaswani et al. 2017); the absolute ones "
-        "go without recurrence",
+        "position encoding: transformer-xl (section 3.3), shaw (a learned vector a distance, "
+        "without u and v, as section 3.3 has it; attn_type 1 of the published code also has u, "
+        "one a layer, and a learned number a distance and head), learned-absolute (a learned "
+        "vector a place, added in each layer: Al-Rfou et al. 2018), sinusoidal-absolute (added "
+        "to the embeddings: Vaswani et al. 2017); the absolute ones go without recurrence",
     )
     untie_r: bool = option(
         False, "give each layer vectors u and v of its own, in place of one pair"
     )
     same_length_besides_itself: bool = option(
         False,
-        "with --same-length let every token see itself besides --mem-len others, as in "
-        "the published TensorFlow code, in place of --mem-len tokens with itself",
+        "with --same-length let every token see itself besides --mem-len others, as in the "
+        "published TensorFlow code, in place of --mem-len tokens with itself",
     )
     word_dropout: float = option(
         0.0, "dropout of the embeddings of whole words, the same in all the batch"
     )
     locked_dropout: bool = option(
         False,
-        "variational dropout: drop the same elements at every token of a segment "
-        "(attention weights aside)",
+        "variational dropout: drop the same elements at every token of a segment (attention "
+        "weights aside)",
     )
     init_std: float = option(0.02, "standard deviation that the weights are drawn with")
     initial_values: ChoiceEnum(["pytorch", "tensorflow"]) = option(
         "pytorch",
-        "the published code whose initial values the weights get: pytorch (norms drawn "
-        "around 1, projections of adaptive bands with standard deviation 0.01), or tensorflow "
-        "(norms 1, vectors of the adaptive softmax's clusters 0, projections as other weights)",
+        "the published code whose initial values the weights get: pytorch (norms drawn around 1, "
+        "projections of adaptive bands with standard deviation 0.01), or tensorflow (norms 1, "
+        "vectors of the adaptive softmax's clusters 0, projections as other weights)",
     )
 
 
@@ -171,19 +168,10 @@ class TransformerXLLanguageModel(SegmentLanguageModel):
                         f"{flag(name)} with --positions {cfg.positions}: it acts "
                         "on distances, which absolute positions do not encode; drop one of the two"
                     )
-        if cfg.same_length and cls.recurrence_length(cfg) == 0:
-            raise ValueError(
-                "--same-length: without recurrence there is nothing to attend to; give --mem-len "
-                "(and no --extended-context), or leave --same-length out"
-            )
         if cfg.untie_r and cfg.positions != "transformer-xl":
             raise ValueError(
                 f"--untie-r with --positions {cfg.positions}: only transformer-xl has vectors u "
                 "and v"
-            )
-        if cfg.decoder_embed_dim % 2 and cfg.positions in ("transformer-xl", "sinusoidal-absolute"):
-            raise ValueError(
-                f"--decoder-embed-dim is {cfg.decoder_embed_dim}: sinusoids need an even width"
             )
         if not 0 <= cfg.word_dropout < 1:
             raise ValueError(f"--word-dropout is {cfg.word_dropout}: it must be in [0, 1)")

@@ -26,23 +26,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from fairseq_plugins.weighted_transformer.attention import (
-    attention_heads,
-    merge_masks,
-    split_heads,
-)
+from fairseq_plugins.weighted_transformer.attention import attention_heads, merge_masks, split_heads
 from fairseq_plugins.weighted_transformer.branch_weights import BranchWeights, FoldedLayer
 
 
 class AttentionHeads(nn.Module):
-    """Multi-head attention without output projection: the heads side by side.
+    """Multi-head attention without output projection: M heads side by side, d a multiple of M.
 
-    Args:
-        embed_dim: d, a multiple of M.
-        num_heads: M.
-        dropout: probability of dropping an attention weight.
-        kdim: width of the keys; None for d.
-        vdim: width of the values; None for d.
+    ``kdim`` and ``vdim`` are the widths of keys and values; None for d.
     """
 
     def __init__(
@@ -100,11 +91,8 @@ class BranchedAttention(nn.Module):
         attention = BranchedAttention(heads, BranchedFeedForward(512, 2048, BranchWeights(8)))
         output, _ = attention(x, x, x, need_weights=False)  # x and output: (T, B, 512)
 
-    :class:`BranchWeights` says what an optimizer has to do for κ and α.
-
-    Args:
-        heads: M :class:`AttentionHeads`, or what is called as they are.
-        feed_forward: the networks of M branches.
+    :class:`BranchWeights` says what an optimizer has to do for κ and α. ``heads`` may be what is
+    called as :class:`AttentionHeads` are.
     """
 
     def __init__(self, heads: nn.Module, feed_forward: BranchedFeedForward) -> None:
@@ -118,10 +106,7 @@ class BranchedAttention(nn.Module):
         self.feed_forward = feed_forward
 
     def forward(self, query: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor | None]:
-        """Return the weighted sum of the branches, (T, B, d), and the attention weights.
-
-        The heads get the query, (T, B, d), and all other arguments.
-        """
+        """Return the weighted sum of the branches, (T, B, d), and the attention weights."""
         heads, weights = self.heads(query, *args, **kwargs)
         return self.feed_forward(heads), weights
 
@@ -130,14 +115,8 @@ class BranchedFeedForward(FoldedLayer):
     """``Σ_i α_i FFN_i(κ_i (head_i W^{O_i} + b^O/S))`` of given heads (equations 6 and 7).
 
     The matrices are those of a transformer layer: ``out_proj``, whose columns i·h to (i+1)·h are
-    W^{O_i}, and ``fc1`` and ``fc2``, whose rows and columns i·f to (i+1)·f belong to FFN_i.
-
-    Args:
-        embed_dim: d; a multiple of M.
-        ffn_embed_dim: M·f.
-        weights: κ and α of M branches.
-        activation: between the layers of FFN_i.
-        activation_dropout: the probability, or a module.
+    W^{O_i}, and ``fc1`` and ``fc2``, whose rows and columns i·f to (i+1)·f belong to FFN_i;
+    ``ffn_embed_dim`` is M·f.
     """
 
     def __init__(
@@ -177,9 +156,8 @@ class BranchedFeedForward(FoldedLayer):
     def fold(self) -> tuple[Tensor, ...]:
         """Fold κ, α and the output projection into the layers of the networks.
 
-        Returns:
-            Matrices (M, h, f) and biases (M, f) of the first layers, from heads to inner vectors;
-            matrix (d, M·f) and bias (d,) of the second ones.
+        Returns matrices (M, h, f) and biases (M, f) of the first layers, from heads to inner
+        vectors; matrix (d, M·f) and bias (d,) of the second ones.
         """
         kappa, alpha = self.weights()
         dtype = self.fc1.weight.dtype
@@ -198,19 +176,11 @@ class BranchedFeedForward(FoldedLayer):
 
 
 def branch_linear(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """Return the first layers of all branches at once, ``x_i weight_i + bias_i`` of each branch i.
+    """Return ``x_i weight_i + bias_i`` of all branches side by side, (N, M·f).
 
-    It reads and writes each branch's columns in place: with a plain batched product, which copies
-    between the layouts, a whole model trains about a seventh slower on a CPU. Gradients have no
-    gradients of their own.
-
-    Args:
-        x: heads side by side, (N, M·h).
-        weight: (M, h, f).
-        bias: (M, f).
-
-    Returns:
-        Inner vectors side by side, (N, M·f).
+    ``x`` is (N, M·h), ``weight`` (M, h, f), ``bias`` (M, f). Columns are read and written in place:
+    with a plain batched product, which copies between the layouts, a whole model trains about a
+    seventh slower on a CPU. Gradients have no gradients of their own.
     """
     kind = x.device.type
     if torch.is_autocast_enabled(kind) and x.dtype != torch.double:

@@ -57,10 +57,8 @@ class BranchedEncoderLayer(TransformerEncoderLayerBase):
 class BranchedDecoderLayer(TransformerDecoderLayerBase):
     """fairseq's decoder layer with two sublayers, of which one or both are branched attention.
 
-    Args:
-        cfg: fairseq's configuration of the model.
-        weights: κ and α of the attention to the "encoder", of masked "self"-attention, or of both,
-            each with half the feed-forward width.
+    ``weights`` are κ and α of the attention to the "encoder", of masked "self"-attention, or of
+    both, each with half the feed-forward width.
     """
 
     def __init__(self, cfg: TransformerConfig, weights: Mapping[str, BranchWeights]) -> None:

@@ -21,14 +21,8 @@ def attention_heads(
 ) -> Tensor:
     """Return the heads side by side, (T, B, d), without forming a matrix of weights.
 
-    Args:
-        queries: (T, B, d), projected.
-        keys: (S, B, d), projected.
-        values: (S, B, d), projected.
-        num_heads: M.
-        key_padding_mask: (B, S), true for padding.
-        attn_mask: (T, S), added to the scores, or true where a query does not see a key.
-        dropout: of the attention weights.
+    Queries (T, B, d), keys and values (S, B, d) are projected. ``key_padding_mask`` (B, S) is true
+    for padding; ``attn_mask`` (T, S) is added to the scores, or true where a key is hidden.
     """
     queries, keys, values = (split_heads(x, num_heads) for x in (queries, keys, values))
     mask = merge_masks(key_padding_mask, attn_mask, queries.dtype)

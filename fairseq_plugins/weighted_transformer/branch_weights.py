@@ -57,16 +57,9 @@ def draw_near_uniform(branches: int) -> Tensor:
 class BranchSchedule(UpdateRule):
     """How the κ and α of one attention are trained (section 4.1).
 
-    The learning rate is ``factor · min(t^-0.5, t · warmup^-1.5)`` at update t, from 1.
-
-    Args:
-        factor: (d_model/N)^-0.5 for N layers.
-        warmup: number of updates.
-        freeze_after: number of updates after which the weights stay as they are.
-        projected: whether they are projected to the simplex after each update.
-
-    Attributes:
-        followed: whether an optimizer follows this schedule; the optimizer sets it.
+    The learning rate is ``factor · min(t^-0.5, t · warmup^-1.5)`` at update t, from 1, with factor
+    (d_model/N)^-0.5 for N layers. After ``freeze_after`` updates the weights stay. The optimizer
+    that follows the schedule sets ``followed``, and projects to the simplex if ``projected``.
     """
 
     factor: float
@@ -92,19 +85,15 @@ class BranchWeights(Float32Module):
     ``alpha_logits``, and need no projection.
 
     Args:
-        branches: M.
         schedule: how :class:`AdamWithBranchWeights` trains them; None for another optimizer.
-        parameterization: "simplex", or "softmax".
         outside_training: "learned", or what replaces the learned weights in inference (section
             4.4): "random" weights, or "uniform" ones.
         top_k: number of branches that contribute, those with the largest α, or κ where there is no
             α (section 4.5); None for all.
-        start: "random" for a random place of the simplex, "near-uniform" for one where the largest
-            weight is twice the smallest.
+        start: "random" for a random place of the simplex, or "near-uniform".
         applied_sum: the sum of the weights as they are applied, 1 or M.
-        shake: whether training draws new weights in each forward pass, instead of learning them,
-            and inference uses 1/M (Shake-Shake, section 4.4).
-        kinds: "kappa" and "alpha", or one of the two.
+        shake: draw new weights in each forward pass of training, and use 1/M in inference
+            (Shake-Shake, section 4.4).
     """
 
     def __init__(
@@ -195,10 +184,7 @@ class BranchWeights(Float32Module):
 
 
 class FoldedLayer(nn.Module):
-    """Base class of layers that fold κ and α into their matrices.
-
-    They do it once in inference, and once a forward pass in training.
-    """
+    """Base class of layers that fold κ and α into their matrices, once in inference."""
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)

@@ -42,13 +42,7 @@ class WeightedEncoderLayer(TransformerEncoderLayerBase):
 
 
 class WeightedDecoderLayer(TransformerDecoderLayerBase):
-    """fairseq's decoder layer with κ in one attention or in both, and α in its network.
-
-    Args:
-        cfg: fairseq's configuration of the model.
-        kappas: of the attention to the "encoder", of masked "self"-attention, or of both.
-        alpha: of as many branches.
-    """
+    """fairseq's decoder layer with κ in attention to the "encoder", to "self", or both, and α."""
 
     def __init__(
         self, cfg: TransformerConfig, kappas: Mapping[str, BranchWeights], alpha: BranchWeights
@@ -75,11 +69,6 @@ class WeightedLinear(FoldedLayer, nn.Linear):
     """``Σ_i w_i (x_i W_i + b/S)``: a linear layer of M branches, with a weight for each.
 
     Branch i has the columns i·c to (i+1)·c of the matrix, with c the input's width divided by M.
-
-    Args:
-        in_features: width of the input, a multiple of M.
-        out_features: width of the output.
-        weights: κ, or α, of M branches.
     """
 
     def __init__(self, in_features: int, out_features: int, weights: BranchWeights) -> None:

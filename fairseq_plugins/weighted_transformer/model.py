@@ -8,7 +8,6 @@ import argparse
 from collections.abc import Sequence
 from typing import Any
 
-from fairseq.dataclass.utils import gen_parser_from_dataclass
 from fairseq.models import register_model
 from fairseq.models.transformer import TransformerConfig, TransformerModel
 from fairseq.modules.checkpoint_activations import checkpoint_wrapper
@@ -17,7 +16,11 @@ from torch import Tensor, nn
 from fairseq_plugins.fairseq_integration.error_messages import errors_name_options
 from fairseq_plugins.fairseq_integration.forward_passes import ValidationWatcher
 from fairseq_plugins.fairseq_integration.presets import register_presets
-from fairseq_plugins.fairseq_integration.transformer_options import parsed
+from fairseq_plugins.fairseq_integration.transformer_options import (
+    BuiltOnTransformer,
+    options_from,
+    parsed,
+)
 from fairseq_plugins.weighted_transformer.as_written_layers import (
     BranchedDecoderLayer,
     BranchedEncoderLayer,
@@ -43,7 +46,6 @@ from fairseq_plugins.weighted_transformer.options import (
     SUBLAYERS,
     BranchOptions,
     WeightedTransformerConfig,
-    branch_options,
     check_options,
     check_parts,
     check_reading,
@@ -84,23 +86,13 @@ PRESETS: dict[str, dict[str, Any]] = {
 
 
 @register_model("weighted_transformer", dataclass=WeightedTransformerConfig)
-class WeightedTransformer(TransformerModel):
+class WeightedTransformer(BuiltOnTransformer, TransformerModel):
     """fairseq's translation transformer with branched attention in each layer."""
 
+    own_options = BranchOptions
     # whether train() was called, as fairseq does before each update: a model that is loaded to
     # translate has training set, too, until eval()
     _is_trained = False
-
-    @classmethod
-    def hub_models(cls) -> dict[str, str]:
-        """Return no models to download: those of the parent are other models."""
-        return {}
-
-    @classmethod
-    def add_args(cls, parser: argparse.ArgumentParser) -> None:
-        """Add fairseq's options and those of branches to ``parser``, without defaults."""
-        super().add_args(parser)
-        gen_parser_from_dataclass(parser, BranchOptions(), delete_default=True)
 
     @classmethod
     def build_model(
@@ -108,7 +100,7 @@ class WeightedTransformer(TransformerModel):
     ) -> "WeightedTransformer":
         """Build the model for the task's dictionaries."""
         args = parsed(cfg)
-        options = branch_options(args)
+        options = options_from(BranchOptions, args)
         check_options(options)
         check_parts(TransformerConfig.from_namespace(args))
         model = super().build_model(args, task)
@@ -177,9 +169,8 @@ def _put_branches(
 ) -> list[tuple[str, BranchWeights]]:
     """Replace the layers of the ``part`` "encoder" or "decoder" by branched ones.
 
-    Returns:
-        κ and α of each layer: "encoder1", "encoder2", …; "decoder1_self", … are those of
-        self-attention where both attentions of a decoder layer are branched.
+    Returns κ and α of "encoder1", …; where both attentions of a decoder layer are branched,
+    "decoder1_self", … are those of self-attention.
     """
     of_part = getattr(cfg, part)
     option_of = {
@@ -187,6 +178,7 @@ def _put_branches(
         "outside_training": "--branch-weights",
         "start": "--branch-start",
         "top_k": "--branch-top-k",
+        "shake": "--branch-training shake",
         "branches": f"--{part}-attention-heads",
         "ffn_embed_dim": f"--{part}-ffn-embed-dim",
     }
@@ -251,12 +243,7 @@ def _build_layer(
 
 
 class _BranchWeightsLog(ValidationWatcher):
-    """Has validation log κ and α (figure 3): ``NAME_kappa1``, …, ``NAME_alpha1``, … of each name.
-
-    Args:
-        model: whose forward passes are watched.
-        weights: κ and α of its layers, with their names.
-    """
+    """Has validation log κ and α (figure 3): ``NAME_kappa1``, …, ``NAME_alpha1``, …."""
 
     def __init__(self, model: nn.Module, weights: Sequence[tuple[str, BranchWeights]]) -> None:
         super().__init__(model)

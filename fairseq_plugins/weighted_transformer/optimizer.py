@@ -9,30 +9,20 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from typing import Any
 
 from fairseq.optim import FairseqOptimizer, register_optimizer
 from fairseq.optim.adam import Adam, FairseqAdamConfig
 from torch import Tensor, nn
 
-from fairseq_plugins.fairseq_integration.parameters import (
-    AmpScaledStep,
-    adam_options,
-    update_rule,
-)
+from fairseq_plugins.fairseq_integration.parameters import OwnRulesStep, adam_options, update_rule
 from fairseq_plugins.weighted_transformer.branch_weights import BranchSchedule, project_to_simplex
 
 logger = logging.getLogger(__name__)
 
 
 class AdamWithBranchWeights(Adam):
-    """fairseq's Adam; κ and α follow schedules of their own and are projected.
-
-    Args:
-        params: all parameters; those that have a :class:`BranchSchedule` follow it.
-        **options: those of fairseq's Adam.
-    """
+    """fairseq's Adam; parameters with a :class:`BranchSchedule` follow it, and are projected."""
 
     def __init__(self, params: Iterable[nn.Parameter], **options: Any) -> None:
         scheduled: dict[BranchSchedule, list[nn.Parameter]] = {}
@@ -48,11 +38,6 @@ class AdamWithBranchWeights(Adam):
         for schedule, weights in scheduled.items():
             schedule.followed = True
             self.add_param_group({"params": weights, "weight_decay": 0.0, "updates": 0})
-
-    @property
-    def supports_flat_params(self) -> bool:
-        """Return False: a flat copy of all parameters does not show which are κ and α."""
-        return False
 
     def step(self, closure: Callable[[], Tensor] | None = None) -> Tensor | None:
         """Update the parameters, and project κ and α; return what ``closure`` does."""
@@ -74,21 +59,12 @@ class AdamWithBranchWeights(Adam):
         return loss
 
 
-@dataclass
-class AdamWithBranchWeightsConfig(FairseqAdamConfig):
-    """Options of ``--optimizer adam_with_branch_weights``: those of ``adam``."""
-
-
-@register_optimizer("adam_with_branch_weights", dataclass=AdamWithBranchWeightsConfig)
-class FairseqAdamWithBranchWeights(AmpScaledStep, FairseqOptimizer):
+@register_optimizer("adam_with_branch_weights", dataclass=FairseqAdamConfig)
+class FairseqAdamWithBranchWeights(OwnRulesStep, FairseqOptimizer):
     """:class:`AdamWithBranchWeights` as fairseq's ``--optimizer adam_with_branch_weights``."""
 
-    def __init__(self, cfg: AdamWithBranchWeightsConfig, params: Iterable[nn.Parameter]) -> None:
+    def __init__(self, cfg: FairseqAdamConfig, params: Iterable[nn.Parameter]) -> None:
         super().__init__(cfg)
-        if cfg.fp16_adam_stats:
-            raise ValueError(
-                "--fp16-adam-stats with --optimizer adam_with_branch_weights: leave it out"
-            )
         self._optimizer = AdamWithBranchWeights(list(params), **self.optimizer_config)
         count = len(self._optimizer.schedules)
         if count:

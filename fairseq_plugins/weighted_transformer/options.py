@@ -1,8 +1,7 @@
 """Options of the Weighted Transformer, and which values and options of fairseq it refuses."""
 
-import argparse
 import dataclasses
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import Enum
 from typing import Optional
 
@@ -11,7 +10,7 @@ from fairseq.dataclass import ChoiceEnum, FairseqDataclass
 from fairseq.models.transformer import TransformerConfig
 from torch import Tensor
 
-from fairseq_plugins.fairseq_integration.error_messages import flag
+from fairseq_plugins.fairseq_integration.error_messages import flag, option
 from fairseq_plugins.fairseq_integration.transformer_options import TransformerOptions
 from fairseq_plugins.weighted_transformer.branch_weights import (
     LEARNED,
@@ -19,7 +18,6 @@ from fairseq_plugins.weighted_transformer.branch_weights import (
     PARAMETERIZATIONS,
     REPLACEMENTS,
     STARTS,
-    UNIFORM,
 )
 
 READINGS = SUBLAYERS, AS_WRITTEN = ("sublayers", "as-written")
@@ -33,76 +31,53 @@ ATTENTIONS, BOTH = ("encoder", "self"), "both"
 class BranchOptions(FairseqDataclass):
     """Options of ``weighted_transformer`` that fairseq's ``transformer`` does not have."""
 
-    branch_residual: ChoiceEnum(list(READINGS)) = field(
-        default=SUBLAYERS,
-        metadata={
-            "help": "where residual connections and norms are: around attention and feed-forward "
-            "network each (sublayers), or around both together (as-written)"
-        },
+    branch_residual: ChoiceEnum(list(READINGS)) = option(
+        SUBLAYERS,
+        "where residual connections and norms are: around attention and feed-forward network "
+        "each (sublayers), or around both together (as-written)",
     )
-    branch_sum: ChoiceEnum(list(SUMS)) = field(
-        default=BRANCHES,
-        metadata={
-            "help": "the sum of kappa, and of alpha, as they are applied: 1 as published, or the "
-            "number of branches, which keeps the plain transformer's scale"
-        },
+    branch_sum: ChoiceEnum(list(SUMS)) = option(
+        BRANCHES,
+        "the sum of kappa, and of alpha, as they are applied: 1 as published, or the number of "
+        "branches, which keeps the plain transformer's scale",
     )
-    branch_start: ChoiceEnum(list(STARTS)) = field(
-        default=NEAR_UNIFORM,
-        metadata={
-            "help": "kappa and alpha start at a random place of the simplex, or near-uniform: "
-            "near 1/M, the largest twice the smallest"
-        },
+    branch_start: ChoiceEnum(list(STARTS)) = option(
+        NEAR_UNIFORM,
+        "kappa and alpha start at a random place of the simplex, or near-uniform: near 1/M, the "
+        "largest twice the smallest",
     )
-    branch_training: ChoiceEnum([LEARNED, SHAKE]) = field(
-        default=LEARNED,
-        metadata={
-            "help": "kappa and alpha are learned, or drawn anew in each forward pass of training "
-            "and 1/M outside of it (shake, the Shake-Shake-like strategy of section 4.4)"
-        },
+    branch_training: ChoiceEnum([LEARNED, SHAKE]) = option(
+        LEARNED,
+        "kappa and alpha are learned, or drawn anew in each forward pass of training and 1/M "
+        "outside of it (shake, the Shake-Shake-like strategy of section 4.4)",
     )
-    branch_decoder_attention: ChoiceEnum([*ATTENTIONS, BOTH]) = field(
-        default="encoder",
-        metadata={
-            "help": "which attention of a decoder layer is branched: that to the encoder, masked "
-            "self-attention, or both"
-        },
+    branch_decoder_attention: ChoiceEnum([*ATTENTIONS, BOTH]) = option(
+        "encoder",
+        "which attention of a decoder layer is branched: that to the encoder, masked "
+        "self-attention, or both",
     )
-    branch_parameterization: ChoiceEnum(list(PARAMETERIZATIONS)) = field(
-        default="simplex",
-        metadata={
-            "help": "kappa and alpha are projected to the simplex after each update, or are the "
-            "softmax of logits"
-        },
+    branch_parameterization: ChoiceEnum(list(PARAMETERIZATIONS)) = option(
+        "simplex",
+        "kappa and alpha are projected to the simplex after each update, or are the softmax of "
+        "logits",
     )
-    branch_weights: ChoiceEnum(list(REPLACEMENTS)) = field(
-        default=LEARNED,
-        metadata={
-            "help": "what evaluation weighs branches by, through --model-overrides: the learned "
-            "kappa and alpha, random ones (by --seed), or 1/M (table 3)"
-        },
+    branch_weights: ChoiceEnum(list(REPLACEMENTS)) = option(
+        LEARNED,
+        "what evaluation weighs branches by, through --model-overrides: the learned kappa and "
+        "alpha, random ones (by --seed), or 1/M (table 3)",
     )
-    branch_top_k: Optional[int] = field(
-        default=None,
-        metadata={
-            "help": "only the heads with the K largest kappa of an attention and the slices with "
-            "the K largest alpha of a feed-forward network contribute; in the reading as-written "
-            "the branches with the K largest alpha (section 4.5; default: all)"
-        },
+    branch_top_k: Optional[int] = option(
+        None,
+        "only the heads with the K largest kappa of an attention and the slices with the K "
+        "largest alpha of a feed-forward network contribute; in the reading as-written the "
+        "branches with the K largest alpha (section 4.5; default: all)",
     )
-    branch_lr: float = field(
-        default=1.0,
-        metadata={"help": "what multiplies the published learning rate of kappa and alpha"},
-    )
-    branch_warmup_updates: int = field(
-        default=400, metadata={"help": "updates until that learning rate falls"}
-    )
-    freeze_branch_weights_after: Optional[int] = field(
-        default=None,
-        metadata={
-            "help": "updates after which kappa and alpha stay as they are: 10,000 before the last "
-            "(section 4.1; default: never)"
-        },
+    branch_lr: float = option(1.0, "what multiplies the published learning rate of kappa and alpha")
+    branch_warmup_updates: int = option(400, "updates until that learning rate falls")
+    freeze_branch_weights_after: Optional[int] = option(
+        None,
+        "updates after which kappa and alpha stay as they are: 10,000 before the last (section "
+        "4.1; default: never)",
     )
 
 
@@ -136,20 +111,14 @@ def check_reading(asked: Tensor, saved: Tensor) -> None:
         )
 
 
-def branch_options(args: argparse.Namespace) -> BranchOptions:
-    """Return the branches' options; those that the arguments lack have their defaults."""
-    names = [option.name for option in dataclasses.fields(BranchOptions)]
-    return BranchOptions(**{name: getattr(args, name) for name in names if hasattr(args, name)})
-
-
 def check_options(options: BranchOptions) -> None:
     """Refuse values that the branches cannot have."""
-    for option in dataclasses.fields(BranchOptions):
-        if not (isinstance(option.type, type) and issubclass(option.type, Enum)):
+    for field in dataclasses.fields(BranchOptions):
+        if not (isinstance(field.type, type) and issubclass(field.type, Enum)):
             continue
-        value, known = getattr(options, option.name), [choice.value for choice in option.type]
+        value, known = getattr(options, field.name), [choice.value for choice in field.type]
         if value not in known:
-            raise ValueError(f"{flag(option.name)} is {value!r}: there are {', '.join(known)}")
+            raise ValueError(f"{flag(field.name)} is {value!r}: there are {', '.join(known)}")
     if not options.branch_lr > 0:
         raise ValueError(f"--branch-lr is {options.branch_lr}: it must be above 0")
     if options.branch_warmup_updates < 1:
@@ -159,20 +128,6 @@ def check_options(options: BranchOptions) -> None:
     freeze_after = options.freeze_branch_weights_after
     if freeze_after is not None and freeze_after < 0:
         raise ValueError(f"--freeze-branch-weights-after is {freeze_after}: it must be 0 or more")
-    if options.branch_top_k is None:
-        return
-    if options.branch_training == SHAKE:
-        raise ValueError(
-            f"--branch-training {SHAKE} with --branch-top-k: no weight is larger than another "
-            "outside of training; leave out one of the two"
-        )
-    # the layer refuses it too, but knows of no command
-    if options.branch_weights == UNIFORM:
-        raise ValueError(
-            "--branch-weights uniform with --branch-top-k: no weight is larger than another; "
-            "leave out one of the two (that of a trained model by --model-overrides "
-            "\"{'branch_weights': 'uniform', 'branch_top_k': None}\")"
-        )
 
 
 def check_parts(cfg: TransformerConfig) -> None:

@@ -4,7 +4,6 @@ import ctypes
 import functools
 import os
 import shlex
-import shutil
 import signal
 import subprocess
 import sys
@@ -27,15 +26,14 @@ def short(path: Path) -> str:
 
 
 def program(name: str) -> str:
-    """Console script beside the running Python, named as a shell at the root finds it."""
+    """Path of the console script beside the running Python, as a shell at the root finds it."""
     path = Path(sys.executable).with_name(name)
     if not path.exists():
         raise ValueError(
             f"{name} is not installed beside {sys.executable}: install the project into this "
             "Python's environment, or use the Python of the environment that has it"
         )
-    found = shutil.which(name)
-    return name if found and Path(found) == path else short(path)
+    return short(path)
 
 
 def python_command(command: str) -> list[str]:

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING
 
 from scripts._shared.commands import child_process, format_command, program, short
 from scripts._shared.files import write_json
-from scripts.prepare._stages import LOG
 
 if TYPE_CHECKING:
     from fairseq.data import Dictionary
@@ -89,37 +88,19 @@ def mend_offsets(prefix: str) -> tuple[list[int], type]:
     return lengths, dtype
 
 
-def binarized_sizes(prefix: str, text: Path) -> dict[str, int]:
-    """Lines, tokens and <unk> of a split; raises ValueError when its text has others."""
+def binarized_sizes(prefix: str) -> dict[str, int]:
+    """Lines, tokens and <unk> of a split, whose index is mended."""
     import numpy as np
     from fairseq.data import Dictionary
     from fairseq.data.indexed_dataset import data_file_path
 
     lengths, dtype = mend_offsets(prefix)
-    lines = words = 0
-    with text.open("rb") as file:
-        for line in file:
-            lines += 1
-            words += line.count(b" ") + 1 if line != b"\n" else 0
-    expected = {"lines": lines, "tokens": words + lines}
-    if expected != {"lines": len(lengths), "tokens": sum(lengths)}:
-        raise ValueError(
-            f"fairseq-preprocess, {Path(prefix).name}: {len(lengths):,} lines, {sum(lengths):,} "
-            f"tokens of a text of {lines:,} lines, {words + lines:,} tokens: use the fairseq "
-            "version that this project pins"
-        )
     data = np.memmap(data_file_path(prefix), dtype=dtype, mode="r")
     # of every dictionary
     unknown = Dictionary().unk()
     pieces = (data[first : first + SCANNED] for first in range(0, len(data), SCANNED))
-    return {**expected, "unknown": sum(int((piece == unknown).sum()) for piece in pieces)}
-
-
-def print_unknown(sizes: Mapping[str, Mapping[str, int]]) -> None:
-    """Print which share of the tokens of each split is <unk>."""
-    for split, size in sizes.items():
-        share = 100 * size["unknown"] / max(1, size["tokens"])
-        print(f"{split}: {share:.2f} % of {size['tokens']:,} tokens are <unk>", flush=True)
+    found = sum(int((piece == unknown).sum()) for piece in pieces)
+    return {"lines": len(lengths), "tokens": sum(lengths), "unknown": found}
 
 
 def preprocess(
@@ -139,14 +120,11 @@ def preprocess(
         options: further words, which name the dictionary.
         languages: source and target; None for texts in one language.
     """
-    command, written = [program("fairseq-preprocess")], dict(texts)
+    command, splits = [program("fairseq-preprocess")], list(texts)
     if languages:
+        pair = "-".join(languages)
         command += ["--source-lang", languages[0], "--target-lang", languages[1]]
-        written = {
-            f"{split}.{'-'.join(languages)}.{one}": prefix.with_name(f"{prefix.name}.{one}")
-            for split, prefix in texts.items()
-            for one in languages
-        }
+        splits = [f"{split}.{pair}.{language}" for split in texts for language in languages]
     else:
         command.append("--only-source")
     for split, names in groupby(texts, lambda name: name.rstrip("0123456789")):
@@ -155,7 +133,7 @@ def preprocess(
     processes = workers + 1 if workers > 1 else 1
     command += ["--destdir", short(target), *options, "--workers", str(processes)]
     print(f"$ {format_command(command)}", flush=True)
-    log = target.parent / LOG
+    log = target.parent / "preprocess.log"
     try:
         with child_process(command, log):
             pass
@@ -163,6 +141,8 @@ def preprocess(
         log.unlink(missing_ok=True)
         raise
     log.unlink(missing_ok=True)
-    sizes = {split: binarized_sizes(str(target / split), text) for split, text in written.items()}
-    print_unknown(sizes)
+    sizes = {split: binarized_sizes(str(target / split)) for split in splits}
+    for split, size in sizes.items():
+        share = size["unknown"] / max(1, size["tokens"])
+        print(f"{split}: {size['tokens']:,} tokens, {share:.2%} of them <unk>", flush=True)
     return sizes

@@ -12,24 +12,20 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
-from scripts.prepare._stages import resolved
+from scripts.prepare._stages import existing
 
 # One of the hosts answers "forbidden" to Python's own name.
 USER_AGENT = "Mozilla/5.0 (X11; Linux x86_64; rv:128.0) Gecko/20100101 Firefox/128.0"
 # Seconds without an answer or a byte after which a mirror is given up.
 TIMEOUT = 30.0
-# What the readers of archives raise where one ends or is changed; RuntimeError: where a zip file is
-# encrypted, or packed in a way that Python cannot read.
-DAMAGE = (
-    *(zipfile.BadZipFile, tarfile.TarError, zlib.error, lzma.LZMAError, EOFError),
-    RuntimeError,
-)
+# What the readers of archives raise where one ends or is changed.
+DAMAGE = (zipfile.BadZipFile, tarfile.TarError, zlib.error, lzma.LZMAError, EOFError)
 
 
 def add_source_options(parser: argparse.ArgumentParser, metavar: str, text: str) -> None:
     """Add --from, with its help text, and --mirror, which exclude each other."""
     group = parser.add_mutually_exclusive_group()
-    group.add_argument("--from", dest="source", type=resolved, metavar=metavar, help=text)
+    group.add_argument("--from", dest="source", type=existing, metavar=metavar, help=text)
     group.add_argument(
         "--mirror",
         dest="mirrors",
@@ -42,6 +38,8 @@ def add_source_options(parser: argparse.ArgumentParser, metavar: str, text: str)
 
 def check(content: bytes | Path, checksum: str | None, label: str) -> None:
     """Raise ValueError, naming label, when a text or file lacks its checksum, ALGORITHM:DIGITS."""
+    if isinstance(content, Path) and not content.is_file():
+        raise ValueError(f"{label} is no file: give the archive as it was published")
     if checksum is None:
         return
     algorithm, known = checksum.split(":")
@@ -77,7 +75,6 @@ def download(name: str, mirrors: Sequence[str], checksum: str | None, folder: Pa
         except (requests.RequestException, ValueError) as error:
             # pooch's message of another checksum has several lines
             reasons.append(f"{url}: {' '.join(str(error).split())}")
-            print(f"  {reasons[-1]}", flush=True)
     raise ValueError(
         f"{name} cannot be downloaded: {'; '.join(reasons)}: look after the connection, name "
         "another place with --mirror URL, or get the file yourself and give it with --from"

@@ -7,7 +7,6 @@ import signal
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -53,8 +52,6 @@ def read_lines(path: Path) -> Iterator[str]:
     try:
         with open_text(path) as stream:
             for number, line in enumerate(stream, 1):
-                if b"\0" in line:
-                    raise UnicodeDecodeError("utf-8", line, line.index(0), len(line), "zero byte")
                 text = line.decode("utf-8-sig" if number == 1 else "utf-8")
                 yield text.removesuffix("\n").removesuffix("\r")
     except UnicodeDecodeError as error:
@@ -96,15 +93,9 @@ def in_processes(
         yield from map(make(), chunks)
         return
     start = {"initializer": _start_process, "initargs": (make, os.getpid())}
-    try:
-        with ProcessPoolExecutor(workers, **start) as pool:
-            while batch := list(islice(chunks, AHEAD * workers)):
-                yield from pool.map(_work_on, batch)
-    except BrokenProcessPool as error:
-        raise ValueError(
-            f"--workers {workers}: one of the processes was ended from outside, most likely for "
-            "want of memory: give fewer"
-        ) from error
+    with ProcessPoolExecutor(workers, **start) as pool:
+        while batch := list(islice(chunks, AHEAD * workers)):
+            yield from pool.map(_work_on, batch)
 
 
 def write_lines(

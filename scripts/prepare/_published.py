@@ -19,7 +19,6 @@ from scripts.prepare._binarize import (
     counted_dictionary,
     load_srcdict,
     preprocess,
-    print_unknown,
     write_units,
 )
 from scripts.prepare._downloads import add_source_options, check, download, members, undamaged
@@ -29,7 +28,6 @@ from scripts.prepare._stages import (
     SPLITS,
     Stages,
     add_output_option,
-    check_space,
     existing,
     file_digest,
 )
@@ -51,18 +49,12 @@ class DataSet:
         files: checksums, ``ALGORITHM:DIGITS``, of what a mirror holds by name: one archive, or the
             members; None where only the member of an archive has one.
         vocabulary: number of symbols, as published.
-        disk_bytes: space that the preparation takes at most, with the download.
-        recipes: what trains on it, ``PAPER/recipes.sh NAME``, by --newlines.
-        example: what --from names.
     """
 
     name: str
     mirrors: tuple[str, ...]
     files: Mapping[str, str | None]
     vocabulary: int
-    disk_bytes: int
-    recipes: Mapping[str | None, str]
-    example: str
 
     def build(self, source: Path, options: argparse.Namespace, folder: Path) -> dict:
         """Fill the folder for fairseq from a source; return vocabulary and splits."""
@@ -79,18 +71,13 @@ class DataSet:
 
     def source(self, options: argparse.Namespace, folder: Path) -> Path:
         """Archive, file or folder of --from, or what was downloaded into a folder."""
-        if not options.source:
-            for file, checksum in self.files.items():
-                path = download(file, [*options.mirrors, *self.mirrors], checksum, folder)
-            return path if len(self.files) == 1 else folder
-        label = f"--from {short(options.source)}"
-        if len(self.files) == 1:
-            if not options.source.is_file():
-                raise ValueError(f"{label} is no file: give {self.example}")
-            check(options.source, *self.files.values(), label)
-        elif not options.source.exists():
-            raise ValueError(f"{label} does not exist: give {self.example}")
-        return options.source
+        if options.source:
+            if len(self.files) == 1:
+                check(options.source, *self.files.values(), f"--from {short(options.source)}")
+            return options.source
+        for file, checksum in self.files.items():
+            path = download(file, [*options.mirrors, *self.mirrors], checksum, folder)
+        return path if len(self.files) == 1 else folder
 
 
 @dataclass(frozen=True)
@@ -105,7 +92,8 @@ class WordDataSet(DataSet):
     """
 
     splits: Mapping[str, str]
-    unlisted: int
+    # <unk> and the end of line
+    unlisted: int = 2
     threshold: int = 0
     ascii_blanks: bool = False
 
@@ -163,7 +151,7 @@ def words_of_lines(stream: BinaryIO, ascii_blanks: bool) -> Iterator[list[str]]:
 
 @dataclass(frozen=True)
 class ByteDataSet(DataSet):
-    """A data set that is one text, split by position, each byte a token.
+    """A data set that is one text, named like the data set, split by position, each byte a token.
 
     Newlines in one of two conventions, whose bits per character do not compare:
     drop    they are left away, as in the Transformer-XL code
@@ -171,16 +159,16 @@ class ByteDataSet(DataSet):
             within a line gets a </s> there too, as those and fairseq-preprocess do
 
     Args:
-        member: name of the file with the text.
         checksum: of the text, ``ALGORITHM:DIGITS``.
-        sizes: number of bytes of each split, in the order of the text.
+        has_newlines: so that one of the two conventions has to be chosen.
         symbols: of characters in dict.txt; None where each byte has its number.
+        sizes: number of bytes of train, valid and test, in the order of the text.
     """
 
-    member: str
     checksum: str
-    sizes: Mapping[str, int]
+    has_newlines: bool = False
     symbols: Mapping[str, str] | None = None
+    sizes: tuple[int, ...] = (90_000_000, 5_000_000, 5_000_000)
 
     def dictionary(self, symbols: Mapping[int, str], counts, srcdict: Path | None):
         """Dictionary of srcdict, or of the symbols by falling number in training, counts (256,).
@@ -206,10 +194,10 @@ class ByteDataSet(DataSet):
 
         label, newlines = short(source), options.newlines
         with undamaged(label):
-            (content,) = [stream.read() for _, stream in members(source, [self.member], label)]
-        check(content, self.checksum, f"{label}, {self.member},")
+            (content,) = [stream.read() for _, stream in members(source, [self.name], label)]
+        check(content, self.checksum, f"{label}, {self.name},")
         text = np.frombuffer(content, dtype=np.uint8)
-        ends = np.cumsum([self.sizes[split] for split in SPLITS])
+        ends = np.cumsum(self.sizes)
         splits = dict(zip(SPLITS, np.split(text, ends[:-1]), strict=True))
         counts = {
             split: sum(np.bincount(piece, minlength=256) for piece in pieces(part))
@@ -231,7 +219,6 @@ class ByteDataSet(DataSet):
         for split, part in splits.items():
             tokens = write_tokens(str(folder / split), part, table, newlines)
             sizes[split] = {"bytes": len(part), "tokens": tokens, "unknown": 0}
-        print_unknown(sizes)
         write_units(folder, "characters" if self.symbols else "bytes", symbols=self.symbols or {})
         # </s> is a symbol of the text where newlines are.
         return {"vocabulary": len(symbols) + (newlines == "eos"), "splits": sizes}
@@ -269,18 +256,10 @@ def write_tokens(prefix: str, text, table, newlines: str | None) -> int:
 def prepare(data_set: DataSet, options: argparse.Namespace) -> None:
     """Make the folder of --output, or do nothing if it is there."""
     check_at_least(1, workers=options.workers)
-    if options.newlines not in data_set.recipes:
-        given = f"{options.newlines} is unknown" if options.newlines else "is missing"
-        raise ValueError(
-            f"--newlines {given}: give 'drop' to leave newlines away, as the Transformer-XL code "
-            "does, or 'eos' to make each one </s>, as the adaptive-span and all-attention code "
-            "does; bits per character of the two do not compare"
-        )
     settings = {"data_set": data_set.name, "newlines": options.newlines}
     stages = Stages(options.output, {**settings, "srcdict": file_digest(options.srcdict)})
 
     def build(folder: Path) -> dict:
-        check_space(data_set.name, data_set.disk_bytes, options.output)
         source = data_set.source(options, options.output / DOWNLOAD)
         try:
             return data_set.build(source, options, folder)
@@ -291,8 +270,6 @@ def prepare(data_set: DataSet, options: argparse.Namespace) -> None:
             raise
 
     stages.finish(stages.run("bin", build))
-    recipe = data_set.recipes[options.newlines]
-    print(f"next: bash examples/{recipe} train {short(options.output)} CHECKPOINTS", flush=True)
 
 
 def run(data_set: DataSet, description: str, arguments: list[str] | None = None) -> int:
@@ -300,14 +277,17 @@ def run(data_set: DataSet, description: str, arguments: list[str] | None = None)
     parser = command_parser(description)
     parser.set_defaults(newlines=None, workers=1)
     add_output_option(parser)
-    text = f"take the data from here instead of downloading it: {data_set.example}"
+    text = f"{', '.join(data_set.files)}, or a folder of several, in place of downloads"
     add_source_options(parser, "FILE", text)
     text = "dict.txt to binarize with, for a model trained elsewhere, instead of a new one"
     parser.add_argument("--srcdict", type=existing, metavar="FILE", help=text)
     if isinstance(data_set, WordDataSet):
         add_workers_option(parser)
-    elif "drop" in data_set.recipes:
-        text = "required: leave newlines away, or make each one </s>"
-        parser.add_argument("--newlines", metavar="{drop,eos}", help=text)
+    elif data_set.has_newlines:
+        text = (
+            "leave newlines away, as the Transformer-XL code does, or make each one </s>, as the "
+            "adaptive-span and all-attention code does; their bits per character do not compare"
+        )
+        parser.add_argument("--newlines", choices=("drop", "eos"), required=True, help=text)
     options = parser.parse_args(arguments)
     return exit_status(partial(prepare, data_set, options), output=options.output)

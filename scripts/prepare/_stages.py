@@ -11,7 +11,6 @@ import hashlib
 import json
 import os
 import shutil
-import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -21,8 +20,7 @@ from scripts._shared.commands import short
 from scripts._shared.files import write_json
 
 SPLITS = ("train", "valid", "test")
-RECORD = "stage.json"
-DOWNLOAD, LOG, SUMMARY = "download", "preprocess.log", "preparation.json"
+RECORD, DOWNLOAD = "stage.json", "download"
 
 
 def resolved(path: str) -> Path:
@@ -57,47 +55,37 @@ def file_digest(path: Path | None) -> str | None:
     return path and hashlib.sha256(path.read_bytes()).hexdigest()
 
 
+def read_json(path: Path) -> dict:
+    """Content of a JSON file."""
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
 class Stages:
     """The stages of a preparation in the folder --output.
 
     Args:
-        output: the folder, which is not there, empty, or of an earlier run.
+        output: the folder.
         settings: options and inputs of all stages, by the options' names.
     """
 
     def __init__(self, output: Path, settings: Mapping[str, Any]) -> None:
         self.output = output
         self.settings = dict(settings)
-        there = list(output.iterdir()) if output.exists() else []
-        if there and not any(
-            path.name in (DOWNLOAD, LOG, SUMMARY)
-            or ".partial-" in path.name
-            or (path / RECORD).exists()
-            for path in there
-        ):
-            raise ValueError(
-                f"--output {short(output)} exists and holds something else: remove it or give "
-                "another folder"
-            )
 
-    def is_complete(self, name: str, settings: Mapping[str, Any] = {}) -> bool:
-        """Whether a stage is there; raises ValueError if other settings made it."""
-        made = {
-            path.parent: json.loads(path.read_text(encoding="utf-8"))["settings"]
-            for path in sorted(self.output.glob(f"*/{RECORD}"))
-        }
-        folder = self.output / name
-        if folder not in made:
-            return False
-        for option, value in json.loads(json.dumps({**self.settings, **settings})).items():
-            if (before := made[folder].get(option)) != value:
-                stale = [path for path in made if made[path].get(option, value) != value]
+    def check_settings(self, name: str, made: Mapping[str, Any]) -> None:
+        """Raise ValueError if a finished stage was made with other settings than these."""
+        for option, value in json.loads(json.dumps(self.settings)).items():
+            if made.get(option) != value:
+                stale = [
+                    short(path.parent)
+                    for path in sorted(self.output.glob(f"*/{RECORD}"))
+                    if read_json(path)["settings"].get(option, value) != value
+                ]
                 raise ValueError(
                     f"--output {short(self.output)}: {name} was made with another --{option} "
-                    f"({before}, now {value}): give another folder, or remove "
-                    f"{', '.join(map(short, stale)) or short(self.output)} to have this made again"
+                    f"({made.get(option)}, now {value}): give another folder, or remove "
+                    f"{', '.join(stale)} to have this made again"
                 )
-        return True
 
     def run(self, name: str, work: Callable[[Path], Any], settings: Mapping[str, Any] = {}) -> Any:
         """Result of a stage: as recorded if it is complete, else made now.
@@ -107,13 +95,19 @@ class Stages:
             work: fills the new folder that it gets; returns what to record, as JSON has it.
             settings: that change this stage and those after it.
         """
-        complete = self.is_complete(name, settings)
         self.settings |= settings
-        if complete:
+        folder = self.output / name
+        if (folder / RECORD).exists():
+            made = read_json(folder / RECORD)
+            self.check_settings(name, made["settings"])
             print(f"{name}: complete", flush=True)
-            return json.loads((self.output / name / RECORD).read_text(encoding="utf-8"))["result"]
+            return made["result"]
+        if folder.exists():
+            raise ValueError(
+                f"--output {short(self.output)}: {name} in it was not made by this command: remove "
+                "it or give another folder"
+            )
         print(f"{name}: at work", flush=True)
-        started = time.monotonic()
         # a killed run's child may still write to its own
         partial = self.output / f"{name}.partial-{os.getpid()}"
         try:
@@ -122,31 +116,18 @@ class Stages:
             partial.mkdir(parents=True)
             result = work(partial)
             write_json(partial / RECORD, {"settings": self.settings, "result": result})
-            partial.rename(self.output / name)
+            partial.rename(folder)
         except BaseException:
             shutil.rmtree(partial, ignore_errors=True)
-            for folder in (self.output / DOWNLOAD, self.output):
-                # where nothing is in it
+            for empty in (self.output / DOWNLOAD, self.output):
                 with suppress(OSError):
-                    folder.rmdir()
+                    empty.rmdir()
             raise
-        print(f"{name}: {time.monotonic() - started:.1f} s", flush=True)
         return result
 
     def finish(self, description: Mapping[str, Any]) -> None:
         """Write and print what was made, and remove the archives."""
         shutil.rmtree(self.output / DOWNLOAD, ignore_errors=True)
         content = {**self.settings, **description}
-        write_json(self.output / SUMMARY, content)
+        write_json(self.output / "preparation.json", content)
         print(json.dumps(content, indent=2, ensure_ascii=False), flush=True)
-
-
-def check_space(name: str, needed: int, output: Path) -> None:
-    """Raise ValueError when the disk of --output lacks the bytes that a preparation needs."""
-    existing_folder = next(folder for folder in (output, *output.parents) if folder.is_dir())
-    free = shutil.disk_usage(existing_folder).free
-    if free < needed:
-        raise ValueError(
-            f"--output {short(output)}: {name} takes up to {needed / 1e9:.2f} GB while it is "
-            f"prepared, {free / 1e9:.2f} GB are free: make room or give a folder on another disk"
-        )

@@ -4,30 +4,24 @@ Moses tokens are escaped (``&`` is ``&amp;``, ``<`` is ``&lt;``), so that none i
 special symbol of fairseq; sacremoses' MosesDetokenizer undoes that.
 
 Of the units of a word (Sennrich et al. 2016) all but the last end with ``@@``: with ``@@ `` removed
-(fairseq's --remove-bpe) they are the word again. Codes are learned with subword-nmt and applied
-with fastBPE where it is installed, which makes the same units in half the time.
+(fairseq's --remove-bpe) they are the word again.
 """
 
 import argparse
-import importlib.util
 import io
-import os
 import sys
-import tempfile
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext, redirect_stderr, suppress
+from collections.abc import Sequence
+from contextlib import nullcontext, redirect_stderr, suppress
 from functools import partial
 from importlib.metadata import version
 from itertools import chain
 from pathlib import Path
 
-from scripts._shared.command_line import check_at_least
 from scripts._shared.commands import short
 from scripts.prepare._lines import Work, add_workers_option, progress, read_lines, write_lines
 
 # Symbols of fairseq that no text may have. <unk> as a word is what it is to fairseq.
 SPECIAL = ("<s>", "</s>", "<pad>")
-JOINER = "@@"
 VERSION = "#version: 0.2"
 # Words that subword-nmt remembers at most; a large text would fill the memory with rare ones.
 REMEMBERED = 2**20
@@ -43,11 +37,6 @@ def add_subword_options(parser: argparse.ArgumentParser) -> None:
     text = "merges of byte pair encoding (default: %(default)s)"
     parser.add_argument("--bpe-size", type=int, default=32_000, metavar="N", help=text)
     add_workers_option(parser)
-
-
-def check_subword_options(options: argparse.Namespace) -> None:
-    """Raise ValueError when an option of add_subword_options is impossible."""
-    check_at_least(1, workers=options.workers, bpe_size=options.bpe_size)
 
 
 def check_language(language: str, option: str = "language") -> None:
@@ -124,8 +113,6 @@ def learn(sources: Sequence[Path], size: int, codes: Path) -> int:
             f"{', '.join(map(short, sources))}: no two characters follow each other twice within "
             "words, so there are no codes to learn: give more text"
         )
-    if found < size:
-        print(f"--bpe-size {size}: {found:,} merges, no other pair is in the text twice")
     codes.write_text(learned.getvalue(), encoding="utf-8", newline="\n")
     return found
 
@@ -142,32 +129,8 @@ def read_codes(path: Path) -> list[str]:
     return pairs
 
 
-@contextmanager
-def _silent() -> Iterator[None]:
-    """Drop what C++ code writes to the standard error."""
-    kept = os.dup(2)
-    with open(os.devnull, "wb") as nowhere:
-        os.dup2(nowhere.fileno(), 2)
-    try:
-        yield
-    finally:
-        os.dup2(kept, 2)
-        os.close(kept)
-
-
-def fastbpe_units(pairs: list[str]) -> Work:
-    """Function from lines of words to lines of their units, made with fastBPE."""
-    from fastBPE import fastBPE
-
-    with tempfile.TemporaryDirectory() as folder, _silent():
-        codes = Path(folder, "codes")
-        # Its format has the count of each pair, which it does not use to apply it.
-        codes.write_text("".join(f"{pair} 0\n" for pair in pairs), encoding="utf-8", newline="\n")
-        return fastBPE(str(codes)).apply
-
-
-def subword_nmt_units(pairs: list[str]) -> Work:
-    """Function from lines of words to lines of their units, made with subword-nmt."""
+def subword_units(pairs: list[str]) -> Work:
+    """Function from lines of words to lines of their units."""
     from subword_nmt.apply_bpe import BPE
 
     encoder = BPE(io.StringIO("\n".join([VERSION, *pairs, ""])))
@@ -180,24 +143,11 @@ def subword_nmt_units(pairs: list[str]) -> Work:
     return apply_lines
 
 
-def _words(path: Path) -> Iterator[str]:
-    """Lines of a text of words; raises ValueError when a word's units would not show its end."""
-    for number, line in enumerate(read_lines(path), 1):
-        if f"{JOINER} " in f"{line} ":
-            raise ValueError(
-                f"{path.name}, line {number}: a word ends with {JOINER}, which marks a unit within "
-                "a word: change the word"
-            )
-        yield line
-
-
-def apply(codes: Path, source: Path, workers: int, target: Path) -> dict[str, int]:
-    """Write the units of each line of words; return numbers of lines and units."""
-    found = importlib.util.find_spec("fastBPE")
-    make: Callable[[], Work] = partial(
-        fastbpe_units if found else subword_nmt_units, read_codes(codes)
-    )
-    return write_lines(_words(source), target, make, workers, f"units {target.name}")
+def apply(codes: Path, source: Path, workers: int, target: Path) -> int:
+    """Write the units of each line of words; return their number."""
+    make = partial(subword_units, read_codes(codes))
+    description = f"units {target.name}"
+    return write_lines(read_lines(source), target, make, workers, description)["words"]
 
 
 def make_units(
@@ -216,7 +166,5 @@ def make_units(
         codes.write_bytes(given.read_bytes())
     else:
         learn([tokens / name for name in training], options.bpe_size, codes)
-    units = {
-        name: apply(codes, tokens / name, options.workers, target / name)["words"] for name in names
-    }
+    units = {name: apply(codes, tokens / name, options.workers, target / name) for name in names}
     return {"merges": len(read_codes(codes)), "units": units}

@@ -17,15 +17,8 @@ ENWIK8 = ByteDataSet(
     mirrors=("https://mattmahoney.net/dc", "http://mattmahoney.net/dc"),
     files={"enwik8.zip": None},
     vocabulary=205,
-    disk_bytes=300_000_000,
-    recipes={
-        "drop": "transformer_xl/recipes.sh enwik8_base",
-        "eos": "all_attention/recipes.sh enwik8_small",
-    },
-    example="enwik8.zip or the file enwik8 in it",
-    member="enwik8",
     checksum="md5:a1fa5ffddb56f4953e226637dabbb36a",
-    sizes={"train": 90_000_000, "valid": 5_000_000, "test": 5_000_000},
+    has_newlines=True,
 )
 
 if __name__ == "__main__":

@@ -18,9 +18,6 @@ LM1B = WordDataSet(
     mirrors=("https://www.statmt.org/lm-benchmark", "http://www.statmt.org/lm-benchmark"),
     files={ARCHIVE: "sha256:01ba60381110baf7f189dfd2b8374de371e8c9a340835793f190bdae9e90a34e"},
     vocabulary=793_471,
-    disk_bytes=15_000_000_000,
-    recipes={None: "transformer_xl/recipes.sh lm1b_base"},
-    example=ARCHIVE,
     splits={
         **{f"news.en-{shard:05}-of-00100": "train" for shard in range(1, 100)},
         "news.en.heldout-00001-of-00050": "valid",

@@ -19,12 +19,7 @@ PTB = WordDataSet(
         "ptb.test.txt": "md5:8b80168b89c18661a38ef683c0dc3721",
     },
     vocabulary=10_000,
-    disk_bytes=50_000_000,
-    recipes={None: "transformer_xl/recipes.sh ptb"},
-    example="a folder or an archive (zip, tar) with ptb.{train,valid,test}.txt",
     splits={f"ptb.{split}.txt": split for split in ("train", "valid", "test")},
-    # <unk> and the end of line
-    unlisted=2,
 )
 
 if __name__ == "__main__":

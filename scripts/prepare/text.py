@@ -42,7 +42,6 @@ from scripts.prepare._stages import (
 from scripts.prepare._subwords import (
     add_subword_options,
     check_language,
-    check_subword_options,
     make_units,
     moses_tokenizer,
     read_codes,
@@ -59,10 +58,8 @@ BLANK = "\u2581"
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of the command."""
     add = parser.add_argument
-    add("--input", type=existing, metavar="TEXT", help="the text: a file or a folder")
-    for split in SPLITS:
-        text = f"in place of --input: its {split} part"
-        add(f"--{split}", type=existing, metavar="FILE", help=text)
+    text = "the text: a file or a folder"
+    add("--input", type=existing, required=True, metavar="TEXT", help=text)
     text = "lines or documents for each of valid and test (default: a twentieth)"
     add("--held-out", type=int, metavar="N", help=text)
     add("--seed", type=int, default=1, help="documents are drawn with (default: %(default)s)")
@@ -134,29 +131,26 @@ def documents(folder: Path, options: argparse.Namespace) -> dict[str, Text]:
 
 
 def find_parts(options: argparse.Namespace) -> dict[str, Text]:
-    """The text of each part; raises ValueError when options or files do not go together."""
+    """The text of each part; raises ValueError when a folder lacks one of three."""
     source = options.input
-    given = {split: getattr(options, split) for split in SPLITS if getattr(options, split)}
-    if bool(source) == bool(given):
-        raise ValueError(
-            "--input, or --train, --valid and --test: give either the first or all of the others"
-        )
-    if source and source.is_dir():
-        for split in SPLITS:
-            for path in (source / f"{split}{suffix}" for suffix in SUFFIXES):
-                if path.is_file():
-                    given[split] = path
+    if source.is_file():
+        return lines_of_a_file(source, options)
+    given = {
+        split: path
+        for split in SPLITS
+        for path in (source / f"{split}{suffix}" for suffix in SUFFIXES)
+        if path.is_file()
+    }
     if not given:
-        return (documents if source.is_dir() else lines_of_a_file)(source, options)
-    if missing := [split for split in SPLITS if split not in given]:
-        name, place = ("{}.txt", f"--input {short(source)}: ") if source else ("--{}", "")
+        return documents(source, options)
+    if missing := [f"{split}.txt" for split in SPLITS if split not in given]:
         raise ValueError(
-            f"{place}there is {name.format(next(iter(given)))} but no {name.format(missing[0])}: "
-            "give all three parts, or one text or folder to be split"
+            f"--input {short(source)} has {next(iter(given))}.txt and lacks {', '.join(missing)}: "
+            "give all three parts, or a text or folder to be split"
         )
     if options.held_out is not None:
         raise ValueError(
-            f"--held-out {options.held_out} does not go with {', '.join(SPLITS)} that are given: "
+            f"--held-out is {options.held_out}, and --input {short(source)} has all three parts: "
             "leave it out"
         )
     return {split: Text((given[split],)) for split in SPLITS}
@@ -164,8 +158,7 @@ def find_parts(options: argparse.Namespace) -> dict[str, Text]:
 
 def check_options(options: argparse.Namespace) -> None:
     """Raise ValueError when an option is impossible or does not go with the unit."""
-    check_subword_options(options)
-    check_at_least(0, threshold=options.threshold)
+    check_at_least(1, workers=options.workers, bpe_size=options.bpe_size)
     if options.moses and options.unit == "characters":
         raise ValueError(f"--moses {options.moses} makes words: leave it out for characters")
     if options.moses:
@@ -196,31 +189,26 @@ def character_symbols() -> Work:
     return lambda lines: [" ".join(symbols.get(one, one) for one in line) for line in lines]
 
 
-def as_they_are() -> Work:
-    """Function from lines to the same lines."""
-    return lambda lines: lines
-
-
 def tokenize(parts: dict[str, Text], options: argparse.Namespace, folder: Path) -> dict:
     """Write the words or characters of each part; return its characters, lines and words."""
-    make: Callable[[], Work] = as_they_are
+    make: Callable[[], Work] = partial(moses_tokenizer, options.moses)
     if options.unit == "characters":
         make = character_symbols
-    elif options.moses:
-        make = partial(moses_tokenizer, options.moses)
-    split_here = make is as_they_are
+    blanks_separate = options.unit != "characters" and not options.moses
     sizes = {}
 
     def lines(text: Text, size: dict) -> Iterator[str]:
         for line, place in text.lines():
             size["characters"] += len(line) + 1
-            yield split_words(line, place, options.unit == "subwords") if split_here else line
+            yield split_words(line, place, options.unit == "subwords") if blanks_separate else line
 
     for split, text in parts.items():
         size = sizes[split] = {"characters": 0}
-        workers = 1 if split_here else options.workers
-        target = folder / f"{split}.txt"
-        size |= write_lines(lines(text, size), target, make, workers, f"tokenize {split}")
+        target, description = folder / f"{split}.txt", f"tokenize {split}"
+        if blanks_separate:
+            size |= write_lines(lines(text, size), target, lambda: list, 1, description)
+        else:
+            size |= write_lines(lines(text, size), target, make, options.workers, description)
         if not size["words"]:
             files = ", ".join(map(short, text.files[:3]))
             raise ValueError(f"the {split} part has no text ({files}): give one that has")

@@ -15,12 +15,7 @@ TEXT8 = ByteDataSet(
     mirrors=("https://mattmahoney.net/dc", "http://mattmahoney.net/dc"),
     files={"text8.zip": None},
     vocabulary=27,
-    disk_bytes=300_000_000,
-    recipes={None: "transformer_xl/recipes.sh text8_large"},
-    example="text8.zip or the file text8 in it",
-    member="text8",
     checksum="md5:3bea1919949baf155f99411df5fada7e",
-    sizes={"train": 90_000_000, "valid": 5_000_000, "test": 5_000_000},
     symbols={" ": "_"},
 )
 

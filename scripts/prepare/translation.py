@@ -21,13 +21,12 @@ it is done only bin, references and bpe/codes are needed.
 """
 
 import argparse
-import math
 import shutil
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from fractions import Fraction
 from functools import partial
+from itertools import chain
 from pathlib import Path
 
 from scripts._shared.command_line import check_at_least, command_parser, exit_status
@@ -38,7 +37,6 @@ from scripts.prepare._stages import Stages, add_output_option, fingerprint, reso
 from scripts.prepare._subwords import (
     add_subword_options,
     check_language,
-    check_subword_options,
     make_units,
     moses_tokenizer,
     versions,
@@ -46,8 +44,6 @@ from scripts.prepare._subwords import (
 
 # Parts that are cleaned; a test part has to keep every sentence.
 CLEANED = ("train", "valid")
-# Why pairs are removed; each is counted for the first that holds.
-REASONS = ("empty", "too_long", "too_unequal")
 
 
 def option_of(part: str) -> str:
@@ -67,28 +63,19 @@ class Bitext:
     languages: tuple[str, str]
     parts: Mapping[str, tuple[Path, ...]]
 
-    def __post_init__(self) -> None:
-        for part, prefixes in self.parts.items():
-            for prefix in prefixes:
-                if part != "train" and prefix in self.parts["train"]:
-                    raise ValueError(
-                        f"{option_of(part)} {short(prefix)} is --train as well, and a model would "
-                        "be scored on what it learned: give another text"
-                    )
-
     def files(self, part: str, language: str) -> list[Path]:
         """Files of a part, PREFIX.LANGUAGE or PREFIX.LANGUAGE.gz."""
         files = []
         for prefix in self.parts[part]:
             plain = prefix.with_name(f"{prefix.name}.{language}")
             found = [path for path in (plain, Path(f"{plain}.gz")) if path.is_file()]
-            if len(found) != 1:
+            if not found:
                 raise ValueError(
-                    f"{option_of(part)} {short(prefix)}: of {plain.name} and {plain.name}.gz there "
-                    f"are {len(found)} files: give what the names of two files, one for each "
-                    f"language, have before .{language}"
+                    f"{option_of(part)} {short(prefix)}: there is no {plain.name} and no "
+                    f"{plain.name}.gz: give what the names of two files, one for each language, "
+                    f"have before .{language}"
                 )
-            files += found
+            files.append(found[0])
         return files
 
     def fingerprints(self) -> dict[str, str]:
@@ -110,43 +97,30 @@ def copy_references(bitext: Bitext, target: Path) -> None:
                     shutil.copyfileobj(source, file)
 
 
-def read_all(files: Sequence[Path], counts: list[int]) -> Iterator[str]:
-    """Lines of files one after the other; adds the number of each file's to counts."""
-    for path in files:
-        counts.append(0)
-        for line in read_lines(path):
-            counts[-1] += 1
-            yield line
-
-
 def tokenize(bitext: Bitext, options: argparse.Namespace, target: Path) -> dict[str, dict]:
     """Write the Moses tokens of each text; return pairs of each part, and words by language.
 
-    Raises ValueError when a text is empty, or the two files of a prefix do not pair up.
+    Raises ValueError when a text is empty, or the two sides of a part do not pair up.
     """
     sizes: dict[str, dict] = {}
-    for part, prefixes in bitext.parts.items():
-        sizes[part], counts = {}, {language: [] for language in bitext.languages}
+    for part in bitext.parts:
+        pairs, sizes[part] = {}, {}
         for language in bitext.languages:
-            files = bitext.files(part, language)
+            files, name = bitext.files(part, language), f"{part}.{language}"
             # punctuation is made uniform
             make = partial(moses_tokenizer, language, True, options.aggressive_hyphens)
-            lines, name = read_all(files, counts[language]), f"{part}.{language}"
+            lines = chain.from_iterable(map(read_lines, files))
             size = write_lines(lines, target / name, make, options.workers, f"tokenize {name}")
+            names = ", ".join(map(short, files))
             if not size["words"]:
-                raise ValueError(
-                    f"{option_of(part)}: {', '.join(map(short, files))} has no text: give one that "
-                    "has"
-                )
+                raise ValueError(f"{option_of(part)}: {names} has no text: give one that has")
+            pairs[names] = size["lines"]
             sizes[part] |= {"pairs": size["lines"], language: size["words"]}
-        for prefix, first, second in zip(prefixes, *counts.values(), strict=True):
-            if first != second:
-                one, two = bitext.languages
-                raise ValueError(
-                    f"{option_of(part)} {short(prefix)}: {prefix.name}.{one} has {first:,} lines, "
-                    f"{prefix.name}.{two} has {second:,}: give files whose lines are each other's "
-                    "translation"
-                )
+        if len(set(pairs.values())) > 1:
+            found = ", ".join(f"{names} has {lines:,} lines" for names, lines in pairs.items())
+            raise ValueError(
+                f"{option_of(part)}: {found}: give files whose lines are each other's translation"
+            )
     return sizes
 
 
@@ -157,8 +131,7 @@ def reason(pair: tuple[str, str], max_length: int, max_ratio: float) -> str:
     shorter, longer = sorted(line.count(" ") + 1 for line in pair)
     if longer > max_length:
         return "too_long"
-    # 1.15 is a little less than 23/20 as a float: pairs of 23 and 20 units would be lost.
-    return "too_unequal" if Fraction(longer, shorter) > Fraction(str(max_ratio)) else "kept"
+    return "too_unequal" if longer > max_ratio * shorter else "kept"
 
 
 def clean(bitext: Bitext, options: argparse.Namespace, target: Path) -> dict[str, dict]:
@@ -166,7 +139,7 @@ def clean(bitext: Bitext, options: argparse.Namespace, target: Path) -> dict[str
     found = {}
     limits = options.max_length, options.max_ratio
     for part in CLEANED:
-        counts = dict.fromkeys(("kept", *REASONS), 0)
+        counts = dict.fromkeys(("kept", "empty", "too_long", "too_unequal"), 0)
         names = [f"{part}.{language}" for language in bitext.languages]
         sides = [read_lines(options.output / "bpe" / name) for name in names]
         one, two = ((target / name).open("w", encoding="utf-8", newline="\n") for name in names)
@@ -180,26 +153,24 @@ def clean(bitext: Bitext, options: argparse.Namespace, target: Path) -> dict[str
         if not counts["kept"]:
             raise ValueError(
                 f"--max-length {limits[0]} and --max-ratio {limits[1]} keep no pair of {part} "
-                f"({counts['empty']:,} are empty on a side, {counts['too_long']:,} too long, "
-                f"{counts['too_unequal']:,} of too different lengths): give larger ones, or other "
-                "texts"
+                f"({counts}): give larger ones, or other texts"
             )
         found[part] = counts
     return found
 
 
 def binarize(bitext: Bitext, options: argparse.Namespace, target: Path) -> dict:
-    """Write the folder for fairseq, with one dictionary or two; return symbols and sizes."""
-    separate, languages = options.separate_dictionaries, bitext.languages
+    """Write the folder for fairseq; return the number of symbols and the sizes."""
     texts = {
         part: options.output / ("clean" if part in CLEANED else "bpe") / part
         for part in bitext.parts
     }
-    which = [*NO_MADE_UP_SYMBOLS, *([] if separate else ["--joined-dictionary"])]
-    sizes = preprocess(texts, target, options.workers, which, languages)
-    write_units(target, "subwords", "subword_nmt", "../bpe/codes", languages[0])
-    symbols = {one: sum(1 for _ in read_lines(target / f"dict.{one}.txt")) for one in languages}
-    return {"symbols": symbols if separate else symbols[languages[0]], "sizes": sizes}
+    which = [*NO_MADE_UP_SYMBOLS, "--joined-dictionary"]
+    sizes = preprocess(texts, target, options.workers, which, bitext.languages)
+    source = bitext.languages[0]
+    write_units(target, "subwords", "subword_nmt", "../bpe/codes", source)
+    symbols = sum(1 for _ in read_lines(target / f"dict.{source}.txt"))
+    return {"symbols": symbols, "sizes": sizes}
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -207,8 +178,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add_output_option(parser)
     add_subword_options(parser)
-    text = "a dictionary of its own for each language, instead of one for both"
-    add("--separate-dictionaries", action="store_true", help=text)
     text = "split words at hyphens, as is usual for WMT14 (default: yes)"
     yes_or_no = argparse.BooleanOptionalAction
     add("--aggressive-hyphens", action=yes_or_no, default=True, help=text)
@@ -226,13 +195,13 @@ def check_options(options: argparse.Namespace, languages: Sequence[str]) -> None
         raise ValueError(
             f"--target-lang {languages[1]} is --source-lang as well: give two different languages"
         )
-    check_subword_options(options)
-    check_at_least(1, max_length=options.max_length)
-    if not 1 <= options.max_ratio < math.inf:
-        raise ValueError(
-            f"--max-ratio {options.max_ratio} is not how many times the longer side is as long as "
-            "the shorter: give 1 or more"
-        )
+    check_at_least(
+        1,
+        workers=options.workers,
+        bpe_size=options.bpe_size,
+        max_length=options.max_length,
+        max_ratio=options.max_ratio,
+    )
 
 
 def prepare(stages: Stages, bitext: Bitext, options: argparse.Namespace) -> None:
@@ -249,7 +218,7 @@ def prepare(stages: Stages, bitext: Bitext, options: argparse.Namespace) -> None
     work = partial(make_units, options.output / "tokens", names, training, options)
     made = stages.run("bpe", work, of("bpe-size"))
     cleaned = stages.run("clean", partial(clean, bitext, options), of("max-length", "max-ratio"))
-    binarized = stages.run("bin", partial(binarize, bitext, options), of("separate-dictionaries"))
+    binarized = stages.run("bin", partial(binarize, bitext, options))
     parts = {}
     for part in bitext.parts:
         pairs = words[part]["pairs"]

@@ -15,12 +15,7 @@ WIKITEXT103 = WordDataSet(
     mirrors=("https://wikitext.smerity.com", "http://wikitext.smerity.com"),
     files={"wikitext-103-v1.zip": "md5:9ddaacaf6af0710eda8c456decff7832"},
     vocabulary=267_735,
-    disk_bytes=2_000_000_000,
-    recipes={None: "transformer_xl/recipes.sh wt103_base"},
-    example="wikitext-103-v1.zip",
     splits={f"wiki.{split}.tokens": split for split in ("train", "valid", "test")},
-    # <unk> and the end of line
-    unlisted=2,
 )
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ from typing import NamedTuple
 from scripts._shared.command_line import command_parser, exit_status
 from scripts._shared.commands import short
 from scripts.prepare._downloads import add_source_options, check, download, members, undamaged
-from scripts.prepare._stages import DOWNLOAD, Stages, check_space
+from scripts.prepare._stages import DOWNLOAD, Stages
 from scripts.prepare.translation import Bitext, add_options, check_options, prepare, test_parts
 
 
@@ -97,8 +97,6 @@ TRAIN = {
 }
 VALID = NEWSTEST2013
 TESTS = (NEWSTEST2014, NEWSTEST2013)
-# Space that the preparation of a pair takes at most, with the archives.
-DISK_BYTES = {"en-de": 12_000_000_000, "en-fr": 75_000_000_000}
 
 
 def extract(corpus: Corpus, languages: Sequence[str], archive: Path, target: Path) -> None:
@@ -128,7 +126,6 @@ def make_raw(
     corpora: Sequence[Corpus], languages: Sequence[str], options: argparse.Namespace, target: Path
 ) -> None:
     """Fill a folder with the raw texts of all corpora, of archives that are here or downloaded."""
-    check_space(f"WMT14 {options.pair}", DISK_BYTES[options.pair], options.output)
     archives = {}
     for corpus in corpora:
         if options.source:
@@ -158,13 +155,6 @@ def prepare_pair(options: argparse.Namespace) -> None:
     # Each once, though newstest2013 validates and tests.
     corpora = list(dict.fromkeys((*train, VALID, *TESTS)))
     stages = Stages(options.output, {"source-lang": source, "target-lang": target})
-    if options.source and not stages.is_complete("raw"):
-        missing = [one.archive for one in corpora if not (options.source / one.archive).is_file()]
-        if missing:
-            raise ValueError(
-                f"--from {short(options.source)} lacks {', '.join(missing)}: give a folder that "
-                "has them, or leave the option out to download them"
-            )
     stages.run("raw", partial(make_raw, corpora, languages, options))
     raw = options.output / "raw"
     parts = {

@@ -5,13 +5,11 @@ import re
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from hashlib import sha256
 from pathlib import Path
 
 from scripts._shared.checkpoints import read_checkpoint
 from scripts._shared.command_line import command_parser, exit_status, make_output_folder
 from scripts._shared.commands import child_process, format_command, program, short
-from scripts._shared.files import write_json
 
 # Lines of fairseq's log with figures: of the training since the last such line, of a validation.
 _FIGURES = re.compile(r"\| (train_inner|valid) \| (\{.*\})$")
@@ -51,7 +49,7 @@ class Training:
     """A training in a working folder that goes on from its last checkpoint.
 
     Args:
-        output: working folder, with checkpoints, train.log and training.json.
+        output: working folder, with checkpoints and train.log.
         options: all options of fairseq-train but those of folders and of the log.
         unit: of the losses that are shown, and scales: what turns bits a token into that unit, of
             "training" and of "validation".
@@ -77,21 +75,6 @@ class Training:
         """File with fairseq's messages."""
         return self.output / "train.log"
 
-    def check_options(self) -> None:
-        """Record options and dictionary; raise ValueError when the checkpoint has others."""
-        record = self.output / "training.json"
-        # with another Python's text, the model's symbols would stand for other units
-        dictionaries = [path.read_bytes() for path in sorted(self.data.glob("dict*.txt"))]
-        now = {"options": self.options, "dictionary": sha256(b"".join(dictionaries)).hexdigest()}
-        trained = self.checkpoint.exists() and record.exists()
-        if trained and json.loads(record.read_text(encoding="utf-8")) != now:
-            raise ValueError(
-                f"{short(self.checkpoint)} was trained with another dictionary or with other "
-                f"options (see {short(record)}): remove {short(self.output)} or give another "
-                "folder with --output"
-            )
-        write_json(record, now)
-
     def progress(self) -> tuple[int, float]:
         """Updates done and seconds trained, zeros without a checkpoint."""
         if not self.checkpoint.exists():
@@ -100,16 +83,8 @@ class Training:
         updates = state["optimizer_history"][-1]["num_updates"]
         return updates, state["extra_state"]["previous_training_time"]
 
-    def validations(self) -> dict[int, float]:
-        """Losses of the validation part, in the unit of the losses, by update."""
-        lines = self.log.read_text(encoding="utf-8", errors="replace").splitlines()
-        found = (figures(line) for line in lines)
-        losses = (one for one in found if one and one[0] == "validation")
-        return {update: loss * self.scales[1] for _, update, loss in losses}
-
     def run(self, title: str) -> None:
         """Train to --max-update, or do nothing if that is done; print how it goes."""
-        self.check_options()
         goal = int(option(self.options, "--max-update"))
         updates, _ = self.progress()
         if updates >= goal:

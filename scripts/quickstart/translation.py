@@ -20,14 +20,7 @@ import sys
 import time
 from pathlib import Path
 
-from scripts._shared.commands import (
-    ROOT,
-    child_process,
-    format_command,
-    program,
-    python_command,
-    short,
-)
+from scripts._shared.commands import ROOT, child_process, python_command, short
 from scripts._shared.files import write_json
 from scripts.prepare._stages import SPLITS
 from scripts.prepare.number_names import LANGUAGES
@@ -56,7 +49,6 @@ TRAINING_OPTIONS = shlex.split("""
     --save-interval-updates 200 --keep-interval-updates 1 --no-epoch-checkpoints --seed 1
 """)
 EXAMPLES = 10
-SENTENCE = "from thirty-nine to forty-five thousand, six hundred and ninety-two"
 
 
 def prepare(output: Path) -> None:
@@ -89,24 +81,19 @@ def training(output: Path) -> Training:
     return Training(output, [*COMMON_OPTIONS, *TRAINING_OPTIONS])
 
 
-def evaluation_command(output: Path, folder: str, *options: str) -> list[str]:
-    """Command that translates the test part and scores it, with its results in a folder."""
-    source = training(output)
-    words = [*python_command("evaluate.translation"), short(source.data), "--source-lang"]
-    words += [SOURCE, "--target-lang", TARGET, "--path", short(source.checkpoint), *options]
-    return [*words, "--output", short(output / folder)]
-
-
 def evaluate(output: Path) -> None:
     """Step 4: translations of the test part and their scores, also written to result.json."""
-    words = evaluation_command(output, "evaluation", "--examples", str(EXAMPLES))
+    source = training(output)
+    words = [*python_command("evaluate.translation"), short(source.data), "--source-lang", SOURCE]
+    words += ["--target-lang", TARGET, "--path", short(source.checkpoint)]
+    words += ["--examples", str(EXAMPLES), "--output", short(output / "evaluation")]
     announce("[4] evaluation: the test part, whose numbers were never trained on", words)
     started = time.monotonic()
     with child_process(words):
         pass
     seconds = time.monotonic() - started
     scores = json.loads((output / "evaluation" / "scores.json").read_text(encoding="utf-8"))
-    updates, trained = training(output).progress()
+    updates, trained = source.progress()
     result = {
         "bleu": scores["detokenized"]["score"],
         "exact": scores["exact"],
@@ -117,40 +104,15 @@ def evaluate(output: Path) -> None:
         "pairs": {part: sizes["kept"] for part, sizes in parts(output).items()},
         "corpus_options": CORPUS_OPTIONS,
         "preparation_options": PREPARATION_OPTIONS,
-        "training_options": training(output).options,
+        "training_options": source.options,
     }
     write_json(output / "result.json", result)
     print(
         f"\n{updates} updates, {trained:.0f} s of training: BLEU {result['bleu']:.2f}, "
-        f"{result['exact']:.1f} % exact; written to {short(output)}/result.json",
+        f"{result['exact']:.1f} % exact; written to {short(output)}/result.json\n"
+        "\nwhat to do with it, and the paper's models: see examples/weighted_transformer/README.md",
         flush=True,
     )
-
-
-def next_commands(output: Path) -> dict[str, str]:
-    """Shell commands to try next, by what they show."""
-    source = training(output)
-    translate = [program("fairseq-interactive"), short(source.data), *COMMON_OPTIONS]
-    translate += ["--path", short(source.checkpoint), "--beam", "4", "--tokenizer", "moses"]
-    translate += ["--bpe", "subword_nmt", "--bpe-codes", short(output / "data" / "bpe" / "codes")]
-    plot = [*python_command("plot.branch_weights"), "--log", short(source.log)]
-    plot += ["--output", short(output / "branch_weights")]
-    uniform = evaluation_command(output, "uniform", "--branch-weights", "uniform")
-    return {
-        "another sentence, whose translation is in the line D-0": (
-            f"echo {shlex.quote(SENTENCE)} | {format_command(translate)}"
-        ),
-        "how the branches' weights changed in training, as a plot": format_command(plot),
-        "how much worse it is with the same weight for all branches": format_command(uniform),
-    }
-
-
-def suggest(output: Path) -> None:
-    """Step 5: what to try next."""
-    print("\n[5] what to try next")
-    for purpose, command in next_commands(output).items():
-        print(f"\n{purpose}\n$ {command}")
-    print("\nthe paper's models on WMT14: see examples/weighted_transformer/README.md", flush=True)
 
 
 def quickstart(output: Path) -> None:
@@ -158,7 +120,6 @@ def quickstart(output: Path) -> None:
     prepare(output)
     training(output).run("[3] training: about 4 minutes on 2 cores")
     evaluate(output)
-    suggest(output)
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -21,7 +21,7 @@ REFUSED = [
     ),
     (
         {"persistent_variant": "head-split", "decoder_attention_heads": 1},
-        "--persistent-variant head-split with --decoder-attention-heads 1: half of them see",
+        "--decoder-attention-heads is 1: half of them see",
     ),
     (
         {"persistent_variant": "ff-attn", "decoder_ffn_embed_dim": 8},

@@ -13,43 +13,34 @@ import torch
 from benchmarks import __main__ as command
 from benchmarks import plot, published
 from benchmarks.cases import PAPERS, Selection, all_cases, quick_cases
-from benchmarks.measure import AUTOCAST, BF16, FP32, PUBLISHED, Entry, Row, largest_difference
+from benchmarks.measure import AUTOCAST, FP32, PUBLISHED, Row, Setting, largest_differences
 
 CPU = torch.device("cpu")
 CHECKOUTS = [Path(path) for path in os.environ.get("ORIGINALS", "").split(os.pathsep) if path]
-CASES = {str(case): case for case in quick_cases()}
-
-
-@pytest.fixture(scope="module")
-def originals():
-    return published.import_published(CHECKOUTS)
+CASES = Selection([], True, CPU, 1, CHECKOUTS).cases()
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_models_compute_the_same_and_all_of_them_run(originals, name):
+def test_models_compute_the_same_and_all_of_them_run(name):
     case = CASES[name]
-    found = largest_difference(case, originals, CPU)
-    theirs = [entry.model for entry in case.entries([FP32], originals) if entry.model in case.same]
-    assert list(found) == theirs
-    entries = case.entries([FP32, BF16, AUTOCAST], originals)
-    for work in case.build(entries, CPU, originals):
-        work.turn()
+    largest_differences(case, CPU)
+    for model, how in case.models.items():
+        for dtype in how.dtypes:
+            case.build(model, Setting(CPU, dtype)).turn()
 
 
 def test_the_tables_have_every_paper():
-    for cases in (all_cases(False), all_cases(True), quick_cases()):
+    for cases in (all_cases(False, {}), all_cases(True, {}), quick_cases({})):
         assert tuple(dict.fromkeys(case.paper for case in cases)) == PAPERS
         # they are told apart by it
         assert len(set(map(str, cases))) == len(cases)
 
 
-def test_memory_is_that_of_a_process_of_its_own():
+def test_memory_is_that_of_a_separate_process():
     selection = Selection(["product_key_memory"], True, CPU, 1, [])
-    training, inference = selection.cases()
     table = 64**2 * 512 * 4
     of_training, of_inference = (
-        selection.own_memory(case, Entry("ProductKeyMemory", FP32))
-        for case in (training, inference)
+        selection.own_memory(case, "ProductKeyMemory", FP32) for case in selection.cases().values()
     )
     # values and two means
     assert of_training > 3 * table
@@ -66,8 +57,7 @@ def test_the_command_prints_and_writes_what_it_measured(tmp_path, monkeypatch, c
     content = json.loads((tmp_path / "benchmark.json").read_text(encoding="utf-8"))
     assert len(content["rows"]) == printed.count(" fp32 |") >= 8
     for row in content["rows"]:
-        assert len(row["seconds"]) == 2
-        assert row["peak_bytes"] == 3 << 20
+        assert (len(row["seconds"]), row["peak_bytes"]) == (2, 3 << 20)
         assert f"| {row['model']} " in printed
     (row,) = content["summary"]
     assert row["model"] == "product-key memory, 4k slots"
@@ -91,7 +81,6 @@ def test_a_case_without_memory_for_it_is_left_out(tmp_path, monkeypatch, capsys)
     ("words", "message"),
     [
         (["--turns", "0"], "--turns is 0: it must be at least 1"),
-        (["--device", "tpu"], "--device is 'tpu'"),
         (["--original", "FOLDER"], "--original is FOLDER: give checkouts of https://github.com/"),
     ],
 )
@@ -130,7 +119,7 @@ def row(case, model, times, dtype=FP32):
 
 
 def test_a_picture_shows_the_published_code_where_it_took_part():
-    training, evaluation = quick_cases()[:2]
+    training, evaluation = list(CASES.values())[:2]
     rows = [
         row(training, "transformer_xl", None),
         row(training, "transformer_lm", 0.8),

@@ -148,18 +148,23 @@ def _be_command(module, words, files, folder, variables, before):
         sys.exit(1)
 
 
-def train(data, folder, *options, model=MODEL, fails=False):
-    """Train a small model in ``folder``: 4 streams, segments of 8, plain gradient descent."""
-    return run(
-        "fairseq-train",
-        data,
-        *TASK,
-        *model,
-        *("--tokens-per-sample", 8, "--batch-size", 4, "--optimizer", "sgd", "--lr", 0.5),
-        *("--save-dir", folder, "--log-format", "simple", "--no-epoch-checkpoints"),
-        *options,
-        fails=fails,
+def _training(data, folder, options, model, streams):
+    """Words that train a small model in segments of 8 by plain gradient descent."""
+    return (
+        *(data, *TASK, *model, "--tokens-per-sample", 8, "--batch-size", streams),
+        *("--optimizer", "sgd", "--lr", 0.5, "--save-dir", folder),
+        *("--log-format", "simple", "--no-epoch-checkpoints", *options),
     )
+
+
+def train(data, folder, *options, model=MODEL, fails=False):
+    """Train a small model in ``folder`` on 4 streams."""
+    return run("fairseq-train", *_training(data, folder, options, model, 4), fails=fails)
+
+
+def train_on_two_workers(data, folder, *options, model=MODEL):
+    """Train it on two workers with the same global batch: 2 streams each."""
+    return train_together(*_training(data, folder, options, model, 2))
 
 
 def free_address():
@@ -167,18 +172,6 @@ def free_address():
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         return f"tcp://127.0.0.1:{free.getsockname()[1]}"
-
-
-def train_on_two_workers(data, folder, *options, model=MODEL):
-    """Run both workers of a training with the same global batch: 2 streams each."""
-    return train_together(
-        data,
-        *TASK,
-        *model,
-        *("--tokens-per-sample", 8, "--batch-size", 2, "--optimizer", "sgd", "--lr", 0.5),
-        *("--save-dir", folder, "--log-format", "simple", "--no-epoch-checkpoints"),
-        *options,
-    )
 
 
 def train_together(*words, command="fairseq-train", ddp_backend="legacy_ddp"):

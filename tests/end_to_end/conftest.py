@@ -1,5 +1,7 @@
-"""A small corpus and a model trained on it, made once a test process."""
+"""A small corpus and models trained on it, made once for all the test processes of a run."""
 
+import fcntl
+import os
 import random
 import shutil
 
@@ -8,6 +10,11 @@ import pytest
 from tests.end_to_end.commands import run, train
 
 WORDS = "the cat sat on a mat dog ran far away and then home again".split()
+# weights of the published size would leave so small a model indifferent to its past
+TRANSFORMER_XL = (
+    *("--arch", "transformer_xl_tiny", "--decoder-layers", 2, "--decoder-embed-dim", 16),
+    *("--decoder-attention-heads", 2, "--decoder-ffn-embed-dim", 24, "--init-std", 0.3),
+)
 
 
 def write_corpus(folder):
@@ -21,32 +28,63 @@ def write_corpus(folder):
 
 
 @pytest.fixture(scope="session")
-def data(tmp_path_factory):
-    """Folder of the binarized corpus; its text lies beside it."""
-    folder = tmp_path_factory.mktemp("corpus")
-    write_corpus(folder)
-    texts = [f"--{split}pref={folder}/{split}.txt" for split in ("train", "valid", "test")]
-    run("fairseq-preprocess", "--only-source", *texts, "--destdir", folder / "bin")
-    return folder / "bin"
+def made_once(tmp_path_factory):
+    """Make a folder by a function, unless another test process has made it in this run."""
+    base = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        base = base.parent
+
+    def made(name, make):
+        folder, done = base / f"{name}-shared", base / f"{name}.done"
+        with (base / f"{name}.lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not done.exists():
+                # what a failure left
+                shutil.rmtree(folder, ignore_errors=True)
+                folder.mkdir()
+                make(folder)
+                done.touch()
+        return folder
+
+    return made
 
 
 @pytest.fixture(scope="session")
-def make_pairs(data, tmp_path_factory):
+def data(made_once):
+    """Folder of the binarized corpus; its text lies beside it."""
+
+    def make(folder):
+        write_corpus(folder)
+        texts = [f"--{split}pref={folder}/{split}.txt" for split in ("train", "valid", "test")]
+        run("fairseq-preprocess", "--only-source", *texts, "--destdir", folder / "bin")
+
+    return made_once("corpus", make) / "bin"
+
+
+@pytest.fixture(scope="session")
+def make_pairs(data, made_once):
     """Binarize the corpus and what it is translated to: its words changed, last to first."""
 
     def make(source, target, *options, change=str):
-        folder = tmp_path_factory.mktemp("pairs")
-        for split in ("train", "valid", "test"):
-            lines = (data.parent / f"{split}.txt").read_text().splitlines()
-            turned = (" ".join(reversed(change(line).split())) for line in lines)
-            (folder / f"{split}.{source}").write_text("\n".join(lines) + "\n")
-            (folder / f"{split}.{target}").write_text("\n".join(turned) + "\n")
-        texts = [f"--{split}pref={folder}/{split}" for split in ("train", "valid", "test")]
-        languages = ("--source-lang", source, "--target-lang", target)
-        run("fairseq-preprocess", *languages, *options, *texts, "--destdir", folder / "bin")
-        return folder / "bin"
+        def binarize(folder):
+            for split in ("train", "valid", "test"):
+                lines = (data.parent / f"{split}.txt").read_text().splitlines()
+                turned = (" ".join(reversed(change(line).split())) for line in lines)
+                (folder / f"{split}.{source}").write_text("\n".join(lines) + "\n")
+                (folder / f"{split}.{target}").write_text("\n".join(turned) + "\n")
+            texts = [f"--{split}pref={folder}/{split}" for split in ("train", "valid", "test")]
+            languages = ("--source-lang", source, "--target-lang", target)
+            run("fairseq-preprocess", *languages, *options, *texts, "--destdir", folder / "bin")
+
+        return made_once("".join([source, target, *options]), binarize) / "bin"
 
     return make
+
+
+@pytest.fixture(scope="session")
+def pairs(make_pairs):
+    """Folder of a binarized translation task with one dictionary: the same words, last to first."""
+    return make_pairs("en", "de", "--joined-dictionary")
 
 
 @pytest.fixture(scope="session")
@@ -65,9 +103,19 @@ def other_dictionary(data, tmp_path):
     return other
 
 
+def trained(data, made_once, name, **how):
+    """The last checkpoint of a small model after 30 updates."""
+    short = ("--max-update", 30, "--disable-validation")
+    return made_once(name, lambda folder: train(data, folder, *short, **how)) / "checkpoint_last.pt"
+
+
 @pytest.fixture(scope="session")
-def checkpoint(data, tmp_path_factory):
-    """A checkpoint of the small model after 30 updates."""
-    folder = tmp_path_factory.mktemp("model")
-    train(data, folder, "--max-update", 30, "--disable-validation")
-    return folder / "checkpoint_last.pt"
+def checkpoint(data, made_once):
+    """A checkpoint of all-attention, whose span is 12 tokens."""
+    return trained(data, made_once, "all_attention")
+
+
+@pytest.fixture(scope="session")
+def transformer_xl(data, made_once):
+    """A checkpoint of a Transformer-XL, whose memory is 8 tokens."""
+    return trained(data, made_once, "transformer_xl", model=TRANSFORMER_XL)

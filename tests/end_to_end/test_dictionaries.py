@@ -11,15 +11,11 @@ TRANSLATION = (
     *("--task", "translation", "--arch", "transformer_tiny", "--optimizer", "adam"),
     *("--max-tokens", 200),
 )
-LANGUAGE = (
-    *("--task", "language_modeling", "--arch", "pkm_transformer_lm_tiny", "--optimizer", "adam"),
-    *("--tokens-per-sample", 16, "--batch-size", 4),
-)
 TRAINING = ("--cpu", *ALL, "--disable-validation", "--no-epoch-checkpoints", "--lr", 0.01)
 
 
-def fit(data, folder, kind, *options, fails=False):
-    words = (*USER_DIR, *kind, *TRAINING, "--save-dir", folder, *options)
+def fit(data, folder, *options, fails=False):
+    words = (*USER_DIR, *TRANSLATION, *TRAINING, "--save-dir", folder, *options)
     return run("fairseq-train", data, *words, fails=fails)
 
 
@@ -37,27 +33,25 @@ def pairs(make_pairs):
 
 
 @pytest.fixture(scope="module")
-def models(data, pairs, tmp_path_factory):
-    """Folders of a translation model and of a language model, each after two updates."""
-    found = {}
-    for kind, source in ((TRANSLATION, pairs), (LANGUAGE, data)):
-        found[kind] = tmp_path_factory.mktemp("model")
-        fit(source, found[kind], kind, "--max-update", 2)
-    return found
+def model(pairs, tmp_path_factory):
+    """Folder of a translation model after two updates."""
+    folder = tmp_path_factory.mktemp("model")
+    fit(pairs, folder, "--max-update", 2)
+    return folder
 
 
 @pytest.mark.parametrize("side", ["source", "target"])
 @pytest.mark.parametrize("command", ["generate", "interactive", "validate", "train", "finetune"])
-def test_translation(pairs, models, tmp_path, side, command):
+def test_translation(pairs, model, tmp_path, side, command):
     language = {"source": "en", "target": "de"}[side]
     other = reverse(pairs, f"dict.{language}.txt", tmp_path / "other")
-    path = models[TRANSLATION] / "checkpoint_last.pt"
+    path = model / "checkpoint_last.pt"
     if command == "train":
-        own = shutil.copytree(models[TRANSLATION], tmp_path / "own")
-        printed = fit(other, own, TRANSLATION, "--max-update", 3, fails=True)
+        own = shutil.copytree(model, tmp_path / "own")
+        printed = fit(other, own, "--max-update", 3, fails=True)
     elif command == "finetune":
         start = ("--finetune-from-model", path, "--max-update", 1)
-        printed = fit(other, tmp_path / "new", TRANSLATION, *start, fails=True)
+        printed = fit(other, tmp_path / "new", *start, fails=True)
         assert not list((tmp_path / "new").glob("*.pt"))
     else:
         size = ("--max-tokens", 200) if command == "validate" else ()
@@ -66,20 +60,11 @@ def test_translation(pairs, models, tmp_path, side, command):
     assert f".pt was trained with another dictionary than the {side} dictionary of DATA" in printed
 
 
-def test_language_models(data, models, tmp_path):
-    path, task = models[LANGUAGE] / "checkpoint_last.pt", ("--task", "language_modeling")
-    given = (*USER_DIR, *task, "--path", path, "--cpu", "--tokens-per-sample", 16, *ALL)
-    assert "Perplexity" in run("fairseq-eval-lm", data, *given)
-    other = reverse(data, "dict.txt", tmp_path / "other")
-    printed = run("fairseq-eval-lm", other, *given, fails=True)
-    assert "was trained with another dictionary than the source dictionary of DATA: bin" in printed
-
-
 def test_folders_of_a_training_have_one_dictionary(pairs, tmp_path):
     same = shutil.copytree(pairs, tmp_path / "same")
-    fit(f"{pairs}:{same}", tmp_path / "model", TRANSLATION, "--max-update", 1)
+    fit(f"{pairs}:{same}", tmp_path / "model", "--max-update", 1)
     other = reverse(pairs, "dict.de.txt", tmp_path / "other")
     folder = tmp_path / "none"
-    printed = fit(f"{pairs}:{other}", folder, TRANSLATION, "--max-update", 1, fails=True)
+    printed = fit(f"{pairs}:{other}", folder, "--max-update", 1, fails=True)
     assert f"DATA has {pairs}/dict.de.txt and {other}/dict.de.txt, which differ: bin" in printed
     assert not list(folder.glob("*.pt"))

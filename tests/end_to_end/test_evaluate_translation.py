@@ -8,7 +8,7 @@ import sacrebleu
 
 from scripts.evaluate import translation as evaluate_translation
 from scripts.prepare import number_names
-from tests.end_to_end.commands import ALL, USER_DIR, forked, run
+from tests.end_to_end.commands import ALL, USER_DIR, run
 
 TESTED = 29
 SMALL = (
@@ -73,26 +73,3 @@ def test_a_whole_part_is_translated_and_scored(place, capfd):
     told = run("fairseq-generate", *found["command"].split()[1:])
     of_place = dict(re.findall(r"^H-(\d+)\t\S+\t(.*)$", told, re.MULTILINE))
     assert lines == evaluate_translation.detokenize([of_place[str(n)] for n in range(TESTED)], "de")
-
-
-def test_what_fairseq_leaves_out_is_noticed(place, monkeypatch, capsys):
-    monkeypatch.setattr(evaluate_translation, "child_process", forked)
-    sources = (place / "out" / "bpe" / "test.en").read_text(encoding="utf-8").splitlines()
-    most = sorted(len(line.split()) + 1 for line in sources)[TESTED // 2]
-    kept = sum(len(line.split()) + 1 <= most for line in sources)
-    assert 0 < kept < TESTED
-    options = ("--skip-invalid-size-inputs-valid-test", "--max-source-positions", most)
-    output = place / "left-out"
-    assert evaluate(place, "--output", output, "--", "--num-workers", 0, *options) == 1
-    message = f"error: fairseq-generate gave {kept} translations of the {TESTED} sentences of"
-    assert capsys.readouterr().err.startswith(message)
-    assert not any(output.iterdir())
-
-
-def test_another_part_is_scored_by_its_own_reference(place, monkeypatch):
-    monkeypatch.setattr(evaluate_translation, "child_process", forked)
-    options = ("--split", "test1", "--output", place / "other", "--beam", 1)
-    assert evaluate(place, *options, "--", "--num-workers", 0) == 0
-    found = json.loads((place / "other" / "scores.json").read_text(encoding="utf-8"))
-    assert found["reference"] == str(place / "out" / "references" / "test1.de")
-    assert found["sentences"] == 20

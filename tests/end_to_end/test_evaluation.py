@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from tests.end_to_end.commands import (
-    MODEL,
     TASK,
     evaluate,
     log_probabilities,
@@ -28,14 +27,6 @@ def test_loss_of_every_token_is_the_same_for_all_segment_lengths(data, checkpoin
         np.testing.assert_allclose(found[length], found[100_000], atol=3e-6)
 
 
-def test_a_shorter_memory_changes_the_loss(data, checkpoint):
-    short = evaluate(
-        data, checkpoint, "--tokens-per-sample", 7, "--model-overrides", "{'mem_len': 2}"
-    )
-    assert "recurrence 2 tokens, clamp none, same length no, attention span 12" in short
-    assert loss(short) != loss(evaluate(data, checkpoint, "--tokens-per-sample", 7))
-
-
 @pytest.mark.parametrize(("streams", "length", "shards"), [(1, 7, 2), (5, 16, 1), (3, 16, 3)])
 def test_shards_together_score_every_token(data, checkpoint, test_tokens, streams, length, shards):
     counts = []
@@ -43,15 +34,11 @@ def test_shards_together_score_every_token(data, checkpoint, test_tokens, stream
         options = ("--tokens-per-sample", length, "--batch-size", streams, "--output-word-probs")
         sharding = ("--num-shards", shards, "--shard-id", shard)
         printed = evaluate(data, checkpoint, *options, *sharding)
+        assert "recurrence 12 tokens, clamp none, same length no, attention span 12" in printed
+        assert f"segments of {length} tokens" in printed
         counts.append(tokens_evaluated(printed))
         assert len(log_probabilities(printed)) == counts[-1]
     assert sum(counts) == test_tokens
-
-
-def test_the_log_says_what_the_figure_was_got_with(data, checkpoint, test_tokens):
-    printed = evaluate(data, checkpoint, "--tokens-per-sample", 16, "--batch-size", 3)
-    assert "recurrence 12 tokens, clamp none, same length no, attention span 12" in printed
-    assert f"{test_tokens:,} tokens in 3 streams, segments of 16 tokens" in printed
 
 
 def test_adaptive_input_and_softmax_train_and_evaluate(data, tmp_path, test_tokens):
@@ -112,83 +99,54 @@ def test_the_figures_without_line_ends_are_printed_beside_the_loss(data, checkpo
     assert loss(printed) == pytest.approx(every / np.log(2), abs=6e-5)
 
 
-def test_the_softmax_temperature_divides_the_scores_of_evaluation(data, checkpoint):
-    as_trained = evaluate(data, checkpoint)
-    assert loss(evaluate(data, checkpoint, "--softmax-temperature", 1.0)) == loss(as_trained)
-    assert "softmax temperature" not in as_trained
-    # of any scores it makes equal ones in the end
-    hot = evaluate(data, checkpoint, "--softmax-temperature", 1e9)
-    assert ", softmax temperature 1000000000.0" in hot
-    symbols = int(re.search(r"dictionary: (\d+) symbols", hot)[1])
-    assert loss(hot) == pytest.approx(np.log2(symbols), abs=6e-5)
-
-
-BAD_RUNS = [
-    (["--max-tokens", 100], "in place of --max-tokens (here 100): the text is read as streams"),
-    (["--batch-size", 0], "--batch-size is 0: it must be at least 1"),
-    (
-        ["--batch-size-valid", 5000],
-        "--batch-size is 5000: that makes 5000 parallel streams of a split with",
-    ),
+BAD_TRAININGS = [
+    (["--batch-size-valid", 5000], "that makes 5000 parallel streams of a split with"),
     (["--batch-split", 5], "--batch-split is 5 and --batch-size 4: a part has at least one stream"),
     (
-        ["--tokens-per-sample-valid", 9],
-        "--tokens-per-sample-valid is 9: it must be at least 1, and at most --tokens-per-sample, 8",
-    ),
-    (["--tokens-per-sample", 0], "--tokens-per-sample is 0: it must be at least 1"),
-    (
-        ["--softmax-temperature", 1.08],
-        "--softmax-temperature is 1.08: it is of evaluation; leave it out of fairseq-train",
-    ),
-    (["--softmax-temperature", 0], "--softmax-temperature is 0.0: it must be above 0"),
-    (
         ["--criterion", "adaptive_loss", "--ddp-backend", "legacy_ddp"],
-        "--criterion adaptive_loss leaves a part of the loss of the second symbol of every cluster",
+        "use --criterion segment_loss",
     ),
     (["--valid-subset", "dev"], "dev.bin: name the folder that fairseq-preprocess wrote"),
+    (["--task", "language_modeling"], "the task is LanguageModelingTask, which keeps no states"),
 ]
 
 
-@pytest.mark.parametrize(("options", "message"), BAD_RUNS)
-def test_a_run_that_cannot_be_is_refused_by_name(data, tmp_path, options, message):
+@pytest.mark.parametrize(("options", "message"), BAD_TRAININGS)
+def test_a_training_that_cannot_be_is_refused(data, tmp_path, options, message):
     assert message in train(data, tmp_path / "none", *options, fails=True)
     assert not list((tmp_path / "none").glob("*.pt"))
 
 
-@pytest.mark.parametrize(
-    ("name", "hint"),
-    [
-        ("mem-len", "did you mean 'mem_len'?"),
-        ("tokens_per_sample", "there are attention_kernel, clam"),
-    ],
-)
-def test_overrides_of_no_option_are_refused(data, checkpoint, name, hint):
-    overrides = ("--model-overrides", f"{{{name!r}: 10}}")
-    printed = evaluate(data, checkpoint, *overrides, fails=True)
-    assert f"--model-overrides names {name!r}, which evaluation cannot change: {hint}" in printed
+BAD_EVALUATIONS = [
+    (["--mem-len", 64], "--mem-len is an option of the model: to change it in a trained one, give"),
+    (
+        ["--model-overrides", "{'mem-len': 10}"],
+        "names 'mem-len', which evaluation cannot change: did you mean mem_len?",
+    ),
+    (["--context-window", 5], "--context-window is 5: the recurrence is the context here"),
+    (["--extended-context", 5], "--extended-context is 5 for a model with a recurrence of"),
+    (["--remove-bpe"], "--post-process (--remove-bpe) is"),
+]
 
 
-def test_evaluation_without_the_task_is_refused(data, checkpoint):
-    words = (*TASK[:2], "--path", checkpoint, "--gen-subset", "test")
-    printed = run("fairseq-eval-lm", data, *words, fails=True)
-    assert "the task is LanguageModelingTask, which keeps no states of the segments" in printed
+@pytest.mark.parametrize(("options", "message"), BAD_EVALUATIONS)
+def test_an_evaluation_that_cannot_be_is_refused(data, checkpoint, options, message):
+    printed = evaluate(data, checkpoint, *options, fails=True)
+    assert message in printed
+    assert "Loss (base 2)" not in printed
+
+
+def test_evaluation_takes_the_task_of_the_checkpoint(data, checkpoint):
+    words = (*TASK[:2], "--path", checkpoint, "--gen-subset", "test", "--tokens-per-sample", 16)
+    assert loss(run("fairseq-eval-lm", data, *words)) == loss(
+        evaluate(data, checkpoint, "--tokens-per-sample", 16)
+    )
 
 
 def test_streams_shorter_than_a_segment_are_said(data, checkpoint):
     printed = evaluate(data, checkpoint, "--tokens-per-sample", 64, "--batch-size", 8)
     assert "no stream is longer than a segment of 64 tokens" in printed
     assert "no stream is longer" not in evaluate(data, checkpoint, "--tokens-per-sample", 64)
-
-
-def test_a_context_window_is_refused(data, checkpoint):
-    printed = evaluate(data, checkpoint, "--context-window", 5, fails=True)
-    assert "--context-window is 5: the recurrence is the context here" in printed
-
-
-def test_a_folder_without_data_is_refused(tmp_path):
-    words = (tmp_path, *TASK, *MODEL, "--batch-size", 1, "--save-dir", tmp_path)
-    printed = run("fairseq-train", *words, fails=True)
-    assert f"DATA is {tmp_path}: there is no {tmp_path}/dict.txt" in printed
 
 
 def test_another_dictionary_is_refused(other_dictionary, checkpoint):

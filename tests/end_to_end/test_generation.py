@@ -38,27 +38,6 @@ def test_sampling_goes_on_past_the_end_of_a_line(data, checkpoint, temperature):
     assert sample.startswith("the cat")
 
 
-def test_the_least_length_counts_what_follows_each_prompt(data, checkpoint):
-    prompts = ["the cat", "a dog ran the cat the"]
-    printed = run(
-        "fairseq-interactive",
-        data,
-        *TASK,
-        *("--path", checkpoint, "--beam", 2, "--min-len", 12, "--max-len-b", 40),
-        *("--buffer-size", 2, "--batch-size", 2),
-        text="\n".join(prompts) + "\n",
-    )
-    for prompt, found in zip(prompts, hypotheses(printed), strict=True):
-        assert found.startswith(prompt)
-        assert len(found.split()) - len(prompt.split()) >= 12
-
-
-def test_joining_the_parts_of_words_is_refused_in_evaluation(data, checkpoint):
-    for option in (("--remove-bpe",), ("--post-process", "@@ ")):
-        printed = run("fairseq-eval-lm", data, *TASK, "--path", checkpoint, *option, fails=True)
-        assert "--post-process (--remove-bpe) is" in printed
-
-
 def test_generate_continues_segments_of_a_split(data, checkpoint):
     words = ("--path", checkpoint, "--gen-subset", "test", "--beam", 2)
     segments = ("--tokens-per-sample", 8, "--batch-size", 5, "--prefix-size", 4)
@@ -72,17 +51,23 @@ def test_generate_continues_segments_of_a_split(data, checkpoint):
         assert len(hypothesis.split()) == 12
 
 
-def test_generate_refuses_prompts_that_end_generation(data, checkpoint):
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ((), "a prompt holds </s>, which ends generation: give --continue-past-eos"),
+        (
+            ("--max-len-b", 20, "--tokens-per-sample", 20, "--continue-past-eos"),
+            "--max-len-b is 20: prompts of 20 tokens, which count too, leave nothing",
+        ),
+        (
+            ("--match-source-len", "--continue-past-eos"),
+            "--match-source-len with --task segment_language_modeling: ",
+        ),
+    ],
+)
+def test_generation_that_cannot_be_is_refused(data, checkpoint, options, message):
     words = ("--path", checkpoint, "--gen-subset", "test", "--beam", 2, "--batch-size", 5)
-    printed = run("fairseq-generate", data, *TASK, *words, fails=True)
-    assert "a prompt holds </s>, which ends generation: give --continue-past-eos" in printed
-
-
-def test_generate_refuses_prompts_that_fill_the_length(data, checkpoint):
-    words = ("--path", checkpoint, "--gen-subset", "test", "--batch-size", 5, "--max-len-b", 20)
-    segments = ("--tokens-per-sample", 20, "--continue-past-eos")
-    printed = run("fairseq-generate", data, *TASK, *words, *segments, fails=True)
-    assert "--max-len-b is 20: prompts of 20 tokens, which count too, leave nothing" in printed
+    assert message in run("fairseq-generate", data, *TASK, *words, *options, fails=True)
 
 
 def test_generate_scores_given_text(data, checkpoint, test_tokens):

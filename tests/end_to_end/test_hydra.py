@@ -4,142 +4,10 @@ import re
 
 import pytest
 import torch
-import yaml
 
 from tests.end_to_end.commands import ALL, PLUGIN, USER_DIR, run
 from tests.end_to_end.results import EXACT, assert_equal, parameters
 from tests.recipes import EXAMPLES, words
-
-COMMON = [
-    *USER_DIR,
-    *("--cpu", "--max-update", 3, "--lr", 0.01, "--lr-scheduler", "fixed", "--seed", 1),
-    *("--disable-validation", *ALL),
-]
-CONFIGURED = {
-    "common": {"user_dir": str(PLUGIN), "cpu": True, "seed": 1},
-    "optimization": {"max_update": 3, "lr": [0.01]},
-    "lr_scheduler": {"_name": "fixed"},
-    "dataset": {
-        "disable_validation": True,
-        "required_batch_size_multiple": 1,
-        "num_workers": 0,
-    },
-}
-LANGUAGE = (
-    [
-        *("--task", "segment_language_modeling", "--tokens-per-sample", 8, "--batch-size", 4),
-        *("--arch", "all_attention_lm_tiny", "--decoder-layers", 1, "--optimizer", "adam"),
-        *("--criterion", "cross_entropy"),
-    ],
-    {
-        "task": {"_name": "segment_language_modeling", "tokens_per_sample": 8},
-        "dataset": {"batch_size": 4},
-        "model": {"_name": "all_attention_lm_tiny", "decoder_layers": 1},
-        "optimizer": {"_name": "adam"},
-        "criterion": {"_name": "cross_entropy"},
-    },
-)
-TRANSLATION = (
-    [
-        *("--task", "translation", "--source-lang", "en", "--target-lang", "de"),
-        *("--arch", "weighted_transformer_tiny", "--encoder-layers", 1, "--max-tokens", 200),
-        *("--optimizer", "adam_with_branch_weights", "--criterion", "cross_entropy"),
-        *("--branch-residual", "sublayers", "--branch-warmup-updates", 2),
-    ],
-    {
-        "task": {"_name": "translation", "source_lang": "en", "target_lang": "de"},
-        "dataset": {"max_tokens": 200},
-        "model": {
-            "_name": "weighted_transformer_tiny",
-            "encoder_layers": 1,
-            "branch_residual": "sublayers",
-            "branch_warmup_updates": 2,
-        },
-        "optimizer": {"_name": "adam_with_branch_weights"},
-        "criterion": {"_name": "cross_entropy"},
-    },
-)
-
-MEMORIES = (
-    [
-        *("--task", "translation", "--source-lang", "en", "--target-lang", "de"),
-        *("--arch", "pkm_transformer_tiny", "--encoder-embed-dim", 64, "--max-tokens", 200),
-        *("--optimizer", "adam_with_memory", "--criterion", "cross_entropy"),
-    ],
-    {
-        "task": {"_name": "translation", "source_lang": "en", "target_lang": "de"},
-        "dataset": {"max_tokens": 200},
-        "model": {"_name": "pkm_transformer_tiny", "encoder_embed_dim": 64},
-        "optimizer": {"_name": "adam_with_memory"},
-        "criterion": {"_name": "cross_entropy"},
-    },
-)
-
-
-@pytest.fixture(scope="module")
-def pairs(make_pairs):
-    """Folder of a binarized translation task with one dictionary."""
-    return make_pairs("en", "de", "--joined-dictionary")
-
-
-def hydra_train(folder, configuration, data, *words, **options):
-    """Run fairseq-hydra-train with a configuration of its own."""
-    given = {name: {**group} for name, group in CONFIGURED.items()}
-    for name, group in configuration.items():
-        given.setdefault(name, {}).update(group)
-    given["task"]["data"] = str(data)
-    given["checkpoint"] = {"save_dir": str(folder / "hydra")}
-    text = "# @package _group_\n" + yaml.safe_dump(given)
-    (folder / "train.yaml").write_text(text, encoding="utf-8")
-    named = ("--config-dir", folder, "--config-name", "train")
-    return run("fairseq-hydra-train", *named, *words, folder=folder, **options)
-
-
-@pytest.mark.parametrize(
-    ("text", "given"),
-    [("data", LANGUAGE), ("pairs", TRANSLATION), ("pairs", MEMORIES)],
-    ids=["spans", "branches", "memories"],
-)
-def test_both_commands_train_the_same_model(text, given, request, tmp_path):
-    options, configuration = given
-    source = request.getfixturevalue(text)
-    run("fairseq-train", source, *COMMON, *options, "--save-dir", tmp_path / "train")
-    hydra_train(tmp_path, configuration, source)
-    trained, configured = (
-        torch.load(tmp_path / name / "checkpoint_last.pt", weights_only=True)
-        for name in ("train", "hydra")
-    )
-    assert configured["optimizer_history"][-1]["num_updates"] == 3
-    assert_equal(parameters(tmp_path / "hydra"), parameters(tmp_path / "train"), **EXACT)
-    wanted = configuration["model"]
-    for name, value in wanted.items():
-        for state in (trained, configured):
-            assert state["cfg"]["model"][name] == value
-
-
-def test_a_sweep_trains_each_model_from_its_beginning(data, tmp_path):
-    """One process trains them all, in folders of Hydra's own: paths have to be absolute."""
-    _, configuration = LANGUAGE
-    # the first is the better one
-    sweep = ("-m", "optimization.lr=[0.01],[0.000001]", "dataset.disable_validation=false")
-    folder = f"checkpoint.save_dir={tmp_path}/lr_${{optimization.lr.0}}"
-    hydra_train(tmp_path, configuration, data, *sweep, folder)
-    losses = []
-    for rate in ("0.01", "1e-06"):
-        path = tmp_path / f"lr_{rate}" / "checkpoint_best.pt"
-        state = torch.load(path, weights_only=True)
-        assert state["optimizer_history"][-1]["num_updates"] == 3
-        assert state["extra_state"]["best"] == state["extra_state"]["val_loss"]
-        losses.append(state["extra_state"]["best"])
-    assert losses[0] < losses[1]
-
-
-def test_a_misspelt_option_is_refused(pairs, tmp_path):
-    _, configuration = TRANSLATION
-    model = {**configuration["model"], "branch_residul": "sublayers"}
-    printed = hydra_train(tmp_path, {**configuration, "model": model}, pairs, fails=True)
-    assert "model.branch_residul is no option of weighted_transformer_tiny: the names" in printed
-
 
 TINY = {
     "transformer_xl/enwik8_base": {
@@ -187,6 +55,27 @@ def trained(request, tmp_path_factory):
     overrides = (f"{option}={value}" for option, value in given.items())
     run("fairseq-hydra-train", *configuration, *overrides, folder=folder)
     return recipe, source, folder / "train", folder / "hydra"
+
+
+def test_a_sweep_trains_each_model_from_its_beginning(data, tmp_path):
+    """One process trains them all, in folders of Hydra's own: paths have to be absolute."""
+    recipe = "transformer_xl/enwik8_base"
+    values = {**ON_CPU, **TINY[recipe], "task.data": data, "common.user_dir": PLUGIN}
+    values |= {"checkpoint.save_dir": f"{tmp_path}/lr_${{optimization.lr.0}}"}
+    overrides = (f"++{option}={value}" for option, value in values.items())
+    room, name = recipe.split("/")
+    configuration = ("--config-dir", EXAMPLES / room / "config", "--config-name", name)
+    # the first is the better one
+    sweep = ("-m", "optimization.lr=[0.01],[0.000001]", *overrides)
+    run("fairseq-hydra-train", *configuration, *sweep, folder=tmp_path)
+    losses = []
+    for rate in ("0.01", "1e-06"):
+        path = tmp_path / f"lr_{rate}" / "checkpoint_best.pt"
+        state = torch.load(path, weights_only=True)
+        assert state["optimizer_history"][-1]["num_updates"] == 4
+        assert state["extra_state"]["best"] == state["extra_state"]["val_loss"]
+        losses.append(state["extra_state"]["best"])
+    assert losses[0] < losses[1]
 
 
 def test_a_recipes_yaml_gives_the_losses_of_its_command(trained):

@@ -4,24 +4,10 @@ import json
 import math
 import re
 
-import pytest
-
 from fairseq_plugins import load
 from scripts.evaluate import attention_length as plot_attention_length
 from scripts.evaluate import recl as measure_recl
-from tests.end_to_end.commands import evaluate, loss, train
-
-TRANSFORMER_XL = [
-    *("--arch", "transformer_xl", "--decoder-layers", 2, "--decoder-embed-dim", 16),
-    *("--decoder-attention-heads", 2, "--decoder-ffn-embed-dim", 24),
-]
-
-
-@pytest.fixture(scope="module")
-def transformer_xl(data, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("transformer_xl")
-    train(data, folder, "--max-update", 30, "--disable-validation", model=TRANSFORMER_XL)
-    return folder / "checkpoint_last.pt"
+from tests.end_to_end.commands import evaluate, loss
 
 
 def test_losses_are_those_of_fairseq_eval_lm(data, transformer_xl, test_tokens, tmp_path):

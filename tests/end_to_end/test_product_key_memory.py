@@ -3,12 +3,14 @@
 import math
 import re
 
+import numpy as np
 import pytest
 import torch
 from fairseq import checkpoint_utils
 
-import fairseq_plugins  # noqa: F401 (registers the models)
 from fairseq_plugins.product_key_memory.usage import MemoryUsage, kl_from_uniform, usage
+from scripts.convert import average
+from scripts.evaluate import memory_usage
 from tests.end_to_end.commands import (
     ALL,
     USER_DIR,
@@ -19,8 +21,9 @@ from tests.end_to_end.commands import (
     tokens_evaluated,
     train,
     train_on_two_workers,
+    train_together,
 )
-from tests.end_to_end.results import parameters
+from tests.end_to_end.results import assert_equal, parameters
 from tests.product_key_memory.tiny import memories
 
 TASK = (*USER_DIR, "--task", "language_modeling")
@@ -29,24 +32,24 @@ SMALL = ("--decoder-layers", 3, "--decoder-embed-dim", 16, "--decoder-attention-
 OPTIMIZER = ("--optimizer", "adam_with_memory", "--lr", 0.003, "--memory-lr", 0.01)
 
 
-def train_lm(data, folder, *options, fails=False):
-    """Train a language model for a few updates of 8 blocks of 16 tokens."""
+def train_lm(data, folder, *options, updates=6, fails=False):
+    """Train a tiny language model on 8 blocks of 16 tokens in each update."""
     return run(
         "fairseq-train",
         data,
-        *TASK,
-        *("--tokens-per-sample", 16, "--batch-size", 8, *ALL, "--max-update", 6),
-        *("--save-dir", folder, "--log-format", "simple", "--no-epoch-checkpoints"),
+        *(*TASK, "--arch", "pkm_transformer_lm_tiny", *MEMORY),
         *(() if "--optimizer" in options else OPTIMIZER),
+        *("--tokens-per-sample", 16, "--batch-size", 8, *ALL, "--max-update", updates),
+        *("--save-dir", folder, "--log-format", "simple", "--no-epoch-checkpoints"),
         *options,
         fails=fails,
     )
 
 
-def evaluate_lm(data, folder, *options):
+def evaluate_lm(data, checkpoint, length=16, fails=False):
     """Run fairseq-eval-lm on the test split and return what it printed."""
-    path = ("--path", folder / "checkpoint_last.pt", "--gen-subset", "test")
-    return run("fairseq-eval-lm", data, *TASK, *path, *ALL, "--tokens-per-sample", 16, *options)
+    words = ("--path", checkpoint, "--gen-subset", "test", "--tokens-per-sample", length)
+    return run("fairseq-eval-lm", data, *TASK, *words, *ALL, fails=fails)
 
 
 def model_options(folder):
@@ -65,25 +68,24 @@ def measured(printed):
 
 @pytest.fixture(scope="module")
 def language_model(data, tmp_path_factory):
-    """Folder of a language model trained by the name of a preset, and its log."""
+    """Folder of a language model, and the log of its training."""
     folder = tmp_path_factory.mktemp("language model")
-    often = ("--validate-interval-updates", 3)
-    printed = train_lm(data, folder, "--arch", "pkm_transformer_lm_tiny", *MEMORY, *often)
-    return folder, printed
+    return folder, train_lm(data, folder, "--validate-interval-updates", 3)
 
 
 def test_a_language_model_is_trained_and_scored(data, language_model, test_tokens):
-    folder, _ = language_model
-    printed = evaluate_lm(data, folder)
+    printed = evaluate_lm(data, language_model[0] / "checkpoint_last.pt")
     assert tokens_evaluated(printed) == test_tokens
     assert loss(printed) < math.log2(24)
 
 
-def test_blocks_longer_than_the_models_are_refused(data, language_model):
-    """fairseq would leave them out, and report a perplexity of 1."""
-    path = ("--path", language_model[0] / "checkpoint_last.pt", "--gen-subset", "test")
-    printed = run("fairseq-eval-lm", data, *TASK, *path, *ALL, fails=True)
+def test_what_a_language_model_cannot_score_is_refused(data, other_dictionary, language_model):
+    path = language_model[0] / "checkpoint_last.pt"
+    # fairseq would leave the blocks out, and report a perplexity of 1
+    printed = evaluate_lm(data, path, length=1024, fails=True)
     assert "--tokens-per-sample is 1024: the model has positions for blocks" in printed
+    printed = evaluate_lm(other_dictionary, path, fails=True)
+    assert "was trained with another dictionary than the source dictionary of DATA: bin" in printed
 
 
 def test_training_knows_its_optimizer_and_evaluation_loads_it(language_model):
@@ -97,13 +99,6 @@ def test_training_knows_its_optimizer_and_evaluation_loads_it(language_model):
     assert everything - trained == 64 * 128
     values = parameters(folder)["decoder.layers.2.fc1.memory.values"]
     assert values.shape == (64, 128)
-
-
-def test_a_language_model_generates(data, language_model):
-    path = ("--path", language_model[0] / "checkpoint_last.pt", "--gen-subset", "test", *ALL)
-    given = ("--tokens-per-sample", 16, "--batch-size", 8, "--prefix-size", 3, "--beam", 3)
-    printed = run("fairseq-generate", data, *TASK, *path, *given, "--max-len-b", 14)
-    assert len(re.findall(r"^H-\d+\t", printed, re.MULTILINE)) == 10
 
 
 def test_validation_measures_what_is_read(data, language_model):
@@ -137,7 +132,7 @@ def test_other_optimizers_train_the_values_too(data, tmp_path, test_tokens):
         data,
         tmp_path,
         *model,
-        *(*placed, *MEMORY, "--optimizer", "adam", "--lr", 0.003),
+        *(*placed, "--optimizer", "adam", "--lr", 0.003),
         *("--no-decoder-learned-pos", "--checkpoint-activations"),
     )
     assert [sorted(figures) for figures in measured(printed)] == [
@@ -145,29 +140,9 @@ def test_other_optimizers_train_the_values_too(data, tmp_path, test_tokens):
     ]
     options = model_options(tmp_path)
     assert (options["memory_optimizer"], options["decoder_learned_pos"]) == ("adam", False)
-    values = parameters(tmp_path)["decoder.layers.2.added_sublayer.memory.values"]
+    values = parameters(tmp_path)["decoder.layers.2.memory_sublayer.memory.values"]
     assert values.shape == (64, 8)
-    assert tokens_evaluated(evaluate_lm(data, tmp_path)) == test_tokens
-
-
-def test_a_preset_without_its_memory(data, tmp_path):
-    """The baseline; --decoder-learned-pos, which is on anyway, leaves positions learned."""
-    without = ("--memory-layers", "", "--decoder-learned-pos")
-    printed = train_lm(data, tmp_path, "--arch", "pkm_transformer_lm_tiny", *without)
-    assert measured(printed) == [{}]
-    saved = parameters(tmp_path)
-    assert "decoder.embed_positions.weight" in saved
-    assert not any("memory" in name for name in saved)
-
-
-@pytest.mark.parametrize("precision", ["bf16", "fp16"])
-def test_half_precisions_train(data, tmp_path, precision):
-    options = ("--arch", "pkm_transformer_lm_tiny", *MEMORY, f"--{precision}")
-    if precision == "fp16":
-        options += ("--fp16-no-flatten-grads", "--fp16-init-scale", 4)
-    printed = train_lm(data, tmp_path, *options, "--max-update", 3)
-    assert measured(printed)[0]["memory3_usage"] > 0
-    assert all(weight.isfinite().all() for weight in parameters(tmp_path).values())
+    assert tokens_evaluated(evaluate_lm(data, tmp_path / "checkpoint_last.pt")) == test_tokens
 
 
 def test_streams_of_segments_are_refused(data, tmp_path):
@@ -175,52 +150,6 @@ def test_streams_of_segments_are_refused(data, tmp_path):
     printed = train_lm(data, tmp_path, *task, fails=True)
     assert "--arch pkm_transformer_lm reads blocks of text that have no past" in printed
     assert "give --task language_modeling, or --arch transformer_xl" in printed
-
-
-# --- translation
-
-
-@pytest.fixture(scope="module")
-def pairs(make_pairs):
-    """Folder of a binarized translation task: the same words in capitals, last to first."""
-    return make_pairs("lower", "upper", change=str.upper)
-
-
-@pytest.fixture(scope="module")
-def translation_model(pairs, tmp_path_factory):
-    """Folder of a translation model after two epochs, and its log."""
-    folder = tmp_path_factory.mktemp("translation model")
-    printed = run(
-        "fairseq-train",
-        pairs,
-        *USER_DIR,
-        *("--arch", "pkm_transformer_tiny", *MEMORY, *OPTIMIZER, "--max-tokens", 200, *ALL),
-        *("--encoder-embed-dim", 32, "--encoder-ffn-embed-dim", 64, "--max-epoch", 2),
-        *("--criterion", "label_smoothed_cross_entropy", "--label-smoothing", 0.1),
-        *("--save-dir", folder, "--log-format", "simple", "--no-epoch-checkpoints"),
-    )
-    return folder, printed
-
-
-def test_a_translation_model_is_trained_with_fairseqs_options(translation_model):
-    folder, printed = translation_model
-    names = [f"{part}_{figure}" for part in ("encoder_memory2", "decoder_memory1")
-             for figure in ("kl", "usage")]  # fmt: skip
-    assert [sorted(figures) for figures in measured(printed)] == [sorted(names)] * 2
-    saved = parameters(folder)
-    for layer in ("encoder.layers.1", "decoder.layers.0"):
-        assert saved[f"{layer}.fc1.memory.values"].shape == (64, 32)
-        assert f"{layer}.fc2.weight" not in saved
-    assert saved["encoder.layers.0.fc1.weight"].shape == (64, 32)
-
-
-def test_a_translation_model_translates(pairs, translation_model):
-    path = ("--path", translation_model[0] / "checkpoint_last.pt", "--beam", 4)
-    printed = run("fairseq-generate", pairs, *USER_DIR, *path, *ALL, "--batch-size", 8)
-    assert len(re.findall(r"^H-\d+\t", printed, re.MULTILINE)) == 31
-    assert "Generate test with beam=4: BLEU4 = " in printed
-    printed = run("fairseq-interactive", pairs, *USER_DIR, *path, text="the cat\nhome\n")
-    assert len(re.findall(r"^H-\d+\t-[\d.]+\t[A-Z ]*$", printed, re.MULTILINE)) == 2
 
 
 # --- segments
@@ -268,3 +197,117 @@ def test_two_workers_measure_together(data, tmp_path):
     of_two = measured(train_on_two_workers(data, tmp_path / "two", *options, 2, model=model))
     assert of_one[0].keys() == {"memory2_usage", "memory2_kl"}
     assert of_two == [pytest.approx(figures, rel=2e-3) for figures in of_one]
+
+
+# --- additions to the paper
+
+ADDED = ("--memory-parallel", "--memory-output-gate", "--memory-output-norm")
+
+
+def valid_loss(printed):
+    """The loss of the last validation, to three places."""
+    return float(re.findall(r"valid on 'valid' subset \| loss ([\d.]+)", printed)[-1])
+
+
+def test_a_table_that_layers_share_is_trained_saved_and_resumed(data, tmp_path, test_tokens):
+    shared = ("--memory-layers", "1,3", "--memory-share-values", *ADDED)
+    printed = train_lm(data, tmp_path, *shared, updates=4)
+    first = parameters(tmp_path)
+    tables = [name for name in first if name.endswith("memory.values")]
+    assert tables == ["decoder.layers.0.memory_sublayer.memory.values"]
+    assert "lazy Adam updates the values of memories: 64 x 128 numbers" in printed
+    printed = train_lm(data, tmp_path, *shared, updates=6)
+    assert "(epoch 1 @ 4 updates)" in printed
+    assert not torch.equal(parameters(tmp_path)[tables[0]], first[tables[0]])
+    assert tokens_evaluated(evaluate_lm(data, tmp_path / "checkpoint_last.pt")) == test_tokens
+
+
+def test_a_trained_segment_model_gets_a_gated_memory(data, tmp_path):
+    plain, added = tmp_path / "plain", tmp_path / "added"
+    plain_model = ("--arch", "transformer_xl", *SMALL, "--decoder-ffn-embed-dim", 32)
+    train(data, plain, "--max-update", 4, model=plain_model)
+    memory = ("--memory-layers", "1,2", "--memory-share-values", "--memory-zero-init", *ADDED)
+    start = ("--finetune-from-model", plain / "checkpoint_last.pt", "--lr", 0, "--max-update", 1)
+    model = (*plain_model, *memory, *MEMORY)
+    train(data, added, *OPTIMIZER, "--memory-lr", 0, *start, model=model)
+    found = [
+        log_probabilities(evaluate(data, folder / "checkpoint_last.pt", "--output-word-probs"))
+        for folder in (plain, added)
+    ]
+    assert found[0] == pytest.approx(found[1], abs=3e-4)
+
+
+def test_the_slots_that_were_rarely_read_are_trained_alone(data, tmp_path):
+    trained, tuned, reads = (tmp_path / name for name in ("trained", "tuned", "reads"))
+    train_lm(data, trained, "--memory-layers", "2", updates=3)
+    before = trained / "checkpoint_last.pt"
+    words = ("--data", data, "--checkpoint", f"model={before}", "--output", reads, "--cpu")
+    assert memory_usage.main([*map(str, words), "--rarely-read", "0.25"]) == 0
+    rare = np.load(reads / "rarely_read.npz")["memory2"]
+    assert rare.sum() == 16
+    start = ("--finetune-from-model", before, "--memory-layers", "2")
+    train_lm(data, tuned, *start, "--memory-trainable-slots", reads / "rarely_read.npz", updates=6)
+    table = next(key for key in parameters(trained) if key.endswith("memory.values"))
+    changed = (parameters(trained)[table] != parameters(tuned)[table]).any(1)
+    assert changed.any()
+    assert not changed[torch.from_numpy(~rare)].any()
+    # the file is not needed any longer
+    (reads / "rarely_read.npz").unlink()
+    evaluate_lm(data, tuned / "checkpoint_last.pt")
+
+
+def test_values_in_bfloat16_are_trained_resumed_averaged_and_scored(data, tmp_path, test_tokens):
+    model = ("--memory-layers", "1,3", "--memory-values-dtype", "bf16", "--disable-validation")
+    train_lm(data, tmp_path, *model, "--save-interval-updates", 3)
+    resumed = tmp_path / "resumed"
+    start = ("--restore-file", tmp_path / "checkpoint_1_3.pt")
+    train_lm(data, resumed, *model, *start)
+    assert_equal(parameters(resumed), parameters(tmp_path), rtol=0, atol=0)
+    saved = torch.load(tmp_path / "checkpoint_last.pt", weights_only=True)
+    for table in saved["last_optimizer_state"]["tables"]:
+        assert len(table["rows"]) == len(table["exp_avg"]) <= table["slots"] == 64
+    values = saved["model"]["decoder.layers.0.fc1.memory.values"]
+    # fairseq saves in single precision what has less
+    assert values.dtype == torch.float32
+    assert torch.equal(values, values.bfloat16().float())
+    mean = tmp_path / "average.pt"
+    average.main([*map(str, sorted(tmp_path.glob("checkpoint_1_*.pt"))), "--output", str(mean)])
+    for path in (tmp_path / "checkpoint_last.pt", mean):
+        assert tokens_evaluated(evaluate_lm(data, path)) == test_tokens
+
+
+def test_two_workers_with_sharded_memories_learn_the_translations_that_one_learns(
+    make_pairs, tmp_path
+):
+    pairs = make_pairs("lower", "upper", change=str.upper)
+    words = (
+        *(pairs, *USER_DIR, "--arch", "pkm_transformer_tiny", *MEMORY, *OPTIMIZER),
+        *("--adam-eps", 1e-3, "--max-tokens", 100, *ALL, "--max-update", 6),
+        *("--encoder-embed-dim", 32, "--encoder-ffn-embed-dim", 64, "--dropout", 0),
+        *("--criterion", "label_smoothed_cross_entropy", "--label-smoothing", 0.1),
+        *("--log-format", "simple", "--log-interval", 1, "--no-epoch-checkpoints"),
+    )
+    alone, sharded = tmp_path / "alone", tmp_path / "sharded"
+    printed = [
+        run("fairseq-train", *words, "--save-dir", alone, "--update-freq", 2),
+        train_together(*words, "--save-dir", sharded, "--memory-shard-values"),
+    ]
+    losses = [
+        [float(loss) for loss in re.findall(r"epoch 001: .* loss=([\d.]+),", log)]
+        for log in printed
+    ]
+    parts = "decoder_memory1", "encoder_memory2"
+    assert [sorted(figures) for figures in measured(printed[0])] == [
+        [f"{part}_{figure}" for part in parts for figure in ("kl", "usage")]
+    ]
+    assert len(losses[0]) == 6
+    assert losses[1] == pytest.approx(losses[0], abs=0.0011)
+    assert valid_loss(printed[1]) == pytest.approx(valid_loss(printed[0]), abs=0.0011)
+    assert_equal(parameters(sharded), parameters(alone), rtol=1e-3, atol=1e-4)
+    translations = []
+    for folder in (alone, sharded):
+        path = ("--path", folder / "checkpoint_last.pt", "--beam", 2, "--batch-size", 8)
+        found = run("fairseq-generate", pairs, *USER_DIR, *path, *ALL)
+        translations.append(re.findall(r"^H-(\d+)\t\S+\t(.*)$", found, re.MULTILINE))
+    assert len(translations[0]) == 31
+    assert translations[1] == translations[0]

@@ -38,7 +38,7 @@ def test_all_steps_after_the_corpus(output, monkeypatch, capsys):
     monkeypatch.setattr(quickstart, "prepare", lambda output: None)
     assert quickstart.main(["--output", str(output)]) == 0
     result = json.loads((output / "result.json").read_text())
-    assert (result["updates"], len(result["validation"]["updates"])) == (2, 2)
+    assert result["updates"] == 2
     figures = result["bits_per_character"]
     printed = capsys.readouterr().out
     for name in quickstart.RECURRENCES:
@@ -46,7 +46,6 @@ def test_all_steps_after_the_corpus(output, monkeypatch, capsys):
         assert 1 < figures[f"model, recurrence {name}"] < 8
         assert f"{figures[f'model, recurrence {name}']:.4f}" in printed
     assert re.search(r"^100 %, +\d+ s: training \d", printed, re.MULTILINE)
-    assert (output / "quickstart.png").exists()
     sample = printed.split("--seed 1\n\n")[-1]
     assert sample.startswith(quickstart.PROMPT)
 

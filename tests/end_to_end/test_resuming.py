@@ -48,7 +48,6 @@ def test_a_plateau_scheduler_goes_on(data, tmp_path):
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
-        (("--max-epoch", 1), "has 1 epochs, and --max-epoch is 1"),
         (("--max-update", 2), r"has \d+ updates, and --max-update is 2"),
         (("--max-epoch", 2, "--stop-time-hours", 1e-9), r"took 0\.00 hours, and --stop-time-hours"),
     ],

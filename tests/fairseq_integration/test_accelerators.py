@@ -14,6 +14,7 @@ import fairseq.utils
 import pytest
 import torch
 import torch.nn.functional as F
+from fairseq.optim.adam import FairseqAdamConfig
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
@@ -29,7 +30,6 @@ from fairseq_plugins.product_key_memory.optimizer import (
 from fairseq_plugins.segment_language_model.recurrence import Recurrence
 from fairseq_plugins.segment_language_model.stream_iterator import split_batch
 from fairseq_plugins.weighted_transformer.optimizer import (
-    AdamWithBranchWeightsConfig,
     FairseqAdamWithBranchWeights,
 )
 from tests import tiny
@@ -124,7 +124,7 @@ def optimizer_of(model):
         return FairseqAdagradWithClip(AdagradWithClipConfig(lr=[0.1]), parameters)
     kind, config = FairseqAdamWithMemory, AdamWithMemoryConfig
     if "BranchWeights" in names:
-        kind, config = FairseqAdamWithBranchWeights, AdamWithBranchWeightsConfig
+        kind, config = FairseqAdamWithBranchWeights, FairseqAdamConfig
     return kind(config(**ADAM), parameters)
 
 

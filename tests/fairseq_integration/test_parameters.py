@@ -21,8 +21,8 @@ from omegaconf import OmegaConf
 from torch import nn
 
 from fairseq_plugins.fairseq_integration.parameters import (
-    AmpScaledStep,
     Float32Module,
+    OwnRulesStep,
     UpdateRule,
     adam_options,
     apply_constraints,
@@ -159,7 +159,7 @@ def test_options_of_adam_are_those_that_torch_takes(betas):
     torch.optim.Adam([torch.ones(1)], **options)
 
 
-class Descent(AmpScaledStep, FairseqOptimizer):
+class Descent(OwnRulesStep, FairseqOptimizer):
     """Gradient descent, through fairseq's interface."""
 
     def __init__(self, cfg, params):

@@ -78,7 +78,7 @@ def test_a_memory_knows_its_optimizer_under_hydra():
     model = {"_name": "pkm_transformer", "memory_trainable_slots": "slots.npz", **SMALL}
     model |= {"encoder_memory_layers": "1", "memory_slots": 16, "memory_knn": 2}
     cfg = OmegaConf.create({"model": model, "optimizer": {"_name": "adam"}})
-    with pytest.raises(ValueError, match=r"^--memory-trainable-slots with --optimizer adam, which"):
+    with pytest.raises(ValueError, match=r"--memory-trainable-slots .* with --optimizer adam: "):
         fairseq.models.build_model(cfg.model, tiny.tiny_task())
     cfg.optimizer._name = "adam_with_memory"
     assert fairseq.models.build_model(cfg.model, tiny.tiny_task())

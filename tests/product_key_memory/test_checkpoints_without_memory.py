@@ -106,7 +106,7 @@ def test_a_shared_table_and_a_further_memory_are_added(place, caplog):
     one = build("language model", memory_layers="1", **choices)
     one.load_state_dict(plain.state_dict())
     with torch.no_grad():
-        one.decoder.layers[0].added_sublayer.memory.values.normal_()
+        one.decoder.layers[0].memory_sublayer.memory.values.normal_()
     caplog.clear()
     two = build("language model", memory_layers="1,3", **choices)
     two.load_state_dict(one.state_dict())
@@ -123,7 +123,7 @@ def test_a_shared_table_does_not_move_to_another_layer():
     options = {"memory_share_values": True, "memory_parallel": True, "decoder_ffn_embed_dim": 24}
     state = build("language model", memory_layers="1,2", **options).state_dict()
     model = build("language model", memory_layers="2,3", **options)
-    with pytest.raises(MisfitError, match=r"layers\.0\.added_sublayer\.memory\.values"):
+    with pytest.raises(MisfitError, match=r"layers\.0\.memory_sublayer\.memory\.values"):
         model.load_state_dict(state)
 
 
@@ -131,7 +131,7 @@ def test_a_memory_beside_a_sublayer_is_not_one_in_its_place(caplog):
     options = {"decoder_ffn_embed_dim": 24}
     state = build("language model", **options).state_dict()
     model = build("language model", memory_parallel=True, **options)
-    with pytest.raises(MisfitError, match=r"Missing key\(s\).*added_sublayer"):
+    with pytest.raises(MisfitError, match=r"Missing key\(s\).*memory_sublayer"):
         model.load_state_dict(state)
     assert not caplog.messages
 

@@ -114,10 +114,10 @@ NUMBERS = "give numbers of layers with commas between them, such as 6,12"
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        ("0", "layers are counted from 1"),
-        ("-1,3", "layers are counted from 1"),
-        ("3,13", "there is no layer 13; the last one is 12"),
-        ("3,4,3", "layer 3 is named twice; name it once"),
+        ("0", "name layers from 1 to 12, each once"),
+        ("-1,3", "name layers from 1 to 12, each once"),
+        ("3,13", "name layers from 1 to 12, each once"),
+        ("3,4,3", "name layers from 1 to 12, each once"),
         ("3;4", NUMBERS),
         ("3,", NUMBERS),
         ("2.5", NUMBERS),
@@ -148,7 +148,7 @@ MODELS = [
         (model, options, words)
         for model in (tiny_language_model, transformer_xl, all_attention)
         for options, words in [
-            ({"memory_layers": "4"}, ("--memory-layers is '4'", "the last one is 3")),
+            ({"memory_layers": "4"}, ("--memory-layers is '4'", "layers from 1 to 3, each once")),
             ({"memory_interleave": True}, (f"{PLACED} --memory-layers",)),
             ({"memory_layers": "1", "memory_slots": 50}, ("--memory-slots is 50",)),
         ]
@@ -189,12 +189,12 @@ MODELS = [
     (
         tiny_transformer,
         {"encoder_memory_layers": "3"},
-        ("--encoder-memory-layers is '3'", "the last one is 2"),
+        ("--encoder-memory-layers is '3'", "layers from 1 to 2, each once"),
     ),
     (
         tiny_transformer,
         {"decoder_memory_layers": "1,1"},
-        ("--decoder-memory-layers is '1,1': layer 1 is named",),
+        ("--decoder-memory-layers is '1,1': name layers from 1 to 2, each once",),
     ),
     (tiny_transformer, {"memory_interleave": True}, (f"{PLACED} --encoder-memory-layers",)),
     (
@@ -268,7 +268,7 @@ def test_a_file_of_other_slots_when_training_begins(arrays, reason, tmp_path):
         ({"memory_lr": float("inf")}, ("--memory-lr is inf", "0 or more, and finite")),
         ({"memory_lr": -1.0}, ("--memory-lr is -1.0", "0 or more, and finite")),
         ({"memory_weight_decay": -0.5}, ("--memory-weight-decay is -0.5", "0 or more")),
-        ({"fp16_adam_stats": True}, ("--fp16-adam-stats with --optimizer", "leave it out")),
+        ({"fp16_adam_stats": True}, ("--fp16-adam-stats with this --optimizer", "leave it out")),
     ],
 )
 def test_options_of_the_optimizer(values, words):

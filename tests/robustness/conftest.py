@@ -1,11 +1,11 @@
-"""Data and a short training of each paper, made once a test process."""
+"""Data, and a short training of each paper."""
 
 import shutil
 
 import pytest
 
 from tests.end_to_end.commands import run
-from tests.end_to_end.conftest import data, make_pairs  # noqa: F401 (fixtures)
+from tests.end_to_end.conftest import data, made_once, make_pairs  # noqa: F401 (fixtures)
 from tests.robustness.trainings import TRAININGS, training
 
 

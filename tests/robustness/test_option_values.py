@@ -15,7 +15,7 @@ from fairseq_plugins.all_attention.model import AllAttentionConfig
 from fairseq_plugins.product_key_memory.model import MemoryTransformerOptions
 from fairseq_plugins.product_key_memory.optimizer import AdamWithMemoryConfig
 from fairseq_plugins.segment_language_model.loss import SegmentLossConfig
-from fairseq_plugins.segment_language_model.task_config import SegmentLanguageModelingConfig
+from fairseq_plugins.segment_language_model.options import SegmentLanguageModelingConfig
 from fairseq_plugins.transformer_xl.model import TransformerXLConfig
 from fairseq_plugins.weighted_transformer.options import BranchOptions
 from tests.end_to_end.commands import Command

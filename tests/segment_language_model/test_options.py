@@ -6,13 +6,12 @@ import pytest
 import torch
 from omegaconf import OmegaConf
 
-from fairseq_plugins.segment_language_model.model_config import sizes_in_memory
+from fairseq_plugins.fairseq_integration.error_messages import sizes_in_memory
 from fairseq_plugins.segment_language_model.task import (
     SegmentLanguageModelingConfig,
     SegmentLanguageModelingTask,
 )
-from fairseq_plugins.segment_language_model.task_config import check_segment
-from tests.tiny import ADAPTIVE, dictionary, tiny_model, tiny_transformer_xl
+from tests.tiny import ADAPTIVE, dictionary, tiny_transformer_xl
 
 TIED_HEAD = {**ADAPTIVE, "output_bias": True, "tie_adaptive_head_proj": True}
 FULL_WIDTH = {"adaptive_input_factor": 1, "adaptive_softmax_factor": 1}
@@ -26,7 +25,7 @@ REFUSED = [
     ({**ADAPTIVE, "adaptive_input_factor": 0}, "--adaptive-input-factor is 0: it must be at"),
     ({"attention_kernel": "new"}, "--attention-kernel is 'new': there are fast, plain"),
     ({"same_length": "yes"}, "--same-length is 'yes': give True or False"),
-    ({"same_length": True, "mem_len": 0}, "--same-length with --mem-len 0 leaves nothing"),
+    ({"same_length": True, "mem_len": 0}, "--same-length without recurrence leaves"),
     ({"layer_norm_epsilon": 0.0}, "--layer-norm-epsilon is 0.0: it must be above 0"),
     ({"attention_dropout": 1.0}, "--attention-dropout is 1.0: it must be in [0, 1)"),
     ({"output_dropout": -0.1}, "--output-dropout is -0.1: it must be in [0, 1)"),
@@ -75,22 +74,6 @@ def test_a_model_that_memory_does_not_hold_is_refused_with_its_sizes():
         torch.empty(2**50)
     with pytest.raises(RuntimeError, match="something else"), sizes_in_memory(cfg):
         raise RuntimeError("something else")
-
-
-def test_weights_of_another_dictionary_are_refused():
-    state = tiny_model().state_dict()
-    state["decoder.embed_tokens.weight"] = torch.zeros(31, 16)
-    with pytest.raises(ValueError, match=r"embeddings of 31 symbols and the dictionary .* has 20"):
-        tiny_model().load_state_dict(state)
-
-
-def test_segments_that_no_machine_computes_are_refused():
-    """But not those that are longer than the text, whose part of it is."""
-    check_segment("--tokens-per-sample", 10**9, 2**22, 4)
-    check_segment("--tokens-per-sample", 2**20, 2**30, 1)
-    message = "^--tokens-per-sample is 1000000000: that makes segments of 4,194,304 tokens, .*give"
-    with pytest.raises(ValueError, match=message):
-        check_segment("--tokens-per-sample", 10**9, 2**24, 4)
 
 
 def build(model=None, from_checkpoint=False, **options):

@@ -164,7 +164,7 @@ def test_training_with_other_weights_for_validation_is_refused(replaced):
         ),
         (
             {"branch_training": "shake", "branch_top_k": 2},
-            "--branch-training shake with --branch-top-k: no weight is larger than another outside",
+            "--branch-training shake with --branch-top-k: no weight is larger than another",
         ),
         *(
             (

@@ -23,7 +23,6 @@ from fairseq_plugins.weighted_transformer.branch_weights import (
     project_to_simplex,
 )
 from fairseq_plugins.weighted_transformer.optimizer import (
-    AdamWithBranchWeightsConfig,
     FairseqAdamWithBranchWeights,
 )
 from tests.two_workers import on_two_workers
@@ -32,7 +31,7 @@ from tests.weighted_transformer.tiny import assert_on_simplex
 WIDTH, BRANCHES = 8, 4
 
 
-def options(config=AdamWithBranchWeightsConfig, **values):
+def options(config=FairseqAdamConfig, **values):
     values = {"lr": [1e-3], "adam_betas": "(0.9, 0.98)", "tpu": False, **values}
     return OmegaConf.merge(OmegaConf.structured(config), values)
 
@@ -257,6 +256,6 @@ def test_without_branch_weights_it_is_fairseqs_adam(caplog):
 
 
 def test_statistics_in_half_precision_are_refused():
-    message = "--fp16-adam-stats with --optimizer adam_with_branch_weights: leave it out"
+    message = "--fp16-adam-stats with this --optimizer: leave it out"
     with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
         FairseqAdamWithBranchWeights(options(fp16_adam_stats=True), [nn.Parameter(torch.ones(1))])

@@ -7,8 +7,8 @@ import torch
 from fairseq import checkpoint_utils
 
 import fairseq_plugins
+from fairseq_plugins.segment_language_model.evaluation import loss_unit, read_units
 from fairseq_plugins.segment_language_model.recurrence import Recurrence
-from fairseq_plugins.segment_language_model.units import loss_unit, read_units
 from tests.reference import foreign_models as reference
 from tests.scripts.convert.foreign_models import (
     CUTOFFS,

@@ -1,13 +1,15 @@
+import hashlib
 import json
+import shutil
 import string
-from pathlib import Path
+import zipfile
 
 import numpy as np
 import pytest
 import sentencepiece
 
 from scripts.prepare import _binarize, python_source
-from tests.scripts.prepare.prepared import SPLITS, contents, in_this_process
+from tests.scripts.prepare.prepared import SPLITS, in_this_process
 
 ALL_CHARACTERS = string.ascii_letters + string.digits + string.punctuation + " "
 EOS = 2
@@ -124,33 +126,94 @@ def test_description_tells_sizes_and_what_a_symbol_is(corpus):
     assert (corpus / "bin" / units["model"]).resolve() == corpus / "sentencepiece.model"
 
 
-def test_second_run_does_nothing(corpus, capsys):
-    before = contents(corpus)
-    python_source.prepare(corpus, Path("no such library"), SUBWORDS)
-    assert contents(corpus) == before
-    assert capsys.readouterr().out.startswith("text: complete\nbin: complete\n")
-
-
 def test_what_cannot_be_used_is_refused(corpus, stdlib, tmp_path):
     output = tmp_path / "data"
-    few = tmp_path / "few"
-    few.mkdir()
-    (few / "abc.py").write_text("x = 1\n")
-    for folder, library, subwords, message in (
-        (output, stdlib, 20, "--subwords is 20: sentencepiece cannot learn so many units from"),
-        (output, stdlib, 100_000, "--subwords is 100000: sentencepiece cannot learn so many"),
-        (output, stdlib, 0, "--subwords is 0: it must be at least 1"),
-        (output, few, SUBWORDS, "1 usable source files, the corpus needs at least 100: this"),
-        (corpus, stdlib, 99, "was made with another --subwords"),
-        (few, stdlib, SUBWORDS, "exists and holds something else"),
+    for folder, subwords, message in (
+        (output, 20, "--subwords is 20: sentencepiece cannot learn so many units from"),
+        (output, 100_000, "--subwords is 100000: sentencepiece cannot learn so many"),
+        (output, 0, "--subwords is 0: it must be at least 1"),
+        (corpus, 99, "was made with another --subwords"),
     ):
         with pytest.raises(ValueError, match=message):
-            python_source.prepare(folder, library, subwords)
+            python_source.prepare(folder, stdlib, subwords)
         assert not output.exists()
 
 
-def test_a_character_unknown_in_training_is_refused(corpus, tmp_path):
-    units = sentencepiece.SentencePieceProcessor(model_file=str(corpus / "sentencepiece.model"))
-    with pytest.raises(ValueError, match="test text: it has characters that the training text lac"):
-        python_source.write_in_units("x = \u00e9\n", units, tmp_path / "test.units")
-    assert not (tmp_path / "test.units").exists()
+def test_a_character_unknown_in_training_is_refused(stdlib, tmp_path, monkeypatch):
+    monkeypatch.setattr(_binarize, "child_process", in_this_process)
+    library = tmp_path / "library"
+    shutil.copytree(stdlib, library)
+    (library / "m000.py").write_text("# the only file with most characters, without them\n")
+    (library / "m019.py").write_text("x = '~'\n")
+    with pytest.raises(ValueError, match="tokens are <unk>, characters that units were not"):
+        python_source.prepare(tmp_path / "data", library, 60)
+    assert not (tmp_path / "data" / "bin").exists()
+
+
+# A wheel of each part.
+FILES = {
+    # licence notices are left out, comments further down are not
+    "train": {
+        "one/a.py": "# Licence\n\n# of the file\nimport one_of_many_more\n# why\n",
+        "one/b.py": "def function_of_b():\n    return 'a line that others copy'",
+        "one/copy_of_b.py": "def function_of_b():\n    return 'a line that others copy'\n",
+        "one/tests/test_a.py": "x = 'left_out'\n",
+        "one/_vendor/six.py": "x = 'left_out'\n",
+        "one/data_pb2.py": "x = 'left_out'\n",
+        "one/generated.py": "# Automatically generated from a schema\nx = 'left_out'\n",
+        "one/table.py": "TABLE = [" + "0x12, " * 20 + "]\n",
+        "one/long_line.py": f"LEFT_OUT = '{'left out ' * 50}'\n",
+        "one/long_file.py": "x = 'left_out'\n" * 20_000,
+        "one/accent.py": "x = 'left_out \u00e9'\n",
+        "one/short_lines.py": "x = 'left_out'\n",
+        "one/only_notice.py": "# left_out\n",
+        "one/left_out.txt": "left_out\n",
+    },
+    # shares half of its long lines with one/b.py: no near copy yet
+    "valid": {
+        "two/a.py": "    return 'a line that others copy'\n    return 'a line of its own'\n",
+        # all but one of its long lines
+        "two/b.py": "def function_of_b():\n    return 'a line that others copy'\n    # its own\n",
+    },
+    "test": {"three/a.py": "import three_of_them\n"},
+}
+
+
+def add_wheel(folder, name, files):
+    path = folder / f"{name}-1.0-py3-none-any.whl"
+    with zipfile.ZipFile(path, "w") as wheel:
+        for file, text in files.items():
+            wheel.writestr(file, text)
+        wheel.writestr(f"{name}-1.0.dist-info/METADATA", f"Name: {name}\nVersion: 1.0\n")
+        wheel.writestr(f"{name}-1.0.dist-info/WHEEL", "Wheel-Version: 1.0\n")
+    return f"{name}==1.0 {name} {hashlib.sha256(path.read_bytes()).hexdigest()}\n"
+
+
+@pytest.fixture
+def packages(tmp_path, monkeypatch):
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path))
+    # training comes first, wherever the list has it
+    lines = [add_wheel(tmp_path, part, FILES[part]) for part in ("test", "valid", "train")]
+    path = tmp_path / "list.txt"
+    path.write_text("# a comment\n\n" + "".join(lines))
+    return path
+
+
+def test_what_people_wrote_is_read_once(packages):
+    assert python_source.read_packages(packages, packages.parent / "wheels") == {
+        "train": ["import one_of_many_more\n# why\n", FILES["train"]["one/copy_of_b.py"]],
+        "valid": [FILES["valid"]["two/a.py"]],
+        "test": ["import three_of_them\n"],
+    }
+
+
+def test_letters_decide_what_is_a_table():
+    assert python_source.is_written("a.py", "a" * 56 + " " + "0" * 44 + "\n")
+    assert not python_source.is_written("a.py", "a" * 54 + " " + "0" * 46 + "\n")
+
+
+def test_a_wheel_that_pip_cannot_get_is_named(packages, tmp_path):
+    add_wheel(tmp_path, "train", {"other.py": "x = 'another wheel of this version'\n"})
+    with pytest.raises(ValueError, match=r"(?s)pip could not download .*train"):
+        python_source.read_packages(packages, tmp_path / "wheels")

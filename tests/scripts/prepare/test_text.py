@@ -75,7 +75,7 @@ def test_characters_come_back_whatever_blanks_and_line_ends_there_are(prepare, t
     ],
 )
 def test_words_and_subwords_of_one_text(prepare, source, tmp_path, options, unit, tokenizer):
-    status, printed, error = prepare("--input", source, "--held-out", 3, *options.split())
+    status, _, error = prepare("--input", source, "--held-out", 3, *options.split())
     assert (status, error) == (0, "")
     out = tmp_path / "out"
     parts = dict(zip(SPLITS, (LINES[:34], LINES[34:37], LINES[37:]), strict=True))
@@ -103,7 +103,6 @@ def test_words_and_subwords_of_one_text(prepare, source, tmp_path, options, unit
         assert size["unknown"] == sum(line.count("<unk>") for line in items)
         rate = size["tokens"] / (size["words"] + len(words))
         assert size["tokens_per_word"] == pytest.approx(rate)
-        assert f"{split}: {100 * size['unknown'] / size['tokens']:.2f} % of" in printed
     # numbers that training lacks
     assert (sizes["test"]["unknown"] > 0) == (unit == "words")
 
@@ -144,9 +143,6 @@ def test_parts_that_are_given(prepare, tmp_path):
     expected = {"train": ["a b </s>", "</s>", "b a </s>"], "valid": ["a <unk> <unk> </s>"]}
     expected["test"] = ["b </s>"]
     assert {split: lines(tmp_path / "out/bin", split) for split in SPLITS} == expected
-    files = [f"--{split}={next(folder.glob(f'{split}.txt*'))}" for split in SPLITS]
-    assert prepare(*files, "--unit", "words", "--output", tmp_path / "same")[0] == 0
-    assert contents(tmp_path / "same" / "bin") == contents(tmp_path / "out" / "bin")
 
 
 def test_codes_and_dictionary_of_a_trained_model(prepare, source, tmp_path):
@@ -170,17 +166,23 @@ def test_rare_words_are_unknown(prepare, source, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("unit", "symbol"),
-    [("words", "<s>"), ("words", "</s>"), ("words", "<pad>"), ("subwords", "<s>")],
+    ("unit", "text", "symbol"),
+    [
+        ("words", "<s> the farmer", "<s>"),
+        ("words", "</s> the farmer", "</s>"),
+        ("words", "<pad> the farmer", "<pad>"),
+        ("subwords", "the<s> farmer", "<s>"),
+        ("subwords", "a<unk> farmer", "<unk>"),
+    ],
 )
-def test_a_special_symbol_in_a_text_is_refused_by_name(prepare, tmp_path, unit, symbol):
+def test_a_special_symbol_in_a_text_is_refused_by_name(prepare, tmp_path, unit, text, symbol):
     path = tmp_path / "text.txt"
-    path.write_text(f"the farmer\n{symbol} the old farmer\n" * 20)
+    path.write_text(f"the farmer\n{text}\n" * 20)
     result = prepare("--input", path, "--unit", unit)
     assert refused(result, f"{path}, line 2: {symbol} is a special symbol", "--moses")
     assert not (tmp_path / "out").exists()
     assert prepare("--input", path, "--unit", unit, "--moses", "en", "--bpe-size", 9)[0] == 0
-    assert written(tmp_path / "out", "train")[1].startswith("&lt;")
+    assert "&lt;" in written(tmp_path / "out", "train")[1]
 
 
 def test_a_special_symbol_is_text_in_characters(prepare, tmp_path):
@@ -190,23 +192,12 @@ def test_a_special_symbol_is_text_in_characters(prepare, tmp_path):
     assert lines(tmp_path / "out/bin", "train")[0] == "< / s > \u2581 a </s>"
 
 
-def test_a_special_symbol_within_a_word(prepare, tmp_path):
-    path = tmp_path / "text.txt"
-    path.write_text("a<unk> b\n" * 20)
-    assert refused(prepare("--input", path, "--unit", "subwords"), "line 1: <unk> is a special")
-    assert prepare("--input", path, "--unit", "words")[0] == 0
-    assert lines(tmp_path / "out/bin", "train")[0] == "a<unk> b </s>"
-
-
 @pytest.mark.parametrize(
     ("words", "named"),
     [
-        ("--unit words", "--input, or --train, --valid and --test"),
-        ("--unit words --train {}/text.txt --valid {}/text.txt", "there is --train but no --test"),
         ("--unit words --input {}/no", "argument --input: {}/no cannot be read"),
         ("--unit words --input {}/empty", "none of 0 files *.txt and *.txt.gz to train on"),
-        ("--unit words --input {}/half", "--input {}/half: there is train.txt but no valid.txt"),
-        ("--unit words --input {}/parts --held-out 2", "--held-out 2 does not go with train"),
+        ("--unit words --input {}/half", "--input {}/half has train.txt and lacks valid"),
         ("--unit words --input {}/text.txt --held-out 20", "none of 40 lines to train on"),
         ("--unit words --input {}/text.txt --held-out 0", "--held-out is 0: it must be at least 1"),
         ("--unit words --input {}/blank.txt", "part has no text"),
@@ -214,45 +205,25 @@ def test_a_special_symbol_within_a_word(prepare, tmp_path):
             "--unit words --input {}/latin.txt",
             "latin.txt, line 3: byte 3 of the line is no UTF",
         ),
-        (
-            "--unit words --input {}/utf16.txt",
-            "utf16.txt, line 1: byte 2 of the line is no UTF",
-        ),
         ("--unit words --input {}/damaged.txt.gz", "damaged.txt.gz, after line"),
         ("--unit words --input {}/text.txt --moses xx", "--moses xx is none that sacremoses"),
         ("--unit characters --input {}/text.txt --moses en", "--moses en makes words"),
         ("--unit words --input {}/text.txt --workers 0", "--workers is 0: it must be at least 1"),
-        ("--unit words --input {}/text.txt --threshold -1", "--threshold is -1: it must be at"),
         ("--unit subwords --input {}/text.txt --bpe-size 0", "--bpe-size is 0: it must be at"),
         ("--unit words --input {}/text.txt --bpe-codes {}/text.txt", "give --unit subwords"),
         ("--unit subwords --input {}/text.txt --bpe-codes {}/text.txt", "text.txt is no file of"),
-        ("--unit subwords --input {}/joiner.txt", "train.txt, line 2: a word ends with @@"),
         ("--unit subwords --input {}/short.txt", "no codes to learn: give more text"),
-        (
-            "--unit words --input {}/text.txt --srcdict {}/no",
-            "--srcdict: {}/no cannot be read",
-        ),
-        (
-            "--unit words --input {}/text.txt --srcdict {}/text.txt --threshold 2",
-            "argument --threshold: not allowed with argument --srcdict",
-        ),
+        ("--unit words --input {}/text.txt --srcdict {}/latin.txt", "latin.txt is no dictionary"),
     ],
 )
 def test_what_cannot_be_used_is_refused(prepare, source, tmp_path, words, named):
     (tmp_path / "empty").mkdir()
-    (tmp_path / "parts" / "documents").mkdir(parents=True)
     (tmp_path / "half").mkdir()
     (tmp_path / "half" / "train.txt").write_text("a\n")
-    for number in range(9):
-        (tmp_path / "parts" / "documents" / f"{number}.txt").write_text("a\n")
-    for split in SPLITS:
-        (tmp_path / "parts" / f"{split}.txt").write_text("a\n")
     files = {
         "blank.txt": b"a\n" * 9 + b"\n \n",
         "latin.txt": b"a\nb\nca\xe9f\n" * 9,
-        "utf16.txt": "a b\n".encode("utf-16-le") * 9,
         "damaged.txt.gz": gzip.compress(b"a b\n" * 999)[:-9],
-        "joiner.txt": b"aa aa\nbb@@ c\n" * 9,
         "short.txt": b"a b c\n" * 9,
     }
     for name, content in files.items():

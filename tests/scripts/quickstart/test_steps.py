@@ -1,7 +1,5 @@
-"""A quickstart's training: with the same options only, followed in its log, passed over if done."""
+"""A quickstart's training: followed in its log, passed over if done."""
 
-import importlib
-import json
 import re
 import sys
 from contextlib import contextmanager
@@ -9,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from scripts._shared.commands import ROOT, short
 from scripts.quickstart import _steps as steps
 
 OPTIONS = ["--arch", "transformer", "--max-update", "90"]
@@ -28,24 +25,6 @@ def training(folder, options=OPTIONS):
 def place(tmp_path):
     (tmp_path / "checkpoints").mkdir()
     return tmp_path
-
-
-def test_training_goes_on_with_the_same_options_and_dictionary_only(place):
-    training(place).check_options()
-    training(place).checkpoint.touch()
-    training(place).check_options()
-    changed = training(place, ["--lr", "1"])
-    message = f"^{training(place).checkpoint} was trained with another dictionary or with other opt"
-    with pytest.raises(ValueError, match=message):
-        changed.check_options()
-    dictionary = training(place).data / "dict.txt"
-    dictionary.parent.mkdir(parents=True)
-    dictionary.write_text("def 1\n")
-    with pytest.raises(ValueError, match=message):
-        training(place).check_options()
-    training(place).checkpoint.unlink()
-    changed.check_options()
-    assert json.loads((place / "training.json").read_text())["options"] == ["--lr", "1"]
 
 
 def test_a_log_is_followed_while_it_is_written(place, monkeypatch, capsys):
@@ -77,7 +56,6 @@ def test_a_log_is_followed_while_it_is_written(place, monkeypatch, capsys):
     monkeypatch.setattr(steps.Training, "progress", lambda self: (45, 1.0))
     training(place).run("[3] training")
     assert (place / "train.log").read_text() == 2 * text
-    assert training(place).validations() == {45: 1.0}
     capsys.readouterr()
     monkeypatch.setattr(steps.Training, "progress", lambda self: (90, 1.0))
     training(place).run("[3] training")
@@ -94,16 +72,3 @@ def test_an_interrupted_quickstart_says_how_it_goes_on(tmp_path, capsys):
     assert steps.run_quickstart(interrupt, description, Path("x"), "some", words) == 130
     said = "\ninterrupted; `make some` goes on from the last checkpoint\n"
     assert capsys.readouterr().err == said
-
-
-@pytest.mark.parametrize("command", ["language_model", "translation"])
-def test_the_makefile_runs_the_command_as_ctrl_c_says(command, monkeypatch):
-    script = importlib.import_module(f"scripts.quickstart.{command}")
-    given = []
-    monkeypatch.setattr(script, "run_quickstart", lambda *all: given.append(all))
-    script.main()
-    work, description, folder, name, _ = given[0]
-    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
-    assert f"\n{name}: set-up\n\t@.venv/bin/python -m scripts.quickstart.{command}\n" in makefile
-    assert f"python -m scripts.quickstart.{command} [--output {short(folder)}]" in description
-    assert work is script.quickstart

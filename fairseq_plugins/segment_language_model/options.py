@@ -1,23 +1,23 @@
-"""Options that all segment language models have, and which of them go together."""
+"""Options of the task and of all segment language models, and which of them go together."""
 
+import math
 import os
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, Optional
 
 import torch
+from fairseq import utils
 from fairseq.data import Dictionary
+from fairseq.data.indexed_dataset import get_available_dataset_impl
 from fairseq.dataclass import ChoiceEnum, FairseqDataclass
-from omegaconf import II, OmegaConf
+from omegaconf import II
 
-from fairseq_plugins.fairseq_integration.error_messages import flag
+from fairseq_plugins.fairseq_integration.error_messages import flag, option
 from fairseq_plugins.segment_language_model.attention import KERNELS
 
-
-def option(default: Any, text: str) -> Any:
-    """Return a field of a configuration with its default and its help text."""
-    return field(default=default, metadata={"help": text})
+# Tokens that are computed at once, at a cost that grows with their square: hours beyond these.
+LONGEST_SEGMENT = 2**20
 
 
 def check_least(cfg: Any, least: Mapping[str, float]) -> None:
@@ -27,9 +27,6 @@ def check_least(cfg: Any, least: Mapping[str, float]) -> None:
         if value is not None and (isinstance(value, str) or value < bound):
             raise ValueError(f"{flag(name)} is {value!r}: it must be at least {bound}")
 
-
-# what torch says of a tensor that there is no memory for
-_TOO_LARGE = ("allocate", "size calculation overflowed")
 
 _LEAST = {
     "decoder_layers": 1,
@@ -89,13 +86,13 @@ class SegmentLanguageModelConfig(FairseqDataclass):
     )
     attention_kernel: ChoiceEnum(list(KERNELS)) = option(
         "fast",
-        "what computes attention: fast (blocks, gradient written out), or plain "
-        "(automatic differentiation, for torch.compile and higher derivatives)",
+        "what computes attention: fast (blocks, gradient written out), or plain (automatic "
+        "differentiation, for torch.compile and higher derivatives)",
     )
     mem_len: Optional[int] = option(
         None,
-        "recurrence: how many tokens before the segment are remembered, 0 for none "
-        "(default: see the model); evaluation may use another number through --model-overrides",
+        "recurrence: how many tokens before the segment are remembered, 0 for none (default: see "
+        "the model); evaluation may use another number through --model-overrides",
     )
     clamp_len: Optional[int] = option(
         None, "distances beyond this one use its position vector (default: no limit)"
@@ -105,16 +102,16 @@ class SegmentLanguageModelConfig(FairseqDataclass):
     )
     zero_memory: bool = option(
         False,
-        "let streams start with a recurrence of --mem-len zero vectors, which tokens "
-        "attend to, as models of some published code were trained, in place of none",
+        "let streams start with a recurrence of --mem-len zero vectors, which tokens attend to, "
+        "as models of some published code were trained, in place of none",
     )
     share_decoder_input_output_embed: bool = option(
         False, "tie the output projection to the input embeddings"
     )
     output_bias: bool = option(
         False,
-        "give the output projection a bias; for the tied adaptive softmax also the "
-        "first projection of the published models",
+        "give the output projection a bias; for the tied adaptive softmax also the first "
+        "projection of the published models",
     )
     adaptive_input: bool = option(False, "input embeddings in bands, rare symbols narrower")
     adaptive_input_cutoff: Optional[str] = option(
@@ -123,8 +120,8 @@ class SegmentLanguageModelConfig(FairseqDataclass):
     adaptive_input_factor: float = option(4, "how much narrower each band of the adaptive input is")
     adaptive_softmax_cutoff: Optional[str] = option(
         None,
-        "where the clusters of the adaptive softmax end, such as 20000,60000; "
-        "goes with --criterion segment_loss --ddp-backend legacy_ddp",
+        "where the clusters of the adaptive softmax end, such as 20000,60000; goes with "
+        "--criterion segment_loss --ddp-backend legacy_ddp",
     )
     adaptive_softmax_factor: float = option(
         4, "how much narrower each cluster of the adaptive softmax is"
@@ -141,13 +138,13 @@ class SegmentLanguageModelConfig(FairseqDataclass):
     )
     tie_adaptive_head_proj: bool = option(
         False,
-        "tie the first projection too, as the published all-attention model does; "
-        "needs --tie-adaptive-proj and --output-bias, without which the softmax has none",
+        "tie the first projection too, as the published all-attention model does; needs "
+        "--tie-adaptive-proj and --output-bias, without which the softmax has none",
     )
     no_adaptive_head_proj: bool = option(
         False,
-        "leave the first band of the adaptive input, which is as wide as the model, "
-        "and of the adaptive softmax without a projection",
+        "leave the first band of the adaptive input, which is as wide as the model, and of the "
+        "adaptive softmax without a projection",
     )
     checkpoint_activations: bool = option(
         False,
@@ -161,10 +158,6 @@ class SegmentLanguageModelConfig(FairseqDataclass):
 def check_config(cfg: SegmentLanguageModelConfig, dictionary: Dictionary) -> None:
     """Refuse options that no segment language model can be built from."""
     check_least(cfg, _LEAST)
-    if str(cfg.attention_kernel) not in KERNELS:
-        raise ValueError(
-            f"--attention-kernel is {cfg.attention_kernel!r}: there are {', '.join(KERNELS)}"
-        )
     if not isinstance(cfg.same_length, bool):
         raise ValueError(f"--same-length is {cfg.same_length!r}: give True or False")
     for name in SegmentLanguageModelConfig.__dataclass_fields__:
@@ -172,16 +165,6 @@ def check_config(cfg: SegmentLanguageModelConfig, dictionary: Dictionary) -> Non
             raise ValueError(f"{flag(name)} is {getattr(cfg, name)}: it must be in [0, 1)")
     if not cfg.layer_norm_epsilon > 0:
         raise ValueError(f"--layer-norm-epsilon is {cfg.layer_norm_epsilon}: it must be above 0")
-    if cfg.decoder_embed_dim % cfg.decoder_attention_heads:
-        raise ValueError(
-            f"--decoder-attention-heads is {cfg.decoder_attention_heads}: it must divide "
-            f"--decoder-embed-dim, {cfg.decoder_embed_dim}"
-        )
-    if cfg.same_length and cfg.mem_len == 0:
-        raise ValueError(
-            "--same-length with --mem-len 0 leaves nothing to attend to: give a larger --mem-len, "
-            "or leave --same-length out"
-        )
     for name, needed in _NEEDS:
         if getattr(cfg, name) and not getattr(cfg, needed):
             raise ValueError(f"{flag(name)} needs {flag(needed)}: give both, or neither")
@@ -189,23 +172,6 @@ def check_config(cfg: SegmentLanguageModelConfig, dictionary: Dictionary) -> Non
     _check_weights(cfg, len(dictionary))
     for part in ("adaptive_input", "adaptive_softmax"):
         parse_cutoffs(cfg, part, dictionary)
-
-
-@contextmanager
-def sizes_in_memory(cfg: Any) -> Iterator[None]:
-    """Name a model's sizes where the machine lacks memory to build it."""
-    try:
-        yield
-    except RuntimeError as error:
-        if not any(words in str(error) for words in _TOO_LARGE):
-            raise
-        options = OmegaConf.to_container(cfg) if OmegaConf.is_config(cfg) else vars(cfg)
-        numbers = {name: value for name, value in options.items() if type(value) is int and value}
-        largest = sorted(numbers.values(), reverse=True)[:4]
-        sizes = ", ".join(f"{flag(o)} {size}" for o, size in numbers.items() if size in largest)
-        raise ValueError(
-            f"the model takes more memory than this machine has ({sizes}): give smaller sizes"
-        ) from error
 
 
 def _check_weights(cfg: SegmentLanguageModelConfig, symbols: int) -> None:
@@ -303,3 +269,111 @@ def adaptive_preset(cutoffs: str, factor: int, tied_projections: bool = True) ->
         "tie_adaptive_proj": tied_projections,
         "output_bias": True,
     }
+
+
+# Options of the task.
+
+
+@dataclass
+class SegmentLanguageModelingConfig(FairseqDataclass):
+    """Options of ``segment_language_modeling``."""
+
+    data: Optional[str] = option(
+        None,
+        "folder that fairseq-preprocess wrote; several, with : between them, are read in turn, "
+        "one an epoch",
+    )
+    tokens_per_sample: int = option(512, "segment length: tokens that are computed at once")
+    segment_jitter: int = option(
+        0,
+        "standard deviation of the lengths of training segments, in tokens: each is drawn around "
+        "--tokens-per-sample, or, one in twenty, around half of it, is at least 5 and at most "
+        "three deviations longer than --tokens-per-sample (0: all alike; published for Penn "
+        "Treebank: 5)",
+    )
+    extended_context: int = option(
+        0,
+        "tokens that are read anew before each segment's own and not scored: the context of "
+        "models without recurrence (--mem-len 0)",
+    )
+    tokens_per_sample_valid: Optional[int] = option(
+        None,
+        "segment length in validation, at most --tokens-per-sample; the recurrence, or without "
+        "one the extended context, is longer by what segments are shorter by (None: as in "
+        "training)",
+    )
+    softmax_temperature: float = option(
+        1.0,
+        "in evaluation, what scores are divided by before the softmax; the published "
+        "Transformer-XL has 1.08 on Penn Treebank",
+    )
+    batch_split: int = option(
+        1,
+        "train on the streams of a batch in so many parts, one after another: the same update, "
+        "with activations of one part at a time",
+    )
+    continue_past_eos: bool = option(
+        False,
+        "generation goes on past </s>, to --max-len-b tokens, and prints it: for models of "
+        "running text, where </s> is the end of a line",
+    )
+    shuffle_sentences: bool = option(
+        False,
+        "read the sentences of the training part, each up to its </s>, in a new random order "
+        "every epoch, as the published Transformer-XL does on One Billion Word",
+    )
+    no_save_memory: bool = option(
+        False,
+        "leave the streams' recurrence (layers x streams x --mem-len x width numbers) out of "
+        "checkpoints in mid-epoch; a run resumed from one starts cold",
+    )
+    batch_size: Optional[int] = II("dataset.batch_size")
+    train_subset: str = II("dataset.train_subset")
+    post_process: Optional[str] = II("common_eval.post_process")
+    dataset_impl: Optional[ChoiceEnum(get_available_dataset_impl())] = II("dataset.dataset_impl")
+
+
+def find_dictionary(cfg: SegmentLanguageModelingConfig) -> str:
+    """Check the options that need no model, and return the path of the dictionary."""
+    if not cfg.data:
+        raise ValueError("DATA is missing: name the folder that fairseq-preprocess wrote")
+    check_least(cfg, {"tokens_per_sample": 1, "segment_jitter": 0, "extended_context": 0})
+    if not 0 < cfg.softmax_temperature < math.inf:
+        raise ValueError(
+            f"--softmax-temperature is {cfg.softmax_temperature}: it must be above 0, and finite"
+        )
+    valid = cfg.tokens_per_sample_valid
+    if valid is not None and not 1 <= valid <= cfg.tokens_per_sample:
+        raise ValueError(
+            f"--tokens-per-sample-valid is {valid}: it must be at least 1, and at most "
+            f"--tokens-per-sample, {cfg.tokens_per_sample}"
+        )
+    path = os.path.join(utils.split_paths(cfg.data)[0], "dict.txt")
+    if not os.path.isfile(path):
+        raise ValueError(
+            f"DATA is {cfg.data}: there is no {path}; name the folder that fairseq-preprocess wrote"
+        )
+    return path
+
+
+def check_streams(streams: int, num_shards: int, tokens: int) -> None:
+    """Refuse more streams than each of ``num_shards`` workers can have."""
+    if streams < 1:
+        raise ValueError(f"--batch-size is {streams}: it must be at least 1")
+    if streams * num_shards > tokens:
+        workers = f" with {num_shards} workers" if num_shards > 1 else ""
+        raise ValueError(
+            f"--batch-size is {streams}{workers}: that makes {streams * num_shards} parallel "
+            f"streams of a split with {tokens} tokens; use at most {tokens // num_shards} (for "
+            "validation: --batch-size-valid)"
+        )
+
+
+def check_segment(option: str, segment_length: int, tokens: int, streams: int) -> None:
+    """Refuse segments of a length, set by ``option``, that no machine computes at once."""
+    longest = min(segment_length, tokens // max(1, streams))
+    if longest > LONGEST_SEGMENT:
+        raise ValueError(
+            f"{option} is {segment_length}: that makes segments of {longest:,} tokens, "
+            f"each computed at once; give at most {LONGEST_SEGMENT:,}"
+        )
