@@ -73,47 +73,6 @@ def doubled(tensors, prefix=""):
     return {name.removeprefix(prefix): value.double() for name, value in tensors.items()}
 
 
-def transformer_xl_tensorflow(tensors, config, numbers):
-    """log p (T, V) of what follows each number, by the PyTorch code's names for the tensors."""
-    t = {name.removeprefix("transformer/"): value for name, value in tensors.items()}
-    embed, softmax, cutoffs = "adaptive_embed", "adaptive_softmax", config["cutoffs"]
-    w = {}
-    if config["div_val"] == 1:
-        table = t[f"{embed}/lookup_table"]
-        w["word_emb.emb_layers.0.weight"] = w["crit.out_layers.0.weight"] = table
-        names = [f"cutoff_{band}/b" for band in range(len(cutoffs) + 1)] if cutoffs else ["bias"]
-        w["crit.out_layers.0.bias"] = torch.cat([t[f"{softmax}/{name}"] for name in names])
-    else:
-        for band in range(len(cutoffs) + 1):
-            table = t[f"{embed}/cutoff_{band}/lookup_table"]
-            w[f"word_emb.emb_layers.{band}.weight"] = w[f"crit.out_layers.{band}.weight"] = table
-            w[f"crit.out_layers.{band}.bias"] = t[f"{softmax}/cutoff_{band}/b"]
-            into = t.get(f"{embed}/cutoff_{band}/proj_W")
-            if into is not None:
-                w[f"word_emb.emb_projs.{band}"] = into.T
-                w[f"crit.out_projs.{band}"] = t.get(f"{softmax}/cutoff_{band}/proj", into).T
-    if cutoffs:
-        w["crit.cluster_weight"] = t[f"{softmax}/cutoff_0/cluster_W"]
-        w["crit.cluster_bias"] = t[f"{softmax}/cutoff_0/cluster_b"]
-    for layer in range(config["n_layer"]):
-        theirs, ours = f"layer_{layer}", f"layers.{layer}"
-        for name in ("qkv", "r", "o"):
-            kernel = t[f"{theirs}/rel_attn/{name}/kernel"]
-            w[f"{ours}.dec_attn.{name}_net.weight"] = kernel.T
-        for name, place in (("layer_1", 0), ("layer_2", 3)):
-            w[f"{ours}.pos_ff.CoreNet.{place}.weight"] = t[f"{theirs}/ff/{name}/kernel"].T
-            w[f"{ours}.pos_ff.CoreNet.{place}.bias"] = t[f"{theirs}/ff/{name}/bias"]
-        for name, part in (("rel_attn", "dec_attn"), ("ff", "pos_ff")):
-            w[f"{ours}.{part}.layer_norm.weight"] = t[f"{theirs}/{name}/LayerNorm/gamma"]
-            w[f"{ours}.{part}.layer_norm.bias"] = t[f"{theirs}/{name}/LayerNorm/beta"]
-        for name in ("r_w_bias", "r_r_bias"):
-            of_layer = t[name][layer] if config["untie_r"] else t[name]
-            w[f"{ours}.dec_attn.{name}" if config["untie_r"] else name] = of_layer
-    own = {"pre_lnorm": False, "layer_norm_epsilon": 1e-12, "besides_itself": 1}
-    # a memory of zero vectors, and clusters from first to last, as Hugging Face has them
-    return transformer_xl(w, {**config, **own}, numbers, hugging_face=True)
-
-
 def transformer_xl(tensors, config, numbers, hugging_face):
     """log p (T, V) of what follows each number, read in segments with a memory."""
     w = doubled(tensors, "transformer.")

@@ -23,12 +23,16 @@ TENSORFLOW = "transformer-xl-tensorflow"
 
 
 class Foreign(NamedTuple):
-    """A model of an original: all tensors by its names, tied ones too, its options, its symbols."""
+    """A model of an original: all tensors by its names, tied ones too, its options, its symbols.
+
+    ``in_pytorch`` has the tensors of TensorFlow's by the names of the PyTorch code.
+    """
 
     source: str
     tensors: dict[str, Tensor]
     config: dict[str, Any]
     symbols: list[str] = SYMBOLS
+    in_pytorch: dict[str, Tensor] | None = None
 
     def log_probabilities(self, numbers: list[int], **settings: Any) -> Tensor:
         """log p of each symbol after each of ``numbers``, (T, V), in float64."""
@@ -36,9 +40,11 @@ class Foreign(NamedTuple):
         if self.source == "adaptive-span":
             return reference.adaptive_span(self.tensors, config, numbers)
         if self.source == TENSORFLOW:
-            return reference.transformer_xl_tensorflow(self.tensors, config, numbers)
-        hugging_face = self.source == "huggingface-transfo-xl"
-        return reference.transformer_xl(self.tensors, config, numbers, hugging_face)
+            config |= {"pre_lnorm": False, "layer_norm_epsilon": 1e-12, "besides_itself": 1}
+        # both begin with a memory of zero vectors, and have clusters first to last
+        hugging_face = self.source in (TENSORFLOW, "huggingface-transfo-xl")
+        tensors = self.in_pytorch or self.tensors
+        return reference.transformer_xl(tensors, config, numbers, hugging_face)
 
     def write(self, folder: Path, name: str = "model.pt", leave_out: tuple[str, ...] = ()) -> Path:
         """Write checkpoint, config.json and vocab.txt as the original saves them."""
@@ -239,65 +245,54 @@ def transformer_xl(
 def transformer_xl_tensorflow(
     cutoffs: list[int] | None = None,
     div_val: int = 1,
-    symbols: list[str] = SYMBOLS,
-    seed: int = 1,
+    proj_share_all_but_first: bool = True,
+    proj_same_dim: bool = True,
     **options: Any,
 ) -> Foreign:
-    """The model of ``transformer_xl`` as the TensorFlow code has it."""
-    cutoffs = cutoffs or []
-    config = {
-        "n_layer": LAYERS,
-        "n_head": HEADS,
-        "d_model": WIDTH,
-        "d_head": HEAD,
-        "d_embed": WIDTH,
-        "d_inner": INNER,
-        "dropout": 0.1,
-        "dropatt": 0.05,
-        "cutoffs": cutoffs,
-        "div_val": div_val,
-        "proj_share_all_but_first": True,
-        "proj_same_dim": True,
-        "untie_r": False,
-        "tgt_len": 7,
-        "mem_len": 10,
-        "same_length": False,
-        "clamp_len": -1,
-        **options,
-    }
-    w = _Weights(seed)
-    embed, softmax = "transformer/adaptive_embed", "transformer/adaptive_softmax"
-    bounds = [0, *cutoffs, len(symbols)]
+    """The model of ``transformer_xl`` as the TensorFlow code has it, with matrices (in, out)."""
+    shared = [False, *([proj_share_all_but_first] * len(cutoffs or []))]
+    _, w, config, symbols, _ = transformer_xl(cutoffs, div_val, tie_projs=shared, **options)
+    if not proj_same_dim:
+        del w["word_emb.emb_projs.0"], w["crit.out_projs.0"]
+    for name in ("tie_projs", "tie_weight", "n_token", "pre_lnorm", "attn_type", "ext_len"):
+        del config[name]
+    config["proj_share_all_but_first"] = proj_share_all_but_first
+    config["proj_same_dim"] = proj_same_dim
+    embed, softmax, found = "transformer/adaptive_embed", "transformer/adaptive_softmax", {}
     if div_val == 1:
-        w.draw(f"{embed}/lookup_table", len(symbols), WIDTH)
-    for band, (first, last) in enumerate(itertools.pairwise(bounds)):
-        narrow, of_band = WIDTH // div_val**band, f"cutoff_{band}"
-        w.draw(f"{softmax}/{of_band}/b" if cutoffs else f"{softmax}/bias", last - first, std=1.0)
+        found[f"{embed}/lookup_table"] = w["word_emb.emb_layers.0.weight"]
+        biases = w["crit.out_layers.0.bias"].tensor_split(config["cutoffs"])
+    else:
+        biases = [w[f"crit.out_layers.{band}.bias"] for band in range(len(shared))]
+    for band, bias in enumerate(biases):
+        found[f"{softmax}/cutoff_{band}/b" if cutoffs else f"{softmax}/bias"] = bias
         if div_val > 1:
-            w.draw(f"{embed}/{of_band}/lookup_table", last - first, narrow, std=0.4)
-            if band > 0 or config["proj_same_dim"]:
-                w.draw(f"{embed}/{of_band}/proj_W", narrow, WIDTH, std=0.5)
-                if band == 0 or not config["proj_share_all_but_first"]:
-                    w.draw(f"{softmax}/{of_band}/proj", narrow, WIDTH, std=0.5)
+            found[f"{embed}/cutoff_{band}/lookup_table"] = w[f"word_emb.emb_layers.{band}.weight"]
+            if band > 0 or proj_same_dim:
+                found[f"{embed}/cutoff_{band}/proj_W"] = w[f"word_emb.emb_projs.{band}"].T
+                if not shared[band]:
+                    found[f"{softmax}/cutoff_{band}/proj"] = w[f"crit.out_projs.{band}"].T
     if cutoffs:
-        w.draw(f"{softmax}/cutoff_0/cluster_W", len(cutoffs), WIDTH)
-        w.draw(f"{softmax}/cutoff_0/cluster_b", len(cutoffs), std=1.0)
-    untied = [LAYERS] if config["untie_r"] else []
-    w.draw("transformer/r_w_bias", *untied, HEADS, HEAD)
-    w.draw("transformer/r_r_bias", *untied, HEADS, HEAD)
+        found[f"{softmax}/cutoff_0/cluster_W"] = w["crit.cluster_weight"]
+        found[f"{softmax}/cutoff_0/cluster_b"] = w["crit.cluster_bias"]
+    for name in ("r_w_bias", "r_r_bias"):
+        if config["untie_r"]:
+            of_layers = [w[f"layers.{number}.dec_attn.{name}"] for number in range(LAYERS)]
+            found[f"transformer/{name}"] = torch.stack(of_layers)
+        else:
+            found[f"transformer/{name}"] = w[name]
     for number in range(LAYERS):
-        layer = f"transformer/layer_{number}"
-        w.draw(f"{layer}/rel_attn/qkv/kernel", WIDTH, 3 * WIDTH)
-        w.draw(f"{layer}/rel_attn/r/kernel", WIDTH, WIDTH)
-        w.draw(f"{layer}/rel_attn/o/kernel", WIDTH, WIDTH)
-        w.draw(f"{layer}/ff/layer_1/kernel", WIDTH, INNER)
-        w.draw(f"{layer}/ff/layer_1/bias", INNER)
-        w.draw(f"{layer}/ff/layer_2/kernel", INNER, WIDTH)
-        w.draw(f"{layer}/ff/layer_2/bias", WIDTH)
-        for part in ("rel_attn", "ff"):
-            w.draw(f"{layer}/{part}/LayerNorm/gamma", WIDTH, mean=1.0)
-            w.draw(f"{layer}/{part}/LayerNorm/beta", WIDTH)
-    return Foreign(TENSORFLOW, dict(w), config, symbols)
+        theirs, attention = f"transformer/layer_{number}", f"layers.{number}.dec_attn"
+        forward = f"layers.{number}.pos_ff"
+        for name in ("qkv", "r", "o"):
+            found[f"{theirs}/rel_attn/{name}/kernel"] = w[f"{attention}.{name}_net.weight"].T
+        for name, place in (("layer_1", 0), ("layer_2", 3)):
+            found[f"{theirs}/ff/{name}/kernel"] = w[f"{forward}.CoreNet.{place}.weight"].T
+            found[f"{theirs}/ff/{name}/bias"] = w[f"{forward}.CoreNet.{place}.bias"]
+        for name, part in (("rel_attn", attention), ("ff", forward)):
+            found[f"{theirs}/{name}/LayerNorm/gamma"] = w[f"{part}.layer_norm.weight"]
+            found[f"{theirs}/{name}/LayerNorm/beta"] = w[f"{part}.layer_norm.bias"]
+    return Foreign(TENSORFLOW, found, config, symbols, w)
 
 
 def adaptive_span(

@@ -12,7 +12,7 @@ import torch
 from fairseq_plugins import load
 from fairseq_plugins.product_key_memory.usage import kl_from_uniform, usage
 from scripts.evaluate import memory_usage as measure_memory_usage
-from scripts.evaluate._memory_reads import MemoryReads, curve, record_usage, slots_that_carry
+from scripts.evaluate._memory_reads import MemoryReads, curve, record_usage
 from tests import tiny
 from tests.product_key_memory.tiny import memories, tiny_language_model
 from tests.scripts.evaluate.saved_memory_models import (
@@ -70,13 +70,8 @@ def test_planned_reads_are_counted_by_hand():
     assert figures["usage_of_heads"] == pytest.approx([5 / 9, 7 / 9])
     z = [read / 8 for read in reads if read]
     assert figures["kl"] == pytest.approx(math.log(9) + sum(p * math.log(p) for p in z))
-    # 2 + 1.5 of 8 reads are too few, and with 1.5 more there are 5; 90% are 7.2
-    assert figures["slots_with_share"] == {"0.5": 3, "0.9": 7}
     # the tokens' heads share 1, 2, 0 and 2 slots of 2
     assert figures["overlap_of_tokens"] == [[1, 5 / 8], [5 / 8, 1]]
-    # the first head reads 0, 1, 3, 4, 5, the other 0, 1, 2, 4, 5, 6, 7
-    shares = figures["overlap_of_slots"]
-    assert shares == [pytest.approx([1, 4 / 5]), pytest.approx([4 / 7, 1])]
     weights = sorted((9 * p for p in z), reverse=True)
     assert figures["curve"]["rank"] == list(range(1, 9))
     assert figures["curve"]["weight"] == pytest.approx(weights)
@@ -92,12 +87,6 @@ def test_overlap_is_that_of_sets():
         for other in range(3):
             shared = [len(set(token[one]) & set(token[other])) / 4 for token in slots.tolist()]
             assert reads.overlap_of_tokens()[one, other].item() == pytest.approx(np.mean(shared))
-
-
-def test_slots_that_carry_a_share():
-    assert slots_that_carry(torch.tensor([1.0, 1, 1, 1]), 0.5) == 2
-    assert slots_that_carry(torch.tensor([0.0, 8, 1, 1]), 0.5) == 1
-    assert slots_that_carry(torch.full((10,), 0.1, dtype=torch.float64), 0.9) == 9
 
 
 def test_a_curve_has_few_points_of_many_slots():
@@ -117,11 +106,6 @@ def test_recording_ends_and_leaves_validation_alone():
     with torch.no_grad():
         model(tiny.tokens(2, 3))
     assert found["memory2"].tokens == 6
-    with (
-        pytest.raises(ValueError, match="MemoryLanguageModel has no product-key memory to record"),
-        record_usage(tiny_language_model()),
-    ):
-        pass
     # by itself a memory has its place in the model for a name
     with record_usage(torch.nn.Sequential(memory)) as found:
         assert list(found) == ["0"]
@@ -188,30 +172,6 @@ def test_blocks(saved, tmp_path, batch_size):
     expect(model["memories"]["memory2"], reads)
 
 
-def test_a_context_is_read_again_and_not_counted(saved, tmp_path):
-    """Blocks of 4 tokens after 6 of context."""
-    options = ("--tokens-per-sample", 10, "--context-window", 6, "--batch-size", 4)
-    status, found = measure(saved, "blocks", "text", tmp_path / "out", *options)
-    assert status == 0
-    (model,) = found["models"]
-    text = text_of(saved)
-    before = torch.cat([torch.tensor([EOS]), text[:-1]])
-    loaded = load(saved / "blocks.pt", saved / "text").model
-    (memory,) = memories(loaded)
-    selected, losses, reads = [], [], torch.zeros(49).double()
-    memory.keys.register_forward_hook(lambda *found: selected.append(found[-1]))
-    with torch.no_grad():
-        for begin in range(0, TOKENS, 4):
-            first, end = max(0, begin - 6), min(begin + 4, TOKENS)
-            log_probs = loaded(before[None, first:end])[0].log_softmax(-1)[0, begin - first :]
-            losses.append(-log_probs.gather(-1, text[begin:end, None]))
-            scores, slots = (each[begin - first :] for each in selected.pop())
-            reads.index_add_(0, slots.flatten(), scores.double().softmax(-1).flatten())
-    assert model["loss"] == pytest.approx(torch.cat(losses).mean().item(), abs=1e-5)
-    assert model["memories"]["memory2"]["tokens"] == TOKENS
-    expect(model["memories"]["memory2"], reads)
-
-
 def test_a_first_symbol_is_no_token_of_the_split(saved, tmp_path):
     status, found = measure(saved, "bos", "text", tmp_path / "out", "--tokens-per-sample", 9)
     assert status == 0
@@ -272,16 +232,11 @@ def test_tables_json_and_plot(saved, tmp_path, capsys):
     printed = capsys.readouterr().out
     # all tokens read slots 0, 1 and 1, 2 with weights 1/2
     kl = math.log(9) + 0.5 * math.log(0.25) + 0.5 * math.log(0.5)
-    row = ["known", "memory2", "9", "33.33", f"{kl:.4f}", "1", "3", "22.22 22.22"]
+    row = ["known", "memory2", "9", "33.33", f"{kl:.4f}", "22.22 22.22"]
     assert row in cells(printed)
     for head in ("1", "2"):
         shares = ["100.00", "50.00"] if head == "1" else ["50.00", "100.00"]
-        # both kinds of overlap
-        assert cells(printed).count(["known", "memory2", head, *shares]) == 2
-    assert "\nBy chance a token's slots of two heads would share 2 of 9, 22%; 3 of 49, 6.1%" in (
-        printed
-    )
-    assert printed.endswith(f"written to {output}/memory_usage.json and .png\n")
+        assert ["known", "memory2", head, *shares] in cells(printed)
     found = json.loads((output / "memory_usage.json").read_text(encoding="utf-8"))
     assert found["split"] == "test"
     for model in found["models"]:
@@ -298,22 +253,15 @@ def test_tables_json_and_plot(saved, tmp_path, capsys):
 @pytest.mark.parametrize(
     ("name", "data", "options", "message"),
     [
-        ("missing", "text", "", "--checkpoint .*missing.pt is no file: name one that fairseq-"),
         (
             *("none", "text", ""),
-            "--checkpoint .*none.pt holds a model without product-key memories: name one that was "
-            r"trained with --memory-layers\n",
+            "--checkpoint .*none.pt holds a model without product-key memories: name one that",
         ),
-        ("blocks", "nowhere", "", "--data .*nowhere is no folder: name the one that fairseq-pre"),
         ("blocks", "pairs", "", ".*blocks.pt needs dict.txt, not in .*pairs: give data"),
         ("blocks", "text", "--split dev", "split dev: no data at .*dev.bin: name the folder"),
         ("blocks", "text", "--batch-size 0", "--batch-size is 0: it must be at least 1"),
         ("blocks", "text", "--tokens-per-sample 17", "tokens_per_sample is 17 and .* 16 tokens"),
-        ("blocks", "text", "--context-window 10", "context_window is 10: it must be at least 0"),
-        ("blocks", "text", "--context-window -1", "--context-window is -1: it must be at least 0"),
-        ("streams", "text", "--context-window 2", "context_window is 2: the recurrence is"),
         ("pairs", "pairs", "--tokens-per-sample 5", "--tokens-per-sample is 5 for a translation"),
-        ("alike", "text", "--rarely-read 0", "--rarely-read is 0.0: give a share of the slots"),
         ("alike", "text", "--rarely-read nan", "--rarely-read is nan: give a share"),
         (
             *("alike", "text", "--rarely-read 0.5 --checkpoint {saved}/blocks.pt"),
@@ -327,20 +275,6 @@ def test_what_cannot_be_is_refused(saved, tmp_path, capsys, name, data, options,
     assert status == 1
     assert re.match(f"error: {message}", capsys.readouterr().err)
     assert found is None
-
-
-def test_reads_that_are_missing_are_noticed(saved, tmp_path, monkeypatch, capsys):
-    whole = MemoryReads.record
-
-    def some(reads, slots, weights):
-        # the encoder's, all of whose reads count
-        kept = slice(None, None, 2 if reads.counted is None else 1)
-        whole(reads, slots[kept], weights[kept])
-
-    monkeypatch.setattr(MemoryReads, "record", some)
-    assert measure(saved, "pairs", "pairs", tmp_path / "out")[0] == 1
-    message = r"encoder_memory2 of --checkpoint .*pairs.pt read for \d+ tokens of the 31 of --split"
-    assert re.search(message, capsys.readouterr().err)
 
 
 def test_slots_that_are_rarely_read_are_the_least_read_ones():

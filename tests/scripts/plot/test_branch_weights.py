@@ -237,8 +237,7 @@ def test_each_layer_has_two_panels_and_each_branch_a_line():
     ("given", "message"),
     [
         ("--layer encoder3", f"--layer is 'encoder3': there are {', '.join(LAYERS)}"),
-        ("--smooth 0", "--smooth is 0: it must be an odd number, 1 for no smoothing"),
-        ("--smooth 4", "--smooth is 4: it must be an odd number, 1 for no smoothing"),
+        ("--smooth 0", "--smooth is 0: it must be at least 1"),
     ],
 )
 def test_impossible_options_are_refused(log, refused, given, message):
@@ -253,16 +252,6 @@ def test_impossible_options_are_refused(log, refused, given, message):
             '{"epoch": 1, "valid_loss": "3.06", "valid_num_updates": "10"}\n',
             " has no kappa and alpha: name the log of a weighted_transformer that has validated, "
             "written with --log-format json or simple",
-        ),
-        (
-            f"{json_line(10)}\n{json_line(2000, encoder1=[0.5, 0.5])}\n",
-            ": after 2,000 updates there are other layers or branches than after 10: name what "
-            "belongs to one training",
-        ),
-        (
-            f"{json_line(2000, decoder2=[0.5, float('nan'), 0.25, 0.25])}\n",
-            ": after 2,000 updates a weight of decoder2 is no number: leave out this training, "
-            "which diverged",
         ),
     ],
 )
@@ -283,7 +272,3 @@ def test_checkpoints_without_weights_are_refused(tmp_path, refused):
     message = "has no kappa and alpha: name checkpoints of a weighted_transformer"
     words = ["--checkpoint", str(path)]
     refused(plot_branch_weights.main, words, f"--checkpoint {path} {message}\n")
-    path.write_bytes(b"PK\x03\x04 cut short")
-    refused(
-        plot_branch_weights.main, words, f"--checkpoint {path} is cut short or damaged (its end is"
-    )
