@@ -180,6 +180,8 @@ def find_references(options: argparse.Namespace, extra: Sequence[str]) -> tuple[
                 "scripts.prepare.translation keeps those of a test part: name a file with the raw "
                 f"translations of --split {options.split}, a sentence a line"
             )
+    elif not reference.is_file():
+        raise ValueError(f"--reference {short(reference)} is no file: name the raw translations")
     references = list(read_lines(reference))
     if len(references) != sentences:
         raise ValueError(

@@ -75,7 +75,7 @@ def refused(tmp_path, capsys):
         ),
         # no rules of the importer's, but of the model's
         (transformer_xl([9, 16, 22, 24, 26], 4), {}, "leave the last band less than one of the"),
-        (PLAIN, {"same_length": True, "mem_len": 0}, "give a larger --mem-len"),
+        (PLAIN, {"same_length": True, "mem_len": 0}, "give --mem-len"),
         (OF_HUGGING_FACE, {"vocab_size": 31}, "it has 31 symbols, and the vocabulary has 30"),
         (OF_TENSORFLOW, {"n_token": 31}, "it has 31 symbols, and the vocabulary has 30"),
         (OF_TENSORFLOW, {"cutoffs": []}, "div_val is 2 in CONFIG: without cutoffs there is one"),

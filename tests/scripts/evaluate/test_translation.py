@@ -201,7 +201,7 @@ def test_an_ensemble_and_a_reference_of_ones_own(place, run):
         ("--source-lang fr", "--split test: {place}/data/bin has no test.fr-de.fr.idx and .bin"),
         ("--target-lang xx", "--target-lang xx is none that sacremoses has rules for: give one of"),
         ("--beam 0", "--beam is 0: it must be at least 1"),
-        ("--reference {place}/no.txt", r"{place}/no.txt cannot be read \(No such file"),
+        ("--reference {place}/no.txt", "--reference {place}/no.txt is no file"),
         (
             "--reference {place}/two.txt",
             "--reference {place}/two.txt has 2 lines, --split test of {place}/data/bin 3 sentences:"
