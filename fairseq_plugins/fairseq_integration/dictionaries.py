@@ -57,8 +57,8 @@ def check_dictionaries(
         if trained.get(side, found) != found:
             raise ValueError(
                 f"{name} was trained with another dictionary than the {side} dictionary of DATA: "
-                "binarize the text with that of its training (fairseq-preprocess --srcdict, "
-                "--tgtdict), or train anew in another --save-dir"
+                "binarize the text with the dict.txt of its training (fairseq-preprocess "
+                "--srcdict, --tgtdict), or train anew in another --save-dir"
             )
 
 
