@@ -208,7 +208,7 @@ class ValueTable(UpdateRule):
         if saved:
             if ("rows" in saved) != self.stays_bf16:
                 raise ValueError(
-                    "the checkpoint's optimizer state belongs to another --memory-values-dtype"
+                    "the checkpoint's optimizer state belongs to values of another dtype"
                 )
             length, width = saved["exp_avg"].shape
             shape = saved.get("slots", length), width

@@ -1,5 +1,6 @@
 """The fast attention kernel against the plain one, and the plain one by itself."""
 
+import inspect
 import textwrap
 
 import pytest
@@ -154,7 +155,10 @@ def test_the_plain_kernel_drops_weights_and_scales_the_others():
 
 @pytest.mark.parametrize("layer", [RelativeAttention, modules.AllAttention])
 def test_an_attention_by_itself_is_built_as_its_docstring_says(layer):
-    example = textwrap.dedent(layer.__doc__.split("By itself::")[1].split("Args:")[0])
+    documented = inspect.cleandoc(layer.__doc__).split("By itself::")[1].split("Args:")[0]
+    example = textwrap.dedent(
+        "\n".join(line for line in documented.splitlines() if line.startswith("    "))
+    )
     names = {**vars(modules), "x": torch.randn(2, 6, 512)}
     exec(example, names)
     assert names["y"].shape == (2, 6, 512)
