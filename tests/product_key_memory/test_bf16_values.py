@@ -96,7 +96,7 @@ def test_a_state_of_the_other_precision_is_refused(dtypes):
     before, after = (make_memory(values_dtype=dtype) for dtype in dtypes)
     first, second = adam_with_memory(before), adam_with_memory(after)
     learn(before, first, 2)
-    with pytest.raises(ValueError, match="another --memory-values-dtype: give --reset-optimizer"):
+    with pytest.raises(ValueError, match="another dtype: give --reset-optimizer"):
         second.load_state_dict(first.state_dict())
 
 
