@@ -80,6 +80,18 @@ def test_the_final_phase_goes_on_with_the_sums_at_a_tenth_of_the_rate(data, inte
         assert total.sum() > sums_before[name].sum() > 0
 
 
+def test_the_rate_falls_when_validation_stops_falling(data, tmp_path):
+    # epochs of four updates; no loss is a tenth of the best, so each after the first is too high
+    plateau = ("--lr-scheduler", "reduce_lr_on_plateau", "--lr-shrink", 0.1, "--lr-patience", 0)
+    always = ("--lr-threshold", 0.9, "--tokens-per-sample", 60, "--max-epoch", 4)
+    words = ("--optimizer", "adagrad_with_clip", "--lr", LEARNING_RATE, "--log-interval", 1)
+    printed = train(data, tmp_path, *words, *plateau, *always, "--warmup-updates", 2)
+    # the first epoch ends after the warm-up and sets the best loss, the second divides the rate
+    rates = [0.5, 1, 1, 1, *4 * [1], *4 * [0.1], *4 * [0.01]]
+    expected = {step: LEARNING_RATE * rate for step, rate in enumerate(rates, start=1)}
+    assert logged(printed) == pytest.approx(expected, rel=1e-5)
+
+
 @pytest.mark.parametrize(
     "precision", [["--bf16"], ["--fp16", "--fp16-no-flatten-grads"]], ids=" ".join
 )

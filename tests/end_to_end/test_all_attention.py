@@ -14,7 +14,7 @@ from tests.end_to_end.commands import (
     train,
     train_on_two_workers,
 )
-from tests.end_to_end.results import EXACT, assert_equal, parameters
+from tests.end_to_end.results import EXACT, assert_equal, parameters, scalars
 
 SIZE = ("--decoder-layers", 2, "--decoder-embed-dim", 16, "--decoder-attention-heads", 2)
 VARIANTS = ("all", "attn-split", "head-split", "single-head", "ff-attn")
@@ -40,7 +40,17 @@ def spans(folder):
 def learned(data, tmp_path_factory):
     """A run with learned spans: its folder and its log."""
     folder = tmp_path_factory.mktemp("learned")
-    return folder, train_spans(data, folder, "--log-interval", 2, "--validate-interval-updates", 5)
+    logged = ("--log-interval", 2, "--validate-interval-updates", 5)
+    return folder, train_spans(data, folder, *logged, "--tensorboard-logdir", folder / "board")
+
+
+def test_spans_appear_in_tensorboard(learned):
+    board = learned[0] / "board"
+    # the writer's thread may end before the last of five is written
+    assert len(scalars(board, "train_inner")["span_mean"]) >= 4
+    of_validation = scalars(board, "valid")
+    for key in ("span_mean_1", "span_max_1", "span_mean_2", "span_max_2"):
+        assert all(4 <= value <= 24 for value in of_validation[key])
 
 
 def test_spans_are_logged_and_validation_logs_them_by_layer(learned):

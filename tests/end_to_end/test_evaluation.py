@@ -27,6 +27,13 @@ def test_loss_of_every_token_is_the_same_for_all_segment_lengths(data, checkpoin
         np.testing.assert_allclose(found[length], found[100_000], atol=3e-6)
 
 
+def test_a_shorter_memory_changes_the_loss(data, checkpoint):
+    short = evaluate(
+        data, checkpoint, "--tokens-per-sample", 7, "--model-overrides", "{'mem_len': 2}"
+    )
+    assert loss(short) != loss(evaluate(data, checkpoint, "--tokens-per-sample", 7))
+
+
 @pytest.mark.parametrize(("streams", "length", "shards"), [(1, 7, 2), (5, 16, 1), (3, 16, 3)])
 def test_shards_together_score_every_token(data, checkpoint, test_tokens, streams, length, shards):
     counts = []

@@ -38,6 +38,16 @@ def test_sampling_goes_on_past_the_end_of_a_line(data, checkpoint, temperature):
     assert sample.startswith("the cat")
 
 
+def test_the_least_length_counts_what_follows_each_prompt(data, checkpoint):
+    prompts = ["the cat", "a dog ran the cat the"]
+    words = ("--path", checkpoint, "--beam", 2, "--min-len", 12, "--max-len-b", 40)
+    together = ("--buffer-size", 2, "--batch-size", 2)
+    printed = run("fairseq-interactive", data, *TASK, *words, *together, text="\n".join(prompts))
+    for prompt, found in zip(prompts, hypotheses(printed), strict=True):
+        assert found.startswith(prompt)
+        assert len(found.split()) - len(prompt.split()) >= 12
+
+
 def test_generate_continues_segments_of_a_split(data, checkpoint):
     words = ("--path", checkpoint, "--gen-subset", "test", "--beam", 2)
     segments = ("--tokens-per-sample", 8, "--batch-size", 5, "--prefix-size", 4)

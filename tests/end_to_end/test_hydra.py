@@ -20,6 +20,29 @@ TINY = {
         "dataset.batch_size": 4,
         "dataset.validate_interval": 1,
     },
+    "all_attention/enwik8_small": {
+        "model.decoder_layers": 2,
+        "model.decoder_embed_dim": 16,
+        "model.decoder_attention_heads": 2,
+        "model.persistent_vectors": 4,
+        "model.attention_span": 12,
+        "task.tokens_per_sample": 8,
+        "dataset.batch_size": 4,
+        "dataset.batch_size_valid": 10,
+    },
+    "product_key_memory/english_16k": {
+        "model.decoder_layers": 2,
+        "model.decoder_embed_dim": 16,
+        "model.decoder_attention_heads": 2,
+        "model.decoder_ffn_embed_dim": 8,
+        "model.memory_layers": "2",
+        "model.memory_slots": 64,
+        "model.memory_knn": 4,
+        "model.memory_query_dim": 8,
+        "task.tokens_per_sample": 8,
+        "dataset.batch_size": 4,
+        "dataset.validate_interval": 1,
+    },
     "weighted_transformer/multi30k_en_de": {
         "model.encoder_layers": 1,
         "model.decoder_layers": 1,
@@ -29,6 +52,12 @@ TINY = {
         "lr_scheduler.warmup_updates": 2,
     },
 }
+TASKS = {
+    "transformer_xl": "segment_language_modeling",
+    "all_attention": "segment_language_modeling",
+    "product_key_memory": "language_modeling",
+    "weighted_transformer": "translation",
+}
 ON_CPU = {"common.cpu": "true", "dataset.num_workers": 0, "optimization.max_update": 4}
 
 
@@ -37,7 +66,7 @@ def trained(request, tmp_path_factory):
     """A recipe in small, trained by its command and from its YAML: recipe, data, folders."""
     recipe, folder = request.param, tmp_path_factory.mktemp("recipe")
     room, name = recipe.split("/")
-    source = request.getfixturevalue("data" if room == "transformer_xl" else "pairs")
+    source = request.getfixturevalue("pairs" if room == "weighted_transformer" else "data")
     values = {**ON_CPU, **TINY[recipe]}
     flags = []
     for option, value in values.items():
@@ -95,7 +124,7 @@ def test_a_recipes_yaml_gives_the_losses_of_its_command(trained):
 
 def test_fairseq_validate_finds_the_loss_of_validation(trained):
     recipe, source, folder, _ = trained
-    task = {"transformer_xl/enwik8_base": "segment_language_modeling"}.get(recipe, "translation")
+    task = TASKS[recipe.split("/")[0]]
     path = folder / "checkpoint_last.pt"
     size = ("--batch-size", 10) if task != "translation" else ("--max-tokens", 200)
     options = ("--cpu", *ALL, "--log-format", "simple")

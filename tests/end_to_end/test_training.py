@@ -173,8 +173,9 @@ def test_fairseq_eval_lm_does_not_print_the_figure_of_a_part(data, checkpoint):
     assert "Loss (base 2)" not in printed + printed_too
 
 
-def test_one_worker_goes_on_with_the_memory_that_two_saved(data, uninterrupted, tmp_path):
-    train_on_two_workers(data, tmp_path, "--max-update", 3)
+@pytest.mark.parametrize("parts", [1, 2])
+def test_one_worker_goes_on_with_the_memory_that_two_saved(data, uninterrupted, tmp_path, parts):
+    train_on_two_workers(data, tmp_path, "--max-update", 3, "--batch-split", parts)
     train(data, tmp_path, "--max-update", STEPS)
     assert_equal(parameters(tmp_path), parameters(uninterrupted), rtol=1e-4, atol=1e-6)
 
@@ -187,6 +188,7 @@ def test_one_worker_goes_on_with_the_memory_that_two_saved(data, uninterrupted, 
         # and test_mixed_precision_trains_with_a_memory that mixed precision works
         ["--amp"],
         ["--fp16", "--fp16-no-flatten-grads", "--fp16-init-scale", "4"],
+        ["--bf16", "--batch-split", "3"],
         ["--fp16", "--fp16-no-flatten-grads", "--fp16-init-scale", "4", "--batch-split", "3"],
     ],
 )
@@ -197,6 +199,16 @@ def test_other_precisions_train(data, uninterrupted, tmp_path, precision):
     assert_equal(found, parameters(uninterrupted), rtol=0.1, atol=0.05)
     moved = torch.load(tmp_path / "checkpoint_last.pt", weights_only=True)
     assert moved["optimizer_history"][-1]["num_updates"] == STEPS
+
+
+def test_weights_in_half_precision_alone_train(data, tmp_path):
+    words = ("--memory-efficient-bf16", "--optimizer", "adam", "--lr", 0.001, *NO_VALIDATION)
+    train(data, tmp_path, "--max-update", 1, *words)
+    before = parameters(tmp_path)
+    train(data, tmp_path, "--max-update", 3, *words)
+    found = parameters(tmp_path)
+    assert all(weight.isfinite().all() for weight in found.values())
+    assert any(not torch.equal(found[name], before[name]) for name in found)
 
 
 def test_accumulated_gradients_follow_the_streams(data, tmp_path):

@@ -171,3 +171,14 @@ def test_a_model_that_is_validated_by_translating_is_loaded(pairs, tmp_path):
     path = ("--path", tmp_path / "checkpoint_best.pt", "--cpu", *ALL)
     translated = run("fairseq-generate", pairs, *USER_DIR, *path)
     assert len(re.findall(r"^H-\d+\t", translated, re.MULTILINE)) == 31
+
+
+def test_gradients_of_the_parts_of_an_epoch_are_those_of_all_of_it(pairs, tmp_path):
+    exact = ("--dropout", 0, "--attention-dropout", 0, "--max-update", 3, "--max-tokens", 9000)
+    printed = train(pairs, tmp_path / "whole", *exact)
+    train(pairs, tmp_path / "parts", *exact, "--batch-size", 100, "--update-freq", 2)
+    (sentences,) = map(int, re.findall(r" train en-de (\d+) examples", printed))
+    assert 100 < sentences <= 200
+    one, two = branch_weights(tmp_path / "whole"), branch_weights(tmp_path / "parts")
+    for name, weight in one.items():
+        torch.testing.assert_close(two[name], weight, atol=1e-6, rtol=1e-5)
