@@ -15,13 +15,12 @@ has no optimizer's state: it is there to be evaluated, or for --finetune-from-mo
 from __future__ import annotations
 
 import argparse
-import itertools
 import re
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from scripts._shared.checkpoints import read_checkpoint
+from scripts._shared.checkpoints import options_of, read_checkpoint
 from scripts._shared.command_line import check_at_least, command_parser, exit_status
 from scripts._shared.commands import short
 from scripts._shared.files import atomic_write
@@ -30,7 +29,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 # What fairseq-train names the checkpoints that it keeps.
-_KEPT = re.compile(r"checkpoint(\d+|_\d+_\d+)\.pt")
+_KEPT = re.compile(r"checkpoint(\d+)\.pt|checkpoint_(\d+)_(\d+)\.pt")
 
 
 class Checkpoint(NamedTuple):
@@ -57,6 +56,12 @@ def read(path: Path) -> Checkpoint:
     return Checkpoint(path, state, updates)
 
 
+def _by_name(path: Path) -> tuple[float, float]:
+    """Epoch and updates in the name of a kept checkpoint; one of an epoch comes at its end."""
+    of_epoch, epoch, updates = _KEPT.fullmatch(path.name).groups()
+    return float(of_epoch or epoch), float(updates or "inf")
+
+
 def choose(paths: list[Path], last: int | None) -> list[Checkpoint]:
     """Checkpoints to average, the one with the most updates last."""
     check_at_least(2, last=last)
@@ -69,10 +74,21 @@ def choose(paths: list[Path], last: int | None) -> list[Checkpoint]:
         return sorted(map(read, paths), key=lambda checkpoint: checkpoint.updates)
     if len(paths) != 1 or not paths[0].is_dir():
         raise ValueError(f"--last {last} takes one folder: name the --save-dir of the training")
-    # at the end of an epoch the same weights may be there twice
-    files = sorted(path for path in paths[0].iterdir() if _KEPT.fullmatch(path.name))
-    different = {checkpoint.updates: checkpoint for checkpoint in map(read, files)}
+    different, unread = {}, {}
+    for path in sorted(path for path in paths[0].iterdir() if _KEPT.fullmatch(path.name)):
+        try:
+            checkpoint = read(path)
+        except ValueError as error:
+            unread[path] = error
+        else:
+            # at the end of an epoch the same weights may be there twice
+            different[checkpoint.updates] = checkpoint
     chosen = [different[updates] for updates in sorted(different)[-last:]]
+    # of those that cannot be read, only the name shows how old they are
+    oldest = min((_by_name(checkpoint.path) for checkpoint in chosen), default=(0, 0))
+    for path in sorted(unread, key=_by_name, reverse=True):
+        if len(chosen) < last or _by_name(path) > oldest:
+            raise unread[path]
     if len(chosen) < last:
         raise ValueError(
             f"--last is {last} and {short(paths[0])} has {len(different)} checkpoints: give fewer, "
@@ -83,10 +99,14 @@ def choose(paths: list[Path], last: int | None) -> list[Checkpoint]:
 
 def check(checkpoints: list[Checkpoint]) -> None:
     """Raise ValueError for weights that do not belong together, count twice, or are not finite."""
-    first = checkpoints[0]
-    for path, state, _ in checkpoints:
+    first, before = checkpoints[0], None
+    for path, state, updates in checkpoints:
         both = f"{short(first.path)} and {short(path)}"
         remedy = "give checkpoints of one training"
+        for part in ("model", "task"):
+            names = [options_of(content, part).get("_name") for content in (first.state, state)]
+            if names[0] != names[1]:
+                raise ValueError(f"{both} have the {part}s {names[0]} and {names[1]}: {remedy}")
         one, two = ((x.get("task_state") or {}).get("dictionary") for x in (first.state, state))
         if one != two:
             raise ValueError(f"{both} were trained with different dictionaries: {remedy}")
@@ -102,12 +122,12 @@ def check(checkpoints: list[Checkpoint]) -> None:
                     f"{name} in {short(path)} has a number that is not finite: leave that "
                     "checkpoint out"
                 )
-    for one, two in itertools.pairwise(checkpoints):
-        if one.updates == two.updates:
+        if before and before.updates == updates:
             raise ValueError(
-                f"{short(one.path)} and {short(two.path)} both have {one.updates} updates, as a "
+                f"{short(before.path)} and {short(path)} both have {updates} updates, as a "
                 "checkpoint and its copy have: leave one out"
             )
+        before = Checkpoint(path, state, updates)
 
 
 def average(models: list[dict[str, Tensor]]) -> dict[str, Tensor]:

@@ -19,6 +19,7 @@ import re
 import sys
 from collections.abc import Iterable, Sequence
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -121,6 +122,29 @@ def read_checkpoints(paths: Sequence[Path]) -> Iterable[tuple[int, Weights]]:
     return points
 
 
+def _shape(weights: Weights) -> dict[str, dict[str, int]]:
+    return {layer: {kind: len(by[kind]) for kind in by} for layer, by in weights.items()}
+
+
+def in_order(points: Iterable[tuple[int, Weights]], source: str) -> dict[int, Weights]:
+    """Weights by update, which rise, all of the same layers and branches."""
+    by_update = dict(sorted(dict(points).items()))
+    first = min(by_update)
+    for update, weights in by_update.items():
+        if _shape(weights) != _shape(by_update[first]):
+            raise ValueError(
+                f"{source}: after {update:,} updates there are other layers or branches than after "
+                f"{first:,}: name what belongs to one training"
+            )
+        for layer, by in weights.items():
+            if not all(map(math.isfinite, chain(*by.values()))):
+                raise ValueError(
+                    f"{source}: after {update:,} updates a weight of {layer} is no number: leave "
+                    "out this training, which diverged"
+                )
+    return by_update
+
+
 def choose_layers(asked: Sequence[str] | None, by_update: dict[int, Weights]) -> list[str]:
     """Layers to draw, all of them if none is asked for."""
     known = sorted(next(iter(by_update.values())), key=layer_order)
@@ -198,7 +222,7 @@ def plot_branch_weights(arguments: argparse.Namespace) -> None:
         paths = [path.resolve() for path in arguments.checkpoint]
         source = f"--checkpoint {' '.join(map(short, paths))}"
         points = read_checkpoints(paths)
-    by_update = dict(sorted(dict(points).items()))
+    by_update = in_order(points, source)
     layers = choose_layers(arguments.layer, by_update)
     prepare_results(arguments.output)
     last = max(by_update)

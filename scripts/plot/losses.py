@@ -129,7 +129,12 @@ def read_validations(log: NamedFile, against: str = UPDATES) -> dict[int, Valida
             f"{label} has no validation loss: name the log of a training that has validated, "
             "written with --log-format json or simple"
         )
-    for update, (_, seconds, training_loss) in found.items():
+    for update, (loss, seconds, training_loss) in found.items():
+        if not math.isfinite(loss):
+            raise ValueError(
+                f"{label}: the validation loss after {update:,} updates is {loss}: leave out this "
+                "log of a training that diverged"
+            )
         missing = {TIME: seconds is None, TRAINING_LOSS: training_loss is None}
         if missing.get(against):
             what = "when" if against == TIME else "the training loss at which"

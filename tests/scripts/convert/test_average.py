@@ -9,7 +9,7 @@ from fairseq_plugins import load
 from fairseq_plugins.weighted_transformer.branch_weights import draw_from_simplex
 from scripts.convert.average import average, main
 from tests.scripts.evaluate.saved_memory_models import write_streams
-from tests.scripts.evaluate.saved_models import write_checkpoint, write_text
+from tests.scripts.evaluate.saved_models import Mischief, write_checkpoint, write_text
 
 
 @pytest.fixture(scope="module")
@@ -59,6 +59,18 @@ def test_the_last_of_a_folder_are_averaged(models, tmp_path, capsys):
     for name, weight in found.items():
         torch.testing.assert_close(weight, (one[name] + two[name]) / 2, atol=1e-7, rtol=1e-6)
     assert any(not torch.equal(weight, one[name]) for name, weight in found.items())
+
+
+def test_a_damaged_checkpoint_counts_where_it_could_be_among_the_last(models, tmp_path, capsys):
+    folder = tmp_path / "models"
+    shutil.copytree(models, folder)
+    older, newer = folder / "checkpoint_1_5.pt", folder / "checkpoint_3_25.pt"
+    older.write_bytes((models / "checkpoint1.pt").read_bytes()[:3000])
+    assert run(folder, "--last", 2, "--output", tmp_path / "mean.pt") == 0
+    assert "the mean of 2 checkpoints" in capsys.readouterr().out
+    refused(capsys, tmp_path, f"CHECKPOINT {older} is cut short or", folder, "--last", 4)
+    newer.write_bytes(older.read_bytes())
+    refused(capsys, tmp_path, f"CHECKPOINT {newer} is cut short or", folder, "--last", 2)
 
 
 def test_the_number_of_updates_counts_before_the_name(models, tmp_path):
@@ -131,6 +143,10 @@ def test_values_of_memories_are_averaged_and_other_sizes_refused(models, tmp_pat
             "BOTH were trained with different dictionaries: give checkpoints of one training",
         ),
         (
+            lambda state: state["cfg"]["model"].update(_name="transformer_xl"),
+            "BOTH have the models all_attention_lm and transformer_xl: give",
+        ),
+        (
             lambda state: state["model"].pop("decoder.embed_tokens.weight"),
             "only one of BOTH has decoder.embed_tokens.weight: give",
         ),
@@ -166,13 +182,19 @@ def test_checkpoints_that_do_not_belong_together_are_refused(
         (("",), "FOLDER is a folder: say with --last"),
         (("checkpoint1.pt",), "give two or more different checkpoints, or a folder and --last"),
         (("checkpoint1.pt", "checkpoint1.pt"), "give two or more different checkpoints"),
+        (("checkpoint1.pt", "none.pt"), "CHECKPOINT FOLDER/none.pt is no file: name one that"),
+        (("checkpoint1.pt", "cut.pt"), "CHECKPOINT FOLDER/cut.pt is cut short or damaged"),
+        (("checkpoint1.pt", "bad.pt"), "CHECKPOINT FOLDER/bad.pt holds more than weights and"),
     ],
 )
 def test_impossible_choices_are_refused(models, tmp_path, capsys, words, message):
+    torch.save({"model": Mischief(tmp_path / "made")}, models / "bad.pt")
+    (models / "cut.pt").write_bytes((models / "checkpoint1.pt").read_bytes()[:3000])
     words = [
         models / word if word.endswith(".pt") or not word else word for word in map(str, words)
     ]
     refused(capsys, tmp_path, message.replace("FOLDER", str(models)), *words)
+    assert not (tmp_path / "made").exists()
 
 
 def test_a_file_that_is_there_is_kept(models, tmp_path, capsys):
@@ -183,3 +205,15 @@ def test_a_file_that_is_there_is_kept(models, tmp_path, capsys):
     assert output.read_text() == "kept"
     assert run(models, "--last", 2, "--output", tmp_path / "none" / "mean.pt") == 1
     assert "there is no such folder, make it first" in capsys.readouterr().err
+
+
+def test_nothing_is_left_of_a_file_that_cannot_be_written(models, tmp_path, capsys, monkeypatch):
+    def full(state, path):
+        path.write_bytes(b"half")
+        raise RuntimeError("no space left on the device")
+
+    monkeypatch.setattr(torch, "save", full)
+    assert run(models, "--last", 2, "--output", tmp_path / "mean.pt") == 1
+    message = f"error: --output {tmp_path}/mean.pt: no space left on the device: make room"
+    assert capsys.readouterr().err.startswith(message)
+    assert list(tmp_path.iterdir()) == []

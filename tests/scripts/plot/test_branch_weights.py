@@ -253,6 +253,16 @@ def test_impossible_options_are_refused(log, refused, given, message):
             " has no kappa and alpha: name the log of a weighted_transformer that has validated, "
             "written with --log-format json or simple",
         ),
+        (
+            f"{json_line(10)}\n{json_line(2000, encoder1=[0.5, 0.5])}\n",
+            ": after 2,000 updates there are other layers or branches than after 10: name what "
+            "belongs to one training",
+        ),
+        (
+            f"{json_line(2000, decoder2=[0.5, float('nan'), 0.25, 0.25])}\n",
+            ": after 2,000 updates a weight of decoder2 is no number: leave out this training, "
+            "which diverged",
+        ),
     ],
 )
 def test_logs_without_weights_are_refused(tmp_path, refused, content, message):

@@ -110,6 +110,11 @@ def test_table_json_and_plot(logs, tmp_path, capsys):
             " has no validation loss: name the log of a training that has validated, written "
             "with --log-format json or simple",
         ),
+        (
+            '{"epoch": 1, "valid_loss": "nan", "valid_num_updates": "2000"}\n',
+            ": the validation loss after 2,000 updates is nan: leave out this log of a training "
+            "that diverged",
+        ),
     ],
 )
 def test_logs_without_losses_are_refused(tmp_path, refused, content, message):
