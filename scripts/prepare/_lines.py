@@ -7,6 +7,7 @@ import signal
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -52,6 +53,11 @@ def read_lines(path: Path) -> Iterator[str]:
     try:
         with open_text(path) as stream:
             for number, line in enumerate(stream, 1):
+                if b"\0" in line:
+                    raise ValueError(
+                        f"{short(path)}, line {number}: there is a zero byte, as in UTF-16 or in "
+                        "what is no text: convert the file to UTF-8 or remove the byte"
+                    )
                 text = line.decode("utf-8-sig" if number == 1 else "utf-8")
                 yield text.removesuffix("\n").removesuffix("\r")
     except UnicodeDecodeError as error:
@@ -93,9 +99,15 @@ def in_processes(
         yield from map(make(), chunks)
         return
     start = {"initializer": _start_process, "initargs": (make, os.getpid())}
-    with ProcessPoolExecutor(workers, **start) as pool:
-        while batch := list(islice(chunks, AHEAD * workers)):
-            yield from pool.map(_work_on, batch)
+    try:
+        with ProcessPoolExecutor(workers, **start) as pool:
+            while batch := list(islice(chunks, AHEAD * workers)):
+                yield from pool.map(_work_on, batch)
+    except BrokenProcessPool as error:
+        raise ValueError(
+            f"--workers {workers}: one of the processes was killed, most likely for want of "
+            "memory: give fewer"
+        ) from error
 
 
 def write_lines(

@@ -10,7 +10,7 @@ Of the units of a word (Sennrich et al. 2016) all but the last end with ``@@``: 
 import argparse
 import io
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import nullcontext, redirect_stderr, suppress
 from functools import partial
 from importlib.metadata import version
@@ -143,11 +143,22 @@ def subword_units(pairs: list[str]) -> Work:
     return apply_lines
 
 
+def _words(path: Path) -> Iterator[str]:
+    """Lines of a text of words; raises ValueError when a word's units would not show its end."""
+    for number, line in enumerate(read_lines(path), 1):
+        if "@@ " in f"{line} ":
+            raise ValueError(
+                f"{path.name}, line {number}: a word ends with @@, which marks a unit within a "
+                "word: change the word"
+            )
+        yield line
+
+
 def apply(codes: Path, source: Path, workers: int, target: Path) -> int:
     """Write the units of each line of words; return their number."""
     make = partial(subword_units, read_codes(codes))
     description = f"units {target.name}"
-    return write_lines(read_lines(source), target, make, workers, description)["words"]
+    return write_lines(_words(source), target, make, workers, description)["words"]
 
 
 def make_units(

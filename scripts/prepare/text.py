@@ -142,6 +142,11 @@ def find_parts(options: argparse.Namespace) -> dict[str, Text]:
         if path.is_file()
     }
     if not given:
+        if options.output.resolve().is_relative_to(source.resolve()):
+            raise ValueError(
+                f"--output {short(options.output)} lies within --input {short(source)}, where its "
+                "texts would be taken for documents: give a folder beside it"
+            )
         return documents(source, options)
     if missing := [f"{split}.txt" for split in SPLITS if split not in given]:
         raise ValueError(
@@ -159,6 +164,7 @@ def find_parts(options: argparse.Namespace) -> dict[str, Text]:
 def check_options(options: argparse.Namespace) -> None:
     """Raise ValueError when an option is impossible or does not go with the unit."""
     check_at_least(1, workers=options.workers, bpe_size=options.bpe_size)
+    check_at_least(0, threshold=options.threshold)
     if options.moses and options.unit == "characters":
         raise ValueError(f"--moses {options.moses} makes words: leave it out for characters")
     if options.moses:

@@ -106,6 +106,10 @@ def same_lines():
     return list
 
 
+def end_process():
+    return lambda lines: os.kill(os.getpid(), signal.SIGKILL)
+
+
 def hold(fifo):
     held = fifo.open("wb")
     return lambda lines: (held, lines)[1]
@@ -129,6 +133,11 @@ def test_lines_keep_their_order_and_are_read_only_a_little_ahead(tmp_path, monke
     sizes = write_lines([*lines, ""], tmp_path / "target", same_lines, 2, "copy")
     assert sizes == {"lines": 101, "words": 200}
     assert (tmp_path / "target").read_text() == "\n".join([*lines, "", ""])
+
+
+def test_a_killed_process_is_an_error(tmp_path):
+    with pytest.raises(ValueError, match=r"^--workers 2: one of the processes"):
+        write_lines(["a"], tmp_path / "target", end_process, 2, "end")
 
 
 def test_processes_end_with_the_one_that_is_killed(tmp_path):

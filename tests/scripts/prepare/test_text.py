@@ -205,6 +205,11 @@ def test_a_special_symbol_is_text_in_characters(prepare, tmp_path):
             "--unit words --input {}/latin.txt",
             "latin.txt, line 3: byte 3 of the line is no UTF",
         ),
+        ("--unit words --input {}/utf16.txt", "utf16.txt, line 1: there is a zero byte"),
+        ("--unit words --input {}/documents --output {}/documents/x", "lies within"),
+        ("--unit words --input {}/parts --held-out 2", "--held-out is 2, and --input"),
+        ("--unit words --input {}/text.txt --threshold -1", "--threshold is -1: it must be at"),
+        ("--unit subwords --input {}/joiner.txt", "train.txt, line 2: a word ends with @@"),
         ("--unit words --input {}/damaged.txt.gz", "damaged.txt.gz, after line"),
         ("--unit words --input {}/text.txt --moses xx", "--moses xx is none that sacremoses"),
         ("--unit characters --input {}/text.txt --moses en", "--moses en makes words"),
@@ -220,7 +225,13 @@ def test_what_cannot_be_used_is_refused(prepare, source, tmp_path, words, named)
     (tmp_path / "empty").mkdir()
     (tmp_path / "half").mkdir()
     (tmp_path / "half" / "train.txt").write_text("a\n")
+    for folder, names in (("documents", range(9)), ("parts", SPLITS)):
+        (tmp_path / folder).mkdir()
+        for name in names:
+            (tmp_path / folder / f"{name}.txt").write_text("a\n")
     files = {
+        "utf16.txt": "a b\n".encode("utf-16") * 9,
+        "joiner.txt": b"aa aa\nbb@@ c\n" * 9,
         "blank.txt": b"a\n" * 9 + b"\n \n",
         "latin.txt": b"a\nb\nca\xe9f\n" * 9,
         "damaged.txt.gz": gzip.compress(b"a b\n" * 999)[:-9],
