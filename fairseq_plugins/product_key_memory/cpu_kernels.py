@@ -26,7 +26,7 @@ from torch import Tensor
 # as in numpy 1/0 is infinite; an exception would forbid vector instructions
 OPTIONS = {"nogil": True, "error_model": "numpy"}
 _INLINED: list[str] = []
-numba: Any
+numba: Any  # import_numba imports it
 
 logger = logging.getLogger(__name__)
 
