@@ -26,14 +26,14 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import chain
+from itertools import chain, product
 from pathlib import Path
 
-from scripts._shared.command_line import check_at_least, command_parser, exit_status
+from scripts._shared.command_line import check_at_least
 from scripts._shared.commands import short
 from scripts.prepare._binarize import NO_MADE_UP_SYMBOLS, preprocess, write_units
 from scripts.prepare._lines import open_text, progress, read_lines, write_lines
-from scripts.prepare._stages import Stages, add_output_option, fingerprint, resolved
+from scripts.prepare._stages import Stages, fingerprint, resolved, run_preparation
 from scripts.prepare._subwords import (
     add_subword_options,
     check_language,
@@ -89,12 +89,11 @@ class Bitext:
 
 def copy_references(bitext: Bitext, target: Path) -> None:
     """Write the raw texts of the parts that test, byte by byte but unpacked."""
-    for part in bitext.parts:
-        for language in bitext.languages:
-            if option_of(part) == "--test":
-                (path,) = bitext.files(part, language)
-                with open_text(path) as source, (target / f"{part}.{language}").open("wb") as file:
-                    shutil.copyfileobj(source, file)
+    for part, language in product(bitext.parts, bitext.languages):
+        if option_of(part) == "--test":
+            (path,) = bitext.files(part, language)
+            with open_text(path) as source, (target / f"{part}.{language}").open("wb") as file:
+                shutil.copyfileobj(source, file)
 
 
 def tokenize(bitext: Bitext, options: argparse.Namespace, target: Path) -> dict[str, dict]:
@@ -174,9 +173,8 @@ def binarize(bitext: Bitext, options: argparse.Namespace, target: Path) -> dict:
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options of every preparation for translation to a parser."""
+    """Add the options of every preparation for translation."""
     add = parser.add_argument
-    add_output_option(parser)
     add_subword_options(parser)
     text = "split words at hyphens, as is usual for WMT14 (default: yes)"
     yes_or_no = argparse.BooleanOptionalAction
@@ -195,44 +193,32 @@ def check_options(options: argparse.Namespace, languages: Sequence[str]) -> None
         raise ValueError(
             f"--target-lang {languages[1]} is --source-lang as well: give two different languages"
         )
-    check_at_least(
-        1,
-        workers=options.workers,
-        bpe_size=options.bpe_size,
-        max_length=options.max_length,
-        max_ratio=options.max_ratio,
-    )
+    names = ("workers", "bpe_size", "max_length", "max_ratio")
+    check_at_least(1, **{name: getattr(options, name) for name in names})
 
 
 def prepare(stages: Stages, bitext: Bitext, options: argparse.Namespace) -> None:
     """Do the stages that are not done yet."""
     languages = bitext.languages
-
-    def of(*names: str) -> dict:
-        return {name: getattr(options, name.replace("-", "_")) for name in names}
-
-    words = stages.run("tokens", partial(tokenize, bitext, options), of("aggressive-hyphens"))
+    hyphens = {"aggressive-hyphens": options.aggressive_hyphens}
+    words = stages.run("tokens", partial(tokenize, bitext, options), hyphens)
     stages.run("references", partial(copy_references, bitext))
     names = [f"{part}.{one}" for part in bitext.parts for one in languages]
     training = [f"train.{one}" for one in languages]
     work = partial(make_units, options.output / "tokens", names, training, options)
-    made = stages.run("bpe", work, of("bpe-size"))
-    cleaned = stages.run("clean", partial(clean, bitext, options), of("max-length", "max-ratio"))
+    merges = stages.run("bpe", work, {"bpe-size": options.bpe_size})
+    limits = {"max-length": options.max_length, "max-ratio": options.max_ratio}
+    cleaned = stages.run("clean", partial(clean, bitext, options), limits)
     binarized = stages.run("bin", partial(binarize, bitext, options))
     parts = {}
     for part in bitext.parts:
         pairs = words[part]["pairs"]
         parts[part] = {"pairs": pairs, "kept": pairs, **cleaned.get(part, {})}
         for one in languages:
+            # Of the pairs that are kept, with the </s> of each line.
             size = binarized["sizes"][f"{part}.{'-'.join(languages)}.{one}"]
-            parts[part][one] = {
-                "words": words[part][one],
-                "units": made["units"][f"{part}.{one}"],
-                # Of the pairs that are kept, with the </s> of each line.
-                "tokens": size["tokens"],
-                "unknown": size["unknown"],
-            }
-    found = {"merges": made["merges"], "symbols": binarized["symbols"], "versions": versions()}
+            parts[part][one] = {"words": words[part][one], **size}
+    found = {"merges": merges, "symbols": binarized["symbols"], "versions": versions()}
     stages.finish({**found, "parts": parts})
 
 
@@ -241,7 +227,7 @@ def test_parts(prefixes: Sequence[Path]) -> dict[str, tuple[Path, ...]]:
     return {f"test{number or ''}": (prefix,) for number, prefix in enumerate(prefixes)}
 
 
-def prepare_raw(options: argparse.Namespace) -> None:
+def prepare_texts(options: argparse.Namespace) -> None:
     """Do the work of the command."""
     languages = options.source_lang, options.target_lang
     check_options(options, languages)
@@ -251,9 +237,8 @@ def prepare_raw(options: argparse.Namespace) -> None:
     prepare(Stages(options.output, {**codes, **bitext.fingerprints()}), bitext, options)
 
 
-def main(arguments: list[str] | None = None) -> int:
-    """Command line of the script; returns its exit status."""
-    parser = command_parser(__doc__)
+def add_text_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of the command."""
     add = parser.add_argument
     for side in ("source", "target"):
         add(f"--{side}-lang", required=True, metavar="CODE", help=f"{side} language, such as en")
@@ -264,8 +249,11 @@ def main(arguments: list[str] | None = None) -> int:
     ):
         add(f"--{part}", type=resolved, required=True, nargs=number, metavar="PREFIX", help=text)
     add_options(parser)
-    options = parser.parse_args(arguments)
-    return exit_status(partial(prepare_raw, options), output=options.output)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Command line of the script; returns its exit status."""
+    return run_preparation(__doc__, add_text_options, prepare_texts, arguments)
 
 
 if __name__ == "__main__":
