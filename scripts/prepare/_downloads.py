@@ -122,25 +122,25 @@ def download(name: str, mirrors: Sequence[str], checksum: str | None, folder: Pa
     )
 
 
-def files_in(path: Path, name: str) -> Iterator[tuple[str, BinaryIO]]:
-    """Each file of a zip or tar by its name; of another file itself, by the given name."""
+def files_in(path: Path, names: Sequence[str]) -> Iterator[tuple[str, BinaryIO]]:
+    """Each file of a zip or tar by its name; where there is one name, it may be the file's own."""
     if zipfile.is_zipfile(path):
         with zipfile.ZipFile(path) as archive:
             for member in archive.namelist():
                 yield member.rpartition("/")[2], archive.open(member)
-    elif tarfile.is_tarfile(path):
+    elif len(names) == 1 and not tarfile.is_tarfile(path):
+        yield names[0], path.open("rb")
+    else:
         with tarfile.open(path) as archive:
             for entry in filter(tarfile.TarInfo.isfile, archive):
                 yield entry.name.rpartition("/")[2], archive.extractfile(entry)
-    else:
-        yield name, path.open("rb")
 
 
 def extract(path: Path, names: Sequence[str], folder: Path) -> list[Path]:
     """Write the named files of an archive to a folder; return them in its order."""
     found = []
     try:
-        for name, source in files_in(path, names[0]):
+        for name, source in files_in(path, names):
             if name in names:
                 with source, (folder / name).open("wb") as target:
                     shutil.copyfileobj(source, target)

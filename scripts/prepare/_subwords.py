@@ -14,7 +14,6 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext, redirect_stderr, suppress
 from functools import partial
-from importlib.metadata import version
 from itertools import chain
 from pathlib import Path
 
@@ -26,11 +25,6 @@ SPECIAL = ("<s>", "</s>", "<pad>")
 VERSION = "#version: 0.2"
 # Words that subword-nmt remembers at most; a large text would fill the memory with rare ones.
 REMEMBERED = 2**20
-
-
-def versions() -> dict[str, str]:
-    """Versions of the libraries that make words and units."""
-    return {name: version(name) for name in ("sacremoses", "subword-nmt")}
 
 
 def add_subword_options(parser: argparse.ArgumentParser) -> None:

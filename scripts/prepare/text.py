@@ -46,7 +46,6 @@ from scripts.prepare._subwords import (
     make_units,
     moses_tokenizer,
     split_words,
-    versions,
 )
 
 SUFFIXES = (".txt", ".txt.gz")
@@ -261,8 +260,7 @@ def prepare(options: argparse.Namespace) -> None:
         # Each line ends with </s>, which is predicted as well.
         words = sizes[split]["words"] + size["lines"]
         sizes[split]["tokens_per_word"] = size["tokens"] / words
-    found = {"merges": merges, "symbols": binarized["symbols"], "versions": versions()}
-    stages.finish({**found, "splits": sizes})
+    stages.finish({"merges": merges, "symbols": binarized["symbols"], "splits": sizes})
 
 
 def main(arguments: list[str] | None = None) -> int:

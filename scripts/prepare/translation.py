@@ -39,7 +39,6 @@ from scripts.prepare._subwords import (
     check_language,
     make_units,
     moses_tokenizer,
-    versions,
 )
 
 # Parts that are cleaned; a test part has to keep every sentence.
@@ -218,8 +217,7 @@ def prepare(stages: Stages, bitext: Bitext, options: argparse.Namespace) -> None
             # Of the pairs that are kept, with the </s> of each line.
             size = binarized["sizes"][f"{part}.{'-'.join(languages)}.{one}"]
             parts[part][one] = {"words": words[part][one], **size}
-    found = {"merges": merges, "symbols": binarized["symbols"], "versions": versions()}
-    stages.finish({**found, "parts": parts})
+    stages.finish({"merges": merges, "symbols": binarized["symbols"], "parts": parts})
 
 
 def test_parts(prefixes: Sequence[Path]) -> dict[str, tuple[Path, ...]]:

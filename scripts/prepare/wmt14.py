@@ -8,7 +8,7 @@ workshop gave for the pair, validates on newstest2013 and tests on newstest2014 
 newstest2013 (test1), both whole.
 
 OUTPUT/download       archives, until all is done; one that was interrupted is begun anew
-OUTPUT/raw            the raw texts of each corpus
+OUTPUT/raw            the raw texts of each archive
 and the rest as scripts.prepare.translation writes it.
 """
 
@@ -25,8 +25,7 @@ from scripts.prepare._downloads import Archive, add_source_options
 from scripts.prepare._stages import Stages, run_preparation
 from scripts.prepare.translation import Bitext, add_options, check_options, prepare, test_parts
 
-# Members of archives, with the language beside English and both: what is before .{language} names a
-# text.
+# {other} is the language beside English; what stands before .{language} names a text.
 EUROPARL = Archive(
     "www.statmt.org/wmt13/training-parallel-europarl-v7.tgz",
     ["europarl-v7.{other}-en.{language}"],
@@ -90,17 +89,13 @@ def make_raw(
 ) -> None:
     """Fill a folder with the raw texts of all archives, which are here or downloaded."""
     for archive in archives:
-        path = archive.path(options)
-        if archive.name == NEWSTEST2014.name:
-            write_newstest2014(path, languages, target)
-            continue
-        members = [
-            member.format(other=languages[1], language=language)
-            for member in archive.members
-            for language in languages
-        ]
         print(f"unpack {archive.name}", flush=True)
-        replace(archive, members=members).unpack(options, target)
+        if archive.name == NEWSTEST2014.name:
+            write_newstest2014(archive.path(options), languages, target)
+            continue
+        (member,) = archive.members
+        names = [member.format(other=languages[1], language=language) for language in languages]
+        replace(archive, members=names).unpack(options, target)
 
 
 def prepare_pair(options: argparse.Namespace) -> None:
@@ -109,7 +104,6 @@ def prepare_pair(options: argparse.Namespace) -> None:
     check_options(options, languages)
     train = TRAIN[options.pair]
     stages = Stages(options.output, {"source-lang": source, "target-lang": target})
-    # The first test set validates, too.
     stages.run("raw", partial(make_raw, (*train, *TESTS), languages, options))
 
     def texts(archives: Sequence[Archive]) -> tuple[Path, ...]:
