@@ -52,16 +52,16 @@ class Words:
 
     def build(self, raw: Sequence[Path], options: argparse.Namespace, folder: Path) -> dict:
         """Fill the folder for fairseq from the texts; return vocabulary and splits."""
-        texts = {self.splits[path.name]: path for path in raw}
-        if self.ascii_blanks:
-            texts = {part: raw[0].with_name(f"{part}.txt") for part in SPLITS}
-            for path in raw:
-                lines = path.open(encoding="utf-8", newline="\n")
-                part = texts[self.splits[path.name]]
-                with lines, part.open("a", encoding="utf-8", newline="\n") as file:
-                    for line in lines:
-                        words = OTHER_BLANK.sub(VISIBLE_BLANK, line).split()
-                        file.write(" ".join(words) + "\n")
+        texts = {part: raw[0].with_name(f"{part}.txt") for part in SPLITS}
+        newline = "\n" if self.ascii_blanks else None
+        for path in raw:
+            lines = path.open(encoding="utf-8", newline=newline)
+            text = texts[self.splits[path.name]]
+            with lines, text.open("a", encoding="utf-8", newline="\n") as file:
+                for line in lines:
+                    if self.ascii_blanks:
+                        line = OTHER_BLANK.sub(VISIBLE_BLANK, line)
+                    file.write(" ".join(line.split()) + "\n")
         which = [*NO_MADE_UP_SYMBOLS, "--thresholdsrc", str(self.threshold)]
         if options.srcdict:
             load_srcdict(options.srcdict)

@@ -23,7 +23,7 @@ from tempfile import TemporaryDirectory
 
 from scripts.prepare._downloads import Archive, add_source_options
 from scripts.prepare._stages import Stages, run_preparation
-from scripts.prepare.translation import Bitext, add_options, check_options, prepare, test_parts
+from scripts.prepare.translation import add_options, check_options, find_files, prepare, test_parts
 
 # {other} is the language beside English; what stands before .{language} names a text.
 EUROPARL = Archive(
@@ -110,9 +110,8 @@ def prepare_pair(options: argparse.Namespace) -> None:
         members = (archive.members[0].partition(".{language}")[0] for archive in archives)
         return tuple(options.output / "raw" / member.format(other=target) for member in members)
 
-    parts = {"train": texts(train), "valid": texts([NEWSTEST2013])}
-    parts |= test_parts(texts(TESTS))
-    prepare(stages, Bitext(languages, parts), options)
+    parts = {"train": texts(train), "valid": texts([NEWSTEST2013]), **test_parts(texts(TESTS))}
+    prepare(stages, find_files(languages, parts), options)
 
 
 def add_pair_options(parser: argparse.ArgumentParser) -> None:

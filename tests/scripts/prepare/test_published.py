@@ -15,7 +15,7 @@ from tests.scripts.prepare.prepared import SPLITS, lines, refused, serve, tarred
 
 CHARACTERS = b"ab\n ab\n" * 100
 LETTERS = b"ab ab a" * 100
-TEXTS = {"train": b"a a b\n\na <unk>\n", "valid": b"a c\n", "test": b"b\n"}
+TEXTS = {"train": "a\u00a0a\tb\r\ra <unk>\n".encode(), "valid": b"a c\n", "test": b"b\n"}
 WORDS = {
     "train": ["a a b </s>", "</s>", "a <unk> </s>"],
     "valid": ["a <unk> </s>"],

@@ -4,7 +4,6 @@ import random
 from argparse import Namespace
 
 import pytest
-from sacremoses import MosesDetokenizer
 
 from scripts.prepare import _lines, _subwords
 from scripts.prepare._lines import read_lines
@@ -17,12 +16,6 @@ from scripts.prepare._subwords import (
 )
 
 TRAIN = "low lower lowest\n\nlow newer wider new\nlow low lowest\n"
-SENTENCES = [
-    "\"Don't panic,\" she said (twice) - it's 5,300.50 km to Dr. Smith's house!",
-    "A <unk> & a </s> | [b] cost $3 at 10:30; e.g. in the U.S. it rained. Then it stopped.",
-    "",
-    "\u00c9t\u00e9 \u00fcber na\u00efve caf\u00e9s...",
-]
 
 
 def test_codes_are_the_most_frequent_pairs_of_all_texts(tmp_path):
@@ -68,15 +61,6 @@ def test_a_file_that_holds_no_codes_is_refused(tmp_path, content):
     (tmp_path / "codes").write_text(content)
     with pytest.raises(ValueError, match=r"codes is no file of codes: give one that begins"):
         check_codes(tmp_path / "codes")
-
-
-def test_moses_tokens_are_turned_back_into_the_text():
-    found = moses_tokenizer("en")(SENTENCES)
-    detokenizer = MosesDetokenizer(lang="en")
-    back = [detokenizer.detokenize(line.split(" ")) for line in found]
-    # only the blanks around what Moses cuts off words may differ
-    assert [line.replace(" ", "") for line in back] == [line.replace(" ", "") for line in SENTENCES]
-    assert (back[0], back[3]) == (SENTENCES[0], SENTENCES[3])
 
 
 @pytest.mark.parametrize(
