@@ -25,8 +25,8 @@ def place(tmp_path):
     """What prepare_translation.py leaves, of a test part with 3 sentences, and a checkpoint."""
     for folder in ("bin", "references"):
         (tmp_path / "data" / folder).mkdir(parents=True)
-    for language in ("en", "de"):
-        path = tmp_path / "data" / "bin" / f"test.en-de.{language}"
+    for name in ("test.en-de.en", "test.en-de.de", "valid.en-de.en"):
+        path = tmp_path / "data" / "bin" / name
         builder = MMapIndexedDatasetBuilder(f"{path}.bin", dtype=np.uint16)
         for _ in REFERENCES:
             builder.add_item(torch.tensor([4, 2]))
@@ -182,10 +182,11 @@ def test_an_ensemble_and_a_reference_of_ones_own(place, run):
             "--branch-weights random -- --model-overrides={{}}",
             "--branch-weights is random and --model-overrides is given too",
         ),
+        ("--split valid", "--reference: there is no {place}/data/references/valid.de"),
         ("--split dev", "--split dev: {place}/data/bin has no dev.en-de.en.idx and .bin"),
         ("--target-lang xx", "--target-lang xx is none that sacremoses has rules for"),
         ("--beam 0", "--beam is 0: "),
-        ("--reference {place}/no.txt", "--reference {place}/no.txt is no file"),
+        ("--reference {place}/no.txt", "--reference: there is no {place}/no.txt"),
         (
             "--reference {place}/two.txt",
             "--reference {place}/two.txt has 2 lines, --split test of {place}/data/bin 3 sentences",
@@ -201,13 +202,6 @@ def test_what_cannot_be_is_refused_before_any_work(place, run, capsys, words, me
     assert (status, ran) == (1, [])
     assert re.match(f"error: {message.format(place=place)}", capsys.readouterr().err)
     assert not (place / "out").exists()
-
-
-def test_a_reference_has_to_be_there(place, run, capsys):
-    (place / "data" / "references" / "test.de").unlink()
-    assert run()[0] == 1
-    message = f"--reference is left out, and there is no {place}/data/references/test.de"
-    assert capsys.readouterr().err.startswith(f"error: {message}")
 
 
 @pytest.mark.parametrize(("places", "number"), [((2, 0), 2), ((), 0)])
