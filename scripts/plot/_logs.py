@@ -3,6 +3,7 @@
 import json
 import re
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 
 from scripts._shared.commands import short
@@ -16,7 +17,9 @@ _UPDATES = "valid_num_updates"
 def read_figures(line: str) -> dict[str, str]:
     """Figures of a line by the names that they have in JSON: valid_loss is a validation's loss."""
     if found := _JSON.search(line):
-        return json.loads(found[1])
+        # workers may write into one another's lines
+        with suppress(ValueError):
+            return json.loads(found[1])
     if found := _VALIDATION.search(line):
         fields = (field.partition(" ") for field in found[1].split(" | "))
         return {f"valid_{name}": value for name, _, value in fields}

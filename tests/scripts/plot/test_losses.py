@@ -16,6 +16,7 @@ begin dry-run validation on "valid" subset
 {"epoch": 1, "update": 0.27, "loss": "2.985", "ppl": "7.92", "num_updates": "10", "lr": "0.07", \
 "train_wall": "50", "wall": "60"}
 begin validation on "valid" subset
+{"epoch": 1, "valid_loss"{"epoch": 1, "valid_loss": "9", "valid_num_updates": "1500"}
 {"epoch": 1, "valid_loss": "3.059", "valid_ppl": "8.33", "valid_num_updates": "10"}
 {"epoch": 1, "valid_loss": "2.5", "valid_ppl": "5.66", "valid_num_updates": "1200"}
 {"epoch": 1, "valid_loss": "2.954", "valid_ppl": "7.75", "valid_num_updates": "1400", \
