@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from scripts.convert import ADAPTIVE_SPAN, HUGGING_FACE, TENSORFLOW, TRANSFORMER_XL
-from scripts.convert._embeddings import Bands, Embeddings
+from scripts.convert._embeddings import Embeddings
 from scripts.convert._options import EOS, UNK, ForeignConfig, ForeignVocabulary
 from scripts.convert._tensors import ForeignTensors
 
@@ -157,35 +157,34 @@ def _read_transformer_xl(
         config.expect("attn_type", 0, "only 0, Transformer-XL's own attention, is known")
         config.expect("ext_len", 0, "import it with 0, and evaluate with --extended-context")
         config.expect("layer_norm_epsilon", 1e-5, "only 1e-05 is known")
-    bands = _read_bands(config, vocabulary, source, tied)
+    embeddings = _read_embeddings(config, vocabulary, source, width, tied)
     if source == TENSORFLOW:
-        renaming += _ONE_BIAS if bands is None else []
-        renaming += _ONE_TABLE if bands is None or bands.factor == 1 else []
-    embeddings = Embeddings(vocabulary, width, tied, bands)
+        renaming += [] if embeddings.cutoffs else _ONE_BIAS
+        renaming += _ONE_TABLE if embeddings.factor == 1 else []
     options |= embeddings.options()
     return ForeignModel(source, "transformer_xl", options, embeddings, renaming)
 
 
-def _read_bands(
-    config: ForeignConfig, vocabulary: ForeignVocabulary, source: str, tied: bool
-) -> Bands | None:
+def _read_embeddings(
+    config: ForeignConfig, vocabulary: ForeignVocabulary, source: str, width: int, tied: bool
+) -> Embeddings:
     cutoffs = _read_cutoffs(config, vocabulary, "cutoffs")
     if not cutoffs:
         if source == TENSORFLOW:
             one = "without cutoffs there is one band, as wide as the model"
             config.expect("div_val", 1, one)
-        return None
-    factor = config.integer("div_val", 1)
-    if source == TENSORFLOW:
-        shared = config.flag("proj_share_all_but_first", False)
-        first_projected = config.flag("proj_same_dim", True)
-        tied_projections = [False, *([shared] * len(cutoffs))]
-        return Bands(cutoffs, factor, tied, tied_projections, False, first_projected, True)
+        return Embeddings(vocabulary, width, tied)
+    factor, first_projected = config.integer("div_val", 1), True
     # bands as wide as the model have no projections
     tied_projections = [True] * (len(cutoffs) + 1)
-    if factor != 1:
+    if source == TENSORFLOW:
+        shared = config.flag("proj_share_all_but_first", False)
+        tied_projections = [False, *([shared] * len(cutoffs))]
+        first_projected = config.flag("proj_same_dim", True)
+    elif factor != 1:
         tied_projections = config.flags("tie_projs", len(cutoffs) + 1)
-    return Bands(cutoffs, factor, tied, tied_projections, source == TRANSFORMER_XL)
+    of_source = source == TRANSFORMER_XL, first_projected, source == TENSORFLOW
+    return Embeddings(vocabulary, width, tied, cutoffs, factor, tied_projections, *of_source)
 
 
 def _take_biases(
@@ -259,14 +258,16 @@ def _read_adaptive_span(config: ForeignConfig, vocabulary: ForeignVocabulary) ->
         # no tensor shows it
         options |= {"span_ramp": config.integer("adapt_span_ramp"), "span_epsilon": _EPSILON}
     _check_size(config, vocabulary, config.integer("vocab_size", len(vocabulary)))
-    bands = None
+    renaming, width = list(_RENAMING[ADAPTIVE_SPAN]), options["decoder_embed_dim"]
+    embeddings = Embeddings(vocabulary, width, tied=False)
     if config.flag("adapt_io_enabled", False):
         cutoffs = _read_cutoffs(config, vocabulary, "adapt_io_cutoffs")
         factor = config.integer("adapt_io_divval", 4, least=2)
         tied = config.flag("adapt_io_tied", False)
-        bands = Bands(cutoffs, factor, tied, [tied] * (len(cutoffs) + 1)) if cutoffs else None
-    renaming = _RENAMING[ADAPTIVE_SPAN] + ([] if bands else _ADAPTIVE_SPAN_WHOLE)
-    embeddings = Embeddings(vocabulary, options["decoder_embed_dim"], False, bands)
+        if cutoffs:
+            ties = tied, cutoffs, factor, [tied] * (len(cutoffs) + 1)
+            embeddings = Embeddings(vocabulary, width, *ties)
+    renaming += [] if embeddings.cutoffs else _ADAPTIVE_SPAN_WHOLE
     options |= embeddings.options()
     return ForeignModel(ADAPTIVE_SPAN, "all_attention_lm", options, embeddings, renaming)
 

@@ -19,6 +19,7 @@ import re
 import sys
 from collections.abc import Iterable, Sequence
 from functools import partial
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -152,7 +153,7 @@ def draw(axes: Any, updates: list[int], courses: dict[tuple, list], width: int) 
         ends = range(width // 2 + 1, len(updates) + width // 2 + 1)
         means = [np.mean(course[start:end], 0) for start, end in zip(starts, ends, strict=True)]
         marker = "." if len(updates) < _MARKED else None
-        branches = zip(np.transpose(means), _STYLES * len(means[0]), strict=False)
+        branches = zip(np.transpose(means), cycle(_STYLES), strict=False)
         for number, (path, (color, style)) in enumerate(branches, start=1):
             look = {"color": color, "linestyle": style, "linewidth": 1, "marker": marker}
             (lines[f"branch {number}"],) = panel.plot(updates, path, **look)
