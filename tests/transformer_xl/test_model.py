@@ -221,7 +221,7 @@ def test_projected_positions_follow_an_update_behind_autograds_back():
     model, stream = tiny_transformer_xl().double().eval(), tokens(2, 12)
     first = scores_by_segment(model, stream, 4)
     model.train()
-    assert model.decoder.inference_positions._value is None  # training needs the space
+    assert model.decoder.inference_positions._kept is None  # training needs the space
     for layer in model.decoder.layers:
         layer.self_attn.position_projection.proj.weight.data.mul_(2)
     model.eval()
