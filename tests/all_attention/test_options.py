@@ -11,6 +11,7 @@ from fairseq_plugins.all_attention.adagrad_with_clip import AdagradWithClip
 from fairseq_plugins.modules import (
     AdaptiveSpan,
     AllAttention,
+    AllAttentionBlock,
     PersistentVectors,
     SharedRelativeKeys,
     Window,
@@ -52,6 +53,12 @@ def adagrad(**options):
     return AdagradWithClip([nn.Parameter(torch.ones(2))], **options)
 
 
+def block(*shape):
+    """A block that gets a segment, and a memory of two streams of width 16."""
+    made = AllAttentionBlock(16, 2, 5, 4)
+    return made(torch.zeros(shape), made(torch.zeros(2, 4, 16))[1])
+
+
 def update_of_a_sparse_table():
     table = nn.Embedding(4, 3, sparse=True)
     table(torch.tensor([1])).sum().backward()
@@ -64,6 +71,8 @@ REFUSED += [
     (lambda: attention(span=AdaptiveSpan(3, 4)), "`span` is of 3 heads: 4 see the context"),
     (lambda: attention(kernel="new", num_persistent=2), "`kernel` is 'new': there are fast, plain"),
     (lambda: PersistentVectors(2, 1, 4, "new"), "`kernel` is 'new': there are fast, plain"),
+    (lambda: block(3, 4, 16), "`past` is of 2 streams and `x` of 3"),
+    (lambda: block(2, 16), "`x` is (2, 16): give a segment (B, T, 16)"),
     (lambda: adagrad(lr=-0.1), "`lr` is -0.1: it must be 0 or more, and finite"),
     (lambda: adagrad(lr=math.nan), "`lr` is nan: it must be 0 or more, and finite"),
     (lambda: adagrad(lr=1, clip=math.inf), "`clip` is inf: it must be 0 or more, and finite"),
