@@ -44,6 +44,14 @@ def test_a_cache_that_is_extended_keeps_what_it_had():
 
 
 @torch.no_grad()
+def test_a_cache_that_has_room_copies_nothing():
+    cache = KeyValueCache.of(*draw(40)).extended(*draw(1))
+    room, buffer = cache.buffers.end - cache.end, cache.buffers.keys
+    assert room > 0
+    assert cache.extended(*draw(room)).buffers.keys is buffer
+
+
+@torch.no_grad()
 @pytest.mark.parametrize("length", [1, 7, 11, 16, 29, 30, 31, 300])
 def test_a_full_cache_moves_what_it_has_in_place(length):
     cache = KeyValueCache.of(*draw(240))

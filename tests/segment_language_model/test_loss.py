@@ -2,12 +2,11 @@
 
 import pytest
 import torch
-from fairseq.criterions.adaptive_loss import AdaptiveLoss
 from fairseq.logging import metrics
 from torch import nn
 
 from tests.reference.adaptive_softmax import log_probability
-from tests.tiny import ADAPTIVE, VOCABULARY, segment_loss, tiny_model, tiny_task, tokens
+from tests.tiny import ADAPTIVE, VOCABULARY, segment_loss, tiny_model, tokens
 
 PAD, ALPHA, BETA, GAMMA, SPAN, RAMP = 1, 0.7, 0.3, 0.01, 16, 4
 SPAN_VALUES = [[0.1, 0.5], [0.0, 0.25], [1.0, 0.9]]
@@ -122,18 +121,17 @@ def test_the_penalty_is_that_of_each_token_whatever_gradients_are_divided_by(sen
     assert (with_penalty - without).item() == pytest.approx(16 * GAMMA * SPAN * 1.375, rel=1e-4)
 
 
-def test_fairseqs_adaptive_loss_leaves_a_symbol_of_each_tail_cluster_out():
-    target = torch.tensor([[2, 3, *range(4, VOCABULARY), 1, 1]])
+def test_the_adaptive_loss_has_every_symbol_of_each_cluster():
+    """fairseq's leaves out a part of the second one's."""
+    target = torch.tensor([[2, 3, *range(4, VOCABULARY), PAD, PAD]])
     sample = {"net_input": {"src_tokens": target.roll(1, dims=1)}, "target": target, "ntokens": 18}
     model = tiny_model(**ADAPTIVE)
-    theirs = AdaptiveLoss(tiny_task(), sentence_avg=False)(model, sample)[0]
-    ours = segment_loss()(model, sample)[0]
-    assert theirs.item() < ours.item() - 1
+    loss = segment_loss()(model, sample)[0]
     with torch.no_grad():
         scores = model.eval()(**sample["net_input"])
         probs = model.get_normalized_probs(scores, log_probs=True, sample=sample)
     picked = probs.gather(-1, target.unsqueeze(-1)).squeeze(-1)[target != PAD]
-    assert ours.item() == pytest.approx(-picked.sum().item())
+    assert loss.item() == pytest.approx(-picked.sum().item())
 
 
 def logged(logs):

@@ -146,6 +146,13 @@ def build(model=None, from_checkpoint=False, **options):
     return task.build_model(OmegaConf.create({**cfg, **(model or {})}), from_checkpoint)
 
 
+def test_weights_that_are_not_finite_are_refused():
+    model = tiny_model()
+    model.decoder.layers[1].self_attn.persistent.keys.data[0, 0, 0] = math.nan
+    with pytest.raises(FloatingPointError, match=r"persistent.keys has a number that"):
+        tiny_model().load_state_dict(model.state_dict())
+
+
 def test_evaluation_may_leave_out_the_recurrence_that_a_model_was_trained_with():
     zeros = {"zero_memory": True, "mem_len": 0}
     assert build(zeros, from_checkpoint=True).decoder.context.mem_len == 0

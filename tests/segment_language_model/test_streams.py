@@ -63,6 +63,7 @@ def test_every_token_is_predicted_once_from_the_one_before(
             assert (batch["stream_tokens"], batch["ntokens"]) == (scored, sum(scored))
             for row, stream in enumerate(range(worker * streams, (worker + 1) * streams)):
                 begin, end = dataset.segment_bounds(number, stream)
+                assert begin - dataset.segment_bounds(0, stream)[0] == sum(predicted[stream])
                 before = min(begin, context) if end > begin else 0
                 read = before + end - begin
                 assert batch["start_indices"][row] == before
@@ -76,7 +77,7 @@ def test_every_token_is_predicted_once_from_the_one_before(
     lengths = [sum(of_stream) for of_stream in predicted.values()]
     assert sum(lengths) == length
     assert max(lengths) - min(lengths) <= 1
-    # streams are consecutive parts, and so are the segments of each
+    # streams are consecutive parts
     assert dataset.segment_bounds(0, 0)[0] == 0
     ends = [dataset.segment_bounds(dataset.num_segments - 1, s)[1] for s in range(len(lengths))]
     assert ends == list(itertools.accumulate(lengths))

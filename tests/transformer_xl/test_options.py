@@ -1,13 +1,15 @@
 """Transformer-XL's options: weights at the start, adaptive embeddings, dropouts, refusals."""
 
 import re
+from argparse import Namespace
 
 import pytest
 import torch
+from fairseq.models import ARCH_CONFIG_REGISTRY
+from torch import nn
 
 from fairseq_plugins.modules import TransformerXLBlock
 from fairseq_plugins.transformer_xl.layers import LockedDropout, WordDropout
-from fairseq_plugins.transformer_xl.model import PRESETS
 from tests import tiny
 from tests.tiny import dictionary, tiny_transformer_xl, tokens
 
@@ -139,14 +141,25 @@ def test_position_encodings_are_dropped_with_the_embeddings():
     assert (entering[0] == 0).any()
 
 
-def test_the_ptb_preset_drops_as_published():
-    decoder = tiny_transformer_xl(**PRESETS["transformer_xl_ptb"], tokens_per_sample=9).decoder
+@pytest.mark.parametrize(
+    ("name", "rates"),
+    [
+        ("enwik8_base", [0.1, 0.1, 0.1, 0.1, 0.0, 0.0]),
+        ("enwik8_large", [0.15, 0.15, 0.15, 0.15, 0.15, 0.0]),
+        ("ptb", [0.6, 0.5, 0.2, 0.2, 0.2, 0.2]),
+    ],
+)
+def test_presets_drop_as_published(name, rates):
+    options = Namespace(tokens_per_sample=9, extended_context=0)
+    ARCH_CONFIG_REGISTRY[f"transformer_xl_{name}"](options)
+    with torch.device("meta"):
+        decoder = tiny_transformer_xl(**vars(options)).decoder
     layer = decoder.layers[0]
-    locked = [decoder.embed_dropout, decoder.output_dropout, layer.dropout]
-    locked.append(layer.feed_forward.dropout)
-    assert {type(dropout) for dropout in locked} == {LockedDropout}
-    assert [dropout.p for dropout in locked] == [0.6, 0.5, 0.2, 0.2]
-    assert (decoder.word_dropout.p, layer.self_attn.dropout) == (0.2, 0.2)
+    dropouts = [decoder.embed_dropout, decoder.output_dropout, layer.dropout]
+    dropouts.append(layer.feed_forward.dropout)
+    assert {type(each) for each in dropouts} == {LockedDropout if name == "ptb" else nn.Dropout}
+    found = [*(each.p for each in dropouts), layer.self_attn.dropout, decoder.word_dropout.p]
+    assert found == rates
 
 
 # what causes each message, and a part of it
@@ -162,22 +175,24 @@ REFUSED = [
     ({"word_dropout": 1.0}, "--word-dropout is 1.0: it must be in [0, 1)"),
     ({"init_std": 0.0}, "--init-std is 0.0: it must be above 0"),
     ({"same_length": True, "extended_context": 4}, "--same-length without recurrence leaves"),
+    (lambda: TransformerXLBlock(16, 2, 24, -1), "`mem_len` is -1: it must be at least 0"),
 ]
 
 
-@pytest.mark.parametrize(("options", "message"), REFUSED)
-def test_options_that_make_no_model_are_refused_by_name(options, message):
+@pytest.mark.parametrize(("refused", "message"), REFUSED)
+def test_what_cannot_be_is_refused_by_name(refused, message):
     with pytest.raises(ValueError, match=re.escape(message)):
-        tiny_transformer_xl(**options)
+        tiny_transformer_xl(**refused) if isinstance(refused, dict) else refused()
 
 
-def test_the_recurrence_is_as_long_as_the_segment_unless_told():
-    for options, length in [
+@pytest.mark.parametrize(
+    ("options", "length"),
+    [
         ({}, 8),
         ({"mem_len": 3}, 3),
         ({"positions": "learned-absolute"}, 0),
         ({"extended_context": 4}, 0),
-    ]:
-        assert tiny_transformer_xl(**options).decoder.context.mem_len == length
-    with pytest.raises(ValueError, match=r"^`mem_len` is -1: it must be at least 0"):
-        TransformerXLBlock(16, 2, 24, -1)
+    ],
+)
+def test_the_recurrence_is_as_long_as_the_segment_unless_told(options, length):
+    assert tiny_transformer_xl(**options).decoder.context.mem_len == length

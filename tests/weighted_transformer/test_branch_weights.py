@@ -67,15 +67,6 @@ def test_weights_are_multiplied_where_they_are_applied_alone():
     assert [x.tolist() for x in weights.eval()()] == [[1.0] * 4] * 2
 
 
-@pytest.mark.parametrize("kind", ["kappa", "alpha"])
-def test_a_layer_may_have_one_kind_of_them(kind):
-    weights = BranchWeights(4, SCHEDULE, outside_training="random", kinds=[kind])
-    assert set(weights.state_dict()) == {kind}
-    for training in (True, False):
-        (found,) = weights.train(training)()
-        assert_on_simplex(found)
-
-
 def test_shaken_weights_are_drawn_anew_in_training_and_equal_outside():
     weights = BranchWeights(4, SCHEDULE, shake=True)
     torch.manual_seed(1)

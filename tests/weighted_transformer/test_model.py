@@ -10,7 +10,6 @@ from fairseq.dataclass.configs import EMAConfig
 from fairseq.logging import metrics
 from fairseq.models.ema.ema import EMA
 from fairseq.models.transformer import TransformerModel
-from fairseq.sequence_generator import SequenceGenerator
 
 from fairseq_plugins.modules import (
     AttentionHeads,
@@ -19,7 +18,6 @@ from fairseq_plugins.modules import (
     BranchWeights,
 )
 from fairseq_plugins.weighted_transformer.optimizer import AdamWithBranchWeights
-from tests.tiny import dictionary
 from tests.weighted_transformer.tiny import (
     READINGS,
     sentences,
@@ -111,20 +109,6 @@ def test_what_fairseqs_transformer_does_goes_on(reading, options):
     assert len(grads) == len(model.encoder.layers) + len(model.decoder.layers)
 
 
-@EACH_READING
-def test_beam_search_translates_and_returns_alignments(reading):
-    model = tiny_weighted_transformer(branch_residual=reading).eval()
-    batch = sentences()
-    generator = SequenceGenerator([model], dictionary(), beam_size=3, max_len_b=6)
-    sample = {"net_input": {name: batch[name] for name in ("src_tokens", "src_lengths")}}
-    for hypotheses in generator.generate([model], sample):
-        scores = [hypothesis["score"].item() for hypothesis in hypotheses]
-        assert len(scores) == 3
-        assert scores == sorted(scores, reverse=True)
-        best = hypotheses[0]
-        assert best["attention"].shape == (6, len(best["tokens"]))
-
-
 def test_training_needs_an_optimizer_that_knows_branches():
     model = tiny_weighted_transformer()
     # as fairseq does when it loads a model
@@ -197,6 +181,8 @@ REFUSED = [
         "`feed_forward` has 8 branches: it must have one for each of the 4 heads",
     ),
     (lambda: BranchWeights(4, start="none"), "`start` is 'none': there are random, near-uniform"),
+    (lambda: BranchWeights(4, None, "none"), "`parameterization` is 'none': there are simplex, "),
+    (lambda: BranchWeights(4, outside_training="none"), "`outside_training` is 'none': there are"),
     # checkpoints
     (
         lambda: load(tiny_weighted_transformer(**AS_WRITTEN), branch_sum="one"),
