@@ -2,9 +2,11 @@
 
 import math
 import re
+from argparse import Namespace
 
 import pytest
 import torch
+from fairseq.models import ARCH_CONFIG_REGISTRY
 from torch import nn
 
 from fairseq_plugins.all_attention.adagrad_with_clip import AdagradWithClip
@@ -89,3 +91,16 @@ REFUSED += [
 def test_what_cannot_be_is_refused_by_name(refused, message):
     with pytest.raises(ValueError, match=re.escape(message)):
         tiny_model(**refused) if isinstance(refused, dict) else refused()
+
+
+@pytest.mark.parametrize(
+    ("name", "count"), [("text8_large", 113_283_360), ("text8_large_ff_attn", 100_712_640)]
+)
+def test_layers_of_figure_2_have_about_as_many_parameters(name, count):
+    """Section 5.3: "to maintain the number of parameters same"."""
+    options = Namespace(tokens_per_sample=9, extended_context=0)
+    ARCH_CONFIG_REGISTRY[f"all_attention_lm_{name}"](options)
+    with torch.device("meta"):
+        layers = tiny_model(**vars(options)).decoder.layers
+    assert sum(parameter.numel() for parameter in layers.parameters()) == count
+    assert layers[0].self_attn.dropout == 0.4
