@@ -1,4 +1,4 @@
-"""A checkpoint is used with the dictionaries of its training alone.
+"""Dictionaries: a checkpoint is used with those of its training, and ``<unk>`` is counted.
 
 Another dictionary of the same size fits a model, whose figures are then nonsense.
 """
@@ -7,15 +7,22 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import logging
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from fairseq import utils
-from fairseq.data import Dictionary
+from fairseq.data import Dictionary, data_utils
+from fairseq.data.indexed_dataset import MMapIndexedDataset, data_file_path
 from fairseq.tasks import FairseqTask
 from fairseq.trainer import Trainer
 
+logger = logging.getLogger(__name__)
+
+# The share of <unk> in a text above which its figure says little: <unk> is easy to predict.
+_MOST_UNKNOWN = 0.01
 # in a checkpoint's "task_state"
 KEY = "dictionaries"
 # the checkpoint that fairseq read last, and the task of the training that reads one
@@ -62,12 +69,40 @@ def check_dictionaries(
             )
 
 
+def log_unknown(unknown: int, tokens: int, text: str) -> None:
+    """Log how many tokens of a text are ``<unk>``; warn above 1 %."""
+    share = f"{text}: {100 * unknown / max(tokens, 1):.1f} % of {tokens:,} tokens are <unk>"
+    if unknown > _MOST_UNKNOWN * tokens:
+        easy = "it is easy to predict, so that the loss does not compare with others of the text"
+        logger.warning("%s: %s", share, easy)
+    else:
+        logger.info(share)
+
+
 def keep_dictionaries() -> None:
-    """Let fairseq's commands save hashes of the dictionaries, and check them."""
+    """Let fairseq's commands save hashes of the dictionaries and check them, and count <unk>."""
+    data_utils.load_indexed_dataset = functools.wraps(data_utils.load_indexed_dataset)(
+        functools.partial(_load_and_count, data_utils.load_indexed_dataset)
+    )
     FairseqTask.state_dict = functools.partialmethod(_add_digests, FairseqTask.state_dict)
     # evaluation and generation give a checkpoint's state to the task before they build the model
     FairseqTask.load_state_dict = functools.partialmethod(_check_task, FairseqTask.load_state_dict)
     Trainer.load_checkpoint = functools.partialmethod(_check_resumed, Trainer.load_checkpoint)
+
+
+def _load_and_count(
+    theirs: Callable[..., Any],
+    path: str,
+    dictionary: Dictionary | None = None,
+    *args: Any,
+    **options: Any,
+) -> Any:
+    found = theirs(path, dictionary, *args, **options)
+    for part in getattr(found, "datasets", [found]):
+        if dictionary is not None and isinstance(part, MMapIndexedDataset):
+            tokens = np.memmap(data_file_path(part._path), part._index.dtype, mode="r")
+            log_unknown(np.count_nonzero(tokens == dictionary.unk()), len(tokens), part._path)
+    return found
 
 
 def _add_digests(self: FairseqTask, theirs: Callable[..., Any]) -> dict[str, Any]:

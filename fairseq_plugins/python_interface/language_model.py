@@ -17,6 +17,7 @@ from fairseq.tasks import FairseqTask
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
+from fairseq_plugins.fairseq_integration.dictionaries import log_unknown
 from fairseq_plugins.fairseq_integration.error_messages import flag
 from fairseq_plugins.python_interface.scoring import (
     Batches,
@@ -27,7 +28,7 @@ from fairseq_plugins.python_interface.scoring import (
     score_features,
 )
 from fairseq_plugins.python_interface.text import TextCoder
-from fairseq_plugins.segment_language_model.evaluation import loss_unit, warn_of_unknown
+from fairseq_plugins.segment_language_model.evaluation import loss_unit
 from fairseq_plugins.segment_language_model.generation import draw_prompts, end_by_length
 from fairseq_plugins.segment_language_model.recurrence import Recurrence
 from fairseq_plugins.segment_language_model.streams import RunningText
@@ -120,7 +121,7 @@ class LanguageModel(LoadedModel):
 
     def score_of(self, tokens: Tensor, losses: Tensor) -> Score:
         """Return the score of tokens (N,) with these losses in nats, (N,)."""
-        warn_of_unknown(int(tokens.eq(self.text.dictionary.unk()).sum()), len(tokens))
+        log_unknown(int(tokens.eq(self.text.dictionary.unk()).sum()), len(tokens), "the text")
         return Score(self.text.symbols(tokens), -losses.cpu().numpy(), self.unit)
 
     def _read_split(

@@ -24,7 +24,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from fairseq_plugins.python_interface.text import TextCoder
-from fairseq_plugins.segment_language_model.evaluation import BITS, warn_of_unknown
+from fairseq_plugins.segment_language_model.evaluation import BITS
 from fairseq_plugins.segment_language_model.streams import load_tokens
 
 logger = logging.getLogger(__name__)
@@ -195,7 +195,6 @@ class LoadedModel:
         ``max_tokens`` of streams or ``context_window`` of blocks; of translation ``batch_size``.
         """
         tokens, (batches, place) = self._read_split(split, **options)
-        warn_of_unknown(int((tokens == self.task.target_dictionary.unk()).sum()), len(tokens))
 
         def wanted(batch: dict[str, Any]) -> Tensor:
             scored = self._scored(batch["target"])

@@ -24,8 +24,6 @@ BITS, PERPLEXITY = "bits per character", "perplexity"
 # The output bias of symbols that a converted model does not have: their probability is 0, in half
 # precision too. Those that it has come nowhere near it.
 IMPOSSIBLE_BIAS = -1e4
-# The share of <unk> in a text above which its figure says little: <unk> is easy to predict.
-_MOST_UNKNOWN = 0.01
 
 
 def evaluate_probs(
@@ -84,7 +82,6 @@ class TalliedBatches:
         self._sum: Tensor | float = 0.0
         self._others: Tensor | int = 0
         self._line_ends: Tensor | int = 0
-        self._unk, self._unknown = dictionary.unk(), 0
 
     def add(self, log_probs: Tensor, target: Tensor) -> None:
         """Count the tokens ``target`` (B, T) with their log-probabilities (B, T), in nats."""
@@ -93,7 +90,6 @@ class TalliedBatches:
         self._sum = self._sum + log_probs.double().masked_fill(~others, 0.0).sum()
         self._others = self._others + others.sum()
         self._line_ends = self._line_ends + line_ends.sum()
-        self._unknown = self._unknown + target.eq(self._unk).sum()
 
     def describe(self) -> str | None:
         """Return the figures without line ends; None without line ends, or other tokens."""
@@ -115,18 +111,6 @@ class TalliedBatches:
         figures = self.describe()
         if figures is not None:
             logger.info(figures)
-        warn_of_unknown(int(self._unknown), int(self._others + self._line_ends))
-
-
-def warn_of_unknown(unknown: int, tokens: int) -> None:
-    """Log a warning where more than 1 % of the tokens of a text are ``<unk>``."""
-    if unknown > _MOST_UNKNOWN * tokens:
-        logger.warning(
-            "%.1f %% of %s tokens are <unk>, which is easy to predict: the figure does not compare "
-            "with others of the text",
-            100 * unknown / tokens,
-            f"{tokens:,}",
-        )
 
 
 class Units(NamedTuple):

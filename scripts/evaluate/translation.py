@@ -196,7 +196,7 @@ def find_references(options: argparse.Namespace, extra: Sequence[str]) -> tuple[
 
 def evaluate(options: argparse.Namespace, extra: Sequence[str]) -> None:
     """Translate, score, write and print."""
-    from fairseq_plugins.python_interface.scoring import warn_of_unknown
+    from fairseq_plugins.fairseq_integration.dictionaries import log_unknown
     from scripts.evaluate._translation_scores import score
 
     reference, references = find_references(options, extra)
@@ -206,7 +206,7 @@ def evaluate(options: argparse.Namespace, extra: Sequence[str]) -> None:
     make_output_folder(options.output)
     sources, tokens = translate(words, options.split, len(references))
     units = [unit for line in sources for unit in line.split()]
-    warn_of_unknown(units.count("<unk>"), len(units))
+    log_unknown(units.count("<unk>"), len(units), "the source")
     target = options.target_lang
     translations = detokenize(tokens, target)
     compounds = options.compound_split

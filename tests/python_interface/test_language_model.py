@@ -203,7 +203,7 @@ def test_no_sequence_is_repeated(models, kind, size, how):
 def test_many_unknown_symbols_are_warned_of(saved, caplog):
     model = load(saved / "recurrent.pt", saved / "text", allow_unknown=True)
     model.score("a" * 99 + "x")
-    assert "<unk>" not in caplog.text
+    assert not [each for each in caplog.records if each.levelname == "WARNING"]
     model.score("a" * 97 + "xyz")
     assert "3.0 % of 100 tokens are <unk>" in caplog.text
 

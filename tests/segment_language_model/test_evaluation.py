@@ -4,11 +4,10 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from fairseq.data import Dictionary
 from fairseq.search import BeamSearch, Sampling
 from torch.testing import assert_close
 
-from fairseq_plugins.segment_language_model.evaluation import TalliedBatches, evaluate_probs
+from fairseq_plugins.segment_language_model.evaluation import evaluate_probs
 from fairseq_plugins.segment_language_model.generation import end_by_length
 from tests import tiny
 
@@ -63,13 +62,3 @@ def test_a_probability_that_is_not_finite_is_an_error():
     scores[0, 2] = float("nan")
     with pytest.raises(FloatingPointError, match="log-probability of a token is not finite"):
         model.get_normalized_probs((scores, None), log_probs=True, sample={"target": stream})
-
-
-@pytest.mark.parametrize(("unknown", "warned"), [(2, True), (1, False)])
-def test_more_than_one_percent_of_unknown_tokens_is_warned_of(caplog, unknown, warned):
-    dictionary = Dictionary()
-    target = torch.full((1, 100), dictionary.add_symbol("a"))
-    target[0, :unknown] = dictionary.unk()
-    for batch in TalliedBatches([{}], dictionary, characters=False):
-        batch["tally"].add(torch.zeros(target.shape), target)
-    assert (f"{unknown}.0 % of 100 tokens are <unk>" in caplog.text) == warned
