@@ -9,7 +9,7 @@ help:
 	@echo "                  set up, then train a small model to translate number names, and score it"
 	@echo "make test         set up, then run the tests; some of them: make test TESTS=tests/test_docs.py"
 	@echo "make test-quick   set up, then run the quick tests: all but tests/end_to_end"
-	@echo "make lint         set up, then check style and formatting"
+	@echo "make lint         set up, then check style, formatting and types"
 	@echo "make gpu          set up, then run the tests and benchmarks that need a GPU, in 9 minutes"
 	@echo "make bench        set up, then measure speed and memory; QUICK=1 for minutes in place of hours;"
 	@echo "                  ORIGINAL='PATH ...' beside checkouts of the published code"
@@ -33,6 +33,7 @@ test-quick: set-up
 lint: set-up
 	@.venv/bin/ruff check .
 	@.venv/bin/ruff format --check .
+	@.venv/bin/mypy
 
 bench: set-up
 	@.venv/bin/python -m benchmarks $(if $(QUICK),--quick) $(if $(ORIGINAL),--original $(ORIGINAL))

@@ -175,7 +175,7 @@ def cheapest_parts(widths: list[int]) -> list[tuple[int, int]]:
         )
         costs.append(cost)
         starts.append(start)
-    parts = []
+    parts: list[tuple[int, int]] = []
     last = len(widths)
     while last > 0:
         parts.insert(0, (starts[last], last))

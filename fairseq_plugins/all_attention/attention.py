@@ -166,13 +166,13 @@ class AllAttention(RelativeAttention):
         ``groups`` is how far the heads see now; None to read the spans here.
         """
         rel_keys = super().project_positions(encoding)
-        if groups is None and self.span is not None:
+        if self.span is None:
+            return SpannedPositions(rel_keys, ALL_HEADS, (None,))
+        if groups is None:
             if torch.compiler.is_compiling():
                 groups = HeadGroups((HeadGroup(None, self.span.max_span, 0),), None)
             else:
                 (groups,) = read_head_groups([self.span])
-        if groups is None:
-            return SpannedPositions(rel_keys, ALL_HEADS, (None,))
         return SpannedPositions(rel_keys, groups, tuple(map(self.span.log_mask, groups.groups)))
 
     def position_parameters(self) -> list[nn.Parameter]:
@@ -203,13 +203,13 @@ class AllAttention(RelativeAttention):
             of_persistent, persistent_lse = self._attend_to_persistent(query, return_lse=True)
             if self.persistent_shares is not None:
                 # (H, B, T) -> (B, T)
-                share = torch.sigmoid(persistent_lse.detach() - lse.detach()).mean(0)
+                share = torch.sigmoid(persistent_lse.detach() - lse.detach()).mean(0)  # type: ignore[union-attr]
                 self.persistent_shares.append(share)
             attended = merge_attentions(attended, lse, of_persistent, persistent_lse)
             if twice:
                 lse = torch.logaddexp(lse, persistent_lse)
                 unmasked_lse = torch.logaddexp(unmasked_lse, persistent_lse)
-        if twice:
+        if self.span is not None and twice:
             remainder = self.span.remainder(lse, unmasked_lse)
             attended = attended * remainder.unsqueeze(-1).to(attended.dtype)
         if self.persistent is not None and not self.joint:
@@ -219,7 +219,8 @@ class AllAttention(RelativeAttention):
     def _attend_to_persistent(
         self, query: Tensor, return_lse: bool = False
     ) -> tuple[Tensor, Tensor | None]:
-        return self.persistent.attend(query, self.dropout if self.training else 0.0, return_lse)
+        dropout = self.dropout if self.training else 0.0
+        return self.persistent.attend(query, dropout, return_lse)  # type: ignore[union-attr]
 
     def _add_persistent(self, attended: Tensor, query: Tensor) -> Tensor:
         """Put persistent vectors with a softmax of their own beside (H, B, T, d_h)."""
@@ -247,7 +248,8 @@ class AllAttention(RelativeAttention):
         Returns values (H, B, T, d_h), the log-sum-exp (H, B, T) of the scores with and without the
         mask of learned spans, and the caches.
         """
-        attended, lses, caches = [], [], []
+        attended, lses = [], []
+        caches: list[KeyValueCache] = []
         for number, group in enumerate(positions.groups.groups):
             own_past = past.groups[number] if isinstance(past, GroupedCaches) else past
             keys, values, cache = self.project_keys(x, own_past, group.width, group)
@@ -262,8 +264,9 @@ class AllAttention(RelativeAttention):
             )
             attended.append(out)
             lses.append(lse)
-            caches.append(cache)
-        joined = None if caches[0] is None else GroupedCaches(tuple(caches))
+            if cache is not None:
+                caches.append(cache)
+        joined = GroupedCaches(tuple(caches)) if caches else None
         if return_unmasked_lse:
             # one group of all heads; its weights do not matter
             unmasked_lse = choose_kernel(self.kernel)(query, *seen, return_lse=True)[1]

@@ -11,7 +11,7 @@ import os
 import re
 import zipfile
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from fairseq import options
@@ -86,7 +86,7 @@ def _parse(
 ) -> Any:
     print_usage_and_exit = parser.error
 
-    def explain(message: str) -> None:
+    def explain(message: str) -> NoReturn:
         hints = list(_hints(parser, message))
         if not hints:
             print_usage_and_exit(message)

@@ -101,7 +101,8 @@ def _load_and_count(
     for part in getattr(found, "datasets", [found]):
         if dictionary is not None and isinstance(part, MMapIndexedDataset):
             tokens = np.memmap(data_file_path(part._path), part._index.dtype, mode="r")
-            log_unknown(np.count_nonzero(tokens == dictionary.unk()), len(tokens), part._path)
+            unknown = int(np.count_nonzero(tokens == dictionary.unk()))
+            log_unknown(unknown, len(tokens), part._path)
     return found
 
 

@@ -18,7 +18,7 @@ from fairseq_plugins.fairseq_integration.error_messages import flag
 from fairseq_plugins.fairseq_integration.parameters import UpdateRule, update_rule
 
 # option, the values that are fine, and what to do; a model may have layers that a part of it lacks
-_NEVER = [
+_NEVER: list[tuple[str, tuple[Any, ...], str]] = [
     (
         "ddp_backend",
         ("pytorch_ddp", "legacy_ddp", "c10d", "no_c10d"),
@@ -52,7 +52,7 @@ def _options(cfg: Any) -> dict[str, Any]:
     """Return the options of a training that are checked, of whichever group."""
     if not OmegaConf.is_config(cfg):
         return vars(cfg)
-    found = {}
+    found: dict[str, Any] = {}
     for group in cfg._get_root().values():
         if isinstance(group, DictConfig):
             names = [option for option, _, _ in (*_NEVER, *_WITH_RULES) if option in group]

@@ -35,7 +35,7 @@ class InferenceCache(Generic[Value]):
     """
 
     def __init__(self) -> None:
-        self.clear()
+        self._kept: tuple[list[tuple[int, int]], Value, list[torch.UntypedStorage]] | None = None
 
     def __reduce__(self) -> tuple:
         return type(self), ()
@@ -46,18 +46,14 @@ class InferenceCache(Generic[Value]):
         if any(weight.is_inference() for weight in weights):
             return compute()  # nobody counts the changes of such tensors
         state = [(weight.data_ptr(), weight._version) for weight in weights]
-        if state != self._state:
-            self._value = compute()
-            self._state = state
+        if self._kept is None or state != self._kept[0]:
             # the address of data that is let go of may be that of other data by the next call
-            self._held = [weight.untyped_storage() for weight in weights]
-        return self._value
+            self._kept = state, compute(), [weight.untyped_storage() for weight in weights]
+        return self._kept[1]
 
     def clear(self) -> None:
         """Forget the value."""
-        self._value: Value | None = None
-        self._state: list[tuple[int, int]] | None = None
-        self._held: list[torch.UntypedStorage] = []
+        self._kept = None
 
 
 def validation_pass(model: nn.Module) -> MetersDict | None:

@@ -10,7 +10,7 @@ import logging
 import sys
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
-from types import ModuleType
+from types import FrameType, ModuleType
 from typing import Any
 
 PACKAGE = "fairseq_plugins"
@@ -119,7 +119,7 @@ class _AfterFairseq(MetaPathFinder):
 
 def _imports_fairseq_itself() -> bool:
     """Return whether a file of this package is being imported."""
-    frame = sys._getframe()
+    frame: FrameType | None = sys._getframe()
     while frame is not None:
         name = frame.f_globals.get("__name__", "")
         if frame.f_code.co_name == "<module>" and name.startswith(f"{PACKAGE}."):

@@ -181,7 +181,7 @@ def _read(read: Callable[..., Any], path: str, *args: Any, **kwargs: Any) -> Any
     weights = state.get("model")
     if isinstance(weights, OrderedDict):
         # for checkpoint_of, where no more is known than the weights
-        weights.read_from = path
+        weights.read_from = path  # type: ignore[attr-defined]
     return state
 
 

@@ -16,7 +16,7 @@ from fairseq.models.transformer import TransformerConfig
 from omegaconf import II, OmegaConf
 
 # as fairseq's model completes parsed options
-_DERIVED: dict[str, tuple[Any, str]] = {
+_DERIVED: dict[str, tuple[Any, str | None]] = {
     "decoder_embed_dim": (int, II(".encoder_embed_dim")),
     "decoder_ffn_embed_dim": (int, II(".encoder_ffn_embed_dim")),
     # fairseq's parser leaves these as text

@@ -35,10 +35,11 @@ def fit_to_memories(model: nn.Module, state_dict: dict[str, Tensor]) -> dict[str
     fitted = dict(state_dict)
     owners: dict[int, str] = {}
     for name, memory in model.named_modules():
-        if not isinstance(memory, ProductKeyMemory):
+        layer_of = _LAYER.match(name)
+        if layer_of is None or not isinstance(memory, ProductKeyMemory):
             continue
         owner = owners.setdefault(id(memory.table), name)
-        path = _LAYER.match(name)[0]
+        path = layer_of[0]
         before = {key.removeprefix(path) for key in state_dict if key.startswith(path)}
         if not before or any(".memory." in key for key in before):
             continue

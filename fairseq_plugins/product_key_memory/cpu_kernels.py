@@ -26,6 +26,7 @@ from torch import Tensor
 # as in numpy 1/0 is infinite; an exception would forbid vector instructions
 OPTIONS = {"nogil": True, "error_model": "numpy"}
 _INLINED: list[str] = []
+numba: Any  # import_numba imports it
 
 logger = logging.getLogger(__name__)
 
@@ -90,7 +91,7 @@ def update_rows(
     """Do what :func:`.lazy_adam.update_rows` does."""
     arrays = (x.detach().numpy() for x in (values, exp_avg, exp_avg_sq, rows, grads))
     numbers = betas[0], 1 - betas[0], betas[1], 1 - betas[1], scale.item(), decay, step_size, eps
-    _update_rows_loop(*arrays, np.float32(numbers))
+    _update_rows_loop(*arrays, np.array(numbers, dtype=np.float32))
 
 
 def _inlined(loop: Callable) -> Callable:
@@ -111,7 +112,7 @@ def compiled(loop: Callable[..., None]) -> Callable[..., None]:
     """
 
     @functools.cache
-    def version(parallel: bool, signature: tuple, kept: bool) -> Callable[..., None]:
+    def version(parallel: bool, signature: tuple, kept: bool) -> Any:
         from llvmlite import binding
 
         processor = binding.get_host_cpu_name(), binding.get_host_cpu_features().flatten()

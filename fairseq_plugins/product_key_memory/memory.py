@@ -33,7 +33,7 @@ from fairseq_plugins.product_key_memory.search import (
 from fairseq_plugins.product_key_memory.usage import MemoryUsage
 from fairseq_plugins.product_key_memory.value_table import ValueTable
 
-KEYS = {"product": ProductKeys, "flat": FlatKeys}
+KEYS: dict[str, type[nn.Module]] = {"product": ProductKeys, "flat": FlatKeys}
 
 
 class ProductKeyMemory(nn.Module):
@@ -125,8 +125,9 @@ class ProductKeyMemory(nn.Module):
         self.projection = None
         if output_gate or value_dim != embed_dim:
             self.projection = nn.Linear(value_dim, embed_dim, bias=not output_gate)
-        if zero_init and (self.projection or self.output_norm) is not None:
-            for parameter in (self.projection or self.output_norm).parameters():
+        last = self.projection or self.output_norm
+        if zero_init and last is not None:
+            for parameter in last.parameters():
                 nn.init.zeros_(parameter)
         self.knn = knn
         self.heads = heads

@@ -29,6 +29,7 @@ from fairseq_plugins.fairseq_integration.transformer_options import (
 )
 from fairseq_plugins.product_key_memory.added_memories import fit_to_memories
 from fairseq_plugins.product_key_memory.fairseq_layers import put_memories
+from fairseq_plugins.product_key_memory.memory import ProductKeyMemory
 from fairseq_plugins.product_key_memory.options import (
     MemoryBuilder,
     MemoryLayersOptions,
@@ -170,7 +171,8 @@ class MemoryTransformer(_WithMemories, BuiltOnTransformer, TransformerModel):
             if text:
                 _check_numbering(args, part, f"--{part}-memory-layers")
         model = super().build_model(args, task)
-        memories, builder = {}, MemoryBuilder(options)
+        memories: dict[str, ProductKeyMemory] = {}
+        builder = MemoryBuilder(options)
         for part, text in texts.items():
             stack = getattr(model, part)
             layers = parse_memory_layers(text, len(stack.layers), f"--{part}-memory-layers")

@@ -166,11 +166,13 @@ def _split_options(
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the arguments of :func:`build_lines`, and the options of the model that change."""
     of_task, of_model = options_of(state, "task"), options_of(state, "model")
-    of_units = {"source_lang": units.language, "target_lang": units.language}
+    of_units: dict[str, Any] = {"source_lang": units.language, "target_lang": units.language}
     # subword_nmt and fastbpe, and sentencepiece
     of_units |= {"bpe_codes": units.model, "sentencepiece_model": units.model}
     of_units = {option: str(value) for option, value in of_units.items() if value}
-    names, known, options = {}, set(), {}
+    names: dict[str, str | None] = {}
+    known: set[str] = set()
+    options: dict[str, Any] = {}
     for kind, name in named.items():
         saved = options_of(state, kind)
         names[kind] = name or saved.get("_name") or getattr(units, kind)

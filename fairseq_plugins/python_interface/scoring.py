@@ -202,7 +202,8 @@ class LoadedModel:
                 before_batch(batch, scored)
             return scored
 
-        places, counts, losses = [], [], []
+        places: list[int] = []
+        counts, losses = [], []
         for rows, of_rows, found in score_batches(
             self.model, batches, wanted, len(tokens), description
         ):

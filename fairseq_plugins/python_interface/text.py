@@ -2,6 +2,7 @@
 
 import dataclasses
 from argparse import Namespace
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -54,7 +55,7 @@ class Pieces(Words):
 class Characters:
     """A line as its characters; ``symbols`` has those that are written in another way."""
 
-    def __init__(self, symbols: dict[str, str]) -> None:
+    def __init__(self, symbols: Mapping[str, str]) -> None:
         self.symbols = symbols
         self.characters = {symbol: character for character, symbol in symbols.items()}
 
@@ -106,8 +107,8 @@ class TextCoder:
         tokens = torch.tensor([self.dictionary.index(symbol) for symbol in symbols]).long()
         if tokens.eq(self.dictionary.pad()).any():
             raise ValueError(f"{name} has <pad>, which is no text to fairseq: take it out")
-        unknown = {symbols[i] for i in tokens.eq(self.dictionary.unk()).nonzero().view(-1)}
-        unknown = sorted(unknown - {self.dictionary.unk_word})
+        found = {symbols[i] for i in tokens.eq(self.dictionary.unk()).nonzero().view(-1)}
+        unknown = sorted(found - {self.dictionary.unk_word})
         if unknown and not self.allow_unknown:
             listed = ", ".join(map(repr, unknown[:_LISTED])) + ", …" * (len(unknown) > _LISTED)
             raise ValueError(
@@ -172,7 +173,7 @@ def build_lines(
         for option, default in step_options(kind, name).items():
             if default == MISSING and option not in options:
                 raise ValueError(f"{kind} is {name!r} without {option}: give {option}=FILE")
-            file = options.get(option)
+            file = options.get(option, default)
             if option in ("bpe_codes", "sentencepiece_model") and not Path(file).is_file():
                 raise ValueError(f"{option} is {file}, which is no file: name another")
         try:

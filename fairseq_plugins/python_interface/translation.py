@@ -113,10 +113,15 @@ class TranslationModel(LoadedModel):
         ``batch_size`` pairs are computed at once.
         """
         if isinstance(source, str) and isinstance(target, str):
-            return self.score([source], [target])[0]
+            return self._score_pairs([source], [target], 1)[0]
         if isinstance(source, str) or isinstance(target, str) or len(source) != len(target):
             raise ValueError("source and target: give two texts, or two lists of as many")
         check_at_least(1, batch_size=batch_size)
+        return self._score_pairs(source, target, batch_size)
+
+    def _score_pairs(
+        self, source: Sequence[str], target: Sequence[str], batch_size: int
+    ) -> list[Score]:
         sides = (self.source, source, "sentence"), (self.target, target, "translation")
         sources, targets = (
             [self._encode(text, one, f"{name} {i}") for i, one in enumerate(texts, start=1)]

@@ -47,7 +47,7 @@ class BiasedAdaptiveSoftmax(AdaptiveSoftmax):
         super().__init__(vocab_size, input_dim, cutoff, dropout, factor, adaptive_inputs, tie_proj)
         parts = [self.head, Bias(self.cutoff[0] + len(self.cutoff) - 1)]
         if tie_head_proj:
-            _, projection = adaptive_inputs.weights_for_band(0)
+            _, projection = adaptive_inputs.weights_for_band(0)  # type: ignore[union-attr]
             parts.insert(0, TiedLinear(projection, transpose=True))
         elif head_projection:
             parts.insert(0, nn.Linear(input_dim, input_dim, bias=False))

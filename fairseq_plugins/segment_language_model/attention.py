@@ -65,19 +65,19 @@ def plain_attention(
     Returns:
         (H, B, T, d_h), zero for a query that sees nothing; and the log-sum-exp (H, B, T) or None.
     """
-    rel_keys = rows_by_distance(keys, rel_keys, distance_bias)
+    rows = rows_by_distance(keys, rel_keys, distance_bias)
     position_query = query if position_query is None else position_query.to(query.dtype)
     keys, values = keys.to(query.dtype), values.to(query.dtype)
     num_queries, num_keys = query.size(2), keys.size(2)
     with torch.autocast(query.device.type, enabled=False):
         # (H, B, T, d_h) x (H, B, d_h, S) -> (H, B, T, S)
         scores = query @ keys.mT
-        if rel_keys is not None:
+        if rows is not None:
             # the distances S - 1, or the clamp, to -1: (G, D, d_h) -> (G, S + 1 - F, d_h)
-            rel_keys = rel_keys.to(query.dtype)[:, max(0, rel_keys.size(1) - num_keys - 1) :]
-            far = num_keys + 1 - rel_keys.size(1)
+            rows = rows.to(query.dtype)[:, max(0, rows.size(1) - num_keys - 1) :]
+            far = num_keys + 1 - rows.size(1)
             # (H, B, T, d_h) x (G, 1, d_h, S + 1 - F) -> (H, B, T, S + 1 - F)
-            by_distance = position_query @ rel_keys.unsqueeze(1).mT
+            by_distance = position_query @ rows.unsqueeze(1).mT
             if far > 0:
                 # distances beyond the clamp have the score of the first: -> (H, B, T, S + 1)
                 of_first = by_distance[..., :1].expand(-1, -1, -1, far)

@@ -51,9 +51,11 @@ def rows_by_distance(
         if distance_bias is not None:
             raise ValueError("`distance_bias` without `rel_keys`: give both, or neither")
         return None
-    clamped = isinstance(rel_keys, Clamped)
-    rows = rel_keys.rows if clamped else rel_keys
-    if rows.size(1) < (1 if clamped else keys.size(2) + 1):
+    if isinstance(rel_keys, Clamped):
+        rows, least = rel_keys.rows, 1
+    else:
+        rows, least = rel_keys, keys.size(2) + 1
+    if rows.size(1) < least:
         raise ValueError(
             f"`rel_keys` has {rows.size(1)} distances: {keys.size(2)} keys take one more than "
             "there are keys, down to distance -1, or at least one where they are Clamped"

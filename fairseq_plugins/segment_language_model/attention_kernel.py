@@ -295,16 +295,16 @@ def window_attention(
     return_lse: bool = False,
 ) -> tuple[Tensor, Tensor | None]:
     """Compute what :func:`.attention.plain_attention` does; gradients have no gradients."""
-    rel_keys = rows_by_distance(keys, rel_keys, distance_bias)
-    if rel_keys is None:
-        rel_keys = query.new_empty(1, 0, query.size(-1))
+    rows = rows_by_distance(keys, rel_keys, distance_bias)
+    if rows is None:
+        rows = query.new_empty(1, 0, query.size(-1))
     if position_query is not None:
         position_query = position_query.to(query.dtype)
     with torch.autocast(query.device.type, enabled=False):
         return _WindowAttention.apply(
             query,
             position_query,
-            *(tensor.to(query.dtype) for tensor in (keys, values, rel_keys)),
+            *(tensor.to(query.dtype) for tensor in (keys, values, rows)),
             distance_bias,
             window,
             dropout,

@@ -129,7 +129,8 @@ class SegmentDecoder(FairseqIncrementalDecoder):
             mem_len = mem_len or self.context.segment - 1
         elif recurrence is not None:
             mem_len += recurrence.longer
-            start = recurrence.end(self) if start is None else start
+        if start is None:
+            start = 0 if recurrence is None else recurrence.end(self)
         x = self._embed(prev_output_tokens, first)
         padding_mask = self._padding_mask(prev_output_tokens)
         past = None if recurrence is None else recurrence.read(self, start, like=x)
@@ -168,13 +169,12 @@ class SegmentDecoder(FairseqIncrementalDecoder):
         if self.word_dropout is not None:
             x = self.word_dropout(x, tokens)
         if self.absolute_positions is not None:
-            self._check_places(first + tokens.size(1))
+            self._check_places(first + tokens.size(1), self.absolute_positions.max_positions)
             x = self.absolute_positions.add_to_embeddings(x, first)
         return self.embed_dropout(x)
 
-    def _check_places(self, end: int) -> None:
+    def _check_places(self, end: int, places: int | None) -> None:
         """Refuse places that have no position vector; warn of untrained ones."""
-        places = self.absolute_positions.max_positions
         if places is not None and end > places:
             raise ValueError(
                 f"a segment of {end} tokens, --extended-context included, is longer than the "

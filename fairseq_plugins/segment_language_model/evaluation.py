@@ -9,12 +9,13 @@ Shapes: B streams, T tokens of a segment, V symbols.
 import json
 import logging
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from fairseq.data import Dictionary
+from fairseq.data.iterators import CountingIterator
 from torch import Tensor
 
 logger = logging.getLogger(__name__)
@@ -34,15 +35,15 @@ def evaluate_probs(
     dictionary: Dictionary,
 ) -> Tensor:
     """Return (log-)probabilities (B, T, V) at the temperature; check and tally those of targets."""
-    scored = log_probs and sample is not None
-    if scored:
-        _check_targets(_of_targets(probs, sample["target"]), sample["target"], dictionary)
+    scored = sample if log_probs else None
+    if scored is not None:
+        _check_targets(_of_targets(probs, scored["target"]), scored["target"], dictionary)
     if temperature != 1:
         # log-probabilities serve as scores: they differ by a constant for each token
         scores = (probs if log_probs else probs.log()) / temperature
         probs = scores.log_softmax(-1) if log_probs else scores.softmax(-1)
-    if scored and "tally" in sample:
-        sample["tally"].add(_of_targets(probs, sample["target"]), sample["target"])
+    if scored is not None and "tally" in scored:
+        scored["tally"].add(_of_targets(probs, scored["target"]), scored["target"])
     return probs
 
 
@@ -72,9 +73,7 @@ def _of_targets(log_probs: Tensor, target: Tensor) -> Tensor:
 class TalliedBatches:
     """The batches of an evaluation, each with this as its ``tally``, which logs at the end."""
 
-    def __init__(
-        self, batches: Iterable[dict[str, Any]], dictionary: Dictionary, characters: bool
-    ) -> None:
+    def __init__(self, batches: CountingIterator, dictionary: Dictionary, characters: bool) -> None:
         self._batches = batches
         self._pad, self._eos = dictionary.pad(), dictionary.eos()
         self._unit = BITS if characters else "bits a token"

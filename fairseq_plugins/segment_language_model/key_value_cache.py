@@ -20,12 +20,26 @@ from fairseq_plugins.segment_language_model.attention_blocks import UNLIMITED
 
 
 class LayerState:
-    """What one layer keeps of S tokens (``length``) of B streams (``streams``).
+    """What one layer keeps of S tokens (``length``) of B streams (``streams``)."""
 
-    Each kind has ``last(length, before, segment)``, up to ``length`` + ``segment`` tokens, without
-    gradients, that end ``before`` the end; ``select(order)``, stream ``order[i]`` as stream i; and
-    ``to(like)``, the state in the device and dtype of a tensor.
-    """
+    length: int
+    streams: int
+    hidden: Tensor  # of HiddenStates alone
+
+    def last(self, length: int, before: int = 0, segment: int = 0) -> LayerState:
+        """Return the last tokens, up to ``length`` + ``segment``, without gradients.
+
+        They end ``before`` the end.
+        """
+        raise NotImplementedError
+
+    def select(self, order: Tensor) -> LayerState:
+        """Return stream ``order[i]`` as stream i."""
+        raise NotImplementedError
+
+    def to(self, like: Tensor) -> LayerState:
+        """Return the state in the device and dtype of ``like``."""
+        raise NotImplementedError
 
     def __iter__(self) -> NoReturn:
         """Refuse to be gathered by ``nn.DataParallel``."""

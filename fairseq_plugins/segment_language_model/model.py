@@ -51,7 +51,7 @@ class SegmentLanguageModel(FairseqLanguageModel):
     """
 
     decoder_class = SegmentDecoder
-    added_sublayers: type
+    added_sublayers: type[Any]
 
     def __init__(self, decoder: SegmentDecoder, summary: str) -> None:
         super().__init__(decoder)
@@ -75,7 +75,7 @@ class SegmentLanguageModel(FairseqLanguageModel):
         added = cls.added_sublayers(cfg)
         # each of these draws its initial values, in this order
         embed_tokens = build_embedding(cfg, dictionary)
-        layers = []
+        layers: list[SegmentLayer] = []
         with errors_name_options(_OPTION_OF.get):
             for attention, feed_forward in cls.build_sublayers(cfg, mem_len):
                 feed_forward, added_sublayer = added.place(len(layers) + 1, feed_forward)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import itertools
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -32,7 +32,7 @@ class _History:
     So the segment can be run again, after an overflow, from the states that it had the first time.
     """
 
-    layers: list[LayerState]
+    layers: Sequence[LayerState]
     start: int
     length: int
     mem_len: int

@@ -6,7 +6,7 @@ Shapes: B streams of a worker, T tokens of a segment.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
 
@@ -22,7 +22,9 @@ logger = logging.getLogger(__name__)
 class _BatchesWithRecurrence(CountingIterator):
     """Puts the recurrence, and the segment's place in it, into each batch's ``net_input``."""
 
-    def __init__(self, batches: Iterable, recurrence: Recurrence, streams: TokenStreams) -> None:
+    def __init__(
+        self, batches: CountingIterator, recurrence: Recurrence, streams: TokenStreams
+    ) -> None:
         super().__init__(batches, total=len(batches))
         self.recurrence = recurrence
         self.streams = streams

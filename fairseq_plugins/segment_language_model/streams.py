@@ -16,7 +16,7 @@ import itertools
 import logging
 import os
 import struct
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -259,7 +259,7 @@ class TokenStreams(FairseqDataset):
         begin, end = (first + self.segment_start(number) for number in (segment, segment + 1))
         return min(begin, last), min(end, last)
 
-    def __getitem__(self, index: int) -> dict[str, int | Tensor]:
+    def __getitem__(self, index: int) -> dict[str, Any]:
         begin, end = self.segment_bounds(*divmod(index, self.num_streams))
         context = min(begin, self.extended_context) if end > begin else 0
         target = torch.from_numpy(self.tokens[begin:end].astype(np.int64))
@@ -274,7 +274,7 @@ class TokenStreams(FairseqDataset):
     def __len__(self) -> int:
         return self.num_segments * self.num_streams
 
-    def collater(self, samples: list[dict[str, int | Tensor]]) -> dict:
+    def collater(self, samples: list[dict[str, Any]]) -> dict:
         """Return a batch (B, T), shorter segments padded on the right.
 
         All workers' batches of a segment are as wide as its longest stream, the first one, so that

@@ -156,8 +156,8 @@ class WeightedTransformer(BuiltOnTransformer, TransformerModel):
                     "validate with other weights than it learns: leave it out, and give it where "
                     "the model is evaluated, --model-overrides \"{'branch_weights': ...}\""
                 )
-        schedules = [weights.schedule for weights in branch_weights if not weights.shake]
-        if not all(schedule.followed for schedule in schedules):
+        schedules = [weights.schedule for weights in branch_weights]
+        if not all(schedule is None or schedule.followed for schedule in schedules):
             raise ValueError(
                 "this --optimizer would let kappa and alpha leave the simplex, at the learning "
                 "rate of all weights: give --optimizer adam_with_branch_weights"

@@ -45,17 +45,6 @@ def write_units(
     write_json(folder / "units.json", {**content, "language": language, "symbols": dict(symbols)})
 
 
-def counted_dictionary(counts: Mapping[str, int], threshold: int = 0) -> "Dictionary":
-    """Dictionary of the symbols seen at least threshold times, the most frequent first."""
-    from fairseq.data import Dictionary
-
-    dictionary = Dictionary()
-    for symbol, count in counts.items():
-        dictionary.add_symbol(symbol, count)
-    dictionary.finalize(threshold=threshold, padding_factor=1)
-    return dictionary
-
-
 def load_srcdict(path: Path) -> "Dictionary":
     """Dictionary of the file that --srcdict names; raises ValueError for another file."""
     from fairseq.data import Dictionary
@@ -71,13 +60,15 @@ def load_srcdict(path: Path) -> "Dictionary":
         ) from error
 
 
-def mend_offsets(prefix: str) -> tuple[list[int], type]:
-    """Write the index of a split anew from its lengths; return them and the type of its tokens.
+def mend_offsets(prefix: str) -> dict[str, int]:
+    """Write the index of a split anew from its lengths; return its lines, tokens and <unk>.
 
     With numpy 2 fairseq adds the lengths of parts that it merged in 32 bits: the offsets of a
     split beyond 2 GiB would be wrong.
     """
-    from fairseq.data.indexed_dataset import MMapIndexedDataset, index_file_path
+    import numpy as np
+    from fairseq.data import Dictionary
+    from fairseq.data.indexed_dataset import MMapIndexedDataset, data_file_path, index_file_path
 
     index = MMapIndexedDataset.Index(index_file_path(prefix))
     lengths, dtype = index.sizes.tolist(), index.dtype
@@ -85,16 +76,6 @@ def mend_offsets(prefix: str) -> tuple[list[int], type]:
     del index
     with MMapIndexedDataset.Index.writer(index_file_path(prefix), dtype) as writer:
         writer.write(lengths)
-    return lengths, dtype
-
-
-def binarized_sizes(prefix: str) -> dict[str, int]:
-    """Lines, tokens and <unk> of a split, whose index is mended."""
-    import numpy as np
-    from fairseq.data import Dictionary
-    from fairseq.data.indexed_dataset import data_file_path
-
-    lengths, dtype = mend_offsets(prefix)
     data = np.memmap(data_file_path(prefix), dtype=dtype, mode="r")
     # of every dictionary
     unknown = Dictionary().unk()
@@ -115,7 +96,7 @@ def preprocess(
     Args:
         texts: of train, valid, test, test1 and so on; with languages, what its two texts have
             before ``.LANGUAGE``, and splits are called ``SPLIT.SOURCE-TARGET.LANGUAGE``.
-        target: its folder. The log lies beside it and stays only after a failure.
+        target: its folder. Its log lies beside it until it succeeds.
         workers: processes that work at once.
         options: further words, which name the dictionary.
         languages: source and target; None for texts in one language.
@@ -134,14 +115,10 @@ def preprocess(
     command += ["--destdir", short(target), *options, "--workers", str(processes)]
     print(f"$ {format_command(command)}", flush=True)
     log = target.parent / "preprocess.log"
-    try:
-        with child_process(command, log):
-            pass
-    except KeyboardInterrupt:
-        log.unlink(missing_ok=True)
-        raise
-    log.unlink(missing_ok=True)
-    sizes = {split: binarized_sizes(str(target / split)) for split in splits}
+    with child_process(command, log):
+        pass
+    log.unlink()
+    sizes = {split: mend_offsets(str(target / split)) for split in splits}
     for split, size in sizes.items():
         share = size["unknown"] / max(1, size["tokens"])
         print(f"{split}: {size['tokens']:,} tokens, {share:.2%} of them <unk>", flush=True)

@@ -1,18 +1,19 @@
-"""Where published data comes from: downloads with checksums, and the files of archives."""
+"""Where published texts come from: downloads with checksums, and the files in archives."""
 
 import argparse
-import hashlib
 import lzma
+import shutil
 import sys
 import tarfile
 import zipfile
 import zlib
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
-from scripts.prepare._stages import existing
+from scripts._shared.commands import short
+from scripts.prepare._stages import DOWNLOAD, existing
 
 # One of the hosts answers "forbidden" to Python's own name.
 USER_AGENT = "Mozilla/5.0 (X11; Linux x86_64; rv:128.0) Gecko/20100101 Firefox/128.0"
@@ -22,10 +23,11 @@ TIMEOUT = 30.0
 DAMAGE = (zipfile.BadZipFile, tarfile.TarError, zlib.error, lzma.LZMAError, EOFError)
 
 
-def add_source_options(parser: argparse.ArgumentParser, metavar: str, text: str) -> None:
-    """Add --from, with its help text, and --mirror, which exclude each other."""
+def add_source_options(parser: argparse.ArgumentParser, files: str) -> None:
+    """Add --from and --mirror, which exclude each other, for the files that are downloaded."""
     group = parser.add_mutually_exclusive_group()
-    group.add_argument("--from", dest="source", type=existing, metavar=metavar, help=text)
+    text = f"{files}, or a folder that has them, in place of downloads"
+    group.add_argument("--from", dest="source", type=existing, metavar="FILE", help=text)
     group.add_argument(
         "--mirror",
         dest="mirrors",
@@ -36,20 +38,59 @@ def add_source_options(parser: argparse.ArgumentParser, metavar: str, text: str)
     )
 
 
-def check(content: bytes | Path, checksum: str | None, label: str) -> None:
-    """Raise ValueError, naming label, when a text or file lacks its checksum, ALGORITHM:DIGITS."""
-    if isinstance(content, Path) and not content.is_file():
-        raise ValueError(f"{label} is no file: give the archive as it was published")
-    if checksum is None:
-        return
-    algorithm, known = checksum.split(":")
-    if isinstance(content, Path):
-        import pooch
+@dataclass(frozen=True)
+class Archive:
+    """A published file that holds texts.
 
-        found = pooch.file_hash(str(content), algorithm)
-    else:
-        found = hashlib.new(algorithm, content, usedforsecurity=False).hexdigest()
-    if found != known:
+    Args:
+        place: its URL without the protocol.
+        members: names of the texts, which may lie in any folder of it; its own if it is a text.
+        checksum: ALGORITHM:DIGITS of the file, None where none is known.
+        text_checksum: that of its only text.
+    """
+
+    place: str
+    members: Sequence[str]
+    checksum: str | None = None
+    text_checksum: str | None = None
+
+    @property
+    def name(self) -> str:
+        """Name of the file."""
+        return self.place.rpartition("/")[2]
+
+    def path(self, options: argparse.Namespace) -> Path:
+        """The file of --from, or downloaded into the folder --output."""
+        if not options.source:
+            folder = self.place.rpartition("/")[0]
+            mirrors = [*options.mirrors, f"https://{folder}", f"http://{folder}"]
+            return download(self.name, mirrors, self.checksum, options.output / DOWNLOAD)
+        path = options.source / self.name if options.source.is_dir() else options.source
+        if not path.is_file():
+            raise ValueError(f"--from {short(path)} is no file: give what was published")
+        check(path, self.checksum, f"--from {short(path)}")
+        return path
+
+    def unpack(self, options: argparse.Namespace, folder: Path) -> list[Path]:
+        """Write its texts to a folder; return them in its order."""
+        path = self.path(options)
+        try:
+            texts = extract(path, self.members, folder)
+            check(texts[0], self.text_checksum, f"{short(path)}: the text")
+            return texts
+        except ValueError:
+            # a mirror may have sent anything
+            if not options.source and not self.checksum:
+                path.unlink()
+            raise
+
+
+def check(path: Path, checksum: str | None, label: str) -> None:
+    """Raise ValueError, naming label, when a file has another checksum than a known one."""
+    import pooch
+
+    algorithm, _, known = (checksum or "").partition(":")
+    if known and (found := pooch.file_hash(str(path), algorithm)) != known:
         raise ValueError(
             f"{label} has {algorithm} {found}, the published one is {known}: it is truncated, "
             "damaged or another edition, get it anew"
@@ -81,55 +122,36 @@ def download(name: str, mirrors: Sequence[str], checksum: str | None, folder: Pa
     )
 
 
-@contextmanager
-def undamaged(label: str) -> Iterator[None]:
-    """Turn what readers of archives raise in the block into a ValueError that names label."""
-    try:
-        yield
-    except DAMAGE as error:
-        raise ValueError(
-            f"{label} is a truncated or damaged archive ({error}): get it anew"
-        ) from error
-
-
-def members(path: Path, names: Sequence[str], label: str) -> Iterator[tuple[str, BinaryIO]]:
-    """Each of the named files, with its content, in the order of a zip, a tar or a folder.
-
-    In an archive they may lie in any folder; one file may be given as it is. Raises ValueError,
-    naming label, when one is missing; read them in a block of undamaged.
-    """
-    missing = set(names)
-
-    def wanted(file: str) -> str | None:
-        name = file.rpartition("/")[2]
-        if name in missing:
-            missing.remove(name)
-            return name
-        return None
-
-    if path.is_dir():
-        for file in sorted(path.iterdir()):
-            if name := wanted(file.name):
-                with file.open("rb") as stream:
-                    yield name, stream
-    elif zipfile.is_zipfile(path):
+def files_in(path: Path, names: Sequence[str]) -> Iterator[tuple[str, BinaryIO]]:
+    """Each file of a zip or tar by its name; where there is one name, it may be the file's own."""
+    if zipfile.is_zipfile(path):
         with zipfile.ZipFile(path) as archive:
-            for file in archive.namelist():
-                if name := wanted(file):
-                    with archive.open(file) as stream:
-                        yield name, stream
+            for member in archive.namelist():
+                yield member.rpartition("/")[2], archive.open(member)
     elif len(names) == 1 and not tarfile.is_tarfile(path):
-        # the member itself
-        missing.clear()
-        with path.open("rb") as stream:
-            yield names[0], stream
+        yield names[0], path.open("rb")
     else:
         with tarfile.open(path) as archive:
-            for entry in archive:
-                if entry.isfile() and (name := wanted(entry.name)):
-                    yield name, archive.extractfile(entry)
-    if missing:
+            for entry in filter(tarfile.TarInfo.isfile, archive):
+                yield entry.name.rpartition("/")[2], archive.extractfile(entry)
+
+
+def extract(path: Path, names: Sequence[str], folder: Path) -> list[Path]:
+    """Write the named files of an archive to a folder; return them in its order."""
+    found = []
+    try:
+        for name, source in files_in(path, names):
+            if name in names:
+                with source, (folder / name).open("wb") as target:
+                    shutil.copyfileobj(source, target)
+                found.append(folder / name)
+    except DAMAGE as error:
         raise ValueError(
-            f"{label} lacks {', '.join(sorted(missing)[:3])}{' and more' * (len(missing) > 3)}: "
+            f"{short(path)} is a truncated or damaged archive ({error}): get it anew"
+        ) from error
+    if missing := sorted(set(names).difference(path.name for path in found)):
+        raise ValueError(
+            f"{short(path)} lacks {', '.join(missing[:3])}{' and more' * (len(missing) > 3)}: "
             "give it as it was published"
         )
+    return found

@@ -1,157 +1,83 @@
-"""Published data sets of language modelling: words line by line, or one text byte by byte."""
+"""Published texts of language modelling: words line by line, or one text byte by byte."""
 
 import argparse
-import io
 import shutil
-from collections import Counter
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import BinaryIO
+from typing import TYPE_CHECKING
 
-from scripts._shared.command_line import check_at_least, command_parser, exit_status
+from scripts._shared.command_line import check_at_least
 from scripts._shared.commands import short
 from scripts.prepare._binarize import (
+    NO_MADE_UP_SYMBOLS,
     OTHER_BLANK,
     VISIBLE_BLANK,
-    counted_dictionary,
     load_srcdict,
     preprocess,
     write_units,
 )
-from scripts.prepare._downloads import add_source_options, check, download, members, undamaged
+from scripts.prepare._downloads import Archive, add_source_options
 from scripts.prepare._lines import add_workers_option
-from scripts.prepare._stages import (
-    DOWNLOAD,
-    SPLITS,
-    Stages,
-    add_output_option,
-    existing,
-    file_digest,
-)
+from scripts.prepare._stages import SPLITS, Stages, existing, file_digest, run_preparation
+
+if TYPE_CHECKING:
+    from fairseq.data import Dictionary
 
 NEWLINE = 10
-# Bytes that are worked on at once, so that what is made of them stays in the processor's cache.
-PIECE = 2**18
 # fairseq's own tasks copy a whole item each time they touch it: text without lines is cut.
 ITEM = 4096
 
 
 @dataclass(frozen=True)
-class DataSet:
-    """A published data set: where it is, how it is checked and what is known of it.
+class Words:
+    """A data set of words, each line ended by </s>.
 
     Args:
-        name: what it is called.
-        mirrors: URLs of folders that hold it.
-        files: checksums, ``ALGORITHM:DIGITS``, of what a mirror holds by name: one archive, or the
-            members; None where only the member of an archive has one.
+        archives: which have its texts.
+        splits: the part of each text.
         vocabulary: number of symbols, as published.
-    """
-
-    name: str
-    mirrors: tuple[str, ...]
-    files: Mapping[str, str | None]
-    vocabulary: int
-
-    def build(self, source: Path, options: argparse.Namespace, folder: Path) -> dict:
-        """Fill the folder for fairseq from a source; return vocabulary and splits."""
-        raise NotImplementedError
-
-    def check_vocabulary(self, found: int) -> None:
-        """Raise ValueError when the number of symbols of a text is not the published one."""
-        if found != self.vocabulary:
-            raise ValueError(
-                f"{self.name}: the text has a vocabulary of {found:,} symbols, the published one "
-                f"has {self.vocabulary:,}: figures would not compare with published ones, get the "
-                "data anew, or for another dictionary of words give --srcdict"
-            )
-
-    def source(self, options: argparse.Namespace, folder: Path) -> Path:
-        """Archive, file or folder of --from, or what was downloaded into a folder."""
-        if options.source:
-            if len(self.files) == 1:
-                check(options.source, *self.files.values(), f"--from {short(options.source)}")
-            return options.source
-        for file, checksum in self.files.items():
-            path = download(file, [*options.mirrors, *self.mirrors], checksum, folder)
-        return path if len(self.files) == 1 else folder
-
-
-@dataclass(frozen=True)
-class WordDataSet(DataSet):
-    """A data set of words.
-
-    Args:
-        splits: the split that each member belongs to.
-        unlisted: how many symbols of the published vocabulary are not words of dict.txt.
+        unlisted: how many of them are not words of dict.txt, such as <unk> and the end of line.
         threshold: words seen less often in training become <unk>.
         ascii_blanks: only ASCII blanks separate words, and only newlines separate lines.
     """
 
+    archives: Sequence[Archive]
     splits: Mapping[str, str]
-    # <unk> and the end of line
+    vocabulary: int
     unlisted: int = 2
     threshold: int = 0
     ascii_blanks: bool = False
 
-    def write_texts(self, source: Path, texts: Mapping[str, Path]) -> Counter:
-        """Write each split's text; return how often each word is in the training split."""
-        counts: Counter = Counter()
-        label = short(source)
-        with ExitStack() as stack, undamaged(label):
-            files = {
-                split: stack.enter_context(path.open("w", encoding="utf-8", newline="\n"))
-                for split, path in texts.items()
-            }
-            for name, stream in members(source, list(self.splits), label):
-                split = self.splits[name]
-                if name in self.files:
-                    content = stream.read()
-                    check(content, self.files[name], f"{label}, {name},")
-                    stream = io.BytesIO(content)
-                for words in words_of_lines(stream, self.ascii_blanks):
-                    if split == "train":
-                        counts.update(words)
-                    files[split].write(" ".join(words) + "\n")
-        return counts
-
-    def build(self, source: Path, options: argparse.Namespace, folder: Path) -> dict:
-        """As every data set."""
-        place = folder / "text"
-        place.mkdir()
-        texts = {split: place / f"{split}.txt" for split in SPLITS}
-        counts = self.write_texts(source, texts)
+    def build(self, raw: Sequence[Path], options: argparse.Namespace, folder: Path) -> dict:
+        """Fill the folder for fairseq from the texts; return vocabulary and splits."""
+        texts = {part: raw[0].with_name(f"{part}.txt") for part in SPLITS}
+        newline = "\n" if self.ascii_blanks else None
+        for path in raw:
+            lines = path.open(encoding="utf-8", newline=newline)
+            text = texts[self.splits[path.name]]
+            with lines, text.open("a", encoding="utf-8", newline="\n") as file:
+                for line in lines:
+                    if self.ascii_blanks:
+                        line = OTHER_BLANK.sub(VISIBLE_BLANK, line)
+                    file.write(" ".join(line.split()) + "\n")
+        which = [*NO_MADE_UP_SYMBOLS, "--thresholdsrc", str(self.threshold)]
         if options.srcdict:
-            dictionary = load_srcdict(options.srcdict)
-        else:
-            dictionary = counted_dictionary(counts, self.threshold)
-        vocabulary = len(dictionary) - dictionary.nspecial + self.unlisted
+            load_srcdict(options.srcdict)
+            which = ["--srcdict", short(options.srcdict)]
+        sizes = preprocess(texts, folder, options.workers, which)
+        with (folder / "dict.txt").open(encoding="utf-8") as symbols:
+            vocabulary = sum(1 for _ in symbols) + self.unlisted
         if not options.srcdict:
-            self.check_vocabulary(vocabulary)
-        file = place / "dict.txt"
-        dictionary.save(str(file))
-        sizes = preprocess(texts, folder, options.workers, ("--srcdict", short(file)))
-        shutil.rmtree(place)
+            check_vocabulary(vocabulary, self.vocabulary)
         write_units(folder, "words")
         return {"vocabulary": vocabulary, "splits": sizes}
 
 
-def words_of_lines(stream: BinaryIO, ascii_blanks: bool) -> Iterator[list[str]]:
-    """Words of each line of a UTF-8 text."""
-    if ascii_blanks:
-        for line in stream:
-            yield OTHER_BLANK.sub(VISIBLE_BLANK, line.decode()).split()
-        return
-    for line in io.TextIOWrapper(stream, encoding="utf-8"):
-        yield line.split()
-
-
 @dataclass(frozen=True)
-class ByteDataSet(DataSet):
-    """A data set that is one text, named like the data set, split by position, each byte a token.
+class Characters:
+    """A data set that is one text, split by position, each byte a token.
 
     Newlines in one of two conventions, whose bits per character do not compare:
     drop    they are left away, as in the Transformer-XL code
@@ -159,74 +85,70 @@ class ByteDataSet(DataSet):
             within a line gets a </s> there too, as those and fairseq-preprocess do
 
     Args:
-        checksum: of the text, ``ALGORITHM:DIGITS``.
+        archives: the one that has its text.
+        vocabulary: number of different bytes, as published.
         has_newlines: so that one of the two conventions has to be chosen.
         symbols: of characters in dict.txt; None where each byte has its number.
         sizes: number of bytes of train, valid and test, in the order of the text.
     """
 
-    checksum: str
+    archives: Sequence[Archive]
+    vocabulary: int
     has_newlines: bool = False
     symbols: Mapping[str, str] | None = None
     sizes: tuple[int, ...] = (90_000_000, 5_000_000, 5_000_000)
 
-    def dictionary(self, symbols: Mapping[int, str], counts, srcdict: Path | None):
-        """Dictionary of srcdict, or of the symbols by falling number in training, counts (256,).
-
-        The originals count all splits; a symbol that fairseq-preprocess would not know comes last.
-        """
-        if srcdict is None:
-            return counted_dictionary({name: int(counts[byte]) for byte, name in symbols.items()})
-        dictionary = load_srcdict(srcdict)
-        missing = [symbol for symbol in symbols.values() if symbol not in dictionary]
-        if missing:
-            raise ValueError(
-                f"--srcdict {short(srcdict)} lacks {len(missing)} of the text's {len(symbols)} "
-                f"symbols, such as {', '.join(map(repr, missing[:5]))}: give a dictionary of this "
-                "data set, or leave the option away for a new one"
-            )
-        return dictionary
-
-    def build(self, source: Path, options: argparse.Namespace, folder: Path) -> dict:
-        """As every data set."""
+    def build(self, raw: Sequence[Path], options: argparse.Namespace, folder: Path) -> dict:
+        """Fill the folder for fairseq from the text; return vocabulary and splits."""
         import numpy as np
         from fairseq.data.indexed_dataset import best_fitting_int_dtype
 
-        label, newlines = short(source), options.newlines
-        with undamaged(label):
-            (content,) = [stream.read() for _, stream in members(source, [self.name], label)]
-        check(content, self.checksum, f"{label}, {self.name},")
-        text = np.frombuffer(content, dtype=np.uint8)
-        ends = np.cumsum(self.sizes)
-        splits = dict(zip(SPLITS, np.split(text, ends[:-1]), strict=True))
-        counts = {
-            split: sum(np.bincount(piece, minlength=256) for piece in pieces(part))
-            for split, part in splits.items()
+        text = np.fromfile(raw[0], dtype=np.uint8)
+        parts = np.split(text, np.cumsum(self.sizes)[:-1])
+        counts = [np.bincount(part, minlength=256) for part in parts]
+        found = np.flatnonzero(sum(counts)).tolist()
+        check_vocabulary(len(found), self.vocabulary)
+        symbols = {
+            byte: str(byte) if self.symbols is None else self.symbols.get(chr(byte), chr(byte))
+            for byte in found
+            if byte != NEWLINE or not options.newlines
         }
-        found = np.flatnonzero(sum(counts.values())).tolist()
-        self.check_vocabulary(len(found))
-        names = dict(enumerate(map(str, range(256))))
-        if self.symbols is not None:
-            names = {byte: self.symbols.get(chr(byte), chr(byte)) for byte in names}
-        symbols = {byte: names[byte] for byte in found if byte != NEWLINE or not newlines}
-        dictionary = self.dictionary(symbols, counts["train"], options.srcdict)
+        # The originals count all splits; a symbol that training lacks comes last.
+        dictionary = make_dictionary(
+            {symbol: int(counts[0][byte]) for byte, symbol in symbols.items()}, options.srcdict
+        )
         dictionary.save(str(folder / "dict.txt"))
         # Newlines are </s>.
         table = np.full(256, dictionary.eos(), dtype=best_fitting_int_dtype(len(dictionary)))
         for byte, symbol in symbols.items():
             table[byte] = dictionary.index(symbol)
         sizes = {}
-        for split, part in splits.items():
-            tokens = write_tokens(str(folder / split), part, table, newlines)
+        for split, part in zip(SPLITS, parts, strict=True):
+            tokens = write_tokens(str(folder / split), part, table, options.newlines)
             sizes[split] = {"bytes": len(part), "tokens": tokens, "unknown": 0}
         write_units(folder, "characters" if self.symbols else "bytes", symbols=self.symbols or {})
         # </s> is a symbol of the text where newlines are.
-        return {"vocabulary": len(symbols) + (newlines == "eos"), "splits": sizes}
+        return {"vocabulary": len(symbols) + (options.newlines == "eos"), "splits": sizes}
 
 
-def pieces(text):
-    """Pieces of an array that numpy may index or count with: it makes 8-byte copies of them."""
-    return (text[first : first + PIECE] for first in range(0, len(text), PIECE))
+def make_dictionary(counts: Mapping[str, int], srcdict: Path | None) -> "Dictionary":
+    """Dictionary of srcdict, which must have all the symbols, or of them by falling count."""
+    from fairseq.data import Dictionary
+
+    if srcdict is None:
+        dictionary = Dictionary()
+        for symbol, count in counts.items():
+            dictionary.add_symbol(symbol, count)
+        dictionary.finalize(padding_factor=1)
+        return dictionary
+    dictionary = load_srcdict(srcdict)
+    if missing := [symbol for symbol in counts if symbol not in dictionary]:
+        raise ValueError(
+            f"--srcdict {short(srcdict)} lacks {len(missing)} of the text's {len(counts)} "
+            f"symbols, such as {', '.join(map(repr, missing[:5]))}: give a dictionary of this "
+            "data set, or leave the option away for a new one"
+        )
+    return dictionary
 
 
 def write_tokens(prefix: str, text, table, newlines: str | None) -> int:
@@ -241,9 +163,7 @@ def write_tokens(prefix: str, text, table, newlines: str | None) -> int:
         text = np.append(text, np.uint8(NEWLINE))
     if newlines == "drop":
         text = text[text != NEWLINE]
-    with open(data_file_path(prefix), "wb") as file:
-        for piece in pieces(text):
-            table.take(piece).tofile(file)
+    table[text].tofile(data_file_path(prefix))
     # An item is a line with its </s> where newlines have one, else any piece.
     ends = np.arange(ITEM, len(text), ITEM)
     if newlines == "eos":
@@ -253,41 +173,46 @@ def write_tokens(prefix: str, text, table, newlines: str | None) -> int:
     return len(text)
 
 
-def prepare(data_set: DataSet, options: argparse.Namespace) -> None:
+def check_vocabulary(found: int, published: int) -> None:
+    """Raise ValueError when the number of symbols of a text is not the published one."""
+    if found != published:
+        raise ValueError(
+            f"the text has a vocabulary of {found:,} symbols, the published one has "
+            f"{published:,}: figures would not compare with published ones, get the data anew, or "
+            "for another dictionary of words give --srcdict"
+        )
+
+
+def prepare(data_set: Words | Characters, name: str, options: argparse.Namespace) -> None:
     """Make the folder of --output, or do nothing if it is there."""
     check_at_least(1, workers=options.workers)
-    settings = {"data_set": data_set.name, "newlines": options.newlines}
+    settings = {"data_set": name, "newlines": options.newlines}
     stages = Stages(options.output, {**settings, "srcdict": file_digest(options.srcdict)})
 
     def build(folder: Path) -> dict:
-        source = data_set.source(options, options.output / DOWNLOAD)
-        try:
-            return data_set.build(source, options, folder)
-        except ValueError:
-            # a mirror may have sent anything
-            if not options.source and None in data_set.files.values():
-                shutil.rmtree(options.output / DOWNLOAD)
-            raise
+        raw = folder / "raw"
+        raw.mkdir()
+        texts = [path for archive in data_set.archives for path in archive.unpack(options, raw)]
+        found = data_set.build(texts, options, folder)
+        shutil.rmtree(raw)
+        return found
 
     stages.finish(stages.run("bin", build))
 
 
-def run(data_set: DataSet, description: str, arguments: list[str] | None = None) -> int:
+def run(data_set: Words | Characters, description: str, arguments: list[str] | None = None) -> int:
     """Command line of a data set, with the docstring of its module; returns its exit status."""
-    parser = command_parser(description)
-    parser.set_defaults(newlines=None, workers=1)
-    add_output_option(parser)
-    text = f"{', '.join(data_set.files)}, or a folder of several, in place of downloads"
-    add_source_options(parser, "FILE", text)
-    text = "dict.txt to binarize with, for a model trained elsewhere, instead of a new one"
-    parser.add_argument("--srcdict", type=existing, metavar="FILE", help=text)
-    if isinstance(data_set, WordDataSet):
-        add_workers_option(parser)
-    elif data_set.has_newlines:
-        text = (
-            "leave newlines away, as the Transformer-XL code does, or make each one </s>, as the "
-            "adaptive-span and all-attention code does; their bits per character do not compare"
-        )
-        parser.add_argument("--newlines", choices=("drop", "eos"), required=True, help=text)
-    options = parser.parse_args(arguments)
-    return exit_status(partial(prepare, data_set, options), output=options.output)
+
+    def add_options(parser: argparse.ArgumentParser) -> None:
+        parser.set_defaults(newlines=None, workers=1)
+        add_source_options(parser, ", ".join(archive.name for archive in data_set.archives))
+        text = "dict.txt to binarize with, for a model trained elsewhere, instead of a new one"
+        parser.add_argument("--srcdict", type=existing, metavar="FILE", help=text)
+        if isinstance(data_set, Words):
+            add_workers_option(parser)
+        elif data_set.has_newlines:
+            text = "leave newlines away, as the Transformer-XL code does, or make each one </s>"
+            parser.add_argument("--newlines", choices=("drop", "eos"), required=True, help=text)
+
+    name = description.partition(",")[0]
+    return run_preparation(description, add_options, partial(prepare, data_set, name), arguments)

@@ -16,6 +16,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from scripts._shared.command_line import command_parser, exit_status
 from scripts._shared.commands import short
 from scripts._shared.files import write_json
 
@@ -35,10 +36,19 @@ def existing(path: str) -> Path:
     return resolved(path)
 
 
-def add_output_option(parser: argparse.ArgumentParser) -> None:
-    """Add --output."""
+def run_preparation(
+    description: str,
+    add_options: Callable[[argparse.ArgumentParser], None],
+    prepare: Callable[[argparse.Namespace], None],
+    arguments: list[str] | None = None,
+) -> int:
+    """Command line of a preparation, with the docstring of its module; returns its exit status."""
+    parser = command_parser(description)
     text = "folder of the result; fairseq reads DIR/bin"
     parser.add_argument("--output", type=resolved, required=True, metavar="DIR", help=text)
+    add_options(parser)
+    options = parser.parse_args(arguments)
+    return exit_status(lambda: prepare(options), output=options.output)
 
 
 def fingerprint(files: Iterable[Path]) -> str:
@@ -55,11 +65,6 @@ def file_digest(path: Path | None) -> str | None:
     return path and hashlib.sha256(path.read_bytes()).hexdigest()
 
 
-def read_json(path: Path) -> dict:
-    """Content of a JSON file."""
-    return json.loads(path.read_text(encoding="utf-8"))
-
-
 class Stages:
     """The stages of a preparation in the folder --output.
 
@@ -72,20 +77,26 @@ class Stages:
         self.output = output
         self.settings = dict(settings)
 
-    def check_settings(self, name: str, made: Mapping[str, Any]) -> None:
-        """Raise ValueError if a finished stage was made with other settings than these."""
+    def recorded(self, name: str) -> Any:
+        """Result of a finished stage; raises ValueError if it was made with other settings."""
+
+        def made(folder: Path) -> dict[str, Any]:
+            return json.loads((folder / RECORD).read_text(encoding="utf-8"))
+
+        record = made(self.output / name)
         for option, value in json.loads(json.dumps(self.settings)).items():
-            if made.get(option) != value:
+            if record["settings"].get(option) != value:
                 stale = [
                     short(path.parent)
                     for path in sorted(self.output.glob(f"*/{RECORD}"))
-                    if read_json(path)["settings"].get(option, value) != value
+                    if made(path.parent)["settings"].get(option, value) != value
                 ]
                 raise ValueError(
                     f"--output {short(self.output)}: {name} was made with another --{option} "
-                    f"({made.get(option)}, now {value}): give another folder, or remove "
-                    f"{', '.join(stale)} to have this made again"
+                    f"({record['settings'].get(option)}, now {value}): give another folder, or "
+                    f"remove {', '.join(stale)} to have this made again"
                 )
+        return record["result"]
 
     def run(self, name: str, work: Callable[[Path], Any], settings: Mapping[str, Any] = {}) -> Any:
         """Result of a stage: as recorded if it is complete, else made now.
@@ -98,10 +109,9 @@ class Stages:
         self.settings |= settings
         folder = self.output / name
         if (folder / RECORD).exists():
-            made = read_json(folder / RECORD)
-            self.check_settings(name, made["settings"])
+            result = self.recorded(name)
             print(f"{name}: complete", flush=True)
-            return made["result"]
+            return result
         if folder.exists():
             raise ValueError(
                 f"--output {short(self.output)}: {name} in it was not made by this command: remove "

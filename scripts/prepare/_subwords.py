@@ -9,11 +9,11 @@ Of the units of a word (Sennrich et al. 2016) all but the last end with ``@@``: 
 
 import argparse
 import io
+import shutil
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext, redirect_stderr, suppress
 from functools import partial
-from importlib.metadata import version
 from itertools import chain
 from pathlib import Path
 
@@ -25,11 +25,6 @@ SPECIAL = ("<s>", "</s>", "<pad>")
 VERSION = "#version: 0.2"
 # Words that subword-nmt remembers at most; a large text would fill the memory with rare ones.
 REMEMBERED = 2**20
-
-
-def versions() -> dict[str, str]:
-    """Versions of the libraries that make words and units."""
-    return {name: version(name) for name in ("sacremoses", "subword-nmt")}
 
 
 def add_subword_options(parser: argparse.ArgumentParser) -> None:
@@ -92,8 +87,8 @@ def split_words(line: str, place: str, subwords: bool = False) -> str:
     return " ".join(words)
 
 
-def learn(sources: Sequence[Path], size: int, codes: Path) -> int:
-    """Learn codes from texts of words jointly, write a new file of them and return how many.
+def learn(sources: Sequence[Path], size: int, codes: Path) -> None:
+    """Learn codes from texts of words jointly and write a new file of them.
 
     They are fewer than asked for where no further pair is in the texts twice.
     """
@@ -107,18 +102,16 @@ def learn(sources: Sequence[Path], size: int, codes: Path) -> int:
         suppress(ValueError),
     ):
         learn_bpe(progress(lines, desc="count words", unit=" lines"), learned, size)
-    found = learned.getvalue().count("\n") - 1
-    if not found:
+    if learned.getvalue().count("\n") < 2:
         raise ValueError(
             f"{', '.join(map(short, sources))}: no two characters follow each other twice within "
             "words, so there are no codes to learn: give more text"
         )
     codes.write_text(learned.getvalue(), encoding="utf-8", newline="\n")
-    return found
 
 
-def read_codes(path: Path) -> list[str]:
-    """Pairs of units of a file of codes, the two of each with a space between, in their order."""
+def check_codes(path: Path) -> int:
+    """Number of merges in a file of codes; raises ValueError for another file."""
     first, *pairs = list(read_lines(path)) or [""]
     wrong = [pair for pair in pairs if len(pair.split(" ")) != 2]
     if first != VERSION or not pairs or wrong:
@@ -126,14 +119,15 @@ def read_codes(path: Path) -> list[str]:
             f"{short(path)} is no file of codes: give one that begins with {VERSION!r} and has a "
             "pair of units on each further line, as subword-nmt writes it"
         )
-    return pairs
+    return len(pairs)
 
 
-def subword_units(pairs: list[str]) -> Work:
+def subword_units(codes: Path) -> Work:
     """Function from lines of words to lines of their units."""
     from subword_nmt.apply_bpe import BPE
 
-    encoder = BPE(io.StringIO("\n".join([VERSION, *pairs, ""])))
+    with codes.open(encoding="utf-8-sig") as file:
+        encoder = BPE(file)
 
     def apply_lines(lines: list[str]) -> list[str]:
         if len(encoder.cache) > REMEMBERED:
@@ -154,28 +148,23 @@ def _words(path: Path) -> Iterator[str]:
         yield line
 
 
-def apply(codes: Path, source: Path, workers: int, target: Path) -> int:
-    """Write the units of each line of words; return their number."""
-    make = partial(subword_units, read_codes(codes))
-    description = f"units {target.name}"
-    return write_lines(_words(source), target, make, workers, description)["words"]
-
-
 def make_units(
     tokens: Path,
     names: Sequence[str],
     training: Sequence[str],
     options: argparse.Namespace,
     target: Path,
-) -> dict:
+) -> int:
     """Learn codes from the texts that train, unless --bpe-codes gives them; write the units of all.
 
-    Returns the number of merges, and that of units by the names of the texts in both folders.
+    The names are those of the texts in both folders. Returns the number of merges.
     """
     codes = target / "codes"
     if given := getattr(options, "bpe_codes", None):
-        codes.write_bytes(given.read_bytes())
+        shutil.copyfile(given, codes)
     else:
         learn([tokens / name for name in training], options.bpe_size, codes)
-    units = {name: apply(codes, tokens / name, options.workers, target / name) for name in names}
-    return {"merges": len(read_codes(codes)), "units": units}
+    for name in names:
+        work = partial(subword_units, codes)
+        write_lines(_words(tokens / name), target / name, work, options.workers, f"units {name}")
+    return check_codes(codes)

@@ -10,14 +10,13 @@ a line gets a last </s> there too). Bits per character of the two conventions do
 
 import sys
 
-from scripts.prepare._published import ByteDataSet, run
+from scripts.prepare._downloads import Archive
+from scripts.prepare._published import Characters, run
 
-ENWIK8 = ByteDataSet(
-    name="enwik8",
-    mirrors=("https://mattmahoney.net/dc", "http://mattmahoney.net/dc"),
-    files={"enwik8.zip": None},
+DIGEST = "md5:a1fa5ffddb56f4953e226637dabbb36a"
+ENWIK8 = Characters(
+    archives=[Archive("mattmahoney.net/dc/enwik8.zip", ["enwik8"], text_checksum=DIGEST)],
     vocabulary=205,
-    checksum="md5:a1fa5ffddb56f4953e226637dabbb36a",
     has_newlines=True,
 )
 

@@ -12,15 +12,15 @@ OUTPUT/bin                the same, binarized
 OUTPUT/preparation.json   options and sizes
 """
 
+import argparse
 import math
 import random
 import sys
-from functools import partial
 from pathlib import Path
 
-from scripts._shared.command_line import command_parser, exit_status
+from scripts._shared.files import write_text
 from scripts.prepare._binarize import preprocess, write_units
-from scripts.prepare._stages import Stages, add_output_option
+from scripts.prepare._stages import Stages, run_preparation
 
 RELATIONS, OBJECTS = 16, 256
 SYMBOLS = 4
@@ -49,17 +49,16 @@ def draw_facts(facts: int, seed: int) -> list[str]:
     ]
 
 
-def make(output: Path, facts: int, seed: int) -> None:
-    """Make the data in the folder output, or do nothing if it is there."""
-    lines = draw_facts(facts, seed)
-    stages = Stages(output, {"facts": facts, "seed": seed})
+def prepare(options: argparse.Namespace) -> None:
+    """Make the folder of --output, or do nothing if it is there."""
+    lines = draw_facts(options.facts, options.seed)
+    stages = Stages(options.output, {"facts": options.facts, "seed": options.seed})
 
     def write(folder: Path) -> None:
-        text = "".join(f"{line}\n" for line in lines)
-        (folder / "facts.txt").write_text(text, encoding="utf-8", newline="\n")
+        write_text(folder / "facts.txt", "".join(f"{line}\n" for line in lines))
 
     def binarize(folder: Path) -> dict:
-        text = output / "text" / "facts.txt"
+        text = options.output / "text" / "facts.txt"
         sizes = preprocess({"train": text, "valid": text}, folder, 1)
         write_units(folder, "words")
         return sizes
@@ -68,16 +67,16 @@ def make(output: Path, facts: int, seed: int) -> None:
     stages.finish({"splits": stages.run("bin", binarize)})
 
 
-def main(arguments: list[str] | None = None) -> int:
-    """Command line of the script; returns its exit status."""
-    parser = command_parser(__doc__)
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of the command."""
     add = parser.add_argument
-    add_output_option(parser)
     add("--facts", type=int, required=True, metavar="N", help="16 times a square number")
     add("--seed", type=int, default=1, metavar="N", help="of the draws (default: %(default)s)")
-    options = parser.parse_args(arguments)
-    work = partial(make, options.output, options.facts, options.seed)
-    return exit_status(work, output=options.output)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Command line of the script; returns its exit status."""
+    return run_preparation(__doc__, add_options, prepare, arguments)
 
 
 if __name__ == "__main__":

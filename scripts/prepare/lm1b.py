@@ -5,24 +5,25 @@
 The 99 training shards train; of the heldout shards number 0 tests and number 1 validates. Each
 sentence ends with </s>; words seen fewer than 3 times in training become <unk>. Only ASCII blanks
 separate words: another blank within a word, where fairseq would cut it, is written as U+2423.
-It takes 15 GB of disk while at work, about 4 GB of memory, and more than an hour on few cores.
+It takes 20 GB of disk while at work, about 4 GB of memory, and more than an hour on few cores.
 """
 
 import sys
 
-from scripts.prepare._published import WordDataSet, run
+from scripts.prepare._downloads import Archive
+from scripts.prepare._published import Words, run
 
 ARCHIVE = "1-billion-word-language-modeling-benchmark-r13output.tar.gz"
-LM1B = WordDataSet(
-    name="One Billion Word",
-    mirrors=("https://www.statmt.org/lm-benchmark", "http://www.statmt.org/lm-benchmark"),
-    files={ARCHIVE: "sha256:01ba60381110baf7f189dfd2b8374de371e8c9a340835793f190bdae9e90a34e"},
+DIGEST = "sha256:01ba60381110baf7f189dfd2b8374de371e8c9a340835793f190bdae9e90a34e"
+SPLITS = {
+    **{f"news.en-{shard:05}-of-00100": "train" for shard in range(1, 100)},
+    "news.en.heldout-00001-of-00050": "valid",
+    "news.en.heldout-00000-of-00050": "test",
+}
+LM1B = Words(
+    archives=[Archive(f"www.statmt.org/lm-benchmark/{ARCHIVE}", list(SPLITS), DIGEST)],
+    splits=SPLITS,
     vocabulary=793_471,
-    splits={
-        **{f"news.en-{shard:05}-of-00100": "train" for shard in range(1, 100)},
-        "news.en.heldout-00001-of-00050": "valid",
-        "news.en.heldout-00000-of-00050": "test",
-    },
     # <S>, </S> and <UNK>
     unlisted=3,
     threshold=3,

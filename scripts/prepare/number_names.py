@@ -12,16 +12,18 @@ OUTPUT/text/{train,valid,test}.{en,de}    a sentence a line, for scripts.prepare
 OUTPUT/preparation.json                   options
 """
 
+import argparse
 import hashlib
 import random
 import sys
 from collections.abc import Iterator
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 
-from scripts._shared.command_line import check_at_least, command_parser, exit_status
+from scripts._shared.command_line import check_at_least
+from scripts._shared.files import write_text
 from scripts.prepare._lines import progress
-from scripts.prepare._stages import SPLITS, Stages, add_output_option
+from scripts.prepare._stages import SPLITS, Stages, run_preparation
 
 LANGUAGES = ("en", "de")
 DIGITS = 6
@@ -80,35 +82,35 @@ def sentences(part: str, count: int, seed: int) -> Iterator[tuple[str, str]]:
         )
 
 
-def make(output: Path, counts: dict[str, int], seed: int) -> None:
-    """Make the texts in the folder output, or do nothing if they are there."""
+def prepare(options: argparse.Namespace) -> None:
+    """Make the folder of --output, or do nothing if it is there."""
+    counts = {part: getattr(options, part) for part in SPLITS}
     check_at_least(1, **counts)
-    stages = Stages(output, {**counts, "seed": seed})
+    stages = Stages(options.output, {**counts, "seed": options.seed})
 
     def write(folder: Path) -> None:
         for part, count in counts.items():
-            pairs = progress(sentences(part, count, seed), total=count, desc=part, unit=" pairs")
+            drawn = sentences(part, count, options.seed)
+            pairs = progress(drawn, total=count, desc=part, unit=" pairs")
             for language, lines in zip(LANGUAGES, zip(*pairs, strict=True), strict=True):
-                text = "".join(f"{line}\n" for line in lines)
-                (folder / f"{part}.{language}").write_text(text, encoding="utf-8", newline="\n")
+                write_text(folder / f"{part}.{language}", "".join(f"{line}\n" for line in lines))
 
     stages.run("text", write)
     stages.finish({})
 
 
-def main(arguments: list[str] | None = None) -> int:
-    """Command line of the script; returns its exit status."""
-    parser = command_parser(__doc__)
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of the command."""
     add = parser.add_argument
-    add_output_option(parser)
     for part, count in zip(SPLITS, (30_000, 500, 1000), strict=True):
         text = f"sentences of the {part} part (default: %(default)s)"
         add(f"--{part}", type=int, default=count, metavar="N", help=text)
     add("--seed", type=int, default=1, metavar="N", help="of the draws (default: %(default)s)")
-    options = parser.parse_args(arguments)
-    counts = {part: getattr(options, part) for part in SPLITS}
-    work = partial(make, options.output, counts, options.seed)
-    return exit_status(work, output=options.output)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Command line of the script; returns its exit status."""
+    return run_preparation(__doc__, add_options, prepare, arguments)
 
 
 if __name__ == "__main__":

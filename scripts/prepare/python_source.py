@@ -19,6 +19,7 @@ fairseq ends each line with </s>, which stands for the newline. The corpus depen
 version, figures compare on the same version only.
 """
 
+import argparse
 import io
 import platform
 import re
@@ -34,11 +35,11 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from scripts._shared.command_line import check_at_least, command_parser, exit_status
+from scripts._shared.command_line import check_at_least
 from scripts._shared.commands import short
-from scripts._shared.files import atomic_write
+from scripts._shared.files import write_text
 from scripts.prepare._binarize import preprocess, write_units
-from scripts.prepare._stages import SPLITS, Stages, add_output_option, existing, file_digest
+from scripts.prepare._stages import SPLITS, Stages, existing, file_digest, run_preparation
 
 if TYPE_CHECKING:
     from sentencepiece import SentencePieceProcessor
@@ -72,33 +73,26 @@ COMPARED_LENGTH = 20
 LARGEST_COPIED = 0.5
 
 
-def source_texts(stdlib: Path) -> Iterator[str]:
-    """Texts of the library's Python files in printable ASCII, by their POSIX relative path."""
-    for path in sorted(stdlib.rglob("*.py"), key=lambda path: path.relative_to(stdlib).as_posix()):
-        names = path.relative_to(stdlib).parts
-        if not EXCLUDED_FOLDERS.isdisjoint(names) or any(
-            name.startswith(MACHINE_SPECIFIC) for name in names
+def read_library(stdlib: Path) -> dict[str, list[str]]:
+    """Texts of the library's Python files in printable ASCII of each part.
+
+    They are counted in the order of their paths: every 20th tests, every 60th validates.
+    """
+    names = (path.relative_to(stdlib) for path in stdlib.rglob("*.py"))
+    corpus: dict[str, list[str]] = {split: [] for split in SPLITS}
+    index = 0
+    for name in sorted(names, key=Path.as_posix):
+        if not EXCLUDED_FOLDERS.isdisjoint(name.parts) or any(
+            part.startswith(MACHINE_SPECIFIC) for part in name.parts
         ):
             continue
-        content = path.read_bytes()
-        if PLAIN_TEXT.fullmatch(content):
-            yield content.decode("ascii").removesuffix("\n") + "\n"
-
-
-def split_of(index: int, length: int) -> str:
-    """Part of the file with this index: every 20th tests, every 60th validates, the rest trains."""
-    if length > LARGEST_HELD_OUT_FILE:
-        return "train"
-    if index % 20 == 19:
-        return "test"
-    return "valid" if index % 60 == 9 else "train"
-
-
-def read_library(stdlib: Path) -> dict[str, list[str]]:
-    """Texts of the library's files of each part."""
-    corpus: dict[str, list[str]] = {split: [] for split in SPLITS}
-    for index, text in enumerate(source_texts(stdlib)):
-        corpus[split_of(index, len(text))].append(text)
+        content = (stdlib / name).read_bytes()
+        if not PLAIN_TEXT.fullmatch(content):
+            continue
+        text = content.decode("ascii").removesuffix("\n") + "\n"
+        split = {9: "valid", 19: "test", 39: "test", 59: "test"}.get(index % 60, "train")
+        corpus["train" if len(text) > LARGEST_HELD_OUT_FILE else split].append(text)
+        index += 1
     return corpus
 
 
@@ -171,12 +165,6 @@ def read_packages(path: Path, folder: Path) -> dict[str, list[str]]:
     return corpus
 
 
-def sample_of(files: list[str]) -> str:
-    """Text of every n-th file, n the least with which it has LEARNED_FROM characters or fewer."""
-    step = -(-sum(map(len, files)) // LEARNED_FROM)
-    return "".join(files[::step])
-
-
 def learn_units(text: str, model: Path, subwords: int) -> "SentencePieceProcessor":
     """Learn so many units from a text and write them to a file."""
     import sentencepiece
@@ -216,46 +204,32 @@ def learn_units(text: str, model: Path, subwords: int) -> "SentencePieceProcesso
     return sentencepiece.SentencePieceProcessor(model_proto=learned.getvalue())
 
 
-def write_in_units(text: str, units: "SentencePieceProcessor", path: Path) -> int:
-    """Write a text in units, a line on each line, and return the number of its tokens."""
-    lines = [units.id_to_piece(line) for line in units.encode(text.splitlines())]
-    written = "".join(f"{' '.join(pieces)}\n" for pieces in lines)
-    path.write_text(written, encoding="utf-8", newline="\n")
-    # and </s> at the end of each
-    return sum(len(pieces) + 1 for pieces in lines)
-
-
-def write_dictionary(units: "SentencePieceProcessor", text: Path, path: Path) -> None:
-    """Write fairseq's dictionary: all units, the most frequent ones of a text in units first.
-
-    Learning by merges makes units that the text then has as a part of others only, and a held-out
-    text may have them: a dictionary of what training has would give <unk> there.
-    """
-    counts = Counter(text.read_text(encoding="utf-8").split())
-    pieces = [units.id_to_piece(index) for index in range(len(units)) if index != units.unk_id()]
-    pieces.sort(key=lambda piece: -counts[piece])
-    lines = "".join(f"{piece} {counts[piece]}\n" for piece in pieces)
-    path.write_text(lines, encoding="utf-8", newline="\n")
-
-
 def write_corpus(
     read: Callable[[], dict[str, list[str]]], subwords: int, folder: Path
 ) -> dict[str, dict]:
-    """Write the texts, the units and the texts in them; return the sizes of each part."""
-    corpus = read()
-    texts = {split: "".join(files) for split, files in corpus.items()}
-    for split, text in texts.items():
-        (folder / f"{split}.txt").write_text(text, encoding="ascii", newline="\n")
-    units = learn_units(sample_of(corpus["train"]), folder / MODEL, subwords)
-    tokens = {
-        split: write_in_units(text, units, folder / f"{split}.units")
-        for split, text in texts.items()
-    }
-    write_dictionary(units, folder / "train.units", folder / "dict.txt")
-    return {
-        split: {"files": len(files), "characters": len(texts[split]), "tokens": tokens[split]}
-        for split, files in corpus.items()
-    }
+    """Write the texts, their units, and both in fairseq's format; return the sizes of each part."""
+    corpus, sizes = read(), {}
+    for split, files in corpus.items():
+        write_text(folder / f"{split}.txt", "".join(files))
+    # Every n-th file, n the least with which they have LEARNED_FROM characters or fewer.
+    step = -(-sum(map(len, corpus["train"])) // LEARNED_FROM)
+    units = learn_units("".join(corpus["train"][::step]), folder / MODEL, subwords)
+    counts: Counter[str] = Counter()
+    for split, files in corpus.items():
+        text = "".join(files)
+        # A source line on each line.
+        lines = [units.id_to_piece(line) for line in units.encode(text.splitlines())]
+        write_text(folder / f"{split}.units", "".join(f"{' '.join(line)}\n" for line in lines))
+        tokens = sum(len(line) + 1 for line in lines)
+        sizes[split] = {"files": len(files), "characters": len(text), "tokens": tokens}
+        if split == "train":
+            counts.update(piece for line in lines for piece in line)
+    # All units, also those that training has as a part of others only: a held-out text may have
+    # them, and a dictionary of what training has would give <unk> there.
+    pieces = [units.id_to_piece(index) for index in range(len(units)) if index != units.unk_id()]
+    pieces.sort(key=lambda piece: -counts[piece])
+    write_text(folder / "dict.txt", "".join(f"{piece} {counts[piece]}\n" for piece in pieces))
+    return sizes
 
 
 def binarize(text: Path, folder: Path) -> None:
@@ -281,24 +255,28 @@ def prepare(output: Path, stdlib: Path, subwords: int, packages: Path | None = N
         read = partial(read_library, stdlib)
     stages = Stages(output, settings)
     sizes = stages.run("text", partial(write_corpus, read, subwords))
-    with atomic_write(output / MODEL) as partial_file:
-        shutil.copyfile(output / "text" / MODEL, partial_file)
+    shutil.copyfile(output / "text" / MODEL, output / MODEL)
     stages.run("bin", partial(binarize, output / "text"))
     stages.finish({"splits": sizes})
 
 
-def main(arguments: list[str] | None = None) -> int:
-    """Command line of the script; returns its exit status."""
-    parser = command_parser(__doc__)
-    add_output_option(parser)
+def prepare_command(options: argparse.Namespace) -> None:
+    """Do the work of the command."""
+    stdlib = Path(sysconfig.get_path("stdlib"))
+    prepare(options.output, stdlib, options.subwords, options.packages)
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of the command."""
     text = "number of units (default: %(default)s)"
     parser.add_argument("--subwords", type=int, default=2048, metavar="N", help=text)
     text = "list of packages in place of the library"
     parser.add_argument("--packages", type=existing, metavar="FILE", help=text)
-    options = parser.parse_args(arguments)
-    stdlib = Path(sysconfig.get_path("stdlib"))
-    work = partial(prepare, options.output, stdlib, options.subwords, options.packages)
-    return exit_status(work, output=options.output)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Command line of the script; returns its exit status."""
+    return run_preparation(__doc__, add_options, prepare_command, arguments)
 
 
 if __name__ == "__main__":

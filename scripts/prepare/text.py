@@ -27,26 +27,25 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from scripts._shared.command_line import check_at_least, command_parser, exit_status
+from scripts._shared.command_line import check_at_least
 from scripts._shared.commands import short
 from scripts.prepare._binarize import NO_MADE_UP_SYMBOLS, load_srcdict, preprocess, write_units
 from scripts.prepare._lines import Work, read_lines, write_lines
 from scripts.prepare._stages import (
     SPLITS,
     Stages,
-    add_output_option,
     existing,
     file_digest,
     fingerprint,
+    run_preparation,
 )
 from scripts.prepare._subwords import (
     add_subword_options,
+    check_codes,
     check_language,
     make_units,
     moses_tokenizer,
-    read_codes,
     split_words,
-    versions,
 )
 
 SUFFIXES = (".txt", ".txt.gz")
@@ -74,7 +73,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     dictionary.add_argument("--srcdict", type=existing, metavar="FILE", help=text)
     text = "symbols seen less often in training become <unk> (default: none)"
     dictionary.add_argument("--threshold", type=int, default=0, metavar="N", help=text)
-    add_output_option(parser)
 
 
 @dataclass(frozen=True)
@@ -174,7 +172,7 @@ def check_options(options: argparse.Namespace) -> None:
             raise ValueError(
                 f"--bpe-codes {short(options.bpe_codes)} is for subwords: give --unit subwords"
             )
-        read_codes(options.bpe_codes)
+        check_codes(options.bpe_codes)
     if options.srcdict:
         load_srcdict(options.srcdict)
 
@@ -247,33 +245,27 @@ def prepare(options: argparse.Namespace) -> None:
     settings |= {"moses": options.moses, "input": fingerprint(files)}
     stages = Stages(options.output, settings)
     sizes = stages.run("tokens", partial(tokenize, parts, options))
-    texts, made = "tokens", {"merges": None}
+    texts, merges = "tokens", None
     if options.unit == "subwords":
         codes = {"bpe-codes": file_digest(options.bpe_codes)}
         if not options.bpe_codes:
             codes["bpe-size"] = options.bpe_size
         names = [f"{split}.txt" for split in SPLITS]
         work = partial(make_units, options.output / "tokens", names, names[:1], options)
-        texts, made = "bpe", stages.run("bpe", work, codes)
+        texts, merges = "bpe", stages.run("bpe", work, codes)
     dictionary = {"srcdict": file_digest(options.srcdict), "threshold": options.threshold}
     binarized = stages.run("bin", partial(binarize, options.output / texts, options), dictionary)
     for split, size in binarized["splits"].items():
         sizes[split] |= size
-        if "units" in made:
-            sizes[split]["units"] = made["units"][f"{split}.txt"]
         # Each line ends with </s>, which is predicted as well.
         words = sizes[split]["words"] + size["lines"]
         sizes[split]["tokens_per_word"] = size["tokens"] / words
-    found = {"merges": made["merges"], "symbols": binarized["symbols"], "versions": versions()}
-    stages.finish({**found, "splits": sizes})
+    stages.finish({"merges": merges, "symbols": binarized["symbols"], "splits": sizes})
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Command line of the script; returns its exit status."""
-    parser = command_parser(__doc__)
-    add_options(parser)
-    options = parser.parse_args(arguments)
-    return exit_status(partial(prepare, options), output=options.output)
+    return run_preparation(__doc__, add_options, prepare, arguments)
 
 
 if __name__ == "__main__":

@@ -8,14 +8,13 @@ and _ for the space; the text has no newlines and the corpus no </s>.
 
 import sys
 
-from scripts.prepare._published import ByteDataSet, run
+from scripts.prepare._downloads import Archive
+from scripts.prepare._published import Characters, run
 
-TEXT8 = ByteDataSet(
-    name="text8",
-    mirrors=("https://mattmahoney.net/dc", "http://mattmahoney.net/dc"),
-    files={"text8.zip": None},
+DIGEST = "md5:3bea1919949baf155f99411df5fada7e"
+TEXT8 = Characters(
+    archives=[Archive("mattmahoney.net/dc/text8.zip", ["text8"], text_checksum=DIGEST)],
     vocabulary=27,
-    checksum="md5:3bea1919949baf155f99411df5fada7e",
     symbols={" ": "_"},
 )
 

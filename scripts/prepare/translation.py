@@ -24,24 +24,24 @@ import argparse
 import shutil
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from itertools import chain
 from pathlib import Path
 
-from scripts._shared.command_line import check_at_least, command_parser, exit_status
+from scripts._shared.command_line import check_at_least
 from scripts._shared.commands import short
 from scripts.prepare._binarize import NO_MADE_UP_SYMBOLS, preprocess, write_units
 from scripts.prepare._lines import open_text, progress, read_lines, write_lines
-from scripts.prepare._stages import Stages, add_output_option, fingerprint, resolved
+from scripts.prepare._stages import Stages, fingerprint, resolved, run_preparation
 from scripts.prepare._subwords import (
     add_subword_options,
     check_language,
     make_units,
     moses_tokenizer,
-    versions,
 )
 
+# By part and language; several only of the training part.
+Files = Mapping[str, Mapping[str, Sequence[Path]]]
 # Parts that are cleaned; a test part has to keep every sentence.
 CLEANED = ("train", "valid")
 
@@ -51,67 +51,50 @@ def option_of(part: str) -> str:
     return f"--{part.rstrip('0123456789')}"
 
 
-@dataclass(frozen=True)
-class Bitext:
-    """Raw parallel texts: two files with the same prefix, whose lines are each other's translation.
+def find_files(languages: Sequence[str], parts: Mapping[str, Sequence[Path]]) -> Files:
+    """Files PREFIX.LANGUAGE or PREFIX.LANGUAGE.gz of the prefixes of each part."""
 
-    Args:
-        languages: codes of source and target.
-        parts: prefixes of train, which may be several, of valid, and of test, test1 and so on.
-    """
+    def find(part: str, prefix: Path, language: str) -> Path:
+        plain = prefix.with_name(f"{prefix.name}.{language}")
+        for path in (plain, Path(f"{plain}.gz")):
+            if path.is_file():
+                return path
+        raise ValueError(
+            f"{option_of(part)} {short(prefix)}: there is no {plain.name} and no {plain.name}.gz: "
+            "give what the names of two files, one for each language, have before "
+            f".{language}"
+        )
 
-    languages: tuple[str, str]
-    parts: Mapping[str, tuple[Path, ...]]
-
-    def files(self, part: str, language: str) -> list[Path]:
-        """Files of a part, PREFIX.LANGUAGE or PREFIX.LANGUAGE.gz."""
-        files = []
-        for prefix in self.parts[part]:
-            plain = prefix.with_name(f"{prefix.name}.{language}")
-            found = [path for path in (plain, Path(f"{plain}.gz")) if path.is_file()]
-            if not found:
-                raise ValueError(
-                    f"{option_of(part)} {short(prefix)}: there is no {plain.name} and no "
-                    f"{plain.name}.gz: give what the names of two files, one for each language, "
-                    f"have before .{language}"
-                )
-            files.append(found[0])
-        return files
-
-    def fingerprints(self) -> dict[str, str]:
-        """Fingerprint of the files that each option names."""
-        named: dict[str, list[Path]] = {}
-        for part in self.parts:
-            for language in self.languages:
-                named.setdefault(option_of(part)[2:], []).extend(self.files(part, language))
-        return {option: fingerprint(files) for option, files in named.items()}
+    return {
+        part: {one: [find(part, prefix, one) for prefix in prefixes] for one in languages}
+        for part, prefixes in parts.items()
+    }
 
 
-def copy_references(bitext: Bitext, target: Path) -> None:
+def copy_references(files: Files, target: Path) -> None:
     """Write the raw texts of the parts that test, byte by byte but unpacked."""
-    for part in bitext.parts:
-        for language in bitext.languages:
-            if option_of(part) == "--test":
-                (path,) = bitext.files(part, language)
+    for part, sides in files.items():
+        if option_of(part) == "--test":
+            for language, (path,) in sides.items():
                 with open_text(path) as source, (target / f"{part}.{language}").open("wb") as file:
                     shutil.copyfileobj(source, file)
 
 
-def tokenize(bitext: Bitext, options: argparse.Namespace, target: Path) -> dict[str, dict]:
+def tokenize(files: Files, options: argparse.Namespace, target: Path) -> dict[str, dict]:
     """Write the Moses tokens of each text; return pairs of each part, and words by language.
 
     Raises ValueError when a text is empty, or the two sides of a part do not pair up.
     """
     sizes: dict[str, dict] = {}
-    for part in bitext.parts:
+    for part, sides in files.items():
         pairs, sizes[part] = {}, {}
-        for language in bitext.languages:
-            files, name = bitext.files(part, language), f"{part}.{language}"
+        for language, paths in sides.items():
+            name = f"{part}.{language}"
             # punctuation is made uniform
             make = partial(moses_tokenizer, language, True, options.aggressive_hyphens)
-            lines = chain.from_iterable(map(read_lines, files))
+            lines = chain.from_iterable(map(read_lines, paths))
             size = write_lines(lines, target / name, make, options.workers, f"tokenize {name}")
-            names = ", ".join(map(short, files))
+            names = ", ".join(map(short, paths))
             if not size["words"]:
                 raise ValueError(f"{option_of(part)}: {names} has no text: give one that has")
             pairs[names] = size["lines"]
@@ -134,13 +117,13 @@ def reason(pair: tuple[str, str], max_length: int, max_ratio: float) -> str:
     return "too_unequal" if longer > max_ratio * shorter else "kept"
 
 
-def clean(bitext: Bitext, options: argparse.Namespace, target: Path) -> dict[str, dict]:
+def clean(languages: Sequence[str], options: argparse.Namespace, target: Path) -> dict[str, dict]:
     """Write the pairs of training and validation that are kept; count what is and what is not."""
     found = {}
     limits = options.max_length, options.max_ratio
     for part in CLEANED:
         counts = dict.fromkeys(("kept", "empty", "too_long", "too_unequal"), 0)
-        names = [f"{part}.{language}" for language in bitext.languages]
+        names = [f"{part}.{language}" for language in languages]
         sides = [read_lines(options.output / "bpe" / name) for name in names]
         one, two = ((target / name).open("w", encoding="utf-8", newline="\n") for name in names)
         with one, two:
@@ -159,24 +142,22 @@ def clean(bitext: Bitext, options: argparse.Namespace, target: Path) -> dict[str
     return found
 
 
-def binarize(bitext: Bitext, options: argparse.Namespace, target: Path) -> dict:
+def binarize(files: Files, options: argparse.Namespace, target: Path) -> dict:
     """Write the folder for fairseq; return the number of symbols and the sizes."""
     texts = {
-        part: options.output / ("clean" if part in CLEANED else "bpe") / part
-        for part in bitext.parts
+        part: options.output / ("clean" if part in CLEANED else "bpe") / part for part in files
     }
     which = [*NO_MADE_UP_SYMBOLS, "--joined-dictionary"]
-    sizes = preprocess(texts, target, options.workers, which, bitext.languages)
-    source = bitext.languages[0]
-    write_units(target, "subwords", "subword_nmt", "../bpe/codes", source)
-    symbols = sum(1 for _ in read_lines(target / f"dict.{source}.txt"))
+    languages = tuple(files["train"])
+    sizes = preprocess(texts, target, options.workers, which, languages)
+    write_units(target, "subwords", "subword_nmt", "../bpe/codes", languages[0])
+    symbols = sum(1 for _ in read_lines(target / f"dict.{languages[0]}.txt"))
     return {"symbols": symbols, "sizes": sizes}
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options of every preparation for translation to a parser."""
+    """Add the options of every preparation for translation."""
     add = parser.add_argument
-    add_output_option(parser)
     add_subword_options(parser)
     text = "split words at hyphens, as is usual for WMT14 (default: yes)"
     yes_or_no = argparse.BooleanOptionalAction
@@ -195,65 +176,54 @@ def check_options(options: argparse.Namespace, languages: Sequence[str]) -> None
         raise ValueError(
             f"--target-lang {languages[1]} is --source-lang as well: give two different languages"
         )
-    check_at_least(
-        1,
-        workers=options.workers,
-        bpe_size=options.bpe_size,
-        max_length=options.max_length,
-        max_ratio=options.max_ratio,
-    )
+    names = ("workers", "bpe_size", "max_length", "max_ratio")
+    check_at_least(1, **{name: getattr(options, name) for name in names})
 
 
-def prepare(stages: Stages, bitext: Bitext, options: argparse.Namespace) -> None:
+def prepare(stages: Stages, files: Files, options: argparse.Namespace) -> None:
     """Do the stages that are not done yet."""
-    languages = bitext.languages
-
-    def of(*names: str) -> dict:
-        return {name: getattr(options, name.replace("-", "_")) for name in names}
-
-    words = stages.run("tokens", partial(tokenize, bitext, options), of("aggressive-hyphens"))
-    stages.run("references", partial(copy_references, bitext))
-    names = [f"{part}.{one}" for part in bitext.parts for one in languages]
+    languages = list(files["train"])
+    hyphens = {"aggressive-hyphens": options.aggressive_hyphens}
+    words = stages.run("tokens", partial(tokenize, files, options), hyphens)
+    stages.run("references", partial(copy_references, files))
+    names = [f"{part}.{one}" for part in files for one in languages]
     training = [f"train.{one}" for one in languages]
     work = partial(make_units, options.output / "tokens", names, training, options)
-    made = stages.run("bpe", work, of("bpe-size"))
-    cleaned = stages.run("clean", partial(clean, bitext, options), of("max-length", "max-ratio"))
-    binarized = stages.run("bin", partial(binarize, bitext, options))
+    merges = stages.run("bpe", work, {"bpe-size": options.bpe_size})
+    limits = {"max-length": options.max_length, "max-ratio": options.max_ratio}
+    cleaned = stages.run("clean", partial(clean, languages, options), limits)
+    binarized = stages.run("bin", partial(binarize, files, options))
     parts = {}
-    for part in bitext.parts:
+    for part in files:
         pairs = words[part]["pairs"]
         parts[part] = {"pairs": pairs, "kept": pairs, **cleaned.get(part, {})}
         for one in languages:
+            # Of the pairs that are kept, with the </s> of each line.
             size = binarized["sizes"][f"{part}.{'-'.join(languages)}.{one}"]
-            parts[part][one] = {
-                "words": words[part][one],
-                "units": made["units"][f"{part}.{one}"],
-                # Of the pairs that are kept, with the </s> of each line.
-                "tokens": size["tokens"],
-                "unknown": size["unknown"],
-            }
-    found = {"merges": made["merges"], "symbols": binarized["symbols"], "versions": versions()}
-    stages.finish({**found, "parts": parts})
+            parts[part][one] = {"words": words[part][one], **size}
+    stages.finish({"merges": merges, "symbols": binarized["symbols"], "parts": parts})
 
 
-def test_parts(prefixes: Sequence[Path]) -> dict[str, tuple[Path, ...]]:
+def test_parts(prefixes: Sequence[Path]) -> dict[str, Sequence[Path]]:
     """Texts to test on by the names that fairseq gives their parts: test, test1 and so on."""
-    return {f"test{number or ''}": (prefix,) for number, prefix in enumerate(prefixes)}
+    return {f"test{number or ''}": [prefix] for number, prefix in enumerate(prefixes)}
 
 
-def prepare_raw(options: argparse.Namespace) -> None:
+def prepare_texts(options: argparse.Namespace) -> None:
     """Do the work of the command."""
     languages = options.source_lang, options.target_lang
     check_options(options, languages)
-    parts = {"train": tuple(options.train), "valid": (options.valid,), **test_parts(options.test)}
-    bitext = Bitext(languages, parts)
-    codes = {"source-lang": languages[0], "target-lang": languages[1]}
-    prepare(Stages(options.output, {**codes, **bitext.fingerprints()}), bitext, options)
+    parts = {"train": options.train, "valid": [options.valid], **test_parts(options.test)}
+    files = find_files(languages, parts)
+    settings = {"source-lang": languages[0], "target-lang": languages[1]}
+    for option in ("train", "valid", "test"):
+        sides = [files[part].values() for part in files if option_of(part) == f"--{option}"]
+        settings[option] = fingerprint(chain.from_iterable(chain.from_iterable(sides)))
+    prepare(Stages(options.output, settings), files, options)
 
 
-def main(arguments: list[str] | None = None) -> int:
-    """Command line of the script; returns its exit status."""
-    parser = command_parser(__doc__)
+def add_text_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of the command."""
     add = parser.add_argument
     for side in ("source", "target"):
         add(f"--{side}-lang", required=True, metavar="CODE", help=f"{side} language, such as en")
@@ -264,8 +234,11 @@ def main(arguments: list[str] | None = None) -> int:
     ):
         add(f"--{part}", type=resolved, required=True, nargs=number, metavar="PREFIX", help=text)
     add_options(parser)
-    options = parser.parse_args(arguments)
-    return exit_status(partial(prepare_raw, options), output=options.output)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Command line of the script; returns its exit status."""
+    return run_preparation(__doc__, add_text_options, prepare_texts, arguments)
 
 
 if __name__ == "__main__":

@@ -8,14 +8,15 @@ an empty line is a lone </s>; the <unk> of the text is fairseq's <unk>.
 
 import sys
 
-from scripts.prepare._published import WordDataSet, run
+from scripts.prepare._downloads import Archive
+from scripts.prepare._published import Words, run
 
-WIKITEXT103 = WordDataSet(
-    name="WikiText-103",
-    mirrors=("https://wikitext.smerity.com", "http://wikitext.smerity.com"),
-    files={"wikitext-103-v1.zip": "md5:9ddaacaf6af0710eda8c456decff7832"},
+PLACE = "wikitext.smerity.com/wikitext-103-v1.zip"
+SPLITS = {f"wiki.{split}.tokens": split for split in ("train", "valid", "test")}
+WIKITEXT103 = Words(
+    archives=[Archive(PLACE, list(SPLITS), "md5:9ddaacaf6af0710eda8c456decff7832")],
+    splits=SPLITS,
     vocabulary=267_735,
-    splits={f"wiki.{split}.tokens": split for split in ("train", "valid", "test")},
 )
 
 if __name__ == "__main__":

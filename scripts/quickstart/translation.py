@@ -17,7 +17,6 @@ OUTPUT/result.json            options, sizes, scores and times
 import json
 import shlex
 import sys
-import time
 from pathlib import Path
 
 from scripts._shared.commands import ROOT, child_process, python_command, short
@@ -88,10 +87,8 @@ def evaluate(output: Path) -> None:
     words += ["--target-lang", TARGET, "--path", short(source.checkpoint)]
     words += ["--examples", str(EXAMPLES), "--output", short(output / "evaluation")]
     announce("[4] evaluation: the test part, whose numbers were never trained on", words)
-    started = time.monotonic()
     with child_process(words):
         pass
-    seconds = time.monotonic() - started
     scores = json.loads((output / "evaluation" / "scores.json").read_text(encoding="utf-8"))
     updates, trained = source.progress()
     result = {
@@ -100,7 +97,6 @@ def evaluate(output: Path) -> None:
         "sentences": scores["sentences"],
         "updates": updates,
         "training_seconds": round(trained, 1),
-        "evaluation_seconds": round(seconds, 1),
         "pairs": {part: sizes["kept"] for part, sizes in parts(output).items()},
         "corpus_options": CORPUS_OPTIONS,
         "preparation_options": PREPARATION_OPTIONS,

@@ -1,16 +1,26 @@
-"""Set-up: what it refuses, its ways to fail, when it builds .venv anew, and what uv is told."""
+"""Set-up: what it refuses, its ways to fail, when it builds .venv anew, and what uv is told.
+
+At the end it runs with the real Python, pip and uv, on packages of a few lines.
+"""
 
 import fcntl
+import io
+import os
 import re
 import shutil
 import signal
+import subprocess
 import sys
+import tarfile
 import time
+import zipfile
+from pathlib import Path
 
 import pytest
 
-from tests.scripts.set_up_in_a_folder import PINS, SCRIPT, copy_set_up, set_up, start
-
+ROOT = Path(__file__).resolve().parents[2]
+SCRIPT = "scripts/set_up.sh"
+PINS = "requirements/development.txt"
 STAMP = ".venv/set_up.stamp"
 # Stands in for Python and uv: notes what installs, makes a .venv of itself, fails where told to.
 FAKE = f"""#!/usr/bin/env bash
@@ -31,6 +41,35 @@ case "$*" in
         [ "$2" != pip ] || cp "$0" .venv/bin/uv ;;
 esac
 """
+
+
+def copy_set_up(root):
+    """Copy what set-up reads into a new folder."""
+    for name in (SCRIPT, PINS):
+        (root / name).parent.mkdir(parents=True)
+        shutil.copy(ROOT / name, root / name)
+
+
+def start(checkout, python="./python", **environment):
+    """Start set-up in a checkout, without this machine's settings of pip and uv."""
+    own = re.compile("PIP_|UV_|SSL_CERT_FILE|.*PROXY", re.IGNORECASE)
+    others = {name: value for name, value in os.environ.items() if not own.match(name)}
+    return subprocess.Popen(
+        [shutil.which("bash"), SCRIPT, python],
+        cwd=checkout,
+        env={**others, "PIP_CONFIG_FILE": os.devnull, **environment},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def set_up(checkout, *arguments, **environment):
+    """Return the exit status, the output and the errors of a set-up."""
+    process = start(checkout, *arguments, **environment)
+    output, errors = process.communicate()
+    return process.returncode, output, errors
 
 
 def calls(checkout):
@@ -202,37 +241,15 @@ def test_uv_has_the_certificates_of_requests_and_asks_no_index_where_pip_does_no
     assert ["--no-index" in call for call in calls(checkout)[::2]] == [False, False, True, True]
 
 
-def change_pins(checkout):
-    pins = checkout / PINS
-    pins.write_text(re.sub("ruff==.*", "ruff==0.0.1", pins.read_text()))
-
-
-def change_script(checkout):
-    with open(checkout / SCRIPT, "a") as script:
-        script.write("# another plan\n")
-
-
-def break_python(checkout):
-    (checkout / ".venv" / "bin" / "python").write_text("#!/bin/sh\nexit 1\n")
-
-
-def remove_stamp(checkout):
-    (checkout / STAMP).unlink()
-
-
-def change_nothing(checkout):
-    """The Python or the folder is another one."""
-
-
 @pytest.mark.parametrize(
     ("change", "folder", "facts"),
     [
-        (change_pins, "check out", ""),
-        (change_script, "check out", ""),
-        (break_python, "check out", ""),
-        (remove_stamp, "check out", ""),
-        (change_nothing, "moved", ""),
-        (change_nothing, "check out", "1s/ .*/ cpython-312-another-machine/"),
+        (f"sed -i 's/ruff==.*/ruff==0.0.1/' {PINS}", "check out", ""),
+        (f"echo '# another plan' >> {SCRIPT}", "check out", ""),
+        ("printf '#!/bin/sh\\nexit 1\\n' > .venv/bin/python", "check out", ""),
+        (f"rm {STAMP}", "check out", ""),
+        (":", "moved", ""),
+        (":", "check out", "1s/ .*/ cpython-312-another-machine/"),
     ],
 )
 def test_a_venv_that_does_not_fit_is_replaced_and_one_that_does_is_kept(
@@ -242,7 +259,7 @@ def test_a_venv_that_does_not_fit_is_replaced_and_one_that_does_is_kept(
     assert len(calls(checkout)) == 8
     assert set_up(checkout) == (0, "", "")
     assert calls(checkout) == []
-    change(checkout)
+    subprocess.run(["bash", "-c", change], cwd=checkout, check=True)
     checkout = checkout.rename(checkout.with_name(folder))
     leftover = checkout / ".venv" / "leftover"
     leftover.touch()
@@ -259,3 +276,84 @@ def test_a_linked_venv_is_replaced_but_not_emptied(checkout, tmp_path):
     assert set_up(checkout)[0] == 0
     assert not (checkout / ".venv").is_symlink()
     assert (elsewhere / "set_up.stamp").exists()
+
+
+BACKEND = """
+import importlib.metadata, os, uuid, zipfile
+
+def build_wheel(folder, config_settings=None, metadata_directory=None):
+    name = "fairseq_fixed-1-py3-none-any.whl"
+    with zipfile.ZipFile(os.path.join(folder, name), "w") as wheel:
+        torch = importlib.metadata.version("torch")
+        wheel.writestr("fairseq.py", f"build = {torch!r}, {uuid.uuid4().hex!r}")
+        wheel.writestr("fairseq_fixed-1.dist-info/METADATA", METADATA)
+        wheel.writestr("fairseq_fixed-1.dist-info/WHEEL", WHEEL)
+        wheel.writestr("fairseq_fixed-1.dist-info/RECORD", "")
+    return name
+"""
+METADATA = "Metadata-Version: 2.1\nName: {}\nVersion: {}\n"
+WHEEL = "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+
+
+def write_wheel(folder, name, version, **scripts):
+    """Write a wheel that holds scripts alone."""
+    with zipfile.ZipFile(folder / f"{name}-{version}-py3-none-any.whl", "w") as wheel:
+        wheel.writestr(f"{name}-{version}.dist-info/METADATA", METADATA.format(name, version))
+        wheel.writestr(f"{name}-{version}.dist-info/WHEEL", WHEEL)
+        wheel.writestr(f"{name}-{version}.dist-info/RECORD", "")
+        for script, text in scripts.items():
+            member = zipfile.ZipInfo(f"{name}-{version}.data/scripts/{script}")
+            member.external_attr = 0o100755 << 16
+            wheel.writestr(member, text)
+
+
+def write_links(folder):
+    """Write a folder of packages: the tools, torch for the CPU, and fairseq's sources."""
+    folder.mkdir()
+    for name in ("Cython", "ninja", "numpy", "setuptools", "wheel"):
+        write_wheel(folder, name, "1")
+    write_wheel(folder, "torch", "1+cpu")
+    write_wheel(folder, "torch", "2")
+    real_uv = Path(sys.executable).with_name("uv")
+    write_wheel(folder, "uv", "1", uv=f'#!/bin/sh\nexec "{real_uv}" "$@"\n')
+    backend = f"METADATA = {METADATA.format('fairseq-fixed', 1)!r}\nWHEEL = {WHEEL!r}\n{BACKEND}"
+    project = '[build-system]\nrequires = ["torch"]\nbuild-backend = "backend"\n'
+    with tarfile.open(folder / "fairseq_fixed-1.tar.gz", "w:gz") as archive:
+        for name, text in (
+            ("PKG-INFO", METADATA.format("fairseq-fixed", 1)),
+            ("pyproject.toml", project + 'backend-path = ["."]\n'),
+            ("backend.py", backend),
+        ):
+            member = tarfile.TarInfo(f"fairseq_fixed-1/{name}")
+            member.size = len(text)
+            archive.addfile(member, io.BytesIO(text.encode()))
+
+
+@pytest.mark.skipif(
+    not Path(sys.executable).with_name("uv").exists(), reason="these tests run outside .venv"
+)
+def test_a_build_of_fairseq_is_kept_for_its_torch_alone(tmp_path):
+    checkout = (tmp_path / "check out").resolve()
+    copy_set_up(checkout)
+    write_links(tmp_path / "links")
+    environment = {
+        "PIP_NO_INDEX": "1",
+        "PIP_FIND_LINKS": str(tmp_path / "links"),
+        "UV_CACHE_DIR": str(tmp_path / "cache"),
+    }
+
+    def build(torch):
+        names = ("Cython", "ninja", "numpy", "setuptools", "wheel", "uv", "fairseq-fixed")
+        pins = [f"{name}==1" for name in names] + [f"torch=={torch}"]
+        (checkout / PINS).write_text("\n".join(pins))
+        assert set_up(checkout, sys.executable, **environment)[::2] == (0, "")
+        program = "import fairseq; print(*fairseq.build)"
+        python = checkout / ".venv" / "bin" / "python"
+        return subprocess.check_output([python, "-c", program], text=True).split()
+
+    first = build("1")
+    second = build("2")
+    assert (first[0], second[0]) == ("1+cpu", "2")
+    # from the cache
+    assert build("1") == first
+    assert set_up(checkout, sys.executable, **environment) == (0, "", "")

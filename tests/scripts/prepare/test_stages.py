@@ -60,31 +60,25 @@ def test_a_stopped_stage_leaves_nothing_and_starts_again(tmp_path, capsys, stop,
     assert found == {"a": 1, "b": 2, "found": True}
 
 
-def three_stages(out, first=1, second=2, third=(3, None)):
-    stages = Stages(out, {"a": first})
+def three_stages(out, second=2, third=(3, None)):
+    stages = Stages(out, {"a": 1})
     stages.run("first", write("x"))
     stages.run("second", write("x"), {"b": second})
     stages.run("third", write("x"), {"c": third})
 
 
-@pytest.mark.parametrize(
-    ("changes", "named"),
-    [
-        ({"first": 4}, "first was made with another --a (1, now 4)"),
-        ({"second": 5}, "second was made with another --b (2, now 5)"),
-        ({"third": (4, None)}, "third was made with another --c ([3, None], now [4, None])"),
-    ],
-)
-def test_another_option_names_what_to_remove(tmp_path, changes, named):
+def test_another_option_names_what_to_remove(tmp_path):
     out = tmp_path / "out"
     three_stages(out)
     three_stages(out)
-    with pytest.raises(ValueError, match=re.escape(named)) as raised:
-        three_stages(out, **changes)
-    names = ["first", "second", "third"]
-    names = names[names.index(next(iter(changes))) :]
-    folders = ", ".join(f"{out}/{name}" for name in names)
-    assert f"give another folder, or remove {folders} to have" in str(raised.value)
+    for changes, named, stale in (
+        ({"second": 5}, "second was made with another --b (2, now 5)", ("second", "third")),
+        ({"third": (4, 5)}, "third was made with another --c ([3, None], now [4, 5])", ("third",)),
+    ):
+        folders = ", ".join(f"{out}/{name}" for name in stale)
+        message = f"{named}: give another folder, or remove {folders} to"
+        with pytest.raises(ValueError, match=re.escape(message)):
+            three_stages(out, **changes)
 
 
 def test_a_folder_of_something_else_is_left_alone(tmp_path):

@@ -1,37 +1,39 @@
 """Words and units of byte pair encoding."""
 
 import random
+from argparse import Namespace
 
 import pytest
-from sacremoses import MosesDetokenizer
 
 from scripts.prepare import _lines, _subwords
 from scripts.prepare._lines import read_lines
-from scripts.prepare._subwords import learn, moses_tokenizer, subword_units
+from scripts.prepare._subwords import (
+    check_codes,
+    learn,
+    make_units,
+    moses_tokenizer,
+    subword_units,
+)
 
 TRAIN = "low lower lowest\n\nlow newer wider new\nlow low lowest\n"
-SENTENCES = [
-    "\"Don't panic,\" she said (twice) - it's 5,300.50 km to Dr. Smith's house!",
-    "A <unk> & a </s> | [b] cost $3 at 10:30; e.g. in the U.S. it rained. Then it stopped.",
-    "",
-    "\u00c9t\u00e9 \u00fcber na\u00efve caf\u00e9s...",
-]
 
 
 def test_codes_are_the_most_frequent_pairs_of_all_texts(tmp_path):
     train, other = tmp_path / "train", tmp_path / "other"
     train.write_text(TRAIN)
-    assert learn([train], 4, tmp_path / "codes") == 4
+    learn([train], 4, tmp_path / "codes")
     # 7 times l o; then 4 times w e and lo w at the end, 3 times lo we
     expected = ["#version: 0.2", "l o", "w e", "lo w</w>", "lo we"]
     assert list(read_lines(tmp_path / "codes")) == expected
     other.write_text("wide wider widest\n" * 9)
     both = tmp_path / "both"
     both.write_text(other.read_text() + TRAIN)
-    assert learn([train, other], 9, tmp_path / "a") == learn([both], 9, tmp_path / "b") == 9
+    learn([train, other], 9, tmp_path / "a")
+    learn([both], 9, tmp_path / "b")
     assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
     # no other pair is there twice
-    assert learn([train], 1000, tmp_path / "codes") < 50
+    learn([train], 1000, tmp_path / "codes")
+    assert check_codes(tmp_path / "codes") < 50
 
 
 def test_any_number_of_processes_makes_the_same_units(tmp_path, monkeypatch):
@@ -40,33 +42,25 @@ def test_any_number_of_processes_makes_the_same_units(tmp_path, monkeypatch):
     alphabet = "aab\u00e9\u4e2d<&;/w>\U0001f600"
     words = ["".join(draw.choices(alphabet, k=draw.randint(1, 9))) for _ in range(200)]
     lines = [" ".join(draw.choices(words, k=draw.randint(0, 9))) for _ in range(100)]
-    source, codes = tmp_path / "source", tmp_path / "codes"
-    source.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
-    learn([source], 60, codes)
-    units = subword_units(_subwords.read_codes(codes))(lines)
+    (tmp_path / "source").write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    learn([tmp_path / "source"], 60, tmp_path / "codes")
+    units = subword_units(tmp_path / "codes")(lines)
     assert [line.replace("@@ ", "") for line in units] == lines
     # forgetting words changes nothing
     monkeypatch.setattr(_subwords, "REMEMBERED", 1)
     for workers in (1, 2):
-        number = _subwords.apply(codes, source, workers, tmp_path / "target")
-        assert list(read_lines(tmp_path / "target")) == units
-        assert number == sum(len(line.split()) for line in units)
+        target = tmp_path / str(workers)
+        target.mkdir()
+        options = Namespace(workers=workers, bpe_codes=tmp_path / "codes")
+        assert make_units(tmp_path, ["source"], [], options, target) == 60
+        assert list(read_lines(target / "source")) == units
 
 
 @pytest.mark.parametrize("content", ["", "l o\n", "#version: 0.2\n", "#version: 0.2\nl o 5\n"])
 def test_a_file_that_holds_no_codes_is_refused(tmp_path, content):
     (tmp_path / "codes").write_text(content)
     with pytest.raises(ValueError, match=r"codes is no file of codes: give one that begins"):
-        _subwords.read_codes(tmp_path / "codes")
-
-
-def test_moses_tokens_are_turned_back_into_the_text():
-    found = moses_tokenizer("en")(SENTENCES)
-    detokenizer = MosesDetokenizer(lang="en")
-    back = [detokenizer.detokenize(line.split(" ")) for line in found]
-    # only the blanks around what Moses cuts off words may differ
-    assert [line.replace(" ", "") for line in back] == [line.replace(" ", "") for line in SENTENCES]
-    assert (back[0], back[3]) == (SENTENCES[0], SENTENCES[3])
+        check_codes(tmp_path / "codes")
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,9 @@
 import gzip
 import hashlib
 import json
+import re
 import shutil
+from dataclasses import replace
 
 import pytest
 
@@ -14,8 +16,8 @@ OTHERS = {"en-de": "de", "en-fr": "fr"}
 SENTENCES = ("First & last.", "The  second\u00a0one \tends here.", "A third <hl> & 3 > 2.")
 
 
-def text(name, language, count=4):
-    return "".join(f"{name} {language} sentence {number} sat.\n" for number in range(count))
+def text(name, language):
+    return "".join(f"{name} {language} sentence {number} sat.\n" for number in range(4))
 
 
 def sgm(kind, language, drop=None):
@@ -29,24 +31,28 @@ def sgm(kind, language, drop=None):
     return "".join([*parts, f"</p>\n</doc>\n</{kind}set>\n"])
 
 
+def name_of(archive):
+    """What stands before the number of an archive's edition."""
+    return re.split(r"-v\d|\.", archive.members[0])[0]
+
+
 def archives(pair, changes):
-    """Contents of the archives by name; changes replace a corpus's files by language."""
+    """Contents of the archives by name; changes replace an archive's files by language."""
     made, languages = {}, ("en", OTHERS[pair])
-    for corpus in (*wmt14.TRAIN[pair], wmt14.VALID, wmt14.NEWSTEST2014):
+    for archive in (*wmt14.TRAIN[pair], *wmt14.TESTS):
         files = {"README": b"other"}
         for side, language in zip(("src", "ref"), languages, strict=True):
-            if corpus.member is None:
+            if archive.name == wmt14.NEWSTEST2014.name:
                 # sacrebleu takes them by their whole names
                 name = f"../test-full/newstest2014-{languages[1]}en-{side}.{language}.sgm"
                 data = sgm(side, language).encode()
             else:
-                name = corpus.member.format(other=languages[1], language=language)
-                data = text(corpus.name, language).encode()
-            data = changes.get(corpus.name, {}).get(language, data)
+                name = archive.members[0].format(other=languages[1], language=language)
+                data = text(name_of(archive), language).encode()
+            data = changes.get(name_of(archive), {}).get(language, data)
             if data is not None:
                 files[name] = gzip.compress(data) if name.endswith(".gz") else data
-        mode = "w:gz" if corpus.archive.endswith("gz") else "w"
-        made[corpus.archive] = tarred(files, mode)
+        made[archive.name] = tarred(files, "w:gz" if archive.name.endswith("gz") else "w")
     return made
 
 
@@ -66,16 +72,14 @@ def given(monkeypatch, tmp_path):
     def make(pair="en-de", **changes):
         made = archives(pair, changes)
 
-        def small(corpus):
-            digest = hashlib.sha256(made.get(corpus.archive, b"")).hexdigest()
-            known = f"sha256:{digest}" if corpus.checksum else None
-            return corpus._replace(checksum=known, host="localhost:1")
+        def small(archive):
+            digest = hashlib.sha256(made[archive.name]).hexdigest()
+            known = f"sha256:{digest}" if archive.checksum else None
+            return replace(archive, checksum=known, place=f"localhost:1/{archive.name}")
 
-        train = {pair: tuple(map(small, corpora)) for pair, corpora in wmt14.TRAIN.items()}
-        monkeypatch.setattr(wmt14, "TRAIN", train)
-        monkeypatch.setattr(wmt14, "VALID", small(wmt14.NEWSTEST2013))
-        tests = tuple(map(small, (wmt14.NEWSTEST2014, wmt14.NEWSTEST2013)))
-        monkeypatch.setattr(wmt14, "TESTS", tests)
+        train = tuple(map(small, wmt14.TRAIN[pair]))
+        monkeypatch.setattr(wmt14, "TRAIN", {pair: train})
+        monkeypatch.setattr(wmt14, "TESTS", tuple(map(small, wmt14.TESTS)))
         folder = tmp_path / "given"
         folder.mkdir(exist_ok=True)
         for name, content in made.items():
@@ -90,9 +94,9 @@ def test_texts_of_the_pair_are_prepared(prepare, given, tmp_path, pair):
     status, _, error = prepare("--from", given(pair), pair=pair)
     assert (status, error) == (0, "")
     out = tmp_path / "out"
-    names = ["europarl", "commoncrawl", "un", "news-commentary", "giga-fren"]
+    names = ["europarl", "commoncrawl", "undoc", "news-commentary", "giga-fren"]
     if pair == "en-de":
-        names = [name for name in names if name not in ("un", "giga-fren")]
+        names = [name for name in names if name not in ("undoc", "giga-fren")]
     for language in pair.split("-"):
         expected = "".join(text(name, language) for name in names)
         found = (out / "tokens" / f"train.{language}").read_text()
@@ -137,8 +141,10 @@ def test_a_damaged_archive_is_refused(prepare, given, tmp_path):
         ("dev.tgz", 9, "has sha256 "),
     ):
         path = folder / name
-        path.write_bytes(path.read_bytes()[:-cut])
+        whole = path.read_bytes()
+        path.write_bytes(whole[:-cut])
         assert refused(prepare("--from", folder, pair="en-fr"), path, named)
+        path.write_bytes(whole)
     assert not (tmp_path / "out").exists()
 
 
@@ -151,5 +157,5 @@ def test_impossible_requests_are_refused(prepare, given, tmp_path):
     assert refused(prepare("--from", folder, pair="de-en"), "--pair: invalid choice: 'de-en'")
     shutil.rmtree(tmp_path / "out")
     (folder / "dev.tgz").unlink()
-    assert refused(prepare("--from", folder), f"--from {folder}/dev.tgz is no file: give the")
+    assert refused(prepare("--from", folder), f"--from {folder}/dev.tgz is no file")
     assert not (tmp_path / "out").exists()

@@ -2,9 +2,6 @@
 
 import json
 import math
-import shutil
-import subprocess
-from pathlib import Path
 
 import pytest
 
@@ -31,14 +28,6 @@ EVALUATION_LOG = """\
 def test_bigram_bits_by_hand(test, probabilities):
     bits = -sum(map(math.log2, probabilities)) / len(test)
     assert quickstart.bigram_bits_per_character("ab\nab\n", test) == pytest.approx(bits, abs=1e-12)
-
-
-@pytest.mark.skipif(shutil.which("xz") is None, reason="there is no xz command to compare with")
-def test_xz_bits_are_those_of_the_command():
-    text = Path(quickstart.__file__).read_text(encoding="ascii")
-    command = ["xz", "-9", "--threads=1", "--stdout"]
-    compressed = subprocess.run(command, input=text.encode(), capture_output=True, check=True)
-    assert quickstart.xz_bits_per_character(text) == 8 * len(compressed.stdout) / len(text)
 
 
 @pytest.fixture

@@ -1,8 +1,15 @@
+"""Checkpoints that are read, and files and plots that are written whole or not at all."""
+
+import importlib.util
 import json
 
 import pytest
+import torch
 
+from scripts._shared.checkpoints import load_checkpoint, read_checkpoint
 from scripts._shared.files import atomic_write, write_json
+from scripts._shared.results import prepare_results, save_plot
+from tests.scripts.evaluate.saved_models import Mischief, write_checkpoint
 
 
 def names(folder):
@@ -39,3 +46,44 @@ def test_json_file_is_written_whole_or_not_at_all(tmp_path):
         write_json(tmp_path / "folder.json", 1)
     assert json.loads(path.read_text(encoding="utf-8")) == {"a": "\u00e9"}
     assert names(tmp_path) == ["file.json", "folder.json"]
+
+
+def test_plot_is_written_whole(tmp_path):
+    path = tmp_path / "plot.png"
+    save_plot(path, lambda axes: axes.plot([1, 2], [3, 4]))
+    before = path.read_bytes()
+    assert before.startswith(b"\x89PNG")
+    with pytest.raises(ZeroDivisionError):
+        save_plot(path, lambda axes: axes.plot([1 / 0]))
+    assert list(tmp_path.iterdir()) == [path]
+    assert path.read_bytes() == before
+
+
+def test_a_plot_without_matplotlib_is_refused_before_the_work(tmp_path, monkeypatch):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    for refused in (
+        lambda: prepare_results(tmp_path / "output"),
+        lambda: save_plot(tmp_path / "plot.png", lambda axes: None),
+    ):
+        with pytest.raises(ValueError, match="is not installed: pip install matplotlib"):
+            refused()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_checkpoint_cannot_run_anything(tmp_path):
+    torch.save({"model": Mischief(tmp_path / "made")}, tmp_path / "bad.pt")
+    message = r"^--path .*bad.pt holds more than weights and options, and is not"
+    with pytest.raises(ValueError, match=message):
+        read_checkpoint(tmp_path / "bad.pt", "--path")
+    assert not (tmp_path / "made").exists()
+
+
+def test_only_a_segment_language_model_is_loaded(tmp_path):
+    write_checkpoint(tmp_path / "xl.pt", "transformer_xl")
+    assert load_checkpoint(tmp_path / "xl.pt")["optimizer_history"][-1]["num_updates"] == 1
+    other = {"cfg": {"model": {"_name": "transformer_lm"}}}
+    for name, content in (("'transformer_lm'", other), ("None", {"cfg": None}), ("None", [1])):
+        torch.save(content, tmp_path / "other.pt")
+        message = f"other.pt holds the model {name}, which is no segment language model"
+        with pytest.raises(ValueError, match=message):
+            load_checkpoint(tmp_path / "other.pt")

@@ -1,11 +1,13 @@
+"""Facts and number names, which are made on the spot."""
+
 import re
 from itertools import islice
 
 import pytest
 from num2words import num2words
 
-from scripts.prepare import number_names
-from tests.scripts.prepare.prepared import SPLITS, contents, refused
+from scripts.prepare import facts, number_names
+from tests.scripts.prepare.prepared import SPLITS, contents, lines, refused
 
 FEW = "--train 300 --valid 20 --test 40".split()
 
@@ -82,14 +84,35 @@ def test_same_seed_makes_the_same_bytes(made, tmp_path):
     assert all(other[name] != content for name, content in contents(made).items())
 
 
-def test_names_and_order_of_both_languages(made):
-    assert number_names.name(21_305, "de") == "einundzwanzigtausenddreihundertfünf"
-    assert number_names.name(21_305, "en") == "twenty-one thousand, three hundred and five"
-    text = "\n".join(" | ".join(pair) for pair in pairs(made, "train"))
-    assert re.search(r"comes before .* \| vor .* kommt ", text)
-
-
 def test_a_part_without_sentences_is_refused(call, tmp_path):
     result = call(number_names.main, "--output", tmp_path / "out", *FEW, "--test", "0")
     assert refused(result, "--test is 0: it must be at least 1")
     assert not (tmp_path / "out").exists()
+
+
+def test_there_is_one_fact_for_each_subject_and_relation():
+    asked, objects = zip(*(line.rsplit(" ", 1) for line in facts.draw_facts(4096, 1)), strict=True)
+    assert len(set(asked)) == 4096
+    assert len({line.split()[0] for line in asked}) == 16
+    # each object is as likely as another: 16 times on average
+    counts = [objects.count(f"o{number}") for number in range(facts.OBJECTS)]
+    assert sum(counts) == 4096
+    assert all(2 <= count <= 40 for count in counts)
+    assert facts.draw_facts(4096, 1) != facts.draw_facts(4096, 2)
+
+
+def test_the_binarized_facts_train_and_validate(call, tmp_path):
+    words = ("--facts", 64, "--output", tmp_path / "data")
+    assert call(facts.main, *words)[0] == 0
+    expected = [f"{fact} </s>" for fact in facts.draw_facts(64, 1)]
+    for part in ("train", "valid"):
+        assert lines(tmp_path / "data/bin", part) == expected
+    status, printed, _ = call(facts.main, *words)
+    assert (status, printed.count(": complete\n")) == (0, 2)
+
+
+@pytest.mark.parametrize("number", [-16, 0, 15, 48, 4097])
+def test_numbers_that_make_no_square_are_refused(call, tmp_path, number):
+    result = call(facts.main, "--facts", number, "--output", tmp_path / "data")
+    assert refused(result, f"--facts is {number}: give 16 times a square number, such as 4096")
+    assert not (tmp_path / "data").exists()
