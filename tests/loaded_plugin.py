@@ -9,6 +9,8 @@ from pathlib import Path
 from fairseq import options, utils
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 
+import tests.quick_hydra  # noqa: F401 (changes Hydra)
+
 # the plugin shortens the errors of fairseq's commands, and tells them by their name
 sys.argv = ["fairseq-train"]
 utils.import_user_module(Namespace(user_dir=str(Path(__file__).parents[1] / "fairseq_plugins")))

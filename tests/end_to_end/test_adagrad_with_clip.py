@@ -107,6 +107,7 @@ def test_half_precisions_train(data, uninterrupted, tmp_path, precision):
     assert_equal(weights, expected_weights, rtol=2**-8, atol=0.03)
 
 
+@pytest.mark.slow
 def test_two_workers_learn_what_one_learns(data, uninterrupted, tmp_path):
     train_on_two_workers(data, tmp_path, *RECIPE, "--max-update", STEPS)
     weights, sums, _ = last(tmp_path)
