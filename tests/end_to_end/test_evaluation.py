@@ -11,6 +11,7 @@ from fairseq_plugins import load
 from scripts.evaluate import attention_length as plot_attention_length
 from scripts.evaluate import recl as measure_recl
 from tests.end_to_end.commands import (
+    MODEL,
     TASK,
     USER_DIR,
     Command,
@@ -233,8 +234,9 @@ def assert_named(printed, names):
 def test_a_training_that_cannot_be_is_refused(data, tmp_path, monkeypatch, options, names):
     # as where there is no GPU
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    folder = tmp_path / "none"
-    assert_named(train(data, folder, "--max-update", 1, *options.split(), fails=True), names)
+    folder, model = tmp_path / "none", () if "--arch" in options else MODEL
+    words = ("--max-update", 1, *options.split())
+    assert_named(train(data, folder, *words, model=model, fails=True), names)
     assert not list(folder.glob("*.pt"))
 
 
