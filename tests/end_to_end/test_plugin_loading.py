@@ -105,11 +105,27 @@ def test_by_path_in_a_spawned_worker(tmp_path):
     assert done.stdout.strip() == f"loaded from {PLUGIN}", done.stderr
 
 
+IMPORTS = """
+import logging, sys
+def state():
+    root = logging.getLogger()
+    return "fairseq" in sys.modules, root.level, root.handlers
+before = state()
+import fairseq_plugins.modules
+print(state() == before)
+from fairseq_plugins import load
+print(state() == (True, *before[1:]))
+"""
 FILE_FIRST = """
 from fairseq_plugins.weighted_transformer.model import WeightedTransformer
 from fairseq.models import ARCH_MODEL_REGISTRY
 print("transformer_xl_tiny" in ARCH_MODEL_REGISTRY)
 """
+
+
+def test_layers_import_no_fairseq_and_nothing_changes_logging():
+    done = python(IMPORTS, path=ROOT)
+    assert done.stdout.split() == ["True", "True"], done.stderr
 
 
 def test_any_file_may_be_imported_first():
