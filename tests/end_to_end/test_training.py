@@ -1,6 +1,8 @@
 """fairseq-train: what validation, stopping, workers and precision may and may not change."""
 
+import fcntl
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -99,6 +101,16 @@ def test_other_streams_are_refused_on_resuming(data, begun):
     printed = train(data, begun, "--max-update", STEPS, "--batch-size", 2, fails=True)
     assert "in 4 streams, segments of 8 tokens, and this run has" in printed
     assert "--reset-dataloader" in printed
+
+
+@pytest.mark.slow
+def test_a_folder_that_another_training_writes_into_is_refused(data, tmp_path):
+    held = os.open(tmp_path, os.O_RDONLY)
+    fcntl.flock(held, fcntl.LOCK_EX)
+    printed = train(data, tmp_path, "--max-update", 1, fails=True)
+    os.close(held)
+    assert re.search(r"^error: --save-dir is .*another training", printed, re.MULTILINE)
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize(
