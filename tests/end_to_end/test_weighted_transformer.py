@@ -24,9 +24,9 @@ LANGUAGES = ("--source-lang", "en", "--target-lang", "de")
 OPTIMIZER = ("--optimizer", "adam_with_branch_weights", "--adam-betas", "(0.9, 0.98)")
 
 
-def train(pairs, folder, *options, optimizer=OPTIMIZER, fails=False):
+def train(pairs, folder, *options):
     save = ("--save-dir", folder)
-    return run("fairseq-train", pairs, *USER_DIR, *MODEL, *optimizer, *save, *options, fails=fails)
+    return run("fairseq-train", pairs, *USER_DIR, *MODEL, *OPTIMIZER, *save, *options)
 
 
 def branch_weights(folder):
