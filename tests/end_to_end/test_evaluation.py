@@ -9,7 +9,6 @@ import pytest
 
 from fairseq_plugins import load
 from scripts.evaluate import attention_length as plot_attention_length
-from scripts.evaluate import recl as measure_recl
 from tests.end_to_end.commands import (
     MODEL,
     TASK,
@@ -188,17 +187,6 @@ def test_losses_are_those_of_the_measuring_scripts(data, transformer_xl, test_to
     assert (row["mem_len"], row["tokens"], row["unit"]) == (6, test_tokens, "perplexity")
     assert f"{row['nats'] / math.log(2):.4f}" == f"{loss(printed):.4f}"
     assert f"{row['loss']:.2f}" == perplexity
-
-
-def test_recl_of_two_trained_models(data, checkpoint, transformer_xl, tmp_path, capsys):
-    words = ["--data", data, "--checkpoint", f"XL={transformer_xl}", f"AA={checkpoint}", "--cpu"]
-    words += ["--step", 4, "--max-context", 12, "--stride", 4, "--output", tmp_path]
-    assert measure_recl.main([*map(str, words)]) == 0
-    found = json.loads((tmp_path / "recl.json").read_text())["models"]
-    assert set(found) == {"XL", "AA"}
-    assert all(model["recl"]["0.1"]["tokens"] in (4, 8, 12) for model in found.values())
-    assert (tmp_path / "recl.png").stat().st_size > 5000
-    assert "| XL " in capsys.readouterr().out
 
 
 # what an error names: options, their values, what to give

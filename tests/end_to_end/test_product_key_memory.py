@@ -17,7 +17,6 @@ from tests.end_to_end.commands import (
     NO_VALIDATION,
     USER_DIR,
     evaluate,
-    log_probabilities,
     loss,
     run,
     tokens_evaluated,
@@ -25,7 +24,6 @@ from tests.end_to_end.commands import (
     train_on_two_workers,
     train_together,
 )
-from tests.end_to_end.conftest import TRANSFORMER_XL
 from tests.end_to_end.results import assert_equal, parameters
 from tests.product_key_memory.tiny import memories
 
@@ -88,19 +86,6 @@ def test_a_language_model_is_trained_and_scored(data, language_model, test_token
     (other / "dict.txt").write_text("\n".join(lines[::-1]) + "\n")
     printed = evaluate_lm(other, path, fails=True)
     assert "was trained with another dictionary than the source dictionary of DATA" in printed
-
-
-def test_training_knows_its_optimizer_and_evaluation_loads_it(language_model):
-    folder, printed = language_model
-    assert model_options(folder)["memory_optimizer"] == "adam_with_memory"
-    everything, trained = (
-        int(count.replace(",", ""))
-        for count in re.search(r"params: ([\d,]+) \(num. trained: ([\d,]+)\)", printed).groups()
-    )
-    # the values, which the optimizer gets by another way
-    assert everything - trained == 64 * 128
-    values = parameters(folder)["decoder.layers.2.fc1.memory.values"]
-    assert values.shape == (64, 128)
 
 
 def test_validation_measures_what_is_read(data, language_model):
@@ -183,20 +168,6 @@ def test_two_workers_measure_together(data, tmp_path):
     of_two = measured(train_on_two_workers(data, tmp_path / "two", *options, 2, model=model))
     assert of_one[0].keys() == {"memory2_usage", "memory2_kl"}
     assert of_two == [pytest.approx(figures, rel=2e-3) for figures in of_one]
-
-
-@pytest.mark.slow
-def test_a_trained_segment_model_gets_a_gated_memory(data, transformer_xl, tmp_path):
-    added = ("--memory-parallel", "--memory-output-gate", "--memory-output-norm")
-    memory = ("--memory-layers", "1,2", "--memory-share-values", "--memory-zero-init", *added)
-    start = ("--finetune-from-model", transformer_xl, "--lr", 0, "--max-update", 1)
-    model = (*TRANSFORMER_XL, *memory, *MEMORY)
-    train(data, tmp_path, *OPTIMIZER, "--memory-lr", 0, *start, model=model)
-    found = [
-        log_probabilities(evaluate(data, path, "--output-word-probs"))
-        for path in (transformer_xl, tmp_path / "checkpoint_last.pt")
-    ]
-    assert found[0] == pytest.approx(found[1], abs=3e-4)
 
 
 def test_the_slots_that_were_rarely_read_are_trained_alone(data, tmp_path):

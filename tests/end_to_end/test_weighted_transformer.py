@@ -7,7 +7,6 @@ import pytest
 import torch
 
 import fairseq_plugins
-from fairseq_plugins.weighted_transformer.model import WeightedTransformer
 from scripts.evaluate import translation as evaluate_translation
 from tests.end_to_end.commands import ALL, USER_DIR, forked, run
 from tests.weighted_transformer.tiny import assert_on_simplex
@@ -113,9 +112,6 @@ def test_python_translates_as_fairseq_does(pairs, model, translate):
     uniform = fairseq_plugins.load(model[0], pairs, branch_weights="uniform")
     (other,) = uniform.hypotheses(sentences[:1], **options)
     assert other[0].score != found[0][0].score
-    names = str(model[0]), "checkpoint_last.pt", str(pairs)
-    hub = WeightedTransformer.from_pretrained(*names)
-    assert hub.translate(sentences[0], beam=4, lenpen=0.6) == found[0][0].text
 
 
 def test_python_takes_moses_and_bpe_steps_as_fairseq_interactive_does(pairs, model, tmp_path):
