@@ -36,6 +36,7 @@ def test_the_tables_have_every_paper():
         assert len(set(map(str, cases))) == len(cases)
 
 
+@pytest.mark.slow
 def test_memory_is_that_of_a_separate_process():
     selection = Selection(["product_key_memory"], True, CPU, 1, [])
     table = 64**2 * 512 * 4
