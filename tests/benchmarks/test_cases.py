@@ -20,6 +20,7 @@ CHECKOUTS = [Path(path) for path in os.environ.get("ORIGINALS", "").split(os.pat
 CASES = Selection([], True, CPU, 1, CHECKOUTS).cases()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
 def test_models_compute_the_same_and_all_of_them_run(name):
     case = CASES[name]
