@@ -39,16 +39,12 @@ def builder(**given):
     return MemoryBuilder(MemoryLayersOptions(**options))
 
 
-def layers(text):
-    return parse_memory_layers(text, 12, "--memory-layers")
-
-
 @pytest.mark.parametrize(
     ("text", "numbers"),
     [(None, []), ("", []), ("3", [3]), ("12, 6", [6, 12]), ("1,12", [1, 12])],
 )
 def test_layers_are_numbers_from_1(text, numbers):
-    assert layers(text) == numbers
+    assert parse_memory_layers(text, 12, "--memory-layers") == numbers
 
 
 def test_every_option_reaches_the_memory(monkeypatch):
@@ -144,11 +140,11 @@ def test_options_without_a_memory_are_warned_of(caplog):
 # --- what is refused: an error begins with the option, and names value and remedy
 
 
-def assert_refused(work, *words):
+def assert_refused(make, options, start, *words):
     with pytest.raises(ValueError, match=r".") as refusal:
-        work()
+        make(**options)
     told = str(refusal.value)
-    assert told.startswith(words[0])
+    assert told.startswith(start)
     assert [word for word in words if word not in told] == []
 
 
@@ -175,29 +171,33 @@ def test_arguments_and_their_options(name, value, remedy):
     argument, said = value, str(value)
     if name == "query_hidden_dims":
         argument, said = (4, 0), "0"
-    assert_refused(lambda: exact_memory(**{name: argument}), f"`{name}`", said, remedy)
-    assert_refused(lambda: builder(**{name: value}).build(8), flag(f"memory_{name}"), said, remedy)
+    assert_refused(exact_memory, {name: argument}, f"`{name}`", said, remedy)
+    assert_refused(of_options, {name: value}, flag(f"memory_{name}"), said, remedy)
 
 
-def read_shape(shape, mask=None):
+def of_options(**given):
+    return builder(**given).build(8)
+
+
+def sharing(**options):
+    return exact_memory(values_of=exact_memory(), **options)
+
+
+def of_two_widths():
+    builds = builder(share_values=True)
+    return builds.build(8), builds.build(6)
+
+
+def read(shape, mask=None):
     return exact_memory()(torch.zeros(shape).double(), mask)
 
 
-def share_two_widths():
-    builds = builder(share_values=True)
-    builds.build(8)
-    builds.build(6)
+def train_only(slots):
+    exact_memory().train_only(slots)
 
 
-def load_state(before, after, change=lambda state: state):
-    """Load the state of an optimizer of one memory into that of another."""
-    optimizer = adam_with_memory(before)
-    learn(before, optimizer, 1)
-    adam_with_memory(after).load_state_dict(change(optimizer.state_dict()))
-
-
-def twice(state):
-    return {**state, "tables": state["tables"] * 2}
+def layers_of(text):
+    return parse_memory_layers(text, 12, "--memory-layers")
 
 
 def language_model(**options):
@@ -208,126 +208,100 @@ def segments(**options):
     return build("transformer_xl", **options)
 
 
-BF16, LAYERS, RESET = torch.bfloat16, "--memory-layers", "--reset-optimizer"
-ADAM = "--optimizer adam_with_memory"
-BOTH = {"memory_interleave": True, "memory_parallel": True}
+def persistent(**options):
+    return build("all_attention", decoder_ffn_embed_dim=0, **options)
+
+
+def optimizer(**options):
+    return adam_with_memory(make_memory(), **options)
+
+
+def load_state(before, after, times=1):
+    """Load the state of an optimizer of one memory into that of another."""
+    trained = adam_with_memory(before)
+    learn(before, trained, 1)
+    state = trained.state_dict()
+    adam_with_memory(after).load_state_dict({**state, "tables": state["tables"] * times})
+
+
+RESET, BF16 = "give --reset-optimizer", {"values_dtype": torch.bfloat16}
+ONCE, SUCH_AS = "layers from 1 to 12, each once", "such as 6,12"
+INTERLEAVE, PARALLEL = {"memory_interleave": True}, {"memory_parallel": True}
+NONE, ADAM = {"memory_layers": ""}, {"memory_optimizer": "adam"}
 REFUSED = [
-    (lambda: make_memory(values_dtype=torch.float16), "`values_dtype`", "float16", "bfloat16"),
-    (lambda: exact_memory(values_of=exact_memory(), slots=36), "`slots` is 36", "25"),
-    (lambda: exact_memory(values_of=exact_memory(), value_dim=4), "`value_dim` is 4", "6"),
-    (share_two_widths, "--memory-value-dim is 6", "8"),
-    (lambda: read_shape((2, D + 1)), "a memory", "(2, 7)", "must be 6"),
-    (lambda: read_shape(()), "a memory", "()", "must be 6"),
+    (make_memory, {"values_dtype": torch.float16}, "`values_dtype` is", "float16", "bfloat16"),
+    (sharing, {"slots": 36}, "`slots` is 36", "25"),
+    (sharing, {"value_dim": 4}, "`value_dim` is 4", "6"),
+    (of_two_widths, {}, "--memory-value-dim is 6", "8"),
+    (read, {"shape": (2, D + 1)}, "a memory", "(2, 7)", "must be 6"),
+    (read, {"shape": ()}, "a memory", "()", "must be 6"),
+    (read, {"shape": (2, D), "mask": torch.zeros(3) > 0}, "a memory", "`padding_mask`", "(3,)"),
+    (read, {"shape": (2, D), "mask": torch.zeros(2)}, "a memory", "`padding_mask`", "float32"),
+    (train_only, {"slots": torch.ones(K)}, "`slots` are torch.float32", "booleans"),
+    (train_only, {"slots": torch.ones(K + 1) > 0}, "`slots` are", "(26,)", "25"),
+    *((layers_of, {"text": x}, f"--memory-layers is {x!r}", ONCE) for x in ("0", "3,13", "3,4,3")),
+    *((layers_of, {"text": x}, f"--memory-layers is {x!r}", SUCH_AS) for x in ("3;4", "3,", "2.5")),
+    (of_options, {"query_hidden_dims": "8;9"}, "--memory-query-hidden-dims is '8;9'", "512,512"),
+    (language_model, {"memory_layers": "4"}, "--memory-layers is '4'", "from 1 to 3"),
+    (language_model, NONE | INTERLEAVE, "--memory-interleave", "give --memory-layers"),
+    (language_model, NONE | PARALLEL, "--memory-parallel", "give --memory-layers"),
+    (language_model, INTERLEAVE | PARALLEL, "--memory-interleave", "--memory-parallel"),
+    (language_model, {"memory_slots": 50}, "--memory-slots is 50", "49 or 64"),
+    (language_model, {"decoder_layers_to_keep": "1"}, "--decoder-layers-to-keep is 1", "leave one"),
+    (language_model, {"base_layers": 1}, "--base-layers is 1 with --memory-layers", "leave one"),
+    (language_model, ADAM | {"memory_trainable_slots": "F"}, "--memory-trainable-slots F", "adam_"),
+    (language_model, ADAM | {"memory_values_dtype": "bf16"}, "--memory-values-dtype bf16", "adam_"),
+    (segments, {"memory_layers": "4"}, "--memory-layers is '4'", "from 1 to 3"),
+    (segments, NONE | INTERLEAVE, "--memory-interleave", "give --memory-layers"),
+    (persistent, PARALLEL, "--memory-parallel", "--decoder-ffn-embed-dim 0"),
+    (tiny_transformer, {"encoder_memory_layers": "3"}, "--encoder-memory-layers is '3'", "1 to 2"),
+    (tiny_transformer, {"decoder_memory_layers": "1,1"}, "--decoder-memory-layers is '1,1'"),
+    (tiny_transformer, INTERLEAVE, "--memory-interleave", "give --encoder-memory-layers"),
     (
-        lambda: read_shape((2, D), torch.zeros(3) > 0),
-        "a memory",
-        "`padding_mask`",
-        "(3,)",
-        "(2, 6)",
+        tiny_transformer,
+        {"decoder_memory_layers": "1", "decoder_layers_to_keep": "0"},
+        "--decoder-layers-to-keep is 0 with --decoder-memory-layers",
     ),
-    (
-        lambda: read_shape((2, D), torch.zeros(2).long()),
-        "a memory",
-        "`padding_mask`",
-        "torch.int64",
-    ),
-    (lambda: exact_memory().train_only(torch.ones(K)), "`slots` are torch.float32", "booleans"),
-    (lambda: exact_memory().train_only(torch.ones(K + 1) > 0), "`slots` are", "(26,)", "25"),
-    *(
-        (lambda text=text: layers(text), f"{LAYERS} is {text!r}", remedy)
-        for remedy, texts in {
-            "from 1 to 12, each once": ("0", "-1,3", "3,13", "3,4,3"),
-            "such as 6,12": ("3;4", "3,", "2.5"),
-        }.items()
-        for text in texts
-    ),
-    *(
-        (
-            lambda text=text: builder(query_hidden_dims=text).build(8),
-            f"--memory-query-hidden-dims is {text!r}",
-            "such as 512,512",
-        )
-        for text in ("8;9", "8,", "wide")
-    ),
-    *(
-        (lambda model=model, options=options: model(**options), *words)
-        for model in (language_model, segments)
-        for options, *words in (
-            ({"memory_layers": "4"}, f"{LAYERS} is '4'", "from 1 to 3"),
-            ({"memory_layers": "", "memory_interleave": True}, "--memory-interleave", LAYERS),
-            ({"memory_layers": "", "memory_parallel": True}, "--memory-parallel", LAYERS),
-            ({"memory_slots": 50}, "--memory-slots is 50"),
-            (BOTH, "--memory-interleave", "--memory-parallel"),
-        )
-    ),
-    *(
-        (lambda options=options: language_model(memory_optimizer="adam", **options), *words, ADAM)
-        for options, *words in (
-            ({"memory_trainable_slots": "F"}, "--memory-trainable-slots F with --optimizer adam"),
-            ({"memory_values_dtype": "bf16"}, "--memory-values-dtype bf16 with --optimizer adam"),
-        )
-    ),
-    (
-        lambda: build("all_attention", decoder_ffn_embed_dim=0, memory_parallel=True),
-        "--memory-parallel",
-        "--decoder-ffn-embed-dim 0",
-    ),
-    (lambda: language_model(decoder_layers_to_keep="1"), "--decoder-layers-to-keep is 1", LAYERS),
-    (lambda: language_model(base_layers=1), "--base-layers is 1", LAYERS),
-    *(
-        (lambda options=options: tiny_transformer(**options), *words)
-        for options, *words in (
-            ({"encoder_memory_layers": "3"}, "--encoder-memory-layers is '3'", "from 1 to 2"),
-            ({"decoder_memory_layers": "1,1"}, "--decoder-memory-layers is '1,1'", "each once"),
-            ({"memory_interleave": True}, "--memory-interleave", "--encoder-memory-layers"),
-            (
-                {"decoder_memory_layers": "1", "decoder_layers_to_keep": "0"},
-                "--decoder-layers-to-keep is 0",
-                "--decoder-memory-layers",
-            ),
-        )
-    ),
-    *(
-        (lambda given=given: adam_with_memory(make_memory(), **given), *words)
-        for given, *words in (
-            ({"memory_lr": float("inf")}, "--memory-lr is inf", "finite"),
-            ({"memory_lr": -1.0}, "--memory-lr is -1.0", "0 or more"),
-            ({"memory_weight_decay": -0.5}, "--memory-weight-decay is -0.5", "0 or more"),
-            ({"fp16_adam_stats": True}, "--fp16-adam-stats", "leave it out"),
-        )
-    ),
-    (lambda: load_state(make_memory(), make_memory(slots=81)), "the", "(64, 8)", "(81, 8)", RESET),
-    (
-        lambda: load_state(make_memory(), make_memory(), twice),
-        "the",
-        "of 2 memories",
-        "has 1",
-        RESET,
-    ),
-    (lambda: load_state(make_memory(), make_memory(values_dtype=BF16)), "the", "dtype", RESET),
-    (lambda: load_state(make_memory(values_dtype=BF16), make_memory()), "the", "dtype", RESET),
+    (optimizer, {"memory_lr": float("inf")}, "--memory-lr is inf", "finite"),
+    (optimizer, {"memory_lr": -1.0}, "--memory-lr is -1.0", "0 or more"),
+    (optimizer, {"memory_weight_decay": -0.5}, "--memory-weight-decay is -0.5", "0 or more"),
+    (optimizer, {"fp16_adam_stats": True}, "--fp16-adam-stats", "leave it out"),
 ]
 
 
-@pytest.mark.parametrize("case", REFUSED, ids=lambda case: " ".join(case[1:]))
+@pytest.mark.parametrize("case", REFUSED, ids=lambda case: " ".join(case[2:]))
 def test_what_no_memory_can_be(case):
     assert_refused(*case)
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "times", "words"),
+    [
+        ({}, {"slots": 81}, 1, ["(64, 8)", "(81, 8)"]),
+        ({}, {}, 2, ["of 2 memories", "has 1"]),
+        ({}, BF16, 1, ["another dtype"]),
+        (BF16, {}, 1, ["another dtype"]),
+    ],
+)
+def test_the_optimizers_state_of_another_memory(before, after, times, words):
+    states = {"before": make_memory(**before), "after": make_memory(**after), "times": times}
+    assert_refused(load_state, states, "the checkpoint's optimizer state", *words, RESET)
 
 
 def test_faiss_that_is_not_installed(monkeypatch):
     monkeypatch.setitem(sys.modules, "faiss", None)
     words = "--memory-search faiss", "pip install faiss-cpu", "--memory-search torch"
-    assert_refused(lambda: builder(search="faiss").build(8), *words)
+    assert_refused(of_options, {"search": "faiss"}, *words)
 
 
 def test_shards_without_their_optimizer_or_with_translation(monkeypatch):
     monkeypatch.setattr(AllColumns, "sharded", True)
-    words = "--memory-shard-values with --optimizer adam", ADAM
-    assert_refused(lambda: builder(shard_values=True, optimizer="adam").build(8), *words)
+    words = "--memory-shard-values with --optimizer adam", "give --optimizer adam_with_memory"
+    assert_refused(of_options, {"shard_values": True, "optimizer": "adam"}, *words)
     given = {"encoder_memory_layers": "1", "memory_shard_values": True}
     given |= {"optimizer": "adam_with_memory", "task_cfg": SimpleNamespace(eval_bleu=True)}
     words = "--eval-bleu with --memory-shard-values", "leave out --eval-bleu"
-    assert_refused(lambda: tiny_transformer(**given), *words)
+    assert_refused(tiny_transformer, given, *words)
 
 
 SLOTS = np.arange(49) < 9
@@ -355,4 +329,4 @@ def test_a_file_of_other_slots_when_training_begins(arrays, reason, tmp_path):
     memory.train_slots_of(str(path), "memory6")
     memory.eval()(torch.zeros(1, 16))
     words = f"--memory-trainable-slots is {path}", reason, "rarely_read.npz"
-    assert_refused(lambda: memory.train()(torch.zeros(1, 16)), *words)
+    assert_refused(memory.train(), {"x": torch.zeros(1, 16)}, *words)

@@ -2,10 +2,8 @@
 
 import copy
 import pickle
-import re
 import shutil
 
-import joblib
 import numpy as np
 import pytest
 import torch
@@ -52,10 +50,7 @@ def test_a_folder_stands_for_its_best_checkpoint(saved, folder):
 def test_the_dictionary_is_beside_the_file_or_where_the_model_was_trained_or_given(saved, folder):
     expected = load(folder).score(TEXT).log_probs
     (folder / "dict.txt").unlink()
-    message = re.escape(
-        f"checkpoint_last.pt needs dict.txt, not in {folder} or where it was trained: give data"
-    )
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ValueError, match=f"dict.txt, not in {folder} or where it .*: give data"):
         load(folder)
     given = load(folder, saved / "text")
     np.testing.assert_array_equal(given.score(TEXT).log_probs, expected)
@@ -63,7 +58,7 @@ def test_the_dictionary_is_beside_the_file_or_where_the_model_was_trained_or_giv
     # of several folders of data, the first
     changed(last, lambda state: state["cfg"]["task"].update(data=f"{saved}/text:{saved}/more"))
     np.testing.assert_array_equal(load(folder).score(TEXT).log_probs, expected)
-    with pytest.raises(ValueError, match=re.escape(f"needs dict.txt, not in {saved}: give data")):
+    with pytest.raises(ValueError, match=f"dict.txt, not in {saved}: give data"):
         load(folder, saved)
 
 
@@ -84,10 +79,8 @@ def test_another_dictionary_of_the_same_size_is_refused(saved, tmp_path, kind, s
     model = load(tmp_path, data)
     sides = ("source", "target") if kind == "pairs" else ("source",)
     known = digests({side: getattr(model.task, f"{side}_dictionary") for side in sides})
-    changed(
-        tmp_path / "checkpoint_last.pt",
-        lambda state: state.update(task_state={"dictionaries": known}),
-    )
+    state = {"task_state": {"dictionaries": known}}
+    changed(tmp_path / "checkpoint_last.pt", lambda saved: saved.update(state))
     load(tmp_path, data)
     symbols = (data / f"{name}.txt").read_text().splitlines()
     (data / f"{name}.txt").write_text("\n".join(symbols[::-1]) + "\n")
@@ -106,16 +99,15 @@ def test_a_dictionary_of_another_size_is_refused(saved, tmp_path):
 
 def test_nothing_in_a_file_is_executed(folder, tmp_path):
     torch.save({"model": Mischief(tmp_path / "made")}, folder / "checkpoint_best.pt")
-    message = "checkpoint_best.pt holds more than weights and options, and is not"
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ValueError, match="holds more than weights and options"):
         load(folder)
     assert not (tmp_path / "made").exists()
 
 
 def test_other_tasks_are_refused(folder):
-    last = folder / "checkpoint_last.pt"
-    changed(last, lambda state: state["cfg"]["task"].update(_name="masked_lm"))
-    with pytest.raises(ValueError, match="holds a model of the task 'masked_lm': name one of lang"):
+    other = {"_name": "masked_lm"}
+    changed(folder / "checkpoint_last.pt", lambda state: state["cfg"]["task"].update(other))
+    with pytest.raises(ValueError, match="task 'masked_lm': name one of language_modeling"):
         load(folder)
 
 
@@ -165,12 +157,10 @@ def test_what_is_loaded_can_be_copied_and_pickled(saved, tmp_path, kind):
 
     expected = figures(model)
     torch.save(model, tmp_path / "model.pt")
-    joblib.dump(model, tmp_path / "model.joblib")
     for other in (
         copy.deepcopy(model),
         pickle.loads(pickle.dumps(model)),
         torch.load(tmp_path / "model.pt", weights_only=False),
-        joblib.load(tmp_path / "model.joblib"),
     ):
         assert figures(other) == expected
         assert other.model is not model.model

@@ -56,7 +56,6 @@ REFUSED = [
             ("recurrent", {"extended_context": 5}, "extended_context is 5", "mem_len=0"),
             ("recurrent", {"context_window": 2}, "context_window is 2", "leave it out"),
             ("recurrent", {"batch_size": 98}, "--batch-size is 98"),
-            ("blocks", {"tokens_per_sample": 17}, "tokens_per_sample is 17", "16 tokens"),
             ("blocks", {"context_window": 10}, "context_window is 10", "less than", "10"),
             ("blocks", {"max_tokens": 10}, "max_tokens is 10", "leave it out"),
         )
