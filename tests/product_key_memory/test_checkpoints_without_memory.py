@@ -70,7 +70,8 @@ def test_an_added_memory_that_starts_with_zero_changes_nothing(
 @pytest.mark.parametrize("last", LAST)
 def test_what_a_new_memory_adds_to_the_loss_is_logged(place, last, caplog):
     caplog.set_level("INFO")
-    plain, options = trained("language model", **place, **LAST[last])
+    plain, options = trained("language model")
+    options |= {**place, **LAST[last]}
     for zero_init, told in (
         (True, "INFO in layer 2 of the decoder: a new one is added, its output zero,"),
         (False, "WARNING in layer 2 of the decoder: a new one is added, its output not zero,"),
