@@ -8,8 +8,8 @@ import torch.nn.functional as F
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 
 from fairseq_plugins.product_key_memory.memory import MemorySublayer
-from scripts.docs.tables import build as build_preset
-from scripts.docs.tables import parse
+from fairseq_plugins.product_key_memory.model import LANGUAGE_MODELS, TRANSLATION_MODELS
+from scripts.docs import tables
 from tests import tiny
 from tests.product_key_memory.tiny import (
     BUILDERS,
@@ -193,82 +193,38 @@ def test_an_update_without_the_values_is_refused(kind):
     model.set_num_updates(8)
 
 
-# --- presets: sizes as their formulas have them, without numbers
+# --- presets
 
 
-def preset(name, *options):
+def preset(arch):
+    """The model of a command line, without its numbers."""
     task = ("--task", "language_modeling", "--tokens-per-sample", "512")
-    words = ["DATA", *task, "--arch", f"pkm_transformer_lm_{name}", *options]
-    return build_preset(convert_namespace_to_omegaconf(parse(words)).model, 60_000)
-
-
-def of_layer(width):
-    """Parameters of attention, feed-forward and two norms; and those of feed-forward alone."""
-    feed_forward = 2 * width * 4 * width + 4 * width + width
-    return 4 * (width * width + width) + feed_forward + 4 * width, feed_forward
-
-
-def of_memory(width, slots, heads, query_dim):
-    """Parameters of values, query network with bias, and sub-keys."""
-    queries = heads * query_dim
-    return slots * width + queries * (width + 1) + int(2 * slots**0.5) * queries // 2
-
-
-PRESETS = {
-    # layers, width, attention heads; and memory layers, slots, query width, k
-    **{
-        f"{layers}l_{width}d": (layers, width, 16, [], 0, 0, 0)
-        for layers in (12, 16, 24)
-        for width in (1024, 1600)
-    },
-    # section 4.5
-    "ablation": (6, 1024, 8, [5], 512**2, 256, 32),
-    "tiny": (4, 128, 4, [3], 1024, 64, 8),
-}
+    given = tables.parse(["DATA", *task, "--arch", arch])
+    return tables.build(convert_namespace_to_omegaconf(given).model, 60_000)
 
 
 @pytest.mark.filterwarnings(HYDRA)
-@pytest.mark.parametrize("name", PRESETS)
-def test_presets_have_the_parameters_of_their_formulas(name):
-    layers, width, heads, places, slots, query_dim, knn = PRESETS[name]
-    model = preset(name)
-    decoder = model.decoder
-    for layer in decoder.layers:
-        assert (layer.self_attn.num_heads, layer.normalize_before) == (heads, False)
-    # learned positions, tied embeddings
-    assert decoder.embed_positions.weight.requires_grad
-    assert decoder.output_projection.weight is decoder.embed_tokens.weight
-    assert [i for i, layer in enumerate(decoder.layers, 1) if memories(layer)] == places
-    assert all((memory.heads, memory.knn) == (4, knn) for memory in memories(model))
-    of_one, feed_forward = of_layer(width)
-    count = (60_000 + 512 + 2) * width + layers * of_one
-    count += len(places) * (of_memory(width, slots, 4, query_dim) - feed_forward)
-    assert sum(parameter.numel() for parameter in model.parameters()) == count
+@pytest.mark.parametrize("arch", [*LANGUAGE_MODELS, *TRANSLATION_MODELS])
+def test_presets_have_the_sizes_and_parameters_of_their_page(arch):
+    section = next(each for each in tables.SECTIONS if arch.startswith(each.model))
+    page = (tables.DOCS / "presets.md").read_text(encoding="utf-8")
+    assert tables.preset_row(arch, section) in page.splitlines()
+    if arch in LANGUAGE_MODELS:
+        # section 4.5
+        places = {"ablation": [5], "tiny": [3]}.get(arch.split("_")[-1], [])
+        decoder = preset(arch).decoder
+        found = {number: memories(layer) for number, layer in enumerate(decoder.layers, start=1)}
+        assert [number for number, of_layer in found.items() if of_layer] == places
+        for (memory,) in filter(None, found.values()):
+            assert (memory.heads, memory.knn) == (4, 8 if "tiny" in arch else 32)
+        assert not any(layer.normalize_before for layer in decoder.layers)
+        # learned positions, tied embeddings
+        assert decoder.embed_positions.weight.requires_grad
+        assert decoder.output_projection.weight is decoder.embed_tokens.weight
 
 
 @pytest.mark.filterwarnings(HYDRA)
 def test_a_model_of_a_command_line_can_be_pickled():
     """omegaconf makes classes of choices, which pickle does not find."""
-    assert len(memories(pickle.loads(pickle.dumps(preset("tiny"))))) == 1
-
-
-@pytest.mark.filterwarnings(HYDRA)
-@pytest.mark.parametrize(
-    ("option", "added"),
-    [
-        ("", 0),
-        ("--memory-interleave", 2 * (of_layer(1024)[1] + 2 * 1024)),
-        ("--memory-parallel", 2 * of_layer(1024)[1]),
-        ("--memory-share-values", -(512**2) * 1024),
-        ("--memory-output-gate", 2 * 2 * 1024 * 1024),
-        ("--memory-output-norm", 2 * 2 * 1024),
-    ],
-)
-def test_options_of_memories_have_the_parameters_of_their_formulas(option, added):
-    """Section 4.3: 16 layers and 2 memories, in layers 6 and 12; and what later work has."""
-    memory = ("--memory-layers", "6,12", "--memory-query-dim", "512")
-    model = preset("16l_1024d", *memory, *option.split())
-    plain = (60_000 + 512 + 2) * 1024 + 16 * of_layer(1024)[0]
-    of_memories = 2 * (of_memory(1024, 512**2, 4, 512) - of_layer(1024)[1])
-    count = sum(parameter.numel() for parameter in model.parameters())
-    assert count == plain + of_memories + added
+    model = pickle.loads(pickle.dumps(preset("pkm_transformer_lm_tiny")))
+    assert len(memories(model)) == 1
