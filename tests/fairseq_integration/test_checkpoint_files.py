@@ -31,7 +31,7 @@ def exit_status_of(work, *arguments):
     """What a process that does ``work`` ends with; a negative number is a signal."""
     process = FORK_SERVER.Process(target=work, args=arguments)
     process.start()
-    process.join(60)
+    process.join(600)
     return process.exitcode
 
 
