@@ -29,7 +29,7 @@ from fairseq_plugins.segment_language_model.streams import load_tokens
 
 logger = logging.getLogger(__name__)
 # Log-probabilities that are computed at once: those of a large vocabulary outweigh all else.
-_LOG_PROBABILITIES = 2**26
+LOG_PROBABILITIES = 2**26
 
 
 def in_unit(nats: float, unit: str) -> float:
@@ -86,7 +86,7 @@ def score_features(
     ``features`` are the output of the last layer, (B, T, d).
     """
     features, target = features[scored], target[scored]
-    piece = max(1, _LOG_PROBABILITIES // len(model.decoder.dictionary))
+    piece = max(1, LOG_PROBABILITIES // len(model.decoder.dictionary))
     losses = [torch.empty(0, device=features.device)]
     for some, their_target in zip(features.split(piece), target.split(piece), strict=True):
         output = model.decoder.output_layer(some.unsqueeze(0))
