@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from fairseq_plugins.fairseq_integration.parameters import Float32Module
-from fairseq_plugins.segment_language_model.attention_blocks import UNLIMITED
+from fairseq_plugins.segment_language_model.attention_kernel import UNLIMITED
 
 # The published code drops keys beyond the widest span of a layer in steps of so many.
 _TRIMMED_AT_ONCE = 64

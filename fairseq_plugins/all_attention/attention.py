@@ -25,17 +25,17 @@ from fairseq_plugins.all_attention.adaptive_span import (
 from fairseq_plugins.all_attention.persistent_vectors import PersistentVectors, merge_attentions
 from fairseq_plugins.segment_language_model.attention import (
     RelativeAttention,
+    SegmentLayer,
     choose_kernel,
     merge_heads,
     split_heads,
 )
-from fairseq_plugins.segment_language_model.attention_blocks import Clamped, Window
+from fairseq_plugins.segment_language_model.attention_kernel import Clamped, Window
 from fairseq_plugins.segment_language_model.key_value_cache import (
     KeyValueCache,
     LayerState,
     register_state,
 )
-from fairseq_plugins.segment_language_model.layer import SegmentLayer
 from fairseq_plugins.segment_language_model.positions import (
     LearnedRelativePositions,
     SharedRelativeKeys,

@@ -21,10 +21,13 @@ from torch import Tensor, nn
 from fairseq_plugins.fairseq_integration.checkpoint_files import weights_loaded_into
 from fairseq_plugins.fairseq_integration.error_messages import did_you_mean, errors_name_options
 from fairseq_plugins.segment_language_model.adaptive_softmax import BiasedAdaptiveSoftmax
-from fairseq_plugins.segment_language_model.attention import RelativeAttention
+from fairseq_plugins.segment_language_model.attention import (
+    FeedForward,
+    RelativeAttention,
+    SegmentLayer,
+)
 from fairseq_plugins.segment_language_model.decoder import Context, EmbeddingDropout, SegmentDecoder
 from fairseq_plugins.segment_language_model.evaluation import evaluate_probs
-from fairseq_plugins.segment_language_model.layer import FeedForward, SegmentLayer
 from fairseq_plugins.segment_language_model.options import (
     SegmentLanguageModelConfig,
     check_config,

@@ -36,7 +36,7 @@ from fairseq_plugins.segment_language_model.options import (
     check_streams,
     find_dictionary,
 )
-from fairseq_plugins.segment_language_model.stream_iterator import (
+from fairseq_plugins.segment_language_model.recurrence import (
     StreamIterator,
     check_parts,
     split_batch,

@@ -8,10 +8,14 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from fairseq_plugins.segment_language_model.attention import PositionBiases, RelativeAttention
-from fairseq_plugins.segment_language_model.attention_blocks import Window
+from fairseq_plugins.segment_language_model.attention import (
+    FeedForward,
+    PositionBiases,
+    RelativeAttention,
+    SegmentLayer,
+)
+from fairseq_plugins.segment_language_model.attention_kernel import Window
 from fairseq_plugins.segment_language_model.key_value_cache import LayerState
-from fairseq_plugins.segment_language_model.layer import FeedForward, SegmentLayer
 from fairseq_plugins.segment_language_model.positions import (
     RelativeKeyProjection,
     SinusoidalRelativePositions,

@@ -13,7 +13,7 @@ from fairseq_plugins.all_attention.adaptive_span import (
     read_head_groups,
 )
 from fairseq_plugins.all_attention.attention import GroupedCaches
-from fairseq_plugins.segment_language_model import attention_blocks
+from fairseq_plugins.segment_language_model import attention_kernel
 from fairseq_plugins.segment_language_model.key_value_cache import HiddenStates
 from fairseq_plugins.segment_language_model.recurrence import Recurrence
 from tests.all_attention.layer import (
@@ -54,7 +54,7 @@ VALUES = [
 def test_values_and_gradients_equal_the_equations(
     monkeypatch, block, group_cost, values, variant, persistent, remembered, length, clamp_len
 ):
-    monkeypatch.setattr(attention_blocks, "QUERY_BLOCK", block)
+    monkeypatch.setattr(attention_kernel, "QUERY_BLOCK", block)
     monkeypatch.setattr(adaptive_span_file, "GROUP_COST", group_cost)
     attention, positions = make(values, variant, persistent, clamp_len=clamp_len)
     assert_equals_the_equations(attention, positions, length, remembered)

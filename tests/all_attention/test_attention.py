@@ -5,8 +5,8 @@ import torch
 
 from fairseq_plugins.all_attention.adaptive_span import AdaptiveSpan, read_head_groups
 from fairseq_plugins.all_attention.attention import AllAttention
-from fairseq_plugins.segment_language_model import attention_blocks
-from fairseq_plugins.segment_language_model.attention_blocks import Window
+from fairseq_plugins.segment_language_model import attention_kernel
+from fairseq_plugins.segment_language_model.attention_kernel import Window
 from fairseq_plugins.segment_language_model.key_value_cache import HiddenStates
 from fairseq_plugins.segment_language_model.positions import (
     LearnedRelativePositions,
@@ -44,7 +44,7 @@ from tests.all_attention.layer import (
 def test_values_and_gradients_equal_the_equations(
     monkeypatch, kernel, block, persistent, remembered, length, span, nearest, clamp_len
 ):
-    monkeypatch.setattr(attention_blocks, "QUERY_BLOCK", block)
+    monkeypatch.setattr(attention_kernel, "QUERY_BLOCK", block)
     attention, positions = make(None, "all", persistent, span, nearest, clamp_len, kernel=kernel)
     assert_equals_the_equations(attention, positions, length, remembered)
 

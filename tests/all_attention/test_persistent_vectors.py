@@ -11,8 +11,8 @@ from fairseq_plugins.all_attention.persistent_vectors import (
     SoftmaxFeedForward,
     merge_attentions,
 )
-from fairseq_plugins.segment_language_model import attention_blocks
-from fairseq_plugins.segment_language_model.attention_blocks import Window
+from fairseq_plugins.segment_language_model import attention_kernel
+from fairseq_plugins.segment_language_model.attention_kernel import Window
 from fairseq_plugins.segment_language_model.positions import (
     LearnedRelativePositions,
     SharedRelativeKeys,
@@ -41,7 +41,7 @@ def test_vectors_start_with_unit_variance_and_parameters_as_small_as_a_feed_forw
 
 @pytest.mark.parametrize("block", [2, 64])
 def test_attention_and_its_gradient_are_those_of_a_softmax(monkeypatch, block):
-    monkeypatch.setattr(attention_blocks, "QUERY_BLOCK", block)
+    monkeypatch.setattr(attention_kernel, "QUERY_BLOCK", block)
     torch.manual_seed(1)
     vectors = PersistentVectors(VECTORS, HEADS, WIDTH).double()
     query = draw(HEADS, STREAMS, TOKENS, WIDTH)

@@ -7,17 +7,17 @@ import pytest
 import torch
 
 from fairseq_plugins import modules
-from fairseq_plugins.segment_language_model import attention_blocks, attention_kernel
+from fairseq_plugins.segment_language_model import attention_kernel
 from fairseq_plugins.segment_language_model.attention import (
     RelativeAttention,
     plain_attention,
 )
-from fairseq_plugins.segment_language_model.attention_blocks import (
+from fairseq_plugins.segment_language_model.attention_kernel import (
     EVERY_KEY,
     Clamped,
     Window,
+    window_attention,
 )
-from fairseq_plugins.segment_language_model.attention_kernel import window_attention
 from fairseq_plugins.segment_language_model.positions import (
     Distances,
     LearnedRelativePositions,
@@ -68,7 +68,7 @@ RELATIVE = [
     ],
 )
 def test_both_kernels_give_the_same(monkeypatch, queries, keys, window, clamp, sets, extras, dtype):
-    monkeypatch.setattr(attention_blocks, "QUERY_BLOCK", 6)
+    monkeypatch.setattr(attention_kernel, "QUERY_BLOCK", 6)
     torch.manual_seed(1)
     heads, streams, width = 2, 3, 4
     inputs = [draw(heads, streams, n, width) for n in (queries, keys, keys)]
@@ -186,7 +186,7 @@ def test_an_attention_that_cannot_be_is_refused(arguments, message):
 @pytest.mark.parametrize("clamp", [None, 1])
 @pytest.mark.parametrize("groups", [1, 2])
 def test_gradients_with_dropout_are_those_of_finite_differences(monkeypatch, groups, clamp):
-    monkeypatch.setattr(attention_blocks, "QUERY_BLOCK", 2)
+    monkeypatch.setattr(attention_kernel, "QUERY_BLOCK", 2)
     torch.manual_seed(1)
     heads, streams, queries, keys, width = 2, 2, 3, 5, 3
 
@@ -251,7 +251,7 @@ def test_without_gradients_values_and_lse_are_the_same(
         "return_lse": True,
     }
     expected = window_attention(*inputs, rel_keys, Window(*window), **how)
-    monkeypatch.setattr(attention_blocks, block, size)
+    monkeypatch.setattr(attention_kernel, block, size)
     with torch.no_grad():
         found = window_attention(*inputs, rel_keys, Window(*window), **how)
     tolerance = {"atol": 0.1, "rtol": 0.05} if dtype == torch.bfloat16 else {}
