@@ -1,4 +1,4 @@
-"""Attention by content and by distance: the equations, and the module.
+"""Attention by content and by distance: the equations, the module, and the layer around it.
 
 Transformer-XL, section 3.3 and appendix B; all-attention, section 3.
 
@@ -47,24 +47,23 @@ def plain_attention(
 ) -> tuple[Tensor, Tensor | None]:
     """Attend from each query to the keys in its window, in differentiable operations.
 
-    The score of query t for the key at distance x is ``c_t·k_{t-x} + q_t·p_x + bias_x``, with the
-    content query c = q_t + u and the position query q = q_t + v of section 3.3.
+    The score of query t for the key at distance x is ``c_t·k_{t-x} + q_t·p_x + bias_x``, where c
+    is the projected query plus u, and q the projected query plus v (section 3.3).
 
     Args:
         query: c, (H, B, T, d_h), divided by √d_h.
         keys: (H, B, S, d_h); the last T belong to the queries' own tokens.
         values: (H, B, S, d_h).
-        rel_keys: p of the distances S - 1, or more, down to -1, (G, D, d_h), or :class:`Clamped`;
-            None for scores by content alone.
+        rel_keys: p for the distances S - 1 (or more) down to -1, (G, D, d_h), or
+            :class:`Clamped`; None for scores by content alone.
         window: the distances that a query sees.
-        dropout: of the weights.
-        position_query: q, as the query; None where it is c.
-        distance_bias: (H, W), -∞ allowed, added to the scores at the distances that fall from
-            ``window.farthest``; needs ``rel_keys``.
-        return_lse: also return log Σ exp(score).
+        dropout: the probability of dropping a weight.
+        position_query: q, shaped like ``query``; None if it equals c.
+        distance_bias: (H, W), -∞ allowed, for the distances from ``window.farthest`` down; needs
+            ``rel_keys``.
+        return_lse: also return log Σ exp(score), (H, B, T).
 
-    Returns:
-        (H, B, T, d_h), zero for a query that sees nothing; and the log-sum-exp (H, B, T) or None.
+    Returns (H, B, T, d_h), zero for a query that sees nothing; and the log-sum-exp or None.
     """
     rel_keys = rows_by_distance(keys, rel_keys, distance_bias)
     position_query = query if position_query is None else position_query.to(query.dtype)
@@ -74,19 +73,19 @@ def plain_attention(
         # (H, B, T, d_h) x (H, B, d_h, S) -> (H, B, T, S)
         scores = query @ keys.mT
         if rel_keys is not None:
-            # the distances S - 1, or the clamp, to -1: (G, D, d_h) -> (G, S + 1 - F, d_h)
+            # the distances from S - 1, or the clamp, to -1: (G, D, d_h) -> (G, S + 1 - F, d_h)
             rel_keys = rel_keys.to(query.dtype)[:, max(0, rel_keys.size(1) - num_keys - 1) :]
             far = num_keys + 1 - rel_keys.size(1)
             # (H, B, T, d_h) x (G, 1, d_h, S + 1 - F) -> (H, B, T, S + 1 - F)
             by_distance = position_query @ rel_keys.unsqueeze(1).mT
             if far > 0:
-                # distances beyond the clamp have the score of the first: -> (H, B, T, S + 1)
+                # distances beyond the clamp use the first row's score: -> (H, B, T, S + 1)
                 of_first = by_distance[..., :1].expand(-1, -1, -1, far)
                 by_distance = torch.cat([of_first, by_distance], dim=-1)
             if distance_bias is not None:
                 bias = _over_distances(distance_bias, window.farthest, num_keys)
                 by_distance = by_distance + bias[:, None, None].to(query.dtype)
-            # column S - 1 - x of a row is distance x -> column j is key j
+            # from one column per distance, S - 1 to -1, to one column per key
             scores = scores + rel_shift(by_distance, num_keys)
         hidden = hidden_by_window(num_keys - num_queries, num_queries, num_keys, window, scores)
         scores = scores.masked_fill(hidden, torch.finfo(scores.dtype).min)
@@ -100,24 +99,23 @@ def plain_attention(
 
 
 def _over_distances(distance_bias: Tensor, farthest: int, num_keys: int) -> Tensor:
-    """Return biases (H, W) of distances that fall from ``farthest`` as (H, S + 1), S - 1 to -1."""
+    """Fit biases (H, W), from ``farthest`` down, to the distances S - 1 to -1: (H, S + 1)."""
     beyond = num_keys - 1 - farthest  # distances that the window hides
     bias = distance_bias[:, max(0, -beyond) :]
     return F.pad(bias, (max(0, beyond), num_keys + 1 - max(0, beyond) - bias.size(1)))
 
 
-# What computes attention: --attention-kernel.
 KERNELS = {"fast": window_attention, "plain": plain_attention}
 
 
 def check_kernel(kernel: str) -> None:
-    """Refuse a kernel that does not exist."""
+    """Refuse an unknown kernel."""
     if kernel not in KERNELS:
         raise ValueError(f"`kernel` is {kernel!r}: there are {', '.join(KERNELS)}")
 
 
 def choose_kernel(kernel: str) -> Callable[..., tuple[Tensor, Tensor | None]]:
-    """Return the kernel; torch.compile and torch.export take the plain one."""
+    """Return the kernel; torch.compile and torch.export need the plain one."""
     return KERNELS["plain" if torch.compiler.is_compiling() else kernel]
 
 
@@ -133,17 +131,17 @@ class PositionBiases(nn.Module):
 class RelativeAttention(nn.Module):
     """Multi-head attention over a window of earlier tokens.
 
-    The score of query i for key j at distance i - j is ``(q_i + u)·k_j + (q_i + v)·p_{i-j}``,
-    divided by √d_h. With p = W_kR R it is Transformer-XL's (section 3.3); without u and v it is
-    all-attention's (equation 3). By itself::
+    The score of query i for key j is ``(q_i + u)·k_j + (q_i + v)·p_{i-j}``, divided by √d_h. With
+    p = W_kR R it is Transformer-XL's score (section 3.3), without u and v all-attention's
+    (equation 3). By itself::
 
         keys, biases = RelativeKeyProjection(512, 8), PositionBiases(8, 64)
         attention = RelativeAttention(512, 8, Window(0, 255), keys, biases)
         encoding = SinusoidalRelativePositions(512)(x.size(1) - 1)
         y, _ = attention(x, attention.project_positions(encoding))  # x, y: (B, T, 512)
 
-    ``position_projection`` maps the encoding of the distances to p, (G, D, d_h); several layers may
-    share ``biases``, u and v; ``kernel`` is a key of ``KERNELS``.
+    ``position_projection`` maps the encoding of the distances to p, (G, D, d_h). Layers may share
+    the ``biases``, u and v.
     """
 
     def __init__(
@@ -175,7 +173,7 @@ class RelativeAttention(nn.Module):
         self.out_proj = nn.Linear(embed_dim, embed_dim, bias=False)
 
     def project_positions(self, encoding: Tensor | Clamped | None) -> Tensor | Clamped | None:
-        """Return p (G, D, d_h) of distances that fall to -1, given their encoding; or None."""
+        """Return p (G, D, d_h), given the encoding of distances that fall to -1; or None."""
         if self.position_projection is None:
             return None
         if isinstance(encoding, Clamped):
@@ -187,7 +185,7 @@ class RelativeAttention(nn.Module):
         return [] if self.position_projection is None else [*self.position_projection.parameters()]
 
     def max_past(self, positions: Any) -> int:
-        """Return how many tokens before a segment are worth keeping; a subclass may know."""
+        """Return how many tokens before a segment attention can use; a subclass may limit them."""
         return UNLIMITED
 
     def forward(
@@ -195,13 +193,13 @@ class RelativeAttention(nn.Module):
     ) -> tuple[Tensor, LayerState | None]:
         """Attend from each token of the segment ``x`` (B, T, d).
 
-        ``positions`` are from :meth:`project_positions`, for the distances to the first key, or
-        more, down to -1. Returns (B, T, d); and in inference (evaluation mode without gradients)
-        the keys and values of earlier tokens and segment, else None.
+        ``positions`` come from :meth:`project_positions` and reach at least to the first key.
+        Returns (B, T, d); and, in inference (evaluation mode without gradients), the keys and
+        values of earlier tokens and segment, else None.
         """
         if positions is None and self.position_projection is not None:
             raise ValueError(
-                "`positions` is None: give what project_positions returns for the distances"
+                "`positions` is None: pass the result of project_positions for the distances"
             )
         self.check_segment(x, past)
         content_query, position_query = self.project_queries(x)
@@ -212,7 +210,7 @@ class RelativeAttention(nn.Module):
         return self.out_proj(merge_heads(attended)), cache
 
     def check_segment(self, x: Tensor, past: LayerState | None) -> None:
-        """Refuse a segment of another shape than (B, T, d), or with other streams than its past."""
+        """Refuse a segment that is not (B, T, d), or that has other streams than its past."""
         embed_dim = self.num_heads * self.head_dim
         if x.dim() != 3 or x.size(1) == 0 or x.size(2) != embed_dim:
             raise ValueError(
@@ -225,7 +223,7 @@ class RelativeAttention(nn.Module):
             )
 
     def project_queries(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Map (B, T, d) to content and position queries (H, B, T, d_h), None where u = v = 0."""
+        """Map (B, T, d) to content and position queries (H, B, T, d_h); None if they are equal."""
         query = self.q_proj(x)
         if self.biases is None:
             return self._scaled(query), None
@@ -237,24 +235,24 @@ class RelativeAttention(nn.Module):
     def project_keys(
         self, x: Tensor, past: LayerState | None, max_past: int = UNLIMITED, heads: Any = None
     ) -> tuple[Tensor, Tensor, KeyValueCache | None]:
-        """Return keys and values (H, B, S, d_h) of ``max_past`` earlier tokens and the segment.
+        """Return keys and values (H, B, S, d_h) of up to ``max_past`` earlier tokens and ``x``.
 
-        In inference also their cache. ``heads`` is for :meth:`project_heads`.
+        Inference also returns their cache. ``heads`` is for :meth:`project_heads`.
         """
-        # the first pass of activation checkpointing has no gradients either
+        # the first pass of activation checkpointing is training, though it has no gradients
         inference = not (self.training or torch.is_grad_enabled())
         keys, values = (self.project_heads(p, x, heads) for p in (self.k_proj, self.v_proj))
         if isinstance(past, KeyValueCache):
             if not inference:
                 raise ValueError(
                     "`past` holds keys and values, from which `k_proj` and `v_proj` learn nothing: "
-                    "it was made by .eval() under torch.no_grad(), so go on in that way, or read "
-                    "the text before again in training"
+                    "a layer in .eval() under torch.no_grad() made it, so stay in that mode, or "
+                    "read the earlier text again in training"
                 )
             cache = past.extended(keys, values)
             return cache.keys, cache.values, cache
         if isinstance(past, HiddenStates):
-            # projected apart: the gradient of the past itself, which nobody wants, costs as much
+            # projected apart, which avoids the costly and useless gradient of the past itself
             seen = past.hidden[:, max(0, past.length - max_past) :]
             keys, values = (
                 torch.cat([self.project_heads(projection, seen, heads), own], dim=2)
@@ -271,11 +269,11 @@ class RelativeAttention(nn.Module):
         return keys, values, KeyValueCache.of(keys, values, max_past)
 
     def project_heads(self, projection: nn.Linear, x: Tensor, heads: Any = None) -> Tensor:
-        """Map (B, T, d) to the keys or values (H, B, T, d_h); a subclass may take some heads."""
+        """Map (B, T, d) to keys or values (H, B, T, d_h); a subclass may choose some heads."""
         return split_heads(projection(x), self.head_dim)
 
     def attend(self, *arguments: Any, **options: Any) -> tuple[Tensor, Tensor | None]:
-        """Return what the kernel does, weights dropped in training; see :func:`plain_attention`."""
+        """Call the kernel, with dropout in training; see :func:`plain_attention`."""
         dropout = self.dropout if self.training else 0.0
         return choose_kernel(self.kernel)(*arguments, dropout=dropout, **options)
 
@@ -294,7 +292,7 @@ def merge_heads(x: Tensor) -> Tensor:
 
 
 class FeedForward(nn.Module):
-    """Two affine maps with a ReLU, then dropout, between (all-attention, equation 5)."""
+    """Two affine maps, with a ReLU and dropout between them (all-attention, equation 5)."""
 
     def __init__(self, embed_dim: int, inner_dim: int, dropout: nn.Module) -> None:
         super().__init__()
@@ -311,11 +309,11 @@ class SegmentLayer(nn.Module):
     """``LN(x + attention(x))``, then ``LN(x + sublayer(x))`` for each further sublayer.
 
     All-attention, equation 6; Transformer-XL, section 3.3. With ``normalize_before`` it is
-    ``x + sublayer(LN(x))``, states of earlier segments normalised too. A sublayer whose
-    ``takes_padding`` is true also gets the padding mask.
+    ``x + sublayer(LN(x))``, and the states of earlier segments are normalised too.
 
-    ``feed_forward`` is any map of (B, T, d) to itself, or None; ``dropout`` acts on what each
-    sublayer adds. ``added_sublayer`` is another map after ``feed_forward``, or ``parallel`` to it.
+    ``feed_forward`` maps (B, T, d) to itself; so does ``added_sublayer``, after it or ``parallel``
+    to it. ``dropout`` acts on each sublayer's output. A sublayer whose ``takes_padding`` is true
+    also gets the padding mask.
     """
 
     def __init__(
@@ -348,14 +346,20 @@ class SegmentLayer(nn.Module):
         past: LayerState | None = None,
         padding_mask: Tensor | None = None,
     ) -> tuple[Tensor, LayerState]:
-        """Return the output (B, T, d), and this layer's state of earlier tokens and segment.
+        """Map the segment (B, T, d) to (B, T, d), and return the state that the next one reads.
 
-        ``x`` is the segment, (B, T, d); ``positions`` are from the attention's
-        ``project_positions``; ``padding_mask`` (B, T) is true for padding.
+        ``positions`` come from the attention's ``project_positions``; ``padding_mask`` (B, T) is
+        true for padding.
         """
-        attended, state = self._attend(x, positions, past)
+        entering, entering_past = x, past
+        if self.normalize_before:
+            entering = self.self_attn_layer_norm(x)
+            if isinstance(past, HiddenStates):
+                normalised = self.self_attn_layer_norm(past.hidden)
+                entering_past = HiddenStates(normalised, past.max_length)
+        attended, state = self.self_attn(entering, positions, entering_past)
         if state is None:
-            # what enters the layer, so that projections and normalisation learn from the past too
+            # the layer's input, so that projections and normalisation learn from the past too
             earlier = None if past is None else past.hidden
             state = HiddenStates(x, self.self_attn.max_past(positions), earlier)
         x = self._add(x, attended, self.self_attn_layer_norm)
@@ -370,15 +374,6 @@ class SegmentLayer(nn.Module):
             added = _apply(self.added_sublayer, entering, padding_mask)
             x = self._add(x, added, self.added_layer_norm)
         return x, state
-
-    def _attend(
-        self, x: Tensor, positions: Any, past: LayerState | None
-    ) -> tuple[Tensor, LayerState | None]:
-        if self.normalize_before:
-            x = self.self_attn_layer_norm(x)
-            if isinstance(past, HiddenStates):
-                past = HiddenStates(self.self_attn_layer_norm(past.hidden), past.max_length)
-        return self.self_attn(x, positions, past)
 
     def _add(self, x: Tensor, added: Tensor, layer_norm: nn.Module) -> Tensor:
         if self.normalize_before:
