@@ -1,7 +1,4 @@
-"""The layers that people use on their own, under one import; they need no fairseq.
-
-Each lives in the room of its paper.
-"""
+"""The layers for use on their own, under one import and without fairseq."""
 
 from fairseq_plugins.all_attention.adaptive_span import AdaptiveSpan
 from fairseq_plugins.all_attention.attention import AllAttention, AllAttentionBlock
