@@ -79,7 +79,7 @@ class AdagradWithClip(torch.optim.Optimizer):
         if parameter.grad.is_sparse:
             raise ValueError(
                 f"a parameter of shape {tuple(parameter.shape)} has a sparse gradient, which "
-                "AdagradWithClip cannot use: use dense embeddings (sparse=False), or Adagrad"
+                "AdagradWithClip cannot use: take dense embeddings (sparse=False), or Adagrad"
             )
         state = self.state[parameter]
         if "sum" not in state:

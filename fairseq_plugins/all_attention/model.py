@@ -271,7 +271,7 @@ class AllAttentionLanguageModel(SegmentLanguageModel):
         if cfg.persistent_variant != JOINT and cfg.persistent_vectors == 0:
             raise ValueError(
                 f"--persistent-variant is {cfg.persistent_variant} with --persistent-vectors 0: "
-                "give a number of vectors, or leave the variant out"
+                "there are none to place; leave the variant out, or give a number of vectors"
             )
         if cfg.persistent_variant == FEED_FORWARD and cfg.decoder_ffn_embed_dim:
             raise ValueError(

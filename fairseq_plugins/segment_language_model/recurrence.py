@@ -299,7 +299,7 @@ class StreamIterator(EpochBatchIterator):
                 "the checkpoint stopped in the middle of an epoch over "
                 f"{saved}, and this run has {self.dataset.describe()}: resume with the same data, "
                 "--tokens-per-sample, --segment-jitter and --batch-size times workers (and, with "
-                "--shuffle-sentences or --segment-jitter, --seed), or restart the epoch with "
+                "--shuffle-sentences or --segment-jitter, --seed), or begin the epoch anew with "
                 "--reset-dataloader"
             )
         super().load_state_dict({**state_dict, "shuffle": False})
@@ -319,8 +319,8 @@ def check_parts(parts: int, streams: int) -> None:
         raise ValueError(f"--batch-split is {parts}: it must be at least 1")
     if parts > streams:
         raise ValueError(
-            f"--batch-split is {parts} and --batch-size {streams}: each part needs a stream, so "
-            f"give --batch-split {streams} or less, or a larger --batch-size"
+            f"--batch-split is {parts} and --batch-size {streams}: a part has at least one stream, "
+            f"so give --batch-split {streams} or less, or a larger --batch-size"
         )
 
 
