@@ -106,10 +106,6 @@ class AdaptiveSpan(Float32Module):
         """Return the spans with the function that keeps them, and optimizers' copies, in [0, 1]."""
         return [(self.value, _to_unit_interval)]
 
-    def extra_repr(self) -> str:
-        """Describe the arguments."""
-        return f"max_span={self.max_span}, ramp={self.ramp}, epsilon={self.epsilon}"
-
     def _load_from_state_dict(self, *args: object) -> None:
         super()._load_from_state_dict(*args)
         _to_unit_interval(self.value.data)

@@ -32,10 +32,6 @@ class PersistentVectors(nn.Module):
         self.value_scale = math.sqrt(num_vectors)
         check_kernel(kernel)
         self.kernel = kernel
-        self.reset_parameters()
-
-    def reset_parameters(self) -> None:
-        """Draw both sets of vectors."""
         nn.init.normal_(self.keys, std=1 / self.key_scale)
         nn.init.normal_(self.values, std=1 / self.value_scale)
 

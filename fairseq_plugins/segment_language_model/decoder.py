@@ -88,23 +88,10 @@ class SegmentDecoder(FairseqIncrementalDecoder):
         return {}
 
     def forward(
-        self,
-        prev_output_tokens: Tensor,
-        encoder_out: None = None,
-        incremental_state: dict[str, Any] | None = None,
-        recurrence: Recurrence | None = None,
-        start: int | None = None,
+        self, prev_output_tokens: Tensor, encoder_out: None = None, **options: Any
     ) -> tuple[Tensor, None]:
-        """Return scores (B, T, V), or the (B, T, d) input of the adaptive softmax; and None.
-
-        ``prev_output_tokens`` (B, T) are the segment. With ``incremental_state``, fairseq's
-        dictionary for one generation, they are all tokens so far, and only the new ones are
-        computed. ``recurrence`` is None for a segment without a past. ``start`` is the segment's
-        place in its stream; None continues where this decoder stopped.
-        """
-        features, extra = self.extract_features(
-            prev_output_tokens, encoder_out, incremental_state, recurrence, start
-        )
+        """Return scores (B, T, V), or the (B, T, d) input of the adaptive softmax; and None."""
+        features, extra = self.extract_features(prev_output_tokens, encoder_out, **options)
         return self.output_layer(features), extra
 
     def extract_features(
@@ -115,7 +102,13 @@ class SegmentDecoder(FairseqIncrementalDecoder):
         recurrence: Recurrence | None = None,
         start: int | None = None,
     ) -> tuple[Tensor, None]:
-        """Return the final representation (B, T, d); arguments as in :meth:`forward`."""
+        """Return the final representation (B, T, d); and None.
+
+        ``prev_output_tokens`` (B, T) are the segment. With ``incremental_state``, fairseq's
+        dictionary for one generation, they are all tokens so far, and only the new ones are
+        computed. ``recurrence`` is None for a segment without a past. ``start`` is the segment's
+        place in its stream; None continues where this decoder stopped.
+        """
         mem_len, first = self.context.mem_len, 0
         if incremental_state is not None:
             recurrence = incremental_state.setdefault("recurrence", Recurrence())

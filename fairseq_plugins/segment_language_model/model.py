@@ -186,7 +186,7 @@ class SegmentLanguageModel(FairseqLanguageModel):
         recurrence: Recurrence | None = None,
         start: int | None = None,
     ) -> tuple[Tensor, None]:
-        """Score what follows each of ``src_tokens`` (B, T); see :meth:`SegmentDecoder.forward`."""
+        """Score what follows each token, as :meth:`.SegmentDecoder.extract_features` documents."""
         return self.decoder(src_tokens, recurrence=recurrence, start=start)
 
     def get_normalized_probs(

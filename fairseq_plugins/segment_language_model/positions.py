@@ -113,11 +113,7 @@ class LearnedRelativeKeys(nn.Module):
         super().__init__()
         self.farthest = farthest
         self.weight = nn.Parameter(torch.empty(num_heads, farthest + 1, head_dim))
-        self.reset_parameters()
-
-    def reset_parameters(self) -> None:
-        """Draw the vectors from N(0, 1 / d_h)."""
-        nn.init.normal_(self.weight, std=self.weight.size(-1) ** -0.5)
+        nn.init.normal_(self.weight, std=head_dim**-0.5)
 
     def forward(self, encoding: Tensor) -> Tensor:
         """Map distances (D,) to (H, D, d_h)."""
@@ -146,11 +142,7 @@ class LearnedRelativePositions(nn.Module):
         self.weight = nn.Parameter(torch.empty(farthest, head_dim))
         self.farthest = farthest if clamp_len is None else min(farthest, clamp_len)
         self.clamp_len = clamp_len
-        self.reset_parameters()
-
-    def reset_parameters(self) -> None:
-        """Draw the vectors from N(0, 1) (section 5.1)."""
-        nn.init.normal_(self.weight)
+        nn.init.normal_(self.weight)  # section 5.1
 
     def forward(self, farthest: int, device: torch.device | None = None) -> Tensor | Clamped:
         """Return the vectors for the distances from ``farthest``, or the clamp, to -1, (D, d_h)."""
@@ -194,16 +186,12 @@ class LearnedAbsolutePositions(nn.Module):
     def __init__(self, num_layers: int, max_positions: int, embed_dim: int) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.empty(num_layers, max_positions, embed_dim))
-        self.reset_parameters()
+        nn.init.normal_(self.weight, std=embed_dim**-0.5)
 
     @property
     def max_positions(self) -> int:
         """Return P."""
         return self.weight.size(1)
-
-    def reset_parameters(self) -> None:
-        """Draw the vectors from N(0, 1 / d)."""
-        nn.init.normal_(self.weight, std=self.weight.size(-1) ** -0.5)
 
     def add_to_embeddings(self, x: Tensor, first: int) -> Tensor:
         """Return the embeddings (B, T, d) unchanged."""

@@ -97,8 +97,8 @@ class SegmentLanguageModelingTask(FairseqTask):
         temperature = self.cfg.softmax_temperature
         if temperature != 1 and not from_checkpoint:
             raise ValueError(
-                f"--softmax-temperature is {temperature}: it is for evaluation, so give it to "
-                "fairseq-eval-lm, not to fairseq-train"
+                f"--softmax-temperature is {temperature}: leave it out of fairseq-train, and give "
+                "it to fairseq-eval-lm"
             )
         if self.cfg.batch_split != 1 and not from_checkpoint:
             check_parts(self.cfg.batch_split, self.cfg.batch_size or 1)

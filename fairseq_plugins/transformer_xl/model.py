@@ -159,9 +159,9 @@ class TransformerXLLanguageModel(SegmentLanguageModel):
         if cfg.positions in ABSOLUTE:
             if cfg.mem_len:
                 raise ValueError(
-                    f"--mem-len is {cfg.mem_len} with --positions {cfg.positions}: the same places "
-                    "of memory and segment would look alike (Transformer-XL, section 3.3); give "
-                    "--mem-len 0, or relative positions"
+                    f"--mem-len is {cfg.mem_len} with --positions {cfg.positions}: a remembered "
+                    "token and one of the segment at the same place would look alike "
+                    "(Transformer-XL, section 3.3); give --mem-len 0, or relative positions"
                 )
             for name in ("clamp_len", "same_length"):
                 if getattr(cfg, name):
