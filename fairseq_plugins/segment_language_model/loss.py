@@ -36,19 +36,19 @@ class SegmentLossConfig(CrossEntropyCriterionConfig):
     )
     span_loss: float = option(
         0.0,
-        "cost in nats of each token of learned span (--adaptive-span), in the mean over a layer's "
-        "heads (published: 1e-7 for all-attention on characters, 5e-7 elsewhere)",
+        "cost, in nats, of each token of learned span (--adaptive-span), in the mean over a "
+        "layer's heads (published: 1e-7 for all-attention on characters, 5e-7 elsewhere)",
     )
     activation_penalty: float = option(
         0.0,
-        "activation regularisation: cost in nats per token of the last layer's mean square output, "
-        "after --output-dropout (published for Penn Treebank: 0.2)",
+        "activation regularisation: cost, in nats per token, of the mean square of the last "
+        "layer's output, after --output-dropout (published for Penn Treebank: 0.2)",
     )
     temporal_penalty: float = option(
         0.0,
-        "temporal activation regularisation: cost in nats per token of the mean square change of "
-        "the last layer's output from token to token, before --output-dropout (published for Penn "
-        "Treebank: 0.1)",
+        "temporal activation regularisation: cost, in nats per token, of the mean square "
+        "change of the last layer's output from token to token, before --output-dropout (published "
+        "for Penn Treebank: 0.1)",
     )
 
 

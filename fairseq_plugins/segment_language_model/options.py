@@ -95,7 +95,8 @@ class SegmentLanguageModelConfig(FairseqDataclass):
         "(default: see the model); evaluation can change it with --model-overrides",
     )
     clamp_len: Optional[int] = option(
-        None, "distance whose position vector serves all longer ones, too (default: no limit)"
+        None,
+        "longest distance with its own position vector, which longer ones share (default: no limit)",
     )
     same_length: bool = option(
         False, "let every token attend to the same number of tokens, --mem-len of them"
