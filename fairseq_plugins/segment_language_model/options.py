@@ -96,7 +96,8 @@ class SegmentLanguageModelConfig(FairseqDataclass):
     )
     clamp_len: Optional[int] = option(
         None,
-        "longest distance with its own position vector, which longer ones share (default: no limit)",
+        "longest distance with its own position vector, which longer ones share (default: no "
+        "limit)",
     )
     same_length: bool = option(
         False, "let every token attend to the same number of tokens, --mem-len of them"
