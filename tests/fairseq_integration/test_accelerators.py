@@ -27,8 +27,7 @@ from fairseq_plugins.product_key_memory.optimizer import (
     AdamWithMemoryConfig,
     FairseqAdamWithMemory,
 )
-from fairseq_plugins.segment_language_model.recurrence import Recurrence
-from fairseq_plugins.segment_language_model.stream_iterator import split_batch
+from fairseq_plugins.segment_language_model.recurrence import Recurrence, split_batch
 from fairseq_plugins.weighted_transformer.optimizer import (
     FairseqAdamWithBranchWeights,
 )

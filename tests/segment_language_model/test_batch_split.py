@@ -7,8 +7,11 @@ import pytest
 import torch
 
 from fairseq_plugins.product_key_memory.memory import ProductKeyMemory
-from fairseq_plugins.segment_language_model.recurrence import Recurrence
-from fairseq_plugins.segment_language_model.stream_iterator import StreamIterator, train_in_parts
+from fairseq_plugins.segment_language_model.recurrence import (
+    Recurrence,
+    StreamIterator,
+    train_in_parts,
+)
 from fairseq_plugins.segment_language_model.streams import TokenStreams
 from fairseq_plugins.segment_language_model.task import (
     SegmentLanguageModelingConfig,

@@ -5,8 +5,7 @@ import logging
 import pytest
 import torch
 
-from fairseq_plugins.segment_language_model.recurrence import Recurrence
-from fairseq_plugins.segment_language_model.stream_iterator import StreamIterator
+from fairseq_plugins.segment_language_model.recurrence import Recurrence, StreamIterator
 from fairseq_plugins.segment_language_model.streams import Jitter, TokenStreams
 from tests.tiny import dictionary, text, tiny_model, tokens
 

@@ -10,7 +10,7 @@ import torch
 from fairseq.data.indexed_dataset import make_builder
 
 from fairseq_plugins.segment_language_model import streams as streams_module
-from fairseq_plugins.segment_language_model.stream_iterator import StreamIterator
+from fairseq_plugins.segment_language_model.recurrence import StreamIterator
 from fairseq_plugins.segment_language_model.streams import (
     Jitter,
     RunningText,
