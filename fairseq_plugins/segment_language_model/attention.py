@@ -72,10 +72,10 @@ def plain_attention(
     with torch.autocast(query.device.type, enabled=False):
         # (H, B, T, d_h) x (H, B, d_h, S) -> (H, B, T, S)
         scores = query @ keys.mT
-        if rel_keys is not None:
+        if rows is not None:
             # the distances from S - 1, or the clamp, to -1: (G, D, d_h) -> (G, S + 1 - F, d_h)
-            rel_keys = rel_keys.to(query.dtype)[:, max(0, rel_keys.size(1) - num_keys - 1) :]
-            far = num_keys + 1 - rel_keys.size(1)
+            rows = rows.to(query.dtype)[:, max(0, rows.size(1) - num_keys - 1) :]
+            far = num_keys + 1 - rows.size(1)
             # (H, B, T, d_h) x (G, 1, d_h, S + 1 - F) -> (H, B, T, S + 1 - F)
             by_distance = position_query @ rows.unsqueeze(1).mT
             if far > 0:

@@ -57,9 +57,11 @@ def rows_by_distance(
         if distance_bias is not None:
             raise ValueError("`distance_bias` without `rel_keys`: give both, or neither")
         return None
-    clamped = isinstance(rel_keys, Clamped)
-    rows = rel_keys.rows if clamped else rel_keys
-    if rows.size(1) < (1 if clamped else keys.size(2) + 1):
+    if isinstance(rel_keys, Clamped):
+        rows, least = rel_keys.rows, 1
+    else:
+        rows, least = rel_keys, keys.size(2) + 1
+    if rows.size(1) < least:
         raise ValueError(
             f"`rel_keys` has {rows.size(1)} distances: {keys.size(2)} keys take one more than "
             "there are keys, down to distance -1, or at least one where they are Clamped"
@@ -426,9 +428,9 @@ def window_attention(
     return_lse: bool = False,
 ) -> tuple[Tensor, Tensor | None]:
     """Compute :func:`.attention.plain_attention` without second derivatives."""
-    rel_keys = rows_by_distance(keys, rel_keys, distance_bias)
-    if rel_keys is None:
-        rel_keys = query.new_empty(1, 0, query.size(-1))
+    rows = rows_by_distance(keys, rel_keys, distance_bias)
+    if rows is None:
+        rows = query.new_empty(1, 0, query.size(-1))
     if position_query is not None:
         position_query = position_query.to(query.dtype)
     with torch.autocast(query.device.type, enabled=False):

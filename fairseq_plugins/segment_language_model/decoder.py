@@ -161,9 +161,8 @@ class SegmentDecoder(FairseqIncrementalDecoder):
             x = self.absolute_positions.add_to_embeddings(x, first)
         return self.embed_dropout(x)
 
-    def _check_places(self, end: int) -> None:
+    def _check_places(self, end: int, places: int | None) -> None:
         """Refuse places without a position vector; warn about untrained ones."""
-        places = self.absolute_positions.max_positions
         if places is not None and end > places:
             raise ValueError(
                 f"a segment of {end} tokens, --extended-context included, is longer than the "

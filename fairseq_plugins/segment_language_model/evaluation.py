@@ -35,9 +35,9 @@ def evaluate_probs(
     dictionary: Dictionary,
 ) -> Tensor:
     """Apply the temperature to (log-)probabilities (B, T, V); check and tally the targets."""
-    scored = log_probs and sample is not None
-    if scored:
-        _check_targets(_of_targets(probs, sample["target"]), sample["target"], dictionary)
+    scored = sample if log_probs else None
+    if scored is not None:
+        _check_targets(_of_targets(probs, scored["target"]), scored["target"], dictionary)
     if temperature != 1:
         # log-probabilities can replace scores: they differ by a constant for each token
         scores = (probs if log_probs else probs.log()) / temperature

@@ -20,12 +20,23 @@ from fairseq_plugins.segment_language_model.attention_kernel import UNLIMITED
 
 
 class LayerState:
-    """What one layer keeps of S tokens (``length``) in each of B streams (``streams``).
+    """What one layer keeps of S tokens (``length``) in each of B streams (``streams``)."""
 
-    Each subclass has ``last(length, before, segment)``, which drops the last ``before`` tokens and
-    keeps up to ``length`` + ``segment`` of the rest, without gradients; ``select(order)``, which
-    makes stream ``order[i]`` stream i; and ``to(like)``, for the device and dtype of a tensor.
-    """
+    length: int
+    streams: int
+    hidden: Tensor  # of HiddenStates alone
+
+    def last(self, length: int, before: int = 0, segment: int = 0) -> LayerState:
+        """Drop the last ``before`` tokens; keep ``length`` + ``segment`` of the rest, detached."""
+        raise NotImplementedError
+
+    def select(self, order: Tensor) -> LayerState:
+        """Return stream ``order[i]`` as stream i."""
+        raise NotImplementedError
+
+    def to(self, like: Tensor) -> LayerState:
+        """Return the state in the device and dtype of ``like``."""
+        raise NotImplementedError
 
     def __iter__(self) -> NoReturn:
         """Stop ``nn.DataParallel``, which would gather the state."""

@@ -100,7 +100,7 @@ class SegmentLoss(CrossEntropyCriterion):
 
     def forward(self, model: Any, sample: dict, reduce: bool = True) -> tuple[Tensor, int, dict]:
         """Return the summed loss in nats, the sample size and the statistics."""
-        own = getattr(model.decoder, "penalties", dict)()
+        own: dict[str, Tensor] = getattr(model.decoder, "penalties", dict)()
         for name, needed in OWN_PENALTIES.items():
             if self.costs[name] > 0 and name not in own:
                 raise ValueError(

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import itertools
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
@@ -210,7 +210,9 @@ def _as_state_dict(histories: list[_History], copy: Callable[[Tensor], Tensor]) 
 class _BatchesWithRecurrence(CountingIterator):
     """Add the recurrence, and the segment's place in the streams, to each batch's ``net_input``."""
 
-    def __init__(self, batches: Iterable, recurrence: Recurrence, streams: TokenStreams) -> None:
+    def __init__(
+        self, batches: CountingIterator, recurrence: Recurrence, streams: TokenStreams
+    ) -> None:
         super().__init__(batches, total=len(batches))
         self.recurrence = recurrence
         self.streams = streams

@@ -270,7 +270,7 @@ class TokenStreams(FairseqDataset):
     def __len__(self) -> int:
         return self.num_segments * self.num_streams
 
-    def collater(self, samples: list[dict[str, int | Tensor]]) -> dict:
+    def collater(self, samples: list[dict[str, Any]]) -> dict:
         """Return a batch (B, T), with shorter segments padded on the right.
 
         All workers' batches are as wide as the segment of the first stream, the longest one, so
