@@ -191,7 +191,7 @@ class _WithMemory(nn.Module):
             self.ffn_layernorm = None
 
     def _leave_padding(self, padding_mask: Tensor | None, x: Tensor) -> None:
-        """Keep the padding mask (T, B) of ``x`` (T, B, d), given that of all tokens so far (B, S)."""
+        """Keep the padding mask of ``x`` (T, B, d), given the mask (B, S) of all tokens so far."""
         if padding_mask is not None:
             padding_mask = padding_mask[:, -len(x) :].t()
         if self.memory_sublayer is None:
