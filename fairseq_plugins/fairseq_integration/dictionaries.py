@@ -1,6 +1,6 @@
-"""Dictionaries: a checkpoint is used with those of its training, and ``<unk>`` is counted.
+"""Refuses other dictionaries than those of a checkpoint's training, and counts ``<unk>``.
 
-Another dictionary of the same size fits a model, whose figures are then nonsense.
+Another dictionary of the same size would fit the model and give wrong figures.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from fairseq.trainer import Trainer
 
 logger = logging.getLogger(__name__)
 
-# The share of <unk> in a text above which its figure says little: <unk> is easy to predict.
+# Figures of a text with more <unk> than this share say little: <unk> is easy to predict.
 _MOST_UNKNOWN = 0.01
 # in a checkpoint's "task_state"
 KEY = "dictionaries"
-# the checkpoint that fairseq read last, and the task of the training that reads one
+# the checkpoint that fairseq read last, and the task of a training that is reading one
 _read_last = ""
 _resuming: list[FairseqTask] = []
 
@@ -40,7 +40,7 @@ def _digest(dictionary: Dictionary) -> str:
 
 
 def dictionaries_of(task: FairseqTask) -> dict[str, Dictionary]:
-    """Return the "source" and the "target" dictionary of a task, where it has them."""
+    """Return a task's "source" and "target" dictionaries, as far as it has them."""
     found = {}
     for side in ("source", "target"):
         try:
@@ -55,9 +55,9 @@ def dictionaries_of(task: FairseqTask) -> dict[str, Dictionary]:
 def check_dictionaries(
     state: Mapping[str, Any], dictionaries: Mapping[str, Dictionary], name: str
 ) -> None:
-    """Refuse dictionaries, "source" and "target", that a checkpoint was not trained with.
+    """Refuse "source" and "target" dictionaries that a checkpoint was not trained with.
 
-    A checkpoint without digests goes with any dictionary.
+    A checkpoint without digests accepts any dictionary.
     """
     trained = (state.get("task_state") or {}).get(KEY) or {}
     for side, found in digests(dictionaries).items():
@@ -80,7 +80,7 @@ def log_unknown(unknown: int, tokens: int, text: str) -> None:
 
 
 def keep_dictionaries() -> None:
-    """Let fairseq's commands save hashes of the dictionaries and check them, and count <unk>."""
+    """Let fairseq's commands save and check hashes of dictionaries, and count <unk>."""
     data_utils.load_indexed_dataset = functools.wraps(data_utils.load_indexed_dataset)(
         functools.partial(_load_and_count, data_utils.load_indexed_dataset)
     )
@@ -132,7 +132,7 @@ def _check_resumed(self: Trainer, theirs: Callable[..., Any], *args: Any, **opti
 
 
 def _check_folders(task: FairseqTask) -> None:
-    """Refuse several folders of data, one an epoch, whose dictionaries are not the same."""
+    """Refuse several folders of data (one for each epoch) with different dictionaries."""
     folders = utils.split_paths(getattr(task.cfg, "data", None) or "")
     for folder in folders[1:]:
         for path in Path(folder).glob("dict*.txt"):
