@@ -69,7 +69,7 @@ def _verify_folder(verify: Callable[[str], None], save_dir: str) -> None:
     except OSError as error:
         raise ValueError(
             f"--save-dir is {save_dir}, where nothing can be written ({error.strerror}): make "
-            "room, or give a folder where you may write"
+            "room, or give a folder that you may write to"
         ) from error
 
 
@@ -154,7 +154,7 @@ def weights_loaded_into(model: nn.Module, weights: Mapping[str, Tensor]) -> Iter
         raise MisfitError(
             f"the weights of {checkpoint} do not fit the model ({reason[:300]}): give the options "
             "that it was trained with, or name another checkpoint; a new training "
-            "needs a --save-dir of its own"
+            "needs its own --save-dir"
         ) from error
     # skip buffers that are not in checkpoints, such as masks
     buffers = [(name, buffer) for name, buffer in model.named_buffers() if name in weights]

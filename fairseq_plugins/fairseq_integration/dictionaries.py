@@ -73,7 +73,7 @@ def log_unknown(unknown: int, tokens: int, text: str) -> None:
     """Log how many tokens of a text are ``<unk>``; warn above 1 %."""
     share = f"{text}: {100 * unknown / max(tokens, 1):.1f} % of {tokens:,} tokens are <unk>"
     if unknown > _MOST_UNKNOWN * tokens:
-        easy = "it is easy to predict, so that the loss does not compare with others of the text"
+        easy = "<unk> is easy to predict, so do not compare this loss with others on this text"
         logger.warning("%s: %s", share, easy)
     else:
         logger.info(share)
@@ -139,7 +139,7 @@ def _check_folders(task: FairseqTask) -> None:
             first = Path(folders[0]) / path.name
             if first.is_file() and not _same_symbols(first, path):
                 raise ValueError(
-                    f"DATA has {first} and {path}, which differ: binarize all its folders with the "
+                    f"DATA has {first} and {path}, which differ: binarize all folders with the "
                     "same dictionary (fairseq-preprocess --srcdict, --tgtdict)"
                 )
 

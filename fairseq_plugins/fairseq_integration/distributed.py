@@ -43,8 +43,8 @@ def check_training(cfg: Any, model: nn.Module) -> None:
     for option, fine, remedy in _WITH_RULES:
         if wanted.get(option, fine[0]) not in fine and (name := _module_with_rules(model)):
             raise ValueError(
-                f"{flag(option)} is {wanted[option]}: parameters of {name} have an update or a "
-                f"constraint of their own, which it does not know; {remedy}"
+                f"{flag(option)} is {wanted[option]}: parameters of {name} have an update rule or "
+                f"a constraint, which this option ignores; {remedy}"
             )
 
 
@@ -83,13 +83,13 @@ def _call_main(theirs: Callable[..., Any], cfg: Any, main: Callable[..., Any], *
     on_cpu = cfg.common.fp16_no_flatten_grads or cfg.common.memory_efficient_fp16
     if trains and cfg.common.fp16 and not (gpus or cfg.common.tpu or on_cpu):
         raise ValueError(
-            f"--fp16 takes a GPU, and {lacking}: add --fp16-no-flatten-grads, or give --bf16"
+            f"--fp16 needs a GPU, and {lacking}: add --fp16-no-flatten-grads, or give --bf16"
         )
     size, spawns = workers.distributed_world_size, not workers.distributed_no_spawn
     if size > 1 and spawns and not (gpus or cfg.common.tpu):
         raise ValueError(
-            f"--distributed-world-size is {size}, which takes as many GPUs, and {lacking}: give "
-            "--distributed-world-size 1, or start each worker by itself, with "
+            f"--distributed-world-size is {size}, which needs {size} GPUs, and {lacking}: give "
+            "--distributed-world-size 1, or start each worker separately with "
             "--distributed-no-spawn (docs/training.md)"
         )
     return theirs(cfg, main, **more)

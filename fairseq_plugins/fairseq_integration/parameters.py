@@ -114,8 +114,8 @@ def apply_constraints(optimizer: FairseqOptimizer, model: nn.Module) -> None:
     if masters is None:
         raise ValueError(
             f"{name} keeps its parameters in a way that the constraints of "
-            f"{type(constraints[0][0]).__name__} do not know: leave out the option that brings it "
-            "(--use-bmuf for FairseqBMUF)"
+            f"{type(constraints[0][0]).__name__} do not support: leave out its option (--use-bmuf "
+            "for FairseqBMUF)"
         )
     for module, parameter, project in constraints:
         if id(parameter) not in masters:

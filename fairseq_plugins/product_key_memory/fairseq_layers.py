@@ -69,7 +69,7 @@ class FairseqMemory(ProductKeyMemory):
             raise ValueError(
                 "an update was made without the values of a product-key memory: --optimizer "
                 "adam_with_memory has to see the model's parameters one by one; give "
-                "--fp16-no-flatten-grads with --fp16, and no optimizer around it"
+                "--fp16-no-flatten-grads with --fp16, and do not wrap the optimizer"
             )
         self._num_updates = num_updates
 
@@ -106,7 +106,7 @@ def read_slots(path: str, name: str, slots: int) -> Tensor:
         raise ValueError(f"{where}, which cannot be read ({error}): {remedy}") from None
     if found.dtype != bool or found.shape != (slots,):
         raise ValueError(
-            f"{where}, whose {name} has {found.dtype} of shape {found.shape}, and the memory "
+            f"{where}, whose {name} has {found.dtype} of shape {found.shape}, but the memory has "
             f"{slots} slots: {remedy} for this model"
         )
     return torch.from_numpy(found)

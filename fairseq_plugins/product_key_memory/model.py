@@ -135,7 +135,7 @@ class MemoryTransformerOptions(MemoryOptions):
     encoder_memory_layers: Optional[str] = option(
         None,
         "encoder layers that have a product-key memory, counted from 1, such as 3,6 (default: "
-        "none); goes with --optimizer adam_with_memory",
+        "none); use it with --optimizer adam_with_memory",
     )
     decoder_memory_layers: Optional[str] = option(
         None, "decoder layers that have a product-key memory (default: none)"

@@ -133,7 +133,7 @@ class MemoryLayersOptions(MemoryOptions):
     memory_layers: Optional[str] = option(
         None,
         "layers that have a product-key memory, counted from 1, such as 6,12 (default: none); "
-        "goes with --optimizer adam_with_memory",
+        "use it with --optimizer adam_with_memory",
     )
 
 
@@ -227,7 +227,7 @@ class MemoryBuilder:
         self._check_optimizer(
             "memory_shard_values",
             memory.table.columns.sharded,
-            "another one would average the columns of all workers",
+            "it would average the columns of all workers",
             in_evaluation=False,
         )
         self._check_optimizer(

@@ -87,8 +87,8 @@ class ColumnShard(AllColumns):
         workers = dist.get_world_size()
         if width % workers:
             raise ValueError(
-                f"`shard_values` with {workers} workers and values of width {width}: each takes as "
-                "many columns, so the number of workers must divide `value_dim`"
+                f"`shard_values` with {workers} workers and values of width {width}: all hold "
+                "equally many columns, so the number of workers must divide `value_dim`"
             )
         columns = width // workers
         self.start, self.stop = columns * dist.get_rank(), columns * (dist.get_rank() + 1)

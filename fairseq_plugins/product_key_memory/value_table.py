@@ -209,8 +209,8 @@ class ValueTable(UpdateRule):
             shape = saved.get("slots", length), width
             if shape != self.shape:
                 raise ValueError(
-                    "the checkpoint's optimizer state is of a memory with values of shape "
-                    f"{shape}, here {self.shape}"
+                    "the checkpoint's optimizer state has a memory with values of shape "
+                    f"{shape}, and the model has {self.shape}"
                 )
             moments = self._new_moments()
             moments.step = int(saved["step"])
