@@ -72,7 +72,6 @@ def _complete_parsed(values: dict[str, Any], cfg: Any) -> None:
     for option, value in values.items():
         if not hasattr(cfg, option):
             setattr(cfg, option, value)
-    _keep_bf16_off_tpus(cfg)
 
 
 def _fields(options: type) -> tuple[dataclasses.Field, ...]:
@@ -158,12 +157,8 @@ def keep_bf16_off_tpus() -> None:
 
 
 def _complete_without_tpu(complete: Callable[[Any], None], cfg: Any) -> None:
+    """Complete options, but undo that fairseq's command line takes ``--bf16`` to mean a TPU."""
     complete(cfg)
-    if isinstance(cfg, Namespace):
-        _keep_bf16_off_tpus(cfg)
-
-
-def _keep_bf16_off_tpus(args: Namespace) -> None:
-    """Switch ``--tpu`` off if ``torch_xla`` is missing; fairseq takes ``--bf16`` to mean a TPU."""
-    if getattr(args, "bf16", False) and importlib.util.find_spec("torch_xla") is None:
-        args.tpu = False
+    bf16 = isinstance(cfg, Namespace) and getattr(cfg, "bf16", False)
+    if bf16 and importlib.util.find_spec("torch_xla") is None:
+        cfg.tpu = False

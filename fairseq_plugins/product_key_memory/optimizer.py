@@ -14,13 +14,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from fairseq.optim import FairseqOptimizer, register_optimizer
 from fairseq.optim.adam import Adam, FairseqAdamConfig
 from torch import Tensor, nn
 
 from fairseq_plugins.fairseq_integration.error_messages import errors_name_options, flag, option
 from fairseq_plugins.fairseq_integration.parameters import OwnRulesStep, adam_options, update_rule
+from fairseq_plugins.product_key_memory.sharding import several_workers
 from fairseq_plugins.product_key_memory.value_table import ValueTable
 
 logger = logging.getLogger(__name__)
@@ -170,7 +170,7 @@ class FairseqAdamWithMemory(OwnRulesStep, FairseqOptimizer):
     def all_reduce_grads(self, module: nn.Module) -> None:
         """Average the gradients of ``module`` over the workers, also those of tables."""
         super().all_reduce_grads(module)
-        if not (dist.is_initialized() and dist.get_world_size() > 1):
+        if not several_workers():
             return
         # fairseq calls this for the model, and again for a criterion with parameters
         in_module = {id(parameter) for parameter in module.parameters()}

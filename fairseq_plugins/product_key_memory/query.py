@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from fairseq_plugins.fairseq_integration.forward_passes import is_recomputed
 from fairseq_plugins.fairseq_integration.parameters import Float32Module
+from fairseq_plugins.product_key_memory.sharding import several_workers
 
 
 class SyncBatchNorm1d(Float32Module):
@@ -93,9 +94,7 @@ class _SumOverWorkers(torch.autograd.Function):
 
 def _over_workers(sums: Tensor) -> Tensor:
     """Return ``sums`` summed over the workers, with gradients."""
-    if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
-        return _SumOverWorkers.apply(sums)
-    return sums
+    return _SumOverWorkers.apply(sums) if several_workers() else sums
 
 
 class QueryNetwork(nn.Module):

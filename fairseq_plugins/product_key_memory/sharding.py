@@ -142,8 +142,12 @@ class ColumnShard(AllColumns):
 
 def choose_columns(width: int, shard: bool) -> AllColumns:
     """Return this worker's columns: a part of them to ``shard`` among several workers, or all."""
-    several = dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
-    return ColumnShard(width) if shard and several else AllColumns(width)
+    return ColumnShard(width) if shard and several_workers() else AllColumns(width)
+
+
+def several_workers() -> bool:
+    """Return whether several workers train together."""
+    return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
 
 
 def _lengths(x: Tensor) -> list[int]:

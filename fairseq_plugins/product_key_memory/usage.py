@@ -15,6 +15,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from fairseq_plugins.product_key_memory.sharding import several_workers
+
 
 class MemoryUsage:
     """Sums the weights with which a memory's slots are read, over all heads or ``by_head``."""
@@ -46,7 +48,7 @@ class MemoryUsage:
     def total(self) -> Tensor:
         """Return z' (K,), summed over heads and workers."""
         reads = self.reads.sum(0)
-        if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
+        if several_workers():
             dist.all_reduce(reads)
         return reads
 
