@@ -87,7 +87,7 @@ def _parse(
     print_usage_and_exit = parser.error
 
     def explain(message: str) -> None:
-        hints = list(_hints(parser, message))
+        hints = list(_find_hints(parser, message))
         if not hints:
             print_usage_and_exit(message)
         # the usage of all options would bury the hints
@@ -132,7 +132,7 @@ def _refuse(parsed: argparse.Namespace) -> None:
             raise ValueError(f"{flag(option)} with --task {SEGMENTS}: {reason}; leave it out")
 
 
-def _hints(parser: argparse.ArgumentParser, message: str) -> Iterator[str]:
+def _find_hints(parser: argparse.ArgumentParser, message: str) -> Iterator[str]:
     """Yield a hint for each unknown name in a parser's message."""
     arch = re.match(r"argument --arch/-a: invalid choice: '(.*?)' \(", message)
     if arch:

@@ -137,12 +137,12 @@ def _check_folders(task: FairseqTask) -> None:
     for folder in folders[1:]:
         for path in Path(folder).glob("dict*.txt"):
             first = Path(folders[0]) / path.name
-            if first.is_file() and not _same_symbols(first, path):
+            if first.is_file() and not _have_same_symbols(first, path):
                 raise ValueError(
                     f"DATA has {first} and {path}, which differ: binarize all folders with the "
                     "same dictionary (fairseq-preprocess --srcdict, --tgtdict)"
                 )
 
 
-def _same_symbols(one: Path, other: Path) -> bool:
+def _have_same_symbols(one: Path, other: Path) -> bool:
     return _digest(Dictionary.load(str(one))) == _digest(Dictionary.load(str(other)))

@@ -36,19 +36,19 @@ def check_training(cfg: Any, model: nn.Module) -> None:
 
     ``cfg`` is the model's part of fairseq's configuration, or all parsed options.
     """
-    wanted = _options(cfg)
+    wanted = _collect_options(cfg)
     for option, fine, remedy in _NEVER:
         if wanted.get(option, fine[0]) not in fine:
             raise ValueError(f"{flag(option)} is {wanted[option]}: {remedy}")
     for option, fine, remedy in _WITH_RULES:
-        if wanted.get(option, fine[0]) not in fine and (name := _module_with_rules(model)):
+        if wanted.get(option, fine[0]) not in fine and (name := _find_module_with_rules(model)):
             raise ValueError(
                 f"{flag(option)} is {wanted[option]}: parameters of {name} have an update rule or "
                 f"a constraint, which this option ignores; {remedy}"
             )
 
 
-def _options(cfg: Any) -> dict[str, Any]:
+def _collect_options(cfg: Any) -> dict[str, Any]:
     """Return the options to check, from all groups of the configuration."""
     if not OmegaConf.is_config(cfg):
         return vars(cfg)
@@ -61,7 +61,7 @@ def _options(cfg: Any) -> dict[str, Any]:
     return found
 
 
-def _module_with_rules(model: nn.Module) -> str:
+def _find_module_with_rules(model: nn.Module) -> str:
     """Return the class of a module with a rule or constraint; "" if there is no such module."""
     for module in model.modules():
         ruled = any(update_rule(own, UpdateRule) for own in module.parameters(recurse=False))

@@ -109,7 +109,7 @@ def apply_constraints(optimizer: FairseqOptimizer, model: nn.Module) -> None:
     ]
     if not constraints:
         return
-    masters = _masters(optimizer)
+    masters = _find_masters(optimizer)
     name = type(optimizer).__name__
     if masters is None:
         raise ValueError(
@@ -130,13 +130,13 @@ def apply_constraints(optimizer: FairseqOptimizer, model: nn.Module) -> None:
             parameter.copy_(master)
 
 
-def _masters(optimizer: FairseqOptimizer) -> dict[int, Tensor] | None:
+def _find_masters(optimizer: FairseqOptimizer) -> dict[int, Tensor] | None:
     """Return the tensors that the optimizer updates, by the parameters' ids; None if unknown."""
     from fairseq.optim import AMPOptimizer, FP16Optimizer, MemoryEfficientFP16Optimizer
 
     if isinstance(optimizer, FP16Optimizer):
         if optimizer.has_flat_params:
-            return _flat_pieces(optimizer)
+            return _split_flat_copies(optimizer)
         pairs = zip(optimizer.fp16_params, optimizer.fp32_params, strict=True)
         return {id(parameter): master for parameter, master in pairs}
     shared = isinstance(optimizer, (AMPOptimizer, MemoryEfficientFP16Optimizer))
@@ -145,7 +145,7 @@ def _masters(optimizer: FairseqOptimizer) -> dict[int, Tensor] | None:
     return None
 
 
-def _flat_pieces(optimizer: FP16Optimizer) -> dict[int, Tensor]:
+def _split_flat_copies(optimizer: FP16Optimizer) -> dict[int, Tensor]:
     """Return views of each parameter's part of fairseq's flat copies, by the parameters' ids.
 
     A flat copy holds all of a device's ``fp16_params`` end to end.

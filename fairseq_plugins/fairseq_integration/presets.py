@@ -74,7 +74,7 @@ def _complete_parsed(values: dict[str, Any], cfg: Any) -> None:
             setattr(cfg, option, value)
 
 
-def _fields(options: type) -> tuple[dataclasses.Field, ...]:
+def _list_options(options: type) -> tuple[dataclasses.Field, ...]:
     return tuple(option for option in dataclasses.fields(options) if option.name[0] != "_")
 
 
@@ -111,7 +111,7 @@ def _build_model(
 
 def _add_newer_options(cfg: Any, options: type) -> None:
     """Set options that are newer than a checkpoint to their defaults."""
-    for option in _fields(options):
+    for option in _list_options(options):
         # only configurations have interpolations: models complete parsed options by themselves
         of_configuration = str(option.default).startswith("${") and not OmegaConf.is_config(cfg)
         if not hasattr(cfg, option.name) and not of_configuration:
@@ -122,7 +122,7 @@ def _add_newer_options(cfg: Any, options: type) -> None:
 def _check_numbers(cfg: Any, options: type) -> None:
     """Refuse the wrong kind of number, which ``--model-overrides`` may give."""
     kinds = typing.get_type_hints(options)
-    for option in _fields(options):
+    for option in _list_options(options):
         allowed = {kinds[option.name], *typing.get_args(kinds[option.name])} & {int, float}
         value = getattr(cfg, option.name, None)
         if not allowed or value is None:

@@ -60,7 +60,7 @@ def _resume(load: Callable[..., Any], cfg: Any, trainer: Trainer, **options: Any
     if trainer.data_parallel_rank == 0 and not cfg.no_save:
         lock_folder(cfg.save_dir)
     _forget_other_trainings()
-    with _batches_of_the_beginning(trainer.task, trainer.cfg.dataset.update_ordered_indices_seed):
+    with _keep_order_of_batches(trainer.task, trainer.cfg.dataset.update_ordered_indices_seed):
         state, epochs = load(cfg, trainer, **options)
     # a fine-tuned training has a checkpoint too, and fairseq resets its meters
     begun = state is not None and trainer.get_num_updates() > 0
@@ -68,7 +68,7 @@ def _resume(load: Callable[..., Any], cfg: Any, trainer: Trainer, **options: Any
         vars(_should_stop_early).update(state.get(PATIENCE, {}))
         if not (cfg.reset_lr_scheduler or cfg.reset_dataloader):
             _step_at_the_end_of_an_epoch(trainer, state)
-    reason = _reason_to_end(cfg, trainer, state, epochs) if begun else ""
+    reason = _find_reason_to_end(cfg, trainer, state, epochs) if begun else ""
     if reason:
         if cfg.restore_file != LAST:
             raise ValueError(
@@ -87,7 +87,7 @@ def _resume(load: Callable[..., Any], cfg: Any, trainer: Trainer, **options: Any
     return state, epochs
 
 
-def _reason_to_end(cfg: Any, trainer: Trainer, state: dict[str, Any], epochs: Any) -> str:
+def _find_reason_to_end(cfg: Any, trainer: Trainer, state: dict[str, Any], epochs: Any) -> str:
     """Return why a restored training is complete; "" if it is not."""
     options = trainer.cfg.optimization
     updates, epoch = trainer.get_num_updates(), epochs.next_epoch_idx - 1
@@ -135,7 +135,7 @@ def _step_at_the_end_of_an_epoch(trainer: Trainer, state: dict[str, Any]) -> Non
 
 
 @contextmanager
-def _batches_of_the_beginning(task: FairseqTask, seed_of_epoch: bool) -> Iterator[None]:
+def _keep_order_of_batches(task: FairseqTask, seed_of_epoch: bool) -> Iterator[None]:
     """Let fairseq sort sentences into batches as it did when the training began.
 
     It uses the epoch's number, which differs after resuming: the rest of the epoch would repeat

@@ -163,12 +163,12 @@ def _read(read: Callable[..., Any], path: str, *args: Any, **kwargs: Any) -> Any
         # fairseq would not say what is wrong
         found = load_safely(path, f"the checkpoint {path}")
     except DamagedError as error:
-        other = _newest_whole_beside(path)
+        other = _find_newest_whole(path)
         remedy = f"take {other} (--restore-file, --path)" if other else "no other is whole here"
         raise ValueError(
             f"{error}, as a killed copy, a full disk or a transfer leaves it: {remedy}"
         ) from error
-    lacking = _what_is_lacking(found)
+    lacking = _find_missing_part(found)
     if lacking:
         raise ValueError(
             f"the checkpoint {path} is not fairseq's (it has no {lacking}): name one that "
@@ -185,7 +185,7 @@ def _read(read: Callable[..., Any], path: str, *args: Any, **kwargs: Any) -> Any
     return state
 
 
-def _what_is_lacking(content: Any) -> str:
+def _find_missing_part(content: Any) -> str:
     """Return the part of a fairseq checkpoint that is missing; "" if it has all parts."""
     if not isinstance(content, dict) or not isinstance(content.get("model"), dict):
         return "model"
@@ -194,7 +194,7 @@ def _what_is_lacking(content: Any) -> str:
     return next((one for one, other in parts if not {one, other} & content.keys()), "")
 
 
-def _newest_whole_beside(path: str) -> Path | None:
+def _find_newest_whole(path: str) -> Path | None:
     """Return the newest complete checkpoint in the same folder, if there is one."""
     beside = Path(path).parent.glob("checkpoint*.pt")
     # skip broken links

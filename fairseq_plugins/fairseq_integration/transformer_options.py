@@ -40,11 +40,11 @@ class _FromParsed(FairseqDataclass):
         return args
 
 
-def _flat(config: type[FairseqDataclass], prefix: str = "") -> Iterator[tuple[str, Any, Any]]:
+def _flatten(config: type[FairseqDataclass], prefix: str = "") -> Iterator[tuple[str, Any, Any]]:
     """Yield name, type and field of each option of a dataclass, nested ones included."""
     for option in dataclasses.fields(config):
         if inspect.isclass(option.type) and issubclass(option.type, FairseqDataclass):
-            yield from _flat(option.type, f"{option.name}_")
+            yield from _flatten(option.type, f"{option.name}_")
         elif option.name != "_name":
             name = prefix + option.name
             kind, default = _DERIVED.get(name, (option.type, option.default))
@@ -52,7 +52,7 @@ def _flat(config: type[FairseqDataclass], prefix: str = "") -> Iterator[tuple[st
 
 
 TransformerOptions = dataclasses.make_dataclass(
-    "TransformerOptions", _flat(TransformerConfig), bases=(_FromParsed,)
+    "TransformerOptions", _flatten(TransformerConfig), bases=(_FromParsed,)
 )
 TransformerOptions.__doc__ = "Options of fairseq's ``transformer``, with defaults."
 

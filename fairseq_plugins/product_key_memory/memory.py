@@ -28,7 +28,7 @@ from fairseq_plugins.product_key_memory.search import (
     FlatKeys,
     ProductKeys,
     import_faiss,
-    takes_plain_way,
+    needs_plain_operations,
 )
 from fairseq_plugins.product_key_memory.usage import MemoryUsage
 from fairseq_plugins.product_key_memory.value_table import ValueTable
@@ -171,7 +171,7 @@ class ProductKeyMemory(nn.Module):
         summed = self.table.read(
             slots.flatten(1),
             weights.flatten(1),
-            plain=takes_plain_way(self.search, x),
+            plain=needs_plain_operations(self.search, x),
             sparse=self.sparse,
             frozen=self.frozen_slots,
             training=self.training,

@@ -54,13 +54,13 @@ class SyncBatchNorm1d(Float32Module):
             total, count = values.sum(0), values.new_full((1,), float(len(values)))
         else:
             total, count = (values * counted).sum(0), counted.sum(0)
-        sums = _over_workers(torch.cat([total, count]))
+        sums = _sum_over_workers(torch.cat([total, count]))
         total, count = sums.split([values.size(1), 1])
         mean = total / count.clamp(min=1)
         # the mean of squares minus the squared mean would cancel if the mean is large
         squares = (values - mean).square()
         squares = squares if counted is None else squares * counted
-        variance = _over_workers(squares.sum(0)) / count.clamp(min=1)
+        variance = _sum_over_workers(squares.sum(0)) / count.clamp(min=1)
         if not is_recomputed():
             self._follow(mean.detach(), variance.detach(), count.detach())
         return mean, variance
@@ -92,7 +92,7 @@ class _SumOverWorkers(torch.autograd.Function):
         return total
 
 
-def _over_workers(sums: Tensor) -> Tensor:
+def _sum_over_workers(sums: Tensor) -> Tensor:
     """Return ``sums`` summed over the workers, with gradients."""
     return _SumOverWorkers.apply(sums) if several_workers() else sums
 

@@ -62,7 +62,7 @@ class ProductKeys(nn.Module):
 
     def forward(self, queries: Tensor, k: int) -> tuple[Tensor, Tensor]:
         """Return scores and slots (N, H, k), best first, for ``queries`` (N, H, d_q)."""
-        if takes_plain_way(self.search, queries):
+        if needs_plain_operations(self.search, queries):
             return plain_score_pairs(queries, self.subkeys, k)
         return _ScorePairs.apply(queries, self.subkeys, k, self.search)
 
@@ -81,7 +81,7 @@ class FlatKeys(nn.Module):
 
     def forward(self, queries: Tensor, k: int) -> tuple[Tensor, Tensor]:
         """Return scores and slots (N, H, k), best first, for ``queries`` (N, H, d_q) (eq. 1)."""
-        if takes_plain_way(self.search, queries):
+        if needs_plain_operations(self.search, queries):
             return plain_top_k(plain_products("nhd,hkd->nhk", queries, self.keys), k)
         search = search_with_faiss if self.search == "faiss" else search_with_torch
         scores, slots = [], []
@@ -90,12 +90,12 @@ class FlatKeys(nn.Module):
                 best = search(of_head, keys, k)
             # (N, k, d_q), (N, d_q, 1) -> (N, k)
             fit = torch.bmm(nn.functional.embedding(best, keys), of_head.unsqueeze(-1))
-            scores.append(at_least_single(fit.squeeze(-1)))
+            scores.append(to_single_precision(fit.squeeze(-1)))
             slots.append(best)
         return torch.stack(scores, dim=1), torch.stack(slots, dim=1)
 
 
-def takes_plain_way(search: str, x: Tensor) -> bool:
+def needs_plain_operations(search: str, x: Tensor) -> bool:
     """Return whether to use only operations that autograd, compilers and meta tensors support."""
     return search == "plain" or torch.compiler.is_compiling() or x.is_meta
 
@@ -106,7 +106,7 @@ def without_autocast(x: Tensor) -> AbstractContextManager:
     return nullcontext() if x.is_meta else torch.autocast(x.device.type, enabled=False)
 
 
-def at_least_single(x: Tensor) -> Tensor:
+def to_single_precision(x: Tensor) -> Tensor:
     """Return ``x`` in single precision or higher, because half precision makes many ties."""
     return x.to(torch.promote_types(x.dtype, torch.float))
 
@@ -137,7 +137,7 @@ def plain_score_pairs(queries: Tensor, subkeys: Tensor, k: int) -> tuple[Tensor,
 def plain_products(equation: str, queries: Tensor, keys: Tensor) -> Tensor:
     """Return ``torch.einsum`` in single precision or higher, even under autocast."""
     with without_autocast(queries):
-        return torch.einsum(equation, at_least_single(queries), at_least_single(keys))
+        return torch.einsum(equation, to_single_precision(queries), to_single_precision(keys))
 
 
 def plain_top_k(scores: Tensor, k: int) -> tuple[Tensor, Tensor]:
@@ -158,12 +158,12 @@ class _ScorePairs(torch.autograd.Function):
         ctx: Any, queries: Tensor, subkeys: Tensor, k: int, search: str
     ) -> tuple[Tensor, Tensor]:
         found = []
-        keys = at_least_single(subkeys).flatten(0, 1)
+        keys = to_single_precision(subkeys).flatten(0, 1)
         with without_autocast(queries):
-            for _, halves, scores in _parts(queries, keys):
+            for _, halves, scores in _split_queries(queries, keys):
                 # (H·halves, N, d_q/2), (H·halves, n, d_q/2) -> (H·halves, N, n)
                 torch.bmm(halves, keys.mT, out=scores)
-                found.append(_best_pairs(scores, halves, keys, k, search))
+                found.append(_find_best_pairs(scores, halves, keys, k, search))
         scores, slots = (torch.cat(parts) for parts in zip(*found, strict=True))
         ctx.save_for_backward(queries, subkeys, slots)
         ctx.mark_non_differentiable(slots)
@@ -174,10 +174,10 @@ class _ScorePairs(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
         queries, subkeys, slots = ctx.saved_tensors
         n = subkeys.size(2)
-        keys = at_least_single(subkeys).flatten(0, 1)
+        keys = to_single_precision(subkeys).flatten(0, 1)
         of_queries, of_keys = torch.empty_like(queries), torch.zeros_like(keys)
         with without_autocast(queries):
-            for part, halves, of_scores in _parts(queries, keys):
+            for part, halves, of_scores in _split_queries(queries, keys):
                 # (N, H, k) -> (H·halves, N, k): a sub-key can be in several pairs
                 selected = slots[part].transpose(0, 1)
                 numbers = torch.stack([selected // n, selected % n], dim=1).flatten(0, 1)
@@ -190,7 +190,7 @@ class _ScorePairs(torch.autograd.Function):
         return of_queries, of_keys.view_as(subkeys).to(subkeys.dtype), None, None
 
 
-def _parts(queries: Tensor, keys: Tensor) -> Iterator[tuple[slice, Tensor, Tensor]]:
+def _split_queries(queries: Tensor, keys: Tensor) -> Iterator[tuple[slice, Tensor, Tensor]]:
     """Split ``queries`` (N, H, d_q), for ``keys`` (H·halves, n, d_q/2).
 
     Yields a part's slice, its half queries (H·halves, N, d_q/2) in the keys' dtype, and a buffer
@@ -210,7 +210,7 @@ def _parts(queries: Tensor, keys: Tensor) -> Iterator[tuple[slice, Tensor, Tenso
         yield part, halves.to(keys.dtype), scores
 
 
-def _best_pairs(
+def _find_best_pairs(
     scores: Tensor, halves: Tensor, keys: Tensor, k: int, search: str
 ) -> tuple[Tensor, Tensor]:
     """Return the best sums and their slots, (N, H, k), from all ``scores`` (H·halves, N, n)."""
@@ -270,7 +270,7 @@ def search_with_torch(queries: Tensor, keys: Tensor, k: int) -> Tensor:
     """Return the numbers (N, k) of the best ``keys`` (n, d_q) for each query (N, d_q)."""
     rows = max(1, FLAT_SCORES // len(keys))
     with without_autocast(queries):
-        queries, keys = at_least_single(queries), at_least_single(keys)
+        queries, keys = to_single_precision(queries), to_single_precision(keys)
         return torch.cat([top_k(part @ keys.t(), k) for part in queries.split(rows)])
 
 

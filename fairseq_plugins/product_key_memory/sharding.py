@@ -63,7 +63,7 @@ class AllColumns:
             if not grad.is_coalesced():
                 grad = merge_rows(grad)
             rows, grads = grad.indices()[0], grad.values()
-        union = _gather_rows(rows, _lengths(rows)).unique()
+        union = _gather_rows(rows, _gather_lengths(rows)).unique()
         if len(union) == 0:
             return None
         shared = grads.new_zeros(len(union), grads.size(1))
@@ -118,7 +118,7 @@ class ColumnShard(AllColumns):
 
     def weighted_sum(self, values: Tensor, rows: Tensor, weights: Tensor, **how: Any) -> Tensor:
         """Return the sums (N, d) for this worker's tokens; the gradient covers all workers'."""
-        tokens = _lengths(rows)
+        tokens = _gather_lengths(rows)
         # (N, R) -> (M, R)
         rows = _gather_rows(rows, tokens)
         weights = _GatherTokens.apply(weights, tokens)
@@ -150,7 +150,7 @@ def several_workers() -> bool:
     return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
 
 
-def _lengths(x: Tensor) -> list[int]:
+def _gather_lengths(x: Tensor) -> list[int]:
     """Return how many rows each worker's ``x`` (N, …) has."""
     lengths = [
         torch.zeros(1, dtype=torch.long, device=x.device) for _ in range(dist.get_world_size())

@@ -21,8 +21,8 @@ from fairseq_plugins.product_key_memory.sharding import GATHERED_AT_ONCE, choose
 from fairseq_plugins.product_key_memory.values import (
     SpareRows,
     add_row_gradients,
-    gradient_to_keep,
     plain_weighted_sum,
+    prepare_gradient,
 )
 
 
@@ -121,7 +121,7 @@ class ValueTable(UpdateRule):
 
     def _add_gradient(self, plain: bool, leaf: Tensor) -> None:
         """Add the gradient of ``leaf`` to that of the values."""
-        grad, leaf.grad = gradient_to_keep(leaf.grad, plain), None
+        grad, leaf.grad = prepare_gradient(leaf.grad, plain), None
         if self.values.grad is not None:
             grad = add_row_gradients(self.values.grad, grad)
         self.values.grad = grad

@@ -176,10 +176,10 @@ def row_gradients(
     """
     by_row, reads = rows.flatten().sort()
     counted = by_row.ne(NO_ROW)
-    changes = _changes(by_row) & counted
+    changes = _find_changes(by_row) & counted
     count, length = read_numbers(changes.sum(), counted.sum())
     reads = reads[:length]
-    starts = _starts(changes, count)
+    starts = _find_starts(changes, count)
     touched = by_row[starts]
     tokens = reads.div(rows.size(-1), rounding_mode="floor")
     weights = weights.flatten()[reads].to(grad.dtype)
@@ -209,7 +209,7 @@ def padded_row_gradients(
     size = min(len(reads), most)
     if size == 0:
         return by_row, grad.new_empty(0, grad.size(-1))
-    starts = _starts(_changes(by_row), size)
+    starts = _find_starts(_find_changes(by_row), size)
     grads = F.embedding_bag(
         reads.div(rows.size(-1), rounding_mode="floor"),
         grad.contiguous(),
@@ -217,7 +217,7 @@ def padded_row_gradients(
         per_sample_weights=weights.flatten()[reads].to(grad.dtype),
         mode="sum",
     )
-    return _rows_of(by_row, starts), grads
+    return _take_rows(by_row, starts), grads
 
 
 def repeat_first(rows: Tensor, grads: Tensor) -> Tensor:
@@ -235,7 +235,7 @@ def merge_rows(grad: Tensor) -> Tensor:
     return rows_as_gradient(grad.indices()[0, used], grad.values()[used], grad.shape)
 
 
-def gradient_to_keep(grad: Tensor, plain: bool) -> Tensor:
+def prepare_gradient(grad: Tensor, plain: bool) -> Tensor:
     """Return the gradient of either weighted sum coalesced, or padded on accelerators."""
     rows, grads, padded = grad._indices()[0], grad._values(), pads_rows(grad)
     if plain and not padded:
@@ -259,14 +259,16 @@ def add_row_gradients(one: Tensor, other: Tensor) -> Tensor:
         return rows_as_gradient(touched, summed, one.shape)
     size = min(len(rows), len(one))
     by_row, order = rows.sort()
-    changes = _changes(by_row)
+    changes = _find_changes(by_row)
     places = torch.empty_like(order).scatter_(0, order, changes.cumsum(0) - 1)
     # Left-over entries are zero. Adding all of them to one row would be slow on a GPU.
-    left_over = torch.cat([~_changes(part) for part in lists])
+    left_over = torch.cat([~_find_changes(part) for part in lists])
     anywhere = torch.arange(len(rows), device=rows.device) % max(1, size)
     places = torch.where(left_over, anywhere, places)
     summed = grads.new_zeros(size, grads.size(1)).index_add_(0, places, grads)
-    return rows_as_gradient(_rows_of(by_row, _starts(changes, size)), summed, one.shape, True)
+    return rows_as_gradient(
+        _take_rows(by_row, _find_starts(changes, size)), summed, one.shape, True
+    )
 
 
 def read_numbers(*numbers: Tensor) -> list[int]:
@@ -274,17 +276,17 @@ def read_numbers(*numbers: Tensor) -> list[int]:
     return torch.stack(numbers).tolist()
 
 
-def _changes(by_row: Tensor) -> Tensor:
+def _find_changes(by_row: Tensor) -> Tensor:
     """Return where a new row begins in ``by_row``, which rises."""
     return by_row.diff(prepend=by_row.new_full((1,), -1)).ne(0)
 
 
-def _rows_of(by_row: Tensor, starts: Tensor) -> Tensor:
+def _take_rows(by_row: Tensor, starts: Tensor) -> Tensor:
     """Return the rows at ``starts`` in ``by_row``; beyond its end, the last row."""
     return by_row[starts.clamp(max=len(by_row) - 1)]
 
 
-def _starts(changes: Tensor, size: int) -> Tensor:
+def _find_starts(changes: Tensor, size: int) -> Tensor:
     """Return where each row's reads start, (size,); beyond the last row, the number of reads.
 
     ``changes`` is true for the first read of each row, in the order of rows.

@@ -65,11 +65,13 @@ class LanguageModel(LoadedModel):
         self._options = task.cfg if self.reads_streams else task.args
         self.segment = self._options.tokens_per_sample
         self.context = getattr(self._options, "extended_context", 0)
-        self.segment, self.context = self._lengths(
+        self.segment, self.context = self._choose_lengths(
             tokens_per_sample, extended_context, self.model.max_positions()
         )
 
-    def _lengths(self, segment: int | None, context: int | None, most: int) -> tuple[int, int]:
+    def _choose_lengths(
+        self, segment: int | None, context: int | None, most: int
+    ) -> tuple[int, int]:
         """Return T and C, by default the model's; check that they are at most ``most`` together."""
         segment = self.segment if segment is None else segment
         context = self.context if context is None else context
@@ -138,7 +140,7 @@ class LanguageModel(LoadedModel):
             # only learned positions are limited
             positions = getattr(self.model.decoder.absolute_positions, "max_positions", None)
             most = 10**9 if positions is None else positions
-        segment, context = self._lengths(tokens_per_sample, extended_context, most)
+        segment, context = self._choose_lengths(tokens_per_sample, extended_context, most)
         tokens = self._tokens(split)[:max_tokens]
         if self.reads_streams:
             if context_window > 0:

@@ -112,11 +112,11 @@ class TextCoder:
             listed = ", ".join(map(repr, unknown[:_LISTED])) + ", …" * (len(unknown) > _LISTED)
             raise ValueError(
                 f"{name} has symbols that the dictionary lacks ({listed}): write it in symbols of "
-                f"dict.txt{self._other_symbols()}; load(…, allow_unknown=True) counts them as <unk>"
+                f"dict.txt{self._suggest_units()}; load(…, allow_unknown=True) counts them as <unk>"
             )
         return tokens
 
-    def _other_symbols(self) -> str:
+    def _suggest_units(self) -> str:
         if not isinstance(self.lines, Words) or self.lines.bpe is not None:
             return ""
         return (

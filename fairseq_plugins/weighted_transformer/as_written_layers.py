@@ -32,8 +32,8 @@ class BranchedEncoderLayer(TransformerEncoderLayerBase):
 
     def __init__(self, cfg: TransformerConfig, weights: BranchWeights) -> None:
         super().__init__(cfg)
-        networks = _networks(self, cfg.encoder.ffn_embed_dim, weights)
-        self.self_attn = _branched(self, cfg, networks, self_attention=True)
+        networks = _build_networks(self, cfg.encoder.ffn_embed_dim, weights)
+        self.self_attn = _build_attention(self, cfg, networks, self_attention=True)
         del self.fc1, self.fc2, self.final_layer_norm
 
     def forward(
@@ -42,7 +42,7 @@ class BranchedEncoderLayer(TransformerEncoderLayerBase):
         """Map ``x`` (S, B, d) to (S, B, d), with fairseq's masks."""
         if attn_mask is not None:
             attn_mask = x.new_zeros(attn_mask.shape).masked_fill(attn_mask.bool(), -1e4)
-        x, _ = _residual_sublayer(
+        x, _ = _apply_sublayer(
             self,
             self.self_attn,
             self.self_attn_layer_norm,
@@ -70,13 +70,13 @@ class BranchedDecoderLayer(TransformerDecoderLayerBase):
                 "must be even"
             )
         networks = {
-            name: _networks(self, width // len(weights), of_attention)
+            name: _build_networks(self, width // len(weights), of_attention)
             for name, of_attention in weights.items()
         }
         if "self" in networks:
-            self.self_attn = _branched(self, cfg, networks["self"], self_attention=True)
+            self.self_attn = _build_attention(self, cfg, networks["self"], self_attention=True)
         if "encoder" in networks:
-            self.encoder_attn = _branched(
+            self.encoder_attn = _build_attention(
                 self,
                 cfg,
                 networks["encoder"],
@@ -103,7 +103,7 @@ class BranchedDecoderLayer(TransformerDecoderLayerBase):
 
         ``prev_self_attn_state`` and ``prev_attn_state``, for export to ONNX, are ignored.
         """
-        x, _ = _residual_sublayer(
+        x, _ = _apply_sublayer(
             self,
             self.self_attn,
             self.self_attn_layer_norm,
@@ -115,7 +115,7 @@ class BranchedDecoderLayer(TransformerDecoderLayerBase):
         )
         if encoder_out is None:
             return x, None, None
-        x, weights = _residual_sublayer(
+        x, weights = _apply_sublayer(
             self,
             self.encoder_attn,
             self.encoder_attn_layer_norm,
@@ -130,7 +130,7 @@ class BranchedDecoderLayer(TransformerDecoderLayerBase):
         return x, weights, None
 
 
-def _residual_sublayer(
+def _apply_sublayer(
     layer: nn.Module,
     attention: nn.Module,
     norm: nn.Module,
@@ -149,14 +149,14 @@ def _residual_sublayer(
     return (out if layer.normalize_before else norm(out)), weights
 
 
-def _networks(layer: nn.Module, width: int, weights: BranchWeights) -> BranchedFeedForward:
+def _build_networks(layer: nn.Module, width: int, weights: BranchWeights) -> BranchedFeedForward:
     """Return one attention's networks, whose inner widths sum to ``width``."""
     # --retain-dropout-modules names dropout by its module
     dropout = FairseqDropout(layer.activation_dropout_module.p, BranchedFeedForward.__name__)
     return BranchedFeedForward(layer.embed_dim, width, weights, layer.activation_fn, dropout)
 
 
-def _branched(
+def _build_attention(
     layer: nn.Module, cfg: TransformerConfig, networks: BranchedFeedForward, **attention: Any
 ) -> BranchedAttention:
     heads = FusedAttention(

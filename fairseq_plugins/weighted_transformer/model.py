@@ -49,11 +49,11 @@ from fairseq_plugins.weighted_transformer.options import (
     check_options,
     check_parts,
     check_reading,
-    reading_of,
+    encode_reading,
 )
 
 
-def _published(layers: int, width: int, heads: int, dropout: float) -> dict[str, Any]:
+def _make_preset(layers: int, width: int, heads: int, dropout: float) -> dict[str, Any]:
     """Return the values of a preset (section 4.1), with one dropout for residuals and attention."""
     return {
         "encoder_layers": layers,
@@ -72,13 +72,13 @@ def _published(layers: int, width: int, heads: int, dropout: float) -> dict[str,
 
 PRESETS: dict[str, dict[str, Any]] = {
     # rows (C), N=4, (A), N=8 and (B) of table 2
-    "weighted_transformer_wmt_2l": _published(2, 512, 8, 0.1),
-    "weighted_transformer_wmt_4l": _published(4, 512, 8, 0.1),
-    "weighted_transformer_wmt_base": _published(6, 512, 8, 0.1),
-    "weighted_transformer_wmt_8l": _published(8, 512, 8, 0.3),
-    "weighted_transformer_wmt_big": _published(6, 1024, 16, 0.3),
+    "weighted_transformer_wmt_2l": _make_preset(2, 512, 8, 0.1),
+    "weighted_transformer_wmt_4l": _make_preset(4, 512, 8, 0.1),
+    "weighted_transformer_wmt_base": _make_preset(6, 512, 8, 0.1),
+    "weighted_transformer_wmt_8l": _make_preset(8, 512, 8, 0.3),
+    "weighted_transformer_wmt_big": _make_preset(6, 1024, 16, 0.3),
     # seconds on a CPU
-    "weighted_transformer_tiny": _published(2, 128, 4, 0.1),
+    "weighted_transformer_tiny": _make_preset(2, 128, 4, 0.1),
 }
 
 
@@ -108,7 +108,7 @@ class WeightedTransformer(BuiltOnTransformer, TransformerModel):
             *_put_branches(model.decoder, cfg, options, "decoder"),
         ]
         # averaging skips integers, and --store-ema skips names with "version"
-        model.register_buffer("reading_version", reading_of(options))
+        model.register_buffer("reading_version", encode_reading(options))
         _BranchWeightsLog(model, weights)
         return model
 

@@ -90,13 +90,13 @@ class WeightedTransformerConfig(BranchOptions, TransformerOptions):
 _READING = {"branch_residual": READINGS, "branch_sum": SUMS}
 
 
-def reading_of(options: BranchOptions) -> Tensor:
+def encode_reading(options: BranchOptions) -> Tensor:
     """Return a reading as a checkpoint stores it: the index of each option's value, (2,)."""
     return torch.tensor([known.index(getattr(options, name)) for name, known in _READING.items()])
 
 
 def check_reading(asked: Tensor, saved: Tensor) -> None:
-    """Refuse a checkpoint of another reading than the model's; both are from :func:`reading_of`."""
+    """Refuse a checkpoint of another reading; both come from :func:`encode_reading`."""
     given, trained = [], []
     for (name, known), here, there in zip(
         _READING.items(), asked.tolist(), saved.tolist(), strict=True
