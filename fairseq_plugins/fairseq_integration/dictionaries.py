@@ -1,4 +1,4 @@
-"""Refuses other dictionaries than those of a checkpoint's training, and counts ``<unk>``.
+"""Refuses dictionaries that a checkpoint was not trained with, and counts ``<unk>``.
 
 Another dictionary of the same size would fit the model and give wrong figures.
 """

@@ -80,8 +80,8 @@ def errors_name_options(option_of: Callable[[str], str | None]) -> Iterator[None
 def print_errors_as_sentences() -> None:
     """Let fairseq's commands end with ``error: …`` if this package refuses a user's input.
 
-    All other errors keep their tracebacks: those of other programs, those that this package did not
-    ``raise``, and those that another process or Hydra prints.
+    Errors of other programs keep their tracebacks, and so do errors that this package did not
+    ``raise`` or that another process or Hydra prints.
     """
     global _print_traceback
     program = Path(sys.argv[0]) if sys.argv else Path()

@@ -1,4 +1,4 @@
-"""Product-key memory: a layer with many slots of values, of which each token reads a few.
+"""Product-key memory: a layer with many slots of values; each token reads a few of them.
 
 Lample et al. 2019 (arXiv:1907.05242), section 3. :mod:`.query` maps a token to queries,
 :mod:`.search` finds the slots with the best keys, :mod:`.value_table` sums their values::

@@ -168,7 +168,7 @@ class FairseqAdamWithMemory(OwnRulesStep, FairseqOptimizer):
         return self._optimizer.tables
 
     def all_reduce_grads(self, module: nn.Module) -> None:
-        """Average the gradients of ``module`` over the workers, also those of tables."""
+        """Average the gradients of ``module``, tables included, over the workers."""
         super().all_reduce_grads(module)
         if not several_workers():
             return

@@ -73,7 +73,7 @@ class AllColumns:
         return rows_as_gradient(union, shared, values.shape)
 
     def norm(self, of_columns: Tensor) -> Tensor:
-        """Return the norm of all columns from that of these; all workers must call this."""
+        """Return the norm of all columns from the norm of these; all workers must call this."""
         return of_columns
 
 

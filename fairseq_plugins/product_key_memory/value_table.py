@@ -30,7 +30,7 @@ class ValueTable(UpdateRule):
     """Values (K, d) drawn from N(0, std²), or this worker's columns of them, (K, c).
 
     ``dtype`` is ``torch.bfloat16`` for values that stay in it. ``readers`` are the keys of the
-    memories that read the table, ``moments`` those of Adam, None before the first update.
+    memories that read the table, ``moments`` are Adam's, None before the first update.
     """
 
     def __init__(
@@ -120,7 +120,7 @@ class ValueTable(UpdateRule):
         return leaf
 
     def _add_gradient(self, plain: bool, leaf: Tensor) -> None:
-        """Add the gradient of ``leaf`` to that of the values."""
+        """Add the gradient of ``leaf`` to the values' gradient."""
         grad, leaf.grad = prepare_gradient(leaf.grad, plain), None
         if self.values.grad is not None:
             grad = add_row_gradients(self.values.grad, grad)

@@ -167,7 +167,7 @@ def _put_branches(
     """Replace the layers of the "encoder" or "decoder" by branched layers.
 
     Returns the weights by the names "encoder1", …; if both attentions of a decoder layer are
-    branched, those of self-attention are "decoder1_self", ….
+    branched, self-attention has the names "decoder1_self", ….
     """
     of_part = getattr(cfg, part)
     option_of = {
