@@ -145,8 +145,8 @@ def _merge(
         return merge(options, cfg, remove_missing)
     except ConfigKeyError as error:
         raise ValueError(
-            f"{cfg._get_full_key(error.key)} is no option of {cfg._name}: use the names of "
-            "fairseq-train's options, with _ instead of -"
+            f"{cfg._get_full_key(error.key)} is no option of {cfg._name}: the names are those of "
+            "fairseq-train's options with _ for -"
         ) from error
 
 
