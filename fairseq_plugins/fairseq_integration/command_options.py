@@ -144,8 +144,8 @@ def _find_hints(parser: argparse.ArgumentParser, message: str) -> Iterator[str]:
         name = option[2:].replace("-", "_")
         if name in OF_BLOCKS:
             yield (
-                f"{option}: --task {SEGMENTS} always reads the whole text in order; leave the "
-                "option out"
+                f"{option}: --task {SEGMENTS} reads a text as it is, whole and in order; leave it "
+                "out"
             )
         elif "--path" in parser._option_string_actions and _belongs_to_a_model(name):
             yield (
