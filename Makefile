@@ -1,5 +1,6 @@
 PYTHON ?= python3
 unexport PYTHONPATH PYTHONHOME # packages from outside .venv would shadow its own
+unexport PYTHONDONTWRITEBYTECODE # every Python would compile torch and fairseq anew, for seconds
 
 .PHONY: help set-up quickstart quickstart-translation test test-quick lint bench gpu
 

@@ -25,7 +25,7 @@ from fairseq_plugins.all_attention.model import AllAttentionConfig
 from fairseq_plugins.modules import ProductKeyMemory
 from fairseq_plugins.transformer_xl.model import TransformerXLConfig
 from scripts.convert import ADAPTIVE_SPAN, TRANSFORMER_XL
-from scripts.convert._models import AdaptiveSpan, TransformerXL
+from scripts.convert._models import read_model
 from scripts.convert._options import ForeignConfig, ForeignVocabulary
 
 
@@ -103,9 +103,7 @@ def translate(model: nn.Module, options: dict[str, Any], dictionary: Dictionary)
 
     The published model has the symbols of the dictionary but <s> and <pad>.
     """
-    source, kind = TRANSFORMER_XL, TransformerXL
-    if "attn_span" in options:
-        source, kind = ADAPTIVE_SPAN, AdaptiveSpan
+    source = ADAPTIVE_SPAN if "attn_span" in options else TRANSFORMER_XL
     weights, problems = model.state_dict(), []
     symbols = ["<eos>", *dictionary.symbols[dictionary.unk() :]]
     with tempfile.TemporaryDirectory() as folder:
@@ -113,7 +111,7 @@ def translate(model: nn.Module, options: dict[str, Any], dictionary: Dictionary)
         config.write_text(json.dumps(options), encoding="utf-8")
         vocabulary.write_text("\n".join(symbols), encoding="utf-8")
         read = ForeignConfig(config, problems)
-        translated = kind(read, ForeignVocabulary(vocabulary, problems), source)
+        translated = read_model(read, ForeignVocabulary(vocabulary, problems), source)
     found = translated.translate(weights, problems)
     if problems:
         raise ValueError(f"the published model's weights do not fit ours: {'; '.join(problems)}")

@@ -1,8 +1,8 @@
 """Architectures from four papers for fairseq: ``fairseq-train --user-dir fairseq_plugins …``.
 
-Importing this package registers its tasks and models with fairseq, as soon as that is imported too.
-``load`` is for use from Python: ``from fairseq_plugins import load``. The layers,
-:mod:`fairseq_plugins.modules`, need no fairseq.
+Importing this package registers its tasks and models as soon as fairseq is imported, too. For use
+from Python, ``from fairseq_plugins import load`` loads a trained model, and
+:mod:`fairseq_plugins.modules` holds the layers, which need no fairseq.
 """
 
 from typing import Any
@@ -19,7 +19,7 @@ register_when_fairseq_is_imported()
 
 
 def __getattr__(name: str) -> Any:
-    """Return ``load``, which takes fairseq, when it is asked for."""
+    """Import ``load``, which needs fairseq, on first use."""
     if name != "load":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     register()

@@ -46,7 +46,7 @@ def pytest_collection_modifyitems(config, items):
     order = config.getoption("order")
     if order == "file":
         # what takes long comes first: no process is left with a long file at the end
-        slow = ("end_to_end", "test_docs.py", "test_fork_server.py", "test_tour.py", "check")
+        slow = ("end_to_end", "robustness", "test_docs.py", "test_tour.py")
         items.sort(key=lambda item: not set(slow) & set(item.path.parts))
     elif order == "reversed":
         items.reverse()

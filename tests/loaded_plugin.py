@@ -9,13 +9,19 @@ from pathlib import Path
 from fairseq import options, utils
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 
+import tests.quick_hydra  # noqa: F401 (changes Hydra)
+
 # the plugin shortens the errors of fairseq's commands, and tells them by their name
 sys.argv = ["fairseq-train"]
 utils.import_user_module(Namespace(user_dir=str(Path(__file__).parents[1] / "fairseq_plugins")))
-# the first time takes longer: Hydra looks for its plugins
+# the first time takes longer: Hydra looks for its plugins, and parses what options have by default
+SEGMENTS = ["--task", "segment_language_modeling"]
+MODELS = {"transformer_xl": SEGMENTS, "all_attention_lm": SEGMENTS, "weighted_transformer": []}
 logging.disable()
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
-    parsed = options.parse_args_and_arch(options.get_training_parser(), ["DATA", "--arch", "fconv"])
-    convert_namespace_to_omegaconf(parsed)
+    for model, task in MODELS.items():
+        parser = options.get_training_parser()
+        given = options.parse_args_and_arch(parser, ["DATA", "--arch", f"{model}_tiny", *task])
+        convert_namespace_to_omegaconf(given)
 logging.disable(logging.NOTSET)

@@ -48,28 +48,13 @@ def links(text):
     return re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", text)
 
 
-def dead_rows(rows, folder):
-    """Return the rows that name no file, test or example, or one that does not exist."""
-    return [
-        row
-        for row in rows
-        if len(row) != 4
-        or any(len(links(cell)) != 1 or not (folder / links(cell)[0]).is_file() for cell in row[1:])
-    ]
-
-
-def test_the_table_of_the_code_has_no_dead_row(tmp_path):
+def test_every_row_of_the_table_of_the_code_names_files():
     assert len(TABLE) >= 10
-    assert dead_rows(TABLE, DOCS) == []
-    # a dead row would be found
-    assert dead_rows(TABLE, tmp_path) == TABLE
-    assert dead_rows([TABLE[0][:3]], DOCS) == [TABLE[0][:3]]
-
-
-def test_links_of_the_table_are_named_after_their_files():
     for row in TABLE:
-        for name, target in re.findall(r"\[`([^`]*)`\]\(([^)]*)\)", " ".join(row[1:])):
-            assert target.endswith(f"/{name}"), target
+        assert len(row) == 4, row
+        for cell in row[1:]:
+            (target,) = links(cell)
+            assert (DOCS / target).is_file(), row
 
 
 @pytest.mark.parametrize("room", ROOMS)
@@ -80,26 +65,16 @@ def test_every_file_of_a_room_is_in_the_table(room):
     assert not missing, f"docs/code.md has no row for {missing}"
 
 
-def commands_of(scripts):
-    """Return the commands in the rooms of a folder, and what their docstrings begin with."""
-    return {
+def test_the_table_of_the_commands_is_what_is_there():
+    rows = re.findall(r"^\| (`python .*`) \| (.*) \|$", PAGES["scripts/README.md"], re.MULTILINE)
+    assert len(rows) == len(dict(rows))
+    # parts of commands, and what all share, are none
+    assert dict(rows) == {
         f"`python -m scripts.{path.parent.name}.{path.stem}`": ast.get_docstring(
             ast.parse(path.read_text(encoding="utf-8"))
         ).splitlines()[0]
-        for path in scripts.glob("[!_]*/[!_]*.py")
+        for path in (ROOT / "scripts").glob("[!_]*/[!_]*.py")
     }
-
-
-def test_the_table_of_the_commands_is_what_is_there(tmp_path):
-    rows = re.findall(r"^\| (`python .*`) \| (.*) \|$", PAGES["scripts/README.md"], re.MULTILINE)
-    assert len(rows) == len(dict(rows))
-    assert dict(rows) == commands_of(ROOT / "scripts")
-    # parts of commands, and what all share, are none
-    for name in ("room/command", "room/_part", "room/__init__", "_shared/part", "outside"):
-        path = tmp_path / f"{name}.py"
-        path.parent.mkdir(exist_ok=True)
-        path.write_text('"""What it does.\n\nMore of it.\n"""\n')
-    assert commands_of(tmp_path) == {"`python -m scripts.room.command`": "What it does."}
 
 
 def test_the_pages_of_options_and_presets_are_up_to_date(tmp_path):
@@ -129,21 +104,13 @@ def test_the_table_of_the_papers_quotes_the_recorded_speed():
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_links_lead_to_files(page):
+def test_links_lead_to_files_and_headings_and_commands_exist(page):
     for target in links(PAGES[page]):
         assert target.startswith("https://") or ((ROOT / page).parent / target).exists(), target
-
-
-@pytest.mark.parametrize("page", PAGES)
-def test_links_lead_to_headings(page):
     for target, anchor in re.findall(r"\]\(([^)#]*)#([^)]*)\)", PAGES[page]):
         path = (ROOT / page).parent / target if target else ROOT / page
         headings = re.findall(r"^#+ (.*)$", path.read_text(encoding="utf-8"), re.MULTILINE)
         assert anchor in [re.sub(r"[^\w -]", "", h.lower()).replace(" ", "-") for h in headings]
-
-
-@pytest.mark.parametrize("page", PAGES)
-def test_commands_that_are_named_exist(page):
     for module in re.findall(r"python\s+-m\s+(scripts\.\w+\.[a-z]\w*)", PAGES[page]):
         assert importlib.util.find_spec(module), module
 
@@ -206,6 +173,7 @@ def printed(folder):
     return found
 
 
+@pytest.mark.slow
 def test_the_commands_run_in_order(folder, printed):
     names, logs = zip(*printed, strict=True)
     assert names == (
@@ -223,6 +191,7 @@ def test_the_commands_run_in_order(folder, printed):
     assert len(re.findall(r"^H-\d+\t", logs[4], re.MULTILINE)) >= 8
 
 
+@pytest.mark.slow
 def test_the_lines_on_trained_models_run(folder, printed, monkeypatch, capsys):
     # in place of what make quickstart-translation leaves
     output = folder / "quickstart" / "translation"

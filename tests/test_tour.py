@@ -63,6 +63,7 @@ def saved(cell):
     return "stdout" in names, sum("image/png" in each.get("data", {}) for each in cell["outputs"])
 
 
+@pytest.mark.slow
 def test_every_cell_prints_and_draws_what_is_saved_of_it(made):
     for cell, (text, pictures) in zip(CELLS, made, strict=True):
         # the figures in the text depend on the machine
@@ -70,6 +71,7 @@ def test_every_cell_prints_and_draws_what_is_saved_of_it(made):
     assert sum(pictures for _, pictures in made) >= 4
 
 
+@pytest.mark.slow
 def test_a_text_in_pieces_scores_as_at_once(made):
     (both,) = (text for text, _ in made if "line by line" in text)
     pieces, whole = (line.split(":")[1].strip() for line in both.splitlines())

@@ -1,8 +1,8 @@
-"""Adagrad whose step is shortened where a parameter's gradient is long: the all-attention recipe.
+"""Adagrad with shorter steps for parameters with long gradients, as all-attention trains.
 
-Sukhbaatar et al. 2019 (arXiv:1907.01470), section 5.1: "individual gradients with a norm larger
-than 0.03" are clipped. In the published code the clip shortens the step, while the accumulated
-squares stay those of the whole gradient, and its learning rate of 0.07 belongs to this rule::
+Sukhbaatar et al. 2019 (arXiv:1907.01470), section 5.1, clips "individual gradients with a norm
+larger than 0.03". The published code accumulates squares of the unclipped gradient and clips only
+the step, and its learning rate of 0.07 belongs to this rule::
 
     sum += g²
     p   -= lr · min(1, clip / ‖g‖) · g / √sum
@@ -26,9 +26,9 @@ EPSILON = 1e-10
 
 
 class AdagradWithClip(torch.optim.Optimizer):
-    """Adagrad with steps of at most ``clip`` / ‖g‖ of their length, for each tensor by itself.
+    """Adagrad whose steps shrink by ``clip`` / ‖g‖ if that is below 1, for each tensor separately.
 
-    ``clip`` 0 stands for no clip. g includes the weight decay.
+    g includes the weight decay. ``clip`` 0 means no clip.
     """
 
     def __init__(
@@ -41,7 +41,7 @@ class AdagradWithClip(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Tensor] | None = None) -> Tensor | None:
-        """Update the parameters that have a gradient; return the loss of ``closure``, if given."""
+        """Update the parameters that have a gradient; return the loss of ``closure``, if any."""
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -62,11 +62,11 @@ class AdagradWithClip(torch.optim.Optimizer):
         torch._foreach_addcmul_(sums, grads, grads)
         steps = torch._foreach_sqrt(sums)
         torch._foreach_add_(steps, EPSILON)
-        # in place, so that a step takes no more than one copy of the weights besides
+        # in place, so that a step needs only one copy of the weights
         torch._foreach_reciprocal_(steps)
         torch._foreach_mul_(steps, grads)
         if clip > 0:
-            # norms, then factors, stay on the device: reading one would wait for it
+            # norms and factors stay on the device, as reading them would make the host wait
             factors = torch._foreach_norm(grads)
             torch._foreach_add_(factors, EPSILON)
             torch._foreach_reciprocal_(factors)
@@ -92,9 +92,9 @@ class AdagradWithClipConfig(FairseqDataclass):
     """Options of ``--optimizer adagrad_with_clip``."""
 
     adagrad_clip: float = option(
-        0.03, "norm of a parameter tensor's gradient above which its step is shortened, 0 for none"
+        0.03, "largest norm of a parameter's gradient before its step is shortened; 0 for no limit"
     )
-    weight_decay: float = option(0.0, "how much of a parameter is added to its gradient")
+    weight_decay: float = option(0.0, "fraction of each parameter to add to its gradient")
     lr: list[float] = II("optimization.lr")
 
 
@@ -120,16 +120,17 @@ class FairseqAdagradWithClip(OwnRulesStep, FairseqOptimizer):
     def load_state_dict(
         self, state_dict: dict[str, Any], optimizer_overrides: dict[str, Any] | None = None
     ) -> None:
-        """Take over a checkpoint's sums and learning rate; clip and decay are those given here.
+        """Load a checkpoint's sums and learning rate, but not its clip and decay.
 
-        ``optimizer_overrides`` (``--optimizer-overrides``) come last.
+        ``optimizer_overrides`` (``--optimizer-overrides``) win over both.
         """
         given = {name: self.optimizer_config[name] for name in ("clip", "weight_decay")}
         super().load_state_dict(state_dict, {**given, **(optimizer_overrides or {})})
         for parameter, state in self._optimizer.state.items():
             if state["sum"].shape != parameter.shape:
                 raise ValueError(
-                    "the checkpoint's optimizer state is of a parameter of shape "
-                    f"{tuple(state['sum'].shape)}, here {tuple(parameter.shape)}, as after another "
-                    "--attention-span: give --reset-optimizer, or --finetune-from-model"
+                    "the checkpoint's optimizer state has a tensor of shape "
+                    f"{tuple(state['sum'].shape)} for a parameter of shape "
+                    f"{tuple(parameter.shape)}, as after another --attention-span: give "
+                    "--reset-optimizer, or --finetune-from-model"
                 )

@@ -1,9 +1,8 @@
-"""Attention spans that each head learns (all-attention, section 4.3; Sukhbaatar et al. 2019a).
+"""Attention spans that each head learns (all-attention, section 4.3; arXiv:1905.07799).
 
-Adaptive Attention Span in Transformers (2019, arXiv:1905.07799): a soft mask
-m_z(x) = clamp((R + z - x) / R, 0, 1) multiplies the attention weight of the key at x, counted from
-0 for the nearest one; z is the head's span, R the length of the ramp. The published code normalises
-once more after the mask, by the sum of weights plus 1e-8: ``epsilon``, where the model has it.
+A soft mask, m_z(x) = clamp((R + z - x) / R, 0, 1), multiplies the attention weight of the key at
+distance x, counted from 0 for the nearest key; z is the head's span, R the length of the ramp. The
+published code then divides the weights by their sum plus 1e-8, the optional ``epsilon``.
 
 Shapes: H heads, H_g heads of a group, B streams, T tokens of a segment, W distances on the ramp.
 """
@@ -19,20 +18,19 @@ import torch
 from torch import Tensor, nn
 
 from fairseq_plugins.fairseq_integration.parameters import Float32Module
-from fairseq_plugins.segment_language_model.attention_blocks import UNLIMITED
+from fairseq_plugins.segment_language_model.attention_kernel import UNLIMITED
 
-# The published code drops keys beyond the widest span of a layer in steps of so many.
+# The published code drops keys beyond a layer's widest span in steps of this many.
 _TRIMMED_AT_ONCE = 64
 
-# What one more group of heads costs, in keys of one head: its products are smaller, and more.
+# The cost of one more group of heads, in keys of one head: there are more products, and smaller.
 GROUP_COST = 256
 
 
 class HeadGroup(NamedTuple):
-    """The ``heads`` (H_g,), from 0, that are computed together; None for all of them in order.
+    """The ``heads`` (H_g,), from 0, that are computed together; None for all heads in order.
 
-    One of them sees ``width`` tokens, ramp included, the others fewer. All see the nearest ``open``
-    tokens with m = 1.
+    They see up to ``width`` tokens, ramp included, and all see the nearest ``open`` with m = 1.
     """
 
     heads: Tensor | None
@@ -40,32 +38,31 @@ class HeadGroup(NamedTuple):
     open: int
 
     def of(self, per_head: Tensor) -> Tensor:
-        """Return this group's entries (H_g, …) of those of all heads, (H, …)."""
+        """Select this group's entries, (H_g, …), from those of all heads, (H, …)."""
         return per_head if self.heads is None else per_head.index_select(0, self.heads)
 
 
 class HeadGroups(NamedTuple):
-    """All heads of a layer in groups; ``order`` (H,) is where each head stands among them."""
+    """All heads of a layer in groups; ``order`` (H,) is each head's place in the joined groups."""
 
     groups: tuple[HeadGroup, ...]
     order: Tensor | None
 
     @property
     def width(self) -> int:
-        """Return how many tokens the head that sees farthest sees."""
+        """Return how many tokens the widest head sees."""
         return max(group.width for group in self.groups)
 
 
-# Heads of a fixed span: the window limits how far they see.
+# heads with a fixed span, which the window limits
 ALL_HEADS = HeadGroups((HeadGroup(None, UNLIMITED, UNLIMITED),), None)
 
 
 class AdaptiveSpan(Float32Module):
     """The learned spans of a layer's heads, for :class:`.AllAttention`.
 
-    ``value`` (H,), in [0, 1], is each head's z as a part of ``max_span``. It stays in single
-    precision: bfloat16 could not tell 4,000 tokens from 4,016. ``ramp`` is R. ``epsilon`` is added
-    to the sum of the masked weights.
+    ``value`` (H,), in [0, 1], is each head's z / ``max_span``. It stays in single precision, as
+    bfloat16 could not tell 4,000 tokens from 4,016. ``ramp`` is R.
     """
 
     def __init__(
@@ -83,7 +80,7 @@ class AdaptiveSpan(Float32Module):
         self.value = nn.Parameter(torch.full((num_heads,), float(initial)))
 
     def tokens(self) -> Tensor:
-        """Return how many tokens each head sees, ramp included, (H,), without a gradient."""
+        """Return how many tokens each head sees, ramp included, (H,), detached."""
         return (self.value.detach() * self.max_span + self.ramp).clamp(max=self.max_span)
 
     def penalty(self) -> Tensor:
@@ -91,27 +88,23 @@ class AdaptiveSpan(Float32Module):
         return self.max_span * self.value.mean()
 
     def log_mask(self, group: HeadGroup) -> Tensor:
-        """Return log m of the distances ``group.width`` to ``group.open + 1``, (H_g, W)."""
+        """Return log m for the distances ``group.width`` to ``group.open + 1``, (H_g, W)."""
         value = group.of(self.value)
-        # the key at distance 1 is the nearest, x = 0
+        # x is 0 for the nearest key, at distance 1
         x = torch.arange(group.width - 1, group.open - 1, -1, device=value.device)
         mask = ((self.ramp + self.max_span * value.unsqueeze(1) - x) / self.ramp).clamp(0, 1)
         seen = mask > 0
-        # log of what is finite only: the other branch's infinite gradient would get in
+        # log(1) where m = 0: the infinite gradient of log(0) would get through torch.where
         return torch.where(seen, torch.where(seen, mask, 1).log(), -torch.inf)
 
     def remainder(self, masked: Tensor, unmasked: Tensor) -> Tensor:
-        """Return what ``epsilon`` leaves of each sum of weights, given log Σ (m·)exp(score)."""
-        # 1 / (1 + ε·Σ exp(s) / Σ m·exp(s)); nothing is left to shrink where both sums are 0
+        """Return the factor by which ``epsilon`` shrinks the output, given log Σ (m·)exp(score)."""
+        # 1 / (1 + ε·Σ exp(s) / Σ m·exp(s)); the output is 0 anyway where both sums are
         return torch.sigmoid((masked - unmasked).nan_to_num(nan=0.0) - math.log(self.epsilon))
 
     def constrained(self) -> Iterable[tuple[nn.Parameter, Callable[[Tensor], None]]]:
-        """Return the spans with what keeps them, and the optimizer's copy, in [0, 1]."""
+        """Return the spans with the function that keeps them, and optimizers' copies, in [0, 1]."""
         return [(self.value, _to_unit_interval)]
-
-    def extra_repr(self) -> str:
-        """Return the largest span, the ramp and epsilon."""
-        return f"max_span={self.max_span}, ramp={self.ramp}, epsilon={self.epsilon}"
 
     def _load_from_state_dict(self, *args: object) -> None:
         super()._load_from_state_dict(*args)
@@ -123,8 +116,8 @@ def _to_unit_interval(spans: Tensor) -> None:
 
 
 def read_head_groups(spans: list[AdaptiveSpan]) -> list[HeadGroups]:
-    """Return each layer's heads in groups of similar span."""
-    # all at once: on a GPU each reading waits for what is being computed
+    """Group each layer's heads by similar spans."""
+    # read all spans at once: on a GPU each read waits for pending work
     values = torch.stack([span.value.detach() for span in spans]).tolist()
     return [_group_heads(span, of_heads) for span, of_heads in zip(spans, values, strict=True)]
 
@@ -154,19 +147,19 @@ def _group_heads(span: AdaptiveSpan, values: list[float]) -> HeadGroups:
 
 @functools.lru_cache(maxsize=4096)
 def _numbers(numbers: tuple[int, ...], device: torch.device) -> Tensor:
-    """Return ``numbers`` on the device; groups change rarely."""
-    # a kept tensor serves passes that record gradients too
+    """Copy ``numbers`` to the device, once, as groups change rarely."""
+    # the tensor also serves later passes that record gradients
     with torch.inference_mode(False):
         on_host = torch.tensor(numbers, device="cpu")
         if device.type == "cuda":
-            # from such memory a GPU copies while the host goes on
+            # so that the host need not wait for the copy
             on_host = on_host.pin_memory()
         return on_host.to(device, non_blocking=True)
 
 
 def cheapest_parts(widths: list[int]) -> list[tuple[int, int]]:
-    """Return how to part rising ``widths`` into groups: (first, one after the last) of each."""
-    # costs[n] and starts[n]: of the first n heads, the best cost and where their last group starts
+    """Split rising ``widths`` into the cheapest groups; return the (first, end) of each."""
+    # costs[n] and starts[n]: the least cost of the first n heads, and where their last group starts
     costs, starts = [0], [0]
     for last in range(1, len(widths) + 1):
         cost, start = min(

@@ -25,40 +25,39 @@ from fairseq_plugins.all_attention.adaptive_span import (
 from fairseq_plugins.all_attention.persistent_vectors import PersistentVectors, merge_attentions
 from fairseq_plugins.segment_language_model.attention import (
     RelativeAttention,
+    SegmentLayer,
     choose_kernel,
     merge_heads,
     split_heads,
 )
-from fairseq_plugins.segment_language_model.attention_blocks import Clamped, Window
+from fairseq_plugins.segment_language_model.attention_kernel import Clamped, Window
 from fairseq_plugins.segment_language_model.key_value_cache import (
     KeyValueCache,
     LayerState,
     register_state,
 )
-from fairseq_plugins.segment_language_model.layer import SegmentLayer
 from fairseq_plugins.segment_language_model.positions import (
     LearnedRelativePositions,
     SharedRelativeKeys,
 )
 
-# How persistent vectors take part (section 5.3, figure 2); the paper's fifth way, ff-attn, is a
-# sublayer of its own.
+# How attention uses persistent vectors (section 5.3, figure 2). The paper's fifth variant, ff-attn,
+# is a separate sublayer.
 JOINT = "all"
 SPLIT = "attn-split"
 HEAD_SPLIT = "head-split"
 SINGLE_HEAD = "single-head"
 IN_ATTENTION = (JOINT, SPLIT, HEAD_SPLIT, SINGLE_HEAD)
 
-# Training keeps so many tokens more than the widest head sees: it may see farther after the next
-# updates.
+# Training keeps this many tokens more than the widest head sees, as its span may grow.
 SPAN_MARGIN = 64
 
 
 class SpannedPositions(NamedTuple):
-    """What the scores of a layer depend on beside its tokens.
+    """Everything but the tokens that a layer's scores depend on.
 
-    ``rel_keys`` are p of the distances S - 1, or more, down to -1, (1, D, d_h), or clamped; each
-    of the ``groups`` of heads has a :meth:`.AdaptiveSpan.log_mask`, or None.
+    ``rel_keys`` are p for the distances S - 1 (or more) down to -1, (1, D, d_h), or clamped; each
+    group of heads has a :meth:`.AdaptiveSpan.log_mask`, or None.
     """
 
     rel_keys: Tensor | Clamped
@@ -68,13 +67,13 @@ class SpannedPositions(NamedTuple):
 
 @dataclass(frozen=True)
 class GroupedCaches(LayerState):
-    """Keys and values of a layer whose heads see more or less far: a cache for each group."""
+    """Keys and values of a layer whose heads have different spans: a cache for each group."""
 
     groups: tuple[KeyValueCache, ...]
 
     @property
     def length(self) -> int:
-        """Return S of the group that keeps most."""
+        """Return S of the group that keeps the most tokens."""
         return max(cache.length for cache in self.groups)
 
     @property
@@ -87,11 +86,11 @@ class GroupedCaches(LayerState):
         return GroupedCaches(tuple(c.last(length, before, segment) for c in self.groups))
 
     def select(self, order: Tensor) -> GroupedCaches:
-        """Return stream ``order[i]`` as stream i."""
+        """Make stream ``order[i]`` stream i."""
         return GroupedCaches(tuple(cache.select(order) for cache in self.groups))
 
     def to(self, like: Tensor) -> GroupedCaches:
-        """Return the caches in the device and dtype of ``like``."""
+        """Return the caches with the device and dtype of ``like``."""
         return GroupedCaches(tuple(cache.to(like) for cache in self.groups))
 
 
@@ -101,8 +100,8 @@ register_state(GroupedCaches, ["groups"], lambda groups, max_length: GroupedCach
 class AllAttention(RelativeAttention):
     """Attention to earlier tokens and to persistent vectors, with a span for each head.
 
-    The score of query i is ``q_i·k_j + q_i·p_{i-j}`` for a key, ``q_i·m_k`` for a persistent
-    vector, each divided by √d_h; one softmax goes over all of them (equation 13). By itself::
+    The score of query i is ``q_i·k_j + q_i·p_{i-j}`` for key j and ``q_i·m_k`` for a persistent
+    vector, divided by √d_h; one softmax covers them all (equation 13). By itself::
 
         encode, span = LearnedRelativePositions(256, 64), AdaptiveSpan(8, 256, initial=0.5)
         attention = AllAttention(
@@ -112,10 +111,10 @@ class AllAttention(RelativeAttention):
 
     Args:
         position_projection: maps the encoding of the distances to p, (1, D, d_h).
-        num_persistent: N, 0 for none.
-        variant: how persistent vectors take part: in one softmax with the context ("all"), in one
-            of their own ("attn-split"), as all that the latter half of the heads see
-            ("head-split"), or in a softmax of their own with one head of width d ("single-head").
+        num_persistent: N, 0 for no persistent vectors.
+        variant: "all" (one softmax over context and persistent vectors), "attn-split" (a separate
+            softmax), "head-split" (the first half of the heads see only the context, the others
+            only the vectors), or "single-head" (attn-split with one head of width d).
         span: learned spans of the heads that see the context, or None.
     """
 
@@ -147,8 +146,8 @@ class AllAttention(RelativeAttention):
             )
         self.variant = variant
         self.span = span
-        # where a forward pass puts the part (B, T) of each token's attention that persistent
-        # vectors get, in the mean over the heads
+        # if set: forward passes append the share (B, T) of each token's attention that goes to
+        # persistent vectors, in the mean over the heads
         self.persistent_shares: list[Tensor] | None = None
         self.persistent = None
         if num_persistent:
@@ -163,7 +162,7 @@ class AllAttention(RelativeAttention):
     ) -> SpannedPositions:
         """Return what the scores depend on, given an encoding of distances that fall to -1.
 
-        ``groups`` is how far the heads see now; None to read the spans here.
+        ``groups`` are the heads by their present spans; None reads the spans here.
         """
         rel_keys = super().project_positions(encoding)
         if self.span is None:
@@ -186,7 +185,7 @@ class AllAttention(RelativeAttention):
         return self.persistent is not None and self.variant == JOINT
 
     def max_past(self, positions: SpannedPositions) -> int:
-        """Return how many tokens before a segment are worth keeping for the next one."""
+        """Return how many tokens before a segment attention can use."""
         return positions.groups.width + (0 if self.span is None else SPAN_MARGIN)
 
     def forward(
@@ -225,7 +224,7 @@ class AllAttention(RelativeAttention):
     def _add_persistent(self, attended: Tensor, query: Tensor) -> Tensor:
         """Put persistent vectors with a softmax of their own beside (H, B, T, d_h)."""
         if self.variant == SINGLE_HEAD:
-            # (H, B, T, d_h) -> (1, B, T, d): one head's √d in place of √d_h
+            # (H, B, T, d_h) -> (1, B, T, d), divided by √d instead of √d_h
             wide = merge_heads(query) / math.sqrt(self.num_heads)
             of_persistent, _ = self._attend_to_persistent(wide.unsqueeze(0))
             return attended + split_heads(of_persistent.squeeze(0), self.head_dim)
@@ -243,7 +242,7 @@ class AllAttention(RelativeAttention):
         return_lse: bool,
         return_unmasked_lse: bool,
     ) -> tuple[Tensor, Tensor | None, Tensor | None, GroupedCaches | None]:
-        """Attend to earlier tokens and segment, each group of heads to what it sees.
+        """Let each group of heads attend to the earlier tokens and segment within its span.
 
         Returns values (H, B, T, d_h), the log-sum-exp (H, B, T) of the scores with and without the
         mask of learned spans, and the caches.
@@ -256,7 +255,7 @@ class AllAttention(RelativeAttention):
             farthest = min(group.width, self.window.farthest)
             log_mask = positions.log_masks[number]
             if log_mask is not None:
-                # what the window hides needs no mask
+                # no mask for distances that the window hides
                 log_mask = log_mask[:, group.width - farthest :]
             seen = keys, values, positions.rel_keys, Window(self.window.nearest, farthest)
             out, lse = self.attend(
@@ -268,7 +267,7 @@ class AllAttention(RelativeAttention):
                 caches.append(cache)
         joined = GroupedCaches(tuple(caches)) if caches else None
         if return_unmasked_lse:
-            # one group of all heads; its weights do not matter
+            # with epsilon there is one group, of all heads; dropout does not change this sum
             unmasked_lse = choose_kernel(self.kernel)(query, *seen, return_lse=True)[1]
             return attended[0], lses[0], unmasked_lse, joined
         order = positions.groups.order
@@ -282,10 +281,10 @@ class AllAttention(RelativeAttention):
         )
 
     def project_heads(self, projection: nn.Linear, x: Tensor, heads: HeadGroup) -> Tensor:
-        """Map (B, T, d) to the keys or values (H_g, B, T, d_h) of a group of heads."""
+        """Map (B, T, d) to keys or values (H_g, B, T, d_h) of a group of heads."""
         weight = projection.weight
         if heads.heads is not None or self.context_heads < self.num_heads:
-            # head-split has rows for heads that see no context, as the paper's counts do
+            # with head-split some rows stay unused; the paper counts them as parameters, too
             # (d, d) -> (H, d_h, d) -> (H_g·d_h, d)
             of_heads = weight.unflatten(0, (self.num_heads, -1))[: self.context_heads]
             weight = heads.of(of_heads).flatten(0, 1)
@@ -293,10 +292,10 @@ class AllAttention(RelativeAttention):
 
 
 class AllAttentionBlock(SegmentLayer):
-    """One softmax over up to ``span`` tokens before each token and over persistent vectors.
+    """One softmax over persistent vectors and up to ``span`` tokens before each token (section 4).
 
-    Section 4. Each head learns how far it looks. In the published models all blocks share their
-    ``positions``. ``dropout`` acts on attention weights and on what the layer adds.
+    Each head learns its span. In the published models all blocks share one ``positions``.
+    ``dropout`` acts on attention weights and on the attention's output.
     """
 
     def __init__(
@@ -321,8 +320,7 @@ class AllAttentionBlock(SegmentLayer):
         self.span = span
 
     def forward(self, x: Tensor, memory: LayerState | None = None) -> tuple[Tensor, LayerState]:
-        """Return the output (B, T, d) for a segment (B, T, d), and what the next one attends to."""
-        self.self_attn.check_segment(x, memory)
+        """Map a segment (B, T, d) to (B, T, d), and return the memory for the next one."""
         encoding = self.positions(x.size(1) + self.span - 1, x.device)
         y, memory = super().forward(x, self.self_attn.project_positions(encoding), memory)
         return y, memory.last(self.span)

@@ -24,7 +24,7 @@ from fairseq_plugins.fairseq_integration.error_messages import flag, option
 from fairseq_plugins.fairseq_integration.forward_passes import ValidationWatcher
 from fairseq_plugins.fairseq_integration.presets import register_presets
 from fairseq_plugins.product_key_memory.options import MemoryLayersOptions, MemorySublayers
-from fairseq_plugins.segment_language_model.attention_blocks import Window
+from fairseq_plugins.segment_language_model.attention_kernel import Window
 from fairseq_plugins.segment_language_model.decoder import SegmentDecoder
 from fairseq_plugins.segment_language_model.model import SegmentLanguageModel
 from fairseq_plugins.segment_language_model.options import (
@@ -49,59 +49,61 @@ class AllAttentionConfig(SegmentLanguageModelConfig, MemoryLayersOptions):
     """Options of ``all_attention_lm``."""
 
     persistent_vectors: int = option(
-        1024, "persistent key-value pairs a head (N in the paper); 0 for none"
+        1024, "number of persistent key-value pairs per head (N in the paper); 0 for none"
     )
     persistent_variant: ChoiceEnum(VARIANTS) = option(
         JOINT,
-        "how persistent vectors take part (section 5.3): all (one softmax with the context), "
-        "attn-split (a softmax of their own), head-split (half of the heads see them alone, the "
-        "other half the context alone), single-head (attn-split with one head as wide as the "
-        "model), ff-attn (a sublayer of its own after the attention)",
+        "how attention uses persistent vectors (section 5.3): all (in one softmax with the "
+        "context), attn-split (in a separate softmax), head-split (half of the heads see only "
+        "them, the other half only the context), single-head (attn-split with one head as wide as "
+        "the model), ff-attn (in a separate sublayer after attention)",
     )
     attention_span: int = option(
         512,
-        "how many tokens before its own a token attends to (L in the paper); with "
-        "--adaptive-span at most",
+        "number of earlier tokens that a token attends to (L in the paper); with --adaptive-span "
+        "the largest number",
     )
     adaptive_span: bool = option(
-        False, "let each head learn how far it sees; goes with --criterion segment_loss --span-loss"
+        False, "let each head learn its span; use it with --criterion segment_loss --span-loss"
     )
     span_ramp: int = option(
-        32, "over how many tokens the mask of an adaptive span falls from 1 to 0"
+        32, "number of tokens over which the mask of an adaptive span falls from 1 to 0"
     )
-    span_init: float = option(0.0, "adaptive spans start as this part, 0 to 1, of --attention-span")
+    span_init: float = option(
+        0.0, "initial value of adaptive spans, as a fraction (0 to 1) of --attention-span"
+    )
     span_epsilon: float = option(
         0.0,
-        "what is added to the sum of attention weights after the mask of an adaptive span: "
-        "models of the published code have 1e-8, which costs a second attention",
+        "number added to the sum of attention weights after the mask of an adaptive span; models "
+        "of the published code have 1e-8, which costs a second attention",
     )
 
 
 class AllAttentionDecoder(SegmentDecoder):
-    """The decoder of layers whose heads may learn how far they see."""
+    """A decoder whose heads may learn their spans."""
 
     @property
     def spans(self) -> list[AdaptiveSpan]:
-        """Return the learned spans of the layers, first to last; [] where spans are fixed."""
+        """Return the learned spans, layer by layer; [] if spans are fixed."""
         spans = [layer.self_attn.span for layer in self.layers]
         return [span for span in spans if span is not None]
 
     @property
     def without_penalty(self) -> dict[str, str]:
-        """Return what a loss without ``--span-loss`` does to learned spans."""
+        """Warn about learned spans without ``--span-loss``."""
         effect = (
             "has no penalty for long attention spans, which --adaptive-span learns: they will "
-            "hardly shrink; use --criterion segment_loss --span-loss 5e-7"
+            "hardly shrink; give --criterion segment_loss --span-loss 5e-7"
         )
         return {"span_loss": effect} if self.spans else {}
 
     def penalties(self) -> dict[str, Tensor]:
-        """Return the learned spans in tokens, summed over the layers (arXiv:1905.07799, eq. 9)."""
+        """Return the sum of the layers' mean spans, in tokens (arXiv:1905.07799, eq. 9)."""
         spans = self.spans
         return {"span_loss": sum(span.penalty() for span in spans)} if spans else {}
 
     def figures(self, each_layer: bool) -> dict[str, Tensor]:
-        """Return the mean and the largest span in tokens, ramp included, for the log."""
+        """Return the mean and the largest span, in tokens, ramp included, for the log."""
         tokens = torch.stack([span.tokens() for span in self.spans])  # (layers, H)
         found = {"span_mean": tokens.mean(), "span_max": tokens.max()}
         for layer, of_layer in enumerate(tokens if each_layer else (), start=1):
@@ -110,9 +112,9 @@ class AllAttentionDecoder(SegmentDecoder):
         return found
 
     def compute_positions(self, farthest: int) -> list[SpannedPositions]:
-        """Return what each layer's attention reads of the distances ``farthest`` to -1."""
+        """Return each layer's projected positions for the distances ``farthest`` to -1."""
         encoding = self.encode_distances(farthest)
-        # of all layers at once: each reading would make the host wait for the GPU
+        # for all layers at once: each read makes the host wait for a GPU
         groups = read_head_groups(self.spans) if self.spans else [None] * len(self.layers)
         return [
             layer.self_attn.project_positions(encoding, of_layer)
@@ -121,10 +123,10 @@ class AllAttentionDecoder(SegmentDecoder):
 
 
 class PersistentShares(ValidationWatcher):
-    """Has validation log what part of their attention layers give to persistent vectors.
+    """Log, in validation, the share of each layer's attention that persistent vectors get.
 
-    ``persistent_share_L`` is that of layer L (from 1) in percent, in the mean over the heads and
-    over all tokens that were read; with several workers, of the first one's streams.
+    ``persistent_share_L`` is the share in layer L (from 1), in percent, in the mean over heads and
+    tokens; with several workers, over the streams of the first one.
     """
 
     def __init__(self, model: nn.Module, attentions: list[AllAttention], padding: int) -> None:
@@ -133,18 +135,18 @@ class PersistentShares(ValidationWatcher):
         self.padding = padding
 
     def before_batch(self, begins: bool) -> None:
-        """Let the attentions write their shares into one list."""
+        """Let all layers append their shares to one list."""
         self._collect_in([])
 
     def after_batch(self, tokens: Tensor) -> None:
         """Add the shares of ``tokens`` (B, T), without waiting for a GPU."""
         shares = self.attentions[0].persistent_shares
         self._collect_in(None)
-        # an error may have ended the pass in any layer
+        # an error may have stopped the pass in any layer
         if not shares or len(shares) < len(self.attentions):
             return
         read = tokens.ne(self.padding)
-        # names that begin with _ are summed and not printed
+        # fairseq does not print names that begin with _
         metrics.log_scalar_sum("_persistent_tokens", read.sum())
         for number, share in enumerate(shares, start=1):
             name = f"_persistent_share_{number}"
@@ -163,7 +165,7 @@ class PersistentShares(ValidationWatcher):
 
 @register_model("all_attention_lm", dataclass=AllAttentionConfig)
 class AllAttentionLanguageModel(SegmentLanguageModel):
-    """All-attention language model (section 4), its ablations (5.3) and adaptive span with FFN."""
+    """All-attention language model (section 4), its ablations (5.3), and adaptive span with FFN."""
 
     decoder_class = AllAttentionDecoder
     added_sublayers = MemorySublayers
@@ -177,19 +179,19 @@ class AllAttentionLanguageModel(SegmentLanguageModel):
 
     @classmethod
     def recurrence_length(cls, cfg: AllAttentionConfig) -> int:
-        """Return ``--mem-len``, by default the attention span."""
+        """Return ``--mem-len``; the default is the attention span."""
         return cfg.attention_span if cfg.mem_len is None else cfg.mem_len
 
     @classmethod
     def window(cls, cfg: AllAttentionConfig, mem_len: int) -> Window:
-        """Return the context of a token, which ends before the token itself (section 4.3)."""
+        """Return a token's context, which excludes the token itself (section 4.3)."""
         return Window(1, mem_len if cfg.same_length else cfg.attention_span)
 
     @classmethod
     def build_sublayers(
         cls, cfg: AllAttentionConfig, mem_len: int
     ) -> Iterator[tuple[AllAttention, nn.Module | None]]:
-        """Yield attention, and a sublayer of persistent vectors (ff-attn), of two maps, or None."""
+        """Yield each layer's attention and feed-forward sublayer, if any."""
         heads, variant = cfg.decoder_attention_heads, str(cfg.persistent_variant)
         for _ in range(cfg.decoder_layers):
             span = None
@@ -224,13 +226,13 @@ class AllAttentionLanguageModel(SegmentLanguageModel):
 
     @classmethod
     def build_positions(cls, cfg: AllAttentionConfig) -> tuple[nn.Module, None]:
-        """Return the position vectors that all heads and layers share (section 4.3)."""
+        """Return the position vectors, which all heads and layers share (section 4.3)."""
         head_dim = cfg.decoder_embed_dim // cfg.decoder_attention_heads
         return LearnedRelativePositions(cfg.attention_span, head_dim, cfg.clamp_len), None
 
     @classmethod
     def describe(cls, cfg: AllAttentionConfig, mem_len: int) -> str:
-        """Return the span and the persistent vectors."""
+        """Describe the span and the persistent vectors."""
         kind = "adaptive attention span up to" if cfg.adaptive_span else "attention span"
         vectors = f"{cfg.persistent_vectors} persistent vectors"
         if cfg.persistent_vectors:
@@ -238,7 +240,7 @@ class AllAttentionLanguageModel(SegmentLanguageModel):
         return f"{kind} {cls.window(cfg, mem_len).farthest}, {vectors}"
 
     def prepare_for_inference_(self, cfg: Any) -> None:
-        """Log the spans, too."""
+        """Log the learned spans, too."""
         super().prepare_for_inference_(cfg)
         for layer, span in enumerate(self.decoder.spans, start=1):
             tokens = span.tokens()
@@ -251,7 +253,7 @@ class AllAttentionLanguageModel(SegmentLanguageModel):
 
     @classmethod
     def check_options(cls, cfg: AllAttentionConfig) -> None:
-        """Refuse options that do not go together or are out of range."""
+        """Refuse options that contradict each other or are out of range."""
         check_least(cfg, {"persistent_vectors": 0, "attention_span": 1, "span_ramp": 1})
         if not 0 <= cfg.span_init <= 1:
             raise ValueError(f"--span-init is {cfg.span_init}: it must be in [0, 1]")
@@ -278,19 +280,19 @@ class AllAttentionLanguageModel(SegmentLanguageModel):
             )
 
     def fit_weights(self, state_dict: dict) -> dict:
-        """Return weights of a model with another largest span, or a fixed one, fitted to this one.
+        """Fit weights of a model with another largest span, or with fixed spans, to this model.
 
-        New distances get the vector of the farthest old one. Heads see as far as before, or as far
-        as they now may.
+        New distances get the vector of the farthest old one. Heads keep their spans, cut to the new
+        largest span.
         """
         spans = {f"decoder.layers.{i}.self_attn.span.value" for i in range(len(self.decoder.spans))}
         if not spans and any(name.endswith(".self_attn.span.value") for name in state_dict):
             raise ValueError(
                 "the checkpoint has learned attention spans, and this model has none: leave "
-                "--adaptive-span as it was trained"
+                "--adaptive-span as in training"
             )
         if spans and spans.isdisjoint(state_dict):
-            # heads of a fixed span see all of it
+            # heads with a fixed span see all of it
             values = (span.value for span in self.decoder.spans)
             opened = dict(zip(sorted(spans), map(torch.ones_like, values), strict=True))
             state_dict = {**state_dict, **opened}
@@ -300,8 +302,8 @@ class AllAttentionLanguageModel(SegmentLanguageModel):
         before, now = len(trained), len(self.decoder.positions.weight)
         logger.warning(
             "the checkpoint was trained with --attention-span %d, and here it is %d: its position "
-            "vectors and learned spans are fitted to it; continue training with --reset-optimizer, "
-            "or --finetune-from-model",
+            "vectors and learned spans are fitted; continue training with --reset-optimizer, or "
+            "--finetune-from-model",
             before,
             now,
         )
@@ -333,7 +335,7 @@ def _all_attention(layers: int, vectors: int, span: int, dropout: float) -> dict
 
 
 def _feed_forward(layers: int, width: int, inner: int, dropout: float) -> dict[str, Any]:
-    """A transformer with adaptive spans; the published code has one rate for both dropouts."""
+    """Return a transformer with adaptive spans; the published code has one dropout rate."""
     return {
         **size_preset(layers, width, 8),
         **_adaptive_span(_CHARACTER_SPAN),
@@ -345,7 +347,7 @@ def _feed_forward(layers: int, width: int, inner: int, dropout: float) -> dict[s
     }
 
 
-# the paper has the same settings for both character data sets
+# the paper uses the same settings for both character data sets
 _SMALL = {**_all_attention(18, 1024, _CHARACTER_SPAN, 0.3), **_CHARACTERS}
 _LARGE = {**_all_attention(36, 2048, _CHARACTER_SPAN, 0.4), **_CHARACTERS}
 _SMALL_FEED_FORWARD = _feed_forward(12, 512, 2048, 0.3)
@@ -357,7 +359,7 @@ PRESETS: dict[str, dict[str, Any]] = {
     "all_attention_lm_text8_small": _SMALL,
     "all_attention_lm_text8_large": _LARGE,
     # figure 2, right, FF-attn: section 5.3 has 24 layers and inner size 3072 "to maintain the
-    # number of parameters same", but without embeddings that makes 100.7M against 113.3M
+    # number of parameters same", but without embeddings that gives 100.7M instead of 113.3M
     "all_attention_lm_text8_large_ff_attn": {
         **_all_attention(24, 3072, _CHARACTER_SPAN, 0.4),
         **_CHARACTERS,
@@ -375,7 +377,7 @@ PRESETS: dict[str, dict[str, Any]] = {
     "adaptive_span_lm_enwik8_large": _LARGE_FEED_FORWARD,
     "adaptive_span_lm_text8_small": _SMALL_FEED_FORWARD,
     "adaptive_span_lm_text8_large": _LARGE_FEED_FORWARD,
-    # the model that its authors' enwik8_small.sh trains on one GPU; the paper does not have it
+    # the authors' enwik8_small.sh trains this model on one GPU; the paper does not mention it
     "adaptive_span_lm_enwik8_8l": {
         **_feed_forward(8, 256, 1024, 0.0),
         "decoder_attention_heads": 4,

@@ -1,4 +1,4 @@
-"""Persistent key-value vectors and attention to them (all-attention, section 4, equations 9-13).
+"""Persistent key and value vectors, and attention to them (all-attention, equations 9 to 13).
 
 Shapes: H heads, B streams, T tokens of a segment, N persistent vectors, d model width, d_h head
 width.
@@ -12,14 +12,14 @@ import torch
 from torch import Tensor, nn
 
 from fairseq_plugins.segment_language_model.attention import check_kernel, choose_kernel
-from fairseq_plugins.segment_language_model.attention_blocks import EVERY_KEY
+from fairseq_plugins.segment_language_model.attention_kernel import EVERY_KEY
 
 
 class PersistentVectors(nn.Module):
-    """N pairs of key and value vectors a head, which every query may attend to (:meth:`attend`).
+    """N pairs of key and value vectors for each head, which every query attends to.
 
     Keys ``√d_h·m_k`` with ``m_k ~ N(0, 1/d_h)``, values ``√N·m_v`` with ``m_v ~ N(0, 1/N)``
-    (section 5.1). ``kernel`` is a key of ``KERNELS``.
+    (section 5.1).
     """
 
     def __init__(
@@ -32,10 +32,6 @@ class PersistentVectors(nn.Module):
         self.value_scale = math.sqrt(num_vectors)
         check_kernel(kernel)
         self.kernel = kernel
-        self.reset_parameters()
-
-    def reset_parameters(self) -> None:
-        """Draw both sets of vectors anew."""
         nn.init.normal_(self.keys, std=1 / self.key_scale)
         nn.init.normal_(self.values, std=1 / self.value_scale)
 
@@ -46,7 +42,7 @@ class PersistentVectors(nn.Module):
     def attend(
         self, query: Tensor, dropout: float = 0.0, return_lse: bool = False
     ) -> tuple[Tensor, Tensor | None]:
-        """Attend from queries (H, B, T, d_h), divided by √d_h, to the vectors of their heads."""
+        """Attend from queries (H, B, T, d_h), divided by √d_h, to their heads' vectors."""
         keys, values = self()
         # streams share the vectors: (H, B, T, d_h) -> (H, 1, B·T, d_h)
         queries = query.flatten(1, 2).unsqueeze(1)
@@ -65,9 +61,9 @@ class PersistentVectors(nn.Module):
 def merge_attentions(
     attended: Tensor, lse: Tensor, other_attended: Tensor, other_lse: Tensor
 ) -> Tensor:
-    """Return what one softmax over two sets of keys gives (equation 13), from one over each.
+    """Merge the results of two softmaxes into that of one over both sets of keys (equation 13).
 
-    Each has values (H, B, T, d_h) and the log-sum-exp of its scores, (H, B, T); only the first set
+    Each has values (H, B, T, d_h) and the log-sum-exp of its scores, (H, B, T). Only the first set
     may be empty, with -∞.
     """
     other_share = torch.sigmoid(other_lse - lse).unsqueeze(-1).to(attended.dtype)
@@ -77,8 +73,8 @@ def merge_attentions(
 class SoftmaxFeedForward(nn.Module):
     """``U softmax(V x)``: a feed-forward sublayer as attention to persistent vectors (equation 9).
 
-    V and U are N persistent keys and values of one head as wide as the model. The keys' scale √d
-    and the queries' 1/√d cancel out.
+    V and U are the N keys and values of one head as wide as the model. The scales of keys, √d, and
+    queries, 1/√d, cancel out.
     """
 
     def __init__(

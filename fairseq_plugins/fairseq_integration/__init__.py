@@ -1,4 +1,4 @@
-"""What works around fairseq, for all rooms: it uses none of them.
+"""Work-arounds for fairseq, which all rooms use.
 
-docs/fairseq.md lists what is changed in fairseq, and why.
+docs/fairseq.md lists what they change in fairseq, and why.
 """

@@ -1,7 +1,7 @@
-"""Checkpoint files are complete, one training writes into a folder, and weights fit a model.
+"""Keeps checkpoint files complete, folders to one training, and weights to models that they fit.
 
-fairseq copies a checkpoint to ``checkpoint_last.pt`` in place: a training that is killed meanwhile
-leaves a part of it.
+fairseq copies a checkpoint to ``checkpoint_last.pt`` in place: a training that is killed at that
+moment leaves a part of the file.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from fairseq import checkpoint_utils
 from fairseq.file_io import PathManager
 from torch import Tensor, nn
 
-# Data loaders of a training that was killed hold a folder for some seconds.
+# seconds to wait: the data loaders of a killed training hold its folder for some time
 LOCK_TRIES = 8
-# seconds between two tries to write a checkpoint, as in fairseq
+# seconds between two attempts to write a checkpoint, as in fairseq
 PAUSE = 2.5
-# folders that this process trains into, with the descriptors that hold their locks
+# the folders that this process trains into, and the descriptors that hold their locks
 _locked: dict[Path, int] = {}
 
 
 def write_checkpoints_whole() -> None:
-    """Let fairseq's commands write and copy checkpoints as this file has it."""
+    """Let fairseq's commands write and copy checkpoints with the functions below."""
     checkpoint_utils.torch_persistent_save = functools.partial(
         _save, checkpoint_utils.torch_persistent_save
     )
@@ -44,16 +44,16 @@ def write_checkpoints_whole() -> None:
 
 @contextmanager
 def complete_file(path: str | Path) -> Iterator[str]:
-    """Yield where to write what then takes the place of ``path``; a failure leaves nothing."""
+    """Yield a temporary path; afterwards move its file to ``path``. A failure leaves nothing."""
     part = f"{path}.tmp"
     try:
         yield part
-        # what a crash of the machine could otherwise cut short after the file has its name
+        # otherwise a crash of the machine could cut the file short after it got its name
         with open(part, "rb+") as file:
             try:
                 os.fsync(file.fileno())
             except OSError as error:
-                # not all file systems have it; others report a full disk only here
+                # some file systems lack fsync; others report a full disk only here
                 if error.errno not in (errno.EINVAL, errno.ENOTSUP):
                     raise
         os.replace(part, path)
@@ -63,13 +63,13 @@ def complete_file(path: str | Path) -> Iterator[str]:
 
 
 def _verify_folder(verify: Callable[[str], None], save_dir: str) -> None:
-    """Try whether checkpoints can be written to a folder."""
+    """Check that checkpoints can be written to a folder."""
     try:
         verify(save_dir)
     except OSError as error:
         raise ValueError(
             f"--save-dir is {save_dir}, where nothing can be written ({error.strerror}): make "
-            "room, or give a folder where you may write"
+            "room, or give a folder that you may write to"
         ) from error
 
 
@@ -78,7 +78,7 @@ def _save(save: Callable[..., Any], content: Any, filename: str, async_write: bo
     if async_write or not PathManager.supports_rename(filename):
         save(content, filename, async_write=async_write)
         return
-    # as often as fairseq tries
+    # fairseq tries as often
     for last_try in (False, False, True):
         try:
             with complete_file(filename) as part, open(part, "wb") as file:
@@ -96,17 +96,17 @@ def _save(save: Callable[..., Any], content: Any, filename: str, async_write: bo
 
 
 def _copy(copy: Callable[..., Any], src_path: str, dst_path: str, overwrite: bool = False) -> Any:
-    """Copy a file as fairseq's PathManager does; the copy appears when it is complete."""
+    """Copy a file as fairseq's PathManager does, but let the copy appear when it is complete."""
     if any(map(PathManager.path_requires_pathmanager, (src_path, dst_path))):
         return copy(src_path, dst_path, overwrite=overwrite)
     with complete_file(dst_path) as part:
         shutil.copyfile(src_path, part)
-    # fairseq asserts that it is true
+    # fairseq asserts this
     return True
 
 
 def lock_folder(folder: str) -> None:
-    """Keep a folder of checkpoints for this process, as long as it lives."""
+    """Reserve a folder of checkpoints for this process, as long as it lives."""
     path = Path(folder).resolve()
     if path in _locked:
         return
@@ -132,17 +132,17 @@ def lock_folder(folder: str) -> None:
 
 
 class MisfitError(ValueError, RuntimeError):
-    """Weights that do not fit a model; a RuntimeError as well, which torch raises for them."""
+    """Weights do not fit a model; also a RuntimeError, as torch raises."""
 
 
 def checkpoint_of(weights: Mapping[str, Tensor]) -> str:
-    """Return what errors call the checkpoint that weights were read from."""
+    """Return the name, in errors, of the checkpoint that weights were read from."""
     return f"the checkpoint {getattr(weights, 'read_from', '')}".rstrip()
 
 
 @contextmanager
 def weights_loaded_into(model: nn.Module, weights: Mapping[str, Tensor]) -> Iterator[None]:
-    """Refuse weights that the block loads into a model, where they do not fit or are not finite."""
+    """Refuse the weights that the block loads into a model if they do not fit or are not finite."""
     checkpoint = checkpoint_of(weights)
     try:
         yield
@@ -154,12 +154,12 @@ def weights_loaded_into(model: nn.Module, weights: Mapping[str, Tensor]) -> Iter
         raise MisfitError(
             f"the weights of {checkpoint} do not fit the model ({reason[:300]}): give the options "
             "that it was trained with, or name another checkpoint; a new training "
-            "needs a --save-dir of its own"
+            "needs its own --save-dir"
         ) from error
-    # not those that no checkpoint has, such as masks
+    # skip buffers that are not in checkpoints, such as masks
     buffers = [(name, buffer) for name, buffer in model.named_buffers() if name in weights]
     for name, tensor in itertools.chain(model.named_parameters(), buffers):
-        # fairseq leaves that buffer as the memory was
+        # fairseq leaves the buffer _float_tensor uninitialised
         if not (tensor.isfinite().all() or name.endswith("_float_tensor")):
             raise FloatingPointError(
                 f"{name} has a number that is not finite: {checkpoint} was written after the "

@@ -1,6 +1,6 @@
-"""Options of fairseq's commands: wrong names are explained, and what has no effect is refused.
+"""Explains wrong names of options to fairseq's commands, and refuses options without effect.
 
-Evaluation takes the task of this package from the checkpoint, where no ``--task`` is given.
+If evaluation has no ``--task``, it takes a task of this package from the checkpoint.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from fairseq_plugins.fairseq_integration.error_messages import did_you_mean, fla
 from fairseq_plugins.fairseq_integration.safe_loading import options_of
 
 SEGMENTS = "segment_language_modeling"
-# options of fairseq-generate and fairseq-interactive that segment language models refuse, and why
+# options of fairseq-generate and fairseq-interactive that segment language models refuse, with why
 REFUSED = {
     "match_source_len": "the source is the prompt, and says nothing about the length of what "
     "follows; give --min-len and --max-len-b",
@@ -32,7 +32,7 @@ REFUSED = {
     "retain_dropout": "fairseq retains only dropout of its own modules",
     "print_step": "decoding is not iterative",
 }
-# options that have nothing to act on, by the commands of that task, and in translation
+# options without effect in the commands of that task, and in translation
 WITHOUT_EFFECT = {
     "train, eval-lm": (
         "num_workers",
@@ -71,7 +71,7 @@ OF_BLOCKS = (
 
 
 def explain_and_check_options() -> None:
-    """Let fairseq's parsers explain wrong names, refuse options and take a checkpoint's task."""
+    """Let fairseq's commands explain and refuse options, and take a checkpoint's task."""
     options.parse_args_and_arch = functools.wraps(options.parse_args_and_arch)(
         functools.partial(_parse, options.parse_args_and_arch)
     )
@@ -87,13 +87,13 @@ def _parse(
     print_usage_and_exit = parser.error
 
     def explain(message: str) -> NoReturn:
-        hints = list(_hints(parser, message))
+        hints = list(_find_hints(parser, message))
         if not hints:
             print_usage_and_exit(message)
-        # the usage of all options would hide them
+        # the usage of all options would bury the hints
         parser.exit(2, "".join(f"error: {hint}\n" for hint in hints))
 
-    # fairseq-validate calls this within itself
+    # fairseq-validate calls this function again from within
     if "error" not in vars(parser):
         parser.error = explain
     _take_task_of_checkpoint(parser, input_args)
@@ -116,7 +116,7 @@ def _take_task_of_checkpoint(parser: argparse.ArgumentParser, input_args: list[s
     try:
         state = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
         task = options_of(state, "task").get("_name")
-    # the command reads it again, and says what is wrong
+    # the command will read the file again and say what is wrong
     except Exception:
         return
     if task in TASK_REGISTRY and TASK_REGISTRY[task].__module__.startswith("fairseq_plugins."):
@@ -132,8 +132,8 @@ def _refuse(parsed: argparse.Namespace) -> None:
             raise ValueError(f"{flag(option)} with --task {SEGMENTS}: {reason}; leave it out")
 
 
-def _hints(parser: argparse.ArgumentParser, message: str) -> Iterator[str]:
-    """Yield a sentence for each unknown name in a parser's message."""
+def _find_hints(parser: argparse.ArgumentParser, message: str) -> Iterator[str]:
+    """Yield a hint for each unknown name in a parser's message."""
     arch = re.match(r"argument --arch/-a: invalid choice: '(.*?)' \(", message)
     if arch:
         near = did_you_mean(arch[1], ARCH_MODEL_REGISTRY, 3)

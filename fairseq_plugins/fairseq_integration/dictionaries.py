@@ -1,6 +1,6 @@
-"""Dictionaries: a checkpoint is used with those of its training, and ``<unk>`` is counted.
+"""Refuses dictionaries that a checkpoint was not trained with, and counts ``<unk>``.
 
-Another dictionary of the same size fits a model, whose figures are then nonsense.
+Another dictionary of the same size would fit the model and give wrong figures.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from fairseq.trainer import Trainer
 
 logger = logging.getLogger(__name__)
 
-# The share of <unk> in a text above which its figure says little: <unk> is easy to predict.
+# Figures of a text with more <unk> than this share say little: <unk> is easy to predict.
 _MOST_UNKNOWN = 0.01
 # in a checkpoint's "task_state"
 KEY = "dictionaries"
-# the checkpoint that fairseq read last, and the task of the training that reads one
+# the checkpoint that fairseq read last, and the task of a training that is reading one
 _read_last = ""
 _resuming: list[FairseqTask] = []
 
@@ -40,7 +40,7 @@ def _digest(dictionary: Dictionary) -> str:
 
 
 def dictionaries_of(task: FairseqTask) -> dict[str, Dictionary]:
-    """Return the "source" and the "target" dictionary of a task, where it has them."""
+    """Return a task's "source" and "target" dictionaries, as far as it has them."""
     found = {}
     for side in ("source", "target"):
         try:
@@ -55,9 +55,9 @@ def dictionaries_of(task: FairseqTask) -> dict[str, Dictionary]:
 def check_dictionaries(
     state: Mapping[str, Any], dictionaries: Mapping[str, Dictionary], name: str
 ) -> None:
-    """Refuse dictionaries, "source" and "target", that a checkpoint was not trained with.
+    """Refuse "source" and "target" dictionaries that a checkpoint was not trained with.
 
-    A checkpoint without digests goes with any dictionary.
+    A checkpoint without digests accepts any dictionary.
     """
     trained = (state.get("task_state") or {}).get(KEY) or {}
     for side, found in digests(dictionaries).items():
@@ -73,14 +73,14 @@ def log_unknown(unknown: int, tokens: int, text: str) -> None:
     """Log how many tokens of a text are ``<unk>``; warn above 1 %."""
     share = f"{text}: {100 * unknown / max(tokens, 1):.1f} % of {tokens:,} tokens are <unk>"
     if unknown > _MOST_UNKNOWN * tokens:
-        easy = "it is easy to predict, so that the loss does not compare with others of the text"
+        easy = "<unk> is easy to predict, so do not compare this loss with others on this text"
         logger.warning("%s: %s", share, easy)
     else:
         logger.info(share)
 
 
 def keep_dictionaries() -> None:
-    """Let fairseq's commands save hashes of the dictionaries and check them, and count <unk>."""
+    """Let fairseq's commands save and check hashes of dictionaries, and count <unk>."""
     data_utils.load_indexed_dataset = functools.wraps(data_utils.load_indexed_dataset)(
         functools.partial(_load_and_count, data_utils.load_indexed_dataset)
     )
@@ -133,17 +133,17 @@ def _check_resumed(self: Trainer, theirs: Callable[..., Any], *args: Any, **opti
 
 
 def _check_folders(task: FairseqTask) -> None:
-    """Refuse several folders of data, one an epoch, whose dictionaries are not the same."""
+    """Refuse several folders of data (one for each epoch) with different dictionaries."""
     folders = utils.split_paths(getattr(task.cfg, "data", None) or "")
     for folder in folders[1:]:
         for path in Path(folder).glob("dict*.txt"):
             first = Path(folders[0]) / path.name
-            if first.is_file() and not _same_symbols(first, path):
+            if first.is_file() and not _have_same_symbols(first, path):
                 raise ValueError(
-                    f"DATA has {first} and {path}, which differ: binarize all its folders with the "
+                    f"DATA has {first} and {path}, which differ: binarize all folders with the "
                     "same dictionary (fairseq-preprocess --srcdict, --tgtdict)"
                 )
 
 
-def _same_symbols(one: Path, other: Path) -> bool:
+def _have_same_symbols(one: Path, other: Path) -> bool:
     return _digest(Dictionary.load(str(one))) == _digest(Dictionary.load(str(other)))

@@ -1,4 +1,4 @@
-"""Refuses devices that a machine lacks, and ways to distribute a training that do not work here.
+"""Refuses devices that a machine lacks, and distributed trainings that this package cannot do.
 
 fairseq would fail in the middle of a training, or compute something else.
 """
@@ -17,7 +17,7 @@ from torch import nn
 from fairseq_plugins.fairseq_integration.error_messages import flag
 from fairseq_plugins.fairseq_integration.parameters import UpdateRule, update_rule
 
-# option, the values that are fine, and what to do; a model may have layers that a part of it lacks
+# option, allowed values, reason and remedy
 _NEVER: list[tuple[str, tuple[Any, ...], str]] = [
     (
         "ddp_backend",
@@ -27,42 +27,42 @@ _NEVER: list[tuple[str, tuple[Any, ...], str]] = [
     ("model_parallel_size", (1,), "layers cannot be split over GPUs: leave it out"),
     ("pipeline_model_parallel", (False,), "layers cannot be split over GPUs: leave it out"),
 ]
-# with parameters that have an update rule or a constraint, which these would break or pass by
+# these would break or ignore the update rules and constraints of parameters
 _WITH_RULES = [("use_bmuf", (False,), "leave it out"), ("zero_sharding", ("none",), "leave it out")]
 
 
 def check_training(cfg: Any, model: nn.Module) -> None:
-    """Refuse a training that is distributed in a way that its model does not support.
+    """Refuse to distribute a training in a way that its model does not support.
 
-    ``cfg`` has the model's options, in fairseq's configuration, or parsed with all others.
+    ``cfg`` is the model's part of fairseq's configuration, or all parsed options.
     """
-    wanted = _options(cfg)
+    wanted = _collect_options(cfg)
     for option, fine, remedy in _NEVER:
         if wanted.get(option, fine[0]) not in fine:
             raise ValueError(f"{flag(option)} is {wanted[option]}: {remedy}")
     for option, fine, remedy in _WITH_RULES:
-        if wanted.get(option, fine[0]) not in fine and (name := _module_with_rules(model)):
+        if wanted.get(option, fine[0]) not in fine and (name := _find_module_with_rules(model)):
             raise ValueError(
-                f"{flag(option)} is {wanted[option]}: parameters of {name} have an update or a "
-                f"constraint of their own, which it does not know; {remedy}"
+                f"{flag(option)} is {wanted[option]}: parameters of {name} have an update rule or "
+                f"a constraint, which this option ignores; {remedy}"
             )
 
 
-def _options(cfg: Any) -> dict[str, Any]:
-    """Return the options of a training that are checked, of whichever group."""
+def _collect_options(cfg: Any) -> dict[str, Any]:
+    """Return the options to check, from all groups of the configuration."""
     if not OmegaConf.is_config(cfg):
         return vars(cfg)
     found: dict[str, Any] = {}
     for group in cfg._get_root().values():
         if isinstance(group, DictConfig):
             names = [option for option, _, _ in (*_NEVER, *_WITH_RULES) if option in group]
-            # the first group that has it is where others take it from
+            # the first group that has an option passes it on to others
             found = {**{name: group[name] for name in names}, **found}
     return found
 
 
-def _module_with_rules(model: nn.Module) -> str:
-    """Return the class of a module whose parameters have a rule or a constraint; "" without one."""
+def _find_module_with_rules(model: nn.Module) -> str:
+    """Return the class of a module with a rule or constraint; "" if there is no such module."""
     for module in model.modules():
         ruled = any(update_rule(own, UpdateRule) for own in module.parameters(recurse=False))
         if ruled or hasattr(type(module), "constrained"):
@@ -71,7 +71,7 @@ def _module_with_rules(model: nn.Module) -> str:
 
 
 def check_devices() -> None:
-    """Let fairseq's commands refuse options that need GPUs where there are not enough."""
+    """Let fairseq's commands refuse options that need GPUs if there are not enough."""
     theirs = distributed_utils.call_main
     distributed_utils.call_main = functools.wraps(theirs)(functools.partial(_call_main, theirs))
 
@@ -83,13 +83,13 @@ def _call_main(theirs: Callable[..., Any], cfg: Any, main: Callable[..., Any], *
     on_cpu = cfg.common.fp16_no_flatten_grads or cfg.common.memory_efficient_fp16
     if trains and cfg.common.fp16 and not (gpus or cfg.common.tpu or on_cpu):
         raise ValueError(
-            f"--fp16 takes a GPU, and {lacking}: add --fp16-no-flatten-grads, or give --bf16"
+            f"--fp16 needs a GPU, and {lacking}: add --fp16-no-flatten-grads, or give --bf16"
         )
     size, spawns = workers.distributed_world_size, not workers.distributed_no_spawn
     if size > 1 and spawns and not (gpus or cfg.common.tpu):
         raise ValueError(
-            f"--distributed-world-size is {size}, which takes as many GPUs, and {lacking}: give "
-            "--distributed-world-size 1, or start each worker by itself, with "
+            f"--distributed-world-size is {size}, which needs {size} GPUs, and {lacking}: give "
+            "--distributed-world-size 1, or start each worker separately with "
             "--distributed-no-spawn (docs/training.md)"
         )
     return theirs(cfg, main, **more)

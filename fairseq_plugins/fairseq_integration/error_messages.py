@@ -1,4 +1,4 @@
-"""Options and their names in errors, which fairseq's commands print as a sentence."""
+"""Errors that name options, and that fairseq's commands print as a sentence."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-# how errors of layers write an argument
+# an argument in an error of a layer
 ARGUMENT = re.compile(r"`(\w+)`")
 PACKAGE = Path(__file__).resolve().parents[1]
-# what this package raises for what a user can mend
+# errors of this package that a user can mend
 FOR_USERS = (ValueError, FloatingPointError, OSError)
-# what torch says of a tensor that there is no memory for
+# torch's words for a tensor that is too large for the memory
 TOO_LARGE = ("allocate", "size calculation overflowed")
 # the excepthook before ours
 _print_traceback: Callable[..., None] = sys.__excepthook__
 
 
 def option(default: Any, text: str) -> Any:
-    """Return a field of a configuration with its default and its help text."""
+    """Return a dataclass field with a default and a help text."""
     return field(default=default, metadata={"help": text})
 
 
@@ -35,7 +35,7 @@ def flag(option: str) -> str:
 
 
 def did_you_mean(name: str, known: Iterable[str], most: int = 1) -> str:
-    """Return a question that names up to ``most`` known names like this one; "" without any."""
+    """Return a question with up to ``most`` known names like this one; "" if there are none."""
     longer = sorted(k for k in known if k.startswith(name) or name.startswith(k))
     near = longer[:most] or difflib.get_close_matches(name, known, n=most, cutoff=0.75)
     return f"did you mean {' or '.join(near)}?" if near else ""
@@ -43,13 +43,13 @@ def did_you_mean(name: str, known: Iterable[str], most: int = 1) -> str:
 
 @contextmanager
 def sizes_in_memory(cfg: Any) -> Iterator[None]:
-    """Name the largest of a model's sizes where the machine lacks memory to build it."""
+    """Name a model's largest sizes if the machine lacks the memory to build it."""
     try:
         yield
     except RuntimeError as error:
         if not any(words in str(error) for words in TOO_LARGE):
             raise
-        # layers import this file, and need no fairseq
+        # layers import this file without fairseq
         from omegaconf import OmegaConf
 
         options = OmegaConf.to_container(cfg) if OmegaConf.is_config(cfg) else vars(cfg)
@@ -63,7 +63,7 @@ def sizes_in_memory(cfg: Any) -> Iterator[None]:
 
 @contextmanager
 def errors_name_options(option_of: Callable[[str], str | None]) -> Iterator[None]:
-    """Let each ``ValueError`` raised within name options in place of arguments.
+    """Replace arguments by options in each ``ValueError`` that the block raises.
 
     Layers write arguments in backquotes: "`slots` is 5: it must be a square number". ``option_of``
     maps "slots" to "--memory-slots", or to None.
@@ -78,10 +78,10 @@ def errors_name_options(option_of: Callable[[str], str | None]) -> Iterator[None
 
 
 def print_errors_as_sentences() -> None:
-    """Let fairseq's commands end with ``error: …`` where this package refuses what a user gave.
+    """Let fairseq's commands end with ``error: …`` if this package refuses a user's input.
 
-    Other programs, errors that no ``raise`` of this package made, and errors that another process
-    or Hydra prints keep their tracebacks.
+    Errors of other programs keep their tracebacks, and so do errors that this package did not
+    ``raise`` or that another process or Hydra prints.
     """
     global _print_traceback
     program = Path(sys.argv[0]) if sys.argv else Path()
@@ -95,9 +95,9 @@ def print_errors_as_sentences() -> None:
 def _print_error(
     kind: type[BaseException], error: BaseException, trace: TracebackType | None
 ) -> None:
-    """Print an error on standard error; the interpreter goes on to end with exit status 1."""
+    """Print an error on standard error; Python then exits with status 1."""
     refused: BaseException | None = error
-    # fairseq's trainer hides what is wrong with a checkpoint behind an exception of no kind
+    # fairseq's trainer hides errors of checkpoints behind a bare Exception
     while type(refused) is Exception:
         refused = refused.__cause__ or refused.__context__
     if not (isinstance(refused, FOR_USERS) and _raised_here(refused.__traceback__)):

@@ -1,4 +1,4 @@
-"""Forward passes that differ from the first one in training: recomputed, inference, validation."""
+"""Forward passes outside of plain training: recomputed ones, inference and validation."""
 
 from __future__ import annotations
 
@@ -9,29 +9,29 @@ import torch
 from torch import Tensor, nn
 
 if TYPE_CHECKING:
-    # layers import this file, and need no fairseq
+    # layers import this file without fairseq
     from fairseq.logging.meters import MetersDict
 
 Value = TypeVar("Value")
-# The priority with which fairseq's log has something behind the loss and what comes with it.
+# a priority that places a figure behind the loss in fairseq's log
 AFTER_THE_LOSS = 50
 
 
 def is_recomputed() -> bool:
     """Return whether activation checkpointing runs this forward pass a second time.
 
-    Running statistics and counters of passes skip it: they counted the first time.
+    Running statistics and counters must skip the second time.
     """
-    # the second time, a backward pass is under way; compilers cannot ask
+    # a backward pass is under way the second time; compilers do not support the question
     return not torch.compiler.is_compiling() and torch._C._current_graph_task_id() != -1
 
 
 class InferenceCache(Generic[Value]):
-    """Cache of a value that is computed from weights, as long as the weights stay as they are.
+    """Cache of a value that is computed from weights, until the weights change.
 
-    A weight has changed when autograd counts a change in place, or when its data lies elsewhere, as
-    after ``.half()`` or on another device. fairseq's optimizers write weights behind autograd's
-    back: the owner calls :meth:`clear` when training begins. Copies and pickles start empty.
+    It notices changes in place that autograd counts, and new data, such as after ``.half()``. It
+    does not notice fairseq's optimizers, so the owner must call :meth:`clear` when training begins.
+    Copies and pickles start empty.
     """
 
     def __init__(self) -> None:
@@ -41,13 +41,13 @@ class InferenceCache(Generic[Value]):
         return type(self), ()
 
     def get(self, weights: Iterable[Tensor], compute: Callable[[], Value]) -> Value:
-        """Return the value for the present contents of ``weights``, always in the same order."""
+        """Return the value for the current ``weights``, which come in the same order each time."""
         weights = list(weights)
         if any(weight.is_inference() for weight in weights):
-            return compute()  # nobody counts the changes of such tensors
+            return compute()  # autograd does not count changes of these tensors
         state = [(weight.data_ptr(), weight._version) for weight in weights]
         if self._kept is None or state != self._kept[0]:
-            # the address of data that is let go of may be that of other data by the next call
+            # hold the data: otherwise new data could get the same address
             self._kept = state, compute(), [weight.untyped_storage() for weight in weights]
         return self._kept[1]
 
@@ -57,22 +57,22 @@ class InferenceCache(Generic[Value]):
 
 
 def validation_pass(model: nn.Module) -> MetersDict | None:
-    """Return the meters of the pass over a validation set that a forward pass is part of.
+    """Return the meters of the current pass over a validation set.
 
-    They are another object in each such pass; None in training, evaluation and generation.
+    Each pass has a new object; None in training, evaluation and generation.
     """
     from fairseq.logging import metrics
 
-    # fairseq opens an aggregator for each pass over a validation set, which all workers read once,
-    # at the end; elsewhere the first aggregator is the default one
+    # fairseq opens an aggregator for each pass over a validation set, which all workers read once
+    # at the end; otherwise the first aggregator is the default one
     root = next(iter(metrics.get_active_aggregators()), None)
     return None if model.training or root is metrics.get_meters("default") else root
 
 
 class ValidationWatcher:
-    """Base class of what watches a model's forward passes in validation and logs figures.
+    """Base class of objects that watch a model's forward passes in validation and log figures.
 
-    The model's hooks hold it, and it is copied and pickled with the model.
+    The model's hooks hold the object, so it is copied and pickled with the model.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -95,14 +95,14 @@ class ValidationWatcher:
         self.after_batch(inputs[0] if inputs else next(iter(named.values()), None))
 
     def before_batch(self, begins: bool) -> None:
-        """Prepare for a batch of validation, the first of a pass over the set if ``begins``."""
+        """Prepare for a batch of validation; ``begins`` is true for the first of a pass."""
 
     def after_batch(self, tokens: Any) -> None:
-        """Collect after a forward pass, in training too, which an error may have ended."""
+        """Collect after each forward pass, even in training or after an error."""
 
     @staticmethod
     def log(name: str, figure: Callable[[MetersDict], float]) -> None:
-        """Log what ``figure`` returns when fairseq prints the meters."""
+        """Log the result of ``figure``, which fairseq calls when it prints the meters."""
         from fairseq.logging import metrics
 
         metrics.log_derived(name, figure, AFTER_THE_LOSS)

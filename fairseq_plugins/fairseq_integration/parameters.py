@@ -1,15 +1,13 @@
 """Parameters with a precision, an update rule or a constraint of their own.
 
-With ``--fp16`` and ``--bf16`` fairseq's optimizer updates a copy of the weights in fp32 and then
-overwrites the model's with it: a projection of the model's weights alone is undone by the next
-update. Here the optimizer's copy is projected, and then copied into the model.
+With ``--fp16`` and ``--bf16`` fairseq updates a copy of the weights in fp32 and overwrites the
+model's weights with it. Constraints therefore project this copy, and then the model gets it.
 
 A module with constraints has a method ::
 
     def constrained(self) -> Iterable[tuple[nn.Parameter, Callable[[Tensor], None]]]
 
-Each callable projects a tensor in place: of its parameter's shape, in the dtype of the optimizer's
-copy.
+Each callable projects a tensor in place; it has its parameter's shape and the copy's dtype.
 """
 
 from __future__ import annotations
@@ -21,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 if TYPE_CHECKING:
-    # layers import this file, and need no fairseq
+    # layers import this file without fairseq
     from fairseq.optim import FairseqOptimizer, FP16Optimizer
     from fairseq.optim.adam import FairseqAdamConfig
 
@@ -29,14 +27,13 @@ if TYPE_CHECKING:
 class Float32Module(nn.Module):
     """Base class of modules that ``.half()`` and ``.bfloat16()`` leave in single precision.
 
-    Learned spans, weights of branches and running statistics move by less than half precision can
-    tell apart. Modules within stay too.
+    Spans, branch weights and running statistics change by less than half precision can represent.
     """
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Float32Module:
         def but_not_to_half(tensor: Tensor) -> Tensor:
             moved = fn(tensor)
-            # fn has rounded it: start again from the tensor, on fn's device
+            # fn has rounded the tensor, so move the original instead
             rounded = moved.is_floating_point() and moved.dtype.itemsize < 4
             return tensor.to(moved.device) if rounded else moved
 
@@ -44,20 +41,20 @@ class Float32Module(nn.Module):
 
 
 class UpdateRule:
-    """Base class of rules by which an optimizer that knows them updates some parameters."""
+    """Base class of update rules for single parameters, which only some optimizers know."""
 
 
 Rule = TypeVar("Rule", bound=UpdateRule)
 
 
 def set_update_rule(parameter: nn.Parameter, rule: UpdateRule) -> None:
-    """Give ``parameter`` a rule, which fairseq's copies in single precision have too."""
-    # the one attribute that fairseq's FP16Optimizer hands on to its copies
+    """Give ``parameter`` a rule, which fairseq's copies in single precision keep."""
+    # FP16Optimizer copies only this attribute
     parameter.param_group = rule
 
 
 def update_rule(parameter: nn.Parameter, kind: type[Rule]) -> Rule | None:
-    """Return the rule of ``parameter``; None if it has no rule of this kind."""
+    """Return the rule of ``parameter``, or None if it has no rule of this kind."""
     rule = getattr(parameter, "param_group", None)
     return rule if isinstance(rule, kind) else None
 
@@ -66,19 +63,18 @@ class OwnRulesStep:
     """Base class, before fairseq's, of optimizers with rules for single tensors.
 
     Under ``--amp`` fairseq's AMPOptimizer unscales the gradients to take their norm. torch's scaler
-    is then handed this object, and would unscale them a second time: gradients would never be long
-    enough to clip.
+    then gets this object, and would unscale the gradients again, so that none would be clipped.
     """
 
     # a flat copy of all parameters has no such rules
     supports_flat_params = False
 
-    # tells the scaler to leave gradients as they are, and to call step() if some are not finite too
+    # lets the scaler leave the gradients alone, and call step() even if some are not finite
     _step_supports_amp_scaling = True
 
     def step(self, *args: Any, **kwargs: Any) -> None:
         """Update the parameters, unless under ``--amp`` a gradient is not finite."""
-        # a tensor that the scaler sets; reading it waits for the device, as the scaler would
+        # the scaler sets this tensor; reading it waits for the device, as the scaler would
         if not getattr(self, "found_inf", False):
             super().step(*args, **kwargs)
 
@@ -102,7 +98,7 @@ def adam_options(cfg: FairseqAdamConfig) -> dict[str, Any]:
 def apply_constraints(optimizer: FairseqOptimizer, model: nn.Module) -> None:
     """Project the constrained parameters after an update, in the optimizer's copy and the model.
 
-    Both may be wrapped, for a precision and for several workers. What requires no gradient stays.
+    Optimizer and model may be wrapped. Parameters without a gradient stay as they are.
     """
     constraints = [
         (module, parameter, project)
@@ -113,13 +109,13 @@ def apply_constraints(optimizer: FairseqOptimizer, model: nn.Module) -> None:
     ]
     if not constraints:
         return
-    masters = _masters(optimizer)
+    masters = _find_masters(optimizer)
     name = type(optimizer).__name__
     if masters is None:
         raise ValueError(
             f"{name} keeps its parameters in a way that the constraints of "
-            f"{type(constraints[0][0]).__name__} do not know: leave out the option that brings it "
-            "(--use-bmuf for FairseqBMUF)"
+            f"{type(constraints[0][0]).__name__} do not support: leave out its option (--use-bmuf "
+            "for FairseqBMUF)"
         )
     for module, parameter, project in constraints:
         if id(parameter) not in masters:
@@ -134,13 +130,13 @@ def apply_constraints(optimizer: FairseqOptimizer, model: nn.Module) -> None:
             parameter.copy_(master)
 
 
-def _masters(optimizer: FairseqOptimizer) -> dict[int, Tensor] | None:
-    """Return what the optimizer updates, by the id of the model's parameter; None if unknown."""
+def _find_masters(optimizer: FairseqOptimizer) -> dict[int, Tensor] | None:
+    """Return the tensors that the optimizer updates, by the parameters' ids; None if unknown."""
     from fairseq.optim import AMPOptimizer, FP16Optimizer, MemoryEfficientFP16Optimizer
 
     if isinstance(optimizer, FP16Optimizer):
         if optimizer.has_flat_params:
-            return _flat_pieces(optimizer)
+            return _split_flat_copies(optimizer)
         pairs = zip(optimizer.fp16_params, optimizer.fp32_params, strict=True)
         return {id(parameter): master for parameter, master in pairs}
     shared = isinstance(optimizer, (AMPOptimizer, MemoryEfficientFP16Optimizer))
@@ -149,11 +145,10 @@ def _masters(optimizer: FairseqOptimizer) -> dict[int, Tensor] | None:
     return None
 
 
-def _flat_pieces(optimizer: FP16Optimizer) -> dict[int, Tensor]:
-    """Return each parameter's piece of fairseq's flat copies, as a view, by the parameter's id.
+def _split_flat_copies(optimizer: FP16Optimizer) -> dict[int, Tensor]:
+    """Return views of each parameter's part of fairseq's flat copies, by the parameters' ids.
 
-    A flat copy holds a device's parameters end to end, in the order of ``fp16_params``, also those
-    that no longer require a gradient.
+    A flat copy holds all of a device's ``fp16_params`` end to end.
     """
     pieces = {}
     for device, flat in optimizer.fp32_params.items():

@@ -1,7 +1,7 @@
 """Named architectures: the values that ``--arch NAME`` or ``model._name=NAME`` sets.
 
-The command line, or a Hydra configuration, goes before them. A saved model has the values of its
-training; options that are newer than the checkpoint have their defaults.
+The command line or a Hydra configuration overrides them. A saved model keeps the values of its
+training; options that are newer than the checkpoint get their defaults.
 """
 
 from __future__ import annotations
@@ -32,18 +32,18 @@ from omegaconf.errors import ConfigKeyError
 from fairseq_plugins.fairseq_integration.distributed import check_training
 from fairseq_plugins.fairseq_integration.error_messages import flag
 
-# by its name: the options of its model with their defaults
+# the dataclass of the model's options, by the preset's name
 _PRESETS: dict[str, type] = {}
 
 
 def register_presets(model: str, presets: dict[str, dict[str, Any]]) -> None:
-    """Register named architectures, with values of options, of a registered model."""
+    """Register named architectures of a registered model, with the values of their options."""
     options = MODEL_DATACLASS_REGISTRY[model]
     for name, values in [(model, {}), *presets.items()]:
         _PRESETS[name] = options
-        complete = partial(_complete_parsed, values)
+        complete = partial(_complete_without_tpu, partial(_complete_parsed, values))
         if name == model:
-            # fairseq has registered it
+            # fairseq has registered this name
             ARCH_CONFIG_REGISTRY[name] = complete
         else:
             register_model_architecture(model, name)(complete)
@@ -66,25 +66,24 @@ def _register_dataclass(name: str, base: type, values: dict[str, Any]) -> None:
 
 
 def _complete_parsed(values: dict[str, Any], cfg: Any) -> None:
-    """Set a preset's values in place where the command line gave no others."""
+    """Set a preset's values, except for options that the command line gives."""
     if OmegaConf.is_config(cfg):
         return
     for option, value in values.items():
         if not hasattr(cfg, option):
             setattr(cfg, option, value)
-    _keep_bf16_off_tpus(cfg)
 
 
-def _fields(options: type) -> tuple[dataclasses.Field, ...]:
+def _list_options(options: type) -> tuple[dataclasses.Field, ...]:
     return tuple(option for option in dataclasses.fields(options) if option.name[0] != "_")
 
 
 def apply_presets() -> None:
-    """Let fairseq apply presets where it builds a model, and name wrong options."""
+    """Let fairseq apply presets when it builds a model, and name wrong options."""
     for module, name, ours in (
         (fairseq.models, "build_model", _build_model),
         (fairseq.models, "merge_with_parent", _merge),
-        # that of fairseq-hydra-train
+        # for fairseq-hydra-train
         (fairseq.dataclass.utils, "merge_with_parent", _merge),
     ):
         theirs = getattr(module, name)
@@ -94,7 +93,7 @@ def apply_presets() -> None:
 def _build_model(
     build: Callable[..., Any], cfg: Any, task: Any, from_checkpoint: bool = False
 ) -> Any:
-    """Build a model with fairseq's function, after its options are complete."""
+    """Complete the options of a model, then build it with fairseq's function."""
     name = getattr(cfg, "_name", None) or getattr(cfg, "arch", None)
     if name not in _PRESETS:
         return build(cfg, task, from_checkpoint)
@@ -112,8 +111,8 @@ def _build_model(
 
 def _add_newer_options(cfg: Any, options: type) -> None:
     """Set options that are newer than a checkpoint to their defaults."""
-    for option in _fields(options):
-        # an interpolation is of a configuration: models complete parsed options by themselves
+    for option in _list_options(options):
+        # only configurations have interpolations: models complete parsed options by themselves
         of_configuration = str(option.default).startswith("${") and not OmegaConf.is_config(cfg)
         if not hasattr(cfg, option.name) and not of_configuration:
             with open_dict(cfg) if OmegaConf.is_config(cfg) else nullcontext():
@@ -121,15 +120,15 @@ def _add_newer_options(cfg: Any, options: type) -> None:
 
 
 def _check_numbers(cfg: Any, options: type) -> None:
-    """Refuse an option that is the wrong kind of number, as ``--model-overrides`` may give it."""
+    """Refuse the wrong kind of number, which ``--model-overrides`` may give."""
     kinds = typing.get_type_hints(options)
-    for option in _fields(options):
+    for option in _list_options(options):
         allowed = {kinds[option.name], *typing.get_args(kinds[option.name])} & {int, float}
         value = getattr(cfg, option.name, None)
         if not allowed or value is None:
             continue
         wanted = "a finite number" if float in allowed else "a whole number"
-        # configurations take no 1e3 for a whole number
+        # configurations do not accept 1e3 as a whole number
         number = isinstance(value, int if float not in allowed else (int, float))
         if not number or isinstance(value, bool) or not math.isfinite(value):
             raise ValueError(
@@ -141,7 +140,7 @@ def _check_numbers(cfg: Any, options: type) -> None:
 def _merge(
     merge: Callable[..., DictConfig], options: Any, cfg: DictConfig, remove_missing: bool = False
 ) -> DictConfig:
-    """Merge a configuration into its dataclass with fairseq's function; name a wrong option."""
+    """Merge a configuration into its dataclass with fairseq's function; name wrong options."""
     try:
         return merge(options, cfg, remove_missing)
     except ConfigKeyError as error:
@@ -152,21 +151,14 @@ def _merge(
 
 
 def keep_bf16_off_tpus() -> None:
-    """Let ``--bf16`` train all registered models on a CPU or GPU where ``torch_xla`` is missing."""
+    """Let ``--bf16`` train all registered models on a CPU or GPU if ``torch_xla`` is missing."""
     for name, complete in ARCH_CONFIG_REGISTRY.items():
         ARCH_CONFIG_REGISTRY[name] = partial(_complete_without_tpu, complete)
 
 
 def _complete_without_tpu(complete: Callable[[Any], None], cfg: Any) -> None:
+    """Complete options, but undo that fairseq's command line takes ``--bf16`` to mean a TPU."""
     complete(cfg)
-    if isinstance(cfg, Namespace):
-        _keep_bf16_off_tpus(cfg)
-
-
-def _keep_bf16_off_tpus(args: Namespace) -> None:
-    """Set ``--tpu`` to false where ``torch_xla`` is missing.
-
-    fairseq's command line takes ``--bf16`` to mean a TPU, but GPUs and CPUs have bfloat16 too.
-    """
-    if getattr(args, "bf16", False) and importlib.util.find_spec("torch_xla") is None:
-        args.tpu = False
+    bf16 = isinstance(cfg, Namespace) and getattr(cfg, "bf16", False)
+    if bf16 and importlib.util.find_spec("torch_xla") is None:
+        cfg.tpu = False

@@ -1,6 +1,6 @@
-"""When this package registers with fairseq: as soon as both are imported, in either order.
+"""Registers this package with fairseq as soon as both are imported, in either order.
 
-The layers alone import no fairseq, which takes longer than torch.
+The layers alone do not import fairseq, which takes longer than torch.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from types import FrameType, ModuleType
 from typing import Any
 
 PACKAGE = "fairseq_plugins"
-# each names in REGISTERS its files that have models, tasks, losses or optimizers
+# each lists in REGISTERS its files with models, tasks, losses or optimizers
 ROOMS = (
     "segment_language_model",
     "transformer_xl",
@@ -27,7 +27,7 @@ _registered = False
 
 
 def register() -> None:
-    """Register models, tasks, losses and optimizers, and change what docs/fairseq.md lists."""
+    """Register models, tasks, losses and optimizers, and change fairseq as docs/fairseq.md says."""
     global _registered
     if _registered:
         return
@@ -58,7 +58,7 @@ def register() -> None:
 
 
 def register_with_room() -> None:
-    """Register when a room is imported, unless it is for its layers alone."""
+    """Register when a room is imported, except for its layers alone."""
     if f"{PACKAGE}.modules" not in sys.modules:
         try:
             register()
@@ -68,7 +68,7 @@ def register_with_room() -> None:
 
 
 def register_when_fairseq_is_imported() -> None:
-    """Register now, if fairseq is imported already, or after it."""
+    """Register now if fairseq is imported, otherwise right after its import."""
     if "fairseq" in sys.modules:
         register()
     else:
@@ -76,7 +76,7 @@ def register_when_fairseq_is_imported() -> None:
 
 
 def _import_fairseq() -> ModuleType:
-    """Import fairseq, and leave logging as it was: some of its tasks set it up for themselves."""
+    """Import fairseq, and keep the set-up of logging, which some of its tasks change."""
     root = logging.getLogger()
     level, handlers = root.level, root.handlers[:]
     already = "fairseq" in sys.modules
@@ -96,10 +96,10 @@ def _import_fairseq() -> ModuleType:
 
 
 class _AfterFairseq(MetaPathFinder):
-    """Registers this package behind the import of fairseq."""
+    """Registers this package after the import of fairseq."""
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
-        """Find fairseq by the other finders."""
+        """Find fairseq with the other finders."""
         if name != "fairseq":
             return None
         others = (one for one in sys.meta_path if one is not self and hasattr(one, "find_spec"))
@@ -109,7 +109,7 @@ class _AfterFairseq(MetaPathFinder):
 
             def execute_and_register(module: ModuleType) -> None:
                 execute(module)
-                # a file of this package that is only half executed cannot be imported again
+                # registering would import a half-executed file of this package again
                 if not _imports_fairseq_itself():
                     register()
 

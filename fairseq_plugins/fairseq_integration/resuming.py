@@ -1,7 +1,7 @@
-"""A training that is resumed goes on, and ends, as if it had not stopped.
+"""Lets a resumed training go on, and end, as if it had not stopped.
 
-fairseq begins anew where the file of ``--restore-file`` is missing, draws other batches when it
-resumes after the first epoch, makes a further update of a complete training, and forgets how long
+fairseq begins anew if the file of ``--restore-file`` is missing, draws other batches when it
+resumes after the first epoch, adds an update to a complete training, and forgets how long
 validation has not improved.
 """
 
@@ -27,17 +27,17 @@ logger = logging.getLogger(__name__)
 LAST = "checkpoint_last.pt"
 # in a checkpoint's "extra_state"
 PATIENCE = "patience"
-# what torch's scheduler counts, and fairseq leaves out of a checkpoint
+# counters of torch's scheduler that fairseq leaves out of a checkpoint
 PLATEAU = ("num_bad_epochs", "cooldown_counter")
 
 
 def _should_stop_early(cfg: Any, valid_loss: float | None) -> bool:
-    """Stand in for fairseq's function of this name, whose attributes are the patience."""
+    """Stand in for fairseq's function of this name, which keeps the patience as attributes."""
     return False
 
 
 def resume_as_if_unbroken() -> None:
-    """Let fairseq's commands save and restore what a training's end depends on."""
+    """Let fairseq's commands save and restore all that a resumed training needs."""
     checkpoint_utils.load_checkpoint = functools.partial(_resume, checkpoint_utils.load_checkpoint)
     Trainer.save_checkpoint = functools.partialmethod(_save, Trainer.save_checkpoint)
     plateau = ReduceLROnPlateauLRSchedule
@@ -46,11 +46,11 @@ def resume_as_if_unbroken() -> None:
 
 
 def _resume(load: Callable[..., Any], cfg: Any, trainer: Trainer, **options: Any) -> Any:
-    """Restore a training from its checkpoint, or begin it."""
+    """Restore a training from its checkpoint, or begin one."""
     global _should_stop_early
-    # fairseq_cli.train, which is the program itself under python -m
+    # the caller is fairseq_cli.train, which python -m names __main__
     _should_stop_early = sys._getframe(1).f_globals.get("should_stop_early", _should_stop_early)
-    # fairseq's name of it with --checkpoint-suffix
+    # fairseq's name of the file with --checkpoint-suffix
     wanted = cfg.restore_file.replace(".pt", (trainer.checkpoint_suffix or "") + ".pt")
     if cfg.restore_file != LAST and not PathManager.isfile(wanted):
         raise ValueError(
@@ -60,15 +60,15 @@ def _resume(load: Callable[..., Any], cfg: Any, trainer: Trainer, **options: Any
     if trainer.data_parallel_rank == 0 and not cfg.no_save:
         lock_folder(cfg.save_dir)
     _forget_other_trainings()
-    with _batches_of_the_beginning(trainer.task, trainer.cfg.dataset.update_ordered_indices_seed):
+    with _keep_order_of_batches(trainer.task, trainer.cfg.dataset.update_ordered_indices_seed):
         state, epochs = load(cfg, trainer, **options)
-    # fairseq resets the meters of one that is fine-tuned, too
+    # a fine-tuned training has a checkpoint too, and fairseq resets its meters
     begun = state is not None and trainer.get_num_updates() > 0
     if begun and not (cfg.reset_optimizer or cfg.reset_meters):
         vars(_should_stop_early).update(state.get(PATIENCE, {}))
         if not (cfg.reset_lr_scheduler or cfg.reset_dataloader):
             _step_at_the_end_of_an_epoch(trainer, state)
-    reason = _reason_to_end(cfg, trainer, state, epochs) if begun else ""
+    reason = _find_reason_to_end(cfg, trainer, state, epochs) if begun else ""
     if reason:
         if cfg.restore_file != LAST:
             raise ValueError(
@@ -82,13 +82,13 @@ def _resume(load: Callable[..., Any], cfg: Any, trainer: Trainer, **options: Any
             cfg.save_dir,
             reason,
         )
-        # so that fairseq's loop over epochs ends before the first
+        # this ends fairseq's loop over epochs before the first one
         trainer.cfg.optimization.max_epoch = -1
     return state, epochs
 
 
-def _reason_to_end(cfg: Any, trainer: Trainer, state: dict[str, Any], epochs: Any) -> str:
-    """Return why a restored training is complete; "" where it is not."""
+def _find_reason_to_end(cfg: Any, trainer: Trainer, state: dict[str, Any], epochs: Any) -> str:
+    """Return why a restored training is complete; "" if it is not."""
     options = trainer.cfg.optimization
     updates, epoch = trainer.get_num_updates(), epochs.next_epoch_idx - 1
     hours = state.get("previous_training_time", 0) / 3600
@@ -105,7 +105,7 @@ def _reason_to_end(cfg: Any, trainer: Trainer, state: dict[str, Any], epochs: An
 
 
 def _forget_other_trainings() -> None:
-    """Reset what fairseq keeps from an earlier training of this process, as in Hydra's sweeps."""
+    """Forget an earlier training in this process, as in Hydra's sweeps."""
     for function in (checkpoint_utils.save_checkpoint, _should_stop_early):
         for name in ("best", "num_runs"):
             vars(function).pop(name, None)
@@ -126,7 +126,7 @@ def _load_plateau(self: Any, theirs: Callable[..., Any], state: dict[str, Any]) 
 
 
 def _step_at_the_end_of_an_epoch(trainer: Trainer, state: dict[str, Any]) -> None:
-    """Step a plateau scheduler after the last epoch: fairseq writes the checkpoint before that."""
+    """Step a plateau scheduler after an epoch: fairseq writes the checkpoint before this step."""
     if not isinstance(trainer.lr_scheduler, ReduceLROnPlateauLRSchedule):
         return
     place = state["train_iterator"]
@@ -135,11 +135,11 @@ def _step_at_the_end_of_an_epoch(trainer: Trainer, state: dict[str, Any]) -> Non
 
 
 @contextmanager
-def _batches_of_the_beginning(task: FairseqTask, seed_of_epoch: bool) -> Iterator[None]:
+def _keep_order_of_batches(task: FairseqTask, seed_of_epoch: bool) -> Iterator[None]:
     """Let fairseq sort sentences into batches as it did when the training began.
 
-    It uses the number of the epoch, which differs after resuming: the rest of that epoch would have
-    some sentences twice, and others not at all. ``seed_of_epoch``: the seed has that number in it.
+    It uses the epoch's number, which differs after resuming: the rest of the epoch would repeat
+    some sentences and skip others. ``seed_of_epoch``: the seed includes this number.
     """
     make = task.get_batch_iterator
 
@@ -153,7 +153,7 @@ def _batches_of_the_beginning(task: FairseqTask, seed_of_epoch: bool) -> Iterato
 
     own = type(task).get_batch_iterator is not FairseqTask.get_batch_iterator
     if own or getattr(task.cfg, "rebuild_batches", False):
-        # it sees to that itself
+        # the task takes care of this itself
         yield
         return
     task.get_batch_iterator = make_as_before

@@ -1,4 +1,4 @@
-"""Checkpoints are read without executing anything in them, after the checksums in them."""
+"""Reads checkpoints without executing anything in them, and checks their checksums first."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from omegaconf.nodes import AnyNode
 
 from fairseq_plugins.fairseq_integration.dictionaries import note_read
 
-# All of them hold values, and none runs anything.
+# All of these hold values, and do not run anything.
 OPTION_CONTAINERS = [
-    # options that fairseq parsed from words, as for its translation transformer and sgd
+    # options that fairseq parsed, as for its translation transformer and sgd
     argparse.Namespace,
-    # options as fairseq holds them otherwise, and what those are made of
+    # options in fairseq's configuration, and its parts
     DictConfig,
     ListConfig,
     ContainerMetadata,
@@ -39,10 +39,10 @@ OPTION_CONTAINERS = [
     list,
     int,
     Any,
-    # a tensor's place, while worker 0 broadcasts the checkpoint that several workers resume from
+    # the place of a tensor in a checkpoint that worker 0 broadcasts to the others
     _TensorPlaceholder,
     # counts of n-grams, which --eval-bleu leaves in the meters of validation: arrays, numbers and
-    # the functions that their pickles call to make empty ones
+    # the functions by which their pickles create them
     np.ndarray,
     np.dtype,
     type(np.dtype(np.int64)),
@@ -58,7 +58,7 @@ def allow_option_containers() -> None:
 
 
 def is_whole(path: str | Path) -> bool:
-    """Return whether a file is a complete archive whose checksums, if it has any, are right."""
+    """Return whether a file is a complete archive with the right checksums, if it has any."""
     try:
         with zipfile.ZipFile(path) as archive:
             if all(part.CRC == 0 for part in archive.infolist() if part.file_size):
@@ -69,33 +69,33 @@ def is_whole(path: str | Path) -> bool:
 
 
 class DamagedError(ValueError):
-    """A file that is not whole."""
+    """A file is cut short or damaged."""
 
 
 def load_safely(
     path: str | Path, name: str, remedy: str = "name one that fairseq-train wrote"
 ) -> Any:
-    """Return what a file of torch's holds; the tensors of an archive stay on the disk.
+    """Return the contents of one of torch's files; an archive's tensors stay on the disk.
 
-    Errors call the file ``name``, and give ``remedy`` where it is no checkpoint. What is cut short
-    or damaged raises :class:`DamagedError`.
+    Errors call the file ``name``. A file that is cut short or damaged raises :class:`DamagedError`,
+    one that is no checkpoint gives ``remedy``.
     """
     if not os.path.isfile(path):
-        # a pipe would be waited for without end
+        # reading a pipe could wait forever
         raise ValueError(f"{name} is no file: {remedy}")
     archive = zipfile.is_zipfile(path)
     if archive:
-        # torch itself reads over flipped bits
+        # torch ignores flipped bits
         problem = "" if is_whole(path) else "a checksum in it is wrong"
     else:
         problem = _what_is_cut(path)
     if problem:
         raise DamagedError(f"{name} is cut short or damaged ({problem})")
     try:
-        # files of before PyTorch 1.6 cannot be mapped
+        # files from before PyTorch 1.6 cannot be mapped
         return torch.load(path, map_location="cpu", weights_only=True, mmap=archive)
     except pickle.UnpicklingError as error:
-        # torch would go on to advise how to execute it
+        # the rest of torch's message advises how to execute the file
         words = str(error).partition("WeightsUnpickler error: ")[2].strip()
         reason = "".join(words.splitlines()[:1]).partition(". ")[0]
         raise ValueError(
@@ -104,7 +104,7 @@ def load_safely(
         ) from error
     except (OSError, MemoryError):
         raise
-    # files of before PyTorch 1.6 have no checksums: what is damaged in them may raise anything
+    # files from before PyTorch 1.6 have no checksums: damage in them may raise anything
     except Exception as error:
         if any(words in str(error) for words in ("allocate", "unable to mmap")):
             raise
@@ -118,7 +118,7 @@ def load_safely(
 
 
 def _what_is_cut(path: str | Path) -> str:
-    """Return what is wrong with a file that is no archive; "" for a file of torch before 1.6."""
+    """Return what is wrong with a file that is no archive; "" for one from before PyTorch 1.6."""
     with open(path, "rb") as file:
         start = file.read(4)
     if not start:
@@ -130,7 +130,7 @@ def _what_is_cut(path: str | Path) -> str:
 
 
 def read_checkpoint(path: Path, name: str) -> dict[str, Any]:
-    """Return the dictionary that a file holds, read by :func:`load_safely`; {} if it has none."""
+    """Return the dictionary in a file, from :func:`load_safely`; {} if the file has none."""
     try:
         state = load_safely(path, name)
     except DamagedError as error:
@@ -139,14 +139,14 @@ def read_checkpoint(path: Path, name: str) -> dict[str, Any]:
 
 
 def options_of(state: dict[str, Any], part: str) -> dict[str, Any]:
-    """Return the options of a ``part`` of a checkpoint, such as "model", by their names."""
+    """Return a checkpoint's options of a ``part``, such as "model", by their names."""
     options = (state.get("cfg") or {}).get(part) or {}
     # parsed arguments, or a configuration
     return options if isinstance(options, dict) else vars(options)
 
 
 def read_checkpoints_safely() -> None:
-    """Let fairseq's commands check checkpoints with :func:`load_safely` first."""
+    """Let fairseq's commands read checkpoints with :func:`load_safely` first."""
     theirs = checkpoint_utils.load_checkpoint_to_cpu
     checkpoint_utils.load_checkpoint_to_cpu = functools.wraps(theirs)(
         functools.partial(_read, theirs)
@@ -154,50 +154,50 @@ def read_checkpoints_safely() -> None:
 
 
 def _read(read: Callable[..., Any], path: str, *args: Any, **kwargs: Any) -> Any:
-    """Read a checkpoint with fairseq's function, after it was checked."""
+    """Check a checkpoint, then read it with fairseq's function."""
     if PathManager.path_requires_pathmanager(path):
         state = read(path, *args, **kwargs)
         note_read(path, state)
         return state
     try:
-        # before fairseq, which brings it up to date and does not say what is wrong
+        # fairseq would not say what is wrong
         found = load_safely(path, f"the checkpoint {path}")
     except DamagedError as error:
-        other = _newest_whole_beside(path)
+        other = _find_newest_whole(path)
         remedy = f"take {other} (--restore-file, --path)" if other else "no other is whole here"
         raise ValueError(
             f"{error}, as a killed copy, a full disk or a transfer leaves it: {remedy}"
         ) from error
-    lacking = _what_is_lacking(found)
+    lacking = _find_missing_part(found)
     if lacking:
         raise ValueError(
             f"the checkpoint {path} is not fairseq's (it has no {lacking}): name one that "
             "fairseq-train wrote"
         )
-    # an old file is in memory by now
+    # frees the tensors of an old file, which are in memory
     del found
     state = read(path, *args, **kwargs)
     note_read(path, state)
     weights = state.get("model")
     if isinstance(weights, OrderedDict):
-        # for checkpoint_of, where no more is known than the weights
+        # for checkpoint_of, which only gets the weights
         weights.read_from = path  # type: ignore[attr-defined]
     return state
 
 
-def _what_is_lacking(content: Any) -> str:
-    """Return the part of a fairseq checkpoint that is missing; "" where nothing is."""
+def _find_missing_part(content: Any) -> str:
+    """Return the part of a fairseq checkpoint that is missing; "" if it has all parts."""
     if not isinstance(content, dict) or not isinstance(content.get("model"), dict):
         return "model"
-    # the second is what the first versions of fairseq wrote
+    # the second names are those of fairseq's first versions
     parts = (("cfg", "args"), ("optimizer_history", "best_loss"), ("extra_state", "epoch"))
     return next((one for one, other in parts if not {one, other} & content.keys()), "")
 
 
-def _newest_whole_beside(path: str) -> Path | None:
-    """Return the newest complete checkpoint of the same folder, if there is a complete one."""
+def _find_newest_whole(path: str) -> Path | None:
+    """Return the newest complete checkpoint in the same folder, if there is one."""
     beside = Path(path).parent.glob("checkpoint*.pt")
-    # no links that lead nowhere
+    # skip broken links
     others = [other for other in beside if other != Path(path) and other.is_file()]
     newest_first = sorted(others, key=lambda other: other.stat().st_mtime, reverse=True)
     return next(filter(is_whole, newest_first), None)

@@ -1,7 +1,7 @@
-"""The options of fairseq's translation transformer, for models that are built on it.
+"""The options of fairseq's translation transformer as a flat dataclass, for models built on it.
 
-fairseq's own dataclass of them is nested, and its model takes parsed options. Neither its command
-line nor Hydra can fill that dataclass by the names of the options: here it is flat.
+fairseq's own dataclass is nested, so neither its command line nor Hydra can fill it by the names of
+the options.
 """
 
 import dataclasses
@@ -15,36 +15,36 @@ from fairseq.dataclass.utils import gen_parser_from_dataclass
 from fairseq.models.transformer import TransformerConfig
 from omegaconf import II, OmegaConf
 
-# as fairseq's model completes parsed options
+# defaults as fairseq's model completes parsed options
 _DERIVED: dict[str, tuple[Any, str | None]] = {
     "decoder_embed_dim": (int, II(".encoder_embed_dim")),
     "decoder_ffn_embed_dim": (int, II(".encoder_ffn_embed_dim")),
     # fairseq's parser leaves these as text
     "decoder_input_dim": (Any, II(".decoder_embed_dim")),
     "decoder_output_dim": (Any, II(".decoder_embed_dim")),
-    # other tasks than translation may not have them
+    # tasks other than translation may lack these
     "max_source_positions": (Optional[int], II("oc.select:task.max_source_positions,1024")),
     "max_target_positions": (Optional[int], II("oc.select:task.max_target_positions,1024")),
-    # lists to fairseq's parser, and text such as "0,2" to its model
+    # fairseq's parser makes lists of these, its model expects text such as "0,2"
     "encoder_layers_to_keep": (Any, None),
     "decoder_layers_to_keep": (Any, None),
 }
 
 
 class _FromParsed(FairseqDataclass):
-    """Base class of options that older checkpoints have parsed."""
+    """Base class of options that older checkpoints store as parsed options."""
 
     @classmethod
     def from_namespace(cls, args: Namespace) -> Namespace:
-        """Return parsed options as they are: :func:`parsed` takes them, too."""
+        """Return parsed options as they are; :func:`parsed` accepts them."""
         return args
 
 
-def _flat(config: type[FairseqDataclass], prefix: str = "") -> Iterator[tuple[str, Any, Any]]:
-    """Yield name, type and field of each option of a dataclass and of those within it."""
+def _flatten(config: type[FairseqDataclass], prefix: str = "") -> Iterator[tuple[str, Any, Any]]:
+    """Yield name, type and field of each option of a dataclass, nested ones included."""
     for option in dataclasses.fields(config):
         if inspect.isclass(option.type) and issubclass(option.type, FairseqDataclass):
-            yield from _flat(option.type, f"{option.name}_")
+            yield from _flatten(option.type, f"{option.name}_")
         elif option.name != "_name":
             name = prefix + option.name
             kind, default = _DERIVED.get(name, (option.type, option.default))
@@ -52,9 +52,9 @@ def _flat(config: type[FairseqDataclass], prefix: str = "") -> Iterator[tuple[st
 
 
 TransformerOptions = dataclasses.make_dataclass(
-    "TransformerOptions", _flat(TransformerConfig), bases=(_FromParsed,)
+    "TransformerOptions", _flatten(TransformerConfig), bases=(_FromParsed,)
 )
-TransformerOptions.__doc__ = "Options of fairseq's ``transformer`` by their names, with defaults."
+TransformerOptions.__doc__ = "Options of fairseq's ``transformer``, with defaults."
 
 
 def parsed(cfg: Any) -> Namespace:
@@ -68,23 +68,23 @@ def parsed(cfg: Any) -> Namespace:
 
 
 class BuiltOnTransformer:
-    """Base class, before fairseq's, of models with ``own_options`` beside fairseq's."""
+    """Base class, before fairseq's, of models that add ``own_options`` to fairseq's."""
 
     own_options: type[FairseqDataclass]
 
     @classmethod
     def hub_models(cls) -> dict[str, str]:
-        """Return no models to download: those of the parent are other models."""
+        """Return no models to download: the parent's downloads are other models."""
         return {}
 
     @classmethod
     def add_args(cls, parser: ArgumentParser) -> None:
-        """Add fairseq's options and the own ones to ``parser``, without defaults."""
+        """Add fairseq's options and this model's to ``parser``, without defaults."""
         super().add_args(parser)
         gen_parser_from_dataclass(parser, cls.own_options(), delete_default=True)
 
 
 def options_from(kind: type, args: Namespace) -> Any:
-    """Return a dataclass of options from parsed ones; those that they lack have its defaults."""
+    """Return a dataclass of options from parsed options, with its defaults for missing ones."""
     names = [option.name for option in dataclasses.fields(kind)]
     return kind(**{name: getattr(args, name) for name in names if hasattr(args, name)})

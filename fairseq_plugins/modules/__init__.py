@@ -1,16 +1,17 @@
-"""The layers that people use on their own, under one import; they need no fairseq.
-
-Each lives in the room of its paper.
-"""
+"""The layers for use on their own, under one import and without fairseq."""
 
 from fairseq_plugins.all_attention.adaptive_span import AdaptiveSpan
 from fairseq_plugins.all_attention.attention import AllAttention, AllAttentionBlock
 from fairseq_plugins.all_attention.persistent_vectors import PersistentVectors
 from fairseq_plugins.product_key_memory.memory import MemorySublayer, ProductKeyMemory
-from fairseq_plugins.segment_language_model.attention import PositionBiases, RelativeAttention
-from fairseq_plugins.segment_language_model.attention_blocks import Clamped, Window
+from fairseq_plugins.segment_language_model.attention import (
+    FeedForward,
+    PositionBiases,
+    RelativeAttention,
+    SegmentLayer,
+)
+from fairseq_plugins.segment_language_model.attention_kernel import Clamped, Window
 from fairseq_plugins.segment_language_model.key_value_cache import HiddenStates
-from fairseq_plugins.segment_language_model.layer import FeedForward, SegmentLayer
 from fairseq_plugins.segment_language_model.positions import (
     LearnedRelativePositions,
     RelativeKeyProjection,

@@ -1,4 +1,4 @@
-"""Memories that are added to a trained model: its checkpoint is fitted to the model with them."""
+"""Loads a checkpoint without memories into a model that has some."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from torch import Tensor, nn
 
 from fairseq_plugins.product_key_memory.memory import ProductKeyMemory
 
-# The layer that a module belongs to, and what a memory takes the place of there.
 _LAYER = re.compile(r".*\blayers\.\d+\.")
+# what a memory may replace
 _FEED_FORWARD = re.compile(r"(fc1|fc2|ffn_layernorm|feed_forward)\.")
-# Norms that come with a memory, the second one in a layer without a feed-forward sublayer, and
-# those that a layer has before them.
+# Norms that come with a memory, and the norms that may stand before each. added_layer_norm belongs
+# to layers without a feed-forward sublayer.
 _NORMS = {
     "memory_layer_norm": ("final_layer_norm", "self_attn_layer_norm"),
     "added_layer_norm": ("final_layer_norm", "self_attn_layer_norm"),
@@ -26,11 +26,11 @@ logger = logging.getLogger(__name__)
 
 
 def fit_to_memories(model: nn.Module, state_dict: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Return a checkpoint's weights with those of ``model``'s memories that it does not have.
+    """Return a checkpoint's weights, with ``model``'s own weights for the memories it lacks.
 
-    Feed-forward sublayers that they replace are left out. In post-norm layers a memory with a norm
-    of its own gets the weights of the norm before it, which then only normalises: two norms do what
-    one did. The log says of each new memory whether the loss stays what it was.
+    Feed-forward sublayers that a memory replaces are dropped. In post-norm layers, the norm of an
+    added memory takes over the weights of the norm before it, which becomes neutral: the two norms
+    together do what one did. The log says whether each new memory changes the loss.
     """
     fitted = dict(state_dict)
     owners: dict[int, str] = {}
@@ -54,7 +54,7 @@ def fit_to_memories(model: nn.Module, state_dict: dict[str, Tensor]) -> dict[str
         replaced = [key for key in before - own.keys() if _FEED_FORWARD.match(key)]
         for key in replaced:
             del fitted[path + key]
-        # without values the checkpoint is about to be refused
+        # a checkpoint without values is about to be refused
         if f"{owner}.values" in fitted:
             reads_trained = not memory.owns_values and f"{owner}.values" in state_dict
             _log_effect(path, memory, fitted[f"{owner}.values"], bool(replaced), reads_trained)
@@ -64,15 +64,15 @@ def fit_to_memories(model: nn.Module, state_dict: dict[str, Tensor]) -> dict[str
 def _log_effect(
     path: str, memory: ProductKeyMemory, values: Tensor, replaces: bool, reads_trained: bool
 ) -> None:
-    """Log what a memory that the checkpoint lacks does to the loss, layers counted from 1."""
+    """Log what a memory that the checkpoint lacks does to the loss."""
     last = memory.projection or memory.output_norm
     zero = not any(weights.any() for weights in (last.parameters() if last else [values]))
     remedy = ""
     if replaces:
         effect = "takes the place of a trained feed-forward sublayer, so that the loss rises"
         remedy = (
-            "; --memory-parallel or --memory-interleave, with --memory-zero-init, leaves it as it "
-            "was"
+            "; --memory-parallel or --memory-interleave, with --memory-zero-init, leaves the loss "
+            "as it was"
         )
     elif zero:
         effect = "is added, its output zero, so that the loss stays what it was"
@@ -99,7 +99,7 @@ def _fit_norm(
     before: set[str],
     normalize_before: bool,
 ) -> None:
-    """Add the norm that came with a memory to the weights of the layer at ``path``."""
+    """Add the weights of the norm that came with a memory in the layer at ``path``."""
     for norm, earlier in _NORMS.items():
         if f"{norm}.weight" not in own or f"{norm}.weight" in before:
             continue

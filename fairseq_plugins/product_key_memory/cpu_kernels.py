@@ -1,10 +1,9 @@
-"""Selections, sums and updates in one pass on a CPU, by loops that numba compiles.
+"""Selection, sum and update, each in one pass on a CPU: loops that numba compiles.
 
-torch needs several operations for each, which read and write all the numbers again. Importing numba
-takes half a second, so this happens at the first call. Equal scores are ranked as :mod:`.search`
-says; scores that are not numbers go first, in any order.
+torch would need several operations for each. Importing numba takes half a second and waits for the
+first call. Equal scores rank as in :mod:`.search`; NaNs go first, in any order.
 
-Shapes: N queries, H heads, n sub-keys of each half, k wanted, M rows to sum, P places, U sums or
+Shapes: N queries, H heads, n sub-keys of each half, k selected, M rows to sum, P places, U sums or
 rows that were read, K rows of a table, d width.
 """
 
@@ -23,7 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-# as in numpy 1/0 is infinite; an exception would forbid vector instructions
+# 1/0 is infinite, as in numpy: an exception would prevent vector instructions
 OPTIONS = {"nogil": True, "error_model": "numpy"}
 _INLINED: list[str] = []
 numba: Any  # import_numba imports it
@@ -32,22 +31,22 @@ logger = logging.getLogger(__name__)
 
 
 def use_numba(x: Tensor) -> bool:
-    """Return whether numba is there, and ``x`` on a CPU, in single or double precision."""
+    """Return whether numba is installed and ``x`` is on a CPU in single or double precision."""
     on_cpu = x.device.type == "cpu" and x.dtype in (torch.float32, torch.float64)
     return on_cpu and import_numba()
 
 
 @functools.cache
 def import_numba() -> bool:
-    """Import numba, once; return whether it is there."""
+    """Import numba, once; return whether that works."""
     global numba
     try:
         import numba
     except ImportError as error:
-        # not installed, or for another version of numpy
+        # not installed, or made for another version of numpy
         logger.warning("memories on this CPU go without compiled loops, slowly: %s", error)
         return False
-    # fairseq lets every library log what it debugs
+    # fairseq turns on every library's debugging log
     logging.getLogger("numba").setLevel(logging.WARNING)
     while _INLINED:
         name = _INLINED.pop()
@@ -56,9 +55,9 @@ def import_numba() -> bool:
 
 
 def select_pairs(scores: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """Return the largest sums of two scores, best first, and their slots: (N, H, k) each.
+    """Return the best sums of two scores and their slots, both (N, H, k), best first.
 
-    ``scores`` (H, 2, N, n) are of the sub-keys of both halves; k is at most n².
+    ``scores`` (H, 2, N, n) are those of the sub-keys; k is at most n².
     """
     heads, _, queries, _ = scores.shape
     sums = scores.new_empty(queries, heads, k)
@@ -68,10 +67,10 @@ def select_pairs(scores: Tensor, k: int) -> tuple[Tensor, Tensor]:
 
 
 def sum_rows(rows: Tensor, places: Tensor, weights: Tensor, starts: Tensor, sums: Tensor) -> None:
-    """Write the weighted sums of ``rows`` (M, d), contiguous, to ``sums`` (U, d).
+    """Write weighted sums of ``rows`` (M, d), which are contiguous, to ``sums`` (U, d).
 
-    ``places`` (P,) are the numbers of the rows to sum with ``weights`` (P,), those of the first sum
-    first; ``starts`` (U + 1,) is the first place of each sum, and P. No sum is empty.
+    Sum u adds up the rows ``places[p]`` with ``weights[p]`` for p from ``starts[u]`` up to
+    ``starts[u + 1]``. Places and weights are (P,), starts (U + 1,). No sum is empty.
     """
     _sum_rows_loop(*(x.detach().numpy() for x in (rows, places, weights, starts, sums)))
 
@@ -95,7 +94,7 @@ def update_rows(
 
 
 def _inlined(loop: Callable) -> Callable:
-    """Have ``loop`` compiled into those that call it, once numba is imported."""
+    """Let numba compile ``loop`` into the loops that call it."""
     _INLINED.append(loop.__name__)
     return loop
 
@@ -103,12 +102,11 @@ def _inlined(loop: Callable) -> Callable:
 def compiled(loop: Callable[..., None]) -> Callable[..., None]:
     """Compile ``loop``, whose outermost loop is over ``numba.prange``, when it is first called.
 
-    It runs on as many threads as torch does; for one thread it is compiled without threads, which
-    would not survive a fork. Compiling takes seconds, so numba keeps the machine code in files.
-    ``njit(cache=True)`` alone has one index for all versions of a function: it gives serial code
-    out for parallel, and of two processes that write at the same time one may leave its code where
-    the other's index points. So each version gets a name of its own. Where no file can be written
-    it is compiled anew.
+    It runs on as many threads as torch does. The version for one thread starts none, since they
+    would not survive a fork. Compiling takes seconds, so numba keeps the machine code in files, if
+    it can write any. ``njit(cache=True)`` has one index for all versions of a function: it mistakes
+    serial code for parallel code, and two processes that write at once may overwrite each other's
+    code. So each version has a name of its own.
     """
 
     @functools.cache
@@ -131,7 +129,7 @@ def compiled(loop: Callable[..., None]) -> Callable[..., None]:
         kind = threads > 1, tuple(numba.typeof(argument) for argument in arguments)
         try:
             call = version(*kind, kept=True)
-            # compile and keep before anything is computed
+            # compile and save before computing anything
             call.compile(kind[1])
         except (OSError, RuntimeError):
             # no folder can be written, or the disk is full
@@ -143,7 +141,7 @@ def compiled(loop: Callable[..., None]) -> Callable[..., None]:
 
 @functools.cache
 def _source() -> bytes:
-    # numba looks at the source too, but after a change its new index names old code for a moment
+    # numba checks the source too, but its new index names old code for a moment after a change
     return hashlib.sha256(Path(__file__).read_bytes()).digest()
 
 
@@ -151,7 +149,7 @@ def _source() -> bytes:
 def _insert(score, number, filled, scores, numbers):
     """Insert a score and its number into ``filled`` sorted ones, after equal scores.
 
-    If all places are filled the last one drops out.
+    If all places are filled, the last score drops out.
     """
     place = filled
     if filled == len(scores):
@@ -168,14 +166,14 @@ def _insert(score, number, filled, scores, numbers):
 
 @_inlined
 def _leave_out(scores, numbers, count, k, low, high):
-    """Move the k largest of the first ``count`` scores to the front, in order, with few others.
+    """Move the k largest of the first ``count`` scores, and a few others, to the front, in order.
 
-    ``scores`` and ``numbers`` are (n + 1,). At least k scores are no less than ``low``; ``high`` is
-    the largest. Returns how many are left.
+    ``scores`` and ``numbers`` are (n + 1,). At least k scores reach ``low``; ``high`` is the
+    largest. Returns how many scores stay.
     """
     enough = k + k // 8
     left = count
-    # halve what is between until hardly more are left, or no more is gained
+    # halve the range until hardly more than k scores are left; stop early where that gains nothing
     for _ in range(8):
         if left <= enough:
             break
@@ -190,7 +188,7 @@ def _leave_out(scores, numbers, count, k, low, high):
     left = 0
     for i in range(count):
         score = scores[i]
-        # written in any case, which is faster than a branch that is guessed wrongly
+        # always written: this is faster than a branch that the processor guesses wrongly
         scores[left], numbers[left] = score, numbers[i]
         left += not score < low
     return left
@@ -200,7 +198,7 @@ def _leave_out(scores, numbers, count, k, low, high):
 def _select(row, scores, numbers):
     """Write the largest of ``row`` (n,) to ``scores`` (k,), largest first, and their numbers."""
     n, k = len(row), len(scores)
-    # the largest of each of k groups: k scores are at least as large as the least of those
+    # the largest of each of k groups; at least k scores reach the smallest of these
     for place in range(k):
         scores[place] = -np.inf
     for start in range(0, n - k + 1, k):
@@ -222,8 +220,8 @@ def _select(row, scores, numbers):
 def _select_pairs_loop(scores, sums, slots):
     """Write the largest sums (N, H, k) of ``scores`` (H, 2, N, n), best first, and their slots.
 
-    Only pairs of ranks that can win are added up: of two lists sorted downwards, pair (a, b), from
-    1, has a·b pairs up to its own ahead of it, and those with a larger b are no better.
+    Only pairs of ranks that can win are added up, see :func:`.search.candidate_pairs`. If a pair
+    loses, so do the pairs of the same a and a larger b.
     """
     heads, _, queries, n = scores.shape
     k = sums.shape[2]
@@ -261,8 +259,8 @@ def _sum_rows_loop(rows, places, weights, starts, sums):
 def _update_rows_loop(values, exp_avg, exp_avg_sq, rows, grads, numbers):
     """Update rows by the rule of :mod:`.lazy_adam`.
 
-    ``numbers`` are β₁, 1 - β₁, β₂, 1 - β₂, factor of the gradients, part of the values that is
-    taken off before the step (weight decay), step size, and ε.
+    ``numbers`` are β₁, 1 - β₁, β₂, 1 - β₂, the gradients' factor, the weight decay (the part of a
+    value that is subtracted before the step), the step size and ε.
     """
     beta1, rest1, beta2, rest2, scale, decay, step_size, eps = numbers
     for u in numba.prange(len(rows)):

@@ -1,12 +1,12 @@
 """Memories in models that fairseq trains, and in fairseq's own transformer layers.
 
-Lample et al. 2019 (arXiv:1907.05242), section 3.3 and figure 3. fairseq has no place for three
-things that a memory needs, so each goes beside it:
+Lample et al. 2019 (arXiv:1907.05242), section 3.3 and figure 3. fairseq lacks three things that a
+memory needs:
 
+- fairseq would hold and exchange dense gradients of the values, so they are hidden from it;
 - the optimizer finds the table of values by the ``param_group`` of the keys
   (:func:`.set_update_rule`), the one attribute that fairseq's copies in single precision keep;
-- values hide from fairseq, which would hold and exchange gradients of the table's size;
-- a layer leaves the padding with its memory before fairseq's forward pass, which passes none on.
+- fairseq's layers do not pass the padding mask on, so ours hand it to the memory beforehand.
 
 Shapes: B sentences, T tokens, S tokens so far, d model width.
 """
@@ -43,21 +43,21 @@ INSTEAD, AFTER, PARALLEL = "instead", "after", "parallel"
 
 
 class FairseqMemory(ProductKeyMemory):
-    """A memory in a model that fairseq trains; it refuses updates and checkpoints without it."""
+    """A memory that fairseq trains; it notices when updates or checkpoints leave out its values."""
 
     _num_updates = 0
     _trained_slots: tuple[str, str] | None = None
     _learned_beside_fairseq = False
 
     def learn_beside_fairseq(self) -> None:
-        """Hide the values from fairseq, and lead ``adam_with_memory`` to them."""
+        """Hide the values from fairseq, and let ``adam_with_memory`` find them."""
         self.keep_gradient_beside_autograd()
         self._learned_beside_fairseq = True
-        # optimizers see only parameters that require a gradient: the keys, which each memory has
+        # optimizers only see parameters that require a gradient; every memory has keys
         set_update_rule(next(self.keys.parameters()), self.table)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Restore a copy or a pickle, whose keys torch copies without their ``param_group``."""
+        """Restore a copy or a pickle; torch copies the keys without their ``param_group``."""
         super().__setstate__(state)
         if self._learned_beside_fairseq:
             set_update_rule(next(self.keys.parameters()), self.table)
@@ -69,18 +69,18 @@ class FairseqMemory(ProductKeyMemory):
             raise ValueError(
                 "an update was made without the values of a product-key memory: --optimizer "
                 "adam_with_memory has to see the model's parameters one by one; give "
-                "--fp16-no-flatten-grads with --fp16, and no optimizer around it"
+                "--fp16-no-flatten-grads with --fp16, and do not wrap the optimizer"
             )
         self._num_updates = num_updates
 
     def train_slots_of(self, path: str, name: str) -> None:
-        """Let only those slots learn in a training that the file at ``path`` has for ``name``."""
+        """Train only the slots that the file at ``path`` lists as ``name``."""
         self._trained_slots = path, name
 
     def forward(self, x: Tensor, padding_mask: Tensor | None = None) -> Tensor:
         """Map ``x`` (…, d) to (…, d), as :class:`ProductKeyMemory` does."""
         if self._trained_slots is not None and self.training and torch.is_grad_enabled():
-            # only when a training begins: evaluation needs no file
+            # not before training begins: evaluation needs no file
             self.train_only(read_slots(*self._trained_slots, len(self.values)))
             self._trained_slots = None
         return super().forward(x, padding_mask)
@@ -93,11 +93,11 @@ class FairseqMemory(ProductKeyMemory):
 
 
 def read_slots(path: str, name: str, slots: int) -> Tensor:
-    """Return which slots of the memory ``name`` are trained, (slots,), from numpy's archive."""
+    """Return which slots of the memory ``name`` to train, (slots,), from a numpy archive."""
     where = f"--memory-trainable-slots is {path}"
     remedy = "give the rarely_read.npz that scripts.evaluate.memory_usage --rarely-read wrote"
     try:
-        # what is not numbers is refused: it could run code
+        # pickled objects could run code
         with np.load(path, allow_pickle=False) as archive:
             found = archive[name]
     except KeyError:
@@ -106,14 +106,14 @@ def read_slots(path: str, name: str, slots: int) -> Tensor:
         raise ValueError(f"{where}, which cannot be read ({error}): {remedy}") from None
     if found.dtype != bool or found.shape != (slots,):
         raise ValueError(
-            f"{where}, whose {name} has {found.dtype} of shape {found.shape}, and the memory "
+            f"{where}, whose {name} has {found.dtype} of shape {found.shape}, but the memory has "
             f"{slots} slots: {remedy} for this model"
         )
     return torch.from_numpy(found)
 
 
 def keep_shards_apart(model: nn.Module) -> None:
-    """Keep torch's data parallelism from giving all workers the columns of worker 0."""
+    """Keep torch's DistributedDataParallel from copying worker 0's columns to all workers."""
     shards = [
         f"{name}.values" if name else "values"
         for name, module in model.named_modules()
@@ -123,16 +123,12 @@ def keep_shards_apart(model: nn.Module) -> None:
         DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, shards)
 
 
-# --- what validation logs
-
-
 class WatchedReads(ValidationWatcher):
-    """Has validation log what ``model`` reads of its ``memories``, which are given by name.
+    """Logs in validation how much of its memories a model reads (section 4.2).
 
-    At the end of a pass over a validation set each memory logs ``NAME_usage``, the percentage of
-    its slots that were read, and ``NAME_kl``, in nats, over all workers together (section 4.2).
-    Where the batches cannot be shared out evenly, fairseq gives workers that have none left the
-    first batch again, and its reads count twice.
+    For each memory NAME this logs ``NAME_usage``, the percentage of slots that were read, and
+    ``NAME_kl`` in nats, over all workers. If the workers have different numbers of batches, fairseq
+    repeats the first batch on some, whose reads then count twice.
     """
 
     def __init__(self, model: nn.Module, memories: Mapping[str, ProductKeyMemory]) -> None:
@@ -154,7 +150,7 @@ class WatchedReads(ValidationWatcher):
             self.log(f"{name}_kl", lambda _, r=reads: round(kl_from_uniform(r.total()), 4))
 
     def after_batch(self, tokens: Any) -> None:
-        """Count no more: parts of the model may be called by themselves (--eval-bleu)."""
+        """Stop counting: --eval-bleu then calls parts of the model by themselves."""
         for memory in self.memories.values():
             memory.usage = None
 
@@ -163,10 +159,9 @@ class WatchedReads(ValidationWatcher):
 
 
 class _MemoryAsFc1(MemorySublayer):
-    """A memory that fairseq's layer calls as its ``fc1``, with nothing but the input.
+    """A memory that fairseq's layer calls as its ``fc1``, with the input alone.
 
-    The layer leaves the padding here first, in each pass: one that recomputes activations has the
-    padding of the first.
+    The layer sets ``padding_mask`` first, in each pass.
     """
 
     padding_mask: Tensor | None = None
@@ -177,7 +172,7 @@ class _MemoryAsFc1(MemorySublayer):
 
 
 class _WithMemory(nn.Module):
-    """Base class of both kinds of layers: where their memory is, and how it is read."""
+    """Base class of both kinds of layers: places the memory and reads it."""
 
     def _place(self, memory: ProductKeyMemory, place: str) -> None:
         self.memory_sublayer = None if place == INSTEAD else MemorySublayer(memory)
@@ -185,19 +180,18 @@ class _WithMemory(nn.Module):
         self._entering: Tensor | None = None
         self._padding_mask: Tensor | None = None
         if place == PARALLEL:
-            # fairseq's forward pass has no place between the sublayer and its dropout
+            # fairseq's forward pass has no hook between the sublayer and its dropout
             self.fc1.register_forward_pre_hook(self._keep_entering)
             self.fc2.register_forward_hook(self._add_parallel)
         if place == INSTEAD:
             # fairseq's layer computes fc2(norm(dropout(activation(fc1(x)))))
             self.fc1 = _MemoryAsFc1(memory)
             self.fc2 = nn.Identity()
-            self.activation_fn = _unchanged
-            self.activation_dropout_module = nn.Identity()
+            self.activation_fn = self.activation_dropout_module = nn.Identity()
             self.ffn_layernorm = None
 
     def _leave_padding(self, padding_mask: Tensor | None, x: Tensor) -> None:
-        """Leave the padding (T, B) of ``x`` (T, B, d), given that of all tokens so far (B, S)."""
+        """Keep the padding mask of ``x`` (T, B, d), given the mask (B, S) of all tokens so far."""
         if padding_mask is not None:
             padding_mask = padding_mask[:, -len(x) :].t()
         if self.memory_sublayer is None:
@@ -221,12 +215,8 @@ class _WithMemory(nn.Module):
         return self.memory_layer_norm(x + self.dropout_module(read))
 
 
-def _unchanged(x: Tensor) -> Tensor:
-    return x
-
-
 class MemoryEncoderLayer(_WithMemory, TransformerEncoderLayerBase):
-    """fairseq's encoder layer with a memory instead of, after or beside its feed-forward one."""
+    """fairseq's encoder layer with a memory instead of, after or beside its feed-forward layer."""
 
     def __init__(self, cfg: TransformerConfig, memory: ProductKeyMemory, place: str) -> None:
         super().__init__(cfg)
@@ -241,7 +231,7 @@ class MemoryEncoderLayer(_WithMemory, TransformerEncoderLayerBase):
 
 
 class MemoryDecoderLayer(_WithMemory, TransformerDecoderLayerBase):
-    """fairseq's decoder layer with a memory instead of, after or beside its feed-forward one."""
+    """fairseq's decoder layer with a memory instead of, after or beside its feed-forward layer."""
 
     def __init__(
         self,
@@ -260,7 +250,7 @@ class MemoryDecoderLayer(_WithMemory, TransformerDecoderLayerBase):
         self_attn_padding_mask: Tensor | None = None,
         **options: Any,
     ) -> tuple[Any, ...]:
-        """Map (T, B, d) to (T, B, d) and attention weights; the padding mask is (B, S)."""
+        """Map (T, B, d) to (T, B, d) and what fairseq's layer adds; the padding mask is (B, S)."""
         self._leave_padding(self_attn_padding_mask, x)
         x, *others = super().forward(
             x, *encoder_and_states, self_attn_padding_mask=self_attn_padding_mask, **options
@@ -274,13 +264,13 @@ def put_memories(
     build: Callable[[int], ProductKeyMemory],
     place: str,
 ) -> dict[int, ProductKeyMemory]:
-    """Give layers ``numbers``, from 1, of a stack that fairseq has built a memory at ``place``.
+    """Replace layers ``numbers``, from 1, of fairseq's ``stack`` by layers with a memory.
 
-    ``build`` maps a layer's width to a memory. Returns the memories by the number of their layer.
+    ``build`` maps a layer's width to a memory. Returns the memories by layer number.
     """
     cfg, memories = stack.cfg, {}
     for number in numbers:
-        # by index: iterating over the list may drop layers (--decoder-layerdrop)
+        # iterating over the list may drop layers (--decoder-layerdrop)
         layer = stack.layers[number - 1]
         memory = memories[number] = build(layer.embed_dim)
         if isinstance(layer, TransformerEncoderLayerBase):

@@ -1,20 +1,18 @@
-"""Lazy Adam: the rows of a table that were read take a step of Adam, all others rest.
+"""Lazy Adam: rows of a table that were read take a step of Adam, all other rows stay.
 
-The rule is that of torch's SparseAdam, with weight decay as fairseq's Adam has it: ::
+The rule is that of torch's SparseAdam with the weight decay of fairseq's Adam. For each row that
+was read, with t the number of updates so far, of any rows: ::
 
-    of the rows that were read:  m ← β₁ m + (1 - β₁) g,  v ← β₂ v + (1 - β₂) g²
-                                 p ← p - lr · √(1 - β₂ᵗ) / (1 - β₁ᵗ) · m / (√v + ε)
-    of all others:               nothing
+    m ← β₁ m + (1 - β₁) g,  v ← β₂ v + (1 - β₂) g²
+    p ← p - lr · √(1 - β₂ᵗ) / (1 - β₁ᵗ) · m / (√v + ε)
 
-where t counts the updates, of whichever rows. A row of a padded gradient (:mod:`.values`) counts as
-read if its gradient is not zero. Where every row is read this is fairseq's Adam, bit for bit by
-:func:`update_rows` and up to rounding by the loop that a CPU runs.
+A row of a padded gradient (:mod:`.values`) counts as read if its gradient is not zero. If every row
+is read, :func:`update_rows` equals fairseq's Adam bit for bit, and the CPU's loop up to rounding.
 
-Values that stay in bfloat16 are rounded at random. A step is often smaller than half of what
-bfloat16 can add to a value (1/256 of it), and rounding to the nearest number would drop it, each
-time. Rounding up as often as the number is near to the upper neighbour keeps the sum of many steps
-on average, without a copy in single precision. The random bits are a hash of row, column and
-update: the same on all workers and devices, and when a training resumes.
+Values that stay in bfloat16 are rounded at random. Most steps are smaller than half the distance
+between two bfloat16 numbers, and rounding to the nearest would lose them all. Random rounding keeps
+their sum on average, without a copy in single precision. The random bits are a hash of row, column
+and update, so all workers, devices and resumed trainings draw the same ones.
 
 Shapes: K rows of a table, d width, U rows of a gradient, T rows that were read at least once.
 """
@@ -33,15 +31,15 @@ from fairseq_plugins.product_key_memory.cpu_kernels import use_numba
 from fairseq_plugins.product_key_memory.sharding import AllColumns
 from fairseq_plugins.product_key_memory.values import merge_rows, repeat_first
 
-# Numbers of a table that are updated at a time: enough to keep the device busy, with small copies.
+# How many numbers of a table are updated at a time: enough to keep the device busy.
 UPDATED_AT_ONCE = {"cpu": 1 << 22, "cuda": 1 << 26}
 MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
 class Moments:
-    """Both moments of Adam of all rows (K, d), in single precision, and the number of updates.
+    """Adam's two moments of all rows, (K, d) in single precision, and the number of updates.
 
-    Values of lower precision also have ``master``, a copy in single precision.
+    ``master`` is a copy in single precision of values that have less.
     """
 
     def __init__(self, values: Tensor, columns: AllColumns) -> None:
@@ -57,7 +55,7 @@ class Moments:
         )
 
     def update(self, values: Tensor, grad: Tensor, **numbers: Any) -> None:
-        """Take a step with ``grad``, sparse (K, d); see :func:`update_rows` for ``numbers``."""
+        """Take a step with ``grad``, sparse (K, d); ``numbers`` go to :func:`update_rows`."""
         if values.dtype != torch.float32 and self.master is None:
             self.master = values.detach().float()
         exact = values if self.master is None else self.master
@@ -68,7 +66,7 @@ class Moments:
                 values.index_copy_(0, rows, exact.index_select(0, rows).to(values.dtype))
 
     def save(self) -> dict[str, Any]:
-        """Return the state for a checkpoint, with all columns: on worker 0, all must call it."""
+        """Return the state for a checkpoint, all columns on worker 0; all workers must call it."""
         saved = {name: self.columns.gather(getattr(self, name)) for name in MOMENTS}
         if self.master is not None:
             saved["master"] = self.columns.gather(self.master)
@@ -78,13 +76,13 @@ class Moments:
         """Load what :meth:`save` has saved."""
         copied = "master" in saved and values.dtype != torch.float32
         for name in (*MOMENTS, "master") if copied else MOMENTS:
-            # cut before it is moved: the whole may not fit on the device
+            # take this worker's columns first: all columns may not fit on the device
             value = self.columns.own(saved[name])
             setattr(self, name, value.to(values.device, torch.float32, copy=True))
 
 
 class MomentsOfReadRows(Moments):
-    """Moments of those rows of a table in bfloat16 that were read, each at its place."""
+    """Moments of the rows of a bfloat16 table that were ever read, in the order of first reads."""
 
     def start(self, values: Tensor) -> None:
         """Start without moments."""
@@ -112,7 +110,7 @@ class MomentsOfReadRows(Moments):
             values.index_copy_(0, rows, rounded)
 
     def places(self, rows: Tensor) -> Tensor:
-        """Return where the moments of ``rows`` (U,), each once, are: (U,).
+        """Return the places (U,) of the moments of distinct ``rows`` (U,).
 
         New rows get moments of zero; the host waits for their number.
         """
@@ -132,8 +130,8 @@ class MomentsOfReadRows(Moments):
         if count <= len(self.exp_avg):
             return
         slots = len(self._places)
-        # on a CPU the system gives memory where it is first written; elsewhere take somewhat more
-        # than needed, since all must be copied then
+        # A CPU only takes memory that is written to. Elsewhere, reserve a little more than needed,
+        # since each growth copies everything.
         on_cpu = self._places.device.type == "cpu"
         size = slots if on_cpu else min(count + count // 4, slots)
         for name in MOMENTS:
@@ -143,8 +141,8 @@ class MomentsOfReadRows(Moments):
             setattr(self, name, new)
 
     def save(self) -> dict[str, Any]:
-        """Return the state, of ``rows`` (T,), rising: moments (T, d)."""
-        # workers agree where a row was read, but for gradients that are rounded to 0
+        """Return the state: ``rows`` (T,), rising, and their moments (T, d)."""
+        # workers agree on which rows were read, except where a gradient is rounded to 0
         rows = self.columns.rows_of_any_worker(self._places >= 0).nonzero().flatten()
         places = self._places[rows].long()
         missing = (places < 0).unsqueeze(1)
@@ -164,14 +162,14 @@ class MomentsOfReadRows(Moments):
 
 
 def split_rows(rows: Tensor, *lists: Tensor) -> Iterator[tuple[Tensor, ...]]:
-    """Split lists of U rows each, the last of width d, into parts that are updated at a time."""
+    """Split tensors of U rows, the last one (U, d), into parts to update one at a time."""
     numbers = UPDATED_AT_ONCE.get(rows.device.type, UPDATED_AT_ONCE["cuda"])
     length = max(1, numbers // lists[-1].size(1))
     return zip(*(x.split(length) for x in (rows, *lists)), strict=True)
 
 
 def choose_rule(exact: Tensor, padded: bool, numbers: dict[str, Any]) -> Callable[..., None]:
-    """Return the rule for values in single precision like ``exact``, with its ``numbers``."""
+    """Return the fastest rule for values like ``exact``, in single precision."""
     if use_numba(exact) and not padded:
         return functools.partial(cpu_kernels.update_rows, **numbers)
     return functools.partial(update_rows, padded=padded, **numbers)
@@ -190,11 +188,11 @@ def update_rows(
     eps: float,
     padded: bool = False,
 ) -> None:
-    """Update ``values`` and both moments, (K, d) in single precision, in the rows that were read.
+    """Update the ``rows`` (U,), which rise, of ``values`` and both moments, (K, d) in fp32.
 
-    ``rows`` (U,) rise, with gradients (U, d), which are multiplied by ``scale``. ``decay`` is the
-    part of the values that is taken off first, ``step_size`` is lr · √(1 - β₂ᵗ) / (1 - β₁ᵗ). If
-    ``padded``, rows may occur again, and those whose gradient is zero rest.
+    Gradients ``grads`` (U, d) are multiplied by ``scale``. ``decay`` is the part of the values that
+    is subtracted first, ``step_size`` is lr · √(1 - β₂ᵗ) / (1 - β₁ᵗ). If ``padded``, a row may
+    occur several times, and rows whose gradient is zero stay as they are.
     """
     read = None
     if padded:
@@ -219,20 +217,20 @@ def update_rows(
 
 
 def round_at_random(x: Tensor, rows: Tensor, update: int, first_column: int = 0) -> Tensor:
-    """Return ``x`` (U, d) in bfloat16: one of the two numbers next to each, ``x`` on average.
+    """Round ``x`` (U, d), fp32, up or down to bfloat16 at random, so that the mean is ``x``.
 
-    ``x`` are ``rows`` (U,) of the table, in single precision, from its ``first_column`` on.
+    ``x`` has the ``rows`` (U,) of the table, from ``first_column`` on.
     """
     columns = torch.arange(first_column, first_column + x.size(1), device=x.device)
     of_rows = _mix((rows * 0x9E3779B1 + update * 0x85EBCA77).int())
     bits = _mix(of_rows.unsqueeze(1) + (columns * 0xC2B2AE3D).int())
-    # bfloat16 is the upper half of the bits: what is added to the lower half carries, or does not
+    # bfloat16 is the upper half of the bits; adding to the lower half carries or does not
     bits.bitwise_and_(0xFFFF).add_(x.view(torch.int32)).bitwise_and_(-0x10000)
     return bits.view(torch.float32).bfloat16()
 
 
 def _mix(x: Tensor) -> Tensor:
-    """Return a hash of integers of 32 bits, each bit of which depends on all (MurmurHash3's)."""
+    """Hash 32-bit integers (the last steps of MurmurHash3)."""
     for shift, factor in ((16, 0x85EBCA6B - (1 << 32)), (13, 0xC2B2AE35 - (1 << 32))):
         x = x.bitwise_xor((x >> shift).bitwise_and_((1 << 32 - shift) - 1)).mul_(factor)
     return x.bitwise_xor_((x >> 16).bitwise_and_(0xFFFF))

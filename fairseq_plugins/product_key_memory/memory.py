@@ -1,14 +1,14 @@
-"""Product-key memory: a layer with many slots of values, of which each token reads a few.
+"""Product-key memory: a layer with many slots of values; each token reads a few of them.
 
-Lample et al. 2019 (arXiv:1907.05242), section 3. :mod:`.query` makes queries of a token,
-:mod:`.search` selects the slots whose keys fit them best, :mod:`.value_table` sums their values::
+Lample et al. 2019 (arXiv:1907.05242), section 3. :mod:`.query` maps a token to queries,
+:mod:`.search` finds the slots with the best keys, :mod:`.value_table` sums their values::
 
     memory = ProductKeyMemory(512, slots=512**2, query_batch_norm=True)
     y = x + memory(x)  # x (…, 512)
 
-Beyond that paper, Berges et al. 2024 (Memory Layers at Scale, arXiv:2412.09764): several memories
-with the same values, and the output gate of their "Memory+" layer, ``(y ⊙ SiLU(x W₁)) W₂``, where x
-is the layer's input and y the sum of values.
+From Berges et al. 2024 (Memory Layers at Scale, arXiv:2412.09764): memories that share their
+values, and the output gate of the "Memory+" layer, ``(y ⊙ SiLU(x W₁)) W₂`` with the layer's input x
+and the sum of values y.
 
 Shapes: N tokens without padding, H heads, k slots read by a head, K slots, d model width, d_q query
 width, d_v value width.
@@ -28,7 +28,7 @@ from fairseq_plugins.product_key_memory.search import (
     FlatKeys,
     ProductKeys,
     import_faiss,
-    takes_plain_way,
+    needs_plain_operations,
 )
 from fairseq_plugins.product_key_memory.usage import MemoryUsage
 from fairseq_plugins.product_key_memory.value_table import ValueTable
@@ -37,10 +37,10 @@ KEYS: dict[str, type[nn.Module]] = {"product": ProductKeys, "flat": FlatKeys}
 
 
 class ProductKeyMemory(nn.Module):
-    """Sum, over heads, of the values of the best k of K slots, weighted by a softmax.
+    """Sum over H heads of the values of the best k of K slots, weighted by a softmax.
 
     Equations 1 to 3, section 3.3. The heads share the values, which are drawn from N(0, 1/d_v).
-    ``query_…`` options are those of :class:`.query.QueryNetwork`.
+    ``query_…`` arguments go to :class:`.query.QueryNetwork`.
 
     Args:
         embed_dim: d.
@@ -48,22 +48,17 @@ class ProductKeyMemory(nn.Module):
         heads: H.
         knn: k.
         query_dim: d_q; even for product keys.
-        value_dim: d_v; values of another width than d are mapped to it. None for d.
+        value_dim: d_v; if it differs from d (None), the sum of values is mapped to d.
         keys: "product", or "flat" for the ablation.
-        search: "torch" or "faiss"; or "plain" for the equations as they stand, in operations that
-            autograd, ``torch.compile`` and ``torch.export`` know, which is slower.
-        sparse: make the values' gradient a sparse tensor of the rows that were read, as
-            ``torch.optim.SparseAdam`` takes it.
-        values_dtype: ``torch.bfloat16`` for values that stay in it, whatever the memory is cast
-            to. None for values that are cast with the memory.
-        shard_values: give each of several workers some of the values' columns; see
-            :mod:`.sharding`.
+        search: "torch", "faiss", or "plain": slower, in operations that autograd,
+            ``torch.compile`` and ``torch.export`` support.
+        sparse: give the values a sparse gradient, as ``torch.optim.SparseAdam`` takes it.
+        values_dtype: ``torch.bfloat16`` keeps the values in it when the memory is cast.
+        shard_values: give each worker some of the values' columns (:mod:`.sharding`).
         output_norm: normalise the sum of values over its dimensions.
-        output_gate: multiply the sum of values by SiLU(x W₁) and map it by W₂, without biases.
-        zero_init: start with zeros in the last map, or in the norm, or in the memory's own values,
-            whichever comes first.
-        values_of: the memory whose values this one reads and learns too; a ``state_dict()`` of both
-            has them once.
+        output_gate: multiply the sum of values by SiLU(x W₁), then map it by W₂, without biases.
+        zero_init: start the last map at zero; without a map the norm, without both the values.
+        values_of: another memory, whose values this one shares; a state dict has them once.
     """
 
     def __init__(
@@ -138,7 +133,7 @@ class ProductKeyMemory(nn.Module):
 
     @property
     def table(self) -> ValueTable:
-        """Return the owner of the values."""
+        """Return the table that holds the values."""
         if self._table.values is not self.values:
             # casting or loading has replaced the parameter
             self._table.values = self.values
@@ -159,11 +154,11 @@ class ProductKeyMemory(nn.Module):
         padding = padding_mask.unsqueeze(-1)
         x = x.masked_fill(padding, 0)
         read = self._read(x.reshape(-1, x.size(-1)), tokens.reshape(-1))
-        # padding has no gradient then, and its reads none either
+        # this also zeroes the gradient of what padding read
         return read.view(x.shape).masked_fill(padding, 0)
 
     def _read(self, x: Tensor, tokens: Tensor | None = None) -> Tensor:
-        """Map ``x`` (N, d) to (N, d); ``tokens`` (N,) is false for padding, None for no padding."""
+        """Map ``x`` (N, d) to (N, d); ``tokens`` (N,), if given, is false for padding."""
         x = self.input_dropout(x)
         # (N, d) -> (N, H, d_q)
         queries = self.query_network(x) if tokens is None else self.query_network(x, tokens)
@@ -173,11 +168,11 @@ class ProductKeyMemory(nn.Module):
         weights = scores.softmax(-1)
         if self.usage is not None:
             self.usage.record(slots, weights, tokens)
-        # heads are summed as slots are: (N, H, k) -> (N, H·k) -> (N, d_v) (equation 3)
+        # one sum over heads and slots: (N, H, k) -> (N, H·k) -> (N, d_v) (equation 3)
         summed = self.table.read(
             slots.flatten(1),
             weights.flatten(1),
-            plain=takes_plain_way(self.search, x),
+            plain=needs_plain_operations(self.search, x),
             sparse=self.sparse,
             frozen=self.frozen_slots,
             training=self.training,
@@ -190,7 +185,7 @@ class ProductKeyMemory(nn.Module):
         return summed if self.projection is None else self.projection(summed)
 
     def train_only(self, slots: Tensor | None) -> None:
-        """Let only the values of ``slots``, booleans (K,), learn from this memory; None for all."""
+        """Train only the values of ``slots``, booleans (K,); None trains all."""
         if slots is not None and (
             slots.dtype != torch.bool or slots.shape != self.values.shape[:1]
         ):
@@ -201,15 +196,15 @@ class ProductKeyMemory(nn.Module):
         self.frozen_slots = None if slots is None else ~slots.to(self.values.device)
 
     def keep_gradient_beside_autograd(self) -> None:
-        """Hide the values from training code that would hold a dense gradient for all K slots.
+        """Hide the values from training code that would hold a dense gradient of all K slots.
 
-        A backward pass still adds the gradient of the rows that were read to ``values.grad``, as a
-        sparse tensor (:mod:`.values`). The update uses its buffer again: copy what is to be kept.
+        A backward pass still adds a sparse gradient of the rows that were read to ``values.grad``
+        (:mod:`.values`). The next update reuses its memory: copy it to keep it.
         """
         self.table.keep_gradient_beside_autograd()
 
     def gather_values(self) -> None:
-        """Gather sharded values on worker 0, for one ``state_dict()``; all workers must call it."""
+        """Gather sharded values on worker 0 for one ``state_dict()``; all workers must call it."""
         if self.owns_values:
             self.table.gather()
 
@@ -246,26 +241,26 @@ class ProductKeyMemory(nn.Module):
         problems = missing_keys, unexpected_keys, error_msgs
         super()._load_from_state_dict(others, prefix, local_metadata, strict, *problems)
         if strict and not self.owns_values:
-            # the owner loads them: those of a memory of its own have no place here
+            # the memory that owns the values loads them
             missing_keys.remove(name)
             unexpected_keys.extend([name] if given else [])
 
 
 def packs_tokens(x: Tensor, training: bool) -> bool:
-    """Return whether padding is taken out of ``x`` before a memory reads, which saves work.
+    """Return whether to remove padding from ``x`` before a memory reads, which saves work.
 
-    But an accelerator makes the host wait for the number of tokens, which in training would hold
-    up the passes behind it; compilers and meta tensors have no such number. A recomputed pass must
-    do as the first one did, which had no gradients.
+    An accelerator makes the host wait for the number of tokens, which would slow training down;
+    compilers and meta tensors have no such number. The answer does not depend on whether gradients
+    are on, so that a recomputed pass does as the first one did.
     """
     fixed_shapes = torch.compiler.is_compiling() or x.is_meta
     return not fixed_shapes and (x.device.type == "cpu" or not training)
 
 
 class MemorySublayer(nn.Module):
-    """A memory as a sublayer of a transformer, whose output is added to its input (section 3.3)."""
+    """A memory as a sublayer of a transformer, which adds its output to its input (section 3.3)."""
 
-    takes_padding = True  # layers hand the padding mask on
+    takes_padding = True  # layers pass the padding mask to it
 
     def __init__(self, memory: ProductKeyMemory) -> None:
         super().__init__()

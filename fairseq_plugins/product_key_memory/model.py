@@ -1,11 +1,9 @@
-"""Transformers with product-key memories: language models and translation.
+"""fairseq's transformers with product-key memories: language models and translation.
 
-Lample et al. 2019 (arXiv:1907.05242). The networks around the memories are fairseq's own.
-
-Presets have what the paper says (sections 4.3 and 4.5): layers, heads, widths, learned positions,
-sizes of memories. Our own choice, of which it says nothing: feed-forward sublayers four times as
-wide as the model; normalisation after each sublayer, GELU and dropouts of 0.1 as in BERT, with
-which the paper compares its size of 24 layers; tied embeddings; the ablations' width of 1024.
+Lample et al. 2019 (arXiv:1907.05242). Presets take layers, heads, widths, learned positions and
+sizes of memories from sections 4.3 and 4.5. The paper does not give the rest, so it is our choice:
+feed-forward sublayers four times as wide as the model; norms after each sublayer, GELU and dropouts
+of 0.1 as in BERT, which the paper compares with; tied embeddings; width 1024 for the ablations.
 """
 
 import argparse
@@ -43,17 +41,17 @@ _LEARNED_POSITIONS = "learn a vector for each position; --no-decoder-learned-pos
 
 
 class _WithMemories:
-    """Base class, before that of fairseq, of its models with memories."""
+    """Base class of models with memories, to stand before fairseq's class."""
 
     def load_state_dict(self, state_dict: dict, *args: Any, **kwargs: Any) -> Any:
-        """Load weights, also those of a model without memories; raises as weights_loaded_into."""
+        """Load weights, which may be those of a model without memories."""
         with weights_loaded_into(self, state_dict):
             return super().load_state_dict(fit_to_memories(self, state_dict), *args, **kwargs)
 
 
 @dataclass
 class MemoryLanguageModelConfig(MemoryLayersOptions, TransformerLanguageModelConfig):
-    """Options of ``pkm_transformer_lm``: fairseq's of ``transformer_lm``, and the memories'."""
+    """Options of ``pkm_transformer_lm``: those of fairseq's ``transformer_lm``, and memories'."""
 
     decoder_learned_pos: bool = option(True, _LEARNED_POSITIONS)
     decoder_input_dim: Optional[int] = option(
@@ -62,7 +60,7 @@ class MemoryLanguageModelConfig(MemoryLayersOptions, TransformerLanguageModelCon
     decoder_output_dim: Optional[int] = option(
         None, "width of the output embeddings (default: the model's)"
     )
-    # other tasks than fairseq's language_modeling have no such options
+    # only fairseq's language_modeling has these options
     add_bos_token: bool = II("oc.select:task.add_bos_token,false")
     max_target_positions: Optional[int] = II("oc.select:task.max_target_positions,null")
 
@@ -71,13 +69,13 @@ class MemoryLanguageModelConfig(MemoryLayersOptions, TransformerLanguageModelCon
 class MemoryLanguageModel(_WithMemories, TransformerLanguageModel):
     """fairseq's transformer language model with memories in some layers (section 4)."""
 
-    # those of the parent are other models
+    # the parent's downloads are other models
     hub_models = BuiltOnTransformer.hub_models
 
     @classmethod
     def add_args(cls, parser: argparse.ArgumentParser) -> None:
         """Add the options to ``parser``."""
-        # fairseq would let "--decoder-learned-pos" switch off what is on without it
+        # fairseq would let "--decoder-learned-pos" switch learned positions off
         parser.add_argument(
             "--decoder-learned-pos", action=argparse.BooleanOptionalAction, help=_LEARNED_POSITIONS
         )
@@ -101,7 +99,7 @@ class MemoryLanguageModel(_WithMemories, TransformerLanguageModel):
                 setattr(cfg, width, cfg.decoder_embed_dim)
         model = super().build_model(cfg, task)
         if OmegaConf.is_config(cfg):
-            # fairseq keeps omegaconf's nodes, whose generated classes cannot be pickled
+            # fairseq keeps nodes of omegaconf, whose generated classes cannot be pickled
             model.decoder.args = parsed(cfg)
             _drop_nodes(model.decoder.cfg)
         builder = MemoryBuilder(cfg)
@@ -110,9 +108,9 @@ class MemoryLanguageModel(_WithMemories, TransformerLanguageModel):
         return model
 
     def prepare_for_inference_(self, cfg: Any) -> None:
-        """Prepare to score or generate, if the model has positions for blocks of this length.
+        """Prepare to score or generate; refuse blocks that are longer than the positions.
 
-        fairseq would leave longer blocks out, and report what is left or a perplexity of 1.
+        fairseq would skip longer blocks and report a figure for the rest.
         """
         super().prepare_for_inference_(cfg)
         length = getattr(cfg.task, "tokens_per_sample", None) or 0
@@ -138,16 +136,16 @@ class MemoryTransformerOptions(MemoryOptions):
     encoder_memory_layers: Optional[str] = option(
         None,
         "encoder layers that have a product-key memory, counted from 1, such as 3,6 (default: "
-        "none); goes with --optimizer adam_with_memory",
+        "none); use it with --optimizer adam_with_memory",
     )
     decoder_memory_layers: Optional[str] = option(
-        None, "decoder layers that have one (default: none)"
+        None, "decoder layers that have a product-key memory (default: none)"
     )
 
 
 @dataclass
 class MemoryTransformerConfig(MemoryTransformerOptions, TransformerOptions):
-    """Options of ``pkm_transformer``: fairseq's of ``transformer``, and the memories'."""
+    """Options of ``pkm_transformer``: those of fairseq's ``transformer``, and the memories'."""
 
 
 @register_model("pkm_transformer", dataclass=MemoryTransformerConfig)
@@ -190,21 +188,13 @@ class MemoryTransformer(_WithMemories, BuiltOnTransformer, TransformerModel):
 
 
 def _check_numbering(cfg: Any, part: str, option: str) -> None:
-    """Raise ``ValueError`` for options that number the layers anew, unlike ``option``."""
+    """Refuse options that change the layer numbers, which ``option`` names."""
     for other in (f"{part}_layers_to_keep", "base_layers"):
         if getattr(cfg, other, None):
             raise ValueError(
                 f"{flag(other)} is {getattr(cfg, other)} with {option}: layers would "
                 "get other numbers; leave one of the two out"
             )
-
-
-_AS_IN_BERT: dict[str, Any] = {
-    "decoder_normalize_before": False,
-    "activation_fn": "gelu",
-    "dropout": 0.1,
-    "attention_dropout": 0.1,
-}
 
 
 def _language_model(layers: int, width: int, heads: int) -> dict[str, Any]:
@@ -215,7 +205,11 @@ def _language_model(layers: int, width: int, heads: int) -> dict[str, Any]:
         "decoder_attention_heads": heads,
         "decoder_learned_pos": True,
         "share_decoder_input_output_embed": True,
-        **_AS_IN_BERT,
+        # as in BERT
+        "decoder_normalize_before": False,
+        "activation_fn": "gelu",
+        "dropout": 0.1,
+        "attention_dropout": 0.1,
     }
 
 

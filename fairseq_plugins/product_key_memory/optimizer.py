@@ -1,11 +1,10 @@
-"""Adam, with a lazy Adam of its own learning rate for the values of product-key memories.
+"""fairseq's Adam, and lazy Adam (:mod:`.lazy_adam`) for the values of product-key memories.
 
 Lample et al. 2019 (arXiv:1907.05242), section 4.3: values learn with "a higher Adam learning rate",
-constant and 1e-3 in the published code. The rule is in :mod:`.lazy_adam`.
+constant and 1e-3 in the published code.
 
-A memory hides its values from fairseq, which would hold and exchange gradients of the table's size.
-This optimizer includes them again: in the norm of all gradients, clipping, scaling, averaging and
-checkpoints.
+A memory hides its values from fairseq. This optimizer includes them in the gradient norm, clipping,
+scaling, averaging and checkpoints.
 """
 
 import logging
@@ -15,28 +14,27 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from fairseq.optim import FairseqOptimizer, register_optimizer
 from fairseq.optim.adam import Adam, FairseqAdamConfig
 from torch import Tensor, nn
 
 from fairseq_plugins.fairseq_integration.error_messages import errors_name_options, flag, option
 from fairseq_plugins.fairseq_integration.parameters import OwnRulesStep, adam_options, update_rule
+from fairseq_plugins.product_key_memory.sharding import several_workers
 from fairseq_plugins.product_key_memory.value_table import ValueTable
 
 logger = logging.getLogger(__name__)
 
 
 class AdamWithMemory(Adam):
-    """fairseq's Adam for parameters, lazy Adam for tables that have sparse gradients.
+    """fairseq's Adam for parameters, lazy Adam for tables, whose gradients are sparse.
 
     fairseq's wrappers for ``--fp16``, ``--bf16`` and ``--amp`` multiply the gradients of all
-    parameters by loss scales, numbers of tokens and the factor of clipping. To them ``scale`` is a
-    parameter like others, whose gradient starts as 1: what it becomes is the factor that the
-    tables' gradients still need, and they take it during the update.
+    parameters by loss scales, token counts and the clipping factor. ``scale`` is a parameter whose
+    gradient starts as 1, so that it collects these factors. The update multiplies the tables'
+    gradients by it.
 
-    The ``tables`` have the betas and eps of fairseq's Adam and ``memory_lr``, which no schedule
-    changes. ``memory_weight_decay`` is that of the rows that were read.
+    No schedule changes ``memory_lr``; betas and eps are those of fairseq's Adam.
     """
 
     def __init__(
@@ -55,7 +53,7 @@ class AdamWithMemory(Adam):
         self.memory_lr = memory_lr
         self.memory_weight_decay = memory_weight_decay
         for table in tables:
-            # those of an optimizer before this one
+            # an earlier optimizer may have left its moments
             table.moments = None
         if tables:
             device = self.param_groups[0]["params"][0].device
@@ -64,12 +62,12 @@ class AdamWithMemory(Adam):
             self.start_scale()
 
     def start_scale(self) -> None:
-        """Set the factor of the tables' gradients to 1."""
+        """Start to collect the factor of the tables' gradients: set it to 1."""
         if self.tables:
             self.scale.grad = torch.ones_like(self.scale)
 
     def take_scale(self) -> Tensor:
-        """Return the factor of the tables' gradients, which ``scale`` has no longer."""
+        """Return the factor of the tables' gradients, and remove it from ``scale``."""
         scale, self.scale.grad = self.scale.grad, None
         return scale
 
@@ -92,22 +90,22 @@ class AdamWithMemory(Adam):
             rates = self.memory_lr, self.memory_weight_decay
             for table in self.tables:
                 table.update(*rates, options["betas"], options["eps"], scale)
-        # it skips parameters without a gradient, and so the scale
+        # Adam skips parameters without a gradient, such as the scale now
         super().step()
         self.start_scale()
         return loss
 
     def consolidate_state_dict(self) -> None:
-        """Gather sharded tables; fairseq calls it on all workers before worker 0 saves."""
+        """Gather sharded tables; fairseq calls this on all workers before worker 0 saves."""
         for table in self.tables:
             table.gather()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return Adam's state, with those of the tables as ``tables``."""
+        """Return Adam's state, and the tables' states as ``tables``."""
         return {**super().state_dict(), "tables": [table.state() for table in self.tables]}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load a state, in single precision whatever the tables have."""
+        """Load a state; the moments are in single precision, whatever the tables are in."""
         others = {name: value for name, value in state_dict.items() if name != "tables"}
         states = state_dict.get("tables", [])
         if len(states) != len(self.tables):
@@ -136,7 +134,7 @@ class AdamWithMemoryConfig(FairseqAdamConfig):
 
 @register_optimizer("adam_with_memory", dataclass=AdamWithMemoryConfig)
 class FairseqAdamWithMemory(OwnRulesStep, FairseqOptimizer):
-    """:class:`AdamWithMemory` in fairseq: parameters with a table as update rule lead to it."""
+    """:class:`AdamWithMemory` in fairseq; it finds the tables as update rules of parameters."""
 
     def __init__(self, cfg: AdamWithMemoryConfig, params: Iterable[nn.Parameter]) -> None:
         super().__init__(cfg)
@@ -170,11 +168,11 @@ class FairseqAdamWithMemory(OwnRulesStep, FairseqOptimizer):
         return self._optimizer.tables
 
     def all_reduce_grads(self, module: nn.Module) -> None:
-        """Average the gradients of ``module`` over the workers, also those of tables."""
+        """Average the gradients of ``module``, tables included, over the workers."""
         super().all_reduce_grads(module)
-        if not (dist.is_initialized() and dist.get_world_size() > 1):
+        if not several_workers():
             return
-        # fairseq calls it once for the model, and once for a criterion with parameters
+        # fairseq calls this for the model, and again for a criterion with parameters
         in_module = {id(parameter) for parameter in module.parameters()}
         for table in self.tables:
             if id(table.values) in in_module:
@@ -186,12 +184,12 @@ class FairseqAdamWithMemory(OwnRulesStep, FairseqOptimizer):
         """Clip all gradients together to ``max_norm``, 0 for no limit; return the norm before.
 
         fairseq skips an update whose norm is not finite. Under ``--amp`` torch's scaler decides
-        that, without the tables' gradients: their factor, which it sees, is then NaN.
+        this and does not see the tables' gradients, so their factor becomes NaN, which it sees.
         """
         if not self.tables:
             return super().clip_grad_norm(max_norm, aggregate_norm_fn)
         scale = self._optimizer.take_scale()
-        # of an update that was skipped; with --fp16 fairseq clears only gradients that it knows
+        # a skipped update left NaN: with --fp16 fairseq clears only the gradients that it knows
         scale = torch.where(scale.isfinite(), scale, 1.0)
         norm = super().clip_grad_norm(0, aggregate_norm_fn)
         for table in self.tables:

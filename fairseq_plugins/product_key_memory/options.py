@@ -1,4 +1,4 @@
-"""Options of product-key memories, which all models with memories share, and how they are built."""
+"""Options of product-key memories, for all models that have them, and the building of memories."""
 
 import dataclasses
 import logging
@@ -31,13 +31,10 @@ from fairseq_plugins.product_key_memory.search import SEARCHES
 
 logger = logging.getLogger(__name__)
 
-# The optimizer that updates only the rows of a memory that were read.
+# the optimizer that updates only the rows of a memory that were read
 OPTIMIZER = "adam_with_memory"
-
-# Precision of the values, None for that of the model.
 VALUES_DTYPES = {"model": None, "bf16": torch.bfloat16}
-
-# Options that are arguments of the layer as they are.
+# options that go to the layer unchanged
 ARGUMENTS = (
     *("slots", "heads", "knn", "query_dim", "value_dim", "query_batch_norm", "query_layer_norm"),
     *("query_dropout", "input_dropout", "value_dropout", "shard_values"),
@@ -47,83 +44,83 @@ ARGUMENTS = (
 
 @dataclass
 class MemoryOptions(FairseqDataclass):
-    """Options of memories, but for the layers that have one (Lample et al. 2019, section 3).
+    """Options of memories, without those that say which layers have one.
 
-    Defaults are the published sizes (section 4.3), or those of the published code.
+    Defaults are the published sizes (Lample et al. 2019, section 4.3), or the published code's.
     """
 
     memory_interleave: bool = option(
         False,
-        "add the memory as a residual sublayer of its own after the feed-forward sublayer, in "
-        "place of replacing that one",
+        "put the memory after the feed-forward sublayer, as a residual sublayer of its own, "
+        "instead of replacing the feed-forward sublayer",
     )
     memory_parallel: bool = option(
         False,
-        "add what the memory gives to what the feed-forward sublayer gives, of the same input, "
-        "in place of replacing that one",
+        "give the memory the feed-forward sublayer's input and add both outputs, instead of "
+        "replacing the feed-forward sublayer",
     )
     memory_slots: int = option(
-        512**2, "number of values of a memory; a square number for product keys"
+        512**2, "number of values in a memory; a square number for product keys"
     )
-    memory_heads: int = option(4, "queries a token, each with keys of its own")
-    memory_knn: int = option(32, "slots that each head reads")
+    memory_heads: int = option(4, "number of queries for each token; each head has its own keys")
+    memory_knn: int = option(32, "number of slots that each head reads")
     memory_query_dim: int = option(256, "width of a query; even for product keys")
     memory_value_dim: Optional[int] = option(
         None,
-        "width of the values, which are mapped to the model width (default: the model width, and "
-        "no map)",
+        "width of the values; if it differs from the model width (the default), a linear map "
+        "follows",
     )
     memory_query_hidden_dims: Optional[str] = option(
         None, "widths of the query network's hidden layers, such as 512,512 (default: a linear map)"
     )
     memory_query_batch_norm: bool = option(
         False,
-        "normalise queries over the tokens of a batch, which makes more slots be used (section "
-        "4.5); recommended by the paper's author",
+        "normalise queries over the tokens of a batch, so that more slots are used (section 4.5); "
+        "the paper's author recommends it",
     )
     memory_query_layer_norm: bool = option(False, "normalise each query over its dimensions")
     memory_query_dropout: float = option(0.0, "dropout of the queries")
-    memory_input_dropout: float = option(0.0, "dropout of what enters a memory")
-    memory_value_dropout: float = option(0.0, "dropout of what is read from a memory")
+    memory_input_dropout: float = option(0.0, "dropout of a memory's input")
+    memory_value_dropout: float = option(0.0, "dropout of the sum of values")
     memory_keys: ChoiceEnum(list(KEYS)) = option(
-        "product", "product keys, or flat ones, all of which are searched (section 4.5)"
+        "product", "product keys, or flat keys, all of which are searched (section 4.5)"
     )
     memory_search: ChoiceEnum(list(SEARCHES)) = option(
         "torch",
-        "what finds the best keys: torch, faiss where it is installed, or plain, which is slow: "
-        "the paper's equations as they stand, in torch's operations",
+        "how the best keys are found: torch; faiss, if it is installed; or plain, the paper's "
+        "equations in torch's operations, which is slow",
     )
     memory_values_dtype: ChoiceEnum(list(VALUES_DTYPES)) = option(
         "model",
-        "precision of the values: that of the model, or bf16, rounded at random, with moments of "
-        "the rows alone that were read; bf16 needs --optimizer adam_with_memory",
+        "precision of the values: the model's, or bf16, which rounds at random and keeps moments "
+        "only of rows that were read; bf16 needs --optimizer adam_with_memory",
     )
     memory_shard_values: bool = option(
         False,
-        "let each of several workers hold some columns of the values alone, for memories larger "
-        "than a device; needs --optimizer adam_with_memory",
+        "split the columns of the values over the workers, for memories larger than a device; "
+        "needs --optimizer adam_with_memory",
     )
     memory_share_values: bool = option(
         False,
-        "one table of values for all memories of the model, each with queries and keys of its "
-        "own (Berges et al. 2024, arXiv:2412.09764)",
+        "use one table of values for all memories of the model; queries and keys stay separate "
+        "(Berges et al. 2024, arXiv:2412.09764)",
     )
-    memory_output_norm: bool = option(False, "normalise what is read from a memory")
+    memory_output_norm: bool = option(False, "normalise the sum of values")
     memory_output_gate: bool = option(
         False,
-        "multiply what is read by SiLU of a map of the memory's input, and map the product to "
-        "the model width (the Memory+ layer of arXiv:2412.09764)",
+        "multiply the sum of values by SiLU of a map of the memory's input, and map the product "
+        "to the model width (the Memory+ layer of arXiv:2412.09764)",
     )
     memory_zero_init: bool = option(
         False,
         "start with an output of zero: a memory that --memory-parallel or --memory-interleave "
-        "adds to a trained model (--finetune-from-model) leaves its loss as it was, unless it "
-        "reads a trained table of --memory-share-values as it is",
+        "adds to a trained model (--finetune-from-model) does not change its loss, unless "
+        "--memory-share-values gives it a trained table without a norm or map behind it",
     )
     memory_trainable_slots: Optional[str] = option(
         None,
-        "train the values of some slots alone, those in this file: rarely_read.npz of "
-        "scripts.evaluate.memory_usage --rarely-read; needs --optimizer adam_with_memory",
+        "train only the values of the slots in this file, the rarely_read.npz that "
+        "scripts.evaluate.memory_usage --rarely-read writes; needs --optimizer adam_with_memory",
     )
     # evaluation has no optimizer
     memory_optimizer: Optional[str] = II("oc.select:optimizer._name,null")
@@ -136,12 +133,12 @@ class MemoryLayersOptions(MemoryOptions):
     memory_layers: Optional[str] = option(
         None,
         "layers that have a product-key memory, counted from 1, such as 6,12 (default: none); "
-        "goes with --optimizer adam_with_memory",
+        "use it with --optimizer adam_with_memory",
     )
 
 
 def parse_integers(text: Any, name: str, remedy: str) -> list[int]:
-    """Return the numbers in the text of an option, such as "6,12": [] for None or ""."""
+    """Return the numbers in an option's text, such as "6,12"; [] for None or ""."""
     if text is None or text == "":
         return []
     try:
@@ -151,7 +148,7 @@ def parse_integers(text: Any, name: str, remedy: str) -> list[int]:
 
 
 def parse_memory_layers(text: str | None, layers: int, option: str) -> list[int]:
-    """Return the numbers of the layers that have a memory, from 1, rising: [] for None or ""."""
+    """Return the sorted numbers, from 1, of the layers with a memory; [] for None or ""."""
     remedy = "give numbers of layers with commas between them, such as 6,12"
     numbers = parse_integers(text, option, remedy)
     if len({*numbers} & {*range(1, layers + 1)}) < len(numbers):
@@ -167,10 +164,10 @@ def placement(options: MemoryOptions) -> str:
 
 
 def check_placed(options: MemoryOptions, memories: bool, option: str) -> None:
-    """Refuse memories without a place, and warn of their options where the model has none.
+    """Check the options of memories in a model with ``memories``, or without.
 
-    It only warns since a baseline's ``--memory-layers ""`` may stand beside a preset's sizes.
-    ``option`` is that of the layers that have a memory.
+    Options without a memory only cause a warning, since a baseline's ``--memory-layers ""`` may
+    override a preset with sizes. ``option`` is the one that names the layers.
     """
     if options.memory_interleave and options.memory_parallel:
         raise ValueError(
@@ -187,8 +184,7 @@ def check_placed(options: MemoryOptions, memories: bool, option: str) -> None:
     ]
     if without_effect:
         logger.warning(
-            "no layer has a memory, and options of memories are given (%s): give %s, such as %s 6, "
-            "to have one",
+            "options of memories are given (%s), but no layer has a memory: give %s, such as %s 6",
             ", ".join(without_effect),
             option,
             option,
@@ -202,10 +198,7 @@ def check_placed(options: MemoryOptions, memories: bool, option: str) -> None:
 
 
 class MemoryBuilder:
-    """Builds the memories of one model, which with ``--memory-share-values`` share their values.
-
-    ``options`` are a :class:`MemoryOptions`, or a configuration with the same names.
-    """
+    """Builds the memories of one model; ``options`` may be a configuration with these names."""
 
     def __init__(self, options: MemoryOptions) -> None:
         self.options = options
@@ -214,12 +207,27 @@ class MemoryBuilder:
     def build(self, embed_dim: int) -> ProductKeyMemory:
         """Build the next memory, for a layer of width ``embed_dim``."""
         options = self.options
-        with sizes_in_memory(options):
-            memory = self._build(embed_dim)
+        widths = "give widths with commas between them, such as 512,512"
+        hidden_dims = parse_integers(
+            options.memory_query_hidden_dims, "--memory-query-hidden-dims", widths
+        )
+        with (
+            sizes_in_memory(options),
+            errors_name_options(lambda argument: flag(f"memory_{argument}")),
+        ):
+            memory = FairseqMemory(
+                embed_dim,
+                **{name: getattr(options, f"memory_{name}") for name in ARGUMENTS},
+                query_hidden_dims=hidden_dims,
+                keys=str(options.memory_keys),
+                search=str(options.memory_search),
+                values_dtype=VALUES_DTYPES[str(options.memory_values_dtype)],
+                values_of=self._first,
+            )
         self._check_optimizer(
             "memory_shard_values",
             memory.table.columns.sharded,
-            "another one would average the columns of all workers",
+            "it would average the columns of all workers",
             in_evaluation=False,
         )
         self._check_optimizer(
@@ -231,27 +239,10 @@ class MemoryBuilder:
             self._first = memory
         return memory
 
-    def _build(self, embed_dim: int) -> FairseqMemory:
-        options = self.options
-        widths = "give widths with commas between them, such as 512,512"
-        hidden_dims = parse_integers(
-            options.memory_query_hidden_dims, "--memory-query-hidden-dims", widths
-        )
-        with errors_name_options(lambda argument: flag(f"memory_{argument}")):
-            return FairseqMemory(
-                embed_dim,
-                **{name: getattr(options, f"memory_{name}") for name in ARGUMENTS},
-                query_hidden_dims=hidden_dims,
-                keys=str(options.memory_keys),
-                search=str(options.memory_search),
-                values_dtype=VALUES_DTYPES[str(options.memory_values_dtype)],
-                values_of=self._first,
-            )
-
     def _check_optimizer(
         self, name: str, chosen: bool, reason: str, in_evaluation: bool = True
     ) -> None:
-        """Refuse an option that was ``chosen`` with an optimizer that cannot do it."""
+        """Refuse a ``chosen`` option if the optimizer does not support it."""
         optimizer = self.options.memory_optimizer
         if chosen and optimizer != OPTIMIZER and not (in_evaluation and optimizer is None):
             value = getattr(self.options, name)
@@ -261,7 +252,7 @@ class MemoryBuilder:
             )
 
     def finish(self, model: nn.Module, memories: Mapping[str, ProductKeyMemory]) -> None:
-        """Prepare ``model`` to be trained with its ``memories``, by the names that are logged."""
+        """Prepare ``model`` for training with its ``memories``, by the names in the log."""
         keep_shards_apart(model)
         if memories:
             WatchedReads(model, memories)
@@ -273,10 +264,10 @@ class MemoryBuilder:
 
 
 class MemorySublayers:
-    """Gives some layers of a model a memory, as the ``added_sublayers`` of a segment model.
+    """Memories as the ``added_sublayers`` of a segment model.
 
-    A memory takes the place of the feed-forward sublayer (section 3.3), comes after it
-    (``--memory-interleave``), or stands beside it (``--memory-parallel``).
+    A memory replaces the feed-forward sublayer (section 3.3), follows it (``--memory-interleave``),
+    or stands beside it (``--memory-parallel``).
     """
 
     def __init__(self, cfg: Any) -> None:
@@ -288,13 +279,13 @@ class MemorySublayers:
 
     @property
     def parallel(self) -> bool:
-        """Whether a memory adds to the feed-forward sublayer, in place of coming after it."""
+        """Whether memories stand beside the feed-forward sublayer."""
         return placement(self._cfg) == PARALLEL
 
     def place(
         self, number: int, feed_forward: nn.Module | None
     ) -> tuple[nn.Module | None, nn.Module | None]:
-        """Return the feed-forward and the added sublayer of layer ``number``, from 1."""
+        """Return the feed-forward sublayer and the added one of layer ``number``, from 1."""
         if number not in self._numbers:
             return feed_forward, None
         if self.parallel and feed_forward is None:
@@ -308,7 +299,7 @@ class MemorySublayers:
         return feed_forward, memory
 
     def finish(self, model: nn.Module) -> None:
-        """Prepare the complete model to be trained with its memories."""
+        """Prepare the complete model for training with its memories."""
         memories = {
             f"memory{number}": module
             for number, layer in enumerate(model.decoder.layers, start=1)
@@ -318,7 +309,7 @@ class MemorySublayers:
         self._builder.finish(model, memories)
 
     def describe(self) -> str:
-        """Return for the log which layers have memories."""
+        """Return which layers have memories, for the log."""
         layers = self._cfg.memory_layers
         return f", product-key memories in layers {layers}" if layers else ""
 

@@ -1,4 +1,4 @@
-"""The query network of a memory, which makes one query for each token and head.
+"""The query network of a memory, which maps each token to a query for each head.
 
 Lample et al. 2019 (arXiv:1907.05242), section 3.1.
 
@@ -17,14 +17,14 @@ from torch import Tensor, nn
 
 from fairseq_plugins.fairseq_integration.forward_passes import is_recomputed
 from fairseq_plugins.fairseq_integration.parameters import Float32Module
+from fairseq_plugins.product_key_memory.sharding import several_workers
 
 
 class SyncBatchNorm1d(Float32Module):
-    """Batch norm over all workers' tokens together, of which they may have different numbers.
+    """Batch norm over the tokens of all workers, which may have different numbers of them.
 
-    torch's ``SyncBatchNorm`` runs on GPUs only, and has a count of batches, which moving averages
-    of a model's state cannot average. In training a token's queries depend on later tokens of its
-    text. Statistics are kept in single precision or higher.
+    torch's ``SyncBatchNorm`` runs on GPUs only and counts batches, which averaged checkpoints
+    cannot average. In training, a token's queries depend on later tokens of its text.
     """
 
     def __init__(self, features: int, eps: float = 1e-5, momentum: float = 0.1) -> None:
@@ -48,25 +48,25 @@ class SyncBatchNorm1d(Float32Module):
         return (normalised * self.weight + self.bias).to(x.dtype)
 
     def _measure(self, values: Tensor, counted: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Return mean and variance of all workers' tokens; ``counted`` (N, 1) is 0 for padding."""
-        # the sum of the tokens and their number, in one exchange
+        """Return mean and variance over all workers; ``counted`` (N, 1) is 0 for padding."""
+        # exchange the sum of the tokens and their number at once
         if counted is None:
             total, count = values.sum(0), values.new_full((1,), float(len(values)))
         else:
             total, count = (values * counted).sum(0), counted.sum(0)
-        sums = _over_workers(torch.cat([total, count]))
+        sums = _sum_over_workers(torch.cat([total, count]))
         total, count = sums.split([values.size(1), 1])
         mean = total / count.clamp(min=1)
-        # not the mean of squares minus the squared mean, which cancels where the mean is large
+        # the mean of squares minus the squared mean would cancel if the mean is large
         squares = (values - mean).square()
         squares = squares if counted is None else squares * counted
-        variance = _over_workers(squares.sum(0)) / count.clamp(min=1)
+        variance = _sum_over_workers(squares.sum(0)) / count.clamp(min=1)
         if not is_recomputed():
             self._follow(mean.detach(), variance.detach(), count.detach())
         return mean, variance
 
     def _follow(self, mean: Tensor, variance: Tensor, count: Tensor) -> None:
-        # on the device: asking in Python whether there are tokens would wait for it
+        # no branch on the number of tokens: the host would wait for the device
         step = self.momentum * (count > 0).to(self.running_mean)
         unbiased = variance * count / (count - 1).clamp(min=1)
         self.running_mean.lerp_(mean.to(self.running_mean), step)
@@ -74,10 +74,10 @@ class SyncBatchNorm1d(Float32Module):
 
 
 class _SumOverWorkers(torch.autograd.Function):
-    """Sums a tensor over the workers; the backward pass sums the gradients over them too."""
+    """Sums a tensor over the workers; the backward pass sums its gradients too.
 
-    # torch.distributed.nn.functional.all_reduce does the same, but is deprecated, and what torch
-    # names in its place is private
+    torch.distributed.nn.functional.all_reduce does the same, but is deprecated.
+    """
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
@@ -92,18 +92,16 @@ class _SumOverWorkers(torch.autograd.Function):
         return total
 
 
-def _over_workers(sums: Tensor) -> Tensor:
-    """Return ``sums`` summed over the workers, for autograd."""
-    if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
-        return _SumOverWorkers.apply(sums)
-    return sums
+def _sum_over_workers(sums: Tensor) -> Tensor:
+    """Return ``sums`` summed over the workers, with gradients."""
+    return _SumOverWorkers.apply(sums) if several_workers() else sums
 
 
 class QueryNetwork(nn.Module):
-    """A linear map, or a multilayer perceptron with ReLU, to one query a head.
+    """A linear map, or a multilayer perceptron with ReLU, to one query for each head.
 
-    ``batch_norm`` normalises each dimension of the queries over the tokens, so that more of the
-    keys are used (sections 3.1 and 4.5), ``layer_norm`` each query over its dimensions.
+    ``batch_norm`` normalises each dimension over the tokens, so that more keys are used (sections
+    3.1 and 4.5); ``layer_norm`` normalises each query over its dimensions.
     """
 
     def __init__(

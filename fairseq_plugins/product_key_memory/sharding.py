@@ -1,12 +1,12 @@
 """The columns of a table of values that a worker holds: all of them, or a shard.
 
-With whole tables workers exchange the gradients of rows that any of them read. A table that does
-not fit on one device is sharded: each worker holds some columns, reads them for all workers'
-tokens, and gets back whole vectors for its own. Values, gradients and updates are those of one
-worker with the whole table and all the tokens.
+Workers with whole tables exchange the gradients of the rows that were read. A table that does not
+fit on one device is sharded: each worker holds some columns, reads them for the tokens of all
+workers, and gets whole vectors back for its own tokens. Values, gradients and updates equal those
+of one worker with the whole table and all tokens.
 
-All workers must run the same passes in the same order, as fairseq's trainer does and
-fairseq-eval-lm does not; they may have different numbers of tokens, also none.
+All workers must run the same passes in the same order; fairseq's trainer does, fairseq-eval-lm
+does not. They may have different numbers of tokens, even none.
 
 Shapes: N tokens of a worker, M of all workers, R rows read by a token, K rows, d width, c columns
 of a worker, U rows that have a gradient.
@@ -22,12 +22,12 @@ from torch import Tensor
 
 from fairseq_plugins.product_key_memory.values import merge_rows, rows_as_gradient, weighted_sum
 
-# Numbers of a table that worker 0 gathers at a time on its device, to move them to the CPU.
+# How many numbers of a table worker 0 gathers on its device before it moves them to the CPU.
 GATHERED_AT_ONCE = 1 << 24
 
 
 class AllColumns:
-    """All columns of a table of ``width`` columns, which each worker holds."""
+    """All ``width`` columns of a table; each worker holds them."""
 
     sharded = False
 
@@ -36,25 +36,25 @@ class AllColumns:
         self.start, self.stop = 0, width
 
     def own(self, table: Tensor) -> Tensor:
-        """Return the columns (K, c) of ``table`` (K, d); a table of another shape as it is."""
+        """Return this worker's columns (K, c) of ``table`` (K, d); other shapes stay the same."""
         return table
 
     def gather(self, columns: Tensor) -> Tensor | None:
-        """Return all columns (K, d), of a shard on worker 0 alone; all workers must call it."""
+        """Return all columns (K, d); shards only on worker 0. All workers must call this."""
         return columns
 
     def rows_of_any_worker(self, chosen: Tensor) -> Tensor:
-        """Return which rows any worker with a shard has ``chosen``, (K,); all must call it."""
+        """Return which rows (K,) any worker has ``chosen``; all workers must call this."""
         return chosen
 
     def weighted_sum(self, values: Tensor, rows: Tensor, weights: Tensor, **how: Any) -> Tensor:
-        """Return what :func:`.values.weighted_sum` does of the whole table, (N, d)."""
+        """Return :func:`.values.weighted_sum` of the whole table, (N, d)."""
         return weighted_sum(values, rows, weights, **how)
 
     def average(self, values: Tensor, grad: Tensor | None) -> Tensor | None:
-        """Return the mean over the workers of the sparse gradients of ``values`` (K, d), or None.
+        """Return the mean over the workers of the sparse gradients of ``values``; None if empty.
 
-        They exchange the rows that any worker has. A worker that read nothing has no gradient.
+        ``grad`` is None on a worker that read nothing.
         """
         if grad is None:
             rows = torch.empty(0, dtype=torch.long, device=values.device)
@@ -63,7 +63,7 @@ class AllColumns:
             if not grad.is_coalesced():
                 grad = merge_rows(grad)
             rows, grads = grad.indices()[0], grad.values()
-        union = _gather_rows(rows, _lengths(rows)).unique()
+        union = _gather_rows(rows, _gather_lengths(rows)).unique()
         if len(union) == 0:
             return None
         shared = grads.new_zeros(len(union), grads.size(1))
@@ -73,12 +73,12 @@ class AllColumns:
         return rows_as_gradient(union, shared, values.shape)
 
     def norm(self, of_columns: Tensor) -> Tensor:
-        """Return the norm of all columns, given that of these; all workers must call it."""
+        """Return the norm of all columns from the norm of these; all workers must call this."""
         return of_columns
 
 
 class ColumnShard(AllColumns):
-    """The columns of this worker, as many as each of the others has."""
+    """This worker's share of the columns; all workers hold equally many."""
 
     sharded = True
 
@@ -87,8 +87,8 @@ class ColumnShard(AllColumns):
         workers = dist.get_world_size()
         if width % workers:
             raise ValueError(
-                f"`shard_values` with {workers} workers and values of width {width}: each takes as "
-                "many columns, so the number of workers must divide `value_dim`"
+                f"`shard_values` with {workers} workers and values of width {width}: all hold "
+                "equally many columns, so the number of workers must divide `value_dim`"
             )
         columns = width // workers
         self.start, self.stop = columns * dist.get_rank(), columns * (dist.get_rank() + 1)
@@ -117,8 +117,8 @@ class ColumnShard(AllColumns):
         return counts > 0
 
     def weighted_sum(self, values: Tensor, rows: Tensor, weights: Tensor, **how: Any) -> Tensor:
-        """Return the sums (N, d) of this worker's tokens; the gradient is that of all workers."""
-        tokens = _lengths(rows)
+        """Return the sums (N, d) for this worker's tokens; the gradient covers all workers'."""
+        tokens = _gather_lengths(rows)
         # (N, R) -> (M, R)
         rows = _gather_rows(rows, tokens)
         weights = _GatherTokens.apply(weights, tokens)
@@ -126,7 +126,7 @@ class ColumnShard(AllColumns):
         return _ColumnsToTokens.apply(weighted_sum(values, rows, weights, **how), tokens)
 
     def average(self, values: Tensor, grad: Tensor | None) -> Tensor | None:
-        """Return the mean; the gradient is the sum over all workers' tokens already."""
+        """Return the mean; ``grad`` is already the sum over all workers."""
         if grad is None:
             return None
         mean = grad._values() / dist.get_world_size()
@@ -141,13 +141,17 @@ class ColumnShard(AllColumns):
 
 
 def choose_columns(width: int, shard: bool) -> AllColumns:
-    """Return the columns that this worker holds: a shard if that is wanted of several workers."""
-    several = dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
-    return ColumnShard(width) if shard and several else AllColumns(width)
+    """Return this worker's columns: a part of them to ``shard`` among several workers, or all."""
+    return ColumnShard(width) if shard and several_workers() else AllColumns(width)
 
 
-def _lengths(x: Tensor) -> list[int]:
-    """Return the number of rows of each worker's ``x`` (N, …)."""
+def several_workers() -> bool:
+    """Return whether several workers train together."""
+    return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
+
+
+def _gather_lengths(x: Tensor) -> list[int]:
+    """Return how many rows each worker's ``x`` (N, …) has."""
     lengths = [
         torch.zeros(1, dtype=torch.long, device=x.device) for _ in range(dist.get_world_size())
     ]
@@ -156,8 +160,8 @@ def _lengths(x: Tensor) -> list[int]:
 
 
 def _gather_rows(x: Tensor, lengths: list[int]) -> Tensor:
-    """Return all workers' ``x`` (N, …), of ``lengths`` rows, one after the other: (M, …)."""
-    # gloo gathers only tensors of one size
+    """Return all workers' ``x`` (N, …), which have ``lengths`` rows, one after another: (M, …)."""
+    # gloo only gathers tensors of equal size
     padded = x.new_zeros(max(lengths), *x.shape[1:])
     padded[: len(x)] = x
     gathered = [torch.empty_like(padded) for _ in lengths]
@@ -166,7 +170,7 @@ def _gather_rows(x: Tensor, lengths: list[int]) -> Tensor:
 
 
 def _exchange(parts: list[Tensor], lengths: list[int]) -> list[Tensor]:
-    """Send the w-th of ``parts`` to worker w; return what each worker sent, of ``lengths`` rows."""
+    """Send part w to worker w; return what each worker sent, ``lengths`` rows."""
     received = parts[0].new_empty(sum(lengths), parts[0].size(1))
     dist.all_to_all_single(
         received, torch.cat(parts).contiguous(), lengths, [len(part) for part in parts]
@@ -175,7 +179,7 @@ def _exchange(parts: list[Tensor], lengths: list[int]) -> list[Tensor]:
 
 
 class _GatherTokens(torch.autograd.Function):
-    """Gathers all workers' rows; backward, each gets the sum of their gradients on all workers."""
+    """Gathers all workers' rows; the backward pass sums the gradients of each worker's rows."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, tokens: list[int]) -> Tensor:
@@ -190,7 +194,7 @@ class _GatherTokens(torch.autograd.Function):
 
 
 class _ColumnsToTokens(torch.autograd.Function):
-    """Exchanges some columns for all tokens (M, c) for all columns of the own tokens (N, d)."""
+    """Trades some columns of all tokens, (M, c), for all columns of this worker's, (N, d)."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, tokens: list[int]) -> Tensor:

@@ -1,8 +1,7 @@
-"""The table of values that one or several memories read: storage, gradient, moments and update.
+"""The table of values that one or more memories read: storage, gradient, moments and update.
 
-Here and in what it chooses is known whether a worker holds all columns or a shard
-(:mod:`.sharding`), and whether values stay in bfloat16 (:mod:`.lazy_adam`); the layer and the
-optimizer work the same way with all tables.
+It hides from the layer and the optimizer whether a worker holds all columns or a shard
+(:mod:`.sharding`), and whether values stay in bfloat16 (:mod:`.lazy_adam`).
 
 Shapes: K rows, d width, c columns of this worker, N tokens, R rows read by a token.
 """
@@ -22,20 +21,16 @@ from fairseq_plugins.product_key_memory.sharding import GATHERED_AT_ONCE, choose
 from fairseq_plugins.product_key_memory.values import (
     SpareRows,
     add_row_gradients,
-    gradient_to_keep,
     plain_weighted_sum,
+    prepare_gradient,
 )
 
 
 class ValueTable(UpdateRule):
-    """Values (K, d) drawn from N(0, std²), or this worker's columns of them.
+    """Values (K, d) drawn from N(0, std²), or this worker's columns of them, (K, c).
 
-    ``dtype`` is ``torch.bfloat16`` for values that stay in it; None for torch's default.
-
-    Attributes:
-        values: the memory's parameter, (K, c).
-        readers: the keys of the memories that read the table.
-        moments: those of Adam; None before the first update.
+    ``dtype`` is ``torch.bfloat16`` for values that stay in it. ``readers`` are the keys of the
+    memories that read the table, ``moments`` are Adam's, None before the first update.
     """
 
     def __init__(
@@ -57,19 +52,19 @@ class ValueTable(UpdateRule):
         self.readers: list[nn.Module] = []
         self.moments: Moments | None = None
         self._spare: SpareRows | None = None
-        # all columns, and the state of all, between gather() and the save that follows it
+        # all columns and their state, between gather() and the save that follows
         self._gathered: Tensor | None = None
         self._gathered_state: dict[str, Any] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        """Leave the moments, which belong to one training, out of copies and pickles."""
+        """Leave the moments out of copies and pickles: they belong to one training."""
         return {**vars(self), "moments": None}
 
     @torch.no_grad()
     def _draw(self, std: float) -> None:
-        """Draw the table that one worker draws, part by part: the whole of it never exists."""
+        """Draw the same table as a single worker, part by part, to save memory."""
         width = self.columns.width
-        # torch draws parts of a multiple of 16 numbers as it would all at once
+        # parts with a multiple of 16 numbers get the same draws as the whole
         rows = max(16, GATHERED_AT_ONCE // width // 16 * 16)
         for part in self.values.split(rows):
             part.copy_(self.columns.own(torch.empty(len(part), width).normal_(std=std)))
@@ -97,8 +92,8 @@ class ValueTable(UpdateRule):
     ) -> Tensor:
         """Return the weighted sums (N, d) of ``rows`` (N, R) with ``weights`` (N, R) (equation 3).
 
-        A gradient beside autograd is always sparse, and is kept while ``training``. Rows that are
-        ``frozen`` (K,) get no gradient.
+        Rows that are ``frozen`` (K,) get no gradient. A gradient beside autograd is always sparse,
+        and only exists in ``training``.
         """
         plain = plain and not self.columns.sharded
         values, beside = self.values, self._spare is not None
@@ -113,8 +108,8 @@ class ValueTable(UpdateRule):
 
     def _leaf(self, plain: bool) -> Tensor:
         """Return a leaf of autograd that stands for the values in this pass."""
-        # training code may clear only the gradients that it knows of: where no keys have one, a
-        # pass that failed has left this one
+        # Training code may clear only the gradients that it knows. If the keys have no gradient,
+        # a pass that failed has left this one.
         of_keys = [next(keys.parameters()) for keys in self.readers]
         learned = [parameter for parameter in of_keys if parameter.requires_grad]
         cleared = learned and all(parameter.grad is None for parameter in learned)
@@ -125,18 +120,18 @@ class ValueTable(UpdateRule):
         return leaf
 
     def _add_gradient(self, plain: bool, leaf: Tensor) -> None:
-        """Add the gradient of ``leaf`` to that of the values: coalesced, or padded."""
-        grad, leaf.grad = gradient_to_keep(leaf.grad, plain), None
+        """Add the gradient of ``leaf`` to the values' gradient."""
+        grad, leaf.grad = prepare_gradient(leaf.grad, plain), None
         if self.values.grad is not None:
             grad = add_row_gradients(self.values.grad, grad)
         self.values.grad = grad
 
     def average_gradient(self) -> None:
-        """Average the gradient over the workers, all of which must call it."""
+        """Average the gradient over the workers; all must call this."""
         self.values.grad = self.columns.average(self.values, self.values.grad)
 
     def gradient_norm(self) -> Tensor:
-        """Return the norm of the whole table's gradient in single precision; all must call it."""
+        """Return the norm of the whole table's gradient, in fp32; all workers must call this."""
         return self.columns.norm(
             torch.linalg.vector_norm(self.values.grad._values(), dtype=torch.float32)
         )
@@ -147,7 +142,7 @@ class ValueTable(UpdateRule):
     def update(
         self, lr: float, decay: float, betas: tuple[float, float], eps: float, scale: Tensor
     ) -> None:
-        """Take a step of lazy Adam with the gradient, multiplied by ``scale``, and clear it."""
+        """Take a step of lazy Adam with ``scale`` times the gradient, then clear the gradient."""
         grad, self.values.grad = self.values.grad, None
         if grad is None:
             return
@@ -173,13 +168,13 @@ class ValueTable(UpdateRule):
     # --- checkpoints
 
     def gather(self) -> None:
-        """Gather a shard's columns and state on worker 0, for one save; all must call it."""
+        """Gather shards and their state on worker 0, for one save; all workers must call this."""
         if self.columns.sharded:
             self._gathered = self.columns.gather(self.values)
             self._gathered_state = {} if self.moments is None else self.moments.save()
 
     def saved(self, values: Tensor) -> Tensor:
-        """Return all columns for a checkpoint, given ``values`` as torch would save them."""
+        """Return all columns for a checkpoint; ``values`` are what torch would save."""
         if not self.columns.sharded:
             return values
         gathered, self._gathered = self._gathered, None
@@ -191,7 +186,7 @@ class ValueTable(UpdateRule):
         return gathered
 
     def state(self) -> dict[str, Any]:
-        """Return the state of the update for a checkpoint, with all columns; {} for none yet."""
+        """Return the state of all columns for a checkpoint; {} before the first update."""
         if not self.columns.sharded:
             return {} if self.moments is None else self.moments.save()
         state, self._gathered_state = self._gathered_state, None
@@ -203,7 +198,7 @@ class ValueTable(UpdateRule):
         return state
 
     def load_state(self, saved: dict[str, Any]) -> None:
-        """Load what :meth:`state` returned, whole or sharded."""
+        """Load what :meth:`state` returned, in whole or sharded tables."""
         moments = None
         if saved:
             if ("rows" in saved) != self.stays_bf16:
@@ -214,8 +209,8 @@ class ValueTable(UpdateRule):
             shape = saved.get("slots", length), width
             if shape != self.shape:
                 raise ValueError(
-                    "the checkpoint's optimizer state is of a memory with values of shape "
-                    f"{shape}, here {self.shape}"
+                    "the checkpoint's optimizer state has a memory with values of shape "
+                    f"{shape}, and the model has {self.shape}"
                 )
             moments = self._new_moments()
             moments.step = int(saved["step"])

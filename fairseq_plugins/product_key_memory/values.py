@@ -1,12 +1,11 @@
-"""Weighted sums of the rows that were selected from a table of values, and their gradients.
+"""Weighted sums of selected rows of a table of values, and their gradients.
 
 Lample et al. 2019 (arXiv:1907.05242), equation 3 and section 3.1. :func:`plain_weighted_sum` is the
-equation as it stands, for autograd. :func:`weighted_sum` never holds the selected rows of all
-tokens: it sums rows where they lie, and the gradient of a row is the weighted sum of the output
-gradients of the tokens that read it.
+equation, with autograd's gradient. :func:`weighted_sum` never copies the selected rows: it sums
+them in place, and the gradient of a row is a weighted sum of the output gradients of its tokens.
 
-On an accelerator the host would wait for the number of rows that were read. Gradients that stay
-beside autograd are padded there, to a size that it knows (:func:`padded_row_gradients`).
+An accelerator would make the host wait for the number of rows that were read. There, gradients
+beside autograd are padded to a size that is known beforehand (:func:`padded_row_gradients`).
 
 Shapes: N tokens, R rows read by a token, K rows, d width, U rows read at least once, P rows of a
 padded gradient.
@@ -25,7 +24,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from fairseq_plugins.product_key_memory import cpu_kernels
 from fairseq_plugins.product_key_memory.cpu_kernels import use_numba
 
-# What stands in place of a row's number where nothing is read; larger than any.
+# The row number of a read that does not count; larger than any other.
 NO_ROW = torch.iinfo(torch.int64).max
 
 
@@ -38,8 +37,8 @@ def plain_weighted_sum(
 ) -> Tensor:
     """Return ``Σ_r weights[t, r] · values[rows[t, r]]`` for each token t, (N, d) (equation 3).
 
-    ``values`` are (K, d), ``rows`` and ``weights`` (N, R); ``frozen`` (K,) is true for rows that
-    get no gradient. A ``sparse`` gradient lists a row as often as it was read.
+    ``values`` are (K, d), ``rows`` and ``weights`` (N, R). Rows that are ``frozen`` (K,) get no
+    gradient. A ``sparse`` gradient lists a row once for each read.
     """
     # (N, R) -> (N, R, d)
     read = F.embedding(rows, values, sparse=sparse)
@@ -59,8 +58,7 @@ def weighted_sum(
 ) -> Tensor:
     """Return what :func:`plain_weighted_sum` does, faster.
 
-    A ``sparse`` gradient is coalesced, or padded where it stays beside autograd, with a buffer of
-    ``spare``, on an accelerator.
+    A ``sparse`` gradient is coalesced; with ``spare``, its buffers, it is padded on accelerators.
     """
     summed = F.embedding_bag(
         rows, values.detach(), per_sample_weights=weights.to(values.dtype), mode="sum"
@@ -71,7 +69,7 @@ def weighted_sum(
 
 
 class _WriteRows(torch.autograd.Function):
-    """Returns ``summed`` as it is; its backward pass adds the gradient of ``values``."""
+    """Returns ``summed`` unchanged; its backward pass computes the gradient of ``values``."""
 
     @staticmethod
     def forward(
@@ -100,8 +98,8 @@ class _WriteRows(torch.autograd.Function):
             if not ctx.sparse:
                 grads = repeat_first(touched, grads)
         else:
-            # a token without a gradient must not touch its rows: a worker that has no data left
-            # gets a batch that the loss does not depend on
+            # a token without a gradient must not touch its rows: a worker that has run out of data
+            # gets a dummy batch
             counted = grad.ne(0).any(-1, keepdim=True)
             if frozen is not None:
                 counted = counted & ~frozen[rows]
@@ -115,10 +113,10 @@ class _WriteRows(torch.autograd.Function):
 
 
 class SpareRows:
-    """Keeps the buffer of row gradients that are no longer needed, of up to ``most`` rows, K.
+    """Reuses the buffer of row gradients, which has up to ``most`` rows, K.
 
-    A CPU takes longer to get a new buffer from the system than to compute the gradients. Gradients
-    that are added up or averaged before the update are not given back: the next buffer is new.
+    A CPU takes longer to get new memory than to compute the gradients. If gradients are added up or
+    averaged before the update, their buffer is not given back, and the next one is new.
     """
 
     def __init__(self, most: int) -> None:
@@ -131,19 +129,19 @@ class SpareRows:
         return SpareRows, (self.most,)
 
     def take(self, count: int, like: Tensor) -> Tensor:
-        """Return an uninitialised tensor (count, d), of the dtype and the width of ``like``."""
+        """Return an uninitialised tensor (count, d) with the dtype and width of ``like``."""
         rows, self._free = self._free, None
         if rows is not None and (rows.dtype, rows.size(1)) != (like.dtype, like.size(1)):
             rows = None
         if rows is None or len(rows) < count:
-            # free the old one first; the new one is somewhat larger, for the next time
+            # free the old buffer first; the new one has some room to spare
             rows = None
             rows = like.new_empty(min(count + count // 8, self.most), like.size(1))
         self._lent = StorageWeakRef(rows.untyped_storage())
         return rows[:count]
 
     def give_back(self, rows: Tensor) -> None:
-        """Take back ``rows`` if they are what was taken last; nobody may use them any longer."""
+        """Take back ``rows`` if they were taken last; nobody may use them afterwards."""
         storage = rows.untyped_storage()
         if self._lent is not None and StorageWeakRef(storage) == self._lent:
             length = storage.nbytes() // (rows.element_size() * rows.size(1))
@@ -155,14 +153,14 @@ class SpareRows:
 
 
 def pads_rows(x: Tensor) -> bool:
-    """Return whether gradients of rows on the device of ``x`` are padded: on accelerators."""
+    """Return whether row gradients on the device of ``x`` are padded: on accelerators."""
     return x.device.type != "cpu"
 
 
 def rows_as_gradient(
     rows: Tensor, grads: Tensor, shape: torch.Size, padded: bool = False
 ) -> Tensor:
-    """Return the sparse gradient of ``shape`` (K, d): ``grads`` (U, d) in rising ``rows`` (U,)."""
+    """Return a sparse gradient of ``shape`` (K, d) with ``grads`` (U, d) in rising ``rows``."""
     return torch.sparse_coo_tensor(
         rows.unsqueeze(0), grads, shape, is_coalesced=not padded, check_invariants=False
     )
@@ -173,19 +171,19 @@ def row_gradients(
 ) -> tuple[Tensor, Tensor]:
     """Return the rows that were read, (U,) rising, and their gradients (U, d).
 
-    ``rows`` and ``weights`` are (N, R), with ``NO_ROW`` for a read that does not count; ``grad``
-    (N, d) is that of the weighted sums. The host waits once, for U and the number of reads.
+    ``rows`` and ``weights`` are (N, R), with ``NO_ROW`` for reads that do not count; ``grad``
+    (N, d) is the gradient of the sums. The host waits once, for U and the number of reads.
     """
     by_row, reads = rows.flatten().sort()
     counted = by_row.ne(NO_ROW)
-    changes = _changes(by_row) & counted
+    changes = _find_changes(by_row) & counted
     count, length = read_numbers(changes.sum(), counted.sum())
     reads = reads[:length]
-    starts = _starts(changes, count)
+    starts = _find_starts(changes, count)
     touched = by_row[starts]
     tokens = reads.div(rows.size(-1), rounding_mode="floor")
     weights = weights.flatten()[reads].to(grad.dtype)
-    # a row's gradient is a weighted sum over its readers, as a token's output is over its rows
+    # a row's gradient is a weighted sum over its readers, just as an output is over its rows
     if spare is not None and use_numba(grad):
         grads = spare.take(count, grad)
         ends = F.pad(starts, (0, 1), value=length)
@@ -204,14 +202,14 @@ def padded_row_gradients(
 ) -> tuple[Tensor, Tensor]:
     """Return the rows that were read, (P,) rising, and their gradients (P, d).
 
-    P is the number of reads, or ``most``, K, if that is less. What is left over repeats the last
-    row, with gradients of zero. The host waits for nothing.
+    P is the number of reads, at most K, ``most``. Entries that are left over repeat the last row
+    with gradients of zero. The host waits for nothing.
     """
     by_row, reads = rows.flatten().sort()
     size = min(len(reads), most)
     if size == 0:
         return by_row, grad.new_empty(0, grad.size(-1))
-    starts = _starts(_changes(by_row), size)
+    starts = _find_starts(_find_changes(by_row), size)
     grads = F.embedding_bag(
         reads.div(rows.size(-1), rounding_mode="floor"),
         grad.contiguous(),
@@ -219,23 +217,26 @@ def padded_row_gradients(
         per_sample_weights=weights.flatten()[reads].to(grad.dtype),
         mode="sum",
     )
-    return _rows_of(by_row, starts), grads
+    return _take_rows(by_row, starts), grads
 
 
 def repeat_first(rows: Tensor, grads: Tensor) -> Tensor:
-    """Return padded ``grads`` (P, d), all of a row like its first: any order writes the same."""
+    """Give all entries of a row in padded ``grads`` (P, d) the first one's gradient.
+
+    Whichever entry is then written last, the result is the same.
+    """
     return grads.index_select(0, torch.searchsorted(rows, rows))
 
 
 def merge_rows(grad: Tensor) -> Tensor:
-    """Return ``grad``, sparse (K, d), coalesced and without rows of zeros; the host waits."""
+    """Coalesce ``grad``, sparse (K, d), and drop rows of zeros; the host waits."""
     grad = grad.coalesce()
     used = grad.values().ne(0).any(-1)
     return rows_as_gradient(grad.indices()[0, used], grad.values()[used], grad.shape)
 
 
-def gradient_to_keep(grad: Tensor, plain: bool) -> Tensor:
-    """Return the sparse gradient of either weighted sum, coalesced, or padded on accelerators."""
+def prepare_gradient(grad: Tensor, plain: bool) -> Tensor:
+    """Return the gradient of either weighted sum coalesced, or padded on accelerators."""
     rows, grads, padded = grad._indices()[0], grad._values(), pads_rows(grad)
     if plain and not padded:
         return merge_rows(grad)
@@ -247,9 +248,9 @@ def gradient_to_keep(grad: Tensor, plain: bool) -> Tensor:
 
 
 def add_row_gradients(one: Tensor, other: Tensor) -> Tensor:
-    """Return the sum of two sparse gradients (K, d): coalesced, or padded if they are padded.
+    """Return the sum of two sparse gradients (K, d), both coalesced or both padded.
 
-    On a GPU torch would only concatenate their rows, which would soon be more than the table has.
+    On a GPU torch would only concatenate them, and soon hold more rows than the table.
     """
     lists = [one._indices()[0], other._indices()[0]]
     rows, grads = torch.cat(lists), torch.cat([one._values(), other._values()])
@@ -258,37 +259,39 @@ def add_row_gradients(one: Tensor, other: Tensor) -> Tensor:
         return rows_as_gradient(touched, summed, one.shape)
     size = min(len(rows), len(one))
     by_row, order = rows.sort()
-    changes = _changes(by_row)
+    changes = _find_changes(by_row)
     places = torch.empty_like(order).scatter_(0, order, changes.cumsum(0) - 1)
-    # what is left over is zero: to add all of it to the last row would take a GPU long
-    left_over = torch.cat([~_changes(part) for part in lists])
+    # Left-over entries are zero. Adding all of them to one row would be slow on a GPU.
+    left_over = torch.cat([~_find_changes(part) for part in lists])
     anywhere = torch.arange(len(rows), device=rows.device) % max(1, size)
     places = torch.where(left_over, anywhere, places)
     summed = grads.new_zeros(size, grads.size(1)).index_add_(0, places, grads)
-    return rows_as_gradient(_rows_of(by_row, _starts(changes, size)), summed, one.shape, True)
+    return rows_as_gradient(
+        _take_rows(by_row, _find_starts(changes, size)), summed, one.shape, True
+    )
 
 
 def read_numbers(*numbers: Tensor) -> list[int]:
-    """Return integers, tensors of one number, on the host, which waits for them once."""
+    """Return integers from tensors of one number; the host waits once for all."""
     return torch.stack(numbers).tolist()
 
 
-def _changes(by_row: Tensor) -> Tensor:
-    """Return where in ``by_row``, which rises, a row begins."""
+def _find_changes(by_row: Tensor) -> Tensor:
+    """Return where a new row begins in ``by_row``, which rises."""
     return by_row.diff(prepend=by_row.new_full((1,), -1)).ne(0)
 
 
-def _rows_of(by_row: Tensor, starts: Tensor) -> Tensor:
-    """Return the rows that start at ``starts`` in ``by_row``; the last one beyond its end."""
+def _take_rows(by_row: Tensor, starts: Tensor) -> Tensor:
+    """Return the rows at ``starts`` in ``by_row``; beyond its end, the last row."""
     return by_row[starts.clamp(max=len(by_row) - 1)]
 
 
-def _starts(changes: Tensor, size: int) -> Tensor:
-    """Return where each row's reads start, (size,); their number beyond the last row.
+def _find_starts(changes: Tensor, size: int) -> Tensor:
+    """Return where each row's reads start, (size,); beyond the last row, the number of reads.
 
     ``changes`` is true for the first read of each row, in the order of rows.
     """
-    # reads that are not the first are written beyond the end
+    # all other reads are written beyond the end
     places = torch.where(changes, changes.cumsum(0) - 1, size)
     starts = places.new_full((size + 1,), len(places))
     starts.scatter_(0, places, torch.arange(len(places), device=places.device))

@@ -1,7 +1,4 @@
-"""Trained models from Python: ``load`` one, score, generate, stream and translate.
-
-Begin with :mod:`.loading`.
-"""
+"""Trained models from Python: ``load`` a model, then score, generate, stream or translate."""
 
 from fairseq_plugins.fairseq_integration.registration import register
 

@@ -1,12 +1,12 @@
-"""A trained language model from Python: score texts, splits and streams, continue prompts.
+"""Trained language models from Python: score texts, splits and streams, and continue prompts.
 
 Shapes: B texts, N tokens of a text, T tokens of a segment, C tokens of extended context.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,13 +14,13 @@ import numpy as np
 import torch
 from fairseq.models import BaseFairseqModel
 from fairseq.tasks import FairseqTask
+from fairseq.utils import set_torch_seed
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from fairseq_plugins.fairseq_integration.dictionaries import log_unknown
 from fairseq_plugins.fairseq_integration.error_messages import flag
 from fairseq_plugins.python_interface.scoring import (
-    Batches,
     Hypothesis,
     LoadedModel,
     Score,
@@ -34,18 +34,18 @@ from fairseq_plugins.segment_language_model.recurrence import Recurrence
 from fairseq_plugins.segment_language_model.streams import RunningText
 from fairseq_plugins.segment_language_model.task import SegmentLanguageModelingTask
 
-# fairseq's options of blocks that the text of a single call has no place for
+# options of blocks that do not apply to text from Python, with their neutral values
 _OF_BLOCKS = {"add_bos_token": False, "output_dictionary_size": -1}
-# blocks at a time, by default
+# default batch size for blocks
 _BLOCKS = 8
 
 
 class LanguageModel(LoadedModel):
     """A language model that scores and continues text.
 
-    A newline in a text is ``</s>``, which ends lines in fairseq's data. Before the first token
-    stands another ``</s>``, which is not scored. ``unit`` is what a symbol is; T and C,
-    ``tokens_per_sample`` and ``extended_context``, are those of training where they are None.
+    A newline is ``</s>``, as at the ends of lines in fairseq's data. Another ``</s>``, which is not
+    scored, comes before the text. ``unit`` says what a symbol is; ``tokens_per_sample`` and
+    ``extended_context`` are T and C, None for those of training.
     """
 
     def __init__(
@@ -65,42 +65,44 @@ class LanguageModel(LoadedModel):
         self._options = task.cfg if self.reads_streams else task.args
         self.segment = self._options.tokens_per_sample
         self.context = getattr(self._options, "extended_context", 0)
-        self.segment, self.context = self._lengths(
+        self.segment, self.context = self._choose_lengths(
             tokens_per_sample, extended_context, self.model.max_positions()
         )
 
-    def _lengths(self, segment: int | None, context: int | None, most: int) -> tuple[int, int]:
-        """Return T and C where they are given, else those of the model; ``most`` tokens in all."""
+    def _choose_lengths(
+        self, segment: int | None, context: int | None, most: int
+    ) -> tuple[int, int]:
+        """Return T and C, by default the model's; check that they are at most ``most`` together."""
         segment = self.segment if segment is None else segment
         context = self.context if context is None else context
         check_at_least(1, tokens_per_sample=segment)
         check_at_least(0, extended_context=context)
         if context > 0 and self.model.decoder.context.mem_len > 0:
             raise ValueError(
-                f"extended_context is {context} for a model with a recurrence of "
-                f"{self.model.decoder.context.mem_len} tokens, which would hold them twice: leave "
-                "it out, or give mem_len=0"
+                f"extended_context is {context}, but the model's recurrence holds "
+                f"{self.model.decoder.context.mem_len} tokens already: leave it out, or give "
+                "mem_len=0"
             )
         if segment + context > most:
             raise ValueError(
                 f"tokens_per_sample is {segment} and extended_context {context}: the model has "
-                f"positions for {most} tokens, give no more in all"
+                f"positions for {most} tokens, give no more together"
             )
         return segment, context
 
     def check_blocks(self) -> None:
-        """Refuse a model of blocks that begin with a symbol, or end before all symbols."""
+        """Refuse a model whose blocks are not plain text."""
         for name, value in _OF_BLOCKS.items():
             if getattr(self._options, name, value) != value:
                 raise ValueError(
-                    f"the model was trained with {flag(name)}, which text from Python has no "
-                    "place for: use fairseq-eval-lm and fairseq-generate"
+                    f"the model was trained with {flag(name)}, which text from Python does not "
+                    "support: use fairseq-eval-lm and fairseq-generate"
                 )
 
     def score(self, text: str | Sequence[str], batch_size: int = 16) -> Score | list[Score]:
-        """Score a text, or each of several by itself: what fairseq-eval-lm gives for one stream.
+        """Score a text, or several independent ones, as fairseq-eval-lm scores one stream.
 
-        ``batch_size`` texts are computed at once; no figure depends on it.
+        ``batch_size`` texts are computed at once; the scores do not depend on it.
         """
         if isinstance(text, str):
             return self.stream().score(text)
@@ -116,11 +118,11 @@ class LanguageModel(LoadedModel):
         return [scores[number] for number in range(len(tokens))]
 
     def stream(self) -> TextStream:
-        """Return a text to be read piece by piece, each after all those before it."""
+        """Return a text to score piece by piece; each piece continues the pieces before it."""
         return TextStream(self)
 
     def score_of(self, tokens: Tensor, losses: Tensor) -> Score:
-        """Return the score of tokens (N,) with these losses in nats, (N,)."""
+        """Return the score of tokens (N,) with losses (N,) in nats."""
         log_unknown(int(tokens.eq(self.text.dictionary.unk()).sum()), len(tokens), "the text")
         return Score(self.text.symbols(tokens), -losses.cpu().numpy(), self.unit)
 
@@ -132,36 +134,37 @@ class LanguageModel(LoadedModel):
         extended_context: int | None = None,
         context_window: int = 0,
         max_tokens: int | None = None,
-    ) -> tuple[np.ndarray, Batches]:
+    ) -> tuple[np.ndarray, Iterable[dict[str, Any]], Callable[[int], int]]:
         most = self.model.max_positions()
         if self.reads_streams:
-            # others than learned positions have no end
+            # only learned positions are limited
             positions = getattr(self.model.decoder.absolute_positions, "max_positions", None)
             most = 10**9 if positions is None else positions
-        segment, context = self._lengths(tokens_per_sample, extended_context, most)
+        segment, context = self._choose_lengths(tokens_per_sample, extended_context, most)
         tokens = self._tokens(split)[:max_tokens]
         if self.reads_streams:
             if context_window > 0:
                 raise ValueError(
-                    f"context_window is {context_window}: the recurrence is the context of a "
-                    "segment language model; leave it out"
+                    f"context_window is {context_window}: a segment language model has its "
+                    "recurrence as context; leave it out"
                 )
             self._options.tokens_per_sample, self._options.extended_context = segment, context
             epoch = self.task.get_batch_iterator(RunningText(tokens), max_sentences=batch_size)
             streams, rows = epoch.dataset.num_streams, len(epoch.dataset)
-            # the rows of a stream follow one another
-            return tokens, Batches(
+            # one stream's rows after another
+            return (
+                tokens,
                 epoch.next_epoch_itr(shuffle=False),
                 lambda row: row % streams * rows + row // streams,
             )
         if not 0 <= context_window < segment:
             raise ValueError(
-                f"context_window is {context_window}: it must be at least 0 and less than "
-                f"tokens_per_sample, here {segment}, of which it is a part"
+                f"context_window is {context_window}: it is a part of tokens_per_sample, so it "
+                f"must be at least 0 and less than {segment}"
             )
         if max_tokens is not None:
             raise ValueError(f"max_tokens is {max_tokens} for blocks of text: leave it out")
-        # as in fairseq-eval-lm: a block and its context are as long as a block alone
+        # as in fairseq-eval-lm, a block with its context is as long as a block alone
         self._options.tokens_per_sample = segment - context_window
         self.task.load_dataset(split)
         batches = self.task.eval_lm_dataloader(
@@ -173,21 +176,21 @@ class LanguageModel(LoadedModel):
             data_buffer_size=0,
             context_window=context_window,
         )
-        return tokens, Batches(batches, int)
+        return tokens, batches, int
 
     def _scored(self, target: Tensor) -> Tensor:
         scored = super()._scored(target)
         if getattr(self._options, "add_bos_token", False):
-            # no token of the split
+            # this token is not in the split
             scored &= target.ne(self.text.dictionary.bos())
         return scored
 
     def generate(
         self, prompt: str | Sequence[str] = "", length: int = 100, **options: Any
     ) -> str | list[str]:
-        """Continue a prompt, or each of several, by ``length`` symbols: return it and what follows.
+        """Return a prompt, or each of several, continued by ``length`` symbols.
 
-        The options are those of :meth:`hypotheses`.
+        For the options see :meth:`hypotheses`.
         """
         if isinstance(prompt, str):
             return self.hypotheses(prompt, length, **options)[0].text
@@ -207,21 +210,19 @@ class LanguageModel(LoadedModel):
         seed: int | None = None,
         stop_at_newline: bool = False,
     ) -> list[Hypothesis]:
-        """Return continuations of a prompt, prompt included, the best first, as many as ``beam``.
-
-        fairseq's generator finds them; the model attends to its memory of what is before.
+        """Return the ``beam`` best continuations of a prompt, best first, with the prompt.
 
         Args:
             prompt: a text, which may be empty.
-            length: symbols after the prompt.
+            length: number of symbols after the prompt.
             beam: width of the search.
-            sampling: draw each symbol instead of searching, as ``top_k`` and ``top_p`` do, too.
-            top_k: draw from this many of the likeliest symbols.
-            top_p: draw from the likeliest symbols that have this probability together.
-            temperature: above 1 for more even probabilities, below for less even ones.
-            no_repeat_ngram_size: no sequence of this many symbols occurs twice; 0 for no limit.
-            seed: of the draws; None to go on with torch's own generator.
-            stop_at_newline: end where the line ends, if that is before ``length``.
+            sampling: draw each symbol instead of searching; ``top_k`` and ``top_p`` imply this.
+            top_k: draw from the k likeliest symbols.
+            top_p: draw from the likeliest symbols that together have this probability.
+            temperature: above 1 makes probabilities more even, below 1 less even.
+            no_repeat_ngram_size: repeat no sequence of this many symbols; 0 for no limit.
+            seed: seed of the draws; None continues torch's random numbers.
+            stop_at_newline: stop at the end of the line, if it comes before ``length``.
         """
         self.check_blocks()
         dictionary = self.text.dictionary
@@ -240,12 +241,14 @@ class LanguageModel(LoadedModel):
                 raise ValueError(refusal)
         tokens = self.text.encode(prompt, "the prompt") if prompt else torch.empty(0).long()
         if stop_at_newline and tokens.eq(dictionary.eos()).any():
-            raise ValueError("the prompt has a newline, and stop_at_newline is given: drop one")
+            raise ValueError(
+                "the prompt has a newline, and stop_at_newline is given: leave one out"
+            )
         most = len(tokens) + length
         if most + 1 > self.model.max_positions():
             raise ValueError(
                 f"length is {length} after a prompt of {len(tokens)} symbols: the model has "
-                f"positions for {self.model.max_positions() - 1} together, give less"
+                f"positions for {self.model.max_positions() - 1} symbols, give no more together"
             )
         options = SimpleNamespace(
             beam=beam,
@@ -257,7 +260,7 @@ class LanguageModel(LoadedModel):
             temperature=temperature,
             no_repeat_ngram_size=no_repeat_ngram_size,
         )
-        # <pad> never occurs in text: nothing but the length ends what waits for it
+        # <pad> never occurs, so that only the length ends a continuation
         end = {} if stop_at_newline else {"extra_gen_cls_kwargs": {"eos": dictionary.pad()}}
         generator = self.task.build_generator([self.model], options, **end)
         if not stop_at_newline:
@@ -268,7 +271,7 @@ class LanguageModel(LoadedModel):
         source = torch.cat([prefix.new_full((1, 1), dictionary.eos()), prefix], dim=1)
         lengths = source.new_tensor([source.size(1)])
         sample = {"net_input": {"src_tokens": source, "src_lengths": lengths}}
-        with seeded(seed, self.device):
+        with nullcontext() if seed is None else set_torch_seed(int(seed)):
             (found,) = generator.generate(
                 [self.model], sample, prefix_tokens=prefix, bos_token=dictionary.eos()
             )
@@ -276,11 +279,10 @@ class LanguageModel(LoadedModel):
 
 
 class TextStream:
-    """A text that a language model reads piece by piece, with the memory of all before.
+    """A text that a language model reads piece by piece and remembers, or B ``texts`` in parallel.
 
-    The scores of its pieces are those of the whole text, wherever it is cut between two symbols.
-    For that a segment that a piece ends within is read again with the next piece. B ``texts`` are
-    read side by side.
+    Wherever the text is cut between two symbols, its pieces get the scores of the whole text: if a
+    piece ends within a segment, the next piece reads this segment again.
     """
 
     def __init__(self, model: LanguageModel, texts: int = 1) -> None:
@@ -288,7 +290,7 @@ class TextStream:
         self._model = model
         self._recurrence = Recurrence()
         self._read_so_far = 0
-        # the tokens from _first - 1 on that are read again, the first of all after </s>
+        # tokens that are read again, from token _first - 1 on; </s> is token -1
         self._first = 0
         self._kept = torch.full((texts, 1), model.text.dictionary.eos())
 
@@ -302,9 +304,9 @@ class TextStream:
 
     @torch.no_grad()
     def read(self, texts: list[Tensor]) -> list[Tensor]:
-        """Return the losses in nats of the next tokens, (N,), of each of B texts, float32.
+        """Return the losses in nats, fp32, of the next tokens (N,) of each of B texts.
 
-        Only the last call may bring more of some texts than of others.
+        The texts must be equally long in all calls but the last.
         """
         segment, context = self._model.segment, self._model.context
         pad = self._model.text.dictionary.pad()
@@ -337,13 +339,3 @@ class TextStream:
         recurrence = None if self._model.context > 0 else self._recurrence
         decoder = self._model.model.decoder
         return decoder.extract_features(source, recurrence=recurrence, start=start)[0]
-
-
-@contextmanager
-def seeded(seed: int | None, device: torch.device) -> Iterator[None]:
-    """Seed torch's random numbers in the block and put them back after it; nothing for None."""
-    devices = [device] if device.type == "cuda" else []
-    with torch.random.fork_rng(devices, enabled=seed is not None):
-        if seed is not None:
-            torch.manual_seed(seed)
-        yield

@@ -1,4 +1,4 @@
-"""Loading a checkpoint that fairseq-train wrote, with its dictionary, for use from Python."""
+"""Loads a checkpoint that fairseq-train wrote, with its dictionary, for use from Python."""
 
 import math
 import os
@@ -24,10 +24,10 @@ from fairseq_plugins.segment_language_model.evaluation import Units, check_unit,
 from fairseq_plugins.segment_language_model.model import CHANGED_IN_EVALUATION
 from fairseq_plugins.segment_language_model.task import SegmentLanguageModelingTask
 
-# of a folder; the last is what scripts.convert.checkpoint writes
+# looked for in a folder; scripts.convert.checkpoint writes the last
 CHECKPOINTS = ("checkpoint_best.pt", "checkpoint_last.pt", "checkpoint.pt")
 TASKS = (LanguageModelingTask, SegmentLanguageModelingTask, TranslationTask)
-# options of training's data that have no place in evaluation
+# options of the training's task that do not apply to evaluation
 _OF_TRAINING = {"eval_bleu": False, "dataset_impl": None, "tokens_per_sample_valid": None}
 
 
@@ -44,27 +44,26 @@ def load(
     allow_unknown: bool = False,
     **options: Any,
 ) -> LanguageModel | TranslationModel:
-    """Load a trained model: ``load("checkpoints").score("some text")``.
+    """Load a trained model, without executing anything in its file.
 
-    Nothing in the file is executed.
+    For example, ``load("checkpoints").score("some text")``.
 
     Args:
         path: a checkpoint, or a folder with ``checkpoint_best.pt`` or ``checkpoint_last.pt``.
-        data: the folder with ``dict.txt``, or ``dict.LANGUAGE.txt`` of both languages; None for the
-            checkpoint's own folder, or the folder that the model was trained on.
-        tokens_per_sample: segment or block length of a language model; None for that of training.
-        extended_context: of a segment language model; None for that of training.
-        softmax_temperature: of a segment language model, as in fairseq-eval-lm; in generation, too.
-        unit: what a symbol is, "characters", "bytes", "words" or "subwords"; None for what
-            ``units.json`` beside the dictionary says, or words.
-        tokenizer: fairseq's name of what makes tokens of a text, such as ``moses``; None for that
-            of training, or of ``units.json``.
-        bpe: fairseq's name of what makes units of tokens, such as ``subword_nmt``; None as for
-            ``tokenizer``.
-        allow_unknown: have language models read symbols that the dictionary lacks as ``<unk>``;
+        data: the folder with ``dict.txt``, or with ``dict.LANGUAGE.txt`` for both languages; None
+            for the checkpoint's folder or the data that the model was trained on.
+        tokens_per_sample: a language model's segment or block length; None for the training's.
+        extended_context: C of a segment language model; None for the training's.
+        softmax_temperature: for segment language models, as in fairseq-eval-lm.
+        unit: "characters", "bytes", "words" or "subwords"; None for the unit in ``units.json``
+            beside the dictionary, or words.
+        tokenizer: fairseq's name of the tokenizer, such as ``moses``; None for the training's, or
+            the one in ``units.json``.
+        bpe: fairseq's name of the BPE, such as ``subword_nmt``; None as for ``tokenizer``.
+        allow_unknown: let language models read symbols that the dictionary lacks as ``<unk>``;
             translation models always do.
-        options: of the tokenizer and BPE (``bpe_codes="codes"``), and of the model where they
-            differ from those of training (``mem_len=512``), as in ``--model-overrides``.
+        options: options of the tokenizer and BPE (``bpe_codes="codes"``), and changed options of
+            the model (``mem_len=512``), as in ``--model-overrides``.
     """
     file = find_checkpoint(Path(path))
     state = read_checkpoint(file, str(file))
@@ -79,8 +78,8 @@ def load(
     ):
         if value != left_out and not known:
             raise ValueError(
-                f"{name} is {value} and {file} holds a model of the task {of_task['_name']}, "
-                "which has no such option: leave it out"
+                f"{name} is {value}, but {file} holds a model of the task {of_task['_name']}, "
+                "which does not have this option: leave it out"
             )
     if not 0 < softmax_temperature < math.inf:
         raise ValueError(
@@ -107,7 +106,7 @@ def load(
 
 
 def find_checkpoint(path: Path) -> Path:
-    """Return the checkpoint at ``path``, a file or a folder of :data:`CHECKPOINTS`."""
+    """Return the checkpoint at ``path``, a file or a folder with one of :data:`CHECKPOINTS`."""
     if not path.exists():
         raise ValueError(f"there is no {path}: name a checkpoint, or the --save-dir of a training")
     if not path.is_dir():
@@ -136,9 +135,9 @@ def task_of(state: dict[str, Any], file: Path) -> type[FairseqTask]:
 def find_data(
     file: Path, given: str | os.PathLike | None, of_task: dict[str, Any], translates: bool
 ) -> Path:
-    """Return the folder with the dictionaries of a checkpoint: the given one, or where they are.
+    """Return the folder with a checkpoint's dictionaries, which is ``given`` or searched for.
 
-    They may be beside the file, or where the options of its task say that it was trained.
+    They may be beside the checkpoint, or in the data that its task was trained on.
     """
     trained = str(of_task.get("data") or "").split(os.pathsep)[0]
     places = [file.parent, *([Path(trained)] if trained else [])]
@@ -164,7 +163,7 @@ def _split_options(
     given: dict[str, Any],
     units: Units,
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the arguments of :func:`build_lines`, and the options of the model that change."""
+    """Return the arguments of :func:`build_lines`, and the changed options of the model."""
     of_task, of_model = options_of(state, "task"), options_of(state, "model")
     of_units: dict[str, Any] = {"source_lang": units.language, "target_lang": units.language}
     # subword_nmt and fastbpe, and sentencepiece
@@ -178,7 +177,7 @@ def _split_options(
         names[kind] = name or saved.get("_name") or getattr(units, kind)
         of_step = step_options(kind, names[kind]).keys()
         known |= of_step
-        # the task's languages are those of Moses
+        # Moses takes its languages from the task
         for source in (
             of_units if names[kind] == getattr(units, kind) else {},
             {option: value for option, value in of_task.items() if value is not None},
@@ -193,8 +192,8 @@ def _split_options(
     for option in given:
         if option not in known | changeable:
             raise ValueError(
-                f"{option} is no option of {file} that can be changed, nor one of its tokenizer "
-                f"and BPE ({names['tokenizer']}, {names['bpe']}): "
+                f"{option} is no option of {file} that can be changed, and no option of its "
+                f"tokenizer or BPE ({names['tokenizer']}, {names['bpe']}): "
                 f"{did_you_mean(option, known | changeable) or 'leave it out'}"
             )
     changed = {option: value for option, value in given.items() if option in changeable}
@@ -204,13 +203,12 @@ def _split_options(
 def _load(
     file: Path, folder: Path, changed: dict[str, Any]
 ) -> tuple[BaseFairseqModel, FairseqTask]:
-    """Return the model and its task."""
     overrides = {**changed, **_OF_TRAINING, "data": str(folder)}
     try:
-        # fairseq reads the file as before: weights and options, nothing that runs
+        # fairseq reads the file safely, too
         (model,), _, task = load_model_ensemble_and_task([str(file)], arg_overrides=overrides)
     except (RuntimeError, ValueError) as error:
-        # what torch says of weights that do not fit comes last, also within a sentence of ours
+        # torch's last line says which weights do not fit, also if our error wraps it
         own = error.__cause__ if isinstance(error, MisfitError) else None
         lines = str(own or error).splitlines()
         told = lines[-1] if isinstance(error, RuntimeError) else " ".join(lines)
@@ -219,7 +217,7 @@ def _load(
 
 
 def _prepare(model: BaseFairseqModel, changed: dict[str, Any]) -> None:
-    """Prepare a model as fairseq's commands do, which then logs how far back it reads."""
+    """Prepare a model as fairseq's commands do; it then logs how far back it reads."""
     model.prepare_for_inference_(
         SimpleNamespace(
             generation=GenerationConfig(),
@@ -227,5 +225,5 @@ def _prepare(model: BaseFairseqModel, changed: dict[str, Any]) -> None:
             task=SimpleNamespace(tokens_per_sample=None),
         )
     )
-    # fairseq's warning for those who would train, a function that cannot be pickled
+    # fairseq's warning against training is a function that cannot be pickled
     vars(model).pop("train", None)

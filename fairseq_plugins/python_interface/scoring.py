@@ -1,4 +1,4 @@
-"""What all models from Python have: the loss of each token, its units, and binarized splits.
+"""What all models from Python share: losses of tokens, their units, and binarized splits.
 
 Shapes: B texts or streams, T tokens, N tokens of a text or split, d model width.
 """
@@ -28,20 +28,20 @@ from fairseq_plugins.segment_language_model.evaluation import BITS
 from fairseq_plugins.segment_language_model.streams import load_tokens
 
 logger = logging.getLogger(__name__)
-# Log-probabilities that are computed at once: those of a large vocabulary outweigh all else.
-_LOG_PROBABILITIES = 2**26
+# how many log-probabilities are computed at once: a large vocabulary takes much memory
+LOG_PROBABILITIES = 2**26
 
 
 def in_unit(nats: float, unit: str) -> float:
-    """Return a mean loss in nats a token as bits per character, or as the perplexity of a token."""
+    """Return a mean loss in nats as bits per character or as perplexity."""
     return float(nats / np.log(2) if unit == BITS else np.exp(nats))
 
 
 @dataclass(frozen=True)
 class Score:
-    """What a model says of a text, token by token; scores of pieces add up to that of the whole.
+    """A model's score of each token of a text; the sum of pieces is the score of the whole text.
 
-    ``log_probs`` (N,) are in nats, float32; ``unit`` is that of :attr:`loss`.
+    ``log_probs`` (N,) are in nats, fp32; ``unit`` is the unit of :attr:`loss`.
     """
 
     tokens: list[str]
@@ -81,12 +81,12 @@ def check_at_least(least: int, **values: int | None) -> None:
 def score_features(
     model: BaseFairseqModel, features: Tensor, target: Tensor, scored: Tensor
 ) -> Tensor:
-    """Return the losses of those tokens ``target`` (B, T) that are ``scored``, in nats.
+    """Return the losses in nats of the tokens of ``target`` (B, T) that are ``scored``.
 
-    ``features`` are the output of the last layer, (B, T, d).
+    ``features`` (B, T, d) are the last layer's output.
     """
     features, target = features[scored], target[scored]
-    piece = max(1, _LOG_PROBABILITIES // len(model.decoder.dictionary))
+    piece = max(1, LOG_PROBABILITIES // len(model.decoder.dictionary))
     losses = [torch.empty(0, device=features.device)]
     for some, their_target in zip(features.split(piece), target.split(piece), strict=True):
         output = model.decoder.output_layer(some.unsqueeze(0))
@@ -110,9 +110,9 @@ def score_batches(
     total: int | None = None,
     description: str = "scoring",
 ) -> Iterator[tuple[list[int], list[int], np.ndarray]]:
-    """Yield the numbers of each batch's rows, how many tokens each row has, and their losses.
+    """Yield the numbers of each batch's rows, the rows' token counts, and the tokens' losses.
 
-    ``wanted`` returns which targets (B, T) of a batch are scored. A progress bar goes to ``total``.
+    ``wanted`` returns which targets (B, T) of a batch to score. A progress bar goes to ``total``.
     """
     device = next(model.parameters()).device
     hidden = True if total is None else None
@@ -139,15 +139,16 @@ def _reduce_choices(choices: StrEnumMeta) -> tuple | str:
     return ChoiceEnum, ([choice.value for choice in choices],)
 
 
-# the types of fairseq's options, which it makes when it needs them: pickles find no such class
+# fairseq creates the types of its options as it needs them, so pickles cannot find them by name
 copyreg.pickle(StrEnumMeta, _reduce_choices)
 
 
 class Hypothesis(NamedTuple):
     """A continuation or translation that fairseq's generator found.
 
-    ``score`` is the sum of ``log_probs`` over their number to the power of the length penalty. The
-    last of ``log_probs`` is that of the ``</s>`` at the end, 0 where only the length ends it.
+    ``score`` is the sum of ``log_probs``, divided by their number to the power of the length
+    penalty. The last of ``log_probs`` belongs to the final ``</s>``; it is 0 if the length ended
+    the text.
     """
 
     text: str
@@ -156,15 +157,8 @@ class Hypothesis(NamedTuple):
     log_probs: np.ndarray
 
 
-class Batches(NamedTuple):
-    """The batches of a split, and where the tokens of a row stand among those of all rows."""
-
-    batches: Iterable[dict[str, Any]]
-    place: Callable[[int], int]
-
-
 class LoadedModel:
-    """A trained model, ready for inference, with fairseq's task, which has the dictionaries."""
+    """A trained model, ready for inference, and fairseq's task, which has the dictionaries."""
 
     def __init__(self, model: BaseFairseqModel, task: FairseqTask) -> None:
         self.model = model
@@ -172,11 +166,11 @@ class LoadedModel:
 
     @property
     def device(self) -> torch.device:
-        """Return the device of the model."""
+        """Return the model's device."""
         return next(self.model.parameters()).device
 
     def to(self, *args: Any, **kwargs: Any) -> LoadedModel:
-        """Move the model to a device, such as "cuda", or cast it, as ``torch.nn.Module.to``."""
+        """Move or cast the model, as ``torch.nn.Module.to`` does."""
         self.model.to(*args, **kwargs)
         return self
 
@@ -188,13 +182,13 @@ class LoadedModel:
         description: str = "scoring",
         **options: Any,
     ) -> np.ndarray:
-        """Return the loss of each token of a binarized split in nats, in order: float32 (N,).
+        """Return the losses in nats of a binarized split's tokens in order, (N,) in fp32.
 
-        ``before_batch`` gets each batch and which of its targets (B, T) are scored. Options are, of
-        language models, ``batch_size``, ``tokens_per_sample``, and ``extended_context`` and
-        ``max_tokens`` of streams or ``context_window`` of blocks; of translation ``batch_size``.
+        ``before_batch`` gets each batch and a mask of the targets (B, T) that are scored. All
+        models take ``batch_size``, language models also ``tokens_per_sample``; streams take
+        ``extended_context`` and ``max_tokens``, blocks ``context_window``.
         """
-        tokens, (batches, place) = self._read_split(split, **options)
+        tokens, batches, place = self._read_split(split, **options)
 
         def wanted(batch: dict[str, Any]) -> Tensor:
             scored = self._scored(batch["target"])
@@ -213,22 +207,24 @@ class LoadedModel:
         if sum(counts) != len(tokens):
             raise ValueError(
                 f"{sum(counts):,} tokens were scored of the {len(tokens):,} of the split {split}, "
-                "so the figures would be wrong: fairseq leaves out what is longer than the model "
-                "has positions for; take those sentences out of the split"
+                "so the figures would be wrong: fairseq leaves out sentences that are longer than "
+                "the model's positions; remove them from the split"
             )
         order = np.argsort(np.repeat(places, counts), kind="stable")
         return np.concatenate(losses)[order]
 
-    def _read_split(self, split: str, **options: Any) -> tuple[np.ndarray, Batches]:
-        """Return the tokens (N,) that a split has in its file, and its batches."""
+    def _read_split(
+        self, split: str, **options: Any
+    ) -> tuple[np.ndarray, Iterable[dict[str, Any]], Callable[[int], int]]:
+        """Return a split's tokens (N,), its batches, and a map from a row's number to its place."""
         raise NotImplementedError
 
     def _scored(self, target: Tensor) -> Tensor:
         return target.ne(self.task.target_dictionary.pad())
 
     def _tokens(self, name: str) -> np.ndarray:
-        """Return the tokens of a file of the data, (N,)."""
-        # fairseq's older tasks have the other
+        """Return the tokens (N,) of a file of the data."""
+        # fairseq's older tasks have args instead of cfg
         folder = (self.task.cfg or self.task.args).data
         try:
             return load_tokens(os.path.join(folder, name), self.task.target_dictionary)
@@ -240,16 +236,16 @@ class LoadedModel:
         """Return what fairseq's generator found for one text, in its order."""
         made = []
         for one in found:
-            # the last token only ends it
+            # the last token is the end
             tokens, log_probs = one["tokens"][:-1].cpu(), one["positional_scores"].float().cpu()
             score, symbols = float(one["score"]), text.symbols(tokens)
             made.append(Hypothesis(text.decode(tokens), score, symbols, log_probs.numpy()))
         return made
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return what copies and pickles hold: all but the state of fairseq's task, its data."""
+        """Leave the data of fairseq's task out of copies and pickles."""
         task = copy.copy(self.task)
-        # fairseq's own class of it can be neither copied nor pickled
+        # fairseq's class of the state can be neither copied nor pickled
         task.state = SimpleNamespace()
         task.datasets, task.dataset_to_epoch_iter = {}, {}
         return {**self.__dict__, "task": task}

@@ -1,4 +1,4 @@
-"""Text as the symbols of a dictionary, and back: by Moses and BPE, characters, bytes or words."""
+"""Converts text to symbols of a dictionary and back: Moses and BPE, characters, bytes or words."""
 
 import dataclasses
 from argparse import Namespace
@@ -16,14 +16,14 @@ from torch import Tensor
 
 from fairseq_plugins.segment_language_model.evaluation import Units
 
-# what prepared texts of characters have for a blank, where units.json does not say it
+# what may stand for a blank in prepared texts of characters, if units.json does not say it
 _BLANKS = ("▁", "_")
-# unknown symbols that an error lists
+# how many unknown symbols an error lists
 _LISTED = 5
 
 
 class Words:
-    """A line as words between blanks, after fairseq's tokenizer and BPE, which may be None."""
+    """A line as words between blanks, after fairseq's tokenizer and BPE, if given."""
 
     def __init__(self, tokenizer: Any = None, bpe: Any = None) -> None:
         self.tokenizer = tokenizer
@@ -44,7 +44,7 @@ class Words:
 
 
 class Pieces(Words):
-    """A line as pieces of sentencepiece, whose blanks at both ends are kept."""
+    """A line as pieces of sentencepiece, which keeps blanks at both ends."""
 
     def decode(self, symbols: list[str]) -> str:
         """Return the line of some symbols."""
@@ -53,7 +53,7 @@ class Pieces(Words):
 
 
 class Characters:
-    """A line as its characters; ``symbols`` has those that are written in another way."""
+    """A line as its characters; ``symbols`` has characters that the dictionary writes otherwise."""
 
     def __init__(self, symbols: Mapping[str, str]) -> None:
         self.symbols = symbols
@@ -76,16 +76,16 @@ class Bytes:
         return [str(byte) for byte in line.encode()]
 
     def decode(self, symbols: list[str]) -> str:
-        """Return the line of some symbols; what is no text becomes �."""
+        """Return the line of some symbols; invalid bytes become �."""
         numbers = bytes(int(symbol) for symbol in symbols if symbol.isdecimal())
         return numbers.decode(errors="replace")
 
 
 class TextCoder:
-    """Text as tokens: its lines one after another, a newline as ``</s>``.
+    """Converts text to tokens and back; a newline is ``</s>``.
 
-    ``lines`` makes symbols of a line and back. With ``allow_unknown`` symbols that the dictionary
-    lacks are read as ``<unk>``, and not refused.
+    ``lines`` converts a line to symbols and back. With ``allow_unknown``, symbols that the
+    dictionary lacks are read as ``<unk>`` instead of being refused.
     """
 
     def __init__(
@@ -96,7 +96,7 @@ class TextCoder:
         self.allow_unknown = allow_unknown
 
     def encode(self, text: str, name: str = "the text", empty: bool = False) -> Tensor:
-        """Return the tokens of a text, (N,), which may be ``empty``; errors call it ``name``."""
+        """Return the tokens (N,) of a text, which may be ``empty``; errors call it ``name``."""
         if not isinstance(text, str):
             raise ValueError(f"{name} is {text!r}: it must be a string")
         first, *others = (self.lines.encode(line) for line in text.split("\n"))
@@ -113,16 +113,16 @@ class TextCoder:
             listed = ", ".join(map(repr, unknown[:_LISTED])) + ", …" * (len(unknown) > _LISTED)
             raise ValueError(
                 f"{name} has symbols that the dictionary lacks ({listed}): write it in symbols of "
-                f"dict.txt{self._other_symbols()}; load(…, allow_unknown=True) counts them as <unk>"
+                f"dict.txt{self._suggest_units()}; load(…, allow_unknown=True) counts them as <unk>"
             )
         return tokens
 
-    def _other_symbols(self) -> str:
+    def _suggest_units(self) -> str:
         if not isinstance(self.lines, Words) or self.lines.bpe is not None:
             return ""
         return (
-            ", or load the model with what makes them, load(…, bpe=…) or, where each is a "
-            'character or byte, load(…, unit="characters") or "bytes"'
+            ", or load the model with its BPE, load(…, bpe=…), or if its symbols are characters "
+            'or bytes, with load(…, unit="characters") or "bytes"'
         )
 
     def decode(self, tokens: Tensor) -> str:
@@ -141,7 +141,7 @@ class TextCoder:
 
 
 def step_options(kind: str, name: str | None) -> dict[str, Any]:
-    """Return the options of fairseq's "tokenizer" or "bpe" of a name, with their defaults."""
+    """Return the options, with defaults, of fairseq's "tokenizer" or "bpe" of this name."""
     registry = REGISTRIES[kind]
     if name is None:
         return {}
@@ -156,9 +156,9 @@ def step_options(kind: str, name: str | None) -> dict[str, Any]:
 def build_lines(
     tokenizer: str | None, bpe: str | None, options: dict[str, Any], units: Units, known: Dictionary
 ) -> Any:
-    """Return what makes symbols of a line, and a line of symbols.
+    """Return an object that converts a line to symbols and back.
 
-    ``tokenizer`` and ``bpe`` are fairseq's names, with ``options`` of both; where both are None,
+    ``tokenizer`` and ``bpe`` are fairseq's names, with ``options`` for both. If both are None,
     ``units`` say what a symbol is.
     """
     if tokenizer is None and bpe is None:
@@ -178,7 +178,7 @@ def build_lines(
                 raise ValueError(f"{option} is {file}, which is no file: name another")
         try:
             built.append(build(Namespace(**{kind: name}, **options)))
-        # libraries raise plain exceptions, and one of them ends the program
+        # libraries raise any exception, and one of them exits
         except (Exception, SystemExit) as error:
             reason = " ".join(str(error).split()) or type(error).__name__
             files = ", ".join(f"{option} {value}" for option, value in options.items())

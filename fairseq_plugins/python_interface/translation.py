@@ -1,9 +1,9 @@
-"""A trained translation model from Python: sentences in one language to another.
+"""Trained translation models from Python: translate and score sentences.
 
 Shapes: B sentences of a batch, T units.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,7 +19,6 @@ from omegaconf import OmegaConf
 from torch import Tensor
 
 from fairseq_plugins.python_interface.scoring import (
-    Batches,
     Hypothesis,
     LoadedModel,
     Score,
@@ -29,27 +28,24 @@ from fairseq_plugins.python_interface.scoring import (
 from fairseq_plugins.python_interface.text import TextCoder, Words
 from fairseq_plugins.segment_language_model.evaluation import PERPLEXITY
 
-# pairs of sentences at a time, where none is asked for
-_BATCH_SIZE = 8
-
 
 class TranslationModel(LoadedModel):
     """A model that translates sentences as fairseq-generate and fairseq-interactive do.
 
-    ``lines`` makes units of a sentence, and a sentence of units; None for units between blanks.
+    ``lines`` converts a sentence to units and back; None for units between blanks.
     """
 
     def __init__(self, model: BaseFairseqModel, task: TranslationTask, lines: Any = None) -> None:
         super().__init__(model, task)
         lines = lines or Words()
-        # a sentence may have names that nobody has seen: fairseq reads them as <unk>
+        # fairseq reads unknown names as <unk>
         self.source = TextCoder(task.source_dictionary, lines, allow_unknown=True)
         self.target = TextCoder(task.target_dictionary, lines, allow_unknown=True)
 
     def translate(self, text: str | Sequence[str], **options: Any) -> str | list[str]:
-        """Translate a sentence, or each of several; a newline within it counts as a blank.
+        """Translate a sentence, or each of several; newlines count as blanks.
 
-        The options are those of :meth:`hypotheses`.
+        For the options see :meth:`hypotheses`.
         """
         if isinstance(text, str):
             return self.hypotheses([text], **options)[0][0].text
@@ -66,17 +62,17 @@ class TranslationModel(LoadedModel):
         no_repeat_ngram_size: int = 0,
         batch_size: int = 32,
     ) -> list[list[Hypothesis]]:
-        """Return the translations of each sentence, the best first, as many as ``beam``.
+        """Return the ``beam`` best translations of each sentence, best first.
 
         Args:
-            sentences: in the source language; an empty one has an empty translation.
+            sentences: an empty one has an empty translation.
             beam: width of the search.
-            length_penalty: power of its length by which the score of a translation is divided.
-            max_len_a: a translation has at most this many units times those of the longest source
-                in its batch, plus ``max_len_b``.
+            length_penalty: a translation's score is divided by its length to this power.
+            max_len_a: translations have at most ``max_len_a`` times the units of the longest
+                source in the batch, plus ``max_len_b``.
             max_len_b: see ``max_len_a``.
-            no_repeat_ngram_size: no sequence of this many units occurs twice; 0 for no such limit.
-            batch_size: how many are translated at once, of similar length.
+            no_repeat_ngram_size: repeat no sequence of this many units; 0 for no limit.
+            batch_size: number of sentences to translate at once.
         """
         if isinstance(sentences, str):
             raise ValueError(f"sentences is {sentences!r}: give a list of them")
@@ -92,7 +88,7 @@ class TranslationModel(LoadedModel):
             bpe=None,
         )
         hub = GeneratorHubInterface(config, self.task, [self.model]).to(self.device)
-        # a sentence is there when there is more than its </s>
+        # an empty sentence has only its </s>
         found = hub.generate(
             [source for source in sources if len(source) > 1],
             beam,
@@ -108,14 +104,11 @@ class TranslationModel(LoadedModel):
     def score(
         self, source: str | Sequence[str], target: str | Sequence[str], batch_size: int = 32
     ) -> Score | list[Score]:
-        """Score the translation of a sentence, or of each of several, its end included.
-
-        ``batch_size`` pairs are computed at once.
-        """
+        """Score the translation of a sentence, or of each of several, including its end."""
         if isinstance(source, str) and isinstance(target, str):
             return self._score_pairs([source], [target], 1)[0]
         if isinstance(source, str) or isinstance(target, str) or len(source) != len(target):
-            raise ValueError("source and target: give two texts, or two lists of as many")
+            raise ValueError("source and target: give two texts, or two lists of equal length")
         check_at_least(1, batch_size=batch_size)
         return self._score_pairs(source, target, batch_size)
 
@@ -146,20 +139,23 @@ class TranslationModel(LoadedModel):
         return [found[number] for number in range(len(sources))]
 
     def _encode(self, text: TextCoder, sentence: str, name: str) -> Tensor:
-        """Return the tokens of a sentence and its ``</s>``."""
+        """Return the tokens of a sentence, ``</s>`` included."""
         if isinstance(sentence, str):
             sentence = " ".join(sentence.split())
         tokens = text.encode(sentence, name, empty=True)
         most = self.model.max_positions()[text is self.target]
         if len(tokens) >= most:
             raise ValueError(
-                f"{name} has {len(tokens)} units, and the model positions for {most - 1}: cut it"
+                f"{name} has {len(tokens)} units, and the model has positions for {most - 1}: "
+                "shorten it"
             )
         return torch.cat([tokens, tokens.new_tensor([text.dictionary.eos()])])
 
-    def _read_split(self, split: str, batch_size: int = _BATCH_SIZE) -> tuple[np.ndarray, Batches]:
+    def _read_split(
+        self, split: str, batch_size: int = 8
+    ) -> tuple[np.ndarray, Iterable[dict[str, Any]], Callable[[int], int]]:
         source, target = self.task.cfg.source_lang, self.task.cfg.target_lang
-        # either language may be the source of the folder's
+        # file names may have the languages in either order
         pairs = (f"{split}.{source}-{target}.{target}", f"{split}.{target}-{source}.{target}")
         there = (name for name in pairs if Path(self.task.cfg.data, f"{name}.bin").is_file())
         tokens = self._tokens(next(there, pairs[0]))
@@ -168,8 +164,8 @@ class TranslationModel(LoadedModel):
             self.task.dataset(split),
             max_sentences=batch_size,
             max_positions=self.model.max_positions(),
-            # what is left out is noticed, and named better
+            # score_split notices what is left out, and has a better message
             ignore_invalid_inputs=True,
             required_batch_size_multiple=1,
         ).next_epoch_itr(shuffle=False)
-        return tokens, Batches(batches, int)
+        return tokens, batches, int

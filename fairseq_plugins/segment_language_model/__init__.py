@@ -1,6 +1,6 @@
 """Language models that read parallel streams of text, segment by segment, with recurrence.
 
-Shared by Transformer-XL and all-attention: task, streams, decoder, layer, attention and its kernel.
+Transformer-XL and all-attention share what is here: task, streams, decoder, attention, loss.
 """
 
 from fairseq_plugins.fairseq_integration.registration import register_with_room

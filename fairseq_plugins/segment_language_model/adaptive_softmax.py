@@ -1,4 +1,4 @@
-"""Adaptive softmax: fairseq's with the published models' biases, and its loss over every token.
+"""fairseq's adaptive softmax with the published models' biases, and a loss that counts every token.
 
 Grave et al. 2017 (arXiv:1609.04309). Shapes: d model width.
 """
@@ -20,16 +20,16 @@ class Bias(nn.Module):
         self.bias = nn.Parameter(torch.zeros(size))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Map (…, size) to the same shape."""
+        """Map (…, size) to (…, size)."""
         return x + self.bias
 
 
 class BiasedAdaptiveSoftmax(AdaptiveSoftmax):
     """fairseq's adaptive softmax, with a bias for every symbol and cluster.
 
-    With ``adaptive_inputs`` the weights are tied, with ``tie_proj`` the clusters' projections too.
-    What frequent symbols and clusters are scored from has a ``head_projection``, d to d, or the
-    projection of the frequent symbols' embeddings (``tie_head_proj``).
+    ``adaptive_inputs`` ties the weights, ``tie_proj`` the clusters' projections too.
+    ``head_projection``, d to d, comes before the scores of frequent symbols and clusters;
+    ``tie_head_proj`` takes the projection of the frequent symbols' embeddings instead.
     """
 
     def __init__(
@@ -59,13 +59,13 @@ class BiasedAdaptiveSoftmax(AdaptiveSoftmax):
 def adaptive_cross_entropy(
     softmax: AdaptiveSoftmax, features: Tensor, target: Tensor, pad: int
 ) -> Tensor:
-    """Return the summed negative log-likelihood of ``target`` (B, T), in nats, single precision.
+    """Return the negative log-likelihood of ``target`` (B, T), in nats, summed in single precision.
 
-    fairseq's ``adaptive_loss`` takes ``<pad>``, symbol 1, out of every cluster, and so drops the
-    loss of each cluster's second symbol within it. ``features`` is (B, T, d).
+    fairseq's ``adaptive_loss`` ignores index 1, ``<pad>``, in every cluster, and so loses part of
+    the loss of each cluster's second symbol. ``features`` are (B, T, d).
     """
     scores, targets = softmax(features, target.flatten())
-    # padding is a symbol of the first cluster, so only there can it be a target
+    # padding belongs to the first cluster, so no other cluster has it as a target
     loss = F.cross_entropy(scores[0].float(), targets[0], ignore_index=pad, reduction="sum")
     for of_cluster, own_target in zip(scores[1:], targets[1:], strict=True):
         if own_target is not None:

@@ -1,40 +1,173 @@
-"""The fast attention of a segment to a window of earlier tokens, with its gradient written out.
+"""The fast attention of a segment to a window of earlier tokens, with a hand-written gradient.
 
-It computes what :func:`.attention.plain_attention` states (Transformer-XL, section 3.3 and appendix
-B; all-attention, equations 12 and 13) for blocks of queries, each with just the keys that it sees.
-Scores far outnumber everything else, and automatic differentiation would copy them several times.
+It computes the same as :func:`.attention.plain_attention` (Transformer-XL, section 3.3 and appendix
+B; all-attention, equations 12 and 13), one block of queries at a time, with only the keys that the
+block sees. The scores are by far the largest tensors, and autograd would copy them several times.
 
-Shapes are those of :mod:`.attention_blocks`.
+Shapes: H heads, B streams, T queries (the segment), S keys (earlier tokens and segment), D
+distances, G sets of relative keys (1 for all heads, or H), W distances with a bias, d_h head width;
+in a block: C queries that see at most K keys, F distances beyond a clamp.
 """
 
 from __future__ import annotations
 
 import math
-from typing import Any
+from collections.abc import Iterator
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from fairseq_plugins.segment_language_model.attention_blocks import (
-    EVERY_KEY,
-    Block,
-    Clamped,
-    Window,
-    hidden_by_window,
-    rel_shift,
-    rows_by_distance,
-    split_into_blocks,
-    undo_rel_shift,
-)
+# Wide blocks compute more hidden scores; narrow blocks have small products. A CPU's caches hold the
+# scores of 64 queries, or of 128 in bf16 with fused attention; a GPU needs more work per kernel.
+QUERY_BLOCK = 64
+QUERY_BLOCK_FUSED_BF16 = 128
+QUERY_BLOCK_ON_GPU = 512
 
-# PyTorch's own softmax attention for CPUs: (B, H, C, d_h) and a bias for each score in, values and
-# log Σ exp(score) out, without the scores in between. It has a public name, but not with that sum.
+# farther than any text; torch.compile accepts no larger number
+UNLIMITED = 2**31 - 1
+
+
+class Window(NamedTuple):
+    """The distances that a query sees: ``nearest`` 0 includes its own token, 1 starts before it."""
+
+    nearest: int
+    farthest: int = UNLIMITED
+
+
+# The window for keys without a place in the text, such as persistent vectors.
+EVERY_KEY = Window(-UNLIMITED, UNLIMITED)
+
+
+class Clamped(NamedTuple):
+    """Relative keys (G, D, d_h), or an encoding (D, d), for the distances from a clamp down to -1.
+
+    Distances beyond the clamp use the first row.
+    """
+
+    rows: Tensor
+
+
+def rows_by_distance(
+    keys: Tensor, rel_keys: Tensor | Clamped | None, distance_bias: Tensor | None
+) -> Tensor | None:
+    """Return the rows of relative keys, (G, D, d_h), or None; check that they fit the keys."""
+    if rel_keys is None:
+        if distance_bias is not None:
+            raise ValueError("`distance_bias` without `rel_keys`: give both, or neither")
+        return None
+    if isinstance(rel_keys, Clamped):
+        rows, least = rel_keys.rows, 1
+    else:
+        rows, least = rel_keys, keys.size(2) + 1
+    if rows.size(1) < least:
+        raise ValueError(
+            f"`rel_keys` has {rows.size(1)} distances: {keys.size(2)} keys take one more than "
+            "there are keys, down to distance -1, or at least one where they are Clamped"
+        )
+    if rows.size(0) not in (1, keys.size(0)) or rows.size(2) != keys.size(3):
+        raise ValueError(
+            f"`rel_keys` is {tuple(rows.shape)}: {keys.size(0)} heads of width {keys.size(3)} "
+            "take one set for all, or one each, of that width"
+        )
+    return rows
+
+
+class Block(NamedTuple):
+    """C queries starting at ``start``, and the K keys starting at ``first`` that they see."""
+
+    start: int
+    queries: int
+    first: int
+    keys: int
+    offset: int  # the distance between the first query and the first key
+
+    def of_queries(self, tensor: Tensor) -> Tensor:
+        """Return the block's part (H, B, C, …) of a tensor (H, B, T, …)."""
+        return tensor.narrow(2, self.start, self.queries)
+
+    def of_keys(self, tensor: Tensor) -> Tensor:
+        """Return the block's part (H, B, K, d_h) of a tensor (H, B, S, d_h)."""
+        return tensor.narrow(2, self.first, self.keys)
+
+    def of_distances(self, rel_keys: Tensor) -> Tensor:
+        """Return the rows (G, K + 1 - F, d_h) for the block's distances, which fall to -1."""
+        start = rel_keys.size(1) - 1 - self.offset - self.queries
+        far = min(max(0, -start), self.keys)
+        return rel_keys.narrow(1, max(0, start), self.keys + 1 - far)
+
+    def biased(
+        self, by_distance: Tensor, distance_bias: Tensor, farthest: int
+    ) -> tuple[Tensor, Tensor]:
+        """Return the columns of scores (H, B, C, K + 1) that have a bias, and the biases (H, W)."""
+        first = self.offset + self.queries - 1 - farthest
+        unseen = min(max(0, -first), distance_bias.size(1))
+        width = distance_bias.size(1) - unseen
+        return by_distance.narrow(3, max(0, first), width), distance_bias.narrow(1, unseen, width)
+
+
+def split_into_blocks(
+    query: Tensor, keys: Tensor, window: Window, fused: bool = False
+) -> Iterator[Block]:
+    """Yield blocks of the queries (H, B, T, d_h), first to last, with the keys that they see.
+
+    Fused attention stores only a block's scores by distance, so its blocks may be wider.
+    """
+    queries, remembered = query.size(2), keys.size(2) - query.size(2)
+    least = QUERY_BLOCK if query.device.type == "cpu" else QUERY_BLOCK_ON_GPU
+    if fused and window == EVERY_KEY:
+        least = queries
+    elif fused and query.dtype == torch.bfloat16:
+        least = QUERY_BLOCK_FUSED_BF16
+    # equal sizes: a small last block would take as long as a full one
+    block = -(-queries // max(1, queries // least))
+    for start in range(0, queries, block):
+        size = min(block, queries - start)
+        own = remembered + start
+        first = max(0, own - window.farthest)
+        seen = min(max(0, own + size - window.nearest - first), keys.size(2))
+        yield Block(start, size, first, seen, own - first)
+
+
+def rel_shift(scores: Tensor, num_keys: int) -> Tensor:
+    """Turn scores by distance into scores by key, without a copy (Transformer-XL, appendix B).
+
+    ``scores`` are (…, C, K + 1), contiguous. Column c holds the last query's score for key c, and
+    each earlier query's score for one key further back. Returns a view (…, C, K) whose entry (i, j)
+    is entry (i, C - 1 - i + j) of ``scores``: in memory its rows lie K apart.
+    """
+    *batch, queries, columns = scores.shape
+    flat = scores.view(*batch, queries * columns)
+    return flat.narrow(-1, queries - 1, queries * num_keys).view(*batch, queries, num_keys)
+
+
+def undo_rel_shift(scores: Tensor, by_distance: Tensor) -> None:
+    """Write scores by key (…, C, K) into ``by_distance`` (…, C, K + 1), zero where there is no key.
+
+    It inverts :func:`rel_shift`, so it turns gradients by key into gradients by distance.
+    """
+    *batch, queries, keys = scores.shape
+    flat = by_distance.view(*batch, queries * (keys + 1))
+    flat.narrow(-1, 0, queries - 1).zero_()
+    flat.narrow(-1, queries * (keys + 1) - 1, 1).zero_()
+    rel_shift(by_distance, keys).copy_(scores)
+
+
+def hidden_by_window(offset: int, queries: int, keys: int, window: Window, like: Tensor) -> Tensor:
+    """Return which keys the window hides, bool (C, K), for a block with this ``offset``."""
+    rows = torch.arange(offset, offset + queries, device=like.device).unsqueeze(1)
+    distance = rows - torch.arange(keys, device=like.device)
+    return (distance < window.nearest) | (distance > window.farthest)
+
+
+# PyTorch's softmax attention for CPUs. It takes (B, H, C, d_h) and a bias for each score, and gives
+# values and log Σ exp(score) without storing scores. Its public wrapper does not return that sum.
 _FUSED = getattr(torch.ops.aten, "_scaled_dot_product_flash_attention_for_cpu", None)
 
 
 class _Workspace:
-    """Buffers that all blocks share: fresh memory would cost as much as filling it."""
+    """Buffers that all blocks share: allocating memory would take as long as filling it."""
 
     def __init__(self, like: Tensor) -> None:
         self._like = like
@@ -42,7 +175,7 @@ class _Workspace:
         self._limits: dict[tuple[int, int, int], Tensor] = {}
 
     def take(self, name: str, *shape: int) -> Tensor:
-        """Return the buffer ``name`` in a shape, with whatever is in it."""
+        """Return the buffer ``name`` in this shape, uninitialised."""
         size = math.prod(shape)
         if name not in self._buffers or self._buffers[name].numel() < size:
             self._buffers[name] = self._like.new_empty(size)
@@ -60,7 +193,7 @@ class _Workspace:
         if total.is_contiguous():
             total.flatten(0, 1).baddbmm_(left, right)
         else:
-            # a part of a larger tensor, which would be added to head by head
+            # `total` is part of a larger tensor, and baddbmm_ would loop over its heads
             total.flatten(0, 1).add_(self.product("sum", left, right))
 
     def bias(
@@ -71,9 +204,9 @@ class _Workspace:
         distance_bias: Tensor | None,
         window: Window,
     ) -> Tensor:
-        """Return what is added to the products of queries and keys, (H, B, C, K).
+        """Return what to add to the products of queries and keys, (H, B, C, K).
 
-        It is the score by distance, the bias of the distance, and a limit beyond the window.
+        It sums the score and the bias of each distance, and caps both outside the window.
         """
         of_block = block.of_queries(query)
         shape = (*of_block.shape[:3], block.keys + 1)
@@ -86,7 +219,7 @@ class _Workspace:
             out = by_distance.view(*grouped.shape[:2], -1)[..., far:]
             torch.bmm(grouped, rows.transpose(1, 2), out=out)
             if far > 0:
-                # distances beyond the clamp have the score of the first row
+                # distances beyond the clamp use the first row's score
                 by_distance[..., :far] = by_distance[..., far : far + 1]
             if distance_bias is not None:
                 biased, own_bias = block.biased(by_distance, distance_bias, window.farthest)
@@ -99,19 +232,19 @@ class _Workspace:
         return bias
 
     def _hide(self, bias: Tensor, block: Block, window: Window) -> None:
-        """Make scores (H, B, C, K) outside the window negligible; only the two ends have any."""
+        """Make scores (H, B, C, K) outside the window negligible, at both ends of the keys."""
         near = max(0, block.offset - window.nearest + 1)
         far = min(near, max(0, block.offset + block.queries - 1 - window.farthest))
         for first, end in ((0, far), (near, block.keys)):
             if first < end:
-                # the same for most blocks
+                # most blocks share the same corner
                 corner = (block.offset - first, block.queries, end - first)
                 if corner not in self._limits:
                     hidden = hidden_by_window(*corner, window, bias)
                     limits = bias.new_full(hidden.shape, torch.inf)
                     self._limits[corner] = limits.masked_fill_(hidden, torch.finfo(bias.dtype).min)
-                # On a CPU faster than masked_fill_. NaN stays NaN, and reaches the query before;
-                # through the values it reaches all of the block in any case.
+                # faster than masked_fill_ on a CPU; NaN stays NaN, which reaches the earlier query,
+                # and through the values reaches the whole block anyway
                 bias[..., first:end].clamp_max_(self._limits[corner])
 
 
@@ -131,13 +264,13 @@ class _WindowAttention(torch.autograd.Function):
         differentiable: bool,
     ) -> tuple[Tensor, Tensor | None]:
         heads, streams, queries, width = content_query.shape
-        # heads side by side in memory, as the output projection takes them
+        # heads lie side by side in memory, as the output projection reads them
         out = content_query.new_empty(streams, queries, heads, width).permute(2, 0, 1, 3)
         lse = out.new_empty(out.shape[:3], dtype=_precise(out)) if return_lse else None
         kept: list[Tensor | None] = []
         work = _Workspace(out)
         fused = _FUSED is not None and out.device.type == "cpu" and dropout == 0
-        # it silently ignores NaNs, and half precision may overflow
+        # the fused kernel silently ignores NaN, and float16 may overflow in it
         fused = fused and not differentiable and out.dtype != torch.float16
         by_distance = content_query if position_query is None else position_query
         for block in split_into_blocks(content_query, keys, window, fused):
@@ -152,7 +285,7 @@ class _WindowAttention(torch.autograd.Function):
             bias = None
             if window != EVERY_KEY:
                 bias = work.bias(block, by_distance, rel_keys, distance_bias, window)
-            # the first tokens of a stream may see nothing at all; they attend to nothing
+            # the first tokens of a stream may see no key: their output is zero
             blind = max(0, window.nearest - block.offset) if block.keys > 0 else block.queries
             if fused and block.keys > 0:
                 # (H·B, C, d_h) -> (1, H·B, C, d_h)
@@ -196,7 +329,7 @@ class _WindowAttention(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_out: Tensor, grad_lse: Tensor | None) -> tuple:
-        saved = ctx.saved_tensors  # once: activation checkpointing allows no second look
+        saved = ctx.saved_tensors  # read once: activation checkpointing forbids a second read
         inputs, out, kept = saved[:6], saved[6], saved[7:]
         content_query, position_query, keys, values, rel_keys, distance_bias = inputs
         grad_content_query = content_query.new_empty(content_query.shape)
@@ -210,7 +343,7 @@ class _WindowAttention(torch.autograd.Function):
         if distance_bias is not None:
             grad_distance_bias = distance_bias.new_zeros(distance_bias.shape)
         grad_out, work = grad_out.contiguous(), _Workspace(out)
-        # what the softmax takes off every weight's gradient: Σ w·(dL/dw) = y·(dL/dy)
+        # the softmax subtracts this from every weight's gradient: Σ w·(dL/dw) = y·(dL/dy)
         common = (grad_out * out).sum(dim=-1, keepdim=True).contiguous()
         if grad_lse is not None:
             common -= grad_lse.unsqueeze(-1).to(common.dtype)
@@ -230,7 +363,7 @@ class _WindowAttention(torch.autograd.Function):
             grad_weights = work.product("scores", grad, value.transpose(1, 2))
             if keep is not None:
                 grad_weights.mul_(keep).div_(1 - ctx.dropout)
-            # hidden keys have weight 0, so their scores' gradient is 0 without further ado
+            # hidden keys have weight 0, so their scores' gradient is 0
             grad_scores = grad_weights.sub_(of_all).mul_(weights)
             work.add_product(block.of_keys(grad_keys), grad_scores.transpose(1, 2), query)
             grad_query = work.product("queries", grad_scores, key)
@@ -246,7 +379,7 @@ class _WindowAttention(torch.autograd.Function):
                 rows = block.of_distances(rel_keys)
                 far = block.keys + 1 - rows.size(1)
                 if far > 0:
-                    # the first row has the gradients of all distances that use it
+                    # the first row collects the gradients of all distances that use it
                     by_distance[..., far] += by_distance[..., :far].sum(dim=-1)
                 # (H, B, C, K + 1) -> (G, H/G·B·C, K + 1 - F) x (G, K + 1 - F, d_h)
                 grouped = by_distance.view(rows.size(0), -1, block.keys + 1)[..., far:]
@@ -273,8 +406,8 @@ class _WindowAttention(torch.autograd.Function):
 
 
 def _log_sum_exp(scores: Tensor, weights: Tensor) -> Tensor:
-    """Return log Σ exp(score) (H·B, C) of scores and their softmax, (H·B, C, K)."""
-    # exp(s) / w is the sum, whichever key it is taken from
+    """Return log Σ exp(score), (H·B, C), given scores and their softmax, (H·B, C, K)."""
+    # exp(s) / w equals the sum for any key
     largest, of_largest = (t.amax(-1).to(_precise(t)) for t in (scores, weights))
     return largest - of_largest.log_()
 
@@ -294,7 +427,7 @@ def window_attention(
     distance_bias: Tensor | None = None,
     return_lse: bool = False,
 ) -> tuple[Tensor, Tensor | None]:
-    """Compute what :func:`.attention.plain_attention` does; gradients have no gradients."""
+    """Compute :func:`.attention.plain_attention` without second derivatives."""
     rows = rows_by_distance(keys, rel_keys, distance_bias)
     if rows is None:
         rows = query.new_empty(1, 0, query.size(-1))

@@ -1,4 +1,4 @@
-"""The decoder of segment language models: layers over a segment and the states of earlier ones.
+"""The decoder of segment language models: layers that read a segment and earlier states.
 
 Shapes: B streams, T tokens of a segment, V symbols, d model width.
 """
@@ -14,9 +14,9 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from fairseq_plugins.fairseq_integration.forward_passes import InferenceCache
-from fairseq_plugins.segment_language_model.attention_blocks import Clamped
+from fairseq_plugins.segment_language_model.attention import SegmentLayer
+from fairseq_plugins.segment_language_model.attention_kernel import Clamped
 from fairseq_plugins.segment_language_model.key_value_cache import HiddenStates, LayerState
-from fairseq_plugins.segment_language_model.layer import SegmentLayer
 from fairseq_plugins.segment_language_model.recurrence import Recurrence
 
 logger = logging.getLogger(__name__)
@@ -25,8 +25,8 @@ logger = logging.getLogger(__name__)
 class Context(NamedTuple):
     """How far back the layers read: ``mem_len`` tokens before a segment.
 
-    In generation, where each token is a segment, a decoder without recurrence sees ``segment``
-    tokens, the length that it was trained on. With ``from_zeros`` streams start from zero vectors.
+    Generation reads one token at a time; there a decoder without recurrence sees ``segment``
+    tokens, its length in training. With ``from_zeros`` streams start from zero vectors.
     """
 
     mem_len: int
@@ -34,24 +34,17 @@ class Context(NamedTuple):
     from_zeros: bool = False
 
 
-class EmbeddingDropout(NamedTuple):
-    """Dropout before the first layer and after the last; ``words`` takes the tokens, too."""
-
-    words: nn.Module | None
-    embeddings: nn.Module
-    output: nn.Module
-
-
 class SegmentDecoder(FairseqIncrementalDecoder):
     """Embeddings, layers and output of a segment language model.
 
     Args:
-        embed_tokens: tokens (B, T) to embeddings (B, T, d), which ``embed_scale`` multiplies.
+        embed_tokens: maps tokens (B, T) to embeddings (B, T, d), which ``embed_scale`` multiplies.
         output: projection to V scores, or an adaptive softmax.
+        word_dropout: acts on the embeddings and sees their tokens.
         positions: maps the farthest distance F to an encoding of F, F - 1, …, -1, which each
-            layer's attention projects; or None.
-        absolute_positions: adds to embeddings or layer inputs by a token's place; or None.
-        layer_norm: normalises the last layer's output; or None.
+            layer's attention projects.
+        absolute_positions: adds a vector for each place to the embeddings or layer inputs.
+        layer_norm: normalises the last layer's output.
     """
 
     def __init__(
@@ -62,7 +55,9 @@ class SegmentDecoder(FairseqIncrementalDecoder):
         layers: list[SegmentLayer],
         output: nn.Module,
         context: Context,
-        dropout: EmbeddingDropout,
+        word_dropout: nn.Module | None,
+        embed_dropout: nn.Module,
+        output_dropout: nn.Module,
         positions: nn.Module | None = None,
         absolute_positions: nn.Module | None = None,
         layer_norm: nn.Module | None = None,
@@ -71,13 +66,13 @@ class SegmentDecoder(FairseqIncrementalDecoder):
         super().__init__(dictionary)
         self.embed_tokens = embed_tokens
         self.embed_scale = embed_scale
-        self.word_dropout = dropout.words
-        self.embed_dropout = dropout.embeddings
+        self.word_dropout = word_dropout
+        self.embed_dropout = embed_dropout
         self.positions = positions
         self.absolute_positions = absolute_positions
         self.layers = nn.ModuleList(layers)
         self.layer_norm = layer_norm
-        self.output_dropout = dropout.output
+        self.output_dropout = output_dropout
         adaptive = isinstance(output, AdaptiveSoftmax)
         self.adaptive_softmax = output if adaptive else None
         self.output_projection = None if adaptive else output
@@ -89,27 +84,14 @@ class SegmentDecoder(FairseqIncrementalDecoder):
 
     @property
     def without_penalty(self) -> dict[str, str]:
-        """What the absence of a penalty does that this model has, by its option: for a warning."""
+        """For each penalty that the model needs: a warning about training without it."""
         return {}
 
     def forward(
-        self,
-        prev_output_tokens: Tensor,
-        encoder_out: None = None,
-        incremental_state: dict[str, Any] | None = None,
-        recurrence: Recurrence | None = None,
-        start: int | None = None,
+        self, prev_output_tokens: Tensor, encoder_out: None = None, **options: Any
     ) -> tuple[Tensor, None]:
-        """Return scores (B, T, V), or the (B, T, d) input of the adaptive softmax; and None.
-
-        ``prev_output_tokens`` are the segment, (B, T); with ``incremental_state``, fairseq's
-        dictionary of one generation, all tokens so far, of which only the new ones are computed.
-        ``recurrence`` is None for a segment without a past. ``start`` is the place of the segment
-        in its stream; None for where this decoder stopped.
-        """
-        features, extra = self.extract_features(
-            prev_output_tokens, encoder_out, incremental_state, recurrence, start
-        )
+        """Return scores (B, T, V), or the (B, T, d) input of the adaptive softmax; and None."""
+        features, extra = self.extract_features(prev_output_tokens, encoder_out, **options)
         return self.output_layer(features), extra
 
     def extract_features(
@@ -120,7 +102,13 @@ class SegmentDecoder(FairseqIncrementalDecoder):
         recurrence: Recurrence | None = None,
         start: int | None = None,
     ) -> tuple[Tensor, None]:
-        """Return the final representation (B, T, d); arguments as in :meth:`forward`."""
+        """Return the final representation (B, T, d); and None.
+
+        ``prev_output_tokens`` (B, T) are the segment. With ``incremental_state``, fairseq's
+        dictionary for one generation, they are all tokens so far, and only the new ones are
+        computed. ``recurrence`` is None for a segment without a past. ``start`` is the segment's
+        place in its stream; None continues where this decoder stopped.
+        """
         mem_len, first = self.context.mem_len, 0
         if incremental_state is not None:
             recurrence = incremental_state.setdefault("recurrence", Recurrence())
@@ -137,7 +125,7 @@ class SegmentDecoder(FairseqIncrementalDecoder):
         if past is None and self.context.from_zeros and self.context.mem_len > 0:
             zeros = HiddenStates(x.new_zeros(x.size(0), mem_len, x.size(2)))
             past = [zeros] * len(self.layers)
-        # layers may keep more or less of the past
+        # layers may keep different lengths
         kept = 0 if past is None else max(state.length for state in past)
         if start == 0:
             self.inference_positions.clear()  # a new walk
@@ -163,7 +151,7 @@ class SegmentDecoder(FairseqIncrementalDecoder):
         return self.output_dropout(x), None
 
     def _embed(self, tokens: Tensor, first: int) -> Tensor:
-        # fairseq's adaptive input cannot gather what automatic mixed precision makes of its bands
+        # under autocast fairseq's adaptive input gives bands of different types, and fails
         with torch.autocast(tokens.device.type, enabled=False):
             x = self.embed_scale * self.embed_tokens(tokens)
         if self.word_dropout is not None:
@@ -174,7 +162,7 @@ class SegmentDecoder(FairseqIncrementalDecoder):
         return self.embed_dropout(x)
 
     def _check_places(self, end: int, places: int | None) -> None:
-        """Refuse places that have no position vector; warn of untrained ones."""
+        """Refuse places without a position vector; warn about untrained ones."""
         if places is not None and end > places:
             raise ValueError(
                 f"a segment of {end} tokens, --extended-context included, is longer than the "
@@ -191,11 +179,11 @@ class SegmentDecoder(FairseqIncrementalDecoder):
             )
 
     def _padding_mask(self, tokens: Tensor) -> Tensor | None:
-        """Return where ``tokens`` (B, T) are padding; None if no layer asks, or no token is."""
+        """Return where ``tokens`` (B, T) are padding; None if no layer asks or there is none."""
         if not self._takes_padding:
             return None
         padding_mask = tokens.eq(self.dictionary.pad())
-        # a look at it would make the host wait for an accelerator
+        # on an accelerator, reading the mask would make the host wait
         if tokens.device.type == "cpu" and not padding_mask.any():
             return None
         return padding_mask
@@ -203,9 +191,9 @@ class SegmentDecoder(FairseqIncrementalDecoder):
     def positions_of_layers(
         self, farthest: int, ever_farthest: int, once: bool = False
     ) -> list[Any]:
-        """Return each layer's projected positions of the distances ``farthest``, or more, to -1.
+        """Return each layer's projected positions for the distances ``farthest`` (or more) to -1.
 
-        Inference computes them once for all segments of a walk; with ``once`` no other follows.
+        Inference computes them once for all segments of a walk; ``once``: there is one segment.
         """
         cache = self.inference_positions
         if self.training or torch.is_grad_enabled() or once:
@@ -213,7 +201,7 @@ class SegmentDecoder(FairseqIncrementalDecoder):
             return self.compute_positions(farthest)
 
         def compute() -> tuple[int, list[Any]]:
-            # twice as many as needed: a past that grows token by token would project each time
+            # twice as many as needed, as a past that grows by a token would project each time
             last = max(farthest, min(2 * farthest, ever_farthest))
             return last, self.compute_positions(last)
 
@@ -228,39 +216,39 @@ class SegmentDecoder(FairseqIncrementalDecoder):
         return positions
 
     def compute_positions(self, farthest: int) -> list[Any]:
-        """Return what each layer's attention reads of the distances ``farthest`` to -1."""
+        """Return each layer's projected positions for the distances ``farthest`` to -1."""
         encoding = self.encode_distances(farthest)
         return [layer.self_attn.project_positions(encoding) for layer in self.layers]
 
     def encode_distances(self, farthest: int) -> Tensor | Clamped | None:
-        """Return the encoding of the distances ``farthest`` to -1, or None."""
+        """Return the encoding of the distances from ``farthest`` to -1, or None."""
         if self.positions is None:
             return None
         return self.positions(farthest, next(self.parameters()).device)
 
     def penalties(self) -> dict[str, Tensor]:
-        """Return the model's own penalties, each of a token, by the option of their cost."""
+        """Return the model's own penalties per token, by the name of the option for their cost."""
         return {}
 
     def train(self, mode: bool = True) -> "SegmentDecoder":
-        """Set the module in training mode or out of it."""
+        """Switch between training and evaluation; training needs the space of the positions."""
         if mode:
-            self.inference_positions.clear()  # training needs the space
+            self.inference_positions.clear()
         return super().train(mode)
 
     def output_layer(self, features: Tensor) -> Tensor:
-        """Map (B, T, d) to scores (B, T, V); an adaptive softmax is left to the loss."""
+        """Map (B, T, d) to scores (B, T, V); the loss applies an adaptive softmax itself."""
         return features if self.output_projection is None else self.output_projection(features)
 
     def reorder_incremental_state(
         self, incremental_state: dict[str, Any], new_order: Tensor
     ) -> None:
-        """Let beam i go on from beam ``new_order[i]``."""
+        """Let beam i continue beam ``new_order[i]``."""
         if "recurrence" in incremental_state:
             incremental_state["recurrence"].reorder(new_order)
 
     def max_positions(self) -> int:
-        """Return how long an input may be; relative positions set no limit."""
+        """Return the most tokens that an input may have; relative positions set no limit."""
         if self.absolute_positions is not None:
             return self.context.segment
         return 1_000_000_000

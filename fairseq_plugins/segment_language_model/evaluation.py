@@ -1,7 +1,7 @@
-"""Evaluation beside fairseq's average: units, softmax temperature, figures without line ends.
+"""What evaluation adds to fairseq's average: units, temperature, figures without line ends.
 
-Commands that prepare data write what a symbol is into units.json beside dict.txt. Some published
-perplexities leave ``</s>`` out (all-attention on WikiText-103), so both are printed.
+The commands that prepare data write the kind of symbol into units.json, beside dict.txt. Some
+published perplexities leave ``</s>`` out (all-attention on WikiText-103), so both are printed.
 
 Shapes: B streams, T tokens of a segment, V symbols.
 """
@@ -22,8 +22,8 @@ logger = logging.getLogger(__name__)
 
 UNITS = ("characters", "bytes", "words", "subwords")
 BITS, PERPLEXITY = "bits per character", "perplexity"
-# The output bias of symbols that a converted model does not have: their probability is 0, in half
-# precision too. Those that it has come nowhere near it.
+# The output bias of symbols that a converted model lacks. Their probability is 0 even in half
+# precision; no other symbol comes near it.
 IMPOSSIBLE_BIAS = -1e4
 
 
@@ -34,12 +34,12 @@ def evaluate_probs(
     temperature: float,
     dictionary: Dictionary,
 ) -> Tensor:
-    """Return (log-)probabilities (B, T, V) at the temperature; check and tally those of targets."""
+    """Apply the temperature to (log-)probabilities (B, T, V); check and tally the targets."""
     scored = sample if log_probs else None
     if scored is not None:
         _check_targets(_of_targets(probs, scored["target"]), scored["target"], dictionary)
     if temperature != 1:
-        # log-probabilities serve as scores: they differ by a constant for each token
+        # log-probabilities can replace scores: they differ by a constant for each token
         scores = (probs if log_probs else probs.log()) / temperature
         probs = scores.log_softmax(-1) if log_probs else scores.softmax(-1)
     if scored is not None and "tally" in scored:
@@ -48,9 +48,9 @@ def evaluate_probs(
 
 
 def _check_targets(of_targets: Tensor, target: Tensor, dictionary: Dictionary) -> None:
-    """Refuse log-probabilities (B, T) of ``target`` that are not finite or impossible."""
+    """Refuse log-probabilities (B, T) of targets that are not finite, or that mean 0."""
     if not of_targets.isfinite().all():
-        # fairseq-eval-lm would leave that token out of its average
+        # fairseq-eval-lm would leave the token out of its average
         raise FloatingPointError(
             "the log-probability of a token is not finite: evaluate without --fp16, or look for "
             "NaN in the checkpoint"
@@ -60,30 +60,30 @@ def _check_targets(of_targets: Tensor, target: Tensor, dictionary: Dictionary) -
         symbols = sorted({dictionary[symbol] for symbol in impossible.tolist()})
         raise ValueError(
             f"the text has {', '.join(symbols)}, which the model was converted without and can "
-            "never predict: take symbols of its vocabulary only, and text without line ends for a "
+            "never predict: use only symbols of its vocabulary, and text without line ends for a "
             "model without </s>"
         )
 
 
 def _of_targets(log_probs: Tensor, target: Tensor) -> Tensor:
-    """Return what ``log_probs`` (B, T, V) have for the tokens ``target``, (B, T)."""
+    """Pick the values for the tokens ``target`` (B, T) from ``log_probs`` (B, T, V)."""
     return log_probs.gather(-1, target.unsqueeze(-1)).squeeze(-1)
 
 
 class TalliedBatches:
-    """The batches of an evaluation, each with this as its ``tally``, which logs at the end."""
+    """The batches of an evaluation; each carries this tally, which is logged at the end."""
 
     def __init__(self, batches: CountingIterator, dictionary: Dictionary, characters: bool) -> None:
         self._batches = batches
         self._pad, self._eos = dictionary.pad(), dictionary.eos()
         self._unit = BITS if characters else "bits a token"
-        # tensors from the first batch on, so that a GPU need not be waited for
+        # tensors from the first batch on, so that the host never waits for a GPU
         self._sum: Tensor | float = 0.0
         self._others: Tensor | int = 0
         self._line_ends: Tensor | int = 0
 
     def add(self, log_probs: Tensor, target: Tensor) -> None:
-        """Count the tokens ``target`` (B, T) with their log-probabilities (B, T), in nats."""
+        """Add the tokens ``target`` (B, T) and their log-probabilities (B, T), in nats."""
         line_ends, scored = target.eq(self._eos), target.ne(self._pad)
         others = scored & ~line_ends
         self._sum = self._sum + log_probs.double().masked_fill(~others, 0.0).sum()
@@ -91,7 +91,7 @@ class TalliedBatches:
         self._line_ends = self._line_ends + line_ends.sum()
 
     def describe(self) -> str | None:
-        """Return the figures without line ends; None without line ends, or other tokens."""
+        """Describe the loss without line ends; None if the text has only one of the two."""
         others, line_ends = int(self._others), int(self._line_ends)
         if others == 0 or line_ends == 0:
             return None
@@ -113,10 +113,10 @@ class TalliedBatches:
 
 
 class Units(NamedTuple):
-    """What units.json says.
+    """The content of units.json.
 
-    ``bpe`` and ``tokenizer`` are fairseq's names, ``model`` is the BPE's file, ``language`` that of
-    the tokenizer's rules. ``symbols`` are characters that are written in another way.
+    ``bpe`` and ``tokenizer`` are fairseq's names, ``model`` is the BPE's file, ``language`` selects
+    the tokenizer's rules. ``symbols`` maps characters to the symbols that stand for them.
     """
 
     unit: str = "words"
@@ -128,7 +128,7 @@ class Units(NamedTuple):
 
 
 def read_units(folder: Path) -> Units:
-    """Return what the units.json of a folder says; words where there is none."""
+    """Read the units.json of a folder; without one, symbols are words."""
     path = folder / "units.json"
     if not path.is_file():
         return Units()
@@ -142,11 +142,11 @@ def read_units(folder: Path) -> Units:
 
 
 def check_unit(unit: str, name: str = "unit") -> None:
-    """Refuse a unit that is not in :data:`UNITS`."""
+    """Refuse a unit outside :data:`UNITS`."""
     if unit not in UNITS:
         raise ValueError(f"{name} is {unit!r}: there are {', '.join(UNITS)}")
 
 
 def loss_unit(unit: str) -> str:
-    """Return the usual unit of a text's loss."""
+    """Return the usual unit of the loss for a kind of symbol."""
     return BITS if unit in ("characters", "bytes") else PERPLEXITY

@@ -1,4 +1,4 @@
-"""Continuing and scoring single texts: prompts, symbols of running text, generation by length.
+"""Continuing and scoring single texts: prompts, and changes to fairseq's generator.
 
 Shapes: B prompts, T tokens, K beams, V symbols.
 """
@@ -19,22 +19,22 @@ from fairseq.data import (
 from fairseq.ngram_repeat_block import NGramRepeatBlock
 from torch import Tensor, nn
 
-# a log-probability in nats whose probability single precision still holds
+# a log-probability, in nats, whose probability is not 0 in single precision
 _LEAST = -80.0
 
 
 class RunningTextDictionary(Dictionary):
-    """A dictionary that writes ``</s>`` out where fairseq's leaves it away."""
+    """A dictionary that writes ``</s>``, which fairseq's leaves out."""
 
     def string(self, tensor: Any, *args: Any, **options: Any) -> str:
-        """Return ``tensor`` as text, with ``</s>`` where it stands."""
+        """Return ``tensor`` as text, ``</s>`` included."""
         return super().string(tensor, *args, **{**options, "include_eos": True})
 
 
 def prompts(
     dictionary: Dictionary, src_tokens: list[Tensor], src_lengths: list[int]
 ) -> NestedDictionaryDataset:
-    """Return texts, each ended by ``</s>``, as prompts: ``</s>`` moves to the front."""
+    """Turn texts, each ended by ``</s>``, into prompts: ``</s>`` moves to the front."""
     eos = torch.tensor([dictionary.eos()])
     source = ListDataset([torch.cat([eos, tokens[:-1]]) for tokens in src_tokens], src_lengths)
     return NestedDictionaryDataset(
@@ -50,7 +50,7 @@ def prompts(
 
 
 def sentences(dictionary: Dictionary, src_tokens: Tensor, src_lengths: Tensor) -> Tensor:
-    """Return what prompts (B, T) of ``src_lengths`` (B,) are to predict: ``</s>`` moves back."""
+    """Return the targets of prompts (B, T) with ``src_lengths`` (B,): ``</s>`` moves to the end."""
     target = torch.full_like(src_tokens, dictionary.pad())
     target[:, :-1] = src_tokens[:, 1:]
     return target.scatter(1, src_lengths.unsqueeze(1) - 1, dictionary.eos())
@@ -63,7 +63,7 @@ def choose_prefix(
     dictionary: Dictionary,
     continue_past_eos: bool,
 ) -> Tensor:
-    """Return the tokens (B, P) that each generation has to begin with.
+    """Return the tokens (B, P) with which each generation begins.
 
     They are prompts, segments, or the first tokens of segments (``--prefix-size``).
     """
@@ -79,16 +79,16 @@ def choose_prefix(
         )
     if prefix_tokens.eq(dictionary.eos()).any() and not continue_past_eos:
         raise ValueError(
-            "a prompt holds </s>, which ends generation: give --continue-past-eos, which generates "
+            "a prompt holds </s>, which ends generation: give --continue-past-eos to generate "
             "running text"
         )
     return prefix_tokens
 
 
 def end_by_length(generator: Any) -> Any:
-    """Let fairseq's ``generator``, which waits for ``<pad>``, end by length alone.
+    """Let only length end fairseq's ``generator``, which waits for ``<pad>``.
 
-    fairseq makes ``<pad>`` impossible, and at the end all other symbols: then it is certain.
+    fairseq makes ``<pad>`` impossible, and every other symbol at the end, where ``<pad>`` must win.
     """
     end = generator.eos
 
@@ -101,9 +101,9 @@ def end_by_length(generator: Any) -> Any:
 
 
 def draw_prompts(generator: Any) -> Any:
-    """Let fairseq's ``generator`` draw samples after unlikely prompts.
+    """Let fairseq's ``generator`` sample after unlikely prompts.
 
-    fairseq draws the symbols of a prompt too, whose probability a low temperature would make 0.
+    fairseq also samples the prompt's symbols, whose probability a low temperature would make 0.
     """
 
     def keep_possible(log_probs: Tensor, *_: Any) -> None:
@@ -115,9 +115,9 @@ def draw_prompts(generator: Any) -> Any:
 
 
 def keep_writing(generator: Any) -> Any:
-    """Let ``--min-len`` count what follows each prompt; fairseq counts the prompt too.
+    """Let ``--min-len`` count only what follows each prompt; fairseq counts the prompt too.
 
-    ``generator.prompt_lengths`` (B,) has to be set before it is used.
+    The caller sets ``generator.prompt_lengths`` (B,) before generating.
     """
     least, end = generator.min_len, generator.eos
     if least > 1:
@@ -135,7 +135,7 @@ def keep_writing(generator: Any) -> Any:
 def _block_repeats(
     block: NGramRepeatBlock, tokens: Tensor, log_probs: Tensor, bsz: int, beams: int, step: int
 ) -> Tensor:
-    """Make symbols impossible that would repeat n symbols; prompts and the end stay."""
+    """Make symbols impossible that would complete an n-gram again, except in prompts and ends."""
     before = block.no_repeat_ngram_size - 1
     possible = log_probs.isneginf().sum(-1) < log_probs.size(-1) - 1
     for row in possible.nonzero().view(-1).tolist():
@@ -147,17 +147,17 @@ def _block_repeats(
     return log_probs
 
 
-# fairseq's own looks at the end of the space that is left for the text, and blocks nothing
+# fairseq's own method reads the unused end of the token buffer, and so blocks nothing
 NGramRepeatBlock._no_repeat_ngram = _block_repeats
 
 
 def _one_left(log_probs: Tensor) -> Tensor:
-    """Return for which rows of log-probabilities (B, K, V) one symbol is possible, (B, K)."""
+    """Return which rows of log-probabilities (B, K, V) allow only one symbol, (B, K)."""
     return log_probs.isneginf().sum(-1) == log_probs.size(-1) - 1
 
 
 class _AdjustedSearch(nn.Module):
-    """One of fairseq's searches, by log-probabilities that ``adjust`` changed in place."""
+    """A search of fairseq's that first lets ``adjust`` change the log-probabilities in place."""
 
     def __init__(self, search: nn.Module, adjust: Callable[..., None]) -> None:
         super().__init__()
@@ -178,6 +178,6 @@ class _AdjustedSearch(nn.Module):
         tokens: Tensor | None = None,
         rows: Tensor | None = None,
     ) -> Any:
-        """Choose what comes next by log-probabilities (B, K, V), as fairseq's searches do."""
+        """Choose the next symbols by log-probabilities (B, K, V), as fairseq's searches do."""
         self.adjust(lprobs, step, rows)
         return self.search.step(step, lprobs, scores, tokens, rows)

@@ -1,7 +1,7 @@
 """What a layer keeps of the tokens it has read (Transformer-XL, section 3.2).
 
-Training keeps hidden states and projects them anew, so that the projections learn from them too.
-Inference (evaluation mode without gradients) keeps keys and values, so nothing is projected twice.
+Training keeps hidden states and projects them again, so that the projections learn from them too.
+Inference (evaluation mode without gradients) keeps keys and values, and projects nothing twice.
 
 Shapes: B streams, S tokens kept, T new tokens, H heads, d model width, d_h head width.
 """
@@ -16,21 +16,18 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from fairseq_plugins.segment_language_model.attention_blocks import UNLIMITED
+from fairseq_plugins.segment_language_model.attention_kernel import UNLIMITED
 
 
 class LayerState:
-    """What one layer keeps of S tokens (``length``) of B streams (``streams``)."""
+    """What one layer keeps of S tokens (``length``) in each of B streams (``streams``)."""
 
     length: int
     streams: int
     hidden: Tensor  # of HiddenStates alone
 
     def last(self, length: int, before: int = 0, segment: int = 0) -> LayerState:
-        """Return the last tokens, up to ``length`` + ``segment``, without gradients.
-
-        They end ``before`` the end.
-        """
+        """Drop the last ``before`` tokens; keep ``length`` + ``segment`` of the rest, detached."""
         raise NotImplementedError
 
     def select(self, order: Tensor) -> LayerState:
@@ -42,10 +39,10 @@ class LayerState:
         raise NotImplementedError
 
     def __iter__(self) -> NoReturn:
-        """Refuse to be gathered by ``nn.DataParallel``."""
+        """Stop ``nn.DataParallel``, which would gather the state."""
         raise TypeError(
             "a layer's memory cannot be gathered by nn.DataParallel: use DistributedDataParallel, "
-            "whose workers keep their own"
+            "whose workers each keep their own"
         )
 
 
@@ -53,8 +50,8 @@ class LayerState:
 class HiddenStates(LayerState):
     """The input of a layer: the ``latest`` tokens (B, S, d), and any ``earlier`` ones.
 
-    They are two tensors because training keeps a segment's own anyway. The layer looks back
-    ``max_length`` tokens, and :meth:`last` keeps no more before the segment.
+    There are two tensors because training keeps the segment's own anyway. The layer looks back
+    ``max_length`` tokens, so :meth:`last` keeps no more before the segment.
     """
 
     latest: Tensor
@@ -63,7 +60,7 @@ class HiddenStates(LayerState):
 
     @property
     def hidden(self) -> Tensor:
-        """Return all of them as one tensor, (B, S, d)."""
+        """Return all tokens as one tensor, (B, S, d)."""
         return torch.cat(self._parts(), dim=1) if self.earlier is not None else self.latest
 
     @property
@@ -77,7 +74,7 @@ class HiddenStates(LayerState):
         return self.latest.size(0)
 
     def last(self, length: int, before: int = 0, segment: int = 0) -> HiddenStates:
-        """Return the last tokens, as :class:`LayerState` has it."""
+        """Return the last tokens; see :class:`LayerState`."""
         start, end = _bounds(self.length, min(length, self.max_length) + segment, before)
         kept, first = [], 0
         for part in self._parts():
@@ -88,11 +85,11 @@ class HiddenStates(LayerState):
         return replace(self, latest=kept[-1], earlier=kept[0] if len(kept) > 1 else None)
 
     def select(self, order: Tensor) -> HiddenStates:
-        """Return stream ``order[i]`` as stream i."""
+        """Make stream ``order[i]`` stream i."""
         return replace(self, latest=self.hidden.index_select(0, order), earlier=None)
 
     def to(self, like: Tensor) -> HiddenStates:
-        """Return the states, as one tensor, in the device and dtype of ``like``."""
+        """Return the states as one tensor with the device and dtype of ``like``."""
         one = self.hidden.to(device=like.device, dtype=like.dtype)
         return replace(self, latest=one, earlier=None)
 
@@ -101,37 +98,40 @@ class HiddenStates(LayerState):
 
 
 class _Buffers:
-    """Buffers of keys and values, (H, B, room, d_h), which the caches of a stream share."""
+    """Buffers of keys and values, (H, B, room, d_h), that the caches of a walk share.
+
+    ``first`` is the place of the first token in its stream.
+    """
 
     def __init__(self, keys: Tensor, values: Tensor, first: int = 0) -> None:
         self.keys, self.values, self.first = keys, values, first
 
     @property
     def end(self) -> int:
-        """Return the first token of the stream that there is no room for."""
+        """Return the place of the first token without room."""
         return self.first + self.keys.size(2)
 
     def keep(self, start: int, end: int, new: int) -> None:
-        """Make room for ``new`` tokens behind ``end``; tokens before ``start`` are lost."""
+        """Make room for ``new`` tokens after ``end``, and drop tokens before ``start``."""
         begin, length = start - self.first, end - start
-        # room for as many segments as make an eighth: moving what is kept once for each eighth is
-        # cheap beside attending to it
+        # extra room for an eighth of the tokens, in whole segments: moving the tokens only once per
+        # eighth is cheap compared with attending to them
         room = length + -(-max(new, length // 8) // new) * new
         if room <= self.keys.size(2) and begin >= length // 8:
             for buffer in (self.keys, self.values):
-                # no part may overlap with the place that it moves to
+                # a part must not overlap with its destination
                 for moved in range(0, length, begin):
                     size = min(begin, length - moved)
                     buffer.narrow(2, moved, size).copy_(buffer.narrow(2, begin + moved, size))
         else:
             kept = (buffer.narrow(2, begin, length) for buffer in (self.keys, self.values))
-            # at once: without memory for the second, both stay as they are
+            # assigned together: if memory runs out for the second, both stay unchanged
             self.keys, self.values = [_longer(buffer, room) for buffer in kept]
         self.first = start
 
 
 def _longer(kept: Tensor, room: int) -> Tensor:
-    """Return (H, B, room, d_h) that begins with ``kept``, (H, B, S, d_h)."""
+    """Return a buffer (H, B, room, d_h) that begins with ``kept``, (H, B, S, d_h)."""
     buffer = kept.new_empty(*kept.shape[:2], room, kept.size(3))
     buffer.narrow(2, 0, kept.size(2)).copy_(kept)
     return buffer
@@ -141,8 +141,8 @@ def _longer(kept: Tensor, room: int) -> Tensor:
 class KeyValueCache(LayerState):
     """Keys and values of a layer in inference, each (H, B, S, d_h), which grow in place.
 
-    They are tokens ``start`` to ``end`` of a stream. New ones are written behind them, so the cost
-    grows with the segment, not with what is kept. ``max_length`` is as in :class:`HiddenStates`.
+    They belong to tokens ``start`` to ``end`` of each stream. New ones are written after them, so
+    the cost depends on the segment's length alone. ``max_length`` is as in :class:`HiddenStates`.
     """
 
     buffers: _Buffers
@@ -152,7 +152,7 @@ class KeyValueCache(LayerState):
 
     @classmethod
     def of(cls, keys: Tensor, values: Tensor, max_length: int = UNLIMITED) -> KeyValueCache:
-        """Return a cache of ``keys`` and ``values``, (H, B, S, d_h)."""
+        """Build a cache from ``keys`` and ``values``, (H, B, S, d_h)."""
         return cls(_Buffers(keys, values), 0, keys.size(2), max_length)
 
     @property
@@ -176,9 +176,9 @@ class KeyValueCache(LayerState):
         return self._view(self.buffers.values)
 
     def extended(self, keys: Tensor, values: Tensor) -> KeyValueCache:
-        """Return the cache with ``keys`` and ``values`` (H, B, T, d_h) at its end.
+        """Return the cache with ``keys`` and ``values`` (H, B, T, d_h) added at its end.
 
-        Other caches of the same stream lose what is before its start and behind its end.
+        Other caches on the same buffers lose the tokens before its start and after its old end.
         """
         if torch.compiler.is_compiling():
             return KeyValueCache.of(
@@ -196,17 +196,17 @@ class KeyValueCache(LayerState):
         return cache
 
     def last(self, length: int, before: int = 0, segment: int = 0) -> KeyValueCache:
-        """Return the last tokens, as :class:`LayerState` has it."""
+        """Return the last tokens; see :class:`LayerState`."""
         start, end = _bounds(self.length, min(length, self.max_length) + segment, before)
         return replace(self, start=self.start + start, end=self.start + end)
 
     def select(self, order: Tensor) -> KeyValueCache:
-        """Return stream ``order[i]`` as stream i."""
+        """Make stream ``order[i]`` stream i."""
         keys, values = (kept.index_select(1, order) for kept in (self.keys, self.values))
         return KeyValueCache.of(keys, values, self.max_length)
 
     def to(self, like: Tensor) -> KeyValueCache:
-        """Return the cache in the device and dtype of ``like``."""
+        """Return the cache with the device and dtype of ``like``."""
         if self.buffers.keys.device == like.device and self.buffers.keys.dtype == like.dtype:
             return self
         keys, values = (kept.to(like.device, like.dtype) for kept in (self.keys, self.values))
@@ -219,8 +219,8 @@ class KeyValueCache(LayerState):
     def _check_kept(self) -> None:
         if self.start < self.buffers.first:
             raise RuntimeError(
-                f"tokens {self.start} to {self.buffers.first} of the stream are no longer kept: a "
-                "cache that starts after them was extended"
+                f"tokens {self.start} to {self.buffers.first} of the stream are no longer kept: "
+                "another cache, which starts after them, was extended"
             )
 
 
@@ -230,7 +230,7 @@ def _bounds(size: int, length: int, before: int) -> tuple[int, int]:
 
 
 def _cut(hidden: Tensor, start: int, end: int) -> Tensor:
-    """Return tokens ``start`` to ``end`` of (B, S, d); a part is copied, so the rest is freed."""
+    """Return tokens ``start`` to ``end`` of (B, S, d), copied so that the rest can be freed."""
     start, end = max(0, start), min(max(0, end), hidden.size(1))
     if start == 0 and end == hidden.size(1):
         return hidden
@@ -238,7 +238,7 @@ def _cut(hidden: Tensor, start: int, end: int) -> Tensor:
 
 
 def register_state(kind: type, fields: list[str], build: Callable[..., LayerState]) -> None:
-    """Let torch.export and ``torch.load(weights_only=True)`` know a kind of state."""
+    """Register a state class with torch.export and ``torch.load(weights_only=True)``."""
 
     def flatten(state: LayerState) -> tuple[list[Any], int]:
         return [getattr(state, name) for name in fields], getattr(state, "max_length", UNLIMITED)

@@ -1,8 +1,8 @@
-"""The loss of segment language models: cross-entropy of all tokens or the latter half, penalties.
+"""The loss of segment language models: cross-entropy over all or half of the tokens, and penalties.
 
 Half loss: Transformer-XL, section 4.2. Activation regularisation: Merity, McCann, Socher 2017
-(arXiv:1708.01009). Models may have penalties and figures of their own (the decoder's ``penalties``
-and ``figures``). Penalties count in training alone, and are logged apart.
+(arXiv:1708.01009). A decoder may add its own ``penalties`` and ``figures``. Penalties count only in
+training, and are logged separately.
 
 Shapes: B streams, T tokens of a segment, d model width.
 """
@@ -20,10 +20,10 @@ from torch import Tensor
 from fairseq_plugins.fairseq_integration.error_messages import flag, option
 from fairseq_plugins.segment_language_model.adaptive_softmax import adaptive_cross_entropy
 
-# a model's own penalties, and the option that gives it one
+# models' own penalties, and the option that makes a model have one
 OWN_PENALTIES = {"span_loss": "--adaptive-span"}
 PENALTIES = ("activation_penalty", "temporal_penalty", *OWN_PENALTIES)
-# the other entries of the statistics are a model's own figures
+# all other entries of the statistics are the model's own figures
 STATISTICS = ("loss", "ntokens", "nsentences", "sample_size", "logs", *PENALTIES)
 
 
@@ -36,23 +36,24 @@ class SegmentLossConfig(CrossEntropyCriterionConfig):
     )
     span_loss: float = option(
         0.0,
-        "what a token of learned span (--adaptive-span) costs, in nats, averaged over the heads "
-        "of a layer (published: 1e-7 all-attention on characters, 5e-7 elsewhere)",
+        "cost, in nats, of each token of learned span (--adaptive-span), in the mean over a "
+        "layer's heads (published: 1e-7 for all-attention on characters, 5e-7 elsewhere)",
     )
     activation_penalty: float = option(
         0.0,
-        "activation regularisation: what the mean square of the last layer's output, after "
-        "--output-dropout, costs a token, in nats (published for Penn Treebank: 0.2)",
+        "activation regularisation: cost, in nats per token, of the mean square of the last "
+        "layer's output, after --output-dropout (published for Penn Treebank: 0.2)",
     )
     temporal_penalty: float = option(
         0.0,
-        "temporal activation regularisation: what the mean square of its change from token to "
-        "token, before --output-dropout, costs, in nats (published for Penn Treebank: 0.1)",
+        "temporal activation regularisation: cost, in nats per token, of the mean square "
+        "change of the last layer's output from token to token, before --output-dropout (published "
+        "for Penn Treebank: 0.1)",
     )
 
 
 def latter_half(target: Tensor, pad: int) -> Tensor:
-    """Return ``target`` (B, T) with padding for the first ``n // 2`` of each stream's n tokens."""
+    """Replace the first ``n // 2`` of each stream's n tokens in ``target`` (B, T) by padding."""
     scored = target.ne(pad)
     before = scored.cumsum(dim=1) - 1
     first_half = before < scored.sum(dim=1, keepdim=True) // 2
@@ -60,15 +61,15 @@ def latter_half(target: Tensor, pad: int) -> Tensor:
 
 
 def activation_penalty(dropped: Tensor, scored: Tensor) -> Tensor:
-    """Return the mean square of ``dropped`` (B, T, d), summed over the tokens ``scored`` (B, T)."""
+    """Return the mean square of ``dropped`` (B, T, d), summed over the ``scored`` tokens (B, T)."""
     return _at_least_single(dropped).square().mean(-1).masked_fill(~scored, 0.0).sum()
 
 
 def temporal_penalty(hidden: Tensor, scored: Tensor) -> Tensor:
-    """Return the mean square change of ``hidden`` (B, T, d), times the tokens ``scored`` (B, T).
+    """Return the mean square change of ``hidden`` (B, T, d), times the number of ``scored`` tokens.
 
-    The mean is that over a stream's pairs of tokens, so parts of a batch (``--batch-split``) add up
-    to the whole.
+    Each stream has its own mean, over its pairs of ``scored`` (B, T) tokens, so that the parts of a
+    batch (``--batch-split``) add up to the whole.
     """
     pairs = scored[:, 1:] & scored[:, :-1]
     changes = _at_least_single(hidden).diff(dim=1).square().mean(-1)
@@ -98,7 +99,7 @@ class SegmentLoss(CrossEntropyCriterion):
         return cls(cfg, task)
 
     def forward(self, model: Any, sample: dict, reduce: bool = True) -> tuple[Tensor, int, dict]:
-        """Return the summed loss in nats, the number of tokens that count and the statistics."""
+        """Return the summed loss in nats, the sample size and the statistics."""
         own: dict[str, Tensor] = getattr(model.decoder, "penalties", dict)()
         for name, needed in OWN_PENALTIES.items():
             if self.costs[name] > 0 and name not in own:
@@ -125,14 +126,14 @@ class SegmentLoss(CrossEntropyCriterion):
         target = latter_half(sample["target"], self.padding_idx)
         counts = sample.get("stream_tokens")
         if counts is None:
-            # another task's batch; a GPU's host waits for the count
+            # a batch of another task: the host waits for a GPU to count
             ntokens = int(target.ne(self.padding_idx).sum())
         else:
             ntokens = sum(count - count // 2 for count in counts)
         return {**sample, "target": target, "ntokens": ntokens}
 
     def _cross_entropy(self, model: Any, sample: dict) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-        """Return the summed loss; and the last layer's output before and after its dropout."""
+        """Return the summed loss, and the last layer's output before and after its dropout."""
         seen: list[tuple[Tensor, Tensor]] = []
         hook = None
         if self.costs["activation_penalty"] > 0 or self.costs["temporal_penalty"] > 0:
@@ -156,7 +157,7 @@ class SegmentLoss(CrossEntropyCriterion):
     def _penalties(
         self, activations: tuple[Tensor, Tensor], own: dict[str, Tensor], sample: dict
     ) -> dict[str, Tensor]:
-        """Return what each penalty adds to the summed loss."""
+        """Return each penalty's part of the summed loss."""
         hidden, dropped = activations
         scored = sample["target"].ne(self.padding_idx)
         added = {}
@@ -165,7 +166,7 @@ class SegmentLoss(CrossEntropyCriterion):
         if (cost := self.costs["temporal_penalty"]) > 0:
             added["temporal_penalty"] = cost * temporal_penalty(hidden, scored)
         for name, penalty in own.items():
-            # for each token: gradients are divided by their number, or by that of streams, later
+            # times the tokens: fairseq divides gradients by the sample size later
             added[name] = self.costs[name] * penalty * sample["ntokens"]
         return added
 
@@ -182,6 +183,5 @@ class SegmentLoss(CrossEntropyCriterion):
             if key in PENALTIES:
                 metrics.log_scalar(key, total(key) / tokens, tokens, round=9)
             elif key not in STATISTICS:
-                # all workers have the same; with weight 0 the log has what they are now, not their
-                # average since the last line
+                # all workers have the same figures; weight 0 logs the latest ones, not their mean
                 metrics.log_scalar(key, total(key) / total("logs"), 0, round=1)

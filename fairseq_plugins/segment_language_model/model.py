@@ -1,7 +1,7 @@
-"""The language model around a segment decoder, and how a paper's model is put together.
+"""The language model around a segment decoder.
 
-:meth:`SegmentLanguageModel.build_model` assembles the model; a paper's subclass says what is its
-own: how far back it reads, each layer's sublayers, positions, perhaps dropout and initial values.
+:meth:`SegmentLanguageModel.build_model` assembles the model. A paper's subclass adds its own parts:
+how far back it reads, each layer's sublayers, positions, perhaps dropout and initial values.
 
 Shapes: B streams, T tokens of a segment, V symbols, d model width.
 """
@@ -21,10 +21,13 @@ from torch import Tensor, nn
 from fairseq_plugins.fairseq_integration.checkpoint_files import weights_loaded_into
 from fairseq_plugins.fairseq_integration.error_messages import did_you_mean, errors_name_options
 from fairseq_plugins.segment_language_model.adaptive_softmax import BiasedAdaptiveSoftmax
-from fairseq_plugins.segment_language_model.attention import RelativeAttention
-from fairseq_plugins.segment_language_model.decoder import Context, EmbeddingDropout, SegmentDecoder
+from fairseq_plugins.segment_language_model.attention import (
+    FeedForward,
+    RelativeAttention,
+    SegmentLayer,
+)
+from fairseq_plugins.segment_language_model.decoder import Context, SegmentDecoder
 from fairseq_plugins.segment_language_model.evaluation import evaluate_probs
-from fairseq_plugins.segment_language_model.layer import FeedForward, SegmentLayer
 from fairseq_plugins.segment_language_model.options import (
     SegmentLanguageModelConfig,
     check_config,
@@ -46,8 +49,8 @@ logger = logging.getLogger(__name__)
 class SegmentLanguageModel(FairseqLanguageModel):
     """A language model over streams of text, read segment by segment.
 
-    ``added_sublayers`` builds, from the options, what another paper adds to the layers: see
-    :class:`.MemorySublayers`. The log has ``summary`` beside figures.
+    ``added_sublayers`` builds another paper's sublayers from the options, as
+    :class:`.MemorySublayers` does. Evaluation logs ``summary``.
     """
 
     decoder_class = SegmentDecoder
@@ -61,7 +64,11 @@ class SegmentLanguageModel(FairseqLanguageModel):
     @classmethod
     def build_model(cls, cfg: SegmentLanguageModelConfig, task: Any) -> "SegmentLanguageModel":
         """Build the model for the task's dictionary."""
-        check_task(task)
+        if isinstance(task, FairseqTask) and not getattr(task, "reads_streams", False):
+            raise ValueError(
+                f"the task is {type(task).__name__}, which keeps no states of earlier segments, so "
+                "its figures would be wrong: give --task segment_language_modeling"
+            )
         dictionary = task.source_dictionary
         check_config(cfg, dictionary)
         cls.check_options(cfg)
@@ -73,7 +80,7 @@ class SegmentLanguageModel(FairseqLanguageModel):
                 "(and no --extended-context), or leave --same-length out"
             )
         added = cls.added_sublayers(cfg)
-        # each of these draws its initial values, in this order
+        # each part draws its initial values here, in this order
         embed_tokens = build_embedding(cfg, dictionary)
         layers: list[SegmentLayer] = []
         with errors_name_options(_OPTION_OF.get):
@@ -104,11 +111,9 @@ class SegmentLanguageModel(FairseqLanguageModel):
             layers=layers,
             output=output,
             context=Context(mem_len, cfg.tokens_per_sample + cfg.extended_context, cfg.zero_memory),
-            dropout=EmbeddingDropout(
-                cls.build_word_dropout(cfg, dictionary),
-                dropout(cfg.embed_dropout),
-                dropout(cfg.output_dropout),
-            ),
+            word_dropout=cls.build_word_dropout(cfg, dictionary),
+            embed_dropout=dropout(cfg.embed_dropout),
+            output_dropout=dropout(cfg.output_dropout),
             positions=relative,
             absolute_positions=absolute,
             layer_norm=layer_norm,
@@ -120,11 +125,11 @@ class SegmentLanguageModel(FairseqLanguageModel):
         added.finish(model)
         return model
 
-    # What a paper's model says of itself.
+    # What a paper's model adds.
 
     @classmethod
     def check_options(cls, cfg: Any) -> None:
-        """Raise ``ValueError`` for options that this model cannot be built from."""
+        """Refuse options that make no model."""
 
     @classmethod
     def recurrence_length(cls, cfg: Any) -> int:
@@ -140,38 +145,38 @@ class SegmentLanguageModel(FairseqLanguageModel):
 
     @classmethod
     def build_positions(cls, cfg: Any) -> tuple[nn.Module | None, nn.Module | None]:
-        """Return the encoding of distances, and that of places in a segment; None without."""
+        """Return the encodings of distances and of places in a segment, or None for either."""
         raise NotImplementedError
 
     @classmethod
     def dropout_class(cls, cfg: Any) -> type[nn.Module]:
-        """Return the kind of dropout that embeddings, sublayers and activations have."""
+        """Return the class of dropout for embeddings, sublayers and activations."""
         return nn.Dropout
 
     @classmethod
     def build_word_dropout(cls, cfg: Any, dictionary: Dictionary) -> nn.Module | None:
-        """Return what drops the embeddings of whole words, or None."""
+        """Return the dropout of whole words, or None."""
         return None
 
     @classmethod
     def initialise(cls, decoder: SegmentDecoder, cfg: Any, dictionary: Dictionary) -> None:
-        """Draw other initial values than the decoder's parts drew."""
+        """Replace initial values of the decoder."""
 
     @classmethod
     def describe(cls, cfg: Any, mem_len: int) -> str:
-        """Return for the log what is this model's own."""
+        """Return what the log says about this model's own parts."""
         raise NotImplementedError
 
     @classmethod
     def build_feed_forward(cls, cfg: SegmentLanguageModelConfig) -> FeedForward | None:
-        """Return a layer's feed-forward sublayer, or None where layers have none."""
+        """Return a layer's feed-forward sublayer, or None."""
         if cfg.decoder_ffn_embed_dim == 0:
             return None
         dropout = cls.dropout_class(cfg)(cfg.activation_dropout)
         return FeedForward(cfg.decoder_embed_dim, cfg.decoder_ffn_embed_dim, dropout)
 
     def fit_weights(self, state_dict: dict) -> dict:
-        """Return a checkpoint's weights fitted to the options of this model."""
+        """Return a checkpoint's weights, fitted to this model's options."""
         return state_dict
 
     def forward(
@@ -181,7 +186,7 @@ class SegmentLanguageModel(FairseqLanguageModel):
         recurrence: Recurrence | None = None,
         start: int | None = None,
     ) -> tuple[Tensor, None]:
-        """Score what follows each of ``src_tokens`` (B, T); see :meth:`SegmentDecoder.forward`."""
+        """Score what follows each token, as :meth:`.SegmentDecoder.extract_features` documents."""
         return self.decoder(src_tokens, recurrence=recurrence, start=start)
 
     def get_normalized_probs(
@@ -194,9 +199,9 @@ class SegmentLanguageModel(FairseqLanguageModel):
         )
 
     def prepare_for_inference_(self, cfg: Any) -> None:
-        """Log the recurrence that the figures are measured with; refuse other overrides.
+        """Log the recurrence that the figures depend on, and check ``--model-overrides``.
 
-        fairseq would ignore them, or build another model than was trained.
+        fairseq would ignore other overrides, or build another model than was trained.
         """
         super().prepare_for_inference_(cfg)
         overrides = ast.literal_eval(cfg.common_eval.model_overrides)
@@ -212,19 +217,10 @@ class SegmentLanguageModel(FairseqLanguageModel):
         logger.info("%s%s", self.summary, tempered)
 
     def load_state_dict(self, state_dict: dict, *args: Any, **kwargs: Any):
-        """Load weights, fitted to the options of this model."""
+        """Load weights, fitted to this model's options."""
         fitted = self.added_sublayers.fit_weights(self, self.fit_weights(state_dict))
         with weights_loaded_into(self, state_dict):
             return super().load_state_dict(fitted, *args, **kwargs)
-
-
-def check_task(task: Any) -> None:
-    """Refuse a task that would give the model no recurrence."""
-    if isinstance(task, FairseqTask) and not getattr(task, "reads_streams", False):
-        raise ValueError(
-            f"the task is {type(task).__name__}, which keeps no states of the segments before, so "
-            "its figures would be wrong: give --task segment_language_modeling"
-        )
 
 
 def build_embedding(cfg: SegmentLanguageModelConfig, dictionary: Dictionary) -> nn.Module:
@@ -240,7 +236,7 @@ def build_embedding(cfg: SegmentLanguageModelConfig, dictionary: Dictionary) -> 
         )
     embedding = nn.Embedding(len(dictionary), cfg.decoder_embed_dim, dictionary.pad())
     if cfg.share_decoder_input_output_embed:
-        # unit variance after scaling by √d, and logits of unit variance from the same weights
+        # scaled by √d, embeddings have unit variance, as have the logits from the same weights
         nn.init.normal_(embedding.weight, std=cfg.decoder_embed_dim**-0.5)
         nn.init.zeros_(embedding.weight[dictionary.pad()])
     return embedding
@@ -267,7 +263,7 @@ def build_output(
         else:
             output = AdaptiveSoftmax(*options)
         if cfg.tie_adaptive_proj and cfg.adaptive_softmax_factor == 1:
-            # bands as wide as the model need no projection, and have none in the published models
+            # the published models do not project bands as wide as the model
             for band in [*embed_tokens.embeddings, *output.tail]:
                 band[1 if isinstance(band[0], nn.Embedding) else 0] = nn.Identity()
         if cfg.no_adaptive_head_proj:
@@ -280,7 +276,7 @@ def build_output(
 
 
 def summarise(cfg: SegmentLanguageModelConfig, mem_len: int) -> str:
-    """Return what a figure in the log depends on: recurrence, clamp, same length."""
+    """Describe for the log what the figures depend on: recurrence, clamp, same length."""
     summary = (
         f"recurrence {mem_len} tokens, clamp {cfg.clamp_len or 'none'}, "
         f"same length {'yes' if cfg.same_length else 'no'}"

@@ -1,4 +1,4 @@
-"""Options of the task and of all segment language models, and which of them go together."""
+"""Options of the task and of all segment language models, and checks of their combinations."""
 
 import math
 import os
@@ -16,12 +16,12 @@ from omegaconf import II
 from fairseq_plugins.fairseq_integration.error_messages import flag, option
 from fairseq_plugins.segment_language_model.attention import KERNELS
 
-# Tokens that are computed at once, at a cost that grows with their square: hours beyond these.
+# Tokens to compute at once. The cost grows with their square, and beyond this it takes hours.
 LONGEST_SEGMENT = 2**20
 
 
 def check_least(cfg: Any, least: Mapping[str, float]) -> None:
-    """Refuse options that are below their least value; None is no value."""
+    """Refuse options below their least value; None means not set."""
     for name, bound in least.items():
         value = getattr(cfg, name)
         if value is not None and (isinstance(value, str) or value < bound):
@@ -38,7 +38,7 @@ _LEAST = {
     "adaptive_input_factor": 1,
     "adaptive_softmax_factor": 1,
 }
-# an option that is set needs the other one
+# each first option needs the second one
 _NEEDS = (
     ("activation_dropout", "decoder_ffn_embed_dim"),
     ("no_decoder_final_norm", "decoder_normalize_before"),
@@ -64,18 +64,18 @@ class SegmentLanguageModelConfig(FairseqDataclass):
         8, "number of attention heads; must divide the model width"
     )
     decoder_ffn_embed_dim: int = option(
-        0, "inner width of the feed-forward sublayers; 0: layers have none"
+        0, "inner width of the feed-forward sublayers; 0 for layers without them"
     )
     decoder_normalize_before: bool = option(
-        False, "normalise what enters a sublayer (pre-norm) in place of the sum (post-norm)"
+        False, "normalise each sublayer's input (pre-norm) instead of the sum (post-norm)"
     )
     no_decoder_final_norm: bool = option(
-        False, "with pre-norm, leave the last layer's output as it is"
+        False, "with pre-norm, do not normalise the last layer's output"
     )
     layer_norm_epsilon: float = option(
-        1e-5, "what the layer norms add to the variance; the published TensorFlow models have 1e-12"
+        1e-5, "number that layer norms add to the variance; published TensorFlow models have 1e-12"
     )
-    dropout: float = option(0.0, "dropout of what each sublayer adds to its input")
+    dropout: float = option(0.0, "dropout of each sublayer's output")
     embed_dropout: float = option(
         0.0, "dropout of the input embeddings and of sinusoidal position encodings"
     )
@@ -86,45 +86,51 @@ class SegmentLanguageModelConfig(FairseqDataclass):
     )
     attention_kernel: ChoiceEnum(list(KERNELS)) = option(
         "fast",
-        "what computes attention: fast (blocks, gradient written out), or plain (automatic "
-        "differentiation, for torch.compile and higher derivatives)",
+        "implementation of attention: fast (in blocks, with a hand-written gradient), or plain "
+        "(automatic differentiation, for torch.compile and higher derivatives)",
     )
     mem_len: Optional[int] = option(
         None,
-        "recurrence: how many tokens before the segment are remembered, 0 for none (default: see "
-        "the model); evaluation may use another number through --model-overrides",
+        "recurrence: number of tokens before the segment that the model remembers, 0 for none "
+        "(default: see the model); evaluation can change it with --model-overrides",
     )
     clamp_len: Optional[int] = option(
-        None, "distances beyond this one use its position vector (default: no limit)"
+        None,
+        "longest distance with its own position vector, which longer ones share (default: no "
+        "limit)",
     )
     same_length: bool = option(
         False, "let every token attend to the same number of tokens, --mem-len of them"
     )
     zero_memory: bool = option(
         False,
-        "let streams start with a recurrence of --mem-len zero vectors, which tokens attend to, "
-        "as models of some published code were trained, in place of none",
+        "let streams start with a recurrence of --mem-len zero vectors, which tokens attend to, as "
+        "some published code does in training, instead of an empty one",
     )
     share_decoder_input_output_embed: bool = option(
         False, "tie the output projection to the input embeddings"
     )
     output_bias: bool = option(
         False,
-        "give the output projection a bias; for the tied adaptive softmax also the first "
-        "projection of the published models",
+        "give the output projection a bias, and a tied adaptive softmax also the first projection "
+        "of the published models",
     )
-    adaptive_input: bool = option(False, "input embeddings in bands, rare symbols narrower")
+    adaptive_input: bool = option(
+        False, "split input embeddings into bands, with narrower vectors for rarer symbols"
+    )
     adaptive_input_cutoff: Optional[str] = option(
-        None, "where the bands of the adaptive input end, such as 20000,60000"
+        None, "ends of the bands of the adaptive input, such as 20000,60000"
     )
-    adaptive_input_factor: float = option(4, "how much narrower each band of the adaptive input is")
+    adaptive_input_factor: float = option(
+        4, "factor by which each band of the adaptive input is narrower than the one before"
+    )
     adaptive_softmax_cutoff: Optional[str] = option(
         None,
-        "where the clusters of the adaptive softmax end, such as 20000,60000; goes with "
-        "--criterion segment_loss --ddp-backend legacy_ddp",
+        "ends of the clusters of the adaptive softmax, such as 20000,60000; needs --criterion "
+        "segment_loss --ddp-backend legacy_ddp",
     )
     adaptive_softmax_factor: float = option(
-        4, "how much narrower each cluster of the adaptive softmax is"
+        4, "factor by which each cluster of the adaptive softmax is narrower than the one before"
     )
     adaptive_softmax_dropout: float = option(
         0.0, "dropout of the adaptive softmax's tail projections"
@@ -134,29 +140,29 @@ class SegmentLanguageModelConfig(FairseqDataclass):
     )
     tie_adaptive_proj: bool = option(
         False,
-        "tie the projections of adaptive input and adaptive softmax as well, but for the first",
+        "also tie the projections of adaptive input and adaptive softmax, except the first",
     )
     tie_adaptive_head_proj: bool = option(
         False,
         "tie the first projection too, as the published all-attention model does; needs "
-        "--tie-adaptive-proj and --output-bias, without which the softmax has none",
+        "--tie-adaptive-proj, and --output-bias, which adds that projection",
     )
     no_adaptive_head_proj: bool = option(
         False,
-        "leave the first band of the adaptive input, which is as wide as the model, and of the "
-        "adaptive softmax without a projection",
+        "do not project the first bands of adaptive input and softmax, which are as wide as the "
+        "model",
     )
     checkpoint_activations: bool = option(
         False,
-        "compute the layers' activations again in the backward pass: less peak memory, more time",
+        "compute the layers' activations again in the backward pass, for less memory and more time",
     )
     tokens_per_sample: int = II("task.tokens_per_sample")
-    # tasks of fairseq have no such option; check_task then says that they are the wrong ones
+    # fairseq's tasks lack this option; build_model then refuses them
     extended_context: int = II("oc.select:task.extended_context,0")
 
 
 def check_config(cfg: SegmentLanguageModelConfig, dictionary: Dictionary) -> None:
-    """Refuse options that no segment language model can be built from."""
+    """Refuse options that make no model."""
     check_least(cfg, _LEAST)
     if not isinstance(cfg.same_length, bool):
         raise ValueError(f"--same-length is {cfg.same_length!r}: give True or False")
@@ -175,11 +181,11 @@ def check_config(cfg: SegmentLanguageModelConfig, dictionary: Dictionary) -> Non
 
 
 def _check_weights(cfg: SegmentLanguageModelConfig, symbols: int) -> None:
-    """Refuse sizes whose weights are far beyond this machine's memory."""
+    """Refuse weights that are far larger than this machine's memory."""
     if not hasattr(os, "sysconf") or torch.empty(0).device.type == "meta":
         return
     width, inner, layers = cfg.decoder_embed_dim, cfg.decoder_ffn_embed_dim, cfg.decoder_layers
-    # projections of attention, feed-forward layers; in single precision, as they are built
+    # attention's projections and feed-forward sublayers, in single precision, as they are built
     size = 4 * layers * width * (4 * width + 2 * inner)
     if not cfg.adaptive_input:
         size += 4 * symbols * width
@@ -197,13 +203,13 @@ def _check_tied(cfg: SegmentLanguageModelConfig) -> None:
     adaptive_softmax = cfg.adaptive_softmax_cutoff is not None
     if cfg.share_decoder_input_output_embed and (cfg.adaptive_input or adaptive_softmax):
         raise ValueError(
-            "--share-decoder-input-output-embed ties plain embeddings: with adaptive input and "
-            "softmax use --tie-adaptive-weights"
+            "--share-decoder-input-output-embed ties plain embeddings: for adaptive input and "
+            "softmax give --tie-adaptive-weights instead"
         )
     if cfg.tie_adaptive_head_proj and cfg.adaptive_softmax_factor == 1:
         raise ValueError(
             "--tie-adaptive-head-proj with --adaptive-softmax-factor 1: bands as wide as the model "
-            "have no projections; leave it out"
+            "have no projections to tie; leave the option out"
         )
     if cfg.no_adaptive_head_proj and cfg.tie_adaptive_head_proj:
         raise ValueError(
@@ -221,7 +227,7 @@ def _check_tied(cfg: SegmentLanguageModelConfig) -> None:
 
 
 def parse_cutoffs(cfg: SegmentLanguageModelConfig, part: str, dictionary: Dictionary) -> list[int]:
-    """Return the cutoffs of ``part``, "adaptive_input" or "adaptive_softmax"; [] for none."""
+    """Return the cutoffs of ``part``, "adaptive_input" or "adaptive_softmax"; [] if not set."""
     text = getattr(cfg, f"{part}_cutoff")
     if text is None:
         return []
@@ -280,52 +286,51 @@ class SegmentLanguageModelingConfig(FairseqDataclass):
 
     data: Optional[str] = option(
         None,
-        "folder that fairseq-preprocess wrote; several, with : between them, are read in turn, "
-        "one an epoch",
+        "folder that fairseq-preprocess wrote; or several, separated by colons, one for each epoch "
+        "in turn",
     )
-    tokens_per_sample: int = option(512, "segment length: tokens that are computed at once")
+    tokens_per_sample: int = option(512, "segment length: number of tokens computed at once")
     segment_jitter: int = option(
         0,
-        "standard deviation of the lengths of training segments, in tokens: each is drawn around "
-        "--tokens-per-sample, or, one in twenty, around half of it, is at least 5 and at most "
-        "three deviations longer than --tokens-per-sample (0: all alike; published for Penn "
-        "Treebank: 5)",
+        "standard deviation of the length of training segments, in tokens (published for Penn "
+        "Treebank: 5; 0: all alike). Lengths vary around --tokens-per-sample, or, for one segment "
+        "in twenty, around half of it, from 5 tokens to three deviations above --tokens-per-sample",
     )
     extended_context: int = option(
         0,
-        "tokens that are read anew before each segment's own and not scored: the context of "
+        "number of tokens before each segment that are read again and not scored: the context of "
         "models without recurrence (--mem-len 0)",
     )
     tokens_per_sample_valid: Optional[int] = option(
         None,
-        "segment length in validation, at most --tokens-per-sample; the recurrence, or without "
-        "one the extended context, is longer by what segments are shorter by (None: as in "
+        "segment length in validation, at most --tokens-per-sample; the difference is added to the "
+        "recurrence, or to the extended context of models without recurrence (default: as in "
         "training)",
     )
     softmax_temperature: float = option(
         1.0,
-        "in evaluation, what scores are divided by before the softmax; the published "
-        "Transformer-XL has 1.08 on Penn Treebank",
+        "divisor of the scores before the softmax, in evaluation; the published Transformer-XL "
+        "uses 1.08 on Penn Treebank",
     )
     batch_split: int = option(
         1,
-        "train on the streams of a batch in so many parts, one after another: the same update, "
-        "with activations of one part at a time",
+        "number of parts into which the streams of a batch are split; training computes them one "
+        "after another, for the same update with less memory",
     )
     continue_past_eos: bool = option(
         False,
-        "generation goes on past </s>, to --max-len-b tokens, and prints it: for models of "
-        "running text, where </s> is the end of a line",
+        "let generation go on past </s>, up to --max-len-b tokens, and print </s>: for models of "
+        "running text, where </s> ends a line",
     )
     shuffle_sentences: bool = option(
         False,
-        "read the sentences of the training part, each up to its </s>, in a new random order "
-        "every epoch, as the published Transformer-XL does on One Billion Word",
+        "read the training part's sentences, each up to its </s>, in a new random order every "
+        "epoch, as the published Transformer-XL does on One Billion Word",
     )
     no_save_memory: bool = option(
         False,
         "leave the streams' recurrence (layers x streams x --mem-len x width numbers) out of "
-        "checkpoints in mid-epoch; a run resumed from one starts cold",
+        "checkpoints in mid-epoch; runs resumed from them start cold",
     )
     batch_size: Optional[int] = II("dataset.batch_size")
     train_subset: str = II("dataset.train_subset")
@@ -334,7 +339,7 @@ class SegmentLanguageModelingConfig(FairseqDataclass):
 
 
 def find_dictionary(cfg: SegmentLanguageModelingConfig) -> str:
-    """Check the options that need no model, and return the path of the dictionary."""
+    """Check the options that concern no model, and return the path of the dictionary."""
     if not cfg.data:
         raise ValueError("DATA is missing: name the folder that fairseq-preprocess wrote")
     check_least(cfg, {"tokens_per_sample": 1, "segment_jitter": 0, "extended_context": 0})
@@ -357,7 +362,7 @@ def find_dictionary(cfg: SegmentLanguageModelingConfig) -> str:
 
 
 def check_streams(streams: int, num_shards: int, tokens: int) -> None:
-    """Refuse more streams than each of ``num_shards`` workers can have."""
+    """Refuse more streams per worker than the split has tokens for."""
     if streams < 1:
         raise ValueError(f"--batch-size is {streams}: it must be at least 1")
     if streams * num_shards > tokens:
@@ -370,7 +375,7 @@ def check_streams(streams: int, num_shards: int, tokens: int) -> None:
 
 
 def check_segment(option: str, segment_length: int, tokens: int, streams: int) -> None:
-    """Refuse segments of a length, set by ``option``, that no machine computes at once."""
+    """Refuse a segment length, given by ``option``, that no machine can compute at once."""
     longest = min(segment_length, tokens // max(1, streams))
     if longest > LONGEST_SEGMENT:
         raise ValueError(

@@ -1,11 +1,11 @@
 """Position encodings: by the distance between query and key, or by a token's place in its segment.
 
-By distance: an encoding of all distances is computed once for all layers; each layer projects it to
-relative keys, a vector for each distance and head. Distances fall from the farthest to -1, which
-no query sees: it makes rows easy to count. Beyond a clamp they have its vector (:class:`.Clamped`).
+By distance: all layers share one encoding, which each layer projects to relative keys, a vector for
+each distance and head. Distances fall from the farthest to -1, which no query sees but which makes
+rows easy to count. Distances beyond a clamp use its vector (:class:`.Clamped`).
 
-By place: for models without recurrence, since a token of an earlier segment would look like one of
-this segment (Transformer-XL, section 3.3; tables 6 and 10 compare with it).
+By place: only for models without recurrence, because the same places of an earlier segment would
+look alike (Transformer-XL, section 3.3, and its baselines in tables 6 and 10).
 
 Shapes: D distances, P places, H heads, B streams, T tokens of a segment, L layers, d model width,
 d_h head width.
@@ -18,13 +18,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fairseq_plugins.segment_language_model.attention_blocks import Clamped
+from fairseq_plugins.segment_language_model.attention_kernel import Clamped
 
 
 def sinusoids(places: Tensor, embed_dim: int) -> Tensor:
     """Return the sines, then the cosines, of ``places`` (P,) at d / 2 frequencies: float64 (P, d).
 
-    Vaswani et al. 2017, section 3.5. In half precision distances beyond 256 would fall together.
+    Vaswani et al. 2017, section 3.5. Half precision could not tell distances beyond 256 apart.
     """
     exponents = torch.arange(0, embed_dim, 2, device=places.device, dtype=torch.float64) / embed_dim
     angles = places.unsqueeze(1) * 10_000.0**-exponents
@@ -50,10 +50,7 @@ def _beyond(clamp_len: int | None, farthest: int) -> bool:
 
 
 class SinusoidalRelativePositions(nn.Module):
-    """The sinusoids R of each distance (Transformer-XL, section 3.3): no parameters.
-
-    Distances beyond ``clamp_len`` use its vector. ``dropout`` acts on the sinusoids.
-    """
+    """The sinusoids R of each distance (Transformer-XL, section 3.3), without parameters."""
 
     def __init__(
         self, embed_dim: int, clamp_len: int | None = None, dropout: nn.Module | None = None
@@ -66,13 +63,13 @@ class SinusoidalRelativePositions(nn.Module):
         self.dropout = dropout
 
     def forward(self, farthest: int, device: torch.device | None = None) -> Tensor | Clamped:
-        """Return R of the distances ``farthest``, or the clamp, to -1: float64 (D, d)."""
-        # with dropout in training each distance's vector is dropped by itself
+        """Return R for the distances from ``farthest``, or the clamp, to -1: float64 (D, d)."""
+        # in training, dropout draws anew for every distance, beyond the clamp too
         if _beyond(self.clamp_len, farthest) and (self.dropout is None or not self.training):
             return Clamped(self(self.clamp_len, device))
         distances = _falling(farthest, device).clamp(0, self.clamp_len)
         encoding = sinusoids(distances, self.embed_dim)
-        # dropout takes streams first: (D, d) -> (1, D, d) -> (D, d)
+        # dropout expects a dimension of streams: (D, d) -> (1, D, d) -> (D, d)
         return encoding if self.dropout is None else self.dropout(encoding.unsqueeze(0)).squeeze(0)
 
 
@@ -92,7 +89,7 @@ class RelativeKeyProjection(nn.Module):
 
 
 class Distances(nn.Module):
-    """The distances themselves, up to ``clamp_len``, for relative keys learned one by one."""
+    """The distances themselves, up to ``clamp_len``, for :class:`LearnedRelativeKeys`."""
 
     def __init__(self, clamp_len: int | None = None) -> None:
         super().__init__()
@@ -100,47 +97,43 @@ class Distances(nn.Module):
         self.clamp_len = clamp_len
 
     def forward(self, farthest: int, device: torch.device | None = None) -> Tensor | Clamped:
-        """Return ``farthest``, or the clamp, to -1, those below 0 as 0: int (D,)."""
+        """Return the distances from ``farthest``, or the clamp, to -1, with 0 for -1: int (D,)."""
         if _beyond(self.clamp_len, farthest):
             return Clamped(self(self.clamp_len, device))
         return _falling(farthest, device).clamp(min=0)
 
 
 class LearnedRelativeKeys(nn.Module):
-    """A learned vector for each distance and head (Shaw et al. 2018, as section 3.3 has it).
+    """A learned vector for each distance and head (Shaw et al. 2018; Transformer-XL, section 3.3).
 
-    Distances beyond ``farthest`` (their k) share its vector.
+    Distances beyond ``farthest`` (k in Shaw et al.) share its vector.
     """
 
     def __init__(self, num_heads: int, farthest: int, head_dim: int) -> None:
         super().__init__()
         self.farthest = farthest
         self.weight = nn.Parameter(torch.empty(num_heads, farthest + 1, head_dim))
-        self.reset_parameters()
-
-    def reset_parameters(self) -> None:
-        """Draw the vectors from N(0, 1 / d_h)."""
-        nn.init.normal_(self.weight, std=self.weight.size(-1) ** -0.5)
+        nn.init.normal_(self.weight, std=head_dim**-0.5)
 
     def forward(self, encoding: Tensor) -> Tensor:
         """Map distances (D,) to (H, D, d_h)."""
         return self.weight[:, encoding.clamp(max=self.farthest)]
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
-        # evaluation may look farther back: distances beyond those trained share the last vector
+        # evaluation may look farther back: untrained distances share the last trained vector
         trained = state_dict.get(f"{prefix}weight")
         heads, _, head_dim = self.weight.shape
         if trained is not None and trained.shape == (heads, trained.size(1), head_dim):
             self.farthest = trained.size(1) - 1
-            # the parameter stays the one that distributed training holds
+            # keep the parameter, which distributed training refers to
             self.weight.data = self.weight.new_empty(trained.shape)
         super()._load_from_state_dict(state_dict, prefix, *rest)
 
 
 class LearnedRelativePositions(nn.Module):
-    """A learned vector for each distance, shared by heads and layers (all-attention, section 4.3).
+    """A learned vector for each distance from 1 to ``farthest`` (all-attention, section 4.3).
 
-    Distances from 1 to ``farthest`` have one; those beyond ``clamp_len`` use its vector.
+    Heads and layers share it. Distances beyond ``clamp_len`` use its vector.
     """
 
     def __init__(self, farthest: int, head_dim: int, clamp_len: int | None = None) -> None:
@@ -149,14 +142,10 @@ class LearnedRelativePositions(nn.Module):
         self.weight = nn.Parameter(torch.empty(farthest, head_dim))
         self.farthest = farthest if clamp_len is None else min(farthest, clamp_len)
         self.clamp_len = clamp_len
-        self.reset_parameters()
-
-    def reset_parameters(self) -> None:
-        """Draw the vectors from N(0, 1) (section 5.1)."""
-        nn.init.normal_(self.weight)
+        nn.init.normal_(self.weight)  # section 5.1
 
     def forward(self, farthest: int, device: torch.device | None = None) -> Tensor | Clamped:
-        """Return the vectors of the distances ``farthest``, or the clamp, to -1, (D, d_h)."""
+        """Return the vectors for the distances from ``farthest``, or the clamp, to -1, (D, d_h)."""
         if _beyond(self.clamp_len, farthest):
             return Clamped(self(self.clamp_len, device))
         distances = _falling(farthest, self.weight.device if device is None else device)
@@ -164,7 +153,7 @@ class LearnedRelativePositions(nn.Module):
 
 
 class SharedRelativeKeys(nn.Module):
-    """The encoding itself as the relative keys of every head."""
+    """The encoding itself, as the relative keys of every head."""
 
     def forward(self, encoding: Tensor) -> Tensor:
         """Map (D, d_h) to (1, D, d_h)."""
@@ -182,12 +171,12 @@ class SinusoidalAbsolutePositions(nn.Module):
         self.embed_dim = embed_dim
 
     def add_to_embeddings(self, x: Tensor, first: int) -> Tensor:
-        """Add the places, from ``first`` on, to the embeddings (B, T, d)."""
+        """Add the vectors of the places from ``first`` on to the embeddings (B, T, d)."""
         places = torch.arange(first, first + x.size(1), device=x.device)
         return x + sinusoids(places, self.embed_dim).to(x.dtype)
 
     def add_to_layer(self, x: Tensor, layer: int, first: int) -> Tensor:
-        """Return what enters layer ``layer`` (from 0), (B, T, d), as it is."""
+        """Return the input (B, T, d) of layer ``layer`` (from 0) unchanged."""
         return x
 
 
@@ -197,23 +186,19 @@ class LearnedAbsolutePositions(nn.Module):
     def __init__(self, num_layers: int, max_positions: int, embed_dim: int) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.empty(num_layers, max_positions, embed_dim))
-        self.reset_parameters()
+        nn.init.normal_(self.weight, std=embed_dim**-0.5)
 
     @property
     def max_positions(self) -> int:
-        """Return P: tokens at later places have no vector."""
+        """Return P."""
         return self.weight.size(1)
 
-    def reset_parameters(self) -> None:
-        """Draw the vectors from N(0, 1 / d)."""
-        nn.init.normal_(self.weight, std=self.weight.size(-1) ** -0.5)
-
     def add_to_embeddings(self, x: Tensor, first: int) -> Tensor:
-        """Return the embeddings (B, T, d) as they are."""
+        """Return the embeddings (B, T, d) unchanged."""
         return x
 
     def add_to_layer(self, x: Tensor, layer: int, first: int) -> Tensor:
-        """Add the places, from ``first`` on, to what enters layer ``layer`` (from 0), (B, T, d)."""
+        """Add the vectors of the places from ``first`` on to the input of a layer (from 0)."""
         end = first + x.size(1)
         if end > self.max_positions:
             raise ValueError(f"`max_positions` is {self.max_positions}: place {end} has no vector")

@@ -1,10 +1,9 @@
 """A split of binarized text as parallel streams, cut into segments.
 
-S streams share out the tokens of a split as consecutive parts that differ by one token at most, and
-each stream is read in segments of T tokens, the last one shorter: every token is predicted exactly
-once. The first token of the split is predicted from ``</s>``, the first one of any other stream
-from the token before it. With an extended context each segment comes with the C tokens before it,
-which are read but not predicted: the context of models without recurrence.
+The split is cut into S consecutive streams, whose lengths differ by at most one token, and each
+stream into segments of T tokens, the last one shorter. So every token is predicted exactly once:
+the first one from ``</s>``, every other one from the token before it. With an extended context, for
+models without recurrence, each segment also reads the C tokens before it without predicting them.
 
 Letters: N tokens of the split, S streams of all workers, B streams of one worker, T tokens of a
 segment, K segments of a stream, C tokens of extended context.
@@ -29,10 +28,10 @@ from fairseq.data.indexed_dataset import (
 )
 from torch import Tensor
 
-# tokens that are compared at once: for a billion that would take gigabytes
+# tokens to compare at once: comparing a billion would take gigabytes
 SCANNED = 2**24
-# jittered segments: the part that is drawn around half of the length, the fewest tokens, and by how
-# many deviations one may be longer than --tokens-per-sample
+# Jittered segments: the probability of half the length, the fewest tokens, and the most deviations
+# by which a segment may exceed --tokens-per-sample.
 _HALF_AS_LONG, _SHORTEST, _DEVIATIONS = 0.05, 5, 3
 
 logger = logging.getLogger(__name__)
@@ -41,9 +40,9 @@ logger = logging.getLogger(__name__)
 def load_tokens(
     split_path: str, dictionary: Dictionary, dataset_impl: str | None = None, combine: bool = False
 ) -> np.ndarray:
-    """Return the tokens (N,) of a split, such as ``data-bin/train``; memory-mapped stays on disk.
+    """Return the tokens (N,) of a split, such as ``data-bin/train``, memory-mapped if possible.
 
-    ``dataset_impl`` is fairseq's option; with ``combine`` ``train1``, ``train2``, … are appended.
+    ``combine`` appends ``train1``, ``train2``, ….
     """
     parts = []
     for number in itertools.count():
@@ -77,7 +76,7 @@ def load_tokens(
 
 
 def _check_index(path: str) -> None:
-    """Refuse a damaged index: fairseq would add files that it could not close."""
+    """Refuse a damaged index, on which fairseq would leave files open."""
     if not os.path.isfile(path):
         raise ValueError("it is no file")
     start = struct.Struct("<9sQBQ")
@@ -85,10 +84,10 @@ def _check_index(path: str) -> None:
         read = file.read(start.size)
     if read.startswith(MMapIndexedDataset.Index._HDR_MAGIC):
         _, version, kind, sentences = start.unpack(read)
-        # a length in 4 bytes and a place in 8 of each sentence
+        # each sentence has a length in 4 bytes and a place in 8
         right, found = start.size + 12 * sentences, os.path.getsize(path)
         if version != 1 or kind not in _code_to_dtype or found != right:
-            raise ValueError(f"version {version}, numbers {kind}, {found} bytes of {right}")
+            raise ValueError(f"version {version}, number type {kind}, {found} of {right} bytes")
 
 
 def _load_part(path: str, dictionary: Dictionary, dataset_impl: str | None) -> np.ndarray | None:
@@ -108,7 +107,7 @@ def _load_part(path: str, dictionary: Dictionary, dataset_impl: str | None) -> n
             "binarize the text again"
         ) from error
     if index is not None:
-        # fairseq copies a sentence, perhaps the whole split, each time it is touched
+        # fairseq copies a sentence, perhaps the whole split, at each access
         if os.path.getsize(data_file_path(path)) != index.sizes.sum() * index.dtype().itemsize:
             raise ValueError(
                 f"the split {path} is incomplete: {path}.bin and {path}.idx differ in length; "
@@ -128,8 +127,8 @@ class Jitter(NamedTuple):
     """How the lengths of segments vary.
 
     Merity, Keskar and Socher 2017 (AWD-LSTM, arXiv:1708.02182), "variable length backpropagation
-    sequences", with a constant learning rate as in the published Transformer-XL. All workers and a
-    resumed run draw the same lengths from a seed and an epoch.
+    sequences", with a constant learning rate as in the published Transformer-XL. Seed and epoch fix
+    the lengths, for all workers and for a resumed run.
     """
 
     deviation: int
@@ -137,10 +136,7 @@ class Jitter(NamedTuple):
     epoch: int
 
     def draw_starts(self, length: int, segment_length: int) -> np.ndarray:
-        """Return where the K segments of ``length`` tokens start, and the last one ends: (K + 1,).
-
-        Lengths are drawn around T, or one in twenty around T / 2.
-        """
+        """Return where the K segments of ``length`` tokens start and where the last one ends."""
         shortest = min(_SHORTEST, segment_length)
         longest = longest_segment(segment_length, self.deviation)
         generator = np.random.default_rng([self.seed, self.epoch])
@@ -153,12 +149,12 @@ class Jitter(NamedTuple):
 
 
 def longest_segment(segment_length: int, deviation: int) -> int:
-    """Return the most tokens that a segment may have."""
+    """Return the most tokens that a jittered segment may have."""
     return segment_length + _DEVIATIONS * deviation
 
 
 class ShuffledSentences:
-    """The tokens (N,) of a split, its sentences, each up to ``eos``, in a random order."""
+    """The tokens (N,) of a split with its sentences, each up to ``eos``, in random order."""
 
     def __init__(self, tokens: np.ndarray, eos: int, seed: list[int]) -> None:
         self._tokens = tokens
@@ -170,11 +166,11 @@ class ShuffledSentences:
         if len(starts) == 1:
             raise ValueError(
                 "--shuffle-sentences: the training part is one sentence, without </s> inside; "
-                "leave it out"
+                "leave the option out"
             )
         lengths = np.diff(starts, append=len(tokens))
         order = np.random.default_rng(seed).permutation(len(starts))
-        # where each sentence ends in the new order, and how far from there it is in the old one
+        # each sentence's end in the new order, and what to add for its place in the old order
         self._ends = lengths[order].cumsum()
         self._shifts = starts[order] + lengths[order] - self._ends
 
@@ -193,9 +189,9 @@ class ShuffledSentences:
 
 
 class RunningText(FairseqDataset):
-    """The tokens (N,) of a split; with ``shuffled`` each epoch has the sentences in another order.
+    """The tokens (N,) of a split; ``shuffled`` gives each epoch another order of sentences.
 
-    ``jitter`` is the standard deviation of the lengths of segments.
+    ``jitter`` is the standard deviation of segment lengths.
     """
 
     def __init__(self, tokens: np.ndarray, shuffled: bool = False, jitter: int = 0) -> None:
@@ -208,15 +204,15 @@ class RunningText(FairseqDataset):
         return len(self.tokens)
 
     def ordered(self, eos: int, seed: int, epoch: int) -> np.ndarray | ShuffledSentences:
-        """Return the tokens in the order of an epoch, alike on all workers."""
+        """Return the tokens in an epoch's order, the same on all workers."""
         return ShuffledSentences(self.tokens, eos, [seed, epoch]) if self.shuffled else self.tokens
 
 
 class TokenStreams(FairseqDataset):
     """Segments of S parallel streams over the tokens (N,) of a split; N is at least S.
 
-    Item ``k·S + s`` is segment k of stream s. ``shuffled_with`` is the seed of the sentences'
-    order, for the log.
+    Item ``k·S + s`` is segment k of stream s. The log names ``shuffled_with``, the seed of the
+    sentences' order.
     """
 
     def __init__(
@@ -238,7 +234,7 @@ class TokenStreams(FairseqDataset):
         self.extended_context = extended_context
         self.shuffled_with = shuffled_with
         self.jitter = jitter
-        # the first streams are a token longer where N is no multiple of S
+        # the first N mod S streams are a token longer
         self._length, self._longer = divmod(len(tokens), num_streams)
         longest = self._length + (self._longer > 0)
         self.num_segments = -(-longest // segment_length)
@@ -247,13 +243,13 @@ class TokenStreams(FairseqDataset):
             self.num_segments = len(self._starts) - 1
 
     def segment_start(self, segment: int) -> int:
-        """Return how many tokens of each stream come before a segment, at most K."""
+        """Return how many tokens of each stream come before a segment (0 to K)."""
         if self.jitter is None:
             return segment * self.segment_length
         return int(self._starts[segment])
 
     def segment_bounds(self, segment: int, stream: int) -> tuple[int, int]:
-        """Return where a segment of a stream begins and ends in the split."""
+        """Return a segment's first token and end in the split."""
         first = stream * self._length + min(stream, self._longer)
         last = first + self._length + (stream < self._longer)
         begin, end = (first + self.segment_start(number) for number in (segment, segment + 1))
@@ -267,7 +263,7 @@ class TokenStreams(FairseqDataset):
         source = torch.from_numpy(self.tokens[max(0, first - 1) : end - 1].astype(np.int64))
         if first == 0:
             source = torch.cat([torch.tensor([self.eos]), source])
-        # what the context predicts is padding, which is not scored
+        # the context's targets are padding, which is not scored
         target = torch.cat([torch.full((context,), self.pad), target])
         return {"id": index, "source": source[: len(target)], "target": target, "context": context}
 
@@ -275,10 +271,10 @@ class TokenStreams(FairseqDataset):
         return self.num_segments * self.num_streams
 
     def collater(self, samples: list[dict[str, Any]]) -> dict:
-        """Return a batch (B, T), shorter segments padded on the right.
+        """Return a batch (B, T), with shorter segments padded on the right.
 
-        All workers' batches of a segment are as wide as its longest stream, the first one, so that
-        their recurrences fit together.
+        All workers' batches are as wide as the segment of the first stream, the longest one, so
+        that their recurrences fit together.
         """
         first = samples[0]["id"] // self.num_streams * self.num_streams
         width = self.num_tokens(first) + self.extended_context
@@ -296,7 +292,7 @@ class TokenStreams(FairseqDataset):
             "id": torch.tensor([sample["id"] for sample in samples]),
             "nsentences": len(samples),
             "ntokens": sum(counts),
-            "stream_tokens": counts,  # numbers: the host would wait for a GPU to count them
+            "stream_tokens": counts,  # a list, as the host would wait for numbers on a GPU
             # where fairseq's scorer begins
             "start_indices": context,
             "net_input": {"src_tokens": padded("source"), "src_lengths": lengths},
@@ -315,12 +311,12 @@ class TokenStreams(FairseqDataset):
         return np.arange(len(self))
 
     def batches(self, num_shards: int) -> list[list[int]]:
-        """Return the items of each batch; worker w always gets streams w·B to (w + 1)·B - 1."""
+        """Return the items of each batch; worker w gets the streams from w·B to (w + 1)·B - 1."""
         per_shard = self.num_streams // num_shards
         return [list(range(first, first + per_shard)) for first in range(0, len(self), per_shard)]
 
     def describe(self) -> str:
-        """Return how the text is laid out."""
+        """Describe the layout of the text."""
         layout = f"{len(self.tokens):,} tokens in {_streams(self.num_streams)}"
         if self.shuffled_with is not None:
             layout += f", sentences shuffled with seed {self.shuffled_with}"
@@ -330,7 +326,7 @@ class TokenStreams(FairseqDataset):
         return f"{layout}, segments of {self.segment_length} tokens"
 
     def log_layout(self, num_shards: int, shard_id: int, longer_recurrence: int = 0) -> None:
-        """Log how the text is laid out, and what of it worker ``shard_id`` reads."""
+        """Log the layout of the text and the streams of worker ``shard_id``."""
         logger.info(
             "%s%s%s; worker %d of %d has %s",
             self.describe(),

@@ -36,7 +36,7 @@ from fairseq_plugins.segment_language_model.options import (
     check_streams,
     find_dictionary,
 )
-from fairseq_plugins.segment_language_model.stream_iterator import (
+from fairseq_plugins.segment_language_model.recurrence import (
     StreamIterator,
     check_parts,
     split_batch,
@@ -57,12 +57,12 @@ logger = logging.getLogger(__name__)
 class SegmentLanguageModelingTask(FairseqTask):
     """Train and evaluate segment language models (Transformer-XL, section 3.2).
 
-    ``--batch-size`` is the number of parallel streams of a worker. Each batch has the streams'
-    recurrence and its place in it, ``net_input["recurrence"]`` and ``["start"]``; the model reads
-    and extends it.
+    ``--batch-size`` is the number of parallel streams of a worker. Each batch carries the streams'
+    recurrence, which the model reads and extends, and the segment's place in the streams, as
+    ``net_input["recurrence"]`` and ``["start"]``.
     """
 
-    # models ask: some need streams and their recurrence, others must not get them
+    # models check it: some need streams and their recurrence, others must not get them
     reads_streams = True
 
     def __init__(self, cfg: SegmentLanguageModelingConfig, dictionary: Dictionary) -> None:
@@ -82,11 +82,11 @@ class SegmentLanguageModelingTask(FairseqTask):
         kind = RunningTextDictionary if cfg.continue_past_eos else Dictionary
         try:
             dictionary = kind.load(path)
-        # fairseq raises plain exceptions for another encoding or a symbol that is there twice
+        # fairseq raises plain exceptions for a wrong encoding or a repeated symbol
         except Exception as error:
             reason = " ".join(str(error).split())
             raise ValueError(
-                f"DATA is {cfg.data}: {path} is no dictionary of fairseq ({reason}); get it anew, "
+                f"DATA is {cfg.data}: {path} is no dictionary of fairseq ({reason}); replace it, "
                 "or binarize the text again"
             ) from error
         logger.info("dictionary: %d symbols", len(dictionary))
@@ -120,7 +120,7 @@ class SegmentLanguageModelingTask(FairseqTask):
                 f"of {mem_len} tokens, which would hold them twice: leave it out, or give "
                 "--mem-len 0 (in evaluation: --model-overrides \"{'mem_len': 0}\")"
             )
-        # evaluation may leave out the recurrence of a model that was trained with it
+        # evaluation may do without the recurrence that a model was trained with
         if model.decoder.context.from_zeros and mem_len == 0 and not from_checkpoint:
             raise ValueError(
                 "--zero-memory with --mem-len 0: there is no recurrence to start with zero "
@@ -136,14 +136,14 @@ class SegmentLanguageModelingTask(FairseqTask):
         jitter = self.cfg.segment_jitter
         if getattr(decoder.absolute_positions, "max_positions", None) is not None:
             raise ValueError(
-                f"--segment-jitter is {jitter} with --positions learned-absolute, which has a "
-                "vector for each place of --tokens-per-sample: leave one of the two out"
+                f"--segment-jitter is {jitter} with --positions learned-absolute, which has "
+                "vectors only for the places of --tokens-per-sample: leave one of the two out"
             )
         most = longest_segment(decoder.context.segment, jitter)
         decoder.context = decoder.context._replace(segment=most)
 
     def build_criterion(self, cfg: Any, *args: Any, **kwargs: Any) -> Any:
-        """Build the loss; refuse one that is wrong for the model's softmax."""
+        """Build the loss, and check it against the model's softmax and penalties."""
         name = cfg._name
         if name == "adaptive_loss":
             raise ValueError(
@@ -183,8 +183,8 @@ class SegmentLanguageModelingTask(FairseqTask):
     ) -> Any:
         """Return an iterator over a split as parallel streams, or over separate prompts.
 
-        ``max_sentences`` is the streams of each worker, 1 if None. Streams use no ``num_workers``:
-        a few slices of a memory-mapped file are cheaper to cut here.
+        ``max_sentences`` is the number of streams of each worker, 1 if None. Streams ignore
+        ``num_workers``, because cutting a few slices of a memory-mapped file is cheap.
         """
         if not isinstance(dataset, RunningText):
             return super().get_batch_iterator(
@@ -197,9 +197,8 @@ class SegmentLanguageModelingTask(FairseqTask):
             )
         if max_tokens is not None:
             raise ValueError(
-                "give --batch-size, the number of parallel streams, in place of --max-tokens "
-                f"(here {max_tokens}): the text is read as streams, in segments of "
-                "--tokens-per-sample"
+                f"--max-tokens is {max_tokens}: the text is read as parallel streams, so give "
+                "their number, --batch-size, and the segment length, --tokens-per-sample, instead"
             )
         option, segment = "--tokens-per-sample", self.cfg.tokens_per_sample
         valid = self.cfg.tokens_per_sample_valid
@@ -207,7 +206,7 @@ class SegmentLanguageModelingTask(FairseqTask):
             option, segment = "--tokens-per-sample-valid", valid
         count = 1 if max_sentences is None else max_sentences
         check_segment(option, segment, len(dataset), max(1, count) * num_shards)
-        # where validation's segments are shorter, what is before them is longer
+        # shorter segments in validation leave room for more tokens before them
         longer = self.cfg.tokens_per_sample - segment
         check_streams(count, num_shards, len(dataset))
         seed, epoch = options.get("seed", 1), options.get("epoch", 1)
@@ -238,23 +237,23 @@ class SegmentLanguageModelingTask(FairseqTask):
         context_window: int = 0,
         **options: Any,
     ) -> Any:
-        """Return the batches of fairseq-eval-lm, in ``batch_size`` streams, 1 if None."""
+        """Return the batches for fairseq-eval-lm, in ``batch_size`` streams, 1 if None."""
         workers = distributed_utils.get_global_world_size()
         if workers > 1:
             raise ValueError(
-                f"--distributed-world-size is {workers}: fairseq-eval-lm prints the loss of one "
-                "worker's part of the text; give --distributed-world-size 1, its default"
+                f"--distributed-world-size is {workers}: fairseq-eval-lm would print the loss of "
+                "only one worker's part of the text; give --distributed-world-size 1, the default"
             )
         if context_window > 0:
             raise ValueError(
                 f"--context-window is {context_window}: the recurrence is the context here; leave "
-                "it out and use --model-overrides \"{'mem_len': ...}\", or for a model without "
-                "recurrence --extended-context"
+                "the option out, and give --model-overrides \"{'mem_len': ...}\", or "
+                "--extended-context for a model without recurrence"
             )
         if self.cfg.post_process:
             raise ValueError(
-                f"--post-process (--remove-bpe) is {self.cfg.post_process!r}: parts of a word "
-                "would be joined within a segment only, so that the loss depends on "
+                f"--post-process (--remove-bpe) is {self.cfg.post_process!r}: it would join the "
+                "parts of a word only within a segment, and the loss would depend on "
                 "--tokens-per-sample; leave it out"
             )
         folder = utils.split_paths(self.cfg.data)[0]
@@ -271,7 +270,7 @@ class SegmentLanguageModelingTask(FairseqTask):
         return TalliedBatches(walk, self.dictionary, characters)
 
     def train_step(self, sample: dict[str, Any], model: Any, *args: Any, **kwargs: Any) -> Any:
-        """Train on a batch; its streams' recurrence is kept for the next checkpoint."""
+        """Train on a batch, and keep its streams' recurrence for :meth:`begin_valid_epoch`."""
         recurrence = sample["net_input"].get("recurrence")
         if recurrence is not None:
             self._training_recurrence = recurrence
@@ -282,12 +281,12 @@ class SegmentLanguageModelingTask(FairseqTask):
         return train_in_parts(parts, model, lambda part: step(part, model, *args, **kwargs))
 
     def optimizer_step(self, optimizer: Any, model: Any, update_num: int) -> None:
-        """Update the parameters, and project those with a constraint back."""
+        """Update the parameters, and project constrained ones back."""
         super().optimizer_step(optimizer, model, update_num)
         apply_constraints(optimizer, model)
 
     def begin_valid_epoch(self, epoch: int, model: Any) -> None:
-        """Gather the workers' recurrences: fairseq validates before it saves in mid-epoch."""
+        """Gather the workers' recurrences, because fairseq validates before it saves."""
         workers = distributed_utils.get_global_world_size()
         if workers > 1 and self._training_recurrence is not None and not self.cfg.no_save_memory:
             self._training_recurrence.gather(distributed_utils.get_data_parallel_group())
@@ -295,13 +294,13 @@ class SegmentLanguageModelingTask(FairseqTask):
     def build_dataset_for_inference(
         self, src_tokens: list[torch.Tensor], src_lengths: list[int], **kwargs: Any
     ) -> NestedDictionaryDataset:
-        """Return prompts, each beginning with ``</s>`` in place of ending with it."""
+        """Return prompts, which begin with ``</s>`` instead of ending with it."""
         return prompts(self.dictionary, src_tokens, src_lengths)
 
     def build_generator(self, models: Any, args: Any, **kwargs: Any) -> Any:
-        """Return fairseq's generator; with ``--continue-past-eos`` only length ends it."""
+        """Return fairseq's generator; with ``--continue-past-eos`` only length ends a text."""
         if self.cfg.continue_past_eos:
-            # a generator that waits for <pad>, which no text has, does not stop
+            # no text has <pad>, so a generator that waits for it does not stop
             extra = dict(kwargs.pop("extra_gen_cls_kwargs", None) or {})
             kwargs["extra_gen_cls_kwargs"] = {**extra, "eos": self.dictionary.pad()}
         generator = super().build_generator(models, args, **kwargs)
@@ -323,12 +322,13 @@ class SegmentLanguageModelingTask(FairseqTask):
     ) -> Any:
         """Continue prompts; with ``--score-reference`` score sentences or segments instead.
 
-        Segments of a split are prompts, too, or their first ``--prefix-size`` tokens are, (B, P).
+        A split's segments are prompts, too, cut to ``--prefix-size`` tokens, (B, P).
         """
         scoring = isinstance(generator, SequenceScorer)
         if self.cfg.extended_context > 0 and not scoring:
             raise ValueError(
-                f"--extended-context is {self.cfg.extended_context}: prompts have none; drop it"
+                f"--extended-context is {self.cfg.extended_context}: nothing precedes a prompt; "
+                "leave it out"
             )
         if scoring and "target" not in sample:
             sample = {**sample, "target": sentences(self.dictionary, **sample["net_input"])}
@@ -337,7 +337,7 @@ class SegmentLanguageModelingTask(FairseqTask):
                 sample, prefix_tokens, generator, self.dictionary, self.cfg.continue_past_eos
             )
             generator.prompt_lengths = prefix_tokens.ne(self.dictionary.pad()).sum(1)
-            # fairseq counts rows of the batch where it has no numbers of them
+            # without ids fairseq numbers the rows of the batch
             sample = {name: value for name, value in sample.items() if name != "id"}
         with torch.no_grad():
             return generator.generate(

@@ -1,4 +1,4 @@
-"""Transformer-XL: language models with relative positions, and the models of its ablations.
+"""Transformer-XL: language models with relative positions, and the paper's ablations.
 
 Dai et al. 2019 (arXiv:1901.02860). Recurrence and attention are in ``segment_language_model``.
 """

@@ -1,4 +1,4 @@
-"""Layers of Transformer-XL alone: a block to be used by itself, and dropout for small data.
+"""Layers that only Transformer-XL has: a standalone block, and dropout for small data sets.
 
 Shapes: B streams, T tokens of a segment, V symbols, d model width.
 """
@@ -8,10 +8,14 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from fairseq_plugins.segment_language_model.attention import PositionBiases, RelativeAttention
-from fairseq_plugins.segment_language_model.attention_blocks import Window
+from fairseq_plugins.segment_language_model.attention import (
+    FeedForward,
+    PositionBiases,
+    RelativeAttention,
+    SegmentLayer,
+)
+from fairseq_plugins.segment_language_model.attention_kernel import Window
 from fairseq_plugins.segment_language_model.key_value_cache import LayerState
-from fairseq_plugins.segment_language_model.layer import FeedForward, SegmentLayer
 from fairseq_plugins.segment_language_model.positions import (
     RelativeKeyProjection,
     SinusoidalRelativePositions,
@@ -21,8 +25,8 @@ from fairseq_plugins.segment_language_model.positions import (
 class TransformerXLBlock(SegmentLayer):
     """Attention to a segment and to ``mem_len`` tokens before it, then a feed-forward sublayer.
 
-    Section 3.3. In the published models all blocks share their ``self_attn.biases``. ``embed_dim``
-    is even; ``dropout`` acts on what each sublayer adds, and on the inner activations.
+    Section 3.3. In the published models all blocks share one ``self_attn.biases``. ``dropout`` acts
+    on each sublayer's output and on the inner activations.
     """
 
     def __init__(
@@ -40,15 +44,14 @@ class TransformerXLBlock(SegmentLayer):
         self.positions = positions
 
     def forward(self, x: Tensor, memory: LayerState | None = None) -> tuple[Tensor, LayerState]:
-        """Return the output (B, T, d) for a segment (B, T, d), and what the next one attends to."""
-        self.self_attn.check_segment(x, memory)
+        """Map a segment (B, T, d) to (B, T, d), and return the memory for the next one."""
         encoding = self.positions(x.size(1) + self.mem_len - 1, x.device)
         y, memory = super().forward(x, self.self_attn.project_positions(encoding), memory)
         return y, memory.last(self.mem_len)
 
 
 class LockedDropout(nn.Module):
-    """Dropout of the same elements at every token of a stream's segment, with probability p.
+    """Dropout, with probability p, of the same elements at every token of a segment.
 
     Gal and Ghahramani 2016; Transformer-XL on Penn Treebank (section 4.1).
     """
@@ -66,9 +69,9 @@ class LockedDropout(nn.Module):
 
 
 class WordDropout(nn.Module):
-    """Dropout of whole words, wherever they occur in the batch, each with probability p.
+    """Dropout, with probability p, of whole words, everywhere in the batch.
 
-    Merity, Keskar and Socher 2017 (AWD-LSTM), section 4. There are ``num_symbols`` words, V.
+    Merity, Keskar and Socher 2017 (AWD-LSTM), section 4. ``num_symbols`` is V.
     """
 
     def __init__(self, p: float, num_symbols: int) -> None:

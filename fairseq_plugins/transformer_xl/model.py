@@ -1,4 +1,4 @@
-"""Transformer-XL (Dai et al. 2019, arXiv:1901.02860), the models of its ablations, and presets."""
+"""Transformer-XL (Dai et al. 2019, arXiv:1901.02860), its ablations, and presets."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ from fairseq_plugins.fairseq_integration.presets import register_presets
 from fairseq_plugins.product_key_memory.memory import MemorySublayer
 from fairseq_plugins.product_key_memory.options import MemoryLayersOptions, MemorySublayers
 from fairseq_plugins.segment_language_model.attention import PositionBiases, RelativeAttention
-from fairseq_plugins.segment_language_model.attention_blocks import UNLIMITED, Window
+from fairseq_plugins.segment_language_model.attention_kernel import UNLIMITED, Window
 from fairseq_plugins.segment_language_model.decoder import SegmentDecoder
 from fairseq_plugins.segment_language_model.model import SegmentLanguageModel
 from fairseq_plugins.segment_language_model.options import (
@@ -36,7 +36,7 @@ from fairseq_plugins.transformer_xl.layers import LockedDropout, WordDropout
 
 RELATIVE = ("transformer-xl", "shaw")
 ABSOLUTE = ("learned-absolute", "sinusoidal-absolute")
-# The published PyTorch code draws projections of adaptive bands narrower than other weights.
+# The published PyTorch code draws projections of adaptive bands with this standard deviation.
 _ADAPTIVE_PROJECTION_STD = 0.01
 
 
@@ -47,46 +47,47 @@ class TransformerXLConfig(SegmentLanguageModelConfig, MemoryLayersOptions):
     decoder_ffn_embed_dim: int = option(2048, "inner width of the feed-forward sublayers")
     positions: ChoiceEnum([*RELATIVE, *ABSOLUTE]) = option(
         "transformer-xl",
-        "position encoding: transformer-xl (section 3.3), shaw (a learned vector a distance, "
-        "without u and v, as section 3.3 has it; attn_type 1 of the published code also has u, "
-        "one a layer, and a learned number a distance and head), learned-absolute (a learned "
-        "vector a place, added in each layer: Al-Rfou et al. 2018), sinusoidal-absolute (added "
-        "to the embeddings: Vaswani et al. 2017); the absolute ones go without recurrence",
+        "position encoding: transformer-xl (section 3.3); shaw (a learned vector for each "
+        "distance, without u and v, as in section 3.3; attn_type 1 of the published code adds a u "
+        "for each layer and a learned number for each distance and head); learned-absolute (a "
+        "learned vector for each place, added in each layer: Al-Rfou et al. 2018); "
+        "sinusoidal-absolute (added to the embeddings: Vaswani et al. 2017). Absolute encodings "
+        "exclude recurrence",
     )
     untie_r: bool = option(
-        False, "give each layer vectors u and v of its own, in place of one pair"
+        False, "give each layer its own vectors u and v, instead of one pair for all"
     )
     same_length_besides_itself: bool = option(
         False,
-        "with --same-length let every token see itself besides --mem-len others, as in the "
-        "published TensorFlow code, in place of --mem-len tokens with itself",
+        "with --same-length let every token see itself and --mem-len others, as in the published "
+        "TensorFlow code, instead of --mem-len tokens including itself",
     )
     word_dropout: float = option(
-        0.0, "dropout of the embeddings of whole words, the same in all the batch"
+        0.0, "dropout of whole words: of their embeddings everywhere in a batch"
     )
     locked_dropout: bool = option(
         False,
-        "variational dropout: drop the same elements at every token of a segment (attention "
-        "weights aside)",
+        "variational dropout: drop the same elements at every token of a segment (except of "
+        "attention weights)",
     )
-    init_std: float = option(0.02, "standard deviation that the weights are drawn with")
+    init_std: float = option(0.02, "standard deviation of the initial weights")
     initial_values: ChoiceEnum(["pytorch", "tensorflow"]) = option(
         "pytorch",
-        "the published code whose initial values the weights get: pytorch (norms drawn around 1, "
-        "projections of adaptive bands with standard deviation 0.01), or tensorflow (norms 1, "
-        "vectors of the adaptive softmax's clusters 0, projections as other weights)",
+        "published code to follow for initial values: pytorch (norms around 1, projections of "
+        "adaptive bands with standard deviation 0.01), or tensorflow (norms 1, vectors of the "
+        "adaptive softmax's clusters 0, projections like other weights)",
     )
 
 
 @register_model("transformer_xl", dataclass=TransformerXLConfig)
 class TransformerXLLanguageModel(SegmentLanguageModel):
-    """Transformer-XL language model (section 3) and the models of its ablation study (4.2)."""
+    """Transformer-XL language model (section 3), and the models of the ablation study (4.2)."""
 
     added_sublayers = MemorySublayers
 
     @classmethod
     def recurrence_length(cls, cfg: TransformerXLConfig) -> int:
-        """Return ``--mem-len``: by default a segment, and nothing for absolute positions."""
+        """Return ``--mem-len``; the default is a segment, or 0 without recurrence."""
         if cfg.mem_len is not None:
             return cfg.mem_len
         return 0 if cfg.positions in ABSOLUTE or cfg.extended_context else cfg.tokens_per_sample
@@ -95,10 +96,10 @@ class TransformerXLLanguageModel(SegmentLanguageModel):
     def build_sublayers(
         cls, cfg: TransformerXLConfig, mem_len: int
     ) -> Iterator[tuple[RelativeAttention, nn.Module | None]]:
-        """Yield attention (section 3.3), u and v shared unless untied, and the sublayer."""
+        """Yield each layer's attention (section 3.3) and feed-forward sublayer."""
         heads = cfg.decoder_attention_heads
         head_dim = cfg.decoder_embed_dim // heads
-        # a token itself is one of the mem_len that each token sees in evaluation at the same length
+        # with same length, mem_len counts the token itself
         seen_before = mem_len if cfg.same_length_besides_itself else mem_len - 1
         window = Window(0, seen_before if cfg.same_length else UNLIMITED)
         biases = PositionBiases(heads, head_dim) if cfg.positions == "transformer-xl" else None
@@ -125,7 +126,7 @@ class TransformerXLLanguageModel(SegmentLanguageModel):
 
     @classmethod
     def build_positions(cls, cfg: TransformerXLConfig) -> tuple[nn.Module | None, nn.Module | None]:
-        """Return sinusoids of distances or distances (section 3.3), or an ablation's places."""
+        """Return the encoding of distances (section 3.3) or, in ablations, of places."""
         width = cfg.decoder_embed_dim
         if cfg.positions == "transformer-xl":
             dropout = cls.dropout_class(cfg)(cfg.embed_dropout) if cfg.embed_dropout else None
@@ -139,7 +140,7 @@ class TransformerXLLanguageModel(SegmentLanguageModel):
 
     @classmethod
     def dropout_class(cls, cfg: TransformerXLConfig) -> type[nn.Module]:
-        """Return the kind of dropout of elements."""
+        """Return the class of dropout for elements."""
         return LockedDropout if cfg.locked_dropout else nn.Dropout
 
     @classmethod
@@ -149,12 +150,12 @@ class TransformerXLLanguageModel(SegmentLanguageModel):
 
     @classmethod
     def describe(cls, cfg: TransformerXLConfig, mem_len: int) -> str:
-        """Return which positions the model has."""
+        """Return the kind of positions."""
         return f"positions {cfg.positions}"
 
     @classmethod
     def check_options(cls, cfg: TransformerXLConfig) -> None:
-        """Refuse options that do not go together or are out of range."""
+        """Refuse options that contradict each other or are out of range."""
         if cfg.positions in ABSOLUTE:
             if cfg.mem_len:
                 raise ValueError(
@@ -165,13 +166,13 @@ class TransformerXLLanguageModel(SegmentLanguageModel):
             for name in ("clamp_len", "same_length"):
                 if getattr(cfg, name):
                     raise ValueError(
-                        f"{flag(name)} with --positions {cfg.positions}: it acts "
-                        "on distances, which absolute positions do not encode; drop one of the two"
+                        f"{flag(name)} with --positions {cfg.positions}: it acts on distances, "
+                        "which absolute positions do not encode; leave one of the two out"
                     )
         if cfg.untie_r and cfg.positions != "transformer-xl":
             raise ValueError(
-                f"--untie-r with --positions {cfg.positions}: only transformer-xl has vectors u "
-                "and v"
+                f"--untie-r with --positions {cfg.positions}: only --positions transformer-xl has "
+                "vectors u and v"
             )
         if not 0 <= cfg.word_dropout < 1:
             raise ValueError(f"--word-dropout is {cfg.word_dropout}: it must be in [0, 1)")
@@ -184,7 +185,7 @@ class TransformerXLLanguageModel(SegmentLanguageModel):
     ) -> None:
         """Draw all weights as the published codes do: N(0, std), norms around 1, biases 0.
 
-        Product-key memories keep their own.
+        Product-key memories keep their own initial values.
         """
         tensorflow = cfg.initial_values == "tensorflow"
         decoder.embed_scale = cfg.decoder_embed_dim**0.5
@@ -215,7 +216,7 @@ class TransformerXLLanguageModel(SegmentLanguageModel):
             if isinstance(decoder.adaptive_softmax.head, nn.Sequential):
                 projections.append(decoder.adaptive_softmax.head[0])
         for projection in projections:
-            # tied ones are drawn with the embeddings, and bands of full width have none
+            # tied projections are drawn with the embeddings, and full-width bands have none
             if isinstance(projection, nn.Linear):
                 std = cfg.init_std if tensorflow else _ADAPTIVE_PROJECTION_STD
                 nn.init.normal_(projection.weight, std=std)
@@ -234,7 +235,7 @@ _CHARACTERS: dict[str, Any] = {"share_decoder_input_output_embed": True, "output
 def _preset(
     layers: int, width: int, heads: int, inner: int, dropout: float, attention_dropout: float
 ) -> dict[str, float]:
-    """The published code's one rate for all dropouts but that of attention weights."""
+    """Return a preset; the published code has one dropout rate, except for attention weights."""
     names = ("dropout", "embed_dropout", "output_dropout", "activation_dropout")
     return {
         **size_preset(layers, width, heads, inner),
@@ -244,12 +245,12 @@ def _preset(
 
 
 _WT103 = "20000,40000,200000"
-# both published codes tie no projection on One Billion Word
+# neither published code ties projections on One Billion Word
 _LM1B = adaptive_preset("60000,100000,640000", 4, tied_projections=False)
 
 PRESETS: dict[str, dict[str, Any]] = {
     "transformer_xl_enwik8_base": {**_preset(12, 512, 8, 2048, 0.1, 0.0), **_CHARACTERS},
-    # widths chosen to meet the paper's 88M: it gives only the number of layers
+    # widths chosen to reach the paper's 88M; it gives only the number of layers
     "transformer_xl_enwik8_18l": {**_preset(18, 640, 10, 2208, 0.1, 0.0), **_CHARACTERS},
     "transformer_xl_enwik8_large": {**_preset(24, 1024, 8, 3072, 0.15, 0.15), **_CHARACTERS},
     "transformer_xl_text8_base": {**_preset(12, 512, 8, 2048, 0.1, 0.0), **_CHARACTERS},
@@ -262,19 +263,19 @@ PRESETS: dict[str, dict[str, Any]] = {
         **_preset(18, 1024, 16, 4096, 0.2, 0.2),
         **adaptive_preset(_WT103, 4),
     },
-    # tables 6 and 10 give only 128M parameters: the base model with as many layers as that leaves
+    # tables 6 and 10 give only 128M parameters: the base model with layers to match
     "transformer_xl_wt103_ablation": {
         **_preset(7, 410, 10, 2100, 0.1, 0.0),
         **adaptive_preset(_WT103, 1),
     },
     "transformer_xl_lm1b_base": {**_preset(18, 1024, 8, 4096, 0.0, 0.0), **_LM1B},
-    # the paper's 0.46B, by its author (kimiyoung/transformer-xl#69); heads are those of the base
+    # the paper's 0.46B, by its author (kimiyoung/transformer-xl#69); heads as in the base model
     "transformer_xl_lm1b_20l": {**_preset(20, 1024, 8, 6144, 0.0, 0.0), **_LM1B},
     "transformer_xl_lm1b_large": {**_preset(24, 1280, 16, 8192, 0.05, 0.05), **_LM1B},
-    # table 7 gives 20 layers and about 0.3B parameters: the base model with a narrower inner size
+    # table 7 gives 20 layers and about 0.3B parameters: the base model with a smaller inner width
     "transformer_xl_lm1b_ablation": {**_preset(20, 1024, 8, 2048, 0.0, 0.0), **_LM1B},
-    # our reading of the published count, 24,040,400, which leaves no room for W_kR, u and v: with
-    # an extended context in place of recurrence, positions are the sinusoids of the place
+    # our reading: the published count, 24,040,400, leaves no room for W_kR, u and v, so positions
+    # are sinusoids of places, with an extended context instead of recurrence
     "transformer_xl_ptb": {
         **size_preset(16, 380, 10, 900),
         "share_decoder_input_output_embed": True,

@@ -5,12 +5,12 @@ Ahmed, Keskar, Socher 2017 (arXiv:1711.02132), equations 5 to 7: ::
     head_i = Attention(Q W_i^Q, K W_i^K, V W_i^V)
     output = Σ_i α_i FFN_i(κ_i (head_i W^{O_i} + b^O/S))
 
-FFN_i has 1/M of the inner width. S is the sum of the κ_i, and of the α_i: 1, or M where they are
-applied M times. One bias b^O and one bias of the second layers do for all branches, each branch has
-1/S of them: the matrices and biases together are a plain transformer's.
+FFN_i has 1/M of the inner width. The κ_i, like the α_i, sum to S, which is 1 or M. All branches
+share one bias b^O and one bias of the second layers, and each takes 1/S of it, so that matrices and
+biases together are those of a plain transformer.
 
-Nothing stands between W^{O_i} and the first layer of FFN_i: their product is formed once, and no
-branch has a vector of the model's width for each token.
+W^{O_i} and the first layer of FFN_i are multiplied in advance, since nothing stands between them:
+no branch holds a vector of the model's width for each token.
 
 Shapes: T queries, B sentences, S keys, N tokens, M branches, d model width, h head width (d/M), f
 inner width of a branch.
@@ -31,7 +31,7 @@ from fairseq_plugins.weighted_transformer.branch_weights import BranchWeights, F
 
 
 class AttentionHeads(nn.Module):
-    """Multi-head attention without output projection: M heads side by side, d a multiple of M.
+    """Multi-head attention without output projection; M must divide d.
 
     ``kdim`` and ``vdim`` are the widths of keys and values; None for d.
     """
@@ -52,7 +52,7 @@ class AttentionHeads(nn.Module):
         self.k_proj = nn.Linear(embed_dim if kdim is None else kdim, embed_dim)
         self.v_proj = nn.Linear(embed_dim if vdim is None else vdim, embed_dim)
         self.q_proj = nn.Linear(embed_dim, embed_dim)
-        # as fairseq's attention starts
+        # fairseq's initialization
         gain = 2**-0.5 if {kdim, vdim} <= {None, embed_dim} else 1.0
         for projection in (self.k_proj, self.v_proj, self.q_proj):
             nn.init.xavier_uniform_(projection.weight, gain)
@@ -66,10 +66,10 @@ class AttentionHeads(nn.Module):
         need_weights: bool = True,
         attn_mask: Tensor | None = None,
     ) -> tuple[Tensor, Tensor | None]:
-        """Return the heads, (T, B, d), and the weights averaged over them, (B, T, S), or None.
+        """Return the heads side by side, (T, B, d), and their mean weights, (B, T, S), or None.
 
-        Queries, keys and values are (T, B, d), (S, B, kdim) and (S, B, vdim); masks are those of
-        :func:`attention_heads`. Without weights it is faster.
+        Queries, keys and values are (T, B, d), (S, B, kdim) and (S, B, vdim); for the masks see
+        :func:`attention_heads`. ``need_weights`` costs time.
         """
         projected = self.q_proj(query), self.k_proj(key), self.v_proj(value)
         dropout = self.dropout if self.training else 0.0
@@ -83,16 +83,15 @@ class AttentionHeads(nn.Module):
 
 
 class BranchedAttention(nn.Module):
-    """Attention heads and the feed-forward networks behind them, called as the heads are.
+    """Attention heads and the feed-forward networks behind them.
 
-    For 8 branches of a model of width 512: ::
+    For 8 branches in a model of width 512: ::
 
         heads = AttentionHeads(512, 8)
         attention = BranchedAttention(heads, BranchedFeedForward(512, 2048, BranchWeights(8)))
         output, _ = attention(x, x, x, need_weights=False)  # x and output: (T, B, 512)
 
-    :class:`BranchWeights` says what an optimizer has to do for κ and α. ``heads`` may be what is
-    called as :class:`AttentionHeads` are.
+    :class:`BranchWeights` says what an optimizer must do for κ and α.
     """
 
     def __init__(self, heads: nn.Module, feed_forward: BranchedFeedForward) -> None:
@@ -114,8 +113,8 @@ class BranchedAttention(nn.Module):
 class BranchedFeedForward(FoldedLayer):
     """``Σ_i α_i FFN_i(κ_i (head_i W^{O_i} + b^O/S))`` of given heads (equations 6 and 7).
 
-    The matrices are those of a transformer layer: ``out_proj``, whose columns i·h to (i+1)·h are
-    W^{O_i}, and ``fc1`` and ``fc2``, whose rows and columns i·f to (i+1)·f belong to FFN_i;
+    The matrices are those of a transformer layer. Columns i·h to (i+1)·h of ``out_proj`` are
+    W^{O_i}. Rows i·f to (i+1)·f of ``fc1`` and these columns of ``fc2`` belong to FFN_i;
     ``ffn_embed_dim`` is M·f.
     """
 
@@ -146,7 +145,7 @@ class BranchedFeedForward(FoldedLayer):
         self.fc2 = nn.Linear(ffn_embed_dim, embed_dim)
 
     def forward(self, heads: Tensor) -> Tensor:
-        """Map heads side by side, (…, M·h), to the weighted sum of the branches, (…, d)."""
+        """Map heads side by side, (…, M·h), to the weighted sum of branches, (…, d)."""
         into, bias, out, out_bias = self.folded()
         # (…, M·h) -> (N, M·h) -> (N, M·f)
         inner = self.activation(branch_linear(heads.flatten(0, -2), into, bias))
@@ -157,7 +156,7 @@ class BranchedFeedForward(FoldedLayer):
         """Fold κ, α and the output projection into the layers of the networks.
 
         Returns matrices (M, h, f) and biases (M, f) of the first layers, from heads to inner
-        vectors; matrix (d, M·f) and bias (d,) of the second ones.
+        vectors, and matrix (d, M·f) and bias (d,) of the second layers.
         """
         kappa, alpha = self.weights()
         dtype = self.fc1.weight.dtype
@@ -169,18 +168,18 @@ class BranchedFeedForward(FoldedLayer):
         share = (kappa[:, None] / self.weights.applied_sum).to(bias.dtype)
         bias = torch.addcmul(bias, share, first @ self.out_proj.bias)
         out = self.fc2.weight * alpha.repeat_interleave(self.fc2.in_features // self.branches)
-        # not all of it where only some branches contribute
+        # only a part of the bias, if only some branches contribute
         out_bias = self.fc2.bias * (alpha.sum() / self.weights.applied_sum)
-        # κ and α are in single precision, whatever the matrices are in
+        # κ and α are always in single precision
         return into.to(dtype), bias, out.to(dtype), out_bias.to(dtype)
 
 
 def branch_linear(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """Return ``x_i weight_i + bias_i`` of all branches side by side, (N, M·f).
+    """Return ``x_i weight_i + bias_i`` of all branches i side by side, (N, M·f).
 
     ``x`` is (N, M·h), ``weight`` (M, h, f), ``bias`` (M, f). Columns are read and written in place:
-    with a plain batched product, which copies between the layouts, a whole model trains about a
-    seventh slower on a CPU. Gradients have no gradients of their own.
+    a plain batched product copies between the layouts, which makes training a whole model about a
+    seventh slower on a CPU. There are no second derivatives.
     """
     kind = x.device.type
     if torch.is_autocast_enabled(kind) and x.dtype != torch.double:

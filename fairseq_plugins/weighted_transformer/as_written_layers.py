@@ -1,7 +1,7 @@
 """fairseq's transformer layers in the reading ``as-written``.
 
 Ahmed, Keskar, Socher 2017 (arXiv:1711.02132), section 3 and figure 1. Branched attention is one
-sublayer, with one residual connection and one norm: ``y = LN(x + Σ α_i F_i(κ_i b_i))``.
+sublayer with one residual connection and one norm: ``y = LN(x + Σ α_i F_i(κ_i b_i))``.
 
 Shapes: B sentences, T target tokens, S source tokens, d model width.
 """
@@ -28,21 +28,21 @@ from fairseq_plugins.weighted_transformer.layers import FusedAttention
 
 
 class BranchedEncoderLayer(TransformerEncoderLayerBase):
-    """fairseq's encoder layer with one sublayer, branched self-attention."""
+    """fairseq's encoder layer with branched self-attention as its only sublayer."""
 
     def __init__(self, cfg: TransformerConfig, weights: BranchWeights) -> None:
         super().__init__(cfg)
-        networks = _networks(self, cfg.encoder.ffn_embed_dim, weights)
-        self.self_attn = _branched(self, cfg, networks, self_attention=True)
+        networks = _build_networks(self, cfg.encoder.ffn_embed_dim, weights)
+        self.self_attn = _build_attention(self, cfg, networks, self_attention=True)
         del self.fc1, self.fc2, self.final_layer_norm
 
     def forward(
         self, x: Tensor, encoder_padding_mask: Tensor | None, attn_mask: Tensor | None = None
     ) -> Tensor:
-        """Return the layer's output, (S, B, d), of ``x``, (S, B, d); masks as in fairseq's."""
+        """Map ``x`` (S, B, d) to (S, B, d), with fairseq's masks."""
         if attn_mask is not None:
             attn_mask = x.new_zeros(attn_mask.shape).masked_fill(attn_mask.bool(), -1e4)
-        x, _ = _residual_sublayer(
+        x, _ = _apply_sublayer(
             self,
             self.self_attn,
             self.self_attn_layer_norm,
@@ -55,10 +55,10 @@ class BranchedEncoderLayer(TransformerEncoderLayerBase):
 
 
 class BranchedDecoderLayer(TransformerDecoderLayerBase):
-    """fairseq's decoder layer with two sublayers, of which one or both are branched attention.
+    """fairseq's decoder layer with two sublayers; one or both are branched attention.
 
-    ``weights`` are κ and α of the attention to the "encoder", of masked "self"-attention, or of
-    both, each with half the feed-forward width.
+    ``weights`` are κ and α of attention to the "encoder" and of "self"-attention, or of one of the
+    two. If there are both, each has half the feed-forward width.
     """
 
     def __init__(self, cfg: TransformerConfig, weights: Mapping[str, BranchWeights]) -> None:
@@ -70,13 +70,13 @@ class BranchedDecoderLayer(TransformerDecoderLayerBase):
                 "must be even"
             )
         networks = {
-            name: _networks(self, width // len(weights), of_attention)
+            name: _build_networks(self, width // len(weights), of_attention)
             for name, of_attention in weights.items()
         }
         if "self" in networks:
-            self.self_attn = _branched(self, cfg, networks["self"], self_attention=True)
+            self.self_attn = _build_attention(self, cfg, networks["self"], self_attention=True)
         if "encoder" in networks:
-            self.encoder_attn = _branched(
+            self.encoder_attn = _build_attention(
                 self,
                 cfg,
                 networks["encoder"],
@@ -99,11 +99,11 @@ class BranchedDecoderLayer(TransformerDecoderLayerBase):
         need_attn: bool = False,
         need_head_weights: bool = False,
     ) -> tuple[Tensor, Tensor | None, None]:
-        """Return output (T, B, d), the weights of the attention to the encoder or None, and None.
+        """Return output (T, B, d), the weights of attention to the encoder or None, and None.
 
-        ``prev_self_attn_state`` and ``prev_attn_state``, for fairseq's export to ONNX, are ignored.
+        ``prev_self_attn_state`` and ``prev_attn_state``, for export to ONNX, are ignored.
         """
-        x, _ = _residual_sublayer(
+        x, _ = _apply_sublayer(
             self,
             self.self_attn,
             self.self_attn_layer_norm,
@@ -115,7 +115,7 @@ class BranchedDecoderLayer(TransformerDecoderLayerBase):
         )
         if encoder_out is None:
             return x, None, None
-        x, weights = _residual_sublayer(
+        x, weights = _apply_sublayer(
             self,
             self.encoder_attn,
             self.encoder_attn_layer_norm,
@@ -130,7 +130,7 @@ class BranchedDecoderLayer(TransformerDecoderLayerBase):
         return x, weights, None
 
 
-def _residual_sublayer(
+def _apply_sublayer(
     layer: nn.Module,
     attention: nn.Module,
     norm: nn.Module,
@@ -140,7 +140,7 @@ def _residual_sublayer(
 ) -> tuple[Tensor, Tensor | None]:
     """Return ``x`` (T, B, d) after attention, residual connection and norm, and the weights.
 
-    ``keys`` are (S, B, d); None for self-attention. Attention gets the other options.
+    ``keys`` are (S, B, d); None for self-attention. The ``options`` go to attention.
     """
     query = norm(x) if layer.normalize_before else x
     keys = query if keys is None else keys
@@ -149,14 +149,14 @@ def _residual_sublayer(
     return (out if layer.normalize_before else norm(out)), weights
 
 
-def _networks(layer: nn.Module, width: int, weights: BranchWeights) -> BranchedFeedForward:
-    """Return the networks of the branches of one attention, whose inner widths sum to ``width``."""
-    # fairseq may keep it outside of training, by this name (make_generation_fast_)
+def _build_networks(layer: nn.Module, width: int, weights: BranchWeights) -> BranchedFeedForward:
+    """Return one attention's networks, whose inner widths sum to ``width``."""
+    # --retain-dropout-modules names dropout by its module
     dropout = FairseqDropout(layer.activation_dropout_module.p, BranchedFeedForward.__name__)
     return BranchedFeedForward(layer.embed_dim, width, weights, layer.activation_fn, dropout)
 
 
-def _branched(
+def _build_attention(
     layer: nn.Module, cfg: TransformerConfig, networks: BranchedFeedForward, **attention: Any
 ) -> BranchedAttention:
     heads = FusedAttention(

@@ -1,4 +1,4 @@
-"""Attention of projected queries, keys and values by torch's fused attention, for both readings.
+"""Attention for both readings, by torch's fused attention.
 
 Shapes: B sentences, T queries, S keys, M heads, d model width, h head width (d/M).
 """
@@ -19,10 +19,10 @@ def attention_heads(
     attn_mask: Tensor | None = None,
     dropout: float = 0.0,
 ) -> Tensor:
-    """Return the heads side by side, (T, B, d), without forming a matrix of weights.
+    """Return the heads side by side, (T, B, d), without a matrix of weights.
 
-    Queries (T, B, d), keys and values (S, B, d) are projected. ``key_padding_mask`` (B, S) is true
-    for padding; ``attn_mask`` (T, S) is added to the scores, or true where a key is hidden.
+    Queries (T, B, d), keys and values (S, B, d) are already projected. ``key_padding_mask`` (B, S)
+    is true for padding; ``attn_mask`` (T, S) is added to the scores, or true for hidden keys.
     """
     queries, keys, values = (split_heads(x, num_heads) for x in (queries, keys, values))
     mask = merge_masks(key_padding_mask, attn_mask, queries.dtype)
@@ -39,7 +39,7 @@ def split_heads(x: Tensor, num_heads: int) -> Tensor:
 def merge_masks(
     key_padding_mask: Tensor | None, attn_mask: Tensor | None, dtype: torch.dtype
 ) -> Tensor | None:
-    """Return what both masks add to scores (B, M, T, S); None without a mask."""
+    """Return what both masks add to the scores (B, M, T, S); None if there are none."""
     mask = attn_mask
     if mask is not None and mask.dtype == torch.bool:
         mask = torch.zeros_like(mask, dtype=dtype).masked_fill(mask, float("-inf"))

@@ -1,4 +1,4 @@
-"""The weights κ and α of attention branches: on the simplex, with a schedule of their own.
+"""The weights κ and α of branches, which stay on the simplex and have their own schedule.
 
 Ahmed, Keskar, Socher 2017 (arXiv:1711.02132), sections 3, 4.1, 4.4 and 4.5.
 
@@ -22,7 +22,7 @@ from fairseq_plugins.fairseq_integration.parameters import (
 )
 
 PARAMETERIZATIONS = ("simplex", "softmax")
-# what weighs the branches outside of training (section 4.4, table 3)
+# the weights outside of training (section 4.4, table 3)
 REPLACEMENTS = LEARNED, RANDOM, UNIFORM = ("learned", "random", "uniform")
 STARTS = RANDOM, NEAR_UNIFORM = ("random", "near-uniform")
 KINDS = ("kappa", "alpha")
@@ -30,11 +30,11 @@ KINDS = ("kappa", "alpha")
 
 @torch.no_grad()
 def project_to_simplex(x: Tensor) -> None:
-    """Replace ``x`` (M,) by the nearest vector without a number below 0 whose sum is 1."""
+    """Replace ``x`` (M,) by the nearest vector of numbers ≥ 0 that sum to 1."""
     falling = x.double().sort(descending=True).values
-    # what is to be taken from each of the 1, 2, … largest numbers, if the others become 0
+    # what to subtract from the 1, 2, … largest numbers if all others become 0
     excess = (falling.cumsum(0) - 1) / torch.arange(1, len(x) + 1, device=x.device)
-    # it rises with each number that stays above 0, and falls after those
+    # the excess rises as long as all these numbers stay above 0, and falls afterwards
     x.copy_((x.double() - excess.max()).clamp(min=0))
 
 
@@ -45,9 +45,9 @@ def draw_from_simplex(branches: int, device: torch.device | None = None) -> Tens
 
 
 def draw_near_uniform(branches: int) -> Tensor:
-    """Return weights (M,) near 1/M, in random order, the largest twice the smallest.
+    """Return weights (M,) near 1/M in random order, the largest twice the smallest.
 
-    They rise by equal factors. Trained weights of the paper spread about as much (figure 3).
+    Sorted, they rise by equal factors. The paper's trained weights spread as much (figure 3).
     """
     rising = torch.linspace(0, 1, branches, dtype=torch.double).exp2()
     return (rising[torch.randperm(branches)] / rising.sum()).float()
@@ -55,11 +55,12 @@ def draw_near_uniform(branches: int) -> Tensor:
 
 @dataclass(eq=False)
 class BranchSchedule(UpdateRule):
-    """How the κ and α of one attention are trained (section 4.1).
+    """How κ and α of one layer are trained (section 4.1).
 
-    The learning rate is ``factor · min(t^-0.5, t · warmup^-1.5)`` at update t, from 1, with factor
-    (d_model/N)^-0.5 for N layers. After ``freeze_after`` updates the weights stay. The optimizer
-    that follows the schedule sets ``followed``, and projects to the simplex if ``projected``.
+    The learning rate of update t, from 1, is ``factor · min(t^-0.5, t · warmup^-1.5)``; the paper's
+    factor is (d_model/N)^-0.5 for N layers. After ``freeze_after`` updates the weights stay. An
+    optimizer that follows the schedule sets ``followed``, and projects the weights to the simplex
+    if they are ``projected``.
     """
 
     factor: float
@@ -69,31 +70,31 @@ class BranchSchedule(UpdateRule):
     followed: bool = field(default=False, init=False)
 
     def learning_rate(self, update: int) -> float:
-        """Return the learning rate of an update, counted from 1."""
+        """Return the learning rate of update ``update``, from 1."""
         return self.factor * min(update**-0.5, update * self.warmup**-1.5)
 
     def frozen(self, update: int) -> bool:
-        """Return whether an update, counted from 1, leaves the weights as they are."""
+        """Return whether update ``update``, from 1, leaves the weights as they are."""
         return self.freeze_after is not None and update > self.freeze_after
 
 
 class BranchWeights(Float32Module):
-    """κ and α, both (M,): not negative, with sums of 1 (equations 6 and 7).
+    """κ and α, both (M,), not negative, each with a sum of 1 (equations 6 and 7).
 
-    An optimizer projects the parameters ``kappa`` and ``alpha`` after each update
-    (:func:`project_to_simplex`). With the parameterization "softmax" they are ``kappa_logits`` and
-    ``alpha_logits``, and need no projection.
+    The optimizer must project the parameters ``kappa`` and ``alpha`` after each update
+    (:func:`project_to_simplex`). The parameterization "softmax" has ``kappa_logits`` and
+    ``alpha_logits`` instead, and needs no projection.
 
     Args:
         schedule: how :class:`AdamWithBranchWeights` trains them; None for another optimizer.
-        outside_training: "learned", or what replaces the learned weights in inference (section
-            4.4): "random" weights, or "uniform" ones.
-        top_k: number of branches that contribute, those with the largest α, or κ where there is no
-            α (section 4.5); None for all.
-        start: "random" for a random place of the simplex, or "near-uniform".
-        applied_sum: the sum of the weights as they are applied, 1 or M.
-        shake: draw new weights in each forward pass of training, and use 1/M in inference
-            (Shake-Shake, section 4.4).
+        outside_training: which weights inference uses: "learned", "random" or "uniform" (section
+            4.4).
+        top_k: only the k branches with the largest α contribute, or with the largest κ if there is
+            no α (section 4.5).
+        start: "random" for a random point of the simplex, or "near-uniform".
+        applied_sum: what the weights sum to when they are applied, 1 or M.
+        shake: draw new weights in each forward pass of training; inference uses 1/M (section 4.4).
+        kinds: "kappa", "alpha", or both.
     """
 
     def __init__(
@@ -131,7 +132,7 @@ class BranchWeights(Float32Module):
         self.top_k = top_k
         self.applied_sum = applied_sum
         self.shake = shake
-        # weights that are not learned have none
+        # weights that are drawn anew are not trained
         self.schedule = None if shake else schedule
         self.kinds = tuple(kinds)
         for name in self._names:
@@ -152,7 +153,7 @@ class BranchWeights(Float32Module):
 
     @property
     def _names(self) -> tuple[str, ...]:
-        # one name for both would let logits be loaded as weights, and weights as logits
+        # different names keep logits from being loaded as weights and the other way round
         return tuple(f"{kind}_logits" if self.softmax else kind for kind in self.kinds)
 
     def equal(self) -> dict[str, Tensor]:
@@ -160,12 +161,12 @@ class BranchWeights(Float32Module):
         return {name: torch.full((self.branches,), 1 / self.branches) for name in self._names}
 
     def learned(self) -> tuple[Tensor, ...]:
-        """Return the learned weights of each kind, κ before α, all (M,)."""
+        """Return the learned weights (M,) of each kind."""
         learned = (getattr(self, name) for name in self._names)
         return tuple(x.softmax(0) if self.softmax else x for x in learned)
 
     def forward(self) -> tuple[Tensor, ...]:
-        """Return the weights of each kind as they are applied, κ before α, all (M,)."""
+        """Return the weights (M,) of each kind as they are applied."""
         weights = dict(zip(self.kinds, self.learned(), strict=True))
         for kind, learned in weights.items():
             if self.training and self.shake:
@@ -184,30 +185,30 @@ class BranchWeights(Float32Module):
 
 
 class FoldedLayer(nn.Module):
-    """Base class of layers that fold κ and α into their matrices, once in inference."""
+    """Base class of layers that fold κ and α into their matrices; inference does it once."""
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
         self._folded: InferenceCache[tuple[Tensor, ...]] = InferenceCache()
 
     def fold(self) -> tuple[Tensor, ...]:
-        """Return matrices and biases with the weights of the branches in them."""
+        """Return matrices and biases, multiplied by κ and α."""
         raise NotImplementedError
 
     def folded(self) -> tuple[Tensor, ...]:
-        """Return what :meth:`fold` does, from a cache in inference."""
+        """Return what :meth:`fold` returns, from a cache in inference."""
         if self.training or torch.is_grad_enabled():
             return self.fold()
         return self._folded.get(self.parameters(), self._fold_for_all_precisions)
 
     def _fold_for_all_precisions(self) -> tuple[Tensor, ...]:
-        # the next pass may be under another autocast than this one
+        # the next pass may run under a different autocast
         with torch.autocast(next(self.parameters()).device.type, enabled=False):
             return self.fold()
 
     def train(self, mode: bool = True) -> FoldedLayer:
         """Set the module in training mode or out of it."""
         if mode:
-            # an optimizer is about to change the weights, behind autograd's back
+            # an optimizer is about to change the weights without autograd's knowledge
             self._folded.clear()
         return super().train(mode)

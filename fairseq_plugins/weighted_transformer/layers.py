@@ -1,4 +1,4 @@
-"""The default reading, ``sublayers``: fairseq's layers with weights κ and α of their branches.
+"""The default reading, ``sublayers``: fairseq's layers with weights κ and α for their branches.
 
 Ahmed, Keskar, Socher 2017 (arXiv:1711.02132, section 3): "layer normalization, and residual
 connections … are retained". With S the sum of the weights ::
@@ -6,8 +6,8 @@ connections … are retained". With S the sum of the weights ::
     h = LN(x + Σ κ_i b_i);    b_i = head_i W^{O_i} + b^O/S
     y = LN(h + Σ α_i F_i(h)); F_i(h) = relu(h W_1^i + b_1^i) W_2^i + b_2/S
 
-κ scales columns of the output projection and α those of the second feed-forward layer: the rest is
-fairseq's. With κ_i = α_i = 1, which is 1/M times S = M, it is fairseq's layer.
+κ scales columns of the output projection, α columns of the second feed-forward layer. If all κ_i
+and α_i are 1, so that S = M, this is fairseq's layer.
 
 Shapes: B sentences, T queries, S keys, M branches, d model width.
 """
@@ -42,7 +42,7 @@ class WeightedEncoderLayer(TransformerEncoderLayerBase):
 
 
 class WeightedDecoderLayer(TransformerDecoderLayerBase):
-    """fairseq's decoder layer with κ in attention to the "encoder", to "self", or both, and α."""
+    """fairseq's decoder layer with κ in "encoder" attention, "self"-attention or both, and α."""
 
     def __init__(
         self, cfg: TransformerConfig, kappas: Mapping[str, BranchWeights], alpha: BranchWeights
@@ -66,9 +66,9 @@ class WeightedDecoderLayer(TransformerDecoderLayerBase):
 
 
 class WeightedLinear(FoldedLayer, nn.Linear):
-    """``Σ_i w_i (x_i W_i + b/S)``: a linear layer of M branches, with a weight for each.
+    """``Σ_i w_i (x_i W_i + b/S)``: a linear layer with a weight for each of M branches.
 
-    Branch i has the columns i·c to (i+1)·c of the matrix, with c the input's width divided by M.
+    Branch i has columns i·c to (i+1)·c of the matrix, where c is the input's width divided by M.
     """
 
     def __init__(self, in_features: int, out_features: int, weights: BranchWeights) -> None:
@@ -85,24 +85,24 @@ class WeightedLinear(FoldedLayer, nn.Linear):
         return F.linear(x, *self.folded())
 
     def fold(self) -> tuple[Tensor, Tensor]:
-        """Return the matrix and the bias, with the weights in them."""
+        """Return the weighted matrix and bias."""
         (weights,) = self.weights()
         matrix = self.weight.unflatten(1, (self.weights.branches, -1)) * weights[:, None]
-        # not all of it where only some branches contribute
+        # only a part of the bias, if only some branches contribute
         bias = self.bias * (weights.sum() / self.weights.applied_sum)
-        # the weights are in single precision, whatever the matrix is in
+        # the branch weights are always in single precision
         return matrix.flatten(1).to(self.weight.dtype), bias.to(self.weight.dtype)
 
 
 class FusedAttention(MultiheadAttention):
-    """fairseq's attention, by torch's fused attention where nobody asks for attention weights.
+    """fairseq's attention, which uses torch's fused attention if no attention weights are needed.
 
-    It takes another ``out_proj``, which fairseq's own would pass by.
+    ``out_proj`` may be any module.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        # otherwise fairseq would hand the projection's weights to torch
+        # otherwise fairseq would hand the projection's weights to torch, without calling it
         self.skip_embed_dim_check = True
 
     def forward(
@@ -118,7 +118,7 @@ class FusedAttention(MultiheadAttention):
         before_softmax: bool = False,
         need_head_weights: bool = False,
     ) -> tuple[Tensor, Tensor | None]:
-        """Return the output, (T, B, d), and the weights that are asked for, as fairseq's does."""
+        """Return the output (T, B, d) and the weights that are asked for, as fairseq does."""
         if incremental_state is None and not (need_weights or need_head_weights or before_softmax):
             projected = self.q_proj(query), self.k_proj(key), self.v_proj(value)
             module = self.dropout_module
@@ -140,7 +140,7 @@ class FusedAttention(MultiheadAttention):
 
 
 class WeightedAttention(FusedAttention):
-    """fairseq's multi-head attention with weights κ, one for each of its heads."""
+    """fairseq's multi-head attention with a weight κ for each head."""
 
     def __init__(self, embed_dim: int, kappa: BranchWeights, **options: Any) -> None:
         super().__init__(embed_dim, kappa.branches, **options)

@@ -1,7 +1,7 @@
-"""The Weighted Transformer: translation with weighted branches of attention.
+"""The Weighted Transformer: fairseq's translation transformer with weighted branches.
 
 Ahmed, Keskar, Socher: Weighted Transformer Network for Machine Translation (2017,
-arXiv:1711.02132). What is not branched is fairseq's own transformer.
+arXiv:1711.02132).
 """
 
 import argparse
@@ -49,15 +49,12 @@ from fairseq_plugins.weighted_transformer.options import (
     check_options,
     check_parts,
     check_reading,
-    reading_of,
+    encode_reading,
 )
 
 
-def _published(layers: int, width: int, heads: int, dropout: float) -> dict[str, Any]:
-    """Return the values of a preset (section 4.1): one embedding for both languages and the output.
-
-    There is one probability for "attention dropout, and residual dropout".
-    """
+def _make_preset(layers: int, width: int, heads: int, dropout: float) -> dict[str, Any]:
+    """Return the values of a preset (section 4.1), with one dropout for residuals and attention."""
     return {
         "encoder_layers": layers,
         "decoder_layers": layers,
@@ -75,13 +72,13 @@ def _published(layers: int, width: int, heads: int, dropout: float) -> dict[str,
 
 PRESETS: dict[str, dict[str, Any]] = {
     # rows (C), N=4, (A), N=8 and (B) of table 2
-    "weighted_transformer_wmt_2l": _published(2, 512, 8, 0.1),
-    "weighted_transformer_wmt_4l": _published(4, 512, 8, 0.1),
-    "weighted_transformer_wmt_base": _published(6, 512, 8, 0.1),
-    "weighted_transformer_wmt_8l": _published(8, 512, 8, 0.3),
-    "weighted_transformer_wmt_big": _published(6, 1024, 16, 0.3),
+    "weighted_transformer_wmt_2l": _make_preset(2, 512, 8, 0.1),
+    "weighted_transformer_wmt_4l": _make_preset(4, 512, 8, 0.1),
+    "weighted_transformer_wmt_base": _make_preset(6, 512, 8, 0.1),
+    "weighted_transformer_wmt_8l": _make_preset(8, 512, 8, 0.3),
+    "weighted_transformer_wmt_big": _make_preset(6, 1024, 16, 0.3),
     # seconds on a CPU
-    "weighted_transformer_tiny": _published(2, 128, 4, 0.1),
+    "weighted_transformer_tiny": _make_preset(2, 128, 4, 0.1),
 }
 
 
@@ -90,8 +87,8 @@ class WeightedTransformer(BuiltOnTransformer, TransformerModel):
     """fairseq's translation transformer with branched attention in each layer."""
 
     own_options = BranchOptions
-    # whether train() was called, as fairseq does before each update: a model that is loaded to
-    # translate has training set, too, until eval()
+    # Whether train() was called, as fairseq does before each update. ``training`` does not tell: a
+    # model that is loaded to translate has it set until eval().
     _is_trained = False
 
     @classmethod
@@ -110,18 +107,18 @@ class WeightedTransformer(BuiltOnTransformer, TransformerModel):
             *_put_branches(model.encoder, cfg, options, "encoder"),
             *_put_branches(model.decoder, cfg, options, "decoder"),
         ]
-        # an integer is not averaged, and fairseq's --store-ema leaves out names with "version"
-        model.register_buffer("reading_version", reading_of(options))
+        # averaging skips integers, and --store-ema skips names with "version"
+        model.register_buffer("reading_version", encode_reading(options))
         _BranchWeightsLog(model, weights)
         return model
 
     def train(self, mode: bool = True) -> "WeightedTransformer":
-        """Set the module, and all in it, in training mode or out of it."""
+        """Set training mode, and remember it."""
         self._is_trained = mode
         return super().train(mode)
 
     def upgrade_state_dict_named(self, state_dict: dict[str, Tensor], name: str) -> None:
-        """Give a plain transformer's weights, which are changed in place, equal κ and α."""
+        """Check the reading; add equal κ and α to a plain transformer's weights, in place."""
         super().upgrade_state_dict_named(state_dict, name)
         check_reading(
             self.reading_version, state_dict.setdefault("reading_version", self.reading_version)
@@ -144,7 +141,7 @@ class WeightedTransformer(BuiltOnTransformer, TransformerModel):
                 state_dict.update({f"{at}.weights.{key}": value for key, value in equal})
 
     def set_num_updates(self, num_updates: int) -> None:
-        """Check before each update that κ and α are trained as they must be."""
+        """Check before each update that κ and α are trained correctly."""
         super().set_num_updates(num_updates)
         if not self._is_trained:
             return
@@ -167,10 +164,10 @@ class WeightedTransformer(BuiltOnTransformer, TransformerModel):
 def _put_branches(
     stack: nn.Module, cfg: TransformerConfig, options: BranchOptions, part: str
 ) -> list[tuple[str, BranchWeights]]:
-    """Replace the layers of the ``part`` "encoder" or "decoder" by branched ones.
+    """Replace the layers of the "encoder" or "decoder" by branched layers.
 
-    Returns κ and α of "encoder1", …; where both attentions of a decoder layer are branched,
-    "decoder1_self", … are those of self-attention.
+    Returns the weights by the names "encoder1", …; if both attentions of a decoder layer are
+    branched, self-attention has the names "decoder1_self", ….
     """
     of_part = getattr(cfg, part)
     option_of = {
@@ -200,7 +197,7 @@ def _put_branches(
             named.append((f"{part}{number + 1}{suffix}", own))
         if cfg.checkpoint_activations:
             layer = checkpoint_wrapper(layer, offload_to_cpu=cfg.offload_activations)
-        # by its index: an iteration over the list may drop layers (--encoder-layerdrop)
+        # iterating over the list may drop layers (--encoder-layerdrop)
         stack.layers[number] = layer
     return named
 
@@ -212,7 +209,7 @@ def _build_layer(
     schedule: BranchSchedule,
     attentions: Sequence[str],
 ) -> tuple[nn.Module, dict[str, BranchWeights]]:
-    """Return a layer with branches, and its κ and α by attention; "" for α of all of them."""
+    """Return a branched layer, and its weights by attention; "" holds an α that all share."""
     branches = getattr(cfg, part).attention_heads
 
     def draw_weights(*kinds: str) -> BranchWeights:
@@ -243,15 +240,14 @@ def _build_layer(
 
 
 class _BranchWeightsLog(ValidationWatcher):
-    """Has validation log κ and α (figure 3): ``NAME_kappa1``, …, ``NAME_alpha1``, …."""
+    """Logs κ and α in validation (figure 3): ``NAME_kappa1``, …, ``NAME_alpha1``, …."""
 
     def __init__(self, model: nn.Module, weights: Sequence[tuple[str, BranchWeights]]) -> None:
         super().__init__(model)
         self.weights = weights
 
     def before_batch(self, begins: bool) -> None:
-        """Log at the beginning of a pass over the validation set."""
-        # once is enough, as it waits for a GPU
+        """Log at the beginning of a pass over the validation set, once, since a GPU must wait."""
         if not begins:
             return
         for name, own in self.weights:

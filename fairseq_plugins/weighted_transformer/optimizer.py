@@ -1,8 +1,8 @@
 """Adam for the Weighted Transformer: κ and α have their own schedule and stay on the simplex.
 
-Ahmed, Keskar, Socher 2017 (arXiv:1711.02132), sections 3 and 4.1. fairseq's optimizers know one
-learning rate; this one sets that of κ and α by itself, at each update. It projects them right after
-the update, where it updates them: in the model, or in its copies in single precision.
+Ahmed, Keskar, Socher 2017 (arXiv:1711.02132), sections 3 and 4.1. fairseq schedules one learning
+rate; this optimizer sets the rate of κ and α itself. After each update it projects the tensors that
+it updates, which are the model's or fairseq's copies in single precision.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 
 
 class AdamWithBranchWeights(Adam):
-    """fairseq's Adam; parameters with a :class:`BranchSchedule` follow it, and are projected."""
+    """fairseq's Adam; parameters with a :class:`BranchSchedule` follow it and are projected."""
 
     def __init__(self, params: Iterable[nn.Parameter], **options: Any) -> None:
         scheduled: dict[BranchSchedule, list[nn.Parameter]] = {}
@@ -40,13 +40,13 @@ class AdamWithBranchWeights(Adam):
             self.add_param_group({"params": weights, "weight_decay": 0.0, "updates": 0})
 
     def step(self, closure: Callable[[], Tensor] | None = None) -> Tensor | None:
-        """Update the parameters, and project κ and α; return what ``closure`` does."""
+        """Update the parameters and project κ and α; return what ``closure`` returns."""
         loss = None if closure is None else closure()
         groups = list(zip(self.schedules, self.param_groups[1:], strict=True))
         for schedule, group in groups:
             group["updates"] += 1
             if schedule.frozen(group["updates"]):
-                # Adam skips what has no gradient
+                # Adam skips parameters without a gradient
                 for weight in group["params"]:
                     weight.grad = None
             else:

@@ -1,4 +1,4 @@
-"""Options of the Weighted Transformer, and which values and options of fairseq it refuses."""
+"""Options of the Weighted Transformer, and the options of fairseq that it refuses."""
 
 import dataclasses
 from dataclasses import dataclass
@@ -33,70 +33,70 @@ class BranchOptions(FairseqDataclass):
 
     branch_residual: ChoiceEnum(list(READINGS)) = option(
         SUBLAYERS,
-        "where residual connections and norms are: around attention and feed-forward network "
-        "each (sublayers), or around both together (as-written)",
+        "place residual connections and norms around attention and around the feed-forward "
+        "network (sublayers), or around both together (as-written)",
     )
     branch_sum: ChoiceEnum(list(SUMS)) = option(
         BRANCHES,
-        "the sum of kappa, and of alpha, as they are applied: 1 as published, or the number of "
-        "branches, which keeps the plain transformer's scale",
+        "what kappa and alpha each sum to when they are applied: 1, as published, or the number "
+        "of branches, which keeps the scale of the plain transformer",
     )
     branch_start: ChoiceEnum(list(STARTS)) = option(
         NEAR_UNIFORM,
-        "kappa and alpha start at a random place of the simplex, or near-uniform: near 1/M, the "
+        "start kappa and alpha at a random point of the simplex, or near-uniform: near 1/M, the "
         "largest twice the smallest",
     )
     branch_training: ChoiceEnum([LEARNED, SHAKE]) = option(
         LEARNED,
-        "kappa and alpha are learned, or drawn anew in each forward pass of training and 1/M "
-        "outside of it (shake, the Shake-Shake-like strategy of section 4.4)",
+        "learn kappa and alpha, or draw them anew in each forward pass of training and use 1/M "
+        "in evaluation (shake, the Shake-Shake-like strategy of section 4.4)",
     )
     branch_decoder_attention: ChoiceEnum([*ATTENTIONS, BOTH]) = option(
         "encoder",
-        "which attention of a decoder layer is branched: that to the encoder, masked "
+        "which attention of a decoder layer has branches: attention to the encoder, "
         "self-attention, or both",
     )
     branch_parameterization: ChoiceEnum(list(PARAMETERIZATIONS)) = option(
         "simplex",
-        "kappa and alpha are projected to the simplex after each update, or are the softmax of "
-        "logits",
+        "project kappa and alpha to the simplex after each update, or compute them as the softmax "
+        "of logits",
     )
     branch_weights: ChoiceEnum(list(REPLACEMENTS)) = option(
         LEARNED,
-        "what evaluation weighs branches by, through --model-overrides: the learned kappa and "
-        "alpha, random ones (by --seed), or 1/M (table 3)",
+        "the weights in evaluation, set by --model-overrides: learned, random (by --seed), or "
+        "uniform, which is 1/M (table 3)",
     )
     branch_top_k: Optional[int] = option(
         None,
-        "only the heads with the K largest kappa of an attention and the slices with the K "
-        "largest alpha of a feed-forward network contribute; in the reading as-written the "
-        "branches with the K largest alpha (section 4.5; default: all)",
+        "use only the heads with the K largest kappa of an attention and the slices with the K "
+        "largest alpha of a feed-forward network; the reading as-written uses the branches with "
+        "the K largest alpha (section 4.5; default: all)",
     )
-    branch_lr: float = option(1.0, "what multiplies the published learning rate of kappa and alpha")
-    branch_warmup_updates: int = option(400, "updates until that learning rate falls")
+    branch_lr: float = option(1.0, "factor of the published learning rate of kappa and alpha")
+    branch_warmup_updates: int = option(400, "updates in which this learning rate rises")
     freeze_branch_weights_after: Optional[int] = option(
         None,
-        "updates after which kappa and alpha stay as they are: 10,000 before the last (section "
-        "4.1; default: never)",
+        "number of updates after which kappa and alpha stay as they are; the paper freezes them "
+        "for the last 10,000 updates (section 4.1; default: never)",
     )
 
 
 @dataclass
 class WeightedTransformerConfig(BranchOptions, TransformerOptions):
-    """Options of ``weighted_transformer``: fairseq's of ``transformer``, and the branches'."""
+    """Options of ``weighted_transformer``: those of fairseq's ``transformer``, and of branches."""
 
 
-# with another value of these, the same weights compute something else
+# these options change what the same weights compute
 _READING = {"branch_residual": READINGS, "branch_sum": SUMS}
 
 
-def reading_of(options: BranchOptions) -> Tensor:
-    """Return a reading as a checkpoint holds it: each option's place among its values, (2,)."""
+def encode_reading(options: BranchOptions) -> Tensor:
+    """Return a reading as a checkpoint stores it: the index of each option's value, (2,)."""
     return torch.tensor([known.index(getattr(options, name)) for name, known in _READING.items()])
 
 
 def check_reading(asked: Tensor, saved: Tensor) -> None:
-    """Refuse a checkpoint of another reading than the model's, both as :func:`reading_of`."""
+    """Refuse a checkpoint of another reading; both come from :func:`encode_reading`."""
     given, trained = [], []
     for (name, known), here, there in zip(
         _READING.items(), asked.tolist(), saved.tolist(), strict=True
@@ -131,7 +131,7 @@ def check_options(options: BranchOptions) -> None:
 
 
 def check_parts(cfg: TransformerConfig) -> None:
-    """Refuse what fairseq's own layers can do and branched ones cannot."""
+    """Refuse options of fairseq's layers that branched layers do not support."""
     for name, value in [
         ("cross_self_attention", cfg.cross_self_attention),
         ("no_cross_attention", cfg.no_cross_attention),

@@ -18,8 +18,8 @@ from fairseq_plugins.fairseq_integration.dictionaries import KEY, dictionaries_o
 from fairseq_plugins.segment_language_model.task import SegmentLanguageModelingTask
 from scripts._shared.command_line import make_output_folder
 from scripts._shared.commands import short
-from scripts.convert import ADAPTIVE_SPAN, TENSORFLOW
-from scripts.convert._models import AdaptiveSpan, TransformerXL
+from scripts.convert import TENSORFLOW
+from scripts.convert._models import read_model
 from scripts.convert._options import ForeignConfig, ForeignVocabulary
 from scripts.convert._tensorflow import read_bundle
 from scripts.convert._tensors import read_tensors
@@ -110,14 +110,12 @@ def convert(arguments: argparse.Namespace) -> None:
     found = (read_bundle if tensorflow else read_tensors)(arguments.checkpoint)
     config = ForeignConfig(arguments.config, problems)
     vocabulary = ForeignVocabulary(arguments.vocab, problems)
-    kind = AdaptiveSpan if arguments.source == ADAPTIVE_SPAN else TransformerXL
-    foreign = kind(config, vocabulary, arguments.source)
+    foreign = read_model(config, vocabulary, arguments.source)
     if not config.readable:
         refuse(problems)
     weights = foreign.translate(found, problems)
     refuse(problems)
-    words = ["--arch", foreign.arch, *flags(foreign.options())]
-    words += ["--tokens-per-sample", str(foreign.tokens_per_sample)]
+    words = ["--arch", foreign.arch, *flags(foreign.options)]
     state, parameters = build_state(words, weights, vocabulary)
     unit = arguments.unit or vocabulary.unit
     write(output, state, vocabulary, words, unit)

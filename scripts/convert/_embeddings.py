@@ -8,6 +8,7 @@ Shapes: V symbols, W those of a band, C clusters, d model width, e width of a ba
 """
 
 import itertools
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -20,152 +21,135 @@ from scripts.convert._tensors import ForeignTensors
 _INPUT, _OUTPUT = "decoder.embed_tokens", "decoder.output_projection"
 _SOFTMAX = "decoder.adaptive_softmax"
 # of a band, by the names of Transformer-XL's PyTorch code
-_EMBEDDING, _INTO = "word_emb.emb_layers.{}.weight", "word_emb.emb_projs.{}"
-_OUTPUT_WEIGHT, _BIAS = "crit.out_layers.{}.weight", "crit.out_layers.{}.bias"
-_OUT_OF = "crit.out_projs.{}"
+_EMBEDDINGS = "word_emb.emb_layers.{}.weight", "crit.out_layers.{}.weight"
+_PROJECTIONS = "word_emb.emb_projs.{}", "crit.out_projs.{}"
+_BIAS = "crit.out_layers.{}.bias"
 
 
-class Bands(NamedTuple):
-    """How an adaptive input and softmax are made.
+class _Band(NamedTuple):
+    """Embeddings and outputs (W, e), biases (W,), projections (d, e) of input and output."""
+
+    embedding: Tensor
+    output: Tensor
+    bias: Tensor
+    into: Tensor
+    out_of: Tensor
+
+
+class Embeddings(NamedTuple):
+    """Input and output of a model, adaptive where there are several bands.
 
     Args:
+        vocabulary: its symbols.
+        width: d.
+        tied: whether input and output have the same embeddings.
         cutoffs: where the bands end, in the original's numbers, the last one left out.
         factor: how much narrower each band is.
-        tied: whether input and output have the same embeddings.
-        tied_projections: whether they have the same projections, for each band.
+        tied_projections: whether input and output have the same projections, for each band.
         reversed: whether the clusters' logits are last to first.
         first_projected: whether the first band has projections where the others have.
         biases_apart: whether each band has a tensor of biases where all have one of embeddings.
     """
 
-    cutoffs: list[int]
-    factor: int
+    vocabulary: ForeignVocabulary
+    width: int
     tied: bool
-    tied_projections: list[bool]
+    cutoffs: Sequence[int] = ()
+    factor: int = 1
+    tied_projections: Sequence[bool] = ()
     reversed: bool = True
     first_projected: bool = True
     biases_apart: bool = False
 
     @property
-    def tails_tied(self) -> bool:
+    def _tails_tied(self) -> bool:
         """Whether input and output share the projections of all bands but the first."""
         # a model has all of them tied or none; those that were tied start equal then
         return self.tied and (self.factor == 1 or all(self.tied_projections[1:]))
 
     @property
-    def head_tied(self) -> bool:
+    def _head_tied(self) -> bool:
         """Whether they share that of the first band too."""
-        return self.factor > 1 and self.tails_tied and self.tied_projections[0]
-
-
-class Embeddings(NamedTuple):
-    """Input and output of a model: of the whole vocabulary, or in bands.
-
-    Args:
-        vocabulary: its symbols.
-        width: d.
-        tied: whether input and output of the whole vocabulary have the same embeddings.
-        bands: of an adaptive input and softmax; None for the whole vocabulary.
-    """
-
-    vocabulary: ForeignVocabulary
-    width: int
-    tied: bool
-    bands: Bands | None
+        return self.factor > 1 and self._tails_tied and self.tied_projections[0]
 
     def options(self) -> dict[str, object]:
         """Options of the model."""
-        if (bands := self.bands) is None:
+        if not self.cutoffs:
             return {"share_decoder_input_output_embed": self.tied, "output_bias": True}
-        cutoffs = ",".join(str(cutoff + self.vocabulary.added) for cutoff in bands.cutoffs)
+        cutoffs = ",".join(str(cutoff + self.vocabulary.added) for cutoff in self.cutoffs)
         return {
             "adaptive_input": True,
             "adaptive_input_cutoff": cutoffs,
-            "adaptive_input_factor": bands.factor,
+            "adaptive_input_factor": self.factor,
             "adaptive_softmax_cutoff": cutoffs,
-            "adaptive_softmax_factor": bands.factor,
-            "tie_adaptive_weights": bands.tied,
-            "tie_adaptive_proj": bands.tails_tied,
-            "tie_adaptive_head_proj": bands.head_tied,
+            "adaptive_softmax_factor": self.factor,
+            "tie_adaptive_weights": self.tied,
+            "tie_adaptive_proj": self._tails_tied,
+            "tie_adaptive_head_proj": self._head_tied,
             "output_bias": True,
         }
 
     def translate(self, tensors: ForeignTensors) -> dict[str, Tensor]:
         """Weights of the model."""
-        if self.bands:
-            return self._translate_bands(tensors, self.bands)
-        size, arrange = len(self.vocabulary), self.vocabulary.arrange
-        words = _EMBEDDING.format(0), _OUTPUT_WEIGHT.format(0)
-        embedding, output = tensors.take_both(*words, self.tied, size, self.width)
-        bias = tensors.take(_BIAS.format(0), size)
-        return {
-            f"{_INPUT}.weight": arrange(embedding),
-            f"{_OUTPUT}.weight": arrange(output),
-            f"{_OUTPUT}.bias": arrange(bias, IMPOSSIBLE_BIAS),
-        }
-
-    def _translate_bands(self, tensors: ForeignTensors, bands: Bands) -> dict[str, Tensor]:
-        arrange, clusters = self.vocabulary.arrange, len(bands.cutoffs)
-        embeddings, outputs, biases, into, out_of = self._take_bands(tensors, bands)
-        of_clusters = tensors.take("crit.cluster_weight", clusters, self.width)
-        cluster_bias = tensors.take("crit.cluster_bias", clusters)
-        if bands.reversed:
-            of_clusters, cluster_bias = of_clusters.flip(0), cluster_bias.flip(0)
+        bands, arrange = self._take_bands(tensors), self.vocabulary.arrange
+        embedding, output, bias, into, out_of = bands[0]
+        embedding, output = arrange(embedding), arrange(output)
+        bias = arrange(bias, IMPOSSIBLE_BIAS)
+        if not self.cutoffs:
+            words = {f"{_INPUT}.weight": embedding, f"{_OUTPUT}.weight": output}
+            return {**words, f"{_OUTPUT}.bias": bias}
+        clusters = tensors.take("crit.cluster_weight", len(self.cutoffs), self.width)
+        cluster_bias = tensors.take("crit.cluster_bias", len(self.cutoffs))
+        if self.reversed:
+            clusters, cluster_bias = clusters.flip(0), cluster_bias.flip(0)
+        bands[0] = _Band(embedding, output, torch.cat([bias, cluster_bias]), into, out_of)
 
         found = {}
-        embeddings[0], outputs[0] = map(arrange, (embeddings[0], outputs[0]))
-        biases[0] = torch.cat([arrange(biases[0], IMPOSSIBLE_BIAS), cluster_bias])
-        projected = bands.factor > 1 or not bands.tails_tied
-        for band, embedding in enumerate(embeddings):
-            found[f"{_INPUT}.embeddings.{band}.0.weight"] = embedding
+        projected = self.factor > 1 or not self._tails_tied
+        for number, band in enumerate(bands):
+            found[f"{_INPUT}.embeddings.{number}.0.weight"] = band.embedding
             if projected:
-                found[f"{_INPUT}.embeddings.{band}.1.weight"] = into[band]
+                found[f"{_INPUT}.embeddings.{number}.1.weight"] = band.into
         last = 1
-        if not bands.tied:
+        if not self.tied:
             # (W + C, e) x (e, d): a projection before a matrix of its own is a part of it
-            found[f"{_SOFTMAX}.head.0.weight"] = torch.cat([outputs[0], of_clusters]) @ out_of[0].T
+            found[f"{_SOFTMAX}.head.0.weight"] = torch.cat([output, clusters]) @ out_of.T
         else:
-            if bands.factor > 1:
-                found[f"{_SOFTMAX}.head.0.weight"] = into[0] if bands.head_tied else out_of[0].T
+            if self.factor > 1:
+                found[f"{_SOFTMAX}.head.0.weight"] = into if self._head_tied else out_of.T
                 last = 2
-            found[f"{_SOFTMAX}.head.{last - 1}.word_proj.weight"] = outputs[0]
-            found[f"{_SOFTMAX}.head.{last - 1}.class_proj.weight"] = of_clusters
-        found[f"{_SOFTMAX}.head.{last}.bias"] = biases[0]
-        for tail in range(clusters):
+            found[f"{_SOFTMAX}.head.{last - 1}.word_proj.weight"] = output
+            found[f"{_SOFTMAX}.head.{last - 1}.class_proj.weight"] = clusters
+        found[f"{_SOFTMAX}.head.{last}.bias"] = bands[0].bias
+        for number, band in enumerate(bands[1:]):
+            tail = f"{_SOFTMAX}.tail.{number}"
             if projected:
                 # (d, e), or a linear layer's (e, d)
-                projection = out_of[tail + 1] if bands.tails_tied else out_of[tail + 1].T
-                found[f"{_SOFTMAX}.tail.{tail}.0.weight"] = projection
-            found[f"{_SOFTMAX}.tail.{tail}.2.weight"] = outputs[tail + 1]
-            found[f"{_SOFTMAX}.tail.{tail}.3.bias"] = biases[tail + 1]
+                found[f"{tail}.0.weight"] = band.out_of if self._tails_tied else band.out_of.T
+            found[f"{tail}.2.weight"] = band.output
+            found[f"{tail}.3.bias"] = band.bias
         return found
 
-    def _take_bands(self, tensors: ForeignTensors, bands: Bands) -> list[list[Tensor]]:
-        """Of each band: embeddings, outputs, both (W, e), biases (W,), projections (d, e) twice.
+    def _take_bands(self, tensors: ForeignTensors) -> list[_Band]:
+        """Bands as wide as the model are one tensor in the original, and have no projections."""
 
-        Bands as wide as the model are one tensor in the original, and have no projections.
-        """
-        bounds = [0, *bands.cutoffs, len(self.vocabulary)]
-        sizes = [last - first for first, last in itertools.pairwise(bounds)]
-        widths = [self.width // bands.factor**band for band in range(len(sizes))]
-        narrower = bands.factor > 1
+        def take(names: tuple[str, str], band: int, tied: bool, *shape: int) -> tuple:
+            return tensors.take_both(*(name.format(band) for name in names), tied, *shape)
 
-        def take_words(band: int, *shape: int) -> tuple[Tensor, Tensor]:
-            names = _EMBEDDING.format(band), _OUTPUT_WEIGHT.format(band)
-            return tensors.take_both(*names, bands.tied, *shape)
-
-        if narrower:
-            words = [take_words(*shape) for shape in zip(itertools.count(), sizes, widths)]
-        else:
-            whole = take_words(0, len(self.vocabulary), self.width)
-            words = zip(*(tensor.split(sizes) for tensor in whole), strict=True)
-        if narrower or bands.biases_apart:
-            biases = [tensors.take(_BIAS.format(band), size) for band, size in enumerate(sizes)]
-        else:
-            biases = list(tensors.take(_BIAS.format(0), len(self.vocabulary)).split(sizes))
-        projections = [[torch.eye(self.width)] * 2 for _ in sizes]
-        for band in range(0 if bands.first_projected else 1, len(sizes) if narrower else 0):
-            names, tied = (_INTO.format(band), _OUT_OF.format(band)), bands.tied_projections[band]
-            projections[band] = tensors.take_both(*names, tied, self.width, widths[band])
-        embeddings, outputs = map(list, zip(*words, strict=True))
-        return [embeddings, outputs, biases, *map(list, zip(*projections, strict=True))]
+        symbols, narrower, bands = len(self.vocabulary), self.factor > 1, []
+        words = None if narrower else take(_EMBEDDINGS, 0, self.tied, symbols, self.width)
+        apart = narrower or self.biases_apart
+        biases = None if apart else tensors.take(_BIAS.format(0), symbols)
+        for number, (first, last) in enumerate(itertools.pairwise([0, *self.cutoffs, symbols])):
+            size, width = last - first, self.width // self.factor**number
+            projections = [torch.eye(self.width)] * 2
+            if narrower:
+                of_band = take(_EMBEDDINGS, number, self.tied, size, width)
+            else:
+                of_band = [table[first:last] for table in words]
+            if narrower and (self.first_projected or number > 0):
+                tied = self.tied_projections[number]
+                projections = take(_PROJECTIONS, number, tied, self.width, width)
+            bias = tensors.take(_BIAS.format(number), size) if apart else biases[first:last]
+            bands.append(_Band(*of_band, bias, *projections))
+        return bands

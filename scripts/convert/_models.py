@@ -3,13 +3,13 @@
 Shapes: H heads, d model width, d_h head width, L largest span, N persistent vectors.
 """
 
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
 from scripts.convert import ADAPTIVE_SPAN, HUGGING_FACE, TENSORFLOW, TRANSFORMER_XL
-from scripts.convert._embeddings import Bands, Embeddings
+from scripts.convert._embeddings import Embeddings
 from scripts.convert._options import EOS, UNK, ForeignConfig, ForeignVocabulary
 from scripts.convert._tensors import ForeignTensors
 
@@ -57,293 +57,252 @@ _BIASES = ("r_w_bias", "r_r_bias")
 _EPSILON = 1e-8
 
 
-class ForeignModel:
+class ForeignModel(NamedTuple):
     """A model of other code: the options of ours, and its tensors by our names.
 
     Args:
-        config: its options, which are read here.
-        vocabulary: its symbols.
         source: the code that it comes from, one of SOURCES.
+        arch: our model.
+        options: of our model.
+        embeddings: its input and output.
+        renaming: what makes the checkpoint's names.
     """
 
+    source: str
     arch: str
-    tokens_per_sample: int
-    _embeddings: Embeddings
-    _layers: int
-    _heads: int
-    _width: int
-
-    def __init__(self, config: ForeignConfig, vocabulary: ForeignVocabulary, source: str) -> None:
-        self._config = config
-        self._vocabulary = vocabulary
-        self._source = source
-        self._renaming = list(_RENAMING[source])
-
-    def options(self) -> dict[str, Any]:
-        """Options of the model."""
-        raise NotImplementedError
+    options: dict[str, Any]
+    embeddings: Embeddings
+    renaming: list[tuple[str, str]]
 
     def translate(self, found: dict[str, Tensor], problems: list[str]) -> dict[str, Tensor]:
         """Weights of the model, from those of the checkpoint."""
-        transposed = (_TENSORFLOW_MATRICES,) if self._source == TENSORFLOW else ()
-        tensors = ForeignTensors(found, problems, self._renaming, *transposed)
-        weights = self._embeddings.translate(tensors)
-        for number, of_layer in enumerate(self._translate_layers(tensors)):
-            weights |= {f"decoder.layers.{number}.{name}": x for name, x in of_layer.items()}
-        weights |= self._translate_positions(tensors)
+        transposed = (_TENSORFLOW_MATRICES,) if self.source == TENSORFLOW else ()
+        tensors = ForeignTensors(found, problems, self.renaming, *transposed)
+        weights = self.embeddings.translate(tensors)
+        if self.source == ADAPTIVE_SPAN:
+            weights |= _translate_adaptive_span(tensors, self.options)
+        else:
+            weights |= _translate_transformer_xl(tensors, self.options, self.source)
         tensors.note_surplus()
         return weights
 
-    def _translate_layers(self, tensors: ForeignTensors) -> Iterator[dict[str, Tensor]]:
-        """Weights of each layer."""
-        raise NotImplementedError
 
-    def _translate_positions(self, tensors: ForeignTensors) -> dict[str, Tensor]:
-        """Weights of positions that all layers share."""
-        raise NotImplementedError
-
-    def _check_size(self, size: int) -> None:
-        if size != len(self._vocabulary):
-            has = f"{size} symbols, and the vocabulary has {len(self._vocabulary)}"
-            self._config.note(f"it has {has}")
-
-    def _check_cutoffs(self, name: str, cutoffs: list[int]) -> None:
-        if cutoffs[-1] >= len(self._vocabulary):
-            beyond = f"{name} end at {cutoffs[-1]}, beyond the vocabulary"
-            self._config.note(beyond, readable=False)
-        if not self._vocabulary.fits_first_band(cutoffs[0]):
-            late = f"{EOS} and {UNK} must be among the first {cutoffs[0]} symbols"
-            self._config.note(late, readable=False)
+def read_model(config: ForeignConfig, vocabulary: ForeignVocabulary, source: str) -> ForeignModel:
+    """The model of a source with these options and symbols."""
+    if source == ADAPTIVE_SPAN:
+        return _read_adaptive_span(config, vocabulary)
+    return _read_transformer_xl(config, vocabulary, source)
 
 
-class TransformerXL(ForeignModel):
+def _check_size(config: ForeignConfig, vocabulary: ForeignVocabulary, size: int) -> None:
+    if size != len(vocabulary):
+        config.note(f"it has {size} symbols, and the vocabulary has {len(vocabulary)}")
+
+
+def _read_cutoffs(config: ForeignConfig, vocabulary: ForeignVocabulary, name: str) -> list[int]:
+    cutoffs = config.numbers(name)
+    if cutoffs and cutoffs[-1] >= len(vocabulary):
+        config.note(f"{name} end at {cutoffs[-1]}, beyond the vocabulary", readable=False)
+    if cutoffs and not vocabulary.fits_first_band(cutoffs[0]):
+        late = f"{EOS} and {UNK} must be among the first {cutoffs[0]} symbols"
+        config.note(late, readable=False)
+    return cutoffs
+
+
+def _read_transformer_xl(
+    config: ForeignConfig, vocabulary: ForeignVocabulary, source: str
+) -> ForeignModel:
     """Transformer-XL of the original code in PyTorch and TensorFlow, and of Hugging Face.
 
     All have the same layers. Hugging Face and TensorFlow have the clusters' logits first to last,
     and begin with a memory of zero vectors. TensorFlow has matrices (in, out), ties the embeddings,
     and has another epsilon in norms; with ``same_length`` a token sees one token more.
     """
+    width, heads = config.integer("d_model"), config.integer("n_head")
+    # no tensor shows these: the original's own defaults would do where an option is misspelt
+    mem_len, same_length = config.integer("mem_len", least=0), config.flag("same_length")
+    clamp_len = config.integer("clamp_len", least=-1)
+    dropouts = ("dropout", "embed_dropout", "output_dropout", "activation_dropout")
+    options = {
+        "decoder_layers": config.integer("n_layer"),
+        "decoder_embed_dim": width,
+        "decoder_attention_heads": heads,
+        "decoder_ffn_embed_dim": config.integer("d_inner"),
+        "untie_r": config.flag("untie_r", False),
+        "mem_len": mem_len,
+        "same_length": same_length,
+        "zero_memory": source != TRANSFORMER_XL,
+        "clamp_len": clamp_len if clamp_len > 0 else None,
+        **dict.fromkeys(dropouts, config.rate("dropout")),
+        "attention_dropout": config.rate("dropatt"),
+        "tokens_per_sample": config.integer("tgt_len", 128),
+    }
+    if config.readable:
+        config.expect("d_head", width // heads, "here d_head is d_model / n_head")
+        config.expect("d_embed", width, "here d_embed is d_model")
+    renaming, tied = list(_RENAMING[source]), True
+    if source == TENSORFLOW:
+        _check_size(config, vocabulary, config.integer("n_token", len(vocabulary)))
+        options |= {"layer_norm_epsilon": 1e-12, "same_length_besides_itself": True}
+    else:
+        hugging_face = source == HUGGING_FACE
+        # no tensor shows it either
+        pre_norm = config.flag("pre_lnorm", False if hugging_face else None)
+        options |= {"decoder_normalize_before": pre_norm, "no_decoder_final_norm": pre_norm}
+        # older versions of transformers have the original's names
+        size = config.name_of("vocab_size", "n_token") if hugging_face else "n_token"
+        _check_size(config, vocabulary, config.integer(size))
+        name = config.name_of("tie_weight", "tie_word_embeddings")
+        tied = config.flag(name if hugging_face else "tie_weight", True)
+        config.expect("attn_type", 0, "only 0, Transformer-XL's own attention, is known")
+        config.expect("ext_len", 0, "import it with 0, and evaluate with --extended-context")
+        config.expect("layer_norm_epsilon", 1e-5, "only 1e-05 is known")
+    embeddings = _read_embeddings(config, vocabulary, source, width, tied)
+    if source == TENSORFLOW:
+        renaming += [] if embeddings.cutoffs else _ONE_BIAS
+        renaming += _ONE_TABLE if embeddings.factor == 1 else []
+    options |= embeddings.options()
+    return ForeignModel(source, "transformer_xl", options, embeddings, renaming)
 
-    arch = "transformer_xl"
 
-    def __init__(self, config: ForeignConfig, vocabulary: ForeignVocabulary, source: str) -> None:
-        super().__init__(config, vocabulary, source)
-        self._layers = config.integer("n_layer")
-        self._heads = config.integer("n_head")
-        self._width = config.integer("d_model")
-        self._inner = config.integer("d_inner")
-        self._untied_biases = config.flag("untie_r", False)
-        self._dropouts = config.rate("dropout"), config.rate("dropatt")
-        # no tensor shows these: the original's own defaults would do where its option is misspelt
-        self._mem_len = config.integer("mem_len", least=0)
-        self._same_length = config.flag("same_length")
-        self._clamp_len = config.integer("clamp_len", least=-1)
-        self.tokens_per_sample = config.integer("tgt_len", 128)
-        if config.readable:
-            config.expect("d_head", self._width // self._heads, "here d_head is d_model / n_head")
-            config.expect("d_embed", self._width, "here d_embed is d_model")
-        self._pre_norm, tied = False, True
+def _read_embeddings(
+    config: ForeignConfig, vocabulary: ForeignVocabulary, source: str, width: int, tied: bool
+) -> Embeddings:
+    cutoffs = _read_cutoffs(config, vocabulary, "cutoffs")
+    if not cutoffs:
         if source == TENSORFLOW:
-            self._check_size(config.integer("n_token", len(vocabulary)))
-            bands = self._read_tensorflow_bands()
-            if bands is None or bands.factor == 1:
-                self._renaming += _ONE_TABLE
-            if bands is None:
-                self._renaming += _ONE_BIAS
-        else:
-            hugging_face = source == HUGGING_FACE
-            # no tensor shows it either
-            self._pre_norm = config.flag("pre_lnorm", False if hugging_face else None)
-            # older versions of transformers have the original's names
-            size = config.name_of("vocab_size", "n_token") if hugging_face else "n_token"
-            self._check_size(config.integer(size))
-            name = config.name_of("tie_weight", "tie_word_embeddings")
-            tied = config.flag(name if hugging_face else "tie_weight", True)
-            config.expect("attn_type", 0, "only 0, Transformer-XL's own attention, is known")
-            config.expect("ext_len", 0, "import it with 0, and evaluate with --extended-context")
-            config.expect("layer_norm_epsilon", 1e-5, "only 1e-05 is known")
-            bands = self._read_bands(tied)
-        self._embeddings = Embeddings(vocabulary, self._width, tied, bands)
-
-    def options(self) -> dict[str, Any]:
-        """Options of the model."""
-        dropout, attention_dropout = self._dropouts
-        tensorflow = {"layer_norm_epsilon": 1e-12, "same_length_besides_itself": True}
-        return {
-            "decoder_layers": self._layers,
-            "decoder_embed_dim": self._width,
-            "decoder_attention_heads": self._heads,
-            "decoder_ffn_embed_dim": self._inner,
-            "decoder_normalize_before": self._pre_norm,
-            "no_decoder_final_norm": self._pre_norm,
-            "untie_r": self._untied_biases,
-            "mem_len": self._mem_len,
-            "same_length": self._same_length,
-            "zero_memory": self._source != TRANSFORMER_XL,
-            "clamp_len": self._clamp_len if self._clamp_len > 0 else None,
-            "dropout": dropout,
-            "embed_dropout": dropout,
-            "output_dropout": dropout,
-            "activation_dropout": dropout,
-            "attention_dropout": attention_dropout,
-            **self._embeddings.options(),
-            **(tensorflow if self._source == TENSORFLOW else {}),
-        }
-
-    def _read_bands(self, tied: bool) -> Bands | None:
-        cutoffs = self._config.numbers("cutoffs")
-        if not cutoffs:
-            return None
-        self._check_cutoffs("cutoffs", cutoffs)
-        factor = self._config.integer("div_val", 1)
-        # bands as wide as the model have no projections
-        tied_projections = [True] * (len(cutoffs) + 1)
-        if factor != 1:
-            tied_projections = self._config.flags("tie_projs", len(cutoffs) + 1)
-        return Bands(cutoffs, factor, tied, tied_projections, self._source == TRANSFORMER_XL)
-
-    def _read_tensorflow_bands(self) -> Bands | None:
-        cutoffs = self._config.numbers("cutoffs")
-        if not cutoffs:
             one = "without cutoffs there is one band, as wide as the model"
-            self._config.expect("div_val", 1, one)
-            return None
-        self._check_cutoffs("cutoffs", cutoffs)
-        factor = self._config.integer("div_val", 1)
-        tied = self._config.flag("proj_share_all_but_first", False)
-        first_projected = self._config.flag("proj_same_dim", True)
-        tied_projections = [False, *([tied] * len(cutoffs))]
-        return Bands(cutoffs, factor, True, tied_projections, False, first_projected, True)
-
-    def _translate_positions(self, tensors: ForeignTensors) -> dict[str, Tensor]:
-        # sinusoids: they follow from the width
-        tensors.skip("pos_emb.inv_freq")
-        return {}
-
-    def _take_biases(self, tensors: ForeignTensors) -> list[Sequence[Tensor]]:
-        """Vectors u and v of each layer, (H, d_h)."""
-        names = [[f"layers.{n}.dec_attn.{name}" for n in range(self._layers)] for name in _BIASES]
-        shape = self._heads, self._width // self._heads
-        if not self._untied_biases:
-            # Hugging Face has the shared ones in each layer as well
-            others = names if self._source == HUGGING_FACE else [[], []]
-            both = zip(_BIASES, others, strict=True)
-            return [[tensors.take_tied(name, n, *shape) for name, n in both]] * self._layers
-        if self._source == TENSORFLOW:
-            both = [tensors.take(name, self._layers, *shape) for name in _BIASES]
-        else:
-            both = [[tensors.take(name, *shape) for name in of_kind] for of_kind in names]
-        return list(zip(*both, strict=True))
-
-    def _translate_layers(self, tensors: ForeignTensors) -> Iterator[dict[str, Tensor]]:
-        d, inner = self._width, self._inner
-        for number, (u, v) in enumerate(self._take_biases(tensors)):
-            attention, forward = f"layers.{number}.dec_attn.", f"layers.{number}.pos_ff."
-            # (3·d, d) -> (d, d) three times
-            query, key, value = tensors.take(f"{attention}qkv_net.weight", 3 * d, d).chunk(3)
-            distances = tensors.take(f"{attention}r_net.weight", d, d)
-            yield {
-                "self_attn.q_proj.weight": query,
-                "self_attn.k_proj.weight": key,
-                "self_attn.v_proj.weight": value,
-                "self_attn.out_proj.weight": tensors.take(f"{attention}o_net.weight", d, d),
-                "self_attn.position_projection.proj.weight": distances,
-                "self_attn.biases.u": u,
-                "self_attn.biases.v": v,
-                **tensors.take_affine("self_attn_layer_norm", f"{attention}layer_norm", d),
-                **tensors.take_affine("final_layer_norm", f"{forward}layer_norm", d),
-                **tensors.take_affine("feed_forward.fc1", f"{forward}CoreNet.0", inner, d),
-                **tensors.take_affine("feed_forward.fc2", f"{forward}CoreNet.3", d, inner),
-            }
+            config.expect("div_val", 1, one)
+        return Embeddings(vocabulary, width, tied)
+    factor, first_projected = config.integer("div_val", 1), True
+    # bands as wide as the model have no projections
+    tied_projections = [True] * (len(cutoffs) + 1)
+    if source == TENSORFLOW:
+        shared = config.flag("proj_share_all_but_first", False)
+        tied_projections = [False, *([shared] * len(cutoffs))]
+        first_projected = config.flag("proj_same_dim", True)
+    elif factor != 1:
+        tied_projections = config.flags("tie_projs", len(cutoffs) + 1)
+    of_source = source == TRANSFORMER_XL, first_projected, source == TENSORFLOW
+    return Embeddings(vocabulary, width, tied, cutoffs, factor, tied_projections, *of_source)
 
 
-class AdaptiveSpan(ForeignModel):
+def _take_biases(
+    tensors: ForeignTensors, options: dict[str, Any], source: str, *shape: int
+) -> list[Sequence[Tensor]]:
+    """Vectors u and v of each layer, (H, d_h)."""
+    layers = options["decoder_layers"]
+    names = [[f"layers.{n}.dec_attn.{name}" for n in range(layers)] for name in _BIASES]
+    if not options["untie_r"]:
+        # Hugging Face has the shared ones in each layer as well
+        others = names if source == HUGGING_FACE else [[], []]
+        both = zip(_BIASES, others, strict=True)
+        return [[tensors.take_tied(name, n, *shape) for name, n in both]] * layers
+    if source == TENSORFLOW:
+        both = [tensors.take(name, layers, *shape) for name in _BIASES]
+    else:
+        both = [[tensors.take(name, *shape) for name in of_kind] for of_kind in names]
+    return list(zip(*both, strict=True))
+
+
+def _translate_transformer_xl(
+    tensors: ForeignTensors, options: dict[str, Any], source: str
+) -> dict[str, Tensor]:
+    """Weights of all layers."""
+    d, inner = options["decoder_embed_dim"], options["decoder_ffn_embed_dim"]
+    heads = options["decoder_attention_heads"]
+    found = {}
+    for number, biases in enumerate(_take_biases(tensors, options, source, heads, d // heads)):
+        ours, attention = f"decoder.layers.{number}", f"layers.{number}.dec_attn"
+        forward, attended = f"layers.{number}.pos_ff", f"{ours}.self_attn"
+        # (3·d, d) -> (d, d) three times
+        parts = tensors.take(f"{attention}.qkv_net.weight", 3 * d, d).chunk(3)
+        found |= {f"{attended}.{x}_proj.weight": part for x, part in zip("qkv", parts, strict=True)}
+        found |= {f"{attended}.biases.{x}": bias for x, bias in zip("uv", biases, strict=True)}
+        for name, theirs in (("out_proj", "o_net"), ("position_projection.proj", "r_net")):
+            found[f"{attended}.{name}.weight"] = tensors.take(f"{attention}.{theirs}.weight", d, d)
+        found |= tensors.take_affine(f"{attended}_layer_norm", f"{attention}.layer_norm", d)
+        found |= tensors.take_affine(f"{ours}.final_layer_norm", f"{forward}.layer_norm", d)
+        for name, theirs, *shape in (
+            ("fc1", "CoreNet.0", inner, d),
+            ("fc2", "CoreNet.3", d, inner),
+        ):
+            ours_forward, theirs = f"{ours}.feed_forward.{name}", f"{forward}.{theirs}"
+            found |= tensors.take_affine(ours_forward, theirs, *shape)
+    # sinusoids: they follow from the width
+    tensors.skip("pos_emb.inv_freq")
+    return found
+
+
+def _read_adaptive_span(config: ForeignConfig, vocabulary: ForeignVocabulary) -> ForeignModel:
     """Adaptive span with feed-forward layers, and all-attention, of the adaptive-span code."""
-
-    arch = "all_attention_lm"
-
-    def __init__(self, config: ForeignConfig, vocabulary: ForeignVocabulary, source: str) -> None:
-        super().__init__(config, vocabulary, source)
-        self._layers = config.integer("nb_layers")
-        self._heads = config.integer("nb_heads")
-        self._width = config.integer("hidden_size")
-        self._span = config.integer("attn_span")
-        self._vectors = config.integer("pers_mem_size", 0, 0)
-        self._inner = 0 if self._vectors else config.integer("inner_hidden_size")
-        self._adaptive = config.flag("adapt_span_enabled", False)
+    vectors = config.integer("pers_mem_size", 0, 0)
+    inner = 0 if vectors else config.integer("inner_hidden_size")
+    dropout, embed_dropout = config.rate("dropout"), config.rate("emb_dropout")
+    options = {
+        "decoder_layers": config.integer("nb_layers"),
+        "decoder_embed_dim": config.integer("hidden_size"),
+        "decoder_attention_heads": config.integer("nb_heads"),
+        "decoder_ffn_embed_dim": inner,
+        "persistent_vectors": vectors,
+        "attention_span": config.integer("attn_span"),
+        "adaptive_span": config.flag("adapt_span_enabled", False),
+        "zero_memory": True,
+        "attention_dropout": dropout,
+        "activation_dropout": dropout if inner else 0.0,
+        "embed_dropout": embed_dropout,
+        "output_dropout": embed_dropout,
+        "tokens_per_sample": config.integer("block_size", 512),
+    }
+    if options["adaptive_span"]:
         # no tensor shows it
-        self._ramp = config.integer("adapt_span_ramp") if self._adaptive else None
-        self._dropouts = config.rate("dropout"), config.rate("emb_dropout")
-        self.tokens_per_sample = config.integer("block_size", 512)
-        self._check_size(config.integer("vocab_size", len(vocabulary)))
-        bands = self._read_bands() if config.flag("adapt_io_enabled", False) else None
-        if bands is None:
-            self._renaming += _ADAPTIVE_SPAN_WHOLE
-        self._embeddings = Embeddings(vocabulary, self._width, False, bands)
+        options |= {"span_ramp": config.integer("adapt_span_ramp"), "span_epsilon": _EPSILON}
+    _check_size(config, vocabulary, config.integer("vocab_size", len(vocabulary)))
+    renaming, width = list(_RENAMING[ADAPTIVE_SPAN]), options["decoder_embed_dim"]
+    embeddings = Embeddings(vocabulary, width, tied=False)
+    if config.flag("adapt_io_enabled", False):
+        cutoffs = _read_cutoffs(config, vocabulary, "adapt_io_cutoffs")
+        factor = config.integer("adapt_io_divval", 4, least=2)
+        tied = config.flag("adapt_io_tied", False)
+        if cutoffs:
+            ties = tied, cutoffs, factor, [tied] * (len(cutoffs) + 1)
+            embeddings = Embeddings(vocabulary, width, *ties)
+    renaming += [] if embeddings.cutoffs else _ADAPTIVE_SPAN_WHOLE
+    options |= embeddings.options()
+    return ForeignModel(ADAPTIVE_SPAN, "all_attention_lm", options, embeddings, renaming)
 
-    def options(self) -> dict[str, Any]:
-        """Options of the model."""
-        dropout, embed_dropout = self._dropouts
-        of_spans = {"adaptive_span": True, "span_ramp": self._ramp, "span_epsilon": _EPSILON}
-        return {
-            "decoder_layers": self._layers,
-            "decoder_embed_dim": self._width,
-            "decoder_attention_heads": self._heads,
-            "decoder_ffn_embed_dim": self._inner,
-            "persistent_vectors": self._vectors,
-            "attention_span": self._span,
-            **(of_spans if self._adaptive else {}),
-            "zero_memory": True,
-            "attention_dropout": dropout,
-            "activation_dropout": dropout if self._inner else 0.0,
-            "embed_dropout": embed_dropout,
-            "output_dropout": embed_dropout,
-            **self._embeddings.options(),
-        }
 
-    def _read_bands(self) -> Bands | None:
-        cutoffs = self._config.numbers("adapt_io_cutoffs")
-        factor = self._config.integer("adapt_io_divval", 4, least=2)
-        tied = self._config.flag("adapt_io_tied", False)
-        if not cutoffs:
-            return None
-        self._check_cutoffs("adapt_io_cutoffs", cutoffs)
-        return Bands(cutoffs, factor, tied, [tied] * (len(cutoffs) + 1))
-
-    def _translate_positions(self, tensors: ForeignTensors) -> dict[str, Tensor]:
-        # (1, d_h, L), the farthest distance first -> (L, d_h), the nearest first
-        positions = tensors.take("key_pe", 1, self._width // self._heads, self._span)
-        return {"decoder.positions.weight": positions[0].T.flip(0)}
-
-    def _translate_layers(self, tensors: ForeignTensors) -> Iterator[dict[str, Tensor]]:
-        for number in range(self._layers):
-            yield self._translate_layer(tensors, f"layers.{number}.")
-
-    def _translate_layer(self, tensors: ForeignTensors, source: str) -> dict[str, Tensor]:
-        d, inner, heads, vectors = self._width, self._inner, self._heads, self._vectors
-        attention = f"{source}attn.attn."
-        memory = f"{attention}persistent_memory."
-        projections = {"q": "query", "k": "key", "v": "val", "out": "out"}
-        found = {
-            f"self_attn.{ours}_proj.weight": tensors.take(f"{source}attn.proj_{name}.weight", d, d)
-            for ours, name in projections.items()
-        }
-        found |= tensors.take_affine("self_attn_layer_norm", f"{source}norm1", d)
+def _translate_adaptive_span(tensors: ForeignTensors, options: dict[str, Any]) -> dict[str, Tensor]:
+    """Weights of all layers, and the positions that they share."""
+    d, inner = options["decoder_embed_dim"], options["decoder_ffn_embed_dim"]
+    heads, vectors = options["decoder_attention_heads"], options["persistent_vectors"]
+    # (1, d_h, L), the farthest distance first -> (L, d_h), the nearest first
+    positions = tensors.take("key_pe", 1, d // heads, options["attention_span"])
+    found = {"decoder.positions.weight": positions[0].T.flip(0)}
+    for number in range(options["decoder_layers"]):
+        ours, theirs = f"decoder.layers.{number}", f"layers.{number}"
+        attention = f"{theirs}.attn.attn"
+        memory = f"{attention}.persistent_memory"
+        for name, of_theirs in {"q": "query", "k": "key", "v": "val", "out": "out"}.items():
+            projection = tensors.take(f"{theirs}.attn.proj_{of_theirs}.weight", d, d)
+            found[f"{ours}.self_attn.{name}_proj.weight"] = projection
+        found |= tensors.take_affine(f"{ours}.self_attn_layer_norm", f"{theirs}.norm1", d)
         if vectors:
             # (H, d_h, N) -> (H, N, d_h)
-            keys = tensors.take(f"{memory}key", heads, d // heads, vectors).transpose(1, 2)
-            found["self_attn.persistent.keys"] = keys
-            values = tensors.take(f"{memory}val", heads, vectors, d // heads)
-            found["self_attn.persistent.values"] = values
+            keys = tensors.take(f"{memory}.key", heads, d // heads, vectors).transpose(1, 2)
+            found[f"{ours}.self_attn.persistent.keys"] = keys
+            values = tensors.take(f"{memory}.val", heads, vectors, d // heads)
+            found[f"{ours}.self_attn.persistent.values"] = values
         else:
-            found |= tensors.take_affine("feed_forward.fc1", f"{source}ff.fc1", inner, d)
-            found |= tensors.take_affine("feed_forward.fc2", f"{source}ff.fc2", d, inner)
-            found |= tensors.take_affine("final_layer_norm", f"{source}norm2", d)
-        if self._adaptive:
+            forward = f"{ours}.feed_forward"
+            found |= tensors.take_affine(f"{forward}.fc1", f"{theirs}.ff.fc1", inner, d)
+            found |= tensors.take_affine(f"{forward}.fc2", f"{theirs}.ff.fc2", d, inner)
+            found |= tensors.take_affine(f"{ours}.final_layer_norm", f"{theirs}.norm2", d)
+        if options["adaptive_span"]:
             # (H, 1, 1) -> (H,); the persistent vectors' module holds the same spans once more
-            mask, again = (f"{owner}adaptive_span._mask." for owner in (attention, memory))
-            spans = tensors.take_tied(f"{mask}current_val", [f"{again}current_val"], heads, 1, 1)
-            found["self_attn.span.value"] = spans.flatten()
-            tensors.skip(f"{mask}mask_template")
-            tensors.skip(f"{again}mask_template")
-        return found
+            mask, again = (f"{owner}.adaptive_span._mask" for owner in (attention, memory))
+            spans = tensors.take_tied(f"{mask}.current_val", [f"{again}.current_val"], heads, 1, 1)
+            found[f"{ours}.self_attn.span.value"] = spans.flatten()
+            tensors.skip(f"{mask}.mask_template")
+            tensors.skip(f"{again}.mask_template")
+    return found

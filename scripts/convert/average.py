@@ -97,26 +97,28 @@ def choose(paths: list[Path], last: int | None) -> list[Checkpoint]:
     return chosen
 
 
+def _described(state: dict[str, Any]) -> dict[str, Any]:
+    """What checkpoints of one training share: model, task, dictionary and shapes of weights."""
+    found = {part: options_of(state, part).get("_name") for part in ("model", "task")}
+    found["dictionary"] = (state.get("task_state") or {}).get("dictionary")
+    return found | {name: tuple(weight.shape) for name, weight in state["model"].items()}
+
+
 def check(checkpoints: list[Checkpoint]) -> None:
     """Raise ValueError for weights that do not belong together, count twice, or are not finite."""
-    first, before = checkpoints[0], None
-    for path, state, updates in checkpoints:
-        both = f"{short(first.path)} and {short(path)}"
-        remedy = "give checkpoints of one training"
-        for part in ("model", "task"):
-            names = [options_of(content, part).get("_name") for content in (first.state, state)]
-            if names[0] != names[1]:
-                raise ValueError(f"{both} have the {part}s {names[0]} and {names[1]}: {remedy}")
-        one, two = ((x.get("task_state") or {}).get("dictionary") for x in (first.state, state))
-        if one != two:
-            raise ValueError(f"{both} were trained with different dictionaries: {remedy}")
-        lacking = sorted(first.state["model"].keys() ^ state["model"].keys())
-        if lacking:
-            raise ValueError(f"only one of {both} has {lacking[0]}: {remedy}")
+    first, before = checkpoints[0].path, None
+    expected = _described(checkpoints[0].state)
+    for checkpoint in checkpoints:
+        path, state, updates = checkpoint
+        found = _described(state)
+        for name in {**expected, **found}:
+            one, two = expected.get(name), found.get(name)
+            if one != two:
+                raise ValueError(
+                    f"{short(first)} and {short(path)} differ in {name}: {one} and "
+                    f"{two}: give checkpoints of one training"
+                )
         for name, weight in state["model"].items():
-            if weight.shape != first.state["model"][name].shape:
-                shapes = f"{tuple(first.state['model'][name].shape)} and {tuple(weight.shape)}"
-                raise ValueError(f"{name} is {shapes} in {both}: {remedy}")
             if not weight.isfinite().all():
                 raise ValueError(
                     f"{name} in {short(path)} has a number that is not finite: leave that "
@@ -127,7 +129,7 @@ def check(checkpoints: list[Checkpoint]) -> None:
                 f"{short(before.path)} and {short(path)} both have {updates} updates, as a "
                 "checkpoint and its copy have: leave one out"
             )
-        before = Checkpoint(path, state, updates)
+        before = checkpoint
 
 
 def average(models: list[dict[str, Tensor]]) -> dict[str, Tensor]:

@@ -4,58 +4,40 @@
 positions.
 """
 
+import argparse
 import hashlib
 import json
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import NamedTuple
+from typing import Any
 
 import numpy as np
-import torch
 
 from fairseq_plugins.python_interface.language_model import LanguageModel
-from fairseq_plugins.python_interface.loading import load
 from scripts._shared.checkpoints import load_checkpoint, options_of
 from scripts._shared.command_line import NamedFile
 from scripts._shared.files import atomic_write
+from scripts.evaluate._scoring import load_model
 
-WITHOUT_MEMORY = {"mem_len": 0, "same_length": False}
 
-
-@dataclass
 class ContextLosses:
-    """Losses of models that read windows of a split.
+    """Losses of models that read windows of the first ``positions`` tokens of a split.
 
-    Args:
-        checkpoints: the models.
-        data: folder that fairseq-preprocess wrote.
-        split: part of it.
-        positions: how many of its first tokens are scored.
-        stride: S, how many tokens of a window are predicted.
-        batch_size: windows at once, from as many equal parts of the text; with a stride above 1 the
-            parts decide where windows begin.
-        folder: where losses are kept.
-        device: where they are computed.
-
-    Attributes:
-        limits: the models' longest contexts in tokens, None for any.
+    ``arguments`` are the command's: data, split, stride, batch_size, cpu and output. With a stride
+    above 1 the batch size decides where windows begin. ``limits`` are the models' longest contexts
+    in tokens, None for any.
     """
 
-    checkpoints: list[NamedFile]
-    data: Path
-    split: str
-    positions: int
-    stride: int
-    batch_size: int
-    folder: Path
-    device: torch.device
-    _models: dict[int, LanguageModel] = field(default_factory=dict)
-    _losses: dict[tuple[int, int], np.ndarray] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        self.limits = [context_limit(model, self.stride) for model in self.checkpoints]
+    def __init__(
+        self, checkpoints: list[NamedFile], positions: int, arguments: argparse.Namespace
+    ) -> None:
+        self.checkpoints = checkpoints
+        self.positions = positions
+        self.limits = [context_limit(model, arguments.stride) for model in checkpoints]
+        self.folder = arguments.output / "losses"
+        self._arguments = arguments
+        self._models: dict[int, LanguageModel] = {}
+        self._losses: dict[tuple[int, int], np.ndarray] = {}
 
     def __call__(self, model: int, context: int) -> np.ndarray:
         """Losses in nats, float32 (positions,), of model number ``model``.
@@ -74,23 +56,20 @@ class ContextLosses:
 
     def _key(self, model: int, context: int) -> str:
         """Name that changes with the checkpoint, the text, the context and the windows."""
-        split = self.data.resolve() / f"{self.split}.bin"
-        files = [
-            (str(path), path.stat().st_size, path.stat().st_mtime_ns)
-            for path in (self.checkpoints[model].path, split)
-        ]
-        key = [files, context, self.stride, self.batch_size, self.positions]
+        given = self._arguments
+        files = self.checkpoints[model].path, given.data.resolve() / f"{given.split}.bin"
+        stats = [(str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in files]
+        key = [stats, context, given.stride, given.batch_size, self.positions]
         return hashlib.sha256(json.dumps(key).encode()).hexdigest()[:32]
 
     def _measure(self, model: int, context: int) -> np.ndarray:
         checkpoint = self.checkpoints[model]
         if model not in self._models:
-            loaded = load(checkpoint.path, self.data, **WITHOUT_MEMORY)
-            self._models[model] = loaded.to(self.device)
+            self._models[model] = load_model(checkpoint, self._arguments)
         return self._models[model].score_split(
-            self.split,
-            batch_size=self.batch_size,
-            tokens_per_sample=self.stride,
+            self._arguments.split,
+            batch_size=self._arguments.batch_size,
+            tokens_per_sample=self._arguments.stride,
             # a segment's first token has one token before it even without an extended context
             extended_context=context - 1,
             max_tokens=self.positions,
@@ -110,22 +89,6 @@ def context_limit(checkpoint: NamedFile, stride: int) -> int | None:
             "give a stride of at most that"
         )
     return places - stride + 1
-
-
-class Gain(NamedTuple):
-    """What a model gains from ``long`` tokens of context over the group's ``short`` ones."""
-
-    short: int
-    long: int
-    gain: float
-
-
-class EffectiveContext(NamedTuple):
-    """RECL in tokens, "exact" or which bound it is, and the gains on the way."""
-
-    tokens: int
-    bound: str
-    gains: list[Gain]
 
 
 def relative_gain(short: Sequence[np.ndarray], long: np.ndarray, ratio: float) -> float:
@@ -157,8 +120,8 @@ def effective_context(
     ratio: float,
     threshold: float,
     limit: int | None = None,
-) -> EffectiveContext:
-    """RECL of one model of a group.
+) -> dict[str, Any]:
+    """RECL of one model of a group: "tokens", their "bound" and the "gains" on the way.
 
     Args:
         losses: gives l_i(c, ·), (N,), for model i and context c.
@@ -170,16 +133,17 @@ def effective_context(
         threshold: the gain, as a share of the perplexity, below which it ends.
         limit: as many tokens as the model can read; None for no limit.
     """
-    gains: list[Gain] = []
+    gains = []
     short, bound = step, "at least"
     while (long := short + step) <= longest:
         group = [losses(other, short) for other in range(num_models)]
-        gains.append(Gain(short, long, relative_gain(group, losses(model, long), ratio)))
-        if gains[-1].gain < threshold:
+        gain = relative_gain(group, losses(model, long), ratio)
+        gains.append({"short": short, "long": long, "gain": gain})
+        if gain < threshold:
             bound = "exact" if short > step else "at most"
             break
         short = long
     if limit is not None and short > limit:
         # there is nothing beyond it to have missed
-        return EffectiveContext(limit, "exact" if bound == "at least" else bound, gains)
-    return EffectiveContext(short, bound, gains)
+        short, bound = limit, "exact" if bound == "at least" else bound
+    return {"tokens": short, "bound": bound, "gains": gains}

@@ -4,8 +4,6 @@ import math
 import re
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from functools import partial
-from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +13,7 @@ from torch import Tensor, nn
 
 from fairseq_plugins.product_key_memory.memory import ProductKeyMemory
 from fairseq_plugins.product_key_memory.usage import MemoryUsage, kl_from_uniform, usage
-from fairseq_plugins.python_interface.loading import load, task_of
+from fairseq_plugins.python_interface.loading import load
 from fairseq_plugins.segment_language_model.task import SegmentLanguageModelingTask
 from scripts._shared.checkpoints import options_of, read_checkpoint
 from scripts._shared.command_line import NamedFile
@@ -29,12 +27,8 @@ _PLACE = re.compile(r"(encoder|decoder)\.layers\.(\d+)\.")
 class MemoryReads(MemoryUsage):
     """The weights with which the slots of one memory were read, and the slots that heads share.
 
-    Args:
-        slots: K.
-        heads: H.
-
-    Attributes:
-        counted: which tokens of the next batch count, (N,); None for all.
+    It is a hook of the memory's keys. ``counted`` says which tokens of the next batch count, (N,);
+    None for all.
     """
 
     def __init__(self, slots: int, heads: int) -> None:
@@ -42,7 +36,12 @@ class MemoryReads(MemoryUsage):
         self.counted: Tensor | None = None
         self.knn = 0
         # slots that head i and head j both read for the same token, added up: (H, H)
-        self._shared = torch.zeros(heads, heads, dtype=torch.long)
+        self._shared = torch.zeros(heads, heads, dtype=torch.float64)
+
+    def __call__(self, _: nn.Module, inputs: Any, found: tuple[Tensor, Tensor]) -> None:
+        """Record the scores and slots, both (N, H, k), that a memory's keys found."""
+        scores, slots = found
+        self.record(slots, scores.detach().softmax(-1))
 
     def record(self, slots: Tensor, weights: Tensor) -> None:
         """Add the reads of ``slots`` with ``weights``, both (N, H, k)."""
@@ -50,13 +49,10 @@ class MemoryReads(MemoryUsage):
             slots, weights = slots[self.counted], weights[self.counted]
         super().record(slots, weights)
         self.knn = slots.size(-1)
-        self._shared = self._shared.to(slots.device)
-        for one, other in combinations(range(self.heads), 2):
-            # a head reads a slot once at most: a slot that is there twice was read by both
-            both = torch.cat([slots[:, one], slots[:, other]], dim=-1).sort(dim=-1).values
-            shared = (both[:, 1:] == both[:, :-1]).sum()
-            self._shared[one, other] += shared
-            self._shared[other, one] += shared
+        for one in range(self.heads):
+            for other in range(self.heads):
+                same = slots[:, one, :, None] == slots[:, other, None]
+                self._shared[one, other] += same.sum().item()
 
     def rarely_read(self, share: float) -> Tensor:
         """Return which slots are the ``share`` that is read least, (K,); of equals, the first."""
@@ -64,16 +60,12 @@ class MemoryReads(MemoryUsage):
         least = reads.argsort(stable=True)[: round(share * len(reads))]
         return torch.zeros(len(reads), dtype=torch.bool).index_fill_(0, least.cpu(), True)
 
-    def overlap_of_tokens(self) -> Tensor:
-        """Return the share of a token's k slots of head i that head j reads too: (H, H).
-
-        It is the mean over the tokens, and symmetric.
-        """
-        shares = self._shared.double() / (self.tokens * self.knn)
-        return shares.fill_diagonal_(1)
-
     def describe(self) -> dict[str, Any]:
-        """Return all figures of the memory: shares as fractions of 1, the divergence in nats."""
+        """Return all figures of the memory: shares as fractions of 1, the divergence in nats.
+
+        An overlap is the share of a token's slots of head i that head j reads too, the mean over
+        the tokens.
+        """
         reads = self.total()
         return {
             "slots": len(reads),
@@ -83,7 +75,7 @@ class MemoryReads(MemoryUsage):
             "usage": usage(reads),
             "kl": kl_from_uniform(reads),
             "usage_of_heads": [usage(of_head) for of_head in self.reads],
-            "overlap_of_tokens": self.overlap_of_tokens().tolist(),
+            "overlap_of_tokens": (self._shared / (self.tokens * self.knn)).tolist(),
             "curve": curve(reads),
         }
 
@@ -110,31 +102,19 @@ def record_usage(model: nn.Module) -> Iterator[dict[str, MemoryReads]]:
     with ExitStack() as stack:
         for path, memory in model.named_modules():
             if isinstance(memory, ProductKeyMemory):
-                reads = recorded[_name(model, path)] = MemoryReads(len(memory.values), memory.heads)
-                hook = partial(_record, reads)
+                part, layer = _PLACE.search(path).groups()
+                name = f"{part}_memory" if hasattr(model, "encoder") else "memory"
+                reads = MemoryReads(len(memory.values), memory.heads)
+                recorded[f"{name}{int(layer) + 1}"] = reads
                 # memory.usage belongs to validation, which takes it away after each batch
-                stack.enter_context(memory.keys.register_forward_hook(hook))
+                stack.enter_context(memory.keys.register_forward_hook(reads))
         yield recorded
-
-
-def _name(model: nn.Module, path: str) -> str:
-    place = _PLACE.search(path)
-    if place is None:
-        return path
-    part = f"{place[1]}_" if hasattr(model, "encoder") else ""
-    return f"{part}memory{int(place[2]) + 1}"
-
-
-def _record(reads: MemoryReads, _: nn.Module, inputs: Any, found: tuple[Tensor, Tensor]) -> None:
-    scores, slots = found
-    reads.record(slots, scores.detach().softmax(-1))
 
 
 def check_inputs(checkpoint: NamedFile, tokens_per_sample: int | None) -> None:
     """Refuse a checkpoint before any work."""
     label = f"--checkpoint {short(checkpoint.path)}"
     state = read_checkpoint(checkpoint.path)
-    task_of(state, label)
     if not any(weight.endswith("memory.values") for weight in state.get("model") or ()):
         raise ValueError(
             f"{label} holds a model without product-key memories: name one that was trained with "
@@ -152,12 +132,7 @@ def measure(
 ) -> tuple[dict[str, Any], dict[str, MemoryReads]]:
     """Loss of a model and the figures of its memories over a split, and the reads themselves.
 
-    Args:
-        checkpoint: the model.
-        data: folder of the split.
-        split: its name.
-        options: of :meth:`LoadedModel.score_split`.
-        device: where to compute.
+    The options are those of :meth:`LoadedModel.score_split`.
     """
     loaded = load(checkpoint.path, data).to(device)
     pad = loaded.task.source_dictionary.pad()

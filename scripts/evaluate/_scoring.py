@@ -1,22 +1,16 @@
-"""What commands need to score a text with models: device, tokens, limits, differences, times."""
+"""What commands need to score a text with language models: device, tokens, and the walk over it."""
 
-import math
-import statistics
-import time
+import argparse
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 
 from fairseq_plugins.python_interface.language_model import LanguageModel
+from fairseq_plugins.python_interface.loading import load
 from fairseq_plugins.segment_language_model import streams
-from scripts._shared.machine import synchronize
-
-# Losses of neighbors depend on one another, those of distant tokens hardly: the means of so many
-# parts of a text, each of at least so many tokens, are taken for independent.
-PARTS, PART_TOKENS = 32, 512
-# The 97.5% quantile of Student's t with PARTS - 1 degrees of freedom.
-T_QUANTILE = 2.0395
+from scripts._shared.command_line import NamedFile
 
 
 def choose_device(cpu: bool) -> torch.device:
@@ -39,35 +33,9 @@ def load_tokens(data: Path, split: str) -> np.ndarray:
         raise ValueError(f"--split {split}: {error}") from error
 
 
-def paired_difference(losses: np.ndarray, reference: np.ndarray) -> tuple[float, float | None]:
-    """Mean difference of two losses of the same tokens, (N,) each, and half its 95% interval.
-
-    A text that is too short for an interval has None in its place.
-    """
-    differences = losses.astype(np.float64) - reference
-    if len(differences) < PARTS * PART_TOKENS:
-        return float(differences.mean()), None
-    means = [float(part.mean()) for part in np.array_split(differences, PARTS)]
-    half = T_QUANTILE * statistics.stdev(means) / math.sqrt(PARTS)
-    return float(differences.mean()), half
-
-
-@torch.no_grad()
-def time_window(model: LanguageModel, tokens: np.ndarray, windows: int) -> float:
-    """Median seconds, over ``windows`` runs, to read tokens (L,) anew and score the last one.
-
-    The model must have no memory.
-    """
-    inputs = torch.from_numpy(tokens.astype(np.int64)).to(model.device).unsqueeze(0)
-    seconds = []
-    # the first run warms up
-    for _ in range(windows + 1):
-        synchronize(model.device)
-        started = time.perf_counter()
-        features, _ = model.model.decoder.extract_features(inputs)
-        output = model.model.decoder.output_layer(features[:, -1:])
-        sample = {"target": inputs[:, -1:]}
-        model.model.get_normalized_probs((output, None), log_probs=True, sample=sample)
-        synchronize(model.device)
-        seconds.append(time.perf_counter() - started)
-    return statistics.median(seconds[1:])
+def load_model(
+    checkpoint: NamedFile, arguments: argparse.Namespace, mem_len: int = 0, **changed: Any
+) -> LanguageModel:
+    """A model whose tokens all see ``mem_len`` tokens of memory; all of a window without one."""
+    changed |= {"mem_len": mem_len, "same_length": mem_len > 0}
+    return load(checkpoint.path, arguments.data, **changed).to(choose_device(arguments.cpu))

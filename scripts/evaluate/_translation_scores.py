@@ -11,11 +11,11 @@ Before both texts become tokens, punctuation is made uniform, as scripts.prepare
 """
 
 import re
-from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
 from sacrebleu.metrics import BLEU
+from sacrebleu.metrics.helpers import extract_all_word_ngrams
 
 from scripts.prepare._subwords import moses_tokenizer
 
@@ -35,16 +35,6 @@ def tokens_to_score(lines: list[str], language: str, compounds: bool) -> list[st
     return [split_compounds(line) for line in found] if compounds else found
 
 
-def _sequences(line: str) -> Counter:
-    """How often a line has each sequence of 1 to 4 tokens."""
-    tokens = line.split()
-    return Counter(
-        tuple(tokens[first : first + length])
-        for length in range(1, ORDER + 1)
-        for first in range(len(tokens) - length + 1)
-    )
-
-
 def gleu(translations: Sequence[str], references: Sequence[str]) -> float:
     """GLEU of lines of tokens, from 0 to 100.
 
@@ -55,7 +45,9 @@ def gleu(translations: Sequence[str], references: Sequence[str]) -> float:
     """
     matches = sequences = 0
     for translation, reference in zip(translations, references, strict=True):
-        found, wanted = _sequences(translation), _sequences(reference)
+        (found, _), (wanted, _) = (
+            extract_all_word_ngrams(line, 1, ORDER) for line in (translation, reference)
+        )
         matches += (found & wanted).total()
         sequences += max(found.total(), wanted.total())
     return 100 * matches / sequences if sequences else 0.0

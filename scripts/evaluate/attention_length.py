@@ -27,7 +27,7 @@ import argparse
 import math
 import sys
 import time
-from typing import Any, NamedTuple
+from typing import Any
 
 from scripts._shared.checkpoints import load_checkpoint, options_of
 from scripts._shared.command_line import (
@@ -41,76 +41,108 @@ from scripts._shared.command_line import (
 )
 from scripts._shared.commands import short
 from scripts._shared.files import write_json
-from scripts._shared.machine import hardware_line
+from scripts._shared.machine import hardware_line, synchronize
 from scripts._shared.results import markdown_table, prepare_results, save_results
 
 # Table 9: how many times slower the model of Al-Rfou et al. 2018 is.
 PUBLISHED = {800: 363, 1800: 773, 2800: 1409, 3800: 1874}
+# Losses of neighbors depend on one another, those of distant tokens hardly: the means of so many
+# parts of a text, each of at least so many tokens, are taken for independent.
+PARTS, PART_TOKENS = 32, 512
+# The 97.5% quantile of Student's t with PARTS - 1 degrees of freedom.
+T_QUANTILE = 2.0395
 
 
-class AttentionLength(NamedTuple):
-    """A length in tokens: ``mem_len``, or ``extended_context`` of a model without memory.
+def parse_lengths(arguments: argparse.Namespace) -> list[dict[str, Any]]:
+    """Attention lengths that the options ask for: for each clamp, the lengths rising.
 
     ``clamp_len`` None leaves the clamp as it was trained.
     """
-
-    mem_len: int
-    extended_context: int
-    clamp_len: int | None
-
-
-def parse_lengths(arguments: argparse.Namespace) -> list[AttentionLength]:
-    """Attention lengths that the options ask for: for each clamp, the lengths rising."""
     clamps: list[int | None] = [None]
     if arguments.clamp_len is not None:
         clamps = parse_numbers("--clamp-len", arguments.clamp_len, int, 1, math.inf)
-    contexts = arguments.extended_context
-    if contexts is not None:
+    if arguments.mem_len is None:
         if arguments.sliding_window:
             raise ValueError("--sliding-window is about a memory: drop it, or give --mem-len")
+        contexts = arguments.extended_context
         contexts = parse_numbers("--extended-context", contexts, int, 0, math.inf)
-        return [AttentionLength(0, context, c) for c in clamps for context in contexts]
-    memories = parse_numbers("--mem-len", arguments.mem_len, int, 1, math.inf)
-    return [AttentionLength(memory, 0, c) for c in clamps for memory in memories]
+        lengths = [{"mem_len": 0, "extended_context": context} for context in contexts]
+    else:
+        memories = parse_numbers("--mem-len", arguments.mem_len, int, 1, math.inf)
+        lengths = [{"mem_len": memory, "extended_context": 0} for memory in memories]
+    return [{**length, "clamp_len": clamp} for clamp in clamps for length in lengths]
+
+
+def paired_difference(losses: Any, reference: Any) -> tuple[float, float | None]:
+    """Mean difference of two losses of the same tokens, (N,) each, and half its 95% interval.
+
+    A text that is too short for an interval has None in its place.
+    """
+    import numpy as np
+
+    differences = losses.astype(np.float64) - reference
+    if len(differences) < PARTS * PART_TOKENS:
+        return float(differences.mean()), None
+    means = [part.mean() for part in np.array_split(differences, PARTS)]
+    return float(differences.mean()), float(T_QUANTILE * np.std(means, ddof=1) / math.sqrt(PARTS))
+
+
+def time_window(checkpoint: NamedFile, tokens: Any, arguments: argparse.Namespace) -> float:
+    """Median seconds to read tokens (L,) anew and score the last one, without a memory."""
+    import numpy as np
+    import torch
+
+    from fairseq_plugins.python_interface.scoring import score_features
+    from scripts.evaluate._scoring import load_model
+
+    window = load_model(checkpoint, arguments)
+    inputs = torch.from_numpy(tokens.astype(np.int64)).to(window.device).unsqueeze(0)
+    scored = torch.zeros_like(inputs, dtype=torch.bool)
+    scored[:, -1] = True
+    seconds = []
+    # the first run warms up
+    for _ in range(arguments.sliding_window + 1):
+        synchronize(window.device)
+        started = time.perf_counter()
+        with torch.no_grad():
+            features, _ = window.model.decoder.extract_features(inputs)
+            score_features(window.model, features, inputs, scored)
+        synchronize(window.device)
+        seconds.append(time.perf_counter() - started)
+    return float(np.median(seconds[1:]))
 
 
 def measure(
-    checkpoint: NamedFile, length: AttentionLength, arguments: argparse.Namespace
+    checkpoint: NamedFile, length: dict[str, Any], tokens: Any, arguments: argparse.Namespace
 ) -> tuple[dict[str, Any], Any]:
     """A row of the results, and the loss of each token in nats, (N,)."""
     import numpy as np
 
-    from fairseq_plugins.python_interface.loading import load
     from fairseq_plugins.python_interface.scoring import in_unit
-    from scripts.evaluate._scoring import choose_device, load_tokens, time_window
+    from scripts.evaluate._scoring import load_model
 
-    device, data, streams = choose_device(arguments.cpu), arguments.data, arguments.batch_size
-    clamp = {"clamp_len": length.clamp_len} if length.clamp_len else {}
-    overrides = {"mem_len": length.mem_len, "same_length": length.mem_len > 0, **clamp}
-    model = load(checkpoint.path, data, **overrides).to(device)
-    description = f"{checkpoint.label}, {length.mem_len or length.extended_context} tokens back"
-    description += f", clamp {length.clamp_len}" if clamp else ""
+    clamp = {"clamp_len": length["clamp_len"]} if length["clamp_len"] else {}
+    model = load_model(checkpoint, arguments, length["mem_len"], **clamp)
+    description = f"{checkpoint.label}, {length['mem_len'] or length['extended_context']} back"
     started = time.monotonic()
     losses = model.score_split(
         arguments.split,
-        batch_size=streams,
+        batch_size=arguments.batch_size,
         tokens_per_sample=arguments.tokens_per_sample,
-        extended_context=length.extended_context,
+        extended_context=length["extended_context"],
         max_tokens=arguments.max_tokens,
         description=description,
     )
     seconds = time.monotonic() - started
     nats = float(np.mean(losses, dtype=np.float64))
-    tokens = load_tokens(data, arguments.split)
     trained = options_of(load_checkpoint(checkpoint.path), "model")
     row = {
         "model": checkpoint.label,
         "checkpoint": short(checkpoint.path),
-        "mem_len": length.mem_len,
-        "extended_context": length.extended_context,
-        "clamp_len": length.clamp_len or trained.get("clamp_len"),
+        **length,
+        "clamp_len": length["clamp_len"] or trained.get("clamp_len"),
         "segment": arguments.tokens_per_sample,
-        "streams": streams,
+        "streams": arguments.batch_size,
         "tokens": len(losses),
         "tokens_of_split": len(tokens),
         "nats": nats,
@@ -118,11 +150,10 @@ def measure(
         "loss": in_unit(nats, model.unit),
         "seconds": round(seconds, 3),
     }
-    if windows := arguments.sliding_window:
-        window = load(checkpoint.path, data, mem_len=0, same_length=False).to(device)
-        text = np.resize(tokens, length.mem_len)
+    if arguments.sliding_window:
+        text = np.resize(tokens, length["mem_len"])
         row["reuse_ms_per_token"] = 1000 * seconds / len(losses)
-        row["window_ms_per_token"] = 1000 * time_window(window, text, windows)
+        row["window_ms_per_token"] = 1000 * time_window(checkpoint, text, arguments)
     return row, losses
 
 
@@ -176,34 +207,36 @@ def measure_lengths(arguments: argparse.Namespace) -> None:
     for name in ("batch_size", "tokens_per_sample", "max_tokens"):
         check_at_least(1, **{name: getattr(arguments, name)})
     check_at_least(0, sliding_window=arguments.sliding_window)
-    from scripts.evaluate._scoring import choose_device, load_tokens, paired_difference
+    from scripts.evaluate._scoring import choose_device, load_tokens
 
-    whole = len(load_tokens(arguments.data, arguments.split))
+    tokens = load_tokens(arguments.data, arguments.split)
     prepare_results(arguments.output)
-    tokens = min(whole, arguments.max_tokens or whole)
-    part = "all" if tokens == whole else f"only the first {tokens:,}"
-    print(f"{arguments.split} of {short(arguments.data.resolve())}: {part} of {whole:,} tokens\n")
+    scored = len(tokens[: arguments.max_tokens])
+    part = "all" if scored == len(tokens) else f"only the first {scored:,}"
+    text = f"{arguments.split} of {short(arguments.data.resolve())}"
+    print(f"{text}: {part} of {len(tokens):,} tokens\n")
     rows: list[dict[str, Any]] = []
     hardware = hardware_line(choose_device(arguments.cpu))
     result = {"split": arguments.split, "hardware": hardware, "rows": rows}
+    told = []
     for checkpoint in checkpoints:
-        first = None
+        own, first = [], None
         for length in lengths:
-            row, losses = measure(checkpoint, length, arguments)
+            row, losses = measure(checkpoint, length, tokens, arguments)
             difference = (None, None) if first is None else paired_difference(losses, first)
             row["nats_difference"], row["nats_half_interval"] = difference
             first = losses if first is None else first
+            own.append(row)
             rows.append(row)
             write_json(arguments.output / "attention_length.json", result)
-    text = [f"{format_table(rows)}\n"]
-    for label, _ in checkpoints:
-        best = min((row for row in rows if row["model"] == label), key=lambda row: row["nats"])
+        best = min(own, key=lambda row: row["nats"])
         length = best["mem_len"] or best["extended_context"]
         clamp = f", clamp {best['clamp_len']}" if best["clamp_len"] else ""
-        text.append(f"{label}: best at {length} tokens{clamp}, {best['loss']:.4f} {best['unit']}")
+        figure = f"{best['loss']:.4f} {best['unit']}"
+        told.append(f"{checkpoint.label}: best at {length} tokens{clamp}, {figure}")
+    text = "\n".join([f"{format_table(rows)}\n", *told])
     if arguments.sliding_window:
-        text.append(f"\n{format_times(rows)}\n")
-    text = "\n".join(text)
+        text += f"\n\n{format_times(rows)}\n"
     save_results(arguments.output, "attention_length", result, text, lambda axes: draw(axes, rows))
 
 

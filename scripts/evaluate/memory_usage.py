@@ -46,35 +46,28 @@ def _percent(share: float) -> str:
 
 def format_tables(models: list[dict[str, Any]]) -> str:
     """Tables in Markdown of losses, memories and overlaps."""
-    rows = [
-        [row["model"], f"{row['tokens']:,}", f"{row['loss']:.4f}", f"{row['perplexity']:.2f}"]
-        for row in models
-    ]
-    parts = [markdown_table(["model", "tokens", "loss, nats", "perplexity"], rows)]
-    memories = [
-        (model["model"], name, memory)
-        for model in models
-        for name, memory in model["memories"].items()
-    ]
-    rows = []
-    for model, name, memory in memories:
-        figures = f"{memory['slots']:,}", _percent(memory["usage"]), f"{memory['kl']:.4f}"
-        heads = " ".join(map(_percent, memory["usage_of_heads"]))
-        rows.append([model, name, *figures, heads])
+    losses, figures, overlaps = [], [], []
+    for model in models:
+        label, loss = model["model"], f"{model['loss']:.4f}"
+        losses.append([label, f"{model['tokens']:,}", loss, f"{model['perplexity']:.2f}"])
+        for name, memory in model["memories"].items():
+            read = f"{memory['slots']:,}", _percent(memory["usage"]), f"{memory['kl']:.4f}"
+            heads = " ".join(map(_percent, memory["usage_of_heads"]))
+            figures.append([label, name, *read, heads])
+            if memory["heads"] > 1:
+                for head, shares in enumerate(memory["overlap_of_tokens"], start=1):
+                    overlaps.append([label, name, str(head), *map(_percent, shares)])
     headers = ["model", "memory", "slots", "usage, %", "KL, nats", "usage of heads, %"]
-    parts.append(markdown_table(headers, rows))
-    several = [row for row in memories if row[2]["heads"] > 1]
-    if not several:
-        return "\n\n".join(parts)
-    most = max(memory["heads"] for *_, memory in several)
-    headers = ["model", "memory", "head", *(f"in head {head}, %" for head in range(1, most + 1))]
-    rows = [
-        [model, name, str(head), *map(_percent, shares)]
-        for model, name, memory in several
-        for head, shares in enumerate(memory["overlap_of_tokens"], start=1)
-    ]
-    parts.append("Of the slots that a token reads with a head (row), those it reads with another:")
-    return "\n\n".join([*parts, markdown_table(headers, rows)])
+    parts = [markdown_table(["model", "tokens", "loss, nats", "perplexity"], losses)]
+    parts.append(markdown_table(headers, figures))
+    if overlaps:
+        most = max(map(len, overlaps)) - 3
+        headers = ["model", "memory", "head", *(f"in head {n}, %" for n in range(1, most + 1))]
+        parts.append(
+            "Of the slots that a token reads with a head (row), those it reads with another:"
+        )
+        parts.append(markdown_table(headers, overlaps))
+    return "\n\n".join(parts)
 
 
 def draw(axes: Any, models: list[dict[str, Any]]) -> None:

@@ -91,9 +91,7 @@ def measure_recl(arguments: argparse.Namespace) -> None:
             f"--max-context is {longest} and the text has {positions:,} tokens, of which none has "
             "that many before it: score more tokens, or give a smaller one"
         )
-    windows = arguments.data, arguments.split, positions, stride, arguments.batch_size
-    device = choose_device(arguments.cpu)
-    kept = ContextLosses(checkpoints, *windows, arguments.output / "losses", device)
+    kept = ContextLosses(checkpoints, positions, arguments)
     prepare_results(kept.folder)
     counted = positions - longest
     meaning = "exactly c" if stride == 1 else f"c to c + {stride - 1}"
@@ -108,12 +106,13 @@ def measure_recl(arguments: argparse.Namespace) -> None:
 
     models: dict[str, dict[str, Any]] = {}
     for number, (checkpoint, limit) in enumerate(zip(checkpoints, kept.limits, strict=True)):
-        recl = {}
-        for ratio in RATIOS:
-            how = (step, longest, ratio, arguments.threshold, limit)
-            found = effective_context(losses, len(checkpoints), number, *how)
-            gains = [gain._asdict() for gain in found.gains]
-            recl[str(ratio)] = found._replace(gains=gains)._asdict()
+        recl = {
+            str(ratio): effective_context(
+                *(losses, len(checkpoints), number, step, longest, ratio),
+                *(arguments.threshold, limit),
+            )
+            for ratio in RATIOS
+        }
         models[checkpoint.label] = {"checkpoint": short(checkpoint.path), "recl": recl}
     result = {
         "split": arguments.split,
@@ -124,7 +123,7 @@ def measure_recl(arguments: argparse.Namespace) -> None:
         "stride": stride,
         "context_of_c_tokens": meaning,
         "threshold": arguments.threshold,
-        "hardware": hardware_line(device),
+        "hardware": hardware_line(choose_device(arguments.cpu)),
         "models": models,
     }
     rows = [

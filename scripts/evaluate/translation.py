@@ -160,37 +160,33 @@ def find_references(options: argparse.Namespace, extra: Sequence[str]) -> tuple[
     """The file of the reference and its lines; checks all options before any work."""
     check_at_least(1, beam=options.beam)
     check_language(options.target_lang, "target-lang")
-    if options.branch_weights != LEARNED and any(
-        word.partition("=")[0] == "--model-overrides" for word in extra
-    ):
+    replaced, split = options.branch_weights, options.split
+    given = [word.partition("=")[0] for word in extra]
+    if replaced != LEARNED and "--model-overrides" in given:
         raise ValueError(
-            f"--branch-weights is {options.branch_weights} and --model-overrides is given too: "
-            f"leave the first out, and add 'branch_weights': '{options.branch_weights}' to the "
-            "second"
+            f"--branch-weights is {replaced} and --model-overrides is given too: leave the first "
+            f"out, and add 'branch_weights': '{replaced}' to the second"
         )
     languages = options.source_lang, options.target_lang
-    sentences = count_sentences(options.data, options.split, languages)
-    reference = options.reference
-    if reference is None:
-        # where scripts.prepare.translation keeps it
-        reference = options.data.parent / "references" / f"{options.split}.{options.target_lang}"
-        if not reference.is_file():
-            raise ValueError(
-                f"--reference is left out, and there is no {short(reference)}, where "
-                "scripts.prepare.translation keeps those of a test part: name a file with the raw "
-                f"translations of --split {options.split}, a sentence a line"
-            )
-    elif not reference.is_file():
-        raise ValueError(f"--reference {short(reference)} is no file: name the raw translations")
+    sentences = count_sentences(options.data, split, languages)
+    # where scripts.prepare.translation keeps it
+    kept = options.data.parent / "references" / f"{split}.{options.target_lang}"
+    reference = options.reference or kept
+    if not reference.is_file():
+        raise ValueError(
+            f"--reference: there is no {short(reference)}: name a file with the raw translations "
+            f"of --split {split}, a sentence a line; scripts.prepare.translation keeps those of "
+            "test parts"
+        )
     references = list(read_lines(reference))
     if len(references) != sentences:
         raise ValueError(
-            f"--reference {short(reference)} has {len(references):,} lines, --split "
-            f"{options.split} of {short(options.data)} {sentences:,} sentences: give the raw text "
-            "that this part was made of; of a validation part, which scripts.prepare.translation "
-            "cleans, only the pairs that it kept"
+            f"--reference {short(reference)} has {len(references):,} lines, --split {split} of "
+            f"{short(options.data)} {sentences:,} sentences: give the raw text that this part was "
+            "made of; of a validation part, which scripts.prepare.translation cleans, only the "
+            "pairs that it kept"
         )
-    check_checkpoints(options.path, options.branch_weights, languages)
+    check_checkpoints(options.path, replaced, languages)
     return reference, references
 
 

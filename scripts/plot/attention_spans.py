@@ -29,8 +29,6 @@ from scripts._shared.results import markdown_table, prepare_results, save_result
 _VALUE = re.compile(r"decoder\.layers\.(\d+)\.self_attn\.span\.value")
 # The share of a layer's room in the plot that is filled.
 _FILLED = 0.7
-# Spans that differ by more than this factor are drawn on a scale of powers of two.
-_WIDE = 8
 
 
 def read_spans(checkpoint: NamedFile) -> dict[str, Any]:
@@ -45,40 +43,33 @@ def read_spans(checkpoint: NamedFile) -> dict[str, Any]:
 
     state = load_checkpoint(checkpoint.path)
     options = state["cfg"]["model"]
-    values = {
-        int(found[1]): value
-        for name, value in state["model"].items()
-        if (found := _VALUE.fullmatch(name))
-    }
-    if not values:
+    largest, ramp = options["attention_span"], options.get("span_ramp")
+    tokens = {}
+    for name, value in state["model"].items():
+        if found := _VALUE.fullmatch(name):
+            span = AdaptiveSpan(len(value), largest, ramp)
+            span.load_state_dict({"value": value})
+            tokens[int(found[1]) + 1] = span.tokens()
+    if not tokens:
         raise ValueError(
             f"--checkpoint {short(checkpoint.path)}: its model {options['_name']} has no adaptive "
             "spans; name a checkpoint of a model that was trained with --adaptive-span"
         )
-    largest, ramp = options["attention_span"], options["span_ramp"]
-    layers, exact = [], []
-    for number, heads in sorted(values.items()):
-        span = AdaptiveSpan(len(heads), largest, ramp)
-        span.load_state_dict({"value": heads})
-        tokens = span.tokens()
-        exact.append(tokens)
-        layers.append(
-            {
-                "layer": number + 1,
-                "mean": tokens.mean().item(),
-                "largest": tokens.max().item(),
-                "spans": tokens.ceil().int().tolist(),
-            }
-        )
+
+    def figures(spans: torch.Tensor) -> dict[str, float]:
+        return {"mean": spans.mean().item(), "largest": spans.max().item()}
+
     return {
         "model": checkpoint.label,
         "checkpoint": short(checkpoint.path),
         "updates": state["optimizer_history"][-1]["num_updates"],
         "attention_span": largest,
         "span_ramp": ramp,
-        "mean": torch.cat(exact).mean().item(),
-        "largest": torch.cat(exact).max().item(),
-        "layers": layers,
+        **figures(torch.cat(list(tokens.values()))),
+        "layers": [
+            {"layer": number, **figures(spans), "spans": spans.ceil().int().tolist()}
+            for number, spans in sorted(tokens.items())
+        ],
     }
 
 
@@ -113,15 +104,11 @@ def draw(axes: Any, models: list[dict[str, Any]]) -> None:
         color = dots.get_facecolor()
         middles = [layer["layer"] + left + room / 2 for layer in layers]
         for figure, style in (("mean", "-"), ("largest", ":")):
-            lines = [layer[figure] for layer in layers]
             label = f"{model['model']}, {figure}"
+            lines = [layer[figure] for layer in layers]
             axes.plot(middles, lines, style, color=color, linewidth=1, label=label)
-    spans = [span for model in models for layer in model["layers"] for span in layer["spans"]]
-    if max(spans) > _WIDE * min(spans):
-        axes.set_yscale("log", base=2)
-        axes.yaxis.set_major_formatter("{x:g}")
-    else:
-        axes.set_ylim(bottom=0)
+    axes.set_yscale("log", base=2)
+    axes.yaxis.set_major_formatter("{x:g}")
     axes.xaxis.get_major_locator().set_params(integer=True)
     axes.set_xlabel("layer")
     axes.set_ylabel("span (tokens, ramp included)")

@@ -19,9 +19,8 @@ import re
 import sys
 from collections.abc import Iterable, Sequence
 from functools import partial
-from itertools import chain
+from itertools import cycle
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
 from scripts._shared.checkpoints import read_checkpoint
@@ -33,64 +32,48 @@ from scripts._shared.command_line import (
 )
 from scripts._shared.commands import short
 from scripts._shared.results import markdown_table, prepare_results, save_results
-from scripts.plot.losses import read_log, read_validation
+from scripts.plot._logs import read_log, validations
 
 SYMBOLS = {"kappa": "κ", "alpha": "α"}
-# By layer and by "kappa" or "alpha": the weights of all branches.
-Weights = dict[str, dict[str, list[float]]]
+# By layer and "kappa" or "alpha": the weights of all branches.
+Weights = dict[tuple[str, str], list[float]]
 
-_FIGURE = re.compile(r"((?:encoder|decoder)\d+(?:_self)?)_(kappa|alpha)(\d+)")
+_FIGURE = re.compile(r"valid_((?:encoder|decoder)\d+(?:_self)?)_(kappa|alpha)(\d+)")
 # α may be in a feed-forward layer
 _PARAMETER = re.compile(
     r"(encoder|decoder)\.layers\.(\d+)\.(\w+)\.(?:\w+\.)?weights\.(kappa|alpha)(_logits)?"
 )
-# Colors in matplotlib's cycle; further branches have other line styles.
-_COLORS = 10
-_LINES = ("-", "--", ":", "-.")
+# Branches beyond matplotlib's ten colors have other line styles.
+_STYLES = [(f"C{color}", line) for line in ("-", "--", ":", "-.") for color in range(10)]
 # Fewer points than this are marked: a single one has no line.
 _MARKED = 30
 
 
-def layer_order(layer: str) -> tuple[bool, int, str]:
-    """Key that sorts layers as sentences pass through them: those of the encoder first."""
-    number, _, attention = layer[len("encoder") :].partition("_")
-    return layer.startswith("decoder"), int(number), attention
-
-
-def validation(line: str) -> tuple[int, Weights] | None:
-    """Updates and weights that a line of a log has; None for a line without them."""
-    if (found := read_validation(line)) is None:
-        return None
-    updates, values = found
-    figures = sorted(
-        (found[1], found[2], int(found[3]), float(value))
-        for name, value in values.items()
-        if (found := _FIGURE.fullmatch(name))
-    )
-    weights: Weights = {}
-    for layer, kind, _, value in figures:
-        weights.setdefault(layer, {}).setdefault(kind, []).append(value)
-    return (updates, weights) if weights else None
-
-
-def read_validations(log: Path) -> list[tuple[int, Weights]]:
-    """Updates and weights of a training's validations."""
-    points = list(filter(None, map(validation, read_log(log))))
-    if not points:
+def read_validations(log: Path) -> dict[int, Weights]:
+    """Weights of a training's validations by update."""
+    by_update = {}
+    for update, figures in validations(read_log(log)[1]).items():
+        named = (_FIGURE.fullmatch(name) for name in figures)
+        weights: Weights = {}
+        for found in sorted(filter(None, named), key=lambda found: int(found[3])):
+            weights.setdefault((found[1], found[2]), []).append(float(figures[found[0]]))
+        if weights:
+            by_update[update] = weights
+    if not by_update:
         raise ValueError(
             f"--log {short(log)} has no kappa and alpha: name the log of a weighted_transformer "
             "that has validated, written with --log-format json or simple"
         )
-    return points
+    return by_update
 
 
 def weights_of_checkpoint(checkpoint: Path) -> tuple[int, Weights]:
     """Updates and weights of a checkpoint."""
     state = read_checkpoint(checkpoint)
     parameters = {
-        match.groups(): value
+        found.groups(): value
         for name, value in (state.get("model") or {}).items()
-        if (match := _PARAMETER.fullmatch(name))
+        if (found := _PARAMETER.fullmatch(name))
     }
     if not parameters:
         raise ValueError(
@@ -100,17 +83,16 @@ def weights_of_checkpoint(checkpoint: Path) -> tuple[int, Weights]:
     with_kappa = {found[:3] for found in parameters if found[3] == "kappa"}
     weights: Weights = {}
     for (part, number, module, kind, logits), value in parameters.items():
-        learned = value.softmax(0) if logits else value
         # of a layer that has two
         other = module == "self_attn" and (part, number, "encoder_attn") in with_kappa
         layer = f"{part}{int(number) + 1}" + ("_self" if other else "")
-        weights.setdefault(layer, {})[kind] = learned.tolist()
+        weights[layer, kind] = (value.softmax(0) if logits else value).tolist()
     return state["optimizer_history"][-1]["num_updates"], weights
 
 
-def read_checkpoints(paths: Sequence[Path]) -> Iterable[tuple[int, Weights]]:
-    """Updates and weights of checkpoints, and of those in folders."""
-    points = []
+def read_checkpoints(paths: Sequence[Path]) -> dict[int, Weights]:
+    """Weights of checkpoints, and of those in folders, by update."""
+    by_update = {}
     for path in paths:
         files = sorted(path.glob("checkpoint*.pt")) if path.is_dir() else [path]
         if not files:
@@ -118,94 +100,72 @@ def read_checkpoints(paths: Sequence[Path]) -> Iterable[tuple[int, Weights]]:
                 f"--checkpoint {short(path)} has no checkpoint*.pt: name the folder that "
                 "--save-dir of fairseq-train named"
             )
-        points += map(weights_of_checkpoint, files)
-    return points
+        by_update |= map(weights_of_checkpoint, files)
+    return dict(sorted(by_update.items()))
 
 
-def _shape(weights: Weights) -> dict[str, dict[str, int]]:
-    return {layer: {kind: len(by[kind]) for kind in by} for layer, by in weights.items()}
-
-
-def in_order(points: Iterable[tuple[int, Weights]], source: str) -> dict[int, Weights]:
-    """Weights by update, which rise, all of the same layers and branches."""
-    by_update = dict(sorted(dict(points).items()))
+def check(by_update: dict[int, Weights], source: str) -> None:
+    """Raise ValueError for weights that are not of the same branches, or no numbers."""
     first = min(by_update)
+    sizes = {name: len(values) for name, values in by_update[first].items()}
     for update, weights in by_update.items():
-        if _shape(weights) != _shape(by_update[first]):
+        if {name: len(values) for name, values in weights.items()} != sizes:
             raise ValueError(
                 f"{source}: after {update:,} updates there are other layers or branches than after "
                 f"{first:,}: name what belongs to one training"
             )
-        for layer, by in weights.items():
-            if not all(map(math.isfinite, chain(*by.values()))):
+        for (layer, _), values in weights.items():
+            if not all(map(math.isfinite, values)):
                 raise ValueError(
                     f"{source}: after {update:,} updates a weight of {layer} is no number: leave "
                     "out this training, which diverged"
                 )
-    return by_update
 
 
-def choose_layers(asked: Sequence[str] | None, by_update: dict[int, Weights]) -> list[str]:
-    """Layers to draw, all of them if none is asked for."""
-    known = sorted(next(iter(by_update.values())), key=layer_order)
+def choose_layers(asked: Sequence[str] | None, known: Iterable[str]) -> list[str]:
+    """Layers to draw: all of them, as sentences pass through them, if none is asked for."""
+
+    def order(layer: str) -> tuple[bool, int, str]:
+        number, _, attention = layer[len("encoder") :].partition("_")
+        return layer.startswith("decoder"), int(number), attention
+
+    known = sorted(set(known), key=order)
     for layer in asked or []:
         if layer not in known:
             raise ValueError(f"--layer is {layer!r}: there are {', '.join(known)}")
     return list(dict.fromkeys(asked or known))
 
 
-def mean_filter(values: Sequence[float], width: int) -> list[float]:
-    """Mean of each value and its neighbours, ``width`` in all, or one more; fewer at the ends."""
-    half = width // 2
-    return [fmean(values[max(0, at - half) : at + half + 1]) for at in range(len(values))]
-
-
-def format_table(weights: Weights, layers: Sequence[str]) -> str:
-    """Table of the weights of layers in Markdown, a column a branch."""
-    rows = [
-        [f"{layer} {symbol}", *(f"{value:.4f}" for value in weights[layer][kind])]
-        for layer in layers
-        for kind, symbol in SYMBOLS.items()
-        if kind in weights[layer]
-    ]
-    # encoder and decoder may have different numbers of heads
-    return markdown_table(["branch", *map(str, range(1, max(map(len, rows))))], rows)
-
-
-def draw(axes: Any, by_update: dict[int, Weights], layers: Sequence[str], width: int) -> None:
+def draw(axes: Any, updates: list[int], courses: dict[tuple, list], width: int) -> None:
     """Draw κ and α of each layer against the updates, a panel each, in place of the axes."""
+    import numpy as np
+
     figure = axes.figure
     figure.clear()
-    columns = 4 if len(layers) > 1 else 2
-    first = next(iter(by_update.values()))
-    # the weights of self-attention may be κ alone
-    names = [(layer, kind) for layer in layers for kind in SYMBOLS if kind in first[layer]]
-    rows = math.ceil(len(names) / columns)
+    columns = 4 if len(courses) > 2 else 2
+    rows = math.ceil(len(courses) / columns)
     figure.set_size_inches(3.4 * columns, 2.4 * rows + 0.6)
     panels = figure.subplots(rows, columns, sharex=True, squeeze=False).flatten()
-    updates = list(by_update)
     lines: dict[str, Any] = {}
-    for panel, (layer, kind) in zip(panels, names, strict=False):
-        paths = list(zip(*(weights[layer][kind] for weights in by_update.values()), strict=True))
-        for number, path in enumerate(paths):
-            (lines[f"branch {number + 1}"],) = panel.plot(
-                updates,
-                mean_filter(path, width),
-                color=f"C{number % _COLORS}",
-                linestyle=_LINES[number // _COLORS % len(_LINES)],
-                linewidth=1,
-                marker="." if len(updates) < _MARKED else None,
-            )
-        lines["1/M"] = panel.axhline(1 / len(paths), color="black", linestyle=":", linewidth=1)
+    for panel, ((layer, kind), course) in zip(panels, courses.items(), strict=False):
+        # the mean of each point and its neighbours, fewer at the ends
+        starts = [max(0, at - width // 2) for at in range(len(updates))]
+        ends = range(width // 2 + 1, len(updates) + width // 2 + 1)
+        means = [np.mean(course[start:end], 0) for start, end in zip(starts, ends, strict=True)]
+        marker = "." if len(updates) < _MARKED else None
+        branches = zip(np.transpose(means), cycle(_STYLES), strict=False)
+        for number, (path, (color, style)) in enumerate(branches, start=1):
+            look = {"color": color, "linestyle": style, "linewidth": 1, "marker": marker}
+            (lines[f"branch {number}"],) = panel.plot(updates, path, **look)
+        equal = panel.axhline(1 / len(means[0]), color="black", linestyle=":", linewidth=1)
         panel.set_title(f"{layer} {SYMBOLS[kind]}", fontsize="medium")
         panel.grid(alpha=0.3)
         # which may be the last of its column
         panel.tick_params(labelbottom=True)
-    for panel in panels[len(names) :]:
+    for panel in panels[len(courses) :]:
         panel.remove()
     figure.supxlabel("updates", fontsize="medium")
-    # one legend for all; 1/M goes behind the branches, of which the decoder may have more
-    lines["1/M"] = lines.pop("1/M")
+    lines["1/M"] = equal
     figure.legend(
         lines.values(), lines, loc="outside upper center", ncols=2 * columns + 1, fontsize="small"
     )
@@ -213,31 +173,34 @@ def draw(axes: Any, by_update: dict[int, Weights], layers: Sequence[str], width:
 
 def plot_branch_weights(arguments: argparse.Namespace) -> None:
     """Read the weights and draw them."""
-    width = arguments.smooth
-    check_at_least(1, smooth=width)
+    check_at_least(1, smooth=arguments.smooth)
     if arguments.log:
         log = arguments.log.resolve()
-        source, points = f"--log {short(log)}", read_validations(log)
+        source, by_update = f"--log {short(log)}", read_validations(log)
     else:
         paths = [path.resolve() for path in arguments.checkpoint]
         source = f"--checkpoint {' '.join(map(short, paths))}"
-        points = read_checkpoints(paths)
-    by_update = in_order(points, source)
-    layers = choose_layers(arguments.layer, by_update)
-    prepare_results(arguments.output)
+        by_update = read_checkpoints(paths)
+    check(by_update, source)
     last = max(by_update)
+    layers = choose_layers(arguments.layer, (layer for layer, _ in by_update[last]))
+    prepare_results(arguments.output)
+    # the weights of self-attention may be κ alone
     courses = {
-        layer: {
-            kind: [weights[layer][kind] for weights in by_update.values()]
-            for kind in SYMBOLS
-            if kind in by_update[last][layer]
-        }
+        (layer, kind): [weights[layer, kind] for weights in by_update.values()]
         for layer in layers
+        for kind in SYMBOLS
+        if (layer, kind) in by_update[last]
     }
-    content = {"source": source, "updates": list(by_update), "layers": courses}
-    text = f"after {last:,} updates, the last of {len(by_update):,} that are drawn"
-    text = f"{format_table(by_update[last], layers)}\n\n{text}"
-    plot = partial(draw, by_update=by_update, layers=layers, width=width)
+    content = {"source": source, "updates": list(by_update), "layers": {}}
+    rows = []
+    for (layer, kind), course in courses.items():
+        content["layers"].setdefault(layer, {})[kind] = course
+        rows.append([f"{layer} {SYMBOLS[kind]}", *(f"{value:.4f}" for value in course[-1])])
+    # encoder and decoder may have different numbers of heads
+    table = markdown_table(["branch", *map(str, range(1, max(map(len, rows))))], rows)
+    text = f"{table}\n\nafter {last:,} updates, the last of {len(by_update):,} that are drawn"
+    plot = partial(draw, updates=list(by_update), courses=courses, width=arguments.smooth)
     save_results(arguments.output, "branch_weights", content, text, plot)
 
 

@@ -22,14 +22,11 @@ facts that are known at the end.
 """
 
 import argparse
-import json
 import math
 import re
 import sys
-from collections.abc import Iterable
-from pathlib import Path
 from statistics import fmean, median
-from typing import Any, NamedTuple
+from typing import Any
 
 from scripts._shared.command_line import (
     NamedFile,
@@ -41,137 +38,52 @@ from scripts._shared.command_line import (
 )
 from scripts._shared.commands import short
 from scripts._shared.results import markdown_table, prepare_results, save_results
+from scripts.plot._logs import read_log, validations
 from scripts.prepare.facts import OBJECTS, SYMBOLS, names_of
 
 UNIT = "bits a token"
 UPDATES, TIME, TRAINING_LOSS = "updates", "time", "training-loss"
-_JSON = re.compile(r'(?:^|\| )(\{"epoch".*"valid_loss".*\})$')
-_SIMPLE = re.compile(r"(?:^|\| )epoch \d+ \| valid on 'valid' subset \| (.*)$")
-# updates, and the seconds of those since the last such line: as JSON, and as simple text
-_TRAINED = re.compile(
-    r'(?:"num_updates": "|\bnum_updates=)(\d+)\b.*(?:"train_wall": "|\btrain_wall=)([\d.]+)'
-)
-# in such a line, the one without smoothed labels first
-_TRAINING_LOSSES = [
-    re.compile(rf'(?:"{name}": "|\b{name}=)([\d.]+)') for name in ("nll_loss", "loss")
-]
+# what is drawn against them: a row's list, and how the axis is called
+_AXES = {
+    UPDATES: ("updates", "updates"),
+    TIME: ("seconds", "minutes"),
+    TRAINING_LOSS: ("training_losses", f"training loss, {UNIT}"),
+}
 _PARAMETERS = re.compile(r"num\. shared model params: ([\d,]+)")
-_USAGE = re.compile(r'"valid_memory\d+_usage": "([\d.]+)"')
-_SPEED = re.compile(r'"wps": "([\d.]+)".*"num_updates"')
+_USAGE = re.compile(r"valid_memory\d+_usage")
 _SEED = re.compile(r"-\d+$")
 
 
-class Validation(NamedTuple):
-    """A validation's loss; seconds of training and training loss before it, None if unknown."""
+def read_courses(figures: list[dict[str, str]]) -> dict[str, list]:
+    """Validation losses that lines have, with their updates, and what was trained before each.
 
-    loss: float
-    seconds: float | None
-    training_loss: float | None
-
-
-def read_log(path: Path) -> list[str]:
-    """Lines of a log."""
-    if not path.is_file():
-        raise ValueError(
-            f"--log {short(path)} is no file: name one that --log-file of fairseq-train wrote"
-        )
-    # nothing but a newline ends a line
-    return [line.rstrip() for line in path.open(encoding="utf-8", errors="replace")]
-
-
-def read_validation(line: str) -> tuple[int, dict[str, str]] | None:
-    """Updates, and the figures of the validation part that a line has, by name; None for others."""
-    values = {}
-    if found := _JSON.search(line):
-        values = {key.removeprefix("valid_"): value for key, value in json.loads(found[1]).items()}
-    elif found := _SIMPLE.search(line):
-        values = dict(field.partition(" ")[::2] for field in found[1].split(" | "))
-    # a line that was cut short has no number of updates, which comes behind the figures
-    return (int(values["num_updates"]), values) if values.get("num_updates") else None
-
-
-def validations(lines: Iterable[str]) -> dict[int, Validation]:
-    """Validations that lines have, by update; the later one where an update has several."""
+    "seconds" are those of training before, "training_losses" its losses; None where unknown.
+    """
     import numpy as np
 
-    losses: dict[int, float] = {}
+    def loss(prefix: str, values: dict[str, str]) -> float:
+        return float(values.get(f"{prefix}nll_loss", values[f"{prefix}loss"]))
+
+    losses = {at: loss("valid_", values) for at, values in validations(figures).items()}
     # by the update at which each stretch of training ends; fairseq repeats lines in its --log-file
-    stretches: dict[int, float] = {}
-    training: dict[int, float] = {}
-    for line in lines:
-        if found := _TRAINED.search(line):
-            stretches[int(found[1])] = float(found[2])
-            if loss := next(filter(None, (name.search(line) for name in _TRAINING_LOSSES)), None):
-                training[int(found[1])] = float(loss[1])
-        elif validated := read_validation(line):
-            update, values = validated
-            losses[update] = float(values.get("nll_loss", values["loss"]))
+    trained = (values for values in figures if values.keys() >= {"num_updates", "train_wall"})
+    stretches = {int(values["num_updates"]): values for values in trained}
     ends = sorted(stretches)
-    seconds = np.cumsum([stretches[end] for end in ends])
-    # a validation between two such lines, as one at the end of an epoch, is between their times
-    by_update, before = {}, 0
-    for update, loss in sorted(losses.items()):
+    seconds = np.cumsum([float(stretches[end]["train_wall"]) for end in ends])
+    training = {end: loss("", stretches[end]) for end in ends if "loss" in stretches[end]}
+    courses = {"updates": list(losses), "losses": list(losses.values())}
+    courses |= {"seconds": [], "training_losses": []}
+    before = 0
+    for update in losses:
+        # between two such lines, as at the end of an epoch, the time is between theirs
         time = round(np.interp(update, [0, *ends], [0.0, *seconds]).item(), 1) if ends else None
-        earlier = [loss for end, loss in sorted(training.items()) if end <= update]
+        courses["seconds"].append(time)
+        earlier = [loss for end, loss in training.items() if end <= update]
         since = [loss for end, loss in training.items() if before < end <= update]
         mean = round(fmean(since or earlier[-1:]), 4) if earlier else None
-        by_update[update] = Validation(loss, time, mean)
+        courses["training_losses"].append(mean)
         before = update
-    return by_update
-
-
-def read_validations(log: NamedFile, against: str = UPDATES) -> dict[int, Validation]:
-    """Validations of a log by update, which rise, with what they are to be drawn against."""
-    label = f"--log {short(log.path)}"
-    found = validations(read_log(log.path))
-    if not found:
-        raise ValueError(
-            f"{label} has no validation loss: name the log of a training that has validated, "
-            "written with --log-format json or simple"
-        )
-    for update, (loss, seconds, training_loss) in found.items():
-        if not math.isfinite(loss):
-            raise ValueError(
-                f"{label}: the validation loss after {update:,} updates is {loss}: leave out this "
-                "log of a training that diverged"
-            )
-        missing = {TIME: seconds is None, TRAINING_LOSS: training_loss is None}
-        if missing.get(against):
-            what = "when" if against == TIME else "the training loss at which"
-            raise ValueError(
-                f"{label} does not say {what} {update:,} updates were done: train with a "
-                "--log-interval below that of validation"
-            )
-    return found
-
-
-def summary(log: NamedFile, found: dict[int, Validation]) -> dict[str, Any]:
-    """All losses of a log, the last one and the smallest one with their updates."""
-    last, best = max(found), min(found, key=lambda update: found[update].loss)
-    return {
-        "training": log.label,
-        "log": short(log.path),
-        "updates": list(found),
-        "losses": [validated.loss for validated in found.values()],
-        "seconds": [validated.seconds for validated in found.values()],
-        "training_losses": [validated.training_loss for validated in found.values()],
-        "last": {"update": last, "loss": found[last].loss},
-        "smallest": {"update": best, "loss": found[best].loss},
-    }
-
-
-def format_losses(rows: list[dict[str, Any]]) -> str:
-    """Table of the last and smallest losses in Markdown."""
-    cells = [
-        [
-            row["training"],
-            *(f"{row['last']['update']:,}", f"{row['last']['loss']:.3f}"),
-            *(f"{row['smallest']['update']:,}", f"{row['smallest']['loss']:.3f}"),
-        ]
-        for row in rows
-    ]
-    headers = ["training", "last update", f"loss, {UNIT}", "update of the smallest", "loss"]
-    return markdown_table(headers, cells)
+    return courses
 
 
 def known_bits(loss: float, facts: int) -> float:
@@ -179,20 +91,60 @@ def known_bits(loss: float, facts: int) -> float:
     return math.log2(facts) + math.log2(OBJECTS) - (SYMBOLS + 1) * loss
 
 
-def add_facts(row: dict[str, Any], log: NamedFile, facts: int) -> dict[str, Any]:
-    """The summary of a log with what it has about so many facts."""
-    lines = read_log(log.path)
+def read_training(log: NamedFile, against: str, facts: int | None) -> dict[str, Any]:
+    """All that results have of a log."""
+    label = f"--log {short(log.path)}"
+    lines, figures = read_log(log.path)
+    courses = read_courses(figures)
+    updates, losses = courses["updates"], courses["losses"]
+    if not losses:
+        raise ValueError(
+            f"{label} has no validation loss: name the log of a training that has validated, "
+            "written with --log-format json or simple"
+        )
+    for update, loss, x in zip(updates, losses, courses[_AXES[against][0]], strict=True):
+        if not math.isfinite(loss):
+            raise ValueError(
+                f"{label}: the validation loss after {update:,} updates is {loss}: leave out this "
+                "log of a training that diverged"
+            )
+        if x is None:
+            raise ValueError(
+                f"{label} has no {against} for {update:,} updates: train with a --log-interval "
+                "below that of validation"
+            )
+    smallest = min(losses)
+    row = {
+        "training": log.label,
+        "log": short(log.path),
+        **courses,
+        "last": {"update": updates[-1], "loss": losses[-1]},
+        "smallest": {"update": updates[losses.index(smallest)], "loss": smallest},
+    }
+    if facts is None:
+        return row
     parameters = next(filter(None, map(_PARAMETERS.search, lines)), None)
-    usages = [float(found[1]) for found in map(_USAGE.search, lines) if found]
-    speeds = [float(found[1]) for found in map(_SPEED.search, lines) if found]
+    usages = [x for values in figures for name, x in values.items() if _USAGE.fullmatch(name)]
+    speeds = [float(x["wps"]) for x in figures if x.keys() >= {"wps", "num_updates"}]
     return {
         **row,
         "parameters": parameters and int(parameters[1].replace(",", "")),
         "tokens_per_second": median(speeds) if speeds else None,
-        "usage_percent": usages[-1] if usages else None,
+        "usage_percent": float(usages[-1]) if usages else None,
         "minutes": [seconds / 60 for seconds in row["seconds"]],
-        "bits": [known_bits(loss, facts) for loss in row["losses"]],
+        "bits": [known_bits(loss, facts) for loss in losses],
     }
+
+
+def format_losses(rows: list[dict[str, Any]]) -> str:
+    """Table of the last and smallest losses in Markdown."""
+    cells = []
+    for row in rows:
+        cells.append([row["training"]])
+        for found in (row["last"], row["smallest"]):
+            cells[-1] += [f"{found['update']:,}", f"{found['loss']:.3f}"]
+    headers = ["training", "last update", f"loss, {UNIT}", "update of the smallest", "loss"]
+    return markdown_table(headers, cells)
 
 
 def format_facts(rows: list[dict[str, Any]], facts: int) -> str:
@@ -216,20 +168,16 @@ def format_facts(rows: list[dict[str, Any]], facts: int) -> str:
 
 def draw(axes: Any, rows: list[dict[str, Any]], against: str, facts: int | None = None) -> None:
     """Draw each training's loss, or bits a fact, against updates, minutes or training loss."""
-    labels = {UPDATES: UPDATES, TIME: "minutes", TRAINING_LOSS: f"training loss, {UNIT}"}
+    course, label = _AXES[against]
     # the seeds of a model have its color
     models = [_SEED.sub("", row["training"]) if facts else row["training"] for row in rows]
     colors = {model: f"C{number}" for number, model in enumerate(dict.fromkeys(models))}
-    for row, model in zip(rows, models, strict=True):
-        x = {
-            UPDATES: row["updates"],
-            TIME: [now and now / 60 for now in row["seconds"]],
-            TRAINING_LOSS: row["training_losses"],
-        }[against]
-        label = model if row is rows[models.index(model)] else None
-        y = row["bits" if facts else "losses"]
-        axes.plot(x, y, marker=None if facts else ".", color=colors[model], label=label)
-    axes.set_xlabel(labels[against])
+    for number, (row, model) in enumerate(zip(rows, models, strict=True)):
+        x = [value / 60 for value in row[course]] if against == TIME else row[course]
+        look = {"color": colors[model], "marker": None if facts else "."}
+        look["label"] = model if number == models.index(model) else None
+        axes.plot(x, row["bits" if facts else "losses"], **look)
+    axes.set_xlabel(label)
     axes.set_ylabel(f"bits of each of {facts:,} facts" if facts else f"validation loss, {UNIT}")
     if facts:
         # before subjects and relations are known to be random, the sum is below 0
@@ -245,11 +193,8 @@ def plot_losses(arguments: argparse.Namespace) -> None:
         names_of(facts)
         against = [TIME, UPDATES]
     logs = parse_named_files("--log", arguments.log)
-    rows = [summary(log, read_validations(log, against[0])) for log in logs]
-    table = format_losses(rows)
-    if facts is not None:
-        rows = [add_facts(row, log, facts) for row, log in zip(rows, logs, strict=True)]
-        table = format_facts(rows, facts)
+    rows = [read_training(log, against[0], facts) for log in logs]
+    table = format_losses(rows) if facts is None else format_facts(rows, facts)
     prepare_results(arguments.output)
 
     def draw_all(*panels: Any) -> None:

@@ -4,7 +4,7 @@ import torch
 
 from fairseq_plugins.all_attention.adaptive_span import AdaptiveSpan
 from fairseq_plugins.all_attention.attention import AllAttention
-from fairseq_plugins.segment_language_model.attention_blocks import Window
+from fairseq_plugins.segment_language_model.attention_kernel import Window
 from fairseq_plugins.segment_language_model.key_value_cache import HiddenStates
 from fairseq_plugins.segment_language_model.positions import (
     LearnedRelativePositions,
@@ -14,6 +14,16 @@ from tests.gradients import assert_same
 from tests.reference.all_attention import multi_head
 
 STREAMS, HEADS, WIDTH, SPAN, RAMP = 2, 4, 8, 12, 3
+# all but shut, alike, alike but for a little, open, different, very different; none where a key's
+# mask is exactly 0, and which of two gradients it has is a matter of taste
+VALUES = [
+    [0.001, 0.001, 0.001, 0.001],
+    [0.3, 0.3, 0.3, 0.3],
+    [0.26, 0.31, 0.44, 0.37],
+    [1.0, 1.0, 1.0, 1.0],
+    [0.05, 0.93, 0.41, 0.07],
+    [0.97, 0.02, 1.0, 0.01],
+]
 
 
 def make(
@@ -57,22 +67,19 @@ def attend(attention, positions, x, past=None):
     return attention(x, attention.project_positions(positions(farthest)), past)
 
 
-def by_equations(attention, positions, x, context):
-    """What it has to be; the latter tokens of ``context`` are those of ``x``."""
-
-    def u(distance):
-        return positions.weight[min(max(distance, 1), positions.farthest) - 1]
-
-    span = attention.window.farthest
-    return torch.stack([multi_head(attention, x[b], context[b], u, span) for b in range(len(x))])
-
-
 def assert_equals_the_equations(attention, positions, length, remembered):
     """Values and gradients are those of the equations, and values without gradients too."""
     x, past = draw(length), draw(remembered)
     inputs = [x, past, *attention.parameters(), positions.weight]
     state = HiddenStates(past) if remembered else None
-    slow = by_equations(attention, positions, x, torch.cat([past, x], dim=1))
+    context = torch.cat([past, x], dim=1)
+
+    def u(distance):
+        return positions.weight[min(max(distance, 1), positions.farthest) - 1]
+
+    span = attention.window.farthest
+    rows = [multi_head(attention, x[b], context[b], u, span) for b in range(STREAMS)]
+    slow = torch.stack(rows)
     assert_same(attend(attention, positions, x, state)[0], slow, inputs)
     with torch.no_grad():
         torch.testing.assert_close(attend(attention, positions, x, state)[0], slow.detach())

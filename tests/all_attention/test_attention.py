@@ -1,25 +1,24 @@
 """Attention to context and persistent vectors against the equations, in float64."""
 
+import math
+
 import pytest
 import torch
 
-from fairseq_plugins.all_attention.adaptive_span import AdaptiveSpan, read_head_groups
-from fairseq_plugins.all_attention.attention import AllAttention
-from fairseq_plugins.segment_language_model import attention_blocks
-from fairseq_plugins.segment_language_model.attention_blocks import Window
-from fairseq_plugins.segment_language_model.key_value_cache import HiddenStates
-from fairseq_plugins.segment_language_model.positions import (
-    LearnedRelativePositions,
-    SharedRelativeKeys,
-)
+from fairseq_plugins.all_attention import adaptive_span as adaptive_span_file
+from fairseq_plugins.all_attention.persistent_vectors import PersistentVectors, SoftmaxFeedForward
+from fairseq_plugins.segment_language_model import attention_kernel
 from tests.all_attention.layer import (
-    HEADS,
     STREAMS,
+    VALUES,
     WIDTH,
     assert_equals_the_equations,
     attend,
     make,
 )
+from tests.gradients import assert_same
+from tests.reference.all_attention import softmax_feed_forward
+from tests.tiny import VARIANTS
 
 
 @pytest.mark.parametrize(
@@ -32,37 +31,45 @@ from tests.all_attention.layer import (
         (0, 1, 4, 1, None),
         (0, 7, 4, 1, None),
         (0, 7, 20, 1, None),
-        (4, 5, 4, 1, None),
         (6, 5, 4, 1, None),
         (3, 5, 6, 1, None),
         (6, 1, 4, 1, None),
         (4, 5, 4, 0, None),
-        (0, 5, 4, 0, None),
         (6, 5, 8, 1, 3),
     ],
 )
 def test_values_and_gradients_equal_the_equations(
     monkeypatch, kernel, block, persistent, remembered, length, span, nearest, clamp_len
 ):
-    monkeypatch.setattr(attention_blocks, "QUERY_BLOCK", block)
+    monkeypatch.setattr(attention_kernel, "QUERY_BLOCK", block)
     attention, positions = make(None, "all", persistent, span, nearest, clamp_len, kernel=kernel)
     assert_equals_the_equations(attention, positions, length, remembered)
 
 
-def test_projections_learn_from_remembered_hidden_states():
-    attention, positions = make(span=4, persistent=0)
-    x = torch.randn(STREAMS, 1, WIDTH, dtype=torch.float64)
-    past = HiddenStates(torch.randn(STREAMS, 4, WIDTH, dtype=torch.float64))
-    out, _ = attend(attention, positions, x, past)
-    out.sum().backward()
-    # the segment's only token sees nothing but the past, so the gradient comes from there
-    assert attention.k_proj.weight.grad.abs().max() > 0
-    assert attention.v_proj.weight.grad.abs().max() > 0
+@pytest.mark.parametrize(("block", "group_cost"), [(2, 0), (128, 1000)])
+@pytest.mark.parametrize("values", [None, *VALUES])
+@pytest.mark.parametrize(
+    ("variant", "persistent"), [*((variant, 3) for variant in VARIANTS), ("all", 0)]
+)
+@pytest.mark.parametrize(
+    ("remembered", "length", "clamp_len"), [(0, 5, None), (4, 3, None), (16, 5, 4)]
+)
+def test_values_and_gradients_with_learned_spans_equal_the_equations(
+    monkeypatch, block, group_cost, values, variant, persistent, remembered, length, clamp_len
+):
+    monkeypatch.setattr(attention_kernel, "QUERY_BLOCK", block)
+    monkeypatch.setattr(adaptive_span_file, "GROUP_COST", group_cost)
+    attention, positions = make(values, variant, persistent, clamp_len=clamp_len)
+    assert_equals_the_equations(attention, positions, length, remembered)
 
 
-def test_dropout_acts_on_attention_weights_in_training_only():
-    attention, positions = make(span=4, persistent=3)
-    x = torch.randn(STREAMS, 5, WIDTH, dtype=torch.float64)
+@pytest.mark.parametrize(
+    ("variant", "persistent"), [*((variant, 3) for variant in VARIANTS), ("all", 0)]
+)
+def test_dropout_acts_on_all_weights_in_training_only(variant, persistent):
+    attention, positions = make(variant=variant, persistent=persistent)
+    # the first token sees persistent vectors alone
+    x = torch.randn(STREAMS, 1 if persistent else 5, WIDTH, dtype=torch.float64)
     plain, _ = attend(attention, positions, x)
     attention.dropout = 0.5
     assert not torch.allclose(attend(attention, positions, x)[0], plain)
@@ -71,42 +78,26 @@ def test_dropout_acts_on_attention_weights_in_training_only():
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_half_precision_stays_finite_where_a_query_sees_nothing(dtype):
-    attention, positions = make(span=4, persistent=0)
-    attention, positions = attention.to(dtype), positions.to(dtype)
-    x = (100 * torch.randn(STREAMS, 5, WIDTH)).to(dtype)
-    out, _ = attend(attention, positions, x)
+    attention, positions = (part.to(dtype) for part in make(span=4, persistent=0))
+    out, _ = attend(attention, positions, (100 * torch.randn(STREAMS, 5, WIDTH)).to(dtype))
     assert out.isfinite().all()
-    assert torch.equal(out[:, 0], torch.zeros_like(out[:, 0]))
+    assert not out[:, 0].any()
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (
-            {"variant": "new"},
-            "^`variant` is 'new': there are all, attn-split, head-split, sin",
-        ),
-        ({"num_heads": 1, "variant": "head-split"}, "^`num_heads` is 1: half of them see the cont"),
-        ({"span": AdaptiveSpan(3, 4)}, "^`span` is of 3 heads: 4 see the context$"),
-        ({"kernel": "new", "num_persistent": 2}, "^`kernel` is 'new': there are fast, plain$"),
-    ],
-)
-def test_an_attention_that_cannot_be_is_refused(options, message):
-    options = {"num_heads": HEADS, **options}
-    with pytest.raises(ValueError, match=message):
-        AllAttention(
-            WIDTH, window=Window(1, 4), position_projection=SharedRelativeKeys(), **options
-        )
+def test_vectors_start_with_unit_variance_and_parameters_as_small_as_a_feed_forward():
+    vectors = PersistentVectors(1024, 8, 64)
+    keys, values = vectors()
+    for of_head in (*keys, *values):
+        # 65,536 draws a head: the standard error of the variance is 0.0055
+        assert of_head.var().item() == pytest.approx(1, abs=0.03)
+        assert of_head.mean().item() == pytest.approx(0, abs=0.02)
+    assert vectors.keys.std().item() == pytest.approx(1 / math.sqrt(64), rel=0.01)
+    assert vectors.values.std().item() == pytest.approx(1 / math.sqrt(1024), rel=0.01)
 
 
-def test_an_attention_by_itself_reads_its_spans():
-    span = AdaptiveSpan(HEADS, 6, ramp=2, initial=0.3)
-    attention = AllAttention(WIDTH, HEADS, Window(1, 6), SharedRelativeKeys(), span=span)
-    encoding, x = LearnedRelativePositions(6, WIDTH // HEADS)(9), torch.randn(STREAMS, 10, WIDTH)
-    (groups,) = read_head_groups([span])
-    outputs = [
-        attention(x, attention.project_positions(encoding, *given))[0] for given in ((), (groups,))
-    ]
-    assert torch.equal(*outputs)
-    span.value.data.fill_(1.0)
-    assert not torch.equal(attention(x, attention.project_positions(encoding))[0], outputs[0])
+def test_the_softmax_feed_forward_is_equation_9_and_drops_weights_in_training_only():
+    layer = SoftmaxFeedForward(6, 4, dropout=0.5).double()
+    x = torch.randn(1, 5, 4, dtype=torch.float64, requires_grad=True)
+    slow = softmax_feed_forward(layer, x[0])
+    assert not torch.allclose(layer(x)[0], slow)
+    assert_same(layer.eval()(x)[0], slow, [x, *layer.parameters()])

@@ -1,9 +1,26 @@
-"""All-attention's options: each refusal names the option, its value and a remedy."""
+"""What all-attention refuses: each message names the option or argument, its value and a remedy."""
+
+import math
+import re
+from argparse import Namespace
 
 import pytest
+import torch
+from fairseq.models import ARCH_CONFIG_REGISTRY
+from torch import nn
 
+from fairseq_plugins.all_attention.adagrad_with_clip import AdagradWithClip
+from fairseq_plugins.modules import (
+    AdaptiveSpan,
+    AllAttention,
+    AllAttentionBlock,
+    PersistentVectors,
+    SharedRelativeKeys,
+    Window,
+)
 from tests.tiny import tiny_model
 
+# what causes each message, and a part of it
 REFUSED = [
     ({"persistent_vectors": -1}, "--persistent-vectors is -1: it must be at least 0"),
     ({"attention_span": 0}, "--attention-span is 0: it must be at least 1"),
@@ -30,8 +47,60 @@ REFUSED = [
 ]
 
 
-@pytest.mark.parametrize(("options", "message"), REFUSED)
-def test_options_that_make_no_model_are_refused_by_name(options, message):
-    with pytest.raises(ValueError) as refused:  # noqa: PT011 (the message is checked below)
-        tiny_model(**options)
-    assert message in str(refused.value)
+def attention(num_heads=4, **options):
+    return AllAttention(8, num_heads, Window(1, 4), SharedRelativeKeys(), **options)
+
+
+def adagrad(**options):
+    return AdagradWithClip([nn.Parameter(torch.ones(2))], **options)
+
+
+def block(*shape):
+    """A block that gets a segment, and a memory of two streams of width 16."""
+    made = AllAttentionBlock(16, 2, 5, 4)
+    return made(torch.zeros(shape), made(torch.zeros(2, 4, 16))[1])
+
+
+def update_of_a_sparse_table():
+    table = nn.Embedding(4, 3, sparse=True)
+    table(torch.tensor([1])).sum().backward()
+    AdagradWithClip(table.parameters(), lr=0.07).step()
+
+
+REFUSED += [
+    (lambda: attention(variant="new"), "`variant` is 'new': there are all, attn-split, head-split"),
+    (lambda: attention(1, variant="head-split"), "`num_heads` is 1: half of them see the context"),
+    (lambda: attention(span=AdaptiveSpan(3, 4)), "`span` is of 3 heads: 4 see the context"),
+    (lambda: attention(kernel="new", num_persistent=2), "`kernel` is 'new': there are fast, plain"),
+    (lambda: PersistentVectors(2, 1, 4, "new"), "`kernel` is 'new': there are fast, plain"),
+    (lambda: block(3, 4, 16), "`past` is of 2 streams and `x` of 3"),
+    (lambda: block(2, 16), "`x` is (2, 16): give a segment (B, T, 16)"),
+    (lambda: adagrad(lr=-0.1), "`lr` is -0.1: it must be 0 or more, and finite"),
+    (lambda: adagrad(lr=math.nan), "`lr` is nan: it must be 0 or more, and finite"),
+    (lambda: adagrad(lr=1, clip=math.inf), "`clip` is inf: it must be 0 or more, and finite"),
+    (lambda: adagrad(lr=1, weight_decay=-1.0), "`weight_decay` is -1.0: it must be 0 or more"),
+    (update_of_a_sparse_table, "a parameter of shape (4, 3) has a sparse gradient"),
+    (
+        lambda: tiny_model().load_state_dict(tiny_model(adaptive_span=True).state_dict()),
+        "learned attention spans, and this model has none: leave --adaptive-span",
+    ),
+]
+
+
+@pytest.mark.parametrize(("refused", "message"), REFUSED)
+def test_what_cannot_be_is_refused_by_name(refused, message):
+    with pytest.raises(ValueError, match=re.escape(message)):
+        tiny_model(**refused) if isinstance(refused, dict) else refused()
+
+
+@pytest.mark.parametrize(
+    ("name", "count"), [("text8_large", 113_283_360), ("text8_large_ff_attn", 100_712_640)]
+)
+def test_layers_of_figure_2_have_about_as_many_parameters(name, count):
+    """Section 5.3: "to maintain the number of parameters same"."""
+    options = Namespace(tokens_per_sample=9, extended_context=0)
+    ARCH_CONFIG_REGISTRY[f"all_attention_lm_{name}"](options)
+    with torch.device("meta"):
+        layers = tiny_model(**vars(options)).decoder.layers
+    assert sum(parameter.numel() for parameter in layers.parameters()) == count
+    assert layers[0].self_attn.dropout == 0.4

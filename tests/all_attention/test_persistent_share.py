@@ -13,17 +13,15 @@ STREAMS, LENGTH, PAD = 3, 6, 1
 LEARNED = {"attention_span": 16, "adaptive_span": True, "span_ramp": 4, "span_epsilon": 0.01}
 
 
-def validate(model, *texts):
-    """All that one pass over a validation set logs, in order."""
+def logged(model, *texts):
+    """What one pass over a validation set logs behind the loss, in order."""
     with metrics.aggregate(new_root=True) as found, torch.no_grad():
         metrics.log_scalar("loss", 1.0)
         for text in texts:
             model(src_tokens=text)
-    return found.get_smoothed_values()
-
-
-def logged(model, *texts):
-    return {name: value for name, value in validate(model, *texts).items() if name[0] == "p"}
+    found = {name: x for name, x in found.get_smoothed_values().items() if name[0] != "_"}
+    assert next(iter(found.items())) == ("loss", 1.0)
+    return {name: x for name, x in found.items() if name != "loss"}
 
 
 def attention_of_each_token(model, text):
@@ -58,6 +56,7 @@ def test_validation_logs_the_share_of_each_layer(options, padding):
     assert list(found) == [f"persistent_share_{number}" for number in range(1, len(shares) + 1)]
     assert list(found.values()) == pytest.approx(expected, abs=0.06)
     assert 0 < min(expected) < max(expected) < 100
+    assert logged(model.train(), text) == {}
 
 
 def test_batches_count_by_their_tokens():
@@ -68,20 +67,11 @@ def test_batches_count_by_their_tokens():
     assert logged(model, one, two)["persistent_share_1"] == pytest.approx(together, abs=0.1)
 
 
-def test_shares_stand_behind_the_loss():
-    names = [name for name in validate(tiny_model().eval(), tokens(1, 4)) if name[0] != "_"]
-    assert names[:2] == ["loss", "persistent_share_1"]
-
-
 @pytest.mark.parametrize(
     "options", [{"persistent_variant": "attn-split"}, {"persistent_vectors": 0}]
 )
 def test_nothing_is_logged_where_the_context_has_a_softmax_of_its_own(options):
     assert logged(tiny_model(**options).eval(), tokens(STREAMS, LENGTH)) == {}
-
-
-def test_nothing_is_logged_in_training():
-    assert logged(tiny_model().train(), tokens(STREAMS, LENGTH)) == {}
 
 
 def test_an_error_leaves_nothing_behind():

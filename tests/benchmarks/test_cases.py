@@ -20,6 +20,7 @@ CHECKOUTS = [Path(path) for path in os.environ.get("ORIGINALS", "").split(os.pat
 CASES = Selection([], True, CPU, 1, CHECKOUTS).cases()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
 def test_models_compute_the_same_and_all_of_them_run(name):
     case = CASES[name]
@@ -36,6 +37,7 @@ def test_the_tables_have_every_paper():
         assert len(set(map(str, cases))) == len(cases)
 
 
+@pytest.mark.slow
 def test_memory_is_that_of_a_separate_process():
     selection = Selection(["product_key_memory"], True, CPU, 1, [])
     table = 64**2 * 512 * 4

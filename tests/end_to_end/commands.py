@@ -78,8 +78,8 @@ class Command:
         if self._process.is_alive():
             self.kill()
             self._process.join()
-        with self._files as files:
-            return self._process.exitcode, (Path(files) / "out").read_text(encoding="utf-8")
+        with self._files:
+            return self._process.exitcode, self.printed
 
 
 def run(name, *words, text="", folder=ROOT, fails=False, before=None):

@@ -7,13 +7,17 @@ import shutil
 
 import pytest
 
-from tests.end_to_end.commands import run, train
+from tests.end_to_end.commands import MODEL, run, train
 
 WORDS = "the cat sat on a mat dog ran far away and then home again".split()
 # weights of the published size would leave so small a model indifferent to its past
 TRANSFORMER_XL = (
     *("--arch", "transformer_xl_tiny", "--decoder-layers", 2, "--decoder-embed-dim", 16),
     *("--decoder-attention-heads", 2, "--decoder-ffn-embed-dim", 24, "--init-std", 0.3),
+)
+SPANS = (
+    *(*MODEL, "--adaptive-span", "--attention-span", 24, "--span-ramp", 4, "--span-init", 0.2),
+    *("--criterion", "segment_loss", "--span-loss", 0.001),
 )
 
 
@@ -94,18 +98,9 @@ def test_tokens(data):
     return sum(len(line.split()) + 1 for line in lines)
 
 
-@pytest.fixture
-def other_dictionary(data, tmp_path):
-    """Folder of the binarized corpus with the symbols of its dictionary in another order."""
-    other = shutil.copytree(data, tmp_path / "other")
-    lines = (other / "dict.txt").read_text().splitlines()
-    (other / "dict.txt").write_text("\n".join(lines[::-1]) + "\n")
-    return other
-
-
 def trained(data, made_once, name, **how):
-    """The last checkpoint of a small model after 30 updates."""
-    short = ("--max-update", 30, "--disable-validation")
+    """The last checkpoint of a small model after 20 updates."""
+    short = ("--max-update", 20, "--disable-validation")
     return made_once(name, lambda folder: train(data, folder, *short, **how)) / "checkpoint_last.pt"
 
 
@@ -119,3 +114,9 @@ def checkpoint(data, made_once):
 def transformer_xl(data, made_once):
     """A checkpoint of a Transformer-XL, whose memory is 8 tokens."""
     return trained(data, made_once, "transformer_xl", model=TRANSFORMER_XL)
+
+
+@pytest.fixture(scope="session")
+def with_spans(data, made_once):
+    """A checkpoint of all-attention whose heads learned spans of up to 24 tokens."""
+    return trained(data, made_once, "with_spans", model=SPANS)

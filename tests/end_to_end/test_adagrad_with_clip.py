@@ -1,7 +1,6 @@
-"""The published recipe for characters through fairseq-train: warm-up, plateau, final phase."""
+"""The published recipe for characters through fairseq-train: warm-up and plateau."""
 
 import re
-import shutil
 
 import pytest
 import torch
@@ -16,7 +15,7 @@ RECIPE = (*RULE, "--lr", LEARNING_RATE, "--lr-scheduler", "fixed", "--warmup-upd
 
 
 def last(folder):
-    """Weights of the last checkpoint by name, the sums in the same order, and the options."""
+    """Weights of the last checkpoint by name, and the sums in the same order."""
     state = torch.load(folder / "checkpoint_last.pt", weights_only=True)
     optimizer = state["last_optimizer_state"]
     names = [name for name in state["model"] if not name.endswith("version")]
@@ -24,8 +23,7 @@ def last(folder):
     assert len(sums) == len(optimizer["state"]) > 10
     for name, total in sums.items():
         assert total.shape == state["model"][name].shape
-    (group,) = optimizer["param_groups"]
-    return {name: state["model"][name] for name in names}, sums, group
+    return {name: state["model"][name] for name in names}, sums
 
 
 def logged(printed):
@@ -36,48 +34,19 @@ def logged(printed):
 
 @pytest.fixture(scope="module")
 def uninterrupted(data, tmp_path_factory):
-    """Folder of a run of 8 updates, and its log."""
+    """Folder of a run of 8 updates."""
     folder = tmp_path_factory.mktemp("uninterrupted")
-    return folder, train(data, folder, *RECIPE, "--max-update", STEPS)
-
-
-@pytest.fixture(scope="module")
-def interrupted(data, tmp_path_factory):
-    """Folder of a run of 6 updates."""
-    folder = tmp_path_factory.mktemp("interrupted")
-    train(data, folder, *RECIPE, "--max-update", 6)
+    train(data, folder, *RECIPE, "--max-update", STEPS)
     return folder
 
 
-def test_the_learning_rate_rises_linearly(uninterrupted):
-    _, printed = uninterrupted
-    # fairseq logs the rate of the update that comes next: the first one's is a fifth
-    rising = {step: LEARNING_RATE * min(1, (step + 1) / 5) for step in range(1, STEPS + 1)}
-    assert logged(printed) == pytest.approx(rising, rel=1e-5)
-
-
-def test_a_resumed_run_is_the_uninterrupted_run(data, uninterrupted, interrupted, tmp_path):
-    folder = shutil.copytree(interrupted, tmp_path / "resumed")
-    train(data, folder, *RECIPE, "--max-update", STEPS)
-    weights, sums, _ = last(folder)
-    expected_weights, expected_sums, _ = last(uninterrupted[0])
+def test_a_resumed_run_is_the_uninterrupted_run(data, uninterrupted, tmp_path):
+    train(data, tmp_path, *RECIPE, "--max-update", 6)
+    train(data, tmp_path, *RECIPE, "--max-update", STEPS)
+    weights, sums = last(tmp_path)
+    expected_weights, expected_sums = last(uninterrupted)
     assert_equal(weights, expected_weights, **EXACT)
     assert_equal(sums, expected_sums, **EXACT)
-
-
-def test_the_final_phase_goes_on_with_the_sums_at_a_tenth_of_the_rate(data, interrupted, tmp_path):
-    folder = shutil.copytree(interrupted, tmp_path / "final")
-    # options that come later win: the same command but for --lr and --max-update
-    printed = train(data, folder, *RECIPE, "--lr", LEARNING_RATE / 10, "--max-update", 7)
-    assert "(epoch 1 @ 6 updates)" in printed
-    assert logged(printed) == pytest.approx({7: LEARNING_RATE / 10})
-    _, sums_before, _ = last(interrupted)
-    _, sums, group = last(folder)
-    assert group["lr"] == pytest.approx(LEARNING_RATE / 10)
-    for name, total in sums.items():
-        # the squares of one update's gradient were added
-        assert (total >= sums_before[name]).all()
-        assert total.sum() > sums_before[name].sum() > 0
 
 
 def test_the_rate_falls_when_validation_stops_falling(data, tmp_path):
@@ -97,8 +66,8 @@ def test_the_rate_falls_when_validation_stops_falling(data, tmp_path):
 )
 def test_half_precisions_train(data, uninterrupted, tmp_path, precision):
     train(data, tmp_path, *RECIPE, "--max-update", STEPS, *precision)
-    weights, sums, _ = last(tmp_path)
-    expected_weights, expected_sums, _ = last(uninterrupted[0])
+    weights, sums = last(tmp_path)
+    expected_weights, expected_sums = last(uninterrupted)
     for name, total in sums.items():
         assert total.dtype is torch.float32
         # the sums tell the size of the gradients: a loss scale left in them would be squared here
@@ -107,9 +76,10 @@ def test_half_precisions_train(data, uninterrupted, tmp_path, precision):
     assert_equal(weights, expected_weights, rtol=2**-8, atol=0.03)
 
 
+@pytest.mark.slow
 def test_two_workers_learn_what_one_learns(data, uninterrupted, tmp_path):
     train_on_two_workers(data, tmp_path, *RECIPE, "--max-update", STEPS)
-    weights, sums, _ = last(tmp_path)
-    expected_weights, expected_sums, _ = last(uninterrupted[0])
+    weights, sums = last(tmp_path)
+    expected_weights, expected_sums = last(uninterrupted)
     assert_equal(sums, expected_sums, rtol=1e-4, atol=1e-9)
     assert_equal(weights, expected_weights, rtol=1e-4, atol=1e-6)

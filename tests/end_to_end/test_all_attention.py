@@ -1,33 +1,20 @@
 """All-attention and adaptive span through fairseq's commands."""
 
 import re
-from itertools import pairwise
 
-import numpy as np
 import pytest
 import torch
 
-from tests.end_to_end.commands import (
-    evaluate,
-    log_probabilities,
-    tokens_evaluated,
-    train,
-    train_on_two_workers,
-)
+from tests.end_to_end.commands import train, train_on_two_workers
+from tests.end_to_end.conftest import SPANS
 from tests.end_to_end.results import EXACT, assert_equal, parameters, scalars
 
-SIZE = ("--decoder-layers", 2, "--decoder-embed-dim", 16, "--decoder-attention-heads", 2)
-VARIANTS = ("all", "attn-split", "head-split", "single-head", "ff-attn")
-ADAPTIVE = ("--adaptive-span", "--attention-span", 24, "--span-ramp", 4, "--span-init", 0.2)
-LEARNING = ("--arch", "all_attention_lm", *SIZE, "--persistent-vectors", 4, *ADAPTIVE)
-SPAN_LOSS = ("--criterion", "segment_loss", "--span-loss", 0.001)
 # a learning rate that drives spans against both ends
 WILD = ("--optimizer", "adagrad_with_clip", "--adagrad-clip", 0, "--lr", 0.3)
 
 
 def train_spans(data, folder, *options, updates=10, **how):
-    how.setdefault("model", LEARNING)
-    return train(data, folder, *SPAN_LOSS, *WILD, "--max-update", updates, *options, **how)
+    return train(data, folder, *WILD, "--max-update", updates, *options, model=SPANS, **how)
 
 
 def spans(folder):
@@ -80,28 +67,13 @@ def test_spans_stay_in_their_interval(data, tmp_path, precision):
     assert shut.dtype == torch.float32
 
 
-def test_two_workers_keep_the_same_spans_in_their_interval(data, tmp_path):
-    for penalty, name in ((0.2, "shut"), (0.001, "free")):
-        options = ("--criterion", "segment_loss", "--span-loss", penalty, "--lr", 0.02)
-        options += ("--max-update", 6, "--disable-validation")
-        train(data, tmp_path / f"one {name}", *options, model=LEARNING)
-        train_on_two_workers(data, tmp_path / f"two {name}", *options, model=LEARNING)
-        one, two = (spans(tmp_path / f"{workers} {name}") for workers in ("one", "two"))
-        torch.testing.assert_close(two, one, rtol=1e-5, atol=1e-6)
-        assert torch.equal(two, torch.zeros_like(two)) == (name == "shut")
-
-
-def test_loss_does_not_depend_on_the_segment_length(data, learned, test_tokens):
-    found = []
-    for length in (1, 7, 100_000):
-        options = ("--tokens-per-sample", length, "--output-word-probs")
-        printed = evaluate(data, learned[0] / "checkpoint_last.pt", *options)
-        assert tokens_evaluated(printed) == test_tokens
-        found.append(log_probabilities(printed))
-    for one, other in pairwise(found):
-        np.testing.assert_allclose(one, other, atol=1e-4)
-    for layer in (1, 2):
-        assert f"layer {layer}: attention spans" in printed
+def test_two_workers_learn_the_same_spans(data, tmp_path):
+    options = ("--lr", 0.02, "--max-update", 6, "--disable-validation")
+    train(data, tmp_path / "one", *options, model=SPANS)
+    train_on_two_workers(data, tmp_path / "two", *options, model=SPANS)
+    one, two = (spans(tmp_path / workers) for workers in ("one", "two"))
+    torch.testing.assert_close(two, one, rtol=1e-5, atol=1e-6)
+    assert two.min() > 0
 
 
 def test_a_resumed_run_is_the_uninterrupted_run(data, tmp_path):
@@ -119,24 +91,16 @@ def test_a_resumed_run_is_the_uninterrupted_run(data, tmp_path):
 
 def test_a_loss_without_the_penalty_is_warned_of(data, tmp_path):
     plain = ("--criterion", "cross_entropy", "--max-update", 1, "--disable-validation")
-    printed = train(data, tmp_path, *plain, model=LEARNING)
-    assert (
-        "--criterion cross_entropy without --span-loss has no penalty for long attention spans"
-        in printed
-    )
+    printed = train(data, tmp_path, *plain, model=SPANS[:-2])
+    assert "--criterion cross_entropy without --span-loss has no penalty" in printed
 
 
-def test_another_largest_span_is_refused_with_the_optimizers_state(data, learned, tmp_path):
-    wider = (*LEARNING, "--attention-span", 40)
+def test_another_largest_span_takes_a_fresh_optimizer(data, learned, tmp_path):
     again = ("--restore-file", learned[0] / "checkpoint_last.pt", "--reset-dataloader")
-    printed = train_spans(data, tmp_path, *again, updates=12, model=wider, fails=True)
+    again += ("--attention-span", 40)
+    printed = train_spans(data, tmp_path, *again, updates=12, fails=True)
     assert "(24, 8), here (40, 8), as after another --attention-span" in printed
-
-
-def test_another_largest_span_continues_with_a_fresh_optimizer(data, learned, tmp_path):
-    wider = (*LEARNING, "--attention-span", 40)
-    again = ("--restore-file", learned[0] / "checkpoint_last.pt", "--reset-optimizer")
-    again += ("--reset-dataloader", "--reset-lr-scheduler", "--reset-meters")
-    printed = train_spans(data, tmp_path, *again, updates=12, model=wider)
+    again += ("--reset-optimizer", "--reset-lr-scheduler", "--reset-meters")
+    printed = train_spans(data, tmp_path, *again, updates=12)
     assert "trained with --attention-span 24, and here it is 40" in printed
     assert len(parameters(tmp_path)["decoder.positions.weight"]) == 40

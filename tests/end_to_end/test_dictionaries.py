@@ -4,7 +4,7 @@ import shutil
 
 import pytest
 
-from tests.end_to_end.commands import ALL, USER_DIR, run
+from tests.end_to_end.commands import ALL, USER_DIR, evaluate, run
 
 # fairseq's own model, under the plugin
 TRANSLATION = (
@@ -40,8 +40,16 @@ def model(pairs, tmp_path_factory):
     return folder
 
 
-@pytest.mark.parametrize("side", ["source", "target"])
-@pytest.mark.parametrize("command", ["generate", "interactive", "validate", "train", "finetune"])
+@pytest.mark.parametrize(
+    ("command", "side"),
+    [
+        ("generate", "source"),
+        ("interactive", "target"),
+        ("validate", "source"),
+        ("train", "target"),
+        ("finetune", "source"),
+    ],
+)
 def test_translation(pairs, model, tmp_path, side, command):
     language = {"source": "en", "target": "de"}[side]
     other = reverse(pairs, f"dict.{language}.txt", tmp_path / "other")
@@ -58,6 +66,11 @@ def test_translation(pairs, model, tmp_path, side, command):
         words = (other, *USER_DIR, *TRANSLATION[:2], "--path", path, "--cpu", *size, *ALL)
         printed = run(f"fairseq-{command}", *words, text="the cat\n", fails=True)
     assert f".pt was trained with another dictionary than the {side} dictionary of DATA" in printed
+
+
+def test_a_text_that_is_scored(data, checkpoint, tmp_path):
+    printed = evaluate(reverse(data, "dict.txt", tmp_path / "other"), checkpoint, fails=True)
+    assert "was trained with another dictionary than the source dictionary of DATA" in printed
 
 
 def test_folders_of_a_training_have_one_dictionary(pairs, tmp_path):

@@ -1,51 +1,120 @@
 """fairseq-eval-lm counts every token once and gives the same loss whatever the segments."""
 
+import json
+import math
 import re
 
 import numpy as np
 import pytest
 
+from fairseq_plugins import load
+from scripts.evaluate import attention_length as plot_attention_length
 from tests.end_to_end.commands import (
+    MODEL,
     TASK,
+    USER_DIR,
+    Command,
     evaluate,
+    free_address,
     log_probabilities,
     loss,
     run,
     tokens_evaluated,
     train,
 )
+from tests.end_to_end.conftest import TRANSFORMER_XL
+
+COVERING = "{'mem_len': 1000}"
 
 
-def test_loss_of_every_token_is_the_same_for_all_segment_lengths(data, checkpoint, test_tokens):
-    found = {}
-    for length in (1, 7, 64, 100_000):
-        printed = evaluate(data, checkpoint, "--tokens-per-sample", length, "--output-word-probs")
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [("checkpoint", ()), ("transformer_xl", ("--model-overrides", COVERING)), ("with_spans", ())],
+)
+def test_loss_of_every_token_is_the_same_for_all_segment_lengths(
+    data, name, options, test_tokens, request
+):
+    checkpoint, found = request.getfixturevalue(name), []
+    for length in (2, 100_000):
+        words = ("--tokens-per-sample", length, "--output-word-probs", *options)
+        printed = evaluate(data, checkpoint, *words)
         assert tokens_evaluated(printed) == test_tokens
-        found[length] = log_probabilities(printed)
-        assert len(found[length]) == test_tokens
-    for length in (1, 7, 64):
-        np.testing.assert_allclose(found[length], found[100_000], atol=3e-6)
+        found.append(log_probabilities(printed))
+        assert len(found[-1]) == test_tokens
+    np.testing.assert_allclose(*found, atol=5e-6)
 
 
-def test_a_shorter_memory_changes_the_loss(data, checkpoint):
-    short = evaluate(
-        data, checkpoint, "--tokens-per-sample", 7, "--model-overrides", "{'mem_len': 2}"
-    )
-    assert loss(short) != loss(evaluate(data, checkpoint, "--tokens-per-sample", 7))
+def test_memory_clamp_and_same_length_are_changed_at_evaluation_and_logged(data, transformer_xl):
+    options = ("--tokens-per-sample", 7, "--batch-size", 2)
+    plain = evaluate(data, transformer_xl, *options)
+    assert "recurrence 8 tokens, clamp none, same length no, positions transformer-xl" in plain
+    found = {loss(plain)}
+    for overrides, said in [
+        ("{'mem_len': 3}", "recurrence 3 tokens, clamp none, same length no"),
+        ("{'clamp_len': 2, 'same_length': True}", "recurrence 8 tokens, clamp 2, same length yes"),
+    ]:
+        printed = evaluate(data, transformer_xl, *options, "--model-overrides", overrides)
+        assert said in printed
+        found.add(loss(printed))
+    assert len(found) == 3
 
 
-@pytest.mark.parametrize(("streams", "length", "shards"), [(1, 7, 2), (5, 16, 1), (3, 16, 3)])
-def test_shards_together_score_every_token(data, checkpoint, test_tokens, streams, length, shards):
+def test_extended_context_makes_the_loss_independent_of_segments_and_streams(data, transformer_xl):
+    options = ("--tokens-per-sample", 7, "--batch-size", 5, "--extended-context", 1000)
+    printed = evaluate(data, transformer_xl, *options, "--model-overrides", "{'mem_len': 0}")
+    assert "segments of 7 tokens after 1000 of context" in printed
+    whole = evaluate(data, transformer_xl, "--model-overrides", COVERING)
+    assert loss(printed) == loss(whole)
+    assert tokens_evaluated(printed) == tokens_evaluated(whole)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ("--positions", "sinusoidal-absolute", "--criterion", "segment_loss", "--half-loss"),
+        ("--positions", "learned-absolute", "--extended-context", 4),
+        ("--positions", "shaw", "--decoder-normalize-before", "--checkpoint-activations"),
+        ("--mem-len", 0, "--untie-r", "--locked-dropout", "--embed-dropout", 0.1),
+    ],
+)
+def test_ablations_train_and_evaluate(data, tmp_path, test_tokens, options):
+    short = ("--max-update", 4, "--disable-validation")
+    trained = train(data, tmp_path, *short, *options, model=TRANSFORMER_XL)
+    checkpoint = tmp_path / "checkpoint_last.pt"
+    context = options[2:] if "--extended-context" in options else ()
+    printed = evaluate(data, checkpoint, "--tokens-per-sample", 8, "--batch-size", 2, *context)
+    assert tokens_evaluated(printed) == test_tokens
+    positions = "transformer-xl" if options[0] != "--positions" else options[1]
+    memory = 8 if positions == "shaw" else 0
+    for said in (trained, printed):
+        assert f"recurrence {memory} tokens" in said
+        assert f"positions {positions}" in said
+
+
+def test_shards_together_score_every_token(data, checkpoint, test_tokens):
     counts = []
-    for shard in range(shards):
-        options = ("--tokens-per-sample", length, "--batch-size", streams, "--output-word-probs")
-        sharding = ("--num-shards", shards, "--shard-id", shard)
+    for shard in (0, 1):
+        options = ("--tokens-per-sample", 16, "--batch-size", 3, "--output-word-probs")
+        sharding = ("--num-shards", 2, "--shard-id", shard)
         printed = evaluate(data, checkpoint, *options, *sharding)
-        assert "recurrence 12 tokens, clamp none, same length no, attention span 12" in printed
-        assert f"segments of {length} tokens" in printed
         counts.append(tokens_evaluated(printed))
         assert len(log_probabilities(printed)) == counts[-1]
     assert sum(counts) == test_tokens
+
+
+def test_a_figure_of_one_workers_part_is_not_printed(data, checkpoint):
+    words = (data, *TASK, "--path", checkpoint, "--gen-subset", "test", "--cpu")
+    group = ("--distributed-backend", "gloo", "--distributed-no-spawn")
+    place = ("--distributed-init-method", free_address(), "--distributed-world-size", 2)
+    workers = [
+        Command("fairseq-eval-lm", *words, *group, *place, "--distributed-rank", rank)
+        for rank in (0, 1)
+    ]
+    (first, printed), (second, printed_too) = (worker.wait() for worker in workers)
+    assert first
+    assert second
+    assert "--distributed-world-size is 2" in printed
+    assert "Loss (base 2)" not in printed + printed_too
 
 
 def test_adaptive_input_and_softmax_train_and_evaluate(data, tmp_path, test_tokens):
@@ -65,10 +134,7 @@ def test_adaptive_input_and_softmax_train_and_evaluate(data, tmp_path, test_toke
 
 @pytest.mark.parametrize(
     ("mem_len", "as_evaluated"),
-    [
-        (1, ("--model-overrides", "{'mem_len': 6}")),
-        (0, ("--extended-context", 5)),
-    ],
+    [(1, ("--model-overrides", "{'mem_len': 6}")), (0, ("--extended-context", 5))],
 )
 def test_validation_in_shorter_segments_reads_as_far_back(data, tmp_path, mem_len, as_evaluated):
     sizes = ("--decoder-embed-dim", 16, "--decoder-attention-heads", 2, "--init-std", 0.5)
@@ -86,12 +152,9 @@ def test_validation_in_shorter_segments_reads_as_far_back(data, tmp_path, mem_le
     assert float(logged[-1]) != pytest.approx(loss(evaluate(data, checkpoint, *layout)), abs=2e-3)
 
 
-@pytest.mark.parametrize(
-    "options", [(), ("--batch-size", 3, "--softmax-batch", 5), ("--softmax-temperature", 1.3)]
-)
-def test_the_figures_without_line_ends_are_printed_beside_the_loss(data, checkpoint, options):
-    options = ("--tokens-per-sample", 7, "--output-word-probs", *options)
-    printed = evaluate(data, checkpoint, *options)
+def test_the_figures_without_line_ends_are_printed_beside_the_loss(data, checkpoint):
+    options = ("--batch-size", 3, "--softmax-batch", 5, "--softmax-temperature", 1.3)
+    printed = evaluate(data, checkpoint, "--tokens-per-sample", 7, "--output-word-probs", *options)
     tokens = re.findall(r"(\S+) \[(-\d+\.\d+)\]", printed)
     nats = -np.mean([float(found) for token, found in tokens if token != "</s>"])
     (said,) = re.findall(
@@ -106,56 +169,77 @@ def test_the_figures_without_line_ends_are_printed_beside_the_loss(data, checkpo
     assert loss(printed) == pytest.approx(every / np.log(2), abs=6e-5)
 
 
+def test_losses_are_those_of_the_measuring_scripts(data, transformer_xl, test_tokens, tmp_path):
+    overrides = {"mem_len": 6, "same_length": True, "clamp_len": 4}
+    options = ("--tokens-per-sample", 8, "--batch-size", 3)
+    printed = evaluate(data, transformer_xl, *options, "--model-overrides", overrides)
+    perplexity = re.search(r"Perplexity: ([\d.]+)", printed)[1]
+
+    model = load(transformer_xl, data, **overrides)
+    losses = model.score_split("test", batch_size=3, tokens_per_sample=8)
+    assert len(losses) == test_tokens
+    assert f"{losses.mean(dtype='float64') / math.log(2):.4f}" == f"{loss(printed):.4f}"
+
+    words = ["--data", data, "--checkpoint", transformer_xl, "--mem-len", "3,6", "--clamp-len", 4]
+    words += ["--tokens-per-sample", 8, "--batch-size", 3, "--cpu", "--output", tmp_path]
+    assert plot_attention_length.main([*map(str, words)]) == 0
+    row = json.loads((tmp_path / "attention_length.json").read_text())["rows"][1]
+    assert (row["mem_len"], row["tokens"], row["unit"]) == (6, test_tokens, "perplexity")
+    assert f"{row['nats'] / math.log(2):.4f}" == f"{loss(printed):.4f}"
+    assert f"{row['loss']:.2f}" == perplexity
+
+
+# what an error names: options, their values, what to give
 BAD_TRAININGS = [
-    (["--batch-size-valid", 5000], "that makes 5000 parallel streams of a split with"),
-    (["--batch-split", 5], "--batch-split is 5 and --batch-size 4: a part has at least one stream"),
-    (
-        ["--criterion", "adaptive_loss", "--ddp-backend", "legacy_ddp"],
-        "use --criterion segment_loss",
-    ),
-    (["--valid-subset", "dev"], "dev.bin: name the folder that fairseq-preprocess wrote"),
-    (["--task", "language_modeling"], "the task is LanguageModelingTask, which keeps no states"),
+    ("--batch-size-valid 5000", ("--batch-size-valid", "5000 parallel streams")),
+    ("--criterion adaptive_loss --ddp-backend legacy_ddp", ("--criterion segment_loss",)),
+    ("--valid-subset dev", ("dev.bin", "fairseq-preprocess")),
+    ("--task language_modeling", ("LanguageModelingTask",)),
+    ("--arch pkm_transformer_lm_tiny", ("--arch pkm_transformer_lm", "--task language_modeling")),
+    ("--fp16", ("--fp16", "--fp16-no-flatten-grads")),
+    ("--distributed-world-size 2", ("--distributed-world-size is 2",)),
+    ("--sample-break-mode none", ("--sample-break-mode", "--task segment_language_modeling")),
+    ("--arch transfomer_xl", ("--arch transfomer_xl", "did you mean transformer")),
+    ("--tokens-per-sampel 4", ("--tokens-per-sampel", "did you mean --tokens-per-sample")),
 ]
-
-
-@pytest.mark.parametrize(("options", "message"), BAD_TRAININGS)
-def test_a_training_that_cannot_be_is_refused(data, tmp_path, options, message):
-    assert message in train(data, tmp_path / "none", *options, fails=True)
-    assert not list((tmp_path / "none").glob("*.pt"))
-
-
 BAD_EVALUATIONS = [
-    (["--mem-len", 64], "--mem-len is an option of the model: to change it in a trained one, give"),
-    (
-        ["--model-overrides", "{'mem-len': 10}"],
-        "names 'mem-len', which evaluation cannot change: did you mean mem_len?",
-    ),
-    (["--context-window", 5], "--context-window is 5: the recurrence is the context here"),
-    (["--extended-context", 5], "--extended-context is 5 for a model with a recurrence of"),
-    (["--remove-bpe"], "--post-process (--remove-bpe) is"),
+    ("--mem-len 64", ("--mem-len", "--model-overrides")),
+    ("--model-overrides {'mem-len':10}", ("'mem-len'", "did you mean mem_len")),
+    ("--context-window 5", ("--context-window is 5",)),
+    ("--extended-context 5", ("--extended-context is 5",)),
+    ("--remove-bpe", ("--remove-bpe",)),
 ]
 
 
-@pytest.mark.parametrize(("options", "message"), BAD_EVALUATIONS)
-def test_an_evaluation_that_cannot_be_is_refused(data, checkpoint, options, message):
-    printed = evaluate(data, checkpoint, *options, fails=True)
-    assert message in printed
+def assert_named(printed, names):
+    (sentence,) = re.findall(r"^error: .*", printed, re.MULTILINE)
+    assert all(name in sentence for name in names), sentence
+    assert "Traceback" not in printed
+    assert "usage:" not in printed
+
+
+@pytest.mark.parametrize(("options", "names"), BAD_TRAININGS)
+def test_a_training_that_cannot_be_is_refused(data, tmp_path, monkeypatch, options, names):
+    # as where there is no GPU
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    folder, model = tmp_path / "none", () if "--arch" in options else MODEL
+    words = ("--max-update", 1, *options.split())
+    assert_named(train(data, folder, *words, model=model, fails=True), names)
+    assert not list(folder.glob("*.pt"))
+
+
+@pytest.mark.parametrize(("options", "names"), BAD_EVALUATIONS)
+def test_an_evaluation_that_cannot_be_is_refused(data, checkpoint, options, names):
+    printed = evaluate(data, checkpoint, *options.split(), fails=True)
+    assert_named(printed, names)
     assert "Loss (base 2)" not in printed
 
 
-def test_evaluation_takes_the_task_of_the_checkpoint(data, checkpoint):
-    words = (*TASK[:2], "--path", checkpoint, "--gen-subset", "test", "--tokens-per-sample", 16)
-    assert loss(run("fairseq-eval-lm", data, *words)) == loss(
-        evaluate(data, checkpoint, "--tokens-per-sample", 16)
-    )
-
-
-def test_streams_shorter_than_a_segment_are_said(data, checkpoint):
-    printed = evaluate(data, checkpoint, "--tokens-per-sample", 64, "--batch-size", 8)
-    assert "no stream is longer than a segment of 64 tokens" in printed
-    assert "no stream is longer" not in evaluate(data, checkpoint, "--tokens-per-sample", 64)
-
-
-def test_another_dictionary_is_refused(other_dictionary, checkpoint):
-    printed = evaluate(other_dictionary, checkpoint, fails=True)
-    assert "was trained with another dictionary than the source dictionary of DATA" in printed
+def test_the_task_of_an_evaluation_is_in_the_checkpoint(data, checkpoint):
+    given = (*USER_DIR, "--path", checkpoint, "--gen-subset", "test", "--tokens-per-sample", 64)
+    printed = run("fairseq-eval-lm", data, *given)
+    assert loss(printed) == loss(evaluate(data, checkpoint, "--tokens-per-sample", 64))
+    # only where it matters
+    short = "no stream is longer than a segment of 64 tokens"
+    assert short not in printed
+    assert short in run("fairseq-eval-lm", data, *given, "--batch-size", 8)

@@ -12,40 +12,33 @@ def hypotheses(printed):
     return re.findall(r"^H-\d+\t\S+\t(.*)$", printed, re.MULTILINE)
 
 
-def test_interactive_continues_each_prompt_to_the_end_of_its_line(data, checkpoint):
-    printed = run(
-        "fairseq-interactive",
-        data,
-        *TASK,
-        *("--path", checkpoint, "--beam", 3, "--max-len-b", 30),
-        *("--buffer-size", 2, "--batch-size", 2),
-        text="the cat\na dog ran\n",
-    )
-    first, second = hypotheses(printed)
-    assert first.startswith("the cat")
-    assert second.startswith("a dog ran")
-    assert "</s>" not in first + second
-
-
-@pytest.mark.parametrize("temperature", [1, 0.02])
-def test_sampling_goes_on_past_the_end_of_a_line(data, checkpoint, temperature):
-    words = ("--path", checkpoint, "--sampling", "--sampling-topk", 5, "--beam", 1, "--nbest", 1)
-    words += ("--temperature", temperature)
-    lengths = ("--min-len", 60, "--max-len-b", 60, "--continue-past-eos", "--seed", 1)
-    printed = run("fairseq-interactive", data, *TASK, *words, *lengths, text="the cat\n")
-    (sample,) = hypotheses(printed)
-    assert len(sample.split()) == 60
-    assert sample.startswith("the cat")
-
-
-def test_the_least_length_counts_what_follows_each_prompt(data, checkpoint):
+def test_each_prompt_is_continued_to_the_end_of_its_line(data, checkpoint):
     prompts = ["the cat", "a dog ran the cat the"]
     words = ("--path", checkpoint, "--beam", 2, "--min-len", 12, "--max-len-b", 40)
     together = ("--buffer-size", 2, "--batch-size", 2)
     printed = run("fairseq-interactive", data, *TASK, *words, *together, text="\n".join(prompts))
     for prompt, found in zip(prompts, hypotheses(printed), strict=True):
         assert found.startswith(prompt)
+        # the least length counts what follows a prompt
         assert len(found.split()) - len(prompt.split()) >= 12
+        assert "</s>" not in found
+
+
+def test_sampling_goes_on_past_the_end_of_a_line(data, checkpoint):
+    words = ("--path", checkpoint, "--sampling", "--sampling-topk", 5, "--beam", 1, "--nbest", 1)
+    lengths = ("--min-len", 40, "--max-len-b", 40, "--continue-past-eos", "--temperature", 0.02)
+    printed = run("fairseq-interactive", data, *TASK, *words, *lengths, text="the cat\n")
+    (sample,) = hypotheses(printed)
+    assert len(sample.split()) == 40
+    assert sample.startswith("the cat")
+
+
+@pytest.mark.parametrize("options", ["--diverse-beam-groups 2", "--unkpen 1 --lenpen 0.5"])
+def test_other_searches_continue_a_prompt(data, checkpoint, options):
+    words = ("--path", checkpoint, "--beam", 4, "--nbest", 4, "--max-len-b", 9, *options.split())
+    found = hypotheses(run("fairseq-interactive", data, *TASK, *words, text="the cat\n"))
+    assert len(found) == 4
+    assert all(text.startswith("the cat") for text in found)
 
 
 def test_generate_continues_segments_of_a_split(data, checkpoint):
@@ -62,22 +55,17 @@ def test_generate_continues_segments_of_a_split(data, checkpoint):
 
 
 @pytest.mark.parametrize(
-    ("options", "message"),
+    ("options", "named"),
     [
-        ((), "a prompt holds </s>, which ends generation: give --continue-past-eos"),
-        (
-            ("--max-len-b", 20, "--tokens-per-sample", 20, "--continue-past-eos"),
-            "--max-len-b is 20: prompts of 20 tokens, which count too, leave nothing",
-        ),
-        (
-            ("--match-source-len", "--continue-past-eos"),
-            "--match-source-len with --task segment_language_modeling: ",
-        ),
+        ("", "--continue-past-eos"),
+        ("--max-len-b 20 --tokens-per-sample 20 --continue-past-eos", "--max-len-b is 20"),
+        ("--match-source-len --continue-past-eos", "--match-source-len"),
     ],
 )
-def test_generation_that_cannot_be_is_refused(data, checkpoint, options, message):
+def test_generation_that_cannot_be_is_refused(data, checkpoint, options, named):
     words = ("--path", checkpoint, "--gen-subset", "test", "--beam", 2, "--batch-size", 5)
-    assert message in run("fairseq-generate", data, *TASK, *words, *options, fails=True)
+    printed = run("fairseq-generate", data, *TASK, *words, *options.split(), fails=True)
+    assert named in re.search(r"^error: .*", printed, re.MULTILINE)[0]
 
 
 def test_generate_scores_given_text(data, checkpoint, test_tokens):

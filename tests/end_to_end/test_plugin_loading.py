@@ -4,7 +4,6 @@ import shutil
 import subprocess
 import sys
 from argparse import Namespace
-from importlib import metadata
 
 import pytest
 from fairseq import utils
@@ -61,11 +60,13 @@ def installed(tmp_path_factory):
     return target
 
 
+@pytest.mark.slow
 def test_from_an_installed_copy(installed):
     done = python(LOAD + "load(sys.argv[1])" + CHECK, installed / "fairseq_plugins")
     assert done.stdout.strip() == f"loaded from {installed}/fairseq_plugins", done.stderr
 
 
+@pytest.mark.slow
 def test_by_import_from_an_installed_copy_and_then_by_no_other_path(installed):
     script = "import fairseq_plugins" + CHECK + LOAD + "load(sys.argv[1])"
     done = python(script, PLUGIN, path=installed)
@@ -81,6 +82,7 @@ def test_by_import_and_twice_by_path(monkeypatch):
     assert "all_attention_lm_tiny" in ARCH_MODEL_REGISTRY
 
 
+@pytest.mark.slow
 def test_by_path_in_a_spawned_worker(tmp_path):
     # fairseq spawns one process a GPU, and each of them imports --user-dir anew
     check = "".join(f"    {line}\n" for line in CHECK.splitlines())
@@ -103,13 +105,6 @@ def test_by_path_in_a_spawned_worker(tmp_path):
     assert done.stdout.strip() == f"loaded from {PLUGIN}", done.stderr
 
 
-def test_an_installation_needs_torch_and_numpy_alone(installed):
-    (found,) = metadata.distributions(name="fairseq_plugins", path=[str(installed)])
-    needed = {line for line in found.requires if "extra" not in line}
-    assert needed == {"numpy", "torch>=2.6"}
-    assert 'numba; extra == "fast"' in found.requires
-
-
 IMPORTS = """
 import logging, sys
 def state():
@@ -120,8 +115,6 @@ import fairseq_plugins.modules
 print(state() == before)
 from fairseq_plugins import load
 print(state() == (True, *before[1:]))
-from fairseq.models import ARCH_MODEL_REGISTRY
-print("all_attention_lm_tiny" in ARCH_MODEL_REGISTRY)
 """
 FILE_FIRST = """
 from fairseq_plugins.weighted_transformer.model import WeightedTransformer
@@ -132,7 +125,7 @@ print("transformer_xl_tiny" in ARCH_MODEL_REGISTRY)
 
 def test_layers_import_no_fairseq_and_nothing_changes_logging():
     done = python(IMPORTS, path=ROOT)
-    assert done.stdout.split() == ["True", "True", "True"], done.stderr
+    assert done.stdout.split() == ["True", "True"], done.stderr
 
 
 def test_any_file_may_be_imported_first():

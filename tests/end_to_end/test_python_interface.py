@@ -18,7 +18,7 @@ from tests.end_to_end.commands import (
     run,
     tokens_evaluated,
 )
-from tests.scripts.evaluate.saved_memory_models import PAIRS, TOKENS, sentence, write_all
+from tests.scripts.evaluate.saved_memory_models import TOKENS, write_all
 
 
 @pytest.fixture(scope="module")
@@ -52,22 +52,28 @@ def hypotheses(printed):
     return {int(number): (text, float(score) * math.log(2)) for number, score, text in found}
 
 
-def test_scores_are_those_of_fairseq_eval_lm(data, checkpoint, model, text):
-    printed = evaluate(data, checkpoint, "--tokens-per-sample", 8, "--output-word-probs")
+@pytest.mark.parametrize(
+    ("words", "options"),
+    [
+        (("--tokens-per-sample", 8), {}),
+        (
+            (
+                *("--tokens-per-sample", 5, "--model-overrides", "{'mem_len': 3}"),
+                *("--softmax-temperature", 1.3),
+            ),
+            {"tokens_per_sample": 5, "mem_len": 3, "softmax_temperature": 1.3},
+        ),
+    ],
+)
+def test_scores_are_those_of_fairseq_eval_lm(data, checkpoint, text, words, options):
+    printed = evaluate(data, checkpoint, "--output-word-probs", *words)
+    model = load(checkpoint, data, **options)
     score = model.score(text)
     assert_told(score, printed)
     assert str(score).startswith(re.search(r"Perplexity: ([\d.]+)", printed)[1])
     stream = model.stream()
     lines = [stream.score(line) for line in text.splitlines(keepends=True)]
     assert_told(sum(lines[1:], lines[0]), printed)
-
-
-def test_scores_with_other_options_are_those_of_fairseq_eval_lm(data, checkpoint, text):
-    options = ("--tokens-per-sample", 5, "--model-overrides", "{'mem_len': 3}")
-    options += ("--softmax-temperature", 1.3)
-    printed = evaluate(data, checkpoint, *options, "--output-word-probs")
-    options = {"tokens_per_sample": 5, "mem_len": 3, "softmax_temperature": 1.3}
-    assert_told(load(checkpoint, data, **options).score(text), printed)
 
 
 def test_scores_of_blocks_are_those_of_fairseq_eval_lm(saved):
@@ -87,10 +93,11 @@ def test_scores_of_blocks_are_those_of_fairseq_eval_lm(saved):
 
 
 def test_sentences_have_the_scores_of_fairseq_interactive(data, checkpoint, model):
-    words = ("--path", checkpoint, "--score-reference")
-    printed = run("fairseq-interactive", data, *TASK, *words, text="the cat\na dog ran\n")
+    lines = ["the cat\n", "a dog ran far away and then home again\n"]
+    words = ("--path", checkpoint, "--score-reference", "--buffer-size", 2, "--batch-size", 2)
+    printed = run("fairseq-interactive", data, *TASK, *words, text="".join(lines))
     scores = re.findall(r"^P-\d+\t(.*)$", printed, re.MULTILINE)
-    for found, line in zip(model.score(["the cat\n", "a dog ran\n"]), scores, strict=True):
+    for found, line in zip(model.score(lines), scores, strict=True):
         expected = [float(number) for number in line.split()]
         np.testing.assert_allclose(found.log_probs / np.log(2), expected, atol=5.1e-5)
 
@@ -105,25 +112,6 @@ def test_continuations_are_those_of_fairseq_interactive(data, checkpoint, model,
     assert " ".join(found.tokens) == text
     assert found.score == pytest.approx(score, rel=1e-6)
     assert model.generate("the cat", 20, beam=3, stop_at_newline=not past_lines) == found.text
-
-
-def test_translations_are_those_of_fairseq_generate(saved):
-    task = (*USER_DIR, "--task", "translation", "--source-lang", "lower", "--target-lang", "upper")
-    how = (*ALL, "--beam", 4, "--max-len-b", 12, "--batch-size", 3, "--lenpen", 0.6)
-    path = ("--path", saved / "pairs.pt", "--gen-subset", "test")
-    expected = hypotheses(run("fairseq-generate", saved / "pairs", *task, *path, *how))
-    model = load(saved / "pairs.pt", saved / "pairs")
-    words = [model.source.symbols(sentence(i, 0)[0, :-1]) for i in range(len(PAIRS))]
-    # the last has none
-    texts = [" ".join(line) for line in words if line]
-    options = {"beam": 4, "max_len_b": 12, "batch_size": 3, "length_penalty": 0.6}
-    found = model.hypotheses(texts, **options)
-    assert len(texts) == len(PAIRS) - 1
-    for number, (best, *_) in enumerate(found):
-        text, score = expected[number]
-        assert best.text == text
-        assert best.score == pytest.approx(score, rel=1e-5)
-    assert model.translate(texts, **options) == [best.text for best, *_ in found]
 
 
 def test_fairseqs_from_pretrained_loads_a_model_of_ours(data, checkpoint, model):

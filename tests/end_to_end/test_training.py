@@ -1,7 +1,10 @@
 """fairseq-train: what validation, stopping, workers and precision may and may not change."""
 
+import fcntl
 import json
+import os
 import re
+import shutil
 import subprocess
 import sys
 
@@ -10,10 +13,7 @@ import torch
 
 from tests.end_to_end.commands import (
     NO_VALIDATION,
-    TASK,
-    Command,
     environment,
-    free_address,
     train,
     train_on_two_workers,
 )
@@ -21,6 +21,8 @@ from tests.end_to_end.results import EXACT, assert_equal, parameters
 
 STEPS = 8
 LOGGED = ("--log-format", "json", "--log-interval", 1, "--log-file")
+FP16 = ("--fp16", "--fp16-no-flatten-grads", "--fp16-init-scale", 4)
+ROUNDED = {"rtol": 1e-4, "atol": 1e-6}
 
 
 @pytest.fixture(scope="module")
@@ -29,6 +31,28 @@ def uninterrupted(data, tmp_path_factory):
     folder = tmp_path_factory.mktemp("uninterrupted")
     train(data, folder, "--max-update", STEPS, *LOGGED, folder / "log", *NO_VALIDATION)
     return folder
+
+
+@pytest.fixture(scope="module")
+def begun_by_one(data, tmp_path_factory):
+    """Folder of the first three of these updates."""
+    folder = tmp_path_factory.mktemp("one")
+    train(data, folder, "--max-update", 3)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def begun_by_two(data, tmp_path_factory):
+    """Folder of the first three updates by two workers, who split their batches."""
+    folder = tmp_path_factory.mktemp("two")
+    train_on_two_workers(data, folder, "--max-update", 3, "--batch-split", 2)
+    return folder
+
+
+@pytest.fixture
+def begun(begun_by_one, tmp_path):
+    """A copy of the folder of the first three updates."""
+    return shutil.copytree(begun_by_one, tmp_path / "begun")
 
 
 def logged(folder):
@@ -43,93 +67,93 @@ def test_validation_in_the_middle_changes_nothing(data, uninterrupted, tmp_path)
     assert_equal(parameters(tmp_path), parameters(uninterrupted), **EXACT)
 
 
-def test_a_resumed_run_is_the_uninterrupted_run(data, uninterrupted, tmp_path):
-    train(data, tmp_path, "--max-update", 3)
-    printed = train(data, tmp_path, "--max-update", STEPS)
+def test_a_resumed_run_is_the_uninterrupted_run(data, uninterrupted, begun):
+    printed = train(data, begun, "--max-update", STEPS)
     assert "resuming with recurrence, after 24 tokens of each stream" in printed
-    assert_equal(parameters(tmp_path), parameters(uninterrupted), **EXACT)
+    assert_equal(parameters(begun), parameters(uninterrupted), **EXACT)
 
 
-def test_without_its_memory_a_resumed_run_would_differ(data, uninterrupted, tmp_path):
-    train(data, tmp_path, "--max-update", 3)
-    path = tmp_path / "checkpoint_last.pt"
+def test_without_its_memory_a_resumed_run_would_differ(data, uninterrupted, begun):
+    path = begun / "checkpoint_last.pt"
     state = torch.load(path, weights_only=True)
     del state["extra_state"]["train_iterator"]["recurrence"]
     torch.save(state, path)
-    printed = train(data, tmp_path, "--max-update", STEPS)
+    printed = train(data, begun, "--max-update", STEPS)
     assert "the checkpoint holds no recurrence of the streams: resuming cold" in printed
     with pytest.raises(AssertionError):
-        assert_equal(parameters(tmp_path), parameters(uninterrupted), rtol=1e-4, atol=1e-5)
+        assert_equal(parameters(begun), parameters(uninterrupted), rtol=1e-4, atol=1e-5)
 
 
-def test_what_cannot_be_restored_from_is_named(data, uninterrupted, tmp_path):
-    missing = tmp_path / "checkpoint_9.pt"
-    printed = train(data, tmp_path, "--restore-file", missing, fails=True)
+def test_what_cannot_be_restored_from_is_named(data, begun):
+    missing = begun / "checkpoint_9.pt"
+    printed = train(data, begun, "--restore-file", missing, fails=True)
     assert f"--restore-file is {missing}, which is no file" in printed
-    whole = (uninterrupted / "checkpoint_last.pt").read_bytes()
-    (tmp_path / "checkpoint_last.pt").write_bytes(whole[:-1000])
-    (tmp_path / "checkpoint_1_4.pt").write_bytes(whole)
-    printed = train(data, tmp_path, "--max-update", STEPS + 1, fails=True)
-    assert "last.pt is cut short or damaged (its end is missing), as a killed copy" in printed
-    assert f"take {tmp_path}/checkpoint_1_4.pt (--restore-file, --path)" in printed
-    restored = ("--restore-file", tmp_path / "checkpoint_1_4.pt", "--max-update", STEPS + 1)
-    assert "resuming with recurrence" in train(data, tmp_path, *restored)
+    whole = (begun / "checkpoint_last.pt").read_bytes()
+    (begun / "checkpoint_last.pt").write_bytes(whole[:-1000])
+    (begun / "checkpoint_1_3.pt").write_bytes(whole)
+    printed = train(data, begun, "--max-update", 4, fails=True)
+    assert f"take {begun}/checkpoint_1_3.pt (--restore-file, --path)" in printed
+    restored = ("--restore-file", begun / "checkpoint_1_3.pt", "--max-update", 4)
+    assert "resuming with recurrence" in train(data, begun, *restored)
 
 
-def test_other_streams_are_refused_on_resuming(data, tmp_path):
-    train(data, tmp_path, "--max-update", 3)
-    printed = train(data, tmp_path, "--max-update", STEPS, "--batch-size", 2, fails=True)
+def test_other_streams_are_refused_on_resuming(data, begun):
+    printed = train(data, begun, "--max-update", STEPS, "--batch-size", 2, fails=True)
     assert "in 4 streams, segments of 8 tokens, and this run has" in printed
-    assert "begin the epoch anew with --reset-dataloader" in printed
+    assert "--reset-dataloader" in printed
+
+
+@pytest.mark.slow
+def test_a_folder_that_another_training_writes_into_is_refused(data, tmp_path):
+    held = os.open(tmp_path, os.O_RDONLY)
+    fcntl.flock(held, fcntl.LOCK_EX)
+    printed = train(data, tmp_path, "--max-update", 1, fails=True)
+    os.close(held)
+    assert re.search(r"^error: --save-dir is .*another training", printed, re.MULTILINE)
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize(
     ("option", "said"),
     [
-        (
-            ("--shuffle-sentences",),
-            ", sentences shuffled with seed 1, segments of 8 tokens; worker 1 of 1",
-        ),
-        (
-            ("--segment-jitter", 3),
-            ", lengths of deviation 3 drawn with seed 1, segments of 8 tokens; worker",
-        ),
+        (("--shuffle-sentences",), ", sentences shuffled with seed 1, segments of 8 tokens"),
+        (("--segment-jitter", 3), ", lengths of deviation 3 drawn with seed 1, segments of 8"),
     ],
 )
 def test_a_resumed_run_goes_on_with_what_its_epoch_drew(
     data, uninterrupted, tmp_path, option, said
 ):
     drawn = (*option, *NO_VALIDATION)
-    printed = train(data, tmp_path / "whole", "--max-update", STEPS, *drawn)
-    assert said in printed
+    assert said in train(data, tmp_path / "whole", "--max-update", STEPS, *drawn)
     train(data, tmp_path / "parts", "--max-update", 3, *drawn)
     train(data, tmp_path / "parts", "--max-update", STEPS, *drawn)
     whole = parameters(tmp_path / "whole")
     assert_equal(parameters(tmp_path / "parts"), whole, **EXACT)
     with pytest.raises(AssertionError):
         assert_equal(parameters(uninterrupted), whole, rtol=1e-4, atol=1e-5)
+    if "--segment-jitter" in option:
+        # both workers draw the same
+        train_on_two_workers(data, tmp_path / "two", "--max-update", STEPS, *drawn)
+        assert_equal(parameters(tmp_path / "two"), whole, **ROUNDED)
 
 
 def test_two_workers_learn_what_one_learns(data, uninterrupted, tmp_path):
     printed = train_on_two_workers(data, tmp_path, "--max-update", STEPS, *NO_VALIDATION)
     assert "in 4 streams, segments of 8 tokens; worker 1 of 2 has 2 streams" in printed
-    assert_equal(parameters(tmp_path), parameters(uninterrupted), rtol=1e-4, atol=1e-6)
+    assert_equal(parameters(tmp_path), parameters(uninterrupted), **ROUNDED)
 
 
-def test_two_workers_draw_the_same_lengths_of_segments(data, tmp_path):
-    jitter = ("--segment-jitter", 3, *NO_VALIDATION)
-    train(data, tmp_path / "one", "--max-update", STEPS, *jitter)
-    train_on_two_workers(data, tmp_path / "two", "--max-update", STEPS, *jitter)
-    assert_equal(parameters(tmp_path / "two"), parameters(tmp_path / "one"), rtol=1e-4, atol=1e-6)
-
-
-def test_two_workers_resume_with_the_memory_of_both(data, uninterrupted, tmp_path):
-    train_on_two_workers(data, tmp_path, "--max-update", 3)
-    printed = train_on_two_workers(data, tmp_path, "--max-update", STEPS)
+@pytest.mark.parametrize("how", [train, train_on_two_workers])
+def test_the_memory_that_two_workers_saved_is_gone_on_with(
+    data, uninterrupted, begun_by_two, tmp_path, how
+):
+    folder = shutil.copytree(begun_by_two, tmp_path / "resumed")
+    printed = how(data, folder, "--max-update", STEPS)
     assert "resuming with recurrence, after 24 tokens of each stream" in printed
-    assert_equal(parameters(tmp_path), parameters(uninterrupted), rtol=1e-4, atol=1e-6)
+    assert_equal(parameters(folder), parameters(uninterrupted), **ROUNDED)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("criterion", "rest"),
     [
@@ -138,12 +162,11 @@ def test_two_workers_resume_with_the_memory_of_both(data, uninterrupted, tmp_pat
             (
                 *("--adaptive-input-cutoff", 8, "--adaptive-softmax-cutoff", 8),
                 *("--adaptive-input", "--tie-adaptive-weights"),
-                *("--criterion", "segment_loss"),
             ),
             0,
         ),
         # or has padding on one worker alone
-        (("--criterion", "segment_loss", "--half-loss"), 2),
+        (("--half-loss",), 2),
     ],
 )
 def test_two_workers_end_an_epoch_of_uneven_streams(data, tmp_path, criterion, rest):
@@ -151,45 +174,24 @@ def test_two_workers_end_an_epoch_of_uneven_streams(data, tmp_path, criterion, r
     # all streams of the first worker are longer than some of the second
     streams = next(n for n in (4, 6, 8, 10, 12) if n // 2 <= tokens % n)
     layout = ("--batch-size", streams // 2, "--tokens-per-sample", tokens // streams - rest)
-    train_on_two_workers(data, tmp_path, *criterion, *layout, "--max-epoch", 1)
+    options = ("--criterion", "segment_loss", *criterion, *layout, "--max-epoch", 1)
+    train_on_two_workers(data, tmp_path, *options)
     trained = parameters(tmp_path)
     # fairseq's adaptive input has a buffer that it never fills
     named = {name: x for name, x in trained.items() if not name.endswith("_float_tensor")}
     assert all(weight.isfinite().all() for weight in named.values())
 
 
-def test_fairseq_eval_lm_does_not_print_the_figure_of_a_part(data, checkpoint):
-    words = (data, *TASK, "--path", checkpoint, "--gen-subset", "test", "--cpu")
-    group = ("--distributed-backend", "gloo", "--distributed-no-spawn")
-    place = ("--distributed-init-method", free_address())
-    workers = [
-        Command("fairseq-eval-lm", *words, *group, *place, *size)
-        for size in (("--distributed-world-size", 2, "--distributed-rank", r) for r in (0, 1))
-    ]
-    (first, printed), (second, printed_too) = (worker.wait() for worker in workers)
-    assert first
-    assert second
-    assert "--distributed-world-size is 2" in printed
-    assert "Loss (base 2)" not in printed + printed_too
-
-
-@pytest.mark.parametrize("parts", [1, 2])
-def test_one_worker_goes_on_with_the_memory_that_two_saved(data, uninterrupted, tmp_path, parts):
-    train_on_two_workers(data, tmp_path, "--max-update", 3, "--batch-split", parts)
-    train(data, tmp_path, "--max-update", STEPS)
-    assert_equal(parameters(tmp_path), parameters(uninterrupted), rtol=1e-4, atol=1e-6)
-
-
 @pytest.mark.parametrize(
     "precision",
     [
-        ["--bf16"],
+        ("--bf16",),
         # fairseq mixes precisions on GPUs only: on a CPU this shows that the option is harmless,
-        # and test_mixed_precision_trains_with_a_memory that mixed precision works
-        ["--amp"],
-        ["--fp16", "--fp16-no-flatten-grads", "--fp16-init-scale", "4"],
-        ["--bf16", "--batch-split", "3"],
-        ["--fp16", "--fp16-no-flatten-grads", "--fp16-init-scale", "4", "--batch-split", "3"],
+        # and tests/gpu that mixed precision works
+        ("--amp",),
+        FP16,
+        ("--bf16", "--batch-split", 3),
+        (*FP16, "--batch-split", 3),
     ],
 )
 def test_other_precisions_train(data, uninterrupted, tmp_path, precision):
@@ -223,12 +225,13 @@ def test_a_batch_in_parts_is_learned_from_as_a_whole(data, uninterrupted, tmp_pa
     train(data, tmp_path, "--max-update", 3, *words)
     # resumed in other parts
     train(data, tmp_path, "--max-update", STEPS, *words, "--batch-split", 2)
-    assert_equal(parameters(tmp_path), parameters(uninterrupted), rtol=1e-4, atol=1e-6)
+    assert_equal(parameters(tmp_path), parameters(uninterrupted), **ROUNDED)
     updates = logged(tmp_path)
     assert [update["num_updates"] for update in updates] == list("12345678")
     assert updates == logged(uninterrupted)
 
 
+@pytest.mark.slow
 def test_a_checkpoint_holds_plain_containers(data, tmp_path):
     train(data, tmp_path, "--max-update", 3, "--optimizer", "adam", "--lr", 0.001)
     # in a process that has never heard of fairseq or of this package

@@ -7,7 +7,6 @@ import pytest
 import torch
 
 import fairseq_plugins
-from fairseq_plugins.weighted_transformer.model import WeightedTransformer
 from scripts.evaluate import translation as evaluate_translation
 from tests.end_to_end.commands import ALL, USER_DIR, forked, run
 from tests.weighted_transformer.tiny import assert_on_simplex
@@ -24,9 +23,9 @@ LANGUAGES = ("--source-lang", "en", "--target-lang", "de")
 OPTIMIZER = ("--optimizer", "adam_with_branch_weights", "--adam-betas", "(0.9, 0.98)")
 
 
-def train(pairs, folder, *options, optimizer=OPTIMIZER, fails=False):
+def train(pairs, folder, *options):
     save = ("--save-dir", folder)
-    return run("fairseq-train", pairs, *USER_DIR, *MODEL, *optimizer, *save, *options, fails=fails)
+    return run("fairseq-train", pairs, *USER_DIR, *MODEL, *OPTIMIZER, *save, *options)
 
 
 def branch_weights(folder):
@@ -66,47 +65,43 @@ def test_it_is_trained_and_its_weights_are_logged(model):
 
 @pytest.fixture(scope="module")
 def translate(pairs, model):
-    """Translate with given weights of the branches; returns what fairseq-generate printed."""
+    """Translate with fairseq-generate; returns what it printed."""
 
-    def translate(replaced="learned", seed=1):
+    def translate(*options):
         path = ("--path", model[0] / "checkpoint_last.pt", "--beam", 4, "--print-alignment")
-        overrides = ("--model-overrides", f"{{'branch_weights': '{replaced}'}}", "--seed", seed)
-        how = (*overrides, *ALL, "--batch-size", 8, "--cpu")
+        how = (*ALL, "--batch-size", 8, "--cpu", *options)
         return run("fairseq-generate", pairs, *USER_DIR, *path, *how)
 
     return translate
 
 
 def test_translations_are_evaluated_with_what_weighs_the_branches(
-    pairs, model, tmp_path, monkeypatch
+    pairs, model, translate, tmp_path, monkeypatch
 ):
-    found, read = [], evaluate_translation.read_results
-
-    def read_scores(path):
-        found.append(re.findall(r"^H-(\d+)\t(-[\d.]+)", path.read_text(), re.MULTILINE))
-        return read(path)
-
+    found = {}
     monkeypatch.setattr(evaluate_translation, "child_process", forked)
-    monkeypatch.setattr(evaluate_translation, "read_results", read_scores)
-    given = (pairs, "--path", model[0] / "checkpoint_last.pt", *LANGUAGES, "--beam", 1)
     for replaced in ("learned", "uniform"):
         output = tmp_path / replaced
-        words = (*given, "--reference", pairs.parent / "test.de", "--branch-weights", replaced)
-        words += ("--output", output, "--", "--num-workers", 0, "--cpu")
+        words = (pairs, "--path", model[0] / "checkpoint_last.pt", *LANGUAGES, "--beam", 4)
+        words += ("--reference", pairs.parent / "test.de", "--branch-weights", replaced)
+        words += ("--output", output, "--", "--num-workers", 0, "--cpu", "--batch-size", 8)
         assert evaluate_translation.main(list(map(str, words))) == 0
-        assert (output / "translation.txt").read_text(encoding="utf-8").count("\n") == 31
-    learned, uniform = map(dict, found)
-    assert learned.keys() == uniform.keys()
-    assert all(learned[number] != uniform[number] for number in learned)
+        found[replaced] = (output / "translation.txt").read_text(encoding="utf-8").splitlines()
+    # in the order of the text, which is another one than that of fairseq-generate
+    of_place = dict(re.findall(r"^H-(\d+)\t\S+\t(.*)$", translate(), re.MULTILINE))
+    in_order = [of_place[str(number)] for number in range(31)]
+    assert found["learned"] == evaluate_translation.detokenize(in_order, "de")
+    assert len(set(in_order)) > 2
+    assert found["uniform"] != found["learned"]
 
 
 def test_python_translates_as_fairseq_does(pairs, model, translate):
     loaded = fairseq_plugins.load(model[0])
     sentences = (pairs.parent / "test.en").read_text(encoding="utf-8").splitlines()
     # fairseq-generate takes batches of like length, too, and computes no sentence otherwise
-    found = loaded.hypotheses(sentences, beam=4, batch_size=8)
-    printed = translate()
-    assert "Generate test with beam=4: BLEU4 = " in printed
+    options = {"beam": 4, "batch_size": 8, "length_penalty": 0.6}
+    found = loaded.hypotheses(sentences, **options)
+    printed = translate("--lenpen", 0.6)
     assert len(re.findall(r"^A-\d+\t", printed, re.MULTILINE)) == 31
     printed = re.findall(r"^H-(\d+)\t(\S+)\t(.*)$", printed, re.MULTILINE)
     assert len(printed) == len(sentences) == 31
@@ -115,11 +110,8 @@ def test_python_translates_as_fairseq_does(pairs, model, translate):
         assert best.text == text
         assert best.score / math.log(2) == pytest.approx(float(score), abs=1e-5)
     uniform = fairseq_plugins.load(model[0], pairs, branch_weights="uniform")
-    (other,) = uniform.hypotheses(sentences[:1], beam=4)
+    (other,) = uniform.hypotheses(sentences[:1], **options)
     assert other[0].score != found[0][0].score
-    names = str(model[0]), "checkpoint_last.pt", str(pairs)
-    hub = WeightedTransformer.from_pretrained(*names)
-    assert hub.translate(sentences[0], beam=4) == found[0][0].text
 
 
 def test_python_takes_moses_and_bpe_steps_as_fairseq_interactive_does(pairs, model, tmp_path):
@@ -148,20 +140,13 @@ def test_a_resumed_run_goes_on_with_the_schedule(pairs, model, tmp_path):
 @pytest.mark.parametrize("precision", ["--bf16", "--memory-efficient-bf16"])
 def test_half_precision_keeps_them_on_the_simplex(pairs, tmp_path, precision):
     found = []
-    for updates in (2, 12):
+    for updates in (2, 6):
         # the second time from where the first ended
         train(pairs, tmp_path, "--max-update", updates, precision)
         found.append(branch_weights(tmp_path))
         assert_on_simplex(*found[-1].values())
         assert saved_updates(tmp_path) == [updates] * 4
     assert not any(torch.equal(x, found[1][name]) for name, x in found[0].items())
-
-
-def test_a_checkpoint_of_another_reading_is_refused(pairs, model, tmp_path):
-    start = ("--restore-file", model[0] / "checkpoint_last.pt", "--max-epoch", 3)
-    printed = train(pairs, tmp_path, *start, "--branch-sum", "one", fails=True)
-    assert "was trained with --branch-sum branches: give --branch-sum branches" in printed
-    assert not list(tmp_path.glob("*.pt"))
 
 
 def test_a_model_that_is_validated_by_translating_is_loaded(pairs, tmp_path):

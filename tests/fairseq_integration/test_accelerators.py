@@ -27,8 +27,7 @@ from fairseq_plugins.product_key_memory.optimizer import (
     AdamWithMemoryConfig,
     FairseqAdamWithMemory,
 )
-from fairseq_plugins.segment_language_model.recurrence import Recurrence
-from fairseq_plugins.segment_language_model.stream_iterator import split_batch
+from fairseq_plugins.segment_language_model.recurrence import Recurrence, split_batch
 from fairseq_plugins.weighted_transformer.optimizer import (
     FairseqAdamWithBranchWeights,
 )
@@ -136,22 +135,6 @@ def test_a_padded_batch_is_split_without_a_number(monkeypatch):
         parts = split_batch(sample, 2)
     assert [part["ntokens"] for part in parts] == [8, 7]
     assert asked == {}
-
-
-def test_the_stand_in_for_autocast_has_its_dtypes():
-    x = torch.randn(2, 2)
-
-    def dtypes():
-        return [y.dtype for y in (F.linear(x, x), x @ x, x.matmul(x), x + x, F.linear(x, x) + x)]
-
-    with torch.autocast("cpu"):
-        expected = dtypes()
-    with Autocast() as autocast:
-        with autocast.block():
-            assert dtypes() == expected
-            with autocast.block(enabled=False):
-                assert set(dtypes()) == {torch.float32}
-        assert set(dtypes()) == {torch.float32}
 
 
 @pytest.mark.parametrize(

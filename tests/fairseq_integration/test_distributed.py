@@ -54,21 +54,15 @@ def build(model, group="distributed_training", from_checkpoint=False, **options)
 
 
 @pytest.mark.parametrize(
-    ("model", "group", "options", "text"),
+    ("model", "group", "options", "words"),
     [
-        (
-            PLAIN,
-            "distributed_training",
-            {"ddp_backend": "slowmo"},
-            "--ddp-backend is slowmo: it is not supported: give --ddp-backend legacy_ddp or pytor",
-        ),
-        (PLAIN, "common", {"model_parallel_size": 2}, "--model-parallel-size is 2: layers cannot "),
-        (SPANS, "optimization", {"use_bmuf": True}, "--use-bmuf is True: parameters of AdaptiveS"),
-        (SPANS, "distributed_training", {"zero_sharding": "os"}, "--zero-sharding is os: paramete"),
+        (PLAIN, "common", {"model_parallel_size": 2}, ["--model-parallel-size is 2", "leave it"]),
+        (PLAIN, "other", {"ddp_backend": "slowmo"}, ["--ddp-backend is slowmo", "pytorch_ddp"]),
+        (SPANS, "optimization", {"use_bmuf": True}, ["--use-bmuf is True", "AdaptiveSpan"]),
     ],
 )
-def test_what_does_not_go_with_a_model_is_refused(model, group, options, text):
-    with pytest.raises(ValueError, match=f"^{re.escape(text)}"):
+def test_what_does_not_go_with_a_model_is_refused(model, group, options, words):
+    with pytest.raises(ValueError, match=f"^{words[0]}: .*{words[1]}"):
         build(model, group, **options)
     # evaluation does not train
     build(model, group, from_checkpoint=True, **options)

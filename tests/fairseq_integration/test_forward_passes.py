@@ -64,24 +64,11 @@ def weights():
     return [nn.Parameter(torch.randn(4, 3)), nn.Parameter(torch.randn(3))]
 
 
-def nothing(weights):
-    pass
-
-
-def read(weights):
-    weights[0].sum()
-
-
-def accumulate_gradients(weights):
-    (weights[0].sum() + weights[1].sum()).backward()
-
-
-@pytest.mark.parametrize("meanwhile", [nothing, read, accumulate_gradients])
-def test_nothing_is_recomputed_while_the_weights_stay(weights, meanwhile):
+def test_nothing_is_recomputed_while_the_weights_stay(weights):
     total = Summing()
     first = total(weights)
     for _ in range(3):
-        meanwhile(weights)
+        (weights[0].sum() + weights[1].sum()).backward()
         # any iterable of them will do
         assert total(iter(weights)) == first
     assert total.computed == 1
@@ -90,11 +77,6 @@ def test_nothing_is_recomputed_while_the_weights_stay(weights, meanwhile):
 @torch.no_grad()
 def add(weights):
     weights[1].add_(1)
-
-
-def update(weights):
-    weights[1].grad = torch.ones(3)
-    torch.optim.SGD(weights[1:], lr=1).step()
 
 
 def give_other_data(weights):
@@ -111,25 +93,12 @@ def give_other_data_in_the_same_place(weights):
     weights[1].data = others[-1]
 
 
-def round_to_half_precision_and_back(weights):
-    weights[1].data = weights[1].data.bfloat16()
-    weights[1].data = weights[1].data.float()
-
-
 def replace(weights):
     weights[1] = nn.Parameter(torch.randn(3))
 
 
 @pytest.mark.parametrize(
-    "change",
-    [
-        add,
-        update,
-        give_other_data,
-        give_other_data_in_the_same_place,
-        round_to_half_precision_and_back,
-        replace,
-    ],
+    "change", [add, give_other_data, give_other_data_in_the_same_place, replace]
 )
 def test_it_is_recomputed_once_when_a_weight_changes(weights, change):
     total = Summing()

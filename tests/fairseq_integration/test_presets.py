@@ -108,21 +108,20 @@ def test_a_saved_models_values_stay_and_newer_options_have_their_defaults(name):
 
 
 @pytest.mark.parametrize(
-    ("given", "text"),
+    ("given", "words"),
     [
-        ({"width": True}, "--width is True: it must be a whole number"),
-        ({"width": 64.5}, "--width is 64.5: it must be a whole number"),
-        ({"width": 1e3}, "--width is 1000.0: it must be a whole number"),
-        ({"width": "64"}, "--width is '64': it must be a whole number"),
-        ({"span": float("nan")}, "--span is nan: it must be a whole number"),
-        ({"scale": float("inf")}, "--scale is inf: it must be a finite number"),
-        ({"scale": False}, "--scale is False: it must be a finite number"),
+        ({"width": True}, "--width is True: .* whole number"),
+        ({"width": 1e3}, "--width is 1000.0: .* whole number"),
+        ({"width": "64"}, "--width is '64': .* whole number"),
+        ({"span": float("nan")}, "--span is nan: .* whole number"),
+        ({"scale": float("inf")}, "--scale is inf: .* finite number"),
+        ({"scale": False}, "--scale is False: .* finite number"),
     ],
 )
-def test_other_kinds_of_numbers_are_refused(given, text):
+def test_other_kinds_of_numbers_are_refused(given, words):
     """As --model-overrides brings them, which fairseq does not check."""
     cfg = OmegaConf.create({"_name": "made_up_large", **given})
-    with pytest.raises(ValueError, match=f"^{text} .with a trained model: --model-overrides"):
+    with pytest.raises(ValueError, match=f"^{words}.*--model-overrides"):
         fairseq.models.build_model(cfg, task=None, from_checkpoint=True)
 
 
@@ -170,14 +169,11 @@ def test_hydra_refuses_an_option_that_the_model_lacks():
 @pytest.mark.parametrize("name", ["made_up", "made_up_large", "transformer", "transformer_lm_gpt"])
 def test_bfloat16_is_for_tpus_only_where_there_may_be_one(monkeypatch, name, words):
     def tpu():
-        given = ["data", "--arch", name, *words.split()]
+        given = ["data", "--arch", name, words]
         return options.parse_args_and_arch(options.get_training_parser(), given).tpu
 
     assert not tpu()
-    found = importlib.util.find_spec
-    monkeypatch.setattr(
-        importlib.util,
-        "find_spec",
-        lambda name: found("torch") if name == "torch_xla" else found(name),
-    )
+    find = importlib.util.find_spec
+    there = {"torch_xla": find("torch")}
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: there.get(name) or find(name))
     assert tpu()

@@ -4,10 +4,11 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from fairseq import checkpoint_utils
 from fairseq.data import FairseqDataset
 from fairseq.tasks import FairseqTask
 
-from fairseq_plugins.fairseq_integration import resuming
+import fairseq_plugins  # noqa: F401 (changes how fairseq resumes)
 
 
 class Sentences(FairseqDataset):
@@ -39,34 +40,28 @@ class OwnBatches(FairseqTask):
 
 def make_trainer(updates=0, max_update=0, task_class=FairseqTask, seed_of_epoch=False):
     options = {"max_update": max_update, "max_epoch": 0, "stop_time_hours": 0}
+    dataset = SimpleNamespace(update_ordered_indices_seed=seed_of_epoch)
     return SimpleNamespace(
         data_parallel_rank=0,
         checkpoint_suffix="",
         get_num_updates=lambda: updates,
         lr_scheduler=None,
-        cfg=SimpleNamespace(
-            optimization=SimpleNamespace(**options),
-            dataset=SimpleNamespace(update_ordered_indices_seed=seed_of_epoch),
-        ),
+        cfg=SimpleNamespace(optimization=SimpleNamespace(**options), dataset=dataset),
         task=task_class(SimpleNamespace()),
     )
 
 
-def resume(restore_file, load=lambda cfg, trainer: {}, **options):
+def resume(restore_file, load=lambda trainer: {}, **options):
     """What ``load`` returns within the loading of a checkpoint."""
     given = ("reset_optimizer", "reset_meters", "reset_lr_scheduler", "reset_dataloader")
-    cfg = SimpleNamespace(
-        **dict.fromkeys(given, False),
-        save_dir="none",
-        restore_file=str(restore_file),
-        no_save=True,
-        patience=-1,
-    )
+    places = {"save_dir": "none", "restore_file": str(restore_file), "no_save": True}
+    cfg = SimpleNamespace(**dict.fromkeys(given, False), **places, patience=-1)
 
     def load_epoch(cfg, trainer):
-        return load(cfg, trainer), SimpleNamespace(next_epoch_idx=1)
+        return load(trainer), SimpleNamespace(next_epoch_idx=1)
 
-    return resuming._resume(load_epoch, cfg, make_trainer(**options))[0]
+    # in place of fairseq's function
+    return checkpoint_utils.load_checkpoint.func(load_epoch, cfg, make_trainer(**options))[0]
 
 
 def batches(trainer, epoch, **options):
@@ -78,7 +73,7 @@ def batches(trainer, epoch, **options):
 def test_a_resumed_epoch_has_the_batches_that_it_had():
     drawn = []
 
-    def load(cfg, trainer):
+    def load(trainer):
         each_epoch = {"disable_iterator_cache": True}, {"update_epoch_batch_itr": True}
         drawn[:] = [batches(trainer, 4, **options)[0] for options in ({}, *each_epoch)]
         return {}
@@ -95,30 +90,21 @@ def test_a_resumed_epoch_has_the_batches_that_it_had():
 
 
 def test_the_seed_of_an_epoch_is_that_of_the_first():
-    drawn = []
+    def load(trainer):
+        return batches(trainer, 4, seed=1 + 4)[0]
 
-    def load(cfg, trainer):
-        drawn.extend(batches(trainer, 4, seed=1 + 4)[:1])
-        return {}
-
-    resume("checkpoint_last.pt", load, seed_of_epoch=True)
-    assert np.array_equal(drawn[0], batches(make_trainer(), 1, seed=1 + 1)[0])
+    drawn = resume("checkpoint_last.pt", load, seed_of_epoch=True)
+    assert np.array_equal(drawn, batches(make_trainer(), 1, seed=1 + 1)[0])
 
 
-def test_a_training_from_a_complete_one_is_refused(tmp_path):
-    saved = tmp_path / "checkpoint.pt"
-    saved.touch()
-    text = f"^--restore-file is {saved}, which has 30 updates, and --max-update is 20: give more"
-    with pytest.raises(ValueError, match=text):
-        resume(saved, updates=30, max_update=20)
-
-
-def test_a_missing_file_to_restore_from_is_no_new_training(tmp_path):
+def test_only_a_file_of_an_incomplete_training_is_restored(tmp_path):
     saved = tmp_path / "checkpoint.pt"
     saved.touch()
     for path in (tmp_path / "checkpoint_9.pt", tmp_path):
-        text = f"^--restore-file is {path}, which is no file: give the path of a checkpoint"
-        with pytest.raises(ValueError, match=text):
+        with pytest.raises(ValueError, match=f"^--restore-file is {path}, which is no file"):
             resume(path)
     # without the option there may be none
     assert resume("checkpoint_last.pt") == resume(saved) == {}
+    complete = f"^--restore-file is {saved}, which has 30 updates, and --max-update is 20"
+    with pytest.raises(ValueError, match=complete):
+        resume(saved, updates=30, max_update=20)

@@ -7,7 +7,6 @@ import pytest
 from tests.end_to_end.commands import loss, run
 from tests.robustness.trainings import TRAININGS, evaluation, logged, training, translation
 
-ON_GPU = pytest.param("cuda", marks=pytest.mark.gpu)
 SAVED, UPDATES = 10, 20
 # nats a token by which a loss may differ from the CPU's in fp32: in training, in the first update
 # after a resumption, in evaluation
@@ -62,7 +61,7 @@ def on_cpu(corpora, tmp_path_factory):
 @pytest.mark.parametrize(
     ("device", "precision"),
     [
-        pytest.param("cpu", "bf16"),
+        pytest.param("cpu", "bf16", marks=pytest.mark.slow),
         *(pytest.param("cuda", precision, marks=pytest.mark.gpu) for precision in TOLERANCES),
     ],
 )

@@ -6,13 +6,16 @@ references (tests/reference).
 """
 
 import os
+import re
+import shlex
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+import fairseq_plugins
 from scripts.convert import SOURCES
-from tests.end_to_end.commands import ROOT
+from tests.end_to_end.commands import ROOT, TASK, run
 from tests.parity.comparison import AGREES, MISSED, ROUNDING, Case, Differences
 from tests.parity.report import ROW
 from tests.scripts.convert.foreign_models import (
@@ -60,6 +63,23 @@ def test_losses_are_those_of_the_original(converted, setting, record_property):
     assert found.verdict != MISSED
 
 
+def trained_losses(folder):
+    """Losses in nats of two updates that go on with a converted model, on segments of 7 tokens."""
+    options = shlex.split((folder / "options.txt").read_text(encoding="utf-8"))
+    dropouts = ("dropout", "attention-dropout", "activation-dropout", "embed-dropout")
+    off = [word for name in (*dropouts, "output-dropout") for word in (f"--{name}", 0)]
+    spans = ("--span-loss", 1e-6) if "--adaptive-span" in options else ()
+    printed = run(
+        *("fairseq-train", folder / "data", *TASK, *options, *off, "--train-subset", "test"),
+        *("--criterion", "segment_loss", *spans, "--ddp-backend", "legacy_ddp"),
+        *("--finetune-from-model", folder / "checkpoint.pt", "--tokens-per-sample", 7),
+        *("--batch-size", 1, "--optimizer", "sgd", "--lr", 0.01, "--max-update", 2, "--cpu"),
+        *("--disable-validation", "--no-save", "--log-format", "simple", "--log-interval", 1),
+    )
+    found = re.findall(r"train_inner.* loss=([\d.]+)", printed)
+    return [float(bits) * np.log(2) for bits in found]
+
+
 @pytest.mark.parametrize(
     ("foreign", "settings"),
     [
@@ -70,7 +90,7 @@ def test_losses_are_those_of_the_original(converted, setting, record_property):
     ],
     ids=SOURCES[:1] + SOURCES[3:] + SOURCES[1:3],
 )
-def test_a_model_of_each_source_agrees_with_a_reference(tmp_path, foreign, settings):
+def test_a_model_of_each_source_agrees_with_a_reference_and_is_trained(tmp_path, foreign, settings):
     losses = foreign.write_case(tmp_path / "case", settings)
     case = Case.read(tmp_path / "case")
     case.convert(tmp_path / "model")
@@ -81,6 +101,11 @@ def test_a_model_of_each_source_agrees_with_a_reference(tmp_path, foreign, setti
         # a changed loss is found
         found[11] += 1e-3
         assert case.compare(setting, found).verdict == MISSED
+    text = (tmp_path / "case" / "text.txt").read_text(encoding="utf-8")
+    score = fairseq_plugins.load(tmp_path / "model", tokens_per_sample=7).score(text)
+    np.testing.assert_allclose(-score.log_probs, losses["t7"], atol=2e-4)
+    first, _ = trained_losses(tmp_path / "model")
+    assert first == pytest.approx(losses["t7"][:7].mean(), abs=1e-3)
 
 
 @pytest.mark.parametrize(

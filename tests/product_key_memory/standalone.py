@@ -10,34 +10,7 @@ from fairseq_plugins.product_key_memory.optimizer import AdamWithMemoryConfig, F
 
 # width and slots of the memories in double precision, and what they read
 D, K, TOKENS = 6, 25, 7
-PADDING = [False, True, False, False, True, True, False]
-
-
-def random_norms(*norms):
-    """Draw the weights of norms that start at 0 or 1, and their statistics; None is no norm."""
-    for norm in norms:
-        if norm is not None:
-            nn.init.normal_(norm.weight)
-            nn.init.normal_(norm.bias)
-            if hasattr(norm, "running_mean"):
-                norm.running_mean.normal_()
-                norm.running_var.uniform_(0.5, 2)
-
-
-def exact_memory(seed=1, **options):
-    """A memory of 2 heads that read 4 slots each, in double precision, random all over."""
-    torch.manual_seed(seed)
-    sizes = {"slots": K, "heads": 2, "knn": 4, "query_dim": 4}
-    memory = ProductKeyMemory(D, **{**sizes, **options}).double()
-    network = memory.query_network
-    random_norms(network.batch_norm, network.layer_norm, memory.output_norm)
-    return memory
-
-
-def draw(*shape):
-    return torch.randn(*shape, dtype=torch.float64, requires_grad=True)
-
-
+PADDING = torch.tensor([False, True, False, False, True, True, False])
 EVERYTHING = {
     "query_hidden_dims": (5, 3),
     "query_batch_norm": True,
@@ -46,6 +19,26 @@ EVERYTHING = {
     "output_norm": True,
     "output_gate": True,
 }
+
+
+def exact_memory(seed=1, **options):
+    """A memory of 2 heads that read 4 slots each, in double precision, random all over."""
+    torch.manual_seed(seed)
+    sizes = {"slots": K, "heads": 2, "knn": 4, "query_dim": 4}
+    memory = ProductKeyMemory(D, **{**sizes, **options}).double()
+    # norms start at 0 or 1
+    for norm in [*memory.query_network.children(), memory.output_norm]:
+        if hasattr(norm, "bias"):
+            nn.init.normal_(norm.weight)
+            nn.init.normal_(norm.bias)
+        if hasattr(norm, "running_mean"):
+            norm.running_mean.normal_()
+            norm.running_var.uniform_(0.5, 2)
+    return memory
+
+
+def draw(*shape):
+    return torch.randn(*shape, dtype=torch.float64, requires_grad=True)
 
 
 # those of the memories that are trained

@@ -10,11 +10,9 @@ import pytest
 import torch
 
 from fairseq_plugins.product_key_memory import cpu_kernels
-from fairseq_plugins.product_key_memory.memory import ProductKeyMemory
-from fairseq_plugins.product_key_memory.optimizer import AdamWithMemory
-from tests.end_to_end.commands import ROOT
+from tests.product_key_memory.standalone import WIDTH, adam_with_memory, learn, make_memory
 
-ROWS, WIDTH = 40, 8
+ROWS = 40
 assert cpu_kernels.use_numba(torch.ones(1))
 
 
@@ -64,28 +62,22 @@ def fill(numbers, value):
 
 
 def recorded(monkeypatch, refuse=None):
-    """Options of each version that is compiled from now on; ``refuse`` raises for those kept."""
+    """Options of each version that is compiled from now on; those kept raise ``refuse``."""
     compile_loop, options = numba.njit, []
 
     def njit(**given):
         options.append(given)
         if given["cache"] and refuse is not None:
-            refuse()
+            raise refuse
         return compile_loop(**{**given, "cache": False})
 
     monkeypatch.setattr(cpu_kernels.numba, "njit", njit)
     return options
 
 
-def refuse_folder():
-    raise RuntimeError("cannot cache function 'fill': no locator available for file")
-
-
-def refuse_space():
-    raise OSError(28, "No space left on device")
-
-
-@pytest.mark.parametrize("refuse", [refuse_folder, refuse_space])
+@pytest.mark.parametrize(
+    "refuse", [RuntimeError("no locator available for file"), OSError(28, "No space left")]
+)
 def test_where_nothing_can_be_written_it_is_compiled_all_the_same(monkeypatch, refuse):
     options = recorded(monkeypatch, refuse)
     numbers = np.zeros(5)
@@ -111,25 +103,13 @@ def test_a_step_divided_by_nothing_raises_nothing():
 
 
 def trained():
-    """A memory's outputs while it learns."""
-    torch.manual_seed(1)
-    memory = ProductKeyMemory(16, slots=81, heads=2, knn=5, query_dim=8)
-    memory.keep_gradient_beside_autograd()
-    learned = [weight for weight in memory.parameters() if weight.requires_grad]
-    optimizer = AdamWithMemory(learned, [memory.table], 0.01, lr=1e-3)
-    outputs = []
-    for _ in range(4):
-        out = memory(torch.randn(7, 16))
-        outputs.append(out.detach())
-        out.square().sum().backward()
-        optimizer.step()
-        optimizer.zero_grad()
-    return torch.stack(outputs)
+    memory = make_memory(slots=81, knn=5)
+    learn(memory, adam_with_memory(memory))
+    return dict(memory.state_dict())
 
 
-@pytest.mark.parametrize("message", ["No module named 'numba'", "Numba needs NumPy 9 or less"])
-def test_without_numba_torchs_operations_do_the_same(monkeypatch, caplog, message):
-    with_numba = trained()
+def test_without_numba_torchs_operations_do_the_same(monkeypatch, caplog):
+    with_numba, message = trained(), "Numba needs NumPy 9 or less"
     imported = builtins.__import__
 
     def refuse(name, *args):
@@ -143,10 +123,9 @@ def test_without_numba_torchs_operations_do_the_same(monkeypatch, caplog, messag
         without = trained()
     cpu_kernels.import_numba.cache_clear()
     torch.testing.assert_close(without, with_numba)
-    warned = "memories on this CPU go without compiled loops, slowly: " + message
-    assert [record.message for record in caplog.records].count(warned) == 1
+    assert [message in record.message for record in caplog.records].count(True) == 1
 
 
-def test_importing_the_package_does_notimport_numba():
+def test_importing_the_package_does_not_import_numba():
     program = "import sys, fairseq_plugins; assert 'numba' not in sys.modules"
-    subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=True)
+    subprocess.run([sys.executable, "-c", program], check=True)

@@ -1,4 +1,4 @@
-"""The memory layer: the reference's values and gradients, padding, sparse gradients, dropout."""
+"""The memory layer: the reference's values and gradients, padding, dropout, compilers."""
 
 import copy
 
@@ -20,9 +20,11 @@ from tests.product_key_memory.standalone import (
 )
 from tests.reference.product_key_memory import product_key_memory
 
+KEYS = pytest.mark.parametrize("keys", ["product", "flat"])
+
 
 @pytest.mark.parametrize("padding", [None, "packed", "in place"])
-@pytest.mark.parametrize("keys", ["product", "flat"])
+@KEYS
 @pytest.mark.parametrize(
     "options",
     [
@@ -46,22 +48,25 @@ def test_values_and_all_gradients_equal_the_reference(options, keys, padding, mo
     memory = exact_memory(keys=keys, **options)
     if padding == "in place":
         monkeypatch.setattr(memory_layer, "packs_tokens", lambda x, training: False)
-    x, padding = draw(TOKENS, D), padding and PADDING
-    slow = product_key_memory(memory, x, padding)
-    fast = memory(x, padding and torch.tensor(padding))
-    assert_same(fast, slow, [x, *memory.parameters()])
+    x, mask = draw(TOKENS, D), PADDING if padding else None
+    # in evaluation batch norm has statistics of its own
+    for training in (True, False) if memory.query_network.batch_norm else (True,):
+        memory.train(training)
+        slow = product_key_memory(memory, x, padding and PADDING.tolist())
+        assert_same(memory(x, mask), slow, [x, *memory.parameters()])
 
 
 @pytest.mark.parametrize("search", ["torch", "plain"])
-@pytest.mark.parametrize("keys", ["product", "flat"])
-def test_evaluation_equals_the_reference(keys, search):
-    memory = exact_memory(keys=keys, search=search, **EVERYTHING).eval()
+def test_shared_values_and_all_gradients_equal_the_reference(search):
+    first = exact_memory(value_dim=3, search=search)
+    second = exact_memory(2, value_dim=3, search=search, heads=1, output_gate=True, values_of=first)
     x = draw(TOKENS, D)
-    slow = product_key_memory(memory, x, PADDING)
-    assert_same(memory(x, torch.tensor(PADDING)), slow, [x, *memory.parameters()])
+    slow = product_key_memory(second, x + product_key_memory(first, x))
+    parameters = torch.nn.ModuleList([first, second]).parameters()
+    assert_same(second(x + first(x)), slow, [x, *parameters])
 
 
-@pytest.mark.parametrize("keys", ["product", "flat"])
+@KEYS
 @pytest.mark.parametrize("mask", [False, True])
 @pytest.mark.parametrize("shape", [(), (1,), (7,), (2, 3), (3, 1, 2), (0,), (2, 0, 3)])
 def test_any_leading_shape_is_read_token_by_token(shape, mask, keys):
@@ -77,7 +82,7 @@ def test_any_leading_shape_is_read_token_by_token(shape, mask, keys):
 
 
 @pytest.mark.parametrize("sparse", [False, True])
-@pytest.mark.parametrize("keys", ["product", "flat"])
+@KEYS
 @pytest.mark.parametrize("shape", [(0,), (3, 0), (2, 2)])
 def test_no_tokens_or_padding_alone_have_zero_gradients(shape, keys, sparse):
     memory = exact_memory(keys=keys, sparse=sparse, **EVERYTHING)
@@ -121,15 +126,14 @@ def outcome(padded, padding, **options):
     }
 
 
-@pytest.mark.parametrize("keys", ["product", "flat"])
+@KEYS
 @pytest.mark.parametrize("packed", [True, False])
 @pytest.mark.parametrize("padded", [1.0, 1e4, float("inf"), float("nan")])
 def test_padding_changes_nothing(padded, packed, keys, monkeypatch):
     monkeypatch.setattr(memory_layer, "packs_tokens", lambda x, training: packed)
-    padding = torch.tensor(PADDING)
-    before, after = (outcome(value, padding, keys=keys) for value in (0.0, padded))
-    assert not before["out"][padding].any()
-    assert not before["x"][padding].any()
+    before, after = (outcome(value, PADDING, keys=keys) for value in (0.0, padded))
+    assert not before["out"][PADDING].any()
+    assert not before["x"][PADDING].any()
     torch.testing.assert_close(after, before, rtol=0, atol=0)
 
 
@@ -143,7 +147,7 @@ def test_a_recomputed_pass_does_as_the_first_one(training, monkeypatch):
     for grad in (False, True):
         torch.manual_seed(3)
         with torch.set_grad_enabled(grad):
-            found.append(memory(x, torch.tensor(PADDING)).detach())
+            found.append(memory(x, PADDING).detach())
     assert torch.equal(*found)
 
 
@@ -158,15 +162,15 @@ def test_dropouts_act_in_training_and_not_in_evaluation(option, value_dim):
     assert torch.equal(memory(x), plain(x))
 
 
-@pytest.mark.parametrize("keys", ["product", "flat"])
+@KEYS
 def test_reads_are_recorded_with_the_weights_that_are_used(keys):
     memory = exact_memory(keys=keys)
     # each slot's value says which it is
     memory.values.data = torch.eye(K, dtype=torch.float64)[:, :D].contiguous()
     memory.usage = MemoryUsage(K, 2, by_head=True)
     x = draw(TOKENS, D)
-    out = memory(x, torch.tensor(PADDING))
-    assert memory.usage.tokens == PADDING.count(False)
+    out = memory(x, PADDING)
+    assert memory.usage.tokens == (~PADDING).sum()
     assert memory.usage.reads.sum(1).tolist() == pytest.approx([4.0, 4.0])
     torch.testing.assert_close(memory.usage.total()[:D], out.detach().sum(0))
 
@@ -175,7 +179,7 @@ def test_reads_are_recorded_with_the_weights_that_are_used(keys):
 def test_half_precision_runs_and_comes_near_single_precision(options):
     memory = exact_memory(**options).bfloat16()
     x = torch.randn(3, TOKENS, D).bfloat16().requires_grad_()
-    padding = torch.tensor(PADDING).expand(3, -1)
+    padding = PADDING.expand(3, -1)
     out = memory(x, padding)
     assert out.dtype == torch.bfloat16
     out.square().sum().backward()
@@ -210,3 +214,56 @@ def test_defaults_are_the_papers():
         "values": (512**2, 1024),
     }
     assert memory.knn == 32
+
+
+# --- compilers, and the meta device
+
+VARIANTS = pytest.mark.parametrize(
+    "variant", [{}, {"keys": "flat"}, {"query_batch_norm": True}, EVERYTHING]
+)
+MASKS = pytest.mark.parametrize("mask", [None, PADDING], ids=["", "padded"])
+
+
+@VARIANTS
+@MASKS
+def test_a_compiled_memory_is_one_graph_with_the_same_gradients(variant, mask):
+    eager = exact_memory(**variant)
+    twin = copy.deepcopy(eager)
+    torch.compiler.reset()
+    compiled = torch.compile(twin, backend="aot_eager", fullgraph=True)
+    x = draw(TOKENS, D)
+    found = []
+    for module, memory in ((eager, eager), (compiled, twin)):
+        out = module(x, mask)
+        gradients = torch.autograd.grad(out.square().sum(), [x, *memory.parameters()])
+        found.append([out.detach(), *gradients, *memory.buffers()])
+    torch.testing.assert_close(*found)
+
+
+@VARIANTS
+@MASKS
+def test_an_exported_memory_is_the_same(variant, mask):
+    memory, x = exact_memory(**variant).eval(), draw(TOKENS, D).detach()
+    given = (x,) if mask is None else (x, mask)
+    exported = torch.export.export(memory, given).module()
+    torch.testing.assert_close(exported(*given), memory(*given))
+
+
+@VARIANTS
+@MASKS
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("sparse", [True, False])
+def test_a_memory_on_the_meta_device_gives_shapes(variant, mask, training, sparse):
+    memory = exact_memory(sparse=sparse, **variant).to("meta").train(training)
+    x = torch.empty(TOKENS, D, dtype=torch.float64, device="meta", requires_grad=True)
+    out = memory(x, None if mask is None else mask.to("meta"))
+    out.sum().backward()
+    assert out.is_meta
+    assert out.shape == x.grad.shape == x.shape
+    assert memory.values.grad.shape == memory.values.shape
+
+
+@KEYS
+def test_a_plain_memory_has_higher_derivatives(keys):
+    memory = exact_memory(search="plain", keys=keys, query_batch_norm=True)
+    assert torch.autograd.gradgradcheck(memory, draw(3, D))

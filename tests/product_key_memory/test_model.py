@@ -1,12 +1,28 @@
-"""Where product-key memories stand in fairseq's transformers and in segment language models."""
+"""Memories in fairseq's transformers and in segment models: where they stand, padding, decoding."""
+
+import pickle
 
 import pytest
 import torch
 import torch.nn.functional as F
+from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 
 from fairseq_plugins.product_key_memory.memory import MemorySublayer
+from fairseq_plugins.product_key_memory.model import LANGUAGE_MODELS, TRANSLATION_MODELS
+from scripts.docs import tables
 from tests import tiny
-from tests.product_key_memory.tiny import MEMORY, memories, tiny_language_model, tiny_transformer
+from tests.product_key_memory.tiny import (
+    BUILDERS,
+    MEMORY,
+    build,
+    inputs_of,
+    memories,
+    padded,
+    score,
+    tiny_language_model,
+    tiny_transformer,
+)
+from tests.recipes import HYDRA
 
 PLACES = pytest.mark.parametrize(
     "place",
@@ -14,9 +30,7 @@ PLACES = pytest.mark.parametrize(
     ids=["replaced", "interleaved", "parallel"],
 )
 NORMS = pytest.mark.parametrize("pre_norm", [False, True], ids=["post-norm", "pre-norm"])
-SEGMENT_MODELS = pytest.mark.parametrize(
-    "build", [tiny.tiny_transformer_xl, tiny.tiny_model], ids=["transformer_xl", "all_attention"]
-)
+MODELS = pytest.mark.parametrize("kind", BUILDERS)
 
 
 def add(x, sublayer, layer_norm, pre_norm):
@@ -41,65 +55,38 @@ def with_memory(layer, attended, feed_forward, place):
     return add(x, memory, norm, layer.normalize_before)
 
 
-def attended_to(layer, x, mask=None):
-    """fairseq's layer up to its feed-forward sublayer, of tokens (T, B, d)."""
+@pytest.mark.parametrize("part", ["encoder", "decoder"])
+@PLACES
+@NORMS
+def test_a_layer_of_fairseqs_is_what_is_written_out(part, place, pre_norm):
+    options = {**place, f"{part}_normalize_before": pre_norm}
+    x, mask = torch.randn(5, 3, 16), None
+    if part == "encoder":
+        layer = tiny_transformer(encoder_memory_layers="1", **options).eval().encoder.layers[0]
+        found = layer(x, None)
+    else:
+        layer = tiny_language_model(memory_layers="2", **options).eval().decoder.layers[1]
+        mask = torch.triu(torch.full((5, 5), float("-inf")), 1)
+        found, *_ = layer(x, self_attn_mask=mask)
 
     def attention(x):
         return layer.self_attn(x, x, x, attn_mask=mask, need_weights=False)[0]
 
-    return add(x, attention, layer.self_attn_layer_norm, layer.normalize_before)
-
-
-def feed_forward_of(layer):
-    """By the weights alone: a memory beside them comes with the modules."""
-
     def feed_forward(x):
+        # by the weights alone: a memory beside them comes with the modules
         inner = torch.relu(F.linear(x, layer.fc1.weight, layer.fc1.bias))
         return F.linear(inner, layer.fc2.weight, layer.fc2.bias)
 
-    return feed_forward
+    attended = add(x, attention, layer.self_attn_layer_norm, pre_norm)
+    torch.testing.assert_close(found, with_memory(layer, attended, feed_forward, place))
 
 
+@pytest.mark.parametrize("kind", ["transformer_xl", "all_attention"])
 @PLACES
 @NORMS
-def test_a_decoder_layer_is_what_is_written_out(place, pre_norm):
-    model = tiny_language_model(
-        memory_layers="2", **place, decoder_normalize_before=pre_norm
-    ).eval()
-    x, mask = torch.randn(5, 3, 16), torch.triu(torch.full((5, 5), float("-inf")), 1)
-    plain, layer, _ = model.decoder.layers
-    attended = attended_to(layer, x, mask)
-    expected = with_memory(layer, attended, feed_forward_of(layer), place)
-    torch.testing.assert_close(layer(x, self_attn_mask=mask)[0], expected)
-    attended = attended_to(plain, x, mask)
-    expected = add(attended, feed_forward_of(plain), plain.final_layer_norm, pre_norm)
-    torch.testing.assert_close(plain(x, self_attn_mask=mask)[0], expected)
-
-
-@PLACES
-@NORMS
-def test_an_encoder_layer_is_what_is_written_out(place, pre_norm):
-    model = tiny_transformer(
-        encoder_memory_layers="1",
-        **place,
-        encoder_normalize_before=pre_norm,
-    ).eval()
-    layer, x = model.encoder.layers[0], torch.randn(5, 3, 16)
-    expected = with_memory(layer, attended_to(layer, x), feed_forward_of(layer), place)
-    torch.testing.assert_close(layer(x, None), expected)
-
-
-@SEGMENT_MODELS
-@PLACES
-@NORMS
-def test_a_segment_layer_is_what_is_written_out(build, place, pre_norm):
-    model = build(
-        **MEMORY,
-        memory_layers="2",
-        **place,
-        decoder_normalize_before=pre_norm,
-        decoder_ffn_embed_dim=24,
-    ).eval()
+def test_a_segment_layer_is_what_is_written_out(kind, place, pre_norm):
+    options = {"decoder_normalize_before": pre_norm, "decoder_ffn_embed_dim": 24}
+    model = build(kind, **place, **options).eval()
     layer, x = model.decoder.layers[1], torch.randn(3, 5, 16)
     positions = model.decoder.compute_positions(4)[1]
     attended = add(
@@ -109,14 +96,14 @@ def test_a_segment_layer_is_what_is_written_out(build, place, pre_norm):
     torch.testing.assert_close(layer(x, positions)[0], expected)
 
 
-def test_all_attention_layers_without_feed_forward_get_the_memory_added():
-    for interleave in (False, True):
-        model = tiny.tiny_model(**MEMORY, memory_layers="1,3", memory_interleave=interleave)
-        assert [len(memories(layer)) for layer in model.decoder.layers] == [1, 0, 1]
+@pytest.mark.parametrize("interleave", [False, True])
+def test_all_attention_layers_without_feed_forward_get_the_memory_added(interleave):
+    model = tiny.tiny_model(**MEMORY, memory_layers="1,3", memory_interleave=interleave)
+    assert [len(memories(layer)) for layer in model.decoder.layers] == [1, 0, 1]
 
 
 def test_the_memory_replaces_persistent_vectors_in_a_sublayer_of_their_own():
-    model = tiny.tiny_model(**MEMORY, memory_layers="2", persistent_variant="ff-attn")
+    model = build("all_attention", persistent_variant="ff-attn")
     kinds = [type(layer.feed_forward).__name__ for layer in model.decoder.layers]
     assert kinds == ["SoftmaxFeedForward", "MemorySublayer", "SoftmaxFeedForward"]
 
@@ -124,4 +111,120 @@ def test_the_memory_replaces_persistent_vectors_in_a_sublayer_of_their_own():
 def test_dropped_layers_keep_their_numbers():
     model = tiny_language_model(memory_layers="3", decoder_layerdrop=0.9)
     assert isinstance(model.decoder.layers[2].fc1, MemorySublayer)
+    assert len(memories(model)) == 1
+
+
+@MODELS
+@PLACES
+def test_padding_changes_nothing(kind, place):
+    """Neither scores nor the statistics of batch norm."""
+
+    def pass_over(extra):
+        model = build(kind, memory_query_batch_norm=True, **place).train()
+        scores = score(model, padded(7, 4, 5, width=7 + extra))
+        means = [memory.query_network.batch_norm.running_mean for memory in memories(model)]
+        assert all(mean.any() for mean in means)
+        real = [row[:length] for row, length in zip(scores, (7, 4, 5), strict=True)]
+        return real, means
+
+    torch.testing.assert_close(pass_over(3), pass_over(0))
+
+
+@MODELS
+@PLACES
+def test_incremental_decoding_is_a_full_pass(kind, place):
+    model = build(kind, **place).eval()
+    batch, state, options = tiny.tokens(3, 9), {}, {}
+    full = score(model, batch)
+    if kind == "translation":
+        source, lengths, _ = inputs_of(model, batch)
+        options["encoder_out"] = model.encoder(source, src_lengths=lengths)
+    for end in range(1, 10):
+        step, _ = model.decoder(batch[:, :end], incremental_state=state, **options)
+        torch.testing.assert_close(step[:, -1], full[:, end - 1])
+
+
+@pytest.mark.parametrize("kind", ["transformer_xl", "all_attention"])
+def test_a_walk_in_segments_is_one_long_segment(kind):
+    model = build(kind, memory_layers="1,3", memory_query_batch_norm=True).eval()
+    whole, parts = (tiny.scores_by_segment(model, tiny.tokens(2, 12), size) for size in (12, 4))
+    torch.testing.assert_close(parts, whole)
+
+
+def gradients(kind, checkpoint, **options):
+    """Gradients by name, of the memories' values also those beside autograd."""
+    model = build(kind, checkpoint_activations=checkpoint, memory_query_batch_norm=True, **options)
+    loss = score(model.train(), padded(7, 4)).square().sum()
+    # what comes between the passes leaves the first one's padding as it was
+    with torch.no_grad():
+        score(model, padded(4, 7))
+    loss.backward()
+    found = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+    return {name: g.to_dense() if g.is_sparse else g for name, g in found.items()}
+
+
+SHARED = {"memory_parallel": True, "memory_share_values": True, "memory_output_gate": True}
+
+
+@MODELS
+@pytest.mark.parametrize(
+    "place", [{}, {"memory_interleave": True}, {"memory_parallel": True}, SHARED]
+)
+def test_recomputed_activations_and_hidden_values_change_no_gradient(kind, place):
+    expected = gradients(kind, False, memory_optimizer="adam", **place)
+    tables = [name for name in expected if name.endswith("memory.values")]
+    assert len(tables) == (2 if kind == "translation" and place is not SHARED else 1)
+    for optimizer in ("adam", "adam_with_memory"):
+        found = gradients(kind, True, memory_optimizer=optimizer, **place)
+        torch.testing.assert_close(found, expected)
+
+
+@MODELS
+def test_an_update_without_the_values_is_refused(kind):
+    model = build(kind, memory_optimizer="adam_with_memory")
+    # two batches of an update
+    for _ in range(2):
+        model.set_num_updates(7)
+        score(model, tiny.tokens(2, 4)).square().sum().backward()
+    with pytest.raises(ValueError, match=r"--optimizer adam_with_memory .*--fp16-no-flatten-grads"):
+        model.set_num_updates(8)
+    for memory in memories(model):
+        memory.values.grad = None
+    model.set_num_updates(8)
+
+
+# --- presets
+
+
+def preset(arch):
+    """The model of a command line, without its numbers."""
+    task = ("--task", "language_modeling", "--tokens-per-sample", "512")
+    given = tables.parse(["DATA", *task, "--arch", arch])
+    return tables.build(convert_namespace_to_omegaconf(given).model, 60_000)
+
+
+@pytest.mark.filterwarnings(HYDRA)
+@pytest.mark.parametrize("arch", [*LANGUAGE_MODELS, *TRANSLATION_MODELS])
+def test_presets_have_the_sizes_and_parameters_of_their_page(arch):
+    section = next(each for each in tables.SECTIONS if arch.startswith(each.model))
+    page = (tables.DOCS / "presets.md").read_text(encoding="utf-8")
+    assert tables.preset_row(arch, section) in page.splitlines()
+    if arch in LANGUAGE_MODELS:
+        # section 4.5
+        places = {"ablation": [5], "tiny": [3]}.get(arch.split("_")[-1], [])
+        decoder = preset(arch).decoder
+        found = {number: memories(layer) for number, layer in enumerate(decoder.layers, start=1)}
+        assert [number for number, of_layer in found.items() if of_layer] == places
+        for (memory,) in filter(None, found.values()):
+            assert (memory.heads, memory.knn) == (4, 8 if "tiny" in arch else 32)
+        assert not any(layer.normalize_before for layer in decoder.layers)
+        # learned positions, tied embeddings
+        assert decoder.embed_positions.weight.requires_grad
+        assert decoder.output_projection.weight is decoder.embed_tokens.weight
+
+
+@pytest.mark.filterwarnings(HYDRA)
+def test_a_model_of_a_command_line_can_be_pickled():
+    """omegaconf makes classes of choices, which pickle does not find."""
+    model = pickle.loads(pickle.dumps(preset("pkm_transformer_lm_tiny")))
     assert len(memories(model)) == 1

@@ -1,4 +1,4 @@
-"""Lazy Adam of the rows that were read, beside fairseq's Adam: rule, precision, clipping, state."""
+"""Lazy Adam of the rows that were read, beside fairseq's Adam: rule, clipping, buffers, state."""
 
 import copy
 
@@ -6,11 +6,10 @@ import pytest
 import torch
 from fairseq.optim.adam import Adam, FairseqAdam, FairseqAdamConfig
 
-from fairseq_plugins.product_key_memory import cpu_kernels, lazy_adam
+from fairseq_plugins.product_key_memory import cpu_kernels, lazy_adam, values
 from fairseq_plugins.product_key_memory.optimizer import FairseqAdamWithMemory
 from fairseq_plugins.product_key_memory.values import rows_as_gradient
 from tests.product_key_memory.standalone import (
-    BETAS,
     SLOTS,
     WIDTH,
     adam_with_memory,
@@ -18,10 +17,19 @@ from tests.product_key_memory.standalone import (
     hide_values,
     learn,
     make_memory,
+    make_pair,
     options,
 )
+from tests.product_key_memory.test_values import adam_by_hand
 
 RULES = {"torch": lazy_adam.update_rows, "loop": cpu_kernels.update_rows}
+PADDED = pytest.mark.parametrize("padded", [False, True])
+
+
+@pytest.fixture
+def padded_rows(padded, monkeypatch):
+    """Gradients of rows as on an accelerator, if ``padded``."""
+    monkeypatch.setattr(values, "pads_rows", lambda x: padded)
 
 
 @pytest.mark.parametrize("decay", [0.0, 0.1])
@@ -40,81 +48,92 @@ def test_rows_that_are_all_read_are_updated_as_fairseqs_adam_would(monkeypatch, 
         )
 
 
-def test_the_rule_is_that_of_torchs_sparse_adam():
-    lazy, plain = make_memory(), make_memory()
-    ours = adam_with_memory(lazy, memory_lr=0.02)
-    theirs = torch.optim.SparseAdam([plain.values], lr=0.02, betas=BETAS)
-    torch.manual_seed(3)
-    for _ in range(6):
-        rows = torch.randint(SLOTS, (5,)).unique()
-        grad = rows_as_gradient(rows, torch.randn(len(rows), WIDTH), lazy.values.shape)
-        lazy.values.grad, plain.values.grad = grad.clone(), grad
-        ours.step()
-        theirs.step()
-    torch.testing.assert_close(lazy.values, plain.values)
+def frozen_memory(apart):
+    memory = make_memory(apart)
+    memory.train_only(torch.arange(SLOTS) % 3 > 0)
+    return memory
 
 
-@pytest.mark.parametrize("decay", [0.0, 0.1])
-def test_rows_that_are_not_read_stay_bit_for_bit_in_values_and_state(decay):
+MODELS = {
+    "memory": make_memory,
+    "all slots": lambda apart: make_memory(apart, slots=16, knn=16),
+    "frozen slots": frozen_memory,
+    "shared values": make_pair,
+    "plain search": lambda apart: make_memory(apart, search="plain"),
+}
+
+
+@PADDED
+@pytest.mark.parametrize("at_once", [1 << 22, 3 * WIDTH])
+@pytest.mark.parametrize("model", MODELS)
+def test_training_is_that_with_dense_gradients(monkeypatch, padded_rows, model, at_once, padded):
+    """One pass and two in an update, by turns; clipped and not."""
+    monkeypatch.setitem(lazy_adam.UPDATED_AT_ONCE, "cpu", at_once)
+    ours, plain = (MODELS[model](apart) for apart in (True, False))
+    optimizer = adam_with_memory(ours, memory_lr=0.02, memory_weight_decay=0.1)
+    state = [plain.values.detach().double(), *torch.zeros(2, *plain.values.shape).double()]
+    torch.manual_seed(2)
+    for step in range(1, 5):
+        optimizer.zero_grad()
+        plain.zero_grad()
+        for _ in range(1 + step % 2):
+            x = torch.randn(5, WIDTH)
+            optimizer.backward(ours(x).square().sum())
+            plain(x).square().sum().backward()
+        gradient = ours.values.grad
+        assert gradient.is_coalesced() != padded
+        assert gradient._nnz() <= len(ours.values)
+        changes = gradient._indices()[0].diff()
+        # rising; where it is padded, what is left over repeats a row with zeros
+        assert (changes >= int(not padded)).all()
+        assert not gradient._values()[1:][changes == 0].any()
+        torch.testing.assert_close(gradient.to_dense(), plain.values.grad, rtol=1e-5, atol=1e-5)
+        expected = {name: p.grad for name, p in plain.named_parameters() if p.grad is not None}
+        norm = torch.stack([grad.norm() for grad in expected.values()]).norm() / 4
+        max_norm = (0.0, 0.1, 1000.0)[step % 3]
+        optimizer.multiply_grads(0.25)
+        torch.testing.assert_close(optimizer.clip_grad_norm(max_norm), norm)
+        scale = 0.25 * (0.1 / norm if max_norm == 0.1 else 1)
+        for name, parameter in ours.named_parameters():
+            if not name.endswith("values"):
+                torch.testing.assert_close(parameter.grad, expected[name] * scale)
+        before = ours.values.detach().clone()
+        optimizer.step()
+        state = adam_by_hand(state, plain.values.grad.double(), step, 0.02, scale, 0.1)
+        read = plain.values.grad.any(1)
+        assert torch.equal(ours.values[~read], before[~read])
+        plain.load_state_dict(ours.state_dict())
+        plain.values.data.copy_(state[0])
+        torch.testing.assert_close(ours.values, plain.values, rtol=1e-5, atol=1e-6)
+    assert len(optimizer.tables) == 1
+
+
+@PADDED
+def test_what_the_loss_does_not_depend_on_moves_nothing(padded_rows, padded):
+    """fairseq gives workers that have no data left a batch whose loss it multiplies by 0."""
     memory = make_memory()
-    optimizer = adam_with_memory(memory, memory_weight_decay=decay)
-    learn(memory, optimizer, updates=2)
-    state = memory.table.moments
-    before = copy.deepcopy([memory.values.data, state.exp_avg, state.exp_avg_sq])
-    read = []
-    learn(memory, optimizer, 1, 2, lambda _: read.append(memory.values.grad.indices()[0]), seed=9)
-    untouched = torch.ones(SLOTS, dtype=torch.bool)
-    untouched[read[0]] = False
-    assert 0 < untouched.sum() < SLOTS
-    for old, new in zip(before, (memory.values.data, state.exp_avg, state.exp_avg_sq), strict=True):
-        assert torch.equal(old[untouched], new[untouched])
-        assert not torch.equal(old[~untouched], new[~untouched])
+    optimizer = adam_with_memory(memory, memory_weight_decay=0.1)
+    learn(memory, optimizer)
+    moments = memory.table.moments
+    before = copy.deepcopy([memory.values.data, moments.exp_avg, moments.exp_avg_sq])
+    optimizer.zero_grad()
+    optimizer.backward(memory(torch.randn(5, WIDTH)).sum() * 0)
+    assert padded or memory.values.grad._nnz() == 0
+    optimizer.clip_grad_norm(1.0)
+    optimizer.step()
+    for old, new in zip(
+        before, (memory.values.data, moments.exp_avg, moments.exp_avg_sq), strict=True
+    ):
+        assert torch.equal(old, new)
 
 
 def test_an_updates_gradients_take_the_memory_of_the_last_ones():
-    memory = make_memory(slots=16, knn=16)
-    places = []
+    memory, places = make_memory(slots=16, knn=16), []
     optimizer = adam_with_memory(memory)
     learn(
         memory, optimizer, 3, after=lambda _: places.append(memory.values.grad.values().data_ptr())
     )
     assert len(set(places)) == 1
-
-
-def test_gradients_of_another_pass_do_not_take_memory_that_is_in_use():
-    memory = make_memory(slots=16, knn=16)
-    optimizer = adam_with_memory(memory)
-    learn(memory, optimizer, 1)
-    torch.manual_seed(2)
-    optimizer.zero_grad()
-    for _ in range(2):
-        x = torch.randn(4, WIDTH)
-        before = memory.values.grad
-        kept = None if before is None else before.to_dense()
-        optimizer.backward(memory(x).square().sum())
-        if before is not None:
-            # what was there is not written over, and counts
-            assert torch.equal(before.to_dense(), kept)
-            assert not torch.equal(memory.values.grad.to_dense(), kept)
-
-
-@pytest.mark.parametrize("max_norm", [0.0, 0.5, 1000.0])
-def test_norm_and_clipping_are_those_of_all_gradients_together(max_norm):
-    lazy, plain = make_memory(), make_memory(apart=False)
-    ours = adam_with_memory(lazy)
-    theirs = FairseqAdam(options(FairseqAdamConfig), dense(plain))
-    torch.manual_seed(2)
-    x = torch.randn(5, WIDTH)
-    norms = []
-    for memory, optimizer in ((lazy, ours), (plain, theirs)):
-        optimizer.backward(memory(x).square().sum())
-        optimizer.multiply_grads(0.25)
-        norms.append(optimizer.clip_grad_norm(max_norm))
-    torch.testing.assert_close(*norms)
-    assert 0.5 < norms[0] < 1000
-    scaled = lazy.values.grad.to_dense() * ours.optimizer.scale.grad
-    torch.testing.assert_close(scaled, plain.values.grad)
-    torch.testing.assert_close(lazy.keys.subkeys.grad, plain.keys.subkeys.grad)
 
 
 def test_an_update_that_is_not_finite_leaves_no_trace():
@@ -144,26 +163,26 @@ def test_schedules_leave_the_learning_rate_of_the_memory_alone():
         group["lr"] = 0.0
     assert optimizer.get_lr() == 0.0
     before = memory.values.clone()
-    memory.values.grad = rows_as_gradient(
-        torch.tensor([2]), torch.ones(1, WIDTH), memory.values.shape
-    )
+    row, ones = torch.tensor([2]), torch.ones(1, WIDTH)
+    memory.values.grad = rows_as_gradient(row, ones, memory.values.shape)
     optimizer.step()
     moved = torch.zeros(SLOTS, WIDTH)
     moved[2] = 0.125
     torch.testing.assert_close(before - memory.values, moved)
 
 
-def test_a_resumed_optimizer_goes_on_as_if_it_had_not_stopped():
-    memory = make_memory()
+@pytest.mark.parametrize("dtype", [None, torch.bfloat16])
+def test_a_resumed_training_goes_on_as_if_it_had_not_stopped(dtype):
+    memory, resumed = (make_memory(seed=seed, values_dtype=dtype) for seed in (1, 5))
     optimizer = adam_with_memory(memory)
     learn(memory, optimizer)
-    resumed = make_memory(seed=5)
     resumed.load_state_dict(memory.state_dict())
     other = adam_with_memory(resumed, lr=[7.0])
     other.load_state_dict(copy.deepcopy(optimizer.state_dict()))
-    learn(memory, optimizer, seed=4)
-    learn(resumed, other, seed=4)
+    for one, its_optimizer in ((memory, optimizer), (resumed, other)):
+        learn(one, its_optimizer, seed=4)
     assert torch.equal(memory.values, resumed.values)
+    torch.testing.assert_close(optimizer.state_dict()["tables"], other.state_dict()["tables"])
     assert other.get_lr() == 0.01
 
 

@@ -1,6 +1,8 @@
 """Options of product-key memories: what is built from them, and what is refused."""
 
 import dataclasses
+import sys
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -8,31 +10,38 @@ import torch
 from fairseq.optim.fp16_optimizer import FP16Optimizer
 from omegaconf import OmegaConf
 
+from fairseq_plugins.fairseq_integration.error_messages import flag
 from fairseq_plugins.fairseq_integration.parameters import update_rule
 from fairseq_plugins.product_key_memory.memory import ProductKeyMemory
 from fairseq_plugins.product_key_memory.options import (
     MemoryBuilder,
     MemoryLayersOptions,
     MemoryOptions,
+    check_placed,
     parse_memory_layers,
 )
+from fairseq_plugins.product_key_memory.sharding import AllColumns
 from fairseq_plugins.product_key_memory.value_table import ValueTable
-from tests.product_key_memory import tiny
+from tests.product_key_memory.standalone import (
+    D,
+    K,
+    adam_with_memory,
+    exact_memory,
+    learn,
+    make_memory,
+)
+from tests.product_key_memory.tiny import build, memories, tiny_language_model, tiny_transformer
 
-SMALL = {"memory_slots": 16, "memory_knn": 2, "memory_query_dim": 4}
 
-
-def build_memory(given, width):
-    return MemoryBuilder(given).build(width)
-
-
-def options(**given):
-    return MemoryLayersOptions(**{**SMALL, "memory_optimizer": None, **given})
+def builder(**given):
+    small = {"slots": 25, "knn": 2, "query_dim": 4, "optimizer": None}
+    options = {f"memory_{name}": value for name, value in {**small, **given}.items()}
+    return MemoryBuilder(MemoryLayersOptions(**options))
 
 
 @pytest.mark.parametrize(
     ("text", "numbers"),
-    [(None, []), ("", []), ("3", [3]), ("6,12", [6, 12]), ("12, 6", [6, 12]), ("1,12", [1, 12])],
+    [(None, []), ("", []), ("3", [3]), ("12, 6", [6, 12]), ("1,12", [1, 12])],
 )
 def test_layers_are_numbers_from_1(text, numbers):
     assert parse_memory_layers(text, 12, "--memory-layers") == numbers
@@ -55,36 +64,37 @@ def test_every_option_reaches_the_memory(monkeypatch):
         **{"keys": "flat", "search": "plain", "values_dtype": "bf16", "shard_values": True},
         **{"output_norm": True, "output_gate": True, "zero_init": True},
     }
-    build_memory(options(**{f"memory_{name}": value for name, value in given.items()}), 5)
-    layers = {"query_hidden_dims": [8, 10], "values_dtype": torch.bfloat16}
-    assert built == {**given, **layers, "embed_dim": 5, "values_of": None}
-    of_models = {f"memory_{name}" for name in ("layers", "optimizer", "share_values")}
-    of_models |= {"memory_interleave", "memory_parallel", "memory_trainable_slots"}
-    known = {option.name for option in dataclasses.fields(MemoryLayersOptions)}
-    of_memories = {f"memory_{name}" for name in built if name not in ("embed_dim", "values_of")}
-    assert known - of_models - {"_name"} == of_memories
+    builder(**given).build(5)
+    parsed = {"query_hidden_dims": [8, 10], "values_dtype": torch.bfloat16}
+    assert built == {**given, **parsed, "embed_dim": 5, "values_of": None}
+    of_models = {"layers", "optimizer", "share_values", "interleave", "parallel", "trainable_slots"}
+    names = {option.name for option in dataclasses.fields(MemoryLayersOptions)} - {"_name"}
+    assert names == {f"memory_{name}" for name in of_models | given.keys()}
 
 
 @pytest.mark.parametrize("share", [False, True])
 def test_memories_of_a_model_share_their_values_if_asked_to(share):
-    builder = MemoryBuilder(options(memory_share_values=share, memory_value_dim=4))
-    first, *others = (builder.build(width) for width in (8, 6, 8))
+    builds = builder(share_values=share, value_dim=4)
+    first, *others = (builds.build(width) for width in (8, 6, 8))
     assert [other.values is first.values for other in others] == [share, share]
     assert all(other.keys is not first.keys for other in others)
 
 
 def test_the_optimizer_is_that_of_the_training():
     """The option takes it from the rest of the configuration, where there is one."""
-    cfg = OmegaConf.create({"model": MemoryOptions(), "optimizer": {"_name": "adam_with_memory"}})
-    assert cfg.model.memory_optimizer == "adam_with_memory"
-    for others in ({}, {"optimizer": None}, {"optimizer": {"lr": [0.1]}}):
+    for others, expected in [
+        ({"optimizer": {"_name": "adam_with_memory"}}, "adam_with_memory"),
+        ({}, None),
+        ({"optimizer": None}, None),
+        ({"optimizer": {"lr": [0.1]}}, None),
+    ]:
         cfg = OmegaConf.create({"model": MemoryOptions(), **others})
-        assert cfg.model.memory_optimizer is None
+        assert cfg.model.memory_optimizer == expected
 
 
 @pytest.mark.parametrize("optimizer", [None, "adam"])
 def test_other_optimizers_see_the_values_as_a_parameter(optimizer):
-    memory = build_memory(options(memory_optimizer=optimizer), 8)
+    memory = builder(optimizer=optimizer).build(8)
     assert memory.values.requires_grad
     assert not any(update_rule(parameter, ValueTable) for parameter in memory.parameters())
 
@@ -92,7 +102,7 @@ def test_other_optimizers_see_the_values_as_a_parameter(optimizer):
 @pytest.mark.parametrize("keys", ["product", "flat"])
 def test_adam_with_memory_finds_the_values(keys):
     """Also through the copies in single precision that it sees with --bf16."""
-    memory = build_memory(options(memory_optimizer="adam_with_memory", memory_keys=keys), 8)
+    memory = builder(optimizer="adam_with_memory", keys=keys).build(8)
     assert not memory.values.requires_grad
     seen = [parameter for parameter in memory.bfloat16().parameters() if parameter.requires_grad]
     copies = FP16Optimizer.build_fp32_params(None, seen, flatten=False)
@@ -106,11 +116,217 @@ def test_adam_with_memory_finds_the_values(keys):
 def test_slots_are_trained_from_the_first_update_on(tmp_path):
     path = tmp_path / "slots.npz"
     np.savez(path, memory2=np.arange(49) < 9)
-    model = tiny.tiny_language_model(memory_layers="2", memory_trainable_slots=str(path))
-    (memory,) = tiny.memories(model)
+    model = tiny_language_model(memory_layers="2", memory_trainable_slots=str(path))
+    (memory,) = memories(model)
     memory(torch.zeros(1, 16))
     assert memory.frozen_slots.tolist() == [False] * 9 + [True] * 40
     assert not any("frozen" in name for name in model.state_dict())
     memory.train_only(None)
     memory(torch.zeros(1, 16))
     assert memory.frozen_slots is None
+
+
+def test_options_without_a_memory_are_warned_of(caplog):
+    """A baseline's --memory-layers "" may stand beside a preset's sizes."""
+    sizes = {"memory_slots": 64, "memory_knn": 3}
+    for options, memory in [(sizes, False), ({}, False), (sizes, True)]:
+        given = MemoryLayersOptions(**{"memory_optimizer": None, **options})
+        check_placed(given, memory, "--memory-layers")
+    (warning,) = caplog.messages
+    assert "--memory-slots, --memory-knn" in warning
+    assert "--memory-layers 6" in warning
+
+
+# --- what is refused: an error begins with the option, and names value and remedy
+
+
+def assert_refused(make, options, start, *words):
+    with pytest.raises(ValueError, match=r".") as refusal:
+        make(**options)
+    told = str(refusal.value)
+    assert told.startswith(start)
+    assert [word for word in words if word not in told] == []
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "remedy"),
+    [
+        ("slots", 0, "at least 1"),
+        ("heads", 0, "at least 1"),
+        ("knn", -1, "at least 1"),
+        ("query_dim", 0, "at least 1"),
+        ("value_dim", 0, "at least 1"),
+        ("query_hidden_dims", "4,0", "at least 1"),
+        ("knn", 26, "25"),
+        ("query_dropout", 1.0, "[0, 1)"),
+        ("input_dropout", -0.1, "[0, 1)"),
+        ("value_dropout", 2, "[0, 1)"),
+        ("keys", "round", "product, flat"),
+        ("search", "luck", "torch, faiss, plain"),
+        ("slots", 26, "25 or 36"),
+        ("query_dim", 7, "even"),
+    ],
+)
+def test_arguments_and_their_options(name, value, remedy):
+    argument, said = value, str(value)
+    if name == "query_hidden_dims":
+        argument, said = (4, 0), "0"
+    assert_refused(exact_memory, {name: argument}, f"`{name}`", said, remedy)
+    assert_refused(of_options, {name: value}, flag(f"memory_{name}"), said, remedy)
+
+
+def of_options(**given):
+    return builder(**given).build(8)
+
+
+def sharing(**options):
+    return exact_memory(values_of=exact_memory(), **options)
+
+
+def of_two_widths():
+    builds = builder(share_values=True)
+    return builds.build(8), builds.build(6)
+
+
+def read(shape, mask=None):
+    return exact_memory()(torch.zeros(shape).double(), mask)
+
+
+def train_only(slots):
+    exact_memory().train_only(slots)
+
+
+def layers_of(text):
+    return parse_memory_layers(text, 12, "--memory-layers")
+
+
+def language_model(**options):
+    return tiny_language_model(**{"memory_layers": "2", **options})
+
+
+def segments(**options):
+    return build("transformer_xl", **options)
+
+
+def persistent(**options):
+    return build("all_attention", decoder_ffn_embed_dim=0, **options)
+
+
+def optimizer(**options):
+    return adam_with_memory(make_memory(), **options)
+
+
+def load_state(before, after, times=1):
+    """Load the state of an optimizer of one memory into that of another."""
+    trained = adam_with_memory(before)
+    learn(before, trained, 1)
+    state = trained.state_dict()
+    adam_with_memory(after).load_state_dict({**state, "tables": state["tables"] * times})
+
+
+RESET, BF16 = "give --reset-optimizer", {"values_dtype": torch.bfloat16}
+ONCE, SUCH_AS = "layers from 1 to 12, each once", "such as 6,12"
+INTERLEAVE, PARALLEL = {"memory_interleave": True}, {"memory_parallel": True}
+NONE, ADAM = {"memory_layers": ""}, {"memory_optimizer": "adam"}
+REFUSED = [
+    (make_memory, {"values_dtype": torch.float16}, "`values_dtype` is", "float16", "bfloat16"),
+    (sharing, {"slots": 36}, "`slots` is 36", "25"),
+    (sharing, {"value_dim": 4}, "`value_dim` is 4", "6"),
+    (of_two_widths, {}, "--memory-value-dim is 6", "8"),
+    (read, {"shape": (2, D + 1)}, "a memory", "(2, 7)", "must be 6"),
+    (read, {"shape": ()}, "a memory", "()", "must be 6"),
+    (read, {"shape": (2, D), "mask": torch.zeros(3) > 0}, "a memory", "`padding_mask`", "(3,)"),
+    (read, {"shape": (2, D), "mask": torch.zeros(2)}, "a memory", "`padding_mask`", "float32"),
+    (train_only, {"slots": torch.ones(K)}, "`slots` are torch.float32", "booleans"),
+    (train_only, {"slots": torch.ones(K + 1) > 0}, "`slots` are", "(26,)", "25"),
+    *((layers_of, {"text": x}, f"--memory-layers is {x!r}", ONCE) for x in ("0", "3,13", "3,4,3")),
+    *((layers_of, {"text": x}, f"--memory-layers is {x!r}", SUCH_AS) for x in ("3;4", "3,", "2.5")),
+    (of_options, {"query_hidden_dims": "8;9"}, "--memory-query-hidden-dims is '8;9'", "512,512"),
+    (language_model, {"memory_layers": "4"}, "--memory-layers is '4'", "from 1 to 3"),
+    (language_model, NONE | INTERLEAVE, "--memory-interleave", "give --memory-layers"),
+    (language_model, NONE | PARALLEL, "--memory-parallel", "give --memory-layers"),
+    (language_model, INTERLEAVE | PARALLEL, "--memory-interleave", "--memory-parallel"),
+    (language_model, {"memory_slots": 50}, "--memory-slots is 50", "49 or 64"),
+    (language_model, {"decoder_layers_to_keep": "1"}, "--decoder-layers-to-keep is 1", "leave one"),
+    (language_model, {"base_layers": 1}, "--base-layers is 1 with --memory-layers", "leave one"),
+    (language_model, ADAM | {"memory_trainable_slots": "F"}, "--memory-trainable-slots F", "adam_"),
+    (language_model, ADAM | {"memory_values_dtype": "bf16"}, "--memory-values-dtype bf16", "adam_"),
+    (segments, {"memory_layers": "4"}, "--memory-layers is '4'", "from 1 to 3"),
+    (segments, NONE | INTERLEAVE, "--memory-interleave", "give --memory-layers"),
+    (persistent, PARALLEL, "--memory-parallel", "--decoder-ffn-embed-dim 0"),
+    (tiny_transformer, {"encoder_memory_layers": "3"}, "--encoder-memory-layers is '3'", "1 to 2"),
+    (tiny_transformer, {"decoder_memory_layers": "1,1"}, "--decoder-memory-layers is '1,1'"),
+    (tiny_transformer, INTERLEAVE, "--memory-interleave", "give --encoder-memory-layers"),
+    (
+        tiny_transformer,
+        {"decoder_memory_layers": "1", "decoder_layers_to_keep": "0"},
+        "--decoder-layers-to-keep is 0 with --decoder-memory-layers",
+    ),
+    (optimizer, {"memory_lr": float("inf")}, "--memory-lr is inf", "finite"),
+    (optimizer, {"memory_lr": -1.0}, "--memory-lr is -1.0", "0 or more"),
+    (optimizer, {"memory_weight_decay": -0.5}, "--memory-weight-decay is -0.5", "0 or more"),
+    (optimizer, {"fp16_adam_stats": True}, "--fp16-adam-stats", "leave it out"),
+]
+
+
+@pytest.mark.parametrize("case", REFUSED, ids=lambda case: " ".join(case[2:]))
+def test_what_no_memory_can_be(case):
+    assert_refused(*case)
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "times", "words"),
+    [
+        ({}, {"slots": 81}, 1, ["(64, 8)", "(81, 8)"]),
+        ({}, {}, 2, ["of 2 memories", "has 1"]),
+        ({}, BF16, 1, ["another dtype"]),
+        (BF16, {}, 1, ["another dtype"]),
+    ],
+)
+def test_the_optimizers_state_of_another_memory(before, after, times, words):
+    states = {"before": make_memory(**before), "after": make_memory(**after), "times": times}
+    assert_refused(load_state, states, "the checkpoint's optimizer state", *words, RESET)
+
+
+def test_faiss_that_is_not_installed(monkeypatch):
+    monkeypatch.setitem(sys.modules, "faiss", None)
+    words = "--memory-search faiss", "pip install faiss-cpu", "--memory-search torch"
+    assert_refused(of_options, {"search": "faiss"}, *words)
+
+
+def test_shards_without_their_optimizer_or_with_translation(monkeypatch):
+    monkeypatch.setattr(AllColumns, "sharded", True)
+    words = "--memory-shard-values with --optimizer adam", "give --optimizer adam_with_memory"
+    assert_refused(of_options, {"shard_values": True, "optimizer": "adam"}, *words)
+    given = {"encoder_memory_layers": "1", "memory_shard_values": True}
+    given |= {"optimizer": "adam_with_memory", "task_cfg": SimpleNamespace(eval_bleu=True)}
+    words = "--eval-bleu with --memory-shard-values", "leave out --eval-bleu"
+    assert_refused(tiny_transformer, given, *words)
+
+
+SLOTS = np.arange(49) < 9
+
+
+@pytest.mark.parametrize(
+    ("arrays", "reason"),
+    [
+        (None, "No such file"),
+        (b"no archive", "cannot be read"),
+        (b"", "cannot be read"),
+        ({"memory2": SLOTS}, "has no memory6"),
+        ({"memory6": np.arange(49)}, "int64"),
+        ({"memory6": np.ones(48, bool)}, "(48,)"),
+        ({"memory6": np.array([print] * 49)}, "Object arrays cannot be loaded"),
+    ],
+)
+def test_a_file_of_other_slots_when_training_begins(arrays, reason, tmp_path):
+    path = tmp_path / "slots.npz"
+    if isinstance(arrays, bytes):
+        path.write_bytes(arrays)
+    elif arrays is not None:
+        np.savez(path, **arrays)
+    (memory,) = memories(language_model(memory_trainable_slots=str(path)))
+    memory.train_slots_of(str(path), "memory6")
+    memory.eval()(torch.zeros(1, 16))
+    words = f"--memory-trainable-slots is {path}", reason, "rarely_read.npz"
+    assert_refused(memory.train(), {"x": torch.zeros(1, 16)}, *words)

@@ -1,26 +1,25 @@
-"""Weighted sums of rows: values, gradients of all kinds, spare buffers."""
+"""Weighted sums of rows: values, gradients as a CPU and an accelerator have them, spare buffers."""
 
 import pytest
 import torch
 
-from fairseq_plugins.product_key_memory.values import (
-    SpareRows,
-    plain_weighted_sum,
-    row_gradients,
-    weighted_sum,
-)
+from fairseq_plugins.product_key_memory import lazy_adam, values
+from fairseq_plugins.product_key_memory.values import SpareRows, plain_weighted_sum, weighted_sum
 from tests.gradients import assert_same
+from tests.product_key_memory.standalone import BETAS, draw
 
-TABLE, WIDTH, TOKENS, READS = 12, 4, 5, 6
-
-
-def draw(tokens=TOKENS, reads=READS, dtype=torch.float64):
-    """Values, rows, some of them read twice by a token and some by none, and weights."""
-    torch.manual_seed(1)
-    values = torch.randn(TABLE, WIDTH, dtype=dtype, requires_grad=True)
-    rows = torch.randint(0, TABLE - 4, (tokens, reads)) + 2
-    rows[:, 1:2] = rows[:, :1]
-    return values, rows, torch.randn(tokens, reads, dtype=dtype, requires_grad=True)
+TABLE, WIDTH = 12, 4
+# rows that tokens read
+READS = {
+    "some twice": [[5, 4, 5], [1, 5, 2]],
+    "one alone": [[7, 7, 7], [7, 7, 7]],
+    "each once": [[9, 8], [7, 6]],
+    "first and last": [[11, 0], [0, 11]],
+    "more than rows": torch.randint(TABLE, (9, 7), generator=torch.Generator().manual_seed(1)),
+    "every row": torch.arange(TABLE).repeat(3, 2),
+    "none": torch.empty(0, 3, dtype=torch.long),
+}
+EVERY_READS = pytest.mark.parametrize("reads", READS)
 
 
 def by_hand(values, rows, weights):
@@ -32,72 +31,94 @@ def by_hand(values, rows, weights):
 
 
 @pytest.mark.parametrize("read", [weighted_sum, plain_weighted_sum])
-@pytest.mark.parametrize(("tokens", "reads"), [(1, 1), (1, 6), (5, 1), (5, 6), (30, 40)])
+@pytest.mark.parametrize(("tokens", "reads"), [(1, 1), (1, 6), (5, 1), (30, 40)])
 def test_sums_and_gradients_are_the_formula(tokens, reads, read):
-    values, rows, weights = draw(tokens, reads)
-    found = read(values, rows, weights, sparse=False)
-    assert_same(found, by_hand(values, rows, weights), [values, weights])
+    table, weights, rows = (
+        draw(TABLE, WIDTH),
+        draw(tokens, reads),
+        torch.randint(8, (tokens, reads)),
+    )
+    rows[:, 1:2] = rows[:, :1]
+    found = read(table, rows, weights, sparse=False)
+    assert_same(found, by_hand(table, rows, weights), [table, weights])
 
 
-def gradient(sparse, rows=None, dtype=torch.float64, **size):
-    """The gradients of values and weights."""
-    values, drawn, weights = draw(dtype=dtype, **size)
-    rows = drawn if rows is None else rows
-    summed = weighted_sum(values, rows, weights, sparse)
-    (summed * torch.randn_like(summed)).sum().backward()
-    return values.grad, weights.grad
+@pytest.mark.parametrize("frozen", [False, True])
+@pytest.mark.parametrize("sparse", [False, True])
+@pytest.mark.parametrize("how", ["plain", "on a CPU", "in spare memory", "padded"])
+@EVERY_READS
+def test_gradients_are_those_of_the_formula(monkeypatch, reads, how, sparse, frozen):
+    monkeypatch.setattr(values, "pads_rows", lambda x: how == "padded")
+    rows = torch.as_tensor(READS[reads])
+    table, weights, slope = draw(TABLE, WIDTH), draw(*rows.shape), draw(len(rows), WIDTH).detach()
+    # a token without a gradient
+    slope[1:2] = 0
+    which = torch.arange(TABLE) % 2 == 1 if frozen else None
+    if how == "plain":
+        summed = plain_weighted_sum(table, rows, weights, sparse, which)
+    else:
+        spare = None if how == "on a CPU" else SpareRows(TABLE)
+        summed = weighted_sum(table, rows, weights.detach(), sparse, spare, which)
+    expected = plain_weighted_sum(table, rows, weights)
+    torch.testing.assert_close(summed, expected)
+    (found,) = torch.autograd.grad(summed, table, slope)
+    (expected,) = torch.autograd.grad(expected, table, slope)
+    if frozen:
+        expected = expected * ~which.unsqueeze(1)
+    torch.testing.assert_close(found.to_dense(), expected)
+    assert found.is_sparse == sparse
+    if not sparse or how == "plain":
+        return
+    assert found.is_coalesced() == (how != "padded")
+    listed = found._indices()[0].tolist()
+    if how != "padded":
+        # the rows that have a gradient, and no others
+        assert listed == expected.any(1).nonzero().flatten().tolist()
+        return
+    read = rows.unique().tolist()
+    assert listed == read + read[-1:] * (min(rows.numel(), TABLE) - len(read))
+    assert not found._values()[len(read) :].any()
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
-def test_sparse_and_dense_gradients_are_equal(dtype):
-    (sparse, of_weights), (dense, of_same) = (gradient(how, dtype=dtype) for how in (True, False))
-    assert sparse.is_sparse
-    assert not dense.is_sparse
-    assert sparse.dtype == dense.dtype == dtype
-    assert torch.equal(sparse.to_dense(), dense)
-    assert torch.equal(of_weights, of_same)
+def adam_by_hand(state, grad, step, lr, scale, decay):
+    """A step of the rows with a gradient, in all rows at once."""
+    table, mean, square = state
+    read = grad.ne(0).any(-1, keepdim=True)
+    grad = grad * scale
+    new_mean = BETAS[0] * mean + (1 - BETAS[0]) * grad
+    new_square = BETAS[1] * square + (1 - BETAS[1]) * grad**2
+    corrected = lr * (1 - BETAS[1] ** step) ** 0.5 / (1 - BETAS[0] ** step)
+    new = table * (1 - decay * lr) - corrected * new_mean / (new_square.sqrt() + 1e-8)
+    after = (new, new_mean, new_square)
+    return [torch.where(read, x, old) for x, old in zip(after, state, strict=True)]
 
 
-@pytest.mark.parametrize(
-    ("rows", "read"),
-    [
-        ([[3, 3], [3, 3]], [3]),
-        ([[11, 0], [0, 11]], [0, 11]),
-        ([[5, 4], [1, 5]], [1, 4, 5]),
-        ([[9, 8], [7, 6]], [6, 7, 8, 9]),
-    ],
-)
-def test_a_sparse_gradient_is_coalesced_and_lists_exactly_the_rows_read(rows, read):
-    values, _, weights = draw(tokens=2, reads=2)
-    summed = weighted_sum(values, torch.tensor(rows), weights)
-    (grad,) = torch.autograd.grad(summed.sum(), values, retain_graph=True)
-    assert grad.is_coalesced()
-    assert grad.shape == (TABLE, WIDTH)
-    assert grad.indices().tolist() == [read]
-    assert grad.values().shape == (len(read), WIDTH)
-    # values.grad lists them once, too, though torch forgets that they are coalesced
-    summed.sum().backward()
-    assert values.grad._indices().tolist() == [read]
-    assert torch.equal(values.grad._values(), grad.values())
+@pytest.mark.parametrize("decay", [0.0, 0.1])
+@EVERY_READS
+def test_padded_rows_are_updated_by_the_rule_however_often_they_are_listed(reads, decay):
+    rows = torch.as_tensor(READS[reads])
+    state = [torch.randn(TABLE, WIDTH).double() for _ in range(3)]
+    state[2] = state[2].abs()
+    expected = [x.clone() for x in state]
+    for step in range(1, 4):
+        slope = torch.randn(len(rows), WIDTH).double()
+        slope[step - 1 : step] = 0
+        found = values.padded_row_gradients(rows, torch.rand(rows.shape), slope, TABLE)
+        corrected = 0.1 * (1 - BETAS[1] ** step) ** 0.5 / (1 - BETAS[0] ** step)
+        lazy_adam.update_rows(
+            *state, *found, BETAS, torch.tensor(0.5), decay * 0.1, corrected, 1e-8, padded=True
+        )
+        of_all = torch.zeros(TABLE, WIDTH).double().index_add_(0, *found)
+        expected = adam_by_hand(expected, of_all, step, 0.1, 0.5, decay)
+        torch.testing.assert_close(state, expected)
 
 
 def test_values_that_need_no_gradient_get_none():
-    values, rows, weights = draw()
-    values.requires_grad_(False)
-    weighted_sum(values, rows, weights).sum().backward()
-    assert values.grad is None
-    assert weights.grad is not None
-    assert not weighted_sum(values, rows, weights.detach()).requires_grad
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_gradients_in_spare_memory_are_the_same(dtype):
-    _, rows, weights = draw(dtype=dtype)
-    grad = torch.randn(TOKENS, WIDTH, dtype=dtype)
-    expected = row_gradients(rows, weights.detach(), grad)
-    found = row_gradients(rows, weights.detach(), grad, SpareRows(TABLE))
-    assert torch.equal(found[0], expected[0])
-    torch.testing.assert_close(found[1], expected[1])
+    table, rows, weights = torch.randn(TABLE, WIDTH), torch.tensor([[1, 2]]), torch.rand(1, 2)
+    assert not weighted_sum(table, rows, weights).requires_grad
+    weights.requires_grad_()
+    weighted_sum(table, rows, weights).sum().backward()
+    torch.testing.assert_close(weights.grad, table[rows].sum(-1))
 
 
 def test_spare_memory_is_taken_again_when_it_was_given_back_and_is_large_enough():
@@ -127,19 +148,3 @@ def test_spare_memory_is_taken_again_when_it_was_given_back_and_is_large_enough(
         assert taken.dtype == unlike.dtype
         assert taken.shape == (2, unlike.size(1))
         spare.give_back(taken)
-
-
-@pytest.mark.parametrize("read", [weighted_sum, plain_weighted_sum])
-@pytest.mark.parametrize("sparse", [True, False])
-def test_frozen_rows_are_read_and_get_no_gradient(read, sparse):
-    values, rows, weights = draw()
-    out = torch.randn(TOKENS, WIDTH, dtype=torch.float64)
-    frozen = torch.arange(len(values)) % 2 == 0
-    free, fixed = (values.detach().clone().requires_grad_() for _ in range(2))
-    for of_values, how in [(free, {}), (fixed, {"frozen": frozen})]:
-        summed = read(of_values, rows, weights, sparse=sparse, **how)
-        torch.testing.assert_close(summed, plain_weighted_sum(values, rows, weights))
-        summed.backward(out, inputs=[of_values])
-    expected = free.grad.to_dense() * ~frozen.unsqueeze(1)
-    assert expected.any()
-    torch.testing.assert_close(fixed.grad.to_dense(), expected)

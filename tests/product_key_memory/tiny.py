@@ -31,13 +31,6 @@ _OTHERS = {
 }
 
 
-def _task():
-    symbols = tiny.dictionary()
-    return argparse.Namespace(
-        source_dictionary=symbols, target_dictionary=symbols, src_dict=symbols
-    )
-
-
 def tiny_language_model(seed: int = 1, **options) -> MemoryLanguageModel:
     """3 layers, d 16, f 24, 2 heads, without dropout; memories of 49 slots."""
     values = {
@@ -51,7 +44,7 @@ def tiny_language_model(seed: int = 1, **options) -> MemoryLanguageModel:
         **options,
     }
     torch.manual_seed(seed)
-    return MemoryLanguageModel.build_model(MemoryLanguageModelConfig(**values), _task())
+    return MemoryLanguageModel.build_model(MemoryLanguageModelConfig(**values), tiny.tiny_task())
 
 
 def tiny_transformer(seed: int = 1, task_cfg: object = None, **options) -> MemoryTransformer:
@@ -68,7 +61,7 @@ def tiny_transformer(seed: int = 1, task_cfg: object = None, **options) -> Memor
     )
     ARCH_CONFIG_REGISTRY["pkm_transformer"](args)
     torch.manual_seed(seed)
-    task = _task()
+    task = tiny.tiny_task()
     task.cfg = task_cfg
     return MemoryTransformer.build_model(args, task)
 
@@ -78,21 +71,14 @@ def memories(model: torch.nn.Module) -> list[ProductKeyMemory]:
     return [module for module in model.modules() if isinstance(module, ProductKeyMemory)]
 
 
-def option_of(argument: str) -> str:
-    """The option of the commands that an argument of ProductKeyMemory is from."""
-    return "--memory-" + argument.replace("_", "-")
-
-
-def padded(*lengths: int, width: int | None = None, left: bool = False) -> torch.Tensor:
+def padded(*lengths: int, width: int | None = None) -> torch.Tensor:
     """Random sentences of these lengths with padding to ``width``, (B, T).
 
-    The sentences are the same whatever the width and the side of the padding.
+    The sentences are the same whatever the width.
     """
-    width = width or max(lengths)
-    batch = torch.full((len(lengths), width), tiny.dictionary().pad())
+    batch = torch.full((len(lengths), width or max(lengths)), tiny.dictionary().pad())
     for number, length in enumerate(lengths):
-        place = slice(width - length, width) if left else slice(0, length)
-        batch[number, place] = tiny.tokens(1, length, seed=number)
+        batch[number, :length] = tiny.tokens(1, length, seed=number)
     return batch
 
 

@@ -2,6 +2,7 @@
 
 import pytest
 
+from fairseq_plugins import load
 from tests.scripts.evaluate.saved_memory_models import write_all
 from tests.scripts.evaluate.saved_models import write_checkpoint
 
@@ -21,3 +22,17 @@ def saved(tmp_path_factory):
         write_checkpoint(folder / f"{name}.pt", "transformer_xl", **options)
     write_checkpoint(folder / "spans.pt", "all_attention_lm", attention_span=6)
     return folder
+
+
+@pytest.fixture(scope="module")
+def models(saved):
+    """Load a model by its kind, once."""
+    loaded = {}
+
+    def get(kind):
+        if kind not in loaded:
+            data = saved / ("pairs" if kind == "pairs" else "text")
+            loaded[kind] = load(saved / f"{kind}.pt", data)
+        return loaded[kind]
+
+    return get

@@ -2,10 +2,8 @@
 
 import copy
 import pickle
-import re
 import shutil
 
-import joblib
 import numpy as np
 import pytest
 import torch
@@ -16,13 +14,10 @@ from fairseq.models.transformer_lm import TransformerLanguageModel
 
 from fairseq_plugins import load
 from fairseq_plugins.fairseq_integration.dictionaries import digests
-from fairseq_plugins.python_interface.language_model import LanguageModel
-from fairseq_plugins.python_interface.translation import TranslationModel
 from tests.end_to_end.commands import ROOT
 from tests.scripts.evaluate.saved_models import Mischief
 
 TEXT = "abcab\nponm"
-SIDES = (("source", "lower"), ("target", "upper"))
 
 
 @pytest.fixture
@@ -52,21 +47,10 @@ def test_a_folder_stands_for_its_best_checkpoint(saved, folder):
     assert mem_len(load(folder / "checkpoint_last.pt")) == 5
 
 
-def test_a_folder_without_a_checkpoint_is_refused(tmp_path):
-    message = "has no checkpoint_best.pt, checkpoint_last.pt or checkpoint.pt: name a checkpoint"
-    with pytest.raises(ValueError, match=message):
-        load(tmp_path)
-    with pytest.raises(ValueError, match=r"^there is no .*none.pt: name a checkpoint, or the"):
-        load(tmp_path / "none.pt")
-
-
 def test_the_dictionary_is_beside_the_file_or_where_the_model_was_trained_or_given(saved, folder):
     expected = load(folder).score(TEXT).log_probs
     (folder / "dict.txt").unlink()
-    message = re.escape(
-        f"checkpoint_last.pt needs dict.txt, not in {folder} or where it was trained: give data"
-    )
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ValueError, match=f"dict.txt, not in {folder} or where it .*: give data"):
         load(folder)
     given = load(folder, saved / "text")
     np.testing.assert_array_equal(given.score(TEXT).log_probs, expected)
@@ -74,35 +58,29 @@ def test_the_dictionary_is_beside_the_file_or_where_the_model_was_trained_or_giv
     # of several folders of data, the first
     changed(last, lambda state: state["cfg"]["task"].update(data=f"{saved}/text:{saved}/more"))
     np.testing.assert_array_equal(load(folder).score(TEXT).log_probs, expected)
-    with pytest.raises(ValueError, match=re.escape(f"needs dict.txt, not in {saved}: give data")):
+    with pytest.raises(ValueError, match=f"dict.txt, not in {saved}: give data"):
         load(folder, saved)
-
-
-def test_another_dictionary_is_refused(folder):
-    symbols = (folder / "dict.txt").read_text().splitlines()
-    (folder / "dict.txt").write_text("\n".join(symbols[::-1]) + "\n")
-    message = "was trained with another dictionary than the source dictionary of DATA"
-    with pytest.raises(ValueError, match=message):
-        load(folder)
 
 
 @pytest.mark.parametrize(
     ("kind", "side", "name"),
-    [("blocks", "source", "dict"), *((f"pairs {x}", x, f"dict.{y}") for x, y in SIDES)],
+    [
+        ("recurrent", "source", "dict"),
+        ("blocks", "source", "dict"),
+        ("pairs", "source", "dict.lower"),
+        ("pairs", "target", "dict.upper"),
+    ],
 )
 def test_another_dictionary_of_the_same_size_is_refused(saved, tmp_path, kind, side, name):
     """Models of fairseq's tasks fit it, and give figures that are nonsense."""
-    kind, *_ = kind.split()
     data = tmp_path / "data"
     shutil.copytree(saved / ("pairs" if kind == "pairs" else "text"), data)
     shutil.copy(saved / f"{kind}.pt", tmp_path / "checkpoint_last.pt")
     model = load(tmp_path, data)
     sides = ("source", "target") if kind == "pairs" else ("source",)
     known = digests({side: getattr(model.task, f"{side}_dictionary") for side in sides})
-    changed(
-        tmp_path / "checkpoint_last.pt",
-        lambda state: state.update(task_state={"dictionaries": known}),
-    )
+    state = {"task_state": {"dictionaries": known}}
+    changed(tmp_path / "checkpoint_last.pt", lambda saved: saved.update(state))
     load(tmp_path, data)
     symbols = (data / f"{name}.txt").read_text().splitlines()
     (data / f"{name}.txt").write_text("\n".join(symbols[::-1]) + "\n")
@@ -121,53 +99,15 @@ def test_a_dictionary_of_another_size_is_refused(saved, tmp_path):
 
 def test_nothing_in_a_file_is_executed(folder, tmp_path):
     torch.save({"model": Mischief(tmp_path / "made")}, folder / "checkpoint_best.pt")
-    message = "checkpoint_best.pt holds more than weights and options, and is not"
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ValueError, match="holds more than weights and options"):
         load(folder)
     assert not (tmp_path / "made").exists()
 
 
-@pytest.mark.parametrize(
-    ("kind", "options", "message"),
-    [
-        ("recurrent", {"mem_lne": 3}, "mem_lne is no option of .*: did you mean mem_len?"),
-        ("recurrent", {"decoder_layers": 3}, "decoder_layers is no option of .*: leave it out"),
-        ("recurrent", {"bpe_codes": "f"}, r"nor one of its tokenizer and BPE \(None, None\)"),
-        ("recurrent", {"tokens_per_sample": 0}, "tokens_per_sample is 0: it must be at least 1"),
-        ("recurrent", {"extended_context": 4}, "extended_context is 4 for a model with a recurre"),
-        ("absolute", {"extended_context": 5}, "tokens_per_sample is 8 and extended_context 5: the"),
-        ("absolute", {"mem_len": 5}, "absolute.pt with the dictionary in .*: --mem-len"),
-        ("blocks", {"extended_context": 4}, "extended_context is 4 and .* of the task language_m"),
-        (
-            "blocks",
-            {"softmax_temperature": 2},
-            "softmax_temperature is 2 and .* of the task langua",
-        ),
-        ("recurrent", {"softmax_temperature": 0}, "softmax_temperature is 0: it must be above 0"),
-        ("blocks", {"tokens_per_sample": 17}, "the model has positions for 16 tokens, give no"),
-        ("recurrent", {"mem_length": 5}, "mem_length is no option of .*: did you mean mem_len?"),
-        ("recurrent", {"unit": "letters"}, "unit is 'letters': there are characters, bytes, words"),
-        ("recurrent", {"attention_kernel": "x"}, "the dictionary in .*'x', .*attention_kernel"),
-    ],
-)
-def test_options_that_cannot_be_are_refused(saved, kind, options, message):
-    with pytest.raises(ValueError, match=message):
-        load(saved / f"{kind}.pt", saved / "text", **options)
-
-
-def test_translation_has_no_segments(saved):
-    message = "tokens_per_sample is 4 and .*pairs.pt holds a model of the task translation, which"
-    with pytest.raises(ValueError, match=message):
-        load(saved / "pairs.pt", saved / "pairs", tokens_per_sample=4)
-    languages = {"source_lang": "lower", "target_lang": "other"}
-    with pytest.raises(ValueError, match=r"needs dict.lower.txt and dict.other.txt, not in"):
-        load(saved / "pairs.pt", saved / "pairs", **languages)
-
-
 def test_other_tasks_are_refused(folder):
-    last = folder / "checkpoint_last.pt"
-    changed(last, lambda state: state["cfg"]["task"].update(_name="masked_lm"))
-    with pytest.raises(ValueError, match="holds a model of the task 'masked_lm': name one of lang"):
+    other = {"_name": "masked_lm"}
+    changed(folder / "checkpoint_last.pt", lambda state: state["cfg"]["task"].update(other))
+    with pytest.raises(ValueError, match="task 'masked_lm': name one of language_modeling"):
         load(folder)
 
 
@@ -217,12 +157,10 @@ def test_what_is_loaded_can_be_copied_and_pickled(saved, tmp_path, kind):
 
     expected = figures(model)
     torch.save(model, tmp_path / "model.pt")
-    joblib.dump(model, tmp_path / "model.joblib")
     for other in (
         copy.deepcopy(model),
         pickle.loads(pickle.dumps(model)),
         torch.load(tmp_path / "model.pt", weights_only=False),
-        joblib.load(tmp_path / "model.joblib"),
     ):
         assert figures(other) == expected
         assert other.model is not model.model
@@ -238,11 +176,6 @@ def test_a_stream_can_be_copied_and_pickled(saved, kind):
     for other in others:
         assert other.score(TEXT).log_probs.tolist() == expected
         assert len(other) == len(stream)
-
-
-def test_what_is_loaded_is_named_for_what_it_does(saved):
-    assert isinstance(load(saved / "blocks.pt", saved / "text"), LanguageModel)
-    assert isinstance(load(saved / "pairs.pt", saved / "pairs"), TranslationModel)
 
 
 def test_torch_hub_loads_it(folder):

@@ -1,7 +1,5 @@
 """Translations from Python, in one process."""
 
-import re
-
 import numpy as np
 import pytest
 
@@ -39,27 +37,6 @@ def test_unknown_words_and_blanks_are_translated_as_fairseq_does(model):
     assert model.translate("a xyz\n b", **options) == model.translate("a <unk> b", **options)
 
 
-@pytest.mark.parametrize(
-    ("given", "options", "message"),
-    [
-        (["a"], {"no_repeat_ngram_size": -1}, "no_repeat_ngram_size is -1: it must be at least 0"),
-        ([5], {}, "sentence 1 is 5: it must be a string"),
-        (["a " * 1024], {}, "sentence 1 has 1024 units, and the model positions for 1023: cut it"),
-        (["a"], {"beam": 0}, "beam is 0: it must be at least 1"),
-        (["a"], {"batch_size": 0}, "batch_size is 0: it must be at least 1"),
-        (["a"], {"max_len_b": 0}, "max_len_b is 0: it must be at least 1"),
-    ],
-)
-def test_what_cannot_be_translated_is_refused(model, given, options, message):
-    with pytest.raises(ValueError, match=f"^{re.escape(message)}"):
-        model.translate(given, **options)
-
-
-def test_hypotheses_are_of_a_list(model):
-    with pytest.raises(ValueError, match=r"^sentences is 'a b': give a list of them"):
-        model.hypotheses("a b")
-
-
 def test_nothing_is_translated_to_nothing(model):
     options = {"beam": 2, "max_len_b": 6}
     found = model.translate(["", "a b c d", " \n", "p"], **options)
@@ -92,17 +69,3 @@ def test_scores_of_translations_are_those_of_the_search(model):
     np.testing.assert_allclose(alone.log_probs, scores[0].log_probs, atol=1e-5)
     assert alone.unit == "perplexity"
     assert model.score("a", "").tokens == ["</s>"]
-
-
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
-        ((["a"], "b"), "source and target: give two texts, or two lists of as many"),
-        ((["a"], ["b", "c"]), "source and target: give two texts, or two lists of as many"),
-        ((["a"], ["b " * 1024]), "translation 1 has 1024 units, and the model positions for 1023"),
-        ((["a"], ["b"], 0), "batch_size is 0: it must be at least 1"),
-    ],
-)
-def test_what_cannot_be_scored_is_refused(model, given, message):
-    with pytest.raises(ValueError, match=f"^{re.escape(message)}"):
-        model.score(*given)

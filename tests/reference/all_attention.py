@@ -37,26 +37,33 @@ def computed(span):
     return reach
 
 
-def attend(q, k, v, u, m_k, m_v, span, include_self=False, mask=None, joint=True, epsilon=0.0):
+def attend(
+    q, k, v, encode, seen, m_k=(), m_v=(), mask=None, joint=True, epsilon=0.0, position_q=None
+):
     """One head of equations 12 and 13 over one stream, one query and one key at a time.
 
-    q (T, d_h); k, v (M + T, d_h), the last T of them the queries' own tokens; u: distance -> d_h;
-    m_k, m_v: lists of persistent keys and values; mask: distance -> m; joint: one softmax over
-    context and persistent vectors, or one over each (section 5.3); epsilon: see softmax, of what
-    has a mask. Returns (T, d_h).
+    q (T, d_h); k, v (M + T, d_h), the last T of them the queries' own tokens; encode: distance ->
+    d_h, or None; seen: distance -> whether a key is visible; m_k, m_v: lists of persistent keys and
+    values; mask: distance -> m; joint: one softmax over context and persistent vectors, or one over
+    each (section 5.3); epsilon: see softmax, of what has a mask; position_q: of scores by distance,
+    if not q. Returns (T, d_h).
     """
-    head_dim = q.size(1)
+    position_q = q if position_q is None else position_q
     before = k.size(0) - q.size(0)
+    scale = math.sqrt(q.size(1))
     rows = []
     for t in range(q.size(0)):
         scores, masks, read = [], [], []
         for c in range(k.size(0)):
             distance = before + t - c
-            if (1 - include_self) <= distance <= span:
-                scores.append(q[t] @ (k[c] + u(distance)) / math.sqrt(head_dim))
+            if distance >= 0 and seen(distance):
+                score, position = q[t] @ k[c], encode(distance)
+                if position is not None:
+                    score = score + position_q[t] @ position
+                scores.append(score / scale)
                 masks.append(1.0 if mask is None else mask(distance))
                 read.append(v[c])
-        persistent = [q[t] @ key / math.sqrt(head_dim) for key in m_k]
+        persistent = [q[t] @ key / scale for key in m_k]
         row = torch.zeros_like(q[t])
         if joint and scores + persistent:
             weights = softmax(scores + persistent, masks + [1.0] * len(m_k), epsilon)
@@ -89,32 +96,24 @@ def multi_head(layer, x, context, u, span):
             elif layer.variant == "head-split" and h >= see_context:
                 m_k, m_v = vectors(layer.persistent, h - see_context)
         seen = context if h < see_context else context[:0]
-        mask, seen_span, epsilon = None, span, 0.0
+        mask, farthest, epsilon = None, span, 0.0
         if layer.span is not None and h < see_context:
             mask = soft_mask(layer.span.value[h] * layer.span.max_span, layer.span.ramp)
             epsilon = layer.span.epsilon
-            seen_span = min(span, computed(layer.span)) if epsilon else span
-        heads.append(
-            attend(
-                x @ layer.q_proj.weight[rows].T,
-                seen @ layer.k_proj.weight[rows].T,
-                seen @ layer.v_proj.weight[rows].T,
-                u,
-                m_k,
-                m_v,
-                seen_span,
-                layer.window.nearest == 0,
-                mask,
-                layer.variant == "all",
-                epsilon,
-            )
-        )
+            farthest = min(span, computed(layer.span)) if epsilon else span
+
+        def visible(distance, farthest=farthest):
+            return layer.window.nearest <= distance <= farthest
+
+        projections = (layer.q_proj, x), (layer.k_proj, seen), (layer.v_proj, seen)
+        projected = [y @ projection.weight[rows].T for projection, y in projections]
+        joint = layer.variant == "all"
+        heads.append(attend(*projected, u, visible, m_k, m_v, mask, joint, epsilon))
     attended = torch.cat(heads, dim=1)
     if layer.persistent is not None and layer.variant == "single-head":
-        m_k, m_v = vectors(layer.persistent, 0)
-        q = x @ layer.q_proj.weight.T
-        none = x[:0]
-        attended = attended + attend(q, none, none, u, m_k, m_v, span)
+        nothing = x[:0]
+        q, both = x @ layer.q_proj.weight.T, vectors(layer.persistent, 0)
+        attended = attended + attend(q, nothing, nothing, u, bool, *both)
     return attended @ layer.out_proj.weight.T
 
 
@@ -145,14 +144,24 @@ def feed_forward(layer, x):
     return inner @ layer.fc2.weight.T + layer.fc2.bias
 
 
+def embed(decoder, tokens):
+    """Embeddings (T, d) of tokens (T,)."""
+    return decoder.embed_scale * torch.stack([decoder.embed_tokens.weight[t] for t in tokens])
+
+
+def output(decoder, x):
+    """Scores (T, V) of what the last layer puts out, (T, d)."""
+    scores = x @ decoder.output_projection.weight.T
+    bias = decoder.output_projection.bias
+    return scores if bias is None else scores + bias
+
+
 def network(decoder, tokens, span):
     """Scores (T, V) of a whole stream at once: tokens (T,), nothing before them."""
-    x = decoder.embed_scale * torch.stack([decoder.embed_tokens.weight[t] for t in tokens])
-    farthest = decoder.positions.farthest
-    weight = decoder.positions.weight
+    x = embed(decoder, tokens)
 
     def u(distance):
-        return weight[min(distance, farthest) - 1]
+        return decoder.positions.weight[min(distance, decoder.positions.farthest) - 1]
 
     for layer in decoder.layers:
         attended = multi_head(layer.self_attn, x, x, u, span)
@@ -161,6 +170,4 @@ def network(decoder, tokens, span):
         if layer.feed_forward is not None:
             norm = layer.final_layer_norm
             x = layer_norm(x + feed_forward(layer.feed_forward, x), norm.weight, norm.bias)
-    scores = x @ decoder.output_projection.weight.T
-    bias = decoder.output_projection.bias
-    return scores if bias is None else scores + bias
+    return output(decoder, x)

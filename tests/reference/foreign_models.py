@@ -5,13 +5,12 @@ Dai et al. 2019 (kimiyoung/transformer-xl and Hugging Face transformers), Sukhba
 """
 
 import math
+from types import SimpleNamespace
 
 import torch
 
-from tests.reference.all_attention import layer_norm
-from tests.reference.transformer_xl import sinusoid
-
-EPSILON = 1e-8
+from tests.reference.all_attention import layer_norm, multi_head
+from tests.reference.transformer_xl import attention, sinusoid
 
 
 def bands(w, layers, projections, cutoffs):
@@ -59,14 +58,10 @@ def log_softmax(w, name, clusters, cutoffs, x, last_first):
     return torch.cat(parts, dim=1)
 
 
-def heads(x, count):
-    """(T, d) -> (H, T, d_h)."""
-    return x.unflatten(1, (count, -1)).transpose(0, 1)
-
-
-def merged(x):
-    """(H, T, d_h) -> (T, d)."""
-    return x.transpose(0, 1).flatten(1)
+def projections(count, width, **weights):
+    """Attention with these matrices (d, d), as the other references take it."""
+    named = {f"{name}_proj": SimpleNamespace(weight=weight) for name, weight in weights.items()}
+    return SimpleNamespace(num_heads=count, head_dim=width // count, **named)
 
 
 def doubled(tensors, prefix=""):
@@ -102,25 +97,23 @@ def transformer_xl_layer(w, config, name, x, context):
         return layer_norm(y, w[f"{of_norm}.weight"], w[f"{of_norm}.bias"], epsilon)
 
     read = norm("dec_attn", context) if before else context
-    q, k, v = (read @ w[f"{name}.dec_attn.qkv_net.weight"].T).chunk(3, dim=1)
-    q, k, v = heads(q[len(context) - len(x) :], count), heads(k, count), heads(v, count)
+    q, k, v = w[f"{name}.dec_attn.qkv_net.weight"].chunk(3)
+    out, width = w[f"{name}.dec_attn.o_net.weight"], x.size(1)
+    layer = projections(count, width, q=q, k=k, v=v, out=out)
     of_layer = f"{name}.dec_attn." if config["untie_r"] else ""
-    distance = torch.arange(len(x)).unsqueeze(1) + len(context) - len(x)
-    distance = distance - torch.arange(len(context))
-    clamped = distance.clamp(min=0)
-    if config["clamp_len"] > 0:
-        clamped = clamped.clamp(max=config["clamp_len"])
-    places = torch.stack([sinusoid(place, x.size(1)) for place in range(len(context))])
-    # (D, d) -> (H, D, d_h) -> (H, T, M + T, d_h)
-    r = heads(places @ w[f"{name}.dec_attn.r_net.weight"].T, count)[:, clamped]
-    content = torch.einsum("htd,hsd->hts", q + w[f"{of_layer}r_w_bias"].unsqueeze(1), k)
-    position = torch.einsum("htd,htsd->hts", q + w[f"{of_layer}r_r_bias"].unsqueeze(1), r)
-    scores = (content + position) / math.sqrt(q.size(2))
-    seen = distance >= 0
-    if config["same_length"]:
-        seen &= distance < config["mem_len"] + config.get("besides_itself", 0)
-    attended = merged(scores.masked_fill(~seen, -math.inf).softmax(2) @ v)
-    attended = attended @ w[f"{name}.dec_attn.o_net.weight"].T
+    layer.biases = SimpleNamespace(u=w[f"{of_layer}r_w_bias"], v=w[f"{of_layer}r_r_bias"])
+    places = torch.stack([sinusoid(place, width) for place in range(len(context))])
+    # (D, d) -> (D, H, d_h)
+    positions = (places @ w[f"{name}.dec_attn.r_net.weight"].T).unflatten(1, (count, -1))
+    clamp, reach = config["clamp_len"], config["mem_len"] + config.get("besides_itself", 0)
+
+    def seen(distance):
+        return distance < reach or not config["same_length"]
+
+    def encode(head, distance):
+        return positions[min(distance, clamp) if clamp > 0 else distance, head]
+
+    attended = attention(layer, read[len(context) - len(x) :], read, seen, encode)
 
     def inner(y):
         core = f"{name}.pos_ff.CoreNet"
@@ -134,7 +127,7 @@ def transformer_xl_layer(w, config, name, x, context):
     return norm("pos_ff", x + inner(x))
 
 
-def adaptive_span(tensors, config, numbers, epsilon=EPSILON):
+def adaptive_span(tensors, config, numbers):
     """log p (T, V) of what follows each number; however it is read, a stream starts with zeros."""
     w = doubled(tensors)
     options = {
@@ -147,48 +140,32 @@ def adaptive_span(tensors, config, numbers, epsilon=EPSILON):
     else:
         x = torch.stack([w["in_emb.weight"][number] for number in numbers])
     for number in range(options["nb_layers"]):
-        x = adaptive_span_layer(w, options, f"layers.{number}", x, epsilon)
+        x = adaptive_span_layer(w, options, f"layers.{number}", x)
     if not cutoffs:
         return (x @ w["out_emb.weight"].T + w["out_emb.bias"]).log_softmax(1)
     clusters = "out_emb.cluster_proj.weight", "out_emb.cluster_proj.bias"
     return log_softmax(w, "out_emb", clusters, cutoffs, x, True)
 
 
-def adaptive_span_layer(w, options, name, x, epsilon):
+def adaptive_span_layer(w, options, name, x):
     """A layer for a whole stream x (T, d)."""
-    count, span = options["nb_heads"], options["attn_span"]
-    context = torch.cat([x.new_zeros(span, x.size(1)), x])
-    q, k, v = (
-        heads(y @ w[f"{name}.attn.proj_{part}.weight"].T, count)
-        for part, y in (("query", x), ("key", context), ("val", context))
-    )
-    # of query t the keys t to t + L - 1 of the context: the last one is the token before its own
-    windows = torch.arange(len(x)).unsqueeze(1) + torch.arange(span)
-    scores = torch.einsum("htd,htld->htl", q, k[:, windows]) + q @ w["key_pe"][0]
-    mask = torch.ones(count, 1, span, dtype=torch.float64)
+    count, span, attn = options["nb_heads"], options["attn_span"], f"{name}.attn.attn"
+    q, k, v, out = (w[f"{name}.attn.proj_{part}.weight"] for part in ("query", "key", "val", "out"))
+    layer = projections(count, x.size(1), q=q, k=k, v=v, out=out)
+    layer.variant, layer.window = "all", SimpleNamespace(nearest=1)
+    layer.span = layer.persistent = None
     if options["adapt_span_enabled"]:
-        z = w[f"{name}.attn.attn.adaptive_span._mask.current_val"] * span
-        x_of_key = torch.arange(span - 1, -1, -1)
-        mask = ((options["adapt_span_ramp"] + z - x_of_key) / options["adapt_span_ramp"]).clamp(
-            0, 1
-        )
-        widest = min(span, math.ceil(z.max()) + options["adapt_span_ramp"])
-        # keys that the code does not compute, so many at a time
-        scores[:, :, : (span - widest) // 64 * 64] = -math.inf
-    read = v[:, windows]
+        # the original adds 1e-8 to the sum of masked weights
+        values = w[f"{attn}.adaptive_span._mask.current_val"].flatten()
+        layer.span = SimpleNamespace(value=values, max_span=span, epsilon=1e-8)
+        layer.span.ramp = options["adapt_span_ramp"]
     if options["pers_mem_size"]:
-        memory = f"{name}.attn.attn.persistent_memory"
-        keys = w[f"{memory}.key"] * math.sqrt(q.size(2))
-        scores = torch.cat([scores, q @ keys], dim=2)
-        mask = torch.cat([mask, mask.new_ones(count, 1, keys.size(2))], dim=2)
-        values = w[f"{memory}.val"] * math.sqrt(keys.size(2))
-        read = torch.cat([read, values.unsqueeze(1).expand(-1, len(x), -1, -1)], dim=2)
-    weights = (scores / math.sqrt(q.size(2))).softmax(2)
-    if options["adapt_span_enabled"]:
-        weights = weights * mask
-        weights = weights / (weights.sum(2, keepdim=True) + epsilon)
-    attended = merged(torch.einsum("htl,htld->htd", weights, read))
-    attended = attended @ w[f"{name}.attn.proj_out.weight"].T
+        keys = w[f"{attn}.persistent_memory.key"].transpose(1, 2)
+        layer.persistent = SimpleNamespace(keys=keys, values=w[f"{attn}.persistent_memory.val"])
+    context = torch.cat([x.new_zeros(span, x.size(1)), x])
+    # the farthest distance comes first
+    positions = w["key_pe"][0].T
+    attended = multi_head(layer, x, context, lambda distance: positions[-distance], span)
     x = layer_norm(x + attended, w[f"{name}.norm1.weight"], w[f"{name}.norm1.bias"])
     if f"{name}.ff.fc1.weight" not in w:
         return x

@@ -1,14 +1,12 @@
-"""segment_loss: each part's value and gradient by hand, under both softmaxes; logs and refusals."""
+"""segment_loss: each part's value and gradient by hand, under both softmaxes; logs."""
 
 import pytest
 import torch
-from fairseq.criterions.adaptive_loss import AdaptiveLoss
 from fairseq.logging import metrics
 from torch import nn
 
-from fairseq_plugins.segment_language_model.loss import latter_half
 from tests.reference.adaptive_softmax import log_probability
-from tests.tiny import ADAPTIVE, VOCABULARY, segment_loss, tiny_model, tiny_task, tokens
+from tests.tiny import ADAPTIVE, VOCABULARY, segment_loss, tiny_model, tokens
 
 PAD, ALPHA, BETA, GAMMA, SPAN, RAMP = 1, 0.7, 0.3, 0.01, 16, 4
 SPAN_VALUES = [[0.1, 0.5], [0.0, 0.25], [1.0, 0.9]]
@@ -48,13 +46,13 @@ def batch():
     }
 
 
-def by_hand(model, target, masked=None):
+def by_hand(model, target):
     """Cross-entropy, activation and temporal penalty of a batch, token by token."""
     decoder, mask = model.decoder, model.decoder.output_dropout.mask
     decoder.output_dropout = Mask(1.0)
     hidden, _ = decoder.extract_features(batch()["net_input"]["src_tokens"])
     decoder.output_dropout = Mask(mask)
-    losses = torch.zeros(3, dtype=torch.float64).unbind()
+    of_tokens = activation = temporal = 0
     for stream, of_stream in enumerate(target.tolist()):
         scored = [place for place, token in enumerate(of_stream) if token != PAD]
         changes = []
@@ -65,14 +63,14 @@ def by_hand(model, target, masked=None):
                 log_prob = log_probs[of_stream[place]]
             else:
                 log_prob = log_probability(decoder.adaptive_softmax, dropped, of_stream[place])
-            losses = (losses[0] - log_prob, losses[1] + dropped.pow(2).mean(), losses[2])
+            of_tokens = of_tokens - log_prob
+            activation = activation + dropped.pow(2).mean()
             if place - 1 in scored:
                 change = hidden[stream, place] - hidden[stream, place - 1]
                 changes.append(change.pow(2).mean())
         if changes:
-            temporal = len(scored) * sum(changes) / len(changes)
-            losses = (losses[0], losses[1], losses[2] + temporal)
-    return losses
+            temporal = temporal + len(scored) * sum(changes) / len(changes)
+    return of_tokens, activation, temporal
 
 
 @pytest.mark.parametrize("softmax", [{}, ADAPTIVE], ids=["", "adaptive"])
@@ -101,25 +99,17 @@ def test_loss_and_gradient_are_those_of_tokens_and_penalties(softmax, half, pena
     assert log["loss"].item() == pytest.approx(of_tokens.item(), rel=1e-6)
     for name in penalties:
         assert log[name].item() == pytest.approx(added[name].item(), rel=1e-5)
-    parameters = list(model.parameters())
-    for one, other in zip(
-        torch.autograd.grad(loss, parameters, materialize_grads=True),
-        torch.autograd.grad(expected, parameters, materialize_grads=True),
-        strict=True,
-    ):
-        torch.testing.assert_close(one, other, **close)
+    gradients = [
+        torch.autograd.grad(each, model.parameters(), materialize_grads=True)
+        for each in (loss, expected)
+    ]
+    torch.testing.assert_close(*gradients, **close)
+    assert not any(getattr(value, "requires_grad", False) for value in log.values())
     # validation scores all tokens, and them alone
     scored, sample_size, log = criterion.eval()(model, sample)
     assert (sample_size, log["ntokens"]) == (16, 16)
-    plain = segment_loss().train()(model, sample)[0]
-    assert scored.item() == plain.item()
+    assert scored.item() == segment_loss().train()(model, sample)[0].item()
     assert not model.decoder.output_dropout._forward_hooks
-
-
-def test_the_first_half_of_each_streams_own_tokens_goes():
-    target = torch.tensor([[5, 6, 7, 8, 9], [PAD, 7, 8, 9, PAD], [5, *[PAD] * 4], [PAD] * 5])
-    expected = [[PAD, PAD, 7, 8, 9], [PAD, PAD, 8, 9, PAD], [5, *[PAD] * 4], [PAD] * 5]
-    assert latter_half(target, PAD).tolist() == expected
 
 
 @pytest.mark.parametrize("sentence_avg", [False, True])
@@ -131,18 +121,17 @@ def test_the_penalty_is_that_of_each_token_whatever_gradients_are_divided_by(sen
     assert (with_penalty - without).item() == pytest.approx(16 * GAMMA * SPAN * 1.375, rel=1e-4)
 
 
-def test_fairseqs_adaptive_loss_leaves_a_symbol_of_each_tail_cluster_out():
-    target = torch.tensor([[2, 3, *range(4, VOCABULARY), 1, 1]])
+def test_the_adaptive_loss_has_every_symbol_of_each_cluster():
+    """fairseq's leaves out a part of the second one's."""
+    target = torch.tensor([[2, 3, *range(4, VOCABULARY), PAD, PAD]])
     sample = {"net_input": {"src_tokens": target.roll(1, dims=1)}, "target": target, "ntokens": 18}
     model = tiny_model(**ADAPTIVE)
-    theirs = AdaptiveLoss(tiny_task(), sentence_avg=False)(model, sample)[0]
-    ours = segment_loss()(model, sample)[0]
-    assert theirs.item() < ours.item() - 1
+    loss = segment_loss()(model, sample)[0]
     with torch.no_grad():
         scores = model.eval()(**sample["net_input"])
         probs = model.get_normalized_probs(scores, log_probs=True, sample=sample)
     picked = probs.gather(-1, target.unsqueeze(-1)).squeeze(-1)[target != PAD]
-    assert ours.item() == pytest.approx(-picked.sum().item())
+    assert loss.item() == pytest.approx(-picked.sum().item())
 
 
 def logged(logs):
@@ -169,22 +158,3 @@ def test_spans_are_logged_in_tokens_and_in_validation_by_layer(cost):
     summed = {key: sum(log[key] for log in logs) for key in logs[0]}
     assert criterion.logging_outputs_can_be_summed()
     assert logged([summed]) == pytest.approx(values, rel=1e-5)
-
-
-def test_a_penalty_of_spans_needs_spans():
-    with pytest.raises(ValueError, match=r"--span-loss is 0.01 for a model without --adaptive-sp"):
-        segment_loss(span_loss=GAMMA)(tiny_model(), batch())
-
-
-@pytest.mark.parametrize("value", [-0.1, float("inf"), float("nan")])
-@pytest.mark.parametrize("option", PENALTIES)
-def test_coefficients_out_of_range_are_refused(option, value):
-    flag = option.replace("_", "-")
-    with pytest.raises(ValueError, match=rf"--{flag} is {value}: it must be at least 0, and"):
-        segment_loss(**{option: value})
-
-
-def test_tied_clusters_are_the_embeddings():
-    model = tiny_model(**ADAPTIVE)
-    head = model.decoder.adaptive_softmax.head.word_proj.weight
-    assert head is model.decoder.embed_tokens.embeddings[0][0].weight

@@ -1,60 +1,114 @@
-"""The segment language model as a whole: causality, recurrence, decoding, options, presets."""
+"""Segment models as a whole: scores however a text is read, zero memory, precision."""
 
 import copy
 import math
 
 import pytest
 import torch
-from fairseq.sequence_generator import SequenceGenerator
 
 from fairseq_plugins.segment_language_model.recurrence import Recurrence
-from tests.reference.all_attention import network
+from tests.reference import all_attention, transformer_xl
+from tests.segment_language_model.reading import assert_generates_as, assert_reads_as
 from tests.tiny import (
-    VOCABULARY,
-    dictionary,
     scores_by_segment,
     tiny_model,
     tiny_transformer_xl,
     tokens,
 )
 
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        {},
-        {"persistent_vectors": 0},
-        {"decoder_ffn_embed_dim": 24, "persistent_vectors": 0},
-        {"share_decoder_input_output_embed": True, "output_bias": True},
-        {"clamp_len": 3},
-    ],
-)
-def test_scores_equal_the_reference(options):
-    model = tiny_model(**options).double()
-    stream = tokens(1, 11)
-    expected = network(model.decoder, stream[0], span=6)
-    torch.testing.assert_close(model(stream)[0][0], expected)
+MODES = [torch.no_grad, torch.enable_grad]
+TIED = {"share_decoder_input_output_embed": True, "output_bias": True}
+# models that see a whole text of 20 tokens, whatever the segments
+REFERENCES = {
+    "all-attention": lambda: tiny_model(decoder_ffn_embed_dim=24, persistent_vectors=0, **TIED),
+    "transformer-xl": lambda: tiny_transformer_xl(mem_len=20, untie_r=True),
+    "pre-norm": lambda: tiny_transformer_xl(mem_len=20, decoder_normalize_before=True),
+}
 
 
-@pytest.mark.parametrize("mode", [torch.no_grad, torch.enable_grad])
-@pytest.mark.parametrize("persistent", [0, 5])
-def test_loss_does_not_depend_on_segment_length(mode, persistent):
-    model = tiny_model(persistent_vectors=persistent).double()
-    stream = tokens(3, 70)
-    whole = scores_by_segment(model, stream, 70, mode)
-    for length in (1, 7, 64):
-        torch.testing.assert_close(scores_by_segment(model, stream, length, mode), whole)
+@pytest.mark.parametrize("name", REFERENCES)
+def test_scores_are_the_references_however_a_text_is_read(name):
+    model, stream = REFERENCES[name]().double(), tokens(2, 20)
+    if name == "all-attention":
+        rows = [all_attention.network(model.decoder, row, span=6) for row in stream]
+    else:
+        rows = [transformer_xl.network(model.decoder, row, lambda _: True) for row in stream]
+    expected = torch.stack(rows)
+    assert_reads_as(model, stream, expected)
+    assert_generates_as(model, stream, expected)
+
+
+# --zero-memory: streams start with a recurrence of zero vectors, which tokens attend to
+BUILD = {
+    "all-attention": lambda **o: tiny_model(**o),
+    "all-attention-short": lambda **o: tiny_model(mem_len=4, **o),
+    "adaptive-span": lambda **o: tiny_model(
+        adaptive_span=True, span_ramp=2, span_init=0.3, span_epsilon=0.1, **o
+    ),
+    "adaptive-span-groups": lambda **o: tiny_model(adaptive_span=True, span_ramp=2, **o),
+    "transformer-xl": lambda **o: tiny_transformer_xl(mem_len=5, **o),
+    "pre-norm": lambda **o: tiny_transformer_xl(
+        mem_len=5, decoder_normalize_before=True, same_length=True, **o
+    ),
+    "transformer-xl-same-length": lambda **o: tiny_transformer_xl(
+        mem_len=5, same_length=True, clamp_len=3, untie_r=True, **o
+    ),
+    "shaw": lambda **o: tiny_transformer_xl(mem_len=5, positions="shaw", **o),
+}
+# of the others a token sees as much whatever the segments
+DEPENDS_ON_SEGMENTS = {"all-attention-short", "transformer-xl", "shaw"}
+
+
+def with_and_without_zeros(name):
+    """A model with --zero-memory and the same one without."""
+    models = []
+    for zero in (True, False):
+        model = BUILD[name](zero_memory=zero).double()
+        with torch.no_grad():
+            # zero vectors have keys and values of their own where a norm has a bias
+            for layer in model.decoder.layers:
+                layer.self_attn_layer_norm.bias.copy_(torch.linspace(-1, 1, 16))
+        models.append(model)
+    return models
+
+
+def after_zeros(model, stream, length, mode):
+    """Scores after zero hidden states, as if restored from a checkpoint."""
+    kept, recurrence = model.decoder.context.mem_len, Recurrence()
+    hidden = torch.zeros(len(stream), kept, 16, dtype=torch.float64)
+    state = {"layers": [hidden] * len(model.decoder.layers), "end": 0, "mem_len": kept}
+    recurrence.load_state_dict(state, 0, 1)
+    with mode():
+        parts = [
+            model(stream[:, start : start + length], recurrence=recurrence, start=start)[0]
+            for start in range(0, stream.size(1), length)
+        ]
+    return torch.cat(parts, dim=1)
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("name", BUILD)
+def test_zero_memory_is_a_recurrence_of_zero_hidden_states(name, mode):
+    with_zeros, without = with_and_without_zeros(name)
+    stream = tokens(2, 20)
+    for length in (3, 20):
+        expected = after_zeros(without, stream, length, mode)
+        torch.testing.assert_close(scores_by_segment(with_zeros, stream, length, mode), expected)
+    # a segment without a place starts with zeros too
+    torch.testing.assert_close(with_zeros(stream)[0], expected)
+    empty = scores_by_segment(without, stream, 3, mode)
+    assert (expected[:, 0] - empty[:, 0]).abs().max() > 0.01
+    if name not in DEPENDS_ON_SEGMENTS:
+        assert_reads_as(with_zeros, stream, expected)
+    assert_generates_as(with_zeros, stream, scores_by_segment(with_zeros, stream, 1))
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("adaptive", [False, True])
-def test_mixed_precision_trains_with_recurrence(dtype, adaptive):
-    options = {}
-    if adaptive:
-        options = {"adaptive_input": True, "adaptive_input_cutoff": "8,14"}
+@pytest.mark.parametrize("options", [{}, {"adaptive_input": True, "adaptive_input_cutoff": "8,14"}])
+def test_mixed_precision_trains_with_recurrence(dtype, options):
     model, stream = tiny_model(**options), tokens(2, 18)
     plain = scores_by_segment(model, stream, 6)
-    for mode in (torch.no_grad, torch.enable_grad):
+    for mode in MODES:
         with torch.autocast("cpu", dtype=dtype):
             mixed = scores_by_segment(model, stream, 6, mode)
         assert mixed.dtype == dtype
@@ -69,64 +123,6 @@ def test_a_recurrence_that_is_too_short_shows():
     whole, segments = (scores_by_segment(model, stream, length) for length in (30, 5))
     torch.testing.assert_close(segments[:, :5], whole[:, :5])
     assert not torch.allclose(segments[:, 5:], whole[:, 5:])
-
-
-def test_same_length_shows_every_token_the_same_number_of_others():
-    model = tiny_model(mem_len=4, same_length=True, decoder_layers=1).double()
-    stream = tokens(1, 12).requires_grad_(False)
-    recurrence = Recurrence()
-    with torch.no_grad():
-        model(stream[:, :6], recurrence=recurrence, start=0)
-    base = model(stream[:, 6:], recurrence=recurrence, start=6)[0]
-    seen = torch.zeros(6, 12, dtype=torch.bool)
-    for changed in range(12):
-        other = stream.clone()
-        other[0, changed] = (other[0, changed] - 4 + 1) % (VOCABULARY - 4) + 4
-        recurrence = Recurrence()
-        with torch.no_grad():
-            model(other[:, :6], recurrence=recurrence, start=0)
-        scores = model(other[:, 6:], recurrence=recurrence, start=6)[0]
-        seen[:, changed] = (scores != base).any(dim=-1)[0]
-    # the four tokens before its own, and its own through the residual connection
-    assert seen.sum(dim=1).tolist() == [5] * 6
-
-
-def test_causality_and_independence_of_streams():
-    model = tiny_model().double()
-    stream = tokens(3, 12)
-    changed = stream.clone()
-    changed[1, 7] = (changed[1, 7] - 4 + 1) % (VOCABULARY - 4) + 4
-    before, after = (scores_by_segment(model, s, 5) for s in (stream, changed))
-    assert torch.equal(before[:, :7], after[:, :7])
-    assert torch.equal(before[[0, 2]], after[[0, 2]])
-    assert (before[1, 7:] != after[1, 7:]).any(dim=-1).all()
-
-
-def test_incremental_decoding_equals_one_pass():
-    model = tiny_model(attention_span=32).double().eval()
-    stream = tokens(2, 20)
-    state = {}
-    with torch.no_grad():
-        steps = [model.decoder(stream[:, : i + 1], incremental_state=state)[0] for i in range(20)]
-        whole = model(stream)[0]
-    assert all(step.size(1) == 1 for step in steps)
-    torch.testing.assert_close(torch.cat(steps, dim=1), whole)
-
-
-def test_beam_search_scores_are_those_of_a_full_pass():
-    model = tiny_model(attention_span=32).eval()
-    generator = SequenceGenerator([model], dictionary(), beam_size=4, max_len_b=12)
-    prompt = tokens(2, 3)
-    sample = {"net_input": {"src_tokens": prompt, "src_lengths": torch.tensor([3, 3])}}
-    found = generator.generate([model], sample, prefix_tokens=prompt)
-    eos = dictionary().eos()
-    for hypothesis in (h for beams in found for h in beams):
-        target = hypothesis["tokens"]
-        source = torch.cat([torch.tensor([eos]), target[:-1]])
-        with torch.no_grad():
-            probs = model.get_normalized_probs(model(source.unsqueeze(0)), log_probs=True)[0]
-        expected = probs.gather(1, target.unsqueeze(1)).squeeze(1)
-        torch.testing.assert_close(hypothesis["positional_scores"], expected, atol=1e-5, rtol=1e-5)
 
 
 def test_tied_output_uses_the_embeddings():
@@ -152,16 +148,14 @@ def test_tied_output_uses_the_embeddings():
 )
 def test_what_a_walk_keeps_of_distances_follows_its_weights(build, options, name):
     model, stream = build(**options).double().eval(), tokens(2, 16)
-    other = copy.deepcopy(model)
     found = []
-    for reader in (model, other):
-        recurrence = Recurrence()
+    for clear in (False, True):
+        reader, recurrence = copy.deepcopy(model), Recurrence()
         with torch.no_grad():
             reader(stream[:, :8], recurrence=recurrence, start=0)
-            before = reader.decoder.inference_positions
             dict(reader.decoder.named_parameters())[name].mul_(3)
-            if reader is other:
-                before.clear()
+            if clear:
+                reader.decoder.inference_positions.clear()
             found.append(reader(stream[:, 8:], recurrence=recurrence, start=8)[0])
     assert torch.equal(*found)
 

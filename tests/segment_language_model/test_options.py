@@ -1,5 +1,7 @@
-"""Options that all segment models have: each refusal names the option, its value and a remedy."""
+"""What segment models refuse: each message names the option or argument, its value and a remedy."""
 
+import math
+import re
 from types import SimpleNamespace
 
 import pytest
@@ -7,11 +9,19 @@ import torch
 from omegaconf import OmegaConf
 
 from fairseq_plugins.fairseq_integration.error_messages import sizes_in_memory
+from fairseq_plugins.segment_language_model.attention import RelativeAttention, plain_attention
+from fairseq_plugins.segment_language_model.attention_kernel import Clamped, Window
+from fairseq_plugins.segment_language_model.positions import (
+    Distances,
+    LearnedRelativePositions,
+    SinusoidalRelativePositions,
+)
 from fairseq_plugins.segment_language_model.task import (
     SegmentLanguageModelingConfig,
     SegmentLanguageModelingTask,
 )
-from tests.tiny import ADAPTIVE, dictionary, tiny_transformer_xl
+from fairseq_plugins.transformer_xl.layers import TransformerXLBlock
+from tests.tiny import ADAPTIVE, dictionary, segment_loss, tiny_model, tiny_transformer_xl
 
 TIED_HEAD = {**ADAPTIVE, "output_bias": True, "tie_adaptive_head_proj": True}
 FULL_WIDTH = {"adaptive_input_factor": 1, "adaptive_softmax_factor": 1}
@@ -57,11 +67,63 @@ REFUSED = [
 ]
 
 
-@pytest.mark.parametrize(("options", "message"), REFUSED)
-def test_options_that_make_no_model_are_refused_by_name(options, message):
-    with pytest.raises(ValueError) as refused:  # noqa: PT011 (the message is checked below)
-        tiny_transformer_xl(**options)
-    assert message in str(refused.value)
+WINDOW, KEYS, SEGMENT = Window(0, 9), torch.zeros(1, 1, 4, 3), torch.zeros(2, 4, 16)
+
+
+def attend(rel_keys, **options):
+    """Attention of 4 queries to 4 keys of width 3."""
+    return plain_attention(KEYS, KEYS, KEYS, rel_keys, WINDOW, **options)
+
+
+def block(*shape):
+    """A block that gets a segment of a shape, and a memory of two streams of width 16."""
+    made = TransformerXLBlock(16, 2, 24, 4)
+    return made(torch.zeros(shape), made(SEGMENT)[1])
+
+
+# what cannot be built or called otherwise, and a part of the message
+REFUSED += [
+    (lambda: attend(torch.zeros(1, 4, 3)), "`rel_keys` has 4 distances: 4 keys"),
+    (lambda: attend(Clamped(torch.zeros(1, 0, 3))), "`rel_keys` has 0 distances"),
+    (lambda: attend(torch.zeros(1, 5, 4)), "`rel_keys` is (1, 5, 4): 1 heads of width 3"),
+    (lambda: attend(torch.zeros(2, 5, 3)), "`rel_keys` is (2, 5, 3): 1 heads of width 3"),
+    (lambda: attend(Clamped(torch.zeros(1, 2, 4))), "`rel_keys` is (1, 2, 4): 1 heads"),
+    (lambda: attend(None, distance_bias=torch.zeros(1, 2)), "`distance_bias` without `rel_keys`"),
+    (lambda: RelativeAttention(8, 2, Window(3, 2)), "nothing would be left to attend to"),
+    (lambda: RelativeAttention(8, 3, WINDOW), "`num_heads` is 3: it must divide `embed_dim`, 8"),
+    (lambda: RelativeAttention(8, 2, WINDOW, kernel="new"), "`kernel` is 'new': there are fast, "),
+    (lambda: RelativeAttention(16, 2, WINDOW, Distances())(SEGMENT), "`positions` is None"),
+    (lambda: RelativeAttention(16, 2, WINDOW)(SEGMENT, None, SEGMENT), "`past` is a Tensor"),
+    # the published code has -1 for no clamp
+    (lambda: SinusoidalRelativePositions(8, 0), "`clamp_len` is 0: give at least 1, or None"),
+    (lambda: Distances(-1), "`clamp_len` is -1: give at least 1, or None"),
+    (lambda: LearnedRelativePositions(9, 8, 0), "`clamp_len` is 0: give at least 1, or None"),
+    (lambda: SinusoidalRelativePositions(15), "`embed_dim` is 15: sinusoids take an even width"),
+    (lambda: block(3, 4, 16), "`past` is of 2 streams and `x` of 3"),
+    (lambda: block(2, 0, 16), "`x` is (2, 0, 16): give a segment (B, T, 16)"),
+    (lambda: block(2, 16), "`x` is (2, 16): give a segment"),
+    (lambda: block(2, 4, 8), "`x` is (2, 4, 8): give a segment"),
+    (lambda: segment_loss(span_loss=-0.1), "--span-loss is -0.1: it must be at least 0"),
+    (lambda: segment_loss(activation_penalty=math.inf), "--activation-penalty is inf"),
+    (lambda: segment_loss(temporal_penalty=math.nan), "--temporal-penalty is nan"),
+    (lambda: segment_loss(span_loss=0.1)(tiny_model(), {}), "--span-loss is 0.1 for a model "),
+    # by the task
+    (lambda: build(batch_split=0), "--batch-split is 0: it must be at least 1"),
+    (lambda: build(batch_split=5, batch_size=4), "--batch-split is 5 and --batch-size 4"),
+    (lambda: build(batch_split=2, batch_size=None), "--batch-split is 2 and --batch-size 1"),
+    (lambda: build(softmax_temperature=1.1), "--softmax-temperature is 1.1"),
+    (lambda: build({"zero_memory": True, "mem_len": 0}), "--zero-memory with --mem-len 0"),
+    (
+        lambda: build({"positions": "learned-absolute"}, segment_jitter=4),
+        "--segment-jitter is 4 with --positions learned-absolute",
+    ),
+]
+
+
+@pytest.mark.parametrize(("refused", "message"), REFUSED)
+def test_what_cannot_be_is_refused_by_name(refused, message):
+    with pytest.raises(ValueError, match=re.escape(message)):
+        tiny_transformer_xl(**refused) if isinstance(refused, dict) else refused()
 
 
 def test_a_model_that_memory_does_not_hold_is_refused_with_its_sizes():
@@ -84,28 +146,11 @@ def build(model=None, from_checkpoint=False, **options):
     return task.build_model(OmegaConf.create({**cfg, **(model or {})}), from_checkpoint)
 
 
-@pytest.mark.parametrize(
-    ("model", "options", "message"),
-    [
-        ({}, {"batch_split": 0}, "--batch-split is 0: it must be at least 1"),
-        ({}, {"batch_split": 5, "batch_size": 4}, "5 and --batch-size 4: .* --batch-split 4 or"),
-        (
-            {},
-            {"batch_split": 2, "batch_size": None},
-            "--batch-split is 2 and --batch-size 1: a part has at least one",
-        ),
-        ({}, {"softmax_temperature": 1.1}, "--softmax-temperature is 1.1: leave it out of fairse"),
-        ({"zero_memory": True, "mem_len": 0}, {}, "--zero-memory with --mem-len 0: .*; give a lar"),
-        (
-            {"positions": "learned-absolute"},
-            {"segment_jitter": 4},
-            "--segment-jitter is 4 with --positions learned-absolute",
-        ),
-    ],
-)
-def test_training_with_what_the_task_cannot_do_is_refused(model, options, message):
-    with pytest.raises(ValueError, match=message):
-        build(model, **options)
+def test_weights_that_are_not_finite_are_refused():
+    model = tiny_model()
+    model.decoder.layers[1].self_attn.persistent.keys.data[0, 0, 0] = math.nan
+    with pytest.raises(FloatingPointError, match=r"persistent.keys has a number that"):
+        tiny_model().load_state_dict(model.state_dict())
 
 
 def test_evaluation_may_leave_out_the_recurrence_that_a_model_was_trained_with():

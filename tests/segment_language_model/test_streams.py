@@ -1,15 +1,16 @@
 """Streams over a split: every token once, in order, with its true predecessor."""
 
+import itertools
 import os
 import sys
 
 import numpy as np
 import pytest
 import torch
-from fairseq.data.indexed_dataset import MMapIndexedDatasetBuilder, make_builder
+from fairseq.data.indexed_dataset import make_builder
 
 from fairseq_plugins.segment_language_model import streams as streams_module
-from fairseq_plugins.segment_language_model.stream_iterator import StreamIterator
+from fairseq_plugins.segment_language_model.recurrence import StreamIterator
 from fairseq_plugins.segment_language_model.streams import (
     Jitter,
     RunningText,
@@ -27,51 +28,64 @@ from tests.tiny import dictionary, text
 PAD, EOS = 1, 2
 LAYOUTS = [
     (length, streams, workers)
-    for length in (1, 10, 97, 100)
-    for streams in (1, 2, 3, 8)
+    for length in (1, 10, 97)
+    for streams in (1, 3, 8)
     for workers in (1, 2)
     if streams * workers <= length
 ]
 
 
 @pytest.mark.parametrize(("length", "streams", "workers"), LAYOUTS)
-@pytest.mark.parametrize("segment", [1, 7, 64, 1000])
-def test_every_token_is_predicted_once_from_the_one_before(length, streams, workers, segment):
+@pytest.mark.parametrize(
+    ("segment", "context", "jitter"),
+    [
+        *((segment, context, None) for segment in (1, 7, 1000) for context in (0, 5)),
+        *((9, context, Jitter(4, seed=1, epoch=3)) for context in (0, 5)),
+    ],
+)
+def test_every_token_is_predicted_once_from_the_one_before(
+    length, streams, workers, segment, context, jitter
+):
+    """With extended context after the text before its segment, which is not predicted."""
     tokens = text(length)
-    dataset = TokenStreams(tokens, dictionary(), streams * workers, segment)
-    rows = {stream: ([], []) for stream in range(streams * workers)}
-    batches = dataset.batches(workers)
-    for number, batch in enumerate(batches):
-        collated = dataset.collater([dataset[i] for i in batch])
-        worker = number % workers
-        assert [i % dataset.num_streams for i in batch] == list(
-            range(worker * streams, (worker + 1) * streams)
-        )
-        assert collated["ntokens"] == int((collated["target"] != PAD).sum())
-        assert collated["ntokens"] == sum(dataset.num_tokens(i) for i in batch)
-        # all workers' batches of a segment are alike in width, and none is empty
-        widest = max(
-            dataset.num_tokens(i)
-            for i in range(len(dataset))[number // workers * dataset.num_streams :][
-                : dataset.num_streams
-            ]
-        )
-        assert collated["target"].shape == (streams, widest)
-        for row, index in enumerate(batch):
-            keep = collated["target"][row] != PAD
-            source, target = rows[index % dataset.num_streams]
-            source += collated["net_input"]["src_tokens"][row][keep].tolist()
-            target += collated["target"][row][keep].tolist()
-            # padding stands on the right only, and alike on both sides
-            assert keep.tolist() == sorted(keep.tolist(), reverse=True)
-            assert torch.equal(collated["net_input"]["src_tokens"][row] != PAD, keep)
-    predicted = [token for _, target in rows.values() for token in target]
-    read = [token for source, _ in rows.values() for token in source]
-    assert predicted == tokens.tolist()
-    assert read == [EOS, *tokens.tolist()[:-1]]
-    lengths = [len(target) for _, target in rows.values()]
+    whole = [EOS, *tokens.tolist()]
+    dataset = TokenStreams(tokens, dictionary(), streams * workers, segment, context, jitter=jitter)
+    walks = [StreamIterator(dataset, workers, worker).next_epoch_itr() for worker in range(workers)]
+    predicted = {stream: [] for stream in range(streams * workers)}
+    for number, batches in enumerate(zip(*walks, strict=True)):
+        # all workers' batches of a segment are as wide as its longest stream
+        width = dataset.num_tokens(number * dataset.num_streams) + context
+        for worker, batch in enumerate(batches):
+            first = number * dataset.num_streams + worker * streams
+            assert batch["id"].tolist() == list(range(first, first + streams))
+            assert batch["net_input"]["start"] == dataset.segment_start(number)
+            scored = batch["target"].ne(PAD).sum(dim=1).tolist()
+            assert (batch["stream_tokens"], batch["ntokens"]) == (scored, sum(scored))
+            for row, stream in enumerate(range(worker * streams, (worker + 1) * streams)):
+                begin, end = dataset.segment_bounds(number, stream)
+                assert begin - dataset.segment_bounds(0, stream)[0] == sum(predicted[stream])
+                before = min(begin, context) if end > begin else 0
+                read = before + end - begin
+                assert batch["start_indices"][row] == before
+                assert batch["net_input"]["src_lengths"][row] == read
+                padding = [PAD] * (width - read)
+                source = batch["net_input"]["src_tokens"][row].tolist()
+                assert source == whole[begin - before : end] + padding
+                target = batch["target"][row].tolist()
+                assert target == [PAD] * before + whole[begin + 1 : end + 1] + padding
+                predicted[stream].append(end - begin)
+    lengths = [sum(of_stream) for of_stream in predicted.values()]
+    assert sum(lengths) == length
     assert max(lengths) - min(lengths) <= 1
-    assert len(batches) == dataset.num_segments * workers == -(-max(lengths) // segment) * workers
+    # streams are consecutive parts
+    assert dataset.segment_bounds(0, 0)[0] == 0
+    ends = [dataset.segment_bounds(dataset.num_segments - 1, s)[1] for s in range(len(lengths))]
+    assert ends == list(itertools.accumulate(lengths))
+    if jitter is None:
+        assert all(size == segment for size in predicted[0][:-1])
+        assert 0 < predicted[0][-1] <= segment
+    elif length > 50 * streams * workers:
+        assert len(set(predicted[0])) > 2
 
 
 def write(folder, name, sentences, impl="mmap"):
@@ -88,44 +102,13 @@ JOINED = [4, 5, 2, 6, 2, 7, 8, 9, 2]
 
 
 @pytest.mark.parametrize("impl", ["mmap", "lazy", "cached"])
-def test_load_tokens_joins_the_sentences(tmp_path, impl):
+def test_load_tokens_joins_the_sentences_and_numbered_parts_when_asked(tmp_path, impl):
     path = write(tmp_path, "train", SENTENCES, impl)
-    assert load_tokens(path, dictionary(), impl).tolist() == JOINED
-
-
-def test_load_tokens_appends_numbered_parts_when_asked(tmp_path):
-    path = write(tmp_path, "train", SENTENCES)
-    write(tmp_path, "train1", [[10, 2]])
-    assert load_tokens(path, dictionary()).tolist() == JOINED
-    assert load_tokens(path, dictionary(), combine=True).tolist() == [*JOINED, 10, 2]
-
-
-def test_memory_mapped_tokens_stay_on_disk(tmp_path):
-    path = write(tmp_path, "train", SENTENCES)
-    assert isinstance(load_tokens(path, dictionary()), np.memmap)
-
-
-def test_a_missing_split_is_named(tmp_path):
-    with pytest.raises(FileNotFoundError, match=r"no data at .*valid\.bin: name the folder"):
-        load_tokens(str(tmp_path / "valid"), dictionary())
-
-
-@pytest.mark.parametrize("sentences", [[], [[]]])
-def test_an_empty_split_is_refused(tmp_path, sentences):
-    builder = MMapIndexedDatasetBuilder(str(tmp_path / "valid.bin"))
-    for sentence in sentences:
-        builder.add_item(torch.tensor(sentence, dtype=torch.int))
-    builder.finalize(str(tmp_path / "valid.idx"))
-    with pytest.raises(ValueError, match=r"the split .*valid is empty: binarize a text"):
-        load_tokens(str(tmp_path / "valid"), dictionary())
-
-
-def test_a_split_that_is_cut_short_is_refused(tmp_path):
-    path = write(tmp_path, "train", SENTENCES)
-    with open(f"{path}.bin", "r+b") as file:
-        file.truncate(6)
-    with pytest.raises(ValueError, match=r"train is incomplete: .*train\.bin and .* differ"):
-        load_tokens(path, dictionary())
+    write(tmp_path, "train1", [[10, 2]], impl)
+    tokens = load_tokens(path, dictionary(), impl)
+    assert tokens.tolist() == JOINED
+    assert isinstance(tokens, np.memmap) == (impl == "mmap")  # which stays on disk
+    assert load_tokens(path, dictionary(), impl, combine=True).tolist() == [*JOINED, 10, 2]
 
 
 @pytest.fixture
@@ -136,72 +119,68 @@ def unraisable(monkeypatch):
     return found
 
 
-@pytest.mark.parametrize("length", [0, 5, 9, 20, 30, -1])
-def test_an_index_that_is_cut_short_is_refused(tmp_path, length, unraisable):
-    path = write(tmp_path, "train", SENTENCES)
-    with open(f"{path}.idx", "r+b") as file:
-        file.truncate(length if length >= 0 else os.path.getsize(f"{path}.idx") + length)
-    with pytest.raises(ValueError, match=r"train has an index, .*train\.idx, that is cut short"):
-        load_tokens(path, dictionary())
-    assert length < 9 or unraisable == []
+def truncate(ending, length):
+    def damage(path):
+        size = os.path.getsize(path + ending)
+        os.truncate(path + ending, length if length >= 0 else size + length)
+
+    return damage
 
 
-@pytest.mark.parametrize("place", [9, 17, 18, 25])
-def test_a_damaged_start_of_an_index_is_refused(tmp_path, place, unraisable):
-    path = write(tmp_path, "train", SENTENCES)
-    with open(f"{path}.idx", "r+b") as file:
-        file.seek(place)
-        file.write(b"\x77")
-    with pytest.raises(ValueError, match=r"train has an index, .*train\.idx, that is cut short"):
-        load_tokens(path, dictionary())
-    assert unraisable == []
+def overwrite(place):
+    def damage(path):
+        with open(f"{path}.idx", "r+b") as file:
+            file.seek(place)
+            file.write(b"\x77")
+
+    return damage
 
 
-def test_an_index_that_is_a_pipe_is_refused(tmp_path):
-    path = write(tmp_path, "train", SENTENCES)
+def make_a_pipe(path):
     os.remove(f"{path}.idx")
     os.mkfifo(f"{path}.idx")
-    with pytest.raises(ValueError, match=r"cut short or damaged \(it is no file\)"):
+
+
+DAMAGED_INDEX = r"train has an index, .*train\.idx, that is cut short or damaged.*binarize the text"
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (truncate(".bin", 0), r"train is empty: binarize a text"),
+        (truncate(".bin", 6), r"train is incomplete: .*train\.bin and .*; binarize the text again"),
+        *((truncate(".idx", length), DAMAGED_INDEX) for length in (0, 5, 9, 20, 30, -1)),
+        *((overwrite(place), DAMAGED_INDEX) for place in (9, 17, 18, 25)),
+        (make_a_pipe, r"it is no file"),
+    ],
+)
+def test_a_damaged_split_is_refused(tmp_path, damage, message, unraisable):
+    path = write(tmp_path, "train", SENTENCES)
+    damage(path)
+    with pytest.raises(ValueError, match=message):
+        load_tokens(path, dictionary())
+    # fairseq's reader of a file without a whole start cannot be closed
+    assert unraisable == [] or os.path.getsize(f"{path}.idx") < 9
+
+
+@pytest.mark.parametrize(
+    ("sentences", "message"),
+    [
+        ([], "train is empty: binarize a text"),
+        ([[]], "train is empty: binarize a text"),
+        ([[4, PAD, 2]], "holds <pad>, which fairseq takes for padding"),
+        ([[4, 20, 2]], r"holds symbol number 20, but dict\.txt has only 20"),
+    ],
+)
+def test_a_split_that_no_model_reads_is_refused(tmp_path, sentences, message):
+    path = write(tmp_path, "train", sentences)
+    with pytest.raises(ValueError, match=message):
         load_tokens(path, dictionary())
 
 
-def test_padding_in_the_text_is_refused(tmp_path):
-    path = write(tmp_path, "train", [[4, PAD, 2]])
-    with pytest.raises(ValueError, match="holds <pad>, which fairseq takes for padding"):
-        load_tokens(path, dictionary())
-
-
-def test_symbols_beyond_the_dictionary_are_refused(tmp_path):
-    path = write(tmp_path, "train", [[4, 20, 2]])
-    with pytest.raises(ValueError, match=r"holds symbol number 20, but dict\.txt has only 20"):
-        load_tokens(path, dictionary())
-
-
-@pytest.mark.parametrize("streams", [1, 3])
-@pytest.mark.parametrize("segment", [1, 4, 50])
-def test_extended_context_is_the_text_before_and_is_not_predicted(streams, segment):
-    tokens = text(45)
-    dataset = TokenStreams(tokens, dictionary(), streams, segment, extended_context=5)
-    whole = [EOS, *tokens.tolist()]
-    predicted = {}
-    for batch in dataset.batches(1):
-        collated = dataset.collater([dataset[i] for i in batch])
-        scored = collated["target"] != PAD
-        assert collated["ntokens"] == int(scored.sum())
-        assert collated["stream_tokens"] == scored.sum(dim=1).tolist()
-        for row, index in enumerate(batch):
-            begin, end = dataset.segment_bounds(*divmod(index, streams))
-            context = min(begin, 5) if end > begin else 0
-            assert collated["start_indices"][row] == context
-            length = context + end - begin
-            assert collated["net_input"]["src_lengths"][row] == length
-            source = collated["net_input"]["src_tokens"][row].tolist()
-            assert source[:length] == whole[begin - context : end]
-            target = collated["target"][row].tolist()
-            assert target[:context] == [PAD] * context
-            assert set(target[length:]) <= {PAD}
-            predicted[begin] = target[context:length]
-    assert [t for begin in sorted(predicted) for t in predicted[begin]] == tokens.tolist()
+def test_a_missing_split_is_named(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"no data at .*valid\.bin: name the folder"):
+        load_tokens(str(tmp_path / "valid"), dictionary())
 
 
 # twelve sentences that can be told apart, one of them empty
@@ -243,20 +222,19 @@ def test_one_sentence_cannot_be_shuffled(tokens):
         ShuffledSentences(np.array(tokens), EOS, [1, 1])
 
 
-def test_streams_of_shuffled_sentences_have_every_token_once_from_the_one_before():
-    def pairs(shuffled, epoch):
+def test_streams_read_the_sentences_in_the_order_of_the_epoch():
+    def read(shuffled, epoch):
         ordered = RunningText(WHOLE, shuffled).ordered(EOS, 1, epoch)
         dataset = TokenStreams(ordered, dictionary(), 4, 5)
         items = [dataset[number] for number in range(len(dataset))]
         items.sort(key=lambda item: (item["id"] % 4, item["id"]))
-        read = [token for item in items for token in item["source"].tolist()]
-        predicted = [token for item in items for token in item["target"].tolist()]
-        assert read == [EOS, *predicted[:-1]]
+        predicted = torch.cat([item["target"] for item in items]).tolist()
+        assert torch.cat([item["source"] for item in items]).tolist() == [EOS, *predicted[:-1]]
         return predicted
 
-    assert pairs(False, 1) == pairs(False, 2) == WHOLE.tolist()
-    assert sorted(cut(pairs(True, 1))) == sorted(PARTS)
-    assert pairs(True, 1) == pairs(True, 1) != pairs(True, 2)
+    assert read(False, 1) == read(False, 2) == WHOLE.tolist()
+    assert sorted(cut(read(True, 1))) == sorted(PARTS)
+    assert read(True, 1) == read(True, 1) != read(True, 2)
 
 
 # segments of random lengths (--segment-jitter)
@@ -285,28 +263,6 @@ def test_segments_are_neither_too_short_nor_too_long(length, segment, fewest):
     assert starts[-2] < length <= starts[-1]
     assert lengths.min() >= fewest
     assert lengths.max() <= segment + 27
-
-
-@pytest.mark.parametrize(("streams", "workers", "context"), [(1, 1, 0), (3, 2, 0), (4, 1, 5)])
-def test_segments_of_random_lengths_predict_every_token_once(streams, workers, context):
-    tokens = text(211)
-    jitter = Jitter(4, seed=1, epoch=3)
-    dataset = TokenStreams(tokens, dictionary(), streams * workers, 9, context, jitter=jitter)
-    walks = [StreamIterator(dataset, workers, worker).next_epoch_itr() for worker in range(workers)]
-    read, predicted = {}, {}
-    for number, batches in enumerate(zip(*walks, strict=True)):
-        starts = {batch["net_input"]["start"] for batch in batches}
-        assert starts == {dataset.segment_start(number)}
-        assert len({batch["target"].shape for batch in batches}) == 1
-        for batch in batches:
-            for row, index in enumerate(batch["id"].tolist()):
-                scored = batch["target"][row] != PAD
-                place = (index % dataset.num_streams, number)
-                read[place] = batch["net_input"]["src_tokens"][row][scored].tolist()
-                predicted[place] = batch["target"][row][scored].tolist()
-    assert [token for place in sorted(predicted) for token in predicted[place]] == tokens.tolist()
-    assert [token for place in sorted(read) for token in read[place]] == [EOS, *tokens[:-1]]
-    assert len({len(predicted[0, number]) for number in range(dataset.num_segments - 1)}) > 2
 
 
 @pytest.mark.parametrize(("split", "epoch", "drawn"), [("train", 1, True), ("valid", 1, False)])

@@ -1,11 +1,11 @@
-"""Transformer-XL: its equations, its ablations, its options, its presets."""
+"""Transformer-XL: its equations, its ablations, what a token sees."""
 
 import pytest
 import torch
 
-from fairseq_plugins.segment_language_model import attention_blocks
+from fairseq_plugins.segment_language_model import attention_kernel
 from fairseq_plugins.segment_language_model.attention import PositionBiases, RelativeAttention
-from fairseq_plugins.segment_language_model.attention_blocks import UNLIMITED, Clamped, Window
+from fairseq_plugins.segment_language_model.attention_kernel import UNLIMITED, Clamped, Window
 from fairseq_plugins.segment_language_model.key_value_cache import HiddenStates
 from fairseq_plugins.segment_language_model.positions import (
     Distances,
@@ -17,6 +17,7 @@ from fairseq_plugins.segment_language_model.positions import (
 from fairseq_plugins.segment_language_model.recurrence import Recurrence
 from tests.gradients import assert_same
 from tests.reference import transformer_xl as reference
+from tests.segment_language_model.reading import assert_generates_as, assert_reads_as
 from tests.tiny import scores_by_segment, tiny_transformer_xl, tokens
 
 STREAMS, HEADS, WIDTH = 2, 2, 8
@@ -41,7 +42,7 @@ def make_attention(positions, window, clamp_len, kernel="fast"):
 
 @pytest.mark.parametrize(("kernel", "block"), [("fast", 2), ("fast", 128), ("plain", None)])
 @pytest.mark.parametrize("positions", ["transformer-xl", "shaw"])
-@pytest.mark.parametrize("clamp_len", [None, 3])
+@pytest.mark.parametrize("clamp_len", [None, 1])
 @pytest.mark.parametrize(
     ("remembered", "length", "farthest"),
     [(0, 1, UNLIMITED), (0, 7, UNLIMITED), (5, 4, UNLIMITED), (6, 5, 5), (9, 5, 3), (3, 5, 0)],
@@ -49,7 +50,7 @@ def make_attention(positions, window, clamp_len, kernel="fast"):
 def test_values_and_gradients_equal_the_double_loop(
     monkeypatch, kernel, block, positions, clamp_len, remembered, length, farthest
 ):
-    monkeypatch.setattr(attention_blocks, "QUERY_BLOCK", block)
+    monkeypatch.setattr(attention_kernel, "QUERY_BLOCK", block)
     attention, encoding = make_attention(positions, Window(0, farthest), clamp_len, kernel)
     x = torch.randn(STREAMS, length, WIDTH, dtype=torch.float64, requires_grad=True)
     past = torch.randn(STREAMS, remembered, WIDTH, dtype=torch.float64, requires_grad=True)
@@ -97,41 +98,27 @@ def test_dropout_acts_on_each_distance_beyond_the_clamp():
 
 NETWORKS = [
     {},
-    {"untie_r": True},
+    {"untie_r": True, "clamp_len": 9},
     {"decoder_normalize_before": True},
     {"decoder_normalize_before": True, "no_decoder_final_norm": True},
     {"share_decoder_input_output_embed": True, "output_bias": True},
-    *({"positions": positions} for positions in POSITIONS[1:]),
+    {"positions": "shaw"},
     {"positions": "shaw", "clamp_len": 4},
+    *({"positions": positions, "mem_len": 0} for positions in POSITIONS),
 ]
 
 
 @pytest.mark.parametrize("options", NETWORKS)
-def test_scores_equal_the_reference(options):
-    model = tiny_transformer_xl(tokens_per_sample=12, **options).double()
-    stream = tokens(1, 12)
-    expected = reference.network(
-        model.decoder, stream[0], lambda distance: True, options.get("clamp_len")
-    )
-    torch.testing.assert_close(model(stream)[0][0], expected)
-
-
-@pytest.mark.parametrize("mode", [torch.no_grad, torch.enable_grad])
-@pytest.mark.parametrize(
-    "options",
-    [
-        {},
-        {"untie_r": True, "clamp_len": 9},
-        {"positions": "shaw"},
-        {"decoder_normalize_before": True},
-    ],
-)
-def test_loss_does_not_depend_on_segment_length_where_recurrence_covers_the_past(mode, options):
-    model = tiny_transformer_xl(mem_len=100, **options).double()
-    stream = tokens(3, 90)
-    whole = scores_by_segment(model, stream, 90, mode)
-    for length in (1, 7, 64):
-        torch.testing.assert_close(scores_by_segment(model, stream, length, mode), whole)
+def test_scores_are_the_references_however_a_text_is_read(options):
+    model = tiny_transformer_xl(**{"mem_len": 20, "tokens_per_sample": 20, **options}).double()
+    stream = tokens(2, 20)
+    rows = [
+        reference.network(model.decoder, row, lambda _: True, options.get("clamp_len"))
+        for row in stream
+    ]
+    expected = torch.stack(rows)
+    assert_reads_as(model, stream, expected, () if "mem_len" in options else (1, 7))
+    assert_generates_as(model, stream, expected)
 
 
 def seen_by(model, length, start):
@@ -154,40 +141,18 @@ def seen_by(model, length, start):
     return seen
 
 
-def test_same_length_shows_every_token_mem_len_tokens_itself_included():
-    model = tiny_transformer_xl(mem_len=4, same_length=True, decoder_layers=1).double()
-    assert seen_by(model, 6, 6).sum(dim=1).tolist() == [4] * 6
-
-
-def test_same_length_may_show_itself_besides_the_memory():
-    options = {"same_length": True, "same_length_besides_itself": True, "decoder_layers": 1}
-    model = tiny_transformer_xl(mem_len=4, **options).double()
-    assert seen_by(model, 6, 6).sum(dim=1).tolist() == [5] * 6
-
-
-def test_without_same_length_a_token_sees_the_past_and_the_segment_up_to_itself():
-    model = tiny_transformer_xl(mem_len=4, decoder_layers=1).double()
-    assert seen_by(model, 6, 6).sum(dim=1).tolist() == [5, 6, 7, 8, 9, 10]
-
-
-def test_without_recurrence_a_token_sees_its_segment_only():
-    model = tiny_transformer_xl(mem_len=0, decoder_layers=1).double()
-    assert seen_by(model, 6, 6).sum(dim=1).tolist() == [1, 2, 3, 4, 5, 6]
-
-
-@pytest.mark.parametrize("positions", POSITIONS)
-@pytest.mark.parametrize("recurrent", [True, False])
-def test_incremental_decoding_equals_one_pass(positions, recurrent):
-    mem_len = 20 if recurrent and positions in POSITIONS[:2] else 0
-    options = {"positions": positions, "mem_len": mem_len, "tokens_per_sample": 20}
-    model = tiny_transformer_xl(**options).double().eval()
-    stream = tokens(2, 20)
-    state = {}
-    with torch.no_grad():
-        steps = [model.decoder(stream[:, : i + 1], incremental_state=state)[0] for i in range(20)]
-        whole = model(stream)[0]
-    assert all(step.size(1) == 1 for step in steps)
-    torch.testing.assert_close(torch.cat(steps, dim=1), whole)
+@pytest.mark.parametrize(
+    ("options", "seen"),
+    [
+        ({"mem_len": 4, "same_length": True}, [4] * 6),
+        ({"mem_len": 4, "same_length": True, "same_length_besides_itself": True}, [5] * 6),
+        ({"mem_len": 4}, [5, 6, 7, 8, 9, 10]),
+        ({"mem_len": 0}, [1, 2, 3, 4, 5, 6]),
+    ],
+)
+def test_a_token_sees_the_recurrence_and_its_segment_or_always_as_many(options, seen):
+    model = tiny_transformer_xl(decoder_layers=1, **options).double()
+    assert seen_by(model, 6, 6).sum(dim=1).tolist() == seen
 
 
 def test_generation_keeps_no_more_than_it_reads():
@@ -200,7 +165,6 @@ def test_generation_keeps_no_more_than_it_reads():
     (history,) = state["recurrence"].histories.values()
     assert all(layer.length == 6 for layer in history.layers)
     assert all(layer.buffers.keys.size(2) < 10 for layer in history.layers)
-    # distances 5 to -1
     # distances 5 to -1, as the walk has them, and no more
     with torch.no_grad():
         assert model.decoder.positions_of_layers(5, 5)[0].size(1) == 5 + 2
@@ -221,7 +185,6 @@ def test_projected_positions_follow_an_update_behind_autograds_back():
     model, stream = tiny_transformer_xl().double().eval(), tokens(2, 12)
     first = scores_by_segment(model, stream, 4)
     model.train()
-    assert model.decoder.inference_positions._kept is None  # training needs the space
     for layer in model.decoder.layers:
         layer.self_attn.position_projection.proj.weight.data.mul_(2)
     model.eval()
@@ -233,23 +196,17 @@ def test_projected_positions_follow_an_update_behind_autograds_back():
 @pytest.mark.parametrize("normalize_before", [False, True])
 @pytest.mark.parametrize("positions", POSITIONS)
 def test_activation_checkpointing_changes_neither_values_nor_gradients(positions, normalize_before):
+    options = {"positions": positions, "decoder_normalize_before": normalize_before}
     results = []
     for checkpointed in (False, True):
         model = tiny_transformer_xl(
-            positions=positions,
-            decoder_normalize_before=normalize_before,
-            checkpoint_activations=checkpointed,
-            dropout=0.3,
-            attention_dropout=0.3,
+            **options, checkpoint_activations=checkpointed, dropout=0.3, attention_dropout=0.3
         ).double()
-        stream, recurrence = tokens(2, 16), Recurrence()
         torch.manual_seed(5)
-        scores = [model(stream[:, i : i + 8], recurrence=recurrence, start=i)[0] for i in (0, 8)]
-        loss = torch.cat(scores, dim=1).logsumexp(-1).sum()
-        gradients = torch.autograd.grad(loss, list(model.parameters()))
-        results.append((loss, *gradients))
-    for one, other in zip(*results, strict=True):
-        assert torch.equal(one, other)
+        scores = scores_by_segment(model, tokens(2, 16), 8, torch.enable_grad)
+        gradients = torch.autograd.grad(scores.logsumexp(-1).sum(), list(model.parameters()))
+        results.append((scores, *gradients))
+    torch.testing.assert_close(*results, rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -299,31 +256,27 @@ def test_shaw_distances_beyond_those_trained_share_the_last_vector():
     torch.testing.assert_close(scores_by_segment(longer, stream, 5)[0], expected)
 
 
-def test_sinusoids_beyond_those_trained_are_said(caplog):
-    model = tiny_transformer_xl(positions="sinusoidal-absolute")
-    model(tokens(1, 8))
+def test_places_beyond_those_trained_are_said_or_refused(caplog):
+    sinusoids, learned = (
+        tiny_transformer_xl(positions=positions) for positions in POSITIONS[:1:-1]
+    )
+    sinusoids(tokens(1, 8))
     assert not caplog.text
-    model(tokens(1, 9))
+    sinusoids(tokens(1, 9))
     assert "a segment has 9 tokens, its context included, and positions were trained up to 8" in (
         caplog.text
     )
-
-
-def test_places_beyond_those_trained_are_refused():
-    model = tiny_transformer_xl(positions="learned-absolute")
     message = "a segment of 9 tokens, --extended-context included, is longer than the 8 places"
     with pytest.raises(ValueError, match=message):
-        model(tokens(1, 9))
+        learned(tokens(1, 9))
     state = {}
     with torch.no_grad():
         for end in range(1, 9):
-            model.decoder(tokens(1, end), incremental_state=state)
+            learned.decoder(tokens(1, end), incremental_state=state)
         with pytest.raises(ValueError, match=message):
-            model.decoder(tokens(1, 9), incremental_state=state)
+            learned.decoder(tokens(1, 9), incremental_state=state)
     with pytest.raises(ValueError, match=r"^`max_positions` is 8: place 9 has no vector$"):
-        model.decoder.absolute_positions.add_to_layer(torch.zeros(1, 2, 16), 0, first=7)
-
-
-def test_generation_ends_where_absolute_positions_do():
-    assert tiny_transformer_xl(positions="learned-absolute").max_positions() == 8
+        learned.decoder.absolute_positions.add_to_layer(torch.zeros(1, 2, 16), 0, first=7)
+    # where generation ends
+    assert learned.max_positions() == sinusoids.max_positions() == 8
     assert tiny_transformer_xl().max_positions() > 1_000_000

@@ -16,40 +16,21 @@ from tests.weighted_transformer.tiny import assert_on_simplex
 SCHEDULE = BranchSchedule(factor=1.0, warmup=400)
 
 
-def projected(x):
-    x = x.clone()
-    project_to_simplex(x)
-    return x
+# the last two of the last are as large as what is taken from all
+CORNERS = [
+    [[5.0, 0.0, 0.0], [-1.0, -1.0, -1.0], [0.5, 0.5, -7.0], [0.0, 1.0, 0.0], [2.0, 2.0, 0.0]],
+    [[7.0, 7.0, 7.0, 7.0], [0.25, 0.25, 0.5, 0.0], [0.9, 0.4, 0.15, 0.15]],
+]
 
 
-@pytest.mark.parametrize("branches", [1, 2, 5, 8])
 @pytest.mark.parametrize("spread", [0.01, 0.3, 3.0, 1000.0])
-def test_projection_is_the_nearest_point_of_the_simplex(spread, branches):
-    torch.manual_seed(1)
-    for _ in range(20):
-        x = 1 / branches + spread * torch.randn(branches)
-        found = projected(x)
+def test_projection_is_the_nearest_point_of_the_simplex(spread):
+    drawn = [1 / branches + spread * torch.randn(20, branches) for branches in (1, 2, 5, 8)]
+    for x in (x for vectors in (*drawn, *map(torch.tensor, CORNERS)) for x in vectors):
+        found = x.clone()
+        project_to_simplex(found)
         torch.testing.assert_close(found, nearest_on_simplex(x.double()).float())
         assert_on_simplex(found)
-
-
-@pytest.mark.parametrize(
-    ("x", "expected"),
-    [
-        ([5.0, 0.0, 0.0], [1.0, 0.0, 0.0]),
-        ([-1.0, -1.0, -1.0], [1 / 3, 1 / 3, 1 / 3]),
-        ([0.5, 0.5, -7.0], [0.5, 0.5, 0.0]),
-        ([0.0, 1.0, 0.0], [0.0, 1.0, 0.0]),
-        ([0.25, 0.25, 0.5], [0.25, 0.25, 0.5]),
-        ([2.0, 2.0, 0.0], [0.5, 0.5, 0.0]),
-        ([7.0, 7.0, 7.0, 7.0], [0.25, 0.25, 0.25, 0.25]),
-        # the last two are as large as what is taken from all
-        ([0.9, 0.4, 0.15, 0.15], [0.75, 0.25, 0.0, 0.0]),
-        ([-3.0], [1.0]),
-    ],
-)
-def test_projection_at_corners_and_edges(x, expected):
-    torch.testing.assert_close(projected(torch.tensor(x)), torch.tensor(expected))
 
 
 def test_the_start_is_uniform_on_the_simplex():
@@ -86,34 +67,18 @@ def test_weights_are_multiplied_where_they_are_applied_alone():
     assert [x.tolist() for x in weights.eval()()] == [[1.0] * 4] * 2
 
 
-@pytest.mark.parametrize("kind", ["kappa", "alpha"])
-def test_a_layer_may_have_one_kind_of_them(kind):
-    weights = BranchWeights(4, SCHEDULE, outside_training="random", kinds=[kind])
-    assert set(weights.state_dict()) == {kind}
-    for training in (True, False):
-        (found,) = weights.train(training)()
-        assert_on_simplex(found)
-
-
 def test_shaken_weights_are_drawn_anew_in_training_and_equal_outside():
     weights = BranchWeights(4, SCHEDULE, shake=True)
+    torch.manual_seed(1)
+    expected = [draw_from_simplex(4) for _ in range(6)]
+    torch.manual_seed(1)
     drawn = [x for _ in range(3) for x in weights()]
-    assert len({tuple(x.tolist()) for x in drawn}) == 6
-    for x in drawn:
-        assert x.sum().item() == pytest.approx(1, abs=1e-6)
+    assert all(map(torch.equal, drawn, expected))
     assert [x.tolist() for x in weights.eval()()] == [[0.25] * 4] * 2
     assert weights.schedule is None
-
-
-def test_shaken_weights_are_drawn_on_their_device():
-    weights = BranchWeights(4, SCHEDULE, shake=True)
-    torch.manual_seed(1)
-    expected = [draw_from_simplex(4) for _ in weights.kinds]
-    torch.manual_seed(1)
-    assert all(map(torch.equal, weights(), expected))
-    before = torch.random.get_rng_state()
     # a GPU would wait for a copy from the CPU
-    assert {x.device.type for x in weights.to("meta")()} == {"meta"}
+    before = torch.random.get_rng_state()
+    assert {x.device.type for x in weights.train().to("meta")()} == {"meta"}
     assert torch.equal(torch.random.get_rng_state(), before)
 
 
@@ -126,15 +91,9 @@ def test_softmax_of_the_logits():
 
 
 def test_the_learning_rate_is_that_of_the_paper():
-    # d_model 512, N = 6 (section 4.1)
-    schedule = BranchSchedule(factor=(512 / 6) ** -0.5, warmup=400)
-    for update, expected in [
-        (1, (512 / 6) ** -0.5 * 400**-1.5),
-        (200, (512 / 6) ** -0.5 * 200 * 400**-1.5),
-        (400, (512 / 6) ** -0.5 / 20),
-        (10_000, (512 / 6) ** -0.5 / 100),
-    ]:
-        assert schedule.learning_rate(update) == pytest.approx(expected, rel=1e-12)
+    rates = [BranchSchedule(0.3, 400).learning_rate(update) for update in (1, 200, 400, 10_000)]
+    expected = [0.3 / 8000, 0.3 / 40, 0.3 / 20, 0.3 / 100]
+    assert rates == pytest.approx(expected, rel=1e-12)
 
 
 def test_frozen_after_a_number_of_updates():
@@ -144,52 +103,33 @@ def test_frozen_after_a_number_of_updates():
     assert BranchSchedule(1.0, 400, freeze_after=0).frozen(1)
 
 
-def test_uniform_weights_replace_the_learned_ones_outside_of_training():
+def test_others_replace_the_learned_ones_outside_of_training():
     weights = BranchWeights(4, SCHEDULE, outside_training="uniform")
     assert weights()[0] is weights.kappa
-    for x in weights.eval()():
-        assert x.tolist() == [0.25] * 4
-
-
-def test_random_weights_replace_them_once_and_for_all():
-    torch.manual_seed(1)
-    weights = BranchWeights(4, SCHEDULE, outside_training="random")
-    assert weights()[1] is weights.alpha
-    drawn = weights.eval()()
-    for x, again, learned in zip(drawn, weights(), weights.learned(), strict=True):
-        assert torch.equal(x, again)
-        assert x.sum().item() == pytest.approx(1, abs=1e-6)
-        assert not torch.allclose(x, learned)
-    assert set(weights.state_dict()) == {"kappa", "alpha"}
-    torch.manual_seed(1)
-    again = BranchWeights(4, SCHEDULE, outside_training="random").eval()()
-    assert [x.tolist() for x in again] == [x.tolist() for x in drawn]
+    assert [x.tolist() for x in weights.eval()()] == [[0.25] * 4] * 2
+    found = []
+    for _ in range(2):
+        torch.manual_seed(1)
+        weights = BranchWeights(4, SCHEDULE, outside_training="random")
+        assert weights()[1] is weights.alpha
+        # drawn once and for all
+        for x, again, learned in zip(weights.eval()(), weights(), weights.learned(), strict=True):
+            assert torch.equal(x, again)
+            assert_on_simplex(x)
+            assert not torch.allclose(x, learned)
+        assert set(weights.state_dict()) == {"kappa", "alpha"}
+        found.append(weights())
+    torch.testing.assert_close(*found, rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("training", [True, False])
-def test_gating_keeps_the_branches_with_the_largest_alpha(training):
-    weights = BranchWeights(4, SCHEDULE, top_k=2).train(training)
-    weights.alpha.data = torch.tensor([0.1, 0.4, 0.2, 0.3])
-    kappa, alpha = weights()
-    assert alpha.tolist() == pytest.approx([0, 0.4, 0, 0.3])
-    assert kappa is weights.kappa
-    alpha.sum().backward()
-    assert weights.alpha.grad.tolist() == [0, 1, 0, 1]
-
-
-def test_gating_keeps_the_largest_kappa_where_there_is_no_alpha():
-    weights = BranchWeights(4, SCHEDULE, top_k=2, kinds=["kappa"])
-    weights.kappa.data = torch.tensor([0.1, 0.4, 0.2, 0.3])
-    (kappa,) = weights()
-    assert kappa.tolist() == pytest.approx([0, 0.4, 0, 0.3])
-
-
-def test_gating_of_weights_that_are_all_alike_is_refused():
-    message = "`shake` with `top_k`: no weight is larger than another; leave out one of the two"
-    with pytest.raises(ValueError, match=f"^{message}$"):
-        BranchWeights(4, SCHEDULE, top_k=2, shake=True)
-    with pytest.raises(ValueError, match=r"^`outside_training` uniform with `top_k`: no weight is"):
-        BranchWeights(4, SCHEDULE, top_k=2, outside_training="uniform")
-    for argument in ("parameterization", "outside_training", "start"):
-        with pytest.raises(ValueError, match=f"^`{argument}` is 'none': there are "):
-            BranchWeights(4, SCHEDULE, **{argument: "none"})
+@pytest.mark.parametrize("kinds", [("kappa", "alpha"), ("kappa",)])
+def test_gating_keeps_the_branches_with_the_largest_alpha_or_else_kappa(training, kinds):
+    weights = BranchWeights(4, SCHEDULE, top_k=2, kinds=kinds).train(training)
+    chosen = getattr(weights, kinds[-1])
+    chosen.data = torch.tensor([0.1, 0.4, 0.2, 0.3])
+    *others, gated = weights()
+    assert gated.tolist() == pytest.approx([0, 0.4, 0, 0.3])
+    assert others == [] or others[0] is weights.kappa
+    gated.sum().backward()
+    assert chosen.grad.tolist() == [0, 1, 0, 1]

@@ -10,11 +10,7 @@ from fairseq_plugins.weighted_transformer.as_written_attention import BranchedAt
 from fairseq_plugins.weighted_transformer.branch_weights import BranchWeights, FoldedLayer
 from fairseq_plugins.weighted_transformer.layers import WeightedAttention, WeightedLinear
 from tests.gradients import assert_same
-from tests.reference.weighted_transformer import (
-    normed,
-    weighted_attention,
-    weighted_feed_forward,
-)
+from tests.reference.weighted_transformer import normed, weighted_feed_forward
 from tests.weighted_transformer.tiny import (
     PAD,
     READINGS,
@@ -54,13 +50,7 @@ def stir(model):
 
 def attend(module, query, key, visible, **plain):
     """Attention of all sentences by the equations, (T, B, d); fairseq's own as it is."""
-    if isinstance(module, WeightedAttention):
-        each = [
-            weighted_attention(module, query[:, b], key[:, b], visible[b])
-            for b in range(query.size(1))
-        ]
-        return torch.stack(each, dim=1)
-    if isinstance(module, BranchedAttention):
+    if isinstance(module, WeightedAttention | BranchedAttention):
         return by_equations(module, query, key, visible)
     return module(query, key, key, **plain)[0]
 
@@ -75,19 +65,18 @@ def by_sublayers(layer, x, attentions):
             module is called with.
     """
 
-    def add(x, sublayer, norm):
-        if layer.normalize_before:
-            return x + sublayer(normed(x, norm))
-        return normed(x + sublayer(x), norm)
+    def enter(x, norm):
+        return normed(x, norm) if layer.normalize_before else x
+
+    def add(x, added, norm):
+        return x + added if layer.normalize_before else normed(x + added, norm)
 
     for module, norm, keys, visible, plain in attentions:
-        # bound now: the loop goes on
-        def attention(x, module=module, keys=keys, visible=visible, plain=plain):
-            return attend(module, x, x if keys is None else keys, visible, **plain)
-
-        x = add(x, attention, norm)
+        query = enter(x, norm)
+        x = add(x, attend(module, query, query if keys is None else keys, visible, **plain), norm)
     if isinstance(getattr(layer, "fc2", None), WeightedLinear):
-        x = add(x, lambda x: weighted_feed_forward(layer, x), layer.final_layer_norm)
+        norm = layer.final_layer_norm
+        x = add(x, weighted_feed_forward(layer, enter(x, norm)), norm)
     return x
 
 
@@ -137,20 +126,6 @@ def test_layers_and_gradients_are_those_of_the_equations(reading, total, pre_nor
 @SUMS
 def test_branches_that_do_not_contribute_leave_out_their_share_of_biases(reading, total):
     assert_same(*encoder_layer(build(reading, total, branch_top_k=2)))
-
-
-@EACH_READING
-@SUMS
-def test_branches_that_do_not_contribute_get_no_gradient(reading, total):
-    model = build(reading, total, branch_top_k=1, branch_decoder_attention="both")
-    out, _ = model(**sentences())
-    out.square().mean().backward()
-    counts = set()
-    for name, module in model.named_modules():
-        if name.endswith(("v_proj", "fc1")):
-            of_branches = module.weight.grad.unflatten(0, (4, -1)).flatten(1)
-            counts.add((of_branches != 0).any(1).sum().item())
-    assert counts == {1}
 
 
 @NORMS
@@ -226,18 +201,6 @@ def test_decoding_word_by_word_gives_what_a_whole_sentence_gives(reading, attent
         last, _ = model.decoder(words, encoder_out=encoder_out, incremental_state=state)
         real = words[:, -1].ne(PAD)
         torch.testing.assert_close(last[real, 0], whole[real, length - 1])
-
-
-@EACH_READING
-@torch.no_grad()
-def test_padding_changes_nothing(reading):
-    model = tiny_weighted_transformer(branch_residual=reading).eval()
-    batch = sentences()
-    whole, _ = model(**batch)
-    alone, _ = model(
-        batch["src_tokens"][1:, 2:], torch.tensor([4]), batch["prev_output_tokens"][1:]
-    )
-    torch.testing.assert_close(whole[1:], alone)
 
 
 @EACH_READING
@@ -319,8 +282,7 @@ def test_checkpointed_activations_give_the_same_gradients(reading, option):
     outs = []
     for model in models:
         torch.manual_seed(3)
-        outs.append(model(**sentences())[0])
-        outs[-1].square().sum().backward()
+        out = model(**sentences())[0]
+        out.square().sum().backward()
+        outs.append([out, *(p.grad for p in model.parameters())])
     torch.testing.assert_close(*outs)
-    for plain, kept in zip(*(model.parameters() for model in models), strict=True):
-        torch.testing.assert_close(kept.grad, plain.grad)

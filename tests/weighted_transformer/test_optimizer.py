@@ -4,7 +4,6 @@ import copy
 import functools
 import itertools
 import logging
-import re
 
 import pytest
 import torch
@@ -22,9 +21,7 @@ from fairseq_plugins.weighted_transformer.branch_weights import (
     BranchWeights,
     project_to_simplex,
 )
-from fairseq_plugins.weighted_transformer.optimizer import (
-    FairseqAdamWithBranchWeights,
-)
+from fairseq_plugins.weighted_transformer.optimizer import FairseqAdamWithBranchWeights
 from tests.two_workers import on_two_workers
 from tests.weighted_transformer.tiny import assert_on_simplex
 
@@ -40,6 +37,10 @@ def make_network(freeze_after=None, parameterization="simplex", factor=3.0):
     torch.manual_seed(1)
     schedule = BranchSchedule(factor, 5, freeze_after, parameterization == "simplex")
     return BranchedFeedForward(WIDTH, 16, BranchWeights(BRANCHES, schedule, parameterization))
+
+
+def adam(network, **values):
+    return FairseqAdamWithBranchWeights(options(**values), list(network.parameters()))
 
 
 def learn(network, optimizer, updates=12, parts=1, after=lambda update: None, seed=2):
@@ -85,9 +86,8 @@ PRECISIONS = [
 ]
 
 
-@pytest.mark.parametrize("parts", [1, 3])
 @pytest.mark.parametrize(("precision", "dtype", "common"), PRECISIONS)
-def test_after_every_update_they_are_on_the_simplex(monkeypatch, precision, dtype, common, parts):
+def test_after_every_update_they_are_on_the_simplex(monkeypatch, precision, dtype, common):
     network = make_network().to(dtype)
     optimizer = wrapped(network, precision, monkeypatch, **common)
     weights, seen = network.weights, []
@@ -99,7 +99,7 @@ def test_after_every_update_they_are_on_the_simplex(monkeypatch, precision, dtyp
             assert torch.equal(held.data, ours.data)
         seen.append(torch.cat([weights.kappa.data, weights.alpha.data]))
 
-    learn(network, optimizer, parts=parts, after=check)
+    learn(network, optimizer, parts=3, after=check)
     assert network.fc1.weight.dtype == dtype
     # they moved, to the edge of the simplex too, which only projection keeps them on
     assert not any(torch.equal(one, other) for one, other in itertools.pairwise(seen))
@@ -108,7 +108,7 @@ def test_after_every_update_they_are_on_the_simplex(monkeypatch, precision, dtyp
 
 def test_updates_are_adams_at_the_schedules_rate_then_projected():
     ours, plain = make_network(), make_network()
-    optimizer = FairseqAdamWithBranchWeights(options(weight_decay=0.1), list(ours.parameters()))
+    optimizer = adam(ours, weight_decay=0.1)
     betas, weights = (0.9, 0.98), [plain.weights.kappa, plain.weights.alpha]
     others = [p for p in plain.parameters() if all(p is not w for w in weights)]
     main = torch.optim.AdamW(others, lr=1e-3, betas=betas, weight_decay=0.1)
@@ -154,7 +154,7 @@ def test_frozen_ones_stay_bit_for_bit_while_the_rest_learns(monkeypatch, precisi
 
 def test_logits_of_a_softmax_are_not_projected():
     network = make_network(parameterization="softmax")
-    optimizer = FairseqAdamWithBranchWeights(options(), list(network.parameters()))
+    optimizer = adam(network)
     learn(network, optimizer)
     for logits in (network.weights.kappa_logits, network.weights.alpha_logits):
         assert logits.abs().sum() > 1.5
@@ -165,12 +165,12 @@ def test_logits_of_a_softmax_are_not_projected():
 @pytest.mark.parametrize("freeze_after", [None, 6])
 def test_a_resumed_run_is_the_one_that_never_stopped(freeze_after):
     first = make_network(freeze_after)
-    optimizer = FairseqAdamWithBranchWeights(options(), list(first.parameters()))
+    optimizer = adam(first)
     learn(first, optimizer, 5)
     saved = copy.deepcopy((first.state_dict(), optimizer.state_dict()))
     learn(first, optimizer, 5, seed=3)
     second = make_network(freeze_after)
-    again = FairseqAdamWithBranchWeights(options(), list(second.parameters()))
+    again = adam(second)
     second.load_state_dict(saved[0])
     assert_on_simplex(second.weights.kappa.data, second.weights.alpha.data)
     again.load_state_dict(saved[1])
@@ -180,20 +180,21 @@ def test_a_resumed_run_is_the_one_that_never_stopped(freeze_after):
 
 
 def _work(rank, legacy):
+    """Weights after 8 updates, of one worker of two, or of the only one (None)."""
     network = make_network()
-    if legacy:
-        ddp = LegacyDistributedDataParallel(network, dist.group.WORLD)
-    else:
-        ddp = nn.parallel.DistributedDataParallel(network)
-    optimizer = FairseqAdamWithBranchWeights(options(), list(network.parameters()))
+    ddp, halves = network, 1
+    if rank is not None:
+        halves = 2
+        wrap = functools.partial(LegacyDistributedDataParallel, process_group=dist.group.WORLD)
+        ddp = (wrap if legacy else nn.parallel.DistributedDataParallel)(network)
+    optimizer = adam(network)
     torch.manual_seed(2)
     for _ in range(8):
         optimizer.zero_grad()
-        x, y = torch.randn(2, 6, WIDTH)
-        x, y = x.chunk(2)[rank], y.chunk(2)[rank]
+        x, y = (both.chunk(halves)[rank or 0] for both in torch.randn(2, 6, WIDTH))
         # the workers' gradients are averaged
-        optimizer.backward(2 * (ddp(x) - y).square().sum())
-        if legacy:
+        optimizer.backward(halves * (ddp(x) - y).square().sum())
+        if legacy and rank is not None:
             ddp.all_reduce_grads()
         optimizer.step()
         assert_on_simplex(network.weights.kappa.data, network.weights.alpha.data)
@@ -203,48 +204,16 @@ def _work(rank, legacy):
 @pytest.mark.parametrize("legacy", [False, True], ids=["pytorch_ddp", "legacy_ddp"])
 def test_two_workers_learn_what_one_does(tmp_path, legacy):
     mine, other = on_two_workers(functools.partial(_work, legacy=legacy), tmp_path)
-    network = make_network()
-    optimizer = FairseqAdamWithBranchWeights(options(), list(network.parameters()))
-    torch.manual_seed(2)
-    for _ in range(8):
-        optimizer.zero_grad()
-        x, y = torch.randn(2, 6, WIDTH)
-        optimizer.backward((network(x) - y).square().sum())
-        optimizer.step()
-    for name, value in network.state_dict().items():
+    for name, value in _work(None, legacy).items():
         assert torch.equal(mine[name], other[name])
         torch.testing.assert_close(mine[name], value, rtol=1e-4, atol=1e-5)
-
-
-def _gradients(parts):
-    """Gradients of κ and α of a network in half precision, of some of the data."""
-    network = make_network().bfloat16()
-    ddp = nn.parallel.DistributedDataParallel(network) if dist.is_initialized() else network
-    torch.manual_seed(2)
-    x, y = torch.randn(2, 6, WIDTH).bfloat16()
-    (ddp(x[parts]) - y[parts]).float().square().sum().backward()
-    return torch.stack([network.weights.kappa.grad, network.weights.alpha.grad])
-
-
-HALVES = slice(None, 3), slice(3, None)
-
-
-def _gradients_of_half(rank):
-    return _gradients(HALVES[rank])
-
-
-def test_workers_add_up_their_gradients_in_single_precision(tmp_path):
-    mine, other = on_two_workers(_gradients_of_half, tmp_path)
-    assert torch.equal(mine, other)
-    assert torch.equal(mine, sum(map(_gradients, HALVES)) / 2)
-    assert not torch.equal(mine, mine.bfloat16().float())
 
 
 def test_without_branch_weights_it_is_fairseqs_adam(caplog):
     one, other = nn.Linear(3, 2), nn.Linear(3, 2)
     other.load_state_dict(one.state_dict())
     with caplog.at_level(logging.INFO):
-        ours = FairseqAdamWithBranchWeights(options(), list(one.parameters()))
+        ours = adam(one)
     assert "no parameter is a branch weight: this is fairseq's Adam" in caplog.text
     theirs = FairseqAdam(options(FairseqAdamConfig), list(other.parameters()))
     for _ in range(3):
@@ -253,9 +222,3 @@ def test_without_branch_weights_it_is_fairseqs_adam(caplog):
             optimizer.backward(layer(torch.ones(3)).sum())
             optimizer.step()
     assert torch.equal(one.weight, other.weight)
-
-
-def test_statistics_in_half_precision_are_refused():
-    message = "--fp16-adam-stats with this --optimizer: leave it out"
-    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
-        FairseqAdamWithBranchWeights(options(fp16_adam_stats=True), [nn.Parameter(torch.ones(1))])

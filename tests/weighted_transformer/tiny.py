@@ -8,9 +8,10 @@ from fairseq.models import ARCH_CONFIG_REGISTRY
 from fairseq.models.transformer import TransformerModel
 
 import fairseq_plugins  # noqa: F401 (registers the models)
+from fairseq_plugins.weighted_transformer.as_written_attention import BranchedAttention
 from fairseq_plugins.weighted_transformer.model import WeightedTransformer
 from tests import tiny
-from tests.reference.weighted_transformer import branched_attention
+from tests.reference.weighted_transformer import branched_attention, weighted_attention
 
 PAD = 1
 READINGS = ["sublayers", "as-written"]
@@ -92,16 +93,18 @@ def sentences(symbols: int = 12) -> dict[str, torch.Tensor]:
 
 
 def by_equations(module, query, key, visible):
-    """The reference's branched attention of all sentences, (T, B, d).
+    """The reference's attention of all sentences, (T, B, d).
 
     Args:
-        module: a BranchedAttention, whose weights are used.
+        module: a BranchedAttention or a WeightedAttention, whose weights are used.
         query: (T, B, d).
         key: (S, B, d), of keys and values.
         visible: (B, T, S), whether a query sees a key.
     """
+    branched = isinstance(module, BranchedAttention)
+    of_sentence = branched_attention if branched else weighted_attention
     sentences = [
-        branched_attention(module, query[:, b], key[:, b], visible[b]) for b in range(query.size(1))
+        of_sentence(module, query[:, b], key[:, b], visible[b]) for b in range(query.size(1))
     ]
     return torch.stack(sentences, dim=1)
 

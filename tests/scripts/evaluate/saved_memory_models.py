@@ -11,7 +11,7 @@ from scripts.evaluate import memory_usage as measure_memory_usage
 from tests import tiny
 from tests.product_key_memory.tiny import MEMORY, memories, tiny_language_model, tiny_transformer
 from tests.scripts.evaluate import saved_models
-from tests.scripts.evaluate.saved_models import task_options
+from tests.scripts.evaluate.saved_models import task_options, write_state
 
 EOS = 2
 TOKENS = 97
@@ -38,24 +38,6 @@ for part in ("encoder", "decoder"):
     _PAIRS |= {f"{part}_attention_heads": 2}
 
 
-def write_checkpoint(path, model, options, task):
-    """Write what fairseq-train does."""
-    update = {
-        "num_updates": 1,
-        "criterion_name": "",
-        "optimizer_name": "",
-        "lr_scheduler_state": {},
-    }
-    state = {
-        "args": None,
-        "cfg": {"model": options, "task": task},
-        "model": model.state_dict(),
-        "optimizer_history": [update],
-        "extra_state": {"train_iterator": {"epoch": 1, "iterations_in_epoch": 0}},
-    }
-    torch.save(state, path)
-
-
 def write_blocks(path, change=None, task=None, **options):
     """Write a language model over blocks of text, after ``change`` if that is given."""
     options = {**MEMORY, "memory_layers": "2", **options}
@@ -64,7 +46,7 @@ def write_blocks(path, change=None, task=None, **options):
         change(model)
     options = {**_BLOCKS, **options, "_name": "pkm_transformer_lm"}
     task = {"tokens_per_sample": 10, **(task or {})}
-    write_checkpoint(path, model, options, task_options("language_modeling", **task))
+    write_state(path, model, options, task_options("language_modeling", **task))
 
 
 def write_streams(path):
@@ -117,7 +99,7 @@ def write_all(folder):
     model = tiny_transformer(encoder_memory_layers="2", decoder_memory_layers="1")
     options = argparse.Namespace(arch="pkm_transformer", **MEMORY, **_PAIRS)
     options._name = "pkm_transformer"
-    write_checkpoint(folder / "pairs.pt", model, options, task_options("translation"))
+    write_state(folder / "pairs.pt", model, options, task_options("translation"))
     return folder
 
 

@@ -54,6 +54,20 @@ def task_options(name, **given):
     return {**options, "_name": name, "data": "where it was trained", **given}
 
 
+def write_state(path, model, options, task, **others):
+    """Write what fairseq-train does after an update, with options of the model and the task."""
+    update = {"num_updates": 1, "criterion_name": "", "optimizer_name": ""}
+    state = {
+        "args": None,
+        "cfg": {"model": options, "task": task},
+        "model": model.state_dict(),
+        "optimizer_history": [{**update, "lr_scheduler_state": {}}],
+        "extra_state": {"train_iterator": {"epoch": 1, "iterations_in_epoch": 0}},
+        **others,
+    }
+    torch.save(state, path)
+
+
 def write_checkpoint(path, name, seed=1, **options):
     """Write a checkpoint with random weights as fairseq-train does; return the model."""
     model = BUILDERS[name](seed=seed, **options)
@@ -71,25 +85,10 @@ def write_checkpoint(path, name, seed=1, **options):
     if name == "transformer_xl":
         cfg["positions"] = str(options.get("positions", "transformer-xl"))
     segments = {option: trained[option] for option in tiny.SEGMENTS}
+    task = task_options("segment_language_modeling", **segments)
     path.parent.mkdir(parents=True, exist_ok=True)
-    torch.save(
-        {
-            "args": None,
-            "cfg": {"model": cfg, "task": task_options("segment_language_modeling", **segments)},
-            "model": model.state_dict(),
-            "optimizer_history": [
-                {
-                    "num_updates": 1,
-                    "criterion_name": "CrossEntropyCriterion",
-                    "optimizer_name": "FairseqAdam",
-                    "lr_scheduler_state": {},
-                }
-            ],
-            "task_state": {KEY: digests({"source": tiny.dictionary()})},
-            "extra_state": {"train_iterator": {"epoch": 1, "iterations_in_epoch": 0}},
-        },
-        path,
-    )
+    known = {KEY: digests({"source": tiny.dictionary()})}
+    write_state(path, model, cfg, task, task_state=known)
     return model.eval()
 
 

@@ -1,7 +1,8 @@
-"""Gradients of a memory: sparse, beside autograd, plain, compiled; how large tensors get."""
+"""Gradients of values beside autograd, tables that are shared and copied, how large tensors get."""
 
 import copy
 import io
+import pickle
 
 import pytest
 import torch
@@ -10,36 +11,18 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import checkpoint
 
 from fairseq_plugins.product_key_memory.memory import ProductKeyMemory
-from tests.product_key_memory.standalone import TOKENS, D, draw, exact_memory
-
-
-def trained(steps, beside, search):
-    """A memory, or a twin of it whose values' gradient stays beside autograd."""
-    ordinary = exact_memory(query_batch_norm=True, search=search)
-    twin = copy.deepcopy(ordinary)
-    twin.keep_gradient_beside_autograd()
-    torch.manual_seed(2)
-    for _ in range(steps):
-        x = draw(TOKENS, D)
-        for memory in (ordinary, twin):
-            memory(x).square().sum().backward()
-    return twin if beside else ordinary
-
-
-@pytest.mark.parametrize("search", ["torch", "plain"])
-@pytest.mark.parametrize("steps", [1, 2, 3])
-def test_a_gradient_beside_autograd_is_the_ordinary_one_and_accumulates(steps, search):
-    ordinary, beside = (trained(steps, how, search) for how in (False, True))
-    assert not beside.values.requires_grad
-    assert beside.values.grad.is_sparse
-    # each row once, rising
-    assert (beside.values.grad.indices()[0].diff() > 0).all()
-    torch.testing.assert_close(beside.values.grad.to_dense(), ordinary.values.grad)
-    for (name, one), other in zip(ordinary.named_parameters(), beside.parameters(), strict=True):
-        if name != "values":
-            assert torch.equal(one.grad, other.grad)
-    beside.zero_grad()
-    assert beside.values.grad is None
+from tests.product_key_memory.standalone import (
+    SLOTS,
+    TOKENS,
+    WIDTH,
+    D,
+    adam_with_memory,
+    dense,
+    draw,
+    exact_memory,
+    make_pair,
+)
+from tests.product_key_memory.tiny import build, memories, padded, score
 
 
 @pytest.mark.parametrize("recomputed", [False, True])
@@ -54,7 +37,30 @@ def test_two_readings_in_one_graph_add_their_gradients(recomputed):
         return checkpoint(beside, x, use_reentrant=False) if recomputed else beside(x)
 
     read(read(x)).square().sum().backward()
+    assert not beside.values.requires_grad
     torch.testing.assert_close(beside.values.grad.to_dense(), ordinary.values.grad)
+    beside.zero_grad()
+    assert beside.values.grad is None
+
+
+def test_a_pass_that_leaves_a_memory_out_counts_too():
+    plain, apart = make_pair(False), make_pair(True)
+    x = torch.randn(2, 5, WIDTH)
+    for pair in (plain, apart):
+        pair.first(x[0]).square().sum().backward()
+        pair(x[1]).square().sum().backward()
+    torch.testing.assert_close(apart.values.grad.to_dense(), plain.values.grad)
+
+
+def test_a_gradient_that_a_failed_pass_left_is_cleared():
+    pair, fresh = make_pair(True), make_pair(True)
+    x = torch.randn(2, 5, WIDTH)
+    pair(x[0]).sum().backward()
+    for parameter in dense(pair):
+        parameter.grad = None
+    for each in (pair, fresh):
+        each(x[1]).square().sum().backward()
+    torch.testing.assert_close(pair.values.grad.to_dense(), fresh.values.grad.to_dense())
 
 
 def test_values_beside_autograd_get_no_gradient_in_evaluation():
@@ -67,12 +73,21 @@ def test_values_beside_autograd_get_no_gradient_in_evaluation():
     memory(x).sum().backward()
     assert memory.values.grad is None
     assert x.grad.any()
-    memory.train()
-    memory(x).sum().backward()
-    assert memory.values.grad is not None
 
 
-def pickled(memory):
+def test_a_state_has_a_shared_table_once():
+    pair, other = make_pair(False), make_pair(False, seed=2)
+    state = pair.state_dict()
+    assert [name for name in state if name.endswith("values")] == ["first.values"]
+    other.load_state_dict(state)
+    assert other.second.values is other.first.values
+    assert torch.equal(other.second.values, pair.values)
+    state["second.values"] = torch.zeros(SLOTS, WIDTH)
+    with pytest.raises(RuntimeError, match=r'Unexpected key\(s\) in state_dict: "second.values"'):
+        pair.load_state_dict(state)
+
+
+def saved(memory):
     file = io.BytesIO()
     torch.save(memory, file)
     file.seek(0)
@@ -86,7 +101,7 @@ def assigned(memory):
 
 CHANGES = {
     "deepcopy": copy.deepcopy,
-    "pickle": pickled,
+    "saved": saved,
     "half": lambda memory: memory.half(),
     "to": lambda memory: memory.to(torch.bfloat16),
     "assign": assigned,
@@ -110,6 +125,23 @@ def test_the_table_is_that_of_the_parameter_after_copies_and_casts(change):
     if changed is not memory:
         assert changed.table is not memory.table
         assert memory.values.grad is None
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda x: pickle.loads(pickle.dumps(x))])
+@pytest.mark.parametrize("kind", ["language model", "translation", "transformer_xl"])
+def test_a_copy_of_a_model_is_trained_as_the_model_is(kind, copied):
+    model = build(kind, memory_optimizer="adam_with_memory", memory_share_values=True)
+    twin, batch = copied(model), padded(7, 4)
+    for each in (model, twin):
+        optimizer = adam_with_memory(each)
+        (table,) = optimizer.tables
+        assert all(memory.table is table for memory in memories(each))
+        optimizer.backward(score(each.train(), batch).square().sum())
+        optimizer.step()
+    torch.testing.assert_close(dict(twin.state_dict()), dict(model.state_dict()))
+
+
+# --- sizes
 
 
 class Allocations(TorchDispatchMode):
@@ -157,10 +189,3 @@ def test_nothing_grows_with_the_table_nor_with_reads_times_width(beside):
         assert largest(n * n, beside) == max(tokens * width, tokens * 2 * 2 * n)
         assert tokens * 2 * 2 * n < min(tokens * reads * width, 60 * 60 * width)
     assert largest(60 * 60, False, sparse=False) == 60 * 60 * width
-
-
-@pytest.mark.parametrize("keys", ["product", "flat"])
-def test_a_plain_memory_has_higher_derivatives(keys):
-    memory = exact_memory(search="plain", keys=keys, query_batch_norm=True)
-    x = draw(3, D)
-    assert torch.autograd.gradgradcheck(memory, x)

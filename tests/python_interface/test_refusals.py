@@ -1,0 +1,110 @@
+"""What cannot be loaded, scored or generated: errors name argument, value and remedy."""
+
+import pytest
+
+from fairseq_plugins import load
+
+LONG = "a " * 1024
+# a model's kind, what is done with it, and what the error begins with and names
+REFUSED = [
+    *(
+        ("recurrent", "generate", {"prompt": "a", **given}, *words)
+        for given, *words in (
+            ({"no_repeat_ngram_size": -1}, "no_repeat_ngram_size is -1", "at least 0"),
+            ({"length": 0}, "length is 0", "at least 1"),
+            ({"beam": 0}, "beam is 0", "at least 1"),
+            ({"top_k": 0}, "top_k is 0", "at least 1"),
+            ({"top_k": 21}, "top_k is 21", "at most the 20"),
+            ({"top_p": 1.5}, "top_p is 1.5", "(0, 1]"),
+            ({"top_p": 0.5, "top_k": 2}, "top_k and top_p", "leave one out"),
+            ({"temperature": 0}, "temperature is 0", "above 0"),
+            ({"beam": 2, "sampling": True}, "beam is 2 with sampling", "leave one"),
+            ({"prompt": "a\nb", "stop_at_newline": True}, "the prompt", "stop_at_newline"),
+            ({"prompt": "xyz"}, "the prompt", "'x', 'y', 'z'"),
+        )
+    ),
+    ("blocks", "generate", {"prompt": "a", "length": 16}, "length is 16", "15"),
+    ("recurrent", "score", {"text": ""}, "the text is empty", "at least one symbol"),
+    ("recurrent", "score", {"text": ["a", "z"]}, "text 2 has symbols", "'z'", "allow_unknown=True"),
+    ("recurrent", "score", {"text": ["a"], "batch_size": 0}, "batch_size is 0", "at least 1"),
+    ("recurrent", "stream", {"text": 5}, "the text is 5", "a string"),
+    *(
+        ("bos", method, {argument: "a"}, "the model was trained with --add-bos-token")
+        for method, argument in (("score", "text"), ("generate", "prompt"), ("stream", "text"))
+    ),
+    *(
+        ("pairs", "translate", {"text": ["a"], **given}, *words)
+        for given, *words in (
+            ({"no_repeat_ngram_size": -1}, "no_repeat_ngram_size is -1", "at least 0"),
+            ({"text": [5]}, "sentence 1 is 5", "a string"),
+            ({"text": [LONG]}, "sentence 1 has 1024 units", "1023"),
+            ({"beam": 0}, "beam is 0", "at least 1"),
+            ({"batch_size": 0}, "batch_size is 0", "at least 1"),
+            ({"max_len_b": 0}, "max_len_b is 0", "at least 1"),
+        )
+    ),
+    ("pairs", "hypotheses", {"sentences": "a b"}, "sentences is 'a b'", "a list"),
+    ("pairs", "score", {"source": ["a"], "target": "b"}, "source and target", "two lists"),
+    ("pairs", "score", {"source": ["a"], "target": ["b", "c"]}, "source and target", "two lists"),
+    ("pairs", "score", {"source": ["a"], "target": [LONG]}, "translation 1 has 1024 units", "1023"),
+    ("pairs", "score", {"source": ["a"], "target": ["b"], "batch_size": 0}, "batch_size is 0"),
+    *(
+        (kind, "score_split", given, *words)
+        for kind, given, *words in (
+            ("recurrent", {"split": "dev"}, "split dev: no data at", "dev.bin"),
+            ("pairs", {"split": "dev"}, "split dev: no data at", "dev.lower-upper.upper"),
+            ("recurrent", {"extended_context": 5}, "extended_context is 5", "mem_len=0"),
+            ("recurrent", {"context_window": 2}, "context_window is 2", "leave it out"),
+            ("recurrent", {"batch_size": 98}, "--batch-size is 98"),
+            ("blocks", {"context_window": 10}, "context_window is 10", "less than", "10"),
+            ("blocks", {"max_tokens": 10}, "max_tokens is 10", "leave it out"),
+        )
+    ),
+    *(
+        (kind, "load", given, *words)
+        for kind, given, *words in (
+            ("none at all", {}, "there is no ", "none at all.pt"),
+            ("recurrent", {"mem_lne": 3}, "mem_lne is no option", "did you mean mem_len?"),
+            ("recurrent", {"decoder_layers": 3}, "decoder_layers is no option", "leave it out"),
+            ("recurrent", {"bpe_codes": "f"}, "bpe_codes is no option", "(None, None)"),
+            ("recurrent", {"tokens_per_sample": 0}, "tokens_per_sample is 0", "at least 1"),
+            ("recurrent", {"extended_context": 4}, "extended_context is 4", "mem_len=0"),
+            ("absolute", {"extended_context": 5}, "tokens_per_sample is 8", "extended_context 5"),
+            ("absolute", {"mem_len": 5}, "", "absolute.pt with the dictionary in", "--mem-len"),
+            ("blocks", {"extended_context": 4}, "extended_context is 4", "task language_modeling"),
+            ("blocks", {"softmax_temperature": 2}, "softmax_temperature is 2", "language_modeling"),
+            ("recurrent", {"softmax_temperature": 0}, "softmax_temperature is 0", "above 0"),
+            ("blocks", {"tokens_per_sample": 17}, "tokens_per_sample is 17", "16 tokens"),
+            ("recurrent", {"unit": "letters"}, "unit is 'letters'", "characters, bytes, words"),
+            ("recurrent", {"attention_kernel": "x"}, "", "'x'", "attention_kernel"),
+            ("pairs", {"tokens_per_sample": 4}, "tokens_per_sample is 4", "task translation"),
+            ("pairs", {"source_lang": "lower", "target_lang": "other"}, "", "dict.other.txt"),
+        )
+    ),
+]
+
+
+def use(saved, models, kind, method, given):
+    if method == "load":
+        data = saved / ("pairs" if kind == "pairs" else "text")
+        load(saved / f"{kind}.pt", data, **given)
+    elif method == "stream":
+        models(kind).stream().score(**given)
+    else:
+        getattr(models(kind), method)(**given)
+
+
+@pytest.mark.parametrize("case", REFUSED, ids=lambda case: f"{case[:2]} {case[3:]}")
+def test_what_cannot_be(saved, models, case):
+    kind, method, given, start, *words = case
+    with pytest.raises(ValueError, match=r".") as refusal:
+        use(saved, models, kind, method, given)
+    told = str(refusal.value)
+    assert told.startswith(start)
+    assert [word for word in words if word not in told] == []
+
+
+def test_a_folder_without_a_checkpoint(tmp_path):
+    names = r"has no checkpoint_best.pt, checkpoint_last.pt or checkpoint.pt"
+    with pytest.raises(ValueError, match=names):
+        load(tmp_path)

@@ -1,0 +1,34 @@
+"""A text has the same scores however a segment model reads it."""
+
+import torch
+
+from tests.tiny import scores_by_segment
+
+
+def assert_reads_as(model, stream, expected, lengths=(1, 7)):
+    """Scores of a stream (B, T) are those expected, in segments of any of the lengths or whole.
+
+    Training keeps hidden states, evaluation without gradients keys and values.
+    """
+    for length in (*lengths, stream.size(1)):
+        for training, mode in ((True, torch.enable_grad), (False, torch.enable_grad)):
+            found = scores_by_segment(model.train(training), stream, length, mode)
+            torch.testing.assert_close(found, expected)
+        torch.testing.assert_close(scores_by_segment(model, stream, length), expected)
+    torch.testing.assert_close(model(stream)[0], expected)
+
+
+@torch.no_grad()
+def assert_generates_as(model, stream, expected):
+    """They are those of generation, token by token, in which the streams change their order."""
+    length, order, state = stream.size(1), torch.arange(len(stream)).flip(0), {}
+    model.eval()
+    steps = []
+    for end in range(1, length + 1):
+        if end == length // 2:
+            model.decoder.reorder_incremental_state(state, order)
+            stream, expected = stream[order], expected[order]
+            steps = [step[order] for step in steps]
+        steps.append(model.decoder(stream[:, :end], incremental_state=state)[0])
+    assert {step.size(1) for step in steps} == {1}
+    torch.testing.assert_close(torch.cat(steps, dim=1), expected)
