@@ -24,18 +24,18 @@ Sources are files in experiments/ of facebookresearch/adaptive-span; details.md 
   published figure of wt103 leaves line ends out (19.7 with them); evaluate prints both.
 GiB (computed, fp32): weights, gradients and the optimizer's state + streams x activations at the
   start (where every head sees 1,024 tokens). --batch-split, --checkpoint-activations and --bf16
-  take less. With N GPUs add --batch-size 64/N; --update-freq is no way to do so: it puts
+  take less. With N GPUs add --batch-size 64/N. Do not use --update-freq instead: it puts
   consecutive segments into one update.
 SOURCE: a folder with train.txt, valid.txt and test.txt. Options of english_characters:
   --persistent-variant attn-split, single-head or head-split; --persistent-vectors 0;
   --decoder-layers 4 --persistent-vectors 0 --decoder-ffn-embed-dim 512, the transformer with as
   many parameters; --decoder-layers 4 --persistent-vectors 384 --persistent-variant ff-attn.
-  Every 250 updates 102,400 characters are validated, into CHECKPOINTS/train.log.
-Different from the sources: a pass over the data starts at its beginning, not at a random token of
-  the first segment; a stream starts without context, not with zeros that are attended to;
-  evaluation scores every token, not whole segments only; embeddings of wt103 start with variance
-  1 after their scale, not 170. enwik8_large ends after 210,000 updates as its script does (its
-  comment and the paper: 220,000).
+  Every 250 updates, 102,400 characters are validated; results go to CHECKPOINTS/train.log.
+Differences from the sources: a pass over the data starts at its beginning, not at a random token of
+  the first segment. A stream starts without context; in the source it attends to zeros. We score
+  every token, the source whole segments only. Embeddings of wt103 start with variance 1 after
+  scaling, the source's with 170. enwik8_large ends after 210,000 updates as its script does (its
+  comment and the paper say 220,000).
 END
 }
 

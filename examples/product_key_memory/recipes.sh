@@ -31,20 +31,21 @@ facts_feed_forward        340      0.22M                  sublayers of 640, whic
 facts_wide                340      1.18M                  sublayers of 4,352, as many parameters as the memory
 
 N_memories: N memories of 512x512 slots in place of feed-forward sublayers, at regular intervals.
-  The perplexities of the paper's table 1 are not in its available text; its ablations' are above.
+  We do not have the perplexities of the paper's table 1; those of its ablations are above.
 SLOTS: 16k, 65k, 147k, 262k, 590k or 1M. Ablations: 6 layers, 8 heads, 262k slots in layer 5, and
   batch norm of the queries but for size. Flat keys above 147k are too slow to be trained to the end.
 SOURCE: for 12l_1024d to ablation_*, articles (see scripts.prepare.text); for english_*, a folder
   with train.txt, valid.txt and test.txt, a paragraph a line, an empty line between articles; for
-  facts_*, how many facts: 16 times a square number.
+  facts_*, the number of facts: 16 times a square number.
 GiB (computed, fp16): weights, gradients and the optimizers' state, the same on each GPU. With N
   GPUs add --update-freq 32/N.
-Flags: the paper's and the published code's. Our choice where we know of neither: batch (256 blocks
-  of 512 tokens), warm-up, clipping, updates, dropout, activation, width of the ablations.
-english_*: two passes; --bf16 is faster where a CPU has it. Twice the layers: english_none with
-  --decoder-layers 12 --decoder-normalize-before. evaluate needs train's --tokens-per-sample.
-facts_*: each training ends after 0.08 hours; more facts or a slower machine need more
-  --stop-time-hours. Every 100 updates all facts are scored into CHECKPOINTS/train.log.
+Flags come from the paper and the published code. They do not give these, which we chose: batch (256
+  blocks of 512 tokens), warm-up, clipping, updates, dropout, activation, width of the ablations.
+english_* reads the text twice; --bf16 is faster if the CPU has bf16 units. For twice the layers,
+  add --decoder-layers 12 --decoder-normalize-before to english_none. evaluate needs the
+  --tokens-per-sample of train.
+facts_*: each training ends after 0.08 hours; more facts or a slower machine need a larger
+  --stop-time-hours. Every 100 updates all facts are scored; results go to CHECKPOINTS/train.log.
 END
 }
 

@@ -24,23 +24,26 @@ english_ptb         10,000   2.1M                                               
 
 Sources are files of kimiyoung/transformer-xl; details.md sets their flags beside these.
 GiB (computed, fp32): weights, gradients and Adam's state + streams x activations. --batch-split,
-  --checkpoint-activations and --bf16 take less. With N GPUs divide --batch-size by N;
-  --update-freq is no way to do so: it puts consecutive segments into one update.
+  --checkpoint-activations and --bf16 take less. With N GPUs divide --batch-size by N. Do not use
+  --update-freq instead: it puts consecutive segments into one update.
 SOURCE: a folder with train.txt, valid.txt and test.txt. english_words needs more than 8,000 words
-  that are seen 3 times, or smaller cutoffs; english_ptb as many words as Penn Treebank has
-  (887,521, 70,390 and 78,669). Both are for a CPU. No recurrence: train with --mem-len 0.
-Different from the sources:
-- Every token is read and scored, there as many as fill all streams (TensorFlow: whole segments).
-- lm1b: fairseq's cosine begins after the warm-up, there with it; sentences are shuffled over all
-  shards; heldout-00001 validates, there heldout-00000, which also tests. lm1b_large: one </s>
-  stands between sentences, there two <S>, of which the second is scored and lowers the figure.
-- *_large: an epoch is one pass from the beginning, there ten from random places (lm1b: four
-  shuffled ones); layer norms add 1e-5, there 1e-12; the gradient is clipped as a whole, there in
-  parts; same_length shows as many tokens as the memory has, there one more; the checkpoint of the
-  lowest validation loss is scored, there that of the lowest test loss.
-- ptb: weight decay is not a part of the gradient. train makes 125 epochs of 1,372 segments, finish
-  goes on to 175 at the last learning rate and averages the weights at the ends of those 50 (15
-  GB): that the rate stays, and what is averaged, is our reading.
+  that occur 3 times, or smaller cutoffs; english_ptb needs as many words as Penn Treebank has
+  (887,521, 70,390 and 78,669). Both run on a CPU. To train without recurrence, add --mem-len 0.
+Differences from the sources:
+- We read and score every token. The sources drop the tokens that do not fill all streams
+  (TensorFlow: that do not fill a segment).
+- lm1b: fairseq's cosine starts after the warm-up, the source's with it. Sentences are shuffled over
+  all shards. We validate on heldout-00001; the source validates and tests on heldout-00000.
+  lm1b_large: one </s> separates sentences. The source has two <S> and scores the second, which
+  lowers its figure.
+- *_large: an epoch is one pass from the beginning; the source's is ten passes from random places
+  (lm1b: four shuffled passes). Layer norms add 1e-5, the source's 1e-12. We clip the whole
+  gradient, the source clips parts. With same_length a token sees as many tokens as the memory has,
+  in the source one more. We score the checkpoint with the lowest validation loss, the source the
+  one with the lowest test loss.
+- ptb: weight decay is not part of the gradient. train runs 125 epochs of 1,372 segments. finish
+  continues to 175 at the last learning rate and averages the weights at the ends of those 50 epochs
+  (15 GB). The constant rate and the choice of weights are our reading.
 END
 }
 

@@ -19,23 +19,23 @@ multi30k_en_de      7,927    7.6M              7.6M                             
 multi30k_en_fr      7,927    7.6M              7.6M                                     the same
 multi30k_en_de_fr   7,927    7.6M              7.6M                                     both in one model
 
-NAME_plain trains the plain transformer, fairseq's, as the paper does: 100,000 updates (big
-  300,000), with 8 layers a dropout of 0.1, and all else the same.
+NAME_plain trains fairseq's plain transformer as the paper does: 100,000 updates (big 300,000), with
+  8 layers a dropout of 0.1, everything else the same.
 Published: BLEU of newstest2013 (French: 2014), then 2014. evaluate translates 2013 (test1) and 2014
   (test) with the last checkpoint, into CHECKPOINTS/test1 and test. Its options are those of
   scripts.evaluate.translation.
-table3: trained as wmt14_en_de_2l, whose checkpoints will do; evaluate has the learned weights,
-  random ones and 1/M, into CHECKPOINTS/learned, random and uniform. Random ones are drawn uniformly
-  from the simplex by the seed: "-- --seed 2" at the end gives others.
-gating_K: wmt14_en_de_2l in which the K of 8 branches with the largest weights contribute.
+table3 trains like wmt14_en_de_2l, and you can use its checkpoints. evaluate translates with the
+  learned branch weights, with random weights and with 1/M, into CHECKPOINTS/learned, random and
+  uniform. Random weights are drawn uniformly from the simplex; "-- --seed 2" at the end draws others.
+gating_K is wmt14_en_de_2l where only the K of 8 branches with the largest weights contribute.
 SOURCE: a folder with train, val and test_2016_flickr, each with .en and .de or .fr. en_de_fr: English
-  begins with <2de> or <2fr>, the texts are in DATA.joined. evaluate: into CHECKPOINTS/learned;
-  with --branch-weights random or uniform give another --output.
-Flags: the paper's; merges of BPE, beam and length penalty are our choice, and French's dropout
-  (Vaswani et al. 2017 had 0.1 in the large model).
+  sentences begin with <2de> or <2fr>; the joined texts are in DATA.joined. evaluate writes into
+  CHECKPOINTS/learned; with --branch-weights random or uniform, give another --output.
+Flags are the paper's. We chose the BPE merges, beam, length penalty and the dropout for French
+  (Vaswani et al. 2017 used 0.1 in the large model).
 Batch: up to 25,000 tokens of the longer side; with N GPUs add --update-freq 8/N. --fp16 needs
   --fp16-no-flatten-grads. GiB (computed, fp32): weights, gradients and Adam's state.
-The weights stay as they are in the last 10,000 updates: with another --max-update add another
+Branch weights are frozen for the last 10,000 updates: with another --max-update, give another
   --freeze-branch-weights-after.
 END
 }
