@@ -142,7 +142,7 @@ class AllAttention(RelativeAttention):
         self.context_heads = num_heads // 2 if variant == HEAD_SPLIT else num_heads
         if span is not None and len(span.value) != self.context_heads:
             raise ValueError(
-                f"`span` is of {len(span.value)} heads: {self.context_heads} see the context"
+                f"`span` has {len(span.value)} heads: {self.context_heads} see the context"
             )
         self.variant = variant
         self.span = span

@@ -110,7 +110,7 @@ class AdamWithMemory(Adam):
         states = state_dict.get("tables", [])
         if len(states) != len(self.tables):
             raise ValueError(
-                f"the checkpoint's optimizer state is of {len(states)} memories, and the model has "
+                f"the checkpoint's optimizer state has {len(states)} memories, and the model has "
                 f"{len(self.tables)}: give --reset-optimizer"
             )
         for table, state in zip(self.tables, states, strict=True):

@@ -218,7 +218,7 @@ class RelativeAttention(nn.Module):
             )
         if past is not None and getattr(past, "streams", len(x)) != len(x):
             raise ValueError(
-                f"`past` is of {past.streams} streams and `x` of {len(x)}: a memory belongs to its "
+                f"`past` has {past.streams} streams and `x` has {len(x)}: a memory belongs to its "
                 "streams; begin other text with None"
             )
 

@@ -95,7 +95,7 @@ class Training:
         words += ["--log-interval", str(max(1, goal // 100))]
         announce(f"{title}, {updates} of {goal} updates done", words)
         print(f"fairseq's log: {short(self.log)}", flush=True)
-        # without a checkpoint the log is of updates that are lost
+        # without a checkpoint the updates in the log are lost
         goes_on = updates > 0 and self.log.exists()
         start = self.log.stat().st_size if goes_on else 0
         started = time.monotonic()

@@ -70,10 +70,10 @@ def update_of_a_sparse_table():
 REFUSED += [
     (lambda: attention(variant="new"), "`variant` is 'new': there are all, attn-split, head-split"),
     (lambda: attention(1, variant="head-split"), "`num_heads` is 1: half of them see the context"),
-    (lambda: attention(span=AdaptiveSpan(3, 4)), "`span` is of 3 heads: 4 see the context"),
+    (lambda: attention(span=AdaptiveSpan(3, 4)), "`span` has 3 heads: 4 see the context"),
     (lambda: attention(kernel="new", num_persistent=2), "`kernel` is 'new': there are fast, plain"),
     (lambda: PersistentVectors(2, 1, 4, "new"), "`kernel` is 'new': there are fast, plain"),
-    (lambda: block(3, 4, 16), "`past` is of 2 streams and `x` of 3"),
+    (lambda: block(3, 4, 16), "`past` has 2 streams and `x` has 3"),
     (lambda: block(2, 16), "`x` is (2, 16): give a segment (B, T, 16)"),
     (lambda: adagrad(lr=-0.1), "`lr` is -0.1: it must be 0 or more, and finite"),
     (lambda: adagrad(lr=math.nan), "`lr` is nan: it must be 0 or more, and finite"),

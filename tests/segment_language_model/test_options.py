@@ -99,7 +99,7 @@ REFUSED += [
     (lambda: Distances(-1), "`clamp_len` is -1: give at least 1, or None"),
     (lambda: LearnedRelativePositions(9, 8, 0), "`clamp_len` is 0: give at least 1, or None"),
     (lambda: SinusoidalRelativePositions(15), "`embed_dim` is 15: sinusoids take an even width"),
-    (lambda: block(3, 4, 16), "`past` is of 2 streams and `x` of 3"),
+    (lambda: block(3, 4, 16), "`past` has 2 streams and `x` has 3"),
     (lambda: block(2, 0, 16), "`x` is (2, 0, 16): give a segment (B, T, 16)"),
     (lambda: block(2, 16), "`x` is (2, 16): give a segment"),
     (lambda: block(2, 4, 8), "`x` is (2, 4, 8): give a segment"),
