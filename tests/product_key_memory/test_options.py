@@ -278,7 +278,7 @@ def test_what_no_memory_can_be(case):
     ("before", "after", "times", "words"),
     [
         ({}, {"slots": 81}, 1, ["(64, 8)", "(81, 8)"]),
-        ({}, {}, 2, ["of 2 memories", "has 1"]),
+        ({}, {}, 2, ["2 memories", "has 1"]),
         ({}, BF16, 1, ["another dtype"]),
         (BF16, {}, 1, ["another dtype"]),
     ],
