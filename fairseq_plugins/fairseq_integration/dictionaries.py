@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import logging
+import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,8 @@ logger = logging.getLogger(__name__)
 
 # Figures of a text with more <unk> than this share say little: <unk> is easy to predict.
 _MOST_UNKNOWN = 0.01
+# tokens that are compared at once
+_COUNTED = 2**24
 # in a checkpoint's "task_state"
 KEY = "dictionaries"
 # the checkpoint that fairseq read last, and the task of a training that is reading one
@@ -99,11 +102,20 @@ def _load_and_count(
 ) -> Any:
     found = theirs(path, dictionary, *args, **options)
     for part in getattr(found, "datasets", [found]):
+        # tasks of streams count in other formats themselves
         if dictionary is not None and isinstance(part, MMapIndexedDataset):
-            tokens = np.memmap(data_file_path(part._path), part._index.dtype, mode="r")
-            unknown = int(np.count_nonzero(tokens == dictionary.unk()))
-            log_unknown(unknown, len(tokens), part._path)
+            file, dtype = data_file_path(part._path), part._index.dtype
+            # a file that was cut short may end within a number
+            whole = os.path.getsize(file) // dtype().itemsize
+            tokens = np.memmap(file, dtype, mode="r", shape=(whole,))
+            log_unknown(count_symbol(tokens, dictionary.unk()), whole, part._path)
     return found
+
+
+def count_symbol(tokens: np.ndarray, symbol: int) -> int:
+    """Return how often a symbol occurs in tokens (N,), which may be more than memory holds."""
+    pieces = (tokens[i : i + _COUNTED] for i in range(0, len(tokens), _COUNTED))
+    return sum(int(np.count_nonzero(piece == symbol)) for piece in pieces)
 
 
 def _add_digests(self: FairseqTask, theirs: Callable[..., Any]) -> dict[str, Any]:

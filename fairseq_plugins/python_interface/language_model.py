@@ -123,7 +123,8 @@ class LanguageModel(LoadedModel):
 
     def score_of(self, tokens: Tensor, losses: Tensor) -> Score:
         """Return the score of tokens (N,) with losses (N,) in nats."""
-        log_unknown(int(tokens.eq(self.text.dictionary.unk()).sum()), len(tokens), "the text")
+        if unknown := int(tokens.eq(self.text.dictionary.unk()).sum()):
+            log_unknown(unknown, len(tokens), "the text")
         return Score(self.text.symbols(tokens), -losses.cpu().numpy(), self.unit)
 
     def _read_split(

@@ -28,6 +28,8 @@ from fairseq.data.indexed_dataset import (
 )
 from torch import Tensor
 
+from fairseq_plugins.fairseq_integration.dictionaries import count_symbol, log_unknown
+
 # tokens to compare at once: comparing a billion would take gigabytes
 SCANNED = 2**24
 # Jittered segments: the probability of half the length, the fewest tokens, and the most deviations
@@ -116,7 +118,9 @@ def _load_part(path: str, dictionary: Dictionary, dataset_impl: str | None) -> n
         return np.memmap(data_file_path(path), dtype=index.dtype, mode="r")
     if dataset.supports_prefetch:
         dataset.prefetch(range(len(dataset)))
-    return np.concatenate([dataset[i].numpy() for i in range(len(dataset))])
+    tokens = np.concatenate([dataset[i].numpy() for i in range(len(dataset))])
+    log_unknown(count_symbol(tokens, dictionary.unk()), len(tokens), path)
+    return tokens
 
 
 def _pieces(tokens: np.ndarray) -> list[np.ndarray]:

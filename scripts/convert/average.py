@@ -98,9 +98,11 @@ def choose(paths: list[Path], last: int | None) -> list[Checkpoint]:
 
 
 def _described(state: dict[str, Any]) -> dict[str, Any]:
-    """What checkpoints of one training share: model, task, dictionary and shapes of weights."""
+    """What checkpoints of one training share: model, task, dictionaries and shapes of weights."""
+    from fairseq_plugins.fairseq_integration.dictionaries import KEY
+
     found = {part: options_of(state, part).get("_name") for part in ("model", "task")}
-    found["dictionary"] = (state.get("task_state") or {}).get("dictionary")
+    found[KEY] = (state.get("task_state") or {}).get(KEY)
     return found | {name: tuple(weight.shape) for name, weight in state["model"].items()}
 
 

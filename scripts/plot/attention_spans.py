@@ -43,7 +43,7 @@ def read_spans(checkpoint: NamedFile) -> dict[str, Any]:
 
     state = load_checkpoint(checkpoint.path)
     options = state["cfg"]["model"]
-    largest, ramp = options["attention_span"], options.get("span_ramp")
+    largest, ramp = options.get("attention_span"), options.get("span_ramp")
     tokens = {}
     for name, value in state["model"].items():
         if found := _VALUE.fullmatch(name):

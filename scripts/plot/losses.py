@@ -71,6 +71,7 @@ def read_courses(figures: list[dict[str, str]]) -> dict[str, list]:
     ends = sorted(stretches)
     seconds = np.cumsum([float(stretches[end]["train_wall"]) for end in ends])
     training = {end: loss("", stretches[end]) for end in ends if "loss" in stretches[end]}
+    training = {end: value for end, value in training.items() if math.isfinite(value)}
     courses = {"updates": list(losses), "losses": list(losses.values())}
     courses |= {"seconds": [], "training_losses": []}
     before = 0
@@ -110,8 +111,8 @@ def read_training(log: NamedFile, against: str, facts: int | None) -> dict[str, 
             )
         if x is None:
             raise ValueError(
-                f"{label} has no {against} for {update:,} updates: train with a --log-interval "
-                "below that of validation"
+                f"--against {against}: {label} has no such figure before the validation after "
+                f"{update:,} updates; train with a --log-interval below that of validation"
             )
     smallest = min(losses)
     row = {
@@ -124,7 +125,9 @@ def read_training(log: NamedFile, against: str, facts: int | None) -> dict[str, 
     if facts is None:
         return row
     parameters = next(filter(None, map(_PARAMETERS.search, lines)), None)
-    usages = [x for values in figures for name, x in values.items() if _USAGE.fullmatch(name)]
+    # the first memory's
+    names = {name: None for values in figures for name in values if _USAGE.fullmatch(name)}
+    usages = [values[name] for name in [*names][:1] for values in figures if name in values]
     speeds = [float(x["wps"]) for x in figures if x.keys() >= {"wps", "num_updates"}]
     return {
         **row,

@@ -141,7 +141,7 @@ def extract(path: Path, names: Sequence[str], folder: Path) -> list[Path]:
     found = []
     try:
         for name, source in files_in(path, names):
-            if name in names:
+            if name in names and folder / name not in found:
                 with source, (folder / name).open("wb") as target:
                     shutil.copyfileobj(source, target)
                 found.append(folder / name)

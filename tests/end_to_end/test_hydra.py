@@ -1,6 +1,9 @@
 """fairseq-hydra-train: presets and the losses are those of fairseq-train, and of recipes."""
 
 import re
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -88,7 +91,10 @@ def trained(request, tmp_path_factory):
 
 @pytest.mark.slow
 def test_a_sweep_trains_each_model_from_its_beginning(data, tmp_path):
-    """One process trains them all, in folders of Hydra's own: paths have to be absolute."""
+    """One process trains them all, in folders of Hydra's own: paths have to be absolute.
+
+    It is the command itself, without what makes Hydra quick in other tests.
+    """
     recipe = "transformer_xl/enwik8_base"
     values = {**ON_CPU, **TINY[recipe], "task.data": data, "common.user_dir": PLUGIN}
     values |= {"checkpoint.save_dir": f"{tmp_path}/lr_${{optimization.lr.0}}"}
@@ -97,7 +103,8 @@ def test_a_sweep_trains_each_model_from_its_beginning(data, tmp_path):
     configuration = ("--config-dir", EXAMPLES / room / "config", "--config-name", name)
     # the first is the better one
     sweep = ("-m", "optimization.lr=[0.01],[0.000001]", *overrides)
-    run("fairseq-hydra-train", *configuration, *sweep, folder=tmp_path)
+    command = Path(sys.executable).with_name("fairseq-hydra-train")
+    subprocess.run([*map(str, (command, *configuration, *sweep))], cwd=tmp_path, check=True)
     losses = []
     for rate in ("0.01", "1e-06"):
         path = tmp_path / f"lr_{rate}" / "checkpoint_best.pt"

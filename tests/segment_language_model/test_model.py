@@ -93,7 +93,17 @@ def test_zero_memory_is_a_recurrence_of_zero_hidden_states(name, mode):
     stream = tokens(2, 20)
     for length in (3, 20):
         expected = after_zeros(without, stream, length, mode)
-        torch.testing.assert_close(scores_by_segment(with_zeros, stream, length, mode), expected)
+        found = scores_by_segment(with_zeros, stream, length, mode)
+        torch.testing.assert_close(found, expected)
+        if mode is torch.enable_grad:
+            weight = torch.randn_like(found)
+            gradients = [
+                torch.autograd.grad(
+                    (scores * weight).sum(), [*model.parameters()], materialize_grads=True
+                )
+                for model, scores in ((with_zeros, found), (without, expected))
+            ]
+            torch.testing.assert_close(*gradients)
     # a segment without a place starts with zeros too
     torch.testing.assert_close(with_zeros(stream)[0], expected)
     empty = scores_by_segment(without, stream, 3, mode)

@@ -118,7 +118,7 @@ def test_what_must_hold_of_weights_holds_of_their_mean():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda state: state["task_state"].update(dictionary="another"), "BOTH .* dictionary: "),
+        (lambda state: state["task_state"].update(dictionaries={}), "BOTH .* dictionaries: "),
         (
             lambda state: state["cfg"]["model"].update(_name="transformer_xl"),
             "BOTH .* model: all_attention_lm and transformer_xl",

@@ -14,7 +14,7 @@ SPANS = [[0.0, 0.25], [0.5, 1.0], [0.126, 0.0]]
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """Checkpoints all.pt and half.pt with spans, and fixed.pt without."""
+    """Checkpoints all.pt and half.pt with spans, fixed.pt and other.pt without."""
     folder = tmp_path_factory.mktemp("spans")
     adaptive = {"adaptive_span": True, "attention_span": 64, "span_ramp": 8}
     for name, options in {
@@ -31,6 +31,7 @@ def folder(tmp_path_factory):
             if key in state["model"]:
                 state["model"][key] = torch.tensor(values[: len(state["model"][key])])
         torch.save(state, path)
+    saved_models.write_checkpoint(folder / "other.pt", "transformer_xl")
     return folder
 
 
@@ -92,6 +93,7 @@ def test_what_is_drawn():
     ("name", "message"),
     [
         ("fixed", ": its model all_attention_lm has no adaptive spans; "),
+        ("other", ": its model transformer_xl has no adaptive spans; "),
         ("missing", " is no file: "),
     ],
 )

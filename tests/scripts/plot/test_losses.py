@@ -168,9 +168,7 @@ def test_losses_against_what_a_log_may_lack(logs, tmp_path, capsys, refused, aga
     assert plot_losses.main([*command, logs[0], "--output", str(tmp_path / "losses")]) == 0
     assert (tmp_path / "losses" / "losses.png").stat().st_size > 5000
     capsys.readouterr()
-    refused(
-        plot_losses.main, [*command, *logs], f"--log {tmp_path}/ffn.log has no {against} for 10"
-    )
+    refused(plot_losses.main, [*command, *logs], f"--against {against}: --log {tmp_path}/ffn.log")
 
 
 @pytest.mark.parametrize(
