@@ -14,11 +14,8 @@ from torch import Tensor
 from benchmarks.measure import BF16, EVALUATION, TRAINING, Case, Model, Setting, Work
 from fairseq_plugins.modules import ProductKeyMemory, Window
 from fairseq_plugins.segment_language_model.attention import plain_attention
-from fairseq_plugins.segment_language_model.attention_kernel import (
-    hidden_by_window,
-    rel_shift,
-    window_attention,
-)
+from fairseq_plugins.segment_language_model.attention_blocks import hidden_by_window, rel_shift
+from fairseq_plugins.segment_language_model.attention_kernel import window_attention
 
 HEADS, WIDTH = 8, 64
 

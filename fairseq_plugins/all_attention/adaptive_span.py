@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from fairseq_plugins.fairseq_integration.parameters import Float32Module
-from fairseq_plugins.segment_language_model.attention_kernel import UNLIMITED
+from fairseq_plugins.segment_language_model.attention_blocks import UNLIMITED
 
 # The published code drops keys beyond a layer's widest span in steps of this many.
 _TRIMMED_AT_ONCE = 64

@@ -30,7 +30,7 @@ from fairseq_plugins.segment_language_model.attention import (
     merge_heads,
     split_heads,
 )
-from fairseq_plugins.segment_language_model.attention_kernel import Clamped, Window
+from fairseq_plugins.segment_language_model.attention_blocks import Clamped, Window
 from fairseq_plugins.segment_language_model.key_value_cache import (
     KeyValueCache,
     LayerState,

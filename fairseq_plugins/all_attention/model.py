@@ -24,7 +24,7 @@ from fairseq_plugins.fairseq_integration.error_messages import flag, option
 from fairseq_plugins.fairseq_integration.forward_passes import ValidationWatcher
 from fairseq_plugins.fairseq_integration.presets import register_presets
 from fairseq_plugins.product_key_memory.options import MemoryLayersOptions, MemorySublayers
-from fairseq_plugins.segment_language_model.attention_kernel import Window
+from fairseq_plugins.segment_language_model.attention_blocks import Window
 from fairseq_plugins.segment_language_model.decoder import SegmentDecoder
 from fairseq_plugins.segment_language_model.model import SegmentLanguageModel
 from fairseq_plugins.segment_language_model.options import (

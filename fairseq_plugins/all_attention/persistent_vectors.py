@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from fairseq_plugins.segment_language_model.attention import check_kernel, choose_kernel
-from fairseq_plugins.segment_language_model.attention_kernel import EVERY_KEY
+from fairseq_plugins.segment_language_model.attention_blocks import EVERY_KEY
 
 
 class PersistentVectors(nn.Module):

@@ -10,7 +10,7 @@ from fairseq_plugins.segment_language_model.attention import (
     RelativeAttention,
     SegmentLayer,
 )
-from fairseq_plugins.segment_language_model.attention_kernel import Clamped, Window
+from fairseq_plugins.segment_language_model.attention_blocks import Clamped, Window
 from fairseq_plugins.segment_language_model.key_value_cache import HiddenStates
 from fairseq_plugins.segment_language_model.positions import (
     LearnedRelativePositions,

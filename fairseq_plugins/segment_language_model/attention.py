@@ -18,15 +18,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fairseq_plugins.segment_language_model.attention_kernel import (
+from fairseq_plugins.segment_language_model.attention_blocks import (
     UNLIMITED,
     Clamped,
     Window,
     hidden_by_window,
     rel_shift,
     rows_by_distance,
-    window_attention,
 )
+from fairseq_plugins.segment_language_model.attention_kernel import window_attention
 from fairseq_plugins.segment_language_model.key_value_cache import (
     HiddenStates,
     KeyValueCache,

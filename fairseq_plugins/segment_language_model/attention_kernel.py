@@ -12,154 +12,23 @@ in a block: C queries that see at most K keys, F distances beyond a clamp.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-# Wide blocks compute more hidden scores; narrow blocks have small products. A CPU's caches hold the
-# scores of 64 queries, or of 128 in bf16 with fused attention; a GPU needs more work per kernel.
-QUERY_BLOCK = 64
-QUERY_BLOCK_FUSED_BF16 = 128
-QUERY_BLOCK_ON_GPU = 512
-
-# farther than any text; torch.compile accepts no larger number
-UNLIMITED = 2**31 - 1
-
-
-class Window(NamedTuple):
-    """The distances that a query sees: ``nearest`` 0 includes its own token, 1 starts before it."""
-
-    nearest: int
-    farthest: int = UNLIMITED
-
-
-# The window for keys without a place in the text, such as persistent vectors.
-EVERY_KEY = Window(-UNLIMITED, UNLIMITED)
-
-
-class Clamped(NamedTuple):
-    """Relative keys (G, D, d_h), or an encoding (D, d), for the distances from a clamp down to -1.
-
-    Distances beyond the clamp use the first row.
-    """
-
-    rows: Tensor
-
-
-def rows_by_distance(
-    keys: Tensor, rel_keys: Tensor | Clamped | None, distance_bias: Tensor | None
-) -> Tensor | None:
-    """Return the rows of relative keys, (G, D, d_h), or None; check that they fit the keys."""
-    if rel_keys is None:
-        if distance_bias is not None:
-            raise ValueError("`distance_bias` without `rel_keys`: give both, or neither")
-        return None
-    if isinstance(rel_keys, Clamped):
-        rows, least = rel_keys.rows, 1
-    else:
-        rows, least = rel_keys, keys.size(2) + 1
-    if rows.size(1) < least:
-        raise ValueError(
-            f"`rel_keys` has {rows.size(1)} distances: {keys.size(2)} keys take one more than "
-            "there are keys, down to distance -1, or at least one where they are Clamped"
-        )
-    if rows.size(0) not in (1, keys.size(0)) or rows.size(2) != keys.size(3):
-        raise ValueError(
-            f"`rel_keys` is {tuple(rows.shape)}: {keys.size(0)} heads of width {keys.size(3)} "
-            "take one set for all, or one each, of that width"
-        )
-    return rows
-
-
-class Block(NamedTuple):
-    """C queries starting at ``start``, and the K keys starting at ``first`` that they see."""
-
-    start: int
-    queries: int
-    first: int
-    keys: int
-    offset: int  # the distance between the first query and the first key
-
-    def of_queries(self, tensor: Tensor) -> Tensor:
-        """Return the block's part (H, B, C, …) of a tensor (H, B, T, …)."""
-        return tensor.narrow(2, self.start, self.queries)
-
-    def of_keys(self, tensor: Tensor) -> Tensor:
-        """Return the block's part (H, B, K, d_h) of a tensor (H, B, S, d_h)."""
-        return tensor.narrow(2, self.first, self.keys)
-
-    def of_distances(self, rel_keys: Tensor) -> Tensor:
-        """Return the rows (G, K + 1 - F, d_h) for the block's distances, which fall to -1."""
-        start = rel_keys.size(1) - 1 - self.offset - self.queries
-        far = min(max(0, -start), self.keys)
-        return rel_keys.narrow(1, max(0, start), self.keys + 1 - far)
-
-    def biased(
-        self, by_distance: Tensor, distance_bias: Tensor, farthest: int
-    ) -> tuple[Tensor, Tensor]:
-        """Return the columns of scores (H, B, C, K + 1) that have a bias, and the biases (H, W)."""
-        first = self.offset + self.queries - 1 - farthest
-        unseen = min(max(0, -first), distance_bias.size(1))
-        width = distance_bias.size(1) - unseen
-        return by_distance.narrow(3, max(0, first), width), distance_bias.narrow(1, unseen, width)
-
-
-def split_into_blocks(
-    query: Tensor, keys: Tensor, window: Window, fused: bool = False
-) -> Iterator[Block]:
-    """Yield blocks of the queries (H, B, T, d_h), first to last, with the keys that they see.
-
-    Fused attention stores only a block's scores by distance, so its blocks may be wider.
-    """
-    queries, remembered = query.size(2), keys.size(2) - query.size(2)
-    least = QUERY_BLOCK if query.device.type == "cpu" else QUERY_BLOCK_ON_GPU
-    if fused and window == EVERY_KEY:
-        least = queries
-    elif fused and query.dtype == torch.bfloat16:
-        least = QUERY_BLOCK_FUSED_BF16
-    # equal sizes: a small last block would take as long as a full one
-    block = -(-queries // max(1, queries // least))
-    for start in range(0, queries, block):
-        size = min(block, queries - start)
-        own = remembered + start
-        first = max(0, own - window.farthest)
-        seen = min(max(0, own + size - window.nearest - first), keys.size(2))
-        yield Block(start, size, first, seen, own - first)
-
-
-def rel_shift(scores: Tensor, num_keys: int) -> Tensor:
-    """Turn scores by distance into scores by key, without a copy (Transformer-XL, appendix B).
-
-    ``scores`` are (…, C, K + 1), contiguous. Column c holds the last query's score for key c, and
-    each earlier query's score for one key further back. Returns a view (…, C, K) whose entry (i, j)
-    is entry (i, C - 1 - i + j) of ``scores``: in memory its rows lie K apart.
-    """
-    *batch, queries, columns = scores.shape
-    flat = scores.view(*batch, queries * columns)
-    return flat.narrow(-1, queries - 1, queries * num_keys).view(*batch, queries, num_keys)
-
-
-def undo_rel_shift(scores: Tensor, by_distance: Tensor) -> None:
-    """Write scores by key (…, C, K) into ``by_distance`` (…, C, K + 1), zero where there is no key.
-
-    It inverts :func:`rel_shift`, so it turns gradients by key into gradients by distance.
-    """
-    *batch, queries, keys = scores.shape
-    flat = by_distance.view(*batch, queries * (keys + 1))
-    flat.narrow(-1, 0, queries - 1).zero_()
-    flat.narrow(-1, queries * (keys + 1) - 1, 1).zero_()
-    rel_shift(by_distance, keys).copy_(scores)
-
-
-def hidden_by_window(offset: int, queries: int, keys: int, window: Window, like: Tensor) -> Tensor:
-    """Return which keys the window hides, bool (C, K), for a block with this ``offset``."""
-    rows = torch.arange(offset, offset + queries, device=like.device).unsqueeze(1)
-    distance = rows - torch.arange(keys, device=like.device)
-    return (distance < window.nearest) | (distance > window.farthest)
-
+from fairseq_plugins.segment_language_model.attention_blocks import (
+    EVERY_KEY,
+    Block,
+    Clamped,
+    Window,
+    hidden_by_window,
+    rel_shift,
+    rows_by_distance,
+    split_into_blocks,
+    undo_rel_shift,
+)
 
 # PyTorch's softmax attention for CPUs. It takes (B, H, C, d_h) and a bias for each score, and gives
 # values and log Σ exp(score) without storing scores. Its public wrapper does not return that sum.

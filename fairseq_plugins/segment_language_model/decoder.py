@@ -15,7 +15,7 @@ from torch.utils.checkpoint import checkpoint
 
 from fairseq_plugins.fairseq_integration.forward_passes import InferenceCache
 from fairseq_plugins.segment_language_model.attention import SegmentLayer
-from fairseq_plugins.segment_language_model.attention_kernel import Clamped
+from fairseq_plugins.segment_language_model.attention_blocks import Clamped
 from fairseq_plugins.segment_language_model.key_value_cache import HiddenStates, LayerState
 from fairseq_plugins.segment_language_model.recurrence import Recurrence
 

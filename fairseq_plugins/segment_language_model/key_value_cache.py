@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from fairseq_plugins.segment_language_model.attention_kernel import UNLIMITED
+from fairseq_plugins.segment_language_model.attention_blocks import UNLIMITED
 
 
 class LayerState:

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fairseq_plugins.segment_language_model.attention_kernel import Clamped
+from fairseq_plugins.segment_language_model.attention_blocks import Clamped
 
 
 def sinusoids(places: Tensor, embed_dim: int) -> Tensor:

@@ -14,7 +14,7 @@ from fairseq_plugins.segment_language_model.attention import (
     RelativeAttention,
     SegmentLayer,
 )
-from fairseq_plugins.segment_language_model.attention_kernel import Window
+from fairseq_plugins.segment_language_model.attention_blocks import Window
 from fairseq_plugins.segment_language_model.key_value_cache import LayerState
 from fairseq_plugins.segment_language_model.positions import (
     RelativeKeyProjection,

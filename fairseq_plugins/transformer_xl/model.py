@@ -16,7 +16,7 @@ from fairseq_plugins.fairseq_integration.presets import register_presets
 from fairseq_plugins.product_key_memory.memory import MemorySublayer
 from fairseq_plugins.product_key_memory.options import MemoryLayersOptions, MemorySublayers
 from fairseq_plugins.segment_language_model.attention import PositionBiases, RelativeAttention
-from fairseq_plugins.segment_language_model.attention_kernel import UNLIMITED, Window
+from fairseq_plugins.segment_language_model.attention_blocks import UNLIMITED, Window
 from fairseq_plugins.segment_language_model.decoder import SegmentDecoder
 from fairseq_plugins.segment_language_model.model import SegmentLanguageModel
 from fairseq_plugins.segment_language_model.options import (

@@ -4,7 +4,7 @@ import torch
 
 from fairseq_plugins.all_attention.adaptive_span import AdaptiveSpan
 from fairseq_plugins.all_attention.attention import AllAttention
-from fairseq_plugins.segment_language_model.attention_kernel import Window
+from fairseq_plugins.segment_language_model.attention_blocks import Window
 from fairseq_plugins.segment_language_model.key_value_cache import HiddenStates
 from fairseq_plugins.segment_language_model.positions import (
     LearnedRelativePositions,

@@ -7,7 +7,7 @@ import torch
 
 from fairseq_plugins.all_attention import adaptive_span as adaptive_span_file
 from fairseq_plugins.all_attention.persistent_vectors import PersistentVectors, SoftmaxFeedForward
-from fairseq_plugins.segment_language_model import attention_kernel
+from fairseq_plugins.segment_language_model import attention_blocks
 from tests.all_attention.layer import (
     STREAMS,
     VALUES,
@@ -41,7 +41,7 @@ from tests.tiny import VARIANTS
 def test_values_and_gradients_equal_the_equations(
     monkeypatch, kernel, block, persistent, remembered, length, span, nearest, clamp_len
 ):
-    monkeypatch.setattr(attention_kernel, "QUERY_BLOCK", block)
+    monkeypatch.setattr(attention_blocks, "QUERY_BLOCK", block)
     attention, positions = make(None, "all", persistent, span, nearest, clamp_len, kernel=kernel)
     assert_equals_the_equations(attention, positions, length, remembered)
 
@@ -57,7 +57,7 @@ def test_values_and_gradients_equal_the_equations(
 def test_values_and_gradients_with_learned_spans_equal_the_equations(
     monkeypatch, block, group_cost, values, variant, persistent, remembered, length, clamp_len
 ):
-    monkeypatch.setattr(attention_kernel, "QUERY_BLOCK", block)
+    monkeypatch.setattr(attention_blocks, "QUERY_BLOCK", block)
     monkeypatch.setattr(adaptive_span_file, "GROUP_COST", group_cost)
     attention, positions = make(values, variant, persistent, clamp_len=clamp_len)
     assert_equals_the_equations(attention, positions, length, remembered)

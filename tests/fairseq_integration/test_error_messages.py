@@ -10,7 +10,7 @@ from fairseq import checkpoint_utils
 
 from fairseq_plugins.fairseq_integration import error_messages, safe_loading
 from fairseq_plugins.fairseq_integration.error_messages import errors_name_options
-from fairseq_plugins.segment_language_model.attention_kernel import rel_shift
+from fairseq_plugins.segment_language_model.attention_blocks import rel_shift
 from fairseq_plugins.segment_language_model.positions import sinusoids
 
 

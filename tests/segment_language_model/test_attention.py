@@ -7,14 +7,10 @@ import pytest
 import torch
 
 from fairseq_plugins import modules
-from fairseq_plugins.segment_language_model import attention_kernel
+from fairseq_plugins.segment_language_model import attention_blocks
 from fairseq_plugins.segment_language_model.attention import RelativeAttention, plain_attention
-from fairseq_plugins.segment_language_model.attention_kernel import (
-    EVERY_KEY,
-    Clamped,
-    Window,
-    window_attention,
-)
+from fairseq_plugins.segment_language_model.attention_blocks import EVERY_KEY, Clamped, Window
+from fairseq_plugins.segment_language_model.attention_kernel import window_attention
 from tests.gradients import assert_same
 
 HEADS, STREAMS, WIDTH = 2, 3, 4
@@ -69,7 +65,7 @@ RELATIVE = [
 )
 def test_both_kernels_give_the_same(monkeypatch, queries, keys, window, clamp, sets, extras, dtype):
     for name in ("QUERY_BLOCK", "QUERY_BLOCK_FUSED_BF16"):
-        monkeypatch.setattr(attention_kernel, name, 6)
+        monkeypatch.setattr(attention_blocks, name, 6)
     inputs = [draw_heads(number, dtype) for number in (queries, keys, keys)]
     rel_keys = None
     if sets:
@@ -144,7 +140,7 @@ def test_weights_are_dropped_and_the_others_scaled(attend):
 @pytest.mark.parametrize("clamp", [None, 1])
 @pytest.mark.parametrize("groups", [1, 2])
 def test_gradients_with_dropout_are_those_of_finite_differences(monkeypatch, groups, clamp):
-    monkeypatch.setattr(attention_kernel, "QUERY_BLOCK", 2)
+    monkeypatch.setattr(attention_blocks, "QUERY_BLOCK", 2)
     rows = 6 if clamp is None else clamp + 2
     inputs = [draw(2, 2, n, 3) for n in (3, 3, 5, 5)]
 

@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from fairseq_plugins.segment_language_model import attention_kernel
+from fairseq_plugins.segment_language_model import attention_blocks
 from fairseq_plugins.segment_language_model.attention import PositionBiases, RelativeAttention
-from fairseq_plugins.segment_language_model.attention_kernel import UNLIMITED, Clamped, Window
+from fairseq_plugins.segment_language_model.attention_blocks import UNLIMITED, Clamped, Window
 from fairseq_plugins.segment_language_model.key_value_cache import HiddenStates
 from fairseq_plugins.segment_language_model.positions import (
     Distances,
@@ -50,7 +50,7 @@ def make_attention(positions, window, clamp_len, kernel="fast"):
 def test_values_and_gradients_equal_the_double_loop(
     monkeypatch, kernel, block, positions, clamp_len, remembered, length, farthest
 ):
-    monkeypatch.setattr(attention_kernel, "QUERY_BLOCK", block)
+    monkeypatch.setattr(attention_blocks, "QUERY_BLOCK", block)
     attention, encoding = make_attention(positions, Window(0, farthest), clamp_len, kernel)
     x = torch.randn(STREAMS, length, WIDTH, dtype=torch.float64, requires_grad=True)
     past = torch.randn(STREAMS, remembered, WIDTH, dtype=torch.float64, requires_grad=True)

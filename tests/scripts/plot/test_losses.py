@@ -157,6 +157,8 @@ def test_training_loss_is_the_mean_since_the_validation_before():
         # at the end of an epoch, before the next of such lines
         '{"epoch": 1, "valid_loss": "3", "valid_num_updates": "12"}',
         '{"loss": "5", "num_updates": "15", "train_wall": "1"}',
+        # what overflowed is no loss
+        '{"loss": "nan", "num_updates": "18", "train_wall": "1"}',
         '{"epoch": 1, "valid_loss": "2", "valid_num_updates": "20"}',
     ]
     assert courses(lines)["training_losses"] == [7.0, 6.0, 5.0]
@@ -215,7 +217,8 @@ def test_facts_that_a_training_knows(tmp_path, capsys):
             f'{{"epoch": 1, "loss": "2.9", "wps": "{1000 * number}", "num_updates": "{number}", '
             '"train_wall": "60"}',
             f'{{"epoch": 1, "valid_loss": "{loss:.3f}", "valid_num_updates": "{number}", '
-            f'"valid_memory2_usage": "{number}.25"}}',
+            # the first memory's counts
+            f'"valid_memory2_usage": "{number}.25", "valid_memory4_usage": "99"}}',
         ]
     log = tmp_path / "train.log"
     log.write_text("\n".join([*lines, ""]), encoding="utf-8")
