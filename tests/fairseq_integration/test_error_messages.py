@@ -10,8 +10,12 @@ from fairseq import checkpoint_utils
 
 from fairseq_plugins.fairseq_integration import error_messages, safe_loading
 from fairseq_plugins.fairseq_integration.error_messages import errors_name_options
+from fairseq_plugins.fairseq_integration.registration import register
 from fairseq_plugins.segment_language_model.attention_blocks import rel_shift
 from fairseq_plugins.segment_language_model.positions import sinusoids
+
+# not by itself where another test has imported the layers alone
+register()
 
 
 def refused(path):
