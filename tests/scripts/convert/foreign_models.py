@@ -66,7 +66,7 @@ class Foreign(NamedTuple):
         return folder
 
     def write_case(
-        self, folder: Path, settings: dict[str, dict[str, Any]], lines: int = 9
+        self, folder: Path, settings: dict[str, dict[str, Any]]
     ) -> dict[str, np.ndarray]:
         """Write a case of tests/parity; return the losses in the order of the text."""
         (self.write(folder) / "config.json").write_text(
@@ -75,7 +75,7 @@ class Foreign(NamedTuple):
         words = [symbol for symbol in self.symbols if symbol != "<eos>"]
         text = [
             [words[(5 * line + 7 * place + place // 4) % len(words)] for place in range(line)]
-            for line in range(1, lines + 1)
+            for line in range(1, 10)
         ]
         joined = "".join(" ".join(line) + "\n" for line in text)
         (folder / "text.txt").write_text(joined, encoding="utf-8")
@@ -108,14 +108,13 @@ def run_importer(
     folder: Path,
     output: Path,
     name: str = "model.pt",
-    vocabulary: str = "vocab.txt",
     options: tuple[str, ...] = (),
 ) -> int:
     """Exit status of the importer on the files that ``foreign`` wrote to a folder."""
     return import_checkpoint.main(
         [
             *("--source", foreign.source, "--checkpoint", f"{folder / name}"),
-            *("--config", f"{folder}/config.json", "--vocab", f"{folder / vocabulary}"),
+            *("--config", f"{folder}/config.json", "--vocab", f"{folder}/vocab.txt"),
             *("--output", f"{output}", *options),
         ]
     )
@@ -133,9 +132,9 @@ def of_optimizer(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
 class _Weights(dict):
     """Random tensors by name."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self._generator = torch.Generator().manual_seed(seed)
+        self._generator = torch.Generator().manual_seed(1)
 
     def draw(self, name: str, *shape: int, std: float = 0.3, mean: float = 0.0) -> None:
         self[name] = mean + std * torch.randn(*shape, generator=self._generator)
@@ -184,7 +183,6 @@ def transformer_xl(
     tie_projs: list[bool] | None = None,
     hugging_face: bool = False,
     symbols: list[str] = SYMBOLS,
-    seed: int = 1,
     **options: Any,
 ) -> Foreign:
     """A Transformer-XL of 2 layers, d 16, f 24, segments of 7 tokens and a memory of 10."""
@@ -215,7 +213,7 @@ def transformer_xl(
         **options,
     }
     prefix = "transformer." if hugging_face else ""
-    w = _Weights(seed)
+    w = _Weights()
     w.bands(("word_emb", "crit"), prefix, len(symbols), cutoffs, div_val, tied, tie_projs)
     if cutoffs:
         w.draw("crit.cluster_weight", len(cutoffs), WIDTH)
@@ -304,7 +302,6 @@ def adaptive_span(
     spans: tuple[float, ...] = (0.1, 0.7, 0.35, 0.2),
     far: float = 0.0,
     symbols: list[str] = SYMBOLS,
-    seed: int = 1,
 ) -> Foreign:
     """A model of the adaptive-span code: 2 layers, d 16, ramp 3, 5 persistent vectors or f 24.
 
@@ -329,7 +326,7 @@ def adaptive_span(
         "adapt_span_params": {"adapt_span_enabled": adaptive, "adapt_span_ramp": 3},
         "pers_mem_params": {"pers_mem_size": vectors},
     }
-    w = _Weights(seed)
+    w = _Weights()
     if cutoffs:
         tied_projections = [tied] * (len(cutoffs) + 1)
         w.bands(("in_emb", "out_emb"), "", len(symbols), cutoffs, 2, tied, tied_projections)
