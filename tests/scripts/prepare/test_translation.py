@@ -140,13 +140,13 @@ def test_a_second_run_does_nothing_and_another_option_or_text_is_refused(prepare
     for option, stage in (("bpe-size", "bpe"), ("max-length", "clean"), ("max-ratio", "clean")):
         named = f"--output {out}: {stage} was made with another --{option}"
         assert refused(prepare(f"--{option}", 9), named)
+    assert prepare("--no-aggressive-hyphens", "--output", place / "whole")[0] == 0
+    units = (place / "whole" / "bpe" / "train.en").read_text(encoding="utf-8")
+    assert "well-known" in joined(units)
     with (place / "dev.de").open("a") as file:
         file.write("Mehr.\n")
     assert refused(prepare(), "tokens was made with another --valid")
     assert contents(out) == before
-    assert prepare("--no-aggressive-hyphens", "--output", place / "whole")[0] == 0
-    units = (place / "whole" / "bpe" / "train.en").read_text(encoding="utf-8")
-    assert "well-known" in joined(units)
 
 
 @pytest.mark.parametrize(
