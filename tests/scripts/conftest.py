@@ -1,17 +1,8 @@
-"""What the tests of scripts leave as it was, and what they share."""
+"""What the tests of scripts share."""
 
 import re
 
 import pytest
-import torch
-
-
-@pytest.fixture(autouse=True)
-def threads():
-    """Benchmarks set the number of torch's threads."""
-    number = torch.get_num_threads()
-    yield
-    torch.set_num_threads(number)
 
 
 @pytest.fixture

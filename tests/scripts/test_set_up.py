@@ -141,10 +141,9 @@ def test_no_network(checkout, failing, title, said):
 
 
 def test_other_failures_show_the_end_of_the_log(checkout):
-    lines = [f"line {number}\n" for number in range(20)]
-    status, _, errors = set_up(checkout, FAIL="no-deps", SAID="".join(lines))
-    title = "'[4/4] fairseq and the other packages' failed; the last lines of .venv/set_up.log:\n"
-    assert (status, errors) == (1, title + "".join(lines[5:]))
+    said = "".join(f"line {number}\n" for number in range(20))
+    status, _, errors = set_up(checkout, FAIL="no-deps", SAID=said)
+    assert (status, errors.splitlines()[1:]) == (1, said.splitlines()[5:])
 
 
 @pytest.mark.parametrize("signal_number", [signal.SIGINT, signal.SIGTERM])

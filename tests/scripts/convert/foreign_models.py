@@ -5,7 +5,6 @@ import json
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -51,7 +50,7 @@ class Foreign(NamedTuple):
         folder.mkdir(parents=True, exist_ok=True)
         kept = {key: value for key, value in self.tensors.items() if key not in leave_out}
         if self.source == TENSORFLOW:
-            write_bundle(folder / name, {**kept, **of_optimizer(kept)})
+            write_bundle(folder / name, kept)
         elif name.endswith(".safetensors"):
             from safetensors.torch import save_file
 
@@ -64,43 +63,6 @@ class Foreign(NamedTuple):
         (folder / "config.json").write_text(json.dumps(self.config), encoding="utf-8")
         (folder / "vocab.txt").write_text("\n".join(self.symbols) + "\n", encoding="utf-8")
         return folder
-
-    def write_case(
-        self, folder: Path, settings: dict[str, dict[str, Any]]
-    ) -> dict[str, np.ndarray]:
-        """Write a case of tests/parity; return the losses in the order of the text."""
-        (self.write(folder) / "config.json").write_text(
-            json.dumps({**self.config, "source": self.source, "settings": settings})
-        )
-        words = [symbol for symbol in self.symbols if symbol != "<eos>"]
-        text = [
-            [words[(5 * line + 7 * place + place // 4) % len(words)] for place in range(line)]
-            for line in range(1, 10)
-        ]
-        joined = "".join(" ".join(line) + "\n" for line in text)
-        (folder / "text.txt").write_text(joined, encoding="utf-8")
-        numbers = [
-            self.symbols.index(word)
-            for word in ["<eos>", *(word for line in text for word in (*line, "<eos>"))]
-        ]
-        losses, expected = {}, {}
-        for name, setting in settings.items():
-            found = self.log_probabilities(numbers[:-1], **setting)
-            losses[name] = -found[range(len(found)), numbers[1:]].float().numpy()
-            expected[name] = losses[name]
-            if self.source == "transformer-xl":
-                # the original has the losses of a segment cluster by cluster
-                bounds, size = [0, *self.config["cutoffs"], len(self.symbols)], setting["tgt_len"]
-                order = [
-                    place
-                    for start in range(0, len(found), size)
-                    for first, last in itertools.pairwise(bounds)
-                    for place in range(start, min(start + size, len(found)))
-                    if first <= numbers[1 + place] < last
-                ]
-                expected[name] = losses[name][order]
-        np.savez(folder / "expected.npz", **expected)
-        return losses
 
 
 def run_importer(
@@ -118,15 +80,6 @@ def run_importer(
             *("--output", f"{output}", *options),
         ]
     )
-
-
-def of_optimizer(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """What TensorFlow's Adam and training keep of two of the tensors."""
-    found = {f"beta{n}_power": torch.tensor(0.9) for n in (1, 2)}
-    found["global_step"] = torch.tensor(1000)
-    for name in list(tensors)[:2]:
-        found |= {f"{name}/{slot}": torch.ones_like(tensors[name]) for slot in ("Adam", "Adam_1")}
-    return found
 
 
 class _Weights(dict):

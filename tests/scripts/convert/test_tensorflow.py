@@ -1,6 +1,5 @@
 """TensorFlow's files: what is read of them, what is refused, and that nothing is executed."""
 
-import json
 import pickle
 import re
 from collections import Counter, OrderedDict
@@ -9,8 +8,6 @@ import numpy as np
 import pytest
 import torch
 
-from fairseq_plugins.transformer_xl.model import PRESETS
-from scripts._shared.commands import ROOT
 from scripts.convert._options import ForeignVocabulary
 from scripts.convert._tensorflow import read_bundle
 from tests.scripts.convert.tensor_bundle import entry, field, table, write_bundle
@@ -133,34 +130,6 @@ def test_other_tensors_come_without_values(tmp_path, kind, shape, data):
     (tmp_path / "x.index").write_bytes(table(rows))
     (tmp_path / "x.data-00000-of-00001").write_bytes(data)
     assert read_bundle(tmp_path / "x")["odd"].is_meta
-
-
-@pytest.mark.parametrize(
-    ("name", "preset"),
-    [
-        ("characters", "enwik8_large"),
-        ("characters", "text8_large"),
-        ("wt103", "wt103_large"),
-        ("lm1b", "lm1b_large"),
-    ],
-)
-def test_options_of_the_published_models_are_the_presets(name, preset):
-    path = ROOT / "examples" / "segment_language_model" / f"tensorflow_{name}.json"
-    config = json.loads(path.read_text(encoding="utf-8"))
-    preset = PRESETS[f"transformer_xl_{preset}"]
-    names = {
-        "n_layer": "decoder_layers",
-        "n_head": "decoder_attention_heads",
-        "d_model": "decoder_embed_dim",
-        "d_inner": "decoder_ffn_embed_dim",
-        "dropout": "dropout",
-        "dropatt": "attention_dropout",
-        "div_val": "adaptive_input_factor",
-    }
-    assert {theirs: config.get(theirs) for theirs in names} == {
-        theirs: preset.get(ours) for theirs, ours in names.items()
-    }
-    assert ",".join(map(str, config["cutoffs"])) == preset.get("adaptive_input_cutoff", "")
 
 
 # as Python 2 wrote it: text is bytes

@@ -2,9 +2,7 @@
 
 import math
 import re
-import warnings
 
-import numpy as np
 import pytest
 import torch
 
@@ -14,14 +12,11 @@ from scripts.evaluate._memory_reads import curve, record_usage
 from tests import tiny
 from tests.product_key_memory.tiny import memories, tiny_language_model
 from tests.scripts.evaluate.saved_memory_models import (
-    EOS,
-    PAIRS,
     SMALL,
     SOURCES,
     TARGETS,
     TOKENS,
     measure,
-    sentence,
     unit_keys,
 )
 
@@ -101,87 +96,45 @@ def record(keys):
     return reads
 
 
-def by_hand(name, saved, data, batches):
-    """Reads of each memory, z', and the loss of single sequences in nats a token."""
-    model = load(saved / f"{name}.pt", saved / data).model
-    reads = [record(memory.keys) for memory in memories(model)]
-    losses = []
-    with torch.no_grad(), warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        for inputs, target in batches:
-            log_probs = model.get_normalized_probs(model(*inputs), log_probs=True)
-            losses.append(-log_probs[0].gather(-1, target[:, None]))
-    return reads, torch.cat(losses).mean().item()
+@pytest.mark.parametrize(
+    ("name", "data", "options", "alone", "tokens"),
+    [
+        # the last of 10 blocks is shorter, and no batch is a multiple of 8
+        ("blocks", "text", "--batch-size 3", {"batch_size": 1}, {"memory2": TOKENS}),
+        # one by one, sentences have no padding
+        (
+            *("pairs", "pairs", "--batch-size 4", {"batch_size": 1}),
+            {"encoder_memory2": SOURCES, "decoder_memory1": TARGETS},
+        ),
+        (
+            *("streams", "text", "--batch-size 3 --tokens-per-sample 8"),
+            {"batch_size": 3, "tokens_per_sample": 8},
+            {"memory1": TOKENS, "memory3": TOKENS},
+        ),
+    ],
+)
+def test_reads_and_losses_are_those_of_the_split(
+    saved, tmp_path, name, data, options, alone, tokens
+):
+    loaded = load(saved / f"{name}.pt", saved / data)
+    reads = [record(memory.keys) for memory in memories(loaded.model)]
+    loss = loaded.score_split("test", **alone).mean()
+    status, found = measure(saved, name, data, tmp_path / "out", *options.split())
+    assert status == 0
+    (model,) = found["models"]
+    assert model["loss"] == pytest.approx(loss, abs=1e-5)
+    assert model["perplexity"] == pytest.approx(math.exp(loss), rel=1e-5)
+    figures = model["memories"]
+    assert {memory: figures[memory]["tokens"] for memory in figures} == tokens
+    for memory, of_memory in zip(figures.values(), reads, strict=True):
+        assert memory["usage"] == usage(of_memory)
+        assert memory["kl"] == pytest.approx(kl_from_uniform(of_memory), abs=1e-5)
 
 
-def text_of(saved):
-    return torch.from_numpy(
-        np.fromfile(saved / "text" / "test.bin", dtype=np.uint16).astype(np.int64)
-    )
-
-
-def expect(figures, reads):
-    assert figures["usage"] == usage(reads)
-    assert figures["kl"] == pytest.approx(kl_from_uniform(reads), abs=1e-5)
-
-
-def test_blocks(saved, tmp_path):
-    """The last of 10 blocks is shorter, and no batch is a multiple of 8."""
-    # a first symbol is no token of the split
+def test_a_first_symbol_is_no_token_of_the_split(saved, tmp_path):
     status, found = measure(saved, "bos", "text", tmp_path / "bos", "--tokens-per-sample", 9)
     assert status == 0
     assert found["models"][0]["memories"]["memory2"]["tokens"] == TOKENS
-    text = text_of(saved)
-    before = torch.cat([torch.tensor([EOS]), text[:-1]])
-    parts = zip(before.split(10), text.split(10), strict=True)
-    batches = [((inputs[None],), target) for inputs, target in parts]
-    (reads,), loss = by_hand("blocks", saved, "text", batches)
-    status, found = measure(saved, "blocks", "text", tmp_path / "out", "--batch-size", 3)
-    assert status == 0
-    (model,) = found["models"]
-    assert model["tokens"] == TOKENS
-    assert model["loss"] == pytest.approx(loss, abs=1e-5)
-    assert model["perplexity"] == pytest.approx(math.exp(loss), rel=1e-5)
-    assert model["memories"]["memory2"]["tokens"] == TOKENS
-    expect(model["memories"]["memory2"], reads)
-
-
-def test_streams_with_a_memory(saved, tmp_path):
-    options = ("--batch-size", 3, "--tokens-per-sample", 8)
-    status, found = measure(saved, "streams", "text", tmp_path / "out", *options)
-    assert status == 0
-    (figures,) = found["models"]
-    assert [memory["tokens"] for memory in figures["memories"].values()] == [TOKENS] * 2
-    # as fairseq's own evaluation walks over the text
-    whole = load(saved / "streams.pt", saved / "text")
-    loaded, task = whole.model, whole.task
-    task.load_dataset("test")
-    total, reads = 0.0, record(memories(loaded)[0].keys)
-    with torch.no_grad():
-        for batch in task.eval_lm_dataloader(task.dataset("test"), batch_size=3):
-            log_probs = loaded(**batch["net_input"])[0].log_softmax(-1)
-            there = batch["target"] != 1
-            total -= log_probs[there].gather(-1, batch["target"][there][:, None]).sum().item()
-    assert figures["loss"] == pytest.approx(total / TOKENS, abs=1e-5)
-    expect(figures["memories"]["memory1"], reads)
-
-
-def test_translation(saved, tmp_path):
-    """Sentences one by one, without padding, in fairseq's order of the source."""
-    batches = []
-    for number in range(len(PAIRS)):
-        source, target = sentence(number, 0), sentence(number, 1)
-        before = torch.cat([torch.tensor([[EOS]]), target[:, :-1]], dim=1)
-        batches.append(((source, torch.tensor([source.size(1)]), before), target[0]))
-    (encoder, decoder), loss = by_hand("pairs", saved, "pairs", batches)
-    status, found = measure(saved, "pairs", "pairs", tmp_path / "out", "--batch-size", 4)
-    assert status == 0
-    (model,) = found["models"]
-    assert model["loss"] == pytest.approx(loss, abs=1e-5)
-    assert list(model["memories"]) == ["encoder_memory2", "decoder_memory1"]
-    assert [memory["tokens"] for memory in model["memories"].values()] == [SOURCES, TARGETS]
-    expect(model["memories"]["encoder_memory2"], encoder)
-    expect(model["memories"]["decoder_memory1"], decoder)
 
 
 def test_figures_are_printed_and_written(saved, tmp_path, capsys):

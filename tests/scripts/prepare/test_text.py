@@ -30,12 +30,8 @@ def joined(line):
     return line.replace("@@ ", "")
 
 
-def summary(folder):
-    return json.loads((folder / "preparation.json").read_text(encoding="utf-8"))
-
-
-def units(folder):
-    return json.loads((folder / "bin" / "units.json").read_text(encoding="utf-8"))
+def read_json(path):
+    return json.loads(path.read_text(encoding="utf-8"))
 
 
 @pytest.fixture
@@ -52,8 +48,9 @@ def test_characters_come_back_whatever_blanks_and_line_ends_there_are(prepare, t
     path.write_bytes(b"\xef\xbb\xbf" + "\r\n".join([odd, "", *LINES, odd, "c", "a b"]).encode())
     assert prepare("--input", path, "--unit", "characters", "--held-out", 1)[0] == 0
     out = tmp_path / "out"
-    symbols = {name: one for one, name in units(out)["symbols"].items()}
-    assert units(out)["unit"] == "characters"
+    units = read_json(out / "bin" / "units.json")
+    assert units["unit"] == "characters"
+    symbols = {name: one for one, name in units["symbols"].items()}
     found = {}
     for split in SPLITS:
         found[split] = [
@@ -61,7 +58,7 @@ def test_characters_come_back_whatever_blanks_and_line_ends_there_are(prepare, t
             for line in lines(out / "bin", split)
         ]
     assert found == {"train": [odd, "", *LINES, odd], "valid": ["c"], "test": ["a b"]}
-    sizes = summary(out)["splits"]["train"]
+    sizes = read_json(out / "preparation.json")["splits"]["train"]
     assert sizes["characters"] == sizes["tokens"] == sum(len(line) + 1 for line in found["train"])
 
 
@@ -78,25 +75,28 @@ def test_words_and_subwords_of_one_text(prepare, source, tmp_path, options, unit
     status, _, error = prepare("--input", source, "--held-out", 3, *options.split())
     assert (status, error) == (0, "")
     out = tmp_path / "out"
-    parts = dict(zip(SPLITS, (LINES[:34], LINES[34:37], LINES[37:]), strict=True))
-    for split, expected in parts.items():
-        back = written(out, split)
-        if tokenizer:
-            detokenizer = MosesDetokenizer(lang="en")
-            back = [detokenizer.detokenize(line.split()) for line in back]
-        assert back == expected
-    found = units(out)
+    found = read_json(out / "bin" / "units.json")
     assert (found["unit"], found["tokenizer"]) == (unit, tokenizer)
-    sizes = summary(out)["splits"]
+    sizes = read_json(out / "preparation.json")["splits"]
     last = "tokens"
     if unit == "subwords":
         last = "bpe"
-        assert [joined(line) for line in written(out, "test", "bpe")] == written(out, "test")
         assert (out / "bin" / found["model"]).resolve() == out / "bpe" / "codes"
-    for split in SPLITS:
-        items, words = lines(out / "bin", split), written(out, split)
-        given = [f"{line} </s>" for line in written(out, split, last)]
-        assert split != "train" or items == given
+    detokenizer = MosesDetokenizer(lang="en")
+    parts = zip(SPLITS, (LINES[:34], LINES[34:37], LINES[37:]), strict=True)
+    for split, expected in parts:
+        items, words, given = (
+            lines(out / "bin", split),
+            written(out, split),
+            written(out, split, last),
+        )
+        assert [joined(line) for line in given] == words
+        if tokenizer:
+            text_of_words = [detokenizer.detokenize(line.split()) for line in words]
+        else:
+            text_of_words = words
+        assert text_of_words == expected
+        assert split != "train" or items == [f"{line} </s>" for line in given]
         size = sizes[split]
         assert size["words"] == sum(len(line.split()) for line in words)
         assert size["tokens"] == sum(len(line.split()) for line in items)
