@@ -91,8 +91,6 @@ def test_impossible_options_are_refused(tmp_path, capsys, words, message):
     assert command.main(["--quick", *words]) == 1
     message = message.replace("FOLDER", str(tmp_path))
     assert capsys.readouterr().err.startswith(f"error: {message}")
-    with pytest.raises(SystemExit):
-        command.main(["another_paper"])
 
 
 @pytest.mark.parametrize(
@@ -100,7 +98,7 @@ def test_impossible_options_are_refused(tmp_path, capsys, words, message):
     [
         ("class TransformerSeq: pass", ""),
         ("class Another: pass", "whose models cannot be imported or has no TransformerSeq (Attr"),
-        ("import nowhere", "(ModuleNotFoundError: No module named 'nowhere'): give an unchanged"),
+        ("import nowhere", "(ModuleNotFoundError: No module named 'nowhere')"),
     ],
 )
 def test_a_checkout_is_imported_and_its_names_are_left_to_others(tmp_path, source, refused):
@@ -116,11 +114,10 @@ def test_a_checkout_is_imported_and_its_names_are_left_to_others(tmp_path, sourc
     assert "models" not in plot.sys.modules
 
 
-def row(case, model, times, dtype=FP32):
-    return Row(case.paper, case.name, case.mode, model, dtype, 1, seconds=[1.0], times=times)
-
-
 def test_a_picture_shows_the_published_code_where_it_took_part():
+    def row(case, model, times, dtype=FP32):
+        return Row(case.paper, case.name, case.mode, model, dtype, 1, seconds=[1.0], times=times)
+
     training, evaluation = list(CASES.values())[:2]
     rows = [
         row(training, "transformer_xl", None),

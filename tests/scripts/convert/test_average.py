@@ -1,6 +1,5 @@
 """Averages of checkpoints: the mean of weights, what must hold of them, and what is refused."""
 
-import re
 import shutil
 
 import pytest
@@ -39,62 +38,35 @@ def weights(path):
     return torch.load(path, weights_only=True)["model"]
 
 
-def refused(capsys, tmp_path, message, *words):
-    output = tmp_path / "refused.pt"
-    assert run(*words, "--output", output) == 1
-    printed = capsys.readouterr()
-    assert re.match(f"error: {message}", printed.err), printed.err
-    assert printed.err.count("\n") == 1
-    assert list(tmp_path.glob("refused*")) == []
+def test_the_last_of_a_folder_are_averaged(models, tmp_path):
+    folder, output = tmp_path / "models", tmp_path / "mean.pt"
+    # their updates count before their names: --reset-dataloader counts epochs anew
+    folder.mkdir()
+    shutil.copy(models / "checkpoint3.pt", folder / "checkpoint1.pt")
+    shutil.copy(models / "checkpoint_2_20.pt", folder / "checkpoint_1_20.pt")
+    shutil.copy(models / "checkpoint1.pt", folder / "checkpoint9.pt")
+    for given in (models, folder):
+        assert run(given, "--last", 2, "--output", output) == 0
+        state = torch.load(output, weights_only=True)
+        one, two = weights(models / "checkpoint_2_20.pt"), weights(models / "checkpoint3.pt")
+        assert state["model"].keys() == one.keys()
+        for name, weight in state["model"].items():
+            torch.testing.assert_close(weight, (one[name] + two[name]) / 2, atol=1e-7, rtol=1e-6)
+        assert state["last_optimizer_state"] is None
+        assert state["optimizer_history"][-1]["num_updates"] == 30
+        assert len(load(output, models).score("abc")) == 3
+        output.unlink()
 
 
-def test_the_last_of_a_folder_are_averaged(models, tmp_path, capsys):
-    assert run(models, "--last", 2, "--output", tmp_path / "mean.pt") == 0
-    printed = capsys.readouterr().out
-    assert "checkpoint_2_20.pt: 20 updates\n" in printed
-    assert "the mean of 2 checkpoints is written to" in printed
-    found = weights(tmp_path / "mean.pt")
-    one, two = weights(models / "checkpoint_2_20.pt"), weights(models / "checkpoint3.pt")
-    assert found.keys() == one.keys()
-    for name, weight in found.items():
-        torch.testing.assert_close(weight, (one[name] + two[name]) / 2, atol=1e-7, rtol=1e-6)
-    assert any(not torch.equal(weight, one[name]) for name, weight in found.items())
-
-
-def test_a_damaged_checkpoint_counts_where_it_could_be_among_the_last(models, tmp_path, capsys):
+def test_a_damaged_checkpoint_counts_where_it_could_be_among_the_last(models, tmp_path, refused):
     folder = tmp_path / "models"
     shutil.copytree(models, folder)
     older, newer = folder / "checkpoint_1_5.pt", folder / "checkpoint_3_25.pt"
     older.write_bytes((models / "checkpoint1.pt").read_bytes()[:3000])
     assert run(folder, "--last", 2, "--output", tmp_path / "mean.pt") == 0
-    assert "the mean of 2 checkpoints" in capsys.readouterr().out
-    refused(capsys, tmp_path, f"CHECKPOINT {older} is cut short or", folder, "--last", 4)
+    refused(main, [folder, "--last", 4], f"CHECKPOINT {older} is cut short or")
     newer.write_bytes(older.read_bytes())
-    refused(capsys, tmp_path, f"CHECKPOINT {newer} is cut short or", folder, "--last", 2)
-
-
-def test_the_number_of_updates_counts_before_the_name(models, tmp_path):
-    """As after --reset-dataloader, which counts epochs anew."""
-    folder = tmp_path / "models"
-    folder.mkdir()
-    shutil.copy(models / "checkpoint3.pt", folder / "checkpoint1.pt")
-    shutil.copy(models / "checkpoint_2_20.pt", folder / "checkpoint_1_20.pt")
-    shutil.copy(models / "checkpoint1.pt", folder / "checkpoint9.pt")
-    assert run(folder, "--last", 2, "--output", tmp_path / "mean.pt") == 0
-    assert run(models, "--last", 2, "--output", tmp_path / "same.pt") == 0
-    for name, weight in weights(tmp_path / "same.pt").items():
-        assert torch.equal(weight, weights(tmp_path / "mean.pt")[name])
-
-
-def test_it_is_loaded_and_holds_no_optimizer(models, tmp_path):
-    output = tmp_path / "mean.pt"
-    files = [models / name for name in ("checkpoint3.pt", "checkpoint1.pt")]
-    assert run(*files, "--output", output) == 0
-    state = torch.load(output, weights_only=True)
-    assert state["last_optimizer_state"] is None
-    assert state["optimizer_history"][-1]["num_updates"] == 30
-    assert [path.name for path in tmp_path.iterdir()] == ["mean.pt"]
-    assert len(load(output, models).score("abc")) == 3
+    refused(main, [folder, "--last", 2], f"CHECKPOINT {newer} is cut short or")
 
 
 def test_what_must_hold_of_weights_holds_of_their_mean():
@@ -143,14 +115,14 @@ def test_what_must_hold_of_weights_holds_of_their_mean():
     ],
 )
 def test_checkpoints_that_do_not_belong_together_are_refused(
-    models, tmp_path, capsys, change, message
+    models, tmp_path, refused, change, message
 ):
     first, other = models / "checkpoint1.pt", tmp_path / "other.pt"
     state = torch.load(first, weights_only=True)
     change(state)
     torch.save(state, other)
     message = message.replace("BOTH", f"{first} and OTHER").replace("OTHER", str(other))
-    refused(capsys, tmp_path, message, first, other)
+    refused(main, [first, other], message)
 
 
 @pytest.mark.parametrize(
@@ -164,32 +136,32 @@ def test_checkpoints_that_do_not_belong_together_are_refused(
         (("checkpoint1.pt", "bad.pt"), "CHECKPOINT FOLDER/bad.pt holds more than weights and"),
     ],
 )
-def test_impossible_choices_are_refused(models, tmp_path, capsys, words, message):
+def test_impossible_choices_are_refused(models, tmp_path, refused, words, message):
     torch.save({"model": Mischief(tmp_path / "made")}, models / "bad.pt")
     words = [
         models / word if word.endswith(".pt") or not word else word for word in map(str, words)
     ]
-    refused(capsys, tmp_path, message.replace("FOLDER", str(models)), *words)
+    refused(main, words, message.replace("FOLDER", str(models)))
     assert not (tmp_path / "made").exists()
 
 
-def test_a_file_that_is_there_is_kept(models, tmp_path, capsys):
-    output = tmp_path / "there.pt"
+def test_a_file_that_is_there_or_cannot_be_written(models, tmp_path, capsys, monkeypatch):
+    output = tmp_path / "mean.pt"
     output.write_text("kept")
     assert run(models, "--last", 2, "--output", output) == 1
     assert f"--output {output} is there already: name another" in capsys.readouterr().err
     assert output.read_text() == "kept"
-    assert run(models, "--last", 2, "--output", tmp_path / "none" / "mean.pt") == 1
-    assert "there is no such folder, make it first" in capsys.readouterr().err
+    output.unlink()
 
-
-def test_nothing_is_left_of_a_file_that_cannot_be_written(models, tmp_path, capsys, monkeypatch):
     def full(state, path):
         path.write_bytes(b"half")
         raise RuntimeError("no space left on the device")
 
     monkeypatch.setattr(torch, "save", full)
-    assert run(models, "--last", 2, "--output", tmp_path / "mean.pt") == 1
-    message = f"error: --output {tmp_path}/mean.pt: no space left on the device"
-    assert capsys.readouterr().err.startswith(message)
+    for place, message in (
+        (output, "no space left on the device"),
+        (tmp_path / "none" / "mean.pt", "there is no such folder, make it first"),
+    ):
+        assert run(models, "--last", 2, "--output", place) == 1
+        assert f"error: --output {place}: {message}" in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []

@@ -1,6 +1,3 @@
-import functools
-from typing import NamedTuple
-
 import pytest
 import torch
 from fairseq import checkpoint_utils
@@ -91,39 +88,18 @@ LAYOUTS = {
 }
 
 
-class Imported(NamedTuple):
-    """What fairseq loads of an import."""
-
-    model: torch.nn.Module
-    dictionary: object
-    cfg: object
-    options: str
-
-
 def load(output):
-    """The model of an import's checkpoint.pt, with its dict.txt, as fairseq's commands load it."""
-    models, cfg, task = checkpoint_utils.load_model_ensemble_and_task(
+    """The model of an import, with its dictionary, as fairseq's commands load it."""
+    models, _, task = checkpoint_utils.load_model_ensemble_and_task(
         [str(output / "checkpoint.pt")], arg_overrides={"data": str(output)}
     )
-    options = (output / "options.txt").read_text(encoding="utf-8")
-    return Imported(models[0].eval(), task.dictionary, cfg.model, options)
+    return models[0].eval(), task.dictionary
 
 
-def imported(foreign, folder, name="model.pt", leave_out=()):
+def imported(foreign, folder, name="model.pt", leave_out=(), options=()):
     foreign.write(folder, name, leave_out)
-    assert run_importer(foreign, folder, folder / "output", name) == 0
+    assert run_importer(foreign, folder, folder / "output", name, options) == 0
     return load(folder / "output")
-
-
-@functools.cache
-def of_layout(folder, layout):
-    foreign = LAYOUTS[layout]()
-    return foreign, imported(foreign, folder / layout)
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return tmp_path_factory.mktemp("imports")
 
 
 def stream(foreign, length=40, seed=3):
@@ -142,47 +118,45 @@ def our_numbers(foreign, dictionary):
 
 
 @torch.no_grad()
-def log_probabilities(foreign, found, length=7):
-    """log p (T, V) of what follows each token of a stream, read in segments with a memory."""
-    tokens = our_numbers(foreign, found.dictionary)[stream(foreign)]
-    memory, parts = Recurrence(), []
+def check_log_probabilities(foreign, model, dictionary, length=7):
+    """Compare log p of all symbols after each token of a stream, read in segments with a memory."""
+    numbers = our_numbers(foreign, dictionary)
+    tokens, memory, parts = numbers[stream(foreign)], Recurrence(), []
     for start in range(0, len(tokens), length):
-        output = found.model(tokens[None, start : start + length], recurrence=memory, start=start)
-        parts.append(found.model.get_normalized_probs(output, log_probs=True)[0])
-    return torch.cat(parts)
-
-
-def largest_difference(foreign, found):
-    got = log_probabilities(foreign, found)[:, our_numbers(foreign, found.dictionary)]
-    return (got - foreign.log_probabilities(stream(foreign))).abs().max().item()
+        output = model(tokens[None, start : start + length], recurrence=memory, start=start)
+        parts.append(model.get_normalized_probs(output, log_probs=True)[0])
+    found = torch.cat(parts)
+    expected = foreign.log_probabilities(stream(foreign))
+    assert (found[:, numbers] - expected).abs().max().item() < TOLERANCE
+    # probabilities add up, and made-up symbols have none
+    probabilities = found.exp()
+    torch.testing.assert_close(probabilities.sum(1), torch.ones(len(probabilities)))
+    made_up = sorted(set(range(len(dictionary))) - set(numbers.tolist()))
+    assert len(foreign.symbols) + len(made_up) == len(dictionary) == probabilities.size(1)
+    assert not probabilities[:, made_up].any()
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_every_log_probability_is_the_originals(folder, layout):
-    foreign, found = of_layout(folder, layout)
-    assert largest_difference(foreign, found) < TOLERANCE
-    # probabilities add up, and made-up symbols have none
-    probabilities = log_probabilities(foreign, found).exp()
-    assert probabilities.size(1) == len(found.dictionary)
-    torch.testing.assert_close(probabilities.sum(1), torch.ones(len(probabilities)))
-    theirs = our_numbers(foreign, found.dictionary).tolist()
-    assert len(set(theirs)) == len(foreign.symbols)
-    made_up = set(range(len(found.dictionary))) - set(theirs)
-    assert len(made_up) == (2 if "<unk>" in foreign.symbols else 3)
-    assert not probabilities[:, sorted(made_up)].any()
-
-
-def test_norms_and_symbols_are_the_originals(folder):
-    _, found = of_layout(folder, "tf-plain")
-    norms = [m for m in found.model.modules() if isinstance(m, torch.nn.LayerNorm)]
-    assert {norm.eps for norm in norms} == {1e-12}
-    for layout, added in (("txl-div2", 2), ("hf-div2-untied-pre-lnorm", 3)):
-        foreign, found = of_layout(folder, layout)
-        expected = ["<s>", "<pad>", "</s>", "<unk>"]
-        expected += [symbol for symbol in foreign.symbols if symbol not in ("<eos>", "<unk>")]
-        assert found.dictionary.symbols == expected
-        cutoffs = [cutoff + added for cutoff in CUTOFFS]
-        assert found.model.decoder.adaptive_softmax.cutoff == [*cutoffs, len(expected)]
+def test_every_log_probability_is_the_originals(tmp_path, layout):
+    foreign = LAYOUTS[layout]()
+    model, dictionary = imported(foreign, tmp_path)
+    check_log_probabilities(foreign, model, dictionary)
+    norms = {module.eps for module in model.modules() if isinstance(module, torch.nn.LayerNorm)}
+    assert norms == {1e-12 if layout.startswith("tf") else 1e-5}
+    given = (tmp_path / "output" / "options.txt").read_text(encoding="utf-8").split()
+    dropouts = {
+        name: float(given[given.index(f"--{name}dropout") + 1])
+        for name in ("embed-", "output-", "", "activation-", "attention-")
+        if f"--{name}dropout" in given
+    }
+    if foreign.source == "adaptive-span":
+        expected = {"embed-": 0.05, "output-": 0.05, "attention-": 0.1}
+        # of the feed-forward layer
+        expected["activation-"] = 0.0 if foreign.config["pers_mem_params"]["pers_mem_size"] else 0.1
+    else:
+        expected = dict.fromkeys(("embed-", "output-", "", "activation-"), 0.1)
+        expected["attention-"] = 0.05
+    assert dropouts == expected
 
 
 @pytest.mark.parametrize("kept", ["first", "second"])
@@ -203,8 +177,7 @@ def test_a_file_may_keep_either_name_of_a_tied_tensor(tmp_path, name, foreign, k
         names.setdefault(tensor.data_ptr(), []).append(of_tensor)
     left_out = [n for tied in names.values() for n in (tied[1:] if kept == "first" else tied[:-1])]
     assert len(left_out) >= 7
-    found = imported(foreign, tmp_path, name, tuple(left_out))
-    assert largest_difference(foreign, found) < TOLERANCE
+    check_log_probabilities(foreign, *imported(foreign, tmp_path, name, tuple(left_out)))
 
 
 def test_half_precision_of_before_zip_archives_is_read(tmp_path):
@@ -215,37 +188,9 @@ def test_half_precision_of_before_zip_archives_is_read(tmp_path):
     content = {"state_dict": half, "epoch": 3}
     torch.save(content, tmp_path / "model.pt", _use_new_zipfile_serialization=False)
     assert run_importer(foreign, tmp_path, tmp_path / "output") == 0
-    found = load(tmp_path / "output")
-    assert all(parameter.dtype == torch.float32 for parameter in found.model.parameters())
-    assert largest_difference(foreign, found) < TOLERANCE
-
-
-@pytest.mark.parametrize(
-    ("layout", "dropouts"),
-    [("hf-div2", (0.1, 0.1, 0.1, 0.1, 0.05)), ("all-attention", (0.05, 0.05, None, 0.0, 0.1))],
-)
-def test_dropouts_are_the_originals(folder, layout, dropouts):
-    given = of_layout(folder, layout)[1].options.split()
-    for name, dropout in zip(
-        ("embed-", "output-", "", "activation-", "attention-"), dropouts, strict=True
-    ):
-        option = f"--{name}dropout"
-        assert dropout is None or float(given[given.index(option) + 1]) == dropout
-
-
-def test_what_was_written_is_said(tmp_path, capsys):
-    foreign = transformer_xl()
-    foreign.config["untie_me"] = True
-    foreign.write(tmp_path)
-    assert run_importer(foreign, tmp_path, tmp_path / "a" / "output") == 0
-    # tied ones count once, sinusoids not at all, and two symbols are made up
-    different = {t.data_ptr(): t for n, t in foreign.tensors.items() if "inv_freq" not in n}
-    parameters = sum(tensor.numel() for tensor in different.values()) + 2 * (16 + 1)
-    printed = capsys.readouterr().out
-    assert printed.startswith(f"{parameters:,} parameters, 30 symbols: words")
-    assert "div_val, tie_projs, untie_me\n" in printed
-    names = sorted(path.name for path in (tmp_path / "a" / "output").iterdir())
-    assert names == ["checkpoint.pt", "dict.txt", "options.txt", "units.json"]
+    model, dictionary = load(tmp_path / "output")
+    assert all(parameter.dtype == torch.float32 for parameter in model.parameters())
+    check_log_probabilities(foreign, model, dictionary)
 
 
 @pytest.mark.parametrize(
@@ -258,10 +203,8 @@ def test_what_was_written_is_said(tmp_path, capsys):
 )
 def test_it_carries_what_a_training_leaves(tmp_path, symbols, options, unit):
     """Its unit, and what tells its dictionary from another of the same size."""
-    foreign = transformer_xl(symbols=symbols)
-    foreign.write(tmp_path)
+    imported(transformer_xl(symbols=symbols), tmp_path, options=options)
     output = tmp_path / "output"
-    assert run_importer(foreign, tmp_path, output, options=options) == 0
     assert read_units(output).unit == unit
     assert fairseq_plugins.load(output).unit == loss_unit(unit)
     lines = (output / "dict.txt").read_text(encoding="utf-8").splitlines()
@@ -273,18 +216,19 @@ def test_it_carries_what_a_training_leaves(tmp_path, symbols, options, unit):
 def test_a_vocabulary_without_line_ends_is_imported(tmp_path, capsys):
     foreign = transformer_xl()
     foreign = foreign._replace(symbols=[f"c{number}" for number in range(30)])
-    foreign.write(tmp_path)
-    assert run_importer(foreign, tmp_path, tmp_path / "output") == 0
-    assert "the vocabulary has no <eos> and no <unk>: evaluation" in capsys.readouterr().out
-    found = load(tmp_path / "output")
-    assert largest_difference(foreign, found) < TOLERANCE
-    tokens = our_numbers(foreign, found.dictionary)[stream(foreign)][None]
-    output = found.model(tokens)
+    foreign.config["untie_me"] = True
+    model, dictionary = imported(foreign, tmp_path)
+    printed = capsys.readouterr().out
+    assert "the vocabulary has no <eos> and no <unk>: evaluation" in printed
+    assert "div_val, tie_projs, untie_me\n" in printed
+    check_log_probabilities(foreign, model, dictionary)
+    tokens = our_numbers(foreign, dictionary)[stream(foreign)][None]
     with torch.no_grad():
+        output = model(tokens)
         # padding is not text
-        tokens[0, -3:] = found.dictionary.pad()
-        found.model.get_normalized_probs(output, True, {"target": tokens})
+        tokens[0, -3:] = dictionary.pad()
+        model.get_normalized_probs(output, True, {"target": tokens})
         for symbol in ("</s>", "<unk>"):
-            tokens[0, 5] = found.dictionary.index(symbol)
+            tokens[0, 5] = dictionary.index(symbol)
             with pytest.raises(ValueError, match=f"the text has {symbol}"):
-                found.model.get_normalized_probs(output, True, {"target": tokens})
+                model.get_normalized_probs(output, True, {"target": tokens})

@@ -1,32 +1,24 @@
 """What is counted of reads made by hand, and of models of each kind over a whole split."""
 
-import json
 import math
 import re
-import warnings
 
-import numpy as np
 import pytest
 import torch
 
 from fairseq_plugins import load
 from fairseq_plugins.product_key_memory.usage import kl_from_uniform, usage
-from scripts.evaluate import memory_usage as measure_memory_usage
-from scripts.evaluate._memory_reads import MemoryReads, curve, record_usage
+from scripts.evaluate._memory_reads import curve, record_usage
 from tests import tiny
 from tests.product_key_memory.tiny import memories, tiny_language_model
 from tests.scripts.evaluate.saved_memory_models import (
-    EOS,
-    PAIRS,
     SMALL,
     SOURCES,
     TARGETS,
     TOKENS,
     measure,
-    sentence,
     unit_keys,
 )
-from tests.scripts.tables import cells
 
 
 class Planned(torch.nn.Module):
@@ -61,6 +53,11 @@ def test_planned_reads_are_counted_by_hand():
         # two batches of one stream
         for batch in tiny.tokens(1, 4).split(2, dim=1):
             model(batch)
+    # recording has ended, and was not validation's
+    memory.query_network.done = 0
+    with torch.no_grad():
+        model(tiny.tokens(1, 4))
+    assert memory.usage is None
     assert list(found) == ["memory3"]
     figures = found["memory3"].describe()
     reads = [1.5, 2.0, 0.5, 0.5, 1.5, 1.0, 0.5, 0.5, 0]
@@ -75,19 +72,8 @@ def test_planned_reads_are_counted_by_hand():
     weights = sorted((9 * p for p in z), reverse=True)
     assert figures["curve"]["rank"] == list(range(1, 9))
     assert figures["curve"]["weight"] == pytest.approx(weights)
-
-
-def test_overlap_is_that_of_sets():
-    generator = torch.Generator().manual_seed(3)
-    slots = torch.rand(20, 3, 12, generator=generator).topk(4).indices
-    reads = MemoryReads(12, 3)
-    for part in slots.split(7):
-        reads.record(part, torch.full(part.shape, 0.25))
-    for one in range(3):
-        for other in range(3):
-            shared = [len(set(token[one]) & set(token[other])) / 4 for token in slots.tolist()]
-            found = reads.describe()["overlap_of_tokens"][one][other]
-            assert found == pytest.approx(np.mean(shared))
+    rare = [found["memory3"].rarely_read(share).nonzero().flatten() for share in (0.12, 0.4, 1)]
+    assert [slots.tolist() for slots in rare] == [[8], [2, 3, 6, 8], list(range(9))]
 
 
 def test_a_curve_has_few_points_of_many_slots():
@@ -96,24 +82,6 @@ def test_a_curve_has_few_points_of_many_slots():
     assert points["rank"][-1] == 10**5 - 1
     assert len(points["rank"]) < 201
     assert points["weight"][0] == pytest.approx(2, rel=1e-3)
-
-
-def test_recording_ends_and_leaves_validation_alone():
-    model = tiny_language_model(memory_layers="2").eval()
-    (memory,) = memories(model)
-    with record_usage(model) as found, torch.no_grad():
-        model(tiny.tokens(2, 3))
-        assert memory.usage is None
-    with torch.no_grad():
-        model(tiny.tokens(2, 3))
-    assert found["memory2"].tokens == 6
-
-
-def test_reads_of_a_context_do_not_count():
-    reads = MemoryReads(4, 1)
-    reads.counted = torch.tensor([False, True])
-    reads.record(torch.tensor([[[0]], [[2]]]), torch.ones(2, 1, 1))
-    assert (reads.tokens, reads.total().tolist()) == (1, [0, 0, 1, 0])
 
 
 def record(keys):
@@ -128,115 +96,59 @@ def record(keys):
     return reads
 
 
-def by_hand(name, saved, data, batches):
-    """Reads of each memory, z', and the loss of single sequences in nats a token."""
-    model = load(saved / f"{name}.pt", saved / data).model
-    reads = [record(memory.keys) for memory in memories(model)]
-    losses = []
-    with torch.no_grad(), warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        for inputs, target in batches:
-            log_probs = model.get_normalized_probs(model(*inputs), log_probs=True)
-            losses.append(-log_probs[0].gather(-1, target[:, None]))
-    return reads, torch.cat(losses).mean().item()
-
-
-def text_of(saved):
-    return torch.from_numpy(
-        np.fromfile(saved / "text" / "test.bin", dtype=np.uint16).astype(np.int64)
-    )
-
-
-def expect(figures, reads):
-    assert figures["usage"] == usage(reads)
-    assert figures["kl"] == pytest.approx(kl_from_uniform(reads), abs=1e-5)
-
-
-def test_blocks(saved, tmp_path):
-    """The last of 10 blocks is shorter, and no batch is a multiple of 8."""
-    text = text_of(saved)
-    before = torch.cat([torch.tensor([EOS]), text[:-1]])
-    parts = zip(before.split(10), text.split(10), strict=True)
-    batches = [((inputs[None],), target) for inputs, target in parts]
-    (reads,), loss = by_hand("blocks", saved, "text", batches)
-    status, found = measure(saved, "blocks", "text", tmp_path / "out", "--batch-size", 3)
+@pytest.mark.parametrize(
+    ("name", "data", "options", "alone", "tokens"),
+    [
+        # the last of 10 blocks is shorter, and no batch is a multiple of 8
+        ("blocks", "text", "--batch-size 3", {"batch_size": 1}, {"memory2": TOKENS}),
+        # one by one, sentences have no padding
+        (
+            *("pairs", "pairs", "--batch-size 4", {"batch_size": 1}),
+            {"encoder_memory2": SOURCES, "decoder_memory1": TARGETS},
+        ),
+        (
+            *("streams", "text", "--batch-size 3 --tokens-per-sample 8"),
+            {"batch_size": 3, "tokens_per_sample": 8},
+            {"memory1": TOKENS, "memory3": TOKENS},
+        ),
+    ],
+)
+def test_reads_and_losses_are_those_of_the_split(
+    saved, tmp_path, name, data, options, alone, tokens
+):
+    loaded = load(saved / f"{name}.pt", saved / data)
+    reads = [record(memory.keys) for memory in memories(loaded.model)]
+    loss = loaded.score_split("test", **alone).mean()
+    status, found = measure(saved, name, data, tmp_path / "out", *options.split())
     assert status == 0
     (model,) = found["models"]
-    assert model["tokens"] == TOKENS
     assert model["loss"] == pytest.approx(loss, abs=1e-5)
     assert model["perplexity"] == pytest.approx(math.exp(loss), rel=1e-5)
-    assert model["memories"]["memory2"]["tokens"] == TOKENS
-    expect(model["memories"]["memory2"], reads)
+    figures = model["memories"]
+    assert {memory: figures[memory]["tokens"] for memory in figures} == tokens
+    for memory, of_memory in zip(figures.values(), reads, strict=True):
+        assert memory["usage"] == usage(of_memory)
+        assert memory["kl"] == pytest.approx(kl_from_uniform(of_memory), abs=1e-5)
 
 
 def test_a_first_symbol_is_no_token_of_the_split(saved, tmp_path):
-    status, found = measure(saved, "bos", "text", tmp_path / "out", "--tokens-per-sample", 9)
+    status, found = measure(saved, "bos", "text", tmp_path / "bos", "--tokens-per-sample", 9)
     assert status == 0
     assert found["models"][0]["memories"]["memory2"]["tokens"] == TOKENS
 
 
-def test_streams_with_a_memory(saved, tmp_path):
-    options = ("--batch-size", 3, "--tokens-per-sample", 8)
-    status, found = measure(saved, "streams", "text", tmp_path / "out", *options)
-    assert status == 0
-    (figures,) = found["models"]
-    assert [memory["tokens"] for memory in figures["memories"].values()] == [TOKENS] * 2
-    # as fairseq's own evaluation walks over the text
-    whole = load(saved / "streams.pt", saved / "text")
-    loaded, task = whole.model, whole.task
-    task.load_dataset("test")
-    total, reads = 0.0, record(memories(loaded)[0].keys)
-    with torch.no_grad():
-        for batch in task.eval_lm_dataloader(task.dataset("test"), batch_size=3):
-            log_probs = loaded(**batch["net_input"])[0].log_softmax(-1)
-            there = batch["target"] != 1
-            total -= log_probs[there].gather(-1, batch["target"][there][:, None]).sum().item()
-    assert figures["loss"] == pytest.approx(total / TOKENS, abs=1e-5)
-    expect(figures["memories"]["memory1"], reads)
-
-
-def test_translation(saved, tmp_path):
-    """Sentences one by one, without padding, in fairseq's order of the source."""
-    batches = []
-    for number in range(len(PAIRS)):
-        source, target = sentence(number, 0), sentence(number, 1)
-        before = torch.cat([torch.tensor([[EOS]]), target[:, :-1]], dim=1)
-        batches.append(((source, torch.tensor([source.size(1)]), before), target[0]))
-    (encoder, decoder), loss = by_hand("pairs", saved, "pairs", batches)
-    status, found = measure(saved, "pairs", "pairs", tmp_path / "out", "--batch-size", 4)
-    assert status == 0
-    (model,) = found["models"]
-    assert model["loss"] == pytest.approx(loss, abs=1e-5)
-    assert list(model["memories"]) == ["encoder_memory2", "decoder_memory1"]
-    assert [memory["tokens"] for memory in model["memories"].values()] == [SOURCES, TARGETS]
-    expect(model["memories"]["encoder_memory2"], encoder)
-    expect(model["memories"]["decoder_memory1"], decoder)
-
-
-def test_tables_json_and_plot(saved, tmp_path, capsys):
-    output = tmp_path / "a" / "usage"
-    words = ["--data", str(saved / "text"), "--output", str(output), "--cpu", "--checkpoint"]
-    words += [f"known={saved}/alike.pt", f"random={saved}/blocks.pt"]
-    assert measure_memory_usage.main(words) == 0
-    printed = capsys.readouterr().out
+def test_figures_are_printed_and_written(saved, tmp_path, capsys):
     # all tokens read slots 0, 1 and 1, 2 with weights 1/2
+    status, found = measure(saved, "alike", "text", tmp_path / "a" / "out")
+    assert status == 0
+    printed = capsys.readouterr().out
+    (model,) = found["models"]
     kl = math.log(9) + 0.5 * math.log(0.25) + 0.5 * math.log(0.5)
-    row = ["known", "memory2", "9", "33.33", f"{kl:.4f}", "22.22 22.22"]
-    assert row in cells(printed)
-    for head in ("1", "2"):
-        shares = ["100.00", "50.00"] if head == "1" else ["50.00", "100.00"]
-        assert ["known", "memory2", head, *shares] in cells(printed)
-    found = json.loads((output / "memory_usage.json").read_text(encoding="utf-8"))
-    assert found["split"] == "test"
-    for model in found["models"]:
-        row = [model["model"], "97", f"{model['loss']:.4f}", f"{model['perplexity']:.2f}"]
-        assert row in cells(printed)
-    assert found["models"][0]["memories"]["memory2"]["kl"] == pytest.approx(kl)
-    assert sorted(path.name for path in output.iterdir()) == [
-        "memory_usage.json",
-        "memory_usage.png",
-    ]
-    assert (output / "memory_usage.png").stat().st_size > 5000
+    assert model["memories"]["memory2"]["kl"] == pytest.approx(kl)
+    for figure in (f"{kl:.4f}", "33.33", "22.22 22.22", "100.00", f"{model['loss']:.4f}"):
+        assert f" {figure} |" in printed
+    assert f" {model['perplexity']:.2f} |" in printed
+    assert (tmp_path / "a" / "out" / "memory_usage.png").stat().st_size > 5000
 
 
 @pytest.mark.parametrize(
@@ -258,10 +170,3 @@ def test_what_cannot_be_is_refused(saved, tmp_path, capsys, name, data, options,
     assert status == 1
     assert re.match(f"error: {message}", capsys.readouterr().err)
     assert found is None
-
-
-def test_slots_that_are_rarely_read_are_the_least_read_ones():
-    reads = MemoryReads(4, 1)
-    reads.record(torch.tensor([[[0, 1]], [[0, 3]]]), torch.tensor([[[0.5, 0.5]], [[0.9, 0.1]]]))
-    rare = [reads.rarely_read(share).tolist() for share in (0.25, 0.5, 1.0)]
-    assert rare == [[False, False, True, False], [False, False, True, True], [True] * 4]

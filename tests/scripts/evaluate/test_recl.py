@@ -1,5 +1,6 @@
 import json
 import math
+import re
 from argparse import Namespace
 
 import numpy as np
@@ -11,7 +12,6 @@ from scripts._shared.command_line import NamedFile
 from scripts.evaluate import recl as measure_recl
 from scripts.evaluate._effective_context import ContextLosses, effective_context, relative_gain
 from tests.scripts.evaluate.saved_models import token_losses, write_checkpoint, write_text
-from tests.scripts.tables import cells
 
 
 def gain_in_loops(short, long, ratio):
@@ -31,25 +31,18 @@ def gain_in_loops(short, long, ratio):
     return (math.exp(of_short) - math.exp(of_long)) / math.exp(of_short)
 
 
-def random_losses(seed, models=3, positions=41):
-    return np.random.default_rng(seed).exponential(3, (models, positions)).astype(np.float32)
-
-
 @pytest.mark.parametrize("ratio", [0.01, 0.1, 0.5, 1])
 @pytest.mark.parametrize("seed", [1, 2])
 def test_gain_is_that_of_the_loops(ratio, seed):
-    short, long = random_losses(seed), random_losses(seed + 10)[0]
+    *short, long = np.random.default_rng(seed).exponential(3, (4, 41)).astype(np.float32)
     expected = gain_in_loops(short, long, ratio)
-    assert relative_gain(list(short), long, ratio) == pytest.approx(expected, rel=1e-6)
+    assert relative_gain(short, long, ratio) == pytest.approx(expected, rel=1e-6)
 
 
-def test_gain_does_not_overflow():
-    assert relative_gain([np.array([2000.0])], np.array([1999.0]), 1) == pytest.approx(
-        1 - 1 / math.e
-    )
-
-
-def test_of_equally_hard_positions_the_first_count():
+def test_gain_of_large_losses_and_of_equally_hard_positions():
+    gain = relative_gain([np.array([2000.0])], np.array([1999.0]), 1)
+    assert gain == pytest.approx(1 - 1 / math.e)
+    # of these the first count
     baseline, long = np.array([1.0, 5, 3, 5, 2]), np.array([1.0, 4, 3, 5, 2])
     assert relative_gain([baseline], long, 0.2) == pytest.approx(1 - math.exp(-1))
 
@@ -63,22 +56,16 @@ def losses_that_fall_until(*ends, rate=0.05):
     return losses
 
 
-def bounded(found):
-    return found["tokens"], found["bound"]
-
-
 def test_recl_is_where_the_gain_ends():
     found = [
         effective_context(losses_that_fall_until(60, 30), 2, model, 10, 90, 0.5, 0.01)
         for model in range(2)
     ]
-    assert [bounded(each) for each in found] == [(60, "exact"), (30, "exact")]
+    assert [(each["tokens"], each["bound"]) for each in found] == [(60, "exact"), (30, "exact")]
     steps = [(gain["short"], gain["long"]) for gain in found[1]["gains"]]
     assert steps == [(10, 20), (20, 30), (30, 40)]
     assert found[1]["gains"][0]["gain"] == pytest.approx(1 - math.exp(-0.05))
-
-
-def test_the_threshold_is_part_of_the_gains_that_go_on():
+    # a gain as large as the threshold goes on
     losses = losses_that_fall_until(60)
     gain = relative_gain([losses(0, 10)], losses(0, 20), 1)
     assert effective_context(losses, 1, 0, 10, 30, 1, gain - 1e-9)["tokens"] == 30
@@ -92,8 +79,8 @@ def test_the_group_is_the_baseline_of_each():
 
     alone = effective_context(lambda _, context: losses(1, context), 1, 0, 9, 50, 1, 5e-3)
     beside = effective_context(losses, 2, 1, 9, 50, 1, 5e-3)
-    assert bounded(alone) == (45, "at least")
-    assert bounded(beside) == (9, "at most")
+    assert (alone["tokens"], alone["bound"]) == (45, "at least")
+    assert (beside["tokens"], beside["bound"]) == (9, "at most")
 
 
 @pytest.mark.parametrize(
@@ -109,7 +96,7 @@ def test_the_group_is_the_baseline_of_each():
 def test_a_model_that_reads_no_farther_has_that_as_its_recl(end, step, longest, tokens, bound):
     losses = losses_that_fall_until(end)
     found = effective_context(losses, 1, 0, step, longest, 1, 0.01, limit=end)
-    assert bounded(found) == (tokens, bound)
+    assert (found["tokens"], found["bound"]) == (tokens, bound)
 
 
 @pytest.fixture(scope="module")
@@ -142,32 +129,23 @@ def losses_of(folder, *names, stride=1, batch_size=4, output=None):
     return losses
 
 
-def unlimited(folder, name):
-    """The model of a checkpoint, without memory and with all that a window holds in sight."""
-    return load(folder / name, folder / "bin", mem_len=0, same_length=False).model
-
-
-@pytest.mark.parametrize("name", ["xl.pt", "aa.pt", "places.pt"])
-@pytest.mark.parametrize("context", [1, 9])
-def test_stride_1_reads_exactly_the_context(folder, text, models, name, context):
-    losses = losses_of(folder, name)(0, context)
-    model = unlimited(folder, name)
-    for position in range(context, len(text), 5):
-        inputs = text[position - context : position]
-        expected = token_losses(model, inputs, text[position - context + 1 : position + 1])[-1]
-        assert losses[position] == pytest.approx(expected, abs=1e-5)
-
-
-def test_a_stride_reads_up_to_one_token_less_than_it_more(folder, text, models):
-    losses, model = (
-        losses_of(folder, "xl.pt", stride=4, batch_size=3)(0, 6),
-        unlimited(folder, "xl.pt"),
-    )
-    for begin in range(8, len(text) - 3, 4):
-        inputs, targets = text[begin - 6 : begin + 3], text[begin - 5 : begin + 4]
-        np.testing.assert_allclose(
-            losses[begin : begin + 4], token_losses(model, inputs, targets)[-4:], atol=1e-5
+@pytest.mark.parametrize(
+    ("name", "context", "stride", "first", "step"),
+    [
+        *((name, context, 1, context, 5) for name in ("xl", "aa", "places") for context in (1, 9)),
+        # of a window of 4 tokens the first has the context, and the others more
+        ("xl", 6, 4, 8, 4),
+    ],
+)
+def test_a_token_has_its_context_in_sight(folder, text, models, name, context, stride, first, step):
+    losses = losses_of(folder, f"{name}.pt", stride=stride, batch_size=3)(0, context)
+    model = load(folder / f"{name}.pt", folder / "bin", mem_len=0, same_length=False).model
+    for begin in range(first, len(text) - stride + 1, step):
+        end = begin + stride
+        expected = token_losses(
+            model, text[begin - context : end - 1], text[begin - context + 1 : end]
         )
+        np.testing.assert_allclose(losses[begin:end], expected[-stride:], atol=1e-5)
 
 
 def test_absolute_positions_limit_the_context(folder, models):
@@ -196,15 +174,11 @@ def test_losses_are_measured_once_and_kept(folder, models, tmp_path, monkeypatch
     again(0, 4)
     losses_of(folder, "xl.pt", output=tmp_path, stride=2)(0, 3)
     losses_of(folder, "aa.pt", output=tmp_path)(0, 3)
-    assert len(calls) == 3
-
-
-def test_another_checkpoint_at_the_same_path_is_measured_anew(folder, models, tmp_path):
-    write_text(tmp_path / "bin", 60)
-    write_checkpoint(tmp_path / "xl.pt", "transformer_xl", seed=1)
-    first = losses_of(tmp_path, "xl.pt")(0, 3)
-    write_checkpoint(tmp_path / "xl.pt", "transformer_xl", seed=2)
-    assert not np.array_equal(losses_of(tmp_path, "xl.pt")(0, 3), first)
+    # checkpoints that follow one another at a path
+    for seed in (1, 2):
+        write_checkpoint(tmp_path / "last.pt", "transformer_xl", seed=seed)
+        losses_of(folder, tmp_path / "last.pt", output=tmp_path)(0, 3)
+    assert len(calls) == 5
 
 
 def words(folder, *options):
@@ -218,9 +192,7 @@ def test_the_script_measures_a_group(folder, models, tmp_path, capsys):
     checkpoints = [f"{name}={folder / path}.pt" for name, path in [("XL", "xl"), ("P", "places")]]
     options = words(folder, "--output", str(tmp_path), "--checkpoint", *checkpoints)
     assert measure_recl.main(options) == 0
-    rows = cells(capsys.readouterr().out)
-    assert rows[0] == ["model", "r = 0.1", "r = 0.5", "r = 1.0"]
-    assert [row[0] for row in rows[2:]] == ["XL", "P"]
+    assert "| r = 0.1 | r = 0.5 | r = 1.0 |" in re.sub(" +", " ", capsys.readouterr().out)
     result = json.loads((tmp_path / "recl.json").read_text())
     assert result["positions"] == 52
     kept = losses_of(folder, "xl.pt", "places.pt", stride=2, batch_size=8)

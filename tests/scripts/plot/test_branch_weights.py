@@ -6,66 +6,45 @@ from fairseq.logging import metrics
 from matplotlib.figure import Figure
 
 from scripts.plot import branch_weights as plot_branch_weights
-from scripts.plot.branch_weights import draw, read_validations
-from tests.scripts.tables import cells
+from scripts.plot.branch_weights import draw
 from tests.weighted_transformer.tiny import sentences, tiny_as_written
 
 KAPPA, ALPHA = [0.1, 0.2, 0.3, 0.4], [0.7, 0.1, 0.1, 0.1]
 LAYERS = ["encoder1", "encoder2", "decoder1", "decoder2"]
 
 
-def figures(prefix="", **changed):
-    """What a validation tells of all layers, by name."""
-    return {
-        f"{prefix}{layer}_{kind}{number}": f"{value:g}"
+def json_line(updates, **changed):
+    """A validation's line with κ and α of all layers, α of some as given."""
+    weights = {
+        f"valid_{layer}_{kind}{number}": f"{value:g}"
         for layer in LAYERS
         for kind, values in (("kappa", KAPPA), ("alpha", changed.get(layer, ALPHA)))
         for number, value in enumerate(values, start=1)
     }
+    told = {"epoch": 1, "valid_loss": "3.06", **weights, "valid_num_updates": f"{updates}"}
+    return json.dumps({**told, "valid_best_loss": "3"})
 
 
-def model_figures(model):
-    """What a validation of a model tells."""
+def simple_line(updates, model):
+    """A validation's line of a model, in fairseq's other format."""
     with metrics.aggregate(new_root=True) as found:
         model(**sentences())
-    return found.get_smoothed_values()
-
-
-def json_line(updates, **changed):
-    told = {"epoch": 1, "valid_loss": "3.06", "valid_ppl": "8.3", **figures("valid_", **changed)}
-    return json.dumps({**told, "valid_num_updates": f"{updates}", "valid_best_loss": "3"})
-
-
-def simple_line(updates, subset="valid", model=None, **changed):
-    told = {"loss": "3.06", **(model_figures(model) if model else figures(**changed))}
-    told["num_updates"] = updates
+    told = {"loss": "3.06", **found.get_smoothed_values(), "num_updates": updates}
     fields = " | ".join(f"{name} {value}" for name, value in told.items())
-    return (
-        f"2026-01-31 19:41:58 | INFO | {subset} | epoch 001 | valid on '{subset}' subset | {fields}"
-    )
+    return f"2026-01-31 19:41:58 | INFO | valid | epoch 001 | valid on 'valid' subset | {fields}"
 
 
-JSON_LOG = "\n".join(
+LOG = "\n".join(
     [
-        "{'_name': None, 'common': {'_name': None, 'log_interval': 5, 'log_format': 'json'}}",
         '{"epoch": 1, "update": 0.27, "loss": "2.985", "num_updates": "10", "lr": "0.07"}',
-        'begin validation on "valid" subset',
         json_line(10, encoder2=[0.25, 0.25, 0.25, 0.25]),
         json_line(20, encoder2=[0.9, 0.1, 0, 0]),
         # a resumed training is at 20 again
         json_line(20, encoder2=[0.4, 0.3, 0.2, 0.1]),
         json_line(30, encoder2=[0.7, 0.2, 0.1, 0]),
-        '{"epoch": 1, "train_loss": "3.224", "train_num_updates": "30", "train_lr": "0.07"}',
         json_line(40)[:-20],
     ]
 )
-
-
-@pytest.fixture
-def log(tmp_path):
-    path = tmp_path / "train.log"
-    path.write_text(JSON_LOG, encoding="utf-8")
-    return path
 
 
 def write_checkpoint(path, updates, **options):
@@ -76,52 +55,18 @@ def write_checkpoint(path, updates, **options):
     return model
 
 
-def learned(model, layer):
-    """κ and α of a layer of a model, such as encoder2."""
-    attention = getattr(model, layer[:-1]).layers[int(layer[-1]) - 1]
-    weights = attention.self_attn if layer.startswith("encoder") else attention.encoder_attn
-    return [x.tolist() for x in weights.feed_forward.weights.learned()]
-
-
-def read(output):
+def plot(output, *words):
+    """Run the command; return what it wrote."""
+    assert plot_branch_weights.main([*map(str, words), "--output", str(output)]) == 0
+    assert (output / "branch_weights.png").stat().st_size > 5000
     return json.loads((output / "branch_weights.json").read_text(encoding="utf-8"))
 
 
-@pytest.mark.parametrize(
-    "line",
-    [
-        json_line(1200),
-        f"2026-01-31 19:41:58 | INFO | valid | {json_line(1200)}",
-        f"{simple_line(1200)} | best_loss 3",
-    ],
-)
-def test_lines_of_both_formats_tell_the_same(tmp_path, line):
+def test_weights_of_a_log(tmp_path, capsys):
     log = tmp_path / "train.log"
-    others = [
-        simple_line(10, subset="test"),
-        simple_line(20).removesuffix("20"),
-        json_line(30)[:-1],
-        "epoch 001 | valid on 'valid' subset | loss 3.06 | num_updates 40",
-    ]
-    log.write_text("\n".join([*others, line]), encoding="utf-8")
-    of_layer = {"alpha": ALPHA, "kappa": KAPPA}
-    weights = {(layer, kind): of_layer[kind] for layer in LAYERS for kind in of_layer}
-    assert read_validations(log) == {1200: weights}
-
-
-def test_table_json_and_plot_of_a_log(log, tmp_path, capsys):
-    output = tmp_path / "a" / "weights"
-    words = ["--log", str(log), "--layer", "encoder2", "decoder1", "--smooth", "3"]
-    assert plot_branch_weights.main([*words, "--output", str(output)]) == 0
-    printed = capsys.readouterr().out
-    assert cells(printed)[2:] == [
-        ["encoder2 κ", "0.1000", "0.2000", "0.3000", "0.4000"],
-        ["encoder2 α", "0.7000", "0.2000", "0.1000", "0.0000"],
-        ["decoder1 κ", "0.1000", "0.2000", "0.3000", "0.4000"],
-        ["decoder1 α", "0.7000", "0.1000", "0.1000", "0.1000"],
-    ]
-    assert "after 30 updates" in printed
-    assert read(output) == {
+    log.write_text(LOG, encoding="utf-8")
+    words = ("--log", log, "--layer", "encoder2", "decoder1", "--smooth", "3")
+    assert plot(tmp_path / "a" / "weights", *words) == {
         "source": f"--log {log}",
         "updates": [10, 20, 30],
         "layers": {
@@ -133,13 +78,11 @@ def test_table_json_and_plot_of_a_log(log, tmp_path, capsys):
             "decoder1": {"kappa": [KAPPA] * 3, "alpha": [ALPHA] * 3},
         },
     }
-    assert (output / "branch_weights.png").stat().st_size > 5000
-    names = {path.name for path in output.iterdir()}
-    assert names == {"branch_weights.json", "branch_weights.png"}
+    assert "after 30 updates" in capsys.readouterr().out
 
 
 def test_checkpoints_of_a_folder(tmp_path):
-    folder, output = tmp_path / "checkpoints", tmp_path / "weights"
+    folder = tmp_path / "checkpoints"
     folder.mkdir()
     options = {"branch_decoder_attention": "self"}
     models = {
@@ -148,8 +91,7 @@ def test_checkpoints_of_a_folder(tmp_path):
     }
     write_checkpoint(folder / "checkpoint_last.pt", 1000, **options)
     (folder / "notes.txt").touch()
-    assert plot_branch_weights.main(["--checkpoint", str(folder), "--output", str(output)]) == 0
-    found = read(output)
+    found = plot(tmp_path / "weights", "--checkpoint", folder)
     assert found["updates"] == [200, 1000]
     assert list(found["layers"]) == LAYERS
     for at, model in enumerate(models.values()):
@@ -160,24 +102,22 @@ def test_checkpoints_of_a_folder(tmp_path):
 
 
 def test_logits_become_weights_by_their_names(tmp_path):
-    path, output = tmp_path / "softmax.pt", tmp_path / "weights"
+    path = tmp_path / "softmax.pt"
     model = write_checkpoint(path, 7, branch_parameterization="softmax")
-    words = ["--checkpoint", str(path), "--layer", "encoder2", "--output", str(output)]
-    assert plot_branch_weights.main(words) == 0
-    kappa, alpha = learned(model, "encoder2")
-    assert read(output)["layers"] == {"encoder2": {"kappa": [kappa], "alpha": [alpha]}}
+    found = plot(tmp_path / "weights", "--checkpoint", path, "--layer", "encoder2")
+    weights = model.encoder.layers[1].self_attn.feed_forward.weights
+    kappa, alpha = (learned.tolist() for learned in weights.learned())
+    assert found["layers"] == {"encoder2": {"kappa": [kappa], "alpha": [alpha]}}
     assert sum(kappa) == pytest.approx(1)
 
 
 def test_both_attentions_of_a_decoder_layer_are_told_apart(tmp_path):
     options = {"branch_decoder_attention": "both", "branch_residual": "sublayers"}
-    path, outputs = tmp_path / "model.pt", [tmp_path / name for name in ("checkpoint", "log")]
+    path, log = tmp_path / "model.pt", tmp_path / "log.txt"
     model = write_checkpoint(path, 7, **options).eval()
-    (tmp_path / "log.txt").write_text(simple_line(7, model=model), encoding="utf-8")
-    for source, output in zip((path, tmp_path / "log.txt"), outputs, strict=True):
-        name = "--log" if source.suffix == ".txt" else "--checkpoint"
-        assert plot_branch_weights.main([name, str(source), "--output", str(output)]) == 0
-    found, logged = (read(output)["layers"] for output in outputs)
+    log.write_text(simple_line(7, model), encoding="utf-8")
+    found = plot(tmp_path / "checkpoint", "--checkpoint", path)["layers"]
+    logged = plot(tmp_path / "log", "--log", log)["layers"]
     layers = ["encoder1", "encoder2", "decoder1", "decoder1_self", "decoder2", "decoder2_self"]
     assert list(found) == list(logged) == layers
     layer = model.decoder.layers[1]
@@ -188,14 +128,11 @@ def test_both_attentions_of_a_decoder_layer_are_told_apart(tmp_path):
         assert ("alpha" in found[name]) == (name == "decoder2")
     for name, weights in logged.items():
         assert weights.keys() == found[name].keys()
-        for kind, ((value,), (rounded,)) in zip(
-            weights, zip(found[name].values(), weights.values(), strict=True), strict=True
-        ):
-            assert rounded == pytest.approx(value, abs=1e-4), kind
+        for kind, (rounded,) in weights.items():
+            assert rounded == pytest.approx(found[name][kind][0], abs=1e-4), (name, kind)
 
 
 def test_each_layer_has_two_panels_and_each_branch_a_line():
-    # twelve branches in the order of their numbers, of which 10 to 12 sort before 2 as text
     twelve = [[number / 78 for number in range(1, 13)]] * 4
     courses = {
         ("encoder1", "kappa"): [KAPPA] * 4,
@@ -211,53 +148,32 @@ def test_each_layer_has_two_panels_and_each_branch_a_line():
     assert list(line.get_xdata()) == [10, 20, 60, 90]
     # the mean of three neighbours, fewer at the ends
     assert list(line.get_ydata()) == pytest.approx([1.5, 3.0, 11 / 3, 4.5])
-    lines = figure.axes[2].get_lines()
-    assert [line.get_ydata()[0] for line in lines[:-1]] == pytest.approx(twelve[0])
-    assert len({(line.get_color(), line.get_linestyle()) for line in lines}) == 13
-    named = [text.get_text() for text in figure.legends[0].get_texts()]
-    assert named == [*(f"branch {number}" for number in range(1, 13)), "1/M"]
+    assert len({(line.get_color(), line.get_linestyle()) for line in figure.axes[2].lines}) == 13
+
+
+NO_WEIGHTS = '{"epoch": 1, "valid_loss": "3.06", "valid_num_updates": "10"}'
+FEWER = f"{json_line(10)}\n{json_line(2000, encoder1=[0.5, 0.5])}"
 
 
 @pytest.mark.parametrize(
-    ("given", "message"),
+    ("words", "content", "message"),
     [
-        ("--layer encoder3", f"--layer is 'encoder3': there are {', '.join(LAYERS)}"),
-        ("--smooth 0", "--smooth is 0: "),
+        ("--log {}/train.log --layer encoder3", LOG, "--layer is 'encoder3': there are encoder1"),
+        ("--log {}/train.log --smooth 0", LOG, "--smooth is 0: "),
+        ("--log {}/none", "", "--log {}/none is no file: "),
+        ("--log {}/train.log", NO_WEIGHTS, "--log {}/train.log has no kappa and alpha: "),
+        ("--log {}/train.log", FEWER, "--log {}/train.log: after 2,000 updates there are other"),
+        (
+            "--log {}/train.log",
+            json_line(2000, decoder2=[0.5, float("nan"), 0.25, 0.25]),
+            "--log {}/train.log: after 2,000 updates a weight of decoder2 is no number: ",
+        ),
+        ("--checkpoint {}", "", "--checkpoint {} has no checkpoint.*.pt: "),
+        ("--checkpoint {}/other.pt", "", "--checkpoint {}/other.pt has no kappa and alpha: "),
     ],
 )
-def test_impossible_options_are_refused(log, refused, given, message):
-    refused(plot_branch_weights.main, ["--log", log, *given.split()], message)
-
-
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        (None, " is no file: "),
-        (
-            '{"epoch": 1, "valid_loss": "3.06", "valid_num_updates": "10"}\n',
-            " has no kappa and alpha: ",
-        ),
-        (
-            f"{json_line(10)}\n{json_line(2000, encoder1=[0.5, 0.5])}\n",
-            ": after 2,000 updates there are other layers or branches than after 10: ",
-        ),
-        (
-            f"{json_line(2000, decoder2=[0.5, float('nan'), 0.25, 0.25])}\n",
-            ": after 2,000 updates a weight of decoder2 is no number: ",
-        ),
-    ],
-)
-def test_logs_without_weights_are_refused(tmp_path, refused, content, message):
-    path = tmp_path / "other.log"
-    if content is not None:
-        path.write_text(content, encoding="utf-8")
-    refused(plot_branch_weights.main, ["--log", str(path)], f"--log {path}{message}")
-
-
-def test_checkpoints_without_weights_are_refused(tmp_path, refused):
-    folder, path = tmp_path / "empty", tmp_path / "other.pt"
-    folder.mkdir()
-    torch.save({"cfg": {"model": {}}, "model": {"x": torch.ones(2)}}, path)
-    for given, message in ((folder, "has no checkpoint*.pt: "), (path, "has no kappa and alpha: ")):
-        words = ["--checkpoint", given]
-        refused(plot_branch_weights.main, words, f"--checkpoint {given} {message}")
+def test_what_cannot_be_drawn_is_refused(tmp_path, refused, words, content, message):
+    (tmp_path / "train.log").write_text(content, encoding="utf-8")
+    torch.save({"cfg": {"model": {}}, "model": {"x": torch.ones(2)}}, tmp_path / "other.pt")
+    words = words.replace("{}", str(tmp_path)).split()
+    refused(plot_branch_weights.main, words, message.replace("{}", str(tmp_path)))

@@ -84,12 +84,6 @@ def test_same_seed_makes_the_same_bytes(made, tmp_path):
     assert all(other[name] != content for name, content in contents(made).items())
 
 
-def test_a_part_without_sentences_is_refused(call, tmp_path):
-    result = call(number_names.main, "--output", tmp_path / "out", *FEW, "--test", "0")
-    assert refused(result, "--test is 0: it must be at least 1")
-    assert not (tmp_path / "out").exists()
-
-
 def test_there_is_one_fact_for_each_subject_and_relation():
     asked, objects = zip(*(line.rsplit(" ", 1) for line in facts.draw_facts(4096, 1)), strict=True)
     assert len(set(asked)) == 4096
@@ -111,8 +105,15 @@ def test_the_binarized_facts_train_and_validate(call, tmp_path):
     assert (status, printed.count(": complete\n")) == (0, 2)
 
 
-@pytest.mark.parametrize("number", [-16, 0, 15, 48, 4097])
-def test_numbers_that_make_no_square_are_refused(call, tmp_path, number):
-    result = call(facts.main, "--facts", number, "--output", tmp_path / "data")
-    assert refused(result, f"--facts is {number}: give 16 times a square number, such as 4096")
+@pytest.mark.parametrize(
+    ("module", "option", "value", "remedy"),
+    [
+        (facts, "--facts", 0, "give 16 times a square number"),
+        (facts, "--facts", 48, "give 16 times a square number"),
+        (number_names, "--test", 0, "it must be at least 1"),
+    ],
+)
+def test_impossible_numbers_are_refused(call, tmp_path, module, option, value, remedy):
+    result = call(module.main, "--output", tmp_path / "data", option, value)
+    assert refused(result, f"{option} is {value}: {remedy}")
     assert not (tmp_path / "data").exists()

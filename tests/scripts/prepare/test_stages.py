@@ -2,12 +2,9 @@
 
 import gzip
 import json
-import multiprocessing
 import os
 import re
-import select
 import signal
-from functools import partial
 
 import pytest
 
@@ -60,28 +57,24 @@ def test_a_stopped_stage_leaves_nothing_and_starts_again(tmp_path, capsys, stop,
     assert found == {"a": 1, "b": 2, "found": True}
 
 
-def three_stages(out, second=2, third=(3, None)):
-    stages = Stages(out, {"a": 1})
-    stages.run("first", write("x"))
-    stages.run("second", write("x"), {"b": second})
-    stages.run("third", write("x"), {"c": third})
-
-
 def test_another_option_names_what_to_remove(tmp_path):
-    out = tmp_path / "out"
-    three_stages(out)
-    three_stages(out)
+    def prepare(second=2, third=(3, None)):
+        stages = Stages(tmp_path, {"a": 1})
+        stages.run("first", write("x"))
+        stages.run("second", write("x"), {"b": second})
+        stages.run("third", write("x"), {"c": third})
+
+    prepare()
+    prepare()
     for changes, named, stale in (
         ({"second": 5}, "second was made with another --b (2, now 5)", ("second", "third")),
         ({"third": (4, 5)}, "third was made with another --c ([3, None], now [4, 5])", ("third",)),
     ):
-        folders = ", ".join(f"{out}/{name}" for name in stale)
+        folders = ", ".join(f"{tmp_path}/{name}" for name in stale)
         message = f"{named}: give another folder, or remove {folders} to"
         with pytest.raises(ValueError, match=re.escape(message)):
-            three_stages(out, **changes)
-
-
-def test_a_folder_of_something_else_is_left_alone(tmp_path):
+            prepare(**changes)
+    # of something else
     (tmp_path / "bin").mkdir()
     with pytest.raises(ValueError, match="bin in it was not made by this command: remove it"):
         Stages(tmp_path, {}).run("bin", write("x"))
@@ -104,17 +97,6 @@ def end_process():
     return lambda lines: os.kill(os.getpid(), signal.SIGKILL)
 
 
-def hold(fifo):
-    held = fifo.open("wb")
-    return lambda lines: (held, lines)[1]
-
-
-def wait_for_work(fifo):
-    results = in_processes(["a"], partial(hold, fifo), 2)
-    next(results)
-    signal.pause()
-
-
 def test_lines_keep_their_order_and_are_read_only_a_little_ahead(tmp_path, monkeypatch):
     monkeypatch.setattr(_lines, "CHUNK", 2)
     read = []
@@ -132,15 +114,3 @@ def test_lines_keep_their_order_and_are_read_only_a_little_ahead(tmp_path, monke
 def test_a_killed_process_is_an_error(tmp_path):
     with pytest.raises(ValueError, match=r"^--workers 2: one of the processes"):
         write_lines(["a"], tmp_path / "target", end_process, 2, "end")
-
-
-def test_processes_end_with_the_one_that_is_killed(tmp_path):
-    fifo = tmp_path / "fifo"
-    os.mkfifo(fifo)
-    script = multiprocessing.get_context("fork").Process(target=wait_for_work, args=(fifo,))
-    script.start()
-    with fifo.open("rb") as held_by_processes:
-        script.kill()
-        script.join()
-        assert select.select([held_by_processes], [], [], 60)[0]
-        assert held_by_processes.read() == b""

@@ -15,26 +15,6 @@ from scripts.prepare._subwords import (
     subword_units,
 )
 
-TRAIN = "low lower lowest\n\nlow newer wider new\nlow low lowest\n"
-
-
-def test_codes_are_the_most_frequent_pairs_of_all_texts(tmp_path):
-    train, other = tmp_path / "train", tmp_path / "other"
-    train.write_text(TRAIN)
-    learn([train], 4, tmp_path / "codes")
-    # 7 times l o; then 4 times w e and lo w at the end, 3 times lo we
-    expected = ["#version: 0.2", "l o", "w e", "lo w</w>", "lo we"]
-    assert list(read_lines(tmp_path / "codes")) == expected
-    other.write_text("wide wider widest\n" * 9)
-    both = tmp_path / "both"
-    both.write_text(other.read_text() + TRAIN)
-    learn([train, other], 9, tmp_path / "a")
-    learn([both], 9, tmp_path / "b")
-    assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
-    # no other pair is there twice
-    learn([train], 1000, tmp_path / "codes")
-    assert check_codes(tmp_path / "codes") < 50
-
 
 def test_any_number_of_processes_makes_the_same_units(tmp_path, monkeypatch):
     monkeypatch.setattr(_lines, "CHUNK", 20)
@@ -56,6 +36,17 @@ def test_any_number_of_processes_makes_the_same_units(tmp_path, monkeypatch):
         assert list(read_lines(target / "source")) == units
 
 
+def test_codes_are_learned_on_all_texts(tmp_path):
+    for name, text in (("train", "low lower lowest\n\nnew wider\n"), ("other", "wide widest\n")):
+        (tmp_path / name).write_text(text)
+    (tmp_path / "both").write_text("low lower lowest\n\nnew wider\nwide widest\n")
+    learn([tmp_path / "train", tmp_path / "other"], 1000, tmp_path / "a")
+    learn([tmp_path / "both"], 1000, tmp_path / "b")
+    assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
+    # no other pair is there twice
+    assert check_codes(tmp_path / "a") < 50
+
+
 @pytest.mark.parametrize("content", ["", "l o\n", "#version: 0.2\n", "#version: 0.2\nl o 5\n"])
 def test_a_file_that_holds_no_codes_is_refused(tmp_path, content):
     (tmp_path / "codes").write_text(content)
@@ -70,9 +61,7 @@ def test_a_file_that_holds_no_codes_is_refused(tmp_path, content):
         ("<unk> </s> <pad>", "en", {}, "&lt; unk &gt; &lt; / s &gt; &lt; pad &gt;"),
         # each line stays a line, without other blanks
         ("a\u2028b\u0085c\rd\u00a0e\tf\u3000 g ", "en", {}, "a b c d e f g"),
-        ("i\x1cj\x0bk\x07", "en", {}, "i j k"),
         ("l'eau, c'est", "fr", {}, "l&apos; eau , c&apos; est"),
-        ("l'eau, c'est", "en", {}, "l &apos;eau , c &apos;est"),
         ("a well-known b", "en", {"aggressive_hyphens": True}, "a well @-@ known b"),
         ("a well-known b", "en", {}, "a well-known b"),
         ("\u201ea\u201c \u2013 b\u2026", "en", {"normalize": True}, "&quot; a &quot; - b ..."),

@@ -66,5 +66,3 @@ def test_printed_command_can_be_pasted():
     shell = ["sh", "-c", f"printf '%s\\n' {printed}"]
     read = subprocess.run(shell, capture_output=True, text=True, check=True).stdout
     assert read.splitlines() == words
-    assert max(map(len, printed.splitlines())) <= 100
-    assert len(printed.splitlines()) > 2

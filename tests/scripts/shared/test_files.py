@@ -1,15 +1,14 @@
 """Checkpoints that are read, and files and plots that are written whole or not at all."""
 
 import importlib.util
-import json
 
 import pytest
 import torch
 
-from scripts._shared.checkpoints import load_checkpoint, read_checkpoint
-from scripts._shared.files import atomic_write, write_json
+from scripts._shared.checkpoints import load_checkpoint
+from scripts._shared.files import atomic_write
 from scripts._shared.results import prepare_results, save_plot
-from tests.scripts.evaluate.saved_models import Mischief, write_checkpoint
+from tests.scripts.evaluate.saved_models import write_checkpoint
 
 
 def names(folder):
@@ -36,29 +35,6 @@ def test_what_fails_leaves_the_file_that_was_there(tmp_path):
     assert (names(tmp_path), path.read_text()) == (["file"], "new")
 
 
-def test_json_file_is_written_whole_or_not_at_all(tmp_path):
-    path = tmp_path / "file.json"
-    write_json(path, {"a": "\u00e9"})
-    with pytest.raises(TypeError):
-        write_json(path, {"a": object()})
-    (tmp_path / "folder.json").mkdir()
-    with pytest.raises(OSError, match=r"folder\.json"):
-        write_json(tmp_path / "folder.json", 1)
-    assert json.loads(path.read_text(encoding="utf-8")) == {"a": "\u00e9"}
-    assert names(tmp_path) == ["file.json", "folder.json"]
-
-
-def test_plot_is_written_whole(tmp_path):
-    path = tmp_path / "plot.png"
-    save_plot(path, lambda axes: axes.plot([1, 2], [3, 4]))
-    before = path.read_bytes()
-    assert before.startswith(b"\x89PNG")
-    with pytest.raises(ZeroDivisionError):
-        save_plot(path, lambda axes: axes.plot([1 / 0]))
-    assert list(tmp_path.iterdir()) == [path]
-    assert path.read_bytes() == before
-
-
 def test_a_plot_without_matplotlib_is_refused_before_the_work(tmp_path, monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     for refused in (
@@ -68,14 +44,6 @@ def test_a_plot_without_matplotlib_is_refused_before_the_work(tmp_path, monkeypa
         with pytest.raises(ValueError, match="is not installed: pip install matplotlib"):
             refused()
     assert list(tmp_path.iterdir()) == []
-
-
-def test_a_checkpoint_cannot_run_anything(tmp_path):
-    torch.save({"model": Mischief(tmp_path / "made")}, tmp_path / "bad.pt")
-    message = r"^--path .*bad.pt holds more than weights and options, and is not"
-    with pytest.raises(ValueError, match=message):
-        read_checkpoint(tmp_path / "bad.pt", "--path")
-    assert not (tmp_path / "made").exists()
 
 
 def test_only_a_segment_language_model_is_loaded(tmp_path):
