@@ -1,5 +1,6 @@
 """TensorFlow's files: what is read of them, what is refused, and that nothing is executed."""
 
+import json
 import pickle
 import re
 from collections import Counter, OrderedDict
@@ -8,6 +9,8 @@ import numpy as np
 import pytest
 import torch
 
+from fairseq_plugins.transformer_xl.model import PRESETS
+from scripts._shared.commands import ROOT
 from scripts.convert._options import ForeignVocabulary
 from scripts.convert._tensorflow import read_bundle
 from tests.scripts.convert.tensor_bundle import entry, field, table, write_bundle
@@ -197,3 +200,31 @@ def test_other_files_are_no_cached_data(tmp_path, content):
     cache.write_bytes(content)
     with pytest.raises(ValueError, match=f"^--vocab {cache} is broken or no cache.pkl"):
         ForeignVocabulary(cache, [])
+
+
+@pytest.mark.parametrize(
+    ("name", "preset"),
+    [
+        ("characters", "enwik8_large"),
+        ("characters", "text8_large"),
+        ("wt103", "wt103_large"),
+        ("lm1b", "lm1b_large"),
+    ],
+)
+def test_options_of_the_published_models_are_the_presets(name, preset):
+    path = ROOT / "examples" / "segment_language_model" / f"tensorflow_{name}.json"
+    config = json.loads(path.read_text(encoding="utf-8"))
+    preset = PRESETS[f"transformer_xl_{preset}"]
+    names = {
+        "n_layer": "decoder_layers",
+        "n_head": "decoder_attention_heads",
+        "d_model": "decoder_embed_dim",
+        "d_inner": "decoder_ffn_embed_dim",
+        "dropout": "dropout",
+        "dropatt": "attention_dropout",
+        "div_val": "adaptive_input_factor",
+    }
+    assert {theirs: config.get(theirs) for theirs in names} == {
+        theirs: preset.get(ours) for theirs, ours in names.items()
+    }
+    assert ",".join(map(str, config["cutoffs"])) == preset.get("adaptive_input_cutoff", "")
