@@ -68,20 +68,18 @@ def test_an_added_memory_that_starts_with_zero_changes_nothing(
 
 @PLACES
 @pytest.mark.parametrize("last", LAST)
-def test_what_a_new_memory_adds_to_the_loss_is_logged(place, last, caplog):
+@pytest.mark.parametrize("zero_init", [True, False])
+def test_what_a_new_memory_adds_to_the_loss_is_logged(place, last, zero_init, caplog):
     caplog.set_level("INFO")
     plain, options = trained("language model")
-    options |= {**place, **LAST[last]}
-    for zero_init, told in (
-        (True, "INFO in layer 2 of the decoder: a new one is added, its output zero,"),
-        (False, "WARNING in layer 2 of the decoder: a new one is added, its output not zero,"),
-    ):
-        caplog.clear()
-        model = build("language model", memory_zero_init=zero_init, **options)
-        model.load_state_dict(plain.state_dict())
-        (text,) = logged(caplog)
-        assert text.startswith(told)
-        assert ("--memory-zero-init" in text) != zero_init
+    options |= {**place, **LAST[last], "memory_zero_init": zero_init}
+    build("language model", **options).load_state_dict(plain.state_dict())
+    (text,) = logged(caplog)
+    level, output = ("INFO", "zero") if zero_init else ("WARNING", "not zero")
+    assert text.startswith(
+        f"{level} in layer 2 of the decoder: a new one is added, its output {output},"
+    )
+    assert ("--memory-zero-init" in text) != zero_init
 
 
 @PLACES
@@ -104,20 +102,26 @@ def test_a_shared_table_and_a_further_memory_are_added(place, caplog):
     assert "shares are trained already" in text
 
 
-def test_a_shared_table_does_not_move_to_another_layer():
-    options = {"memory_share_values": True, "memory_parallel": True, "decoder_ffn_embed_dim": 24}
-    state = build("language model", memory_layers="1,2", **options).state_dict()
-    model = build("language model", memory_layers="2,3", **options)
-    with pytest.raises(MisfitError, match=r"layers\.0\.memory_sublayer\.memory\.values"):
-        model.load_state_dict(state)
+SHARED = {"memory_share_values": True, "memory_parallel": True}
 
 
-def test_a_memory_beside_a_sublayer_is_not_one_in_its_place(caplog):
-    options = {"decoder_ffn_embed_dim": 24}
-    state = build("language model", **options).state_dict()
-    model = build("language model", memory_parallel=True, **options)
-    with pytest.raises(MisfitError, match=r"Missing key\(s\).*memory_sublayer"):
-        model.load_state_dict(state)
+@pytest.mark.parametrize(
+    ("before", "now", "missing"),
+    [
+        # a shared table does not move to another layer
+        (
+            {**SHARED, "memory_layers": "1,2"},
+            {**SHARED, "memory_layers": "2,3"},
+            r"layers\.0\.memory_sublayer\.memory\.values",
+        ),
+        # a memory beside a sublayer is not one in its place
+        ({}, {"memory_parallel": True}, r"Missing key\(s\).*memory_sublayer"),
+    ],
+)
+def test_a_memory_in_another_place_is_refused(before, now, missing, caplog):
+    states = build("language model", decoder_ffn_embed_dim=24, **before).state_dict()
+    with pytest.raises(MisfitError, match=missing):
+        build("language model", decoder_ffn_embed_dim=24, **now).load_state_dict(states)
     assert not caplog.messages
 
 

@@ -17,7 +17,6 @@ from tests.product_key_memory.standalone import (
     WIDTH,
     D,
     adam_with_memory,
-    dense,
     draw,
     exact_memory,
     make_pair,
@@ -50,17 +49,6 @@ def test_a_pass_that_leaves_a_memory_out_counts_too():
         pair.first(x[0]).square().sum().backward()
         pair(x[1]).square().sum().backward()
     torch.testing.assert_close(apart.values.grad.to_dense(), plain.values.grad)
-
-
-def test_a_gradient_that_a_failed_pass_left_is_cleared():
-    pair, fresh = make_pair(True), make_pair(True)
-    x = torch.randn(2, 5, WIDTH)
-    pair(x[0]).sum().backward()
-    for parameter in dense(pair):
-        parameter.grad = None
-    for each in (pair, fresh):
-        each(x[1]).square().sum().backward()
-    torch.testing.assert_close(pair.values.grad.to_dense(), fresh.values.grad.to_dense())
 
 
 def test_values_beside_autograd_get_no_gradient_in_evaluation():

@@ -144,13 +144,6 @@ def test_incremental_decoding_is_a_full_pass(kind, place):
         torch.testing.assert_close(step[:, -1], full[:, end - 1])
 
 
-@pytest.mark.parametrize("kind", ["transformer_xl", "all_attention"])
-def test_a_walk_in_segments_is_one_long_segment(kind):
-    model = build(kind, memory_layers="1,3", memory_query_batch_norm=True).eval()
-    whole, parts = (tiny.scores_by_segment(model, tiny.tokens(2, 12), size) for size in (12, 4))
-    torch.testing.assert_close(parts, whole)
-
-
 def gradients(kind, checkpoint, **options):
     """Gradients by name, of the memories' values also those beside autograd."""
     model = build(kind, checkpoint_activations=checkpoint, memory_query_batch_norm=True, **options)

@@ -10,6 +10,7 @@ from fairseq_plugins.product_key_memory import cpu_kernels, lazy_adam, values
 from fairseq_plugins.product_key_memory.optimizer import FairseqAdamWithMemory
 from fairseq_plugins.product_key_memory.values import rows_as_gradient
 from tests.product_key_memory.standalone import (
+    BETAS,
     SLOTS,
     WIDTH,
     adam_with_memory,
@@ -20,7 +21,6 @@ from tests.product_key_memory.standalone import (
     make_pair,
     options,
 )
-from tests.product_key_memory.test_values import adam_by_hand
 
 RULES = {"torch": lazy_adam.update_rows, "loop": cpu_kernels.update_rows}
 PADDED = pytest.mark.parametrize("padded", [False, True])
@@ -61,6 +61,19 @@ MODELS = {
     "shared values": make_pair,
     "plain search": lambda apart: make_memory(apart, search="plain"),
 }
+
+
+def adam_by_hand(state, grad, step, lr, scale, decay):
+    """A step of the rows with a gradient, in all rows at once."""
+    table, mean, square = state
+    read = grad.ne(0).any(-1, keepdim=True)
+    grad = grad * scale
+    new_mean = BETAS[0] * mean + (1 - BETAS[0]) * grad
+    new_square = BETAS[1] * square + (1 - BETAS[1]) * grad**2
+    corrected = lr * (1 - BETAS[1] ** step) ** 0.5 / (1 - BETAS[0] ** step)
+    new = table * (1 - decay * lr) - corrected * new_mean / (new_square.sqrt() + 1e-8)
+    after = (new, new_mean, new_square)
+    return [torch.where(read, x, old) for x, old in zip(after, state, strict=True)]
 
 
 @PADDED

@@ -92,38 +92,33 @@ def test_the_optimizer_is_that_of_the_training():
         assert cfg.model.memory_optimizer == expected
 
 
-@pytest.mark.parametrize("optimizer", [None, "adam"])
-def test_other_optimizers_see_the_values_as_a_parameter(optimizer):
-    memory = builder(optimizer=optimizer).build(8)
-    assert memory.values.requires_grad
-    assert not any(update_rule(parameter, ValueTable) for parameter in memory.parameters())
-
-
 @pytest.mark.parametrize("keys", ["product", "flat"])
-def test_adam_with_memory_finds_the_values(keys):
+@pytest.mark.parametrize("optimizer", [None, "adam", "adam_with_memory"])
+def test_adam_with_memory_alone_finds_the_values(optimizer, keys):
     """Also through the copies in single precision that it sees with --bf16."""
-    memory = builder(optimizer="adam_with_memory", keys=keys).build(8)
-    assert not memory.values.requires_grad
-    seen = [parameter for parameter in memory.bfloat16().parameters() if parameter.requires_grad]
+    memory = builder(optimizer=optimizer, keys=keys).build(8).bfloat16()
+    beside = optimizer == "adam_with_memory"
+    assert memory.values.requires_grad != beside
+    seen = [parameter for parameter in memory.parameters() if parameter.requires_grad]
     copies = FP16Optimizer.build_fp32_params(None, seen, flatten=False)
     for parameters in (seen, copies):
         rules = [update_rule(parameter, ValueTable) for parameter in parameters]
-        (table,) = [rule for rule in rules if rule is not None]
-        assert table is memory.table
-        assert table.values is memory.values
+        assert [rule for rule in rules if rule is not None] == [memory.table] * beside
 
 
 def test_slots_are_trained_from_the_first_update_on(tmp_path):
     path = tmp_path / "slots.npz"
-    np.savez(path, memory2=np.arange(49) < 9)
-    model = tiny_language_model(memory_layers="2", memory_trainable_slots=str(path))
+    np.savez(path, memory2=SLOTS)
+    model = language_model(memory_trainable_slots=str(path))
     (memory,) = memories(model)
-    memory(torch.zeros(1, 16))
-    assert memory.frozen_slots.tolist() == [False] * 9 + [True] * 40
-    assert not any("frozen" in name for name in model.state_dict())
-    memory.train_only(None)
-    memory(torch.zeros(1, 16))
-    assert memory.frozen_slots is None
+    for trained in (SLOTS, None):
+        memory(torch.zeros(1, 16))
+        frozen = memory.frozen_slots
+        assert (None if frozen is None else (~frozen).tolist()) == (
+            None if trained is None else trained.tolist()
+        )
+        assert not any("frozen" in name for name in model.state_dict())
+        memory.train_only(None)
 
 
 def test_options_without_a_memory_are_warned_of(caplog):

@@ -3,10 +3,10 @@
 import pytest
 import torch
 
-from fairseq_plugins.product_key_memory import lazy_adam, values
+from fairseq_plugins.product_key_memory import values
 from fairseq_plugins.product_key_memory.values import SpareRows, plain_weighted_sum, weighted_sum
 from tests.gradients import assert_same
-from tests.product_key_memory.standalone import BETAS, draw
+from tests.product_key_memory.standalone import draw
 
 TABLE, WIDTH = 12, 4
 # rows that tokens read
@@ -78,39 +78,6 @@ def test_gradients_are_those_of_the_formula(monkeypatch, reads, how, sparse, fro
     read = rows.unique().tolist()
     assert listed == read + read[-1:] * (min(rows.numel(), TABLE) - len(read))
     assert not found._values()[len(read) :].any()
-
-
-def adam_by_hand(state, grad, step, lr, scale, decay):
-    """A step of the rows with a gradient, in all rows at once."""
-    table, mean, square = state
-    read = grad.ne(0).any(-1, keepdim=True)
-    grad = grad * scale
-    new_mean = BETAS[0] * mean + (1 - BETAS[0]) * grad
-    new_square = BETAS[1] * square + (1 - BETAS[1]) * grad**2
-    corrected = lr * (1 - BETAS[1] ** step) ** 0.5 / (1 - BETAS[0] ** step)
-    new = table * (1 - decay * lr) - corrected * new_mean / (new_square.sqrt() + 1e-8)
-    after = (new, new_mean, new_square)
-    return [torch.where(read, x, old) for x, old in zip(after, state, strict=True)]
-
-
-@pytest.mark.parametrize("decay", [0.0, 0.1])
-@EVERY_READS
-def test_padded_rows_are_updated_by_the_rule_however_often_they_are_listed(reads, decay):
-    rows = torch.as_tensor(READS[reads])
-    state = [torch.randn(TABLE, WIDTH).double() for _ in range(3)]
-    state[2] = state[2].abs()
-    expected = [x.clone() for x in state]
-    for step in range(1, 4):
-        slope = torch.randn(len(rows), WIDTH).double()
-        slope[step - 1 : step] = 0
-        found = values.padded_row_gradients(rows, torch.rand(rows.shape), slope, TABLE)
-        corrected = 0.1 * (1 - BETAS[1] ** step) ** 0.5 / (1 - BETAS[0] ** step)
-        lazy_adam.update_rows(
-            *state, *found, BETAS, torch.tensor(0.5), decay * 0.1, corrected, 1e-8, padded=True
-        )
-        of_all = torch.zeros(TABLE, WIDTH).double().index_add_(0, *found)
-        expected = adam_by_hand(expected, of_all, step, 0.1, 0.5, decay)
-        torch.testing.assert_close(state, expected)
 
 
 def test_values_that_need_no_gradient_get_none():
