@@ -102,26 +102,21 @@ def test_a_shared_table_and_a_further_memory_are_added(place, caplog):
     assert "shares are trained already" in text
 
 
-SHARED = {"memory_share_values": True, "memory_parallel": True}
-
-
 @pytest.mark.parametrize(
-    ("before", "now", "missing"),
+    ("layers", "parallel", "share", "message"),
     [
         # a shared table does not move to another layer
-        (
-            {**SHARED, "memory_layers": "1,2"},
-            {**SHARED, "memory_layers": "2,3"},
-            r"layers\.0\.memory_sublayer\.memory\.values",
-        ),
-        # a memory beside a sublayer is not one in its place
-        ({}, {"memory_parallel": True}, r"Missing key\(s\).*memory_sublayer"),
+        ("2,3", True, True, r"layers\.0\.memory_sublayer\.memory\.values"),
+        # a memory in place of a sublayer is not one beside it
+        ("1,2", False, False, r"Missing key\(s\).*layers\.0\.fc1\.memory"),
     ],
 )
-def test_a_memory_in_another_place_is_refused(before, now, missing, caplog):
-    states = build("language model", decoder_ffn_embed_dim=24, **before).state_dict()
-    with pytest.raises(MisfitError, match=missing):
-        build("language model", decoder_ffn_embed_dim=24, **now).load_state_dict(states)
+def test_a_memory_in_another_place_is_refused(layers, parallel, share, message, caplog):
+    options = {"memory_share_values": share, "decoder_ffn_embed_dim": 24}
+    saved = build("language model", memory_layers="1,2", memory_parallel=True, **options)
+    model = build("language model", memory_layers=layers, memory_parallel=parallel, **options)
+    with pytest.raises(MisfitError, match=message):
+        model.load_state_dict(saved.state_dict())
     assert not caplog.messages
 
 

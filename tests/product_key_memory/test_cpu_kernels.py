@@ -1,8 +1,5 @@
 """Compiled loops: any number of threads gives the same; they work where nothing can be written."""
 
-import subprocess
-import sys
-
 import numba
 import numpy as np
 import pytest
@@ -87,8 +84,3 @@ def test_loops_run_on_torchs_threads_and_where_nothing_can_be_written(monkeypatc
 def test_a_step_divided_by_nothing_raises_nothing():
     tables = [torch.zeros(2, WIDTH) for _ in range(3)]
     assert update(tables, torch.arange(2), torch.zeros(2, WIDTH), eps=0.0)[0].isnan().all()
-
-
-def test_importing_the_package_does_not_import_numba():
-    program = "import sys, fairseq_plugins; assert 'numba' not in sys.modules"
-    subprocess.run([sys.executable, "-c", program], check=True)

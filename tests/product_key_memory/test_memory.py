@@ -1,12 +1,15 @@
-"""The memory layer: the reference's values and gradients, padding, dropout, compilers."""
+"""The memory layer and its queries: the reference, padding, dropout, batch norm, compilers."""
 
 import copy
 
 import pytest
 import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 from fairseq_plugins.product_key_memory import memory as memory_layer
 from fairseq_plugins.product_key_memory.memory import ProductKeyMemory
+from fairseq_plugins.product_key_memory.query import QueryNetwork, SyncBatchNorm1d
 from fairseq_plugins.product_key_memory.usage import MemoryUsage
 from tests.gradients import assert_same
 from tests.product_key_memory.standalone import (
@@ -152,7 +155,8 @@ def test_dropouts_act_in_training_and_not_in_evaluation(option, value_dim):
 
 @pytest.mark.parametrize("options", [{}, EVERYTHING, {"keys": "flat"}, {"sparse": True}])
 def test_half_precision_runs_and_comes_near_single_precision(options):
-    memory = exact_memory(**options).bfloat16()
+    # all slots are read: which of them are best is not a matter of rounding
+    memory = exact_memory(**{**options, "knn": K}).bfloat16()
     x = torch.randn(3, TOKENS, D).bfloat16().requires_grad_()
     padding = PADDING.expand(3, -1)
     out = memory(x, padding)
@@ -161,12 +165,8 @@ def test_half_precision_runs_and_comes_near_single_precision(options):
     for parameter in (x, *memory.parameters()):
         assert parameter.grad.dtype == parameter.dtype
         assert parameter.grad.to_dense().isfinite().all()
-    # all slots are read: which of them are best is not a matter of rounding
-    memory = exact_memory(**{**options, "knn": K}).bfloat16()
-    single = copy.deepcopy(memory).float()
-    torch.testing.assert_close(
-        memory(x, padding).float(), single(x.float(), padding), rtol=0.05, atol=0.05
-    )
+    expected = copy.deepcopy(memory).float()(x.float(), padding)
+    torch.testing.assert_close(out.float(), expected, rtol=0.05, atol=0.05)
 
 
 def test_values_start_normal_with_variance_one_over_their_width():
@@ -201,7 +201,7 @@ MASKS = pytest.mark.parametrize("mask", [None, PADDING], ids=["", "padded"])
 
 @VARIANTS
 @MASKS
-def test_a_compiled_memory_is_one_graph_with_the_same_gradients(variant, mask):
+def test_a_compiled_and_an_exported_memory_are_one_graph_with_the_same_gradients(variant, mask):
     eager = exact_memory(**variant)
     twin = copy.deepcopy(eager)
     torch.compiler.reset()
@@ -213,15 +213,9 @@ def test_a_compiled_memory_is_one_graph_with_the_same_gradients(variant, mask):
         gradients = torch.autograd.grad(out.square().sum(), [x, *memory.parameters()])
         found.append([out.detach(), *gradients, *memory.buffers()])
     torch.testing.assert_close(*found)
-
-
-@VARIANTS
-@MASKS
-def test_an_exported_memory_is_the_same(variant, mask):
-    memory, x = exact_memory(**variant).eval(), draw(TOKENS, D).detach()
-    given = (x,) if mask is None else (x, mask)
-    exported = torch.export.export(memory, given).module()
-    torch.testing.assert_close(exported(*given), memory(*given))
+    given = (x.detach(),) if mask is None else (x.detach(), mask)
+    exported = torch.export.export(twin.eval(), given).module()
+    torch.testing.assert_close(exported(*given), eager.eval()(*given))
 
 
 @VARIANTS
@@ -242,3 +236,62 @@ def test_a_memory_on_the_meta_device_gives_shapes(variant, mask, training, spars
 def test_a_plain_memory_has_higher_derivatives(keys):
     memory = exact_memory(search="plain", keys=keys, query_batch_norm=True)
     assert torch.autograd.gradgradcheck(memory, draw(3, D))
+
+
+FEATURES = 8
+
+
+def twins():
+    ours, torchs = SyncBatchNorm1d(FEATURES), nn.BatchNorm1d(FEATURES)
+    for norm in (ours, torchs):
+        norm.weight.data = torch.linspace(-1, 2, FEATURES)
+        norm.bias.data = torch.linspace(3, 1, FEATURES)
+    return ours.double(), torchs.double()
+
+
+def assert_same_state(ours, torchs):
+    """All but torch's count of batches."""
+    state = dict(torchs.state_dict())
+    state.pop("num_batches_tracked", None)
+    torch.testing.assert_close(dict(ours.state_dict()), state)
+
+
+def test_batch_norm_is_that_of_torch():
+    ours, torchs = twins()
+    # shared, so that both results have a gradient for them
+    torchs.weight, torchs.bias = ours.weight, ours.bias
+    for tokens, training in ((2, True), (30, True), (7, True), (4, False)):
+        x = (3 * draw(tokens, FEATURES) + torch.arange(FEATURES)).detach().requires_grad_()
+        out, expected = (norm.train(training)(x) for norm in (ours, torchs))
+        assert_same(out, expected, [x, ours.weight, ours.bias])
+        assert_same_state(ours, torchs)
+
+
+@pytest.mark.parametrize("offset", [0, 100, 1000])
+def test_single_precision_is_enough_where_the_mean_is_large(offset):
+    x = torch.randn(300, FEATURES) + offset
+    ours, torchs = twins()
+    exact, single = torchs(x.double()), ours.float()(x)
+    # of a number as large, single precision keeps 2^-24
+    torch.testing.assert_close(single.double(), exact, rtol=0, atol=1e-5 + 1e-6 * offset)
+
+
+def test_a_cast_model_keeps_statistics_that_can_follow_small_changes():
+    network = QueryNetwork(D, 2, 4, batch_norm=True).bfloat16()
+    assert {x.dtype for x in network.batch_norm.state_dict().values()} == {torch.float32}
+    assert network.double().batch_norm.running_mean.dtype == torch.float64
+    network.bfloat16()
+    for training in (True, False):
+        x = torch.randn(7, D).bfloat16()
+        assert network.train(training)(x).dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_activations_computed_again_are_counted_once(reentrant):
+    plain = QueryNetwork(D, 2, 4, batch_norm=True).double()
+    again, x = copy.deepcopy(plain), draw(7, D)
+    plain(x).square().sum().backward()
+    checkpoint(again, x, use_reentrant=reentrant).square().sum().backward()
+    assert_same_state(plain, again)
+    for one, other in zip(plain.parameters(), again.parameters(), strict=True):
+        torch.testing.assert_close(one.grad, other.grad)

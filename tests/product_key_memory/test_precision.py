@@ -12,7 +12,6 @@ from omegaconf import OmegaConf
 from fairseq_plugins.fairseq_integration.parameters import set_update_rule
 from fairseq_plugins.product_key_memory import values
 from fairseq_plugins.product_key_memory.lazy_adam import round_at_random
-from fairseq_plugins.product_key_memory.optimizer import FairseqAdamWithMemory
 from fairseq_plugins.product_key_memory.values import rows_as_gradient
 from tests.product_key_memory.standalone import (
     WIDTH,
@@ -33,13 +32,10 @@ def wrapped(memory, precision, eps=1e-8, **common):
     """adam_with_memory in what fairseq puts around it for a precision."""
     cfg = OmegaConf.structured(FairseqConfig)
     cfg.common.update({precision: True, "fp16_no_flatten_grads": True, **common})
-    cfg.optimizer = options(adam_eps=eps)
-    if common.get("memory_efficient_fp16"):
-        inner = FairseqAdamWithMemory(cfg.optimizer, dense(memory))
-        return MemoryEfficientFP16Optimizer(cfg, dense(memory), inner)
-    # what --optimizer adam_with_memory makes fairseq's command line put there
-    cfg.optimizer._name = "adam_with_memory"
+    cfg.optimizer = options(adam_eps=eps, _name="adam_with_memory")
     kind = AMPOptimizer if precision == "amp" else FP16Optimizer
+    if common.get("memory_efficient_fp16"):
+        kind = MemoryEfficientFP16Optimizer
     return kind.build_optimizer(cfg, dense(memory))
 
 
@@ -64,10 +60,8 @@ def test_in_half_precision_small_steps_add_up(dtype, precision, common):
         exact.values.copy_(exact.values.to(dtype))
     half = copy.deepcopy(exact).to(dtype)
     set_update_rule(half.keys.subkeys, half.table)
-    reference, optimizer = (
-        adam_with_memory(exact, memory_lr=1e-5),
-        wrapped(half, precision, **common),
-    )
+    reference = adam_with_memory(exact, memory_lr=1e-5)
+    optimizer = wrapped(half, precision, **common)
     optimizer.optimizer.memory_lr = 1e-5
     rows, before = torch.tensor([1, 5, 60]), exact.values.detach().clone()
     for _ in range(30):

@@ -1,14 +1,10 @@
 """The fast attention kernel against the plain one, and the plain one by itself."""
 
-import inspect
-import textwrap
-
 import pytest
 import torch
 
-from fairseq_plugins import modules
 from fairseq_plugins.segment_language_model import attention_blocks
-from fairseq_plugins.segment_language_model.attention import RelativeAttention, plain_attention
+from fairseq_plugins.segment_language_model.attention import plain_attention
 from fairseq_plugins.segment_language_model.attention_blocks import EVERY_KEY, Clamped, Window
 from fairseq_plugins.segment_language_model.attention_kernel import window_attention
 from tests.gradients import assert_same
@@ -151,12 +147,3 @@ def test_gradients_with_dropout_are_those_of_finite_differences(monkeypatch, gro
         return window_attention(content, keys, values, rel_keys, *how, return_lse=True)
 
     assert torch.autograd.gradcheck(attend, (*inputs, draw(groups, rows, 3), draw(2, 2)))
-
-
-@pytest.mark.parametrize("layer", [RelativeAttention, modules.AllAttention])
-def test_an_attention_by_itself_is_built_as_its_docstring_says(layer):
-    documented = inspect.cleandoc(layer.__doc__).split("By itself::")[1].split("Args:")[0]
-    lines = [line for line in documented.splitlines() if line.startswith("    ")]
-    names = {**vars(modules), "x": torch.randn(2, 6, 512)}
-    exec(textwrap.dedent("\n".join(lines)), names)
-    assert names["y"].shape == (2, 6, 512)
