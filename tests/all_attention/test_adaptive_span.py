@@ -1,7 +1,6 @@
-"""Learned spans: mask, groups of heads, scores however a text is read, what shrinks, epsilon."""
+"""Learned spans: groups of heads, scores however a text is read, cost, epsilon, loading."""
 
 import itertools
-import math
 
 import pytest
 import torch
@@ -55,19 +54,6 @@ def test_scores_are_the_references_however_a_text_is_read(monkeypatch, options):
     expected = torch.stack([network(model.decoder, row, span) for row in stream])
     assert_reads_as(model, stream, expected)
     assert_generates_as(model, stream, expected)
-
-
-@pytest.mark.parametrize("z", [0.0, 2.5, 5.0, 11.9, 12.0])
-def test_the_mask_is_the_formula(z):
-    span = AdaptiveSpan(1, SPAN, RAMP, z / SPAN).double()
-    ((group,),) = [groups.groups for groups in read_head_groups([span])]
-    x = torch.arange(SPAN, dtype=torch.float64)
-    expected = ((RAMP + z - x) / RAMP).clamp(0, 1)
-    assert group.width == int((expected > 1e-6).sum())
-    from_group = torch.ones(group.width, dtype=torch.float64)
-    from_group[group.open :] = span.log_mask(group)[0].exp().flip(0)
-    torch.testing.assert_close(from_group, expected[: group.width], atol=1e-6, rtol=0)
-    assert span.tokens().tolist() == pytest.approx([min(SPAN, z + RAMP)])
 
 
 @pytest.mark.parametrize("group_cost", [0, 7, 100])
@@ -198,36 +184,6 @@ def test_the_published_code_leaves_64_distances_out_at_a_time(values, persistent
     attention, positions = make(values, persistent=persistent, epsilon=0.1, span=80)
     positions.weight.data[6:] += 3 * torch.randn_like(positions.weight[6:])
     assert_equals_the_equations(attention, positions, 3, 80)
-
-
-def test_what_is_left_is_the_formula():
-    span = AdaptiveSpan(1, SPAN, RAMP, epsilon=1e-8)
-    masked = torch.tensor([0.0, -30.0, 2.0, -torch.inf, -torch.inf], dtype=torch.float64)
-    unmasked = torch.tensor([0.0, 5.0, 20.5, 3.0, -torch.inf], dtype=torch.float64)
-    found = span.remainder(masked.requires_grad_(), unmasked.requires_grad_())
-    expected = [1 / (1 + 1e-8 * math.exp(gap)) for gap in (0.0, 35.0, 18.5)]
-    # nothing is seen, then nothing is there
-    assert found.tolist() == pytest.approx([*expected, 0.0, 1.0], rel=1e-6)
-    found.sum().backward()
-    assert masked.grad.isfinite().all()
-    assert unmasked.grad.isfinite().all()
-
-
-def test_the_penalty_is_the_formula():
-    span = AdaptiveSpan(4, 8192)
-    span.value.data = torch.tensor([0.0, 0.25, 0.5, 1.0])
-    assert span.penalty().item() == 8192 * 1.75 / 4
-    (gradient,) = torch.autograd.grad(span.penalty(), span.value)
-    assert gradient.tolist() == [8192 / 4] * 4
-
-
-def test_constrained_names_the_spans_and_their_interval():
-    span = AdaptiveSpan(3, 16)
-    ((parameter, project),) = span.constrained()
-    assert parameter is span.value
-    master = torch.tensor([-0.1, 0.4, 1.7])
-    project(master)
-    assert master.tolist() == pytest.approx([0.0, 0.4, 1.0])
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

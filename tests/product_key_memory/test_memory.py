@@ -71,21 +71,6 @@ def test_shared_values_and_all_gradients_equal_the_reference(search):
     assert_same(second(x + first(x)), slow, [x, *parameters])
 
 
-@KEYS
-@pytest.mark.parametrize("mask", [False, True])
-@pytest.mark.parametrize("shape", [(), (1,), (7,), (2, 3), (3, 1, 2), (0,), (2, 0, 3)])
-def test_any_leading_shape_is_read_token_by_token(shape, mask, keys):
-    memory = exact_memory(keys=keys, value_dim=3)
-    x = draw(*shape, D)
-    padding = torch.rand(shape) < 0.4 if mask else torch.zeros(shape, dtype=torch.bool)
-    rows = [
-        row * 0 if pad else memory(row)
-        for row, pad in zip(x.view(-1, D), padding.flatten(), strict=True)
-    ]
-    expected = torch.stack(rows).view(x.shape) if rows else x * 0
-    assert_same(memory(x, padding if mask else None), expected, [x, *memory.parameters()])
-
-
 @pytest.mark.parametrize("sparse", [False, True])
 @KEYS
 @pytest.mark.parametrize("shape", [(0,), (3, 0), (2, 2)])

@@ -35,9 +35,11 @@ def padded(request, monkeypatch):
 EPS = 1e-3
 
 
-def frozen_memory(apart):
+def frozen_memory(apart, thawed=False):
     memory = make_memory(apart)
     memory.train_only(torch.arange(SLOTS) % 3 > 0)
+    if thawed:
+        memory.train_only(None)
     return memory
 
 
@@ -45,6 +47,7 @@ MODELS = {
     "memory": make_memory,
     "all slots": lambda apart: make_memory(apart, slots=16, knn=16),
     "frozen slots": frozen_memory,
+    "slots no longer frozen": lambda apart: frozen_memory(apart, thawed=True),
     "shared values": make_pair,
     "plain search": lambda apart: make_memory(apart, search="plain"),
 }

@@ -118,19 +118,6 @@ def test_adam_with_memory_alone_finds_the_values(optimizer, keys):
         assert [rule for rule in rules if rule is not None] == [memory.table] * beside
 
 
-def test_slots_are_trained_from_the_first_update_on(tmp_path):
-    path = tmp_path / "slots.npz"
-    np.savez(path, memory2=SLOTS)
-    model = language_model(memory_trainable_slots=str(path))
-    (memory,) = memories(model)
-    memory(torch.zeros(1, 16))
-    assert torch.equal(memory.frozen_slots, torch.from_numpy(~SLOTS))
-    assert not any("frozen" in name for name in model.state_dict())
-    memory.train_only(None)
-    memory(torch.zeros(1, 16))
-    assert memory.frozen_slots is None
-
-
 def test_options_without_a_memory_are_warned_of(caplog):
     """A baseline's --memory-layers "" may stand beside a preset's sizes."""
     sizes = {"memory_slots": 64, "memory_knn": 3}

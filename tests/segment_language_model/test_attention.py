@@ -105,20 +105,6 @@ def test_a_distance_beyond_the_mask_has_no_weight(attend):
     assert all(gradient.isfinite().all() for gradient in gradients)
 
 
-@pytest.mark.parametrize("rows", [5, 3])
-def test_the_plain_kernel_has_gradients_of_gradients(rows):
-    inputs = [draw(2, 1, n, 2) for n in (3, 4, 4)]
-    rest = [draw(2, rows, 2), draw(2, 1, 3, 2), draw(2, 2)]
-
-    def attend(query, keys, values, rel_keys, position_query, bias):
-        return plain_attention(
-            query, keys, values, Clamped(rel_keys), Window(0, 2), 0.0, position_query, bias
-        )[0]
-
-    assert torch.autograd.gradcheck(attend, (*inputs, *rest))
-    assert torch.autograd.gradgradcheck(attend, (*inputs, *rest))
-
-
 @pytest.mark.parametrize("attend", [window_attention, plain_attention])
 def test_weights_are_dropped_and_the_others_scaled(attend):
     query, keys, values = (

@@ -81,17 +81,6 @@ def test_all_kinds_cut_alike(length, before):
         assert cut.length == len(expected)
 
 
-def test_streams_are_selected():
-    order = torch.tensor([2, 0, 0, 1])
-    keys, values = draw(5)
-    chosen = KeyValueCache.of(keys, values).select(order)
-    assert chosen.streams == 4
-    assert torch.equal(chosen.keys, keys[:, order])
-    assert torch.equal(chosen.values, values[:, order])
-    hidden = torch.randn(STREAMS, 5, WIDTH)
-    assert torch.equal(HiddenStates(hidden).select(order).hidden, hidden[order])
-
-
 def test_states_take_the_dtype_they_are_wanted_in():
     like = torch.zeros(1, dtype=torch.float64)
     cache = KeyValueCache.of(*draw(3)).last(2).to(like)

@@ -362,14 +362,6 @@ def test_dropout_that_is_to_be_retained_acts_outside_of_training():
         assert not torch.equal(compute(), compute())
 
 
-def test_activation_and_its_dropout_are_those_asked_for():
-    network = BranchedFeedForward(WIDTH, INNER, BranchWeights(1), torch.tanh, 0.5)
-    x = torch.randn(7, WIDTH)
-    expected = network.fc2(torch.tanh(network.fc1(network.out_proj(x))))
-    torch.testing.assert_close(network.eval()(x), expected)
-    assert not torch.allclose(network.train()(x), expected)
-
-
 def draw(dtype=torch.double):
     """Heads of 3 branches, (N, M·h), and the first layers of their networks."""
     torch.manual_seed(1)
