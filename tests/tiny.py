@@ -89,12 +89,12 @@ def text(length: int) -> np.ndarray:
     return np.array([4 + i % 16 for i in range(length)], dtype=np.uint16)
 
 
-def scores_by_segment(model, stream, length, mode=torch.no_grad) -> torch.Tensor:
-    """Scores of a stream (B, T) read in segments of ``length`` with a recurrence of its own.
+def scores_by_segment(model, stream, length, mode=torch.no_grad, recurrence=None) -> torch.Tensor:
+    """Scores of a stream (B, T) read in segments of ``length`` with a recurrence, by default new.
 
     Without gradients in evaluation mode, in which layers keep keys and values.
     """
-    recurrence, training = Recurrence(), model.training
+    recurrence, training = recurrence or Recurrence(), model.training
     parts = []
     model.train(training and mode is not torch.no_grad)
     with mode():

@@ -74,7 +74,6 @@ REFUSED += [
     (lambda: attention(kernel="new", num_persistent=2), "`kernel` is 'new': there are fast, plain"),
     (lambda: PersistentVectors(2, 1, 4, "new"), "`kernel` is 'new': there are fast, plain"),
     (lambda: block(3, 4, 16), "`past` has 2 streams and `x` has 3"),
-    (lambda: block(2, 16), "`x` is (2, 16): give a segment (B, T, 16)"),
     (lambda: adagrad(lr=-0.1), "`lr` is -0.1: it must be 0 or more, and finite"),
     (lambda: adagrad(lr=math.nan), "`lr` is nan: it must be 0 or more, and finite"),
     (lambda: adagrad(lr=1, clip=math.inf), "`clip` is inf: it must be 0 or more, and finite"),

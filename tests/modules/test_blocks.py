@@ -65,17 +65,6 @@ def test_a_block_is_the_models_layer(build, training):
     assert not torch.allclose(block(x)[0], expected)
 
 
-def test_the_example_reads_a_text_in_pieces_as_it_does_whole(in_example):
-    model = in_example["LanguageModel"](20, width=16, heads=2, mem_len=40).eval()
-    stream = tokens(2, 30)
-    whole, _ = model(stream)
-    pieces, memories = [], None
-    for part in stream.split(7, dim=1):
-        scores, memories = model(part, memories)
-        pieces.append(scores)
-    torch.testing.assert_close(torch.cat(pieces, dim=1), whole)
-
-
 def test_the_example_carries_its_memory_to_the_end_of_the_text(in_example, monkeypatch):
     read, model = [], in_example["LanguageModel"]
     forward = model.forward

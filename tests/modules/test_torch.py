@@ -8,43 +8,21 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from fairseq_plugins.modules import (
-    AllAttentionBlock,
-    ProductKeyMemory,
-    TransformerXLBlock,
-)
+from fairseq_plugins.modules import AllAttentionBlock, TransformerXLBlock
 
 WIDTH, MEMORY, SEGMENTS = 16, 6, 3
-
-
-class MemoryBlock(nn.Module):
-    """A product-key memory, called as a block that remembers nothing."""
-
-    def __init__(self):
-        super().__init__()
-        self.layer = ProductKeyMemory(WIDTH, slots=16, heads=2, knn=3, query_dim=4)
-
-    def forward(self, x, memory=None):
-        return self.layer(x), memory
 
 
 BLOCKS = {
     "transformer-xl": lambda: TransformerXLBlock(WIDTH, 2, 24, MEMORY),
     "all-attention": lambda: AllAttentionBlock(WIDTH, 2, 5, MEMORY),
 }
-LAYERS = {**BLOCKS, "memory": MemoryBlock}
 every_block = pytest.mark.parametrize("name", BLOCKS)
-every_layer = pytest.mark.parametrize("name", LAYERS)
-
-
-@pytest.fixture(autouse=True)
-def fresh_compiler():
-    torch.compiler.reset()
 
 
 def build(name):
     torch.manual_seed(1)
-    block = LAYERS[name]().double()
+    block = BLOCKS[name]().double()
     for parameter in block.parameters():
         if parameter.dim() > 1:
             nn.init.normal_(parameter, std=0.3)
@@ -72,7 +50,7 @@ def read(call, block, grad=True):
     return [y.detach() for y in outputs] + gradients
 
 
-@every_layer
+@every_block
 @pytest.mark.parametrize("use_reentrant", [True, False])
 def test_recomputed_blocks_have_the_same_gradients(name, use_reentrant):
     block = build(name)
@@ -83,8 +61,9 @@ def test_recomputed_blocks_have_the_same_gradients(name, use_reentrant):
     torch.testing.assert_close(read(recomputed, block), read(block, block))
 
 
-@every_layer
+@every_block
 def test_compiled_blocks_compute_the_same(name):
+    torch.compiler.reset()
     block = build(name)
     compiled = torch.compile(block, backend="aot_eager", fullgraph=True)
     torch.testing.assert_close(read(compiled, block), read(block, block))
@@ -92,7 +71,7 @@ def test_compiled_blocks_compute_the_same(name):
     torch.testing.assert_close(read(compiled, block, grad=False), read(block, block, grad=False))
 
 
-@every_layer
+@every_block
 def test_exported_blocks_compute_the_same(name):
     block, (first, second, _) = build(name).eval(), segments()
     with torch.no_grad():
@@ -124,15 +103,11 @@ def test_cast_blocks_compute_in_that_precision(name, dtype):
     block = build(name)
     exact = read(block, block, grad=False)
     block.to(dtype)
-    outputs, memory = [], None
-    with torch.no_grad():
-        for x in segments():
-            y, memory = block(x.to(dtype), memory)
-            outputs.append(y)
+    found = read(lambda x, memory: block(x.to(dtype), memory), block, grad=False)
+    assert {y.dtype for y in found} == {dtype}
     tolerance = 0.1 if dtype == torch.bfloat16 else 1e-5
-    for one, other in zip(outputs, exact, strict=True):
-        assert one.dtype == dtype
-        torch.testing.assert_close(one.double(), other, rtol=tolerance, atol=tolerance)
+    found = [y.double() for y in found]
+    torch.testing.assert_close(found, exact, rtol=tolerance, atol=tolerance)
 
 
 @every_block

@@ -86,9 +86,9 @@ def dense(memory):
     return [parameter for parameter in memory.parameters() if parameter.requires_grad]
 
 
-def options(cls=AdamWithMemoryConfig, **values):
+def options(**values):
     values = {"lr": [0.01], "adam_betas": str(BETAS), "tpu": False, **values}
-    return OmegaConf.merge(OmegaConf.structured(cls), values)
+    return OmegaConf.merge(OmegaConf.structured(AdamWithMemoryConfig), values)
 
 
 def adam_with_memory(memory, **choices):

@@ -68,20 +68,18 @@ def test_an_added_memory_that_starts_with_zero_changes_nothing(
 
 @PLACES
 @pytest.mark.parametrize("last", LAST)
-def test_what_a_new_memory_adds_to_the_loss_is_logged(place, last, caplog):
+@pytest.mark.parametrize("zero_init", [True, False])
+def test_what_a_new_memory_adds_to_the_loss_is_logged(place, last, zero_init, caplog):
     caplog.set_level("INFO")
     plain, options = trained("language model")
-    options |= {**place, **LAST[last]}
-    for zero_init, told in (
-        (True, "INFO in layer 2 of the decoder: a new one is added, its output zero,"),
-        (False, "WARNING in layer 2 of the decoder: a new one is added, its output not zero,"),
-    ):
-        caplog.clear()
-        model = build("language model", memory_zero_init=zero_init, **options)
-        model.load_state_dict(plain.state_dict())
-        (text,) = logged(caplog)
-        assert text.startswith(told)
-        assert ("--memory-zero-init" in text) != zero_init
+    options |= {**place, **LAST[last], "memory_zero_init": zero_init}
+    build("language model", **options).load_state_dict(plain.state_dict())
+    (text,) = logged(caplog)
+    level, output = ("INFO", "zero") if zero_init else ("WARNING", "not zero")
+    assert text.startswith(
+        f"{level} in layer 2 of the decoder: a new one is added, its output {output},"
+    )
+    assert ("--memory-zero-init" in text) != zero_init
 
 
 @PLACES
@@ -104,20 +102,21 @@ def test_a_shared_table_and_a_further_memory_are_added(place, caplog):
     assert "shares are trained already" in text
 
 
-def test_a_shared_table_does_not_move_to_another_layer():
-    options = {"memory_share_values": True, "memory_parallel": True, "decoder_ffn_embed_dim": 24}
-    state = build("language model", memory_layers="1,2", **options).state_dict()
-    model = build("language model", memory_layers="2,3", **options)
-    with pytest.raises(MisfitError, match=r"layers\.0\.memory_sublayer\.memory\.values"):
-        model.load_state_dict(state)
-
-
-def test_a_memory_beside_a_sublayer_is_not_one_in_its_place(caplog):
-    options = {"decoder_ffn_embed_dim": 24}
-    state = build("language model", **options).state_dict()
-    model = build("language model", memory_parallel=True, **options)
-    with pytest.raises(MisfitError, match=r"Missing key\(s\).*memory_sublayer"):
-        model.load_state_dict(state)
+@pytest.mark.parametrize(
+    ("layers", "parallel", "share", "message"),
+    [
+        # a shared table does not move to another layer
+        ("2,3", True, True, r"layers\.0\.memory_sublayer\.memory\.values"),
+        # a memory in place of a sublayer is not one beside it
+        ("1,2", False, False, r"Missing key\(s\).*layers\.0\.fc1\.memory"),
+    ],
+)
+def test_a_memory_in_another_place_is_refused(layers, parallel, share, message, caplog):
+    options = {"memory_share_values": share, "decoder_ffn_embed_dim": 24}
+    saved = build("language model", memory_layers="1,2", memory_parallel=True, **options)
+    model = build("language model", memory_layers=layers, memory_parallel=parallel, **options)
+    with pytest.raises(MisfitError, match=message):
+        model.load_state_dict(saved.state_dict())
     assert not caplog.messages
 
 

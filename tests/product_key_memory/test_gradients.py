@@ -1,8 +1,6 @@
-"""Gradients of values beside autograd, tables that are shared and copied, how large tensors get."""
+"""Gradients of values, beside autograd and in spare buffers; shared tables; sizes."""
 
 import copy
-import io
-import pickle
 
 import pytest
 import torch
@@ -10,19 +8,18 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import checkpoint
 
+from fairseq_plugins.product_key_memory import values
 from fairseq_plugins.product_key_memory.memory import ProductKeyMemory
+from fairseq_plugins.product_key_memory.values import SpareRows, plain_weighted_sum, weighted_sum
 from tests.product_key_memory.standalone import (
     SLOTS,
     TOKENS,
     WIDTH,
     D,
-    adam_with_memory,
-    dense,
     draw,
     exact_memory,
     make_pair,
 )
-from tests.product_key_memory.tiny import build, memories, padded, score
 
 
 @pytest.mark.parametrize("recomputed", [False, True])
@@ -52,17 +49,6 @@ def test_a_pass_that_leaves_a_memory_out_counts_too():
     torch.testing.assert_close(apart.values.grad.to_dense(), plain.values.grad)
 
 
-def test_a_gradient_that_a_failed_pass_left_is_cleared():
-    pair, fresh = make_pair(True), make_pair(True)
-    x = torch.randn(2, 5, WIDTH)
-    pair(x[0]).sum().backward()
-    for parameter in dense(pair):
-        parameter.grad = None
-    for each in (pair, fresh):
-        each(x[1]).square().sum().backward()
-    torch.testing.assert_close(pair.values.grad.to_dense(), fresh.values.grad.to_dense())
-
-
 def test_values_beside_autograd_get_no_gradient_in_evaluation():
     memory = exact_memory()
     memory.keep_gradient_beside_autograd()
@@ -85,60 +71,6 @@ def test_a_state_has_a_shared_table_once():
     state["second.values"] = torch.zeros(SLOTS, WIDTH)
     with pytest.raises(RuntimeError, match=r'Unexpected key\(s\) in state_dict: "second.values"'):
         pair.load_state_dict(state)
-
-
-def saved(memory):
-    file = io.BytesIO()
-    torch.save(memory, file)
-    file.seek(0)
-    return torch.load(file, weights_only=False)
-
-
-def assigned(memory):
-    memory.load_state_dict(copy.deepcopy(memory.state_dict()), assign=True)
-    return memory
-
-
-CHANGES = {
-    "deepcopy": copy.deepcopy,
-    "saved": saved,
-    "half": lambda memory: memory.half(),
-    "to": lambda memory: memory.to(torch.bfloat16),
-    "assign": assigned,
-    "meta": lambda memory: memory.to("meta").to_empty(device="cpu"),
-}
-
-
-@pytest.mark.parametrize("change", CHANGES)
-def test_the_table_is_that_of_the_parameter_after_copies_and_casts(change):
-    memory = exact_memory()
-    memory.keep_gradient_beside_autograd()
-    changed = CHANGES[change](memory)
-    assert list(changed.state_dict()) == list(exact_memory().state_dict())
-    assert changed.table.values is changed.values
-    assert changed.table.values is changed.get_parameter("values")
-    with torch.no_grad():
-        for parameter in changed.parameters():
-            parameter.normal_()
-    changed(torch.randn(TOKENS, D).to(changed.values.dtype)).sum().backward()
-    assert changed.table.values.grad.is_sparse
-    if changed is not memory:
-        assert changed.table is not memory.table
-        assert memory.values.grad is None
-
-
-@pytest.mark.parametrize("copied", [copy.deepcopy, lambda x: pickle.loads(pickle.dumps(x))])
-@pytest.mark.parametrize("kind", ["language model", "translation", "transformer_xl"])
-def test_a_copy_of_a_model_is_trained_as_the_model_is(kind, copied):
-    model = build(kind, memory_optimizer="adam_with_memory", memory_share_values=True)
-    twin, batch = copied(model), padded(7, 4)
-    for each in (model, twin):
-        optimizer = adam_with_memory(each)
-        (table,) = optimizer.tables
-        assert all(memory.table is table for memory in memories(each))
-        optimizer.backward(score(each.train(), batch).square().sum())
-        optimizer.step()
-    torch.testing.assert_close(dict(twin.state_dict()), dict(model.state_dict()))
 
 
 # --- sizes
@@ -189,3 +121,83 @@ def test_nothing_grows_with_the_table_nor_with_reads_times_width(beside):
         assert largest(n * n, beside) == max(tokens * width, tokens * 2 * 2 * n)
         assert tokens * 2 * 2 * n < min(tokens * reads * width, 60 * 60 * width)
     assert largest(60 * 60, False, sparse=False) == 60 * 60 * width
+
+
+TABLE = 12
+# rows that tokens read
+READS = {
+    "some twice": [[5, 4, 5], [1, 5, 2]],
+    "one alone": [[7, 7, 7], [7, 7, 7]],
+    "each once": [[9, 8], [7, 6]],
+    "first and last": [[11, 0], [0, 11]],
+    "more than rows": torch.randint(TABLE, (9, 7), generator=torch.Generator().manual_seed(1)),
+    "every row": torch.arange(TABLE).repeat(3, 2),
+    "none": torch.empty(0, 3, dtype=torch.long),
+}
+EVERY_READS = pytest.mark.parametrize("reads", READS)
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+@pytest.mark.parametrize("sparse", [False, True])
+@pytest.mark.parametrize("how", ["plain", "on a CPU", "in spare memory", "padded"])
+@EVERY_READS
+def test_gradients_of_rows_are_those_of_the_formula(monkeypatch, reads, how, sparse, frozen):
+    monkeypatch.setattr(values, "pads_rows", lambda x: how == "padded")
+    rows = torch.as_tensor(READS[reads])
+    table, weights, slope = draw(TABLE, WIDTH), draw(*rows.shape), draw(len(rows), WIDTH).detach()
+    # a token without a gradient
+    slope[1:2] = 0
+    which = torch.arange(TABLE) % 2 == 1 if frozen else None
+    if how == "plain":
+        summed = plain_weighted_sum(table, rows, weights, sparse, which)
+    else:
+        spare = None if how == "on a CPU" else SpareRows(TABLE)
+        summed = weighted_sum(table, rows, weights.detach(), sparse, spare, which)
+    expected = plain_weighted_sum(table, rows, weights)
+    torch.testing.assert_close(summed, expected)
+    (found,) = torch.autograd.grad(summed, table, slope)
+    (expected,) = torch.autograd.grad(expected, table, slope)
+    if frozen:
+        expected = expected * ~which.unsqueeze(1)
+    torch.testing.assert_close(found.to_dense(), expected)
+    assert found.is_sparse == sparse
+    if not sparse or how == "plain":
+        return
+    assert found.is_coalesced() == (how != "padded")
+    listed = found._indices()[0].tolist()
+    if how != "padded":
+        # the rows that have a gradient, and no others
+        assert listed == expected.any(1).nonzero().flatten().tolist()
+        return
+    read = rows.unique().tolist()
+    assert listed == read + read[-1:] * (min(rows.numel(), TABLE) - len(read))
+    assert not found._values()[len(read) :].any()
+
+
+def test_spare_memory_is_taken_again_when_it_was_given_back_and_is_large_enough():
+    spare, like = SpareRows(100), torch.empty(1, WIDTH)
+    first = spare.take(16, like)
+    assert first.shape == (16, WIDTH)
+    # it was not given back
+    other = spare.take(16, like)
+    assert other.data_ptr() != first.data_ptr()
+    # only what was taken last is taken back
+    foreign = torch.empty(16, WIDTH)
+    spare.give_back(first)
+    spare.give_back(foreign)
+    used = [x.data_ptr() for x in (first, other, foreign)]
+    assert spare.take(4, like).data_ptr() not in used
+    last = spare.take(16, like)
+    spare.give_back(last)
+    # an eighth more than was asked for was there
+    again = spare.take(18, like)
+    assert again.data_ptr() == last.data_ptr()
+    spare.give_back(again)
+    larger = spare.take(19, like)
+    assert larger.data_ptr() != last.data_ptr()
+    spare.give_back(larger)
+    for unlike in (torch.empty(1, WIDTH + 1), torch.empty(1, WIDTH).double()):
+        taken = spare.take(2, unlike)
+        assert taken.dtype == unlike.dtype
+        assert taken.shape == (2, unlike.size(1))
+        spare.give_back(taken)

@@ -1,12 +1,15 @@
-"""The memory layer: the reference's values and gradients, padding, dropout, compilers."""
+"""The memory layer and its queries: the reference, padding, dropout, batch norm, compilers."""
 
 import copy
 
 import pytest
 import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 from fairseq_plugins.product_key_memory import memory as memory_layer
 from fairseq_plugins.product_key_memory.memory import ProductKeyMemory
+from fairseq_plugins.product_key_memory.query import QueryNetwork, SyncBatchNorm1d
 from fairseq_plugins.product_key_memory.usage import MemoryUsage
 from tests.gradients import assert_same
 from tests.product_key_memory.standalone import (
@@ -49,6 +52,8 @@ def test_values_and_all_gradients_equal_the_reference(options, keys, padding, mo
     if padding == "in place":
         monkeypatch.setattr(memory_layer, "packs_tokens", lambda x, training: False)
     x, mask = draw(TOKENS, D), PADDING if padding else None
+    if padding:
+        x.data[PADDING] = torch.nan
     # in evaluation batch norm has statistics of its own
     for training in (True, False) if memory.query_network.batch_norm else (True,):
         memory.train(training)
@@ -66,21 +71,6 @@ def test_shared_values_and_all_gradients_equal_the_reference(search):
     assert_same(second(x + first(x)), slow, [x, *parameters])
 
 
-@KEYS
-@pytest.mark.parametrize("mask", [False, True])
-@pytest.mark.parametrize("shape", [(), (1,), (7,), (2, 3), (3, 1, 2), (0,), (2, 0, 3)])
-def test_any_leading_shape_is_read_token_by_token(shape, mask, keys):
-    memory = exact_memory(keys=keys, value_dim=3)
-    x = draw(*shape, D)
-    padding = torch.rand(shape) < 0.4 if mask else torch.zeros(shape, dtype=torch.bool)
-    rows = [
-        row * 0 if pad else memory(row)
-        for row, pad in zip(x.view(-1, D), padding.flatten(), strict=True)
-    ]
-    expected = torch.stack(rows).view(x.shape) if rows else x * 0
-    assert_same(memory(x, padding if mask else None), expected, [x, *memory.parameters()])
-
-
 @pytest.mark.parametrize("sparse", [False, True])
 @KEYS
 @pytest.mark.parametrize("shape", [(0,), (3, 0), (2, 2)])
@@ -91,8 +81,7 @@ def test_no_tokens_or_padding_alone_have_zero_gradients(shape, keys, sparse):
     out = memory(x, torch.ones(shape, dtype=torch.bool))
     assert torch.equal(out, torch.zeros_like(x))
     out.sum().backward()
-    assert not x.grad.any()
-    for parameter in memory.parameters():
+    for parameter in (x, *memory.parameters()):
         assert parameter.grad is None or not parameter.grad.to_dense().any()
     torch.testing.assert_close(dict(memory.state_dict()), dict(state), rtol=0, atol=0)
 
@@ -109,32 +98,21 @@ def test_a_memory_can_start_with_an_output_of_zero_and_learn(options):
     assert any(p.grad is not None and p.grad.any() for p in memory.parameters())
 
 
-def outcome(padded, padding, **options):
-    """Everything that a pass gives with these inputs in the place of padding."""
-    memory = exact_memory(query_batch_norm=True, query_hidden_dims=(5,), **options)
-    x = draw(TOKENS, D)
-    x.data[padding] = padded
-    memory.usage = MemoryUsage(K)
-    out = memory(x, padding)
-    (out**2).sum().backward()
-    return {
-        "out": out.detach(),
-        "x": x.grad,
-        "parameters": [p.grad for p in memory.parameters()],
-        "statistics": list(memory.buffers()),
-        "reads": memory.usage.total(),
-    }
-
-
 @KEYS
 @pytest.mark.parametrize("packed", [True, False])
-@pytest.mark.parametrize("padded", [1.0, 1e4, float("inf"), float("nan")])
-def test_padding_changes_nothing(padded, packed, keys, monkeypatch):
+def test_reads_and_statistics_are_those_of_real_tokens(keys, packed, monkeypatch):
     monkeypatch.setattr(memory_layer, "packs_tokens", lambda x, training: packed)
-    before, after = (outcome(value, PADDING, keys=keys) for value in (0.0, padded))
-    assert not before["out"][PADDING].any()
-    assert not before["x"][PADDING].any()
-    torch.testing.assert_close(after, before, rtol=0, atol=0)
+    x = draw(TOKENS, D)
+    padded, real = (exact_memory(keys=keys, query_batch_norm=True) for _ in range(2))
+    for memory, tokens, mask in ((padded, x, PADDING), (real, x[~PADDING], None)):
+        # each slot's value says which it is
+        memory.values.data = torch.eye(K, dtype=torch.float64)[:, :D].contiguous()
+        memory.usage = MemoryUsage(K, 2, by_head=True)
+        out = memory(tokens, mask)
+        assert memory.usage.tokens == (~PADDING).sum()
+        assert memory.usage.reads.sum(1).tolist() == pytest.approx([4.0, 4.0])
+        torch.testing.assert_close(memory.usage.total()[:D], out.detach().sum(0))
+    torch.testing.assert_close(list(padded.buffers()), list(real.buffers()))
 
 
 @pytest.mark.parametrize("training", [True, False])
@@ -157,27 +135,13 @@ def test_dropouts_act_in_training_and_not_in_evaluation(option, value_dim):
     plain, memory = (exact_memory(value_dim=value_dim, **how) for how in ({}, {option: 0.5}))
     x = draw(TOKENS, D)
     assert not torch.allclose(memory(x), plain(x))
-    assert not torch.allclose(memory(x), memory(x))
-    memory.eval()
-    assert torch.equal(memory(x), plain(x))
-
-
-@KEYS
-def test_reads_are_recorded_with_the_weights_that_are_used(keys):
-    memory = exact_memory(keys=keys)
-    # each slot's value says which it is
-    memory.values.data = torch.eye(K, dtype=torch.float64)[:, :D].contiguous()
-    memory.usage = MemoryUsage(K, 2, by_head=True)
-    x = draw(TOKENS, D)
-    out = memory(x, PADDING)
-    assert memory.usage.tokens == (~PADDING).sum()
-    assert memory.usage.reads.sum(1).tolist() == pytest.approx([4.0, 4.0])
-    torch.testing.assert_close(memory.usage.total()[:D], out.detach().sum(0))
+    assert torch.equal(memory.eval()(x), plain(x))
 
 
 @pytest.mark.parametrize("options", [{}, EVERYTHING, {"keys": "flat"}, {"sparse": True}])
 def test_half_precision_runs_and_comes_near_single_precision(options):
-    memory = exact_memory(**options).bfloat16()
+    # all slots are read: which of them are best is not a matter of rounding
+    memory = exact_memory(**{**options, "knn": K}).bfloat16()
     x = torch.randn(3, TOKENS, D).bfloat16().requires_grad_()
     padding = PADDING.expand(3, -1)
     out = memory(x, padding)
@@ -186,12 +150,8 @@ def test_half_precision_runs_and_comes_near_single_precision(options):
     for parameter in (x, *memory.parameters()):
         assert parameter.grad.dtype == parameter.dtype
         assert parameter.grad.to_dense().isfinite().all()
-    # all slots are read: which of them are best is not a matter of rounding
-    memory = exact_memory(**{**options, "knn": K}).bfloat16()
-    single = copy.deepcopy(memory).float()
-    torch.testing.assert_close(
-        memory(x, padding).float(), single(x.float(), padding), rtol=0.05, atol=0.05
-    )
+    expected = copy.deepcopy(memory).float()(x.float(), padding)
+    torch.testing.assert_close(out.float(), expected, rtol=0.05, atol=0.05)
 
 
 def test_values_start_normal_with_variance_one_over_their_width():
@@ -226,7 +186,7 @@ MASKS = pytest.mark.parametrize("mask", [None, PADDING], ids=["", "padded"])
 
 @VARIANTS
 @MASKS
-def test_a_compiled_memory_is_one_graph_with_the_same_gradients(variant, mask):
+def test_a_compiled_and_an_exported_memory_are_one_graph_with_the_same_gradients(variant, mask):
     eager = exact_memory(**variant)
     twin = copy.deepcopy(eager)
     torch.compiler.reset()
@@ -238,15 +198,9 @@ def test_a_compiled_memory_is_one_graph_with_the_same_gradients(variant, mask):
         gradients = torch.autograd.grad(out.square().sum(), [x, *memory.parameters()])
         found.append([out.detach(), *gradients, *memory.buffers()])
     torch.testing.assert_close(*found)
-
-
-@VARIANTS
-@MASKS
-def test_an_exported_memory_is_the_same(variant, mask):
-    memory, x = exact_memory(**variant).eval(), draw(TOKENS, D).detach()
-    given = (x,) if mask is None else (x, mask)
-    exported = torch.export.export(memory, given).module()
-    torch.testing.assert_close(exported(*given), memory(*given))
+    given = (x.detach(),) if mask is None else (x.detach(), mask)
+    exported = torch.export.export(twin.eval(), given).module()
+    torch.testing.assert_close(exported(*given), eager.eval()(*given))
 
 
 @VARIANTS
@@ -267,3 +221,62 @@ def test_a_memory_on_the_meta_device_gives_shapes(variant, mask, training, spars
 def test_a_plain_memory_has_higher_derivatives(keys):
     memory = exact_memory(search="plain", keys=keys, query_batch_norm=True)
     assert torch.autograd.gradgradcheck(memory, draw(3, D))
+
+
+FEATURES = 8
+
+
+def twins():
+    ours, torchs = SyncBatchNorm1d(FEATURES), nn.BatchNorm1d(FEATURES)
+    for norm in (ours, torchs):
+        norm.weight.data = torch.linspace(-1, 2, FEATURES)
+        norm.bias.data = torch.linspace(3, 1, FEATURES)
+    return ours.double(), torchs.double()
+
+
+def assert_same_state(ours, torchs):
+    """All but torch's count of batches."""
+    state = dict(torchs.state_dict())
+    state.pop("num_batches_tracked", None)
+    torch.testing.assert_close(dict(ours.state_dict()), state)
+
+
+def test_batch_norm_is_that_of_torch():
+    ours, torchs = twins()
+    # shared, so that both results have a gradient for them
+    torchs.weight, torchs.bias = ours.weight, ours.bias
+    for tokens, training in ((2, True), (30, True), (7, True), (4, False)):
+        x = (3 * draw(tokens, FEATURES) + torch.arange(FEATURES)).detach().requires_grad_()
+        out, expected = (norm.train(training)(x) for norm in (ours, torchs))
+        assert_same(out, expected, [x, ours.weight, ours.bias])
+        assert_same_state(ours, torchs)
+
+
+@pytest.mark.parametrize("offset", [0, 100, 1000])
+def test_single_precision_is_enough_where_the_mean_is_large(offset):
+    x = torch.randn(300, FEATURES) + offset
+    ours, torchs = twins()
+    exact, single = torchs(x.double()), ours.float()(x)
+    # of a number as large, single precision keeps 2^-24
+    torch.testing.assert_close(single.double(), exact, rtol=0, atol=1e-5 + 1e-6 * offset)
+
+
+def test_a_cast_model_keeps_statistics_that_can_follow_small_changes():
+    network = QueryNetwork(D, 2, 4, batch_norm=True).bfloat16()
+    assert {x.dtype for x in network.batch_norm.state_dict().values()} == {torch.float32}
+    assert network.double().batch_norm.running_mean.dtype == torch.float64
+    network.bfloat16()
+    for training in (True, False):
+        x = torch.randn(7, D).bfloat16()
+        assert network.train(training)(x).dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_activations_computed_again_are_counted_once(reentrant):
+    plain = QueryNetwork(D, 2, 4, batch_norm=True).double()
+    again, x = copy.deepcopy(plain), draw(7, D)
+    plain(x).square().sum().backward()
+    checkpoint(again, x, use_reentrant=reentrant).square().sum().backward()
+    assert_same_state(plain, again)
+    for one, other in zip(plain.parameters(), again.parameters(), strict=True):
+        torch.testing.assert_close(one.grad, other.grad)

@@ -41,18 +41,17 @@ def add(x, sublayer, layer_norm, pre_norm):
 def with_memory(layer, attended, feed_forward, place):
     """A layer after its attention, as the equations have it."""
     (memory,) = memories(layer)
-    if not place:
-        return add(attended, memory, layer.final_layer_norm, layer.normalize_before)
+    sublayers, x = [memory], attended
     if "memory_parallel" in place:
-
-        def both(x):
-            return feed_forward(x) + memory(x)
-
-        return add(attended, both, layer.final_layer_norm, layer.normalize_before)
-    x = add(attended, feed_forward, layer.final_layer_norm, layer.normalize_before)
-    names = ("memory_layer_norm", "added_layer_norm")  # of fairseq's layers and of segment models
-    (norm,) = [getattr(layer, name) for name in names if hasattr(layer, name)]
-    return add(x, memory, norm, layer.normalize_before)
+        sublayers = [lambda x: feed_forward(x) + memory(x)]
+    elif "memory_interleave" in place:
+        sublayers = [feed_forward, memory]
+    # the second name is that of fairseq's layers, the third that of segment models
+    names = ("final_layer_norm", "memory_layer_norm", "added_layer_norm")
+    norms = [norm for name in names if (norm := getattr(layer, name, None)) is not None]
+    for sublayer, norm in zip(sublayers, norms, strict=True):
+        x = add(x, sublayer, norm, layer.normalize_before)
+    return x
 
 
 @pytest.mark.parametrize("part", ["encoder", "decoder"])
@@ -89,9 +88,11 @@ def test_a_segment_layer_is_what_is_written_out(kind, place, pre_norm):
     model = build(kind, **place, **options).eval()
     layer, x = model.decoder.layers[1], torch.randn(3, 5, 16)
     positions = model.decoder.compute_positions(4)[1]
-    attended = add(
-        x, lambda x: layer.self_attn(x, positions, None)[0], layer.self_attn_layer_norm, pre_norm
-    )
+
+    def attention(x):
+        return layer.self_attn(x, positions, None)[0]
+
+    attended = add(x, attention, layer.self_attn_layer_norm, pre_norm)
     expected = with_memory(layer, attended, layer.feed_forward, place)
     torch.testing.assert_close(layer(x, positions)[0], expected)
 
@@ -142,13 +143,6 @@ def test_incremental_decoding_is_a_full_pass(kind, place):
     for end in range(1, 10):
         step, _ = model.decoder(batch[:, :end], incremental_state=state, **options)
         torch.testing.assert_close(step[:, -1], full[:, end - 1])
-
-
-@pytest.mark.parametrize("kind", ["transformer_xl", "all_attention"])
-def test_a_walk_in_segments_is_one_long_segment(kind):
-    model = build(kind, memory_layers="1,3", memory_query_batch_norm=True).eval()
-    whole, parts = (tiny.scores_by_segment(model, tiny.tokens(2, 12), size) for size in (12, 4))
-    torch.testing.assert_close(parts, whole)
 
 
 def gradients(kind, checkpoint, **options):

@@ -1,6 +1,7 @@
 """Options of product-key memories: what is built from them, and what is refused."""
 
 import dataclasses
+import functools
 import sys
 from types import SimpleNamespace
 
@@ -39,12 +40,23 @@ def builder(**given):
     return MemoryBuilder(MemoryLayersOptions(**options))
 
 
+def of_options(**given):
+    return builder(**given).build(8)
+
+
+SLOTS = np.arange(49) < 9
+language_model = functools.partial(tiny_language_model, memory_layers="2")
+segments = functools.partial(build, "transformer_xl")
+persistent = functools.partial(build, "all_attention", decoder_ffn_embed_dim=0)
+layers_of = functools.partial(parse_memory_layers, layers=12, option="--memory-layers")
+
+
 @pytest.mark.parametrize(
     ("text", "numbers"),
     [(None, []), ("", []), ("3", [3]), ("12, 6", [6, 12]), ("1,12", [1, 12])],
 )
 def test_layers_are_numbers_from_1(text, numbers):
-    assert parse_memory_layers(text, 12, "--memory-layers") == numbers
+    assert layers_of(text) == numbers
 
 
 def test_every_option_reaches_the_memory(monkeypatch):
@@ -92,38 +104,18 @@ def test_the_optimizer_is_that_of_the_training():
         assert cfg.model.memory_optimizer == expected
 
 
-@pytest.mark.parametrize("optimizer", [None, "adam"])
-def test_other_optimizers_see_the_values_as_a_parameter(optimizer):
-    memory = builder(optimizer=optimizer).build(8)
-    assert memory.values.requires_grad
-    assert not any(update_rule(parameter, ValueTable) for parameter in memory.parameters())
-
-
 @pytest.mark.parametrize("keys", ["product", "flat"])
-def test_adam_with_memory_finds_the_values(keys):
+@pytest.mark.parametrize("optimizer", [None, "adam", "adam_with_memory"])
+def test_adam_with_memory_alone_finds_the_values(optimizer, keys):
     """Also through the copies in single precision that it sees with --bf16."""
-    memory = builder(optimizer="adam_with_memory", keys=keys).build(8)
-    assert not memory.values.requires_grad
-    seen = [parameter for parameter in memory.bfloat16().parameters() if parameter.requires_grad]
+    memory = builder(optimizer=optimizer, keys=keys).build(8).bfloat16()
+    beside = optimizer == "adam_with_memory"
+    assert memory.values.requires_grad != beside
+    seen = [parameter for parameter in memory.parameters() if parameter.requires_grad]
     copies = FP16Optimizer.build_fp32_params(None, seen, flatten=False)
     for parameters in (seen, copies):
         rules = [update_rule(parameter, ValueTable) for parameter in parameters]
-        (table,) = [rule for rule in rules if rule is not None]
-        assert table is memory.table
-        assert table.values is memory.values
-
-
-def test_slots_are_trained_from_the_first_update_on(tmp_path):
-    path = tmp_path / "slots.npz"
-    np.savez(path, memory2=np.arange(49) < 9)
-    model = tiny_language_model(memory_layers="2", memory_trainable_slots=str(path))
-    (memory,) = memories(model)
-    memory(torch.zeros(1, 16))
-    assert memory.frozen_slots.tolist() == [False] * 9 + [True] * 40
-    assert not any("frozen" in name for name in model.state_dict())
-    memory.train_only(None)
-    memory(torch.zeros(1, 16))
-    assert memory.frozen_slots is None
+        assert [rule for rule in rules if rule is not None] == [memory.table] * beside
 
 
 def test_options_without_a_memory_are_warned_of(caplog):
@@ -168,19 +160,10 @@ def assert_refused(make, options, start, *words):
     ],
 )
 def test_arguments_and_their_options(name, value, remedy):
-    argument, said = value, str(value)
-    if name == "query_hidden_dims":
-        argument, said = (4, 0), "0"
+    said = "0" if name == "query_hidden_dims" else str(value)
+    argument = (4, 0) if name == "query_hidden_dims" else value
     assert_refused(exact_memory, {name: argument}, f"`{name}`", said, remedy)
     assert_refused(of_options, {name: value}, flag(f"memory_{name}"), said, remedy)
-
-
-def of_options(**given):
-    return builder(**given).build(8)
-
-
-def sharing(**options):
-    return exact_memory(values_of=exact_memory(), **options)
 
 
 def of_two_widths():
@@ -188,31 +171,11 @@ def of_two_widths():
     return builds.build(8), builds.build(6)
 
 
-def read(shape, mask=None):
-    return exact_memory()(torch.zeros(shape).double(), mask)
+def read(*inputs):
+    return lambda: exact_memory()(*inputs)
 
 
-def train_only(slots):
-    exact_memory().train_only(slots)
-
-
-def layers_of(text):
-    return parse_memory_layers(text, 12, "--memory-layers")
-
-
-def language_model(**options):
-    return tiny_language_model(**{"memory_layers": "2", **options})
-
-
-def segments(**options):
-    return build("transformer_xl", **options)
-
-
-def persistent(**options):
-    return build("all_attention", decoder_ffn_embed_dim=0, **options)
-
-
-def optimizer(**options):
+def trained_by(**options):
     return adam_with_memory(make_memory(), **options)
 
 
@@ -230,15 +193,15 @@ INTERLEAVE, PARALLEL = {"memory_interleave": True}, {"memory_parallel": True}
 NONE, ADAM = {"memory_layers": ""}, {"memory_optimizer": "adam"}
 REFUSED = [
     (make_memory, {"values_dtype": torch.float16}, "`values_dtype` is", "float16", "bfloat16"),
-    (sharing, {"slots": 36}, "`slots` is 36", "25"),
-    (sharing, {"value_dim": 4}, "`value_dim` is 4", "6"),
+    (lambda: exact_memory(values_of=exact_memory(), slots=36), {}, "`slots` is 36", "25"),
+    (lambda: exact_memory(values_of=exact_memory(), value_dim=4), {}, "`value_dim` is 4", "6"),
     (of_two_widths, {}, "--memory-value-dim is 6", "8"),
-    (read, {"shape": (2, D + 1)}, "a memory", "(2, 7)", "must be 6"),
-    (read, {"shape": ()}, "a memory", "()", "must be 6"),
-    (read, {"shape": (2, D), "mask": torch.zeros(3) > 0}, "a memory", "`padding_mask`", "(3,)"),
-    (read, {"shape": (2, D), "mask": torch.zeros(2)}, "a memory", "`padding_mask`", "float32"),
-    (train_only, {"slots": torch.ones(K)}, "`slots` are torch.float32", "booleans"),
-    (train_only, {"slots": torch.ones(K + 1) > 0}, "`slots` are", "(26,)", "25"),
+    (read(torch.zeros(2, D + 1)), {}, "a memory", "(2, 7)", "must be 6"),
+    (read(torch.zeros(())), {}, "a memory", "()", "must be 6"),
+    (read(torch.zeros(2, D), torch.zeros(3) > 0), {}, "a memory", "`padding_mask`", "(3,)"),
+    (read(torch.zeros(2, D), torch.zeros(2)), {}, "a memory", "`padding_mask`", "float32"),
+    (exact_memory().train_only, {"slots": torch.ones(K)}, "`slots` are torch.float32", "booleans"),
+    (exact_memory().train_only, {"slots": torch.ones(K + 1) > 0}, "`slots` are", "(26,)", "25"),
     *((layers_of, {"text": x}, f"--memory-layers is {x!r}", ONCE) for x in ("0", "3,13", "3,4,3")),
     *((layers_of, {"text": x}, f"--memory-layers is {x!r}", SUCH_AS) for x in ("3;4", "3,", "2.5")),
     (of_options, {"query_hidden_dims": "8;9"}, "--memory-query-hidden-dims is '8;9'", "512,512"),
@@ -262,10 +225,10 @@ REFUSED = [
         {"decoder_memory_layers": "1", "decoder_layers_to_keep": "0"},
         "--decoder-layers-to-keep is 0 with --decoder-memory-layers",
     ),
-    (optimizer, {"memory_lr": float("inf")}, "--memory-lr is inf", "finite"),
-    (optimizer, {"memory_lr": -1.0}, "--memory-lr is -1.0", "0 or more"),
-    (optimizer, {"memory_weight_decay": -0.5}, "--memory-weight-decay is -0.5", "0 or more"),
-    (optimizer, {"fp16_adam_stats": True}, "--fp16-adam-stats", "leave it out"),
+    (trained_by, {"memory_lr": float("inf")}, "--memory-lr is inf", "finite"),
+    (trained_by, {"memory_lr": -1.0}, "--memory-lr is -1.0", "0 or more"),
+    (trained_by, {"memory_weight_decay": -0.5}, "--memory-weight-decay is -0.5", "0 or more"),
+    (trained_by, {"fp16_adam_stats": True}, "--fp16-adam-stats", "leave it out"),
 ]
 
 
@@ -302,9 +265,6 @@ def test_shards_without_their_optimizer_or_with_translation(monkeypatch):
     given |= {"optimizer": "adam_with_memory", "task_cfg": SimpleNamespace(eval_bleu=True)}
     words = "--eval-bleu with --memory-shard-values", "leave out --eval-bleu"
     assert_refused(tiny_transformer, given, *words)
-
-
-SLOTS = np.arange(49) < 9
 
 
 @pytest.mark.parametrize(

@@ -68,16 +68,16 @@ def learn(memory, optimizer, rank, workers, updates=range(UPDATES)):
 def train(rank, workers, sharded, updates=range(UPDATES), resume=None, padded=False, **options):
     memory, optimizer = make(sharded, **options)
     if resume is not None:
-        memory.load_state_dict(resume["model"])
-        optimizer.load_state_dict(resume["optimizer"])
+        memory.load_state_dict(resume.pop("model"))
+        optimizer.load_state_dict(resume)
     # as on accelerators, or as on a CPU
     with mock.patch.object(values, "pads_rows", return_value=padded):
         norms, outputs = learn(memory, optimizer, rank, workers, updates)
     optimizer.optimizer.consolidate_state_dict()
     result = {"norms": norms, "outputs": outputs, "shape": tuple(memory.values.shape)}
-    result["statistics"] = {name: x for name, x in memory.named_buffers() if "running" in name}
+    result["statistics"] = [x for name, x in memory.named_buffers() if "running" in name]
     if rank == 0:
-        result |= {"model": memory.state_dict(), "optimizer": optimizer.state_dict()}
+        result |= {"model": dict(memory.state_dict()), **optimizer.state_dict()}
     # the other may not leave before its part is gathered
     if workers > 1:
         dist.barrier()
@@ -85,20 +85,16 @@ def train(rank, workers, sharded, updates=range(UPDATES), resume=None, padded=Fa
 
 
 def assert_same_training(together, alone, **tolerance):
-    def same(one, other):
-        torch.testing.assert_close(one, other, **tolerance)
-
-    same(together[0]["norms"], alone["norms"])
-    same(together[1]["norms"], alone["norms"])
-    same(dict(together[0]["model"]), dict(alone["model"]))
+    first, second = together
     # not only all but alike: they stay the same for ever
-    for name, statistic in together[0]["statistics"].items():
-        assert torch.equal(together[1]["statistics"][name], statistic)
-    for number, whole in enumerate(alone["outputs"]):
-        both = torch.cat([worker["outputs"][number] for worker in together])
-        same(both, whole)
-    for part in ("state", "tables"):
-        same(together[0]["optimizer"][part], alone["optimizer"][part])
+    torch.testing.assert_close(first["statistics"], second["statistics"], rtol=0, atol=0)
+    first["outputs"] = [
+        torch.cat(parts) for parts in zip(first["outputs"], second["outputs"], strict=True)
+    ]
+    torch.testing.assert_close(second["norms"], alone["norms"], **tolerance)
+    compared = ("norms", "outputs", "model", "state", "tables")
+    found, expected = ({name: run[name] for name in compared} for run in (first, alone))
+    torch.testing.assert_close(found, expected, **tolerance)
 
 
 BF16 = {"values_dtype": torch.bfloat16}
@@ -123,12 +119,13 @@ def test_two_workers_learn_what_one_learns(how, sharded, tmp_path):
     assert_same_training(together, train(0, 1, sharded=False, **alone), **tolerance)
     columns = WIDTH // 2 if sharded else WIDTH
     assert [worker["shape"] for worker in together] == [(SLOTS, columns)] * 2
-    assert len(together[0]["optimizer"]["tables"]) == 1
+    assert len(together[0]["tables"]) == 1
 
 
 def stop_and_go_on(rank):
     first = train(rank, 2, sharded=True, updates=range(2))
-    checkpoint = [{name: first.get(name) for name in ("model", "optimizer")}]
+    saved = "model", "state", "param_groups", "tables"
+    checkpoint = [{name: first.get(name) for name in saved}]
     dist.broadcast_object_list(checkpoint)
     second = train(rank, 2, True, range(2, UPDATES), copy.deepcopy(checkpoint[0]))
     second["norms"] = torch.cat([first["norms"], second["norms"]])

@@ -130,9 +130,9 @@ def softmax_feed_forward(layer, x):
 
 
 def layer_norm(x, weight, bias, eps=1e-5):
-    """Normalise each row of x (T, d) by its mean and standard deviation."""
-    mean = x.mean(dim=1, keepdim=True)
-    variance = ((x - mean) ** 2).mean(dim=1, keepdim=True)
+    """Normalise vectors x (…, d) by their mean and standard deviation."""
+    mean = x.mean(dim=-1, keepdim=True)
+    variance = ((x - mean) ** 2).mean(dim=-1, keepdim=True)
     return (x - mean) / torch.sqrt(variance + eps) * weight + bias
 
 

@@ -5,6 +5,8 @@ The output gate is that of Memory Layers at Scale (Berges et al. 2024).
 
 import torch
 
+from tests.reference.all_attention import layer_norm
+
 
 def best_pairs(first, second, k):
     """Slots i·n + j of the k largest of all n² sums first[i] + second[j], best first.
@@ -55,12 +57,9 @@ def batch_norm(norm, vectors, training):
     return [torch.stack(list(row)) for row in zip(*features, strict=True)]
 
 
-def layer_norm(norm, vector):
+def normed(norm, vector):
     """Normalise one query, or one sum of values, over its dimensions."""
-    mean = sum(vector) / len(vector)
-    variance = sum((value - mean) ** 2 for value in vector) / len(vector)
-    scaled = (vector - mean) / torch.sqrt(variance + norm.eps)
-    return scaled * norm.weight.double() + norm.bias.double()
+    return layer_norm(vector, norm.weight.double(), norm.bias.double(), norm.eps)
 
 
 def queries(network, tokens, training):
@@ -79,7 +78,7 @@ def queries(network, tokens, training):
         width = len(vector) // network.heads
         heads = [vector[h * width : (h + 1) * width] for h in range(network.heads)]
         if network.layer_norm is not None:
-            heads = [layer_norm(network.layer_norm, query) for query in heads]
+            heads = [normed(network.layer_norm, query) for query in heads]
         by_head.append(heads)
     return by_head
 
@@ -115,7 +114,7 @@ def read(memory, token, heads):
         for slot, weight in zip(slots, weights, strict=True):
             total = total + weight * memory.values[slot].double()
     if memory.output_norm is not None:
-        total = layer_norm(memory.output_norm, total)
+        total = normed(memory.output_norm, total)
     if memory.gate is not None:
         total = gated(memory.gate, token, total)
     return total if memory.projection is None else linear(memory.projection, total)

@@ -51,13 +51,6 @@ def feed_forward(i, z, fc1, fc2, branches, total):
     return inner @ fc2.weight[:, rows].T + fc2.bias / total
 
 
-def normed(x, norm):
-    """Layer normalization of vectors (…, d), with a norm's weights."""
-    centred = x - x.mean(-1, keepdim=True)
-    deviation = (centred.square().mean(-1, keepdim=True) + norm.eps).sqrt()
-    return centred / deviation * norm.weight + norm.bias
-
-
 def branched_attention(module, query, key, visible):
     """Equations 5 to 7 for one sentence: (T, d).
 

@@ -1,14 +1,10 @@
 """The fast attention kernel against the plain one, and the plain one by itself."""
 
-import inspect
-import textwrap
-
 import pytest
 import torch
 
-from fairseq_plugins import modules
 from fairseq_plugins.segment_language_model import attention_blocks
-from fairseq_plugins.segment_language_model.attention import RelativeAttention, plain_attention
+from fairseq_plugins.segment_language_model.attention import plain_attention
 from fairseq_plugins.segment_language_model.attention_blocks import EVERY_KEY, Clamped, Window
 from fairseq_plugins.segment_language_model.attention_kernel import window_attention
 from tests.gradients import assert_same
@@ -109,20 +105,6 @@ def test_a_distance_beyond_the_mask_has_no_weight(attend):
     assert all(gradient.isfinite().all() for gradient in gradients)
 
 
-@pytest.mark.parametrize("rows", [5, 3])
-def test_the_plain_kernel_has_gradients_of_gradients(rows):
-    inputs = [draw(2, 1, n, 2) for n in (3, 4, 4)]
-    rest = [draw(2, rows, 2), draw(2, 1, 3, 2), draw(2, 2)]
-
-    def attend(query, keys, values, rel_keys, position_query, bias):
-        return plain_attention(
-            query, keys, values, Clamped(rel_keys), Window(0, 2), 0.0, position_query, bias
-        )[0]
-
-    assert torch.autograd.gradcheck(attend, (*inputs, *rest))
-    assert torch.autograd.gradgradcheck(attend, (*inputs, *rest))
-
-
 @pytest.mark.parametrize("attend", [window_attention, plain_attention])
 def test_weights_are_dropped_and_the_others_scaled(attend):
     query, keys, values = (
@@ -151,12 +133,3 @@ def test_gradients_with_dropout_are_those_of_finite_differences(monkeypatch, gro
         return window_attention(content, keys, values, rel_keys, *how, return_lse=True)
 
     assert torch.autograd.gradcheck(attend, (*inputs, draw(groups, rows, 3), draw(2, 2)))
-
-
-@pytest.mark.parametrize("layer", [RelativeAttention, modules.AllAttention])
-def test_an_attention_by_itself_is_built_as_its_docstring_says(layer):
-    documented = inspect.cleandoc(layer.__doc__).split("By itself::")[1].split("Args:")[0]
-    lines = [line for line in documented.splitlines() if line.startswith("    ")]
-    names = {**vars(modules), "x": torch.randn(2, 6, 512)}
-    exec(textwrap.dedent("\n".join(lines)), names)
-    assert names["y"].shape == (2, 6, 512)

@@ -7,7 +7,6 @@ import pytest
 import torch
 
 from fairseq_plugins.segment_language_model.recurrence import Recurrence
-from tests.reference import all_attention, transformer_xl
 from tests.segment_language_model.reading import assert_generates_as, assert_reads_as
 from tests.tiny import (
     scores_by_segment,
@@ -17,59 +16,20 @@ from tests.tiny import (
 )
 
 MODES = [torch.no_grad, torch.enable_grad]
-TIED = {"share_decoder_input_output_embed": True, "output_bias": True}
-# models that see a whole text of 20 tokens, whatever the segments
-REFERENCES = {
-    "all-attention": lambda: tiny_model(decoder_ffn_embed_dim=24, persistent_vectors=0, **TIED),
-    "transformer-xl": lambda: tiny_transformer_xl(mem_len=20, untie_r=True),
-    "pre-norm": lambda: tiny_transformer_xl(mem_len=20, decoder_normalize_before=True),
-}
-
-
-@pytest.mark.parametrize("name", REFERENCES)
-def test_scores_are_the_references_however_a_text_is_read(name):
-    model, stream = REFERENCES[name]().double(), tokens(2, 20)
-    if name == "all-attention":
-        rows = [all_attention.network(model.decoder, row, span=6) for row in stream]
-    else:
-        rows = [transformer_xl.network(model.decoder, row, lambda _: True) for row in stream]
-    expected = torch.stack(rows)
-    assert_reads_as(model, stream, expected)
-    assert_generates_as(model, stream, expected)
 
 
 # --zero-memory: streams start with a recurrence of zero vectors, which tokens attend to
-BUILD = {
-    "all-attention": lambda **o: tiny_model(**o),
-    "all-attention-short": lambda **o: tiny_model(mem_len=4, **o),
-    "adaptive-span": lambda **o: tiny_model(
-        adaptive_span=True, span_ramp=2, span_init=0.3, span_epsilon=0.1, **o
-    ),
-    "adaptive-span-groups": lambda **o: tiny_model(adaptive_span=True, span_ramp=2, **o),
-    "transformer-xl": lambda **o: tiny_transformer_xl(mem_len=5, **o),
-    "pre-norm": lambda **o: tiny_transformer_xl(
-        mem_len=5, decoder_normalize_before=True, same_length=True, **o
-    ),
-    "transformer-xl-same-length": lambda **o: tiny_transformer_xl(
-        mem_len=5, same_length=True, clamp_len=3, untie_r=True, **o
-    ),
-    "shaw": lambda **o: tiny_transformer_xl(mem_len=5, positions="shaw", **o),
-}
-# of the others a token sees as much whatever the segments
-DEPENDS_ON_SEGMENTS = {"all-attention-short", "transformer-xl", "shaw"}
-
-
-def with_and_without_zeros(name):
-    """A model with --zero-memory and the same one without."""
-    models = []
-    for zero in (True, False):
-        model = BUILD[name](zero_memory=zero).double()
-        with torch.no_grad():
-            # zero vectors have keys and values of their own where a norm has a bias
-            for layer in model.decoder.layers:
-                layer.self_attn_layer_norm.bias.copy_(torch.linspace(-1, 1, 16))
-        models.append(model)
-    return models
+SPANS = {"adaptive_span": True, "span_ramp": 2}
+ZERO_MEMORY = [
+    (tiny_model, {}),
+    (tiny_model, {"mem_len": 4}),
+    (tiny_model, {**SPANS, "span_init": 0.3, "span_epsilon": 0.1}),
+    (tiny_model, SPANS),
+    (tiny_transformer_xl, {"mem_len": 5}),
+    (tiny_transformer_xl, {"mem_len": 5, "same_length": True, "decoder_normalize_before": True}),
+    (tiny_transformer_xl, {"mem_len": 5, "same_length": True, "clamp_len": 3, "untie_r": True}),
+    (tiny_transformer_xl, {"mem_len": 5, "positions": "shaw"}),
+]
 
 
 def after_zeros(model, stream, length, mode):
@@ -78,18 +38,16 @@ def after_zeros(model, stream, length, mode):
     hidden = torch.zeros(len(stream), kept, 16, dtype=torch.float64)
     state = {"layers": [hidden] * len(model.decoder.layers), "end": 0, "mem_len": kept}
     recurrence.load_state_dict(state, 0, 1)
-    with mode():
-        parts = [
-            model(stream[:, start : start + length], recurrence=recurrence, start=start)[0]
-            for start in range(0, stream.size(1), length)
-        ]
-    return torch.cat(parts, dim=1)
+    return scores_by_segment(model, stream, length, mode, recurrence)
 
 
 @pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("name", BUILD)
-def test_zero_memory_is_a_recurrence_of_zero_hidden_states(name, mode):
-    with_zeros, without = with_and_without_zeros(name)
+@pytest.mark.parametrize(("build", "options"), ZERO_MEMORY)
+def test_zero_memory_is_a_recurrence_of_zero_hidden_states(build, options, mode):
+    with_zeros, without = (build(**options, zero_memory=zero).double() for zero in (True, False))
+    for layer in (*with_zeros.decoder.layers, *without.decoder.layers):
+        # zero vectors have keys and values of their own where a norm has a bias
+        layer.self_attn_layer_norm.bias.data = torch.linspace(-1, 1, 16, dtype=torch.float64)
     stream = tokens(2, 20)
     for length in (3, 20):
         expected = after_zeros(without, stream, length, mode)
@@ -108,7 +66,8 @@ def test_zero_memory_is_a_recurrence_of_zero_hidden_states(name, mode):
     torch.testing.assert_close(with_zeros(stream)[0], expected)
     empty = scores_by_segment(without, stream, 3, mode)
     assert (expected[:, 0] - empty[:, 0]).abs().max() > 0.01
-    if name not in DEPENDS_ON_SEGMENTS:
+    # otherwise a token sees more in a longer segment
+    if "mem_len" not in options or "same_length" in options:
         assert_reads_as(with_zeros, stream, expected)
     assert_generates_as(with_zeros, stream, scores_by_segment(with_zeros, stream, 1))
 
@@ -156,14 +115,22 @@ def test_tied_output_uses_the_embeddings():
         (tiny_model, {"adaptive_span": True, "span_init": 0.2}, "layers.0.self_attn.span.value"),
     ],
 )
-def test_what_a_walk_keeps_of_distances_follows_its_weights(build, options, name):
+@pytest.mark.parametrize("behind", [False, True])
+def test_what_a_walk_keeps_of_distances_follows_its_weights(build, options, name, behind):
+    """Also where fairseq's optimizers for half precision write behind autograd's back."""
     model, stream = build(**options).double().eval(), tokens(2, 16)
     found = []
     for clear in (False, True):
         reader, recurrence = copy.deepcopy(model), Recurrence()
         with torch.no_grad():
             reader(stream[:, :8], recurrence=recurrence, start=0)
-            dict(reader.decoder.named_parameters())[name].mul_(3)
+            weight = dict(reader.decoder.named_parameters())[name]
+            if behind:
+                reader.train()
+                weight.data.mul_(3)
+                reader.eval()
+            else:
+                weight.mul_(3)
             if clear:
                 reader.decoder.inference_positions.clear()
             found.append(reader(stream[:, 8:], recurrence=recurrence, start=8)[0])

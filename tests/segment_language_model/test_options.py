@@ -39,7 +39,6 @@ REFUSED = [
     ({"layer_norm_epsilon": 0.0}, "--layer-norm-epsilon is 0.0: it must be above 0"),
     ({"attention_dropout": 1.0}, "--attention-dropout is 1.0: it must be in [0, 1)"),
     ({"output_dropout": -0.1}, "--output-dropout is -0.1: it must be in [0, 1)"),
-    ({**ADAPTIVE, "adaptive_softmax_dropout": 2.0}, "--adaptive-softmax-dropout is 2.0: it must"),
     ({"decoder_attention_heads": 3}, "--decoder-attention-heads is 3: it must divide"),
     ({**NO_FFN, "activation_dropout": 0.1}, "--activation-dropout needs --decoder-ffn-embed-dim"),
     ({"no_decoder_final_norm": True}, "--no-decoder-final-norm needs --decoder-normalize-before"),

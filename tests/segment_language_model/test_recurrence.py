@@ -119,12 +119,6 @@ def test_a_walk_resumes_where_it_stopped_with_its_recurrence(jitter):
     torch.testing.assert_close(again, rest, rtol=0, atol=0)
 
 
-def test_the_recurrence_is_left_out_of_a_checkpoint_on_request():
-    model, walks = tiny_model(), iterator(save_recurrence=False)
-    model(**next(walks.next_epoch_itr())["net_input"])
-    assert walks.state_dict()["recurrence"] is None
-
-
 def test_a_walk_over_another_layout_is_refused():
     walks = iterator(shuffled_with=1)
     next(walks.next_epoch_itr())
@@ -140,6 +134,9 @@ def test_a_walk_over_another_layout_is_refused():
 
 
 def test_a_checkpoint_without_recurrence_is_said(caplog):
+    model, on_request = tiny_model(), iterator(save_recurrence=False)
+    model(**next(on_request.next_epoch_itr())["net_input"])
+    assert on_request.state_dict()["recurrence"] is None
     walks = iterator()
     next(walks.next_epoch_itr())
     with caplog.at_level(logging.WARNING):

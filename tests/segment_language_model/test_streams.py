@@ -145,37 +145,27 @@ DAMAGED_INDEX = r"train has an index, .*train\.idx, that is cut short or damaged
 
 
 @pytest.mark.parametrize(
-    ("damage", "message"),
+    ("sentences", "damage", "message"),
     [
-        (truncate(".bin", 0), r"train is empty: binarize a text"),
-        (truncate(".bin", 6), r"train is incomplete: .*train\.bin and .*; binarize the text again"),
-        *((truncate(".idx", length), DAMAGED_INDEX) for length in (0, 5, 9, 20, 30, -1)),
-        *((overwrite(place), DAMAGED_INDEX) for place in (9, 17, 18, 25)),
-        (make_a_pipe, r"it is no file"),
+        ([], None, "train is empty: binarize a text"),
+        ([[]], None, "train is empty: binarize a text"),
+        ([[4, PAD, 2]], None, "holds <pad>, which fairseq takes for padding"),
+        ([[4, 20, 2]], None, r"holds symbol number 20, but dict\.txt has only 20"),
+        (SENTENCES, truncate(".bin", 0), r"train is empty: binarize a text"),
+        (SENTENCES, truncate(".bin", 6), r"train is incomplete: .*train\.bin and .*; binarize the"),
+        *((SENTENCES, truncate(".idx", size), DAMAGED_INDEX) for size in (0, 5, 9, 20, 30, -1)),
+        *((SENTENCES, overwrite(place), DAMAGED_INDEX) for place in (9, 17, 18, 25)),
+        (SENTENCES, make_a_pipe, r"it is no file"),
     ],
 )
-def test_a_damaged_split_is_refused(tmp_path, damage, message, unraisable):
-    path = write(tmp_path, "train", SENTENCES)
-    damage(path)
+def test_a_split_that_no_model_reads_is_refused(tmp_path, sentences, damage, message, unraisable):
+    path = write(tmp_path, "train", sentences)
+    if damage is not None:
+        damage(path)
     with pytest.raises(ValueError, match=message):
         load_tokens(path, dictionary())
     # fairseq's reader of a file without a whole start cannot be closed
     assert unraisable == [] or os.path.getsize(f"{path}.idx") < 9
-
-
-@pytest.mark.parametrize(
-    ("sentences", "message"),
-    [
-        ([], "train is empty: binarize a text"),
-        ([[]], "train is empty: binarize a text"),
-        ([[4, PAD, 2]], "holds <pad>, which fairseq takes for padding"),
-        ([[4, 20, 2]], r"holds symbol number 20, but dict\.txt has only 20"),
-    ],
-)
-def test_a_split_that_no_model_reads_is_refused(tmp_path, sentences, message):
-    path = write(tmp_path, "train", sentences)
-    with pytest.raises(ValueError, match=message):
-        load_tokens(path, dictionary())
 
 
 def test_a_missing_split_is_named(tmp_path):

@@ -174,7 +174,6 @@ REFUSED = [
     ({"decoder_embed_dim": 15, "decoder_attention_heads": 3}, "--decoder-embed-dim is 15: sinuso"),
     ({"word_dropout": 1.0}, "--word-dropout is 1.0: it must be in [0, 1)"),
     ({"init_std": 0.0}, "--init-std is 0.0: it must be above 0"),
-    ({"same_length": True, "extended_context": 4}, "--same-length without recurrence leaves"),
     (lambda: TransformerXLBlock(16, 2, 24, -1), "`mem_len` is -1: it must be at least 0"),
 ]
 

@@ -25,7 +25,7 @@ CORNERS = [
 
 @pytest.mark.parametrize("spread", [0.01, 0.3, 3.0, 1000.0])
 def test_projection_is_the_nearest_point_of_the_simplex(spread):
-    drawn = [1 / branches + spread * torch.randn(20, branches) for branches in (1, 2, 5, 8)]
+    drawn = [1 / branches + spread * torch.randn(9, branches) for branches in (1, 2, 5, 6)]
     for x in (x for vectors in (*drawn, *map(torch.tensor, CORNERS)) for x in vectors):
         found = x.clone()
         project_to_simplex(found)
@@ -36,8 +36,7 @@ def test_projection_is_the_nearest_point_of_the_simplex(spread):
 def test_the_start_is_uniform_on_the_simplex():
     torch.manual_seed(1)
     drawn = torch.stack([draw_from_simplex(3) for _ in range(4000)])
-    assert (drawn >= 0).all()
-    torch.testing.assert_close(drawn.sum(1), torch.ones(4000))
+    assert_on_simplex(*drawn)
     # of a uniform point of the triangle, one coordinate is above 1/2 in a quarter of the cases
     assert (drawn > 0.5).float().mean(0).tolist() == pytest.approx([0.25] * 3, abs=0.03)
 
@@ -90,17 +89,14 @@ def test_softmax_of_the_logits():
         torch.testing.assert_close(found, x.softmax(0))
 
 
-def test_the_learning_rate_is_that_of_the_paper():
-    rates = [BranchSchedule(0.3, 400).learning_rate(update) for update in (1, 200, 400, 10_000)]
+def test_the_learning_rate_is_that_of_the_paper_until_weights_are_frozen():
+    schedule = BranchSchedule(0.3, 400, freeze_after=200)
+    rates = [schedule.learning_rate(update) for update in (1, 200, 400, 10_000)]
     expected = [0.3 / 8000, 0.3 / 40, 0.3 / 20, 0.3 / 100]
     assert rates == pytest.approx(expected, rel=1e-12)
-
-
-def test_frozen_after_a_number_of_updates():
-    assert not SCHEDULE.frozen(10**9)
-    schedule = BranchSchedule(1.0, 400, freeze_after=3)
-    assert [schedule.frozen(update) for update in (1, 3, 4, 100)] == [False, False, True, True]
+    assert [schedule.frozen(update) for update in (1, 200, 201, 10_000)] == [False] * 2 + [True] * 2
     assert BranchSchedule(1.0, 400, freeze_after=0).frozen(1)
+    assert not SCHEDULE.frozen(10**9)
 
 
 def test_others_replace_the_learned_ones_outside_of_training():

@@ -61,20 +61,17 @@ def wrapped(network, precision, monkeypatch, **common):
     """fairseq's optimizer for a precision."""
     cfg = OmegaConf.structured(FairseqConfig)
     cfg.optimizer = options(_name="adam_with_branch_weights")
-    params = list(network.parameters())
     if precision is None:
-        return FairseqAdamWithBranchWeights(cfg.optimizer, params)
-    cfg.common.update({precision: True, "fp16_init_scale": 4, **common})
-    if precision == "amp":
-        # torch's scaler for CPUs scales as the one for GPUs does, which is idle without a GPU
-        scaler = functools.partial(torch.amp.GradScaler, "cpu")
-        monkeypatch.setattr(torch.cuda.amp, "GradScaler", scaler)
-        return AMPOptimizer.build_optimizer(cfg, params)
-    cfg.common.fp16_no_flatten_grads = True
+        return FairseqAdamWithBranchWeights(cfg.optimizer, list(network.parameters()))
+    common = {"fp16_init_scale": 4, "fp16_no_flatten_grads": True, **common}
+    cfg.common.update({precision: True, **common})
+    # torch's scaler for CPUs scales as the one for GPUs does, which is idle without a GPU
+    scaler = functools.partial(torch.amp.GradScaler, "cpu")
+    monkeypatch.setattr(torch.cuda.amp, "GradScaler", scaler)
+    kind = AMPOptimizer if precision == "amp" else FP16Optimizer
     if common.get("memory_efficient_fp16"):
-        inner = FairseqAdamWithBranchWeights(cfg.optimizer, params)
-        return MemoryEfficientFP16Optimizer(cfg, params, inner)
-    return FP16Optimizer.build_optimizer(cfg, params)
+        kind = MemoryEfficientFP16Optimizer
+    return kind.build_optimizer(cfg, list(network.parameters()))
 
 
 PRECISIONS = [

@@ -10,8 +10,8 @@ from fairseq.models.transformer import TransformerModel
 import fairseq_plugins  # noqa: F401 (registers the models)
 from fairseq_plugins.weighted_transformer.as_written_attention import BranchedAttention
 from fairseq_plugins.weighted_transformer.model import WeightedTransformer
-from tests import tiny
 from tests.reference.weighted_transformer import branched_attention, weighted_attention
+from tests.tiny import tiny_task
 
 PAD = 1
 READINGS = ["sublayers", "as-written"]
@@ -20,15 +20,13 @@ AS_WRITTEN = {"branch_residual": "as-written", "branch_sum": "one"}
 
 
 def tiny_arguments(**options) -> argparse.Namespace:
-    """Parsed options of these models, as far as they are given."""
+    """Parsed options of these models, as far as they are given: those of the decoder are not."""
     return argparse.Namespace(
         **{
             "encoder_layers": 2,
             "decoder_layers": 2,
             "encoder_embed_dim": 16,
-            "decoder_embed_dim": 16,
             "encoder_ffn_embed_dim": 24,
-            "decoder_ffn_embed_dim": 24,
             "encoder_attention_heads": 4,
             "decoder_attention_heads": 4,
             "dropout": 0.0,
@@ -42,30 +40,16 @@ def tiny_arguments(**options) -> argparse.Namespace:
     )
 
 
-def tiny_task() -> argparse.Namespace:
-    """A task's dictionaries."""
-    dictionary = tiny.dictionary()
-    return argparse.Namespace(source_dictionary=dictionary, target_dictionary=dictionary)
-
-
-def _build(model, arch, seed, options, leave_out=()):
+def _build(model, arch, seed, options):
     args = tiny_arguments(**options)
-    for name in leave_out:
-        delattr(args, name)
     ARCH_CONFIG_REGISTRY[arch](args)
     torch.manual_seed(seed)
     return model.build_model(args, tiny_task())
 
 
-def tiny_weighted_transformer(seed: int = 1, leave_out=(), **options) -> WeightedTransformer:
-    """Encoder and decoder of 2 layers, d 16, f 24, 4 branches, without dropout.
-
-    Args:
-        seed: of the weights.
-        leave_out: names of options that are not given.
-        options: further ones, or others.
-    """
-    return _build(WeightedTransformer, "weighted_transformer", seed, options, leave_out)
+def tiny_weighted_transformer(seed: int = 1, **options) -> WeightedTransformer:
+    """Encoder and decoder of 2 layers, d 16, f 24, 4 branches, without dropout."""
+    return _build(WeightedTransformer, "weighted_transformer", seed, options)
 
 
 def tiny_as_written(**options) -> WeightedTransformer:
@@ -78,12 +62,12 @@ def tiny_plain_transformer(seed: int = 1, **options) -> TransformerModel:
     return _build(TransformerModel, "transformer", seed, options)
 
 
-def sentences(symbols: int = 12) -> dict[str, torch.Tensor]:
+def sentences() -> dict[str, torch.Tensor]:
     """Two pairs of sentences, with padding where fairseq puts it: before sources, after targets."""
     torch.manual_seed(5)
-    source = torch.randint(4, symbols, (2, 6))
+    source = torch.randint(4, 12, (2, 6))
     source[1, :2] = PAD
-    target = torch.randint(4, symbols, (2, 5))
+    target = torch.randint(4, 12, (2, 5))
     target[0, 3:] = PAD
     return {
         "src_tokens": source,
