@@ -1,6 +1,8 @@
 """Gradients of values, beside autograd and in spare buffers; shared tables; sizes."""
 
 import copy
+import io
+import pickle
 
 import pytest
 import torch
@@ -16,10 +18,12 @@ from tests.product_key_memory.standalone import (
     TOKENS,
     WIDTH,
     D,
+    adam_with_memory,
     draw,
     exact_memory,
     make_pair,
 )
+from tests.product_key_memory.tiny import build, memories, padded, score
 
 
 @pytest.mark.parametrize("recomputed", [False, True])
@@ -71,6 +75,60 @@ def test_a_state_has_a_shared_table_once():
     state["second.values"] = torch.zeros(SLOTS, WIDTH)
     with pytest.raises(RuntimeError, match=r'Unexpected key\(s\) in state_dict: "second.values"'):
         pair.load_state_dict(state)
+
+
+def saved(memory):
+    file = io.BytesIO()
+    torch.save(memory, file)
+    file.seek(0)
+    return torch.load(file, weights_only=False)
+
+
+def assigned(memory):
+    memory.load_state_dict(copy.deepcopy(memory.state_dict()), assign=True)
+    return memory
+
+
+CHANGES = {
+    "deepcopy": copy.deepcopy,
+    "saved": saved,
+    "half": lambda memory: memory.half(),
+    "to": lambda memory: memory.to(torch.bfloat16),
+    "assign": assigned,
+    "meta": lambda memory: memory.to("meta").to_empty(device="cpu"),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_the_table_is_that_of_the_parameter_after_copies_and_casts(change):
+    memory = exact_memory()
+    memory.keep_gradient_beside_autograd()
+    changed = CHANGES[change](memory)
+    assert list(changed.state_dict()) == list(exact_memory().state_dict())
+    assert changed.table.values is changed.values
+    assert changed.table.values is changed.get_parameter("values")
+    with torch.no_grad():
+        for parameter in changed.parameters():
+            parameter.normal_()
+    changed(torch.randn(TOKENS, D).to(changed.values.dtype)).sum().backward()
+    assert changed.table.values.grad.is_sparse
+    if changed is not memory:
+        assert changed.table is not memory.table
+        assert memory.values.grad is None
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda x: pickle.loads(pickle.dumps(x))])
+@pytest.mark.parametrize("kind", ["language model", "translation", "transformer_xl"])
+def test_a_copy_of_a_model_is_trained_as_the_model_is(kind, copied):
+    model = build(kind, memory_optimizer="adam_with_memory", memory_share_values=True)
+    twin, batch = copied(model), padded(7, 4)
+    for each in (model, twin):
+        optimizer = adam_with_memory(each)
+        (table,) = optimizer.tables
+        assert all(memory.table is table for memory in memories(each))
+        optimizer.backward(score(each.train(), batch).square().sum())
+        optimizer.step()
+    torch.testing.assert_close(dict(twin.state_dict()), dict(model.state_dict()))
 
 
 # --- sizes

@@ -5,13 +5,15 @@ import functools
 
 import pytest
 import torch
-from fairseq.dataclass.configs import FairseqConfig
+from fairseq.dataclass.configs import EMAConfig, FairseqConfig
+from fairseq.models.ema.ema import EMA
 from fairseq.optim import AMPOptimizer, FP16Optimizer, MemoryEfficientFP16Optimizer
 from omegaconf import OmegaConf
 
 from fairseq_plugins.fairseq_integration.parameters import set_update_rule
 from fairseq_plugins.product_key_memory import values
 from fairseq_plugins.product_key_memory.lazy_adam import round_at_random
+from fairseq_plugins.product_key_memory.memory import ProductKeyMemory
 from fairseq_plugins.product_key_memory.values import rows_as_gradient
 from tests.product_key_memory.standalone import (
     WIDTH,
@@ -119,6 +121,26 @@ def test_under_amp_an_overflow_in_a_table_alone_is_passed_over(monkeypatch, scal
     assert not torch.equal(memory.values, before["values"])
 
 
+def test_fp16_passes_over_an_overflow_and_goes_on():
+    memory = make_memory().to(torch.float16)
+    optimizer = wrapped(memory, "fp16", fp16_init_scale=2**30)
+    before = memory.values.clone()
+    x = torch.randn(4, WIDTH).half()
+    for update in range(40):
+        optimizer.zero_grad()
+        optimizer.backward(memory(x).float().sum())
+        try:
+            optimizer.clip_grad_norm(0.0)
+        except OverflowError:
+            assert torch.equal(memory.values, before)
+            continue
+        assert update > 0
+        optimizer.step()
+        break
+    assert not torch.equal(memory.values, before)
+    assert memory.values.isfinite().all()
+
+
 def test_memory_efficient_training_resumes_with_a_state_of_its_own():
     memory = make_memory().bfloat16()
     first, second = (wrapped(memory, "bf16", memory_efficient_fp16=True) for _ in range(2))
@@ -130,6 +152,15 @@ def test_memory_efficient_training_resumes_with_a_state_of_its_own():
         ours, theirs = getattr(memory.table.moments, name), saved["tables"][0][name]
         assert ours.dtype == torch.float32
         assert ours.data_ptr() != theirs.data_ptr()
+
+
+def test_an_average_of_the_weights_can_be_kept():
+    memory = ProductKeyMemory(WIDTH, 64, 2, 3, query_dim=4, query_batch_norm=True)
+    ema = EMA(memory, EMAConfig(store_ema=True, ema_decay=0.5))
+    with torch.no_grad():
+        memory.values += 1
+    ema.step(memory)
+    torch.testing.assert_close(ema.get_model().values + 0.5, memory.values)
 
 
 # --- values that stay in bfloat16

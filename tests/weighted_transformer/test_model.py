@@ -87,6 +87,24 @@ def test_a_width_that_is_not_given_is_the_encoders():
     assert model.decoder.layers[0].fc1.weight.shape == (24, 24)
 
 
+@EACH_READING
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"share_all_embeddings": False, "share_decoder_input_output_embed": True},
+        {"share_all_embeddings": False, "adaptive_softmax_cutoff": "8,14"},
+        {"decoder_layers": 3, "encoder_layerdrop": 0.5},
+    ],
+)
+def test_what_fairseqs_transformer_does_goes_on(reading, options):
+    model = tiny_weighted_transformer(branch_residual=reading, **options)
+    out, _ = model.train()(**sentences())
+    out.square().sum().backward()
+    grads = [w.kappa.grad for w in weights_in(model) if hasattr(w, "kappa")]
+    assert any(grad is not None and grad.abs().sum() > 0 for grad in grads)
+    assert len(grads) == len(model.encoder.layers) + len(model.decoder.layers)
+
+
 def test_training_needs_an_optimizer_that_knows_branches():
     model = tiny_weighted_transformer()
     # as fairseq does when it loads a model
