@@ -71,7 +71,7 @@ def test_what_does_not_go_with_a_model_is_refused(model, group, options, words):
 def test_parsed_options_are_checked_too():
     args = tiny_arguments(arch="weighted_transformer", zero_sharding="os")
     ARCH_CONFIG_REGISTRY["weighted_transformer"](args)
-    with pytest.raises(ValueError, match="^--zero-sharding is .*: parameters of BranchWeights"):
+    with pytest.raises(ValueError, match=r"^--zero-sharding is .*: parameters of BranchWeights"):
         fairseq.models.build_model(args, tiny_task())
 
 

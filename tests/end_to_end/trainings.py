@@ -20,7 +20,8 @@ TRAININGS = {
         "text",
         (
             *(*SEGMENTS, "--arch", "transformer_xl", *NARROW, "--dropout", 0.1, "--mem-len", 12),
-            *("--optimizer", "adam", "--lr", 0.005, "--clip-norm", 0.25),
+            # weights of the published size would leave so small a model indifferent to its past
+            *("--init-std", 0.3, "--optimizer", "adam", "--lr", 0.005, "--clip-norm", 0.25),
         ),
     ),
     "all_attention": (
