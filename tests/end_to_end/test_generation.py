@@ -42,7 +42,8 @@ def test_generate_continues_segments_of_a_split(data, checkpoint):
     assert len(targets) == len(found) > 0
     for target, hypothesis in zip(targets, found, strict=True):
         assert hypothesis.split()[:4] == target.split()[:4] or len(target.split()) < 4
-        assert len(hypothesis.split()) == 12
+        # fairseq leaves out a last </s>
+        assert len(hypothesis.split()) in (11, 12)
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,6 @@
 """Product-key memories through fairseq's commands."""
 
 import math
-import re
 
 import numpy as np
 import pytest
@@ -13,32 +12,24 @@ from tests.end_to_end.commands import (
     ALL,
     NO_VALIDATION,
     USER_DIR,
-    evaluate,
+    evaluation,
     loss,
     run,
     tokens_evaluated,
-    train,
 )
 from tests.end_to_end.results import EXACT, assert_equal, parameters
-from tests.end_to_end.trainings import training
+from tests.end_to_end.trainings import logged, training
 
 TASK = (*USER_DIR, "--task", "language_modeling")
-MEMORY = ("--memory-slots", 64, "--memory-heads", 2, "--memory-knn", 4, "--memory-query-dim", 8)
-SMALL = ("--decoder-layers", 3, "--decoder-embed-dim", 16, "--decoder-attention-heads", 2)
-OPTIMIZER = ("--optimizer", "adam_with_memory", "--lr", 0.003, "--memory-lr", 0.01)
 
 
-def train_lm(data, folder, *options, updates=6):
-    """Train a tiny language model on 8 blocks of 16 tokens in each update."""
-    return run(
-        "fairseq-train",
-        data,
-        *(*TASK, "--arch", "pkm_transformer_lm_tiny", *MEMORY),
-        *(() if "--optimizer" in options else OPTIMIZER),
-        *("--tokens-per-sample", 16, "--batch-size", 8, *ALL, "--max-update", updates),
-        *("--save-dir", folder, "--log-format", "simple", "--no-epoch-checkpoints"),
-        *options,
-    )
+def train_lm(corpora, folder, *options):
+    """Train a language model with memories for 6 updates."""
+    words = ("--max-update", 6, "--no-epoch-checkpoints", *options)
+    words = training(corpora, "product_key_memory", folder, *words)
+    # an option of one optimizer
+    without = ("--memory-lr", 0.01) if "adam" in options else ()
+    return run(*(word for word in words if word not in without))
 
 
 def evaluate_lm(data, checkpoint, length=16, fails=False):
@@ -47,18 +38,11 @@ def evaluate_lm(data, checkpoint, length=16, fails=False):
     return run("fairseq-eval-lm", data, *TASK, *words, *ALL, fails=fails)
 
 
-def model_options(folder):
-    """The model's options in the last checkpoint."""
-    return torch.load(folder / "checkpoint_last.pt", weights_only=True)["cfg"]["model"]
-
-
 def measured(printed):
-    """Memory figures of each validation in a log, in order: dictionaries."""
-    lines = [line for line in printed.splitlines() if "valid on 'valid' subset" in line]
-    return [
-        {key: float(value) for key, value in re.findall(r"(\w*memory\d+_\w+) ([\d.]+)", line)}
-        for line in lines
-    ]
+    """Names of the memory figures that the last validation logged."""
+    figures = logged(printed)["valid", 6]
+    assert all(float(figures[name]) > 0 for name in figures if "memory" in name)
+    return sorted(name for name in figures if "memory" in name)
 
 
 def test_a_language_model_is_scored(data, trained, test_tokens):
@@ -71,51 +55,31 @@ def test_a_language_model_is_scored(data, trained, test_tokens):
     assert "--tokens-per-sample is 1024" in printed
 
 
-def test_other_optimizers_train_the_values_too(data, tmp_path, test_tokens):
-    """By the model's own name, which fairseq loads in another way, and with dense gradients."""
-    model = ("--arch", "pkm_transformer_lm", *SMALL, "--decoder-ffn-embed-dim", 32)
-    placed = ("--memory-layers", "1,3", "--memory-interleave", "--memory-value-dim", 8)
-    printed = train_lm(
-        data,
-        tmp_path,
-        *model,
-        *(*placed, "--optimizer", "adam", "--lr", 0.003),
-        *("--no-decoder-learned-pos", "--checkpoint-activations"),
-    )
-    assert [sorted(figures) for figures in measured(printed)] == [
-        ["memory1_kl", "memory1_usage", "memory3_kl", "memory3_usage"]
+def test_other_optimizers_train_the_values_too(corpora, data, tmp_path, test_tokens):
+    """With dense gradients."""
+    placed = ("--memory-layers", "1,2", "--memory-interleave", "--memory-value-dim", 8)
+    others = ("--optimizer", "adam", "--no-decoder-learned-pos", "--checkpoint-activations")
+    printed = train_lm(corpora, tmp_path, *placed, *others)
+    assert measured(printed) == [
+        f"valid_memory{layer}_{figure}" for layer in (1, 2) for figure in ("kl", "usage")
     ]
-    options = model_options(tmp_path)
+    path = tmp_path / "checkpoint_last.pt"
+    options = torch.load(path, weights_only=True)["cfg"]["model"]
     assert (options["memory_optimizer"], options["decoder_learned_pos"]) == ("adam", False)
-    values = parameters(tmp_path)["decoder.layers.2.memory_sublayer.memory.values"]
+    values = parameters(tmp_path)["decoder.layers.1.memory_sublayer.memory.values"]
     assert values.shape == (64, 8)
-    assert tokens_evaluated(evaluate_lm(data, tmp_path / "checkpoint_last.pt")) == test_tokens
+    assert tokens_evaluated(evaluate_lm(data, path)) == test_tokens
 
 
-SEGMENT_MODELS = {
-    "transformer_xl": (
-        *("--arch", "transformer_xl", *SMALL, "--decoder-ffn-embed-dim", 32),
-        *("--memory-layers", "1,2", "--memory-interleave", *MEMORY),
-    ),
-    "adaptive span": (
-        *("--arch", "all_attention_lm", *SMALL, "--persistent-vectors", 4),
-        *("--adaptive-span", "--attention-span", 12, "--span-ramp", 4, "--span-init", 0.2),
-        *("--criterion", "segment_loss", "--span-loss", 0.001),
-        *("--memory-layers", "2", *MEMORY, "--memory-query-batch-norm"),
-    ),
-}
-
-
-@pytest.mark.parametrize("name", SEGMENT_MODELS)
-def test_segment_models_are_trained_and_scored(data, tmp_path, name, test_tokens):
-    model = SEGMENT_MODELS[name]
-    printed = train(data, tmp_path, *OPTIMIZER, "--max-update", 6, model=model)
-    layers = model[model.index("--memory-layers") + 1]
-    assert f"product-key memories in layers {layers}" in printed
-    figures = [f"memory{layer}_{kind}" for layer in layers.split(",") for kind in ("kl", "usage")]
-    assert [sorted(found) for found in measured(printed)] == [figures]
-    assert model_options(tmp_path)["memory_optimizer"] == "adam_with_memory"
-    printed = evaluate(data, tmp_path / "checkpoint_last.pt", "--tokens-per-sample", 5)
+def test_a_segment_model_with_spans_is_trained_and_scored(corpora, data, tmp_path, test_tokens):
+    memory = ("--memory-layers", 2, "--memory-slots", 64, "--memory-heads", 2, "--memory-knn", 4)
+    memory += ("--memory-query-dim", 8, "--memory-query-batch-norm", "--max-update", 6)
+    optimizer = ("--optimizer", "adam_with_memory", "--lr", 0.003)
+    words = training(corpora, "all_attention", tmp_path, *memory, *optimizer)
+    printed = run(*words[: words.index("--adagrad-clip")], *words[words.index("--cpu") :])
+    assert "product-key memories in layers 2" in printed
+    assert measured(printed) == ["valid_memory2_kl", "valid_memory2_usage"]
+    printed = run(*evaluation(data, tmp_path / "checkpoint_last.pt", "--tokens-per-sample", 5))
     assert tokens_evaluated(printed) == test_tokens
 
 
@@ -145,13 +109,12 @@ def test_the_slots_that_were_rarely_read_are_trained_alone(corpora, data, traine
     ],
 )
 def test_tables_are_trained_resumed_averaged_and_scored(
-    data, tmp_path, test_tokens, dtype, options
+    corpora, data, tmp_path, test_tokens, dtype, options
 ):
-    model = ("--memory-layers", "1,3", "--memory-values-dtype", dtype, *options)
-    train_lm(data, tmp_path, *model, *NO_VALIDATION, "--save-interval-updates", 3)
+    model = ("--memory-layers", "1,2", "--memory-values-dtype", dtype, *options, *NO_VALIDATION)
+    train_lm(corpora, tmp_path, *model, "--save-interval-updates", 3)
     resumed = tmp_path / "resumed"
-    start = ("--restore-file", tmp_path / "checkpoint_1_3.pt")
-    train_lm(data, resumed, *model, *NO_VALIDATION, *start)
+    train_lm(corpora, resumed, *model, "--restore-file", tmp_path / "checkpoint_1_3.pt")
     assert_equal(parameters(resumed), parameters(tmp_path), **EXACT)
     saved = torch.load(tmp_path / "checkpoint_last.pt", weights_only=True)
     tables = [x for name, x in saved["model"].items() if name.endswith("memory.values")]

@@ -66,15 +66,6 @@ def training(corpora, paper, folder, *options):
     return (*words, "--save-dir", folder, *options)
 
 
-def evaluation(data, checkpoint, *options):
-    """Words of fairseq-eval-lm for a checkpoint of a segment language model."""
-    return (
-        *("fairseq-eval-lm", data, *USER_DIR, "--task", "segment_language_modeling"),
-        *("--path", checkpoint, "--gen-subset", "test", "--cpu", "--no-progress-bar"),
-        *("--num-workers", 0, "--tokens-per-sample", 8, *options),
-    )
-
-
 def translation(data, checkpoint):
     """Words of fairseq-generate for a checkpoint of a translation model."""
     return (

@@ -8,8 +8,8 @@ import shutil
 import pytest
 import torch
 
-from tests.end_to_end.commands import Command, run
-from tests.end_to_end.trainings import assert_refused, evaluation, logged, read_tensors, training
+from tests.end_to_end.commands import Command, evaluation, run
+from tests.end_to_end.trainings import assert_refused, logged, read_tensors, training
 
 
 def flip(content, at):

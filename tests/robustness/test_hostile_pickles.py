@@ -17,8 +17,8 @@ import pytest
 import torch
 from fairseq import checkpoint_utils
 
-from tests.end_to_end.commands import Command, run
-from tests.end_to_end.trainings import assert_refused, evaluation, training, translation
+from tests.end_to_end.commands import Command, evaluation, run
+from tests.end_to_end.trainings import assert_refused, training, translation
 
 
 class Reduced:
