@@ -1,9 +1,13 @@
-"""fairseq-train: what validation, stopping, workers and precision may and may not change."""
+"""fairseq-train: what validation, stopping, workers and precision may and may not change.
+
+A resumed training ends where the unbroken one would, and says why where that is at once.
+"""
 
 import fcntl
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 
@@ -91,12 +95,14 @@ def test_two_workers_learn_what_one_learns(data, uninterrupted, tmp_path):
     assert_equal(parameters(tmp_path), parameters(uninterrupted), **ROUNDED)
 
 
-@pytest.mark.parametrize("how", [train, train_on_two_workers])
-def test_the_memory_that_two_workers_saved_is_gone_on_with(data, uninterrupted, tmp_path, how):
-    train_on_two_workers(data, tmp_path, "--max-update", 3, "--batch-split", 2)
-    printed = how(data, tmp_path, "--max-update", STEPS)
-    assert "resuming with recurrence, after 24 tokens of each stream" in printed
-    assert_equal(parameters(tmp_path), parameters(uninterrupted), **ROUNDED)
+def test_the_memory_that_two_workers_saved_is_gone_on_with(data, uninterrupted, tmp_path):
+    begun, other = tmp_path / "begun", tmp_path / "other"
+    train_on_two_workers(data, begun, "--max-update", 3, "--batch-split", 2)
+    shutil.copytree(begun, other)
+    for how, folder in ((train, begun), (train_on_two_workers, other)):
+        printed = how(data, folder, "--max-update", STEPS)
+        assert "resuming with recurrence, after 24 tokens of each stream" in printed
+        assert_equal(parameters(folder), parameters(uninterrupted), **ROUNDED)
 
 
 @pytest.mark.slow
@@ -177,3 +183,56 @@ def test_a_checkpoint_holds_plain_containers(data, tmp_path):
         [sys.executable, "-c", script, path], capture_output=True, text=True, env=environment()
     )
     assert done.stdout.strip() == "loaded", done.stderr
+
+
+# epochs of four updates
+SHORT = ("--tokens-per-sample", 60)
+# nothing improves
+PATIENT = (*SHORT, "--lr", 0, "--patience", 3)
+# too little to count as better
+PLATEAU = (*SHORT, "--lr", 1e-7, "--lr-scheduler", "reduce_lr_on_plateau", "--lr-patience", 1)
+PLATEAU += ("--lr-shrink", 0.5)
+
+
+def epochs(printed):
+    return [int(number) for number in re.findall(r"end of epoch (\d+) \(", printed)]
+
+
+def rates(printed):
+    return re.findall(r"^.*\| epoch \d+ \|.*\| lr (\S+)", printed, re.MULTILINE)
+
+
+def test_patience_is_what_it_was(data, tmp_path):
+    assert epochs(train(data, tmp_path, *PATIENT, "--max-epoch", 3)) == [1, 2, 3]
+    assert epochs(train(data, tmp_path, *PATIENT, "--max-epoch", 9)) == [4]
+    # and then it is complete, until more is given
+    printed = train(data, tmp_path, *PATIENT, "--max-epoch", 9)
+    assert epochs(printed) == []
+    assert "has not improved in 3 validations, and --patience is 3; give more" in printed
+    assert epochs(train(data, tmp_path, *PATIENT, "--patience", 5, "--max-epoch", 9)) == [5, 6]
+
+
+def test_a_plateau_scheduler_goes_on(data, tmp_path):
+    expected = rates(train(data, tmp_path / "whole", *PLATEAU, "--max-epoch", 6))
+    assert len(expected) == 6
+    assert len(set(expected)) == 3
+    found = []
+    for most in (1, 3, 6):
+        found += rates(train(data, tmp_path / "broken", *PLATEAU, "--max-epoch", most))
+    assert found == expected
+    assert_equal(parameters(tmp_path / "broken"), parameters(tmp_path / "whole"), **EXACT)
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        (("--max-update", 2), r"has \d+ updates, and --max-update is 2"),
+        (("--max-epoch", 2, "--stop-time-hours", 1e-9), r"took 0\.00 hours, and --stop-time-hours"),
+    ],
+)
+def test_a_complete_training_says_why_it_ends(data, tmp_path, options, reason):
+    train(data, tmp_path, *SHORT, "--max-epoch", 1, *NO_VALIDATION)
+    before = parameters(tmp_path)
+    printed = train(data, tmp_path, *SHORT, *options, *NO_VALIDATION)
+    assert re.search(rf"nothing is left to train: .* in --save-dir {tmp_path} {reason}", printed)
+    assert_equal(parameters(tmp_path), before, **EXACT)
