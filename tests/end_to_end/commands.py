@@ -188,16 +188,17 @@ def train_together(*words, command="fairseq-train", ddp_backend="legacy_ddp"):
     return printed
 
 
-def evaluate(data, checkpoint, *options, fails=False):
-    """Run fairseq-eval-lm on the test split and return what it printed."""
-    return run(
-        "fairseq-eval-lm",
-        data,
-        *TASK,
-        *("--path", checkpoint, "--gen-subset", "test", "--no-progress-bar"),
-        *options,
-        fails=fails,
+def evaluation(data, checkpoint, *options):
+    """Words of fairseq-eval-lm for a checkpoint of a segment language model."""
+    return (
+        *("fairseq-eval-lm", data, *TASK, "--path", checkpoint, "--gen-subset", "test", "--cpu"),
+        *("--no-progress-bar", "--num-workers", 0, "--tokens-per-sample", 8, *options),
     )
+
+
+def evaluate(data, checkpoint, *options, fails=False):
+    """Run it and return what it printed."""
+    return run(*evaluation(data, checkpoint, *options), fails=fails)
 
 
 def tokens_evaluated(printed):

@@ -1,4 +1,7 @@
-"""fairseq-train: what validation, stopping, workers and precision may and may not change."""
+"""fairseq-train: what validation, stopping, workers and precision may and may not change.
+
+A resumed training ends where the unbroken one would, and says why where that is at once.
+"""
 
 import fcntl
 import json
@@ -33,28 +36,6 @@ def uninterrupted(data, tmp_path_factory):
     return folder
 
 
-@pytest.fixture(scope="module")
-def begun_by_one(data, tmp_path_factory):
-    """Folder of the first three of these updates."""
-    folder = tmp_path_factory.mktemp("one")
-    train(data, folder, "--max-update", 3)
-    return folder
-
-
-@pytest.fixture(scope="module")
-def begun_by_two(data, tmp_path_factory):
-    """Folder of the first three updates by two workers, who split their batches."""
-    folder = tmp_path_factory.mktemp("two")
-    train_on_two_workers(data, folder, "--max-update", 3, "--batch-split", 2)
-    return folder
-
-
-@pytest.fixture
-def begun(begun_by_one, tmp_path):
-    """A copy of the folder of the first three updates."""
-    return shutil.copytree(begun_by_one, tmp_path / "begun")
-
-
 def logged(folder):
     """What training logged of each update, but for times."""
     lines = re.findall(r'{.*"num_updates".*}', (folder / "log").read_text())
@@ -67,40 +48,11 @@ def test_validation_in_the_middle_changes_nothing(data, uninterrupted, tmp_path)
     assert_equal(parameters(tmp_path), parameters(uninterrupted), **EXACT)
 
 
-def test_a_resumed_run_is_the_uninterrupted_run(data, uninterrupted, begun):
-    printed = train(data, begun, "--max-update", STEPS)
+def test_a_resumed_run_is_the_uninterrupted_run(data, uninterrupted, tmp_path):
+    train(data, tmp_path, "--max-update", 3)
+    printed = train(data, tmp_path, "--max-update", STEPS)
     assert "resuming with recurrence, after 24 tokens of each stream" in printed
-    assert_equal(parameters(begun), parameters(uninterrupted), **EXACT)
-
-
-def test_without_its_memory_a_resumed_run_would_differ(data, uninterrupted, begun):
-    path = begun / "checkpoint_last.pt"
-    state = torch.load(path, weights_only=True)
-    del state["extra_state"]["train_iterator"]["recurrence"]
-    torch.save(state, path)
-    printed = train(data, begun, "--max-update", STEPS)
-    assert "the checkpoint holds no recurrence of the streams: resuming cold" in printed
-    with pytest.raises(AssertionError):
-        assert_equal(parameters(begun), parameters(uninterrupted), rtol=1e-4, atol=1e-5)
-
-
-def test_what_cannot_be_restored_from_is_named(data, begun):
-    missing = begun / "checkpoint_9.pt"
-    printed = train(data, begun, "--restore-file", missing, fails=True)
-    assert f"--restore-file is {missing}, which is no file" in printed
-    whole = (begun / "checkpoint_last.pt").read_bytes()
-    (begun / "checkpoint_last.pt").write_bytes(whole[:-1000])
-    (begun / "checkpoint_1_3.pt").write_bytes(whole)
-    printed = train(data, begun, "--max-update", 4, fails=True)
-    assert f"take {begun}/checkpoint_1_3.pt (--restore-file, --path)" in printed
-    restored = ("--restore-file", begun / "checkpoint_1_3.pt", "--max-update", 4)
-    assert "resuming with recurrence" in train(data, begun, *restored)
-
-
-def test_other_streams_are_refused_on_resuming(data, begun):
-    printed = train(data, begun, "--max-update", STEPS, "--batch-size", 2, fails=True)
-    assert "in 4 streams, segments of 8 tokens, and this run has" in printed
-    assert "--reset-dataloader" in printed
+    assert_equal(parameters(tmp_path), parameters(uninterrupted), **EXACT)
 
 
 @pytest.mark.slow
@@ -143,14 +95,14 @@ def test_two_workers_learn_what_one_learns(data, uninterrupted, tmp_path):
     assert_equal(parameters(tmp_path), parameters(uninterrupted), **ROUNDED)
 
 
-@pytest.mark.parametrize("how", [train, train_on_two_workers])
-def test_the_memory_that_two_workers_saved_is_gone_on_with(
-    data, uninterrupted, begun_by_two, tmp_path, how
-):
-    folder = shutil.copytree(begun_by_two, tmp_path / "resumed")
-    printed = how(data, folder, "--max-update", STEPS)
-    assert "resuming with recurrence, after 24 tokens of each stream" in printed
-    assert_equal(parameters(folder), parameters(uninterrupted), **ROUNDED)
+def test_the_memory_that_two_workers_saved_is_gone_on_with(data, uninterrupted, tmp_path):
+    begun, other = tmp_path / "begun", tmp_path / "other"
+    train_on_two_workers(data, begun, "--max-update", 3, "--batch-split", 2)
+    shutil.copytree(begun, other)
+    for how, folder in ((train, begun), (train_on_two_workers, other)):
+        printed = how(data, folder, "--max-update", STEPS)
+        assert "resuming with recurrence, after 24 tokens of each stream" in printed
+        assert_equal(parameters(folder), parameters(uninterrupted), **ROUNDED)
 
 
 @pytest.mark.slow
@@ -203,16 +155,6 @@ def test_other_precisions_train(data, uninterrupted, tmp_path, precision):
     assert moved["optimizer_history"][-1]["num_updates"] == STEPS
 
 
-def test_weights_in_half_precision_alone_train(data, tmp_path):
-    words = ("--memory-efficient-bf16", "--optimizer", "adam", "--lr", 0.001, *NO_VALIDATION)
-    train(data, tmp_path, "--max-update", 1, *words)
-    before = parameters(tmp_path)
-    train(data, tmp_path, "--max-update", 3, *words)
-    found = parameters(tmp_path)
-    assert all(weight.isfinite().all() for weight in found.values())
-    assert any(not torch.equal(found[name], before[name]) for name in found)
-
-
 def test_accumulated_gradients_follow_the_streams(data, tmp_path):
     printed = train(data, tmp_path, "--max-update", 4, "--update-freq", 2)
     assert "a batch was skipped" not in printed
@@ -241,3 +183,56 @@ def test_a_checkpoint_holds_plain_containers(data, tmp_path):
         [sys.executable, "-c", script, path], capture_output=True, text=True, env=environment()
     )
     assert done.stdout.strip() == "loaded", done.stderr
+
+
+# epochs of four updates
+SHORT = ("--tokens-per-sample", 60)
+# nothing improves
+PATIENT = (*SHORT, "--lr", 0, "--patience", 3)
+# too little to count as better
+PLATEAU = (*SHORT, "--lr", 1e-7, "--lr-scheduler", "reduce_lr_on_plateau", "--lr-patience", 1)
+PLATEAU += ("--lr-shrink", 0.5)
+
+
+def epochs(printed):
+    return [int(number) for number in re.findall(r"end of epoch (\d+) \(", printed)]
+
+
+def rates(printed):
+    return re.findall(r"^.*\| epoch \d+ \|.*\| lr (\S+)", printed, re.MULTILINE)
+
+
+def test_patience_is_what_it_was(data, tmp_path):
+    assert epochs(train(data, tmp_path, *PATIENT, "--max-epoch", 3)) == [1, 2, 3]
+    assert epochs(train(data, tmp_path, *PATIENT, "--max-epoch", 9)) == [4]
+    # and then it is complete, until more is given
+    printed = train(data, tmp_path, *PATIENT, "--max-epoch", 9)
+    assert epochs(printed) == []
+    assert "has not improved in 3 validations, and --patience is 3; give more" in printed
+    assert epochs(train(data, tmp_path, *PATIENT, "--patience", 5, "--max-epoch", 9)) == [5, 6]
+
+
+def test_a_plateau_scheduler_goes_on(data, tmp_path):
+    expected = rates(train(data, tmp_path / "whole", *PLATEAU, "--max-epoch", 6))
+    assert len(expected) == 6
+    assert len(set(expected)) == 3
+    found = []
+    for most in (1, 3, 6):
+        found += rates(train(data, tmp_path / "broken", *PLATEAU, "--max-epoch", most))
+    assert found == expected
+    assert_equal(parameters(tmp_path / "broken"), parameters(tmp_path / "whole"), **EXACT)
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        (("--max-update", 2), r"has \d+ updates, and --max-update is 2"),
+        (("--max-epoch", 2, "--stop-time-hours", 1e-9), r"took 0\.00 hours, and --stop-time-hours"),
+    ],
+)
+def test_a_complete_training_says_why_it_ends(data, tmp_path, options, reason):
+    train(data, tmp_path, *SHORT, "--max-epoch", 1, *NO_VALIDATION)
+    before = parameters(tmp_path)
+    printed = train(data, tmp_path, *SHORT, *options, *NO_VALIDATION)
+    assert re.search(rf"nothing is left to train: .* in --save-dir {tmp_path} {reason}", printed)
+    assert_equal(parameters(tmp_path), before, **EXACT)

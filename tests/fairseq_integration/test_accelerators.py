@@ -8,7 +8,7 @@ each band themselves.
 
 import contextlib
 import sys
-from pathlib import Path
+from collections import Counter
 
 import fairseq.utils
 import pytest
@@ -33,7 +33,7 @@ from fairseq_plugins.weighted_transformer.optimizer import (
 )
 from tests import tiny
 from tests.every_model import CASES, criterion_of, sample_of
-from tests.gpu.host_waits import PACKAGE, SPANS_READ, WAITS
+from tests.gpu.host_waits import SPANS_READ, WAITS, asker
 
 ADAM = {"lr": [1e-3], "adam_betas": "(0.9, 0.98)", "fp16_adam_stats": False}
 # how often functions of ours make the host wait in an update
@@ -75,16 +75,11 @@ class Autocast(TorchFunctionMode):
 @contextlib.contextmanager
 def numbers_read(monkeypatch):
     """Give the host a number wherever it asks for one; yields the functions of ours that asked."""
-    asked = {}
+    asked = Counter()
 
     def note():
-        frame = sys._getframe(2)
-        while "torch" in Path(frame.f_code.co_filename).parts:
-            frame = frame.f_back
-        file = Path(frame.f_code.co_filename)
-        if PACKAGE in file.parents:
-            name = f"{file.relative_to(PACKAGE.parent)} {frame.f_code.co_name}"
-            asked[name] = asked.get(name, 0) + 1
+        if name := asker(sys._getframe(2)):
+            asked[name] += 1
 
     def nested(shape, number):
         return [nested(shape[1:], number) for _ in range(shape[0])] if shape else number

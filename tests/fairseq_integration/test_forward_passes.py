@@ -67,10 +67,9 @@ def weights():
 def test_nothing_is_recomputed_while_the_weights_stay(weights):
     total = Summing()
     first = total(weights)
-    for _ in range(3):
-        (weights[0].sum() + weights[1].sum()).backward()
-        # any iterable of them will do
-        assert total(iter(weights)) == first
+    (weights[0].sum() + weights[1].sum()).backward()
+    # any iterable of them will do
+    assert total(iter(weights)) == first
     assert total.computed == 1
 
 
@@ -102,15 +101,12 @@ def replace(weights):
 )
 def test_it_is_recomputed_once_when_a_weight_changes(weights, change):
     total = Summing()
-    for changes in range(1, 20):
-        before = total(weights)
-        change(weights)
-        after = total(weights)
-        assert total(weights) == after
-        assert total.computed == changes + 1
-        assert after == sum(weight.detach().double().sum().item() for weight in weights)
-        if changes == 1:
-            assert after != before
+    before = total(weights)
+    change(weights)
+    after = total(weights)
+    assert total(weights) == after != before
+    assert total.computed == 2
+    assert after == sum(weight.detach().double().sum().item() for weight in weights)
 
 
 def test_it_is_recomputed_when_it_has_been_cleared(weights):

@@ -20,24 +20,24 @@ WAITS = {
 }
 
 
+def asker(frame):
+    """The function of this package that called torch, by its file; None for others' functions."""
+    ours = {"torch", "warnings.py", Path(__file__).name}
+    while frame.f_back and ours & set(Path(frame.f_code.co_filename).parts):
+        frame = frame.f_back
+    file = Path(frame.f_code.co_filename)
+    known = PACKAGE in file.parents
+    return f"{file.relative_to(PACKAGE.parent)} {frame.f_code.co_name}" if known else None
+
+
 @contextlib.contextmanager
 def counted_waits():
     """Count this package's waits during the block, by file and function."""
     waits = Counter()
 
     def note(message, *_):
-        if "synchronizing" not in str(message):
-            return
-        frame = sys._getframe(1)
-        # the line that called torch, which may be torch's own Python
-        while frame.f_back and (
-            {"torch", "warnings.py"} & set(Path(frame.f_code.co_filename).parts)
-            or frame.f_code.co_filename == __file__
-        ):
-            frame = frame.f_back
-        file = Path(frame.f_code.co_filename)
-        if PACKAGE in file.parents:
-            waits[f"{file.relative_to(PACKAGE.parent)} {frame.f_code.co_name}"] += 1
+        if "synchronizing" in str(message) and (name := asker(sys._getframe(1))):
+            waits[name] += 1
 
     before = torch.cuda.get_sync_debug_mode()
     with warnings.catch_warnings():

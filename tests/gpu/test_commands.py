@@ -4,8 +4,8 @@ import re
 
 import pytest
 
-from tests.end_to_end.commands import loss, run
-from tests.robustness.trainings import TRAININGS, evaluation, logged, training, translation
+from tests.end_to_end.commands import evaluation, loss, run
+from tests.end_to_end.trainings import TRAININGS, logged, training, translation
 
 SAVED, UPDATES = 10, 20
 # nats a token by which a loss may differ from the CPU's in fp32: in training, in the first update

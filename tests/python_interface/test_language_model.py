@@ -40,14 +40,6 @@ def test_a_batch_has_the_scores_of_each_text_alone(models, kind):
             np.testing.assert_allclose(found.log_probs, alone.log_probs, atol=2e-5)
 
 
-def test_pieces_are_scored_from_what_is_before_them(models):
-    model = models("recurrent")
-    stream = model.stream()
-    stream.score(TEXT[:20])
-    later, alone = stream.score(TEXT[20:30]), model.score(TEXT[20:30])
-    assert np.abs(later.log_probs - alone.log_probs).max() > 0.01
-
-
 def test_streams_are_of_their_own(models):
     model = models("recurrent")
     one, other = model.stream(), model.stream()
@@ -95,14 +87,6 @@ def test_a_prompt_is_continued_by_what_is_likeliest(saved, kind):
     assert found.text == text
     expected = model.score(text).log_probs
     np.testing.assert_allclose(found.log_probs[:7], expected, atol=2e-5)
-
-
-def test_beams_come_with_the_best_first(models):
-    found = models("recurrent").hypotheses("abc", 5, beam=3)
-    scores = [one.score for one in found]
-    assert scores == sorted(scores, reverse=True)
-    assert len({one.text for one in found}) == len(found) == 3
-    assert all(len(one.tokens) == 8 for one in found)
 
 
 def test_samples_are_those_of_their_seed(models):
@@ -163,23 +147,20 @@ def test_the_beginning_of_sentences_is_a_symbol_of_text(saved, kind, beam):
     assert found[0].log_probs[2:] == pytest.approx([-0.1] * 4 + [0])
 
 
-@pytest.mark.parametrize("size", [1, 2, 3])
+@pytest.mark.parametrize("size", [1, 2])
 @pytest.mark.parametrize("how", [{}, {"beam": 3}, {"sampling": True, "seed": 1}])
 @pytest.mark.parametrize("kind", ["recurrent", "blocks"])
 def test_no_sequence_is_repeated(models, kind, size, how):
-    length, model = 12, models(kind)
-    (found, *_) = model.hypotheses("a", length, no_repeat_ngram_size=size, **how)
-    assert len(found.tokens) == length + 1
+    model = models(kind)
+    # as far as the positions of blocks go
+    (found, *_) = model.hypotheses("a", 14, no_repeat_ngram_size=size, **how)
+    assert len(found.tokens) == 15
     # the first is </s>
     tokens = ["</s>", *found.tokens]
     grams = [tuple(tokens[i : i + size]) for i in range(len(tokens) - size + 1)]
     assert len(set(grams)) == len(grams)
-    if not how:
-        assert size > 1 or model.hypotheses("a", length)[0].tokens != found.tokens
-        # a prompt stays as it is
-        prompt = "abababab" if kind == "recurrent" else "abab"
-        text = model.generate(prompt, 3, no_repeat_ngram_size=size)
-        assert text.startswith(prompt)
+    # a prompt stays as it is
+    assert model.generate("abab", 3, no_repeat_ngram_size=size).startswith("abab")
 
 
 def test_many_unknown_symbols_are_warned_of(saved, caplog):
@@ -188,18 +169,6 @@ def test_many_unknown_symbols_are_warned_of(saved, caplog):
     assert not [each for each in caplog.records if each.levelname == "WARNING"]
     model.score("a" * 97 + "xyz")
     assert "3.0 % of 100 tokens are <unk>" in caplog.text
-
-
-def test_positions_limit_what_is_generated(models):
-    assert len(models("blocks").hypotheses("a", 14)[0].tokens) == 15
-
-
-def test_a_weight_that_is_not_finite_is_noticed(saved):
-    model = load(saved / "blocks.pt", saved / "text")
-    with torch.no_grad():
-        model.model.decoder.layers[0].fc1.bias[0] = torch.nan
-    with pytest.raises(FloatingPointError, match="the loss of a token is not finite"):
-        model.score("abc")
 
 
 def test_it_moves_to_a_device(saved):

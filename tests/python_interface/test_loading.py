@@ -9,8 +9,6 @@ import pytest
 import torch
 from fairseq.data import Dictionary
 from fairseq.models import ARCH_MODEL_REGISTRY
-from fairseq.models.transformer import TransformerModel
-from fairseq.models.transformer_lm import TransformerLanguageModel
 
 from fairseq_plugins import load
 from fairseq_plugins.fairseq_integration.dictionaries import digests
@@ -29,10 +27,6 @@ def folder(saved, tmp_path):
     return tmp_path
 
 
-def mem_len(model):
-    return model.model.decoder.context.mem_len
-
-
 def changed(path, change):
     """Write a checkpoint anew after a change of what it holds."""
     state = torch.load(path, weights_only=True)
@@ -41,10 +35,13 @@ def changed(path, change):
 
 
 def test_a_folder_stands_for_its_best_checkpoint(saved, folder):
-    assert mem_len(load(str(folder))) == 5
     shutil.copy(saved / "forgetful.pt", folder / "checkpoint_best.pt")
-    assert mem_len(load(folder)) == 0
-    assert mem_len(load(folder / "checkpoint_last.pt")) == 5
+    for path, mem_len in (
+        (folder, 0),
+        (folder / "checkpoint_last.pt", 5),
+        (str(saved / "recurrent.pt"), 5),
+    ):
+        assert load(path, saved / "text").model.decoder.context.mem_len == mem_len
 
 
 def test_the_dictionary_is_beside_the_file_or_where_the_model_was_trained_or_given(saved, folder):
@@ -157,11 +154,7 @@ def test_what_is_loaded_can_be_copied_and_pickled(saved, tmp_path, kind):
 
     expected = figures(model)
     torch.save(model, tmp_path / "model.pt")
-    for other in (
-        copy.deepcopy(model),
-        pickle.loads(pickle.dumps(model)),
-        torch.load(tmp_path / "model.pt", weights_only=False),
-    ):
+    for other in (copy.deepcopy(model), torch.load(tmp_path / "model.pt", weights_only=False)):
         assert figures(other) == expected
         assert other.model is not model.model
     assert figures(model) == expected
@@ -184,13 +177,10 @@ def test_torch_hub_loads_it(folder):
 
 
 def test_the_hub_offers_no_other_models_as_ours():
+    """Though two of them would inherit some."""
     ours = {
         model
         for model in ARCH_MODEL_REGISTRY.values()
         if model.__module__.startswith("fairseq_plugins")
     }
-    assert len(ours) == 5
-    assert all(model.hub_models() == {} for model in ours)
-    # which two of them would inherit
-    assert TransformerModel.hub_models()
-    assert TransformerLanguageModel.hub_models()
+    assert [model.hub_models() for model in ours] == 5 * [{}]

@@ -102,18 +102,6 @@ def test_pairs_of_sentences_are_in_order(saved):
     np.testing.assert_allclose(losses, expected, atol=1e-5)
 
 
-def test_a_batch_that_is_left_out_is_noticed(model, monkeypatch):
-    whole = type(model.task).get_batch_iterator
-
-    def cut(*args, **options):
-        return whole(*args, **options, skip_remainder_batch=True)
-
-    monkeypatch.setattr(type(model.task), "get_batch_iterator", cut)
-    message = "90 tokens were scored of the 97 of the split test, so the figures would be wrong"
-    with pytest.raises(ValueError, match=message):
-        model.score_split(tokens_per_sample=10)
-
-
 def test_sentences_that_are_too_long_are_noticed(saved, monkeypatch):
     model = load(saved / "pairs.pt", saved / "pairs")
     monkeypatch.setattr(type(model.model), "max_positions", lambda model: (8, 8))

@@ -7,7 +7,7 @@ import pytest
 import sentencepiece
 from fairseq.data import Dictionary
 
-from fairseq_plugins.python_interface.text import TextCoder, build_lines, step_options
+from fairseq_plugins.python_interface.text import TextCoder, build_lines
 from fairseq_plugins.segment_language_model.evaluation import Units, loss_unit, read_units
 
 WORDS = "the cat sat on a mat and the dogs ran home"
@@ -78,14 +78,6 @@ def test_the_unit_says_what_a_symbol_is(symbols, units, text, expected):
     tokens = made.encode(text)
     assert made.symbols(tokens) == expected.split()
     assert made.decode(tokens) == text
-
-
-def test_pieces_of_a_text_are_its_tokens():
-    characters = coder("ab▁", Units("characters"))
-    text = "a b\n\nb a\n"
-    for cut in range(1, len(text)):
-        parts = [characters.encode(part).tolist() for part in (text[:cut], text[cut:])]
-        assert parts[0] + parts[1] == characters.encode(text).tolist()
 
 
 def test_units_are_read_from_beside_the_dictionary(tmp_path):
@@ -170,9 +162,3 @@ def test_a_missing_library_is_named(monkeypatch, codes):
     message = r"tokenizer is 'moses' .*Please install Moses tokenizer with: pip install sacremoses"
     with pytest.raises(ValueError, match=message):
         build("moses", None, {})
-
-
-def test_steps_have_options_of_their_own():
-    assert step_options("bpe", "subword_nmt").keys() == {"bpe_codes", "bpe_separator"}
-    assert "source_lang" in step_options("tokenizer", "moses")
-    assert step_options("bpe", None) == {}

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from tests.end_to_end.commands import Command, free_address
-from tests.robustness.trainings import TRAININGS, logged, read_tensors, training
+from tests.end_to_end.trainings import TRAININGS, logged, read_tensors, training
 
 pytestmark = pytest.mark.slow
 UPDATES = 15
@@ -92,7 +92,7 @@ def words_of_preparations(corpora, trained):
     """Commands that write files, each given an output."""
     text = corpora["text"].parent
     pairs = corpora["pairs"].parent
-    last = trained / "transformer_xl" / "checkpoint_last.pt"
+    last = trained("transformer_xl") / "checkpoint_last.pt"
     parts = [word for part in ("train", "valid", "test") for word in (f"--{part}", pairs / part)]
     return {
         "prepare.text": lambda output: (

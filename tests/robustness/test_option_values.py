@@ -19,7 +19,7 @@ from fairseq_plugins.segment_language_model.options import SegmentLanguageModeli
 from fairseq_plugins.transformer_xl.model import TransformerXLConfig
 from fairseq_plugins.weighted_transformer.options import BranchOptions
 from tests.end_to_end.commands import Command
-from tests.robustness.trainings import assert_refused, logged, read_tensors, training
+from tests.end_to_end.trainings import assert_refused, logged, read_tensors, training
 
 BILLION = r"1e9|1e\+09|1000000000|1000000000\.0|1,000,000,000"
 # values, and how an error may write each: argparse refuses others than whole numbers by itself

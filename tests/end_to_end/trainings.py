@@ -20,7 +20,8 @@ TRAININGS = {
         "text",
         (
             *(*SEGMENTS, "--arch", "transformer_xl", *NARROW, "--dropout", 0.1, "--mem-len", 12),
-            *("--optimizer", "adam", "--lr", 0.005, "--clip-norm", 0.25),
+            # weights of the published size would leave so small a model indifferent to its past
+            *("--init-std", 0.3, "--optimizer", "adam", "--lr", 0.005, "--clip-norm", 0.25),
         ),
     ),
     "all_attention": (
@@ -63,15 +64,6 @@ def training(corpora, paper, folder, *options):
     logs = ("--cpu", "--seed", 1, "--log-format", "json", "--log-interval", 1)
     words = ("fairseq-train", corpora[data], *USER_DIR, *model, *ALL, *logs)
     return (*words, "--save-dir", folder, *options)
-
-
-def evaluation(data, checkpoint, *options):
-    """Words of fairseq-eval-lm for a checkpoint of a segment language model."""
-    return (
-        *("fairseq-eval-lm", data, *USER_DIR, "--task", "segment_language_modeling"),
-        *("--path", checkpoint, "--gen-subset", "test", "--cpu", "--no-progress-bar"),
-        *("--num-workers", 0, "--tokens-per-sample", 8, *options),
-    )
 
 
 def translation(data, checkpoint):
