@@ -27,7 +27,11 @@ TRANSFORMER_XL = (
 
 @pytest.mark.parametrize(
     ("name", "options"),
-    [("checkpoint", ()), ("transformer_xl", ("--model-overrides", "{'mem_len': 1000}"))],
+    [
+        ("checkpoint", ()),
+        ("transformer_xl", ("--model-overrides", "{'mem_len': 1000}")),
+        ("transformer_xl", ("--model-overrides", "{'mem_len': 0}", "--extended-context", 1000)),
+    ],
 )
 def test_loss_of_every_token_is_the_same_for_all_segment_lengths(
     data, name, options, test_tokens, request

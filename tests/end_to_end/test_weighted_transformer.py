@@ -125,3 +125,16 @@ def test_a_model_that_is_validated_by_translating_is_loaded(corpora, pairs, tmp_
     assert re.search(r'"valid_bleu": "[\d.]+"', printed)
     translated = run(*translation(pairs, tmp_path / "checkpoint_best.pt"))
     assert len(re.findall(r"^H-\d+\t", translated, re.MULTILINE)) == 31
+
+
+def test_gradients_of_the_parts_of_an_epoch_are_those_of_all_of_it(corpora, tmp_path):
+    exact = ("--dropout", 0, "--attention-dropout", 0, "--max-update", 3, "--max-tokens", 9000)
+    found = []
+    for name, parts in (("whole", ()), ("parts", ("--batch-size", 100, "--update-freq", 2))):
+        folder = tmp_path / name
+        printed = run(*training(corpora, "weighted_transformer", folder, *exact, *parts))
+        (sentences,) = map(int, re.findall(r" train en-de (\d+) examples", printed))
+        assert 100 < sentences <= 200
+        found.append(last(folder)[0])
+    one, two = found
+    torch.testing.assert_close(two, one, atol=1e-6, rtol=1e-5)
