@@ -10,8 +10,10 @@ import logging
 import sys
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
-from types import FrameType, ModuleType
+from types import FrameType, ModuleType, SimpleNamespace
 from typing import Any
+
+import numpy
 
 PACKAGE = "fairseq_plugins"
 # each lists in REGISTERS its files with models, tasks, losses or optimizers
@@ -38,6 +40,9 @@ def register() -> None:
             f"{PACKAGE} needs fairseq 0.12, and {fairseq.__version__} is installed: {REMEDY}"
         )
     _registered = True
+    # fairseq's blocks of whole lines (--sample-break-mode eos) read it, and numpy 2.4 lacks it
+    if not hasattr(numpy, "compat"):
+        numpy.compat = SimpleNamespace(long=int)  # type: ignore[attr-defined]
     for room in ROOMS:
         for file in importlib.import_module(f"{PACKAGE}.{room}").REGISTERS:
             importlib.import_module(f"{PACKAGE}.{room}.{file}")

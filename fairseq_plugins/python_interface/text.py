@@ -113,7 +113,8 @@ class TextCoder:
             listed = ", ".join(map(repr, unknown[:_LISTED])) + ", …" * (len(unknown) > _LISTED)
             raise ValueError(
                 f"{name} has symbols that the dictionary lacks ({listed}): write it in symbols of "
-                f"dict.txt{self._suggest_units()}; load(…, allow_unknown=True) counts them as <unk>"
+                "dict.txt, or count them as <unk> with load(…, allow_unknown=True)"
+                f"{self._suggest_units()}"
             )
         return tokens
 
@@ -121,8 +122,8 @@ class TextCoder:
         if not isinstance(self.lines, Words) or self.lines.bpe is not None:
             return ""
         return (
-            ", or load the model with its BPE, load(…, bpe=…), or if its symbols are characters "
-            'or bytes, with load(…, unit="characters") or "bytes"'
+            "; for a model with BPE give load(…, bpe=…), for one of characters or bytes "
+            'load(…, unit="characters") or "bytes"'
         )
 
     def decode(self, tokens: Tensor) -> str:

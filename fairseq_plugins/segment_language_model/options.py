@@ -355,8 +355,11 @@ def find_dictionary(cfg: SegmentLanguageModelingConfig) -> str:
         )
     path = os.path.join(utils.split_paths(cfg.data)[0], "dict.txt")
     if not os.path.isfile(path):
+        inside = os.path.join(os.path.dirname(path), "bin")
+        hint = f": {inside}" if os.path.isdir(inside) else ""
         raise ValueError(
-            f"DATA is {cfg.data}: there is no {path}; name the folder that fairseq-preprocess wrote"
+            f"DATA is {cfg.data}: there is no {path}; name the folder that fairseq-preprocess "
+            f"wrote{hint}"
         )
     return path
 

@@ -295,6 +295,14 @@ class SegmentLanguageModelingTask(FairseqTask):
         self, src_tokens: list[torch.Tensor], src_lengths: list[int], **kwargs: Any
     ) -> NestedDictionaryDataset:
         """Return prompts, which begin with ``</s>`` instead of ending with it."""
+        unknown = sum(int(tokens.eq(self.dictionary.unk()).sum()) for tokens in src_tokens)
+        if unknown:
+            logger.warning(
+                "%d of %d symbols of the prompts are <unk>: write prompts in the symbols of "
+                "dict.txt, or give the --bpe of the data (docs/evaluation.md)",
+                unknown,
+                sum(map(len, src_tokens)),
+            )
         return prompts(self.dictionary, src_tokens, src_lengths)
 
     def build_generator(self, models: Any, args: Any, **kwargs: Any) -> Any:

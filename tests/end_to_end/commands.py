@@ -86,6 +86,7 @@ def run(name, *words, text="", folder=ROOT, fails=False, before=None):
     """Run a fairseq command to its end and return what it printed."""
     status, printed = Command(name, *words, text=text, folder=folder, before=before).wait()
     assert (status != 0) == fails, printed[-4000:]
+    assert "--- Logging error ---" not in printed
     return printed
 
 

@@ -27,9 +27,11 @@ def test_each_prompt_is_continued_to_the_end_of_its_line(data, checkpoint):
 @pytest.mark.parametrize("options", ["--diverse-beam-groups 2", "--unkpen 1 --lenpen 0.5"])
 def test_other_searches_continue_a_prompt(data, checkpoint, options):
     words = ("--path", checkpoint, "--beam", 4, "--nbest", 4, "--max-len-b", 9, *options.split())
-    found = hypotheses(run("fairseq-interactive", data, *TASK, *words, text="the cat\n"))
+    printed = run("fairseq-interactive", data, *TASK, *words, text="the zebra\n")
+    assert re.search(r"WARNING .* 1 of 3 symbols of the prompts are <unk>", printed)
+    found = hypotheses(printed)
     assert len(found) == 4
-    assert all(text.startswith("the cat") for text in found)
+    assert all(text.startswith("the <unk>") for text in found)
 
 
 def test_generate_continues_segments_of_a_split(data, checkpoint):

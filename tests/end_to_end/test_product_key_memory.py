@@ -1,6 +1,7 @@
 """Product-key memories through fairseq's commands."""
 
 import math
+import re
 
 import numpy as np
 import pytest
@@ -53,6 +54,13 @@ def test_a_language_model_is_scored(data, trained, test_tokens):
     # fairseq would leave the blocks out, and report a perplexity of 1
     printed = evaluate_lm(data, path, length=1024, fails=True)
     assert "--tokens-per-sample is 1024" in printed
+
+
+def test_a_language_model_continues_prompts(data, trained):
+    path = trained("product_key_memory") / "checkpoint_last.pt"
+    words = ("--path", path, "--tokens-per-sample", 16, "--beam", 2, "--max-len-b", 9)
+    printed = run("fairseq-interactive", data, *TASK, *words, *ALL, text="the cat\n")
+    assert re.search(r"^H-0\t\S+\tthe cat", printed, re.MULTILINE)
 
 
 def test_other_optimizers_train_the_values_too(corpora, data, tmp_path, test_tokens):

@@ -54,7 +54,7 @@ REFUSED = [
             ("recurrent", {"split": "dev"}, "split dev: no data at", "dev.bin"),
             ("pairs", {"split": "dev"}, "split dev: no data at", "dev.lower-upper.upper"),
             ("recurrent", {"extended_context": 5}, "extended_context is 5", "mem_len=0"),
-            ("recurrent", {"context_window": 2}, "context_window is 2", "leave it out"),
+            ("recurrent", {"context_window": 1}, "context_window is 1", "leave it out"),
             ("recurrent", {"batch_size": 98}, "--batch-size is 98"),
             ("blocks", {"context_window": 10}, "context_window is 10", "less than", "10"),
             ("blocks", {"max_tokens": 10}, "max_tokens is 10", "leave it out"),

@@ -1,6 +1,7 @@
 """What segment models refuse: each message names the option or argument, its value and a remedy."""
 
 import math
+import os
 import re
 from types import SimpleNamespace
 
@@ -137,12 +138,20 @@ def test_a_model_that_memory_does_not_hold_is_refused_with_its_sizes():
         raise RuntimeError("something else")
 
 
-def build(model=None, from_checkpoint=False, **options):
+def test_weights_far_beyond_the_memory_are_refused_adaptive_embeddings_apart(monkeypatch):
+    # a layer takes 4 * 16 * (4 * 16 + 2 * 24) = 7168 bytes, plain embeddings 4 * 20 * 16 = 1280
+    monkeypatch.setattr(os, "sysconf", {"SC_PHYS_PAGES": 1, "SC_PAGE_SIZE": 7500 // 4}.get)
+    tiny_transformer_xl(decoder_layers=1, **ADAPTIVE)
+    with pytest.raises(ValueError, match=r"--decoder-embed-dim 16 and .* give smaller sizes"):
+        tiny_transformer_xl(decoder_layers=1)
+
+
+def build(model=None, given=(), **options):
     """A Transformer-XL by the task with such options."""
     task = SegmentLanguageModelingTask(SegmentLanguageModelingConfig(**options), dictionary())
     sizes = {"decoder_layers": 1, "decoder_embed_dim": 16, "decoder_attention_heads": 2}
     cfg = {"_name": "transformer_xl", "tokens_per_sample": 8, "extended_context": 0, **sizes}
-    return task.build_model(OmegaConf.create({**cfg, **(model or {})}), from_checkpoint)
+    return task.build_model(OmegaConf.create({**cfg, **(model or {})}), *given)
 
 
 def test_weights_that_are_not_finite_are_refused():
@@ -154,5 +163,5 @@ def test_weights_that_are_not_finite_are_refused():
 
 def test_evaluation_may_leave_out_the_recurrence_that_a_model_was_trained_with():
     zeros = {"zero_memory": True, "mem_len": 0}
-    assert build(zeros, from_checkpoint=True).decoder.context.mem_len == 0
+    assert build(zeros, given=(True,)).decoder.context.mem_len == 0
     assert build({**zeros, "mem_len": 8}).decoder.context.from_zeros

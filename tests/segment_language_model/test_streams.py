@@ -168,6 +168,20 @@ def test_a_split_that_no_model_reads_is_refused(tmp_path, sentences, damage, mes
     assert unraisable == [] or os.path.getsize(f"{path}.idx") < 9
 
 
+def test_each_epoch_reads_the_next_of_several_folders(tmp_path):
+    folders = [tmp_path / name for name in "ab"]
+    for folder, sentence in zip(folders, SENTENCES, strict=False):
+        folder.mkdir()
+        write(folder, "train", [sentence])
+    data = os.pathsep.join(map(str, folders))
+    options = SegmentLanguageModelingConfig(data=data, dataset_impl="mmap", train_subset="train")
+    task, read = SegmentLanguageModelingTask(options, dictionary()), []
+    for epoch in (1, 2, 3):
+        task.load_dataset("train", epoch)
+        read.append(task.dataset("train").tokens.tolist())
+    assert read == [SENTENCES[0], SENTENCES[1], SENTENCES[0]]
+
+
 def test_a_missing_split_is_named(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"no data at .*valid\.bin: name the folder"):
         load_tokens(str(tmp_path / "valid"), dictionary())
