@@ -40,7 +40,7 @@ def register() -> None:
             f"{PACKAGE} needs fairseq 0.12, and {fairseq.__version__} is installed: {REMEDY}"
         )
     _registered = True
-    # fairseq's blocks of whole lines (--sample-break-mode eos) read it, and numpy 2.4 lacks it
+    # fairseq's blocks of whole lines (--sample-break-mode eos) read it, and numpy 2 lacks it
     if not hasattr(numpy, "compat"):
         numpy.compat = SimpleNamespace(long=int)  # type: ignore[attr-defined]
     for room in ROOMS:

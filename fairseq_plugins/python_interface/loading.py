@@ -169,6 +169,7 @@ def _split_options(
     # subword_nmt and fastbpe, and sentencepiece
     of_units |= {"bpe_codes": units.model, "sentencepiece_model": units.model}
     of_units = {option: str(value) for option, value in of_units.items() if value}
+    of_units["moses_no_dash_splits"] = units.moses_no_dash_splits
     names: dict[str, str | None] = {}
     known: set[str] = set()
     options: dict[str, Any] = {}

@@ -116,7 +116,8 @@ class Units(NamedTuple):
     """The content of units.json.
 
     ``bpe`` and ``tokenizer`` are fairseq's names, ``model`` is the BPE's file, ``language`` selects
-    the tokenizer's rules. ``symbols`` maps characters to the symbols that stand for them.
+    the tokenizer's rules, and ``moses_no_dash_splits`` keeps words with hyphens whole. ``symbols``
+    maps characters to the symbols that stand for them.
     """
 
     unit: str = "words"
@@ -124,6 +125,7 @@ class Units(NamedTuple):
     model: Path | None = None
     tokenizer: str | None = None
     language: str | None = None
+    moses_no_dash_splits: bool = False
     symbols: Mapping[str, str] = MappingProxyType({})
 
 

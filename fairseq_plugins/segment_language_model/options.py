@@ -356,7 +356,7 @@ def find_dictionary(cfg: SegmentLanguageModelingConfig) -> str:
     path = os.path.join(utils.split_paths(cfg.data)[0], "dict.txt")
     if not os.path.isfile(path):
         inside = os.path.join(os.path.dirname(path), "bin")
-        hint = f": {inside}" if os.path.isdir(inside) else ""
+        hint = f": {inside}" if os.path.isfile(os.path.join(inside, "dict.txt")) else ""
         raise ValueError(
             f"DATA is {cfg.data}: there is no {path}; name the folder that fairseq-preprocess "
             f"wrote{hint}"

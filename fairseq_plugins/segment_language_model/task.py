@@ -301,7 +301,7 @@ class SegmentLanguageModelingTask(FairseqTask):
                 "%d of %d symbols of the prompts are <unk>: write prompts in the symbols of "
                 "dict.txt, or give the --bpe of the data (docs/evaluation.md)",
                 unknown,
-                sum(map(len, src_tokens)),
+                sum(len(tokens) - 1 for tokens in src_tokens),  # without </s>
             )
         return prompts(self.dictionary, src_tokens, src_lengths)
 

@@ -38,11 +38,13 @@ def write_units(
     model: str | None = None,
     language: str | None = None,
     symbols: Mapping[str, str] = {},
+    hyphens: bool = False,
 ) -> None:
-    """Write units.json; with the language of Moses' rules where Moses made the words."""
+    """Write units.json; with Moses' language and hyphens (True: split) where it made the words."""
     tokenizer = "moses" if language else None
     content = {"unit": unit, "bpe": bpe, "model": model, "tokenizer": tokenizer}
-    write_json(folder / "units.json", {**content, "language": language, "symbols": dict(symbols)})
+    content |= {"language": language, "moses_no_dash_splits": bool(language) and not hyphens}
+    write_json(folder / "units.json", {**content, "symbols": dict(symbols)})
 
 
 def load_srcdict(path: Path) -> "Dictionary":

@@ -150,7 +150,8 @@ def binarize(files: Files, options: argparse.Namespace, target: Path) -> dict:
     which = [*NO_MADE_UP_SYMBOLS, "--joined-dictionary"]
     languages = tuple(files["train"])
     sizes = preprocess(texts, target, options.workers, which, languages)
-    write_units(target, "subwords", "subword_nmt", "../bpe/codes", languages[0])
+    bpe = ("subword_nmt", "../bpe/codes")
+    write_units(target, "subwords", *bpe, languages[0], hyphens=options.aggressive_hyphens)
     symbols = sum(1 for _ in read_lines(target / f"dict.{languages[0]}.txt"))
     return {"symbols": symbols, "sizes": sizes}
 

@@ -128,10 +128,11 @@ def test_steps_and_units_are_those_beside_the_dictionary(folder):
     (folder / "bpe" / "codes").write_text("#version: 0.2\na b\n", encoding="utf-8")
     (folder / "units.json").write_text(
         '{"unit": "subwords", "bpe": "subword_nmt", "model": "bpe/codes", "tokenizer": "moses", '
-        '"language": "de"}'
+        '"language": "de", "moses_no_dash_splits": true}'
     )
     model = load(folder)
     assert model.text.lines.encode("abc, d") == "ab@@ c , d".split()
+    assert model.text.lines.encode("d-d") == "d@@ -@@ d".split()
     assert model.text.lines.tokenizer.cfg.source_lang == "de"
     assert model.unit == "perplexity"
     model = load(folder, unit="characters")

@@ -85,10 +85,10 @@ def test_units_are_read_from_beside_the_dictionary(tmp_path):
     path = tmp_path / "units.json"
     path.write_text(
         '{"unit": "subwords", "bpe": "subword_nmt", "model": "../bpe/codes", "tokenizer": "moses", '
-        '"language": "de", "symbols": {}, "later": 1}'
+        '"language": "de", "moses_no_dash_splits": true, "symbols": {}, "later": 1}'
     )
     model = tmp_path / "../bpe/codes"
-    assert read_units(tmp_path) == Units("subwords", "subword_nmt", model, "moses", "de")
+    assert read_units(tmp_path) == Units("subwords", "subword_nmt", model, "moses", "de", True)
     for text, message in (
         ('{"unit": "letters"}', r"unit in .*units.json is 'letters': there are characters, bytes"),
         ("[1]", "units.json cannot be read"),
@@ -121,7 +121,7 @@ def test_sentencepiece_keeps_blanks_at_the_beginning_of_lines(pieces):
 def test_unknown_symbols_are_refused_or_counted_as_unk():
     coder = TextCoder(dictionary(WORDS.split()))
     message = "text 3 has symbols that the dictionary lacks ('bird', 'red'): write it in symbols"
-    with pytest.raises(ValueError, match=r"load\(…, allow_unknown=True\) counts them as <unk>$"):
+    with pytest.raises(ValueError, match=r"count them as <unk> with load\(…, allow_unknown=True\)"):
         coder.encode("the red bird")
     with pytest.raises(ValueError, match=re.escape(message)):
         coder.encode("the red bird sat on the red bird", "text 3")

@@ -77,6 +77,7 @@ def test_words_and_subwords_of_one_text(prepare, source, tmp_path, options, unit
     out = tmp_path / "out"
     found = read_json(out / "bin" / "units.json")
     assert (found["unit"], found["tokenizer"]) == (unit, tokenizer)
+    assert found["moses_no_dash_splits"] == (tokenizer is not None)
     sizes = read_json(out / "preparation.json")["splits"]
     last = "tokens"
     if unit == "subwords":

@@ -125,9 +125,8 @@ def test_pairs_stay_together_from_the_texts_to_what_fairseq_reads(prepare, place
             back = [detokenizer.detokenize(joined(line).split()) for line in units]
             assert back == [line.strip("\x07 ") for line in kept]
     units = json.loads((out / "bin" / "units.json").read_text())
-    assert (units["unit"], units["bpe"], units["tokenizer"]) == (
-        *("subwords", "subword_nmt", "moses"),
-    )
+    names = ("unit", "bpe", "tokenizer", "moses_no_dash_splits")
+    assert [units[name] for name in names] == ["subwords", "subword_nmt", "moses", False]
     assert (out / "bin" / units["model"]).resolve() == out / "bpe" / "codes"
 
 
