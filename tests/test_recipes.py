@@ -192,6 +192,26 @@ def test_an_argument_in_a_name_sets_its_option(name):
     assert {option: model[option] for option in ARGUMENTS[name]} == ARGUMENTS[name]
 
 
+def test_gating_changes_the_number_of_branches_alone():
+    given = words("weighted_transformer", "gating_3", "train")
+    usual = words("weighted_transformer", "wmt14_en_de_2l", "train")
+    assert [word for word in given if word not in ("--branch-top-k", "3")] == usual
+
+
+@pytest.mark.parametrize("name", [name for _, name in LISTED if name.endswith("_plain")])
+def test_the_plain_transformer_is_trained_alike(name):
+    """Section 4.1 and table 2: other numbers of updates, and another dropout of 8 layers."""
+    weighted = training("weighted_transformer", name.removesuffix("_plain"))
+    plain = training("weighted_transformer", name)
+    for group in ("common", "dataset", "criterion", "lr_scheduler", "task", "checkpoint"):
+        assert weighted[group] == plain[group], group
+    assert weighted.optimizer.adam_betas == plain.optimizer.adam_betas
+    for option in ("lr", "update_freq"):
+        assert weighted.optimization[option] == plain.optimization[option], option
+    assert (weighted.model.dropout == plain.model.dropout) == ("8l" not in name)
+    assert weighted.model.freeze_branch_weights_after < weighted.optimization.max_update
+
+
 @pytest.mark.parametrize("name", [name for _, name in LISTED if name.startswith("wmt14")])
 def test_wmt14_has_the_schedule_of_the_paper(name):
     cfg = training("weighted_transformer", name)

@@ -133,6 +133,7 @@ def test_both_attentions_of_a_decoder_layer_are_told_apart(tmp_path):
 
 
 def test_each_layer_has_two_panels_and_each_branch_a_line():
+    # of which 10 to 12 sort before 2 as text
     twelve = [[number / 78 for number in range(1, 13)]] * 4
     courses = {
         ("encoder1", "kappa"): [KAPPA] * 4,
@@ -148,7 +149,11 @@ def test_each_layer_has_two_panels_and_each_branch_a_line():
     assert list(line.get_xdata()) == [10, 20, 60, 90]
     # the mean of three neighbours, fewer at the ends
     assert list(line.get_ydata()) == pytest.approx([1.5, 3.0, 11 / 3, 4.5])
-    assert len({(line.get_color(), line.get_linestyle()) for line in figure.axes[2].lines}) == 13
+    lines = figure.axes[2].get_lines()
+    assert [line.get_ydata()[0] for line in lines[:-1]] == pytest.approx(twelve[0])
+    assert len({(line.get_color(), line.get_linestyle()) for line in lines}) == 13
+    named = [text.get_text() for text in figure.legends[0].get_texts()]
+    assert named == [*(f"branch {number}" for number in range(1, 13)), "1/M"]
 
 
 NO_WEIGHTS = '{"epoch": 1, "valid_loss": "3.06", "valid_num_updates": "10"}'

@@ -2,9 +2,12 @@
 
 import gzip
 import json
+import multiprocessing
 import os
 import re
+import select
 import signal
+from functools import partial
 
 import pytest
 
@@ -97,6 +100,17 @@ def end_process():
     return lambda lines: os.kill(os.getpid(), signal.SIGKILL)
 
 
+def hold(fifo):
+    held = fifo.open("wb")
+    return lambda lines: (held, lines)[1]
+
+
+def wait_for_work(fifo):
+    results = in_processes(["a"], partial(hold, fifo), 2)
+    next(results)
+    signal.pause()
+
+
 def test_lines_keep_their_order_and_are_read_only_a_little_ahead(tmp_path, monkeypatch):
     monkeypatch.setattr(_lines, "CHUNK", 2)
     read = []
@@ -114,3 +128,15 @@ def test_lines_keep_their_order_and_are_read_only_a_little_ahead(tmp_path, monke
 def test_a_killed_process_is_an_error(tmp_path):
     with pytest.raises(ValueError, match=r"^--workers 2: one of the processes"):
         write_lines(["a"], tmp_path / "target", end_process, 2, "end")
+
+
+def test_processes_end_with_the_one_that_is_killed(tmp_path):
+    fifo = tmp_path / "fifo"
+    os.mkfifo(fifo)
+    script = multiprocessing.get_context("fork").Process(target=wait_for_work, args=(fifo,))
+    script.start()
+    with fifo.open("rb") as held_by_processes:
+        script.kill()
+        script.join()
+        assert select.select([held_by_processes], [], [], 60)[0]
+        assert held_by_processes.read() == b""
