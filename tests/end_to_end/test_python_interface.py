@@ -28,9 +28,9 @@ def saved(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def model(checkpoint):
-    """The small model, whose dictionary is where it was trained."""
-    return load(checkpoint.parent)
+def model(checkpoint, data):
+    """The small model."""
+    return load(checkpoint, data)
 
 
 @pytest.fixture(scope="module")
@@ -74,6 +74,20 @@ def test_scores_are_those_of_fairseq_eval_lm(data, checkpoint, text, words, opti
     stream = model.stream()
     lines = [stream.score(line) for line in text.splitlines(keepends=True)]
     assert_told(sum(lines[1:], lines[0]), printed)
+
+
+def test_a_split_is_scored_as_fairseq_eval_lm_does(data, transformer_xl):
+    changed = {"mem_len": 6, "same_length": True, "clamp_len": 4}
+    words = ("--batch-size", 3, "--model-overrides", changed)
+    printed = evaluate(data, transformer_xl, *words)
+    losses = load(transformer_xl, data, **changed).score_split("test", batch_size=3)
+    assert len(losses) == tokens_evaluated(printed)
+    assert f"{losses.mean() / math.log(2):.4f}" == f"{loss(printed):.4f}"
+    # each of the three counts
+    for option, value in (("mem_len", 12), ("same_length", False), ("clamp_len", None)):
+        other = load(transformer_xl, data, **{**changed, option: value})
+        other_losses = other.score_split("test", batch_size=3)
+        assert abs(other_losses.mean() - losses.mean()) > 1e-4
 
 
 def test_scores_of_blocks_are_those_of_fairseq_eval_lm(saved):

@@ -96,13 +96,22 @@ def test_two_workers_learn_what_one_learns(data, uninterrupted, tmp_path):
 
 
 def test_the_memory_that_two_workers_saved_is_gone_on_with(data, uninterrupted, tmp_path):
-    begun, other = tmp_path / "begun", tmp_path / "other"
+    begun, other, cold = (tmp_path / name for name in ("begun", "other", "cold"))
     train_on_two_workers(data, begun, "--max-update", 3, "--batch-split", 2)
     shutil.copytree(begun, other)
+    shutil.copytree(begun, cold)
     for how, folder in ((train, begun), (train_on_two_workers, other)):
         printed = how(data, folder, "--max-update", STEPS)
         assert "resuming with recurrence, after 24 tokens of each stream" in printed
         assert_equal(parameters(folder), parameters(uninterrupted), **ROUNDED)
+    # without the memory it ends elsewhere
+    path = cold / "checkpoint_last.pt"
+    state = torch.load(path, weights_only=True)
+    del state["extra_state"]["train_iterator"]["recurrence"]
+    torch.save(state, path)
+    assert "resuming cold" in train(data, cold, "--max-update", STEPS)
+    with pytest.raises(AssertionError):
+        assert_equal(parameters(cold), parameters(uninterrupted), **ROUNDED)
 
 
 @pytest.mark.slow

@@ -77,7 +77,7 @@ def test_translations_are_evaluated_with_what_weighs_the_branches(
 
 
 def test_python_translates_as_fairseq_does(pairs, model, translate):
-    loaded = fairseq_plugins.load(model)
+    loaded = fairseq_plugins.load(model / "checkpoint_last.pt", pairs)
     sentences = (pairs.parent / "test.en").read_text(encoding="utf-8").splitlines()
     # fairseq-generate takes batches of like length, too, and computes no sentence otherwise
     options = {"beam": 4, "batch_size": 8, "length_penalty": 0.6}
@@ -90,7 +90,7 @@ def test_python_translates_as_fairseq_does(pairs, model, translate):
         best = found[int(number)][0]
         assert best.text == text
         assert best.score / math.log(2) == pytest.approx(float(score), abs=1e-5)
-    uniform = fairseq_plugins.load(model, pairs, branch_weights="uniform")
+    uniform = fairseq_plugins.load(model / "checkpoint_last.pt", pairs, branch_weights="uniform")
     (other,) = uniform.hypotheses(sentences[:1], **options)
     assert other[0].score != found[0][0].score
 
@@ -105,7 +105,7 @@ def test_python_takes_moses_and_bpe_steps_as_fairseq_interactive_does(pairs, mod
     text = "the cat's mat, cat"
     printed = run("fairseq-interactive", pairs, *USER_DIR, *path, *words, text=f"{text}\n")
     (expected,) = re.findall(r"^D-0\t\S+\t(.*)$", printed, re.MULTILINE)
-    loaded = fairseq_plugins.load(model, pairs, **steps)
+    loaded = fairseq_plugins.load(model / "checkpoint_last.pt", pairs, **steps)
     assert loaded.translate(text, beam=4) == expected
     assert "cat" in loaded.source.symbols(loaded.source.encode(text))
 

@@ -1,5 +1,7 @@
 """Compiled loops: any number of threads gives the same; they work where nothing can be written."""
 
+import builtins
+
 import numba
 import numpy as np
 import pytest
@@ -11,22 +13,56 @@ from tests.product_key_memory.standalone import WIDTH, adam_with_memory, learn, 
 assert cpu_kernels.use_numba(torch.ones(1))
 
 
-def test_two_threads_compute_what_one_does():
-    """Selection, sums, gradients and updates; a step divided by 0 raises nothing."""
+def draw(*shape):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(1))
+
+
+def trained():
+    memory = make_memory(slots=81, knn=5)
+    learn(memory, adam_with_memory(memory), tokens=40)
+    return dict(memory.state_dict())
+
+
+def test_two_threads_compute_exactly_what_one_does():
+    """Selection, sums and updates on the same inputs; a step divided by 0 raises nothing."""
     threads, found = torch.get_num_threads(), []
     try:
         for number in (1, 2):
             torch.set_num_threads(number)
-            memory = make_memory(slots=81, knn=5)
-            learn(memory, adam_with_memory(memory), tokens=40)
-            tables = [torch.zeros(2, WIDTH) for _ in range(3)]
-            numbers = (0.9, 0.98), torch.tensor(1.0), 0.01, 1e-3, 0.0
-            cpu_kernels.update_rows(*tables, torch.arange(2), torch.zeros(2, WIDTH), *numbers)
-            assert tables[0].isnan().all()
-            found.append(dict(memory.state_dict()))
+            pairs = cpu_kernels.select_pairs(draw(2, 2, 9, 20), 5)
+            sums = torch.empty(10, WIDTH)
+            places, starts = torch.arange(30), torch.arange(0, 31, 3)
+            cpu_kernels.sum_rows(draw(40, WIDTH), places, draw(30), starts, sums)
+            tables, zeros = ([make(40, WIDTH) for _ in range(3)] for make in (draw, torch.zeros))
+            tables[2].square_()
+            rows, numbers = torch.arange(0, 40, 2), ((0.9, 0.98), torch.tensor(1.0), 0.01, 1e-3)
+            cpu_kernels.update_rows(*tables, rows, draw(20, WIDTH), *numbers, 1e-8)
+            cpu_kernels.update_rows(*zeros, rows, torch.zeros(20, WIDTH), *numbers, 0.0)
+            assert zeros[0][rows].isnan().all()
+            found.append((*pairs, sums, *tables))
     finally:
         torch.set_num_threads(threads)
-    torch.testing.assert_close(*found)
+    assert all(map(torch.equal, *found))
+    assert all(x.isfinite().all() for x in found[0])
+
+
+def test_where_numba_cannot_be_imported_torchs_operations_do_the_same(monkeypatch, caplog):
+    with_numba, message = trained(), "Numba needs NumPy 9 or less"
+    imported = builtins.__import__
+
+    def refuse(name, *args):
+        if name == "numba":
+            raise ImportError(message)
+        return imported(name, *args)
+
+    cpu_kernels.import_numba.cache_clear()
+    with monkeypatch.context() as patched:
+        patched.setattr(builtins, "__import__", refuse)
+        without = trained()
+    cpu_kernels.import_numba.cache_clear()
+    torch.testing.assert_close(without, with_numba)
+    warned = [record.levelname for record in caplog.records if message in record.message]
+    assert warned == ["WARNING"]
 
 
 @pytest.mark.parametrize(

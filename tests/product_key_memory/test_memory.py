@@ -61,6 +61,13 @@ def test_values_and_all_gradients_equal_the_reference(options, keys, padding, mo
         assert_same(memory(x, mask), slow, [x, *memory.parameters()])
 
 
+@KEYS
+def test_a_batch_of_sequences_is_read_as_the_reference_reads_its_tokens(keys):
+    memory, x, mask = exact_memory(keys=keys), draw(2, TOKENS, D), torch.stack([PADDING, ~PADDING])
+    slow = product_key_memory(memory, x.flatten(0, 1), mask.flatten().tolist()).view_as(x)
+    assert_same(memory(x, mask), slow, [x, *memory.parameters()])
+
+
 @pytest.mark.parametrize("search", ["torch", "plain"])
 def test_shared_values_and_all_gradients_equal_the_reference(search):
     first = exact_memory(value_dim=3, search=search)

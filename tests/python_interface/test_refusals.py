@@ -1,5 +1,7 @@
 """What cannot be loaded, scored or generated: errors name argument, value and remedy."""
 
+import re
+
 import pytest
 
 from fairseq_plugins import load
@@ -64,7 +66,6 @@ REFUSED = [
         (kind, "load", given, *words)
         for kind, given, *words in (
             ("none at all", {}, "there is no ", "none at all.pt"),
-            ("a folder", {}, "", "a folder.pt has no checkpoint_best.pt", "or checkpoint.pt"),
             ("recurrent", {"mem_lne": 3}, "mem_lne is no option", "did you mean mem_len?"),
             ("recurrent", {"decoder_layers": 3}, "decoder_layers is no option", "leave it out"),
             ("recurrent", {"bpe_codes": "f"}, "bpe_codes is no option", "(None, None)"),
@@ -88,7 +89,6 @@ REFUSED = [
 def use(saved, models, kind, method, given):
     if method == "load":
         data = saved / ("pairs" if kind == "pairs" else "text")
-        (saved / "a folder.pt").mkdir(exist_ok=True)
         load(saved / f"{kind}.pt", data, **given)
     elif method == "stream":
         models(kind).stream().score(**given)
@@ -104,3 +104,11 @@ def test_what_cannot_be(saved, models, case):
     told = str(refusal.value)
     assert told.startswith(start)
     assert [word for word in words if word not in told] == []
+
+
+def test_a_folder_without_a_checkpoint(tmp_path):
+    names = "checkpoint_best.pt, checkpoint_last.pt or checkpoint.pt"
+    with pytest.raises(
+        ValueError, match=re.escape(f"{tmp_path} has no {names}: name a checkpoint")
+    ):
+        load(tmp_path)

@@ -105,6 +105,16 @@ def test_a_distance_beyond_the_mask_has_no_weight(attend):
     assert all(gradient.isfinite().all() for gradient in gradients)
 
 
+def test_the_plain_kernel_has_gradients_of_gradients():
+    inputs = [*(draw(2, 1, n, 2) for n in (3, 4, 4)), draw(2, 3, 2), draw(2, 1, 3, 2), draw(2, 2)]
+
+    def attend(query, keys, values, rel_keys, *position_query_and_bias):
+        how = (Window(0, 2), 0.0, *position_query_and_bias)
+        return plain_attention(query, keys, values, Clamped(rel_keys), *how)[0]
+
+    assert torch.autograd.gradgradcheck(attend, inputs)
+
+
 @pytest.mark.parametrize("attend", [window_attention, plain_attention])
 def test_weights_are_dropped_and_the_others_scaled(attend):
     query, keys, values = (

@@ -3,9 +3,11 @@
 import pytest
 import torch
 
+from fairseq_plugins.all_attention import adaptive_span
+from fairseq_plugins.all_attention.attention import GroupedCaches
 from fairseq_plugins.segment_language_model.key_value_cache import HiddenStates, KeyValueCache
 from fairseq_plugins.segment_language_model.recurrence import Recurrence
-from tests.tiny import tiny_model, tiny_transformer_xl, tokens
+from tests.tiny import spread_spans, tiny_model, tiny_transformer_xl, tokens
 
 HEADS, STREAMS, WIDTH = 2, 3, 4
 
@@ -106,12 +108,30 @@ def test_gradients_do_not_depend_on_how_the_past_was_read(build):
         model.train()(stream[:, 4:], recurrence=recurrence, start=4)
 
 
-@pytest.mark.parametrize("order", [[0, 1, 2], [0, 1], [2, 1, 0], [0, 1, 2, 0]])
-def test_a_walk_goes_on_in_the_order_that_is_asked_for(order):
-    model, stream, order = tiny_transformer_xl().double(), tokens(3, 8), torch.tensor(order)
+def spread_model():
+    model = tiny_model(adaptive_span=True, span_ramp=1)
+    spread_spans(model)
+    return model
+
+
+@pytest.mark.parametrize("order", [[0, 1, 2], [0, 1], [2, 1, 0], [1, 2, 0], [2, 0, 0, 1]])
+@pytest.mark.parametrize(
+    ("build", "training", "kind"),
+    [
+        (tiny_transformer_xl, True, HiddenStates),
+        (tiny_transformer_xl, False, KeyValueCache),
+        (spread_model, False, GroupedCaches),
+    ],
+)
+def test_a_walk_goes_on_in_the_order_that_is_asked_for(build, training, kind, order, monkeypatch):
+    monkeypatch.setattr(adaptive_span, "GROUP_COST", 0)
+    model, stream, order = build().double().train(training), tokens(3, 8), torch.tensor(order)
     with torch.no_grad():
         recurrence, expected = Recurrence(), Recurrence()
         model(stream[:, :6], recurrence=recurrence, start=0)
+        states = next(iter(recurrence.histories.values())).layers
+        assert {type(state) for state in states} == {kind}
+        assert kind is not GroupedCaches or max(len(state.groups) for state in states) == 2
         recurrence.reorder(order)
         model(stream[order, :6], recurrence=expected, start=0)
         rest = stream[order, 6:]
