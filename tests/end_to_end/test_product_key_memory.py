@@ -47,7 +47,9 @@ def measured(printed):
 
 
 def test_a_language_model_is_scored(data, trained, test_tokens):
-    path = trained("product_key_memory") / "checkpoint_last.pt"
+    folder = trained("product_key_memory")
+    assert "lazy Adam updates the values of memories: 64 x 16" in (folder / "log").read_text()
+    path = folder / "checkpoint_last.pt"
     printed = evaluate_lm(data, path)
     assert tokens_evaluated(printed) == test_tokens
     assert loss(printed) < math.log2(24)
