@@ -13,8 +13,6 @@ from importlib.machinery import ModuleSpec
 from types import FrameType, ModuleType, SimpleNamespace
 from typing import Any
 
-import numpy
-
 PACKAGE = "fairseq_plugins"
 # each lists in REGISTERS its files with models, tasks, losses or optimizers
 ROOMS = (
@@ -41,8 +39,9 @@ def register() -> None:
         )
     _registered = True
     # fairseq's blocks of whole lines (--sample-break-mode eos) read it, and numpy 2 lacks it
+    numpy: Any = importlib.import_module("numpy")
     if not hasattr(numpy, "compat"):
-        numpy.compat = SimpleNamespace(long=int)  # type: ignore[attr-defined]
+        numpy.compat = SimpleNamespace(long=int)
     for room in ROOMS:
         for file in importlib.import_module(f"{PACKAGE}.{room}").REGISTERS:
             importlib.import_module(f"{PACKAGE}.{room}.{file}")
