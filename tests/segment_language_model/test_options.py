@@ -146,6 +146,14 @@ def test_weights_far_beyond_the_memory_are_refused_adaptive_embeddings_apart(mon
         tiny_transformer_xl(decoder_layers=1)
 
 
+def test_the_folder_that_holds_the_binarized_data_is_named(tmp_path):
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "dict.txt").touch()
+    options = SegmentLanguageModelingConfig(data=str(tmp_path), tokens_per_sample=8)
+    with pytest.raises(ValueError, match=rf"DATA is {tmp_path}: .* wrote: {tmp_path}/bin$"):
+        SegmentLanguageModelingTask.setup_task(options)
+
+
 def build(model=None, given=(), **options):
     """A Transformer-XL by the task with such options."""
     task = SegmentLanguageModelingTask(SegmentLanguageModelingConfig(**options), dictionary())
