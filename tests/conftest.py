@@ -1,5 +1,6 @@
 """What each test process needs from the start, and the order of the tests."""
 
+import gc
 import os
 import random
 import signal
@@ -56,6 +57,13 @@ def pytest_collection_modifyitems(config, items):
         files = sorted({item.path for item in items})
         generator.shuffle(files)
         items.sort(key=lambda item: files.index(item.path))
+
+
+def pytest_collection_finish():
+    """Leave what is imported out of all garbage collections: a seventh of the tests' time."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(50_000, 20, 50)
 
 
 @pytest.hookimpl(tryfirst=True)

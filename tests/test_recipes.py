@@ -1,6 +1,7 @@
 """Recipes train and evaluate what their list, and the tables beside their sources' flags, say."""
 
 import ast
+import dataclasses
 import os
 import re
 import shlex
@@ -9,18 +10,17 @@ from functools import cache
 
 import pytest
 from fairseq import options
-from fairseq.dataclass.utils import convert_namespace_to_omegaconf
-from fairseq.models import ARCH_CONFIG_REGISTRY
+from fairseq.criterions import CRITERION_DATACLASS_REGISTRY as CRITERIA
+from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_NAME_REGISTRY
+from fairseq.models import MODEL_DATACLASS_REGISTRY as MODELS
+from fairseq.tasks import TASK_DATACLASS_REGISTRY as TASKS
 
-import tests.quick_hydra  # noqa: F401 (changes Hydra)
 from fairseq_plugins.transformer_xl.model import TransformerXLLanguageModel
 from scripts.docs.tables import build, count_parameters, parse
 from scripts.evaluate import translation
 from tests.end_to_end.commands import run
-from tests.recipes import EXAMPLES, HYDRA, PAPERS, call, commands, listed, tables, words
+from tests.recipes import EXAMPLES, PAPERS, call, commands, listed, tables, words
 from tests.scripts.evaluate.saved_models import write_text
-
-pytestmark = pytest.mark.filterwarnings(HYDRA)
 
 LISTED = {
     (paper, name): cells
@@ -59,24 +59,46 @@ ARGUMENTS = {
     "16l_1024d_2_memories": {"memory_layers": "6,12"},
     "gating_3": {"branch_top_k": 3},
 }
+# what a second phase of training changes, and how often it saves
+PHASE = {"lr", "lr_scheduler", "min_lr", "warmup_updates", "warmup_init_lr", "max_update"}
+PHASE |= {"max_epoch", "disable_validation", "save_interval_updates", "keep_interval_updates"}
+PHASE |= {"keep_last_epochs", "no_epoch_checkpoints"}
 
 
 @cache
 def training(paper, name, *more, action="train"):
-    """What fairseq makes of a recipe's training; none of the tests changes it."""
-    return convert_namespace_to_omegaconf(parse(words(paper, name, action, *more)))
+    """The options of a recipe's training; none of the tests changes them."""
+    given = parse(words(paper, name, action, *more))
+    fill(given, MODELS.get(ARCH_MODEL_NAME_REGISTRY[given.arch]))
+    fill(given, CRITERIA[given.criterion])
+    fill(given, TASKS[given.task])
+    return given
 
 
+def evaluation(paper, name, *more):
+    given = words(paper, name, "evaluate", *more)
+    given = options.parse_args_and_arch(options.get_eval_lm_parser(), given)
+    fill(given, TASKS[given.task])
+    return given
+
+
+def fill(given, config):
+    """Give the options of a dataclass that a command leaves out their defaults."""
+    for option in dataclasses.fields(config) if config else ():
+        vars(given).setdefault(option.name, option.default)
+
+
+@cache
 def parameters(paper, name):
     symbols, _ = LISTED[paper, name]
     given = parse(words(paper, name, "train"))
     return count_parameters(build(given, int(symbols.replace(",", ""))))
 
 
-def evaluation(paper, name, *more):
-    parser = options.get_eval_lm_parser()
-    given = options.parse_args_and_arch(parser, words(paper, name, "evaluate", *more))
-    return convert_namespace_to_omegaconf(given)
+def differences(first, second):
+    """Options that two commands both have, with other values."""
+    first, second = vars(first), vars(second)
+    return {name for name in first.keys() & second.keys() if first[name] != second[name]}
 
 
 def set_options(given, arch=None):
@@ -88,15 +110,10 @@ def set_options(given, arch=None):
     return {word for word in given if word.startswith("--")} | named
 
 
-def value(cfg, flag):
-    """The value of an option, such as --lr, in what fairseq makes of a command."""
-    option = flag.lstrip("-").replace("-", "_")
-    if option in ("optimizer", "lr_scheduler"):
-        return cfg[option]._name
-    groups = ("model", "task", "dataset", "optimization", "optimizer", "lr_scheduler")
-    parts = [cfg[group] for group in (*groups, "checkpoint", "criterion")]
-    found = next(part[option] for part in parts if part and option in part)
-    return found[0] if option == "lr" else found
+def value(given, flag):
+    """The value of an option, such as --lr, in a command."""
+    found = getattr(given, flag.lstrip("-").replace("-", "_"))
+    return found[0] if flag == "--lr" else found
 
 
 @pytest.mark.parametrize(("paper", "name"), LISTED)
@@ -120,24 +137,24 @@ def test_a_recipe_has_the_flags_of_the_table(paper, table, name):
     told = {flag: row[column] for row in rows for flag in re.findall(r"`([\w-]+)`", row[1])}
     overrides = {}
     if table == 0:
-        given = words(paper, name, "train")
-        cfg = training(paper, name)
-        assert set_options(given, cfg.model._name) - NOT_IN_A_TABLE <= set(told)
+        given = training(paper, name)
+        present = set_options(words(paper, name, "train"), given.arch)
+        assert present - NOT_IN_A_TABLE <= set(told)
         (count,) = (row[column] for row in rows if row[1] == "parameters")
         assert f"{parameters(paper, name):,}" == count
     else:
-        cfg = evaluation(paper, name)
-        overrides = ast.literal_eval(cfg.common_eval.model_overrides)
+        given = evaluation(paper, name)
+        present = overrides = ast.literal_eval(given.model_overrides)
         assert set_options(words(paper, name, "evaluate")) - NOT_IN_A_TABLE <= set(told)
         assert set(overrides) <= set(told)
     for flag, cell in told.items():
         if cell == ABSENT:
-            assert flag not in (set_options(given, cfg.model._name) if table == 0 else overrides)
-        elif flag in ("--mem-len", "--tokens-per-sample-valid") and value(cfg, flag) is None:
+            assert flag not in present
+        elif flag in ("--mem-len", "--tokens-per-sample-valid") and value(given, flag) is None:
             # by default as long as a segment of training
-            assert cfg.task.tokens_per_sample == int(cell)
+            assert given.tokens_per_sample == int(cell)
         else:
-            found = value(cfg, flag) if flag.startswith("--") else overrides[flag]
+            found = value(given, flag) if flag.startswith("--") else overrides[flag]
             if cell in ("yes", "no"):
                 told_value = cell == "yes"
             else:
@@ -157,39 +174,36 @@ ABLATIONS = [
 @pytest.mark.parametrize("row", ABLATIONS, ids=lambda row: row[2])
 def test_a_row_of_the_ablations_sees_the_attention_length_of_the_table(row):
     name, _, title, to_train, to_evaluate, _, length = row
-    cfg = training("transformer_xl", name, *shlex.split(to_train.strip("`")))
-    trained = TransformerXLLanguageModel.recurrence_length(cfg.model)
+    given = training("transformer_xl", name, *shlex.split(to_train.strip("`")))
+    trained = TransformerXLLanguageModel.recurrence_length(given)
     assert bool(trained) == ("no recurrence" not in title)
-    assert cfg.criterion.half_loss is ("half loss" in title)
-    segment = cfg.task.tokens_per_sample
-    absolute = "absolute" in cfg.model.positions
-    cfg = evaluation("transformer_xl", name, *shlex.split(to_evaluate.strip("`")))
-    overrides = ast.literal_eval(cfg.common_eval.model_overrides)
+    assert given.half_loss is ("half loss" in title)
+    segment, absolute = given.tokens_per_sample, "absolute" in given.positions
+    given = evaluation("transformer_xl", name, *shlex.split(to_evaluate.strip("`")))
+    overrides = ast.literal_eval(given.model_overrides)
     # what the last token of a segment sees
     if trained:
         assert overrides == {"mem_len": int(length), "same_length": True}
     else:
         assert overrides == {}
-        assert cfg.task.tokens_per_sample + cfg.task.extended_context == int(length)
+        assert given.tokens_per_sample + given.extended_context == int(length)
         assert not absolute or int(length) <= segment
 
 
 @pytest.mark.parametrize("row", tables("all_attention", "Ablations")[0][1:], ids=lambda row: row[0])
 def test_a_point_of_figure_2_differs_by_its_options_alone(row):
-    given = re.findall(r"`(--[^`]*)`", row[1])
-    cfg = training("all_attention", "text8_large", *" ".join(given).split())
-    plain = training("all_attention", "text8_large")
-    changed = {name for name in plain.model if plain.model[name] != cfg.model[name]}
-    arch = {"decoder_layers", "persistent_vectors", "persistent_variant"} | {"arch", "_name"}
-    assert changed <= arch
-    assert bool(changed) == bool(given)
+    more = re.findall(r"`(--[^`]*)`", row[1])
+    given = training("all_attention", "text8_large", *" ".join(more).split())
+    changed = differences(given, training("all_attention", "text8_large"))
+    assert changed <= {"decoder_layers", "persistent_vectors", "persistent_variant", "arch"}
+    assert bool(changed) == bool(more)
 
 
 @pytest.mark.parametrize("name", ARGUMENTS)
 def test_an_argument_in_a_name_sets_its_option(name):
     paper = "weighted_transformer" if name.startswith("gating") else "product_key_memory"
-    model = training(paper, name).model
-    assert {option: model[option] for option in ARGUMENTS[name]} == ARGUMENTS[name]
+    given = vars(training(paper, name))
+    assert {option: given[option] for option in ARGUMENTS[name]} == ARGUMENTS[name]
 
 
 def test_gating_changes_the_number_of_branches_alone():
@@ -202,24 +216,28 @@ def test_gating_changes_the_number_of_branches_alone():
 def test_the_plain_transformer_is_trained_alike(name):
     """Section 4.1 and table 2: other numbers of updates, and another dropout of 8 layers."""
     weighted = training("weighted_transformer", name.removesuffix("_plain"))
-    plain = training("weighted_transformer", name)
-    for group in ("common", "dataset", "criterion", "lr_scheduler", "task", "checkpoint"):
-        assert weighted[group] == plain[group], group
-    assert weighted.optimizer.adam_betas == plain.optimizer.adam_betas
-    for option in ("lr", "update_freq"):
-        assert weighted.optimization[option] == plain.optimization[option], option
-    assert (weighted.model.dropout == plain.model.dropout) == ("8l" not in name)
-    assert weighted.model.freeze_branch_weights_after < weighted.optimization.max_update
+    changed = differences(weighted, training("weighted_transformer", name))
+    dropouts = {"dropout", "attention_dropout"}
+    # fairseq fills in sizes that follow from others for its own model at once
+    sizes = {
+        "decoder_input_dim",
+        "decoder_output_dim",
+        "max_source_positions",
+        "max_target_positions",
+    }
+    assert changed - dropouts - sizes <= {"arch", "optimizer", "max_update"}
+    assert bool(changed & dropouts) == ("8l" in name)
+    assert weighted.freeze_branch_weights_after < weighted.max_update
 
 
 @pytest.mark.parametrize("name", [name for _, name in LISTED if name.startswith("wmt14")])
 def test_wmt14_has_the_schedule_of_the_paper(name):
-    cfg = training("weighted_transformer", name)
-    width = cfg.model.decoder_embed_dim
+    given = training("weighted_transformer", name)
+    width = given.decoder_embed_dim
     # of update t: d^-0.5 · min(t^-0.5, t · 4000^-1.5)
-    assert cfg.optimization.lr == [pytest.approx(width**-0.5 * 4000**-0.5, rel=1e-5)]
-    assert cfg.lr_scheduler.warmup_init_lr == pytest.approx(width**-0.5 * 4000**-1.5, rel=1e-5)
-    assert cfg.dataset.max_tokens * cfg.optimization.update_freq[0] == 25_000
+    assert given.lr == [pytest.approx(width**-0.5 * 4000**-0.5, rel=1e-5)]
+    assert given.warmup_init_lr == pytest.approx(width**-0.5 * 4000**-1.5, rel=1e-5)
+    assert given.max_tokens * given.update_freq[0] == 25_000
 
 
 @pytest.mark.parametrize(
@@ -233,14 +251,12 @@ def test_wmt14_has_the_schedule_of_the_paper(name):
 )
 def test_finish_goes_on_with_the_same_options_at_the_last_rate(paper, name):
     first, last = training(paper, name), training(paper, name, action="finish")
-    for group in ("model", "task", "criterion"):
-        assert first[group] == last[group], group
-    assert first.optimizer._name == last.optimizer._name
-    lowest = first.lr_scheduler.get("min_lr") or first.optimization.lr[0] / 10
-    assert last.optimization.lr == [pytest.approx(lowest)]
-    assert last.lr_scheduler._name == "fixed"
-    further = [cfg.optimization.max_epoch or cfg.optimization.max_update for cfg in (first, last)]
-    assert further[0] < further[1]
+    assert differences(first, last) <= PHASE
+    lowest = getattr(first, "min_lr", None) or first.lr[0] / 10
+    assert last.lr == [pytest.approx(lowest)]
+    assert last.lr_scheduler == "fixed"
+    first, last = (given.max_epoch or given.max_update for given in (first, last))
+    assert first < last
 
 
 @pytest.mark.parametrize("paper", PAPERS)
@@ -256,10 +272,10 @@ def test_evaluation_is_understood_and_scores_every_token(paper):
                 assert given[:2] == ["-m", "scripts.evaluate.translation"]
                 kinds.add((name, translation.parse(given[2:]).branch_weights))
                 continue
-            cfg = evaluation(paper, name)
-            assert cfg.dataset.gen_subset == "test"
+            asked = evaluation(paper, name)
+            assert asked.gen_subset == "test"
             if paper == "product_key_memory":
-                assert cfg.dataset.required_batch_size_multiple == 1
+                assert asked.required_batch_size_multiple == 1
     assert understood
     if paper == "weighted_transformer":
         assert {("table3", kind) for kind in ("learned", "random", "uniform")} <= kinds
