@@ -49,7 +49,7 @@ def test_scores_are_the_references_however_a_text_is_read(monkeypatch, options):
     model = tiny_model(attention_span=SPAN, **options).double()
     if "span_init" not in options:
         spread_spans(model)
-    stream = tokens(2, 25)
+    stream = tokens(2, 19)
     span = options["mem_len"] if "same_length" in options else SPAN
     expected = torch.stack([network(model.decoder, row, span) for row in stream])
     assert_reads_as(model, stream, expected)

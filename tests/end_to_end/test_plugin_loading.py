@@ -123,11 +123,13 @@ print("transformer_xl_tiny" in ARCH_MODEL_REGISTRY)
 """
 
 
+@pytest.mark.slow
 def test_layers_import_no_fairseq_and_nothing_changes_logging():
     done = python(IMPORTS, path=ROOT)
     assert done.stdout.split() == ["True", "True"], done.stderr
 
 
+@pytest.mark.slow
 def test_any_file_may_be_imported_first():
     assert python(FILE_FIRST, path=ROOT).stdout.split() == ["True"]
 

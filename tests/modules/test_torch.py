@@ -61,6 +61,7 @@ def test_recomputed_blocks_have_the_same_gradients(name, use_reentrant):
     torch.testing.assert_close(read(recomputed, block), read(block, block))
 
 
+@pytest.mark.slow
 @every_block
 def test_compiled_blocks_compute_the_same(name):
     torch.compiler.reset()

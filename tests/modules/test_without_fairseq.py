@@ -12,6 +12,9 @@ from packaging.requirements import Requirement
 from tests.end_to_end.commands import PLUGIN, ROOT, environment
 from tests.modules import every_layer
 
+# three programs in a Python of their own
+pytestmark = pytest.mark.slow
+
 EXAMPLE = ROOT / "examples" / "plain_pytorch" / "train.py"
 MISSING = """
 import importlib.util, json, sys

@@ -191,6 +191,7 @@ VARIANTS = pytest.mark.parametrize(
 MASKS = pytest.mark.parametrize("mask", [None, PADDING], ids=["", "padded"])
 
 
+@pytest.mark.slow
 @VARIANTS
 @MASKS
 def test_a_compiled_and_an_exported_memory_are_one_graph_with_the_same_gradients(variant, mask):

@@ -11,8 +11,9 @@ def assert_reads_as(model, stream, expected, lengths=(1, 7)):
     Training keeps hidden states, evaluation without gradients keys and values.
     """
     for length in (*lengths, stream.size(1)):
-        for training, mode in ((True, torch.enable_grad), (False, torch.enable_grad)):
-            found = scores_by_segment(model.train(training), stream, length, mode)
+        # tokens one by one are read in two of the three ways: they take long
+        for training in (True,) if length == 1 else (True, False):
+            found = scores_by_segment(model.train(training), stream, length, torch.enable_grad)
             torch.testing.assert_close(found, expected)
         torch.testing.assert_close(scores_by_segment(model, stream, length), expected)
     torch.testing.assert_close(model(stream)[0], expected)
