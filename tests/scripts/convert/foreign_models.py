@@ -2,11 +2,9 @@
 
 import itertools
 import json
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
-from torch import Tensor
 
 from scripts.convert import checkpoint as import_checkpoint
 from tests.reference import foreign_models as reference
@@ -14,7 +12,6 @@ from tests.scripts.convert.tensor_bundle import write_bundle
 
 WIDTH, HEADS, INNER, LAYERS = 16, 2, 24, 2
 HEAD = WIDTH // HEADS
-VECTORS = 5
 # <eos> and <unk> are not where fairseq has them, and among the first of all cutoffs here
 SYMBOLS = ["w0", "w1", "<unk>", "é", "<eos>", *(f"w{number}" for number in range(5, 30))]
 CUTOFFS = [9, 16, 22]
@@ -28,12 +25,12 @@ class Foreign(NamedTuple):
     """
 
     source: str
-    tensors: dict[str, Tensor]
-    config: dict[str, Any]
-    symbols: list[str] = SYMBOLS
-    in_pytorch: dict[str, Tensor] | None = None
+    tensors: dict
+    config: dict
+    symbols: list = SYMBOLS
+    in_pytorch: dict | None = None
 
-    def log_probabilities(self, numbers: list[int], **settings: Any) -> Tensor:
+    def log_probabilities(self, numbers, **settings):
         """log p of each symbol after each of ``numbers``, (T, V), in float64."""
         config = {**self.config, **settings}
         if self.source == "adaptive-span":
@@ -45,7 +42,7 @@ class Foreign(NamedTuple):
         tensors = self.in_pytorch or self.tensors
         return reference.transformer_xl(tensors, config, numbers, hugging_face)
 
-    def write(self, folder: Path, name: str = "model.pt", leave_out: tuple[str, ...] = ()) -> Path:
+    def write(self, folder, name="model.pt", leave_out=()):
         """Write checkpoint, config.json and vocab.txt as the original saves them."""
         folder.mkdir(parents=True, exist_ok=True)
         kept = {key: value for key, value in self.tensors.items() if key not in leave_out}
@@ -65,13 +62,7 @@ class Foreign(NamedTuple):
         return folder
 
 
-def run_importer(
-    foreign: Foreign,
-    folder: Path,
-    output: Path,
-    name: str = "model.pt",
-    options: tuple[str, ...] = (),
-) -> int:
+def run_importer(foreign, folder, output, name="model.pt", options=()):
     """Exit status of the importer on the files that ``foreign`` wrote to a folder."""
     return import_checkpoint.main(
         [
@@ -85,108 +76,70 @@ def run_importer(
 class _Weights(dict):
     """Random tensors by name."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self._generator = torch.Generator().manual_seed(1)
 
-    def draw(self, name: str, *shape: int, std: float = 0.3, mean: float = 0.0) -> None:
+    def draw(self, name, *shape, std=0.3, mean=0.0):
         self[name] = mean + std * torch.randn(*shape, generator=self._generator)
 
-    def norm(self, name: str) -> None:
+    def linear(self, name, outputs, inputs, std=0.3):
+        """A weight and a bias with a deviation of its own."""
+        self.draw(f"{name}weight", outputs, inputs)
+        self.draw(f"{name}bias", outputs, std=std)
+
+    def norm(self, name):
         self.draw(f"{name}.weight", WIDTH, mean=1.0)
         self.draw(f"{name}.bias", WIDTH)
 
-    def bands(
-        self,
-        names: tuple[str, str],
-        prefix: str,
-        size: int,
-        cutoffs: list[int],
-        factor: int,
-        tied: bool,
-        tied_projections: list[bool],
-    ) -> None:
+    def bands(self, into, out_of, size, cutoffs, factor, tied, tied_projections):
         """Draw embeddings, and outputs with biases, with projections where bands are narrower."""
-        of_input, of_output = names
         bounds = [0, *cutoffs, size] if factor > 1 else [0, size]
         for band, (first, last) in enumerate(itertools.pairwise(bounds)):
             narrow = WIDTH // factor**band
-            embedding = f"{prefix}{of_input}.emb_layers.{band}.weight"
-            into = f"{prefix}{of_input}.emb_projs.{band}"
-            output = f"{of_output}.out_layers.{band}"
-            out_of = f"{of_output}.out_projs.{band}"
+            embedding, output = f"{into}.emb_layers.{band}.weight", f"{out_of}.out_layers.{band}."
+            projections = f"{into}.emb_projs.{band}", f"{out_of}.out_projs.{band}"
             self.draw(embedding, last - first, narrow, std=0.6 if band else 0.3)
+            self.linear(output, last - first, narrow, std=1.0)
             if tied:
-                self[f"{output}.weight"] = self[embedding]
-            else:
-                self.draw(f"{output}.weight", last - first, narrow)
-            self.draw(f"{output}.bias", last - first, std=1.0)
-            if factor > 1:
-                self.draw(into, WIDTH, narrow, std=0.5)
-                if tied_projections[band]:
-                    self[out_of] = self[into]
-                else:
-                    self.draw(out_of, WIDTH, narrow, std=0.5)
+                self[f"{output}weight"] = self[embedding]
+            for name in projections if factor > 1 else ():
+                self.draw(name, WIDTH, narrow, std=0.5)
+            if factor > 1 and tied_projections[band]:
+                self[projections[1]] = self[projections[0]]
 
 
 def transformer_xl(
-    cutoffs: list[int] | None = None,
-    div_val: int = 1,
-    tied: bool = True,
-    tie_projs: list[bool] | None = None,
-    hugging_face: bool = False,
-    symbols: list[str] = SYMBOLS,
-    **options: Any,
-) -> Foreign:
+    cutoffs=(), div_val=1, tied=True, tie_projs=None, hugging_face=False, symbols=SYMBOLS, **options
+):
     """A Transformer-XL of 2 layers, d 16, f 24, segments of 7 tokens and a memory of 10."""
-    cutoffs = cutoffs or []
     tie_projs = tie_projs or [False, *([True] * len(cutoffs))]
     config = {
-        "n_layer": LAYERS,
-        "n_head": HEADS,
-        "d_model": WIDTH,
-        "d_head": HEAD,
-        "d_embed": WIDTH,
-        "d_inner": INNER,
-        "dropout": 0.1,
-        "dropatt": 0.05,
-        "cutoffs": cutoffs,
-        "div_val": div_val,
-        "tie_projs": tie_projs,
-        "pre_lnorm": False,
-        "untie_r": hugging_face,
-        "tgt_len": 7,
-        "mem_len": 10,
-        "ext_len": 0,
-        "same_length": False,
-        "attn_type": 0,
-        "clamp_len": -1,
+        **{"n_layer": LAYERS, "n_head": HEADS, "d_model": WIDTH, "d_head": HEAD, "d_embed": WIDTH},
+        **{"d_inner": INNER, "dropout": 0.1, "dropatt": 0.05, "pre_lnorm": False},
+        **{"cutoffs": list(cutoffs), "div_val": div_val, "tie_projs": tie_projs},
+        **{"tgt_len": 7, "mem_len": 10, "ext_len": 0, "same_length": False, "clamp_len": -1},
+        **{"attn_type": 0, "untie_r": hugging_face},
         "vocab_size" if hugging_face else "n_token": len(symbols),
         "tie_word_embeddings" if hugging_face else "tie_weight": tied,
         **options,
     }
     prefix = "transformer." if hugging_face else ""
     w = _Weights()
-    w.bands(("word_emb", "crit"), prefix, len(symbols), cutoffs, div_val, tied, tie_projs)
+    w.bands(f"{prefix}word_emb", "crit", len(symbols), cutoffs, div_val, tied, tie_projs)
     if cutoffs:
-        w.draw("crit.cluster_weight", len(cutoffs), WIDTH)
-        w.draw("crit.cluster_bias", len(cutoffs), std=1.0)
-    if not config["untie_r"]:
-        w.draw(f"{prefix}r_w_bias", HEADS, HEAD)
-        w.draw(f"{prefix}r_r_bias", HEADS, HEAD)
-    for number in range(LAYERS):
-        layer = f"{prefix}layers.{number}"
-        if config["untie_r"]:
-            w.draw(f"{layer}.dec_attn.r_w_bias", HEADS, HEAD)
-            w.draw(f"{layer}.dec_attn.r_r_bias", HEADS, HEAD)
+        w.linear("crit.cluster_", len(cutoffs), WIDTH, std=1.0)
+    layers = [f"{prefix}layers.{number}" for number in range(LAYERS)]
+    for owner in [f"{layer}.dec_attn." for layer in layers] if config["untie_r"] else [prefix]:
+        w.draw(f"{owner}r_w_bias", HEADS, HEAD)
+        w.draw(f"{owner}r_r_bias", HEADS, HEAD)
+    for layer in layers:
         w.draw(f"{layer}.dec_attn.qkv_net.weight", 3 * WIDTH, WIDTH)
         w.draw(f"{layer}.dec_attn.o_net.weight", WIDTH, WIDTH)
         w.draw(f"{layer}.dec_attn.r_net.weight", WIDTH, WIDTH)
         w.norm(f"{layer}.dec_attn.layer_norm")
-        w.draw(f"{layer}.pos_ff.CoreNet.0.weight", INNER, WIDTH)
-        w.draw(f"{layer}.pos_ff.CoreNet.0.bias", INNER)
-        w.draw(f"{layer}.pos_ff.CoreNet.3.weight", WIDTH, INNER)
-        w.draw(f"{layer}.pos_ff.CoreNet.3.bias", WIDTH)
+        w.linear(f"{layer}.pos_ff.CoreNet.0.", INNER, WIDTH)
+        w.linear(f"{layer}.pos_ff.CoreNet.3.", WIDTH, INNER)
         w.norm(f"{layer}.pos_ff.layer_norm")
     w[f"{prefix}pos_emb.inv_freq"] = 10_000 ** (-torch.arange(0.0, WIDTH, 2) / WIDTH)
     source = "huggingface-transfo-xl" if hugging_face else "transformer-xl"
@@ -194,14 +147,10 @@ def transformer_xl(
 
 
 def transformer_xl_tensorflow(
-    cutoffs: list[int] | None = None,
-    div_val: int = 1,
-    proj_share_all_but_first: bool = True,
-    proj_same_dim: bool = True,
-    **options: Any,
-) -> Foreign:
+    cutoffs=(), div_val=1, proj_share_all_but_first=True, proj_same_dim=True, **options
+):
     """The model of ``transformer_xl`` as the TensorFlow code has it, with matrices (in, out)."""
-    shared = [False, *([proj_share_all_but_first] * len(cutoffs or []))]
+    shared = [False, *([proj_share_all_but_first] * len(cutoffs))]
     _, w, config, symbols, _ = transformer_xl(cutoffs, div_val, tie_projs=shared, **options)
     if not proj_same_dim:
         del w["word_emb.emb_projs.0"], w["crit.out_projs.0"]
@@ -227,11 +176,8 @@ def transformer_xl_tensorflow(
         found[f"{softmax}/cutoff_0/cluster_W"] = w["crit.cluster_weight"]
         found[f"{softmax}/cutoff_0/cluster_b"] = w["crit.cluster_bias"]
     for name in ("r_w_bias", "r_r_bias"):
-        if config["untie_r"]:
-            of_layers = [w[f"layers.{number}.dec_attn.{name}"] for number in range(LAYERS)]
-            found[f"transformer/{name}"] = torch.stack(of_layers)
-        else:
-            found[f"transformer/{name}"] = w[name]
+        of_layers = [w.get(f"layers.{number}.dec_attn.{name}") for number in range(LAYERS)]
+        found[f"transformer/{name}"] = torch.stack(of_layers) if config["untie_r"] else w[name]
     for number in range(LAYERS):
         theirs, attention = f"transformer/layer_{number}", f"layers.{number}.dec_attn"
         forward = f"layers.{number}.pos_ff"
@@ -247,32 +193,26 @@ def transformer_xl_tensorflow(
 
 
 def adaptive_span(
-    vectors: int = VECTORS,
-    adaptive: bool = True,
-    cutoffs: list[int] | None = None,
-    tied: bool = True,
-    span: int = 12,
-    spans: tuple[float, ...] = (0.1, 0.7, 0.35, 0.2),
-    far: float = 0.0,
-    symbols: list[str] = SYMBOLS,
-) -> Foreign:
+    vectors=5,
+    adaptive=True,
+    cutoffs=(),
+    tied=True,
+    span=12,
+    spans=(0.1, 0.7, 0.35, 0.2),
+    far=0.0,
+    symbols=SYMBOLS,
+):
     """A model of the adaptive-span code: 2 layers, d 16, ramp 3, 5 persistent vectors or f 24.
 
     ``far`` is added, times random numbers, to the position vectors beyond distance 6.
     """
     config = {
-        "nb_layers": LAYERS,
-        "nb_heads": HEADS,
-        "hidden_size": WIDTH,
-        "attn_span": span,
-        "inner_hidden_size": 1 if vectors else INNER,
-        "vocab_size": len(symbols),
-        "block_size": 7,
-        "dropout": 0.1,
-        "emb_dropout": 0.05,
+        **{"nb_layers": LAYERS, "nb_heads": HEADS, "hidden_size": WIDTH, "attn_span": span},
+        **{"inner_hidden_size": 1 if vectors else INNER, "vocab_size": len(symbols)},
+        **{"block_size": 7, "dropout": 0.1, "emb_dropout": 0.05},
         "adapt_io_params": {
             "adapt_io_enabled": bool(cutoffs),
-            "adapt_io_cutoffs": cutoffs or [],
+            "adapt_io_cutoffs": list(cutoffs),
             "adapt_io_divval": 2,
             "adapt_io_tied": tied,
         },
@@ -281,14 +221,12 @@ def adaptive_span(
     }
     w = _Weights()
     if cutoffs:
-        tied_projections = [tied] * (len(cutoffs) + 1)
-        w.bands(("in_emb", "out_emb"), "", len(symbols), cutoffs, 2, tied, tied_projections)
-        w.draw("out_emb.cluster_proj.weight", len(cutoffs), WIDTH)
-        w.draw("out_emb.cluster_proj.bias", len(cutoffs), std=1.0)
+        every = [tied] * (len(cutoffs) + 1)
+        w.bands("in_emb", "out_emb", len(symbols), cutoffs, 2, tied, every)
+        w.linear("out_emb.cluster_proj.", len(cutoffs), WIDTH, std=1.0)
     else:
         w.draw("in_emb.weight", len(symbols), WIDTH, std=1.0)
-        w.draw("out_emb.weight", len(symbols), WIDTH)
-        w.draw("out_emb.bias", len(symbols), std=1.0)
+        w.linear("out_emb.", len(symbols), WIDTH, std=1.0)
     w.draw("key_pe", 1, HEAD, span, std=1.0)
     w.draw("far", 1, HEAD, span - 6, std=far)
     w["key_pe"][:, :, :-6] += w.pop("far")
@@ -297,20 +235,17 @@ def adaptive_span(
         for name in ("query", "key", "val", "out"):
             w.draw(f"{layer}.attn.proj_{name}.weight", WIDTH, WIDTH)
         w.norm(f"{layer}.norm1")
-        attention = f"{layer}.attn.attn."
+        owners = [f"{layer}.attn.attn."]
         if vectors:
-            memory = f"{attention}persistent_memory."
-            w.draw(f"{memory}key", HEADS, HEAD, vectors)
-            w.draw(f"{memory}val", HEADS, vectors, HEAD)
+            owners.append(f"{owners[0]}persistent_memory.")
+            w.draw(f"{owners[1]}key", HEADS, HEAD, vectors)
+            w.draw(f"{owners[1]}val", HEADS, vectors, HEAD)
         else:
-            w.draw(f"{layer}.ff.fc1.weight", INNER, WIDTH)
-            w.draw(f"{layer}.ff.fc1.bias", INNER)
-            w.draw(f"{layer}.ff.fc2.weight", WIDTH, INNER)
-            w.draw(f"{layer}.ff.fc2.bias", WIDTH)
+            w.linear(f"{layer}.ff.fc1.", INNER, WIDTH)
+            w.linear(f"{layer}.ff.fc2.", WIDTH, INNER)
             w.norm(f"{layer}.norm2")
-        if adaptive:
+        for owner in owners if adaptive else ():
             of_layer = torch.tensor(spans[number * HEADS :][:HEADS]).view(HEADS, 1, 1)
-            for owner in (attention, memory) if vectors else (attention,):
-                w[f"{owner}adaptive_span._mask.current_val"] = of_layer
-                w[f"{owner}adaptive_span._mask.mask_template"] = torch.arange(1.0 - span, 1)
+            w[f"{owner}adaptive_span._mask.current_val"] = of_layer
+            w[f"{owner}adaptive_span._mask.mask_template"] = torch.arange(1.0 - span, 1)
     return Foreign("adaptive-span", dict(w), config, symbols)

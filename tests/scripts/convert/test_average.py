@@ -10,6 +10,8 @@ from fairseq_plugins.weighted_transformer.branch_weights import draw_from_simple
 from scripts.convert.average import average, main
 from tests.scripts.evaluate.saved_models import Mischief, write_checkpoint, write_text
 
+TABLE = "decoder.embed_tokens.weight"
+
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory):
@@ -34,10 +36,6 @@ def run(*words):
     return main([*map(str, words)])
 
 
-def weights(path):
-    return torch.load(path, weights_only=True)["model"]
-
-
 def test_the_last_of_a_folder_are_averaged(models, tmp_path):
     folder, output = tmp_path / "models", tmp_path / "mean.pt"
     # their updates count before their names: --reset-dataloader counts epochs anew
@@ -48,7 +46,10 @@ def test_the_last_of_a_folder_are_averaged(models, tmp_path):
     for given in (models, folder):
         assert run(given, "--last", 2, "--output", output) == 0
         state = torch.load(output, weights_only=True)
-        one, two = weights(models / "checkpoint_2_20.pt"), weights(models / "checkpoint3.pt")
+        one, two = (
+            torch.load(models / name, weights_only=True)["model"]
+            for name in ("checkpoint_2_20.pt", "checkpoint3.pt")
+        )
         assert state["model"].keys() == one.keys()
         for name, weight in state["model"].items():
             torch.testing.assert_close(weight, (one[name] + two[name]) / 2, atol=1e-7, rtol=1e-6)
@@ -90,28 +91,19 @@ def test_what_must_hold_of_weights_holds_of_their_mean():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda state: state["task_state"].update(dictionaries={}), "BOTH .* dictionaries: "),
+        (lambda state, _: state["task_state"].update(dictionaries={}), "BOTH .* dictionaries: "),
         (
-            lambda state: state["cfg"]["model"].update(_name="transformer_xl"),
+            lambda state, _: state["cfg"]["model"].update(_name="transformer_xl"),
             "BOTH .* model: all_attention_lm and transformer_xl",
         ),
+        (lambda _, model: model.pop(TABLE), f"BOTH .* {TABLE}: .* and None"),
         (
-            lambda state: state["model"].pop("decoder.embed_tokens.weight"),
-            "BOTH .* decoder.embed_tokens.weight: .* and None",
+            lambda _, model: model.update({TABLE: torch.ones(3, 16)}),
+            rf"BOTH .* {TABLE}: \(.*\) and \(3, 16\)",
         ),
-        (
-            lambda state: state["model"].update({"decoder.embed_tokens.weight": torch.ones(3, 16)}),
-            r"BOTH .* decoder.embed_tokens.weight: \(.*\) and \(3, 16\)",
-        ),
-        (
-            lambda state: state["model"]["decoder.embed_tokens.weight"].fill_(torch.nan),
-            "decoder.embed_tokens.weight in OTHER has a number that is not finite",
-        ),
-        (
-            lambda state: state["model"].update(weight=1.0),
-            "CHECKPOINT OTHER holds no model's weights",
-        ),
-        (lambda state: None, "BOTH both have 10 updates"),
+        (lambda _, model: model[TABLE].fill_(torch.nan), f"{TABLE} in OTHER has a number that is"),
+        (lambda _, model: model.update(weight=1.0), "CHECKPOINT OTHER holds no model's weights"),
+        (lambda *_: None, "BOTH both have 10 updates"),
     ],
 )
 def test_checkpoints_that_do_not_belong_together_are_refused(
@@ -119,7 +111,7 @@ def test_checkpoints_that_do_not_belong_together_are_refused(
 ):
     first, other = models / "checkpoint1.pt", tmp_path / "other.pt"
     state = torch.load(first, weights_only=True)
-    change(state)
+    change(state, state["model"])
     torch.save(state, other)
     message = message.replace("BOTH", f"{first} and OTHER").replace("OTHER", str(other))
     refused(main, [first, other], message)
@@ -138,10 +130,8 @@ def test_checkpoints_that_do_not_belong_together_are_refused(
 )
 def test_impossible_choices_are_refused(models, tmp_path, refused, words, message):
     torch.save({"model": Mischief(tmp_path / "made")}, models / "bad.pt")
-    words = [
-        models / word if word.endswith(".pt") or not word else word for word in map(str, words)
-    ]
-    refused(main, words, message.replace("FOLDER", str(models)))
+    places = [models / word if word in ("", "checkpoint1.pt", "bad.pt") else word for word in words]
+    refused(main, places, message.replace("FOLDER", str(models)))
     assert not (tmp_path / "made").exists()
 
 

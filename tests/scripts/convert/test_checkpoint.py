@@ -1,3 +1,5 @@
+from itertools import pairwise
+
 import pytest
 import torch
 from fairseq import checkpoint_utils
@@ -33,58 +35,40 @@ def with_older_names():
     return foreign._replace(config=config)
 
 
+LIMITED = {"same_length": True, "clamp_len": 6}
 LAYOUTS = {
-    "txl-plain": lambda: transformer_xl(),
-    "txl-plain-untied": lambda: transformer_xl(tied=False, untie_r=True),
-    "txl-pre-lnorm": lambda: transformer_xl(pre_lnorm=True, symbols=WITHOUT_UNK),
-    "txl-div1": lambda: transformer_xl(CUTOFFS),
-    "txl-div1-untied": lambda: transformer_xl(CUTOFFS, tied=False, mem_len=0),
-    "txl-div2": lambda: transformer_xl(CUTOFFS, 2),
-    "txl-div2-all-projections-tied": lambda: transformer_xl(
-        CUTOFFS, 2, tie_projs=[True] * 4, same_length=True, clamp_len=6
+    "txl-plain": transformer_xl(),
+    "txl-plain-untied": transformer_xl(tied=False, untie_r=True),
+    "txl-pre-lnorm": transformer_xl(pre_lnorm=True, symbols=WITHOUT_UNK),
+    "txl-div1": transformer_xl(CUTOFFS),
+    "txl-div1-untied": transformer_xl(CUTOFFS, tied=False, mem_len=0),
+    "txl-div2": transformer_xl(CUTOFFS, 2),
+    "txl-div2-all-projections-tied": transformer_xl(CUTOFFS, 2, tie_projs=[True] * 4, **LIMITED),
+    "txl-div2-no-projection-tied": transformer_xl(CUTOFFS, 2, tie_projs=[False] * 4),
+    "txl-div2-some-projections-tied": transformer_xl(CUTOFFS, 2, tie_projs=[True, False] * 2),
+    "txl-div2-untied": transformer_xl(CUTOFFS, 2, tied=False, tie_projs=[False] * 4),
+    "txl-div2-untied-but-for-projections": transformer_xl(CUTOFFS, 2, tied=False),
+    "hf-plain": transformer_xl(hugging_face=True),
+    "hf-div1": transformer_xl(CUTOFFS, hugging_face=True),
+    "hf-div2": transformer_xl(CUTOFFS, 2, hugging_face=True),
+    "hf-div2-untied-pre-lnorm": transformer_xl(
+        CUTOFFS, 2, False, hugging_face=True, symbols=WITHOUT_UNK, pre_lnorm=True, **LIMITED
     ),
-    "txl-div2-no-projection-tied": lambda: transformer_xl(CUTOFFS, 2, tie_projs=[False] * 4),
-    "txl-div2-some-projections-tied": lambda: transformer_xl(
-        CUTOFFS, 2, tie_projs=[True, False, True, False]
-    ),
-    "txl-div2-untied": lambda: transformer_xl(CUTOFFS, 2, tied=False, tie_projs=[False] * 4),
-    "txl-div2-untied-but-for-projections": lambda: transformer_xl(CUTOFFS, 2, tied=False),
-    "hf-plain": lambda: transformer_xl(hugging_face=True),
-    "hf-div1": lambda: transformer_xl(CUTOFFS, hugging_face=True),
-    "hf-div2": lambda: transformer_xl(CUTOFFS, 2, hugging_face=True),
-    "hf-div2-untied-pre-lnorm": lambda: transformer_xl(
-        CUTOFFS,
-        2,
-        tied=False,
-        hugging_face=True,
-        symbols=WITHOUT_UNK,
-        pre_lnorm=True,
-        same_length=True,
-        clamp_len=6,
-    ),
-    "hf-shared-biases-in-each-layer": with_biases_in_each_layer,
-    "hf-older-names": with_older_names,
-    "tf-plain": lambda: transformer_xl_tensorflow(same_length=True),
-    "tf-div1": lambda: transformer_xl_tensorflow(CUTOFFS, untie_r=True, clamp_len=6),
-    "tf-div2": lambda: transformer_xl_tensorflow(CUTOFFS, 2, untie_r=True),
-    "tf-div2-no-projection-shared": lambda: transformer_xl_tensorflow(
-        CUTOFFS, 2, proj_share_all_but_first=False, symbols=WITHOUT_UNK
-    ),
-    "tf-div2-first-band-not-projected": lambda: transformer_xl_tensorflow(
-        CUTOFFS, 2, proj_same_dim=False, same_length=True, clamp_len=6
-    ),
-    "tf-div2-neither": lambda: transformer_xl_tensorflow(
-        CUTOFFS, 2, proj_share_all_but_first=False, proj_same_dim=False, same_length=True
-    ),
-    "span-ff": lambda: adaptive_span(0, far=25.0),
-    "span-ff-fixed": lambda: adaptive_span(0, adaptive=False),
-    "all-attention": lambda: adaptive_span(far=25.0),
-    "all-attention-fixed": lambda: adaptive_span(adaptive=False),
-    "all-attention-trimmed": lambda: adaptive_span(
-        span=80, spans=(0.013, 0.093, 0.022, 0.004), far=25.0
-    ),
-    "all-attention-adaptive-io": lambda: adaptive_span(cutoffs=CUTOFFS, symbols=WITHOUT_UNK),
-    "span-ff-adaptive-io-untied": lambda: adaptive_span(0, cutoffs=CUTOFFS, tied=False),
+    "hf-shared-biases-in-each-layer": with_biases_in_each_layer(),
+    "hf-older-names": with_older_names(),
+    "tf-plain": transformer_xl_tensorflow(same_length=True),
+    "tf-div1": transformer_xl_tensorflow(CUTOFFS, untie_r=True, clamp_len=6),
+    "tf-div2": transformer_xl_tensorflow(CUTOFFS, 2, untie_r=True),
+    "tf-div2-none-shared": transformer_xl_tensorflow(CUTOFFS, 2, False, symbols=WITHOUT_UNK),
+    "tf-div2-first-not-projected": transformer_xl_tensorflow(CUTOFFS, 2, True, False, **LIMITED),
+    "tf-div2-neither": transformer_xl_tensorflow(CUTOFFS, 2, False, False, same_length=True),
+    "span-ff": adaptive_span(0, far=25.0),
+    "span-ff-fixed": adaptive_span(0, adaptive=False),
+    "all-attention": adaptive_span(far=25.0),
+    "all-attention-fixed": adaptive_span(adaptive=False),
+    "all-attention-trimmed": adaptive_span(span=80, spans=(0.013, 0.093, 0.022, 0.004), far=25.0),
+    "all-attention-adaptive-io": adaptive_span(cutoffs=CUTOFFS, symbols=WITHOUT_UNK),
+    "span-ff-adaptive-io-untied": adaptive_span(0, cutoffs=CUTOFFS, tied=False),
 }
 
 
@@ -138,21 +122,21 @@ def check_log_probabilities(foreign, model, dictionary, length=7):
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_every_log_probability_is_the_originals(tmp_path, layout):
-    foreign = LAYOUTS[layout]()
+    foreign = LAYOUTS[layout]
     model, dictionary = imported(foreign, tmp_path)
     check_log_probabilities(foreign, model, dictionary)
     norms = {module.eps for module in model.modules() if isinstance(module, torch.nn.LayerNorm)}
     assert norms == {1e-12 if layout.startswith("tf") else 1e-5}
     given = (tmp_path / "output" / "options.txt").read_text(encoding="utf-8").split()
     dropouts = {
-        name: float(given[given.index(f"--{name}dropout") + 1])
-        for name in ("embed-", "output-", "", "activation-", "attention-")
-        if f"--{name}dropout" in given
+        name[2:].removesuffix("dropout"): float(rate)
+        for name, rate in pairwise(given)
+        if name.endswith("dropout")
     }
     if foreign.source == "adaptive-span":
-        expected = {"embed-": 0.05, "output-": 0.05, "attention-": 0.1}
         # of the feed-forward layer
-        expected["activation-"] = 0.0 if foreign.config["pers_mem_params"]["pers_mem_size"] else 0.1
+        activation = 0.0 if foreign.config["pers_mem_params"]["pers_mem_size"] else 0.1
+        expected = {"embed-": 0.05, "output-": 0.05, "attention-": 0.1, "activation-": activation}
     else:
         expected = dict.fromkeys(("embed-", "output-", "", "activation-"), 0.1)
         expected["attention-"] = 0.05
@@ -164,10 +148,7 @@ def test_every_log_probability_is_the_originals(tmp_path, layout):
     ("name", "foreign"),
     [
         ("pytorch_model.bin", transformer_xl(CUTOFFS, 2, hugging_face=True)),
-        (
-            "model.safetensors",
-            transformer_xl(CUTOFFS, 2, hugging_face=True, tie_projs=[True] * 4),
-        ),
+        ("model.safetensors", transformer_xl(CUTOFFS, 2, True, [True] * 4, hugging_face=True)),
         ("checkpoint.pt", adaptive_span(cutoffs=CUTOFFS)),
     ],
 )
