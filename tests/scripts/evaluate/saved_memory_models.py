@@ -21,37 +21,23 @@ SMALL = {"memory_slots": 9, "memory_heads": 2, "memory_knn": 2, "memory_query_di
 PAIRS = ((4, 6), (9, 3), (2, 2), (7, 5), (5, 5), (3, 8), (1, 1))
 SOURCES, TARGETS = map(sum, zip(*PAIRS, strict=True))
 # what tests.product_key_memory.tiny builds
-_BLOCKS = {
-    "decoder_layers": 3,
-    "decoder_embed_dim": 16,
-    "decoder_ffn_embed_dim": 24,
-    "decoder_attention_heads": 2,
-    "tokens_per_sample": 16,
-    "max_target_positions": None,
-    "add_bos_token": False,
-    "memory_optimizer": None,
-    "tpu": False,
-}
+_BLOCKS = {"decoder_layers": 3, "decoder_embed_dim": 16, "decoder_ffn_embed_dim": 24}
+_BLOCKS |= {"decoder_attention_heads": 2, "tokens_per_sample": 16, "max_target_positions": None}
+_BLOCKS |= {"add_bos_token": False, "memory_optimizer": None, "tpu": False}
 _PAIRS = {"dropout": 0.0, "encoder_memory_layers": "2", "decoder_memory_layers": "1"}
 for part in ("encoder", "decoder"):
     _PAIRS |= {f"{part}_layers": 2, f"{part}_embed_dim": 16, f"{part}_ffn_embed_dim": 24}
     _PAIRS |= {f"{part}_attention_heads": 2}
 
 
-def write_blocks(path, change=None, task=None, **options):
-    """Write a language model over blocks of text, after ``change`` if that is given."""
+def write_blocks(path, change=lambda model: None, add_bos_token=False, **options):
+    """Write a language model over blocks of text, after a change."""
     options = {**MEMORY, "memory_layers": "2", **options}
     model = tiny_language_model(**options)
-    if change is not None:
-        change(model)
+    change(model)
     options = {**_BLOCKS, **options, "_name": "pkm_transformer_lm"}
-    task = {"tokens_per_sample": 10, **(task or {})}
+    task = {"tokens_per_sample": 10, "add_bos_token": add_bos_token}
     write_state(path, model, options, task_options("language_modeling", **task))
-
-
-def write_streams(path):
-    """Write a segment language model with a memory of 5 tokens."""
-    saved_models.write_checkpoint(path, "transformer_xl", mem_len=5, memory_layers="1,3", **MEMORY)
 
 
 def unit_keys(memory):
@@ -92,9 +78,10 @@ def write_all(folder):
     saved_models.write_text(folder / "text", TOKENS)
     write_pairs(folder / "pairs")
     write_blocks(folder / "blocks.pt")
-    write_blocks(folder / "bos.pt", task={"add_bos_token": True})
+    write_blocks(folder / "bos.pt", add_bos_token=True)
     write_blocks(folder / "alike.pt", read_alike, **SMALL)
-    write_streams(folder / "streams.pt")
+    streams = {"mem_len": 5, "memory_layers": "1,3", **MEMORY}
+    saved_models.write_checkpoint(folder / "streams.pt", "transformer_xl", **streams)
     saved_models.write_checkpoint(folder / "none.pt", "transformer_xl")
     model = tiny_transformer(encoder_memory_layers="2", decoder_memory_layers="1")
     options = argparse.Namespace(arch="pkm_transformer", **MEMORY, **_PAIRS)

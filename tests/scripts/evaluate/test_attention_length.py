@@ -17,14 +17,10 @@ def text(folder):
 
 @pytest.fixture(scope="module")
 def models(folder, text):
-    absolute = {"mem_len": 0, "extended_context": 4}
-    return {
-        "xl": write_checkpoint(folder / "xl.pt", "transformer_xl", clamp_len=7),
-        "aa": write_checkpoint(folder / "aa.pt", "all_attention_lm"),
-        "sinusoidal": write_checkpoint(
-            folder / "sinusoidal.pt", "transformer_xl", positions="sinusoidal-absolute", **absolute
-        ),
-    }
+    write_checkpoint(folder / "xl.pt", "transformer_xl", clamp_len=7)
+    write_checkpoint(folder / "aa.pt", "all_attention_lm")
+    absolute = {"positions": "sinusoidal-absolute", "mem_len": 0, "extended_context": 4}
+    return write_checkpoint(folder / "sinusoidal.pt", "transformer_xl", **absolute)
 
 
 def words(folder, *others):
@@ -53,8 +49,7 @@ def test_a_difference_has_the_interval_of_the_means_of_parts():
     reference = generator.random(length, dtype=np.float32)
     # the first 7 parts have one token more
     of_parts = generator.normal(size=PARTS)
-    sizes = [PART_TOKENS + 1] * 7 + [PART_TOKENS] * (PARTS - 7)
-    differences = np.repeat(of_parts, sizes)
+    differences = np.repeat(of_parts, [PART_TOKENS + 1] * 7 + [PART_TOKENS] * (PARTS - 7))
     mean, half = paired_difference((reference + differences).astype(np.float32), reference)
     assert mean == pytest.approx(differences.mean(), abs=1e-6)
     assert half == pytest.approx(2.0395 * of_parts.std(ddof=1) / np.sqrt(32), abs=1e-6)
@@ -110,7 +105,7 @@ def test_the_script_sweeps_contexts_without_memory(folder, text, models, tmp_pat
     rows = sweep(folder, tmp_path, *given)
     assert [(row["mem_len"], row["extended_context"]) for row in rows] == [(0, 0), (0, 100)]
     inputs = np.concatenate([[EOS], text[:-1]])
-    whole = token_losses(models["sinusoidal"], inputs, text)
+    whole = token_losses(models, inputs, text)
     assert rows[1]["nats"] == pytest.approx(whole.mean(), abs=1e-5)
 
 

@@ -16,17 +16,12 @@ from tests.scripts.evaluate.saved_models import token_losses, write_checkpoint, 
 
 def gain_in_loops(short, long, ratio):
     """g_i(c, c') of appendix C, position by position."""
-    baseline = []
-    for position in range(len(long)):
-        best = math.inf
-        for losses in short:
-            best = min(best, float(losses[position]))
-        baseline.append(best)
+    baseline = [min(float(losses[position]) for losses in short) for position in range(len(long))]
     hardest = sorted(range(len(long)), key=lambda position: (-baseline[position], position))
     hardest = hardest[: math.ceil(ratio * len(long))]
     of_short = of_long = 0.0
     for position in hardest:
-        of_short += min(baseline[position], baseline[position]) / len(hardest)
+        of_short += baseline[position] / len(hardest)
         of_long += min(baseline[position], float(long[position])) / len(hardest)
     return (math.exp(of_short) - math.exp(of_long)) / math.exp(of_short)
 
@@ -107,17 +102,10 @@ def text(folder):
 @pytest.fixture(scope="module")
 def models(folder, text):
     """A model with a memory and the window of the same length, one that reads 12 tokens at most."""
-    return {
-        "XL": write_checkpoint(folder / "xl.pt", "transformer_xl", mem_len=5, same_length=True),
-        "places": write_checkpoint(
-            folder / "places.pt",
-            "transformer_xl",
-            positions="learned-absolute",
-            mem_len=0,
-            extended_context=4,
-        ),
-        "AA": write_checkpoint(folder / "aa.pt", "all_attention_lm"),
-    }
+    write_checkpoint(folder / "xl.pt", "transformer_xl", mem_len=5, same_length=True)
+    absolute = {"positions": "learned-absolute", "mem_len": 0, "extended_context": 4}
+    write_checkpoint(folder / "places.pt", "transformer_xl", **absolute)
+    write_checkpoint(folder / "aa.pt", "all_attention_lm")
 
 
 def losses_of(folder, *names, stride=1, batch_size=4, output=None):
@@ -189,24 +177,20 @@ def words(folder, *options):
 
 
 def test_the_script_measures_a_group(folder, models, tmp_path, capsys):
-    checkpoints = [f"{name}={folder / path}.pt" for name, path in [("XL", "xl"), ("P", "places")]]
+    checkpoints = f"XL={folder}/xl.pt", f"P={folder}/places.pt"
     options = words(folder, "--output", str(tmp_path), "--checkpoint", *checkpoints)
     assert measure_recl.main(options) == 0
     assert "| r = 0.1 | r = 0.5 | r = 1.0 |" in re.sub(" +", " ", capsys.readouterr().out)
     result = json.loads((tmp_path / "recl.json").read_text())
     assert result["positions"] == 52
     kept = losses_of(folder, "xl.pt", "places.pt", stride=2, batch_size=8)
+
+    def after_the_longest(model, context):
+        return kept(model, context)[8:]
+
     for number, name in enumerate(["XL", "P"]):
         for ratio in (0.1, 0.5, 1.0):
-            expected = effective_context(
-                lambda model, context: kept(model, context)[8:],
-                2,
-                number,
-                2,
-                8,
-                ratio,
-                0.0001,
-            )
+            expected = effective_context(after_the_longest, 2, number, 2, 8, ratio, 0.0001)
             assert result["models"][name]["recl"][str(ratio)] == expected
     assert (tmp_path / "recl.png").stat().st_size > 5000
 

@@ -66,49 +66,35 @@ def test_weights_of_a_log(tmp_path, capsys):
     log = tmp_path / "train.log"
     log.write_text(LOG, encoding="utf-8")
     words = ("--log", log, "--layer", "encoder2", "decoder1", "--smooth", "3")
+    alpha = [[0.25] * 4, [0.4, 0.3, 0.2, 0.1], [0.7, 0.2, 0.1, 0]]
     assert plot(tmp_path / "a" / "weights", *words) == {
         "source": f"--log {log}",
         "updates": [10, 20, 30],
         "layers": {
-            "encoder2": {
-                "kappa": [KAPPA] * 3,
-                # the later of two lines about update 20, and not smoothed
-                "alpha": [[0.25] * 4, [0.4, 0.3, 0.2, 0.1], [0.7, 0.2, 0.1, 0]],
-            },
+            # the later of two lines about update 20, and not smoothed
+            "encoder2": {"kappa": [KAPPA] * 3, "alpha": alpha},
             "decoder1": {"kappa": [KAPPA] * 3, "alpha": [ALPHA] * 3},
         },
     }
     assert "after 30 updates" in capsys.readouterr().out
 
 
-def test_checkpoints_of_a_folder(tmp_path):
-    folder = tmp_path / "checkpoints"
-    folder.mkdir()
-    options = {"branch_decoder_attention": "self"}
-    models = {
-        updates: write_checkpoint(folder / f"checkpoint_1_{updates}.pt", updates, **options)
+@pytest.mark.parametrize("options", [{}, {"branch_parameterization": "softmax"}])
+def test_checkpoints_of_a_folder(tmp_path, options):
+    options = {"branch_decoder_attention": "self", **options}
+    models = [
+        write_checkpoint(tmp_path / f"checkpoint_1_{updates}.pt", updates, **options)
         for updates in (200, 1000)
-    }
-    write_checkpoint(folder / "checkpoint_last.pt", 1000, **options)
-    (folder / "notes.txt").touch()
-    found = plot(tmp_path / "weights", "--checkpoint", folder)
+    ]
+    write_checkpoint(tmp_path / "checkpoint_last.pt", 1000, **options)
+    (tmp_path / "notes.txt").touch()
+    found = plot(tmp_path / "weights", "--checkpoint", tmp_path)
     assert found["updates"] == [200, 1000]
     assert list(found["layers"]) == LAYERS
-    for at, model in enumerate(models.values()):
-        parameters = dict(model.named_parameters())
-        for kind in ("kappa", "alpha"):
-            name = f"decoder.layers.1.self_attn.feed_forward.weights.{kind}"
-            assert found["layers"]["decoder2"][kind][at] == parameters[name].tolist()
-
-
-def test_logits_become_weights_by_their_names(tmp_path):
-    path = tmp_path / "softmax.pt"
-    model = write_checkpoint(path, 7, branch_parameterization="softmax")
-    found = plot(tmp_path / "weights", "--checkpoint", path, "--layer", "encoder2")
-    weights = model.encoder.layers[1].self_attn.feed_forward.weights
-    kappa, alpha = (learned.tolist() for learned in weights.learned())
-    assert found["layers"] == {"encoder2": {"kappa": [kappa], "alpha": [alpha]}}
-    assert sum(kappa) == pytest.approx(1)
+    for at, model in enumerate(models):
+        weights = model.decoder.layers[1].self_attn.feed_forward.weights
+        for kind, expected in zip(("kappa", "alpha"), weights.learned(), strict=True):
+            assert found["layers"]["decoder2"][kind][at] == expected.tolist()
 
 
 def test_both_attentions_of_a_decoder_layer_are_told_apart(tmp_path):
@@ -157,6 +143,7 @@ def test_each_layer_has_two_panels_and_each_branch_a_line():
 
 
 NO_WEIGHTS = '{"epoch": 1, "valid_loss": "3.06", "valid_num_updates": "10"}'
+NOT_FINITE = json_line(2000, decoder2=[0.5, float("nan"), 0.25, 0.25])
 FEWER = f"{json_line(10)}\n{json_line(2000, encoder1=[0.5, 0.5])}"
 
 
@@ -168,11 +155,7 @@ FEWER = f"{json_line(10)}\n{json_line(2000, encoder1=[0.5, 0.5])}"
         ("--log {}/none", "", "--log {}/none is no file: "),
         ("--log {}/train.log", NO_WEIGHTS, "--log {}/train.log has no kappa and alpha: "),
         ("--log {}/train.log", FEWER, "--log {}/train.log: after 2,000 updates there are other"),
-        (
-            "--log {}/train.log",
-            json_line(2000, decoder2=[0.5, float("nan"), 0.25, 0.25]),
-            "--log {}/train.log: after 2,000 updates a weight of decoder2 is no number: ",
-        ),
+        ("--log {}/train.log", NOT_FINITE, "--log {}/train.log: after 2,000 updates a weight of "),
         ("--checkpoint {}", "", "--checkpoint {} has no checkpoint.*.pt: "),
         ("--checkpoint {}/other.pt", "", "--checkpoint {}/other.pt has no kappa and alpha: "),
     ],

@@ -1,12 +1,13 @@
 """Facts and number names, which are made on the spot."""
 
 import re
-from itertools import islice
+from itertools import combinations, islice
 
 import pytest
 from num2words import num2words
 
 from scripts.prepare import facts, number_names
+from scripts.prepare._lines import read_lines
 from tests.scripts.prepare.prepared import SPLITS, contents, lines, refused
 
 FEW = "--train 300 --valid 20 --test 40".split()
@@ -24,10 +25,8 @@ def made(tmp_path_factory):
 
 
 def pairs(folder, part):
-    files = [
-        (folder / "text" / f"{part}.{one}").read_text(encoding="utf-8") for one in ("en", "de")
-    ]
-    return list(zip(*(text.split("\n")[:-1] for text in files), strict=True))
+    files = [folder / "text" / f"{part}.{language}" for language in ("en", "de")]
+    return list(zip(*(read_lines(file) for file in files), strict=True))
 
 
 def numbers_of(pair):
@@ -57,11 +56,9 @@ def test_sides_name_the_same_numbers_and_no_part_another_part_s(made):
             assert german == {slot: num2words(number, lang="de") for slot, number in values.items()}
             seen[part] |= set(values.values())
         assert seen[part] <= drawn[part]
-    assert not seen["train"] & seen["test"]
-    assert not seen["train"] & seen["valid"]
-    assert not seen["valid"] & seen["test"]
-    lengths = [len(str(number)) for number in seen["train"]]
-    assert {*lengths} == set(range(1, 7))
+    for one, other in combinations(SPLITS, 2):
+        assert not seen[one] & seen[other]
+    assert {len(str(number)) for number in seen["train"]} == set(range(1, 7))
 
 
 def test_numbers_belong_to_one_part():

@@ -21,7 +21,6 @@ WORDS = {
     "valid": ["a <unk> </s>"],
     "test": ["b </s>"],
 }
-PTB = {f"ptb.{split}.txt": text for split, text in TEXTS.items()}
 # two shards train, the rare word is <unk>, a heldout shard is left out; blanks of other kinds and
 # ends of lines that are none
 NEWS = {
@@ -36,21 +35,31 @@ NEWS_WORDS = {
     "valid": ["a <unk> </s>"],
     "test": ["<unk> </s>"],
 }
-# by the name of the data set: what a mirror has, number of symbols, unit, what fairseq reads
-SMALL = {
-    "enwik8": ({"enwik8.zip": zipped({"enwik8": CHARACTERS})}, 4, "bytes", None),
-    "text8": ({"text8.zip": zipped({"text8": LETTERS})}, 3, "characters", None),
-    "wikitext103": (
-        {"wikitext-103-v1.zip": zipped({f"wiki.{part}.tokens": TEXTS[part] for part in TEXTS})},
-        *(4, "words", WORDS),
-    ),
-    "ptb": (PTB, 4, "words", WORDS),
-    "lm1b": (
-        {"1-billion-word-language-modeling-benchmark-r13output.tar.gz": tarred(NEWS)},
-        *(5, "words", NEWS_WORDS),
-    ),
+# what a mirror has
+FILES = {
+    "enwik8": {"enwik8.zip": zipped({"enwik8": CHARACTERS})},
+    "text8": {"text8.zip": zipped({"text8": LETTERS})},
+    "wikitext103": {"wikitext-103-v1.zip": zipped({f"wiki.{p}.tokens": TEXTS[p] for p in TEXTS})},
+    "ptb": {f"ptb.{split}.txt": text for split, text in TEXTS.items()},
+    "lm1b": {"1-billion-word-language-modeling-benchmark-r13output.tar.gz": tarred(NEWS)},
 }
-SIZES = (500, 100, 100)
+VOCABULARIES = {"enwik8": 4, "text8": 3, "wikitext103": 4, "ptb": 4, "lm1b": 5}
+UNITS = {"enwik8": "bytes", "text8": "characters"}
+
+
+def parts(text):
+    return zip(SPLITS, (text[:500], text[500:600], text[600:]), strict=True)
+
+
+# what fairseq reads
+ITEMS = {
+    "enwik8": {
+        split: [" ".join([*map(str, line), "</s>"]) for line in part.rstrip(b"\n").split(b"\n")]
+        for split, part in parts(CHARACTERS)
+    },
+    "text8": {s: [" ".join(part.decode().replace(" ", "_"))] for s, part in parts(LETTERS)},
+    **{"wikitext103": WORDS, "ptb": WORDS, "lm1b": NEWS_WORDS},
+}
 
 
 def digest(content):
@@ -61,17 +70,17 @@ def digest(content):
 def small():
     """The data sets in small, with no place of their own."""
     made = {}
-    for name, (files, vocabulary, _, _) in SMALL.items():
+    for name, files in FILES.items():
         module = importlib.import_module(f"scripts.prepare.{name}")
         published = getattr(module, name.upper())
-        changes = {"vocabulary": vocabulary, "archives": []}
+        changes = {"vocabulary": VOCABULARIES[name], "archives": []}
         for archive in published.archives:
             known = {"place": f"localhost:1/{archive.name}"}
             if archive.checksum:
                 known["checksum"] = digest(files[archive.name])
             else:
                 known["text_checksum"] = digest({"enwik8": CHARACTERS}.get(name, LETTERS))
-                changes["sizes"] = SIZES
+                changes["sizes"] = (500, 100, 100)
             if name == "lm1b":
                 known["members"] = [member for member in NEWS if "-00002-of-00050" not in member]
             changes["archives"].append(dataclasses.replace(archive, **known))
@@ -97,42 +106,30 @@ def given(tmp_path, name):
     """What --from takes: an archive, or for PTB a folder."""
     folder = tmp_path / "given"
     folder.mkdir(exist_ok=True)
-    for file, content in SMALL[name][0].items():
+    for file, content in FILES[name].items():
         (folder / file).write_bytes(content)
-    return folder if name == "ptb" else folder / next(iter(SMALL[name][0]))
+    return folder if name == "ptb" else folder / next(iter(FILES[name]))
 
 
-def expected(name):
-    if words := SMALL[name][3]:
-        return words
-    if name == "text8":
-        parts = [LETTERS[:500], LETTERS[500:600], LETTERS[600:]]
-        found = [[" ".join(part.decode().replace(" ", "_"))] for part in parts]
-    else:
-        parts = [CHARACTERS[:500], CHARACTERS[500:600], CHARACTERS[600:]]
-        found = [
-            [" ".join([*map(str, line), "</s>"]) for line in part.removesuffix(b"\n").split(b"\n")]
-            for part in parts
-        ]
-    return dict(zip(SPLITS, found, strict=True))
+def read(tmp_path):
+    return {split: lines(tmp_path / "out" / "bin", split) for split in SPLITS}
 
 
-@pytest.mark.parametrize("name", SMALL)
+@pytest.mark.parametrize("name", FILES)
 def test_the_data_of_an_archive_that_is_here(prepare, tmp_path, name):
     source, out = given(tmp_path, name), tmp_path / "out"
     status, _, error = prepare(name, "--from", source)
     assert (status, error) == (0, "")
-    assert {split: lines(out / "bin", split) for split in SPLITS} == expected(name)
+    assert read(tmp_path) == ITEMS[name]
     assert sorted(path.name for path in out.iterdir()) == ["bin", "preparation.json"]
     units = json.loads((out / "bin" / "units.json").read_text())
-    assert units["unit"] == SMALL[name][2]
+    assert units["unit"] == UNITS.get(name, "words")
     assert units["symbols"] == ({" ": "_"} if name == "text8" else {})
     found = json.loads((out / "preparation.json").read_text())
-    assert found["vocabulary"] == SMALL[name][1]
-    for split in SPLITS:
-        text = " ".join(lines(out / "bin", split))
-        assert found["splits"][split]["tokens"] == len(text.split())
-        assert found["splits"][split]["unknown"] == text.count("<unk>")
+    assert found["vocabulary"] == VOCABULARIES[name]
+    for split, items in ITEMS[name].items():
+        assert found["splits"][split]["tokens"] == len(" ".join(items).split())
+        assert found["splits"][split]["unknown"] == " ".join(items).count("<unk>")
     # a second run does nothing
     shutil.rmtree(tmp_path / "given")
     assert prepare(name)[1].startswith("bin: complete\n")
@@ -140,14 +137,14 @@ def test_the_data_of_an_archive_that_is_here(prepare, tmp_path, name):
 
 @pytest.mark.parametrize("name", ["enwik8", "ptb"])
 def test_the_data_of_a_mirror_also_after_a_broken_download(prepare, tmp_path, name):
-    files = SMALL[name][0]
+    files = FILES[name]
     with serve(files, cut=3) as (url, _):
         assert refused(prepare(name, "--mirror", url), "--mirror", "--from")
     assert not (tmp_path / "out").exists()
     with serve({}) as (empty, first), serve(files) as (url, second):
         status, _, error = prepare(name, "--mirror", empty, "--mirror", f"{url}/")
     assert (status, error) == (0, "")
-    assert {split: lines(tmp_path / "out/bin", split) for split in SPLITS} == expected(name)
+    assert read(tmp_path) == ITEMS[name]
     assert first == second == list(files)
     assert not (tmp_path / "out" / "download").exists()
 
@@ -165,16 +162,15 @@ def test_a_given_dictionary_is_used(prepare, tmp_path, name, text):
     srcdict.write_text(text)
     assert prepare(name, "--from", given(tmp_path, name), "--srcdict", srcdict)[0] == 0
     assert (tmp_path / "out/bin/dict.txt").read_text() == text
-    found = {split: lines(tmp_path / "out/bin", split) for split in SPLITS}
     if name == "ptb":
-        assert found["train"][0] == "<unk> <unk> b </s>"
+        assert read(tmp_path)["train"][0] == "<unk> <unk> b </s>"
     else:
-        assert found == expected(name)
+        assert read(tmp_path) == ITEMS[name]
 
 
 def test_dropped_newlines(prepare, tmp_path):
     assert prepare("enwik8", "--from", given(tmp_path, "enwik8"), "--newlines", "drop")[0] == 0
-    (line,) = lines(tmp_path / "out/bin", "train")
+    (line,) = read(tmp_path)["train"]
     assert line.split() == [str(byte) for byte in CHARACTERS[:500] if byte != 10]
     found = json.loads((tmp_path / "out" / "preparation.json").read_text())
     assert (found["newlines"], found["vocabulary"]) == ("drop", 3)
@@ -209,7 +205,7 @@ def test_what_cannot_be_used_is_refused_and_leaves_nothing(prepare, tmp_path, na
 def test_another_vocabulary_is_refused(prepare, small, tmp_path, name):
     small[name] = dataclasses.replace(small[name], vocabulary=11)
     result = prepare(name, "--from", given(tmp_path, name))
-    assert refused(result, f"{SMALL[name][1]} symbols, the published one has 11")
+    assert refused(result, f"{VOCABULARIES[name]} symbols, the published one has 11")
     assert not (tmp_path / "out").exists()
 
 

@@ -13,7 +13,6 @@ from tests.scripts.prepare.prepared import SPLITS, in_this_process
 
 ALL_CHARACTERS = string.ascii_letters + string.digits + string.punctuation + " "
 EOS = 2
-SPECIAL_SYMBOLS = 4
 SUBWORDS = 130
 LEFT_OUT = {
     "test/left_out.py": b"x = 'in test'\n",
@@ -68,37 +67,28 @@ def corpus(stdlib, tmp_path_factory):
 
 
 def texts(corpus):
-    return {
-        split: (corpus / "text" / f"{split}.txt").read_bytes().decode("ascii") for split in SPLITS
-    }
+    return {split: (corpus / f"text/{split}.txt").read_bytes().decode("ascii") for split in SPLITS}
 
 
-def dictionary(corpus):
+@pytest.fixture
+def symbols(corpus):
     return [line.split(" ")[0] for line in (corpus / "bin/dict.txt").open(encoding="utf-8")]
 
 
 def test_each_file_is_in_one_part(corpus):
     # sorted by relative path: m000 to m059, then package/m060 to package/m119
-    test = [19, 59, 79, 99, 119]
-    valid = [9, 69]
-    train = [index for index in range(120) if index not in test + valid]
-    assert texts(corpus) == {
-        "train": "".join(map(source, train)),
-        "valid": "".join(map(source, valid)),
-        "test": "".join(map(source, test)),
-    }
+    parts = {"valid": [9, 69], "test": [19, 59, 79, 99, 119]}
+    parts["train"] = sorted({*range(120)}.difference(*parts.values()))
+    assert texts(corpus) == {split: "".join(map(source, files)) for split, files in parts.items()}
 
 
-def test_tokens_give_back_the_text_and_sizes_are_theirs(corpus):
-    symbols = dictionary(corpus)
+def test_tokens_give_back_the_text_and_sizes_are_theirs(corpus, symbols):
     description = json.loads((corpus / "preparation.json").read_text())
     assert description["subwords"] == SUBWORDS
     assert [description["splits"][split]["files"] for split in SPLITS] == [113, 2, 5]
     for split, text in texts(corpus).items():
         tokens = np.fromfile(corpus / "bin" / f"{split}.bin", dtype=np.uint16)
-        decoded = "".join(
-            "\n" if token == EOS else symbols[token - SPECIAL_SYMBOLS] for token in tokens
-        )
+        decoded = "".join("\n" if token == EOS else symbols[token - 4] for token in tokens)
         assert decoded.replace("\u2581", " ") == text
         sizes = description["splits"][split]
         assert (sizes["characters"], sizes["tokens"]) == (len(text), len(tokens))
@@ -109,9 +99,8 @@ def test_tokens_give_back_the_text_and_sizes_are_theirs(corpus):
     assert (corpus / "bin" / units["model"]).resolve() == corpus / "sentencepiece.model"
 
 
-def test_dictionary_has_every_unit_of_the_model_by_frequency(corpus):
+def test_dictionary_has_every_unit_of_the_model_by_frequency(corpus, symbols):
     units = sentencepiece.SentencePieceProcessor(model_file=str(corpus / "sentencepiece.model"))
-    symbols = dictionary(corpus)
     assert sorted(symbols) == sorted(units.id_to_piece(list(range(1, SUBWORDS))))
     words = (corpus / "text/train.units").read_text(encoding="utf-8").split()
     counts = [words.count(symbol) for symbol in symbols]

@@ -7,13 +7,7 @@ import pytest
 
 from scripts.prepare import _lines, _subwords
 from scripts.prepare._lines import read_lines
-from scripts.prepare._subwords import (
-    check_codes,
-    learn,
-    make_units,
-    moses_tokenizer,
-    subword_units,
-)
+from scripts.prepare._subwords import check_codes, learn, make_units, subword_units
 
 
 def test_any_number_of_processes_makes_the_same_units(tmp_path, monkeypatch):
@@ -37,11 +31,12 @@ def test_any_number_of_processes_makes_the_same_units(tmp_path, monkeypatch):
 
 
 def test_codes_are_learned_on_all_texts(tmp_path):
-    for name, text in (("train", "low lower lowest\n\nnew wider\n"), ("other", "wide widest\n")):
-        (tmp_path / name).write_text(text)
-    (tmp_path / "both").write_text("low lower lowest\n\nnew wider\nwide widest\n")
-    learn([tmp_path / "train", tmp_path / "other"], 1000, tmp_path / "a")
-    learn([tmp_path / "both"], 1000, tmp_path / "b")
+    one, other, both = (tmp_path / name for name in ("one", "other", "both"))
+    one.write_text("low lower lowest\n\nnew wider\n")
+    other.write_text("wide widest\n")
+    both.write_text(one.read_text() + other.read_text())
+    learn([one, other], 1000, tmp_path / "a")
+    learn([both], 1000, tmp_path / "b")
     assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
     # no other pair is there twice
     assert check_codes(tmp_path / "a") < 50
@@ -68,4 +63,4 @@ def test_a_file_that_holds_no_codes_is_refused(tmp_path, content):
     ],
 )
 def test_moses_tokens(line, language, options, tokens):
-    assert moses_tokenizer(language, **options)([line]) == [tokens]
+    assert _subwords.moses_tokenizer(language, **options)([line]) == [tokens]

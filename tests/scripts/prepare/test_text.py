@@ -26,10 +26,6 @@ def written(folder, split, place="tokens"):
     return (folder / place / f"{split}.txt").read_text(encoding="utf-8").split("\n")[:-1]
 
 
-def joined(line):
-    return line.replace("@@ ", "")
-
-
 def read_json(path):
     return json.loads(path.read_text(encoding="utf-8"))
 
@@ -51,28 +47,26 @@ def test_characters_come_back_whatever_blanks_and_line_ends_there_are(prepare, t
     units = read_json(out / "bin" / "units.json")
     assert units["unit"] == "characters"
     symbols = {name: one for one, name in units["symbols"].items()}
-    found = {}
-    for split in SPLITS:
-        found[split] = [
+    found = {
+        split: [
             "".join(symbols.get(one, one) for one in line.split(" ")[:-1])
             for line in lines(out / "bin", split)
         ]
+        for split in SPLITS
+    }
     assert found == {"train": [odd, "", *LINES, odd], "valid": ["c"], "test": ["a b"]}
     sizes = read_json(out / "preparation.json")["splits"]["train"]
     assert sizes["characters"] == sizes["tokens"] == sum(len(line) + 1 for line in found["train"])
 
 
 @pytest.mark.parametrize(
-    ("options", "unit", "tokenizer"),
-    [
-        ("--unit words", "words", None),
-        ("--unit words --moses en", "words", "moses"),
-        ("--unit subwords --bpe-size 30", "subwords", None),
-        ("--unit subwords --bpe-size 30 --moses en", "subwords", "moses"),
-    ],
+    ("unit", "tokenizer"),
+    [("words", None), ("words", "moses"), ("subwords", None), ("subwords", "moses")],
 )
-def test_words_and_subwords_of_one_text(prepare, source, tmp_path, options, unit, tokenizer):
-    status, _, error = prepare("--input", source, "--held-out", 3, *options.split())
+def test_words_and_subwords_of_one_text(prepare, source, tmp_path, unit, tokenizer):
+    options = ("--moses", "en") if tokenizer else ()
+    options += ("--bpe-size", 30) if unit == "subwords" else ()
+    status, _, error = prepare("--input", source, "--held-out", 3, "--unit", unit, *options)
     assert (status, error) == (0, "")
     out = tmp_path / "out"
     found = read_json(out / "bin" / "units.json")
@@ -86,17 +80,11 @@ def test_words_and_subwords_of_one_text(prepare, source, tmp_path, options, unit
     detokenizer = MosesDetokenizer(lang="en")
     parts = zip(SPLITS, (LINES[:34], LINES[34:37], LINES[37:]), strict=True)
     for split, expected in parts:
-        items, words, given = (
-            lines(out / "bin", split),
-            written(out, split),
-            written(out, split, last),
-        )
-        assert [joined(line) for line in given] == words
-        if tokenizer:
-            text_of_words = [detokenizer.detokenize(line.split()) for line in words]
-        else:
-            text_of_words = words
-        assert text_of_words == expected
+        items, words = lines(out / "bin", split), written(out, split)
+        given = written(out, split, last)
+        assert [line.replace("@@ ", "") for line in given] == words
+        back = detokenizer.detokenize if tokenizer else " ".join
+        assert [back(line.split()) for line in words] == expected
         assert split != "train" or items == [f"{line} </s>" for line in given]
         size = sizes[split]
         assert size["words"] == sum(len(line.split()) for line in words)
@@ -111,13 +99,10 @@ def test_words_and_subwords_of_one_text(prepare, source, tmp_path, options, unit
 def test_documents_are_whole_in_order_and_in_one_part(prepare, tmp_path):
     folder = tmp_path / "documents"
     for number in range(20):
-        path = folder / f"{number % 3}" / f"d{number:02}.txt"
+        path = folder / f"{number % 3}" / f"d{number:02}.txt{'.gz' * (number % 2)}"
         path.parent.mkdir(parents=True, exist_ok=True)
         content = f"first {number}\n\nlast {number}".encode()
-        if number % 2:
-            path = path.with_suffix(".txt.gz")
-            content = gzip.compress(content)
-        path.write_bytes(content)
+        path.write_bytes(gzip.compress(content) if number % 2 else content)
     words = ("--input", folder, "--held-out", 4, "--unit", "words")
     assert prepare(*words)[0] == 0
     names = sorted(range(20), key=lambda number: (number % 3, number))
@@ -156,27 +141,22 @@ def test_codes_and_dictionary_of_a_trained_model(prepare, source, tmp_path):
     assert prepare(*words, "--bpe-size", 20)[0] == 0
     first = tmp_path / "out"
     source.write_text("another old hat\n" * 20)
-    codes, srcdict = first / "bpe" / "codes", first / "bin" / "dict.txt"
-    given = ("--bpe-codes", codes, "--srcdict", srcdict, "--output", tmp_path / "second")
-    assert prepare(*words, *given)[0] == 0
     second = tmp_path / "second"
+    codes, srcdict = first / "bpe" / "codes", first / "bin" / "dict.txt"
+    assert prepare(*words, "--bpe-codes", codes, "--srcdict", srcdict, "--output", second)[0] == 0
     assert (second / "bpe" / "codes").read_bytes() == codes.read_bytes()
     assert (second / "bin" / "dict.txt").read_bytes() == srcdict.read_bytes()
-    assert joined(written(second, "train", "bpe")[0]) == "another old hat"
+    assert written(second, "train", "bpe")[0].replace("@@ ", "") == "another old hat"
 
 
 @pytest.mark.parametrize(
-    ("unit", "text", "symbol"),
-    [
-        ("words", "</s> the farmer", "</s>"),
-        ("words", "<pad> the farmer", "<pad>"),
-        ("subwords", "the<s> farmer", "<s>"),
-        ("subwords", "a<unk> farmer", "<unk>"),
-    ],
+    ("unit", "symbol"),
+    [("words", "</s>"), ("words", "<pad>"), ("subwords", "<s>"), ("subwords", "<unk>")],
 )
-def test_a_special_symbol_in_a_text_is_refused_by_name(prepare, tmp_path, unit, text, symbol):
+def test_a_special_symbol_in_a_text_is_refused_by_name(prepare, tmp_path, unit, symbol):
     path = tmp_path / "text.txt"
-    path.write_text(f"the farmer\n{text}\n" * 20)
+    within = "the" if unit == "subwords" else ""
+    path.write_text(f"the farmer\n{within}{symbol} farmer\n" * 20)
     result = prepare("--input", path, "--unit", unit)
     assert refused(result, f"{path}, line 2: {symbol} is a special symbol", "--moses")
     assert not (tmp_path / "out").exists()
@@ -191,10 +171,7 @@ def test_a_special_symbol_in_a_text_is_refused_by_name(prepare, tmp_path, unit, 
         ("--unit words --input {}/half", "--input {}/half has train.txt and lacks valid"),
         ("--unit words --input {}/text.txt --held-out 20", "none of 40 lines to train on"),
         ("--unit words --input {}/blank.txt", "part has no text"),
-        (
-            "--unit words --input {}/latin.txt",
-            "latin.txt, line 3: byte 3 of the line is no UTF",
-        ),
+        ("--unit words --input {}/latin.txt", "latin.txt, line 3: byte 3 of the line is no UTF"),
         ("--unit words --input {}/utf16.txt", "utf16.txt, line 1: there is a zero byte"),
         ("--unit words --input {}/documents --output {}/documents/x", "lies within"),
         ("--unit words --input {}/parts --held-out 2", "--held-out is 2, and --input"),

@@ -14,26 +14,22 @@ from tests.scripts.prepare.prepared import contents, lines, refused
 
 LANGUAGES = ("en", "de")
 # Pairs that are not to be trained on, by what is wrong with them.
-EMPTY, LONG, UNEQUAL = (3, 4), (5, 16), (7, 18)
-BAD = {*EMPTY, *LONG, *UNEQUAL}
+BLANK, LONG, TWICE = {(3, "en"): "", (4, "de"): "\x07 "}, (5, 16), ((7, "en"), (18, "de"))
+BAD = {3, 4, 5, 16, 7, 18}
 PARTS = {"train": range(25), "valid": (3, 5, 7, 30, 31), "test": (4, 16, 18, 40, 41, 42)}
 PARTS["test1"] = PARTS["valid"]
 
 
 def sentence(number, language):
     """Sentences of pair NUMBER have x...x in both languages, as one word."""
-    named = f"x{number:03}x"
+    if (number, language) in BLANK:
+        return BLANK[number, language]
+    times = 5 if number in LONG else 2 if (number, language) in TWICE else 1
     plain = {
-        "en": f"The {named} well-known cat sat, isn't it?",
-        "de": f"Die {named} wohl-bekannte Katze saß, nicht wahr?",
+        "en": f"The x{number:03}x well-known cat sat, isn't it?",
+        "de": f"Die x{number:03}x wohl-bekannte Katze saß, nicht wahr?",
     }
-    if number in LONG:
-        return " ".join([plain[language]] * 5)
-    if number in UNEQUAL and (language == "en") == (number == UNEQUAL[0]):
-        return f"{plain[language]} {plain[language]}"
-    return {(EMPTY[0], "en"): "", (EMPTY[1], "de"): "\x07 "}.get(
-        (number, language), plain[language]
-    )
+    return " ".join([plain[language]] * times)
 
 
 def write(prefix, numbers, packed=False):
@@ -68,11 +64,6 @@ def pairs_of(folder, part):
     return list(zip(*(read_lines(folder / f"{part}.{one}") for one in LANGUAGES), strict=True))
 
 
-def binarized(out, part):
-    sides = (lines(out / "bin", f"{part}.en-de.{one}", f"dict.{one}.txt") for one in LANGUAGES)
-    return list(zip(*sides, strict=True))
-
-
 def joined(line):
     return line.replace("@@ ", "")
 
@@ -98,7 +89,8 @@ def test_pairs_stay_together_from_the_texts_to_what_fairseq_reads(prepare, place
             expected = [number for number in numbers if number not in BAD]
             assert [tuple(map(number_of, pair)) for pair in kept] == [(n, n) for n in expected]
             assert kept == [pair for pair in units if reason(pair, 40, 1.5) == "kept"]
-        held = binarized(out, part)
+        held = [lines(out / "bin", f"{part}.en-de.{one}", f"dict.{one}.txt") for one in LANGUAGES]
+        held = list(zip(*held, strict=True))
         assert len(held) == len(expected)
         for given, pair in zip(kept, held, strict=True):
             for unit, line in zip(given, pair, strict=True):
@@ -161,12 +153,10 @@ def test_a_second_run_does_nothing_and_another_option_or_text_is_refused(prepare
     ],
 )
 def test_what_cannot_be_used_is_refused(prepare, place, options, named):
-    for name, files in {
-        "short": {"en": b"a b\n" * 10, "de": b"a b\n" * 2},
-        "blank": {"en": b" \n\x07\n", "de": b"a\nb\n"},
-    }.items():
-        for suffix, content in files.items():
-            (place / f"{name}.{suffix}").write_bytes(content)
+    (place / "short.en").write_text("a b\n" * 10)
+    (place / "short.de").write_text("a b\n" * 2)
+    (place / "blank.en").write_text(" \n\x07\n")
+    (place / "blank.de").write_text("a\nb\n")
     result = prepare(*options.replace("{}", str(place)).split())
     assert refused(result, named.replace("{}", str(place))), result
     assert not (place / "out" / "bin").exists()
@@ -174,24 +164,19 @@ def test_what_cannot_be_used_is_refused(prepare, place, options, named):
 
 
 @pytest.mark.parametrize(
-    ("limits", "lengths", "reasons"),
+    ("limits", "reasons"),
     [
-        (
-            (250, 1.5),
-            [(1, 1), (0, 1), (1, 0), (0, 0), (3, 2), (2, 3), (4, 2), (5, 8), (250, 250)],
-            "kept empty empty empty kept kept too_unequal too_unequal kept",
-        ),
+        ((250, 1.5), {(1, 1): "kept", (3, 2): "kept", (2, 3): "kept", (250, 167): "kept"}),
+        ((250, 1.5), dict.fromkeys([(0, 1), (1, 0), (0, 0)], "empty")),
+        ((250, 1.5), dict.fromkeys([(4, 2), (5, 8), (250, 166)], "too_unequal")),
         # too long counts before too unequal
-        (
-            (250, 1.5),
-            [(251, 250), (250, 167), (250, 166), (1, 251)],
-            "too_long kept too_unequal too_long",
-        ),
-        ((3, 1.0), [(3, 3), (3, 2), (4, 4)], "kept too_unequal too_long"),
+        ((250, 1.5), {(250, 250): "kept", (251, 250): "too_long", (1, 251): "too_long"}),
+        ((3, 1.0), {(3, 3): "kept", (3, 2): "too_unequal", (4, 4): "too_long"}),
         # a ratio that floats do not hold
-        ((99, 1.15), [(23, 20), (20, 23), (24, 20)], "kept kept too_unequal"),
+        ((99, 1.15), {(23, 20): "kept", (20, 23): "kept", (24, 20): "too_unequal"}),
     ],
 )
-def test_limits_are_exact(limits, lengths, reasons):
-    pairs = [tuple(" ".join(["a"] * length) for length in pair) for pair in lengths]
-    assert [reason(pair, *limits) for pair in pairs] == reasons.split()
+def test_limits_are_exact(limits, reasons):
+    for lengths, expected in reasons.items():
+        pair = tuple(" ".join(["a"] * length) for length in lengths)
+        assert reason(pair, *limits) == expected, lengths
