@@ -24,7 +24,7 @@ from fairseq_plugins.weighted_transformer.branch_weights import BranchWeights
 from tests import tiny
 from tests.every_model import CASES, SPANS, criterion_of, sample_of
 from tests.gpu.host_waits import WAITS, counted_waits
-from tests.product_key_memory.tiny import MEMORY, memories, tiny_language_model
+from tests.product_key_memory.tiny import memories, tiny_language_model
 from tests.weighted_transformer.tiny import (
     assert_on_simplex,
     tiny_as_written,
@@ -32,31 +32,18 @@ from tests.weighted_transformer.tiny import (
 )
 
 ON_GPU = pytest.param("cuda", marks=pytest.mark.gpu)
+MEMORY_ADAM = "adam_with_memory"
 ADAM = {"adam_betas": "(0.9, 0.98)", "adam_eps": 1e-6, "tpu": False, "fp16_adam_stats": False}
+SMOOTHED = "label_smoothed_cross_entropy", "adam_with_branch_weights"
 MODELS = {
     "transformer_xl": (tiny.tiny_transformer_xl, "cross_entropy", "adam"),
-    "spans": (
-        functools.partial(tiny.tiny_model, **SPANS),
-        "span_loss",
-        "adagrad_with_clip",
-    ),
+    "spans": (functools.partial(tiny.tiny_model, **SPANS), "span_loss", "adagrad_with_clip"),
     "memory": (
-        functools.partial(
-            tiny_language_model, memory_layers="2", memory_optimizer="adam_with_memory", **MEMORY
-        ),
-        "cross_entropy",
-        "adam_with_memory",
+        functools.partial(tiny_language_model, memory_layers="2", memory_optimizer=MEMORY_ADAM),
+        *("cross_entropy", MEMORY_ADAM),
     ),
-    "branches, as written": (
-        tiny_as_written,
-        "label_smoothed_cross_entropy",
-        "adam_with_branch_weights",
-    ),
-    "branches": (
-        tiny_weighted_transformer,
-        "label_smoothed_cross_entropy",
-        "adam_with_branch_weights",
-    ),
+    "branches, as written": (tiny_as_written, *SMOOTHED),
+    "branches": (tiny_weighted_transformer, *SMOOTHED),
 }
 # precision: the model's dtype, and nats by which losses may differ from fp32 on a CPU
 PRECISIONS = {
@@ -83,13 +70,11 @@ def fairseq_without_a_gpu(request, monkeypatch):
 
 def tensors_of(value):
     """All tensors in an attribute, however deep in lists, tuples and dictionaries."""
-    if isinstance(value, Tensor):
-        return [value]
     if isinstance(value, dict):
         value = list(value.values())
     if isinstance(value, (list, tuple)):
         return [tensor for item in value for tensor in tensors_of(item)]
-    return []
+    return [value] if isinstance(value, Tensor) else []
 
 
 def misplaced(model, device):
@@ -103,8 +88,7 @@ def misplaced(model, device):
         if not isinstance(module, SinusoidalPositionalEmbedding)
         for attribute, value in vars(module).items()
         if attribute != "_future_mask"
-        for tensor in tensors_of(value)
-        if tensor.device.type != device
+        and any(tensor.device.type != device for tensor in tensors_of(value))
     ]
 
 
@@ -168,7 +152,11 @@ def test_every_precision_learns_what_single_precision_does(kind, precision, devi
     if precision == "amp":
         assert optimizer.scaler.is_enabled()
         assert optimizer.scaler.get_scale() == 16
-    # spans, κ and α stay in single precision, and where they belong
+    check_bounds(model)
+
+
+def check_bounds(model):
+    """Spans, κ and α stay in single precision, and where they belong."""
     for module in model.modules():
         if isinstance(module, BranchWeights):
             assert_on_simplex(*(vector.detach().cpu() for vector in module.learned()))
@@ -182,30 +170,23 @@ def test_every_precision_learns_what_single_precision_does(kind, precision, devi
 def test_flattened_gradients_learn_what_others_do(kind, device):
     losses, model, optimizer = learn(device, "fp16", kind, "adam", flat=True)
     apart, _, other = learn(device, "fp16", kind, "adam")
-    assert optimizer.has_flat_params
-    assert not other.has_flat_params
+    assert (optimizer.has_flat_params, other.has_flat_params) == (True, False)
     assert losses == pytest.approx(apart, abs=2e-3)
-    assert all(((s.value >= 0) & (s.value <= 1)).all() for s in getattr(model.decoder, "spans", ()))
-
-
-@pytest.fixture
-def alone(request, tmp_path):
-    """A group of one worker, of NCCL on a GPU."""
-    device = request.node.callspec.params["device"]
-    backend = {"cpu": "gloo", "cuda": "nccl"}[device]
-    where = f"file://{tmp_path / 'group'}"
-    dist.init_process_group(backend, init_method=where, rank=0, world_size=1)
-    yield dist.group.WORLD
-    dist.destroy_process_group()
+    check_bounds(model)
 
 
 @pytest.mark.parametrize("device", ["cpu", ON_GPU])
 @pytest.mark.parametrize("precision", ["fp32", "fp16"])
-def test_a_group_of_one_exchanges_the_rows_of_a_memory(precision, device, alone):
+def test_a_group_of_one_exchanges_the_rows_of_a_memory(precision, device, tmp_path):
     def wrap(model):
-        return ModuleProxyWrapper(LegacyDistributedDataParallel(model, process_group=alone))
+        return ModuleProxyWrapper(LegacyDistributedDataParallel(model, dist.group.WORLD))
 
-    together, model, _ = learn(device, precision, "memory", wrap=wrap)
+    backend, where = {"cpu": "gloo", "cuda": "nccl"}[device], f"file://{tmp_path / 'group'}"
+    dist.init_process_group(backend, init_method=where, rank=0, world_size=1)
+    try:
+        together, model, _ = learn(device, precision, "memory", wrap=wrap)
+    finally:
+        dist.destroy_process_group()
     losses, other, _ = learn(device, precision, "memory")
     assert together == pytest.approx(losses, abs=1e-3)
     for memory, of_other in zip(memories(model), memories(other), strict=True):
