@@ -1,5 +1,6 @@
 """Recipes train and evaluate what their list, and the tables beside their sources' flags, say."""
 
+import argparse
 import ast
 import dataclasses
 import os
@@ -32,14 +33,11 @@ LISTED = {
 # in a table of flags: what a model or a source does not have
 ABSENT = "\N{EN DASH}"
 # tables of flags beside a source's: of training, and of evaluation
-FLAGS = {
-    "transformer_xl": tables("transformer_xl", "Flags beside the sources'"),
-    "all_attention": tables("all_attention", "Flags beside the sources'"),
-}
+FLAGS = {paper: tables(paper, "Flags beside the sources'") for paper in PAPERS[:2]}
 COLUMNS = [
     (paper, table, head.strip("`"))
-    for paper, of_paper in FLAGS.items()
-    for table, (heads, *_) in enumerate(of_paper)
+    for paper in FLAGS
+    for table, (heads, *_) in enumerate(FLAGS[paper])
     for head in heads[2:]
 ]
 # what no source has: names of files, the loss, and what follows from other options
@@ -103,7 +101,7 @@ def differences(first, second):
 
 def set_options(given, arch=None):
     """Options that the words of a command, and a preset, set."""
-    preset = type("Namespace", (), {})()
+    preset = argparse.Namespace()
     if arch:
         ARCH_CONFIG_REGISTRY[arch](preset)
     named = {f"--{option.replace('_', '-')}" for option in vars(preset)}
@@ -120,10 +118,8 @@ def value(given, flag):
 def test_a_recipe_builds_the_model_of_the_list(paper, name):
     """Published counts are in millions, or in billions with a fraction."""
     _, told = LISTED[paper, name]
-    millions = parameters(paper, name) / 1e6
-    number = told.split("M")[0].replace(",", "")
-    digits = len(number.partition(".")[2])
-    assert f"{millions:.{digits}f}" == number
+    millions, number = parameters(paper, name) / 1e6, told.split("M")[0].replace(",", "")
+    assert f"{millions:.{len(number.partition('.')[2])}f}" == number
     published = re.search(r"paper (\d+)M", told)
     if published:
         # another vocabulary, or rounded; WikiText-103 large: the paper counts other parts
@@ -162,13 +158,9 @@ def test_a_recipe_has_the_flags_of_the_table(paper, table, name):
             assert found == told_value, flag
 
 
-ABLATIONS = [
-    (name, *row)
-    for name, table in zip(
-        ("wt103_ablation", "lm1b_ablation"), tables("transformer_xl", "Ablations"), strict=True
-    )
-    for row in table[1:]
-]
+WT103, LM1B = tables("transformer_xl", "Ablations")
+ABLATIONS = [("wt103_ablation", *row) for row in WT103[1:]]
+ABLATIONS += [("lm1b_ablation", *row) for row in LM1B[1:]]
 
 
 @pytest.mark.parametrize("row", ABLATIONS, ids=lambda row: row[2])
@@ -201,15 +193,12 @@ def test_a_point_of_figure_2_differs_by_its_options_alone(row):
 
 @pytest.mark.parametrize("name", ARGUMENTS)
 def test_an_argument_in_a_name_sets_its_option(name):
-    paper = "weighted_transformer" if name.startswith("gating") else "product_key_memory"
-    given = vars(training(paper, name))
-    assert {option: given[option] for option in ARGUMENTS[name]} == ARGUMENTS[name]
-
-
-def test_gating_changes_the_number_of_branches_alone():
-    given = words("weighted_transformer", "gating_3", "train")
-    usual = words("weighted_transformer", "wmt14_en_de_2l", "train")
-    assert [word for word in given if word not in ("--branch-top-k", "3")] == usual
+    gating = name.startswith("gating")
+    given = training("weighted_transformer" if gating else "product_key_memory", name)
+    assert {option: vars(given)[option] for option in ARGUMENTS[name]} == ARGUMENTS[name]
+    if gating:
+        usual = training("weighted_transformer", "wmt14_en_de_2l")
+        assert differences(given, usual) == set(ARGUMENTS[name])
 
 
 @pytest.mark.parametrize("name", [name for _, name in LISTED if name.endswith("_plain")])
@@ -219,12 +208,8 @@ def test_the_plain_transformer_is_trained_alike(name):
     changed = differences(weighted, training("weighted_transformer", name))
     dropouts = {"dropout", "attention_dropout"}
     # fairseq fills in sizes that follow from others for its own model at once
-    sizes = {
-        "decoder_input_dim",
-        "decoder_output_dim",
-        "max_source_positions",
-        "max_target_positions",
-    }
+    sizes = {f"decoder_{side}_dim" for side in ("input", "output")}
+    sizes |= {f"max_{side}_positions" for side in ("source", "target")}
     assert changed - dropouts - sizes <= {"arch", "optimizer", "max_update"}
     assert bool(changed & dropouts) == ("8l" in name)
     assert weighted.freeze_branch_weights_after < weighted.max_update
@@ -241,15 +226,14 @@ def test_wmt14_has_the_schedule_of_the_paper(name):
 
 
 @pytest.mark.parametrize(
-    ("paper", "name"),
+    "place",
     [
-        ("transformer_xl", "ptb"),
-        ("transformer_xl", "english_ptb"),
-        ("all_attention", "wt103"),
-        ("all_attention", "adaptive_span_enwik8_large"),
+        *("transformer_xl/ptb", "transformer_xl/english_ptb"),
+        *("all_attention/wt103", "all_attention/adaptive_span_enwik8_large"),
     ],
 )
-def test_finish_goes_on_with_the_same_options_at_the_last_rate(paper, name):
+def test_finish_goes_on_with_the_same_options_at_the_last_rate(place):
+    paper, name = place.split("/")
     first, last = training(paper, name), training(paper, name, action="finish")
     assert differences(first, last) <= PHASE
     lowest = getattr(first, "min_lr", None) or first.lr[0] / 10
@@ -261,22 +245,18 @@ def test_finish_goes_on_with_the_same_options_at_the_last_rate(paper, name):
 
 @pytest.mark.parametrize("paper", PAPERS)
 def test_evaluation_is_understood_and_scores_every_token(paper):
-    understood, kinds = set(), set()
-    for name in (name for of_paper, name in LISTED if of_paper == paper):
-        # each training ends with a score of all facts
-        for _, *given in () if name.startswith("facts") else commands(paper, name, "evaluate"):
-            if tuple(given) in understood:
-                continue
-            understood.add(tuple(given))
-            if paper == "weighted_transformer":
+    names = [name for of_paper, name in LISTED if of_paper == paper]
+    kinds = set()
+    # each training of facts ends with a score of all of them
+    for name in (name for name in names if not name.startswith("facts")):
+        if paper == "weighted_transformer":
+            for _, *given in commands(paper, name, "evaluate"):
                 assert given[:2] == ["-m", "scripts.evaluate.translation"]
                 kinds.add((name, translation.parse(given[2:]).branch_weights))
-                continue
-            asked = evaluation(paper, name)
-            assert asked.gen_subset == "test"
-            if paper == "product_key_memory":
-                assert asked.required_batch_size_multiple == 1
-    assert understood
+            continue
+        asked = evaluation(paper, name)
+        assert asked.gen_subset == "test"
+        assert paper != "product_key_memory" or asked.required_batch_size_multiple == 1
     if paper == "weighted_transformer":
         assert {("table3", kind) for kind in ("learned", "random", "uniform")} <= kinds
 
@@ -326,9 +306,8 @@ def test_ptb_runs_from_training_to_the_evaluated_average(tmp_path):
         "--decoder-ffn-embed-dim 16 --tokens-per-sample 10 --segment-jitter 1 --extended-context 4 "
         "--batch-size 4 --log-format simple --max-epoch"
     ).split()
-    assert " temporal_penalty " in run(
-        "fairseq-train", *words("transformer_xl", "ptb", "train", *small, "2", **places)
-    )
+    first = words("transformer_xl", "ptb", "train", *small, "2", **places)
+    assert " temporal_penalty " in run("fairseq-train", *first)
     train, average = commands("transformer_xl", "ptb", "finish", *small, "4", **places)
     rates = re.findall(r"epoch 0*(\d+) \| .* lr ([\d.]+)", run(*train))
     assert rates == [("3", "0.0001"), ("4", "0.0001")]

@@ -12,11 +12,8 @@ from tests.fork_server import FORK_SERVER
 from tests.recipes import EXAMPLES
 
 TOUR = EXAMPLES / "tour.ipynb"
-CELLS = [
-    cell
-    for cell in json.loads(TOUR.read_text(encoding="utf-8"))["cells"]
-    if cell["cell_type"] == "code"
-]
+TEXT = TOUR.read_text(encoding="utf-8")
+CELLS = [cell for cell in json.loads(TEXT)["cells"] if cell["cell_type"] == "code"]
 
 # What takes long, and what is done here instead: neither changes which cells print and draw.
 SHORTER = {r"--max-update \d+": "--max-update 20", r"source\(textwrap\)": "source(textwrap)[:2000]"}
@@ -42,20 +39,6 @@ def be_jupyter(folder):
     (folder / "made.json").write_text(json.dumps(made), encoding="utf-8")
 
 
-@pytest.fixture(scope="module")
-def made(tmp_path_factory):
-    """What each cell printed, and how many pictures it drew."""
-    folder = tmp_path_factory.mktemp("tour")
-    process = FORK_SERVER.Process(target=be_jupyter, args=(folder,))
-    process.start()
-    try:
-        process.join(LIMIT)
-        assert process.exitcode == 0
-    finally:
-        process.kill()
-    return json.loads((folder / "made.json").read_text(encoding="utf-8"))
-
-
 def saved(cell):
     """Of a cell: whether text that it printed is saved, and how many pictures are."""
     names = [output.get("name") for output in cell["outputs"]]
@@ -64,23 +47,27 @@ def saved(cell):
 
 
 @pytest.mark.slow
-def test_every_cell_prints_and_draws_what_is_saved_of_it(made):
+def test_every_cell_prints_and_draws_what_is_saved_of_it(tmp_path):
+    process = FORK_SERVER.Process(target=be_jupyter, args=(tmp_path,))
+    process.start()
+    try:
+        process.join(LIMIT)
+        assert process.exitcode == 0
+    finally:
+        process.kill()
+    made = json.loads((tmp_path / "made.json").read_text(encoding="utf-8"))
     for cell, (text, pictures) in zip(CELLS, made, strict=True):
         # the figures in the text depend on the machine
         assert (bool(text), pictures) == saved(cell), cell["source"]
     assert sum(pictures for _, pictures in made) >= 4
-
-
-@pytest.mark.slow
-def test_a_text_in_pieces_scores_as_at_once(made):
+    # a text in pieces scores as at once
     (both,) = (text for text, _ in made if "line by line" in text)
     pieces, whole = (line.split(":")[1].strip() for line in both.splitlines())
     assert pieces == whole
 
 
 def test_it_is_small_and_names_no_place_of_a_machine():
-    text = TOUR.read_text(encoding="utf-8")
-    assert len(text) < 300_000
+    assert len(TEXT) < 300_000
     assert [cell["execution_count"] for cell in CELLS] == list(range(1, len(CELLS) + 1))
     shown = "".join(json.dumps(cell["outputs"]) for cell in CELLS)
     assert not re.search(r"/(tmp|home|root|work|usr|Users)/", shown)

@@ -185,9 +185,9 @@ def test_a_group_of_one_exchanges_the_rows_of_a_memory(precision, device, tmp_pa
     dist.init_process_group(backend, init_method=where, rank=0, world_size=1)
     try:
         together, model, _ = learn(device, precision, "memory", wrap=wrap)
+        losses, other, _ = learn(device, precision, "memory")
     finally:
         dist.destroy_process_group()
-    losses, other, _ = learn(device, precision, "memory")
     assert together == pytest.approx(losses, abs=1e-3)
     for memory, of_other in zip(memories(model), memories(other), strict=True):
         torch.testing.assert_close(memory.values, of_other.values, rtol=0, atol=1e-2)

@@ -25,7 +25,7 @@ TIMES_ROUNDING = 1.5
 # and at any of them
 MOST_ALLOWED = 1e-2
 AGREES, ROUNDING, MISSED = "yes", "within the original's rounding", "NO"
-# what evaluation may change through --model-overrides
+# what evaluation may change
 OVERRIDES = ("mem_len", "clamp_len", "same_length")
 # a symbol and its log-probability, as fairseq-eval-lm prints them
 WORD = re.compile(r"\S+ \[(-?\d+\.\d{6}|-?inf|nan)\]")
@@ -38,7 +38,6 @@ class Differences(NamedTuple):
     largest: float
     typical: float
     rounding: float
-    perplexity: float
 
     @property
     def verdict(self):
@@ -51,7 +50,7 @@ class Differences(NamedTuple):
     @property
     def cells(self):
         nats = (f"{value:.1e}" for value in (self.largest, self.typical, self.rounding))
-        return [f"{self.tokens:,}", *nats, f"{self.perplexity:.2f}", self.verdict]
+        return [f"{self.tokens:,}", *nats, self.verdict]
 
 
 class Case(NamedTuple):
@@ -81,7 +80,7 @@ class Case(NamedTuple):
         overrides = {key: setting[key] for key in OVERRIDES if key in setting}
         if overrides.get("clamp_len", 1) <= 0:
             overrides["clamp_len"] = None
-        length = setting["tgt_len"] if "tgt_len" in setting else setting["block_size"]
+        length = setting.get("tgt_len") or setting["block_size"]
         printed = run(
             *("fairseq-eval-lm", folder / "data", *TASK, "--path", folder / "checkpoint.pt"),
             *("--tokens-per-sample", length, "--batch-size", 1, "--gen-subset", "test", "--cpu"),
@@ -93,7 +92,6 @@ class Case(NamedTuple):
         """Differences of losses (T,), in the order of the text, from a setting's expected ones."""
         expected = self.expected[name]
         assert losses.shape == expected.shape
-        perplexity = float(np.exp(losses.mean()))
         if self.config["source"] == "transformer-xl" and self.config["cutoffs"]:
             losses = losses[self.cluster_order(self.config["settings"][name]["tgt_len"])]
         difference = losses - expected
@@ -102,8 +100,7 @@ class Case(NamedTuple):
             # one block size reads as much as another
             found = [self.expected[other] for other in self.config["settings"]]
             rounding = max(root_mean_square(a - b) for a in found for b in found)
-        typical = root_mean_square(difference)
-        return Differences(len(losses), largest, typical, rounding, perplexity)
+        return Differences(len(losses), largest, root_mean_square(difference), rounding)
 
     def cluster_order(self, segment):
         """Where the original Transformer-XL has each token's loss.

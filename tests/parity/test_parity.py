@@ -20,12 +20,8 @@ from scripts.convert import SOURCES
 from tests.end_to_end.commands import ROOT, TASK, run
 from tests.parity.comparison import AGREES, MISSED, ROUNDING, Case
 from tests.parity.report import ROW
-from tests.scripts.convert.foreign_models import (
-    CUTOFFS,
-    adaptive_span,
-    transformer_xl,
-    transformer_xl_tensorflow,
-)
+from tests.scripts.convert.foreign_models import CUTOFFS, adaptive_span, transformer_xl
+from tests.scripts.convert.foreign_models import transformer_xl_tensorflow as in_tensorflow
 
 BESIDE = ROOT.parent / "shared" / "parity"
 CASES = Path(os.environ.get("PARITY_CASES", BESIDE)).resolve()
@@ -81,16 +77,15 @@ def write_case(foreign, folder, settings):
     losses, expected = {}, {}
     for name, setting in settings.items():
         found = foreign.log_probabilities(numbers, **setting)
-        losses[name] = -found[range(len(found)), following].float().numpy()
-        expected[name] = losses[name]
+        losses[name] = expected[name] = -found[range(len(found)), following].float().numpy()
         if foreign.source == "transformer-xl":
             # the original has the losses of a segment cluster by cluster
-            bounds, size = [0, *config["cutoffs"], len(foreign.symbols)], setting["tgt_len"]
+            bounds, places = [0, *config["cutoffs"], len(foreign.symbols)], range(len(found))
             order = [
                 place
-                for start in range(0, len(found), size)
+                for start in places[:: setting["tgt_len"]]
                 for first, last in itertools.pairwise(bounds)
-                for place in range(start, min(start + size, len(found)))
+                for place in places[start : start + setting["tgt_len"]]
                 if first <= following[place] < last
             ]
             expected[name] = losses[name][order]
@@ -120,7 +115,7 @@ def trained_losses(folder):
     [
         (transformer_xl(CUTOFFS, 2), SEGMENTS),
         (transformer_xl(CUTOFFS, hugging_face=True), SEGMENTS),
-        (transformer_xl_tensorflow(CUTOFFS, 2), SEGMENTS),
+        (in_tensorflow(CUTOFFS, 2), SEGMENTS),
         (adaptive_span(cutoffs=CUTOFFS), BLOCKS),
     ],
     ids=SOURCES[:1] + SOURCES[3:] + SOURCES[1:3],

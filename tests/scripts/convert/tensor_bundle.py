@@ -4,21 +4,19 @@ tensorflow/core/util/tensor_bundle and lib/io/table_format.txt describe the layo
 """
 
 import struct
-from pathlib import Path
 
 import google_crc32c
 import torch
-from torch import Tensor
 
 TYPES = {torch.float32: 1, torch.float64: 2, torch.int64: 9, torch.float16: 19}
 
 
-def masked_checksum(data: bytes) -> bytes:
+def masked_checksum(data):
     crc = google_crc32c.value(data)
     return struct.pack("<I", ((crc >> 15 | crc << 17) + 0xA282EAD8) % 2**32)
 
 
-def varint(number: int) -> bytes:
+def varint(number):
     found = bytearray()
     while number > 127:
         found.append(number % 128 + 128)
@@ -26,25 +24,25 @@ def varint(number: int) -> bytes:
     return bytes([*found, number])
 
 
-def field(number: int, value: int | bytes) -> bytes:
+def field(number, value):
     """A protocol buffer's field; zeros are left out."""
     if isinstance(value, bytes):
         return varint(8 * number + 2) + varint(len(value)) + value
     return varint(8 * number) + varint(value) if value else b""
 
 
-def entry(kind: int, shape: list[int], file: int, offset: int, data: bytes) -> bytes:
+def entry(kind, shape, file, offset, data):
     """What the index says of a tensor."""
     sizes = b"".join(field(2, field(1, size)) for size in shape)
     fields = field(1, kind), field(2, sizes), field(3, file), field(4, offset), field(5, len(data))
     return b"".join(fields) + varint(8 * 6 + 5) + masked_checksum(data)
 
 
-def table(rows: dict[bytes, bytes], rows_of_block: int = 4, compression: int = 0) -> bytes:
-    """A sorted table; a block of it begins every so many rows."""
+def table(rows, compression=0):
+    """A sorted table, in blocks of 4 rows."""
     written = b""
 
-    def add(of_block: list[tuple[bytes, bytes]]) -> bytes:
+    def add(of_block):
         """Write a block; return its address."""
         nonlocal written
         block, before = b"", b""
@@ -55,20 +53,19 @@ def table(rows: dict[bytes, bytes], rows_of_block: int = 4, compression: int = 0
             block += lengths + name[kept:] + value
             before = name
         # one place to begin a search from: the first
-        block += struct.pack("<II", 0, 1)
-        address = varint(len(written)) + varint(len(block))
-        block += bytes([compression])
+        address = varint(len(written)) + varint(len(block) + 8)
+        block += struct.pack("<II", 0, 1) + bytes([compression])
         written += block + masked_checksum(block)
         return address
 
     ordered = sorted(rows.items())
-    blocks = [ordered[n : n + rows_of_block] for n in range(0, len(ordered), rows_of_block)]
+    blocks = [ordered[n : n + 4] for n in range(0, len(ordered), 4)]
     addresses = [(block[-1][0], add(block)) for block in blocks]
     footer = add([]) + add(addresses)
     return written + footer.ljust(40, b"\0") + bytes.fromhex("57fb808b247547db")
 
 
-def write_bundle(prefix: Path, tensors: dict[str, Tensor], files: int = 1) -> None:
+def write_bundle(prefix, tensors, files=1):
     """Write a checkpoint, its tensors in turn into so many files."""
     # the version of the layout is a message of its own
     rows = {b"": field(1, files) + field(3, field(1, 1))}

@@ -19,6 +19,7 @@ OF_ADAPTIVE_SPAN = adaptive_span(cutoffs=CUTOFFS)
 OF_TENSORFLOW = transformer_xl_tensorflow(CUTOFFS, 2)
 OF_HUGGING_FACE = transformer_xl(CUTOFFS, 2, hugging_face=True)
 PLAIN, BANDS = transformer_xl(), transformer_xl(CUTOFFS, 2)
+LATE_CUTOFFS = {"adapt_io_params": {"adapt_io_enabled": True, "adapt_io_cutoffs": [9, 30]}}
 
 
 @pytest.fixture
@@ -29,9 +30,9 @@ def refused(tmp_path, capsys):
         if write:
             foreign.write(tmp_path)
         assert run_importer(foreign, tmp_path, tmp_path / "output", name) == 1
+        assert not list(tmp_path.glob("output*"))
         printed = capsys.readouterr()
         assert printed.out == ""
-        assert not list(tmp_path.glob("output*"))
         return printed.err
 
     return check
@@ -51,10 +52,7 @@ def refused(tmp_path, capsys):
         (BANDS, {"group": {"mem_len": 3}}, "mem_len occurs twice"),
         *((BANDS, {"mem_len": value}, "mem_len is") for value in (-1, 2.0, True)),
         *((BANDS, {"dropout": value}, "dropout is") for value in (1, True, float("nan"))),
-        *(
-            (BANDS, {"cutoffs": value}, "cutoffs is")
-            for value in ([2, 1], [1, 1], [0, 1], [1.0], 3)
-        ),
+        *((BANDS, {"cutoffs": x}, "cutoffs is") for x in ([2, 1], [1, 1], [0, 1], [1.0], 3)),
         *((BANDS, {"tie_projs": x}, "tie_projs is") for x in ([True] * 3, [True, 0, 1, True])),
         # no rules of the importer's, but of the model's
         (transformer_xl([9, 16, 22, 24, 26], 4), {}, "leave the last band less than one of the"),
@@ -65,11 +63,7 @@ def refused(tmp_path, capsys):
         (OF_TENSORFLOW, {"same_length": None}, "same_length is missing"),
         (OF_ADAPTIVE_SPAN, {"nb_heads": 3}, "by the configuration 3 x 1 x 1"),
         (OF_ADAPTIVE_SPAN, {"vocab_size": 31}, "it has 31 symbols, and the vocabulary has 30"),
-        (
-            OF_ADAPTIVE_SPAN,
-            {"adapt_io_params": {"adapt_io_enabled": True, "adapt_io_cutoffs": [9, 30]}},
-            "adapt_io_cutoffs end at 30, beyond the vocabulary",
-        ),
+        (OF_ADAPTIVE_SPAN, LATE_CUTOFFS, "adapt_io_cutoffs end at 30, beyond the vocabulary"),
     ],
 )
 def test_options_that_do_not_fit_are_named(tmp_path, refused, foreign, changed, message):
@@ -222,10 +216,10 @@ def test_an_interrupted_write_leaves_no_output(tmp_path, monkeypatch, error, sta
         path.write_bytes(b"half")
         raise error
 
-    with monkeypatch.context() as patch:
-        patch.setattr(torch, "save", fail)
-        assert run_importer(PLAIN, tmp_path, tmp_path / "output") == status
+    monkeypatch.setattr(torch, "save", fail)
+    assert run_importer(PLAIN, tmp_path, tmp_path / "output") == status
     assert not list(tmp_path.glob("output*"))
+    monkeypatch.undo()
     # of a run that was killed
     (tmp_path / "output.partial").mkdir()
     (tmp_path / "output.partial" / "left").touch()

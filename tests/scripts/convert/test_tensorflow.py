@@ -144,18 +144,16 @@ OF_PYTHON_2 = (
 )
 
 
-class Corpus:
-    def __init__(self, symbols):
-        self.dataset = "wt103"
-        self.train = np.arange(5)
-        self.vocab = Vocab(symbols)
-
-
 class Vocab:
     def __init__(self, symbols):
         self.counter = Counter(symbols)
         self.idx2sym = symbols
         self.sym2idx = OrderedDict((symbol, n) for n, symbol in enumerate(symbols))
+
+
+class Corpus:
+    def __init__(self, symbols):
+        self.dataset, self.train, self.vocab = "wt103", np.arange(5), Vocab(symbols)
 
 
 @pytest.mark.parametrize("protocol", [0, 2, 5, None])

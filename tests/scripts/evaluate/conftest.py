@@ -3,12 +3,28 @@
 import pytest
 
 from tests.scripts.evaluate.saved_memory_models import write_all
+from tests.scripts.evaluate.saved_models import write_checkpoint, write_text
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def folder(tmp_path_factory):
-    """An empty folder for a file's text and models."""
+    """A folder for a text and models of segments."""
     return tmp_path_factory.mktemp("models")
+
+
+@pytest.fixture(scope="session")
+def text(folder):
+    return write_text(folder / "bin", 60)
+
+
+@pytest.fixture(scope="session")
+def models(folder, text):
+    """A model with a memory and the window of its length; one that reads 12 tokens at most."""
+    window = {"mem_len": 5, "same_length": True, "clamp_len": 7}
+    write_checkpoint(folder / "xl.pt", "transformer_xl", **window)
+    write_checkpoint(folder / "aa.pt", "all_attention_lm")
+    absolute = {"positions": "sinusoidal-absolute", "mem_len": 0, "extended_context": 4}
+    return write_checkpoint(folder / "places.pt", "transformer_xl", **absolute)
 
 
 @pytest.fixture(scope="session")

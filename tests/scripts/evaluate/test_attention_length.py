@@ -5,22 +5,9 @@ import pytest
 
 from scripts.evaluate import attention_length as measure_attention_length
 from scripts.evaluate.attention_length import PART_TOKENS, PARTS, paired_difference
-from tests.scripts.evaluate.saved_models import token_losses, write_checkpoint, write_text
+from tests.scripts.evaluate.saved_models import token_losses
 
 EOS = 2
-
-
-@pytest.fixture(scope="module")
-def text(folder):
-    return write_text(folder / "bin", 60)
-
-
-@pytest.fixture(scope="module")
-def models(folder, text):
-    write_checkpoint(folder / "xl.pt", "transformer_xl", clamp_len=7)
-    write_checkpoint(folder / "aa.pt", "all_attention_lm")
-    absolute = {"positions": "sinusoidal-absolute", "mem_len": 0, "extended_context": 4}
-    return write_checkpoint(folder / "sinusoidal.pt", "transformer_xl", **absolute)
 
 
 def words(folder, *others):
@@ -101,7 +88,7 @@ def test_the_script_sweeps_clamps_and_times_windows(folder, text, models, tmp_pa
 
 
 def test_the_script_sweeps_contexts_without_memory(folder, text, models, tmp_path):
-    given = ("--checkpoint", f"{folder}/sinusoidal.pt", "--extended-context", "0,100")
+    given = ("--checkpoint", f"{folder}/places.pt", "--extended-context", "0,100")
     rows = sweep(folder, tmp_path, *given)
     assert [(row["mem_len"], row["extended_context"]) for row in rows] == [(0, 0), (0, 100)]
     inputs = np.concatenate([[EOS], text[:-1]])

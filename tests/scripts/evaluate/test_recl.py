@@ -11,7 +11,7 @@ from fairseq_plugins.python_interface.language_model import LanguageModel
 from scripts._shared.command_line import NamedFile
 from scripts.evaluate import recl as measure_recl
 from scripts.evaluate._effective_context import ContextLosses, effective_context, relative_gain
-from tests.scripts.evaluate.saved_models import token_losses, write_checkpoint, write_text
+from tests.scripts.evaluate.saved_models import token_losses, write_checkpoint
 
 
 def gain_in_loops(short, long, ratio):
@@ -92,20 +92,6 @@ def test_a_model_that_reads_no_farther_has_that_as_its_recl(end, step, longest, 
     losses = losses_that_fall_until(end)
     found = effective_context(losses, 1, 0, step, longest, 1, 0.01, limit=end)
     assert (found["tokens"], found["bound"]) == (tokens, bound)
-
-
-@pytest.fixture(scope="module")
-def text(folder):
-    return write_text(folder / "bin", 60)
-
-
-@pytest.fixture(scope="module")
-def models(folder, text):
-    """A model with a memory and the window of the same length, one that reads 12 tokens at most."""
-    write_checkpoint(folder / "xl.pt", "transformer_xl", mem_len=5, same_length=True)
-    absolute = {"positions": "learned-absolute", "mem_len": 0, "extended_context": 4}
-    write_checkpoint(folder / "places.pt", "transformer_xl", **absolute)
-    write_checkpoint(folder / "aa.pt", "all_attention_lm")
 
 
 def losses_of(folder, *names, stride=1, batch_size=4, output=None):
