@@ -14,7 +14,6 @@ HYDRA = r"ignore:[\s\S]*is validated against ConfigStore:UserWarning"
 
 
 def call(paper, *words, folder=ROOT, **environment):
-    """The finished process of a recipe file."""
     return subprocess.run(
         ["bash", EXAMPLES / paper / "recipes.sh", *words],
         env={**os.environ, **environment},
@@ -38,7 +37,6 @@ def words(*given, **places):
 
 
 def cells(line):
-    """Cells of a row of Markdown."""
     return [cell.strip() for cell in line.strip().strip("|").split("|")]
 
 

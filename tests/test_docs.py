@@ -31,7 +31,6 @@ DOCS = ROOT / "docs"
 
 
 def links(text):
-    """Return the targets of the Markdown links in a text."""
     return re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", text)
 
 

@@ -109,7 +109,6 @@ def set_options(given, arch=None):
 
 
 def value(given, flag):
-    """The value of an option, such as --lr, in a command."""
     found = getattr(given, flag.lstrip("-").replace("-", "_"))
     return found[0] if flag == "--lr" else found
 

@@ -37,7 +37,6 @@ def test_models_compute_the_same_and_all_of_them_run(name):
 def test_the_tables_have_every_paper():
     for cases in (all_cases(False, {}), all_cases(True, {}), quick_cases({})):
         assert tuple(dict.fromkeys(case.paper for case in cases)) == PAPERS
-        # they are told apart by it
         assert len(set(map(str, cases))) == len(cases)
 
 

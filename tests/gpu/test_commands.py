@@ -21,7 +21,6 @@ NATS = 0.6931471805599453
 
 
 def losses(printed):
-    """Loss of each update, in nats."""
     found = sorted((k, v) for k, v in logged(printed).items() if k[0] == "train_inner")
     return [float(values["loss"]) * NATS for _, values in found]
 

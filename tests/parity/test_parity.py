@@ -40,7 +40,6 @@ BLOCKS = {"t7": {"block_size": 7}, "t1": {"block_size": 1}}
 
 @pytest.fixture(scope="module")
 def converted(request, tmp_path_factory):
-    """A case and the folder of the converted model and its data."""
     case, folder = Case.read(request.param), tmp_path_factory.mktemp("converted")
     if case.config["source"] not in SOURCES:
         pytest.skip(f"nothing here reads checkpoints of {case.config['source']}")

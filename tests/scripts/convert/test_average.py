@@ -92,15 +92,9 @@ def test_what_must_hold_of_weights_holds_of_their_mean():
     ("change", "message"),
     [
         (lambda state, _: state["task_state"].update(dictionaries={}), "BOTH .* dictionaries: "),
-        (
-            lambda state, _: state["cfg"]["model"].update(_name="transformer_xl"),
-            "BOTH .* model: all_attention_lm and transformer_xl",
-        ),
+        (lambda state, _: state["cfg"]["model"].update(_name="x"), "BOTH .* model: .* and x"),
         (lambda _, model: model.pop(TABLE), f"BOTH .* {TABLE}: .* and None"),
-        (
-            lambda _, model: model.update({TABLE: torch.ones(3, 16)}),
-            rf"BOTH .* {TABLE}: \(.*\) and \(3, 16\)",
-        ),
+        (lambda _, model: model.update({TABLE: torch.ones(3)}), rf"BOTH .* {TABLE}: .* and \(3,"),
         (lambda _, model: model[TABLE].fill_(torch.nan), f"{TABLE} in OTHER has a number that is"),
         (lambda _, model: model.update(weight=1.0), "CHECKPOINT OTHER holds no model's weights"),
         (lambda *_: None, "BOTH both have 10 updates"),

@@ -35,7 +35,6 @@ NO_INDEX = "x.index is cut short, changed or no index of TensorFlow's: "
 
 @pytest.fixture
 def path(tmp_path):
-    """A checkpoint in one file."""
     write_bundle(tmp_path / "x", {**KEPT, **LEFT_OUT})
     return tmp_path / "x"
 

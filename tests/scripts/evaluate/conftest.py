@@ -8,7 +8,6 @@ from tests.scripts.evaluate.saved_models import write_checkpoint, write_text
 
 @pytest.fixture(scope="session")
 def folder(tmp_path_factory):
-    """A folder for a text and models of segments."""
     return tmp_path_factory.mktemp("models")
 
 

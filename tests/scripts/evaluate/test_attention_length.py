@@ -45,7 +45,6 @@ def test_a_difference_has_the_interval_of_the_means_of_parts():
 
 
 def sweep(folder, output, *options):
-    """Run the command; return the rows that it wrote."""
     given = words(folder, "--output", output, *options)
     assert measure_attention_length.main(given) == 0
     assert (output / "attention_length.png").stat().st_size > 5000

@@ -159,18 +159,12 @@ def test_branch_weights_are_replaced(place, run, path):
         ("--path {place}/plain.pt:{place}/none.pt", "--path {place}/none.pt is no file"),
         ("--path {place}/french.pt", "--path {place}/french.pt translates from en to fr, not from"),
         ("--branch-weights random", "--branch-weights is random, and --path {place}/plain.pt"),
-        (
-            "--branch-weights random -- --model-overrides={{}}",
-            "--branch-weights is random and --mod",
-        ),
+        ("--branch-weights random -- --model-overrides={{}}", "--branch-weights is random and "),
         ("--split valid", "--reference: there is no {place}/data/references/valid.de"),
         ("--split dev", "--split dev: {place}/data/bin has no dev.en-de.en.idx and .bin"),
         ("--target-lang xx", "--target-lang xx is none that sacremoses has rules for"),
         ("--beam 0", "--beam is 0: "),
-        (
-            "--reference {place}/two.txt",
-            "--reference {place}/two.txt has 2 lines, --split test of ",
-        ),
+        ("--reference {place}/two.txt", "--reference {place}/two.txt has 2 lines, --split test"),
         ("--output {place}/two.txt", "--output {place}/two.txt cannot be written"),
     ],
 )

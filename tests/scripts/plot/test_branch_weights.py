@@ -56,7 +56,6 @@ def write_checkpoint(path, updates, **options):
 
 
 def plot(output, *words):
-    """Run the command; return what it wrote."""
     assert plot_branch_weights.main([*map(str, words), "--output", str(output)]) == 0
     assert (output / "branch_weights.png").stat().st_size > 5000
     return json.loads((output / "branch_weights.json").read_text(encoding="utf-8"))

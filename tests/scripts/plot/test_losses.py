@@ -85,11 +85,7 @@ def test_figures_are_printed_and_written(logs, tmp_path, capsys):
     ("content", "options", "message"),
     [
         ('begin validation on "valid" subset\n', "", "--log LOG has no validation loss: "),
-        (
-            JSON_LOG.replace("2.954", "nan"),
-            "",
-            "--log LOG: the validation loss after 1,400 updates is",
-        ),
+        (JSON_LOG.replace("2.954", "nan"), "", "--log LOG: the validation loss after 1,400 upd"),
         (SIMPLE_LOG, "--against time", "--against time: --log LOG has no such figure"),
         (JSON_LOG, "--facts 5000", "--facts is 5000: give 16 times a square number"),
     ],

@@ -91,12 +91,9 @@ def small():
 @pytest.fixture
 def prepare(small, call, tmp_path):
     def prepare(name, *options):
-        words = ["--output", tmp_path / "out", *options]
-        if name not in ("enwik8", "text8") and "--workers" not in options:
-            words += ["--workers", "1"]
-        if name == "enwik8" and "--newlines" not in options:
-            words += ["--newlines", "eos"]
+        of_its_own = {"enwik8": ("--newlines", "eos"), "text8": ()}.get(name, ("--workers", 1))
         description = f"{name}, data.\n\n    python -m scripts.prepare.{name}\n"
+        words = ("--output", tmp_path / "out", *of_its_own, *options)
         return call(lambda given: _published.run(small[name], description, given), *words)
 
     return prepare
@@ -136,24 +133,21 @@ def test_the_data_of_an_archive_that_is_here(prepare, tmp_path, name):
 
 
 @pytest.mark.parametrize("name", ["enwik8", "ptb"])
-def test_the_data_of_a_mirror_also_after_a_broken_download(prepare, tmp_path, name):
+def test_the_data_of_a_mirror_also_after_others_that_broke_or_sent_something_else(
+    prepare, tmp_path, name
+):
     files = FILES[name]
-    with serve(files, cut=3) as (url, _):
-        assert refused(prepare(name, "--mirror", url), "--mirror", "--from")
-    assert not (tmp_path / "out").exists()
+    page, other = (dict.fromkeys(files, sent) for sent in (b"<html>", zipped({name: b"other"})))
+    for sent, cut, named in ((files, 3, "--from"), (page, None, name), (other, None, name)):
+        with serve(sent, cut) as (url, _):
+            assert refused(prepare(name, "--mirror", url), named)
+        assert not (tmp_path / "out").exists()
     with serve({}) as (empty, first), serve(files) as (url, second):
         status, _, error = prepare(name, "--mirror", empty, "--mirror", f"{url}/")
     assert (status, error) == (0, "")
     assert read(tmp_path) == ITEMS[name]
     assert first == second == list(files)
     assert not (tmp_path / "out" / "download").exists()
-
-
-def test_what_a_mirror_sent_in_place_of_the_data_is_not_kept(prepare, tmp_path):
-    for sent in (b"<html>moved</html>", zipped({"text8": b"other"})):
-        with serve({"text8.zip": sent}) as (url, _):
-            assert refused(prepare("text8", "--mirror", url), "text8")
-        assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize(("name", "text"), [("text8", "_ 3\nb 2\na 1\n"), ("ptb", "b 2\n")])
