@@ -143,14 +143,11 @@ def test_fairseq_gets_what_is_given_but_translates_all(place, run):
     found = json.loads(contents(place)["scores.json"])
     assert found["tokenized"]["compounds_split"] is False
     assert (found["exact"], found["reference"]) == (100, str(place / "mine.txt"))
-
-
-@pytest.mark.parametrize("path", ["branched.pt", "softmax.pt"])
-def test_branch_weights_are_replaced(place, run, path):
-    status, (command,) = run("--branch-weights", "uniform", path=path)
-    assert status == 0
-    assert value(command, "--model-overrides") == "{'branch_weights': 'uniform'}"
-    assert value(command, "--seed") == "1"
+    for path in ("branched.pt", "softmax.pt"):
+        status, (command,) = run("--branch-weights", "uniform", path=path)
+        assert status == 0
+        assert value(command, "--model-overrides") == "{'branch_weights': 'uniform'}"
+        assert value(command, "--seed") == "1"
 
 
 @pytest.mark.parametrize(
@@ -208,6 +205,11 @@ def test_gleu_is_the_lesser_of_precision_and_recall():
     both = translation_scores.gleu(["a b c d", "x"], ["a b c", "y"])
     assert both == pytest.approx(100 * 6 / 11)
     assert translation_scores.gleu(["a b c d e", ""], ["a b c d e", ""]) == 100
+    for measure in (translation_scores.gleu, translation_scores.exact_matches):
+        with pytest.raises(ValueError, match="is longer than"):
+            measure(["a"], ["a", "b"])
+    with pytest.raises(ValueError, match="there is no translation to score"):
+        translation_scores.exact_matches([], [])
     assert translation_scores.gleu([""], ["a"]) == translation_scores.gleu([""], [""]) == 0
 
 
@@ -254,11 +256,3 @@ def test_compounds_are_split_as_perl_does_it():
     assert split("a-b-c") == "a ##AT##-##AT## b-c"
     assert split("aa-bb-cc") == "aa ##AT##-##AT## bb ##AT##-##AT## cc"
     assert split("a - b -c d-") == "a - b -c d-"
-
-
-def test_scores_of_parts_are_refused():
-    for measure in (translation_scores.gleu, translation_scores.exact_matches):
-        with pytest.raises(ValueError, match="is longer than"):
-            measure(["a"], ["a", "b"])
-    with pytest.raises(ValueError, match="there is no translation to score"):
-        translation_scores.exact_matches([], [])

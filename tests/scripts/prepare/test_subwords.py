@@ -40,13 +40,10 @@ def test_codes_are_learned_on_all_texts(tmp_path):
     assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
     # no other pair is there twice
     assert check_codes(tmp_path / "a") < 50
-
-
-@pytest.mark.parametrize("content", ["", "l o\n", "#version: 0.2\n", "#version: 0.2\nl o 5\n"])
-def test_a_file_that_holds_no_codes_is_refused(tmp_path, content):
-    (tmp_path / "codes").write_text(content)
-    with pytest.raises(ValueError, match=r"codes is no file of codes: give one that begins"):
-        check_codes(tmp_path / "codes")
+    for content in ("", "l o\n", "#version: 0.2\n", "#version: 0.2\nl o 5\n"):
+        one.write_text(content)
+        with pytest.raises(ValueError, match=r"one is no file of codes: give one that begins"):
+            check_codes(one)
 
 
 @pytest.mark.parametrize(

@@ -113,9 +113,6 @@ def test_texts_of_the_pair_are_prepared(prepare, given, tmp_path, pair):
 def test_archives_are_downloaded_kept_after_a_failure_and_then_removed(prepare, given, tmp_path):
     folder, out = given(), tmp_path / "out"
     files = {path.name: path.read_bytes() for path in folder.iterdir()}
-    assert prepare("--from", folder)[0] == 0
-    expected = contents(out)
-    shutil.rmtree(out)
     second = "training-parallel-commoncrawl.tgz"
     with serve({**files, second: b""}) as (url, _):
         assert refused(prepare("--mirror", url), f"{second} cannot be downloaded: ")
@@ -123,7 +120,7 @@ def test_archives_are_downloaded_kept_after_a_failure_and_then_removed(prepare, 
     with serve(files) as (url, asked):
         assert prepare("--mirror", url)[0] == 0
     assert sorted(asked) == sorted(set(files) - {"training-parallel-europarl-v7.tgz"})
-    assert contents(out) == expected
+    assert not (out / "download").exists()
     # without any mirror or archive
     shutil.rmtree(folder)
     status, printed, _ = prepare()
