@@ -62,7 +62,6 @@ def test_the_script_sweeps_memories(folder, text, models, tmp_path, capsys):
         sizes = [row[name] for name in ("tokens", "tokens_of_split", "streams", "segment")]
         assert sizes == [50, 60, 3, 8]
         assert row["loss"] == pytest.approx(row["nats"] / np.log(2))
-        assert f" {row['loss']:.4f} |" in printed
     assert [row["nats_difference"] for row in rows[::2]] == [None, None]
     for row, first in (rows[1], rows[0]), (rows[3], rows[2]):
         assert row["nats_difference"] == pytest.approx(row["nats"] - first["nats"], abs=1e-7)
@@ -82,8 +81,6 @@ def test_the_script_sweeps_clamps_and_times_windows(folder, text, models, tmp_pa
     printed = capsys.readouterr().out
     for row in rows:
         assert f" {row['window_ms_per_token'] / row['reuse_ms_per_token']:.0f}x |" in printed
-    # table 9 of the paper
-    assert printed.count(" 363x |") == 2
 
 
 def test_the_script_sweeps_contexts_without_memory(folder, text, models, tmp_path):
