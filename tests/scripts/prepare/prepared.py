@@ -1,5 +1,6 @@
 """What the tests of preparations share: archives, a web server, and what a folder holds."""
 
+import gzip
 import io
 import tarfile
 import threading
@@ -14,6 +15,17 @@ from fairseq import options
 from fairseq.data import Dictionary, data_utils
 
 SPLITS = ("train", "valid", "test")
+
+
+def write_files(folder, files):
+    """Write bytes, and texts, packed where a name ends with .gz, by their names in a folder."""
+    for name, content in files.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if isinstance(content, str):
+            pack = gzip.compress if path.suffix == ".gz" else bytes
+            content = pack(content.encode())
+        path.write_bytes(content)
 
 
 def zipped(members):

@@ -11,7 +11,15 @@ import pytest
 from fairseq.data.indexed_dataset import MMapIndexedDataset
 
 from scripts.prepare import _binarize, _published
-from tests.scripts.prepare.prepared import SPLITS, lines, refused, serve, tarred, zipped
+from tests.scripts.prepare.prepared import (
+    SPLITS,
+    lines,
+    refused,
+    serve,
+    tarred,
+    write_files,
+    zipped,
+)
 
 CHARACTERS = b"ab\n ab\n" * 100
 LETTERS = b"ab ab a" * 100
@@ -102,9 +110,7 @@ def prepare(small, call, tmp_path):
 def given(tmp_path, name):
     """What --from takes: an archive, or for PTB a folder."""
     folder = tmp_path / "given"
-    folder.mkdir(exist_ok=True)
-    for file, content in FILES[name].items():
-        (folder / file).write_bytes(content)
+    write_files(folder, FILES[name])
     return folder if name == "ptb" else folder / next(iter(FILES[name]))
 
 
@@ -183,12 +189,10 @@ def test_dropped_newlines(prepare, tmp_path):
     ],
 )
 def test_what_cannot_be_used_is_refused_and_leaves_nothing(prepare, tmp_path, name, options, named):
-    (tmp_path / "x.zip").write_bytes(zipped({"text9": b""}))
-    (tmp_path / "cut.zip").write_bytes(zipped({"text8": LETTERS})[:-30])
-    (tmp_path / "other.zip").write_bytes(zipped({"text8": LETTERS[::-1]}))
-    (tmp_path / "few.txt").write_text("a 1\n")
+    files = {"x.zip": zipped({"text9": b""}), "cut.zip": zipped({"text8": LETTERS})[:-30]}
     # the text itself
-    (tmp_path / "text8").write_bytes(LETTERS)
+    files |= {"other.zip": zipped({"text8": LETTERS[::-1]}), "few.txt": "a 1\n", "text8": LETTERS}
+    write_files(tmp_path, files)
     given(tmp_path, "ptb")
     words = options.replace("{}", str(tmp_path)).split()
     assert refused(prepare(name, *words), named.format(tmp_path))

@@ -9,7 +9,7 @@ import pytest
 import sentencepiece
 
 from scripts.prepare import _binarize, python_source
-from tests.scripts.prepare.prepared import in_this_process
+from tests.scripts.prepare.prepared import in_this_process, write_files
 
 ALL_CHARACTERS = string.ascii_letters + string.digits + string.punctuation + " "
 EOS = 2
@@ -46,14 +46,10 @@ def source(index):
 def stdlib(tmp_path_factory):
     folder = tmp_path_factory.mktemp("stdlib")
     for index in range(120):
-        path = folder / ("package" if index >= 60 else "") / f"m{index:03}.py"
-        path.parent.mkdir(exist_ok=True)
         # the corpus has to end this file's last line itself
         text = source(index).rstrip("\n") if index == 5 else source(index)
-        path.write_bytes(text.encode())
-    for name, content in LEFT_OUT.items():
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / name).write_bytes(content)
+        write_files(folder, {f"{'package/' * (index >= 60)}m{index:03}.py": text})
+    write_files(folder, LEFT_OUT)
     return folder
 
 

@@ -8,7 +8,7 @@ import pytest
 from sacremoses import MosesDetokenizer
 
 from scripts.prepare import text
-from tests.scripts.prepare.prepared import SPLITS, contents, lines, refused
+from tests.scripts.prepare.prepared import SPLITS, contents, lines, refused, write_files
 
 LINES = [f"Line {number}, the old farmer's hat & coat." for number in range(40)]
 
@@ -99,10 +99,8 @@ def test_words_and_subwords_of_one_text(prepare, source, tmp_path, unit, tokeniz
 def test_documents_are_whole_in_order_and_in_one_part(prepare, tmp_path):
     folder = tmp_path / "documents"
     for number in range(20):
-        path = folder / f"{number % 3}" / f"d{number:02}.txt{'.gz' * (number % 2)}"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        content = f"first {number}\n\nlast {number}".encode()
-        path.write_bytes(gzip.compress(content) if number % 2 else content)
+        name = f"{number % 3}/d{number:02}.txt{'.gz' * (number % 2)}"
+        write_files(folder, {name: f"first {number}\n\nlast {number}"})
     words = ("--input", folder, "--held-out", 4, "--unit", "words")
     assert prepare(*words)[0] == 0
     names = sorted(range(20), key=lambda number: (number % 3, number))
@@ -121,10 +119,8 @@ def test_documents_are_whole_in_order_and_in_one_part(prepare, tmp_path):
 
 def test_parts_that_are_given_and_rare_words(prepare, tmp_path):
     folder = tmp_path / "parts"
-    folder.mkdir()
-    (folder / "train.txt").write_text("a b\n\nb a\n")
-    (folder / "valid.txt.gz").write_bytes(gzip.compress(b"a c <unk>\n"))
-    (folder / "test.txt").write_text("b")
+    files = {"train.txt": "a b\n\nb a\n", "valid.txt.gz": "a c <unk>\n", "test.txt": "b"}
+    write_files(folder, files)
     words = ("--input", folder, "--unit", "words")
     assert prepare(*words)[0] == 0
     expected = {"train": ["a b </s>", "</s>", "b a </s>"], "valid": ["a <unk> <unk> </s>"]}
@@ -187,22 +183,17 @@ def test_a_special_symbol_in_a_text_is_refused_by_name(prepare, tmp_path, unit, 
     ],
 )
 def test_what_cannot_be_used_is_refused(prepare, source, tmp_path, words, named):
-    (tmp_path / "half").mkdir()
-    (tmp_path / "half" / "train.txt").write_text("a\n")
-    for folder, names in (("documents", range(9)), ("parts", SPLITS)):
-        (tmp_path / folder).mkdir()
-        for name in names:
-            (tmp_path / folder / f"{name}.txt").write_text("a\n")
     files = {
+        **dict.fromkeys(["half/train.txt", *(f"parts/{split}.txt" for split in SPLITS)], "a\n"),
+        **{f"documents/{number}.txt": "a\n" for number in range(9)},
         "utf16.txt": "a b\n".encode("utf-16") * 9,
-        "joiner.txt": b"aa aa\nbb@@ c\n" * 9,
-        "blank.txt": b"a\n" * 9 + b"\n \n",
+        "joiner.txt": "aa aa\nbb@@ c\n" * 9,
+        "blank.txt": "a\n" * 9 + "\n \n",
         "latin.txt": b"a\nb\nca\xe9f\n" * 9,
+        "short.txt": "a b c\n" * 9,
         "damaged.txt.gz": gzip.compress(b"a b\n" * 999)[:-9],
-        "short.txt": b"a b c\n" * 9,
     }
-    for name, content in files.items():
-        (tmp_path / name).write_bytes(content)
+    write_files(tmp_path, files)
     result = prepare(*words.replace("{}", str(tmp_path)).split())
     assert refused(result, named.format(tmp_path)), result
     assert not (tmp_path / "out" / "bin").exists()

@@ -1,6 +1,5 @@
 """prepare.translation: small parallel texts whose pairs can be told apart."""
 
-import gzip
 import json
 import re
 
@@ -10,7 +9,7 @@ from sacremoses import MosesDetokenizer
 from scripts.prepare import translation
 from scripts.prepare._lines import read_lines
 from scripts.prepare.translation import reason
-from tests.scripts.prepare.prepared import contents, lines, refused
+from tests.scripts.prepare.prepared import contents, lines, refused, write_files
 
 LANGUAGES = ("en", "de")
 # Pairs that are not to be trained on, by what is wrong with them.
@@ -32,19 +31,18 @@ def sentence(number, language):
     return " ".join([plain[language]] * times)
 
 
-def write(prefix, numbers, packed=False):
+def write(folder, name, numbers):
     for language in LANGUAGES:
-        content = "".join(f"{sentence(number, language)}\n" for number in numbers).encode()
-        path = prefix.with_name(f"{prefix.name}.{language}{'.gz' * packed}")
-        path.write_bytes(gzip.compress(content) if packed else content)
+        content = "".join(f"{sentence(number, language)}\n" for number in numbers)
+        write_files(folder, {name.format(language): content})
 
 
 @pytest.fixture
 def place(tmp_path):
-    write(tmp_path / "one", range(10))
-    write(tmp_path / "two", range(10, 25), packed=True)
-    write(tmp_path / "dev", PARTS["valid"])
-    write(tmp_path / "new", PARTS["test"], packed=True)
+    write(tmp_path, "one.{}", range(10))
+    write(tmp_path, "two.{}.gz", range(10, 25))
+    write(tmp_path, "dev.{}", PARTS["valid"])
+    write(tmp_path, "new.{}.gz", PARTS["test"])
     return tmp_path
 
 
@@ -153,10 +151,8 @@ def test_a_second_run_does_nothing_and_another_option_or_text_is_refused(prepare
     ],
 )
 def test_what_cannot_be_used_is_refused(prepare, place, options, named):
-    (place / "short.en").write_text("a b\n" * 10)
-    (place / "short.de").write_text("a b\n" * 2)
-    (place / "blank.en").write_text(" \n\x07\n")
-    (place / "blank.de").write_text("a\nb\n")
+    write_files(place, {"short.en": "a b\n" * 10, "short.de": "a b\n" * 2})
+    write_files(place, {"blank.en": " \n\x07\n", "blank.de": "a\nb\n"})
     result = prepare(*options.replace("{}", str(place)).split())
     assert refused(result, named.replace("{}", str(place))), result
     assert not (place / "out" / "bin").exists()

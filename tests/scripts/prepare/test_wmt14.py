@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 
 from scripts.prepare import wmt14
-from tests.scripts.prepare.prepared import contents, refused, serve, tarred
+from tests.scripts.prepare.prepared import contents, refused, serve, tarred, write_files
 
 OTHERS = {"en-de": "de", "en-fr": "fr"}
 SENTENCES = ("First & last.", "The  second\u00a0one \tends here.", "A third <hl> & 3 > 2.")
@@ -77,11 +77,8 @@ def given(monkeypatch, tmp_path):
         train = tuple(map(small, wmt14.TRAIN[pair]))
         monkeypatch.setattr(wmt14, "TRAIN", {pair: train})
         monkeypatch.setattr(wmt14, "TESTS", tuple(map(small, wmt14.TESTS)))
-        folder = tmp_path / "given"
-        folder.mkdir(exist_ok=True)
-        for name, content in made.items():
-            (folder / name).write_bytes(content)
-        return folder
+        write_files(tmp_path / "given", made)
+        return tmp_path / "given"
 
     return make
 
