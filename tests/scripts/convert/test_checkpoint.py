@@ -6,7 +6,6 @@ from fairseq import checkpoint_utils
 
 import fairseq_plugins
 from fairseq_plugins.segment_language_model.evaluation import loss_unit, read_units
-from fairseq_plugins.segment_language_model.recurrence import Recurrence
 from tests.scripts.convert.foreign_models import (
     CUTOFFS,
     SYMBOLS,
@@ -15,6 +14,7 @@ from tests.scripts.convert.foreign_models import (
     transformer_xl,
     transformer_xl_tensorflow,
 )
+from tests.tiny import scores_by_segment
 
 TOLERANCE = 2e-4
 WITHOUT_UNK = [symbol for symbol in SYMBOLS if symbol != "<unk>"]
@@ -86,12 +86,10 @@ def imported(foreign, folder, name="model.pt", leave_out=(), options=()):
     return load(folder / "output")
 
 
-def stream(foreign, length=40, seed=3):
+def stream(foreign):
     """Numbers of the original's, <eos> and <unk> among them."""
-    generator = torch.Generator().manual_seed(seed)
-    numbers = torch.randperm(len(foreign.symbols), generator=generator).tolist()
-    rest = torch.randint(len(foreign.symbols), (length,), generator=generator).tolist()
-    return (numbers + rest)[:length]
+    generator = torch.Generator().manual_seed(3)
+    return torch.randperm(len(foreign.symbols), generator=generator).repeat(2)[:40].tolist()
 
 
 def our_numbers(foreign, dictionary):
@@ -102,14 +100,11 @@ def our_numbers(foreign, dictionary):
 
 
 @torch.no_grad()
-def check_log_probabilities(foreign, model, dictionary, length=7):
+def check_log_probabilities(foreign, model, dictionary):
     """Compare log p of all symbols after each token of a stream, read in segments with a memory."""
     numbers = our_numbers(foreign, dictionary)
-    tokens, memory, parts = numbers[stream(foreign)], Recurrence(), []
-    for start in range(0, len(tokens), length):
-        output = model(tokens[None, start : start + length], recurrence=memory, start=start)
-        parts.append(model.get_normalized_probs(output, log_probs=True)[0])
-    found = torch.cat(parts)
+    output = scores_by_segment(model, numbers[stream(foreign)][None], 7), None
+    found = model.get_normalized_probs(output, log_probs=True)[0]
     expected = foreign.log_probabilities(stream(foreign))
     assert (found[:, numbers] - expected).abs().max().item() < TOLERANCE
     # probabilities add up, and made-up symbols have none

@@ -1,6 +1,7 @@
 import json
 import math
 from argparse import Namespace
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -41,13 +42,9 @@ def test_gain_of_large_losses_and_of_equally_hard_positions():
     assert relative_gain([baseline], long, 0.2) == pytest.approx(1 - math.exp(-1))
 
 
-def losses_that_fall_until(*ends, rate=0.05):
-    """Models whose loss falls by ``rate`` with every 10 tokens, to ``ends`` tokens of context."""
-
-    def losses(model, context):
-        return np.full(8, 3 - rate * min(context, ends[model]) / 10)
-
-    return losses
+def losses_that_fall_until(*ends):
+    """Losses of models that fall by 0.05 with every 10 tokens, to ``ends`` tokens of context."""
+    return lambda model, context: np.full(8, 3 - 0.05 * min(context, ends[model]) / 10)
 
 
 def test_recl_is_where_the_gain_ends():
@@ -115,9 +112,8 @@ def test_a_token_has_its_context_in_sight(folder, text, models, name, context, s
     model = load(folder / f"{name}.pt", folder / "bin", mem_len=0, same_length=False).model
     for begin in range(first, len(text) - stride + 1, step):
         end = begin + stride
-        expected = token_losses(
-            model, text[begin - context : end - 1], text[begin - context + 1 : end]
-        )
+        inputs, targets = text[begin - context : end - 1], text[begin - context + 1 : end]
+        expected = token_losses(model, inputs, targets)
         np.testing.assert_allclose(losses[begin:end], expected[-stride:], atol=1e-5)
 
 
@@ -132,18 +128,13 @@ def test_absolute_positions_limit_the_context(folder, models):
 
 def test_losses_are_measured_once_and_kept(folder, models, tmp_path, monkeypatch):
     first = losses_of(folder, "xl.pt", output=tmp_path)(0, 3)
-    calls = []
-
-    def count(*_, **options):
-        calls.append(options)
-        return np.zeros(60)
-
-    monkeypatch.setattr(LanguageModel, "score_split", count)
+    score = Mock(return_value=np.zeros(60))
+    monkeypatch.setattr(LanguageModel, "score_split", score)
     again = losses_of(folder, "xl.pt", output=tmp_path)
     np.testing.assert_array_equal(again(0, 3), first)
     assert again(0, 3) is again(0, 3)
     assert first.dtype == again(0, 3).dtype == np.float32
-    assert calls == []
+    assert not score.called
     again(0, 4)
     losses_of(folder, "xl.pt", output=tmp_path, stride=2)(0, 3)
     losses_of(folder, "aa.pt", output=tmp_path)(0, 3)
@@ -151,7 +142,7 @@ def test_losses_are_measured_once_and_kept(folder, models, tmp_path, monkeypatch
     for seed in (1, 2):
         write_checkpoint(tmp_path / "last.pt", "transformer_xl", seed=seed)
         losses_of(folder, tmp_path / "last.pt", output=tmp_path)(0, 3)
-    assert len(calls) == 5
+    assert score.call_count == 5
 
 
 def words(folder, *options):

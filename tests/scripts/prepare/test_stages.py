@@ -1,6 +1,5 @@
 """Stages of a preparation, reading lines, and the processes that work on them."""
 
-import gzip
 import json
 import multiprocessing
 import os
@@ -15,29 +14,20 @@ from scripts._shared.command_line import exit_status
 from scripts.prepare import _lines
 from scripts.prepare._lines import in_processes, read_lines, write_lines
 from scripts.prepare._stages import Stages
+from tests.scripts.prepare.prepared import write_files
 
 
 def write(content):
-    def work(folder):
-        (folder / "file").write_text(content)
-        return len(content)
-
-    return work
+    return lambda folder: (folder / "file").write_text(content)
 
 
-def full(folder):
-    (folder / "file").write_text("half")
-    raise OSError(28, "No space left on device")
-
-
-def interrupt(folder):
-    (folder / "file").write_text("half")
-    signal.raise_signal(signal.SIGINT)
-
-
-@pytest.mark.parametrize(("stop", "status"), [(full, 1), (interrupt, 130)])
-def test_a_stopped_stage_leaves_nothing_and_starts_again(tmp_path, capsys, stop, status):
+@pytest.mark.parametrize(("error", "status"), [(OSError(28, "full"), 1), (KeyboardInterrupt, 130)])
+def test_a_stopped_stage_leaves_nothing_and_starts_again(tmp_path, capsys, error, status):
     out = tmp_path / "out"
+
+    def stop(folder):
+        write("half")(folder)
+        raise error
 
     def prepare(second):
         stages = Stages(out, {"a": 1})
@@ -86,10 +76,8 @@ def test_another_option_names_what_to_remove(tmp_path):
 
 @pytest.mark.parametrize("name", ["text", "text.gz"])
 def test_lines_of_a_file(tmp_path, name):
-    path = tmp_path / name
-    content = "\ufeffa b\r\n\n\u2028c\rd\n\u00e9".encode()
-    path.write_bytes(gzip.compress(content) if name.endswith(".gz") else content)
-    assert list(read_lines(path)) == ["a b", "", "\u2028c\rd", "\u00e9"]
+    write_files(tmp_path, {name: "\ufeffa b\r\n\n\u2028c\rd\n\u00e9"})
+    assert list(read_lines(tmp_path / name)) == ["a b", "", "\u2028c\rd", "\u00e9"]
 
 
 def same_lines():
