@@ -4,6 +4,7 @@ import json
 import re
 import signal
 from contextlib import contextmanager
+from functools import partial
 from types import SimpleNamespace
 
 import numpy as np
@@ -176,9 +177,7 @@ def test_what_cannot_be_is_refused_before_any_work(place, run, capsys, words, me
 
 
 def test_what_stops_leaves_what_was_there(place, run, capsys):
-    def interrupt():
-        signal.raise_signal(signal.SIGINT)
-
+    interrupt = partial(signal.raise_signal, signal.SIGINT)
     assert run(stop=interrupt)[0] == 130
     assert "interrupted; nothing is written, run the same command again" in capsys.readouterr().err
     assert not any((place / "out").iterdir())

@@ -3,6 +3,7 @@
 import gzip
 import json
 import random
+from functools import partial
 
 import pytest
 from sacremoses import MosesDetokenizer
@@ -15,11 +16,7 @@ LINES = [f"Line {number}, the old farmer's hat & coat." for number in range(40)]
 
 @pytest.fixture
 def prepare(call, tmp_path):
-    def prepare(*words):
-        common = ("--output", tmp_path / "out", "--workers", "1")
-        return call(text.main, *common, *words)
-
-    return prepare
+    return partial(call, text.main, "--output", tmp_path / "out", "--workers", 1)
 
 
 def written(folder, split, place="tokens"):

@@ -2,6 +2,7 @@
 
 import json
 import re
+from functools import partial
 
 import pytest
 from sacremoses import MosesDetokenizer
@@ -48,14 +49,10 @@ def place(tmp_path):
 
 @pytest.fixture
 def prepare(call, place):
-    def prepare(*options):
-        words = ["--source-lang", "en", "--target-lang", "de", "--output", place / "out"]
-        words += ["--train", place / "one", place / "two", "--valid", place / "dev"]
-        words += ["--test", place / "new", place / "dev", "--workers", "1"]
-        words += ["--bpe-size", "120", "--max-length", "40", *options]
-        return call(translation.main, *words)
-
-    return prepare
+    words = ["--source-lang", "en", "--target-lang", "de", "--output", place / "out"]
+    words += ["--train", place / "one", place / "two", "--valid", place / "dev"]
+    words += ["--test", place / "new", place / "dev", "--workers", 1]
+    return partial(call, translation.main, *words, "--bpe-size", 120, "--max-length", 40)
 
 
 def pairs_of(folder, part):

@@ -6,6 +6,7 @@ import json
 import re
 import shutil
 from dataclasses import replace
+from functools import partial
 
 import pytest
 
@@ -55,11 +56,8 @@ def archives(pair):
 
 @pytest.fixture
 def prepare(call, tmp_path):
-    def prepare(*options, pair="en-de"):
-        words = ("--pair", pair, "--output", tmp_path / "out", "--bpe-size", 30, "--workers", 1)
-        return call(wmt14.main, *words, *options)
-
-    return prepare
+    words = ("--output", tmp_path / "out", "--bpe-size", 30, "--workers", 1, "--pair", "en-de")
+    return partial(call, wmt14.main, *words)
 
 
 @pytest.fixture
@@ -85,7 +83,7 @@ def given(monkeypatch, tmp_path):
 
 @pytest.mark.parametrize("pair", OTHERS)
 def test_texts_of_the_pair_are_prepared(prepare, given, tmp_path, pair):
-    status, _, error = prepare("--from", given(pair), pair=pair)
+    status, _, error = prepare("--from", given(pair), "--pair", pair)
     assert (status, error) == (0, "")
     out = tmp_path / "out"
     names = ["europarl", "commoncrawl", "news-commentary"]
@@ -129,6 +127,6 @@ def test_a_damaged_archive_is_refused(prepare, given, tmp_path):
     # no checksum of it is known
     path = folder / "training-parallel-un.tgz"
     path.write_bytes(path.read_bytes()[:-60])
-    result = prepare("--from", folder, pair="en-fr")
+    result = prepare("--from", folder, "--pair", "en-fr")
     assert refused(result, path, "is a truncated or damaged archive")
     assert not (tmp_path / "out").exists()

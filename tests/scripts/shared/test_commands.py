@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -56,10 +57,7 @@ def test_numbers_rise_and_differ():
     ],
 )
 def test_errors_and_ctrl_c_are_one_line(capsys, error, status, named):
-    def work():
-        raise error
-
-    assert exit_status(work, "what is done is kept", Path("out")) == status
+    assert exit_status(Mock(side_effect=error), "what is done is kept", Path("out")) == status
     (line,) = capsys.readouterr().err.split("\n")[-2:-1]
     assert all(words in line for words in named)
 
