@@ -31,20 +31,18 @@ def train(corpora, paper, folder, device, precision, *options):
     if paper == "transformer_xl":
         # the published one, for which the tolerances are
         words = [*words, "--init-std", 0.02]
-    if device == "cuda":
-        words = [word for word in words if word != "--cpu"]
-    if precision != "fp32":
-        words = [*words, f"--{precision}"]
-    if precision == "fp16":
-        words = [*words, "--fp16-no-flatten-grads"]
-    return run(*words)
+    flags = {"fp32": [], "fp16": ["--fp16", "--fp16-no-flatten-grads"]}
+    return run(*placed(words, device), *flags.get(precision, [f"--{precision}"]))
+
+
+def placed(words, device):
+    return words if device == "cpu" else [word for word in words if word != "--cpu"]
 
 
 def on(device, precision, words):
     """The words of a command that loads a checkpoint, for a device and precision."""
     half = ["--fp16"] if precision in ("fp16", "amp") else []
-    words = [*words, "--distributed-world-size", 1, *half]
-    return words if device == "cpu" else [word for word in words if word != "--cpu"]
+    return [*placed(words, device), "--distributed-world-size", 1, *half]
 
 
 @pytest.fixture(scope="module")

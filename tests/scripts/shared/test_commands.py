@@ -1,5 +1,6 @@
-"""What commands take and say, and the commands that they run."""
+"""What commands take and say, the commands that they run, and files that are written whole."""
 
+import importlib.util
 import math
 import multiprocessing
 import os
@@ -13,8 +14,10 @@ from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
+import torch
 
 from scripts._shared import commands as run_command
+from scripts._shared.checkpoints import load_checkpoint
 from scripts._shared.command_line import (
     NamedFile,
     check_at_least,
@@ -22,6 +25,9 @@ from scripts._shared.command_line import (
     parse_named_files,
     parse_numbers,
 )
+from scripts._shared.files import atomic_write
+from scripts._shared.results import prepare_results, save_plot
+from tests.scripts.evaluate.saved_models import write_checkpoint
 
 
 def test_checkpoints_have_labels_or_are_called_by_their_path(tmp_path):
@@ -129,3 +135,49 @@ def test_printed_command_can_be_pasted():
     shell = ["sh", "-c", f"printf '%s\\n' {printed}"]
     read = subprocess.run(shell, capture_output=True, text=True, check=True).stdout
     assert read.splitlines() == words
+
+
+def names(folder):
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_what_fails_leaves_the_file_that_was_there(tmp_path):
+    path = tmp_path / "file"
+    path.write_text("old")
+
+    def write_half():
+        with atomic_write(path) as partial:
+            partial.write_text("ne")
+            assert path.read_text() == "old"
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        write_half()
+    assert (names(tmp_path), path.read_text()) == (["file"], "old")
+    # of a run that was killed
+    (tmp_path / "file.partial").write_text("a longer text")
+    with atomic_write(path) as partial:
+        partial.write_text("new")
+    assert (names(tmp_path), path.read_text()) == (["file"], "new")
+
+
+def test_a_plot_without_matplotlib_is_refused_before_the_work(tmp_path, monkeypatch):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    for refused in (
+        lambda: prepare_results(tmp_path / "output"),
+        lambda: save_plot(tmp_path / "plot.png", lambda axes: None),
+    ):
+        with pytest.raises(ValueError, match="is not installed: pip install matplotlib"):
+            refused()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_only_a_segment_language_model_is_loaded(tmp_path):
+    write_checkpoint(tmp_path / "xl.pt", "transformer_xl")
+    assert load_checkpoint(tmp_path / "xl.pt")["optimizer_history"][-1]["num_updates"] == 1
+    other = {"cfg": {"model": {"_name": "transformer_lm"}}}
+    for name, content in (("'transformer_lm'", other), ("None", {"cfg": None}), ("None", [1])):
+        torch.save(content, tmp_path / "other.pt")
+        message = f"other.pt holds the model {name}, which is no segment language model"
+        with pytest.raises(ValueError, match=message):
+            load_checkpoint(tmp_path / "other.pt")
