@@ -99,13 +99,12 @@ def test_the_lines_of_python_run():
     assert names["y"].shape == names["x"].shape
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
+@pytest.fixture
+def folder(tmp_path):
     """A folder in which the commands find the plugin and a small corpus."""
-    place = tmp_path_factory.mktemp("docs")
     for name in ("fairseq_plugins", "scripts"):
-        (place / name).symlink_to(ROOT / name)
-    library = place / "library"
+        (tmp_path / name).symlink_to(ROOT / name)
+    library = tmp_path / "library"
     library.mkdir()
     for number in range(120):
         source = f"def f{number}(x):\n    x += {number}\n    return x\n"
@@ -113,15 +112,16 @@ def folder(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(_binarize, "child_process", forked)
         patch.setattr(python_source, "WORKERS", 1)
-        python_source.prepare(place / "quickstart" / "data", library, subwords=60)
-    return place
+        python_source.prepare(tmp_path / "quickstart" / "data", library, subwords=60)
+    return tmp_path
 
 
-@pytest.fixture(scope="module")
-def printed(folder):
-    """What the commands of the pages print, each with its name, in order."""
+@pytest.mark.slow
+def test_the_commands_run_in_order_and_then_the_lines_on_trained_models(
+    folder, monkeypatch, capsys
+):
     pages = [PAGES[page] for page in ("README.md", "docs/evaluation.md", "docs/training.md")]
-    found = []
+    names, logs = [], []
     for command in re.findall(r"```sh\n(.*?)```", "".join(pages), re.DOTALL):
         command = re.sub(r"--max-update \d+", "--max-update 3", command)
         pipe, _, words = command.rpartition(" | ")
@@ -131,24 +131,14 @@ def printed(folder):
         # the commands are forked from a process that has loaded the plugin
         assert (folder / words[words.index("--user-dir") + 1]).samefile(PLUGIN)
         words[words.index("--user-dir") + 1] = PLUGIN
-        found.append((name, run(name, *words, text=text, folder=folder)))
-    return found
-
-
-@pytest.mark.slow
-def test_the_commands_run_in_order(folder, printed):
-    names, logs = zip(*printed, strict=True)
-    expected = "train eval-lm interactive interactive generate train"
-    assert names == tuple(f"fairseq-{name}" for name in expected.split())
+        names.append(name.removeprefix("fairseq-"))
+        logs.append(run(name, *words, text=text, folder=folder))
+    assert names == "train eval-lm interactive interactive generate train".split()
     assert (folder / "checkpoints" / "checkpoint_last.pt").exists()
     assert "recurrence 512 tokens" in logs[1]
     assert re.search(r"^D-0\t\S+\tdef", logs[2], re.MULTILINE)
     assert re.findall(r"^D-\d+\t\S+\t(.*)$", logs[3], re.MULTILINE) == ["def f(x):", "x += 1"]
     assert len(re.findall(r"^H-\d+\t", logs[4], re.MULTILINE)) >= 8
-
-
-@pytest.mark.slow
-def test_the_lines_on_trained_models_run(folder, printed, monkeypatch, capsys):
     # in place of what make quickstart-translation leaves
     output = folder / "quickstart" / "translation"
     output.mkdir()
@@ -158,6 +148,7 @@ def test_the_lines_on_trained_models_run(folder, printed, monkeypatch, capsys):
     (made / "data" / "bpe").mkdir(parents=True)
     (made / "data" / "bpe" / "codes").write_text("#version: 0.2\nt o</w>\n", encoding="utf-8")
     monkeypatch.chdir(folder)
+    capsys.readouterr()
     names = {}
     for code in re.findall(r"```python\n(.*?)```", PAGES["docs/python.md"], re.DOTALL):
         exec(code, names)
