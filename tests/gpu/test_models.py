@@ -24,11 +24,7 @@ from tests import tiny
 from tests.every_model import CASES, SPANS, criterion_of, sample_of
 from tests.gpu.host_waits import WAITS, counted_waits
 from tests.product_key_memory.tiny import memories, tiny_language_model
-from tests.weighted_transformer.tiny import (
-    assert_on_simplex,
-    tiny_as_written,
-    tiny_weighted_transformer,
-)
+from tests.weighted_transformer import tiny as weighted
 
 ON_GPU = pytest.param("cuda", marks=pytest.mark.gpu)
 MEMORY_ADAM = "adam_with_memory"
@@ -41,8 +37,8 @@ MODELS = {
         functools.partial(tiny_language_model, memory_layers="2", memory_optimizer=MEMORY_ADAM),
         *("cross_entropy", MEMORY_ADAM),
     ),
-    "branches, as written": (tiny_as_written, *SMOOTHED),
-    "branches": (tiny_weighted_transformer, *SMOOTHED),
+    "branches, as written": (weighted.tiny_as_written, *SMOOTHED),
+    "branches": (weighted.tiny_weighted_transformer, *SMOOTHED),
 }
 # precision: the model's dtype, and nats by which losses may differ from fp32 on a CPU
 PRECISIONS = {
@@ -157,7 +153,7 @@ def check_bounds(model):
     """Spans, κ and α stay in single precision, and where they belong."""
     for module in model.modules():
         if isinstance(module, BranchWeights):
-            assert_on_simplex(*(vector.detach().cpu() for vector in module.learned()))
+            weighted.assert_on_simplex(*(vector.detach().cpu() for vector in module.learned()))
     for span in getattr(model.decoder, "spans", ()):
         assert span.value.dtype == torch.float32
         assert ((span.value >= 0) & (span.value <= 1)).all()
@@ -201,9 +197,8 @@ def generated(model, device, dtype):
     generator = SequenceGenerator([model], symbols, beam_size=2, max_len_a=0, max_len_b=7)
     with torch.no_grad():
         found = generator.generate([model], {"net_input": net_input}, prefix_tokens=prompts)
-    hypotheses = [hypothesis for of_one in found for hypothesis in of_one]
     return [
-        torch.cat([hypothesis[name].float().cpu() for hypothesis in hypotheses])
+        torch.cat([one[name].float().cpu() for of_sentence in found for one in of_sentence])
         for name in ("tokens", "positional_scores")
     ]
 
