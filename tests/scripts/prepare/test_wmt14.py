@@ -6,7 +6,6 @@ import json
 import re
 import shutil
 from dataclasses import replace
-from functools import partial
 
 import pytest
 
@@ -56,8 +55,8 @@ def archives(pair):
 
 @pytest.fixture
 def prepare(call, tmp_path):
-    words = ("--output", tmp_path / "out", "--bpe-size", 30, "--workers", 1, "--pair", "en-de")
-    return partial(call, wmt14.main, *words)
+    words = ("--output", tmp_path / "out", "--bpe-size", 30, "--workers", 1, "--pair")
+    return lambda *options, pair="en-de": call(wmt14.main, *words, pair, *options)
 
 
 @pytest.fixture
@@ -83,7 +82,7 @@ def given(monkeypatch, tmp_path):
 
 @pytest.mark.parametrize("pair", OTHERS)
 def test_texts_of_the_pair_are_prepared(prepare, given, tmp_path, pair):
-    status, _, error = prepare("--from", given(pair), "--pair", pair)
+    status, _, error = prepare("--from", given(pair), pair=pair)
     assert (status, error) == (0, "")
     out = tmp_path / "out"
     names = ["europarl", "commoncrawl", "news-commentary"]
@@ -127,6 +126,6 @@ def test_a_damaged_archive_is_refused(prepare, given, tmp_path):
     # no checksum of it is known
     path = folder / "training-parallel-un.tgz"
     path.write_bytes(path.read_bytes()[:-60])
-    result = prepare("--from", folder, "--pair", "en-fr")
+    result = prepare("--from", folder, pair="en-fr")
     assert refused(result, path, "is a truncated or damaged archive")
     assert not (tmp_path / "out").exists()
