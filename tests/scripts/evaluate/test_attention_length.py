@@ -81,6 +81,8 @@ def test_the_script_sweeps_clamps_and_times_windows(folder, text, models, tmp_pa
     printed = capsys.readouterr().out
     for row in rows:
         assert f" {row['window_ms_per_token'] / row['reuse_ms_per_token']:.0f}x |" in printed
+    # table 9 of the paper
+    assert printed.count(" 363x |") == 2
 
 
 def test_the_script_sweeps_contexts_without_memory(folder, text, models, tmp_path):
