@@ -10,9 +10,7 @@ from torch.utils.checkpoint import checkpoint
 
 from fairseq_plugins.modules import AllAttentionBlock, TransformerXLBlock
 
-WIDTH, MEMORY, SEGMENTS = 16, 6, 3
-
-
+WIDTH, MEMORY = 16, 6
 BLOCKS = {
     "transformer-xl": lambda: TransformerXLBlock(WIDTH, 2, 24, MEMORY),
     "all-attention": lambda: AllAttentionBlock(WIDTH, 2, 5, MEMORY),
@@ -31,7 +29,7 @@ def build(name):
 
 def segments():
     generator = torch.Generator().manual_seed(2)
-    return torch.randn(SEGMENTS, 2, 4, WIDTH, generator=generator, dtype=torch.float64)
+    return torch.randn(3, 2, 4, WIDTH, generator=generator, dtype=torch.float64)
 
 
 def read(call, block, grad=True):
@@ -107,8 +105,7 @@ def test_cast_blocks_compute_in_that_precision(name, dtype):
     found = read(lambda x, memory: block(x.to(dtype), memory), block, grad=False)
     assert {y.dtype for y in found} == {dtype}
     tolerance = 0.1 if dtype == torch.bfloat16 else 1e-5
-    found = [y.double() for y in found]
-    torch.testing.assert_close(found, exact, rtol=tolerance, atol=tolerance)
+    torch.testing.assert_close([y.double() for y in found], exact, rtol=tolerance, atol=tolerance)
 
 
 @every_block

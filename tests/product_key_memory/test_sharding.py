@@ -15,13 +15,7 @@ from fairseq_plugins.product_key_memory.memory import ProductKeyMemory
 from fairseq_plugins.product_key_memory.options import MemoryBuilder, MemoryOptions
 from fairseq_plugins.product_key_memory.sharding import AllColumns
 from fairseq_plugins.product_key_memory.values import rows_as_gradient
-from tests.product_key_memory.standalone import (
-    SLOTS,
-    WIDTH,
-    adam_with_memory,
-    make_memory,
-    make_pair,
-)
+from tests.product_key_memory.layer import SLOTS, WIDTH, adam_with_memory, make_memory, make_pair
 from tests.two_workers import on_two_workers
 
 TOKENS, UPDATES = 10, 4
@@ -37,19 +31,15 @@ def make(sharded, seed=1, shared=False, **choices):
     return memory, adam_with_memory(memory, adam_eps=1e-4, memory_lr=0.02)
 
 
-def own_part(x, update, rank, workers):
-    if workers == 1:
-        return x
-    return x.split([SHARES[update], TOKENS - SHARES[update]])[rank]
-
-
 def learn(memory, optimizer, rank, workers, updates=range(UPDATES)):
     """What fairseq's trainer does in an update; returns the norms and the outputs."""
     norms, outputs = [], []
     for update in updates:
         torch.manual_seed(100 + update)
-        x, slope = (own_part(part, update, rank, workers) for part in torch.randn(2, TOKENS, WIDTH))
-        x.requires_grad_()
+        both = torch.randn(2, TOKENS, WIDTH)
+        if workers > 1:
+            both = both.split([SHARES[update], TOKENS - SHARES[update]], dim=1)[rank]
+        x, slope = both[0].clone().requires_grad_(), both[1]
         optimizer.zero_grad()
         y = memory(x)
         optimizer.backward((y * slope).sum())
