@@ -4,6 +4,7 @@ import itertools
 
 import pytest
 import torch
+from torch.utils.flop_counter import FlopCounterMode, bmm_flop
 
 from fairseq_plugins.all_attention import adaptive_span as adaptive_span_file
 from fairseq_plugins.all_attention.adaptive_span import (
@@ -22,7 +23,6 @@ from tests.all_attention.layer import (
     draw,
     make,
 )
-from tests.operations import multiply_adds_of
 from tests.reference.all_attention import network
 from tests.segment_language_model.reading import assert_generates_as, assert_reads_as
 from tests.tiny import VARIANTS, scores_by_segment, spread_spans, tiny_model, tokens
@@ -98,6 +98,24 @@ def read(model, recurrence, segments):
     for segment in segments:
         model(tokens(1, 64, seed=segment), recurrence=recurrence, start=segment * 64)
     return recurrence.histories[model.decoder].layers
+
+
+def multiply_adds_of(work):
+    """Multiply-adds of the matrix products of ``work``, whichever function computes them."""
+
+    # from shapes: of x.baddbmm_(left, right), and of heads (B, H, C, d_h) and (B, H, K, d_h)
+    def in_place(_, left, right, **how):
+        return bmm_flop(left, right)
+
+    def fused_attention(query, key, value, *rest, **how):
+        streams, heads, queries, width = query
+        return 2 * 2 * streams * heads * queries * key[2] * width
+
+    fused = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+    known = {torch.ops.aten.baddbmm_: in_place, fused: fused_attention}
+    with FlopCounterMode(display=False, custom_mapping=known) as counter:
+        work()
+    return counter.get_total_flops() // 2
 
 
 @pytest.mark.parametrize("values", [[1016, 20, 100, 20], [20] * 4])

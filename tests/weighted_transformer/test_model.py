@@ -25,11 +25,8 @@ from tests.weighted_transformer.tiny import (
     sentences,
     tiny_plain_transformer,
     tiny_weighted_transformer,
+    weights_in,
 )
-
-
-def weights_in(module):
-    return [m for m in module.modules() if isinstance(m, BranchWeights)]
 
 
 @EACH_READING

@@ -4,6 +4,7 @@ import pytest
 import torch
 from fairseq.models.transformer import TransformerModel
 
+from fairseq_plugins.weighted_transformer.branch_weights import BranchWeights
 from fairseq_plugins.weighted_transformer.model import WeightedTransformer
 from tests import tiny
 
@@ -36,6 +37,10 @@ def sentences() -> dict[str, torch.Tensor]:
     target = torch.randint(4, 12, (2, 5))
     target[0, 3:] = PAD
     return {"src_tokens": source, "src_lengths": torch.tensor([6, 4]), "prev_output_tokens": target}
+
+
+def weights_in(module):
+    return [m for m in module.modules() if isinstance(m, BranchWeights)]
 
 
 def assert_on_simplex(*vectors):
