@@ -134,10 +134,8 @@ def exchange(rank):
         (torch.tensor([1, 4, 8]), torch.tensor([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]])),
         (torch.tensor([4]), torch.tensor([[10.0, 20.0]])),
     ][rank]
-    mean = columns.average(table, rows_as_gradient(rows, grads, table.shape))
-    alone = columns.average(
-        table, rows_as_gradient(rows, grads, table.shape) if rank == 0 else None
-    )
+    own = rows_as_gradient(rows, grads, table.shape)
+    mean, alone = (columns.average(table, given) for given in (own, None if rank else own))
     return [mean.indices()[0], mean.values(), alone.to_dense(), columns.average(table, None)]
 
 
