@@ -204,6 +204,7 @@ def test_spare_memory_is_taken_again_when_it_was_given_back_and_is_large_enough(
     assert len(set(used)) == 4
     last = spare.take(16, like)
     spare.give_back(last)
+    spare.give_back(foreign)
     # an eighth more than was asked for was there
     again = spare.take(18, like)
     assert again.data_ptr() == last.data_ptr()

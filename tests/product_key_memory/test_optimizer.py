@@ -183,6 +183,7 @@ def test_a_new_optimizer_and_a_copy_start_without_moments():
     memory = make_memory()
     learn(memory, adam_with_memory(memory))
     twin = hide_values(copy.deepcopy(memory))
+    assert twin.table.moments is None
     for each in (memory, twin):
         learn(each, adam_with_memory(each), seed=4)
     assert torch.equal(memory.values, twin.values)
