@@ -1,5 +1,7 @@
 """Models of all kinds and variants that fit a test, and a batch and a criterion for each."""
 
+import functools
+
 import torch
 from fairseq.criterions import CRITERION_REGISTRY
 
@@ -9,6 +11,8 @@ from tests.weighted_transformer.tiny import sentences, tiny_weighted_transformer
 
 SPARSE = {"memory_layers": "2", "memory_optimizer": "adam_with_memory", **MEMORY}
 SPANS = {"adaptive_span": True, "span_ramp": 2, "attention_span": 6}
+LOCKED = {"locked_dropout": True, "word_dropout": 0.1, "dropout": 0.1, "attention_dropout": 0.1}
+SWITCHES = ("query_batch_norm", "query_layer_norm", "parallel", "output_gate", "output_norm")
 TRANSLATION_MEMORIES = {
     "encoder_memory_layers": "1",
     "decoder_memory_layers": "2",
@@ -16,82 +20,47 @@ TRANSLATION_MEMORIES = {
     "optimizer": "adam_with_memory",
 }
 SEGMENT_LOSSES = {"half_loss": {"half_loss": True}, "span_loss": {"span_loss": 0.01}}
-# what builds each, and the criterion of its training
+TEXT, PAIRS = "cross_entropy", "label_smoothed_cross_entropy"
+
+
+def case(build, criterion, **options):
+    """What builds a model, and the criterion of its training."""
+    return functools.partial(build, **options), criterion
+
+
 CASES = {
-    "transformer_xl": (lambda: tiny.tiny_transformer_xl(), "cross_entropy"),
-    "half loss": (lambda: tiny.tiny_transformer_xl(), "half_loss"),
-    "shaw": (lambda: tiny.tiny_transformer_xl(positions="shaw"), "cross_entropy"),
-    "recomputed": (
-        lambda: tiny.tiny_transformer_xl(checkpoint_activations=True),
-        "cross_entropy",
-    ),
-    "locked dropout": (
-        lambda: tiny.tiny_transformer_xl(
-            locked_dropout=True, word_dropout=0.1, dropout=0.1, attention_dropout=0.1
-        ),
-        "cross_entropy",
-    ),
-    "recurrent memory table": (
-        lambda: tiny.tiny_transformer_xl(**SPARSE),
-        "cross_entropy",
-    ),
-    "spans": (lambda: tiny.tiny_model(**SPANS), "span_loss"),
-    "spans with epsilon": (
-        lambda: tiny.tiny_model(**SPANS, span_epsilon=1e-8),
-        "span_loss",
-    ),
+    "transformer_xl": case(tiny.tiny_transformer_xl, TEXT),
+    "half loss": case(tiny.tiny_transformer_xl, "half_loss"),
+    "shaw": case(tiny.tiny_transformer_xl, TEXT, positions="shaw"),
+    "recomputed": case(tiny.tiny_transformer_xl, TEXT, checkpoint_activations=True),
+    "locked dropout": case(tiny.tiny_transformer_xl, TEXT, **LOCKED),
+    "recurrent memory table": case(tiny.tiny_transformer_xl, TEXT, **SPARSE),
+    "spans": case(tiny.tiny_model, "span_loss", **SPANS),
+    "spans with epsilon": case(tiny.tiny_model, "span_loss", **SPANS, span_epsilon=1e-8),
     **{
-        variant: (
-            lambda variant=variant: tiny.tiny_model(persistent_variant=variant),
-            "cross_entropy",
-        )
+        variant: case(tiny.tiny_model, TEXT, persistent_variant=variant)
         for variant in (*tiny.VARIANTS, "ff-attn")
     },
-    "memory": (lambda: tiny_language_model(**SPARSE), "cross_entropy"),
-    "memory, all options": (
-        lambda: tiny_language_model(
-            **SPARSE,
-            memory_query_batch_norm=True,
-            memory_query_layer_norm=True,
-            memory_parallel=True,
-            memory_output_gate=True,
-            memory_output_norm=True,
-        ),
-        "cross_entropy",
+    "memory": case(tiny_language_model, TEXT, **SPARSE),
+    "memory, all options": case(
+        tiny_language_model, TEXT, **SPARSE, **{f"memory_{name}": True for name in SWITCHES}
     ),
-    "flat keys": (
-        lambda: tiny_language_model(**SPARSE, memory_keys="flat"),
-        "cross_entropy",
+    "flat keys": case(tiny_language_model, TEXT, **SPARSE, memory_keys="flat"),
+    "memories that share their values": case(
+        tiny_language_model, TEXT, **SPARSE | {"memory_layers": "1,3"}, memory_share_values=True
     ),
-    "memories that share their values": (
-        lambda: tiny_language_model(**SPARSE | {"memory_layers": "1,3"}, memory_share_values=True),
-        "cross_entropy",
-    ),
-    "memories of a translation model": (
-        lambda: tiny_transformer(**TRANSLATION_MEMORIES),
-        "label_smoothed_cross_entropy",
-    ),
-    # all of these in the default reading, sublayers
+    "memories of a translation model": case(tiny_transformer, PAIRS, **TRANSLATION_MEMORIES),
     **{
-        f"branches, {name}": (
-            lambda options=options: tiny_weighted_transformer(**options),
-            "label_smoothed_cross_entropy",
-        )
+        f"branches, {name}": case(tiny_weighted_transformer, PAIRS, **options)
         for name, options in {
             "shake": {"branch_training": "shake"},
             "softmax": {"branch_parameterization": "softmax"},
             "top-k": {"branch_top_k": 2},
             "random outside of training": {"branch_weights": "random"},
+            "as-written": {"branch_residual": "as-written"},
+            "both attentions": {"branch_decoder_attention": "both"},
         }.items()
     },
-    "branches, as-written": (
-        lambda: tiny_weighted_transformer(branch_residual="as-written"),
-        "label_smoothed_cross_entropy",
-    ),
-    "branches of both attentions": (
-        lambda: tiny_weighted_transformer(branch_decoder_attention="both"),
-        "label_smoothed_cross_entropy",
-    ),
 }
 
 

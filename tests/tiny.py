@@ -1,12 +1,13 @@
 """Models, text and dictionaries that fit a test."""
 
+from argparse import Namespace
 from types import SimpleNamespace
 
 import numpy as np
 import torch
 from fairseq.data import Dictionary
+from fairseq.models import ARCH_CONFIG_REGISTRY
 
-import fairseq_plugins  # noqa: F401 (registers the models)
 from fairseq_plugins.all_attention.model import AllAttentionConfig, AllAttentionLanguageModel
 from fairseq_plugins.segment_language_model.loss import SegmentLoss, SegmentLossConfig
 from fairseq_plugins.segment_language_model.recurrence import Recurrence
@@ -14,6 +15,7 @@ from fairseq_plugins.transformer_xl.model import TransformerXLConfig, Transforme
 
 VOCABULARY = 20
 _SPECIAL = 4
+SIZES = {"decoder_layers": 3, "decoder_embed_dim": 16, "decoder_attention_heads": 2}
 # what fairseq takes over from the task's options
 SEGMENTS = {"tokens_per_sample": 8, "extended_context": 0}
 VARIANTS = ["all", "attn-split", "head-split", "single-head"]
@@ -37,9 +39,9 @@ def dictionary() -> Dictionary:
     return made
 
 
-def tiny_task() -> SimpleNamespace:
+def tiny_task(**more) -> SimpleNamespace:
     """What models and criteria ask of a task."""
-    return SimpleNamespace(source_dictionary=dictionary(), target_dictionary=dictionary())
+    return SimpleNamespace(source_dictionary=dictionary(), target_dictionary=dictionary(), **more)
 
 
 def segment_loss(task=None, **options) -> SegmentLoss:
@@ -50,32 +52,34 @@ def segment_loss(task=None, **options) -> SegmentLoss:
 
 def tiny_model(seed: int = 1, **options) -> AllAttentionLanguageModel:
     """An all-attention model of 3 layers, d 16, 2 heads, N 5, span 6, without dropout."""
-    values = {
-        "decoder_layers": 3,
-        "decoder_embed_dim": 16,
-        "decoder_attention_heads": 2,
-        "persistent_vectors": 5,
-        "attention_span": 6,
-        **SEGMENTS,
-        **options,
-    }
+    values = {**SIZES, "persistent_vectors": 5, "attention_span": 6, **SEGMENTS, **options}
     torch.manual_seed(seed)
     return AllAttentionLanguageModel.build_model(AllAttentionConfig(**values), tiny_task())
 
 
 def tiny_transformer_xl(seed: int = 1, **options) -> TransformerXLLanguageModel:
     """A Transformer-XL of 3 layers, d 16, 2 heads, f 24, recurrence 8, without dropout."""
-    values = {
-        "decoder_layers": 3,
-        "decoder_embed_dim": 16,
-        "decoder_attention_heads": 2,
-        "decoder_ffn_embed_dim": 24,
-        "init_std": 0.2,
-        **SEGMENTS,
-        **options,
-    }
+    values = {**SIZES, "decoder_ffn_embed_dim": 24, "init_std": 0.2, **SEGMENTS, **options}
     torch.manual_seed(seed)
     return TransformerXLLanguageModel.build_model(TransformerXLConfig(**values), tiny_task())
+
+
+def translation_arguments(**options) -> Namespace:
+    """Parsed options of a translation model of 2 layers each, d 16, f 24, 4 heads, no dropout."""
+    sizes = {"share_all_embeddings": True, "dropout": 0.0, "attention_dropout": 0.0, "tpu": False}
+    for part in ("encoder", "decoder"):
+        sizes |= {f"{part}_layers": 2, f"{part}_attention_heads": 4}
+    sizes |= {"encoder_embed_dim": 16, "encoder_ffn_embed_dim": 24}
+    sizes |= {"max_source_positions": 64, "max_target_positions": 64}
+    return Namespace(**{**sizes, **options})
+
+
+def translation_model(kind, arch, seed=1, task_cfg=None, **options):
+    """A model of these options, and of those that fairseq's function for ``arch`` adds."""
+    args = translation_arguments(**options)
+    ARCH_CONFIG_REGISTRY[arch](args)
+    torch.manual_seed(seed)
+    return kind.build_model(args, tiny_task(cfg=task_cfg))
 
 
 def tokens(streams: int, length: int, seed: int = 2) -> torch.Tensor:

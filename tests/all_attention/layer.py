@@ -1,5 +1,6 @@
 """An attention layer of random weights, and the equations that it has to equal."""
 
+import pytest
 import torch
 
 from fairseq_plugins.all_attention.adaptive_span import AdaptiveSpan
@@ -12,8 +13,12 @@ from fairseq_plugins.segment_language_model.positions import (
 )
 from tests.gradients import assert_same
 from tests.reference.all_attention import multi_head
+from tests.tiny import VARIANTS
 
 STREAMS, HEADS, WIDTH, SPAN, RAMP = 2, 4, 8, 12, 3
+EACH_VARIANT = pytest.mark.parametrize(
+    ("variant", "persistent"), [*((variant, 3) for variant in VARIANTS), ("all", 0)]
+)
 # all but shut, alike, alike but for a little, open, different, very different; none where a key's
 # mask is exactly 0, and which of two gradients it has is a matter of taste
 VALUES = [
@@ -43,16 +48,8 @@ def make(
         values = values[: HEADS // 2 if variant == "head-split" else HEADS]
         spans = AdaptiveSpan(len(values), span, RAMP, epsilon=epsilon)
         spans.value.data = torch.tensor(values)
-    attention = AllAttention(
-        WIDTH,
-        HEADS,
-        Window(nearest, span),
-        SharedRelativeKeys(),
-        num_persistent=persistent,
-        variant=variant,
-        span=spans,
-        kernel=kernel,
-    )
+    options = {"num_persistent": persistent, "variant": variant, "span": spans, "kernel": kernel}
+    attention = AllAttention(WIDTH, HEADS, Window(nearest, span), SharedRelativeKeys(), **options)
     positions = LearnedRelativePositions(span, WIDTH // HEADS, clamp_len)
     return attention.double(), positions.double()
 

@@ -4,6 +4,7 @@ import itertools
 
 import pytest
 import torch
+from torch.utils.flop_counter import FlopCounterMode, bmm_flop
 
 from fairseq_plugins.all_attention import adaptive_span as adaptive_span_file
 from fairseq_plugins.all_attention.adaptive_span import (
@@ -14,6 +15,7 @@ from fairseq_plugins.all_attention.adaptive_span import (
 from fairseq_plugins.segment_language_model.key_value_cache import HiddenStates
 from fairseq_plugins.segment_language_model.recurrence import Recurrence
 from tests.all_attention.layer import (
+    EACH_VARIANT,
     RAMP,
     SPAN,
     assert_equals_the_equations,
@@ -21,7 +23,6 @@ from tests.all_attention.layer import (
     draw,
     make,
 )
-from tests.operations import multiply_adds_of
 from tests.reference.all_attention import network
 from tests.segment_language_model.reading import assert_generates_as, assert_reads_as
 from tests.tiny import VARIANTS, scores_by_segment, spread_spans, tiny_model, tokens
@@ -29,12 +30,10 @@ from tests.tiny import VARIANTS, scores_by_segment, spread_spans, tiny_model, to
 FEED_FORWARD = {"decoder_ffn_embed_dim": 24, "persistent_vectors": 0}
 LEARNED = {"adaptive_span": True, "span_ramp": RAMP}
 OPEN = {"adaptive_span": True, "span_init": 1.0}
+PLACES = [*VARIANTS, "ff-attn"]
 MODELS = [
-    *({"persistent_variant": variant, **LEARNED} for variant in [*VARIANTS, "ff-attn"]),
-    *(
-        {"persistent_variant": variant, **LEARNED, "span_epsilon": 0.2}
-        for variant in [*VARIANTS, "ff-attn"]
-    ),
+    *({"persistent_variant": place, **LEARNED} for place in PLACES),
+    *({"persistent_variant": place, **LEARNED, "span_epsilon": 0.2} for place in PLACES),
     *({**options, **spans} for options in ({}, FEED_FORWARD) for spans in ({}, LEARNED, OPEN)),
     {"share_decoder_input_output_embed": True, "output_bias": True},
     {"clamp_len": 3},
@@ -86,14 +85,13 @@ def test_heads_of_like_spans_are_computed_together_and_others_apart():
 
 def long_model(values):
     sizes = {"decoder_layers": 2, "decoder_attention_heads": 4, "attention_span": 1024}
-    model = tiny_model(**sizes, adaptive_span=True, span_ramp=8)
-    set_spans(model, values)
-    return model
+    return set_spans(tiny_model(**sizes, adaptive_span=True, span_ramp=8), values)
 
 
 def set_spans(model, values):
     for span in model.decoder.spans:
         span.value.data = torch.tensor(values) / 1024
+    return model
 
 
 def read(model, recurrence, segments):
@@ -102,15 +100,22 @@ def read(model, recurrence, segments):
     return recurrence.histories[model.decoder].layers
 
 
-def held_bytes(states):
-    """Bytes of all that is remembered."""
-    held = []
-    for state in states:
-        if isinstance(state, HiddenStates):
-            held.append(state.hidden)
-        else:
-            held += [t for c in state.groups for t in (c.keys, c.values)]
-    return sum(tensor.nbytes for tensor in held)
+def multiply_adds_of(work):
+    """Multiply-adds of the matrix products of ``work``, whichever function computes them."""
+
+    # from shapes: of x.baddbmm_(left, right), and of heads (B, H, C, d_h) and (B, H, K, d_h)
+    def in_place(_, left, right, **how):
+        return bmm_flop(left, right)
+
+    def fused_attention(query, key, value, *rest, **how):
+        streams, heads, queries, width = query
+        return 2 * 2 * streams * heads * queries * key[2] * width
+
+    fused = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+    known = {torch.ops.aten.baddbmm_: in_place, fused: fused_attention}
+    with FlopCounterMode(display=False, custom_mapping=known) as counter:
+        work()
+    return counter.get_total_flops() // 2
 
 
 @pytest.mark.parametrize("values", [[1016, 20, 100, 20], [20] * 4])
@@ -130,14 +135,16 @@ def test_each_head_costs_what_it_sees(monkeypatch, mode, values):
     projections = 4 * 64 * width**2 + 2 * remembered
     persistent = 2 * 5 * 64 * width
     assert counted == 2 * (attention + projections + persistent) + 64 * width * 20
-    # of two layers, in 4 bytes a number
-    held = held_bytes(recurrence.histories[model.decoder].layers)
+    states = recurrence.histories[model.decoder].layers
     if training:
         # hidden states as far as the widest head sees, and may see after the next updates
-        assert held == 2 * 4 * width * (min(1024, max(widths) + 64) + 64)
+        held, numbers = [state.hidden for state in states], min(1024, max(widths) + 64) + 64
     else:
         # keys and values of each head only as far as it sees, and the latest segment
-        assert held == 2 * 4 * 2 * head * sum(seen + 64 for seen in widths)
+        held = [x for state in states for cut in state.groups for x in (cut.keys, cut.values)]
+        numbers = sum(seen + 64 for seen in widths) * 2 * head // width
+    # of two layers, in 4 bytes a number
+    assert sum(x.nbytes for x in held) == 2 * 4 * width * numbers
 
 
 def test_the_recurrence_follows_the_span_in_training():
@@ -159,9 +166,7 @@ def test_the_recurrence_follows_the_span_in_training():
 MIXED, NEAR = [0.05, 0.93, 0.41, 0.07], [0.013, 0.093, 0.05, 0.007]
 
 
-@pytest.mark.parametrize(
-    ("variant", "persistent"), [*((variant, 3) for variant in VARIANTS), ("all", 0)]
-)
+@EACH_VARIANT
 @pytest.mark.parametrize(
     ("epsilon", "far", "remembered"), [(1e-8, 25.0, 0), (1e-8, 25.0, 13), (0.3, 1.0, 13)]
 )
@@ -187,11 +192,10 @@ def test_the_published_code_leaves_64_distances_out_at_a_time(values, persistent
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("variant", [*VARIANTS, "ff-attn"])
+@pytest.mark.parametrize("variant", PLACES)
 def test_half_precision_is_near_and_gives_spans_a_gradient(dtype, variant):
-    model = tiny_model(
-        attention_span=16, adaptive_span=True, span_ramp=4, persistent_variant=variant
-    )
+    options = {"attention_span": 16, "adaptive_span": True, "span_ramp": 4}
+    model = tiny_model(**options, persistent_variant=variant)
     spread_spans(model)
     stream = tokens(2, 40)
     weight = torch.randn(2, 40, 20)

@@ -9,6 +9,7 @@ from fairseq_plugins.all_attention import adaptive_span as adaptive_span_file
 from fairseq_plugins.all_attention.persistent_vectors import PersistentVectors, SoftmaxFeedForward
 from fairseq_plugins.segment_language_model import attention_blocks
 from tests.all_attention.layer import (
+    EACH_VARIANT,
     STREAMS,
     VALUES,
     WIDTH,
@@ -18,12 +19,9 @@ from tests.all_attention.layer import (
 )
 from tests.gradients import assert_same
 from tests.reference.all_attention import softmax_feed_forward
-from tests.tiny import VARIANTS
 
 
-@pytest.mark.parametrize(
-    ("kernel", "block"), [("fast", 2), ("fast", 3), ("fast", 128), ("plain", None)]
-)
+@pytest.mark.parametrize(("kernel", "block"), [("fast", 2), ("fast", 128), ("plain", None)])
 @pytest.mark.parametrize("persistent", [0, 5])
 @pytest.mark.parametrize(
     ("remembered", "length", "span", "nearest", "clamp_len"),
@@ -48,9 +46,7 @@ def test_values_and_gradients_equal_the_equations(
 
 @pytest.mark.parametrize(("block", "group_cost"), [(2, 0), (128, 1000)])
 @pytest.mark.parametrize("values", [None, *VALUES])
-@pytest.mark.parametrize(
-    ("variant", "persistent"), [*((variant, 3) for variant in VARIANTS), ("all", 0)]
-)
+@EACH_VARIANT
 @pytest.mark.parametrize(
     ("remembered", "length", "clamp_len"), [(0, 5, None), (4, 3, None), (16, 5, 4)]
 )
@@ -63,9 +59,7 @@ def test_values_and_gradients_with_learned_spans_equal_the_equations(
     assert_equals_the_equations(attention, positions, length, remembered)
 
 
-@pytest.mark.parametrize(
-    ("variant", "persistent"), [*((variant, 3) for variant in VARIANTS), ("all", 0)]
-)
+@EACH_VARIANT
 def test_dropout_acts_on_all_weights_in_training_only(variant, persistent):
     attention, positions = make(variant=variant, persistent=persistent)
     # the first token sees persistent vectors alone

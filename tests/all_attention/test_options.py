@@ -1,5 +1,6 @@
 """What all-attention refuses: each message names the option or argument, its value and a remedy."""
 
+import functools
 import math
 import re
 from argparse import Namespace
@@ -20,6 +21,9 @@ from fairseq_plugins.modules import (
 )
 from tests.tiny import tiny_model
 
+SPLIT, HALVED, APART = (
+    {"persistent_variant": variant} for variant in ("attn-split", "head-split", "ff-attn")
+)
 # what causes each message, and a part of it
 REFUSED = [
     ({"persistent_vectors": -1}, "--persistent-vectors is -1: it must be at least 0"),
@@ -32,18 +36,9 @@ REFUSED = [
     ({"span_epsilon": 1.0}, "--span-epsilon is 1.0: it must be in [0, 1)"),
     ({"span_epsilon": float("nan")}, "--span-epsilon is nan: it must be in [0, 1)"),
     ({"mem_len": 7}, "--mem-len is 7: attention reaches no farther back than --attention-span, 6"),
-    (
-        {"persistent_variant": "attn-split", "persistent_vectors": 0},
-        "--persistent-variant is attn-split with --persistent-vectors 0: there are none to place",
-    ),
-    (
-        {"persistent_variant": "head-split", "decoder_attention_heads": 1},
-        "--decoder-attention-heads is 1: half of them see",
-    ),
-    (
-        {"persistent_variant": "ff-attn", "decoder_ffn_embed_dim": 8},
-        "--decoder-ffn-embed-dim is 8 with --persistent-variant ff-attn",
-    ),
+    ({**SPLIT, "persistent_vectors": 0}, "is attn-split with --persistent-vectors 0: there are no"),
+    ({**HALVED, "decoder_attention_heads": 1}, "--decoder-attention-heads is 1: half of them see"),
+    ({**APART, "decoder_ffn_embed_dim": 8}, "--decoder-ffn-embed-dim is 8 with --persistent-vari"),
 ]
 
 
@@ -51,8 +46,7 @@ def attention(num_heads=4, **options):
     return AllAttention(8, num_heads, Window(1, 4), SharedRelativeKeys(), **options)
 
 
-def adagrad(**options):
-    return AdagradWithClip([nn.Parameter(torch.ones(2))], **options)
+adagrad = functools.partial(AdagradWithClip, [nn.Parameter(torch.ones(2))])
 
 
 def block(*shape):

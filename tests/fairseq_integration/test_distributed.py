@@ -11,7 +11,6 @@ from omegaconf import OmegaConf
 from tests import tiny
 from tests.product_key_memory.tiny import MEMORY
 from tests.recipes import EXAMPLES
-from tests.weighted_transformer.tiny import tiny_arguments, tiny_task
 
 SIZES = {"decoder_layers": 2, "decoder_embed_dim": 16, "decoder_attention_heads": 2}
 # whatever the model: no layers of its own are asked for
@@ -69,10 +68,10 @@ def test_what_does_not_go_with_a_model_is_refused(model, group, options, words):
 
 
 def test_parsed_options_are_checked_too():
-    args = tiny_arguments(arch="weighted_transformer", zero_sharding="os")
+    args = tiny.translation_arguments(arch="weighted_transformer", zero_sharding="os")
     ARCH_CONFIG_REGISTRY["weighted_transformer"](args)
     with pytest.raises(ValueError, match=r"^--zero-sharding is .*: parameters of BranchWeights"):
-        fairseq.models.build_model(args, tiny_task())
+        fairseq.models.build_model(args, tiny.tiny_task())
 
 
 def test_the_page_says_what_is_refused():

@@ -9,16 +9,13 @@ from fairseq_plugins import modules as m
 WIDTH, HEADS, STREAMS, TOKENS = 12, 3, 2, 5
 
 
-def branched_attention():
-    heads = m.AttentionHeads(WIDTH, HEADS)
-    return m.BranchedAttention(heads, m.BranchedFeedForward(WIDTH, 24, m.BranchWeights(HEADS)))
-
-
 LAYERS = {
     "transformer_xl": lambda: m.TransformerXLBlock(WIDTH, HEADS, 24, mem_len=7),
     "all_attention": lambda: m.AllAttentionBlock(WIDTH, HEADS, persistent_vectors=6, span=7),
     "memory": lambda: m.ProductKeyMemory(WIDTH, slots=16, heads=2, knn=3, query_dim=4),
-    "branched_attention": branched_attention,
+    "branched_attention": lambda: m.BranchedAttention(
+        m.AttentionHeads(WIDTH, HEADS), m.BranchedFeedForward(WIDTH, 24, m.BranchWeights(HEADS))
+    ),
 }
 
 

@@ -1,17 +1,20 @@
-"""Blocks are the models' own layers; the example carries its memory."""
+"""Blocks are the models' own layers; what docs/layers.md says of them, and the example there."""
 
+import copy
+import io
 import re
 import runpy
 
 import pytest
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 from fairseq_plugins.modules import AllAttentionBlock, TransformerXLBlock
 from tests.end_to_end.commands import ROOT
 from tests.tiny import scores_by_segment, spread_spans, tiny_model, tiny_transformer_xl, tokens
 
-LENGTH, MEMORY, SPAN, SEGMENTS = 8, 11, 6, 4
+LENGTH, MEMORY, SPAN, SEGMENTS, WIDTH = 8, 11, 6, 4, 16
 
 
 def test_the_code_of_the_page_runs_in_order():
@@ -66,26 +69,126 @@ def test_a_block_is_the_models_layer(build, training):
 
 
 def test_the_example_carries_its_memory_to_the_end_of_the_text(in_example, monkeypatch):
-    read, model = [], in_example["LanguageModel"]
-    forward = model.forward
+    read, forward = [], in_example["LanguageModel"].forward
 
     def recorded(self, inputs, memories=None):
         read.append(None if memories is None else [memory.length for memory in memories])
         return forward(self, inputs, memories)
 
-    monkeypatch.setattr(model, "forward", recorded)
+    monkeypatch.setattr(in_example["LanguageModel"], "forward", recorded)
     in_example["train"]("to be or not to be? " * 4, updates=5, streams=2, segment=13)
     # three segments of each stream, then from the start
     assert read == [None, [13, 13], [26, 26], None, [13, 13]]
 
 
-@pytest.mark.parametrize(
-    ("name", "message"), [("text", "the text has 5 characters: "), ("none", "[Errno 2] No such")]
-)
-def test_a_text_that_is_too_short_is_refused(
-    in_example, tmp_path, monkeypatch, capsys, name, message
-):
+def test_a_text_that_is_too_short_is_refused(in_example, tmp_path, monkeypatch, capsys):
     (tmp_path / "text").write_text("short", encoding="utf-8")
-    monkeypatch.setattr("sys.argv", ["train.py", str(tmp_path / name)])
+    monkeypatch.setattr("sys.argv", ["train.py", str(tmp_path / "text")])
     assert in_example["main"]() == 1
-    assert capsys.readouterr().err.startswith(f"error: {message}")
+    assert capsys.readouterr().err.startswith("error: the text has 5 characters: ")
+
+
+# --- under PyTorch's own tools
+
+BLOCKS = {
+    "transformer-xl": lambda: TransformerXLBlock(WIDTH, 2, 24, SPAN),
+    "all-attention": lambda: AllAttentionBlock(WIDTH, 2, 5, SPAN),
+}
+every_block = pytest.mark.parametrize("name", BLOCKS)
+
+
+def build(name):
+    torch.manual_seed(1)
+    block = BLOCKS[name]().double()
+    for parameter in block.parameters():
+        if parameter.dim() > 1:
+            nn.init.normal_(parameter, std=0.3)
+    return block
+
+
+def segments():
+    generator = torch.Generator().manual_seed(2)
+    return torch.randn(3, 2, 4, WIDTH, generator=generator, dtype=torch.float64)
+
+
+def read(call, block, grad=True):
+    """Outputs of segments after one another, and the gradients of their squares."""
+    memory, outputs = None, []
+    with torch.set_grad_enabled(grad):
+        for x in segments():
+            y, memory = call(x.requires_grad_(grad), memory)
+            outputs.append(y)
+    if not grad:
+        return outputs
+    loss = sum(y.square().sum() for y in outputs)
+    loss.backward()
+    gradients = [p.grad.clone() for p in block.parameters() if p.grad is not None]
+    block.zero_grad()
+    return [y.detach() for y in outputs] + gradients
+
+
+@every_block
+@pytest.mark.parametrize("use_reentrant", [True, False])
+def test_recomputed_blocks_have_the_same_gradients(name, use_reentrant):
+    block = build(name)
+
+    def recomputed(x, memory):
+        return checkpoint(block, x, memory, use_reentrant=use_reentrant)
+
+    torch.testing.assert_close(read(recomputed, block), read(block, block))
+
+
+@pytest.mark.slow
+@every_block
+def test_compiled_blocks_compute_the_same(name):
+    torch.compiler.reset()
+    block = build(name)
+    compiled = torch.compile(block, backend="aot_eager", fullgraph=True)
+    torch.testing.assert_close(read(compiled, block), read(block, block))
+    block.eval()
+    torch.testing.assert_close(read(compiled, block, grad=False), read(block, block, grad=False))
+
+
+@every_block
+def test_exported_blocks_compute_the_same(name):
+    block, (first, second, _) = build(name).eval(), segments()
+    with torch.no_grad():
+        begin = torch.export.export(block, (first,)).module()
+        y, memory = begin(first)
+        torch.testing.assert_close(y, block(first)[0])
+        go_on = torch.export.export(block, (second, memory)).module()
+        expected = block(second, block(first)[1])[0]
+        torch.testing.assert_close(go_on(second, memory)[0], expected)
+
+
+@every_block
+@pytest.mark.parametrize("training", [True, False])
+def test_a_memory_is_saved_and_loaded_without_code(name, training):
+    block, (first, second, _) = build(name).train(training), segments()
+    with torch.set_grad_enabled(training):
+        memory = block(first)[1]
+        file = io.BytesIO()
+        torch.save(memory, file)
+        file.seek(0)
+        loaded = torch.load(file, weights_only=True)
+        for kept in (loaded, copy.deepcopy(memory)):
+            assert torch.equal(block(second, kept)[0], block(second, memory)[0])
+
+
+@every_block
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_cast_blocks_compute_in_that_precision(name, dtype):
+    block = build(name)
+    exact = read(block, block, grad=False)
+    block.to(dtype)
+    found = read(lambda x, memory: block(x.to(dtype), memory), block, grad=False)
+    assert {y.dtype for y in found} == {dtype}
+    tolerance = 0.1 if dtype == torch.bfloat16 else 1e-5
+    torch.testing.assert_close([y.double() for y in found], exact, rtol=tolerance, atol=tolerance)
+
+
+@every_block
+def test_a_memory_cannot_be_gathered(name):
+    memories = [build(name)(segments()[0])[1] for _ in range(2)]
+    with pytest.raises(TypeError, match="cannot be gathered by nn"):
+        nn.parallel.scatter_gather.gather(memories, torch.device("cpu"))

@@ -32,12 +32,9 @@ print(json.dumps([there, errors]))
 """
 
 
-# a Python that has torch, numpy and what these need, and nothing else: no fairseq, no numba
-
-
-def distributions(names):
+def distributions(*wanted):
     """Those of the names that are installed, and all that they need, extras left out."""
-    found, wanted = {}, list(names)
+    found, wanted = {}, list(wanted)
     while wanted:
         name = wanted.pop()
         if name in found:
@@ -53,8 +50,8 @@ def distributions(names):
 
 
 def link_packages(folder):
-    """Fill a folder with links to this package, and to the packages that it cannot do without."""
-    for distribution in distributions(["torch", "numpy"]):
+    """Fill a folder with links to this package, torch, numpy and what these need: no fairseq."""
+    for distribution in distributions("torch", "numpy"):
         for name in {file.parts[0] for file in distribution.files}:
             if name not in ("..", "__pycache__") and not (folder / name).exists():
                 (folder / name).symlink_to(distribution.locate_file(name))
@@ -63,15 +60,10 @@ def link_packages(folder):
 
 def start(folder, *words):
     """Start ``python words`` with the packages in a folder alone, elsewhere."""
-    return subprocess.Popen(
-        # without site-packages
-        [sys.executable, "-S", *map(str, words)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        cwd="/",
-        env=environment(PYTHONPATH=str(folder)),
-    )
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    # without site-packages
+    words = [sys.executable, "-S", *map(str, words)]
+    return subprocess.Popen(words, cwd="/", env=environment(PYTHONPATH=str(folder)), **pipes)
 
 
 @pytest.fixture(scope="module")

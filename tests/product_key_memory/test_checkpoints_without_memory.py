@@ -6,25 +6,18 @@ import torch
 from fairseq_plugins.fairseq_integration.checkpoint_files import MisfitError
 from tests.product_key_memory.tiny import BUILDERS, MEMORY, build, padded, score
 
-# what makes the last numbers of a memory's output
-LAST = {
-    "values": {},
-    "map": {"memory_value_dim": 8},
-    "norm": {"memory_output_norm": True},
-    "gate": {"memory_output_gate": True},
-    "norm and gate": {"memory_output_norm": True, "memory_output_gate": True},
-}
+NORM, GATE = {"memory_output_norm": True}, {"memory_output_gate": True}
 NORMS = ("decoder_normalize_before", "encoder_normalize_before")
 ADDED = [{"memory_interleave": True}, {"memory_parallel": True}]
 PLACES = pytest.mark.parametrize("place", ADDED, ids=["after", "parallel"])
 
 
-def trained(kind, pre_norm=False, seed=3, **options):
+def trained(kind, pre_norm=False, **options):
     """A model without memories whose weights are all random, norms too; and its options."""
     part = NORMS if kind == "translation" else NORMS[:1]
     options = {"decoder_ffn_embed_dim": 24, **dict.fromkeys(part, pre_norm), **options}
     model = BUILDERS[kind](**MEMORY, **options).eval()
-    torch.manual_seed(seed)
+    torch.manual_seed(3)
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(0.1 * torch.randn_like(parameter))
@@ -32,12 +25,10 @@ def trained(kind, pre_norm=False, seed=3, **options):
 
 
 def logged(caplog):
+    """Level and text of what is said of memories."""
+    found = [(record.levelname, record.getMessage()) for record in caplog.records]
     start = "the checkpoint has no memory "
-    return [
-        f"{record.levelname} {record.getMessage().removeprefix(start)}"
-        for record in caplog.records
-        if record.getMessage().startswith(start)
-    ]
+    return [f"{level} {text.removeprefix(start)}" for level, text in found if start in text]
 
 
 @pytest.mark.parametrize("pre_norm", [False, True], ids=["post-norm", "pre-norm"])
@@ -60,19 +51,20 @@ def test_an_added_memory_that_starts_with_zero_changes_nothing(
     model.load_state_dict(plain.state_dict())
     batch = padded(7, 4, 5)
     torch.testing.assert_close(score(model, batch), score(plain, batch), rtol=1e-4, atol=1e-4)
-    numbered = ["2 of the encoder", "1 of the decoder"]
-    expected = numbered if kind == "translation" else ["2 of the decoder"]
-    for text, layer in zip(logged(caplog), expected, strict=True):
+    layers = ["2 of the decoder"]
+    if kind == "translation":
+        layers = ["2 of the encoder", "1 of the decoder"]
+    for text, layer in zip(logged(caplog), layers, strict=True):
         assert text.startswith(f"INFO in layer {layer}: a new one is added, its output zero,")
 
 
 @PLACES
-@pytest.mark.parametrize("last", LAST)
+@pytest.mark.parametrize("last", [{}, {"memory_value_dim": 8}, NORM, GATE, NORM | GATE])
 @pytest.mark.parametrize("zero_init", [True, False])
 def test_what_a_new_memory_adds_to_the_loss_is_logged(place, last, zero_init, caplog):
     caplog.set_level("INFO")
     plain, options = trained("language model")
-    options |= {**place, **LAST[last], "memory_zero_init": zero_init}
+    options |= {**place, **last, "memory_zero_init": zero_init}
     build("language model", **options).load_state_dict(plain.state_dict())
     (text,) = logged(caplog)
     level, output = ("INFO", "zero") if zero_init else ("WARNING", "not zero")

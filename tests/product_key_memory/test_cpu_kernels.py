@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from fairseq_plugins.product_key_memory import cpu_kernels
-from tests.product_key_memory.standalone import WIDTH, adam_with_memory, learn, make_memory
+from tests.product_key_memory.layer import WIDTH, adam_with_memory, learn, make_memory
 
 assert cpu_kernels.use_numba(torch.ones(1))
 

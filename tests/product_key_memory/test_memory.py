@@ -10,17 +10,10 @@ from torch.utils.checkpoint import checkpoint
 from fairseq_plugins.product_key_memory import memory as memory_layer
 from fairseq_plugins.product_key_memory.memory import ProductKeyMemory
 from fairseq_plugins.product_key_memory.query import QueryNetwork, SyncBatchNorm1d
+from fairseq_plugins.product_key_memory.search import SEARCHES
 from fairseq_plugins.product_key_memory.usage import MemoryUsage
 from tests.gradients import assert_same
-from tests.product_key_memory.standalone import (
-    EVERYTHING,
-    PADDING,
-    TOKENS,
-    D,
-    K,
-    draw,
-    exact_memory,
-)
+from tests.product_key_memory.layer import EVERYTHING, PADDING, TOKENS, D, K, draw, exact_memory
 from tests.reference.product_key_memory import product_key_memory
 
 KEYS = pytest.mark.parametrize("keys", ["product", "flat"])
@@ -79,10 +72,11 @@ def test_shared_values_and_all_gradients_equal_the_reference(search):
 
 
 @pytest.mark.parametrize("sparse", [False, True])
+@pytest.mark.parametrize("search", SEARCHES)
 @KEYS
 @pytest.mark.parametrize("shape", [(0,), (3, 0), (2, 2)])
-def test_no_tokens_or_padding_alone_have_zero_gradients(shape, keys, sparse):
-    memory = exact_memory(keys=keys, sparse=sparse, **EVERYTHING)
+def test_no_tokens_or_padding_alone_have_zero_gradients(shape, keys, search, sparse):
+    memory = exact_memory(keys=keys, search=search, sparse=sparse, **EVERYTHING)
     state = copy.deepcopy(memory.state_dict())
     x = draw(*shape, D)
     out = memory(x, torch.ones(shape, dtype=torch.bool))
@@ -235,38 +229,30 @@ FEATURES = 8
 
 
 def twins():
+    """Our norm and torch's with the same weights, so that both results have their gradient."""
     ours, torchs = SyncBatchNorm1d(FEATURES), nn.BatchNorm1d(FEATURES)
-    for norm in (ours, torchs):
-        norm.weight.data = torch.linspace(-1, 2, FEATURES)
-        norm.bias.data = torch.linspace(3, 1, FEATURES)
-    return ours.double(), torchs.double()
-
-
-def assert_same_state(ours, torchs):
-    """All but torch's count of batches."""
-    state = dict(torchs.state_dict())
-    state.pop("num_batches_tracked", None)
-    torch.testing.assert_close(dict(ours.state_dict()), state)
+    ours.weight.data, ours.bias.data = torch.linspace(-1, 2, FEATURES), torch.arange(FEATURES) / 3
+    torchs.weight, torchs.bias = ours.double().weight, ours.bias
+    return ours, torchs.double()
 
 
 def test_batch_norm_is_that_of_torch():
     ours, torchs = twins()
-    # shared, so that both results have a gradient for them
-    torchs.weight, torchs.bias = ours.weight, ours.bias
     for tokens, training in ((2, True), (30, True), (7, True), (4, False)):
         x = (3 * draw(tokens, FEATURES) + torch.arange(FEATURES)).detach().requires_grad_()
         out, expected = (norm.train(training)(x) for norm in (ours, torchs))
         assert_same(out, expected, [x, ours.weight, ours.bias])
-        assert_same_state(ours, torchs)
+        for name, value in ours.state_dict().items():
+            torch.testing.assert_close(value, torchs.state_dict()[name])
 
 
 @pytest.mark.parametrize("offset", [0, 100, 1000])
 def test_single_precision_is_enough_where_the_mean_is_large(offset):
-    x = torch.randn(300, FEATURES) + offset
-    ours, torchs = twins()
-    exact, single = torchs(x.double()), ours.float()(x)
+    x, (ours, torchs) = torch.randn(300, FEATURES) + offset, twins()
+    exact = torchs(x.double())
     # of a number as large, single precision keeps 2^-24
-    torch.testing.assert_close(single.double(), exact, rtol=0, atol=1e-5 + 1e-6 * offset)
+    tolerance = {"rtol": 0, "atol": 1e-5 + 1e-6 * offset}
+    torch.testing.assert_close(ours.float()(x).double(), exact, **tolerance)
 
 
 def test_a_cast_model_keeps_statistics_that_can_follow_small_changes():
@@ -285,6 +271,7 @@ def test_activations_computed_again_are_counted_once(reentrant):
     again, x = copy.deepcopy(plain), draw(7, D)
     plain(x).square().sum().backward()
     checkpoint(again, x, use_reentrant=reentrant).square().sum().backward()
-    assert_same_state(plain, again)
-    for one, other in zip(plain.parameters(), again.parameters(), strict=True):
-        torch.testing.assert_close(one.grad, other.grad)
+    found, expected = (
+        [*network.buffers(), *(p.grad for p in network.parameters())] for network in (again, plain)
+    )
+    torch.testing.assert_close(found, expected)

@@ -13,14 +13,12 @@ from scripts.docs import tables
 from tests import tiny
 from tests.product_key_memory.tiny import (
     BUILDERS,
-    MEMORY,
     build,
     inputs_of,
     memories,
     padded,
     score,
     tiny_language_model,
-    tiny_transformer,
 )
 from tests.recipes import HYDRA
 
@@ -54,24 +52,31 @@ def with_memory(layer, attended, feed_forward, place):
     return x
 
 
-@pytest.mark.parametrize("part", ["encoder", "decoder"])
+@pytest.mark.parametrize("kind", BUILDERS)
 @PLACES
 @NORMS
-def test_a_layer_of_fairseqs_is_what_is_written_out(part, place, pre_norm):
-    options = {**place, f"{part}_normalize_before": pre_norm}
-    x, mask = torch.randn(5, 3, 16), None
-    if part == "encoder":
-        layer = tiny_transformer(encoder_memory_layers="1", **options).eval().encoder.layers[0]
+def test_a_layer_is_what_is_written_out(kind, place, pre_norm):
+    part = "encoder" if kind == "translation" else "decoder"
+    options = {f"{part}_normalize_before": pre_norm, f"{part}_ffn_embed_dim": 24}
+    model, x = build(kind, **place, **options).eval(), torch.randn(5, 3, 16)
+    layer, mask = getattr(model, part).layers[1], None
+    if segments := kind in ("transformer_xl", "all_attention"):
+        positions = model.decoder.compute_positions(2)[1]
+        found, _ = layer(x, positions)
+    elif part == "encoder":
         found = layer(x, None)
     else:
-        layer = tiny_language_model(memory_layers="2", **options).eval().decoder.layers[1]
         mask = torch.triu(torch.full((5, 5), float("-inf")), 1)
         found, *_ = layer(x, self_attn_mask=mask)
 
     def attention(x):
+        if segments:
+            return layer.self_attn(x, positions, None)[0]
         return layer.self_attn(x, x, x, attn_mask=mask, need_weights=False)[0]
 
     def feed_forward(x):
+        if segments:
+            return layer.feed_forward(x)
         # by the weights alone: a memory beside them comes with the modules
         inner = torch.relu(F.linear(x, layer.fc1.weight, layer.fc1.bias))
         return F.linear(inner, layer.fc2.weight, layer.fc2.bias)
@@ -80,36 +85,16 @@ def test_a_layer_of_fairseqs_is_what_is_written_out(part, place, pre_norm):
     torch.testing.assert_close(found, with_memory(layer, attended, feed_forward, place))
 
 
-@pytest.mark.parametrize("kind", ["transformer_xl", "all_attention"])
-@PLACES
-@NORMS
-def test_a_segment_layer_is_what_is_written_out(kind, place, pre_norm):
-    options = {"decoder_normalize_before": pre_norm, "decoder_ffn_embed_dim": 24}
-    model = build(kind, **place, **options).eval()
-    layer, x = model.decoder.layers[1], torch.randn(3, 5, 16)
-    positions = model.decoder.compute_positions(4)[1]
-
-    def attention(x):
-        return layer.self_attn(x, positions, None)[0]
-
-    attended = add(x, attention, layer.self_attn_layer_norm, pre_norm)
-    expected = with_memory(layer, attended, layer.feed_forward, place)
-    torch.testing.assert_close(layer(x, positions)[0], expected)
-
-
-@pytest.mark.parametrize("interleave", [False, True])
-def test_all_attention_layers_without_feed_forward_get_the_memory_added(interleave):
-    model = tiny.tiny_model(**MEMORY, memory_layers="1,3", memory_interleave=interleave)
-    assert [len(memories(layer)) for layer in model.decoder.layers] == [1, 0, 1]
-
-
-def test_the_memory_replaces_persistent_vectors_in_a_sublayer_of_their_own():
+def test_memories_stand_in_the_layers_that_are_named():
+    # added to layers without feed-forward sublayers
+    for interleave in (False, True):
+        model = build("all_attention", memory_layers="1,3", memory_interleave=interleave)
+        assert [len(memories(layer)) for layer in model.decoder.layers] == [1, 0, 1]
+    # in place of persistent vectors in a sublayer of their own
     model = build("all_attention", persistent_variant="ff-attn")
     kinds = [type(layer.feed_forward).__name__ for layer in model.decoder.layers]
     assert kinds == ["SoftmaxFeedForward", "MemorySublayer", "SoftmaxFeedForward"]
-
-
-def test_dropped_layers_keep_their_numbers():
+    # layers that training drops keep their numbers
     model = tiny_language_model(memory_layers="3", decoder_layerdrop=0.9)
     assert isinstance(model.decoder.layers[2].fc1, MemorySublayer)
     assert len(memories(model)) == 1
@@ -187,22 +172,15 @@ def test_an_update_without_the_values_is_refused(kind):
     model.set_num_updates(8)
 
 
-# --- presets
-
-
-def preset(arch):
-    """The model of a command line, without its numbers."""
-    task = ("--task", "language_modeling", "--tokens-per-sample", "512")
-    given = tables.parse(["DATA", *task, "--arch", arch])
-    return tables.build(convert_namespace_to_omegaconf(given).model, 60_000)
-
-
 @pytest.mark.filterwarnings(HYDRA)
 @pytest.mark.parametrize("arch", LANGUAGE_MODELS)
 def test_presets_are_the_papers_models(arch):
     # section 4.5
     places = {"ablation": [5], "tiny": [3]}.get(arch.split("_")[-1], [])
-    decoder = preset(arch).decoder
+    task = ("--task", "language_modeling", "--tokens-per-sample", "512")
+    cfg = convert_namespace_to_omegaconf(tables.parse(["DATA", *task, "--arch", arch]))
+    # omegaconf makes classes of choices, which pickle does not find
+    decoder = pickle.loads(pickle.dumps(tables.build(cfg.model, 60_000))).decoder
     found = {number: memories(layer) for number, layer in enumerate(decoder.layers, start=1)}
     assert [number for number, of_layer in found.items() if of_layer] == places
     for (memory,) in filter(None, found.values()):
@@ -211,10 +189,3 @@ def test_presets_are_the_papers_models(arch):
     # learned positions, tied embeddings
     assert decoder.embed_positions.weight.requires_grad
     assert decoder.output_projection.weight is decoder.embed_tokens.weight
-
-
-@pytest.mark.filterwarnings(HYDRA)
-def test_a_model_of_a_command_line_can_be_pickled():
-    """omegaconf makes classes of choices, which pickle does not find."""
-    model = pickle.loads(pickle.dumps(preset("pkm_transformer_lm_tiny")))
-    assert len(memories(model)) == 1

@@ -7,10 +7,8 @@ import torch
 from fairseq.optim.adam import Adam
 
 from fairseq_plugins.product_key_memory import cpu_kernels, lazy_adam, values
-from fairseq_plugins.product_key_memory.optimizer import FairseqAdamWithMemory
 from fairseq_plugins.product_key_memory.values import rows_as_gradient
-from tests.product_key_memory.standalone import (
-    BETAS,
+from tests.product_key_memory.layer import (
     SLOTS,
     WIDTH,
     adam_with_memory,
@@ -19,7 +17,6 @@ from tests.product_key_memory.standalone import (
     learn,
     make_memory,
     make_pair,
-    options,
 )
 
 
@@ -32,7 +29,7 @@ def padded(request, monkeypatch):
     return request.param == "padded"
 
 
-EPS = 1e-3
+EPS, BETAS = 1e-3, (0.9, 0.98)
 
 
 def frozen_memory(apart, thawed=False):
@@ -115,26 +112,21 @@ def test_what_the_loss_does_not_depend_on_moves_nothing(padded):
     memory = make_memory()
     optimizer = adam_with_memory(memory, memory_weight_decay=0.1)
     learn(memory, optimizer)
-    moments = memory.table.moments
-    before = copy.deepcopy([memory.values.data, moments.exp_avg, moments.exp_avg_sq])
+    learned = memory.values.data, memory.table.moments.exp_avg, memory.table.moments.exp_avg_sq
+    before = copy.deepcopy(learned)
     optimizer.zero_grad()
     optimizer.backward(memory(torch.randn(5, WIDTH)).sum() * 0)
     assert padded or memory.values.grad._nnz() == 0
     optimizer.clip_grad_norm(1.0)
     optimizer.step()
-    for old, new in zip(
-        before, (memory.values.data, moments.exp_avg, moments.exp_avg_sq), strict=True
-    ):
-        assert torch.equal(old, new)
+    assert all(map(torch.equal, learned, before))
 
 
 def test_an_updates_gradients_take_the_memory_of_the_last_ones():
     memory, places = make_memory(slots=16, knn=16), []
     optimizer = adam_with_memory(memory)
-    learn(
-        memory, optimizer, 3, after=lambda _: places.append(memory.values.grad.values().data_ptr())
-    )
-    assert len(set(places)) == 1
+    learn(memory, optimizer, 3, after=lambda _: places.append(memory.values.grad.values()))
+    assert len({values.data_ptr() for values in places}) == 1
 
 
 def test_an_update_that_is_not_finite_leaves_no_trace():
@@ -191,6 +183,7 @@ def test_a_new_optimizer_and_a_copy_start_without_moments():
     memory = make_memory()
     learn(memory, adam_with_memory(memory))
     twin = hide_values(copy.deepcopy(memory))
+    assert twin.table.moments is None
     for each in (memory, twin):
         learn(each, adam_with_memory(each), seed=4)
     assert torch.equal(memory.values, twin.values)
@@ -199,7 +192,7 @@ def test_a_new_optimizer_and_a_copy_start_without_moments():
 
 def test_a_state_without_tables_is_that_of_adam():
     layer = torch.nn.Linear(2, 2)
-    optimizer = FairseqAdamWithMemory(options(), layer.parameters())
+    optimizer = adam_with_memory(layer)
     assert optimizer.tables == []
     layer(torch.ones(1, 2)).sum().backward()
     optimizer.step()

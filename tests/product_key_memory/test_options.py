@@ -4,6 +4,7 @@ import dataclasses
 import functools
 import sys
 from types import SimpleNamespace
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -23,14 +24,7 @@ from fairseq_plugins.product_key_memory.options import (
 )
 from fairseq_plugins.product_key_memory.sharding import AllColumns
 from fairseq_plugins.product_key_memory.value_table import ValueTable
-from tests.product_key_memory.standalone import (
-    D,
-    K,
-    adam_with_memory,
-    exact_memory,
-    learn,
-    make_memory,
-)
+from tests.product_key_memory.layer import D, K, adam_with_memory, exact_memory, learn, make_memory
 from tests.product_key_memory.tiny import build, memories, tiny_language_model, tiny_transformer
 
 
@@ -52,23 +46,14 @@ layers_of = functools.partial(parse_memory_layers, layers=12, option="--memory-l
 
 
 @pytest.mark.parametrize(
-    ("text", "numbers"),
-    [(None, []), ("", []), ("3", [3]), ("12, 6", [6, 12]), ("1,12", [1, 12])],
+    ("text", "numbers"), [(None, []), ("", []), ("3", [3]), ("12, 6", [6, 12]), ("1,12", [1, 12])]
 )
 def test_layers_are_numbers_from_1(text, numbers):
     assert layers_of(text) == numbers
 
 
-def test_every_option_reaches_the_memory(monkeypatch):
+def test_every_option_reaches_the_memory():
     """Each has a value of its own, which the memory is then built with."""
-    built = {}
-    of_module = ProductKeyMemory.__init__
-
-    def record(self, embed_dim, **arguments):
-        built.update(arguments, embed_dim=embed_dim)
-        of_module(self, embed_dim, **arguments)
-
-    monkeypatch.setattr(ProductKeyMemory, "__init__", record)
     given = {
         **{"slots": 25, "heads": 3, "knn": 7, "query_dim": 6, "value_dim": 9},
         **{"query_hidden_dims": "8,10", "query_batch_norm": True, "query_layer_norm": True},
@@ -76,9 +61,11 @@ def test_every_option_reaches_the_memory(monkeypatch):
         **{"keys": "flat", "search": "plain", "values_dtype": "bf16", "shard_values": True},
         **{"output_norm": True, "output_gate": True, "zero_init": True},
     }
-    builder(**given).build(5)
-    parsed = {"query_hidden_dims": [8, 10], "values_dtype": torch.bfloat16}
-    assert built == {**given, **parsed, "embed_dim": 5, "values_of": None}
+    real = ProductKeyMemory.__init__
+    with mock.patch.object(ProductKeyMemory, "__init__", autospec=True, side_effect=real) as built:
+        memory = builder(**given).build(5)
+    parsed = {"query_hidden_dims": [8, 10], "values_dtype": torch.bfloat16, "values_of": None}
+    built.assert_called_once_with(memory, 5, **{**given, **parsed})
     of_models = {"layers", "optimizer", "share_values", "interleave", "parallel", "trainable_slots"}
     names = {option.name for option in dataclasses.fields(MemoryLayersOptions)} - {"_name"}
     assert names == {f"memory_{name}" for name in of_models | given.keys()}
@@ -175,22 +162,11 @@ def read(*inputs):
     return lambda: exact_memory()(*inputs)
 
 
-def trained_by(**options):
-    return adam_with_memory(make_memory(), **options)
-
-
-def load_state(before, after, times=1):
-    """Load the state of an optimizer of one memory into that of another."""
-    trained = adam_with_memory(before)
-    learn(before, trained, 1)
-    state = trained.state_dict()
-    adam_with_memory(after).load_state_dict({**state, "tables": state["tables"] * times})
-
-
-RESET, BF16 = "give --reset-optimizer", {"values_dtype": torch.bfloat16}
 ONCE, SUCH_AS = "layers from 1 to 12, each once", "such as 6,12"
 INTERLEAVE, PARALLEL = {"memory_interleave": True}, {"memory_parallel": True}
 NONE, ADAM = {"memory_layers": ""}, {"memory_optimizer": "adam"}
+KEPT = {"decoder_memory_layers": "1", "decoder_layers_to_keep": "0"}
+trained = functools.partial(adam_with_memory, make_memory())
 REFUSED = [
     (make_memory, {"values_dtype": torch.float16}, "`values_dtype` is", "float16", "bfloat16"),
     (lambda: exact_memory(values_of=exact_memory(), slots=36), {}, "`slots` is 36", "25"),
@@ -220,16 +196,15 @@ REFUSED = [
     (tiny_transformer, {"encoder_memory_layers": "3"}, "--encoder-memory-layers is '3'", "1 to 2"),
     (tiny_transformer, {"decoder_memory_layers": "1,1"}, "--decoder-memory-layers is '1,1'"),
     (tiny_transformer, INTERLEAVE, "--memory-interleave", "give --encoder-memory-layers"),
-    (
-        tiny_transformer,
-        {"decoder_memory_layers": "1", "decoder_layers_to_keep": "0"},
-        "--decoder-layers-to-keep is 0 with --decoder-memory-layers",
-    ),
-    (trained_by, {"memory_lr": float("inf")}, "--memory-lr is inf", "finite"),
-    (trained_by, {"memory_lr": -1.0}, "--memory-lr is -1.0", "0 or more"),
-    (trained_by, {"memory_weight_decay": -0.5}, "--memory-weight-decay is -0.5", "0 or more"),
-    (trained_by, {"fp16_adam_stats": True}, "--fp16-adam-stats", "leave it out"),
+    (tiny_transformer, KEPT, "--decoder-layers-to-keep is 0 with --decoder-memory-layers"),
+    (trained, {"memory_lr": float("inf")}, "--memory-lr is inf", "finite"),
+    (trained, {"memory_lr": -1.0}, "--memory-lr is -1.0", "0 or more"),
+    (trained, {"memory_weight_decay": -0.5}, "--memory-weight-decay is -0.5", "0 or more"),
+    (trained, {"fp16_adam_stats": True}, "--fp16-adam-stats", "leave it out"),
 ]
+
+
+BF16 = {"values_dtype": torch.bfloat16}
 
 
 @pytest.mark.parametrize("case", REFUSED, ids=lambda case: " ".join(case[2:]))
@@ -247,8 +222,13 @@ def test_what_no_memory_can_be(case):
     ],
 )
 def test_the_optimizers_state_of_another_memory(before, after, times, words):
-    states = {"before": make_memory(**before), "after": make_memory(**after), "times": times}
-    assert_refused(load_state, states, "the checkpoint's optimizer state", *words, RESET)
+    memory = make_memory(**before)
+    optimizer, other = adam_with_memory(memory), adam_with_memory(make_memory(**after))
+    learn(memory, optimizer, 1)
+    state = optimizer.state_dict()
+    given = {"state_dict": {**state, "tables": state["tables"] * times}}
+    words = "the checkpoint's optimizer state", *words, "give --reset-optimizer"
+    assert_refused(other.load_state_dict, given, *words)
 
 
 def test_faiss_that_is_not_installed(monkeypatch):

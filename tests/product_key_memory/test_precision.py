@@ -1,28 +1,23 @@
 """Values in half precision, and losses that are scaled: what small steps add up to."""
 
 import copy
-import functools
 
 import pytest
 import torch
-from fairseq.dataclass.configs import EMAConfig, FairseqConfig
-from fairseq.models.ema.ema import EMA
-from fairseq.optim import AMPOptimizer, FP16Optimizer, MemoryEfficientFP16Optimizer
-from omegaconf import OmegaConf
 
-from fairseq_plugins.fairseq_integration.parameters import set_update_rule
 from fairseq_plugins.product_key_memory import values
 from fairseq_plugins.product_key_memory.lazy_adam import round_at_random
-from fairseq_plugins.product_key_memory.memory import ProductKeyMemory
+from fairseq_plugins.product_key_memory.optimizer import AdamWithMemoryConfig
 from fairseq_plugins.product_key_memory.values import rows_as_gradient
-from tests.product_key_memory.standalone import (
+from tests.optimizers import adam_options, in_precision
+from tests.product_key_memory.layer import (
     WIDTH,
     adam_with_memory,
     dense,
+    hide_values,
     learn,
     make_memory,
     make_pair,
-    options,
 )
 
 BF16 = torch.bfloat16
@@ -31,21 +26,9 @@ MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
 def wrapped(memory, precision, eps=1e-8, **common):
-    """adam_with_memory in what fairseq puts around it for a precision."""
-    cfg = OmegaConf.structured(FairseqConfig)
-    cfg.common.update({precision: True, "fp16_no_flatten_grads": True, **common})
-    cfg.optimizer = options(adam_eps=eps, _name="adam_with_memory")
-    kind = AMPOptimizer if precision == "amp" else FP16Optimizer
-    if common.get("memory_efficient_fp16"):
-        kind = MemoryEfficientFP16Optimizer
-    return kind.build_optimizer(cfg, dense(memory))
-
-
-@pytest.fixture
-def scaler(monkeypatch):
-    """torch's scaler for CPUs scales as the one for GPUs does, which is idle without a GPU."""
-    of_cpu = functools.partial(torch.amp.GradScaler, "cpu")
-    monkeypatch.setattr(torch.cuda.amp, "GradScaler", of_cpu)
+    choices = {"lr": [0.01], "adam_eps": eps, "_name": "adam_with_memory"}
+    options = adam_options(AdamWithMemoryConfig, **choices)
+    return in_precision(options, dense(memory), precision, **common)
 
 
 @pytest.mark.parametrize(
@@ -60,8 +43,7 @@ def test_in_half_precision_small_steps_add_up(dtype, precision, common):
     exact = make_memory()
     with torch.no_grad():
         exact.values.copy_(exact.values.to(dtype))
-    half = copy.deepcopy(exact).to(dtype)
-    set_update_rule(half.keys.subkeys, half.table)
+    half = hide_values(copy.deepcopy(exact).to(dtype))
     reference = adam_with_memory(exact, memory_lr=1e-5)
     optimizer = wrapped(half, precision, **common)
     optimizer.optimizer.memory_lr = 1e-5
@@ -83,11 +65,18 @@ def test_in_half_precision_small_steps_add_up(dtype, precision, common):
     assert (exact.values - before)[rows].abs().max() > 5e-5
     assert torch.equal(half.values, state["master"].to(dtype))
     assert {state[name].dtype for name in MOMENTS} == {torch.float32}
+    # a resumed training has a state of its own, in single precision too
+    saved = optimizer.state_dict()
+    wrapped(half, precision, **common).load_state_dict(saved)
+    for name, moment in vars(half.table.moments).items():
+        if name in (*MOMENTS, "master"):
+            assert moment.dtype == torch.float32
+            assert moment.data_ptr() != saved["tables"][0][name].data_ptr()
 
 
 @pytest.mark.parametrize("accumulated", [1, 3])
 @pytest.mark.parametrize("max_norm", [0.0, 0.01])
-def test_under_amp_the_values_learn_what_they_learn_without(scaler, max_norm, accumulated):
+def test_under_amp_the_values_learn_what_they_learn_without(max_norm, accumulated):
     plain, scaled = make_memory(), make_memory()
     reference = adam_with_memory(plain, adam_eps=1e-6)
     optimizer = wrapped(scaled, "amp", 1e-6, fp16_init_scale=128)
@@ -106,7 +95,7 @@ def test_under_amp_the_values_learn_what_they_learn_without(scaler, max_norm, ac
 
 
 @PADDED
-def test_under_amp_an_overflow_in_a_table_alone_is_passed_over(monkeypatch, scaler, padded):
+def test_under_amp_an_overflow_in_a_table_alone_is_passed_over(monkeypatch, padded):
     monkeypatch.setattr(values, "pads_rows", lambda x: padded)
     memory = make_memory()
     optimizer = wrapped(memory, "amp", fp16_init_scale=128)
@@ -139,28 +128,6 @@ def test_fp16_passes_over_an_overflow_and_goes_on():
         break
     assert not torch.equal(memory.values, before)
     assert memory.values.isfinite().all()
-
-
-def test_memory_efficient_training_resumes_with_a_state_of_its_own():
-    memory = make_memory().bfloat16()
-    first, second = (wrapped(memory, "bf16", memory_efficient_fp16=True) for _ in range(2))
-    learn(memory, first)
-    saved = first.state_dict()
-    second.load_state_dict(saved)
-    learn(memory, second, updates=1)
-    for name in (*MOMENTS, "master"):
-        ours, theirs = getattr(memory.table.moments, name), saved["tables"][0][name]
-        assert ours.dtype == torch.float32
-        assert ours.data_ptr() != theirs.data_ptr()
-
-
-def test_an_average_of_the_weights_can_be_kept():
-    memory = ProductKeyMemory(WIDTH, 64, 2, 3, query_dim=4, query_batch_norm=True)
-    ema = EMA(memory, EMAConfig(store_ema=True, ema_decay=0.5))
-    with torch.no_grad():
-        memory.values += 1
-    ema.step(memory)
-    torch.testing.assert_close(ema.get_model().values + 0.5, memory.values)
 
 
 # --- values that stay in bfloat16
@@ -220,15 +187,14 @@ def test_rounded_steps_add_up_and_moments_are_those_of_single_precision(monkeypa
 
 
 @pytest.mark.parametrize("cast", [torch.half, torch.double, BF16, torch.float])
-@pytest.mark.parametrize("shared", [False, True])
-def test_casts_leave_the_values_alone(cast, shared):
-    model = (make_pair if shared else make_memory)(values_dtype=BF16)
+def test_casts_leave_the_values_alone(cast):
+    model = make_pair(values_dtype=BF16)
     # numbers that half precision lacks
     with torch.no_grad():
         model.values[0] = 1e-20
     before = model.values.detach().clone()
     model.to(cast)
-    for memory in (model.first, model.second) if shared else (model,):
+    for memory in (model.first, model.second):
         assert memory.keys.subkeys.dtype == cast
         assert memory.values.dtype == BF16
         assert torch.equal(memory.values, before)

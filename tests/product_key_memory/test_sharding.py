@@ -15,13 +15,7 @@ from fairseq_plugins.product_key_memory.memory import ProductKeyMemory
 from fairseq_plugins.product_key_memory.options import MemoryBuilder, MemoryOptions
 from fairseq_plugins.product_key_memory.sharding import AllColumns
 from fairseq_plugins.product_key_memory.values import rows_as_gradient
-from tests.product_key_memory.standalone import (
-    SLOTS,
-    WIDTH,
-    adam_with_memory,
-    make_memory,
-    make_pair,
-)
+from tests.product_key_memory.layer import SLOTS, WIDTH, adam_with_memory, make_memory, make_pair
 from tests.two_workers import on_two_workers
 
 TOKENS, UPDATES = 10, 4
@@ -37,19 +31,15 @@ def make(sharded, seed=1, shared=False, **choices):
     return memory, adam_with_memory(memory, adam_eps=1e-4, memory_lr=0.02)
 
 
-def own_part(x, update, rank, workers):
-    if workers == 1:
-        return x
-    return x.split([SHARES[update], TOKENS - SHARES[update]])[rank]
-
-
 def learn(memory, optimizer, rank, workers, updates=range(UPDATES)):
     """What fairseq's trainer does in an update; returns the norms and the outputs."""
     norms, outputs = [], []
     for update in updates:
         torch.manual_seed(100 + update)
-        x, slope = (own_part(part, update, rank, workers) for part in torch.randn(2, TOKENS, WIDTH))
-        x.requires_grad_()
+        both = torch.randn(2, TOKENS, WIDTH)
+        if workers > 1:
+            both = both.split([SHARES[update], TOKENS - SHARES[update]], dim=1)[rank]
+        x, slope = both[0].clone().requires_grad_(), both[1]
         optimizer.zero_grad()
         y = memory(x)
         optimizer.backward((y * slope).sum())
@@ -144,10 +134,8 @@ def exchange(rank):
         (torch.tensor([1, 4, 8]), torch.tensor([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]])),
         (torch.tensor([4]), torch.tensor([[10.0, 20.0]])),
     ][rank]
-    mean = columns.average(table, rows_as_gradient(rows, grads, table.shape))
-    alone = columns.average(
-        table, rows_as_gradient(rows, grads, table.shape) if rank == 0 else None
-    )
+    own = rows_as_gradient(rows, grads, table.shape)
+    mean, alone = (columns.average(table, given) for given in (own, None if rank else own))
     return [mean.indices()[0], mean.values(), alone.to_dense(), columns.average(table, None)]
 
 

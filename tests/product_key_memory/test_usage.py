@@ -49,10 +49,7 @@ def test_weights_of_a_slot_are_summed_over_tokens_and_records_and_heads_apart_if
         for recorded in (apart, together):
             recorded.record(slots, weights)
         one_head.record(slots[:, :1], weights[:, :1])
-    assert apart.reads.tolist() == [
-        [0.5, 1.5, 0, 2, 0, 0, 0, 0],
-        [0.25, 1, 1, 0, 0, 0, 0, 1.75],
-    ]
+    assert apart.reads.tolist() == [[0.5, 1.5, 0, 2, 0, 0, 0, 0], [0.25, 1, 1, 0, 0, 0, 0, 1.75]]
     assert together.reads.tolist() == [[0.75, 2.5, 1, 2, 0, 0, 0, 1.75]]
     assert torch.equal(apart.total(), together.total())
     assert torch.equal(one_head.reads, apart.reads[:1])

@@ -1,11 +1,7 @@
 """Transformers with product-key memories, and sentences, that fit a test."""
 
-import argparse
-
 import torch
-from fairseq.models import ARCH_CONFIG_REGISTRY
 
-import fairseq_plugins  # noqa: F401 (registers the models)
 from fairseq_plugins.product_key_memory.memory import ProductKeyMemory
 from fairseq_plugins.product_key_memory.model import (
     MemoryLanguageModel,
@@ -15,55 +11,27 @@ from fairseq_plugins.product_key_memory.model import (
 from tests import tiny
 
 # in place of the published sizes
-MEMORY = {
-    "memory_slots": 49,
-    "memory_heads": 2,
-    "memory_knn": 3,
-    "memory_query_dim": 8,
-}
-# what fairseq takes over from other options
-_OTHERS = {
-    "add_bos_token": False,
-    "tokens_per_sample": 16,
-    "max_target_positions": None,
-    "tpu": False,
-    "memory_optimizer": None,
-}
+MEMORY = {"memory_slots": 49, "memory_heads": 2, "memory_knn": 3, "memory_query_dim": 8}
 
 
 def tiny_language_model(seed: int = 1, **options) -> MemoryLanguageModel:
     """3 layers, d 16, f 24, 2 heads, without dropout; memories of 49 slots."""
-    values = {
-        "decoder_layers": 3,
-        "decoder_embed_dim": 16,
-        "decoder_ffn_embed_dim": 24,
-        "decoder_attention_heads": 2,
-        "dropout": 0.0,
-        **MEMORY,
-        **_OTHERS,
-        **options,
-    }
+    sizes = {**tiny.SIZES, "decoder_ffn_embed_dim": 24, "dropout": 0.0, **MEMORY}
+    # what fairseq takes over from other options
+    of_others = {"add_bos_token": False, "tokens_per_sample": 16, "max_target_positions": None}
+    of_others |= {"tpu": False, "memory_optimizer": None}
+    cfg = MemoryLanguageModelConfig(**{**sizes, **of_others, **options})
     torch.manual_seed(seed)
-    return MemoryLanguageModel.build_model(MemoryLanguageModelConfig(**values), tiny.tiny_task())
+    return MemoryLanguageModel.build_model(cfg, tiny.tiny_task())
 
 
-def tiny_transformer(seed: int = 1, task_cfg: object = None, **options) -> MemoryTransformer:
+def tiny_transformer(seed: int = 1, **options) -> MemoryTransformer:
     """Encoder and decoder of 2 layers, d 16, f 24, 2 heads, without dropout; 49 slots."""
-    args = argparse.Namespace(
-        encoder_layers=2,
-        decoder_layers=2,
-        encoder_embed_dim=16,
-        encoder_ffn_embed_dim=24,
-        encoder_attention_heads=2,
-        decoder_attention_heads=2,
-        dropout=0.0,
-        **{**MEMORY, **options},
+    sizes = {"encoder_attention_heads": 2, "decoder_attention_heads": 2, **MEMORY}
+    sizes["share_all_embeddings"] = False
+    return tiny.translation_model(
+        MemoryTransformer, "pkm_transformer", seed, **{**sizes, **options}
     )
-    ARCH_CONFIG_REGISTRY["pkm_transformer"](args)
-    torch.manual_seed(seed)
-    task = tiny.tiny_task()
-    task.cfg = task_cfg
-    return MemoryTransformer.build_model(args, task)
 
 
 def memories(model: torch.nn.Module) -> list[ProductKeyMemory]:
@@ -72,10 +40,7 @@ def memories(model: torch.nn.Module) -> list[ProductKeyMemory]:
 
 
 def padded(*lengths: int, width: int | None = None) -> torch.Tensor:
-    """Random sentences of these lengths with padding to ``width``, (B, T).
-
-    The sentences are the same whatever the width.
-    """
+    """Random sentences of these lengths, the same whatever the ``width`` of the batch (B, T)."""
     batch = torch.full((len(lengths), width or max(lengths)), tiny.dictionary().pad())
     for number, length in enumerate(lengths):
         batch[number, :length] = tiny.tokens(1, length, seed=number)

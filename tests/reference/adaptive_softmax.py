@@ -5,9 +5,8 @@ import torch
 
 def log_probability(softmax, x, symbol):
     """log p(symbol | x) of fairseq's tied AdaptiveSoftmax, x (d,), from its weights."""
-    head = torch.cat(
-        [softmax.head.word_proj.weight @ x, softmax.head.class_proj.weight @ x]
-    ).log_softmax(0)
+    of_head = softmax.head.word_proj.weight, softmax.head.class_proj.weight
+    head = torch.cat([weight @ x for weight in of_head]).log_softmax(0)
     first = softmax.cutoff[0]
     if symbol < first:
         return head[symbol]

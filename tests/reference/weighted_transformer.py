@@ -19,22 +19,14 @@ def attention(queries, keys, values, visible):
 
 
 def head_of_branch(i, heads, query, key, visible):
-    """Equation 5 for branch i and one sentence: (T, h).
+    """Equation 5 for branch i, from 0, and one sentence: (T, h), with the projections of ``heads``.
 
-    Args:
-        i: number of the branch, from 0.
-        heads: the attention, whose projections are used.
-        query: (T, d).
-        key: (S, d), of keys and values.
-        visible: (T, S), whether a query sees a key.
+    The query is (T, d), the key, of keys and values, (S, d); ``visible`` (T, S) says which queries
+    see which keys.
     """
     rows = torch.arange(heads.q_proj.out_features).chunk(heads.num_heads)[i]
-    of_head = [
-        x @ linear.weight[rows].T + linear.bias[rows]
-        for x, linear in zip(
-            (query, key, key), (heads.q_proj, heads.k_proj, heads.v_proj), strict=True
-        )
-    ]
+    projections = (heads.q_proj, query), (heads.k_proj, key), (heads.v_proj, key)
+    of_head = [x @ linear.weight[rows].T + linear.bias[rows] for linear, x in projections]
     return attention(*of_head, visible)
 
 
@@ -52,14 +44,7 @@ def feed_forward(i, z, fc1, fc2, branches, total):
 
 
 def branched_attention(module, query, key, visible):
-    """Equations 5 to 7 for one sentence: (T, d).
-
-    Args:
-        module: a BranchedAttention, whose weights are used.
-        query: (T, d).
-        key: (S, d), of keys and values.
-        visible: (T, S), whether a query sees a key.
-    """
+    """Equations 5 to 7 for one sentence with the weights of a BranchedAttention: (T, d)."""
     network = module.feed_forward
     kappa, alpha = network.weights()
     branches, total = len(kappa), network.weights.applied_sum
@@ -73,25 +58,18 @@ def branched_attention(module, query, key, visible):
 
 
 def weighted_attention(module, query, key, visible):
-    """Σ_i κ_i b_i of a WeightedAttention for one sentence: (T, d); arguments as above."""
-    out_proj = module.out_proj
-    (kappa,) = out_proj.weights()
-    branches, total = len(kappa), out_proj.weights.applied_sum
-    return sum(
-        kappa[i]
-        * projected(i, head_of_branch(i, module, query, key, visible), out_proj, branches, total)
-        for i in range(branches)
-    )
+    """Σ_i κ_i b_i of a WeightedAttention for one sentence: (T, d)."""
+    (kappa,) = module.out_proj.weights()
+    how = module.out_proj, len(kappa), module.out_proj.weights.applied_sum
+    heads = [head_of_branch(i, module, query, key, visible) for i in range(len(kappa))]
+    return sum(kappa[i] * projected(i, head, *how) for i, head in enumerate(heads))
 
 
 def weighted_feed_forward(layer, x):
     """Σ_i α_i F_i(x) of a layer whose second layer is a WeightedLinear: (T, d)."""
     (alpha,) = layer.fc2.weights()
-    branches, total = len(alpha), layer.fc2.weights.applied_sum
-    return sum(
-        alpha[i] * feed_forward(i, x, layer.fc1, layer.fc2, branches, total)
-        for i in range(branches)
-    )
+    how = layer.fc1, layer.fc2, len(alpha), layer.fc2.weights.applied_sum
+    return sum(alpha[i] * feed_forward(i, x, *how) for i in range(len(alpha)))
 
 
 def nearest_on_simplex(x):

@@ -6,7 +6,6 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from fairseq_plugins.product_key_memory.memory import ProductKeyMemory
 from fairseq_plugins.segment_language_model.recurrence import (
     Recurrence,
     StreamIterator,
@@ -17,6 +16,7 @@ from fairseq_plugins.segment_language_model.task import (
     SegmentLanguageModelingConfig,
     SegmentLanguageModelingTask,
 )
+from tests.product_key_memory.tiny import MEMORY, memories
 from tests.tiny import (
     ADAPTIVE,
     dictionary,
@@ -29,7 +29,6 @@ from tests.tiny import (
 
 STREAMS, FIGURES = 5, ("span_mean", "span_max")
 OPTIMIZER = SimpleNamespace(backward=lambda loss: loss.sum().backward())
-MEMORY = {"memory_layers": "2", "memory_slots": 49, "memory_knn": 3, "memory_query_dim": 8}
 
 
 def with_spans():
@@ -39,10 +38,9 @@ def with_spans():
 
 
 def with_memory():
-    model = tiny_transformer_xl(**MEMORY)
-    for module in model.modules():
-        if isinstance(module, ProductKeyMemory):
-            module.keep_gradient_beside_autograd()
+    model = tiny_transformer_xl(memory_layers="2", **MEMORY)
+    for memory in memories(model):
+        memory.keep_gradient_beside_autograd()
     return model
 
 
@@ -140,24 +138,20 @@ def test_a_checkpoint_after_an_update_that_failed_between_two_parts():
 
 def test_workers_exchange_gradients_once_a_batch():
     # torch's wrapper of several workers exchanges them in each backward pass outside of no_sync()
-    passes = []
+    events = []
 
-    class Wrapped:
-        outside = True
-
-        @contextmanager
-        def no_sync(self):
-            self.outside = False
-            yield
-            self.outside = True
+    @contextmanager
+    def no_sync():
+        events.append("silence")
+        yield
+        events.append("end")
 
     def step(part):
-        passes.append(model.outside)
+        events.append(part)
         return torch.tensor(float(part), requires_grad=True), 1, {"loss": part}
 
-    model = Wrapped()
-    loss, *rest = train_in_parts([2, 3, 4], model, step)
+    loss, *rest = train_in_parts([2, 3, 4], SimpleNamespace(no_sync=no_sync), step)
     assert (loss, *rest) == (9, 3, {"loss": 9})
     # nothing holds on to the activations of a part
     assert not loss.requires_grad
-    assert passes == [False, False, True]
+    assert events == ["silence", 2, "end", "silence", 3, "end", 4]

@@ -46,12 +46,10 @@ def batch():
     }
 
 
-def by_hand(model, target):
+def by_hand(model, target, mask):
     """Cross-entropy, activation and temporal penalty of a batch, token by token."""
-    decoder, mask = model.decoder, model.decoder.output_dropout.mask
-    decoder.output_dropout = Mask(1.0)
+    decoder = model.decoder
     hidden, _ = decoder.extract_features(batch()["net_input"]["src_tokens"])
-    decoder.output_dropout = Mask(mask)
     of_tokens = activation = temporal = 0
     for stream, of_stream in enumerate(target.tolist()):
         scored = [place for place, token in enumerate(of_stream) if token != PAD]
@@ -79,13 +77,13 @@ def by_hand(model, target):
 def test_loss_and_gradient_are_those_of_tokens_and_penalties(softmax, half, penalties):
     model, sample = model_with_spans(**softmax), batch()
     mask = 2.0 * (torch.rand(3, 9, 16, generator=torch.Generator().manual_seed(1)) < 0.5).double()
-    model.decoder.output_dropout = Mask(mask)
     target, size = sample["target"].clone(), 16
     if half:
         target[0, :4] = PAD
         target[1, 3:6] = PAD
         size = 9
-    of_tokens, activation, temporal = by_hand(model, target)
+    of_tokens, activation, temporal = by_hand(model, target, mask)
+    model.decoder.output_dropout = Mask(mask)
     # the coefficient, times the largest span, times the mean over heads, summed over layers
     spans = size * SPAN * sum(span.value.mean() for span in model.decoder.spans)
     added = {"activation_penalty": ALPHA * activation, "temporal_penalty": BETA * temporal}

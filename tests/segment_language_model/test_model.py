@@ -8,12 +8,7 @@ import torch
 
 from fairseq_plugins.segment_language_model.recurrence import Recurrence
 from tests.segment_language_model.reading import assert_generates_as, assert_reads_as
-from tests.tiny import (
-    scores_by_segment,
-    tiny_model,
-    tiny_transformer_xl,
-    tokens,
-)
+from tests.tiny import scores_by_segment, tiny_model, tiny_transformer_xl, tokens
 
 MODES = [torch.no_grad, torch.enable_grad]
 

@@ -22,11 +22,12 @@ from fairseq_plugins.segment_language_model.task import (
     SegmentLanguageModelingTask,
 )
 from fairseq_plugins.transformer_xl.layers import TransformerXLBlock
+from tests import tiny
 from tests.tiny import ADAPTIVE, dictionary, segment_loss, tiny_model, tiny_transformer_xl
 
 TIED_HEAD = {**ADAPTIVE, "output_bias": True, "tie_adaptive_head_proj": True}
 FULL_WIDTH = {"adaptive_input_factor": 1, "adaptive_softmax_factor": 1}
-NO_FFN = {"decoder_ffn_embed_dim": 0}
+NO_FFN, LEARNED = {"decoder_ffn_embed_dim": 0}, {"positions": "learned-absolute"}
 # what causes each message, and a part of it
 REFUSED = [
     ({"decoder_layers": 0}, "--decoder-layers is 0: it must be at least 1"),
@@ -113,10 +114,7 @@ REFUSED += [
     (lambda: build(batch_split=2, batch_size=None), "--batch-split is 2 and --batch-size 1"),
     (lambda: build(softmax_temperature=1.1), "--softmax-temperature is 1.1"),
     (lambda: build({"zero_memory": True, "mem_len": 0}), "--zero-memory with --mem-len 0"),
-    (
-        lambda: build({"positions": "learned-absolute"}, segment_jitter=4),
-        "--segment-jitter is 4 with --positions learned-absolute",
-    ),
+    (lambda: build(LEARNED, segment_jitter=4), "--segment-jitter is 4 with --positions learned-"),
 ]
 
 
@@ -157,9 +155,8 @@ def test_the_folder_that_holds_the_binarized_data_is_named(tmp_path):
 def build(model=None, given=(), **options):
     """A Transformer-XL by the task with such options."""
     task = SegmentLanguageModelingTask(SegmentLanguageModelingConfig(**options), dictionary())
-    sizes = {"decoder_layers": 1, "decoder_embed_dim": 16, "decoder_attention_heads": 2}
-    cfg = {"_name": "transformer_xl", "tokens_per_sample": 8, "extended_context": 0, **sizes}
-    return task.build_model(OmegaConf.create({**cfg, **(model or {})}), *given)
+    cfg = {"_name": "transformer_xl", **tiny.SIZES, **tiny.SEGMENTS, **(model or {})}
+    return task.build_model(OmegaConf.create(cfg), *given)
 
 
 def test_weights_that_are_not_finite_are_refused():

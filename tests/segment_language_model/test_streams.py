@@ -119,26 +119,13 @@ def unraisable(monkeypatch):
     return found
 
 
-def truncate(ending, length):
-    def damage(path):
-        size = os.path.getsize(path + ending)
-        os.truncate(path + ending, length if length >= 0 else size + length)
-
-    return damage
+def cut_off(ending, length):
+    """A name's ending, and what is to be made of that file."""
+    return ending, lambda content: content[:length]
 
 
 def overwrite(place):
-    def damage(path):
-        with open(f"{path}.idx", "r+b") as file:
-            file.seek(place)
-            file.write(b"\x77")
-
-    return damage
-
-
-def make_a_pipe(path):
-    os.remove(f"{path}.idx")
-    os.mkfifo(f"{path}.idx")
+    return ".idx", lambda content: content[:place] + b"\x77" + content[place + 1 :]
 
 
 DAMAGED_INDEX = r"train has an index, .*train\.idx, that is cut short or damaged.*binarize the text"
@@ -151,17 +138,18 @@ DAMAGED_INDEX = r"train has an index, .*train\.idx, that is cut short or damaged
         ([[]], None, "train is empty: binarize a text"),
         ([[4, PAD, 2]], None, "holds <pad>, which fairseq takes for padding"),
         ([[4, 20, 2]], None, r"holds symbol number 20, but dict\.txt has only 20"),
-        (SENTENCES, truncate(".bin", 0), r"train is empty: binarize a text"),
-        (SENTENCES, truncate(".bin", 6), r"train is incomplete: .*train\.bin and .*; binarize the"),
-        *((SENTENCES, truncate(".idx", size), DAMAGED_INDEX) for size in (0, 5, 9, 20, 30, -1)),
+        (SENTENCES, cut_off(".bin", 0), r"train is empty: binarize a text"),
+        (SENTENCES, cut_off(".bin", 6), r"train is incomplete: .*train\.bin and .*; binarize the"),
+        *((SENTENCES, cut_off(".idx", size), DAMAGED_INDEX) for size in (0, 5, 9, 20, 30, -1)),
         *((SENTENCES, overwrite(place), DAMAGED_INDEX) for place in (9, 17, 18, 25)),
-        (SENTENCES, make_a_pipe, r"it is no file"),
     ],
 )
 def test_a_split_that_no_model_reads_is_refused(tmp_path, sentences, damage, message, unraisable):
     path = write(tmp_path, "train", sentences)
     if damage is not None:
-        damage(path)
+        ending, change = damage
+        file = tmp_path / f"train{ending}"
+        file.write_bytes(change(file.read_bytes()))
     with pytest.raises(ValueError, match=message):
         load_tokens(path, dictionary())
     # fairseq's reader of a file without a whole start cannot be closed
@@ -182,9 +170,14 @@ def test_each_epoch_reads_the_next_of_several_folders(tmp_path):
     assert read == [SENTENCES[0], SENTENCES[1], SENTENCES[0]]
 
 
-def test_a_missing_split_is_named(tmp_path):
+def test_a_missing_split_is_named_and_a_pipe_is_not_waited_for(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"no data at .*valid\.bin: name the folder"):
         load_tokens(str(tmp_path / "valid"), dictionary())
+    path = write(tmp_path, "train", SENTENCES)
+    os.remove(f"{path}.idx")
+    os.mkfifo(f"{path}.idx")
+    with pytest.raises(ValueError, match="it is no file"):
+        load_tokens(path, dictionary())
 
 
 # twelve sentences that can be told apart, one of them empty
@@ -269,14 +262,12 @@ def test_segments_are_neither_too_short_nor_too_long(length, segment, fewest):
     assert lengths.max() <= segment + 27
 
 
-@pytest.mark.parametrize(("split", "epoch", "drawn"), [("train", 1, True), ("valid", 1, False)])
-def test_only_training_has_segments_of_random_lengths(split, epoch, drawn, monkeypatch):
-    cfg = SegmentLanguageModelingConfig(
-        data="DATA", tokens_per_sample=9, segment_jitter=4, train_subset="train", dataset_impl=None
-    )
+@pytest.mark.parametrize(("split", "jitter"), [("train", (4, 3, 1)), ("valid", None)])
+def test_only_training_has_segments_of_random_lengths(split, jitter, tmp_path):
+    write(tmp_path, split, [text(97).tolist()])
+    options = {"data": str(tmp_path), "train_subset": "train", "dataset_impl": "mmap"}
+    cfg = SegmentLanguageModelingConfig(**options, tokens_per_sample=9, segment_jitter=4)
     task = SegmentLanguageModelingTask(cfg, dictionary())
-    module = "fairseq_plugins.segment_language_model.task"
-    monkeypatch.setattr(f"{module}.load_tokens", lambda *_: text(97))
-    task.load_dataset(split, epoch)
-    walk = task.get_batch_iterator(task.dataset(split), max_sentences=2, seed=3, epoch=epoch)
-    assert walk.dataset.jitter == ((4, 3, epoch) if drawn else None)
+    task.load_dataset(split, 1)
+    walk = task.get_batch_iterator(task.dataset(split), max_sentences=2, seed=3, epoch=1)
+    assert walk.dataset.jitter == jitter

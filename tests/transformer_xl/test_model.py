@@ -54,19 +54,12 @@ def test_values_and_gradients_equal_the_double_loop(
     attention, encoding = make_attention(positions, Window(0, farthest), clamp_len, kernel)
     x = torch.randn(STREAMS, length, WIDTH, dtype=torch.float64, requires_grad=True)
     past = torch.randn(STREAMS, remembered, WIDTH, dtype=torch.float64, requires_grad=True)
-    inputs = [x, past, *attention.parameters()]
-
     terms = attention.project_positions(encoding(remembered + length - 1))
     fast, _ = attention(x, terms, HiddenStates(past) if remembered else None)
-    context = torch.cat([past, x], dim=1)
-    encode = reference.encoder(attention, clamp_len)
-    slow = torch.stack(
-        [
-            reference.attention(attention, x[b], context[b], lambda d: d <= farthest, encode)
-            for b in range(STREAMS)
-        ]
-    )
-    assert_same(fast, slow, inputs)
+    how = (lambda d: d <= farthest), reference.encoder(attention, clamp_len)
+    streams = zip(x, torch.cat([past, x], dim=1), strict=True)
+    slow = torch.stack([reference.attention(attention, *stream, *how) for stream in streams])
+    assert_same(fast, slow, [x, past, *attention.parameters()])
 
 
 @pytest.mark.parametrize(
@@ -112,11 +105,8 @@ NETWORKS = [
 def test_scores_are_the_references_however_a_text_is_read(options):
     model = tiny_transformer_xl(**{"mem_len": 20, "tokens_per_sample": 20, **options}).double()
     stream = tokens(2, 20)
-    rows = [
-        reference.network(model.decoder, row, lambda _: True, options.get("clamp_len"))
-        for row in stream
-    ]
-    expected = torch.stack(rows)
+    how = (lambda _: True), options.get("clamp_len")
+    expected = torch.stack([reference.network(model.decoder, row, *how) for row in stream])
     assert_reads_as(model, stream, expected, () if "mem_len" in options else (1, 7))
     assert_generates_as(model, stream, expected)
 
@@ -155,13 +145,18 @@ def test_a_token_sees_the_recurrence_and_its_segment_or_always_as_many(options, 
     assert seen_by(model, 6, 6).sum(dim=1).tolist() == seen
 
 
-def test_generation_keeps_no_more_than_it_reads():
-    model = tiny_transformer_xl(mem_len=5).eval()
-    stream = tokens(2, 40)
+@torch.no_grad()
+def generate(model, stream):
+    """Scores of the last token, and the state after it."""
     state = {}
-    with torch.no_grad():
-        for i in range(40):
-            model.decoder(stream[:, : i + 1], incremental_state=state)
+    for end in range(1, stream.size(1) + 1):
+        last, _ = model.eval().decoder(stream[:, :end], incremental_state=state)
+    return last, state
+
+
+def test_generation_keeps_no_more_than_it_reads():
+    model = tiny_transformer_xl(mem_len=5)
+    _, state = generate(model, tokens(2, 40))
     (history,) = state["recurrence"].histories.values()
     assert all(layer.length == 6 for layer in history.layers)
     assert all(layer.buffers.keys.size(2) < 10 for layer in history.layers)
@@ -171,13 +166,9 @@ def test_generation_keeps_no_more_than_it_reads():
 
 
 def test_generation_without_recurrence_sees_as_many_tokens_as_a_segment():
-    model = tiny_transformer_xl(mem_len=0, decoder_layers=1).double().eval()
-    stream = tokens(1, 12)
-    state = {}
-    with torch.no_grad():
-        for i in range(12):
-            last = model.decoder(stream[:, : i + 1], incremental_state=state)[0]
-        torch.testing.assert_close(last, model(stream[:, -8:])[0][:, -1:])
+    model, stream = tiny_transformer_xl(mem_len=0, decoder_layers=1).double(), tokens(1, 12)
+    last, _ = generate(model, stream)
+    torch.testing.assert_close(last, model(stream[:, -8:])[0][:, -1:])
 
 
 @pytest.mark.parametrize("normalize_before", [False, True])
@@ -198,11 +189,9 @@ def test_activation_checkpointing_changes_neither_values_nor_gradients(positions
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_half_precision_keeps_far_positions_apart(dtype):
-    model = tiny_transformer_xl(mem_len=600, decoder_layers=1).to(dtype)
-    table = model.decoder.positions_of_layers(590, 590)[0]
+    half, exact = (tiny_transformer_xl(mem_len=600).to(kind).decoder for kind in (dtype, None))
+    (table, *_), (expected, *_) = (part.positions_of_layers(590, 590) for part in (half, exact))
     assert table.dtype == dtype
-    exact = tiny_transformer_xl(mem_len=600, decoder_layers=1)
-    expected = exact.decoder.positions_of_layers(590, 590)[0]
     torch.testing.assert_close(table.float(), expected, atol=0.05, rtol=0.05)
 
 
@@ -212,17 +201,13 @@ def parameters(**options):
 
 def test_each_position_encoding_has_the_parameters_that_it_names_and_no_others():
     plain = parameters(positions="sinusoidal-absolute")
-    layers = range(3)
-    projection = {
-        f"decoder.layers.{i}.self_attn.position_projection.proj.weight": (16, 16) for i in layers
-    }
+    layers = [f"decoder.layers.{i}.self_attn" for i in range(3)]
+    projection = {f"{layer}.position_projection.proj.weight": (16, 16) for layer in layers}
+    own = {f"{layer}.biases.{name}": (2, 8) for layer in layers for name in "uv"}
     # shared by the layers: named where they are first met
-    shared = {f"decoder.layers.0.self_attn.biases.{name}": (2, 8) for name in "uv"}
-    own = {f"decoder.layers.{i}.self_attn.biases.{name}": (2, 8) for i in layers for name in "uv"}
+    shared = {f"{layers[0]}.biases.{name}": (2, 8) for name in "uv"}
     # recurrence 8, segment 8: distances 0 to 15
-    tables = {
-        f"decoder.layers.{i}.self_attn.position_projection.weight": (2, 16, 8) for i in layers
-    }
+    tables = {f"{layer}.position_projection.weight": (2, 16, 8) for layer in layers}
     assert parameters() == {**plain, **projection, **shared}
     assert parameters(untie_r=True) == {**plain, **projection, **own}
     assert parameters(positions="shaw") == {**plain, **tables}
@@ -256,12 +241,9 @@ def test_places_beyond_those_trained_are_said_or_refused(caplog):
     message = "a segment of 9 tokens, --extended-context included, is longer than the 8 places"
     with pytest.raises(ValueError, match=message):
         learned(tokens(1, 9))
-    state = {}
-    with torch.no_grad():
-        for end in range(1, 9):
-            learned.decoder(tokens(1, end), incremental_state=state)
-        with pytest.raises(ValueError, match=message):
-            learned.decoder(tokens(1, 9), incremental_state=state)
+    generate(learned, tokens(1, 8))
+    with pytest.raises(ValueError, match=message):
+        generate(learned, tokens(1, 9))
     with pytest.raises(ValueError, match=r"^`max_positions` is 8: place 9 has no vector$"):
         learned.decoder.absolute_positions.add_to_layer(torch.zeros(1, 2, 16), 0, first=7)
     # where generation ends

@@ -106,20 +106,13 @@ def test_word_dropout_drops_a_word_wherever_it_occurs():
     torch.testing.assert_close(out[out != 0], torch.full_like(out[out != 0], 4 / 3))
 
 
-def test_nothing_is_dropped_in_evaluation_or_at_rate_0():
-    x, tokens = torch.randn(2, 3, 4), torch.zeros(2, 3, dtype=torch.long)
-    assert LockedDropout(0.5).eval()(x) is LockedDropout(0.0)(x) is x
-    assert WordDropout(0.5, 9).eval()(x, tokens) is WordDropout(0.0, 9)(x, tokens) is x
-
-
 def test_every_dropout_acts_in_training_and_in_training_only():
     stream = tokens(2, 8)
     plain = tiny_transformer_xl()(stream)[0]
-    names = ["dropout", "embed_dropout", "output_dropout", "attention_dropout"]
-    for name in [*names, "activation_dropout", "word_dropout"]:
+    for part in ("", "embed_", "output_", "attention_", "activation_", "word_"):
         for locked in (False, True):
-            model = tiny_transformer_xl(**{name: 0.5}, locked_dropout=locked)
-            assert not torch.allclose(model(stream)[0], plain), name
+            model = tiny_transformer_xl(**{f"{part}dropout": 0.5}, locked_dropout=locked)
+            assert not torch.allclose(model(stream)[0], plain), part
             torch.testing.assert_close(model.eval()(stream)[0], plain)
 
 
@@ -133,12 +126,10 @@ def test_position_encodings_are_dropped_with_the_embeddings():
     assert torch.equal((locked == 0)[:, ~dropped], zeros[:, ~dropped])
     assert dropped.any()
     # absolute ones are part of what the embeddings' dropout drops
-    absolute, entering = tiny_transformer_xl(embed_dropout=0.5, positions="sinusoidal-absolute"), []
-    absolute.decoder.layers[0].register_forward_pre_hook(
-        lambda _, inputs: entering.append(inputs[0])
-    )
+    absolute, seen = tiny_transformer_xl(embed_dropout=0.5, positions="sinusoidal-absolute"), []
+    absolute.decoder.layers[0].register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
     absolute(tokens(2, 8))
-    assert (entering[0] == 0).any()
+    assert (seen[0] == 0).any()
 
 
 @pytest.mark.parametrize(
@@ -155,8 +146,8 @@ def test_presets_drop_as_published(name, rates):
     with torch.device("meta"):
         decoder = tiny_transformer_xl(**vars(options)).decoder
     layer = decoder.layers[0]
-    dropouts = [decoder.embed_dropout, decoder.output_dropout, layer.dropout]
-    dropouts.append(layer.feed_forward.dropout)
+    feed_forward = layer.feed_forward.dropout
+    dropouts = [decoder.embed_dropout, decoder.output_dropout, layer.dropout, feed_forward]
     assert {type(each) for each in dropouts} == {LockedDropout if name == "ptb" else nn.Dropout}
     found = [*(each.p for each in dropouts), layer.self_attn.dropout, decoder.word_dropout.p]
     assert found == rates
@@ -164,10 +155,7 @@ def test_presets_drop_as_published(name, rates):
 
 # what causes each message, and a part of it
 REFUSED = [
-    (
-        {"positions": "sinusoidal-absolute", "mem_len": 8},
-        "--mem-len is 8 with --positions sinusoidal-absolute",
-    ),
+    ({"positions": "sinusoidal-absolute", "mem_len": 8}, "--mem-len is 8 with --positions sinuso"),
     ({"positions": "learned-absolute", "clamp_len": 8}, "--clamp-len with --positions learned-"),
     ({"positions": "learned-absolute", "same_length": True}, "--same-length with --positions lea"),
     ({"positions": "shaw", "untie_r": True}, "--untie-r with --positions shaw: only"),
@@ -184,14 +172,7 @@ def test_what_cannot_be_is_refused_by_name(refused, message):
         tiny_transformer_xl(**refused) if isinstance(refused, dict) else refused()
 
 
-@pytest.mark.parametrize(
-    ("options", "length"),
-    [
-        ({}, 8),
-        ({"mem_len": 3}, 3),
-        ({"positions": "learned-absolute"}, 0),
-        ({"extended_context": 4}, 0),
-    ],
-)
-def test_the_recurrence_is_as_long_as_the_segment_unless_told(options, length):
-    assert tiny_transformer_xl(**options).decoder.context.mem_len == length
+def test_the_recurrence_is_as_long_as_the_segment_unless_told():
+    absolute, extended = {"positions": "learned-absolute"}, {"extended_context": 4}
+    for options, length in [({}, 8), ({"mem_len": 3}, 3), (absolute, 0), (extended, 0)]:
+        assert tiny_transformer_xl(**options).decoder.context.mem_len == length

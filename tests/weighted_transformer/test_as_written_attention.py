@@ -6,16 +6,10 @@ from fairseq.modules import MultiheadAttention
 from torch import nn
 
 from fairseq_plugins.modules import AttentionHeads, BranchedFeedForward, BranchWeights
-from fairseq_plugins.weighted_transformer.as_written_attention import (
-    branch_linear,
-)
-from fairseq_plugins.weighted_transformer.layers import (
-    FusedAttention,
-)
+from fairseq_plugins.weighted_transformer.as_written_attention import branch_linear
+from fairseq_plugins.weighted_transformer.layers import FusedAttention
 from tests.gradients import assert_same
-from tests.weighted_transformer.tiny import (
-    tiny_as_written,
-)
+from tests.weighted_transformer.tiny import tiny_as_written
 
 WIDTH, INNER, SENTENCES, KEYS = 12, 24, 3, 5
 
@@ -106,8 +100,7 @@ def test_first_layers_are_each_branchs_own_whatever_the_strides():
 
 
 @pytest.mark.parametrize(
-    ("dtype", "autocast"),
-    [(torch.bfloat16, False), (torch.float16, False), (torch.float, True)],
+    ("dtype", "autocast"), [(torch.bfloat16, False), (torch.float16, False), (torch.float, True)]
 )
 def test_half_precision_is_that_of_the_inputs_or_of_autocast(dtype, autocast):
     inputs = draw(dtype)

@@ -6,29 +6,26 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from fairseq_plugins.modules import BranchWeights
-from fairseq_plugins.weighted_transformer.as_written_attention import (
-    BranchedAttention,
-)
+from fairseq_plugins.weighted_transformer.as_written_attention import BranchedAttention
 from fairseq_plugins.weighted_transformer.branch_weights import FoldedLayer
-from fairseq_plugins.weighted_transformer.layers import (
-    WeightedAttention,
-    WeightedLinear,
-)
+from fairseq_plugins.weighted_transformer.layers import WeightedAttention, WeightedLinear
 from tests.gradients import assert_same
 from tests.reference.all_attention import layer_norm
-from tests.reference.weighted_transformer import weighted_feed_forward
+from tests.reference.weighted_transformer import (
+    branched_attention,
+    weighted_attention,
+    weighted_feed_forward,
+)
 from tests.weighted_transformer.tiny import (
+    EACH_READING,
     PAD,
-    READINGS,
-    by_equations,
     sentences,
     tiny_as_written,
     tiny_plain_transformer,
     tiny_weighted_transformer,
+    weights_in,
 )
 
-EACH_READING = pytest.mark.parametrize("reading", READINGS)
 SUMS = pytest.mark.parametrize("total", ["one", "branches"], ids=["sum-1", "sum-M"])
 ATTENTIONS = pytest.mark.parametrize("attention", ["encoder", "self", "both"])
 NORMS = pytest.mark.parametrize("pre_norm", [False, True], ids=["post-norm", "pre-norm"])
@@ -37,14 +34,9 @@ FUTURE = torch.triu(torch.full((5, 5), float("-inf"), dtype=torch.double), 1)
 
 def build(reading, total="branches", pre_norm=False, **options):
     """A model in double precision whose biases and norms are not those of the start."""
-    model = tiny_weighted_transformer(
-        branch_residual=reading,
-        branch_sum=total,
-        encoder_normalize_before=pre_norm,
-        decoder_normalize_before=pre_norm,
-        **options,
-    ).double()
-    return stir(model)
+    norms = {"encoder_normalize_before": pre_norm, "decoder_normalize_before": pre_norm}
+    reading = {"branch_residual": reading, "branch_sum": total}
+    return stir(tiny_weighted_transformer(**reading, **norms, **options).double())
 
 
 def stir(model):
@@ -57,19 +49,21 @@ def stir(model):
 
 def attend(module, query, key, visible, **plain):
     """Attention of all sentences by the equations, (T, B, d); fairseq's own as it is."""
-    if isinstance(module, WeightedAttention | BranchedAttention):
-        return by_equations(module, query, key, visible)
-    return module(query, key, key, **plain)[0]
+    if isinstance(module, BranchedAttention):
+        of_sentence = branched_attention
+    elif isinstance(module, WeightedAttention):
+        of_sentence = weighted_attention
+    else:
+        return module(query, key, key, **plain)[0]
+    by_sentence = zip(query.unbind(1), key.unbind(1), visible, strict=True)
+    return torch.stack([of_sentence(module, *inputs) for inputs in by_sentence], dim=1)
 
 
 def by_sublayers(layer, x, attentions):
-    """A layer's output by the equations.
+    """The output of a layer of either reading by the equations, (T, B, d).
 
-    Args:
-        layer: of either reading.
-        x: (T, B, d).
-        attentions: of each attention the module, its norm, its keys (None for x) and what the
-            module is called with.
+    Of each attention the module, its norm, its keys (None for x) and what the module is called
+    with are given.
     """
 
     def normed(x, norm):
@@ -130,21 +124,21 @@ def test_layers_and_gradients_are_those_of_the_equations(reading, total, pre_nor
     for layer in (encoder_layer, decoder_layer):
         assert_same(*layer(model))
     assert_same(*encoder_layer(model, hidden=torch.eye(6)))
-
-
-@EACH_READING
-@SUMS
-def test_branches_that_do_not_contribute_leave_out_their_share_of_biases(reading, total):
-    assert_same(*encoder_layer(build(reading, total, branch_top_k=2)))
+    # branches that do not contribute leave out their share of biases
+    assert_same(*encoder_layer(build(reading, total, pre_norm, branch_top_k=2)))
 
 
 @NORMS
 @ATTENTIONS
-def test_with_equal_weights_times_m_the_default_is_fairseqs_layer(attention, pre_norm):
+@pytest.mark.parametrize("parameterization", ["simplex", "softmax"])
+def test_with_equal_weights_times_m_the_default_is_fairseqs_layer(
+    attention, pre_norm, parameterization
+):
     """A plain transformer's checkpoint loads, and computes the same: outputs and gradients."""
     norms = {"encoder_normalize_before": pre_norm, "decoder_normalize_before": pre_norm}
     plain = stir(tiny_plain_transformer(seed=4, **norms).double())
-    model = build("sublayers", pre_norm=pre_norm, branch_decoder_attention=attention)
+    options = {"branch_decoder_attention": attention, "branch_parameterization": parameterization}
+    model = build("sublayers", pre_norm=pre_norm, **options)
     model.load_state_dict(plain.state_dict(), strict=True)
     outs = [m(**sentences())[0] for m in (plain, model)]
     # fairseq's attention to the encoder has its softmax in single precision
@@ -157,7 +151,7 @@ def test_with_equal_weights_times_m_the_default_is_fairseqs_layer(attention, pre
         torch.testing.assert_close(ours[name].grad, parameter.grad, **rounding)
     weights = ours.keys() - dict(plain.named_parameters()).keys()
     assert len(weights) == 2 * 2 + 2 * (3 if attention == "both" else 2)
-    assert all(ours[name].tolist() == [0.25] * 4 for name in weights)
+    assert all(ours[name].softmax(0).tolist() == [0.25] * 4 for name in weights)
 
 
 @EACH_READING
@@ -184,8 +178,7 @@ def test_folded_for_inference_until_training_may_have_changed_a_weight(reading):
 def test_bfloat16_is_near_single_precision(reading):
     model = tiny_weighted_transformer(branch_residual=reading, branch_start="near-uniform")
     half = copy.deepcopy(model).bfloat16()
-    weights = [m for m in half.modules() if isinstance(m, BranchWeights)]
-    assert {w.dtype for of in weights for w in of.parameters()} == {torch.float32}
+    assert {w.dtype for of in weights_in(half) for w in of.parameters()} == {torch.float32}
     for training in (True, False):
         expected = model.train(training)(**sentences())[0]
         found = half.train(training)(**sentences())[0]
@@ -216,13 +209,11 @@ def test_decoding_word_by_word_gives_what_a_whole_sentence_gives(reading, attent
 @EACH_READING
 def test_random_weights_are_drawn_in_each_pass_of_training(reading):
     model = tiny_weighted_transformer(branch_training="shake", branch_residual=reading)
-    weights = [m for m in model.modules() if isinstance(m, BranchWeights)]
-    assert not any(parameter.requires_grad for of in weights for parameter in of.parameters())
+    assert not any(p.requires_grad for of in weights_in(model) for p in of.parameters())
     # no optimizer has to know them
     model.train().set_num_updates(0)
     batch = sentences()
-    first, second = (model(**batch)[0] for _ in range(2))
-    assert not torch.allclose(first, second)
+    assert not torch.allclose(model(**batch)[0], model(**batch)[0])
 
 
 @pytest.mark.parametrize("activation_dropout", ["activation_dropout", "relu_dropout"])
@@ -242,10 +233,9 @@ def test_dropouts_and_activation_are_those_of_the_options(activation_dropout):
 @EACH_READING
 @ATTENTIONS
 def test_dropout_is_of_what_is_added_to_the_residual_in_training(reading, attention):
-    options = {"encoder_normalize_before": True, "decoder_normalize_before": True}
-    model = tiny_weighted_transformer(
-        dropout=1.0, branch_residual=reading, branch_decoder_attention=attention, **options
-    )
+    options = {"branch_residual": reading, "branch_decoder_attention": attention}
+    options |= {"encoder_normalize_before": True, "decoder_normalize_before": True}
+    model = tiny_weighted_transformer(dropout=1.0, **options)
     encoder_out, x = torch.randn(6, 2, 16), torch.randn(5, 2, 16)
     padding = sentences()["src_tokens"].eq(PAD)
     encoder, decoder = model.encoder.layers[0], model.decoder.layers[0]
@@ -279,10 +269,10 @@ def test_weights_of_the_attention_to_the_encoder_are_returned_where_asked_for(re
 @pytest.mark.parametrize("option", ["checkpoint_activations", "offload_activations"])
 def test_checkpointed_activations_give_the_same_gradients(reading, option):
     options = {"dropout": 0.1, "attention_dropout": 0.1, "activation_dropout": 0.1}
-    options["branch_residual"] = reading
-    models = [tiny_weighted_transformer(**options, **more) for more in ({}, {option: True})]
     outs = []
-    for model in models:
+    for kept in (True, False):
+        more = {} if kept else {option: True}
+        model = tiny_weighted_transformer(branch_residual=reading, **options, **more)
         torch.manual_seed(3)
         out = model(**sentences())[0]
         out.square().sum().backward()

@@ -8,11 +8,8 @@ import logging
 import pytest
 import torch
 import torch.distributed as dist
-from fairseq.dataclass.configs import FairseqConfig
 from fairseq.distributed import LegacyDistributedDataParallel
-from fairseq.optim import AMPOptimizer, FP16Optimizer, MemoryEfficientFP16Optimizer
-from fairseq.optim.adam import FairseqAdam, FairseqAdamConfig
-from omegaconf import OmegaConf
+from fairseq.optim.adam import FairseqAdam
 from torch import nn
 
 from fairseq_plugins.weighted_transformer.as_written_attention import BranchedFeedForward
@@ -22,15 +19,11 @@ from fairseq_plugins.weighted_transformer.branch_weights import (
     project_to_simplex,
 )
 from fairseq_plugins.weighted_transformer.optimizer import FairseqAdamWithBranchWeights
+from tests.optimizers import adam_options, in_precision
 from tests.two_workers import on_two_workers
 from tests.weighted_transformer.tiny import assert_on_simplex
 
 WIDTH, BRANCHES = 8, 4
-
-
-def options(config=FairseqAdamConfig, **values):
-    values = {"lr": [1e-3], "adam_betas": "(0.9, 0.98)", "tpu": False, **values}
-    return OmegaConf.merge(OmegaConf.structured(config), values)
 
 
 def make_network(freeze_after=None, parameterization="simplex", factor=3.0):
@@ -40,7 +33,7 @@ def make_network(freeze_after=None, parameterization="simplex", factor=3.0):
 
 
 def adam(network, **values):
-    return FairseqAdamWithBranchWeights(options(**values), list(network.parameters()))
+    return FairseqAdamWithBranchWeights(adam_options(**values), list(network.parameters()))
 
 
 def learn(network, optimizer, updates=12, parts=1, after=lambda update: None, seed=2):
@@ -57,36 +50,29 @@ def learn(network, optimizer, updates=12, parts=1, after=lambda update: None, se
         after(update)
 
 
-def wrapped(network, precision, monkeypatch, **common):
-    """fairseq's optimizer for a precision."""
-    cfg = OmegaConf.structured(FairseqConfig)
-    cfg.optimizer = options(_name="adam_with_branch_weights")
+def wrapped(network, precision, **common):
     if precision is None:
-        return FairseqAdamWithBranchWeights(cfg.optimizer, list(network.parameters()))
-    common = {"fp16_init_scale": 4, "fp16_no_flatten_grads": True, **common}
-    cfg.common.update({precision: True, **common})
-    # torch's scaler for CPUs scales as the one for GPUs does, which is idle without a GPU
-    scaler = functools.partial(torch.amp.GradScaler, "cpu")
-    monkeypatch.setattr(torch.cuda.amp, "GradScaler", scaler)
-    kind = AMPOptimizer if precision == "amp" else FP16Optimizer
-    if common.get("memory_efficient_fp16"):
-        kind = MemoryEfficientFP16Optimizer
-    return kind.build_optimizer(cfg, list(network.parameters()))
+        return adam(network)
+    options = adam_options(_name="adam_with_branch_weights")
+    return in_precision(options, network.parameters(), precision, fp16_init_scale=4, **common)
 
 
-PRECISIONS = [
-    (None, torch.float32, {}),
-    ("amp", torch.float32, {}),
-    ("bf16", torch.bfloat16, {}),
-    ("fp16", torch.float16, {}),
-    ("fp16", torch.float16, {"memory_efficient_fp16": True}),
-]
+PRECISIONS = pytest.mark.parametrize(
+    ("precision", "dtype", "common"),
+    [
+        (None, torch.float32, {}),
+        ("amp", torch.float32, {}),
+        ("bf16", torch.bfloat16, {}),
+        ("fp16", torch.float16, {}),
+        ("fp16", torch.float16, {"memory_efficient_fp16": True}),
+    ],
+)
 
 
-@pytest.mark.parametrize(("precision", "dtype", "common"), PRECISIONS)
-def test_after_every_update_they_are_on_the_simplex(monkeypatch, precision, dtype, common):
+@PRECISIONS
+def test_after_every_update_they_are_on_the_simplex(precision, dtype, common):
     network = make_network().to(dtype)
-    optimizer = wrapped(network, precision, monkeypatch, **common)
+    optimizer = wrapped(network, precision, **common)
     weights, seen = network.weights, []
 
     def check(update):
@@ -129,24 +115,17 @@ def test_updates_are_adams_at_the_schedules_rate_then_projected():
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize(("precision", "dtype", "common"), PRECISIONS)
-def test_frozen_ones_stay_bit_for_bit_while_the_rest_learns(monkeypatch, precision, dtype, common):
+@PRECISIONS
+def test_frozen_ones_stay_bit_for_bit_while_the_rest_learns(precision, dtype, common):
     # small steps, so that they do not end in a corner
     network = make_network(freeze_after=4, factor=0.02).to(dtype)
-    optimizer = wrapped(network, precision, monkeypatch, **common)
-    states = {}
-    learn(
-        network,
-        optimizer,
-        updates=7,
-        after=lambda update: states.update({update: copy.deepcopy(network.state_dict())}),
-    )
-    for name, at_freezing in states[4].items():
-        if name.startswith("weights."):
-            assert not torch.equal(states[3][name], at_freezing)
-            assert torch.equal(states[7][name], at_freezing)
-        else:
-            assert not torch.equal(states[7][name], at_freezing), name
+    optimizer, states = wrapped(network, precision, **common), []
+    learn(network, optimizer, 7, after=lambda _: states.append(copy.deepcopy(network.state_dict())))
+    *_, before, at_freezing, _, _, last = states
+    for name, weight in at_freezing.items():
+        frozen = name.startswith("weights.")
+        assert torch.equal(last[name], weight) == frozen
+        assert not frozen or not torch.equal(before[name], weight)
 
 
 def test_logits_of_a_softmax_are_not_projected():
@@ -212,7 +191,7 @@ def test_without_branch_weights_it_is_fairseqs_adam(caplog):
     with caplog.at_level(logging.INFO):
         ours = adam(one)
     assert "no parameter is a branch weight: this is fairseq's Adam" in caplog.text
-    theirs = FairseqAdam(options(FairseqAdamConfig), list(other.parameters()))
+    theirs = FairseqAdam(adam_options(), list(other.parameters()))
     for _ in range(3):
         for layer, optimizer in ((one, ours), (other, theirs)):
             optimizer.zero_grad()

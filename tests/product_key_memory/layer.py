@@ -1,12 +1,12 @@
 """Memories without a model around them, for equations and for optimizers."""
 
 import torch
-from omegaconf import OmegaConf
 from torch import nn
 
 from fairseq_plugins.fairseq_integration.parameters import set_update_rule
 from fairseq_plugins.product_key_memory.memory import ProductKeyMemory
 from fairseq_plugins.product_key_memory.optimizer import AdamWithMemoryConfig, FairseqAdamWithMemory
+from tests.optimizers import adam_options
 
 # width and slots of the memories in double precision, and what they read
 D, K, TOKENS = 6, 25, 7
@@ -43,7 +43,6 @@ def draw(*shape):
 
 # those of the memories that are trained
 WIDTH, SLOTS = 8, 64
-BETAS = (0.9, 0.98)
 
 
 def hide_values(memory):
@@ -86,13 +85,9 @@ def dense(memory):
     return [parameter for parameter in memory.parameters() if parameter.requires_grad]
 
 
-def options(**values):
-    values = {"lr": [0.01], "adam_betas": str(BETAS), "tpu": False, **values}
-    return OmegaConf.merge(OmegaConf.structured(AdamWithMemoryConfig), values)
-
-
 def adam_with_memory(memory, **choices):
-    return FairseqAdamWithMemory(options(**choices), dense(memory))
+    options = adam_options(AdamWithMemoryConfig, **{"lr": [0.01], **choices})
+    return FairseqAdamWithMemory(options, dense(memory))
 
 
 def learn(memory, optimizer, updates=5, tokens=4, after=lambda update: None, seed=2):

@@ -1,0 +1,29 @@
+"""fairseq's optimizers in a precision, and their options."""
+
+import functools
+from unittest import mock
+
+import torch
+from fairseq.dataclass.configs import FairseqConfig
+from fairseq.optim import AMPOptimizer, FP16Optimizer, MemoryEfficientFP16Optimizer
+from fairseq.optim.adam import FairseqAdamConfig
+from omegaconf import OmegaConf
+
+
+def adam_options(config=FairseqAdamConfig, **values):
+    values = {"lr": [1e-3], "adam_betas": "(0.9, 0.98)", "tpu": False, **values}
+    return OmegaConf.merge(OmegaConf.structured(config), values)
+
+
+def in_precision(options, parameters, precision, **common):
+    """The optimizer of these options in what fairseq puts around it for amp, bf16 or fp16."""
+    cfg = OmegaConf.structured(FairseqConfig)
+    cfg.common.update({precision: True, "fp16_no_flatten_grads": True, **common})
+    cfg.optimizer = options
+    kind = AMPOptimizer if precision == "amp" else FP16Optimizer
+    if common.get("memory_efficient_fp16"):
+        kind = MemoryEfficientFP16Optimizer
+    # torch's scaler for CPUs scales as the one for GPUs does, which is idle without a GPU
+    scaler = functools.partial(torch.amp.GradScaler, "cpu")
+    with mock.patch.object(torch.cuda.amp, "GradScaler", scaler):
+        return kind.build_optimizer(cfg, list(parameters))
