@@ -6,7 +6,11 @@ from collections.abc import Mapping
 
 import torch
 
+from fairseq_plugins.fairseq_integration.registration import register
 from tests.end_to_end.commands import ALL, USER_DIR
+
+# lets torch's safe loader read fairseq's options
+register()
 
 SEGMENTS = ("--task", "segment_language_modeling", "--tokens-per-sample", 8, "--batch-size", 4)
 BLOCKS = ("--task", "language_modeling", "--tokens-per-sample", 16, "--batch-size", 8)
@@ -29,7 +33,7 @@ TRAININGS = {
         (
             *(*SEGMENTS, "--arch", "all_attention_lm", *NARROW[:6], "--persistent-vectors", 4),
             *("--attention-span", 12, "--adaptive-span", "--span-ramp", 4, "--dropout", 0.1),
-            *("--criterion", "segment_loss", "--span-loss", 0.01),
+            *("--span-init", 0.5, "--criterion", "segment_loss", "--span-loss", 0.001),
             *("--optimizer", "adagrad_with_clip", "--lr", 0.05, "--adagrad-clip", 0.03),
         ),
     ),
@@ -54,6 +58,7 @@ TRAININGS = {
         ),
     ),
 }
+EXACT = {"rtol": 0, "atol": 0}
 # logged numbers that depend on the machine
 _TIMES = ("wps", "ups", "wall", "train_wall", "gb_free")
 
@@ -88,8 +93,19 @@ def logged(printed):
     return found
 
 
-def tensors(state, name=""):
-    """Tensors of a checkpoint but for the times in it, by their place."""
+def parameters(folder):
+    """Weights of the last checkpoint."""
+    return torch.load(folder / "checkpoint_last.pt", weights_only=True)["model"]
+
+
+def assert_equal(one, other, **tolerance):
+    """All weights of two models agree."""
+    assert one.keys() == other.keys()
+    for name in one:
+        torch.testing.assert_close(one[name], other[name], **tolerance, msg=name)
+
+
+def _tensors(state, name):
     if isinstance(state, torch.Tensor):
         return {name: state}
     parts = ()
@@ -97,18 +113,17 @@ def tensors(state, name=""):
         parts = state.items()
     elif isinstance(state, list | tuple):
         parts = enumerate(state)
-    times = ("metrics", "previous_training_time")
     return {
         key: tensor
         for part, value in parts
-        if part not in times
-        for key, tensor in tensors(value, f"{name}/{part}").items()
+        if part not in ("metrics", "previous_training_time")
+        for key, tensor in _tensors(value, f"{name}/{part}").items()
     }
 
 
 def read_tensors(path):
-    """Tensors of a checkpoint file, read without executing anything."""
-    return tensors(torch.load(path, map_location="cpu", weights_only=True))
+    """Tensors of a checkpoint file but for the times in it, by their place."""
+    return _tensors(torch.load(path, map_location="cpu", weights_only=True), "")
 
 
 def assert_refused(status, printed, *named):
