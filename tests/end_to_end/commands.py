@@ -151,7 +151,7 @@ def train(data, folder, *options, model=MODEL, workers=1, fails=False):
     return run("fairseq-train", *words, fails=fails)
 
 
-def start_together(name, *words):
+def start_together(name, *words, before=None):
     """Start a command on each of two workers."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -160,12 +160,13 @@ def start_together(name, *words):
         *("--cpu", "--distributed-backend", "gloo", "--distributed-no-spawn"),
         *("--distributed-world-size", 2, "--distributed-init-method", address, *words),
     )
-    return [Command(name, *words, "--distributed-rank", rank) for rank in (0, 1)]
+    ranks = (("--distributed-rank", rank) for rank in (0, 1))
+    return [Command(name, *words, *rank, before=before) for rank in ranks]
 
 
-def run_together(name, *words):
+def run_together(name, *words, before=None):
     """Run a training on two workers; return what the first one printed."""
-    workers = start_together(name, "--ddp-backend", "legacy_ddp", *words)
+    workers = start_together(name, "--ddp-backend", "legacy_ddp", *words, before=before)
     (first, printed), (second, printed_too) = (worker.wait() for worker in workers)
     assert (first, second) == (0, 0), f"{printed}\n{printed_too}"[-4000:]
     return printed

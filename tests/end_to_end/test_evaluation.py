@@ -28,7 +28,6 @@ TRANSFORMER_XL = (
     ("name", "options"),
     [
         ("checkpoint", ()),
-        ("transformer_xl", ("--model-overrides", "{'mem_len': 1000}")),
         ("transformer_xl", ("--model-overrides", "{'mem_len': 0}", "--extended-context", 1000)),
     ],
 )

@@ -3,6 +3,8 @@
 import re
 
 import pytest
+from fairseq.models import distributed_fairseq_model
+from torch.nn.parallel import DistributedDataParallel
 
 from tests.end_to_end.commands import ALL, TASK, USER_DIR, run_together, train
 from tests.end_to_end.trainings import EXACT, assert_equal, parameters
@@ -25,16 +27,26 @@ MODELS = {
 }
 
 
+def let_cpus_work_together():
+    """Give torch's DistributedDataParallel no device ids."""
+
+    def wrapped(module, device_ids, output_device, **options):
+        return DistributedDataParallel(module, **options)
+
+    distributed_fairseq_model.DistributedDataParallel = wrapped
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("model", MODELS)
 def test_torchs_data_parallelism_trains_as_fairseqs_does(data, tmp_path, model):
     losses = []
     for backend in ("legacy_ddp", "pytorch_ddp"):
         printed = run_together(
-            *("tests.end_to_end.train_on_cpu_workers", data, *MODELS[model], *ALL),
+            *("fairseq-train", data, *MODELS[model], *ALL),
             *("--lr", 0.003, "--max-update", 5, "--disable-validation", "--ddp-backend", backend),
             *("--log-format", "json", "--log-interval", 1, "--no-epoch-checkpoints"),
             *("--save-dir", tmp_path / backend),
+            before=let_cpus_work_together,
         )
         losses.append(re.findall(r'"loss": "([\d.]+)"', printed))
     assert len(losses[0]) >= 5

@@ -42,7 +42,7 @@ def test_a_checkpoint_is_written_in_three_tries(saved, monkeypatch, failures, er
     before = saved.read_bytes()
     message = f"^cannot write the checkpoint {saved}: .*{error.args[-1]}"
     with pytest.raises(OSError, match=message) if failures == 3 else nullcontext():
-        checkpoint_utils.torch_persistent_save({**STATE, "model": {}}, str(saved))
+        checkpoint_utils.torch_persistent_save({}, str(saved))
     assert (saved.read_bytes() == before) == (failures == 3)
     assert os.listdir(saved.parent) == [saved.name]
     left[:] = [torch.OutOfMemoryError("CUDA out of memory")]
@@ -129,7 +129,6 @@ def test_weights_that_do_not_fit_are_refused_in_a_sentence(changed, reason):
 
 
 def test_buffers_that_hold_no_weights_may_be_anything():
-    """Those that no checkpoint has, and those that fairseq leaves as the memory was."""
     model = torch.nn.Linear(2, 2)
     model.register_buffer("mask", torch.tensor(-torch.inf), persistent=False)
     model.register_buffer("_float_tensor", torch.tensor(torch.nan))

@@ -121,7 +121,7 @@ def test_a_changed_checkpoint(reader, change, model, corpora, undamaged):
         assert results(printed, path) == undamaged[reader]
 
 
-@pytest.mark.parametrize("paper", ["all_attention", "product_key_memory", "weighted_transformer"])
+@pytest.mark.parametrize("paper", ["product_key_memory", "weighted_transformer"])
 def test_the_checkpoint_of_another_model(paper, corpora, trained, model):
     path = model / "checkpoint_last.pt"
     shutil.copy(trained(paper) / path.name, path)

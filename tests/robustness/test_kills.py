@@ -10,16 +10,12 @@ import time
 import pytest
 import torch
 
-from tests.end_to_end.commands import Command, free_address
+from tests.end_to_end.commands import Command, start_together
 from tests.end_to_end.trainings import TRAININGS, logged, read_tensors, training
 
 pytestmark = pytest.mark.slow
 UPDATES = 15
 SAVED_OFTEN = ("--max-update", UPDATES, "--save-interval-updates", 3, "--keep-interval-updates", 2)
-TOGETHER = (
-    *("--ddp-backend", "legacy_ddp", "--distributed-backend", "gloo"),
-    *("--distributed-no-spawn", "--distributed-world-size", 2),
-)
 
 
 def timed(start):
@@ -55,8 +51,7 @@ def test_a_killed_training_goes_on_as_the_one_that_was_not(
         words = training(corpora, paper, folder, *SAVED_OFTEN)
         if workers == 1:
             return [Command(*words)]
-        words += (*TOGETHER, "--distributed-init-method", free_address(), "--distributed-rank")
-        return [Command(*words, rank) for rank in range(workers)]
+        return start_together(*words, "--ddp-backend", "legacy_ddp")
 
     whole = tmp_path / "whole"
     printed, seconds = timed(lambda: start(whole))
