@@ -18,11 +18,6 @@ from tests.end_to_end.commands import (
     train,
 )
 
-TRANSFORMER_XL = (
-    *("--arch", "transformer_xl_tiny", "--decoder-layers", 2, "--decoder-embed-dim", 16),
-    *("--decoder-attention-heads", 2, "--decoder-ffn-embed-dim", 24),
-)
-
 
 @pytest.mark.parametrize(
     ("name", "options"),
@@ -44,29 +39,32 @@ def test_loss_of_every_token_is_the_same_for_all_segment_lengths(
     np.testing.assert_allclose(*found, atol=5e-6)
 
 
+ADAPTIVE = """--arch transformer_xl --adaptive-input --tie-adaptive-weights --ddp-backend legacy_ddp
+--adaptive-input-cutoff 8,14 --adaptive-softmax-cutoff 8,14 --criterion segment_loss"""
+
+
 @pytest.mark.parametrize(
-    "options",
+    ("positions", "options"),
     [
-        ("--positions", "sinusoidal-absolute", "--criterion", "segment_loss", "--half-loss"),
-        ("--positions", "learned-absolute", "--extended-context", 4),
-        ("--positions", "shaw", "--decoder-normalize-before", "--checkpoint-activations"),
+        ("sinusoidal-absolute", "--criterion segment_loss --half-loss"),
+        ("learned-absolute", "--extended-context 4"),
+        ("shaw", "--decoder-normalize-before --checkpoint-activations"),
         (
-            *("--mem-len", 0, "--untie-r", "--locked-dropout", "--embed-dropout", 0.1),
-            *("--arch", "transformer_xl", "--adaptive-input", "--tie-adaptive-weights"),
-            *("--criterion", "segment_loss", "--ddp-backend", "legacy_ddp"),
-            *("--adaptive-input-cutoff", "8,14", "--adaptive-softmax-cutoff", "8,14"),
+            "transformer-xl",
+            f"{ADAPTIVE} --mem-len 0 --untie-r --locked-dropout --embed-dropout 0.1",
         ),
     ],
 )
-def test_ablations_train_and_evaluate(data, tmp_path, test_tokens, options):
-    short = ("--max-update", 2, "--disable-validation")
-    trained = train(data, tmp_path, *short, *options, model=TRANSFORMER_XL)
+def test_ablations_train_and_evaluate(data, tmp_path, test_tokens, positions, options):
+    model = """--arch transformer_xl_tiny --decoder-layers 2 --decoder-embed-dim 16
+    --decoder-attention-heads 2 --decoder-ffn-embed-dim 24 --max-update 2 --disable-validation"""
+    words = f"{model} --positions {positions} {options}".split()
+    trained = train(data, tmp_path, *words, model=())
     checkpoint = tmp_path / "checkpoint_last.pt"
-    context = options[2:] if "--extended-context" in options else ()
+    context = options.split() if "--extended-context" in options else ()
     printed = evaluate(data, checkpoint, "--tokens-per-sample", 8, "--batch-size", 2, *context)
     assert tokens_evaluated(printed) == test_tokens
-    positions = "transformer-xl" if options[0] != "--positions" else options[1]
-    memory = 0 if "-absolute" in positions or "--mem-len" in options else 8
+    memory = 8 if positions == "shaw" else 0
     for said in (trained, printed):
         assert f"recurrence {memory} tokens" in said
         assert f"positions {positions}" in said
@@ -98,11 +96,11 @@ def test_a_figure_of_one_workers_part_is_not_printed(data, checkpoint):
     [(1, ("--model-overrides", "{'mem_len': 6}")), (0, ("--extended-context", 5))],
 )
 def test_validation_in_shorter_segments_reads_as_far_back(data, tmp_path, mem_len, as_evaluated):
-    sizes = ("--decoder-embed-dim", 16, "--decoder-attention-heads", 2, "--init-std", 0.5)
-    model = ("--arch", "transformer_xl_tiny", *sizes, "--mem-len", mem_len)
     # three streams and segments of 3, in place of four and 8
-    validation = ("--valid-subset", "test", "--batch-size-valid", 3, "--tokens-per-sample-valid", 3)
-    printed = train(data, tmp_path, *validation, "--max-update", 20, model=model)
+    words = f"""--arch transformer_xl_tiny --decoder-embed-dim 16 --decoder-attention-heads 2
+    --init-std 0.5 --mem-len {mem_len} --max-update 20 --valid-subset test --batch-size-valid 3
+    --tokens-per-sample-valid 3"""
+    printed = train(data, tmp_path, *words.split(), model=())
     assert "in 3 streams, segments of 3 tokens" in printed
     checkpoint = tmp_path / "checkpoint_last.pt"
     layout = ("--tokens-per-sample", 3, "--batch-size", 3)

@@ -26,7 +26,7 @@ def train_lm(corpora, folder, *options):
     """Train a language model with memories for 6 updates."""
     words = training(corpora, "product_key_memory", folder, "--max-update", 6, *options)
     # an option of one optimizer
-    without = ("--memory-lr", 0.01) if "adam" in options else ()
+    without = ("--memory-lr", "0.01") if "adam" in options else ()
     return run(*(word for word in words if word not in without))
 
 
@@ -58,9 +58,9 @@ def test_a_language_model_is_scored_and_continues_prompts(data, trained, test_to
 
 def test_other_optimizers_train_the_values_too(corpora, data, tmp_path, test_tokens):
     """With dense gradients."""
-    placed = ("--memory-layers", "1,2", "--memory-interleave", "--memory-value-dim", 8)
-    others = ("--optimizer", "adam", "--no-decoder-learned-pos", "--checkpoint-activations")
-    printed = train_lm(corpora, tmp_path, *placed, *others)
+    options = """--memory-layers 1,2 --memory-interleave --memory-value-dim 8 --optimizer adam
+    --no-decoder-learned-pos --checkpoint-activations"""
+    printed = train_lm(corpora, tmp_path, *options.split())
     assert measured(printed) == [
         f"valid_memory{layer}_{figure}" for layer in (1, 2) for figure in ("kl", "usage")
     ]
@@ -73,11 +73,10 @@ def test_other_optimizers_train_the_values_too(corpora, data, tmp_path, test_tok
 
 
 def test_a_segment_model_with_spans_is_trained_and_scored(corpora, data, tmp_path, test_tokens):
-    memory = ("--memory-layers", 2, "--memory-slots", 64, "--memory-heads", 2, "--memory-knn", 4)
-    memory += ("--memory-query-dim", 8, "--memory-query-batch-norm", "--max-update", 6)
-    optimizer = ("--optimizer", "adam_with_memory", "--lr", 0.003)
-    words = training(corpora, "all_attention", tmp_path, *memory, *optimizer)
-    printed = run(*words[: words.index("--adagrad-clip")], *words[words.index("--cpu") :])
+    options = """--memory-layers 2 --memory-slots 64 --memory-heads 2 --memory-knn 4
+    --memory-query-dim 8 --memory-query-batch-norm --optimizer adam_with_memory --lr 0.003"""
+    words = training(corpora, "all_attention", tmp_path, "--max-update", 6, *options.split())
+    printed = run(*(word for word in words if word not in ("--adagrad-clip", "0.03")))
     assert "product-key memories in layers 2" in printed
     assert measured(printed) == ["valid_memory2_kl", "valid_memory2_usage"]
     printed = run(*evaluation(data, tmp_path / "checkpoint_last.pt", "--tokens-per-sample", 5))
@@ -104,15 +103,12 @@ def test_the_slots_that_were_rarely_read_are_trained_alone(corpora, data, traine
 
 @pytest.mark.parametrize(
     ("dtype", "options"),
-    [
-        ("bf16", ()),
-        ("model", ("--memory-share-values", "--memory-parallel", "--memory-output-gate")),
-    ],
+    [("bf16", ""), ("model", "--memory-share-values --memory-parallel --memory-output-gate")],
 )
 def test_tables_are_trained_resumed_averaged_and_scored(
     corpora, data, tmp_path, test_tokens, dtype, options
 ):
-    model = ("--memory-layers", "1,2", "--memory-values-dtype", dtype, *options)
+    model = ("--memory-layers", "1,2", "--memory-values-dtype", dtype, *options.split())
     model += ("--disable-validation",)
     train_lm(corpora, tmp_path, *model, "--save-interval-updates", 3)
     resumed = tmp_path / "resumed"

@@ -50,17 +50,14 @@ def test_a_folder_that_another_training_writes_into_is_refused(data, tmp_path):
 @pytest.mark.parametrize(
     ("option", "said"),
     [
-        (
-            ("--shuffle-sentences", "--update-freq", 2),
-            ", sentences shuffled with seed 1, segments of 8 tokens",
-        ),
-        (("--segment-jitter", 3), ", lengths of deviation 3 drawn with seed 1, segments of 8"),
+        ("--shuffle-sentences --update-freq 2", ", sentences shuffled with seed 1, segments of 8"),
+        ("--segment-jitter 3", ", lengths of deviation 3 drawn with seed 1, segments of 8"),
     ],
 )
 def test_a_resumed_run_goes_on_with_what_its_epoch_drew(
     data, uninterrupted, tmp_path, option, said
 ):
-    drawn = (*option, "--disable-validation")
+    drawn = (*option.split(), "--disable-validation")
     printed = train(data, tmp_path / "whole", *STEPS, *drawn)
     assert said in printed
     assert "a batch was skipped" not in printed
@@ -105,14 +102,12 @@ def test_the_memory_that_two_workers_saved_is_gone_on_with(data, uninterrupted, 
     [
         # the last segment of some streams is empty, which adaptive softmax takes none of
         (
-            (
-                *("--adaptive-input-cutoff", 8, "--adaptive-softmax-cutoff", 8),
-                *("--adaptive-input", "--tie-adaptive-weights"),
-            ),
+            "--adaptive-input --adaptive-input-cutoff 8 --adaptive-softmax-cutoff 8 "
+            "--tie-adaptive-weights",
             0,
         ),
         # or has padding on one worker alone
-        (("--half-loss",), 2),
+        ("--half-loss", 2),
     ],
 )
 def test_two_workers_end_an_epoch_of_uneven_streams(data, tmp_path, criterion, rest):
@@ -120,7 +115,7 @@ def test_two_workers_end_an_epoch_of_uneven_streams(data, tmp_path, criterion, r
     # all streams of the first worker are longer than some of the second
     streams = next(n for n in (4, 6, 8, 10, 12) if n // 2 <= tokens % n)
     layout = ("--batch-size", streams // 2, "--tokens-per-sample", tokens // streams - rest)
-    options = ("--criterion", "segment_loss", *criterion, *layout, "--max-epoch", 1)
+    options = ("--criterion", "segment_loss", *criterion.split(), *layout, "--max-epoch", 1)
     train(data, tmp_path, *options, workers=2)
     for name, weight in parameters(tmp_path).items():
         # fairseq's adaptive input has a buffer that it never fills
@@ -167,40 +162,36 @@ def test_a_checkpoint_holds_plain_containers(transformer_xl):
 
 # epochs of four updates
 SHORT = ("--tokens-per-sample", 60)
-# nothing improves
-PATIENT = (*SHORT, "--lr", 0, "--patience", 3)
-# too little to count as better
-PLATEAU = (*SHORT, "--lr", 1e-7, "--lr-scheduler", "reduce_lr_on_plateau", "--lr-patience", 1)
-PLATEAU += ("--lr-shrink", 0.5)
-
-
-def epochs(printed):
-    return [int(number) for number in re.findall(r"end of epoch (\d+) \(", printed)]
-
-
-def rates(printed):
-    return re.findall(r"^.*\| epoch \d+ \|.*\| lr (\S+)", printed, re.MULTILINE)
 
 
 def test_patience_is_what_it_was(data, tmp_path):
-    assert epochs(train(data, tmp_path, *PATIENT, "--max-epoch", 3)) == [1, 2, 3]
-    assert epochs(train(data, tmp_path, *PATIENT, "--max-epoch", 9)) == [4]
+    def epochs(most, patience):
+        # nothing improves
+        words = (*SHORT, "--lr", 0, "--max-epoch", most, "--patience", patience)
+        printed = train(data, tmp_path, *words)
+        return list(map(int, re.findall(r"end of epoch (\d+) \(", printed))), printed
+
+    assert epochs(3, 3)[0] == [1, 2, 3]
+    assert epochs(9, 3)[0] == [4]
     # and then it is complete, until more is given
-    printed = train(data, tmp_path, *PATIENT, "--max-epoch", 9)
-    assert epochs(printed) == []
+    trained, printed = epochs(9, 3)
+    assert trained == []
     assert "has not improved in 3 validations, and --patience is 3; give more" in printed
-    assert epochs(train(data, tmp_path, *PATIENT, "--patience", 5, "--max-epoch", 9)) == [5, 6]
+    assert epochs(9, 5)[0] == [5, 6]
 
 
 def test_a_plateau_scheduler_goes_on(data, tmp_path):
-    expected = rates(train(data, tmp_path / "whole", *PLATEAU, "--max-epoch", 6))
+    def rates(folder, most):
+        # too little to count as better
+        scheduler = "--lr 1e-7 --lr-scheduler reduce_lr_on_plateau --lr-patience 1 --lr-shrink 0.5"
+        printed = train(data, folder, *SHORT, *scheduler.split(), "--max-epoch", most)
+        return re.findall(r"^.*\| epoch \d+ \|.*\| lr (\S+)", printed, re.MULTILINE)
+
+    expected = rates(tmp_path / "whole", 6)
     assert len(expected) == 6
     assert len(set(expected)) == 3
-    found = []
     # the rate has shrunk once, and one epoch was no better since
-    for most in (4, 6):
-        found += rates(train(data, tmp_path / "broken", *PLATEAU, "--max-epoch", most))
-    assert found == expected
+    assert rates(tmp_path / "broken", 4) + rates(tmp_path / "broken", 6) == expected
     assert_equal(parameters(tmp_path / "broken"), parameters(tmp_path / "whole"), **EXACT)
 
 

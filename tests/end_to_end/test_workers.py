@@ -6,24 +6,20 @@ import pytest
 from fairseq.models import distributed_fairseq_model
 from torch.nn.parallel import DistributedDataParallel
 
-from tests.end_to_end.commands import ALL, TASK, USER_DIR, run_together, train
+from tests.end_to_end.commands import ALL, USER_DIR, run_together, train
 from tests.end_to_end.trainings import EXACT, assert_equal, parameters
 
-SEGMENTS = (*TASK, "--tokens-per-sample", 8, "--batch-size", 2)
-BLOCKS = (*USER_DIR, "--task", "language_modeling", "--tokens-per-sample", 16, "--batch-size", 2)
-MEMORY = ("--memory-slots", 64, "--memory-heads", 2, "--memory-knn", 4, "--memory-query-dim", 8)
-LAZY = ("--optimizer", "adam_with_memory", "--memory-lr", 0.01)
-ADAM = ("--optimizer", "adam")
+MEMORY = """--memory-slots 64 --memory-heads 2 --memory-knn 4 --memory-query-dim 8
+    --optimizer adam_with_memory --memory-lr 0.01"""
+SEGMENTS = "--task segment_language_modeling --tokens-per-sample 8 --batch-size 2"
+BLOCKS = "--task language_modeling --tokens-per-sample 16 --batch-size 2"
 MODELS = {
-    "transformer_xl": (*SEGMENTS, "--arch", "transformer_xl_tiny", *ADAM),
-    "all_attention with spans": (
-        *(*SEGMENTS, "--arch", "all_attention_lm_tiny", *ADAM),
-        *("--adaptive-span", "--criterion", "segment_loss", "--span-loss", 0.001),
-    ),
-    "transformer_xl with a memory": (
-        *(*SEGMENTS, "--arch", "transformer_xl_tiny", "--memory-layers", "2", *MEMORY, *LAZY),
-    ),
-    "pkm_transformer_lm": (*BLOCKS, "--arch", "pkm_transformer_lm_tiny", *MEMORY, *LAZY),
+    "transformer_xl": f"{SEGMENTS} --arch transformer_xl_tiny --optimizer adam",
+    "all_attention with spans": f"""{SEGMENTS} --arch all_attention_lm_tiny --optimizer adam
+    --adaptive-span --criterion segment_loss --span-loss 0.001""",
+    "transformer_xl with a memory": f"""{SEGMENTS} --arch transformer_xl_tiny
+    --memory-layers 2 {MEMORY}""",
+    "pkm_transformer_lm": f"{BLOCKS} --arch pkm_transformer_lm_tiny {MEMORY}",
 }
 
 
@@ -42,7 +38,7 @@ def test_torchs_data_parallelism_trains_as_fairseqs_does(data, tmp_path, model):
     losses = []
     for backend in ("legacy_ddp", "pytorch_ddp"):
         printed = run_together(
-            *("fairseq-train", data, *MODELS[model], *ALL),
+            *("fairseq-train", data, *USER_DIR, *MODELS[model].split(), *ALL),
             *("--lr", 0.003, "--max-update", 5, "--disable-validation", "--ddp-backend", backend),
             *("--log-format", "json", "--log-interval", 1, "--no-epoch-checkpoints"),
             *("--save-dir", tmp_path / backend),
@@ -56,14 +52,12 @@ def test_torchs_data_parallelism_trains_as_fairseqs_does(data, tmp_path, model):
 
 
 def test_two_workers_with_shards_resume_what_one_learns(data, tmp_path):
-    how = (
-        *("--arch", "transformer_xl", "--decoder-layers", "2", "--decoder-embed-dim", "16"),
-        *("--decoder-attention-heads", "2", "--decoder-ffn-embed-dim", "16", "--mem-len", "8"),
-        *("--memory-layers", "2", *MEMORY, "--memory-query-batch-norm", *LAZY),
-        # batch norm takes back what the bias before it adds, whose gradient is rounding errors: a
-        # large epsilon keeps Adam from making steps of them
-        *("--adam-eps", 1e-3, "--lr", 0.01, "--memory-lr", 0.05, "--clip-norm", 0.5),
-    )
+    # batch norm takes back what the bias before it adds, whose gradient is rounding errors: a
+    # large epsilon keeps Adam from making steps of them
+    how = f"""--arch transformer_xl --decoder-layers 2 --decoder-embed-dim 16
+    --decoder-attention-heads 2 --decoder-ffn-embed-dim 16 --mem-len 8
+    --memory-layers 2 --memory-query-batch-norm {MEMORY}
+    --adam-eps 1e-3 --lr 0.01 --memory-lr 0.05 --clip-norm 0.5""".split()
     one, two = tmp_path / "one", tmp_path / "two"
     train(data, one, "--max-update", 4, "--disable-validation", *how, model=())
     # with validation, before which the memories of the streams are gathered

@@ -12,50 +12,36 @@ from tests.end_to_end.commands import ALL, USER_DIR
 # lets torch's safe loader read fairseq's options
 register()
 
-SEGMENTS = ("--task", "segment_language_modeling", "--tokens-per-sample", 8, "--batch-size", 4)
-BLOCKS = ("--task", "language_modeling", "--tokens-per-sample", 16, "--batch-size", 8)
-NARROW = (
-    *("--decoder-layers", 2, "--decoder-embed-dim", 16, "--decoder-attention-heads", 2),
-    *("--decoder-ffn-embed-dim", 32),
-)
+SEGMENTS = "--task segment_language_modeling --tokens-per-sample 8 --batch-size 4"
+BLOCKS = "--task language_modeling --tokens-per-sample 16 --batch-size 8"
+NARROW = "--decoder-layers 2 --decoder-embed-dim 16 --decoder-attention-heads 2 --dropout 0.1"
 # paper: its data, and the options of its model and optimizer
 TRAININGS = {
     "transformer_xl": (
         "text",
-        (
-            *(*SEGMENTS, "--arch", "transformer_xl", *NARROW, "--dropout", 0.1, "--mem-len", 12),
-            # weights of the published size would leave so small a model indifferent to its past
-            *("--init-std", 0.3, "--optimizer", "adam", "--lr", 0.005, "--clip-norm", 0.25),
-        ),
+        # weights of the published size would leave so small a model indifferent to its past
+        f"""{SEGMENTS} --arch transformer_xl {NARROW} --decoder-ffn-embed-dim 32 --mem-len 12
+        --init-std 0.3 --optimizer adam --lr 0.005 --clip-norm 0.25""",
     ),
     "all_attention": (
         "text",
-        (
-            *(*SEGMENTS, "--arch", "all_attention_lm", *NARROW[:6], "--persistent-vectors", 4),
-            *("--attention-span", 12, "--adaptive-span", "--span-ramp", 4, "--dropout", 0.1),
-            *("--span-init", 0.5, "--criterion", "segment_loss", "--span-loss", 0.001),
-            *("--optimizer", "adagrad_with_clip", "--lr", 0.05, "--adagrad-clip", 0.03),
-        ),
+        f"""{SEGMENTS} --arch all_attention_lm {NARROW} --persistent-vectors 4 --attention-span 12
+        --adaptive-span --span-ramp 4 --span-init 0.5 --criterion segment_loss --span-loss 0.001
+        --optimizer adagrad_with_clip --lr 0.05 --adagrad-clip 0.03""",
     ),
     "product_key_memory": (
         "text",
-        (
-            *(*BLOCKS, "--arch", "pkm_transformer_lm", *NARROW, "--memory-layers", 2),
-            *("--memory-slots", 64, "--memory-heads", 2, "--memory-knn", 4),
-            *("--memory-query-dim", 8, "--dropout", 0.1),
-            *("--optimizer", "adam_with_memory", "--lr", 0.003, "--memory-lr", 0.01),
-        ),
+        f"""{BLOCKS} --arch pkm_transformer_lm {NARROW} --decoder-ffn-embed-dim 32
+        --memory-layers 2 --memory-slots 64 --memory-heads 2 --memory-knn 4 --memory-query-dim 8
+        --optimizer adam_with_memory --lr 0.003 --memory-lr 0.01""",
     ),
     "weighted_transformer": (
         "pairs",
-        (
-            *("--arch", "weighted_transformer_tiny", "--max-tokens", 200),
-            *("--encoder-layers", 1, "--encoder-embed-dim", 16, "--encoder-ffn-embed-dim", 32),
-            *("--decoder-layers", 1, "--decoder-embed-dim", 16, "--decoder-ffn-embed-dim", 32),
-            *("--share-decoder-input-output-embed", "--branch-warmup-updates", 5, "--lr", 0.005),
-            *("--optimizer", "adam_with_branch_weights", "--adam-betas", "(0.9, 0.98)"),
-            *("--criterion", "label_smoothed_cross_entropy", "--label-smoothing", 0.1),
-        ),
+        """--arch weighted_transformer_tiny --max-tokens 200 --share-decoder-input-output-embed
+        --encoder-layers 1 --encoder-embed-dim 16 --encoder-ffn-embed-dim 32
+        --decoder-layers 1 --decoder-embed-dim 16 --decoder-ffn-embed-dim 32
+        --branch-warmup-updates 5 --optimizer adam_with_branch_weights --adam-betas (0.9,0.98)
+        --lr 0.005 --criterion label_smoothed_cross_entropy --label-smoothing 0.1""",
     ),
 }
 EXACT = {"rtol": 0, "atol": 0}
@@ -67,7 +53,7 @@ def training(corpora, paper, folder, *options):
     """Words of fairseq-train for the training of a paper, saved in a folder."""
     data, model = TRAININGS[paper]
     logs = ("--cpu", "--seed", 1, "--log-format", "json", "--log-interval", 1)
-    words = ("fairseq-train", corpora[data], *USER_DIR, *model, *ALL, *logs)
+    words = ("fairseq-train", corpora[data], *USER_DIR, *model.split(), *ALL, *logs)
     return (*words, "--save-dir", folder, *options)
 
 

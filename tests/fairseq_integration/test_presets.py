@@ -87,30 +87,24 @@ def test_a_preset_sets_what_the_command_line_leaves_open(words, expected):
     assert values(model.cfg) == values(cfg)
 
 
-def test_options_that_are_parsed_in_part_are_completed():
-    """As those of a saved model are when another script builds it."""
+def test_options_in_part_are_completed_and_a_saved_models_values_stay():
+    # as those of a saved model are when another script builds it
     cfg = argparse.Namespace(arch="made_up_large", depth=3)
     assert values(fairseq.models.build_model(cfg, task=None).cfg) == [64, 3, None]
-
-
-@pytest.mark.parametrize("name", ["made_up", "made_up_large"])
-def test_a_saved_models_values_stay_and_newer_options_have_their_defaults(name):
-    saved = {"_name": name, "width": 32}
-    for cfg in (OmegaConf.create(saved), argparse.Namespace(arch=name, **saved)):
-        model = fairseq.models.build_model(cfg, task=None, from_checkpoint=True)
-        # not 24 as in the preset, which might be younger than the model
-        assert values(model.cfg) == [32, 2, None]
+    for name in ("made_up", "made_up_large"):
+        saved = {"_name": name, "width": 32}
+        for cfg in (OmegaConf.create(saved), argparse.Namespace(arch=name, **saved)):
+            model = fairseq.models.build_model(cfg, task=None, from_checkpoint=True)
+            # not 24 as in the preset, which might be younger than the model
+            assert values(model.cfg) == [32, 2, None]
 
 
 @pytest.mark.parametrize(
     ("name", "value", "needed"),
     [
-        ("width", True, "whole number"),
-        ("width", 1e3, "whole number"),
-        ("width", "'64'", "whole number"),
+        *[("width", given, "whole number") for given in (True, 1e3, "'64'")],
         ("span", float("nan"), "whole number"),
-        ("scale", float("inf"), "finite number"),
-        ("scale", False, "finite number"),
+        *[("scale", given, "finite number") for given in (float("inf"), False)],
         *[("width", 64, None), ("scale", 2, None), ("scale", 0.5, None), ("span", None, None)],
     ],
 )
@@ -134,23 +128,17 @@ def configure(model):
     return cfg.model
 
 
-@pytest.mark.parametrize(
-    ("given", "expected"),
-    [
+def test_hydra_has_the_same_presets_and_refuses_an_option_that_the_model_lacks():
+    for given, expected in (
         ({"_name": "made_up"}, [8, 2, None]),
         ({"_name": "made_up_large", "depth": 2, "span": 5}, [64, 2, 5]),
-    ],
-)
-def test_hydra_has_the_same_presets(given, expected):
-    cfg = configure(given)
-    assert values(fairseq.models.build_model(cfg, task=None).cfg) == expected
-    # the checkpoint has them too
-    saved = OmegaConf.create(OmegaConf.to_container(cfg))
-    again = fairseq.models.build_model(saved, task=None, from_checkpoint=True).cfg
-    assert values(again) == expected
-
-
-def test_hydra_refuses_an_option_that_the_model_lacks():
+    ):
+        cfg = configure(given)
+        assert values(fairseq.models.build_model(cfg, task=None).cfg) == expected
+        # the checkpoint has them too
+        saved = OmegaConf.create(OmegaConf.to_container(cfg))
+        again = fairseq.models.build_model(saved, task=None, from_checkpoint=True).cfg
+        assert values(again) == expected
     misspelt = {"_name": "made_up_large", "depht": 2}
     # a plugin may be imported before or after the configuration is completed
     for build in (configure, lambda model: OmegaConf.create({"model": model}).model):

@@ -77,8 +77,12 @@ def test_a_resumed_epoch_has_the_batches_that_it_had():
     # what a task draws is its own affair
     resume("checkpoint_last.pt", load, task_class=OwnBatches)
     assert np.array_equal(drawn[0], four)
+
     # the seed of an epoch is that of the first
-    found = resume("last.pt", lambda t: batches(t, 4, seed=1 + 4)[0], seed_of_epoch=True)
+    def of_seed(trainer):
+        return batches(trainer, 4, seed=1 + 4)[0]
+
+    found = resume("checkpoint_last.pt", of_seed, seed_of_epoch=True)
     assert np.array_equal(found, batches(make_trainer(), 1, seed=1 + 1)[0])
 
 

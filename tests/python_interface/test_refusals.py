@@ -1,6 +1,5 @@
 """What cannot be loaded, scored or generated: errors name argument, value and remedy."""
 
-import functools
 import re
 
 import pytest
@@ -90,13 +89,12 @@ REFUSED = [
 @pytest.mark.parametrize("case", REFUSED, ids=lambda case: f"{case[:2]} {case[3:]}")
 def test_what_cannot_be(saved, models, case):
     kind, method, given, start, *words = case
-    if method == "load":
-        data = saved / ("pairs" if kind == "pairs" else "text")
-        use = functools.partial(load, saved / f"{kind}.pt", data)
-    else:
-        use = models(kind).stream().score if method == "stream" else getattr(models(kind), method)
+    use = {
+        "load": lambda data: load(saved / f"{kind}.pt", saved / data, **given),
+        "stream": lambda data: models(kind).stream().score(**given),
+    }.get(method, lambda data: getattr(models(kind), method)(**given))
     with pytest.raises(ValueError, match=r".") as refusal:
-        use(**given)
+        use("pairs" if kind == "pairs" else "text")
     told = str(refusal.value)
     assert told.startswith(start)
     assert [word for word in words if word not in told] == []
