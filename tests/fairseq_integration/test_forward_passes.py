@@ -80,15 +80,6 @@ def test_nothing_is_recomputed_while_the_weights_stay_unless_it_is_cleared(weigh
         assert (total.computed, other.computed) == (2, 3)
 
 
-@torch.no_grad()
-def add(weights):
-    weights[1].add_(1)
-
-
-def give_other_data(weights):
-    weights[1].data = weights[1].data + 1
-
-
 def give_other_data_in_the_same_place(weights):
     place = weights[1].data_ptr()
     # if the first data is let go of now, other data soon lies where it lay
@@ -99,12 +90,15 @@ def give_other_data_in_the_same_place(weights):
     weights[1].data = others[-1]
 
 
-def replace(weights):
-    weights[1] = nn.Parameter(torch.randn(3))
-
-
 @pytest.mark.parametrize(
-    "change", [add, give_other_data, give_other_data_in_the_same_place, replace]
+    "change",
+    [
+        lambda weights: weights[1].detach().add_(1),
+        lambda weights: setattr(weights[1], "data", weights[1].data + 1),
+        give_other_data_in_the_same_place,
+        lambda weights: weights.__setitem__(1, nn.Parameter(torch.randn(3))),
+    ],
+    ids=["add", "other data", "other data in the same place", "another parameter"],
 )
 def test_it_is_recomputed_once_when_a_weight_changes(weights, change):
     total = Summing()
