@@ -2,9 +2,7 @@
 
 import datetime
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -12,14 +10,11 @@ import torch.distributed as dist
 from tests.fork_server import FORK_SERVER
 
 
-def on_two_workers(work: Callable[[int], Any], folder: Path) -> list[Any]:
+def on_two_workers(work, folder):
     """Return what ``work(0)`` gives in this process and ``work(1)`` in another one.
 
-    They are a group of gloo meanwhile.
-
-    Args:
-        work: a function of a module, so that the other process finds it.
-        folder: an empty one, for the files of the two.
+    They are a group of gloo meanwhile, with files in an empty folder. The other process has to find
+    ``work`` in a module.
     """
     method = FORK_SERVER.get_start_method()
     other = torch.multiprocessing.start_processes(
@@ -33,20 +28,15 @@ def on_two_workers(work: Callable[[int], Any], folder: Path) -> list[Any]:
     return [mine, torch.load(folder / "other.pt")]
 
 
-def _other_worker(_: int, work: Callable[[int], Any], folder: str) -> None:
-    torch.save(_in_group(work, 1, Path(folder)), Path(folder) / "other.pt")
+def _other_worker(_, work, folder):
+    torch.save(_in_group(work, 1, folder), Path(folder) / "other.pt")
 
 
-def _in_group(work: Callable[[int], Any], rank: int, folder: Path) -> Any:
+def _in_group(work, rank, folder):
     # torch sets one that names the rank, and leaves it there
     hook = sys.excepthook
-    dist.init_process_group(
-        "gloo",
-        init_method=f"file://{folder / 'group'}",
-        rank=rank,
-        world_size=2,
-        timeout=datetime.timedelta(seconds=300),
-    )
+    place = {"init_method": f"file://{folder}/group", "rank": rank, "world_size": 2}
+    dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=300), **place)
     try:
         return work(rank)
     finally:

@@ -27,7 +27,6 @@ MODEL = [
     *("--arch", "all_attention_lm", "--decoder-layers", "2", "--decoder-embed-dim", "16"),
     *("--decoder-attention-heads", "2", "--persistent-vectors", "4", "--attention-span", "12"),
 ]
-NO_VALIDATION = ["--disable-validation"]
 # without the first fairseq leaves the last batch out; other processes take long to start
 ALL = ["--required-batch-size-multiple", "1", "--num-workers", "0"]
 
@@ -40,11 +39,9 @@ def environment(**extra):
 class Command:
     """A fairseq command that has been started, as ``fairseq-NAME words`` would in ``folder``.
 
-    It runs in a process of its own, forked from one that has imported fairseq and the plugin: that
-    takes longer than most of these commands. Other modules are run as ``python -m name`` would be.
-
-    ``before`` is a module's function that the process calls first. The process leads a process
-    group, which ``kill`` kills.
+    It is forked from a process that has imported fairseq and the plugin: that takes longer than
+    most of these commands. Other modules are run as ``python -m name`` would be. ``before`` is a
+    module's function that the process calls first. It leads a process group, which ``kill`` kills.
     """
 
     def __init__(self, name, *words, text="", folder=ROOT, before=None):
@@ -90,28 +87,22 @@ def run(name, *words, text="", folder=ROOT, fails=False, before=None):
     return printed
 
 
-def run_child(words):
-    """Return the output of a command that a script would start.
+@contextmanager
+def forked(words, log=None, append=False):
+    """Do what ``child_process`` of scripts does, without the seconds that a new Python takes.
 
-    fairseq's are forked and other scripts run in this process, which saves the seconds that a new
-    Python takes to import fairseq.
+    fairseq's commands are forked, and other scripts run in this process.
     """
     command, *arguments = map(str, words)
     if Path(command).name.startswith("fairseq-"):
-        return run(Path(command).name, *arguments)
-    module, name, *given = arguments
-    assert module == "-m"
-    script = importlib.import_module(name)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sys, "argv", [name, *given])
-        assert script.main() == 0
-    return ""
-
-
-@contextmanager
-def forked(words, log=None, append=False):
-    """Do what ``child_process`` of scripts does, by ``run_child``."""
-    printed = run_child(words)
+        printed = run(Path(command).name, *arguments)
+    else:
+        module, name, *given = arguments
+        assert module == "-m"
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(sys, "argv", [name, *given])
+            assert importlib.import_module(name).main() == 0
+        printed = ""
     if log:
         with log.open("a" if append else "w", encoding="utf-8") as file:
             file.write(printed)
@@ -129,13 +120,9 @@ def _be_command(module, words, files, folder, variables, before):
     os.environ.update(variables)
     os.chdir(folder)
     sys.path.insert(0, str(folder))
-    for name, mode, descriptors in (
-        ("in", os.O_RDONLY, [0]),
-        ("out", os.O_RDWR | os.O_CREAT, [1, 2]),
-    ):
-        opened = os.open(os.path.join(files, name), mode)
-        for descriptor in descriptors:
-            os.dup2(opened, descriptor)
+    os.dup2(os.open(f"{files}/in", os.O_RDONLY), 0)
+    os.dup2(os.open(f"{files}/out", os.O_RDWR | os.O_CREAT), 1)
+    os.dup2(1, 2)
     # multiprocessing gave the process an empty input
     sys.stdin = os.fdopen(0, encoding="utf-8")
     sys.argv = [module, *words]
@@ -149,41 +136,37 @@ def _be_command(module, words, files, folder, variables, before):
         sys.exit(1)
 
 
-def _training(data, folder, options, model, streams):
-    """Words that train a small model in segments of 8 by plain gradient descent."""
-    return (
-        *(data, *TASK, *model, "--tokens-per-sample", 8, "--batch-size", streams),
+def train(data, folder, *options, model=MODEL, workers=1, fails=False):
+    """Train a small model in segments of 8 by plain gradient descent, on 4 streams of the workers.
+
+    Returns what the first worker printed.
+    """
+    words = (
+        *(data, *TASK, *model, "--tokens-per-sample", 8, "--batch-size", 4 // workers),
         *("--optimizer", "sgd", "--lr", 0.5, "--save-dir", folder),
         *("--log-format", "simple", "--no-epoch-checkpoints", *options),
     )
+    if workers == 2:
+        return run_together("fairseq-train", *words)
+    return run("fairseq-train", *words, fails=fails)
 
 
-def train(data, folder, *options, model=MODEL, fails=False):
-    """Train a small model in ``folder`` on 4 streams."""
-    return run("fairseq-train", *_training(data, folder, options, model, 4), fails=fails)
-
-
-def train_on_two_workers(data, folder, *options, model=MODEL):
-    """Train it on two workers with the same global batch: 2 streams each."""
-    return train_together(*_training(data, folder, options, model, 2))
-
-
-def free_address():
-    """Where two workers can meet."""
+def start_together(name, *words, before=None):
+    """Start a command on each of two workers."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
-        return f"tcp://127.0.0.1:{free.getsockname()[1]}"
-
-
-def train_together(*words, command="fairseq-train", ddp_backend="legacy_ddp"):
-    """Run both workers of a training of two; return what the first one printed."""
+        address = f"tcp://127.0.0.1:{free.getsockname()[1]}"
     words = (
-        *words,
-        *("--cpu", "--ddp-backend", ddp_backend, "--distributed-backend", "gloo"),
-        *("--distributed-no-spawn", "--distributed-world-size", 2),
-        *("--distributed-init-method", free_address()),
+        *("--cpu", "--distributed-backend", "gloo", "--distributed-no-spawn"),
+        *("--distributed-world-size", 2, "--distributed-init-method", address, *words),
     )
-    workers = [Command(command, *words, "--distributed-rank", rank) for rank in (0, 1)]
+    ranks = (("--distributed-rank", rank) for rank in (0, 1))
+    return [Command(name, *words, *rank, before=before) for rank in ranks]
+
+
+def run_together(name, *words, before=None):
+    """Run a training on two workers; return what the first one printed."""
+    workers = start_together(name, "--ddp-backend", "legacy_ddp", *words, before=before)
     (first, printed), (second, printed_too) = (worker.wait() for worker in workers)
     assert (first, second) == (0, 0), f"{printed}\n{printed_too}"[-4000:]
     return printed

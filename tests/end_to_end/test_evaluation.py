@@ -9,19 +9,13 @@ from tests.end_to_end.commands import (
     MODEL,
     TASK,
     USER_DIR,
-    Command,
     evaluate,
-    free_address,
     log_probabilities,
     loss,
     run,
+    start_together,
     tokens_evaluated,
     train,
-)
-
-TRANSFORMER_XL = (
-    *("--arch", "transformer_xl_tiny", "--decoder-layers", 2, "--decoder-embed-dim", 16),
-    *("--decoder-attention-heads", 2, "--decoder-ffn-embed-dim", 24),
 )
 
 
@@ -29,7 +23,6 @@ TRANSFORMER_XL = (
     ("name", "options"),
     [
         ("checkpoint", ()),
-        ("transformer_xl", ("--model-overrides", "{'mem_len': 1000}")),
         ("transformer_xl", ("--model-overrides", "{'mem_len': 0}", "--extended-context", 1000)),
     ],
 )
@@ -46,44 +39,32 @@ def test_loss_of_every_token_is_the_same_for_all_segment_lengths(
     np.testing.assert_allclose(*found, atol=5e-6)
 
 
-def test_memory_clamp_and_same_length_are_changed_at_evaluation_and_logged(data, transformer_xl):
-    options = ("--tokens-per-sample", 7, "--batch-size", 2)
-    plain = evaluate(data, transformer_xl, *options)
-    assert "recurrence 12 tokens, clamp none, same length no, positions transformer-xl" in plain
-    found = {loss(plain)}
-    for overrides, said in [
-        ("{'mem_len': 3}", "recurrence 3 tokens, clamp none, same length no"),
-        ("{'clamp_len': 2, 'same_length': True}", "recurrence 12 tokens, clamp 2, same length yes"),
-    ]:
-        printed = evaluate(data, transformer_xl, *options, "--model-overrides", overrides)
-        assert said in printed
-        found.add(loss(printed))
-    assert len(found) == 3
+ADAPTIVE = """--arch transformer_xl --adaptive-input --tie-adaptive-weights --ddp-backend legacy_ddp
+--adaptive-input-cutoff 8,14 --adaptive-softmax-cutoff 8,14 --criterion segment_loss"""
 
 
 @pytest.mark.parametrize(
-    "options",
+    ("positions", "options"),
     [
-        ("--positions", "sinusoidal-absolute", "--criterion", "segment_loss", "--half-loss"),
-        ("--positions", "learned-absolute", "--extended-context", 4),
-        ("--positions", "shaw", "--decoder-normalize-before", "--checkpoint-activations"),
-        ("--mem-len", 0, "--untie-r", "--locked-dropout", "--embed-dropout", 0.1),
+        ("sinusoidal-absolute", "--criterion segment_loss --half-loss"),
+        ("learned-absolute", "--extended-context 4"),
+        ("shaw", "--decoder-normalize-before --checkpoint-activations"),
         (
-            *("--arch", "transformer_xl", "--adaptive-input", "--tie-adaptive-weights"),
-            *("--criterion", "segment_loss", "--ddp-backend", "legacy_ddp"),
-            *("--adaptive-input-cutoff", "8,14", "--adaptive-softmax-cutoff", "8,14"),
+            "transformer-xl",
+            f"{ADAPTIVE} --mem-len 0 --untie-r --locked-dropout --embed-dropout 0.1",
         ),
     ],
 )
-def test_ablations_train_and_evaluate(data, tmp_path, test_tokens, options):
-    short = ("--max-update", 4, "--disable-validation")
-    trained = train(data, tmp_path, *short, *options, model=TRANSFORMER_XL)
+def test_ablations_train_and_evaluate(data, tmp_path, test_tokens, positions, options):
+    model = """--arch transformer_xl_tiny --decoder-layers 2 --decoder-embed-dim 16
+    --decoder-attention-heads 2 --decoder-ffn-embed-dim 24 --max-update 2 --disable-validation"""
+    words = f"{model} --positions {positions} {options}".split()
+    trained = train(data, tmp_path, *words, model=())
     checkpoint = tmp_path / "checkpoint_last.pt"
-    context = options[2:] if "--extended-context" in options else ()
+    context = options.split() if "--extended-context" in options else ()
     printed = evaluate(data, checkpoint, "--tokens-per-sample", 8, "--batch-size", 2, *context)
     assert tokens_evaluated(printed) == test_tokens
-    positions = "transformer-xl" if options[0] != "--positions" else options[1]
-    memory = 0 if "-absolute" in positions or "--mem-len" in options else 8
+    memory = 8 if positions == "shaw" else 0
     for said in (trained, printed):
         assert f"recurrence {memory} tokens" in said
         assert f"positions {positions}" in said
@@ -101,13 +82,8 @@ def test_shards_together_score_every_token(data, checkpoint, test_tokens):
 
 
 def test_a_figure_of_one_workers_part_is_not_printed(data, checkpoint):
-    words = (data, *TASK, "--path", checkpoint, "--gen-subset", "test", "--cpu")
-    group = ("--distributed-backend", "gloo", "--distributed-no-spawn")
-    place = ("--distributed-init-method", free_address(), "--distributed-world-size", 2)
-    workers = [
-        Command("fairseq-eval-lm", *words, *group, *place, "--distributed-rank", rank)
-        for rank in (0, 1)
-    ]
+    words = (data, *TASK, "--path", checkpoint, "--gen-subset", "test")
+    workers = start_together("fairseq-eval-lm", *words)
     (first, printed), (second, printed_too) = (worker.wait() for worker in workers)
     assert first
     assert second
@@ -120,11 +96,11 @@ def test_a_figure_of_one_workers_part_is_not_printed(data, checkpoint):
     [(1, ("--model-overrides", "{'mem_len': 6}")), (0, ("--extended-context", 5))],
 )
 def test_validation_in_shorter_segments_reads_as_far_back(data, tmp_path, mem_len, as_evaluated):
-    sizes = ("--decoder-embed-dim", 16, "--decoder-attention-heads", 2, "--init-std", 0.5)
-    model = ("--arch", "transformer_xl_tiny", *sizes, "--mem-len", mem_len)
     # three streams and segments of 3, in place of four and 8
-    validation = ("--valid-subset", "test", "--batch-size-valid", 3, "--tokens-per-sample-valid", 3)
-    printed = train(data, tmp_path, *validation, "--max-update", 20, model=model)
+    words = f"""--arch transformer_xl_tiny --decoder-embed-dim 16 --decoder-attention-heads 2
+    --init-std 0.5 --mem-len {mem_len} --max-update 20 --valid-subset test --batch-size-valid 3
+    --tokens-per-sample-valid 3"""
+    printed = train(data, tmp_path, *words.split(), model=())
     assert "in 3 streams, segments of 3 tokens" in printed
     checkpoint = tmp_path / "checkpoint_last.pt"
     layout = ("--tokens-per-sample", 3, "--batch-size", 3)
@@ -152,27 +128,6 @@ def test_the_figures_without_line_ends_are_printed_beside_the_loss(data, checkpo
     assert loss(printed) == pytest.approx(every / np.log(2), abs=6e-5)
 
 
-# what an error names: options, their values, what to give
-BAD_TRAININGS = [
-    ("--batch-size-valid 5000", ("--batch-size-valid", "5000 parallel streams")),
-    ("--criterion adaptive_loss --ddp-backend legacy_ddp", ("--criterion segment_loss",)),
-    ("--valid-subset dev", ("dev.bin", "fairseq-preprocess")),
-    ("--task language_modeling", ("LanguageModelingTask",)),
-    ("--arch pkm_transformer_lm_tiny", ("--arch pkm_transformer_lm", "--task language_modeling")),
-    ("--fp16", ("--fp16", "--fp16-no-flatten-grads")),
-    ("--distributed-world-size 2", ("--distributed-world-size is 2",)),
-    ("--arch transfomer_xl", ("--arch transfomer_xl", "did you mean transformer")),
-    ("--tokens-per-sampel 4", ("--tokens-per-sampel", "did you mean --tokens-per-sample")),
-]
-BAD_EVALUATIONS = [
-    ("--mem-len 64", ("--mem-len", "--model-overrides")),
-    ("--model-overrides {'mem-len':10}", ("'mem-len'", "did you mean mem_len")),
-    ("--context-window 5", ("--context-window is 5",)),
-    ("--extended-context 5", ("--extended-context is 5",)),
-    ("--remove-bpe", ("--remove-bpe",)),
-]
-
-
 def assert_named(printed, names):
     (sentence,) = re.findall(r"^error: .*", printed, re.MULTILINE)
     assert all(name in sentence for name in names), sentence
@@ -180,7 +135,21 @@ def assert_named(printed, names):
     assert "usage:" not in printed
 
 
-@pytest.mark.parametrize(("options", "names"), BAD_TRAININGS)
+# what an error names: options, their values, what to give
+@pytest.mark.parametrize(
+    ("options", "names"),
+    [
+        ("--batch-size-valid 5000", ["--batch-size-valid", "5000 parallel streams"]),
+        ("--criterion adaptive_loss --ddp-backend legacy_ddp", ["--criterion segment_loss"]),
+        ("--valid-subset dev", ["dev.bin", "fairseq-preprocess"]),
+        ("--task language_modeling", ["LanguageModelingTask"]),
+        ("--arch pkm_transformer_lm_tiny", ["--arch pkm_transformer_lm", "language_modeling"]),
+        ("--fp16", ["--fp16", "--fp16-no-flatten-grads"]),
+        ("--distributed-world-size 2", ["--distributed-world-size is 2"]),
+        ("--arch transfomer_xl", ["--arch transfomer_xl", "did you mean transformer"]),
+        ("--tokens-per-sampel 4", ["--tokens-per-sampel", "did you mean --tokens-per-sample"]),
+    ],
+)
 def test_a_training_that_cannot_be_is_refused(data, tmp_path, monkeypatch, options, names):
     # as where there is no GPU
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
@@ -190,7 +159,16 @@ def test_a_training_that_cannot_be_is_refused(data, tmp_path, monkeypatch, optio
     assert not list(folder.glob("*.pt"))
 
 
-@pytest.mark.parametrize(("options", "names"), BAD_EVALUATIONS)
+@pytest.mark.parametrize(
+    ("options", "names"),
+    [
+        ("--mem-len 64", ["--mem-len", "--model-overrides"]),
+        ("--model-overrides {'mem-len':10}", ["'mem-len'", "did you mean mem_len"]),
+        ("--context-window 5", ["--context-window is 5"]),
+        ("--extended-context 5", ["--extended-context is 5"]),
+        ("--remove-bpe", ["--remove-bpe"]),
+    ],
+)
 def test_an_evaluation_that_cannot_be_is_refused(data, checkpoint, options, names):
     printed = evaluate(data, checkpoint, *options.split(), fails=True)
     assert_named(printed, names)

@@ -8,7 +8,6 @@ from tests.end_to_end.commands import TASK, run
 
 
 def hypotheses(printed):
-    """Return the generated texts in order."""
     return re.findall(r"^H-\d+\t\S+\t(.*)$", printed, re.MULTILINE)
 
 

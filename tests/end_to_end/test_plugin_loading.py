@@ -12,6 +12,11 @@ from fairseq.models import ARCH_MODEL_REGISTRY
 import fairseq_plugins
 from tests.end_to_end.commands import PLUGIN, ROOT, environment
 
+LOAD = """
+import argparse, sys
+from fairseq import utils
+utils.import_user_module(argparse.Namespace(user_dir=sys.argv[1]))
+"""
 CHECK = """
 from fairseq.models import ARCH_MODEL_REGISTRY
 from fairseq.tasks import TASK_REGISTRY
@@ -22,55 +27,39 @@ assert "all_attention_lm_tiny" in ARCH_MODEL_REGISTRY
 assert "segment_loss" in CRITERION_REGISTRY
 print("loaded from", fairseq_plugins.__path__[0])
 """
-LOAD = """
-import argparse, sys
-from fairseq import utils
-def load(path):
-    utils.import_user_module(argparse.Namespace(user_dir=path))
+# fairseq spawns one process a GPU, and each of them imports --user-dir anew
+SPAWN = """
+import multiprocessing, sys, work
+if __name__ == "__main__":
+    spawn = multiprocessing.get_context("spawn")
+    worker = spawn.Process(target=work.work)
+    worker.start()
+    worker.join()
 """
 
 
-def python(script, *words, path="", cwd="/"):
-    """Run a script from a folder that knows nothing of the repository."""
-    return subprocess.run(
-        [sys.executable, "-c", script, *map(str, words)],
-        capture_output=True,
-        text=True,
-        cwd=cwd,
-        env=environment(PYTHONPATH=str(path)),
-    )
+def python(*words, path="", cwd="/"):
+    """Run Python in a folder that knows nothing of the repository."""
+    variables = environment(PYTHONPATH=str(path))
+    words = [sys.executable, *map(str, words)]
+    return subprocess.run(words, capture_output=True, text=True, cwd=cwd, env=variables)
 
 
-@pytest.fixture(scope="module")
-def installed(tmp_path_factory):
-    """Folder that holds a copy of the package, installed with pip from a copy of the source."""
-    source = tmp_path_factory.mktemp("source")
+@pytest.mark.slow
+def test_an_installed_copy_is_loaded_by_path_and_import_and_then_by_no_other_path(tmp_path):
+    source, target = tmp_path / "source", tmp_path / "site"
     shutil.copytree(PLUGIN, source / "fairseq_plugins")
     for name in ("setup.py", "pyproject.toml", "README.md", "LICENSE", "requirements"):
         copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copy
         copy(ROOT / name, source / name)
-    target = tmp_path_factory.mktemp("site")
     offline = ("--no-deps", "--no-build-isolation", "--no-index", "--quiet")
-    done = subprocess.run(
-        [sys.executable, "-m", "pip", "install", *offline, "--target", target, source],
-        capture_output=True,
-        text=True,
-    )
+    done = python("-m", "pip", "install", *offline, "--target", target, source)
     assert done.returncode == 0, done.stderr
-    return target
-
-
-@pytest.mark.slow
-def test_from_an_installed_copy(installed):
-    done = python(LOAD + "load(sys.argv[1])" + CHECK, installed / "fairseq_plugins")
-    assert done.stdout.strip() == f"loaded from {installed}/fairseq_plugins", done.stderr
-
-
-@pytest.mark.slow
-def test_by_import_from_an_installed_copy_and_then_by_no_other_path(installed):
-    script = "import fairseq_plugins" + CHECK + LOAD + "load(sys.argv[1])"
-    done = python(script, PLUGIN, path=installed)
-    assert done.stdout.strip() == f"loaded from {installed}/fairseq_plugins", done.stderr
+    loaded = f"loaded from {target}/fairseq_plugins"
+    done = python("-c", LOAD + CHECK, target / "fairseq_plugins")
+    assert done.stdout.strip() == loaded, done.stderr
+    done = python("-c", "import fairseq_plugins" + CHECK + LOAD, PLUGIN, path=target)
+    assert done.stdout.strip() == loaded, done.stderr
     assert f"Failed to import --user-dir={PLUGIN}" in done.stderr
 
 
@@ -84,24 +73,10 @@ def test_by_import_and_twice_by_path(monkeypatch):
 
 @pytest.mark.slow
 def test_by_path_in_a_spawned_worker(tmp_path):
-    # fairseq spawns one process a GPU, and each of them imports --user-dir anew
-    check = "".join(f"    {line}\n" for line in CHECK.splitlines())
-    load = "".join(f"    {line}\n" for line in (LOAD + "load(path)").splitlines())
-    (tmp_path / "spawned.py").write_text(
-        f"import multiprocessing, sys\ndef work(path):\n{load}{check}"
-        "if __name__ == '__main__':\n"
-        "    spawn = multiprocessing.get_context('spawn')\n"
-        "    worker = spawn.Process(target=work, args=sys.argv[1:])\n"
-        "    worker.start()\n"
-        "    worker.join()\n"
-    )
-    done = subprocess.run(
-        [sys.executable, tmp_path / "spawned.py", PLUGIN],
-        capture_output=True,
-        text=True,
-        env=environment(PYTHONPATH=""),
-        cwd=tmp_path,
-    )
+    lines = (LOAD + CHECK).replace("sys.argv[1]", repr(str(PLUGIN))).splitlines()
+    (tmp_path / "work.py").write_text("def work():\n" + "".join(f"    {line}\n" for line in lines))
+    (tmp_path / "spawned.py").write_text(SPAWN)
+    done = python("spawned.py", cwd=tmp_path)
     assert done.stdout.strip() == f"loaded from {PLUGIN}", done.stderr
 
 
@@ -119,22 +94,18 @@ print(state() == (True, *before[1:]))
 FILE_FIRST = """
 from fairseq_plugins.weighted_transformer.model import WeightedTransformer
 from fairseq.models import ARCH_MODEL_REGISTRY
-print("transformer_xl_tiny" in ARCH_MODEL_REGISTRY)
+print("transformer_xl_tiny" in ARCH_MODEL_REGISTRY, True)
 """
 
 
 @pytest.mark.slow
-def test_layers_import_no_fairseq_and_nothing_changes_logging():
-    done = python(IMPORTS, path=ROOT)
+@pytest.mark.parametrize("script", [IMPORTS, FILE_FIRST], ids=["layers", "a file"])
+def test_layers_import_no_fairseq_and_no_logging_and_any_file_may_be_first(script):
+    done = python("-c", script, path=ROOT)
     assert done.stdout.split() == ["True", "True"], done.stderr
-
-
-@pytest.mark.slow
-def test_any_file_may_be_imported_first():
-    assert python(FILE_FIRST, path=ROOT).stdout.split() == ["True"]
 
 
 def test_an_old_fairseq_is_explained(tmp_path):
     (tmp_path / "fairseq.py").write_text("__version__ = '0.10.2'\n")
-    done = python("import fairseq_plugins, fairseq", path=f"{tmp_path}:{ROOT}")
+    done = python("-c", "import fairseq_plugins, fairseq", path=f"{tmp_path}:{ROOT}")
     assert "fairseq_plugins needs fairseq 0.12, and 0.10.2 is installed: pip" in done.stderr

@@ -11,30 +11,26 @@ from scripts.convert import average
 from scripts.evaluate import memory_usage
 from tests.end_to_end.commands import (
     ALL,
-    NO_VALIDATION,
     USER_DIR,
     evaluation,
     loss,
     run,
     tokens_evaluated,
 )
-from tests.end_to_end.results import EXACT, assert_equal, parameters
-from tests.end_to_end.trainings import logged, training
+from tests.end_to_end.trainings import EXACT, assert_equal, logged, parameters, training
 
 TASK = (*USER_DIR, "--task", "language_modeling")
 
 
 def train_lm(corpora, folder, *options):
     """Train a language model with memories for 6 updates."""
-    words = ("--max-update", 6, "--no-epoch-checkpoints", *options)
-    words = training(corpora, "product_key_memory", folder, *words)
+    words = training(corpora, "product_key_memory", folder, "--max-update", 6, *options)
     # an option of one optimizer
-    without = ("--memory-lr", 0.01) if "adam" in options else ()
+    without = ("--memory-lr", "0.01") if "adam" in options else ()
     return run(*(word for word in words if word not in without))
 
 
 def evaluate_lm(data, checkpoint, length=16, fails=False):
-    """Run fairseq-eval-lm on the test split and return what it printed."""
     words = ("--path", checkpoint, "--gen-subset", "test", "--tokens-per-sample", length)
     return run("fairseq-eval-lm", data, *TASK, *words, *ALL, fails=fails)
 
@@ -46,7 +42,7 @@ def measured(printed):
     return sorted(name for name in figures if "memory" in name)
 
 
-def test_a_language_model_is_scored(data, trained, test_tokens):
+def test_a_language_model_is_scored_and_continues_prompts(data, trained, test_tokens):
     folder = trained("product_key_memory")
     assert "lazy Adam updates the values of memories: 64 x 16" in (folder / "log").read_text()
     path = folder / "checkpoint_last.pt"
@@ -54,12 +50,7 @@ def test_a_language_model_is_scored(data, trained, test_tokens):
     assert tokens_evaluated(printed) == test_tokens
     assert loss(printed) < math.log2(24)
     # fairseq would leave the blocks out, and report a perplexity of 1
-    printed = evaluate_lm(data, path, length=1024, fails=True)
-    assert "--tokens-per-sample is 1024" in printed
-
-
-def test_a_language_model_continues_prompts(data, trained):
-    path = trained("product_key_memory") / "checkpoint_last.pt"
+    assert "--tokens-per-sample is 1024" in evaluate_lm(data, path, length=1024, fails=True)
     words = ("--path", path, "--tokens-per-sample", 16, "--beam", 2, "--max-len-b", 9)
     printed = run("fairseq-interactive", data, *TASK, *words, *ALL, text="the cat\n")
     assert re.search(r"^H-0\t\S+\tthe cat", printed, re.MULTILINE)
@@ -67,9 +58,9 @@ def test_a_language_model_continues_prompts(data, trained):
 
 def test_other_optimizers_train_the_values_too(corpora, data, tmp_path, test_tokens):
     """With dense gradients."""
-    placed = ("--memory-layers", "1,2", "--memory-interleave", "--memory-value-dim", 8)
-    others = ("--optimizer", "adam", "--no-decoder-learned-pos", "--checkpoint-activations")
-    printed = train_lm(corpora, tmp_path, *placed, *others)
+    options = """--memory-layers 1,2 --memory-interleave --memory-value-dim 8 --optimizer adam
+    --no-decoder-learned-pos --checkpoint-activations"""
+    printed = train_lm(corpora, tmp_path, *options.split())
     assert measured(printed) == [
         f"valid_memory{layer}_{figure}" for layer in (1, 2) for figure in ("kl", "usage")
     ]
@@ -82,11 +73,10 @@ def test_other_optimizers_train_the_values_too(corpora, data, tmp_path, test_tok
 
 
 def test_a_segment_model_with_spans_is_trained_and_scored(corpora, data, tmp_path, test_tokens):
-    memory = ("--memory-layers", 2, "--memory-slots", 64, "--memory-heads", 2, "--memory-knn", 4)
-    memory += ("--memory-query-dim", 8, "--memory-query-batch-norm", "--max-update", 6)
-    optimizer = ("--optimizer", "adam_with_memory", "--lr", 0.003)
-    words = training(corpora, "all_attention", tmp_path, *memory, *optimizer)
-    printed = run(*words[: words.index("--adagrad-clip")], *words[words.index("--cpu") :])
+    options = """--memory-layers 2 --memory-slots 64 --memory-heads 2 --memory-knn 4
+    --memory-query-dim 8 --memory-query-batch-norm --optimizer adam_with_memory --lr 0.003"""
+    words = training(corpora, "all_attention", tmp_path, "--max-update", 6, *options.split())
+    printed = run(*(word for word in words if word not in ("--adagrad-clip", "0.03")))
     assert "product-key memories in layers 2" in printed
     assert measured(printed) == ["valid_memory2_kl", "valid_memory2_usage"]
     printed = run(*evaluation(data, tmp_path / "checkpoint_last.pt", "--tokens-per-sample", 5))
@@ -113,15 +103,13 @@ def test_the_slots_that_were_rarely_read_are_trained_alone(corpora, data, traine
 
 @pytest.mark.parametrize(
     ("dtype", "options"),
-    [
-        ("bf16", ()),
-        ("model", ("--memory-share-values", "--memory-parallel", "--memory-output-gate")),
-    ],
+    [("bf16", ""), ("model", "--memory-share-values --memory-parallel --memory-output-gate")],
 )
 def test_tables_are_trained_resumed_averaged_and_scored(
     corpora, data, tmp_path, test_tokens, dtype, options
 ):
-    model = ("--memory-layers", "1,2", "--memory-values-dtype", dtype, *options, *NO_VALIDATION)
+    model = ("--memory-layers", "1,2", "--memory-values-dtype", dtype, *options.split())
+    model += ("--disable-validation",)
     train_lm(corpora, tmp_path, *model, "--save-interval-updates", 3)
     resumed = tmp_path / "resumed"
     train_lm(corpora, resumed, *model, "--restore-file", tmp_path / "checkpoint_1_3.pt")
@@ -137,5 +125,4 @@ def test_tables_are_trained_resumed_averaged_and_scored(
         assert torch.equal(tables[0], tables[0].bfloat16().float())
     mean = tmp_path / "average.pt"
     average.main([*map(str, sorted(tmp_path.glob("checkpoint_1_*.pt"))), "--output", str(mean)])
-    for path in (tmp_path / "checkpoint_last.pt", mean):
-        assert tokens_evaluated(evaluate_lm(data, path)) == test_tokens
+    assert tokens_evaluated(evaluate_lm(data, mean)) == test_tokens

@@ -38,48 +38,40 @@ def text(data):
     return (data.parent / "test.txt").read_text(encoding="utf-8")
 
 
-def assert_told(score, printed):
-    """A score is what fairseq-eval-lm printed, in the digits that it prints."""
+def assert_printed(score, printed):
+    """In the digits that fairseq-eval-lm prints."""
     assert len(score) == tokens_evaluated(printed)
     np.testing.assert_allclose(score.log_probs, log_probabilities(printed), atol=1.1e-6)
     assert f"{score.nats / math.log(2):.4f}" == f"{loss(printed):.4f}"
     assert f"{math.exp(score.nats):.2f}" == re.search(r"Perplexity: ([\d.]+)", printed)[1]
 
 
-def hypotheses(printed):
-    """The texts and scores in nats that a fairseq command printed, by the number of the source."""
-    found = re.findall(r"^H-(\d+)\t(\S+)\t(.*)$", printed, re.MULTILINE)
-    return {int(number): (text, float(score) * math.log(2)) for number, score, text in found}
+OTHERWISE = "--tokens-per-sample 5 --model-overrides {'mem_len':3} --softmax-temperature 1.3"
 
 
 @pytest.mark.parametrize(
     ("words", "options"),
     [
-        (("--tokens-per-sample", 8), {}),
-        (
-            (
-                *("--tokens-per-sample", 5, "--model-overrides", "{'mem_len': 3}"),
-                *("--softmax-temperature", 1.3),
-            ),
-            {"tokens_per_sample": 5, "mem_len": 3, "softmax_temperature": 1.3},
-        ),
+        ("--tokens-per-sample 8", {}),
+        (OTHERWISE, {"tokens_per_sample": 5, "mem_len": 3, "softmax_temperature": 1.3}),
     ],
 )
 def test_scores_are_those_of_fairseq_eval_lm(data, checkpoint, text, words, options):
-    printed = evaluate(data, checkpoint, "--output-word-probs", *words)
+    printed = evaluate(data, checkpoint, "--output-word-probs", *words.split())
     model = load(checkpoint, data, **options)
     score = model.score(text)
-    assert_told(score, printed)
+    assert_printed(score, printed)
     assert str(score).startswith(re.search(r"Perplexity: ([\d.]+)", printed)[1])
     stream = model.stream()
     lines = [stream.score(line) for line in text.splitlines(keepends=True)]
-    assert_told(sum(lines[1:], lines[0]), printed)
+    assert_printed(sum(lines[1:], lines[0]), printed)
 
 
 def test_a_split_is_scored_as_fairseq_eval_lm_does(data, transformer_xl):
     changed = {"mem_len": 6, "same_length": True, "clamp_len": 4}
     words = ("--batch-size", 3, "--model-overrides", changed)
     printed = evaluate(data, transformer_xl, *words)
+    assert "recurrence 6 tokens, clamp 4, same length yes, positions transformer-xl" in printed
     losses = load(transformer_xl, data, **changed).score_split("test", batch_size=3)
     assert len(losses) == tokens_evaluated(printed)
     assert f"{losses.mean() / math.log(2):.4f}" == f"{loss(printed):.4f}"
@@ -121,10 +113,10 @@ def test_continuations_are_those_of_fairseq_interactive(data, checkpoint, model,
     words = ("--path", checkpoint, "--beam", 3, "--max-len-b", 22)
     words += ("--continue-past-eos", "--min-len", 22) if past_lines else ()
     printed = run("fairseq-interactive", data, *TASK, *words, text="the cat\n")
-    ((text, score),) = hypotheses(printed).values()
+    ((score, text),) = re.findall(r"^H-0\t(\S+)\t(.*)$", printed, re.MULTILINE)
     (found, *_) = model.hypotheses("the cat", 20, beam=3, stop_at_newline=not past_lines)
     assert " ".join(found.tokens) == text
-    assert found.score == pytest.approx(score, rel=1e-6)
+    assert found.score == pytest.approx(float(score) * math.log(2), rel=1e-6)
     assert model.generate("the cat", 20, beam=3, stop_at_newline=not past_lines) == found.text
 
 

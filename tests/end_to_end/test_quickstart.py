@@ -12,15 +12,11 @@ from scripts.quickstart import language_model as quickstart
 from scripts.quickstart import translation
 from tests.end_to_end.commands import ROOT, forked
 
-# sentences of the translation quickstart
-TESTED = 12
 
-
-@pytest.fixture(scope="module")
-def output(tmp_path_factory):
-    """A working folder with the corpus of a small library: this repository's scripts."""
-    folder = tmp_path_factory.mktemp("quickstart")
-    library = folder / "library"
+@pytest.mark.slow
+def test_all_steps_after_the_corpus(tmp_path, monkeypatch, capsys):
+    # the corpus of a small library: this repository's scripts
+    library = tmp_path / "library"
     library.mkdir()
     scripts = sorted((ROOT / "scripts").glob("*/[a-z]*.py"))
     for number in range(120):
@@ -28,22 +24,16 @@ def output(tmp_path_factory):
         part = "".join(f"{line}\n" for line in lines[number : number + 20] if line.isascii())
         (library / f"m{number:03}.py").write_text(f"# {number}\n{part}")
     (library / "m000.py").write_text("".join(map(chr, range(32, 127))) + "\n")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(_binarize, "child_process", forked)
-        patch.setattr(python_source, "WORKERS", 1)
-        python_source.prepare(folder / "data", library, subwords=200)
-    (folder / "checkpoints").mkdir()
-    return folder
-
-
-@pytest.mark.slow
-def test_all_steps_after_the_corpus(output, monkeypatch, capsys):
+    monkeypatch.setattr(_binarize, "child_process", forked)
+    monkeypatch.setattr(python_source, "WORKERS", 1)
+    python_source.prepare(tmp_path / "data", library, subwords=200)
+    (tmp_path / "checkpoints").mkdir()
     few = ["--max-update", "2", "--save-interval-updates", "1"]
     monkeypatch.setattr(quickstart, "FP32_OPTIONS", few)
     monkeypatch.setattr(quickstart, "BF16_OPTIONS", ["--bf16", *few])
     monkeypatch.setattr(quickstart, "prepare", lambda output: None)
-    assert quickstart.main(["--output", str(output)]) == 0
-    result = json.loads((output / "result.json").read_text())
+    assert quickstart.main(["--output", str(tmp_path)]) == 0
+    result = json.loads((tmp_path / "result.json").read_text())
     assert result["updates"] == 2
     figures = result["bits_per_character"]
     printed = capsys.readouterr().out
@@ -52,45 +42,32 @@ def test_all_steps_after_the_corpus(output, monkeypatch, capsys):
         assert 1 < figures[f"model, recurrence {name}"] < 8
         assert f"{figures[f'model, recurrence {name}']:.4f}" in printed
     assert re.search(r"^100 %, +\d+ s: training \d", printed, re.MULTILINE)
-    sample = printed.split("--seed 1\n\n")[-1]
-    assert sample.startswith(quickstart.PROMPT)
-
-
-@pytest.fixture(scope="module")
-def translating():
-    """The driver with a small corpus, two updates, and its children forked."""
-    corpus = ["--train", "300", "--valid", "20", "--test", str(TESTED), "--seed", "1"]
-    training = list(translation.TRAINING_OPTIONS)
-    for name, value in (
-        ("--max-update", "2"),
-        ("--save-interval-updates", "1"),
-        ("--max-tokens", "600"),
-    ):
-        training[training.index(name) + 1] = value
-    # other processes take long to start
-    preparation = [*translation.PREPARATION_OPTIONS, "--workers", "1"]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(translation, "CORPUS_OPTIONS", corpus)
-        patch.setattr(translation, "PREPARATION_OPTIONS", preparation)
-        patch.setattr(translation, "TRAINING_OPTIONS", training)
-        for module in (translation, quickstart_steps, evaluate_translation, _binarize):
-            patch.setattr(module, "child_process", forked)
-        yield translation
+    assert printed.split("--seed 1\n\n")[-1].startswith(quickstart.PROMPT)
 
 
 @pytest.mark.slow
-def test_all_steps_of_translation(translating, tmp_path, capfd):
-    assert translating.main(["--output", str(tmp_path)]) == 0
+def test_all_steps_of_translation(tmp_path, monkeypatch, capfd):
+    corpus = ["--train", "300", "--valid", "20", "--test", "12", "--seed", "1"]
+    training = list(translation.TRAINING_OPTIONS)
+    few = {"--max-update": "2", "--save-interval-updates": "1", "--max-tokens": "600"}
+    for name, value in few.items():
+        training[training.index(name) + 1] = value
+    # other processes take long to start
+    preparation = [*translation.PREPARATION_OPTIONS, "--workers", "1"]
+    monkeypatch.setattr(translation, "CORPUS_OPTIONS", corpus)
+    monkeypatch.setattr(translation, "PREPARATION_OPTIONS", preparation)
+    monkeypatch.setattr(translation, "TRAINING_OPTIONS", training)
+    for module in (translation, quickstart_steps, evaluate_translation, _binarize):
+        monkeypatch.setattr(module, "child_process", forked)
+    assert translation.main(["--output", str(tmp_path)]) == 0
     printed = capfd.readouterr().out
     result = json.loads((tmp_path / "result.json").read_text())
-    assert (result["updates"], result["sentences"]) == (2, TESTED)
+    assert (result["updates"], result["sentences"], result["pairs"]["test"]) == (2, 12, 12)
     # hardly any pair is left out by its length
     assert result["pairs"]["train"] > 290
-    assert result["pairs"]["test"] == TESTED
     examples = re.findall(r"^source: .*\ntranslation: .*\nreference: .*$", printed, re.MULTILINE)
-    assert len(examples) == translating.EXAMPLES
+    assert len(examples) == translation.EXAMPLES
     assert re.search(r"^2 updates, \d+ s of training: BLEU 0\.\d+, 0\.0 % exact", printed, re.M)
-
     # the same command again trains no further
-    assert translating.main(["--output", str(tmp_path)]) == 0
+    assert translation.main(["--output", str(tmp_path)]) == 0
     assert "2 of 2 updates done, nothing left to do" in capfd.readouterr().out

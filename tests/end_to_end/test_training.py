@@ -4,7 +4,6 @@ A resumed training ends where the unbroken one would, and says why where that is
 """
 
 import fcntl
-import json
 import os
 import re
 import shutil
@@ -14,43 +13,26 @@ import sys
 import pytest
 import torch
 
-from tests.end_to_end.commands import (
-    NO_VALIDATION,
-    environment,
-    train,
-    train_on_two_workers,
-)
-from tests.end_to_end.results import EXACT, assert_equal, parameters
+from tests.end_to_end.commands import environment, train
+from tests.end_to_end.trainings import EXACT, assert_equal, logged, parameters
 
-STEPS = 8
-LOGGED = ("--log-format", "json", "--log-interval", 1, "--log-file")
+STEPS = ("--max-update", 8)
+LOGGED = ("--log-format", "json", "--log-interval", 1, "--disable-validation")
 FP16 = ("--fp16", "--fp16-no-flatten-grads", "--fp16-init-scale", 4)
 ROUNDED = {"rtol": 1e-4, "atol": 1e-6}
 
 
 @pytest.fixture(scope="module")
 def uninterrupted(data, tmp_path_factory):
-    """Folder of a run of 8 updates without validation."""
+    """Folder of a run of 8 updates without validation, and its log."""
     folder = tmp_path_factory.mktemp("uninterrupted")
-    train(data, folder, "--max-update", STEPS, *LOGGED, folder / "log", *NO_VALIDATION)
+    (folder / "log").write_text(train(data, folder, *STEPS, *LOGGED))
     return folder
 
 
-def logged(folder):
-    """What training logged of each update, but for times."""
-    lines = re.findall(r'{.*"num_updates".*}', (folder / "log").read_text())
-    times = ("wps", "ups", "wall", "train_wall")
-    return [{k: v for k, v in json.loads(line).items() if k not in times} for line in lines]
-
-
-def test_validation_in_the_middle_changes_nothing(data, uninterrupted, tmp_path):
-    train(data, tmp_path, "--max-update", STEPS, "--validate-interval-updates", 2)
-    assert_equal(parameters(tmp_path), parameters(uninterrupted), **EXACT)
-
-
-def test_a_resumed_run_is_the_uninterrupted_run(data, uninterrupted, tmp_path):
+def test_a_resumed_run_with_validations_is_the_uninterrupted_run(data, uninterrupted, tmp_path):
     train(data, tmp_path, "--max-update", 3)
-    printed = train(data, tmp_path, "--max-update", STEPS)
+    printed = train(data, tmp_path, *STEPS, "--validate-interval-updates", 2)
     assert "resuming with recurrence, after 24 tokens of each stream" in printed
     assert_equal(parameters(tmp_path), parameters(uninterrupted), **EXACT)
 
@@ -68,40 +50,40 @@ def test_a_folder_that_another_training_writes_into_is_refused(data, tmp_path):
 @pytest.mark.parametrize(
     ("option", "said"),
     [
-        (("--shuffle-sentences",), ", sentences shuffled with seed 1, segments of 8 tokens"),
-        (("--segment-jitter", 3), ", lengths of deviation 3 drawn with seed 1, segments of 8"),
+        ("--shuffle-sentences --update-freq 2", ", sentences shuffled with seed 1, segments of 8"),
+        ("--segment-jitter 3", ", lengths of deviation 3 drawn with seed 1, segments of 8"),
     ],
 )
 def test_a_resumed_run_goes_on_with_what_its_epoch_drew(
     data, uninterrupted, tmp_path, option, said
 ):
-    drawn = (*option, *NO_VALIDATION)
-    assert said in train(data, tmp_path / "whole", "--max-update", STEPS, *drawn)
+    drawn = (*option.split(), "--disable-validation")
+    printed = train(data, tmp_path / "whole", *STEPS, *drawn)
+    assert said in printed
+    assert "a batch was skipped" not in printed
     train(data, tmp_path / "parts", "--max-update", 3, *drawn)
-    train(data, tmp_path / "parts", "--max-update", STEPS, *drawn)
+    train(data, tmp_path / "parts", *STEPS, *drawn)
     whole = parameters(tmp_path / "whole")
     assert_equal(parameters(tmp_path / "parts"), whole, **EXACT)
     with pytest.raises(AssertionError):
         assert_equal(parameters(uninterrupted), whole, rtol=1e-4, atol=1e-5)
     if "--segment-jitter" in option:
         # both workers draw the same
-        train_on_two_workers(data, tmp_path / "two", "--max-update", STEPS, *drawn)
+        train(data, tmp_path / "two", *STEPS, *drawn, workers=2)
         assert_equal(parameters(tmp_path / "two"), whole, **ROUNDED)
-
-
-def test_two_workers_learn_what_one_learns(data, uninterrupted, tmp_path):
-    printed = train_on_two_workers(data, tmp_path, "--max-update", STEPS, *NO_VALIDATION)
-    assert "in 4 streams, segments of 8 tokens; worker 1 of 2 has 2 streams" in printed
-    assert_equal(parameters(tmp_path), parameters(uninterrupted), **ROUNDED)
+    else:
+        state = torch.load(tmp_path / "parts" / "checkpoint_last.pt", weights_only=True)
+        assert state["extra_state"]["train_iterator"]["recurrence"]["end"] == 8 * 2 * 8
 
 
 def test_the_memory_that_two_workers_saved_is_gone_on_with(data, uninterrupted, tmp_path):
     begun, other, cold = (tmp_path / name for name in ("begun", "other", "cold"))
-    train_on_two_workers(data, begun, "--max-update", 3, "--batch-split", 2)
+    printed = train(data, begun, "--max-update", 3, "--batch-split", 2, workers=2)
+    assert "in 4 streams, segments of 8 tokens; worker 1 of 2 has 2 streams" in printed
     shutil.copytree(begun, other)
     shutil.copytree(begun, cold)
-    for how, folder in ((train, begun), (train_on_two_workers, other)):
-        printed = how(data, folder, "--max-update", STEPS)
+    for folder, workers in ((begun, 1), (other, 2)):
+        printed = train(data, folder, *STEPS, workers=workers)
         assert "resuming with recurrence, after 24 tokens of each stream" in printed
         assert_equal(parameters(folder), parameters(uninterrupted), **ROUNDED)
     # without the memory it ends elsewhere
@@ -109,7 +91,7 @@ def test_the_memory_that_two_workers_saved_is_gone_on_with(data, uninterrupted, 
     state = torch.load(path, weights_only=True)
     del state["extra_state"]["train_iterator"]["recurrence"]
     torch.save(state, path)
-    assert "resuming cold" in train(data, cold, "--max-update", STEPS)
+    assert "resuming cold" in train(data, cold, *STEPS)
     with pytest.raises(AssertionError):
         assert_equal(parameters(cold), parameters(uninterrupted), **ROUNDED)
 
@@ -120,14 +102,12 @@ def test_the_memory_that_two_workers_saved_is_gone_on_with(data, uninterrupted, 
     [
         # the last segment of some streams is empty, which adaptive softmax takes none of
         (
-            (
-                *("--adaptive-input-cutoff", 8, "--adaptive-softmax-cutoff", 8),
-                *("--adaptive-input", "--tie-adaptive-weights"),
-            ),
+            "--adaptive-input --adaptive-input-cutoff 8 --adaptive-softmax-cutoff 8 "
+            "--tie-adaptive-weights",
             0,
         ),
         # or has padding on one worker alone
-        (("--half-loss",), 2),
+        ("--half-loss", 2),
     ],
 )
 def test_two_workers_end_an_epoch_of_uneven_streams(data, tmp_path, criterion, rest):
@@ -135,113 +115,95 @@ def test_two_workers_end_an_epoch_of_uneven_streams(data, tmp_path, criterion, r
     # all streams of the first worker are longer than some of the second
     streams = next(n for n in (4, 6, 8, 10, 12) if n // 2 <= tokens % n)
     layout = ("--batch-size", streams // 2, "--tokens-per-sample", tokens // streams - rest)
-    options = ("--criterion", "segment_loss", *criterion, *layout, "--max-epoch", 1)
-    train_on_two_workers(data, tmp_path, *options)
-    trained = parameters(tmp_path)
-    # fairseq's adaptive input has a buffer that it never fills
-    named = {name: x for name, x in trained.items() if not name.endswith("_float_tensor")}
-    assert all(weight.isfinite().all() for weight in named.values())
+    options = ("--criterion", "segment_loss", *criterion.split(), *layout, "--max-epoch", 1)
+    train(data, tmp_path, *options, workers=2)
+    for name, weight in parameters(tmp_path).items():
+        # fairseq's adaptive input has a buffer that it never fills
+        assert weight.isfinite().all() or name.endswith("_float_tensor")
 
 
 @pytest.mark.parametrize(
     "precision",
     [
-        ("--bf16",),
         # fairseq mixes precisions on GPUs only: on a CPU this shows that the option is harmless,
         # and tests/gpu that mixed precision works
         ("--amp",),
-        FP16,
+        # without parts: test_all_attention.py
         ("--bf16", "--batch-split", 3),
         (*FP16, "--batch-split", 3),
     ],
 )
 def test_other_precisions_train(data, uninterrupted, tmp_path, precision):
-    train(data, tmp_path, "--max-update", STEPS, *NO_VALIDATION, *precision)
+    train(data, tmp_path, *STEPS, "--disable-validation", *precision)
     found = parameters(tmp_path)
     assert all(weight.isfinite().all() for weight in found.values())
     assert_equal(found, parameters(uninterrupted), rtol=0.1, atol=0.05)
     moved = torch.load(tmp_path / "checkpoint_last.pt", weights_only=True)
-    assert moved["optimizer_history"][-1]["num_updates"] == STEPS
-
-
-def test_accumulated_gradients_follow_the_streams(data, tmp_path):
-    printed = train(data, tmp_path, "--max-update", 4, "--update-freq", 2)
-    assert "a batch was skipped" not in printed
-    state = torch.load(tmp_path / "checkpoint_last.pt", weights_only=True)
-    assert state["extra_state"]["train_iterator"]["recurrence"]["end"] == 4 * 2 * 8
+    assert moved["optimizer_history"][-1]["num_updates"] == 8
 
 
 def test_a_batch_in_parts_is_learned_from_as_a_whole(data, uninterrupted, tmp_path):
-    words = ("--batch-split", 3, *LOGGED, tmp_path / "log", *NO_VALIDATION)
-    train(data, tmp_path, "--max-update", 3, *words)
+    printed = train(data, tmp_path, "--max-update", 3, "--batch-split", 3, *LOGGED)
     # resumed in other parts
-    train(data, tmp_path, "--max-update", STEPS, *words, "--batch-split", 2)
+    printed += train(data, tmp_path, *STEPS, "--batch-split", 2, *LOGGED)
     assert_equal(parameters(tmp_path), parameters(uninterrupted), **ROUNDED)
-    updates = logged(tmp_path)
-    assert [update["num_updates"] for update in updates] == list("12345678")
-    assert updates == logged(uninterrupted)
+    assert [updates for _, updates in logged(printed)] == list(range(1, 9))
+    assert logged(printed) == logged((uninterrupted / "log").read_text())
 
 
 @pytest.mark.slow
-def test_a_checkpoint_holds_plain_containers(data, tmp_path):
-    train(data, tmp_path, "--max-update", 3, "--optimizer", "adam", "--lr", 0.001)
+def test_a_checkpoint_holds_plain_containers(transformer_xl):
     # in a process that has never heard of fairseq or of this package
     script = "import sys, torch; torch.load(sys.argv[1], weights_only=True); print('loaded')"
-    path = tmp_path / "checkpoint_last.pt"
-    done = subprocess.run(
-        [sys.executable, "-c", script, path], capture_output=True, text=True, env=environment()
-    )
+    words = [sys.executable, "-c", script, transformer_xl]
+    done = subprocess.run(words, capture_output=True, text=True, env=environment())
     assert done.stdout.strip() == "loaded", done.stderr
 
 
 # epochs of four updates
 SHORT = ("--tokens-per-sample", 60)
-# nothing improves
-PATIENT = (*SHORT, "--lr", 0, "--patience", 3)
-# too little to count as better
-PLATEAU = (*SHORT, "--lr", 1e-7, "--lr-scheduler", "reduce_lr_on_plateau", "--lr-patience", 1)
-PLATEAU += ("--lr-shrink", 0.5)
-
-
-def epochs(printed):
-    return [int(number) for number in re.findall(r"end of epoch (\d+) \(", printed)]
-
-
-def rates(printed):
-    return re.findall(r"^.*\| epoch \d+ \|.*\| lr (\S+)", printed, re.MULTILINE)
 
 
 def test_patience_is_what_it_was(data, tmp_path):
-    assert epochs(train(data, tmp_path, *PATIENT, "--max-epoch", 3)) == [1, 2, 3]
-    assert epochs(train(data, tmp_path, *PATIENT, "--max-epoch", 9)) == [4]
+    def epochs(most, patience):
+        # nothing improves
+        words = (*SHORT, "--lr", 0, "--max-epoch", most, "--patience", patience)
+        printed = train(data, tmp_path, *words)
+        return list(map(int, re.findall(r"end of epoch (\d+) \(", printed))), printed
+
+    assert epochs(3, 3)[0] == [1, 2, 3]
+    assert epochs(9, 3)[0] == [4]
     # and then it is complete, until more is given
-    printed = train(data, tmp_path, *PATIENT, "--max-epoch", 9)
-    assert epochs(printed) == []
+    trained, printed = epochs(9, 3)
+    assert trained == []
     assert "has not improved in 3 validations, and --patience is 3; give more" in printed
-    assert epochs(train(data, tmp_path, *PATIENT, "--patience", 5, "--max-epoch", 9)) == [5, 6]
+    assert epochs(9, 5)[0] == [5, 6]
 
 
 def test_a_plateau_scheduler_goes_on(data, tmp_path):
-    expected = rates(train(data, tmp_path / "whole", *PLATEAU, "--max-epoch", 6))
+    def rates(folder, most):
+        # too little to count as better
+        scheduler = "--lr 1e-7 --lr-scheduler reduce_lr_on_plateau --lr-patience 1 --lr-shrink 0.5"
+        printed = train(data, folder, *SHORT, *scheduler.split(), "--max-epoch", most)
+        return re.findall(r"^.*\| epoch \d+ \|.*\| lr (\S+)", printed, re.MULTILINE)
+
+    expected = rates(tmp_path / "whole", 6)
     assert len(expected) == 6
     assert len(set(expected)) == 3
-    found = []
-    for most in (1, 3, 6):
-        found += rates(train(data, tmp_path / "broken", *PLATEAU, "--max-epoch", most))
-    assert found == expected
+    # the rate has shrunk once, and one epoch was no better since
+    assert rates(tmp_path / "broken", 4) + rates(tmp_path / "broken", 6) == expected
     assert_equal(parameters(tmp_path / "broken"), parameters(tmp_path / "whole"), **EXACT)
 
 
-@pytest.mark.parametrize(
-    ("options", "reason"),
-    [
+def test_a_complete_training_says_why_it_ends(data, tmp_path):
+    train(data, tmp_path, *SHORT, "--max-epoch", 1, "--disable-validation")
+    before = parameters(tmp_path)
+    for options, reason in (
         (("--max-update", 2), r"has \d+ updates, and --max-update is 2"),
         (("--max-epoch", 2, "--stop-time-hours", 1e-9), r"took 0\.00 hours, and --stop-time-hours"),
-    ],
-)
-def test_a_complete_training_says_why_it_ends(data, tmp_path, options, reason):
-    train(data, tmp_path, *SHORT, "--max-epoch", 1, *NO_VALIDATION)
-    before = parameters(tmp_path)
-    printed = train(data, tmp_path, *SHORT, *options, *NO_VALIDATION)
-    assert re.search(rf"nothing is left to train: .* in --save-dir {tmp_path} {reason}", printed)
-    assert_equal(parameters(tmp_path), before, **EXACT)
+    ):
+        printed = train(data, tmp_path, *SHORT, *options, "--disable-validation")
+        assert re.search(
+            rf"nothing is left to train: .* in --save-dir {tmp_path} {reason}", printed
+        )
+        assert_equal(parameters(tmp_path), before, **EXACT)

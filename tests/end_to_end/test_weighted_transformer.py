@@ -9,8 +9,7 @@ import torch
 import fairseq_plugins
 from scripts.evaluate import translation as evaluate_translation
 from tests.end_to_end.commands import ALL, USER_DIR, forked, run
-from tests.end_to_end.results import EXACT, assert_equal
-from tests.end_to_end.trainings import logged, training, translation
+from tests.end_to_end.trainings import EXACT, assert_equal, logged, training, translation
 from tests.weighted_transformer.tiny import assert_on_simplex
 
 LANGUAGES = ("--source-lang", "en", "--target-lang", "de")
@@ -45,19 +44,20 @@ def test_it_is_trained_and_its_weights_are_logged(model):
 
 
 @pytest.fixture(scope="module")
-def translate(pairs, model):
-    """Translate with fairseq-generate; returns what it printed."""
-
-    def translate(*options):
-        path = ("--path", model / "checkpoint_last.pt", "--beam", 4, "--print-alignment")
-        how = (*ALL, "--batch-size", 8, "--cpu", *options)
-        return run("fairseq-generate", pairs, *USER_DIR, *path, *how)
-
-    return translate
+def generated(pairs, model):
+    """What fairseq-generate printed: score and text by the number of the sentence."""
+    path = ("--path", model / "checkpoint_last.pt", "--beam", 4, "--print-alignment")
+    how = (*ALL, "--batch-size", 8, "--cpu", "--lenpen", 0.6)
+    printed = run("fairseq-generate", pairs, *USER_DIR, *path, *how)
+    assert len(re.findall(r"^A-\d+\t", printed, re.MULTILINE)) == 31
+    lines = re.findall(r"^H-(\d+)\t(\S+)\t(.*)$", printed, re.MULTILINE)
+    found = {int(number): (float(score), text) for number, score, text in lines}
+    assert sorted(found) == list(range(31))
+    return found
 
 
 def test_translations_are_evaluated_with_what_weighs_the_branches(
-    pairs, model, translate, tmp_path, monkeypatch
+    pairs, model, generated, tmp_path, monkeypatch
 ):
     found = {}
     monkeypatch.setattr(evaluate_translation, "child_process", forked)
@@ -69,27 +69,23 @@ def test_translations_are_evaluated_with_what_weighs_the_branches(
         assert evaluate_translation.main(list(map(str, words))) == 0
         found[replaced] = (output / "translation.txt").read_text(encoding="utf-8").splitlines()
     # in the order of the text, which is another one than that of fairseq-generate
-    of_place = dict(re.findall(r"^H-(\d+)\t\S+\t(.*)$", translate("--lenpen", 0.6), re.MULTILINE))
-    in_order = [of_place[str(number)] for number in range(31)]
+    in_order = [text for _, (_, text) in sorted(generated.items())]
     assert found["learned"] == evaluate_translation.detokenize(in_order, "de")
     assert len(set(in_order)) > 2
     assert found["uniform"] != found["learned"]
 
 
-def test_python_translates_as_fairseq_does(pairs, model, translate):
+def test_python_translates_as_fairseq_does(pairs, model, generated):
     loaded = fairseq_plugins.load(model / "checkpoint_last.pt", pairs)
     sentences = (pairs.parent / "test.en").read_text(encoding="utf-8").splitlines()
     # fairseq-generate takes batches of like length, too, and computes no sentence otherwise
     options = {"beam": 4, "batch_size": 8, "length_penalty": 0.6}
     found = loaded.hypotheses(sentences, **options)
-    printed = translate("--lenpen", 0.6)
-    assert len(re.findall(r"^A-\d+\t", printed, re.MULTILINE)) == 31
-    printed = re.findall(r"^H-(\d+)\t(\S+)\t(.*)$", printed, re.MULTILINE)
-    assert len(printed) == len(sentences) == 31
-    for number, score, text in printed:
-        best = found[int(number)][0]
+    assert len(found) == 31
+    for number, (score, text) in generated.items():
+        best = found[number][0]
         assert best.text == text
-        assert best.score / math.log(2) == pytest.approx(float(score), abs=1e-5)
+        assert best.score / math.log(2) == pytest.approx(score, abs=1e-5)
     uniform = fairseq_plugins.load(model / "checkpoint_last.pt", pairs, branch_weights="uniform")
     (other,) = uniform.hypotheses(sentences[:1], **options)
     assert other[0].score != found[0][0].score

@@ -6,54 +6,45 @@ from collections.abc import Mapping
 
 import torch
 
+from fairseq_plugins.fairseq_integration.registration import register
 from tests.end_to_end.commands import ALL, USER_DIR
 
-SEGMENTS = ("--task", "segment_language_modeling", "--tokens-per-sample", 8, "--batch-size", 4)
-BLOCKS = ("--task", "language_modeling", "--tokens-per-sample", 16, "--batch-size", 8)
-NARROW = (
-    *("--decoder-layers", 2, "--decoder-embed-dim", 16, "--decoder-attention-heads", 2),
-    *("--decoder-ffn-embed-dim", 32),
-)
+# lets torch's safe loader read fairseq's options
+register()
+
+SEGMENTS = "--task segment_language_modeling --tokens-per-sample 8 --batch-size 4"
+BLOCKS = "--task language_modeling --tokens-per-sample 16 --batch-size 8"
+NARROW = "--decoder-layers 2 --decoder-embed-dim 16 --decoder-attention-heads 2 --dropout 0.1"
 # paper: its data, and the options of its model and optimizer
 TRAININGS = {
     "transformer_xl": (
         "text",
-        (
-            *(*SEGMENTS, "--arch", "transformer_xl", *NARROW, "--dropout", 0.1, "--mem-len", 12),
-            # weights of the published size would leave so small a model indifferent to its past
-            *("--init-std", 0.3, "--optimizer", "adam", "--lr", 0.005, "--clip-norm", 0.25),
-        ),
+        # weights of the published size would leave so small a model indifferent to its past
+        f"""{SEGMENTS} --arch transformer_xl {NARROW} --decoder-ffn-embed-dim 32 --mem-len 12
+        --init-std 0.3 --optimizer adam --lr 0.005 --clip-norm 0.25""",
     ),
     "all_attention": (
         "text",
-        (
-            *(*SEGMENTS, "--arch", "all_attention_lm", *NARROW[:6], "--persistent-vectors", 4),
-            *("--attention-span", 12, "--adaptive-span", "--span-ramp", 4, "--dropout", 0.1),
-            *("--criterion", "segment_loss", "--span-loss", 0.01),
-            *("--optimizer", "adagrad_with_clip", "--lr", 0.05, "--adagrad-clip", 0.03),
-        ),
+        f"""{SEGMENTS} --arch all_attention_lm {NARROW} --persistent-vectors 4 --attention-span 12
+        --adaptive-span --span-ramp 4 --span-init 0.5 --criterion segment_loss --span-loss 0.001
+        --optimizer adagrad_with_clip --lr 0.05 --adagrad-clip 0.03""",
     ),
     "product_key_memory": (
         "text",
-        (
-            *(*BLOCKS, "--arch", "pkm_transformer_lm", *NARROW, "--memory-layers", 2),
-            *("--memory-slots", 64, "--memory-heads", 2, "--memory-knn", 4),
-            *("--memory-query-dim", 8, "--dropout", 0.1),
-            *("--optimizer", "adam_with_memory", "--lr", 0.003, "--memory-lr", 0.01),
-        ),
+        f"""{BLOCKS} --arch pkm_transformer_lm {NARROW} --decoder-ffn-embed-dim 32
+        --memory-layers 2 --memory-slots 64 --memory-heads 2 --memory-knn 4 --memory-query-dim 8
+        --optimizer adam_with_memory --lr 0.003 --memory-lr 0.01""",
     ),
     "weighted_transformer": (
         "pairs",
-        (
-            *("--arch", "weighted_transformer_tiny", "--max-tokens", 200),
-            *("--encoder-layers", 1, "--encoder-embed-dim", 16, "--encoder-ffn-embed-dim", 32),
-            *("--decoder-layers", 1, "--decoder-embed-dim", 16, "--decoder-ffn-embed-dim", 32),
-            *("--share-decoder-input-output-embed", "--branch-warmup-updates", 5, "--lr", 0.005),
-            *("--optimizer", "adam_with_branch_weights", "--adam-betas", "(0.9, 0.98)"),
-            *("--criterion", "label_smoothed_cross_entropy", "--label-smoothing", 0.1),
-        ),
+        """--arch weighted_transformer_tiny --max-tokens 200 --share-decoder-input-output-embed
+        --encoder-layers 1 --encoder-embed-dim 16 --encoder-ffn-embed-dim 32
+        --decoder-layers 1 --decoder-embed-dim 16 --decoder-ffn-embed-dim 32
+        --branch-warmup-updates 5 --optimizer adam_with_branch_weights --adam-betas (0.9,0.98)
+        --lr 0.005 --criterion label_smoothed_cross_entropy --label-smoothing 0.1""",
     ),
 }
+EXACT = {"rtol": 0, "atol": 0}
 # logged numbers that depend on the machine
 _TIMES = ("wps", "ups", "wall", "train_wall", "gb_free")
 
@@ -62,7 +53,7 @@ def training(corpora, paper, folder, *options):
     """Words of fairseq-train for the training of a paper, saved in a folder."""
     data, model = TRAININGS[paper]
     logs = ("--cpu", "--seed", 1, "--log-format", "json", "--log-interval", 1)
-    words = ("fairseq-train", corpora[data], *USER_DIR, *model, *ALL, *logs)
+    words = ("fairseq-train", corpora[data], *USER_DIR, *model.split(), *ALL, *logs)
     return (*words, "--save-dir", folder, *options)
 
 
@@ -88,8 +79,19 @@ def logged(printed):
     return found
 
 
-def tensors(state, name=""):
-    """Tensors of a checkpoint but for the times in it, by their place."""
+def parameters(folder):
+    """Weights of the last checkpoint."""
+    return torch.load(folder / "checkpoint_last.pt", weights_only=True)["model"]
+
+
+def assert_equal(one, other, **tolerance):
+    """All weights of two models agree."""
+    assert one.keys() == other.keys()
+    for name in one:
+        torch.testing.assert_close(one[name], other[name], **tolerance, msg=name)
+
+
+def _tensors(state, name):
     if isinstance(state, torch.Tensor):
         return {name: state}
     parts = ()
@@ -97,18 +99,17 @@ def tensors(state, name=""):
         parts = state.items()
     elif isinstance(state, list | tuple):
         parts = enumerate(state)
-    times = ("metrics", "previous_training_time")
     return {
         key: tensor
         for part, value in parts
-        if part not in times
-        for key, tensor in tensors(value, f"{name}/{part}").items()
+        if part not in ("metrics", "previous_training_time")
+        for key, tensor in _tensors(value, f"{name}/{part}").items()
     }
 
 
 def read_tensors(path):
-    """Tensors of a checkpoint file, read without executing anything."""
-    return tensors(torch.load(path, map_location="cpu", weights_only=True))
+    """Tensors of a checkpoint file but for the times in it, by their place."""
+    return _tensors(torch.load(path, map_location="cpu", weights_only=True), "")
 
 
 def assert_refused(status, printed, *named):

@@ -23,30 +23,25 @@ from fairseq_plugins.all_attention.adagrad_with_clip import (
     FairseqAdagradWithClip,
 )
 from fairseq_plugins.fairseq_integration.parameters import apply_constraints
-from fairseq_plugins.product_key_memory.optimizer import (
-    AdamWithMemoryConfig,
-    FairseqAdamWithMemory,
-)
+from fairseq_plugins.product_key_memory.optimizer import AdamWithMemoryConfig, FairseqAdamWithMemory
 from fairseq_plugins.segment_language_model.recurrence import Recurrence, split_batch
-from fairseq_plugins.weighted_transformer.optimizer import (
-    FairseqAdamWithBranchWeights,
-)
+from fairseq_plugins.weighted_transformer.optimizer import FairseqAdamWithBranchWeights
 from tests import tiny
 from tests.every_model import CASES, criterion_of, sample_of
 from tests.gpu.host_waits import SPANS_READ, WAITS, asker
 
 ADAM = {"lr": [1e-3], "adam_betas": "(0.9, 0.98)", "fp16_adam_stats": False}
 # how often functions of ours make the host wait in an update
-OFTEN = {
-    "spans": {SPANS_READ: 1},
-    "spans with epsilon": {SPANS_READ: 1},
-}
+OFTEN = {case: {SPANS_READ: 1} for case in ("spans", "spans with epsilon")}
+# in single precision only these: a case in mixed precision has weights of it, too
+SINGLE_CASES = ["transformer_xl", "shaw", *OFTEN, "memory", "memory, all options", "flat keys"]
+SINGLE_CASES += ["branches, shake", "branches, as-written"]
 # of two streams of 8 tokens, of which one ends with padding
 PADDED = {"ntokens": 15, "stream_tokens": [8, 7], "start_indices": [0, 0]}
 # operations that autocast gives half and single precision
 HALF = {F.linear, torch.matmul, Tensor.matmul, Tensor.__matmul__, torch.bmm, torch.baddbmm}
-SINGLE = {F.layer_norm, F.softmax, torch.softmax, Tensor.softmax, F.log_softmax, F.nll_loss}
-SINGLE |= {F.cross_entropy, Tensor.log_softmax, torch.log_softmax, Tensor.logsumexp}
+FLOAT = {F.layer_norm, F.softmax, torch.softmax, Tensor.softmax, F.log_softmax, F.nll_loss}
+FLOAT |= {F.cross_entropy, Tensor.log_softmax, torch.log_softmax, Tensor.logsumexp}
 
 
 class Autocast(TorchFunctionMode):
@@ -58,7 +53,7 @@ class Autocast(TorchFunctionMode):
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
         dtype = torch.bfloat16 if func in HALF else torch.float32
-        if self.enabled and func in HALF | SINGLE:
+        if self.enabled and func in HALF | FLOAT:
             args = [
                 x.to(dtype) if isinstance(x, Tensor) and x.is_floating_point() else x for x in args
             ]
@@ -73,7 +68,7 @@ class Autocast(TorchFunctionMode):
 
 
 @contextlib.contextmanager
-def numbers_read(monkeypatch):
+def numbers_read(monkeypatch, amp=False):
     """Give the host a number wherever it asks for one; yields the functions of ours that asked."""
     asked = Counter()
 
@@ -99,7 +94,8 @@ def numbers_read(monkeypatch):
         patch.setattr(Tensor, "item", item)
         # fairseq's sends the norm to the CPU unless it is of a GPU
         patch.setattr(fairseq.utils, "clip_grad_norm_", clip_grad_norm)
-        with Autocast() as autocast:
+        autocast = Autocast()
+        with autocast if amp else contextlib.nullcontext():
             patch.setattr(torch, "autocast", autocast.block)
             patch.setattr(torch, "is_autocast_enabled", lambda *kind: autocast.enabled)
             patch.setattr(torch, "get_autocast_dtype", lambda *kind: torch.bfloat16)
@@ -107,19 +103,21 @@ def numbers_read(monkeypatch):
 
 
 def clip_grad_norm(parameters, max_norm, aggregate_norm_fn=None):
-    """Return the norm; all gradients must be of one device."""
-    return torch.stack([p.grad.norm() for p in parameters if p.grad is not None]).norm()
+    """Return a number of the device of all gradients."""
+    (device,) = {p.grad.device for p in parameters if p.grad is not None}
+    return torch.empty((), device=device)
 
 
 def optimizer_of(model):
+    """An optimizer for a model, and whether its first update differs from later ones."""
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    names = " ".join(type(module).__name__ for module in model.modules())
+    names = {type(module).__name__ for module in model.modules()}
     if "AdaptiveSpan" in names:
-        return FairseqAdagradWithClip(AdagradWithClipConfig(lr=[0.1]), parameters)
+        return FairseqAdagradWithClip(AdagradWithClipConfig(lr=[0.1]), parameters), True
     kind, config = FairseqAdamWithMemory, AdamWithMemoryConfig
     if "BranchWeights" in names:
         kind, config = FairseqAdamWithBranchWeights, FairseqAdamConfig
-    return kind(config(**ADAM), parameters)
+    return kind(config(**ADAM), parameters), bool(names & {"BranchWeights", "ProductKeyMemory"})
 
 
 def test_a_padded_batch_is_split_without_a_number(monkeypatch):
@@ -138,6 +136,7 @@ def test_a_padded_batch_is_split_without_a_number(monkeypatch):
         (case, precision)
         for case in CASES
         for precision in ("fp32", "bf16", "amp")
+        if precision != "fp32" or case in SINGLE_CASES
         # torch's own code sets autocast again where it recomputes
         if (case, precision) != ("recomputed", "amp")
     ],
@@ -150,10 +149,10 @@ def test_the_host_waits_only_where_it_must(case, precision, monkeypatch):
     if precision == "bf16":
         model.bfloat16()
     criterion = criterion_of(criterion).train()
-    optimizer = optimizer_of(model)
+    optimizer, changes = optimizer_of(model)
     sample = sample_of(model, "meta")
     recurrence = Recurrence() if hasattr(model.decoder, "context") else None
-    with numbers_read(monkeypatch) as asked:
+    with numbers_read(monkeypatch, precision == "amp") as asked:
         for update in range(2):
             asked.clear()
             if recurrence is not None:
@@ -161,6 +160,8 @@ def test_the_host_waits_only_where_it_must(case, precision, monkeypatch):
                 sample["net_input"] |= {"recurrence": recurrence, "start": 8 * update}
             with torch.autocast("meta", enabled=precision == "amp"):
                 loss, _, _ = criterion(model, sample)
+            if update == 0 and not changes:
+                continue
             optimizer.backward(loss)
             optimizer.clip_grad_norm(0.25)
             optimizer.step()

@@ -13,22 +13,16 @@ from tests.product_key_memory.tiny import MEMORY
 from tests.recipes import EXAMPLES
 
 SIZES = {"decoder_layers": 2, "decoder_embed_dim": 16, "decoder_attention_heads": 2}
-# whatever the model: no layers of its own are asked for
 PLAIN = {"_name": "transformer_xl", "decoder_ffn_embed_dim": 24, **SIZES}
 SPANS = {"_name": "all_attention_lm", "adaptive_span": True, "attention_span": 8, "span_ramp": 2}
 SPANS |= {"persistent_vectors": 5, **SIZES}
 SPARSE = {**PLAIN, **MEMORY, "memory_layers": "2"}
-
 BRANCHES = {"_name": "weighted_transformer_tiny", "encoder_layers": 1, "decoder_layers": 1}
 MODELS = [PLAIN, SPANS, SPARSE, BRANCHES]
 # rows of the table of docs/training.md that are about how a training is shared out
+BACKENDS = ("legacy_ddp", "no_c10d", "pytorch_ddp", "c10d", "fully_sharded", "slowmo")
 SHARED_OUT = {
-    "legacy_ddp": {"ddp_backend": "legacy_ddp"},
-    "no_c10d": {"ddp_backend": "no_c10d"},
-    "pytorch_ddp": {"ddp_backend": "pytorch_ddp"},
-    "c10d": {"ddp_backend": "c10d"},
-    "fully_sharded": {"ddp_backend": "fully_sharded"},
-    "slowmo": {"ddp_backend": "slowmo"},
+    **{backend: {"ddp_backend": backend} for backend in BACKENDS},
     "--model-parallel-size": {"model_parallel_size": 2},
     "--pipeline-model-parallel": {"pipeline_model_parallel": True},
     "--use-bmuf": {"use_bmuf": True},
@@ -38,10 +32,9 @@ SHARED_OUT = {
 
 def build(model, group="distributed_training", from_checkpoint=False, **options):
     """A model as fairseq-train and fairseq-hydra-train build it."""
-    task = {"tokens_per_sample": 8, "extended_context": 0}
     root = OmegaConf.create(
         {
-            "task": task,
+            "task": tiny.SEGMENTS,
             "model": model,
             "optimizer": {"_name": "adam_with_memory"},
             group: options,
@@ -52,22 +45,17 @@ def build(model, group="distributed_training", from_checkpoint=False, **options)
     return fairseq.models.build_model(root.model, tiny.tiny_task(), from_checkpoint)
 
 
-@pytest.mark.parametrize(
-    ("model", "group", "options", "words"),
-    [
-        (PLAIN, "common", {"model_parallel_size": 2}, ["--model-parallel-size is 2", "leave it"]),
-        (PLAIN, "other", {"ddp_backend": "slowmo"}, ["--ddp-backend is slowmo", "pytorch_ddp"]),
-        (SPANS, "optimization", {"use_bmuf": True}, ["--use-bmuf is True", "AdaptiveSpan"]),
-    ],
-)
-def test_what_does_not_go_with_a_model_is_refused(model, group, options, words):
-    with pytest.raises(ValueError, match=f"^{words[0]}: .*{words[1]}"):
-        build(model, group, **options)
-    # evaluation does not train
-    build(model, group, from_checkpoint=True, **options)
-
-
-def test_parsed_options_are_checked_too():
+def test_what_does_not_go_with_a_model_is_refused():
+    for model, group, options, words in (
+        (PLAIN, "common", {"model_parallel_size": 2}, "--model-parallel-size is 2: .*leave it"),
+        (PLAIN, "other", {"ddp_backend": "slowmo"}, "--ddp-backend is slowmo: .*pytorch_ddp"),
+        (SPANS, "optimization", {"use_bmuf": True}, "--use-bmuf is True: .*AdaptiveSpan"),
+    ):
+        with pytest.raises(ValueError, match=f"^{words}"):
+            build(model, group, **options)
+        # evaluation does not train
+        build(model, group, from_checkpoint=True, **options)
+    # parsed options are checked, too
     args = tiny.translation_arguments(arch="weighted_transformer", zero_sharding="os")
     ARCH_CONFIG_REGISTRY["weighted_transformer"](args)
     with pytest.raises(ValueError, match=r"^--zero-sharding is .*: parameters of BranchWeights"):

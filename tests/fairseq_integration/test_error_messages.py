@@ -28,50 +28,37 @@ def refused_to_fairseq(path):
         raise Exception("Cannot load model parameters")  # noqa: B904 (as fairseq does it)
 
 
-def raised_elsewhere(path):
-    int("none")
-
-
-def failed_here_with_a_value(path):
-    # too few dimensions
-    rel_shift(torch.zeros(3), 2)
-
-
 @pytest.mark.parametrize(
-    ("work", "printed_first"),
+    ("work", "refuses"),
     [
-        (refused, "error: the checkpoint {path} is cut short or damaged (it is empty)"),
-        (refused_to_fairseq, "error: the checkpoint {path} is cut short or damaged (it is empty)"),
-        (raised_elsewhere, "Traceback (most recent call last)"),
-        (failed_here_with_a_value, "Traceback (most recent call last)"),
+        (refused, True),
+        (refused_to_fairseq, True),
+        (lambda path: int("none"), False),
+        # raised here, of too few dimensions
+        (lambda path: rel_shift(torch.zeros(3), 2), False),
     ],
 )
-def test_what_is_refused_here_is_a_sentence(work, printed_first, tmp_path, capsys, monkeypatch):
+def test_what_is_refused_here_is_a_sentence(work, refuses, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(sys, "argv", ["/usr/bin/fairseq-train", "data"])
     monkeypatch.setattr(sys, "excepthook", sys.__excepthook__)
     error_messages.print_errors_as_sentences()
+    path = tmp_path / "checkpoint.pt"
     with pytest.raises(Exception) as raised:  # noqa: PT011 (each has its own)
-        work(tmp_path / "checkpoint.pt")
+        work(path)
     sys.excepthook(raised.type, raised.value, raised.tb)
     printed = capsys.readouterr().err
-    assert printed.startswith(printed_first.format(path=tmp_path / "checkpoint.pt"))
-    assert ("Traceback" in printed) == ("Traceback" in printed_first)
+    sentence = f"error: the checkpoint {path} is cut short or damaged (it is empty)"
+    assert printed.startswith(sentence if refuses else "Traceback (most recent call last)")
+    assert ("Traceback" in printed) != refuses
 
 
-@pytest.mark.parametrize(
-    ("program", "own"),
-    [
-        ("/usr/bin/fairseq-eval-lm", True),
-        ("/lib/fairseq_cli/train.py", True),
-        ("train.py", False),
-        ("", False),
-    ],
-)
-def test_other_programs_keep_their_tracebacks(program, own, monkeypatch):
-    monkeypatch.setattr(sys, "argv", [program])
-    monkeypatch.setattr(sys, "excepthook", sys.__excepthook__)
-    error_messages.print_errors_as_sentences()
-    assert (sys.excepthook is not sys.__excepthook__) == own
+def test_other_programs_keep_their_tracebacks(monkeypatch):
+    programs = {"/bin/fairseq-eval-lm": True, "/lib/fairseq_cli/train.py": True, "train.py": False}
+    for program, own in (programs | {"": False}).items():
+        monkeypatch.setattr(sys, "argv", [program])
+        monkeypatch.setattr(sys, "excepthook", sys.__excepthook__)
+        error_messages.print_errors_as_sentences()
+        assert (sys.excepthook is not sys.__excepthook__) == own
 
 
 OPTIONS = {"slots": "--memory-slots", "knn": "--memory-knn"}
@@ -91,9 +78,7 @@ def test_arguments_in_backquotes_become_options(raised, text):
     caught = pytest.raises(ValueError, match=f"^{re.escape(text)}$")
     with caught, errors_name_options(OPTIONS.get):
         raise ValueError(raised)
-
-
-def test_other_errors_are_left_alone():
+    # other errors are left alone
     for error in (KeyError("`slots`"), UnicodeDecodeError("utf-8", b"\xff", 0, 1, "invalid")):
         with pytest.raises(type(error)) as caught, errors_name_options(OPTIONS.get):
             raise error

@@ -34,8 +34,6 @@ REGISTRIES = [
 
 @dataclass
 class Options(FairseqDataclass):
-    """A model's options."""
-
     width: int = 8
     depth: int = 2
     span: Optional[int] = None
@@ -43,8 +41,6 @@ class Options(FairseqDataclass):
 
 
 class Model(BaseFairseqModel):
-    """A model that keeps its options."""
-
     @classmethod
     def build_model(cls, cfg, task):
         built = cls()
@@ -78,7 +74,6 @@ def values(cfg):
     ("words", "expected"),
     [
         ("--arch made_up", [8, 2, None]),
-        ("--arch made_up_large", [64, 24, None]),
         ("--arch made_up_deep", [8, 48, None]),
         # what the command line says is left, a value that is the default too
         ("--arch made_up_large --depth 3 --span 5", [64, 3, 5]),
@@ -92,44 +87,37 @@ def test_a_preset_sets_what_the_command_line_leaves_open(words, expected):
     assert values(model.cfg) == values(cfg)
 
 
-def test_options_that_are_parsed_in_part_are_completed():
-    """As those of a saved model are when another script builds it."""
+def test_options_in_part_are_completed_and_a_saved_models_values_stay():
+    # as those of a saved model are when another script builds it
     cfg = argparse.Namespace(arch="made_up_large", depth=3)
     assert values(fairseq.models.build_model(cfg, task=None).cfg) == [64, 3, None]
-
-
-@pytest.mark.parametrize("name", ["made_up", "made_up_large"])
-def test_a_saved_models_values_stay_and_newer_options_have_their_defaults(name):
-    saved = {"_name": name, "width": 32}
-    for cfg in (OmegaConf.create(saved), argparse.Namespace(arch=name, **saved)):
-        model = fairseq.models.build_model(cfg, task=None, from_checkpoint=True)
-        # not 24 as in the preset, which might be younger than the model
-        assert values(model.cfg) == [32, 2, None]
+    for name in ("made_up", "made_up_large"):
+        saved = {"_name": name, "width": 32}
+        for cfg in (OmegaConf.create(saved), argparse.Namespace(arch=name, **saved)):
+            model = fairseq.models.build_model(cfg, task=None, from_checkpoint=True)
+            # not 24 as in the preset, which might be younger than the model
+            assert values(model.cfg) == [32, 2, None]
 
 
 @pytest.mark.parametrize(
-    ("given", "words"),
+    ("name", "value", "needed"),
     [
-        ({"width": True}, "--width is True: .* whole number"),
-        ({"width": 1e3}, "--width is 1000.0: .* whole number"),
-        ({"width": "64"}, "--width is '64': .* whole number"),
-        ({"span": float("nan")}, "--span is nan: .* whole number"),
-        ({"scale": float("inf")}, "--scale is inf: .* finite number"),
-        ({"scale": False}, "--scale is False: .* finite number"),
+        *[("width", given, "whole number") for given in (True, 1e3, "'64'")],
+        ("span", float("nan"), "whole number"),
+        *[("scale", given, "finite number") for given in (float("inf"), False)],
+        *[("width", 64, None), ("scale", 2, None), ("scale", 0.5, None), ("span", None, None)],
     ],
 )
-def test_other_kinds_of_numbers_are_refused(given, words):
+def test_other_kinds_of_numbers_are_refused(name, value, needed):
     """As --model-overrides brings them, which fairseq does not check."""
-    cfg = OmegaConf.create({"_name": "made_up_large", **given})
-    with pytest.raises(ValueError, match=f"^{words}.*--model-overrides"):
-        fairseq.models.build_model(cfg, task=None, from_checkpoint=True)
-
-
-@pytest.mark.parametrize("given", [{"width": 64}, {"scale": 2}, {"scale": 0.5}, {"span": None}])
-def test_numbers_of_their_kind_are_taken(given):
-    cfg = OmegaConf.create({"_name": "made_up_large", **given})
-    built = fairseq.models.build_model(cfg, task=None, from_checkpoint=True).cfg
-    assert {name: getattr(built, name) for name in given} == given
+    given = value.strip("'") if isinstance(value, str) else value
+    cfg = OmegaConf.create({"_name": "made_up_large", name: given})
+    if needed:
+        with pytest.raises(ValueError, match=f"^--{name} is {value}: .* {needed}.*--model-overr"):
+            fairseq.models.build_model(cfg, task=None, from_checkpoint=True)
+    else:
+        built = fairseq.models.build_model(cfg, task=None, from_checkpoint=True).cfg
+        assert getattr(built, name) == value
 
 
 def configure(model):
@@ -140,24 +128,17 @@ def configure(model):
     return cfg.model
 
 
-@pytest.mark.parametrize(
-    ("given", "expected"),
-    [
+def test_hydra_has_the_same_presets_and_refuses_an_option_that_the_model_lacks():
+    for given, expected in (
         ({"_name": "made_up"}, [8, 2, None]),
-        ({"_name": "made_up_large"}, [64, 24, None]),
         ({"_name": "made_up_large", "depth": 2, "span": 5}, [64, 2, 5]),
-    ],
-)
-def test_hydra_has_the_same_presets(given, expected):
-    cfg = configure(given)
-    assert values(fairseq.models.build_model(cfg, task=None).cfg) == expected
-    # the checkpoint has them too
-    saved = OmegaConf.create(OmegaConf.to_container(cfg))
-    again = fairseq.models.build_model(saved, task=None, from_checkpoint=True).cfg
-    assert values(again) == expected
-
-
-def test_hydra_refuses_an_option_that_the_model_lacks():
+    ):
+        cfg = configure(given)
+        assert values(fairseq.models.build_model(cfg, task=None).cfg) == expected
+        # the checkpoint has them too
+        saved = OmegaConf.create(OmegaConf.to_container(cfg))
+        again = fairseq.models.build_model(saved, task=None, from_checkpoint=True).cfg
+        assert values(again) == expected
     misspelt = {"_name": "made_up_large", "depht": 2}
     # a plugin may be imported before or after the configuration is completed
     for build in (configure, lambda model: OmegaConf.create({"model": model}).model):
@@ -165,8 +146,14 @@ def test_hydra_refuses_an_option_that_the_model_lacks():
             fairseq.models.build_model(build(misspelt), task=None)
 
 
-@pytest.mark.parametrize("words", ["--bf16", "--memory-efficient-bf16"])
-@pytest.mark.parametrize("name", ["made_up", "made_up_large", "transformer", "transformer_lm_gpt"])
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("made_up_large", "--bf16"),
+        ("transformer", "--bf16"),
+        ("made_up", "--memory-efficient-bf16"),
+    ],
+)
 def test_bfloat16_is_for_tpus_only_where_there_may_be_one(monkeypatch, name, words):
     def tpu():
         given = ["data", "--arch", name, words]

@@ -6,22 +6,17 @@ import numpy as np
 import pytest
 from fairseq import checkpoint_utils
 from fairseq.data import FairseqDataset
+from fairseq.optim.lr_scheduler.reduce_lr_on_plateau import ReduceLROnPlateauLRSchedule
 from fairseq.tasks import FairseqTask
 
 import fairseq_plugins  # noqa: F401 (changes how fairseq resumes)
 
 
 class Sentences(FairseqDataset):
-    """Sentences of a token, of which batches are drawn as fairseq's data sets draw them."""
+    """Twenty of a token, of which batches are drawn as fairseq's data sets draw them."""
 
     def __len__(self):
         return 20
-
-    def __getitem__(self, index):
-        return index
-
-    def num_tokens_vec(self, indices):
-        return np.ones(len(indices), dtype=np.int64)
 
     def num_tokens(self, index):
         return 1
@@ -29,33 +24,30 @@ class Sentences(FairseqDataset):
     def ordered_indices(self):
         return np.random.permutation(len(self))
 
-    def collater(self, samples):
-        return samples
-
 
 class OwnBatches(FairseqTask):
     def get_batch_iterator(self, *args, **options):
         return super().get_batch_iterator(*args, **options)
 
 
-def make_trainer(updates=0, max_update=0, task_class=FairseqTask, seed_of_epoch=False):
+def make_trainer(updates=0, max_update=0, task_class=FairseqTask, seed_of_epoch=False, **more):
     options = {"max_update": max_update, "max_epoch": 0, "stop_time_hours": 0}
     dataset = SimpleNamespace(update_ordered_indices_seed=seed_of_epoch)
     return SimpleNamespace(
         data_parallel_rank=0,
         checkpoint_suffix="",
         get_num_updates=lambda: updates,
-        lr_scheduler=None,
         cfg=SimpleNamespace(optimization=SimpleNamespace(**options), dataset=dataset),
         task=task_class(SimpleNamespace()),
+        **{"lr_scheduler": None, **more},
     )
 
 
-def resume(restore_file, load=lambda trainer: {}, **options):
+def resume(restore_file, load=lambda trainer: {}, reset=None, **options):
     """What ``load`` returns within the loading of a checkpoint."""
-    given = ("reset_optimizer", "reset_meters", "reset_lr_scheduler", "reset_dataloader")
+    resets = ("reset_optimizer", "reset_meters", "reset_lr_scheduler", "reset_dataloader")
     places = {"save_dir": "none", "restore_file": str(restore_file), "no_save": True}
-    cfg = SimpleNamespace(**dict.fromkeys(given, False), **places, patience=-1)
+    cfg = SimpleNamespace(**{name: name == reset for name in resets}, **places, patience=-1)
 
     def load_epoch(cfg, trainer):
         return load(trainer), SimpleNamespace(next_epoch_idx=1)
@@ -65,9 +57,8 @@ def resume(restore_file, load=lambda trainer: {}, **options):
 
 
 def batches(trainer, epoch, **options):
-    return trainer.task.get_batch_iterator(
-        Sentences(), max_sentences=3, epoch=epoch, **options
-    ).frozen_batches
+    made = trainer.task.get_batch_iterator(Sentences(), max_sentences=3, epoch=epoch, **options)
+    return made.frozen_batches
 
 
 def test_a_resumed_epoch_has_the_batches_that_it_had():
@@ -88,13 +79,12 @@ def test_a_resumed_epoch_has_the_batches_that_it_had():
     resume("checkpoint_last.pt", load, task_class=OwnBatches)
     assert np.array_equal(drawn[0], four)
 
-
-def test_the_seed_of_an_epoch_is_that_of_the_first():
-    def load(trainer):
+    # the seed of an epoch is that of the first
+    def of_seed(trainer):
         return batches(trainer, 4, seed=1 + 4)[0]
 
-    drawn = resume("checkpoint_last.pt", load, seed_of_epoch=True)
-    assert np.array_equal(drawn, batches(make_trainer(), 1, seed=1 + 1)[0])
+    found = resume("checkpoint_last.pt", of_seed, seed_of_epoch=True)
+    assert np.array_equal(found, batches(make_trainer(), 1, seed=1 + 1)[0])
 
 
 def test_only_a_file_of_an_incomplete_training_is_restored(tmp_path):
@@ -108,3 +98,13 @@ def test_only_a_file_of_an_incomplete_training_is_restored(tmp_path):
     complete = f"^--restore-file is {saved}, which has 30 updates, and --max-update is 20"
     with pytest.raises(ValueError, match=complete):
         resume(saved, updates=30, max_update=20)
+
+
+@pytest.mark.parametrize("reset", [None, "reset_lr_scheduler", "reset_dataloader"])
+def test_a_plateau_scheduler_steps_after_the_epoch_that_was_saved_before_its_step(reset):
+    steps = []
+    saved = {"train_iterator": {"epoch": 5, "iterations_in_epoch": 0}, "val_loss": 2.5}
+    scheduler = object.__new__(ReduceLROnPlateauLRSchedule)
+    options = {"lr_scheduler": scheduler, "lr_step": lambda *step: steps.append(step)}
+    resume("checkpoint_last.pt", lambda trainer: saved, reset, updates=30, **options)
+    assert steps == ([] if reset else [(4, 2.5)])

@@ -20,20 +20,27 @@ SMALL = {
 }
 
 
-def test_it_has_the_options_of_fairseqs_parser():
+def test_it_has_the_options_of_fairseqs_parser_and_positions_of_the_task():
     parser = argparse.ArgumentParser(add_help=False)
     TransformerModel.add_args(parser)
     known = set(OmegaConf.structured(TransformerOptions)) - {"_name"}
     # which has no flag
     assert known - {"decoder_input_dim"} == {action.dest for action in parser._actions}
+    cfg = OmegaConf.create({"model": TransformerOptions, "task": {"max_source_positions": 7}})
+    found = parsed(cfg.model)
+    assert (found.max_source_positions, found.max_target_positions) == (7, 1024)
 
 
 @pytest.mark.parametrize(
     "given",
     [
         {},
-        {"encoder_embed_dim": 64, "encoder_ffn_embed_dim": 32},
-        {"encoder_embed_dim": 64, "decoder_embed_dim": 32, "decoder_output_dim": 8},
+        {
+            "encoder_embed_dim": 64,
+            "encoder_ffn_embed_dim": 32,
+            "decoder_embed_dim": 32,
+            "decoder_output_dim": 8,
+        },
         {"dropout": 0.3, "activation_fn": "gelu", "adaptive_softmax_cutoff": [3, 5]},
     ],
 )
@@ -42,16 +49,9 @@ def test_fairseq_builds_of_it_what_it_builds_of_parsed_options(given):
     found, expected = parsed(cfg), Namespace(**given)
     for options in (found, expected):
         base_architecture(options)
-    built = TransformerConfig.from_namespace(found)
-    wanted = TransformerConfig.from_namespace(expected)
+    built, wanted = map(TransformerConfig.from_namespace, (found, expected))
     assert built == wanted
     assert OmegaConf.to_yaml(OmegaConf.create(vars(parsed(cfg)))).count("${") == 0
-
-
-def test_under_hydra_positions_are_those_of_the_task():
-    cfg = OmegaConf.create({"model": TransformerOptions, "task": {"max_source_positions": 7}})
-    found = parsed(cfg.model)
-    assert (found.max_source_positions, found.max_target_positions) == (7, 1024)
 
 
 @pytest.mark.parametrize("model", MODELS)

@@ -86,21 +86,15 @@ REFUSED = [
 ]
 
 
-def use(saved, models, kind, method, given):
-    if method == "load":
-        data = saved / ("pairs" if kind == "pairs" else "text")
-        load(saved / f"{kind}.pt", data, **given)
-    elif method == "stream":
-        models(kind).stream().score(**given)
-    else:
-        getattr(models(kind), method)(**given)
-
-
 @pytest.mark.parametrize("case", REFUSED, ids=lambda case: f"{case[:2]} {case[3:]}")
 def test_what_cannot_be(saved, models, case):
     kind, method, given, start, *words = case
+    use = {
+        "load": lambda data: load(saved / f"{kind}.pt", saved / data, **given),
+        "stream": lambda data: models(kind).stream().score(**given),
+    }.get(method, lambda data: getattr(models(kind), method)(**given))
     with pytest.raises(ValueError, match=r".") as refusal:
-        use(saved, models, kind, method, given)
+        use("pairs" if kind == "pairs" else "text")
     told = str(refusal.value)
     assert told.startswith(start)
     assert [word for word in words if word not in told] == []
@@ -108,7 +102,6 @@ def test_what_cannot_be(saved, models, case):
 
 def test_a_folder_without_a_checkpoint(tmp_path):
     names = "checkpoint_best.pt, checkpoint_last.pt or checkpoint.pt"
-    with pytest.raises(
-        ValueError, match=re.escape(f"{tmp_path} has no {names}: name a checkpoint")
-    ):
+    message = re.escape(f"{tmp_path} has no {names}: name a checkpoint")
+    with pytest.raises(ValueError, match=message):
         load(tmp_path)

@@ -56,6 +56,8 @@ def test_one_stream_gives_the_losses_of_the_whole_text(folder, text, monkeypatch
     np.testing.assert_allclose(losses, token_losses(model.model, before(text), text), atol=1e-5)
     of_text = model.score("".join(model.text.decode(torch.from_numpy(text.astype(int)))))
     np.testing.assert_allclose(losses, -of_text.log_probs, atol=1e-5)
+    first = model.score_split(tokens_per_sample=segment, max_tokens=11)
+    np.testing.assert_allclose(first, losses[:11], atol=1e-5)
 
 
 @pytest.mark.parametrize(("streams", "segment"), [(2, 7), (5, 8), (7, 100)])
@@ -85,12 +87,7 @@ def test_an_extended_context_is_read_and_not_scored(folder, text, segment, conte
     np.testing.assert_allclose(model.score_split(**options), expected, atol=1e-5)
 
 
-def test_only_the_first_tokens_are_scored(text, model):
-    losses = model.score_split(max_tokens=11)
-    np.testing.assert_allclose(losses, model.score_split()[:11], atol=1e-5)
-
-
-def test_pairs_of_sentences_are_in_order(saved):
+def test_pairs_of_sentences_are_in_order_and_complete(saved, monkeypatch):
     model = load(saved / "pairs.pt", saved / "pairs")
     losses = model.score_split(batch_size=3)
     texts = [
@@ -100,10 +97,7 @@ def test_pairs_of_sentences_are_in_order(saved):
     expected = np.concatenate([-score.log_probs for score in model.score(*texts)])
     assert len(losses) == TARGETS
     np.testing.assert_allclose(losses, expected, atol=1e-5)
-
-
-def test_sentences_that_are_too_long_are_noticed(saved, monkeypatch):
-    model = load(saved / "pairs.pt", saved / "pairs")
+    # some sentences are too long
     monkeypatch.setattr(type(model.model), "max_positions", lambda model: (8, 8))
     with pytest.raises(ValueError, match=f"{TARGETS - 3} tokens were scored of the {TARGETS} of"):
         model.score_split()

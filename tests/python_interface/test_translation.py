@@ -36,13 +36,9 @@ def test_hypotheses_are_ranked(model):
     assert any(len(set(one.tokens)) < len(one.tokens) for one in found)
 
 
-def test_unknown_words_and_blanks_are_translated_as_fairseq_does(model):
+def test_unknown_words_blanks_and_nothing_are_translated_as_fairseq_does(model):
     options = {"beam": 2, "max_len_b": 6}
     assert model.translate("a xyz\n b", **options) == model.translate("a <unk> b", **options)
-
-
-def test_nothing_is_translated_to_nothing(model):
-    options = {"beam": 2, "max_len_b": 6}
     found = model.translate(["", "a b c d", " \n", "p"], **options)
     assert found[::2] == ["", ""]
     assert found[1::2] == model.translate(["a b c d", "p"], **options)

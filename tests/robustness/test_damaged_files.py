@@ -45,10 +45,15 @@ PLACES = {
 WEIGHT = "decoder.layers.1.self_attn.out_proj.weight"
 
 
-def change_weights(path, change):
-    """Change the weights in a checkpoint."""
+def change_checkpoint(path, change):
+    if change in DAMAGES:
+        path.write_bytes(DAMAGES[change](path.read_bytes()))
+        return
     state = torch.load(path, weights_only=True)
-    change(state["model"])
+    if change == "a NaN":
+        state["model"][WEIGHT].view(-1)[:1].fill_(float("nan"))
+    else:
+        del state["model"][WEIGHT]
     torch.save(state, path)
 
 
@@ -86,17 +91,7 @@ def undamaged(corpora, trained, tmp_path_factory):
     return found
 
 
-CHANGES = {
-    **{
-        name: lambda path, damage=damage: path.write_bytes(damage(path.read_bytes()))
-        for name, damage in DAMAGES.items()
-    },
-    "a tensor less": lambda path: change_weights(path, lambda model: model.pop(WEIGHT)),
-    "a NaN": lambda path: change_weights(
-        path, lambda model: model[WEIGHT].view(-1)[:1].fill_(float("nan"))
-    ),
-}
-# all readers have one loader: others than the first get some of them
+# all readers have one loader: others than the first get some of the changes
 FEW = ("cut in the middle", "a bit flipped in its middle", "a tensor less", "a NaN")
 
 
@@ -106,13 +101,13 @@ FEW = ("cut in the middle", "a bit flipped in its middle", "a tensor less", "a N
     [
         (reader, change)
         for reader in READERS
-        for change in (CHANGES if reader == "fairseq-eval-lm" else FEW)
+        for change in ([*DAMAGES, *FEW[2:]] if reader == "fairseq-eval-lm" else FEW)
     ],
 )
 def test_a_changed_checkpoint(reader, change, model, corpora, undamaged):
     """It is refused by its name, or the reader finds what it found before."""
     path = model / "checkpoint_last.pt"
-    CHANGES[change](path)
+    change_checkpoint(path, change)
     status, printed = Command(*READERS[reader](path, corpora)).wait()
     if status:
         assert_refused(status, printed, path.name)
@@ -121,7 +116,7 @@ def test_a_changed_checkpoint(reader, change, model, corpora, undamaged):
         assert results(printed, path) == undamaged[reader]
 
 
-@pytest.mark.parametrize("paper", ["all_attention", "product_key_memory", "weighted_transformer"])
+@pytest.mark.parametrize("paper", ["product_key_memory", "weighted_transformer"])
 def test_the_checkpoint_of_another_model(paper, corpora, trained, model):
     path = model / "checkpoint_last.pt"
     shutil.copy(trained(paper) / path.name, path)

@@ -75,52 +75,36 @@ OPCODES = {
     "an instance of old classes": lambda mark: b"(S'" + mark + b"'\nios\nmkdir\n.",
     "a module that does it when imported": lambda mark: b"\x80\x02cside_effects\nx\n.",
 }
-# what opens checkpoints: the paper of the checkpoint, and the words given a path and the corpora
+# what opens checkpoints, and the paper of the checkpoint
 OPENERS = {
-    "fairseq-eval-lm": ("transformer_xl", lambda path, c: evaluation(c["text"], path)),
-    "fairseq-generate": ("weighted_transformer", lambda path, c: translation(c["pairs"], path)),
-    "fairseq-train --restore-file": (
-        "transformer_xl",
-        lambda path, c: training(
-            *(c, "transformer_xl", path.parent, "--restore-file", path, "--max-update", 21)
-        ),
-    ),
-    "fairseq-train --finetune-from-model": (
-        "transformer_xl",
-        lambda path, c: training(
-            *(c, "transformer_xl", path.parent / "new", "--finetune-from-model", path),
-            *("--max-update", 1),
-        ),
-    ),
-    "convert.average": (
-        "transformer_xl",
-        lambda path, c: (
-            *("scripts.convert.average", path, path.with_name("checkpoint_1_4.pt")),
-            *("--output", path.parent / "average.pt"),
-        ),
-    ),
-    "plot.attention_spans": (
-        "all_attention",
-        lambda path, c: (
-            *("scripts.plot.attention_spans", "--checkpoint", path),
-            *("--output", path.parent / "out"),
-        ),
-    ),
-    "plot.branch_weights": (
-        "weighted_transformer",
-        lambda path, c: (
-            *("scripts.plot.branch_weights", "--checkpoint", path),
-            *("--output", path.parent / "out"),
-        ),
-    ),
-    "evaluate.memory_usage": (
-        "product_key_memory",
-        lambda path, c: (
-            *("scripts.evaluate.memory_usage", "--data", c["text"], "--cpu"),
-            *("--checkpoint", f"one={path}", "--output", path.parent / "out"),
-        ),
-    ),
+    "fairseq-eval-lm": "transformer_xl",
+    "fairseq-generate": "weighted_transformer",
+    "fairseq-train --restore-file": "transformer_xl",
+    "fairseq-train --finetune-from-model": "transformer_xl",
+    "scripts.convert.average": "transformer_xl",
+    "scripts.plot.attention_spans": "all_attention",
+    "scripts.plot.branch_weights": "weighted_transformer",
+    "scripts.evaluate.memory_usage": "product_key_memory",
 }
+
+
+def words_of(opener, path, corpora):
+    folder, (name, *option) = path.parent, opener.split()
+    if name == "fairseq-eval-lm":
+        return evaluation(corpora["text"], path)
+    if name == "fairseq-generate":
+        return translation(corpora["pairs"], path)
+    if option == ["--restore-file"]:
+        words = (folder, *option, path, "--max-update", 21)
+        return training(corpora, OPENERS[opener], *words)
+    if option:
+        return training(corpora, OPENERS[opener], folder / "new", *option, path, "--max-update", 1)
+    if name.endswith("average"):
+        return (name, path, path.with_name("checkpoint_1_4.pt"), "--output", folder / "average.pt")
+    if name.endswith("memory_usage"):
+        path = f"one={path}"
+        name, *option = (name, "--data", corpora["text"], "--cpu")
+    return (name, *option, "--checkpoint", path, "--output", folder / "out")
 
 
 @pytest.mark.parametrize("construction", [*OBJECTS, *OPCODES])
@@ -142,14 +126,14 @@ def test_nothing_in_a_checkpoint_is_executed(tmp_path, monkeypatch, construction
 @pytest.mark.slow
 @pytest.mark.parametrize("opener", OPENERS)
 def test_whatever_opens_a_checkpoint_executes_nothing_in_it(corpora, trained, tmp_path, opener):
-    paper, words = OPENERS[opener]
-    model, mark = shutil.copytree(trained(paper), tmp_path / "model"), tmp_path / "mark"
+    mark, model = tmp_path / "mark", shutil.copytree(trained(OPENERS[opener]), tmp_path / "model")
     path = model / "checkpoint.pt"
     state = torch.load(model / "checkpoint_last.pt", weights_only=True)
     state["extra_state"]["more"] = Reduced(os.mkdir, str(mark))
     torch.save(state, path)
-    assert_refused(*Command(*words(path, corpora)).wait(), "checkpoint.pt")
+    words = words_of(opener, path, corpora)
+    assert_refused(*Command(*words).wait(), "checkpoint.pt")
     assert not mark.exists()
     # as it was, it is opened
     shutil.copy(model / "checkpoint_last.pt", path)
-    run(*words(path, corpora))
+    run(*words)

@@ -10,16 +10,12 @@ import time
 import pytest
 import torch
 
-from tests.end_to_end.commands import Command, free_address
+from tests.end_to_end.commands import Command, start_together
 from tests.end_to_end.trainings import TRAININGS, logged, read_tensors, training
 
 pytestmark = pytest.mark.slow
 UPDATES = 15
 SAVED_OFTEN = ("--max-update", UPDATES, "--save-interval-updates", 3, "--keep-interval-updates", 2)
-TOGETHER = (
-    *("--ddp-backend", "legacy_ddp", "--distributed-backend", "gloo"),
-    *("--distributed-no-spawn", "--distributed-world-size", 2),
-)
 
 
 def timed(start):
@@ -55,8 +51,7 @@ def test_a_killed_training_goes_on_as_the_one_that_was_not(
         words = training(corpora, paper, folder, *SAVED_OFTEN)
         if workers == 1:
             return [Command(*words)]
-        words += (*TOGETHER, "--distributed-init-method", free_address(), "--distributed-rank")
-        return [Command(*words, rank) for rank in range(workers)]
+        return start_together(*words, "--ddp-backend", "legacy_ddp")
 
     whole = tmp_path / "whole"
     printed, seconds = timed(lambda: start(whole))
@@ -88,38 +83,29 @@ def digests(folder):
     }
 
 
-def words_of_preparations(corpora, trained):
-    """Commands that write files, each given an output."""
-    text = corpora["text"].parent
-    pairs = corpora["pairs"].parent
-    last = trained("transformer_xl") / "checkpoint_last.pt"
-    parts = [word for part in ("train", "valid", "test") for word in (f"--{part}", pairs / part)]
-    return {
-        "prepare.text": lambda output: (
-            *("scripts.prepare.text", "--input", text, "--output", output, "--unit", "words"),
-        ),
-        "prepare.translation": lambda output: (
-            *("scripts.prepare.translation", "--source-lang", "en", "--target-lang", "de", *parts),
-            *("--output", output, "--bpe-size", 40, "--workers", 1),
-        ),
-        "prepare.number_names": lambda output: (
-            *("scripts.prepare.number_names", "--output", output, "--train", 2000),
-            *("--valid", 20, "--test", 20),
-        ),
-        "convert.average": lambda output: (
-            *("scripts.convert.average", last, last.with_name("checkpoint_1_4.pt")),
-            *("--output", output.with_name("average.pt")),
-        ),
-    }
-
-
 @pytest.mark.parametrize(
     "name", ["prepare.text", "prepare.translation", "prepare.number_names", "convert.average"]
 )
 def test_a_killed_command_started_again_writes_the_same_bytes(
     corpora, trained, tmp_path, name, request
 ):
-    words = words_of_preparations(corpora, trained)[name]
+    text, pairs = corpora["text"].parent, corpora["pairs"].parent
+    last = trained("transformer_xl") / "checkpoint_last.pt"
+    parts = [word for part in ("train", "valid", "test") for word in (f"--{part}", pairs / part)]
+    options = {
+        "prepare.text": ("--input", text, "--unit", "words"),
+        "prepare.translation": (
+            *("--source-lang", "en", "--target-lang", "de", *parts),
+            *("--bpe-size", 40, "--workers", 1),
+        ),
+        "prepare.number_names": ("--train", 2000, "--valid", 20, "--test", 20),
+        "convert.average": (last, last.with_name("checkpoint_1_4.pt")),
+    }[name]
+
+    def words(output):
+        file = output.with_name("average.pt") if name == "convert.average" else output
+        return (f"scripts.{name}", *options, "--output", file)
+
     whole = tmp_path / "whole" / "output"
     whole.parent.mkdir()
     _, seconds = timed(lambda: [Command(*words(whole))])
