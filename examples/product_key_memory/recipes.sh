@@ -111,6 +111,7 @@ recipe() {
                 --packages "$(dirname "$0")/python_packages.txt") source=''
             adam+=("${norm[@]}" --validate-interval-updates 500 --save-interval-updates 500
                 --keep-interval-updates 1) passes=1 rate=0.002
+            depth+=(--decoder-normalize-before)
         }
         case ${name#*_} in
         none) ;;
