@@ -206,7 +206,7 @@ def test_the_plain_transformer_is_trained_alike(name):
     weighted = training("weighted_transformer", name.removesuffix("_plain"))
     changed = differences(weighted, training("weighted_transformer", name))
     dropouts = {"dropout", "attention_dropout"}
-    # fairseq fills in sizes that follow from others for its own model at once
+    # fairseq's own model gets these sizes, which follow from others, when the command is parsed
     sizes = {f"decoder_{side}_dim" for side in ("input", "output")}
     sizes |= {f"max_{side}_positions" for side in ("source", "target")}
     assert changed - dropouts - sizes <= {"arch", "optimizer", "max_update"}
@@ -245,6 +245,7 @@ def test_finish_goes_on_with_the_same_options_at_the_last_rate(place):
 @pytest.mark.parametrize("paper", PAPERS)
 def test_evaluation_is_understood_and_scores_every_token(paper):
     names = [name for of_paper, name in LISTED if of_paper == paper]
+    assert names
     kinds = set()
     # each training of facts ends with a score of all of them
     for name in (name for name in names if not name.startswith("facts")):

@@ -58,11 +58,7 @@ def test_a_resumed_run_is_the_uninterrupted_run(corpora, learned, tmp_path):
     """The memory that a checkpoint holds is as long as the spans were, which then change."""
     begun = learned / "checkpoint_1_4.pt"
     state = torch.load(begun, weights_only=True)["extra_state"]["train_iterator"]
-    print(
-        [len(h[0]) for h in state["recurrence"]["layers"]],
-        spans(learned, begun.name),
-        spans(learned),
-    )
+    assert [len(hidden[0]) for hidden in state["recurrence"]["layers"]] == [12, 12]
     start = ("--restore-file", begun, "--max-update", 20)
     printed = run(*training(corpora, "all_attention", tmp_path, *start))
     assert "resuming with recurrence" in printed

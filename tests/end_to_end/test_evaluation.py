@@ -46,13 +46,10 @@ ADAPTIVE = """--arch transformer_xl --adaptive-input --tie-adaptive-weights --dd
 @pytest.mark.parametrize(
     ("positions", "options"),
     [
-        ("sinusoidal-absolute", "--criterion segment_loss --half-loss"),
+        ("sinusoidal-absolute", "--criterion segment_loss --half-loss --mem-len 0"),
         ("learned-absolute", "--extended-context 4"),
         ("shaw", "--decoder-normalize-before --checkpoint-activations"),
-        (
-            "transformer-xl",
-            f"{ADAPTIVE} --mem-len 0 --untie-r --locked-dropout --embed-dropout 0.1",
-        ),
+        ("transformer-xl", f"{ADAPTIVE} --untie-r --locked-dropout --embed-dropout 0.1"),
     ],
 )
 def test_ablations_train_and_evaluate(data, tmp_path, test_tokens, positions, options):
@@ -64,7 +61,7 @@ def test_ablations_train_and_evaluate(data, tmp_path, test_tokens, positions, op
     context = options.split() if "--extended-context" in options else ()
     printed = evaluate(data, checkpoint, "--tokens-per-sample", 8, "--batch-size", 2, *context)
     assert tokens_evaluated(printed) == test_tokens
-    memory = 8 if positions == "shaw" else 0
+    memory = 0 if "absolute" in positions else 8
     for said in (trained, printed):
         assert f"recurrence {memory} tokens" in said
         assert f"positions {positions}" in said

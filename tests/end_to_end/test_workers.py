@@ -3,6 +3,7 @@
 import re
 
 import pytest
+import torch
 from fairseq.models import distributed_fairseq_model
 from torch.nn.parallel import DistributedDataParallel
 
@@ -61,8 +62,17 @@ def test_two_workers_with_shards_resume_what_one_learns(data, tmp_path):
     one, two = tmp_path / "one", tmp_path / "two"
     train(data, one, "--max-update", 4, "--disable-validation", *how, model=())
     # with validation, before which the memories of the streams are gathered
-    train(data, two, "--max-update", 2, *how, model=(), workers=2)
-    train(data, two, "--max-update", 4, "--memory-shard-values", *how, model=(), workers=2)
+    for updates, shards in (
+        (2, ()),
+        (3, ("--memory-shard-values",)),
+        (4, ("--memory-shard-values",)),
+    ):
+        train(data, two, "--max-update", updates, *shards, *how, model=(), workers=2)
     values = parameters(two)["decoder.layers.1.feed_forward.memory.values"]
     assert values.shape == (64, 16)
     assert_equal(parameters(two), parameters(one), rtol=1e-4, atol=1e-5)
+    moments = (
+        torch.load(folder / "checkpoint_last.pt", weights_only=True)["last_optimizer_state"]
+        for folder in (two, one)
+    )
+    torch.testing.assert_close(*(state["tables"] for state in moments), rtol=1e-4, atol=1e-5)

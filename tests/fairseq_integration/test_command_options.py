@@ -5,6 +5,7 @@ import argparse
 import pytest
 import torch
 from fairseq import options
+from fairseq.tasks.language_modeling import LanguageModelingConfig
 
 import fairseq_plugins  # noqa: F401 (changes how fairseq parses)
 from fairseq_plugins.fairseq_integration import command_options
@@ -35,6 +36,7 @@ def test_what_segment_language_models_cannot_do_is_refused(option):
 
 @pytest.mark.parametrize("option", command_options.OF_BLOCKS)
 def test_options_of_blocks_are_explained(option, capsys):
+    assert option in LanguageModelingConfig.__dataclass_fields__
     flag = "--" + option.replace("_", "-")
     with pytest.raises(SystemExit):
         parse("eval-lm", *SEGMENTS, flag, "1")

@@ -81,11 +81,14 @@ def test_the_example_carries_its_memory_to_the_end_of_the_text(in_example, monke
     assert read == [None, [13, 13], [26, 26], None, [13, 13]]
 
 
-def test_a_text_that_is_too_short_is_refused(in_example, tmp_path, monkeypatch, capsys):
+def test_a_text_that_is_too_short_or_missing_is_refused(in_example, tmp_path, monkeypatch, capsys):
     (tmp_path / "text").write_text("short", encoding="utf-8")
     monkeypatch.setattr("sys.argv", ["train.py", str(tmp_path / "text")])
     assert in_example["main"]() == 1
     assert capsys.readouterr().err.startswith("error: the text has 5 characters: ")
+    (tmp_path / "text").unlink()
+    assert in_example["main"]() == 1
+    assert str(tmp_path / "text") in capsys.readouterr().err
 
 
 # --- under PyTorch's own tools

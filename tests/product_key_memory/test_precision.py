@@ -68,10 +68,10 @@ def test_in_half_precision_small_steps_add_up(dtype, precision, common):
     # a resumed training has a state of its own, in single precision too
     saved = optimizer.state_dict()
     wrapped(half, precision, **common).load_state_dict(saved)
-    for name, moment in vars(half.table.moments).items():
-        if name in (*MOMENTS, "master"):
-            assert moment.dtype == torch.float32
-            assert moment.data_ptr() != saved["tables"][0][name].data_ptr()
+    for name in (*MOMENTS, "master"):
+        moment = getattr(half.table.moments, name)
+        assert moment.dtype == torch.float32
+        assert moment.data_ptr() != saved["tables"][0][name].data_ptr()
 
 
 @pytest.mark.parametrize("accumulated", [1, 3])

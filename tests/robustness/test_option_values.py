@@ -83,7 +83,7 @@ def test_a_value_that_nobody_means(corpora, tmp_path, paper, option, value):
 @pytest.mark.parametrize(
     ("option", "value", "named"),
     [
-        ("--extended-context", 4, "--mem-len"),
+        ("--extended-context", 4, "--extended-context.* --mem-len"),
         ("--batch-size", 100000, "--batch-size"),
         ("--max-tokens", 64, "--max-tokens"),
         ("--arch", "weighted_transformer_tiny", "--mem-len"),

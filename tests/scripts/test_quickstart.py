@@ -5,6 +5,7 @@ import math
 import re
 import sys
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 
@@ -54,6 +55,18 @@ def test_a_log_is_followed_while_it_is_written(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(steps.Training, "progress", lambda self: (90, 1.0))
     training.run("[3] training")
     assert capsys.readouterr().out == "\n[3] training: 90 of 90 updates done, nothing left to do\n"
+
+
+def test_an_interrupted_quickstart_says_how_it_goes_on(tmp_path, capsys):
+    def interrupt(output):
+        assert (output / "checkpoints").is_dir()
+        raise KeyboardInterrupt
+
+    words = ["--output", str(tmp_path / "a" / "b")]
+    assert (
+        steps.run_quickstart(interrupt, "python -m scripts.some", Path("x"), "some", words) == 130
+    )
+    assert "`make some` goes on from the last checkpoint" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

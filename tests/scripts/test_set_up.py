@@ -12,8 +12,6 @@ from unittest.mock import ANY
 
 import pytest
 
-pytestmark = pytest.mark.slow
-
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = "scripts/set_up.sh"
 PINS = "requirements/development.txt"
@@ -129,6 +127,7 @@ def test_other_failures_show_the_end_of_the_log(checkout):
     assert (status, errors.splitlines()[1:]) == (1, said.splitlines()[5:])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("signal_number", "version"), [(signal.SIGINT, "3.10"), (signal.SIGTERM, "3.13")]
 )
@@ -171,6 +170,7 @@ index-url = https://index.example/simple
 find-links =
     /first
     https://second.example/links
+timeout = 20
 [install]
 extra-index-url = https://one.example/simple https://two.example/simple
 trusted-host = one.example
@@ -210,6 +210,7 @@ def test_uv_is_handed_the_settings_of_pip(checkout):
     assert ["--no-index" in call for call in calls(checkout)[::2]] == [False, False, True, True]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("change", "folder", "facts"),
     [
@@ -247,6 +248,7 @@ def test_a_linked_venv_is_replaced_but_not_emptied(checkout, tmp_path):
     assert (elsewhere / "set_up.stamp").exists()
 
 
+@pytest.mark.slow
 def test_a_build_of_fairseq_is_kept_for_its_torch_alone(checkout):
     def cache_of_fairseq(**environment):
         (checkout / STAMP).unlink(missing_ok=True)

@@ -1,6 +1,7 @@
 """Averages of checkpoints: the mean of weights, what must hold of them, and what is refused."""
 
 import shutil
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -129,7 +130,7 @@ def test_impossible_choices_are_refused(models, tmp_path, refused, words, messag
     assert not (tmp_path / "made").exists()
 
 
-def test_a_file_that_is_there_or_cannot_be_written(models, tmp_path, capsys):
+def test_a_file_that_is_there_or_cannot_be_written(models, tmp_path, capsys, monkeypatch):
     output = tmp_path / "mean.pt"
     output.write_text("kept")
     for place, message in (
@@ -139,4 +140,7 @@ def test_a_file_that_is_there_or_cannot_be_written(models, tmp_path, capsys):
         assert run(models, "--last", 2, "--output", place) == 1
         assert f"error: --output {place}{message}" in capsys.readouterr().err
     assert output.read_text() == "kept"
+    monkeypatch.setattr(torch, "save", Mock(side_effect=RuntimeError("no space")))
+    assert run(models, "--last", 2, "--output", tmp_path / "full.pt") == 1
+    assert "no space" in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == [output]

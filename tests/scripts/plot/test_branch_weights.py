@@ -136,6 +136,8 @@ def test_each_layer_has_two_panels_and_each_branch_a_line():
     lines = figure.axes[2].get_lines()
     assert [line.get_ydata()[0] for line in lines[:-1]] == pytest.approx(twelve[0])
     assert len({(line.get_color(), line.get_linestyle()) for line in lines}) == 13
+    named = [text.get_text() for text in figure.legends[0].get_texts()]
+    assert named == [*(f"branch {number}" for number in range(1, 13)), "1/M"]
 
 
 NO_WEIGHTS = '{"epoch": 1, "valid_loss": "3.06", "valid_num_updates": "10"}'
