@@ -60,7 +60,7 @@ recipe() {
     local cpu=(--cpu --distributed-world-size 1 --seed 1 --dropout 0 --warmup-init-lr 1e-7
         --log-format json --log-interval 50)
     local norm=(--memory-query-batch-norm) ablation=(--arch pkm_transformer_lm_ablation)
-    local inner=256 layers=2 passes=2 rate depth=(--decoder-layers 6)
+    local inner=256 layers=2 passes=2 memory_rate depth=(--decoder-layers 6)
 
     case $name in
     english_* | python_* | facts_*) log=1 ;;
@@ -105,12 +105,12 @@ recipe() {
     english_none | english_16k | english_262k | python_*)
         preparation=(text --unit subwords --moses en --bpe-size 8000) source=--input
         task+=(--tokens-per-sample 256)
-        layers='' slots=16384 rate=0.004
+        layers='' slots=16384 memory_rate=0.004
         [[ $name == english_* ]] || {
             preparation=(python_source --subwords 8000
                 --packages "$(dirname "$0")/python_packages.txt") source=''
             adam+=("${norm[@]}" --validate-interval-updates 500 --save-interval-updates 500
-                --keep-interval-updates 1) passes=1 rate=0.002
+                --keep-interval-updates 1) passes=1 memory_rate=0.008
             depth+=(--decoder-normalize-before)
         }
         case ${name#*_} in
@@ -121,7 +121,7 @@ recipe() {
         training=(--arch pkm_transformer_lm "${depth[@]}" --decoder-embed-dim 128
             --decoder-ffn-embed-dim 512 --decoder-attention-heads 4
             --share-decoder-input-output-embed --memory-layers "$layers" --memory-slots "$slots"
-            "${adam[@]}" --lr $rate --memory-lr $rate --warmup-updates 200
+            "${adam[@]}" --lr 0.004 --memory-lr $memory_rate --warmup-updates 200
             --batch-size 16 --max-epoch "$passes" "${cpu[@]}")
         evaluation=(--batch-size 16 --required-batch-size-multiple 1 --cpu)
         ;;
