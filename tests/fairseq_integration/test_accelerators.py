@@ -33,7 +33,7 @@ from tests.gpu.host_waits import SPANS_READ, WAITS, asker
 ADAM = {"lr": [1e-3], "adam_betas": "(0.9, 0.98)", "fp16_adam_stats": False}
 # how often functions of ours make the host wait in an update
 OFTEN = {case: {SPANS_READ: 1} for case in ("spans", "spans with epsilon")}
-# in single precision only these: a case in mixed precision has weights of it, too
+# cases that also run in plain single precision; mixed precision covers the other ones
 SINGLE_CASES = ["transformer_xl", "shaw", *OFTEN, "memory", "memory, all options", "flat keys"]
 SINGLE_CASES += ["branches, shake", "branches, as-written"]
 # of two streams of 8 tokens, of which one ends with padding

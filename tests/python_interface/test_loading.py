@@ -34,12 +34,14 @@ def changed(path, change):
     torch.save(state, path)
 
 
-def test_a_folder_stands_for_its_best_checkpoint_and_nothing_in_a_file_is_executed(saved, folder):
-    best = folder / "checkpoint_best.pt"
-    shutil.copy(saved / "forgetful.pt", best)
+def test_a_folder_stands_for_its_best_checkpoint(saved, folder):
+    shutil.copy(saved / "forgetful.pt", folder / "checkpoint_best.pt")
     for path, mem_len in ((folder, 0), (str(folder / "checkpoint_last.pt"), 5)):
         assert load(path, saved / "text").model.decoder.context.mem_len == mem_len
-    torch.save({"model": Mischief(folder / "made")}, best)
+
+
+def test_nothing_in_a_file_is_executed(folder):
+    torch.save({"model": Mischief(folder / "made")}, folder / "checkpoint_best.pt")
     with pytest.raises(ValueError, match="holds more than weights and options"):
         load(folder)
     assert not (folder / "made").exists()

@@ -1,8 +1,29 @@
 """What the tests of scripts share."""
 
+import multiprocessing
+import os
 import re
+import select
 
 import pytest
+
+
+@pytest.fixture
+def assert_end_together(tmp_path):
+    """Check that what a script starts ends as the script is killed: it writes into a pipe."""
+
+    def check(run_script):
+        fifo = tmp_path / "fifo"
+        os.mkfifo(fifo)
+        script = multiprocessing.get_context("fork").Process(target=run_script, args=(fifo,))
+        script.start()
+        with fifo.open("rb") as held:
+            script.kill()
+            script.join()
+            assert select.select([held], [], [], 60)[0]
+            assert held.read() == b""
+
+    return check
 
 
 @pytest.fixture

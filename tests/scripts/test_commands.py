@@ -2,9 +2,6 @@
 
 import importlib.util
 import math
-import multiprocessing
-import os
-import select
 import signal
 import subprocess
 import sys
@@ -117,16 +114,8 @@ def run_without_end(fifo):
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a process of such an end")
-def test_a_command_ends_with_the_script_that_is_killed(tmp_path):
-    fifo = tmp_path / "fifo"
-    os.mkfifo(fifo)
-    script = multiprocessing.get_context("fork").Process(target=run_without_end, args=(fifo,))
-    script.start()
-    with fifo.open("rb") as held_by_command:
-        script.kill()
-        script.join()
-        assert select.select([held_by_command], [], [], 60)[0]
-        assert held_by_command.read() == b""
+def test_a_command_ends_with_the_script_that_is_killed(assert_end_together):
+    assert_end_together(run_without_end)
 
 
 def test_printed_command_can_be_pasted():

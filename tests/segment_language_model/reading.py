@@ -11,7 +11,7 @@ def assert_reads_as(model, stream, expected, lengths=(1, 7)):
     Training keeps hidden states, evaluation without gradients keys and values.
     """
     for length in (*lengths, stream.size(1)):
-        # tokens one by one are read in two of the three ways: they take long
+        # reading token by token is slow, so it leaves out evaluation with gradients
         for training in (True,) if length == 1 else (True, False):
             found = scores_by_segment(model.train(training), stream, length, torch.enable_grad)
             torch.testing.assert_close(found, expected)

@@ -1,11 +1,9 @@
 """Stages of a preparation, reading lines, processes that work on them, and units of words."""
 
 import json
-import multiprocessing
 import os
 import random
 import re
-import select
 import signal
 from argparse import Namespace
 from functools import partial
@@ -121,16 +119,8 @@ def test_a_killed_process_is_an_error(tmp_path):
         write_lines(["a"], tmp_path / "target", end_process, 2, "end")
 
 
-def test_processes_end_with_the_one_that_is_killed(tmp_path):
-    fifo = tmp_path / "fifo"
-    os.mkfifo(fifo)
-    script = multiprocessing.get_context("fork").Process(target=wait_for_work, args=(fifo,))
-    script.start()
-    with fifo.open("rb") as held_by_processes:
-        script.kill()
-        script.join()
-        assert select.select([held_by_processes], [], [], 60)[0]
-        assert held_by_processes.read() == b""
+def test_processes_end_with_the_one_that_is_killed(assert_end_together):
+    assert_end_together(wait_for_work)
 
 
 def test_any_number_of_processes_makes_the_same_units(tmp_path, monkeypatch):
