@@ -76,7 +76,10 @@ def pytest_runtest_setup(item):
 
     if item.get_closest_marker("gpu") and not torch.cuda.is_available():
         pytest.skip("there is no GPU")
-    for seed in (random.seed, np.random.seed, torch.manual_seed):
+    # torch.manual_seed keeps a call for each kind of GPU, with the stack that it comes from
+    for seed in (random.seed, np.random.seed, torch.default_generator.manual_seed):
         seed(1)
+    if torch.cuda.is_available():
+        torch.cuda.manual_seed_all(1)
     if metrics := sys.modules.get("fairseq.logging.metrics"):
         metrics.reset()

@@ -6,21 +6,13 @@ import torch
 
 
 def softmax(scores, masks, epsilon=0.0):
-    """Weights exp(s)·m / Σ exp(s)·m of lists of scores and of mask values.
+    """Weights exp(s)·m / Σ exp(s)·m of scores (C,) with masks (C,).
 
     With epsilon w·m / (Σ w·m + ε) of w = exp(s) / Σ exp(s), as the published code has it.
     """
-    exponentials = [torch.exp(s) for s in scores]
-    masked = [e * m for e, m in zip(exponentials, masks, strict=True)]
-    total = sum(masked)
-    if epsilon:
-        total = total + epsilon * sum(exponentials)
-    return [e / total for e in masked]
-
-
-def mean(weights, values):
-    """Σ w·v."""
-    return sum(w * value for w, value in zip(weights, values, strict=True))
+    exponentials = torch.exp(scores)
+    masked = exponentials * masks
+    return masked / (masked.sum() + epsilon * exponentials.sum())
 
 
 def soft_mask(z, ramp):
@@ -38,49 +30,46 @@ def computed(span):
 
 
 def attend(
-    q, k, v, encode, seen, m_k=(), m_v=(), mask=None, joint=True, epsilon=0.0, position_q=None
+    q, k, v, encode, seen, m_k=None, m_v=None, mask=None, joint=True, epsilon=0.0, position_q=None
 ):
-    """One head of equations 12 and 13 over one stream, one query and one key at a time.
+    """One head of equations 12 and 13 over one stream, one query at a time.
 
     q (T, d_h); k, v (M + T, d_h), the last T of them the queries' own tokens; encode: distance ->
-    d_h, or None; seen: distance -> whether a key is visible; m_k, m_v: lists of persistent keys and
-    values; mask: distance -> m; joint: one softmax over context and persistent vectors, or one over
-    each (section 5.3); epsilon: see softmax, of what has a mask; position_q: of scores by distance,
-    if not q. Returns (T, d_h).
+    d_h, or None; seen: distance -> whether a key is visible; m_k, m_v (N, d_h): persistent keys and
+    values; mask: distances -> m; joint: one softmax over context and persistent vectors, or one
+    over each (section 5.3); epsilon: see softmax, of what has a mask; position_q: of scores by
+    distance, if not q. Returns (T, d_h).
     """
     position_q = q if position_q is None else position_q
+    m_k, m_v = (q[:0], q[:0]) if m_k is None else (m_k, m_v)
     before = k.size(0) - q.size(0)
     scale = math.sqrt(q.size(1))
+    reach = [distance for distance in range(k.size(0)) if seen(distance)]
+    encoded = [encode(distance) for distance in reach]
+    encodes = bool(encoded) and encoded[0] is not None
+    positions = torch.stack(encoded) if encodes else q.new_zeros(len(reach), q.size(1))
     rows = []
     for t in range(q.size(0)):
-        scores, masks, read = [], [], []
-        for c in range(k.size(0)):
-            distance = before + t - c
-            if distance >= 0 and seen(distance):
-                score, position = q[t] @ k[c], encode(distance)
-                if position is not None:
-                    score = score + position_q[t] @ position
-                scores.append(score / scale)
-                masks.append(1.0 if mask is None else mask(distance))
-                read.append(v[c])
-        persistent = [q[t] @ key / scale for key in m_k]
-        row = torch.zeros_like(q[t])
-        if joint and scores + persistent:
-            weights = softmax(scores + persistent, masks + [1.0] * len(m_k), epsilon)
-            row = row + mean(weights, read + list(m_v))
-        if not joint and scores:
-            row = row + mean(softmax(scores, masks, epsilon), read)
-        if not joint and persistent:
-            row = row + mean(softmax(persistent, [1.0] * len(m_k)), m_v)
-        rows.append(row)
+        distances = [distance for distance in reach if distance <= before + t]
+        keys = [before + t - distance for distance in distances]
+        scores = (k[keys] @ q[t] + positions[: len(keys)] @ position_q[t]) / scale
+        masks = torch.ones_like(scores)
+        if mask is not None:
+            masks = mask(torch.tensor(distances, dtype=torch.float64))
+        persistent, open_masks = m_k @ q[t] / scale, q.new_ones(len(m_k))
+        if joint:
+            scores, masks = torch.cat([scores, persistent]), torch.cat([masks, open_masks])
+            rows.append(softmax(scores, masks, epsilon) @ torch.cat([v[keys], m_v]))
+        else:
+            of_context = softmax(scores, masks, epsilon) @ v[keys]
+            rows.append(of_context + softmax(persistent, open_masks) @ m_v)
     return torch.stack(rows)
 
 
 def vectors(persistent, head):
-    """√d_h·m_k and √N·m_v of a head, as lists (section 5.1)."""
+    """√d_h·m_k and √N·m_v of a head (section 5.1)."""
     _, count, width = persistent.keys.shape
-    keys = [math.sqrt(width) * m for m in persistent.keys[head]]
-    return keys, [math.sqrt(count) * m for m in persistent.values[head]]
+    return math.sqrt(width) * persistent.keys[head], math.sqrt(count) * persistent.values[head]
 
 
 def multi_head(layer, x, context, u, span):
@@ -89,7 +78,7 @@ def multi_head(layer, x, context, u, span):
     see_context = layer.num_heads // 2 if layer.variant == "head-split" else layer.num_heads
     for h in range(layer.num_heads):
         rows = slice(h * layer.head_dim, (h + 1) * layer.head_dim)
-        m_k, m_v = [], []
+        m_k = m_v = None
         if layer.persistent is not None:
             if layer.variant in ("all", "attn-split"):
                 m_k, m_v = vectors(layer.persistent, h)
@@ -119,14 +108,10 @@ def multi_head(layer, x, context, u, span):
 
 def softmax_feed_forward(layer, x):
     """Equation 9: U softmax(V x), V and U reparameterised as persistent keys and values."""
-    count = layer.persistent.keys.size(1)
-    rows = []
-    for t in range(x.size(0)):
-        # V_i = m_k, and its scale √d over the queries' √d is 1
-        scores = [x[t] @ m for m in layer.persistent.keys[0]]
-        values = [math.sqrt(count) * m for m in layer.persistent.values[0]]
-        rows.append(mean(softmax(scores, [1.0] * count), values))
-    return torch.stack(rows)
+    # V_i = m_k, and its scale √d over the queries' √d is 1
+    keys = layer.persistent.keys[0]
+    values = math.sqrt(len(keys)) * layer.persistent.values[0]
+    return torch.stack([softmax(keys @ x_t, torch.ones_like(keys[:, 0])) @ values for x_t in x])
 
 
 def layer_norm(x, weight, bias, eps=1e-5):

@@ -12,9 +12,8 @@ def attention(queries, keys, values, visible):
     """Scaled dot-product attention of one head and sentence; ``visible`` says which keys count."""
     out = []
     for query, sees in zip(queries, visible, strict=True):
-        scores = torch.stack([query @ key for key in keys]) / keys.size(1) ** 0.5
-        weights = scores.masked_fill(~sees, float("-inf")).softmax(0)
-        out.append(sum(w * value for w, value in zip(weights, values, strict=True)))
+        scores = keys @ query / keys.size(1) ** 0.5
+        out.append(scores.masked_fill(~sees, float("-inf")).softmax(0) @ values)
     return torch.stack(out)
 
 
