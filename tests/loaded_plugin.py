@@ -1,4 +1,4 @@
-"""What every fairseq command does first, done once: load the plugin, and read and merge options."""
+"""What most of fairseq's commands do first, done once: load the plugin, read and merge options."""
 
 import logging
 import sys
@@ -6,10 +6,12 @@ import warnings
 from argparse import Namespace
 from pathlib import Path
 
+import torch
 from fairseq import options, utils
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 
 import tests.quick_hydra  # noqa: F401 (changes Hydra)
+from tests.product_key_memory.layer import WIDTH, adam_with_memory, make_memory
 
 # the plugin shortens the errors of fairseq's commands, and tells them by their name
 sys.argv = ["fairseq-train"]
@@ -25,3 +27,9 @@ with warnings.catch_warnings():
         given = options.parse_args_and_arch(parser, ["DATA", "--arch", f"{model}_tiny", *task])
         convert_namespace_to_omegaconf(given)
 logging.disable(logging.NOTSET)
+# numba takes long to load what it has compiled; on one thread, since others do not survive a fork
+torch.set_num_threads(1)
+memory = make_memory()
+optimizer = adam_with_memory(memory)
+optimizer.backward(memory(torch.randn(2, WIDTH)).sum())
+optimizer.step()

@@ -1,11 +1,13 @@
 """What Hydra computes anew for each of fairseq's commands, computed once: most of a short command.
 
 Hydra composes the whole configuration of fairseq each time, parses the values of some three hundred
-options, most of them the same for every command, and keeps a list of them that fairseq drops.
+options, most of them the same for every command, keeps a list of them that fairseq drops, and reads
+the source of all its callers to find out that fairseq calls it.
 """
 
 import copy
 import functools
+import sys
 
 import fairseq.dataclass.utils
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
@@ -38,3 +40,5 @@ def compose(name, overrides, strict):
 
 compose_with_hydra = fairseq.dataclass.utils.compose
 fairseq.dataclass.utils.compose = compose
+_CALLER = (fairseq.dataclass.utils.__file__, None)
+sys.modules["hydra.initialize"].detect_calling_file_or_module_from_stack_frame = lambda _: _CALLER
