@@ -11,7 +11,21 @@ from fairseq import options, utils
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 
 import tests.quick_hydra  # noqa: F401 (changes Hydra)
-from tests.product_key_memory.layer import WIDTH, adam_with_memory, make_memory
+
+
+def load_compiled_loops():
+    """Have numba load what it has compiled, which takes long.
+
+    On one thread, since others do not survive a fork. The plugin has to be loaded before.
+    """
+    from tests.product_key_memory.layer import WIDTH, adam_with_memory, make_memory
+
+    torch.set_num_threads(1)
+    memory = make_memory()
+    optimizer = adam_with_memory(memory)
+    optimizer.backward(memory(torch.randn(2, WIDTH)).sum())
+    optimizer.step()
+
 
 # the plugin shortens the errors of fairseq's commands, and tells them by their name
 sys.argv = ["fairseq-train"]
@@ -27,9 +41,4 @@ with warnings.catch_warnings():
         given = options.parse_args_and_arch(parser, ["DATA", "--arch", f"{model}_tiny", *task])
         convert_namespace_to_omegaconf(given)
 logging.disable(logging.NOTSET)
-# numba takes long to load what it has compiled; on one thread, since others do not survive a fork
-torch.set_num_threads(1)
-memory = make_memory()
-optimizer = adam_with_memory(memory)
-optimizer.backward(memory(torch.randn(2, WIDTH)).sum())
-optimizer.step()
+load_compiled_loops()
