@@ -40,5 +40,5 @@ with warnings.catch_warnings():
         parser = options.get_training_parser()
         given = options.parse_args_and_arch(parser, ["DATA", "--arch", f"{model}_tiny", *task])
         convert_namespace_to_omegaconf(given)
-logging.disable(logging.NOTSET)
 load_compiled_loops()
+logging.disable(logging.NOTSET)
