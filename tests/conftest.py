@@ -76,7 +76,7 @@ def pytest_runtest_setup(item):
 
     if item.get_closest_marker("gpu") and not torch.cuda.is_available():
         pytest.skip("there is no GPU")
-    # torch.manual_seed keeps a call for each kind of GPU, with the stack that it comes from
+    # without a GPU, torch.manual_seed formats the stack for each kind of GPU, which is slow
     for seed in (random.seed, np.random.seed, torch.default_generator.manual_seed):
         seed(1)
     if torch.cuda.is_available():

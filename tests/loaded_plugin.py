@@ -1,4 +1,4 @@
-"""What most of fairseq's commands do first, done once: load the plugin, read and merge options."""
+"""Load the plugin, read and merge options, load compiled loops: once, for all commands."""
 
 import logging
 import sys
@@ -14,20 +14,19 @@ import tests.quick_hydra  # noqa: F401 (changes Hydra)
 
 
 def load_compiled_loops():
-    """Have numba load what it has compiled, which takes long.
+    """Let numba load its compiled loops, which takes long; load the plugin first.
 
-    On one thread, since others do not survive a fork. The plugin has to be loaded before.
+    One thread: others do not survive a fork. No gradients: on a machine with a GPU, no process that
+    is forked after them could compute any.
     """
-    from tests.product_key_memory.layer import WIDTH, adam_with_memory, make_memory
+    from fairseq_plugins.product_key_memory.memory import ProductKeyMemory
 
-    torch.set_num_threads(1)
-    memory = make_memory()
-    optimizer = adam_with_memory(memory)
-    optimizer.backward(memory(torch.randn(2, WIDTH)).sum())
-    optimizer.step()
+    if torch.get_num_threads() == 1:
+        with torch.no_grad():
+            ProductKeyMemory(8, slots=64, heads=2, knn=3, query_dim=4)(torch.randn(2, 8))
 
 
-# the plugin shortens the errors of fairseq's commands, and tells them by their name
+# the plugin shortens the errors of fairseq's commands, and recognises them by their name
 sys.argv = ["fairseq-train"]
 utils.import_user_module(Namespace(user_dir=str(Path(__file__).parents[1] / "fairseq_plugins")))
 # the first time takes longer: Hydra looks for its plugins, and parses what options have by default

@@ -135,21 +135,21 @@ def learn(device, precision, kind, optimizer=None, flat=False, wrap=lambda model
     return losses, model, optimizer
 
 
+def others(precisions):
+    """Each device and precision but single precision on a CPU."""
+    on_gpu = [pytest.param("cuda", name, marks=pytest.mark.gpu) for name in precisions]
+    return [("cpu", name) for name in precisions if name != "fp32"] + on_gpu
+
+
 @functools.cache
 def learned_exactly(kind):
-    """What others are compared with: losses and model in single precision on a CPU."""
+    """Train on a CPU in single precision; return the losses and the model, which others match."""
     losses, model, _ = learn("cpu", "fp32", kind)
     check_bounds(model)
     return losses, model
 
 
-@pytest.mark.parametrize(
-    ("device", "precision"),
-    [
-        *(("cpu", precision) for precision in PRECISIONS if precision != "fp32"),
-        *(pytest.param("cuda", precision, marks=pytest.mark.gpu) for precision in PRECISIONS),
-    ],
-)
+@pytest.mark.parametrize(("device", "precision"), others(PRECISIONS))
 @pytest.mark.parametrize("kind", MODELS)
 def test_every_precision_learns_what_single_precision_does(kind, precision, device):
     exact, _ = learned_exactly(kind)
@@ -216,13 +216,7 @@ def generated(model, device, dtype):
     ]
 
 
-@pytest.mark.parametrize(
-    ("device", "precision"),
-    [
-        ("cpu", "fp16"),
-        *(pytest.param("cuda", precision, marks=pytest.mark.gpu) for precision in ("fp32", "fp16")),
-    ],
-)
+@pytest.mark.parametrize(("device", "precision"), others(["fp32", "fp16"]))
 @pytest.mark.parametrize("kind", MODELS)
 def test_beam_search_finds_the_same_with_its_caches(kind, precision, device):
     _, model = learned_exactly(kind)

@@ -5,10 +5,10 @@ import math
 import torch
 
 
-def softmax(scores, masks, epsilon=0.0):
+def softmax(scores, masks=1.0, epsilon=0.0):
     """Weights exp(s)·m / Σ exp(s)·m of scores (C,) with masks (C,).
 
-    With epsilon w·m / (Σ w·m + ε) of w = exp(s) / Σ exp(s), as the published code has it.
+    With epsilon, w·m / (Σ w·m + ε), where w = exp(s) / Σ exp(s), as in the published code.
     """
     exponentials = torch.exp(scores)
     masked = exponentials * masks
@@ -16,8 +16,8 @@ def softmax(scores, masks, epsilon=0.0):
 
 
 def soft_mask(z, ramp):
-    """m_z of the distance to a key, the nearest one at distance 1: x = 0 (section 4.3)."""
-    return lambda distance: torch.clamp((ramp + z - (distance - 1)) / ramp, 0, 1)
+    """m_z by distance; the nearest key has distance 1, so x = 0 (section 4.3)."""
+    return lambda distances: torch.clamp((ramp + z - (distances - 1)) / ramp, 0, 1)
 
 
 def computed(span):
@@ -35,34 +35,32 @@ def attend(
     """One head of equations 12 and 13 over one stream, one query at a time.
 
     q (T, d_h); k, v (M + T, d_h), the last T of them the queries' own tokens; encode: distance ->
-    d_h, or None; seen: distance -> whether a key is visible; m_k, m_v (N, d_h): persistent keys and
-    values; mask: distances -> m; joint: one softmax over context and persistent vectors, or one
-    over each (section 5.3); epsilon: see softmax, of what has a mask; position_q: of scores by
-    distance, if not q. Returns (T, d_h).
+    d_h; seen: distance -> whether a key is visible; m_k, m_v (N, d_h): persistent keys and values;
+    mask: distances (C,) -> m (C,); joint: one softmax over context and persistent vectors, or one
+    over each (section 5.3); epsilon: for the softmax with masks; position_q: queries for positions,
+    by default q. Returns (T, d_h).
     """
     position_q = q if position_q is None else position_q
     m_k, m_v = (q[:0], q[:0]) if m_k is None else (m_k, m_v)
     before = k.size(0) - q.size(0)
     scale = math.sqrt(q.size(1))
     reach = [distance for distance in range(k.size(0)) if seen(distance)]
-    encoded = [encode(distance) for distance in reach]
-    encodes = bool(encoded) and encoded[0] is not None
-    positions = torch.stack(encoded) if encodes else q.new_zeros(len(reach), q.size(1))
+    positions = torch.stack([*map(encode, reach)]) if reach else q[:0]
     rows = []
     for t in range(q.size(0)):
         distances = [distance for distance in reach if distance <= before + t]
         keys = [before + t - distance for distance in distances]
+        # the nearest key comes first, as among the positions
         scores = (k[keys] @ q[t] + positions[: len(keys)] @ position_q[t]) / scale
-        masks = torch.ones_like(scores)
-        if mask is not None:
-            masks = mask(torch.tensor(distances, dtype=torch.float64))
-        persistent, open_masks = m_k @ q[t] / scale, q.new_ones(len(m_k))
+        masks = torch.ones_like(scores) if mask is None else mask(q.new_tensor(distances))
+        persistent = m_k @ q[t] / scale
         if joint:
-            scores, masks = torch.cat([scores, persistent]), torch.cat([masks, open_masks])
+            scores = torch.cat([scores, persistent])
+            masks = torch.cat([masks, masks.new_ones(len(m_k))])
             rows.append(softmax(scores, masks, epsilon) @ torch.cat([v[keys], m_v]))
         else:
             of_context = softmax(scores, masks, epsilon) @ v[keys]
-            rows.append(of_context + softmax(persistent, open_masks) @ m_v)
+            rows.append(of_context + softmax(persistent) @ m_v)
     return torch.stack(rows)
 
 
@@ -111,7 +109,7 @@ def softmax_feed_forward(layer, x):
     # V_i = m_k, and its scale √d over the queries' √d is 1
     keys = layer.persistent.keys[0]
     values = math.sqrt(len(keys)) * layer.persistent.values[0]
-    return torch.stack([softmax(keys @ x_t, torch.ones_like(keys[:, 0])) @ values for x_t in x])
+    return torch.stack([softmax(keys @ x_t) @ values for x_t in x])
 
 
 def layer_norm(x, weight, bias, eps=1e-5):

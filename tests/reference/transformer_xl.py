@@ -1,4 +1,4 @@
-"""Transformer-XL layer and network, one pair (i, j) at a time (Dai et al. 2019, section 3.3)."""
+"""Transformer-XL layer and network, one query at a time (Dai et al. 2019, section 3.3)."""
 
 import functools
 import math
@@ -21,7 +21,7 @@ def attention(layer, x, context, seen, encode):
     """The sublayer for one stream: x (T, d), context (M + T, d), both ending alike.
 
     ``seen(distance)`` says whether a key is visible, ``encode(head, distance)`` is the position
-    key, or None where there is none.
+    key.
     """
     outputs = []
     for head in range(layer.num_heads):
@@ -41,7 +41,7 @@ def encoder(layer, clamp_len=None):
     """The ``encode`` of a layer's attention, from its distance table."""
     table = layer.position_projection
     if table is None:
-        return lambda head, distance: None
+        return lambda head, distance: torch.zeros(layer.head_dim, dtype=torch.float64)
 
     def encode(head, distance):
         if clamp_len is not None:
