@@ -47,7 +47,7 @@ def make_attention(positions, window, clamp_len, kernel="fast"):
     ("remembered", "length", "farthest"),
     [(0, 1, UNLIMITED), (0, 7, UNLIMITED), (5, 4, UNLIMITED), (6, 5, 5), (9, 5, 3), (3, 5, 0)],
 )
-def test_values_and_gradients_equal_the_double_loop(
+def test_values_and_gradients_equal_the_equations(
     monkeypatch, kernel, block, positions, clamp_len, remembered, length, farthest
 ):
     monkeypatch.setattr(attention_blocks, "QUERY_BLOCK", block)
